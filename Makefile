@@ -63,17 +63,17 @@ engines: $(VENV)/installed-test $(ENGINES)/unpacked
 # vLLM's and SGLang's own cache managers run on a CPU, with stand-ins for what needs a GPU.
 $(ENGINES)/unpacked: | python
 	$(PYTHON) -m venv $(ENGINES)
-	$(ENGINES)/bin/pip install --quiet --constraint constraints.txt torch msgspec orjson pyzmq psutil pydantic requests \
+	$(ENGINES)/bin/pip install --constraint constraints.txt torch msgspec orjson pyzmq psutil pydantic requests \
 	  openai transformers regex cachetools py-cpuinfo einops prometheus_client triton pybase64 openai_harmony tqdm \
 	  fastapi uvicorn aiohttp cloudpickle cbor2 dill huggingface_hub pillow numpy safetensors
-	$(ENGINES)/bin/pip download --quiet --no-deps --dest $(ENGINES) vllm==0.33.0 sglang==0.5.23 lmcache==0.5.6
+	$(ENGINES)/bin/pip download --no-deps --dest $(ENGINES) vllm==0.33.0 sglang==0.5.23 lmcache==0.5.6
 	cd $(ENGINES) && for engine in vllm sglang lmcache; do \
 	  bin/python -m zipfile --extract $$engine-*.whl $$engine; done
 	cd $(ENGINES) && for version in 0.5.21 0.5.22; do \
-	  bin/pip download --quiet --no-deps --dest . sglang==$$version && \
+	  bin/pip download --no-deps --dest . sglang==$$version && \
 	  bin/python -m zipfile --extract sglang-$$version-*.whl sglang-$$version; done
 	cd $(ENGINES) && for version in 0.22.1 0.23.0; do \
-	  bin/pip download --quiet --no-deps --dest . vllm==$$version && \
+	  bin/pip download --no-deps --dest . vllm==$$version && \
 	  bin/python -m zipfile --extract vllm-$$version-*.whl vllm-$$version; done
 	touch $@
 
@@ -92,7 +92,7 @@ house: $(VENV)/installed-test
 
 # The documentation as a site with a gallery of pages, in build/site.
 site: $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[docs]'
 	rm -rf build/gallery && mkdir -p build/gallery
 	cd build/gallery && export PATH="$(abspath $(BIN)):$$PATH" && \
 	  dsv4kv bench smoke --quiet --json bench.json && dsv4kv report bench.json --html bench.html && \
@@ -123,10 +123,18 @@ $(VENV)/bin/python: | python
 	-$@ -m pip install --quiet 'pip>=26'
 
 $(VENV)/installed: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	@echo "Installing dsv4kv into $(VENV): torch with CUDA is most of the download."
+	$(BIN)/python -m pip install --constraint constraints.txt --editable .
 	touch $@
 
 # Of ten thousand modules a test imports some: they are compiled then, which saves a minute.
-$(VENV)/installed-test: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[test]'
+$(VENV)/installed-test: pyproject.toml constraints.txt build/compilers/installed | $(VENV)/bin/python
+	$(BIN)/python -m pip install --no-compile --constraint constraints.txt --editable '.[test]'
 	touch $@ $(VENV)/installed
+
+# What the kernels' tests compile with, next to the NVRTC that torch chooses in $(VENV).
+build/compilers/installed: $(wildcard tests/compilers/*) | $(VENV)/bin/python
+	mkdir -p $(@D)
+	$(BIN)/python -m pip install --upgrade --target build/compilers/13.0 --requirement tests/compilers/13.0.txt
+	$(BIN)/python -m pip install --upgrade --target build/compilers/13.5 --requirement tests/compilers/13.5.txt
+	touch $@

@@ -52,7 +52,8 @@ sys.dont_write_bytecode = False
 
 SLOW = {
     ".": "benchmarks cuda fuzz kernels systems visit test_documented_commands test_docs_budget"
-    " test_docs_records test_docs_replay test_endings test_kills test_processes test_workers",
+    " test_docs_records test_docs_replay test_endings test_install test_kills test_processes"
+    " test_workers",
     "bench": "test_build test_calibrate test_case test_gpu_case test_launches test_memory_series"
     " test_profiled test_run test_telemetry test_timed_kernels",
     "cache": "test_allocator_machine test_endurance test_handle test_interrupts test_machine"
@@ -62,7 +63,7 @@ SLOW = {
     " test_foreign_code"
     " test_launches test_profile test_profile_docs test_progress test_record test_replay"
     " test_results test_sweeps"
-    " test_shell test_trace_docs",
+    " test_shell test_trace_docs test_without_torch",
     "clock": "test_points",
     "compare": "test_ab test_comparison test_worktrees",
     "engines": "logs/test_recovery logs/test_waterfall oracles test_own test_rules",

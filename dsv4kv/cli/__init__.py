@@ -18,7 +18,7 @@ from typer.main import get_command
 
 from dsv4kv import __version__
 from dsv4kv.endings import end_as_by_ctrl_c
-from dsv4kv.errors import DEFECT, ConfigError, Dsv4kvError
+from dsv4kv.errors import DEFECT, ConfigError, DeviceError, Dsv4kvError
 from dsv4kv.view.console import lose_glyphs_not_answers, say
 
 _MEASURE = {
@@ -87,18 +87,36 @@ class Program(Group):
         try:
             return super().invoke(ctx)
         except Dsv4kvError as error:
-            for sentence in str(error).splitlines():
-                say(f"error: {sentence}", err=True)
-            raise typer.Exit(error.exit_code) from None
-        except BrokenPipeError:
-            raise
-        except OSError as error:  # a name too long, a full disk: the user's to change, no defect
-            place = f"{error.filename}: " if error.filename else ""
-            say(f"error: {place}{error.strerror or error}.", err=True)
-            raise typer.Exit(ConfigError.exit_code) from None
-        except MemoryError:
-            say("error: there is not enough memory for this.", err=True)
-            raise typer.Exit(ConfigError.exit_code) from None
+            sentences, code = str(error), error.exit_code
+        except Exception as error:
+            code = ConfigError.exit_code
+            if _is_of_importing_torch(error):  # an OSError, where a library is missing
+                sentences = (
+                    f"`{ctx.command_path} {ctx.invoked_subcommand}` needs torch, which cannot be "
+                    f"imported ({type(error).__name__}: {error}): pip install torch, or the build "
+                    "without CUDA, pip install torch --index-url "
+                    "https://download.pytorch.org/whl/cpu"
+                )
+                code = DeviceError.exit_code
+            elif isinstance(error, MemoryError):
+                sentences = "there is not enough memory for this."
+            elif isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
+                # a name too long, a full disk: the user's to change, no defect
+                place = f"{error.filename}: " if error.filename else ""
+                sentences = f"{place}{error.strerror or error}."
+            else:
+                raise
+        for sentence in sentences.splitlines():
+            say(f"error: {sentence}", err=True)
+        raise typer.Exit(code)
+
+
+def _is_of_importing_torch(error: Exception) -> bool:
+    frames = traceback.walk_tb(error.__traceback__)
+    return sys.modules.get("torch") is None and (
+        getattr(error, "name", None) == "torch"
+        or any(frame.f_globals.get("__name__") == "torch" for frame, _ in frames)
+    )
 
 
 class Command(TyperCommand):

@@ -7,13 +7,15 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from dsv4kv.bench.device import CudaDevice
 from dsv4kv.doctor.machine import Check, Status
 from dsv4kv.units import format_bytes, format_duration
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dsv4kv.bench.device import CudaDevice
 
 _TOPIC = "GPU"
 _DRIVER_PARAMETERS = Path("/proc/driver/nvidia/params")
@@ -175,9 +177,11 @@ _WORK_NS = 100_000_000
 
 
 def check_device_clock(
-    device: CudaDevice, size_bytes: int = _BYTES, clock_ns: Clock = perf_counter_ns
+    device: "CudaDevice", size_bytes: int = _BYTES, clock_ns: Clock = perf_counter_ns
 ) -> Check:
     """Copy for a tenth of a second, between two events and between two looks at the clock."""
+    import torch
+
     source = torch.ones(size_bytes, dtype=torch.uint8, device=device.device)
     target = torch.empty_like(source)
     _time(device, source, target, 1, clock_ns)
@@ -187,7 +191,7 @@ def check_device_clock(
 
 
 def _time(
-    device: CudaDevice, source: torch.Tensor, target: torch.Tensor, copies: int, clock_ns: Clock
+    device: "CudaDevice", source: "Tensor", target: "Tensor", copies: int, clock_ns: Clock
 ) -> tuple[int, int]:
     """Nanoseconds of so many copies by the events and by the clock."""
     start, end = device.make_event(), device.make_event()

@@ -23,8 +23,10 @@ _NOT_TIMED = "nothing to time: it has neither gather nor insert of its own"
 
 def check_software() -> Iterator[Check]:
     """Check what is imported, compiled with, and looked at."""
-    for name, enables in _NEEDED.items():
-        yield _check_needed(name, enables)
+    needed = [_check_needed(name, enables) for name, enables in _NEEDED.items()]
+    yield from needed
+    if needed[0].status == "broken":
+        return  # nothing is known of kernels without torch
     yield _check_nvrtc()
     yield _check_cubin_cache()
     for tool in _DISASSEMBLERS:
@@ -33,7 +35,7 @@ def check_software() -> Iterator[Check]:
 
 def check_peers(*, has_gpu: bool) -> Iterator[Check]:
     """Packages of others; they are not imported, and without a GPU nobody needs them."""
-    from dsv4kv.ops.peers.foreign import version_of
+    from dsv4kv.measure.environment import package_version
 
     for package, backend in _PEERS.items():
         enables = f"bench --backend {backend}" if backend else _NOT_TIMED
@@ -41,7 +43,7 @@ def check_peers(*, has_gpu: bool) -> Iterator[Check]:
             advice = f"to compare with it: pip install {package}" if has_gpu and backend else None
             yield Check("peers", package, "missing", "not installed", enables, advice)
         else:
-            version = version_of(package) or "installed, version unknown"
+            version = package_version(package) or "installed, version unknown"
             yield Check("peers", package, "good", version, enables)
 
 

@@ -97,11 +97,12 @@ def _read_line(path: Path) -> str | None:
 
 
 def _versions() -> dict[str, str | None]:
-    packages = {name: _package_version(name) for name in ("dsv4kv", "torch", "numpy")}
+    packages = {name: package_version(name) for name in ("dsv4kv", "torch", "numpy")}
     return packages | _driver_versions()
 
 
-def _package_version(name: str) -> str | None:
+def package_version(name: str) -> str | None:
+    """Version of an installed distribution, where there is one of that name."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -403,8 +403,3 @@ def test_an_answer_needs_neither_torch_nor_numpy() -> None:
     )
     told = imported_by(["budget", "--help"], *(["budget", *words] for words in asked))
     assert told == [[], *[["pydantic"]] * 3]
-
-
-def test_tables_need_no_torch() -> None:
-    told = imported_by(["budget", "-v"], ["budget", "--gpus", "8", "--axis", "context=4K,1M"])
-    assert all("torch" not in packages for packages in told)

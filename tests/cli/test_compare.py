@@ -17,7 +17,6 @@ from dsv4kv.cli import app
 from dsv4kv.record.schema import RunRecord
 from dsv4kv.record.store import load_record, save_record
 from tests.bench.settings import TINY
-from tests.cli.test_shell import imported_by
 from tests.compare.launched import make_launched_case, make_launched_record
 from tests.record.records import make_environment
 
@@ -356,31 +355,3 @@ def test_ctrl_c_in_a_duel_of_revisions_keeps_what_there_is_and_leaves_no_worktre
         ("git", "worktree", "list"), cwd=clone, capture_output=True, text=True, check=True
     )
     assert len(trees.stdout.splitlines()) == 1
-
-
-# ---- fast start ---------------------------------------------------------------------------------
-
-
-def test_stored_runs_are_told_without_torch(before: str, same: str) -> None:
-    commands = (
-        ["compare", before, same],
-        ["report", before],
-        ["results", "list", "--folder", "."],
-        ["results", "show", "same", "--folder", "."],
-    )
-    assert all("torch" not in packages for packages in imported_by(*commands))
-
-
-def test_rooms_that_measure_and_report_need_no_torch() -> None:
-    program = (
-        "import pkgutil, sys, importlib, dsv4kv.measure.ranks, dsv4kv.measure.verdict\n"
-        "import dsv4kv.measure.statistics, dsv4kv.view, dsv4kv.compare, dsv4kv.measure\n"
-        "for room in (dsv4kv.view, dsv4kv.compare):\n"
-        "    for module in pkgutil.iter_modules(room.__path__, room.__name__ + '.'):\n"
-        "        importlib.import_module(module.name)\n"
-        "assert 'torch' not in sys.modules"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")

@@ -1,20 +1,17 @@
-"""Several versions of NVRTC in one process: the one installed, and others beside it.
+"""Several versions of NVRTC in one process: torch's, and those of tests/compilers.
 
 What the compiler makes of the kernels depends on its version, and a machine with a GPU brings
 its own. ``cuda-bindings`` loads one NVRTC a process, so others are called through ``ctypes``.
 """
 
 import ctypes
-import fcntl
 import functools
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import IntEnum
-from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,12 +20,12 @@ from unittest.mock import patch
 import pytest
 
 from dsv4kv.cli import app
+from dsv4kv.errors import CudaUnavailable
 from dsv4kv.ops.cuda import compile as compiling
 
-VERSIONS = ("13.0.88", "13.5.37")
-"""What comes with torch 2.11 for CUDA 13, and what made most of the baseline."""
-
-_LIBRARIES = "nvidia/cu13/lib"
+COMPILERS = Path(__file__).resolve().parents[2] / "build" / "compilers"
+VERSIONS = ("13.0", "13.5")
+"""Folders of tests/compilers, whose packages ``make`` installs there; the newest shows code."""
 
 
 @pytest.fixture
@@ -43,7 +40,7 @@ with_each_nvrtc = pytest.mark.parametrize("nvrtc", VERSIONS, indirect=True)
 
 @contextmanager
 def compiling_with(version: str) -> Iterator[None]:
-    """Everything compiles with that NVRTC; skips where it is not here and cannot be had.
+    """Everything compiles with that NVRTC; skips where it is not installed.
 
     ``load_cubins`` keeps what it compiles from run to run.
     """
@@ -51,6 +48,7 @@ def compiling_with(version: str) -> Iterator[None]:
     kept = Path(tempfile.gettempdir()) / f"dsv4kv-test-cubins-{os.getuid()}"
     with (
         patch.object(compiling, "_nvrtc", lambda: functions),
+        patch.object(sys, "path", [str(COMPILERS / VERSIONS[-1]), *sys.path]),  # disassemblers
         patch.dict(os.environ, DSV4KV_CACHE_DIR=str(kept)),
     ):
         compiling.nvrtc_version.cache_clear()
@@ -114,51 +112,14 @@ def _functions(library: ctypes.CDLL) -> dict[str, Any]:
 
 
 def _library(version: str) -> ctypes.CDLL:
-    """That NVRTC; the installed one is loaded first, for whoever asks by the bare name later."""
-    if installed := _installed():
-        _load(installed[1])
-    if installed and installed[0] == version:
-        return _load(installed[1])
-    return _load(_folder_of(version) / _LIBRARIES)
-
-
-@functools.cache
-def _load(folder: Path) -> ctypes.CDLL:
+    """That NVRTC; torch's is loaded first, for whoever asks by the bare name later."""
+    folder = COMPILERS / version / "nvidia" / "cu13" / "lib"
+    if not folder.is_dir():
+        pytest.skip(f"NVRTC {version} is not in {folder}: make build/compilers/installed")
+    with suppress(CudaUnavailable):
+        compiling.nvrtc_version()
     ctypes.CDLL(str(*folder.glob("libnvrtc-builtins.so.*")))  # the other asks by the bare name
     return ctypes.CDLL(str(folder / "libnvrtc.so.13"))
-
-
-def _installed() -> tuple[str, Path] | None:
-    """Version and folder of the package that is installed here."""
-    try:
-        package = metadata.distribution("nvidia-cuda-nvrtc")
-    except metadata.PackageNotFoundError:
-        return None
-    return package.version, Path(str(package.locate_file(_LIBRARIES)))
-
-
-def _folder_of(version: str) -> Path:
-    """A folder of its own with that version, filled once a machine; skips where it cannot be."""
-    home = Path(tempfile.gettempdir()) / f"dsv4kv-nvrtc-{os.getuid()}"
-    home.mkdir(mode=0o700, exist_ok=True)
-    folder = home / version
-    with (home / f"{version}.lock").open("w") as lock:  # once for all workers too
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.exists():
-            _install(version, folder)
-    return folder
-
-
-def _install(version: str, folder: Path) -> None:
-    unfinished = folder.with_suffix(".tmp")
-    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--retries=0"]
-    command += ["--only-binary=:all:", "--upgrade", f"--target={unfinished}"]
-    package = f"nvidia-cuda-nvrtc=={version}"
-    done = subprocess.run([*command, package], capture_output=True, text=True, check=False)
-    if done.returncode:
-        told = done.stderr.strip().splitlines() or ["pip failed"]
-        pytest.skip(f"{package} cannot be installed: {told[-1]}")
-    unfinished.replace(folder)
 
 
 def main() -> None:

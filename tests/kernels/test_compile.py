@@ -171,7 +171,7 @@ def name_of(example: Example) -> str:
 
 def test_machine_code_is_as_in_the_shipped_baseline(findings: list[Finding], version: str) -> None:
     """``python -m tests.cuda.nvrtc kernels --write-baseline`` takes what is meant as it is."""
-    baseline = load_baseline(shipped_baseline(version.rpartition(".")[0]))
+    baseline = load_baseline(shipped_baseline(version))
     assert baseline is not None
     names = {name_of(example) for example in EXAMPLES}
     kernels = {name: found for name, found in baseline.kernels.items() if name in names}
@@ -180,7 +180,7 @@ def test_machine_code_is_as_in_the_shipped_baseline(findings: list[Finding], ver
 
 @pytest.mark.parametrize("version", ASKED, indirect=True)
 def test_the_shipped_baseline_has_the_kernels_of_the_catalogue(version: str) -> None:
-    baseline = load_baseline(shipped_baseline(version.rpartition(".")[0]))
+    baseline = load_baseline(shipped_baseline(version))
     assert baseline is not None
     architectures = {*ARCHITECTURES_OF[version]}
     asked = {name for name, found in baseline.kernels.items() if architectures & found.keys()}

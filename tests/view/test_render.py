@@ -1,8 +1,5 @@
 """A whole record on a terminal."""
 
-import subprocess
-import sys
-
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
@@ -104,8 +101,3 @@ def test_text_from_a_record_is_never_taken_for_markup() -> None:
     record = make_record(make_failed_case("[red]no[/] [/bold]"), config_source="[link=x]a[/link]")
     assert "✗ failed: [red]no[/] [/bold]" in told(record)
     assert "[link=x]a[/link]" in told(record)
-
-
-def test_telling_a_record_needs_no_torch() -> None:
-    code = "import sys, dsv4kv.view.record, dsv4kv.record.store; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

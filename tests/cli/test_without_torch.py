@@ -1,0 +1,115 @@
+"""Commands where torch cannot be imported: answers all the same, or one sentence."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from dsv4kv.cli import COMMANDS
+from dsv4kv.record.store import dumps
+from tests.compare.launched import make_launched_record
+
+BROKEN = "libcudart.so.13: cannot open shared object file"
+PROGRAM = """
+import json, sys
+from typer.testing import CliRunner
+from dsv4kv.cli import app
+for line in json.loads(sys.argv[1]):
+    done = CliRunner().invoke(app, line.split())
+    defect = done.exception and not isinstance(done.exception, SystemExit)
+    print(json.dumps([70 if defect else done.exit_code, done.output + str(done.exception)]))
+"""
+ANSWERED = {
+    "--help": 0,
+    "budget": 0,
+    "budget --gpus 8 --axis context=4K,1M": 0,
+    "calibrate trace.jsonl": 7,  # no server's results
+    "compare a.json a.json": 0,
+    "config show default": 0,
+    "config validate default": 0,
+    "conform vllm": 8,  # which is not installed
+    "doctor": 8,  # with what is broken
+    "inspect pages.npy": 1,
+    "lint serve.sh": 0,
+    "plan builtin:chat --slo ttft_p99=10s --gpu h200": 0,
+    "probe http://127.0.0.1:1": 5,
+    "profile --from absent.sqlite": 9,
+    "record server --requests serve.sh --once": 0,
+    "replay builtin:chat --quiet --json replay.json": 0,
+    "replay builtin:chat --quiet --set fleet.replicas=2": 0,
+    "report a.json --html page.html": 0,
+    "results show a --folder .": 0,
+    "trace convert builtin:chat trace.jsonl": 0,
+    "trace info builtin:chat": 0,
+    "trace mrc builtin:chat": 0,
+    "trace synth made.jsonl --requests 4": 0,
+    "watch server --seconds 0": 0,
+}
+NEEDED = (
+    "bench smoke",
+    "bench systems",
+    "bench tiers",
+    "bench transfer",
+    "kernels --check",
+    "profile smoke",
+)
+"""It is the bytes that are moved."""
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
+    """Exit code and output of every line, one after the other in one process."""
+    folder = tmp_path_factory.mktemp("without")
+    (folder / "stub" / "torch").mkdir(parents=True)
+    (folder / "stub" / "torch" / "__init__.py").write_text(f"raise OSError({BROKEN!r})")
+    (folder / "a.json").write_text(dumps(make_launched_record()))
+    (folder / "serve.sh").write_text("vllm serve deepseek-ai/DeepSeek-V4-Flash\n")
+    np.save(folder / "pages.npy", np.zeros((4, 1000), np.uint8))
+    lines = [*ANSWERED, *NEEDED]
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(lines)],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(folder / "stub"), "DSV4KV_CACHE_DIR": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    pairs = map(json.loads, done.stdout.splitlines())
+    return {line: (code, text) for line, (code, text) in zip(lines, pairs, strict=True)}
+
+
+@pytest.mark.parametrize(("line", "code"), ANSWERED.items())
+def test_what_needs_no_torch_answers(
+    line: str, code: int, printed: dict[str, tuple[int, str]]
+) -> None:
+    found, text = printed[line]
+    assert (found, "needs torch" in text) == (code, False), text
+
+
+@pytest.mark.parametrize("line", NEEDED)
+def test_what_needs_torch_says_so_in_a_sentence(
+    line: str, printed: dict[str, tuple[int, str]]
+) -> None:
+    code, text = printed[line]
+    wanted = f"error: `dsv4kv {line.split(maxsplit=1)[0]}` needs torch, which cannot be imported"
+    assert (code, text.startswith(f"{wanted} (OSError: {BROKEN}): pip install")) == (8, True), text
+
+
+def test_every_command_is_tried() -> None:
+    assert {line.split()[0] for line in (*ANSWERED, *NEEDED)} - {"--help"} == set(COMMANDS)
+
+
+def test_rooms_that_report_are_imported_whole() -> None:
+    program = """
+import importlib, pkgutil, sys
+sys.modules["torch"] = None  # importing it fails
+for room in map(importlib.import_module, sys.argv[1:]):
+    for module in pkgutil.walk_packages(room.__path__, room.__name__ + "."):
+        importlib.import_module(module.name)
+"""
+    rooms = ("dsv4kv.measure", "dsv4kv.view", "dsv4kv.compare", "dsv4kv.doctor")
+    subprocess.run([sys.executable, "-c", program, *rooms], check=True)

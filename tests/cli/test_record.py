@@ -376,4 +376,4 @@ def test_progress_in_a_terminal_is_one_line_that_leaves(tmp_path: Path) -> None:
     code, printed, _ = Runner(tmp_path, Path(sys.executable).parent).run(command, terminal)
     assert code == 0, printed
     assert re.search(rb"\r\x1b\[2K\d+ s, 0 requests", printed)  # over the line before it
-    assert b"\r\x1b[1A\x1b[2Kserver: 2 s, 0 requests" in printed  # and what is left
+    assert re.search(rb"\r\x1b\[1A\x1b\[2Kserver: \d+ s, 0 requests", printed)  # what is left

@@ -233,7 +233,7 @@ def _proxies_of(proxies: list[str], recording: "Recording", veil: "Veil") -> "It
                 "encrypted.",
                 err=True,
             )
-        yield Proxy(number, address, recording, veil)
+        yield Proxy(number, address, recording, veil, proxies=len(proxies))
 
 
 def _logs_of(

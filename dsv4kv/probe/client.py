@@ -6,13 +6,10 @@ The key of the API comes from the environment and goes into one header; nothing 
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from itertools import chain, repeat
-from socket import SHUT_RDWR, socket
-from threading import Timer
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, urlsplit
 
 from pydantic_core import from_json
@@ -20,14 +17,15 @@ from pydantic_core import from_json
 from dsv4kv.errors import ConfigError
 from dsv4kv.probe.questioner import Answer, Prompt, Refused, Spent, Unreachable
 from dsv4kv.recording.logs import cached_by
-from dsv4kv.recording.metrics import Values, parse
+from dsv4kv.recording.metrics import MOST_BYTES, Values, parse
+
+if TYPE_CHECKING:
+    from dsv4kv.recording.http import Answer as Response
 
 KEYS = ("DSV4KV_API_KEY", "OPENAI_API_KEY")
 """Variables of the environment that may hold the key, in order."""
 RESETS = ("/flush_cache", "/reset_prefix_cache")
 """SGLang's and vLLM's (with ``VLLM_SERVER_DEV_MODE=1``)."""
-_ANSWER_BYTES = 2**24
-_LINE_BYTES = 2**20
 _LIKELIEST = 5
 _ASKED_S, _SPELLED_S = 10.0, 60.0
 _BUSY = {429, 503}
@@ -98,22 +96,17 @@ class OpenAiServer:
         late = Spent(f"no answer within the {left_s:,.0f} s that were left")
         for patience_s in chain(_PATIENCE_S, repeat(None)):
             begun_s = self.now_s()
-            heard = _Heard(begun_s)
+            heard = _Heard(begun_s, self.now_s)
             try:
-                with self._asked(path, json.dumps(body), ends_s - begun_s) as response:
-                    if response.status == 200:
-                        for event in _events(response):
-                            heard.take(event, self.now_s())
-                    elif response.status not in _BUSY or patience_s is None:
-                        raise _refusal(response)
-            except (OSError, HTTPException) as error:
-                own = isinstance(error, TimeoutError) and error.errno is None
-                gone = Unreachable(_gone(self._at, error))
-                raise (late if own or self.now_s() >= ends_s else gone) from None
-            if self.now_s() >= ends_s:  # cut off
-                raise late
+                response = self._asked(path, json.dumps(body), ends_s - begun_s, heard.take_line)
+            except TimeoutError:
+                raise late from None
+            except OSError as error:
+                raise Unreachable(_gone(self._at, error)) from None
             if response.status == 200:
                 return heard.answer(self._at, self.now_s())
+            if response.status not in _BUSY or patience_s is None:
+                raise _refusal(response)
             wait_s = max(patience_s or 0.0, _asked_for_s(response))
             if wait_s >= ends_s - self.now_s():
                 raise Spent(f"the server is busy ({response.status}), for longer than was left")
@@ -140,19 +133,22 @@ class OpenAiServer:
         """What its page of metrics counts; None where none is named or it does not answer."""
         if self._metrics is None:
             return None
-        page = self._metrics.path or "/metrics"
+        from dsv4kv.recording.http import ask
+
+        page = self._metrics._replace(path=self._metrics.path or "/metrics").geturl()
         limit_s = min(_ASKED_S, self._ends_s - self.now_s())
-        with suppress(OSError, HTTPException), _asked(self._metrics, limit_s, page) as response:
-            text = response.read(_ANSWER_BYTES).decode("utf-8", "replace")
-            if response.status == 200:
+        with suppress(OSError):
+            response = ask(page, limit_s, most_bytes=MOST_BYTES)
+            text = response.content.decode("utf-8", "replace")
+            if response.status == 200 and response.is_whole:
                 return parse(text)[0], "spec_decode" in text or "spec_accept" in text
         return None
 
     def reset(self) -> bool:
         """Ask for an empty cache, as either engine is asked."""
         for path in RESETS:
-            with suppress(OSError, HTTPException), self._asked(path, "") as response:
-                if response.status == 200:
+            with suppress(OSError):
+                if self._asked(path, "").status == 200:
                     return True
         return False
 
@@ -165,21 +161,28 @@ class OpenAiServer:
         time.sleep(seconds)
 
     def _asked(
-        self, path: str, body: str | None = None, limit_s: float = _ASKED_S
-    ) -> AbstractContextManager[HTTPResponse]:
+        self,
+        path: str,
+        body: str | None = None,
+        limit_s: float = _ASKED_S,
+        take: Callable[[bytes], object] | None = None,
+    ) -> "Response":
         """What the server answers; with a body, even an empty one, to a ``POST``."""
+        from dsv4kv.recording.http import ask
+
         headers = {"Content-Type": "application/json"}
         headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        url = self._at._replace(path=self._at.path + path).geturl()
         limit_s = min(limit_s, self._ends_s - self.now_s())
-        return _asked(self._at, limit_s, self._at.path + path, headers, body)
+        sent = None if body is None else body.encode()
+        return ask(url, limit_s, body=sent, headers=headers, take=take)
 
     def _first_model(self) -> str:
         try:
-            with self._asked("/v1/models") as response:
-                content = response.read(_ANSWER_BYTES)
+            response = self._asked("/v1/models")
             if response.status == 200:
-                return str(from_json(content)["data"][0]["id"])
-        except (OSError, HTTPException) as error:
+                return str(from_json(response.content)["data"][0]["id"])
+        except OSError as error:
             raise Unreachable(_gone(self._at, error)) from None
         except (ValueError, LookupError, TypeError):
             pass
@@ -207,12 +210,20 @@ class OpenAiServer:
 class _Heard:
     """A streamed answer as it comes."""
 
-    def __init__(self, begun_s: float) -> None:
-        self._begun_s, self._first_s = begun_s, 0.0
+    def __init__(self, begun_s: float, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._begun_s, self._first_s, self._now_s = begun_s, 0.0, now_s
         self._words: list[str] = []
         self._likely: list[Mapping[str, float]] = []
         self._usage: Mapping[str, Any] = {}
         self._error = ", or reports no usage in streams"
+
+    def take_line(self, line: bytes) -> bool:
+        """Of a stream of events (``data: {…}``); whether it was the last."""
+        data = line.strip().removeprefix(b"data:").strip()
+        if data.startswith(b"{"):
+            with suppress(ValueError):
+                self.take(from_json(data), self._now_s())
+        return data == b"[DONE]"
 
     def take(self, event: Mapping[str, Any], now_s: float) -> None:
         if isinstance(event.get("error"), dict):
@@ -284,57 +295,15 @@ def _key() -> str:
     return key
 
 
-@contextmanager
-def _asked(
-    at: SplitResult,
-    limit_s: float,
-    path: str,
-    headers: Mapping[str, str] | None = None,
-    body: str | None = None,
-) -> Iterator[HTTPResponse]:
-    """An answer, which is cut when its time is up, whatever still comes of it."""
-    limit_s = max(0.001, limit_s)
-    made = HTTPSConnection if at.scheme == "https" else HTTPConnection
-    cut_s = time.monotonic() + limit_s
-    with closing(made(at.hostname or "", at.port, timeout=limit_s)) as connection:
-        connection.connect()
-        cut = Timer(max(0.0, cut_s - time.monotonic()), _cut, [connection.sock])
-        cut.daemon = True
-        cut.start()
-        try:
-            connection.request("GET" if body is None else "POST", path, body, headers or {})
-            with closing(connection.getresponse()) as response:
-                yield response
-        finally:
-            cut.cancel()
-
-
-def _cut(connected: socket) -> None:
-    """End a connection under whoever reads from it; beneath TLS, which would wait for both."""
-    with suppress(OSError):
-        socket.shutdown(connected, SHUT_RDWR)
-
-
-def _asked_for_s(response: HTTPResponse) -> float:
+def _asked_for_s(response: "Response") -> float:
     """Seconds after which a busy server wants to be asked again; 0 where it does not say."""
     said = response.headers.get("retry-after") or ""
     return float(said) if said.isascii() and said.isdigit() else 0.0
 
 
-def _events(response: HTTPResponse) -> Iterator[Mapping[str, Any]]:
-    """Objects of a stream of events (``data: {…}``), up to its end."""
-    while line := response.readline(_LINE_BYTES):
-        data = line.strip().removeprefix(b"data:").strip()
-        if data == b"[DONE]":
-            return
-        if data.startswith(b"{"):
-            with suppress(ValueError):
-                yield from_json(data)
-
-
-def _refusal(response: HTTPResponse) -> Exception:
+def _refusal(response: "Response") -> Exception:
     """What a status other than 200 means: a prompt that is not taken, or a server in trouble."""
-    said = _plain(response.read(2_000).decode("utf-8", "replace"))
+    said = _plain(response.content[:2_000].decode("utf-8", "replace"))
     if response.status in {401, 403}:
         return ConfigError(f"the server wants another key: set {KEYS[0]} ({response.status}).")
     if 300 <= response.status < 400:
@@ -353,4 +322,4 @@ def _plain(text: str) -> str:
 
 
 def _gone(at: SplitResult, error: Exception) -> str:
-    return f"{at.netloc} does not answer ({type(error).__name__}: {error})"
+    return f"{at.netloc} does not answer ({_plain(str(error))})"

@@ -10,6 +10,7 @@ from dsv4kv.errors import TraceError
 from dsv4kv.recording.chains import Chains, Store
 from dsv4kv.recording.folder import Record, read_stream
 from dsv4kv.recording.metrics import count
+from dsv4kv.recording.source import is_exchange
 from dsv4kv.traces.request import Request
 from dsv4kv.units import counted
 
@@ -213,12 +214,12 @@ def _describe_requests(recorded: Recorded) -> str:
 
 
 def _complete(records: Iterable[Record]) -> tuple[list[Record], int]:
-    """Requests whose length is known; what two sources say of one is put together.
+    """Requests whose length is known; what a log says of a proxy's exchange is put to it.
 
+    Each exchange is a request. Of several with one id a log says nothing: nobody knows of which.
     And how many others a proxy saw answered.
     """
-    found: dict[Any, Record] = {}
-    answered = set[Any]()
+    logged, exchanges = dict[Any, Record](), dict[Any, list[Record]]()
     for number, record in enumerate(records):
         if "what" in record:
             continue
@@ -226,12 +227,22 @@ def _complete(records: Iterable[Record]) -> tuple[list[Record], int]:
         if "ids" in row:
             row["ids"] = array("q", row["ids"])  # there are thousands, of many requests
         key = record.get("id", f"request {number}")
-        before = found.get(key, {})
-        found[key] = row | before | (_ids_of(row) or _ids_of(before))
-        if record.get("end") == "done" and record.get("status", 0) < 400:
-            answered.add(key)
-    known = {key: row for key, row in found.items() if _is_known(row)}
-    return list(known.values()), len(answered - known.keys())
+        if is_exchange(record):
+            row["done"] = record.get("end") == "done" and record.get("status", 0) < 400
+            exchanges.setdefault(key, []).append(row)
+        else:
+            logged[key] = _together(logged.get(key, {}), row)
+    for key, same in exchanges.items():
+        said = logged.pop(key, {})
+        if len(same) == 1:
+            same[0] = _together(same[0], said)
+    rows = [*logged.values(), *(row for same in exchanges.values() for row in same)]
+    unsized = sum(row.pop("done", False) and not _is_known(row) for row in rows)
+    return [row for row in rows if _is_known(row)], unsized
+
+
+def _together(row: Record, other: Record) -> Record:
+    return other | row | (_ids_of(other) or _ids_of(row))
 
 
 def _is_known(row: Record) -> bool:

@@ -9,9 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from math import isfinite
 from threading import Event as Stop
 from typing import Any
-from urllib.error import URLError
 from urllib.parse import urlsplit
-from urllib.request import urlopen
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.recording.folder import Recording
@@ -47,10 +45,11 @@ _SETTINGS = {
 }
 """Of the server's configuration, what is written down."""
 _WORD = re.compile(r"[a-z0-9_.]{1,32}|True|False|None")
-_LINE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?\s*")
-_LABEL = re.compile(r'([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"')
+_NAME = re.compile(r"[\w:]+")
 _TIMEOUT_S = 5.0
-_MOST_BYTES = 2**26
+MOST_BYTES = 2**23
+"""Of a page; servers' have some hundred kilobytes for every rank."""
+_PARSED_BYTES, _LINE_BYTES = 2**21, 2**12  # of lines that are kept: the parser takes its time
 
 _HITS = {
     "vLLM": ("vllm:prefix_cache_hits", "vllm:prefix_cache_queries"),
@@ -73,23 +72,33 @@ def parse(text: str) -> tuple[Values, dict[str, str]]:
                 for key, found in labels.items()
                 if key in _SETTINGS and _WORD.fullmatch(found)
             }
-        elif _KEPT.fullmatch(name) and not name.endswith(("_bucket", "_created")):
+        else:
             key = _key(name, labels)
             values[key] = values.get(key, 0.0) + value
     return values, settings
 
 
+def _is_read(name: str) -> bool:
+    kept = _KEPT.fullmatch(name) and not name.endswith(("_bucket", "_created"))
+    return bool(kept) or name.endswith("cache_config_info")
+
+
 def _samples(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
+    from prometheus_client.parser import text_string_to_metric_families
+
+    left = _PARSED_BYTES
     for line in text.splitlines():
-        found = None if line.startswith("#") else _LINE.fullmatch(line)
-        if found is None:
+        name = _NAME.match(line)
+        if not name or not _is_read(name[0]) or len(line) > min(left, _LINE_BYTES):
             continue
+        left -= len(line)
         try:
-            value = float(found[3])
-        except ValueError:
+            (family,) = text_string_to_metric_families(line)
+            value = float(family.samples[0].value)
+        except (ValueError, OverflowError):  # one line that is none leaves the others
             continue
         if isfinite(value):
-            yield found[1], dict(_LABEL.findall(found[2] or "")), value
+            yield family.samples[0].name, family.samples[0].labels, value
 
 
 def _key(name: str, labels: Mapping[str, str]) -> str:
@@ -170,14 +179,18 @@ class Metrics:
         self._sample()
 
     def _sample(self) -> None:
+        from dsv4kv.recording.http import ask
+
         try:
-            with urlopen(self._url, timeout=_TIMEOUT_S) as page:
-                text = page.read(_MOST_BYTES).decode("utf-8", "replace")
-        except (OSError, URLError, ValueError) as error:
-            missed = {"source": self._name, "what": "gap", "why": type(error).__name__}
-            self._recording.write("metrics", missed)
+            page = ask(self._url, _TIMEOUT_S, most_bytes=MOST_BYTES)
+            why = f"status {page.status}" if page.status != 200 else ""
+            why = why or ("" if page.is_whole else "page too long")
+        except OSError as error:
+            why = type(error).__name__
+        if why:
+            self._recording.write("metrics", {"source": self._name, "what": "gap", "why": why})
             return
-        values, settings = parse(text)
+        values, settings = parse(page.content.decode("utf-8", "replace"))
         self._recording.write("metrics", {"source": self._name, "values": values})
         if settings != self._settings:
             self._settings = settings

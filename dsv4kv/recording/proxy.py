@@ -4,55 +4,71 @@ Everything is passed on as it comes, in either direction: bodies, statuses, head
 those of the connection itself. Of each request for tokens there is a row: when it arrived, when
 the first and the last byte of its answer went out, what its ``usage`` says, how it ended. Nothing
 else of it is written, and nothing of who sent it.
+
+Each request has a connection to the server of its own: what a server sends behind an answer is
+the answer to nothing.
 """
 
 import asyncio
-import ssl
+import resource
 from base64 import b64encode
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from logging import CRITICAL, Logger
 from threading import Event as Stop
 from time import monotonic, time
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from aiohttp import (
+    ClientError,
+    ClientResponse,
+    ClientSession,
+    ClientTimeout,
+    DummyCookieJar,
+    StreamReader,
+    TCPConnector,
+    web,
+)
+from aiohttp.http import RawRequestMessage
+from yarl import URL
 
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.recording.folder import Record, Recording
-from dsv4kv.recording.http import (
-    CHUNKED,
-    HEAD_BYTES,
-    TO_END,
-    Body,
-    Head,
-    Malformed,
-    answer_length,
-    format_head,
-    read_answer,
-    read_request,
-    request_length,
-)
+from dsv4kv.recording.http import fail_with_connection
+from dsv4kv.recording.source import PROXY
 from dsv4kv.recording.usage import (
-    LEAST_TOKENS,
     Ends,
     parse_body,
     prompt_text,
     prompt_tokens,
     session_of,
+    text_block_bytes,
     text_ids,
 )
 from dsv4kv.recording.veil import Veil
 
 _LOOPBACK = "127.0.0.1"
-_RECORDED = (b"/completions", b"/responses", b"/messages", b"/generate")
+_RECORDED = ("/completions", "/responses", "/messages", "/generate")
 _KEPT_BODY_BYTES = 2**23  # of a request; of a longer one no ids are made
-_SMALL_BYTES = 2**16  # a body of no more goes out together with its head
+_KEPT_BYTES = 2**27  # of all requests that run
+_LONG_BYTES = 2**18  # a row of more is made beside the others' streams
+_SMALL_BYTES = 2**16  # a body of no more is taken before the server is asked
 _CONNECT_S = 30.0
-_IDLE_S = 3.0  # servers close connections that have had nothing to do for five seconds
-_FINISH_S = 5.0  # for requests that run when the proxy is ended
-_LINGER_S = 1.0
+_IDLE_S = 30.0  # a connection's, without a whole head
+_STALL_S = 120.0  # for a client that neither sends nor takes what it has to
+_FINISH_S = 2.5  # for requests that run when the proxy is ended, and again once they are cut
 _POLL_S = 0.05
-_PORTS = {"http": 80, "https": 443}
-_UNREACHABLE = b"dsv4kv record: the server cannot be reached.\n"
+_MOST_DESCRIPTORS = 8_192
+_WAITING = 1_024
+_OWN_DESCRIPTORS = 64  # the recording's and those of other sources
+_OF_CONNECTIONS = {
+    *("connection", "content-length", "expect", "host", "keep-alive", "proxy-authenticate"),
+    *("proxy-authorization", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"),
+}
+"""Fields that speak of one connection (RFC 9110 §7.6.1), and those that are made anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,78 +93,117 @@ def parse_address(text: str) -> Address:
     """
     listen, _, upstream = text.partition("=")
     host, _, port = listen.rpartition(":")
-    url = urlsplit(upstream)
-    if not port.isdecimal() or not 0 <= int(port) < 2**16 or url.scheme not in {"http", "https"}:
+    try:
+        url = urlsplit(upstream)
+        good = url.scheme in {"http", "https"} and url.hostname and (url.port or 1)
+    except ValueError:
+        good = False
+    if not good or not port.isdecimal() or not 0 <= int(port) < 2**16:
         raise ConfigError(f"--proxy {text}: give PORT=URL, such as 8001=http://127.0.0.1:8000.")
     return Address(host.strip("[]") or _LOOPBACK, int(port), upstream.rstrip("/"))
 
 
-class _Link(NamedTuple):
-    """A connection to the server, and since when it has had nothing to do."""
+class _Fault(Exception):
+    """What is wrong with a request, for whoever sent it; and the status that says so."""
 
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-    idle_s: float = 0.0
-
-    def is_usable(self) -> bool:
-        """Whether the server will likely take another request on it."""
-        idle_s = monotonic() - self.idle_s
-        return idle_s < _IDLE_S and not (self.writer.is_closing() or self.reader.at_eof())
+    def __init__(self, text: str, status: int = 400) -> None:
+        super().__init__(text)
+        self.status = status
 
 
-class _Upstream:
-    """The server behind a proxy, and connections to it that wait for a request."""
+class _Answer(web.StreamResponse):
+    """The server's answer on its way to the client; ``said``: names of its fields."""
 
-    def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        self.path = parts.path.encode()
-        self._fields = [(b"Host", parts.netloc.rpartition("@")[2].encode())]
-        if parts.username is not None:
-            user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-            self._fields.append((b"Authorization", b"Basic " + b64encode(user.encode())))
-        self._name, self._port = parts.hostname or "", parts.port or _PORTS[parts.scheme]
-        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
-        self._idle: list[_Link] = []
-
-    async def connect(self) -> _Link:
-        """A connection; raises ``OSError`` where there is none."""
-        while self._idle:
-            link = self._idle.pop()
-            if link.is_usable():
-                return link
-            link.writer.close()
-        place = self._name, self._port
-        opening = asyncio.open_connection(*place, ssl=self._tls, limit=HEAD_BYTES)
-        return _Link(*await asyncio.wait_for(opening, _CONNECT_S))
-
-    def fields(self, head: Head) -> list[tuple[bytes, bytes]]:
-        """What a request is sent on with; a client's own credentials go before the URL's."""
-        own = self._fields[:1] if head.values(b"authorization") else self._fields
-        return own + head.passed_on()
-
-    def keep(self, link: _Link) -> None:
-        """Take a connection back whose answer has come to its end."""
-        self._idle.append(link._replace(idle_s=monotonic()))
-
-    def close(self) -> None:
-        """Close what waits."""
-        for link in self._idle:
-            link.writer.transport.abort()
+    said: frozenset[str] = frozenset()
+    _send_headers_immediately = False  # but with what is there already of the body
 
 
-class _Client(asyncio.StreamReaderProtocol):
-    """A connection of a client; what is done for one that has left is not done any more."""
+@dataclass(slots=True)
+class _Exchange:
+    """A request on its way to the server and back; what is known of it so far."""
 
-    task: asyncio.Task[Any] | None = None
+    request: web.BaseRequest
+    arrival_s: float = field(default_factory=time)
+    first_s: float = 0.0
+    last_s: float = 0.0
+    status: int = 0
+    end: str = "server not reached"
+    body: bytearray = field(default_factory=bytearray)
+    is_kept: bool = True
+    ends: Ends = field(default_factory=Ends)
+    fault: _Fault | None = None
+    answer: ClientResponse | None = None
 
-    def eof_received(self) -> bool:
-        super().eof_received()
-        return False
 
-    def connection_lost(self, exc: Exception | None) -> None:
+@dataclass(slots=True)
+class _Open:
+    """Connections of clients: those that have asked for something, and since when others wait."""
+
+    descriptors: int
+    busy: set["_Connection"] = field(default_factory=set)
+    idle: dict["_Connection", float] = field(default_factory=dict)
+
+    def make_room(self) -> None:
+        """Close what has waited longest, or a tenth of that without ever asking for anything."""
+        now_s = monotonic()
+        while self.idle and len(self.idle) + 2 * len(self.busy) > self.descriptors:
+            waited = {each: now_s - since_s for each, since_s in self.idle.items()}
+            longest = max(waited, key=lambda each: waited[each] * (1 if each.has_asked else 10))
+            del self.idle[longest]
+            longest.line.abort()
+
+
+class _Connection(web.RequestHandler):
+    """A client's connection.
+
+    aiohttp 3.14 lets a handler wait for ever for a body with an error in it, and forgets a request
+    whose head came together with that.
+    """
+
+    __slots__ = ("_body", "_open", "has_asked", "line")
+
+    def __init__(self, server: web.Server, opened: _Open, **settings: Any) -> None:
+        super().__init__(server, loop=asyncio.get_running_loop(), **settings)
+        self._open, self.has_asked = opened, False
+        self._body: StreamReader | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        assert isinstance(transport, asyncio.Transport)
+        self.line = transport
+        self._open.idle[self] = monotonic()
+        self._open.make_room()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)
-        if self.task is not None:
-            self.task.cancel()
+        self._open.idle.pop(self, None)
+
+    def begin(self, body: StreamReader) -> None:
+        """A request is answered now."""
+        self._open.idle.pop(self, None)
+        self._open.busy.add(self)
+        self._open.make_room()
+        self.has_asked, self._body = True, body
+        self._tell()
+
+    def end(self) -> None:
+        """Another may follow."""
+        self._open.busy.discard(self)
+        self._body = None
+        if self.transport is not None:
+            self._open.idle[self] = monotonic()
+
+    def data_received(self, data: bytes) -> None:
+        head = data.find(b"\r\n\r\n") + 4 if b"\r\n\r\n" in data else len(data)
+        super().data_received(data[:head])
+        if head < len(data):
+            super().data_received(data[head:])
+        self._tell()
+
+    def _tell(self) -> None:
+        malformed = self._messages and not isinstance(self._messages[-1][0], RawRequestMessage)
+        if malformed and self._body is not None and not self._body.is_eof():
+            self._body.set_exception(_Fault("a body that is malformed"))
 
 
 class Proxy:
@@ -158,13 +213,23 @@ class Proxy:
         port: Where it listens, once it does.
     """
 
-    def __init__(self, number: int, address: Address, recording: Recording, veil: Veil) -> None:
-        """``number``: of the proxy among those of the recording."""
-        self._name, self._address = f"proxy:{number}", address
+    def __init__(
+        self, number: int, address: Address, recording: Recording, veil: Veil, *, proxies: int = 1
+    ) -> None:
+        """``number``: of the proxy among the ``proxies`` of the recording."""
+        self._name, self._address = f"{PROXY}{number}", address
         self._recording, self._veil = recording, veil
-        self._upstream = _Upstream(address.upstream)
+        url = urlsplit(address.upstream)
+        self._url = url._replace(netloc=url.netloc.rpartition("@")[2], query="", fragment="")
+        self._credentials = ""
+        if url.username is not None:
+            user = f"{unquote(url.username)}:{unquote(url.password or '')}"
+            self._credentials = f"Basic {b64encode(user.encode()).decode()}"
+        self._most = min(_MOST_DESCRIPTORS, _descriptors() // proxies)
         self._failure: TraceError | None = None
-        self._connected, self._busy = set[asyncio.Task[Any]](), set[asyncio.Task[Any]]()
+        self._session: ClientSession | None = None
+        self._writer = ThreadPoolExecutor(1)
+        self._kept_bytes = 0
         self.port = 0
 
     def run(self, stop: Stop) -> None:
@@ -172,104 +237,203 @@ class Proxy:
         asyncio.run(self._listen(stop))
 
     async def _listen(self, stop: Stop) -> None:
-        loop = asyncio.get_running_loop()
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self._serve)
+        app.on_response_prepare.append(_take_added)
+        quiet: dict[str, Any] = {"access_log": None, "logger": Logger("proxy", CRITICAL + 1)}
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=_FINISH_S, **quiet)
+        await runner.setup()
+        at_once = max(8, min(self._most // 16, _WAITING))
+        opened = _Open(max(8, self._most - 3 * at_once))
 
-        def accept() -> _Client:
-            return _Client(asyncio.StreamReader(HEAD_BYTES, loop), self._serve, loop)
+        def accept() -> _Connection:
+            assert runner.server is not None
+            return _Connection(
+                runner.server,
+                opened,
+                auto_decompress=False,
+                keepalive_timeout=_IDLE_S,
+                lingering_time=1.0,
+                **quiet,
+            )
 
-        place = self._address.host, self._address.port
+        loop, place = asyncio.get_running_loop(), (self._address.host, self._address.port)
         try:
-            server = await loop.create_server(accept, *place)
+            # no more are taken at once than there are descriptors; the others wait for their turn
+            server = await loop.create_server(accept, *place, backlog=at_once)
+            for listening in server.sockets:
+                with listening.dup() as twin:
+                    twin.listen(_WAITING)
         except OSError as error:
             raise ConfigError(
                 f"--proxy: cannot listen on {place[0]}:{place[1]} ({error.strerror}): take "
                 "another port."
             ) from None
-        self.port = server.sockets[0].getsockname()[1]
-        while not stop.is_set() and self._failure is None:
-            await asyncio.sleep(_POLL_S)
-        server.close()
-        if self._busy:
-            await asyncio.wait(self._busy, timeout=_FINISH_S)
-        for task in self._connected:
-            task.cancel()
-        if self._connected:
-            await asyncio.wait(self._connected)
-        self._upstream.close()
-        await asyncio.sleep(0)  # what is closed is closed in the loop's next round
+        self._session = ClientSession(
+            connector=TCPConnector(limit=0, force_close=True),
+            cookie_jar=DummyCookieJar(),
+            timeout=ClientTimeout(total=None, sock_connect=_CONNECT_S),
+            auto_decompress=False,
+            skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
+        )
+        async with self._session:
+            self.port = server.sockets[0].getsockname()[1]
+            while not stop.is_set() and self._failure is None:
+                await asyncio.sleep(_POLL_S)
+            server.close()
+            await runner.cleanup()
+        self._writer.shutdown()
         if self._failure is not None:
             raise self._failure
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer a client's requests, one after the other."""
-        client, task = writer.transport.get_protocol(), asyncio.current_task()
-        assert isinstance(client, _Client)
-        assert task is not None
-        client.task = task
-        self._connected.add(task)
-        try:
-            await self._answer_all(task, reader, writer)
-            await _end(reader, writer)
-        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass  # the client has left, or the proxy ends
-        except TraceError as error:
-            self._failure = error
-        finally:
-            self._connected.discard(task)
-            self._busy.discard(task)
-            client.task = None
-            writer.close()
-
-    async def _answer_all(
-        self,
-        task: asyncio.Task[Any],
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> None:
-        """Until the connection has to end."""
-        stays = True
-        while stays:
-            try:
-                head = await read_request(reader)
-                self._busy.add(task)
-                stays = await self._pass(head, reader, writer)
-                self._busy.discard(task)
-            except Malformed as error:
-                _answer(writer, b"400 Bad Request", f"dsv4kv record: {error}.\n".encode())
-                return
-
-    async def _pass(
-        self, head: Head, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> bool:
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
         """Pass a request on and its answer back; a row of it if it is for tokens."""
-        exchange = _Exchange(head, reader, writer)
+        exchange, connection = _Exchange(request), request.protocol
+        assert isinstance(connection, _Connection)
+        connection.begin(request.content)
         try:
-            return await exchange.run(self._upstream)
-        except (asyncio.CancelledError, asyncio.IncompleteReadError, ConnectionError):
+            return await self._pass(exchange)
+        except _Fault as fault:
+            exchange.end = "client left"
+            return await _say(exchange, str(fault), fault.status)
+        except (asyncio.CancelledError, ConnectionError):
             exchange.end = "client left"
             raise
         finally:
-            path = head.start[1].partition(b"?")[0]
-            if head.start[0] == b"POST" and path.endswith(_RECORDED):
-                self._write(exchange)
+            exchange.last_s = time()
+            connection.end()
+            self._record(exchange)
 
-    def _write(self, exchange: "_Exchange") -> None:
+    async def _pass(self, exchange: _Exchange) -> web.StreamResponse:
+        request = exchange.request
+        target = request.raw_path
+        if not target.startswith("/"):  # the server that a client may name before it
+            target = "/" + target.partition("://")[2].partition("/")[2]
+        coding = ",".join(request.headers.getall("Transfer-Encoding", []))
+        if coding.strip().lower() not in {"", "chunked"} or not target.isascii():
+            raise _Fault("a request that is not plain HTTP/1.1")
+        fields = _passed_on(request.raw_headers)
+        if self._credentials and not any(name.lower() == "authorization" for name, _ in fields):
+            fields.append(("Authorization", self._credentials))
+        data: bytes | AsyncIterator[bytes] | None = None
+        if request.body_exists:
+            data, length = self._upload(exchange), request.content_length
+            if length is not None and length <= _SMALL_BYTES:
+                data = b"".join([part async for part in data])
+            elif length is not None:
+                fields.append(("Content-Length", str(length)))
+        url = URL(self._url.geturl() + target, encoded=True)
+        assert self._session is not None
+        asked = self._session.request(
+            request.method, url, headers=fields, data=data, allow_redirects=False
+        )
+        try:
+            answer = exchange.answer = await asked
+            if answer.status == 101:
+                raise ClientError("it was asked for no other protocol")
+        except (ClientError, OSError):
+            if exchange.fault:
+                raise exchange.fault from None
+            return await _say(exchange, "the server cannot be reached", 502)
+        async with answer:
+            return await self._answer(exchange, answer)
+
+    async def _upload(self, exchange: _Exchange) -> AsyncIterator[bytes]:
+        """The body of a request, as it comes; kept until it is too long."""
+        try:
+            while True:
+                async with asyncio.timeout(_STALL_S):
+                    part = await exchange.request.content.readany()
+                if not part:
+                    return
+                self._keep(exchange, part)
+                yield part
+        except TimeoutError:
+            exchange.fault = _Fault("a body that does not come", 408)
+        except _Fault as fault:
+            exchange.fault = fault
+        if exchange.answer:
+            exchange.answer.close()
+        raise exchange.fault
+
+    def _keep(self, exchange: _Exchange, part: bytes) -> None:
+        length = len(exchange.body) + len(part)
+        if length > _KEPT_BODY_BYTES or self._kept_bytes + len(part) > _KEPT_BYTES:
+            self._let_go(exchange)
+        if exchange.is_kept:
+            self._kept_bytes += len(part)
+            exchange.body += part
+
+    async def _answer(self, exchange: _Exchange, answer: ClientResponse) -> web.StreamResponse:
+        """Pass the answer on as it comes."""
+        fail_with_connection(answer)
+        exchange.status = answer.status
+        exchange.ends = Ends(answer.headers.get("Content-Encoding", ""))
+        passed = _Answer(status=answer.status, reason=answer.reason)
+        fields = _passed_on(answer.raw_headers)
+        passed.said = frozenset(name.lower() for name, _ in fields)
+        for name, value in fields:
+            passed.headers.add(name, value)
+        passed.content_length = answer.content_length
+        await passed.prepare(exchange.request)
+        if not answer.content.total_bytes:
+            exchange.request.writer.send_headers()
+        try:
+            while True:
+                exchange.end = "server left"
+                part = await answer.content.readany()
+                exchange.end = "client left"
+                if not part:
+                    break
+                exchange.first_s = exchange.first_s or time()
+                async with asyncio.timeout(_STALL_S):
+                    await passed.write(part)
+                exchange.ends.add(part)
+            await passed.write_eof()
+            exchange.end = "done"
+        except (ClientError, OSError):
+            if exchange.fault:
+                exchange.end = "client left"
+            if exchange.request.transport is not None:  # cut here as it was there
+                exchange.request.transport.abort()
+        return passed
+
+    def _record(self, exchange: _Exchange) -> None:
+        """Write the row of a request for tokens; one that takes long is in nobody's way."""
+        request, loop = exchange.request, asyncio.get_running_loop()
+        if request.method != "POST" or not request.path.endswith(_RECORDED):
+            self._let_go(exchange)
+        elif len(exchange.body) > _LONG_BYTES:
+            written = loop.run_in_executor(self._writer, self._write, exchange)
+            written.add_done_callback(lambda _: self._let_go(exchange))
+        else:
+            self._write(exchange)
+            self._let_go(exchange)
+
+    def _let_go(self, exchange: _Exchange) -> None:
+        self._kept_bytes -= len(exchange.body)
+        exchange.is_kept, exchange.body = False, bytearray()
+
+    def _write(self, exchange: _Exchange) -> None:
         row: Record = {
             "source": self._name,
             "arrival_s": exchange.arrival_s,
-            "last_s": time(),
+            "last_s": exchange.last_s,
             "status": exchange.status,
             "end": exchange.end,
         }
         if exchange.first_s:
             row["first_s"] = exchange.first_s
-        headers = {
-            name.decode().lower(): value.decode("utf-8", "surrogateescape")
-            for name, value in exchange.head.fields
-        }
-        body = parse_body(bytes(exchange.body))
-        row |= session_of(headers, body, self._veil) | exchange.answer.row(self._veil)
-        self._recording.write("requests", row | self._ids(body, row.get("input_tokens", 0)))
+        with suppress(Exception):  # whatever was said, the row is written
+            row |= exchange.ends.row(self._veil)
+        with suppress(Exception):
+            body = parse_body(bytes(exchange.body))
+            row |= session_of(exchange.request.headers, body, self._veil)
+            row |= self._ids(body, row.get("input_tokens", 0))
+        try:
+            self._recording.write("requests", row)
+        except TraceError as error:
+            self._failure = error
 
     def _ids(self, body: dict[str, Any], tokens: int) -> Record:
         """Ids of a prompt, by its tokens or by its text, if its length is known."""
@@ -278,178 +442,47 @@ class Proxy:
             return {"ids": self._veil.prompt(given), "grain": grain} if tokens else {}
         text = prompt_text(body)
         block_bytes = self._recording.place("requests", self._name)
-        if block_bytes is None and tokens >= LEAST_TOKENS and text:
-            block_bytes = len(text) / tokens * grain
+        block_bytes = block_bytes or text_block_bytes(text, tokens, grain)
         if not block_bytes or not tokens or not text:
             return {}
         ids = text_ids(text, tokens, block_bytes, self._veil)
         return {"ids": ids, "grain": grain, "ids_of": "text", "place": block_bytes}
 
 
-class _Exchange:
-    """A request on its way to the server and back; what is known of it so far."""
-
-    def __init__(
-        self, head: Head, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        """``head`` is the request's; what follows is with the client's ``reader``."""
-        self.head, self._reader, self._writer = head, reader, writer
-        self.arrival_s, self.first_s = time(), 0.0
-        self.status, self.end = 0, "server not reached"
-        self.body, self.answer = bytearray(), Ends()
-        self._is_kept, self._stays, self._is_over = True, False, False
-        self._waiting = b""
-
-    async def run(self, upstream: _Upstream) -> bool:
-        """Ask the server and pass its answer on; whether the client may ask for more.
-
-        Raises:
-            Malformed: The request is none.
-            ConnectionError, IncompleteReadError, CancelledError: The client has left.
-        """
-        length = request_length(self.head)
-        try:
-            link = await upstream.connect()
-        except (OSError, TimeoutError):
-            self._refuse()
-            return False
-        upload = None
-        kept = False
-        try:
-            upload = await self._ask(link, upstream, length)
-            kept = await self._answer(link) and (upload is None or upload.done())
-            return self._stays and (upload is None or upload.done())
-        finally:
-            if upload is not None:
-                upload.cancel()
-            if kept:
-                upstream.keep(link)
-            else:
-                link.writer.transport.abort()
-
-    async def _ask(
-        self, link: _Link, upstream: _Upstream, length: int
-    ) -> asyncio.Task[None] | None:
-        """Send the request; of a long body what is left goes while the answer comes."""
-        method, target, _ = self.head.start
-        fields = upstream.fields(self.head)
-        if length == CHUNKED:
-            fields.append((b"Transfer-Encoding", b"chunked"))
-        head = format_head((method, upstream.path + _path(target), b"HTTP/1.1"), fields)
-        if self.head.tokens(b"expect") == [b"100-continue"]:
-            self._writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        if 0 <= length <= _SMALL_BYTES:
-            self.body += await self._reader.readexactly(length)
-            link.writer.write(head + self.body)
-            return None
-        link.writer.write(head)
-        return asyncio.create_task(self._upload(link, length))
-
-    async def _upload(self, link: _Link, length: int) -> None:
-        try:
-            body = Body(self._reader, length)
-            while part := await body.read():
-                self._keep(part[1])
-                link.writer.write(part[0])
-                await link.writer.drain()
-            self._is_over = body.is_over
-        except OSError:
-            pass  # the server takes no more: it may have answered
-        except (Malformed, asyncio.IncompleteReadError):
-            link.writer.transport.abort()
-
-    def _keep(self, content: bytes) -> None:
-        """Keep a body until it is too long."""
-        if len(self.body) + len(content) > _KEPT_BODY_BYTES:
-            self._is_kept = False
-            self.body.clear()
-        if self._is_kept:
-            self.body += content
-
-    async def _answer(self, link: _Link) -> bool:
-        """Pass the answer on; whether the server's connection can be used again."""
-        try:
-            answer = await self._begin(link)
-            length = answer_length(answer, self.head.start[0])
-        except (OSError, asyncio.IncompleteReadError, Malformed):
-            self._refuse()
-            return False
-        self.status = int(answer.start[1])
-        self.answer = Ends(answer.tokens(b"content-encoding"))
-        whole = self.head.start[2] == b"HTTP/1.1"
-        stays = whole and length != TO_END and b"close" not in self.head.tokens(b"connection")
-        fields = answer.passed_on()
-        if length == CHUNKED and whole:
-            fields.append((b"Transfer-Encoding", b"chunked"))
-        if not stays:
-            fields.append((b"Connection", b"close"))
-        self._waiting = format_head((b"HTTP/1.1", *answer.start[1:]), fields)
-        # with what is there already of the body, or as soon as that has to be waited for
-        asyncio.get_running_loop().call_soon(self._send, b"")
-        body = Body(link.reader, length)
-        while True:
-            self.end = "server left"
-            try:
-                part = await body.read()
-            except (OSError, asyncio.IncompleteReadError, Malformed):
-                await self._cut()
-                return False
-            self.end = "client left"
-            if part is None:
-                break
-            self.first_s = self.first_s or time()
-            self._send(part[0] if whole else part[1])
-            self.answer.add(part[1])
-            await self._writer.drain()
-        self._send(b"")
-        self.end, self._stays = "done", stays and not self._is_over
-        lasts = answer.start[0] == b"HTTP/1.1" and b"close" not in answer.tokens(b"connection")
-        return lasts and length != TO_END and not body.is_over
-
-    def _send(self, part: bytes) -> None:
-        if self._waiting or part:
-            self._writer.write(self._waiting + part)
-        self._waiting = b""
-
-    async def _begin(self, link: _Link) -> Head:
-        """The head of the answer, behind those that only say that it will come."""
-        while True:
-            answer = await read_answer(link.reader)
-            if not answer.start[1].startswith(b"1"):
-                return answer
-
-    async def _cut(self) -> None:
-        """End the client's connection in the middle of an answer, as the server did."""
-        self._send(b"")
-        with suppress(OSError):
-            await self._writer.drain()
-        self._writer.transport.abort()
-
-    def _refuse(self) -> None:
-        _answer(self._writer, b"502 Bad Gateway", _UNREACHABLE)
+def _descriptors() -> int:
+    """How many connections may have; as many as the system allows are asked for."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 2**20 if limit == resource.RLIM_INFINITY else max(24, limit - _OWN_DESCRIPTORS)
 
 
-def _answer(writer: asyncio.StreamWriter, status: bytes, text: bytes) -> None:
-    """An answer of the proxy's own, the last on its connection."""
-    fields = [
-        (b"Content-Type", b"text/plain; charset=utf-8"),
-        (b"Content-Length", b"%d" % len(text)),
-        (b"Connection", b"close"),
+def _passed_on(raw: tuple[tuple[bytes, bytes], ...]) -> list[tuple[str, str]]:
+    """Fields that do not speak of the connection, as they are spelled the first time."""
+    fields = [[each.decode("utf-8", "surrogateescape") for each in one] for one in raw]
+    named = ",".join(value for name, value in fields if name.lower() == "connection").lower()
+    own = _OF_CONNECTIONS.union(each.strip() for each in named.split(","))
+    spelled: dict[str, str] = {}
+    return [
+        (spelled.setdefault(name.lower(), name), value)
+        for name, value in fields
+        if name.lower() not in own
     ]
-    writer.write(format_head((b"HTTP/1.1", status), fields) + text)
 
 
-async def _end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """End a connection so that what was written arrives: what still comes is taken first."""
-    writer.write_eof()
-    with suppress(TimeoutError):
-        async with asyncio.timeout(_LINGER_S):
-            while await reader.read(HEAD_BYTES):
-                pass
+async def _take_added(_: web.Request, response: web.StreamResponse) -> None:
+    """What aiohttp says where the server said nothing is taken away again."""
+    if isinstance(response, _Answer):
+        for name in {"content-type", "date", "server"} - response.said:
+            response.headers.pop(name, None)
 
 
-def _path(target: bytes) -> bytes:
-    """What is asked for, without the server that a client may name before it."""
-    if not target.startswith((b"http://", b"https://")):
-        return target
-    return b"/" + target.partition(b"://")[2].partition(b"/")[2]
+async def _say(exchange: _Exchange, text: str, status: int) -> web.StreamResponse:
+    """An answer of the proxy's own, the last on its connection."""
+    exchange.status = status if status < 500 else 0
+    own = web.Response(status=status, text=f"dsv4kv record: {text}.\n")
+    own.force_close()
+    await own.prepare(exchange.request)
+    await own.write_eof()
+    return own

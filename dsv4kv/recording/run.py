@@ -8,7 +8,7 @@ from typing import Any
 
 from dsv4kv.recording.folder import Record, Recording
 from dsv4kv.recording.metrics import Counted
-from dsv4kv.recording.source import Source
+from dsv4kv.recording.source import Source, is_exchange
 from dsv4kv.units import counted
 
 SYNC_S = 1.0
@@ -22,7 +22,7 @@ class Live:
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock, self._begun_s = clock, clock()
         self._lately: tuple[float, int] = (self._begun_s, 0)
-        self._known: dict[Any, None] = {}
+        self._known: dict[Any, bool] = {}  # ids, and whether an exchange had it
         self._counted = dict[str, Counted]()
         self.batches = self.gaps = self.unread = self.samples = 0
         self.requests = self.without_usage = 0
@@ -45,9 +45,9 @@ class Live:
 
     def _request(self, record: Record) -> None:
         """Logs have several lines of a request; the last thousands are known again."""
-        name = record.get("id", self.requests)
-        self.requests += name not in self._known
-        self._known[name] = None
+        name, exchange = record.get("id", self.requests), is_exchange(record)
+        self.requests += name not in self._known or (exchange and self._known[name])
+        self._known[name] = exchange or self._known.get(name, False)
         if len(self._known) > _KNOWN:
             del self._known[next(iter(self._known))]
         if "cached_tokens" in record:
@@ -116,8 +116,8 @@ def run(
         for thread in threads:
             thread.join(_JOIN_S)
         recording.sync()
-    if failures:
-        raise failures[0]
+        if failures:
+            raise failures[0]
 
 
 def _wait(threads: Sequence[Thread], seconds: float) -> None:

@@ -1,9 +1,14 @@
 """What every source of a recording is: something that runs until it is stopped."""
 
+from collections.abc import Iterable
 from threading import Event
 from typing import Protocol
 
 from dsv4kv.errors import ConfigError
+from dsv4kv.recording.folder import Record
+
+PROXY = "proxy:"
+"""How the name of a proxy begins, as a source."""
 
 
 class Source(Protocol):
@@ -23,3 +28,18 @@ def missing_package(package: str) -> ConfigError:
         f"recording needs the package {package}, which is not installed: "
         "pip install 'dsv4kv[record]'."
     )
+
+
+def is_exchange(row: Record) -> bool:
+    """Whether a row of ``requests`` is a request of its own, as a proxy's is, whatever its id."""
+    return str(row.get("source", "")).startswith(PROXY)
+
+
+def count_requests(rows: Iterable[Record]) -> int:
+    """How many requests there are: of those in a log, several rows have one id."""
+    seen, logged, exchanges = set[object](), set[object](), 0
+    for number, row in enumerate(rows):
+        exchange = is_exchange(row)
+        exchanges += exchange
+        (seen if exchange else logged).add(row.get("id", f"row {number}"))
+    return exchanges + len(logged - seen)

@@ -12,10 +12,11 @@ from pathlib import Path
 from threading import Event as Stop
 from typing import Any
 
-from dsv4kv.errors import ConfigError
+from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.recording.folder import Recording
 from dsv4kv.recording.logs import read_line
 from dsv4kv.recording.veil import Veil
+from dsv4kv.units import counted
 
 _POLL_S = 0.3
 _MOST_BYTES = 2**26  # of a line; a longer one is about no request
@@ -40,9 +41,14 @@ class RequestLog:
         self._name, self._path, self._follow = f"requests:{number}", path, follow
         self._recording, self._veil = recording, veil
         self._open: dict[Path, _Growing] = {}
+        self._lines = self._rows = 0
 
     def run(self, stop: Stop) -> None:
-        """Read what is there, then what comes."""
+        """Read what is there, then what comes.
+
+        Raises:
+            TraceError: No line of it was about a request.
+        """
         try:
             self._read()
             while self._follow and not stop.wait(_POLL_S):
@@ -52,19 +58,29 @@ class RequestLog:
         finally:
             for file in self._open.values():
                 file.close()
+        if self._lines and not self._rows:
+            raise TraceError(
+                f"--requests {self._path}: {counted(self._lines, 'line')} read, and none is of a "
+                "log of requests that record knows (dsv4kv record --help names them): name "
+                "another log, or turn on the server's."
+            )
 
     def _read(self) -> None:
         for path in sorted(self._path.iterdir()) if self._path.is_dir() else [self._path]:
             source = f"{self._name}:{self._veil.name(path.name)}"
             if path not in self._open and path.is_file():
-                self._open[path] = _Growing(path, self._recording.place("requests", source))
+                place = self._recording.place("requests", source)
+                self._open[path] = _Growing(path, place)
+                self._rows += place is not None  # rows of it were written before
             if path in self._open:
                 self._take(source, self._open[path])
 
     def _take(self, source: str, file: "_Growing") -> None:
         for line in file.lines(last=not self._follow):
             row = read_line(line.decode("utf-8", "replace"), self._veil)
+            self._lines += 1
             if row is not None:
+                self._rows += 1
                 place = {"source": source, "place": file.place}
                 self._recording.write("requests", row | place)
 

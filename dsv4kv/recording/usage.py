@@ -8,7 +8,7 @@ pieces of as many bytes as an id's tokens had in the first prompt whose length w
 import json
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -20,12 +20,14 @@ from dsv4kv.recording.veil import Veil, chained
 
 KEPT_HEAD_BYTES = 4_096
 KEPT_TAIL_BYTES = 65_536
-LEAST_TOKENS = 256
-"""Of the first prompt: in a shorter one, what a template adds weighs more than text."""
-
+_LEAST_TOKENS = 256  # of the first prompt: in a shorter one, what a template adds weighs more
+_MOST_TOKENS = 2**24  # of a prompt or an answer; who counts more counts something else
+_UNSEEN_TOKENS = 2**16  # of images and the like, whose text is shorter than its tokens
+_UNPACKED_BYTES = 2**24  # looked at of an answer
+_TRIES = 4  # to read what may be the usage
 _SESSION_HEADERS = ("x-session-id", "x-conversation-id", "x-correlation-id", "x-smg-routing-key")
 _SESSION_FIELDS = ("session_id", "prompt_cache_key")
-_PACKED = (b"gzip", b"x-gzip", b"deflate")
+_PACKED = ("gzip", "x-gzip", "deflate")
 _ANY_WINDOW = 47  # of zlib: 32 KiB, gzip's head or zlib's
 _ID = re.compile(rb'(?<!\\)"id"\s*:\s*"((?:[^"\\]|\\.)*)"')
 _USAGE = re.compile(rb'(?<!\\)"(?:usage|meta_info)"\s*:\s*(?=\{)')
@@ -35,13 +37,14 @@ class Ends:
     """Beginning and end of what is passed through; memory is these.
 
     Args:
-        codings: What the answer is packed with, by its ``Content-Encoding``.
+        coding: What the answer is packed with, its ``Content-Encoding``.
     """
 
-    def __init__(self, codings: Sequence[bytes] = ()) -> None:
+    def __init__(self, coding: str = "") -> None:
         self._head, self._tail = bytearray(), bytearray()
-        packed = len(codings) == 1 and codings[0] in _PACKED
+        packed = coding.strip().lower() in _PACKED
         self._unpack = zlib.decompressobj(_ANY_WINDOW) if packed else None
+        self._left = _UNPACKED_BYTES
 
     def add(self, chunk: bytes) -> None:
         """The next part."""
@@ -49,8 +52,10 @@ class Ends:
             self._keep(chunk)
             return
         with suppress(zlib.error):
-            while chunk and not self._unpack.eof:
-                self._keep(self._unpack.decompress(chunk, KEPT_TAIL_BYTES))
+            while chunk and not self._unpack.eof and self._left > 0:
+                part = self._unpack.decompress(chunk, KEPT_TAIL_BYTES)
+                self._left -= len(part)
+                self._keep(part)
                 chunk = self._unpack.unconsumed_tail
 
     def _keep(self, chunk: bytes) -> None:
@@ -64,7 +69,7 @@ class Ends:
         """Id and token counts, as far as the answer has them."""
         found = _ID.search(self._head)
         row: Record = {"id": veil.name(_plain(found[1]))} if found else {}
-        for match in reversed(list(_USAGE.finditer(self._tail))):
+        for match in reversed(list(_USAGE.finditer(self._tail))[-_TRIES:]):
             try:
                 text = self._tail[match.end() :].decode("utf-8", "replace")
                 usage, _ = json.JSONDecoder().raw_decode(text)
@@ -99,7 +104,7 @@ def _is_count(value: Any) -> bool:
     """Whether these are token counts: a server may say anything."""
     if isinstance(value, dict):
         return bool(value) and all(map(_is_count, value.values()))
-    return type(value) is int and 0 <= value < 2**31
+    return type(value) is int and 0 <= value < _MOST_TOKENS
 
 
 def session_of(headers: Mapping[str, str], body: Mapping[str, Any], veil: Veil) -> Record:
@@ -143,13 +148,18 @@ def _texts(body: Mapping[str, Any]) -> Iterator[str]:
                 yield json.dumps(each, ensure_ascii=False, sort_keys=True)
 
 
+def text_block_bytes(text: bytes, tokens: int, grain: int) -> float | None:
+    """Bytes of text that ``grain`` tokens have in a prompt; None where that does not show."""
+    return len(text) / tokens * grain if _LEAST_TOKENS <= tokens <= len(text) else None
+
+
 def text_ids(text: bytes, tokens: int, block_bytes: float, veil: Veil) -> list[int]:
     """Ids of as many blocks as a prompt of that many tokens fills, made of its text.
 
     Two prompts share ids as far as their texts are the same. The last id stands for all the text
     that is left, so that prompts that differ anywhere are not the same.
     """
-    blocks = tokens // veil.grain
+    blocks = min(tokens, len(text) + _UNSEEN_TOKENS) // veil.grain
     edges = [round(number * block_bytes) for number in range(blocks)]
     pieces = [text[a:b] for a, b in zip(edges, [*edges[1:], None], strict=True)]
     return list(chained(map(veil.name, pieces)))

@@ -44,13 +44,17 @@ class Veil:
         ``extra``: what else distinguishes blocks of equal tokens: an adapter, an image, a tenant.
 
         Raises:
-            OverflowError, TypeError: They are no tokens.
+            TypeError: They are no tokens.
         """
         start = self._tokens
         if extra is not None:
             start = start.copy()
             start.update(repr(extra).encode("utf-8", "surrogatepass"))
-        packed, step = array("q", tokens).tobytes(), grain * 8
+        try:
+            packed = array("q", tokens).tobytes()
+        except OverflowError:  # no server has such tokens; the row is kept
+            packed = array("Q", (token % 2**64 for token in tokens)).tobytes()
+        step = grain * 8
         numbers = []
         for begin in range(0, len(packed) - step + 1, step):
             found = start.copy()

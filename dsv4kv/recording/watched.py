@@ -15,6 +15,7 @@ from pydantic_core import from_json
 from dsv4kv.recording.folder import STREAMS, WHERE, Record, segments
 from dsv4kv.recording.metrics import Counted, Values
 from dsv4kv.recording.server import Held, Server, family_of, settings_in, used_share
+from dsv4kv.recording.source import count_requests
 
 _BY_SOURCE = {
     "vllm:prompt_tokens_cached_by_source": "source",
@@ -154,7 +155,7 @@ class Watched:
             max(0.0, self.clock() - self._now_s),
             {name: pair for name, pair in by.items() if pair[1]},
             _by_source(grown) or _answered_by_source(answered),
-            len({row.get("id", number) for number, row in enumerate(self._rows)}),
+            count_requests(self._rows),
             stored,
             removed,
             None if preempted is None else int(preempted),

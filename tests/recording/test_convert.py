@@ -8,6 +8,8 @@ import pytest
 from dsv4kv.errors import TraceError
 from dsv4kv.recording.convert import describe, read_recording
 from dsv4kv.recording.folder import Record, Recording
+from dsv4kv.recording.run import Live
+from dsv4kv.recording.source import count_requests
 
 
 def recorded(folder: Path, rows: list[Record]) -> Path:
@@ -77,3 +79,29 @@ def test_requests_of_unknown_length_are_left_out_and_that_is_told(tmp_path: Path
 def test_where_no_length_is_known_the_sentence_says_why(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="2 requests recorded, and of none is the length known"):
         read_recording(recorded(tmp_path, [ASKED, ASKED]))
+
+
+def test_every_exchange_is_a_request_whatever_its_answers_id(tmp_path: Path) -> None:
+    rows = [ASKED | {"arrival_s": float(n), "input_tokens": 64 + n, "id": 7} for n in range(240)]
+    log: Record = {"source": "requests:0:1", "id": 7, "arrival_s": 500.0, "input_tokens": 64}
+    live = Live()
+    for row in [*rows, log]:
+        live.hear("requests", row)
+    read = read_recording(recorded(tmp_path, [*rows, log]))
+    assert [each.input_tokens for each in read.requests] == [64 + n for n in range(240)]
+    assert (live.requests, count_requests([log, *rows])) == (240, 240)
+
+
+@pytest.mark.parametrize("first", ["log", "proxy"])
+def test_what_a_log_says_of_an_exchange_is_of_that_request(first: str, tmp_path: Path) -> None:
+    log: Record = {"source": "requests:0:1", "id": 7, "arrival_s": 0.5, "cached_tokens": 32}
+    log |= {"ids": [5], "input_tokens": 64}
+    exchange = ASKED | {"id": 7, "input_tokens": 64, "ids": [9], "ids_of": "text"}
+    rows = [log, exchange] if first == "log" else [exchange, log]
+    live = Live()
+    for row in rows:
+        live.hear("requests", row)
+    read = read_recording(recorded(tmp_path, rows))
+    (request,) = read.requests
+    assert (request.prefix_hashes, read.ids_of, read.cached_tokens) == ((5,), ["tokens"], [32])
+    assert (live.requests, count_requests(rows)) == (1, 1)

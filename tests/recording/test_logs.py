@@ -147,3 +147,10 @@ def test_a_line_that_was_damaged_is_a_row_or_none(name: str, data: st.DataObject
     junk = data.draw(st.sampled_from(["", "null", "-1", '"', "[]", "1e999", "{}", "x", "9" * 40]))
     read_line(line[:at] + junk + line[at + len(junk) :], VEIL)
     read_line(line[:at], VEIL)
+
+
+def test_a_token_of_more_than_63_bits_loses_no_row() -> None:
+    line = LINES["sglang"].read_text("utf-8").splitlines()[0]
+    row = read_line(line.replace("[1, 2, 3,", f"[{2**63}, 2, 3,"), VEIL)
+    assert row is not None
+    assert (row["input_tokens"], len(row["ids"])) == (199, 3)

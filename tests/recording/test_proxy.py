@@ -276,7 +276,9 @@ def test_a_client_that_leaves_in_the_middle_of_its_request_is_written(tmp_path: 
         async with scene(tmp_path) as here:
             address = urlsplit(here.url)
             _, writer = await asyncio.open_connection(address.hostname, address.port)
-            writer.write(f"POST {COMPLETIONS} HTTP/1.1\r\nContent-Length: 100\r\n\r\n{{".encode())
+            writer.write(
+                f"POST {COMPLETIONS} HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{{".encode()
+            )
             await writer.drain()
             writer.close()
             row = await here.row()

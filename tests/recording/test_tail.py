@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kv.errors import ConfigError
+from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.recording.folder import Record, Recording, read_stream
 from dsv4kv.recording.tail import RequestLog
 from dsv4kv.recording.veil import Veil
@@ -125,3 +125,17 @@ def test_a_log_that_is_not_there_is_refused(tmp_path: Path) -> None:
         pytest.raises(ConfigError, match="there is no such log"),
     ):
         RequestLog(0, tmp_path / "log", recording, Veil(recording.salt))
+
+
+def test_a_log_of_which_no_line_is_understood_is_an_error(tmp_path: Path) -> None:
+    log, folder = tmp_path / "log", tmp_path / "recording"
+    log.write_text("INFO started\n" * 3)
+    with pytest.raises(TraceError, match="3 lines read, and none is of a log of requests"):
+        read(folder, log)
+    log.write_text(line(1))
+    assert read(folder, log) == [1]
+    with log.open("a") as file:
+        file.write("INFO nothing to do\n")
+    assert read(folder, log) == [1]
+    log.write_text("")
+    assert read(tmp_path / "other", log) == []

@@ -245,7 +245,7 @@ def test_the_command_is_printed_so_that_a_shell_takes_it(nsys: Tool) -> None:
     words = shlex.split(result.stdout)
     assert words[:2] == [str(nsys.path), "profile"]
     program = words[words.index(sys.executable) :]
-    assert program[1:5] == ["-m", "dsv4kv", "profile", "smoke"]
+    assert program[1:6] == ["-P", "-m", "dsv4kv", "profile", "smoke"]
     assert "workload.trace=my trace's.jsonl" in program
     assert program[-2] == "--child"
     assert nsys.calls() == []
@@ -255,8 +255,7 @@ def test_the_command_is_printed_so_that_a_shell_takes_it(nsys: Tool) -> None:
 def test_a_printed_command_does_what_it_says(nsys: Tool) -> None:
     result = profile("--nsys", "--print-command", "--out", "elsewhere")
     words = shlex.split(result.stdout)
-    python, _, package, *program = words[words.index(sys.executable) :]
-    assert (python, package) == (sys.executable, "dsv4kv")
+    program = words[words.index("dsv4kv") + 1 :]
     CliRunner(env=TERMINAL).invoke(app, program, catch_exceptions=False)
     (told,) = Path("elsewhere").rglob("run.json")
     (case,) = load_record(told).cases

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult
 
 from pydantic_core import from_json
 
@@ -18,6 +18,7 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.probe.questioner import Answer, Prompt, Refused, Spent, Unreachable
 from dsv4kv.recording.logs import cached_by
 from dsv4kv.recording.metrics import MOST_BYTES, Values, parse
+from dsv4kv.recording.source import HTTP, parse_url
 
 if TYPE_CHECKING:
     from dsv4kv.recording.http import Answer as Response
@@ -272,16 +273,13 @@ class _Heard:
 
 
 def _address(url: str) -> SplitResult:
-    parts = urlsplit(url if "://" in url else f"http://{url}")
-    try:
-        good = parts.scheme in {"http", "https"} and parts.hostname and (parts.port or 1)
-    except ValueError:
-        good = False
-    if not good or "@" in parts.netloc:
-        raise ConfigError(
-            f"{parts.netloc.rpartition('@')[2] or url!r} is no address of a server: give "
-            f"http://HOST:PORT, and a key in {KEYS[0]}."
-        )
+    sentence = (
+        f"{url.rpartition('@')[2]!r} is no address of a server: give http://HOST:PORT, and a key "
+        f"in {KEYS[0]}."
+    )
+    parts = parse_url(url if "://" in url else f"http://{url}", HTTP, sentence)
+    if "@" in parts.netloc:
+        raise ConfigError(sentence)
     path = parts.path.rstrip("/")
     return parts._replace(path=path.removesuffix("/v1"))
 

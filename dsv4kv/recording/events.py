@@ -16,7 +16,6 @@ from pathlib import Path
 from threading import Event as Stop
 from time import monotonic
 from typing import Any
-from urllib.parse import urlsplit
 
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.reading import read_document
@@ -31,7 +30,7 @@ from dsv4kv.recording.sequence import (
     Unread,
     parse,
 )
-from dsv4kv.recording.source import missing_package
+from dsv4kv.recording.source import missing_package, parse_url
 from dsv4kv.recording.veil import LEAST_TOKENS, Veil
 from dsv4kv.recording.wire import Event, Removed, Stored, Unreadable
 
@@ -248,18 +247,16 @@ def ranks_of(url: str, ranks: int) -> list[str]:
     Raises:
         ConfigError: It is no such address.
     """
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError:
-        parts, port = urlsplit(""), None
-    if parts.scheme == "ipc" and ranks == 1:
+    sentence = (
+        f"{url!r} is not the address of a publisher: give tcp://HOST:PORT, as the server's "
+        "--kv-events-config has it (with its host in place of *)."
+    )
+    if url.startswith("ipc://") and ranks == 1:
         return [url]
-    if parts.scheme != "tcp" or not parts.hostname or not port or port + ranks > 2**16:
-        raise ConfigError(
-            f"{url!r} is not the address of a publisher: give tcp://HOST:PORT, as the server's "
-            "--kv-events-config has it (with its host in place of *)."
-        )
+    parts = parse_url(url, ("tcp",), sentence)
+    port = parts.port
+    if not port or port + ranks > 2**16:
+        raise ConfigError(sentence)
     host = parts.netloc.rpartition(":")[0]
     return [f"tcp://{host}:{port + rank}" for rank in range(ranks)]
 

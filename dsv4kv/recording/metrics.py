@@ -9,10 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from math import isfinite
 from threading import Event as Stop
 from typing import Any
-from urllib.parse import urlsplit
 
-from dsv4kv.errors import ConfigError
 from dsv4kv.recording.folder import Recording
+from dsv4kv.recording.source import HTTP, parse_url
 
 Values = dict[str, float]
 
@@ -165,8 +164,8 @@ class Metrics:
         Raises:
             ConfigError: It is no address of a page.
         """
-        if urlsplit(url).scheme not in {"http", "https"} or not urlsplit(url).hostname:
-            raise ConfigError(f"{url!r} is no page of metrics: give http://HOST:PORT/metrics.")
+        shown = url.rpartition("@")[2]
+        parse_url(url, HTTP, f"{shown!r} is no page of metrics: give http://HOST:PORT/metrics.")
         self._name, self._url, self._every_s = f"metrics:{number}", url, every_s
         self._recording = recording
         self._settings: dict[str, str] = {}

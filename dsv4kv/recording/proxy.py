@@ -20,7 +20,7 @@ from logging import CRITICAL, Logger
 from threading import Event as Stop
 from time import monotonic, time
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote
 
 from aiohttp import (
     ClientError,
@@ -38,7 +38,7 @@ from yarl import URL
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.recording.folder import Record, Recording
 from dsv4kv.recording.http import fail_with_connection
-from dsv4kv.recording.source import PROXY
+from dsv4kv.recording.source import HTTP, PROXY, parse_url
 from dsv4kv.recording.usage import (
     Ends,
     parse_body,
@@ -77,7 +77,7 @@ class Address:
 
     host: str
     port: int
-    upstream: str
+    upstream: SplitResult
 
     @property
     def is_public(self) -> bool:
@@ -93,14 +93,12 @@ def parse_address(text: str) -> Address:
     """
     listen, _, upstream = text.partition("=")
     host, _, port = listen.rpartition(":")
-    try:
-        url = urlsplit(upstream)
-        good = url.scheme in {"http", "https"} and url.hostname and (url.port or 1)
-    except ValueError:
-        good = False
-    if not good or not port.isdecimal() or not 0 <= int(port) < 2**16:
-        raise ConfigError(f"--proxy {text}: give PORT=URL, such as 8001=http://127.0.0.1:8000.")
-    return Address(host.strip("[]") or _LOOPBACK, int(port), upstream.rstrip("/"))
+    shown = f"{listen}={upstream.rpartition('@')[2]}"
+    sentence = f"--proxy {shown}: give PORT=URL, such as 8001=http://127.0.0.1:8000."
+    own = parse_url(f"tcp://{host or _LOOPBACK}:{port}", ("tcp",), sentence)
+    if own.hostname is None or own.port is None:
+        raise ConfigError(sentence)
+    return Address(own.hostname, own.port, parse_url(upstream.rstrip("/"), HTTP, sentence))
 
 
 class _Fault(Exception):
@@ -219,7 +217,7 @@ class Proxy:
         """``number``: of the proxy among the ``proxies`` of the recording."""
         self._name, self._address = f"{PROXY}{number}", address
         self._recording, self._veil = recording, veil
-        url = urlsplit(address.upstream)
+        url = address.upstream
         self._url = url._replace(netloc=url.netloc.rpartition("@")[2], query="", fragment="")
         self._credentials = ""
         if url.username is not None:

@@ -1,14 +1,16 @@
 """What every source of a recording is: something that runs until it is stopped."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from threading import Event
 from typing import Protocol
+from urllib.parse import SplitResult, urlsplit
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.recording.folder import Record
 
 PROXY = "proxy:"
 """How the name of a proxy begins, as a source."""
+HTTP = ("http", "https")
 
 
 class Source(Protocol):
@@ -20,6 +22,24 @@ class Source(Protocol):
         Raises:
             Dsv4kvError: It cannot listen, or the recording cannot be written.
         """
+
+
+def parse_url(url: str, schemes: Collection[str], sentence: str) -> SplitResult:
+    """The parts of an address that has a host, of one of the schemes.
+
+    Raises:
+        ConfigError: It is none; with the sentence.
+    """
+    try:
+        url.encode()  # which fails at half characters, as the next does at long names
+        parts = urlsplit(url)
+        host = (parts.hostname or "").encode("idna").decode()
+        good = parts.scheme in schemes and host and host.isprintable() and (parts.port or True)
+    except ValueError:
+        good = False
+    if not good:
+        raise ConfigError(sentence)
+    return parts
 
 
 def missing_package(package: str) -> ConfigError:

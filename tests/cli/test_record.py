@@ -62,6 +62,36 @@ def lines(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+ODD_URLS = (
+    "[/b]", "http://[", "http://]", "http://[::1%]", "http://x\u2100y", "http://x:99999999",
+    "http://x:" + "9" * 5_000, "http://\udcff", "http://a..b", "http://" + "x" * 300, "http://x\0y",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "probe {url}",
+        "probe http://127.0.0.1:9 --metrics {url}",
+        "record recording --seconds 0 --metrics {url}",
+        "record recording --seconds 0 --proxy 0={url}",
+        "record recording --seconds 0 --proxy {host}:0=http://127.0.0.1:9",
+        "record recording --seconds 0 --proxy 127.0.0.1:{host}=http://127.0.0.1:9",
+        "record recording --seconds 0 --events {tcp}",
+        "record recording --seconds 0 --events tcp://127.0.0.1:9 --replay {tcp}",
+    ],
+)
+@pytest.mark.parametrize("url", ODD_URLS, ids=range(len(ODD_URLS)))
+def test_an_address_that_is_none_is_a_sentence(
+    words: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    host = url.removeprefix("http://")
+    done = run(*(word.format(url=url, host=host, tcp=f"tcp://{host}") for word in words.split()))
+    assert done.exit_code == 2, done.output
+    assert re.search(r"(?m)^error: .*: give (http|tcp|PORT)", done.stderr)
+
+
 def test_a_recording_becomes_a_trace_in_order_of_arrival(asked: Path, tmp_path: Path) -> None:
     done = run("trace", "convert", asked, tmp_path / "trace.jsonl")
     assert done.exit_code == 0, done.output

@@ -430,7 +430,7 @@ def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
 
 def test_only_this_machine_reaches_a_proxy_unless_a_host_is_named() -> None:
     own, named = parse_address("8001=http://h:8000"), parse_address("0.0.0.0:8001=http://h:8000/")
-    assert (own.host, own.port, own.upstream, own.is_public) == (
+    assert (own.host, own.port, own.upstream.geturl(), own.is_public) == (
         "127.0.0.1",
         8001,
         "http://h:8000",

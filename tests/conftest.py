@@ -46,8 +46,11 @@ gc.disable()
 # Settings of whatever project the tests run in are not theirs.
 os.environ["DSV4KV_NO_SETTINGS"] = "1"
 
-# Nor is the terminal's width: what is printed is as wide as in a pipe, but where a test says so.
-os.environ.pop("COLUMNS", None)
+# Nor is the terminal: what is printed is as in a pipe, but where a test says so. GITHUB_ACTIONS
+# makes typer write to a terminal.
+_TERMINAL = {"COLUMNS", "LINES", "TERMINAL_WIDTH", "FORCE_COLOR", "NO_COLOR", "PY_COLORS"}
+for _name in _TERMINAL | {"GITHUB_ACTIONS", "TTY_COMPATIBLE", "TTY_INTERACTIVE"}:
+    os.environ.pop(_name, None)
 
 # Hundreds of processes import this package: each would compile it anew. Workers start from here.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

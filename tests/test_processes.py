@@ -23,7 +23,10 @@ FAMILY = (
 DEAF = (
     sys.executable,
     "-c",
-    "import signal, time\nfor s in (1, 2, 15): signal.signal(s, signal.SIG_IGN)\ntime.sleep(600)",
+    (
+        "import signal, time\nfor s in (1, 2, 15): signal.signal(s, signal.SIG_IGN)\n"
+        "print('deaf', flush=True)\ntime.sleep(600)"
+    ),
 )
 
 
@@ -88,7 +91,10 @@ def test_signals_reach_the_whole_group() -> None:
 
 
 def test_a_child_that_hears_nothing_can_be_killed() -> None:
-    child = Child(DEAF)
+    reader, writer = os.pipe()
+    child = Child(DEAF, stdout=writer)
+    os.close(writer)
+    assert os.read(reader, 1)  # its signals are set
     (pid,) = grown_family(child, 1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         child.signal(number)
@@ -96,11 +102,11 @@ def test_a_child_that_hears_nothing_can_be_killed() -> None:
         child.wait(0.3)
     assert child.kill() == -signal.SIGKILL
     wait_for(lambda: not is_running(pid))
+    os.close(reader)
 
 
 def grown_family(child: Child, members: int) -> list[int]:
     wait_for(lambda: len(descendants(child._process.pid)) == members)
-    time.sleep(0.2)  # for the last to have set its signals
     return descendants(child._process.pid)
 
 

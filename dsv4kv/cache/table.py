@@ -74,15 +74,13 @@ class BlockTable:
                 that is given back and is another request's, too, does not.
         """
         lacking: Ids = needed - self.held[slots]
-        if not np.count_nonzero(lacking):
+        if int(np.add.reduce(np.abs(lacking))) <= self.allocator.num_free:
             return lacking
-        short = int(np.add.reduce(lacking)) - self.allocator.num_free
-        if np.count_nonzero(lacking < 0):
+        short = int(np.add.reduce(np.maximum(lacking, 0))) - self.allocator.num_free
+        if short > 0:
             rows, columns = self._surplus(slots, lacking)
-            if short + len(rows) > 0:
-                given = self._ids(self.blocks[:, rows, columns])
-                short += len(rows) - self.allocator.num_freed(given)
-        if short > 0 and np.count_nonzero(lacking > 0):
+            short -= self.allocator.num_freed(self._ids(self.blocks[:, rows, columns]))
+        if short > 0:
             raise OutOfBlocks(
                 f"the step needs {short} blocks more than the {self.allocator.num_free} free of "
                 f"{self.allocator.num_blocks}: raise cache.num_blocks, or lower concurrency or "

@@ -74,6 +74,8 @@ class BlockTable:
                 that is given back and is another request's, too, does not.
         """
         lacking: Ids = needed - self.held[slots]
+        if not np.count_nonzero(lacking):
+            return lacking
         if int(np.add.reduce(np.abs(lacking))) <= self.allocator.num_free:
             return lacking
         short = int(np.add.reduce(np.maximum(lacking, 0))) - self.allocator.num_free

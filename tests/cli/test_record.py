@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from dsv4kv import __version__
 from dsv4kv.cli import app
 from dsv4kv.recording.folder import Recording, read_stream
+from tests.ports import free_port
 from tests.recording.frames import frames, stored
 from tests.recording.serving import serving
 from tests.tour import PLACES, Runner
@@ -294,12 +295,6 @@ def test_whatever_ends_it_no_finished_request_is_lost(number: int, tmp_path: Pat
         signal.signal(signal.SIGINT, before)
     assert [row["input_tokens"] for row in read_stream(folder, "requests")] == [300] * count
     assert [note["what"] for note in read_stream(folder, "notes")] == ["start", "stop"]
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def accepts(port: int) -> bool:

@@ -29,8 +29,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # Machines that run the tests may be busy: an example that takes long is no defect.
 _PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# A check draws the same ones every time; `make full` looks for others.
 for _name, _examples in {"fast": 10, "check": 20, "full": WHOLE}.items():
-    settings.register_profile(_name, parent=_PATIENT, max_examples=_examples)
+    settings.register_profile(
+        _name, parent=_PATIENT, max_examples=_examples, derandomize=_name != "full"
+    )
 settings.load_profile(os.environ.get("DSV4KV_HYPOTHESIS", "full" if FULL else "check"))
 
 # Nor does a run that takes long here print that it goes on.

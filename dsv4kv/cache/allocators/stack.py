@@ -110,7 +110,7 @@ class BlockAllocator:
 
     def num_freed(self, ids: Ids) -> int:
         """Blocks of each lane that ``release`` of held ``ids`` would free: all."""
-        return ids.shape[-1]
+        return ids.size // self.lanes
 
     def check_held(self, ids: Ids) -> None:
         """Raise ``NotOwner`` unless every block is held and none is named twice."""

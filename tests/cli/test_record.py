@@ -285,7 +285,7 @@ def test_whatever_ends_it_no_finished_request_is_lost(number: int, tmp_path: Pat
                 await asyncio.sleep(0.05)
             await ask(f"http://127.0.0.1:{port}")
             process.send_signal(number)
-            assert await asyncio.wait_for(process.wait(), 60) == 0
+            assert await asyncio.wait_for(process.wait(), 300) == 0
 
     # What a shell began in the background ignores SIGINT, and children inherit that.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

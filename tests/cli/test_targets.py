@@ -132,6 +132,6 @@ def test_a_pipe_is_written_to_and_stays_a_pipe() -> None:
     reader.start()
     check_file(Path("pipe"))
     write_named(Path("pipe"), "{}\n", "--json")
-    reader.join(10)
+    reader.join(60)
     assert found == ["{}\n"]
     assert Path("pipe").is_fifo()

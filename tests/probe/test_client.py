@@ -300,7 +300,7 @@ def test_ctrl_c_prints_what_was_learned() -> None:
                 while len(heard) < 80 and running.poll() is None:
                     time.sleep(0.01)
                 running.send_signal(signal.SIGINT)
-                stdout, stderr = running.communicate(timeout=30)
+                stdout, stderr = running.communicate(timeout=300)
     finally:
         signal.signal(signal.SIGINT, ignored)
     assert running.returncode == 130, stderr

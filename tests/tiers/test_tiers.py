@@ -229,7 +229,7 @@ class Slow(PlainStore):
 
     def get(self, names: Sequence[str], into: Sequence[Bytes]) -> Found:
         self.asked.set()
-        self.let.wait(10)
+        self.let.wait(60)
         return super().get(names, into)
 
 
@@ -241,7 +241,7 @@ def test_best_effort_takes_what_has_come_and_fetches_no_more() -> None:
     prefix, slot = here.library.prefix(tokens_of(1, 300)), here.world.admit()
     here.upper.store.delete(list(objects(here.upper)))
     fetched = here.library.prefetch(prefix, "best_effort")
-    slow.asked.wait(10)
+    slow.asked.wait(60)
     fetched._stop.set()  # what ``settle`` does next
     slow.let.set()
     assert here.library.restore(prefix, slot, fetched=fetched).tokens == 0

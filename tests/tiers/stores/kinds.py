@@ -50,7 +50,7 @@ _NEEDS = {"redis": NEEDS_REDIS, "mooncake": NEEDS_MOONCAKE}
 KINDS = pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=[_NEEDS[kind]] if kind in _NEEDS else []) for kind in STORES]
 )
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 _running = ExitStack()
 atexit.register(_running.close)
 

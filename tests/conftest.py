@@ -11,6 +11,7 @@ import gc
 import os
 import sys
 from collections import defaultdict
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -281,6 +282,15 @@ THINNED = {
 }
 """How many variants of the dearest properties are tried, evenly among all; 0 where another test
 of a check has most of the property. ``make full`` tries every one."""
+
+
+@pytest.fixture
+def fresh_faults(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Judge faults on a day of 2026: their rows are in doubt after a day that each names."""
+    from dsv4kv.faults import judge
+
+    given, day = judge.judge, date(2026, 11, 26)
+    monkeypatch.setattr(judge, "judge", lambda subjects, faults, _: given(subjects, faults, day))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,7 +1,6 @@
 """``dsv4kv lint`` says what is wrong first, ends with a verdict, and reads what it is given."""
 
 import json
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +9,9 @@ from typer.testing import CliRunner
 
 from dsv4kv.cli import app
 from dsv4kv.errors import ConfigError
-from dsv4kv.faults.judge import judge
 
-DAY = date(2026, 11, 26)
+pytestmark = pytest.mark.usefixtures("fresh_faults")
 FAULTY = 'vllm serve deepseek-ai/DeepSeek-V4-Flash --speculative-config \'{"method":"mtp"}\''
-
-
-@pytest.fixture(autouse=True)
-def _when_the_table_was_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its rows are in doubt after a day that each names."""
-    monkeypatch.setattr(
-        "dsv4kv.faults.judge.judge", lambda subjects, faults, _: judge(subjects, faults, DAY)
-    )
 
 
 def run(*words: object) -> Any:

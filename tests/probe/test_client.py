@@ -146,8 +146,8 @@ def test_the_command_finds_the_rule_and_writes_no_key(
     assert document["spent"]["tokens"] <= 600 * 1024
     assert "at most 614,400 tokens in 300 s" in ended.stderr
     assert {key for _, _, key in heard} == {f"Bearer {KEY}"}
-    assert KEY not in ended.output + page.read_text()
-    assert "hits grow by 128 tokens" in page.read_text()
+    assert KEY not in ended.output + page.read_text("utf-8")
+    assert "hits grow by 128 tokens" in page.read_text("utf-8")
 
 
 def test_a_server_that_dies_ends_with_a_sentence_and_what_was_learned() -> None:
@@ -296,7 +296,7 @@ def test_ctrl_c_prints_what_was_learned() -> None:
     try:
         with serving(slow(0.01)) as (url, heard):
             command = [sys.executable, "-m", "dsv4kv", "probe", url, "--seed", "1"]
-            with subprocess.Popen(command, stdout=-1, stderr=-1, text=True) as running:
+            with subprocess.Popen(command, stdout=-1, stderr=-1, encoding="utf-8") as running:
                 while len(heard) < 80 and running.poll() is None:
                     time.sleep(0.01)
                 running.send_signal(signal.SIGINT)

@@ -11,7 +11,7 @@ before their parents.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from itertools import pairwise
 from typing import Protocol
 
@@ -261,14 +261,6 @@ class RunTree:
         self.layout = layout
         self.root = Run(None, b"", 0, 0, NO_IDS)
         self.num_runs = 0
-
-    def runs(self) -> Iterator[Run]:
-        """All runs below the root."""
-        left = [self.root]
-        while left:
-            children = (left.pop().children or {}).values()
-            yield from children
-            left += children
 
     def walk(self, above: Run, data: bytes) -> tuple[Run, int]:
         """Follow a chain that goes on after a run.

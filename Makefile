@@ -8,7 +8,7 @@ CONFIG ?= default
 
 ENGINES ?= build/engines
 
-.PHONY: bench check check-fast claims clean compilers endure engines full fuzz house kills python site tour traces
+.PHONY: bench check check-fast claims clean compilers endure engines full fuzz house kills python shuffle site tour traces
 
 bench: $(VENV)/installed
 	$(BIN)/dsv4kv bench $(CONFIG)
@@ -34,6 +34,11 @@ full: $(VENV)/installed-test
 	DSV4KV_FULL=1 DSV4KV_COMPILERS=1 DSV4KV_WHOLE_TRACES=1 \
 	  $(BIN)/pytest --numprocesses auto --dist worksteal
 
+# The suite in ten random orders, to find tests that need another one to have run; two hours.
+shuffle: $(VENV)/installed-test
+	for seed in 1 2 3 4 5 6 7 8 9 10; do $(BIN)/pytest --numprocesses auto --dist worksteal -q \
+	  --random-order-bucket=module --random-order-seed=$$seed || exit; done
+
 # Machine code of every kernel by every NVRTC that has a baseline; `check` asks the newest.
 compilers: $(VENV)/installed-test
 	DSV4KV_COMPILERS=1 $(BIN)/pytest tests/kernels/test_compile.py
@@ -43,7 +48,7 @@ compilers: $(VENV)/installed-test
 traces: $(VENV)/installed-test
 	DSV4KV_WHOLE_TRACES=1 $(BIN)/pytest tests/prefix/test_policies_libcachesim.py tests/engines/test_rules.py
 
-# A million operations of every allocator, index and cache, with interruptions; about an hour.
+# A million operations of every allocator, index and cache; about an hour.
 endure: $(VENV)/installed-test
 	DSV4KV_ENDURANCE_OPERATIONS=1000000 \
 	  $(BIN)/pytest --numprocesses auto tests/cache/test_endurance.py

@@ -49,6 +49,7 @@ def output_of(session: str) -> str:
     return re.sub(r" +$", "", output, flags=re.MULTILINE).strip("\n") + "\n"
 
 
+@pytest.mark.usefixtures("fresh_faults")
 @pytest.mark.parametrize("session", sessions(), ids=lambda text: text.splitlines()[0])
 def test_a_command_prints_what_the_page_says(
     session: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

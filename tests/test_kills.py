@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /pro
 KILLS = int(os.environ.get("DSV4KV_KILLS", "3"))
 LONGEST_S = 6.0  # what a command takes on a machine that has other work
 KEPT, OLD = 3, 6  # records that are never to go, and those that `results prune` may remove
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 _SMALL = [word for setting in TINY for word in ("--set", setting)]
 COMMANDS = {

@@ -57,17 +57,10 @@ class CheckpointPool:
                 f"slot {slot} has {tokens} tokens: checkpoints are at multiples of "
                 f"{CHECKPOINT_TOKENS}."
             )
-        taken: Ids | None = None
-        try:
-            taken = self._numbers.acquire(1)
-            checkpoint = int(taken[0])
-            for theirs, mine in self._pairs():
-                mine[checkpoint].copy_(theirs[slot], non_blocking=True)
-            return checkpoint
-        except BaseException:
-            if taken is not None:
-                self._numbers.release(taken)
-            raise
+        checkpoint = int(self._numbers.acquire(1)[0])
+        for theirs, mine in self._pairs():
+            mine[checkpoint].copy_(theirs[slot], non_blocking=True)
+        return checkpoint
 
     def restore(self, checkpoint: int, slot: int) -> None:
         """Put a checkpoint back, into any slot; raises ``NotOwner`` if it was released."""
@@ -143,8 +136,7 @@ def resume_request(
         NotOwner: No request runs in the slot, the checkpoint was released, or a block of the
             prefix is free by now.
         CacheError: The slot holds something already, or the blocks are too few.
-        In every case, and whatever exception comes in between, the slot holds nothing and every
-        block is whose it was.
+        In every case nothing has changed.
     """
     table, allocator = shared_table(manager)
     manager.check_running(np.array([slot]))
@@ -153,44 +145,24 @@ def resume_request(
         raise CacheError(f"slot {slot} has tokens already: resume before its first step.")
     block_tokens = manager.plan.schemas[0].block_tokens
     whole, needed = tokens // block_tokens, int(table.blocks_for(np.array(tokens)))
-    prefix, own = as_ids(blocks[:needed]), None
+    prefix = as_ids(blocks[:needed])
     if len(prefix) < needed or not 0 <= tokens <= manager.plan.max_context_tokens:
         raise CacheError(
             f"{len(blocks)} blocks of {block_tokens} tokens and rows of "
             f"{manager.plan.max_context_tokens} cannot hold a prefix of {tokens} tokens. "
             "Nothing was changed."
         )
-    try:
-        # Its own last block is not made of the prefix's, that which is copied included.
-        own = allocator.allocate_memory_blocks(needed - whole, prefix)
-        if own is None:
-            raise out_of("blocks", 1, allocator.num_free, allocator.num_blocks)
-        if needed > whole and backend is not None:
-            _copy_pages(manager, backend, prefix[whole:], own)
-        checkpoints.restore(checkpoint, slot)
-        table.adopt(slot, np.concatenate([prefix[:whole], own]))
-        manager.tokens[slot] = tokens
-        if needed > whole:
-            allocator.release(prefix[whole:])
-    except BaseException:
-        if own is not None:
-            _give_up(manager, slot)
-            table.forget(slot)
-            allocator.release(np.concatenate([prefix, own]))
-        raise
-
-
-def undo_resume(manager: KVCacheManager, slot: int) -> None:
-    """Let a request that resumed, and has done nothing since, be as it was admitted."""
-    _give_up(manager, slot)
-    shared_table(manager)[0].clear(slot)
-
-
-def _give_up(manager: KVCacheManager, slot: int) -> None:
-    """Let a slot be as if it had just been admitted."""
-    manager.tokens[slot] = 0
-    for states in manager.states.values():
-        states.reset_slot(slot)
+    # Its own last block is not made of the prefix's, that which is copied included.
+    own = allocator.allocate_memory_blocks(needed - whole, prefix)
+    if own is None:
+        raise out_of("blocks", 1, allocator.num_free, allocator.num_blocks)
+    if needed > whole and backend is not None:
+        _copy_pages(manager, backend, prefix[whole:], own)
+    checkpoints.restore(checkpoint, slot)
+    table.adopt(slot, np.concatenate([prefix[:whole], own]))
+    manager.tokens[slot] = tokens
+    if needed > whole:
+        allocator.release(prefix[whole:])
 
 
 def _copy_pages(manager: KVCacheManager, backend: Backend, sources: Ids, targets: Ids) -> None:

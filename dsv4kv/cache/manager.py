@@ -188,17 +188,10 @@ class KVCacheManager:
                 f"all {self.plan.num_slots} slots are taken: raise cache.num_slots, or lower "
                 "concurrency."
             )
-        taken: Ids | None = None
-        try:
-            taken = self._slots.acquire(1)
-            slot = int(taken[0])
-            for states in self.states.values():
-                states.reset_slot(slot)
-            return slot
-        except BaseException:
-            if taken is not None:
-                self._slots.release(taken)
-            raise
+        slot = int(self._slots.acquire(1)[0])
+        for states in self.states.values():
+            states.reset_slot(slot)
+        return slot
 
     def release_request(self, slot: int, generation: int) -> None:
         """Give back a request's slot and blocks.
@@ -210,19 +203,12 @@ class KVCacheManager:
         Raises:
             NotOwner: No request runs in the slot, or another one by now.
         """
-        ids, rows, left = np.array([slot], dtype=np.int64), list[Ids](), None
-        try:
-            left = self._slots.release(ids, np.array([generation]))
-            rows.extend(table.clear(slot) for table in self.tables)
-            if self.device_tables is not None:
-                self.device_tables.release(slot)
-            self.tokens[slot] = 0
-        except BaseException:
-            for table, row in zip(self.tables, rows, strict=False):
-                table.restore(slot, row)
-            if left is not None:
-                self._slots.take_back(ids)
-            raise
+        self._slots.release(np.array([slot], dtype=np.int64), np.array([generation]))
+        for table in self.tables:
+            table.clear(slot)
+        if self.device_tables is not None:
+            self.device_tables.release(slot)
+        self.tokens[slot] = 0
 
     def generation(self, slot: int) -> int:
         """Generation of a slot: grows with every request admitted to it."""

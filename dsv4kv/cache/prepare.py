@@ -5,7 +5,6 @@ from numpy.typing import ArrayLike
 
 from dsv4kv.cache.allocators.stack import Ids
 from dsv4kv.cache.manager import KVCacheManager
-from dsv4kv.cache.table import Change
 from dsv4kv.errors import CacheError, ContextOverflow
 
 
@@ -33,7 +32,7 @@ def prepare_forward(
             another request holds, too, is not free.
         ContextOverflow: A request would outgrow its table row.
         NotOwner: No request runs in a slot.
-        In every case, and whatever exception comes in between, nothing has changed.
+        In every case nothing has changed.
     """
     slots, before, after = (
         np.asarray(values, dtype=np.int64)
@@ -41,16 +40,9 @@ def prepare_forward(
     )
     _check(manager, slots, before, after)
     lacking = [table.missing(slots, table.blocks_for(after)) for table in manager.tables]
-    changes: list[Change | None] = []
-    try:
-        for table, blocks in zip(manager.tables, lacking, strict=True):
-            changes.append(table.change(slots, blocks))
-        manager.tokens[slots] = after
-    except BaseException:
-        for table, change in zip(manager.tables, changes, strict=False):
-            if change is not None:
-                table.undo(change)
-        raise
+    for table, blocks in zip(manager.tables, lacking, strict=True):
+        table.change(slots, blocks)
+    manager.tokens[slots] = after
 
 
 def _check(manager: KVCacheManager, slots: Ids, before: Ids, after: Ids) -> None:

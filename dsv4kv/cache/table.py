@@ -15,33 +15,6 @@ NO_BLOCK = -1
 Cells = tuple[Ids, Ids]
 """Rows and columns."""
 
-_NO_CELLS = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-
-
-class Change:
-    """A change of a table, as far as it has come.
-
-    Attributes:
-        slots: int64[B], whose rows change.
-        held: int64[B], blocks they held before.
-        emptied: Cells whose blocks are given back.
-        given: Those blocks.
-        num_freed: How many of them nobody holds now; None: none has been given back yet.
-        filled: Cells that get a block.
-        taken: Those blocks; None: none has been taken yet.
-    """
-
-    __slots__ = ("emptied", "filled", "given", "held", "num_freed", "slots", "taken")
-
-    def __init__(self, slots: Ids, held: Ids) -> None:
-        """Before anything has happened."""
-        self.slots, self.held = slots, held
-        self.emptied: Cells = _NO_CELLS
-        self.filled: Cells = _NO_CELLS
-        self.given: Ids = _NO_CELLS[0]
-        self.num_freed: int | None = None
-        self.taken: Ids | None = None
-
 
 class BlockTable:
     """Blocks held by every slot, and the free blocks after them.
@@ -97,12 +70,18 @@ class BlockTable:
         """Blocks each slot lacks, int64[B], negative where it holds too many. Changes nothing.
 
         Raises:
-            OutOfBlocks: More are lacking than are free or given back by the same change.
+            OutOfBlocks: More are lacking than are free or become so by the same change; a block
+                that is given back and is another request's, too, does not.
         """
         lacking: Ids = needed - self.held[slots]
         if not np.count_nonzero(lacking):
             return lacking
-        short = int(np.add.reduce(lacking)) - self.allocator.num_free
+        if int(np.add.reduce(np.abs(lacking))) <= self.allocator.num_free:
+            return lacking
+        short = int(np.add.reduce(np.maximum(lacking, 0))) - self.allocator.num_free
+        if short > 0:
+            rows, columns = self._surplus(slots, lacking)
+            short -= self.allocator.num_freed(self._ids(self.blocks[:, rows, columns]))
         if short > 0:
             raise OutOfBlocks(
                 f"the step needs {short} blocks more than the {self.allocator.num_free} free of "
@@ -111,90 +90,45 @@ class BlockTable:
             )
         return lacking
 
-    def change(self, slots: Ids, lacking: Ids) -> Change | None:
-        """Give back, then take what ``missing`` returned; ``undo`` takes what this returns.
-
-        Raises:
-            OutOfBlocks: A block that was given back is another request's, too, and so not free.
-                Nothing has changed.
-        """
+    def change(self, slots: Ids, lacking: Ids) -> None:
+        """Give back, then take what ``missing`` returned."""
         if not np.count_nonzero(lacking):
-            return None
+            return
         held = self.held[slots]
-        change = Change(slots, held)
-        try:
-            if np.count_nonzero(lacking < 0):
-                surplus = np.maximum(-lacking, 0)
-                rows, columns = change.emptied = _cells(slots, held - surplus, surplus)
-                change.given = self._ids(self.blocks[:, rows, columns])
-                change.num_freed = self.allocator.release(change.given)
-                self.returns += 1
-                self.blocks[:, rows, columns] = NO_BLOCK
-                self._note(rows, columns)
-            growth = np.maximum(lacking, 0)
-            rows, columns = change.filled = _cells(slots, held, growth)
-            change.taken = self.allocator.acquire(len(rows))
-            self.blocks[:, rows, columns] = change.taken
+        if np.count_nonzero(lacking < 0):
+            rows, columns = self._surplus(slots, lacking)
+            self.allocator.release(self._ids(self.blocks[:, rows, columns]))
+            self.returns += 1
+            self.blocks[:, rows, columns] = NO_BLOCK
             self._note(rows, columns)
-            self.held[slots] = held + lacking
-            return change
-        except BaseException:
-            self.undo(change)
-            raise
-
-    def undo(self, change: Change) -> None:
-        """Undo the last change as far as it has come."""
-        self.held[change.slots] = change.held
-        if change.taken is not None:
-            self.blocks[:, *change.filled] = NO_BLOCK
-            self.allocator.release(change.taken)
-        if change.num_freed is not None:
-            self.allocator.take_back(change.given)
-            self.blocks[:, *change.emptied] = change.given
+        rows, columns = _cells(slots, held, np.maximum(lacking, 0))
+        self.blocks[:, rows, columns] = self.allocator.acquire(len(rows))
+        self._note(rows, columns)
+        self.held[slots] = held + lacking
 
     def adopt(self, slot: int, blocks: Ids) -> None:
         """Let a slot hold blocks int64[n], whose references count it, after those it holds."""
         held = int(self.held[slot])
         end = held + len(blocks)
-        try:
-            self.blocks[:, slot, held:end] = blocks
-            self._note(np.full(len(blocks), slot), np.arange(held, end))
-            self.held[slot] = end
-        except BaseException:
-            self.blocks[:, slot, held:] = NO_BLOCK
-            self.held[slot] = held
-            raise
+        self.blocks[:, slot, held:end] = blocks
+        self._note(np.full(len(blocks), slot), np.arange(held, end))
+        self.held[slot] = end
 
-    def forget(self, slot: int) -> None:
-        """Let a slot hold nothing; its blocks keep their references."""
-        self.blocks[:, slot] = NO_BLOCK
+    def clear(self, slot: int) -> None:
+        """Give back all blocks of a slot."""
+        held = int(self.held[slot])
+        if not held:
+            return
+        row = self.blocks[:, slot, :held]
+        self.allocator.release(self._ids(row))
+        self.returns += 1
+        row[...] = NO_BLOCK
+        self._note(np.full(held, slot), np.arange(held))
         self.held[slot] = 0
 
-    def clear(self, slot: int) -> Ids:
-        """Give back all blocks of a slot; returns them, int64[n] or int64[lanes, n]."""
-        held = int(self.held[slot])
-        row, num_freed = self.blocks[:, slot, :held], None
-        ids = self._ids(row)
-        if not held:
-            return ids
-        try:
-            num_freed = self.allocator.release(ids)
-            self.returns += 1
-            row[...] = NO_BLOCK
-            self._note(np.full(held, slot), np.arange(held))
-            self.held[slot] = 0
-            return ids
-        except BaseException:
-            if num_freed is not None:
-                self.restore(slot, ids)
-            raise
-
-    def restore(self, slot: int, ids: Ids) -> None:
-        """Undo the last ``clear``, which returned ``ids``."""
-        held = ids.shape[-1]
-        self.allocator.take_back(ids)
-        self.blocks[:, slot, :held] = ids
-        self.held[slot] = held
+    def _surplus(self, slots: Ids, lacking: Ids) -> Cells:
+        surplus = np.maximum(-lacking, 0)
+        return _cells(slots, self.held[slots] - surplus, surplus)
 
     def _note(self, rows: Ids, columns: Ids) -> None:
         if self.changes is not None:

@@ -9,7 +9,7 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.prefix.index import Insertion, Keys, Lease
 from dsv4kv.prefix.policies import make_policy
 from dsv4kv.prefix.policies.contract import Policy
-from dsv4kv.prefix.store import New, PrefixStore, as_chain, whole
+from dsv4kv.prefix.store import New, PrefixStore, as_chain
 from dsv4kv.prefix.tree import Blocks, Ids, Rows, Run, path_to
 
 _MOST = 2**31 - 1
@@ -109,7 +109,6 @@ class PrefixCacheManager(PrefixStore):
     def store(self, run: Run, new: New) -> tuple[Insertion, Run]:
         """Store what is new of a chain; its row holds what was cached before, too."""
         for above in path_to(run):
-            self._keeper.tree.note(above)
             above.values = np.concatenate([new.values, *self._others(above, int(new.values[0]))])
         return super().store(run, new)
 
@@ -121,30 +120,26 @@ class PrefixCacheManager(PrefixStore):
         """Remember it of the tokens that a lease holds and of ``tokens``, which follow them."""
         return self.extend(lease, tokens, np.array([slot, version], dtype=np.int64))
 
-    @whole
     def find(self, tokens: Keys) -> Found:
         """Look up the longest prefix that a row still holds, and the row; counts as a use."""
-        lease = self._pin(tokens)
-        found = self._newest_row(lease)
-        self._release(lease)
-        return found
+        with self._lock:
+            lease = self._pin(tokens)
+            found = self._newest_row(lease)
+            self._release(lease)
+            return found
 
     def copy_kv(self, tokens: Keys, to_slot: int) -> Found:
         """Copy the longest prefix that a row still holds into a slot; kept while it is copied."""
         if self._copy is None:
             raise ConfigError("no copy_kv was given when the prefix cache was made.")
-        lease: Lease | None = None
+        lease = self.pin(tokens)
         try:
-            lease = self.pin(tokens)
             found = self._newest_row(lease)
             if found.length:
                 self._copy(found.slot, to_slot, found.length)
-            self.release(lease)
             return found
-        except BaseException:
-            if lease is not None and lease.run is not None:
-                self.release(lease)
-            raise
+        finally:
+            self.release(lease)
 
     def _newest_row(self, lease: Lease) -> Found:
         """The longest of what a lease holds that is still in a row."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from dsv4kv.cache.allocators.bitmask import NO_SLOT, SlotAllocator
 from dsv4kv.prefix.index import Lease, Tokens
-from dsv4kv.prefix.radix import Found, PrefixCacheManager
+from dsv4kv.prefix.radix import Found, PrefixCacheManager, encode_tokens
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class SlotScheduler:
 
     def begin(self, tokens: Tokens, found: Found) -> Seat | None:
         """Seat a prompt for which ``found`` was found; None if no slot is free."""
+        encode_tokens(tokens)  # refuses them before a slot is taken
         slots, length = self._slots, found.length
         valid = length > 0 and slots.version(found.slot) == found.version
         if valid and slots.is_free(found.slot) and self._written[found.slot] == length:
@@ -53,11 +54,7 @@ class SlotScheduler:
             return None
         if not valid or slot == found.slot:  # then the prefix is in its place, under a new version
             return self._seat(tokens, slot, length if valid else 0, 0)
-        try:
-            copied = self._cache.copy_kv(tokens[:length], slot).length
-        except BaseException:
-            slots.free(slot)
-            raise
+        copied = self._cache.copy_kv(tokens[:length], slot).length
         return self._seat(tokens, slot, copied, copied)
 
     def record(self, seat: Seat, tokens: Tokens) -> None:
@@ -73,8 +70,4 @@ class SlotScheduler:
         self._slots.free(seat.slot)
 
     def _seat(self, tokens: Tokens, slot: int, start: int, copied: int) -> Seat:
-        try:
-            return Seat(slot, start, copied, self._cache.pin(tokens))
-        except BaseException:
-            self._slots.free(slot)
-            raise
+        return Seat(slot, start, copied, self._cache.pin(tokens))

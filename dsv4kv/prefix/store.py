@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import suppress
-from functools import wraps
 from threading import RLock
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsv4kv.errors import ConfigError, Dsv4kvError, NotOwner, OutOfBlocks
+from dsv4kv.errors import ConfigError, NotOwner, OutOfBlocks
 from dsv4kv.prefix.index import IndexStats, Insertion, Keys, Lease, Match
 from dsv4kv.prefix.policies.contract import Policy
-from dsv4kv.prefix.tree import NO_IDS, Ids, Layout, Run, RunTree, Undo, identity, path_to
+from dsv4kv.prefix.tree import NO_IDS, Ids, Layout, Run, RunTree, identity, path_to
 
 
 class Keeper:
@@ -124,23 +121,6 @@ class Keeper:
             parts.append(self._evict_from(self._policy.choose(), missing))
         return np.concatenate(parts) if parts else NO_IDS
 
-    def recount(self, ends: Iterable[Run]) -> None:
-        """Count and offer anew after runs were put back; leases hold those down to ``ends``."""
-        runs = list(self.tree.runs())
-        offered = sorted(runs, key=lambda run: run.ticket)
-        for run in runs:
-            run.pins = run.ticket = 0
-        for end in ends:
-            for run in path_to(end):
-                run.pins += 1
-        self.tree.num_runs = len(runs)
-        self.cached = sum(run.length for run in runs)
-        self.held = sum(self.layout.count(run) for run in runs)
-        self.pinned = sum(self.layout.count(run) for run in runs if run.pins)
-        self._policy.recount(runs)
-        for run in offered:
-            self.offer(run)
-
     def _evict_from(self, run: Run, count: int) -> Ids:
         """Evict at most ``count`` values from the end of one run."""
         at = max(self.layout.cut(run, count), run.end - self._policy.limit(run))
@@ -178,40 +158,6 @@ class New(NamedTuple):
 
 Counts = tuple[int, int, int, int, int]
 """Requests that the policy knows; lookups, asked, hit, collisions as in ``IndexStats``."""
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def whole(
-    operation: Callable[Concatenate[Any, P], R],
-) -> Callable[Concatenate[Any, P], R]:
-    """An operation that happens whole or not at all, and one at a time.
-
-    Whatever exception comes on whatever line, all it did is undone; that it was a use may count
-    for what is evicted first. A refusal has changed nothing yet. No line is left out: it is still
-    undone on the last one, when the lock has been given back, unless another thread has begun.
-    """
-
-    @wraps(operation)
-    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        journal: list[Undo] | None = None
-        lock, keeper = self._lock, self._keeper
-        try:
-            lock.acquire()
-            counts, evicted = self._counts, keeper.evicted
-            journal = keeper.tree.journal = []
-            result = operation(self, *args, **kwargs)
-            lock.release()
-            return result
-        except BaseException as error:
-            if journal is not None and not isinstance(error, Dsv4kvError):
-                self._undo(journal, counts, evicted)
-            with suppress(RuntimeError):  # it has been given back, or was never taken
-                lock.release()
-            raise
-
-    return call
 
 
 class PrefixStore:
@@ -262,12 +208,11 @@ class PrefixStore:
         with self._lock:
             return self._find(keys)[1]
 
-    @whole
     def pin(self, keys: Keys) -> Lease:
         """Use the longest cached prefix: it is kept until the lease is released."""
-        return self._pin(keys)
+        with self._lock:
+            return self._pin(keys)
 
-    @whole
     def insert(self, keys: Keys, values: Ids) -> Insertion:
         """Store a chain; see ``PrefixIndex.insert``.
 
@@ -275,15 +220,15 @@ class PrefixStore:
             ConfigError: The values begin after the cached prefix or are too many.
         """
         keeper = self._keeper
-        run, new = self._enter(keeper.tree.root, keys, values)
-        request, lookups, asked, hit, collisions = self._counts
-        self._counts = request + 1, lookups, asked, hit, collisions
-        keeper.use(run, request)
-        insertion, run = self.store(run, new)
-        keeper.offer(run)
-        return insertion
+        with self._lock:
+            run, new = self._enter(keeper.tree.root, keys, values)
+            request, lookups, asked, hit, collisions = self._counts
+            self._counts = request + 1, lookups, asked, hit, collisions
+            keeper.use(run, request)
+            insertion, run = self.store(run, new)
+            keeper.offer(run)
+            return insertion
 
-    @whole
     def extend(self, lease: Lease, keys: Keys, values: Ids) -> Insertion:
         """Store what follows what a lease holds; see ``PrefixIndex.extend``.
 
@@ -291,26 +236,27 @@ class PrefixStore:
             ConfigError: The values begin after the cached prefix or are too many.
             NotOwner: The lease has been released.
         """
-        keeper, above = self._keeper, lease.run
-        if above is None:
-            raise NotOwner("the lease has been released: pin the chain again.")
-        run, new = self._enter(above, keys, values)
-        self._note(lease)
-        lease.moment = keeper.go_on(lease.request)
-        insertion, run = self.store(run, new)
-        keeper.hold(path_to(run, above))
-        lease.run, lease.length = run, run.end
-        return insertion
+        keeper = self._keeper
+        with self._lock:
+            above = lease.run
+            if above is None:
+                raise NotOwner("the lease has been released: pin the chain again.")
+            run, new = self._enter(above, keys, values)
+            lease.moment = keeper.go_on(lease.request)
+            insertion, run = self.store(run, new)
+            keeper.hold(path_to(run, above))
+            lease.run, lease.length = run, run.end
+            return insertion
 
-    @whole
     def release(self, lease: Lease) -> None:
         """End a lease; ``NotOwner`` if it has ended before."""
-        self._release(lease)
+        with self._lock:
+            self._release(lease)
 
-    @whole
     def evict(self, count: int) -> Ids:
         """Evict ``count`` values, children first; see ``PrefixIndex.evict``."""
-        return self._keeper.evict(count)
+        with self._lock:
+            return self._keeper.evict(count)
 
     def stats(self) -> IndexStats:
         """Counts so far."""
@@ -358,7 +304,6 @@ class PrefixStore:
         if length * self._key_bytes < len(trusted):
             keeper.miss(data, length)
         lease = Lease(length, keeper.layout.join(path, length), requests, run)
-        keeper.tree.journal.append((self._leases.discard, lease))
         self._leases.add(lease)
         return lease
 
@@ -366,30 +311,9 @@ class PrefixStore:
         run = lease.run
         if run is None:
             raise NotOwner("the lease has been released before. Nothing was changed.")
-        self._note(lease)
         self._leases.discard(lease)
         lease.run = None
         self._keeper.let_go(path_to(run), lease.moment)
-
-    def _note(self, lease: Lease) -> None:
-        """Before a lease is changed: how to undo that."""
-        undo = (self._reset_lease, lease, lease.run, lease.length, lease.moment)
-        self._keeper.tree.journal.append(undo)
-
-    def _undo(self, journal: list[Undo], counts: Counts, evicted: int) -> None:
-        """Undo the last operation, which began with an empty journal and these counts."""
-        with self._lock:
-            if self._keeper.tree.journal is not journal:
-                return
-            for undo, *args in reversed(journal):
-                undo(*args)
-            self._counts, self._keeper.evicted = counts, evicted
-            self._keeper.recount(lease.run for lease in self._leases if lease.run)
-            journal.clear()
-
-    def _reset_lease(self, lease: Lease, run: Run, length: int, moment: int) -> None:
-        lease.run, lease.length, lease.moment = run, length, moment
-        self._leases.add(lease)
 
     def _find(self, keys: Keys) -> tuple[Run, int]:
         """The last run that a chain enters, and how many of its keys are cached."""

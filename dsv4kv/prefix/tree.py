@@ -11,9 +11,9 @@ before their parents.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -249,18 +249,11 @@ class Rows:
 
 
 _FIRST_WINDOW = 256
-Undo = tuple[Any, ...]
-"""A function and its arguments."""
 _SLACK = 4  # a run's bytes are copied once a quarter of them is no longer of use
 
 
 class RunTree:
-    """The tree; counts and eviction order are the business of who holds it.
-
-    Attributes:
-        journal: How to undo what has been done since whoever holds the tree last replaced it, the
-            last first.
-    """
+    """The tree; counts and eviction order are the business of who holds it."""
 
     def __init__(self, key_bytes: int, layout: Layout) -> None:
         """``key_bytes`` is a multiple of 4."""
@@ -268,20 +261,6 @@ class RunTree:
         self.layout = layout
         self.root = Run(None, b"", 0, 0, NO_IDS)
         self.num_runs = 0
-        self.journal: list[Undo] = []
-
-    def runs(self) -> Iterator[Run]:
-        """All runs below the root."""
-        left = [self.root]
-        while left:
-            children = (left.pop().children or {}).values()
-            yield from children
-            left += children
-
-    def note(self, run: Run) -> None:
-        """Before a run is changed: how to undo that."""
-        place = (run.parent, run.keys, run.start, run.length, run.values, run.guards)
-        self.journal.append((self._put_back, run, *place))
 
     def walk(self, above: Run, data: bytes) -> tuple[Run, int]:
         """Follow a chain that goes on after a run.
@@ -327,7 +306,6 @@ class RunTree:
         width, at, above = self.key_bytes, run.start + inside, run.parent
         assert above is not None
         assert above.children is not None
-        self.note(run)
         layout, keys = self.layout, run.keys
         head = layout.head(run.values, run.start, at).copy()
         guards = run.guards
@@ -356,7 +334,6 @@ class RunTree:
         width = self.key_bytes
         kept = None if guards is None else guards.copy()
         run = Run(above, keys, above.end, len(keys) // width, values.copy(), kept)
-        self.journal.append((_take_out, run))
         if above.children is None:
             above.children = {}
         above.children[keys[:width]] = run
@@ -365,7 +342,6 @@ class RunTree:
 
     def trim(self, run: Run, at: int) -> None:
         """Cut off the keys from ``at`` on; all of them takes the run out of the tree."""
-        self.note(run)
         if at <= run.start:
             self._remove(run)
             return
@@ -388,27 +364,3 @@ class RunTree:
         run.parent = None
         run.ticket = 0
         self.num_runs -= 1
-
-    def _put_back(
-        self,
-        run: Run,
-        parent: Run,
-        keys: bytes,
-        start: int,
-        length: int,
-        values: Ids,
-        guards: Ids | None,
-    ) -> None:
-        """Let a run be where and what it was."""
-        _take_out(run)
-        run.parent, run.keys, run.start, run.length = parent, keys, start, length
-        run.values, run.guards = values, guards
-        parent.children = (parent.children or {}) | {keys[: self.key_bytes]: run}
-
-
-def _take_out(run: Run) -> None:
-    """Take a run out of the tree if it is in it, whatever an interruption has left of it."""
-    above, run.parent = run.parent, None
-    if above is not None:
-        others = {key: child for key, child in (above.children or {}).items() if child is not run}
-        above.children = others or None

@@ -2,13 +2,13 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsv4kv.cache.checkpoints import CheckpointPool, resume_request, shared_table, undo_resume
+from dsv4kv.cache.checkpoints import CheckpointPool, resume_request, shared_table
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.config.bench import Windows
 from dsv4kv.errors import ConfigError
@@ -55,11 +55,7 @@ class _Prompt:
 
 
 class PrefixReuse:
-    """Shares blocks between requests, and resumes them from checkpoints.
-
-    Whatever exception comes in between, every block and checkpoint has its owners, no chain stays
-    pinned, and the operation can be done again. What was evicted for it stays evicted.
-    """
+    """Shares blocks between requests, and resumes them from checkpoints."""
 
     def __init__(
         self,
@@ -107,28 +103,16 @@ class PrefixReuse:
         size = self._key_tokens
         keys = prompt_keys(request, size)
         usable = keys[: (request.input_tokens - 1) // size]  # one token is computed
-        matched, lease, totals = self._index.match_length(usable), None, self.totals
-        try:
-            resumed = self._resume(slot, usable[:matched])
-            whole = resumed * size // self._block_tokens * self._block_keys
-            lease = self._index.pin(usable[:whole])
-            stops = self._stops(len(keys) * size, matched * size, resumed * size)
-            self._prompts[slot] = _Prompt(keys, lease, stops)
-            self.totals = replace(
-                totals,
-                lookups=totals.lookups + 1,
-                matched=totals.matched + matched * size,
-                resumed=totals.resumed + resumed * size,
-            )
-            return resumed * size
-        except BaseException:
-            self.totals = totals
-            self._prompts.pop(slot, None)
-            if lease is not None:
-                self._index.release(lease)
-            if self._manager.tokens[slot]:
-                undo_resume(self._manager, slot)
-            raise
+        matched = self._index.match_length(usable)
+        resumed = self._resume(slot, usable[:matched])
+        whole = resumed * size // self._block_tokens * self._block_keys
+        lease = self._index.pin(usable[:whole])
+        stops = self._stops(len(keys) * size, matched * size, resumed * size)
+        self._prompts[slot] = _Prompt(keys, lease, stops)
+        self.totals.lookups += 1
+        self.totals.matched += matched * size
+        self.totals.resumed += resumed * size
+        return resumed * size
 
     def next_stop(self, slot: int) -> int:
         """Position at which the next prompt chunk must end, for a checkpoint is due there."""
@@ -147,16 +131,8 @@ class PrefixReuse:
         prompt = self._prompts[slot]
         count = -(-len(prompt.keys) * self._key_tokens // self._block_tokens)
         blocks = self._table.blocks[0, slot, :count].astype(np.int64)
-        if not len(prompt.keys):
-            return
-        taken: Ids | None = None
-        try:
-            taken = self._index.insert(prompt.keys, blocks).taken
-            self._allocator.retain_memory_blocks(taken)
-        except BaseException:
-            if taken is not None:  # the index has them
-                self._allocator.retain_memory_blocks(taken)
-            raise
+        if len(prompt.keys):
+            self._allocator.retain_memory_blocks(self._index.insert(prompt.keys, blocks).taken)
 
     def end(self, slot: int) -> None:
         """A request ends; what it has computed stays until room is needed."""
@@ -202,14 +178,8 @@ class PrefixReuse:
 
     def _evict(self, count: int) -> int:
         """Take ``count`` blocks from the index; returns how many it gave up."""
-        evicted: Ids | None = None
-        try:
-            evicted = self._index.evict(count)
-            self._allocator.release(evicted)
-        except BaseException:
-            if evicted is not None:  # the index has them no more
-                self._allocator.release(evicted)
-            raise
+        evicted = self._index.evict(count)
+        self._allocator.release(evicted)
         return len(evicted)
 
     def _let_go(self, prompt: _Prompt) -> None:
@@ -246,16 +216,11 @@ class PrefixReuse:
 
     def _while_pinned(self, keys: Ids, act: Callable[[Lease], Result]) -> Result:
         """Do something while a chain is kept."""
-        lease: Lease | None = None
+        lease = self._index.pin(keys)
         try:
-            lease = self._index.pin(keys)
-            result = act(lease)
+            return act(lease)
+        finally:
             self._index.release(lease)
-        except BaseException:
-            if lease is not None and lease.run is not None:
-                self._index.release(lease)
-            raise
-        return result
 
     def _deepest_checkpoint(self, keys: Ids) -> int:
         """How many keys the last one that has a checkpoint ends; 0 without."""
@@ -284,14 +249,7 @@ class PrefixReuse:
 
     def _drop_oldest(self) -> None:
         """Give up the checkpoint that was used longest ago."""
-        oldest: int | None = None
-        try:
-            _, oldest = self._saved.popitem(last=False)
-            self._checkpoints.release(oldest)
-        except BaseException:
-            if oldest is not None:
-                self._checkpoints.release(oldest)
-            raise
+        self._checkpoints.release(self._saved.popitem(last=False)[1])
 
 
 def prompt_keys(request: Request, key_tokens: int) -> Ids:

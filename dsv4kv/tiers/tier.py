@@ -124,20 +124,15 @@ class Tier:
     @contextmanager
     def serving(self, keys: Sequence[str]) -> Iterator[None]:
         """Keep the nodes of one request's path while it is served; one at a time is."""
+        self._policy.serve(self._requests)
+        self._requests += 1
+        self._pins = set(keys)
         try:
-            with self._balanced():
-                if self._pins:  # of a request that was interrupted when it was done
-                    self._pins = set()
-                    self._recount()
-                self._policy.serve(self._requests)
-                self._requests += 1
-                self._pins = set(keys)
             yield
         finally:
             self._pins = set()
-            with self._balanced():
-                for key in keys:
-                    self._offer(key)
+            for key in keys:
+                self._offer(key)
 
     def exists(self, names: Sequence[str]) -> Found:
         """Which objects are there; none in a store that cannot answer."""
@@ -161,49 +156,36 @@ class Tier:
         leaving: the cache gives them up.
         """
         wanted = []
-        with self._balanced():
-            for node in nodes:
-                entered = self._books.nodes.get(node.key)
-                if entered is not None:
-                    self._policy.touch(entered[1])
-                    self._offer(node.key)
-                wanted.append(entered is None and self._is_due(node.key, leaving=leaving))
-            return self._without_present(nodes, wanted)
+        for node in nodes:
+            entered = self._books.nodes.get(node.key)
+            if entered is not None:
+                self._policy.touch(entered[1])
+                self._offer(node.key)
+            wanted.append(entered is None and self._is_due(node.key, leaving=leaving))
+        return self._without_present(nodes, wanted)
 
     def keep(self, nodes: Sequence[Node], data: Sequence[Sequence[Bytes]]) -> int:
         """Write nodes, each after the ones before it; returns how many, for want of room fewer."""
-        with self._balanced():
-            count = self._make_room(nodes)
-            self.totals.refused += sum(node.size for node in nodes[count:])
-            if count and self._put(nodes[:count], data[:count]):
-                self._enter(nodes[:count])
-                self.totals.stored += sum(node.size for node in nodes[:count])
-                return count
+        count = self._make_room(nodes)
+        self.totals.refused += sum(node.size for node in nodes[count:])
+        if count and self._put(nodes[:count], data[:count]):
+            self._enter(nodes[:count])
+            self.totals.stored += sum(node.size for node in nodes[:count])
+            return count
         return 0
 
     def clear(self) -> None:
         """Forget everything in the books."""
-        with self._balanced():
-            for node, _ in list(self._books.nodes.values()):
-                self._forget(node.names)
-                self._leave(node.key)
+        for node, _ in list(self._books.nodes.values()):
+            self._forget(node.names)
+            self._leave(node.key)
 
     def lose(self, node: Node, *, damaged: bool) -> None:
         """An object of a node was not there, or had other bytes: it must not be found again."""
         self.totals.damaged_objects += damaged
         if damaged or node.key in self._books.nodes:
-            with self._balanced():
-                self._forget(node.names)
-                self._leave(node.key)
-
-    @contextmanager
-    def _balanced(self) -> Iterator[None]:
-        """Whatever comes in between, the books say what the nodes in them do."""
-        try:
-            yield
-        except BaseException:
-            self._recount()
-            raise
+            self._forget(node.names)
+            self._leave(node.key)
 
     def _put(self, nodes: Sequence[Node], data: Sequence[Sequence[Bytes]]) -> bool:
         """Write nodes, or nothing."""
@@ -303,16 +285,6 @@ class Tier:
             entered[1].ticket = 0
         else:
             self._policy.offer(entered[1])
-
-    def _recount(self) -> None:
-        """Work out from the nodes what else the books say; the policy's order from it."""
-        books = self._books
-        books.children = Counter(node.parent for node, _ in books.nodes.values())
-        books.used = sum(node.size for node, _ in books.nodes.values())
-        runs = [run for _, run in books.nodes.values()]
-        self._policy.recount(runs)
-        for key in books.nodes:
-            self._offer(key)
 
     def _forget(self, names: Sequence[str]) -> None:
         with suppress(StoreUnavailable):

@@ -3,7 +3,7 @@
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,10 +54,11 @@ if mode == "silent": sys.exit(1)
 if mode == "garbage": out.mkdir(); (out / "run.json").write_text("[]")
 if mode == "hang":
     print("ready", flush=True); time.sleep(600)
+ready = counter.with_name(f"ready-{{os.getpid()}}")
 if mode == "deaf":
-    signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(600)
+    signal.signal(signal.SIGINT, signal.SIG_IGN); ready.touch(); time.sleep(600)
 if mode == "interruptible":
-    try: time.sleep(600)
+    try: ready.touch(); time.sleep(600)
     except KeyboardInterrupt: save(); sys.exit(130)
 """
 
@@ -156,19 +157,26 @@ def test_a_process_that_hangs_is_ended_at_its_time(tree: Path) -> None:
 
 
 @pytest.fixture
-def ctrl_c() -> Iterator[threading.Timer]:
-    """Ctrl-C to this process alone, two seconds from the start of the timer."""
+def ctrl_c(tmp_path: Path) -> Iterator[Callable[[int], None]]:
+    """Ctrl-C to this process alone, as soon as ``launches`` of them can hear it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    timer = threading.Timer(2, os.kill, (os.getpid(), signal.SIGINT))
-    yield timer
-    timer.cancel()
+    over = threading.Event()
+
+    def interrupt(launches: int) -> None:
+        while len(list(tmp_path.glob("ready-*"))) < launches:
+            if over.wait(0.01):
+                return
+        os.kill(os.getpid(), signal.SIGINT)
+
+    yield lambda launches: threading.Thread(target=interrupt, args=(launches,)).start()
+    over.set()
     signal.signal(signal.SIGINT, before)
 
 
 def test_ctrl_c_is_passed_on_and_what_was_measured_comes_back(
-    tree: Path, ctrl_c: threading.Timer
+    tree: Path, ctrl_c: Callable[[int], None]
 ) -> None:
-    ctrl_c.start()
+    ctrl_c(1)
     outcome = launch(tree, "interruptible")
     assert outcome.interrupted
     assert outcome.exit_code == 130
@@ -176,10 +184,10 @@ def test_ctrl_c_is_passed_on_and_what_was_measured_comes_back(
 
 
 def test_a_launch_that_ctrl_c_had_to_kill_has_not_run_out_of_memory(
-    tree: Path, ctrl_c: threading.Timer, monkeypatch: pytest.MonkeyPatch
+    tree: Path, ctrl_c: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dsv4kv.bench.launches._GRACE_S", 0.2)
-    ctrl_c.start()
+    ctrl_c(1)
     outcome = launch(tree, "deaf")
     assert outcome.exit_code == -signal.SIGKILL
     assert (outcome.interrupted, outcome.status) == (True, "incomplete")
@@ -230,9 +238,9 @@ def test_a_side_that_is_refused_is_named(tree: Path) -> None:
         run_all(*tasks)
 
 
-def test_ctrl_c_keeps_the_launches_before_it(tree: Path, ctrl_c: threading.Timer) -> None:
+def test_ctrl_c_keeps_the_launches_before_it(tree: Path, ctrl_c: Callable[[int], None]) -> None:
     tasks = [Task(("run",), tree), Task(("interruptible",), tree), Task(("run",), tree)]
-    ctrl_c.start()
+    ctrl_c(1)
     outcomes = run_all(*tasks)
     assert [outcome.interrupted for outcome in outcomes] == [False, True]
     record = merge(outcomes, request(3))
@@ -309,8 +317,8 @@ def test_two_launches_that_hang_are_both_ended_at_their_time(tree: Path) -> None
     assert [outcome.status for outcome in both] == ["timeout"] * 2
 
 
-def test_ctrl_c_reaches_both_of_two_launches(tree: Path, ctrl_c: threading.Timer) -> None:
-    ctrl_c.start()
+def test_ctrl_c_reaches_both_of_two_launches(tree: Path, ctrl_c: Callable[[int], None]) -> None:
+    ctrl_c(2)
     both = run_fresh([Task(("interruptible",), tree)] * 2, 60)
     assert [(outcome.interrupted, outcome.exit_code) for outcome in both] == [(True, 130)] * 2
     assert all(outcome.record for outcome in both)

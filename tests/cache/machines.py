@@ -22,34 +22,23 @@ from dsv4kv.prefix.policies import make_policy
 from dsv4kv.prefix.radix import PrefixCacheManager
 from dsv4kv.prefix.store import PrefixStore
 from tests.cache.caches import small_plan
-from tests.interrupts import interrupted
 from tests.prefix.indexes import make_index
 from tests.prefix.trees import check_tree
 
 CHECK_EVERY = 256
-INTERRUPT = 0.01
-LINES = 90  # an interruption comes within as many
 Result = TypeVar("Result")
 
 
 class Machine:
-    """Does operations, some of which are interrupted and then done again."""
+    """Does operations and counts them."""
 
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
-        self.operations = self.interruptions = self.refusals = 0
+        self.operations = self.refusals = 0
 
     def do(self, call: Callable[[], Result]) -> Result:
         """One operation."""
         self.operations += 1
-        if self.draw.random() < INTERRUPT:
-            error = self.draw.choice([KeyboardInterrupt, MemoryError])
-            try:
-                with interrupted(self.draw.randrange(LINES), error):
-                    return call()
-            except error:
-                self.interruptions += 1
-                self.check()
         return call()
 
     def refuses(self, error: type[Exception], call: Callable[[], object]) -> None:

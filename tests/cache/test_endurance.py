@@ -1,4 +1,4 @@
-"""Many operations with sharing, exceptions on any line and too little memory lose no block.
+"""Many operations with sharing and too little memory lose no block.
 
 A short day each; ``make endure`` runs a million operations of every machine.
 """
@@ -19,6 +19,4 @@ def test_no_block_is_lost_in_many_operations(
 ) -> None:
     machine = MACHINES[name](7)
     machine.run(OPERATIONS)
-    assert machine.interruptions
-    told = ("operations", "interruptions", "refusals")
-    record_property(name, {each: getattr(machine, each) for each in told})
+    record_property(name, {"operations": machine.operations, "refusals": machine.refusals})

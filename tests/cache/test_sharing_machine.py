@@ -14,7 +14,7 @@ DRAWS = st.randoms(use_true_random=False)
 class SharingMachine(RuleBasedStateMachine):
     """Every step is refused exactly where a plain count of holders says that blocks are lacking.
 
-    Whatever is refused or interrupted leaves every block with the requests that had it.
+    Whatever is refused leaves every block with the requests that had it.
     """
 
     @initialize(

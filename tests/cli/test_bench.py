@@ -332,7 +332,7 @@ def test_ctrl_c_before_the_first_step_leaves_nothing(
     assert files() == []
 
 
-_PATIENCE_S = 120
+_PATIENCE_S = 600
 
 
 class Program:

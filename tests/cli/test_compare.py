@@ -347,7 +347,7 @@ def test_ctrl_c_in_a_duel_of_revisions_keeps_what_there_is_and_leaves_no_worktre
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
     process.send_signal(name)
-    _, stderr = process.communicate(timeout=120)
+    _, stderr = process.communicate(timeout=600)
     assert process.returncode == 130
     assert "Traceback" not in stderr
     assert list(temporary.iterdir()) == []

@@ -114,7 +114,7 @@ def test_ctrl_c_in_a_launch_saves_what_was_measured(stop: signal.Signals) -> Non
         _wait_until_measuring(process)
     finally:  # no failure leaves it running
         process.send_signal(stop)
-    stdout, stderr = process.communicate(timeout=120)
+    stdout, stderr = process.communicate(timeout=600)
     assert (process.returncode, stderr) == (130, "")
     assert "incomplete: of 1 launches 1 incomplete" in stdout
     (path,) = Path("results").iterdir()

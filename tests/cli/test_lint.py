@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from dsv4kv.cli import app
 from dsv4kv.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("fresh_faults")
 FAULTY = 'vllm serve deepseek-ai/DeepSeek-V4-Flash --speculative-config \'{"method":"mtp"}\''
 
 

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from dsv4kv import __version__
 from dsv4kv.cli import app
 from dsv4kv.recording.folder import Recording, read_stream
+from tests.ports import free_port
 from tests.recording.frames import frames, stored
 from tests.recording.serving import serving
 from tests.tour import PLACES, Runner
@@ -315,7 +316,7 @@ def test_whatever_ends_it_no_finished_request_is_lost(number: int, tmp_path: Pat
                 await asyncio.sleep(0.05)
             await ask(f"http://127.0.0.1:{port}")
             process.send_signal(number)
-            assert await asyncio.wait_for(process.wait(), 60) == 0
+            assert await asyncio.wait_for(process.wait(), 300) == 0
 
     # What a shell began in the background ignores SIGINT, and children inherit that.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -325,12 +326,6 @@ def test_whatever_ends_it_no_finished_request_is_lost(number: int, tmp_path: Pat
         signal.signal(signal.SIGINT, before)
     assert [row["input_tokens"] for row in read_stream(folder, "requests")] == [300] * count
     assert [note["what"] for note in read_stream(folder, "notes")] == ["start", "stop"]
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def accepts(port: int) -> bool:

@@ -253,7 +253,7 @@ def imported_by(*commands: Sequence[str]) -> list[list[str]]:
 
 def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, *arguments], capture_output=True, text=True, check=False, timeout=600
     )
 
 

@@ -4,7 +4,6 @@ import os
 import random
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from dsv4kv.record.store import load_record
 from dsv4kv.replay.build import build_replay
 from tests.bench.settings import TINY
 from tests.examples import FULL
+from tests.ports import free_port
 from tests.process_tree import descendants, is_running
 from tests.replay.scenes import SMALL
 
@@ -207,8 +207,7 @@ def cluster() -> Iterator[str]:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'dsv4kv[ray]'")
     ray = shutil.which("ray", path=str(Path(sys.executable).parent))
     assert ray
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     words = ["start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}"]
     words += ["--num-cpus=2", "--include-dashboard=false", "--disable-usage-stats"]
     head = subprocess.Popen([ray, *words], cwd="/", stdout=subprocess.PIPE, text=True)

@@ -1,6 +1,6 @@
 """Sides: which records they name, and when their launches began."""
 
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -37,7 +37,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 def test_launches_know_when_they_began() -> None:
     side = make_side("A", make_launched_record(3))
     for launched in list_launched(side).values():
-        minutes = [datetime.fromtimestamp(each.began_s).minute for each in launched]
+        minutes = [datetime.fromtimestamp(each.began_s, UTC).minute for each in launched]
         assert minutes == [0, 1, 2]
 
 

@@ -90,7 +90,7 @@ def test_modules_come_in_the_order_they_are_asked_for(compiler: Compiler) -> Non
 def test_modules_that_are_not_there_are_compiled_side_by_side(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    both = threading.Barrier(2, timeout=10)
+    both = threading.Barrier(2, timeout=60)
 
     def compile_together(module: KernelModule, architecture: str) -> bytes:
         both.wait()

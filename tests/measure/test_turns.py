@@ -43,7 +43,7 @@ def run_two(log: Path, *processes: tuple[str, int, float, str]) -> str:
             for process, place in zip(processes, ring.places, strict=True)
         ]
     for each in started:
-        each.wait(60)
+        each.wait(300)
     return log.read_text()
 
 
@@ -94,7 +94,7 @@ def test_a_turn_is_waited_for_without_being_handed_on(pair: tuple[Turns, Turns])
     waiting.join(0.1)
     assert waiting.is_alive()
     first.hand_on()
-    waiting.join(10)
+    waiting.join(60)
     assert not waiting.is_alive()
 
 

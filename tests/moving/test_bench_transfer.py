@@ -209,7 +209,7 @@ def test_a_decode_side_that_goes_away_leaves_its_request_to_nobody(
         request = peer.ask({"op": "compute"})["request"]
         if waits:
             peer.manifest(request)
-    end = monotonic() + 10
+    end = monotonic() + 60
     while prefill._slots and monotonic() < end:
         sleep(0.01)
     manager = prefill._side.memory.manager
@@ -298,7 +298,7 @@ def test_nobody_at_the_other_end_is_a_sentence() -> None:
 
 def test_two_processes_by_shared_memory_and_by_a_socket() -> None:
     """The whole command: 80 columns, both transports, nothing left in shared memory."""
-    before = set(SHM.iterdir()) if SHM.exists() else set()
+    before = set(SHM.glob("psm_*"))
     result = transfer("--json", "-")
     assert (result.exit_code, result.stderr) == (0, "")
     document = json.loads(result.stdout)
@@ -306,8 +306,11 @@ def test_two_processes_by_shared_memory_and_by_a_socket() -> None:
     assert all(run["failures"] == [] for run in document["runs"])
     shm, tcp = (run["families"] for run in document["runs"][:2])
     assert {n: f["bytes"] for n, f in shm.items()} == {n: f["bytes"] for n, f in tcp.items()}
-    after = set(SHM.iterdir()) if SHM.exists() else set()
-    assert not {path for path in after - before if path.name.startswith("psm_")}
+    left = [path for path in SHM.glob("psm_*") if path not in before]
+    end = monotonic() + 60
+    while any(path.exists() for path in left):  # those of other tests go, too
+        assert monotonic() < end
+        sleep(0.05)
 
 
 def test_a_prefill_side_that_is_killed_leaves_the_decode_side_whole(

@@ -87,7 +87,7 @@ def test_a_run_that_was_replaced_by_one_of_the_same_size_is_read_again(tmp_path:
 def test_a_damaged_index_is_made_anew(tmp_path: Path, text: str) -> None:
     save(tmp_path, "1")
     whole = list_entries(tmp_path)
-    (tmp_path / INDEX).write_text(text)
+    (tmp_path / INDEX).write_text(text, "utf-8")
     assert list_entries(tmp_path) == whole
     assert json.loads((tmp_path / INDEX).read_text())["entries"]
 

@@ -374,7 +374,7 @@ def test_a_folder_that_two_begin_at_once_is_one_job(tmp_path: Path) -> None:
         for log in logs
     ]
     go.touch()
-    assert [worker.wait(60) for worker in workers] == [0, 0]
+    assert [worker.wait(300) for worker in workers] == [0, 0]
     done = [line for log in logs if log.exists() for line in log.read_text().split()]
     assert sorted(done) == ["0", "1", "2", "3"]
     assert run(folder) == CASES

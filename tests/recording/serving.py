@@ -66,7 +66,7 @@ class Server:
 
     async def _packed(self, request: web.Request, body: Record) -> web.StreamResponse:
         document = {"id": "chatcmpl", "text": "a" * 10**6, "usage": usage(300, cached_tokens=256)}
-        packed = gzip.compress(json.dumps(document).encode())
+        packed = gzip.compress(json.dumps(document).encode(), mtime=0)
         return web.Response(body=packed, headers={"Content-Encoding": body["coding"]})
 
     async def _odd(self, request: web.Request, body: Record) -> web.StreamResponse:

@@ -10,7 +10,7 @@ import zmq
 from dsv4kv.recording.sequence import END
 from tests.recording.frames import Frames
 
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 _COMES = b"\x01"  # of a listener; b"\x00": one goes
 
 

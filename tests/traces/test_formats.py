@@ -224,7 +224,8 @@ def test_an_array_is_read_wherever_its_text_is_cut(piece: int, indent: int, brok
     rows = [{"prompt_len": 8 + n, "output_len": n, "é\\ud83d\n": [-1.5e3, None]} for n in range(5)]
     text = json.dumps(rows, indent=indent, ensure_ascii=indent == 1)
     path = Path(mkdtemp()) / "trace"
-    path.write_text(text.replace("null", "nul", 9)[:-30] + text[-30:] if broken else text)
+    text = text.replace("null", "nul", 9)[:-30] + text[-30:] if broken else text
+    path.write_text(text, "utf-8")
     with pytest.MonkeyPatch.context() as patch:
         whole = _told(path)
         patch.setattr(files, "_PIECE_BYTES", piece)

@@ -83,19 +83,10 @@ class SlotAllocator:
         """
         if not 0 <= count <= self._num_free:
             raise out_of(self.unit, count, self._num_free, self.num_blocks)
-        free, pages = self._num_free, self._pages
-        ids, left = self._lowest(count)
-        versions = self._version[ids]
-        try:
-            self._free[ids] = False
-            self._version[ids] = versions + 1
-            self._num_free, self._pages = free - count, left
-            return ids
-        except BaseException:
-            self._free[ids] = True
-            self._version[ids] = versions
-            self._num_free, self._pages = free, pages
-            raise
+        ids, self._pages = self._lowest(count)
+        self._version[ids] += 1
+        self._take(ids)
+        return ids
 
     def release(self, ids: Ids, generations: Ids | None = None) -> int:
         """Give slots back; returns how many.
@@ -109,19 +100,13 @@ class SlotAllocator:
             raise not_owner(self.unit, ids, "not all are still held by who took them")
         for page in set((ids // _PAGE).tolist()):
             self._pages |= 1 << page  # may have one; looked at when it is the lowest
-        free = self._num_free
-        try:
-            self._free[ids] = True
-            self._num_free = free + ids.size
-            return ids.size
-        except BaseException:
-            self._free[ids] = False
-            self._num_free = free
-            raise
+        self._free[ids] = True
+        self._num_free += ids.size
+        return ids.size
 
-    def take_back(self, ids: Ids) -> None:
-        """Undo the last release, which was that of ``ids``."""
-        self._take(ids)
+    def num_freed(self, ids: Ids) -> int:
+        """Slots that ``release`` of held ``ids`` would free: all."""
+        return ids.size
 
     def check_held(self, ids: Ids) -> None:
         """Raise ``NotOwner`` unless every slot is held and none is named twice."""
@@ -147,14 +132,8 @@ class SlotAllocator:
 
     def _take(self, ids: Ids) -> None:
         """Take free slots at the versions they have."""
-        free = self._num_free
-        try:
-            self._free[ids] = False
-            self._num_free = free - ids.size
-        except BaseException:
-            self._free[ids] = True
-            self._num_free = free
-            raise
+        self._free[ids] = False
+        self._num_free -= ids.size
 
     def _known(self, slot: int) -> int:
         if not 0 <= slot < self.num_blocks:

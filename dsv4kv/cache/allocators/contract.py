@@ -9,9 +9,6 @@ from dsv4kv.errors import NotOwner, OutOfBlocks
 class Allocator(Protocol):
     """Hands out ids and takes them back from their holder only; a refusal changes nothing.
 
-    Nor does any other exception, on whatever line it comes (an interrupt, no memory): every call
-    has happened whole, or not at all. One that comes while the undoing runs is one too many.
-
     Ids are int64[n], or int64[lanes, n] where layers have tables of their own; they are the
     caller's to keep and to write over. Any other type of whole numbers is taken back, too.
     """
@@ -36,8 +33,8 @@ class Allocator(Protocol):
         Returns how many of each lane nobody holds now.
         """
 
-    def take_back(self, ids: Ids) -> None:
-        """Undo the last release, which was that of ``ids``: who undoes a step needs them again."""
+    def num_freed(self, ids: Ids) -> int:
+        """Ids of each lane that ``release`` of held ``ids`` would free, at least."""
 
     def check_held(self, ids: Ids) -> None:
         """Raise ``NotOwner`` unless every id is held and none is named twice."""

@@ -32,34 +32,19 @@ class InLanes:
 
     def acquire(self, count: int) -> Ids:
         """Take ``count`` ids of every lane: int64[lanes, count]."""
-        taken: list[Ids] = []
-        try:
-            taken.extend(lane.acquire(count) for lane in self._each)
-            return np.stack(taken)
-        except BaseException:
-            for lane, ids in zip(self._each, taken, strict=False):
-                lane.release(ids)
-            raise
+        return np.stack([lane.acquire(count) for lane in self._each])
 
     def release(self, ids: Ids, generations: Ids | None = None) -> int:
         """Give ids back, shaped as ``acquire`` returned them; all lanes or none."""
         self.check_held(ids)
         if generations is not None and not np.array_equal(self.generation(ids), generations):
             raise not_owner("blocks", ids, "not all are still held by who took them")
-        freed: list[int] = []
-        try:
-            each = zip(self._each, ids, strict=True)
-            freed.extend(lane.release(part) for lane, part in each)
-            return freed[0]
-        except BaseException:
-            for lane, part, _ in zip(self._each, ids, freed, strict=False):
-                lane.take_back(part)
-            raise
+        freed = [lane.release(part) for lane, part in zip(self._each, ids, strict=True)]
+        return freed[0]
 
-    def take_back(self, ids: Ids) -> None:
-        """Undo the last release, which was that of ``ids``."""
-        for lane, part in zip(self._each, ids, strict=True):
-            lane.take_back(part)
+    def num_freed(self, ids: Ids) -> int:
+        """Ids of each lane that ``release`` of held ``ids`` would free, at least."""
+        return min(lane.num_freed(part) for lane, part in zip(self._each, ids, strict=True))
 
     def check_held(self, ids: Ids) -> None:
         """Raise ``NotOwner`` unless every id is held and none is named twice."""

@@ -70,10 +70,7 @@ Held = tuple[Ids, int]
 
 
 class PausedRequests:
-    """Paused requests, oldest first: those resume first, and the newest are evicted first.
-
-    Every operation happens whole or, whatever exception comes in between, not at all.
-    """
+    """Paused requests, oldest first: those resume first, and the newest are evicted first."""
 
     def __init__(self, allocator: RefCountAllocator, budget_blocks: int) -> None:
         """``budget_blocks``: what paused requests may keep together."""
@@ -102,19 +99,13 @@ class PausedRequests:
 
         Returns each request with the blocks it was missing, already taken for it.
         """
-        paused, able, ids = self._paused, self._num_able(), None
+        paused, able = self._paused, self._num_able()
         ends = list(accumulate(missing for _, missing in islice(paused.values(), able)))
         if not able:
             return []
-        try:
-            ids = self._allocator.acquire(ends[-1])
-            self._paused = dict(islice(paused.items(), able, None))
-            return list(zip(paused, np.split(ids, ends[:-1]), strict=False))
-        except BaseException:
-            self._paused = paused
-            if ids is not None:
-                self._allocator.release(ids)
-            raise
+        ids = self._allocator.acquire(ends[-1])
+        self._paused = dict(islice(paused.items(), able, None))
+        return list(zip(paused, np.split(ids, ends[:-1]), strict=False))
 
     def evict_over_budget(self) -> list[Hashable]:
         """Take the blocks of the newest paused requests, no more of them than it takes.
@@ -122,15 +113,10 @@ class PausedRequests:
         What they give back (a block that others hold is not) lets the oldest resume, which is
         left to ``resume``; those that still cannot keep to the budget.
         """
-        evicted: list[tuple[Hashable, Held]] = []
-        try:
-            while self._paused and self._staying_blocks() > self._budget:
-                evicted.append(self._evict_newest())
-            return [request for request, _ in evicted]
-        except BaseException:
-            for request, held in reversed(evicted):
-                self._put_back(request, held)
-            raise
+        evicted = list[Hashable]()
+        while self._paused and self._staying_blocks() > self._budget:
+            evicted.append(self.evict_newest())
+        return evicted
 
     def evict_newest(self) -> Hashable:
         """Take the blocks of the request that was paused last.
@@ -139,35 +125,15 @@ class PausedRequests:
         """
         if not self._paused:
             raise CacheError("no request is paused. Nothing was changed.")
-        return self._evict_newest()[0]
+        request = next(reversed(self._paused))
+        self._allocator.release(self._paused[request][0])
+        del self._paused[request]
+        return request
 
     def forget(self) -> list[Hashable]:
         """Forget all of them, oldest first: a reset takes their blocks."""
-        paused = self._paused
-        try:
-            self._paused = {}
-            return list(paused)
-        except BaseException:
-            self._paused = paused
-            raise
-
-    def _evict_newest(self) -> tuple[Hashable, Held]:
-        """Take the blocks of the newest; returns it with what it held."""
-        request, held = next(reversed(self._paused.items()))
-        given: int | None = None
-        try:
-            given = self._allocator.release(held[0])
-            del self._paused[request]
-            return request, held
-        except BaseException:
-            if given is not None:
-                self._put_back(request, held)
-            raise
-
-    def _put_back(self, request: Hashable, held: Held) -> None:
-        """Undo the last eviction."""
-        self._allocator.take_back(held[0])
-        self._paused[request] = held
+        paused, self._paused = self._paused, {}
+        return list(paused)
 
     def _num_able(self) -> int:
         """How many of the oldest could resume now."""

@@ -15,8 +15,8 @@ from dsv4kv.cache.allocators.contract import Allocator, not_owner, out_of
 from dsv4kv.cache.allocators.lanes import in_lanes
 from dsv4kv.cache.allocators.routing import RoutingStore
 from dsv4kv.cache.allocators.stack import INT64, Ids, as_ids
-from dsv4kv.cache.allocators.states import NO_HASH, BlockStates, ReleasePolicy, Truth
-from dsv4kv.errors import CacheError, ConfigError, NotOwner
+from dsv4kv.cache.allocators.states import NO_HASH, BlockStates, ReleasePolicy
+from dsv4kv.errors import CacheError, ConfigError
 
 NO_BLOCKS: Ids = np.zeros(0, dtype=np.int64)
 
@@ -268,15 +268,8 @@ class RefCountAllocator(CountedBlocks):
             NotOwner: A block is free or out of range.
         """
         ids = _row(ids)
-        blocks = _count_each(ids)[0]
-        self._states.stack.check_held(blocks)
-        before = blocks, self._states.refs[blocks], None, None
-        try:
-            self._retain(ids)
-            self.observers.notify("retained", ids)
-        except BaseException:
-            self._states.undo(before)
-            raise
+        self._states.stack.check_held(_count_each(ids)[0])
+        self._retain(ids)
 
     def release(self, ids: Ids, generations: Ids | None = None) -> int:
         """Drop a reference of each block; see ``release_memory_blocks``."""
@@ -284,11 +277,11 @@ class RefCountAllocator(CountedBlocks):
             raise not_owner("blocks", ids, "not all are still held by who took them")
         return self.release_memory_blocks(ids)
 
-    def take_back(self, ids: Ids) -> None:
-        """Undo the last release, which was that of ``ids``; hashes it dropped stay dropped."""
-        np.add.at(self._states.refs, ids, 1)
-        self._states.recount()
-        self.observers.notify("retained", ids)
+    def num_freed(self, ids: Ids) -> int:
+        """Blocks that ``release`` of held ``ids`` would put in the free list."""
+        blocks, counts = _count_each(ids)
+        unknown = self._states.hashes.of_block[blocks] == NO_HASH
+        return int(np.count_nonzero((self._states.refs[blocks] == counts) & unknown))
 
     def release_memory_blocks(self, ids: Ids) -> int:
         """Drop a reference of each block, one for each time it is named.
@@ -302,61 +295,36 @@ class RefCountAllocator(CountedBlocks):
         """
         ids, states = _row(ids), self._states
         done, lost = ids, NO_BLOCKS
-        before: Truth | None = None
         try:
             if states.is_whole(ids):
-                before = ids, 1, None, None
                 states.put_down_chain(ids)
             elif states.claims.are_last(ids):
-                lru = states.policy == "lru"
-                before = (ids, 1, None, None) if lru else states.before_freeing(ids, 1)
                 lost = states.put_down(ids)
             else:
                 blocks, left = self._left(ids)
-                before = states.before_freeing(blocks, states.refs[blocks])
                 done = blocks[left == 0]
                 states.refs[blocks] = left
                 lost = states.put_down(done) if done.size else lost
-            self.observers.notify("released", ids)
-            if lost.size:
-                self.observers.notify("evicted", lost)
-            return done.size
-        except NotOwner:  # before anything was changed
-            raise
-        except IndexError:
+        except IndexError:  # beyond the pool
             raise not_owner("blocks", ids, "not all are held") from None
-        except BaseException:
-            if before is not None:
-                states.undo(before)
-            raise
+        self.observers.notify("released", ids)
+        if lost.size:
+            self.observers.notify("evicted", lost)
+        return done.size
 
     def _take(self, count: int, matched: Ids) -> Ids:
         """Take blocks that can be had."""
-        states, taken = self._states, NO_BLOCKS
-        before: Truth | None = None
-        evicted: Truth | None = None
+        states = self._states
         if matched.size:
-            matched = as_ids(matched)
-            before = matched, states.refs[matched], None, None
-        try:
-            if matched.size:
-                self._retain(matched)
-                self.observers.notify("retained", matched)
-            if (short := count - states.stack.num_free) > 0:
-                evicted = states.evict(short)
-                self.observers.notify("evicted", evicted[0])
-            taken = states.stack.acquire(count)
-            states.refs[taken] = 1
-            if self.routing is not None:
-                self.routing.drop(taken)
-            self.observers.notify("acquired", taken)
-            return taken
-        except BaseException:
-            states.stack.release(taken)
-            states.refs[taken] = 0
-            states.undo(evicted)
-            states.undo(before)
-            raise
+            self._retain(as_ids(matched))
+        if (short := count - states.stack.num_free) > 0:
+            self.observers.notify("evicted", states.evict(short))
+        taken = states.stack.acquire(count)
+        states.refs[taken] = 1
+        if self.routing is not None:
+            self.routing.drop(taken)
+        self.observers.notify("acquired", taken)
+        return taken
 
     def _retain(self, ids: Ids) -> None:
         states = self._states
@@ -366,6 +334,7 @@ class RefCountAllocator(CountedBlocks):
         resting = blocks[before == 0]
         if resting.size:
             states.hold_again(resting)
+        self.observers.notify("retained", ids)
 
     def _left(self, ids: Ids) -> tuple[Ids, Ids]:
         """Distinct blocks, and the references each has left; ``NotOwner`` if it has too few."""
@@ -394,14 +363,9 @@ class RefCountAllocator(CountedBlocks):
         states = self._states
         self.check_held(np.unique(ids))
         plan = plan_registration(states, ids, hashes, parent_hashes)
-        try:
-            for block, hash_, parent in plan:
-                states.register(block, hash_, parent)
-            self.observers.notify("registered", ids)
-        except BaseException:
-            new = np.array([block for block, _, _ in plan], dtype=np.int64)
-            states.undo((new, None, NO_HASH, states.chains.root))
-            raise
+        for block, hash_, parent in plan:
+            states.register(block, hash_, parent)
+        self.observers.notify("registered", ids)
 
     def find_kv_blocks(self, hashes: Sequence[int]) -> Ids:
         """Blocks of a chain of hashes up to the first unknown one: int64[n]; retain them next."""
@@ -411,25 +375,14 @@ class RefCountAllocator(CountedBlocks):
         """Make cached blocks the newest; held ones become so when they are released."""
         self.generation(ids)
         cached = self._states.cached
-        blocks = np.array([block for block in ids.tolist() if block in cached], dtype=np.int64)
-        try:
-            cached.renew(blocks)
-        except BaseException:
-            self._states.recount()
-            raise
+        cached.renew(np.array([each for each in ids.tolist() if each in cached], dtype=np.int64))
 
     def evict_lru_blocks(self, count: int) -> bool:
         """Free the cached blocks used longest ago, children before parents; False if too few."""
         if count > self._states.num_evictable:
             return False
-        evicted: Truth | None = None
-        try:
-            evicted = self._states.evict(count)
-            self.observers.notify("evicted", evicted[0])
-            return evicted[0].size == count  # no constant: Python returns those outside of try
-        except BaseException:
-            self._states.undo(evicted)
-            raise
+        self.observers.notify("evicted", self._states.evict(count))
+        return True
 
     def reset(self, *, preserve_prefix_cache: bool = False) -> None:
         """Free everything; whoever held blocks holds them no more.
@@ -437,36 +390,19 @@ class RefCountAllocator(CountedBlocks):
         With ``preserve_prefix_cache`` registered blocks are cached, as if their holders were done
         (under ``ref_zero`` there is no such cache).
         """
-        if preserve_prefix_cache and self._states.policy == "lru":
-            self._drop_references()
-        else:
-            self._forget()
-
-    def _drop_references(self) -> None:
         states = self._states
         held = np.flatnonzero(states.refs[:-1])
-        before = held, states.refs[held], None, None
-        try:
-            states.undo((held, 0, None, None))
-            states.cached.renew(held[states.hashes.of_block[held] != NO_HASH])
-            self.observers.notify("released", np.repeat(held, before[1]))
-        except BaseException:
-            states.undo(before)
-            raise
-
-    def _forget(self) -> None:
-        states, routing = self._states, self.routing
-        out = np.union1d(np.flatnonzero(states.refs[:-1]), states.cached.blocks())
-        before = states.parts
-        try:
-            states.forget()
-            self.observers.notify("reset", out)
-            if routing is not None:
-                routing.clear()
-        except BaseException:
-            states.parts = before
-            states.recount()
-            raise
+        if preserve_prefix_cache and states.policy == "lru":
+            released = np.repeat(held, states.refs[held])
+            states.put_down(held)
+            self.observers.notify("released", released)
+            return
+        out = np.union1d(held, states.cached.blocks())
+        states.stack.release(out)
+        states.forget()
+        self.observers.notify("reset", out)
+        if self.routing is not None:
+            self.routing.clear()
 
 
 def _count_each(ids: Ids) -> tuple[Ids, Ids]:

@@ -16,8 +16,7 @@ INT64 = np.dtype(np.int64)
 class BlockAllocator:
     """Hands out blocks and takes them back, refusing what it did not hand out.
 
-    All calls copy: the caller never sees the free list itself. A refusal changes nothing, nor does
-    an exception that comes in between: a call has happened whole, or not at all.
+    All calls copy: the caller never sees the free list itself. A refusal changes nothing.
     A block's generation grows whenever it is handed out, so that an old holder can be
     distinguished from a new one.
     """
@@ -82,14 +81,9 @@ class BlockAllocator:
         flat = ids if self.lanes == 1 else self._flatten(ids)
         self._serial += 1
         self._generation[flat] = self._serial
-        try:
-            self._mark[flat] = flat
-            self._num_free = start
-            return ids
-        except BaseException:
-            self._mark[flat] = self._numbers[flat]
-            self._num_free = end
-            raise
+        self._mark[flat] = flat
+        self._num_free = start
+        return ids
 
     def release(self, ids: Ids, generations: Ids | None = None) -> int:
         """Give blocks back; shaped as ``acquire`` returned them, in any order and number.
@@ -102,18 +96,11 @@ class BlockAllocator:
         """
         if generations is not None and not np.array_equal(self.generation(ids), generations):
             raise self._refusal(ids, "not all are still held by who took them")
-        start, flat = self._num_free, None
-        try:
-            flat = self._mark_free(ids)
-            end = start + flat.size // self.lanes
-            self._free[..., start:end] = ids
-            self._num_free = end
-            return end - start
-        except BaseException:
-            if flat is not None:
-                self._mark[flat] = flat
-            self._num_free = start
-            raise
+        start = self._num_free
+        end = start + self._mark_free(ids).size // self.lanes
+        self._free[..., start:end] = ids
+        self._num_free = end
+        return end - start
 
     def release_one(self, block: int) -> None:
         """Give back a block of the only lane that is known to be held: nothing is checked."""
@@ -121,33 +108,14 @@ class BlockAllocator:
         self._free_at[self._num_free] = block
         self._num_free += 1
 
-    def take_back(self, ids: Ids) -> None:
-        """Undo the last release, which was that of ``ids``."""
-        self._num_free -= ids.shape[-1]
-        flat = self._flatten(ids)
-        self._mark[flat] = flat
-
-    def restock(self, free: NDArray[np.bool_]) -> None:
-        """Make exactly the blocks of ``free``, bool[num_blocks], free: the only lane is astray."""
-        stack = self._free[: self._num_free]
-        kept = stack[free[stack]]
-        missing = np.setdiff1d(np.flatnonzero(free), kept)
-        self._num_free = len(kept) + len(missing)
-        self._free[: self._num_free] = np.concatenate([kept, missing])
-        held = np.flatnonzero(~free)
-        self._mark[:] = self._numbers
-        self._mark[held] = held
+    def num_freed(self, ids: Ids) -> int:
+        """Blocks of each lane that ``release`` of held ``ids`` would free: all."""
+        return ids.size // self.lanes
 
     def check_held(self, ids: Ids) -> None:
         """Raise ``NotOwner`` unless every block is held and none is named twice."""
-        flat = None
-        try:
-            flat = self._mark_free(ids)
-            self._mark[flat] = flat
-        except BaseException:
-            if flat is not None:
-                self._mark[flat] = flat
-            raise
+        flat = self._mark_free(ids)
+        self._mark[flat] = flat
 
     def _mark_free(self, ids: Ids) -> Ids:
         """Mark held, distinct blocks free and return their index; refuse any others."""
@@ -164,15 +132,12 @@ class BlockAllocator:
                 raise self._refusal(ids, "not all are held")
         except IndexError:  # beyond the pool
             raise self._refusal(ids, "not all are held") from None
-        try:
-            # Each gets a number of its own; one named twice no longer has its first.
-            mark[flat] = numbers
-            if mark[flat].tobytes() == as_bytes:
-                return flat
-            raise self._refusal(ids, "one is named twice")
-        except BaseException:
-            mark[flat] = flat
-            raise
+        # Each gets a number of its own; one named twice no longer has its first.
+        mark[flat] = numbers
+        if mark[flat].tobytes() == as_bytes:
+            return flat
+        mark[flat] = flat
+        raise self._refusal(ids, "one is named twice")
 
     def _flatten(self, ids: Ids) -> Ids:
         """Index of each lane's ids into the marks; ids outside their lane are refused."""

@@ -4,8 +4,7 @@ Free + held + cached = all, always. A held block has references; a cached one ha
 by which it can be found until its place is needed.
 
 References, hashes and parents of blocks are the truth. All else (the free list, who follows whom,
-which blocks a hash finds, the order of eviction) is derived from it and updated along with it: so
-whatever an exception leaves half done is undone by restoring the truth and recounting.
+which blocks a hash finds, the order of eviction) follows from it and is updated along with it.
 """
 
 from collections.abc import Iterable
@@ -75,19 +74,6 @@ class BlockHashes:
         self._forget(block, self.of_block_at[block])
         self.of_block_at[block] = NO_HASH
 
-    def recount(self) -> None:
-        """Find blocks by the hashes they have, whatever an interruption left."""
-        found, twins = dict[int, int](), dict[int, list[int]]()
-        for block in np.flatnonzero(self.of_block).tolist():
-            hash_ = self.of_block_at[block]
-            if found.setdefault(hash_, block) != block:
-                twins.setdefault(hash_, []).append(block)
-        for hash_, others in twins.items():
-            first = self._blocks.get(hash_)
-            if first in others:  # goes on being the one that is found
-                others[others.index(first)], found[hash_] = found[hash_], first
-        self._blocks, self._twins = found, twins
-
     def _forget(self, block: int, hash_: int) -> None:
         twins = self._twins.get(hash_)
         if twins is None:
@@ -153,13 +139,6 @@ class Chains:
     def wake(self, blocks: Ids) -> None:
         """Blocks without a reference got one."""
         np.add.at(self.live, self.parent[blocks], self._ones[: blocks.size])
-
-    def recount(self, known: NDArray[np.bool_], held: NDArray[np.bool_]) -> None:
-        """Count followers anew, of which ``known`` are registered and ``held`` referenced."""
-        self.parent[~known] = self.root
-        size = self.root + 1
-        self.children[:] = np.bincount(self.parent[known], minlength=size)
-        self.live[:] = np.bincount(self.parent[known & held], minlength=size)
 
     def num_kept(self, resting: Ids, held: Iterable[int] = ()) -> int:
         """How many of the blocks nobody references have a referenced one somewhere after them.
@@ -326,22 +305,6 @@ class LeafQueue:
         self._oldest = start + int(valid[-1])
         return blocks
 
-    def recount(self, resting: NDArray[np.bool_]) -> None:
-        """Hold the blocks of ``resting``, bool[blocks + 1], whatever an interruption left.
-
-        What was entered stays entered until all is renumbered: so those that are back have their
-        old place. Those that never were in the queue become the newest.
-        """
-        start = self._newest
-        entries = self._queue[start:][::-1]  # oldest first: of several of a block the last counts
-        self._position[:] = _NOWHERE
-        self._position[entries] = self._numbers[start:][::-1]
-        self._position[~resting] = _NOWHERE
-        self._oldest = len(self._queue)
-        self._aside.clear()
-        self._count = int(np.count_nonzero(self._position != _NOWHERE))
-        self.add(np.flatnonzero(resting & (self._position == _NOWHERE)))
-
     def _next_leaf(self) -> int:
         """The oldest of those that stepped aside, else the first in the queue that is a leaf."""
         children, positions = self._chains.children_at, self._position_at
@@ -367,18 +330,9 @@ class LeafQueue:
 
 
 ReleasePolicy = Literal["lru", "ref_zero"]
-Values = Ids | list[int] | int
-Parts = tuple[Claims, Chains, BlockHashes, LeafQueue]
 
 _ID_BYTES = 8
 _FEW = 8  # evicted one by one in less time than together
-
-Truth = tuple[Ids, NDArray[np.int32] | int | None, Values | None, Values | None]
-"""What was true of some blocks: which, their references, hashes and parents.
-
-One value each or one for all; None: it has not changed. A plain tuple, for one is made in every
-release.
-"""
 
 
 class BlockStates:
@@ -388,26 +342,18 @@ class BlockStates:
         """Start with all blocks free."""
         self.num_blocks = num_blocks
         self.policy = policy
-        self._kept: int | None = None  # cached blocks that are not evictable, if that is known
+        self._kept: int | None = 0  # cached blocks that are not evictable, if that is known
         self.stack = BlockAllocator(num_blocks)
         self.forget()
 
     def forget(self) -> None:
-        """Start anew but for the generations of the free list, which go on."""
-        claims = Claims(self.num_blocks)
-        chains = Chains(self.num_blocks, claims.live)
-        self.parts = claims, chains, BlockHashes(self.num_blocks + 1), LeafQueue(chains)
-        self.recount()
-
-    @property
-    def parts(self) -> Parts:
-        """All but the free list, which follows from them."""
-        return self.claims, self.chains, self.hashes, self.cached
-
-    @parts.setter
-    def parts(self, parts: Parts) -> None:
-        self.claims, self.chains, self.hashes, self.cached = parts
+        """Forget all but the free list."""
+        self.claims = Claims(self.num_blocks)
         self.refs = self.claims.refs
+        self.chains = Chains(self.num_blocks, self.claims.live)
+        self.hashes = BlockHashes(self.num_blocks + 1)
+        self.cached = LeafQueue(self.chains)
+        self._kept = 0
 
     @property
     def num_evictable(self) -> int:
@@ -489,75 +435,27 @@ class BlockStates:
             self._kept = None
         return ids[:0]
 
-    def evict(self, count: int) -> Truth:
-        """Free the oldest leaves; ``num_evictable`` must be at least ``count``."""
-        before: Truth | None = None
-        hashes, chains = self.hashes, self.chains
-        try:
-            if count > _FEW:
-                ids = self.cached.take(count)
-                before = self._truth(ids)
-                hashes.drop(ids)
-                chains.parent[ids] = chains.root
-                self.stack.release(ids)
-                return before
-            take, stack, parent_at, root = (
-                self.cached.take_one,
-                self.stack,
-                chains.parent_at,
-                chains.root,
-            )
-            blocks = [take() for _ in range(count)]
-            ids = np.array(blocks, dtype=np.int64)
-            before = ids, None, hashes.of_block[ids], chains.parent[ids]
-            for block in blocks:
-                hashes.drop_one(block)
-                parent_at[block] = root
-                stack.release_one(block)
-            return before
-        except BaseException:
-            self.undo(before)
-            raise
-
-    def before_freeing(self, ids: Ids, refs: NDArray[np.int32] | int) -> Truth:
-        """What ``undo`` needs if distinct blocks with so many references are put down."""
-        if self.policy == "lru" or not self.hashes:
-            return ids, refs, None, None
-        followers = np.count_nonzero(np.isin(self.chains.parent[ids], ids))
-        if self.chains.children[ids].sum() > followers:  # others will be cut off
-            cut = np.flatnonzero(np.isin(self.chains.parent, ids))
-            ids = np.union1d(ids, cut)
-        return self._truth(ids)
-
-    def undo(self, before: Truth | None) -> None:
-        """Put the truth back as far as it was changed, and make all else follow from it."""
-        if before is not None:
-            blocks, refs, hashes, parents = before
-            if refs is not None:
-                self.refs[blocks] = refs
-            if hashes is not None:
-                self.hashes.of_block[blocks] = hashes
-            if parents is not None:
-                self.chains.parent[blocks] = parents
-        self.recount()
-
-    def recount(self) -> None:
-        """Make everything follow from references, hashes and parents."""
-        known, held = self.hashes.of_block != NO_HASH, self.refs > 0
-        self.chains.recount(known, held)
-        self.hashes.recount()
-        self.cached.recount(known & ~held)
-        self.stack.restock(~(known | held)[:-1])
-        self._kept = None
+    def evict(self, count: int) -> Ids:
+        """Free the oldest leaves and return them; ``num_evictable`` must be at least ``count``."""
+        hashes, chains, stack = self.hashes, self.chains, self.stack
+        if count > _FEW:
+            ids = self.cached.take(count)
+            hashes.drop(ids)
+            chains.parent[ids] = chains.root
+            stack.release(ids)
+            return ids
+        blocks = [self.cached.take_one() for _ in range(count)]
+        for block in blocks:
+            hashes.drop_one(block)
+            chains.parent_at[block] = chains.root
+            stack.release_one(block)
+        return np.array(blocks, dtype=np.int64)
 
     def _num_kept(self) -> int:
         """Cached blocks that are not evictable; looked for when that may have changed."""
         if self._kept is None:
             self._kept = self.chains.num_kept(self.cached.blocks())
         return self._kept
-
-    def _truth(self, blocks: Ids) -> Truth:
-        return blocks, self.refs[blocks], self.hashes.of_block[blocks], self.chains.parent[blocks]
 
     def _free(self, ids: Ids) -> None:
         self.chains.part(self.chains.parent[ids])

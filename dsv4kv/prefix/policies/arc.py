@@ -1,8 +1,8 @@
 """ARC: recency and frequency share the cache, and the evicted show which of them needs more."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 
-from dsv4kv.prefix.policies.contract import Ghosts, Order, Policy, sizes_by_queue
+from dsv4kv.prefix.policies.contract import Ghosts, Order, Policy
 from dsv4kv.prefix.tree import Run
 
 _ONCE, _OFTEN = 0, 1
@@ -48,13 +48,6 @@ class ARC(Policy):
         run.queue = _OFTEN
         self._sizes[_OFTEN] += run.length
         run.stamp = self.now
-
-    def recount(self, runs: Sequence[Run]) -> None:
-        """Sizes are those of the runs."""
-        self._orders = (Order(), Order())
-        self._sizes = sizes_by_queue(runs)
-        for ghosts in self._ghosts:
-            ghosts.recount()
 
     def offer(self, run: Run) -> None:
         """Order by recency in its queue."""

@@ -6,7 +6,7 @@ chosen until it is offered again. Sizes are in keys.
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from heapq import heapify, heappop, heappush
 from itertools import count
 
@@ -103,10 +103,6 @@ class Policy:
     def refresh(self, run: Run, moment: int) -> None:
         """A request lets go of it, and has last stored what follows it at ``moment``; 0: never."""
 
-    def recount(self, runs: Sequence[Run]) -> None:
-        """An interruption was undone: these are cached, and those that may go are offered next."""
-        self.order = Order()
-
     def offer(self, run: Run) -> None:
         """The run may be evicted from now on."""
         self.order.push(run, run.stamp)
@@ -121,11 +117,6 @@ class Policy:
 
     def dropped(self, run: Run, count: int, key: Hashable) -> None:
         """The chosen run lost its last ``count`` keys, of which ``key`` is the first."""
-
-
-def sizes_by_queue(runs: Sequence[Run]) -> list[int]:
-    """Keys in the first and in the second queue of a policy that has two."""
-    return [sum(run.length for run in runs if run.queue == queue) for queue in (0, 1)]
 
 
 class Ghosts:
@@ -154,10 +145,6 @@ class Ghosts:
         size = self._sizes.pop(key, 0)
         self.size -= size
         return size
-
-    def recount(self) -> None:
-        """Count again what is remembered."""
-        self.size = sum(self._sizes.values())
 
     def shrink(self, size: int) -> None:
         """Forget the oldest pieces until at most ``size`` keys are left."""

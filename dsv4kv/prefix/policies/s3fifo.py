@@ -1,8 +1,8 @@
 """S3-FIFO: a small queue on probation, a main queue, and a memory of those that failed."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 
-from dsv4kv.prefix.policies.contract import Ghosts, Order, Policy, sizes_by_queue
+from dsv4kv.prefix.policies.contract import Ghosts, Order, Policy
 from dsv4kv.prefix.tree import Run
 
 _SMALL, _MAIN = 0, 1
@@ -42,12 +42,6 @@ class S3FIFO(Policy):
     def touch(self, run: Run) -> None:
         """Count up to three uses."""
         run.uses = min(run.uses + 1, _MOST_USES)
-
-    def recount(self, runs: Sequence[Run]) -> None:
-        """Sizes are those of the runs."""
-        self._orders = (Order(), Order())
-        self._sizes = sizes_by_queue(runs)
-        self._ghosts.recount()
 
     def offer(self, run: Run) -> None:
         """Order by entry into its queue."""

@@ -1,6 +1,6 @@
 """SIEVE: a hand moves from old to new and spares what was used since it last came by."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 
 from dsv4kv.prefix.policies.contract import Order, Policy
 from dsv4kv.prefix.tree import Run
@@ -25,10 +25,6 @@ class SIEVE(Policy):
     def touch(self, run: Run) -> None:
         """Mark it as used; its place stays."""
         run.uses = 1
-
-    def recount(self, runs: Sequence[Run]) -> None:
-        """Nothing is before or behind the hand."""
-        self.order, self._behind = Order(), Order()
 
     def offer(self, run: Run) -> None:
         """Before or behind the hand, by its age."""

@@ -128,19 +128,6 @@ def test_ids_that_are_no_whole_numbers_are_refused(allocator: Allocator) -> None
     assert allocator.release(taken[..., :0].astype(np.float64)) == 0
 
 
-@EVERY
-def test_the_last_release_can_be_taken_back(allocator: Allocator) -> None:
-    taken = allocator.acquire(5)
-    generations = allocator.generation(taken)
-    allocator.release(taken[..., [3, 1]])
-    allocator.take_back(taken[..., [3, 1]])
-    assert (allocator.generation(taken) == generations).all()
-    rest = allocator.acquire(3)
-    for ours, others in zip(np.atleast_2d(taken), np.atleast_2d(rest), strict=True):
-        assert not set(ours.tolist()) & set(others.tolist())
-    assert allocator.release(taken) == 5
-
-
 def test_an_allocator_that_does_not_exist_is_refused_with_those_that_do() -> None:
     with pytest.raises(ConfigError, match="'buddy' is not an allocator: choose one of stack, "):
         make_allocator("buddy", 8)

@@ -23,6 +23,7 @@ from dsv4kv.measure.profilers.sessions import (
     run_nsys,
     scrub,
 )
+from dsv4kv.processes import Child
 from tests.measure.profilers.exports import two_replays
 from tests.measure.profilers.tools import NSYS_HELP, Tool, install
 
@@ -142,8 +143,16 @@ def test_a_hang_is_ended_and_what_it_left_is_named(
 ) -> None:
     monkeypatch.setattr(child, "GRACE_S", 0.3)
     nsys.does("profile", hangs=how)
-    sentence = refused(nsys, folder, timeout_s=1.5)
-    assert "nsys did not end within 1.5 s and was ended." in sentence
+    wait = Child.wait
+
+    def wait_until_hanging(process: Child, timeout_s: float | None) -> int:
+        while not nsys.is_hanging and process._process.poll() is None:
+            time.sleep(0.01)
+        return wait(process, timeout_s)
+
+    monkeypatch.setattr(Child, "wait", wait_until_hanging)
+    sentence = refused(nsys, folder, timeout_s=0.1)
+    assert "nsys did not end within 0.1 s and was ended." in sentence
     assert f"{folder}/step.part" in sentence
     assert not _processes_of(nsys)
 

@@ -53,7 +53,7 @@ def wait_for_polls(telemetry: Telemetry, count: int) -> None:
     lines, process = telemetry._lines, telemetry._process
     assert lines is not None
     assert process is not None
-    for _ in range(2_000):
+    for _ in range(12_000):
         written = os.pread(lines.fileno(), 1 << 20, 0).count(b'"often"')
         if written >= count or process.poll() is not None:
             return

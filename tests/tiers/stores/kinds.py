@@ -22,6 +22,7 @@ from dsv4kv.processes import Child, temporary_folder
 from dsv4kv.tiers.stores.contract import Bytes, Store
 from dsv4kv.tiers.stores.namespace import Namespace
 from dsv4kv.tiers.stores.place import open_store
+from tests.ports import free_port
 
 FLASH = Namespace("deepseek-ai/DeepSeek-V4-Flash", "0731", {"entries": "fp8_ds_mla"})
 POISON = 0xA5
@@ -49,7 +50,7 @@ _NEEDS = {"redis": NEEDS_REDIS, "mooncake": NEEDS_MOONCAKE}
 KINDS = pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=[_NEEDS[kind]] if kind in _NEEDS else []) for kind in STORES]
 )
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 _running = ExitStack()
 atexit.register(_running.close)
 
@@ -107,12 +108,6 @@ def mooncake_server(port: int | None = None) -> Iterator[str]:
         with os.fdopen(reading, "rb") as said:
             assert any(b"ready" in line for line in said), "no member of the store"
         yield at
-
-
-def free_port() -> int:
-    with socket.socket() as asked:
-        asked.bind(("127.0.0.1", 0))
-        return int(asked.getsockname()[1])
 
 
 def wait_for(address: str) -> None:

@@ -6,14 +6,8 @@ import pytest
 
 from dsv4kv.errors import ConfigError, StoreFull, StoreUnavailable
 from dsv4kv.tiers.stores.place import open_store
-from tests.tiers.stores.kinds import (
-    FLASH,
-    NEEDS_MOONCAKE,
-    content,
-    free_port,
-    mooncake_server,
-    poisoned,
-)
+from tests.ports import free_port
+from tests.tiers.stores.kinds import FLASH, NEEDS_MOONCAKE, content, mooncake_server, poisoned
 
 
 def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,11 +89,11 @@ def test_a_server_that_is_gone_is_a_sentence_and_one_that_is_back_answers(
 def test_a_server_that_is_silent_is_waited_for_no_longer_than_its_timeout(
     call: str, url: str
 ) -> None:
-    with closing(RedisStore(url, FLASH, timeout_s=0.4)) as store:
-        store._client.client_pause(600)
+    with closing(RedisStore(url, FLASH, timeout_s=1.0)) as store:
+        store._client.client_pause(1500)
         with pytest.raises(StoreUnavailable, match=r"no answer that can be used \(Timeout"):
             CALLS[call](store)
-        time.sleep(0.3)
+        time.sleep(1.0)
         store.put([MINE], [content(1, SIZE)])
         room = poisoned(SIZE)
         assert store.get([MINE], [room]).all()  # nothing that was late is taken for an answer

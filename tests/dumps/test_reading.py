@@ -168,16 +168,13 @@ def test_a_small_file_costs_neither_memory_nor_time(name: str, tmp_path: Path) -
     else:
         header = {"a": {"dtype": "U8", "shape": [2**61] * 200_000, "data_offsets": [0, 9]}}
         path.write_bytes(safetensors(header, b"123456789"))
+    bounded = 'ulimit -d 1048576; ulimit -t 60; exec "$0" "$@"'  # KiB, seconds of the processor
     command = [sys.executable, "-P", "-m", "dsv4kv", "inspect", str(path)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
-        assert process.stderr is not None
-        sentence = process.stderr.read().decode()
-        _, status, used = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 4, sentence
-    assert path.name in sentence
-    assert used.ru_maxrss < 2**20  # KiB
-    assert used.ru_utime < 60
+    done = subprocess.run(
+        ["sh", "-c", bounded, *command], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 4, done.stderr
+    assert path.name in done.stderr
 
 
 def test_a_number_without_bound_is_no_size(tmp_path: Path) -> None:

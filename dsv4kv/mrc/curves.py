@@ -290,8 +290,9 @@ def _part_by_size(
     for count in sorted(set(counts)):
         alike = [b for b, c in zip(blocks, counts, strict=True) if b is not None and c == count]
         if not count:
+            least = min(size for size in sizes if size is not None)
             raise ConfigError(
-                f"a capacity of {min(filter(None, sizes)):,} tokens is smaller than every prompt, "
+                f"a capacity of {least:,} tokens is smaller than every prompt, "
                 f"of {int(reuse.tokens.min()):,} tokens and more: no request could run."
             )
         parts[count] = _part(table, reuse, question, alike, count)

@@ -345,7 +345,7 @@ class Reuse:
         """int64[requests]: leading blocks that a cache of so many blocks (None: any) holds."""
         length = self.end - self.begin
         if capacity_blocks is not None:
-            length = np.clip(capacity_blocks - self.above, 0, length)
+            length = np.clip(min(capacity_blocks, 2**62) - self.above, 0, length)
         found = np.zeros(len(self.blocks), np.int64)
         np.add.at(found, self.request, length)
         return found

@@ -199,6 +199,7 @@ REFUSED = {
         ["--capacity", "100"],
         "100 tokens is smaller than every prompt, of .* no request",
     ),
+    "none": (["--capacity", "0"], "0 tokens is smaller than every prompt"),
     "blocks": (["--block-tokens", "48"], "blocks of 48 tokens do not fit ids .* 64 tokens"),
     "strategy": (["--strategy", "best"], "'best' is not a strategy"),
     "rule": (["--capacity", "64K", "--rule", "tgi"], "'tgi' is not a rule"),
@@ -213,6 +214,10 @@ REFUSED = {
         "chunks of 100 tokens .* must be whole blocks of 256",
     ),
 }
+
+
+def test_a_capacity_that_no_machine_has_is_as_good_as_none() -> None:
+    assert "In a cache without bound" in run("builtin:chat", "--capacity", "9" * 30).output
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -281,15 +281,15 @@ def in_folder(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_a_users_operation_runs_in_its_place_and_is_named(in_folder: Any) -> None:
     (in_folder / "right_gather.py").write_text(RIGHT)
-    case = run(tiny_config("backend=right_gather:gather_topk"))
-    assert (case.status, case.backend) == ("complete", "right_gather:gather_topk")
+    case = run(tiny_config("backend=right_gather.py:gather_topk"))
+    assert (case.status, case.backend) == ("complete", "right_gather.py:gather_topk")
     assert case.foreign == ["gather_topk"]
 
 
 def test_a_wrong_operation_is_named_and_not_timed(in_folder: Any) -> None:
     (in_folder / "wrong_gather.py").write_text(WRONG)
     with pytest.raises(VerificationError, match=r"(?s)^gather_topk of wrong.*Nothing was timed"):
-        run(tiny_config("backend=wrong_gather:gather_topk"))
+        run(tiny_config("backend=wrong_gather.py:gather_topk"))
 
 
 def test_packages_with_kernels_are_left_out_on_the_cpu() -> None:

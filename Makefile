@@ -8,7 +8,7 @@ CONFIG ?= default
 
 ENGINES ?= build/engines
 
-.PHONY: bench check check-fast claims clean compilers endure engines full fuzz house kills python shuffle site tour traces
+.PHONY: bench check check-fast claims clean compiled compilers core endure engines full fuzz house kills python shuffle site tour traces
 
 bench: $(VENV)/installed
 	$(BIN)/dsv4kv bench $(CONFIG)
@@ -18,7 +18,14 @@ check: $(VENV)/installed-test
 	$(BIN)/ruff format --check
 	$(BIN)/mypy --num-workers auto
 	$(BIN)/lint-imports
-	$(BIN)/pytest --numprocesses auto --dist worksteal
+	DSV4KV_CORE=python $(BIN)/pytest --numprocesses auto --dist worksteal
+	@if command -v cc > /dev/null; then $(MAKE) --no-print-directory compiled; \
+	  else echo "no C compiler: the compiled core is not tested"; fi
+
+# The replays that are pinned, and the engines' recorded answers, by the compiled core.
+compiled: core
+	DSV4KV_CORE=compiled $(BIN)/pytest --numprocesses auto --dist worksteal -q tests/goldens \
+	  tests/engines/test_rules.py tests/engines/oracles tests/replay/test_rules_machine.py
 
 # Within a minute, while working: none of the tests that tests/conftest.py calls slow, and
 # ten examples of every property.
@@ -90,6 +97,10 @@ claims: $(VENV)/installed-test
 # a terminal of 80 columns, in a pipe, without colours and without UTF-8; an hour.
 tour: $(VENV)/installed-test
 	$(BIN)/python -m tests.tour
+
+# Compiles dsv4kv/core in place by mypyc, for an editable install; wheels carry it compiled.
+core: $(VENV)/installed-test
+	$(BIN)/python hatch_build.py
 
 # The source tree as a newcomer meets it: modules, lines, rooms that a decode step crosses.
 house: $(VENV)/installed-test

@@ -23,7 +23,7 @@ from contextlib import chdir, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from dsv4kv import __version__
 from dsv4kv.errors import ConfigError
@@ -118,60 +118,20 @@ def map_jobs(
     return map_processes(work, items, min(jobs, len(items)))
 
 
-class Forks(Generic[ItemT, ResultT]):
-    """Processes that know all that this one does when they are made, and work by one function.
-
-    Neither it nor what it holds has to travel; items and results do.
-    """
-
-    def __init__(self, work: Callable[[ItemT], ResultT], count: int) -> None:
-        """Fork them; none where a fork would lose something, see ``free``."""
-        self._idle = [_Process(work) for _ in range(count)] if can_fork() else []
-        self._busy = list[_Process]()
-
-    @property
-    def free(self) -> int:
-        """How many have nothing to do."""
-        return len(self._idle)
-
-    def begin(self, item: ItemT) -> None:
-        """Have a free one do an item."""
-        worker = self._idle.pop()
-        self._busy.append(worker)
-        worker.begin(None, item)
-
-    def end(self) -> list[tuple[ItemT, ResultT | Lost]]:
-        """Wait until something is done, and return all that is; raises what the function did."""
-        ready = wait([worker.pipe for worker in self._busy])
-        ended = [worker for worker in self._busy if worker.pipe in ready]
-        self._busy = [worker for worker in self._busy if worker not in ended]
-        found = [worker.end_item() for worker in ended]
-        for worker, (_, result) in zip(ended, found, strict=True):
-            if not isinstance(result, Lost):
-                self._idle.append(worker)
-        return found
-
-    def kill(self) -> None:
-        """End them, whatever they do."""
-        while left := (self._busy or self._idle):
-            left.pop().kill()
-
-
 class _Process:
     """A process that does one item at a time, all by one function."""
 
-    def __init__(self, work: Callable[[Any], Any] | None = None) -> None:
-        """``work`` is known there if this is a fork."""
+    def __init__(self) -> None:
         method = "fork" if can_fork() else "spawn"
         context = cast("SpawnContext", multiprocessing.get_context(method))
         self.pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, work), daemon=True)
+        self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
         self._process.start()
         theirs.close()  # now the pipe ends with the process
         self._item: Any = None
-        self._has_work = work is not None
+        self._has_work = False
 
-    def begin(self, work: Callable[[Any], Any] | None, item: Any) -> None:
+    def begin(self, work: Callable[[Any], Any], item: Any) -> None:
         self._item = item
         with suppress(BrokenPipeError):  # killed while it was idle, as reading will say
             if not self._has_work:
@@ -208,8 +168,9 @@ def _how_ended(code: int) -> str:
     return f"its process ended with {name}"
 
 
-def _serve(pipe: "Connection[Any, Any]", work: Callable[[Any], Any] | None) -> None:
-    """Do what comes through the pipe until it ends: first how, if that is not known, then what."""
+def _serve(pipe: "Connection[Any, Any]") -> None:
+    """Do what comes through the pipe until it ends: first how, then what."""
+    work: Callable[[Any], Any] | None = None
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -87,7 +87,7 @@ SLOW = {
     "record": "test_jobs test_names test_store",
     "recording": "test_folder test_proxy test_tokenize",
     "replay": "test_machine test_preemption"
-    " test_real_trace test_rules test_rules_machine test_stretches test_tiers",
+    " test_real_trace test_rules test_rules_machine test_tiers",
     "serve": "test_decode_graphs test_engine_step test_executor test_loop test_placing"
     " test_prefix_reuse test_verifier",
     "sizing": "test_advice test_fit test_launch",

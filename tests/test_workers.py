@@ -113,35 +113,6 @@ def test_workers_need_not_import_what_this_process_has_imported(tmp_path: Path) 
     assert told.stdout == "[('colorsys', True), ('this', False)]\n"
 
 
-FORKED = """
-import os, signal
-from dsv4kv.workers import Forks, Lost
-if __name__ == "__main__":
-    known = {}
-    def look_up(name):
-        return known[name] if name in known else os.kill(os.getpid(), signal.SIGKILL)
-    known["four"] = 4
-    forks = Forks(look_up, 2)
-    known["five"] = 5
-    forks.begin("four")
-    forks.begin("five")
-    ended = []
-    while len(ended) < 2:
-        ended += forks.end()
-    print(sorted((item, isinstance(found, Lost) or found) for item, found in ended), forks.free)
-    forks.kill()
-    print(forks.free)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="processes are not forked")
-def test_forks_know_what_was_known_and_a_killed_one_is_not_given_more(tmp_path: Path) -> None:
-    script = tmp_path / "parent.py"
-    script.write_text(FORKED)
-    told = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
-    assert told.stdout == "[('five', True), ('four', 4)] 1\n0\n"
-
-
 def test_a_cluster_that_is_not_there_is_a_sentence() -> None:
     with pytest.raises(ConfigError, match=r"--ray 127\.0\.0\.1:1: .*(not installed|no cluster)"):
         list(map_ray(Halve(), [2], "127.0.0.1:1"))

@@ -8,7 +8,7 @@ import typer
 from dsv4kv.choices import ROUTERS
 from dsv4kv.cli.records import as_settings, write_json
 from dsv4kv.cli.targets import to_file
-from dsv4kv.view.console import open_console, say
+from dsv4kv.view.console import open_console
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,20 +29,11 @@ dsv4kv plan builtin:chat --slo ttft_p99=1s --args '' --args '--chunked-prefill-s
 """
 
 
-_JOBS = 4
-"""Processes where nothing is said, and there are cores for them: guesses reach a few steps."""
-
 _MOST = 4096
 """GPUs: a fleet has as many replicas."""
 
 _SHORT_S = 0.1
 """Seconds before there is a bar."""
-
-_LONG_S = 5.0
-"""Seconds of a simulation of which several are announced."""
-
-_MANY = 10_000
-"""Requests of a static question whose simulations take long."""
 
 
 def plan(
@@ -118,17 +109,6 @@ def plan(
         float | None,
         typer.Option(min=1e-3, max=1e3, help="Such requests a second, at random (Poisson)."),
     ] = None,
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            "--jobs",
-            "-j",
-            min=1,
-            metavar="N",
-            show_default=False,
-            help=f"Processes that simulate, as many as there are cores and {_JOBS} at most.",
-        ),
-    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
@@ -160,16 +140,15 @@ def plan(
 
     GPU kinds, layouts, routers and replicas are searched; what bounds leave is replayed.
     """
-    from functools import partial
     from itertools import count
 
     from dsv4kv.choices import choose
     from dsv4kv.cli.progress import Watcher
     from dsv4kv.errors import ConfigError
-    from dsv4kv.planning.ahead import Simulations
     from dsv4kv.planning.question import (
         MOST_GPUS,
         Question,
+        busiest,
         check_settings,
         parse_prices,
         parse_slos,
@@ -196,25 +175,17 @@ def plan(
     requests = _requests(trace, settings, isl, osl, rate, slos)
     most = gpus or most_gpus or MOST_GPUS
     question = Question(requests, slos, speed, prices, most, exactly=gpus is not None)
-    tally, silent = Tally(), quiet or json_ == "-"
+    tally, silent, done = Tally(), quiet or json_ == "-", count(1)
     console = open_console(stderr=True, quiet=silent)
-    # no bar before the processes are there: it has a thread, and would keep them from being forked
     with Watcher(console, "plan", "simulations", total=None, after_s=_SHORT_S) as watcher:
         found = list_kinds(
             question, settings, engine, kinds, routers, model, tally, splits, name_args(args or [])
         )
-        done = count(1)
-
-        def report() -> None:
-            watcher.reach(next(done), None)
-
-        announce = partial(_announce, len(requests), silent=silent)
-        if not trace:
-            announce(None)
-        window = WINDOW if trace else len(requests)
-        with Simulations(question, found, jobs or _default_jobs()) as simulations:
-            search = Search(simulations, found, tally, report, window)
-            answer = find(search, question, gpus, announce)
+        window = busiest(requests, WINDOW) if trace else requests
+        search = Search(
+            question, found, window, tally, on_trial=lambda: watcher.reach(next(done), None)
+        )
+        answer = find(search)
     if not silent:
         show(report_plan(answer, question))
     if json_:
@@ -226,31 +197,6 @@ def plan(
         write_named(html, draw_plan(answer, question), "--html")
     if answer.best is None:
         raise typer.Exit(1)
-
-
-def _default_jobs() -> int:
-    from dsv4kv.workers import usable_cores
-
-    return min(_JOBS, usable_cores())
-
-
-def _announce(requests: int, seconds: float | None, *, silent: bool) -> None:
-    """Before a long wait, say how long ``requests`` of a trace, or of one length, will take."""
-    from dsv4kv.view.cells import format_number
-
-    if silent or (requests <= _MANY if seconds is None else seconds <= _LONG_S):
-        return
-    if seconds is None:
-        text = (
-            f"{requests:,} requests in every simulation: a tenth of --rate needs about a tenth of "
-            "the GPUs, and is answered sooner."
-        )
-    else:
-        text = (
-            f"{requests:,} requests: about {format_number(seconds)} s each time that all are "
-            "simulated, ten times or more; fewer: --set workload.limit=N."
-        )
-    say(text, err=True)
 
 
 def _split(option: str, text: str) -> list[str]:

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from dsv4kv.clock.coefficients import BORROWED, CONSTANTS, Coefficients, HeldOut
 from dsv4kv.clock.weights import WeightModel
+from dsv4kv.core.clock import NOTHING, Counts
 from dsv4kv.sizing.layout import Layout
 
 Ints = NDArray[np.int64]
-Counts = tuple[int, ...]
 
 COUNTS = (
     "decode_layers",  # layers that decode passes go through
@@ -33,7 +33,7 @@ COUNTS = (
 )
 """What takes time; one rank is the one with the most to do, and all wait for it."""
 
-NOTHING: Counts = (0,) * len(COUNTS)
+assert len(COUNTS) == len(NOTHING)
 _NONE = np.zeros(1, dtype=np.int64)
 
 
@@ -86,8 +86,10 @@ class StepTimes(Protocol):
     def count(self, steps: Steps) -> Ints:
         """int64[n, COUNTS] of every step."""
 
-    def total(self, steps: Steps) -> Counts:
-        """The same of all of them, whose tokens are as many in each."""
+    def step(
+        self, rows: int, tokens: int, contexts: int, prompt: int, fullest: int, prefix: int
+    ) -> Counts:
+        """What takes time in one step, whose values are as ``Steps`` has them."""
 
     def seconds(self, counts: Counts) -> float:
         """Time of what was counted."""
@@ -106,7 +108,7 @@ def prompt_s(times: StepTimes, tokens: int, prefix: int = 0) -> float:
 
 
 def _seconds(times: StepTimes, steps: Steps) -> float:
-    return times.seconds(times.total(steps))
+    return times.seconds(tuple(times.count(steps).sum(axis=0).tolist()))
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,7 @@ class ModelTimes:
     def __init__(self, deployment: Deployment, coefficients: Coefficients) -> None:
         self._made, layout = deployment, deployment.layout
         self._coefficients = coefficients
+        self._weighed: dict[tuple[int, int, int], tuple[int, int]] = {}
         error = coefficients.held_out  # of points without a pipeline
         self.held_out = error.widened(BORROWED) if layout.pp > 1 else error
         self.source = coefficients.source
@@ -213,18 +216,25 @@ class ModelTimes:
             counts[launched, 4] = made.layers
         return counts
 
-    def total(self, steps: Steps) -> Counts:
-        """See ``StepTimes``; without arrays of counts, as every turn of a replay asks for it."""
-        made, n = self._made, max(len(steps.contexts), len(steps.prefixes))
-        if steps.prompt and n > 1:
-            return tuple(self.count(steps).sum(axis=0).tolist())
-        weight_bytes, mflop = self._weigh(steps, steps.tokens.item(0))
-        drafts, seen = made.draft_passes * (steps.rows > 0), int(self._seen(steps).sum())
-        if not steps.prompt:
-            return n * made.layers, n * drafts, n * weight_bytes, seen, 0, n * mflop, 0, 0, 0, 0
-        chunk = steps.fullest * made.layers
+    def step(
+        self, rows: int, tokens: int, contexts: int, prompt: int, fullest: int, prefix: int
+    ) -> Counts:
+        """See ``StepTimes``; the same as ``count``, without arrays."""
+        made = self._made
+        key = tokens, prompt, fullest
+        if key not in self._weighed:
+            own = fullest + made.rows_per_rank(tokens)
+            together = prompt + tokens
+            self._weighed[key] = made.weight_bytes(together), made.mflop(together, own)
+        weight_bytes, mflop = self._weighed[key]
+        ranked = made.rows_per_rank(rows)
+        seen = contexts if ranked == rows else contexts * ranked // rows
+        drafts = made.draft_passes * (rows > 0)
+        if not prompt:
+            return made.layers, drafts, weight_bytes, seen, 0, mflop, 0, 0, 0, 0
+        chunk = fullest * made.layers
         states, sent = chunk * made.state_bytes, chunk * made.all_to_all
-        counts = 0, drafts, weight_bytes, seen, 0, mflop, states, sent, steps.prefixes.item(0), 0
+        counts = 0, drafts, weight_bytes, seen, 0, mflop, states, sent, prefix, 0
         if self.seconds(counts) < made.layers * self._rates[4]:
             return 0, 0, 0, 0, made.layers, 0, 0, 0, 0, 0
         return counts

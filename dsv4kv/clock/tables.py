@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from dsv4kv.choices import listed
 from dsv4kv.clock.coefficients import HeldOut
-from dsv4kv.clock.steps import COUNTS, Counts, Deployment, Ints, Steps
+from dsv4kv.clock.steps import COUNTS, Deployment, Ints, Steps
+from dsv4kv.core.clock import Counts
 from dsv4kv.errors import ConfigError
 from dsv4kv.reading import read_json
 from dsv4kv.resources import shipped
@@ -202,9 +203,13 @@ class TableTimes:
         counts[:, -1] = np.rint(seconds * _PS)
         return counts
 
-    def total(self, steps: Steps) -> Counts:
+    def step(
+        self, rows: int, tokens: int, contexts: int, prompt: int, fullest: int, prefix: int
+    ) -> Counts:
         """See ``StepTimes``."""
-        return tuple(self.count(steps).sum(axis=0).tolist())
+        each = np.array([tokens]), np.array([contexts]), prompt, fullest, np.array([prefix])
+        (counts,) = self.count(Steps(rows, *each)).tolist()
+        return tuple(counts)
 
     def seconds(self, counts: Counts) -> float:
         """See ``StepTimes``."""

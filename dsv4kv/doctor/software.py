@@ -25,6 +25,7 @@ def check_software() -> Iterator[Check]:
     """Check what is imported, compiled with, and looked at."""
     needed = [_check_needed(name, enables) for name, enables in _NEEDED.items()]
     yield from needed
+    yield _check_core()
     if needed[0].status == "broken":
         return  # nothing is known of kernels without torch
     yield _check_nvrtc()
@@ -55,6 +56,16 @@ def _check_needed(name: str, enables: str) -> Check:
         detail = f"cannot be imported ({type(error).__name__}: {error})"
         return Check("software", name, "broken", detail, enables, advice)
     return Check("software", name, "good", str(module.__version__), enables)
+
+
+def _check_core() -> Check:
+    from dsv4kv.core import COMPILED
+
+    enables = "replays, plans and hit rates by an engine's rule"
+    if COMPILED:
+        return Check("software", "core", "good", "compiled", enables)
+    advice = "several times faster compiled: install a wheel, or run `make core` in a checkout."
+    return Check("software", "core", "good", "interpreted", enables, advice)
 
 
 def _check_nvrtc() -> Check:

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+from dsv4kv.core.request import Generating, Hit
 from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.formats import Site, stored_formats
 from dsv4kv.engines.prefix import prefix_rule
@@ -14,37 +15,7 @@ from dsv4kv.engines.vllm.tables import UNBOUNDED_TOKENS, TailGroup, cut_groups
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.schema import choose_formats
-from dsv4kv.prefix.paths import Ints, NumberedPaths, PathTable
-
-
-class Hit(NamedTuple):
-    """What a request found, in blocks of context.
-
-    Attributes:
-        resumed: Where it resumes.
-        found: What is cached of its context alone.
-        marked: The last of these whose window and state were ever there.
-    """
-
-    resumed: int
-    found: int
-    marked: int
-
-
-class Generating(Protocol):
-    """Requests that decode."""
-
-    @property
-    def begun(self) -> Ints:
-        """int64[B]: tokens that they began to decode with."""
-
-    @property
-    def position(self) -> Ints:
-        """int64[B]: tokens that they have."""
-
-    @property
-    def blocks(self) -> Ints:
-        """int64[B]: blocks of context that they hold."""
+from dsv4kv.prefix.paths import NumberedPaths, PathTable
 
 
 class EngineCache(Protocol):
@@ -56,12 +27,14 @@ class EngineCache(Protocol):
     Attributes:
         total: All blocks.
         per_shared: Blocks of what prompts share: 1.
-        freed: Grows whenever more may have become available.
     """
 
     total: int
     per_shared: int
-    freed: int
+
+    @property
+    def freed(self) -> int:
+        """Changes whenever more may have become available."""
 
     @property
     def evicted(self) -> int:
@@ -103,17 +76,17 @@ class EngineCache(Protocol):
     def begin(self, request: int, tokens: int) -> Hit:
         """Use what is cached of a prompt; everything it needs can be had from now on."""
 
-    def compute(self, request: int, position: int, earlier: Sequence[int] = ()) -> int:
-        """Cache what is computed up to ``position``; returns the blocks that others can find.
-
-        It is computed in chunks, of which those before the last end ``earlier``.
-        """
+    def compute(self, request: int, position: int) -> int:
+        """Cache what is computed up to ``position``; returns the blocks that others can find."""
 
     def decode(self, request: int) -> None:
         """The prompt is computed and more tokens follow: keep only what these need."""
 
-    def decoded(self, requests: Generating) -> None:
-        """All that decode have come so far."""
+    def decoded(self, due: Sequence[Generating]) -> None:
+        """Requests that need or free something have taken a step."""
+
+    def next_event(self, request: Generating, due: int) -> int:
+        """Tokens at which one next needs or frees something; a block of context at ``due``."""
 
     def end(self, request: int, decoded_blocks: int, position: int = 0) -> int:
         """Give everything back, with so many blocks that decoding took.

@@ -4,12 +4,31 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
+from dsv4kv.core.hashed import HashedCache
+from dsv4kv.core.radix import SglangCache
 from dsv4kv.engines.cache import ENGINE_BLOCK_TOKENS, EngineCache, Pool, draft_needs
-from dsv4kv.engines.vllm.groups import GroupHits
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.prefix.outcome import Losses, Outcome
 from dsv4kv.prefix.paths import Ints, find_reuse
+
+
+@dataclass(frozen=True)
+class GroupHits:
+    """What requests hit, in blocks of context.
+
+    Attributes:
+        resumed: int64[requests]: where all groups agreed.
+        found: int64[requests]: what the context group alone held.
+        marked: int64[requests]: the last boundary up to there whose windows were ever cached.
+        rejected: bool[requests]: whether the request can never run; then it hits nothing.
+    """
+
+    resumed: Ints
+    found: Ints
+    marked: Ints
+    rejected: NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -29,6 +48,8 @@ class Rule:
         leaves_window: Whether no hit covers a prompt's last window; else not its last token.
         caches_scheduled: Whether blocks are found as soon as they are scheduled, by requests that
             are admitted to the same step (vLLM, in ``allocate_slots``).
+        retracts: Whether prompts are computed in steps of their own, and requests retracted where
+            those that decode lack pages (SGLang).
     """
 
     replay: Callable[[Pool], Outcome]
@@ -42,6 +63,7 @@ class Rule:
     replays: bool = False
     leaves_window: bool = False
     caches_scheduled: bool = False
+    retracts: bool = False
 
     def block_tokens(self, arch: str | None = None) -> int | None:
         """Tokens of a block where none are asked for, by GPU; None takes what is there."""
@@ -70,6 +92,14 @@ def one_group(
 def alike(hits: Ints) -> GroupHits:
     """Hits of blocks of context alone: what is found is where a request resumes."""
     return GroupHits(hits, hits, hits, np.zeros(len(hits), bool))
+
+
+def serve_alone(cache: HashedCache | SglangCache, tokens: Ints) -> GroupHits:
+    """Serve prompts one after the other; their lengths are int64[requests]."""
+    served = [cache.serve(request, length) for request, length in enumerate(tokens.tolist())]
+    rejected = np.array([hit is None for hit in served], bool)
+    hits = np.array([hit or (0, 0, 0) for hit in served], np.int64).reshape(-1, 3).T
+    return GroupHits(hits[0], hits[1], hits[2], rejected)
 
 
 def count_hits(

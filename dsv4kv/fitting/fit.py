@@ -22,13 +22,13 @@ from dsv4kv.clock.sources import find_gpu, name_deployment
 from dsv4kv.clock.steps import COUNTS, ModelTimes
 from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
+from dsv4kv.core.clock import VirtualClock
+from dsv4kv.core.scheduler import Scheduler
+from dsv4kv.core.served import Served
 from dsv4kv.errors import ConfigError
 from dsv4kv.fitting.results import Floats, Measured
 from dsv4kv.replay.build import Parts, Wiring, build_replay, find_parts
-from dsv4kv.replay.clock import VirtualClock
 from dsv4kv.replay.outcome import Outcome
-from dsv4kv.replay.requests import Served
-from dsv4kv.replay.scheduler import Scheduler
 
 
 @dataclass(frozen=True)

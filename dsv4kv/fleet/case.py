@@ -258,7 +258,7 @@ def _limits_ns(slo: SloSection) -> dict[str, float]:
 def _describe_replica(outcome: FleetOutcome, replica: Replica, *, decodes: bool) -> FleetReplica:
     scheduler, link = replica.replay.scheduler, replica.link
     answers = [each for each in replica.served if outcome.answers[each.number] is each]
-    tally, clock = scheduler.prompts.tally, scheduler.clock
+    tally, clock = replica.replay.prompts.tally, scheduler.clock
     is_split = replica.config.fleet.is_split
     queued = replica.replay.outcome.samples_ns["queueing"]
     return FleetReplica(

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from dsv4kv.config.replay import ReplayConfig
-from dsv4kv.engines.cache import Hit
+from dsv4kv.core.contract import Below
+from dsv4kv.core.request import Hit
+from dsv4kv.core.scheduler import Observer, Scheduler
+from dsv4kv.core.served import NEVER, Served
 from dsv4kv.fleet.transfer import Link, Received
 from dsv4kv.fleet.views import Asked, View, count_leading
 from dsv4kv.replay.build import Parts, Wiring, build_replay
-from dsv4kv.replay.contract import Below
 from dsv4kv.replay.outcome import Outcome
-from dsv4kv.replay.requests import NEVER, Served
-from dsv4kv.replay.scheduler import Observer, Scheduler
 from dsv4kv.replay.tiers import SharedTiers
 from dsv4kv.traces.request import Request
 
@@ -170,7 +170,7 @@ class Replica:
         """Take a turn; returns whether it was taken or put off, and when to ask again."""
         scheduler = self.replay.scheduler
         moved = scheduler.turn(until_s)
-        return moved, scheduler.clock.now_s if moved else scheduler.resumes_s
+        return moved, scheduler.clock.now_s if moved else scheduler.next_s
 
     def take_news(self) -> News:
         """What has changed since this was last asked."""

@@ -11,6 +11,7 @@ from dsv4kv.config.document import Placed, parse_overrides, read_document
 from dsv4kv.config.fleet import GroupSection
 from dsv4kv.config.load import resolve
 from dsv4kv.config.replay import ReplayConfig, TiersSection
+from dsv4kv.core.served import NEVER, Served
 from dsv4kv.errors import ConfigError
 from dsv4kv.fleet.replica import Known, News, Replica
 from dsv4kv.fleet.routers import Affinity, Router, open_router
@@ -18,7 +19,7 @@ from dsv4kv.fleet.sessions import check_sessions, find_sessions, find_turns
 from dsv4kv.fleet.transfer import Link
 from dsv4kv.fleet.views import Asked
 from dsv4kv.replay.build import Parts, find_parts
-from dsv4kv.replay.requests import NEVER, Served, begin_serving
+from dsv4kv.replay.requests import begin_serving
 from dsv4kv.replay.tiers import SharedTiers
 from dsv4kv.traces.request import Request
 

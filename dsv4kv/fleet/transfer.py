@@ -4,7 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from dsv4kv.config.replay import ReplayConfig
-from dsv4kv.engines.cache import Hit
+from dsv4kv.core.clock import VirtualClock
+from dsv4kv.core.request import Hit
+from dsv4kv.core.served import Served
 from dsv4kv.engines.host import Sent
 from dsv4kv.engines.registry import find_engine
 from dsv4kv.engines.sglang import host as sglang
@@ -12,9 +14,7 @@ from dsv4kv.engines.sglang.sizing import SglangEngine
 from dsv4kv.engines.vllm import host as vllm
 from dsv4kv.engines.vllm.sizing import VllmEngine
 from dsv4kv.errors import ConfigError
-from dsv4kv.replay.clock import VirtualClock
 from dsv4kv.replay.memory import MemoryPlan, describe_deployment
-from dsv4kv.replay.requests import Served
 
 SentOf = Callable[[int, int], Sent]
 """What is sent of a prompt of so many tokens, of which the other side has some."""

@@ -21,11 +21,11 @@ from dsv4kv import __version__
 from dsv4kv.bench.build import check_data_path, plan_from
 from dsv4kv.bench.case import set_up
 from dsv4kv.clock.sources import open_times
-from dsv4kv.clock.steps import Steps
 from dsv4kv.clock.weights import build_weights
 from dsv4kv.config.bench import BenchConfig, CacheSection, MeasureSection, WorkloadSection
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.config.tiers import TiersConfig
+from dsv4kv.core.clock import VirtualClock
 from dsv4kv.errors import ConfigError, StoreUnavailable
 from dsv4kv.measure.environment import capture_environment
 from dsv4kv.measure.statistics import Estimate, summarize
@@ -34,8 +34,8 @@ from dsv4kv.moving.copies import measure_copies, measure_overlap
 from dsv4kv.moving.tiers_outcome import FamilyRow, PrefixRow, TiersOutcome, Way
 from dsv4kv.moving.yardsticks import time_copies, time_disk
 from dsv4kv.processes import temporary_folder
-from dsv4kv.replay.clock import CostModel, Counted, Timing, VirtualClock, Work, find_rates
 from dsv4kv.replay.costs import StepTables
+from dsv4kv.replay.rates import find_rates
 from dsv4kv.resources import user_cache
 from dsv4kv.serve.requests import Requests
 from dsv4kv.sizing.lookup import find_weight_facts
@@ -273,23 +273,19 @@ class _ComputingModel:
         if self._known:
             tables = StepTables(plan.config, plan.schemas, max(config.lengths))
             weights = build_weights(replay, plan.config, plan.schemas)
-            times = None
-            if config.cost.clock != "stated":
-                times = open_times(replay, plan.config, plan.schemas, weights)
-            self._cost = CostModel(tables, weights, times)
-            self._timing: Timing = Counted(times) if times else find_rates(config.cost)
+            stated = config.cost.clock == "stated"
+            self._clock = VirtualClock(
+                tables.weighed(weights),
+                find_rates(config.cost) if stated else None,
+                None if stated else open_times(replay, plan.config, plan.schemas, weights),
+            )
 
     def prefill_ns(self, first: int, tokens: int) -> float | None:
         """Nanoseconds from a prompt's ``first`` token on, chunk by chunk.
 
         None for a model whose weights are not known.
         """
-        if not self._known:
-            return None
-        work = Work()
-        for start in range(first, tokens, self._step):
-            work += self._cost.mixed(Work(), Steps(), [(start, min(start + self._step, tokens))])
-        return VirtualClock(self._timing).after(work) * 1e9
+        return self._clock.prompt_s(first, tokens, self._step) * 1e9 if self._known else None
 
 
 def _check_restored(tier: Tier, tokens: int, found: Restored) -> None:

@@ -1,4 +1,4 @@
-"""What is asked: latencies to keep, requests to keep them for, and what a GPU costs."""
+"""The question of a plan: limits of latency, the requests, prices and number of GPUs."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -17,18 +17,18 @@ from dsv4kv.traces.request import Request
 
 _SLO = re.compile(r"(ttft|tpot|latency)_p(\d{1,2}(?:\.\d{1,3})?)=(\d+(?:\.\d+)?)(ms|s)")
 MOST_GPUS = 256
-"""GPUs that a deployment may have where nothing is said."""
+"""Default of the most GPUs that a deployment may have."""
 STATIC_REQUESTS, STATIC_S = 600, 40.0
-"""Requests that a static question has at least, six beyond p99, and seconds in which they come:
-longer than an answer takes, so that a queue that grows is seen to."""
+"""Minimum of a static question: requests, of which six are beyond p99, and seconds in which they
+arrive, which are longer than an answer takes, so that a growing queue shows."""
 _WAITS = 10
-"""How many times the longest limit these seconds are at least: a server with a ninth more work
-than it can do has then a tenth of the requests waiting beyond it."""
+"""These seconds in units of the longest limit: with a ninth more work than a server can do, a
+tenth of the requests then wait beyond the limit."""
 
 
 @dataclass(frozen=True)
 class Slo:
-    """A percentile of a time, and what it may be at most.
+    """A limit of a percentile of a time.
 
     Attributes:
         name: ``ttft``, ``tpot`` or ``latency``.
@@ -50,7 +50,7 @@ def parse_slos(texts: Sequence[str]) -> tuple[Slo, ...]:
     """Read ``ttft_p99=2s``, ``tpot_p50=50ms``.
 
     Raises:
-        ConfigError: Not of that form, given twice, or nothing that a queue would break.
+        ConfigError: Another form, a limit given twice, or no limit of waiting.
     """
     slos = list[Slo]()
     for text in texts:
@@ -74,10 +74,10 @@ def parse_slos(texts: Sequence[str]) -> tuple[Slo, ...]:
 
 
 def parse_prices(texts: Sequence[str], gpus: Sequence[str]) -> dict[str, float]:
-    """Read ``h200=2.5``: prices of all kinds of GPU that are asked about, or of none.
+    """Read ``h200=2.5``: prices of all of ``gpus``, or of none.
 
     Raises:
-        ConfigError: Not of that form, no price, or of one kind and not of another.
+        ConfigError: Another form, another GPU, or a GPU without a price.
     """
     prices = dict[str, float]()
     for text in texts:
@@ -124,7 +124,7 @@ _DECIDED = {
     "workload.arrivals": "requests come at a rate here, when the trace says",
     "workload.concurrency": "requests come at a rate here, when the trace says",
 }
-"""Settings of a replay that a plan decides, and what to do instead."""
+"""Settings of a replay that a plan decides, and the option to use instead."""
 
 
 def check_settings(settings: Sequence[str]) -> None:
@@ -138,16 +138,16 @@ def check_settings(settings: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class Question:
-    """One question of planning.
+    """Which deployment keeps limits of latency on a trace.
 
     Attributes:
         requests: The whole trace.
-        slos: What is to be kept.
+        slos: The limits.
         speed: Seconds of the trace in one second.
-        prices: What an hour of a GPU costs, by its kind; empty where GPUs are counted.
+        prices: Price of an hour of a GPU, by its kind; empty where GPUs are counted.
         most_gpus: GPUs that a deployment may have.
-        exactly: Whether it has all of them.
-        asked: What was to be kept where ``slos`` are tighter; None where they are not.
+        exactly: Whether it has all of them: the highest rate is asked for, not the least cost.
+        asked: The limits that were given, where ``slos`` are tighter ones.
     """
 
     requests: Sequence[Request]
@@ -159,41 +159,44 @@ class Question:
     asked: tuple[Slo, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Raises ``ConfigError`` where a limit is of a time that no request has."""
+        """Raises ``ConfigError`` for a limit of TPOT if every answer has one token."""
         tokens = any(slo.name == "tpot" for slo in self.slos)
         if tokens and all(each.output_tokens < 2 for each in self.requests):
-            raise ConfigError("--slo tpot: no request has a further token: leave it out.")
+            raise ConfigError(
+                "--slo tpot: every answer has one token, so there is no time per output token: "
+                "remove this limit."
+            )
 
     @property
     def span_s(self) -> float:
-        """From the first arrival to the last, at the trace's own speed."""
+        """Seconds from the first arrival to the last, at the trace's own speed."""
         return self.requests[-1].arrival_s - self.requests[0].arrival_s
 
     @cached_property
     def unseen(self) -> list[int]:
-        """Prompt tokens that no request before had."""
+        """See ``unseen_tokens``."""
         return unseen_tokens(self.requests)
 
     @cached_property
     def unseen_in_any_order(self) -> list[int]:
-        """Prompt tokens that no other request has: for think times, which may change the order."""
+        """See ``unseen_tokens``: for think times, which may change the order."""
         return unseen_tokens(self.requests, any_order=True)
 
     def counts(self, unit_gpus: int) -> int:
-        """How many numbers of units there are to consider, of so many GPUs each."""
+        """How many numbers of units of ``unit_gpus`` each are allowed."""
         if self.exactly:
             return int(self.most_gpus % unit_gpus == 0)
         return self.most_gpus // unit_gpus
 
     def price(self, gpu: str) -> float:
-        """Of one GPU: money in an hour, or one."""
+        """Price of an hour of a GPU; 1 where GPUs are counted."""
         return self.prices[gpu] if self.prices else 1.0
 
 
 def poisson(isl: int, osl: int, rate: float, seed: int, slos: Sequence[Slo] = ()) -> list[Request]:
-    """Equal requests that come at random, ``rate`` in a second, and share nothing.
+    """Return equal requests that arrive at random, ``rate`` in a second, and share no prefix.
 
-    They come for so long that a queue that grows breaks limits of waiting.
+    They arrive for long enough that a growing queue breaks limits of waiting.
     """
     draw, now_s, made = Random(seed), 0.0, []
     longest_s = max((slo.limit_s for slo in slos if slo.name != "tpot"), default=0.0)
@@ -204,9 +207,9 @@ def poisson(isl: int, osl: int, rate: float, seed: int, slos: Sequence[Slo] = ()
 
 
 def busiest(requests: Sequence[Request], count: int) -> list[Request]:
-    """So many requests in a row that bring the most prompt tokens a second; all if there are less.
+    """Return the ``count`` requests in a row with the most prompt tokens a second, from time 0.
 
-    The first of them comes at 0.
+    If there are no more than ``count``, it returns all, as they are.
     """
     if len(requests) <= count:
         return list(requests)
@@ -222,9 +225,9 @@ def busiest(requests: Sequence[Request], count: int) -> list[Request]:
 
 
 def unseen_tokens(requests: Sequence[Request], *, any_order: bool = False) -> list[int]:
-    """Prompt tokens of every request that no cache can save: no request before had them.
+    """Return each request's prompt tokens that no cache can save: no earlier request had them.
 
-    With ``any_order`` no other request has them.
+    With ``any_order``, no other request has them.
     """
     known = _known_blocks(requests)
     if any_order:
@@ -237,7 +240,7 @@ def unseen_tokens(requests: Sequence[Request], *, any_order: bool = False) -> li
 
 
 def _known_blocks(requests: Sequence[Request]) -> NDArray[np.int64]:
-    """int64[requests]: leading blocks that a request before had."""
+    """int64[requests]: leading blocks that an earlier request had."""
     if not any(len(request.prefix_hashes) for request in requests):
         return np.zeros(len(requests), np.int64)
     table = collect_paths(requests)

@@ -1,4 +1,4 @@
-"""Servers that could serve: how they start, and what no number of them is better than."""
+"""Candidate servers: their launch commands, and bounds of their latency and throughput."""
 
 import math
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from dsv4kv.replay.memory import check_fit
 from dsv4kv.sizing.layout import Layout, LayoutWish, candidate_layouts
 
 SIZES = (1, 2, 4, 8)
-"""GPUs of a replica: up to a server."""
+"""GPUs of a replica: up to one machine."""
 _NAMES = {
     "v4-flash": "deepseek-ai/DeepSeek-V4-Flash",
     "v4-pro": "deepseek-ai/DeepSeek-V4-Pro",
@@ -33,7 +33,7 @@ _DRAFTS = {
 
 
 def layouts_of(preset: str) -> list[Layout]:
-    """Every way to spread a replica over the GPUs of a server; experts as engines do."""
+    """Return every layout of a replica over the GPUs of a machine; experts as engines do."""
     model, found = load_model(preset), []
     for gpus in SIZES:
         for dp in (size for size in SIZES if size <= gpus):
@@ -48,7 +48,7 @@ def layouts_of(preset: str) -> list[Layout]:
 def launch_command(
     engine: str, preset: str, layout: Layout, drafts: int = 0, args: str = ""
 ) -> str:
-    """The command that starts one replica, in words that ``budget --command`` reads."""
+    """Return the command that starts one replica; ``budget --command`` reads it."""
     family, model = engine.partition(":")[0], _NAMES.get(preset, preset)
     if family == "sglang":
         ranks = layout.tp * layout.dp
@@ -66,14 +66,14 @@ def launch_command(
 
 
 def name_args(texts: Sequence[str]) -> dict[str, str]:
-    """Alternatives by name: ``args 2`` is the second, and what adds nothing has no name."""
+    """Return alternatives by name: ``args 2`` is the second; an empty one has no name."""
     if len(texts) < 2:
         return {"": " ".join(texts)}
     return {f"args {place}" if text else "": text for place, text in enumerate(texts, 1)}
 
 
 def in_role(command: str, role: str) -> str:
-    """The command of a replica that computes prompts (``prefill``) or decodes (``decode``)."""
+    """Return the command of a replica with the role ``prefill`` or ``decode``."""
     if command.startswith("vllm"):
         transfer = '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'
         return f"{command} --kv-transfer-config '{transfer}'"
@@ -89,8 +89,8 @@ class Server:
         layout: How it is spread.
         config: How it is replayed, alone.
         command: How it is launched.
-        variant: Which ``--args`` it has, ``args 2``; empty where there is no choice of them.
-        parts: What it is made of, its configuration with what its engine says.
+        variant: Name of its ``--args``, ``args 2``; empty where there is no choice of them.
+        parts: The replay's parts, with the defaults of its engine.
     """
 
     gpu: str
@@ -121,11 +121,11 @@ def open_server(
     variant: str = "",
     args: str = "",
 ) -> Server:
-    """Start a server in thought, with ``args`` in its command.
+    """Size a server, with ``args`` in its command.
 
     Raises:
-        DoesNotFit: Its weights, or the longest request, are more than it holds.
-        ConfigError: A setting that there is not, or ``args`` that choose another layout.
+        DoesNotFit: Its weights or the longest request do not fit.
+        ConfigError: An unknown setting, or ``args`` that choose another layout.
     """
     asked = load_config(None, settings, ReplayConfig).config
     drafts = asked.scheduler.speculative.draft_tokens
@@ -152,7 +152,7 @@ def open_server(
 
 @dataclass(frozen=True)
 class Bounds:
-    """What no deployment of a server undercuts, whatever its router and how many there are.
+    """Lower bounds of every deployment of a server, for any router and number of replicas.
 
     The times of ``clock.steps`` grow with everything in a step, and by less the fuller it is. So
     no prompt is faster than alone with the best cache there can be, no token than alone after the
@@ -160,18 +160,16 @@ class Bounds:
 
     Attributes:
         server: The server.
-        question: What is asked.
+        question: Limits and requests.
     """
 
     server: Server
     question: Question
 
     @property
-    def _scheduler(self) -> tuple[int, int]:
-        """Tokens of a step on one rank, and of drafts."""
-        scheduling = self.server.parts.config.scheduler
-        step_tokens = scheduling.step_tokens // self.server.layout.dp
-        return step_tokens, scheduling.speculative.draft_tokens
+    def _step_tokens(self) -> int:
+        """Tokens of a step on one rank."""
+        return self.server.parts.config.scheduler.step_tokens // self.server.layout.dp
 
     @cached_property
     def _unseen(self) -> list[int]:
@@ -184,7 +182,7 @@ class Bounds:
     @cached_property
     def ttft_s(self) -> list[float]:
         """Least time to the first token of every request."""
-        times, step_tokens = self.server.times, self._scheduler[0]
+        times, step_tokens = self.server.times, self._step_tokens
         full_s = prompt_s(times, step_tokens)
         tails = {tokens % step_tokens for tokens in self._unseen} - {0}
         tail_s = {tokens: prompt_s(times, tokens) for tokens in tails} | {0: 0.0}
@@ -197,13 +195,14 @@ class Bounds:
     def tpot_s(self) -> float:
         """Least time of a further token: of a decode pass, or of a chunk that takes it along."""
         shortest = min(each.input_tokens for each in self.question.requests)
-        drafts, times = self._scheduler[1], self.server.times
+        drafts = self.server.parts.config.scheduler.speculative.draft_tokens
+        times = self.server.times
         alone_s = decode_s(times, 1, shortest, drafts)
         return min(alone_s, prompt_s(times, 1)) / (1 + drafts)
 
     @cached_property
     def least_s(self) -> dict[str, float]:
-        """What no deployment undercuts of every limited time, by label."""
+        """Lower bound of every limited time, by label."""
         return {
             slo.label: self.tpot_s
             if slo.name == "tpot"
@@ -212,7 +211,7 @@ class Bounds:
         }
 
     def broken(self) -> str | None:
-        """The first limit that even a request alone breaks, in words; None where there is none."""
+        """Return the time of the first limit that even a request alone breaks, if any."""
         for slo in self.question.slos:
             if self.least_s[slo.label] > slo.limit_s:
                 return slo.name if slo.name == "tpot" else "ttft"
@@ -220,11 +219,11 @@ class Bounds:
 
     @cached_property
     def work_s(self) -> float:
-        """Least seconds of one replica for the prompts that have to be computed in time.
+        """Least seconds of one replica for the prompts that must be computed in time.
 
-        Requests beyond the percentile may wait for ever; those with the most work do.
+        Requests beyond the percentile may wait for ever: here, those with the most work.
         """
-        step_tokens, times = self._scheduler[0], self.server.times
+        step_tokens, times = self._step_tokens, self.server.times
         dp = self.server.layout.dp
         chunk = Steps(prompt=step_tokens * dp, fullest=step_tokens)
         token_s = times.seconds(tuple(times.count(chunk).sum(axis=0).tolist())) / chunk.prompt
@@ -233,9 +232,9 @@ class Bounds:
         return sum(bound) * token_s
 
     def replicas(self, speed: float) -> int:
-        """Fewest replicas that can have computed these prompts when they have to be.
+        """Return the fewest replicas that can compute these prompts in time.
 
-        With think times requests come later where answers do, so one may.
+        With think times a late answer makes later requests late, so one replica may do.
         """
         if self.server.config.fleet.sessions == "think":
             return 1

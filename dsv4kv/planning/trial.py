@@ -1,6 +1,7 @@
 """One deployment, simulated until it is clear whether it keeps the limits."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import add, gt
 from typing import Any, NamedTuple, Self
@@ -15,13 +16,12 @@ from dsv4kv.fleet.run import FindParts, Fleet, FleetOutcome
 from dsv4kv.planning.question import Question, Slo
 from dsv4kv.planning.servers import Bounds, Server
 from dsv4kv.replay.build import find_parts
-from dsv4kv.replay.requests import Served
 from dsv4kv.traces.request import Request
 
-_LOOKS = 24
-"""How often a simulation looks whether it can still keep its limits."""
+_CHECKS = 24
+"""How often a simulation checks whether it can still keep its limits."""
 _EARLY = (16, 8, 4, 2)
-"""Parts of the first stretch after which it looks, too: a queue is long before many are served."""
+"""Parts of the first interval at which it checks, too: a queue is long before many are served."""
 
 
 class Split(NamedTuple):
@@ -37,17 +37,16 @@ def parse_splits(texts: Sequence[str]) -> list[Split | None]:
     Raises:
         ConfigError: Something else.
     """
-    return [None if text == "none" else _parse_split(text) for text in dict.fromkeys(texts)]
-
-
-def _parse_split(text: str) -> Split:
-    prefill, _, decode = text.partition(":")
-    if not (prefill.isdecimal() and decode.isdecimal() and int(prefill) and int(decode)):
-        raise ConfigError(
-            f"--split {text}: write prefill and decode replicas, 1:2, or none for replicas that "
-            "do both."
-        )
-    return Split(int(prefill), int(decode))
+    splits = list[Split | None]()
+    for text in dict.fromkeys(texts):
+        match = re.fullmatch(r"([1-9]\d*):([1-9]\d*)", text, re.ASCII)
+        if match is None and text != "none":
+            raise ConfigError(
+                f"--split {text}: write prefill and decode replicas, 1:2, or none for replicas "
+                "that do both."
+            )
+        splits.append(Split(int(match[1]), int(match[2])) if match else None)
+    return splits
 
 
 @dataclass(frozen=True)
@@ -82,17 +81,21 @@ class Kind:
         """GPUs of a unit."""
         return self.server.layout.gpus * sum(self.split or (1,))
 
-    def fewest(self, speed: float) -> int:
-        """Units that can have computed the prompts when they have to be."""
+    def cost(self, units: int, question: Question) -> float:
+        """GPUs, or money in an hour where GPUs have prices."""
+        return units * self.gpus * question.price(self.server.gpu)
+
+    def min_units(self, speed: float) -> int:
+        """Fewest units that can compute the prompts in time."""
         return -(-self.bounds.replicas(speed) // (self.split or (1,))[0])
 
-    def place(self, units: int, speed: float) -> tuple[object, ...]:
-        """What tells simulations apart; in front of one server a router has nothing to choose."""
+    def key(self, units: int, speed: float) -> tuple[object, ...]:
+        """Identify a simulation; the router does not matter with a single replica."""
         alone = units * (self.split or (1,))[0] == 1
         return self.servers, "" if alone else self.router, units, speed
 
     def fleet(self, units: int) -> dict[str, Any]:
-        """Settings of so many."""
+        """Settings of ``fleet`` for ``units``."""
         if self.split is None:
             return {"replicas": units, "router": self.router}
         prefill, decode = (GroupSection(replicas=units * each) for each in self.split)
@@ -105,20 +108,28 @@ class Kind:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What a simulation has found.
+class Trial:
+    """A simulated deployment.
 
     Attributes:
-        values_s: What requests have of every limited time, in s by label; empty where it was
-            given up.
-        rate: Requests a second that came.
-        good: Share of requests that kept all limits asked.
+        kind: Its servers.
+        units: Number of replicas, or of units of prefill and decode replicas.
+        speed: Trace seconds per second.
+        cost: GPUs, or money in an hour.
+        values_s: The percentile that each limit is about, in s by label; empty where the
+            simulation ended early.
+        rate: Requests that arrive, per s.
+        good: Share of requests that keep every limit.
         meets: Whether every limit is kept.
-        requests: Requests that were simulated.
-        came: Of these, those that had come before it was given up.
-        served: Of these, those that were served.
+        requests: Requests of the simulation.
+        came: Requests that arrived before it ended.
+        served: Requests that were served.
     """
 
+    kind: Kind
+    units: int
+    speed: float
+    cost: float
     values_s: dict[str, float]
     rate: float
     good: float
@@ -127,95 +138,70 @@ class Seen:
     came: int
     served: int
 
-    def tightest(self, slos: Sequence[Slo]) -> Slo:
-        """The limit that it is nearest to."""
-        return max(slos, key=lambda slo: self.values_s.get(slo.label, 0.0) / slo.limit_s)
-
-    def excess(self, slos: Sequence[Slo]) -> float:
-        """How many times its limit the time is that breaks it most, or is nearest to it."""
-        slo = self.tightest(slos)
-        return self.values_s.get(slo.label, 0.0) / slo.limit_s
-
-    def under(self, slos: Sequence[Slo]) -> Self:
-        """The same by tighter limits; ``good`` stays the share by those that were asked."""
-        kept = self.meets and all(self.values_s[slo.label] <= slo.limit_s for slo in slos)
-        return replace(self, meets=kept)
-
-
-@dataclass(frozen=True)
-class Trial(Seen):
-    """A deployment, simulated.
-
-    Attributes:
-        kind: Its servers.
-        units: How many of them, or of their units.
-        speed: How much faster than it was recorded the trace was.
-        cost: GPUs, or money in an hour.
-    """
-
-    kind: Kind
-    units: int
-    speed: float
-    cost: float
-
     @property
     def gpus(self) -> int:
         """GPUs of all replicas."""
         return self.units * self.kind.gpus
 
+    def tightest(self, slos: Sequence[Slo]) -> Slo:
+        """Return the limit with the largest ratio of time to limit."""
+        return max(slos, key=lambda slo: self.values_s.get(slo.label, 0.0) / slo.limit_s)
+
+    def excess(self, slos: Sequence[Slo]) -> float:
+        """Return the largest ratio of time to limit."""
+        slo = self.tightest(slos)
+        return self.values_s.get(slo.label, 0.0) / slo.limit_s
+
+    def under(self, slos: Sequence[Slo]) -> Self:
+        """Return the same trial judged by tighter limits; ``good`` stays."""
+        kept = self.meets and all(self.values_s[slo.label] <= slo.limit_s for slo in slos)
+        return replace(self, meets=kept)
+
     def near(self, slos: Sequence[Slo]) -> list[Slo]:
-        """Limits that it keeps by less than the clock may be off."""
+        """Return the limits that it keeps by less than the clock's error."""
         return [slo for slo in slos if self.values_s[slo.label] * self.error(slo) > slo.limit_s]
 
     def error(self, slo: Slo) -> float:
-        """What the time of a limit is right within."""
+        """Return the factor within which the clock gets the time of a limit right."""
         return self.kind.server.times.held_out.of(slo.name)
 
 
-class _GaveUp(Exception):
-    """So many requests broke a limit that it cannot be kept any more."""
+class _LimitLost(Exception):
+    """More requests broke a limit than its percentile allows."""
 
 
-class Watch:
-    """Counts requests that break limits; those that have ended are looked at once."""
+class LateRequests:
+    """Counts requests that break limits; finished requests are read once."""
 
     def __init__(self, slos: Sequence[Slo], count: int) -> None:
-        """Of ``count`` requests."""
+        """Of ``count`` requests in all."""
         self._slos = slos
-        self._may = [(1 - slo.percent / 100) * (count - 1) + 1 for slo in slos]
+        self._allowed = [(1 - slo.percent / 100) * (count - 1) + 1 for slo in slos]
         self._late = [0] * len(slos)
-        self._ended: set[int] = set()
+        self._finished: set[int] = set()
 
-    def lost(self, so_far: FleetOutcome) -> bool:
-        """Whether a limit is lost whatever becomes of the other requests."""
-        late = [0] * len(self._slos)
+    def lose_a_limit(self, so_far: FleetOutcome) -> bool:
+        """Whether a limit is lost whatever happens to the other requests."""
+        unfinished = [0] * len(self._slos)
         for pool in so_far.pools:
             for replica in pool:
                 for served in replica.served:
-                    number = served.number
-                    if number in self._ended or so_far.answers[number] is not served:
+                    number, counts = served.number, unfinished
+                    if number in self._finished or so_far.answers[number] is not served:
                         continue
-                    if served.finished_s is None:
-                        _count(late, self._slos, _waited_s(served, so_far, replica.now_s))
-                        continue
-                    times = replica.replay.outcome.times(served, so_far.prompts[number])
-                    last = pool is so_far.pools[-1]  # behind others it may be on its way there
-                    _count(self._late if last else late, self._slos, times)
-                    if last:
-                        self._ended.add(number)
-        return any(map(gt, map(add, late, self._late), self._may))
-
-
-def _count(late: list[int], slos: Sequence[Slo], times_s: Mapping[str, float]) -> None:
-    for place, slo in enumerate(slos):
-        late[place] += times_s.get(slo.name, 0.0) > slo.limit_s
-
-
-def _waited_s(served: Served, so_far: FleetOutcome, now_s: float) -> dict[str, float]:
-    """How long a request that is not served yet has waited already, in s by name."""
-    waited_s = now_s - so_far.prompts[served.number].arrival_s
-    has_begun = served.first_token_s is not None
-    return {"latency": waited_s} | ({} if has_begun else {"ttft": waited_s})
+                    if served.finished_s is not None:
+                        times_s = replica.replay.outcome.times(served, so_far.prompts[number])
+                        if pool is so_far.pools[-1]:  # from others it may move on to decode
+                            self._finished.add(number)
+                            counts = self._late
+                    else:
+                        waited_s = replica.now_s - so_far.prompts[number].arrival_s
+                        times_s = {"latency": waited_s}
+                        if served.first_token_s is None:
+                            times_s["ttft"] = waited_s
+                    for place, slo in enumerate(self._slos):
+                        counts[place] += times_s.get(slo.name, 0.0) > slo.limit_s
+        return any(map(gt, map(add, unfinished, self._late), self._allowed))
 
 
 def simulate(
@@ -226,33 +212,45 @@ def simulate(
     speed: float,
     find: FindParts = find_parts,
     *,
-    give_up: bool = True,
-) -> Seen:
-    """Serve requests, until they are served or, if it may, it is clear that a limit is broken."""
+    to_end: bool = False,
+) -> Trial:
+    """Serve requests until all are served or, unless ``to_end``, a limit is lost."""
     base, slos, count = kind.server.config, question.slos, len(requests)
     fleet = base.fleet.model_copy(update=kind.fleet(units))
     workload = base.workload.model_copy(update={"speed": speed})
     config = base.model_copy(update={"fleet": fleet, "workload": workload})
-    every = max(1, count // _LOOKS)
-    early = {every // part for part in _EARLY}
-    watch = Watch(slos, count)
+    interval = max(1, count // _CHECKS)
+    early = {interval // part for part in _EARLY}
+    late = LateRequests(slos, count)
 
-    def look(done: int) -> None:
-        looks = give_up and (done % every == 0 or done in early)
-        if looks and watch.lost(made.outcome(ended=False)):
-            raise _GaveUp
+    def check(done: int) -> None:
+        if (done % interval == 0 or done in early) and late.lose_a_limit(
+            made.outcome(ended=False)
+        ):
+            raise _LimitLost
 
-    made = Fleet(config, requests, look, find)
+    made = Fleet(config, requests, (lambda done: None) if to_end else check, find)
     span_s = (requests[-1].arrival_s - requests[0].arrival_s) / speed
-    rate = count / max(span_s, 1e-9)
+    trial = Trial(
+        kind,
+        units,
+        speed,
+        cost=kind.cost(units, question),
+        values_s={},
+        rate=count / max(span_s, 1e-9),
+        good=0.0,
+        meets=False,
+        requests=count,
+        came=count,
+        served=0,
+    )
     try:
         made.run()
-    except _GaveUp:
+    except _LimitLost:
         so_far = made.outcome(ended=False)
-        came, served = len(so_far.answers), len(Fates.of(so_far).numbers)
-        return Seen({}, rate, 0.0, False, count, came, served)
+        return replace(trial, came=len(so_far.answers), served=len(Fates.of(so_far).numbers))
     fates = Fates.of(made.outcome(ended=True))
-    values = {
+    values_s = {
         slo.label: float(np.percentile(fates.samples_ns[slo.name] or [0], slo.percent)) / 1e9
         for slo in slos
     }
@@ -263,5 +261,5 @@ def simulate(
         for spans in fates.times.values()
     )
     served = len(fates.numbers)
-    meets = served == count and all(values[slo.label] <= slo.limit_s for slo in slos)
-    return Seen(values, rate, good / count, meets, count, count, served)
+    meets = served == count and all(values_s[slo.label] <= slo.limit_s for slo in slos)
+    return replace(trial, values_s=values_s, good=good / count, meets=meets, served=served)

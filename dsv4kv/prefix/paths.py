@@ -419,22 +419,23 @@ class NumberedPaths:
     Attributes:
         paths: int64 for every request: the numbers of its blocks.
         count: How many different ones there are.
-        owners: For every request the one that touched the last of its blocks seen before; -1 where
-            all are new.
     """
 
     paths: tuple[Ints, ...]
     count: int
-    owners: tuple[int, ...]
 
 
 def number_paths(reuse: Reuse) -> NumberedPaths:
     """The same as ``number_blocks``, request by request."""
     offsets, numbers, count = number_blocks(reuse)
-    owners = np.full(len(reuse.blocks), -1)
-    owners[reuse.request] = reuse.owner  # of several the last counts
     paths = tuple(numbers[a:b] for a, b in pairwise(offsets))
-    return NumberedPaths(paths, count, tuple(owners.tolist()))
+    return NumberedPaths(paths, count)
+
+
+def number_prompts(table: PathTable, block_tokens: int, key_tokens: int = 0) -> NumberedPaths:
+    """Prompts of a trace in whole blocks; raises ``ConfigError`` for blocks that do not fit."""
+    reuse = find_reuse(table, block_tokens, whole_blocks=True, key_tokens=key_tokens)
+    return number_paths(reuse)
 
 
 def number_blocks(reuse: Reuse) -> tuple[Ints, Ints, int]:

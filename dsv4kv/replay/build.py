@@ -6,32 +6,25 @@ from functools import cached_property, partial
 from itertools import islice
 
 from dsv4kv.clock.sources import find_layout, open_times
-from dsv4kv.clock.steps import Steps, StepTimes
+from dsv4kv.clock.steps import StepTimes
 from dsv4kv.clock.weights import WeightModel, build_weights
 from dsv4kv.collector import without_collector
 from dsv4kv.config.replay import ArrivalSection, ReplayConfig
+from dsv4kv.core.clock import Rates, Tables, VirtualClock
+from dsv4kv.core.contract import NOTHING_BELOW, Below, Ledger, Source
+from dsv4kv.core.scheduler import Drafts, Limits, Observer, Scheduler
 from dsv4kv.engines.rules import find_rule
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.mrc.strategies import Strategy
 from dsv4kv.prefix.block_hash import BlockHashIndex
 from dsv4kv.prefix.policies import make_policy
-from dsv4kv.replay.clock import (
-    CostModel,
-    Counted,
-    Rates,
-    VirtualClock,
-    Work,
-    find_rates,
-)
-from dsv4kv.replay.contract import NOTHING_BELOW, Below, Ledger, Prompts
 from dsv4kv.replay.costs import fill_tables
-from dsv4kv.replay.decoders import Drafts, open_decoders
-from dsv4kv.replay.engine import EnginePaths, build_engine, find_paths
+from dsv4kv.replay.engine import EnginePaths, EnginePrompts, build_engine, find_paths
 from dsv4kv.replay.memory import MemoryPlan, check_fit, plan_memory
 from dsv4kv.replay.outcome import Outcome
 from dsv4kv.replay.prompts import BlockLedger, CheckpointStore, PromptCache, Sizes
-from dsv4kv.replay.requests import Arrivals, Source
-from dsv4kv.replay.scheduler import Limits, Observer, Scheduler
+from dsv4kv.replay.rates import find_rates
+from dsv4kv.replay.requests import Arrivals
 from dsv4kv.replay.server import by_server
 from dsv4kv.replay.sharing import KeysOf, keys_in, keys_on, shared_tokens
 from dsv4kv.replay.stored import leave_nothing
@@ -96,11 +89,11 @@ class Parts:
     longest_tokens: int
 
     @cached_property
-    def cost(self) -> CostModel:
-        """The work of a step; its tables are large, so they are filled when they are needed."""
+    def tables(self) -> Tables:
+        """The work of a step; they are large, so they are filled when they are needed."""
         memory = self.memory
         tables = fill_tables(memory.model, memory.schemas, self.longest_tokens)
-        return CostModel(tables, self.weights, self.times)
+        return tables.weighed(self.weights)
 
 
 def find_parts(config: ReplayConfig, requests: Sequence[Request]) -> Parts:
@@ -163,6 +156,7 @@ class Replay:
         keys: The blocks of every prompt that can be shared.
         outcome: Collects what happens.
         scheduler: Runs it.
+        prompts: What was reused.
         tiers: What is below the GPUs; None where nothing is.
     """
 
@@ -176,6 +170,7 @@ class Replay:
     keys: KeysOf
     outcome: Outcome
     scheduler: Scheduler
+    prompts: PromptCache | EnginePrompts
     tiers: Tiers | None = None
 
 
@@ -205,12 +200,9 @@ def read_requests(config: ReplayConfig) -> list[Request]:
 
 
 def build_replay(
-    config: ReplayConfig,
-    requests: Sequence[Request],
-    longest_stretch: int | None = None,
-    wiring: Wiring = ALONE,
+    config: ReplayConfig, requests: Sequence[Request], wiring: Wiring = ALONE
 ) -> Replay:
-    """Build everything a replay needs; ``longest_stretch`` 1 takes every step by itself.
+    """Build everything a replay needs.
 
     Raises:
         DoesNotFit: Weights and cache are more than the GPUs hold.
@@ -220,7 +212,7 @@ def build_replay(
     """
     parts = wiring.parts or find_parts(config, requests)
     config = parts.config
-    memory, rates, tokens, cost = parts.memory, parts.rates, parts.shared_tokens, parts.cost
+    memory, tokens = parts.memory, parts.shared_tokens
     engine = build_engine(config, memory, parts.engine) if parts.engine else None
     reuse = any(request.hash_block_tokens for request in requests)
     client_s = parts.times.client_s if parts.times else 0.0
@@ -228,9 +220,9 @@ def build_replay(
     checkpoints = CheckpointStore(memory.num_checkpoints)
     check_fit(config.cost, memory, parts.weights)
     scheduling = config.scheduler
-    clock = _build_clock(rates, parts.times)
+    clock = VirtualClock(parts.tables, parts.rates, parts.times)
     ranks = find_layout(config.cost, memory.model).dp if parts.times else 1
-    compute_s = partial(_compute_s, cost, clock, scheduling.step_tokens // ranks)
+    compute_s = partial(clock.prompt_s, chunk_tokens=scheduling.step_tokens // ranks)
     tiers = None
     if reuse:
         tiers = build_tiers(config, memory, tokens, clock, compute_s, wiring.shared)
@@ -238,7 +230,7 @@ def build_replay(
     if wiring.cover:
         below = wiring.cover(below)
     ledger: Ledger
-    prompts: Prompts
+    prompts: PromptCache | EnginePrompts
     if engine:
         ledger, prompts = engine.ledger, engine.prompts
         if below is not NOTHING_BELOW:
@@ -250,15 +242,16 @@ def build_replay(
         scheduling.speculative.acceptance,
         config.measure.seed,
     )
+    rule, paused = find_rule(config.prefix.rule), memory.num_blocks * scheduling.paused_share
     limits = Limits(
         step_tokens=scheduling.step_tokens,
         max_requests=scheduling.max_requests,
-        rule=config.prefix.rule,
-        paused_blocks=int(memory.num_blocks * scheduling.paused_share),
+        block_tokens=memory.block_tokens,
+        ratio=memory.group.ratio,
+        paused_blocks=None if rule.retracts else int(paused),
         max_context_tokens=memory.max_context_tokens,
-        defer=config.prefix.defer and not find_rule(config.prefix.rule).caches_scheduled,
-        longest_stretch=longest_stretch,
-        chunkwise=tiers is not None,
+        defer=config.prefix.defer and not rule.caches_scheduled,
+        finds_scheduled=rule.caches_scheduled and not scheduling.delay_prompts,
         ranks=ranks,
         alone=_prompts_alone(config),
         delay=scheduling.delay_prompts,
@@ -266,18 +259,16 @@ def build_replay(
     scheduler = Scheduler(
         wiring.source or Arrivals(requests, config.workload, parts.keys, client_s),
         limits,
-        memory.group,
         ledger,
         prompts,
-        cost,
-        open_decoders(cost, memory.group, drafts),
+        drafts,
         clock,
         wiring.observe(outcome) if wiring.observe else outcome,
     )
     return Replay(
         config,
         memory,
-        rates,
+        parts.rates,
         parts.times,
         parts.weights,
         requests,
@@ -285,6 +276,7 @@ def build_replay(
         parts.keys,
         outcome,
         scheduler,
+        prompts,
         tiers,
     )
 
@@ -298,27 +290,10 @@ def _build_timing(
     return None, open_times(config, memory.model, memory.schemas, weights)
 
 
-def _build_clock(rates: Rates | None, times: StepTimes | None) -> VirtualClock:
-    if times is not None:
-        return VirtualClock(Counted(times))
-    assert rates is not None
-    return VirtualClock(rates)
-
-
 def _prompts_alone(config: ReplayConfig) -> bool:
     """Whether steps with prompts leave decoding requests out: where nothing is said, in SGLang."""
     chosen = config.scheduler.prompts
-    return config.prefix.rule.startswith("sglang") if chosen is None else chosen == "alone"
-
-
-def _compute_s(
-    cost: CostModel, clock: VirtualClock, step_tokens: int, before: int, after: int
-) -> float:
-    """How long the chunks of a prompt from one token to another would take, alone."""
-    work = Work()
-    for begin in range(before, after, step_tokens):
-        work += cost.mixed(Work(), Steps(), [(begin, min(begin + step_tokens, after))])
-    return clock.after(work) - clock.now_s
+    return find_rule(config.prefix.rule).retracts if chosen is None else chosen == "alone"
 
 
 def _build_prompts(

@@ -2,8 +2,7 @@
 
 The terms are those of ``dsv4kv.ops``, the same that ``dsv4kv bench`` counts: a decode step writes
 a layer with one operation, scores keys, selects and attends, all in place; a prompt chunk inserts,
-compresses and gathers what is visible. Sums over steps are differences of running sums, so a
-stretch of steps costs no more to work out than one.
+compresses and gathers what is visible. Sums over steps are differences of running sums.
 """
 
 from collections import Counter
@@ -14,6 +13,8 @@ from functools import lru_cache, partial
 import numpy as np
 from numpy.typing import NDArray
 
+from dsv4kv.clock.weights import WeightModel
+from dsv4kv.core.clock import Tables
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.formats import EntryFormat, PageLayout
 from dsv4kv.model.schedule import keyed_layers
@@ -132,17 +133,15 @@ class StepTables:
             self._sums[active_parameters] = np.stack(each, axis=1).cumsum(axis=0)
         return self._sums[active_parameters]
 
-    def chunks(self, before: int, after: int, count: int = 1) -> int:
-        """Bytes that ``count`` equal prompt chunks of a request write, and read to write them."""
-        size = (after - before) // count
-        kept = self._kept.item(min(size, len(self._kept) - 1))
-        return self._grown.item(after) - self._grown.item(before) + count * kept
+    def weighed(self, weights: WeightModel) -> Tables:
+        """The same, with the arithmetic and the bytes of weights."""
+        sums = self.sums(weights.active_parameters)
+        return Tables(sums, self.shared, self.visible, self.chunks, weights.step_bytes)
 
-    def seen(self, before: int, after: int, size: int) -> int:
-        """Bytes that prompt chunks of ``size`` tokens read."""
-        if after - before == size:
-            return self.visible.item(after)
-        return int(self.visible[before + size : after + 1 : size].sum())
+    def chunks(self, before: int, after: int) -> int:
+        """Bytes that a prompt chunk writes, and reads to write them."""
+        kept = self._kept.item(min(after - before, len(self._kept) - 1))
+        return self._grown.item(after) - self._grown.item(before) + kept
 
     def _find_chunk_terms(self) -> Iterator[ChunkTerm]:
         for ring, layers in self._windows.items():

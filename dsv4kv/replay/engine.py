@@ -7,22 +7,21 @@ import numpy as np
 
 from dsv4kv.config.bench import Speculative
 from dsv4kv.config.replay import ReplayConfig
+from dsv4kv.core.contract import NOTHING_BELOW, Below
+from dsv4kv.core.hashed import HashedCache
+from dsv4kv.core.losses import ReuseTally
+from dsv4kv.core.radix import SglangCache
+from dsv4kv.core.served import Served
 from dsv4kv.engines.cache import EngineCache, Pool, draft_needs
 from dsv4kv.engines.rules import find_drafts, find_rule
-from dsv4kv.engines.sglang.cache import SglangCache
-from dsv4kv.engines.vllm.stepwise import SteppedVllmCache
-from dsv4kv.prefix.paths import NumberedPaths, PathTable, find_reuse, number_paths
+from dsv4kv.prefix.paths import NumberedPaths, PathTable, number_prompts
 from dsv4kv.prefix.tree import Ids
-from dsv4kv.replay.contract import NOTHING_BELOW, Below
-from dsv4kv.replay.decoders import Decoders
 from dsv4kv.replay.memory import MemoryPlan, arch_of
-from dsv4kv.replay.requests import Served
-from dsv4kv.replay.reuse import ReuseTally
 from dsv4kv.replay.server import holds_chunks
 from dsv4kv.replay.stored import Places, leave_nothing
 from dsv4kv.traces.collect import collect_paths
 from dsv4kv.traces.request import Request
-from dsv4kv.traces.runs import IdRuns
+from dsv4kv.traces.runs import IdRuns, list_runs
 
 
 @dataclass(frozen=True)
@@ -48,6 +47,7 @@ class EnginePrompts:
         checkpoints: Pages of windows, where they have a pool.
         restored: How often a request resumed after a window and a state.
         kept_bytes: Nothing.
+        stepped: The cache, where decoding requests take blocks from it one after the other.
     """
 
     def __init__(
@@ -66,10 +66,11 @@ class EnginePrompts:
         The last ``replayed_tokens`` of a hit are computed again. The cache takes ``chunk_tokens``
         at most at once.
         """
-        self.tally = ReuseTally(block_tokens, draft_needs, uncovered_tokens)
+        self.tally = ReuseTally(list_runs, block_tokens, draft_needs, uncovered_tokens)
         self.checkpoints = WindowPages(cache)
         self.restored = self.kept_bytes = 0
         self._cache, self._tokens, self._windows = cache, block_tokens, windows
+        self.stepped = cache if isinstance(cache, HashedCache) else None
         self._replayed, self._chunk = replayed_tokens, chunk_tokens
         self._below: Below = NOTHING_BELOW
         self._places: Places = leave_nothing
@@ -83,16 +84,6 @@ class EnginePrompts:
 
     def _evicted(self, pages: Sequence[int], windows: Sequence[int]) -> None:
         self._below.forget(pages, windows)
-
-    @property
-    def at_once(self) -> bool:
-        """An engine's cache has to know where chunks end."""
-        return True
-
-    @property
-    def spare(self) -> int:
-        """None where an engine's cache may evict for what is computed, in which order is open."""
-        return self._cache.available if isinstance(self._cache, SteppedVllmCache) else 0
 
     def refuses(self, served: Served) -> str:
         """Why a request can never be served, other than its context; empty if it can."""
@@ -120,8 +111,8 @@ class EnginePrompts:
         self, served: Served, found: int, needed: int, promised: int, step_tokens: int
     ) -> bool:
         """Whether a prompt can begin, with the windows and states it needs."""
-        if isinstance(self._cache, SteppedVllmCache):
-            return self._cache.admits(served.number, served.prompt_tokens, step_tokens)
+        if self.stepped:
+            return self.stepped.admits(served.number, served.prompt_tokens, step_tokens)
         return self._cache.fits(served.number, served.prompt_tokens, promised)
 
     def begin(self, served: Served) -> int:
@@ -131,6 +122,8 @@ class EnginePrompts:
         served.found, served.committed = hit.found, own.resumed
         if hit.resumed > own.resumed:
             self._back[served.number] = own.resumed, hit.resumed
+            if self.stepped:
+                self.stepped.load(served.number, hit.resumed * self._tokens)
         served.position = max(0, hit.resumed * self._tokens - self._replayed)
         served.blocks = self._blocks(served.prompt_tokens)
         if served.admitted_s is None:
@@ -138,12 +131,12 @@ class EnginePrompts:
         self.restored += self._windows and own.resumed > 0
         return 0
 
-    def commit(self, served: Served, earlier: Sequence[int] = ()) -> int:
+    def commit(self, served: Served) -> int:
         """Store what a request has computed."""
         before = served.committed
         if served.number in self._back:
             before = self._take_back(served)
-        served.committed = self._cache.compute(served.number, served.position, earlier)
+        served.committed = self._cache.compute(served.number, served.position)
         self._offer(served, before)
         return 0
 
@@ -151,9 +144,13 @@ class EnginePrompts:
         """What was only for the prompt is given back."""
         self._cache.decode(served.number)
 
-    def decoded(self, decoders: Decoders) -> None:
+    def decoded(self, due: Sequence[Served]) -> None:
         """Generated tokens have windows, too."""
-        self._cache.decoded(decoders)
+        self._cache.decoded(due)
+
+    def next_event(self, served: Served, due: int) -> int:
+        """When it needs or frees a block of any kind."""
+        return self._cache.next_event(served, due)
 
     def end(self, served: Served) -> None:
         """Let go of everything a request holds."""
@@ -167,6 +164,9 @@ class EnginePrompts:
     def _take_back(self, served: Served) -> int:
         """Cache what a tier brought back as if it had been computed; returns its blocks."""
         begin, end = self._back.pop(served.number)
+        if self.stepped:
+            self.stepped.loaded(served.number)
+            return end
         for position in range(begin * self._tokens + self._chunk, served.position, self._chunk):
             self._cache.compute(served.number, position)
         return end
@@ -243,8 +243,7 @@ def find_paths(
     named = any(len(request.prefix_hashes) for request in requests)
     table = collect_paths(requests if named else name_apart(requests, size))
     drafts = find_drafts(config.prefix.rule, config.prefix.speculation)
-    reuse = find_reuse(table, size, whole_blocks=True, key_tokens=drafts.key_tokens)
-    return EnginePaths(table, number_paths(reuse))
+    return EnginePaths(table, number_prompts(table, size, drafts.key_tokens))
 
 
 def build_engine(config: ReplayConfig, memory: MemoryPlan, known: EnginePaths) -> Engine:
@@ -252,8 +251,6 @@ def build_engine(config: ReplayConfig, memory: MemoryPlan, known: EnginePaths) -
     rule = find_rule(config.prefix.rule)
     assert rule.open is not None
     size, chunk = memory.block_tokens, config.scheduler.step_tokens
-    # what a tier or another replica sends takes its blocks when it is there: it is promised them
-    is_sent = config.tiers.levels or config.fleet.is_split
     pool = Pool(
         known.table,
         memory.num_blocks * size,
@@ -266,7 +263,7 @@ def build_engine(config: ReplayConfig, memory: MemoryPlan, known: EnginePaths) -
         holds_chunks=holds_chunks(config.server),
         tokens_per_step=_tokens_per_step(config.scheduler.speculative),
         numbered=known.numbered,
-        step_tokens=0 if is_sent else 1 + config.scheduler.speculative.draft_tokens,
+        step_tokens=1 + config.scheduler.speculative.draft_tokens,
     )
     cache, needs = rule.open(pool), draft_needs(pool, windows=rule.windows)
     again = memory.model.window_tokens if rule.replays else 0

@@ -3,10 +3,8 @@
 from collections import Counter
 from dataclasses import dataclass
 
-import numpy as np
-
-from dsv4kv.replay.requests import Served
-from dsv4kv.replay.scheduler import Scheduler
+from dsv4kv.core.scheduler import Scheduler
+from dsv4kv.core.served import Served
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +144,7 @@ class Outcome:
         """Look at what is held."""
         self.series.add(scheduler)
         busy_s = scheduler.clock.now_s - scheduler.clock.idle_s
-        self._decoded_s += len(scheduler.decoders) * (busy_s - self._busy_s)
+        self._decoded_s += len(scheduler.decoding) * (busy_s - self._busy_s)
         self._busy_s = busy_s
         self.peak_requests = max(self.peak_requests, scheduler.in_slots)
         self.peak_checkpoints = max(self.peak_checkpoints, len(scheduler.prompts.checkpoints))
@@ -158,10 +156,11 @@ class Outcome:
 
 def _rounding_tokens(scheduler: Scheduler, block_tokens: int) -> int:
     """Room in held blocks beyond the tokens that are there or whose computation has begun."""
-    decoders = scheduler.decoders
     # a request may have a few tokens more than its blocks: those of an entry not complete yet
-    room = int(np.maximum(decoders.blocks * block_tokens - decoders.position, 0).sum())
-    room += sum(max(0, each.blocks * block_tokens - each.position) for each in scheduler.paused)
+    room = sum(
+        max(0, each.blocks * block_tokens - each.position)
+        for each in (*scheduler.decoding, *scheduler.paused)
+    )
     return room + sum(
         max(0, each.blocks * block_tokens - each.prompt_tokens)
         for each in (*scheduler.prefilling, *scheduler.loading)

@@ -1,8 +1,8 @@
 """A replay at a server's own pace: requests begin, answer and end when they did there.
 
 No model of a step is needed, and none is used: what runs at once is what ran at once. A request
-takes its prompt's blocks when it begins, if they can be had, and a block for what it generates at
-even distances between its first token and its last.
+begins when its prompt has room, and takes a block for what it generates at even distances between
+its first token and its last.
 """
 
 import heapq
@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from dsv4kv.core.hashed import HashedCache
 from dsv4kv.engines.cache import EngineCache, Pool
 from dsv4kv.engines.rule import Rule
 
@@ -82,12 +83,15 @@ class _Paced:
         self._cache: EngineCache = rule.open(pool)
         self._tokens = pool.table.input_tokens.tolist()
         self._outputs = pool.table.output_tokens.tolist()
-        self._chunk = max(1, pool.chunk_tokens // pool.block_tokens) * pool.block_tokens
+        self._chunk = pool.chunk_tokens
+        if not isinstance(self._cache, HashedCache):
+            self._chunk = max(1, self._chunk // pool.block_tokens) * pool.block_tokens
         self._replayed = pool.model.window_tokens if rule.replays else 0
         self._played = Played([0] * len(pool.table))
-        self._seen = self._evicted = 0
+        self._seen, self._now_s = 0, 0.0
         self._running: dict[int, int] = {}  # blocks of what each has generated, oldest first
         self._resumed: dict[int, int] = {}  # where prompts that are not computed yet go on
+        self._due: dict[int, int] = {}  # tokens at which each next needs or frees a block
         self._waiting: deque[int] = deque()
         self._counted: set[int] = set()
         self._late: set[int] = set()  # of those that wait, which should have ended by now
@@ -102,6 +106,7 @@ class _Paced:
         heapq.heapify(agenda)
         while agenda:
             at, number, what = heapq.heappop(agenda)
+            self._now_s = at
             if what == _EMPTY:
                 self._empty()
             elif what == _LOOK:
@@ -114,7 +119,7 @@ class _Paced:
             elif what == _STORE:
                 self._store(number)
             elif what == _GROW:
-                self._grow(number, at)
+                self._grow(number)
             else:
                 self._end(number)
             self._note_evictions(at)
@@ -142,9 +147,20 @@ class _Paced:
     def _admit(self) -> None:
         """Begin with those that wait, in their order, as long as there is room."""
         while self._waiting and self._cache.fits(
-            self._waiting[0], self._tokens[self._waiting[0]], 0
+            self._waiting[0], self._tokens[self._waiting[0]], self._promised()
         ):
-            self._begin(self._waiting.popleft())
+            number = self._waiting.popleft()
+            self._begin(number)
+            if number in self._waiting:  # it was preempted
+                return
+
+    def _promised(self) -> int:
+        """Blocks for prompts that have begun and are not computed yet; SGLang's have theirs."""
+        cache, size = self._cache, self._pool.block_tokens
+        if not isinstance(cache, HashedCache):
+            return 0
+        begun = self._resumed.items()
+        return sum([cache.admitted_blocks(self._tokens[each], at // size) for each, at in begun])
 
     def _begin(self, number: int) -> None:
         resumed = self._cache.begin(number, self._tokens[number]).resumed
@@ -157,7 +173,8 @@ class _Paced:
             self._store(number)
         if number in self._late:
             self._store(number)
-            self._let_go(number)
+            if number in self._running:
+                self._let_go(number)
 
     def _store(self, number: int) -> None:
         """Compute a prompt to its end, chunk by chunk."""
@@ -165,25 +182,50 @@ class _Paced:
         if begun is None:
             return
         tokens = self._tokens[number]
+        cache = self._cache
         for end in [*range(begun + self._chunk, tokens, self._chunk), tokens]:
-            self._cache.compute(number, end)
+            if isinstance(cache, HashedCache):
+                while cache.lacks(number, end):
+                    if self._preempt() == number:
+                        return
+            cache.compute(number, end)
         if self._outputs[number] > 1:
-            self._cache.decode(number)
+            cache.decode(number)
+            if isinstance(cache, HashedCache):
+                cache.lacks(number, tokens + 1)  # frees what is behind windows
 
-    def _grow(self, number: int, at: float) -> None:
+    def _grow(self, number: int) -> None:
         """Take a block for what is generated; the youngest request gives way."""
-        while number in self._running and self._cache.available < 1:
-            youngest = next(reversed(self._running))
-            self._let_go(youngest)
-            self._waiting.appendleft(youngest)
-            self._played.preempted.append(at)
-        if number in self._running:
-            self._cache.take(1)
-            self._running[number] += 1
+        if number not in self._running:
+            return
+        cache, blocks, size = self._cache, self._running[number], self._pool.block_tokens
+        if isinstance(cache, HashedCache):  # its windows move on, too
+            end = (-(-self._tokens[number] // size) + blocks) * size
+            position = self._due.get(number, self._tokens[number])
+            while position <= end:
+                while (due := cache.reserve(number, position)) < 0:
+                    if self._preempt() == number:
+                        return
+                position = self._due[number] = max(due, position + 1)
+        else:
+            while cache.available < 1:
+                if self._preempt() == number:
+                    return
+            cache.take(1)
+        self._running[number] += 1
+
+    def _preempt(self) -> int:
+        """Let the youngest request wait in front of the others."""
+        youngest = next(reversed(self._running))
+        self._let_go(youngest)
+        self._waiting.appendleft(youngest)
+        self._played.preempted.append(self._now_s)
+        return youngest
 
     def _end(self, number: int) -> None:
         if number in self._running:
             self._store(number)
+        if number in self._running:
             self._let_go(number)
             self._admit()
         elif number in self._waiting:
@@ -191,6 +233,7 @@ class _Paced:
 
     def _let_go(self, number: int) -> None:
         self._resumed.pop(number, None)
+        self._due.pop(number, None)
         self._cache.end(number, self._running.pop(number))
 
     def _empty(self) -> None:
@@ -198,6 +241,7 @@ class _Paced:
         self._seen = 0
         self._running.clear()
         self._resumed.clear()
+        self._due.clear()
         self._waiting.clear()
 
     def _note_evictions(self, at: float) -> None:

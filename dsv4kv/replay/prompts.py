@@ -4,14 +4,15 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from dsv4kv.engines.cache import Hit
+from dsv4kv.core.contract import NOTHING_BELOW, Below
+from dsv4kv.core.hashed import HashedCache
+from dsv4kv.core.losses import ReuseTally
+from dsv4kv.core.request import Hit
+from dsv4kv.core.served import Served
 from dsv4kv.errors import OutOfBlocks
 from dsv4kv.mrc.strategies import Strategy
 from dsv4kv.prefix.index import PrefixIndex
-from dsv4kv.replay.contract import NOTHING_BELOW, Below
-from dsv4kv.replay.decoders import Decoders
-from dsv4kv.replay.requests import Served
-from dsv4kv.replay.reuse import ReuseTally
+from dsv4kv.traces.runs import list_runs
 
 
 class CheckpointStore:
@@ -109,8 +110,6 @@ class BlockLedger:
         self.total, self.per_shared = total, per_shared
         self.private = self.evicted = self.freed = 0
         self._index, self._marks, self._below = index, marks, below
-        # evicting in batches of one size makes the order of evictions independent of how many
-        # steps are taken at once
         self._batch = max(1, total // per_shared // _BATCHES)
 
     @property
@@ -185,6 +184,7 @@ class PromptCache:
         checkpoints: Windows and states that are kept.
         restored: How often a request resumed after a window and a state that were kept.
         kept_bytes: Windows and states written so far.
+        stepped: None: blocks of decoded tokens are taken for all requests together.
     """
 
     def __init__(
@@ -196,21 +196,12 @@ class PromptCache:
         sizes: Sizes,
         below: Below = NOTHING_BELOW,
     ) -> None:
-        self.tally = ReuseTally(sizes.shared_tokens)
+        self.tally = ReuseTally(list_runs, sizes.shared_tokens)
         self.checkpoints = checkpoints
         self.restored = self.kept_bytes = 0
+        self.stepped: HashedCache | None = None
         self._index, self._strategy, self._ledger = index, strategy, ledger
         self._sizes, self._tokens, self._below = sizes, sizes.shared_tokens, below
-
-    @property
-    def at_once(self) -> bool:
-        """Whether chunks may be stored together: the policy does not mind."""
-        return self._index is None or self._index.blockwise
-
-    @property
-    def spare(self) -> int:
-        """Free blocks: what is computed has its blocks from the beginning."""
-        return self._ledger.free
 
     def look_up(self, served: Served) -> int:
         """Shared blocks of a request's prompt that are cached; nothing changes."""
@@ -266,7 +257,7 @@ class PromptCache:
         self.restored += 1
         return 2 * self._sizes.checkpoint_bytes  # read and written
 
-    def commit(self, served: Served, earlier: Sequence[int] = ()) -> int:
+    def commit(self, served: Served) -> int:
         """Store what a request has computed; returns the bytes moved to keep window and state."""
         if self._index is None or served.lease is None:
             return 0
@@ -287,8 +278,12 @@ class PromptCache:
     def answered(self, served: Served) -> None:
         """Nothing was only for the prompt."""
 
-    def decoded(self, decoders: Decoders) -> None:
+    def decoded(self, due: Sequence[Served]) -> None:
         """Their windows are in their slots."""
+
+    def next_event(self, served: Served, due: int) -> int:
+        """When it needs a block."""
+        return due
 
     def end(self, served: Served) -> None:
         """Let go of everything a request holds."""

@@ -3,7 +3,7 @@
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Literal
@@ -13,6 +13,7 @@ from dsv4kv.collector import without_collector
 from dsv4kv.config.axes import Point
 from dsv4kv.config.load import Loaded
 from dsv4kv.config.replay import ReplayConfig, TierSection
+from dsv4kv.core.clock import VirtualClock
 from dsv4kv.engines.rules import find_rule
 from dsv4kv.errors import Dsv4kvError, TraceError
 from dsv4kv.measure.environment import capture_environment
@@ -38,7 +39,6 @@ from dsv4kv.record.schema import (
 )
 from dsv4kv.record.store import new_run_id
 from dsv4kv.replay.build import Replay, build_replay, read_requests
-from dsv4kv.replay.clock import VirtualClock
 from dsv4kv.replay.tier import Tier
 from dsv4kv.replay.tiers import Tiers
 from dsv4kv.traces import resolve_trace, trace_sha256
@@ -166,9 +166,9 @@ def describe_totals(replay: Replay, *, ended: bool) -> Totals:
         rejected=outcome.rejected.total(),
         input_tokens=outcome.input_tokens,
         output_tokens=outcome.output_tokens,
-        drafted_tokens=scheduler.decoders.drafted,
-        rolled_back_tokens=scheduler.decoders.rolled_back,
-        steps=scheduler.clock.done.steps,
+        drafted_tokens=scheduler.drafted,
+        rolled_back_tokens=scheduler.rolled_back,
+        steps=scheduler.clock.steps,
         wall_ns=round(scheduler.clock.now_s * _NS),
         peak_blocks=outcome.peak_blocks,
         peak_rounding_bytes=round(outcome.peak_rounding_tokens * replay.memory.token_bytes),
@@ -213,9 +213,9 @@ def _pools(replay: Replay) -> list[ReplayPool]:
 
 def _reuse(replay: Replay) -> Reuse:
     scheduler = replay.scheduler
-    prompts, tally = scheduler.prompts, scheduler.prompts.tally
+    prompts, tally = replay.prompts, replay.prompts.tally
     store = prompts.checkpoints
-    lost = asdict(tally.losses) | {"in_flight": tally.in_flight_tokens}
+    lost = tally.lost | {"in_flight": tally.in_flight_tokens}
     return Reuse(
         rule=replay.config.prefix.rule,
         setting=find_rule(replay.config.prefix.rule).setting,

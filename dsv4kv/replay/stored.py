@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from dsv4kv.config.replay import ReplayConfig, TierSection
+from dsv4kv.core.served import Served
 from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.formats import PLACES, Site, stored_formats
 from dsv4kv.engines.host import HostPool, Offloaded
@@ -19,7 +20,6 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.model.plan import bytes_per_token
 from dsv4kv.model.schema import build_schema, choose_formats
 from dsv4kv.replay.memory import MemoryPlan, arch_of, describe_deployment
-from dsv4kv.replay.requests import Served
 from dsv4kv.tiers.families import Kept, families_in
 from dsv4kv.tiers.windows import Windows, parse_windows
 from dsv4kv.units import format_bytes

@@ -12,11 +12,11 @@ from functools import partial
 from typing import NamedTuple
 
 from dsv4kv.config.replay import ReplayConfig, TiersSection
-from dsv4kv.engines.cache import Hit
+from dsv4kv.core.clock import VirtualClock
+from dsv4kv.core.request import Hit
+from dsv4kv.core.served import Served
 from dsv4kv.errors import ConfigError
-from dsv4kv.replay.clock import VirtualClock
 from dsv4kv.replay.memory import MemoryPlan
-from dsv4kv.replay.requests import Served
 from dsv4kv.replay.shelf import NEVER, tail_of
 from dsv4kv.replay.stored import Stored, find_stored, size_tier
 from dsv4kv.replay.tier import Tier

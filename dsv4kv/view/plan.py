@@ -72,7 +72,7 @@ def headlines(answer: Answer, question: Question) -> Iterator[str]:
         errors = ", ".join(f"{slo.label} × ÷ {best.error(slo):g}" for slo in near)
         yield f"near: within the clock's error of a limit ({errors}). {_safer(answer, question)}"
     if answer.second:
-        rate = f", {_rate(answer.second)}" if answer.gpus else ""
+        rate = f", {_rate(answer.second)}" if question.exactly else ""
         yield f"runner-up: {describe(answer.second)}: {_cost(answer.second, question)}{rate}."
 
 
@@ -83,14 +83,14 @@ def _rate(trial: Trial) -> str:
 
 def _nothing(answer: Answer, question: Question, asked: str) -> Iterator[str]:
     """That nothing does, what comes nearest, and what would help."""
-    within = f"{'' if answer.gpus else 'up to '}{counted(question.most_gpus, 'GPU')}"
+    within = f"{'' if question.exactly else 'up to '}{counted(question.most_gpus, 'GPU')}"
     if answer.confirmed:
         yield (
             f"Nothing of {within} keeps {asked}, of the servers that do best on the "
             f"{answer.window:,} requests in a row with most prompt tokens a second."
         )
     else:
-        more = "another number (--gpus)" if answer.gpus else "more GPUs (--most-gpus)"
+        more = "another number (--gpus)" if question.exactly else "more GPUs (--most-gpus)"
         yield (
             f"Nothing of {within} keeps {asked}: the table below says why. Allow {more}, other "
             "ones (--gpu), or more time."
@@ -109,9 +109,9 @@ def _nothing(answer: Answer, question: Question, asked: str) -> Iterator[str]:
 
 
 def _safer(answer: Answer, question: Question) -> str:
-    if answer.gpus and answer.safer:
+    if question.exactly and answer.safer:
         return f"Safer: {_rate(answer.safer)}, by {describe(answer.safer)}."
-    if answer.gpus:
+    if question.exactly:
         return "At no rate do these servers keep every limit by more."
     if answer.safer is None:
         whose = "of these servers " if answer.confirmed else ""
@@ -176,8 +176,8 @@ class Against:
     show: Callable[[float], str]
 
 
-def _against(answer: Answer, question: Question) -> Against:
-    if answer.gpus:
+def _against(question: Question) -> Against:
+    if question.exactly:
         return Against("Rate", "requests/s", attrgetter("rate"), -1, _per_second)
     if question.prices:
         return Against("Cost", "an hour", attrgetter("cost"), 1, _money)
@@ -208,7 +208,7 @@ def draw_plan(answer: Answer, question: Question) -> str:
     sure = best is not None and not best.near(question.slos)
     opening = Section(
         "front",
-        "What a higher rate costs" if answer.gpus else "What a shorter time costs",
+        "What a higher rate costs" if question.exactly else "What a shorter time costs",
         "Filled where every limit is kept; bars are what a time is right within.",
         charts=_charts(answer, question),
         tables={"front-table": front_table(answer, question), "why-table": lost_table(answer)},
@@ -219,7 +219,7 @@ def draw_plan(answer: Answer, question: Question) -> str:
 
 
 def _charts(answer: Answer, question: Question) -> list[Chart]:
-    first, against = question.slos[0], _against(answer, question)
+    first, against = question.slos[0], _against(question)
     trials = [each for each in answer.confirmed or answer.trials if each.values_s]
     leading = {id(each) for each in _front(answer, against, first.label)}
     places = [
@@ -241,7 +241,7 @@ def _charts(answer: Answer, question: Question) -> list[Chart]:
 
 def front_table(answer: Answer, question: Question) -> Table:
     """Deployments that no other beats in both cost, or rate, and the first limited time."""
-    slos, first, against = question.slos, question.slos[0], _against(answer, question)
+    slos, first, against = question.slos, question.slos[0], _against(question)
     ends = [e for e in (answer.best, answer.second, answer.safer, answer.nearest) if e]
     rows = _front(answer, against, first.label)
     shown = {(describe(each), each.requests, each.speed) for each in rows}
@@ -249,32 +249,30 @@ def front_table(answer: Answer, question: Question) -> Table:
     longest = max((each.values_s[first.label] for each in rows), default=1.0)
     within = {slo.label: max((row.error(slo) for row in rows), default=1.0) for slo in slos}
     errors = ", ".join(f"{name} {format_factor(factor)}" for name, factor in within.items())
-    counts = [against.axis] if answer.gpus else ["GPUs", *(["an hour"] if question.prices else [])]
+    costs = ["GPUs", *(["an hour"] if question.prices else [])]
     return Table(
         f"{against.name} against {first.label}",
         [
             *names("deployment"),
-            *numbers(*counts, "requests"),
+            *numbers(*([against.axis] if question.exactly else costs), "requests"),
             *numbers(*[slo.label for slo in slos], "good"),
             *names("limited by", first.label),
         ],
-        [_front_cells(each, answer, question, longest) for each in rows],
+        [_front_cells(each, question, longest) for each in rows],
         note="the front of those simulated, and what is named above; times in "
         f"s by the model of replay, 9 in 10 within {errors}",
         keys=1,
     )
 
 
-def _front_cells(
-    trial: Trial, answer: Answer, question: Question, longest: float
-) -> list[Text | Number | Bar]:
+def _front_cells(trial: Trial, question: Question, longest: float) -> list[Text | Number | Bar]:
     slos = question.slos
     tight = trial.tightest(slos)
     kept = trial.values_s[tight.label] <= tight.limit_s
     costs = [f"{trial.gpus}", *([f"{trial.cost:,.2f}"] if question.prices else [])]
     return [
         Text(describe(trial), "plain" if trial.meets else "dim"),
-        *map(Number, [format_number(trial.rate)] if answer.gpus else costs),
+        *map(Number, [format_number(trial.rate)] if question.exactly else costs),
         Number(f"{trial.requests:,}"),
         *[Number(format_clocked(trial.values_s[slo.label], trial.error(slo))) for slo in slos],
         Number(f"{trial.good:.1%}"),

@@ -1,15 +1,15 @@
 """All capacities of a trace in one pass, beside a list in order of use at a single one."""
 
 from collections import OrderedDict
-from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from dsv4kv.engines.sglang.cache import replay_sglang
-from dsv4kv.engines.vllm.cache import replay_vllm
+from dsv4kv.engines.cache import Pool
+from dsv4kv.engines.rules import run_rule
+from dsv4kv.model.presets import load_model
 from dsv4kv.mrc.curves import trace_curve
 from dsv4kv.prefix.paths import PathTable, find_reuse, number_blocks
 from dsv4kv.traces import read_trace
@@ -19,7 +19,6 @@ from tests.prefix.traces import CONVERSATION, conversation, needs_conversation
 
 ROUNDS = 5
 POOL_TOKENS = 9_358_848
-Replay = Callable[[PathTable, int, int], object]
 GROUP = "hits of the conversation trace"
 
 pytestmark = needs_conversation
@@ -67,7 +66,8 @@ def test_reading_the_trace_into_arrays(measure: Measure) -> None:
 
 
 @pytest.mark.parametrize("grain", [64, 256])
-@pytest.mark.parametrize(("name", "replay"), [("vllm", replay_vllm), ("sglang", replay_sglang)])
-def test_an_engines_rule(measure: Measure, name: str, replay: Replay, grain: int) -> None:
-    call = partial(replay, conversation(), grain, POOL_TOKENS // grain)
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+def test_an_engines_rule(measure: Measure, name: str, grain: int) -> None:
+    pool = Pool(conversation(), POOL_TOKENS, grain, load_model("v4-flash"))
+    call = partial(run_rule, name, pool)
     measure(f"rules, blocks of {grain} tokens", name, call, rounds=ROUNDS)

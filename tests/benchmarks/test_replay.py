@@ -36,7 +36,7 @@ def test_conversation_trace_on_pro(
         last[:] = [made]
 
     measure("replay of 12,031 requests, v4-pro, 100 GiB", name, serve, rounds=3)
-    tally, done = last[0].scheduler.prompts.tally, last[0].scheduler.clock.done
+    tally, done = last[0].prompts.tally, last[0].scheduler.clock.done
     assert last[0].outcome.finished == 12_031
     remark(
         f"replay, {name}: {done.steps:,} steps, "

@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsv4kv.clock.coefficients import Coefficients, find_coefficients
-from dsv4kv.clock.steps import COUNTS, Counts
+from dsv4kv.clock.steps import COUNTS, StepTimes
 from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
+from dsv4kv.core.clock import Counts
 from dsv4kv.replay.build import Replay, build_replay
-from dsv4kv.replay.clock import Counted, Timing, VirtualClock, Work
 from dsv4kv.sizing.gpus import Gpu
 from dsv4kv.traces.request import Request
 
@@ -124,20 +124,6 @@ def points() -> list[Point]:
     return [Point(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-class Logged(VirtualClock):
-    """Remembers every step, and how many had been taken whenever time passed."""
-
-    def __init__(self, timing: Timing) -> None:
-        super().__init__(timing)
-        self.counted: list[Counts] = [self.done.counts]
-        self.taken = {0.0: 0}
-
-    def work(self, work: Work) -> None:
-        super().work(work)
-        self.counted.append(self.done.counts)
-        self.taken[self.now_s] = len(self.counted) - 1
-
-
 @dataclass(frozen=True)
 class Spent:
     """What took time, without a client.
@@ -166,10 +152,19 @@ class Spent:
 
 
 class _Watch:
-    """Takes the moments of every request that ends."""
+    """Takes every step, how many had been taken when, and the moments of requests that end."""
 
-    def __init__(self) -> None:
+    def __init__(self, times: StepTimes) -> None:
         self.moments: list[tuple[float, float, float, int]] = []
+        self.steps: list[Counts] = []
+        self.taken = {0.0: 0}
+        step = times.step
+
+        def noted(*asked: int) -> Counts:
+            self.steps.append(step(*asked))
+            return self.steps[-1]
+
+        vars(times)["step"] = noted
 
     def finish(self, served: Any) -> None:
         moments = served.arrival_s, served.first_token_s, served.finished_s
@@ -178,7 +173,8 @@ class _Watch:
     def reject(self, served: Any, reason: str) -> None:
         raise AssertionError(f"{served.number}: {reason}")
 
-    def stepped(self, scheduler: Any) -> None: ...
+    def stepped(self, scheduler: Any) -> None:
+        self.taken[scheduler.clock.now_s] = len(self.steps)
 
 
 def run_point(point: Point, **settings: Any) -> Replay:
@@ -191,15 +187,14 @@ def run_point(point: Point, **settings: Any) -> Replay:
 def count_point(point: Point, **settings: Any) -> Spent:
     """Replay a point and count; in a closed loop the order of things depends on no rate."""
     with patch("dsv4kv.clock.sources.find_coefficients", _launched_at_once):
-        made = build_replay(point.config(**settings), point.requests, longest_stretch=1)
+        made = build_replay(point.config(**settings), point.requests)
     assert made.times is not None
     made.scheduler._arrivals._client_s = 0.0  # type: ignore[attr-defined]
-    clock, watch = Logged(Counted(made.times)), _Watch()
-    made.scheduler.clock, made.scheduler._observer = clock, watch
+    made.scheduler._observer = watch = _Watch(made.times)
     made.scheduler.run()
     rows = [row for row in watch.moments if row[3] > 1]
-    moments = np.array([[clock.taken[moment] for moment in row[:3]] for row in rows])
-    steps = np.diff(np.array(clock.counted, dtype=float), axis=0)
+    moments = np.array([[watch.taken[moment] for moment in row[:3]] for row in rows])
+    steps = np.array(watch.steps, dtype=float)
     decodes, layers = steps[:, COUNTS.index("decode_layers")], steps.max(axis=0)[0]
     steps[:, COUNTS.index("prompt_layers")] = layers * (decodes == 0)
     further = np.array([row[3] - 1 for row in rows], dtype=float)

@@ -29,8 +29,8 @@ def small_model(**settings: Any) -> ReplayConfig:
     return small_config(**(MODEL | settings))
 
 
-def served(requests: list[Request], stretch: int | None = None, **settings: Any) -> Replay:
-    made = build_replay(small_model(**settings), requests, stretch)
+def served(requests: list[Request], **settings: Any) -> Replay:
+    made = build_replay(small_model(**settings), requests)
     made.scheduler.run()
     return made
 
@@ -137,24 +137,6 @@ def test_a_file_without_coefficients_is_a_sentence(tmp_path: Path, content: byte
 
 
 # ---- what a replay makes of them ----------------------------------------------------------------
-
-
-SETTINGS: list[dict[str, Any]] = [
-    {},
-    {"cost__dp": 8},
-    {"scheduler__prompts": "alone"},
-    {"scheduler__prompts": "alone", "cost__dp": 8, "scheduler__delay_prompts": True},
-    {"scheduler__speculative__draft_tokens": 2},
-    {"model__layers": None, "cost__source": "table", "cost__gpu": "h100"},
-]
-
-
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_a_stretch_of_steps_ends_when_its_steps_do(settings: dict[str, Any]) -> None:
-    requests = lengths((700, 90), (300, 40), (1500, 7), (128, 200), (64, 1), (900, 64))
-    together, each = (served(requests, stretch, **settings) for stretch in (None, 1))
-    assert together.outcome.samples_ns == each.outcome.samples_ns
-    assert together.scheduler.clock.done == each.scheduler.clock.done
 
 
 def test_prompts_alone_hold_decoding_up_and_mixed_ones_take_it_along() -> None:

@@ -133,20 +133,6 @@ def test_a_chunk_takes_decoding_requests_along_in_its_own_pass() -> None:
     assert mixed[3] == model().count(decoding)[0, 3]
 
 
-@given(st.integers(1, 60), st.integers(1, 40), st.integers(0, 10**5))
-def test_steps_together_count_what_they_count_one_by_one(
-    rows: int, steps: int, context: int
-) -> None:
-    contexts = rows * (context + np.arange(steps))
-    tokens = np.full(steps, rows)
-    together = model(DP4).count(Steps(rows, tokens, contexts)).sum(axis=0)
-    each = [
-        model(DP4).count(Steps(rows, tokens[:1], contexts[step : step + 1]))[0]
-        for step in range(steps)
-    ]
-    assert together.tolist() == sum(each).tolist()
-
-
 def test_a_pipeline_of_which_there_are_no_points_is_less_sure() -> None:
     wide = ModelTimes(deploy(Layout(tp=2, pp=2)), COEFFICIENTS).held_out
     assert wide == COEFFICIENTS.held_out.widened(BORROWED)
@@ -155,7 +141,7 @@ def test_a_pipeline_of_which_there_are_no_points_is_less_sure() -> None:
 
 @pytest.mark.parametrize("layout", [TP4, DP4, Layout(tp=2, pp=2)])
 @given(st.integers(0, 40), st.integers(1, 30), st.integers(0, 900), st.integers(0, 10**5))
-def test_all_steps_count_what_each_of_them_does(
+def test_a_step_counts_what_its_row_of_many_does(
     layout: Layout, rows: int, steps: int, chunk: int, context: int
 ) -> None:
     each = np.arange(steps)
@@ -168,4 +154,9 @@ def test_all_steps_count_what_each_of_them_does(
         prefixes=chunk * (context + chunk * each),  # none where there is no chunk
     )
     times = ModelTimes(deploy(layout, 1, all_to_all=True), COEFFICIENTS)
-    assert times.total(work) == tuple(times.count(work).sum(axis=0).tolist())
+    columns = zip(work.contexts.tolist(), np.broadcast_to(work.prefixes, steps), strict=True)
+    one_by_one = [
+        times.step(rows, work.tokens.item(0), seen, 3 * chunk, chunk, int(prefix))
+        for seen, prefix in columns
+    ]
+    assert one_by_one == [tuple(row) for row in times.count(work).tolist()]

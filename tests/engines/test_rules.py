@@ -1,4 +1,4 @@
-"""The engines' rules replayed in stretches equal their block-by-block restatement."""
+"""The engines' rules equal their block-by-block restatement."""
 
 import os
 from dataclasses import asdict, astuple
@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.engines.cache import Pool, uncached_groups
+from dsv4kv.engines.rule import serve_alone
 from dsv4kv.engines.rules import RULES, run_rule
-from dsv4kv.engines.sglang.cache import replay_sglang
-from dsv4kv.engines.vllm.cache import replay_vllm, replay_vllm_groups
+from dsv4kv.engines.sglang.rules import open_sglang
+from dsv4kv.engines.vllm.rules import open_vllm
 from dsv4kv.engines.vllm.tables import TailGroup
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
@@ -45,6 +46,21 @@ def needed_blocks(prompts: list[Text], grain: int) -> int:
     return max(-(-len(prompt) // grain) for prompt in prompts)
 
 
+def vllm_hits(
+    prompts: list[Text],
+    grain: int,
+    blocks: int,
+    groups: tuple[TailGroup, ...] = (),
+    retention: int | None = None,
+    chunk: int = 2**20,
+) -> list[int]:
+    """Blocks that each prompt hits, served one after the other."""
+    pool = Pool(to_table(prompts), blocks * grain, grain, MODEL, chunk)
+    hits = serve_alone(open_vllm(pool, groups, retention), pool.table.input_tokens)
+    assert not hits.rejected.any()
+    return list(hits.resumed)
+
+
 @given(texts(), GRAINS, st.integers(0, 30))
 def test_vllms_hits_are_those_of_a_queue_of_single_blocks(
     prompts: list[Text], grain: int, spare: int
@@ -52,7 +68,7 @@ def test_vllms_hits_are_those_of_a_queue_of_single_blocks(
     blocks = needed_blocks(prompts, grain) + spare
     plain = PlainVllm(blocks, grain)
     expected = [plain.serve(prompt) for prompt in prompts]
-    assert replay_vllm(to_table(prompts), grain, blocks).tolist() == expected
+    assert vllm_hits(prompts, grain, blocks) == expected
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=20), st.integers(0, 12))
@@ -61,7 +77,7 @@ def test_blocks_that_vllm_keeps_twice_are_kept_twice(lengths: list[int], spare: 
     blocks = 4 + spare
     plain = PlainVllm(blocks, 4)
     expected = [plain.serve(prompt) for prompt in prompts]
-    assert replay_vllm(to_table(prompts), 4, blocks).tolist() == expected
+    assert vllm_hits(prompts, 4, blocks) == expected
 
 
 @given(texts(), GRAINS, st.integers(0, 30))
@@ -71,7 +87,9 @@ def test_sglangs_hits_are_those_of_a_tree_searched_for_its_oldest_leaf(
     pages = needed_blocks(prompts, grain) + spare
     plain = PlainSglang(pages, grain)
     expected = [plain.serve(prompt) for prompt in prompts]
-    assert replay_sglang(to_table(prompts), grain, pages).tolist() == expected
+    pool = Pool(to_table(prompts), pages * grain, grain, MODEL)
+    hits = serve_alone(open_sglang(pool), pool.table.input_tokens)
+    assert hits.resumed.tolist() == expected
 
 
 # one block each: of several, an engine may find some in an older copy and some in a newer
@@ -91,16 +109,7 @@ def test_vllms_groups_hit_what_single_blocks_of_all_groups_hit(
     blocks = sum(-(-longest // size) for size in (4, 2, 1)) + spare
     plain = PlainVllmGroups(blocks, 4, GROUPS, retention, chunk)
     expected = [plain.serve(prompt) for prompt in prompts]
-    table = to_table(prompts)
-    hits = replay_vllm_groups(
-        table,
-        4,
-        blocks,
-        GROUPS,
-        retention_tokens=retention,
-        chunk_tokens=chunk,
-    )
-    assert hits.resumed.tolist() == expected
+    assert vllm_hits(prompts, 4, blocks, GROUPS, retention, chunk) == expected
 
 
 def model_of(rule: str) -> DSV4Config:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from dsv4kv.choices import ROUTERS
 from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
+from dsv4kv.core.served import Served
 from dsv4kv.errors import ConfigError
 from dsv4kv.fleet.outcome import (
     held_blocks,
@@ -26,7 +27,7 @@ from dsv4kv.fleet.transfer import find_sent
 from dsv4kv.fleet.views import Asked, Ring
 from dsv4kv.replay.build import build_replay
 from dsv4kv.replay.memory import plan_memory
-from dsv4kv.replay.requests import Served, begin_serving
+from dsv4kv.replay.requests import begin_serving
 from dsv4kv.replay.run import describe_replay, describe_totals
 from dsv4kv.replay.server import by_server
 from dsv4kv.replay.sharing import keys_on
@@ -97,7 +98,7 @@ AMPLE = {"cache__num_blocks": 4096, "prefix__strategy": "full"}
 
 
 def saved_tokens(outcome: FleetOutcome) -> int:
-    return sum(r.replay.scheduler.prompts.tally.saved_tokens for r in outcome.pools[0])
+    return sum(r.replay.prompts.tally.saved_tokens for r in outcome.pools[0])
 
 
 @pytest.mark.parametrize("router", ["round_robin", "random", "dynamo", "llm-d"])

@@ -54,7 +54,7 @@ def test_a_replay_with_a_tier_saves_what_the_curve_finds_at_its_size(blocks: int
         tiers__host__latency_us=0,
         tiers__compare=False,
     )
-    tally = served.scheduler.prompts.tally
+    tally = served.prompts.tally
     assert served.tiers
     assert served.tiers.stored.objects.context_bytes == FULL_BLOCK_BYTES
     assert behind.host_tokens == blocks * BLOCK

@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +12,6 @@ import pytest
 
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.errors import ConfigError
-from dsv4kv.planning.ahead import Place, Simulations
 from dsv4kv.planning.question import (
     Question,
     Slo,
@@ -23,7 +20,7 @@ from dsv4kv.planning.question import (
     poisson,
     unseen_tokens,
 )
-from dsv4kv.planning.search import WINDOW, Search, Tally, list_kinds, plan
+from dsv4kv.planning.search import WINDOW, Search, Tally, list_kinds, plan, remember_parts
 from dsv4kv.planning.servers import Bounds, launch_command, layouts_of, name_args, open_server
 from dsv4kv.planning.trial import Kind, Split, parse_splits, simulate
 from dsv4kv.replay.build import Parts, find_parts
@@ -34,7 +31,6 @@ from dsv4kv.sizing.layout import Layout
 from dsv4kv.sizing.scenario import resolve
 from dsv4kv.traces.request import Request
 from dsv4kv.view.plan import _together
-from dsv4kv.workers import Lost
 from tests.fitting.test_fit import run
 
 MODEL = "v4-flash"
@@ -63,8 +59,7 @@ def question(seed: int, *slos: str, **chosen: float) -> Question:
 def open_search(
     asked: Question, kinds: Sequence[Kind], tally: Tally | None = None, window: int = WINDOW
 ) -> Search:
-    """In this process."""
-    return Search(Simulations(asked, kinds), kinds, tally or Tally(), window=window)
+    return Search(asked, kinds, busiest(asked.requests, window), tally or Tally())
 
 
 def kinds_of(
@@ -109,7 +104,7 @@ def test_brute_force_finds_nothing_cheaper(
     ]
     best = brute_force(asked, everything_asked)
     kinds = kinds_of(asked, gpus=["b200"], splits=splits)
-    found = plan(open_search(asked, kinds), asked).best
+    found = plan(open_search(asked, kinds)).best
     assert best is not None
     assert found is not None
     assert found.meets
@@ -154,12 +149,12 @@ def test_a_simulation_that_is_given_up_would_have_broken_a_limit(
     given_up = simulate(asked, asked.requests, kind, 1, 50.0)
     assert not given_up.meets
     assert not given_up.values_s
-    whole = simulate(asked, asked.requests, kind, 1, 50.0, give_up=False)
+    whole = simulate(asked, asked.requests, kind, 1, 50.0, to_end=True)
     assert not whole.meets
     assert whole.excess(asked.slos) > 1
     for speed in (1.0, 2.0, 5.0, 10.0):
         quick, sure = (
-            simulate(asked, asked.requests, kind, 1, speed, give_up=each) for each in (True, False)
+            simulate(asked, asked.requests, kind, 1, speed, to_end=each) for each in (False, True)
         )
         assert quick.meets == sure.meets
 
@@ -199,7 +194,7 @@ def test_money_decides_where_prices_are_given() -> None:
     dear, cheap = {"h200": 1.0, "b200": 100.0}, {"h200": 100.0, "b200": 1.0}
     for prices, gpu in ((dear, "h200"), (cheap, "b200")):
         priced = replace(asked, prices=prices)
-        best = plan(open_search(priced, kinds_of(priced)), priced).best
+        best = plan(open_search(priced, kinds_of(priced))).best
         assert best is not None
         assert best.kind.server.gpu == gpu
         assert best.cost == best.gpus * 1.0
@@ -207,14 +202,14 @@ def test_money_decides_where_prices_are_given() -> None:
 
 def test_every_deployment_considered_is_ruled_out_or_simulated() -> None:
     asked, tally = question(1, "ttft_p90=900ms", "tpot_p50=30ms"), Tally()
-    answer = plan(open_search(asked, kinds_of(asked, tally=tally, gpus=["b200"]), tally), asked)
+    answer = plan(open_search(asked, kinds_of(asked, tally=tally, gpus=["b200"]), tally))
     assert sum(tally.pruned.values()) + len(answer.trials) == tally.considered
     assert tally.considered == 2 * sum(8 // each.gpus for each in layouts_of(MODEL))
 
 
 def test_an_answer_within_the_clocks_error_of_a_limit_is_near_and_a_safer_one_is_not() -> None:
     asked = question(1, "ttft_p90=3s")
-    answer = plan(open_search(asked, kinds_of(asked, gpus=["b200"])), asked)
+    answer = plan(open_search(asked, kinds_of(asked, gpus=["b200"])))
     assert answer.best is not None
     (slo,) = asked.slos
     factor = answer.best.kind.server.times.held_out.ttft
@@ -239,7 +234,7 @@ def test_of_two_that_cost_as_much_the_one_that_is_not_near_is_the_answer() -> No
     limit = Slo("ttft", 90, max(times[slow], times[fast] * factor) + 1e-6)
     assert times[slow] * factor > limit.limit_s
     asked = replace(asked, slos=(limit,), speed=20.0, most_gpus=2)
-    answer = plan(open_search(asked, kinds), asked)
+    answer = plan(open_search(asked, kinds))
     assert answer.best is not None
     assert answer.best.kind.servers == fast
     assert not answer.best.near(asked.slos)
@@ -251,13 +246,13 @@ def test_of_two_that_cost_as_much_the_one_that_is_not_near_is_the_answer() -> No
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_safer_answer_is_what_a_search_with_its_limits_finds(seed: int) -> None:
     asked = question(seed, "ttft_p90=3s", speed=2.0)
-    answer = plan(open_search(asked, kinds_of(asked, gpus=["b200"])), asked)
+    answer = plan(open_search(asked, kinds_of(asked, gpus=["b200"])))
     assert answer.best is not None
     safer = answer.safer or answer.best
     assert not safer.near(asked.slos)
     limits = tuple(replace(s, limit_s=s.limit_s / answer.best.error(s)) for s in asked.slos)
     tight = replace(asked, slos=limits)
-    alone = open_search(tight, kinds_of(tight, gpus=["b200"])).cheapest()[0]
+    alone = open_search(tight, kinds_of(tight, gpus=["b200"])).find_cheapest()[0]
     assert (safer.kind.label, safer.units) == (alone.kind.label, alone.units)
 
 
@@ -265,7 +260,7 @@ def test_the_runner_up_is_the_cheapest_of_other_servers() -> None:
     asked = question(1, "ttft_p90=1500ms", "tpot_p50=30ms", speed=4.0)
     asked = replace(asked, requests=asked.requests[:16])
     kinds = kinds_of(asked, gpus=["b200"])
-    answer = plan(open_search(asked, kinds), asked)
+    answer = plan(open_search(asked, kinds))
     assert answer.best is not None
     assert answer.second is not None
     others = [kind for kind in kinds if kind.servers != answer.best.kind.servers]
@@ -281,13 +276,13 @@ def test_the_whole_trace_says_how_many_are_enough_and_not_its_fullest_window() -
     asked = Question([*burst, *calm], parse_slos(["ttft_p50=500ms"]), most_gpus=64)
     kinds = [kind for kind in kinds_of(asked, gpus=["b200"]) if kind.server.label == "b200 TP2"]
     search = open_search(asked, kinds, window=30)
-    answer = plan(search, asked)
+    answer = plan(search)
     assert answer.best is not None
     assert answer.best.requests == len(asked.requests)
     whole = brute_force(replace(asked, most_gpus=8), kinds)
     assert whole is not None
     assert answer.best.cost == whole
-    assert answer.best.cost < search.cheapest()[0].cost
+    assert answer.best.cost < search.find_cheapest()[0].cost
 
 
 def test_what_nothing_keeps_on_the_fullest_window_is_asked_of_the_whole_trace() -> None:
@@ -296,12 +291,12 @@ def test_what_nothing_keeps_on_the_fullest_window_is_asked_of_the_whole_trace() 
     asked = Question([*burst, *calm], parse_slos(["ttft_p50=500ms"]), most_gpus=2)
     kinds = kinds_of(asked, gpus=["b200"])
     search = open_search(asked, kinds, window=30)
-    answer = plan(search, asked)
+    answer = plan(search)
     assert not any(each.meets for each in search.trials)
     assert answer.best is not None
     assert answer.best.requests == len(asked.requests)
     impossible = replace(asked, slos=parse_slos(["ttft_p99=501ms"]))
-    answer = plan(open_search(impossible, kinds, window=30), impossible)
+    answer = plan(open_search(impossible, kinds, window=30))
     assert answer.best is None
     assert answer.nearest is not None
     assert answer.nearest.requests == len(asked.requests)
@@ -317,7 +312,7 @@ def test_with_think_times_a_queue_makes_requests_come_later_and_one_replica_may_
         gpus, routers = ["b200"], ["round_robin"]
         kinds = list_kinds(asked, settings, "sglang", gpus, routers, MODEL, Tally())
         (kind,) = [each for each in kinds if each.server.label == "b200 TP2"]
-        answers[sessions] = kind.fewest(100.0), simulate(asked, session, kind, 1, 100.0).meets
+        answers[sessions] = kind.min_units(100.0), simulate(asked, session, kind, 1, 100.0).meets
     assert answers == {"trace": (2, False), "think": (1, True)}
 
 
@@ -325,8 +320,8 @@ def test_nearest_are_those_that_go_on_longest_before_a_limit_is_lost() -> None:
     asked = question(1, "ttft_p90=250ms", speed=2.0)
     kinds = kinds_of(replace(asked, slos=LOOSE), gpus=["b200"])
     search = open_search(asked, [kind for kind in kinds if kind.gpus == 2])
-    assert not search.cheapest()
-    first, second = search.nearest()
+    assert not search.find_cheapest()
+    first, second = search.list_nearest()
     assert first.units == max(trial.units for trial in search.trials)
     assert first.kind.servers != second.kind.servers
 
@@ -356,9 +351,9 @@ def test_servers_that_are_not_simulated_fill_no_tables() -> None:
 
 
 def test_the_highest_rate_of_some_gpus_keeps_the_limits_and_a_higher_one_does_not() -> None:
-    asked = replace(question(1, "ttft_p90=700ms"), most_gpus=8)
+    asked = replace(question(1, "ttft_p90=700ms"), exactly=True)
     kinds = [kind for kind in kinds_of(asked) if kind.server.label == "b200 TP8"][:1]
-    best = plan(open_search(asked, kinds), asked, gpus=8).best
+    best = plan(open_search(asked, kinds)).best
     assert best is not None
     assert best.gpus == 8
     assert best.meets
@@ -373,11 +368,11 @@ def test_the_rate_of_a_long_trace_is_that_of_all_its_requests() -> None:
         :1
     ]
     search = open_search(asked, kinds, window=30)
-    answer = plan(search, asked, gpus=4)
+    answer = plan(search)
     best = answer.best
     assert best is not None
     assert best.requests == len(asked.requests)
-    assert best.speed > 1.5 * search.fastest_two(4)[0].speed
+    assert best.speed > 1.5 * search.find_best()[0].speed
     (slo,) = asked.slos
     assert not simulate(asked, asked.requests, kinds[0], 1, best.speed * 1.2).meets
     if answer.safer:
@@ -388,10 +383,10 @@ def test_the_rate_of_a_long_trace_is_that_of_all_its_requests() -> None:
 
 
 def test_a_trace_too_short_to_say_what_rate_is_sustained_is_refused() -> None:
-    asked = replace(question(1, "ttft_p90=20s"), most_gpus=8)
+    asked = replace(question(1, "ttft_p90=20s"), exactly=True)
     kinds = [kind for kind in kinds_of(asked, gpus=["b200"]) if kind.server.label == "b200 TP8"]
     with pytest.raises(ConfigError, match="too few to say what rate it sustains"):
-        plan(open_search(asked, kinds[:1]), asked, gpus=8)
+        plan(open_search(asked, kinds[:1]))
 
 
 def test_prompt_tokens_seen_before_need_not_be_computed() -> None:
@@ -454,7 +449,10 @@ def test_limits_that_cannot_be_searched_for_are_refused(texts: list[str], said: 
         (["--router", ","], "--router '': name at least one"),
         (["--split", ""], "--split '': name at least one"),
         (["--gpus", "4", "--most-gpus", "2"], "keep one"),
-        (["--slo", "tpot_p50=9ms", "--isl", "9", "--osl", "1", "--rate", "1"], "further token"),
+        (
+            ["--slo", "tpot_p50=9ms", "--isl", "9", "--osl", "1", "--rate", "1"],
+            "every answer has one token",
+        ),
         *[
             (["--set", f"{key}=2"], f"plan decides {key.removesuffix('.replicas')}")
             for key in ("cost.tp", "workload.speed", "model.preset", "fleet.prefill.replicas")
@@ -524,7 +522,7 @@ def test_args_are_tried_and_the_answer_is_launched_with_those_that_do() -> None:
     kinds = list_kinds(
         asked, SETTINGS, "sglang", ["h200"], ["round_robin"], MODEL, Tally(), args=alternatives
     )
-    best = plan(open_search(asked, kinds), asked).best
+    best = plan(open_search(asked, kinds)).best
     assert best is not None
     assert best.kind.servers.endswith("args 3")
     assert best.kind.server.command.endswith(HOST)
@@ -557,41 +555,6 @@ def test_kinds_are_named_together_and_with_routers_where_some_are_meant() -> Non
     assert _together(kinds) == "h200 TP4, TP8 args 2 behind a"
 
 
-@pytest.mark.parametrize("more", [[], ["--gpus", "4"]])
-def test_what_is_found_does_not_depend_on_how_many_processes_simulate(
-    more: list[str], tmp_path: Path
-) -> None:
-    """Commands of their own: beside other threads, as tests have, nothing is forked."""
-    asked = ["plan", "builtin:chat", "--slo", "ttft_p90=250ms", "--gpu", "b200", "--quiet", *more]
-    found = []
-    for jobs in ("1", "2", "3"):
-        to = tmp_path / jobs
-        command = [sys.executable, "-m", "dsv4kv", *asked, "--jobs", jobs, "--json", str(to)]
-        subprocess.run(command, check=True)
-        found.append(to.read_text())
-    assert found[0] == found[1] == found[2]
-
-
-def test_a_simulation_whose_process_was_killed_is_a_sentence(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Killed:
-        free = 1
-
-        def begin(self, item: Place) -> None:
-            self.item = item
-
-        def end(self) -> list[tuple[Place, Lost]]:
-            return [(self.item, Lost("its process was killed"))]
-
-    asked = question(1, "ttft_p90=900ms")
-    kinds = kinds_of(asked, gpus=["b200"])
-    simulations = Simulations(asked, kinds)
-    monkeypatch.setattr(simulations, "_forks", Killed())
-    with pytest.raises(ConfigError, match=r"was lost: its process was killed: give fewer --jobs"):
-        Search(simulations, kinds, Tally()).cheapest()
-
-
 def test_nothing_found_is_said_and_exits_1() -> None:
     done = run(["plan", "builtin:chat", "--slo", "ttft_p90=1ms", "--gpu", "b200"])
     assert done.exit_code == 1
@@ -615,11 +578,11 @@ def test_simulations_of_a_server_work_out_once_what_they_have_in_common(
         found.append(config)
         return find_parts(config, requests)
 
-    monkeypatch.setattr("dsv4kv.planning.ahead.find_parts", find)
-    simulations = Simulations(asked, kinds)
-    search = Search(simulations, kinds, Tally())
-    plan(search, asked)
+    monkeypatch.setattr("dsv4kv.planning.search.find_parts", find)
+    known = remember_parts()
+    search = Search(asked, kinds, asked.requests, find_parts=known)
+    plan(search)
     alone = simulate(asked, asked.requests, kinds[0], 2, 4.0)
     assert len(search.trials) > 1
     assert len(found) == 1
-    assert simulate(asked, asked.requests, kinds[0], 2, 4.0, simulations.parts) == alone
+    assert simulate(asked, asked.requests, kinds[0], 2, 4.0, known) == alone

@@ -5,17 +5,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from zlib import crc32
 
-import numpy as np
-
+from dsv4kv.core.hashed import HashedCache
+from dsv4kv.core.pool import BlockPool
+from dsv4kv.core.radix import SglangCache, SglangWindowCache
 from dsv4kv.engines.cache import Pool, tail_groups
-from dsv4kv.engines.sglang.cache import Pages, PageTree, SglangCache
-from dsv4kv.engines.sglang.windows import SglangWindowCache, WindowTree
 from dsv4kv.engines.speculation import SPECULATIONS
-from dsv4kv.engines.vllm.cache import VllmCache
-from dsv4kv.engines.vllm.groups import GroupPool
-from dsv4kv.engines.vllm.tables import Way
+from dsv4kv.engines.vllm.rules import group_of
 from dsv4kv.model.presets import load_model
-from dsv4kv.prefix.paths import Ints
 from dsv4kv.probe.questioner import Answer, Prompt, Refused, Unreachable
 from dsv4kv.recording.metrics import Values
 from tests.prefix.traces import to_table
@@ -52,14 +48,14 @@ class Numbers:
         self._size, self._key_tokens = size, key_tokens
         self._known: dict[tuple[int, Prompt], int] = {}
 
-    def path(self, prompt: Prompt) -> Ints:
+    def path(self, prompt: Prompt) -> list[int]:
         """Numbers of a prompt's whole blocks."""
-        path, before = [], -1
+        path, before = list[int](), -1
         for end in range(self._size, len(prompt) - self._key_tokens + 1, self._size):
             key = before, prompt[end - self._size : end + self._key_tokens]
             before = self._known.setdefault(key, len(self._known))
             path.append(before)
-        return np.array(path, np.int64)
+        return path
 
 
 def open_cache(setting: Setting) -> Cache:
@@ -86,43 +82,47 @@ def _open_vllm(setting: Setting) -> Cache:
     ends = [max(0, part.end_tokens) for group in groups for part in group.parts if part.followed]
     context = Numbers(size, drafts.key_tokens)
     followed = Numbers(size, max(ends)) if ends else context
-    ways: list[Way] = []
-    cache = VllmCache(
-        GroupPool(setting.pages, _NODES, size, groups, drops=drafts.drops),
-        ways,
-        retention_tokens=setting.retention,
+    ways: list[tuple[list[int], list[int]]] = []
+    cache = HashedCache(
+        BlockPool(setting.pages),
+        size,
+        [group_of(group) for group in groups],
+        ways.__getitem__,
+        _NODES,
+        retention=setting.retention,
         chunk_tokens=setting.chunk_tokens,
-        speculation=drafts,
+        drops=drafts.drops,
     )
 
     def serve(prompt: Prompt) -> int:
         path = context.path(prompt)
-        ways.append(Way(path, followed.path(prompt) if ends else path))
+        ways.append((path, followed.path(prompt) if ends else path))
         return _run(cache, len(ways) - 1, len(prompt), setting)
 
     return serve
 
 
 def _open_sglang(setting: Setting) -> Cache:
-    pool, size = _pool(setting), setting.page_tokens
-    numbers, paths = Numbers(size, pool.speculation.key_tokens), list[Ints]()
-    shape = Pages(paths, pool.speculation.key_tokens)
+    size, key_tokens = setting.page_tokens, SPECULATIONS[setting.speculation].key_tokens
+    numbers, paths = Numbers(size, key_tokens), list[list[int]]()
     cache: SglangCache
     if setting.engine == "sglang":
-        cache = SglangCache(PageTree(shape, setting.pages), shape, size)
+        cache = SglangCache(setting.pages, size, paths.__getitem__, key_tokens=key_tokens)
     else:
-        tree = WindowTree(shape, setting.pages, setting.window_pages)
-        cache = SglangWindowCache(tree, shape, pool, dense=setting.retention is None)
+        cache = SglangWindowCache(
+            setting.pages, setting.window_pages, size, paths.__getitem__,
+            window_tokens=MODEL.window_tokens, chunk_tokens=setting.chunk_tokens,
+            dense=setting.retention is None, key_tokens=key_tokens,
+        )  # fmt: skip
 
     def serve(prompt: Prompt) -> int:
         paths.append(numbers.path(prompt))
-        shape.blocks.append(len(paths[-1]))
         return _run(cache, len(paths) - 1, len(prompt), setting)
 
     return serve
 
 
-def _run(cache: VllmCache | SglangCache, request: int, tokens: int, setting: Setting) -> int:
+def _run(cache: HashedCache | SglangCache, request: int, tokens: int, setting: Setting) -> int:
     if why := cache.refuses(tokens):
         raise Refused(why)
     hit = cache.begin(request, tokens).resumed * setting.page_tokens

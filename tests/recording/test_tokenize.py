@@ -19,7 +19,6 @@ from dsv4kv.cli import app  # noqa: E402
 from dsv4kv.engines.cache import Pool  # noqa: E402
 from dsv4kv.engines.rules import RULES, run_rule  # noqa: E402
 from dsv4kv.engines.speculation import SPECULATIONS  # noqa: E402
-from dsv4kv.engines.vllm.cache import replay_vllm  # noqa: E402
 from dsv4kv.errors import ConfigError, TraceError  # noqa: E402
 from dsv4kv.recording.datasets import DataOptions, read_dialogues  # noqa: E402
 from dsv4kv.recording.templates import load_template  # noqa: E402
@@ -290,8 +289,10 @@ def test_ids_are_equal_where_vllms_own_hashes_are_and_hit_what_its_cache_hit(
         for request, each in zip(made, ends, strict=True)
     ]
     assert pattern(ids) == pattern(asked["hashes"])
-    hits = replay_vllm(collect_paths(made), block, 10_000, ahead)
-    assert (hits * block).tolist() == asked["hits"]
+    drafts = SPECULATIONS["mtp" if ahead else "none"]
+    assert drafts.key_tokens == ahead
+    pool = Pool(collect_paths(made), 10_000 * block, block, MODEL, speculation=drafts)
+    assert run_rule("vllm", pool).resumed_tokens.tolist() == asked["hits"]
     assert any(asked["hits"])
 
 

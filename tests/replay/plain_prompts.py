@@ -3,11 +3,9 @@
 Blocks are those of a plain index, checkpoints a list with the one used longest ago first.
 """
 
-from collections.abc import Sequence
-
+from dsv4kv.core.served import Served
 from dsv4kv.replay.build import Replay
 from dsv4kv.replay.prompts import BlockLedger, PromptCache
-from dsv4kv.replay.requests import Served
 from tests.prefix.plain_index import PlainIndex
 
 
@@ -74,7 +72,7 @@ class PlainPrompts:
         assert not scheduler.paused
         free = ledger.total - self.private - self.index.pinned() * ledger.per_shared
         own = sum(key in self.unpinned() for key in served.keys[:found].tolist())
-        lacking = int(scheduler.decoders.lacking().sum())
+        lacking = sum(scheduler.lacking().values())
         needed = group.blocks_for(served.prompt_tokens) - found * ledger.per_shared
         assert needed + lacking <= free - own * ledger.per_shared
         if self.defers and found < usable:
@@ -116,7 +114,7 @@ class PlainPrompts:
                 wanted = set()
         return sorted(place for place in wanted if place > resumed)
 
-    def commit(self, served: Served, earlier: Sequence[int] = ()) -> int:
+    def commit(self, served: Served) -> int:
         keys, per_shared = served.keys.tolist(), self.ledger.per_shared
         whole = min(served.position // self.size, len(keys)) if self.reuses else 0
         new = keys[served.committed : whole]

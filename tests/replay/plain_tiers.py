@@ -12,9 +12,9 @@ from itertools import count
 from math import ceil
 from typing import Any
 
-from dsv4kv.engines.cache import Hit
+from dsv4kv.core.request import Hit
+from dsv4kv.core.served import Served
 from dsv4kv.replay.build import Replay
-from dsv4kv.replay.requests import Served
 from dsv4kv.replay.tier import Tier
 from dsv4kv.replay.tiers import Tiers
 

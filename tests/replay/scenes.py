@@ -7,9 +7,9 @@ from typing import Any
 
 from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
+from dsv4kv.core.scheduler import Scheduler
+from dsv4kv.core.served import Served
 from dsv4kv.replay.build import Replay, build_replay
-from dsv4kv.replay.requests import Served
-from dsv4kv.replay.scheduler import Scheduler
 from dsv4kv.traces.request import Request
 
 BLOCK = 128
@@ -83,10 +83,5 @@ def random_requests(
 
 
 def everyone(scheduler: Scheduler) -> list[Served]:
-    """All requests that hold blocks, with what they hold up to date."""
-    decoders = scheduler.decoders
-    for served, position, blocks in zip(
-        decoders.members, decoders.position, decoders.blocks, strict=True
-    ):
-        served.position, served.blocks = int(position), int(blocks)
-    return [*decoders.members, *scheduler.prefilling, *scheduler.paused]
+    """All requests that hold blocks."""
+    return [*scheduler.decoding, *scheduler.prefilling, *scheduler.paused]

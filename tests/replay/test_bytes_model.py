@@ -13,12 +13,12 @@ from dsv4kv.bench.build import _draw_compressors, plan_from
 from dsv4kv.cache.handle import LayerCache, build_layers
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.clock.weights import WeightModel
+from dsv4kv.core.clock import Rates, VirtualClock, Work
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.presets import load_model
 from dsv4kv.ops import table
 from dsv4kv.ops.registry import load_backend
 from dsv4kv.record.step import kind_of
-from dsv4kv.replay.clock import CostModel
 from dsv4kv.replay.costs import Pooling, StepTables, _pooling
 from dsv4kv.serve.operations import Call, StepWork, chunk_writes, decode_operations
 from tests.examples import examples
@@ -65,6 +65,14 @@ def bench_counts(layers: Sequence[LayerCache], before: int, taken: int) -> Count
     return found
 
 
+def decode(tables: StepTables, before: int, taken: int) -> Work:
+    """A decode step of one request."""
+    clock = VirtualClock(tables.weighed(WEIGHTLESS), Rates(1, 1, 0, ""), None)
+    clock.verify([before], [taken])
+    clock.step(1, taken, (before + taken) * taken, ())
+    return clock.done
+
+
 @pytest.mark.parametrize("model", HELD)
 @examples(100)
 @given(before=st.integers(0, LONGEST - 4), taken=st.integers(1, 4))
@@ -73,7 +81,7 @@ def test_a_decode_step_moves_and_computes_what_bench_counts(
 ) -> None:
     """With drafts or without: the same kinds, the same terms."""
     layers, tables = held(HELD[model])
-    (work,) = CostModel(tables, WEIGHTLESS).speculate(np.array([[before]]), np.array([[taken]]))
+    work = decode(tables, before, taken)
     counted = bench_counts(layers, before, taken)
     assert {
         "write": work.update_bytes,
@@ -92,9 +100,7 @@ def test_a_step_of_v4_whose_layers_share_a_selection_is_what_bench_counts(
     monkeypatch.setattr("dsv4kv.bench.build.load_model", lambda _name: config)
     layers, tables = held.__wrapped__(("model.layers=[2, 3, 4]",))
     for before in (1022, 1023):
-        cost = CostModel(tables, WEIGHTLESS)
-        work = cost.decode(cost.reached_by(before), cost.reached_by(before + 1), rows=1, steps=1)
-        assert work.cache_bytes == sum(
+        assert decode(tables, before, 1).cache_bytes == sum(
             size for kind, size in bench_counts(layers, before, 1).items() if kind != "operations"
         )
 

@@ -4,56 +4,68 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.replay.clock import Rates, VirtualClock, Work
+from dsv4kv.core.clock import Rates, VirtualClock, Work
+from dsv4kv.core.served import Served
+from dsv4kv.prefix.tree import NO_IDS
+from tests.replay.scenes import replay, request
 
 RATES = Rates(bytes_per_s=3e12, operations_per_s=7e14, overhead_s=1e-3, source="")
-WORKS = st.builds(
-    Work,
-    steps=st.integers(0, 5),
-    weight_bytes=st.integers(0, 10**15),
-    update_bytes=st.integers(0, 10**12),
-    score_bytes=st.integers(0, 10**12),
-    select_bytes=st.integers(0, 10**12),
-    attend_bytes=st.integers(0, 10**12),
-    gather_bytes=st.integers(0, 10**12),
-    copy_bytes=st.integers(0, 10**12),
-    operations=st.integers(0, 10**18),
-)
+MADE = replay([request([1, 2, 3], output=900)])
+
+SERVED = Served(0, 0.0, 1, 1, lambda: NO_IDS, (), 0)
 
 
-@given(st.lists(WORKS, max_size=8), st.data())
-def test_time_does_not_depend_on_how_work_is_grouped(
-    works: list[Work], data: st.DataObject
+def clock() -> VirtualClock:
+    return VirtualClock(MADE.scheduler.clock._tables, RATES, None)
+
+
+def step(clock: VirtualClock, lengths: list[int]) -> None:
+    clock.verify(lengths, [1] * len(lengths))
+    clock.step(len(lengths), len(lengths), sum(lengths) + len(lengths), ())
+
+
+STEPS = st.lists(st.integers(1, 900), max_size=4)
+
+
+@given(st.lists(st.one_of(STEPS, st.integers(0, 10**15), st.floats(0, 1e6)), max_size=12))
+def test_time_never_runs_backwards_and_busy_time_is_that_of_the_work(
+    events: list[list[int] | int | float],
 ) -> None:
-    one_by_one, at_once = VirtualClock(RATES), VirtualClock(RATES)
-    for work in works:
-        one_by_one.work(work)
-    at_once.work(sum(works, Work()))
-    assert one_by_one.now_s == at_once.now_s == VirtualClock(RATES).after(sum(works, Work()))
-
-
-@given(st.lists(st.one_of(WORKS, st.floats(0, 1e6)), max_size=12))
-def test_time_never_runs_backwards(events: list[Work | float]) -> None:
-    clock, before_s = VirtualClock(RATES), 0.0
+    made, before_s = clock(), 0.0
     for event in events:
-        if isinstance(event, Work):
-            clock.work(event)
+        if isinstance(event, list):
+            step(made, event)
+        elif isinstance(event, int):
+            made.copy(event)
         else:
-            clock.wait_until(event)
-            assert clock.now_s >= event
-        assert clock.now_s >= before_s
-        before_s = clock.now_s
+            made.wait_until(event)
+            assert made.now_s >= event
+        assert made.now_s >= before_s
+        before_s = made.now_s
+        assert made.busy_s == RATES.duration_s(made.done)
 
 
 def test_waiting_for_what_is_past_changes_nothing() -> None:
-    clock = VirtualClock(RATES)
-    clock.work(Work(steps=10))
-    clock.wait_until(0.001)
-    assert (clock.now_s, clock.idle_s) == (10 * RATES.overhead_s, 0.0)
+    made = clock()
+    for _ in range(10):
+        step(made, [])
+    busy_s = made.busy_s
+    made.wait_until(0.001)
+    assert (made.now_s, made.idle_s) == (busy_s, 0.0)
 
 
 def test_a_step_takes_overhead_and_bytes_and_arithmetic() -> None:
-    clock = VirtualClock(RATES)
     each = 10**11
-    clock.work(Work(1, 10**12, each, each, each, each, each, operations=7 * 10**14))
-    assert clock.now_s == pytest.approx(1e-3 + 1.5e12 / 3e12 + 1.0)
+    work = Work(1, 10**12, each, each, each, each, each, operations=7 * 10**14)
+    assert RATES.duration_s(work) == pytest.approx(1e-3 + 1.5e12 / 3e12 + 1.0)
+
+
+def test_asking_how_long_a_prompt_would_take_takes_no_time() -> None:
+    made, other = clock(), clock()
+    step(made, [5])
+    before = made.done, made.now_s
+    took_s = made.prompt_s(100, 700, 256)
+    assert (made.done, made.now_s) == before
+    for span in ((100, 356), (356, 612), (612, 700)):
+        other.step(0, 0, 0, [(SERVED, span)])
+    assert took_s == pytest.approx(other.busy_s)

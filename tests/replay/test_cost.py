@@ -1,64 +1,66 @@
-"""What steps cost: weights, arithmetic, and stretches of steps."""
+"""What steps cost: weights, arithmetic, and drafts."""
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dsv4kv.clock.weights import build_weights
 from dsv4kv.config.replay import CostSection
+from dsv4kv.core.clock import Rates, VirtualClock, Work
+from dsv4kv.core.scheduler import Drafts
+from dsv4kv.core.served import Served
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.presets import load_model
+from dsv4kv.prefix.tree import NO_IDS
 from dsv4kv.record.store import save_record
-from dsv4kv.replay.clock import CostModel, Work, decoding, find_rates
-from dsv4kv.replay.costs import Ints, StepTables
-from dsv4kv.replay.decoders import Drafts
+from dsv4kv.replay.costs import StepTables
 from dsv4kv.replay.memory import plan_memory
-from tests.examples import examples
+from dsv4kv.replay.rates import find_rates
 from tests.ops.test_step_reads import SHARES, schemas
 from tests.record.records import make_record
 from tests.replay.scenes import replay, request, small_config
 
 MADE = replay([request([1, 2, 3], output=900)])
-COST: CostModel = MADE.scheduler._cost
+TABLES = StepTables(MADE.memory.model, MADE.memory.schemas, 1000)
+RATES = Rates(1e12, 1e15, 1e-3, "")
 
 
-def decode(lengths: Ints, steps: int) -> Work:
-    before, after = COST.reached(lengths), COST.reached(lengths + steps)
-    decoded = decoding(len(lengths), int(lengths.sum()), steps)
-    return COST.decode(before, after, len(lengths), steps, decoded)
+def served(number: int = 0, begun: int = 0, verified: int = 0) -> Served:
+    made = Served(number, 0.0, 1, 1, lambda: NO_IDS, (), 0)
+    made.begun, made.verified = begun, verified
+    return made
 
 
-@examples(100)
-@given(st.lists(st.integers(1, 900), min_size=1, max_size=6), st.integers(1, 300))
-def test_a_stretch_costs_the_sum_of_its_steps(lengths: list[int], steps: int) -> None:
-    start = np.array(lengths, dtype=np.int64)
-    single = [decode(start + step, 1) for step in range(steps)]
-    assert decode(start, steps) == sum(single, Work())
+def decode(lengths: list[int], taken: int = 1, *, prompt: int = 0) -> Work:
+    """A step in which requests verify so many tokens each, beside a prompt's first ones."""
+    clock = VirtualClock(TABLES.weighed(MADE.weights), RATES, None)
+    clock.verify(lengths, [taken] * len(lengths))
+    rows = len(lengths)
+    contexts = sum((length + taken) * taken for length in lengths)
+    clock.step(rows, rows * taken, contexts, [(served(), (0, prompt))] if prompt else ())
+    return clock.done
 
 
-def test_a_window_of_one_token_costs_a_decode_step() -> None:
-    lengths = np.array([5, 128, 700])
-    (window,) = COST.speculate(lengths[None, :], np.ones((1, 3), dtype=np.int64))
-    assert window == decode(lengths, 1)
+def test_steps_of_a_request_that_leaves_cost_what_they_do_one_by_one() -> None:
+    assert MADE.times is None
+    table = replay([request([1, 2, 3], output=900)], cost__source="model", cost__gpu="h200")
+    assert table.times is not None
+    one_by_one, at_once = MADE.scheduler.clock.done, table.scheduler.clock.done
+    assert one_by_one == at_once._replace(counts=one_by_one.counts)
 
 
 def test_a_window_reads_the_cache_once_and_writes_every_token() -> None:
-    lengths = np.array([[100]])
-    (window,) = COST.speculate(lengths, np.array([[4]]))
-    single = decode(lengths[0], 4)
-    assert window.update_bytes == single.update_bytes
-    assert window.operations == single.operations
-    keys = COST._tables.shared
-    assert window.score_bytes == single.score_bytes - keys[101:104].sum()  # 104 tokens' alone
-    assert window.attend_bytes == single.attend_bytes
+    window = decode([100], 4)
+    each = [decode([100 + step]) for step in range(4)]
+    assert window.update_bytes == sum(step.update_bytes for step in each)
+    assert window.operations == sum(step.operations for step in each)
+    scores = sum(step.score_bytes for step in each)
+    assert window.score_bytes == scores - TABLES.shared[101:104].sum()  # 104 tokens' alone
+    assert window.attend_bytes == sum(step.attend_bytes for step in each)
 
 
 def test_a_mixed_step_reads_its_weights_once_for_all_tokens() -> None:
-    alone = decode(np.array([300]), 1)
-    mixed = COST.mixed(alone, decoding(1, 300, 1), [(0, 128)])
+    alone, mixed = decode([300]), decode([300], prompt=128)
     assert mixed.steps == 1
-    assert mixed.weight_bytes == COST.weight_bytes(129)
+    assert mixed.weight_bytes == MADE.weights.step_bytes(129)
     assert mixed.update_bytes > alone.update_bytes
 
 
@@ -99,8 +101,8 @@ def test_arithmetic_grows_by_what_attention_and_indexer_read() -> None:
 
 
 def test_a_token_is_multiplied_with_every_active_parameter() -> None:
-    one = decode(np.array([99]), 1).operations
-    assert one == COST._tables.operations[100] + 2 * MADE.weights.active_parameters
+    one = decode([99]).operations
+    assert one == TABLES.operations[100] + 2 * MADE.weights.active_parameters
 
 
 @pytest.mark.parametrize(("model", "keys", "tokens"), SHARES)
@@ -116,19 +118,15 @@ def test_the_shares_of_a_step_by_key_format(model: str, keys: str, tokens: int) 
             assert 100 * part / moved == pytest.approx(share, abs=1)
 
 
-def test_drafts_are_drawn_alike_however_steps_are_grouped() -> None:
-    drafts = Drafts(3, 0.6, seed=4)
-    numbers, done = np.array([0, 7, 12]), np.array([0, 5, 2])
-    together = drafts.kept(numbers, done, 6)
-    apart = [drafts.kept(numbers, done + step, 1)[0] for step in range(6)]
-    assert (together == np.array(apart)).all()
-    assert together.min() >= 1
-    assert together.max() <= 4
+def test_drafts_keep_one_token_and_those_that_are_accepted() -> None:
+    kept = [Drafts(3, 0.6, seed=4).kept(served(7, verified=step)) for step in range(1000)]
+    assert set(kept) == {1, 2, 3, 4}
 
 
 def test_the_share_of_accepted_drafts_is_the_one_asked_for() -> None:
-    kept = Drafts(1, 0.7, seed=0).kept(np.arange(1), np.zeros(1, dtype=np.int64), 16_384)
-    assert kept.mean() - 1 == pytest.approx(0.7, abs=0.02)
+    drafts = Drafts(1, 0.7, seed=0)
+    kept = [drafts.kept(served(0, verified=step)) for step in range(16_384)]
+    assert sum(kept) / len(kept) - 1 == pytest.approx(0.7, abs=0.02)
 
 
 # ---- rates --------------------------------------------------------------------------------------

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dsv4kv.core.hashed import HashedCache
 from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.rules import RULES
-from dsv4kv.engines.vllm.cache import VllmCache
 from dsv4kv.engines.vllm.sizing import V0_33
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.presets import load_model
@@ -116,8 +116,8 @@ def test_a_request_that_can_never_run_is_refused_and_counted(
 
 def test_without_reuse_no_engine_is_asked() -> None:
     nothing = replay([request([1, 2])] * 2, prefix__rule="vllm", prefix__reuse=False)
-    assert nothing.scheduler.prompts.tally.saved_tokens == 0
-    assert not isinstance(nothing.scheduler.ledger, VllmCache)
+    assert nothing.prompts.tally.saved_tokens == 0
+    assert not isinstance(nothing.scheduler.ledger, HashedCache)
 
 
 @pytest.mark.parametrize("rule", ["vllm", "sglang-v4:tail"])
@@ -127,5 +127,5 @@ def test_prompts_of_which_only_lengths_are_known_fill_an_engines_cache_and_share
     unnamed = [request(input_tokens=300 + i % 2) for i in range(40)]
     made = replay(unnamed, prefix__rule=rule, cache__num_blocks=130, cache__block_tokens=128)
     assert made.outcome.finished == 40
-    assert made.scheduler.prompts.tally.seen_tokens == 0
+    assert made.prompts.tally.seen_tokens == 0
     assert made.scheduler.ledger.cached >= 39

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsv4kv.core.clock import Work
+from dsv4kv.core.served import Served
 from dsv4kv.replay.build import Replay, build_replay
-from dsv4kv.replay.clock import Work
-from dsv4kv.replay.requests import Served
+from dsv4kv.replay.costs import StepTables
 from tests.examples import examples
 from tests.replay.scenes import random_requests, small_config
 
@@ -30,9 +31,13 @@ def serve_plainly(replay: Replay, concurrency: int, budget: int) -> list[Plain]:
 
     Every table is read at one length at a time; time is the sum of all work so far.
     """
-    cost, rates = replay.scheduler._cost, replay.rates
+    rates = replay.rates
     assert rates is not None
-    table, weights = cost._tables, replay.weights
+    longest = max(request.total_tokens for request in replay.requests)
+    table, weights = (
+        StepTables(replay.memory.model, replay.memory.schemas, longest),
+        replay.weights,
+    )
     per_token = table.operations + 2 * weights.active_parameters
     reads = sum(table.reads.values()) + table.shared
     done = Work()
@@ -77,7 +82,7 @@ def serve_plainly(replay: Replay, concurrency: int, budget: int) -> list[Plain]:
             gather_bytes=gathers,
             operations=operations,
         )
-        done = done + step
+        done = Work._make([*map(sum, zip(done[:-1], step[:-1], strict=True)), ()])
         for one in answered:
             one.first_s = now()
             one.generated = min(1, one.output)

@@ -5,60 +5,74 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import numpy as np
 import pytest
 
+from dsv4kv.core import COMPILED
+from dsv4kv.core.preemption import LastAdmitted, Retraction
+from dsv4kv.core.scheduler import Scheduler
+from dsv4kv.core.served import Served
 from dsv4kv.prefix.tree import NO_IDS
 from dsv4kv.replay.build import build_replay
-from dsv4kv.replay.preemption import ENGINES, Batch, EnginePreemption
-from dsv4kv.replay.requests import Served
-from tests.replay.scenes import LONG, random_requests, request, small_config
-from tests.replay.test_stretches import outcome
+from tests.replay.scenes import request, small_config
 
 # what the engines' own code did, with its versions
 ANSWERS = json.loads((Path(__file__).parent / "data" / "preemption.json").read_text())
+INTERPRETED = pytest.mark.skipif(COMPILED, reason="compiled rules take no other scheduler")
 
 
-class Members:
-    """Decoding requests as the rules see them."""
-
-    def __init__(self, members: list[Served], lacking: list[int]) -> None:
-        self.members = members
-        self.left = np.array([each.output_tokens - each.generated for each in members])
-        self._lacking = np.array(lacking)
-
-    def lacking(self) -> Any:
-        return self._lacking
-
-    def most_lacking(self) -> int:
-        return int(self._lacking.sum())
-
-    def remove(self, places: list[int]) -> None:
-        for place in places:
-            del self.members[place]
+def served(number: int, prompt: int, output: int, done: int = 0) -> Served:
+    """A request that has generated ``done`` tokens and was admitted after those before it."""
+    made = Served(number, 0.0, prompt, output, lambda: NO_IDS, (), 0)
+    made.generated, made.place, made.left = done, number, output - done
+    return made
 
 
-def batch_of(requests: list[list[int]], free: int) -> Batch:
-    """A batch of requests: output tokens so far, prompt, blocks held, blocks lacking."""
-    members = [
-        Served(number, 0.0, prompt, 1000, lambda: NO_IDS, (), 0, generated=out, place=number)
-        for number, (out, prompt, _, _) in enumerate(requests)
-    ]
-    ledger = SimpleNamespace(available=free)
+class Running:
+    """Requests that decode, as an engine's rule sees its scheduler and its cache."""
 
-    def let_go(served: Served) -> None:
-        ledger.available += requests[served.number][2]
+    block_tokens = 256
 
-    decoders = Members(members, [lacking for *_, lacking in requests])
-    return Batch(cast(Any, ledger), cast(Any, decoders), [], [], let_go)
+    def __init__(self, decoding: list[Served], free: int) -> None:
+        self.decoding, self.prefilling, self.waiting = decoding, list[Served](), list[Served]()
+        self.ledger = SimpleNamespace(available=free)
+        self.holds = dict.fromkeys((each.number for each in decoding), 0)
+        self.lacks_of = dict(self.holds)
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return cast(Scheduler, self)
+
+    def lacking(self) -> dict[Served, int]:
+        found = {each: self.lacks_of[each.number] for each in self.decoding}
+        return {each: lacks for each, lacks in found.items() if lacks}
+
+    def stop(self, request: Served) -> None:
+        self.decoding.remove(request)
+        self.ledger.available += self.holds.get(request.number, 0)
+
+    def reserve(self, number: int, position: int) -> int:
+        if self.lacks_of[number] > self.ledger.available:
+            return -1
+        self.ledger.available -= self.lacks_of[number]
+        self.holds[number] += self.lacks_of.pop(number)
+        self.lacks_of[number] = 0
+        return position + 1
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@INTERPRETED
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_the_same_requests_go_in_the_same_order_as_in_the_engine(engine: str) -> None:
+    """Each has output so far, prompt, blocks held and lacking; then blocks free and who goes."""
     for requests, free, expected in ANSWERS[engine]:
-        batch = batch_of(requests, free)
-        EnginePreemption(batch, ENGINES[engine]).settle()
-        numbers = [served.number for served in batch.waiting]
+        members = [served(n, prompt, 1000, out) for n, (out, prompt, _, _) in enumerate(requests)]
+        made = Running(members, free)
+        made.holds = {n: held for n, (_, _, held, _) in enumerate(requests)}
+        made.lacks_of = {n: lacks for n, (*_, lacks) in enumerate(requests)}
+        if engine == "vllm":
+            LastAdmitted(made.scheduler, cast(Any, made)).settle()
+        else:
+            Retraction(made.scheduler).settle()
+        numbers = [each.number for each in made.waiting]
         # vLLM puts whom it preempts first before all others, SGLang behind them
         assert numbers == (expected[::-1] if engine == "vllm" else expected)
 
@@ -75,35 +89,6 @@ def test_nobody_is_paused_by_an_engine_and_everybody_ends(rule: str) -> None:
     assert made.outcome.evictions > 0
 
 
-@pytest.mark.parametrize(
-    ("rule", "blocks", "drafts"),
-    [
-        ("vllm", 16, 0),
-        ("sglang", 16, 0),
-        ("vllm-v4:dense", 140, 0),
-        ("vllm-v4:semantic", 160, 3),
-    ],
-)
-def test_steps_taken_at_once_preempt_as_single_steps_do(
-    rule: str, blocks: int, drafts: int
-) -> None:
-    config = small_config(
-        cache__num_blocks=blocks,
-        cache__block_tokens=128,
-        prefix__rule=rule,
-        scheduler__step_tokens=128,
-        scheduler__speculative__draft_tokens=drafts,
-    )
-    preempted = 0
-    for seed in range(4):
-        requests = random_requests(seed, 20, 8, LONG)
-        (at_once, few), (one_by_one, many) = (outcome(config, requests, n) for n in (None, 1))
-        assert at_once == one_by_one
-        assert few < many
-        preempted += at_once[0]["evictions"]
-    assert preempted
-
-
 def test_vllm_preempts_a_prompt_that_was_admitted_last() -> None:
     requests = [request([1], output=600), request(range(10, 16), at=0.001, output=1)]
     config = small_config(
@@ -117,7 +102,7 @@ def test_vllm_preempts_a_prompt_that_was_admitted_last() -> None:
     while not (preempted := [each for each in scheduler.waiting if each.evictions]):
         assert scheduler.turn()
     assert [each.number for each in preempted] == [1]
-    assert [each.number for each in scheduler.decoders.members] == [0]
+    assert [each.number for each in scheduler.decoding] == [0]
     assert 0 < preempted[0].reached < preempted[0].input_tokens
     scheduler.run()
     assert made.outcome.finished == 2

@@ -36,7 +36,7 @@ def test_an_unbounded_replay_resumes_the_known_share(
     config = load_config("default", [*UNBOUNDED, f"prefix.strategy={strategy}"], ReplayConfig)
     made = build_replay(config.config, read_requests(config.config))
     made.scheduler.run()
-    tally = made.scheduler.prompts.tally
+    tally = made.prompts.tally
     assert tally.requests == 12_031
     assert tally.prompt_tokens == 144_793_823
     assert round(tally.saved_tokens / tally.prompt_tokens, 4) == resumed
@@ -53,4 +53,4 @@ def test_a_folder_of_conversations_is_replayed() -> None:
     made.scheduler.run()
     assert made.shared_tokens == 128
     assert made.outcome.finished == 60
-    assert made.scheduler.prompts.tally.saved_tokens > 0
+    assert made.prompts.tally.saved_tokens > 0

@@ -1,17 +1,16 @@
-"""Random arrivals by the engines' rules: blocks, locks and promises agree after every turn."""
+"""Random arrivals by the engines' rules: blocks and references agree after every turn."""
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
+from dsv4kv.core.hashed import HashedCache, Held
+from dsv4kv.core.pool import BlockPool, Entry
+from dsv4kv.core.radix import SglangCache, SglangWindowCache, TreeNode
 from dsv4kv.engines.rules import RULES
-from dsv4kv.engines.sglang.cache import Node, PageTree, SglangCache
-from dsv4kv.engines.sglang.windows import WindowTree
-from dsv4kv.engines.vllm.cache import VllmCache
-from dsv4kv.engines.vllm.groups import GroupPool, Running
 from dsv4kv.replay.build import build_replay
 from tests.examples import examples
 from tests.replay.scenes import LONG, random_requests, small_config
@@ -22,61 +21,76 @@ ENGINES = [name for name, rule in RULES.items() if rule.open and "v4" in rule.ki
 SMALLEST = {"vllm": 15, "sglang": 15, "vllm-v4": 140, "sglang-v4": 150}
 
 
-def nodes_of(tree: PageTree) -> Iterator[Node]:
+def nodes_of(cache: SglangCache) -> Iterator[TreeNode]:
     """All nodes but the root."""
-    left = list(tree.root.children.values())
+    left = list(cache.root.children.values())
     while left:
         node = left.pop()
         left += node.children.values()
         yield node
 
 
-def check_tree(tree: PageTree) -> None:
-    nodes = list(nodes_of(tree))
-    assert tree.stored == sum(node.end - node.begin for node in nodes)
-    assert tree.locked == sum(node.end - node.begin for node in nodes if node.locks)
+def check_tree(cache: SglangCache) -> None:
+    nodes = list(nodes_of(cache))
+    assert cache.stored == sum(node.end - node.begin for node in nodes)
+    assert cache.shared == sum(node.end - node.begin for node in nodes if node.lock_ref)
     for node in nodes:
-        assert not any(child.locks > node.locks for child in node.children.values())
-    if isinstance(tree, WindowTree):
+        assert node.end - node.begin == len(node.key)
+        assert not any(child.lock_ref > node.lock_ref for child in node.children.values())
+        assert node.queued or node.children or node.lock_ref
+    if isinstance(cache, SglangWindowCache):
         kept = [node for node in nodes if node.window >= 0]
-        assert tree.stored_windows == sum(node.end - node.begin for node in kept)
-        assert all(node.locks for node in nodes if node.window_locks)
-        assert tree.free_windows >= 0
+        assert cache.stored_windows == sum(node.end - node.begin for node in kept)
+        assert all(node.lock_ref for node in nodes if node.swa_lock_ref)
+        assert cache.free_windows >= 0
+        aged, younger = list[TreeNode](), cache._oldest.behind
+        while younger is not None and younger is not cache._newest:
+            aged.append(younger)
+            younger = younger.behind
+        assert aged == sorted(aged, key=lambda node: (node.window, node.begin))
+        assert set(aged) == {node for node in kept if node.behind is not None}
+        assert all(node.swa_lock_ref for node in set(kept) - set(aged))
 
 
-def check_queue(cache: VllmCache) -> None:
-    pool, queue = cache._pool, cache._pool.queue
-    waiting = queue._queue[queue._front : queue._back]
-    places = np.arange(queue._front, queue._back)
-    there = waiting[queue._place[waiting] == places]
-    assert queue.idle == queue._size[there].sum()
-    taken = np.flatnonzero(queue._users)
-    assert queue.busy == queue._size[taken].sum()
-    every = np.concatenate([there, taken, queue._spare[: queue._spares]])
-    assert sorted(every.tolist()) == list(range(len(queue._key)))
-    running = cache._running
-    context = {
-        entry for one in running.values() for part in one.context for entry in part.tolist()
-    }
-    own = sum(
-        -(-one.position // pool.size) - sum(map(len, one.context)) for one in running.values()
-    )
-    assert pool.context_used == len(context) + own
-    assert cache.free >= 0
-    held = {entry for one in running.values() for entry in held_by(pool, one)}
-    assert held == set(taken.tolist())
+def check_pool(cache: HashedCache) -> None:
+    """Every block is free, in the queue, used as often as its references say, or one request's."""
+    pool, own = cache.pool, 0
+    waiting = list(queue_of(pool))
+    assert not any(entry.refs for entry in waiting)
+    assert pool.idle == sum(entry.blocks for entry in waiting)
+    held = Counter[Entry]()
+    for one in cache._running.values():
+        cached = list(held_by(one))
+        held.update(cached)
+        own += -(-one.position // cache.block_tokens)
+        for table in one.tables:
+            own += -(-one.position // table.group.block_tokens)
+            start = table.group.start(one.slid) if one.steady else table.start
+            own -= start // table.group.block_tokens
+        own -= sum(entry.blocks for entry in cached)
+    assert {entry: entry.refs for entry in held} == held
+    assert pool.busy == sum(entry.blocks for entry in held)
+    assert pool.uncached >= 0
+    assert pool.uncached + pool.idle + pool.busy + own == pool.total
+    for key, entry in pool.cached.items():
+        assert entry.key == key
+        assert entry.found
 
 
-def held_by(pool: GroupPool, one: Running) -> Iterator[int]:
-    """Entries that a request uses, those that are parts of others too."""
-    for part in one.context:
-        yield from part.tolist()
-    for group, begin, tails, ends in zip(
-        pool.groups, one.starts, one.tails, one.ends, strict=True
-    ):
-        for entry, end in zip(tails, ends, strict=True):
-            for behind, piece in pool.queue.pieces(entry):
-                if end - behind * group.block_tokens > begin:
+def queue_of(pool: BlockPool) -> Iterator[Entry]:
+    entry = pool._front.behind
+    while entry is not None and entry is not pool._back:
+        yield entry
+        entry = entry.behind
+
+
+def held_by(one: Held) -> Iterator[Entry]:
+    """Entries and pieces that a request uses."""
+    yield from one.context
+    for table in one.tables:
+        for entry, end in zip(table.entries, table.ends, strict=True):
+            for piece in entry.pieces or [entry]:
+                if end - piece.after * table.group.block_tokens > table.start:
                     yield piece
 
 
@@ -105,22 +119,18 @@ class EngineMachine(ReplayMachine):
         super().check()
         ledger = self.scheduler.ledger
         if isinstance(ledger, SglangCache):
-            check_tree(ledger._tree)
+            check_tree(ledger)
         else:
-            assert isinstance(ledger, VllmCache)
-            check_queue(ledger)
+            assert isinstance(ledger, HashedCache)
+            check_pool(ledger)
 
     def teardown(self) -> None:
         super().teardown()
         if hasattr(self, "replay"):
             assert not self.watched.refused
             ledger = self.scheduler.ledger
-            windows = getattr(ledger, "_total_windows", ledger.total)
-            assert ledger.available == min(ledger.total, windows)  # nothing is promised any more
-            tally = self.scheduler.prompts.tally
-            told = tally.saved_tokens + tally.losses.total + tally.in_flight_tokens
-            assert told == tally.seen_tokens
-            assert min(tally.lost.values(), default=0) >= 0
+            windows = getattr(ledger, "total_windows", ledger.total)
+            assert ledger.available == min(ledger.total, windows)  # nothing is held any more
 
 
 TestEngineMachine = EngineMachine.TestCase

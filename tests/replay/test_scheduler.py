@@ -21,23 +21,23 @@ def test_a_second_turn_resumes_where_the_first_prompt_ended() -> None:
     made = replay(
         [request(SYSTEM, at=0), request([*SYSTEM, 5, 6], at=100)], prefix__strategy="ends"
     )
-    tally = made.scheduler.prompts.tally
+    tally = made.prompts.tally
     assert tally.saved_tokens == 4 * BLOCK
     assert made.scheduler.computed_tokens == 4 * BLOCK + 2 * BLOCK
 
 
 def test_a_prompt_is_never_found_to_its_last_token() -> None:
     made = replay([request(SYSTEM, at=0), request(SYSTEM, at=100)], prefix__strategy="full")
-    tally = made.scheduler.prompts.tally
+    tally = made.prompts.tally
     assert tally.saved_tokens == 3 * BLOCK
     assert tally.lost["last_token"] == BLOCK
 
 
 def test_without_a_checkpoint_at_a_junction_the_blocks_are_of_no_use() -> None:
     requests = [request([*SYSTEM, 10 * i], at=100.0 * i) for i in range(1, 4)]
-    ends = replay(requests, prefix__strategy="ends").scheduler.prompts.tally
+    ends = replay(requests, prefix__strategy="ends").prompts.tally
     assert (ends.saved_tokens, ends.lost["no_checkpoint"]) == (0, 8 * BLOCK)
-    both = replay(requests, prefix__strategy="ends+junctions").scheduler.prompts.tally
+    both = replay(requests, prefix__strategy="ends+junctions").prompts.tally
     assert (both.saved_tokens, both.lost["no_checkpoint"]) == (4 * BLOCK, 4 * BLOCK)
 
 
@@ -45,7 +45,7 @@ def test_without_windows_they_are_computed_again() -> None:
     requests = [request(range(1, 9), at=0), request([*range(1, 9), 50], at=100)]
     for strategy, again in (("zero", 3 * 128), ("zero:bounded", 127)):
         made = replay(requests, prefix__strategy=strategy)
-        tally = made.scheduler.prompts.tally
+        tally = made.prompts.tally
         assert tally.saved_tokens == 8 * BLOCK - again
         assert tally.lost["replay"] == again
         assert made.scheduler.prompts.restored == 0
@@ -56,7 +56,7 @@ def test_a_checkpoint_that_made_room_for_another_is_named() -> None:
         request([1, 2], at=0), request([3, 4], at=100), request([1, 2, 9], at=200),
     ]  # fmt: skip
     made = replay(requests, cache__num_checkpoints=1, prefix__strategy="ends")
-    assert made.scheduler.prompts.tally.lost["evicted_checkpoint"] == 2 * BLOCK
+    assert made.prompts.tally.lost["evicted_checkpoint"] == 2 * BLOCK
     assert made.scheduler.prompts.checkpoints.evicted == 2
 
 
@@ -64,7 +64,7 @@ def test_a_block_that_made_room_for_another_is_named() -> None:
     requests = [request(range(i * 10, i * 10 + 8), at=100.0 * i) for i in (1, 2, 3)]
     requests.append(request([*range(10, 18), 99], at=400))
     made = replay(requests, cache__num_blocks=20, prefix__strategy="full")
-    tally = made.scheduler.prompts.tally
+    tally = made.prompts.tally
     assert tally.lost["evicted_block"] > 0
     assert tally.saved_tokens + tally.lost["evicted_block"] == 8 * BLOCK
     assert made.scheduler.ledger.evicted > 0
@@ -72,7 +72,7 @@ def test_a_block_that_made_room_for_another_is_named() -> None:
 
 def test_a_partial_block_that_comes_again_is_lost_to_alignment() -> None:
     twice = [request([1, 2], at=at, input_tokens=BLOCK + 30) for at in (0, 100)]
-    tally = replay(twice).scheduler.prompts.tally
+    tally = replay(twice).prompts.tally
     assert (tally.saved_tokens, tally.lost["alignment"]) == (BLOCK, 30)
 
 
@@ -85,7 +85,7 @@ def test_a_request_waits_while_another_computes_its_prefix() -> None:
                     scheduler__step_tokens=4096)  # fmt: skip
     assert rushed.scheduler.deferrals == 0
     assert rushed.scheduler.computed_tokens == 27 * BLOCK
-    assert rushed.scheduler.prompts.tally.in_flight_tokens == 16 * BLOCK
+    assert rushed.prompts.tally.in_flight_tokens == 16 * BLOCK
 
 
 def test_one_that_waits_for_a_prefix_lets_others_pass() -> None:
@@ -111,7 +111,7 @@ def test_blocks_that_two_requests_computed_are_kept_once() -> None:
 
 def test_the_token_budget_cuts_prompts_and_serves_decoding_first() -> None:
     requests = [request([1], output=50), request(range(10, 20), at=0.003)]
-    made = build_replay(small_config(), requests, longest_stretch=1)
+    made = build_replay(small_config(), requests)
     positions = []
     while made.scheduler.turn():
         positions += [each.position for each in made.scheduler.prefilling]
@@ -150,7 +150,7 @@ def test_what_one_that_starts_again_gave_back_lets_the_others_go_on() -> None:
         made.scheduler.turn()
     assert [each.number for each in made.scheduler.waiting] == [3]
     assert [each.number for each in made.scheduler.paused] == [2]
-    assert [each.number for each in made.scheduler.decoders.members] == [0, 1]
+    assert [each.number for each in made.scheduler.decoding] == [0, 1]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -221,10 +221,10 @@ def test_rejected_drafts_are_rolled_back_and_counted() -> None:
         scheduler__speculative__draft_tokens=3,
         scheduler__speculative__acceptance=0.5,
     )
-    decoders = made.scheduler.decoders
-    kept = decoders.drafted - decoders.rolled_back
-    assert kept + made.scheduler.clock.done.steps - 1 == 199
-    assert 0 < decoders.rolled_back < decoders.drafted
+    scheduler = made.scheduler
+    kept = scheduler.drafted - scheduler.rolled_back
+    assert kept + scheduler.clock.steps - 1 == 199
+    assert 0 < scheduler.rolled_back < scheduler.drafted
 
 
 def test_checkpoints_cost_the_bytes_they_move() -> None:

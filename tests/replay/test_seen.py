@@ -5,8 +5,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.replay.reuse import SeenIds
-from dsv4kv.traces.runs import IdRuns
+from dsv4kv.core.losses import SeenIds
+from dsv4kv.traces.runs import IdRuns, list_runs
 
 
 def random_chains(seed: int, count: int) -> list[list[int]]:
@@ -31,14 +31,14 @@ def test_what_was_seen_is_what_a_set_has(seed: int, count: int) -> None:
     seen, plain = SeenIds(), set[int]()
     for number, chain in enumerate(random_chains(seed, count)):
         runs = chain and max(chain) < 2**63 and number % 2
-        known = seen.add(IdRuns.of(chain) if runs else chain)
+        known = seen.add(*list_runs(IdRuns.of(chain) if runs else chain))
         assert known == sum(one in plain for one in chain)
         plain.update(chain)
 
 
 def test_a_chain_that_goes_on_in_a_run_is_new_from_there() -> None:
     seen = SeenIds()
-    assert seen.add([5, 6, 7]) == 0
-    assert seen.add([5, 6, 7, 8, 20]) == 3
-    assert seen.add([5, 6]) == 2
-    assert seen.add([5, 6, 7, 8, 20]) == 5
+    assert seen.add(*list_runs([5, 6, 7])) == 0
+    assert seen.add(*list_runs([5, 6, 7, 8, 20])) == 3
+    assert seen.add(*list_runs([5, 6])) == 2
+    assert seen.add(*list_runs([5, 6, 7, 8, 20])) == 5

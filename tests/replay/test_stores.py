@@ -3,11 +3,8 @@
 import numpy as np
 import pytest
 
-from dsv4kv.choices import POLICIES
 from dsv4kv.errors import OutOfBlocks
 from dsv4kv.prefix.block_hash import BlockHashIndex
-from dsv4kv.prefix.policies import make_policy
-from dsv4kv.prefix.policies.contract import Ghosts, Policy
 from dsv4kv.replay.prompts import BlockLedger, CheckpointStore
 from tests.replay.scenes import replay, request
 
@@ -46,27 +43,6 @@ def test_a_checkpoint_goes_with_its_block() -> None:
     assert (ledger.free, ledger.private, ledger.cached, ledger.evicted) == (0, 2, 2, 1)
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_blocks_taken_at_once_leave_what_blocks_taken_one_by_one_leave(policy: str) -> None:
-    def take(*counts: int) -> list[object]:
-        index = BlockHashIndex(chosen := make_policy(policy, 8))
-        ledger = BlockLedger(8, 1, index, CheckpointStore(None))
-        for chain in (np.arange(1, 6), np.arange(10, 13)):
-            index.insert(chain, chain)
-        for count in counts:
-            ledger.take(count)
-        memory = [vars(ghosts) for ghosts in ghosts_of(chosen)]
-        return [index.stats(), index.match(np.arange(1, 6)).length, memory]
-
-    assert take(6) == take(*[1] * 6)
-
-
-def ghosts_of(policy: Policy) -> list[Ghosts]:
-    """What a policy remembers of evicted keys."""
-    kept = getattr(policy, "_ghosts", ())
-    return [kept] if isinstance(kept, Ghosts) else list(kept)
-
-
 def test_blocks_that_cannot_be_had_are_refused_and_nothing_changes() -> None:
     ledger = BlockLedger(4, 1, None, CheckpointStore(None))
     ledger.take(3)
@@ -86,7 +62,7 @@ def test_blocks_a_request_has_found_are_not_the_ones_it_is_promised() -> None:
     assert made.outcome.finished == 3
     waited_ns = max(made.outcome.samples_ns["queueing"])
     assert waited_ns > 400 * 2e6  # until the second had ended: a step takes 2 ms at least
-    assert made.scheduler.prompts.tally.saved_tokens in (0, 8 * 128)
+    assert made.prompts.tally.saved_tokens in (0, 8 * 128)
 
 
 def test_a_block_stored_and_gone_is_evicted_and_one_never_stored_is_in_flight() -> None:
@@ -97,7 +73,7 @@ def test_a_block_stored_and_gone_is_evicted_and_one_never_stored_is_in_flight() 
         request([*chain, 70], at=200, output=1),
     ]
     made = replay(requests, cache__num_blocks=16, prefix__strategy="full", prefix__defer=False)
-    tally = made.scheduler.prompts.tally
+    tally = made.prompts.tally
     assert tally.lost["evicted_block"] + tally.saved_tokens == 8 * 128
     assert tally.lost["evicted_block"] > 0
     assert tally.in_flight_tokens == 0

@@ -7,36 +7,83 @@ of, and computes the last window of a hit again (``encoder_swa_replay.py``); the
 changes no hit.
 """
 
-from dsv4kv.engines.cache import EngineCache, Pool
-from dsv4kv.engines.rule import Rule, alike, count_hits, one_group
-from dsv4kv.engines.sglang.cache import open_sglang, replay_sglang
-from dsv4kv.engines.sglang.windows import open_sglang_windows, replay_sglang_windows
+from collections.abc import Callable
+from dataclasses import replace
+
+from dsv4kv.core.radix import SglangCache, SglangWindowCache
+from dsv4kv.engines.cache import Pool, check_pages
+from dsv4kv.engines.rule import Rule, alike, count_hits, one_group, serve_alone
 from dsv4kv.prefix.outcome import Outcome
-from dsv4kv.prefix.paths import Ints
+from dsv4kv.prefix.paths import Ints, number_prompts
 
 _DRAFTS = ("none", "dspark", "mtp")
 _V41_DRAFTS = ("none", "dspark")  # SGLang serves V4.1 with no others
 _KINDS = ("v4", "v41")
 
 
+def open_sglang(pool: Pool) -> SglangCache:
+    """An empty tree with one pool."""
+    return SglangCache(
+        pool.blocks,
+        pool.block_tokens,
+        _paths_of(pool),
+        key_tokens=pool.speculation.key_tokens,
+    )
+
+
+def open_sglang_windows(
+    pool: Pool, *, dense: bool, uncovered_tokens: int = 1
+) -> SglangWindowCache:
+    """An empty tree with a pool of windows; raises ``ConfigError`` for pages below a window."""
+    check_pages(pool)
+    return SglangWindowCache(
+        pool.blocks,
+        pool.window_pages,
+        pool.block_tokens,
+        _paths_of(pool),
+        window_tokens=pool.model.window_tokens,
+        chunk_tokens=pool.chunk_tokens,
+        dense=dense,
+        holds_chunks=pool.holds_chunks,
+        tokens_per_step=pool.tokens_per_step,
+        key_tokens=pool.speculation.key_tokens,
+        uncovered_tokens=uncovered_tokens,
+    )
+
+
+def _paths_of(pool: Pool) -> Callable[[int], list[int]]:
+    """The prompts in whole pages; with MTP, a page's key covers the token behind it."""
+    numbered = pool.numbered or number_prompts(
+        pool.table, pool.block_tokens, pool.speculation.key_tokens
+    )
+    paths = numbered.paths
+    return lambda request: paths[request].tolist()
+
+
 def _serve(pool: Pool) -> Ints:
-    return replay_sglang(pool.table, pool.block_tokens, pool.blocks, pool.speculation.key_tokens)
+    return serve_alone(open_sglang(pool), pool.table.input_tokens).resumed
 
 
 def _windows(*, dense: bool) -> Rule:
-    def serve(pool: Pool) -> Outcome:
-        return count_hits(pool, replay_sglang_windows(pool, dense=dense), windows=True)
-
-    def open_cache(pool: Pool) -> EngineCache:
+    def open_cache(pool: Pool) -> SglangWindowCache:
         return open_sglang_windows(pool, dense=dense)
 
+    def serve(pool: Pool) -> Outcome:
+        hits = serve_alone(open_cache(pool), pool.table.input_tokens)
+        return count_hits(pool, hits, windows=True)
+
     setting = f"SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS={int(not dense)}"
-    return Rule(serve, setting, True, open_cache, _DRAFTS, _KINDS)
+    return Rule(serve, setting, True, open_cache, _DRAFTS, _KINDS, retracts=True)
+
+
+def _open_decoder(pool: Pool) -> SglangWindowCache:
+    rest = pool.model.window_tokens
+    return open_sglang_windows(pool, dense=False, uncovered_tokens=rest)
 
 
 def _serve_decoder(pool: Pool) -> Outcome:
+    hits = serve_alone(_open_decoder(pool), pool.table.input_tokens)
     rest = pool.model.window_tokens
-    hits = replay_sglang_windows(pool, dense=False, uncovered_tokens=rest)
     return count_hits(pool, hits, windows=True, uncovered_tokens=rest)
 
 
@@ -49,12 +96,11 @@ DECODER = Rule(
     _serve_decoder,
     "--enable-decoder-swa-bounded-replay",
     windows=True,
-    open=lambda pool: open_sglang_windows(
-        pool, dense=False, uncovered_tokens=pool.model.window_tokens
-    ),
+    open=_open_decoder,
     speculations=_V41_DRAFTS,
     kinds=("v41",),
     leaves_window=True,
+    retracts=True,
 )
 ENCODER = Rule(
     _serve_encoder,
@@ -63,6 +109,7 @@ ENCODER = Rule(
     speculations=_V41_DRAFTS,
     kinds=("v41",),
     replays=True,
+    retracts=True,
 )
-ONE_POOL = one_group(_serve, open_sglang, _DRAFTS)
+ONE_POOL = replace(one_group(_serve, open_sglang, _DRAFTS), retracts=True)
 DENSE, TAIL = _windows(dense=True), _windows(dense=False)

@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 
+from dsv4kv.core.hashed import Group, HashedCache, Part
+from dsv4kv.core.pool import BlockPool
 from dsv4kv.engines.cache import EngineCache, Pool, tail_groups, uncached_groups
-from dsv4kv.engines.rule import Rule, count_hits, one_group
-from dsv4kv.engines.vllm.cache import replay_vllm, replay_vllm_groups
-from dsv4kv.engines.vllm.stepwise import open_vllm
+from dsv4kv.engines.rule import Rule, count_hits, one_group, serve_alone
+from dsv4kv.engines.vllm.tables import TailGroup, number_ways
+from dsv4kv.errors import ConfigError
 from dsv4kv.prefix.outcome import Outcome
 from dsv4kv.prefix.paths import Ints
 
@@ -13,61 +15,98 @@ _DRAFTS = ("none", "dspark", "mtp", "mtp+connector")
 _KINDS = ("v4",)
 
 
-def _serve(pool: Pool) -> Ints:
-    """Hits that give a block up make copies wherever they end: these are replayed singly."""
-    size, speculation = pool.block_tokens, pool.speculation
-    if not speculation.drops:
-        return replay_vllm(pool.table, size, pool.blocks, speculation.key_tokens)
-    return replay_vllm_groups(
-        pool.table,
+def open_vllm(
+    pool: Pool,
+    groups: tuple[TailGroup, ...],
+    retention_tokens: int | None,
+    replayed_tokens: int = 0,
+) -> HashedCache:
+    """An empty cache of context, and of groups of windows and states if there are any.
+
+    Raises:
+        ConfigError: A retention that is no whole blocks.
+    """
+    speculation, size = pool.speculation, pool.block_tokens
+    if (retention_tokens or 0) % size:
+        raise ConfigError(
+            f"a retention of {retention_tokens} tokens must be whole blocks of {size} tokens."
+        )
+    ways, numbers = number_ways(pool.table, size, groups, speculation.key_tokens, pool.numbered)
+    known: dict[int, tuple[list[int], list[int]]] = {}
+
+    def path_of(request: int) -> tuple[list[int], list[int]]:
+        if request not in known:
+            known.clear()
+            way = ways[request]
+            context = way.context.tolist()
+            known[request] = (
+                context,
+                (context if way.followed is way.context else way.followed.tolist()),
+            )
+        return known[request]
+
+    return HashedCache(
+        BlockPool(pool.blocks),
         size,
-        pool.blocks,
-        (),
-        retention_tokens=None,
-        chunk_tokens=size * pool.blocks,
-        speculation=speculation,
-    ).resumed
+        [group_of(group) for group in groups],
+        path_of,
+        numbers,
+        retention=retention_tokens,
+        chunk_tokens=pool.chunk_tokens,
+        drops=speculation.drops,
+        replayed_tokens=replayed_tokens,
+        step_tokens=pool.step_tokens or 1,
+    )
+
+
+def group_of(group: TailGroup) -> Group:
+    """A table as the cache takes it."""
+    parts = [Part(p.blocks, p.end_tokens, p.followed, p.drafts) for p in group.parts]
+    return Group(group.block_tokens, group.needed, group.seen, group.cached, parts)
+
+
+def _serve(pool: Pool) -> Ints:
+    alone = replace(pool, chunk_tokens=pool.block_tokens * pool.blocks)
+    return serve_alone(open_vllm(alone, (), None), pool.table.input_tokens).resumed
 
 
 def _groups(retention: int | None) -> Rule:
-    def serve(pool: Pool) -> Outcome:
-        hits = replay_vllm_groups(
-            pool.table,
-            pool.block_tokens,
-            pool.blocks,
-            tail_groups(pool),
-            retention_tokens=retention,
-            chunk_tokens=pool.chunk_tokens,
-            speculation=pool.speculation,
-        )
-        return count_hits(pool, hits, windows=True)
-
-    def open_cache(pool: Pool) -> EngineCache:
+    def open_cache(pool: Pool) -> HashedCache:
         return open_vllm(pool, tail_groups(pool), retention)
+
+    def serve(pool: Pool) -> Outcome:
+        _check_chunks(pool)
+        hits = serve_alone(open_cache(pool), pool.table.input_tokens)
+        return count_hits(pool, hits, windows=True)
 
     setting = f"prefix_cache_retention_interval={retention}"
     return Rule(serve, setting, True, open_cache, _DRAFTS, _KINDS, caches_scheduled=True)
 
 
+def _check_chunks(pool: Pool) -> None:
+    if pool.chunk_tokens % pool.block_tokens:
+        raise ConfigError(
+            f"chunks of {pool.chunk_tokens} tokens of a prompt must be whole blocks of "
+            f"{pool.block_tokens} tokens."
+        )
+
+
+def _open_replayed(pool: Pool) -> EngineCache:
+    return open_vllm(pool, uncached_groups(pool), None, pool.model.window_tokens)
+
+
 def _serve_replayed(pool: Pool) -> Outcome:
+    _check_chunks(pool)
     again = pool.model.window_tokens
-    hits = replay_vllm_groups(
-        pool.table,
-        pool.block_tokens,
-        pool.blocks,
-        uncached_groups(pool),
-        retention_tokens=None,
-        chunk_tokens=pool.chunk_tokens,
-        speculation=pool.speculation,
-        replayed_tokens=again,
-    )
+    cache = open_vllm(pool, uncached_groups(pool), None, again)
+    hits = serve_alone(cache, pool.table.input_tokens)
     return count_hits(pool, hits, windows=False, replayed_tokens=again)
 
 
 REPLAYED = Rule(
     _serve_replayed,
     "--swa-bounded-replay",
-    open=lambda pool: open_vllm(pool, uncached_groups(pool), None, pool.model.window_tokens),
+    open=_open_replayed,
     speculations=("none", "dspark"),
     kinds=("v41",),
     own_block_tokens=128,

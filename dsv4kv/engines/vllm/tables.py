@@ -3,14 +3,11 @@
 Prompts are numbers of blocks to them. Source: vLLM 0.33, ``single_type_kv_cache_manager.py``.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-import numpy as np
-
 from dsv4kv.engines.speculation import Speculation
-from dsv4kv.prefix.paths import Ints, NumberedPaths, PathTable, find_reuse, number_paths
+from dsv4kv.prefix.paths import Ints, NumberedPaths, PathTable, number_prompts
 
 UNBOUNDED_TOKENS = 1 << 40
 """Of the one block of a ring: more than a request has."""
@@ -142,54 +139,8 @@ def number_ways(
         key_tokens: Tokens after a block of context that its key covers.
         known: The numbers of context, if they are known already.
     """
-    context = known or _number(table, size, key_tokens)
+    context = known or number_prompts(table, size, key_tokens)
     ends = [max(0, part.end_tokens) for group in groups for part in group.parts if part.followed]
-    followed = _number(table, size, max(ends)) if ends else context
+    followed = number_prompts(table, size, max(ends)) if ends else context
     ways = [Way(*pair) for pair in zip(context.paths, followed.paths, strict=True)]
     return ways, max(context.count, followed.count)
-
-
-def _number(table: PathTable, size: int, key_tokens: int) -> NumberedPaths:
-    return number_paths(find_reuse(table, size, whole_blocks=True, key_tokens=key_tokens))
-
-
-@dataclass(frozen=True)
-class Cut:
-    """Parts of all tables that are cached behind the same blocks of a prompt.
-
-    Attributes:
-        behind: Tokens behind such a block that must be there, too.
-        drafts: Whether a draft's layer may be among them.
-        marking: Whether a hit looks at one of them to say where windows ever were.
-        parts: Group and part of each.
-        first: int64[parts, 1]: the key of block 0 in each one's row.
-        sizes: int64[parts]: blocks of each.
-    """
-
-    behind: int
-    drafts: bool
-    marking: bool
-    parts: tuple[tuple[int, Part], ...]
-    first: Ints
-    sizes: Ints
-
-
-def cut_alike(
-    parts: Sequence[tuple[int, Part]], keys: int, marking: Part | None
-) -> tuple[Cut, ...]:
-    """Parts by group, put together where they are cached together; a row has so many keys."""
-    alike: dict[tuple[int, bool, bool], list[tuple[int, int, Part]]] = {}
-    for row, (number, part) in enumerate(parts, start=1):
-        kind = max(0, part.end_tokens), part.followed, part.drafts
-        alike.setdefault(kind, []).append((row, number, part))
-    return tuple(
-        Cut(
-            behind,
-            drafts,
-            marking=any(part is marking for _, _, part in rows),
-            parts=tuple((number, part) for _, number, part in rows),
-            first=np.array([[row * keys] for row, _, _ in rows]),
-            sizes=np.array([part.blocks for _, _, part in rows]),
-        )
-        for (behind, _, drafts), rows in alike.items()
-    )

@@ -19,13 +19,14 @@ HERE = Path(__file__).parent
 FILE = HERE / "vllm_scheduled_0.33.0.jsonl.gz"
 PAGE, WORKLOADS, AMPLE = 256, 80, 60_000
 LONG = 40  # further workloads with long answers, whose blocks are not cached
+ONE = 40  # further ones with context alone
 ABOUT = {
     "engine": "vllm",
     "version": "0.33.0",
     "sources": ["v1/core/sched/scheduler.py", "v1/core/kv_cache_manager.py",
                 "v1/core/kv_cache_coordinator.py", "v1/core/single_type_kv_cache_manager.py"],
-    "made": "Scheduler of the wheel on a CPU with DeepSeek-V4's groups, no drafts, first come "
-            "first served; a request is added as soon as another has ended",
+    "made": "Scheduler of the wheel on a CPU with DeepSeek-V4's groups or context alone, no "
+            "drafts, first come first served; a request is added as soon as another has ended",
 }  # fmt: skip
 Step = dict[int, int]
 """Tokens that are scheduled, by request."""
@@ -43,6 +44,7 @@ class Workload:
         concurrency: Requests at a time.
         requests: Pages, tokens and output tokens of each.
         caches_answers: Whether blocks that decoding fills are cached, as the engine does it.
+        one_group: Whether there is context alone, or windows and states, too.
         steps: How often in a row, and what.
     """
 
@@ -53,6 +55,7 @@ class Workload:
     concurrency: int
     requests: list[tuple[list[int], int, int]]
     caches_answers: bool = True
+    one_group: bool = False
     steps: list[tuple[int, dict[str, int]]] = field(default_factory=list)
 
     @property
@@ -69,8 +72,8 @@ def together(steps: Iterator[dict[str, int]]) -> list[tuple[int, dict[str, int]]
 
 def draw_workloads() -> Iterator[Workload]:
     """Half of the first in a pool that holds everything, the others in one that does not."""
-    for seed in range(WORKLOADS + LONG):
-        long = seed >= WORKLOADS
+    for seed in range(WORKLOADS + LONG + ONE):
+        long, one = seed >= WORKLOADS, seed >= WORKLOADS + LONG
         draw = random.Random(f"scheduled {seed}")
         heads = [draw.sample(range(10**6), draw.randint(1, 12)) for _ in range(3)]
         requests = []
@@ -82,15 +85,17 @@ def draw_workloads() -> Iterator[Workload]:
             requests.append((pages, tokens, draw.randint(1, 400 if long else 40)))
         chunk = draw.choice([512, 2048, 8192])
         longest = max(tokens for _, tokens, _ in requests)
-        least = longest // PAGE + sum(min(longest, chunk) // size for size in (64, 64, 4, 8)) + 40
+        windows = sum(min(longest, chunk) // size for size in (64, 64, 4, 8)) + 40
+        least = longest // PAGE + (3 if one else windows)
         yield Workload(
             AMPLE if seed % 2 and not long else int(least * draw.uniform(1.05, 2.5)),
             draw.choice([2, 4, 16, 64]),
             chunk,
-            draw.choice([0, 4096, None]),
+            None if one else draw.choice([0, 4096, None]),
             draw.choice([1, 4, 16, 64]),
             requests,
             caches_answers=not long,
+            one_group=one,
         )
 
 

@@ -1,18 +1,18 @@
 """A replay by vLLM's rule schedules, step by step, what vLLM's own scheduler schedules."""
 
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
+from dsv4kv.core.scheduler import Scheduler
+from dsv4kv.core.served import Served
+from dsv4kv.engines import rules
+from dsv4kv.engines.rules import find_rule
 from dsv4kv.replay.build import build_replay
-from dsv4kv.replay.requests import Served
-from dsv4kv.replay.scheduler import Limits
 from dsv4kv.traces.request import Request
 from tests.engines.oracles.scheduled import (
     AMPLE,
@@ -30,7 +30,7 @@ def steps_of(workload: Workload) -> list[Step]:
     """Tokens that every step of a replay schedules, by request."""
     settings = {
         "model.preset": "v4-flash",
-        "prefix.rule": f"vllm-v4:{RULES[workload.retention]}",
+        "prefix.rule": "vllm" if workload.one_group else f"vllm-v4:{RULES[workload.retention]}",
         "cache.memory_bytes": "null",
         "cache.num_blocks": workload.blocks,
         "cache.block_tokens": PAGE,
@@ -42,24 +42,34 @@ def steps_of(workload: Workload) -> list[Step]:
     }
     config = load_config(None, [f"{k}={v}" for k, v in settings.items()], ReplayConfig).config
     requests = [Request(0.0, n, out, tuple(pages), PAGE) for pages, n, out in workload.requests]
-    scheduler = build_replay(config, requests, longest_stretch=1).scheduler
+    made = build_replay(config, requests)
+    prompts, reached = made.scheduler.prompts, dict[int, int]()
     steps, step = list[Step](), Step()
-    compute, advance = scheduler._compute, scheduler._advance
+    begin, commit = prompts.begin, prompts.commit
 
-    def computing(served: Served, position: int, earlier: Sequence[int] = ()) -> None:
-        step[served.number] = step.get(served.number, 0) + position - served.position
-        compute(served, position, earlier)
+    def beginning(served: Served) -> int:
+        moved = begin(served)
+        reached[served.number] = served.position
+        return moved
 
-    def advancing(count: int, *others: Any) -> None:
-        assert count == 1
-        step.update({served.number: 1 for served in scheduler.decoders.members})
-        advance(count, *others)
+    def computed(served: Served) -> int:
+        note(served)
+        return commit(served)
 
-    vars(scheduler).update(_compute=computing, _advance=advancing)
-    while scheduler.turn():
-        if step:
-            steps.append(dict(step))
-            step.clear()
+    def note(served: Served) -> None:
+        if tokens := served.position - reached[served.number]:
+            step[served.number] = step.get(served.number, 0) + tokens
+            reached[served.number] = served.position
+
+    def stepped(scheduler: Scheduler) -> None:
+        for served in scheduler.decoding:
+            note(served)
+        steps.append(dict(step))
+        step.clear()
+
+    vars(prompts).update(begin=beginning, commit=computed)
+    vars(made.outcome).update(stepped=stepped)
+    made.scheduler.run()
     return steps
 
 
@@ -77,6 +87,7 @@ def test_where_blocks_are_scarce_every_step_is_vllms() -> None:
     """In pools of one to three prompts: requests wait, are preempted and begin again.
 
     Long answers go by blocks that are not cached, as nobody knows what they would be found by.
+    Some workloads have context alone.
     """
     assert [steps_of(workload) for workload in FEW] == [each.each_step for each in FEW]
 
@@ -86,7 +97,9 @@ def test_workloads_share_prefixes_in_one_step_and_run_out_of_blocks(
 ) -> None:
     ample = [replace(few, blocks=AMPLE) for few in FEW]
     assert sum(steps_of(a) != few.each_step for a, few in zip(ample, FEW, strict=True)) >= 5
-    monkeypatch.setattr(Limits, "finds_scheduled", False)
+    for name in ("vllm", *(f"vllm-v4:{kept}" for kept in RULES.values())):
+        rule = replace(find_rule(name), caches_scheduled=False)
+        monkeypatch.setitem(rules.RULES, name, rule)
     many = [each for each in WORKLOADS if each.blocks == AMPLE]
     assert sum(steps_of(each) != each.each_step for each in many) >= 5
 

@@ -3,8 +3,8 @@
 """vLLM's own scheduler serves requests in a closed loop, and says what it schedules.
 
 ``python vllm_scheduler.py FOLDER < questions``: a JSON object a line with ``blocks``, ``running``,
-``chunk_tokens``, ``retention``, ``concurrency``, ``caches_answers`` and ``requests`` as
-``[pages, tokens, output]``.
+``chunk_tokens``, ``retention``, ``concurrency``, ``caches_answers``, ``one_group`` and
+``requests`` as ``[pages, tokens, output]``.
 Out: for every question its steps, each the tokens scheduled of every request by number; an empty
 step at the end where nothing can go on.
 """
@@ -12,7 +12,9 @@ step at the end where nothing can go on.
 import json
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import patch
 
 sys.path.append(str(Path(__file__).parents[3] / "dsv4kv" / "conform"))
 from driven import vllm
@@ -23,8 +25,9 @@ SETTINGS = {"speculation": "none", "draft_tokens": 0, "ahead": False, "context":
 
 def serve(engine, asked):
     """Steps until every request has ended, as many at once as ``concurrency``."""
-    scheduler = vllm.open_scheduler(engine, SETTINGS | asked)
-    hasher = vllm.open_hasher(engine, scheduler)
+    with one_group() if asked["one_group"] else nullcontext():
+        scheduler = vllm.open_scheduler(engine, SETTINGS | asked)
+        hasher = vllm.open_hasher(engine, scheduler)
     if not asked["caches_answers"]:
         cache_prompts_only(scheduler.kv_cache_manager.coordinator)
     left, steps = list(enumerate(asked["requests"])), []
@@ -48,6 +51,12 @@ def serve(engine, asked):
         made = engine.ModelRunnerOutput(ids, {rid: n for n, rid in enumerate(ids)}, sampled)
         scheduler.update_from_output(output, made)
     return steps
+
+
+def one_group():
+    """Context alone, hashed by its blocks."""
+    groups = vllm.groups_of
+    return patch.multiple(vllm, groups_of=lambda *asked: groups(*asked)[:1], GRAIN=PAGE)
 
 
 def cache_prompts_only(coordinator):

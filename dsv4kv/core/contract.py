@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from dsv4kv.engines.cache import Hit
-from dsv4kv.replay.decoders import Decoders
-from dsv4kv.replay.requests import Served
-from dsv4kv.replay.reuse import ReuseTally
+from dsv4kv.core.hashed import HashedCache
+from dsv4kv.core.request import Hit
+from dsv4kv.core.served import Served
 
 
 class Ledger(Protocol):
@@ -70,30 +69,35 @@ class Kept(Protocol):
     def __len__(self) -> int: ...
 
 
+class Source(Protocol):
+    """Where a scheduler gets its requests from."""
+
+    @property
+    def next_s(self) -> float:
+        """When the next request comes by itself; ``NEVER`` where none does."""
+
+    def take(self, now_s: float, in_flight: int) -> Served | None:
+        """The next request if it has come, where so many are in flight."""
+
+
 class Prompts(Protocol):
     """What a request finds of its prompt, where it resumes, what it leaves cached.
 
     Attributes:
-        tally: What was found, and why not more.
         restored: How often a request resumed after a window and a state that were kept.
         kept_bytes: Windows and states written so far.
     """
 
-    tally: ReuseTally
     restored: int
     kept_bytes: int
 
     @property
-    def checkpoints(self) -> Kept:
+    def stepped(self) -> HashedCache | None:
+        """The cache, where decoding requests take blocks from it one after the other."""
+
+    @property
+    def checkpoints(self) -> "Kept":
         """Windows and states that are kept."""
-
-    @property
-    def at_once(self) -> bool:
-        """Whether chunks of a prompt may be stored together where nothing happens in between."""
-
-    @property
-    def spare(self) -> int:
-        """Blocks that can be taken while prompts are computed, with nothing evicted for either."""
 
     def refuses(self, served: Served) -> str:
         """Why a request can never be served, other than its context; empty if it can."""
@@ -123,17 +127,17 @@ class Prompts(Protocol):
     def begin(self, served: Served) -> int:
         """Resume a request after what is cached; returns the bytes moved for it."""
 
-    def commit(self, served: Served, earlier: Sequence[int] = ()) -> int:
-        """Store what a request has computed; returns the bytes moved for it.
-
-        Chunks that are stored together ended ``earlier``, but for the last.
-        """
+    def commit(self, served: Served) -> int:
+        """Store what a request has computed; returns the bytes moved for it."""
 
     def answered(self, served: Served) -> None:
         """The step that ended a prompt is over, and the request decodes from now on."""
 
-    def decoded(self, decoders: Decoders) -> None:
-        """Requests have generated tokens: ``decoders`` says where they are."""
+    def decoded(self, due: Sequence[Served]) -> None:
+        """Requests that need or free something have taken a step."""
+
+    def next_event(self, served: Served, due: int) -> int:
+        """Tokens at which a decoding request next needs or frees something; blocks at ``due``."""
 
     def end(self, served: Served) -> None:
         """Let go of everything a request holds."""

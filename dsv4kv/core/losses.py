@@ -1,15 +1,23 @@
 """What was found of prompts, and why the rest of what had been seen was not."""
 
-from bisect import bisect_left
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 
-from dsv4kv.engines.cache import Hit
-from dsv4kv.prefix.outcome import Losses
-from dsv4kv.prefix.tree import Ids
-from dsv4kv.replay.requests import Served
-from dsv4kv.traces.runs import list_runs
+import numpy as np
+from numpy.typing import NDArray
+
+from dsv4kv.core.request import Hit
+from dsv4kv.core.served import Served
+
+REASONS = (
+    "alignment",
+    "last_token",
+    "draft",
+    "evicted_block",
+    "evicted_checkpoint",
+    "no_checkpoint",
+    "replay",
+)
+"""Why tokens are lost, as ``prefix.outcome.Losses`` explains them; those in flight apart."""
 
 
 class SeenIds:
@@ -23,22 +31,20 @@ class SeenIds:
     def __init__(self) -> None:
         self._seen: dict[int, int] = {}
 
-    def add(self, ids: Sequence[int]) -> int:
-        """Remember a chain; returns how many of its leading ids an earlier one had."""
-        (starts, counts), seen = list_runs(ids), self._seen
-
-        def goes_beyond(place: int) -> bool:
-            return seen.get(starts[place], 0) < counts[place]
-
-        first = bisect_left(range(len(starts)), True, key=goes_beyond)
-        known = sum(counts[:first])
-        if first < len(starts):
-            known += seen.get(starts[first], 0)
-            seen.update(zip(starts[first:], counts[first:], strict=True))
+    def add(self, starts: list[int], counts: list[int]) -> int:
+        """Remember a chain of runs; returns how many of its leading ids an earlier one had."""
+        seen, known, place = self._seen, 0, 0
+        while place < len(starts) and seen.get(starts[place], 0) >= counts[place]:
+            known += counts[place]
+            place += 1
+        if place < len(starts):
+            known += seen.get(starts[place], 0)
+        while place < len(starts):
+            seen[starts[place]] = counts[place]
+            place += 1
         return known
 
 
-@dataclass
 class ReuseTally:
     """Counts over first admissions; a recomputed request is not counted twice.
 
@@ -57,25 +63,22 @@ class ReuseTally:
         lost: Tokens lost for other reasons, by the names of ``Losses``.
     """
 
-    shared_tokens: int
-    draft_needs: tuple[int, int] = (0, 0)
-    uncovered_tokens: int = 1
-    requests: int = 0
-    prompt_tokens: int = 0
-    prompt_blocks: int = 0
-    found_blocks: int = 0
-    found_requests: int = 0
-    seen_tokens: int = 0
-    saved_tokens: int = 0
-    in_flight_tokens: int = 0
-    lost: Counter[str] = field(default_factory=Counter)
-    _seen: SeenIds = field(default_factory=SeenIds)
-    _pending: set[int] = field(default_factory=set)  # seen, and not stored yet
-
-    @property
-    def losses(self) -> Losses:
-        """Tokens lost by reason, those in flight left out."""
-        return Losses(**self.lost)
+    def __init__(
+        self,
+        runs_of: Callable[[Sequence[int]], tuple[list[int], list[int]]],
+        shared_tokens: int,
+        draft_needs: tuple[int, int] = (0, 0),
+        uncovered_tokens: int = 1,
+    ) -> None:
+        """``runs_of``: first id and length of every run of a prompt's ids."""
+        self.shared_tokens, self.uncovered_tokens = shared_tokens, uncovered_tokens
+        self.draft_needs = draft_needs
+        self.requests = self.prompt_tokens = self.prompt_blocks = 0
+        self.found_blocks = self.found_requests = 0
+        self.seen_tokens = self.saved_tokens = self.in_flight_tokens = 0
+        self.lost = dict.fromkeys(REASONS, 0)
+        self._runs_of, self._seen = runs_of, SeenIds()
+        self._pending: set[int] = set()  # seen, and not stored yet
 
     def store(self, served: Served, count: int) -> None:
         """Remember that the first ``count`` blocks of a prompt were cached once."""
@@ -91,6 +94,7 @@ class ReuseTally:
         """
         size, keys = self.shared_tokens, served.keys
         saved, seen_tokens = served.position, self._see(served)
+        served.saved = saved
         seen = seen_tokens // size
         usable = min(seen, max(0, served.input_tokens - self.uncovered_tokens) // size)
         key_tokens, dropped_tokens = self.draft_needs
@@ -120,10 +124,11 @@ class ReuseTally:
 
     def _see(self, served: Served) -> int:
         """Tokens of a prompt that an earlier one had, as far as ids show; now it was seen, too."""
-        known = self._seen.add(served.ids)
+        starts, counts = self._runs_of(served.ids)
+        known = self._seen.add(starts, counts)
         return min(known * served.id_tokens, served.input_tokens)
 
-    def _count_stored(self, keys: Ids, seen: int) -> int:
+    def _count_stored(self, keys: NDArray[np.int64], seen: int) -> int:
         """Of the leading keys seen, those that were stored: none without those before it."""
         pending = self._pending
         while seen and keys.item(seen - 1) in pending:

@@ -1,22 +1,20 @@
-"""The serving loop in virtual time: admit, prefill in chunks, decode, pause, resume, release.
+"""The serving loop in virtual time, one step at a time.
 
-A turn is a step with prompt chunks in it, or as many steps as pass until something can happen: a
-request comes or may end, a prompt is nearly computed, or blocks run out. Prompt chunks share a
-step with decoding requests; SGLang's have steps of their own. Older requests go first everywhere.
+A step admits requests, computes prompt chunks and decodes one token of each request past its
+prompt, or verifies its drafts.  Prompt chunks share a step with decoding requests; SGLang's have
+steps of their own.  Older requests go first everywhere.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-from dsv4kv.clock.steps import Steps
-from dsv4kv.engines.rules import find_rule
-from dsv4kv.model.schema import TableGroup
-from dsv4kv.replay.clock import CostModel, Span, VirtualClock, Work
-from dsv4kv.replay.contract import Ledger, Prompts
-from dsv4kv.replay.decoders import Aside, Decoders, Stepping
-from dsv4kv.replay.preemption import Batch, Chunks, open_preemption
-from dsv4kv.replay.requests import NEVER, Served, Source, insert_by_age
+import numpy as np
+
+from dsv4kv.core.clock import Span, VirtualClock
+from dsv4kv.core.contract import Ledger, Prompts, Source
+from dsv4kv.core.preemption import LastAdmitted, Pauses, Preemption, Retraction
+from dsv4kv.core.served import NEVER, Served, insert_by_age
 
 Promised = Callable[[Served, Sequence[Served]], int]
 """Blocks that must be left when a request begins where those have begun and do not decode yet."""
@@ -30,12 +28,11 @@ class Admission:
         deferrals: Requests that ever waited for another one's prefix.
     """
 
-    def __init__(
-        self, ledger: Ledger, prompts: Prompts, group: TableGroup, *, defer: bool
-    ) -> None:
+    def __init__(self, ledger: Ledger, prompts: Prompts, limits: "Limits") -> None:
         self.waiting: list[Served] = []
         self.deferrals = 0
-        self._ledger, self._prompts, self._group, self._defer = ledger, prompts, group, defer
+        self._ledger, self._prompts, self._limits = ledger, prompts, limits
+        self._defer = limits.defer
         self._stuck_at = -1  # ledger.freed when a request last had to wait for blocks
 
     def add(self, served: Served) -> None:
@@ -90,7 +87,7 @@ class Admission:
 
     def _fits(self, served: Served, found: int, promised: int, step_tokens: int) -> bool:
         """Whether everything a whole prompt needs can be had."""
-        needed = self._group.blocks_for(served.prompt_tokens)
+        needed = self._limits.blocks_for(served.prompt_tokens)
         return self._prompts.fits(served, found, needed, promised, step_tokens)
 
 
@@ -101,13 +98,14 @@ class Limits:
     Attributes:
         step_tokens: Token budget of a step.
         max_requests: Requests that hold a slot.
-        rule: ``prefix.rule``: by whose rule requests are admitted and preempted.
-        paused_blocks: Blocks that paused requests may keep, by the toolkit's own.
+        block_tokens: Tokens of a block.
+        ratio: Tokens of an entry: a block is needed for complete entries alone.
+        paused_blocks: Blocks that paused requests may keep; None where blocks run out as in
+            SGLang, which retracts requests.
         max_context_tokens: Longest request.
         defer: Let a request wait while another computes its prefix.
-        longest_stretch: Most steps of a turn; None as many as nothing happens in.
-        chunkwise: Whether a step computes one chunk of a prompt: what is computed is written to
-            a tier when its step ends.
+        finds_scheduled: Whether a request finds what others compute in the very step that it is
+            admitted to.
         ranks: Replicas that step together, each with requests and prompt chunks of its own.
         alone: Whether steps with prompt chunks leave out what decodes there.
         delay: Whether prompts wait for one on every rank, ``LONGEST_DELAY`` steps at most.
@@ -115,12 +113,12 @@ class Limits:
 
     step_tokens: int
     max_requests: int
-    rule: str
-    paused_blocks: int
+    block_tokens: int
+    ratio: int
+    paused_blocks: int | None
     max_context_tokens: int
     defer: bool
-    longest_stretch: int | None = None
-    chunkwise: bool = False
+    finds_scheduled: bool
     ranks: int = 1
     alone: bool = False
     delay: bool = False
@@ -131,14 +129,13 @@ class Limits:
         return self.step_tokens // self.ranks
 
     @property
-    def finds_scheduled(self) -> bool:
-        """Whether a request finds what others compute in the very step that it is admitted to."""
-        return find_rule(self.rule).caches_scheduled and not self.delay
-
-    @property
     def slots(self) -> int:
         """Requests that one rank runs at most."""
         return max(1, self.max_requests // self.ranks)
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that hold every complete entry of so many tokens."""
+        return -(-(tokens // self.ratio) // (self.block_tokens // self.ratio))
 
 
 LONGEST_DELAY = 30
@@ -158,13 +155,27 @@ class Observer(Protocol):
         """One step or several have been taken; requests that have ended are still there."""
 
 
-class _Plan(NamedTuple):
-    """Decode steps, when the next request comes, and when they end."""
+_DRAWS = 2**14
+_STRIDE = 7919  # a prime: requests begin at different places of the draws
 
-    steps: int
-    work: Work
-    next_s: float
-    end_s: float
+
+class Drafts:
+    """Kept tokens of every verification step of every request.
+
+    Attributes:
+        window: Tokens of a step: one and its drafts.
+    """
+
+    def __init__(self, draft_tokens: int, acceptance: float, seed: int) -> None:
+        """A draft is accepted with probability ``acceptance`` if all before it were."""
+        self.window = 1 + draft_tokens
+        draws = np.random.default_rng(seed).random((_DRAWS, draft_tokens))
+        accepted = np.logical_and.accumulate(draws < acceptance, axis=1).sum(axis=1)
+        self._kept: list[int] = (1 + accepted).tolist()
+
+    def kept(self, served: Served) -> int:
+        """Tokens that stay of a request's next step."""
+        return self._kept[(served.number * _STRIDE + served.verified) % _DRAWS]
 
 
 class Scheduler:
@@ -172,41 +183,51 @@ class Scheduler:
 
     Attributes:
         clock: Virtual time.
-        decoders: Requests past their prompts.
+        decoding: Requests past their prompts, in the order in which these ended.
         prefilling: Requests with prompt tokens to compute, oldest first.
         loading: Requests that a tier brings something back for, in no order.
         ledger: The blocks.
         prompts: What is reused.
+        block_tokens: Tokens of a block.
         computed_tokens: Prompt tokens computed, those computed again included.
         again_tokens: Of which had been computed before by a request that was preempted.
+        drafted: Draft tokens proposed so far.
+        rolled_back: Of which rejected.
     """
 
     def __init__(
         self,
         arrivals: Source,
         limits: Limits,
-        group: TableGroup,
         ledger: Ledger,
         prompts: Prompts,
-        cost: CostModel,
-        decoders: Decoders,
+        drafts: Drafts,
         clock: VirtualClock,
         observer: Observer,
     ) -> None:
-        self.clock, self.decoders, self.ledger, self.prompts = clock, decoders, ledger, prompts
+        self.clock, self.ledger, self.prompts = clock, ledger, prompts
+        self.decoding: list[Served] = []
         self.prefilling: list[Served] = []
         self.loading: list[Served] = []
-        self.computed_tokens = self.again_tokens = 0
-        self._arrivals, self._limits, self._group = arrivals, limits, group
+        self.block_tokens = limits.block_tokens
+        self.computed_tokens = self.again_tokens = self.drafted = self.rolled_back = 0
+        self._arrivals, self._limits = arrivals, limits
         self._finds_scheduled = limits.finds_scheduled
-        self._cost, self._observer = cost, observer
-        self._admission = Admission(ledger, prompts, group, defer=limits.defer)
-        batch = Batch(ledger, decoders, self.prefilling, self.waiting, self._start_again)
-        self._preemption = open_preemption(limits.rule, batch, limits.paused_blocks)
+        self._drafts, self._observer = drafts, observer
+        self._admission = Admission(ledger, prompts, limits)
+        self._stepped = prompts.stepped
+        self._preemption = self._open_preemption()
         self._admitted = self._received = 0
         self._held = [0] * limits.ranks  # slots of every rank
-        self._plan: _Plan | None = None  # decode steps that were put off
         self._delayed_steps = 0
+        self._ended: list[Served] = []  # of the step under way
+
+    def _open_preemption(self) -> Preemption:
+        if self._stepped is not None:
+            return LastAdmitted(self, self._stepped)
+        if self._limits.paused_blocks is None:
+            return Retraction(self)
+        return Pauses(self, self._limits.paused_blocks)
 
     @property
     def paused(self) -> list[Served]:
@@ -226,8 +247,12 @@ class Scheduler:
     @property
     def in_slots(self) -> int:
         """Requests that hold a slot."""
-        computing = len(self.decoders.members) + len(self.prefilling)
-        return computing + len(self.loading) + len(self._preemption.paused)
+        return sum(self._held)
+
+    @property
+    def next_s(self) -> float:
+        """When the next request comes or can go on; ``NEVER`` where none does."""
+        return min([self._arrivals.next_s, *(served.ready_s for served in self.loading)])
 
     def run(self) -> None:
         """Serve every request to its end."""
@@ -235,22 +260,21 @@ class Scheduler:
             pass
 
     def turn(self, until_s: float = NEVER) -> bool:
-        """Do what comes next; False when nothing is left.
-
-        Also where it is to wait, or to decode and nothing else, beyond ``until_s``: then it is put
-        off, as somebody may come before. What happens is the same.
-        """
-        chunks = self._schedule() if self._plan is None else []
+        """Take the next step, or wait; False where nothing is left, or nothing until then."""
+        chunks = self._schedule()
         if chunks and not self._waits_for_ranks(chunks):
             self._delayed_steps = 0
             self._prefill(chunks)
-        elif not len(self.decoders):
+        elif not self.decoding:
             return self._wait(until_s)
-        elif not self._decode(until_s):
-            return False
+        else:
+            self.clock.step(*self._advance(self.decoding), ())
+            self._preemption.stepped()
         self._observer.stepped(self)
-        self._finish(self.decoders.remove_done())
+        self._finish_decoding()
         return True
+
+    # ---- who runs -------------------------------------------------------------------------------
 
     def _schedule(self) -> list[tuple[Served, Span]]:
         """Find out who runs, and the prompt chunks of the next step."""
@@ -266,37 +290,27 @@ class Scheduler:
         self._admit(chunks, budgets)
         if not chunks and len(self.loading) > loading:  # they took blocks, and decoding is next
             self._preemption.settle()
+        if self._preemption.preempted:
+            chunks = [each for each in chunks if each[0] in self.prefilling]
         return chunks
-
-    @property
-    def resumes_s(self) -> float:
-        """When something comes of what was put off; ``NEVER`` where nothing is left."""
-        return self._plan.end_s if self._plan else self._next_s
-
-    @property
-    def _longest_stretch(self) -> int | None:
-        """Most steps of a turn: one where nobody was admitted only for this step.
-
-        One where prompts wait for others, too.
-        """
-        waits = self._preemption.preempted or self._delayed_steps
-        return 1 if waits else self._limits.longest_stretch
 
     def _waits_for_ranks(self, chunks: list[tuple[Served, Span]]) -> bool:
         """Whether prompts wait until every rank has one; every wait is a decode step."""
         ranks, limits = {served.rank for served, _ in chunks}, self._limits
-        waits = limits.delay and len(self.decoders) > 0 and len(ranks) < limits.ranks
+        waits = limits.delay and len(self.decoding) > 0 and len(ranks) < limits.ranks
         if not waits or self._delayed_steps == LONGEST_DELAY:
             return False
         self._delayed_steps += 1
         return True
 
-    @property
-    def _decoded_tokens(self) -> int:
-        """Tokens of the budget that decoding takes of a step with prompt chunks."""
-        return 0 if self._limits.alone else self.decoders.tokens_per_step
-
-    # ---- who runs -------------------------------------------------------------------------------
+    def _budgets(self) -> list[int]:
+        """Prompt tokens of a step on every rank."""
+        limits, decoded = self._limits, 0
+        if not limits.alone:
+            decoded = len(self.decoding)
+            if self._drafts.window > 1:
+                decoded = sum([min(each.left, self._drafts.window) for each in self.decoding])
+        return [limits.chunk_tokens - decoded // limits.ranks] * limits.ranks
 
     def _receive(self) -> None:
         in_flight = len(self.waiting) + self.in_slots
@@ -310,11 +324,6 @@ class Scheduler:
                 self.prompts.arrive(served)
                 in_flight += 1
 
-    @property
-    def _next_s(self) -> float:
-        """When the next request comes or can go on."""
-        return min([self._arrivals.next_s, *(served.ready_s for served in self.loading)])
-
     def _go_on(self) -> None:
         """Compute the prompts of requests for which all has come back."""
         for served in [each for each in self.loading if each.ready_s <= self.clock.now_s]:
@@ -325,11 +334,12 @@ class Scheduler:
         """Why a request can never be served; empty if it can."""
         if served.total_tokens > self._limits.max_context_tokens:
             return "longer than the longest context"
-        if self._group.blocks_for(served.total_tokens) > self.ledger.total:
+        if self._limits.blocks_for(served.total_tokens) > self.ledger.total:
             return "longer than all blocks together"
         return self.prompts.refuses(served)
 
-    def _start_again(self, served: Served) -> None:
+    def start_again(self, served: Served) -> None:
+        """Take everything from a request, which will be recomputed."""
         self._let_go(served)
         served.evictions += 1
         served.position = 0
@@ -371,20 +381,16 @@ class Scheduler:
             if self._finds_scheduled and any(budgets):  # else nobody comes who could find it
                 self._compute(served, before + take)
 
-    def _budgets(self) -> list[int]:
-        """Prompt tokens of a step on every rank."""
-        limits = self._limits
-        return [limits.chunk_tokens - self._decoded_tokens // limits.ranks] * limits.ranks
-
     def _start(self, served: Served) -> None:
         admitted_s = served.admitted_s
         now_s = self.clock.now_s
         moved_bytes = self.prompts.begin(served)
         if admitted_s is None:
             served.position = max(served.position, served.sent_tokens)
-        wanted = max(self._group.blocks_for(served.prompt_tokens), served.blocks)
-        self.ledger.take(wanted - served.blocks)
-        served.blocks = wanted
+        if self._stepped is None:
+            wanted = max(self._limits.blocks_for(served.prompt_tokens), served.blocks)
+            self.ledger.take(wanted - served.blocks)
+            served.blocks = wanted
         self._copy(moved_bytes)
         served.admitted_s = now_s if admitted_s is None else admitted_s
         served.place = self._admitted
@@ -396,155 +402,168 @@ class Scheduler:
         else:
             insert_by_age(self.prefilling, served)
 
+    # ---- blocks of requests that decode ---------------------------------------------------------
+
+    def lacks(self, served: Served) -> int:
+        """Blocks that a request needs before it can take a step."""
+        end = min(served.position + self._drafts.window, served.total_tokens)
+        return max(0, self._limits.blocks_for(end) - served.blocks)
+
+    def lacking(self) -> dict[Served, int]:
+        """Blocks that requests which decode need before the next step; those that need some."""
+        due = [each for each in self.decoding if each.position >= each.due]
+        return {served: needed for served in due if (needed := self.lacks(served))}
+
+    def start_decoding(self, served: Served) -> None:
+        """Let a request decode from now on."""
+        served.left = served.output_tokens - served.generated
+        served.begun, served.verified = served.position, 0
+        served.drafts = self._drafts.window > 1
+        served.due = served.windows = 0
+        self.decoding.append(served)
+
+    def stop_decoding(self, served: Served) -> None:
+        """Take a request out of those that decode; it keeps its blocks."""
+        self.decoding.remove(served)
+        self._left(served)
+
+    def _left(self, served: Served) -> None:
+        served.generated = served.output_tokens - served.left
+        served.reached = max(served.reached, served.position)
+        self.clock.leave(served)
+
+    def stop(self, served: Served) -> None:
+        """Preempt a request that runs."""
+        if served in self.prefilling:
+            self.prefilling.remove(served)
+        else:
+            self.stop_decoding(served)
+        self.start_again(served)
+
     # ---- what they do ---------------------------------------------------------------------------
 
     def _prefill(self, chunks: list[tuple[Served, Span]]) -> None:
-        """One step of prompt chunks and whatever decodes, or several of a long prompt."""
-        left_out = self._left_out(chunks)
-        decoding = len(left_out) < len(self.decoders)
-        aside = None
-        if decoding and left_out:
-            assert isinstance(self.decoders, Stepping)  # with drafts all are left out, or none
-            aside = self.decoders.set_aside(left_out)
-        steps = self._steps_alike(chunks, decoding=decoding)
-        chunks, further = self._put_together(chunks, steps)
-        done, decoded = Work(), Steps()
-        if decoding:
-            done, decoded = self.decoders.work(steps), self.decoders.steps(steps)
-        ranks = [served.rank for served, _ in chunks]
-        work = self._cost.mixed(done, decoded, [span for _, span in chunks], steps, ranks)
-        if decoding:
-            self._advance(steps, aside, further)
-        for served, (before, after) in chunks:
-            size = (after - before) // steps
-            ends = range(max(before, served.position) + size, after + 1, size)
-            if not ends:
-                continue
-            if self.prompts.at_once:
-                self._compute(served, after, ends[:-1])
-            else:
-                for end in ends:
-                    self._compute(served, end)
-        self.clock.work(work)
-        self._end_prompts([s for s, (_, after) in chunks if after == s.prompt_tokens])
+        """A step of prompt chunks, and of what decodes next to them."""
+        decoding = self._decoding_beside(chunks)
+        if self._finds_scheduled:  # others find them before the step is over
+            self._compute_all(chunks)
+            decoded = self._advance(decoding)
+        else:
+            decoded = self._advance(decoding)
+            self._compute_all(chunks)
+        self.clock.step(*decoded, chunks)
+        for served, (_, after) in chunks:
+            if after == served.prompt_tokens:
+                self._end_prompt(served)
 
-    def _put_together(
-        self, chunks: list[tuple[Served, Span]], steps: int
-    ) -> tuple[list[tuple[Served, Span]], Chunks | None]:
-        """All chunks of so many steps like the first, and where those end that are not computed.
-
-        Of one step they are computed before anybody decodes, where that is when others find them.
-        """
-        if steps > 1:
-            ((served, (before, after)),) = chunks
-            size, end = after - before, before + steps * (after - before)
-            ends = range(max(before, served.position) + size, end + 1, size)
-            return [(served, (before, end))], Chunks(served, ends)
-        if self._finds_scheduled:
-            for served, (_, after) in chunks:
-                if served.position < after:
-                    self._compute(served, after)
-        return chunks, None
-
-    def _left_out(self, chunks: list[tuple[Served, Span]]) -> list[int]:
-        """Places of the decoding requests that a step with these chunks leaves out.
+    def _decoding_beside(self, chunks: list[tuple[Served, Span]]) -> list[Served]:
+        """Requests that decode in a step with these chunks.
 
         Where prompts are computed alone, ranks without one decode in the same step; with drafts
         they wait (SGLang 0.5.15, ``scheduler.py``: ``get_next_batch_to_run``).
         """
         if not self._limits.alone:
+            return self.decoding
+        if self._limits.ranks == 1 or self._drafts.window > 1:
             return []
-        members = enumerate(self.decoders.members)
-        if self._limits.ranks == 1 or self.decoders.window > 1:
-            return [place for place, _ in members]
         busy = {served.rank for served, _ in chunks}
-        return [place for place, served in members if served.rank in busy]
+        return [served for served in self.decoding if served.rank not in busy]
 
-    def _steps_alike(self, chunks: list[tuple[Served, Span]], *, decoding: bool) -> int:
-        """Steps in which one prompt has every token that does not decode and nothing happens.
+    def _compute_all(self, chunks: list[tuple[Served, Span]]) -> None:
+        for served, (_, after) in chunks:
+            if served.position < after:
+                self._compute(served, after)
 
-        More is left of it than a step computes, so nobody is admitted. Blocks are free, so
-        nothing is evicted between two chunks; none come back, so nobody goes on. (Where requests
-        do not wait for each other's prefixes, a chunk may give blocks back: that is one step.)
-        """
-        limits = self._limits
-        apart = limits.defer or self._finds_scheduled
-        if len(chunks) > 1 or not apart or limits.chunkwise or limits.delay:
-            return 1
-        served, (before, after) = chunks[0]
-        most = max(1, (served.prompt_tokens - before - 1) // (after - before))
-        most = min(most, self._longest_stretch or most)
-        if decoding:
-            most = self.decoders.quiet_steps(most, self.prompts.spare)
-        return most if most == 1 else self._preemption.quiet(served, (before, after), most)
-
-    def _compute(self, served: Served, position: int, earlier: Sequence[int] = ()) -> None:
-        """A prompt chunk that ends at a position; others before it ended ``earlier``."""
+    def _compute(self, served: Served, position: int) -> None:
+        """Compute a prompt up to a position."""
         self.computed_tokens += position - served.position
         served.position = position
         served.reached = max(served.reached, position)
-        self._copy(self.prompts.commit(served, earlier))
+        self._copy(self.prompts.commit(served))
 
-    def _end_prompts(self, answered: list[Served]) -> None:
+    def _end_prompt(self, served: Served) -> None:
         """A prompt's end gives the first token."""
-        for served in answered:
-            self.prefilling.remove(served)
-            if served.first_token_s is None:
-                served.first_token_s = self.clock.now_s
-            served.generated += served.output_tokens > 0
-            if served.generated < served.output_tokens:
-                self.decoders.add(served)
-                self.prompts.answered(served)
-            else:
-                self._finish([served])
+        self.prefilling.remove(served)
+        if served.first_token_s is None:
+            served.first_token_s = self.clock.now_s
+        served.generated += served.output_tokens > 0
+        if served.generated < served.output_tokens:
+            self.start_decoding(served)
+            self.prompts.answered(served)
+        else:
+            self._finish(served)
 
-    def _decode(self, until_s: float) -> bool:
-        """As many decode steps as nothing happens in; False where they would end after that."""
-        plan, next_s = self._plan, self._next_s
-        if plan is None or plan.next_s != next_s:
-            steps, work = self.decoders.plan(
-                self.ledger.available,
-                self.clock,
-                next_s,
-                self._preemption.longest(self._longest_stretch),
-            )
-            plan = _Plan(steps, work, next_s, self.clock.after(work))
-        if next_s > until_s < plan.end_s:
-            self._plan = plan
-            return False
-        self._plan = None
-        self._advance(plan.steps)
-        self.clock.work(plan.work)
-        self._preemption.stepped(plan.steps)
-        return True
+    def _advance(self, decoding: list[Served]) -> tuple[int, int, int]:
+        """Let requests take a step; returns them, their tokens, and the tokens that these see."""
+        due = list[Served]()
+        if self._stepped is None:
+            due = [served for served in decoding if served.position >= served.due]
+        if due:
+            lacking = [(served, self.lacks(served)) for served in due]
+            self.ledger.take(sum([blocks for _, blocks in lacking]))
+            for served, blocks in lacking:
+                served.blocks += blocks
+        if self._drafts.window > 1 or self.clock.counts_tokens:
+            tokens, contexts = self._verify(decoding)
+        else:
+            tokens, contexts = len(decoding), 0
+            for served in decoding:
+                served.position += 1
+                served.left -= 1
+                contexts += served.position
+                if not served.left:
+                    self._ended.append(served)
+        if self._drafts.window > 1:  # something happens in every step
+            self.prompts.decoded(decoding)
+        elif due:
+            self.prompts.decoded(due)
+            for served in due:
+                needs = served.blocks * self.block_tokens + self._limits.ratio - 1
+                served.due = self.prompts.next_event(served, needs)
+        return len(decoding), tokens, contexts
 
-    def _advance(
-        self, steps: int, aside: Aside | None = None, prompt: Chunks | None = None
-    ) -> None:
-        """Decode so many steps, but for those that were left out; with chunks of a prompt."""
-        self._preemption.advance(steps, prompt)
-        if aside:
-            assert isinstance(self.decoders, Stepping)
-            self.decoders.put_back(aside)
-        self.prompts.decoded(self.decoders)
+    def _verify(self, decoding: list[Served]) -> tuple[int, int]:
+        """Let requests verify their drafts; returns the tokens, and what these see."""
+        befores = [served.position for served in decoding]
+        taken = [min(served.left, self._drafts.window) for served in decoding]
+        for served, tokens in zip(decoding, taken, strict=True):
+            kept = min(self._drafts.kept(served), served.left)
+            served.position += kept
+            served.left -= kept
+            served.verified += 1
+            self.drafted += tokens - 1
+            self.rolled_back += tokens - kept
+            if not served.left:
+                self._ended.append(served)
+        self.clock.verify(befores, taken)
+        pairs = zip(befores, taken, strict=True)
+        return sum(taken), sum([(before + tokens) * tokens for before, tokens in pairs])
 
     def _wait(self, until_s: float) -> bool:
-        """Nobody runs: let a paused request go on next, or wait for the next that can."""
+        """No request runs: let a paused one resume next, or wait for the next that can."""
         if self.paused and not self.loading:
             self._preemption.make_room()
             return True
         assert self.loading or not self.waiting, "a request waits although none is running"
-        self._preemption.stepped(0)
-        if self._next_s == NEVER or self._next_s > until_s:
+        self._preemption.idle()
+        next_s = self.next_s
+        if next_s == NEVER or next_s > until_s:
             return False
-        self.clock.wait_until(self._next_s)
+        self.clock.wait_until(next_s)
         return True
 
-    def _finish(self, ended: list[Served]) -> None:
-        for served in ended:
-            served.finished_s = self.clock.now_s
-            self._let_go(served)
-            self._observer.finish(served)
+    def _finish_decoding(self) -> None:
+        ended, self._ended = self._ended, []
+        if ended:
+            self.decoding[:] = [served for served in self.decoding if served.left]
+            for served in ended:
+                self._left(served)
+                self._finish(served)
+
+    def _finish(self, served: Served) -> None:
+        served.finished_s = self.clock.now_s
+        self._let_go(served)
+        self._observer.finish(served)
 
     def _let_go(self, served: Served) -> None:
         self._held[served.rank] -= 1
@@ -553,4 +572,4 @@ class Scheduler:
     def _copy(self, moved_bytes: int) -> None:
         """Move windows and states to or from where they are kept."""
         if moved_bytes:
-            self.clock.work(Work(copy_bytes=moved_bytes))
+            self.clock.copy(moved_bytes)

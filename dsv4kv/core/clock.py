@@ -1,0 +1,274 @@
+"""Virtual time, worked out from whole numbers of bytes, operations and steps.
+
+Time is a function of the work done so far, never a sum of rounded times.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsv4kv.core.served import Served
+
+Ints: TypeAlias = NDArray[np.int64]
+Counts = tuple[int, ...]
+NOTHING: Counts = (0,) * 10
+"""Counts where there was no step: as many as ``clock.steps.COUNTS``."""
+
+
+class Work(NamedTuple):
+    """Work of steps, in whole numbers.
+
+    Attributes:
+        steps: Steps.
+        weight_bytes: Weights read.
+        update_bytes: Moved to bring tokens into the cache.
+        score_bytes: Moved to score keys.
+        select_bytes: Moved to choose among the scores.
+        attend_bytes: Moved to attend.
+        gather_bytes: Moved by prompt chunks to read the cache.
+        copy_bytes: Read and written by checkpoints.
+        operations: Multiplications and additions.
+        counts: What takes time by a clock that does not add bytes and operations up.
+    """
+
+    steps: int = 0
+    weight_bytes: int = 0
+    update_bytes: int = 0
+    score_bytes: int = 0
+    select_bytes: int = 0
+    attend_bytes: int = 0
+    gather_bytes: int = 0
+    copy_bytes: int = 0
+    operations: int = 0
+    counts: Counts = NOTHING
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes that the cache moves."""
+        reads = self.score_bytes + self.select_bytes + self.attend_bytes + self.gather_bytes
+        return self.update_bytes + reads + self.copy_bytes
+
+    @property
+    def moved_bytes(self) -> int:
+        """All bytes."""
+        return self.weight_bytes + self.cache_bytes
+
+
+class Rates(NamedTuple):
+    """Rates of all GPUs together: nothing overlaps, and every GPU bears an equal share.
+
+    Attributes:
+        bytes_per_s: Memory traffic.
+        operations_per_s: Arithmetic.
+        overhead_s: Of every step.
+        source: Where the bandwidth comes from, in words.
+    """
+
+    bytes_per_s: float
+    operations_per_s: float
+    overhead_s: float
+    source: str
+
+    def duration_s(self, work: Work) -> float:
+        """Duration of work."""
+        return (
+            work.steps * self.overhead_s
+            + work.moved_bytes / self.bytes_per_s
+            + work.operations / self.operations_per_s
+        )
+
+
+class Timer(Protocol):
+    """Times of steps by what takes time in them; see ``clock.steps.StepTimes``."""
+
+    copy_bytes_per_s: float
+
+    def step(
+        self, rows: int, tokens: int, contexts: int, prompt: int, fullest: int, prefix: int
+    ) -> Counts:
+        """What takes time in one step."""
+
+    def seconds(self, counts: Counts) -> float:
+        """Time of what was counted."""
+
+
+class Tables(NamedTuple):
+    """What steps move and compute, by tokens of a request.
+
+    Attributes:
+        sums: int64[n, 6]: of decoding every token up to there: updates, reads to score, select and
+            attend, operations, keys that a step reads once for all its tokens.
+        shared: int64[n]: these keys of one step.
+        visible: int64[n]: bytes that a prompt chunk reads that ends there.
+        chunk_bytes: Bytes that a prompt chunk writes, from one token to another.
+        weight_bytes: Weights that a step of so many tokens reads.
+    """
+
+    sums: Ints
+    shared: Ints
+    visible: Ints
+    chunk_bytes: Callable[[int, int], int]
+    weight_bytes: Callable[[int], int]
+
+
+Span = tuple[int, int]
+"""Tokens of a request before and after a part of its prompt is computed."""
+
+
+class VirtualClock:
+    """Virtual time and the work done so far; time only ever goes forward.
+
+    Attributes:
+        idle_s: Time in which there was no work.
+        steps: Steps.
+    """
+
+    def __init__(self, tables: Tables, rates: Rates | None, timer: Timer | None) -> None:
+        """``tables`` reach as far as the longest request; times are by rates or by a timer."""
+        self.idle_s = self._busy_s = 0.0
+        self.steps = 0
+        self._tables, self._rates, self._timer = tables, rates, timer
+        self._sums = tables.sums
+        self._weigh: dict[int, int] = {}
+        self._counts = list(NOTHING)
+        self._weight_bytes = self._gathers = self._copies = 0
+        # updates, reads by kind, operations, keys that a step reads once for all tokens
+        self._decoded = [0] * self._sums.shape[1]
+
+    @property
+    def now_s(self) -> float:
+        """Seconds since the start."""
+        return self.idle_s + self._busy_s
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds of work."""
+        return self._busy_s
+
+    @property
+    def counts(self) -> Counts:
+        """What took time so far, by ``COUNTS``."""
+        return tuple(self._counts)
+
+    @property
+    def done(self) -> Work:
+        """Work done so far; by a source of step times, of requests that decode when they leave."""
+        updates, scores, choices, attention, operations, shared = self._decoded
+        return Work(
+            self.steps,
+            self._weight_bytes,
+            updates,
+            scores + shared,
+            choices,
+            attention,
+            self._gathers,
+            self._copies,
+            operations,
+            self.counts,
+        )
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether every token has to be counted as it is decoded: its bytes take the time."""
+        return self._timer is None
+
+    def step(
+        self,
+        rows: int,
+        tokens: int,
+        contexts: int,
+        chunks: Sequence[tuple[Served, Span]],
+    ) -> None:
+        """Take a step.
+
+        Args:
+            rows: Requests that decode in it.
+            tokens: Tokens that they verify.
+            contexts: Tokens that these see, summed over them.
+            chunks: Prompt chunks in it.
+        """
+        together = tokens
+        for _, (before, after) in chunks:
+            together += after - before
+            self._decoded[0] += self._tables.chunk_bytes(before, after)
+            self._gathers += self._tables.visible.item(after)
+            self._decoded[4] += self._sums.item(after, 4) - self._sums.item(before, 4)
+        self.steps += 1
+        if together not in self._weigh:
+            self._weigh[together] = self._tables.weight_bytes(together)
+        self._weight_bytes += self._weigh[together]
+        if self._timer is not None:
+            prompt, fullest, prefix = _prompts(chunks)
+            counts = self._timer.step(rows, tokens, contexts, prompt, fullest, prefix)
+            self._counts = [a + b for a, b in zip(self._counts, counts, strict=True)]
+        self._busy_s = self._duration()
+
+    def verify(self, befores: Sequence[int], taken: Sequence[int]) -> None:
+        """Count what requests read and write that verify windows of tokens in the next step."""
+        if not befores:
+            return
+        before = np.array(befores)
+        after = before + np.array(taken)
+        difference = np.add.reduce(self._sums.take(after, 0) - self._sums.take(before, 0))
+        difference[-1] = self._tables.shared.take(after).sum()  # once, not for every token
+        for place, count in enumerate(difference.tolist()):
+            self._decoded[place] += count
+
+    def leave(self, served: Served) -> None:
+        """A request stops decoding: count the work of the tokens that it took one by one."""
+        if self._timer is not None and not served.drafts:
+            difference = self._sums[served.position] - self._sums[served.begun]
+            for place, count in enumerate(difference.tolist()):
+                self._decoded[place] += count
+
+    def copy(self, moved_bytes: int) -> None:
+        """Copy windows and states to or from where they are kept, before the next step."""
+        self._copies += moved_bytes
+        self._busy_s = self._duration()
+
+    def prompt_s(self, before: int, after: int, chunk_tokens: int) -> float:
+        """Seconds that the chunks of a prompt from one token to another would take, alone."""
+        kept = (self.steps, self._weight_bytes, self._gathers, self._counts[:], self._decoded[:])
+        busy_s, alone = self._busy_s, Served(0, 0.0, 0, 0, _no_keys, (), 0)
+        for begin in range(before, after, chunk_tokens):
+            self.step(0, 0, 0, [(alone, (begin, min(begin + chunk_tokens, after)))])
+        took_s = self._busy_s - busy_s
+        self.steps, self._weight_bytes, self._gathers, self._counts, self._decoded = kept
+        self._busy_s = busy_s
+        return took_s
+
+    def wait_until(self, time_s: float) -> None:
+        """Do nothing until then; nothing happens where that is past."""
+        self.idle_s = max(self.idle_s, time_s - self._busy_s)
+        while self.now_s < time_s:  # the sum may fall short of it by a rounding
+            self.idle_s = math.nextafter(self.idle_s, math.inf)
+
+    def _duration(self) -> float:
+        if self._rates is not None:
+            return self._rates.duration_s(self.done)
+        assert self._timer is not None
+        copies_s = self._copies / self._timer.copy_bytes_per_s
+        return self._timer.seconds(self.counts) + copies_s
+
+
+def _no_keys() -> Ints:
+    return np.zeros(0, np.int64)
+
+
+def _prompts(chunks: Sequence[tuple[Served, Span]]) -> tuple[int, int, int]:
+    """Prompt tokens of all ranks, of the rank with the most, and tokens before these, summed."""
+    if not chunks:
+        return 0, 0, 0
+    if len(chunks) == 1:
+        before, after = chunks[0][1]
+        return after - before, after - before, (after - before) * before
+    seen: dict[int, tuple[int, int]] = {}
+    for served, (before, after) in chunks:
+        tokens, prefix = seen.get(served.rank, (0, 0))
+        size = after - before
+        seen[served.rank] = tokens + size, prefix + size * before
+    fullest, prefix = max(seen.values(), key=lambda each: each[0])
+    return sum([tokens for tokens, _ in seen.values()]), fullest, prefix

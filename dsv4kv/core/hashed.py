@@ -1,0 +1,638 @@
+"""vLLM's prefix cache: context, windows and states of every request in one block pool.
+
+A hit ends at a whole block of context whose last window and state blocks are cached in all groups,
+and leaves the last token to be computed.  Blocks behind a window are freed before every step;
+which of them stay cached is the retention.  Requests are known by numbers.
+Source: vLLM 0.33, ``single_type_kv_cache_manager.py``, ``kv_cache_coordinator.py``,
+``v1/core/kv_cache_manager.py`` (``allocate_slots``).
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+
+from dsv4kv.core.pool import BlockPool, Entry
+from dsv4kv.core.request import Generating, Hit
+
+UNBOUNDED_TOKENS = 1 << 40
+"""Tokens of the one block of a ring: more than a request has."""
+
+
+class Part:
+    """Blocks of a group in a row that are cached, found and evicted together.
+
+    Attributes:
+        blocks: How many.
+        end_tokens: End of the last one, from the end of a block of context.
+        followed: Whether its key covers the tokens behind the block of context, too.
+        drafts: Whether a draft's layer may be among them.
+        row: First key of its content.
+    """
+
+    def __init__(self, blocks: int, end_tokens: int, followed: bool, drafts: bool) -> None:
+        self.blocks, self.end_tokens = blocks, end_tokens
+        self.followed, self.drafts = followed, drafts
+        self.row = 0
+
+
+class Group:
+    """A table of window or state blocks.
+
+    Attributes:
+        block_tokens: Tokens of a block.
+        needed: Blocks in a row that a hit needs at its end.
+        seen: Tokens before the next one that it sees; blocks before them are freed.
+        cached: Whether hits find them; else a request that hits computes the needed ones again.
+        parts: Parts that are cached, in order.
+    """
+
+    def __init__(
+        self, block_tokens: int, needed: int, seen: int, cached: bool, parts: list[Part]
+    ) -> None:
+        self.block_tokens, self.needed, self.seen = block_tokens, needed, seen
+        self.cached, self.parts = cached, parts
+
+    def start(self, position: int) -> int:
+        """Tokens before the blocks that are held where so many are computed."""
+        return max(0, position - self.seen) // self.block_tokens * self.block_tokens
+
+
+class Table:
+    """Blocks of a group that a request holds.
+
+    Attributes:
+        group: Which group.
+        start: Tokens before them.
+        ends: Tokens at which cached entries end.
+        entries: These entries.
+        first: How many leading ones have been freed.
+    """
+
+    def __init__(self, group: Group, start: int) -> None:
+        self.group, self.start = group, start
+        self.ends: list[int] = []
+        self.entries: list[Entry] = []
+        self.first = 0
+
+
+class Held:
+    """Blocks of a running request.
+
+    Attributes:
+        path: Numbers of its whole blocks of context: equal numbers, equal history.
+        followed: Numbers that also distinguish the tokens behind.
+        position: Tokens that have blocks.
+        context: Its cached blocks of context.
+        tables: Its blocks of every group.
+        kept: Blocks of context behind which windows stay cached, rising.
+        kept_drafts: The same in parts that have a draft's layer.
+        prompt: Tokens of its prompt with blocks.
+        loaded: Tokens before those that a tier brings back.
+        steady: Whether it decodes and holds no cached windows: then what a step needs and frees
+            follows from its position, and ``Table.start`` from ``slid``.
+        slid: Position of its last step.
+    """
+
+    def __init__(self, path: list[int], followed: list[int], position: int) -> None:
+        self.path, self.followed, self.position = path, followed, position
+        self.context: list[Entry] = []
+        self.tables: list[Table] = []
+        self.kept: list[int] = []
+        self.kept_drafts: list[int] = []
+        self.prompt = position
+        self.loaded = self.slid = 0
+        self.steady = False
+
+
+class HashedCache:
+    """A block pool with vLLM's groups; see the module.
+
+    Attributes:
+        pool: The blocks.
+        block_tokens: Tokens of a block of context.
+        groups: Windows and states.
+    """
+
+    per_shared = 1
+    windows = 0
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        block_tokens: int,
+        groups: list[Group],
+        path_of: Callable[[int], tuple[list[int], list[int]]],
+        numbers: int,
+        *,
+        retention: int | None,
+        chunk_tokens: int,
+        drops: bool = False,
+        replayed_tokens: int = 0,
+        step_tokens: int = 1,
+    ) -> None:
+        """An empty cache.
+
+        Args:
+            pool: Its blocks.
+            block_tokens: Tokens of a block of context.
+            groups: Windows and states.
+            path_of: ``Held.path`` and ``Held.followed`` of a request.
+            numbers: How many different numbers there are.
+            retention: Windows stay cached at every multiple of so many tokens, at the end of a
+                prompt and where a hit ran out of them; 0: these two only; None: at every block.
+            chunk_tokens: Most tokens of a prompt in a step.
+            drops: Whether a hit gives up its last block for a draft's layer.
+            replayed_tokens: Tokens at a hit's end that are computed again; a hit of so many or
+                fewer is none.
+            step_tokens: Tokens of a decode step, drafts included.
+        """
+        self.pool, self.block_tokens, self.groups = pool, block_tokens, groups
+        self.total = pool.total
+        self._path_of, self._numbers = path_of, numbers
+        self._retention, self._chunk, self._drops = retention, chunk_tokens, drops
+        self._replayed, self._step = replayed_tokens, step_tokens
+        self._parts = [part for group in groups for part in group.parts]
+        for row, part in enumerate(self._parts, start=1):
+            part.row = row * (numbers + 1)
+        self._marking = max(self._parts, key=_end_of) if self._parts else None
+        self._marked: set[int] = set()
+        self._running: dict[int, Held] = {}
+        self._asked = (-1, 0, 0)
+        self._found = Hit(0, 0, 0)
+        self._most: list[int] = []  # most blocks in a decode step, by tokens
+        self._needs: list[int] = []  # blocks that a decode step needs, by tokens in a period
+        self._frees: list[int] = []  # blocks that it frees before
+        self._waits: list[int] = []  # steps until the next that needs or frees one
+        self._fill_tables()
+
+    # ---- what there is --------------------------------------------------------------------------
+
+    @property
+    def freed(self) -> int:
+        """Changes whenever a prompt may fit that did not."""
+        return self.pool.changes * (self.total + 1) + self.available
+
+    @property
+    def evicted(self) -> int:
+        """Cached blocks evicted so far."""
+        return self.pool.evicted
+
+    @property
+    def free(self) -> int:
+        """Blocks that hold nothing."""
+        return self.pool.uncached
+
+    @property
+    def cached(self) -> int:
+        """Cached blocks that no request uses."""
+        return self.pool.idle
+
+    @property
+    def shared(self) -> int:
+        """Cached blocks that requests use."""
+        return self.pool.busy
+
+    @property
+    def private(self) -> int:
+        """Blocks that one request holds for itself."""
+        return self.total - self.pool.uncached - self.pool.idle - self.pool.busy
+
+    @property
+    def available(self) -> int:
+        """Blocks that are free or can be evicted."""
+        return self.pool.uncached + self.pool.idle
+
+    # ---- hits -----------------------------------------------------------------------------------
+
+    def peek(self, request: int, tokens: int) -> int:
+        """Blocks of context that a prompt of so many tokens would find."""
+        return self.find(request, tokens).found
+
+    def find(self, request: int, tokens: int) -> Hit:
+        """What a prompt would hit; looked up once for as long as nothing is cached or evicted."""
+        asked = (request, tokens, self.pool.changes)
+        if asked != self._asked:
+            path, followed = self._path_of(request)
+            self._asked = asked
+            limit = (tokens - 1) // self.block_tokens
+            self._found = Hit(*self._look_up(path, followed, limit))
+        return self._found
+
+    def _look_up(self, path: list[int], followed: list[int], limit: int) -> tuple[int, int, int]:
+        cached = self.pool.cached
+        limit = min(limit, len(path))
+        found = 0
+        while found < limit and path[found] in cached:
+            found += 1
+        if self._marking is None:
+            if self._drops and not self.groups:
+                found = max(0, found - 1)
+            longer = self._replayed // self.block_tokens
+            resumed = found if found > longer or not self._replayed else 0
+            return resumed, found, resumed
+        resumed = found
+        while resumed > 0 and not self._has_windows(path, followed, resumed):
+            resumed -= 1
+        marks = followed if self._marking.followed else path
+        marked = min(found, len(marks))
+        while marked > resumed and marks[marked - 1] not in self._marked:
+            marked -= 1
+        return resumed, found, max(resumed, marked)
+
+    def _has_windows(self, path: list[int], followed: list[int], end: int) -> bool:
+        """Whether all groups have what a hit behind so many blocks needs."""
+        cached = self.pool.cached
+        for part in self._parts:
+            numbers = followed if part.followed else path
+            if end > len(numbers) or part.row + numbers[end - 1] not in cached:
+                return False
+        return True
+
+    # ---- requests -------------------------------------------------------------------------------
+
+    def refuses(self, tokens: int) -> str:
+        """Why a request of so many tokens can never run; empty if it can."""
+        if max(self.admitted_blocks(tokens, 0), self._most_blocks(tokens)) <= self.total:
+            return ""
+        chunk = ", with windows and states of a chunk" if self.groups else ""
+        return f"longer than all blocks together{chunk}"
+
+    def admits(self, request: int, tokens: int, step_tokens: int, promised: int = 0) -> bool:
+        """Whether a whole prompt has room now, and its first chunk of ``step_tokens`` at most."""
+        resumed = self.find(request, tokens).resumed
+        at = resumed * self.block_tokens
+        first = self._between(at, min(tokens, at + step_tokens)) + self._recomputed(resumed)
+        needed = max(self.admitted_blocks(tokens, resumed), first)
+        return needed + self._idle_hit(request, resumed) + promised <= self.available
+
+    def admitted_blocks(self, tokens: int, resumed: int) -> int:
+        """Blocks that must be free for a prompt behind a hit.
+
+        Source: vLLM 0.33, ``SlidingWindowSpec.max_admission_blocks_per_request`` and
+        ``get_num_blocks_to_allocate``.
+        """
+        at = resumed * self.block_tokens
+        blocks = -(-tokens // self.block_tokens) - resumed
+        for group in self.groups:
+            size = group.block_tokens
+            most = min(-(-tokens // size), -(-(group.seen + self._chunk) // size) + 1)
+            before = at if group.cached else group.start(at)
+            blocks += max(0, most - before // size)
+        return blocks
+
+    def _recomputed(self, resumed: int) -> int:
+        """Blocks of windows that no hit finds, which a request that hits takes for itself."""
+        if not resumed:
+            return 0
+        return sum([group.needed for group in self.groups if not group.cached])
+
+    def _idle_hit(self, request: int, resumed: int) -> int:
+        """Cached blocks of a hit that no request uses."""
+        if not resumed:
+            return 0
+        path, followed = self._path_of(request)
+        cached, idle = self.pool.cached, 0
+        for number in path[:resumed]:
+            idle += _idle_blocks(cached[number])
+        for part in self._parts:
+            if part.end_tokens <= 0:
+                numbers = followed if part.followed else path
+                idle += _idle_blocks(cached[part.row + numbers[resumed - 1]])
+        return idle
+
+    def fits(self, request: int, tokens: int, promised: int) -> bool:
+        """Whether a whole prompt has room now beside what is promised to others."""
+        return self.admits(request, tokens, self._chunk, promised)
+
+    def begin(self, request: int, tokens: int) -> Hit:
+        """Use what a prompt hits."""
+        hit = self.find(request, tokens)
+        resumed = hit.resumed
+        pool, at = self.pool, resumed * self.block_tokens
+        path, followed = self._path_of(request)
+        held = Held(path, followed, at)
+        for number in path[:resumed]:
+            entry = pool.cached[number]
+            pool.touch(entry)
+            held.context.append(entry)
+        for group in self.groups:
+            table = Table(group, group.start(at))
+            if resumed:
+                for part in group.parts:
+                    if part.end_tokens <= 0:
+                        numbers = followed if part.followed else path
+                        entry = pool.cached[part.row + numbers[resumed - 1]]
+                        pool.touch(entry)
+                        table.entries.append(entry)
+                        table.ends.append(at + part.end_tokens)
+            held.tables.append(table)
+        pool.get_new_blocks(self._recomputed(resumed))
+        self._plan_windows(held, tokens, resumed, hit.found)
+        self._running[request] = held
+        return hit
+
+    def _plan_windows(self, held: Held, tokens: int, resumed: int, found: int) -> None:
+        """Decide behind which blocks of a prompt windows and states stay cached."""
+        size, most = self.block_tokens, max(len(held.path), len(held.followed))
+        if self._retention is None or not self._parts:
+            return
+        last, whole = (tokens - 1) // size, tokens // size
+        special = {max(0, last - 1), max(0, whole - 1)} if self._drops else {last}
+        if found > resumed:
+            special.add(found)
+        if self._retention:
+            step = self._retention // size
+            special.update(range(step, most + 1, step))
+        held.kept = held.kept_drafts = sorted([end for end in special if end <= most])
+        if self._drops and found != resumed:
+            held.kept_drafts = sorted({*held.kept, found - 1})
+
+    def lacks(self, request: int, end: int) -> int:
+        """Blocks that a request lacks for tokens up to ``end``; frees those behind windows."""
+        held = self._running[request]
+        if end <= held.position:
+            return 0
+        self._slide(held, held.position)
+        return max(0, self._between(held.position, end) - self.available)
+
+    def compute(self, request: int, position: int) -> int:
+        """Cache a prompt's tokens up to ``position``; returns the blocks that others can find."""
+        held = self._running[request]
+        if position > held.position:
+            self._slide(held, held.position)
+            self.pool.get_new_blocks(self._between(held.position, position))
+            self._cache_context(held, position)
+            self._cache_windows(held, position)
+            held.position = held.prompt = position
+        return min(max(position, held.position) // self.block_tokens, len(held.path))
+
+    def _cache_context(self, held: Held, end: int) -> None:
+        size, path = self.block_tokens, held.path
+        for block in range(held.position // size, end // size):
+            if block < len(path):
+                held.context.append(self.pool.cache(path[block], 1))
+            elif block == len(path) < len(held.followed):
+                # a last whole block with no token behind it: cached under a key nobody asks for
+                held.context.append(self.pool.cache(self._numbers, 1))
+
+    def _cache_windows(self, held: Held, end: int) -> None:
+        size, marking = self.block_tokens, self._marking
+        for table in held.tables:
+            before = len(table.ends)
+            for part in table.group.parts:
+                numbers = held.followed if part.followed else held.path
+                behind = max(0, part.end_tokens)
+                done = min((held.position - behind) // size, len(numbers))
+                full = min((end - behind) // size, len(numbers))
+                if self._retention is None:
+                    places = list(range(max(0, done) + 1, full + 1))
+                else:
+                    keep = held.kept_drafts if part.drafts else held.kept
+                    places = keep[bisect_right(keep, done) : bisect_right(keep, full)]
+                for place in places:
+                    number = numbers[place - 1] if place else self._numbers
+                    if part is marking and (self._retention is None or place in held.kept):
+                        self._marked.add(number)
+                    table.entries.append(self.pool.cache(part.row + number, part.blocks))
+                    table.ends.append(place * size + part.end_tokens)
+            if len(table.group.parts) > 1 and len(table.ends) > before + 1:
+                _sort_from(table, before)
+
+    def reserve(self, request: int, position: int) -> int:
+        """Give a decoding request at ``position`` blocks for its next step.
+
+        Blocks behind its windows are freed first, either way.  Returns the tokens at which it
+        next needs or frees a block; -1 where there are too few.
+        """
+        held, pool = self._running[request], self.pool
+        if held.steady:
+            place = position % self._period
+            if held.slid < position:
+                held.slid = position
+                pool.uncached += self._frees[place]
+            needed = self._needs[place]
+        else:
+            self._slide(held, position)
+            needed = self._between(held.position, position + self._step)
+        if needed > pool.uncached:
+            if needed > pool.uncached + pool.idle:
+                return -1
+            pool.get_new_blocks(needed)
+        else:
+            pool.uncached -= needed
+        held.position = position + self._step
+        if held.steady:
+            return position + 1 + self._waits[(position + 1) % self._period]
+        return self._next_event(held, position)
+
+    def _next_event(self, held: Held, position: int) -> int:
+        """Tokens at which a request next needs or frees a block, after a step at ``position``."""
+        if self._step > 1:
+            return 0  # drafts: in every step
+        after, size = position + 1, self.block_tokens
+        due = -(-after // size) * size
+        steady = position > self._seen
+        for table in held.tables:
+            group = table.group
+            size = group.block_tokens
+            due = min(due, -(-after // size) * size, table.start + size + group.seen)
+            steady = steady and table.first == len(table.ends)
+        if steady:
+            held.steady, held.slid = True, position
+        return due
+
+    def next_event(self, request: Generating, due: int) -> int:
+        """Given by ``reserve``."""
+        return request.due
+
+    def decode(self, request: int) -> None:
+        """A prompt is computed: what is behind its windows is freed in the next step."""
+
+    def decoded(self, due: Sequence[Generating]) -> None:
+        """Requests took a step: free what it reserved for drafts that were rejected."""
+        for request in due:
+            held = self._running[request.number]
+            if held.position > request.position:
+                self.pool.uncached += self._between(request.position, held.position)
+                held.position = request.position
+
+    def take(self, blocks: int) -> None:
+        """Nothing: ``reserve`` takes blocks of decoded tokens."""
+
+    def load(self, request: int, end: int) -> None:
+        """Take blocks for what a tier brings back of a prompt: context, and windows at ``end``."""
+        held = self._running[request]
+        held.loaded = at = held.position
+        size = self.block_tokens
+        blocks = -(-end // size) - -(-at // size)
+        for table in held.tables:
+            size, start = table.group.block_tokens, table.group.start(end)
+            before = -(-at // size) * size
+            self._release(table, min(start, before))
+            table.start = max(table.start, start)
+            blocks += -(-end // size) - max(before, start) // size
+        self.pool.get_new_blocks(blocks)
+        held.position = end
+
+    def loaded(self, request: int) -> None:
+        """What a tier brought back is there: cache it."""
+        held = self._running[request]
+        end, held.position = held.position, held.loaded
+        self._cache_context(held, end)
+        last = end // self.block_tokens
+        kept = held.kept, held.kept_drafts
+        held.kept, held.kept_drafts = ([last] if last in places else [] for places in kept)
+        self._cache_windows(held, end)
+        held.kept, held.kept_drafts = kept
+        held.position = held.prompt = end
+
+    def end(self, request: int, decoded_blocks: int = 0, position: int = 0) -> int:
+        """Free everything, context first, last blocks first; returns the blocks that it cached."""
+        held = self._running.pop(request)
+        pool = self.pool
+        if held.steady:
+            for table in held.tables:
+                table.start = table.group.start(held.slid)
+        for entry in reversed(held.context):
+            pool.free(entry)
+        pool.uncached += -(-held.position // self.block_tokens) - len(held.context)
+        for table in held.tables:
+            size = table.group.block_tokens
+            self._release(table, -(-held.position // size) * size)
+        return min(held.prompt // self.block_tokens, len(held.path))
+
+    # ---- blocks ---------------------------------------------------------------------------------
+
+    def _between(self, begin: int, end: int) -> int:
+        """Blocks of all groups that tokens ``begin`` to ``end`` need."""
+        size = self.block_tokens
+        blocks = -(-end // size) - -(-begin // size)
+        for group in self.groups:
+            size = group.block_tokens
+            blocks += -(-end // size) - -(-begin // size)
+        return blocks
+
+    def _slide(self, held: Held, position: int) -> None:
+        """Free blocks behind the windows of the token at ``position``."""
+        for table in held.tables:
+            group = table.group
+            upto = (position - group.seen) // group.block_tokens * group.block_tokens
+            if upto > table.start:
+                self._release(table, upto)
+
+    def _release(self, table: Table, upto: int) -> None:
+        """Free the blocks of a table up to there, the last first."""
+        size, start = table.group.block_tokens, table.start
+        if upto <= start:
+            return
+        self.pool.uncached += (upto - start) // size
+        table.start = upto
+        ends, entries, pool = table.ends, table.entries, self.pool
+        count, first = len(ends), table.first
+        last = first
+        while last < count and ends[last] <= upto:
+            last += 1
+        past = last
+        while past < count and ends[past] - table.group.needed * size < upto:
+            pool.split(entries[past], (ends[past] - upto) // size)
+            past += 1
+        for place in range(past - 1, first - 1, -1):
+            entry = entries[place]
+            nearest, farthest = (ends[place] - upto) // size, (ends[place] - start) // size
+            for piece in entry.pieces or [entry]:
+                if nearest <= piece.after < farthest:
+                    pool.uncached -= piece.blocks
+                    pool.free(piece)
+        table.first = last
+
+    def _fill_tables(self) -> None:
+        """What decode steps need and free, by tokens: windows repeat after a period."""
+        groups = [group for group in self.groups if group.block_tokens < UNBOUNDED_TOKENS]
+        self._rings = len(self.groups) - len(groups)
+        period = self.block_tokens
+        for group in groups:
+            period = period * group.block_tokens // _gcd(period, group.block_tokens)
+        self._seen = max([group.seen for group in groups], default=0)
+        self._period = period * (1 + self._seen // period)
+        most = 0
+        for tokens in range(2 * self._period):
+            end = tokens + self._step
+            held = -(-end // self.block_tokens)
+            for group in groups:
+                size = group.block_tokens
+                held += -(-end // size) - max(tokens - group.seen, 0) // size
+            most = max(most, held)
+            self._most.append(most)
+        for tokens in range(self._period):
+            needs, frees = int(tokens % self.block_tokens == 0), 0
+            for group in groups:
+                needs += tokens % group.block_tokens == 0
+                frees += (tokens - group.seen) % group.block_tokens == 0
+            self._needs.append(needs)
+            self._frees.append(frees)
+        wait = 0
+        self._waits = [0] * self._period
+        for tokens in range(2 * self._period - 1, -1, -1):
+            place = tokens % self._period
+            wait = 0 if self._needs[place] or self._frees[place] else wait + 1
+            self._waits[place] = wait
+
+    def _most_blocks(self, tokens: int) -> int:
+        """Blocks that must be there for a request to come to its end."""
+        if not tokens:
+            return 0
+        periods = max(0, (tokens - 1) // self._period - 1)
+        grown = periods * (self._period // self.block_tokens)
+        return self._most[tokens - 1 - periods * self._period] + grown + self._rings
+
+    # ---- one request after the other ------------------------------------------------------------
+
+    def serve(self, request: int, tokens: int) -> Hit | None:
+        """Compute a prompt alone and free it; returns what it hit, None where it cannot run."""
+        hit = self.find(request, tokens)
+        size, chunk = self.block_tokens, self._chunk
+        begin = hit.resumed * size - (self._replayed if hit.resumed else 0)
+        ends = [*range(begin + chunk, tokens, chunk), tokens]
+        before = hit.resumed * size
+        for end in ends:
+            if self._held_between(before, end) > self.total:
+                return None
+            before = end
+        self.begin(request, tokens)
+        for end in ends:
+            self.compute(request, end)
+        self.end(request)
+        return hit
+
+    def _held_between(self, begin: int, end: int) -> int:
+        """Blocks that a prompt holds while it is computed from ``begin`` to ``end``."""
+        blocks = -(-end // self.block_tokens)
+        for group in self.groups:
+            size = group.block_tokens
+            blocks += -(-end // size) - max(0, begin // size - group.needed)
+        return blocks
+
+
+def _end_of(part: Part) -> int:
+    return part.end_tokens
+
+
+def _gcd(a: int, b: int) -> int:
+    while b:
+        a, b = b, a % b
+    return a
+
+
+def _idle_blocks(entry: Entry) -> int:
+    """Blocks of an entry that no request uses."""
+    if not entry.pieces:
+        return 0 if entry.refs else entry.blocks
+    return sum([piece.blocks for piece in entry.pieces if not piece.refs])
+
+
+def _sort_from(table: Table, first: int) -> None:
+    """Put entries in the order of their ends, from one place on."""
+    ends = table.ends[first:]
+    order = sorted(range(len(ends)), key=ends.__getitem__)
+    entries = table.entries[first:]
+    table.ends[first:] = [ends[place] for place in order]
+    table.entries[first:] = [entries[place] for place in order]

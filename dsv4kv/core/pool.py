@@ -1,0 +1,170 @@
+"""vLLM's block pool: cached blocks with reference counts and a free queue.
+
+An entry is a cached block, or the blocks of a window that a hit needs together.  Blocks that hold
+nothing have no identity and are counted.
+Source: vLLM 0.33, ``v1/core/block_pool.py``, ``kv_cache_utils.py`` (``FreeKVCacheBlockQueue``).
+"""
+
+from dsv4kv.errors import OutOfBlocks
+
+
+class Entry:
+    """Cached blocks, in the free queue while no request uses them.
+
+    An entry whose blocks are freed at different times is split into pieces: the entry itself
+    holds the last ones, ``pieces`` lists it and the others, last blocks first.
+
+    Attributes:
+        key: Hash of the content.
+        blocks: Number of blocks.
+        refs: Requests that use it.
+        after: Blocks of the whole entry that follow these.
+        whole: The entry that it is a piece of; itself where it is none.
+        pieces: All pieces; empty where it has not been split.
+        copy: The next younger entry of the same key.
+        found: Whether it is in ``BlockPool.cached`` or a ``copy`` of one that is.
+    """
+
+    __slots__ = (
+        "after", "before", "behind", "blocks", "copy", "found", "key", "pieces", "refs", "whole",
+    )  # fmt: skip
+
+    def __init__(self, key: int, blocks: int) -> None:
+        self.key = key
+        self.blocks = blocks
+        self.refs = 1
+        self.after = 0
+        self.whole: Entry = self
+        self.pieces: list[Entry] = []
+        self.copy: Entry | None = None
+        self.found = True
+        self.before: Entry | None = None  # in the free queue
+        self.behind: Entry | None = None
+
+
+class BlockPool:
+    """Blocks of one size, evicted in the order in which they were freed.
+
+    Attributes:
+        total: All blocks.
+        uncached: Free blocks that hold nothing; they are allocated first.
+        idle: Cached blocks that no request uses.
+        busy: Cached blocks that requests use.
+        evicted: Cached blocks evicted so far.
+        cached: The oldest entry of every key.
+        changes: Number of times that ``cached`` changed.
+    """
+
+    def __init__(self, blocks: int) -> None:
+        self.total = self.uncached = blocks
+        self.idle = self.busy = self.evicted = self.changes = 0
+        self.cached: dict[int, Entry] = {}
+        self._front, self._back = Entry(-1, 0), Entry(-1, 0)
+        self._front.behind, self._back.before = self._back, self._front
+
+    @property
+    def available(self) -> int:
+        """Blocks that are free or can be evicted."""
+        return self.uncached + self.idle
+
+    def get_new_blocks(self, blocks: int) -> None:
+        """Allocate blocks: uncached ones, then from the front of the queue.
+
+        Raises:
+            OutOfBlocks: There are fewer; nothing changes.
+        """
+        missing = blocks - self.uncached
+        if missing > 0:
+            if missing > self.idle:
+                raise OutOfBlocks(f"{blocks:,} blocks are needed and {self.available:,} are free.")
+            self._evict(missing)
+        self.uncached -= blocks
+
+    def _evict(self, blocks: int) -> None:
+        self.idle -= blocks
+        self.evicted += blocks
+        self.uncached += blocks
+        while blocks > 0:
+            entry = self._front.behind
+            assert entry is not None
+            self._forget(entry.whole)
+            if entry.blocks > blocks:  # the others stay, of no use, until they are evicted too
+                entry.blocks -= blocks
+                return
+            blocks -= entry.blocks
+            self._unlink(entry)
+
+    def cache(self, key: int, blocks: int) -> Entry:
+        """Cache blocks in use under a key; an older entry of the key is found first."""
+        entry = Entry(key, blocks)
+        self.busy += blocks
+        self.changes += 1
+        older = self.cached.get(key)
+        if older is None:
+            self.cached[key] = entry
+            return entry
+        while older.copy is not None:
+            older = older.copy
+        older.copy = entry
+        return entry
+
+    def touch(self, entry: Entry) -> None:
+        """Let one more request use an entry, all its pieces included."""
+        if entry.pieces:
+            for piece in entry.pieces:
+                self._touch(piece)
+        else:
+            self._touch(entry)
+
+    def _touch(self, entry: Entry) -> None:
+        if entry.refs == 0:
+            self._unlink(entry)
+            self.idle -= entry.blocks
+            self.busy += entry.blocks
+        entry.refs += 1
+
+    def free(self, entry: Entry) -> None:
+        """Let one request less use an entry or piece; without any it joins the queue's end."""
+        entry.refs -= 1
+        if entry.refs == 0:
+            last = self._back.before
+            assert last is not None
+            last.behind, entry.before = entry, last
+            entry.behind, self._back.before = self._back, entry
+            self.idle += entry.blocks
+            self.busy -= entry.blocks
+
+    def split(self, entry: Entry, after: int) -> None:
+        """Cut an entry so that its last ``after`` blocks can be freed apart from the others."""
+        for place, piece in enumerate(entry.pieces or [entry]):
+            if piece.after < after < piece.after + piece.blocks:
+                entry.pieces = entry.pieces or [entry]
+                first = Entry(entry.key, piece.after + piece.blocks - after)
+                first.after, first.whole, first.refs = after, entry, piece.refs
+                piece.blocks = after - piece.after
+                entry.pieces.insert(place + 1, first)
+                return
+
+    def _unlink(self, entry: Entry) -> None:
+        before, behind = entry.before, entry.behind
+        assert before is not None
+        assert behind is not None
+        before.behind, behind.before = behind, before
+        entry.before = entry.behind = None
+
+    def _forget(self, entry: Entry) -> None:
+        if not entry.found:
+            return
+        entry.found = False
+        self.changes += 1
+        older = self.cached[entry.key]
+        if older is entry:
+            if entry.copy is None:
+                del self.cached[entry.key]
+            else:
+                self.cached[entry.key] = entry.copy
+            return
+        while older.copy is not entry:
+            assert older.copy is not None
+            older = older.copy
+        older.copy = entry.copy

@@ -1,5 +1,6 @@
 """A whole run: every case of a sweep, and the record of it."""
 
+import gc
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -391,9 +392,15 @@ class Server:
         point, count = self._points[number], len(self._points)
         self._check_trace(point.config.workload.trace)
         try:
-            requests = self._read(point.config)
-            so_far = partial(_count_all, on_progress, number, count, len(requests))
-            return self._serve(point, requests, so_far)
+            with without_collector():
+                requests = self._read(point.config)
+                so_far = partial(_count_all, on_progress, number, count, len(requests))
+                case = self._serve(point, requests, so_far)
+                if count > 1:
+                    gc.collect()  # caches are full of cycles
+                else:
+                    gc.freeze()  # the program ends soon: no search for cycles in all of it
+            return case
         except Dsv4kvError as error:
             if count == 1:
                 raise
@@ -430,9 +437,11 @@ def serve_alone(
     replay = build_replay(point.config, requests)
     interrupted, problem, ended = False, None, False
     try:
-        with without_collector():
-            while replay.scheduler.turn():
-                on_progress(replay.outcome.finished)
+        done = 0
+        while replay.scheduler.turn():
+            if replay.outcome.finished > done:
+                done = replay.outcome.finished
+                on_progress(done)
         ended = True
     except KeyboardInterrupt:
         interrupted = True

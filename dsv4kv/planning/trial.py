@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from dsv4kv.choices import TRANSFERS
+from dsv4kv.collector import without_collector
 from dsv4kv.config.fleet import GroupSection
 from dsv4kv.errors import ConfigError
 from dsv4kv.fleet.outcome import Fates
@@ -245,7 +246,8 @@ def simulate(
         served=0,
     )
     try:
-        made.run()
+        with without_collector():
+            made.run()
     except _LimitLost:
         so_far = made.outcome(ended=False)
         return replace(trial, came=len(so_far.answers), served=len(Fates.of(so_far).numbers))

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -34,6 +35,9 @@ def compile_core(target: Path) -> list[Path]:
         tree = Path(folder)
         shutil.copytree(ROOT / "dsv4kv", tree / "dsv4kv", ignore=shutil.ignore_patterns("*.so"))
         core = sorted((tree / "dsv4kv/core").glob("[!_]*.py"))
+        source = sha256(b"".join(path.read_bytes() for path in core)).hexdigest()
+        core.append(tree / "dsv4kv/core/compiled.py")
+        core[-1].write_text(f'SOURCE = "{source}"\n')  # dsv4kv/core/__init__.py compares it
         files = [str(path.relative_to(tree)) for path in core]
         (tree / "setup.py").write_text(_SETUP.format(files=files))
         subprocess.run(
@@ -45,11 +49,8 @@ def compile_core(target: Path) -> list[Path]:
             text=True,
         )
         suffix = sysconfig.get_config_var("EXT_SUFFIX")
-        found = [
-            path.relative_to(tree)
-            for path in tree.rglob(f"*{suffix}")
-            if "build" not in path.parts
-        ]
+        shutil.rmtree(tree / "build", ignore_errors=True)  # holds the same libraries
+        found = [path.relative_to(tree) for path in tree.rglob(f"*{suffix}")]
         for path in found:
             (target / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(tree / path, target / path)
@@ -69,7 +70,7 @@ class CustomBuildHook(BuildHookInterface[Any]):
             found = compile_core(target)
         except (subprocess.CalledProcessError, OSError) as error:
             lines = (getattr(error, "stdout", None) or str(error)).strip().splitlines()
-            self.app.display_warning(f"dsv4kv.core stays interpreted, no compiler: {lines[-1]}")
+            self.app.display_warning(f"dsv4kv.core stays interpreted: {lines[-1]}")
             return
         build_data["pure_python"], build_data["infer_tag"] = False, True
         for path in found:
@@ -80,4 +81,4 @@ if __name__ == "__main__":
     try:
         compile_core(ROOT)
     except subprocess.CalledProcessError as failed:
-        sys.exit(f"dsv4kv.core stays interpreted, no compiler: {failed.stdout.strip()}")
+        sys.exit(f"dsv4kv.core stays interpreted: {failed.stdout.strip().splitlines()[-1]}")

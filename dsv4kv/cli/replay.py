@@ -81,8 +81,7 @@ def replay(
         str | None,
         typer.Option(
             metavar="FILE",
-            help=f"A YAML file or a shipped name: {listed(shipped_names('replay'))} (default is "
-            "the default, real moves the bytes of a small model).",
+            help=f"A YAML file or a shipped name: {listed(shipped_names('replay'))}.",
             show_default=False,
         ),
     ] = None,

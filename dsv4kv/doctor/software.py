@@ -64,7 +64,7 @@ def _check_core() -> Check:
     enables = "replays, plans and hit rates by an engine's rule"
     if COMPILED:
         return Check("software", "core", "good", "compiled", enables)
-    advice = "several times faster compiled: install a wheel, or run `make core` in a checkout."
+    advice = "2 to 3 times as fast compiled: install a wheel, or run `make core` in a checkout."
     return Check("software", "core", "good", "interpreted", enables, advice)
 
 

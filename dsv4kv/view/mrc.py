@@ -306,7 +306,7 @@ def _curve(model: str, answer: Answer) -> Table:
             )
             for point in answer.points
         ],
-        note="share of prompt tokens, strategies: not computed",
+        note="share of prompt tokens; under a strategy: not computed",
     )
 
 

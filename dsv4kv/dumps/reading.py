@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from tokenize import TokenError
 from typing import IO, Any
 
 import numpy as np
@@ -124,7 +125,9 @@ def _read_npy(path: Path, size: int) -> tuple[NDArray[Any], tuple[int, ...]]:
         read = {(1, 0): "read_array_header_1_0", (2, 0): "read_array_header_2_0"}[version]
         given = getattr(np.lib.format, read)(head, max_header_size=_MOST_NPY_HEADER)
         shape, columns_first, dtype = given
-    except (ValueError, TypeError, LookupError, SyntaxError, RecursionError, MemoryError) as error:
+    except (
+        ValueError, TypeError, LookupError, SyntaxError, TokenError, RecursionError, MemoryError
+    ) as error:  # fmt: skip
         raise TraceError(f"{path} has no header of numpy.save: {error}.") from error
     start = head.tell()
     if dtype.hasobject:

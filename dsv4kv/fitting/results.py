@@ -88,7 +88,8 @@ def read_runs(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         text = read_document(path).decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise RecordError(f"{path} cannot be read: {error}; {_WANTED}") from error
+        why = getattr(error, "strerror", error)
+        raise RecordError(f"{path} cannot be read ({why}); {_WANTED}") from error
     try:
         documents = [parse_json(text)]
     except Unparsable:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from tokenize import TokenError
 from typing import IO, Any
 
 import numpy as np
@@ -97,6 +98,7 @@ def read_dump(path: Path, tensor: str | None = None) -> Dump:
             "torch 1.6 or newer, as .safetensors, or with numpy.save."
         )
     else:
+        _check_size(path, (size,), 1, size)
         found = {"": (np.memmap(path, np.uint8, "r"), (size,))}
     name = _choose(path, list(found), tensor)
     data, shape = found[name]
@@ -124,7 +126,10 @@ def _read_npy(path: Path, size: int) -> tuple[NDArray[Any], tuple[int, ...]]:
         read = {(1, 0): "read_array_header_1_0", (2, 0): "read_array_header_2_0"}[version]
         given = getattr(np.lib.format, read)(head, max_header_size=_MOST_NPY_HEADER)
         shape, columns_first, dtype = given
-    except (ValueError, TypeError, LookupError, SyntaxError, RecursionError, MemoryError) as error:
+    except (
+        *(ValueError, TypeError, LookupError, SyntaxError, RecursionError, MemoryError),
+        TokenError,  # numpy's own repair of a header that it cannot parse
+    ) as error:
         raise TraceError(f"{path} has no header of numpy.save: {error}.") from error
     start = head.tell()
     if dtype.hasobject:
@@ -139,8 +144,10 @@ def _check_size(path: Path, shape: tuple[int, ...], itemsize: int, there: int) -
     said = math.prod(shape) * itemsize
     if min(shape, default=1) < 0:
         raise TraceError(f"{path} says that a tensor's shape is {shape}.")
-    if said != there or not 0 < said <= MOST_BYTES:
+    if said != there:
         raise TraceError(f"{path} says that it holds {said:,} B, and holds {there:,} B.")
+    if not 0 < said <= MOST_BYTES:
+        raise TraceError(f"{path} holds {said:,} B: give 1 to {MOST_BYTES:,} B of pages.")
 
 
 def _as_bytes(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:

@@ -26,8 +26,8 @@ from dsv4kv.model.formats import FORMATS
 from dsv4kv.model.schema import Sharing, StateFormat
 from dsv4kv.ops.variants import VARIANTS, explain
 
-Positive = Annotated[int, Field(gt=0)]
-NonNegative = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(gt=0, lt=2**63)]
+NonNegative = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class OneOf:

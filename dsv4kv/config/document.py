@@ -119,12 +119,15 @@ def _hint(key: Key, value: Any) -> str:
     if isinstance(value, str) and key.type == "integer":
         is_size = key.path.endswith("_bytes")
         return " (512MiB and 80GB work too)" if is_size else " (128K and 1M work too)"
-    return ""
+    is_large = key.is_integer and isinstance(value, int) and value >= 2**63
+    return " (and below 2^63)" if is_large else ""
 
 
 def _shown(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int) and value.bit_length() > 64:
+        return _SHORT.repr(hex(value))  # in any length, where decimal digits have a limit
     return value if value in _BOOLEANS else _SHORT.repr(value)
 
 

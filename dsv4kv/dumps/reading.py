@@ -98,6 +98,7 @@ def read_dump(path: Path, tensor: str | None = None) -> Dump:
             "torch 1.6 or newer, as .safetensors, or with numpy.save."
         )
     else:
+        _check_size(path, (size,), 1, size)
         found = {"": (np.memmap(path, np.uint8, "r"), (size,))}
     name = _choose(path, list(found), tensor)
     data, shape = found[name]
@@ -142,8 +143,10 @@ def _check_size(path: Path, shape: tuple[int, ...], itemsize: int, there: int) -
     said = math.prod(shape) * itemsize
     if min(shape, default=1) < 0:
         raise TraceError(f"{path} says that a tensor's shape is {shape}.")
-    if said != there or not 0 < said <= MOST_BYTES:
+    if said != there:
         raise TraceError(f"{path} says that it holds {said:,} B, and holds {there:,} B.")
+    if not 0 < said <= MOST_BYTES:
+        raise TraceError(f"{path} holds {said:,} B: give 1 to {MOST_BYTES:,} B of pages.")
 
 
 def _as_bytes(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:

@@ -64,8 +64,8 @@ def _per_step(case: Case, operation: Operation) -> tuple[float, float, float]:
             return 0, 0, 0
         return calls, calls * operation.bytes[0], calls * summarize(samples).median
     steps = len(_samples(case, "decode_step"))
-    placed = case.config.get("workload", {}).get("context")
-    if not steps or not placed:
+    workload = case.config.get("workload")
+    if not steps or not isinstance(workload, dict) or not workload.get("context"):
         return 0, 0, 0
     return len(samples) / steps, sum(operation.bytes) / steps, sum(samples) / steps
 

@@ -252,13 +252,20 @@ def list_entries(folder: Path) -> list[Entry]:
     return found
 
 
+def _is_file(file: "os.DirEntry[str]") -> bool:
+    try:
+        return file.is_file()
+    except OSError:  # a link in a circle: none of ours
+        return False
+
+
 def _list_files(folder: Path) -> "list[os.DirEntry[str]]":
     try:
         with os.scandir(folder) as files:
             found = [
                 file
                 for file in files
-                if file.name.endswith(".json") and file.name[0] != "." and file.is_file()
+                if file.name.endswith(".json") and file.name[0] != "." and _is_file(file)
             ]
         return sorted(found, key=lambda file: file.name)
     except OSError as error:

@@ -373,6 +373,8 @@ class Proxy:
         for name, value in fields:
             passed.headers.add(name, value)
         passed.content_length = answer.content_length
+        if "Transfer-Encoding" in exchange.request.headers:
+            passed.force_close()  # aiohttp 3.14 puts its trailers before the next request's fields
         await passed.prepare(exchange.request)
         if not answer.content.total_bytes:
             exchange.request.writer.send_headers()

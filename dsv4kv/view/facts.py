@@ -112,8 +112,8 @@ def _model(cache: CacheSummary) -> str:
 
 
 def _threads(record: RunRecord) -> list[int]:
-    found = {setting(case, "measure.threads") for case in record.cases}
-    return sorted(count for count in found if isinstance(count, int))
+    found = (setting(case, "measure.threads") for case in record.cases)
+    return sorted({count for count in found if isinstance(count, int)})
 
 
 def _machine(environment: Environment, threads: list[int]) -> str:
@@ -172,4 +172,4 @@ def _drafts(totals: Totals) -> str:
 
 def _places(record: RunRecord) -> bool:
     """Whether contexts were placed, not served."""
-    return any((case.config.get("workload") or {}).get("context") for case in record.cases)
+    return any(setting(case, "workload.context") for case in record.cases)

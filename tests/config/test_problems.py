@@ -89,6 +89,13 @@ WORDS = "(YAML reads on, off, yes and no as true or false: quote a word to keep 
         ("name: yes", f"name is true: give text {WORDS}."),
         ("name: 4", "name is 4: give text (quote it to make it text)."),
         ("name: [a]", "name is ['a']: give text."),
+        (
+            f"measure: {{seed: 0x{'f' * 9_000}}}",
+            (
+                f"measure.seed is '0x{'f' * 25}...{'f' * 28}': "
+                "give an integer at least 0 (and below 2^63)."
+            ),
+        ),
         ("model: {layers: 3}", "model.layers is 3: give a list of integers at least 0, or null."),
         (
             "model: {layers: [0, -1]}",

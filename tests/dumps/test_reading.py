@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from dsv4kv.dumps.reading import read_dump, read_table
+from dsv4kv.dumps.reading import MOST_BYTES, read_dump, read_table
 from dsv4kv.errors import TraceError
 
 PAGES = np.arange(4 * 96, dtype=np.uint8).reshape(4, 96)
@@ -58,6 +58,8 @@ HOSTILE = {
         "says that it holds 18,446,744,073,709,551,616",
     ),
     "negative.npy": (npy("(-4, -96)") + PAGES.tobytes(), "shape is (-4, -96)"),
+    "open.npy": (npy("(" * 5_000), "has no header of numpy.save"),
+    "zero.npy": (npy("(0, 584)"), "holds 0 B: give 1 to"),
     "cut.npy": (npy("(4, 96)") + PAGES.tobytes()[:-1], "384 B, and holds 383 B"),
     "objects.npy": (npy("(4,)", "'|O'") + pickle.dumps([Evil()]), "Python objects"),
     "pickle.pkl": (pickle.dumps(Evil()), "is a pickle, which runs code"),
@@ -83,6 +85,13 @@ def test_a_hostile_file_is_refused_with_a_sentence(name: str, tmp_path: Path) ->
         read_dump(tmp_path / name)
     assert sentence in str(refusal.value)
     assert name in str(refusal.value)
+
+
+def test_a_sparse_file_is_refused_before_its_zeros_are_read(tmp_path: Path) -> None:
+    with (tmp_path / "tier.bin").open("wb") as file:
+        file.truncate(MOST_BYTES + 1)
+    with pytest.raises(TraceError, match="holds 68,719,476,737 B: give 1 to"):
+        read_dump(tmp_path / "tier.bin")
 
 
 def test_what_torch_saved_with_code_in_it_does_not_run(tmp_path: Path) -> None:

@@ -50,6 +50,12 @@ def test_an_empty_folder_has_no_entries_and_a_missing_one_is_told(tmp_path: Path
         list_entries(tmp_path / "gone")
 
 
+def test_a_link_in_a_circle_hides_no_record(tmp_path: Path) -> None:
+    save(tmp_path, "1")
+    (tmp_path / "2.json").symlink_to("2.json")
+    assert names(tmp_path) == ["1.json"]
+
+
 def test_a_second_list_reads_no_record_again(tmp_path: Path, read: list[str]) -> None:
     save(tmp_path, "1")
     first = list_entries(tmp_path)

@@ -271,6 +271,24 @@ def test_hostile_requests_do_no_harm(raw: bytes, tmp_path: Path) -> None:
     asyncio.run(test())
 
 
+def test_trailers_of_a_request_are_no_fields_of_the_next(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with scene(tmp_path) as here:
+            address = urlsplit(here.url)
+            reader, writer = await asyncio.open_connection(address.hostname, address.port)
+            writer.write(
+                b"POST /echo/a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+                b"1\r\na\r\n0\r\nX-Evil: 1\r\n\r\nGET /echo/b HTTP/1.1\r\nHost: a\r\n"
+                b"Connection: close\r\n\r\n"
+            )
+            answer = await reader.read()
+            writer.close()
+            assert b"X-Path: /echo/a" in answer
+            assert b"X-Evil" not in dict(here.server.headers)
+
+    asyncio.run(test())
+
+
 def test_a_client_that_leaves_in_the_middle_of_its_request_is_written(tmp_path: Path) -> None:
     async def test() -> None:
         async with scene(tmp_path) as here:

@@ -117,3 +117,8 @@ def test_a_setting_that_is_not_there_is_none() -> None:
     assert setting(make_case(), "measure.threads") == 1
     assert setting(make_case(), "measure.threads.deeper") is None
     assert setting(make_case(config={}), "measure.threads") is None
+
+
+@pytest.mark.parametrize("config", [{"workload": 1.0}, {"measure": {"threads": []}}])
+def test_a_configuration_of_other_shapes_is_shown(config: dict[str, object]) -> None:
+    assert header(make_record(make_case(config=config), trace_source=None))

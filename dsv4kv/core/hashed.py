@@ -56,7 +56,7 @@ class Group:
         return max(0, position - self.seen) // self.block_tokens * self.block_tokens
 
 
-class Table:
+class BlockTable:
     """Blocks of a group that a request holds.
 
     Attributes:
@@ -88,14 +88,14 @@ class Held:
         prompt: Tokens of its prompt with blocks.
         loaded: Tokens before those that a tier brings back.
         steady: Whether it decodes and holds no cached windows: then what a step needs and frees
-            follows from its position, and ``Table.start`` from ``slid``.
+            follows from its position, and ``BlockTable.start`` from ``slid``.
         slid: Position of its last step.
     """
 
     def __init__(self, path: list[int], followed: list[int], position: int) -> None:
         self.path, self.followed, self.position = path, followed, position
         self.context: list[Entry] = []
-        self.tables: list[Table] = []
+        self.tables: list[BlockTable] = []
         self.kept: list[int] = []
         self.kept_drafts: list[int] = []
         self.prompt = position
@@ -315,7 +315,7 @@ class HashedCache:
             pool.touch(entry)
             held.context.append(entry)
         for group in self.groups:
-            table = Table(group, group.start(at))
+            table = BlockTable(group, group.start(at))
             if resumed:
                 for part in group.parts:
                     if part.end_tokens <= 0:
@@ -519,7 +519,7 @@ class HashedCache:
             if upto > table.start:
                 self._release(table, upto)
 
-    def _release(self, table: Table, upto: int) -> None:
+    def _release(self, table: BlockTable, upto: int) -> None:
         """Free the blocks of a table up to there, the last first."""
         size, start = table.group.block_tokens, table.start
         if upto <= start:
@@ -629,7 +629,7 @@ def _idle_blocks(entry: Entry) -> int:
     return sum([piece.blocks for piece in entry.pieces if not piece.refs])
 
 
-def _sort_from(table: Table, first: int) -> None:
+def _sort_from(table: BlockTable, first: int) -> None:
     """Put entries in the order of their ends, from one place on."""
     ends = table.ends[first:]
     order = sorted(range(len(ends)), key=ends.__getitem__)

@@ -128,6 +128,14 @@ class Command(TyperCommand):
         paragraphs = (self.help or "").split("\n\n")
         self.help = "\n\n".join(" ".join(each.split()) for each in paragraphs)
 
+    def invoke(self, ctx: Any) -> Any:
+        """Run it, unless it would write over what it reads."""
+        if ctx.meta:
+            from dsv4kv.cli.targets import keep_inputs
+
+            keep_inputs(ctx)
+        return super().invoke(ctx)
+
 
 @cache
 def load_command(name: str) -> Any:
@@ -139,7 +147,8 @@ def load_command(name: str) -> Any:
         kind = getattr(module, "COMMAND", None)
         own.command(name, cls=kind, epilog=module.EPILOG)(getattr(module, name))
     for each in own.registered_commands:
-        each.cls = each.cls or Command
+        if each.cls is None or not issubclass(each.cls, Command):
+            each.cls = Command
     return get_command(own)
 
 

@@ -320,4 +320,4 @@ def _plain(text: str) -> str:
 
 
 def _gone(at: SplitResult, error: Exception) -> str:
-    return f"{at.netloc} does not answer ({_plain(str(error))})"
+    return f"{at.netloc} does not answer ({_plain(str(error)) or type(error).__name__})"

@@ -132,3 +132,19 @@ def test_a_pipe_is_written_to_and_stays_a_pipe() -> None:
     assert os.read(reader, 99) == b"{}\n"
     os.close(reader)
     assert Path("pipe").is_fifo()
+
+
+@pytest.mark.parametrize("command", ["report FILE --html", "replay FILE --json"])
+def test_what_a_command_reads_is_not_written_over(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file, link = Path("file.jsonl"), Path("link.jsonl")
+    row = {"timestamp": 0, "input_length": 600, "output_length": 3, "hash_ids": [1, 2]}
+    file.write_text(json.dumps(row))
+    link.symlink_to(file)
+    before = file.read_bytes()
+    words = command.replace("FILE", str(file)).split()
+    result = CliRunner().invoke(app, [*words, str(link)])
+    assert (result.exit_code, file.read_bytes()) == (2, before)
+    assert "would overwrite what the command reads" in result.stderr

@@ -10,7 +10,7 @@ from dsv4kv.errors import ConfigError, CudaUnavailable
 from dsv4kv.measure.recorder import Event
 from dsv4kv.ops.cuda.compile import architecture_of
 from dsv4kv.record.schema import GpuFacts
-from dsv4kv.serve.graphs import Capturer, CudaCapturer
+from dsv4kv.serve.graphs import Capture, cuda_capture
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class CudaDevice:
         free_bytes: Memory that is free.
         l2_bytes: Its L2 cache.
         make_event: Makes a moment on its clock.
-        make_capturer: Makes what captures graphs.
+        make_capture: Makes what captures graphs.
     """
 
     device: torch.device
@@ -31,7 +31,7 @@ class CudaDevice:
     free_bytes: int
     l2_bytes: int
     make_event: Callable[[], Event]
-    make_capturer: Callable[[], Capturer]
+    make_capture: Callable[[], Capture]
 
 
 def find_device(wanted: str) -> CudaDevice | None:
@@ -54,7 +54,7 @@ def find_device(wanted: str) -> CudaDevice | None:
         free_bytes=torch.cuda.mem_get_info(device)[0],
         l2_bytes=torch.cuda.get_device_properties(device).L2_cache_size,
         make_event=_make_event,
-        make_capturer=CudaCapturer,
+        make_capture=cuda_capture,
     )
 
 

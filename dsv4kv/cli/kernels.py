@@ -52,7 +52,7 @@ def kernels(
     from dsv4kv.errors import ConfigError
     from dsv4kv.ops.cuda.compile import nvrtc_version
     from dsv4kv.ops.cuda.survey import shipped_baseline
-    from dsv4kv.ops.kernels.catalogue import ARCHITECTURES
+    from dsv4kv.ops.launches.catalogue import ARCHITECTURES
 
     if write_baseline and arch:
         raise ConfigError("a baseline holds every architecture: leave out --arch.")
@@ -78,7 +78,7 @@ def _survey(architectures: list[str]) -> list["Finding"]:
     """Compile and inspect the catalogue, and show how far it is."""
     from dsv4kv.cli.progress import Watcher
     from dsv4kv.ops.cuda.survey import survey
-    from dsv4kv.ops.kernels.catalogue import catalogue
+    from dsv4kv.ops.launches.catalogue import catalogue
 
     stderr = open_console(stderr=True)
     with Watcher(stderr, "compiling", "architectures", len(architectures)) as watcher:

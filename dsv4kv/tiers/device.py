@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dsv4kv.cache.allocators.stack import Ids
 from dsv4kv.ops.cuda.launch import run
-from dsv4kv.ops.kernels.objects import Way, plan_objects, pool_table
+from dsv4kv.ops.launches.copies import Way, plan_objects, pool_table
 from dsv4kv.tiers.families import Family
 from dsv4kv.tiers.stores.contract import Bytes
 

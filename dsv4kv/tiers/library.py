@@ -16,7 +16,7 @@ from threading import Event
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dsv4kv.cache.prepare import prepare_forward
+from dsv4kv.cache.manager import prepare_forward
 from dsv4kv.choices import PREFETCH_POLICIES, choose
 from dsv4kv.errors import CacheError
 from dsv4kv.model.plan import CHECKPOINT_TOKENS

@@ -63,7 +63,7 @@ def snapshot(manager: KVCacheManager) -> dict[str, object]:
             (
                 table.blocks.tolist(),
                 table.held.tolist(),
-                table.returns,
+                table.returns.tolist(),
                 allocator_snapshot(table.allocator),
             )
             for table in manager.tables

@@ -14,8 +14,7 @@ from dsv4kv.cache.allocators.bitmask import NO_SLOT, SlotAllocator
 from dsv4kv.cache.allocators.refcount import RefCountAllocator
 from dsv4kv.cache.allocators.stack import Ids
 from dsv4kv.cache.checkpoints import CheckpointPool, resume_request
-from dsv4kv.cache.manager import KVCacheManager
-from dsv4kv.cache.prepare import prepare_forward
+from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.errors import NotOwner, OutOfBlocks
 from dsv4kv.prefix.index import Digests, Keys, Lease
 from dsv4kv.prefix.policies import make_policy

@@ -6,8 +6,7 @@ import pytest
 from dsv4kv.cache.allocators.refcount import BlockEvent, RefCountAllocator
 from dsv4kv.cache.allocators.stack import Ids
 from dsv4kv.cache.checkpoints import CheckpointPool, resume_request, shared_table
-from dsv4kv.cache.manager import KVCacheManager
-from dsv4kv.cache.prepare import prepare_forward
+from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.errors import CacheError, NotOwner, OutOfBlocks
 from tests.cache.allocators.blocks import state
 from tests.cache.caches import admit, small_plan

@@ -9,7 +9,7 @@ from typing import Final, Literal, get_args
 
 import yaml
 
-from dsv4kv.ops.table import OPERATIONS
+from dsv4kv.ops.spec import OPERATIONS
 from dsv4kv.resources import shipped
 
 _ANONYMOUS = re.compile(r"\(anonymous namespace\)::|<unnamed>::")

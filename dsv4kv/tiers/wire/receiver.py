@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 
 from dsv4kv.cache.allocators.stack import Ids
-from dsv4kv.cache.prepare import prepare_forward
+from dsv4kv.cache.manager import prepare_forward
 from dsv4kv.errors import CacheError, StoreUnavailable, VerificationError
 from dsv4kv.tiers.families import Family, Kept
 from dsv4kv.tiers.wire.frames import MESSAGE, Wire, check_token, greet

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from dsv4kv.ops.kernels.launch import MAX_ARGUMENTS, KernelModule, Launch
+from dsv4kv.ops.launches.launch import MAX_ARGUMENTS, KernelModule, Launch
 from dsv4kv.resources import shipped
 
 _FLAGS = (

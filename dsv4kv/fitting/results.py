@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsv4kv.errors import RecordError
-from dsv4kv.reading import Unparsable, parse_json, read_document
+from dsv4kv.files import Unparsable, parse_json, read_document
 from dsv4kv.traces.request import Request
 
 Floats = NDArray[np.float64]

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dsv4kv import engines
 from dsv4kv.choices import Implementation, choose
 from dsv4kv.engines.rule import Family, Variant
-from dsv4kv.errors import ConfigError
-from dsv4kv.names import find_name
+from dsv4kv.errors import ConfigError, find_name
 
 if TYPE_CHECKING:
     from dsv4kv.engines.contract import Engine

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dsv4kv.engines.names import FAMILIES, replayed_engines
 from dsv4kv.errors import RecordError
-from dsv4kv.reading import Unparsable, parse_json, read_document
+from dsv4kv.files import Unparsable, parse_json, read_document
 from dsv4kv.traces.request import Request
 
 Floats = NDArray[np.float64]

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from dsv4kv.collector import without_collector
 from dsv4kv.config.fleet import GroupSection
 from dsv4kv.engines.names import sends_of
 from dsv4kv.errors import ConfigError
@@ -16,6 +15,7 @@ from dsv4kv.fleet.outcome import Fates
 from dsv4kv.fleet.run import FindParts, Fleet, FleetOutcome
 from dsv4kv.planning.question import Question, Slo
 from dsv4kv.planning.servers import Bounds, Server
+from dsv4kv.processes import without_collector
 from dsv4kv.replay.build import find_parts
 from dsv4kv.traces.request import Request
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from dsv4kv.engines.names import FAMILIES
 from dsv4kv.errors import ConfigError
-from dsv4kv.reading import Unparsable, load_yaml
+from dsv4kv.files import Unparsable, load_yaml
 from dsv4kv.sizing.flags import FLAGS, find_flag
 
 _TOKEN = re.compile(

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dsv4kv.choices import ENGINES, HOST_TIERS, SIZED_STATES, explained, families, listed
+from dsv4kv.choices import SIZED_STATES, explained, families, listed
 from dsv4kv.cli import Command
 from dsv4kv.cli.options import AsJson, Text, argument, flag, option, print_json, to_file
+from dsv4kv.engines.names import ENGINES, HOST_TIERS
 from dsv4kv.errors import ConfigError, DoesNotFit
 from dsv4kv.files import shipped_names, write_named
 from dsv4kv.model.formats import known_formats

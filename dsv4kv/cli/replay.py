@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dsv4kv.choices import POLICIES, RULES, STRATEGIES, listed
+from dsv4kv.choices import POLICIES, STRATEGIES, listed
 from dsv4kv.cli.options import (
     RESULTS,
     Axes,
@@ -28,6 +28,7 @@ from dsv4kv.cli.options import (
     write_json,
 )
 from dsv4kv.cli.runs import Request, close_sweep, end_run, keep_points, keep_record
+from dsv4kv.engines.names import RULES
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import shipped_names, write_named
 from dsv4kv.view.console import open_console, say

@@ -13,7 +13,6 @@ import typer
 from dsv4kv.choices import (
     OFFLINE_POLICIES,
     POLICIES,
-    RULES,
     STRATEGIES,
     TRACE_FILES,
     TRACE_FORMATS,
@@ -23,7 +22,8 @@ from dsv4kv.choices import (
 )
 from dsv4kv.cli import group
 from dsv4kv.cli.options import AsJson, Text, argument, flag, option, print_json, to_file
-from dsv4kv.engines.speculation import SPECULATIONS
+from dsv4kv.engines.names import RULES
+from dsv4kv.engines.rule import SPECULATIONS
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.files import (
     Unparsable,
@@ -447,7 +447,6 @@ def mrc(
     A hit ends at the first block that is not cached. What is cached is useful only if window and
     compressor state are there too: strategies say what is kept of them, rules what engines do.
     """
-    from dsv4kv.engines import rules
     from dsv4kv.mrc.curves import Question, measure_trace
     from dsv4kv.mrc.strategies import prefix_costs
     from dsv4kv.mrc.thin import measure_stream
@@ -461,8 +460,8 @@ def mrc(
     drafts, config = _names(speculation), find_model(model)
     every = (
         name
-        for name, known in rules.RULES.items()
-        if set(drafts) <= set(known.speculations) and config.kind in known.kinds
+        for name, known in RULES.items()
+        if set(drafts) <= set(known.drafts) and config.kind in known.kinds
     )
     if memory and strategy == _STRATEGIES:
         strategy = "none"

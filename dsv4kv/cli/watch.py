@@ -6,8 +6,9 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Annotated
 
-from dsv4kv.choices import RULES, listed
+from dsv4kv.choices import listed
 from dsv4kv.cli.options import Model, Settings, Text, argument, option
+from dsv4kv.engines.names import RULES
 from dsv4kv.errors import ConfigError
 from dsv4kv.view.console import open_console
 

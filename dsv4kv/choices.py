@@ -80,21 +80,10 @@ INDEXES = {
 }
 """How prefixes are found."""
 
-ALLOCATORS = {
-    "stack": Implementation("the last one freed first", "cache.allocators.stack:BlockAllocator"),
-    "bitmask": Implementation(
-        "the lowest free one first, with versions", "cache.allocators.bitmask:make_blocks"
-    ),
-    "refcount": Implementation(
-        "counted references, which sharing prefixes needs", "cache.allocators.refcount:make_blocks"
-    ),
-}
-"""Free-block strategies."""
-
 SYSTEMS = {
-    "pools": Implementation("pools of blocks for every layer", "systems.pools:run_pools"),
-    "slots": Implementation("a row of KV for every request", "systems.slots:run_slots"),
-    "blocks": Implementation("blocks with several holders", "systems.blocks:run_blocks"),
+    "pools": Implementation("pools of blocks for every layer", "bench.systems.pools:run_pools"),
+    "slots": Implementation("a row of KV for every request", "bench.systems.slots:run_slots"),
+    "blocks": Implementation("blocks with several holders", "bench.systems.blocks:run_blocks"),
 }
 """Ways to keep a cache that ``bench systems`` runs side by side."""
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dsv4kv.cache.allocators.stack import Ids
+from dsv4kv.cache.blocks import Ids
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.tiers.device import Objects, mover_of
 from dsv4kv.tiers.families import Family, Kept, families_of

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dsv4kv.cache.allocators.stack import Ids
+from dsv4kv.cache.blocks import Ids
 from dsv4kv.ops.cuda.launch import run
 from dsv4kv.ops.kernels.objects import Way, plan_objects, pool_table
 from dsv4kv.tiers.families import Family

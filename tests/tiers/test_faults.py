@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dsv4kv.cache.allocators.stack import Ids
+from dsv4kv.cache.blocks import Ids
 from dsv4kv.tiers.cache_bytes import CacheBytes
 from dsv4kv.tiers.device import Objects
 from dsv4kv.tiers.families import Family, Kept

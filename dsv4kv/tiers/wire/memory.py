@@ -11,7 +11,7 @@ from shutil import disk_usage
 import numpy as np
 import torch
 
-from dsv4kv.cache.allocators.stack import Ids
+from dsv4kv.cache.blocks import Ids
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.errors import ConfigError, StoreFull, StoreUnavailable
 from dsv4kv.tiers.cache_bytes import CacheBytes

@@ -1,15 +1,16 @@
 """In any order of calls free, held, cached and evicted blocks are those of a plain model."""
 
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dsv4kv.cache.allocators import states
-from dsv4kv.cache.allocators.refcount import RefCountAllocator
-from tests.cache.allocators.blocks import state
+from dsv4kv.cache.blocks import BlockPool
+from dsv4kv.errors import CacheError, NotOwner
+from tests.cache.blocks import state
 from tests.examples import examples
 
 HASHES = list(range(1, 32))
@@ -20,28 +21,18 @@ def parent_of(hash_: int) -> int:
     return hash_ // 2
 
 
-class RefCountMachine(RuleBasedStateMachine):
+class BlockPoolMachine(RuleBasedStateMachine):
     """Owners hold lists of blocks, any of them, in any order; blocks are registered at will."""
 
-    @initialize(
-        blocks=st.integers(1, 16),
-        policy=st.sampled_from(["lru", "ref_zero"]),
-        few=st.sampled_from([0, states._FEW]),
-    )
-    def build(self, blocks: int, policy: str, few: int) -> None:
-        self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(states, "_FEW", few)  # more are evicted together
-        self.allocator = RefCountAllocator(blocks + 1, policy)  # type: ignore[arg-type]
+    @initialize(blocks=st.integers(1, 16), policy=st.sampled_from(["lru", "ref_zero"]))
+    def build(self, blocks: int, policy: str) -> None:
+        self.pool = BlockPool(blocks, policy=policy)  # type: ignore[arg-type]
         self.blocks, self.policy = blocks, policy
         self.owners: list[list[int]] = []
         self.hashes: dict[int, int] = {}
         self.parents: dict[int, int] = {}
         self.used: dict[int, int] = {}
         self.now = 0
-
-    def teardown(self) -> None:
-        if hasattr(self, "patch"):
-            self.patch.undo()
 
     def use(self, blocks: list[int]) -> None:
         """Cached blocks become the newest, the last to go first."""
@@ -59,6 +50,10 @@ class RefCountMachine(RuleBasedStateMachine):
             left.remove(leaf)
             gone.add(leaf)
         return gone
+
+    def hash_of(self, block: int) -> int:
+        record = self.pool._blocks.get(block)
+        return record.hash if record else 0
 
     @property
     def refs(self) -> Counter[int]:
@@ -90,23 +85,19 @@ class RefCountMachine(RuleBasedStateMachine):
     def allocate(self, count: int, data: st.DataObject) -> None:
         matched = data.draw(st.lists(st.sampled_from(sorted(self.hashes) or [0]), max_size=2))
         matched = matched if self.hashes else []
-        unused, before = self.allocator.num_unused, state(self.allocator)
-        resting = [block for block in dict.fromkeys(matched) if block in self.cached]
-        tried = self.allocator.is_memory_available(count, len(resting))
-        ids = self.allocator.allocate_memory_blocks(count, np.array(matched, dtype=np.int64))
+        unused, before = self.pool.num_unused, state(self.pool)
+        ids = self.pool.allocate(count, np.array(matched, dtype=np.int64))
         if ids is None:
+            assert state(self.pool) == before
             if not matched:
-                assert state(self.allocator) == before
                 assert count > unused + len(self.cached - self.kept())
-            if tried:
-                self.use(resting)
             return
         gone = set(ids.tolist()) & set(self.hashes)
         assert not gone & set(matched)
         self.owners += [[block] for block in matched]
         assert not gone & self.kept()
         expected = self.next_to_go(max(count - unused, 0))
-        evicted = {b for b in self.hashes if not self.allocator._states.hashes.of_block[b]}
+        evicted = {b for b in self.hashes if not self.hash_of(b)}
         assert evicted == expected
         self.forget(evicted)
         self.owners.append(ids.tolist())
@@ -118,21 +109,21 @@ class RefCountMachine(RuleBasedStateMachine):
     def share(self, data: st.DataObject) -> None:
         source = data.draw(st.sampled_from(self.owners))
         some = data.draw(st.lists(st.sampled_from(source), max_size=6)) if source else []
-        self.allocator.retain_memory_blocks(np.array(some, dtype=np.int64))
+        self.pool.retain(np.array(some, dtype=np.int64))
         self.owners.append(some)
 
     @precondition(lambda self: self.cached)
     @rule(data=st.data())
     def reuse(self, data: st.DataObject) -> None:
         some = data.draw(st.lists(st.sampled_from(sorted(self.cached)), min_size=1, max_size=4))
-        self.allocator.retain_memory_blocks(np.array(some))
+        self.pool.retain(np.array(some))
         self.owners.append(some)
 
     @precondition(lambda self: self.owners)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         owner = self.owners.pop(data.draw(st.integers(0, len(self.owners) - 1)))
-        self.allocator.release_memory_blocks(np.array(owner, dtype=np.int64))
+        self.pool.release(np.array(owner, dtype=np.int64))
         self.use(list(dict.fromkeys(owner)))
         if self.policy == "ref_zero":
             self.forget({block for block in owner if not self.refs[block]})
@@ -147,8 +138,8 @@ class RefCountMachine(RuleBasedStateMachine):
         known = {0, *self.hashes.values()}
         hash_ = data.draw(st.sampled_from([h for h in HASHES if parent_of(h) in known]))
         parent = parent_of(hash_)
-        above = self.allocator.find_kv_blocks([parent]).tolist()
-        self.allocator.register_kv_block_hashes(np.array([block]), [hash_], [parent])
+        above = self.pool.find([parent]).tolist()
+        self.pool.register(np.array([block]), [hash_], [parent])
         self.hashes[block] = hash_
         if above:
             self.parents[block] = above[0]
@@ -158,27 +149,53 @@ class RefCountMachine(RuleBasedStateMachine):
     def evict(self, count: int, data: st.DataObject) -> None:
         if data.draw(st.booleans()):
             count = min(count, len(self.cached))
-        before, kept = state(self.allocator), self.kept()
+        before, kept = state(self.pool), self.kept()
         enough = count <= len(self.cached - kept)
         expected = self.next_to_go(count) if enough else set()
-        if not self.allocator.evict_lru_blocks(count):
+        if not self.pool.evict(count):
             assert not enough
-            assert state(self.allocator) == before
+            assert state(self.pool) == before
             return
-        gone = {b for b in self.hashes if not self.allocator._states.hashes.of_block[b]}
+        gone = {b for b in self.hashes if not self.hash_of(b)}
         assert gone == expected
         self.forget(gone)
 
     @rule(data=st.data())
     def touch(self, data: st.DataObject) -> None:
         some = data.draw(st.lists(st.integers(0, self.blocks - 1), unique=True))
-        self.allocator.update_timestamps(np.array(some, dtype=np.int64))
+        self.pool.touch(np.array(some, dtype=np.int64))
         self.use(some)
+
+    @rule(data=st.data(), how=st.sampled_from(["release", "retain", "check", "register"]))
+    def what_is_not_held_is_refused(self, data: st.DataObject, how: str) -> None:
+        known = set(self.refs) | (self.cached if how == "retain" else set())
+        anything = st.integers(-3 * self.blocks, 3 * self.blocks)
+        bad = data.draw(anything.filter(lambda block: block not in known))
+        more = data.draw(st.lists(st.sampled_from(sorted(known) or [bad]), max_size=3))
+        ids, before = np.array([*more, bad]), state(self.pool)
+        calls: dict[str, Callable[[], object]] = {
+            "release": lambda: self.pool.release(ids),
+            "retain": lambda: self.pool.retain(ids),
+            "check": lambda: self.pool.check_held(ids),
+            "register": lambda: self.pool.register(ids, [99] * len(ids), [0] * len(ids)),
+        }
+        with pytest.raises(CacheError):
+            calls[how]()
+        assert state(self.pool) == before
+
+    @precondition(lambda self: self.owners)
+    @rule(data=st.data())
+    def more_releases_than_holders_are_refused(self, data: st.DataObject) -> None:
+        block = data.draw(st.sampled_from(sorted(self.refs) or [0]))
+        ids, before = np.full(self.refs[block] + 1, block), state(self.pool)
+        with pytest.raises(NotOwner):
+            self.pool.release(ids)
+        assert state(self.pool) == before
 
     @rule(preserve=st.booleans())
     def reset(self, preserve: bool) -> None:
         held = sorted(set(self.refs) & set(self.hashes))
-        self.allocator.reset(preserve_prefix_cache=preserve)
+        self.pool.reset(preserve_prefix_cache=preserve)
         self.owners.clear()
         if preserve and self.policy == "lru":
             self.use(held)
@@ -187,25 +204,25 @@ class RefCountMachine(RuleBasedStateMachine):
 
     @invariant()
     def reference_counts_equal_owners(self) -> None:
-        refs = self.allocator.refs(np.arange(self.blocks)).tolist()
+        refs = self.pool.refs(np.arange(self.blocks)).tolist()
         assert refs == [self.refs[block] for block in range(self.blocks)]
 
     @invariant()
     def free_held_and_cached_are_all(self) -> None:
-        allocator = self.allocator
-        assert allocator.num_held == len(self.refs)
-        assert allocator.num_cached == len(self.cached)
-        assert allocator.num_unused + allocator.num_held + allocator.num_cached == self.blocks
-        assert allocator.get_evictable_block_count() == len(self.cached - self.kept())
+        pool = self.pool
+        assert pool.num_held == len(self.refs)
+        assert pool.num_cached == len(self.cached)
+        assert pool.num_unused + pool.num_held + pool.num_cached == self.blocks
+        assert pool.num_evictable == len(self.cached - self.kept())
 
     @invariant()
     def every_hash_finds_a_block_that_has_it(self) -> None:
         for hash_ in HASHES:
             holders = {block for block, known in self.hashes.items() if known == hash_}
-            found = self.allocator.find_kv_blocks([hash_]).tolist()
+            found = self.pool.find([hash_]).tolist()
             assert bool(found) == bool(holders)
             assert set(found) <= holders
 
 
-TestRefCounts = RefCountMachine.TestCase
-TestRefCounts.settings = examples(150, stateful_step_count=50)
+TestBlockPool = BlockPoolMachine.TestCase
+TestBlockPool.settings = examples(150, stateful_step_count=50)

@@ -1,4 +1,4 @@
-"""Pools of blocks for every layer: V4's bytes through every operation, and the calls timed."""
+"""Pools: every layer has its own pages and table; V4's bytes go through every operation."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from dsv4kv.bench.build import build_drive, build_manager, check_data_path, plan_from
-from dsv4kv.cache.allocators.stack import BlockAllocator, Ids
+from dsv4kv.bench.systems.timing import Rows
+from dsv4kv.bench.systems.workload import Checks, Model, Outcome
+from dsv4kv.cache.blocks import BlockPool, Ids
 from dsv4kv.cache.handle import LayerCache, ReadView
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cache.prepare import prepare_forward
@@ -20,20 +22,15 @@ from dsv4kv.errors import NotOwner
 from dsv4kv.measure.recorder import Recorder
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.formats import EntryFormat
-from dsv4kv.model.plan import CHECKPOINT_TOKENS, compute_block_budget, plan_cache
+from dsv4kv.model.plan import CHECKPOINT_TOKENS, plan_cache
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import build_schedule
 from dsv4kv.ops import reference, reference_codec
 from dsv4kv.ops.registry import load_backend
-from dsv4kv.ops.tolerance import Rows
+from dsv4kv.ops.tolerance import Rows as Entry
 from dsv4kv.serve.executor import StepExecutor, StepTokens
 from dsv4kv.serve.verifier import Verifier
-from dsv4kv.systems.contents import Model
-from dsv4kv.systems.outcome import Checks, Outcome, Row, exact
-from dsv4kv.systems.plain.pools import PlainAllocator, PlainCache
-from dsv4kv.systems.timing import CallTimer, Timed
 
-SYSTEM = "pools"
 _COUNT = 64  # blocks of a call
 _PROMPT, _CONTEXT = 8192, 16_384  # tokens
 
@@ -43,8 +40,8 @@ class EveryOutput(Verifier):
     """Compares every output; what is equal, from step to step, is worked out once."""
 
     _windows: dict[tuple[str, int], Tensor] = field(default_factory=dict)
-    _entries: dict[tuple[int, bool, bytes, int], Rows] = field(default_factory=dict)
-    _right: dict[tuple[int, bool, bytes, Rows], bool] = field(default_factory=dict)
+    _entries: dict[tuple[int, bool, bytes, int], Entry] = field(default_factory=dict)
+    _right: dict[tuple[int, bool, bytes, Entry], bool] = field(default_factory=dict)
 
     def chosen(self, count: int) -> Sequence[int]:
         """All of them."""
@@ -59,7 +56,7 @@ class EveryOutput(Verifier):
 
     def entry(
         self, layer: LayerCache, indexer: bool, step: StepTokens, b: int, entry: int
-    ) -> Rows:
+    ) -> Entry:
         """See ``Verifier``."""
         compressor, spec = self.compressor_of(layer, indexer), layer.schema.layer
         end = (entry + 1) * spec.ratio
@@ -70,7 +67,7 @@ class EveryOutput(Verifier):
             self._entries[key] = super().entry(layer, indexer, step, b, entry)
         return self._entries[key]
 
-    def is_right(self, layer: LayerCache, indexer: bool, found: Tensor, expected: Rows) -> bool:
+    def is_right(self, layer: LayerCache, indexer: bool, found: Tensor, expected: Entry) -> bool:
         """See ``Verifier``."""
         bits = found.view(torch.int16).numpy().tobytes()
         key = layer.schema.layer.kv_owner, indexer, bits, expected
@@ -89,7 +86,7 @@ def bench_config(config: SystemsConfig) -> BenchConfig:
         {
             "device": "cpu",
             "model": {"preset": config.model, "layers": section.layers},
-            "cache": {"allocator": "stack", "max_context_tokens": tokens},
+            "cache": {"sharing": "layer", "max_context_tokens": tokens},
             "workload": {
                 "concurrency": section.requests,
                 "step_tokens": tokens,
@@ -247,136 +244,68 @@ def read_entries(view: ReadView, b: int, entries: Tensor) -> Tensor:
 
 def run_pools(config: SystemsConfig, _: Model) -> Outcome:
     """Move the layers' bytes, and time the manager's calls over a whole model."""
-    server = PoolServer(config)
+    server, rows = PoolServer(config), Rows(config.calls)
     server.serve()
-    timer = CallTimer(SYSTEM, config.calls)
     manager = server.manager
-    for quantity, pools in (
-        ("pages of the layers", manager.pools.values()),
-        ("windows and states of the layers", manager.states.values()),
-    ):
-        size = sum(pool.memory_bytes() for pool in pools)
-        timer.count(Row(SYSTEM, quantity, "B", exact(size)))
-    timer.count(Row(SYSTEM, "cache of the layers", "B", exact(manager.memory_bytes())))
-    timer.count(Row(SYSTEM, "blocks handed out", "blocks", exact(server.handed_out)))
-    timer.count(Row(SYSTEM, "of them by drafts, given back", "blocks", exact(server.given_back)))
+    pages = sum(pool.memory_bytes() for pool in manager.pools.values())
+    states = sum(pool.memory_bytes() for pool in manager.states.values())
+    rows.counted("pages of the layers", "B", pages)
+    rows.counted("windows and states of the layers", "B", states)
+    rows.counted("cache of the layers", "B", manager.memory_bytes())
+    rows.counted("blocks handed out", "blocks", server.handed_out)
+    rows.counted("of them by drafts, given back", "blocks", server.given_back)
     if config.calls.seconds:
-        time_calls(load_model(config.calls.model), timer)
-    return Outcome(SYSTEM, timer.rows, server.checks)
+        _time_calls(load_model(config.calls.model), rows, config.calls.batches)
+    return Outcome("pools", rows, server.checks)
 
 
-def time_calls(model: DSV4Config, timer: CallTimer) -> None:
-    """Time allocator and manager over all layers of a model."""
-    _time_allocator(timer)
+def _time_calls(model: DSV4Config, rows: Rows, batches: Sequence[int]) -> None:
+    """Time the block pool, and the manager over all layers of a model."""
+    pool = BlockPool(2**16)
+    ids = pool.acquire(_COUNT)
+    # The blocks last returned are handed out first: the ids stay the same.
+    acquire, release = partial(pool.acquire, _COUNT), partial(pool.release, ids)
+    rows.timed(f"acquire {_COUNT} of 65,536", acquire, release)
+    release()
+    rows.timed(f"release {_COUNT} of 65,536", release, acquire)
     layers = sum(spec.owns_kv for spec in build_schedule(model))
-    for batch in timer.rules.batches:
-        ours, plain = Books(model, batch), PlainBooks(model, batch)
-        position = np.random.default_rng(0).integers(_PROMPT, _PROMPT + 1024, batch)
-        timer.time(
-            f"prepare a decode step of {batch}, {layers} layers",
-            Timed(*ours.decoding(position)),
-            Timed(*plain.decoding(position)),
-        )
-    _time_prompts(timer, ours, plain, layers)
-    _time_requests(timer, Books(model, 8), PlainBooks(model, 8), layers)
+    for batch in batches:
+        manager, prepare = _bookkeeping(model, batch)
+        after = np.random.default_rng(0).integers(_PROMPT, _PROMPT + 1024, batch)
+        before = after - 1
+        prepare(np.zeros_like(before), after)
 
+        def move(before: Ids = before, after: Ids = after) -> None:
+            np.add(before, 1, out=before)
+            np.add(after, 1, out=after)
 
-def _time_allocator(timer: CallTimer) -> None:
-    ours, plain = BlockAllocator(2**16), PlainAllocator(2**16)
-    ids, plain_ids = ours.acquire(_COUNT), plain.acquire(_COUNT)
-    # A stack hands the blocks last returned out first: the ids stay the same.
-    timer.time(
-        f"acquire {_COUNT} of 65,536",
-        Timed(partial(ours.acquire, _COUNT), partial(ours.release, ids)),
-        Timed(partial(plain.acquire, _COUNT), partial(plain.release, plain_ids)),
-    )
-    ours.release(ids)
-    plain.release(plain_ids)
-    timer.time(
-        f"release {_COUNT} of 65,536",
-        Timed(partial(ours.release, ids), partial(ours.acquire, _COUNT)),
-        Timed(partial(plain.release, plain_ids), partial(plain.acquire, _COUNT)),
-    )
-
-
-Step = tuple[Callable[[], None], Callable[[], None]]
-
-
-class Books:
-    """The manager without data, with ``batch`` requests."""
-
-    def __init__(self, model: DSV4Config, batch: int) -> None:
-        plan = plan_cache(model, max_context_tokens=_CONTEXT, num_slots=batch)
-        self.manager = KVCacheManager(plan, data=False)
-        self.slots = np.array([self.manager.admit_request() for _ in range(batch)])
-
-    def prepare(self, before: Ids, after: Ids) -> None:
-        """Prepare a step of all requests."""
-        prepare_forward(self.manager, self.slots, before, after)
-
-    def decoding(self, position: Ids) -> Step:
-        """A decode step, each time the next one."""
-        return _decoding(self.prepare, position)
-
-
-class PlainBooks:
-    """The re-statement with as many."""
-
-    def __init__(self, model: DSV4Config, batch: int) -> None:
-        ratios = [spec.ratio for spec in build_schedule(model) if spec.owns_kv]
-        self.width = compute_block_budget(model, build_schedule(model), _CONTEXT, 1)["model"]
-        self.cache = PlainCache(ratios, batch * self.width, batch, self.width)
-        self.slots = torch.arange(batch)
-
-    def prepare(self, before: Ids, after: Ids) -> None:
-        """Prepare a step of all requests."""
-        self.cache.prepare_forward(self.slots, torch.from_numpy(before), torch.from_numpy(after))
-
-    def decoding(self, position: Ids) -> Step:
-        """A decode step, each time the next one."""
-        return _decoding(self.prepare, position)
-
-    def clear(self) -> None:
-        """Release all requests."""
-        for slot in self.slots.tolist():
-            self.cache.release_request(slot)
-
-
-def _decoding(prepare: Callable[[Ids, Ids], None], position: Ids) -> Step:
-    """A call that prepares a step, and one that moves its positions on before."""
-    before, after = position - 1, position.copy()
-    prepare(np.zeros_like(before), after)
-
-    def move() -> None:
-        np.add(before, 1, out=before)
-        np.add(after, 1, out=after)
-
-    return partial(prepare, before, after), move
-
-
-def _time_prompts(timer: CallTimer, ours: Books, plain: PlainBooks, layers: int) -> None:
-    """Prompts of all 256 requests; what is held is rolled back or released before."""
-    batch = len(ours.slots)
+        quantity = f"prepare a decode step of {batch}, {layers} layers"
+        rows.timed(quantity, partial(prepare, before, after), move)
     none, prompt = np.zeros(batch, np.int64), np.full(batch, _PROMPT)
-    timer.time(
-        f"prepare {batch} prompts of {_PROMPT:,}, {layers} layers",
-        Timed(partial(ours.prepare, none, prompt), partial(ours.prepare, prompt, none)),
-        Timed(partial(plain.prepare, none, prompt), plain.clear),
-    )
-    timer.time(
-        f"roll back {batch} prompts of {_PROMPT:,}",
-        Timed(partial(ours.prepare, prompt, none), partial(ours.prepare, none, prompt)),
-    )
-    tables = sum(table.blocks.nbytes for table in ours.manager.tables)
-    plain_tables = sum(layer.table.nbytes for layer in plain.cache.layers)
-    pair = exact(tables), exact(plain_tables)
-    timer.count(Row(SYSTEM, f"block tables of {batch} requests", "B", *pair))
+    prepare(after, none)
+    start, back = partial(prepare, none, prompt), partial(prepare, prompt, none)
+    start()
+    rows.timed(f"prepare {batch} prompts of {_PROMPT:,}, {layers} layers", start, back)
+    rows.timed(f"roll back {batch} prompts of {_PROMPT:,}", back, start)
+    tables = sum(table.blocks.nbytes for table in manager.tables)
+    rows.counted(f"block tables of {batch} requests", "B", tables)
+    _time_requests(rows, *_bookkeeping(model, 8), layers)
 
 
-def _time_requests(timer: CallTimer, ours: Books, plain: PlainBooks, layers: int) -> None:
+Prepare = Callable[[Ids, Ids], None]
+
+
+def _bookkeeping(model: DSV4Config, batch: int) -> tuple[KVCacheManager, Prepare]:
+    """The manager without data with ``batch`` requests, and what prepares a step of all."""
+    plan = plan_cache(model, max_context_tokens=_CONTEXT, num_slots=batch)
+    manager = KVCacheManager(plan, data=False)
+    slots = np.array([manager.admit_request() for _ in range(batch)])
+    return manager, partial(prepare_forward, manager, slots)
+
+
+def _time_requests(rows: Rows, manager: KVCacheManager, _: Prepare, layers: int) -> None:
     """Admit and release one request."""
-    manager = ours.manager
-    one, none, prompt = (np.array([n], dtype=np.int64) for n in (0, 0, _PROMPT))
+    one, taken = np.array([0]), list[Ids]()
 
     def leave() -> None:
         if not manager.num_free_slots:
@@ -385,22 +314,12 @@ def _time_requests(timer: CallTimer, ours: Books, plain: PlainBooks, layers: int
     def enter() -> None:
         if manager.num_free_slots:
             manager.admit_request()
-        prepare_forward(manager, one, manager.tokens[one], prompt)
-
-    tensors = [torch.from_numpy(each) for each in (one, none, prompt)]
-    timer.time("admit_request", Timed(manager.admit_request, leave))
-    timer.time(
-        f"release_request, {_PROMPT // 128} blocks, {layers} layers",
-        Timed(lambda: manager.release_request(0, manager.generation(0)), enter),
-        Timed(
-            partial(plain.cache.release_request, 0),
-            partial(plain.cache.prepare_forward, *tensors),
-        ),
-    )
-    taken: list[Ids] = []
+        prepare_forward(manager, one, manager.tokens[one], np.array([_PROMPT]))
 
     def give_back() -> None:
         while taken:
             manager.tables[0].allocator.release(taken.pop())
 
-    timer.time("allocate_block", Timed(lambda: taken.append(manager.allocate_block()), give_back))
+    rows.timed("admit_request", manager.admit_request, leave)
+    rows.timed(f"release_request, {_PROMPT // 128} blocks, {layers} layers", leave, enter)
+    rows.timed("allocate_block", lambda: taken.append(manager.allocate_block()), give_back)

@@ -1,19 +1,16 @@
-"""Runs the systems that a configuration names, and writes what they gave for programs."""
+"""Runs the systems that a configuration names, and writes what they gave as JSON."""
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
 from dsv4kv import __version__
+from dsv4kv.bench.systems.workload import Model, Outcome
 from dsv4kv.choices import SYSTEMS
 from dsv4kv.config.systems import SystemsConfig
-from dsv4kv.measure.statistics import Estimate
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import build_schedule
-from dsv4kv.systems.contents import Model
-from dsv4kv.systems.outcome import Outcome, Row
 
 
 def run_systems(
@@ -41,33 +38,21 @@ def problems(outcomes: Sequence[Outcome]) -> list[str]:
 
 def dumps(config: SystemsConfig, outcomes: Sequence[Outcome]) -> str:
     """All of it as JSON: numbers in the unit of their row, intervals as half-widths."""
-    document = {
-        "dsv4kv": __version__,
-        "config": config.model_dump(mode="json"),
-        "systems": [
-            {
-                "name": outcome.system,
-                "checks": outcome.checks.passed,
-                "failures": outcome.checks.failures,
-                "rows": [_row(row) for row in outcome.rows],
-            }
-            for outcome in outcomes
-        ],
-    }
-    return json.dumps(document, indent=2)
-
-
-def _row(row: Row) -> dict[str, Any]:
-    return {
-        "quantity": row.quantity,
-        "unit": row.unit,
-        "dsv4kv": _estimate(row.ours),
-        "plain": _estimate(row.plain),
-        "share": _estimate(row.share),
-    }
-
-
-def _estimate(estimate: Estimate | None) -> dict[str, float | None] | None:
-    if estimate is None:
-        return None
-    return {"value": estimate.value, "half_width": estimate.half_width}
+    systems = [
+        {
+            "name": outcome.system,
+            "checks": outcome.checks.passed,
+            "failures": outcome.checks.failures,
+            "rows": [
+                {
+                    "quantity": row.quantity,
+                    "unit": row.unit,
+                    "dsv4kv": {"value": row.value.value, "half_width": row.value.half_width},
+                }
+                for row in outcome.rows
+            ],
+        }
+        for outcome in outcomes
+    ]
+    document = {"dsv4kv": __version__, "config": config.model_dump(mode="json")}
+    return json.dumps(document | {"systems": systems}, indent=2)

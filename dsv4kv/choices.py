@@ -138,14 +138,11 @@ PREFETCH_POLICIES = {
 STORES = {
     "memory": Implementation(
         "this process's memory: memory:64GiB, or memory:pinned:64GiB for GPUs",
-        "tiers.stores.memory:open_memory",
+        "tiers.store:open_memory",
     ),
-    "file": Implementation("a folder: file:FOLDER", "tiers.stores.file:open_file"),
+    "file": Implementation("a folder: file:FOLDER", "tiers.file_store:open_file"),
     "redis": Implementation(
-        "a Redis or Valkey server: redis:HOST:PORT, or redis:URL", "tiers.stores.redis:open_redis"
-    ),
-    "mooncake": Implementation(
-        "a Mooncake store: mooncake:HOST:PORT of its master", "tiers.stores.mooncake:open_mooncake"
+        "a Redis or Valkey server: redis:HOST:PORT, or redis:URL", "tiers.redis_store:open_redis"
     ),
 }
 """Where objects are kept beyond the GPU's memory, as ``tiers.stores.place`` reads it."""

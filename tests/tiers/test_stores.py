@@ -3,22 +3,18 @@
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from itertools import count
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.errors import ConfigError
-from dsv4kv.tiers.stores.contract import Store
-from dsv4kv.tiers.stores.namespace import Namespace
-from dsv4kv.tiers.stores.place import open_store
+from dsv4kv.errors import ConfigError, StoreFull, StoreUnavailable
+from dsv4kv.tiers.store import MemoryStore, Namespace, Store, open_memory, open_store
 from tests.examples import examples
-from tests.interrupts import interrupted
-from tests.tiers.stores.kinds import FLASH, KINDS, SIZES, content, opened, poisoned
+from tests.tiers.kinds import FLASH, KINDS, SIZES, content, opened, poisoned
 
 NAMES = ("a", "b", "a/b", "a.b", "..", "-", "3f/8808405eec6fbe30.c4-_", "n" * 200)
 CALLS = ("put", "get", "whole", "delete")
@@ -116,30 +112,6 @@ def test_a_name_that_several_write_and_read_at_once_is_one_of_theirs_whole(
 
 
 @KINDS
-def test_interrupted_on_any_line_a_store_has_the_old_object_or_the_new_one(
-    kind: str, folder: Path
-) -> None:
-    """And goes on: what is put, got and deleted then is as if nothing had been."""
-    old, new, room = content(1, 100), content(2, 5000), poisoned(5000)
-    with opened(kind, folder) as store:
-        for at in count():
-            store.put(["x", "y"], [old, old])
-            with interrupted(at) as where, suppress(KeyboardInterrupt):
-                store.put(["x"], [new])
-                assert store.get(["x", "y"], [room, room]).tolist() == [True, False]
-                store.delete(["y"])
-            assert store.exists(["x"]).all(), where
-            for object_ in (old, new):
-                room = poisoned(len(object_))
-                assert not store.get(["x"], [room])[0] or (room == object_).all(), where
-            store.delete(["x", "y"])
-            assert not store.exists(["x", "y"]).any()
-            assert getattr(store, "used_bytes", 0) == store.damaged == 0, where
-            if not where:
-                break
-
-
-@KINDS
 @pytest.mark.parametrize("other", [
     Namespace("deepseek-ai/DeepSeek-V4-Pro", "0731", {"entries": "fp8_ds_mla"}),
     Namespace("deepseek-ai/DeepSeek-V4-Flash", "0813", {"entries": "fp8_ds_mla"}),
@@ -160,3 +132,35 @@ def test_objects_of_other_models_weights_and_layouts_are_never_found(
 def test_a_place_that_names_no_store_is_a_sentence(place: str) -> None:
     with pytest.raises(ConfigError, match=r"\.$"):
         open_store(place, FLASH)
+
+
+# ---- in memory ----------------------------------------------------------------------------------
+
+
+def test_memory_keeps_as_much_as_it_was_given_and_no_more() -> None:
+    store, room = MemoryStore(100), poisoned(60)
+    store.put(["a", "b"], [content(1, 60), content(2, 40)])
+    for data in (["c"], [content(3, 1)]), (["a"], [content(4, 61)]):
+        with pytest.raises(StoreFull, match="B does not fit: 100 B of 100 B are in use"):
+            store.put(*data)
+    assert store.exists(["a", "b", "c"]).tolist() == [True, True, False]
+    assert store.get(["a"], [room]).all()
+    assert (room == content(1, 60)).all()
+    store.put(["a"], [content(4, 60)])  # in place of what was there
+    store.delete(["b", "nothing"])
+    assert store.used_bytes == 60
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="memory can be pinned here")
+def test_memory_that_cannot_be_pinned_is_a_sentence() -> None:
+    store = open_memory("pinned:1MiB", FLASH)
+    with pytest.raises(StoreUnavailable, match=r"cannot be pinned here .*: leave it unpinned"):
+        store.put(["a"], [content(1, 10)])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU to pin memory for")
+def test_pinned_memory_holds_what_it_was_given() -> None:
+    store, room = open_memory("pinned:1MiB", FLASH), poisoned(5000)
+    store.put(["a"], [content(1, 5000)])
+    assert store.get(["a"], [room]).all()
+    assert (room == content(1, 5000)).all()

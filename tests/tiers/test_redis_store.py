@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from dsv4kv.errors import ConfigError, StoreFull, StoreUnavailable
-from dsv4kv.tiers.stores.namespace import Namespace
-from dsv4kv.tiers.stores.redis import RedisStore, open_redis
-from tests.tiers.stores.kinds import FLASH, NEEDS_REDIS, content, poisoned, redis_server
+from dsv4kv.tiers.redis_store import RedisStore, open_redis
+from dsv4kv.tiers.store import Namespace
+from tests.tiers.kinds import FLASH, NEEDS_REDIS, content, poisoned, redis_server
 
 pytestmark = NEEDS_REDIS
 PRO = Namespace("deepseek-ai/DeepSeek-V4-Pro", "0731", {"entries": "fp8_ds_mla"})

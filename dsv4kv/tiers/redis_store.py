@@ -11,12 +11,10 @@ from typing import Any
 import numpy as np
 
 from dsv4kv.errors import ConfigError, StoreFull, StoreUnavailable
-from dsv4kv.tiers.stores.contract import Bytes, Found
-from dsv4kv.tiers.stores.namespace import Namespace
-from dsv4kv.tiers.stores.seals import SEAL_BYTES, Seals
-from dsv4kv.tiers.stores.trips import trips
+from dsv4kv.tiers.store import Bytes, Found, Namespace, Seals, cut
 
 TIMEOUT_S = 5.0
+_TRIP_BYTES = 32 << 20  # sent or answered at once: a server keeps as much for every client
 
 
 def open_redis(place: str, namespace: Namespace) -> "RedisStore":
@@ -48,7 +46,7 @@ class RedisStore:
         from redis.backoff import NoBackoff
         from redis.retry import Retry
 
-        self._errors, self._found_damaged = redis.exceptions, list[str]()
+        self._errors, self.damaged = redis.exceptions, 0
         self._seals, self._prefix = Seals(namespace), f"{namespace.digest}/"
         try:
             self._client: Any = redis.Redis.from_url(
@@ -65,77 +63,62 @@ class RedisStore:
         with self._translated():
             self._client.ping()
 
-    @property
-    def damaged(self) -> int:
-        """As every store's, found by this process."""
-        return len(self._found_damaged)
-
     def put(self, names: Sequence[str], data: Sequence[Bytes]) -> None:
-        """As every store's."""
+        """See ``Store``."""
 
         def put(pipe: Any, number: int) -> None:
             name, each = names[number], data[number]
             pipe.set(self._prefix + name, each.tobytes() + self._seals.seal(name, each))
 
-        for _ in self._trips(put, [len(each) for each in data]):
-            pass
+        self._ask(put, [len(each) for each in data])
 
     def get(self, names: Sequence[str], into: Sequence[Bytes]) -> Found:
-        """As every store's."""
-
-        def get(pipe: Any, number: int) -> None:
-            pipe.get(self._prefix + names[number])
-
-        values = self._trips(get, [len(each) for each in into])
+        """See ``Store``."""
+        keys = [self._prefix + name for name in names]
+        values = self._ask(lambda pipe, n: pipe.get(keys[n]), [len(each) for each in into])
         found = (self._take(*each) for each in zip(names, values, into, strict=True))
         return np.fromiter(found, np.bool_, len(names))
 
     def exists(self, names: Sequence[str]) -> Found:
-        """As every store's: a damaged object is there until somebody gets it."""
-
-        def exists(pipe: Any, number: int) -> None:
-            pipe.exists(self._prefix + names[number])
-
-        return np.fromiter(self._trips(exists, [0] * len(names)), np.bool_, len(names))
+        """See ``Store``."""
+        keys = [self._prefix + name for name in names]
+        there = self._ask(lambda pipe, n: pipe.exists(keys[n]), [0] * len(names))
+        return np.array(there, np.bool_)
 
     def delete(self, names: Sequence[str]) -> None:
-        """As every store's."""
-
-        def delete(pipe: Any, number: int) -> None:
-            pipe.unlink(self._prefix + names[number])
-
-        for _ in self._trips(delete, [0] * len(names)):
-            pass
+        """See ``Store``."""
+        keys = [self._prefix + name for name in names]
+        self._ask(lambda pipe, n: pipe.unlink(keys[n]), [0] * len(names))
 
     def close(self) -> None:
-        """As every store's."""
+        """See ``Store``."""
         self._client.close()
 
-    def _trips(self, ask: Callable[[Any, int], None], sizes: Sequence[int]) -> Iterator[Any]:
+    def _ask(self, ask: Callable[[Any, int], object], sizes: Sequence[int]) -> list[Any]:
         """The server's answers, asked for in as few trips as memory allows."""
-        for start, end in trips(sizes):
+        answers = list[Any]()
+        for trip in cut(sizes, _TRIP_BYTES):
             with self._translated(), self._client.pipeline(transaction=False) as pipe:
-                for number in range(start, end):
+                for number in trip:
                     ask(pipe, number)
-                answers = pipe.execute()
-            yield from answers
+                answers += pipe.execute()
+        return answers
 
     def _take(self, name: str, value: bytes | None, into: Bytes) -> bool:
         if value is None:
             return False
-        content = np.frombuffer(value, np.uint8)
-        if self._seals.content(name, content) is None:
+        content = self._seals.content(name, np.frombuffer(value, np.uint8))
+        if content is None:
             self._remove(name, value)
+        if content is None or len(content) != len(into):
             return False
-        if len(content) != len(into) + SEAL_BYTES:
-            return False
-        np.copyto(into, content[: len(into)])
+        np.copyto(into, content)
         return True
 
     def _remove(self, name: str, value: bytes) -> None:
         """Delete what is damaged, unless somebody has put it anew since."""
         key = self._prefix + name
-        self._found_damaged.append(name)
+        self.damaged += 1
         with self._translated(), self._client.pipeline() as pipe:
             pipe.watch(key)
             if pipe.get(key) == value:

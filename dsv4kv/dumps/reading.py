@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsv4kv.errors import TraceError
-from dsv4kv.reading import open_regular, parse_json
+from dsv4kv.files import open_regular, parse_json
 
 Bytes = NDArray[np.uint8]
 

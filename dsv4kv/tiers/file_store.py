@@ -17,8 +17,7 @@ import numpy as np
 import xxhash
 
 from dsv4kv.errors import StoreFull, StoreUnavailable
-from dsv4kv.files import replacing
-from dsv4kv.reading import read_document
+from dsv4kv.files import read_document, replacing
 from dsv4kv.tiers.store import Bytes, Found, Namespace, Seals
 
 THREADS = 8

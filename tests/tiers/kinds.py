@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from dsv4kv.choices import STORES
-from dsv4kv.processes import Child, temporary_folder
+from dsv4kv.files import temporary_folder
+from dsv4kv.processes import Child
 from dsv4kv.tiers.store import Bytes, Namespace, Store, open_store
 
 FLASH = Namespace("deepseek-ai/DeepSeek-V4-Flash", "0731", {"entries": "fp8_ds_mla"})

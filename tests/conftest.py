@@ -259,7 +259,7 @@ THINNED = {
     "test_endings.py::test_the_program_ends_as_by_ctrl_c": 1,
     "tiers/test_library.py::test_a_prompt_that_comes_back_goes_on_as_if_it_had_never_left": 4,
     "tiers/test_library.py::test_every_store_brings_back_the_same": 3,
-    "tiers/wire/test_rows.py::test_rows_are_the_same_in_another_cache": 2,
+    "moving/test_rows.py::test_rows_are_the_same_in_another_cache": 2,
     "view/page/test_browser.py::"
     "test_a_page_opens_without_complaint_request_or_sideways_scrolling": 3,
     "view/test_odd_profiles.py::test_odd_values_anywhere_in_a_trace_are_left_out_or_refused": 5,

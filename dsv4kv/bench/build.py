@@ -161,17 +161,12 @@ def _output_bytes(plan: CachePlan, requests: int) -> int:
 
 @dataclass(frozen=True)
 class Drive:
-    """What moves a cache's bytes, and checks them.
+    """What moves a cache's bytes, and checks them."""
 
-    Attributes:
-        executor: Runs the steps.
-        verifier: Compares samples with the reference.
-        gathers_because: Why decode steps gather that nobody asked to; None where they do not.
-    """
-
-    executor: StepExecutor
-    verifier: Verifier
+    executor: StepExecutor  # runs the steps
+    verifier: Verifier  # compares samples with the reference
     gathers_because: str | None
+    """Why decode steps gather that nobody asked to; None where they do not."""
 
 
 def build_manager(

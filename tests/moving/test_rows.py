@@ -15,12 +15,11 @@ from dsv4kv.model.formats import FORMATS, PageLayout
 from dsv4kv.model.plan import plan_cache
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import choose_formats
+from dsv4kv.moving.memory import Manifest, Memory, make_manifest
+from dsv4kv.moving.receiver import fan_out, receive
+from dsv4kv.moving.rows import coalesce, describe, geometry_of, rows_needed
+from dsv4kv.moving.transports import MappedReader
 from dsv4kv.tiers.families import Family, Kept
-from dsv4kv.tiers.wire.manifest import Manifest, make_manifest
-from dsv4kv.tiers.wire.memory import Memory
-from dsv4kv.tiers.wire.receiver import fan_out, receive
-from dsv4kv.tiers.wire.rows import coalesce, describe, geometry_of, rows_needed
-from dsv4kv.tiers.wire.transports import MappedReader
 from tests.examples import examples
 
 LENGTHS = [1, 3, 4, 127, 128, 129, 255, 256, 257, 0]
@@ -155,7 +154,7 @@ def test_pages_of_any_two_sizes_hold_the_same_rows(
     needed = range(first, first + count)
     each = describe(geometries[0], ids[0], geometries[1], ids[1], needed)
     merged = coalesce(each)
-    assert merged.total_bytes == each.total_bytes
+    assert merged.lengths.sum() == each.lengths.sum()
     assert len(merged) <= len(each)
     for start, there, length in zip(merged.source, merged.target, merged.lengths, strict=True):
         pools[1][there : there + length] = pools[0][start : start + length]
@@ -204,7 +203,7 @@ def test_neighbouring_pages_are_one_descriptor_where_they_are_neighbours_on_both
         each = describe(geometry, np.array(source), geometry, np.array(target), rows)
         assert len(each) == 6
         assert len(coalesce(each)) == count
-        assert coalesce(each).total_bytes == 6 * 37_440
+        assert coalesce(each).lengths.sum() == 6 * 37_440
 
 
 @pytest.mark.parametrize(

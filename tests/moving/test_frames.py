@@ -13,15 +13,14 @@ import pytest
 
 from dsv4kv.cache.prepare import prepare_forward
 from dsv4kv.errors import CacheError, ConfigError, OutOfBlocks, StoreUnavailable
-from dsv4kv.tiers.wire import frames
-from dsv4kv.tiers.wire import sender as sender_module
-from dsv4kv.tiers.wire.frames import DATA, Wire, admit, check_token
-from dsv4kv.tiers.wire.manifest import Manifest, make_manifest, read_manifest
-from dsv4kv.tiers.wire.memory import Memory
-from dsv4kv.tiers.wire.receiver import Peer, receive
-from dsv4kv.tiers.wire.sender import Sender
-from dsv4kv.tiers.wire.transports import MappedReader, mapped, parse_places
-from tests.tiers.wire.test_rows import cache, rows_of, running
+from dsv4kv.moving import frames
+from dsv4kv.moving import sender as sender_module
+from dsv4kv.moving.frames import DATA, Wire, admit, check_token
+from dsv4kv.moving.memory import Manifest, Memory, make_manifest, read_manifest
+from dsv4kv.moving.receiver import Peer, receive
+from dsv4kv.moving.sender import Sender
+from dsv4kv.moving.transports import MappedReader, mapped, parse_places
+from tests.moving.test_rows import cache, rows_of, running
 
 TOKEN = "sixteen letters and more"
 SOURCE = cache()

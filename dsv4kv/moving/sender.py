@@ -3,16 +3,14 @@
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
-from types import TracebackType
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Self
 
 from dsv4kv.errors import ConfigError, Dsv4kvError, StoreUnavailable
-from dsv4kv.tiers.wire.frames import DATA, MESSAGE, READ, Wire, admit, check_token
-from dsv4kv.tiers.wire.manifest import Manifest
-from dsv4kv.tiers.wire.memory import Memory
-from dsv4kv.tiers.wire.transports import parse_places, stretches_of
+from dsv4kv.moving.frames import DATA, MESSAGE, READ, Wire, admit, check_token
+from dsv4kv.moving.memory import Manifest, Memory
+from dsv4kv.moving.transports import parse_places, stretches_of
 
 _MOST_CONNECTIONS = 32  # of receivers that have greeted
 _MOST_STRANGERS = 64  # the longest silent goes for the next
@@ -21,62 +19,67 @@ _MOST_RAW_BYTES = 2**30
 
 
 class Offer:
-    """A request that is being computed: how far every layer is, and in the end its manifest."""
+    """A request that is being computed: how far every layer is, and in the end its manifest.
+
+    Attributes:
+        taken: The receiver has everything: the blocks may be given back.
+    """
 
     def __init__(self) -> None:
-        """Nothing is there yet."""
         self._changed = threading.Condition()
         self._tokens: dict[int, int] = {}
         self._chunks: dict[int, Manifest] = {}
         self._manifest: Manifest | None = None
         self._failure = ""
         self.taken = threading.Event()
-        """The receiver has everything: the blocks may be given back."""
 
     def begin(self, chunk: Manifest) -> None:
         """A chunk of the prompt, after its ``prefix``, is being computed in these pages."""
-        with self._changed:
+        with self._noted():
             self._chunks[chunk.prefix] = chunk
-            self._changed.notify_all()
 
     def reach(self, layer: int, tokens: int) -> None:
         """A layer has the rows of so many tokens."""
-        with self._changed:
+        with self._noted():
             self._tokens[layer] = tokens
-            self._changed.notify_all()
 
     def finish(self, manifest: Manifest) -> None:
         """All rows are there."""
-        with self._changed:
+        with self._noted():
             self._manifest = manifest
-            self._changed.notify_all()
+
+    def fail(self, reason: str) -> None:
+        """It will not be computed."""
+        with self._noted():
+            self._failure = reason
 
     def wait_for(self, layer: int, tokens: int, timeout_s: float) -> None:
         """Wait until a layer has the rows of so many tokens."""
-        self._wait(
-            lambda: self._manifest is not None or self._tokens.get(layer, -1) >= tokens, timeout_s
-        )
+        self._wait(lambda: self._tokens.get(layer, -1) >= tokens, timeout_s)
 
     def chunk(self, prefix: int, timeout_s: float) -> Manifest:
         """Wait for the chunk after ``prefix`` tokens; the whole, at last, after all chunks."""
-        self._wait(lambda: prefix in self._chunks or self._manifest is not None, timeout_s)
+        self._wait(lambda: prefix in self._chunks, timeout_s)
         return self._chunks.get(prefix) or self.manifest(timeout_s)
 
     def manifest(self, timeout_s: float) -> Manifest:
         """Wait for the end."""
-        self._wait(lambda: self._manifest is not None, timeout_s)
+        self._wait(lambda: False, timeout_s)
         assert self._manifest is not None
         return self._manifest
 
-    def fail(self, reason: str) -> None:
-        """It will not be computed."""
+    @contextmanager
+    def _noted(self) -> Iterator[None]:
         with self._changed:
-            self._failure = reason
+            yield
             self._changed.notify_all()
 
     def _wait(self, ready: Callable[[], bool], timeout_s: float) -> None:
+        def over() -> bool:
+            return bool(self._failure) or self._manifest is not None or ready()
+
         with self._changed:
-            if not self._changed.wait_for(lambda: self._failure or ready(), timeout_s):
+            if not self._changed.wait_for(over, timeout_s):
                 raise StoreUnavailable(f"the prompt was not computed within {timeout_s:g} s.")
             if self._failure:
                 raise StoreUnavailable(f"the prompt was not computed: {self._failure}")
@@ -126,12 +129,7 @@ class Sender:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def offer(self) -> tuple[Offer, int]:

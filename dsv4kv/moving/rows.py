@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Annotated, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dsv4kv.cache.blocks import Ids
@@ -37,17 +36,10 @@ class Area(Sealed):
 
 
 class Geometry(Sealed):
-    """Where rows are in a page, or in a slot's ring.
-
-    Attributes:
-        rows: Rows of a page, or of a ring.
-        page_bytes: Bytes from one page to the next.
-        areas: Parts of its rows.
-        ring: Whether row r is at r modulo ``rows`` of the one page of a slot.
-    """
+    """Where rows are in a page, or in a slot's ring: row r is at r modulo ``rows`` there."""
 
     rows: Positive
-    page_bytes: Positive
+    page_bytes: Positive  # from one page to the next
     areas: Annotated[list[Area], Field(min_length=1, max_length=2)]
     ring: bool
 
@@ -103,44 +95,28 @@ def rows_needed(family: Family, tokens: int, window_tokens: int, prefix: int = 0
 class Descriptors:
     """Stretches of bytes: int64[n] each, of one layer's pool here and there."""
 
-    source: NDArray[np.int64]
-    target: NDArray[np.int64]
-    lengths: NDArray[np.int64]
+    source: Ids
+    target: Ids
+    lengths: Ids
 
     def __len__(self) -> int:
         return len(self.lengths)
 
-    @property
-    def total_bytes(self) -> int:
-        """Bytes of all of them."""
-        return int(self.lengths.sum())
-
 
 @dataclass
 class Moved:
-    """What was read of one family.
+    """What was read of one family."""
 
-    Attributes:
-        pieces: Descriptors before neighbours were merged.
-        descriptors: Those that were read.
-        bytes: Bytes that were read.
-        useful_bytes: Rows alone, without padding.
-        read_ns: How long the reads took.
-    """
-
-    pieces: int = 0
+    pieces: int = 0  # descriptors before neighbours were merged
     descriptors: int = 0
     bytes: int = 0
-    useful_bytes: int = 0
+    useful_bytes: int = 0  # of rows alone, without padding
     read_ns: int = 0
 
     def add(self, other: "Moved") -> None:
         """Sum up."""
-        self.pieces += other.pieces
-        self.descriptors += other.descriptors
-        self.bytes += other.bytes
-        self.useful_bytes += other.useful_bytes
-        self.read_ns += other.read_ns
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
 
 
 def describe(

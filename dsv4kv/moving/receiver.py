@@ -1,31 +1,29 @@
 """A receiver: reads a request out of another cache into its own, and proves that it is that."""
 
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from time import perf_counter_ns
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
-from dsv4kv.cache.blocks import Ids
+from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cache.prepare import prepare_forward
 from dsv4kv.errors import CacheError, StoreUnavailable, VerificationError
-from dsv4kv.tiers.families import Family, Kept
-from dsv4kv.tiers.wire.frames import MESSAGE, Wire, check_token, greet
-from dsv4kv.tiers.wire.manifest import (
-    FamilyRows,
+from dsv4kv.moving.frames import MESSAGE, Wire, check_token, greet
+from dsv4kv.moving.memory import (
     Manifest,
+    Memory,
     check_manifest,
     make_manifest,
     read_manifest,
 )
-from dsv4kv.tiers.wire.memory import Memory
-from dsv4kv.tiers.wire.rows import Descriptors, Moved, coalesce, describe
-from dsv4kv.tiers.wire.transports import MappedReader, Places, Reader, WireReader
+from dsv4kv.moving.rows import Descriptors, Moved, coalesce, describe
+from dsv4kv.moving.transports import MappedReader, Places, Reader, WireReader
+from dsv4kv.tiers.families import Kept
 
 
 class Peer:
@@ -64,12 +62,7 @@ class Peer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         with suppress(StoreUnavailable):
             self.wire.send_message({"op": "bye"})
         self.wire.close()
@@ -104,36 +97,38 @@ class Peer:
 
 @dataclass
 class Received:
-    """A request that has come.
-
-    Attributes:
-        slot: Where it is.
-        generation: Of the slot, to release it.
-        tokens: Tokens it has.
-        moved: What was read, by family.
-    """
+    """A request that has come: its slot, the slot's generation, its tokens, and what was read."""
 
     slot: int
     generation: int
     tokens: int
-    moved: Mapping[str, Moved] = field(default_factory=dict)
+    moved: dict[str, Moved] = field(default_factory=dict)  # by family
 
 
 @dataclass(frozen=True)
 class Read:
     """What is read of one family: descriptors of every layer, as places there and views here.
 
-    Attributes:
-        places: Where they are there.
-        into: Where they go here.
-        pieces: How many they were before neighbours were merged.
-        useful_bytes: Bytes of rows, without padding.
+    ``pieces`` is how many they were before neighbours were merged, ``useful_bytes`` counts rows
+    without padding.
     """
 
     places: Places
     into: list[memoryview]
     pieces: int
     useful_bytes: int
+
+
+@contextmanager
+def _arriving(manager: KVCacheManager, slot: int | None, tokens: int) -> Iterator[Received]:
+    """A request in a slot of its own, or in one; if it does not come, all is given back."""
+    slot = manager.admit_request() if slot is None else slot
+    received = Received(slot, manager.generation(slot), tokens)
+    try:
+        yield received
+    except BaseException:
+        manager.release_request(slot, received.generation)
+        raise
 
 
 def receive(
@@ -160,35 +155,25 @@ def receive(
         VerificationError: What has come is not what left.
         In every case the slot and its blocks are given back.
     """
-    manager, prefix = memory.manager, manifest.prefix
-    if slot is None:
-        slot = manager.admit_request()
-    received = Received(slot, manager.generation(slot), manifest.tokens)
-    try:
-        if manager.tokens[slot] != prefix:
+    manager, prefix, names = memory.manager, manifest.prefix, list(memory.families)
+    with _arriving(manager, slot, manifest.tokens) as received:
+        if manager.tokens[received.slot] != prefix:
             raise CacheError(
-                f"the request is offered from token {prefix:,} on, and slot {slot} has "
-                f"{manager.tokens[slot]:,}."
+                f"the request is offered from token {prefix:,} on, and slot {received.slot} has "
+                f"{manager.tokens[received.slot]:,}."
             )
         check_manifest(manifest, memory)
-        prepare_forward(manager, [slot], [prefix], [manifest.tokens])
+        prepare_forward(manager, [received.slot], [prefix], [manifest.tokens])
+
+        def read_some(number: int) -> None:
+            for name in names[number :: len(readers)]:
+                read = plan_request(memory, manifest, received, name, merge=merge)
+                received.moved[name] = timed(readers[number], read)
+
         with ThreadPoolExecutor(len(readers)) as pool:
-            parts = [list(memory.families)[i :: len(readers)] for i in range(len(readers))]
-            found = pool.map(
-                _read_families,
-                *zip(
-                    *(
-                        (memory, manifest, received, names, reader, merge)
-                        for names, reader in zip(parts, readers, strict=True)
-                    ),
-                    strict=True,
-                ),
-            )
-            received.moved = {name: each for part in found for name, each in part.items()}
+            list(pool.map(read_some, range(len(readers))))
+        received.moved = {name: received.moved[name] for name in names}
         verify(memory, manifest, received)
-    except BaseException:
-        manager.release_request(slot, received.generation)
-        raise
     return received
 
 
@@ -199,37 +184,30 @@ def receive_layers(
 
     Windows and states come at the end, and so do the digests. Raises as ``receive``.
     """
-    manager = memory.manager
-    slot = manager.admit_request()
-    received = Received(slot, manager.generation(slot), 0)
-    moved = {name: Moved() for name in memory.families}
-    try:
+    manager, families = memory.manager, memory.families
+    with _arriving(manager, None, 0) as received:
+        received.moved = {name: Moved() for name in families}
+
+        def read(name: str, manifest: Manifest, layers: Sequence[int] | None = None) -> None:
+            plan = plan_request(memory, manifest, received, name, merge=merge, layers=layers)
+            received.moved[name].add(timed(reader, plan))
+
         while not (manifest := peer.chunk(request, received.tokens)).complete:
             _check_order(manifest, received.tokens, manifest.tokens > received.tokens)
             check_manifest(manifest, memory)
-            prepare_forward(manager, [slot], [received.tokens], [manifest.tokens])
+            prepare_forward(manager, [received.slot], [received.tokens], [manifest.tokens])
             received.tokens = manifest.tokens
-            for layer in sorted({x for f in memory.families.values() for x in f.layers}):
+            for layer in sorted({x for family in families.values() for x in family.layers}):
                 peer.wait(request, layer, manifest.tokens)
-                for name, family in memory.families.items():
+                for name, family in families.items():
                     if family.kept is Kept.PAGES and layer in family.layers:
-                        at = [family.layers.index(layer)]
-                        read = plan_request(
-                            memory, manifest, received, name, merge=merge, layers=at
-                        )
-                        moved[name].add(timed(reader, read))
+                        read(name, manifest, [family.layers.index(layer)])
         _check_order(manifest, 0, manifest.tokens == received.tokens)
         check_manifest(manifest, memory)
-        for name, family in memory.families.items():
+        for name, family in families.items():
             if family.kept is not Kept.PAGES:
-                moved[name].add(
-                    timed(reader, plan_request(memory, manifest, received, name, merge=merge))
-                )
+                read(name, manifest)
         verify(memory, manifest, received)
-    except BaseException:
-        manager.release_request(slot, received.generation)
-        raise
-    received.moved = moved
     return received
 
 
@@ -251,53 +229,10 @@ def plan_request(
     merge: bool,
     layers: Sequence[int] | None = None,
 ) -> Read:
-    """What is read of a family of a request."""
-    family, offered = memory.families[name], manifest.families[name]
-    ids = memory.ids(family, received.slot, manifest.tokens)
-    rows = range(offered.first, offered.end)
-    return plan_read(memory, family, offered, ids, rows, merge=merge, layers=layers)
-
-
-def timed(reader: Reader, read: Read) -> Moved:
-    """Read, and say what that was and how long it took."""
-    start = perf_counter_ns()
-    reader.read(read.places, read.into)
-    spent_ns = perf_counter_ns() - start
-    return Moved(
-        read.pieces, len(read.places), int(read.places[:, 2].sum()), read.useful_bytes, spent_ns
-    )
-
-
-def _read_families(
-    memory: Memory,
-    manifest: Manifest,
-    received: Received,
-    names: Sequence[str],
-    reader: Reader,
-    merge: bool,
-) -> dict[str, Moved]:
-    return {
-        name: timed(reader, plan_request(memory, manifest, received, name, merge=merge))
-        for name in names
-    }
-
-
-def plan_read(
-    memory: Memory,
-    family: Family,
-    offered: FamilyRows,
-    ids: Ids,
-    rows: range,
-    *,
-    merge: bool = True,
-    layers: Sequence[int] | None = None,
-) -> Read:
-    """Which bytes there go where here: ids int64[layers, n] of the cache that takes them.
-
-    layers: which of the family's, by their place; None for all.
-    """
-    ours, first = memory.geometries[family.name], memory.numbers[family.name]
-    blocks, pieces = offered.blocks(), 0
+    """Which bytes of a family there go where here; ``layers`` by their place, None for all."""
+    family, offered, ours = memory.families[name], manifest.families[name], memory.geometries[name]
+    ids, rows = memory.ids(family, received.slot, manifest.tokens), offered.rows()
+    blocks, first, pieces = offered.blocks(), memory.numbers[name], 0
     places, into = list[Places](), list[memoryview]()
     found: Descriptors | None = None
     for i in range(len(family.layers)) if layers is None else layers:
@@ -314,6 +249,15 @@ def plan_read(
     return Read(np.concatenate(places), into, pieces, useful)
 
 
+def timed(reader: Reader, read: Read) -> Moved:
+    """Read, and say what that was and how long it took."""
+    start = perf_counter_ns()
+    reader.read(read.places, read.into)
+    spent_ns = perf_counter_ns() - start
+    size = int(read.places[:, 2].sum())
+    return Moved(read.pieces, len(read.places), size, read.useful_bytes, spent_ns)
+
+
 def verify(memory: Memory, manifest: Manifest, received: Received) -> None:
     """Hash every page's rows where decode steps read them, and compare with the sender's.
 
@@ -323,8 +267,7 @@ def verify(memory: Memory, manifest: Manifest, received: Received) -> None:
     for name, family in memory.families.items():
         offered = manifest.families[name]
         ids = memory.ids(family, received.slot, manifest.tokens)
-        rows = range(offered.first, offered.end)
-        found = memory.digests(family, ids, rows, offered.geometry.rows)
+        found = memory.digests(family, ids, offered.rows(), offered.geometry.rows)
         unlike = sum(a != b for a, b in zip(found, offered.digests, strict=False))
         unlike += abs(len(found) - len(offered.digests))
         if unlike:

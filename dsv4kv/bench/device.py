@@ -15,23 +15,14 @@ from dsv4kv.serve.graphs import Capture, cuda_capture
 
 @dataclass(frozen=True)
 class CudaDevice:
-    """A GPU, and what a run needs of it in addition to memory.
+    """A GPU, and what a run needs of it in addition to memory."""
 
-    Attributes:
-        device: As torch names it.
-        architecture: What its kernels are compiled for: ``sm_90a``.
-        free_bytes: Memory that is free.
-        l2_bytes: Its L2 cache.
-        make_event: Makes a moment on its clock.
-        make_capture: Makes what captures graphs.
-    """
-
-    device: torch.device
-    architecture: str
-    free_bytes: int
-    l2_bytes: int
-    make_event: Callable[[], Event]
-    make_capture: Callable[[], Capture]
+    device: torch.device  # as torch names it
+    architecture: str  # what its kernels are compiled for: ``sm_90a``
+    free_bytes: int  # memory that is free
+    l2_bytes: int  # its L2 cache
+    make_event: Callable[[], Event]  # makes a moment on its clock
+    make_capture: Callable[[], Capture]  # makes what captures graphs
 
 
 def find_device(wanted: str) -> CudaDevice | None:

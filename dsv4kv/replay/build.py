@@ -8,16 +8,16 @@ from itertools import islice
 from dsv4kv.clock.sources import find_layout, open_times
 from dsv4kv.clock.steps import StepTimes
 from dsv4kv.clock.weights import WeightModel, build_weights
-from dsv4kv.collector import without_collector
 from dsv4kv.config.replay import ArrivalSection, ReplayConfig
 from dsv4kv.core.clock import Rates, Tables, VirtualClock
 from dsv4kv.core.contract import NOTHING_BELOW, Below, Ledger, Source
 from dsv4kv.core.scheduler import Drafts, Limits, Observer, Scheduler
-from dsv4kv.engines.rules import find_rule
+from dsv4kv.engines.names import find_rule
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.mrc.strategies import Strategy
 from dsv4kv.prefix.block_hash import BlockHashIndex
 from dsv4kv.prefix.policies import make_policy
+from dsv4kv.processes import without_collector
 from dsv4kv.replay.costs import fill_tables
 from dsv4kv.replay.engine import EnginePaths, EnginePrompts, build_engine, find_paths
 from dsv4kv.replay.memory import MemoryPlan, check_fit, plan_memory
@@ -248,10 +248,10 @@ def build_replay(
         max_requests=scheduling.max_requests,
         block_tokens=memory.block_tokens,
         ratio=memory.group.ratio,
-        paused_blocks=None if rule.retracts else int(paused),
+        paused_blocks=None if rule.policy.prompts_alone else int(paused),
         max_context_tokens=memory.max_context_tokens,
-        defer=config.prefix.defer and not rule.caches_scheduled,
-        finds_scheduled=rule.caches_scheduled and not scheduling.delay_prompts,
+        defer=config.prefix.defer and not rule.policy.finds_scheduled,
+        finds_scheduled=rule.policy.finds_scheduled and not scheduling.delay_prompts,
         ranks=ranks,
         alone=_prompts_alone(config),
         delay=scheduling.delay_prompts,
@@ -293,7 +293,8 @@ def _build_timing(
 def _prompts_alone(config: ReplayConfig) -> bool:
     """Whether steps with prompts leave decoding requests out: where nothing is said, in SGLang."""
     chosen = config.scheduler.prompts
-    return find_rule(config.prefix.rule).retracts if chosen is None else chosen == "alone"
+    alone = find_rule(config.prefix.rule).policy.prompts_alone
+    return alone if chosen is None else chosen == "alone"
 
 
 def _build_prompts(

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from dsv4kv.config.load import load_config
+from dsv4kv.files import temporary_folder
 from dsv4kv.ops import cpu
 from dsv4kv.ops.cuda.launch import compile_ahead, prepare
 from dsv4kv.ops.launches.pages import plan_gather_topk
 from dsv4kv.ops.scenes import Arguments, make_call
-from dsv4kv.processes import temporary_folder
 from tests.benchmarks.jit_start import modules_of
 from tests.ops.operations import SCENES, SEED
 from visit.desk import Desk

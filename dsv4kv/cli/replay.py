@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from dsv4kv.choices import POLICIES, RULES, STRATEGIES, listed
-from dsv4kv.cli.records import as_settings, end_run, keep_record, write_json
+from dsv4kv.cli.records import Verbose, as_settings, end_run, keep_record, write_json
 from dsv4kv.cli.sweeps import (
     How,
     JobFolder,
@@ -190,6 +190,7 @@ def replay(
             callback=to_file,
         ),
     ] = None,
+    verbose: Verbose = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print problems only.")] = False,
     schema: Annotated[bool, typer.Option("--schema", help="List every setting and end.")] = False,
 ) -> None:
@@ -231,7 +232,7 @@ def replay(
     stated = restate(how, out, config, [*(set_ or []), *short], axis or [])
     record, sweep = _run(*stated, how, out, silent=silent)
     leave_to_others(how, sweep, record)
-    keep_record(record, out, json_, silent=silent)
+    keep_record(record, out, json_, silent=silent, verbose=verbose)
     close_sweep(how, sweep, "replay")
     if chart is not None:
         _draw(record, chart, silent=silent)

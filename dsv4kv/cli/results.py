@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dsv4kv.cli import Group
+from dsv4kv.cli.records import Verbose
 from dsv4kv.view.console import print_document, say
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ def show(
         ),
     ],
     folder: Folder = _RESULTS,
+    verbose: Verbose = False,
 ) -> None:
     """Show a run of the folder again, as `dsv4kv report` does."""
     from dsv4kv.record.store import list_entries, load_record
@@ -78,7 +80,7 @@ def show(
     from dsv4kv.view.terminal import show as show_parts
 
     entry = _find(list_entries(folder), run, folder)
-    show_parts(report_record(load_record(folder / entry.file)))
+    show_parts(report_record(load_record(folder / entry.file), verbose=verbose))
 
 
 @app.command(epilog=f"{_EXAMPLES}dsv4kv results prune --older-than 30 --yes")

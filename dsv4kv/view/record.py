@@ -113,18 +113,20 @@ _LEGEND = Text(
 )
 
 
-def report_record(record: RunRecord, *, quiet: bool = False) -> Iterator[Part]:
-    """Facts, tables, findings and answer of a record, or with ``quiet`` only its problems."""
+def report_record(
+    record: RunRecord, *, quiet: bool = False, verbose: bool = False
+) -> Iterator[Part]:
+    """Answer, tables and findings of a record, or with ``quiet`` only its problems."""
     if quiet:
         replayed = any(case.replay for case in record.cases)
         findings = list_replay_findings(record) if replayed else _findings(record)
         return (finding for finding in findings if finding.is_problem)
+    if any(case.replay for case in record.cases):
+        return report_replay(record, verbose=verbose)
     return chain(_report_cases(record), report_answer(record))
 
 
 def _report_cases(record: RunRecord) -> Iterator[Part]:
-    if any(case.replay for case in record.cases):
-        return report_replay(record)
     if record.launches:
         return _report_launches(record)
     if len(record.cases) == 1:

@@ -54,7 +54,7 @@ def to_html(table: Table) -> HtmlTable:
                 _KINDS[column.kind],
                 any(row[number].spread for row in shown.cells),
             )
-            for number, column in enumerate(shown.columns)
+            for number, column in enumerate(shown.heads)
         ],
         shown.cells,
         _CLASSES,
@@ -65,8 +65,8 @@ def to_html(table: Table) -> HtmlTable:
 
 def to_markdown(table: Table) -> str:
     """The table's rows; what is absent is empty."""
-    rules = ("---:" if column.kind == "number" else "---" for column in table.columns)
-    lines = [[column.header for column in table.columns]]
+    rules = ("---:" if column.kind == "number" else "---" for column in table.heads)
+    lines = [[column.header for column in table.heads]]
     lines += [[_markdown(cell) for cell in row] for row in table.cells]
     head, *body = (f"| {' | '.join(cells)} |" for cells in lines)
     return "\n".join([head, f"|{'|'.join(rules)}|", *body])
@@ -81,6 +81,6 @@ def to_csv(table: Table) -> str:
     """The table with a header line; an interval is in its cell."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow([column.header for column in table.columns])
+    writer.writerow([column.header for column in table.heads])
     writer.writerows([text_of(cell) for cell in row] for row in table.cells)
     return file.getvalue()

@@ -1,10 +1,28 @@
-"""What is shown, as data: a terminal, a page, Markdown and CSV render the same tables.
+"""Tables, facts and findings as data, which a terminal, a page, Markdown and CSV render.
 
-Nothing here knows widths, colours or blanks; a renderer decides those.
+A command's view is a list of parts, the answer first::
+
+    yield Finding("good", "8 requests of 128K fit on one H200")
+    yield Table(
+        "Requests",
+        [
+            ("request", lambda r: r.name),
+            ("prompt tokens", lambda r: quantity(r.prompt_tokens)),
+            ("TPOT p99 ms", lambda r: ms(r.tpot.p99)),
+        ],
+        requests,
+    )
+    yield Command("vllm serve deepseek-ai/DeepSeek-V4-Flash")
+
+``dsv4kv.view.quantity`` formats cells, ``dsv4kv.view.terminal.show`` (soon
+``dsv4kv.view.render.show``) prints parts,
+``dsv4kv.view.plots`` draws, and ``dsv4kv.view.html`` writes parts and plots as a page.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 ABSENT = "–"
@@ -130,40 +148,74 @@ def prose(*headers: str, minor: bool = False) -> list[Column]:
     return [Column(header, "prose", minor) for header in headers]
 
 
+Read = Callable[[Any], Cell | str]
+"""Reads a column's cell from a row."""
+
+_NUMERIC = re.compile(r"[-+−~<>≤≥×]?\d[\d,.]*(?:[KMGT]|%| .*)?")
+_SENTENCE = 28  # letters: a longer text with blanks may be wrapped
+
+
 @dataclass(frozen=True)
 class Table:
-    """A table.
+    """A table: a row for each item, and a column for each quantity.
+
+    A column is its header, with the unit, and a function that reads its cell from a row. Where
+    rows are cells already, a column is the header alone. Numbers are right-aligned and never
+    broken; texts are wrapped between words. The most important columns come first: those without
+    room on a narrow terminal go to a second table below, next to the same keys.
 
     Attributes:
-        title: What it holds.
+        title: What it contains.
         columns: From left to right.
-        rows: As many cells in each as there are columns.
-        note: What to know before reading it.
-        footer: Rows below a line: what the others are compared with, or all of them together.
+        rows: Items for the columns' functions, or sequences of cells.
+        note: What to know before reading it, in a few words.
+        footer: More rows, below a line: a sum, or what the others are compared with.
         caption: What to know after reading it.
-        keys: So many columns at the start name a row.
+        keys: Number of leading columns that name a row.
     """
 
     title: str
-    columns: Sequence[Column]
-    rows: Sequence[Row]
+    columns: Sequence["Column | tuple[str, Read] | str"]
+    rows: Sequence[Any]
     note: str = ""
-    footer: Sequence[Row] = ()
+    footer: Sequence[Any] = ()
     caption: str = ""
     keys: int = 1
 
     def __post_init__(self) -> None:
-        odd = [len(row) for row in (*self.rows, *self.footer) if len(row) != len(self.columns)]
+        odd = [len(row) for row in self.cells if len(row) != len(self.columns)]
         if odd:
             raise ValueError(f"{self.title}: {odd[0]} cells for {len(self.columns)} columns")
 
-    @property
+    @cached_property
     def cells(self) -> list[list[Cell]]:
         """Cells of all rows, those of the footer last."""
+        readers = [column[1] for column in self.columns if isinstance(column, tuple)]
         return [
             [Text(cell) if isinstance(cell, str) else cell for cell in row]
-            for row in (*self.rows, *self.footer)
+            for row in (
+                [read(item) for read in readers] if readers else item
+                for item in (*self.rows, *self.footer)
+            )
         ]
+
+    @cached_property
+    def heads(self) -> list["Column"]:
+        """Header and kind of every column."""
+        return [self._head(number, column) for number, column in enumerate(self.columns)]
+
+    def _head(self, number: int, column: "Column | tuple[str, Read] | str") -> "Column":
+        if isinstance(column, Column):
+            return column
+        header = column if isinstance(column, str) else column[0]
+        cells = [row[number] for row in self.cells]
+        texts = [cell.value for cell in cells if cell.value not in ("", ABSENT)]
+        if any(isinstance(cell, Number) for cell in cells) or (
+            texts and all(map(_NUMERIC.fullmatch, texts))
+        ):
+            return Column(header, "number")
+        is_prose = any(len(text) > _SENTENCE and " " in text for text in texts)
+        return Column(header, "prose" if is_prose else "name")
 
     def noted(self, what: str) -> "Table":
         """The table with this in front of its note; itself if it is empty."""
@@ -182,12 +234,15 @@ class Table:
         ]
         if len(kept) == len(columns):
             return self
-        rows, footer = (
-            [[row[n] for n in kept] for row in part] for part in (self.rows, self.footer)
-        )
+        cells = [[row[n] for n in kept] for row in self.cells]
         keys = sum(number < self.keys for number in kept)
+        body = len(self.rows)
         return replace(
-            self, columns=[self.columns[n] for n in kept], rows=rows, footer=footer, keys=keys
+            self,
+            columns=[self.heads[n] for n in kept],
+            rows=cells[:body],
+            footer=cells[body:],
+            keys=keys,
         )
 
 
@@ -199,7 +254,7 @@ def tabulate(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 class Command(str):
-    """What a user may paste into a shell."""
+    """What a user may paste into a shell: a part of its own, or a fact."""
 
 
 @dataclass(frozen=True)

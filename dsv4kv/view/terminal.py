@@ -104,6 +104,8 @@ def draw(part: Part, width: int) -> Iterator[Line]:
             yield from _hang((sign, style), (sentence, style), width, cell_len(sign) + 1)
         case Stack():
             yield from _draw_stack(part, width)
+        case Command():
+            yield [(part, "")]
         case Text(value, tone):
             yield from ([(line, STYLES[tone])] for line in wrap(value, width))
         case str():
@@ -238,7 +240,7 @@ def _text(cell: Cell) -> str:
 def _draw_table(table: Table, width: int) -> Iterator[Line]:
     yield from _draw_title(table, width)
     cells = zip(*table.cells, strict=True) if table.cells else repeat(())
-    pairs = zip(table.columns, cells, strict=False)
+    pairs = zip(table.heads, cells, strict=False)
     columns = [_Column(column, list(_align(listed))) for column, listed in pairs]
     parts, listed = _split(columns, table.keys, width)
     for number, part in enumerate(parts):

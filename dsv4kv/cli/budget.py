@@ -1,5 +1,6 @@
 """``dsv4kv budget``: which contexts and loads fit on which GPUs, and what they cost."""
 
+import shlex
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +17,7 @@ from dsv4kv.resources import shipped_names
 from dsv4kv.view.console import print_document, say
 
 if TYPE_CHECKING:
+    from dsv4kv.sizing.advice import Option
     from dsv4kv.sizing.answer import Answer
     from dsv4kv.sizing.launch import Reading
     from dsv4kv.sizing.reuse import Reuse
@@ -324,8 +326,32 @@ def _print_answer(
             from dsv4kv.sizing.launch import flag_costs
 
             costs = view_command(command[0], flag_costs(*command, found))
-        show(view_answer(found, *details, given=texts, verbose=verbose, command=costs))
+        launch = partial(_write_launch, found, texts)
+        show(
+            view_answer(
+                found, *details, given=texts, verbose=verbose, launch=launch, command=costs
+            )
+        )
     _end(fits=found.fits)
+
+
+def _write_launch(found: "Answer", texts: dict[str, str], option: "Option | None") -> str:
+    """The command that starts an option, or what was found: the engine's, or else our own."""
+    line = ""
+    if found.scenario.engine.name != "dsv4kv":
+        from dsv4kv.sizing.launch_line import launch_line
+
+        scenario = option.scenario if option else found.scenario
+        requests = option.concurrency if option else found.max_concurrency
+        line = launch_line(scenario, found.context, requests)
+    if line or option is None:
+        return line
+    given = {
+        name: text for name, text in texts.items() if f"--{name}" not in option.change.split()
+    }
+    words = [f"--{name} {shlex.quote(text)}" for name, text in given.items()]
+    own = option.change.startswith("--")
+    return " ".join(["dsv4kv budget", *words, option.change]) if own else ""
 
 
 def _end(*, fits: bool) -> None:
@@ -362,7 +388,7 @@ def _print_sweep(
     if as_json:
         _print_json([to_values(row) for row in rows])
     else:
-        from dsv4kv.view.budget_sweep import view_sweep
+        from dsv4kv.view.budget import view_sweep
         from dsv4kv.view.terminal import show
 
         show(view_sweep(rows))

@@ -58,8 +58,8 @@ def format_clocked(value: float, factor: float | None) -> str:
 
 
 def format_factor(factor: float | None) -> str:
-    """``÷1.4 … ×1.4``: the 90 % error of a model's times."""
-    return ABSENT if factor is None else f"÷{factor:g} … ×{factor:g}"
+    """``× ÷ 1.4``: what the times of a model are right within."""
+    return ABSENT if factor is None else f"× ÷ {factor:g}"
 
 
 def _split(estimate: "Estimate | None", scale: float) -> tuple[str, str]:
@@ -96,13 +96,3 @@ def _decimals(value: float, spread: float) -> int:
 
 def _exponent(value: float) -> int:
     return math.floor(math.log10(abs(value))) if value else 0
-
-
-def share(part: int, whole: int, digits: int = 1) -> str:
-    """``12.3%``: a part of a whole."""
-    return f"{part / whole:.{digits}%}" if whole else ABSENT
-
-
-def count(value: int | None) -> str:
-    """``1,234``; absent where nobody counted."""
-    return ABSENT if value is None else f"{value:,}"

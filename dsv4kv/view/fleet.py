@@ -3,7 +3,7 @@
 from dsv4kv.record.fleet import FleetReplica, ReplayFleet
 from dsv4kv.record.schema import Totals
 from dsv4kv.units import counted, format_bytes, format_duration
-from dsv4kv.view.cells import format_clocked, format_factor, share
+from dsv4kv.view.quantity import format_clocked, format_factor, share
 from dsv4kv.view.table import ABSENT, Facts, Read, Table
 
 MAX_REPLICAS = 6

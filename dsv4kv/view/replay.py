@@ -11,11 +11,17 @@ from dsv4kv.record.quantities import axis_names, axis_text, clock_factor
 from dsv4kv.record.replay import ReplayResult, ReplayTiers, Reuse
 from dsv4kv.record.schema import Case, Latency, RunRecord, Totals
 from dsv4kv.units import counted, format_bytes, format_duration
-from dsv4kv.view.cells import format_clocked, format_factor, format_number, share, show_setting
 from dsv4kv.view.facts import cache_facts, header, layers_text, setting
 from dsv4kv.view.findings import judge_status
 from dsv4kv.view.fleet import fleet_facts, hours_per_million, name_servers, replicas_table
 from dsv4kv.view.outcomes import FIRST_TOKEN, SAVED, find_best, group_launches
+from dsv4kv.view.quantity import (
+    format_clocked,
+    format_factor,
+    format_number,
+    format_setting,
+    share,
+)
 from dsv4kv.view.table import (
     ABSENT,
     Command,
@@ -404,7 +410,7 @@ _CHECKPOINTS = ("evicted_checkpoint", "no_checkpoint", "replay")
 
 
 def _setting_of(path: str) -> Read:
-    return lambda case: show_setting(path, case.axis[path]) if path in case.axis else ABSENT
+    return lambda case: format_setting(path, case.axis[path]) if path in case.axis else ABSENT
 
 
 def _of(read: Callable[[ReplayResult], str]) -> Read:

@@ -14,13 +14,12 @@ from dsv4kv.units import format_bytes
 from dsv4kv.view.cells import format_estimate, format_number, measured
 from dsv4kv.view.table import (
     ABSENT,
-    Bar,
-    Histogram,
     Level,
     Mark,
     Number,
     Row,
     Table,
+    bar,
     names,
     numbers,
     prose,
@@ -71,7 +70,7 @@ def cache_table(cache: CacheSummary) -> Table:
                 f"{pool.unit_bytes:,}",
                 format_bytes(pool.predicted_bytes),
                 format_bytes(pool.allocated_bytes),
-                Bar(pool.allocated_bytes / whole),
+                bar(pool.allocated_bytes / whole),
                 _GOOD if pool.predicted_bytes == pool.allocated_bytes else _DIFFERS,
             )
             for pool in cache.pools
@@ -152,7 +151,6 @@ def latencies_table(latencies: Sequence[Latency]) -> Table:
             *names("action"),
             *numbers("samples", "median µs", "p90 µs", "p99 µs", "max µs"),
             *numbers("outliers", minor=True),
-            *names("shape", minor=True),
         ],
         [
             (
@@ -160,7 +158,6 @@ def latencies_table(latencies: Sequence[Latency]) -> Table:
                 f"{len(latency.samples_ns):,}",
                 measured(_median(latency.samples_ns), _NS_TO_US),
                 *_tail(latency),
-                Histogram(latency.samples_ns),
             )
             for latency in latencies
         ],

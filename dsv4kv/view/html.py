@@ -2,15 +2,14 @@
 
 from collections.abc import Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import replacing
-from dsv4kv.view.plots import Chart
-from dsv4kv.view.table import MARKS, Part, Table
+from dsv4kv.view.plots import file_name, to_png, to_svg, to_svg_file
+from dsv4kv.view.table import MARKS, Chart, Page, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,43 +17,6 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 _CLASSES: Final = {"good": "good", "warning": "warning", "bad": "bad", "dim": "muted"}
-
-
-@dataclass(frozen=True)
-class Section:
-    """A part of a page.
-
-    Attributes:
-        heading: The question it answers.
-        parts: Tables, charts, facts and sentences, in their order.
-        note: How to read it.
-        level: Of the heading: 2, or 3 below the heading of a run.
-    """
-
-    heading: str
-    parts: Sequence[Part | Chart] = ()
-    note: str = ""
-    level: int = 2
-
-
-@dataclass(frozen=True)
-class Page:
-    """What a page shows.
-
-    Attributes:
-        title: Model, engine, GPU, trace: what the page is about.
-        answer: What it comes to: a sentence, the table that carries it, the next command.
-        sections: Everything else.
-    """
-
-    title: str
-    answer: Sequence[Part | Chart]
-    sections: Sequence[Section] = ()
-
-    def charts(self) -> list[Chart]:
-        """Every chart, in the order of the page."""
-        parts = [*self.answer, *(part for section in self.sections for part in section.parts)]
-        return [part for part in parts if isinstance(part, Chart)]
 
 
 def render_page(page: Page) -> str:
@@ -74,7 +36,7 @@ def write_page(page: Page, target: Path) -> None:
 
 
 def write_charts(charts: Sequence[Chart], folder: Path) -> list[Path]:
-    """Write every chart as ``KEY.svg`` and ``KEY.png``.
+    """Write every chart as SVG and as PNG.
 
     Raises:
         ConfigError: The folder cannot be written.
@@ -84,8 +46,8 @@ def write_charts(charts: Sequence[Chart], folder: Path) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         for chart in charts:
             for path, data in (
-                (folder / f"{chart.key}.svg", chart.svg_file().encode()),
-                (folder / f"{chart.key}.png", chart.png()),
+                (folder / f"{file_name(chart)}.svg", to_svg_file(chart).encode()),
+                (folder / f"{file_name(chart)}.png", to_png(chart)),
             ):
                 _replace(path, data)
                 written.append(path)
@@ -103,13 +65,17 @@ def _template() -> "Template":
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"kind": lambda part: type(part).__name__, "shown": _shown}
+    environment.filters |= {
+        "kind": lambda part: type(part).__name__,
+        "shown": _shown,
+        "svg": to_svg,
+    }
     environment.globals["look"] = _look
     return environment.get_template("page.html")
 
 
 def _shown(table: Table) -> Table:
-    return table.informative(pictures=False)
+    return table.informative()
 
 
 def _look(kind: str, tone: str = "") -> str:

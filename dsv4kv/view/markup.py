@@ -46,7 +46,7 @@ class HtmlTable:
 
 def to_html(table: Table) -> HtmlTable:
     """The parts of a table that a page shows; pictures are left out, as a page has charts."""
-    shown = table.informative(pictures=False)
+    shown = table.informative()
     return HtmlTable(
         [
             HtmlColumn(

@@ -20,12 +20,12 @@ from dsv4kv.view.page.sections import Section
 from dsv4kv.view.page.write import render_page
 from dsv4kv.view.table import (
     ABSENT,
-    Bar,
     Finding,
     Number,
     Part,
     Table,
     Text,
+    bar,
     names,
     numbers,
     prose,
@@ -265,7 +265,7 @@ def front_table(answer: Answer, question: Question) -> Table:
     )
 
 
-def _front_cells(trial: Trial, question: Question, longest: float) -> list[Text | Number | Bar]:
+def _front_cells(trial: Trial, question: Question, longest: float) -> list[Text | Number]:
     slos = question.slos
     tight = trial.tightest(slos)
     kept = trial.values_s[tight.label] <= tight.limit_s
@@ -277,7 +277,7 @@ def _front_cells(trial: Trial, question: Question, longest: float) -> list[Text 
         *[Number(format_clocked(trial.values_s[slo.label], trial.error(slo))) for slo in slos],
         Number(f"{trial.good:.1%}"),
         Text(tight.label if kept else f"{tight.label} broken"),
-        Bar(trial.values_s[slos[0].label] / longest),
+        bar(trial.values_s[slos[0].label] / longest),
     ]
 
 

@@ -1,8 +1,8 @@
 """Plots by matplotlib: bars, dots with intervals, lines with bands, scatter and timeline.
 
-Every function returns a ``Chart``, which a page embeds as SVG (``chart.svg()``) and ``--charts``
-writes as SVG and PNG. Values are in base units; ``unit`` formats them: ``ns`` as a duration, ``B``
-as a binary size, anything else follows the number.
+Every function returns a ``Chart``, which is drawn when a page or a file is written. Values are in
+base units; ``unit`` formats them: ``ns`` as a duration, ``B`` as a binary size, anything else
+follows the number.
 """
 
 import re
@@ -15,6 +15,7 @@ from math import ceil, log2, nan
 from typing import TYPE_CHECKING, Any, Final
 
 from dsv4kv.units import format_bytes, format_duration
+from dsv4kv.view.table import Chart
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,55 +54,41 @@ _STYLE: Final[dict[Any, Any]] = {
 }
 
 
-@dataclass(frozen=True)
-class Chart:
-    """A figure.
+def file_name(chart: Chart) -> str:
+    """The chart's title as the name of a file, without an ending."""
+    return re.sub(r"\W+", "-", chart.title.lower()).strip("-")[:60]
 
-    Attributes:
-        title: What is shown, with its unit; the figure does not repeat it.
-        description: What can be read from it, in a sentence, for those who cannot see it.
-        figure: The drawing, in colours for a light background.
-    """
 
-    title: str
-    description: str
-    figure: "Figure"
+def to_svg(chart: Chart) -> str:
+    """An SVG element for a page."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
 
-    @property
-    def key(self) -> str:
-        """The title as part of a file name."""
-        return re.sub(r"\W+", "-", self.title.lower()).strip("-")[:60]
+    target, figure = BytesIO(), chart.draw()
+    with _drawing(figure):
+        FigureCanvasSVG(figure).print_svg(target)  # type: ignore[no-untyped-call]
+    text = _CONTROLS.sub("?", target.getvalue().decode())
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    return re.sub(r' id="[a-zA-Z]+[._]?[0-9_.a-z]*_\d+"', "", text)  # once on a page each
 
-    def svg(self) -> str:
-        """An SVG element for a page."""
-        from matplotlib.backends.backend_svg import FigureCanvasSVG
 
-        target = BytesIO()
-        with _drawing(self.figure):
-            FigureCanvasSVG(self.figure).print_svg(target)  # type: ignore[no-untyped-call]
-        text = _CONTROLS.sub("?", target.getvalue().decode())
-        text = text[text.index("<svg") :]
-        text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-        return re.sub(r' id="[a-zA-Z]+[._]?[0-9_.a-z]*_\d+"', "", text)  # once on a page each
+def to_svg_file(chart: Chart) -> str:
+    """An SVG document, on white and with its title."""
+    return _CONTROLS.sub("?", _save(chart, format="svg").decode())
 
-    def svg_file(self) -> str:
-        """An SVG document, on white and with its title."""
-        return self._titled(lambda target: self.figure.savefig(target, format="svg")).decode()
 
-    def png(self) -> bytes:
-        """A PNG, on white and with its title, three pixels to a unit."""
-        return self._titled(lambda target: self.figure.savefig(target, format="png", dpi=216))
+def to_png(chart: Chart) -> bytes:
+    """A PNG, on white and with its title, three pixels to a unit."""
+    return _save(chart, format="png", dpi=216)
 
-    def _titled(self, save: Any) -> bytes:
-        target = BytesIO()
-        axes = self.figure.axes[0]
-        axes.set_title(_fit(self.title, 72), fontsize=11, fontweight="bold", loc="left")
-        self.figure.set_facecolor("white")
-        with _drawing(self.figure):
-            save(target)
-        axes.set_title("", loc="left")
-        self.figure.set_facecolor("none")
-        return target.getvalue()
+
+def _save(chart: Chart, **how: Any) -> bytes:
+    target, figure = BytesIO(), chart.draw()
+    figure.axes[0].set_title(_fit(chart.title, 72), fontsize=11, fontweight="bold", loc="left")
+    figure.set_facecolor("white")
+    with _drawing(figure):
+        figure.savefig(target, **how)
+    return target.getvalue()
 
 
 @contextmanager
@@ -166,64 +153,72 @@ def bars(
         lines: Values that all rows are compared with, by name.
         band: Values between which there is no difference.
     """
-    lines = lines or {}
-    figure, axes = _axes(46 + _ROW * len(rows))
-    for n, row in enumerate(rows):
-        colour = TONES.get(row.tone, COLOURS[0])
-        if dots:
-            axes.plot(row.value, n, "o", color=colour, markersize=5.5)
+    compared = lines or {}
+
+    def draw() -> "Figure":
+        figure, axes = _axes(46 + _ROW * len(rows))
+        for n, row in enumerate(rows):
+            colour = TONES.get(row.tone, COLOURS[0])
+            if dots:
+                axes.plot(row.value, n, "o", color=colour, markersize=5.5)
+            else:
+                axes.barh(n, row.value, height=0.62, color=colour)
+            if row.ends:
+                axes.hlines(n, *row.ends, color=colour if dots else INK, linewidth=1.4)
+            if row.mark is not None:
+                axes.vlines(row.mark, n - 0.42, n + 0.42, INK, linewidth=1.6)
+            axes.text(1.01, n, row.text, transform=axes.get_yaxis_transform(), va="center",
+                      color=colour if row.tone else INK, fontsize=9.5)  # fmt: skip
+        for name, value in compared.items():
+            axes.axvline(value, color=INK, linewidth=0.9)
+            axes.text(value, -0.7, f"{name} ", ha="right", va="bottom", fontsize=9.5)
+        if band:
+            axes.axvspan(*band, color=RULE, lw=0, zorder=0)
+        values = [row.value for row in rows] + list(compared.values())
+        if dots and _are_far_apart(values):
+            _scale_log(axes, "x", values, unit)
         else:
-            axes.barh(n, row.value, height=0.62, color=colour)
-        if row.ends:
-            axes.hlines(n, *row.ends, color=colour if dots else INK, linewidth=1.4)
-        if row.mark is not None:
-            axes.vlines(row.mark, n - 0.42, n + 0.42, INK, linewidth=1.6)
-        axes.text(1.01, n, row.text, transform=axes.get_yaxis_transform(), va="center",
-                  color=colour if row.tone else INK, fontsize=9.5)  # fmt: skip
-    for name, value in lines.items():
-        axes.axvline(value, color=INK, linewidth=0.9)
-        axes.text(value, -0.7, f"{name} ", ha="right", va="bottom", fontsize=9.5)
-    if band:
-        axes.axvspan(*band, color=RULE, lw=0, zorder=0)
-    values = [row.value for row in rows] + list(lines.values())
-    if dots and _are_far_apart(values):
-        _scale_log(axes, "x", values, unit)
-    else:
-        axes.locator_params(axis="x", nbins=4)
-        _format(axes.xaxis, unit)
-    axes.set_yticks(range(len(rows)), [_fit(row.name, _LONGEST) for row in rows])
-    axes.tick_params(axis="y", colors=INK, length=0)
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.spines["left"].set_visible(False)
-    axes.grid(axis="x")
+            axes.locator_params(axis="x", nbins=4)
+            _format(axes.xaxis, unit)
+        axes.set_yticks(range(len(rows)), [_fit(row.name, _LONGEST) for row in rows])
+        axes.tick_params(axis="y", colors=INK, length=0)
+        axes.set_ylim(len(rows) - 0.4, -0.6)
+        axes.spines["left"].set_visible(False)
+        axes.grid(axis="x")
+        return figure
+
     words = ", ".join(f"{row.name} {row.text or show(row.value, unit)}" for row in rows)
-    return Chart(title, f"{words}.", figure)
+    return Chart(title, f"{words}.", draw)
 
 
 def stacks(title: str, rows: Sequence[tuple[str, Mapping[str, float]]]) -> Chart:
     """A bar of 100 % for each row, of parts in per cent by kind."""
     kinds = list(dict.fromkeys(kind for _, parts in rows for kind in parts))
-    figure, axes = _axes(64 + _ROW * len(rows))
-    for kind, colour in zip(kinds, COLOURS * len(kinds), strict=False):
-        before = kinds[: kinds.index(kind)]
-        starts = [sum(parts.get(each, 0) for each in before) for _, parts in rows]
-        widths = [parts.get(kind, 0) for _, parts in rows]
-        axes.barh(range(len(rows)), widths, left=starts, height=0.62, color=colour, label=kind)
-        for n, (start, width) in enumerate(zip(starts, widths, strict=True)):
-            if width >= 7:
-                axes.text(start + width / 2, n, f"{width:.0f} %", ha="center", va="center",
-                          color="white", fontsize=9.5)  # fmt: skip
-    axes.set_yticks(range(len(rows)), [_fit(name, _LONGEST) for name, _ in rows])
-    axes.tick_params(axis="y", colors=INK, length=0)
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_xlim(0, 100)
-    axes.set_xticks([])
-    figure.legend(loc="outside lower left", frameon=False, ncols=4, fontsize=9.5)
+
+    def draw() -> "Figure":
+        figure, axes = _axes(64 + _ROW * len(rows))
+        for kind, colour in zip(kinds, COLOURS * len(kinds), strict=False):
+            before = kinds[: kinds.index(kind)]
+            starts = [sum(parts.get(each, 0) for each in before) for _, parts in rows]
+            widths = [parts.get(kind, 0) for _, parts in rows]
+            axes.barh(range(len(rows)), widths, left=starts, height=0.62, color=colour, label=kind)
+            for n, (start, width) in enumerate(zip(starts, widths, strict=True)):
+                if width >= 7:
+                    axes.text(start + width / 2, n, f"{width:.0f} %", ha="center", va="center",
+                              color="white", fontsize=9.5)  # fmt: skip
+        axes.set_yticks(range(len(rows)), [_fit(name, _LONGEST) for name, _ in rows])
+        axes.tick_params(axis="y", colors=INK, length=0)
+        axes.set_ylim(len(rows) - 0.4, -0.6)
+        axes.set_xlim(0, 100)
+        axes.set_xticks([])
+        figure.legend(loc="outside lower left", frameon=False, ncols=4, fontsize=9.5)
+        return figure
+
     words = (
         f"{name}: {', '.join(f'{kind} {part:.1f} %' for kind, part in parts.items())}"
         for name, parts in rows
     )
-    return Chart(title, f"{'; '.join(words)}.", figure)
+    return Chart(title, f"{'; '.join(words)}.", draw)
 
 
 @dataclass(frozen=True)
@@ -269,31 +264,35 @@ def lines(
         shaded: Stretches of the axis.
         limit: A value that is marked as one.
     """
-    figure, axes = _axes(250 if len(series) == 1 else 250 + 13 * ((len(series) + 2) // 3))
-    if form == "stack":
-        held = [[float(y or 0) for y in line.ys] for line in series]
-        axes.stackplot(series[0].xs, *held, labels=[line.name for line in series],
-                       colors=COLOURS * len(series), step="post", linewidth=0)  # fmt: skip
-    for n, line in enumerate(series if form != "stack" else ()):
-        _draw_line(axes, line, form, COLOURS[n % len(COLOURS)], n)
-    for start, end in shaded:
-        axes.axvspan(start, end, color="#fbe3c4", lw=0, zorder=0)
-    if limit is not None:
-        axes.axhline(limit, color=TONES["bad"], linewidth=0.9)
     known = [y for line in series for y in line.ys if y is not None]
-    _scale_values(axes, known, unit, may_be_log=form == "points" and unit != "%")
-    xs = sorted({float(each) for line in series for each in line.xs})
-    if x_names:
-        _name_places(axes, xs, x_names)
-    elif len(xs) > 1 and form != "points":
-        axes.set_xlim(xs[0], xs[-1])
-    axes.set_xlabel(x)
-    axes.grid(axis="y")
-    if any(line.name for line in series) and len(series) > 1:
-        figure.legend(loc="outside lower left", frameon=False, ncols=3, fontsize=9.5)
+
+    def draw() -> "Figure":
+        figure, axes = _axes(250 if len(series) == 1 else 250 + 13 * ((len(series) + 2) // 3))
+        if form == "stack":
+            held = [[float(y or 0) for y in line.ys] for line in series]
+            axes.stackplot(series[0].xs, *held, labels=[line.name for line in series],
+                           colors=COLOURS * len(series), step="post", linewidth=0)  # fmt: skip
+        for n, line in enumerate(series if form != "stack" else ()):
+            _draw_line(axes, line, form, COLOURS[n % len(COLOURS)], n)
+        for start, end in shaded:
+            axes.axvspan(start, end, color="#fbe3c4", lw=0, zorder=0)
+        if limit is not None:
+            axes.axhline(limit, color=TONES["bad"], linewidth=0.9)
+        _scale_values(axes, known, unit, may_be_log=form == "points" and unit != "%")
+        xs = sorted({float(each) for line in series for each in line.xs})
+        if x_names:
+            _name_places(axes, xs, x_names)
+        elif len(xs) > 1 and form != "points":
+            axes.set_xlim(xs[0], xs[-1])
+        axes.set_xlabel(x)
+        axes.grid(axis="y")
+        if any(line.name for line in series) and len(series) > 1:
+            figure.legend(loc="outside lower left", frameon=False, ncols=3, fontsize=9.5)
+        return figure
+
     ends = f" between {show(min(known), unit)} and {show(max(known), unit)}" if known else ""
     names = ", ".join(line.name for line in series if line.name)
-    return Chart(title, f"{names or title}{ends} over {x}.", figure)
+    return Chart(title, f"{names or title}{ends} over {x}.", draw)
 
 
 def _draw_line(axes: "Axes", line: Line, form: str, colour: str, n: int) -> None:
@@ -352,34 +351,41 @@ def scatter(
         limits: Values of y that are marked as horizontal lines, by name.
     """
     limits = limits or {}
-    figure, axes = _axes(320)
-    for place in places:
-        if place.ends:
-            axes.vlines(place.x, *place.ends, color=COLOURS[0], linewidth=1.2)
-        axes.plot(place.x, place.y, "o", color=COLOURS[0] if place.named else MUTED,
-                  markersize=6 if place.named else 4.5, zorder=3,
-                  markerfacecolor=None if place.filled else "white")  # fmt: skip
-        if place.named:
-            axes.annotate(_fit(place.name, 30), (place.x, place.y), (6, -4), fontsize=9,
-                          textcoords="offset points", va="top")  # fmt: skip
-    for name, value in limits.items():
-        axes.axhline(value, color=TONES["bad"], linewidth=0.9)
-        axes.text(1, value, name, transform=axes.get_yaxis_transform(), ha="right", va="bottom",
-                  color=TONES["bad"], fontsize=9.5)  # fmt: skip
-    xs, ys = [each.x for each in places], [*(each.y for each in places), *limits.values()]
-    for which, values, unit in (("x", xs, x_unit), ("y", ys, y_unit)):
-        if _are_far_apart(values):
-            _scale_log(axes, which, values, unit)
-        else:
-            _format(axes.xaxis if which == "x" else axes.yaxis, unit)
-            getattr(axes, f"set_{which}lim")(0, max(values) * (1.3 if which == "x" else 1.1) or 1)
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    axes.grid(axis="both")
+
+    def draw() -> "Figure":
+        figure, axes = _axes(320)
+        for place in places:
+            if place.ends:
+                axes.vlines(place.x, *place.ends, color=COLOURS[0], linewidth=1.2)
+            axes.plot(place.x, place.y, "o", color=COLOURS[0] if place.named else MUTED,
+                      markersize=6 if place.named else 4.5, zorder=3,
+                      markerfacecolor=None if place.filled else "white")  # fmt: skip
+            if place.named:
+                axes.annotate(_fit(place.name, 30), (place.x, place.y), (6, -4), fontsize=9,
+                              textcoords="offset points", va="top")  # fmt: skip
+        for name, value in limits.items():
+            axes.axhline(value, color=TONES["bad"], linewidth=0.9)
+            place = axes.get_yaxis_transform()
+            axes.text(1, value, name, transform=place, ha="right", va="bottom", fontsize=9.5,
+                      color=TONES["bad"])  # fmt: skip
+        xs, ys = [each.x for each in places], [*(each.y for each in places), *limits.values()]
+        for which, values, unit in (("x", xs, x_unit), ("y", ys, y_unit)):
+            if _are_far_apart(values):
+                _scale_log(axes, which, values, unit)
+            else:
+                _format(axes.xaxis if which == "x" else axes.yaxis, unit)
+                getattr(axes, f"set_{which}lim")(
+                    0, max(values) * (1.3 if which == "x" else 1.1) or 1
+                )
+        axes.set_xlabel(x)
+        axes.set_ylabel(y)
+        axes.grid(axis="both")
+        return figure
+
     words = ", ".join(
         f"{each.name} {show(each.x, x_unit)} {show(each.y, y_unit)}" for each in places
     )
-    return Chart(title, f"{y} against {x}: {words}.", figure)
+    return Chart(title, f"{y} against {x}: {words}.", draw)
 
 
 @dataclass(frozen=True)
@@ -396,24 +402,28 @@ class Piece:
 def timeline(title: str, pieces: Sequence[Piece], rows: Mapping[str, float]) -> Chart:
     """Pieces of work over time, in rows named at their places."""
     count = 1 + max((piece.row for piece in pieces), default=0)
-    figure, axes = _axes(90 + _ROW * count, width=1000)
-    whole = max((piece.start_ns + piece.duration_ns for piece in pieces), default=1)
-    for kind, colour in zip(dict.fromkeys(p.kind for p in pieces), COLOURS * 9, strict=False):
-        own = [piece for piece in pieces if piece.kind == kind]
-        axes.barh([p.row + 0.5 for p in own], [max(p.duration_ns, whole * 4e-4) for p in own],
-                  left=[p.start_ns for p in own], height=0.8, color=colour, label=kind,
-                  edgecolor="white", linewidth=0.3)  # fmt: skip
-    for piece in pieces:
-        if len(piece.name) * 0.007 * whole < piece.duration_ns:
-            axes.text(piece.start_ns + whole * 0.003, piece.row + 0.5, piece.name, fontsize=8,
-                      color="white", va="center")  # fmt: skip
-    axes.set_xlim(0, whole)
-    axes.set_ylim(count, 0)
-    axes.set_yticks(list(rows.values()), list(rows))
-    _format(axes.xaxis, "ns")
-    axes.grid(axis="x")
-    figure.legend(loc="outside lower left", frameon=False, ncols=6)
-    return Chart(title, f"{len(pieces):,} pieces of work on {', '.join(rows)}.", figure)
+
+    def draw() -> "Figure":
+        figure, axes = _axes(90 + _ROW * count, width=1000)
+        whole = max((piece.start_ns + piece.duration_ns for piece in pieces), default=1)
+        for kind, colour in zip(dict.fromkeys(p.kind for p in pieces), COLOURS * 9, strict=False):
+            own = [piece for piece in pieces if piece.kind == kind]
+            axes.barh([p.row + 0.5 for p in own], [max(p.duration_ns, whole * 4e-4) for p in own],
+                      left=[p.start_ns for p in own], height=0.8, color=colour, label=kind,
+                      edgecolor="white", linewidth=0.3)  # fmt: skip
+        for piece in pieces:
+            if len(piece.name) * 0.007 * whole < piece.duration_ns:
+                axes.text(piece.start_ns + whole * 0.003, piece.row + 0.5, piece.name, fontsize=8,
+                          color="white", va="center")  # fmt: skip
+        axes.set_xlim(0, whole)
+        axes.set_ylim(count, 0)
+        axes.set_yticks(list(rows.values()), list(rows))
+        _format(axes.xaxis, "ns")
+        axes.grid(axis="x")
+        figure.legend(loc="outside lower left", frameon=False, ncols=6)
+        return figure
+
+    return Chart(title, f"{len(pieces):,} pieces of work on {', '.join(rows)}.", draw)
 
 
 def show(value: float, unit: str) -> str:

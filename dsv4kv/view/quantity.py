@@ -5,13 +5,12 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from dsv4kv.units import format_bytes
-from dsv4kv.view.table import ABSENT, Number, Text
+from dsv4kv.view.table import ABSENT, Number
 
 if TYPE_CHECKING:
     from dsv4kv.measure.statistics import Estimate
 
 _MAX_DIGITS = 5
-_EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 def quantity(value: "Estimate | float | None", scale: float = 1.0) -> Number:
@@ -64,12 +63,6 @@ def percent(share: "Estimate | float | None") -> Number:
 def size(count: float | None) -> Number:
     """Bytes with their binary unit."""
     return Number(ABSENT if count is None else format_bytes(count))
-
-
-def bar(share: float, width: int = 12) -> Text:
-    """A bar of at most ``width`` characters for a share from 0 to 1."""
-    whole, eighths = divmod(round(max(0.0, min(1.0, share)) * width * 8), 8)
-    return Text("█" * whole + _EIGHTHS[eighths].strip())
 
 
 def format_quantity(value: "Estimate | float | None", scale: float = 1.0) -> str:

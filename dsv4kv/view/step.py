@@ -9,7 +9,7 @@ from dsv4kv.record.step import StepShare, step_shares
 from dsv4kv.record.yardstick import datasheet_tflops, yardsticks
 from dsv4kv.units import format_bytes, format_count, format_duration
 from dsv4kv.view.cells import format_number
-from dsv4kv.view.table import ABSENT, Bar, Row, Table, Text, names, numbers
+from dsv4kv.view.table import ABSENT, Row, Table, Text, bar, names, numbers
 
 _PERCENT = 100.0
 
@@ -43,10 +43,10 @@ def _case_rows(case: Case, axes: dict[str, str]) -> Iterator[Row]:
             *setting,
             share.kind,
             *((format_bytes(share.bytes), f"{moved:.1f}") if share.bytes else (ABSENT, ABSENT)),
-            Bar(moved / _PERCENT),
+            bar(moved / _PERCENT),
             format_duration(share.ns),
             f"{spent:.1f}",
-            Bar(spent / _PERCENT),
+            bar(spent / _PERCENT),
         ]
 
 

@@ -14,16 +14,19 @@ A command's view is a list of parts, the answer first::
     )
     yield Command("vllm serve deepseek-ai/DeepSeek-V4-Flash")
 
-``dsv4kv.view.quantity`` formats cells, ``dsv4kv.view.terminal.show`` (soon
-``dsv4kv.view.render.show``) prints parts,
-``dsv4kv.view.plots`` draws, and ``dsv4kv.view.html`` writes parts and plots as a page.
+``dsv4kv.view.quantity`` formats cells, ``dsv4kv.view.plots`` draws charts. A command with details
+makes a ``Page`` of its answer and sections: ``dsv4kv.view.render.show`` prints ``page.answer``, or
+``page.in_full()`` with ``--verbose``, and ``dsv4kv.view.html.write_page`` writes all of it.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 ABSENT = "–"
 
@@ -78,37 +81,16 @@ class Mark:
         return MARKS[self.level][1]
 
 
-@dataclass(frozen=True)
-class Picture:
-    """Numbers that a terminal draws with characters; elsewhere a cell without words."""
-
-    value: ClassVar[str] = ""
-    spread: ClassVar[str] = ""
-    tone: ClassVar[Tone] = "plain"
+_EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
-@dataclass(frozen=True)
-class Bar(Picture):
-    """A share of a whole, from 0 to 1."""
-
-    share: float
-
-
-@dataclass(frozen=True)
-class Spark(Picture):
-    """Values in order."""
-
-    values: Sequence[float]
+def bar(share: float, width: int = 12) -> Text:
+    """A bar of at most ``width`` characters for a share from 0 to 1."""
+    whole, eighths = divmod(round(max(0.0, min(1.0, share)) * width * 8), 8)
+    return Text("█" * whole + _EIGHTHS[eighths].strip())
 
 
-@dataclass(frozen=True)
-class Histogram(Picture):
-    """How samples are distributed."""
-
-    samples: Sequence[float]
-
-
-Cell = Text | Number | Mark | Picture
+Cell = Text | Number | Mark
 Row = Sequence[Cell | str]
 """Cells of a row; a string is plain text."""
 
@@ -221,17 +203,10 @@ class Table:
         """The table with this in front of its note; itself if it is empty."""
         return replace(self, note="; ".join(filter(None, (what, self.note)))) if what else self
 
-    def informative(self, *, pictures: bool) -> "Table":
-        """The table without columns that say nothing; one without rows keeps all.
-
-        ``pictures``: whether they can be seen.
-        """
+    def informative(self) -> "Table":
+        """The table without columns in which all cells are empty; one without rows keeps all."""
         columns = list(zip(*self.cells, strict=True))
-        kept = [
-            number
-            for number, column in enumerate(columns)
-            if any(cell.value or (pictures and isinstance(cell, Picture)) for cell in column)
-        ]
+        kept = [number for number, column in enumerate(columns) if any(map(text_of, column))]
         if len(kept) == len(columns):
             return self
         cells = [[row[n] for n in kept] for row in self.cells]
@@ -296,5 +271,70 @@ class Stack:
     whole: str
 
 
-Part = Table | Facts | Finding | Stack | Text | str
-"""What a view is made of, from the top down."""
+@dataclass(frozen=True)
+class Chart:
+    """A plot; a terminal leaves it out.
+
+    Attributes:
+        title: What is shown, with its unit; the figure does not repeat it.
+        description: What can be read from it, for those who cannot see it.
+        draw: Draws it; matplotlib is imported then.
+    """
+
+    title: str
+    description: str
+    draw: Callable[[], "Figure"]
+
+
+Part = Table | Facts | Finding | Stack | Chart | Text | str
+"""What a view is made of; an empty string is a blank line."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """Details of an answer.
+
+    Attributes:
+        heading: The question it answers.
+        parts: Tables, charts, facts and sentences, in their order.
+        note: How to read it.
+        level: Of the heading: 2, or 3 below the heading of a run.
+    """
+
+    heading: str
+    parts: Sequence[Part] = ()
+    note: str = ""
+    level: int = 2
+
+
+@dataclass(frozen=True)
+class Page:
+    """Everything that a command shows, on a terminal or as an HTML page.
+
+    Attributes:
+        title: Model, engine, GPU, trace: what it is about; a terminal does not print it.
+        answer: What it comes to: a sentence, the table that carries it, a line to paste. It is
+            all that a terminal prints without ``--verbose``.
+        sections: Everything else.
+    """
+
+    title: str
+    answer: Sequence[Part]
+    sections: Sequence[Section] = ()
+
+    def charts(self) -> list[Chart]:
+        """Every chart, in the order of the page."""
+        parts = [*self.answer, *(part for section in self.sections for part in section.parts)]
+        return [part for part in parts if isinstance(part, Chart)]
+
+    def in_full(self) -> Iterator[Part]:
+        """The answer and all sections as parts, for a terminal."""
+        yield from self.answer
+        for section in self.sections:
+            yield from ("", Text(section.heading, "strong"))
+            if section.note:
+                yield Text(section.note, "dim")
+            for number, part in enumerate(section.parts):
+                if number and isinstance(part, Table):
+                    yield ""
+                yield part

@@ -9,7 +9,7 @@ from dsv4kv.record.telemetry import HeldUnits, MeasuredWindow, MemorySeries, Tel
 from dsv4kv.record.telemetry_windows import WindowState, window_state
 from dsv4kv.units import format_bytes
 from dsv4kv.view.cells import format_number
-from dsv4kv.view.table import ABSENT, Finding, Spark, Table, Text, names, numbers, prose
+from dsv4kv.view.table import ABSENT, Finding, Table, Text, names, numbers, prose
 from dsv4kv.view.table import Row as TableRow
 
 Row = tuple[MeasuredWindow, WindowState]
@@ -227,7 +227,6 @@ def held_table(series: MemorySeries) -> Table:
         [
             *names("held"),
             *numbers("of", "at first", "at most", "at last", "at most, bytes"),
-            *names("over time", minor=True),
         ],
         [_row(each, series) for each in series.units],
         note=stride_text(series),
@@ -250,5 +249,4 @@ def _row(each: HeldUnits, series: MemorySeries) -> TableRow:
         f"{most:,} ({share_percent(each, most):.1f} %)",
         last,
         format_bytes(most * unit_bytes) if unit_bytes else ABSENT,
-        Spark(each.held),
     ]

@@ -1,8 +1,5 @@
 """Facts above and below the tables."""
 
-import shlex
-import subprocess
-
 import pytest
 
 from dsv4kv.view.facts import cache_facts, header, setting, tokens_per_second, totals_facts
@@ -31,22 +28,6 @@ def test_the_models_of_a_sweep_are_told_once_each() -> None:
             "v4-flash, 1 of 43 layers held: 1 swa\n"
         )
     )
-
-
-def test_the_command_that_repeats_a_run_is_one_that_a_shell_takes_however_narrow() -> None:
-    words = ["bench", "smoke", "--set", "workload.trace=a file, of ours", *["--axis", "a=1"] * 9]
-    command = shlex.join(["dsv4kv", *words])
-    record = make_record().model_copy(update={"reproduce": command})
-    for width in (60, 80, 1000):
-        _, printed = shown(header(record), width=width).split("repeat    ")
-        assert max(map(len, printed.splitlines())) <= width
-        done = subprocess.run(
-            ["sh", "-c", f"dsv4kv() {{ printf '%s\\n' \"$@\"; }}; {printed}"],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert done.stdout.splitlines() == words
 
 
 def test_the_machine_is_told_with_its_threads() -> None:

@@ -318,7 +318,7 @@ def _print_answer(
             document["command"] = command_document(command[0], flag_costs(*command, found))
         _print_json(document)
     else:
-        from dsv4kv.view.budget import view_answer, view_command
+        from dsv4kv.view.budget import budget_page, view_command
         from dsv4kv.view.terminal import show
 
         costs: Any = ()
@@ -327,11 +327,8 @@ def _print_answer(
 
             costs = view_command(command[0], flag_costs(*command, found))
         launch = partial(_write_launch, found, texts)
-        show(
-            view_answer(
-                found, *details, given=texts, verbose=verbose, launch=launch, command=costs
-            )
-        )
+        page = budget_page(found, *details, given=texts, launch=launch, command=costs)
+        show(page.in_full() if verbose else page.answer)
     _end(fits=found.fits)
 
 

@@ -387,8 +387,12 @@ def _check_chart(chart: Path) -> None:
 
 def _draw(record: "RunRecord", chart: Path, *, silent: bool) -> None:
     from dsv4kv.files import write_named
-    from dsv4kv.view.page.write import draw_replay
+    from dsv4kv.view.html import render_page
+    from dsv4kv.view.plots import to_svg_file
+    from dsv4kv.view.replay import replay_page
 
-    write_named(chart, draw_replay(record, chart.suffix), "--chart")
+    page = replay_page(record)
+    text = render_page(page) if chart.suffix == ".html" else to_svg_file(page.charts()[0])
+    write_named(chart, text, "--chart")
     if not silent:
         say(f"chart: {chart}")

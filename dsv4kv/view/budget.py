@@ -1,4 +1,4 @@
-"""An answer of ``dsv4kv budget``: what fits and what to change; ``verbose`` adds every part."""
+"""An answer of ``dsv4kv budget``: what fits, what to change, and how to start it; sweeps."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -14,7 +14,18 @@ from dsv4kv.sizing.scenario import Scenario
 from dsv4kv.sizing.sweep import Row
 from dsv4kv.units import format_bytes, format_count
 from dsv4kv.view.quantity import size
-from dsv4kv.view.table import ABSENT, Command, Facts, Finding, Number, Part, Table, Text
+from dsv4kv.view.table import (
+    ABSENT,
+    Command,
+    Facts,
+    Finding,
+    Number,
+    Page,
+    Part,
+    Section,
+    Table,
+    Text,
+)
 
 if TYPE_CHECKING:
     from dsv4kv.sizing.launch import FlagCost, Reading
@@ -24,7 +35,11 @@ _MAX_OPTIONS, _MAX_FLAGS = 3, 6
 _MAX_VALUE = 34  # letters: deepseek-ai/DeepSeek-V4.1-Flash and a little
 
 
-def view_answer(
+Launch = Callable[[Option | None], str]
+"""Writes the command that starts an option; the answer itself for None."""
+
+
+def budget_page(
     found: Answer,
     options: Sequence[Option],
     layouts: Sequence[LayoutLine],
@@ -32,35 +47,55 @@ def view_answer(
     reuse: "Reuse | None",
     *,
     given: Mapping[str, str],
-    verbose: bool,
-    launch: Callable[[Option | None], str],
+    launch: Launch,
     command: Sequence[Part] = (),
-) -> Iterator[Part]:
-    """The answer, what changes it, and the command to start it.
-
-    ``launch`` writes the command of an option, or of the answer itself for None.
-    """
-    scenario = found.scenario
-    useful = [each for each in options if _helps(found, each)]
-    yield _answer(found)
-    yield from _copies_sentence(found, layouts)
+) -> Page:
+    """What fits, what changes it and the command to start it; ``command``: ``view_command``."""
+    refused = found.host and found.host.refusal
+    useful = [] if refused else [each for each in options if _helps(found, each)]
+    answer: list[Part] = [_answer(found), *_copies_sentence(found, layouts)]
     if "engine" in given:
-        yield from _engine_lines(found)
-    yield ""
-    yield _facts(found, curve)
-    if scenario.inputs.host_tier is None and (
-        scenario.inputs.host_ratio or scenario.inputs.host_size
-    ):
-        yield Finding("warning", "--host-ratio and --host-size need a --host-tier")
-    yield from command if verbose else command[:2]
-    if found.host and found.host.refusal:
-        useful = []
-    if useful:
-        shown = useful if verbose else useful[: 1 if command else _MAX_OPTIONS]
-        yield from ("", options_table(shown, found))
-    if verbose:
-        yield from ("", *_details(found, reuse, given))
-    yield from _next(found, useful, launch)
+        answer += _engine_lines(found)
+    answer += ["", _facts(found, curve)]
+    inputs = found.scenario.inputs
+    if inputs.host_tier is None and (inputs.host_ratio or inputs.host_size):
+        answer.append(Finding("warning", "--host-ratio and --host-size need a --host-tier"))
+    answer += command
+    if shown := useful[: 1 if command else _MAX_OPTIONS]:
+        answer += ["", options_table(shown, found)]
+    answer += _next(found, useful, launch)
+    scenario = found.scenario
+    return Page(
+        f"{scenario.config.name} on {_gpus(scenario)}, sized as {scenario.engine.name}",
+        answer,
+        list(_sections(found, useful, len(shown), reuse, given)),
+    )
+
+
+def _sections(
+    found: Answer,
+    useful: Sequence[Option],
+    shown: int,
+    reuse: "Reuse | None",
+    given: Mapping[str, str],
+) -> Iterator[Section]:
+    if len(useful) > shown:
+        yield Section("More options", [options_table(useful, found)])
+    capacity, engine = found.capacity, found.scenario.engine
+    units = ""
+    if capacity and engine.name != "dsv4kv":
+        units = (
+            f"{capacity.units:,} {engine.unit}s of {float(capacity.unit_bytes):,.10g} B; one "
+            f"request counts as {float(capacity.units_per_request):,.0f}."
+        )
+    missing = f"Not counted: {', '.join(peak_of(found).not_counted)}."
+    yield Section("Memory", [peak_table(found), missing, pools_table(found)], units)
+    if found.host:
+        yield Section("Host memory", list(host_parts(found.host)))
+    if reuse:
+        yield Section("Prefix cache", [prefix_table(reuse, found.context)])
+    assumed: list[Part] = [assumed_table(found.scenario), *_assumed(found.scenario, given)]
+    yield Section("Assumptions", assumed)
 
 
 def _helps(found: Answer, option: Option) -> bool:
@@ -73,7 +108,7 @@ def _answer(found: Answer) -> Finding:
     requests = count_requests(found.concurrency)
     load = f"{requests} of {found.context:,} tokens"
     layout = scenario.layout
-    on = f"{layout.gpus:,} × {scenario.gpu.name} ({layout.label})"
+    on = _gpus(scenario)
     of = f"{scenario.config.name}, sized as {scenario.engine.name}"
     if not within_limit(scenario, found.concurrency):
         return Finding("bad", f"{load} do not run concurrently: {limit_sentence(scenario)}.")
@@ -98,6 +133,10 @@ def _answer(found: Answer) -> Finding:
         load, total = f"{requests} of up to {found.max_context:,} tokens", "longest that fit"
     verb = "fits" if found.concurrency == 1 else "fit"
     return Finding("good", f"{load} {verb} on {on}: {of}; {total}.{fewest}")
+
+
+def _gpus(scenario: Scenario) -> str:
+    return f"{scenario.layout.gpus:,} × {scenario.gpu.name} ({scenario.layout.label})"
 
 
 def _copies_sentence(found: Answer, layouts: Sequence[LayoutLine]) -> Iterator[str]:
@@ -209,38 +248,14 @@ def _shown(option: Option) -> str:
     return option.scenario.layout.label if is_layout else option.change
 
 
-def _next(
-    found: Answer, options: Sequence[Option], launch: Callable[[Option | None], str]
-) -> Iterator[Part]:
+def _next(found: Answer, options: Sequence[Option], launch: Launch) -> Iterator[Part]:
     """The command that starts the best option, or what was asked."""
     best = options[0] if options else None
-    line = launch(best) if best or found.fits else ""
-    if line:
+    if line := launch(best) if best or found.fits else "":
+        scenario = best.scenario if best else found.scenario
         requests = best.concurrency if best else found.max_concurrency
-        words = f"{best.scenario.layout.label if best else found.scenario.layout.label}"
-        yield from ("", Text(f"{count_requests(requests)}, {words}:", "dim"), Command(line))
-
-
-def _details(
-    found: Answer,
-    reuse: "Reuse | None",
-    given: Mapping[str, str],
-) -> Iterator[Part]:
-    capacity, engine = found.capacity, found.scenario.engine
-    if capacity and engine.name != "dsv4kv":
-        yield (
-            f"{capacity.units:,} {engine.unit}s of {float(capacity.unit_bytes):,.10g} B; one "
-            f"request counts as {float(capacity.units_per_request):,.0f}."
-        )
-        yield ""
-    yield peak_table(found)
-    yield f"Not counted: {', '.join(peak_of(found).not_counted)}."
-    yield from ("", pools_table(found))
-    if found.host:
-        yield from ("", *host_parts(found.host))
-    if reuse:
-        yield from ("", prefix_table(reuse, found.context))
-    yield from ("", assumed_table(found.scenario), *_assumed(found.scenario, given))
+        yield from ("", Text(f"{count_requests(requests)}, {scenario.layout.label}:", "dim"))
+        yield Command(line)
 
 
 def _assumed(scenario: Scenario, given: Mapping[str, str]) -> Iterator[Text]:
@@ -276,7 +291,7 @@ def assumed_table(scenario: Scenario) -> Table:
 
 
 def view_command(reading: "Reading", costs: "Iterable[FlagCost]") -> list[Part]:
-    """What every flag and variable of a launch command does to sizes: those that cost first."""
+    """What the flags and variables of a launch command do to sizes: those that cost first."""
     by_flag = {cost.flag.spelling: cost for cost in costs}
     rows = []
     for flag in reading.counted:
@@ -292,11 +307,14 @@ def view_command(reading: "Reading", costs: "Iterable[FlagCost]") -> list[Part]:
                 flag.effect,
             )
         )
+    rows.sort(key=lambda row: row[2].value == ABSENT)
+    more = len(rows) - _MAX_FLAGS
     table = Table(
         "Command",
         ["flag", "value", "takes per GPU", "requests", "decides"],
-        sorted(rows, key=lambda row: row[2].value == ABSENT),
+        rows[:_MAX_FLAGS],
         note=f"{reading.launch.title}; against the command without the flag",
+        caption=f"and {more} more flags: --json has them" if more > 0 else "",
         keys=2,
     )
     parts: list[Part] = ["", table]

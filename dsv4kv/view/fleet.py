@@ -6,9 +6,6 @@ from dsv4kv.units import counted, format_bytes, format_duration
 from dsv4kv.view.quantity import format_clocked, format_factor, share
 from dsv4kv.view.table import ABSENT, Facts, Read, Table
 
-MAX_REPLICAS = 6
-"""Rows of an answer without ``verbose``."""
-
 
 def fleet_facts(fleet: ReplayFleet, totals: Totals, factor: float | None = None) -> Facts:
     """Hit rate, balance, goodput and cost; ``factor`` is the error of the replay's time."""
@@ -75,7 +72,7 @@ def replicas_table(
     fleet: ReplayFleet,
     totals: Totals,
     factor: float | None = None,
-    limit: int | None = MAX_REPLICAS,
+    limit: int | None = None,
 ) -> Table:
     """What every replica did, at most ``limit``; ``factor`` is the error of queue waits."""
     columns: list[tuple[str, Read]] = [

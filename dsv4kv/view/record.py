@@ -33,7 +33,7 @@ from dsv4kv.view.facts import cache_facts, header, layers_text, tokens_per_secon
 from dsv4kv.view.findings import judge_results, judge_status
 from dsv4kv.view.headline import report_answer
 from dsv4kv.view.profile import report_profile
-from dsv4kv.view.replay import list_replay_findings, report_replay
+from dsv4kv.view.replay import list_replay_findings, replay_page
 from dsv4kv.view.step import roofs_table, step_table
 from dsv4kv.view.table import ABSENT, Finding, Level, Mark, Part, Table, Text, names, numbers
 from dsv4kv.view.telemetry import held_table, judge_telemetry, telemetry_table
@@ -122,7 +122,8 @@ def report_record(
         findings = list_replay_findings(record) if replayed else _findings(record)
         return (finding for finding in findings if finding.is_problem)
     if any(case.replay for case in record.cases):
-        return report_replay(record, verbose=verbose)
+        page = replay_page(record)
+        return page.in_full() if verbose else iter(page.answer)
     return chain(_report_cases(record), report_answer(record))
 
 

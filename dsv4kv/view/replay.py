@@ -1,4 +1,4 @@
-"""A replay: hit rate, load and latency first; ``verbose`` adds memory, tiers, the step model."""
+"""A replay: hit rate, load and latency first, then memory, tiers and the model of a step."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -7,7 +7,13 @@ from statistics import median
 from dsv4kv.engines.remedies import remedy_of
 from dsv4kv.measure.statistics import summarize
 from dsv4kv.record.fleet import ReplayFleet
-from dsv4kv.record.quantities import axis_names, axis_text, clock_factor
+from dsv4kv.record.quantities import (
+    axis_names,
+    axis_text,
+    clock_factor,
+    latency_median,
+    saved_percent,
+)
 from dsv4kv.record.replay import ReplayResult, ReplayTiers, Reuse
 from dsv4kv.record.schema import Case, Latency, RunRecord, Totals
 from dsv4kv.units import counted, format_bytes, format_duration
@@ -15,6 +21,7 @@ from dsv4kv.view.facts import cache_facts, header, layers_text, setting
 from dsv4kv.view.findings import judge_status
 from dsv4kv.view.fleet import fleet_facts, hours_per_million, name_servers, replicas_table
 from dsv4kv.view.outcomes import FIRST_TOKEN, SAVED, find_best, group_launches
+from dsv4kv.view.plots import Bar, Line, bars, lines
 from dsv4kv.view.quantity import (
     format_clocked,
     format_factor,
@@ -24,19 +31,22 @@ from dsv4kv.view.quantity import (
 )
 from dsv4kv.view.table import (
     ABSENT,
+    Chart,
     Command,
     Facts,
     Finding,
     Mark,
     Number,
+    Page,
     Part,
     Read,
+    Section,
     Table,
     Text,
 )
 
-MAX_LOSSES, MAX_CASES = 4, 12
-"""Rows of an answer without ``verbose``."""
+MAX_LOSSES, MAX_CASES, MAX_FINDINGS, MAX_REPLICAS = 4, 12, 3, 6
+"""Rows of an answer; sections have all of them."""
 _TIMES = {"queueing": "queue wait", "ttft": "TTFT", "tpot": "TPOT", "latency": "latency"}
 _CLOCKS = {
     "stated": "overhead + bytes / bandwidth + arithmetic / rate",
@@ -71,33 +81,67 @@ _TIGHT = 0.25  # from this share on, checkpoint evictions are worth a warning
 _DRAIN, _GROWTH = 1.1, 3.0
 
 
-def report_replay(record: RunRecord, *, verbose: bool = False) -> Iterator[Part]:
-    """The answer, the tables that carry it, and the next command."""
+def replay_page(record: RunRecord) -> Page:
+    """Hit rate, load and latency of a replay, or the best of a sweep; then everything else."""
+    trace = record.trace_source or "a synthetic trace"
+    models = ", ".join(dict.fromkeys(case.cache.model for case in record.cases if case.cache))
+    title = f"Replay of {trace}, {models or 'no model'}"
     if len(record.cases) != 1:
-        yield from _report_sweep(record, verbose=verbose)
-        return
+        return Page(title, list(_sweep_answer(record)), list(_sweep_sections(record)))
     (case,) = record.cases
+    return Page(title, list(_case_answer(record, case)), list(_case_sections(record, case)))
+
+
+def _case_answer(record: RunRecord, case: Case) -> Iterator[Part]:
     findings = [*judge_status(case), *judge_replay(case)]
     problems = [each for each in findings if each.is_problem]
     yield from problems
     if case.replay is None or case.totals is None:
-        yield header(record)
         return
     fleet = case.replay.fleet
     yield _answer(case, case.replay.reuse, good=not problems)
     yield _workload(record, case)
     yield _load(case.replay, case.totals)
-    if verbose:
-        yield from ("", *_details(record, case))
-    if fleet and not verbose:
-        yield from ("", replicas_table(fleet, case.totals, clock_factor(case, "queueing")))
-    elif not verbose:
+    if fleet:
+        factor = clock_factor(case, "queueing")
+        yield from ("", replicas_table(fleet, case.totals, factor, MAX_REPLICAS))
+    else:
         yield from ("", reuse_table(case.replay.reuse, MAX_LOSSES))
     yield from ("", times_table(case.latencies))
-    if verbose:
-        yield from ("", constants_table(case.replay))
     if after := _next(record, case):
         yield from ("", Command(after))
+
+
+def _case_sections(record: RunRecord, case: Case) -> Iterator[Section]:
+    result, totals, layers = case.replay, case.totals, layers_text([case])
+    if result is None or totals is None:
+        yield Section("Run", [header(record)])
+        return
+    if result.fleet:
+        facts = fleet_facts(result.fleet, totals, clock_factor(case, "latency"))
+        table = replicas_table(result.fleet, totals, clock_factor(case, "queueing"))
+        yield Section("Fleet", [facts, table])
+    own = "each replica's own past" if result.fleet else ""
+    yield Section("Prefix cache", [reuse_table(result.reuse).noted(own)])
+    if result.tiers:
+        below = below_table(result.tiers, result.reuse.prompt_tokens)
+        yield Section("Below the GPUs", [below, tiers_table(result.tiers)])
+    charts = _series_charts(result)
+    yield Section("Memory", [memory_table(result).noted(layers), *charts])
+    yield Section("Steps", [replay_facts(result, totals), constants_table(result)])
+    cache = [cache_facts(case.cache)] if case.cache else []
+    yield Section("Run", [header(record), *cache])
+
+
+def _series_charts(result: ReplayResult) -> Iterator[Chart]:
+    """Blocks and requests over the time of the replay."""
+    series = result.series
+    seconds = [at / 1e9 for at in series.at_ns]
+    blocks = ("own_blocks", "shared_blocks", "cached_blocks")
+    requests = ("running", "paused", "waiting")
+    for title, names in (("Blocks", blocks), ("Requests", requests)) if seconds else ():
+        drawn = [Line(name.split("_")[0], seconds, getattr(series, name)) for name in names]
+        yield lines(f"{title} over time", drawn, x="virtual time, s", form="stack")
 
 
 def _answer(case: Case, reuse: Reuse, *, good: bool) -> Finding | Text:
@@ -172,29 +216,6 @@ def _next(record: RunRecord, case: Case) -> str:
         return f"dsv4kv trace mrc {trace} --model {model}"
     kinds = f" --gpu {gpu}" if gpu else ""
     return f"dsv4kv plan {trace} --model {model}{kinds} --slo ttft_p99=2s"
-
-
-def _details(record: RunRecord, case: Case) -> Iterator[Part]:
-    """Everything but latencies and the model of a step."""
-    result, totals, layers = case.replay, case.totals, layers_text([case])
-    assert result is not None
-    assert totals is not None
-    yield header(record)
-    if case.cache:
-        rows = dict(cache_facts(case.cache).rows)
-        if result.fleet and any(replica.settings for replica in result.fleet.replicas):
-            rows["cache"] = f"{rows['cache']}, of {result.fleet.replicas[0].name}"
-        yield Facts(rows)
-    own = "each replica's own past" if result.fleet else ""
-    yield from ("", reuse_table(result.reuse).noted(own))
-    if result.fleet:
-        yield from ("", fleet_facts(result.fleet, totals, clock_factor(case, "latency")))
-        yield from ("", replicas_table(result.fleet, totals, clock_factor(case, "queueing"), None))
-    yield from ("", memory_table(result).noted(layers))
-    if result.tiers:
-        yield from ("", below_table(result.tiers, result.reuse.prompt_tokens))
-        yield from ("", tiers_table(result.tiers))
-    yield from ("", replay_facts(result, totals))
 
 
 def reuse_table(reuse: Reuse, limit: int | None = None) -> Table:
@@ -328,32 +349,56 @@ def constants_table(result: ReplayResult) -> Table:
     )
 
 
-def _report_sweep(record: RunRecord, *, verbose: bool) -> Iterator[Part]:
+def _sweep_answer(record: RunRecord) -> Iterator[Part]:
+    """The best of hit rate and TTFT, overloaded cases left out of the latter; then all cases."""
     cases = record.cases
-    for number, outcome in enumerate((SAVED, FIRST_TOKEN)):
-        fair = [case for case in cases if number == 0 or not overload(case)]
-        if best := find_best(outcome, group_launches(fair)) if fair else None:
-            name = "Highest hit rate" if number == 0 else "Lowest median TTFT"
-            best_value, worst_value = (
-                f"{value:.1f} %" if number == 0 else format_duration(value)
-                for value in (best.estimate.value, best.worst.value)
+    fair = [case for case in cases if not overload(case)]
+    for name, outcome, of in (
+        ("Highest hit rate", SAVED, cases),
+        ("Lowest median TTFT", FIRST_TOKEN, fair),
+    ):
+        if best := find_best(outcome, group_launches(of)) if of else None:
+            value, worst = (
+                format_duration(each.value) if outcome is FIRST_TOKEN else f"{each.value:.1f} %"
+                for each in (best.estimate, best.worst)
             )
             alike = f" (and {counted(best.alike, 'other')})" if best.alike else ""
             yield Text(
-                f"{name}: {best_value} at {best.at}{alike}; {worst_value} at {best.worst_at}.",
-                "strong",
+                f"{name}: {value} at {best.at}{alike}; {worst} at {best.worst_at}.", "strong"
             )
+    shown = _sweep_findings(record)
+    yield from shown[:MAX_FINDINGS]
+    table = sweep_table(cases, axis_names(cases), details=False)
+    hidden = len(cases) - MAX_CASES, len(shown) - MAX_FINDINGS
+    more = [f"{n:,} more {w}" for n, w in zip(hidden, ("cases", "findings"), strict=True) if n > 0]
+    caption = f"--verbose: {' and '.join(more)}" if more else ""
+    yield ""
+    yield replace(table.noted(layers_text(cases)), rows=cases[:MAX_CASES], caption=caption)
+
+
+def _sweep_findings(record: RunRecord) -> list[Finding]:
     found = [each for each in list_replay_findings(record) if each.level != "note"]
-    shown = [*compare_rules(cases), *found]
-    yield from shown if verbose else shown[:3]
-    if verbose:
-        yield header(record)
-    table = sweep_table(cases, axis_names(cases), details=verbose)
-    rows = table.rows if verbose else table.rows[:MAX_CASES]
-    hidden = len(table.rows) - len(rows), max(0, len(shown) - 3) * (not verbose)
-    yield from ("", replace(table.noted(layers_text(cases)), rows=rows))
-    if any(hidden):
-        yield Text(f"--verbose adds {hidden[0]:,} cases and {hidden[1]:,} findings", "dim")
+    return [*compare_rules(record.cases), *found]
+
+
+def _sweep_sections(record: RunRecord) -> Iterator[Section]:
+    cases = record.cases
+    hits = [
+        Bar(axis_text(case), saved, f"{saved:.1f} %")
+        for case in cases
+        if (saved := saved_percent(case)) is not None
+    ]
+    charts = [bars("Hit rate, % of prompt tokens", hits, unit="%")] if hits else []
+    waits = [
+        Bar(axis_text(case), time.value, format_duration(time.value), tone="warning" * bool(late))
+        for case in cases
+        if (time := latency_median(case, "ttft")) is not None
+        for late in [overload(case)]
+    ]
+    charts += [bars("Median TTFT", waits, unit="ns", dots=True)] if waits else []
+    table = sweep_table(cases, axis_names(cases))
+    yield Section("All cases", [*_sweep_findings(record), *charts, table])
+    yield Section("Run", [header(record)])
 
 
 def sweep_table(cases: Sequence[Case], axes: dict[str, str], *, details: bool = True) -> Table:

@@ -8,20 +8,16 @@ from typing import TYPE_CHECKING
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import replacing
-from dsv4kv.record.quantities import axis_text
-from dsv4kv.record.schema import Case, RunRecord
+from dsv4kv.record.schema import RunRecord
 from dsv4kv.view.charts.bars import Compared
 from dsv4kv.view.charts.figure import (
     DARK,
     LIGHT,
-    Chart,
     css_variables,
     draw_png,
     inline_svg,
     standalone_svg,
 )
-from dsv4kv.view.charts.latency import Samples, distribution_chart
-from dsv4kv.view.charts.time import time_chart
 from dsv4kv.view.markup import to_html
 from dsv4kv.view.page.build import Page, build_page
 from dsv4kv.view.table import MARKS
@@ -110,27 +106,3 @@ def _refusing(path: Path, option: str) -> Iterator[None]:
         raise ConfigError(
             f"{path} cannot be written ({error.strerror}): name another place with {option}."
         ) from None
-
-
-def draw_replay(record: RunRecord, suffix: str) -> str:
-    """The charts of a replay as ``.svg``, or a page around them as ``.html``.
-
-    One case shows memory and requests over time; a sweep shows how long requests waited for their
-    first token in every case.
-    """
-    if suffix == ".html":
-        return render_page(build_page([record]))
-    cases = [case for case in record.cases if case.replay]
-    if len(cases) == 1 and cases[0].replay is not None:
-        return standalone_svg(time_chart(cases[0].replay))
-    return standalone_svg(_first_token_chart(cases))
-
-
-def _first_token_chart(cases: list[Case]) -> Chart:
-    rows = [
-        Samples(axis_text(case), latency.samples_ns)
-        for case in cases
-        for latency in case.latencies
-        if latency.name == "ttft"
-    ]
-    return distribution_chart(rows, shared=True)

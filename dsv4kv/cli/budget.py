@@ -1,5 +1,6 @@
 """``dsv4kv budget``: which contexts and loads fit on which GPUs, and what they cost."""
 
+import shlex
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +17,7 @@ from dsv4kv.resources import shipped_names
 from dsv4kv.view.console import print_document, say
 
 if TYPE_CHECKING:
+    from dsv4kv.sizing.advice import Option
     from dsv4kv.sizing.answer import Answer
     from dsv4kv.sizing.launch import Reading
     from dsv4kv.sizing.reuse import Reuse
@@ -316,16 +318,37 @@ def _print_answer(
             document["command"] = command_document(command[0], flag_costs(*command, found))
         _print_json(document)
     else:
-        from dsv4kv.view.budget import view_answer, view_command
-        from dsv4kv.view.terminal import show
+        from dsv4kv.view.budget import budget_page, view_command
+        from dsv4kv.view.render import show
 
         costs: Any = ()
         if command:
             from dsv4kv.sizing.launch import flag_costs
 
             costs = view_command(command[0], flag_costs(*command, found))
-        show(view_answer(found, *details, given=texts, verbose=verbose, command=costs))
+        launch = partial(_write_launch, found, texts)
+        page = budget_page(found, *details, given=texts, launch=launch, command=costs)
+        show(page.in_full() if verbose else page.answer)
     _end(fits=found.fits)
+
+
+def _write_launch(found: "Answer", texts: dict[str, str], option: "Option | None") -> str:
+    """The command that starts an option, or what was found: the engine's, or else our own."""
+    line = ""
+    if found.scenario.engine.name != "dsv4kv":
+        from dsv4kv.sizing.launch_line import launch_line
+
+        scenario = option.scenario if option else found.scenario
+        requests = option.concurrency if option else found.max_concurrency
+        line = launch_line(scenario, found.context, requests)
+    if line or option is None:
+        return line
+    given = {
+        name: text for name, text in texts.items() if f"--{name}" not in option.change.split()
+    }
+    words = [f"--{name} {shlex.quote(text)}" for name, text in given.items()]
+    own = option.change.startswith("--")
+    return " ".join(["dsv4kv budget", *words, option.change]) if own else ""
 
 
 def _end(*, fits: bool) -> None:
@@ -351,7 +374,7 @@ def _print_sweep(
 ) -> None:
     from dsv4kv.files import write_named
     from dsv4kv.sizing.sweep import parse_axis, run_sweep, to_values
-    from dsv4kv.view.markup import to_csv
+    from dsv4kv.view.render import to_csv
     from dsv4kv.view.table import tabulate
 
     rows = run_sweep(texts, [parse_axis(text) for text in axes], jobs)
@@ -362,8 +385,8 @@ def _print_sweep(
     if as_json:
         _print_json([to_values(row) for row in rows])
     else:
-        from dsv4kv.view.budget_sweep import view_sweep
-        from dsv4kv.view.terminal import show
+        from dsv4kv.view.budget import view_sweep
+        from dsv4kv.view.render import show
 
         show(view_sweep(rows))
     for path in filter(None, (csv, chart)):

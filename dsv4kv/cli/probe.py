@@ -138,7 +138,7 @@ def _show(
         }
         print_document(json.dumps(document, ensure_ascii=False, indent=2))
     else:
-        from dsv4kv.view.terminal import show
+        from dsv4kv.view.render import show
 
         show(report_probe(found, asked.ledger))
     if html:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from dsv4kv.choices import POLICIES, RULES, STRATEGIES, listed
-from dsv4kv.cli.records import as_settings, end_run, keep_record, write_json
+from dsv4kv.cli.records import Verbose, as_settings, end_run, keep_record, write_json
 from dsv4kv.cli.sweeps import (
     How,
     JobFolder,
@@ -190,6 +190,7 @@ def replay(
             callback=to_file,
         ),
     ] = None,
+    verbose: Verbose = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print problems only.")] = False,
     schema: Annotated[bool, typer.Option("--schema", help="List every setting and end.")] = False,
 ) -> None:
@@ -231,7 +232,7 @@ def replay(
     stated = restate(how, out, config, [*(set_ or []), *short], axis or [])
     record, sweep = _run(*stated, how, out, silent=silent)
     leave_to_others(how, sweep, record)
-    keep_record(record, out, json_, silent=silent)
+    keep_record(record, out, json_, silent=silent, verbose=verbose)
     close_sweep(how, sweep, "replay")
     if chart is not None:
         _draw(record, chart, silent=silent)
@@ -301,7 +302,7 @@ def _show_comparison(
 
     from dsv4kv.files import write_named
     from dsv4kv.view.against import against_document, against_page, report_against
-    from dsv4kv.view.terminal import show
+    from dsv4kv.view.render import show
 
     if not silent:
         show(report_against(found, settings))
@@ -324,7 +325,7 @@ def _check_page(chart: Path) -> None:
 def _print_schema() -> None:
     from dsv4kv.config.replay import ReplayConfig
     from dsv4kv.view.config import schema_table
-    from dsv4kv.view.terminal import show
+    from dsv4kv.view.render import show
 
     show([schema_table(ReplayConfig)])
 
@@ -386,8 +387,12 @@ def _check_chart(chart: Path) -> None:
 
 def _draw(record: "RunRecord", chart: Path, *, silent: bool) -> None:
     from dsv4kv.files import write_named
-    from dsv4kv.view.page.write import draw_replay
+    from dsv4kv.view.html import render_page
+    from dsv4kv.view.plots import to_svg_file
+    from dsv4kv.view.replay import replay_page
 
-    write_named(chart, draw_replay(record, chart.suffix), "--chart")
+    page = replay_page(record)
+    text = render_page(page) if chart.suffix == ".html" else to_svg_file(page.charts()[0])
+    write_named(chart, text, "--chart")
     if not silent:
         say(f"chart: {chart}")

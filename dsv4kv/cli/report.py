@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from dsv4kv.cli.records import Verbose
 from dsv4kv.cli.targets import to_folder, to_page
 from dsv4kv.view.console import print_document, say
 
@@ -52,6 +53,7 @@ def report(
             callback=to_folder,
         ),
     ] = None,
+    verbose: Verbose = False,
     schema: Annotated[
         bool, typer.Option("--schema", help="Print the JSON schema of records.")
     ] = False,
@@ -72,7 +74,7 @@ def report(
     elif export:
         _export(runs, export)
     else:
-        _show(runs, as_json=as_json)
+        _show(runs, as_json=as_json, verbose=verbose)
 
 
 def _refuse_two(*given: object) -> None:
@@ -84,29 +86,30 @@ def _refuse_two(*given: object) -> None:
         raise ConfigError(f"{' and '.join(chosen)} were given: choose one of them.")
 
 
-def _show(runs: list[Path], *, as_json: bool) -> None:
+def _show(runs: list[Path], *, as_json: bool, verbose: bool) -> None:
     from dsv4kv.record.store import dumps, load_record
-    from dsv4kv.view.record import report_record
-    from dsv4kv.view.terminal import show
+    from dsv4kv.view.render import show
+    from dsv4kv.view.runs import report_record
 
     for run in runs:
         record = load_record(run)
         if as_json:
             print_document(dumps(record))
         else:
-            show(report_record(record))
+            show(report_record(record, run, verbose=verbose))
 
 
 def _draw(runs: list[Path], html: Path | None, charts: Path | None) -> None:
     from dsv4kv.record.store import load_record
-    from dsv4kv.view.page.write import write_charts, write_page
+    from dsv4kv.view.html import write_charts, write_page
+    from dsv4kv.view.runs import runs_page
 
-    records = [load_record(run) for run in runs]
+    page = runs_page([load_record(run) for run in runs])
     if html:
-        write_page(records, html)
+        write_page(page, html)
         say(f"page: {html}", err=True)
     if charts:
-        written = write_charts(records, charts)
+        written = write_charts(page.charts(), charts)
         say(f"charts: {len(written)} files in {charts}", err=True)
 
 

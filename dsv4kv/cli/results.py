@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dsv4kv.cli import Group
+from dsv4kv.cli.records import Verbose
 from dsv4kv.view.console import print_document, say
 
 if TYPE_CHECKING:
@@ -39,8 +40,8 @@ def list_(
     """List saved runs, oldest first, and sweeps that are not finished."""
     from dsv4kv.record.jobs import list_unfinished
     from dsv4kv.record.store import list_entries
+    from dsv4kv.view.render import show as show_parts
     from dsv4kv.view.results import runs_table, unfinished_table
-    from dsv4kv.view.terminal import show as show_parts
 
     entries = list_entries(folder)
     if as_json:
@@ -71,14 +72,16 @@ def show(
         ),
     ],
     folder: Folder = _RESULTS,
+    verbose: Verbose = False,
 ) -> None:
     """Show a run of the folder again, as `dsv4kv report` does."""
     from dsv4kv.record.store import list_entries, load_record
-    from dsv4kv.view.record import report_record
-    from dsv4kv.view.terminal import show as show_parts
+    from dsv4kv.view.render import show as show_parts
+    from dsv4kv.view.runs import report_record
 
     entry = _find(list_entries(folder), run, folder)
-    show_parts(report_record(load_record(folder / entry.file)))
+    path = folder / entry.file
+    show_parts(report_record(load_record(path), path, verbose=verbose))
 
 
 @app.command(epilog=f"{_EXAMPLES}dsv4kv results prune --older-than 30 --yes")

@@ -291,7 +291,7 @@ def mrc(
     if as_json:
         print_document(files.to_json(source, config.name, answer))
         return
-    from dsv4kv.view.terminal import show
+    from dsv4kv.view.render import show
 
     show(files.show_answer(source, config.name, answer))
 
@@ -386,7 +386,7 @@ def info(
         summarize_batches,
     )
     from dsv4kv.traces.collect import place_of
-    from dsv4kv.view.terminal import show
+    from dsv4kv.view.render import show
     from dsv4kv.view.trace import describe_trace
 
     path = resolve_trace(source)

@@ -33,6 +33,7 @@ from dsv4kv.record.replay import (
 )
 from dsv4kv.record.schema import NOTHING_CHECKED, Case, Totals
 from dsv4kv.replay.run import (
+    arrival_span_ns,
     describe_cache,
     describe_replay,
     describe_tier,
@@ -114,6 +115,7 @@ def describe_all(outcome: FleetOutcome, fates: Fates) -> ReplayResult:
             "rounding_bytes": sum(each.rounding_bytes for each in found),
             "reuse": add([r.reuse for r in computing], same=("shared_tokens",)),
             "work": add([each.work for each in found]),
+            "arrived_ns": arrival_span_ns(outcome.config, outcome.requests),
             "mean_decoding": mean(r.mean_decoding for r in found[-len(outcome.pools[-1]) :]),
             "pauses": sum(each.pauses for each in found),
             "evictions": sum(each.evictions for each in found),

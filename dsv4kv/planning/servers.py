@@ -16,20 +16,11 @@ from dsv4kv.model.presets import load_model
 from dsv4kv.planning.question import Question
 from dsv4kv.replay.build import Parts, find_parts
 from dsv4kv.replay.memory import check_fit
+from dsv4kv.sizing.launch_line import launch_command
 from dsv4kv.sizing.layout import Layout, LayoutWish, candidate_layouts
 
 SIZES = (1, 2, 4, 8)
 """GPUs of a replica: up to one machine."""
-_NAMES = {
-    "v4-flash": "deepseek-ai/DeepSeek-V4-Flash",
-    "v4-pro": "deepseek-ai/DeepSeek-V4-Pro",
-    "v4.1-flash": "deepseek-ai/DeepSeek-V4.1-Flash",
-}
-_DRAFTS = {
-    "sglang": " --speculative-algorithm EAGLE --speculative-num-steps {0} "
-    "--speculative-eagle-topk 1 --speculative-num-draft-tokens {1}",
-    "vllm": ' --speculative-config \'{{"method": "mtp", "num_speculative_tokens": {0}}}\'',
-}
 
 
 def layouts_of(preset: str) -> list[Layout]:
@@ -43,26 +34,6 @@ def layouts_of(preset: str) -> list[Layout]:
             except ConfigError:  # more ranks than heads, or than divide them
                 continue
     return found
-
-
-def launch_command(
-    engine: str, preset: str, layout: Layout, drafts: int = 0, args: str = ""
-) -> str:
-    """Return the command that starts one replica; ``budget --command`` reads it."""
-    family, model = engine.partition(":")[0], _NAMES.get(preset, preset)
-    if family == "sglang":
-        ranks = layout.tp * layout.dp
-        words = f"python -m sglang.launch_server --model-path {model} --tp-size {ranks}"
-        if layout.dp > 1:
-            words += f" --dp-size {layout.dp} --enable-dp-attention --ep-size {layout.ep}"
-    elif family == "vllm":
-        words = f"vllm serve {model} --tensor-parallel-size {layout.tp}"
-        if layout.dp > 1:
-            words += f" --data-parallel-size {layout.dp} --enable-expert-parallel"
-    else:
-        raise ConfigError(f"--engine {engine}: choose sglang or vllm, or a version of theirs.")
-    words += _DRAFTS[family].format(drafts, drafts + 1) if drafts else ""
-    return f"{words} {args}".rstrip()
 
 
 def name_args(texts: Sequence[str]) -> dict[str, str]:

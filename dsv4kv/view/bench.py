@@ -58,7 +58,6 @@ from dsv4kv.view.table import (
     ABSENT,
     Cell,
     Chart,
-    Command,
     Finding,
     Level,
     Mark,
@@ -166,8 +165,6 @@ def _answer(record: RunRecord, groups: Sequence[Group]) -> Iterator[Part]:
             yield from _more(len(_timed(groups[0][0])), MAX_ROWS)
         elif groups[0][0].latencies:
             yield from ("", latencies_table(groups[0][0].latencies))
-    yield ""
-    yield Command(f"dsv4kv results show {record.run_id} --verbose")
 
 
 def _more(count: int, shown: int) -> Iterator[Part]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.sizing.sweep import COLUMNS, Row, to_values
-from dsv4kv.view.budget_sweep import CACHE, GPUS, choose_values, sweep_answer, sweep_table
+from dsv4kv.view.budget import CACHE, GPUS, choose_values, sweep_answer, sweep_table
 from dsv4kv.view.charts.figure import Chart, plain_number, standalone_svg
 from dsv4kv.view.charts.sweep import MOST_LINES, Metric, Point, sweep_chart
 from dsv4kv.view.page.build import Page

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dsv4kv.clock.coefficients import CONSTANTS
 from dsv4kv.fitting.fit import FEWEST_TO_LEAVE_OUT, Compared, Estimate, Fit
 from dsv4kv.measure.statistics import Estimate as Interval
-from dsv4kv.view.cells import format_number, measured
+from dsv4kv.view.quantity import format_number, measured
 from dsv4kv.view.table import ABSENT, Mark, Number, Part, Table, Text, names, numbers
 
 _CLIENT = ("client, HTTP and tokenizer", "ms")

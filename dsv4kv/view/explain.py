@@ -42,7 +42,7 @@ def explain(paths: Sequence[Path], json: bool = False) -> bool:
     if json:
         print_document(json_module.dumps(document, ensure_ascii=False, indent=2))
     else:
-        from dsv4kv.view.terminal import show
+        from dsv4kv.view.render import show
 
         show(parts)
     return all(each.printed_tokens is not None for each in explained)

@@ -15,7 +15,7 @@ from dsv4kv.mrc.thin import PARTS
 from dsv4kv.prefix.outcome import Losses, Outcome
 from dsv4kv.units import format_bytes
 from dsv4kv.view import markup
-from dsv4kv.view.cells import format_estimate
+from dsv4kv.view.quantity import format_estimate
 from dsv4kv.view.table import ABSENT, Finding, Part, Table, Text, names, numbers, prose, tabulate
 
 _GIB = 2**30

@@ -12,12 +12,12 @@ from dsv4kv.planning.search import Answer, front
 from dsv4kv.planning.servers import in_role
 from dsv4kv.planning.trial import Trial
 from dsv4kv.units import counted, format_duration
-from dsv4kv.view.cells import format_clocked, format_factor, format_number
 from dsv4kv.view.charts.figure import Chart
 from dsv4kv.view.charts.front import Place, front_chart
 from dsv4kv.view.page.build import Page
 from dsv4kv.view.page.sections import Section
 from dsv4kv.view.page.write import render_page
+from dsv4kv.view.quantity import format_clocked, format_factor, format_number
 from dsv4kv.view.table import (
     ABSENT,
     Finding,

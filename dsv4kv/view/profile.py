@@ -35,7 +35,6 @@ from dsv4kv.view.outcomes import format_with_unit
 from dsv4kv.view.quantity import format_quantity, quantity, size, us
 from dsv4kv.view.table import (
     ABSENT,
-    Command,
     Finding,
     Number,
     Page,
@@ -612,8 +611,3 @@ def chrome_trace(timeline: Timeline) -> str:
     ]
     document = {"displayTimeUnit": "ns", "traceEvents": [*lanes, *pieces]}
     return json.dumps(document, separators=(",", ":")) + "\n"
-
-
-def next_command(path: Path) -> Command:
-    """A page of a profile that exists."""
-    return Command(f"dsv4kv profile --from {path} --verbose --html page.html")

@@ -82,8 +82,13 @@ def format_clocked(value: float, factor: float | None) -> str:
 
 
 def format_factor(factor: float | None) -> str:
-    """``× ÷ 1.4``: what the times of a model are right within."""
-    return ABSENT if factor is None else f"× ÷ {factor:g}"
+    """``÷1.4 … ×1.4``: the 90 % error of a model's times."""
+    return ABSENT if factor is None else f"÷{factor:g} … ×{factor:g}"
+
+
+def share(part: int, whole: int, digits: int = 1) -> str:
+    """``12.3%``: a part of a whole; ``–`` of nothing."""
+    return f"{part / whole:.{digits}%}" if whole else ABSENT
 
 
 def format_setting(path: str, value: Any) -> str:

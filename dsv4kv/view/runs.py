@@ -1,13 +1,15 @@
 """Records of any kind on a terminal or a page: runs of ``bench``, profiles and replays."""
 
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from dsv4kv.record.schema import RunRecord
 from dsv4kv.view.bench import bench_page, judge_run
 from dsv4kv.view.profile import record_page
 from dsv4kv.view.replay import list_replay_findings, replay_page
-from dsv4kv.view.table import Page, Part, Section, Text
+from dsv4kv.view.table import Command, Page, Part, Section, Text
 
 
 def run_page(record: RunRecord) -> Page:
@@ -31,11 +33,21 @@ def runs_page(records: Sequence[RunRecord]) -> Page:
     return Page(f"{len(records)} runs", [Text(record.run_id) for record in records], sections)
 
 
-def report_run(record: RunRecord, *, verbose: bool = False, quiet: bool = False) -> Iterable[Part]:
-    """The answer; with ``verbose`` all details, with ``quiet`` only problems."""
+def report_record(
+    record: RunRecord, path: Path | None = None, *, verbose: bool = False, quiet: bool = False
+) -> Iterable[Part]:
+    """The answer; with ``verbose`` all details, with ``quiet`` only problems.
+
+    ``path`` is where the record is saved, for the command that shows more.
+    """
+    replayed = any(case.replay for case in record.cases)
     if quiet:
-        replayed = any(case.replay for case in record.cases)
         findings = list_replay_findings(record) if replayed else judge_run(record)
         return [found for found in findings if found.is_problem]
     page = run_page(record)
-    return page.in_full() if verbose else page.answer
+    if verbose:
+        return page.in_full()
+    if path is None or replayed:
+        return page.answer
+    again = Command(f"dsv4kv report {shlex.quote(str(path))} --verbose")
+    return [*page.answer, "", again]

@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import fields
 
+from dsv4kv.engines.remedies import remedy_of
 from dsv4kv.recording.watched import Glance
 from dsv4kv.replay.whatif import Setting, WhatIf
 from dsv4kv.units import counted
-from dsv4kv.view.replay import name_loss, name_remedy
+from dsv4kv.view.replay import LOSSES
 from dsv4kv.view.table import ABSENT, Finding, Part, Table, Text, names, numbers, prose
 
 _MINUTE_S = 60.0
@@ -117,10 +118,10 @@ def losses_table(what_if: WhatIf) -> Table:
         [*names("reason"), *numbers("tokens", "share"), *prose("what gets them back")],
         [
             (
-                name_loss(reason),
+                LOSSES[reason],
                 f"{count:,}",
                 _share(count, what_if.prompt_tokens),
-                name_remedy(what_if.rule, reason),
+                remedy_of(what_if.rule, reason),
             )
             for count, reason in rows
         ],

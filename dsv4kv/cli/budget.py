@@ -236,9 +236,7 @@ def budget(
     from dsv4kv.sizing.inputs import READERS
 
     if explain:
-        from dsv4kv.view.explain import explain as explain_logs
-
-        _end(fits=explain_logs([*explain, *(logs or [])], json_))
+        _explain([*explain, *(logs or [])], as_json=json_, verbose=verbose)
         return
     if logs:
         raise ConfigError(f"{logs[0]}: give a log to explain as --explain {logs[0]}.")
@@ -330,6 +328,34 @@ def _print_answer(
         page = budget_page(found, *details, given=texts, launch=launch, command=costs)
         show(page.in_full() if verbose else page.answer)
     _end(fits=found.fits)
+
+
+def _explain(paths: list[Path], *, as_json: bool, verbose: bool) -> None:
+    """Explain a start-up log, or what is between two; ends with 1 if a start was refused."""
+    from dataclasses import asdict
+
+    from dsv4kv.view.explain import explanation_page, waterfall_page
+    from dsv4kv.view.terminal import show
+
+    if len(paths) > 2:
+        raise ConfigError(f"{len(paths)} logs: give one to explain, or two to compare.")
+    if len(paths) == 1:
+        from dsv4kv.engines.logs.explain import explain_log
+
+        log = explain_log(paths[0])
+        document, page, explained = asdict(log), explanation_page(log), [log]
+    else:
+        from dsv4kv.engines.logs.waterfall import compare_logs
+
+        found = compare_logs(*paths)
+        ends = {"start_tokens": found.start_tokens, "end_tokens": found.end_tokens}
+        document, page = asdict(found) | ends, waterfall_page(found)
+        explained = [found.before, found.after]
+    if as_json:
+        _print_json(document)
+    else:
+        show(page.in_full() if verbose else page.answer)
+    _end(fits=all(each.printed_tokens is not None for each in explained))
 
 
 def _write_launch(found: "Answer", texts: dict[str, str], option: "Option | None") -> str:

@@ -7,7 +7,7 @@ import typer
 
 from dsv4kv.choices import BACKENDS, PEERS, listed
 from dsv4kv.cli import systems, tiers, transfer
-from dsv4kv.cli.records import as_settings, end_run, keep_record
+from dsv4kv.cli.records import Verbose, as_settings, end_run, keep_record
 from dsv4kv.cli.sweeps import How, Resume, close_sweep, restate, sweeping
 from dsv4kv.errors import ConfigError
 from dsv4kv.resources import shipped_names
@@ -125,6 +125,7 @@ def bench(
         str | None,
         typer.Option("--json", metavar="FILE", help="Also write the record here; - prints it."),
     ] = None,
+    verbose: Verbose = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print problems only.")] = False,
 ) -> None:
     """Serve a workload over the cache; measure, verify and record every operation.
@@ -166,11 +167,11 @@ def bench(
                 f"--resume {resume}: launches are not resumed: leave --launches out."
             )
         record = _run_launches(config, overrides, axis or [], launches, out, stderr)
-        keep_record(record, out, json_, silent=silent)
+        keep_record(record, out, json_, silent=silent, verbose=verbose)
     else:
         stated = restate(how, out, config, overrides, axis or [])
         record, sweep = _run_once(*stated, how, out, stderr)
-        keep_record(record, out, json_, silent=silent)
+        keep_record(record, out, json_, silent=silent, verbose=verbose)
         close_sweep(how, sweep, "bench")
     end_run(record)
 

@@ -245,7 +245,7 @@ def budget(
     reading = _read_command(texts, command, which)
     texts |= _read_flags(texts, arguments.meta.get(_FLAGS, []))
     if axis:
-        _print_sweep(texts, axis, jobs, as_json=json_, csv=csv, chart=chart)
+        _print_sweep(texts, axis, jobs, as_json=json_, csv=csv, chart=chart, verbose=verbose)
     elif csv or chart:
         raise ConfigError("--csv and --chart show a sweep: add --axis context=4K,32K,128K,1M.")
     else:
@@ -317,7 +317,7 @@ def _print_answer(
         _print_json(document)
     else:
         from dsv4kv.view.budget import budget_page, view_command
-        from dsv4kv.view.terminal import show
+        from dsv4kv.view.render import show
 
         costs: Any = ()
         if command:
@@ -335,7 +335,7 @@ def _explain(paths: list[Path], *, as_json: bool, verbose: bool) -> None:
     from dataclasses import asdict
 
     from dsv4kv.view.explain import explanation_page, waterfall_page
-    from dsv4kv.view.terminal import show
+    from dsv4kv.view.render import show
 
     if len(paths) > 2:
         raise ConfigError(f"{len(paths)} logs: give one to explain, or two to compare.")
@@ -397,10 +397,11 @@ def _print_sweep(
     as_json: bool,
     csv: Path | None,
     chart: Path | None,
+    verbose: bool,
 ) -> None:
     from dsv4kv.files import write_named
     from dsv4kv.sizing.sweep import parse_axis, run_sweep, to_values
-    from dsv4kv.view.markup import to_csv
+    from dsv4kv.view.render import to_csv
     from dsv4kv.view.table import tabulate
 
     rows = run_sweep(texts, [parse_axis(text) for text in axes], jobs)
@@ -411,22 +412,25 @@ def _print_sweep(
     if as_json:
         _print_json([to_values(row) for row in rows])
     else:
-        from dsv4kv.view.budget import view_sweep
-        from dsv4kv.view.terminal import show
+        from dsv4kv.view.budget import sweep_page
+        from dsv4kv.view.render import show
 
-        show(view_sweep(rows))
+        page = sweep_page(rows)
+        show(page.in_full() if verbose else page.answer)
     for path in filter(None, (csv, chart)):
         say(f"written: {path}", err=as_json)
     _end(fits=all(row.fits for row in rows))
 
 
 def _draw(path: Path, rows: "list[Row]") -> str:
-    from dsv4kv.view.budget_chart import draw_page, draw_sweep
+    from dsv4kv.view.budget import sweep_chart, sweep_page
+    from dsv4kv.view.html import render_page
+    from dsv4kv.view.plots import to_svg_file
 
-    draw = {".svg": draw_sweep, ".html": draw_page}.get(path.suffix.lower())
-    if draw is None:
+    chart, suffix = sweep_chart(rows), path.suffix.lower()
+    if suffix not in (".svg", ".html"):
         raise ConfigError(f"--chart {path}: name a file that ends in .svg or .html.")
-    return draw(rows)
+    return to_svg_file(chart) if suffix == ".svg" else render_page(sweep_page(rows))
 
 
 def _print_json(document: Any) -> None:

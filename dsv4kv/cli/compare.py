@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dsv4kv.cli.records import Verbose
 from dsv4kv.cli.targets import to_folder, to_page
 from dsv4kv.errors import INTERRUPTED
 from dsv4kv.view.console import open_console, print_document, say
@@ -148,6 +149,7 @@ def compare(
     force: Force = False,
     as_json: AsJson = False,
     as_markdown: AsMarkdown = False,
+    verbose: Verbose = False,
     html: Html = None,
     out: Out = Path("results"),
 ) -> None:
@@ -181,7 +183,9 @@ def compare(
     if before is not None:
         found = _judge(before, after, smallest, force=force, intended=bool(ab))
         verdict = found.conclude(fail_on_unclear=fail_on == "unclear")
-        _print_comparison(found, verdict, as_json=as_json, as_markdown=as_markdown)
+        _print_comparison(
+            found, verdict, as_json=as_json, as_markdown=as_markdown, verbose=verbose
+        )
         if html:
             _draw(found, verdict, html)
     if save_baseline:
@@ -275,29 +279,31 @@ def _judge(
 
 
 def _print_comparison(
-    found: "Comparison", verdict: "Verdict", *, as_json: bool, as_markdown: bool
+    found: "Comparison", verdict: "Verdict", *, as_json: bool, as_markdown: bool, verbose: bool
 ) -> None:
     if as_json:
         import json
 
-        from dsv4kv.view.comparison import to_document
+        from dsv4kv.view.compare import to_document
 
         print_document(json.dumps(to_document(found, verdict), ensure_ascii=False, indent=2))
     elif as_markdown:
-        from dsv4kv.view.comparison import to_markdown
+        from dsv4kv.view.compare import to_markdown
 
         say(to_markdown(found, verdict), end="")
     else:
-        from dsv4kv.view.comparison import view_comparison
-        from dsv4kv.view.terminal import show
+        from dsv4kv.view.compare import comparison_page
+        from dsv4kv.view.render import show
 
-        show(view_comparison(found, verdict))
+        page = comparison_page(found, verdict)
+        show(page.in_full() if verbose else page.answer)
 
 
 def _draw(found: "Comparison", verdict: "Verdict", html: Path) -> None:
-    from dsv4kv.view.comparison import write_comparison
+    from dsv4kv.view.compare import comparison_page
+    from dsv4kv.view.html import write_page
 
-    write_comparison(found, verdict, html)
+    write_page(comparison_page(found, verdict, records=True), html)
     say(f"page: {html}", err=True)
 
 

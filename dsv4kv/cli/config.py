@@ -84,6 +84,6 @@ def schema(
         print_document(json.dumps(BenchConfig.model_json_schema(), indent=2))
     else:
         from dsv4kv.view.config import schema_table
-        from dsv4kv.view.terminal import show
+        from dsv4kv.view.render import show
 
         show([schema_table()])

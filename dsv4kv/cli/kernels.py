@@ -63,7 +63,7 @@ def kernels(
         print_document(_as_json(findings))
     elif not check:
         from dsv4kv.view.kernels import machine_code_table, registers_table, sum_up
-        from dsv4kv.view.terminal import show
+        from dsv4kv.view.render import show
 
         one = arch and len(arch) == 1
         table = machine_code_table(findings) if one else registers_table(findings)
@@ -138,7 +138,7 @@ def _check(
 ) -> None:
     """Print every problem; exit code 1 if there is one."""
     from dsv4kv.ops.cuda.survey import broken_promises, drift
-    from dsv4kv.view.terminal import show
+    from dsv4kv.view.render import show
 
     problems = [*broken_promises(findings), *drift(findings, baseline)]
     for problem in problems:

@@ -75,7 +75,7 @@ def lint(
         print_document(json.dumps(document, ensure_ascii=False, indent=2))
     else:
         from dsv4kv.view.lint import report_findings
-        from dsv4kv.view.terminal import show
+        from dsv4kv.view.render import show
 
         show(report_findings(subjects, found, len(faults)))
     if any(each.is_sure for each in found):

@@ -159,7 +159,7 @@ def plan(
     from dsv4kv.planning.servers import name_args
     from dsv4kv.planning.trial import parse_splits
     from dsv4kv.view.plan import dumps, plan_page
-    from dsv4kv.view.terminal import show
+    from dsv4kv.view.render import show
 
     slos = parse_slos(slo or [])
     check_settings(set_ or [])

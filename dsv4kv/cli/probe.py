@@ -139,7 +139,7 @@ def _show(
         }
         print_document(json.dumps(document, ensure_ascii=False, indent=2))
     else:
-        from dsv4kv.view.terminal import show
+        from dsv4kv.view.render import show
 
         show(page.in_full())
     if html:

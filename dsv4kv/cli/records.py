@@ -27,13 +27,13 @@ def keep_record(
     """
     from dsv4kv.endings import endings_put_off
     from dsv4kv.record.store import dumps, save_record
-    from dsv4kv.view.record import report_record
-    from dsv4kv.view.terminal import show
+    from dsv4kv.view.render import show
+    from dsv4kv.view.runs import report_record
 
     with endings_put_off():
         saved = save_record(record, folder)
     console = open_console(stderr=True, soft_wrap=True) if silent else open_console()
-    show(report_record(record, quiet=silent, verbose=verbose), console)
+    show(report_record(record, saved.path, quiet=silent, verbose=verbose), console)
     say_saved(saved, silent=silent)
     if json_:
         write_json(dumps(record), json_)

@@ -304,7 +304,7 @@ def _show_comparison(
     import json
 
     from dsv4kv.view.against import against_document, against_page
-    from dsv4kv.view.terminal import show
+    from dsv4kv.view.render import show
 
     page = against_page(name, found, settings)
     if not silent:
@@ -328,7 +328,7 @@ def _check_page(chart: Path) -> None:
 def _print_schema() -> None:
     from dsv4kv.config.replay import ReplayConfig
     from dsv4kv.view.config import schema_table
-    from dsv4kv.view.terminal import show
+    from dsv4kv.view.render import show
 
     show([schema_table(ReplayConfig)])
 

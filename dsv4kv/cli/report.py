@@ -88,27 +88,28 @@ def _refuse_two(*given: object) -> None:
 
 def _show(runs: list[Path], *, as_json: bool, verbose: bool) -> None:
     from dsv4kv.record.store import dumps, load_record
-    from dsv4kv.view.record import report_record
-    from dsv4kv.view.terminal import show
+    from dsv4kv.view.render import show
+    from dsv4kv.view.runs import report_record
 
     for run in runs:
         record = load_record(run)
         if as_json:
             print_document(dumps(record))
         else:
-            show(report_record(record, verbose=verbose))
+            show(report_record(record, run, verbose=verbose))
 
 
 def _draw(runs: list[Path], html: Path | None, charts: Path | None) -> None:
     from dsv4kv.record.store import load_record
-    from dsv4kv.view.page.write import write_charts, write_page
+    from dsv4kv.view.html import write_charts, write_page
+    from dsv4kv.view.runs import runs_page
 
-    records = [load_record(run) for run in runs]
+    page = runs_page([load_record(run) for run in runs])
     if html:
-        write_page(records, html)
+        write_page(page, html)
         say(f"page: {html}", err=True)
     if charts:
-        written = write_charts(records, charts)
+        written = write_charts(page.charts(), charts)
         say(f"charts: {len(written)} files in {charts}", err=True)
 
 

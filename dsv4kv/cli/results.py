@@ -40,8 +40,8 @@ def list_(
     """List saved runs, oldest first, and sweeps that are not finished."""
     from dsv4kv.record.jobs import list_unfinished
     from dsv4kv.record.store import list_entries
+    from dsv4kv.view.render import show as show_parts
     from dsv4kv.view.results import runs_table, unfinished_table
-    from dsv4kv.view.terminal import show as show_parts
 
     entries = list_entries(folder)
     if as_json:
@@ -76,11 +76,12 @@ def show(
 ) -> None:
     """Show a run of the folder again, as `dsv4kv report` does."""
     from dsv4kv.record.store import list_entries, load_record
-    from dsv4kv.view.record import report_record
-    from dsv4kv.view.terminal import show as show_parts
+    from dsv4kv.view.render import show as show_parts
+    from dsv4kv.view.runs import report_record
 
     entry = _find(list_entries(folder), run, folder)
-    show_parts(report_record(load_record(folder / entry.file), verbose=verbose))
+    path = folder / entry.file
+    show_parts(report_record(load_record(path), path, verbose=verbose))
 
 
 @app.command(epilog=f"{_EXAMPLES}dsv4kv results prune --older-than 30 --yes")

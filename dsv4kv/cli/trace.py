@@ -295,7 +295,7 @@ def mrc(
     if as_json:
         print_document(files.to_json(source, config.name, answer))
         return
-    from dsv4kv.view.terminal import show
+    from dsv4kv.view.render import show
 
     page = files.mrc_page(source, config.name, answer)
     show(page.in_full() if verbose else page.answer)
@@ -391,7 +391,7 @@ def info(
         summarize_batches,
     )
     from dsv4kv.traces.collect import place_of
-    from dsv4kv.view.terminal import show
+    from dsv4kv.view.render import show
     from dsv4kv.view.trace import describe_trace
 
     path = resolve_trace(source)

@@ -73,7 +73,7 @@ def run_points(
     """
     from dsv4kv.config.axes import expand_axes
     from dsv4kv.config.load import load_config
-    from dsv4kv.view.terminal import show
+    from dsv4kv.view.render import show
 
     documents, wrong = list[str](), list[str]()
     for point in expand_axes(load_config(None, overrides, root), overrides, axes, root):

@@ -177,7 +177,7 @@ class _Screen:
 def _drawn(watched: "Watched", found: "WhatIf | None") -> "Group":
     from rich.console import Group
 
-    from dsv4kv.view.terminal import Drawing
+    from dsv4kv.view.render import Drawing
     from dsv4kv.view.watch import dashboard
 
     return Group(*map(Drawing, dashboard(watched.glance(), found)))

@@ -365,8 +365,8 @@ def scatter(
                               textcoords="offset points", va="top")  # fmt: skip
         for name, value in limits.items():
             axes.axhline(value, color=TONES["bad"], linewidth=0.9)
-            place = axes.get_yaxis_transform()
-            axes.text(1, value, name, transform=place, ha="right", va="bottom", fontsize=9.5,
+            beside = axes.get_yaxis_transform()
+            axes.text(1, value, name, transform=beside, ha="right", va="bottom", fontsize=9.5,
                       color=TONES["bad"])  # fmt: skip
         xs, ys = [each.x for each in places], [*(each.y for each in places), *limits.values()]
         for which, values, unit in (("x", xs, x_unit), ("y", ys, y_unit)):

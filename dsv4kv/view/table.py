@@ -243,7 +243,7 @@ class Facts:
 class Finding:
     """A sentence and how good the news is."""
 
-    level: Literal["good", "note", "warning", "bad"]
+    level: Level
     sentence: str
 
     @property

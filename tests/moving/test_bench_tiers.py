@@ -21,7 +21,7 @@ from dsv4kv.serve import inputs, placing
 from dsv4kv.tiers.cache_bytes import CacheBytes
 from dsv4kv.tiers.device import Mover, Objects
 from dsv4kv.tiers.stores.memory import MemoryStore
-from dsv4kv.view.terminal import show
+from dsv4kv.view.render import show
 from dsv4kv.view.tiers import report_tiers
 from tests.gpu_twin import TwinGpu, twin_gpu
 from tests.tiers.world import Launches

@@ -13,7 +13,7 @@ import pytest
 from dsv4kv.errors import ProfileError
 from dsv4kv.record.imported import load_profile
 from dsv4kv.view.profile import report_profile
-from dsv4kv.view.terminal import draw
+from dsv4kv.view.render import draw
 from tests.measure.profilers.exports import two_replays
 from tests.measure.profilers.traces import cpu_events, event, gpu_events, save
 

@@ -4,7 +4,7 @@ import re
 
 from dsv4kv.measure.statistics import estimate_rate
 from dsv4kv.record.quantities import axis_names, axis_text
-from dsv4kv.view.cells import format_estimate
+from dsv4kv.view.quantity import format_estimate
 from dsv4kv.view.record import sweep_table
 from tests.record.records import (
     make_case,

@@ -7,7 +7,7 @@ from dsv4kv.view.exports import to_markdown
 from dsv4kv.view.facts import layers_text
 from dsv4kv.view.headline import answer, judge_launches, judge_record, key_numbers, name_run
 from dsv4kv.view.outcomes import group_launches
-from dsv4kv.view.record import report_record
+from dsv4kv.view.runs import report_record
 from dsv4kv.view.table import Table, Text
 from tests.record.records import (
     make_cache,

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from dsv4kv.view.markup import to_html
+from dsv4kv.view.render import to_html
 from dsv4kv.view.page.build import Page
 from dsv4kv.view.page.sections import Section, case_sections, profile_sections
 from tests.record.kernel_profiles import from_kineto

@@ -236,9 +236,7 @@ def budget(
     from dsv4kv.sizing.inputs import READERS
 
     if explain:
-        from dsv4kv.view.explain import explain as explain_logs
-
-        _end(fits=explain_logs([*explain, *(logs or [])], json_))
+        _explain([*explain, *(logs or [])], as_json=json_, verbose=verbose)
         return
     if logs:
         raise ConfigError(f"{logs[0]}: give a log to explain as --explain {logs[0]}.")
@@ -247,7 +245,7 @@ def budget(
     reading = _read_command(texts, command, which)
     texts |= _read_flags(texts, arguments.meta.get(_FLAGS, []))
     if axis:
-        _print_sweep(texts, axis, jobs, as_json=json_, csv=csv, chart=chart)
+        _print_sweep(texts, axis, jobs, as_json=json_, csv=csv, chart=chart, verbose=verbose)
     elif csv or chart:
         raise ConfigError("--csv and --chart show a sweep: add --axis context=4K,32K,128K,1M.")
     else:
@@ -332,6 +330,34 @@ def _print_answer(
     _end(fits=found.fits)
 
 
+def _explain(paths: list[Path], *, as_json: bool, verbose: bool) -> None:
+    """Explain a start-up log, or what is between two; ends with 1 if a start was refused."""
+    from dataclasses import asdict
+
+    from dsv4kv.view.explain import explanation_page, waterfall_page
+    from dsv4kv.view.render import show
+
+    if len(paths) > 2:
+        raise ConfigError(f"{len(paths)} logs: give one to explain, or two to compare.")
+    if len(paths) == 1:
+        from dsv4kv.engines.logs.explain import explain_log
+
+        log = explain_log(paths[0])
+        document, page, explained = asdict(log), explanation_page(log), [log]
+    else:
+        from dsv4kv.engines.logs.waterfall import compare_logs
+
+        found = compare_logs(*paths)
+        ends = {"start_tokens": found.start_tokens, "end_tokens": found.end_tokens}
+        document, page = asdict(found) | ends, waterfall_page(found)
+        explained = [found.before, found.after]
+    if as_json:
+        _print_json(document)
+    else:
+        show(page.in_full() if verbose else page.answer)
+    _end(fits=all(each.printed_tokens is not None for each in explained))
+
+
 def _write_launch(found: "Answer", texts: dict[str, str], option: "Option | None") -> str:
     """The command that starts an option, or what was found: the engine's, or else our own."""
     line = ""
@@ -371,6 +397,7 @@ def _print_sweep(
     as_json: bool,
     csv: Path | None,
     chart: Path | None,
+    verbose: bool,
 ) -> None:
     from dsv4kv.files import write_named
     from dsv4kv.sizing.sweep import parse_axis, run_sweep, to_values
@@ -385,22 +412,25 @@ def _print_sweep(
     if as_json:
         _print_json([to_values(row) for row in rows])
     else:
-        from dsv4kv.view.budget import view_sweep
+        from dsv4kv.view.budget import sweep_page
         from dsv4kv.view.render import show
 
-        show(view_sweep(rows))
+        page = sweep_page(rows)
+        show(page.in_full() if verbose else page.answer)
     for path in filter(None, (csv, chart)):
         say(f"written: {path}", err=as_json)
     _end(fits=all(row.fits for row in rows))
 
 
 def _draw(path: Path, rows: "list[Row]") -> str:
-    from dsv4kv.view.budget_chart import draw_page, draw_sweep
+    from dsv4kv.view.budget import sweep_chart, sweep_page
+    from dsv4kv.view.html import render_page
+    from dsv4kv.view.plots import to_svg_file
 
-    draw = {".svg": draw_sweep, ".html": draw_page}.get(path.suffix.lower())
-    if draw is None:
+    chart, suffix = sweep_chart(rows), path.suffix.lower()
+    if suffix not in (".svg", ".html"):
         raise ConfigError(f"--chart {path}: name a file that ends in .svg or .html.")
-    return draw(rows)
+    return to_svg_file(chart) if suffix == ".svg" else render_page(sweep_page(rows))
 
 
 def _print_json(document: Any) -> None:

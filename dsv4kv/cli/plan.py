@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dsv4kv.choices import ROUTERS
-from dsv4kv.cli.records import as_settings, write_json
+from dsv4kv.cli.records import Verbose, as_settings, write_json
 from dsv4kv.cli.targets import to_file
 from dsv4kv.view.console import open_console
 
@@ -134,6 +134,7 @@ def plan(
             callback=to_file,
         ),
     ] = None,
+    verbose: Verbose = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print problems only.")] = False,
 ) -> None:
     """Find the fewest GPUs, or least money, that keep latencies at a trace's rate.
@@ -157,7 +158,7 @@ def plan(
     from dsv4kv.planning.search import plan as find
     from dsv4kv.planning.servers import name_args
     from dsv4kv.planning.trial import parse_splits
-    from dsv4kv.view.plan import dumps, report_plan
+    from dsv4kv.view.plan import dumps, plan_page
     from dsv4kv.view.render import show
 
     slos = parse_slos(slo or [])
@@ -186,15 +187,15 @@ def plan(
             question, found, window, tally, on_trial=lambda: watcher.reach(next(done), None)
         )
         answer = find(search)
+    page = plan_page(answer, question, gpus=kinds, trace=trace, settings=settings)
     if not silent:
-        show(report_plan(answer, question))
+        show(page.in_full() if verbose else page.answer)
     if json_:
         write_json(dumps(answer, question), json_)
     if html:
-        from dsv4kv.files import write_named
-        from dsv4kv.view.plan import draw_plan
+        from dsv4kv.view.html import write_page
 
-        write_named(html, draw_plan(answer, question), "--html")
+        write_page(page, html)
     if answer.best is None:
         raise typer.Exit(1)
 

@@ -122,8 +122,9 @@ def _show(
     found: "Examination", asked: "Questioner", model: str, html: Path | None, *, as_json: bool
 ) -> None:
     """Print what was found, and write it where that is asked for."""
-    from dsv4kv.view.probe import report_probe, write_probe
+    from dsv4kv.view.probe import probe_page
 
+    page = probe_page(found, asked.ledger)
     if as_json:
         import json
         from dataclasses import asdict
@@ -140,7 +141,9 @@ def _show(
     else:
         from dsv4kv.view.render import show
 
-        show(report_probe(found, asked.ledger))
+        show(page.in_full())
     if html:
-        write_probe(found, asked.ledger, html)
+        from dsv4kv.view.html import write_page
+
+        write_page(page, html)
         say(f"page: {html}", err=True)

@@ -220,7 +220,9 @@ def replay(
         given = [*(set_ or []), *as_settings(_OWN, memory=memory)]
         asked = _Asked(trace, given, command, log, rule, model)
         found = _compare(asked, silent=silent)
-        _show_comparison(str(trace), *found, chart=chart, json_=json_, silent=silent)
+        _show_comparison(
+            str(trace), *found, chart=chart, json_=json_, silent=silent, verbose=verbose
+        )
         return
     if trace is not None:
         _refuse_recording(trace)
@@ -297,22 +299,23 @@ def _show_comparison(
     chart: Path | None,
     json_: str | None,
     silent: bool,
+    verbose: bool,
 ) -> None:
     import json
 
-    from dsv4kv.files import write_named
-    from dsv4kv.view.against import against_document, against_page, report_against
+    from dsv4kv.view.against import against_document, against_page
     from dsv4kv.view.render import show
 
+    page = against_page(name, found, settings)
     if not silent:
-        show(report_against(found, settings))
+        show(page.in_full() if verbose else page.answer)
     if json_:
         write_json(json.dumps(against_document(name, found, settings), indent=2), json_)
     if chart is not None:
-        from dsv4kv.view.page.write import render_page
+        from dsv4kv.view.html import write_page
 
         _check_page(chart)
-        write_named(chart, render_page(against_page(name, found, settings)), "--chart")
+        write_page(page, chart)
 
 
 def _check_page(chart: Path) -> None:

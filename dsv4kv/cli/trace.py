@@ -20,6 +20,7 @@ from dsv4kv.choices import (
     listed,
 )
 from dsv4kv.cli import Group
+from dsv4kv.cli.records import Verbose
 from dsv4kv.cli.targets import to_file
 from dsv4kv.engines.speculation import SPECULATIONS
 from dsv4kv.resources import shipped_names
@@ -230,6 +231,7 @@ def mrc(
             rich_help_panel="Output",
         ),
     ] = False,
+    verbose: Verbose = False,
     csv: Annotated[Path | None, _output("Write a row for every capacity and rule as CSV.")] = None,
     chart: Annotated[Path | None, _output("Draw the curves as SVG.")] = None,
 ) -> None:
@@ -248,7 +250,7 @@ def mrc(
     from dsv4kv.traces import read_batches
     from dsv4kv.traces.collect import load_paths, tables_of
     from dsv4kv.units import parse_bytes, parse_count
-    from dsv4kv.view import mrc as files
+    from dsv4kv.view import trace as files
 
     drafts = _names(speculation)
     config = find_model(model)
@@ -287,13 +289,16 @@ def mrc(
     if csv:
         write_named(csv, files.to_csv(answer), "--csv")
     if chart:
-        write_named(chart, files.draw_answer(source, config.name, answer), "--chart")
+        from dsv4kv.view.plots import to_svg_file
+
+        write_named(chart, to_svg_file(files.hits_chart(config.name, answer)), "--chart")
     if as_json:
         print_document(files.to_json(source, config.name, answer))
         return
     from dsv4kv.view.render import show
 
-    show(files.show_answer(source, config.name, answer))
+    page = files.mrc_page(source, config.name, answer)
+    show(page.in_full() if verbose else page.answer)
 
 
 def _refuse_whole_prompts(question: "Question", memory: str) -> None:

@@ -1,10 +1,12 @@
 """An answer of ``dsv4kv budget``: what fits, what to change, and how to start it; sweeps."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from dsv4kv.engines.contract import Capacity
 from dsv4kv.engines.host import HostTier
+from dsv4kv.errors import ConfigError
 from dsv4kv.sizing.advice import Option
 from dsv4kv.sizing.answer import Answer, assumptions, count_requests, limit_sentence
 from dsv4kv.sizing.fit import LayoutLine, within_limit
@@ -13,15 +15,18 @@ from dsv4kv.sizing.peak import peak_of
 from dsv4kv.sizing.scenario import Scenario
 from dsv4kv.sizing.sweep import Row
 from dsv4kv.units import format_bytes, format_count
+from dsv4kv.view.plots import MAX_LINES, Bar, Line, bars, lines
 from dsv4kv.view.quantity import size
 from dsv4kv.view.table import (
     ABSENT,
+    Chart,
     Command,
     Facts,
     Finding,
     Number,
     Page,
     Part,
+    Read,
     Section,
     Table,
     Text,
@@ -31,7 +36,7 @@ if TYPE_CHECKING:
     from dsv4kv.sizing.launch import FlagCost, Reading
     from dsv4kv.sizing.reuse import Reuse
 
-_MAX_OPTIONS, _MAX_FLAGS = 3, 6
+_MAX_OPTIONS, _MAX_FLAGS, _MAX_POINTS = 3, 6, 12
 _MAX_VALUE = 34  # letters: deepseek-ai/DeepSeek-V4.1-Flash and a little
 
 
@@ -421,25 +426,33 @@ def prefix_table(reuse: "Reuse", context_tokens: int) -> Table:
     )
 
 
-CACHE, GPUS = "cache of one request, GiB", "GPUs needed"
-
-
-def view_sweep(rows: Sequence[Row]) -> Iterator[Part]:
+def sweep_page(rows: Sequence[Row]) -> Page:
     """The best and the worst, the table, and a sentence for every point without an answer."""
-    yield Text(f"{sweep_answer(rows)}.", "strong")
-    yield from ("", sweep_table(rows))
     problems = {row.problem: _point(row) for row in reversed(rows) if row.problem}
-    for problem, point in problems.items():
-        yield Finding("warning", f"{point}: {problem}")
+    warnings = [Finding("warning", f"{point}: {problem}") for problem, point in problems.items()]
+    first, label = rows[0], choose_values(rows)[0]
+    title = f"{first.inputs.model}, {label} by {', '.join(first.point)}, {first.inputs.engine}"
+    answer: list[Part] = [Text(f"{sweep_answer(rows)}.", "strong"), *warnings]
+    answer += ["", sweep_table(rows, _MAX_POINTS)]
+    found = next((row.found for row in rows if row.found), None)
+    given = dict.fromkeys(first.point, "")
+    assumed = [*_assumed(found.scenario, given)] if found else []
+    charts = [sweep_chart(rows)] if len(rows) > 1 and _lines_of(rows) <= MAX_LINES else []
+    sections = [
+        Section("Chart", charts),
+        Section("All points", [sweep_table(rows)]),
+        Section("Assumptions", assumed),
+    ]
+    return Page(title, answer, sections)
 
 
 def choose_values(rows: Sequence[Row]) -> tuple[str, Callable[[Row], float]]:
     """Requests that fit, or for given ones the GPUs, the longest context or the cache."""
     first = rows[0].inputs
     if any(row.found is None for row in rows):
-        return CACHE, lambda row: row.cached_bytes / 2**30
+        return "cache of one request, GiB", lambda row: row.cached_bytes / 2**30
     if first.concurrency is not None and first.gpus is None:
-        return GPUS, lambda row: row.found.scenario.layout.gpus if row.found else 0
+        return "GPUs needed", lambda row: row.found.scenario.layout.gpus if row.found else 0
     if first.concurrency is not None and first.context is not None:
         return "cache on one GPU, GiB", lambda row: row.found.use.cache / 2**30 if row.found else 0
     if first.concurrency is not None:
@@ -465,13 +478,61 @@ def _point(row: Row) -> str:
     return ", ".join(f"{name}={value}" for name, value in row.point.items())
 
 
-def sweep_table(rows: Sequence[Row]) -> Table:
-    """A row for every combination."""
+def sweep_chart(rows: Sequence[Row]) -> Chart:
+    """The sweep over its first axis of numbers (the context before others), or a bar for each.
+
+    Raises:
+        ConfigError: There would be more lines than can be distinguished.
+    """
+    label, value_of = choose_values(rows)
+    title = f"{label[0].upper()}{label[1:]}"
+    across = _across(rows)
+    if across is None:
+        bars_of = [Bar(_point(row), value_of(row), _figure(value_of(row))) for row in rows]
+        return bars(title, bars_of)
+    if (count := _lines_of(rows)) > MAX_LINES:
+        raise ConfigError(
+            f"a chart of {count} lines cannot be read (at most {MAX_LINES}): sweep fewer values, "
+            "or write them with --csv."
+        )
+    series: dict[str, dict[float, float]] = {}
+    for row in rows:
+        name = ", ".join(value for axis, value in row.point.items() if axis != across)
+        at = float(getattr(row.inputs, across.replace("-", "_")))
+        series.setdefault(name, {})[at] = value_of(row)
+    drawn = [Line(name, sorted(ys), [ys[x] for x in sorted(ys)]) for name, ys in series.items()]
+    names = {
+        float(getattr(row.inputs, across.replace("-", "_"))): row.point[across] for row in rows
+    }
+    return lines(title, drawn, x=across, x_names=names, form="points")
+
+
+def _across(rows: Sequence[Row]) -> str | None:
+    """The swept input of numbers, the context before others."""
+    first = rows[0]
+    values = {name: getattr(first.inputs, name.replace("-", "_")) for name in first.point}
+    numbers = [name for name, value in values.items() if isinstance(value, int | Fraction)]
+    return min(numbers, key=lambda name: name != "context", default=None)
+
+
+def _lines_of(rows: Sequence[Row]) -> int:
+    across = _across(rows)
+    others = [name for name in rows[0].point if name != across]
+    return len({tuple(row.point[name] for name in others) for row in rows}) if across else 1
+
+
+def sweep_table(rows: Sequence[Row], limit: int | None = None) -> Table:
+    """A row for every combination; at most ``limit``, and then without sizes per GPU."""
 
     def of(read: Callable[[Answer], str]) -> Callable[[Row], str]:
         return lambda row: read(row.found) if row.found else ABSENT
 
-    axes = list(rows[0].point)
+    sizes: list[tuple[str, Read]] = [
+        ("fixed per request", of(lambda a: format_bytes(sum(c.fixed_bytes for c in a.costs)))),
+        ("weights per GPU", of(lambda a: format_bytes(a.use.weights))),
+        ("free per GPU", of(lambda a: format_bytes(a.use.free))),
+    ]
+    axes, more = list(rows[0].point), len(rows) - (limit or len(rows))
     return Table(
         "Sweep",
         [
@@ -481,11 +542,10 @@ def sweep_table(rows: Sequence[Row]) -> Table:
             ("longest context", of(lambda a: f"{a.max_context:,}")),
             ("cache of a request", lambda row: format_bytes(row.cached_bytes)),
             ("B per token", lambda row: f"{row.token_bytes:,.2f}"),
-            ("fixed per request", of(lambda a: format_bytes(sum(c.fixed_bytes for c in a.costs)))),
-            ("weights per GPU", of(lambda a: format_bytes(a.use.weights))),
-            ("free per GPU", of(lambda a: format_bytes(a.use.free))),
+            *([] if limit else sizes),
         ],
-        rows,
-        note="sizes in GiB are binary; per request without replication and padding",
+        rows[:limit],
+        note="per request: without replication and padding; 1 GiB = 2^30 B",
+        caption=f"{more} more points: --verbose" if more > 0 else "",
         keys=len(axes),
     )

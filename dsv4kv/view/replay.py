@@ -11,16 +11,14 @@ from dsv4kv.record.quantities import (
     axis_names,
     axis_text,
     clock_factor,
-    latency_median,
-    saved_percent,
 )
 from dsv4kv.record.replay import ReplayResult, ReplayTiers, Reuse
 from dsv4kv.record.schema import Case, Latency, RunRecord, Totals
-from dsv4kv.units import counted, format_bytes, format_duration
+from dsv4kv.units import format_bytes, format_duration
 from dsv4kv.view.facts import cache_facts, header, judge_status, layers_text, setting
 from dsv4kv.view.fleet import fleet_facts, hours_per_million, name_servers, replicas_table
-from dsv4kv.view.outcomes import FIRST_TOKEN, SAVED, find_best, group_launches
-from dsv4kv.view.plots import Bar, Line, bars, lines
+from dsv4kv.view.outcomes import best_sentences, group_launches, sweep_charts
+from dsv4kv.view.plots import Line, lines
 from dsv4kv.view.quantity import (
     format_clocked,
     format_factor,
@@ -349,28 +347,15 @@ def constants_table(result: ReplayResult) -> Table:
 
 
 def _sweep_answer(record: RunRecord) -> Iterator[Part]:
-    """The best of hit rate and TTFT, overloaded cases left out of the latter; then all cases."""
-    cases = record.cases
+    """The best settings among those that are not overloaded, and a row for every case."""
+    cases, shown = record.cases, _sweep_findings(record)
     fair = [case for case in cases if not overload(case)]
-    for name, outcome, of in (
-        ("Highest hit rate", SAVED, cases),
-        ("Lowest median TTFT", FIRST_TOKEN, fair),
-    ):
-        if best := find_best(outcome, group_launches(of)) if of else None:
-            value, worst = (
-                format_duration(each.value) if outcome is FIRST_TOKEN else f"{each.value:.1f} %"
-                for each in (best.estimate, best.worst)
-            )
-            alike = f" (and {counted(best.alike, 'other')})" if best.alike else ""
-            yield Text(
-                f"{name}: {value} at {best.at}{alike}; {worst} at {best.worst_at}.", "strong"
-            )
-    shown = _sweep_findings(record)
+    yield from (Text(each, "strong") for each in best_sentences(group_launches(fair)))
     yield from shown[:MAX_FINDINGS]
     table = sweep_table(cases, axis_names(cases), details=False)
-    hidden = len(cases) - MAX_CASES, len(shown) - MAX_FINDINGS
-    more = [f"{n:,} more {w}" for n, w in zip(hidden, ("cases", "findings"), strict=True) if n > 0]
-    caption = f"--verbose: {' and '.join(more)}" if more else ""
+    hidden = {"cases": len(cases) - MAX_CASES, "findings": len(shown) - MAX_FINDINGS}
+    more = " and ".join(f"{count:,} more {what}" for what, count in hidden.items() if count > 0)
+    caption = f"--verbose: {more}" if more else ""
     yield ""
     yield replace(table.noted(layers_text(cases)), rows=cases[:MAX_CASES], caption=caption)
 
@@ -382,19 +367,7 @@ def _sweep_findings(record: RunRecord) -> list[Finding]:
 
 def _sweep_sections(record: RunRecord) -> Iterator[Section]:
     cases = record.cases
-    hits = [
-        Bar(axis_text(case), saved, f"{saved:.1f} %")
-        for case in cases
-        if (saved := saved_percent(case)) is not None
-    ]
-    charts = [bars("Hit rate, % of prompt tokens", hits, unit="%")] if hits else []
-    waits = [
-        Bar(axis_text(case), time.value, format_duration(time.value), tone="warning" * bool(late))
-        for case in cases
-        if (time := latency_median(case, "ttft")) is not None
-        for late in [overload(case)]
-    ]
-    charts += [bars("Median TTFT", waits, unit="ns", dots=True)] if waits else []
+    charts = sweep_charts(group_launches(cases))
     table = sweep_table(cases, axis_names(cases))
     yield Section("All cases", [*_sweep_findings(record), *charts, table])
     yield Section("Run", [header(record)])

@@ -133,7 +133,7 @@ def prose(*headers: str, minor: bool = False) -> list[Column]:
 Read = Callable[[Any], Cell | str]
 """Reads a column's cell from a row."""
 
-_NUMERIC = re.compile(r"[-+−~<>≤≥×]?\d[\d,.]*(?:[KMGT]|%| .*)?")
+_NUMERIC = re.compile(r"[-+−~<>≤≥×]?\d[\d,.]*(?:[KMGT]|%| [^×]*)?")
 _SENTENCE = 28  # letters: a longer text with blanks may be wrapped
 
 

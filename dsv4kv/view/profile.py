@@ -29,7 +29,7 @@ from dsv4kv.record.schema import RunRecord
 from dsv4kv.record.yardstick import Yardstick, yardsticks
 from dsv4kv.units import counted, format_bytes, format_duration
 from dsv4kv.view import plots
-from dsv4kv.view.bench import MAX_ROWS, bench_page, name_run
+from dsv4kv.view.bench import MAX_ROWS, bench_page, is_known, name_run
 from dsv4kv.view.facts import layers_text
 from dsv4kv.view.outcomes import format_with_unit
 from dsv4kv.view.quantity import format_quantity, quantity, size, us
@@ -107,12 +107,13 @@ def _answer(
     if table.steps:
         times = table.steps.host_ns if is_on_cpu(table) else table.steps.span_ns
         place = "on the host" if is_on_cpu(table) else "on the GPU"
-        time = format_with_unit(summarize(times).estimate, "ns")
-        step = f"a step takes {time} {place}, median of {table.num_steps:,}"
+        time = summarize(times).estimate
+        mark = "" if is_known(time) else "! "
+        step = f"{mark}a step takes {format_with_unit(time, 'ns')} {place}, one run"
     if found:
         parts = ", ".join(f"{n} {found[n]:.1f} %" for n in CACHE_CATEGORIES if found.get(n))
         cache = sum(found.get(name, 0) for name in CACHE_CATEGORIES)
-        words = f"work on the KV cache: {cache:.1f} % of the {time_of(table)}"
+        words = f"Work on the KV cache: {cache:.1f} % of the {time_of(table)}"
         others = [
             f"{word} {found[name]:.1f} %"
             for name, word in (("attention", "attention"), (OTHER, "not classified"))

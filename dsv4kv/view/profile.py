@@ -93,8 +93,6 @@ def profile_page(
         Section("Where the time went", list(_where(profile, table, layers))),
         Section("Which kernels ran", list(_kernels(table, yardstick, layers))),
     ]
-    if profile.memory:
-        sections.append(Section("Memory of the pools", [memory_table(profile.memory)]))
     return Page(name, list(answer), sections)
 
 
@@ -130,12 +128,13 @@ def _answer(
     if unknown := _unknown_cache_names(table):
         yield Finding("warning", f"not classified, but named like cache kernels: {unknown}")
     yield from judge_amplification(table)
+    yield Text(_describe(profile, table), "dim")
     if table.kernels:
         yield from ("", kernels_table(table, MAX_ROWS, yardstick).noted(layers))
         if (more := len(table.kernels) - MAX_ROWS) > 0:
             yield Text(f"and {more:,} more: --verbose", "dim")
-    else:
-        yield Finding("note", _describe(profile, table))
+    if profile.memory:
+        yield from ("", memory_table(profile.memory).noted(layers))
 
 
 def _unknown_cache_names(table: KernelTable) -> str:

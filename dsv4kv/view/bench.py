@@ -102,13 +102,14 @@ def name_run(record: RunRecord) -> str:
     gpu, cpu = record.environment.gpu, record.environment.cpu
     on_gpu = any(case.device == "cuda" for case in record.cases)
     machine = gpu.name if gpu and on_gpu else cpu or "an unknown CPU"
-    layers = layers_text(record.cases)
-    return " ".join(filter(None, (f"KV cache of {models or 'no model'}", layers, "on", machine)))
+    layers = layers_text(record.cases).removeprefix("of ")
+    what = f"KV cache of {models or 'no model'}"
+    return f"{what}, {layers}, on {machine}" if layers else f"{what} on {machine}"
 
 
 def judge_run(record: RunRecord) -> Iterator[Finding]:
     """Everything that a run found out about itself, each case's under its name."""
-    if record.status != "complete":
+    if record.status != "complete" and (record.launches or len(record.cases) != 1):
         yield _judge_end(record)
     for launch in record.launches:
         if launch.status != "complete":
@@ -142,6 +143,7 @@ def _judge_end(record: RunRecord) -> Finding:
 
 def _answer(record: RunRecord, groups: Sequence[Group]) -> Iterator[Part]:
     problems = [found for found in judge_run(record) if found.is_problem]
+    problems.sort(key=lambda found: found.level != "bad")
     yield from problems[:3]
     if len(problems) > 3:
         yield Finding(problems[3].level, f"and {len(problems) - 3:,} more problems: --verbose")
@@ -153,8 +155,10 @@ def _answer(record: RunRecord, groups: Sequence[Group]) -> Iterator[Part]:
         yield from ("", sweep_table(record.cases, MAX_ROWS + 4))
         yield from _more(len(groups), MAX_ROWS + 4)
     else:
-        yield Text(f"{name_run(record)}: {_headline(groups[0], doubtful=doubtful)}.", "strong")
-        if good := _verdict(record):
+        sentence = f"{name_run(record)}: {_headline(groups[0], doubtful=doubtful)}."
+        good = _verdict(record)
+        yield Text(sentence, "strong" if good else "plain")
+        if good:
             yield good
         if len(groups[0]) > 1:
             rows = by_quantity(list_measured(record))
@@ -285,7 +289,7 @@ def operations_table(case: Case, most: int | None = None) -> Table:
             lambda each: checked(estimate_rate(each.bytes, each.samples_ns), busy=busy),
         ),
         (f"% of {known[0].name if known else 'copy'}", share_of_best),
-        ("% of time", lambda each: _percent(_time_of(case, each), whole)),
+        ("% of time", lambda each: _percent(_time_of(case, each), whole, each.temperature)),
     ]
     if most is None:
         columns += [
@@ -313,8 +317,9 @@ def operations_table(case: Case, most: int | None = None) -> Table:
     )
 
 
-def _percent(part: float, whole: float) -> Number:
-    return Number(f"{part / whole * 100:.1f}" if part else ABSENT)
+def _percent(part: float, whole: float, temperature: str | None = None) -> Number:
+    counts = part and temperature in (None, "cold")
+    return Number(f"{part / whole * 100:.1f}" if counts else ABSENT)
 
 
 def _median(samples_ns: Sequence[int]) -> Estimate | None:

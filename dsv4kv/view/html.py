@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import contextmanager
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -21,7 +22,12 @@ _CLASSES: Final = {"good": "good", "warning": "warning", "bad": "bad", "dim": "m
 
 def render_page(page: Page) -> str:
     """The page's HTML."""
-    return _template().render(page=page, marks={level: sign for level, (sign, _) in MARKS.items()})
+    numbers = count()  # ids in charts are unique on a page
+    return _template().render(
+        page=page,
+        marks={level: sign for level, (sign, _) in MARKS.items()},
+        svg=lambda chart: to_svg(chart, f"{next(numbers)}"),
+    )
 
 
 def write_page(page: Page, target: Path) -> None:

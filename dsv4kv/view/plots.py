@@ -59,12 +59,13 @@ def file_name(chart: Chart) -> str:
     return re.sub(r"\W+", "-", chart.title.lower()).strip("-")[:60]
 
 
-def to_svg(chart: Chart) -> str:
-    """An SVG element for a page."""
+def to_svg(chart: Chart, salt: str = "") -> str:
+    """An SVG element for a page; with another ``salt`` its ids are others."""
+    from matplotlib import rc_context
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     target, figure = BytesIO(), chart.draw()
-    with _drawing(figure):
+    with _drawing(figure), rc_context({"svg.hashsalt": salt or "dsv4kv"}):
         FigureCanvasSVG(figure).print_svg(target)  # type: ignore[no-untyped-call]
     text = _CONTROLS.sub("?", target.getvalue().decode())
     text = text[text.index("<svg") :]
@@ -420,7 +421,8 @@ def timeline(title: str, pieces: Sequence[Piece], rows: Mapping[str, float]) -> 
         axes.set_yticks(list(rows.values()), list(rows))
         _format(axes.xaxis, "ns")
         axes.grid(axis="x")
-        figure.legend(loc="outside lower left", frameon=False, ncols=6)
+        if pieces:
+            figure.legend(loc="outside lower left", frameon=False, ncols=6)
         return figure
 
     return Chart(title, f"{len(pieces):,} pieces of work on {', '.join(rows)}.", draw)

@@ -35,6 +35,7 @@ from dsv4kv.view.outcomes import format_with_unit
 from dsv4kv.view.quantity import format_quantity, quantity, size, us
 from dsv4kv.view.table import (
     ABSENT,
+    Chart,
     Finding,
     Number,
     Page,
@@ -546,7 +547,10 @@ def write_timeline(timeline: Timeline, path: Path) -> None:
         ConfigError: The name ends in neither, or the file cannot be written.
     """
     refuse_other_names([path])
-    text = draw_timeline(timeline) if path.suffix == ".svg" else chrome_trace(timeline)
+    if path.suffix == ".svg":
+        text = plots.to_svg_file(timeline_chart(timeline))
+    else:
+        text = chrome_trace(timeline)
     write_named(path, text, "--timeline")
 
 
@@ -563,8 +567,8 @@ def refuse_other_names(paths: Iterable[Path]) -> None:
             raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}.")
 
 
-def draw_timeline(timeline: Timeline) -> str:
-    """The step as an SVG document: a row for each lane, and more where pieces overlap."""
+def timeline_chart(timeline: Timeline) -> Chart:
+    """A step: a row for each lane, and more where pieces overlap."""
     free: list[list[int]] = [[] for _ in timeline.lanes]
     count = len(timeline.name)
     placed = [0] * count
@@ -585,7 +589,7 @@ def draw_timeline(timeline: Timeline) -> str:
         for i in range(count)
     ]
     places = {lane: sum(rows[:n]) + 0.5 for n, lane in enumerate(timeline.lanes)}
-    return plots.to_svg_file(plots.timeline("One step", pieces, places))
+    return plots.timeline("One step", pieces, places)
 
 
 def chrome_trace(timeline: Timeline) -> str:

@@ -204,9 +204,13 @@ class Table:
         return replace(self, note="; ".join(filter(None, (what, self.note)))) if what else self
 
     def informative(self) -> "Table":
-        """The table without columns in which all cells are empty; one without rows keeps all."""
+        """The table without columns that have no value; one without rows keeps all."""
         columns = list(zip(*self.cells, strict=True))
-        kept = [number for number, column in enumerate(columns) if any(map(text_of, column))]
+        kept = [
+            number
+            for number, column in enumerate(columns)
+            if any(text_of(cell) not in ("", ABSENT) for cell in column)
+        ]
         if len(kept) == len(columns):
             return self
         cells = [[row[n] for n in kept] for row in self.cells]

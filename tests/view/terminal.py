@@ -6,8 +6,8 @@ from io import StringIO
 from rich.console import Console
 
 from dsv4kv.record.schema import RunRecord
-from dsv4kv.view.runs import report_record
 from dsv4kv.view.render import show
+from dsv4kv.view.runs import report_record
 from dsv4kv.view.table import Part
 
 

@@ -10,8 +10,7 @@ from dsv4kv.errors import RecordError
 from dsv4kv.record.schema import Case
 from dsv4kv.record.store import save_record
 from dsv4kv.record.telemetry import HeldUnits, MemorySeries
-from dsv4kv.view.exports import to_rows
-from dsv4kv.view.exports import Records
+from dsv4kv.view.exports import Records, to_rows
 from tests.record.records import make_case, make_failed_case, make_record, make_sweep_cases
 from tests.record.telemetries import make_telemetry
 

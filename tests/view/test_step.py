@@ -6,8 +6,7 @@ import pytest
 
 from dsv4kv.record.schema import Case, GpuFacts, Latency, Memcpy, Operation, Peak
 from dsv4kv.record.step import StepShare, step_shares
-from dsv4kv.view.charts.bars import stacks_chart
-from dsv4kv.view.step import report_step, roofs_table, step_stacks, step_table
+from dsv4kv.view.bench import roofs_table, step_table
 from dsv4kv.view.table import text_of
 from tests.record.records import make_record
 
@@ -77,15 +76,6 @@ def test_on_a_gpu_a_step_is_as_many_calls_as_it_has_layers() -> None:
     assert shares[0] == StepShare("attention", 210, 63)
 
 
-def test_the_answer_names_the_largest_first_at_every_setting() -> None:
-    lines = [line.value for line in report_step([case(*STEP), case(context=2000)])]
-    (line,) = lines
-    assert line == (
-        "Decode step at 1,000: scores 70 %, attention 20 %, top-k 10 % of its bytes; scores 45 %, "
-        "attention 40 %, top-k 5 %, write 5 %, bookkeeping 5 % of its time."
-    )
-
-
 def test_a_row_for_each_setting_and_kind() -> None:
     table = step_table([case(*STEP), case(*STEP, context=2000)])
     assert table
@@ -97,21 +87,9 @@ def test_a_row_for_each_setting_and_kind() -> None:
 
 @pytest.mark.parametrize(("context", "said"), [(8192, "8K"), (131072, "128K"), (2**20, "1M")])
 def test_contexts_are_said_as_they_are_written(context: int, said: str) -> None:
-    found = case(*STEP, context=context)
-    assert [name for name, _ in step_stacks([found])] == [f"{said} bytes", f"{said} time"]
-    (line,) = [line.value for line in report_step([found])]
-    assert line.startswith(f"Decode step at {said}: ")
-    table = step_table([found])
+    table = step_table([case(*STEP, context=context)])
     assert table
     assert text_of(table.cells[0][0]) == said
-
-
-def test_bars_are_of_one_length() -> None:
-    rows = step_stacks([case(*STEP)])
-    assert stacks_chart(rows, "Shares").description.startswith("1,000 bytes: scores 70.0 %, top-k")
-    assert [name for name, _ in rows] == ["1,000 bytes", "1,000 time"]
-    for _, parts in rows:
-        assert sum(parts.values()) == pytest.approx(100)
 
 
 def roofs(found: Case, gpu: GpuFacts | None) -> list[list[str]]:

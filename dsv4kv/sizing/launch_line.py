@@ -94,8 +94,13 @@ def launch_line(scenario: Scenario, context_tokens: int, requests: int) -> str:
 
 def _flags(family: str, inputs: Inputs) -> Iterator[tuple[str, str]]:
     """Flags, and variables before them, by the inputs that they say; ``KeyError`` for no flag."""
+    offloads = family == "vllm" and inputs.host_tier == "native"
+    if offloads and inputs.host_size:
+        yield "host_tier", f"--kv-offloading-size {inputs.host_size / 2**30:g}"
     for field in fields(Inputs):
         name, value = field.name, getattr(inputs, field.name)
+        if offloads and name in ("host_tier", "host_size"):
+            continue
         if name in _NOT_FLAGS or value == field.default:
             continue
         written = _WRITTEN.get((family, name, value))

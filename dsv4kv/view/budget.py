@@ -61,7 +61,8 @@ def budget_page(
     answer: list[Part] = [_answer(found), *_copies_sentence(found, layouts)]
     if "engine" in given:
         answer += _engine_lines(found)
-    answer += ["", _facts(found, curve)]
+    facts = _facts(found, curve)
+    answer += [] if command else ["", facts]
     inputs = found.scenario.inputs
     if inputs.host_tier is None and (inputs.host_ratio or inputs.host_size):
         answer.append(Finding("warning", "--host-ratio and --host-size need a --host-tier"))
@@ -73,7 +74,10 @@ def budget_page(
     return Page(
         f"{scenario.config.name} on {_gpus(scenario)}, sized as {scenario.engine.name}",
         answer,
-        list(_sections(found, useful, len(shown), reuse, given)),
+        [
+            *([Section("Sizes", [facts])] if command else []),
+            *_sections(found, useful, len(shown), reuse, given),
+        ],
     )
 
 
@@ -225,10 +229,10 @@ def _facts(found: Answer, curve: Sequence[tuple[int, int]]) -> Facts:
             f"{format_bytes(found.sent_bytes)} per rank for a prompt of {found.context:,} tokens"
         )
     if host := found.host:
-        kept = "; ".join(f"{units:,} {what}" for what, units in host.keeps.items())
+        what, units = next(iter(host.keeps.items()), ("tokens of context", 0))
+        kept = f"{units:,} {what}"
         rows["host memory"] = (
-            f"{host.name}: {format_bytes(host.holder_bytes)} per {host.holder}, "
-            f"{format_bytes(host.node_bytes)} per node{f'; keeps {kept}' if kept else ''}"
+            f"{host.name}: {format_bytes(host.node_bytes)} per node; keeps {kept}"
         )
     return Facts(rows)
 
@@ -313,13 +317,14 @@ def view_command(reading: "Reading", costs: "Iterable[FlagCost]") -> list[Part]:
             )
         )
     rows.sort(key=lambda row: row[2].value == ABSENT)
-    more = len(rows) - _MAX_FLAGS
+    costly = [row[:4] for row in rows if row[2].value != ABSENT][:_MAX_FLAGS]
+    others = ", ".join(row[0] for row in rows[len(costly) :])
     table = Table(
         "Command",
-        ["flag", "value", "takes per GPU", "requests", "decides"],
-        rows[:_MAX_FLAGS],
+        ["flag", "value", "takes per GPU", "requests"],
+        costly,
         note=f"{reading.launch.title}; against the command without the flag",
-        caption=f"and {more} more flags: --json has them" if more > 0 else "",
+        caption=f"without a cost of their own: {others}" if others else "",
         keys=2,
     )
     parts: list[Part] = ["", table]

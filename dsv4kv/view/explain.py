@@ -1,11 +1,12 @@
 """A start-up log explained: what its number means, what fits, what changes it; or two logs."""
 
+import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dsv4kv.units import format_bytes
 from dsv4kv.view.quantity import quantity
-from dsv4kv.view.table import ABSENT, Finding, Number, Page, Part, Section, Table, Text
+from dsv4kv.view.table import ABSENT, Command, Finding, Number, Page, Part, Section, Table, Text
 
 if TYPE_CHECKING:
     from dsv4kv.engines.logs.explain import Explanation
@@ -26,6 +27,7 @@ def explanation_page(log: "Explanation") -> Page:
     ]
     if log.changes:
         answer += ["", _changes(log, _MAX_CHANGES)]
+    answer += ["", Command(f"dsv4kv lint {shlex.quote(log.source)}")]
     sections = [
         Section("Configuration", [_statements(log), *_candidates(log)]),
         Section("Bytes", [_costs(log), *([_measured(log)] if log.measured else [])]),

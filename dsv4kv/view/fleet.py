@@ -91,13 +91,16 @@ def replicas_table(
     if any(replica.settings for replica in fleet.replicas):
         columns.append(("settings", lambda r: r.settings))
     error = "" if factor is None else f", 90 % error {format_factor(factor)}"
-    hidden = len(fleet.replicas) - (limit or len(fleet.replicas))
+    rows = fleet.replicas
+    if limit and len(rows) > limit:
+        rows = sorted(rows, key=lambda replica: -replica.busy_ns)[:limit]
+    hidden = len(fleet.replicas) - len(rows)
     return Table(
         "Replicas",
         columns,
-        fleet.replicas[:limit],
+        rows,
         note=f"busy: share of the whole replay; mean queue wait{error}",
-        caption=f"{hidden} more replicas: --verbose" if hidden > 0 else "",
+        caption=f"and {hidden} less busy replicas" if hidden else "",
     )
 
 

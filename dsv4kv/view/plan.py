@@ -84,9 +84,10 @@ def _found(best: Trial, answer: Answer, question: Question) -> Iterator[Part]:
 def _predicted(trial: Trial, question: Question) -> Iterator[str]:
     """``predicted ttft_p99 1.5 s of 2.00 s (90 % error ÷1.8 … ×1.8)``."""
     for slo in question.slos:
-        value = format_clocked(trial.values_s[slo.label], trial.error(slo))
-        error = format_factor(trial.error(slo))
-        yield f"{slo.label} {value} s of {_seconds(slo.limit_s)} (90 % error {error})"
+        unit, scale = ("s", 1.0) if slo.limit_s >= 1 else ("ms", 1e3)
+        value = format_clocked(trial.values_s[slo.label] * scale, trial.error(slo))
+        limit = f"{slo.limit_s * scale:,.6g} {unit}"
+        yield f"{slo.label} {value} of {limit} (90 % error {format_factor(trial.error(slo))})"
 
 
 def _rate(trial: Trial) -> str:

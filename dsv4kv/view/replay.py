@@ -171,8 +171,8 @@ def _load(result: ReplayResult, totals: Totals) -> str:
         offered = f"{format_number(rate)} requests/s offered, "
     served = format_number(totals.requests / totals.wall_ns * 1e9) if totals.wall_ns else ABSENT
     return (
-        f"Load: {offered}{served} requests/s served; {result.mean_decoding:.1f} decoding on "
-        f"average, {totals.peak_requests:,} in slots at most."
+        f"Load: {offered}{served} served; {result.mean_decoding:.1f} requests decode on average, "
+        f"{totals.peak_requests:,} slots at the peak."
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dsv4kv.record.jobs import Unfinished
+from dsv4kv.record.points import Points
 from dsv4kv.record.store import Entry, Summary
 from dsv4kv.view.quantity import quantity, size
 from dsv4kv.view.table import ABSENT, Cell, Number, Read, Table
@@ -31,12 +31,15 @@ def runs_table(entries: Sequence[Entry]) -> Table:
     )
 
 
-def unfinished_table(sweeps: Sequence[Unfinished]) -> Table:
+def unfinished_table(sweeps: Sequence[Points]) -> Table:
     """Sweeps that were killed, or go on in another process."""
     return Table(
         "Unfinished sweeps",
         [
-            ("points done", lambda sweep: Number(f"{sweep.done:,} of {sweep.asked.count:,}")),
+            (
+                "points done",
+                lambda sweep: Number(f"{len(sweep.cases):,} of {sweep.asked.count:,}"),
+            ),
             (
                 "resume with",
                 lambda sweep: f"dsv4kv {sweep.asked.command} --resume {sweep.asked.run_id}",

@@ -162,6 +162,8 @@ def mrc_page(source: str, model: str, answer: Answer) -> Page:
     if outcomes:
         parts.append(_outcomes_table(last, outcomes, details=False))
         parts += _advice(last)
+    elif last.estimates:
+        parts += [_estimates_table(answer), *_sampling(answer)]
     elif answer.behind:
         parts.append(_host_table(answer))
     else:
@@ -175,7 +177,7 @@ def mrc_page(source: str, model: str, answer: Answer) -> Page:
 
 def _shown_point(answer: Answer) -> Point:
     """The largest capacity by rules or policies, where there are any; else without bound."""
-    asked = [point for point in answer.points if point.rules or point.policies]
+    asked = [p for p in answer.points if p.rules or p.policies or p.estimates]
     return asked[-1] if asked else answer.points[-1]
 
 
@@ -183,16 +185,17 @@ def _sum_up(model: str, answer: Answer) -> Iterator[Text]:
     """The best at the largest capacity, and how much cache is enough."""
     point = _shown_point(answer)
     where = f"a pool of {point.capacity_tokens:,} tokens" if point.capacity_tokens else ""
-    where = f"In {where}" if where else "With unlimited memory"
+    where = f"In {where}," if where else "With unlimited memory,"
     engines = [outcome for outcome in point.rules if outcome.name != "ideal"]
     outcomes = engines or [*point.strategies, *point.rules, *point.policies]
+    found = [(outcome.hit_share, outcome.label) for outcome in outcomes]
+    found += [(estimate.hit_share, estimate.name) for estimate in point.estimates]
     sentence = f"{where} {point.token_hits:.1%} of prompt tokens hit."
-    if outcomes:
-        good = max(outcomes, key=lambda outcome: outcome.hit_tokens)
-        best = f"the best is {good.label}:" if outcomes[1:] else f"with {good.label}"
+    if found:
+        share, name = max(found, key=lambda each: each[0])
         sentence = (
-            f"{where} {best} {good.hit_share:.1%} of prompt tokens hit (upper bound "
-            f"{point.token_hits:.1%})."
+            f"{where} {'the best is ' if found[1:] else ''}{name}: {share:.1%} of prompt tokens "
+            f"hit (upper bound {point.token_hits:.1%})."
         )
     yield Text(sentence, "strong")
     if answer.enough_tokens is not None:
@@ -266,17 +269,18 @@ def hits_chart(model: str, answer: Answer) -> Chart:
         [point.token_hits + sign * point.token_error for point in points] for sign in (-1, 1)
     )
     series = [Line("all cached", xs, hits, low if sampled else None, high if sampled else None)]
-    named: dict[str, list[float | None]] = {}
-    for number, point in enumerate(points):
+    named: dict[str, list[tuple[float, float, float, float]]] = {}
+    for x, point in zip(xs, points, strict=True):
         for outcome in (*point.strategies, *point.rules, *point.policies):
-            named.setdefault(outcome.label, [None] * len(xs))[number] = outcome.hit_share
-        for estimate in point.estimates:
-            named.setdefault(estimate.name, [None] * len(xs))[number] = estimate.hit_share
-    series += [Line(name, xs, ys) for name, ys in named.items()]
+            hit = outcome.hit_share
+            named.setdefault(outcome.label, []).append((x, hit, hit, hit))
+        for each in point.estimates:
+            named.setdefault(each.name, []).append((x, each.hit_share, each.low, each.high))
+    series += [Line(name, *zip(*rows, strict=True)) for name, rows in named.items()]
     if answer.behind:
         behind = sorted((each.host_bytes / _GIB, each.token_hits) for each in answer.behind)
         series.append(Line("host memory", [x for x, _ in behind], [y for _, y in behind]))
-    title = "Share of prompt tokens that hit"
+    title = f"Share of prompt tokens that hit; {_certainty(answer)}"
     return lines(title, series, x=f"compressed cache of {model}, GiB", form="points")
 
 

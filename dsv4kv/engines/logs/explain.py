@@ -215,8 +215,8 @@ def _how(found: Recovery) -> How:
 
 def _doubt(found: Recovery) -> str:
     return (
-        "The numbers of this log do not follow from any known rules and what else it shows "
-        f"(a limit, a fork, a feature that is not modelled): this is the nearest, {found.title}."
+        "No known engine version reproduces this log (fork, limit or unmodelled feature?). "
+        f"Closest match: {found.title}; treat what follows as a guess."
     )
 
 
@@ -226,24 +226,24 @@ def _vllm_meaning(
     context, unit = found.deployment.max_context_tokens, float(capacity.unit_bytes)
     if "tokens" in reading.fields:
         yield (
-            f"{reading.fields['tokens']} tokens is no capacity: it is {capacity.units:,} blocks, "
-            f"divided by the {split.counted:,.0f} that one request of {context:,} tokens is "
-            f"counted with, times {context:,}."
+            f"{reading.fields['tokens']} tokens is not a capacity: vLLM computes it as "
+            f"{capacity.units:,} blocks ÷ {split.counted:,.0f} blocks per request of {context:,} "
+            f"tokens × {context:,}."
         )
     else:
         yield (
-            f"The start was refused: one request of {context:,} tokens is counted with "
+            f"The start was refused: one request of {context:,} tokens counts as "
             f"{split.counted:,.0f} blocks, and there are {capacity.units:,}."
         )
     yield (
-        f"Of these {split.counted:,.0f} blocks {split.context:,.0f} hold the context, "
-        f"{split.in_flight:,.0f} ({format_bytes(split.in_flight * unit)}) are a reserve for "
-        f"{found.deployment.in_flight_tokens:,} tokens in flight, and {split.fixed:,.0f} are "
-        "windows and states."
+        f"Of these {split.counted:,.0f} blocks {split.context:,.0f} are context, "
+        f"{split.in_flight:,.0f} ({format_bytes(split.in_flight * unit)}) prefill workspace for "
+        f"{found.deployment.in_flight_tokens:,} tokens in flight, {split.fixed:,.0f} windows and "
+        "states."
     )
     yield (
-        f"In steady decode such a request holds {split.held:,.0f} blocks "
-        f"({format_bytes(split.held * unit)}); its reserve is free for others then."
+        f"In steady decode such a request takes {split.held:,.0f} blocks "
+        f"({format_bytes(split.held * unit)}); its workspace is free for others then."
     )
 
 

@@ -114,7 +114,7 @@ def renewed(session: str) -> str:
         return f"{command}\n{output}"
 
     def title(text: str) -> str:
-        return text.split("\n")[0].split("  ")[0]
+        return text.split("\n", maxsplit=1)[0].split("  ", maxsplit=1)[0]
 
     found = {title(each): each.strip("\n") for each in reversed(output.split("\n\n"))}
     parts = []

@@ -60,7 +60,6 @@ from dsv4kv.view.table import (
     Chart,
     Finding,
     Level,
-    Mark,
     Number,
     Page,
     Part,
@@ -69,6 +68,7 @@ from dsv4kv.view.table import (
     Table,
     Text,
     bar,
+    mark,
 )
 from dsv4kv.view.telemetry import (
     busy_cpus,
@@ -413,7 +413,7 @@ def processes_table(launches: Sequence[Launch]) -> Table:
             ("launch", lambda each: quantity(each.launch)),
             ("started", lambda each: Text(f"{each.started_utc[:19]}Z")),
             ("s", seconds),
-            ("state", lambda each: Mark(_MARKS.get(each.status, "bad"))),
+            ("state", lambda each: mark(_MARKS.get(each.status, "bad"))),
             ("why", lambda each: each.error or each.status.replace("complete", "")),
         ],
         launches,
@@ -442,7 +442,7 @@ def sweep_table(groups: Sequence[Group], most: int | None = None) -> Table:
         [
             *columns,
             ("allocated", lambda group: size(_value(MEMORY.across(group)))),
-            ("state", lambda group: Mark(_MARKS.get(group[0].status, "bad"))),
+            ("state", lambda group: mark(_MARKS.get(group[0].status, "bad"))),
         ],
         groups[:most],
         note="; ".join(dict.fromkeys(backend_note(case) for case in cases if case.totals)),
@@ -636,9 +636,9 @@ def _pools(case: Case) -> Iterator[Part]:
             (
                 "as predicted",
                 lambda pool: (
-                    Mark("good")
+                    mark("good")
                     if pool.predicted_bytes == pool.allocated_bytes
-                    else Mark("bad", "differs")
+                    else mark("bad", "differs")
                 ),
             ),
         ],

@@ -32,7 +32,6 @@ from dsv4kv.view.table import (
     Command,
     Facts,
     Finding,
-    Mark,
     Number,
     Page,
     Part,
@@ -40,6 +39,7 @@ from dsv4kv.view.table import (
     Section,
     Table,
     Text,
+    mark,
 )
 
 MAX_LOSSES, MAX_CASES, MAX_FINDINGS, MAX_REPLICAS = 4, 12, 3, 6
@@ -406,7 +406,7 @@ def sweep_table(cases: Sequence[Case], axes: dict[str, str], *, details: bool = 
         ("TPOT p50", lambda case: _time(case, "tpot", 50.0)),
     ]
     if any(map(overload, cases)):
-        columns.append(("load", lambda c: Mark("warning", "overloaded") if overload(c) else ""))
+        columns.append(("load", lambda c: mark("warning", "overloaded") if overload(c) else ""))
     if details:
         columns += [
             ("lost to blocks", _of(lambda r: _lost(r, "evicted_block"))),

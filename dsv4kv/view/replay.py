@@ -11,6 +11,7 @@ from dsv4kv.record.quantities import (
     axis_names,
     axis_text,
     clock_factor,
+    saved_percent,
 )
 from dsv4kv.record.replay import ReplayResult, ReplayTiers, Reuse
 from dsv4kv.record.schema import Case, Latency, RunRecord, Totals
@@ -18,7 +19,7 @@ from dsv4kv.units import format_bytes, format_duration
 from dsv4kv.view.facts import cache_facts, header, judge_status, layers_text, setting
 from dsv4kv.view.fleet import fleet_facts, hours_per_million, name_servers, replicas_table
 from dsv4kv.view.outcomes import best_sentences, group_launches, sweep_charts
-from dsv4kv.view.plots import Line, lines
+from dsv4kv.view.plots import Bar, Line, bars, lines
 from dsv4kv.view.quantity import (
     format_clocked,
     format_factor,
@@ -367,7 +368,10 @@ def _sweep_findings(record: RunRecord) -> list[Finding]:
 
 def _sweep_sections(record: RunRecord) -> Iterator[Section]:
     cases = record.cases
-    charts = sweep_charts(group_launches(cases))
+    charts = [*sweep_charts(group_launches(cases))]
+    if not charts:  # the settings change nothing
+        hits = [Bar(axis_text(case), saved_percent(case) or 0.0) for case in cases]
+        charts = [bars("Hit rate", hits, unit="%")]
     table = sweep_table(cases, axis_names(cases))
     yield Section("All cases", [*_sweep_findings(record), *charts, table])
     yield Section("Run", [header(record)])

@@ -11,6 +11,8 @@ from dsv4kv.errors import INTERRUPTED
 from dsv4kv.view.console import open_console, print_document, say
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dsv4kv.compare.ab import Duel
     from dsv4kv.compare.comparison import Comparison
     from dsv4kv.compare.side import Side
@@ -184,7 +186,12 @@ def compare(
         found = _judge(before, after, smallest, force=force, intended=bool(ab))
         verdict = found.conclude(fail_on_unclear=fail_on == "unclear")
         _print_comparison(
-            found, verdict, as_json=as_json, as_markdown=as_markdown, verbose=verbose
+            found,
+            verdict,
+            again="" if ab else _again(sides or [], baseline),
+            as_json=as_json,
+            as_markdown=as_markdown,
+            verbose=verbose,
         )
         if html:
             _draw(found, verdict, html)
@@ -192,6 +199,14 @@ def compare(
         _save(after, save_baseline, out)
     if before is not None:
         raise typer.Exit(INTERRUPTED if interrupted else _EXIT_CODES[verdict])
+
+
+def _again(sides: "Sequence[str]", baseline: str | None) -> str:
+    """The command that prints every row."""
+    import shlex
+
+    words = [*sides, *(["--baseline", baseline] if baseline else [])]
+    return f"dsv4kv compare {shlex.join(words)} --verbose"
 
 
 def _refuse(given: object, sentence: str) -> None:
@@ -279,7 +294,13 @@ def _judge(
 
 
 def _print_comparison(
-    found: "Comparison", verdict: "Verdict", *, as_json: bool, as_markdown: bool, verbose: bool
+    found: "Comparison",
+    verdict: "Verdict",
+    *,
+    again: str,
+    as_json: bool,
+    as_markdown: bool,
+    verbose: bool,
 ) -> None:
     if as_json:
         import json
@@ -294,9 +315,11 @@ def _print_comparison(
     else:
         from dsv4kv.view.compare import comparison_page
         from dsv4kv.view.render import show
+        from dsv4kv.view.table import Command
 
         page = comparison_page(found, verdict)
-        show(page.in_full() if verbose else page.answer)
+        more = ["", Command(again)] if again else []
+        show(page.in_full() if verbose else [*page.answer, *more])
 
 
 def _draw(found: "Comparison", verdict: "Verdict", html: Path) -> None:

@@ -34,7 +34,6 @@ from dsv4kv.view.facts import (
     judge_results,
     judge_status,
     layers_text,
-    tokens_per_second,
     totals_facts,
 )
 from dsv4kv.view.outcomes import (
@@ -43,8 +42,9 @@ from dsv4kv.view.outcomes import (
     MEMORY,
     PREPARE,
     STEP,
+    TOKENS,
     Group,
-    Reader,
+    Outcome,
     best_sentences,
     ends_of,
     format_with_unit,
@@ -70,7 +70,13 @@ from dsv4kv.view.table import (
     Text,
     bar,
 )
-from dsv4kv.view.telemetry import held_section, is_busy, judge_telemetry, machine_section
+from dsv4kv.view.telemetry import (
+    busy_cpus,
+    held_section,
+    is_busy,
+    judge_telemetry,
+    machine_section,
+)
 
 MAX_ROWS: Final = 8
 """Rows of a table, and problems, of an answer without ``--verbose``."""
@@ -150,9 +156,12 @@ def _answer(record: RunRecord, groups: Sequence[Group]) -> Iterator[Part]:
     if not groups:
         return
     doubtful = any(is_busy(case) for case in record.cases)
+    if doubtful:
+        cpus = max(busy_cpus(case) for case in record.cases)
+        yield Finding("warning", f"other processes used {cpus:.1f} CPUs: times are marked !")
     if len(groups) > 1:
         yield from _sweep_headline(groups, doubtful=doubtful)
-        yield from ("", sweep_table(record.cases, MAX_ROWS + 4))
+        yield from ("", sweep_table(groups, MAX_ROWS + 4))
         yield from _more(len(groups), MAX_ROWS + 4)
     else:
         sentence = f"{name_run(record)}: {_headline(groups[0], doubtful=doubtful)}."
@@ -203,13 +212,10 @@ def _headline(launches: Group, *, doubtful: bool) -> str:
         found.append(f"{case.cache.bytes_per_token:,.0f} B of cache per token")
         if allocated := MEMORY.across(launches):
             found.append(f"{format_bytes(allocated.value)} allocated")
-    if not doubtful and not case.operations and case.totals:
-        speed = tokens_per_second(case.totals)
-        found += [f"{speed:,.0f} tokens/s in one run"] if speed else []
     return ", ".join(found) or "nothing was measured"
 
 
-def _share_of_copy(outcome: object, launches: Group) -> str:
+def _share_of_copy(outcome: Outcome, launches: Group) -> str:
     if outcome is not GATHER:
         return ""
     known = [yardsticks(case)[0] for case in launches if yardsticks(case)]
@@ -236,10 +242,6 @@ def checked(estimate: Estimate | None, scale: float = 1.0, *, busy: bool = False
     if estimate is None or (is_known(estimate) and not busy):
         return cell
     return replace(cell, value=f"! {cell.value}", tone="warning")
-
-
-def _checked(case: Case, read: Reader, scale: float, *, busy: bool) -> Number:
-    return checked(read(case), scale, busy=busy)
 
 
 def backend_note(case: Case) -> str:
@@ -418,47 +420,49 @@ def processes_table(launches: Sequence[Launch]) -> Table:
     )
 
 
-def sweep_table(cases: Sequence[Case], most: int | None = None) -> Table:
-    """A row per case. The gather rate is that of all gather operations together, cold ones."""
-    axes, busy = axis_names(cases), any(is_busy(case) for case in cases)
-
-    def setting(path: str) -> Read:
-        return lambda case: _setting(path, case.axis[path]) if path in case.axis else ABSENT
-
-    def speed(case: Case) -> Number:
-        rate = tokens_per_second(case.totals) if case.totals else None
-        return Number(ABSENT if rate is None else f"{rate:,.0f}")
-
+def sweep_table(groups: Sequence[Group], most: int | None = None) -> Table:
+    """A row per setting, over its launches. The gather rate is that of all gathers, cold ones."""
+    cases = [case for group in groups for case in group]
+    busy = any(is_busy(case) for case in cases)
     columns: list[tuple[str, Read]] = [
-        (name.replace("_", " "), setting(path)) for path, name in axes.items()
+        (name.replace("_", " "), partial(_axis_cell, path=path))
+        for path, name in axis_names(cases).items()
     ]
+    keys = len(columns)
     for title, outcome, scale in (
         ("GPU decode µs", DECODE, 1e-3),
         ("step µs", STEP, 1e-3),
         ("gather GB/s", GATHER, 1.0),
         ("prepare µs", PREPARE, 1e-3),
+        ("tokens/s", TOKENS, 1.0),
     ):
-        if any(outcome.read(case) for case in cases):
-            read = outcome.read
-            columns.append((title, partial(_checked, read=read, scale=scale, busy=busy)))
+        columns.append((title, partial(_outcome_cell, outcome=outcome, scale=scale, busy=busy)))
     return Table(
         "Sweep",
         [
             *columns,
-            ("tokens/s", speed),
-            ("allocated", _allocated),
-            ("state", lambda case: Mark(_MARKS.get(case.status, "bad"))),
-            ("peak blocks", lambda c: quantity(c.totals.peak_blocks if c.totals else None)),
+            ("allocated", lambda group: size(_value(MEMORY.across(group)))),
+            ("state", lambda group: Mark(_MARKS.get(group[0].status, "bad"))),
         ],
-        cases[:most],
+        groups[:most],
         note="; ".join(dict.fromkeys(backend_note(case) for case in cases if case.totals)),
-        keys=len(axes),
+        keys=keys,
     )
 
 
-def _allocated(case: Case) -> Number:
-    found = MEMORY.read(case)
-    return size(found.value if found else None)
+def _axis_cell(group: Group, path: str) -> str:
+    return _setting(path, group[0].axis[path]) if path in group[0].axis else ABSENT
+
+
+def _outcome_cell(group: Group, outcome: Outcome, scale: float, *, busy: bool) -> Number:
+    found = outcome.across(group)
+    if outcome is TOKENS and found:
+        return Number(f"{found.value:,.0f}")
+    return checked(found, scale, busy=busy)
+
+
+def _value(estimate: Estimate | None) -> float | None:
+    return estimate.value if estimate else None
 
 
 def _setting(path: str, value: object) -> str:
@@ -562,7 +566,7 @@ def _sections(record: RunRecord, groups: Sequence[Group]) -> Iterator[Section]:
         cases = [middle_launch(group) for group in groups]
         yield Section(
             "What the settings change",
-            [sweep_table(cases), *sweep_charts(groups)],
+            [sweep_table(groups), *sweep_charts(groups)],
             unchanged_sentence(groups),
         )
         yield from _step_section(cases, None)

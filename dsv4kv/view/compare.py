@@ -22,7 +22,6 @@ from dsv4kv.view.render import to_markdown as render_markdown
 from dsv4kv.view.runs import run_page
 from dsv4kv.view.table import (
     Chart,
-    Command,
     Finding,
     Number,
     Page,
@@ -59,11 +58,9 @@ def comparison_page(comparison: Comparison, verdict: Verdict, *, records: bool =
         parts += [comparison_table(comparison), Text(explain(comparison), "dim")]
         parts.append(_chart(comparison))
     reuse = list_reuse(*sides)
-    if reuse and not comparison.rows:
-        answer += ["", reuse_table(reuse)]
-    elif reuse:
+    if reuse:
+        answer += ["", reuse_table(reuse[:_MAX_ROWS])]
         parts.append(reuse_table(reuse))
-    answer += ["", Command(f"dsv4kv compare {sides[0].name} {sides[1].name} --verbose")]
     sections = [Section("What changed", [*parts, *warnings])]
     for side in sides if records else ():
         page = run_page(side.records[0])
@@ -152,7 +149,7 @@ def comparison_table(comparison: Comparison, most: int | None = None) -> Table:
         "Comparison",
         columns if swept else columns[1:],
         rows,
-        note=f"{comparison.before.name} against {comparison.after.name}",
+        note=f"{comparison.after.name} against {comparison.before.name}",
         footer=[mean] if mean else [],
         keys=2 if swept else 1,
     )

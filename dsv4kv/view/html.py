@@ -23,11 +23,12 @@ _CLASSES: Final = {"good": "good", "warning": "warning", "bad": "bad", "dim": "m
 def render_page(page: Page) -> str:
     """The page's HTML."""
     numbers = count()  # ids in charts are unique on a page
-    return _template().render(
+    html = _template().render(
         page=page,
         marks={level: sign for level, (sign, _) in MARKS.items()},
         svg=lambda chart: to_svg(chart, f"{next(numbers)}"),
     )
+    return html.lstrip()
 
 
 def write_page(page: Page, target: Path) -> None:

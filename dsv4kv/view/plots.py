@@ -70,6 +70,7 @@ def to_svg(chart: Chart, salt: str = "") -> str:
     text = _CONTROLS.sub("?", target.getvalue().decode())
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r' xmlns:xlink="[^"]*"', "", text).replace("xlink:href", "href")
     return re.sub(r' id="[a-zA-Z]+[._]?[0-9_.a-z]*_\d+"', "", text)  # once on a page each
 
 

@@ -29,7 +29,7 @@ from dsv4kv.record.schema import RunRecord
 from dsv4kv.record.yardstick import Yardstick, yardsticks
 from dsv4kv.units import counted, format_bytes, format_duration
 from dsv4kv.view import plots
-from dsv4kv.view.bench import MAX_ROWS, bench_page, name_run
+from dsv4kv.view.bench import MAX_ROWS, bench_page, is_known, name_run
 from dsv4kv.view.facts import layers_text
 from dsv4kv.view.outcomes import format_with_unit
 from dsv4kv.view.quantity import format_quantity, quantity, size, us
@@ -93,8 +93,6 @@ def profile_page(
         Section("Where the time went", list(_where(profile, table, layers))),
         Section("Which kernels ran", list(_kernels(table, yardstick, layers))),
     ]
-    if profile.memory:
-        sections.append(Section("Memory of the pools", [memory_table(profile.memory)]))
     return Page(name, list(answer), sections)
 
 
@@ -107,12 +105,13 @@ def _answer(
     if table.steps:
         times = table.steps.host_ns if is_on_cpu(table) else table.steps.span_ns
         place = "on the host" if is_on_cpu(table) else "on the GPU"
-        time = format_with_unit(summarize(times).estimate, "ns")
-        step = f"a step takes {time} {place}, median of {table.num_steps:,}"
+        time = summarize(times).estimate
+        mark = "" if is_known(time) else "! "
+        step = f"{mark}a step takes {format_with_unit(time, 'ns')} {place}, one run"
     if found:
         parts = ", ".join(f"{n} {found[n]:.1f} %" for n in CACHE_CATEGORIES if found.get(n))
         cache = sum(found.get(name, 0) for name in CACHE_CATEGORIES)
-        words = f"work on the KV cache: {cache:.1f} % of the {time_of(table)}"
+        words = f"Work on the KV cache: {cache:.1f} % of the {time_of(table)}"
         others = [
             f"{word} {found[name]:.1f} %"
             for name, word in (("attention", "attention"), (OTHER, "not classified"))
@@ -129,12 +128,13 @@ def _answer(
     if unknown := _unknown_cache_names(table):
         yield Finding("warning", f"not classified, but named like cache kernels: {unknown}")
     yield from judge_amplification(table)
+    yield Text(_describe(profile, table), "dim")
     if table.kernels:
         yield from ("", kernels_table(table, MAX_ROWS, yardstick).noted(layers))
         if (more := len(table.kernels) - MAX_ROWS) > 0:
             yield Text(f"and {more:,} more: --verbose", "dim")
-    else:
-        yield Finding("note", _describe(profile, table))
+    if profile.memory:
+        yield from ("", memory_table(profile.memory).noted(layers))
 
 
 def _unknown_cache_names(table: KernelTable) -> str:

@@ -31,7 +31,7 @@ def quantity(value: "Estimate | float | None", scale: float = 1.0) -> Number:
     middle = value.value * scale
     if value.half_width is None:
         return Number(format_number(middle), "± ?")
-    if value.half_width <= abs(value.value) * 1e-9:
+    if value.half_width <= abs(value.value) * 1e-12:
         return Number(format_number(middle))
     spread = value.half_width * scale
     digits = -_exponent(spread) + (spread < 2 * 10.0 ** _exponent(spread))

@@ -82,10 +82,13 @@ def windows_of(case: Case) -> list[Window]:
 
 def is_busy(case: Case) -> bool:
     """Whether other processes used CPUs or the GPU while it was measured."""
-    return any(
-        (state.other_cpus or 0) >= BUSY_CPUS or state.other_processes
-        for _, _, state in windows_of(case)
-    )
+    states = [state for _, _, state in windows_of(case)]
+    return busy_cpus(case) >= BUSY_CPUS or any(state.other_processes for state in states)
+
+
+def busy_cpus(case: Case) -> float:
+    """CPUs that other processes used, in the window with most."""
+    return max((state.other_cpus or 0 for _, _, state in windows_of(case)), default=0.0)
 
 
 def telemetry_table(case: Case) -> Table | None:
@@ -144,10 +147,11 @@ def judge_telemetry(case: Case) -> Iterator[Finding]:
     for sentence, names in (
         ("the GPU's clock changed during", moved),
         ("not converged to 0.5 % within the time:", open_ended),
-        ("other processes used CPUs during", busy),
     ):
         if names:
             yield Finding("warning", f"{sentence} {_few(names)}")
+    if busy:
+        yield Finding("note", f"other processes used CPUs during {_few(busy)}")
     if others := max((state.other_processes or 0 for _, _, state in windows), default=0):
         yield Finding("warning", f"{others} other processes computed on the GPU")
     found = case.telemetry

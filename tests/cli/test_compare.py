@@ -252,7 +252,7 @@ def test_a_baseline_is_saved_under_a_name_and_compared_with(before: str, slower:
     Path(before).unlink()
     result = run(slower, "--baseline", "main")
     assert result.exit_code == 1
-    assert "main: 7 launches" in result.stdout
+    assert "slower.json against main" in result.stdout
 
 
 def test_a_comparison_can_move_the_baseline_on(before: str, same: str) -> None:
@@ -306,7 +306,7 @@ SETTINGS = [word for setting in (*TINY, "workload.data=none") for word in ("--se
 def test_two_configurations_are_measured_in_turns_kept_and_compared() -> None:
     Path("other.yaml").write_text("cache: {block_tokens: 256, max_context_tokens: 1024}\n")
     result = run("--ab", "config:smoke", "other.yaml", *SETTINGS, "--set", "workload.trace=null",
-                 "--launches", "1", "--html", "page.html")  # fmt: skip
+                 "--launches", "1", "--html", "page.html", "--verbose")  # fmt: skip
     assert result.exit_code == 3
     assert "config: cache.block_tokens: 128 against 256" in result.stdout
     assert "--force" not in result.stdout
@@ -317,7 +317,7 @@ def test_two_configurations_are_measured_in_turns_kept_and_compared() -> None:
     assert [len(record.launches) for record in records] == [1, 1]
     (seed,) = {re.findall(r" --order-seed (\d+)$", record.reproduce)[0] for record in records}
     assert int(seed) < 1 << 32
-    assert Path("page.html").read_text().count("<article>") == 2
+    assert Path("page.html").read_text().count("KV cache of ") >= 2
 
 
 @pytest.mark.parametrize("name", [signal.SIGINT, signal.SIGTERM])

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from dsv4kv.record.store import dumps, load_record, loads
 from dsv4kv.view.exports import to_rows
-from tests.view.terminal import told
+from dsv4kv.view.runs import report_record
+from tests.view.terminal import shown
 
 DATA = Path(__file__).parent / "data"
 FIRST = DATA / "record-v1-first.json"  # before launches, telemetry and the digest
@@ -22,7 +23,7 @@ def test_the_first_records_load_with_what_they_did_not_know_at_its_default() -> 
 
 def test_the_first_records_are_told_and_exported_as_any() -> None:
     record = load_record(FIRST)
-    assert "gather_topk" in told(record)
+    assert "gather_topk" in shown(*report_record(record))
     assert [row["name"] for row in to_rows(record)] == ["gather_topk", "step"]
 
 

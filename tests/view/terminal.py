@@ -5,9 +5,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from dsv4kv.record.schema import RunRecord
 from dsv4kv.view.render import show
-from dsv4kv.view.runs import report_record
 from dsv4kv.view.table import Part
 
 
@@ -22,8 +20,3 @@ def shown(*parts: Part, width: int = 100) -> str:
 def words(parts: Iterable[Part], width: int = 100) -> str:
     """The same, with one blank between words."""
     return " ".join(shown(*parts, width=width).split())
-
-
-def told(record: RunRecord, *, width: int = 100, quiet: bool = False) -> str:
-    """Text of a whole record."""
-    return shown(*report_record(record, quiet=quiet), width=width).rstrip("\n")

@@ -52,10 +52,10 @@ def test_scales_and_units() -> None:
     assert (percent(0.1234).value, size(3 << 29).value) == ("12.3", "1.50 GiB")
     assert format_clocked(3.1267, 1.4) == "3.1"
     assert format_clocked(12_345.6, None) == format_number(12_345.6) == "12,346"
-    assert (format_factor(1.4), format_factor(None)) == ("× ÷ 1.4", "–")
+    assert (format_factor(1.4), format_factor(None)) == ("÷1.4 … ×1.4", "–")
 
 
-@given(SIZES, SIZES)
+@given(SIZES, st.floats(min_value=1e-3, max_value=1e9))
 def test_the_printed_interval_contains_the_measured_one(value: float, half_width: float) -> None:
     shown, width = format_quantity(Estimate(value, half_width)).split(" ± ")
     decimals = len(shown.partition(".")[2])

@@ -10,11 +10,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from dsv4kv.engines.names import RULES
 from typer.testing import CliRunner, Result
 
 from dsv4kv.choices import ROUTERS, STRATEGIES
 from dsv4kv.cli import app
-from dsv4kv.engines.rules import RULES
 from dsv4kv.mrc.strategies import parse_strategy
 from dsv4kv.sizing.flags import FLAGS
 from dsv4kv.view.replay import BELOW
@@ -114,7 +114,7 @@ def renewed(session: str) -> str:
         return f"{command}\n{output}"
 
     def title(text: str) -> str:
-        return text.split("\n")[0].split("  ")[0]
+        return text.split("\n", maxsplit=1)[0].split("  ", maxsplit=1)[0]
 
     found = {title(each): each.strip("\n") for each in reversed(output.split("\n\n"))}
     parts = []

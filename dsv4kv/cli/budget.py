@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dsv4kv.choices import ENGINES, HOST_TIERS, SIZED_STATES, explained, families, listed
+from dsv4kv.choices import SIZED_STATES, explained, families, listed
 from dsv4kv.cli import Command
 from dsv4kv.cli.targets import to_file
+from dsv4kv.engines.names import ENGINES, HOST_TIERS
 from dsv4kv.errors import ConfigError, DoesNotFit
 from dsv4kv.files import shipped_names
 from dsv4kv.model.formats import Place, known_formats
@@ -359,7 +360,7 @@ def _explain(paths: list[Path], *, as_json: bool, verbose: bool) -> None:
 def _write_launch(found: "Answer", texts: dict[str, str], option: "Option | None") -> str:
     """The command that starts an option, or what was found: the engine's, or else our own."""
     line = ""
-    if found.scenario.engine.name != "dsv4kv":
+    if not found.scenario.engine.own:
         from dsv4kv.sizing.launch_line import launch_line
 
         scenario = option.scenario if option else found.scenario

@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from dsv4kv.choices import POLICIES, RULES, STRATEGIES, listed
+from dsv4kv.choices import POLICIES, STRATEGIES, listed
 from dsv4kv.cli.records import Verbose, as_settings, end_run, keep_record, write_json
 from dsv4kv.cli.sweeps import Jobs, OnRay, Request, Resume, close_sweep, keep_points
 from dsv4kv.cli.targets import to_file, to_folder
+from dsv4kv.engines.names import RULES
 from dsv4kv.files import shipped_names
 from dsv4kv.view.console import open_console, say
 

@@ -11,6 +11,7 @@ from dsv4kv.clock.sources import find_layout
 from dsv4kv.clock.steps import Steps, StepTimes, decode_s, prompt_s
 from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
+from dsv4kv.engines.names import FAMILIES, family_of, replayed_engines
 from dsv4kv.errors import ConfigError, DoesNotFit
 from dsv4kv.model.presets import load_model
 from dsv4kv.planning.question import Question
@@ -45,10 +46,12 @@ def name_args(texts: Sequence[str]) -> dict[str, str]:
 
 def in_role(command: str, role: str) -> str:
     """Return the command of a replica with the role ``prefill`` or ``decode``."""
-    if command.startswith("vllm"):
-        transfer = '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'
-        return f"{command} --kv-transfer-config '{transfer}'"
-    return f"{command} --disaggregation-mode {role}"
+    launch = next(
+        launch
+        for launch in (family.launch for family in FAMILIES.values())
+        if launch.arguments and command.startswith(launch.program)
+    )
+    return f"{command} {launch.role.format(role=role)}"
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,10 @@ def open_server(
         ConfigError: An unknown setting, or ``args`` that choose another layout.
     """
     asked = load_config(None, settings, ReplayConfig).config
+    family = family_of(engine)
+    if family is None or not family.rules:
+        known = " or ".join(replayed_engines())
+        raise ConfigError(f"--engine {engine}: choose {known}, or a version of theirs.")
     drafts = asked.scheduler.speculative.draft_tokens
     command = launch_command(engine, asked.model.preset, layout, drafts, args)
     cost = asked.cost.model_copy(update={"gpu": gpu, "gpus": layout.gpus})

@@ -13,7 +13,7 @@ from dsv4kv.clock.steps import COUNTS, StepTimes
 from dsv4kv.config.load import Loaded, Point
 from dsv4kv.config.replay import ReplayConfig, TierSection
 from dsv4kv.core.clock import VirtualClock
-from dsv4kv.engines.rules import find_rule
+from dsv4kv.engines.names import find_rule
 from dsv4kv.errors import Dsv4kvError, TraceError
 from dsv4kv.measure.environment import capture_environment
 from dsv4kv.processes import without_collector

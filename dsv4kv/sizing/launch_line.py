@@ -1,11 +1,13 @@
 """The launch command of a deployment, in its engine's own flags."""
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from fractions import Fraction
 from typing import Any
 
+from dsv4kv.engines.names import family_of, replayed_engines
+from dsv4kv.engines.rule import Launch
 from dsv4kv.errors import ConfigError
 from dsv4kv.sizing.fit import max_concurrency
 from dsv4kv.sizing.flags import FLAGS, Flag
@@ -19,22 +21,12 @@ _NAMES = {
     "v4-pro": "deepseek-ai/DeepSeek-V4-Pro",
     "v4.1-flash": "deepseek-ai/DeepSeek-V4.1-Flash",
 }
-_DRAFTS = {
-    "sglang": " --speculative-algorithm EAGLE --speculative-num-steps {0} "
-    "--speculative-eagle-topk 1 --speculative-num-draft-tokens {1}",
-    "vllm": ' --speculative-config \'{{"method": "mtp", "num_speculative_tokens": {0}}}\'',
-}
-_WRITTEN = {
-    ("vllm", "indexer_format", "mxfp4"): "--attention-config '{\"use_fp4_indexer_cache\": true}'",
-    ("sglang", "state", "bf16"): "SGLANG_DSV4_COMPRESS_STATE_DTYPE=bfloat16",
-}
-"""Inputs that a flag says in words of its own."""
 _OURS = {
     *("engine", "gpu", "hbm", "weights", "weight_bytes_per_param", "reserve", "concurrency"),
     "host_memory",
 }
 """Inputs that no launch command says."""
-_NOT_FLAGS = {*_OURS, "model", "gpus", "tp", "dp", "pp", "ep", "draft_layers", "draft_tokens"}
+_WRITTEN = {*_OURS, "model", "gpus", "tp", "dp", "pp", "ep", "draft_layers", "draft_tokens"}
 """Those, and what ``launch_command`` writes."""
 
 
@@ -44,29 +36,28 @@ def launch_command(
     """Return the command that starts one server, or one replica of a fleet.
 
     Raises:
-        ConfigError: Another engine than vLLM, SGLang or TensorRT-LLM.
+        ConfigError: An engine, or a layout of it, whose flags are not known.
     """
-    family, model = engine.partition(":")[0], _NAMES.get(preset, preset)
-    if family == "sglang":
-        ranks = layout.tp * layout.dp
-        words = f"python -m sglang.launch_server --model-path {model} --tp-size {ranks}"
-        words += f" --pp-size {layout.pp}" if layout.pp > 1 else ""
-        if layout.dp > 1:
-            words += f" --dp-size {layout.dp} --enable-dp-attention --ep-size {layout.ep}"
-    elif family == "vllm":
-        words = f"vllm serve {model} --tensor-parallel-size {layout.tp}"
-        words += f" --pipeline-parallel-size {layout.pp}" if layout.pp > 1 else ""
-        if layout.dp > 1:
-            words += f" --data-parallel-size {layout.dp} --enable-expert-parallel"
-    elif family == "trtllm" and layout.dp == 1:
-        words = f"trtllm-serve {model} --tp_size {layout.tp}"
-        words += f" --pp_size {layout.pp}" if layout.pp > 1 else ""
-        words += f" --ep_size {layout.ep}" if layout.ep > 1 else ""
-    else:
-        raise ConfigError(f"--engine {engine}: choose sglang or vllm, or a version of theirs.")
-    if drafts:
-        words += _DRAFTS[family].format(drafts, drafts + 1)
-    return f"{words} {args}".rstrip()
+    family = family_of(engine)
+    launch = family.launch if family else Launch()
+    parts = {
+        launch.arguments: True,
+        launch.stages: layout.pp > 1,
+        launch.replicas: layout.dp > 1,
+        launch.drafts: drafts > 0,
+    }
+    if not launch.arguments or any(needed and not words for words, needed in parts.items()):
+        known = " or ".join(replayed_engines())
+        raise ConfigError(f"--engine {engine}: choose {known}, or a version of theirs.")
+    words = " ".join([launch.program, *(words for words, needed in parts.items() if needed)])
+    line = words.format(
+        model=_NAMES.get(preset, preset),
+        ranks=layout.tp * layout.dp,
+        count=drafts,
+        verified=drafts + 1,
+        **vars(layout),
+    )
+    return f"{line} {args}".rstrip()
 
 
 def launch_line(scenario: Scenario, context_tokens: int, requests: int) -> str:
@@ -74,43 +65,44 @@ def launch_line(scenario: Scenario, context_tokens: int, requests: int) -> str:
 
     ``budget --command`` reads it, and finds that it holds as many requests of the context.
     """
-    inputs, family = scenario.inputs, scenario.engine.name.partition(":")[0]
-    drafts = inputs.draft_tokens - (family == "sglang" and inputs.draft_tokens > 0)
+    inputs, family = scenario.inputs, family_of(scenario.engine.name)
+    assert family is not None
+    drafts = inputs.draft_tokens - (family.launch.counts_verified and inputs.draft_tokens > 0)
     try:
-        given = dict(_flags(family, inputs))
-        words = [word for word in given.values() if not word.startswith("-")]
-        args = " ".join(word for word in given.values() if word.startswith("-"))
-        line = launch_command(family, inputs.model, scenario.layout, drafts, args)
-        line = " ".join([*words, line])
+        given = list(_flags(family.name, family.launch, inputs))
+        args = " ".join(word for word in given if word.startswith("-"))
+        line = launch_command(family.name, inputs.model, scenario.layout, drafts, args)
+        line = " ".join([*(word for word in given if not word.startswith("-")), line])
         read = read_command(line).texts
-        ours = {name: getattr(inputs, name) for name in _OURS}
         texts = {name.replace("-", "_"): READERS[name](text) for name, text in read.items()}
+        ours = {name: getattr(inputs, name) for name in _OURS}
         (again,) = resolve(replace(Inputs(**texts), **ours))
-    except (ConfigError, KeyError, StopIteration):
+    except (ConfigError, KeyError):
         return ""
     same = again.layout.gpus == scenario.layout.gpus
     return line if same and max_concurrency(again, context_tokens) == requests else ""
 
 
-def _flags(family: str, inputs: Inputs) -> Iterator[tuple[str, str]]:
-    """Flags, and variables before them, by the inputs that they say; ``KeyError`` for no flag."""
-    offloads = family == "vllm" and inputs.host_tier == "native"
-    if offloads and inputs.host_size:
-        yield "host_tier", f"--kv-offloading-size {inputs.host_size / 2**30:g}"
+def _flags(family: str, launch: Launch, inputs: Inputs) -> Iterator[str]:
+    """A flag, or a variable, for every input that was given; ``KeyError`` for no flag."""
+    written = {
+        name: launch.written[f"{name}={value}"]
+        for name, value in vars(inputs).items()
+        if f"{name}={value}" in launch.written
+    }
+    for words in written.values():
+        yield words.format(host_gib=(inputs.host_size or 0) / 2**30)
+    sized = any("{host_gib" in words for words in written.values())
+    skipped = _WRITTEN | set(written) | ({"host_size"} if sized else set())
     for field in fields(Inputs):
-        name, value = field.name, getattr(inputs, field.name)
-        if offloads and name in ("host_tier", "host_size"):
-            continue
-        if name in _NOT_FLAGS or value == field.default:
-            continue
-        written = _WRITTEN.get((family, name, value))
-        yield name, written or _write(family, name.replace("_", "-"), value)
+        value = getattr(inputs, field.name)
+        if field.name not in skipped and value != field.default:
+            yield _flag(family, field.name.replace("_", "-"), value)
 
 
-def _write(family: str, name: str, value: Any) -> str:
-    for flag in FLAGS[family]:
-        if flag.means is None:
-            continue
+def _flag(family: str, name: str, value: Any) -> str:
+    for flag in (flag for flag in FLAGS[family] if flag.means):
+        assert flag.means is not None
         if flag.means.input == name:
             return _join(flag, _text(name, value))
         if (flag.switch or flag.is_variable) and _means(flag) == {name: str(value)}:
@@ -118,7 +110,7 @@ def _write(family: str, name: str, value: Any) -> str:
     raise KeyError(name)
 
 
-def _means(flag: Flag) -> Mapping[str, str]:
+def _means(flag: Flag) -> dict[str, str]:
     assert flag.means is not None
     try:
         return flag.means.of("1" if flag.is_variable else "on")

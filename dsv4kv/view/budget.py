@@ -92,7 +92,7 @@ def _sections(
         yield Section("More options", [options_table(useful, found)])
     capacity, engine = found.capacity, found.scenario.engine
     units = ""
-    if capacity and engine.name != "dsv4kv":
+    if capacity and not engine.own:
         units = (
             f"{capacity.units:,} {engine.unit}s of {float(capacity.unit_bytes):,.10g} B; one "
             f"request counts as {float(capacity.units_per_request):,.0f}."
@@ -404,8 +404,8 @@ def prefix_table(reuse: "Reuse", context_tokens: int) -> Table:
     again = ""
     if rule.replayed_tokens:
         again = f"the last {rule.replayed_tokens:,} tokens of a hit are recomputed; "
-    elif rule.recomputed_tokens > 1:
-        again = f"no hit covers the last {rule.recomputed_tokens:,} tokens of a prompt; "
+    elif rule.uncovered_tokens > 1:
+        again = f"no hit covers the last {rule.uncovered_tokens:,} tokens of a prompt; "
     return Table(
         f"A prefix of {context_tokens:,} tokens, stored",
         [

@@ -76,7 +76,8 @@ def to_svg(chart: Chart, salt: str = "") -> str:
 
 def to_svg_file(chart: Chart) -> str:
     """An SVG document, on white and with its title."""
-    return _CONTROLS.sub("?", _save(chart, format="svg").decode())
+    text = _CONTROLS.sub("?", _save(chart, format="svg").decode())
+    return re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
 
 
 def to_png(chart: Chart) -> bytes:

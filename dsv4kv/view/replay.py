@@ -4,13 +4,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from statistics import median
 
-from dsv4kv.engines.remedies import remedy_of
+from dsv4kv.engines.names import RULES
 from dsv4kv.measure.statistics import summarize
 from dsv4kv.record.fleet import ReplayFleet
 from dsv4kv.record.quantities import (
     axis_names,
     axis_text,
     clock_factor,
+    saved_percent,
 )
 from dsv4kv.record.replay import ReplayResult, ReplayTiers, Reuse
 from dsv4kv.record.schema import Case, Latency, RunRecord, Totals
@@ -18,7 +19,7 @@ from dsv4kv.units import format_bytes, format_duration
 from dsv4kv.view.facts import cache_facts, header, judge_status, layers_text, setting
 from dsv4kv.view.fleet import fleet_facts, hours_per_million, name_servers, replicas_table
 from dsv4kv.view.outcomes import best_sentences, group_launches, sweep_charts
-from dsv4kv.view.plots import Line, lines
+from dsv4kv.view.plots import Bar, Line, bars, lines
 from dsv4kv.view.quantity import (
     format_clocked,
     format_factor,
@@ -52,17 +53,17 @@ _CLOCKS = {
     "aiconfigurator": "looked up for the busiest rank",
 }
 LOSSES = {
-    "evicted_block": "block evicted",
-    "evicted_checkpoint": "checkpoint evicted",
-    "no_checkpoint": "no checkpoint there",
-    "alignment": "partial block",
-    "last_token": "last token of a prompt",
-    "replay": "window recomputed",
-    "collision_guard": "hash collision",
-    "in_flight": "still being computed",
-    "draft": "dropped for drafts",
+    "evicted_block": ("block evicted", "more memory, or another prefix.policy"),
+    "evicted_checkpoint": ("checkpoint evicted", "a larger cache.checkpoint_share"),
+    "no_checkpoint": ("no checkpoint there", "prefix.strategy ends+junctions or periodic"),
+    "alignment": ("partial block", "smaller blocks"),
+    "last_token": ("last token of a prompt", "none: always computed"),
+    "replay": ("window recomputed", "a prefix.strategy with checkpoints"),
+    "collision_guard": ("hash collision", "a stronger hash"),
+    "in_flight": ("still being computed", "prefix.defer"),
+    "draft": ("dropped for drafts", "prefix.speculation dspark or none"),
 }
-"""Why a prompt token that was seen before had to be computed again."""
+"""Why a prompt token that was seen before had to be computed again, and the remedy."""
 BELOW = {
     "no_window": ("no window and state there", "denser windows: prefix.strategy or retention"),
     "window_evicted": ("window and state evicted", "a larger tier"),
@@ -220,7 +221,7 @@ def reuse_table(reuse: Reuse, limit: int | None = None) -> Table:
     lost = sorted(reuse.lost_tokens.items(), key=lambda item: -item[1])
     rows = [("new", reuse.prompt_tokens - reuse.seen_tokens, ""), ("hit", reuse.saved_tokens, "")]
     rows += [
-        (f"lost: {LOSSES[reason]}", tokens, remedy_of(reuse.rule, reason))
+        (f"lost: {LOSSES[reason][0]}", tokens, remedy_of(reuse.rule, reason))
         for reason, tokens in lost[:limit]
     ]
     if rest := sum(tokens for _, tokens in lost[len(rows) - 2 :]):
@@ -231,6 +232,12 @@ def reuse_table(reuse: Reuse, limit: int | None = None) -> Table:
         [(what, f"{n:,}", share(n, reuse.prompt_tokens, 2), why) for what, n, why in rows],
         note=f"prompts share blocks of {reuse.shared_tokens:,} tokens",
     )
+
+
+def remedy_of(rule: str, reason: str) -> str:
+    """What saves tokens that were lost for a reason, in the words of the rule's engine."""
+    known = RULES[rule].remedies if rule in RULES else {}
+    return known.get(reason, LOSSES[reason][1])
 
 
 def below_table(tiers: ReplayTiers, prompt_tokens: int) -> Table:
@@ -367,7 +374,10 @@ def _sweep_findings(record: RunRecord) -> list[Finding]:
 
 def _sweep_sections(record: RunRecord) -> Iterator[Section]:
     cases = record.cases
-    charts = sweep_charts(group_launches(cases))
+    charts = [*sweep_charts(group_launches(cases))]
+    if not charts:  # the settings change nothing
+        hits = [Bar(axis_text(case), saved_percent(case) or 0.0) for case in cases]
+        charts = [bars("Hit rate", hits, unit="%")]
     table = sweep_table(cases, axis_names(cases))
     yield Section("All cases", [*_sweep_findings(record), *charts, table])
     yield Section("Run", [header(record)])

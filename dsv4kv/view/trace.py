@@ -6,8 +6,8 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from dsv4kv.engines.rules import RULES
-from dsv4kv.engines.speculation import SPECULATIONS
+from dsv4kv.engines.names import RULES
+from dsv4kv.engines.rule import SPECULATIONS
 from dsv4kv.measure.statistics import Estimate
 from dsv4kv.mrc.curves import Answer, Point
 from dsv4kv.mrc.sample import CLASSES, LONG_REFERENCES
@@ -186,7 +186,7 @@ def _sum_up(model: str, answer: Answer) -> Iterator[Text]:
     point = _shown_point(answer)
     where = f"a pool of {point.capacity_tokens:,} tokens" if point.capacity_tokens else ""
     where = f"In {where}," if where else "With unlimited memory,"
-    engines = [outcome for outcome in point.rules if outcome.name != "ideal"]
+    engines = [outcome for outcome in point.rules if RULES[outcome.name].engine]
     outcomes = engines or [*point.strategies, *point.rules, *point.policies]
     found = [(outcome.hit_share, outcome.label) for outcome in outcomes]
     found += [(estimate.hit_share, estimate.name) for estimate in point.estimates]
@@ -223,7 +223,7 @@ def _next(source: str, model: str, answer: Answer) -> str:
         asked = f"--capacity {answer.enough_tokens} --rule all"
         return f"dsv4kv trace mrc {source} --model {model} {asked}"
     if outcomes:
-        good = max(outcomes, key=lambda o: (o.name != "ideal", o.hit_tokens))
+        good = max(outcomes, key=lambda o: (bool(RULES[o.name].engine), o.hit_tokens))
         return f"dsv4kv replay {source} --model {model} --rule {good.name}"
     return ""
 
@@ -252,9 +252,11 @@ def _sections(model: str, answer: Answer) -> Iterator[Section]:
         if outcomes := [*point.rules, *point.policies]:
             table = _outcomes_table(point, outcomes)
             yield Section(f"Rules, {_capacity(point)}", [table, *_advice(point)])
-    if any(RULES[o.name].kinds == ("v41",) for o in _shown_point(answer).rules):
-        on = answer.arch or "sm_100, as --gpu is not given"
-        yield Section("Blocks", [f"V4.1: blocks as the engine sizes them on {on}"])
+    for name in dict.fromkeys(o.name for point in answer.points for o in point.rules):
+        if RULES[name].hopper_block_tokens:
+            on = answer.arch or "sm_100, as --gpu is not given"
+            sized = f"{name}: blocks as {RULES[name].engine} has them on {on}"
+            yield Section("Blocks", [sized])
     if any(point.estimates for point in answer.points):
         yield Section("Sampled policies", [_estimates_table(answer), *_sampling(answer)])
 
@@ -432,7 +434,7 @@ def _advice(point: Point) -> Iterator[str]:
         yield from _wins(alike, lambda o: SPECULATIONS[o.speculation].setting)
         lost = alike[0].losses.draft / alike[0].input_tokens
         if lost and len(alike) == 1:
-            others = ",".join(RULES[name].speculations)
+            others = ",".join(RULES[name].drafts)
             yield f"{alike[0].label} loses {lost:.1%} to its drafts: try --speculation {others}."
 
 

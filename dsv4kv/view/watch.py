@@ -3,12 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from dsv4kv.engines.remedies import remedy_of
 from dsv4kv.recording.watched import Glance
 from dsv4kv.replay.whatif import Setting, WhatIf
 from dsv4kv.units import counted
 from dsv4kv.view.quantity import quantity, share
-from dsv4kv.view.replay import LOSSES
+from dsv4kv.view.replay import LOSSES, remedy_of
 from dsv4kv.view.table import ABSENT, Finding, Number, Part, Table, Text
 
 _MINUTE_S = 60.0
@@ -115,7 +114,7 @@ def losses_table(what_if: WhatIf) -> Table:
     return Table(
         "Lost with the present setting",
         [
-            ("reason", lambda item: LOSSES[item[0]]),
+            ("reason", lambda item: LOSSES[item[0]][0]),
             ("tokens", lambda item: quantity(item[1])),
             ("share", lambda item: share(item[1], what_if.prompt_tokens)),
             ("remedy", lambda item: remedy_of(what_if.rule, item[0])),

@@ -110,7 +110,7 @@ def test_a_chart_is_one_file(name: str) -> None:
     result = small("--chart", name)
     assert result.exit_code == 0
     content = Path(name).read_text("utf-8")
-    assert content.lstrip().startswith(("<svg", "<!doctype html", "<!DOCTYPE html"))
+    assert content.lstrip().startswith(("<?xml", "<!doctype html", "<!DOCTYPE html"))
     assert "http://" not in content.replace("http://www.w3.org", "")
 
 

@@ -5,14 +5,20 @@ from typing import Any
 
 import pytest
 
-from dsv4kv.engines.remedies import REMEDIES, remedy_of
-from dsv4kv.engines.rules import RULES
+from dsv4kv.engines.names import RULES
 from dsv4kv.prefix.outcome import Losses
 from dsv4kv.record.fleet import FleetReplica, ReplayFleet
 from dsv4kv.record.replay import Reuse
 from dsv4kv.record.schema import Case
 from dsv4kv.view.fleet import fleet_facts, hours_per_million
-from dsv4kv.view.replay import LOSSES, compare_rules, judge_replay, overload, replay_page
+from dsv4kv.view.replay import (
+    LOSSES,
+    compare_rules,
+    judge_replay,
+    overload,
+    remedy_of,
+    replay_page,
+)
 from dsv4kv.view.table import Finding
 from tests.replay.test_run import run
 
@@ -20,14 +26,13 @@ from tests.replay.test_run import run
 def test_every_reason_has_a_name_and_every_rule_a_remedy_for_it() -> None:
     reasons = [*(field.name for field in fields(Losses)), "in_flight"]
     assert set(reasons) == set(LOSSES)
-    for rule, remedies in REMEDIES.items():
-        assert all(remedy_of(rule, reason) for reason in reasons)
-        lost = {"evicted_block", "alignment"}
-        lost |= {"evicted_checkpoint"} if RULES[rule].windows else set()
-        lost |= {"no_checkpoint"} if RULES[rule].windows and rule != "vllm-v4:dense" else set()
-        assert lost <= set(remedies)
-        assert not any("prefix.strategy" in remedy for remedy in remedies.values())
-    assert set(REMEDIES) == {name for name, rule in RULES.items() if rule.open}
+    for name, rule in RULES.items():
+        assert all(remedy_of(name, reason) for reason in reasons)
+        lost = {"evicted_block", "alignment"} if rule.engine else set()
+        lost |= {"evicted_checkpoint"} if rule.windows else set()
+        lost |= {"no_checkpoint"} if rule.windows and name != "vllm-v4:dense" else set()
+        assert lost <= set(rule.remedies)
+        assert not any("prefix.strategy" in remedy for remedy in rule.remedies.values())
 
 
 def swept(*rules: str, blocks: int = 3000) -> list[Case]:

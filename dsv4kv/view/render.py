@@ -207,6 +207,7 @@ def to_markdown(table: Table) -> str:
         shown = "" if text_of(cell) == ABSENT else text_of(cell)
         return " ".join(shown.replace("|", "\\|").split("\n"))
 
+    table = table.informative()
     rules = ("---:" if head.kind == "number" else "---" for head in table.heads)
     lines = [
         [head.header for head in table.heads],

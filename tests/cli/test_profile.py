@@ -435,7 +435,8 @@ def test_another_range_can_be_the_step() -> None:
     export.save(Path("server.sqlite"))
     step = ("--step", "execute_model", "--verbose")
     assert "2 of them" in invoke("--from", "server.sqlite", *step).stdout
-    assert "the steps are those of 'execute_*'" in text(invoke("--from", "server.sqlite", "-v").stdout)
+    others = text(invoke("--from", "server.sqlite", "--verbose").stdout)
+    assert "the steps are those of 'execute_*'" in others
 
 
 @pytest.mark.parametrize(

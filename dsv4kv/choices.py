@@ -71,7 +71,7 @@ OFFLINE = "belady"
 OFFLINE_POLICIES = {
     OFFLINE: Implementation(
         "the one needed last, a bound that knows the trace", "prefix.policies.belady:Belady"
-    ),
+    )
 }
 
 INDEXES = {
@@ -106,10 +106,7 @@ TRANSPORTS = {
 }
 """How ``bench transfer`` gets bytes from a prefill cache to a decode cache."""
 
-PREPARE = {
-    "host": Implementation("which copies them"),
-    "device": Implementation("by kernels"),
-}
+PREPARE = {"host": Implementation("which copies them"), "device": Implementation("by kernels")}
 """Who works out a step's blocks for a GPU."""
 
 STRATEGIES = {

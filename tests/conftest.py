@@ -83,7 +83,7 @@ SLOW = {
     "prefix": "test_engine_machine test_policies test_policies_libcachesim"
     " test_policies_trace test_reuse test_rows_machine",
     "probe": "test_probe",
-    "record": "test_names test_store",
+    "record": "test_store",
     "recording": "test_folder test_proxy test_tokenize",
     "replay": "test_machine test_preemption"
     " test_real_trace test_rules test_rules_machine test_tiers",

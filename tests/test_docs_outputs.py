@@ -10,11 +10,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from dsv4kv.engines.names import RULES
 from typer.testing import CliRunner, Result
 
 from dsv4kv.choices import ROUTERS, STRATEGIES
 from dsv4kv.cli import app
+from dsv4kv.engines.names import RULES
 from dsv4kv.mrc.strategies import parse_strategy
 from dsv4kv.sizing.flags import FLAGS
 from dsv4kv.view.replay import BELOW

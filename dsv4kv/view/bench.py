@@ -7,15 +7,13 @@ Times of a busy machine, and values whose interval is unknown or as large as the
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from datetime import datetime
 from functools import partial
 from typing import Final
-
-import numpy as np
 
 from dsv4kv.measure.statistics import Estimate, divide, estimate_rate, summarize
 from dsv4kv.record.quantities import (
     Measured,
+    Quantity,
     axis_names,
     axis_text,
     by_quantity,
@@ -23,7 +21,7 @@ from dsv4kv.record.quantities import (
     over_launches,
     setting_text,
 )
-from dsv4kv.record.schema import Case, GpuFacts, Latency, Launch, Operation, RunRecord
+from dsv4kv.record.schema import Case, GpuFacts, Latency, Operation, RunRecord
 from dsv4kv.record.step import per_step, step_shares
 from dsv4kv.record.yardstick import datasheet_gbps, datasheet_tflops, yardsticks
 from dsv4kv.units import format_bytes, format_count, format_duration
@@ -60,7 +58,6 @@ from dsv4kv.view.table import (
     Chart,
     Finding,
     Level,
-    Mark,
     Number,
     Page,
     Part,
@@ -69,6 +66,7 @@ from dsv4kv.view.table import (
     Table,
     Text,
     bar,
+    mark,
 )
 from dsv4kv.view.telemetry import (
     busy_cpus,
@@ -85,8 +83,8 @@ _NOTES = {
     "cuda": "cold: each call on other memory, beyond L2; hot: the same call repeated",
 }
 _MARKS: dict[str, Level] = {"complete": "good", "incomplete": "warning", "skipped": "missing"}
+_Launches = tuple[Quantity, list[Measured]]
 _SHORT_NS = 10_000  # below, launching the kernels is much of an operation's time
-_STRETCHES = 120  # of samples in order: more cannot be distinguished
 
 
 def bench_page(record: RunRecord) -> Page:
@@ -267,10 +265,12 @@ def _time_of(case: Case, operation: Operation) -> float:
     return per_step(case, operation)[2] if known else sum(operation.samples_ns)
 
 
-def operations_table(case: Case, most: int | None = None) -> Table:
+def operations_table(case: Case, most: int | None = None, gpu: GpuFacts | None = None) -> Table:
     """Time, rate and share of each operation; with ``most`` only those that take most time.
 
-    The rate is all useful bytes over all time, and that of plain copies likewise.
+    The rate is all useful bytes over all time, and that of plain copies likewise. Operations with
+    matrix products have a roof: memory allows FLOP/B times the rate of copies, tensor cores the
+    datasheet's dense rate of the ``gpu``.
     """
     known, busy = yardsticks(case), is_busy(case)
     best = known[0].rate if known else None
@@ -299,6 +299,10 @@ def operations_table(case: Case, most: int | None = None) -> Table:
             ("entries", lambda each: quantity(sum(each.entries))),
             ("useful bytes", lambda each: size(sum(each.bytes))),
             ("bytes till reused", lambda each: size(each.distinct_bytes)),
+            ("FLOP/B", lambda each: quantity(_intensity(each))),
+            ("GFLOP/s", lambda each: quantity(_flop_rate(each))),
+            ("bound by", lambda each: _roof(each, best, gpu)[0]),
+            ("% of the roof", lambda each: _roof(each, best, gpu)[1]),
         ]
     peaks = "; ".join(
         f"{each.name} {format_quantity(each.rate)} GB/s" for each in known[: 1 if most else None]
@@ -342,6 +346,29 @@ def _calls(kept: int, throttled: int) -> Number:
     return Number(f"{kept:,} of {kept + throttled:,}" if throttled else f"{kept:,}")
 
 
+def _intensity(operation: Operation) -> float | None:
+    return sum(operation.flops) / sum(operation.bytes) if operation.flops else None
+
+
+def _flop_rate(operation: Operation) -> float | None:
+    time_ns = sum(operation.samples_ns)
+    return sum(operation.flops) / time_ns if operation.flops and time_ns else None
+
+
+def _roof(operation: Operation, copy: Estimate | None, gpu: GpuFacts | None) -> tuple[str, Number]:
+    """What bounds an operation's GFLOP/s, and the share of that bound that is reached."""
+    intensity, rate = _intensity(operation), _flop_rate(operation)
+    if intensity is None or rate is None or operation.temperature == "hot":
+        return ABSENT, Number(ABSENT)
+    peak = datasheet_tflops(gpu, fp8=operation.name == "index_scores") if gpu else None
+    allowed = {"memory": intensity * copy.value} if copy else {}
+    allowed |= {"tensor cores": peak * 1e3} if peak else {}
+    if not allowed:
+        return ABSENT, Number(ABSENT)
+    bound = min(allowed, key=lambda name: allowed[name])
+    return bound if len(allowed) > 1 else ABSENT, _percent(rate, allowed[bound])
+
+
 def latencies_table(latencies: Sequence[Latency]) -> Table:
     """Bookkeeping and steps: medians and the tail, in µs."""
     found = [(each, summarize(each.samples_ns)) for each in latencies if each.samples_ns]
@@ -371,52 +398,30 @@ def latencies_table(latencies: Sequence[Latency]) -> Table:
 
 def launches_table(found: Sequence[Measured], title: str, most: int | None = None) -> Table:
     """Quantities: median of launch medians with its interval over launches, rate, and range."""
+
+    def medians(row: _Launches) -> list[float]:
+        return [each.median_ns for each in row[1]]
+
+    def rate(row: _Launches) -> Estimate | None:
+        return over_launches([rate.value for each in row[1] if (rate := each.rate_gbps)])
+
     return Table(
         title,
         [
             ("quantity", lambda row: f"{row[0].name} {row[0].temperature}".strip()),
             ("layers", lambda row: row[0].layer_type),
-            ("median µs", lambda row: checked(over_launches(_medians(row[1])), 1e-3)),
-            ("GB/s", lambda row: checked(over_launches(_rates(row[1])))),
-            ("slowest / fastest", lambda row: _range(_medians(row[1]))),
+            ("median µs", lambda row: checked(over_launches(medians(row)), 1e-3)),
+            ("GB/s", lambda row: checked(rate(row))),
+            (
+                "slowest / fastest",
+                lambda row: quantity(max(medians(row)) / (min(medians(row)) or 1)),
+            ),
             ("launches", lambda row: quantity(len(row[1]))),
             ("samples each", lambda row: quantity(len(row[1][0].samples_ns))),
         ],
         list(by_quantity(found).items())[:most],
         note="95 % interval over launches",
         keys=2,
-    )
-
-
-def _medians(group: Sequence[Measured]) -> list[float]:
-    return [each.median_ns for each in group]
-
-
-def _rates(group: Sequence[Measured]) -> list[float]:
-    return [rate.value for each in group if (rate := each.rate_gbps)]
-
-
-def _range(medians: Sequence[float]) -> Number:
-    return Number(f"{max(medians) / min(medians):.3f}" if min(medians) else ABSENT)
-
-
-def processes_table(launches: Sequence[Launch]) -> Table:
-    """When each launch ran, how long, and how it ended."""
-
-    def seconds(launch: Launch) -> Number:
-        start, end = map(datetime.fromisoformat, (launch.started_utc, launch.ended_utc))
-        return Number(f"{(end - start).total_seconds():.1f}")
-
-    return Table(
-        "Launches",
-        [
-            ("launch", lambda each: quantity(each.launch)),
-            ("started", lambda each: Text(f"{each.started_utc[:19]}Z")),
-            ("s", seconds),
-            ("state", lambda each: Mark(_MARKS.get(each.status, "bad"))),
-            ("why", lambda each: each.error or each.status.replace("complete", "")),
-        ],
-        launches,
     )
 
 
@@ -442,7 +447,7 @@ def sweep_table(groups: Sequence[Group], most: int | None = None) -> Table:
         [
             *columns,
             ("allocated", lambda group: size(_value(MEMORY.across(group)))),
-            ("state", lambda group: Mark(_MARKS.get(group[0].status, "bad"))),
+            ("state", lambda group: mark(_MARKS.get(group[0].status, "bad"))),
         ],
         groups[:most],
         note="; ".join(dict.fromkeys(backend_note(case) for case in cases if case.totals)),
@@ -518,46 +523,9 @@ def _step_chart(cases: Sequence[Case]) -> Chart:
     return plots.stacks("Bytes and time of a decode step by kind of work", rows)
 
 
-def roofs_table(case: Case, gpu: GpuFacts | None) -> Table | None:
-    """Operations with matrix products: what memory and tensor cores would allow, and what was."""
-    known = yardsticks(case)
-    copy = known[0].rate.value if known and known[0].rate else None
-    rows = []
-    for each in case.operations:
-        if not each.flops or not sum(each.samples_ns) or each.temperature == "hot":
-            continue
-        intensity = sum(each.flops) / sum(each.bytes)
-        rate = sum(each.flops) / sum(each.samples_ns)
-        fp8 = each.name == "index_scores"
-        peak = datasheet_tflops(gpu, fp8=fp8) if gpu and case.device == "cuda" else None
-        sides = {"memory": intensity * copy if copy else None}
-        sides["tensor cores"] = peak * 1e3 if peak else None
-        allowed = {name: side for name, side in sides.items() if side}
-        bound = min(allowed, key=lambda name: allowed[name]) if allowed else ""
-        rows.append(
-            (
-                *(each.name, each.layer_type, quantity(intensity), quantity(rate)),
-                *map(quantity, sides.values()),
-                bound if len(allowed) > 1 else ABSENT,
-                _percent(rate, allowed[bound]) if bound else Number(ABSENT),
-            )
-        )
-    if not rows:
-        return None
-    headers = ["operation", "layers", "FLOP/B", "GFLOP/s", "memory allows", "tensor cores allow"]
-    return Table(
-        "Rooflines",
-        [*headers, "bound by", "% of the roof"],
-        rows,
-        note="memory: FLOP/B × this run's copy; tensor cores: the datasheet's dense rate",
-        keys=2,
-    )
-
-
 def _of(part: Part, layers: str) -> Part:
     """A table with the layers next to its title, where its numbers are of a part of a model."""
-    of_model = isinstance(part, Table) and part.title not in ("Launches", "Telemetry")
-    return part.noted(layers) if of_model and isinstance(part, Table) else part
+    return part.noted(layers) if isinstance(part, Table) and part.title != "Telemetry" else part
 
 
 def _sections(record: RunRecord, groups: Sequence[Group]) -> Iterator[Section]:
@@ -569,7 +537,7 @@ def _sections(record: RunRecord, groups: Sequence[Group]) -> Iterator[Section]:
             [sweep_table(groups), *sweep_charts(groups)],
             unchanged_sentence(groups),
         )
-        yield from _step_section(cases, None)
+        yield from _step_section(cases)
         return
     if record.launches:
         steps = [
@@ -579,11 +547,8 @@ def _sections(record: RunRecord, groups: Sequence[Group]) -> Iterator[Section]:
             if (found := STEP.read(case))
         ]  # fmt: skip
         charts = [plots.bars("Median step of each launch", steps, unit="ns")] if steps else []
-        tables = [
-            processes_table(record.launches),
-            launches_table(list_measured(record), "Medians"),
-        ]
-        yield Section("How far launches differ", [*tables, *charts])
+        table = launches_table(list_measured(record), "Medians")
+        yield Section("How far launches differ", [table, *charts])
     for group in groups:
         yield from case_sections(middle_launch(group), gpu)
 
@@ -591,16 +556,16 @@ def _sections(record: RunRecord, groups: Sequence[Group]) -> Iterator[Section]:
 def case_sections(case: Case, gpu: GpuFacts | None) -> Iterator[Section]:
     """Everything that one case has to show."""
     timed = [latency for latency in case.latencies if latency.samples_ns]
+    on_gpu = gpu if case.device == "cuda" else None
     if timed:
-        parts: list[Part] = [latencies_table(timed), _latency_chart(timed)]
-        yield Section("How long it took", [*parts, *_pace(timed)])
+        yield Section("How long it took", [latencies_table(timed), _latency_chart(timed)])
     if case.operations:
         yield Section(
             "How fast bytes moved",
-            [operations_table(case), *_rate_charts(case, gpu)],
-            "Useful bytes over time, with 95 % intervals; empty marks are hot calls.",
+            [operations_table(case, gpu=on_gpu), *_rate_charts(case, on_gpu)],
+            "Useful bytes over time, with 95 % intervals.",
         )
-        yield from _step_section([case], gpu)
+        yield from _step_section([case])
     if case.cache:
         totals = [totals_facts(case.totals, case.cache)] if case.totals else []
         yield Section("Where the memory is", [cache_facts(case.cache), *totals, *_pools(case)])
@@ -609,12 +574,9 @@ def case_sections(case: Case, gpu: GpuFacts | None) -> Iterator[Section]:
     yield from machine_section(case)
 
 
-def _step_section(cases: Sequence[Case], gpu: GpuFacts | None) -> Iterator[Section]:
+def _step_section(cases: Sequence[Case]) -> Iterator[Section]:
     if table := step_table(cases):
-        roofs = roofs_table(cases[0], gpu) if len(cases) == 1 else None
-        yield Section(
-            "Where a decode step goes", [table, *([roofs] if roofs else []), _step_chart(cases)]
-        )
+        yield Section("Where a decode step goes", [table, _step_chart(cases)])
 
 
 def _pools(case: Case) -> Iterator[Part]:
@@ -636,9 +598,9 @@ def _pools(case: Case) -> Iterator[Part]:
             (
                 "as predicted",
                 lambda pool: (
-                    Mark("good")
+                    mark("good")
                     if pool.predicted_bytes == pool.allocated_bytes
-                    else Mark("bad", "differs")
+                    else mark("bad", "differs")
                 ),
             ),
         ],
@@ -666,25 +628,8 @@ def _latency_chart(latencies: Sequence[Latency]) -> Chart:
     return plots.bars("Median of each action", rows, unit="ns", dots=True)
 
 
-def _pace(latencies: Sequence[Latency]) -> Iterator[Chart]:
-    """Samples in the order they were taken: median and range of each stretch of them."""
-    named = {each.name: each.samples_ns for each in latencies}
-    for name in ("decode_graph_device", "step", "decode_step"):
-        if name in named and len(named[name]) > 1:
-            samples = np.array(named[name])
-            parts = np.array_split(samples, min(_STRETCHES, len(samples)))
-            xs = np.cumsum([len(part) for part in parts]).tolist()
-            low, middle, high = (
-                [float(f(part)) for part in parts] for f in (np.min, np.median, np.max)
-            )
-            line = plots.Line("", xs, middle, low, high)
-            title = f"Pace of {name}: median and range of samples in their order"
-            yield plots.lines(title, [line], x="sample", unit="ns")
-            return
-
-
 def _rate_charts(case: Case, gpu: GpuFacts | None) -> Iterator[Chart]:
-    """Rates next to those of plain copies, and over the size of a call."""
+    """Rates next to those of plain copies."""
     found = [
         (each, rate)
         for each in case.operations
@@ -694,7 +639,7 @@ def _rate_charts(case: Case, gpu: GpuFacts | None) -> Iterator[Chart]:
         return
     found.sort(key=lambda pair: -pair[1].value)
     limits = {each.name: rate.value for each in yardsticks(case) if (rate := each.rate)}
-    promised = datasheet_gbps(gpu) if gpu and case.device == "cuda" else None
+    promised = datasheet_gbps(gpu) if gpu else None
     limits |= {"datasheet": float(promised)} if promised else {}
     rows = [
         plots.Bar(
@@ -706,20 +651,3 @@ def _rate_charts(case: Case, gpu: GpuFacts | None) -> Iterator[Chart]:
         for each, rate in found
     ]
     yield plots.bars("Rate of each operation, GB/s", rows, dots=True, lines=limits)
-    places = [
-        plots.Place(
-            f"{_name(each)} {_layers(each)}",
-            sum(each.bytes) / len(each.bytes),
-            rate.value,
-            filled=each.temperature in (None, "cold"),
-        )
-        for each, rate in found
-    ]
-    yield plots.scatter(
-        "Roofline: size of a call against its rate",
-        places,
-        x="useful bytes of a call, mean",
-        y="GB/s",
-        x_unit="B",
-        limits=limits,
-    )

@@ -8,7 +8,7 @@ from dsv4kv.fitting.fit import FEWEST_TO_LEAVE_OUT, Compared, Estimate, Fit
 from dsv4kv.measure.statistics import Estimate as Interval
 from dsv4kv.units import counted
 from dsv4kv.view.quantity import format_number, quantity
-from dsv4kv.view.table import ABSENT, Mark, Number, Part, Table, Text
+from dsv4kv.view.table import ABSENT, Number, Part, Table, Text, mark
 
 _CLIENT = ("client, HTTP and tokenizer", "ms")
 _QUANTITIES = {"ttft": "TTFT", "tpot": "TPOT", "throughput": "whole run"}
@@ -35,7 +35,7 @@ def coefficients_table(fit: Fit) -> Table:
             ("fitted", fitted),
             ("unit", lambda each: CONSTANTS.get(each.name, _CLIENT)[1]),
             ("before", lambda each: Number(format_number(each.before))),
-            ("known", lambda each: Mark("good" if each.determined else "missing")),
+            ("known", lambda each: mark("good" if each.determined else "missing")),
         ],
         fit.estimates,
         note="± is the 95 % interval of these runs; – these runs do not determine it",

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import log
 from typing import Any, Final, Literal
 
@@ -132,9 +132,14 @@ def list_warnings(comparison: Comparison) -> Iterator[Finding]:
 
 def comparison_table(comparison: Comparison, most: int | None = None) -> Table:
     """A row per quantity, and the geometric mean; with ``most`` those that changed most."""
-    rows = _choose(comparison.rows, most)
-    swept = any(row.quantity.axis for row in comparison.rows)
     mean = comparison.overall
+    table = _rows_table(comparison, _choose(comparison.rows, most))
+    note = f"{comparison.after.name} against {comparison.before.name}"
+    table = replace(table, title="Comparison", note=note, footer=[mean] if mean else [])
+    return table.noted(_layers(comparison.before, comparison.after))
+
+
+def _rows_table(comparison: Comparison, rows: Sequence[ComparisonRow]) -> Table:
     columns: list[tuple[str, Read]] = [
         ("at", lambda row: row.quantity.axis if isinstance(row, ComparisonRow) else ""),
         ("quantity", _name),
@@ -145,15 +150,8 @@ def comparison_table(comparison: Comparison, most: int | None = None) -> Table:
         ("after, µs", lambda row: _median(row, 1, virtual=comparison.virtual)),
         ("why", lambda row: Text(_judgement_of(row).reason, "dim")),
     ]
-    table = Table(
-        "Comparison",
-        columns if swept else columns[1:],
-        rows,
-        note=f"{comparison.after.name} against {comparison.before.name}",
-        footer=[mean] if mean else [],
-        keys=2 if swept else 1,
-    )
-    return table.noted(_layers(comparison.before, comparison.after))
+    swept = any(row.quantity.axis for row in rows)
+    return Table("", columns if swept else columns[1:], rows, keys=2 if swept else 1)
 
 
 def _choose(rows: Sequence[ComparisonRow], most: int | None) -> list[ComparisonRow]:
@@ -352,38 +350,15 @@ def _markdown(comparison: Comparison, verdict: Verdict) -> Iterator[str]:
     changed = [row for row in comparison.rows if row.judgement.verdict in _CHANGES]
     others = [row for row in comparison.rows if row.judgement.verdict not in _CHANGES]
     if changed:
-        yield from ("", render_markdown(_changes(changed)))
+        yield from ("", render_markdown(_rows_table(comparison, changed)))
     if others:
         summary = f"{len(others)} rows without a change that is one"
         yield from ("", f"<details><summary>{summary}</summary>", "")
-        yield from (render_markdown(_changes(others)), "", "</details>")
+        yield from (render_markdown(_rows_table(comparison, others)), "", "</details>")
     if rows := list_reuse(comparison.before, comparison.after):
         cells = [(_at(each.axis, each.name), each.before, each.after) for each in rows]
         yield from ("", render_markdown(Table("", ["reuse", "before", "after"], cells)))
     yield from ("", f"<sub>{explain(comparison)}</sub>")
-
-
-def _changes(rows: Sequence[ComparisonRow]) -> Table:
-    """Without intervals of medians, which no page of a pull request has room for."""
-
-    def micros(row: ComparisonRow, side: int) -> Number:
-        factor = row.factors[side]
-        return Number(
-            _micros((row.before, row.after)[side], factor), format_factor(factor) if factor else ""
-        )
-
-    return Table(
-        "",
-        [
-            ("quantity", lambda row: _at(row.quantity.axis, str(row.quantity))),
-            ("before, µs", lambda row: micros(row, 0)),
-            ("after, µs", lambda row: micros(row, 1)),
-            ("change", lambda row: Number(_change(row.judgement))),
-            (f"{INTERVAL}, %", lambda row: Number(_interval(row.judgement))),
-            ("verdict", lambda row: f"{row.judgement.verdict} {row.judgement.reason}".strip()),
-        ],
-        rows,
-    )
 
 
 def _at(axis: str, name: str) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from dsv4kv.conform.check import INVARIANTS, Verdict
 from dsv4kv.units import counted
-from dsv4kv.view.table import Finding, Mark, Part, Table, Text
+from dsv4kv.view.table import Finding, Part, Table, Text, mark
 
 
 def report_conformity(engine: str, version: str, verdict: Verdict) -> Iterator[Part]:
@@ -19,7 +19,7 @@ def report_conformity(engine: str, version: str, verdict: Verdict) -> Iterator[P
     yield Table(
         "Invariants",
         [
-            ("", lambda item: Mark("bad" if item[0] in verdict.failures else "good")),
+            ("", lambda item: mark("bad" if item[0] in verdict.failures else "good")),
             ("invariant", lambda item: item[0]),
             ("broken in", lambda item: counted(verdict.broken[item[0]], "sequence")),
             ("what holds", lambda item: item[1]),

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from dsv4kv.doctor.machine import Check
-from dsv4kv.view.table import Finding, Level, Mark, Part, Table, Text
+from dsv4kv.view.table import Finding, Level, Part, Table, Text, mark
 
 _LEVELS: dict[str, Level] = {"good": "good", "note": "note", "missing": "missing", "broken": "bad"}
 _LONGEST_PATH = 36
@@ -29,7 +29,7 @@ def report_checks(checks: Sequence[Check]) -> Iterator[Part]:
         yield Table(
             topic,
             [
-                ("", lambda check: Mark(_LEVELS[check.status])),
+                ("", lambda check: mark(_LEVELS[check.status])),
                 ("name", lambda check: check.name),
                 ("found", lambda check: Text(_short(check.found))),
                 ("enables", lambda check: Text(check.enables, "dim")),

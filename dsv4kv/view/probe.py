@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dsv4kv.probe.experiments import Examination
 from dsv4kv.probe.questioner import Ledger
 from dsv4kv.units import counted
-from dsv4kv.view.table import Finding, Level, Mark, Page, Part, Table, Text
+from dsv4kv.view.table import Finding, Level, Page, Part, Table, Text, mark
 
 _LEVELS: dict[str, Level] = {
     "good": "good",
@@ -20,7 +20,7 @@ def probe_page(found: Examination, ledger: Ledger) -> Page:
     table = Table(
         "A server's prefix cache",
         [
-            ("", lambda each: Mark(_LEVELS[each.level])),
+            ("", lambda each: mark(_LEVELS[each.level])),
             ("question", lambda each: each.question),
             (
                 "answer",

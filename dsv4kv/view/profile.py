@@ -172,9 +172,6 @@ def _kernels(table: KernelTable, yardstick: Yardstick | None, layers: str) -> It
     if any((row.useful_bytes, row.dram_bytes) != (None, None) for row in table.operations):
         yield operations_table(table.operations, yardstick).noted(layers)
     yield kernels_table(table, None, yardstick).noted(layers)
-    known = [row for row in table.kernels if row.grid or row.registers is not None]
-    if known:
-        yield _launches_table(known)
     names = [(t, r.name) for t, r in zip(titles(table.kernels), table.kernels, strict=True)]
     if longer := [pair for pair in names if pair[0] != pair[1]]:
         yield Table("Names", ["kernel", "full name"], longer)
@@ -195,6 +192,13 @@ def kernels_table(table: KernelTable, most: int | None, yardstick: Yardstick | N
         ("p95 µs", lambda row: us(row[1].p95_ns)),
         ("min µs", lambda row: us(row[1].min_ns)),
         ("idle before µs", lambda row: us(row[1].gap_ns)),
+        ("phase", lambda row: row[1].phase or ABSENT),
+        ("grid", lambda row: _product(row[1].grid)),
+        ("block", lambda row: _product(row[1].block)),
+        ("registers", lambda row: quantity(row[1].registers)),
+        ("shared", lambda row: size(row[1].shared_bytes)),
+        ("launch shapes", lambda row: quantity(row[1].shapes)),
+        ("place in graph", lambda row: quantity(row[1].node)),
     ]
     ops = any(row.kind == "op" for row in table.kernels)
     note = "time that nothing inside accounts for" if ops else ""
@@ -255,24 +259,6 @@ def operations_table(operations: Sequence[OperationRow], yardstick: Yardstick | 
         ],
         operations,
         note="useful bytes are those of the byte model, all calls",
-    )
-
-
-def _launches_table(kernels: Sequence[KernelRow]) -> Table:
-    return Table(
-        "Launches",
-        [
-            ("kernel", lambda row: row[0]),
-            ("phase", lambda row: row[1].phase or ABSENT),
-            ("grid", lambda row: _product(row[1].grid)),
-            ("block", lambda row: _product(row[1].block)),
-            ("registers", lambda row: quantity(row[1].registers)),
-            ("shared", lambda row: size(row[1].shared_bytes)),
-            ("different", lambda row: quantity(row[1].shapes)),
-            ("place in graph", lambda row: quantity(row[1].node)),
-        ],
-        list(zip(titles(kernels), kernels, strict=True)),
-        note="the most frequent of each kernel",
     )
 
 

@@ -22,7 +22,6 @@ from dsv4kv.view.table import (
     Facts,
     Finding,
     Part,
-    Stack,
     Table,
     Text,
     Tone,
@@ -40,8 +39,6 @@ STYLES: Final[dict[Tone, str]] = {
     "warning": "yellow",
     "bad": "red",
 }
-_STACK_STYLES: Final = dict(zip("█▓▞▒░╳", ("blue", "magenta", "yellow", "cyan", "green", "red"),
-                                strict=True))  # fmt: skip
 _NO_BREAK: Final = "\ue000"
 """A blank at which rich breaks no line."""
 _GAP: Final = 2  # blanks between columns
@@ -92,8 +89,6 @@ def _draw(part: Part, width: int) -> "Iterator[RenderableType]":
         case Finding():
             sign, tone = MARKS[part.level]
             yield _hang(RichText(sign, STYLES[tone]), part.sentence, STYLES[tone], 1, gap=1)
-        case Stack():
-            yield from _draw_stack(part, width)
         case Text():
             yield _sentence(part.value, STYLES[part.tone])
         case str():
@@ -114,26 +109,6 @@ def _hang(head: RichText, text: str, style: str, width: int, gap: int = _GAP) ->
         grid.width = width + gap + cell_len(text)
     grid.add_row(head, _sentence(text, style))
     return grid
-
-
-def _draw_stack(stack: Stack, width: int) -> "Iterator[RenderableType]":
-    """One bar of all parts, and what its characters mean."""
-    room = max(1, min(60, width - cell_len(stack.label + stack.whole) - 2 * _GAP))
-    bar = RichText(f"{stack.label}  ")
-    drawn, end = 0, 0.0
-    for part in stack.parts:
-        end += part.share
-        bar.append(part.sign * (round(room * end) - drawn), _STACK_STYLES.get(part.sign, "dim"))
-        drawn = max(drawn, round(room * end))
-    yield bar.append(f"  {stack.whole}")
-    words = RichText()
-    for part in stack.parts:
-        if part.share:
-            text = f"{_NO_BREAK}{part.words} {part.size}".replace(" ", _NO_BREAK)
-            words.append(part.sign, _STACK_STYLES.get(part.sign, "dim")).append(f"{text}  ")
-    grid = RichTable.grid(padding=(0, _GAP, 0, 0))
-    grid.add_row(" " * cell_len(stack.label), words)
-    yield grid
 
 
 def _draw_table(table: Table, width: int) -> "Iterator[RenderableType]":
@@ -232,6 +207,7 @@ def to_markdown(table: Table) -> str:
         shown = "" if text_of(cell) == ABSENT else text_of(cell)
         return " ".join(shown.replace("|", "\\|").split("\n"))
 
+    table = table.informative()
     rules = ("---:" if head.kind == "number" else "---" for head in table.heads)
     lines = [
         [head.header for head in table.heads],

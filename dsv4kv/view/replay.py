@@ -33,7 +33,6 @@ from dsv4kv.view.table import (
     Command,
     Facts,
     Finding,
-    Mark,
     Number,
     Page,
     Part,
@@ -41,6 +40,7 @@ from dsv4kv.view.table import (
     Section,
     Table,
     Text,
+    mark,
 )
 
 MAX_LOSSES, MAX_CASES, MAX_FINDINGS, MAX_REPLICAS = 4, 12, 3, 6
@@ -411,7 +411,7 @@ def sweep_table(cases: Sequence[Case], axes: dict[str, str]) -> Table:
         ("TPOT p50", lambda case: _time(case, "tpot", 50.0)),
     ]
     if any(map(overload, cases)):
-        columns.append(("load", lambda c: Mark("warning", "overloaded") if overload(c) else ""))
+        columns.append(("load", lambda c: mark("warning", "overloaded") if overload(c) else ""))
     worst = max((clock_factor(case, "ttft") or 0 for case in cases), default=0)
     error = f"; 90 % error of TTFT {format_factor(worst)}" if worst else ""
     return Table("Replays", columns, served, f"simulated times in ms{error}", keys=len(axes))

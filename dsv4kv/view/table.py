@@ -23,7 +23,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,8 +32,6 @@ ABSENT = "–"
 
 Tone = Literal["plain", "strong", "dim", "good", "warning", "bad"]
 Level = Literal["good", "note", "missing", "warning", "bad"]
-Kind = Literal["name", "number", "prose"]
-"""Names and numbers are never broken over lines; prose is, between words."""
 
 MARKS: dict[Level, tuple[str, Tone]] = {
     "good": ("✓", "good"),
@@ -62,23 +60,13 @@ class Number:
     tone: Tone = "plain"
 
 
-@dataclass(frozen=True)
-class Mark:
-    """What became of something: a sign that needs no colour, and words if need be."""
+Cell = Text | Number
 
-    level: Level
-    words: str = ""
-    spread: ClassVar[str] = ""
 
-    @property
-    def value(self) -> str:
-        """The sign and the words."""
-        return f"{MARKS[self.level][0]} {self.words}".rstrip()
-
-    @property
-    def tone(self) -> Tone:
-        """How good the news is."""
-        return MARKS[self.level][1]
+def mark(level: Level, words: str = "") -> Text:
+    """A sign that needs no colour for how something ended, and words if need be."""
+    sign, tone = MARKS[level]
+    return Text(f"{sign} {words}".rstrip(), tone)
 
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -90,44 +78,16 @@ def bar(share: float, width: int = 12) -> Text:
     return Text("█" * whole + _EIGHTHS[eighths].strip())
 
 
-Cell = Text | Number | Mark
-Row = Sequence[Cell | str]
-"""Cells of a row; a string is plain text."""
-
-
 def text_of(cell: Cell) -> str:
     """Everything that a cell says."""
     return f"{cell.value} {cell.spread}" if cell.spread else cell.value
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column.
-
-    Attributes:
-        header: What heads it, with the unit.
-        kind: What its cells are.
-        minor: Whether it goes to a second table before others do, where there is no room.
-    """
+class Head(NamedTuple):
+    """Header of a column, with its unit, and what its cells are."""
 
     header: str
-    kind: Kind
-    minor: bool = False
-
-
-def names(*headers: str, minor: bool = False) -> list[Column]:
-    """Columns of names and identifiers: flush left, and whole."""
-    return [Column(header, "name", minor) for header in headers]
-
-
-def numbers(*headers: str, minor: bool = False) -> list[Column]:
-    """Columns of numbers: flush right, and whole."""
-    return [Column(header, "number", minor) for header in headers]
-
-
-def prose(*headers: str, minor: bool = False) -> list[Column]:
-    """Columns of sentences."""
-    return [Column(header, "prose", minor) for header in headers]
+    kind: Literal["name", "number", "prose"]
 
 
 Read = Callable[[Any], Cell | str]
@@ -157,7 +117,7 @@ class Table:
     """
 
     title: str
-    columns: Sequence["Column | tuple[str, Read] | str"]
+    columns: Sequence[tuple[str, Read] | str]
     rows: Sequence[Any]
     note: str = ""
     footer: Sequence[Any] = ()
@@ -182,22 +142,14 @@ class Table:
         ]
 
     @cached_property
-    def heads(self) -> list["Column"]:
+    def heads(self) -> list[Head]:
         """Header and kind of every column."""
-        return [self._head(number, column) for number, column in enumerate(self.columns)]
-
-    def _head(self, number: int, column: "Column | tuple[str, Read] | str") -> "Column":
-        if isinstance(column, Column):
-            return column
-        header = column if isinstance(column, str) else column[0]
-        cells = [row[number] for row in self.cells]
-        texts = [cell.value for cell in cells if cell.value not in ("", ABSENT)]
-        if any(isinstance(cell, Number) for cell in cells) or (
-            texts and all(map(_NUMERIC.fullmatch, texts))
-        ):
-            return Column(header, "number")
-        is_prose = any(len(text) > _SENTENCE and " " in text for text in texts)
-        return Column(header, "prose" if is_prose else "name")
+        return [
+            Head(
+                column if isinstance(column, str) else column[0], _kind([r[n] for r in self.cells])
+            )
+            for n, column in enumerate(self.columns)
+        ]
 
     def noted(self, what: str) -> "Table":
         """The table with this in front of its note; itself if it is empty."""
@@ -213,23 +165,29 @@ class Table:
         ]
         if len(kept) == len(columns):
             return self
-        cells = [[row[n] for n in kept] for row in self.cells]
-        keys = sum(number < self.keys for number in kept)
-        body = len(self.rows)
+        cells, body = [[row[n] for n in kept] for row in self.cells], len(self.rows)
         return replace(
             self,
-            columns=[self.heads[n] for n in kept],
+            columns=[self.heads[n].header for n in kept],
             rows=cells[:body],
             footer=cells[body:],
-            keys=keys,
+            keys=sum(number < self.keys for number in kept),
         )
+
+
+def _kind(cells: Sequence[Cell]) -> Literal["name", "number", "prose"]:
+    texts = [cell.value for cell in cells if cell.value not in ("", ABSENT)]
+    numbers = texts and all(map(_NUMERIC.fullmatch, texts))
+    if numbers or any(isinstance(cell, Number) for cell in cells):
+        return "number"
+    return "prose" if any(len(text) > _SENTENCE and " " in text for text in texts) else "name"
 
 
 def tabulate(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Raw values by name: a column for every name; what a row has none of is empty."""
     headers = list(dict.fromkeys(name for row in rows for name in row))
     cells = [["" if row.get(name) is None else str(row[name]) for name in headers] for row in rows]
-    return Table("", names(*headers), cells)
+    return Table("", headers, cells)
 
 
 class Command(str):
@@ -238,7 +196,7 @@ class Command(str):
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts by label; a ``Command`` is broken where a shell takes it up again."""
+    """Facts by label; a ``Command`` is printed on one line."""
 
     rows: Mapping[str, str]
 
@@ -257,25 +215,6 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class StackPart:
-    """A part of a stack: the character it is drawn with, what it is, and its size."""
-
-    sign: str
-    words: str
-    size: str
-    share: float
-
-
-@dataclass(frozen=True)
-class Stack:
-    """Parts of a whole as one bar, and what its characters mean."""
-
-    label: str
-    parts: Sequence[StackPart]
-    whole: str
-
-
-@dataclass(frozen=True)
 class Chart:
     """A plot; a terminal leaves it out.
 
@@ -290,7 +229,7 @@ class Chart:
     draw: Callable[[], "Figure"]
 
 
-Part = Table | Facts | Finding | Stack | Chart | Text | str
+Part = Table | Facts | Finding | Chart | Text | str
 """What a view is made of; an empty string is a blank line."""
 
 

@@ -264,32 +264,6 @@ def test_a_cache_too_small_for_all_requests_fails() -> None:
     assert records()[0].status == "failed"
 
 
-@pytest.mark.parametrize("out", ["file", "file/below"])
-def test_a_results_folder_that_cannot_be_written_is_replaced_and_told(out: str) -> None:
-    Path("file").write_text("kept")
-    result = books("--out", out)
-    assert result.exit_code == 0
-    (record,) = records(Path("tmp"))
-    warning = f"record is saved in {Path('tmp').resolve()} instead."
-    assert result.stderr.startswith(f"warning: {out} cannot be written (")
-    assert result.stderr.endswith(f"{warning}\n")
-    assert f"tmp/{record.run_id}.json" in result.stdout
-    assert files() == ["file", f"tmp/{record.run_id}.json"]
-    assert Path("file").read_text() == "kept"
-
-
-@pytest.mark.parametrize("target", ["gone/mine.json", "folder", ".", "/", "file/mine.json"])
-def test_json_that_cannot_be_written_is_told_and_the_record_kept(target: str) -> None:
-    Path("folder").mkdir()
-    Path("file").touch()
-    result = books("--json", target)
-    assert result.exit_code == 2
-    assert result.stderr.startswith(f"error: --json {target}: cannot be written (")
-    (record,) = records()
-    assert f"record: results/{record.run_id}.json" in result.stdout
-    assert files() == ["file", f"results/{record.run_id}.json"]
-
-
 # ---- Ctrl-C -------------------------------------------------------------------------------------
 
 

@@ -122,7 +122,7 @@ def test_boxes_are_inside_the_picture_and_do_not_overlap(tmp_path: Path) -> None
     assert found is not None
     (axes,) = timeline_chart(found).draw().axes
     (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
-    boxes = [patch.get_bbox() for patch in axes.patches]
+    boxes = [patch.get_path().get_extents(patch.get_patch_transform()) for patch in axes.patches]
     assert len(boxes) == len(found.name) == 3
     for box in boxes:
         assert left <= box.x0 < box.x1 <= right * 1.001

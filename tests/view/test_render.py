@@ -15,13 +15,13 @@ from dsv4kv.view.table import (
     Command,
     Facts,
     Finding,
-    Mark,
     Number,
     Page,
     Section,
     Table,
     Text,
     bar,
+    mark,
     tabulate,
     text_of,
 )
@@ -33,7 +33,7 @@ SENTENCES = st.lists(WORDS, max_size=8).map(" ".join)
 DIGITS = st.integers(-(10**12), 10**12).map("{:,}".format)
 SPREADS = st.sampled_from(["", "± ?", "± 0.05", "± 12,345", "-0.03/+0.11"])
 CELLS = {
-    "name": st.one_of(WORDS, st.builds(Mark, st.just("bad"), WORDS), st.floats(0, 1).map(bar)),
+    "name": st.one_of(WORDS, st.builds(mark, st.just("bad"), WORDS), st.floats(0, 1).map(bar)),
     "number": st.one_of(DIGITS, st.builds(Number, DIGITS, SPREADS)),
     "prose": SENTENCES.map(Text),
 }

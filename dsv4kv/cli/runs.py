@@ -1,44 +1,87 @@
-"""How the points of a sweep are done, kept and resumed, for every command with axes."""
+"""Runs on the command line: sweeps that are kept and resumed, a record, and an exit code."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from dsv4kv.choices import BACKENDS, PEERS
-from dsv4kv.errors import ConfigError
-from dsv4kv.view.console import say
+from dsv4kv.cli import ENDINGS
+from dsv4kv.cli.options import write_json
+from dsv4kv.errors import INTERRUPTED, ConfigError, RecordError, VerificationError
+from dsv4kv.view.console import open_console, say
 
 if TYPE_CHECKING:
     from dsv4kv.config.load import Loaded, Point
     from dsv4kv.record.points import Points, Sweep
+    from dsv4kv.record.schema import RunRecord
+    from dsv4kv.record.store import Saved
 
 
-def _sweep(metavar: str, text: str, *names: str) -> Any:
-    return typer.Option(*names, metavar=metavar, help=text, rich_help_panel="Sweep")
+def keep_record(
+    record: "RunRecord", folder: Path, json_: str | None, *, silent: bool, verbose: bool = False
+) -> None:
+    """Save a record and print it; with ``silent`` only its problems, on standard error.
+
+    ``json_`` names a file that gets it, too; ``-`` is standard output.
+    """
+    from dsv4kv.record.store import dumps, save_record
+    from dsv4kv.view.render import show
+    from dsv4kv.view.runs import report_record
+
+    with endings_put_off():
+        saved = save_record(record, folder)
+    console = open_console(stderr=True, soft_wrap=True) if silent else open_console()
+    show(report_record(record, saved.path, quiet=silent, verbose=verbose), console)
+    say_saved(saved, silent=silent)
+    if json_:
+        write_json(dumps(record), json_)
 
 
-Jobs = Annotated[
-    int,
-    typer.Option(
-        "--jobs",
-        "-j",
-        min=1,
-        metavar="N",
-        help="Points that are done at once.",
-        rich_help_panel="Sweep",
-    ),
-]
-OnRay = Annotated[
-    str | None,
-    _sweep("HOST:PORT", "Do the points on a Ray cluster; auto finds one here.", "--ray"),
-]
-Resume = Annotated[
-    str | None,
-    _sweep("RUN", "Go on with a sweep that was interrupted or killed, by its name or file."),
-]
+def say_saved(saved: "Saved", *, silent: bool) -> None:
+    """Say where a record is; with ``silent`` only that it is not where it should be."""
+    if not silent:
+        say(f"record: {saved.path}")
+    if saved.problem:
+        say(f"warning: {saved.problem}", err=True)
+
+
+def end_run(record: "RunRecord") -> None:
+    """Leave with the exit code of the run's status, and its sentences where it failed."""
+    problems = [case.error for case in record.cases if case.status == "failed" and case.error]
+    problems += [
+        f"launch {launch.launch} {launch.status.replace('_', ' ')}: {launch.error}"
+        for launch in record.launches
+        if launch.status in ("crashed", "timeout", "out_of_memory")
+    ]
+    if problems:
+        raise VerificationError("\n".join(dict.fromkeys(problems)))
+    if record.status == "incomplete":
+        raise typer.Exit(INTERRUPTED)
+
+
+@contextmanager
+def endings_put_off() -> Iterator[None]:
+    """Ctrl-C, SIGTERM and SIGHUP wait until the block has ended."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals never reach it
+        return
+    came: list[int] = []
+    before = {number: signal.signal(number, lambda n, _: came.append(n)) for number in ENDINGS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in came[:1]:
+            signal.raise_signal(number)
 
 
 @dataclass(frozen=True)
@@ -68,8 +111,6 @@ class Request:
             RecordError: There is no such run.
             ConfigError: Settings without axes are given, or the run's backend is code.
         """
-        from dataclasses import replace
-
         from dsv4kv.record.points import find_points, read_points
 
         if self.resume is None or self.axes:
@@ -113,10 +154,6 @@ def keep_points(
     Raises:
         RecordError, TraceError: It cannot be written, or is of another sweep.
     """
-    import tempfile
-    from datetime import UTC, datetime
-
-    from dsv4kv.errors import RecordError
     from dsv4kv.measure.environment import capture_environment
     from dsv4kv.record.points import Asked, find_points, hash_points, open_points
     from dsv4kv.record.store import POINTS, new_run_id

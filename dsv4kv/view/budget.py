@@ -1,12 +1,10 @@
 """An answer of ``dsv4kv budget``: what fits, what to change, and how to start it; sweeps."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dsv4kv.engines.contract import Capacity
 from dsv4kv.engines.host import HostTier
-from dsv4kv.errors import ConfigError
 from dsv4kv.sizing.advice import Option
 from dsv4kv.sizing.answer import Answer, assumptions, count_requests, limit_sentence
 from dsv4kv.sizing.fit import LayoutLine, within_limit
@@ -58,7 +56,9 @@ def budget_page(
     """What fits, what changes it and the command to start it; ``command``: ``view_command``."""
     refused = found.host and found.host.refusal
     useful = [] if refused else [each for each in options if _helps(found, each)]
-    answer: list[Part] = [_answer(found), *_copies_sentence(found, layouts)]
+    answer: list[Part] = [_answer(found)]
+    if found.kv_copies > 1:
+        answer.append(_copies_sentence(found, layouts))
     if "engine" in given:
         answer += _engine_lines(found)
     facts = _facts(found, curve)
@@ -148,16 +148,15 @@ def _gpus(scenario: Scenario) -> str:
     return f"{scenario.layout.gpus:,} × {scenario.gpu.name} ({scenario.layout.label})"
 
 
-def _copies_sentence(found: Answer, layouts: Sequence[LayoutLine]) -> Iterator[str]:
+def _copies_sentence(found: Answer, layouts: Sequence[LayoutLine]) -> str:
     """What tensor parallelism costs: the copies of the single KV head."""
     best = max(layouts, key=lambda line: line.concurrency)
-    if found.kv_copies > 1:
-        heads = "single KV head" if kv_heads(found.scenario.config) == 1 else "too few KV heads"
-        better = f" {best.layout.label} on the same GPUs holds {best.concurrency:,} requests."
-        yield (
-            f"TP{found.scenario.layout.tp} replicates the KV cache on {found.kv_copies} GPUs "
-            f"({heads}).{better if best.concurrency > found.max_concurrency else ''}"
-        )
+    heads = "single KV head" if kv_heads(found.scenario.config) == 1 else "too few KV heads"
+    better = f" {best.layout.label} on the same GPUs holds {best.concurrency:,} requests."
+    return (
+        f"TP{found.scenario.layout.tp} replicates the KV cache on {found.kv_copies} GPUs "
+        f"({heads}).{better if best.concurrency > found.max_concurrency else ''}"
+    )
 
 
 def _engine_lines(found: Answer) -> Iterator[Part]:
@@ -300,31 +299,21 @@ def assumed_table(scenario: Scenario) -> Table:
 
 
 def view_command(reading: "Reading", costs: "Iterable[FlagCost]") -> list[Part]:
-    """What the flags and variables of a launch command do to sizes: those that cost first."""
-    by_flag = {cost.flag.spelling: cost for cost in costs}
-    rows = []
-    for flag in reading.counted:
-        cost = by_flag.get(flag.spelling)
-        known = cost is not None and bool(cost.taken_bytes or cost.requests)
-        value = " ".join((flag.value or "on").split())
-        rows.append(
-            (
-                flag.spelling,
-                value if len(value) <= _MAX_VALUE else f"{value[: _MAX_VALUE - 1]}…",
-                Number(format_bytes(cost.taken_bytes) if cost and known else ABSENT),
-                Number(f"{cost.requests:+,}" if cost and known else ABSENT),
-                flag.effect,
-            )
-        )
-    rows.sort(key=lambda row: row[2].value == ABSENT)
-    costly = [row[:4] for row in rows if row[2].value != ABSENT][:_MAX_FLAGS]
-    others = ", ".join(row[0] for row in rows[len(costly) :])
+    """What the flags and variables of a launch command do to sizes: those that cost."""
+    known = [cost for cost in costs if cost.taken_bytes or cost.requests]
+    costly = {cost.flag.spelling for cost in known}
+    others = [flag.spelling for flag in reading.counted if flag.spelling not in costly]
     table = Table(
         "Command",
-        ["flag", "value", "takes per GPU", "requests"],
-        costly,
+        [
+            ("flag", lambda cost: cost.flag.spelling),
+            ("value", lambda cost: " ".join((cost.flag.value or "on").split())[:_MAX_VALUE]),
+            ("takes per GPU", lambda cost: size(cost.taken_bytes)),
+            ("requests", lambda cost: Number(f"{cost.requests:+,}")),
+        ],
+        known[:_MAX_FLAGS],
         note=f"{reading.launch.title}; against the command without the flag",
-        caption=f"without a cost of their own: {others}" if others else "",
+        caption=f"without a cost of their own: {', '.join(others)}" if others else "",
         keys=2,
     )
     parts: list[Part] = ["", table]
@@ -340,18 +329,14 @@ def view_command(reading: "Reading", costs: "Iterable[FlagCost]") -> list[Part]:
 def pools_table(found: Answer) -> Table:
     """What one request costs on one GPU, pool by pool."""
 
-    def per_token(size: float) -> Number:
-        return Number(f"{float(size):,.2f}" if size else ABSENT)
-
-    def layers(cost: object) -> str:
-        of, count = (getattr(cost, name) for name in ("layer_type", "layers"))
-        return of if getattr(cost, "pool", "") == "tables" else f"{of} × {count}"
+    def per_token(bytes_: Any) -> Number:
+        return Number(f"{float(bytes_):,.2f}" if bytes_ else ABSENT)
 
     return Table(
         "Pools",
         [
             ("pool", lambda cost: cost.pool),
-            ("layers", layers),
+            ("layers", lambda cost: f"{cost.layer_type} × {cost.layers}"),
             ("fixed", lambda cost: size(cost.fixed_bytes or None)),
             ("in flight", lambda cost: size(cost.in_flight_bytes or None)),
             ("B per token", lambda cost: per_token(cost.marginal_bytes)),
@@ -442,9 +427,8 @@ def sweep_page(rows: Sequence[Row]) -> Page:
     found = next((row.found for row in rows if row.found), None)
     given = dict.fromkeys(first.point, "")
     assumed = [*_assumed(found.scenario, given)] if found else []
-    charts = [sweep_chart(rows)] if len(rows) > 1 and _lines_of(rows) <= MAX_LINES else []
     sections = [
-        Section("Chart", charts),
+        Section("Chart", [sweep_chart(rows)]),
         Section("All points", [sweep_table(rows)]),
         Section("Assumptions", assumed),
     ]
@@ -484,46 +468,22 @@ def _point(row: Row) -> str:
 
 
 def sweep_chart(rows: Sequence[Row]) -> Chart:
-    """The sweep over its first axis of numbers (the context before others), or a bar for each.
-
-    Raises:
-        ConfigError: There would be more lines than can be distinguished.
-    """
+    """A line over the swept numbers, the context before others; a bar a point without any."""
     label, value_of = choose_values(rows)
     title = f"{label[0].upper()}{label[1:]}"
-    across = _across(rows)
-    if across is None:
-        bars_of = [Bar(_point(row), value_of(row), _figure(value_of(row))) for row in rows]
-        return bars(title, bars_of)
-    if (count := _lines_of(rows)) > MAX_LINES:
-        raise ConfigError(
-            f"a chart of {count} lines cannot be read (at most {MAX_LINES}): sweep fewer values, "
-            "or write them with --csv."
-        )
+    inputs = {name: name.replace("-", "_") for name in rows[0].point}
+    numbers = [n for n, at in inputs.items() if isinstance(getattr(rows[0].inputs, at), int)]
+    across = min(numbers, key=lambda name: name != "context", default="")
     series: dict[str, dict[float, float]] = {}
-    for row in rows:
+    for row in rows if across else ():
         name = ", ".join(value for axis, value in row.point.items() if axis != across)
-        at = float(getattr(row.inputs, across.replace("-", "_")))
+        at = float(getattr(row.inputs, inputs[across]))
         series.setdefault(name, {})[at] = value_of(row)
+    if not 0 < len(series) <= MAX_LINES:
+        return bars(title, [Bar(_point(r), value_of(r), _figure(value_of(r))) for r in rows])
     drawn = [Line(name, sorted(ys), [ys[x] for x in sorted(ys)]) for name, ys in series.items()]
-    names = {
-        float(getattr(row.inputs, across.replace("-", "_"))): row.point[across] for row in rows
-    }
+    names = {float(getattr(row.inputs, inputs[across])): row.point[across] for row in rows}
     return lines(title, drawn, x=across, x_names=names, form="points")
-
-
-def _across(rows: Sequence[Row]) -> str | None:
-    """The swept input of numbers, the context before others."""
-    first = rows[0]
-    values = {name: getattr(first.inputs, name.replace("-", "_")) for name in first.point}
-    numbers = [name for name, value in values.items() if isinstance(value, int | Fraction)]
-    return min(numbers, key=lambda name: name != "context", default=None)
-
-
-def _lines_of(rows: Sequence[Row]) -> int:
-    across = _across(rows)
-    others = [name for name in rows[0].point if name != across]
-    return len({tuple(row.point[name] for name in others) for row in rows}) if across else 1
 
 
 def sweep_table(rows: Sequence[Row], limit: int | None = None) -> Table:

@@ -1,12 +1,11 @@
 """A replay: hit rate, load and latency first, then memory, tiers and the model of a step."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from statistics import median
 
 from dsv4kv.engines.names import RULES
 from dsv4kv.measure.statistics import summarize
-from dsv4kv.record.fleet import ReplayFleet
 from dsv4kv.record.quantities import (
     axis_names,
     axis_text,
@@ -17,7 +16,7 @@ from dsv4kv.record.replay import ReplayResult, ReplayTiers, Reuse
 from dsv4kv.record.schema import Case, Latency, RunRecord, Totals
 from dsv4kv.units import format_bytes, format_duration
 from dsv4kv.view.facts import cache_facts, header, judge_status, layers_text, setting
-from dsv4kv.view.fleet import fleet_facts, hours_per_million, name_servers, replicas_table
+from dsv4kv.view.fleet import fleet_facts, name_servers, replicas_table
 from dsv4kv.view.outcomes import best_sentences, group_launches, sweep_charts
 from dsv4kv.view.plots import Bar, Line, bars, lines
 from dsv4kv.view.quantity import (
@@ -25,6 +24,7 @@ from dsv4kv.view.quantity import (
     format_factor,
     format_number,
     format_setting,
+    quantity,
     share,
 )
 from dsv4kv.view.table import (
@@ -168,13 +168,17 @@ def _load(result: ReplayResult, totals: Totals) -> str:
     """Requests offered and served a second."""
     offered = {None: "", 0: "all requests offered at once, "}.get(result.arrived_ns)
     if result.arrived_ns:
-        rate = (totals.requests + totals.rejected) / result.arrived_ns * 1e9
+        rate = _asked(totals) / result.arrived_ns * 1e9
         offered = f"{format_number(rate)} requests/s offered, "
     served = format_number(totals.requests / totals.wall_ns * 1e9) if totals.wall_ns else ABSENT
     return (
         f"Load: {offered}{served} served; {result.mean_decoding:.1f} requests decode on average, "
         f"{totals.peak_requests:,} slots at the peak."
     )
+
+
+def _asked(totals: Totals) -> int:
+    return totals.requests + totals.rejected
 
 
 def overload(case: Case) -> str:
@@ -194,7 +198,7 @@ def overload(case: Case) -> str:
     grown = median(ttfts[-quarter:]) >= _GROWTH * median(ttfts[:quarter])
     if not grown and median(waits) < median(ttfts) / 2:
         return ""
-    offered = (totals.requests + totals.rejected) / result.arrived_ns * 1e9
+    offered = _asked(totals) / result.arrived_ns * 1e9
     served = totals.requests / totals.wall_ns * 1e9
     return (
         f"overloaded: {format_number(offered)} requests/s arrive, {format_number(served)} are "
@@ -242,10 +246,8 @@ def remedy_of(rule: str, reason: str) -> str:
 
 def below_table(tiers: ReplayTiers, prompt_tokens: int) -> Table:
     """What was asked of tiers: restored, or not and why."""
-    apart = len(tiers.tiers) > 1 and any(tier.lost_tokens for tier in tiers.tiers)
-    lost = {f"lost on {tier.name}": tier.lost_tokens for tier in tiers.tiers}
-    if not apart:
-        lost = {"lost": tiers.lost_tokens}
+    each = {f"lost on {tier.name}": tier.lost_tokens for tier in tiers.tiers}
+    lost = each if any(each.values()) else {"lost": tiers.lost_tokens}
     losses = [
         (f"{where}: {BELOW[reason][0]}", tokens, BELOW[reason][1])
         for where, reasons in lost.items()
@@ -330,13 +332,12 @@ def _milliseconds(nanoseconds: float | None, factor: float | None) -> str:
     return ABSENT if nanoseconds is None else format_clocked(nanoseconds / 1e6, factor)
 
 
-def _time(case: Case, name: str, percentile: float, *, unit: bool = False) -> str:
-    """A percentile in ms; with ``unit`` it is empty where there is none."""
+def _time(case: Case, name: str, percentile: float) -> str:
     for latency in case.latencies:
         if latency.name == name and latency.samples_ns:
             found = summarize(latency.samples_ns).percentiles.get(percentile)
-            return _milliseconds(found, latency.factor) + (" ms" if unit else "")
-    return "" if unit else ABSENT
+            return _milliseconds(found, latency.factor)
+    return ABSENT
 
 
 def constants_table(result: ReplayResult) -> Table:
@@ -359,12 +360,10 @@ def _sweep_answer(record: RunRecord) -> Iterator[Part]:
     fair = [case for case in cases if not overload(case)]
     yield from (Text(each, "strong") for each in best_sentences(group_launches(fair)))
     yield from shown[:MAX_FINDINGS]
-    table = sweep_table(cases, axis_names(cases), details=False)
-    hidden = {"cases": len(cases) - MAX_CASES, "findings": len(shown) - MAX_FINDINGS}
-    more = " and ".join(f"{count:,} more {what}" for what, count in hidden.items() if count > 0)
-    caption = f"--verbose: {more}" if more else ""
-    yield ""
-    yield replace(table.noted(layers_text(cases)), rows=cases[:MAX_CASES], caption=caption)
+    table = sweep_table(cases, axis_names(cases)).noted(layers_text(cases))
+    more = len(table.rows) - MAX_CASES
+    caption = f"{more} more cases: --verbose" if more > 0 else ""
+    yield from ("", replace(table, rows=table.rows[:MAX_CASES], caption=caption))
 
 
 def _sweep_findings(record: RunRecord) -> list[Finding]:
@@ -383,33 +382,29 @@ def _sweep_sections(record: RunRecord) -> Iterator[Section]:
     yield Section("Run", [header(record)])
 
 
-def sweep_table(cases: Sequence[Case], axes: dict[str, str], *, details: bool = True) -> Table:
-    """A row for every case: hit rate, load and latency; with ``details`` also losses.
+def sweep_table(cases: Sequence[Case], axes: dict[str, str]) -> Table:
+    """A row for every case that was served: hit rate, load and latency.
 
     ``axes`` are the swept settings by dotted path, as they are to be shown.
     """
-    results = [case.replay for case in cases if case.replay]
+    served = [case for case in cases if case.replay and case.totals]
+
+    def setting_of(path: str) -> Read:
+        return lambda c: format_setting(path, c.axis[path]) if path in c.axis else ABSENT
+
+    def kept_slo(case: Case) -> str:
+        fleet, totals = case.replay and case.replay.fleet, case.totals
+        return share(fleet.good_requests, _asked(totals)) if fleet and totals else ABSENT
+
     columns: list[tuple[str, Read]] = [
-        *((name.replace("_", " "), _setting_of(path)) for path, name in axes.items()),
-        ("hit rate", _of(lambda r: share(r.reuse.saved_tokens, r.reuse.prompt_tokens))),
+        *((name.replace("_", " "), setting_of(path)) for path, name in axes.items()),
+        ("hit rate", lambda c: share(c.replay.reuse.saved_tokens, c.replay.reuse.prompt_tokens)),
     ]
-    if any(each.fleet for each in results):
-        columns += [
-            (
-                "unlimited pool",
-                _of_fleet(lambda f, _: share(f.ideal_saved_tokens, f.prompt_tokens)),
-            ),
-            (
-                "within SLO",
-                _of_fleet(
-                    lambda f, t: share(f.good_requests, t.requests + t.rejected) if f.slo else ""
-                ),
-            ),
-            ("GPU-h/10^6", _of_fleet(lambda f, t: format_number(hours_per_million(f, t) or 0))),
-            ("imbalance", _of_fleet(lambda f, _: f"{f.imbalance:.2f}" if f.imbalance else "")),
-        ]
-    if any(each.tiers for each in results):
-        columns += [("restored", _of(_restored)), ("moved/useful", _of(_amplification))]
+    if all(case.replay and case.replay.fleet for case in served):
+        columns.append(("within SLO", kept_slo))
+        columns.append(("imbalance", lambda c: quantity(c.replay.fleet.imbalance)))
+    if all(case.replay and case.replay.tiers for case in served):
+        columns.append(("restored", lambda c: quantity(c.replay.tiers.restored_tokens)))
     columns += [
         ("TTFT p50", lambda case: _time(case, "ttft", 50.0)),
         ("TTFT p99", lambda case: _time(case, "ttft", 99.0)),
@@ -417,76 +412,26 @@ def sweep_table(cases: Sequence[Case], axes: dict[str, str], *, details: bool = 
     ]
     if any(map(overload, cases)):
         columns.append(("load", lambda c: mark("warning", "overloaded") if overload(c) else ""))
-    if details:
-        columns += [
-            ("lost to blocks", _of(lambda r: _lost(r, "evicted_block"))),
-            ("lost to checkpoints", _of(lambda r: _lost(r, *_CHECKPOINTS))),
-        ]
-    errors = {
-        name: max((clock_factor(case, name) or 0 for case in cases), default=0)
-        for name in ("ttft", "tpot")
-    }
-    error = ", ".join(
-        f"{_TIMES[n]} {format_factor(worst)}" for n, worst in errors.items() if worst
-    )
-    note = f"simulated times in ms{f'; 90 % error {error}' if error else ''}"
-    return Table("Replays", columns, cases, note, keys=len(axes))
-
-
-_CHECKPOINTS = ("evicted_checkpoint", "no_checkpoint", "replay")
-
-
-def _setting_of(path: str) -> Read:
-    return lambda case: format_setting(path, case.axis[path]) if path in case.axis else ABSENT
-
-
-def _of(read: Callable[[ReplayResult], str]) -> Read:
-    return lambda case: read(case.replay) if case.replay else ABSENT
-
-
-def _of_fleet(read: Callable[[ReplayFleet, Totals], str]) -> Read:
-    def cell(case: Case) -> str:
-        fleet = case.replay.fleet if case.replay else None
-        return (read(fleet, case.totals) if fleet and case.totals else "") or ABSENT
-
-    return cell
-
-
-def _lost(result: ReplayResult, *reasons: str) -> str:
-    lost = sum(result.reuse.lost_tokens.get(reason, 0) for reason in reasons)
-    return share(lost, result.reuse.prompt_tokens)
-
-
-def _restored(result: ReplayResult) -> str:
-    return share(result.tiers.restored_tokens if result.tiers else 0, result.reuse.prompt_tokens)
-
-
-def _amplification(result: ReplayResult) -> str:
-    tiers = result.tiers.tiers if result.tiers else []
-    useful = sum(tier.useful_bytes for tier in tiers)
-    moved = sum(tier.read_bytes + tier.written_bytes for tier in tiers)
-    return f"{moved / useful:.2f}" if useful else ABSENT
+    worst = max((clock_factor(case, "ttft") or 0 for case in cases), default=0)
+    error = f"; 90 % error of TTFT {format_factor(worst)}" if worst else ""
+    return Table("Replays", columns, served, f"simulated times in ms{error}", keys=len(axes))
 
 
 def compare_rules(cases: Sequence[Case]) -> list[Finding]:
     """Which setting of an engine saves most, where a sweep varied rules and nothing else."""
     saved: dict[str, list[tuple[float, str, str]]] = {}
     for case in cases:
-        if set(case.axis) != {"prefix.rule"} or case.replay is None:
-            continue
-        reuse = case.replay.reuse
-        if reuse.setting and reuse.prompt_tokens:
-            hits = reuse.saved_tokens / reuse.prompt_tokens
-            saved.setdefault(reuse.rule.partition(":")[0], []).append(
-                (hits, reuse.setting, reuse.rule)
-            )
-    found = []
-    for settings in saved.values():
-        (worst, other, _), (best, chosen, rule) = min(settings), max(settings)
-        if best > worst:
-            gain = f"{best - worst:.1%} of all prompt tokens"
-            found.append(Finding("note", f"{chosen} ({rule}) saves {gain} more than {other}"))
-    return found
+        reuse = case.replay.reuse if case.replay else None
+        if set(case.axis) == {"prefix.rule"} and reuse and reuse.setting and reuse.prompt_tokens:
+            family, hits = reuse.rule.partition(":")[0], reuse.saved_tokens / reuse.prompt_tokens
+            saved.setdefault(family, []).append((hits, reuse.setting, reuse.rule))
+    ends = [(min(settings), max(settings)) for settings in saved.values()]
+    return [
+        Finding("note", f"{best[1]} ({best[2]}) saves {best[0] - worst[0]:.1%} of all prompt "
+                f"tokens more than {worst[1]}")
+        for worst, best in ends
+        if best > worst
+    ]  # fmt: skip
 
 
 def list_replay_findings(record: RunRecord) -> Iterator[Finding]:

@@ -160,10 +160,10 @@ def mrc_page(source: str, model: str, answer: Answer) -> Page:
     )
     parts.append("")
     if outcomes:
-        parts.append(_outcomes_table(last, outcomes, details=False))
+        parts.append(_outcomes_table(answer, last, outcomes, brief=True))
         parts += _advice(last)
     elif last.estimates:
-        parts += [_estimates_table(answer), *_sampling(answer)]
+        parts += [_estimates_table(answer), _sampling(answer)]
     elif answer.behind:
         parts.append(_host_table(answer))
     else:
@@ -244,21 +244,23 @@ def _sections(model: str, answer: Answer) -> Iterator[Section]:
             f"{answer.kept_references:,} references to them, in {PARTS} disjoint parts."
         )
     yield Section("By capacity", curve)
-    if answer.behind:
-        yield Section("Host memory", [_host_table(answer)])
-    if answer.points[-1].strategies:
-        yield Section("Windows and states", [_strategies_table(model, answer)])
+    last = answer.points[-1]
     for point in answer.points:
         if outcomes := [*point.rules, *point.policies]:
-            table = _outcomes_table(point, outcomes)
+            table = _outcomes_table(answer, point, outcomes)
             yield Section(f"Rules, {_capacity(point)}", [table, *_advice(point)])
+    if last.strategies:
+        table = _outcomes_table(answer, last, last.strategies)
+        yield Section("Windows and states", [table], f"checkpoints of {model}")
+    if answer.behind:
+        yield Section("Host memory", [_host_table(answer)])
+    if any(point.estimates for point in answer.points):
+        yield Section("Sampled policies", [_estimates_table(answer), _sampling(answer)])
     for name in dict.fromkeys(o.name for point in answer.points for o in point.rules):
         if RULES[name].hopper_block_tokens:
             on = answer.arch or "sm_100, as --gpu is not given"
             sized = f"{name}: blocks as {RULES[name].engine} has them on {on}"
             yield Section("Blocks", [sized])
-    if any(point.estimates for point in answer.points):
-        yield Section("Sampled policies", [_estimates_table(answer), *_sampling(answer)])
 
 
 def hits_chart(model: str, answer: Answer) -> Chart:
@@ -288,44 +290,42 @@ def hits_chart(model: str, answer: Answer) -> Chart:
 
 def _curve_table(model: str, answer: Answer, limit: int | None = None) -> Table:
     """Hits at every capacity, or at ``limit`` of them, the largest included."""
-    estimated = answer.kept_share < 1
-
-    def hit(share: float, error: float) -> str:
-        return format_quantity(Estimate(share, error)) if estimated else f"{share:.2%}"
-
-    def of(number: int) -> Read:
-        return lambda point: f"{point.strategies[number].hit_share:.2%}"
-
-    points, rejects = answer.points, any(point.rejected for point in answer.points)
+    points, names = answer.points, [outcome.name for outcome in answer.points[0].strategies]
+    rejects = any(point.rejected for point in points)
     if limit and len(points) > limit:
         step = (len(points) - 1) / (limit - 1)
         points = tuple(points[round(number * step)] for number in range(limit))
-    strategies = [outcome.name for outcome in answer.points[0].strategies]
-    details: list[tuple[str, Read]] = [
-        ("blocks hit", lambda point: hit(point.block_hits, point.block_error))
-    ]
+
+    def hit(point: Point) -> str:
+        if answer.kept_share == 1:
+            return f"{point.token_hits:.2%}"
+        return format_quantity(Estimate(point.token_hits, point.token_error))
+
     return Table(
         "Hit rate by capacity",
         [
             ("tokens", lambda p: f"{p.capacity_tokens:,}" if p.capacity_tokens else ABSENT),
             ("GiB", lambda p: f"{p.capacity_bytes / _GIB:,.2f}" if p.capacity_bytes else ABSENT),
-            ("all cached", lambda point: hit(point.token_hits, point.token_error)),
-            *((name, of(number)) for number, name in enumerate(strategies)),
+            ("all cached", hit),
+            *_strategy_columns(names),
             *([("rejected", lambda point: f"{point.rejected:,}")] if rejects else []),
-            *([] if limit else details),
         ],
         points,
         note=f"of prompt tokens; – is unlimited; GiB of {model}'s compressed cache",
         caption="next to the upper bound: hits if windows and states are kept by that strategy"
-        if strategies
+        if names
         else "",
     )
 
 
-def _host_table(answer: Answer) -> Table:
+def _strategy_columns(names: Sequence[str]) -> Iterator[tuple[str, Read]]:
     def of(number: int) -> Read:
-        return lambda each: f"{each.strategies[number].hit_share:.2%}"
+        return lambda row: f"{row.strategies[number].hit_share:.2%}"
 
+    yield from ((name, of(number)) for number, name in enumerate(names))
+
+
+def _host_table(answer: Answer) -> Table:
     return Table(
         "Host memory",
         [
@@ -334,7 +334,7 @@ def _host_table(answer: Answer) -> Table:
             ("host tokens", lambda each: f"{each.host_tokens:,}"),
             ("all cached", lambda each: f"{each.token_hits:.2%}"),
             ("added", lambda each: f"{each.token_hits - each.gpu_hits:+.2%}"),
-            *((o.name, of(number)) for number, o in enumerate(answer.behind[0].strategies)),
+            *_strategy_columns([outcome.name for outcome in answer.behind[0].strategies]),
         ],
         answer.behind,
         note="of prompt tokens; the host also stores what the GPUs have",
@@ -342,39 +342,29 @@ def _host_table(answer: Answer) -> Table:
     )
 
 
-def _strategies_table(model: str, answer: Answer) -> Table:
-    point, costs = answer.points[-1], answer.costs
-    return Table(
-        "Windows and states",
-        [
-            ("strategy", lambda o: o.name),
-            ("hit", lambda o: f"{o.hit_share:.2%}"),
-            ("of all cached", lambda o: f"{o.hit_tokens / (o.found_tokens or 1):.1%}"),
-            ("written", lambda o: size(written_bytes(o, answer))),
-            ("per new token", lambda o: f"{o.written_per_new_token:.4f}"),
-            ("read", lambda o: size(o.checkpoint_reads * costs.checkpoint_bytes)),
-            *_loss_columns(point.strategies),
-        ],
-        point.strategies,
-        note=f"{_capacity(point)}; checkpoints of {model}",
-    )
-
-
-def _outcomes_table(point: Point, outcomes: Sequence[Outcome], *, details: bool = True) -> Table:
-    """What rules and policies hit in a pool, and what they lose; the best first in an answer."""
-    rejects = any(outcome.rejected for outcome in outcomes)
-    order = outcomes if details else sorted(outcomes, key=lambda o: -o.hit_tokens)
+def _outcomes_table(
+    answer: Answer, point: Point, outcomes: Sequence[Outcome], *, brief: bool = False
+) -> Table:
+    """What strategies, rules or policies hit and lose; ``brief``: the best first, less of each."""
     columns: list[tuple[str, Read]] = [
         ("rule", lambda outcome: outcome.label),
         ("hit", lambda outcome: f"{outcome.hit_share:.2%}"),
-        *([("rejected", lambda outcome: f"{outcome.rejected:,}")] if rejects else []),
-        *_loss_columns(outcomes),
     ]
-    if details:
-        columns.append(("hit tokens", lambda outcome: f"{outcome.hit_tokens:,}"))
+    if any(outcome.rejected for outcome in outcomes):
+        columns.append(("rejected", lambda outcome: f"{outcome.rejected:,}"))
+    columns += _loss_columns(outcomes)
+    if brief:
+        outcomes = sorted(outcomes, key=lambda outcome: -outcome.hit_tokens)
+    elif all(outcome.checkpoints is not None for outcome in outcomes):
+        read_bytes = answer.costs.checkpoint_bytes
+        columns += [
+            ("written", lambda outcome: size(written_bytes(outcome, answer))),
+            ("per new token", lambda outcome: f"{outcome.written_per_new_token:.4f}"),
+            ("read", lambda outcome: size(outcome.checkpoint_reads * read_bytes)),
+        ]
+    else:
         columns.append(("setting", lambda o: RULES[o.name].setting if o.name in RULES else ""))
-    note = f"{_capacity(point)}; shares of all prompt tokens"
-    return Table("Rules", columns, order, note)
+    return Table("Rules", columns, outcomes, f"{_capacity(point)}; shares of all prompt tokens")
 
 
 def _loss_columns(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, Read]]:
@@ -405,22 +395,22 @@ def _estimates_table(answer: Answer) -> Table:
     )
 
 
-def _sampling(answer: Answer) -> Iterator[str]:
+def _sampling(answer: Answer) -> str:
     """What the policies were simulated on."""
     sampling = answer.sampling
-    yield (
+    why = (
+        f" The full trace is over {LONG_REFERENCES // 10**6} million block references × policies "
+        "× capacities; --sample 1 simulates it."
+    )
+    return (
         f"Simulated on {sampling.share:.1%} of {sampling.families:,} prompt families, and in "
         f"{CLASSES} parts for the intervals; the difference to LRU is what is estimated."
+        f"{why if sampling.automatic else ''}"
     )
-    if sampling.automatic:
-        yield (
-            f"The full trace is over {LONG_REFERENCES // 10**6} million block references × "
-            "policies × capacities; --sample 1 simulates it."
-        )
 
 
 def _advice(point: Point) -> Iterator[str]:
-    """Which setting of an engine hits most, and what it still loses for windows and drafts."""
+    """Which setting of an engine hits most, and which way to draft."""
     settings: dict[tuple[str, str], list[Outcome]] = {}
     drafts: dict[str, list[Outcome]] = {}
     for outcome in (o for o in point.rules if o.name in RULES):
@@ -440,7 +430,7 @@ def _advice(point: Point) -> Iterator[str]:
 
 def _wins(alike: list[Outcome], setting: Callable[[Outcome], str]) -> Iterator[str]:
     """What the best of these saves more than the worst."""
-    bad, *_, good = sorted(alike, key=lambda o: o.hit_tokens) * 2
+    good, bad = (f(alike, key=lambda o: o.hit_tokens) for f in (max, min))
     if good.hit_tokens > bad.hit_tokens:
         gain = f"{good.hit_share - bad.hit_share:.1%} of all prompt tokens"
         yield f"{setting(good)} ({good.label}) hits {gain} more than {setting(bad)}."

@@ -68,8 +68,8 @@ def test_what_came_back_from_below_is_told_on_every_medium() -> None:
 
 def test_a_sweep_with_tiers_says_what_came_back() -> None:
     result = small(*TIERED, "--axis", "tiers.host.write=write_through,write_back")
-    assert "moved/useful" in result.stdout
-    assert "moved/useful" not in small("--axis", "prefix.policy=lru,fifo").stdout
+    assert "restored" in result.stdout
+    assert "restored" not in small("--axis", "prefix.policy=lru,fifo").stdout
 
 
 @pytest.mark.parametrize(

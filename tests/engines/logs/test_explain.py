@@ -31,11 +31,11 @@ def test_a_request_is_split_into_context_reserve_and_steady_blocks() -> None:
 def test_the_meaning_says_that_the_number_is_no_capacity() -> None:
     first, second, third = explained(VLLM_0_26).meaning
     assert first == (
-        "1,009,661 tokens is no capacity: it is 7,236 blocks, divided by the 6,537 that one "
-        "request of 912,128 tokens is counted with, times 912,128."
+        "1,009,661 tokens is not a capacity: vLLM computes it as 7,236 blocks ÷ 6,537 blocks per "
+        "request of 912,128 tokens × 912,128."
     )
-    assert "a reserve for 8,192 tokens in flight" in second
-    assert "In steady decode such a request holds 3,593 blocks" in third
+    assert "workspace for 8,192 tokens in flight" in second
+    assert "In steady decode such a request takes 3,593 blocks" in third
 
 
 def test_what_was_read_is_told_from_what_was_inferred() -> None:
@@ -108,7 +108,7 @@ def test_numbers_of_no_known_rules_are_explained_by_the_nearest_with_a_warning()
     told = explained([line.replace("1,009,661", "1,009,000") for line in VLLM_0_26])
     assert not told.exact
     assert told.candidates == ()
-    assert told.meaning[0].startswith("The numbers of this log do not follow from any known rules")
+    assert told.meaning[0].startswith("No known engine version reproduces this log")
     assert told.printed_tokens == 1_009_000
 
 

@@ -44,8 +44,7 @@ from dsv4kv.view.outcomes import (
     Group,
     Outcome,
     best_sentences,
-    ends_of,
-    format_with_unit,
+    estimate_bar,
     group_launches,
     middle_launch,
     sweep_charts,
@@ -509,20 +508,6 @@ def step_table(cases: Sequence[Case]) -> Table | None:
     )
 
 
-def _step_chart(cases: Sequence[Case]) -> Chart:
-    rows = []
-    for case in cases:
-        shares = step_shares(case)
-        for what, sizes in (
-            ("bytes", [e.bytes for e in shares]),
-            ("time", [e.ns for e in shares]),
-        ):
-            parts = {e.kind: n / sum(sizes) * 100 for e, n in zip(shares, sizes, strict=True) if n}
-            if parts:
-                rows.append((f"{axis_text(case)} {what}".strip(), parts))
-    return plots.stacks("Bytes and time of a decode step by kind of work", rows)
-
-
 def _of(part: Part, layers: str) -> Part:
     """A table with the layers next to its title, where its numbers are of a part of a model."""
     return part.noted(layers) if isinstance(part, Table) and part.title != "Telemetry" else part
@@ -541,11 +526,10 @@ def _sections(record: RunRecord, groups: Sequence[Group]) -> Iterator[Section]:
         return
     if record.launches:
         steps = [
-            plots.Bar(f"launch {case.launch}", found.value, format_duration(found.value),
-                      ends_of(found))
+            estimate_bar(f"launch {case.launch}", found, "ns")
             for case in record.cases
             if (found := STEP.read(case))
-        ]  # fmt: skip
+        ]
         charts = [plots.bars("Median step of each launch", steps, unit="ns")] if steps else []
         table = launches_table(list_measured(record), "Medians")
         yield Section("How far launches differ", [table, *charts])
@@ -576,7 +560,7 @@ def case_sections(case: Case, gpu: GpuFacts | None) -> Iterator[Section]:
 
 def _step_section(cases: Sequence[Case]) -> Iterator[Section]:
     if table := step_table(cases):
-        yield Section("Where a decode step goes", [table, _step_chart(cases)])
+        yield Section("Where a decode step goes", [table])
 
 
 def _pools(case: Case) -> Iterator[Part]:
@@ -612,26 +596,21 @@ def _pools(case: Case) -> Iterator[Part]:
             f"{pool.name} {pool.layer_type}",
             pool.allocated_bytes,
             format_bytes(pool.allocated_bytes),
-            mark=pool.predicted_bytes,
         )
         for pool in sorted(pools, key=lambda pool: -pool.allocated_bytes)
     ]
-    yield plots.bars("Memory by pool, all layers; marks: predicted", rows, unit="B")
+    yield plots.bars("Memory by pool, all layers", rows, unit="B")
 
 
 def _latency_chart(latencies: Sequence[Latency]) -> Chart:
-    rows = []
-    for each in latencies:
-        found = summarize(each.samples_ns).estimate
-        text = format_with_unit(found, "ns")
-        rows.append(plots.Bar(each.name, found.value, text, ends_of(found)))
+    rows = [estimate_bar(e.name, summarize(e.samples_ns).estimate, "ns") for e in latencies]
     return plots.bars("Median of each action", rows, unit="ns", dots=True)
 
 
 def _rate_charts(case: Case, gpu: GpuFacts | None) -> Iterator[Chart]:
     """Rates next to those of plain copies."""
     found = [
-        (each, rate)
+        (f"{_name(each)} {_layers(each)}", rate)
         for each in case.operations
         if (rate := estimate_rate(each.bytes, each.samples_ns)) and rate.value > 0
     ]
@@ -641,13 +620,5 @@ def _rate_charts(case: Case, gpu: GpuFacts | None) -> Iterator[Chart]:
     limits = {each.name: rate.value for each in yardsticks(case) if (rate := each.rate)}
     promised = datasheet_gbps(gpu) if gpu else None
     limits |= {"datasheet": float(promised)} if promised else {}
-    rows = [
-        plots.Bar(
-            f"{_name(each)} {_layers(each)}",
-            rate.value,
-            f"{format_quantity(rate)} GB/s",
-            (max(rate.value * 0.01, ends_of(rate)[0]), ends_of(rate)[1]),
-        )
-        for each, rate in found
-    ]
+    rows = [estimate_bar(name, rate, "GB/s") for name, rate in found]
     yield plots.bars("Rate of each operation, GB/s", rows, dots=True, lines=limits)

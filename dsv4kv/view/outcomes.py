@@ -69,6 +69,13 @@ def format_with_unit(estimate: Estimate, unit: str) -> str:
     return f"{format_quantity(estimate)} {unit}"
 
 
+def estimate_bar(name: str, estimate: Estimate, unit: str) -> plots.Bar:
+    """A row of a chart."""
+    low, high = ends_of(estimate)
+    ends = (max(low, estimate.value * 0.01), high) if estimate.half_width else None
+    return plots.Bar(name, estimate.value, format_with_unit(estimate, unit), ends)
+
+
 def graph_device_time(case: Case) -> Estimate | None:
     """Median time of a decode step on the GPU in ns, as a graph if it ran as one."""
     graph = latency_median(case, "decode_graph_device")
@@ -247,11 +254,10 @@ def _chart(
 
     if not ordered:
         rows = [
-            plots.Bar(
+            estimate_bar(
                 ", ".join(filter(None, (format_setting(across, axis[across]), line(axis)))),
-                estimate.value,
-                outcome.text(estimate),
-                ends_of(estimate) if estimate.half_width else None,
+                estimate,
+                outcome.unit,
             )
             for axis, estimate in found
         ]

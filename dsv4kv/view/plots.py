@@ -126,7 +126,6 @@ class Bar:
         text: At its right.
         ends: Of its interval.
         tone: ``good``, ``warning``, ``bad`` or ``dim``; the first colour where it is empty.
-        mark: Value that is marked by a line: what was planned.
     """
 
     name: str
@@ -134,7 +133,6 @@ class Bar:
     text: str = ""
     ends: tuple[float, float] | None = None
     tone: str = ""
-    mark: float | None = None
 
 
 def bars(
@@ -168,8 +166,6 @@ def bars(
                 axes.barh(n, row.value, height=0.62, color=colour)
             if row.ends:
                 axes.hlines(n, *row.ends, color=colour if dots else INK, linewidth=1.4)
-            if row.mark is not None:
-                axes.vlines(row.mark, n - 0.42, n + 0.42, INK, linewidth=1.6)
             axes.text(1.01, n, row.text, transform=axes.get_yaxis_transform(), va="center",
                       color=colour if row.tone else INK, fontsize=9.5)  # fmt: skip
         for name, value in compared.items():
@@ -192,36 +188,6 @@ def bars(
 
     words = ", ".join(f"{row.name} {row.text or show(row.value, unit)}" for row in rows)
     return Chart(title, f"{words}.", draw)
-
-
-def stacks(title: str, rows: Sequence[tuple[str, Mapping[str, float]]]) -> Chart:
-    """A bar of 100 % for each row, of parts in per cent by kind."""
-    kinds = list(dict.fromkeys(kind for _, parts in rows for kind in parts))
-
-    def draw() -> "Figure":
-        figure, axes = _axes(64 + _ROW * len(rows))
-        for kind, colour in zip(kinds, COLOURS * len(kinds), strict=False):
-            before = kinds[: kinds.index(kind)]
-            starts = [sum(parts.get(each, 0) for each in before) for _, parts in rows]
-            widths = [parts.get(kind, 0) for _, parts in rows]
-            axes.barh(range(len(rows)), widths, left=starts, height=0.62, color=colour, label=kind)
-            for n, (start, width) in enumerate(zip(starts, widths, strict=True)):
-                if width >= 7:
-                    axes.text(start + width / 2, n, f"{width:.0f} %", ha="center", va="center",
-                              color="white", fontsize=9.5)  # fmt: skip
-        axes.set_yticks(range(len(rows)), [_fit(name, _LONGEST) for name, _ in rows])
-        axes.tick_params(axis="y", colors=INK, length=0)
-        axes.set_ylim(len(rows) - 0.4, -0.6)
-        axes.set_xlim(0, 100)
-        axes.set_xticks([])
-        figure.legend(loc="outside lower left", frameon=False, ncols=4, fontsize=9.5)
-        return figure
-
-    words = (
-        f"{name}: {', '.join(f'{kind} {part:.1f} %' for kind, part in parts.items())}"
-        for name, parts in rows
-    )
-    return Chart(title, f"{'; '.join(words)}.", draw)
 
 
 @dataclass(frozen=True)
@@ -252,7 +218,6 @@ def lines(
     x_names: Mapping[float, str] | None = None,
     form: str = "line",
     shaded: Sequence[tuple[float, float]] = (),
-    limit: float | None = None,
 ) -> Chart:
     """Series over one axis of numbers.
 
@@ -262,10 +227,9 @@ def lines(
         x: What the axis is, with its unit.
         unit: Of the values.
         x_names: Names of the values on the axis where they are few, such as ``128K``.
-        form: ``line``, ``points`` for a line with a mark at each value, ``steps``, or ``stack``
-            for areas upon each other.
+        form: ``line``, ``points`` for a line with a mark at each value, or ``stack`` for areas
+            upon each other.
         shaded: Stretches of the axis.
-        limit: A value that is marked as one.
     """
     known = [y for line in series for y in line.ys if y is not None]
 
@@ -279,8 +243,6 @@ def lines(
             _draw_line(axes, line, form, COLOURS[n % len(COLOURS)], n)
         for start, end in shaded:
             axes.axvspan(start, end, color="#fbe3c4", lw=0, zorder=0)
-        if limit is not None:
-            axes.axhline(limit, color=TONES["bad"], linewidth=0.9)
         _scale_values(axes, known, unit, may_be_log=form == "points" and unit != "%")
         xs = sorted({float(each) for line in series for each in line.xs})
         if x_names:
@@ -304,8 +266,6 @@ def _draw_line(axes: "Axes", line: Line, form: str, colour: str, n: int) -> None
     look["linestyle"] = "-" if n < len(COLOURS) else "--"
     if form == "points":
         look |= {"marker": "osD^vPX"[n % 7], "markersize": 4.5}
-    if form == "steps":
-        look["drawstyle"] = "steps-post"
     axes.plot(line.xs, ys, label=line.name, **look)
     if line.low is not None and line.high is not None:
         axes.fill_between(line.xs, line.low, line.high, color=colour, alpha=0.18, linewidth=0)

@@ -100,14 +100,16 @@ def _answer(
     profile: Profile, table: KernelTable, yardstick: Yardstick | None, layers: str
 ) -> Iterator[Part]:
     yield from (Finding("warning", warning) for warning in table.warnings[:3])
-    found = shares(table)
-    step = ""
+    found, step = shares(table), ""
+    doubts: list[Finding] = []
     if table.steps:
         times = table.steps.host_ns if is_on_cpu(table) else table.steps.span_ns
         place = "on the host" if is_on_cpu(table) else "on the GPU"
         time = summarize(times).estimate
-        mark = "" if is_known(time) else "! "
-        step = f"{mark}a step takes {format_with_unit(time, 'ns')} {place}, one run"
+        step = f"a step takes {format_with_unit(time, 'ns')} {place}"
+        if not is_known(time):
+            doubts = [Finding("warning", f"{step}: {table.num_steps:,} steps, no interval")]
+            step = ""
     if found:
         parts = ", ".join(f"{n} {found[n]:.1f} %" for n in CACHE_CATEGORIES if found.get(n))
         cache = sum(found.get(name, 0) for name in CACHE_CATEGORIES)
@@ -123,8 +125,7 @@ def _answer(
     else:
         sentence = "no rule knows any of the kernels, so what the KV cache costs is not known"
         yield Finding("warning", f"{sentence}: rules are in configs/profile/, a pattern a line")
-        if step:
-            yield Finding("note", step)
+    yield from doubts
     if unknown := _unknown_cache_names(table):
         yield Finding("warning", f"not classified, but named like cache kernels: {unknown}")
     yield from judge_amplification(table)

@@ -10,7 +10,6 @@ from pydantic import ConfigDict, Field, create_model, model_validator
 from pydantic_core import CoreSchema, core_schema
 
 from dsv4kv.choices import (
-    ALLOCATORS,
     BACKENDS,
     INDEXES,
     PEERS,
@@ -24,7 +23,7 @@ from dsv4kv.described import Described
 from dsv4kv.model.config import Precision
 from dsv4kv.model.formats import FORMATS
 from dsv4kv.model.schema import Sharing, StateFormat
-from dsv4kv.ops.variants import VARIANTS, explain
+from dsv4kv.ops.spec import VARIANTS, explain
 
 Positive = Annotated[int, Field(gt=0, lt=2**63)]
 NonNegative = Annotated[int, Field(ge=0, lt=2**63)]
@@ -121,9 +120,6 @@ class CacheSection(Section):
     """Tokens of context one block covers in every compressed layer; a multiple of 128."""
     sharing: Sharing = "model"
     """Who shares a block table: the whole model, the layers of one type, or none."""
-    allocator: Annotated[str, OneOf(ALLOCATORS)] = Field(
-        "stack", description=f"Free-block strategy: {explained(ALLOCATORS)}."
-    )
     prefix: PrefixSection = PrefixSection()
     """Reuse of prompts that begin as an earlier one."""
     max_context_tokens: Positive = 32768
@@ -359,7 +355,7 @@ class BenchConfig(Section):
 
     def _check_prefix(self) -> None:
         cache = self.cache
-        wanted = {"allocator": "refcount", "sharing": "model", "prepare": "host"}
+        wanted = {"sharing": "model", "prepare": "host"}
         for key, value in wanted.items():
             if getattr(cache, key) != value:
                 raise ValueError(

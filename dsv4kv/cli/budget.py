@@ -306,11 +306,11 @@ def _print_answer(
         options_of(found),
         compare_layouts(found.scenario, found.context),
         curve(found.scenario),
-        reuse_of(found.scenario, found.context) if as_json or verbose else None,
     )
     costs = flag_costs(*command, found) if command else ()
     if as_json:
-        document = to_document(found, *details) | {"peak": asdict(peak_of(found))}
+        reuse = reuse_of(found.scenario, found.context)
+        document = to_document(found, *details, reuse) | {"peak": asdict(peak_of(found))}
         if command:
             document["command"] = command_document(command[0], costs)
         print_json(document)

@@ -32,7 +32,6 @@ from dsv4kv.view.table import (
 
 if TYPE_CHECKING:
     from dsv4kv.sizing.launch import FlagCost, Reading
-    from dsv4kv.sizing.reuse import Reuse
 
 _MAX_OPTIONS, _MAX_FLAGS, _MAX_POINTS = 3, 6, 12
 _MAX_VALUE = 34  # letters: deepseek-ai/DeepSeek-V4.1-Flash and a little
@@ -47,7 +46,6 @@ def budget_page(
     options: Sequence[Option],
     layouts: Sequence[LayoutLine],
     curve: Sequence[tuple[int, int]],
-    reuse: "Reuse | None",
     *,
     given: Mapping[str, str],
     launch: Launch,
@@ -76,7 +74,7 @@ def budget_page(
         answer,
         [
             *([Section("Sizes", [facts])] if command else []),
-            *_sections(found, useful, len(shown), reuse, given),
+            *_sections(found, useful, len(shown), given),
         ],
     )
 
@@ -85,7 +83,6 @@ def _sections(
     found: Answer,
     useful: Sequence[Option],
     shown: int,
-    reuse: "Reuse | None",
     given: Mapping[str, str],
 ) -> Iterator[Section]:
     if len(useful) > shown:
@@ -101,8 +98,6 @@ def _sections(
     yield Section("Memory", [peak_table(found), missing, pools_table(found)], units)
     if found.host:
         yield Section("Host memory", list(host_parts(found.host)))
-    if reuse:
-        yield Section("Prefix cache", [prefix_table(reuse, found.context)])
     assumed: list[Part] = [assumed_table(found.scenario), *_assumed(found.scenario, given)]
     yield Section("Assumptions", assumed)
 
@@ -379,41 +374,6 @@ def host_parts(host: HostTier) -> Iterator[Part]:
     if host.gpu_bytes:
         yield f"Staging takes {format_bytes(host.gpu_bytes)} of the GPU, not counted above."
     yield from host.notes
-
-
-def prefix_table(reuse: "Reuse", context_tokens: int) -> Table:
-    """Where prefix hits end, and what a prefix weighs outside the GPU."""
-    from dsv4kv.sizing.reuse import PERIOD_TOKENS
-
-    rule, moved = reuse.rule, reuse.offloaded
-    again = ""
-    if rule.replayed_tokens:
-        again = f"the last {rule.replayed_tokens:,} tokens of a hit are recomputed; "
-    elif rule.uncovered_tokens > 1:
-        again = f"no hit covers the last {rule.uncovered_tokens:,} tokens of a prompt; "
-    return Table(
-        f"A prefix of {context_tokens:,} tokens, stored",
-        [
-            (
-                "checkpoints",
-                lambda kept: (
-                    kept.strategy
-                    + (f" ({PERIOD_TOKENS:,} tokens)" if kept.strategy == "periodic" else "")
-                ),
-            ),
-            ("entries and keys", lambda kept: size(kept.context_bytes)),
-            ("windows", lambda kept: size(kept.window_bytes)),
-            ("states", lambda kept: size(kept.state_bytes)),
-            ("tokens to recompute", lambda kept: f"{kept.recompute_tokens:,}"),
-        ],
-        reuse.persistent,
-        caption=(
-            f"hits are multiples of {rule.block_tokens:,} tokens, the shortest prompt with one "
-            f"has {rule.shortest_prompt_tokens:,}; {again}a token offloaded takes "
-            f"{float(moved.padded_bytes):,.2f} B, {float(moved.useful_bytes):,.2f} B without "
-            "padding"
-        ),
-    )
 
 
 def sweep_page(rows: Sequence[Row]) -> Page:

@@ -1,7 +1,7 @@
 """A start-up log explained: what its number means, what fits, what changes it; or two logs."""
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from dsv4kv.units import format_bytes
@@ -9,7 +9,7 @@ from dsv4kv.view.quantity import quantity
 from dsv4kv.view.table import ABSENT, Command, Finding, Number, Page, Part, Section, Table, Text
 
 if TYPE_CHECKING:
-    from dsv4kv.engines.logs.explain import Explanation
+    from dsv4kv.engines.logs.explain import Change, Explanation
     from dsv4kv.engines.logs.waterfall import Step, Waterfall
 
 _MAX_CHANGES = 4
@@ -25,15 +25,16 @@ def explanation_page(log: "Explanation") -> Page:
         "",
         _fits(log),
     ]
-    if log.changes:
-        answer += ["", _changes(log, _MAX_CHANGES)]
+    gains = [change for change in log.changes if change.gain_tokens > 0]
+    if gains:
+        answer += ["", _changes(gains[:_MAX_CHANGES])]
     answer += ["", Command(f"dsv4kv lint {shlex.quote(log.source)}")]
     sections = [
         Section("Configuration", [_statements(log), *_candidates(log)]),
         Section("Bytes", [_costs(log), *([_measured(log)] if log.measured else [])]),
     ]
-    if len(log.changes) > _MAX_CHANGES:
-        sections.append(Section("More changes", [_changes(log)]))
+    if len(log.changes) > len(gains[:_MAX_CHANGES]):
+        sections.append(Section("All changes", [_changes(log.changes)]))
     if len(log.ranks) > 1:
         sections.append(Section("Ranks", [_ranks(log)]))
     return Page(f"{log.source}: {log.title}", answer, sections)
@@ -42,12 +43,15 @@ def explanation_page(log: "Explanation") -> Page:
 def _head(log: "Explanation") -> Finding:
     """How many requests the memory behind the number really holds."""
     most = log.fits[-1]
+    read = {each.what: each.value for each in log.statements}.get("data parallel", "1")
+    ranks = max(len(log.ranks), int(read) if read.isdigit() else 1)
     fits = f"memory holds {most.requests:,} requests of {most.context_tokens:,} tokens"
-    ranks = f" on each of {len(log.ranks)} ranks" if len(log.ranks) > 1 else ""
+    if ranks > 1:
+        fits += f" on each of {ranks} ranks, {most.requests * ranks:,} in total"
     if log.printed_tokens is None:
-        return Finding("bad", f"{log.source}: {log.engine} refused to start; {fits}{ranks}.")
+        return Finding("bad", f"{log.source}: {log.engine} refused to start; {fits}.")
     printed = f"{log.source}: {log.engine} printed {log.printed_tokens:,} tokens"
-    return Finding("good" if log.exact else "warning", f"{printed}; {fits}{ranks}.")
+    return Finding("good" if log.exact else "warning", f"{printed}; {fits}.")
 
 
 def _ranks(log: "Explanation") -> Table:
@@ -112,7 +116,7 @@ def _measured(log: "Explanation") -> Table:
     )
 
 
-def _changes(log: "Explanation", limit: int | None = None) -> Table:
+def _changes(changes: "Sequence[Change]") -> Table:
     return Table(
         "Biggest levers",
         [
@@ -120,7 +124,7 @@ def _changes(log: "Explanation", limit: int | None = None) -> Table:
             ("new value", lambda change: quantity(change.printed_tokens)),
             ("difference", lambda change: Number(f"{change.gain_tokens:+,}")),
         ],
-        log.changes[:limit],
+        changes,
     )
 
 

@@ -4,7 +4,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from dsv4kv.planning.question import Question
 from dsv4kv.planning.search import Answer, front
@@ -34,8 +34,7 @@ def plan_page(
 
     ``gpus`` were searched; ``trace`` was named, with ``settings`` of its replays.
     """
-    best, slos = answer.best, question.slos
-    limits = ", ".join(f"{slo.label} ≤ {_seconds(slo.limit_s)}" for slo in slos)
+    best = answer.best
     parts: list[Part] = [*(_found(best, answer, question) if best else _nothing(answer, question))]
     near = best or answer.nearest
     if near and near.values_s:
@@ -51,31 +50,32 @@ def plan_page(
         Section("Deployments", [*everything, _front_table(answer, question)]),
         Section("Why not", [lost_table(answer)]),
     ]
-    title = f"Plan for {trace or 'requests of one length'}: {limits}"
+    title = f"Plan for {trace or 'requests of one length'}: {_limits(question)}"
     return Page(title, parts, sections if near else sections[1:])
 
 
 def _found(best: Trial, answer: Answer, question: Question) -> Iterator[Part]:
-    slos = question.slos
-    near = best.near(slos)
+    near, tight = best.near(question.slos), best.busy_share >= _BUSY
+    times = "; ".join(_predicted(best, question))
     yield Finding(
-        "warning" if near or best.busy_share >= _BUSY else "good",
-        f"{describe(best)} ({_cost(best, question)}) serves {_rate(best)}: "
-        f"{'; '.join(_predicted(best, question))}.",
+        "warning" if near or tight else "good",
+        f"{describe(best)} ({_cost(best, question)}) serves {_rate(best)}: {times}.",
     )
-    busy = f"{best.busy_share:.0%} busy"
-    busy += " (no reserve for bursts)" if best.busy_share >= _BUSY else ""
     yield (
-        f"Hit rate {best.hit_share:.1%} of prompt tokens; {busy}; TPOT p99 "
-        f"{_seconds(best.tpot_p99_s)}; tightest limit {best.tightest(slos).label}."
+        f"Hit rate {best.hit_share:.1%} of prompt tokens; {best.busy_share:.0%} busy"
+        f"{' (no reserve for bursts)' * tight}; TPOT p99 {_seconds(best.tpot_p99_s)}; tightest "
+        f"limit {best.tightest(question.slos).label}."
     )
-    for slo in slos:
+    for slo in question.slos:
         if best.requests * (1 - slo.percent / 100) < 1:
-            requests = counted(best.requests, "request")
-            yield f"{slo.label} of {requests} is close to the maximum."
+            yield f"{slo.label} of {counted(best.requests, 'request')} is close to the maximum."
     if near:
+        safe = "Nothing that was tried is safe."
+        if answer.safer:
+            what = _rate(answer.safer) if question.exactly else _cost(answer.safer, question)
+            safe = f"Safe: {describe(answer.safer)}, {what}."
         labels = ", ".join(slo.label for slo in near)
-        yield f"{labels}: within the model's error, not safe. {_safer(answer, question)}"
+        yield f"{labels}: within the model's error, not safe. {safe}"
     if answer.second:
         rate = f", {_rate(answer.second)}" if question.exactly else ""
         yield f"Runner-up: {describe(answer.second)}, {_cost(answer.second, question)}{rate}."
@@ -90,52 +90,42 @@ def _predicted(trial: Trial, question: Question) -> Iterator[str]:
         yield f"{slo.label} {value} of {limit} (90 % error {format_factor(trial.error(slo))})"
 
 
-def _rate(trial: Trial) -> str:
-    """``3.40 requests/s``; all at once is no rate."""
-    return _per_second(trial.rate) if trial.rate < _ALL_AT_ONCE else "all requests at once"
-
-
 def _nothing(answer: Answer, question: Question) -> Iterator[Part]:
     """That nothing does, what comes nearest, and what would help."""
-    slos = question.slos
-    asked = ", ".join(f"{slo.label} ≤ {_seconds(slo.limit_s)}" for slo in slos)
     within = f"{'' if question.exactly else 'up to '}{counted(question.most_gpus, 'GPU')}"
-    sentence = f"No deployment of {within} keeps {asked}."
+    more = "another --gpus" if question.exactly else "more GPUs (--most-gpus)"
+    help_ = f"Allow {more}, other kinds (--gpu) or more time."
     if answer.confirmed:
-        sentence += (
-            f" Tried on the full trace: the best on its busiest {answer.window:,} requests."
+        help_ = (
+            f"The full trace was tried with the best on its busiest {answer.window:,} requests."
         )
-    else:
-        more = "another --gpus" if question.exactly else "more GPUs (--most-gpus)"
-        sentence += f" Allow {more}, other kinds (--gpu) or more time."
-    yield Finding("bad", sentence)
+    yield Finding("bad", f"No deployment of {within} keeps {_limits(question)}. {help_}")
     if near := answer.nearest:
         times = "; ".join(_predicted(near, question))
         yield f"Nearest: {describe(near)}, {_cost(near, question)}: {times}."
-    for slo in slos:
+    for slo in question.slos:
         least_s, server = answer.tally.least_s.get(slo.label, (0.0, ""))
         if least_s > slo.limit_s:
             yield f"{slo.label} of a single request is at least {_seconds(least_s)} ({server})."
 
 
-def _safer(answer: Answer, question: Question) -> str:
-    safer = answer.safer
-    if safer:
-        what = _rate(safer) if question.exactly else _cost(safer, question)
-        return f"Safe: {describe(safer)}, {what}."
-    if question.exactly:
-        return "No rate is safe on these servers."
-    return f"Nothing of up to {counted(question.most_gpus, 'GPU')} is safe."
+def _limits(question: Question) -> str:
+    return ", ".join(f"{slo.label} ≤ {_seconds(slo.limit_s)}" for slo in question.slos)
+
+
+def _roles(trial: Trial) -> dict[str, int]:
+    """Replicas by role; of the role ``""`` where every replica does both."""
+    split = trial.kind.split
+    roles = split._asdict() if split else {"": 1}
+    return {role: trial.units * count for role, count in roles.items()}
 
 
 def launches(trial: Trial) -> Iterator[tuple[str, str]]:
     """``2 prefill replicas`` and the command that starts one, of every role."""
-    kind = trial.kind
-    if kind.split is None:
-        yield counted(trial.units, "replica"), kind.server.command
-        return
-    for role, count in kind.split._asdict().items():
-        yield counted(trial.units * count, f"{role} replica"), in_role(kind.server.command, role)
+    command = trial.kind.server.command
+    for role, count in _roles(trial).items():
+        words = counted(count, f"{role} replica".strip())
+        yield words, in_role(command, role) if role else command
 
 
 def _replay(trial: Trial, trace: str, settings: Sequence[str]) -> str:
@@ -155,16 +145,16 @@ def _replay(trial: Trial, trace: str, settings: Sequence[str]) -> str:
 
 def describe(trial: Trial) -> str:
     """``2 × h200 TP8 behind dynamo``; one server is behind nothing."""
-    many = trial.units * (trial.kind.split or (1,))[0] > 1
+    many = next(iter(_roles(trial).values())) > 1
     return f"{_servers(trial)} behind {trial.kind.router}" if many else _servers(trial)
 
 
 def _servers(trial: Trial) -> str:
     """``2 × h200 TP8``, ``2 + 4 × h200 TP8 (prefill + decode)``."""
-    counts = [trial.units * each for each in trial.kind.split or (1,)]
+    counts = " + ".join(map(str, _roles(trial).values()))
     roles = " (prefill + decode)" if trial.kind.split else ""
     server = trial.kind.server
-    return f"{' + '.join(map(str, counts))} × {server.label}{roles} {server.variant}".rstrip()
+    return f"{counts} × {server.label}{roles} {server.variant}".rstrip()
 
 
 def _cost(trial: Trial, question: Question) -> str:
@@ -176,49 +166,39 @@ def _seconds(value: float) -> str:
     return format_duration(value * 1e9)
 
 
-def _per_second(rate: float) -> str:
-    return f"{format_number(rate)} requests/s"
+def _rate(trial: Trial) -> str:
+    """``3.40 requests/s``; all at once is no rate."""
+    if trial.rate >= _ALL_AT_ONCE:
+        return "all requests at once"
+    return f"{format_number(trial.rate)} requests/s"
 
 
-class _Against(NamedTuple):
+def _against(question: Question) -> tuple[str, Callable[[Trial], float]]:
     """What a time is set against: cost, or the rate of so many GPUs."""
-
-    name: str
-    of: Callable[[Trial], float]
-    sign: int
-
-
-def _against(question: Question) -> _Against:
     if question.exactly:
-        return _Against("requests/s", lambda trial: trial.rate, -1)
-    return _Against("USD/h" if question.prices else "GPUs", lambda trial: trial.cost, 1)
+        return "requests/s", lambda trial: trial.rate
+    return "USD/h" if question.prices else "GPUs", lambda trial: trial.cost
 
 
 def _front(answer: Answer, question: Question) -> list[Trial]:
-    against = _against(question)
+    sign, of = -1 if question.exactly else 1, _against(question)[1]
     trials = answer.confirmed or answer.trials
-    return front(trials, question.slos[0].label, lambda trial: against.sign * against.of(trial))
+    return front(trials, question.slos[0].label, lambda trial: sign * of(trial))
 
 
 def _chart(answer: Answer, question: Question) -> Chart | None:
-    first, against = question.slos[0], _against(question)
+    first, (name, of) = question.slos[0], _against(question)
     leading = {id(each) for each in _front(answer, question)}
     places = []
-    for each in answer.confirmed or answer.trials:
-        if each.values_s:
-            at, error = each.values_s[first.label], each.error(first)
-            named = id(each) in leading
-            ends = (at / error, at * error)
-            places.append(Place(_servers(each), against.of(each), at, ends, each.meets, named))
+    for each in (each for each in answer.confirmed or answer.trials if each.values_s):
+        at, error = each.values_s[first.label], each.error(first)
+        ends, named = (at / error, at * error), id(each) in leading
+        places.append(Place(_servers(each), of(each), at, ends, each.meets, named))
     if not places:
         return None
-    return scatter(
-        f"{first.label} in s against {against.name}; filled: meets all SLOs; bars: 90 % error",
-        places,
-        x=against.name,
-        y=f"{first.label}, s",
-        limits={first.label: first.limit_s},
-    )
+    title = f"{first.label} in s against {name}; filled: meets all SLOs; bars: 90 % error"
+    limits = {first.label: first.limit_s}
+    return scatter(title, places, x=name, y=f"{first.label}, s", limits=limits)
 
 
 def _front_table(answer: Answer, question: Question, limit: int | None = None) -> Table:
@@ -244,7 +224,7 @@ def _front_table(answer: Answer, question: Question, limit: int | None = None) -
     if question.exactly:
         costs = [("requests/s", lambda trial: Number(format_number(trial.rate)))]
     return Table(
-        f"Pareto front of {_against(question).name} and {first.label}",
+        f"Pareto front of {_against(question)[0]} and {first.label}",
         [
             ("deployment", lambda trial: Text(describe(trial), "plain" if trial.meets else "dim")),
             *costs,
@@ -323,15 +303,14 @@ def dumps(answer: Answer, question: Question) -> str:
 
 
 def _document(trial: Trial, question: Question) -> dict[str, Any]:
-    server, split = trial.kind.server, trial.kind.split
-    roles = split._asdict().items() if split else ()
+    server, roles = trial.kind.server, _roles(trial)
     return {
         "gpu": server.gpu,
         "layout": server.layout.label,
         "variant": server.variant,
         "router": trial.kind.router,
-        "replicas": trial.units * sum(split or (1,)),
-        **{f"{role}_replicas": trial.units * count for role, count in roles},
+        "replicas": sum(roles.values()),
+        **{f"{role}_replicas": count for role, count in roles.items() if role},
         "gpus": trial.gpus,
         "cost": trial.cost,
         "speed": trial.speed,

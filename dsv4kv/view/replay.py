@@ -230,11 +230,19 @@ def reuse_table(reuse: Reuse, limit: int | None = None) -> Table:
     ]
     if rest := sum(tokens for _, tokens in lost[len(rows) - 2 :]):
         rows.append(("lost: other reasons", rest, "--verbose lists them"))
+    note = f"prompts share blocks of {reuse.shared_tokens:,} tokens"
+    return losses_table("Prompt tokens", rows, reuse.prompt_tokens, note)
+
+
+def losses_table(
+    title: str, rows: Sequence[tuple[str, int, str]], prompt_tokens: int, note: str
+) -> Table:
+    """Outcomes of prompt tokens, how many there are, and what would change them."""
     return Table(
-        "Prompt tokens",
+        title,
         ["outcome", "tokens", "share", "remedy"],
-        [(what, f"{n:,}", share(n, reuse.prompt_tokens, 2), why) for what, n, why in rows],
-        note=f"prompts share blocks of {reuse.shared_tokens:,} tokens",
+        [(what, f"{n:,}", share(n, prompt_tokens, 2), remedy) for what, n, remedy in rows],
+        note=note,
     )
 
 
@@ -254,13 +262,8 @@ def below_table(tiers: ReplayTiers, prompt_tokens: int) -> Table:
         for reason, tokens in reasons.items()
     ]
     rows = [("restored", tiers.restored_tokens, ""), *sorted(losses, key=lambda row: -row[1])]
-    return Table(
-        "Below the GPUs",
-        ["outcome", "tokens", "share", "remedy"],
-        [(what, f"{n:,}", share(n, prompt_tokens), remedy) for what, n, remedy in rows],
-        note=f"{tiers.asked_tokens:,} prompt tokens seen before, without blocks or windows on the "
-        "GPUs",
-    )
+    note = f"{tiers.asked_tokens:,} prompt tokens seen before, without all they need on the GPUs"
+    return losses_table("Below the GPUs", rows, prompt_tokens, note)
 
 
 def tiers_table(tiers: ReplayTiers) -> Table:

@@ -7,7 +7,7 @@ from dsv4kv.recording.watched import Glance
 from dsv4kv.replay.whatif import Setting, WhatIf
 from dsv4kv.units import counted
 from dsv4kv.view.quantity import quantity, share
-from dsv4kv.view.replay import LOSSES, remedy_of
+from dsv4kv.view.replay import LOSSES, losses_table, remedy_of
 from dsv4kv.view.table import ABSENT, Finding, Number, Part, Table, Text
 
 _MINUTE_S = 60.0
@@ -25,7 +25,16 @@ def dashboard(glance: Glance, what_if: WhatIf | None) -> Iterator[Part]:
     elif what_if.problem:
         yield from ("", Finding("warning", f"no replay: {what_if.problem}"))
     else:
-        yield from ("", losses_table(what_if), "", settings_table(what_if))
+        lost = sorted(asdict(what_if.losses).items(), key=lambda item: -item[1])
+        rows = [
+            (LOSSES[reason][0], tokens, remedy_of(what_if.rule, reason))
+            for reason, tokens in lost
+            if tokens
+        ]
+        note = f"the last minutes replayed by {what_if.rule}, from an empty cache"
+        title = "Lost with the present setting"
+        yield from ("", losses_table(title, rows, what_if.prompt_tokens, note))
+        yield from ("", settings_table(what_if))
 
 
 def watch_line(glance: Glance, what_if: WhatIf | None) -> str:
@@ -105,22 +114,6 @@ def groups_table(glance: Glance) -> Table:
         ],
         list(glance.groups.items()),
         note="stored less evicted, since the recording began; what was cached before is missing",
-    )
-
-
-def losses_table(what_if: WhatIf) -> Table:
-    """What the present setting loses of what these minutes have in common."""
-    lost = sorted(asdict(what_if.losses).items(), key=lambda item: -item[1])
-    return Table(
-        "Lost with the present setting",
-        [
-            ("reason", lambda item: LOSSES[item[0]][0]),
-            ("tokens", lambda item: quantity(item[1])),
-            ("share", lambda item: share(item[1], what_if.prompt_tokens)),
-            ("remedy", lambda item: remedy_of(what_if.rule, item[0])),
-        ],
-        [item for item in lost if item[1]],
-        note=f"the last minutes replayed by {what_if.rule}, from an empty cache",
     )
 
 

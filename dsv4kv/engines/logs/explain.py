@@ -10,7 +10,8 @@ from dsv4kv.engines.contract import Capacity, Deployment, Engine
 from dsv4kv.engines.logs.read import Reading, StartupLog, read_log
 from dsv4kv.engines.logs.recovery import Recovery, likeliest, recover
 from dsv4kv.engines.logs.setups import draft_method, named_model
-from dsv4kv.engines.names import find_engine
+from dsv4kv.engines.names import family_of, find_engine
+from dsv4kv.engines.rule import Launch
 from dsv4kv.engines.vllm.sizes import VllmEngine
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.formats import entry_format
@@ -289,7 +290,8 @@ def find_changes(recovery: Recovery, log: StartupLog) -> tuple[Change, ...]:
         except ConfigError:  # the engine does not serve it
             continue
         changes.append(Change(what, tokens, tokens - now))
-    changes += _replicas(log, now)
+    family = family_of(recovery.engine.name)
+    changes += _replicas(log, family.launch if family else Launch(), now)
     return tuple(
         sorted(
             (change for change in changes if change.gain_tokens),
@@ -344,16 +346,18 @@ def _sglang_changes(deployment: Deployment) -> Iterator[tuple[str, Deployment]]:
         yield f"max_running_requests {half:,}", replace(deployment, concurrency=half)
 
 
-def _replicas(log: StartupLog, now: int) -> list[Change]:
+def _replicas(log: StartupLog, launch: Launch, now: int) -> list[Change]:
     """The one KV head is replicated: every rank of a tensor-parallel group holds the same."""
-    ranks = log.whole("tensor_parallel") or 1
-    if ranks == 1:
+    dp = log.whole("data_parallel") or 1
+    tp = (log.whole("tensor_parallel") or 1) // (dp if launch.tp_spans_replicas else 1)
+    if tp <= 1:
         return []
+    count = tp * dp
     what = (
-        f"data_parallel_size {ranks} instead of tensor_parallel_size {ranks}, all replicas "
-        "together (if as much memory stays free)"
+        f"{launch.replicas.format(dp=count, ep=count)} instead of {tp} tensor-parallel ranks a "
+        "replica: all replicas together (if as much memory stays free)"
     )
-    return [Change(what, now * ranks, now * (ranks - 1))]
+    return [Change(what, now * count, now * (count - dp))]
 
 
 _CONTEXTS = (4096, 32_768, 131_072, 1_048_576)

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from dsv4kv import cli
-from dsv4kv.record.store import dumps
+from dsv4kv.runs.store import dumps
 from tests.bench.settings import TINY
-from tests.record.records import make_case, make_record
+from tests.runs.records import make_case, make_record
 from tests.traces.test_formats import SAMPLES
 
 TINY_WORDS = [word for setting in TINY for word in ("--set", setting)]

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from dsv4kv.config.systems import SystemsConfig
     from dsv4kv.config.tiers import TiersConfig
     from dsv4kv.config.transfer import TransferConfig
-    from dsv4kv.record.points import Sweep
-    from dsv4kv.record.schema import RunRecord
+    from dsv4kv.runs.points import Sweep
+    from dsv4kv.runs.schema import RunRecord
     from dsv4kv.view.table import Part
 
 EPILOG = """\
@@ -159,7 +159,7 @@ def _run_once(request: Request, stderr: "Console") -> "tuple[RunRecord, Sweep]":
     from dsv4kv.bench.run import Invocation, run_bench
     from dsv4kv.cli.progress import Watcher
     from dsv4kv.config.load import expand_axes, load_config
-    from dsv4kv.record.points import Sweep
+    from dsv4kv.runs.points import Sweep
 
     loaded = load_config(request.config, request.overrides)
     cases = expand_axes(loaded, request.overrides, request.axes)
@@ -177,7 +177,7 @@ def _run_launches(asked: Request, launches: int, stderr: "Console") -> "RunRecor
     from dsv4kv.bench.launches import Task, bench_arguments, merge, run_launches
     from dsv4kv.cli.progress import Watcher
     from dsv4kv.config.load import expand_axes, load_config
-    from dsv4kv.record.store import new_run_id, save_record
+    from dsv4kv.runs.store import new_run_id, save_record
 
     loaded = load_config(asked.config, asked.overrides)
     expand_axes(loaded, asked.overrides, asked.axes)  # refuses what every launch would refuse

@@ -190,7 +190,7 @@ def _measure(duel: "Duel", out: Path) -> "tuple[Side, Side, bool]":
     """Run both sides, keep their records, and say whether Ctrl-C ended it."""
     from dsv4kv.cli.progress import Watcher
     from dsv4kv.compare.ab import run_duel
-    from dsv4kv.record.store import save_record
+    from dsv4kv.runs.store import save_record
 
     stderr = open_console(stderr=True)
     with Watcher(stderr, "bench", "launches", 2 * duel.launches) as watcher:

@@ -26,9 +26,9 @@ from dsv4kv.view.console import open_console, say
 
 if TYPE_CHECKING:
     from dsv4kv.bench.profile import Plan, Tool
-    from dsv4kv.record.imported import Source
-    from dsv4kv.record.schema import RunRecord
-    from dsv4kv.record.store import Saved
+    from dsv4kv.runs.imported import Source
+    from dsv4kv.runs.schema import RunRecord
+    from dsv4kv.runs.store import Saved
 
 _STEP = "step"
 _TIMELINES = ("timeline.svg", "timeline.json")
@@ -67,7 +67,7 @@ class Forms:
 
     def write(self, record: "RunRecord", saved: "Saved | None" = None) -> None:
         """Write the record in every form, and say where it was saved."""
-        from dsv4kv.record.store import dumps
+        from dsv4kv.runs.store import dumps
         from dsv4kv.view.page.write import write_page
 
         if saved:
@@ -202,8 +202,8 @@ def _run(
     """Profile, keep the record, and show it."""
     from dsv4kv.bench.profile import run_profile
     from dsv4kv.measure.profilers.sessions import name_files
-    from dsv4kv.record.imported import load_profile
-    from dsv4kv.record.store import save_record
+    from dsv4kv.runs.imported import load_profile
+    from dsv4kv.runs.store import save_record
     from dsv4kv.view.profile import write_timeline
 
     try:
@@ -227,8 +227,8 @@ def _keep_file(
     path: Path, step: str, timelines: list[Path], out: Path, forms: Forms, *, full: bool
 ) -> None:
     """Show a profile that exists; one of a profiler becomes a record, which is all to keep."""
-    from dsv4kv.record.imported import load_profile, record_of_profile
-    from dsv4kv.record.store import save_record
+    from dsv4kv.runs.imported import load_profile, record_of_profile
+    from dsv4kv.runs.store import save_record
 
     source = load_profile(path, step)
     _show(source, path, timelines, quiet=forms.alone, full=full)
@@ -255,7 +255,7 @@ def _show(source: "Source", path: Path, timelines: list[Path], *, quiet: bool, f
 
 
 def _show_diff(paths: tuple[Path, Path], step: str, *, full: bool) -> None:
-    from dsv4kv.record.imported import load_profile
+    from dsv4kv.runs.imported import load_profile
     from dsv4kv.view.profile import MOST_ROWS
     from dsv4kv.view.profile_diff import report_diff
     from dsv4kv.view.terminal import show

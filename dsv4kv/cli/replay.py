@@ -34,8 +34,8 @@ from dsv4kv.files import shipped_names, write_named
 from dsv4kv.view.console import open_console, say
 
 if TYPE_CHECKING:
-    from dsv4kv.record.points import Sweep
-    from dsv4kv.record.schema import RunRecord
+    from dsv4kv.runs.points import Sweep
+    from dsv4kv.runs.schema import RunRecord
 
 EPILOG = """\
 [bold]Examples[/bold]
@@ -172,8 +172,8 @@ def _run(
     from dsv4kv.config.load import expand_axes, load_config
     from dsv4kv.config.replay import ReplayConfig
     from dsv4kv.fleet.case import serve_point
-    from dsv4kv.record.points import Sweep
     from dsv4kv.replay.run import Invocation, run_replay
+    from dsv4kv.runs.points import Sweep
 
     loaded = load_config(request.config, request.overrides, ReplayConfig)
     points = expand_axes(loaded, request.overrides, request.axes)

@@ -33,7 +33,7 @@ def report(
     schema: Annotated[bool, flag("--schema", "Print the JSON schema of records.")] = False,
 ) -> None:
     """Show saved runs again: machine, cache, rates, latencies and checks."""
-    from dsv4kv.record.store import load_record, schema_text
+    from dsv4kv.runs.store import load_record, schema_text
     from dsv4kv.view.page.write import write_charts, write_page
 
     forms = {"--json": as_json, "--export": export, "--html or --charts": html or charts}
@@ -58,7 +58,7 @@ def report(
 
 
 def _print(runs: list[Path], export: str | None, *, as_json: bool) -> None:
-    from dsv4kv.record.store import dumps, load_record
+    from dsv4kv.runs.store import dumps, load_record
     from dsv4kv.view import exports
     from dsv4kv.view.record import report_record
     from dsv4kv.view.terminal import show

@@ -9,7 +9,7 @@ from dsv4kv.errors import ConfigError, RecordError
 from dsv4kv.view.console import say
 
 if TYPE_CHECKING:
-    from dsv4kv.record.store import Entry
+    from dsv4kv.runs.store import Entry
 
 app = group("List, show and prune saved runs.", "dsv4kv results list")
 
@@ -25,8 +25,8 @@ def list_(
     ] = 100,
 ) -> None:
     """List saved runs, oldest first, and sweeps that are not finished."""
-    from dsv4kv.record.points import list_unfinished
-    from dsv4kv.record.store import list_entries
+    from dsv4kv.runs.points import list_unfinished
+    from dsv4kv.runs.store import list_entries
     from dsv4kv.view.results import runs_table, unfinished_table
     from dsv4kv.view.terminal import show as show_parts
 
@@ -53,7 +53,7 @@ def show(
     folder: Folder = RESULTS,
 ) -> None:
     """Show a run of the folder again, as `dsv4kv report` does."""
-    from dsv4kv.record.store import list_entries, load_record
+    from dsv4kv.runs.store import list_entries, load_record
     from dsv4kv.view.record import report_record
     from dsv4kv.view.terminal import show as show_parts
 
@@ -74,7 +74,7 @@ def prune(
     yes: Annotated[bool, flag("--yes", "Remove; without it they are named.")] = False,
 ) -> None:
     """Remove runs that fit every option given; baselines and unreadable files stay."""
-    from dsv4kv.record.store import choose, list_entries, remove
+    from dsv4kv.runs.store import choose, list_entries, remove
 
     if keep is None and older_than is None and status is None:
         raise ConfigError("nothing says what to remove: give --keep, --older-than or --status.")

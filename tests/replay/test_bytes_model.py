@@ -18,8 +18,8 @@ from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.presets import load_model
 from dsv4kv.ops import table
 from dsv4kv.ops.registry import load_backend
-from dsv4kv.record.step import kind_of
 from dsv4kv.replay.costs import Pooling, StepTables, _pooling
+from dsv4kv.runs.quantities import kind_of
 from dsv4kv.serve.operations import Call, StepWork, chunk_writes, decode_operations
 from tests.examples import examples
 from tests.ops.test_step_reads import schemas

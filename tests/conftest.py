@@ -65,8 +65,7 @@ SLOW = {
     " test_docs_records test_docs_replay test_endings test_install test_kills test_processes",
     "bench": "test_build test_calibrate test_case test_gpu_case test_launches test_memory_series"
     " test_profiled test_run test_telemetry test_timed_kernels",
-    "cache": "test_allocator_machine test_endurance test_handle test_machine test_sharing_machine"
-    " allocators/test_bitmask allocators/test_refcount_machine",
+    "cache": "test_blocks_machine test_endurance test_handle test_machine test_sharing_machine",
     "cli": "test_bench test_budget test_compare test_doctor test_foreign_code test_kernels"
     " test_launches test_profile test_profile_docs test_progress test_record test_replay"
     " test_results test_shell test_sweeps test_trace_docs test_without_torch",
@@ -260,7 +259,7 @@ THINNED = {
     "test_endings.py::test_the_program_ends_as_by_ctrl_c": 1,
     "tiers/test_library.py::test_a_prompt_that_comes_back_goes_on_as_if_it_had_never_left": 4,
     "tiers/test_library.py::test_every_store_brings_back_the_same": 3,
-    "tiers/wire/test_rows.py::test_rows_are_the_same_in_another_cache": 2,
+    "moving/test_rows.py::test_rows_are_the_same_in_another_cache": 2,
     "view/page/test_browser.py::"
     "test_a_page_opens_without_complaint_request_or_sideways_scrolling": 3,
     "view/test_odd_profiles.py::test_odd_values_anywhere_in_a_trace_are_left_out_or_refused": 5,

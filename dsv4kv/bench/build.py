@@ -161,17 +161,12 @@ def _output_bytes(plan: CachePlan, requests: int) -> int:
 
 @dataclass(frozen=True)
 class Drive:
-    """What moves a cache's bytes, and checks them.
+    """What moves a cache's bytes, and checks them."""
 
-    Attributes:
-        executor: Runs the steps.
-        verifier: Compares samples with the reference.
-        gathers_because: Why decode steps gather that nobody asked to; None where they do not.
-    """
-
-    executor: StepExecutor
-    verifier: Verifier
+    executor: StepExecutor  # runs the steps
+    verifier: Verifier  # compares samples with the reference
     gathers_because: str | None
+    """Why decode steps gather that nobody asked to; None where they do not."""
 
 
 def build_manager(
@@ -179,11 +174,10 @@ def build_manager(
 ) -> KVCacheManager:
     """Allocate the cache, with its data if the workload has any."""
     real = config.workload.data == "real"
-    allocator = config.cache.allocator
     if device is None:
-        return KVCacheManager(plan, data=real, allocator=allocator)
+        return KVCacheManager(plan, data=real)
     prepare = config.cache.prepare
-    return KVCacheManager(plan, device.device, data=real, prepare=prepare, allocator=allocator)
+    return KVCacheManager(plan, device.device, data=real, prepare=prepare)
 
 
 def build_drive(

@@ -160,25 +160,15 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Setup:
-    """A case that is ready to run.
+    """A case that is ready to run."""
 
-    Attributes:
-        config: What was asked for.
-        plan: The cache on paper.
-        device: None on the CPU.
-        resolved: The operations and where they come from.
-        manager: The cache.
-        recorder: Takes the samples.
-        drive: None where no data is moved.
-    """
-
-    config: BenchConfig
-    plan: CachePlan
-    device: CudaDevice | None
-    resolved: ResolvedBackend
-    manager: KVCacheManager
-    recorder: Recorder
-    drive: Drive | None
+    config: BenchConfig  # what was asked for
+    plan: CachePlan  # the cache on paper
+    device: CudaDevice | None  # none on the CPU
+    resolved: ResolvedBackend  # the operations and where they come from
+    manager: KVCacheManager  # the cache
+    recorder: Recorder  # takes the samples
+    drive: Drive | None  # none where no data is moved
 
 
 def run_case(

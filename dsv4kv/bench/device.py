@@ -15,23 +15,14 @@ from dsv4kv.serve.graphs import Capturer, CudaCapturer
 
 @dataclass(frozen=True)
 class CudaDevice:
-    """A GPU, and what a run needs of it in addition to memory.
+    """A GPU, and what a run needs of it in addition to memory."""
 
-    Attributes:
-        device: As torch names it.
-        architecture: What its kernels are compiled for: ``sm_90a``.
-        free_bytes: Memory that is free.
-        l2_bytes: Its L2 cache.
-        make_event: Makes a moment on its clock.
-        make_capturer: Makes what captures graphs.
-    """
-
-    device: torch.device
-    architecture: str
-    free_bytes: int
-    l2_bytes: int
-    make_event: Callable[[], Event]
-    make_capturer: Callable[[], Capturer]
+    device: torch.device  # as torch names it
+    architecture: str  # what its kernels are compiled for: ``sm_90a``
+    free_bytes: int  # memory that is free
+    l2_bytes: int  # its L2 cache
+    make_event: Callable[[], Event]  # makes a moment on its clock
+    make_capturer: Callable[[], Capturer]  # makes what captures graphs
 
 
 def find_device(wanted: str) -> CudaDevice | None:

@@ -191,19 +191,12 @@ _LESS_INFORMATIVE = (
 
 @dataclass(frozen=True)
 class Figure:
-    """What is timed: an operation on the layers of one type, cold or hot.
+    """What is timed: an operation on the layers of one type, cold or hot."""
 
-    Attributes:
-        operation: The operation.
-        layer_type: Attention type of the layers.
-        stages: Layers under tables.
-        hot: One call again and again.
-    """
-
-    operation: Step
-    layer_type: str
-    stages: Sequence[Stage]
-    hot: bool
+    operation: Step  # the operation
+    layer_type: str  # attention type of the layers
+    stages: Sequence[Stage]  # layers under tables
+    hot: bool  # one call again and again
 
     @property
     def name(self) -> str:

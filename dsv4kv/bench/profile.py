@@ -44,29 +44,17 @@ RUN, OUTPUT = "run.json", "step"
 
 @dataclass(frozen=True)
 class Plan:
-    """What will be profiled, and how.
+    """What will be profiled, and how."""
 
-    Attributes:
-        loaded: The configuration, overrides applied.
-        overrides: ``a.b=c`` options, in effect.
-        argv: The command line.
-        tool: Who profiles.
-        why: Why this one.
-        steps: Decode steps to look at; None takes the tool's own number.
-        folder: Where the profiler's files go.
-        kernels: Kernels that ncu is to look at, by a regular expression; None is all.
-        timeout_s: When a profiler is ended.
-    """
-
-    loaded: LoadedConfig
-    overrides: Sequence[str]
-    argv: Sequence[str]
-    tool: Tool
-    why: str
-    steps: int | None
-    folder: Path
-    kernels: str | None
-    timeout_s: float
+    loaded: LoadedConfig  # the configuration, overrides applied
+    overrides: Sequence[str]  # ``a.b=c`` options, in effect
+    argv: Sequence[str]  # the command line
+    tool: Tool  # who profiles
+    why: str  # why this one
+    steps: int | None  # decode steps to look at; None takes the tool's own number
+    folder: Path  # where the profiler's files go
+    kernels: str | None  # kernels that ncu is to look at, by a regular expression; None is all
+    timeout_s: float  # when a profiler is ended
 
     @property
     def num_steps(self) -> int:

@@ -34,27 +34,17 @@ class Enough(Exception):
 
 @dataclass
 class Watch:
-    """Decides when the profiler looks, and keeps what it looked at.
+    """Decides when the profiler looks, and keeps what it looked at."""
 
-    Attributes:
-        profiler: Looks.
-        steps: Decode steps to look at.
-        requests: Begin with the first step of so many requests.
-        warmup: Decode steps of so many requests to let pass before.
-        step_requests: Requests of every step looked at.
-        useful_bytes: Bytes that operations had to move, by name.
-        active: Whether a step is being looked at.
-        started: Whether the profiler is on.
-    """
-
-    profiler: Attached
-    steps: int
-    requests: int
-    warmup: int
-    step_requests: list[int] = field(default_factory=list)
+    profiler: Attached  # looks
+    steps: int  # decode steps to look at
+    requests: int  # begin with the first step of so many requests
+    warmup: int  # decode steps of so many requests to let pass before
+    step_requests: list[int] = field(default_factory=list)  # requests of every step looked at
     useful_bytes: Counter[str] = field(default_factory=Counter)
-    active: bool = False
-    started: bool = False
+    """Bytes that operations had to move, by name."""
+    active: bool = False  # whether a step is being looked at
+    started: bool = False  # whether the profiler is on
     _full: int = 0
 
     def mark(self, name: str) -> AbstractContextManager[object]:
@@ -112,13 +102,9 @@ class MarkingRecorder(Recorder):
 
 @dataclass(kw_only=True)
 class ProfiledExecutor(StepExecutor):
-    """An executor whose decode steps are looked at.
+    """An executor whose decode steps are looked at."""
 
-    Attributes:
-        watch: Looks.
-    """
-
-    watch: Watch
+    watch: Watch  # looks
 
     def decode(self, step: StepTokens) -> None:
         """See ``StepExecutor``."""

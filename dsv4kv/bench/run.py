@@ -22,23 +22,14 @@ from dsv4kv.traces import resolve_trace, trace_sha256
 
 @dataclass(frozen=True)
 class Invocation:
-    """How the run was asked for.
+    """How the run was asked for."""
 
-    Attributes:
-        argv: The command line.
-        loaded: The configuration file with overrides applied.
-        cases: Points of the sweep; one without axes.
-        overrides: ``a.b=c`` options, in effect.
-        axes: ``a.b=1,2`` options.
-        sweep: Keeps its points; they are timed, so one after the other.
-    """
-
-    argv: list[str]
-    loaded: LoadedConfig
-    cases: Sequence[Point[BenchConfig]]
-    overrides: Sequence[str]
-    axes: Sequence[str]
-    sweep: Sweep = HERE
+    argv: list[str]  # the command line
+    loaded: LoadedConfig  # the configuration file with overrides applied
+    cases: Sequence[Point[BenchConfig]]  # points of the sweep; one without axes
+    overrides: Sequence[str]  # ``a.b=c`` options, in effect
+    axes: Sequence[str]  # ``a.b=1,2`` options
+    sweep: Sweep = HERE  # keeps its points; they are timed, so one after the other
 
 
 class Watcher(Protocol):

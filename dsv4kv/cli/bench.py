@@ -210,8 +210,8 @@ def _bench_systems(
     overrides: Sequence[str], axes: Sequence[str], json_: str | None, *, silent: bool
 ) -> None:
     """Three ways to keep a KV cache."""
+    from dsv4kv.bench.systems.run import dumps, problems, run_systems
     from dsv4kv.config.systems import SystemsConfig
-    from dsv4kv.systems.run import dumps, problems, run_systems
     from dsv4kv.view.systems import report_systems
 
     def run(point: "Point[SystemsConfig]") -> _Ran:

@@ -13,14 +13,13 @@ from dsv4kv.cache.handle import LayerCache
 from dsv4kv.cache.prepare import prepare_forward
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.measure.recorder import Recorder
+from dsv4kv.moving.memory import Memory, make_manifest, share
+from dsv4kv.moving.sender import Offer
 from dsv4kv.ops.registry import load_backend
 from dsv4kv.serve.executor import StepTokens
 from dsv4kv.serve.inputs import EntryChooser, Queries
 from dsv4kv.serve.operations import Reads
 from dsv4kv.serve.requests import Requests
-from dsv4kv.tiers.wire.manifest import make_manifest
-from dsv4kv.tiers.wire.memory import Memory, share
-from dsv4kv.tiers.wire.sender import Offer
 
 
 @dataclass

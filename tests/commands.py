@@ -34,7 +34,7 @@ COMMANDS: dict[str, list[list[str]]] = {
     "kernels": [["kernels", "--arch", "sm_90a"]],
     "lint": [["lint", "vllm serve deepseek-ai/DeepSeek-V4-Flash"]],
     "plan": [["plan", "--isl", "1000", "--osl", "10", "--rate", "1", "--slo", "ttft_p99=9s",
-              "--gpu", "h200", "--jobs", "2", "--quiet"]],
+              "--gpu", "h200", "--quiet"]],
     "probe": [["probe", "http://127.0.0.1:9"]],
     "profile": [["profile", "smoke", *TINY_WORDS, f"--{tool}"] for tool in ("nsys", "ncu")],
     "record": [RECORD],

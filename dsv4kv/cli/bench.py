@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from dsv4kv.choices import BACKENDS, PEERS, listed
+from dsv4kv.cli import examples
 from dsv4kv.cli.options import (
     RESULTS,
     Axes,
@@ -41,25 +42,16 @@ if TYPE_CHECKING:
     from dsv4kv.runs.schema import RunRecord
     from dsv4kv.view.table import Part
 
-EPILOG = """\
-[bold]Examples[/bold]
-
-dsv4kv bench                                      the shipped default
-
-dsv4kv bench smoke --set cache.block_tokens=256   one setting changed
-
-dsv4kv bench --axis workload.concurrency=1,8      a sweep
-
-dsv4kv bench --axis workload.context=8K,128K,1M   where a decode step goes
-
-dsv4kv bench --launches 7                         medians over launches
-
-dsv4kv bench systems                              three ways to keep a cache
-
-dsv4kv bench tiers                                prefixes stored and restored
-
-dsv4kv bench transfer                             from a prefill to a decode process
-"""
+EPILOG = examples(
+    "dsv4kv bench                                      the shipped default",
+    "dsv4kv bench smoke --set cache.block_tokens=256   one setting changed",
+    "dsv4kv bench --axis workload.concurrency=1,8      a sweep",
+    "dsv4kv bench --axis workload.context=8K,128K,1M   where a decode step goes",
+    "dsv4kv bench --launches 7                         medians over launches",
+    "dsv4kv bench systems                              three ways to keep a cache",
+    "dsv4kv bench tiers                                prefixes stored and restored",
+    "dsv4kv bench transfer                             from a prefill to a decode process",
+)
 
 OWN = ("systems", "tiers", "transfer")
 """Benchmarks with settings of their own, which keep no record."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from dsv4kv.choices import PROFILERS, listed
+from dsv4kv.cli import examples
 from dsv4kv.cli.options import (
     RESULTS,
     Html,
@@ -35,19 +36,13 @@ _TIMELINES = ("timeline.svg", "timeline.json")
 """Pictures of one step, next to the profiler's own files."""
 _TIMEOUT_S = 600.0
 
-EPILOG = """\
-[bold]Examples[/bold]
-
-dsv4kv profile                                   nsys if it is there, else torch.profiler
-
-dsv4kv profile gpu --nsys --print-command        the command line, and nothing else
-
-dsv4kv profile gpu --ncu --kernel gather         bytes in DRAM next to those that must move
-
-dsv4kv profile --from server.nsys-rep            what the KV cache costs your server
-
-dsv4kv profile --diff before.json after.json     which kernels changed
-"""
+EPILOG = examples(
+    "dsv4kv profile                                   nsys if it is there, else torch.profiler",
+    "dsv4kv profile gpu --nsys --print-command        the command line, and nothing else",
+    "dsv4kv profile gpu --ncu --kernel gather         bytes in DRAM next to those that must move",
+    "dsv4kv profile --from server.nsys-rep            what the KV cache costs your server",
+    "dsv4kv profile --diff before.json after.json     which kernels changed",
+)
 _WITH = {name: f"Profile with {row.explains}." for name, row in PROFILERS.items()}
 _FROM = "Show a profile: .nsys-rep, .sqlite, .ncu-rep, a Chrome trace, or a run record."
 _RANGE = "Range that is a step, with --from and --diff; * stands for anything."

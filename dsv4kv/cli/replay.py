@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dsv4kv.choices import POLICIES, STRATEGIES, listed
+from dsv4kv.cli import examples
 from dsv4kv.cli.options import (
     RESULTS,
     Axes,
@@ -37,21 +38,14 @@ if TYPE_CHECKING:
     from dsv4kv.runs.points import Sweep
     from dsv4kv.runs.schema import RunRecord
 
-EPILOG = """\
-[bold]Examples[/bold]
-
-dsv4kv replay builtin:chat --memory 100GiB                what is reused
-
-dsv4kv replay builtin:chat --axis prefix.policy=lru,arc   two policies
-
-dsv4kv replay builtin:chat --rule vllm-v4:semantic        by vLLM's rule
-
-dsv4kv replay builtin:chat --set fleet.replicas=4         servers behind a router
-
-dsv4kv replay builtin:chat --chart replay.svg             memory over time
-
-dsv4kv replay server --against                            a recorded server, and why it differs
-"""
+EPILOG = examples(
+    "dsv4kv replay builtin:chat --memory 100GiB                what is reused",
+    "dsv4kv replay builtin:chat --axis prefix.policy=lru,arc   two policies",
+    "dsv4kv replay builtin:chat --rule vllm-v4:semantic        by vLLM's rule",
+    "dsv4kv replay builtin:chat --set fleet.replicas=4         servers behind a router",
+    "dsv4kv replay builtin:chat --chart replay.svg             memory over time",
+    "dsv4kv replay server --against                            a recorded server",
+)
 
 SHORTHANDS = {
     "trace": "workload.trace",

@@ -3,19 +3,16 @@
 from pathlib import Path
 from typing import Annotated
 
+from dsv4kv.cli import examples
 from dsv4kv.cli.options import AsJson, Html, Text, argument, flag, option, to_folder
 from dsv4kv.errors import ConfigError, RecordError
 from dsv4kv.view.console import print_document, say
 
-EPILOG = """\
-[bold]Examples[/bold]
-
-dsv4kv report results/A.json                    its tables again
-
-dsv4kv report results/A.json --html page.html   a page for a browser
-
-dsv4kv report results/A.json --export csv       rows for a spreadsheet
-"""
+EPILOG = examples(
+    "dsv4kv report results/A.json                    its tables again",
+    "dsv4kv report results/A.json --html page.html   a page for a browser",
+    "dsv4kv report results/A.json --export csv       rows for a spreadsheet",
+)
 _EXPORT = "Print rows instead: one per quantity and launch, or a table for people."
 
 

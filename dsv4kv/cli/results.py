@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from dsv4kv.cli import group
+from dsv4kv.cli import examples, group
 from dsv4kv.cli.options import RESULTS, AsJson, Text, argument, flag, option, print_json
 from dsv4kv.errors import ConfigError, RecordError
 from dsv4kv.view.console import say
@@ -16,7 +16,7 @@ app = group("List, show and prune saved runs.", "dsv4kv results list")
 Folder = Annotated[Path, option("Folder of records.", None, "--folder")]
 
 
-@app.command("list")
+@app.command("list", epilog=examples("dsv4kv results list --limit 10"))
 def list_(
     folder: Folder = RESULTS,
     as_json: AsJson = False,
@@ -45,7 +45,7 @@ def list_(
             say(f"warning: {entry.problem}", err=True)
 
 
-@app.command()
+@app.command(epilog=examples("dsv4kv results show last"))
 def show(
     run: Annotated[
         str, argument("Beginning or end of a run's name, or last.", "RUN", show_default=True)
@@ -61,7 +61,7 @@ def show(
     show_parts(report_record(load_record(folder / entry.file)))
 
 
-@app.command()
+@app.command(epilog=examples("dsv4kv results prune --older-than 30 --yes"))
 def prune(
     folder: Folder = RESULTS,
     keep: Annotated[int | None, option("Remove all but the newest so many.", min=0)] = None,

@@ -75,14 +75,12 @@ class BudgetCommand(Command):
 
 
 COMMAND = BudgetCommand
-EPILOG = (
-    "With --engine the engine's own flags are options, too: --max-num-batched-tokens, --page-size, …\n\n"
-    + examples(
-        "dsv4kv budget --gpu h200 --gpus 8                           what fits on eight H200",
-        "dsv4kv budget --model v4-pro --context 128K --concurrency 64    how many GPUs that takes",
-        "dsv4kv budget --gpus 8 --engine vllm --context 1M           what vLLM will print",
-        "dsv4kv budget --gpus 8 --axis context=4K,32K,128K,1M --axis gpu=h200,b200 --chart fits.svg",
-    )
+_TOO = "With --engine the engine's own flags are options, too: --max-num-seqs, --page-size, …\n\n"
+EPILOG = _TOO + examples(
+    "dsv4kv budget --gpu h200 --gpus 8                           what fits on eight H200",
+    "dsv4kv budget --model v4-pro --context 128K --concurrency 64    how many GPUs that takes",
+    "dsv4kv budget --gpus 8 --engine vllm --context 1M           what vLLM will print",
+    "dsv4kv budget --gpus 8 --axis context=4K,32K,1M --axis gpu=h200,b200 --chart fits.svg",
 )
 
 

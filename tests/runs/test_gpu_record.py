@@ -2,14 +2,13 @@
 
 from typing import Any
 
-from dsv4kv.record.quantities import gather_rate
-from dsv4kv.record.schema import Case, GpuFacts, Latency, NotMeasured, Operation, Peak
-from dsv4kv.record.yardstick import yardsticks
+from dsv4kv.runs.quantities import gather_rate, yardsticks
+from dsv4kv.runs.schema import Case, GpuFacts, Latency, NotMeasured, Operation, Peak
 from dsv4kv.view.case import decode_table, graph_device_time, operations_table
 from dsv4kv.view.facts import header
 from dsv4kv.view.findings import judge_results, judge_status
 from dsv4kv.view.record import sweep_table
-from tests.record.records import make_case, make_environment, make_failed_case, make_record
+from tests.runs.records import make_case, make_environment, make_failed_case, make_record
 from tests.view.terminal import shown, told
 
 GIB = 1 << 30

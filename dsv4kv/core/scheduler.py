@@ -260,7 +260,10 @@ class Scheduler:
             pass
 
     def turn(self, until_s: float = NEVER) -> bool:
-        """Take the next step, or wait; False where nothing is left, or nothing until then."""
+        """Take the next step, or decode steps that are alike, or wait.
+
+        Returns False where nothing is left, or nothing comes until then.
+        """
         chunks = self._schedule()
         if chunks and not self._waits_for_ranks(chunks):
             self._delayed_steps = 0
@@ -268,11 +271,35 @@ class Scheduler:
         elif not self.decoding:
             return self._wait(until_s)
         else:
-            self.clock.step(*self._advance(self.decoding), ())
-            self._preemption.stepped()
+            self._decode(1 if chunks else self._quiet_steps(), until_s)
         self._observer.stepped(self)
         self._finish_decoding()
         return True
+
+    def _quiet_steps(self) -> int:
+        """Decode steps in which no request begins, or needs or frees blocks; it may end."""
+        if self._drafts.window > 1 or self.clock.counts_tokens or self.prefilling or self.paused:
+            return 1
+        if self._preemption.preempted:  # others may be admitted in the next step
+            return 1
+        return min([min(each.left, each.due - each.position) for each in self.decoding])
+
+    def _decode(self, steps: int, until_s: float) -> None:
+        """Take a decode step, or up to ``steps`` while nobody comes."""
+        if steps <= 1:
+            self.clock.step(*self._advance(self.decoding), ())
+            self._preemption.stepped()
+            return
+        rows = len(self.decoding)
+        contexts = rows + sum([served.position for served in self.decoding])
+        taken = self.clock.decode(rows, contexts, steps, min(until_s, self.next_s))
+        for served in self.decoding:
+            served.position += taken
+            served.left -= taken
+            if not served.left:
+                self._ended.append(served)
+        for _ in range(taken):
+            self._preemption.stepped()
 
     # ---- who runs -------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from dsv4kv.choices import (
 from dsv4kv.cli import Group
 from dsv4kv.cli.targets import to_file
 from dsv4kv.engines.speculation import SPECULATIONS
-from dsv4kv.resources import shipped_names
+from dsv4kv.files import shipped_names
 from dsv4kv.units import UNITS_PER_SECOND
 from dsv4kv.view.console import open_console, print_document, say
 
@@ -669,7 +669,7 @@ def tokenize(
 
 
 def _processes(data: Path) -> int:
-    from dsv4kv.workers import usable_cores
+    from dsv4kv.processes import usable_cores
 
     try:
         small = data.stat().st_size < _PARALLEL_BYTES
@@ -679,7 +679,7 @@ def _processes(data: Path) -> int:
 
 
 def _object(text: str, option: str) -> dict[str, Any]:
-    from dsv4kv.reading import Unparsable, parse_json
+    from dsv4kv.files import Unparsable, parse_json
 
     try:
         value = parse_json(text)

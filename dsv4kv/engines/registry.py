@@ -5,8 +5,7 @@ from typing import cast
 
 from dsv4kv.choices import ENGINES
 from dsv4kv.engines.contract import Engine
-from dsv4kv.errors import ConfigError
-from dsv4kv.names import find_name
+from dsv4kv.errors import ConfigError, find_name
 
 _OLDEST = {"vllm": "0.20", "sglang": "0.5.12"}
 

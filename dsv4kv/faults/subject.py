@@ -19,8 +19,8 @@ from dsv4kv.engines.logs.setups import preset_named
 from dsv4kv.errors import ConfigError
 from dsv4kv.faults.results import facts_of
 from dsv4kv.faults.table import Truth, Values, release
+from dsv4kv.files import Unparsable, parse_json
 from dsv4kv.fitting.results import read_runs
-from dsv4kv.reading import Unparsable, parse_json
 from dsv4kv.sizing.flags import find_flag
 from dsv4kv.sizing.given_flags import GivenFlag, merge, read_flag
 from dsv4kv.sizing.gpus import gpu_names, load_gpu

@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.resources import shipped, shipped_names
+from dsv4kv.files import shipped, shipped_names
 
 ANY_VERSION = "*"
 _COMPARE: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {

@@ -20,7 +20,7 @@ from dsv4kv.mrc.strategies import (
 )
 from dsv4kv.prefix.outcome import Outcome
 from dsv4kv.prefix.paths import Ints, PathTable, Reuse, find_reuse
-from dsv4kv.workers import Lost, map_jobs
+from dsv4kv.processes import map_parallel
 
 
 @dataclass(frozen=True)
@@ -393,14 +393,10 @@ def _run_rules(
     on_step: Callable[[], None],
 ) -> dict[_RulePoint, Outcome]:
     """Rules at every capacity, each with the blocks of its engine unless others are asked for."""
-    found = {}
-    for point, outcome in map_jobs(
-        partial(_run_rule, table, question), _points_of(question, sizes), jobs
-    ):
-        if isinstance(outcome, Lost):
-            raise ConfigError(
-                f"{point[1]} at {point[0]:,} tokens was lost: {outcome.why}: give fewer --jobs."
-            )
+    found, points = {}, _points_of(question, sizes)
+    run = partial(_run_rule, table, question)
+    one_by_one = ((point, run(point)) for point in points)
+    for point, outcome in map_parallel(run, points, jobs) if jobs > 1 else one_by_one:
         found[point] = outcome
         on_step()
     return found

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from dsv4kv.choices import TRANSFERS
-from dsv4kv.collector import without_collector
 from dsv4kv.config.fleet import GroupSection
 from dsv4kv.errors import ConfigError
 from dsv4kv.fleet.outcome import Fates
 from dsv4kv.fleet.run import FindParts, Fleet, FleetOutcome
 from dsv4kv.planning.question import Question, Slo
 from dsv4kv.planning.servers import Bounds, Server
+from dsv4kv.processes import without_collector
 from dsv4kv.replay.build import find_parts
 from dsv4kv.traces.request import Request
 

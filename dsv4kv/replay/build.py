@@ -8,7 +8,6 @@ from itertools import islice
 from dsv4kv.clock.sources import find_layout, open_times
 from dsv4kv.clock.steps import StepTimes
 from dsv4kv.clock.weights import WeightModel, build_weights
-from dsv4kv.collector import without_collector
 from dsv4kv.config.replay import ArrivalSection, ReplayConfig
 from dsv4kv.core.clock import Rates, Tables, VirtualClock
 from dsv4kv.core.contract import NOTHING_BELOW, Below, Ledger, Source
@@ -18,6 +17,7 @@ from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.mrc.strategies import Strategy
 from dsv4kv.prefix.block_hash import BlockHashIndex
 from dsv4kv.prefix.policies import make_policy
+from dsv4kv.processes import without_collector
 from dsv4kv.replay.costs import fill_tables
 from dsv4kv.replay.engine import EnginePaths, EnginePrompts, build_engine, find_paths
 from dsv4kv.replay.memory import MemoryPlan, check_fit, plan_memory

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.reading import Unparsable, load_yaml
+from dsv4kv.files import Unparsable, load_yaml
 from dsv4kv.sizing.flags import FLAGS, find_flag
 
 _TOKEN = re.compile(

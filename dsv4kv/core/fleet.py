@@ -8,8 +8,9 @@ it, or sends it a request.
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Container, Sequence
+from itertools import islice
 
-from dsv4kv.core.contract import NOTHING_BELOW, Below
+from dsv4kv.core.contract import Below
 from dsv4kv.core.request import Hit
 from dsv4kv.core.scheduler import Observer, Scheduler
 from dsv4kv.core.served import NEVER, Served
@@ -24,7 +25,6 @@ class Asked:
         input_tokens: Tokens of its prompt.
         session: The conversation that it belongs to.
         id_tokens: Tokens that an id stands for; 0 where there are none.
-        blocks: Ids of the whole blocks of its prompt; equal ids mean equal history.
     """
 
     def __init__(
@@ -38,9 +38,16 @@ class Asked:
     ) -> None:
         self.number, self.now_s, self.input_tokens = number, now_s, input_tokens
         self.session, self.id_tokens = session, id_tokens
-        self.blocks: list[int] = []
-        if id_tokens:
-            self.blocks = list(ids[: input_tokens // id_tokens])
+        self._ids = ids
+        self._blocks: list[int] | None = None
+
+    @property
+    def blocks(self) -> list[int]:
+        """Ids of the whole blocks of its prompt; equal ids mean equal history."""
+        if self._blocks is None:
+            whole = self.input_tokens // self.id_tokens if self.id_tokens else 0
+            self._blocks = list(islice(self._ids, whole))
+        return self._blocks
 
 
 class View:
@@ -209,7 +216,7 @@ class Endpoint:
         self.outcome: Observer | None = None
         self.journal: Journal | None = None
         self._prefix, self._blocks = "prefix" in looks, "blocks" in looks
-        self._reports = self._prefix or "load" in looks
+        self._load = "load" in looks
         self._delay_s = delay_s
         self._shared_tokens, self._block_tokens = shared_tokens, block_tokens
         self._scheduler: Scheduler | None = None
@@ -286,8 +293,9 @@ class Endpoint:
         if not scheduler.turn(until_s):
             self._quiet_s = scheduler.next_s
             return self._quiet_s
-        if self._reports:
-            self._late.append(Report(scheduler.clock.now_s, scheduler, self.journal))
+        journal = self.journal
+        if self._load or (journal is not None and (journal.stored or journal.evicted)):
+            self._late.append(Report(scheduler.clock.now_s, scheduler, journal))
         self._quiet_s = scheduler.quiet_s
         return scheduler.clock.now_s
 

@@ -155,6 +155,7 @@ class Observer(Protocol):
         """One step or several have been taken; requests that have ended are still there."""
 
 
+_ROUNDING = 1e-9
 _DRAWS = 2**14
 _STRIDE = 7919  # a prime: requests begin at different places of the draws
 
@@ -191,6 +192,7 @@ class Scheduler:
         block_tokens: Tokens of a block.
         computed_tokens: Prompt tokens computed, those computed again included.
         again_tokens: Of which had been computed before by a request that was preempted.
+        quiet_s: A time before which nothing but decode steps can end; 0 where it is not known.
         drafted: Draft tokens proposed so far.
         rolled_back: Of which rejected.
     """
@@ -211,6 +213,7 @@ class Scheduler:
         self.loading: list[Served] = []
         self.block_tokens = limits.block_tokens
         self.computed_tokens = self.again_tokens = self.drafted = self.rolled_back = 0
+        self.quiet_s = 0.0
         self._arrivals, self._limits = arrivals, limits
         self._finds_scheduled = limits.finds_scheduled
         self._drafts, self._observer = drafts, observer
@@ -264,6 +267,7 @@ class Scheduler:
 
         Returns False where nothing is left, or nothing comes until then.
         """
+        self.quiet_s = 0.0
         chunks = self._schedule()
         if chunks and not self._waits_for_ranks(chunks):
             self._delayed_steps = 0
@@ -292,7 +296,11 @@ class Scheduler:
             return
         rows = len(self.decoding)
         contexts = rows + sum([served.position for served in self.decoding])
-        taken = self.clock.decode(rows, contexts, steps, min(until_s, self.next_s))
+        begin_s, next_s = self.clock.now_s, self.next_s
+        taken = self.clock.decode(rows, contexts, steps, min(until_s, next_s))
+        step_s = (self.clock.now_s - begin_s) / taken  # later ones take no less, as contexts grow
+        quiet_s = self.clock.now_s + (steps - taken) * step_s * (1 - _ROUNDING)
+        self.quiet_s = min(quiet_s, next_s)
         for served in self.decoding:
             served.position += taken
             served.left -= taken

@@ -296,6 +296,14 @@ class Fleet:
             ended=ended,
         )
 
+    def close(self) -> None:
+        """Let go of the requests; replicas are left to the collector of cycles."""
+        for pool in self._pools:
+            for replica in pool.replicas:
+                replica.endpoint.served.clear()
+        self._prompts.clear()
+        self._answers.clear()
+
     def run(self) -> Iterator[int]:
         """Serve every request to its end; gives how many are done whenever one has come."""
         while True:

@@ -17,12 +17,11 @@ from dsv4kv.fleet.replica import Replica
 from dsv4kv.fleet.run import FindParts, Fleet, FleetOutcome
 from dsv4kv.planning.question import Question, Slo
 from dsv4kv.planning.servers import Bounds, Server
-from dsv4kv.processes import without_collector
 from dsv4kv.replay.build import find_parts
 from dsv4kv.traces.request import Request
 
-_CHECKS = 100
-"""How often a simulation checks whether it can still keep its limits."""
+_CHECKS, _BETWEEN = 100, 20
+"""How often a simulation checks whether its limits are lost; min requests between checks."""
 
 
 class Split(NamedTuple):
@@ -237,17 +236,20 @@ def simulate(
         came=count,
         served=0,
     )
-    interval, lost = max(1, count // _CHECKS), False
-    with without_collector():
-        for number, _ in enumerate(made.run(), 1):
-            if not to_end and number % interval == 0:
-                lost = late.lose_a_limit(made.outcome(ended=False))
-                if lost:
-                    break
+    interval, lost = max(_BETWEEN, count // _CHECKS), False
+    for number, _ in enumerate(made.run(), 1):
+        if not to_end and number % interval == 0:
+            lost = late.lose_a_limit(made.outcome(ended=False))
+            if lost:
+                break
     so_far = made.outcome(ended=not lost)
-    fates = Fates.of(so_far)
     if lost:
-        return replace(trial, came=len(so_far.answers), served=len(fates.numbers))
+        served = sum(each.finished_s is not None for each in so_far.answers.values())
+        trial = replace(trial, came=len(so_far.answers), served=served)
+        made.close()
+        return trial
+    fates = Fates.of(so_far)
+    made.close()
     values_s = {
         slo.label: float(np.percentile(fates.samples_ns[slo.name] or [0], slo.percent)) / 1e9
         for slo in slos

@@ -71,7 +71,7 @@ OFFLINE = "belady"
 OFFLINE_POLICIES = {
     OFFLINE: Implementation(
         "the one needed last, a bound that knows the trace", "prefix.policies.belady:Belady"
-    ),
+    )
 }
 
 INDEXES = {
@@ -80,21 +80,10 @@ INDEXES = {
 }
 """How prefixes are found."""
 
-ALLOCATORS = {
-    "stack": Implementation("the last one freed first", "cache.allocators.stack:BlockAllocator"),
-    "bitmask": Implementation(
-        "the lowest free one first, with versions", "cache.allocators.bitmask:make_blocks"
-    ),
-    "refcount": Implementation(
-        "counted references, which sharing prefixes needs", "cache.allocators.refcount:make_blocks"
-    ),
-}
-"""Free-block strategies."""
-
 SYSTEMS = {
-    "pools": Implementation("pools of blocks for every layer", "systems.pools:run_pools"),
-    "slots": Implementation("a row of KV for every request", "systems.slots:run_slots"),
-    "blocks": Implementation("blocks with several holders", "systems.blocks:run_blocks"),
+    "pools": Implementation("pools of blocks for every layer", "bench.systems.pools:run_pools"),
+    "slots": Implementation("a row of KV for every request", "bench.systems.slots:run_slots"),
+    "blocks": Implementation("blocks with several holders", "bench.systems.blocks:run_blocks"),
 }
 """Ways to keep a cache that ``bench systems`` runs side by side."""
 
@@ -106,10 +95,7 @@ TRANSPORTS = {
 }
 """How ``bench transfer`` gets bytes from a prefill cache to a decode cache."""
 
-PREPARE = {
-    "host": Implementation("which copies them"),
-    "device": Implementation("by kernels"),
-}
+PREPARE = {"host": Implementation("which copies them"), "device": Implementation("by kernels")}
 """Who works out a step's blocks for a GPU."""
 
 STRATEGIES = {
@@ -149,14 +135,11 @@ PREFETCH_POLICIES = {
 STORES = {
     "memory": Implementation(
         "this process's memory: memory:64GiB, or memory:pinned:64GiB for GPUs",
-        "tiers.stores.memory:open_memory",
+        "tiers.store:open_memory",
     ),
-    "file": Implementation("a folder: file:FOLDER", "tiers.stores.file:open_file"),
+    "file": Implementation("a folder: file:FOLDER", "tiers.file_store:open_file"),
     "redis": Implementation(
-        "a Redis or Valkey server: redis:HOST:PORT, or redis:URL", "tiers.stores.redis:open_redis"
-    ),
-    "mooncake": Implementation(
-        "a Mooncake store: mooncake:HOST:PORT of its master", "tiers.stores.mooncake:open_mooncake"
+        "a Redis or Valkey server: redis:HOST:PORT, or redis:URL", "tiers.redis_store:open_redis"
     ),
 }
 """Where objects are kept beyond the GPU's memory, as ``tiers.stores.place`` reads it."""
@@ -206,13 +189,6 @@ ROUTERS = {
 }
 """Who chooses the replica of a request."""
 
-TRANSFERS = {
-    "blocks": Implementation("blocks of context and a slot, as dsv4kv's cache has them"),
-    "vllm:0.33": Implementation("as vLLM 0.33 sends them by NIXL"),
-    "sglang:0.5.23": Implementation("as SGLang 0.5.23 sends them"),
-}
-"""What is sent of a prompt from a prefill replica to a decode replica."""
-
 TRACE_FORMATS = {
     "bailian": Implementation("Bailian's JSON lines, ids of 16 tokens", "traces.bailian:BAILIAN"),
     "mooncake": Implementation("Mooncake's JSON lines, ids of 512", "traces.mooncake:MOONCAKE"),
@@ -257,25 +233,6 @@ TRACE_FILES = {
 }
 """Formats that traces are written in as a whole."""
 
-ENGINES = {
-    "dsv4kv": Implementation("this toolkit's pools", "engines.own:OwnEngine"),
-    "vllm:0.22": Implementation("vLLM 0.20 to 0.22", "engines.vllm.sizing:V0_22"),
-    "vllm:0.25": Implementation("vLLM 0.23 to 0.25", "engines.vllm.sizing:V0_25"),
-    "vllm:0.26": Implementation("vLLM 0.26", "engines.vllm.sizing:V0_26"),
-    "vllm:0.27": Implementation("vLLM 0.27", "engines.vllm.sizing:V0_27"),
-    "vllm:0.28": Implementation("vLLM 0.28", "engines.vllm.sizing:V0_28"),
-    "vllm:0.33": Implementation("vLLM 0.29 to 0.33", "engines.vllm.sizing:V0_33"),
-    "sglang:0.5.12": Implementation("SGLang 0.5.12", "engines.sglang.sizing:V0_5_12"),
-    "sglang:0.5.14": Implementation("SGLang 0.5.13 to 0.5.14", "engines.sglang.sizing:V0_5_14"),
-    "sglang:0.5.17": Implementation("SGLang 0.5.15 to 0.5.17", "engines.sglang.sizing:V0_5_17"),
-    "sglang:0.5.19": Implementation("SGLang 0.5.18 to 0.5.19", "engines.sglang.sizing:V0_5_19"),
-    "sglang:0.5.20": Implementation("SGLang 0.5.20", "engines.sglang.sizing:V0_5_20"),
-    "sglang:0.5.22": Implementation("SGLang 0.5.21 to 0.5.22", "engines.sglang.sizing:V0_5_22"),
-    "sglang:0.5.23": Implementation("SGLang 0.5.23", "engines.sglang.sizing:V0_5_23"),
-    "trtllm": Implementation("TensorRT-LLM", "engines.trtllm:TrtllmEngine"),
-}
-"""Whose rules size the cache; of a family, the oldest first."""
-
 CLOCKS = {
     "model": Implementation(
         "few coefficients of the GPU, fitted on public points or calibrated",
@@ -289,43 +246,6 @@ CLOCKS = {
 }
 """Where the times of steps come from."""
 
-RULES = {
-    "ideal": Implementation(
-        "whole blocks, least recently used, nothing else to keep", "engines.rule:IDEAL"
-    ),
-    "vllm": Implementation("full blocks, one group", "engines.vllm.rules:ONE_GROUP"),
-    "sglang": Implementation("radix tree of pages, one pool", "engines.sglang.rules:ONE_POOL"),
-    "vllm-v4:dense": Implementation(
-        "windows and states cached at every block", "engines.vllm.rules:DENSE"
-    ),
-    "vllm-v4:4096": Implementation(
-        "… at every 4,096 tokens, ends and junctions", "engines.vllm.rules:EVERY_4096"
-    ),
-    "vllm-v4:semantic": Implementation(
-        "… only at ends of prompts and junctions", "engines.vllm.rules:SEMANTIC"
-    ),
-    "vllm-v41": Implementation(
-        "V4.1: windows are never kept, 128 tokens of a hit are computed again (vLLM's default)",
-        "engines.vllm.rules:REPLAYED",
-    ),
-    "sglang-v4:dense": Implementation(
-        "windows of whole prompts, in a pool a tenth as large", "engines.sglang.rules:DENSE"
-    ),
-    "sglang-v4:tail": Implementation(
-        "… only at ends of chunks and where prompts part (SGLang's default)",
-        "engines.sglang.rules:TAIL",
-    ),
-    "sglang-v41": Implementation(
-        "V4.1: … and a prompt's last 128 tokens are never found (SGLang's default)",
-        "engines.sglang.rules:DECODER",
-    ),
-    "sglang-v41:encoder": Implementation(
-        "… with windows that are never kept: 128 tokens of a hit are computed again",
-        "engines.sglang.rules:ENCODER",
-    ),
-}
-"""By whose rule prompts are found, kept and evicted."""
-
 BACKENDS = {
     "reference": Implementation("plain PyTorch, what others are compared with", "ops.reference"),
     "cpu": Implementation("the toolkit's own on the CPU", "ops.cpu"),
@@ -334,11 +254,11 @@ BACKENDS = {
 """The toolkit's own operations."""
 
 PEERS = {
-    "vllm": Implementation("vLLM's kernels, where it is installed", "ops.peers.vllm"),
-    "sglang": Implementation("SGLang's kernels, where it is installed", "ops.peers.sglang"),
-    "flashmla": Implementation("FlashMLA's kernels, where it is installed", "ops.peers.flashmla"),
-    "deepgemm": Implementation("DeepGEMM's kernels, where it is installed", "ops.peers.deepgemm"),
-    "flaggems": Implementation("FlagGems' kernels, where it is installed", "ops.peers.flaggems"),
+    "vllm": Implementation("vLLM's kernels, where it is installed", "ops.peers:vllm"),
+    "sglang": Implementation("SGLang's kernels, where it is installed", "ops.peers:sglang"),
+    "flashmla": Implementation("FlashMLA's kernels, where it is installed", "ops.peers:flashmla"),
+    "deepgemm": Implementation("DeepGEMM's kernels, where it is installed", "ops.peers:deepgemm"),
+    "flaggems": Implementation("FlagGems' kernels, where it is installed", "ops.peers:flaggems"),
 }
 """Packages whose operations take the place of ours."""
 
@@ -354,15 +274,6 @@ SIZED_STATES = {
     "online": Implementation("HCA as a running softmax in float32"),
 }
 """Compressor states that ``budget`` sizes."""
-
-HOST_TIERS = {
-    "hicache": Implementation("SGLang's HiCache"),
-    "native": Implementation("vLLM's OffloadingConnector"),
-    "simple": Implementation("vLLM's SimpleCPUOffloadConnector"),
-    "lmcache": Implementation("LMCache's server, with vLLM"),
-    "lmcache-local": Implementation("LMCache in vLLM's process"),
-}
-"""What keeps prefixes in host memory, for ``budget``."""
 
 
 def families(registry: Iterable[str]) -> list[str]:

@@ -440,13 +440,6 @@ class HashedCache:
             held.steady, held.slid = True, position
         return due
 
-    def next_event(self, request: Generating, due: int) -> int:
-        """Given by ``reserve``."""
-        return request.due
-
-    def decode(self, request: int) -> None:
-        """A prompt is computed: what is behind its windows is freed in the next step."""
-
     def decoded(self, due: Sequence[Generating]) -> None:
         """Requests took a step: free what it reserved for drafts that were rejected."""
         for request in due:

@@ -15,6 +15,7 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
+from dsv4kv.engines.names import FAMILIES, replayed_engines
 from dsv4kv.errors import RecordError
 from dsv4kv.files import Unparsable, parse_json, read_document
 from dsv4kv.traces.request import Request
@@ -116,7 +117,9 @@ _WANTED = (
 
 
 def _read_run(name: str, given: Mapping[str, Any]) -> Measured:
-    engine = "sglang" if {"random_range_ratio", "sharegpt_output_len"} & set(given) else "vllm"
+    engine = max(
+        replayed_engines(), key=lambda name: len(set(FAMILIES[name].result_fields) & set(given))
+    )
     if not {"completed", "duration"} <= set(given):
         raise RecordError(f"{name} has no completed and no duration; {_WANTED}")
     _check(name, given)

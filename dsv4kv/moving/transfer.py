@@ -3,7 +3,7 @@
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -23,25 +23,15 @@ from dsv4kv.choices import TRANSPORTS
 from dsv4kv.config.transfer import TransferConfig
 from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.host import Sent
-from dsv4kv.engines.registry import find_engine
-from dsv4kv.engines.sglang import host as sglang
-from dsv4kv.engines.vllm import host as vllm
+from dsv4kv.engines.names import ENGINES, TRANSFERS, find_engine
 from dsv4kv.errors import ConfigError, StoreUnavailable, VerificationError
 from dsv4kv.measure.statistics import Estimate, divide, summarize
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import choose_formats
+from dsv4kv.moving.frames import is_loopback
+from dsv4kv.moving.memory import Manifest, Memory, Segment, attach
 from dsv4kv.moving.prefill import cache_of
-from dsv4kv.moving.side import Side
-from dsv4kv.moving.transfer_outcome import Costs, Outcome, Run
-from dsv4kv.processes import Child, python, with_package
-from dsv4kv.tiers.wire.frames import is_loopback
-from dsv4kv.tiers.wire.manifest import Manifest
-from dsv4kv.tiers.wire.memory import Memory, Segment, attach
-from dsv4kv.tiers.wire.mooncake import MooncakeReader
-from dsv4kv.tiers.wire.mooncake import load as load_mooncake
-from dsv4kv.tiers.wire.nixl import NixlReader
-from dsv4kv.tiers.wire.nixl import load as load_nixl
-from dsv4kv.tiers.wire.receiver import (
+from dsv4kv.moving.receiver import (
     Peer,
     Read,
     Received,
@@ -51,18 +41,24 @@ from dsv4kv.tiers.wire.receiver import (
     receive_layers,
     timed,
 )
-from dsv4kv.tiers.wire.transports import Reader, mapped
+from dsv4kv.moving.side import Side
+from dsv4kv.moving.transfer_outcome import Costs, Outcome, Run
+from dsv4kv.moving.transports import (
+    LIBRARIES,
+    MooncakeReader,
+    NixlReader,
+    NotHere,
+    Reader,
+    load_library,
+    mapped,
+)
+from dsv4kv.processes import Child, python, with_package
 
 TOKEN = "DSV4KV_TRANSFER_TOKEN"
 """Environment variable with the secret that both sides know."""
 LISTENING = "listening at "
-_LIBRARIES = {"nixl": load_nixl, "mooncake": load_mooncake}
 _STARTED_S = 120.0
 _DESCRIPTORS, _SMALL, _LARGE = 512, 1_728, 37_440  # pages of HCA and CSA entries in engines
-SENT: Mapping[str, Callable[[Any, Deployment, int], Sent | None]] = {
-    "vllm:0.33": vllm.sent_of,
-    "sglang:0.5.23": sglang.sent_of,
-}
 
 
 def run_transfer(
@@ -95,10 +91,6 @@ def run_transfer(
                     raise
                 skipped.append(f"{name}: {error}")
     return Outcome(runs, engines_beside(config), skipped)
-
-
-class NotHere(StoreUnavailable):
-    """A transport that one of the sides does not have."""
 
 
 class Decode:
@@ -137,6 +129,8 @@ class Decode:
         """Move a prompt at its end and one layer by layer; then time reads of a long request."""
         peer, memory, merge = self._peer, self._side.memory, self._config.merge
         ranks = [self._rank() for _ in range(self._config.ranks - 1)]
+        if self._transport in LIBRARIES:
+            load_library(self._transport)  # before anything is computed for it
 
         def at_end(request: int) -> Received:
             manifest = peer.manifest(request)
@@ -191,7 +185,7 @@ class Decode:
         """Of the sender's memory: sockets, or its segment, which the first request names."""
         if self._transport == "tcp":
             return [peer.reader for peer in self._peers]
-        if self._transport in _LIBRARIES:
+        if self._transport in LIBRARIES:
             self._mapped = self._mapped or self._meet(self._transport)
         if self._mapped is None:
             assert manifest is not None
@@ -205,7 +199,6 @@ class Decode:
 
     def _meet(self, library: str) -> Reader:
         try:
-            _LIBRARIES[library]()
             met = self._peer.ask({"op": "meet", "by": library})
         except StoreUnavailable as error:
             raise NotHere(str(error)) from None
@@ -314,7 +307,9 @@ def engines_beside(config: TransferConfig) -> dict[str, Sent | None]:
     model = load_model(config.model)
     formats = config.prefill.formats
     found: dict[str, Sent | None] = {}
-    for name, sent_of in SENT.items():
+    for name in TRANSFERS:
+        if name not in ENGINES:
+            continue
         deployment = Deployment(
             model=model,
             formats=choose_formats(model, formats.main, formats.window, formats.indexer),
@@ -323,7 +318,7 @@ def engines_beside(config: TransferConfig) -> dict[str, Sent | None]:
             layers=config.layers,
         )
         try:
-            found[name] = sent_of(find_engine(name), deployment, config.timed_tokens)
+            found[name] = find_engine(name).sent(deployment, config.timed_tokens)
         except ConfigError:
             found[name] = None
     return found

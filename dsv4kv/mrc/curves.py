@@ -6,8 +6,8 @@ from functools import partial
 
 import numpy as np
 
-from dsv4kv.engines.cache import DEFAULT_CHUNK_TOKENS, Pool
-from dsv4kv.engines.rules import find_drafts, find_rule, run_rule
+from dsv4kv.engines.names import find_rule
+from dsv4kv.engines.prefix import DEFAULT_CHUNK_TOKENS, Pool, find_drafts, run_rule
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.mrc.sample import SampledHits, Sampling, Simulation
@@ -412,4 +412,4 @@ def _run_rule(table: PathTable, question: Question, point: _RulePoint) -> Outcom
 
 def default_block(rule: str, table: PathTable, arch: str | None = None) -> int:
     """Blocks an engine takes for DeepSeek-V4: 256 tokens; for the ideal rule the trace's own."""
-    return find_rule(rule).block_tokens(arch) or table.block_tokens
+    return find_rule(rule).block_tokens_on(arch) or table.block_tokens

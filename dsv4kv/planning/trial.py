@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from dsv4kv.choices import TRANSFERS
 from dsv4kv.config.fleet import GroupSection
 from dsv4kv.core.served import Served
+from dsv4kv.engines.names import sends_of
 from dsv4kv.errors import ConfigError
 from dsv4kv.fleet.outcome import Fates
 from dsv4kv.fleet.replica import Replica
@@ -100,8 +100,7 @@ class Kind:
             return {"replicas": units, "router": self.router}
         prefill, decode = (GroupSection(replicas=units * each) for each in self.split)
         asked = self.server.config
-        family = (asked.server.engine or "").partition(":")[0]
-        sends = next(name for name in TRANSFERS if name.startswith(family))
+        sends = sends_of(asked.server.engine or "")
         transfer = asked.fleet.transfer.model_copy(update={"engine": sends})
         groups = {"prefill": prefill, "decode": decode}
         return {**groups, "router": self.router, "transfer": transfer}
@@ -124,6 +123,9 @@ class Trial:
         requests: Requests of the simulation.
         came: Requests that arrived before it ended.
         served: Requests that were served.
+        hit_share: Share of prompt tokens that hit the prefix cache.
+        busy_share: Share of the time in which replicas compute, of the busiest role.
+        tpot_p99_s: 99th percentile of the time per output token.
     """
 
     kind: Kind
@@ -137,6 +139,9 @@ class Trial:
     requests: int
     came: int
     served: int
+    hit_share: float = 0.0
+    busy_share: float = 0.0
+    tpot_p99_s: float = 0.0
 
     @property
     def gpus(self) -> int:
@@ -249,7 +254,6 @@ def simulate(
         made.close()
         return trial
     fates = Fates.of(so_far)
-    made.close()
     values_s = {
         slo.label: float(np.percentile(fates.samples_ns[slo.name] or [0], slo.percent)) / 1e9
         for slo in slos
@@ -262,4 +266,29 @@ def simulate(
     )
     served = len(fates.numbers)
     meets = served == count and all(values_s[slo.label] <= slo.limit_s for slo in slos)
-    return replace(trial, values_s=values_s, good=good / count, meets=meets, served=served)
+    hit_share, busy_share = _hit_share(so_far), max(map(_busy_share, so_far.pools))
+    made.close()
+    return replace(
+        trial,
+        values_s=values_s,
+        good=good / count,
+        meets=meets,
+        served=served,
+        hit_share=hit_share,
+        busy_share=busy_share,
+        tpot_p99_s=float(np.percentile(fates.samples_ns.get("tpot") or [0], 99)) / 1e9,
+    )
+
+
+def _hit_share(outcome: FleetOutcome) -> float:
+    tallies = [replica.replay.prompts.tally for replica in outcome.pools[0]]
+    tokens = sum(tally.prompt_tokens for tally in tallies)
+    return sum(tally.saved_tokens for tally in tallies) / tokens if tokens else 0.0
+
+
+def _busy_share(pool: Sequence[Replica]) -> float:
+    """Of the time from the first arrival to the last answer of the pool's last replica."""
+    clocks = [replica.replay.scheduler.clock for replica in pool]
+    end_s = max(clock.now_s for clock in clocks)
+    busy_s = sum(clock.now_s - clock.idle_s for clock in clocks)
+    return busy_s / end_s / len(clocks) if end_s else 0.0

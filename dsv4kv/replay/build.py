@@ -12,7 +12,7 @@ from dsv4kv.config.replay import ArrivalSection, ReplayConfig
 from dsv4kv.core.clock import Rates, Tables, VirtualClock
 from dsv4kv.core.contract import NOTHING_BELOW, Below, Ledger, Source
 from dsv4kv.core.scheduler import Drafts, Limits, Observer, Scheduler
-from dsv4kv.engines.rules import find_rule
+from dsv4kv.engines.names import find_rule
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.mrc.strategies import Strategy
 from dsv4kv.prefix.block_hash import BlockHashIndex
@@ -248,10 +248,10 @@ def build_replay(
         max_requests=scheduling.max_requests,
         block_tokens=memory.block_tokens,
         ratio=memory.group.ratio,
-        paused_blocks=None if rule.retracts else int(paused),
+        paused_blocks=None if rule.policy.prompts_alone else int(paused),
         max_context_tokens=memory.max_context_tokens,
-        defer=config.prefix.defer and not rule.caches_scheduled,
-        finds_scheduled=rule.caches_scheduled and not scheduling.delay_prompts,
+        defer=config.prefix.defer and not rule.policy.finds_scheduled,
+        finds_scheduled=rule.policy.finds_scheduled and not scheduling.delay_prompts,
         ranks=ranks,
         alone=_prompts_alone(config),
         delay=scheduling.delay_prompts,
@@ -293,7 +293,8 @@ def _build_timing(
 def _prompts_alone(config: ReplayConfig) -> bool:
     """Whether steps with prompts leave decoding requests out: where nothing is said, in SGLang."""
     chosen = config.scheduler.prompts
-    return find_rule(config.prefix.rule).retracts if chosen is None else chosen == "alone"
+    alone = find_rule(config.prefix.rule).policy.prompts_alone
+    return alone if chosen is None else chosen == "alone"
 
 
 def _build_prompts(

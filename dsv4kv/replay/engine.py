@@ -10,10 +10,9 @@ from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.core.contract import NOTHING_BELOW, Below
 from dsv4kv.core.hashed import HashedCache
 from dsv4kv.core.losses import ReuseTally
-from dsv4kv.core.radix import SglangCache
 from dsv4kv.core.served import Served
-from dsv4kv.engines.cache import EngineCache, Pool, draft_needs
-from dsv4kv.engines.rules import find_drafts, find_rule
+from dsv4kv.engines.names import find_rule
+from dsv4kv.engines.prefix import Pool, PrefixCache, draft_needs, find_drafts, open_cache
 from dsv4kv.prefix.paths import NumberedPaths, PathTable, number_prompts
 from dsv4kv.prefix.tree import Ids
 from dsv4kv.replay.memory import MemoryPlan, arch_of
@@ -32,7 +31,7 @@ class WindowPages:
         cache: Whose.
     """
 
-    cache: EngineCache
+    cache: PrefixCache
     written = evicted = orphaned = 0
 
     def __len__(self) -> int:
@@ -52,7 +51,7 @@ class EnginePrompts:
 
     def __init__(
         self,
-        cache: EngineCache,
+        cache: PrefixCache,
         block_tokens: int,
         *,
         windows: bool,
@@ -71,6 +70,7 @@ class EnginePrompts:
         self.restored = self.kept_bytes = 0
         self._cache, self._tokens, self._windows = cache, block_tokens, windows
         self.stepped = cache if isinstance(cache, HashedCache) else None
+        self._tree = None if isinstance(cache, HashedCache) else cache
         self._replayed, self._chunk = replayed_tokens, chunk_tokens
         self._below: Below = NOTHING_BELOW
         self._places: Places = leave_nothing
@@ -79,8 +79,8 @@ class EnginePrompts:
     def stand_on(self, below: Below, places: Places) -> None:
         """Have tiers below, that are offered tails at some places."""
         self._below, self._places = below, places
-        if isinstance(self._cache, SglangCache):  # others never write what they evict
-            self._cache.watch(self._evicted)
+        if self._tree:  # the other never writes what it evicts
+            self._tree.watch(self._evicted)
 
     def _evicted(self, pages: Sequence[int], windows: Sequence[int]) -> None:
         self._below.forget(pages, windows)
@@ -142,7 +142,8 @@ class EnginePrompts:
 
     def answered(self, served: Served) -> None:
         """What was only for the prompt is given back."""
-        self._cache.decode(served.number)
+        if self._tree:
+            self._tree.decode(served.number)
 
     def decoded(self, due: Sequence[Served]) -> None:
         """Generated tokens have windows, too."""
@@ -150,7 +151,7 @@ class EnginePrompts:
 
     def next_event(self, served: Served, due: int) -> int:
         """When it needs or frees a block of any kind."""
-        return self._cache.next_event(served, due)
+        return self._tree.next_event(served, due) if self._tree else due
 
     def end(self, served: Served) -> None:
         """Let go of everything a request holds."""
@@ -206,7 +207,7 @@ class Engine:
         prompts: What requests find there.
     """
 
-    ledger: EngineCache
+    ledger: PrefixCache
     prompts: EnginePrompts
 
 
@@ -237,7 +238,7 @@ def find_paths(
         ConfigError: Blocks that do not fit the trace's or the rule.
     """
     rule = find_rule(config.prefix.rule)
-    if rule.open is None or not config.prefix.reuse:
+    if not rule.engine or not config.prefix.reuse:
         return None
     size = memory.block_tokens
     named = any(len(request.prefix_hashes) for request in requests)
@@ -249,7 +250,6 @@ def find_paths(
 def build_engine(config: ReplayConfig, memory: MemoryPlan, known: EnginePaths) -> Engine:
     """An empty cache of ``prefix.rule`` for prompts that are known."""
     rule = find_rule(config.prefix.rule)
-    assert rule.open is not None
     size, chunk = memory.block_tokens, config.scheduler.step_tokens
     pool = Pool(
         known.table,
@@ -265,15 +265,14 @@ def build_engine(config: ReplayConfig, memory: MemoryPlan, known: EnginePaths) -
         numbered=known.numbered,
         step_tokens=1 + config.scheduler.speculative.draft_tokens,
     )
-    cache, needs = rule.open(pool), draft_needs(pool, windows=rule.windows)
-    again = memory.model.window_tokens if rule.replays else 0
+    cache, window = open_cache(rule, pool), memory.model.window_tokens
     prompts = EnginePrompts(
         cache,
         size,
         windows=rule.windows,
-        draft_needs=needs,
-        replayed_tokens=again,
-        uncovered_tokens=rule.uncovered_tokens(memory.model),
+        draft_needs=draft_needs(rule, pool),
+        replayed_tokens=rule.policy.replayed(window),
+        uncovered_tokens=rule.policy.uncovered(window),
         chunk_tokens=chunk,
     )
     return Engine(cache, prompts)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from dsv4kv.core.hashed import HashedCache
-from dsv4kv.engines.cache import EngineCache, Pool
-from dsv4kv.engines.rule import Rule
+from dsv4kv.engines.prefix import Pool, PrefixCache, open_cache
+from dsv4kv.engines.rule import Variant
 
 
 class Span(NamedTuple):
@@ -50,7 +50,7 @@ class Played:
 
 def play(
     pool: Pool,
-    rule: Rule,
+    rule: Variant,
     spans: Sequence[Span],
     *,
     at_once: bool,
@@ -76,17 +76,15 @@ _EMPTY, _LOOK, _BEGIN, _STORE, _GROW, _END = range(6)
 
 
 class _Paced:
-    def __init__(self, pool: Pool, rule: Rule, spans: Sequence[Span], *, at_once: bool) -> None:
-        assert rule.open is not None
+    def __init__(self, pool: Pool, rule: Variant, spans: Sequence[Span], *, at_once: bool) -> None:
         self._pool, self._rule, self._spans, self._at_once = pool, rule, spans, at_once
-        self._open = rule.open
-        self._cache: EngineCache = rule.open(pool)
+        self._cache: PrefixCache = open_cache(rule, pool)
         self._tokens = pool.table.input_tokens.tolist()
         self._outputs = pool.table.output_tokens.tolist()
         self._chunk = pool.chunk_tokens
         if not isinstance(self._cache, HashedCache):
             self._chunk = max(1, self._chunk // pool.block_tokens) * pool.block_tokens
-        self._replayed = pool.model.window_tokens if rule.replays else 0
+        self._replayed = rule.policy.replayed(pool.model.window_tokens)
         self._played = Played([0] * len(pool.table))
         self._seen, self._now_s = 0, 0.0
         self._running: dict[int, int] = {}  # blocks of what each has generated, oldest first
@@ -190,9 +188,10 @@ class _Paced:
                         return
             cache.compute(number, end)
         if self._outputs[number] > 1:
-            cache.decode(number)
             if isinstance(cache, HashedCache):
                 cache.lacks(number, tokens + 1)  # frees what is behind windows
+            else:
+                cache.decode(number)
 
     def _grow(self, number: int) -> None:
         """Take a block for what is generated; the youngest request gives way."""
@@ -237,7 +236,7 @@ class _Paced:
         self._cache.end(number, self._running.pop(number))
 
     def _empty(self) -> None:
-        self._cache = self._open(self._pool)
+        self._cache = open_cache(self._rule, self._pool)
         self._seen = 0
         self._running.clear()
         self._resumed.clear()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dsv4kv.engines.logs.setups import preset_named
-from dsv4kv.engines.registry import find_engine
+from dsv4kv.engines.names import find_engine
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import open_regular
 from dsv4kv.model.presets import config_file

@@ -1,92 +1,50 @@
-"""The three systems side by side: every quantity next to the plain re-statement's."""
+"""``bench systems``: counts and call times of each system, and what was compared."""
 
 from collections.abc import Iterator, Sequence
-from statistics import median
+from dataclasses import replace
 
+from dsv4kv.bench.systems.workload import Outcome
 from dsv4kv.measure.statistics import Estimate
-from dsv4kv.systems.outcome import Outcome
 from dsv4kv.units import format_bytes
-from dsv4kv.view.cells import measured
-from dsv4kv.view.table import ABSENT, Number, Part, Table, Text, names, numbers
+from dsv4kv.view.quantity import quantity
+from dsv4kv.view.table import Finding, Number, Part, Table
+
+_TIMES = ((1.0, "ns"), (1e3, "µs"), (1e6, "ms"), (1e9, "s"))
 
 
 def report_systems(outcomes: Sequence[Outcome]) -> Iterator[Part]:
-    """The table, and below it what was compared."""
-    yield systems_table(outcomes)
-    yield ""
-    yield Text(_shares_sentence(outcomes), "strong")
-    yield Text(summary(outcomes), "strong")
-
-
-def _shares_sentence(outcomes: Sequence[Outcome]) -> str:
-    """How long calls take next to those of the plain re-statements."""
-    shares = sorted(
-        row.share.value * 100
-        for outcome in outcomes
-        for row in outcome.rows
-        if row.unit == "ns" and row.share
-    )
-    if not shares:
-        return "No call has a plain re-statement to compare with."
-    return (
-        f"{len(shares)} calls take {shares[0]:.3g} to {shares[-1]:.3g} % of the plain "
-        f"re-statement's time, {median(shares):.3g} % at the median."
-    )
-
-
-def systems_table(outcomes: Sequence[Outcome]) -> Table:
-    """One row per quantity."""
-    return Table(
-        "Three systems",
-        [*names("system", "quantity"), *numbers("dsv4kv", "plain", "% of plain")],
-        [
-            (
-                outcome.system,
-                row.quantity,
-                _amount(row.ours, row.unit),
-                _amount(row.plain, row.unit) if row.plain else ABSENT,
-                _number(row.share, 100) if row.share else ABSENT,
-            )
-            for outcome in outcomes
-            for row in outcome.rows
-        ],
-        note="calls: median and 95 % interval of this run, interleaved with a plain re-statement",
-        keys=2,
-    )
-
-
-def summary(outcomes: Sequence[Outcome]) -> str:
-    """The answer in a line: how much was compared, and whether it was right."""
+    """Whether all outputs are right, and a row per quantity."""
     compared = sum(sum(outcome.checks.passed.values()) for outcome in outcomes)
     wrong = sum(len(outcome.checks.failures) for outcome in outcomes)
     names = ", ".join(outcome.system for outcome in outcomes)
     if wrong:
-        return f"{wrong:,} of {compared:,} comparisons with the reference failed ({names})."
-    return f"All {compared:,} comparisons with the reference are equal ({names})."
+        yield Finding("bad", f"{wrong:,} of {compared:,} comparisons with the reference failed")
+    else:
+        sentence = f"all {compared:,} comparisons with the reference are equal: {names}"
+        yield Finding("good", sentence)
+    yield ""
+    yield Table(
+        "Three systems",
+        [
+            ("system", lambda row: row[0]),
+            ("quantity", lambda row: row[1].quantity),
+            ("dsv4kv", lambda row: _amount(row[1].value, row[1].unit)),
+        ],
+        [(outcome.system, row) for outcome in outcomes for row in outcome.rows],
+        note="calls: median and 95 % interval of this run",
+        keys=2,
+    )
 
 
 def _amount(estimate: Estimate, unit: str) -> Number:
-    """A value, and its unit with the interval, if there is one: columns stay narrow so."""
-    value = estimate.value
+    """A value, and its unit with the interval, so that columns stay narrow."""
+    value, scale = estimate.value, 1.0
     if unit == "B" and value >= 1024:
-        size, unit = format_bytes(int(value)).split()
+        size, unit = format_bytes(value).split()
         return Number(size, unit)
     if unit != "ns" and value.is_integer():
         return Number(f"{value:,.0f}", unit.removesuffix("s") if value == 1 else unit)
-    scale, unit = (
-        next(each for each in _TIMES if value < 1e3 * each[0]) if unit == "ns" else (1.0, unit)
-    )
-    cell = _number(estimate, 1 / scale)
-    if not cell.spread:
-        return Number(cell.value, unit)
-    return Number(cell.value, f"{cell.spread} {unit}")
-
-
-_TIMES = ((1.0, "ns"), (1e3, "µs"), (1e6, "ms"), (1e9, "s"))
-"""Units of time in nanoseconds; none lasts a thousand seconds."""
-
-
-def _number(estimate: Estimate, scale: float) -> Number:
-    """What was counted has no interval."""
-    cell = measured(estimate, scale)
-    return Number(cell.value) if estimate.half_width == 0 else cell
+    if unit == "ns":
+        scale, unit = next(each for each in _TIMES if value < 1e3 * each[0])
+    cell = quantity(estimate, 1 / scale)
+    return replace(cell, spread=f"{cell.spread} {unit}".strip())

@@ -1,0 +1,418 @@
+"""SGLang's pools: bytes of a full token, fixed bytes, slots of every pool.
+
+The pool of full tokens is the unit. Compressed entries belong to it; windows and CSA states are
+pools of their own, either a share of the full tokens or a fixed size for the requests that may
+run; HCA states, and V4.1's pending pairs, are rows of every request.
+Source: SGLang 0.5.12 to 0.5.23, ``pool_configurator.py``. Floats are used where SGLang uses them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from dsv4kv.engines.contract import DRAFT, Deployment, layers_of
+from dsv4kv.engines.rule import Group, Layout, Piece
+from dsv4kv.engines.sglang import Build
+from dsv4kv.errors import ConfigError
+from dsv4kv.model.formats import EntryFormat, PageLayout
+
+DEFAULT_PAGE_TOKENS = 256
+DEFAULT_WINDOW_RATIO = 0.1
+_CHARGED_INDEXER_BYTES = 132  # FP8; FP4 keys of 68 B are charged as FP8 on NVIDIA
+_KEY_PAGE, _WIDE_KEY_PAGE = 64, 128  # keys of a page of V4.1's indexer; on SM100
+_OWN_ROW_BYTES = 584  # of V4.1's windows of a request
+_SCALE_BYTES = 4  # of an FP4 key
+_EVICTION_TOKENS = 128  # SGLANG_SWA_EVICTION_INTERVAL
+_LEAST_GUESSED_REQUESTS, _MOST_GUESSED_REQUESTS = 2048, 4096
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Slots of every pool."""
+
+    full: int
+    swa: int
+    c4: int
+    c128: int
+    c4_state: int
+    c128_state: int
+
+
+@dataclass(frozen=True)
+class Pools:
+    """What one rank's layers cost.
+
+    Attributes:
+        build: The rules.
+        deployment: What is sized.
+        csa: CSA layers held.
+        hca: HCA layers held.
+        low: Ratio (1 or 2) of every held owner of V4.1.
+        windows: Layers whose windows are priced.
+        inflation: Factor for the draft worker: (layers + 1) / layers.
+        page_tokens: Tokens of a page.
+        csa_ring: Rows of CSA state that belong to a window or page.
+        hca_ring: Rows of HCA state that belong to a request (or window).
+    """
+
+    build: Build
+    deployment: Deployment
+    csa: int
+    hca: int
+    low: tuple[int, ...]
+    windows: int
+    inflation: float
+    page_tokens: int
+    csa_ring: int
+    hca_ring: int
+
+    @property
+    def window_ratio(self) -> float:
+        """Window slots for one full token; meaningless where windows have a fixed size."""
+        given = self.deployment.window_ratio
+        return DEFAULT_WINDOW_RATIO if given is None else given
+
+    @property
+    def frees_windows(self) -> bool:
+        """Whether a running request gives back window slots that are out of its window."""
+        given = self.deployment.frees_windows
+        return self.build.frees_windows if given is None else given
+
+    @property
+    def request_windows(self) -> bool:
+        """Whether windows have a fixed size."""
+        ratio, requests = self.deployment.window_ratio, self.deployment.concurrency
+        sized = self.build.request_windows and ratio is None and requests is not None
+        return sized or self.deployment.replays_windows
+
+    @property
+    def decodes(self) -> bool:
+        """Whether prompts are filled elsewhere: no chunks, and no prefixes kept for reuse."""
+        return self.build.request_windows and self.deployment.role == "decode"
+
+    @property
+    def extra_slots(self) -> int:
+        """Requests that are received while others run, with states of their own."""
+        return self.deployment.extra_slots if self.decodes else 0
+
+    def entry_bytes(self, ratio: int) -> float:
+        """Priced bytes of one compressed entry, page padding included."""
+        entry = self.deployment.formats.main
+        if ratio in (1, 2) and not self.build.v41_pages:
+            return entry.entry_bytes
+        return self._priced(entry, ratio)
+
+    @property
+    def window_entry_bytes(self) -> float:
+        """Priced bytes of one window entry, page padding included."""
+        return self._priced(self.deployment.formats.window, 1)
+
+    def _priced(self, entry: EntryFormat, ratio: int) -> float:
+        if not self.build.padded:
+            return entry.entry_bytes
+        page = PageLayout(entry, self.page_tokens // ratio)
+        return page.page_bytes / page.entries
+
+    @property
+    def context_bytes_per_token(self) -> float:
+        """Of compressed entries and indexer keys, for one full token."""
+        csa = (
+            1 / (4 * self.deployment.hisparse_ratio) * self.entry_bytes(4)
+            + 1 / 4 * _CHARGED_INDEXER_BYTES
+        )
+        low = sum((self.entry_bytes(ratio) + self.low_key_bytes) / ratio for ratio in self.low)
+        return csa * self.csa + 1 / 128 * self.entry_bytes(128) * self.hca + low
+
+    @property
+    def low_key_bytes(self) -> int:
+        """Bytes of an indexer key of V4.1, which SGLang keeps in 4 bits on every GPU."""
+        return self.deployment.formats.indexer.entry_bytes
+
+    def reserved_bytes(self, full_tokens: int) -> float:
+        """Pages of V4.1's entries and keys beyond those of so many full tokens."""
+        if not self.build.v41_pages:
+            return 0.0
+        page, keys = self.page_tokens, _WIDE_KEY_PAGE if self._records_of_v41 else _KEY_PAGE
+        total = 0.0
+        for ratio in self.low:
+            slots = -(-((full_tokens + page) // ratio + keys) // keys) * keys
+            total += page * self.entry_bytes(ratio)
+            total += (slots - full_tokens // ratio) * self.low_key_bytes
+        return total
+
+    @property
+    def _records_of_v41(self) -> bool:
+        return self.deployment.formats.window.name != "fp8_ds_mla"
+
+    def pair_state_bytes(self, requests: int) -> int:
+        """Fixed bytes of V4.1's pending pairs for so many requests: one more and a spare ring."""
+        ring = self.pair_ring
+        rows = (requests + self.extra_slots + 1) * ring + ring + 1
+        rows = -(-rows // 2) * 2
+        return rows * self.pair_row_bytes * self.low.count(2)
+
+    @property
+    def pair_ring(self) -> int:
+        """Rows of a request's pending pair, in one layer."""
+        drafts = self.deployment.draft_tokens
+        return 1 << (drafts + 1).bit_length() if drafts else 2
+
+    @property
+    def pair_row_bytes(self) -> int:
+        """Bytes of one of them."""
+        return 2 * self.deployment.model.head_dim * 4
+
+    @property
+    def window_bytes_per_token(self) -> float:
+        """Of a window slot in every layer, with the CSA state that goes with it."""
+        model, size = self.deployment.model, self.deployment.state_bytes
+        span = self.page_tokens if self.build.state_per == "page" else model.window_tokens
+        state = 4 * (model.head_dim + model.index_dim) * size
+        hca = 0.0
+        if not self.build.hca_state_fixed:
+            hca = self.hca_ring / model.window_tokens * self.hca_row_bytes * self.hca
+        csa = self.csa_ring / span * state * self.csa
+        return self.window_entry_bytes * self.windows + csa + hca
+
+    @property
+    def hca_row_bytes(self) -> int:
+        """Bytes of one row of HCA state in one layer."""
+        vectors = 3 if self.deployment.online_state else 2
+        return vectors * self.deployment.model.head_dim * self.deployment.state_bytes
+
+    @property
+    def bytes_per_full_token(self) -> float:
+        """The coefficient that SGLang divides by and logs."""
+        ratio = 0.0 if self.request_windows else self.window_ratio
+        return (ratio * self.window_bytes_per_token + self.context_bytes_per_token) * (
+            self.inflation
+        )
+
+    def hca_state_bytes(self, requests: int) -> int:
+        """Fixed bytes of HCA states for so many requests: one more, a spare ring, whole 128s."""
+        if not self.build.hca_state_fixed or not self.hca:
+            return 0
+        slots = requests + self.extra_slots + 1
+        rows = -(-(slots * self.hca_ring + self.hca_ring + 1) // 128) * 128
+        if self.deployment.online_state:
+            rows = slots + self.hca_ring + 1
+        return rows * self.hca_row_bytes * self.hca
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Tokens of one step; two are in flight where steps overlap."""
+        return self.deployment.in_flight_tokens // (1 + self.deployment.overlap)
+
+    @property
+    def window_tokens_per_request(self) -> int:
+        """Window slots that one request may hold at worst, in steady decode."""
+        window, page = self.deployment.model.window_tokens, self.page_tokens
+        drafts = self.deployment.draft_tokens
+        trailing = window + _EVICTION_TOKENS * max(1, drafts) + page
+        if not drafts:
+            return trailing + page
+        return trailing + (2 * drafts if self.deployment.overlap else -(-drafts // page) * page)
+
+    @property
+    def fixed_window_tokens(self) -> int:
+        """Window slots of a fixed size; where prefixes are cached, with four tails a request."""
+        if not self.request_windows or self.deployment.replays_windows:
+            return 0
+        requests, page = self.deployment.concurrency or 0, self.page_tokens
+        tail = self.deployment.model.window_tokens + page
+        live = self.window_tokens_per_request * requests
+        if self.decodes:
+            live, tails = live + self.extra_slots * tail, 0
+        else:
+            live += self.deployment.in_flight_tokens + page
+            tails = 4 * requests * tail * self.deployment.prefix_cache
+        return -(-(live + tails) // page) * page
+
+    @property
+    def own_window_bytes(self) -> int:
+        """V4.1's windows of every request, and what a step writes in addition.
+
+        Drafts have rings of their own. Rows are priced as V4's, whatever is stored.
+        """
+        deployment, page = self.deployment, self.page_tokens
+        if not deployment.replays_windows:
+            return 0
+        window, drafts = deployment.model.window_tokens, deployment.draft_tokens
+        slots = (deployment.concurrency or 0) + 1
+        rows = slots * -(-(window + drafts) // page) * page + page
+        scratch = max(self.chunk_tokens, slots * max(window, drafts)) + slots * window + page
+        own = (rows * self.windows + 4 * scratch) * (_OWN_ROW_BYTES + 16)
+        states = slots * 3 * 16 * deployment.model.head_dim * 8
+        return own + states + rows * deployment.draft_layers * _OWN_ROW_BYTES
+
+    def fixed_bytes(self, requests: int) -> dict[str, float]:
+        """Sizes that do not grow with the tokens, by the name the line gives them."""
+        windows = self.fixed_window_tokens * self.window_bytes_per_token * self.inflation
+        return {
+            "c128_state_fixed": self.hca_state_bytes(requests),
+            "swa_fixed": windows + self.own_window_bytes,
+            "c2_state_fixed": self.pair_state_bytes(requests),
+            "swa_ring_fixed": 0,
+            "c4_state_fixed": 0,
+        }
+
+    def requests(self, available_bytes: int) -> int:
+        """The request limit, or SGLang's guess where none is given."""
+        if self.deployment.concurrency is not None:
+            return self.deployment.concurrency
+        full = int(available_bytes / self.bytes_per_full_token)
+        guess = int(full / self.deployment.max_context_tokens * 512)
+        guess = max(min(guess, _MOST_GUESSED_REQUESTS), _LEAST_GUESSED_REQUESTS)
+        return min(guess, full // 2)
+
+    def full_tokens(self, available_bytes: int) -> int:
+        """Full tokens that fit into what fixed sizes leave, in whole pages."""
+        fixed = sum(self.fixed_bytes(self.requests(available_bytes)).values())
+        room, page = max(available_bytes - fixed, 0), self.page_tokens
+        tokens = int(room / self.bytes_per_full_token) // page * page
+        while (
+            tokens > 0 and tokens * self.bytes_per_full_token + self.reserved_bytes(tokens) > room
+        ):
+            tokens -= page
+        return tokens
+
+    def sizes(self, full_tokens: int, requests: int) -> Sizes:
+        """Slots of every pool for so many full tokens."""
+        page, window = self.page_tokens, self.deployment.model.window_tokens
+        swa = self.fixed_window_tokens
+        if not self.request_windows:
+            swa = int(full_tokens * self.window_ratio) // page * page
+        span = page if self.build.state_per == "page" else window
+        rows = 1 if self.deployment.online_state else self.hca_ring
+        by_window = swa // window * rows
+        return Sizes(
+            full=full_tokens,
+            swa=swa,
+            c4=full_tokens // (4 * self.deployment.hisparse_ratio),
+            c128=-(-full_tokens // 128),
+            c4_state=swa // span * self.csa_ring,
+            c128_state=(requests + self.extra_slots + 1) * rows
+            if self.build.hca_state_fixed
+            else by_window,
+        )
+
+
+def lay_out(pools: Pools) -> Layout:
+    """Pages of context, and of windows with the states of CSA layers that go with them."""
+    deployment, page = pools.deployment, pools.page_tokens
+    window = deployment.model.window_tokens
+    groups = [Group("context", page, pieces=tuple(_context_pieces(pools)))]
+    windows = tuple(_window_pieces(pools))
+    cached = not deployment.replays_windows
+    return Layout((*groups, Group("window", page, window, cached, pieces=windows)), 0, window)
+
+
+def _context_pieces(pools: Pools) -> Iterator[Piece]:
+    """Entries and keys of every ratio."""
+    formats, page = pools.deployment.formats, pools.page_tokens
+    layers = {ratio: pools.low.count(ratio) for ratio in (1, 2)} | {4: pools.csa, 128: pools.hca}
+    amd = (pools.deployment.arch or "").startswith("gfx")
+    apart = amd and formats.indexer.name == "mxfp4"  # values and scales are pools of their own
+    for ratio, count in layers.items():
+        if not count:
+            continue
+        entries, name = page // ratio, f"deepseek_v4_c{ratio}"
+        yield Piece(name, count * PageLayout(formats.main, entries).page_bytes, count)
+        if ratio == 128:
+            continue
+        key, rows = formats.indexer.entry_bytes, count * entries
+        yield Piece(f"{name}_indexer", rows * (key - _SCALE_BYTES * apart), count)
+        if apart:
+            yield Piece(f"{name}_indexer_scale", rows * _SCALE_BYTES, count)
+
+
+def _window_pieces(pools: Pools) -> Iterator[Piece]:
+    """Windows of every layer, drafts included, and states of CSA layers."""
+    deployment = pools.deployment
+    layers = pools.windows + deployment.draft_layers
+    window = PageLayout(deployment.formats.window, pools.page_tokens).page_bytes
+    yield Piece("swa", layers * window, layers)
+    if pools.csa:
+        row, model = 4 * pools.csa_ring * deployment.state_bytes * pools.csa, deployment.model
+        yield Piece("deepseek_v4_c4_state", row * model.head_dim, pools.csa)
+        yield Piece("deepseek_v4_c4_indexer_state", row * model.index_dim, pools.csa)
+
+
+@lru_cache(maxsize=256)
+def build_pools(build: Build, deployment: Deployment) -> Pools:
+    """Price one rank; raises ``ConfigError`` for what SGLang does not serve."""
+    _check(build, deployment)
+    layers = layers_of(deployment, f"sglang:{build.newest}", build.kinds)
+    own = [layer for layer in layers if layer.held and layer.kind != DRAFT]
+    sources = deployment.model.kv_owners or ()
+    low = tuple(sorted(layer.ratio for layer in own if layer.index in sources))
+    if sources and not low:
+        raise ConfigError(
+            f"stage {deployment.stage} holds no layer of {deployment.model.name} that stores "
+            "compressed KV, and SGLang does not start with such a stage: choose fewer of them "
+            "(--pp)."
+        )
+    kinds = [layer.kind for layer in own]
+    drafts = deployment.draft_layers
+    windows = len(kinds)
+    if not build.stage_layers:
+        windows = len(deployment.model.compress_ratios)
+    speculative = drafts > 0 or deployment.draft_tokens > 0  # on every stage of a pipeline
+    shares = speculative and not deployment.replays_windows
+    return Pools(
+        build=build,
+        deployment=deployment,
+        csa=0 if low else kinds.count("csa"),
+        low=low,
+        hca=kinds.count("hca"),
+        windows=windows,
+        inflation=(windows + 1) / windows if shares else 1.0,
+        page_tokens=deployment.block_tokens or DEFAULT_PAGE_TOKENS,
+        csa_ring=16 if speculative else 8,
+        hca_ring=1 if deployment.online_state else 256 if speculative else 128,
+    )
+
+
+_V4_PAIR = ("fp8_ds_mla", "fp8_ds_mla")
+_V41_PAIRS = (
+    ("fp4", "fp8_group32"),
+    ("fp8_group32", "fp8_group32"),
+    ("fp4_interleaved", "fp8_group32_interleaved"),
+    ("fp8_group32_interleaved", "fp8_group32_interleaved"),
+)
+
+
+def _check(build: Build, deployment: Deployment) -> None:
+    formats, page, kind = deployment.formats, deployment.block_tokens, deployment.model.kind
+    pair = formats.main.name, formats.window.name
+    known = (_V4_PAIR, *_V41_PAIRS) if kind == "v41" and build.v41_pages else (_V4_PAIR,)
+    if pair not in known:
+        raise ConfigError(
+            f"SGLang's rules are known for {'; '.join(' and '.join(each) for each in known)}, not "
+            f"{' and '.join(pair)}: choose these for main and window."
+        )
+    if kind == "v41" and formats.indexer.name != "mxfp4":
+        raise ConfigError(
+            f"SGLang keeps V4.1's indexer keys in mxfp4, not {formats.indexer.name}: choose it."
+        )
+    if formats.indexer.name == "bf16":
+        raise ConfigError("SGLang keeps indexer keys in fp8 or mxfp4, not bf16: choose one.")
+    if deployment.state_bytes not in (2, 4):
+        raise ConfigError("SGLang keeps the compressor state in fp32 or bf16: choose one of them.")
+    if page is not None and (page <= 0 or page % 128):
+        raise ConfigError(f"block_tokens is {page}: SGLang's pages are multiples of 128 tokens.")
+    if deployment.online_state and deployment.draft_layers:
+        raise ConfigError("SGLang's online HCA state cannot be rolled back: leave drafts out.")
+    if deployment.replays_windows and (kind != "v41" or deployment.concurrency is None):
+        raise ConfigError(
+            "SGLang's encoder replay (windows of every request's own) is for V4.1, with "
+            "--max-running-requests: leave it out, or give these."
+        )
+    if deployment.replays_windows and deployment.draft_layers and not build.v41_pages:
+        raise ConfigError(
+            "SGLang's encoder replay with drafts is known of 0.5.23: leave the drafts out."
+        )
+    if deployment.window_ratio is not None and not 0 < deployment.window_ratio <= 1:
+        raise ConfigError(
+            f"the window ratio is {deployment.window_ratio}: SGLang takes more than 0, up to 1."
+        )

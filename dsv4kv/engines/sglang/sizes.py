@@ -1,0 +1,543 @@
+"""SGLang's sizes by version: full tokens, costs by pool, start-up lines, and defaults.
+
+SGLang logs the full tokens of its pool. They are shared by all requests; windows and states take
+memory in addition.
+Source: SGLang 0.5.12 to 0.5.23 (``pool_configurator.py``, ``handle_gpu_memory_settings``,
+``_handle_data_parallelism``, ``deepseek_v4_hook.py``, ``mqa_logits_utils.py``, ``environ.py``),
+and start-up logs of 0.5.15 and of the build of September 2026. The prefill graph of DeepSeek-V4 is
+off by default in all of them. Memory before weights: InferenceX#2128.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from math import ceil
+
+from dsv4kv.engines.contract import (
+    DRAFT,
+    GIB,
+    MIB,
+    Capacity,
+    Default,
+    Defaults,
+    Deployment,
+    Engine,
+    Given,
+    Held,
+    Layer,
+    Loaded,
+    Loading,
+    Machine,
+    Overhead,
+    PoolCost,
+    layers_of,
+)
+from dsv4kv.engines.host import HostTier, HostWish, Offloaded, Sent, sent_of
+from dsv4kv.engines.names import chosen_rule
+from dsv4kv.engines.rule import Group, Layout, Piece, Rule
+from dsv4kv.engines.sglang import FAMILY, Build, host
+from dsv4kv.engines.sglang.layout import Pools, build_pools, lay_out
+from dsv4kv.errors import ConfigError
+
+_CLASSES = (  # up to MiB of memory: tokens of a chunk, largest decode graph below TP4, and from
+    (20 * 1024, 2048, 8, 8),
+    (35 * 1024, 4096, 48, 160),
+    (60 * 1024, 4096, 32, 160),
+    (160 * 1024, 8192, 256, 512),
+)
+_LARGEST = (16_384, 512)
+_REQUESTS = 256
+_FEW = 32  # requests of a worker
+_BEFORE_WEIGHTS = 23 * GIB // 10
+_FLAT_PAGE_TOKENS, _KEY_BYTES = 64, 132  # of V3.2; FP8, on every NVIDIA GPU
+
+
+def _class_of(machine: Machine) -> tuple[int, int]:
+    """Tokens of a chunk, and the largest batch of a decode graph, before any limit."""
+    mib = machine.memory_bytes / MIB
+    ranks = machine.tp * machine.dp  # SGLang's tp_size, of attention in data parallel, too
+    for below, tokens, few, many in _CLASSES:
+        if mib < below:
+            return tokens, few if ranks < 4 else many
+    return _LARGEST
+
+
+def _overlap(machine: Machine) -> Default:
+    if machine.pp > 1:  # overrides.py, _pipeline_parallel_overlap_disable
+        return Default(1, "SGLang's overlap schedule is off with pipeline stages")
+    return Default(2, "SGLang schedules a step while one runs (overlap schedule)")
+
+
+_ESTIMATED = "SGLang's own estimate, handle_gpu_memory_settings"
+
+
+def kept_parts(build: Build, machine: Machine, given: Given) -> dict[str, float]:
+    """What SGLang leaves free of a GPU for all but weights and cache: MiB, by purpose."""
+    tokens, graph = _class_of(machine)
+    if build.caps_graphs:
+        graph = min(graph, given.get("request_limit") or graph)
+    parts = {
+        "metadata of attention": 512.0,
+        **_activations(given, tokens, graph),
+        "buffers between ranks": machine.tp * machine.dp * machine.pp / 8 * 1024,
+        "CUDA graphs": 2.0 * graph,
+    }
+    if machine.dp > 1:
+        parts["CUDA graphs"] += graph * machine.dp * (4.5 if graph > 300 else 3)
+    if given.get("role") == "prefill":  # decode graphs are off
+        parts["CUDA graphs"] = 0.0
+    if machine.memory_bytes > 60 * GIB:
+        parts["no less than 10 GiB"] = max(0.0, 10 * 1024 - sum(parts.values()))
+    if given.get("draft_layers"):
+        parts["drafts"] = float(build.draft_reserve_mib)
+    return parts
+
+
+def _activations(given: Given, tokens: int, graph: int) -> dict[str, float]:
+    """Of a chunk; on the decode side of the requests that run, with their drafts."""
+    if given.get("role") == "decode":
+        running = (given.get("request_limit") or graph) * (given.get("draft_tokens") or 1)
+        return {"activations of a step": max(running, 2048) * 1.5}
+    return {"activations of a chunk": max(given.get("step_tokens") or tokens, 2048) * 1.5}
+
+
+def _extra_slots(machine: Machine, given: Given) -> Default:
+    """Requests that the decode side receives while others run: twice as many as run, if few do."""
+    limit = given.get("request_limit")
+    each = max(1, limit // machine.dp) if limit else _FEW + 1
+    reason = "SGLang's disaggregation_decode_extra_slots for so many requests"
+    return Default(2 * each if each <= _FEW else 0, reason)
+
+
+def _logits_limit(build: Build, machine: Machine, used: Fraction) -> Default:
+    if not build.bounds_logits:
+        return Default(None, "none: this SGLang scores a chunk at once")
+    if machine.kind == "v41":
+        return _v41_limit(build, machine.arch or "sm_100")
+    left = int(machine.memory_bytes * max(0.0, 1.0 - float(used)))
+    bound = min(int(left * 0.2), int(machine.memory_bytes * 0.3))
+    return Default(bound, "SGLang's bound: a fifth of what mem_fraction_static leaves")
+
+
+def _v41_limit(build: Build, arch: str) -> Default:
+    """DeepGEMM scores from SM100 on, torch below. Source: ``v41_indexer/scoring.py``."""
+    if not arch.startswith(("sm_10", "sm_12")):
+        return Default(3 * GIB, "SGLang scores V4.1 in torch below SM100: 1 GiB, three times live")
+    if build.half_scores and arch.startswith("sm_10"):
+        return Default(GIB, "SGLang's bound of V4.1's scores, 2 GiB, half filled in bf16")
+    return Default(2 * GIB, "SGLang's bound of V4.1's scores")
+
+
+_STARVED = "Not enough memory. Please try to increase --mem-fraction-static."
+
+
+def _slice_line(deployment: Deployment) -> str:
+    """Which layers a rank of a pipeline holds; nothing without one."""
+    if deployment.layers is None:
+        return ""
+    held, every = deployment.layers, len(deployment.model.compress_ratios)
+    return (
+        f"DSV4 pool PP slice: rank={deployment.stage} layers=[{held[0]},{held[-1] + 1}) "
+        f"local={len(held)}/{every}"
+    )
+
+
+def _calculation_line(
+    pools: Pools, available_bytes: int, fixed: Mapping[str, float], full: int
+) -> str:
+    """Prices and full tokens."""
+    build = pools.build
+    shown = [f"{flag}=False" for flag in build.flags]
+    shown.append(f"bytes_per_full_token={pools.bytes_per_full_token:.2f}")
+    shown.append(f"available_bytes={available_bytes / GIB:.2f} GB")
+    shown += [f"{field}={fixed[field] / GIB:.2f} GB" for field in build.fields]
+    shown.append(f"full_token={full}")
+    return f"DSV4 memory calculation: {', '.join(shown)}"
+
+
+def _refusal(pools: Pools, available_bytes: int, full: int) -> str:
+    """Why it does not start; nothing where it does."""
+    windows = pools.fixed_bytes(0)["swa_fixed"]
+    if pools.request_windows:
+        if full:
+            return ""
+        return (
+            f"The DSV4 SWA pool cap ({pools.fixed_window_tokens} tokens, {windows / GIB:.2f} GB) "
+            "leaves no room for the full KV pool within the available "
+            f"{available_bytes / GIB:.2f} GB. Reduce --max-running-requests, lower "
+            "--swa-prefix-tails or SGLANG_SWA_EVICTION_INTERVAL, or increase "
+            "--mem-fraction-static."
+        )
+    window, page = pools.deployment.model.window_tokens, pools.page_tokens
+    slots = pools.sizes(full, 0).swa
+    if pools.build.checks_windows and slots <= window + page:
+        return (
+            f"SWA pool ({slots} tokens) cannot hold even one request: the prefill admission floor "
+            f"is sliding_window_size ({window}) + page_size ({page}). Increase "
+            "--swa-full-tokens-ratio or the total KV budget."
+        )
+    return "" if full else _STARVED
+
+
+class SglangEngine(Engine):
+    """A range of SGLang's versions.
+
+    Attributes:
+        build: Its row.
+    """
+
+    family = FAMILY
+    logits_room = "headroom"
+    unit = "full token"
+    shares_limits = True
+
+    def __init__(self, build: Build) -> None:
+        self.build = build
+        self.name, self.seen_in_logs = f"sglang:{build.newest}", build.seen_in_logs
+        # up to 0.5.17 a leaf of the tree is locked whole (SGLANG_OPT_SWA_SPLIT_LEAF_ON_INSERT)
+        self.holds_chunks = not build.frees_windows
+
+    def pools(self, deployment: Deployment) -> Pools:
+        """Prices of one rank; raises ``ConfigError`` for what SGLang does not serve."""
+        return build_pools(self.build, deployment)
+
+    def rule(self, deployment: Deployment, flags: Given | None = None) -> Rule:
+        """Pages of context and of windows; drafts are in the keys of pages."""
+        kind, given = deployment.model.kind, dict(flags or {})
+        if deployment.replays_windows:
+            given["window_slots"] = "own"
+        variant = FAMILY.rules[chosen_rule(FAMILY, kind, given)]
+        policy = variant.policy
+        if policy.leaves_window:
+            asked = deployment.bounded_replay
+            leaves = self.build.leaves_window if asked is None else asked
+            policy = replace(policy, leaves_window=leaves)
+        layout = self._flat(deployment) if kind == "flat" else lay_out(self.pools(deployment))
+        return Rule(layout, variant.retention, policy)
+
+    def costs(self, deployment: Deployment) -> tuple[PoolCost, ...]:
+        """Every pool's share of a full token, and of a request where the size is fixed."""
+        if deployment.model.kind == "flat":
+            return self._flat_costs(deployment)
+        pools = self.pools(deployment)
+        drafts = Fraction(pools.inflation) - 1
+        costs = [*_context_costs(pools), *_window_costs(pools)]
+        if drafts:
+            growth = sum(cost.marginal_bytes + cost.padding_bytes for cost in costs) * drafts
+            layers = deployment.draft_layers
+            costs.append(PoolCost("window", "draft", layers, marginal_bytes=growth))
+        return (*costs, *_state_costs(pools))
+
+    def request_bytes(self, deployment: Deployment, tokens: int, *, in_flight: int) -> int:
+        """Full tokens in whole pages, and what is fixed for the request.
+
+        Where windows are a share of the full tokens, a request takes the full tokens that bring
+        its window slots with them: those of its window, or of its whole prompt where a running
+        request does not give them back.
+        """
+        if deployment.model.kind == "flat":
+            group = self._flat(deployment).groups[0]
+            return -(-tokens // group.block_tokens) * group.block_bytes
+        pools = self.pools(deployment)
+        units = _full_tokens(pools, tokens, in_flight)
+        return int(units * pools.bytes_per_full_token) + sum(
+            cost.fixed_bytes for cost in self.costs(deployment)
+        )
+
+    def shared_bytes(self, deployment: Deployment) -> int:
+        """States of all requests that may run and of a spare one, and windows of a fixed size."""
+        if deployment.model.kind == "flat":
+            return 0
+        pools = self.pools(deployment)
+        windows = pools.fixed_bytes(0)["swa_fixed"]
+        return int(windows) + sum(cost.shared_bytes for cost in _state_costs(pools))
+
+    def blocks(self, deployment: Deployment, units: int) -> tuple[int, int | None]:
+        """Pages of full tokens, and of the pool of windows."""
+        if deployment.model.kind == "flat":
+            return units // self._flat(deployment).groups[0].block_tokens, None
+        pools = self.pools(deployment)
+        page = pools.page_tokens
+        return units // page, pools.sizes(units, 0).swa // page
+
+    def capacity(self, deployment: Deployment, available_bytes: int) -> Capacity:
+        """What SGLang makes of the memory, down to the line it logs."""
+        if deployment.model.kind == "flat":
+            return self._flat_capacity(deployment, available_bytes)
+        pools = self.pools(deployment)
+        full = pools.full_tokens(available_bytes)
+        fixed = pools.fixed_bytes(pools.requests(available_bytes))
+        flight = deployment.in_flight_tokens if pools.frees_windows else 1
+        needed = _full_tokens(pools, deployment.max_context_tokens, flight)
+        refused = _refusal(pools, available_bytes, full)
+        line = _calculation_line(pools, available_bytes, fixed, full)
+        taken = int(full * pools.bytes_per_full_token + sum(fixed.values()))
+        return Capacity(
+            cache_bytes=min(available_bytes, taken),
+            units=full,
+            unit_bytes=Fraction(pools.bytes_per_full_token),
+            units_per_request=Fraction(needed),
+            printed_tokens=None if refused else full,
+            concurrency=Fraction(full, needed),
+            log_lines=tuple(filter(None, (_slice_line(deployment), refused or line))),
+            note=_bound(pools, full),
+        )
+
+    def defaults(self, machine: Machine, given: Given) -> Defaults:
+        build = self.build
+        tokens, _ = _class_of(machine)
+        mib = machine.memory_bytes / MIB
+        kept = sum(kept_parts(build, machine, given).values())
+        share = Fraction(str(round((mib - kept) / mib, 3)))
+        used = given.get("memory_fraction") or share
+        decodes = given.get("role") == "decode"
+        return {
+            **({"extra_slots": _extra_slots(machine, given)} if decodes else {}),
+            "memory_fraction": Default(
+                share, "SGLang's mem_fraction_static for such a chunk and so many GPUs"
+            ),
+            "reserve": Default(
+                _BEFORE_WEIGHTS,
+                "taken before weights are loaded, as logged on H200: a guess elsewhere",
+            ),
+            "step_tokens": Default(tokens, "SGLang's chunked_prefill_size for this memory"),
+            "overlap": _overlap(machine),
+            "request_limit": Default(_REQUESTS, "SGLang's max_running_requests for DeepSeek-V4"),
+            "logits_limit": _logits_limit(build, machine, used),
+            "window_slots": Default(
+                "freed" if build.frees_windows else "kept",
+                "SGLang's SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS in this version",
+            ),
+        }
+
+    def overhead(
+        self, deployment: Deployment, step_tokens: int, machine: Machine, given: Given
+    ) -> Overhead:
+        """What SGLang itself takes to be needed in what its share leaves of a GPU."""
+        del deployment, step_tokens
+        parts = kept_parts(self.build, machine, given)
+        headroom = [Held(what, int(mib * MIB), _ESTIMATED) for what, mib in parts.items() if mib]
+        return Overhead((), tuple(headroom), _UNKNOWN)
+
+    def loading(self, arch: str | None) -> Loading:
+        """Copies of what has no heads to split by; below SM100 one projection in bf16.
+
+        Source: SGLang 0.5.15 to 0.5.23, ``models/deepseek_v4.py``, ``server_args.py``
+        (``SGLANG_OPT_FP8_WO_A_GEMM``), ``scheduler.py`` (drafts are loaded before the cache is
+        sized, ``init_lm_head`` comes after).
+        """
+        before_blackwell = (arch or "").startswith(("sm_8", "sm_9"))
+        return Loading(True, before_blackwell, draft_heads=self.build.draft_heads)
+
+    def stage_layers(self, layers: int, stages: int) -> tuple[int, ...]:
+        """Those left over go to the last stages (``get_pp_indices``)."""
+        size, extra = divmod(layers, stages)
+        return tuple(size + (stage >= stages - extra) for stage in range(stages))
+
+    def starved(self, loaded: Loaded) -> str:
+        """The refusal before any pool is sized (``_profile_available_bytes``)."""
+        least = loaded.weight_bytes / loaded.free_bytes
+        return (
+            "Loaded weights leave no GPU memory for the KV cache under "
+            f"--mem-fraction-static={float(loaded.fraction):g}. Raise --mem-fraction-static above "
+            f"{ceil(least * 1000) / 1000:.3f} (minimum viable = 1 - available/pre = {least:.4f})."
+        )
+
+    def host_tier(self, deployment: Deployment, capacity: Capacity, wish: HostWish) -> HostTier:
+        return host.size_tier(self, deployment, capacity, wish)
+
+    def objects(
+        self, deployment: Deployment, retention: int | None, chunk_tokens: int | None
+    ) -> Offloaded:
+        if chunk_tokens is not None:
+            raise ConfigError("LMCache's chunks are known behind vLLM alone.")
+        return host.paged_objects(self, deployment)
+
+    def sent(self, deployment: Deployment, tokens: int) -> Sent:
+        """Pages, windows, and rows of entries that a prompt's end has begun.
+
+        Source: ``disaggregation/prefill.py``, ``get_contiguous_buf_infos`` and its like of
+        ``deepseek_v4_memory_pool.py``.
+        """
+        sent = sent_of(self.rule(deployment).layout, tokens)
+        if deployment.model.kind == "flat":
+            return sent
+        pools, rows = self.pools(deployment), 1 if deployment.online_state else 128
+        hca = pools.hca * bool(tokens % 128)
+        pairs = pools.low.count(2) * (tokens % 2)
+        pending = hca * rows * pools.hca_row_bytes
+        pending += pairs * pools.pair_ring * pools.pair_row_bytes
+        return Sent(sent.bytes + pending, sent.descriptors + hca + pairs)
+
+    # ---- V3.2: one pool of tokens (``DefaultPoolConfigurator`` of ``pool_configurator.py``) -----
+
+    def _layers(self, deployment: Deployment) -> tuple[Sequence[Layer], Sequence[Layer]]:
+        """Layers that this rank holds, and those with indexer keys; drafts are like the others."""
+        every = layers_of(deployment, self.name, self.build.kinds)
+        held = [layer for layer in every if layer.held]
+        if deployment.formats.indexer.entry_bytes != _KEY_BYTES:
+            raise ConfigError(
+                f"SGLang keeps V3.2's indexer keys in fp8, not {deployment.formats.indexer.name}: "
+                "choose it."
+            )
+        return held, [layer for layer in held if layer.selects or layer.kind == DRAFT]
+
+    def _flat(self, deployment: Deployment) -> Layout:
+        held, keyed = self._layers(deployment)
+        page = deployment.block_tokens or _FLAT_PAGE_TOKENS
+        entry = deployment.formats.main.entry_bytes * len(held)
+        pieces = (
+            Piece("kv", page * entry, len(held)),
+            Piece("indexer", page * _KEY_BYTES * len(keyed), len(keyed)),
+        )
+        return Layout((Group("context", page, pieces=pieces),))
+
+    def _flat_costs(self, deployment: Deployment) -> tuple[PoolCost, ...]:
+        page = self._flat(deployment).groups[0]
+        return tuple(
+            PoolCost(
+                pool,
+                "dsa",
+                piece.buffers,
+                marginal_bytes=Fraction(piece.block_bytes, page.block_tokens),
+            )
+            for pool, piece in zip(("main", "indexer"), page.pieces, strict=True)
+        )
+
+    def _flat_capacity(self, deployment: Deployment, available_bytes: int) -> Capacity:
+        page = self._flat(deployment).groups[0]
+        cell, size = page.block_bytes // page.block_tokens, page.block_tokens
+        tokens = available_bytes // cell // size * size
+        needed = -(-deployment.max_context_tokens // size) * size
+        return Capacity(
+            cache_bytes=tokens * cell,
+            units=tokens,
+            unit_bytes=Fraction(cell),
+            units_per_request=Fraction(needed),
+            printed_tokens=tokens or None,
+            concurrency=Fraction(tokens, needed),
+            log_lines=(f"max_total_num_tokens={tokens}",),
+        )
+
+
+_UNKNOWN = ("what a step really uses of what is left free", "buffers of DeepEP")
+
+
+def _full_tokens(pools: Pools, tokens: int, in_flight: int) -> int:
+    """Full tokens that a request takes out of the pool, in whole pages.
+
+    Where window slots are kept, those of one chunk are taken in addition to prompts: so many more
+    requests were seen to run (SGLang 0.5.15).
+    """
+    own = -(-max(tokens, 1) // pools.page_tokens) * pools.page_tokens
+    if pools.request_windows:
+        return own
+    chunk = in_flight // (1 + pools.deployment.overlap)
+    live = own + chunk // pools.page_tokens * pools.page_tokens
+    if pools.frees_windows:
+        live = min(pools.window_tokens_per_request + in_flight, own)
+    return max(own, -(-int(live / pools.window_ratio) // pools.page_tokens) * pools.page_tokens)
+
+
+def _bound(pools: Pools, full: int) -> str:
+    """Which pool holds fewer requests, where windows are a share of the full tokens."""
+    if pools.request_windows or not full:
+        return ""
+    tokens, chunk = pools.deployment.max_context_tokens, pools.chunk_tokens
+    kept, freed = (
+        (full - spare) // _full_tokens(replace(pools, deployment=other), tokens, 1)
+        for other, spare in (
+            (replace(pools.deployment, frees_windows=False), int(chunk / pools.window_ratio)),
+            (replace(pools.deployment, frees_windows=True), 0),
+        )
+    )
+    now = "1" if pools.frees_windows else "0"
+    return (
+        f"Its {full:,} full tokens hold {full // max(tokens, 1):,} requests of {tokens:,} tokens, "
+        f"its {pools.sizes(full, 0).swa:,} window slots {kept:,} that keep those of their whole "
+        f"prompt and {freed:,} that give them back "
+        f"(SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS, here {now}): the fewer bind."
+    )
+
+
+def _state_costs(pools: Pools) -> list[PoolCost]:
+    """Rows of HCA states and of V4.1's pending pairs: all are there from the start."""
+    requests = pools.deployment.concurrency
+    pairs = pools.low.count(2)
+    rows = (("hca", pools.hca, pools.hca_state_bytes), ("csa", pairs, pools.pair_state_bytes))
+    return [
+        PoolCost(
+            "state",
+            kind,
+            layers,
+            fixed_bytes=0 if requests else (size(128) - size(0)) // 128,
+            shared_bytes=size(requests or 0),
+        )
+        for kind, layers, size in rows
+        if layers and size(0)
+    ]
+
+
+def _context_costs(pools: Pools) -> list[PoolCost]:
+    main, indexer = pools.deployment.formats.main, pools.deployment.formats.indexer
+    charged = Fraction(132)
+    low = [
+        row
+        for ratio in sorted(set(pools.low))
+        for row in (
+            ("main", "csa", pools.low.count(ratio), ratio, main.entry_bytes,
+             Fraction(pools.entry_bytes(ratio))),
+            ("indexer", "csa", pools.low.count(ratio), ratio, indexer.entry_bytes,
+             Fraction(pools.low_key_bytes)),
+        )
+    ]  # fmt: skip
+    rows = (
+        *low,
+        (
+            "main",
+            "csa",
+            pools.csa,
+            4 * pools.deployment.hisparse_ratio,
+            main.entry_bytes,
+            Fraction(pools.entry_bytes(4)),
+        ),
+        ("indexer", "csa", pools.csa, 4, indexer.entry_bytes, charged),
+        ("main", "hca", pools.hca, 128, main.entry_bytes, Fraction(pools.entry_bytes(128))),
+    )
+    return [
+        PoolCost(
+            pool,
+            layer_type,
+            layers,
+            marginal_bytes=Fraction(used * layers, ratio),
+            padding_bytes=(priced - used) * layers / ratio,
+        )
+        for pool, layer_type, layers, ratio, used, priced in rows
+        if layers
+    ]
+
+
+def _window_costs(pools: Pools) -> list[PoolCost]:
+    """Windows and CSA states: of every full token, or of every request."""
+    entry = Fraction(pools.window_entry_bytes)
+    used = pools.deployment.formats.window.entry_bytes
+    state = Fraction(pools.window_bytes_per_token) - entry * pools.windows
+    if pools.request_windows:
+        return [
+            PoolCost(
+                "window",
+                "all",
+                pools.windows,
+                shared_bytes=int(pools.fixed_bytes(0)["swa_fixed"]),
+            )
+        ]
+    ratio = Fraction(pools.window_ratio)
+    window = PoolCost(
+        "window",
+        "all",
+        pools.windows,
+        marginal_bytes=ratio * used * pools.windows,
+        padding_bytes=ratio * (entry - used) * pools.windows,
+    )
+    states = PoolCost("state", "csa", pools.csa, marginal_bytes=ratio * state)
+    return [window, states] if state else [window]

@@ -386,11 +386,10 @@ def plan(search: Search) -> Answer:
     Where no deployment keeps the limits on the window, the two nearest are searched again.
     """
     gc.freeze()  # else requests are searched for cycles again and again, a fifth of the time
-    try:
-        with without_collector():
-            return _plan(search)
-    finally:
-        gc.unfreeze()
+    with without_collector():
+        answer = _plan(search)
+        gc.freeze()  # nor is the rest worth a search: the program ends
+        return answer
 
 
 def _plan(search: Search) -> Answer:

@@ -18,6 +18,7 @@ from functools import cached_property
 import numpy as np
 
 from dsv4kv.clock.coefficients import Coefficients, HeldOut, MeasuredOn
+from dsv4kv.clock.measured import Floats, Measured
 from dsv4kv.clock.sources import find_gpu, name_deployment
 from dsv4kv.clock.steps import ModelTimes
 from dsv4kv.config.load import load_config
@@ -28,7 +29,6 @@ from dsv4kv.core.scheduler import Scheduler
 from dsv4kv.core.served import Served
 from dsv4kv.engines.names import FAMILIES
 from dsv4kv.errors import ConfigError
-from dsv4kv.fitting.results import Floats, Measured
 from dsv4kv.replay.build import Parts, Wiring, build_replay, find_parts
 from dsv4kv.replay.outcome import Outcome
 

@@ -30,7 +30,7 @@ from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import choose_formats
 from dsv4kv.moving.frames import is_loopback
 from dsv4kv.moving.memory import Manifest, Memory, Segment, attach
-from dsv4kv.moving.prefill import cache_of
+from dsv4kv.moving.prefill import Side, cache_of
 from dsv4kv.moving.receiver import (
     Peer,
     Read,
@@ -41,7 +41,6 @@ from dsv4kv.moving.receiver import (
     receive_layers,
     timed,
 )
-from dsv4kv.moving.side import Side
 from dsv4kv.moving.transfer_outcome import Costs, Outcome, Run
 from dsv4kv.moving.transports import (
     LIBRARIES,

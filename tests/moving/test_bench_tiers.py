@@ -15,8 +15,8 @@ from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cli import app
 from dsv4kv.measure.statistics import Estimate
 from dsv4kv.moving import copies
+from dsv4kv.moving.tiers import time_copies, time_disk
 from dsv4kv.moving.tiers_outcome import FamilyRow, PrefixRow, TiersOutcome, Way
-from dsv4kv.moving.yardsticks import time_copies, time_disk
 from dsv4kv.serve import inputs, placing
 from dsv4kv.tiers.objects import CacheBytes, Mover, Objects
 from dsv4kv.tiers.store import MemoryStore

@@ -21,27 +21,6 @@ def test_the_history_is_a_plain_recurrence(tokens: list[int]) -> None:
     assert found[:, 0].tolist() == told
 
 
-@given(TOKENS, st.data())
-def test_computed_in_pieces_it_is_the_same(tokens: list[int], data: st.DataObject) -> None:
-    words, cut = np.array(tokens, np.int32), data.draw(st.integers(0, len(tokens)))
-    whole = MODEL.compute(words, None)
-    if 0 < cut < len(words):
-        rest = MODEL.compute(words[cut:], whole[cut - 1])
-        assert np.array_equal(rest, whole[cut:])
-
-
-@given(TOKENS, st.data())
-def test_another_token_changes_everything_after_it_and_nothing_before(
-    tokens: list[int], data: st.DataObject
-) -> None:
-    words, at = np.array(tokens, np.int32), data.draw(st.integers(0, len(tokens) - 1))
-    other = words.copy()
-    other[at] += 1
-    equal = (MODEL.compute(words, None) == MODEL.compute(other, None)).any(axis=1)
-    assert equal[:at].all()
-    assert not equal[at:].any()
-
-
 def test_hashed_layers_route_by_the_token_alone_and_the_others_by_its_history() -> None:
     words = np.array([5, 6, 5], np.int32)
     experts = MODEL.route(words, MODEL.compute(words, None))

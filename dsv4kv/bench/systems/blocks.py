@@ -8,7 +8,6 @@ from typing import get_args
 import numpy as np
 
 from dsv4kv.bench.systems.originals import KVBlockAllocator
-from dsv4kv.bench.systems.timing import Rows
 from dsv4kv.bench.systems.workload import (
     EXPERTS,
     KV_WORDS,
@@ -19,6 +18,7 @@ from dsv4kv.bench.systems.workload import (
     Kv,
     Model,
     Outcome,
+    Rows,
     Tokens,
     Turn,
     Unit,

@@ -9,8 +9,7 @@ from functools import partial
 import numpy as np
 
 from dsv4kv.bench.case import run_case
-from dsv4kv.bench.systems.timing import Rows
-from dsv4kv.bench.systems.workload import Checks, Model, Outcome
+from dsv4kv.bench.systems.workload import Checks, Model, Outcome, Rows
 from dsv4kv.cache.blocks import BlockPool, Ids
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cache.prepare import prepare_forward

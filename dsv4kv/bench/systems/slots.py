@@ -8,7 +8,6 @@ from functools import partial
 
 import numpy as np
 
-from dsv4kv.bench.systems.timing import Rows
 from dsv4kv.bench.systems.workload import (
     KV_WORDS,
     VOCABULARY,
@@ -17,6 +16,7 @@ from dsv4kv.bench.systems.workload import (
     Kv,
     Model,
     Outcome,
+    Rows,
     Tokens,
     Turn,
     Unit,

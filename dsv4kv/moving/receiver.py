@@ -73,21 +73,22 @@ class Peer:
 
     def manifest(self, request: int) -> Manifest:
         """A request, as soon as it is computed."""
-        self.wire.send_message({"op": "manifest", "request": request})
-        return read_manifest(self.wire.receive(MESSAGE))
+        return self._manifest({"op": "manifest", "request": request})
 
     def chunk(self, request: int, prefix: int) -> Manifest:
         """The pages of the chunk after ``prefix`` tokens; at last the request, complete."""
-        self.wire.send_message({"op": "chunk", "request": request, "prefix": prefix})
-        return read_manifest(self.wire.receive(MESSAGE))
+        return self._manifest({"op": "chunk", "request": request, "prefix": prefix})
+
+    def _manifest(self, message: dict[str, Any]) -> Manifest:
+        self.wire.send_message(message)
+        payload = self.wire.receive(MESSAGE)
+        if payload.startswith(b'{"error"'):
+            self.wire.check(payload)
+        return read_manifest(payload)
 
     def wait(self, request: int, layer: int, tokens: int) -> None:
         """Wait until a layer has the rows of so many tokens."""
         self.wire.ask({"op": "wait", "request": request, "layer": layer, "tokens": tokens})
-
-    def taken(self, request: int) -> None:
-        """Everything has come, and was there until now."""
-        self.wire.ask({"op": "taken", "request": request})
 
     def read_raw(self, into: memoryview) -> None:
         """As many bytes as fit, of nothing: what the connection gives at best."""

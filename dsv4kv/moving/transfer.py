@@ -176,7 +176,6 @@ class Decode:
         return int(self._peer.ask({"op": what})["request"])
 
     def _leave(self, request: int, received: Received) -> None:
-        self._peer.taken(request)
         self._peer.ask({"op": "release", "request": request})
         self._side.release(received.slot)
 

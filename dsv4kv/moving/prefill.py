@@ -97,9 +97,9 @@ class Prefill:
     def _answer(self, message: dict[str, Any], wire: Wire) -> dict[str, Any]:
         match message:
             case {"op": "compute"}:
-                return {"request": self._compute(self._prefill, wire)}
+                return {"request": self._compute(0, self._config.tokens, wire)}
             case {"op": "hold"}:
-                return {"request": self._compute(self._hold, wire)}
+                return {"request": self._compute(None, self._config.timed_tokens, wire)}
             case {"op": "meet", "by": str(library)} if library in _REGISTER:
                 return self._register(library, wire.here).describe()
             case {"op": "mapped"}:
@@ -130,12 +130,6 @@ class Prefill:
         if self._side.memory.segment:
             self._side.memory.segment.forget()
 
-    def _prefill(self, offer: Offer) -> int:
-        return self._side.prefill(0, self._config.tokens, offer)
-
-    def _hold(self, offer: Offer) -> int:
-        return self._side.hold(self._config.timed_tokens, offer)
-
     def _gone(self, wire: Wire) -> None:
         """Whoever asked for a request has hung up: nobody will read it."""
         with self._lock:
@@ -148,24 +142,25 @@ class Prefill:
         if request not in self._owners and self._slots[request] >= 0:
             self._side.release(self._slots.pop(request))
 
-    def _compute(self, make: Callable[[Offer], int], wire: Wire) -> int:
+    def _compute(self, serial: int | None, tokens: int, wire: Wire) -> int:
         with self._lock:
             if self._slots:
                 raise CacheError("a prompt is there already: release it first.")
             offer, request = self.sender.offer()
             self._slots[request], self._owners[request] = -1, wire
-        Thread(target=self._run, args=(make, offer, request), daemon=True).start()
-        return request
 
-    def _run(self, make: Callable[[Offer], int], offer: Offer, request: int) -> None:
-        with self._lock:
-            try:
-                self._slots[request] = make(offer)
-                self._release_unowned(request)
-            except Dsv4kvError as error:
-                del self._slots[request]
-                self._owners.pop(request, None)
-                offer.fail(str(error))
+        def run() -> None:
+            with self._lock:
+                try:
+                    self._slots[request] = self._side.prefill(serial, tokens, offer)
+                    self._release_unowned(request)
+                except Dsv4kvError as error:
+                    del self._slots[request]
+                    self._owners.pop(request, None)
+                    offer.fail(str(error))
+
+        Thread(target=run, daemon=True).start()
+        return request
 
     def _slot(self, request: int) -> int:
         if self._slots.get(request, -1) < 0:
@@ -251,16 +246,22 @@ class Side:
         drive = build_drive(config, manager, Recorder(), load_backend("cpu"))
         self._executor, self._requests = drive.executor, Requests(manager, drive.executor)
 
-    def prefill(self, serial: int, tokens: int, offer: Offer | None = None) -> int:
-        """Compute a prompt in a slot of its own; ``offer`` hears how far every layer is."""
+    def prefill(self, serial: int | None, tokens: int, offer: Offer | None = None) -> int:
+        """Compute a prompt in a slot of its own; ``offer`` hears how far every layer is.
+
+        Nobody computes that of no serial: it has its blocks, with whatever is in them.
+        """
         torch.set_num_threads(1)  # of this thread, which need not be the first one
         slot = self._requests.admit()
         other = self._requests.admit() if self._crowded else None
         for start in range(0, tokens, self._chunk_tokens):
             end = min(start + self._chunk_tokens, tokens)
-            step = self._requests.step(slot, serial, end)
             if other is not None:
                 prepare_forward(self._manager, [other], [start], [end])
+            if serial is None:
+                prepare_forward(self._manager, [slot], [start], [end])
+                continue
+            step = self._requests.step(slot, serial, end)
             if offer is not None:
                 chunk = make_manifest(self.memory, slot, end, prefix=start, complete=False)
                 offer.begin(chunk)
@@ -272,17 +273,6 @@ class Side:
             self.release(other)
         if offer is not None:
             offer.finish(make_manifest(self.memory, slot, tokens))
-        return slot
-
-    def hold(self, tokens: int, offer: Offer) -> int:
-        """A request that nobody computes: its blocks, with whatever is in them, are offered."""
-        slot, other = self._requests.admit(), self._requests.admit()
-        for start in range(0, tokens, self._chunk_tokens):
-            end = min(start + self._chunk_tokens, tokens)
-            for each in (slot, other):
-                prepare_forward(self._manager, [each], [start], [end])
-        self.release(other)
-        offer.finish(make_manifest(self.memory, slot, tokens))
         return slot
 
     def draw(self) -> None:

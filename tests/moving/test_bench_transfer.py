@@ -27,7 +27,7 @@ from dsv4kv.moving.receiver import Peer, receive_layers
 from dsv4kv.moving.transfer import LISTENING, TOKEN, dumps, parse_address, run_transfer
 from dsv4kv.moving.transfer_outcome import Outcome
 from dsv4kv.moving.transports import MappedReader
-from tests.moving.test_mooncake import NEEDS_MOONCAKE
+from tests.moving.test_libraries import NEEDS_MOONCAKE
 
 SMALL = ["layers=[0,2,3]", "tokens=259", "timed_tokens=1024", "chunk_tokens=256", "rounds=6"]
 SMALL += ["decode_steps=2", "timeout_s=20"]

@@ -179,6 +179,18 @@ class Setup:
     recorder: Recorder  # takes the samples
     drive: Drive | None  # none where no data is moved
 
+    def facts(self) -> dict[str, Any]:
+        """What a record says of the configuration, the device and the operations."""
+        resolved = self.resolved
+        return {
+            "config": self.config.model_dump(mode="json"),
+            "device": "cuda" if self.device else "cpu",
+            "backend": resolved.name,
+            "foreign": list(resolved.foreign),
+            "variants": dict(resolved.variants),
+            "backend_version": resolved.version,
+        }
+
 
 def run_case(
     axis: dict[str, Any],
@@ -219,12 +231,6 @@ def run_case(
         axis=axis,
         status="failed" if problem else "incomplete" if interrupted else "complete",
         error=problem,
-        config=config.model_dump(mode="json"),
-        device="cuda" if setup.device else "cpu",
-        backend=setup.resolved.name,
-        foreign=list(setup.resolved.foreign),
-        variants=dict(setup.resolved.variants),
-        backend_version=setup.resolved.version,
         cache=cache,
         totals=totals,
         latencies=list_latencies(setup.recorder, gpu.clock.read_ns() if gpu else None),
@@ -233,6 +239,7 @@ def run_case(
         telemetry=describe_telemetry(telemetry),
         memory=memory,
         gathers_because=setup.drive.gathers_because if setup.drive else None,
+        **setup.facts(),
         **figures,
     )
 

@@ -365,12 +365,6 @@ def run_profiled(
         axis={},
         status="complete",
         error=None,
-        config=setup.config.model_dump(mode="json"),
-        device="cuda" if setup.device else "cpu",
-        backend=setup.resolved.name,
-        foreign=list(setup.resolved.foreign),
-        variants=dict(setup.resolved.variants),
-        backend_version=setup.resolved.version,
         cache=describe_cache(config, setup.plan, setup.manager),
         totals=None,
         operations=[],
@@ -386,6 +380,7 @@ def run_profiled(
             useful_bytes=dict(watch.useful_bytes),
             table=None,
         ),
+        **setup.facts(),
     )
     keep(case)
     profiler.stop()

@@ -134,10 +134,22 @@ class Command(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         """Run it, unless it would write over what it reads."""
         if ctx.meta:
-            from dsv4kv.cli.targets import keep_inputs
+            from dsv4kv.cli.options import keep_inputs
 
             keep_inputs(ctx)
         return super().invoke(ctx)
+
+
+def group(text: str, example: str) -> typer.Typer:
+    """A command of commands."""
+    return typer.Typer(
+        cls=Group,
+        add_completion=False,
+        no_args_is_help=True,
+        help=text,
+        epilog=f"[bold]Examples[/bold]\n\n{example}",
+        rich_markup_mode="rich",
+    )
 
 
 @cache

@@ -13,12 +13,7 @@ import yaml
 
 from dsv4kv.config.bench import BenchConfig, Section
 
-_TYPES = {
-    "integer": "integer",
-    "number": "number",
-    "string": "text",
-    "boolean": "true or false",
-}
+_TYPES = {"integer": "integer", "number": "number", "string": "text", "boolean": "true or false"}
 _ARTICLES = {"integer": "an ", "number": "a ", "list of integers": "a "}
 _BOUNDS = {
     "exclusiveMinimum": "above",

@@ -2,22 +2,16 @@
 
 The last line of a file is a digest of the rest. It is of the values, not of the text, so that a
 record may be laid out anew; what a hand has changed is refused.
-
-The index of a folder of records: what each is, without reading them all again. The files are the
-truth and the index only remembers them. An entry counts while its file has the size and time it
-had; everything else is read again, and so is what could not be read: the reason may be gone, as
-with a newer dsv4kv, and the file as it was. So an index that is missing, old, cut short, or
-written by two programs at once costs time and nothing more, and if it cannot be written it is made
-again next time.
 """
 
 import hashlib
 import json
-import os
 import re
 import secrets
+import stat
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -80,14 +74,7 @@ def loads(text: str, name: str) -> RunRecord:
     Raises:
         RecordError: As ``load_record``.
     """
-    document = _parse(text, name)
-    if not isinstance(document, dict) or "schema_version" not in document:
-        raise RecordError(f"{name} is JSON but not a run record: it has no schema_version.")
-    if document["schema_version"] != SCHEMA_VERSION:
-        raise RecordError(
-            f"{name} has schema version {document['schema_version']!r}; this dsv4kv reads version "
-            f"{SCHEMA_VERSION}: show it with the dsv4kv that wrote it, or update dsv4kv."
-        )
+    document = _read_document(text, name)
     _check_digest(document, name)
     try:
         return RunRecord.model_validate(document, strict=True)
@@ -98,6 +85,18 @@ def loads(text: str, name: str) -> RunRecord:
         raise RecordError(
             f"{name} is not a whole run record: {where}: {first['msg']}{more}."
         ) from None
+
+
+def _read_document(text: str, name: str) -> dict[str, Any]:
+    document = _parse(text, name)
+    if not isinstance(document, dict) or "schema_version" not in document:
+        raise RecordError(f"{name} is JSON but not a run record: it has no schema_version.")
+    if document["schema_version"] != SCHEMA_VERSION:
+        raise RecordError(
+            f"{name} has schema version {document['schema_version']!r}; this dsv4kv reads version "
+            f"{SCHEMA_VERSION}: show it with the dsv4kv that wrote it, or update dsv4kv."
+        )
+    return document
 
 
 def dumps(record: RunRecord) -> str:
@@ -190,140 +189,82 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(name)
 
 
-INDEX = ".index.json"
-
-
 class Summary(Part):
-    """What a list shows of a record."""
+    """What a list shows of a record; ``cases`` are points of the sweep."""
 
     run_id: str
-    """Name of the run."""
     started_utc: Moment
-    """Start, ISO 8601."""
     status: str
-    """Worst status of its cases."""
     config: str
-    """Path or name of the configuration."""
     backends: list[str]
-    """Operations that ran, each once."""
     cases: int
-    """Points of the sweep."""
     launches: int
-    """Fresh processes; 1 where the run was one process."""
     git_sha: str | None
-    """Revision that ran."""
 
 
 class Entry(Part):
-    """A file of the folder."""
+    """A file of a folder of records: what it holds, or why it is no record that can be read."""
 
     file: str
-    """Name in the folder."""
     size_bytes: int
-    """Size when it was read."""
     modified_ns: int
-    """Time of its last change when it was read."""
     summary: Summary | None
-    """What it holds; null if it is no record."""
     problem: str | None
-    """Why it cannot be read."""
-
-
-class Index(Part):
-    """The file itself."""
-
-    entries: list[Entry]
-    """One per file, by name."""
 
 
 def list_entries(folder: Path) -> list[Entry]:
-    """Every ``.json`` file of a folder, by name, so by time; reads only what has changed.
+    """Every ``.json`` file of a folder, by name, so by time.
+
+    Records are parsed and not validated: a thousand take half a second.
 
     Raises:
         RecordError: The folder cannot be read.
     """
-    known = {entry.file: entry for entry in _read_index(folder)}
-    entries = [_entry(file, known.get(file.name)) for file in _list_files(folder)]
-    found = [entry for entry in entries if entry]
-    if found != list(known.values()):
-        _write_index(folder, found)
-    return found
-
-
-def _is_file(file: "os.DirEntry[str]") -> bool:
     try:
-        return file.is_file()
-    except OSError:  # a link in a circle: none of ours
-        return False
-
-
-def _list_files(folder: Path) -> "list[os.DirEntry[str]]":
-    try:
-        with os.scandir(folder) as files:
-            found = [
-                file
-                for file in files
-                if file.name.endswith(".json") and file.name[0] != "." and _is_file(file)
-            ]
-        return sorted(found, key=lambda file: file.name)
+        files = sorted(folder.iterdir())
     except OSError as error:
         raise RecordError(
             f"{folder} cannot be read ({error.strerror}): name a folder of records."
         ) from None
+    found = []
+    for file in files:
+        if file.suffix != ".json" or file.name.startswith("."):
+            continue
+        with suppress(OSError):  # a link in a circle, or removed since
+            facts = file.stat()
+            if not stat.S_ISREG(facts.st_mode):
+                continue
+            summary, problem = None, None
+            try:
+                summary = _summarize(_read_document(_read(file), str(file)))
+            except RecordError as error:
+                problem = str(error)
+            except (AttributeError, KeyError, TypeError, ValueError):
+                problem = _no_record(str(file))
+            found.append(
+                Entry(
+                    file=file.name,
+                    size_bytes=facts.st_size,
+                    modified_ns=facts.st_mtime_ns,
+                    summary=summary,
+                    problem=problem,
+                )
+            )
+    return found
 
 
-def _entry(file: "os.DirEntry[str]", known: Entry | None) -> Entry | None:
-    try:
-        facts = file.stat()
-    except FileNotFoundError:  # another program has removed it since
-        return None
-    if (
-        known
-        and known.summary
-        and (known.size_bytes, known.modified_ns) == (facts.st_size, facts.st_mtime_ns)
-    ):
-        return known
-    summary, problem = None, None
-    try:
-        summary = _summarize(load_record(Path(file.path)))
-    except RecordError as error:
-        problem = str(error)
-    return Entry(
-        file=file.name,
-        size_bytes=facts.st_size,
-        modified_ns=facts.st_mtime_ns,
-        summary=summary,
-        problem=problem,
-    )
-
-
-def _summarize(record: RunRecord) -> Summary:
+def _summarize(document: dict[str, Any]) -> Summary:
+    cases = document["cases"]
     return Summary(
-        run_id=record.run_id,
-        started_utc=record.started_utc,
-        status=record.status,
-        config=record.config_source,
-        backends=list(dict.fromkeys(case.backend for case in record.cases)),
-        cases=len({json.dumps(case.axis, sort_keys=True) for case in record.cases}),
-        launches=len(record.launches) or 1,
-        git_sha=record.environment.git_sha,
+        run_id=document["run_id"],
+        started_utc=document["started_utc"],
+        status=document["status"],
+        config=document["config_source"],
+        backends=list(dict.fromkeys(case["backend"] for case in cases)),
+        cases=len({json.dumps(case["axis"], sort_keys=True) for case in cases}),
+        launches=len(document.get("launches", ())) or 1,
+        git_sha=document["environment"]["git_sha"],
     )
-
-
-def _read_index(folder: Path) -> list[Entry]:
-    """Entries of the index; none if it is missing, damaged, or of another version."""
-    try:
-        return Index.model_validate_json(read_document(folder / INDEX)).entries
-    except (OSError, ValidationError):
-        return []
-
-
-def _write_index(folder: Path, entries: Iterable[Entry]) -> None:
-    try:
-        with replacing(folder / INDEX) as file:
-            file.write(Index(entries=list(entries)).model_dump_json(indent=1).encode())
-    except OSError:
-        pass  # a folder that is read-only, or full: the next list reads the files again
 
 
 _STATUSES = ("complete", "incomplete", "failed")

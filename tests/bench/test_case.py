@@ -9,9 +9,9 @@ from dsv4kv.cache.manager import KVCacheManager, PagedKVPool
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.errors import ConfigError
 from dsv4kv.ops import cpu
+from dsv4kv.ops.spec import READS
 from dsv4kv.record.schema import Case
 from dsv4kv.serve.loop import count_tokens, open_requests
-from dsv4kv.serve.operations import READS
 from tests.bench.settings import BOOKS, tiny_config
 
 
@@ -195,7 +195,7 @@ def test_v32_moves_real_bytes_and_they_are_right(main: str) -> None:
 def test_an_insert_that_does_nothing_is_found(
     operation: str, model: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu, operation, lambda *_: None)
+    monkeypatch.setattr(cpu, operation, lambda **_: None)
     assert run(tiny_config(*model, SAMPLED_OFTEN)).verification.failures
 
 
@@ -203,7 +203,7 @@ def test_an_insert_that_does_nothing_is_found(
 
 
 def test_an_output_that_differs_fails_the_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "window_insert", lambda *_: None)
+    monkeypatch.setattr(cpu, "window_insert", lambda **_: None)
     case = run(tiny_config("model.layers=[0]"))
     count = len(case.verification.failures)
     assert count > 0
@@ -297,9 +297,9 @@ def test_ctrl_c_in_the_middle_of_a_step_leaves_a_whole_record(
 ) -> None:
     right, left = getattr(cpu, operation), interrupt_after(8)
 
-    def interrupted(*arguments: object) -> None:
+    def interrupted(**tensors: object) -> None:
         next(left)
-        right(*arguments)
+        right(**tensors)
 
     monkeypatch.setattr(cpu, operation, interrupted)
     case = run(tiny_config("measure.warmup_steps=0"))

@@ -12,7 +12,7 @@ from dsv4kv.cache.device_tables import KernelTables
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.errors import ConfigError, CudaUnavailable, VerificationError
 from dsv4kv.ops import cpu
-from dsv4kv.ops.kernels.launch import Launch
+from dsv4kv.ops.launches.launch import Launch
 from dsv4kv.record.schema import Case
 from tests.bench.settings import ANY_STEP, tiny_config
 from tests.gpu_twin import SAMPLES, TwinGpu, twin_gpu
@@ -166,7 +166,8 @@ def test_pages_rings_and_states_are_full_before_they_are_timed() -> None:
             cpu.gather_all(store, table, *numbers, out)
             assert bool((out[0].count_nonzero(dim=1) > store.layout.format.dims // 2).all())
         for part in parts:
-            _, state = part.pooling()
+            state = part.state
+            assert state is not None
             assert int(state.count_nonzero()) == state.numel()
             assert 0.9 < float(state.std()) < 1.1
 

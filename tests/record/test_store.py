@@ -2,7 +2,9 @@
 
 import errno
 import json
+import re
 import stat
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +12,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.errors import RecordError
-from dsv4kv.record.store import DIGEST, digest, dumps, load_record, loads, save_record
+from dsv4kv.errors import ConfigError, RecordError
+from dsv4kv.record.quantities import allocated_bytes, gather_rate, latency_median
+from dsv4kv.record.store import (
+    DIGEST,
+    Entry,
+    choose,
+    digest,
+    dumps,
+    list_entries,
+    load_record,
+    loads,
+    new_run_id,
+    remove,
+    save_record,
+)
+from dsv4kv.view.exports import to_rows
 from tests.record.records import (
     make_case,
     make_environment,
+    make_failed_case,
     make_operation,
     make_record,
     make_sweep_cases,
 )
+from tests.record.test_gpu_record import make_gpu_case
+from tests.view.terminal import told
 
 
 @pytest.fixture
@@ -314,3 +333,177 @@ def test_a_record_cut_anywhere_is_refused(length: int) -> None:
 def test_a_record_with_half_a_character_is_refused(tmp_path: Path) -> None:
     path = edited(tmp_path / "run.json", run_id="\ud800")
     assert "is not a run record" in refusal(path)
+
+
+# ---- a folder of records ---
+
+
+def test_every_record_of_a_folder_is_listed_by_name(tmp_path: Path) -> None:
+    save_record(make_record(make_case(), run_id="2-second"), tmp_path)
+    save_record(make_record(make_case(status="incomplete"), run_id="1-first"), tmp_path)
+    (tmp_path / "3.json").symlink_to("3.json")
+    (tmp_path / ".4.json.4711-abcd.tmp").write_text('{"schema_version": 1')
+    first, second = list_entries(tmp_path)
+    assert (first.file, second.file) == ("1-first.json", "2-second.json")
+    assert first.summary
+    assert (first.summary.run_id, first.summary.status) == ("1-first", "incomplete")
+    assert (first.summary.cases, first.summary.launches) == (1, 1)
+    assert first.summary.backends == ["cpu"]
+
+
+def test_a_folder_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="No such file"):
+        list_entries(tmp_path / "gone")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[]", "is JSON but not a run record: it has no schema_version."),
+        ('{"schema_version": 1}', "is not a run record"),
+        ('{"schema_version": 1, "cases": 3}', "is not a run record"),
+        ("{", "not JSON"),
+    ],
+)
+def test_a_file_that_is_no_record_is_listed_with_the_reason(
+    tmp_path: Path, text: str, reason: str
+) -> None:
+    (tmp_path / "notes.json").write_text(text)
+    (entry,) = list_entries(tmp_path)
+    assert entry.summary is None
+    assert reason in str(entry.problem)
+
+
+NOW = datetime(2026, 11, 21, tzinfo=UTC)
+STATUSES = ("complete", "failed", "incomplete", "complete")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Runs of the 1st, 8th, 15th and 20th, a note, and a baseline."""
+    for day, status in zip((1, 8, 15, 20), STATUSES, strict=True):
+        record = make_record(
+            make_case(status=status, error="why"),
+            run_id=f"run-{day:02}",
+            started_utc=f"2026-11-{day:02}T12:00:00+00:00",
+        )
+        save_record(record, tmp_path)
+    (tmp_path / "notes.json").write_text("[]")
+    (tmp_path / "baselines").mkdir()
+    save_record(make_record(run_id="main"), tmp_path / "baselines")
+    return tmp_path
+
+
+def days(entries: list[Entry]) -> list[int]:
+    return [int(entry.file[4:6]) for entry in entries]
+
+
+@pytest.mark.parametrize(
+    ("options", "chosen"),
+    [
+        ({"keep": 1}, [1, 8, 15]),
+        ({"keep": 0}, [1, 8, 15, 20]),
+        ({"keep": 9}, []),
+        ({"older_than_days": 10}, [1, 8]),
+        ({"older_than_days": 0}, [1, 8, 15, 20]),
+        ({"older_than_days": 3_000_000}, []),
+        ({"older_than_days": 10**30}, []),
+        ({"status": "failed"}, [8]),
+        ({"status": "complete", "keep": 2}, [1]),
+        ({"older_than_days": 10, "keep": 3}, [1]),
+    ],
+    ids=str,
+)
+def test_runs_go_that_fit_every_condition(
+    folder: Path, options: dict[str, object], chosen: list[int]
+) -> None:
+    assert days(choose(list_entries(folder), now=NOW, **options)) == chosen  # type: ignore[arg-type]
+
+
+def test_removing_leaves_everything_else(folder: Path) -> None:
+    remove(folder, choose(list_entries(folder), keep=1, now=NOW))
+    assert [entry.file for entry in list_entries(folder)] == ["notes.json", "run-20.json"]
+    assert (folder / "baselines" / "main.json").exists()
+
+
+def test_a_run_that_is_gone_already_is_no_trouble(folder: Path) -> None:
+    chosen = choose(list_entries(folder), keep=0, now=NOW)
+    (folder / chosen[0].file).unlink()
+    remove(folder, chosen)
+    assert [entry.file for entry in list_entries(folder)] == ["notes.json"]
+
+
+def test_an_unknown_status_is_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="choose complete, incomplete, failed"):
+        choose(list_entries(folder), status="fine")
+
+
+# ---- names of runs, and records of before
+
+
+MOMENT = datetime(2026, 11, 21, 4, 19, 3, tzinfo=UTC)
+
+
+def test_a_name_tells_time_and_configuration() -> None:
+    assert re.fullmatch(r"20261121T041903Z-default-[0-9a-f]{6}", new_run_id("default", MOMENT))
+
+
+def test_the_time_is_utc_wherever_the_run_was() -> None:
+    there = MOMENT.astimezone(timezone(timedelta(hours=8)))
+    assert new_run_id("default", there).startswith("20261121T041903Z-")
+
+
+def test_two_runs_in_one_second_have_two_names() -> None:
+    assert len({new_run_id("default", MOMENT) for _ in range(50)}) == 50
+
+
+@given(st.text())
+def test_any_configuration_name_gives_a_safe_file_name(name: str) -> None:
+    assert re.fullmatch(
+        r"20261121T041903Z-[A-Za-z0-9._-]{1,60}-[0-9a-f]{6}", new_run_id(name, MOMENT)
+    )
+
+
+def test_a_path_as_name_stays_inside_the_folder() -> None:
+    assert new_run_id("../../etc/passwd", MOMENT)[:-7] == "20261121T041903Z-etc-passwd"
+
+
+DATA = Path(__file__).parent / "data"
+FIRST = DATA / "record-v1-first.json"  # before launches, telemetry and the digest
+
+
+def test_the_first_records_load_with_what_they_did_not_know_at_its_default() -> None:
+    record = load_record(FIRST)
+    assert "launches" not in json.loads(FIRST.read_text())
+    assert record.launches == []
+    assert {case.launch for case in record.cases} == {0}
+    samples_ns = record.cases[0].operations[0].samples_ns
+    assert samples_ns == [417_000, 421_500, 419_250, 430_000, 418_100, 425_000]
+
+
+def test_the_first_records_are_told_and_exported_as_any() -> None:
+    record = load_record(FIRST)
+    assert "gather_topk" in told(record)
+    assert [row["name"] for row in to_rows(record)] == ["gather_topk", "step"]
+
+
+def test_the_first_records_can_be_saved_anew_with_a_digest() -> None:
+    record = load_record(FIRST)
+    assert loads(dumps(record), "anew") == record
+
+
+def test_a_case_is_told_by_its_step_its_cold_gathers_and_its_memory() -> None:
+    case = make_gpu_case()
+    time, rate = latency_median(case, "decode_graph_device"), gather_rate(case)
+    assert time is not None
+    assert rate is not None
+    assert time.value == 1_000_000
+    assert rate.value == 4000
+    assert case.cache is not None
+    assert allocated_bytes(case) == sum(pool.allocated_bytes for pool in case.cache.pools)
+
+
+def test_what_was_not_measured_is_none() -> None:
+    assert latency_median(make_case(), "decode_graph_device") is None
+    assert gather_rate(make_failed_case()) is None
+    assert allocated_bytes(make_failed_case()) is None

@@ -11,8 +11,7 @@ import numpy as np
 from dsv4kv.bench.case import run_case
 from dsv4kv.bench.systems.workload import Checks, Model, Outcome, Rows
 from dsv4kv.cache.blocks import BlockPool, Ids
-from dsv4kv.cache.manager import KVCacheManager
-from dsv4kv.cache.prepare import prepare_forward
+from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.systems import SystemsConfig
 from dsv4kv.model.config import DSV4Config

@@ -9,7 +9,6 @@ registered block follows. Every call checks first and then changes: a refusal ch
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
 from typing import Literal
 
 import numpy as np
@@ -47,7 +46,6 @@ class Block:
     parent: "Block | None" = None  # the registered block before it
     children: int = 0  # registered blocks that follow
     live: int = 0  # those of them that are held, or precede a held one
-    used: int = 0  # when its last holder was done
 
 
 class BlockPool:
@@ -92,11 +90,12 @@ class BlockPool:
         self._mark = self._numbers.copy()
         self._mark_at = self._mark.data  # single cells, read faster than the array's
         self._generation = np.zeros(num_blocks, dtype=np.int64)
-        self._serial = self._tick = 0
+        self._serial = 0
         self._blocks: dict[int, Block] = {}
         self._by_hash: dict[int, list[Block]] = {}  # the first of them is found
-        self._queue: OrderedDict[Block, None] = OrderedDict()  # cached, least recently used first
-        self._aside: list[tuple[int, int]] = []  # (used, id) of leaves older than the queue
+        # Cached blocks, the least recently used first. One that comes up while others follow it is
+        # taken out, and is the first again when the last of them goes.
+        self._queue: OrderedDict[Block, None] = OrderedDict()
 
     @property
     def num_free(self) -> int:
@@ -303,7 +302,8 @@ class BlockPool:
         for number in reversed(ids.tolist()):
             block = self._blocks.get(number)
             if block is not None and not block.refs:
-                self._enqueue(block)
+                self._queue[block] = None
+                self._queue.move_to_end(block)
 
     def evict(self, count: int) -> bool:
         """Free the ``count`` least recently used cached blocks; False if there are fewer."""
@@ -323,7 +323,7 @@ class BlockPool:
             self.release(np.array(numbers, dtype=np.int64))
             return
         out = np.union1d(plain, np.array(list(self._blocks), dtype=np.int64))
-        self._blocks, self._by_hash, self._queue, self._aside = {}, {}, OrderedDict(), []
+        self._blocks, self._by_hash, self._queue = {}, {}, OrderedDict()
         self.num_cached = self._num_kept = 0
         self._mark[out] = self._numbers[: out.size]
         self._free[self.num_unused : self.num_blocks] = out
@@ -351,8 +351,6 @@ class BlockPool:
                     else:
                         self._follow(block.parent, -1)
                     if keeps:
-                        self._tick += 1
-                        block.used = self._tick
                         self._queue[block] = None
                         continue
                     evicted.append((number, block.hash))
@@ -369,11 +367,9 @@ class BlockPool:
     def _evict(self, count: int) -> None:
         hashes, numbers, queue = list[int](), list[int](), self._queue
         while len(numbers) < count:
-            block = self._leaf_aside() if self._aside else None
-            if block is None:
-                block, _ = queue.popitem(last=False)
-                if block.children:
-                    continue  # it comes up again when the last that follows it goes
+            block, _ = queue.popitem(last=False)
+            if block.children:
+                continue
             hashes.append(block.hash)
             numbers.append(block.number)
             self._forget(block)
@@ -385,15 +381,6 @@ class BlockPool:
             self.on_freed(ids)
         if self.observers and count:
             self._notify("evicted", ids, hashes)
-
-    def _leaf_aside(self) -> Block | None:
-        """The oldest of the cached blocks that came up while others followed them."""
-        while self._aside:
-            used, number = heappop(self._aside)
-            block = self._blocks.get(number)
-            if block and block.used == used and not (block.refs or block.children):
-                return block
-        return None
 
     def _forget(self, block: Block) -> None:
         """A block without holders loses its hash; what follows it begins a chain."""
@@ -407,13 +394,8 @@ class BlockPool:
         if parent is not None and parent.hash != NO_HASH:
             parent.children -= 1
             if not (parent.children or parent.refs or parent in self._queue):
-                heappush(self._aside, (parent.used, parent.number))
-
-    def _enqueue(self, block: Block) -> None:
-        self._tick += 1
-        block.used = self._tick
-        self._queue[block] = None
-        self._queue.move_to_end(block)
+                self._queue[parent] = None
+                self._queue.move_to_end(parent, last=False)
 
     def _follow(self, block: Block | None, change: int) -> None:
         """A follower of a block begins (1) or ceases (−1) to be held, or to precede a held one."""

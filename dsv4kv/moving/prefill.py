@@ -20,7 +20,7 @@ from dsv4kv.measure.recorder import Recorder
 from dsv4kv.moving.frames import Wire
 from dsv4kv.moving.memory import Memory, make_manifest, share
 from dsv4kv.moving.sender import Offer, Sender
-from dsv4kv.moving.transports import MooncakeMemory, NixlMemory
+from dsv4kv.moving.transports import LIBRARIES, Library
 from dsv4kv.ops.registry import load_backend
 from dsv4kv.serve.executor import StepTokens
 from dsv4kv.serve.inputs import EntryChooser, Queries
@@ -57,14 +57,6 @@ def cache_of(config: TransferConfig, section: SideSection, requests: int) -> Ben
     )
 
 
-Registered = NixlMemory | MooncakeMemory
-_REGISTER: dict[str, Callable[[Memory, str], Registered]] = {
-    "nixl": lambda memory, here: NixlMemory(memory),
-    "mooncake": MooncakeMemory,
-}
-"""Libraries that let others read a cache's memory, on a machine of that name."""
-
-
 class Prefill:
     """A cache, and the sender that others read it through.
 
@@ -80,7 +72,7 @@ class Prefill:
         self._side.draw()
         self._slots: dict[int, int] = {}
         self._owners: dict[int, Wire] = {}
-        self._registered: dict[tuple[str, str], Registered] = {}
+        self._registered: dict[tuple[str, str], Library] = {}
         try:
             self.sender = Sender(
                 self._side.memory,
@@ -100,7 +92,7 @@ class Prefill:
                 return {"request": self._compute(0, self._config.tokens, wire)}
             case {"op": "hold"}:
                 return {"request": self._compute(None, self._config.timed_tokens, wire)}
-            case {"op": "meet", "by": str(library)} if library in _REGISTER:
+            case {"op": "meet", "by": str(library)} if library in LIBRARIES:
                 return self._register(library, wire.here).describe()
             case {"op": "mapped"}:
                 self.forget()
@@ -117,11 +109,11 @@ class Prefill:
                 return {}
         raise StoreUnavailable(f"{str(message['op'])[:40]!r} is not asked here.")
 
-    def _register(self, library: str, here: str) -> Registered:
+    def _register(self, library: str, here: str) -> Library:
         with self._lock:
             known = self._registered.get((library, here))
             if known is None:
-                known = _REGISTER[library](self._side.memory, here)
+                known = LIBRARIES[library](self._side.memory, here)
                 self._registered[library, here] = known
         return known
 

@@ -37,8 +37,8 @@ from dsv4kv.model.plan import CachePlan, bytes_per_token
 from dsv4kv.ops.check import check_backend
 from dsv4kv.ops.registry import ResolvedBackend, resolve_backend
 from dsv4kv.ops.spec import Choice, choose
-from dsv4kv.record.part import Part
-from dsv4kv.record.schema import (
+from dsv4kv.runs.part import Part
+from dsv4kv.runs.schema import (
     CacheSummary,
     Case,
     Latency,
@@ -48,7 +48,7 @@ from dsv4kv.record.schema import (
     Totals,
     Verification,
 )
-from dsv4kv.record.telemetry import (
+from dsv4kv.runs.telemetry import (
     GpuChecks,
     GpuSamples,
     GpuState,
@@ -56,7 +56,7 @@ from dsv4kv.record.telemetry import (
     MeasuredWindow,
     MemorySeries,
 )
-from dsv4kv.record.telemetry import Telemetry as TelemetryRecord
+from dsv4kv.runs.telemetry import Telemetry as TelemetryRecord
 from dsv4kv.serve.inputs import PromptContents
 from dsv4kv.serve.loop import LoopTotals, ServingLoop, open_requests
 from dsv4kv.serve.verifier import Verifier

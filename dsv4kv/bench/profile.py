@@ -41,10 +41,10 @@ from dsv4kv.measure.profilers.sessions import (
 )
 from dsv4kv.measure.recorder import Recorder
 from dsv4kv.processes import python
-from dsv4kv.record.kernel_table import build_table
-from dsv4kv.record.profile import Profile
-from dsv4kv.record.schema import Case, Environment, Memcpy, Peak, RunRecord
-from dsv4kv.record.store import dumps, load_record, new_run_id
+from dsv4kv.runs.kernel_table import build_table
+from dsv4kv.runs.profile import Profile
+from dsv4kv.runs.schema import Case, Environment, Memcpy, Peak, RunRecord
+from dsv4kv.runs.store import dumps, load_record, new_run_id
 from dsv4kv.serve.executor import StepExecutor, StepTokens
 from dsv4kv.serve.inputs import PromptContents
 from dsv4kv.serve.loop import ServingLoop, open_requests

@@ -1,18 +1,21 @@
 """``dsv4kv compare``: two sides compared, with a verdict and its exit code."""
 
 import secrets
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
+from dsv4kv.cli import examples
 from dsv4kv.cli.options import (
     RESULTS,
     AsJson,
     Html,
     Out,
     Text,
+    Verbose,
     argument,
     flag,
     option,
@@ -46,23 +49,15 @@ _FAIL_ON = "unclear: end with 3 as soon as one row is UNCLEAR."
 _EXIT_CODES = {"SAME": 0, "FASTER": 0, "SLOWER": 1, "UNCLEAR": 3}
 _LAUNCHES = 7  # of each side
 
-EPILOG = """\
-[bold]Examples[/bold]
-
-dsv4kv compare results/A.json results/B.json             two runs of bench --launches 7
-
-dsv4kv compare --ab main HEAD --config smoke             two revisions, steps interleaved
-
-dsv4kv compare --ab backend:cpu backend:mine.py:gather   two backends
-
-dsv4kv compare results/A.json results/B.json --html p.html   and a page to show
-
-dsv4kv compare results/A.json --save-baseline main       keep a run under a name
-
-dsv4kv compare results/B.json --baseline main            and compare with it
-
-[bold]Exit code[/bold]: 0 SAME or FASTER, 1 SLOWER, 3 UNCLEAR, 2 not comparable
-"""
+EPILOG = examples(
+    "dsv4kv compare results/A.json results/B.json             two runs of bench --launches 7",
+    "dsv4kv compare --ab main HEAD --config smoke             two revisions, steps interleaved",
+    "dsv4kv compare --ab backend:cpu backend:mine.py:gather   two backends",
+    "dsv4kv compare results/A.json results/B.json --html p.html   and a page to show",
+    "dsv4kv compare results/A.json --save-baseline main       keep a run under a name",
+    "dsv4kv compare results/B.json --baseline main            and compare with it",
+    "[bold]Exit code[/bold]: 0 SAME or FASTER, 1 SLOWER, 3 UNCLEAR, 2 not comparable",
+)
 
 
 def compare(
@@ -89,6 +84,7 @@ def compare(
     as_markdown: Annotated[
         bool, flag("--markdown", "Print Markdown, for a pull request.")
     ] = False,
+    verbose: Verbose = False,
     html: Html = None,
     out: Out = RESULTS,
 ) -> None:
@@ -120,7 +116,9 @@ def compare(
     if before is not None:
         found = _judge(before, after, smallest, force=force, intended=bool(ab))
         verdict = found.conclude(fail_on_unclear=fail_on == "unclear")
-        _show(found, verdict, html, as_json=as_json, as_markdown=as_markdown)
+        words = [*(sides or []), *(["--baseline", baseline] if baseline else [])]
+        again = "" if ab else f"dsv4kv compare {shlex.join(words)} --verbose"
+        _show(found, verdict, html, again, verbose, as_json=as_json, as_markdown=as_markdown)
     if save_baseline:
         say(f"baseline: {save(after, save_baseline, out)}", err=True)
     if before is not None:
@@ -133,19 +131,30 @@ def _refuse(given: object, sentence: str) -> None:
 
 
 def _show(
-    found: "Comparison", verdict: "Verdict", html: Path | None, *, as_json: bool, as_markdown: bool
+    found: "Comparison",
+    verdict: "Verdict",
+    html: Path | None,
+    again: str,
+    verbose: bool,
+    *,
+    as_json: bool,
+    as_markdown: bool,
 ) -> None:
-    from dsv4kv.view import comparison as view
-    from dsv4kv.view.terminal import show
+    from dsv4kv.view import compare as view
+    from dsv4kv.view.html import write_page
+    from dsv4kv.view.render import show
+    from dsv4kv.view.table import Command
 
     if as_json:
         print_json(view.to_document(found, verdict))
     elif as_markdown:
         say(view.to_markdown(found, verdict), end="")
     else:
-        show(view.view_comparison(found, verdict))
+        page = view.comparison_page(found, verdict)
+        more = ["", Command(again)] if again else []
+        show(page.in_full() if verbose else [*page.answer, *more])
     if html:
-        view.write_comparison(found, verdict, html)
+        write_page(view.comparison_page(found, verdict, records=True), html)
         say(f"page: {html}", err=True)
 
 
@@ -190,7 +199,7 @@ def _measure(duel: "Duel", out: Path) -> "tuple[Side, Side, bool]":
     """Run both sides, keep their records, and say whether Ctrl-C ended it."""
     from dsv4kv.cli.progress import Watcher
     from dsv4kv.compare.ab import run_duel
-    from dsv4kv.record.store import save_record
+    from dsv4kv.runs.store import save_record
 
     stderr = open_console(stderr=True)
     with Watcher(stderr, "bench", "launches", 2 * duel.launches) as watcher:

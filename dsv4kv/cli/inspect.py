@@ -6,21 +6,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dsv4kv.cli import examples
 from dsv4kv.cli.options import AsJson, Text, argument, option, print_json
 from dsv4kv.errors import ConfigError
 
 if TYPE_CHECKING:
     from dsv4kv.dumps.inspection import Inspection
 
-EPILOG = """\
-[bold]Examples[/bold]
-
-dsv4kv inspect pages.npy                                  which record, which faults
-
-dsv4kv inspect cold.npy hit.npy --ratio 4                 where two dumps part, and how
-
-dsv4kv inspect kv.safetensors --tensor layer2 --table table.npy --ratio 4
-"""
+EPILOG = examples(
+    "dsv4kv inspect pages.npy                                  which record, which faults",
+    "dsv4kv inspect cold.npy hit.npy --ratio 4                 where two dumps part, and how",
+    "dsv4kv inspect kv.safetensors --tensor layer2 --table table.npy --ratio 4",
+)
 _SECOND = "The same content again: after a hit, or of the decode side."
 _TABLE = "The request's pages in logical order (.npy, .json)."
 _RATIO = "Tokens of an entry: 4, 128; 0 for a window. Rows are in order then."
@@ -52,7 +49,7 @@ def inspect(
     from dsv4kv.dumps.inspection import inspect as look
     from dsv4kv.model.presets import load_model
     from dsv4kv.view.inspect import report_comparison, report_inspection
-    from dsv4kv.view.terminal import show
+    from dsv4kv.view.render import show
 
     if table2 and not dump2:
         raise ConfigError("--table2 is of a second dump: name that, too, or give --table.")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dsv4kv.cli import examples
 from dsv4kv.cli.options import AsJson, flag, option, print_json
 from dsv4kv.errors import ConfigError
 from dsv4kv.view.console import open_console, say
@@ -13,15 +14,11 @@ from dsv4kv.view.console import open_console, say
 if TYPE_CHECKING:
     from dsv4kv.ops.cuda.survey import Baseline, Finding
 
-EPILOG = """\
-[bold]Examples[/bold]
-
-dsv4kv kernels                 registers, instructions
-
-dsv4kv kernels --arch sm_90a   and widths of accesses
-
-dsv4kv kernels --check         fail on any change
-"""
+EPILOG = examples(
+    "dsv4kv kernels                 registers, instructions",
+    "dsv4kv kernels --arch sm_90a   and widths of accesses",
+    "dsv4kv kernels --check         fail on any change",
+)
 _CHECK = (
     "Fail on local memory, on accesses narrower than promised and on any change against the "
     "baseline."
@@ -46,7 +43,7 @@ def kernels(
     from dsv4kv.ops.cuda.compile import nvrtc_version
     from dsv4kv.ops.launches.catalogue import ARCHITECTURES, catalogue
     from dsv4kv.view.kernels import machine_code_table, registers_table, sum_up
-    from dsv4kv.view.terminal import show
+    from dsv4kv.view.render import show
 
     if write_baseline and arch:
         raise ConfigError("a baseline holds every architecture: leave out --arch.")

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from dsv4kv.cli import examples
 from dsv4kv.cli.options import AsJson, Text, argument, flag, option, print_json, to_file
 from dsv4kv.errors import INTERRUPTED, ConfigError, StoreUnavailable
 from dsv4kv.units import parse_count, parse_seconds
@@ -16,15 +17,11 @@ from dsv4kv.view.console import say
 FAULTY = 1
 """Exit code where a fault is found."""
 
-EPILOG = """\
-[bold]Examples[/bold]
-
-dsv4kv probe http://localhost:8000                    what hits, from where, how much
-
-dsv4kv probe localhost:30000 --metrics localhost:30000/metrics --budget 20m --tokens 20M
-
-dsv4kv probe http://localhost:8000 --html page.html --wait 60s
-"""
+EPILOG = examples(
+    "dsv4kv probe http://localhost:8000                    what hits, from where, how much",
+    "dsv4kv probe localhost:30000 --metrics localhost:30000/metrics --budget 20m --tokens 20M",
+    "dsv4kv probe http://localhost:8000 --html page.html --wait 60s",
+)
 _URL = (
     "A server of OpenAI's API: vLLM, SGLang or another. A key is taken from DSV4KV_API_KEY or "
     "OPENAI_API_KEY."
@@ -60,8 +57,9 @@ def probe(
     from dsv4kv.probe.conclusions import Known
     from dsv4kv.probe.experiments import SHORT_TOKENS, examine, fixed_tokens
     from dsv4kv.probe.questioner import Ledger, Questioner
-    from dsv4kv.view.probe import report_probe, write_probe
-    from dsv4kv.view.terminal import show
+    from dsv4kv.view.html import write_page
+    from dsv4kv.view.probe import probe_page
+    from dsv4kv.view.render import show
 
     ledger = Ledger(parse_count(tokens), parse_seconds(budget))
     if ledger.most_tokens < 3 * SHORT_TOKENS or ledger.most_s < 1:
@@ -85,6 +83,7 @@ def probe(
         say(f"--metrics {metrics} does not answer; going on without", err=True)
     questioner = Questioner(server, ledger, randbits(64) if seed is None else seed, begun_s)
     found = examine(questioner, known, lambda name: say(f"… {name}", err=True))
+    page = probe_page(found, ledger)
     if as_json:
         print_json(
             {
@@ -97,9 +96,9 @@ def probe(
             }
         )
     else:
-        show(report_probe(found, ledger))
+        show(page.in_full())
     if html:
-        write_probe(found, ledger, html)
+        write_page(page, html)
         say(f"page: {html}", err=True)
     if found.interrupted:
         say("interrupted: what was learned before is above.", err=True)

@@ -20,24 +20,26 @@ from dsv4kv.view.console import open_console, say
 
 if TYPE_CHECKING:
     from dsv4kv.config.load import Loaded, Point
-    from dsv4kv.record.points import Points, Sweep
-    from dsv4kv.record.schema import RunRecord
-    from dsv4kv.record.store import Saved
+    from dsv4kv.runs.points import Points, Sweep
+    from dsv4kv.runs.schema import RunRecord
+    from dsv4kv.runs.store import Saved
 
 
-def keep_record(record: "RunRecord", folder: Path, json_: str | None, *, silent: bool) -> None:
+def keep_record(
+    record: "RunRecord", folder: Path, json_: str | None, *, silent: bool, verbose: bool = False
+) -> None:
     """Save a record and print it; with ``silent`` only its problems, on standard error.
 
     ``json_`` names a file that gets it, too; ``-`` is standard output.
     """
-    from dsv4kv.record.store import dumps, save_record
-    from dsv4kv.view.record import report_record
-    from dsv4kv.view.terminal import show
+    from dsv4kv.runs.store import dumps, save_record
+    from dsv4kv.view.render import show
+    from dsv4kv.view.runs import report_record
 
     with endings_put_off():
         saved = save_record(record, folder)
     console = open_console(stderr=True, soft_wrap=True) if silent else open_console()
-    show(report_record(record, quiet=silent), console)
+    show(report_record(record, saved.path, quiet=silent, verbose=verbose), console)
     say_saved(saved, silent=silent)
     if json_:
         write_json(dumps(record), json_)
@@ -109,7 +111,7 @@ class Request:
             RecordError: There is no such run.
             ConfigError: Settings without axes are given, or the run's backend is code.
         """
-        from dsv4kv.record.points import find_points, read_points
+        from dsv4kv.runs.points import find_points, read_points
 
         if self.resume is None or self.axes:
             return self
@@ -153,8 +155,8 @@ def keep_points(
         RecordError, TraceError: It cannot be written, or is of another sweep.
     """
     from dsv4kv.measure.environment import capture_environment
-    from dsv4kv.record.points import Asked, find_points, hash_points, open_points
-    from dsv4kv.record.store import POINTS, new_run_id
+    from dsv4kv.runs.points import Asked, find_points, hash_points, open_points
+    from dsv4kv.runs.store import POINTS, new_run_id
     from dsv4kv.traces import resolve_trace, trace_sha256
 
     if len(points) == 1 and not request.resume:

@@ -20,8 +20,8 @@ from dsv4kv.choices import (
     explained,
     listed,
 )
-from dsv4kv.cli import group
-from dsv4kv.cli.options import AsJson, Text, argument, flag, option, print_json, to_file
+from dsv4kv.cli import examples, group
+from dsv4kv.cli.options import AsJson, Text, Verbose, argument, flag, option, print_json, to_file
 from dsv4kv.engines.names import RULES
 from dsv4kv.engines.rule import SPECULATIONS
 from dsv4kv.errors import ConfigError, TraceError
@@ -133,7 +133,7 @@ def _watched_reading(name: str) -> "Iterator[Watch]":
 # ---- info and convert
 
 
-@app.command()
+@app.command(epilog=examples("dsv4kv trace info builtin:chat"))
 def info(
     source: Source,
     trace_format: Format = "auto",
@@ -146,7 +146,7 @@ def info(
     """Say what a trace asks for: requests, lengths, and how much of its prompts repeats."""
     from dsv4kv import traces
     from dsv4kv.traces.collect import place_of
-    from dsv4kv.view.terminal import show
+    from dsv4kv.view.render import show
     from dsv4kv.view.trace import describe_trace
 
     path = traces.resolve_trace(source)
@@ -169,9 +169,11 @@ def info(
 
 
 @app.command(
-    epilog="[bold]Examples[/bold]\n\ndsv4kv trace convert trace.jsonl first.jsonl.gz --limit 1000"
-    "\n\ndsv4kv trace convert trace.jsonl delta.jsonl --to mooncake-delta"
-    "\n\ndsv4kv trace convert recording trace.jsonl.gz"
+    epilog=examples(
+        "dsv4kv trace convert trace.jsonl first.jsonl.gz --limit 1000",
+        "dsv4kv trace convert trace.jsonl delta.jsonl --to mooncake-delta",
+        "dsv4kv trace convert recording trace.jsonl.gz",
+    )
 )
 def convert(
     source: Source,
@@ -292,8 +294,9 @@ _PROCESSES = "Processes that tokenize; of small data one."
 
 
 @app.command(
-    epilog="[bold]Examples[/bold]\n\ndsv4kv trace tokenize sharegpt.json trace.jsonl.gz "
-    "--tokenizer DeepSeek-V3 --rate 2"
+    epilog=examples(
+        "dsv4kv trace tokenize sharegpt.json trace.jsonl.gz --tokenizer DeepSeek-V3 --rate 2"
+    )
 )
 def tokenize(
     data: Annotated[Path, argument(_CONVERSATIONS, "DATA", show_default=True)],
@@ -403,9 +406,10 @@ _SNAP = (
 
 
 @app.command(
-    epilog="[bold]Examples[/bold]\n\n"
-    "dsv4kv trace mrc builtin:chat                            hits by capacity\n\n"
-    "dsv4kv trace mrc builtin:chat --capacity 1M --rule all   by engines' rules\n"
+    epilog=examples(
+        "dsv4kv trace mrc builtin:chat                            hits by capacity",
+        "dsv4kv trace mrc builtin:chat --capacity 1M --rule all   by engines' rules",
+    )
 )
 def mrc(
     source: Annotated[str, argument(f"With block ids: {_SOURCE}", "SOURCE", show_default=True)],
@@ -434,6 +438,7 @@ def mrc(
     id_tokens: IdTokens = None,
     stagger: Stagger = 0.0,
     as_json: AsJson = False,
+    verbose: Verbose = False,
     csv: Annotated[
         Path | None,
         option("Write rows by capacity and rule as CSV.", "FILE", callback=to_file, **_OUTPUT),
@@ -454,8 +459,9 @@ def mrc(
     from dsv4kv.sizing.lookup import find_model
     from dsv4kv.traces import read_batches
     from dsv4kv.traces.collect import load_paths, tables_of
-    from dsv4kv.view import mrc as view
-    from dsv4kv.view.terminal import show
+    from dsv4kv.view import trace as view
+    from dsv4kv.view.plots import to_svg_file
+    from dsv4kv.view.render import show
 
     drafts, config = _names(speculation), find_model(model)
     every = (
@@ -505,11 +511,12 @@ def mrc(
     if csv:
         write_named(csv, view.to_csv(answer), "--csv")
     if chart:
-        write_named(chart, view.draw_answer(source, config.name, answer), "--chart")
+        write_named(chart, to_svg_file(view.hits_chart(config.name, answer)), "--chart")
     if as_json:
         print_document(view.to_json(source, config.name, answer))
     else:
-        show(view.show_answer(source, config.name, answer))
+        page = view.mrc_page(source, config.name, answer)
+        show(page.in_full() if verbose else page.answer)
 
 
 def _names(text: str | None) -> tuple[str, ...]:
@@ -534,8 +541,10 @@ _SHAPE = (
 
 
 @app.command(
-    epilog="[bold]Examples[/bold]\n\ndsv4kv trace synth docs.jsonl.gz --requests 1000 "
-    "--prefix-branches 8\n\ndsv4kv trace synth chat.jsonl --shape chat"
+    epilog=examples(
+        "dsv4kv trace synth docs.jsonl.gz --requests 1000 --prefix-branches 8",
+        "dsv4kv trace synth chat.jsonl --shape chat",
+    )
 )
 def synth(
     context: typer.Context,

@@ -22,8 +22,8 @@ from dsv4kv.bench.launches import Outcome, Task
 from dsv4kv.compare.floor import calibration_path, read_noise_floors
 from dsv4kv.errors import Dsv4kvError
 from dsv4kv.measure.ranks import compare_pairs, compare_sides
-from dsv4kv.record.schema import Peak, RunRecord
-from tests.record.records import make_case, make_latency, make_operation, make_record
+from dsv4kv.runs.schema import Peak, RunRecord
+from tests.runs.records import make_case, make_latency, make_operation, make_record
 
 MEMCPY_GBPS = 11.5
 NOW = datetime(2026, 11, 21, tzinfo=UTC)

@@ -10,7 +10,7 @@ from dsv4kv.config.bench import BenchConfig
 from dsv4kv.errors import ConfigError
 from dsv4kv.ops import cpu
 from dsv4kv.ops.spec import READS
-from dsv4kv.record.schema import Case
+from dsv4kv.runs.schema import Case
 from dsv4kv.serve.loop import count_tokens, open_requests
 from tests.bench.settings import BOOKS, tiny_config
 

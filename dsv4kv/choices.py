@@ -81,9 +81,15 @@ INDEXES = {
 """How prefixes are found."""
 
 SYSTEMS = {
-    "pools": Implementation("pools of blocks for every layer", "bench.systems.pools:run_pools"),
-    "slots": Implementation("a row of KV for every request", "bench.systems.slots:run_slots"),
-    "blocks": Implementation("blocks with several holders", "bench.systems.blocks:run_blocks"),
+    "pools": Implementation(
+        "pools of blocks for every layer", "bench.systems.pool_system:run_pools"
+    ),
+    "slots": Implementation(
+        "a row of KV for every request", "bench.systems.slot_system:run_slots"
+    ),
+    "blocks": Implementation(
+        "blocks with several holders", "bench.systems.block_system:run_blocks"
+    ),
 }
 """Ways to keep a cache that ``bench systems`` runs side by side."""
 

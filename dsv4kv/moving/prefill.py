@@ -18,7 +18,7 @@ from dsv4kv.config.transfer import SideSection, TransferConfig
 from dsv4kv.errors import CacheError, Dsv4kvError, StoreUnavailable
 from dsv4kv.measure.recorder import Recorder
 from dsv4kv.moving.frames import Wire
-from dsv4kv.moving.memory import Memory, make_manifest, share
+from dsv4kv.moving.manifest import Memory, make_manifest, share
 from dsv4kv.moving.sender import Offer, Sender
 from dsv4kv.moving.transports import LIBRARIES, Library
 from dsv4kv.ops.registry import load_backend

@@ -13,7 +13,7 @@ import numpy as np
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.errors import CacheError, StoreUnavailable, VerificationError
 from dsv4kv.moving.frames import MESSAGE, Wire, check_token, greet
-from dsv4kv.moving.memory import (
+from dsv4kv.moving.manifest import (
     Manifest,
     Memory,
     check_manifest,

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from dsv4kv.errors import ConfigError, Dsv4kvError, StoreUnavailable
 from dsv4kv.moving.frames import DATA, MESSAGE, READ, Wire, admit, check_token
-from dsv4kv.moving.memory import Manifest, Memory
+from dsv4kv.moving.manifest import Manifest, Memory
 from dsv4kv.moving.transports import parse_places, stretches_of
 
 _MOST_CONNECTIONS = 32  # of receivers that have greeted

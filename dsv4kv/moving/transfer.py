@@ -30,7 +30,7 @@ from dsv4kv.measure.statistics import Estimate, divide, summarize
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import choose_formats
 from dsv4kv.moving.frames import is_loopback
-from dsv4kv.moving.memory import Manifest, Memory, Segment, attach
+from dsv4kv.moving.manifest import Manifest, Memory, Segment, attach
 from dsv4kv.moving.prefill import Side, cache_of
 from dsv4kv.moving.receiver import (
     Peer,

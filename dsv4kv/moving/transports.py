@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dsv4kv.errors import StoreUnavailable
 from dsv4kv.moving.frames import READ, Wire
-from dsv4kv.moving.memory import Memory
+from dsv4kv.moving.manifest import Memory
 
 Places = NDArray[np.int64]
 """int64[n, 3]: region, first byte, bytes."""

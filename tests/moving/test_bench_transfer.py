@@ -21,7 +21,7 @@ from dsv4kv.cli import app
 from dsv4kv.config.load import load_config
 from dsv4kv.config.transfer import TransferConfig
 from dsv4kv.errors import ConfigError, StoreUnavailable
-from dsv4kv.moving.memory import Manifest, Memory, make_manifest
+from dsv4kv.moving.manifest import Manifest, Memory, make_manifest
 from dsv4kv.moving.prefill import Prefill, Side, cache_of
 from dsv4kv.moving.receiver import Peer, receive_layers
 from dsv4kv.moving.transfer import LISTENING, TOKEN, dumps, parse_address, run_transfer

@@ -16,7 +16,7 @@ from dsv4kv.errors import CacheError, ConfigError, OutOfBlocks, StoreUnavailable
 from dsv4kv.moving import frames
 from dsv4kv.moving import sender as sender_module
 from dsv4kv.moving.frames import DATA, Wire, admit, check_token
-from dsv4kv.moving.memory import Manifest, Memory, make_manifest, read_manifest
+from dsv4kv.moving.manifest import Manifest, Memory, make_manifest, read_manifest
 from dsv4kv.moving.receiver import Peer, receive
 from dsv4kv.moving.sender import Sender
 from dsv4kv.moving.transports import MappedReader, mapped, parse_places

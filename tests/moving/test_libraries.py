@@ -11,7 +11,7 @@ import pytest
 
 from dsv4kv.errors import StoreUnavailable
 from dsv4kv.moving import transports
-from dsv4kv.moving.memory import Memory, make_manifest
+from dsv4kv.moving.manifest import Memory, make_manifest
 from dsv4kv.moving.receiver import receive
 from dsv4kv.moving.transports import Library, Mooncake, Nixl, NotHere
 from tests.moving.test_rows import cache, rows_of, running

@@ -14,7 +14,7 @@ from dsv4kv.model.formats import FORMATS, PageLayout
 from dsv4kv.model.plan import plan_cache
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import choose_formats
-from dsv4kv.moving.memory import Manifest, Memory, make_manifest
+from dsv4kv.moving.manifest import Manifest, Memory, make_manifest
 from dsv4kv.moving.receiver import fan_out, receive
 from dsv4kv.moving.rows import coalesce, describe, geometry_of, rows_needed
 from dsv4kv.moving.transports import MappedReader

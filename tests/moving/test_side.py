@@ -8,7 +8,7 @@ import pytest
 
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.errors import ConfigError, VerificationError
-from dsv4kv.moving.memory import Manifest, make_manifest
+from dsv4kv.moving.manifest import Manifest, make_manifest
 from dsv4kv.moving.prefill import Side
 from dsv4kv.moving.receiver import receive
 from dsv4kv.moving.transports import MappedReader

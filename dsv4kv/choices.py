@@ -148,7 +148,7 @@ STORES = {
         "a Redis or Valkey server: redis:HOST:PORT, or redis:URL", "tiers.redis_store:open_redis"
     ),
 }
-"""Where objects are kept beyond the GPU's memory, as ``tiers.stores.place`` reads it."""
+"""Where objects are kept beyond the GPU's memory, as ``tiers.store`` reads it."""
 
 ROUTERS = {
     "round_robin": Implementation("in turn", "fleet.routers:RoundRobin"),

@@ -81,9 +81,15 @@ INDEXES = {
 """How prefixes are found."""
 
 SYSTEMS = {
-    "pools": Implementation("pools of blocks for every layer", "bench.systems.pools:run_pools"),
-    "slots": Implementation("a row of KV for every request", "bench.systems.slots:run_slots"),
-    "blocks": Implementation("blocks with several holders", "bench.systems.blocks:run_blocks"),
+    "pools": Implementation(
+        "pools of blocks for every layer", "bench.systems.pool_system:run_pools"
+    ),
+    "slots": Implementation(
+        "a row of KV for every request", "bench.systems.slot_system:run_slots"
+    ),
+    "blocks": Implementation(
+        "blocks with several holders", "bench.systems.block_system:run_blocks"
+    ),
 }
 """Ways to keep a cache that ``bench systems`` runs side by side."""
 
@@ -142,7 +148,7 @@ STORES = {
         "a Redis or Valkey server: redis:HOST:PORT, or redis:URL", "tiers.redis_store:open_redis"
     ),
 }
-"""Where objects are kept beyond the GPU's memory, as ``tiers.stores.place`` reads it."""
+"""Where objects are kept beyond the GPU's memory, as ``tiers.store`` reads it."""
 
 ROUTERS = {
     "round_robin": Implementation("in turn", "fleet.routers:Router"),

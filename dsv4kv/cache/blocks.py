@@ -207,7 +207,9 @@ class BlockPool:
                 was acquired, a newer one.
         """
         row = self._row(ids)
-        if generations is not None and not np.array_equal(self.generation(ids), generations):
+        if generations is not None and (
+            self.generation(ids).tobytes() != as_ids(generations).tobytes()
+        ):
             raise self._refusal(ids, "not all are still held by who took them")
         evicted: list[tuple[int, int]] = []
         if self._unmark(row):
@@ -473,13 +475,13 @@ class BlockPool:
         if ids.ndim != (1 if self.lanes == 1 else 2):
             raise self._refusal(ids, f"shape {ids.shape} is not that of {self.lanes} lanes")
         if self.lanes > 1:
-            if len(ids) != self.lanes or (ids != ids[0]).any():
+            if len(ids) != self.lanes or ids[1:].tobytes() != ids[:-1].tobytes():
                 raise self._refusal(ids, f"{self.lanes} lanes do not name the same blocks")
             ids = ids[0]
         return ids if ids.dtype is INT64 else as_ids(ids)
 
     def _in_pool(self, ids: Ids) -> Ids:
-        if ids.size and (ids.min() < 0 or ids.max() >= self.num_blocks):
+        if ids.size and ids.view(np.uint64).max() >= self.num_blocks:  # negative: the largest
             raise self._refusal(ids, f"not all are in 0..{self.num_blocks - 1}")
         return ids
 

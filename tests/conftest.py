@@ -81,10 +81,10 @@ SLOW = {
     "prefix": "test_engine_machine test_policies test_policies_libcachesim"
     " test_policies_trace test_reuse test_rows_machine",
     "probe": "test_probe",
-    "record": "test_store",
     "recording": "test_folder test_proxy test_tokenize",
     "replay": "test_machine test_preemption"
     " test_real_trace test_rules test_rules_machine test_tiers",
+    "runs": "test_store",
     "serve": "test_decode_graphs test_engine_step test_executor test_loop test_placing"
     " test_prefix_reuse test_verifier",
     "sizing": "test_advice test_fit test_launch",

@@ -20,8 +20,8 @@ from dsv4kv.errors import Dsv4kvError
 from dsv4kv.files import replacing
 from dsv4kv.measure.memcpy import time_memcpy
 from dsv4kv.measure.ranks import Logs, compare_pairs, compare_sides
-from dsv4kv.record.quantities import Measured, Quantity, by_quantity, list_measured, ratio_of_calls
-from dsv4kv.record.schema import Environment, RunRecord
+from dsv4kv.runs.quantities import Measured, Quantity, by_quantity, list_measured, ratio_of_calls
+from dsv4kv.runs.schema import Environment, RunRecord
 
 LAUNCHES = 14  # seven on a side, or seven pairs
 

@@ -37,7 +37,7 @@ from dsv4kv.model.plan import CachePlan, bytes_per_token
 from dsv4kv.ops.check import check_backend
 from dsv4kv.ops.registry import ResolvedBackend, resolve_backend
 from dsv4kv.ops.spec import Choice, choose
-from dsv4kv.record.schema import (
+from dsv4kv.runs.schema import (
     CacheSummary,
     Case,
     Latency,
@@ -47,7 +47,7 @@ from dsv4kv.record.schema import (
     Totals,
     Verification,
 )
-from dsv4kv.record.telemetry import MemorySeries
+from dsv4kv.runs.telemetry import MemorySeries
 from dsv4kv.serve.inputs import PromptContents
 from dsv4kv.serve.loop import LoopTotals, ServingLoop, open_requests
 from dsv4kv.serve.verifier import Verifier

@@ -22,8 +22,8 @@ from dsv4kv.cache.step import Completed, Step
 from dsv4kv.ops.spec import OPERATIONS, READS
 from dsv4kv.ops.storage import PageStore
 from dsv4kv.ops.work import StepWork
-from dsv4kv.record.part import Temperature
-from dsv4kv.record.schema import NotMeasured, Operation
+from dsv4kv.runs.part import Temperature
+from dsv4kv.runs.schema import NotMeasured, Operation
 from dsv4kv.serve.executor import StepExecutor
 from dsv4kv.serve.inputs import InputBank, StepInputs
 from dsv4kv.serve.operations import (

@@ -22,8 +22,8 @@ from dsv4kv.files import temporary_folder
 from dsv4kv.measure.environment import capture_environment
 from dsv4kv.measure.turns import VARIABLE, Ring
 from dsv4kv.processes import OWN_TREE, Child, python, with_package
-from dsv4kv.record.schema import Case, Environment, Launch, RunRecord
-from dsv4kv.record.store import load_record
+from dsv4kv.runs.schema import Case, Environment, Launch, RunRecord
+from dsv4kv.runs.store import load_record
 
 _GRACE_S = 60.0  # for an interrupted process to save what it has
 _STOPPED = "stopped before anything was measured"

@@ -16,8 +16,8 @@ from dsv4kv.config.bench import BenchConfig
 from dsv4kv.errors import ConfigError
 from dsv4kv.measure.recorder import Recorder
 from dsv4kv.model.plan import CachePlan, checkpoint_bytes
-from dsv4kv.record.profile import MemoryAudit, MemoryMark
-from dsv4kv.record.telemetry import HeldPool, HeldUnits, MemorySeries
+from dsv4kv.runs.profile import MemoryAudit, MemoryMark
+from dsv4kv.runs.telemetry import HeldPool, HeldUnits, MemorySeries
 from dsv4kv.serve.reuse import PrefixReuse
 
 SNAPSHOT = "memory.pickle"

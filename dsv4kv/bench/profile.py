@@ -30,9 +30,9 @@ from dsv4kv.measure.profilers.sessions import (
     version_of,
 )
 from dsv4kv.processes import python
-from dsv4kv.record.kernel_table import build_table
-from dsv4kv.record.schema import Case, Environment, RunRecord
-from dsv4kv.record.store import dumps, load_record, new_run_id
+from dsv4kv.runs.kernel_table import build_table
+from dsv4kv.runs.schema import Case, Environment, RunRecord
+from dsv4kv.runs.store import dumps, load_record, new_run_id
 from dsv4kv.traces import resolve_trace, trace_sha256
 
 Tool = Literal["nsys", "ncu", "torch"]

@@ -17,8 +17,8 @@ from dsv4kv.measure.memcpy import measure_memcpy
 from dsv4kv.measure.profilers.attached import Attached
 from dsv4kv.measure.profilers.ranges import STEP
 from dsv4kv.measure.recorder import Recorder
-from dsv4kv.record.profile import Profile
-from dsv4kv.record.schema import Case, Memcpy, Peak
+from dsv4kv.runs.profile import Profile
+from dsv4kv.runs.schema import Case, Memcpy, Peak
 from dsv4kv.serve.executor import StepExecutor, StepTokens
 from dsv4kv.serve.inputs import PromptContents
 from dsv4kv.serve.loop import ServingLoop, open_requests

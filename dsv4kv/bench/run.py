@@ -13,9 +13,9 @@ from dsv4kv.config.load import LoadedConfig, Point
 from dsv4kv.errors import Dsv4kvError, PeerUnavailable
 from dsv4kv.measure.environment import capture_environment
 from dsv4kv.measure.turns import Turns
-from dsv4kv.record.points import HERE, Sweep, run_points
-from dsv4kv.record.schema import Case, Environment, RunRecord
-from dsv4kv.record.store import new_run_id
+from dsv4kv.runs.points import HERE, Sweep, run_points
+from dsv4kv.runs.schema import Case, Environment, RunRecord
+from dsv4kv.runs.store import new_run_id
 from dsv4kv.serve.loop import count_tokens
 from dsv4kv.traces import resolve_trace, trace_sha256
 

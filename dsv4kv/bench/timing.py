@@ -20,7 +20,7 @@ from dsv4kv.ops.launches.copies import (
     plan_write_peak,
 )
 from dsv4kv.ops.launches.launch import MOST_BLOCKS
-from dsv4kv.record.schema import Peak, PeakName
+from dsv4kv.runs.schema import Peak, PeakName
 from dsv4kv.serve.graphs import Graph
 
 EMPTY_GRAPH, EMPTY_KERNEL = "empty graph", "empty kernel"

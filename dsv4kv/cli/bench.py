@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from dsv4kv.choices import BACKENDS, PEERS, listed
+from dsv4kv.cli import examples
 from dsv4kv.cli.options import (
     RESULTS,
     Axes,
@@ -38,29 +39,20 @@ if TYPE_CHECKING:
     from dsv4kv.config.systems import SystemsConfig
     from dsv4kv.config.tiers import TiersConfig
     from dsv4kv.config.transfer import TransferConfig
-    from dsv4kv.record.points import Sweep
-    from dsv4kv.record.schema import RunRecord
+    from dsv4kv.runs.points import Sweep
+    from dsv4kv.runs.schema import RunRecord
     from dsv4kv.view.table import Part
 
-EPILOG = """\
-[bold]Examples[/bold]
-
-dsv4kv bench                                      the shipped default
-
-dsv4kv bench smoke --set cache.block_tokens=256   one setting changed
-
-dsv4kv bench --axis workload.concurrency=1,8      a sweep
-
-dsv4kv bench --axis workload.context=8K,128K,1M   where a decode step goes
-
-dsv4kv bench --launches 7                         medians over launches
-
-dsv4kv bench systems                              three ways to keep a cache
-
-dsv4kv bench tiers                                prefixes stored and restored
-
-dsv4kv bench transfer                             from a prefill to a decode process
-"""
+EPILOG = examples(
+    "dsv4kv bench                                      the shipped default",
+    "dsv4kv bench smoke --set cache.block_tokens=256   one setting changed",
+    "dsv4kv bench --axis workload.concurrency=1,8      a sweep",
+    "dsv4kv bench --axis workload.context=8K,128K,1M   where a decode step goes",
+    "dsv4kv bench --launches 7                         medians over launches",
+    "dsv4kv bench systems                              three ways to keep a cache",
+    "dsv4kv bench tiers                                prefixes stored and restored",
+    "dsv4kv bench transfer                             from a prefill to a decode process",
+)
 
 OWN = ("systems", "tiers", "transfer")
 """Benchmarks with settings of their own, which keep no record."""
@@ -161,7 +153,7 @@ def _run_once(request: Request, stderr: "Console") -> "tuple[RunRecord, Sweep]":
     from dsv4kv.bench.run import Invocation, run_bench
     from dsv4kv.cli.progress import Watcher
     from dsv4kv.config.load import expand_axes, load_config
-    from dsv4kv.record.points import Sweep
+    from dsv4kv.runs.points import Sweep
 
     loaded = load_config(request.config, request.overrides)
     cases = expand_axes(loaded, request.overrides, request.axes)
@@ -179,7 +171,7 @@ def _run_launches(asked: Request, launches: int, stderr: "Console") -> "RunRecor
     from dsv4kv.bench.launches import Task, bench_arguments, merge, run_launches
     from dsv4kv.cli.progress import Watcher
     from dsv4kv.config.load import expand_axes, load_config
-    from dsv4kv.record.store import new_run_id, save_record
+    from dsv4kv.runs.store import new_run_id, save_record
 
     loaded = load_config(asked.config, asked.overrides)
     expand_axes(loaded, asked.overrides, asked.axes)  # refuses what every launch would refuse

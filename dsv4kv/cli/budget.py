@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dsv4kv.choices import SIZED_STATES, explained, families, listed
-from dsv4kv.cli import Command
+from dsv4kv.cli import Command, examples
 from dsv4kv.cli.options import AsJson, Text, argument, flag, option, print_json, to_file
 from dsv4kv.engines.names import ENGINES, HOST_TIERS
 from dsv4kv.errors import ConfigError, DoesNotFit
@@ -78,19 +78,13 @@ class BudgetCommand(Command):
 
 
 COMMAND = BudgetCommand
-EPILOG = """\
-With --engine the engine's own flags are options, too: --max-num-batched-tokens, --page-size, …
-
-[bold]Examples[/bold]
-
-dsv4kv budget --gpu h200 --gpus 8                           what fits on eight H200
-
-dsv4kv budget --model v4-pro --context 128K --concurrency 64    how many GPUs that takes
-
-dsv4kv budget --gpus 8 --engine vllm --context 1M           what vLLM will print
-
-dsv4kv budget --gpus 8 --axis context=4K,32K,128K,1M --axis gpu=h200,b200 --chart fits.svg
-"""
+_TOO = "With --engine the engine's own flags are options, too: --max-num-seqs, --page-size, …\n\n"
+EPILOG = _TOO + examples(
+    "dsv4kv budget --gpu h200 --gpus 8                           what fits on eight H200",
+    "dsv4kv budget --model v4-pro --context 128K --concurrency 64    how many GPUs that takes",
+    "dsv4kv budget --gpus 8 --engine vllm --context 1M           what vLLM will print",
+    "dsv4kv budget --gpus 8 --axis context=4K,32K,1M --axis gpu=h200,b200 --chart fits.svg",
+)
 
 
 def budget(

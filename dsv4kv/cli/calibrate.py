@@ -5,6 +5,7 @@ from typing import Annotated
 
 import yaml
 
+from dsv4kv.cli import examples
 from dsv4kv.cli.options import (
     JsonFile,
     Model,
@@ -20,13 +21,10 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.files import user_calibrations, write_named
 from dsv4kv.view.console import open_console, say
 
-EPILOG = """\
-[bold]Examples[/bold]
-
-dsv4kv calibrate runs.jsonl --gpu h200 --gpus 8 --name mine   for cost.calibration
-
-dsv4kv calibrate c1.json c64.json --gpus 8 --set cost.dp=8    a server with data parallelism
-"""
+EPILOG = examples(
+    "dsv4kv calibrate runs.jsonl --gpu h200 --gpus 8 --name mine   for cost.calibration",
+    "dsv4kv calibrate c1.json c64.json --gpus 8 --set cost.dp=8    a server with data parallelism",
+)
 _RESULTS = (
     "What sglang.bench_serving --output-file or vllm bench serve --save-result wrote, several "
     "concurrencies if you can, one for 1."

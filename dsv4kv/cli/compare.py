@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
+from dsv4kv.cli import examples
 from dsv4kv.cli.options import (
     RESULTS,
     AsJson,
@@ -48,23 +49,15 @@ _FAIL_ON = "unclear: end with 3 as soon as one row is UNCLEAR."
 _EXIT_CODES = {"SAME": 0, "FASTER": 0, "SLOWER": 1, "UNCLEAR": 3}
 _LAUNCHES = 7  # of each side
 
-EPILOG = """\
-[bold]Examples[/bold]
-
-dsv4kv compare results/A.json results/B.json             two runs of bench --launches 7
-
-dsv4kv compare --ab main HEAD --config smoke             two revisions, steps interleaved
-
-dsv4kv compare --ab backend:cpu backend:mine.py:gather   two backends
-
-dsv4kv compare results/A.json results/B.json --html p.html   and a page to show
-
-dsv4kv compare results/A.json --save-baseline main       keep a run under a name
-
-dsv4kv compare results/B.json --baseline main            and compare with it
-
-[bold]Exit code[/bold]: 0 SAME or FASTER, 1 SLOWER, 3 UNCLEAR, 2 not comparable
-"""
+EPILOG = examples(
+    "dsv4kv compare results/A.json results/B.json             two runs of bench --launches 7",
+    "dsv4kv compare --ab main HEAD --config smoke             two revisions, steps interleaved",
+    "dsv4kv compare --ab backend:cpu backend:mine.py:gather   two backends",
+    "dsv4kv compare results/A.json results/B.json --html p.html   and a page to show",
+    "dsv4kv compare results/A.json --save-baseline main       keep a run under a name",
+    "dsv4kv compare results/B.json --baseline main            and compare with it",
+    "[bold]Exit code[/bold]: 0 SAME or FASTER, 1 SLOWER, 3 UNCLEAR, 2 not comparable",
+)
 
 
 def compare(
@@ -206,7 +199,7 @@ def _measure(duel: "Duel", out: Path) -> "tuple[Side, Side, bool]":
     """Run both sides, keep their records, and say whether Ctrl-C ended it."""
     from dsv4kv.cli.progress import Watcher
     from dsv4kv.compare.ab import run_duel
-    from dsv4kv.record.store import save_record
+    from dsv4kv.runs.store import save_record
 
     stderr = open_console(stderr=True)
     with Watcher(stderr, "bench", "launches", 2 * duel.launches) as watcher:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from dsv4kv.cli import group
+from dsv4kv.cli import examples, group
 from dsv4kv.cli.options import Settings, Text, argument, flag, print_json
 from dsv4kv.errors import ConfigError
 from dsv4kv.view.console import say
@@ -14,7 +14,7 @@ app = group(
 )
 
 
-@app.command()
+@app.command(epilog=examples("dsv4kv config show smoke > mine.yaml"))
 def show(
     source: Annotated[
         Text, argument("A YAML file or a shipped name.", "CONFIG", show_default="default")
@@ -28,7 +28,7 @@ def show(
     say(render_yaml(load_config(source, overrides or ()).config), end="")
 
 
-@app.command()
+@app.command(epilog=examples("dsv4kv config validate mine.yaml"))
 def validate(
     sources: Annotated[list[str], argument("YAML files or shipped names.", "CONFIG")],
 ) -> None:
@@ -48,7 +48,7 @@ def validate(
         raise typer.Exit(ConfigError.exit_code)
 
 
-@app.command()
+@app.command(epilog=examples("dsv4kv config schema --json"))
 def schema(
     as_json: Annotated[bool, flag("--json", "Print the JSON schema.")] = False,
 ) -> None:

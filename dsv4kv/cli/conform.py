@@ -6,21 +6,17 @@ from typing import Annotated, Literal
 
 import typer
 
+from dsv4kv.cli import examples
 from dsv4kv.cli.options import AsJson, Text, argument, flag, option, print_json
 from dsv4kv.files import write_named
 from dsv4kv.view.console import open_console
 
-EPILOG = """\
-[bold]Examples[/bold]
-
-dsv4kv conform vllm                                        the vLLM of this environment
-
-dsv4kv conform sglang --python ~/sglang/bin/python         SGLang's, of another one
-
-dsv4kv conform vllm --host                                 with its offloading to host memory
-
-dsv4kv conform vllm --operations 200000 --pytest case.py   long; a failure to attach to an issue
-"""
+EPILOG = examples(
+    "dsv4kv conform vllm                                  the vLLM of this environment",
+    "dsv4kv conform sglang --python ~/sglang/bin/python   SGLang's, of another one",
+    "dsv4kv conform vllm --host                           with its offloading to host memory",
+    "dsv4kv conform vllm --operations 200000 --pytest a.py   a failure to attach to an issue",
+)
 _PACKAGE = "Folder of the unpacked wheel, where the engine is not installed."
 _PYTEST = "File for the shortest failing sequence, as a test of its own."
 

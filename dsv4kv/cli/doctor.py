@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dsv4kv.cli import examples
 from dsv4kv.cli.options import AsJson, flag, print_json
 from dsv4kv.errors import DeviceError
 from dsv4kv.view.console import open_console
@@ -13,13 +14,10 @@ from dsv4kv.view.console import open_console
 if TYPE_CHECKING:
     from dsv4kv.bench.calibrate import Calibration
 
-EPILOG = """\
-[bold]Examples[/bold]
-
-dsv4kv doctor                 look at this machine
-
-dsv4kv doctor --calibrate     measure its A/A noise floor, for dsv4kv compare
-"""
+EPILOG = examples(
+    "dsv4kv doctor                 look at this machine",
+    "dsv4kv doctor --calibrate     measure its A/A noise floor, for dsv4kv compare",
+)
 _CALIBRATE = (
     "Also run equal launches, store their noise floor and the memory's peaks (minutes; keep the "
     "machine idle)."

@@ -6,21 +6,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dsv4kv.cli import examples
 from dsv4kv.cli.options import AsJson, Text, argument, option, print_json
 from dsv4kv.errors import ConfigError
 
 if TYPE_CHECKING:
     from dsv4kv.dumps.inspection import Inspection
 
-EPILOG = """\
-[bold]Examples[/bold]
-
-dsv4kv inspect pages.npy                                  which record, which faults
-
-dsv4kv inspect cold.npy hit.npy --ratio 4                 where two dumps part, and how
-
-dsv4kv inspect kv.safetensors --tensor layer2 --table table.npy --ratio 4
-"""
+EPILOG = examples(
+    "dsv4kv inspect pages.npy                                  which record, which faults",
+    "dsv4kv inspect cold.npy hit.npy --ratio 4                 where two dumps part, and how",
+    "dsv4kv inspect kv.safetensors --tensor layer2 --table table.npy --ratio 4",
+)
 _SECOND = "The same content again: after a hit, or of the decode side."
 _TABLE = "The request's pages in logical order (.npy, .json)."
 _RATIO = "Tokens of an entry: 4, 128; 0 for a window. Rows are in order then."

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dsv4kv.cli import examples
 from dsv4kv.cli.options import AsJson, flag, option, print_json
 from dsv4kv.errors import ConfigError
 from dsv4kv.view.console import open_console, say
@@ -13,15 +14,11 @@ from dsv4kv.view.console import open_console, say
 if TYPE_CHECKING:
     from dsv4kv.ops.cuda.survey import Baseline, Finding
 
-EPILOG = """\
-[bold]Examples[/bold]
-
-dsv4kv kernels                 registers, instructions
-
-dsv4kv kernels --arch sm_90a   and widths of accesses
-
-dsv4kv kernels --check         fail on any change
-"""
+EPILOG = examples(
+    "dsv4kv kernels                 registers, instructions",
+    "dsv4kv kernels --arch sm_90a   and widths of accesses",
+    "dsv4kv kernels --check         fail on any change",
+)
 _CHECK = (
     "Fail on local memory, on accesses narrower than promised and on any change against the "
     "baseline."

@@ -5,22 +5,18 @@ from typing import Annotated
 
 import typer
 
+from dsv4kv.cli import examples
 from dsv4kv.cli.options import AsJson, Text, argument, option, print_json
 
 FOUND = 1
 """Exit code where a known fault is found for sure."""
 
-EPILOG = """\
-[bold]Examples[/bold]
-
-dsv4kv lint serve.sh --engine vllm:0.22                 every command of a script
-
-dsv4kv lint startup.log                                 version and arguments from the log
-
-dsv4kv lint runs.jsonl                                  traps of benchmarks
-
-dsv4kv lint 'sglang serve --model deepseek-ai/DeepSeek-V4-Flash --hicache-size 100'
-"""
+EPILOG = examples(
+    "dsv4kv lint serve.sh --engine vllm:0.22                 every command of a script",
+    "dsv4kv lint startup.log                                 version and arguments from the log",
+    "dsv4kv lint runs.jsonl                                  traps of benchmarks",
+    "dsv4kv lint 'sglang serve --model deepseek-ai/DeepSeek-V4-Flash --hicache-size 100'",
+)
 _GIVEN = (
     "A launch command of vLLM or SGLang, a file with some (script, YAML, compose), the log of a "
     "start, or the result file of a benchmark."

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dsv4kv.choices import ROUTERS, choose
+from dsv4kv.cli import examples
 from dsv4kv.cli.options import (
     JsonFile,
     Quiet,
@@ -28,17 +29,12 @@ if TYPE_CHECKING:
     from dsv4kv.planning.question import Slo
     from dsv4kv.traces.request import Request
 
-EPILOG = """\
-[bold]Examples[/bold]
-
-dsv4kv plan builtin:chat --slo ttft_p99=2s --slo tpot_p50=50ms   the fewest GPUs
-
-dsv4kv plan builtin:chat --slo ttft_p90=250ms --gpus 4           the highest rate of 4 GPUs
-
-dsv4kv plan --isl 4132 --osl 510 --rate 20 --slo ttft_p99=2s     one length, without a trace
-
-dsv4kv plan builtin:chat --slo ttft_p99=1s --args '' --args '--chunked-prefill-size 2048'
-"""
+EPILOG = examples(
+    "dsv4kv plan builtin:chat --slo ttft_p99=2s --slo tpot_p50=50ms   the fewest GPUs",
+    "dsv4kv plan builtin:chat --slo ttft_p90=250ms --gpus 4           the highest rate of 4 GPUs",
+    "dsv4kv plan --isl 4132 --osl 510 --rate 20 --slo ttft_p99=2s     one length, without a trace",
+    "dsv4kv plan builtin:chat --slo ttft_p99=1s --args '' --args '--chunked-prefill-size 2048'",
+)
 
 _MOST = 4096
 """GPUs: a fleet has as many replicas."""

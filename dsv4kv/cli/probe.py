@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from dsv4kv.cli import examples
 from dsv4kv.cli.options import AsJson, Text, argument, flag, option, print_json, to_file
 from dsv4kv.errors import INTERRUPTED, ConfigError, StoreUnavailable
 from dsv4kv.units import parse_count, parse_seconds
@@ -16,15 +17,11 @@ from dsv4kv.view.console import say
 FAULTY = 1
 """Exit code where a fault is found."""
 
-EPILOG = """\
-[bold]Examples[/bold]
-
-dsv4kv probe http://localhost:8000                    what hits, from where, how much
-
-dsv4kv probe localhost:30000 --metrics localhost:30000/metrics --budget 20m --tokens 20M
-
-dsv4kv probe http://localhost:8000 --html page.html --wait 60s
-"""
+EPILOG = examples(
+    "dsv4kv probe http://localhost:8000                    what hits, from where, how much",
+    "dsv4kv probe localhost:30000 --metrics localhost:30000/metrics --budget 20m --tokens 20M",
+    "dsv4kv probe http://localhost:8000 --html page.html --wait 60s",
+)
 _URL = (
     "A server of OpenAI's API: vLLM, SGLang or another. A key is taken from DSV4KV_API_KEY or "
     "OPENAI_API_KEY."

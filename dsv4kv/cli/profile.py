@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from dsv4kv.choices import PROFILERS, listed
+from dsv4kv.cli import examples
 from dsv4kv.cli.options import (
     RESULTS,
     Html,
@@ -26,28 +27,22 @@ from dsv4kv.view.console import open_console, say
 
 if TYPE_CHECKING:
     from dsv4kv.bench.profile import Plan, Tool
-    from dsv4kv.record.imported import Source
-    from dsv4kv.record.schema import RunRecord
-    from dsv4kv.record.store import Saved
+    from dsv4kv.runs.imported import Source
+    from dsv4kv.runs.schema import RunRecord
+    from dsv4kv.runs.store import Saved
 
 _STEP = "step"
 _TIMELINES = ("timeline.svg", "timeline.json")
 """Pictures of one step, next to the profiler's own files."""
 _TIMEOUT_S = 600.0
 
-EPILOG = """\
-[bold]Examples[/bold]
-
-dsv4kv profile                                   nsys if it is there, else torch.profiler
-
-dsv4kv profile gpu --nsys --print-command        the command line, and nothing else
-
-dsv4kv profile gpu --ncu --kernel gather         bytes in DRAM next to those that must move
-
-dsv4kv profile --from server.nsys-rep            what the KV cache costs your server
-
-dsv4kv profile --diff before.json after.json     which kernels changed
-"""
+EPILOG = examples(
+    "dsv4kv profile                                   nsys if it is there, else torch.profiler",
+    "dsv4kv profile gpu --nsys --print-command        the command line, and nothing else",
+    "dsv4kv profile gpu --ncu --kernel gather         bytes in DRAM next to those that must move",
+    "dsv4kv profile --from server.nsys-rep            what the KV cache costs your server",
+    "dsv4kv profile --diff before.json after.json     which kernels changed",
+)
 _WITH = {name: f"Profile with {row.explains}." for name, row in PROFILERS.items()}
 _FROM = "Show a profile: .nsys-rep, .sqlite, .ncu-rep, a Chrome trace, or a run record."
 _RANGE = "Range that is a step, with --from and --diff; * stands for anything."
@@ -67,7 +62,7 @@ class Forms:
 
     def write(self, record: "RunRecord", saved: "Saved | None" = None) -> None:
         """Write the record in every form, and say where it was saved."""
-        from dsv4kv.record.store import dumps
+        from dsv4kv.runs.store import dumps
         from dsv4kv.view.html import write_page
         from dsv4kv.view.runs import run_page
 
@@ -203,8 +198,8 @@ def _run(
     """Profile, keep the record, and show it."""
     from dsv4kv.bench.profile import run_profile
     from dsv4kv.measure.profilers.sessions import name_files
-    from dsv4kv.record.imported import load_profile
-    from dsv4kv.record.store import save_record
+    from dsv4kv.runs.imported import load_profile
+    from dsv4kv.runs.store import save_record
     from dsv4kv.view.profile import write_timeline
 
     try:
@@ -228,8 +223,8 @@ def _keep_file(
     path: Path, step: str, timelines: list[Path], out: Path, forms: Forms, *, verbose: bool
 ) -> None:
     """Show a profile that exists; one of a profiler becomes a record, which is all to keep."""
-    from dsv4kv.record.imported import load_profile, record_of_profile
-    from dsv4kv.record.store import save_record
+    from dsv4kv.runs.imported import load_profile, record_of_profile
+    from dsv4kv.runs.store import save_record
 
     source = load_profile(path, step)
     _show(source, path, timelines, quiet=forms.alone, verbose=verbose)
@@ -259,7 +254,7 @@ def _show(
 
 
 def _show_diff(paths: tuple[Path, Path], step: str, *, verbose: bool) -> None:
-    from dsv4kv.record.imported import load_profile
+    from dsv4kv.runs.imported import load_profile
     from dsv4kv.view.profile import diff_page
     from dsv4kv.view.render import show
 

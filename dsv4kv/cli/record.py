@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from dsv4kv import __version__
+from dsv4kv.cli import examples
 from dsv4kv.cli.options import Text, argument, flag, option
 from dsv4kv.errors import ConfigError
 from dsv4kv.recording.veil import GRAIN_TOKENS, LEAST_TOKENS
@@ -17,17 +18,12 @@ if TYPE_CHECKING:
     from dsv4kv.recording.source import Source
     from dsv4kv.recording.veil import Veil
 
-EPILOG = """\
-[bold]Examples[/bold]
-
-dsv4kv record server --events tcp://127.0.0.1:5557                 until Ctrl-C
-
-dsv4kv record server --events tcp://127.0.0.1:5557 --seconds 600   ten minutes
-
-dsv4kv record server --proxy 8001=http://127.0.0.1:8000            requests through it
-
-dsv4kv record server --requests sglang.log --metrics http://127.0.0.1:30000/metrics
-"""
+EPILOG = examples(
+    "dsv4kv record server --events tcp://127.0.0.1:5557                 until Ctrl-C",
+    "dsv4kv record server --events tcp://127.0.0.1:5557 --seconds 600   ten minutes",
+    "dsv4kv record server --proxy 8001=http://127.0.0.1:8000            requests through it",
+    "dsv4kv record server --requests sglang.log --metrics http://127.0.0.1:30000/metrics",
+)
 _EVENTS, _REQUESTS, _METRICS = ({"panel": name} for name in ("KV events", "Requests", "Metrics"))
 _WHERE = (
     "Where the server publishes KV events (its --kv-events-config): tcp://HOST:PORT, or a file of "

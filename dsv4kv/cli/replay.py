@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dsv4kv.choices import POLICIES, STRATEGIES, listed
+from dsv4kv.cli import examples
 from dsv4kv.cli.options import (
     RESULTS,
     Axes,
@@ -35,24 +36,17 @@ from dsv4kv.files import shipped_names, write_named
 from dsv4kv.view.console import open_console, say
 
 if TYPE_CHECKING:
-    from dsv4kv.record.points import Sweep
-    from dsv4kv.record.schema import RunRecord
+    from dsv4kv.runs.points import Sweep
+    from dsv4kv.runs.schema import RunRecord
 
-EPILOG = """\
-[bold]Examples[/bold]
-
-dsv4kv replay builtin:chat --memory 100GiB                what is reused
-
-dsv4kv replay builtin:chat --axis prefix.policy=lru,arc   two policies
-
-dsv4kv replay builtin:chat --rule vllm-v4:semantic        by vLLM's rule
-
-dsv4kv replay builtin:chat --set fleet.replicas=4         servers behind a router
-
-dsv4kv replay builtin:chat --chart replay.svg             memory over time
-
-dsv4kv replay server --against                            a recorded server, and why it differs
-"""
+EPILOG = examples(
+    "dsv4kv replay builtin:chat --memory 100GiB                what is reused",
+    "dsv4kv replay builtin:chat --axis prefix.policy=lru,arc   two policies",
+    "dsv4kv replay builtin:chat --rule vllm-v4:semantic        by vLLM's rule",
+    "dsv4kv replay builtin:chat --set fleet.replicas=4         servers behind a router",
+    "dsv4kv replay builtin:chat --chart replay.svg             memory over time",
+    "dsv4kv replay server --against                            a recorded server",
+)
 
 SHORTHANDS = {
     "trace": "workload.trace",
@@ -179,8 +173,8 @@ def _run(
     from dsv4kv.config.load import expand_axes, load_config
     from dsv4kv.config.replay import ReplayConfig
     from dsv4kv.fleet.case import serve_point
-    from dsv4kv.record.points import Sweep
     from dsv4kv.replay.run import Invocation, run_replay
+    from dsv4kv.runs.points import Sweep
 
     loaded = load_config(request.config, request.overrides, ReplayConfig)
     points = expand_axes(loaded, request.overrides, request.axes)

@@ -3,19 +3,16 @@
 from pathlib import Path
 from typing import Annotated
 
+from dsv4kv.cli import examples
 from dsv4kv.cli.options import AsJson, Html, Text, Verbose, argument, flag, option, to_folder
 from dsv4kv.errors import ConfigError, RecordError
 from dsv4kv.view.console import print_document, say
 
-EPILOG = """\
-[bold]Examples[/bold]
-
-dsv4kv report results/A.json                    its tables again
-
-dsv4kv report results/A.json --html page.html   a page for a browser
-
-dsv4kv report results/A.json --export csv       rows for a spreadsheet
-"""
+EPILOG = examples(
+    "dsv4kv report results/A.json                    its tables again",
+    "dsv4kv report results/A.json --html page.html   a page for a browser",
+    "dsv4kv report results/A.json --export csv       rows for a spreadsheet",
+)
 _EXPORT = "Print rows instead: one per quantity and launch, or a table for people."
 
 
@@ -34,7 +31,7 @@ def report(
     schema: Annotated[bool, flag("--schema", "Print the JSON schema of records.")] = False,
 ) -> None:
     """Show saved runs again: machine, cache, rates, latencies and checks."""
-    from dsv4kv.record.store import load_record, schema_text
+    from dsv4kv.runs.store import load_record, schema_text
     from dsv4kv.view.html import write_charts, write_page
     from dsv4kv.view.runs import runs_page
 
@@ -60,7 +57,7 @@ def report(
 
 
 def _print(runs: list[Path], export: str | None, *, as_json: bool, verbose: bool) -> None:
-    from dsv4kv.record.store import dumps, load_record
+    from dsv4kv.runs.store import dumps, load_record
     from dsv4kv.view import exports
     from dsv4kv.view.render import show
     from dsv4kv.view.runs import report_record

@@ -3,20 +3,20 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from dsv4kv.cli import group
+from dsv4kv.cli import examples, group
 from dsv4kv.cli.options import RESULTS, AsJson, Text, Verbose, argument, flag, option, print_json
 from dsv4kv.errors import ConfigError, RecordError
 from dsv4kv.view.console import say
 
 if TYPE_CHECKING:
-    from dsv4kv.record.store import Entry
+    from dsv4kv.runs.store import Entry
 
 app = group("List, show and prune saved runs.", "dsv4kv results list")
 
 Folder = Annotated[Path, option("Folder of records.", None, "--folder")]
 
 
-@app.command("list")
+@app.command("list", epilog=examples("dsv4kv results list --limit 10"))
 def list_(
     folder: Folder = RESULTS,
     as_json: AsJson = False,
@@ -25,8 +25,8 @@ def list_(
     ] = 100,
 ) -> None:
     """List saved runs, oldest first, and sweeps that are not finished."""
-    from dsv4kv.record.points import list_unfinished
-    from dsv4kv.record.store import list_entries
+    from dsv4kv.runs.points import list_unfinished
+    from dsv4kv.runs.store import list_entries
     from dsv4kv.view.render import show as show_parts
     from dsv4kv.view.results import runs_table, unfinished_table
 
@@ -45,7 +45,7 @@ def list_(
             say(f"warning: {entry.problem}", err=True)
 
 
-@app.command()
+@app.command(epilog=examples("dsv4kv results show last"))
 def show(
     run: Annotated[
         str, argument("Beginning or end of a run's name, or last.", "RUN", show_default=True)
@@ -54,7 +54,7 @@ def show(
     verbose: Verbose = False,
 ) -> None:
     """Show a run of the folder again, as `dsv4kv report` does."""
-    from dsv4kv.record.store import list_entries, load_record
+    from dsv4kv.runs.store import list_entries, load_record
     from dsv4kv.view.render import show as show_parts
     from dsv4kv.view.runs import report_record
 
@@ -63,7 +63,7 @@ def show(
     show_parts(report_record(load_record(path), path, verbose=verbose))
 
 
-@app.command()
+@app.command(epilog=examples("dsv4kv results prune --older-than 30 --yes"))
 def prune(
     folder: Folder = RESULTS,
     keep: Annotated[int | None, option("Remove all but the newest so many.", min=0)] = None,
@@ -76,7 +76,7 @@ def prune(
     yes: Annotated[bool, flag("--yes", "Remove; without it they are named.")] = False,
 ) -> None:
     """Remove runs that fit every option given; baselines and unreadable files stay."""
-    from dsv4kv.record.store import choose, list_entries, remove
+    from dsv4kv.runs.store import choose, list_entries, remove
 
     if keep is None and older_than is None and status is None:
         raise ConfigError("nothing says what to remove: give --keep, --older-than or --status.")

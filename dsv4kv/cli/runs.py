@@ -20,9 +20,9 @@ from dsv4kv.view.console import open_console, say
 
 if TYPE_CHECKING:
     from dsv4kv.config.load import Loaded, Point
-    from dsv4kv.record.points import Points, Sweep
-    from dsv4kv.record.schema import RunRecord
-    from dsv4kv.record.store import Saved
+    from dsv4kv.runs.points import Points, Sweep
+    from dsv4kv.runs.schema import RunRecord
+    from dsv4kv.runs.store import Saved
 
 
 def keep_record(
@@ -32,7 +32,7 @@ def keep_record(
 
     ``json_`` names a file that gets it, too; ``-`` is standard output.
     """
-    from dsv4kv.record.store import dumps, save_record
+    from dsv4kv.runs.store import dumps, save_record
     from dsv4kv.view.render import show
     from dsv4kv.view.runs import report_record
 
@@ -111,7 +111,7 @@ class Request:
             RecordError: There is no such run.
             ConfigError: Settings without axes are given, or the run's backend is code.
         """
-        from dsv4kv.record.points import find_points, read_points
+        from dsv4kv.runs.points import find_points, read_points
 
         if self.resume is None or self.axes:
             return self
@@ -155,8 +155,8 @@ def keep_points(
         RecordError, TraceError: It cannot be written, or is of another sweep.
     """
     from dsv4kv.measure.environment import capture_environment
-    from dsv4kv.record.points import Asked, find_points, hash_points, open_points
-    from dsv4kv.record.store import POINTS, new_run_id
+    from dsv4kv.runs.points import Asked, find_points, hash_points, open_points
+    from dsv4kv.runs.store import POINTS, new_run_id
     from dsv4kv.traces import resolve_trace, trace_sha256
 
     if len(points) == 1 and not request.resume:

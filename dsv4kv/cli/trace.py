@@ -20,7 +20,7 @@ from dsv4kv.choices import (
     explained,
     listed,
 )
-from dsv4kv.cli import group
+from dsv4kv.cli import examples, group
 from dsv4kv.cli.options import AsJson, Text, Verbose, argument, flag, option, print_json, to_file
 from dsv4kv.engines.names import RULES
 from dsv4kv.engines.rule import SPECULATIONS
@@ -133,7 +133,7 @@ def _watched_reading(name: str) -> "Iterator[Watch]":
 # ---- info and convert
 
 
-@app.command()
+@app.command(epilog=examples("dsv4kv trace info builtin:chat"))
 def info(
     source: Source,
     trace_format: Format = "auto",
@@ -169,9 +169,11 @@ def info(
 
 
 @app.command(
-    epilog="[bold]Examples[/bold]\n\ndsv4kv trace convert trace.jsonl first.jsonl.gz --limit 1000"
-    "\n\ndsv4kv trace convert trace.jsonl delta.jsonl --to mooncake-delta"
-    "\n\ndsv4kv trace convert recording trace.jsonl.gz"
+    epilog=examples(
+        "dsv4kv trace convert trace.jsonl first.jsonl.gz --limit 1000",
+        "dsv4kv trace convert trace.jsonl delta.jsonl --to mooncake-delta",
+        "dsv4kv trace convert recording trace.jsonl.gz",
+    )
 )
 def convert(
     source: Source,
@@ -292,8 +294,9 @@ _PROCESSES = "Processes that tokenize; of small data one."
 
 
 @app.command(
-    epilog="[bold]Examples[/bold]\n\ndsv4kv trace tokenize sharegpt.json trace.jsonl.gz "
-    "--tokenizer DeepSeek-V3 --rate 2"
+    epilog=examples(
+        "dsv4kv trace tokenize sharegpt.json trace.jsonl.gz --tokenizer DeepSeek-V3 --rate 2"
+    )
 )
 def tokenize(
     data: Annotated[Path, argument(_CONVERSATIONS, "DATA", show_default=True)],
@@ -403,9 +406,10 @@ _SNAP = (
 
 
 @app.command(
-    epilog="[bold]Examples[/bold]\n\n"
-    "dsv4kv trace mrc builtin:chat                            hits by capacity\n\n"
-    "dsv4kv trace mrc builtin:chat --capacity 1M --rule all   by engines' rules\n"
+    epilog=examples(
+        "dsv4kv trace mrc builtin:chat                            hits by capacity",
+        "dsv4kv trace mrc builtin:chat --capacity 1M --rule all   by engines' rules",
+    )
 )
 def mrc(
     source: Annotated[str, argument(f"With block ids: {_SOURCE}", "SOURCE", show_default=True)],
@@ -537,8 +541,10 @@ _SHAPE = (
 
 
 @app.command(
-    epilog="[bold]Examples[/bold]\n\ndsv4kv trace synth docs.jsonl.gz --requests 1000 "
-    "--prefix-branches 8\n\ndsv4kv trace synth chat.jsonl --shape chat"
+    epilog=examples(
+        "dsv4kv trace synth docs.jsonl.gz --requests 1000 --prefix-branches 8",
+        "dsv4kv trace synth chat.jsonl --shape chat",
+    )
 )
 def synth(
     context: typer.Context,

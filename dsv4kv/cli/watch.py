@@ -7,6 +7,7 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, Annotated
 
 from dsv4kv.choices import listed
+from dsv4kv.cli import examples
 from dsv4kv.cli.options import Model, Settings, Text, argument, option
 from dsv4kv.engines.names import RULES
 from dsv4kv.errors import ConfigError
@@ -18,13 +19,10 @@ if TYPE_CHECKING:
     from dsv4kv.recording.watched import Follower, Watched
     from dsv4kv.replay.whatif import Asked, WhatIf
 
-EPILOG = """\
-[bold]Examples[/bold]
-
-dsv4kv watch server                                 while dsv4kv record server … goes on
-
-dsv4kv watch server --minutes 30 --rule vllm-v4:4096
-"""
+EPILOG = examples(
+    "dsv4kv watch server                                 while dsv4kv record server … goes on",
+    "dsv4kv watch server --minutes 30 --rule vllm-v4:4096",
+)
 _DRAWN_S = 1.0
 _REPLAYED_S = 30.0
 _RULE = f"By whose rule the server finds prompts: {listed(RULES)}."

@@ -6,15 +6,17 @@ import struct
 from collections.abc import Callable
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
-
-from dsv4kv.described import Described
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
 
 
-class Yarn(Described):
+class _Frozen(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+
+class Yarn(_Frozen):
     """YaRN stretching of the rotary frequencies (no magnitude scaling)."""
 
     factor: float = 16.0
@@ -23,7 +25,7 @@ class Yarn(Described):
     beta_slow: float = 1.0
 
 
-class DefaultFormats(Described):
+class DefaultFormats(_Frozen):
     """The formats the model is served with when a configuration names none."""
 
     main: str = "fp8_ds_mla"
@@ -31,7 +33,7 @@ class DefaultFormats(Described):
     indexer: str = "mxfp4"
 
 
-class Candidates(Described):
+class Candidates(_Frozen):
     """Blocks of entries that one layer's indexer selects first, for the index layers after it."""
 
     source: NonNegative
@@ -39,7 +41,7 @@ class Candidates(Described):
     block_entries: Positive
 
 
-class DSV4Config(Described):
+class DSV4Config(_Frozen):
     """Facts of a model that decide its cache.
 
     ``compress_ratios`` has one number per layer, draft layers last: 0 is sliding window only,

@@ -21,7 +21,7 @@ from dsv4kv.model.schedule import keyed_layers
 from dsv4kv.model.schema import LayerCacheSchema
 from dsv4kv.ops import spec
 from dsv4kv.ops.work import Pooling, decode_reads, pooling_of
-from dsv4kv.record.step import kind_of
+from dsv4kv.runs.quantities import kind_of
 
 Ints = NDArray[np.int64]
 

@@ -11,19 +11,22 @@ from functools import partial
 from typing import Final
 
 from dsv4kv.measure.statistics import Estimate, divide, estimate_rate, summarize
-from dsv4kv.record.quantities import (
+from dsv4kv.runs.quantities import (
     Measured,
     Quantity,
     axis_names,
     axis_text,
     by_quantity,
+    datasheet_gbps,
+    datasheet_tflops,
     list_measured,
     over_launches,
+    per_step,
     setting_text,
+    step_shares,
+    yardsticks,
 )
-from dsv4kv.record.schema import Case, GpuFacts, Latency, Operation, RunRecord
-from dsv4kv.record.step import per_step, step_shares
-from dsv4kv.record.yardstick import datasheet_gbps, datasheet_tflops, yardsticks
+from dsv4kv.runs.schema import Case, GpuFacts, Latency, Operation, RunRecord
 from dsv4kv.units import format_bytes, format_count, format_duration
 from dsv4kv.view import plots
 from dsv4kv.view.facts import (

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from dsv4kv.errors import RecordError
 from dsv4kv.measure.statistics import summarize
-from dsv4kv.record.part import Part
-from dsv4kv.record.quantities import (
+from dsv4kv.runs.part import Part
+from dsv4kv.runs.quantities import (
     Measured,
     by_quantity,
     list_measured,
@@ -25,8 +25,8 @@ from dsv4kv.record.quantities import (
     over_launches,
     saved_percent,
 )
-from dsv4kv.record.schema import Case, RunRecord
-from dsv4kv.record.store import load_record
+from dsv4kv.runs.schema import Case, RunRecord
+from dsv4kv.runs.store import load_record
 from dsv4kv.view import render
 from dsv4kv.view.facts import layers_text
 from dsv4kv.view.quantity import quantity, us

@@ -6,7 +6,7 @@ Findings are ``bad`` or ``warning`` where numbers must not be believed without m
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
-from dsv4kv.record.schema import CacheSummary, Case, Environment, Pool, RunRecord, Totals
+from dsv4kv.runs.schema import CacheSummary, Case, Environment, Pool, RunRecord, Totals
 from dsv4kv.units import format_bytes, format_duration
 from dsv4kv.view.table import ABSENT, Command, Facts, Finding, Level
 

@@ -1,7 +1,7 @@
 """A fleet: hit rate, balance and cost of its replicas together, and what each did."""
 
-from dsv4kv.record.fleet import FleetReplica, ReplayFleet
-from dsv4kv.record.schema import Totals
+from dsv4kv.runs.replay import FleetReplica, ReplayFleet
+from dsv4kv.runs.schema import Totals
 from dsv4kv.units import counted, format_bytes, format_duration
 from dsv4kv.view.quantity import format_clocked, format_factor, share
 from dsv4kv.view.table import ABSENT, Facts, Read, Table

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from dsv4kv.measure.statistics import Estimate, divide, summarize
-from dsv4kv.record.quantities import (
+from dsv4kv.runs.quantities import (
     allocated_bytes,
     axis_names,
     gather_rate,
     latency_median,
     saved_percent,
 )
-from dsv4kv.record.schema import Case
+from dsv4kv.runs.schema import Case
 from dsv4kv.units import counted, format_bytes
 from dsv4kv.view import plots
 from dsv4kv.view.facts import tokens_per_second

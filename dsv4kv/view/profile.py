@@ -16,7 +16,7 @@ from dsv4kv.files import write_named
 from dsv4kv.measure.profilers.classify import CACHE_CATEGORIES, CATEGORIES, OTHER, shorten
 from dsv4kv.measure.profilers.ranges import INPUTS
 from dsv4kv.measure.statistics import divide, summarize
-from dsv4kv.record.profile import (
+from dsv4kv.runs.profile import (
     KernelRow,
     KernelTable,
     MemoryAudit,
@@ -25,8 +25,8 @@ from dsv4kv.record.profile import (
     StepTimes,
     Timeline,
 )
-from dsv4kv.record.schema import RunRecord
-from dsv4kv.record.yardstick import Yardstick, yardsticks
+from dsv4kv.runs.quantities import Yardstick, yardsticks
+from dsv4kv.runs.schema import RunRecord
 from dsv4kv.units import counted, format_bytes, format_duration
 from dsv4kv.view import plots
 from dsv4kv.view.bench import MAX_ROWS, bench_page, is_known, name_run

@@ -6,14 +6,14 @@ from statistics import median
 
 from dsv4kv.engines.names import RULES
 from dsv4kv.measure.statistics import summarize
-from dsv4kv.record.quantities import (
+from dsv4kv.runs.quantities import (
     axis_names,
     axis_text,
     clock_factor,
     saved_percent,
 )
-from dsv4kv.record.replay import ReplayResult, ReplayTiers, Reuse
-from dsv4kv.record.schema import Case, Latency, RunRecord, Totals
+from dsv4kv.runs.replay import ReplayResult, ReplayTiers, Reuse
+from dsv4kv.runs.schema import Case, Latency, RunRecord, Totals
 from dsv4kv.units import format_bytes, format_duration
 from dsv4kv.view.facts import cache_facts, header, judge_status, layers_text, setting
 from dsv4kv.view.fleet import fleet_facts, name_servers, replicas_table

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dsv4kv.record.points import Points
-from dsv4kv.record.store import Entry, Summary
+from dsv4kv.runs.points import Points
+from dsv4kv.runs.store import Entry, Summary
 from dsv4kv.view.quantity import quantity, size
 from dsv4kv.view.table import ABSENT, Cell, Number, Read, Table
 

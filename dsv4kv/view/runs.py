@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dsv4kv.record.schema import RunRecord
+from dsv4kv.runs.schema import RunRecord
 from dsv4kv.view.bench import bench_page, judge_run
 from dsv4kv.view.profile import record_page
 from dsv4kv.view.replay import list_replay_findings, replay_page

@@ -6,9 +6,9 @@ from functools import partial
 from itertools import pairwise
 from typing import Final, Literal
 
-from dsv4kv.record.schema import Case
-from dsv4kv.record.telemetry import GpuSamples, MeasuredWindow, MemorySeries, Telemetry
-from dsv4kv.record.telemetry_windows import REASONS, VIOLATIONS, WindowState, window_state
+from dsv4kv.runs.schema import Case
+from dsv4kv.runs.telemetry import GpuSamples, MeasuredWindow, MemorySeries, Telemetry
+from dsv4kv.runs.windows import REASONS, VIOLATIONS, WindowState, window_state
 from dsv4kv.units import format_bytes
 from dsv4kv.view import plots
 from dsv4kv.view.quantity import format_number, quantity

@@ -13,7 +13,7 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.measure.recorder import OperationSamples
 from dsv4kv.ops import cpu
 from dsv4kv.ops.spec import READS
-from dsv4kv.record.schema import Case
+from dsv4kv.runs.schema import Case
 from dsv4kv.serve.loop import count_tokens, open_requests
 from tests.bench.settings import BOOKS, tiny_config
 

@@ -13,7 +13,7 @@ from dsv4kv.config.bench import BenchConfig
 from dsv4kv.errors import ConfigError, CudaUnavailable, PeerUnavailable, VerificationError
 from dsv4kv.ops import cpu
 from dsv4kv.ops.launches.launch import Launch
-from dsv4kv.record.schema import Case
+from dsv4kv.runs.schema import Case
 from tests.bench.settings import ANY_STEP, BOOKS, tiny_config
 from tests.gpu_twin import SAMPLES, TwinGpu, twin_gpu
 from tests.serve.gpu_serving import build

@@ -10,7 +10,7 @@ import pytest
 from dsv4kv.bench.memory import audit_memory
 from dsv4kv.bench.profiled import run_profiled
 from dsv4kv.errors import ConfigError
-from dsv4kv.record.schema import Case
+from dsv4kv.runs.schema import Case
 from dsv4kv.serve.executor import StepExecutor, StepTokens
 from dsv4kv.serve.reuse import PrefixReuse
 from dsv4kv.traces.request import Request

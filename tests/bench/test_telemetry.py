@@ -12,9 +12,9 @@ from dsv4kv.bench.timing import EMPTY_GRAPH, EMPTY_KERNEL
 from dsv4kv.measure.protocol import Timing
 from dsv4kv.measure.telemetry.readings import Readings, Table
 from dsv4kv.measure.telemetry.telemetry import Telemetry, Window
-from dsv4kv.record.schema import Case
-from dsv4kv.record.telemetry import Telemetry as TelemetryRecord
-from dsv4kv.record.telemetry_windows import window_state
+from dsv4kv.runs.schema import Case
+from dsv4kv.runs.telemetry import Telemetry as TelemetryRecord
+from dsv4kv.runs.windows import window_state
 from tests.bench.settings import ANY_STEP, tiny_config
 from tests.gpu_twin import SAMPLES, TwinEvent, TwinGpu, twin_device, twin_gpu
 

@@ -16,8 +16,8 @@ from syrupy.assertion import SnapshotAssertion
 from typer.testing import CliRunner, Result
 
 from dsv4kv.cli import app, main
-from dsv4kv.record.schema import RunRecord
-from dsv4kv.record.store import dumps, load_record, loads
+from dsv4kv.runs.schema import RunRecord
+from dsv4kv.runs.store import dumps, load_record, loads
 from tests.bench.settings import TINY
 
 TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}

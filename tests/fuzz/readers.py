@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import yaml
 
-from dsv4kv.record.store import DIGEST, digest, dumps
+from dsv4kv.runs.store import DIGEST, digest, dumps
 from tests.commands import COMMANDS, leaves, write_files
 from tests.compare.launched import make_launched_record
 from tests.engines.logs.startup import REFUSAL, SGLANG, VLLM_0_26, VLLM_0_33
@@ -30,8 +30,8 @@ from tests.fuzz.mutate import (
 )
 from tests.measure.profilers.exports import two_replays
 from tests.measure.profilers.traces import cpu_events, gpu_events, save
-from tests.record.kernel_profiles import from_kineto, make_profile
-from tests.record.records import make_case, make_record, make_sweep_cases
+from tests.runs.kernel_profiles import from_kineto, make_profile
+from tests.runs.records import make_case, make_record, make_sweep_cases
 from tests.sizing.launches import LAUNCHES
 from tests.traces.test_formats import SAMPLES
 

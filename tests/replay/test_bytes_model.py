@@ -19,8 +19,8 @@ from dsv4kv.model.presets import load_model
 from dsv4kv.ops import spec
 from dsv4kv.ops.registry import load_backend
 from dsv4kv.ops.work import CountedLayers, Pooling, StepWork, pooling_of
-from dsv4kv.record.step import kind_of
 from dsv4kv.replay.costs import StepTables
+from dsv4kv.runs.quantities import kind_of
 from dsv4kv.serve.operations import chunk_writes, decode_operations
 from tests.examples import examples
 from tests.ops.test_step_reads import schemas

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dsv4kv.record.schema import RunRecord, Verification
+from dsv4kv.runs.schema import RunRecord, Verification
 from dsv4kv.view.facts import (
     header,
     judge_results,
@@ -15,7 +15,7 @@ from dsv4kv.view.facts import (
     totals_facts,
 )
 from dsv4kv.view.table import Finding
-from tests.record.records import (
+from tests.runs.records import (
     make_cache,
     make_case,
     make_environment,

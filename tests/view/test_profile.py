@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from dsv4kv.record.profile import KernelTable, MemoryAudit, MemoryMark, OperationRow, Profile
-from dsv4kv.record.store import load_record, save_record
+from dsv4kv.runs.profile import KernelTable, MemoryAudit, MemoryMark, OperationRow, Profile
+from dsv4kv.runs.store import load_record, save_record
 from dsv4kv.view.profile import (
     Change,
     amplification,
@@ -18,8 +18,8 @@ from dsv4kv.view.profile import (
     profile_page,
 )
 from tests.measure.profilers.exports import Export, two_replays
-from tests.record.kernel_profiles import YARDSTICK, from_kineto, from_nsys, make_profile
-from tests.record.records import make_case, make_record
+from tests.runs.kernel_profiles import YARDSTICK, from_kineto, from_nsys, make_profile
+from tests.runs.records import make_case, make_record
 from tests.view.terminal import shown, words
 
 

@@ -7,9 +7,8 @@ import pytest
 
 from dsv4kv.engines.names import RULES
 from dsv4kv.prefix.outcome import Losses
-from dsv4kv.record.fleet import FleetReplica, ReplayFleet
-from dsv4kv.record.replay import Reuse
-from dsv4kv.record.schema import Case
+from dsv4kv.runs.replay import FleetReplica, ReplayFleet, Reuse
+from dsv4kv.runs.schema import Case
 from dsv4kv.view.fleet import fleet_facts, hours_per_million
 from dsv4kv.view.replay import (
     LOSSES,

@@ -7,13 +7,13 @@ from rich.cells import cell_len
 from syrupy.assertion import SnapshotAssertion
 
 from dsv4kv.measure.statistics import Estimate
-from dsv4kv.record.schema import Case, RunRecord, Verification
-from dsv4kv.record.telemetry import HostSamples
+from dsv4kv.runs.schema import Case, RunRecord, Verification
+from dsv4kv.runs.telemetry import HostSamples
 from dsv4kv.view.bench import checked, judge_run
 from dsv4kv.view.runs import report_record
 from dsv4kv.view.table import Finding, text_of
 from tests.compare.launched import make_launched_case, make_launched_record, make_launches
-from tests.record.records import (
+from tests.runs.records import (
     make_cache,
     make_case,
     make_failed_case,
@@ -22,7 +22,7 @@ from tests.record.records import (
     make_sweep_cases,
     make_totals,
 )
-from tests.record.telemetries import make_telemetry
+from tests.runs.telemetries import make_telemetry
 from tests.view.page.pages import RECORDS as PAGES
 from tests.view.terminal import shown, words
 

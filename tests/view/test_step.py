@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from dsv4kv.record.schema import Case, GpuFacts, Latency, Memcpy, Operation, Peak
-from dsv4kv.record.step import StepShare, step_shares
+from dsv4kv.runs.quantities import StepShare, step_shares
+from dsv4kv.runs.schema import Case, GpuFacts, Latency, Memcpy, Operation, Peak
 from dsv4kv.view.bench import operations_table, step_table
 from dsv4kv.view.table import text_of
-from tests.record.records import make_record
+from tests.runs.records import make_record
 
 H200 = GpuFacts(
     name="NVIDIA H200",

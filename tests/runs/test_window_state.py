@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from dsv4kv.record.telemetry import GpuChecks, GpuSamples, HostSamples, Telemetry
-from dsv4kv.record.telemetry_windows import REASONS, WindowState, window_state
-from tests.record.telemetries import (
+from dsv4kv.runs.telemetry import GpuChecks, GpuSamples, HostSamples, Telemetry
+from dsv4kv.runs.windows import REASONS, WindowState, window_state
+from tests.runs.telemetries import (
     INTERVAL_NS,
     PERIOD_NS,
     make_gpu_samples,

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dsv4kv.record.telemetry import (
+from dsv4kv.runs.telemetry import (
     GpuChecks,
     GpuSamples,
     GpuState,

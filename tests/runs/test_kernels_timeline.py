@@ -8,12 +8,12 @@ import pytest
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.measure.profilers.chrome_file import ChromeFile
-from dsv4kv.record import kernel_table as picking
-from dsv4kv.record.profile import Timeline
+from dsv4kv.runs import kernel_table as picking
+from dsv4kv.runs.profile import Timeline
 from dsv4kv.view.plots import to_svg_file
 from dsv4kv.view.profile import chrome_trace, timeline_chart, write_timeline
 from tests.measure.profilers.exports import two_replays
-from tests.record.kernel_profiles import from_kineto, from_nsys
+from tests.runs.kernel_profiles import from_kineto, from_nsys
 
 SVG = "{http://www.w3.org/2000/svg}"
 

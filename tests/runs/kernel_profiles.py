@@ -6,9 +6,9 @@ from typing import Any
 from dsv4kv.measure.profilers.classify import shipped_rules
 from dsv4kv.measure.profilers.kineto import read_kineto
 from dsv4kv.measure.profilers.nsys import read_nsys
-from dsv4kv.record.kernel_table import build_table
-from dsv4kv.record.profile import KernelTable, Profile
-from dsv4kv.record.yardstick import Yardstick
+from dsv4kv.runs.kernel_table import build_table
+from dsv4kv.runs.profile import KernelTable, Profile
+from dsv4kv.runs.quantities import Yardstick
 from tests.measure.profilers.exports import Export, two_replays
 from tests.measure.profilers.traces import Event, cpu_events, save
 

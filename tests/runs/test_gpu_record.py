@@ -2,13 +2,12 @@
 
 from typing import Any
 
-from dsv4kv.record.quantities import gather_rate
-from dsv4kv.record.schema import Case, GpuFacts, Latency, NotMeasured, Operation, Peak
-from dsv4kv.record.yardstick import yardsticks
+from dsv4kv.runs.quantities import gather_rate, yardsticks
+from dsv4kv.runs.schema import Case, GpuFacts, Latency, NotMeasured, Operation, Peak
 from dsv4kv.view.bench import operations_table
 from dsv4kv.view.facts import judge_results, judge_status
 from dsv4kv.view.runs import report_record
-from tests.record.records import make_case, make_failed_case, make_record
+from tests.runs.records import make_case, make_failed_case, make_record
 from tests.view.terminal import shown
 
 GIB = 1 << 30

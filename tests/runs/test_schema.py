@@ -1,16 +1,16 @@
 """The published schema: the file is the program's, and records are what it says.
 
-``python -m tests.record.test_schema`` writes the file anew after an intended change.
+``python -m tests.runs.test_schema`` writes the file anew after an intended change.
 """
 
 import json
 from pathlib import Path
 from typing import Any
 
-from dsv4kv.record.schema import RunRecord
-from dsv4kv.record.store import dumps, record_schema, schema_text
+from dsv4kv.runs.schema import RunRecord
+from dsv4kv.runs.store import dumps, record_schema, schema_text
 from tests.compare.launched import make_launched_record
-from tests.record.records import make_record
+from tests.runs.records import make_record
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "docs" / "record-schema.json"
 
@@ -32,7 +32,7 @@ def fields(value: Any, schema: dict[str, Any], definitions: dict[str, Any]) -> N
 
 def test_the_published_schema_is_that_of_this_version() -> None:
     assert PUBLISHED.read_text("utf-8") == schema_text(), (
-        "docs/record-schema.json is not the schema: python -m tests.record.test_schema"
+        "docs/record-schema.json is not the schema: python -m tests.runs.test_schema"
     )
 
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import ConfigError, RecordError
-from dsv4kv.record.quantities import allocated_bytes, gather_rate, latency_median
-from dsv4kv.record.store import (
+from dsv4kv.runs.quantities import allocated_bytes, gather_rate, latency_median
+from dsv4kv.runs.store import (
     DIGEST,
     Entry,
     choose,
@@ -29,7 +29,7 @@ from dsv4kv.record.store import (
 )
 from dsv4kv.view.exports import to_rows
 from dsv4kv.view.runs import report_record
-from tests.record.records import (
+from tests.runs.records import (
     make_case,
     make_environment,
     make_failed_case,
@@ -37,7 +37,7 @@ from tests.record.records import (
     make_record,
     make_sweep_cases,
 )
-from tests.record.test_gpu_record import make_gpu_case
+from tests.runs.test_gpu_record import make_gpu_case
 from tests.view.terminal import shown
 
 

@@ -9,10 +9,10 @@ from typing import Any, Final, Literal, Self
 from pydantic import Field, model_validator
 
 from dsv4kv.model.schema import Sharing
-from dsv4kv.record.part import Moment, Part, Temperature
-from dsv4kv.record.profile import Profile
-from dsv4kv.record.replay import ReplayResult
-from dsv4kv.record.telemetry import MemorySeries, Telemetry
+from dsv4kv.runs.part import Moment, Part, Temperature
+from dsv4kv.runs.profile import Profile
+from dsv4kv.runs.replay import ReplayResult
+from dsv4kv.runs.telemetry import MemorySeries, Telemetry
 
 SCHEMA_VERSION: Final = 1
 

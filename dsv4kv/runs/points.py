@@ -18,9 +18,9 @@ from pydantic import ValidationError
 from dsv4kv.errors import RecordError
 from dsv4kv.files import read_document, replacing
 from dsv4kv.processes import map_parallel
-from dsv4kv.record.part import Moment, Part
-from dsv4kv.record.schema import Case
-from dsv4kv.record.store import POINTS, digest
+from dsv4kv.runs.part import Moment, Part
+from dsv4kv.runs.schema import Case
+from dsv4kv.runs.store import POINTS, digest
 
 
 class Asked(Part):

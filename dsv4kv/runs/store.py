@@ -21,8 +21,8 @@ from pydantic import ValidationError
 
 from dsv4kv.errors import ConfigError, RecordError
 from dsv4kv.files import read_document, replacing
-from dsv4kv.record.part import Moment, Part
-from dsv4kv.record.schema import SCHEMA_VERSION, RunRecord
+from dsv4kv.runs.part import Moment, Part
+from dsv4kv.runs.schema import SCHEMA_VERSION, RunRecord
 
 DIGEST = "content_sha256"
 POINTS = ".points.jsonl"

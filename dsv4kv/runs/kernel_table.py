@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from dsv4kv.measure.profilers.classify import CATEGORIES, OTHER, Category, Rule, find_rule
 from dsv4kv.measure.profilers.ranges import INPUTS
 from dsv4kv.measure.profilers.trace import KINDS, NONE, OP, RANGE, Column, Trace, Work, constant
-from dsv4kv.record.profile import KernelRow, KernelTable, OperationRow, StepTimes, Timeline
+from dsv4kv.runs.profile import KernelRow, KernelTable, OperationRow, StepTimes, Timeline
 from dsv4kv.units import counted
 
 

@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 from dsv4kv.config.bench import BenchConfig
-from dsv4kv.record.schema import (
+from dsv4kv.runs.schema import (
     CacheSummary,
     Case,
     Environment,

@@ -4,7 +4,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dsv4kv.record.telemetry import GpuSamples, HostSamples, MeasuredWindow, Samples, Telemetry
+from dsv4kv.runs.telemetry import GpuSamples, HostSamples, MeasuredWindow, Samples, Telemetry
 
 REASONS = {
     0x4: "power cap",

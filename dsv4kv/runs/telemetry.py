@@ -8,7 +8,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from dsv4kv.record.part import Part, Temperature
+from dsv4kv.runs.part import Part, Temperature
 
 Integers = list[int | None] | None
 Numbers = list[float | None] | None

@@ -7,7 +7,7 @@ columns, lists of one length, since there may be many rows.
 from typing import Literal
 
 from dsv4kv.measure.profilers.classify import Category
-from dsv4kv.record.part import Part
+from dsv4kv.runs.part import Part
 
 
 class KernelRow(Part):

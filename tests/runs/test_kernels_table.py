@@ -20,12 +20,12 @@ from dsv4kv.measure.profilers.trace import (
     Work,
     constant,
 )
-from dsv4kv.record.kernel_table import build_table
-from dsv4kv.record.profile import KernelRow, KernelTable
+from dsv4kv.runs.kernel_table import build_table
+from dsv4kv.runs.profile import KernelRow, KernelTable
 from dsv4kv.view.profile import title_of
 from tests.measure.profilers.exports import GLOBAL_PID, Export, two_replays
 from tests.measure.profilers.traces import event, gpu_events
-from tests.record.kernel_profiles import from_kineto, from_nsys
+from tests.runs.kernel_profiles import from_kineto, from_nsys
 
 Piece = tuple[int, int, int, int]
 """Step, device, begin and end."""

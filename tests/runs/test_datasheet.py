@@ -1,7 +1,7 @@
 import pytest
 
-from dsv4kv.record.schema import GpuFacts
-from dsv4kv.record.yardstick import datasheet_gbps
+from dsv4kv.runs.quantities import datasheet_gbps
+from dsv4kv.runs.schema import GpuFacts
 
 MIB = 1 << 20
 

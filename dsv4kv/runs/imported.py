@@ -13,11 +13,11 @@ from dsv4kv.errors import ProfileError
 from dsv4kv.measure.profilers.chrome_file import open_text
 from dsv4kv.measure.profilers.classify import shipped_rules
 from dsv4kv.measure.profilers.files import read_profile
-from dsv4kv.record.kernel_table import build_table
-from dsv4kv.record.profile import KernelTable, Profile
-from dsv4kv.record.schema import NOTHING_CHECKED, Case, Environment, RunRecord
-from dsv4kv.record.store import load_record, new_run_id
-from dsv4kv.record.yardstick import Yardstick, yardsticks
+from dsv4kv.runs.kernel_table import build_table
+from dsv4kv.runs.profile import KernelTable, Profile
+from dsv4kv.runs.quantities import Yardstick, yardsticks
+from dsv4kv.runs.schema import NOTHING_CHECKED, Case, Environment, RunRecord
+from dsv4kv.runs.store import load_record, new_run_id
 
 _RECORD = '"schema_version"'
 _HEAD_CHARACTERS = 200

@@ -3,9 +3,7 @@
 from datetime import datetime
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, ConfigDict
-
-from dsv4kv.described import Described
+from pydantic import AfterValidator, BaseModel, ConfigDict
 
 
 def _check_moment(text: str) -> str:
@@ -21,7 +19,13 @@ Temperature = Literal["cold", "hot", "L2-resident"]
 """How an operation was timed, see ``Operation.temperature``."""
 
 
-class Part(Described):
+class Part(BaseModel):
     """A part of the record: frozen, documented by its attribute docstrings."""
 
-    model_config = ConfigDict(allow_inf_nan=False)
+    model_config = ConfigDict(
+        allow_inf_nan=False,
+        defer_build=True,
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+    )

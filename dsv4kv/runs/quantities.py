@@ -1,14 +1,16 @@
-"""What a record measured, one by one: every operation and latency of every case and launch."""
+"""What a record measured: operations and latencies, baselines of rates, shares of a step."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from dsv4kv.measure.statistics import Estimate, estimate_rate, summarize
-from dsv4kv.record.schema import Case, RunRecord
+from dsv4kv.runs.schema import Case, GpuFacts, Operation, RunRecord
+from dsv4kv.sizing.gpus import Gpu, gpu_names, load_gpu
 
 
 def axis_names(cases: Sequence[Case]) -> dict[str, str]:
@@ -183,3 +185,152 @@ def allocated_bytes(case: Case) -> int | None:
     """Bytes of all pools; None where none was allocated."""
     pools = case.cache.pools if case.cache else []
     return sum(pool.allocated_bytes for pool in pools) if pools else None
+
+
+# ---- baselines of rates: plain copies on the same machine, in the same run
+
+COPIES = ("copy", "torch_copy")
+"""Peaks that read and write as much: with our own accesses, and with torch's."""
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """Plain memory traffic.
+
+    Attributes:
+        name: ``memcpy``, or on a GPU ``copy``, ``torch_copy``, ``read`` or ``write``.
+        bytes: Bytes read plus bytes written by one call.
+        samples_ns: Duration of every call.
+        throttled: Calls left out, as the GPU was throttled during them.
+    """
+
+    name: str
+    bytes: int
+    samples_ns: Sequence[int]
+    throttled: int = 0
+
+    @property
+    def rate(self) -> Estimate | None:
+        """GB/s."""
+        return estimate_rate([self.bytes] * len(self.samples_ns), self.samples_ns)
+
+
+def yardsticks(case: Case) -> list[Yardstick]:
+    """Those of a case; the first, the fastest copy, is the one that percentages are of."""
+    if case.memcpy:
+        return [Yardstick("memcpy", case.memcpy.bytes, case.memcpy.samples_ns)]
+    found = [
+        Yardstick(peak.name, peak.bytes, peak.samples_ns, peak.throttled) for peak in case.peaks
+    ]
+    return sorted(found, key=_order)
+
+
+def _order(yardstick: Yardstick) -> tuple[bool, float]:
+    is_copy, rate = yardstick.name in COPIES, yardstick.rate
+    return not is_copy, -rate.value if rate and is_copy else 0.0
+
+
+_MEMORY_WITHIN = 0.03  # a driver keeps a part of the memory, a product with more has 10 % more
+_WORD = re.compile(r"[a-z0-9]+")
+_SIZE = re.compile(r"\d+gb")
+_SLOWER_MEMORY = "pcie"  # cards with the name and size of a module, and other memory
+
+
+def datasheet_gbps(gpu: GpuFacts) -> int | None:
+    """Memory bandwidth in GB/s; None rather than a guess."""
+    return _on_datasheet(gpu, lambda known: known.bandwidth_gbps)
+
+
+def datasheet_tflops(gpu: GpuFacts, *, fp8: bool) -> int | None:
+    """Dense rate of the tensor cores in TFLOP/s, of FP8 or bf16; None rather than a guess."""
+    return _on_datasheet(gpu, lambda known: known.fp8_tflops if fp8 else known.bf16_tflops)
+
+
+def _on_datasheet(gpu: GpuFacts, read: Callable[[Gpu], int | None]) -> int | None:
+    """What all GPUs of the catalogue say that this may be."""
+    same = (known for known in map(load_gpu, gpu_names()) if _is_same(known, gpu))
+    found = {figure for known in same if (figure := read(known))}
+    return found.pop() if len(found) == 1 else None
+
+
+def _is_same(known: Gpu, gpu: GpuFacts) -> bool:
+    words = set(_WORD.findall(gpu.name.lower()))
+    needed = {word for word in _WORD.findall(known.name) if not _SIZE.fullmatch(word)}
+    if not needed <= words or _SLOWER_MEMORY in words:
+        return False
+    return abs(gpu.memory_bytes / known.memory_bytes - 1) < _MEMORY_WITHIN
+
+
+# ---- shares of a decode step
+
+KINDS: dict[str, tuple[str, ...]] = {
+    "scores": ("indexer_query", "index_scores"),
+    "top-k": ("select_blocks", "select_topk"),
+    "attention": ("attend",),
+    "gathers": ("indexer_gather_all", "gather_all", "gather_topk", "gather_window"),
+    "write": (),  # all others
+}
+"""Operations of a decode step by kind, in the order of a step."""
+
+BOOKKEEPING = "bookkeeping"
+
+
+@dataclass(frozen=True)
+class StepShare:
+    """What one kind of work takes of a decode step, of all layers held and all requests.
+
+    Attributes:
+        kind: One of ``KINDS``, or ``BOOKKEEPING``.
+        bytes: Useful bytes, by the byte model.
+        ns: Time: the mean on a CPU, the sum of the operations' medians on a GPU.
+    """
+
+    kind: str
+    bytes: float
+    ns: float
+
+
+def step_shares(case: Case) -> list[StepShare]:
+    """The kinds that a step has, bookkeeping last; nothing where no step is like another.
+
+    On a CPU the contexts must be placed: else operations of prompts are among the samples. On a
+    GPU operations were timed one by one, on requests as long as the pools hold.
+    """
+    found = {kind: StepShare(kind, 0, 0) for kind in KINDS}
+    for each in case.operations:
+        calls, size, time_ns = per_step(case, each)
+        if calls:
+            kind = kind_of(each.name)
+            share = found[kind]
+            found[kind] = replace(share, bytes=share.bytes + size, ns=share.ns + time_ns)
+    shares = [share for share in found.values() if share.ns]
+    return [*shares, StepShare(BOOKKEEPING, 0, _bookkeeping_ns(case))] if shares else []
+
+
+def kind_of(name: str) -> str:
+    """The kind of an operation, by its name."""
+    return next((kind for kind, names in KINDS.items() if name in names), "write")
+
+
+def per_step(case: Case, operation: Operation) -> tuple[float, float, float]:
+    """Calls of an operation in one step, their bytes, and their time in ns; zeros if unknown."""
+    samples = operation.samples_ns
+    if operation.temperature is not None:
+        calls = operation.calls_per_step or 0
+        if operation.temperature == "hot" or not samples:
+            return 0, 0, 0
+        return calls, calls * operation.bytes[0], calls * summarize(samples).median
+    steps = len(_samples(case, "decode_step"))
+    workload = case.config.get("workload")
+    if not steps or not isinstance(workload, dict) or not workload.get("context"):
+        return 0, 0, 0
+    return len(samples) / steps, sum(operation.bytes) / steps, sum(samples) / steps
+
+
+def _bookkeeping_ns(case: Case) -> float:
+    samples = _samples(case, "prepare")
+    return sum(samples) / len(samples) if samples else 0
+
+
+def _samples(case: Case, name: str) -> Sequence[int]:
+    return next((each.samples_ns for each in case.latencies if each.name == name), [])

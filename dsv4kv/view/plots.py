@@ -118,15 +118,7 @@ def _axes(height: float, width: float = _WIDTH) -> tuple["Figure", "Axes"]:
 
 @dataclass(frozen=True)
 class Bar:
-    """A row of ``bars``.
-
-    Attributes:
-        name: At its left.
-        value: Where it ends.
-        text: At its right.
-        ends: Of its interval.
-        tone: ``good``, ``warning``, ``bad`` or ``dim``; the first colour where it is empty.
-    """
+    """A row of ``bars``: text at its right, ends of its interval, a tone other than the colour."""
 
     name: str
     value: float
@@ -146,13 +138,7 @@ def bars(
 ) -> Chart:
     """A row for each name: a bar from 0, or with ``dots`` a dot with its interval.
 
-    Args:
-        title: Of the chart.
-        rows: At least one, from top to bottom.
-        unit: Of the values.
-        dots: Whether values are places on an axis, which is logarithmic where they are far apart.
-        lines: Values that all rows are compared with, by name.
-        band: Values between which there is no difference.
+    All rows are compared with the values of ``lines``, by name; those in the ``band`` are alike.
     """
     compared = lines or {}
 
@@ -192,15 +178,7 @@ def bars(
 
 @dataclass(frozen=True)
 class Line:
-    """A series of ``lines``: values over numbers; None where there is none.
-
-    Attributes:
-        name: In the legend; empty for the only line of a chart.
-        xs: Rising.
-        ys: As many.
-        low: Lower end of a band, or of each value's interval.
-        high: Upper end.
-    """
+    """A series of ``lines``: values (None where there is none) over rising numbers, and a band."""
 
     name: str
     xs: Sequence[float]
@@ -217,19 +195,11 @@ def lines(
     unit: str = "",
     x_names: Mapping[float, str] | None = None,
     form: str = "line",
-    shaded: Sequence[tuple[float, float]] = (),
 ) -> Chart:
-    """Series over one axis of numbers.
+    """Series over one axis of numbers, which are at most ``MAX_LINES``.
 
-    Args:
-        title: Of the chart.
-        series: At least one; at most ``MAX_LINES`` can be distinguished.
-        x: What the axis is, with its unit.
-        unit: Of the values.
-        x_names: Names of the values on the axis where they are few, such as ``128K``.
-        form: ``line``, ``points`` for a line with a mark at each value, or ``stack`` for areas
-            upon each other.
-        shaded: Stretches of the axis.
+    ``form`` is ``line``, ``points`` for a mark at each value, or ``stack`` for areas upon each
+    other; ``x_names`` are names of the values on the axis, such as ``128K``.
     """
     known = [y for line in series for y in line.ys if y is not None]
 
@@ -241,8 +211,6 @@ def lines(
                            colors=COLOURS * len(series), step="post", linewidth=0)  # fmt: skip
         for n, line in enumerate(series if form != "stack" else ()):
             _draw_line(axes, line, form, COLOURS[n % len(COLOURS)], n)
-        for start, end in shaded:
-            axes.axvspan(start, end, color="#fbe3c4", lw=0, zorder=0)
         _scale_values(axes, known, unit, may_be_log=form == "points" and unit != "%")
         xs = sorted({float(each) for line in series for each in line.xs})
         if x_names:
@@ -273,16 +241,7 @@ def _draw_line(axes: "Axes", line: Line, form: str, colour: str, n: int) -> None
 
 @dataclass(frozen=True)
 class Place:
-    """A mark of ``scatter``.
-
-    Attributes:
-        name: Of the mark, written next to it if it is ``named``.
-        x: Its place.
-        y: Its place.
-        ends: Of the interval of y.
-        filled: Whether it is filled.
-        named: Whether its name is written.
-    """
+    """A mark of ``scatter``: ends of the interval of y, and whether its name is written."""
 
     name: str
     x: float
@@ -304,14 +263,7 @@ def scatter(
 ) -> Chart:
     """Marks in a plane; an axis is logarithmic where its values are far apart.
 
-    Args:
-        title: Of the chart.
-        places: At least one.
-        x: What the axis is.
-        y: What the axis is.
-        x_unit: Of its values.
-        y_unit: Of its values.
-        limits: Values of y that are marked as horizontal lines, by name.
+    ``limits`` are values of y that are drawn as lines, by name.
     """
     limits = limits or {}
 

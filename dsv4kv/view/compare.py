@@ -268,7 +268,7 @@ def _count(result: ReplayResult) -> Iterator[tuple[str, str]]:
 
 def _reuse_table(rows: Sequence[dict[str, str]]) -> Table:
     cells = [(e["axis"], e["name"], Number(e["before"]), Number(e["after"])) for e in rows]
-    return Table("Reuse", ["at", "of all requests", "before", "after"], cells, keys=2)
+    return Table("Reuse", ["at", "reuse", "before", "after"], cells, keys=2)
 
 
 def to_document(comparison: Comparison, verdict: Verdict) -> dict[str, Any]:

@@ -313,7 +313,7 @@ def kind_of(name: str) -> str:
 
 
 def per_step(case: Case, operation: Operation) -> tuple[float, float, float]:
-    """Calls of an operation in one step, their bytes, and their time in ns; zeros if unknown."""
+    """Calls of an operation in one step, their bytes, and their time in ns; 0 if not known."""
     samples = operation.samples_ns
     if operation.temperature is not None:
         calls = operation.calls_per_step or 0

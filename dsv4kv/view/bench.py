@@ -624,4 +624,4 @@ def _rate_charts(case: Case, gpu: GpuFacts | None) -> Iterator[Chart]:
     promised = datasheet_gbps(gpu) if gpu else None
     limits |= {"datasheet": float(promised)} if promised else {}
     rows = [estimate_bar(name, rate, "GB/s") for name, rate in found]
-    yield plots.bars("Rate of each operation, GB/s", rows, dots=True, lines=limits)
+    yield plots.bars("Rate of each operation, GB/s", rows, unit="GB/s", dots=True, lines=limits)

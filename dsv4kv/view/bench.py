@@ -226,7 +226,7 @@ def _share_of_copy(outcome: Outcome, launches: Group) -> str:
 
 
 def _sweep_headline(groups: Sequence[Group], *, doubtful: bool) -> Iterator[Part]:
-    sentences = list(best_sentences(groups, known=True)) or [unchanged_sentence(groups)]
+    sentences = list(best_sentences(groups)) or [unchanged_sentence(groups)]
     for sentence in filter(None, sentences[:2]):
         yield Finding("warning", sentence) if doubtful else Text(sentence, "strong")
 

@@ -5,7 +5,6 @@ import time
 from unittest.mock import patch
 
 import torch
-from tests.benchmarks.jit_start import modules_of
 from torch import Tensor
 
 from dsv4kv.config.load import load_config
@@ -14,6 +13,7 @@ from dsv4kv.ops import cpu
 from dsv4kv.ops.cuda.launch import compile_ahead, prepare
 from dsv4kv.ops.launches.pages import plan_gather_topk
 from dsv4kv.ops.scenes import Arguments, make_call
+from tests.benchmarks.jit_start import modules_of
 from tests.ops.operations import SCENES, SEED
 from visit.desk import Desk
 from visit.place import Place

@@ -81,9 +81,15 @@ INDEXES = {
 """How prefixes are found."""
 
 SYSTEMS = {
-    "pools": Implementation("pools of blocks for every layer", "bench.systems.pools:run_pools"),
-    "slots": Implementation("a row of KV for every request", "bench.systems.slots:run_slots"),
-    "blocks": Implementation("blocks with several holders", "bench.systems.blocks:run_blocks"),
+    "pools": Implementation(
+        "pools of blocks for every layer", "bench.systems.pool_system:run_pools"
+    ),
+    "slots": Implementation(
+        "a row of KV for every request", "bench.systems.slot_system:run_slots"
+    ),
+    "blocks": Implementation(
+        "blocks with several holders", "bench.systems.block_system:run_blocks"
+    ),
 }
 """Ways to keep a cache that ``bench systems`` runs side by side."""
 
@@ -142,10 +148,10 @@ STORES = {
         "a Redis or Valkey server: redis:HOST:PORT, or redis:URL", "tiers.redis_store:open_redis"
     ),
 }
-"""Where objects are kept beyond the GPU's memory, as ``tiers.stores.place`` reads it."""
+"""Where objects are kept beyond the GPU's memory, as ``tiers.store`` reads it."""
 
 ROUTERS = {
-    "round_robin": Implementation("in turn", "fleet.routers:RoundRobin"),
+    "round_robin": Implementation("in turn", "fleet.routers:Router"),
     "random": Implementation("any", "fleet.routers:AtRandom"),
     "least_loaded": Implementation("the fewest requests", "fleet.routers:LeastLoaded"),
     "power_of_two": Implementation(
@@ -163,19 +169,19 @@ ROUTERS = {
         "fleet.routers:CacheAware",
     ),
     "cache_aware:library": Implementation(
-        "… with the library's defaults, not the command line's", "fleet.routers:CacheAwareLibrary"
+        "… with the library's defaults, not the command line's", "fleet.routers:CacheAware"
     ),
     "dynamo": Implementation(
         "dynamo's KV router: the least to compute and to decode", "fleet.routers:Dynamo"
     ),
-    "dynamo-agentic": Implementation("… with --agentic", "fleet.routers:DynamoAgentic"),
+    "dynamo-agentic": Implementation("… with --agentic", "fleet.routers:Dynamo"),
     "dynamo-decode": Implementation(
-        "… for decode replicas: the least to decode", "fleet.routers:DynamoDecode"
+        "… for decode replicas: the least to decode", "fleet.routers:Dynamo"
     ),
     "llm-d": Implementation(
         "llm-d: prefix by its own past, unused blocks, short queue", "fleet.routers:Llmd"
     ),
-    "llm-d:precise": Implementation("… prefix by events", "fleet.routers:LlmdPrecise"),
+    "llm-d:precise": Implementation("… prefix by events", "fleet.routers:Llmd"),
     "production-stack:qps": Implementation(
         "vLLM's: the fewest requests in the last minute", "fleet.routers:LeastQps"
     ),

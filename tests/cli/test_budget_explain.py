@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from dsv4kv.errors import ConfigError
 from dsv4kv.view.explain import explain
 from tests.engines.logs.startup import SGLANG, VLLM_0_26, VLLM_0_33
 
@@ -59,9 +58,3 @@ def test_json_of_two_gives_the_steps(capsys: pytest.CaptureFixture[str]) -> None
     document = json.loads(told(capsys, "old", "new", as_json=True))
     gains = [step["gain_tokens"] for step in document["steps"]]
     assert document["end_tokens"] - document["start_tokens"] == sum(gains)
-
-
-@pytest.mark.parametrize("names", [(), ("old", "new", "sglang")])
-def test_one_or_two_logs_are_taken(names: tuple[str, ...]) -> None:
-    with pytest.raises(ConfigError, match="give one to explain, or two to compare"):
-        explain([Path(f"{name}.log") for name in names])

@@ -254,11 +254,11 @@ BACKENDS = {
 """The toolkit's own operations."""
 
 PEERS = {
-    "vllm": Implementation("vLLM's kernels, where it is installed", "ops.peers.vllm"),
-    "sglang": Implementation("SGLang's kernels, where it is installed", "ops.peers.sglang"),
-    "flashmla": Implementation("FlashMLA's kernels, where it is installed", "ops.peers.flashmla"),
-    "deepgemm": Implementation("DeepGEMM's kernels, where it is installed", "ops.peers.deepgemm"),
-    "flaggems": Implementation("FlagGems' kernels, where it is installed", "ops.peers.flaggems"),
+    "vllm": Implementation("vLLM's kernels, where it is installed", "ops.peers:vllm"),
+    "sglang": Implementation("SGLang's kernels, where it is installed", "ops.peers:sglang"),
+    "flashmla": Implementation("FlashMLA's kernels, where it is installed", "ops.peers:flashmla"),
+    "deepgemm": Implementation("DeepGEMM's kernels, where it is installed", "ops.peers:deepgemm"),
+    "flaggems": Implementation("FlagGems' kernels, where it is installed", "ops.peers:flaggems"),
 }
 """Packages whose operations take the place of ours."""
 

@@ -36,7 +36,7 @@ from dsv4kv.measure.turns import Turns, one_cpu
 from dsv4kv.model.plan import CachePlan, bytes_per_token
 from dsv4kv.ops.check import check_backend
 from dsv4kv.ops.registry import ResolvedBackend, resolve_backend
-from dsv4kv.ops.variants import Choice, choose, refuse_choice
+from dsv4kv.ops.spec import Choice, choose
 from dsv4kv.runs.schema import (
     CacheSummary,
     Case,
@@ -291,11 +291,7 @@ def _resolve(config: BenchConfig, plan: CachePlan, device: CudaDevice | None) ->
 
 def _choose_variants(config: BenchConfig, device: CudaDevice | None) -> Choice:
     """How the toolkit's own operations are done: several ways only on a GPU."""
-    asked = config.ops.variant.model_dump()
-    if device is not None:
-        return choose(asked, device.architecture)
-    refuse_choice(asked)
-    return {}
+    return choose(config.ops.variant.model_dump(), device.architecture if device else None)
 
 
 def _serve(
@@ -313,17 +309,17 @@ def _serve(
         loop_settings(config),
         setup.recorder,
         executor,
-        on_progress,
         reuse,
         PromptContents() if reuse else None,
         turns,
-        memory.look,
     )
     interrupted, problem = False, None
     together = turns is not None and config.measure.threads == 1
     try:
         with one_cpu() if together else nullcontext():
-            loop.run()
+            for tokens in loop.steps():
+                memory.look()
+                on_progress(tokens)
     except KeyboardInterrupt:
         interrupted = True
     except CacheError as error:

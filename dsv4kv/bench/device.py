@@ -10,7 +10,7 @@ from dsv4kv.errors import ConfigError, CudaUnavailable
 from dsv4kv.measure.recorder import Event
 from dsv4kv.ops.cuda.compile import architecture_of
 from dsv4kv.runs.schema import GpuFacts
-from dsv4kv.serve.graphs import Capturer, CudaCapturer
+from dsv4kv.serve.graphs import Capture, cuda_capture
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class CudaDevice:
     free_bytes: int  # memory that is free
     l2_bytes: int  # its L2 cache
     make_event: Callable[[], Event]  # makes a moment on its clock
-    make_capturer: Callable[[], Capturer]  # makes what captures graphs
+    make_capture: Callable[[], Capture]  # makes what captures graphs
 
 
 def find_device(wanted: str) -> CudaDevice | None:
@@ -45,7 +45,7 @@ def find_device(wanted: str) -> CudaDevice | None:
         free_bytes=torch.cuda.mem_get_info(device)[0],
         l2_bytes=torch.cuda.get_device_properties(device).L2_cache_size,
         make_event=_make_event,
-        make_capturer=CudaCapturer,
+        make_capture=cuda_capture,
     )
 
 

@@ -41,7 +41,7 @@ def kernels(
     from dsv4kv.cli.progress import Watcher
     from dsv4kv.ops.cuda import survey
     from dsv4kv.ops.cuda.compile import nvrtc_version
-    from dsv4kv.ops.kernels.catalogue import ARCHITECTURES, catalogue
+    from dsv4kv.ops.launches.catalogue import ARCHITECTURES, catalogue
     from dsv4kv.view.kernels import machine_code_table, registers_table, sum_up
     from dsv4kv.view.terminal import show
 

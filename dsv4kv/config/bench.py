@@ -22,7 +22,7 @@ from dsv4kv.choices import (
 from dsv4kv.model.config import Precision
 from dsv4kv.model.formats import FORMATS
 from dsv4kv.model.schema import Sharing, StateFormat
-from dsv4kv.ops.variants import VARIANTS, explain
+from dsv4kv.ops.spec import VARIANTS, explain
 
 Positive = Annotated[int, Field(gt=0, lt=2**63)]
 NonNegative = Annotated[int, Field(ge=0, lt=2**63)]

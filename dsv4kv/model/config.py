@@ -1,5 +1,6 @@
 """What the model is, as far as its cache needs it: sizes, formats, rotary frequencies."""
 
+import functools
 import math
 import struct
 from collections.abc import Callable
@@ -112,7 +113,8 @@ Precision = Literal["float32", "float64"]
 """What position × frequency is formed in: float32 as engines do, or float64."""
 
 
-def inverse_frequencies(config: DSV4Config, ratio: int, precision: Precision) -> list[float]:
+@functools.cache
+def inverse_frequencies(config: DSV4Config, ratio: int, precision: Precision) -> tuple[float, ...]:
     """Angle per position of each of the ``rope_dim / 2`` interleaved pairs, in radians.
 
     Layers without compression (ratio 0) rotate plainly with θ = 10,000; everything in a
@@ -125,7 +127,7 @@ def inverse_frequencies(config: DSV4Config, ratio: int, precision: Precision) ->
     theta = config.compress_rope_theta if ratio else config.rope_theta
     to, dim = _ROUNDED[precision], config.rope_dim
     plain = [to(1 / to(theta ** to(2 * i / dim))) for i in range(dim // 2)]
-    return _stretch(plain, theta, dim, config.yarn, precision) if ratio else plain
+    return tuple(_stretch(plain, theta, dim, config.yarn, precision) if ratio else plain)
 
 
 def _stretch(

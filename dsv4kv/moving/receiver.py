@@ -10,8 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from dsv4kv.cache.manager import KVCacheManager
-from dsv4kv.cache.prepare import prepare_forward
+from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.errors import CacheError, StoreUnavailable, VerificationError
 from dsv4kv.moving.frames import MESSAGE, Wire, check_token, greet
 from dsv4kv.moving.memory import (

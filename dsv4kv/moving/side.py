@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from dsv4kv.bench.build import build_drive, build_manager, check_data_path, plan_from
-from dsv4kv.cache.handle import LayerCache
-from dsv4kv.cache.prepare import prepare_forward
+from dsv4kv.cache.layers import LayerCache
+from dsv4kv.cache.manager import prepare_forward
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.measure.recorder import Recorder
 from dsv4kv.moving.memory import Memory, make_manifest, share
@@ -128,7 +128,7 @@ class Side:
     def decode(self, slot: int, serial: int, steps: int) -> str:
         """Go on for some steps: a digest of what they read, and of the rows they leave."""
         seen = Seen()
-        chooser = EntryChooser(self._executor.index_topk, self._seed)
+        chooser = EntryChooser(self._executor.outputs.index_topk, self._seed)
         executor = replace(self._executor, observer=seen, chooser=chooser)
         Requests(self._manager, executor).decode(slot, serial, steps, observed=True)
         return f"{seen.digest()}:{self.rows(slot)}"

@@ -101,7 +101,7 @@ def list_constants(replay: Replay) -> list[Constant]:
             "cache entries of a token",
             replay.memory.token_bytes,
             "B",
-            "layer schemas; operations move what dsv4kv.ops.table counts",
+            "layer schemas; operations move what dsv4kv.ops.spec counts",
         ),
     )
     for tier in replay.tiers.tiers if replay.tiers else ():

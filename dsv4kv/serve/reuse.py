@@ -13,7 +13,7 @@ from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.config.bench import Windows
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.plan import CHECKPOINT_TOKENS
-from dsv4kv.ops.contract import Backend
+from dsv4kv.ops.spec import Backend
 from dsv4kv.prefix.index import Lease, PrefixIndex
 from dsv4kv.traces.request import Request
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dsv4kv.cache.prepare import prepare_forward
+from dsv4kv.cache.manager import prepare_forward
 from dsv4kv.errors import CacheError, StoreUnavailable
 from dsv4kv.model.plan import CHECKPOINT_TOKENS
 from dsv4kv.tiers.families import Family, Kept

@@ -112,7 +112,9 @@ def test_times_are_told_since_polling_began() -> None:
 def test_the_gpu_is_named_as_cuda_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     uuid = "11111111-2222-3333-4444-555555555555"
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid=uuid))
-    device = CudaDevice(torch.device("cuda", 0), "sm_90a", 0, 0, TwinEvent, TwinGpu)
+    device = CudaDevice(
+        torch.device("cuda", 0), "sm_90a", 0, 0, TwinEvent, lambda: TwinGpu().capture
+    )
     assert gpu_uuid(device) == uuid
     assert gpu_uuid(None) is None
     assert gpu_uuid(twin_device(TwinGpu())) is None

@@ -9,8 +9,7 @@ from time import perf_counter_ns
 import numpy as np
 import pytest
 
-from dsv4kv.cache.manager import KVCacheManager
-from dsv4kv.cache.prepare import prepare_forward
+from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.model.plan import plan_cache
 from dsv4kv.model.presets import load_model
 from dsv4kv.moving.memory import Memory, make_manifest, share

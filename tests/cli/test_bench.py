@@ -166,7 +166,7 @@ def test_requests_that_do_not_fit_are_told(options: list[str]) -> None:
 
 
 def test_outputs_that_differ_are_told_and_end_badly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dsv4kv.ops.cpu.window_insert", lambda *_: None)
+    monkeypatch.setattr("dsv4kv.ops.cpu.window_insert", lambda **_: None)
     result = bench("--quiet")
     assert (result.exit_code, result.stdout) == (6, "")
     assert re.search(r"attend: position \d+ of the window", result.stderr)
@@ -190,7 +190,7 @@ def test_a_cache_too_small_for_all_requests_fails() -> None:
 def test_ctrl_c_in_a_step_leaves_an_incomplete_record(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = iter(range(10**6))
 
-    def interrupted(*_arguments: object) -> None:
+    def interrupted(**_tensors: object) -> None:
         if next(calls) == 20:
             raise KeyboardInterrupt
 

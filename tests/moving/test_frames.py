@@ -11,7 +11,7 @@ from time import monotonic
 import numpy as np
 import pytest
 
-from dsv4kv.cache.prepare import prepare_forward
+from dsv4kv.cache.manager import prepare_forward
 from dsv4kv.errors import CacheError, ConfigError, OutOfBlocks, StoreUnavailable
 from dsv4kv.moving import frames
 from dsv4kv.moving import sender as sender_module

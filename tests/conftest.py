@@ -128,7 +128,6 @@ THINNED = {
     "cli/test_replay.py::test_a_chart_is_one_file": 1,
     "cli/test_shell.py::test_a_stream_that_is_not_utf_8_loses_glyphs_and_not_the_answer": 1,
     "config/test_keys.py::test_a_key_with_one_letter_missing_is_recognised": 20,
-    "config/test_problems.py::test_a_text_that_is_no_configuration_is_told_with_its_line": 6,
     "conform/test_check.py::test_a_planted_fault_is_found_and_shrunk": 2,
     "cuda/test_inspection.py::"
     "test_instructions_are_those_that_the_disassembler_shows_of_the_whole_file": 1,

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from tests.tour import PLACES, ROOT, Runner, commands, prepare
+from tests.test_documented_commands import ROOT
+from tests.tour import PLACES, Runner, commands, prepare
 
 PACKAGE = ROOT / "dsv4kv"
 _HOOK = """

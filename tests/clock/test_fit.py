@@ -135,11 +135,12 @@ def test_a_calibration_is_stored_and_used(tmp_path: Path, monkeypatch: pytest.Mo
     assert done.exit_code == 0, done.output
     assert "stored:" in done.stdout
     used = ["--set", "cost.calibration=mine", "--set", "workload.synthetic.requests=4"]
-    replayed = run(["replay", *settings, *used, "--out", str(tmp_path / "out")])
+    written = ["--out", str(tmp_path / "out"), "--json", "-"]
+    replayed = run(["replay", *settings, *used, *written])
     assert replayed.exit_code == 0, replayed.output
-    assert "not calibrated for" not in replayed.output
-    elsewhere = run(["replay", *settings, *used, "--gpu", "b200", "--out", str(tmp_path / "out")])
-    assert "b200, calibrated with h200" in " ".join(elsewhere.output.split())
+    assert "not calibrated for" not in replayed.stdout
+    elsewhere = run(["replay", *settings, *used, "--gpu", "b200", *written])
+    assert "b200, calibrated with h200" in " ".join(elsewhere.stdout.split())
     refused = run(["replay", *settings, "--set", "cost.calibration=other"])
     assert "is no file and no stored calibration: mine" in " ".join(refused.output.split())
     assert refused.exit_code == 2

@@ -53,11 +53,6 @@ class Measured:
     latencies: Sequence[tuple[str, float, float]]
     accepted: float | None
 
-    @property
-    def output_tokens(self) -> int:
-        """Generated in all."""
-        return sum(request.output_tokens for request in self.requests)
-
 
 def read_results(paths: Sequence[Path]) -> list[Measured]:
     """All runs of some files; raises ``RecordError``, also where a run is there twice."""

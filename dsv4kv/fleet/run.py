@@ -125,11 +125,6 @@ class FleetOutcome:
         return [replica for pool in self.pools for replica in pool]
 
     @property
-    def gpus(self) -> int:
-        """GPUs of all replicas."""
-        return sum(replica.config.cost.gpus for replica in self.replicas)
-
-    @property
     def wall_s(self) -> float:
         """When the last answer ended."""
         return max(replica.now_s for replica in self.replicas)

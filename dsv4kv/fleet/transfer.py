@@ -63,7 +63,6 @@ class Link:
 
     Attributes:
         moved_bytes: Sent so far by one rank; all ranks send the same.
-        transfers: In so many transfers.
         busy_s: Time of these.
         waited_s: Time in which they waited for others.
     """
@@ -72,7 +71,7 @@ class Link:
         """``sent`` as ``find_sent`` gives it."""
         self._sent, self._bytes_per_s = sent, section.gbps * 1e9
         self._setup_s, self._piece_s = section.setup_ms / 1e3, section.descriptor_us / 1e6
-        self.moved_bytes = self.transfers = 0
+        self.moved_bytes = 0
         self.busy_s = self.waited_s = self._free_s = 0.0
 
     def send(self, now_s: float, tokens: int, found_tokens: int) -> float:
@@ -84,7 +83,6 @@ class Link:
         self.waited_s += begin_s - now_s
         self.busy_s += took_s
         self.moved_bytes += sent.bytes
-        self.transfers += 1
         self._free_s = begin_s + took_s
         return self._free_s
 

@@ -20,8 +20,8 @@ from dsv4kv.planning.servers import Bounds, Server
 from dsv4kv.replay.build import find_parts
 from dsv4kv.traces.request import Request
 
-_CHECKS, _BETWEEN = 100, 20
-"""How often a simulation checks whether its limits are lost; min requests between checks."""
+_CHECKS = 100
+"""How often a simulation checks whether its limits are lost."""
 
 
 class Split(NamedTuple):
@@ -171,9 +171,11 @@ class LateRequests:
         unfinished = [0] * len(self._slos)
         for pool in so_far.pools:
             for replica in pool:
-                place, still_open = id(replica), list[Served]()
-                new = replica.served[self._seen.get(place, 0) :]
-                for served in (*self._open.get(place, ()), *new):
+                place, given, still_open = id(replica), replica.served, list[Served]()
+                begun, seen = self._open.get(place, ()), self._seen.get(place, 0)
+                if not begun and seen == len(given):
+                    continue
+                for served in (*begun, *given[seen:]):
                     if so_far.answers[served.number] is not served:  # it moved on to decode
                         continue
                     ended = served.finished_s is not None and pool is so_far.pools[-1]
@@ -183,7 +185,7 @@ class LateRequests:
                     times_s = _times_so_far(replica, served, so_far.prompts[served.number])
                     for slot, slo in enumerate(self._slos):
                         counts[slot] += times_s.get(slo.name, 0.0) > slo.limit_s
-                self._open[place], self._seen[place] = still_open, len(replica.served)
+                self._open[place], self._seen[place] = still_open, len(given)
         return any(map(gt, map(add, unfinished, self._late), self._allowed))
 
 
@@ -225,7 +227,7 @@ def simulate(
         came=count,
         served=0,
     )
-    interval, lost = max(_BETWEEN, count // _CHECKS), False
+    interval, lost = max(1, count // _CHECKS), False
     for number, _ in enumerate(made.run(), 1):
         if not to_end and number % interval == 0:
             lost = late.lose_a_limit(made.outcome(ended=False))

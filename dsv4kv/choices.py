@@ -79,9 +79,9 @@ INDEXES = {
 """How prefixes are found."""
 
 SYSTEMS = {
-    "pools": Choice("pools of blocks for every layer", "bench.systems.pools:run_pools"),
-    "slots": Choice("a row of KV for every request", "bench.systems.slots:run_slots"),
-    "blocks": Choice("blocks with several holders", "bench.systems.blocks:run_blocks"),
+    "pools": Choice("pools of blocks for every layer", "bench.systems.pool_system:run_pools"),
+    "slots": Choice("a row of KV for every request", "bench.systems.slot_system:run_slots"),
+    "blocks": Choice("blocks with several holders", "bench.systems.block_system:run_blocks"),
 }
 """Ways to keep a cache that ``bench systems`` runs side by side."""
 
@@ -140,10 +140,10 @@ STORES = {
         "a Redis or Valkey server: redis:HOST:PORT, or redis:URL", "tiers.redis_store:open_redis"
     ),
 }
-"""Where objects are kept beyond the GPU's memory, as ``tiers.stores.place`` reads it."""
+"""Where objects are kept beyond the GPU's memory, as ``tiers.store`` reads it."""
 
 ROUTERS = {
-    "round_robin": Choice("in turn", "fleet.routers:RoundRobin"),
+    "round_robin": Choice("in turn", "fleet.routers:Router"),
     "random": Choice("any", "fleet.routers:AtRandom"),
     "least_loaded": Choice("the fewest requests", "fleet.routers:LeastLoaded"),
     "power_of_two": Choice("the fewest requests of two at random", "fleet.routers:PowerOfTwo"),
@@ -159,19 +159,17 @@ ROUTERS = {
         "fleet.routers:CacheAware",
     ),
     "cache_aware:library": Choice(
-        "… with the library's defaults, not the command line's", "fleet.routers:CacheAwareLibrary"
+        "… with the library's defaults, not the command line's", "fleet.routers:CacheAware"
     ),
     "dynamo": Choice(
         "dynamo's KV router: the least to compute and to decode", "fleet.routers:Dynamo"
     ),
-    "dynamo-agentic": Choice("… with --agentic", "fleet.routers:DynamoAgentic"),
-    "dynamo-decode": Choice(
-        "… for decode replicas: the least to decode", "fleet.routers:DynamoDecode"
-    ),
+    "dynamo-agentic": Choice("… with --agentic", "fleet.routers:Dynamo"),
+    "dynamo-decode": Choice("… for decode replicas: the least to decode", "fleet.routers:Dynamo"),
     "llm-d": Choice(
         "llm-d: prefix by its own past, unused blocks, short queue", "fleet.routers:Llmd"
     ),
-    "llm-d:precise": Choice("… prefix by events", "fleet.routers:LlmdPrecise"),
+    "llm-d:precise": Choice("… prefix by events", "fleet.routers:Llmd"),
     "production-stack:qps": Choice(
         "vLLM's: the fewest requests in the last minute", "fleet.routers:LeastQps"
     ),

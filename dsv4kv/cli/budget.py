@@ -298,22 +298,20 @@ def _print_answer(
     from dsv4kv.view.render import show
 
     found = answer(read_inputs(texts))
-    details = (
-        options_of(found),
-        compare_layouts(found.scenario, found.context),
-        curve(found.scenario),
-    )
+    options, contexts = options_of(found), curve(found.scenario)
     costs = flag_costs(*command, found) if command else ()
     if as_json:
+        layouts = compare_layouts(found.scenario, found.context)
         reuse = reuse_of(found.scenario, found.context)
-        document = to_document(found, *details, reuse) | {"peak": asdict(peak_of(found))}
+        document = to_document(found, options, layouts, contexts, reuse)
+        document["peak"] = asdict(peak_of(found))
         if command:
             document["command"] = command_document(command[0], costs)
         print_json(document)
     else:
         lines: Any = view_command(command[0], costs) if command else ()
         launch = partial(_write_launch, found, texts)
-        page = budget_page(found, *details, given=texts, launch=launch, command=lines)
+        page = budget_page(found, options, contexts, given=texts, launch=launch, command=lines)
         show(page.in_full() if verbose else page.answer)
     _end(fits=found.fits)
 

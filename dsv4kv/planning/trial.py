@@ -32,11 +32,7 @@ class Split(NamedTuple):
 
 
 def parse_splits(texts: Sequence[str]) -> list[Split | None]:
-    """Read ``none`` and ``1:2``.
-
-    Raises:
-        ConfigError: Something else.
-    """
+    """Read ``none`` and ``1:2``; raises ``ConfigError``."""
     splits = list[Split | None]()
     for text in dict.fromkeys(texts):
         match = re.fullmatch(r"([1-9]\d*):([1-9]\d*)", text, re.ASCII)
@@ -51,14 +47,7 @@ def parse_splits(texts: Sequence[str]) -> list[Split | None]:
 
 @dataclass(frozen=True)
 class Kind:
-    """Servers of one kind behind a router, alike or in units of prefill and decode replicas.
-
-    Attributes:
-        server: Each of them.
-        router: In front.
-        bounds: What no number of them undercuts.
-        split: A unit; None where every replica does both.
-    """
+    """Servers of one kind behind a router, alike or in units of prefill and decode replicas."""
 
     server: Server
     router: str
@@ -111,7 +100,6 @@ class Trial:
     """A simulated deployment.
 
     Attributes:
-        kind: Its servers.
         units: Number of replicas, or of units of prefill and decode replicas.
         speed: Trace seconds per second.
         cost: GPUs, or money in an hour.
@@ -119,13 +107,9 @@ class Trial:
             simulation ended early.
         rate: Requests that arrive, per s.
         good: Share of requests that keep every limit.
-        meets: Whether every limit is kept.
-        requests: Requests of the simulation.
         came: Requests that arrived before it ended.
-        served: Requests that were served.
         hit_share: Share of prompt tokens that hit the prefix cache.
         busy_share: Share of the time in which replicas compute, of the busiest role.
-        tpot_p99_s: 99th percentile of the time per output token.
     """
 
     kind: Kind

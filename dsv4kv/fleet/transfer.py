@@ -21,11 +21,7 @@ _WHOLE = 1024  # tokens from which on a further block adds context alone
 
 
 def find_sent(config: ReplayConfig, memory: MemoryPlan) -> SentOf:
-    """What every rank sends, as ``fleet.transfer.engine`` has it.
-
-    Raises:
-        ConfigError: A model that the engine is not known to send.
-    """
+    """What every rank sends, as ``fleet.transfer.engine`` has it; raises ``ConfigError``."""
     name = config.fleet.transfer.engine
     if name == "blocks" or not config.fleet.is_split:
         return partial(_send_blocks, memory)
@@ -67,7 +63,6 @@ class Link:
 
     Attributes:
         moved_bytes: Sent so far by one rank; all ranks send the same.
-        transfers: In so many transfers.
         busy_s: Time of these.
         waited_s: Time in which they waited for others.
     """
@@ -76,7 +71,7 @@ class Link:
         """``sent`` as ``find_sent`` gives it."""
         self._sent, self._bytes_per_s = sent, section.gbps * 1e9
         self._setup_s, self._piece_s = section.setup_ms / 1e3, section.descriptor_us / 1e6
-        self.moved_bytes = self.transfers = 0
+        self.moved_bytes = 0
         self.busy_s = self.waited_s = self._free_s = 0.0
 
     def send(self, now_s: float, tokens: int, found_tokens: int) -> float:
@@ -88,7 +83,6 @@ class Link:
         self.waited_s += begin_s - now_s
         self.busy_s += took_s
         self.moved_bytes += sent.bytes
-        self.transfers += 1
         self._free_s = begin_s + took_s
         return self._free_s
 

@@ -99,15 +99,14 @@ class Blocks(Machine):
             new = owner[[not self.hash_of(block) for block in owner.tolist()]]
             names = [next(self.hashes) for _ in new]
             self.do(lambda: allocator.register(new, names, [0, *names][: len(new)]))
-        elif resting := [n for n, b in allocator._blocks.items() if not b.refs]:
+        elif resting := np.flatnonzero(allocator._stamp).tolist():
             some = np.array(draw.sample(resting, draw.randint(1, min(3, len(resting)))))
             taken = self.do(lambda: allocator.allocate(2, some))
             if taken is not None:
                 self.owners += [some, taken]
 
     def hash_of(self, block: int) -> int:
-        record = self.allocator._blocks.get(block)
-        return record.hash if record else 0
+        return int(self.allocator._hash[block])
 
     def check(self) -> None:
         allocator = self.allocator

@@ -45,24 +45,22 @@ class Implementation:
 
 
 POLICIES = {
-    "lru": Implementation("the least recently used", "prefix.policies.scored:LRU"),
-    "fifo": Implementation("the one stored first", "prefix.policies.scored:FIFO"),
-    "lfu": Implementation("the one used least often", "prefix.policies.scored:LFU"),
+    "lru": Implementation("the least recently used", "core.policies:LRU"),
+    "fifo": Implementation("the one stored first", "core.policies:FIFO"),
+    "lfu": Implementation("the one used least often", "core.policies:LFU"),
     "lfu-aged": Implementation(
-        "the one used least often, old uses fading", "prefix.policies.scored:AgedLFU"
+        "the one used least often, old uses fading", "core.policies:AgedLFU"
     ),
     "gdsf": Implementation(
-        "the least uses for its size, aged by what was evicted", "prefix.policies.scored:GDSF"
+        "the least uses for its size, aged by what was evicted", "core.policies:GDSF"
     ),
-    "sieve": Implementation(
-        "the next one not used since a hand passed it", "prefix.policies.sieve:SIEVE"
-    ),
+    "sieve": Implementation("the next one not used since a hand passed it", "core.policies:SIEVE"),
     "s3fifo": Implementation(
         "what a small queue saw used less than twice, then the main queue's oldest",
-        "prefix.policies.s3fifo:S3FIFO",
+        "core.policies:S3FIFO",
     ),
     "arc": Implementation(
-        "by recency or frequency, whichever lost less lately", "prefix.policies.arc:ARC"
+        "by recency or frequency, whichever lost less lately", "core.policies:ARC"
     ),
 }
 """What is evicted first; children always before their parents."""
@@ -70,13 +68,13 @@ POLICIES = {
 OFFLINE = "belady"
 OFFLINE_POLICIES = {
     OFFLINE: Implementation(
-        "the one needed last, a bound that knows the trace", "prefix.policies.belady:Belady"
+        "the one needed last, a bound that knows the trace", "core.policies:Belady"
     ),
 }
 
 INDEXES = {
-    "radix": Implementation("to 128 tokens", "prefix.radix:RadixIndex"),
-    "block_hash": Implementation("in whole blocks", "prefix.block_hash:BlockHashIndex"),
+    "radix": Implementation("to 128 tokens"),
+    "block_hash": Implementation("in whole blocks"),
 }
 """How prefixes are found."""
 

@@ -1,10 +1,8 @@
-"""What an engine's prefix cache answers while requests run side by side."""
+"""What an engine's prefix cache is given: the pool, the prompts, windows and states."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from dsv4kv.core.request import Generating, Hit
+from dsv4kv.core.paths import NumberedPaths
 from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.formats import Site, stored_formats
 from dsv4kv.engines.prefix import prefix_rule
@@ -15,94 +13,7 @@ from dsv4kv.engines.vllm.tables import UNBOUNDED_TOKENS, TailGroup, cut_groups
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.schema import choose_formats
-from dsv4kv.prefix.paths import NumberedPaths, PathTable
-
-
-class EngineCache(Protocol):
-    """Blocks of one pool, what is cached in them, and who uses it.
-
-    Requests are known by their places in the trace. Blocks of decoded tokens belong to nobody:
-    the trace has no ids for them.
-
-    Attributes:
-        total: All blocks.
-        per_shared: Blocks of what prompts share: 1.
-    """
-
-    total: int
-    per_shared: int
-
-    @property
-    def freed(self) -> int:
-        """Changes whenever more may have become available."""
-
-    @property
-    def evicted(self) -> int:
-        """Cached blocks evicted so far."""
-
-    @property
-    def free(self) -> int:
-        """Blocks that hold nothing."""
-
-    @property
-    def private(self) -> int:
-        """Blocks that one request holds for itself."""
-
-    @property
-    def cached(self) -> int:
-        """Cached blocks that nobody uses."""
-
-    @property
-    def shared(self) -> int:
-        """Cached blocks that requests use."""
-
-    @property
-    def available(self) -> int:
-        """Blocks that can be had: free, or to be evicted, less those promised."""
-
-    @property
-    def windows(self) -> int:
-        """Pages of a pool of their own that windows take; 0 where there is none."""
-
-    def refuses(self, tokens: int) -> str:
-        """Why a request of so many tokens can never run; empty if it can."""
-
-    def peek(self, request: int, tokens: int) -> int:
-        """Blocks of context that a prompt of so many tokens would find; nothing changes."""
-
-    def fits(self, request: int, tokens: int, promised: int) -> bool:
-        """Whether a prompt can begin and end where ``promised`` blocks are others'."""
-
-    def begin(self, request: int, tokens: int) -> Hit:
-        """Use what is cached of a prompt; everything it needs can be had from now on."""
-
-    def compute(self, request: int, position: int) -> int:
-        """Cache what is computed up to ``position``; returns the blocks that others can find."""
-
-    def decode(self, request: int) -> None:
-        """The prompt is computed and more tokens follow: keep only what these need."""
-
-    def decoded(self, due: Sequence[Generating]) -> None:
-        """Requests that need or free something have taken a step."""
-
-    def next_event(self, request: Generating, due: int) -> int:
-        """Tokens at which one next needs or frees something; a block of context at ``due``."""
-
-    def end(self, request: int, decoded_blocks: int, position: int = 0) -> int:
-        """Give everything back, with so many blocks that decoding took.
-
-        Args:
-            request: The request.
-            decoded_blocks: Blocks of context in addition to those of its prompt.
-            position: Tokens that it has; of no matter where it does not decode.
-
-        Returns:
-            Blocks of its prompt that it cached: an engine may cache the last of them now.
-        """
-
-    def take(self, blocks: int) -> None:
-        """Take blocks for decoded tokens; raises ``OutOfBlocks``."""
-
+from dsv4kv.prefix.paths import PathTable
 
 DEFAULT_CHUNK_TOKENS = 8192
 """vLLM's ``max_num_batched_tokens`` on large GPUs."""

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dsv4kv.core.hashed import HashedCache
-from dsv4kv.core.radix import SglangCache
-from dsv4kv.engines.cache import ENGINE_BLOCK_TOKENS, EngineCache, Pool, draft_needs
+from dsv4kv.core.cache import EngineCache
+from dsv4kv.engines.cache import ENGINE_BLOCK_TOKENS, Pool, draft_needs
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.prefix.outcome import Losses, Outcome
 from dsv4kv.prefix.paths import Ints, find_reuse
@@ -94,7 +93,7 @@ def alike(hits: Ints) -> GroupHits:
     return GroupHits(hits, hits, hits, np.zeros(len(hits), bool))
 
 
-def serve_alone(cache: HashedCache | SglangCache, tokens: Ints) -> GroupHits:
+def serve_alone(cache: EngineCache, tokens: Ints) -> GroupHits:
     """Serve prompts one after the other; their lengths are int64[requests]."""
     served = [cache.serve(request, length) for request, length in enumerate(tokens.tolist())]
     rejected = np.array([hit is None for hit in served], bool)

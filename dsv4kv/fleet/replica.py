@@ -6,14 +6,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from dsv4kv.config.replay import ReplayConfig
-from dsv4kv.core.contract import Below
-from dsv4kv.core.request import Hit
-from dsv4kv.core.scheduler import Observer, Scheduler
-from dsv4kv.core.served import NEVER, Served
+from dsv4kv.core.prompts import Below
+from dsv4kv.core.served import NEVER, Hit, Served
 from dsv4kv.fleet.transfer import Link, Received
 from dsv4kv.fleet.views import Asked, View, count_leading
 from dsv4kv.replay.build import Parts, Wiring, build_replay
-from dsv4kv.replay.outcome import Outcome
 from dsv4kv.replay.tiers import SharedTiers
 from dsv4kv.traces.request import Request
 
@@ -67,7 +64,7 @@ class Journal:
     An engine's rule does not report what it evicts.
     """
 
-    def __init__(self, below: Below) -> None:
+    def __init__(self, below: Below | None) -> None:
         self._below = below
         self._announced: dict[int, int] = {}  # blocks, by number of the request
         self._stored: list[int] = []
@@ -76,32 +73,36 @@ class Journal:
     @property
     def fetches(self) -> bool:
         """As below."""
-        return self._below.fetches
+        return self._below is not None and self._below.fetches
 
     def fetch(self, served: Served, found: int, usable: int) -> None:
         """As below."""
-        self._below.fetch(served, found, usable)
+        if self._below:
+            self._below.fetch(served, found, usable)
 
     def restore(self, served: Served, hit: Hit, usable: int) -> Hit:
         """As below."""
-        return self._below.restore(served, hit, usable)
+        return self._below.restore(served, hit, usable) if self._below else hit
 
     def offer(self, served: Served, blocks: int, tails: Sequence[int]) -> None:
         """Blocks are cached."""
         before = self._announced.get(served.number, 0)
         if blocks > before:
-            self._stored += served.keys[before:blocks].tolist()
+            self._stored += served.keys[before:blocks]
             self._announced[served.number] = blocks
-        self._below.offer(served, blocks, tails)
+        if self._below:
+            self._below.offer(served, blocks, tails)
 
     def forget(self, blocks: Sequence[int], tails: Sequence[int]) -> None:
         """Blocks are evicted."""
         self._evicted += blocks
-        self._below.forget(blocks, tails)
+        if self._below:
+            self._below.forget(blocks, tails)
 
-    def end(self, number: int) -> None:
-        """A request has ended."""
-        self._announced.pop(number, None)
+    def end(self, numbers: Sequence[int]) -> None:
+        """Requests have ended."""
+        for number in numbers:
+            self._announced.pop(number, None)
 
     def take(self) -> tuple[list[int], list[int]]:
         """What was stored and evicted since this was last asked."""
@@ -111,7 +112,7 @@ class Journal:
 
 
 class Replica:
-    """One server; it watches its scheduler, see ``Observer``.
+    """One server.
 
     Attributes:
         name: What it does, and which it is.
@@ -122,7 +123,7 @@ class Replica:
         link: What it sends prompts over.
         received: What is sent to it, where it decodes and does nothing else.
         served: Requests that it was given, in their order.
-        ended: Those that have ended since this was last emptied.
+        ended: Those that have ended, or were rejected, since this was last emptied.
     """
 
     def __init__(
@@ -150,8 +151,9 @@ class Replica:
         self._journal: Journal | None = None
         self._announces = announces
         self._unanswered: dict[int, Served] = {}
-        wiring = Wiring(parts, self._feed, self._observe, self._cover, shared)
+        wiring = Wiring(parts, self._feed, self._cover, shared)
         self.replay = build_replay(config, trace, wiring=wiring)
+        self.replay.scheduler.ended = self.ended
 
     # ---- what it does ---------------------------------------------------------------------------
 
@@ -179,8 +181,10 @@ class Replica:
         ended = [served.number for served in self.ended]
         for number in (*answered, *ended):
             self._unanswered.pop(number, None)
+        if self._journal:
+            self._journal.end(ended)
         stored, evicted = self._journal.take() if self._journal else ([], [])
-        ledger = scheduler.ledger
+        ledger = scheduler.cache
         usage = (ledger.total - ledger.available) / ledger.total
         waiting, running = len(scheduler.waiting), scheduler.in_slots
         return News(answered, ended, stored, evicted, waiting, running, usage)
@@ -197,7 +201,7 @@ class Replica:
         tiers, found = self.replay.tiers, dict[str, int]()
         assert tiers is not None
         size, each = tiers.object_tokens // self.parts.shared_tokens, tiers.object_tokens
-        keys = served.keys[size - 1 :: size].tolist()
+        keys = served.keys[size - 1 :: size]
         first = reach = found_tokens // each
         for tier in tiers.tiers:
             shared = tier.name in self.config.fleet.shared_tiers
@@ -208,32 +212,7 @@ class Replica:
             reach = max(reach, end)
         return found
 
-    # ---- what its scheduler reports -------------------------------------------------------------
-
-    def reject(self, served: Served, reason: str) -> None:
-        """A request can never be served."""
-        self._outcome.reject(served, reason)
-        self._end(served)
-
-    def finish(self, served: Served) -> None:
-        """A request has all its tokens."""
-        self._outcome.finish(served)
-        self._end(served)
-
-    def stepped(self, scheduler: Scheduler) -> None:
-        """Steps have been taken."""
-        self._outcome.stepped(scheduler)
-
-    def _end(self, served: Served) -> None:
-        self.ended.append(served)
-        if self._journal:
-            self._journal.end(served.number)
-
-    def _observe(self, outcome: Outcome) -> Observer:
-        self._outcome = outcome
-        return self
-
-    def _cover(self, below: Below) -> Below:
+    def _cover(self, below: Below | None) -> Below | None:
         below = self.received or below
         if not self._announces:
             return below

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.core.clock import VirtualClock
-from dsv4kv.core.request import Hit
-from dsv4kv.core.served import Served
+from dsv4kv.core.served import Hit, Served
 from dsv4kv.engines.host import Sent
 from dsv4kv.engines.registry import find_engine
 from dsv4kv.engines.sglang import host as sglang

@@ -8,8 +8,6 @@ from functools import cached_property
 from hashlib import blake2b
 from itertools import islice
 
-from dsv4kv.prefix.tree import Ids
-
 
 @dataclass(frozen=True)
 class Asked:
@@ -67,7 +65,7 @@ class View:
     usage: float = 0.0
 
 
-def count_leading(blocks: Sequence[int] | Ids, known: Container[int]) -> int:
+def count_leading(blocks: Sequence[int], known: Container[int]) -> int:
     """How many leading blocks are known: none is without those before it."""
     if not len(blocks) or blocks[0] not in known:
         return 0

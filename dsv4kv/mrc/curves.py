@@ -6,18 +6,13 @@ from functools import partial
 
 import numpy as np
 
+from dsv4kv.core.strategy import Strategy
 from dsv4kv.engines.cache import DEFAULT_CHUNK_TOKENS, Pool
 from dsv4kv.engines.rules import find_drafts, find_rule, run_rule
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.mrc.sample import SampledHits, Sampling, Simulation
-from dsv4kv.mrc.strategies import (
-    PrefixCosts,
-    Strategy,
-    apply_strategy,
-    parse_strategy,
-    prefix_costs,
-)
+from dsv4kv.mrc.strategies import PrefixCosts, apply_strategy, parse_strategy, prefix_costs
 from dsv4kv.prefix.outcome import Outcome
 from dsv4kv.prefix.paths import Ints, PathTable, Reuse, find_reuse
 from dsv4kv.workers import Lost, map_jobs

@@ -10,19 +10,17 @@ between prompts would be cut. A beginning that very many prompts share (a system
 one family of them all; it is taken as common, and families start behind it.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from math import sqrt
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsv4kv.choices import OFFLINE
+from dsv4kv.core.tree import PrefixTree
 from dsv4kv.errors import ConfigError
-from dsv4kv.prefix.block_hash import BlockHashIndex
 from dsv4kv.prefix.outcome import Losses, Outcome
-from dsv4kv.prefix.paths import Ints, PathTable, Reuse, find_reuse, number_blocks
+from dsv4kv.prefix.paths import Ints, PathTable, Reuse, find_reuse, number_prompts
 from dsv4kv.prefix.policies import make_policy
 
 _COMMON = 0.05
@@ -123,11 +121,11 @@ def replay_policy(name: str, table: PathTable, reuse: Reuse, capacity_blocks: in
             f"a cache of {capacity_blocks:,} blocks is smaller than the longest prompt, "
             f"{longest:,} blocks of {reuse.grain_tokens} tokens."
         )
-    offsets, numbers, _ = number_blocks(reuse)
-    paths = [numbers[a:b] for a, b in pairwise(offsets)]
+    numbered = number_prompts(table, reuse.grain_tokens, whole_blocks=False)
+    paths = [numbered.path(request) for request in range(len(table))]
     policy = make_policy(name, capacity_blocks, paths if name == OFFLINE else None)
-    index = BlockHashIndex(policy)
-    found = np.fromiter(_serve(index, paths, capacity_blocks), np.int64, len(paths))
+    tree = PrefixTree(policy)
+    found = np.array(tree.serve(paths, capacity_blocks), np.int64)
     tokens = np.minimum(found * reuse.grain_tokens, reuse.tokens)
     lost = int((reuse.found_tokens(None) - tokens).sum())
     return Outcome(
@@ -138,21 +136,6 @@ def replay_policy(name: str, table: PathTable, reuse: Reuse, capacity_blocks: in
         found_tokens=int(tokens.sum()),
         found_blocks=int(found.sum()),
     )
-
-
-def _serve(index: BlockHashIndex, paths: list[Ints], capacity_blocks: int) -> Iterator[int]:
-    """Blocks that every request hits."""
-    held = 0
-    for path in paths:
-        lease = index.pin(path)
-        found = lease.length
-        missing = len(path) - found
-        if held + missing > capacity_blocks:
-            held -= len(index.evict(held + missing - capacity_blocks))
-        index.extend(lease, path[found:], path[found:])
-        held += missing
-        index.release(lease)
-        yield found
 
 
 CLASSES = 5

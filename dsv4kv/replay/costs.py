@@ -136,12 +136,7 @@ class StepTables:
     def weighed(self, weights: WeightModel) -> Tables:
         """The same, with the arithmetic and the bytes of weights."""
         sums = self.sums(weights.active_parameters)
-        return Tables(sums, self.shared, self.visible, self.chunks, weights.step_bytes)
-
-    def chunks(self, before: int, after: int) -> int:
-        """Bytes that a prompt chunk writes, and reads to write them."""
-        kept = self._kept.item(min(after - before, len(self._kept) - 1))
-        return self._grown.item(after) - self._grown.item(before) + kept
+        return Tables(sums, self.shared, self.visible, self._grown, self._kept, weights.step_bytes)
 
     def _find_chunk_terms(self) -> Iterator[ChunkTerm]:
         for ring, layers in self._windows.items():

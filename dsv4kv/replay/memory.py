@@ -7,6 +7,7 @@ from math import ceil
 
 from dsv4kv.clock.weights import WeightModel
 from dsv4kv.config.replay import CostSection, PrefixSection, ReplayConfig
+from dsv4kv.core.strategy import Strategy
 from dsv4kv.engines.cache import WINDOW_RATIO, v41_layout
 from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.defaults import RESERVE, SHARE
@@ -25,7 +26,7 @@ from dsv4kv.model.schema import (
     choose_formats,
     table_groups,
 )
-from dsv4kv.mrc.strategies import Strategy, parse_strategy
+from dsv4kv.mrc.strategies import parse_strategy
 from dsv4kv.sizing.gpus import Gpu, load_gpu
 from dsv4kv.units import counted, format_bytes
 

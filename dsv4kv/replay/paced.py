@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from dsv4kv.core.cache import EngineCache
 from dsv4kv.core.hashed import HashedCache
-from dsv4kv.engines.cache import EngineCache, Pool
+from dsv4kv.engines.cache import Pool
 from dsv4kv.engines.rule import Rule
 
 
@@ -83,10 +84,6 @@ class _Paced:
         self._cache: EngineCache = rule.open(pool)
         self._tokens = pool.table.input_tokens.tolist()
         self._outputs = pool.table.output_tokens.tolist()
-        self._chunk = pool.chunk_tokens
-        if not isinstance(self._cache, HashedCache):
-            self._chunk = max(1, self._chunk // pool.block_tokens) * pool.block_tokens
-        self._replayed = pool.model.window_tokens if rule.replays else 0
         self._played = Played([0] * len(pool.table))
         self._seen, self._now_s = 0, 0.0
         self._running: dict[int, int] = {}  # blocks of what each has generated, oldest first
@@ -147,7 +144,10 @@ class _Paced:
     def _admit(self) -> None:
         """Begin with those that wait, in their order, as long as there is room."""
         while self._waiting and self._cache.fits(
-            self._waiting[0], self._tokens[self._waiting[0]], self._promised()
+            self._waiting[0],
+            self._tokens[self._waiting[0]],
+            self._promised(),
+            self._pool.chunk_tokens,
         ):
             number = self._waiting.popleft()
             self._begin(number)
@@ -164,7 +164,7 @@ class _Paced:
 
     def _begin(self, number: int) -> None:
         resumed = self._cache.begin(number, self._tokens[number]).resumed
-        begun = max(0, resumed * self._pool.block_tokens - self._replayed)
+        begun = self._cache.computed_from(resumed)
         if number not in self._counted:
             self._played.hits[number] = begun
             self._counted.add(number)
@@ -183,7 +183,7 @@ class _Paced:
             return
         tokens = self._tokens[number]
         cache = self._cache
-        for end in [*range(begun + self._chunk, tokens, self._chunk), tokens]:
+        for end in cache.chunk_ends(begun, tokens):
             if isinstance(cache, HashedCache):
                 while cache.lacks(number, end):
                     if self._preempt() == number:

@@ -12,8 +12,7 @@ from dsv4kv.cache.allocators.stack import Ids
 from dsv4kv.cache.allocators.states import NO_HASH, ReleasePolicy
 from dsv4kv.config.systems import BlocksSection, ChatSection
 from dsv4kv.errors import ConfigError
-from dsv4kv.prefix.block_hash import resumable_blocks
-from dsv4kv.prefix.index import BlockHasher, Digests
+from dsv4kv.prefix.hashing import BlockHasher, Digests, resumable_blocks
 from dsv4kv.systems.chat import Chat, Turn, generate
 from dsv4kv.systems.contents import KV_WORDS, TOP_K, Kv, Model, Tokens
 from dsv4kv.systems.outcome import Checks

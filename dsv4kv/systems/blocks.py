@@ -12,8 +12,9 @@ from dsv4kv.cache.allocators.routing import RoutingStore
 from dsv4kv.cache.allocators.stack import Ids
 from dsv4kv.cache.allocators.states import ReleasePolicy
 from dsv4kv.config.systems import SystemsConfig
-from dsv4kv.prefix.block_hash import BlockHashIndex
-from dsv4kv.prefix.index import HASHES, BlockHasher
+from dsv4kv.core.policies import LRU
+from dsv4kv.core.tree import PrefixTree
+from dsv4kv.prefix.hashing import HASHES, BlockHasher
 from dsv4kv.systems.batch import Batch, serve
 from dsv4kv.systems.chat import Chat
 from dsv4kv.systems.contents import EXPERTS, TOP_K, Model
@@ -268,15 +269,14 @@ def _time_hashing(timer: CallTimer, config: SystemsConfig) -> None:
 
 
 def _time_index(timer: CallTimer, config: SystemsConfig) -> None:
-    """An index of blocks by digests, each with a guard against another prompt of the same key."""
+    """An index of blocks by digests."""
     length = config.calls.prompt_tokens
     prompt = np.random.default_rng(config.seed).integers(0, 129_280, length).astype(np.int32)
-    keys, index = BlockHasher(128).digest(prompt), BlockHashIndex(digests=True)
-    names = keys.block_ids().tolist()
+    names = BlockHasher(128).digest(prompt).block_ids().tolist()
+    index = PrefixTree(LRU(1 << 62), 1)
     blocks = {name: block for block, name in enumerate(names)}
-    leases = [index.pin(keys)]
-    missing = keys.after(leases[0].length)
-    index.extend(leases[0], missing, np.arange(len(missing)))
+    leases = [index.pin(names)]
+    index.extend(leases[0], names, list(range(len(names))))
 
     def release() -> None:
         while leases:
@@ -284,7 +284,7 @@ def _time_index(timer: CallTimer, config: SystemsConfig) -> None:
 
     timer.time(
         f"pin {length:,} tokens by digests",
-        Timed(lambda: leases.append(index.pin(keys)), release),
+        Timed(lambda: leases.append(index.pin(names)), release),
         Timed(lambda: [blocks.get(name) for name in names]),
     )
 

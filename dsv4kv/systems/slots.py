@@ -13,8 +13,7 @@ import numpy as np
 from dsv4kv.cache.allocators.bitmask import SlotAllocator
 from dsv4kv.config.systems import SystemsConfig
 from dsv4kv.measure.statistics import Estimate
-from dsv4kv.prefix.radix import PrefixCacheManager
-from dsv4kv.prefix.slots import SlotScheduler
+from dsv4kv.prefix.rows import PrefixCacheManager, SlotScheduler
 from dsv4kv.systems.chat import Chat, Turn, generate
 from dsv4kv.systems.contents import KV_WORDS, Kv, Model, Tokens
 from dsv4kv.systems.outcome import Checks, Outcome, Row, Unit, exact
@@ -181,7 +180,7 @@ def run_slots(config: SystemsConfig, model: Model) -> Outcome:
         count(Row(SYSTEM, quantity, unit, *pair))
     wrong = exact(len(ours.checks.failures)), exact(len(plain.checks.failures))
     count(Row(SYSTEM, "wrong outputs", "outputs", *wrong))
-    pinned, held = cache.stats().pinned, config.slots.slots - slots.free_count
+    pinned, held = cache.tree.pinned, config.slots.slots - slots.free_count
     sentence = f"slots: {pinned} tokens are still pinned and {held} slots taken at the end."
     ours.checks.check("end", not pinned and not held, sentence)
     if config.calls.seconds:

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dsv4kv.choices import WRITE_POLICIES, choose
+from dsv4kv.core.policies import Run
 from dsv4kv.errors import StoreUnavailable
 from dsv4kv.prefix.policies import make_policy
-from dsv4kv.prefix.tree import NO_IDS, Run
 from dsv4kv.tiers.stores.contract import Bytes, Found, Store
 
 _UNIT_BYTES = 4096  # what policies count: a node's size to them
@@ -240,7 +240,7 @@ class Tier:
                 count -= 1
                 needed -= nodes[count].size
             else:
-                self._evict(self._books.nodes[run.keys.decode()][0], run)
+                self._evict(self._books.nodes[str(run.key)][0], run)
         return count
 
     def _evict(self, node: Node, run: Run) -> None:
@@ -258,7 +258,8 @@ class Tier:
     def _enter(self, nodes: Sequence[Node]) -> None:
         for node in nodes:
             if node.key not in self._books.nodes:
-                run = Run(None, node.key.encode(), 0, -(-node.size // _UNIT_BYTES), NO_IDS)
+                run = Run(None, [], 0, -(-node.size // _UNIT_BYTES))
+                run.key = node.key
                 self._policy.admit(run, node.key)
                 self._books.nodes[node.key] = node, run
                 self._books.children[node.parent] += 1

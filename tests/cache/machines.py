@@ -8,6 +8,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
+from dsv4kv.prefix.index import Digests, Keys, Lease
+from dsv4kv.prefix.radix import PrefixCacheManager
+from dsv4kv.prefix.store import PrefixStore
 
 from dsv4kv.cache.allocators import make_allocator
 from dsv4kv.cache.allocators.bitmask import NO_SLOT, SlotAllocator
@@ -17,10 +20,7 @@ from dsv4kv.cache.checkpoints import CheckpointPool, resume_request
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cache.prepare import prepare_forward
 from dsv4kv.errors import NotOwner, OutOfBlocks
-from dsv4kv.prefix.index import Digests, Keys, Lease
 from dsv4kv.prefix.policies import make_policy
-from dsv4kv.prefix.radix import PrefixCacheManager
-from dsv4kv.prefix.store import PrefixStore
 from tests.cache.caches import small_plan
 from tests.prefix.indexes import make_index
 from tests.prefix.trees import check_tree

@@ -1,13 +1,10 @@
 """vLLM's cache asked directly: what decoding keeps, what is evicted, what a refusal leaves."""
 
-from types import SimpleNamespace
-from typing import Any, cast
-
 import pytest
 
 from dsv4kv.core.hashed import Group, HashedCache, Part
 from dsv4kv.core.pool import BlockPool
-from dsv4kv.core.request import Hit
+from dsv4kv.core.served import Hit, Served
 from dsv4kv.errors import OutOfBlocks
 
 PAGE = 4
@@ -22,7 +19,7 @@ def open_cache(prompts: list[Prompt], blocks: int, retention: int | None = None)
     ]
     paths = [(prompt, prompt) for prompt in prompts]
     return HashedCache(
-        BlockPool(blocks), PAGE, groups, paths.__getitem__, 1000, retention=retention,
+        blocks, PAGE, groups, paths.__getitem__, 1000, retention=retention,
         chunk_tokens=8,
     )  # fmt: skip
 
@@ -33,6 +30,13 @@ def run(cache: HashedCache, request: int, tokens: int) -> Hit:
     for position in range(hit.resumed * PAGE, tokens, 2 * PAGE):
         cache.compute(request, min(position + 2 * PAGE, tokens))
     return hit
+
+
+def at(position: int) -> Served:
+    """Request 0 with so many tokens."""
+    served = Served(0, 0.0, 1, 1, list, (), 0)
+    served.position = position
+    return served
 
 
 def in_use(cache: HashedCache) -> int:
@@ -57,7 +61,7 @@ def test_blocks_of_drafts_that_were_rejected_are_freed() -> None:
     run(cache, 0, 20)
     assert cache.reserve(0, 20) >= 0
     most = in_use(cache)
-    cache.decoded([cast(Any, SimpleNamespace(number=0, position=21))])
+    cache.decoded([at(21)])
     assert in_use(cache) == most - (2 + 4 + 8)
 
 

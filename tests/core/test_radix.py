@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from dsv4kv.core.radix import SglangCache, SglangWindowCache
-from dsv4kv.core.request import Hit
+from dsv4kv.core.served import Hit
 from dsv4kv.errors import OutOfBlocks
 
 PAGE = 4
@@ -42,8 +42,8 @@ def test_windows_that_a_hit_needs_are_not_those_it_may_evict() -> None:
     cache.end(0, 0)
     cache.begin(1, 12)  # may take three of the six pages
     # that at the end of the hit must stay: two more can go
-    assert cache.fits(2, 28, 0)
-    assert not cache.fits(3, 32, 0)
+    assert cache.fits(2, 28, 0, 8)
+    assert not cache.fits(3, 32, 0, 8)
 
 
 @pytest.mark.parametrize(("holds_chunks", "held"), [(True, 2), (False, 1)])
@@ -72,8 +72,8 @@ def test_a_prompt_found_is_not_what_it_may_evict() -> None:
     cache = SglangCache(12, PAGE, prompts.__getitem__)
     run(cache, 0, 24)
     cache.end(0, 0)
-    assert cache.fits(1, 44, 1)
-    assert not cache.fits(1, 44, 2)
+    assert cache.fits(1, 44, 1, 8)
+    assert not cache.fits(1, 44, 2, 8)
 
 
 def test_a_peek_changes_nothing_and_tells_what_is_found() -> None:
@@ -82,7 +82,7 @@ def test_a_peek_changes_nothing_and_tells_what_is_found() -> None:
     run(cache, 0, 24)
     cache.end(0, 0)
     before = (cache._clock, cache.shared, cache.stored)
-    assert (cache.peek(1, 28), cache.fits(1, 28, 0)) == (4, True)
+    assert (cache.peek(1, 28), cache.fits(1, 28, 0, 8)) == (4, True)
     assert (cache._clock, cache.shared, cache.stored) == before
     assert cache.begin(1, 28) == Hit(4, 4, 4)
 

@@ -27,10 +27,9 @@ from dsv4kv.fleet.transfer import find_sent
 from dsv4kv.fleet.views import Asked, Ring
 from dsv4kv.replay.build import build_replay
 from dsv4kv.replay.memory import plan_memory
-from dsv4kv.replay.requests import begin_serving
+from dsv4kv.replay.requests import begin_serving, keys_on
 from dsv4kv.replay.run import describe_replay, describe_totals
 from dsv4kv.replay.server import by_server
-from dsv4kv.replay.sharing import keys_on
 from dsv4kv.traces.request import Request
 from tests.replay.scenes import LONG, SHORT, random_requests, request, small_config
 
@@ -166,7 +165,7 @@ def test_every_request_is_served_once_and_in_order(
         assert moments == sorted(moments)  # type: ignore[type-var]
         assert answer.generated == each.output_tokens
     for replica in outcome.replicas:
-        ledger = replica.replay.scheduler.ledger
+        ledger = replica.replay.scheduler.cache
         assert not ledger.private + ledger.shared
         assert not replica.received or not replica.received.senders
 

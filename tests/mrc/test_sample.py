@@ -12,7 +12,7 @@ from dsv4kv.prefix.paths import Ints, PathTable, find_reuse
 from dsv4kv.traces.collect import collect_paths
 from dsv4kv.traces.request import Request
 from tests.examples import FULL
-from tests.prefix.traces import Text, conversation, needs_conversation, texts, to_table
+from tests.prefix.traces import Text, conversation, ids_of, needs_conversation, texts, to_table
 
 SIZE = 16  # tokens of a block in made traces
 
@@ -35,8 +35,7 @@ def chats(seed: int, conversations: int = 1_500, system: int = 0) -> PathTable:
 
 
 def shared_ids(table: PathTable, requests: Ints) -> set[int]:
-    ids = [{table.path(r).id_at(b) for b in range(table.counts[r])} for r in requests.tolist()]
-    return set[int]().union(*ids)
+    return set[int]().union(*(ids_of(table, request) for request in requests.tolist()))
 
 
 @given(texts(), st.floats(0, 1))
@@ -72,7 +71,7 @@ def test_one_long_conversation_is_no_common_beginning() -> None:
     requests += [
         Request(1.0, int(table.input_tokens[r]), 1, (*ids,), SIZE)
         for r in range(len(table))
-        for ids in [[table.path(r).id_at(b) for b in range(table.counts[r])]]
+        for ids in [ids_of(table, r)]
     ]
     families = find_families(collect_paths(requests), 0.01)
     assert families.common_ids == 0
@@ -88,10 +87,8 @@ def test_a_selection_has_the_paths_of_its_requests(
     part = table.select(np.array(chosen, np.int64))
     assert len(part) == len(chosen)
     for at, request in enumerate(chosen):
-        mine, theirs = part.path(at), table.path(request)
-        assert mine.starts.tolist() == theirs.starts.tolist()
-        assert mine.ends.tolist() == theirs.ends.tolist()
-        assert mine.tokens == theirs.tokens
+        assert ids_of(part, at) == ids_of(table, request)
+        assert part.path_tokens[at] == table.path_tokens[request]
 
 
 def test_the_classes_make_the_sample_and_have_no_family_in_common() -> None:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from zlib import crc32
 
 from dsv4kv.core.hashed import HashedCache
-from dsv4kv.core.pool import BlockPool
 from dsv4kv.core.radix import SglangCache, SglangWindowCache
 from dsv4kv.engines.cache import Pool, tail_groups
 from dsv4kv.engines.speculation import SPECULATIONS
@@ -84,7 +83,7 @@ def _open_vllm(setting: Setting) -> Cache:
     followed = Numbers(size, max(ends)) if ends else context
     ways: list[tuple[list[int], list[int]]] = []
     cache = HashedCache(
-        BlockPool(setting.pages),
+        setting.pages,
         size,
         [group_of(group) for group in groups],
         ways.__getitem__,

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from dsv4kv.prefix.slots import SlotScheduler
 from typer.testing import CliRunner, Result
 
 from dsv4kv.cache.allocators.bitmask import SlotAllocator
@@ -15,7 +16,6 @@ from dsv4kv.cache.handle import LayerCacheHandle
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cache.table import BlockTable
 from dsv4kv.cli import app
-from dsv4kv.prefix.slots import SlotScheduler
 from dsv4kv.systems.slots import Rows
 from tests.systems.small import SETTINGS
 

@@ -21,13 +21,15 @@ _V41_DRAFTS = ("none", "dspark")  # SGLang serves V4.1 with no others
 _KINDS = ("v4", "v41")
 
 
-def open_sglang(pool: Pool) -> SglangCache:
+def open_sglang(pool: Pool, replayed_tokens: int = 0) -> SglangCache:
     """An empty tree with one pool."""
     return SglangCache(
         pool.blocks,
         pool.block_tokens,
         _paths_of(pool),
         key_tokens=pool.speculation.key_tokens,
+        chunk_tokens=pool.chunk_tokens,
+        replayed_tokens=replayed_tokens,
     )
 
 
@@ -56,8 +58,7 @@ def _paths_of(pool: Pool) -> Callable[[int], list[int]]:
     numbered = pool.numbered or number_prompts(
         pool.table, pool.block_tokens, pool.speculation.key_tokens
     )
-    paths = numbered.paths
-    return lambda request: paths[request].tolist()
+    return numbered.path
 
 
 def _serve(pool: Pool) -> Ints:
@@ -87,6 +88,10 @@ def _serve_decoder(pool: Pool) -> Outcome:
     return count_hits(pool, hits, windows=True, uncovered_tokens=rest)
 
 
+def _open_encoder(pool: Pool) -> SglangCache:
+    return open_sglang(pool, pool.model.window_tokens)
+
+
 def _serve_encoder(pool: Pool) -> Outcome:
     again = pool.model.window_tokens
     return count_hits(pool, alike(_serve(pool)), windows=False, replayed_tokens=again)
@@ -105,7 +110,7 @@ DECODER = Rule(
 ENCODER = Rule(
     _serve_encoder,
     "--enable-encoder-swa-bounded-replay",
-    open=open_sglang,
+    open=_open_encoder,
     speculations=_V41_DRAFTS,
     kinds=("v41",),
     replays=True,

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
+from dsv4kv.core.cache import EngineCache
 from dsv4kv.core.hashed import Group, HashedCache, Part
-from dsv4kv.core.pool import BlockPool
-from dsv4kv.engines.cache import EngineCache, Pool, tail_groups, uncached_groups
+from dsv4kv.engines.cache import Pool, tail_groups, uncached_groups
 from dsv4kv.engines.rule import Rule, count_hits, one_group, serve_alone
 from dsv4kv.engines.vllm.tables import TailGroup, number_ways
 from dsv4kv.errors import ConfigError
@@ -31,26 +31,19 @@ def open_vllm(
         raise ConfigError(
             f"a retention of {retention_tokens} tokens must be whole blocks of {size} tokens."
         )
-    ways, numbers = number_ways(pool.table, size, groups, speculation.key_tokens, pool.numbered)
-    known: dict[int, tuple[list[int], list[int]]] = {}
+    context, followed = number_ways(
+        pool.table, size, groups, speculation.key_tokens, pool.numbered
+    )
 
     def path_of(request: int) -> tuple[list[int], list[int]]:
-        if request not in known:
-            known.clear()
-            way = ways[request]
-            context = way.context.tolist()
-            known[request] = (
-                context,
-                (context if way.followed is way.context else way.followed.tolist()),
-            )
-        return known[request]
+        return context.path(request), followed.path(request)
 
     return HashedCache(
-        BlockPool(pool.blocks),
+        pool.blocks,
         size,
         [group_of(group) for group in groups],
         path_of,
-        numbers,
+        max(context.count, followed.count),
         retention=retention_tokens,
         chunk_tokens=pool.chunk_tokens,
         drops=speculation.drops,

@@ -4,26 +4,13 @@ Prompts are numbers of blocks to them. Source: vLLM 0.33, ``single_type_kv_cache
 """
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
+from dsv4kv.core.paths import NumberedPaths
 from dsv4kv.engines.speculation import Speculation
-from dsv4kv.prefix.paths import Ints, NumberedPaths, PathTable, number_prompts
+from dsv4kv.prefix.paths import PathTable, number_prompts
 
 UNBOUNDED_TOKENS = 1 << 40
 """Of the one block of a ring: more than a request has."""
-
-
-class Way(NamedTuple):
-    """A prompt as numbers of its whole blocks.
-
-    Attributes:
-        context: int64: as the context's table knows them.
-        followed: int64: as ``context``, but blocks with other tokens after them have other
-            numbers, where a part of a table asks for it; else the same.
-    """
-
-    context: Ints
-    followed: Ints
 
 
 @dataclass(frozen=True)
@@ -33,7 +20,7 @@ class Part:
     Attributes:
         blocks: How many.
         end_tokens: Where the last one ends, from the end of a block of context.
-        followed: By which numbers of ``Way`` it is known.
+        followed: Whether it is known by numbers that distinguish the tokens after it, too.
         drafts: Whether a draft's layer may be among them.
     """
 
@@ -41,10 +28,6 @@ class Part:
     end_tokens: int = 0
     followed: bool = False
     drafts: bool = False
-
-    def numbers(self, way: Way) -> Ints:
-        """Its numbers in a prompt."""
-        return way.followed if self.followed else way.context
 
 
 @dataclass(frozen=True)
@@ -129,8 +112,8 @@ def number_ways(
     groups: tuple[TailGroup, ...],
     key_tokens: int,
     known: NumberedPaths | None = None,
-) -> tuple[list[Way], int]:
-    """All prompts of a trace as numbers of blocks, and how many numbers there are.
+) -> tuple[NumberedPaths, NumberedPaths]:
+    """All prompts of a trace as numbers of blocks.
 
     Args:
         table: The trace.
@@ -138,9 +121,11 @@ def number_ways(
         groups: Tables that ask for parts.
         key_tokens: Tokens after a block of context that its key covers.
         known: The numbers of context, if they are known already.
+
+    Returns:
+        Numbers of context, and numbers that also distinguish the tokens after a block, where a
+        part of a table asks for that; else the same.
     """
     context = known or number_prompts(table, size, key_tokens)
     ends = [max(0, part.end_tokens) for group in groups for part in group.parts if part.followed]
-    followed = number_prompts(table, size, max(ends)) if ends else context
-    ways = [Way(*pair) for pair in zip(context.paths, followed.paths, strict=True)]
-    return ways, max(context.count, followed.count)
+    return context, number_prompts(table, size, max(ends)) if ends else context

@@ -47,8 +47,8 @@ def steps_of(workload: Workload) -> list[Step]:
     steps, step = list[Step](), Step()
     begin, commit = prompts.begin, prompts.commit
 
-    def beginning(served: Served) -> int:
-        moved = begin(served)
+    def beginning(served: Served, needed: int) -> int:
+        moved = begin(served, needed)
         reached[served.number] = served.position
         return moved
 

@@ -204,13 +204,6 @@ ROUTERS = {
 }
 """Who chooses the replica of a request."""
 
-TRANSFERS = {
-    "blocks": Implementation("blocks of context and a slot, as dsv4kv's cache has them"),
-    "vllm:0.33": Implementation("as vLLM 0.33 sends them by NIXL"),
-    "sglang:0.5.23": Implementation("as SGLang 0.5.23 sends them"),
-}
-"""What is sent of a prompt from a prefill replica to a decode replica."""
-
 TRACE_FORMATS = {
     "bailian": Implementation("Bailian's JSON lines, ids of 16 tokens", "traces.bailian:BAILIAN"),
     "mooncake": Implementation("Mooncake's JSON lines, ids of 512", "traces.mooncake:MOONCAKE"),
@@ -255,25 +248,6 @@ TRACE_FILES = {
 }
 """Formats that traces are written in as a whole."""
 
-ENGINES = {
-    "dsv4kv": Implementation("this toolkit's pools", "engines.own:OwnEngine"),
-    "vllm:0.22": Implementation("vLLM 0.20 to 0.22", "engines.vllm.sizing:V0_22"),
-    "vllm:0.25": Implementation("vLLM 0.23 to 0.25", "engines.vllm.sizing:V0_25"),
-    "vllm:0.26": Implementation("vLLM 0.26", "engines.vllm.sizing:V0_26"),
-    "vllm:0.27": Implementation("vLLM 0.27", "engines.vllm.sizing:V0_27"),
-    "vllm:0.28": Implementation("vLLM 0.28", "engines.vllm.sizing:V0_28"),
-    "vllm:0.33": Implementation("vLLM 0.29 to 0.33", "engines.vllm.sizing:V0_33"),
-    "sglang:0.5.12": Implementation("SGLang 0.5.12", "engines.sglang.sizing:V0_5_12"),
-    "sglang:0.5.14": Implementation("SGLang 0.5.13 to 0.5.14", "engines.sglang.sizing:V0_5_14"),
-    "sglang:0.5.17": Implementation("SGLang 0.5.15 to 0.5.17", "engines.sglang.sizing:V0_5_17"),
-    "sglang:0.5.19": Implementation("SGLang 0.5.18 to 0.5.19", "engines.sglang.sizing:V0_5_19"),
-    "sglang:0.5.20": Implementation("SGLang 0.5.20", "engines.sglang.sizing:V0_5_20"),
-    "sglang:0.5.22": Implementation("SGLang 0.5.21 to 0.5.22", "engines.sglang.sizing:V0_5_22"),
-    "sglang:0.5.23": Implementation("SGLang 0.5.23", "engines.sglang.sizing:V0_5_23"),
-    "trtllm": Implementation("TensorRT-LLM", "engines.trtllm:TrtllmEngine"),
-}
-"""Whose rules size the cache; of a family, the oldest first."""
-
 CLOCKS = {
     "model": Implementation(
         "few coefficients of the GPU, fitted on public points or calibrated",
@@ -286,43 +260,6 @@ CLOCKS = {
     "stated": Implementation("overhead + bytes / bandwidth + arithmetic / rate, as given"),
 }
 """Where the times of steps come from."""
-
-RULES = {
-    "ideal": Implementation(
-        "whole blocks, least recently used, nothing else to keep", "engines.rule:IDEAL"
-    ),
-    "vllm": Implementation("full blocks, one group", "engines.vllm.rules:ONE_GROUP"),
-    "sglang": Implementation("radix tree of pages, one pool", "engines.sglang.rules:ONE_POOL"),
-    "vllm-v4:dense": Implementation(
-        "windows and states cached at every block", "engines.vllm.rules:DENSE"
-    ),
-    "vllm-v4:4096": Implementation(
-        "… at every 4,096 tokens, ends and junctions", "engines.vllm.rules:EVERY_4096"
-    ),
-    "vllm-v4:semantic": Implementation(
-        "… only at ends of prompts and junctions", "engines.vllm.rules:SEMANTIC"
-    ),
-    "vllm-v41": Implementation(
-        "V4.1: windows are never kept, 128 tokens of a hit are computed again (vLLM's default)",
-        "engines.vllm.rules:REPLAYED",
-    ),
-    "sglang-v4:dense": Implementation(
-        "windows of whole prompts, in a pool a tenth as large", "engines.sglang.rules:DENSE"
-    ),
-    "sglang-v4:tail": Implementation(
-        "… only at ends of chunks and where prompts part (SGLang's default)",
-        "engines.sglang.rules:TAIL",
-    ),
-    "sglang-v41": Implementation(
-        "V4.1: … and a prompt's last 128 tokens are never found (SGLang's default)",
-        "engines.sglang.rules:DECODER",
-    ),
-    "sglang-v41:encoder": Implementation(
-        "… with windows that are never kept: 128 tokens of a hit are computed again",
-        "engines.sglang.rules:ENCODER",
-    ),
-}
-"""By whose rule prompts are found, kept and evicted."""
 
 BACKENDS = {
     "reference": Implementation("plain PyTorch, what others are compared with", "ops.reference"),
@@ -352,15 +289,6 @@ SIZED_STATES = {
     "online": Implementation("HCA as a running softmax in float32"),
 }
 """Compressor states that ``budget`` sizes."""
-
-HOST_TIERS = {
-    "hicache": Implementation("SGLang's HiCache"),
-    "native": Implementation("vLLM's OffloadingConnector"),
-    "simple": Implementation("vLLM's SimpleCPUOffloadConnector"),
-    "lmcache": Implementation("LMCache's server, with vLLM"),
-    "lmcache-local": Implementation("LMCache in vLLM's process"),
-}
-"""What keeps prefixes in host memory, for ``budget``."""
 
 
 def families(registry: Iterable[str]) -> list[str]:

@@ -1,6 +1,11 @@
-"""Files and folders that appear whole or not at all."""
+"""Files: shipped with the package, read from others, and written whole or not at all.
+
+``configs/``, ``kernels/`` and ``results/sass/`` are next to the package in a source tree and
+inside it in an installed wheel. A reader never waits: it opens regular files only.
+"""
 
 import errno
+import json
 import os
 import secrets
 import shutil
@@ -8,8 +13,12 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import BufferedWriter
+from io import DEFAULT_BUFFER_SIZE, BufferedReader, BufferedWriter, FileIO
 from pathlib import Path
+from typing import Any
+
+import yaml
+from platformdirs import user_cache_path, user_data_path
 
 from dsv4kv.errors import ConfigError
 
@@ -179,16 +188,14 @@ def write_named(path: Path, text: str, option: str) -> None:
         file.write(text.encode())
 
 
-def temporary_place() -> Path:
-    """The system's folder for temporary files, found without writing one into it.
+@contextmanager
+def temporary_folder(prefix: str, within: Path | None = None) -> Iterator[Path]:
+    """A new folder for this user alone, removed with the block.
 
-    Python's own search writes and removes a file, which a process that is killed leaves behind.
+    ``within``: a folder; None for where temporary files are kept.
     """
-    if tempfile.tempdir is None:
-        named = [os.environ[name] for name in ("TMPDIR", "TEMP", "TMP") if os.environ.get(name)]
-        usual = (place for place in (*named, "/tmp", "/var/tmp") if os.access(place, os.W_OK))
-        tempfile.tempdir = next(usual, None)
-    return Path(tempfile.gettempdir())
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=within) as folder:
+        yield Path(folder)
 
 
 def _open_unnamed(folder: Path, mode: int) -> int | None:
@@ -205,3 +212,156 @@ def _neighbour(path: Path) -> Path:
     if not path.name:  # "." and "/", next to which no neighbour can be named
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+
+
+DOCUMENT_BYTES = 2**28
+"""The largest document that is held as a whole; a few times as much is needed to parse it."""
+
+
+_MOST_NODES = 2**18  # of a YAML text, each counted wherever it is used
+
+
+class Unparsable(ValueError):
+    """Why a text is no JSON, without a place.
+
+    Attributes:
+        line: Where, from 1; 1 where it is not known.
+    """
+
+    def __init__(self, reason: str, line: int = 1) -> None:
+        super().__init__(reason)
+        self.line = line
+
+
+def open_regular(path: Path, buffer_bytes: int = DEFAULT_BUFFER_SIZE) -> BufferedReader:
+    """Open a file for reading its bytes; pipes and devices, which need not end, are refused.
+
+    Raises:
+        OSError: It cannot be opened, or is no regular file.
+    """
+    # without O_NONBLOCK opening a pipe waits until somebody writes
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    file: BufferedReader = BufferedReader(FileIO(descriptor), buffer_bytes)
+    mode = os.fstat(file.fileno()).st_mode
+    if not stat.S_ISREG(mode):
+        file.close()
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        raise OSError(errno.EINVAL, "it is a pipe or a device, not a file", str(path))
+    return file
+
+
+def read_document(path: Path, most_bytes: int = DOCUMENT_BYTES) -> bytes:
+    """Read a whole file.
+
+    Raises:
+        OSError: It cannot be read, is no regular file, or is larger than ``most_bytes``.
+    """
+    with open_regular(path) as file:
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise OSError(errno.EFBIG, f"it is larger than {most_bytes / 2**20:g} MiB", str(path))
+    return content
+
+
+def read_json(path: Path, most_bytes: int = DOCUMENT_BYTES) -> Any:
+    """Read a JSON document.
+
+    Raises:
+        OSError: As ``read_document``.
+        Unparsable: As ``parse_json``, or it is no UTF-8.
+    """
+    try:
+        text = read_document(path, most_bytes).decode()
+    except UnicodeDecodeError:
+        raise Unparsable("not UTF-8, so not JSON") from None
+    return parse_json(text)
+
+
+def parse_json(text: str) -> Any:
+    """Parse a JSON document.
+
+    Raises:
+        Unparsable: It is none, is nested too deeply, or has a number of thousands of digits.
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise explain(error) from None
+
+
+def explain(error: ValueError | RecursionError) -> Unparsable:
+    """What ``json`` means, in words."""
+    if isinstance(error, json.JSONDecodeError):
+        return Unparsable(f"broken JSON ({error.msg} at column {error.colno})", error.lineno)
+    return Unparsable("unreadable JSON (nested too deeply, or a number of thousands of digits)")
+
+
+def check_yaml_size(root: yaml.Node) -> None:
+    """Raise ``Unparsable`` where aliases make a text hold itself, or much more than it writes."""
+    sizes: dict[int, int] = {}
+
+    def size(node: Any) -> int:
+        if id(node) not in sizes:
+            sizes[id(node)] = 0
+            value = node.value if isinstance(node, yaml.CollectionNode) else []
+            parts = (part for each in value for part in (each if type(each) is tuple else (each,)))
+            sizes[id(node)] = 1 + sum(size(part) for part in parts)
+        if not 0 < sizes[id(node)] <= _MOST_NODES:
+            raise Unparsable("YAML that holds itself, or many times the same")
+        return sizes[id(node)]
+
+    size(root)
+
+
+def load_yaml(text: str) -> list[Any]:
+    """The documents of a YAML text, whose aliases and merges do not make it much larger.
+
+    Raises:
+        Unparsable: It is none, is nested too deeply, or holds itself.
+    """
+    try:
+        for node in yaml.compose_all(text, yaml.SafeLoader):
+            check_yaml_size(node)
+        return list(yaml.safe_load_all(text))
+    except RecursionError:
+        raise Unparsable("YAML that is nested too deeply") from None
+    except (yaml.YAMLError, ValueError, TypeError, OverflowError) as error:
+        raise Unparsable(f"no YAML ({' '.join(str(error).split())[:200]})") from None
+
+
+def whole_text(text: str) -> str:
+    """The text with ``?`` for halves of characters: JSON can name them, no file can hold them."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def shipped(folder: str) -> Path:
+    """Return the shipped folder of that name, wherever the package runs from."""
+    installed = _PACKAGE / folder
+    return installed if installed.is_dir() else _PACKAGE.parent / folder
+
+
+def shipped_names(kind: str) -> list[str]:
+    """Names of the YAML files in a folder of ``configs/``, such as ``models``, sorted."""
+    return sorted(path.stem for path in (shipped("configs") / kind).glob("*.yaml"))
+
+
+def user_cache() -> Path | None:
+    """The user's folder for what can be made again; None in a container's user without a home."""
+    try:
+        folder = user_cache_path("dsv4kv", appauthor=False)
+    except RuntimeError:
+        return None
+    return folder if folder.is_absolute() else None  # older versions leave the "~" of no home
+
+
+def user_calibrations() -> Path | None:
+    """The user's folder of the clock's calibrations; None without a home."""
+    try:
+        folder = user_data_path("dsv4kv", appauthor=False) / "calibrations"
+    except RuntimeError:
+        return None
+    return folder if folder.is_absolute() else None

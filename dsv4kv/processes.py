@@ -1,27 +1,38 @@
-"""Children and temporary folders that end with this process, also when it is killed.
+"""Child processes and work in parallel."""
 
-Both are in the care of a warden (``dsv4kv.warden``), a small process at the other end of a pipe,
-which is closed whichever way this process ends.
-"""
-
+import ctypes
 import errno
+import gc
+import logging
 import os
-import secrets
 import shutil
+import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, TypeVar
 
-from dsv4kv import warden
-from dsv4kv.files import temporary_place
+from dsv4kv import __version__
+from dsv4kv.errors import ConfigError, Dsv4kvError
 
-OWN_TREE = Path(warden.__file__).resolve().parents[1]
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
+
+OWN_TREE = Path(__file__).resolve().parents[1]
 """The folder that this package is in."""
 
-_WARDEN = (sys.executable, "-I", "-S", warden.__file__)
+_PR_SET_PDEATHSIG = 1
+# replaces itself by its arguments: what Popen calls after a fork is unsafe where threads are
+_ENDING_WITH_PARENT = (
+    "import ctypes, os, sys; "
+    f"ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, {signal.SIGKILL:d}); "
+    "os.execvp(sys.argv[1], sys.argv[1:])"
+)
 
 
 def python(*words: str) -> list[str]:
@@ -39,8 +50,14 @@ def with_package(environment: Mapping[str, str], tree: Path = OWN_TREE) -> dict[
     return {**environment, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
 
 
+def _end_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends, however that ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 class Child:
-    """A command in a process group of its own, which does not outlive this process.
+    """A command in a process group of its own; on Linux it ends with this process.
 
     Signals that come from the terminal do not reach it but through ``signal``.
     """
@@ -61,54 +78,131 @@ class Child:
         """
         if shutil.which(command[0]) is None:
             raise OSError(errno.ENOEXEC, "there is no such program", command[0])
+        wrapper = [sys.executable, "-I", "-S", "-c", _ENDING_WITH_PARENT]
         self._process = subprocess.Popen(
-            [*_WARDEN, "--", *command],
-            stdin=subprocess.PIPE,
+            [*(wrapper if sys.platform == "linux" else []), *command],
+            stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
             env=env,
             pass_fds=pass_fds,
-            start_new_session=True,
+            process_group=0,
         )
 
     def wait(self, timeout_s: float | None = None) -> int:
         """Exit code, negative for a signal; raises ``subprocess.TimeoutExpired``."""
-        code = self._process.wait(timeout_s)
-        self._let_go()
-        return code
+        return self._process.wait(timeout_s)
 
     def signal(self, number: int) -> None:
-        """Pass a signal to the command and all of its group."""
-        self._process.send_signal(number)
+        """Send a signal to the command and all of its group."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
 
     def kill(self) -> int:
         """Kill the command and all of its group; returns its exit code."""
-        self._let_go()
+        self.signal(signal.SIGKILL)
         return self._process.wait()
 
-    def _let_go(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def map_parallel(
+    work: Callable[[ItemT], ResultT],
+    items: Sequence[ItemT],
+    jobs: int | None,
+    ray: str | None = None,
+) -> Generator[tuple[ItemT, ResultT]]:
+    """Yield every item with its result as soon as that is there.
+
+    Args:
+        work: Function that can be pickled.
+        items: What it is called with.
+        jobs: Processes; None takes as many as the Ray cluster has CPUs.
+        ray: Address of a Ray cluster, whose workers need this version of the package and the
+            files of this working folder; None for processes here.
+
+    Raises:
+        ConfigError: Ray is not installed, or there is no cluster there.
+        Dsv4kvError: A worker was killed; what ``work`` raises is raised here.
+    """
+    # joblib imports numpy, which only commands that work in parallel pay for
+    from joblib import Parallel, delayed, parallel_config
+
+    backend, lost = ("loky", BrokenProcessPool) if ray is None else _connect(ray)
+    task = partial(_run, work)
+    if ray is not None:
+        task = partial(_run_there, work, str(Path.cwd()), __version__)
+    count = -1 if jobs is None else min(jobs, len(items))
+    try:
+        with parallel_config(backend=backend, n_jobs=count):
+            parallel = Parallel(return_as="generator_unordered", batch_size=1, mmap_mode="c")
+            yield from parallel(delayed(task)(item) for item in items)
+    except lost as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise Dsv4kvError(
+            f"a process that worked on this was killed, as systems do where memory runs out "
+            f"({reason}): give fewer --jobs."
+        ) from None
+    finally:
+        if ray is not None:
+            sys.modules["ray"].shutdown()
+
+
+def _run(work: Callable[[Any], Any], item: Any) -> tuple[Any, Any]:
+    _end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
+    return item, work(item)
+
+
+def _run_there(work: Callable[[Any], Any], folder: str, version: str, item: Any) -> Any:
+    if version != __version__:
+        raise RuntimeError(f"dsv4kv is {version} where it was asked, {__version__} here")
+    os.chdir(folder)
+    return item, work(item)
+
+
+def _connect(address: str) -> tuple[Any, Any]:
+    """Joblib's backend for a Ray cluster, and what is raised where a worker of it is lost."""
+    try:
+        import ray
+        from ray.util.joblib.ray_backend import RayBackend
+    except ImportError:
+        raise ConfigError(
+            f"--ray {address}: Ray is not installed: pip install 'dsv4kv[ray]'."
+        ) from None
+    try:
+        host, _, port = address.removeprefix("ray://").rpartition(":")
+        if host and port.isdecimal():  # Ray itself would try for minutes
+            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+        ray.init(
+            address=address,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            runtime_env={"env_vars": {"PYTHONPATH": with_package(os.environ)["PYTHONPATH"]}},
+        )
+    except (OSError, OverflowError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ConfigError(
+            f"--ray {address}: no cluster answers there ({reason}): start one with `ray start "
+            "--head`, and give HOST:PORT or auto."
+        ) from None
+    backend = RayBackend()
+    backend.supports_return_generator = True  # results come one by one, and are kept so
+    return backend, ray.exceptions.RayError
 
 
 @contextmanager
-def temporary_folder(prefix: str, within: Path | None = None) -> Iterator[Path]:
-    """A new folder for this user alone, gone with the block or with this process.
-
-    ``within``: a folder; None for where temporary files are kept.
-    """
-    folder = (within or temporary_place()) / f"{prefix}{secrets.token_hex(8)}"
-    keeper = subprocess.Popen(  # before the folder is there: no moment is without one
-        [*_WARDEN, str(folder)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    assert keeper.stdin is not None
+def without_collector() -> Iterator[None]:
+    """Disable the search for cycles while millions of objects without any come and go."""
+    enabled = gc.isenabled()
+    gc.disable()
     try:
-        folder.mkdir(mode=0o700)
-        yield folder
+        yield
     finally:
-        keeper.stdin.close()
-        keeper.wait()
+        if enabled:
+            gc.enable()

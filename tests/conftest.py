@@ -62,8 +62,7 @@ sys.dont_write_bytecode = False
 
 SLOW = {
     ".": "benchmarks cuda fuzz kernels systems visit test_documented_commands test_docs_budget"
-    " test_docs_records test_docs_replay test_endings test_install test_kills test_processes"
-    " test_workers",
+    " test_docs_records test_docs_replay test_endings test_install test_kills test_processes",
     "bench": "test_build test_calibrate test_case test_gpu_case test_launches test_memory_series"
     " test_profiled test_run test_telemetry test_timed_kernels",
     "cache": "test_allocator_machine test_endurance test_handle test_machine test_sharing_machine"
@@ -84,7 +83,7 @@ SLOW = {
     "prefix": "test_engine_machine test_policies test_policies_libcachesim"
     " test_policies_trace test_reuse test_rows_machine",
     "probe": "test_probe",
-    "record": "test_jobs test_names test_store",
+    "record": "test_names test_store",
     "recording": "test_folder test_proxy test_tokenize",
     "replay": "test_machine test_preemption"
     " test_real_trace test_rules test_rules_machine test_tiers",

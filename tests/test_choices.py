@@ -30,14 +30,12 @@ COMMANDS = {
     "misspelt": "config show --set cache.prefix.policy=lri",
     "replay": "replay builtin:chat --policy mru --quiet",
     "info": "trace info builtin:chat --format mine --json",
-    "budget": "budget --engine lmdeploy --gpus 8",
 }
 NEW = """
 import json, sys
-from dsv4kv.choices import ENGINES, POLICIES, TRACE_FORMATS, Implementation
+from dsv4kv.choices import POLICIES, TRACE_FORMATS, Implementation
 POLICIES["mru"] = Implementation("the most recently used", "prefix.policies.scored:FIFO")
 TRACE_FORMATS["mine"] = Implementation("my own", "traces.native:NATIVE")
-ENGINES["lmdeploy"] = Implementation("LMDeploy", "engines.own:OwnEngine")
 from typer.testing import CliRunner
 from dsv4kv.cli import app
 done = {
@@ -113,8 +111,3 @@ def test_a_new_policy_evicts_in_a_replay(told: Told) -> None:
 def test_a_new_format_is_offered_and_read(told: Told) -> None:
     assert "mine" in told["info help"][1]
     assert json.loads(told["info"][1])["format"] == "mine"
-
-
-def test_a_new_engine_is_offered_and_sizes(told: Told) -> None:
-    assert "lmdeploy" in told["budget help"][1]
-    assert told["budget"][0] == 0

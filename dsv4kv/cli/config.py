@@ -38,8 +38,8 @@ def show(
     ] = None,
 ) -> None:
     """Print the resolved configuration: every key with its value, as documented YAML."""
+    from dsv4kv.config.keys import render_yaml
     from dsv4kv.config.load import load_config
-    from dsv4kv.config.render import render_yaml
 
     say(render_yaml(load_config(source, overrides or ()).config), end="")
 

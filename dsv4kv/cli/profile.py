@@ -9,7 +9,7 @@ import typer
 from dsv4kv.choices import PROFILERS, listed
 from dsv4kv.cli.records import say_saved, write_json
 from dsv4kv.cli.targets import to_page
-from dsv4kv.resources import shipped_names
+from dsv4kv.files import shipped_names
 from dsv4kv.view.console import open_console, say
 
 if TYPE_CHECKING:

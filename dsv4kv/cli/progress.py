@@ -6,7 +6,7 @@ A log gets a line every ten seconds, so that nobody takes a long run for one tha
 from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 from rich.progress import (
@@ -17,7 +17,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from dsv4kv.config.axes import AxisCase
+from dsv4kv.config.load import Point
 
 if TYPE_CHECKING:
     from dsv4kv.bench.launches import Outcome, Task
@@ -85,7 +85,7 @@ class Watcher:
         self._name = name
         self._bar.update(self._task, description=name)
 
-    def case(self, case: AxisCase) -> None:
+    def case(self, case: Point[Any]) -> None:
         """Name the case that runs now."""
         if case.axis:
             self.name(", ".join(f"{key}={value}" for key, value in case.axis.items()))

@@ -1,11 +1,15 @@
 """A run on the command line: options as settings, a record that is kept, and an exit code."""
 
-from collections.abc import Mapping
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
+from dsv4kv.cli import ENDINGS
 from dsv4kv.errors import INTERRUPTED, VerificationError
 from dsv4kv.view.console import open_console, print_document, say
 
@@ -19,7 +23,6 @@ def keep_record(record: "RunRecord", folder: Path, json_: str | None, *, silent:
 
     ``json_`` names a file that gets it, too; ``-`` is standard output.
     """
-    from dsv4kv.endings import endings_put_off
     from dsv4kv.record.store import dumps, save_record
     from dsv4kv.view.record import report_record
     from dsv4kv.view.terminal import show
@@ -31,6 +34,23 @@ def keep_record(record: "RunRecord", folder: Path, json_: str | None, *, silent:
     say_saved(saved, silent=silent)
     if json_:
         write_json(dumps(record), json_)
+
+
+@contextmanager
+def endings_put_off() -> Iterator[None]:
+    """Ctrl-C, SIGTERM and SIGHUP wait until the block has ended."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals never reach it
+        return
+    came: list[int] = []
+    before = {number: signal.signal(number, lambda n, _: came.append(n)) for number in ENDINGS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in came[:1]:
+            signal.raise_signal(number)
 
 
 def say_saved(saved: "Saved", *, silent: bool) -> None:

@@ -5,28 +5,19 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from dsv4kv.choices import POLICIES, RULES, STRATEGIES, listed
+from dsv4kv.choices import POLICIES, STRATEGIES, listed
 from dsv4kv.cli.records import as_settings, end_run, keep_record, write_json
-from dsv4kv.cli.sweeps import (
-    How,
-    JobFolder,
-    Jobs,
-    OnRay,
-    Resume,
-    close_sweep,
-    leave_to_others,
-    restate,
-    sweeping,
-)
+from dsv4kv.cli.sweeps import Jobs, OnRay, Request, Resume, close_sweep, keep_points
 from dsv4kv.cli.targets import to_file, to_folder
-from dsv4kv.resources import shipped_names
+from dsv4kv.engines.names import RULES
+from dsv4kv.files import shipped_names
 from dsv4kv.view.console import open_console, say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dsv4kv.config.replay import ReplayConfig
-    from dsv4kv.record.jobs import Sweep
+    from dsv4kv.record.points import Sweep
     from dsv4kv.record.schema import RunRecord
     from dsv4kv.replay.against import Against
     from dsv4kv.replay.settings import Known
@@ -169,7 +160,6 @@ def replay(
     jobs: Jobs = 1,
     ray: OnRay = None,
     resume: Resume = None,
-    job_folder: JobFolder = None,
     chart: Annotated[
         Path | None,
         typer.Option(
@@ -227,12 +217,11 @@ def replay(
         raise typer.BadParameter("--command and --log are of a recorded server: add --against.")
     if chart is not None:
         _check_chart(chart)
-    how = How(jobs, ray, resume, job_folder)
-    stated = restate(how, out, config, [*(set_ or []), *short], axis or [])
-    record, sweep = _run(*stated, how, out, silent=silent)
-    leave_to_others(how, sweep, record)
+    request = Request("replay", config, [*(set_ or []), *short], axis or [], out, resume)
+    at_once = None if ray and jobs == 1 else jobs
+    record, sweep = _run(request.restated(), at_once, ray, silent=silent)
     keep_record(record, out, json_, silent=silent)
-    close_sweep(how, sweep, "replay")
+    close_sweep(sweep, "replay")
     if chart is not None:
         _draw(record, chart, silent=silent)
     end_run(record)
@@ -330,41 +319,30 @@ def _print_schema() -> None:
 
 
 def _run(
-    config: str | None,
-    overrides: list[str],
-    axes: list[str],
-    how: How,
-    out: Path,
-    *,
-    silent: bool,
+    request: Request, jobs: int | None, ray: str | None, *, silent: bool
 ) -> "tuple[RunRecord, Sweep]":
     import sys
 
     from dsv4kv.cli.progress import Watcher
-    from dsv4kv.config.axes import expand_axes
-    from dsv4kv.config.load import load_config
+    from dsv4kv.config.load import expand_axes, load_config
     from dsv4kv.config.replay import ReplayConfig
     from dsv4kv.fleet.case import serve_point
+    from dsv4kv.record.points import Sweep
     from dsv4kv.replay.run import Invocation, run_replay
 
-    loaded = load_config(config, overrides, ReplayConfig)
-    points = expand_axes(loaded, overrides, axes, ReplayConfig)
+    loaded = load_config(request.config, request.overrides, ReplayConfig)
+    points = expand_axes(loaded, request.overrides, request.axes)
     _refuse_unused([point.config for point in points])
-    with sweeping(
-        how,
-        "replay",
-        loaded,
-        points,
-        out,
-        said=(overrides, axes),
-        traces=[point.config.workload.trace for point in points],
-        timed=False,
-    ) as sweep:
-        unit = "points" if sweep.together else "requests"
-        argv = ["dsv4kv", *sys.argv[1:]]
-        invocation = Invocation(argv, loaded, points, overrides, axes, sweep, serve_point)
-        with Watcher(open_console(stderr=True, quiet=silent), "replay", unit) as watcher:
-            return run_replay(invocation, watcher.reach), sweep
+    traces = [point.config.workload.trace for point in points]
+    kept = keep_points(request, loaded, points, traces, timed=False)
+    sweep = Sweep(kept, jobs if len(points) > 1 else 1, ray)
+    argv = ["dsv4kv", *sys.argv[1:]]
+    invocation = Invocation(
+        argv, loaded, points, request.overrides, request.axes, sweep, serve_point
+    )
+    unit = "points" if sweep.parallel else "requests"
+    with Watcher(open_console(stderr=True, quiet=silent), "replay", unit) as watcher:
+        return run_replay(invocation, watcher.reach), sweep
 
 
 def _refuse_unused(configs: "Sequence[ReplayConfig]") -> None:

@@ -37,7 +37,7 @@ def list_(
     ] = 100,
 ) -> None:
     """List saved runs, oldest first, and sweeps that are not finished."""
-    from dsv4kv.record.jobs import list_unfinished
+    from dsv4kv.record.points import list_unfinished
     from dsv4kv.record.store import list_entries
     from dsv4kv.view.results import runs_table, unfinished_table
     from dsv4kv.view.terminal import show as show_parts

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from dsv4kv.cli.unrecorded import Ran, refuse_unused, run_points, watching
 
 if TYPE_CHECKING:
-    from dsv4kv.config.axes import Point
+    from dsv4kv.config.load import Point
 
 NAME = "systems"
 """What ``dsv4kv bench`` calls them."""

@@ -11,7 +11,6 @@ import typer
 from dsv4kv.choices import (
     OFFLINE_POLICIES,
     POLICIES,
-    RULES,
     STRATEGIES,
     TRACE_FILES,
     TRACE_FORMATS,
@@ -21,8 +20,9 @@ from dsv4kv.choices import (
 )
 from dsv4kv.cli import Group
 from dsv4kv.cli.targets import to_file
-from dsv4kv.engines.speculation import SPECULATIONS
-from dsv4kv.resources import shipped_names
+from dsv4kv.engines.names import RULES
+from dsv4kv.engines.rule import SPECULATIONS
+from dsv4kv.files import shipped_names
 from dsv4kv.units import UNITS_PER_SECOND
 from dsv4kv.view.console import open_console, print_document, say
 
@@ -238,7 +238,6 @@ def mrc(
     A hit ends at the first block that is not cached. What is cached is useful only if window and
     compressor state are there too: strategies say what is kept of them, rules what engines do.
     """
-    from dsv4kv.engines import rules
     from dsv4kv.files import write_named
     from dsv4kv.mrc.curves import Question, measure_trace
     from dsv4kv.mrc.strategies import prefix_costs
@@ -254,8 +253,8 @@ def mrc(
     config = find_model(model)
     every = (
         name
-        for name, known in rules.RULES.items()
-        if set(drafts) <= set(known.speculations) and config.kind in known.kinds
+        for name, known in RULES.items()
+        if set(drafts) <= set(known.drafts) and config.kind in known.kinds
     )
     if memory and strategy == _STRATEGIES:
         strategy = "none"
@@ -669,7 +668,7 @@ def tokenize(
 
 
 def _processes(data: Path) -> int:
-    from dsv4kv.workers import usable_cores
+    from dsv4kv.processes import usable_cores
 
     try:
         small = data.stat().st_size < _PARALLEL_BYTES
@@ -679,7 +678,7 @@ def _processes(data: Path) -> int:
 
 
 def _object(text: str, option: str) -> dict[str, Any]:
-    from dsv4kv.reading import Unparsable, parse_json
+    from dsv4kv.files import Unparsable, parse_json
 
     try:
         value = parse_json(text)

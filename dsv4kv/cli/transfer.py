@@ -9,7 +9,7 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.view.console import say
 
 if TYPE_CHECKING:
-    from dsv4kv.config.axes import Point
+    from dsv4kv.config.load import Point
 
 NAME = "transfer"
 """What ``dsv4kv bench`` calls it."""

@@ -11,8 +11,7 @@ from dsv4kv.errors import ConfigError, VerificationError
 from dsv4kv.view.console import open_console
 
 if TYPE_CHECKING:
-    from dsv4kv.config.axes import Point
-    from dsv4kv.config.load import ConfigT
+    from dsv4kv.config.load import ConfigT, Point
     from dsv4kv.view.table import Part
 
 
@@ -71,12 +70,11 @@ def run_points(
         ConfigError: A setting or an axis that is none; nothing is run then.
         VerificationError: What is wrong at any point, after all.
     """
-    from dsv4kv.config.axes import expand_axes
-    from dsv4kv.config.load import load_config
+    from dsv4kv.config.load import expand_axes, load_config
     from dsv4kv.view.terminal import show
 
     documents, wrong = list[str](), list[str]()
-    for point in expand_axes(load_config(None, overrides, root), overrides, axes, root):
+    for point in expand_axes(load_config(None, overrides, root), overrides, axes):
         ran = run(point)
         at = ", ".join(f"{key}={value}" for key, value in point.axis.items())
         if not silent:

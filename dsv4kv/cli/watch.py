@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dsv4kv.choices import RULES, listed
+from dsv4kv.choices import listed
+from dsv4kv.engines.names import RULES
 from dsv4kv.view.console import open_console
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dsv4kv.choices import listed
 from dsv4kv.errors import ConfigError
-from dsv4kv.reading import load_yaml, read_document
-from dsv4kv.resources import user_calibrations
+from dsv4kv.files import load_yaml, read_document, user_calibrations
 from dsv4kv.sizing.gpus import Gpu, load_gpu
 
 _MOST_BYTES = 2**20

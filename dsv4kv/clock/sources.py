@@ -16,10 +16,9 @@ from dsv4kv.clock.steps import Deployment, ModelTimes, StepTimes
 from dsv4kv.clock.tables import StepTable, TableTimes, open_own, open_shipped, shipped_factors
 from dsv4kv.clock.weights import WeightModel
 from dsv4kv.config.replay import CostSection, ReplayConfig
-from dsv4kv.errors import ConfigError
+from dsv4kv.errors import ConfigError, find_name
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.schema import LayerCacheSchema
-from dsv4kv.names import find_name
 from dsv4kv.sizing.gpus import Gpu, gpu_names, load_gpu
 from dsv4kv.sizing.layout import Layout, LayoutWish, candidate_layouts
 

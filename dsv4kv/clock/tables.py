@@ -15,8 +15,7 @@ from dsv4kv.clock.coefficients import HeldOut
 from dsv4kv.clock.steps import COUNTS, Deployment, Ints, Steps
 from dsv4kv.core.clock import Counts
 from dsv4kv.errors import ConfigError
-from dsv4kv.reading import read_json
-from dsv4kv.resources import shipped
+from dsv4kv.files import read_json, shipped
 
 BEYOND = 1.5
 """How many times as far off a time may be that is outside its table, or has other drafts."""

@@ -22,11 +22,11 @@ from dsv4kv.bench.launches import (
     run_launches,
 )
 from dsv4kv.compare.side import Side
-from dsv4kv.config.axes import expand_axes
-from dsv4kv.config.load import LoadedConfig, find_config, load_config
+from dsv4kv.config.load import LoadedConfig, expand_axes, find_config, load_config
 from dsv4kv.errors import ConfigError
+from dsv4kv.files import temporary_folder
 from dsv4kv.measure.environment import capture_environment
-from dsv4kv.processes import OWN_TREE, temporary_folder
+from dsv4kv.processes import OWN_TREE
 from dsv4kv.record.store import new_run_id
 
 HERE = "."

@@ -2,15 +2,14 @@
 
 import math
 import os
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from dsv4kv.compare.side import Side, took_turns
 from dsv4kv.errors import ConfigError
-from dsv4kv.files import temporary_place
+from dsv4kv.files import read_json, user_cache
 from dsv4kv.measure.environment import capture_environment
-from dsv4kv.reading import read_json
-from dsv4kv.resources import user_cache
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,9 @@ def find_floor(configured: float, sides: tuple[Side, Side]) -> Floor:
 
 def calibration_path() -> Path:
     """Where ``dsv4kv doctor --calibrate`` leaves what it found."""
-    return (user_cache() or temporary_place() / f"dsv4kv-{os.getuid()}") / "calibration.json"
+    return (
+        user_cache() or Path(tempfile.gettempdir()) / f"dsv4kv-{os.getuid()}"
+    ) / "calibration.json"
 
 
 def read_noise_floors(path: Path) -> NoiseFloors | None:

@@ -9,8 +9,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from dsv4kv.choices import ROUTERS, TRANSFERS, explained
+from dsv4kv.choices import ROUTERS, explained
 from dsv4kv.config.bench import NonNegative, OneOf, Positive, Section
+from dsv4kv.engines.names import TRANSFERS
 
 MOST_REPLICAS = 4096
 """Of a fleet. A router looks at each of them for every request: with so many, hours of trace take

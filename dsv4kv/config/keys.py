@@ -1,4 +1,4 @@
-"""Every key of a configuration, as its schema describes it: type, range, default, meaning.
+"""Every key of a configuration: type, range, default, meaning; and a configuration as YAML.
 
 There are several kinds of configuration; ``root`` is the class of the one that is meant.
 """
@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import cache
 from typing import Any
+
+import yaml
 
 from dsv4kv.config.bench import BenchConfig, Section
 
@@ -24,7 +26,6 @@ _BOUNDS = {
     "maximum": "at most",
     "multipleOf": "a multiple of",
 }
-_CLOSE = 0.6  # difflib's own cutoff for a close match
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,11 @@ class Key:
 
     path: str
     type: str
-    allowed: str
-    choices: tuple[str, ...]
-    nullable: bool
-    default: Any
-    description: str
+    allowed: str = ""
+    choices: tuple[str, ...] = ()
+    nullable: bool = False
+    default: Any = None
+    description: str = ""
 
     @property
     def is_section(self) -> bool:
@@ -78,30 +79,55 @@ Root = type[Section]
 def keys(root: Root = BenchConfig) -> dict[str, Key]:
     """All keys and sections by dotted path, in the order of the schema."""
     schema = root.model_json_schema()
-    defaults = root().model_dump(mode="json")
-    return {key.path: key for key in _walk("", schema, schema["$defs"], defaults)}
+    found = _walk("", schema, schema["$defs"], root().model_dump(mode="json"))
+    return {key.path: key for key in found}
+
+
+def _walk(
+    prefix: str, section: dict[str, Any], definitions: dict[str, Any], defaults: dict[str, Any]
+) -> Iterator[Key]:
+    for name, field in section["properties"].items():
+        path = prefix + name
+        description = " ".join(field["description"].replace("``", "").split())
+        if "$ref" in field:
+            yield Key(path, "section", description=description)
+            part = definitions[field["$ref"].rpartition("/")[2]]
+            yield from _walk(f"{path}.", part, definitions, defaults[name])
+        else:
+            # of unions the schema has only `X | None`, which pydantic writes as anyOf [X, null]
+            value, *null = field.get("anyOf", [field])
+            yield Key(path, *_read_type(value), bool(null), defaults[name], description)
+
+
+def _read_type(field: dict[str, Any]) -> tuple[str, str, tuple[str, ...]]:
+    """Type, range in words, and choices of one field of a JSON schema."""
+    if "enum" in field or "const" in field:
+        choices = tuple(field.get("enum") or [field["const"]])
+        return "choice", ", ".join(choices), choices
+    if field["type"] == "array":
+        type_, allowed, _ = _read_type(field["items"])
+        return f"list of {type_}s", allowed, ()
+    bounds = (f"{word} {field[bound]:,}" for bound, word in _BOUNDS.items() if bound in field)
+    return _TYPES[field["type"]], ", ".join(bounds), ()
 
 
 def keys_of(section: str, root: Root = BenchConfig) -> list[str]:
     """Names of the keys in a section; ``""`` is the top level."""
-    return [
-        name
-        for parent, _, name in (path.rpartition(".") for path in keys(root))
-        if parent == section
-    ]
+    parts = (path.rpartition(".") for path in keys(root))
+    return [name for parent, _, name in parts if parent == section]
 
 
 def nearest_key(path: str, root: Root = BenchConfig) -> str | None:
-    """The dotted path a misspelt or misplaced one most likely means, or null."""
-    section, _, name = path.rpartition(".")
+    """The dotted path that a misspelt or misplaced one most likely means, or null."""
+    wanted = path.rpartition(".")
 
-    def likeness(candidate: str) -> tuple[float, float]:
-        its_section, _, its_name = candidate.rpartition(".")
-        by_name = SequenceMatcher(None, name, its_name).ratio()
-        return by_name + 0.2 * SequenceMatcher(None, section, its_section).ratio(), by_name
+    def likeness(key: str) -> tuple[float, float]:
+        section, _, name = key.rpartition(".")
+        by_name = SequenceMatcher(None, wanted[2], name).ratio()
+        return by_name + 0.2 * SequenceMatcher(None, wanted[0], section).ratio(), by_name
 
     best = max(keys(root), key=likeness)
-    return best if likeness(best)[1] >= _CLOSE else None
+    return best if likeness(best)[1] >= 0.6 else None
 
 
 def unknown_key(path: str, root: Root = BenchConfig) -> str:
@@ -117,35 +143,26 @@ def unknown_key(path: str, root: Root = BenchConfig) -> str:
     )
 
 
-def _walk(
-    prefix: str, section: dict[str, Any], definitions: dict[str, Any], defaults: dict[str, Any]
-) -> Iterator[Key]:
-    for name, field in section["properties"].items():
-        path = prefix + name
-        if "$ref" in field:
-            part = definitions[field["$ref"].rpartition("/")[2]]
-            description = _plain(field.get("description", part["description"]))
-            yield Key(path, "section", "", (), False, None, description)
-            yield from _walk(f"{path}.", part, definitions, defaults[name])
-        else:
-            # of unions the schema has only `X | None`, which pydantic writes as anyOf [X, null]
-            value, *null = field.get("anyOf", [field])
-            type_, allowed, choices = _read_type(value)
-            description = _plain(field["description"])
-            yield Key(path, type_, allowed, choices, bool(null), defaults[name], description)
+def render_yaml(config: Section) -> str:
+    """Every key with its description as a comment; loading the text gives an equal config."""
+    lines = []
+    values: Any
+    for key in keys(type(config)).values():
+        *sections, name = key.path.split(".")
+        indent, values = "  " * len(sections), config
+        for part in sections:
+            values = getattr(values, part)
+        value = "" if key.is_section else f" {on_one_line(getattr(values, name))}"
+        lines += [f"{indent}# {key.description}", f"{indent}{name}:{value}"]
+    return "\n".join(lines) + "\n"
 
 
-def _read_type(field: dict[str, Any]) -> tuple[str, str, tuple[str, ...]]:
-    """Type, range in words, and choices of one field of a JSON schema."""
-    if "enum" in field or "const" in field:
-        choices = tuple(field.get("enum") or [field["const"]])
-        return "choice", ", ".join(choices), choices
-    if field["type"] == "array":
-        type_, allowed, _ = _read_type(field["items"])
-        return f"list of {type_}s", allowed, ()
-    bounds = (f"{word} {field[bound]:,}" for bound, word in _BOUNDS.items() if bound in field)
-    return _TYPES[field["type"]], ", ".join(bounds), ()
-
-
-def _plain(description: str) -> str:
-    return " ".join(description.replace("``", "").split())
+def on_one_line(value: Any) -> str:
+    """A value as YAML on one line."""
+    # double quotes escape line breaks, which other styles write as such
+    style = '"' if isinstance(value, str) and not value.isprintable() else None
+    value = list(value) if isinstance(value, tuple) else value
+    text = yaml.safe_dump(
+        value, default_flow_style=True, default_style=style, allow_unicode=True, width=10**9
+    )
+    return text.removesuffix("...\n").rstrip("\n")

@@ -1,139 +1,36 @@
-"""Load a configuration: a shipped one by name, or a file."""
+"""Load a configuration: a shipped name or a file, overrides and sweeps; errors name the line."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+import itertools
+import re
+import reprlib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, ClassVar, Generic, TypeVar, overload
 
+import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from dsv4kv import reading, resources
+from dsv4kv import files
 from dsv4kv.choices import BACKENDS, PEERS, listed
 from dsv4kv.config.bench import BenchConfig, Section
-from dsv4kv.config.document import (
-    Document,
-    Location,
-    Problem,
-    Setting,
-    explain,
-    mentioned_keys,
-    parse_overrides,
-    read_document,
-    refuse,
-)
-from dsv4kv.config.keys import Key, Root, keys
+from dsv4kv.config.keys import Key, Root, keys, keys_of, unknown_key
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.config.systems import SystemsConfig
 from dsv4kv.config.tiers import TiersConfig
 from dsv4kv.config.transfer import TransferConfig
 from dsv4kv.errors import ConfigError
-from dsv4kv.resources import shipped
 from dsv4kv.units import parse_bytes, parse_count
 
 ConfigT = TypeVar("ConfigT", bound=Section)
-
-
-def resolve(document: Document, settings: Sequence[Setting], root: type[ConfigT]) -> ConfigT:
-    """Lay the file over the defaults and the settings over both, and validate the whole.
-
-    Raises:
-        ConfigError: Every problem of the file and of the settings, a line each.
-    """
-    # a section given in part keeps its place's own defaults (output.mean is not input.mean)
-    values = _merge(root().model_dump(), document.values)
-    for setting in settings:
-        _put(values, setting)
-    problems = [*document.problems, *_find_code(document, settings)]
-    try:
-        config = root.model_validate(_with_units(values, keys(root)))
-    except ValidationError as error:
-        problems += [_locate(detail, document, settings, root) for detail in error.errors()]
-    if problems:
-        raise refuse(problems)
-    return config
-
-
-def _find_code(document: Document, settings: Sequence[Setting]) -> Iterator[Problem]:
-    """A backend that only a file names: code is imported for a name that was typed."""
-    name = document.values.get("backend")
-    typed = any(setting.path == ("backend",) for setting in settings)
-    if isinstance(name, str) and not typed and name not in BACKENDS | PEERS:
-        yield Problem(
-            document.line(("backend",)),
-            document.source,
-            f"backend is {name!r}: a configuration names one of {listed(BACKENDS | PEERS)}; type "
-            f"any other: --backend {name}, or --set backend={name}.",
-        )
-
-
-def _merge(defaults: Any, given: Any) -> Any:
-    if not isinstance(defaults, dict):
-        return given
-    if given is None:  # a section whose keys are all commented out
-        return defaults
-    if not isinstance(given, dict):
-        return given
-    return defaults | {name: _merge(defaults.get(name), value) for name, value in given.items()}
-
-
-def _put(values: dict[str, Any], setting: Setting) -> None:
-    *sections, name = setting.path
-    for section in sections:
-        values = values[section]
-        if not isinstance(values, dict):
-            return  # the file gives no section here, which is refused with its line
-    values[name] = setting.value
-
-
-def _with_units(
-    values: dict[str, Any], all_keys: dict[str, Key], section: str = ""
-) -> dict[str, Any]:
-    """Counts and sizes written as text become integers; a boolean is no number."""
-    known = {name: all_keys.get(f"{section}{name}") for name in values}
-    return values | {
-        name: _with_units(values[name], all_keys, f"{key.path}.")
-        if key.is_section and isinstance(values[name], dict)
-        else _number(values[name], key)
-        for name, key in known.items()
-        if key is not None
-    }
-
-
-def _number(value: Any, key: Key) -> Any:
-    if isinstance(value, list):
-        return [item if isinstance(item, list) else _number(item, key) for item in value]
-    if isinstance(value, bool) and key.is_numeric:
-        return str(value).lower()  # pydantic would take true for 1
-    if isinstance(value, str) and key.is_integer:
-        return _parse_units(value, key.path)
-    return value
-
-
-def _parse_units(text: str, path: str) -> int | str:
-    try:
-        return parse_bytes(text) if path.endswith("_bytes") else parse_count(text)
-    except ConfigError:
-        return text  # validation refuses it and names the place
-
-
-def _locate(
-    detail: ErrorDetails, document: Document, settings: Sequence[Setting], root: Root
-) -> Problem:
-    """The problem with its place: the option that gave the value, or the line of the file."""
-    sentence, location = explain(detail, root), detail["loc"]
-    cross_field = detail["type"] == "value_error"
-    concerned: Sequence[Location] = (
-        mentioned_keys(location, sentence, root) if cross_field else [location]
-    )
-    for setting in reversed(settings):
-        if any(key[: len(setting.path)] == setting.path for key in concerned):
-            return Problem(0, setting.option, sentence)
-    given = next(filter(document.has, concerned), location)
-    return Problem(document.line(given), document.source, sentence)
-
+T = TypeVar("T")
+R = TypeVar("R")
+Location = tuple[str | int, ...]
+"""Names and list indices from the top of a configuration to a value."""
 
 DEFAULT = "default"
 _MOST_BYTES = 1 << 20  # YAML is read slowly, and a configuration has two pages
@@ -144,6 +41,8 @@ _FOLDERS: dict[Root, str] = {
     TiersConfig: "tiers",
     TransferConfig: "transfer",
 }
+_SHORT = reprlib.Repr()
+_SHORT.maxstring, _SHORT.maxlevel = 60, 1
 
 
 @dataclass(frozen=True)
@@ -166,9 +65,39 @@ class Loaded(Generic[ConfigT]):
 LoadedConfig = Loaded[BenchConfig]
 
 
+@dataclass(frozen=True)
+class Point(Generic[ConfigT]):
+    """One point of a sweep.
+
+    Attributes:
+        axis: Value of every swept key by dotted path, validated, as JSON knows it.
+        config: The whole configuration of this point.
+    """
+
+    axis: dict[str, Any]
+    config: ConfigT
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """A value, not yet validated, for one key; ``option`` is how it was given, for messages."""
+
+    path: tuple[str, ...]
+    value: Any
+    option: str
+
+
 def shipped_names(root: Root = BenchConfig) -> list[str]:
     """Names of the shipped configurations of a kind, sorted."""
-    return resources.shipped_names(_FOLDERS[root])
+    return files.shipped_names(_FOLDERS[root])
+
+
+def find_config(source: str, root: Root = BenchConfig) -> Path:
+    """Path of a configuration: a file of this name, else the shipped one, else the name as is."""
+    path = Path(source)
+    if source in shipped_names(root) and not path.is_file():
+        return files.shipped("configs") / _FOLDERS[root] / f"{source}.yaml"
+    return path
 
 
 @overload
@@ -182,35 +111,16 @@ def load_config(
 ) -> Loaded[Any]:
     """Load a shipped configuration by name, or a file by path; null takes the default.
 
-    ``root`` is the kind of configuration.
+    ``overrides`` are ``KEY=VALUE``, the value in YAML; ``root`` is the kind of configuration.
 
     Raises:
         ConfigError: No such file, or not a valid configuration: all problems, a line each.
     """
     source = DEFAULT if source is None else source
     path = find_config(source, root)
-    content = _read(path, root)
-    text = _decode(content, path)
-    document = read_document(text, str(path), root)
-    config = resolve(document, parse_overrides(overrides, root), root)
-    return Loaded(config, source, text, hashlib.sha256(content).hexdigest())
-
-
-def find_config(source: str, root: Root = BenchConfig) -> Path:
-    """Path of a configuration: a file of this name, else the shipped one, else the name as is."""
-    path = Path(source)
-    if source in shipped_names(root) and not path.is_file():
-        return _shipped_folder(root) / f"{source}.yaml"
-    return path
-
-
-def _shipped_folder(root: Root) -> Path:
-    return shipped("configs") / _FOLDERS[root]
-
-
-def _read(path: Path, root: Root) -> bytes:
     try:
-        return reading.read_document(path, _MOST_BYTES)
+        content = files.read_document(path, _MOST_BYTES)
+        text = content.decode("utf-8-sig")
     except OSError as error:
         names = shipped_names(root)
         close = get_close_matches(str(path), names, 1)
@@ -219,14 +129,388 @@ def _read(path: Path, root: Root) -> bytes:
             f"configuration {str(path)!r} cannot be read ({error.strerror}){guess}: give the path "
             f"of a YAML file or a shipped name ({', '.join(names)})."
         ) from None
-
-
-def _decode(content: bytes, path: Path) -> str:
-    try:
-        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise ConfigError(
             f"{path}:{line}: byte 0x{content[error.start]:02x} is not UTF-8: "
             "a configuration is a YAML text file."
         ) from None
+    document = _Document(text, str(path), root)
+    config = document.resolve(_parse_overrides(overrides, root))
+    return Loaded(config, source, text, hashlib.sha256(content).hexdigest())
+
+
+def expand_axes(
+    loaded: Loaded[ConfigT], overrides: Sequence[str], axes: Sequence[str]
+) -> list[Point[ConfigT]]:
+    """Expand ``KEY=VALUE,VALUE`` axes to their product, the last axis changing fastest.
+
+    Without axes there is one point, with an empty ``axis``.
+
+    Raises:
+        ConfigError: A key that is swept twice or also set, an axis without values or with one
+            value twice, or values that do not validate: all of them, a line each.
+    """
+    root = type(loaded.config)
+    settings = _parse_overrides(overrides, root)
+    swept = _gather(partial(_parse_axis, root), axes)
+    given = {setting.path: setting.option for setting in settings}
+    for path, option in ((axis[0].path, axis[0].option) for axis in swept):
+        if path in given:
+            raise ConfigError(
+                f"{option}: {'.'.join(path)} is also given by {given[path]}: keep one."
+            )
+        given[path] = option
+    document = _Document(loaded.text, str(find_config(loaded.source, root)), root)
+
+    def point(chosen: Sequence[_Setting]) -> Point[ConfigT]:
+        config = document.resolve([*settings, *chosen])
+        values = config.model_dump(mode="json")
+        return Point({".".join(each.path): _at(values, each.path) for each in chosen}, config)
+
+    points = _gather(point, itertools.product(*swept))
+    for number, each in enumerate(points):
+        if any(each.axis == other.axis for other in points[:number]):
+            values = ", ".join(f"{key}={value}" for key, value in each.axis.items())
+            raise ConfigError(f"--axis {' --axis '.join(axes)}: {values} comes twice: keep one.")
+    return points
+
+
+def change_config(config: ConfigT, settings: Sequence[str], place: str) -> ConfigT:
+    """The configuration with ``KEY=VALUE`` settings changed; ``place`` begins error messages.
+
+    Raises:
+        ConfigError: A setting that cannot be used.
+    """
+    document = _Document("{}", place, type(config))
+    document.values = config.model_dump()
+    parse = partial(_parse_override, type(config), place)
+    changed: ConfigT = document.resolve(_gather(parse, settings))
+    return changed
+
+
+def _gather(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """Apply a function to every item; where some are refused, raise one error that names all."""
+    results, refusals = [], dict[str, None]()
+    for item in items:
+        try:
+            results.append(function(item))
+        except ConfigError as error:
+            refusals |= dict.fromkeys(str(error).splitlines())
+    if refusals:
+        raise ConfigError("\n".join(refusals))
+    return results
+
+
+def _at(values: Any, path: Iterable[str]) -> Any:
+    for name in path:
+        values = values[name]
+    return values
+
+
+# ---- options
+
+
+def _parse_overrides(texts: Sequence[str], root: Root) -> list[_Setting]:
+    return _gather(partial(_parse_override, root, "--set"), texts)
+
+
+def _parse_override(root: Root, place: str, text: str) -> _Setting:
+    option = f"{place} {text}"
+    path, value = _split(option, text, root)
+    return _Setting(path, _parse_yaml(value, lambda line: option)[0], option)
+
+
+def _parse_axis(root: Root, text: str) -> list[_Setting]:
+    option = f"--axis {text}"
+    path, values = _split(option, text, root)
+    if values.endswith(","):
+        raise ConfigError(f"{option}: a value is missing after the last comma.")
+    # the items of a YAML flow list: commas inside [0, 2] or "a, b" do not split
+    items, _ = _parse_yaml(f"[{values}]", lambda line: option)
+    return [_Setting(path, item, option) for item in items]
+
+
+def _split(option: str, text: str, root: Root) -> tuple[tuple[str, ...], str]:
+    """Split ``KEY=VALUE``; the key exists and takes a value."""
+    path, equals, value = (part.strip() for part in text.partition("="))
+    if not path or not equals:
+        raise ConfigError(f"{option}: write KEY=VALUE, for example cache.block_tokens=256.")
+    if path not in keys(root):
+        raise ConfigError(f"{option}: {unknown_key(path, root)}")
+    if keys(root)[path].is_section:
+        names = ", ".join(keys_of(path, root))
+        raise ConfigError(f"{option}: {path} is a section: set one of its keys ({names}).")
+    if not value:
+        null = f"; write {path}=null for none" if keys(root)[path].nullable else ""
+        raise ConfigError(f"{option}: the value is missing{null}.")
+    return tuple(path.split(".")), value
+
+
+# ---- YAML
+
+
+class _Refused(yaml.MarkedYAMLError):
+    """What is YAML and not allowed here: ``problem`` is the sentence."""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML whose keys are text and given once, without octal numbers, base 60, dates and tags."""
+
+    yaml_implicit_resolvers: ClassVar = {  # type: ignore[misc]
+        first: [(tag, form) for tag, form in rows if not tag.endswith((":int", ":timestamp"))]
+        for first, rows in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                sentence = f"a {key.id} is in the place of a key: write `key: value`."
+                raise _Refused(problem=sentence, problem_mark=key.start_mark)
+            if key.value in lines and key.tag != f"{_TAG}merge":
+                first = lines[key.value]
+                sentence = f"{key.value} is given twice, first on line {first}: keep one."
+                raise _Refused(problem=sentence, problem_mark=key.start_mark)
+            lines[key.value] = key.start_mark.line + 1
+        return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        self.flatten_mapping(node)  # << merges, which own keys override
+        return {key.value: self.construct_object(value, True) for key, value in node.value}
+
+
+_TAG = "tag:yaml.org,2002:"
+
+
+def _construct_scalar(loader: _Loader, node: yaml.ScalarNode) -> Any:
+    try:
+        return yaml.SafeLoader.yaml_constructors[node.tag](loader, node)
+    except (ValueError, KeyError):  # 0_, or thousands of digits: text, which validation refuses
+        return node.value
+
+
+def _refuse_tag(loader: _Loader, node: yaml.Node) -> None:
+    sentence = f"the tag {node.tag} is not allowed: write a plain value."
+    raise _Refused(problem=sentence, problem_mark=node.start_mark)
+
+
+_Loader.add_implicit_resolver(
+    f"{_TAG}int", re.compile(r"[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F]+)$"), list("-+0123456789")
+)
+for _kind in ("null", "bool", "int", "float"):
+    _Loader.add_constructor(f"{_TAG}{_kind}", _construct_scalar)
+for _kind in ("timestamp", "binary", "omap", "pairs", "set"):
+    _Loader.add_constructor(f"{_TAG}{_kind}", _refuse_tag)
+_Loader.add_constructor(None, _refuse_tag)
+
+
+def _parse_yaml(text: str, place: Callable[[int], str]) -> tuple[Any, yaml.Node | None]:
+    """Values of a YAML text and its nodes; ``place`` of a line begins an error message."""
+    line = 1
+    try:
+        node = yaml.compose(text, _Loader)
+        if node is None:
+            return None, None
+        files.check_yaml_size(node)
+        loader = _Loader("")
+        return loader.construct_document(node), node
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark else 1
+        if isinstance(error, _Refused):
+            sentence = str(error.problem)
+        else:
+            reasons = ", ".join(filter(None, (error.context, error.problem)))
+            tab = " (indent with spaces, not tabs)" if "'\\t'" in reasons else ""
+            sentence = f"this is not YAML: {reasons}{tab}."
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        character = repr(chr(error.character))
+        sentence = f"the character {character} is not allowed in YAML: is this a text file?"
+    except (files.Unparsable, RecursionError) as error:
+        nested = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        sentence = f"this is not a configuration: {nested}."
+    raise ConfigError(f"{place(line)}: {sentence}")
+
+
+class _Document:
+    """A configuration file: its values, and where each of them is."""
+
+    def __init__(self, text: str, source: str, root: Root) -> None:
+        self.source, self.root = source, root
+        self.values, self.node = _parse_yaml(text, self._place)
+        if not isinstance(self.values, dict):
+            kind = {type(None): "empty", list: "a list"}.get(type(self.values), "a single value")
+            wanted = ", ".join(keys_of("", root))
+            raise ConfigError(
+                f"{source}:1: the file is {kind}: a configuration is a mapping of {wanted}."
+            )
+
+    def _place(self, line: int) -> str:
+        return f"{self.source}:{line}"
+
+    def resolve(self, settings: Sequence[_Setting]) -> Any:
+        """Lay the file over the defaults and the settings over both, and validate the whole.
+
+        Raises:
+            ConfigError: Every problem, a line each: of settings first, then by line of the file.
+        """
+        # a section given in part keeps its place's own defaults (output.mean is not input.mean)
+        values = _merge(self.root().model_dump(), self.values)
+        for setting in settings:
+            _put(values, setting)
+        problems: list[tuple[int, str]] = []
+        backend = self.values.get("backend")
+        typed = any(setting.path == ("backend",) for setting in settings)
+        if isinstance(backend, str) and not typed and backend not in BACKENDS | PEERS:
+            line = self._line(("backend",))  # code is imported for a name that was typed
+            sentence = (
+                f"backend is {backend!r}: a configuration names one of "
+                f"{listed(BACKENDS | PEERS)}; type any other: --backend {backend}, or --set "
+                f"backend={backend}."
+            )
+            problems.append((line, f"{self._place(line)}: {sentence}"))
+        try:
+            config = self.root.model_validate(_with_units(values, keys(self.root)))
+        except ValidationError as error:
+            problems += [self._locate(detail, settings) for detail in error.errors()]
+        if problems:
+            raise ConfigError("\n".join(dict.fromkeys(text for _, text in sorted(problems))))
+        return config
+
+    def _locate(self, detail: ErrorDetails, settings: Sequence[_Setting]) -> tuple[int, str]:
+        """The error after its place: the option that gave the value, or the line of the file."""
+        sentence, location = _explain(detail, self.root), detail["loc"]
+        concerned: Sequence[Location] = [location]
+        if detail["type"] == "value_error":  # of several keys, which the sentence names
+            prefix = f"{_dotted(location)}." if location else ""
+            words = (prefix + word for word in re.findall(r"[a-z_]+(?:\.[a-z_]+)*", sentence))
+            concerned = [tuple(path.split(".")) for path in words if path in keys(self.root)]
+        for setting in reversed(settings):
+            if any(key[: len(setting.path)] == setting.path for key in concerned):
+                return 0, f"{setting.option}: {sentence}"
+        given = [key for key in concerned if len(self._marks(key)) == len(key) + 1]
+        line = self._line(given[0] if given else location)
+        return line, f"{self._place(line)}: {sentence}"
+
+    def _line(self, location: Location) -> int:
+        """Line of the value, or of the nearest part above it that the file has."""
+        return self._marks(location)[-1].line + 1
+
+    def _marks(self, location: Location) -> list[yaml.Mark]:
+        """Marks from the top towards a location, as far as the file goes."""
+        node: Any = self.node
+        marks = [node.start_mark]
+        for part in location:
+            if isinstance(node, yaml.MappingNode):
+                found = [(key, value) for key, value in node.value if key.value == part]
+            elif isinstance(node, yaml.SequenceNode) and isinstance(part, int):
+                found = [(item, item) for item in node.value[part : part + 1]]
+            else:
+                found = []
+            if not found:
+                break
+            key, node = found[-1]
+            marks.append(key.start_mark)
+        return marks
+
+
+def _merge(defaults: Any, given: Any) -> Any:
+    if not isinstance(defaults, dict):
+        return given
+    if given is None:  # a section whose keys are all commented out
+        return defaults
+    if not isinstance(given, dict):
+        return given
+    return defaults | {name: _merge(defaults.get(name), value) for name, value in given.items()}
+
+
+def _put(values: dict[str, Any], setting: _Setting) -> None:
+    *sections, name = setting.path
+    for section in sections:
+        values = values[section]
+        if not isinstance(values, dict):
+            return  # the file gives no section here, which is refused with its line
+    values[name] = setting.value
+
+
+def _with_units(
+    values: dict[str, Any], all_keys: dict[str, Key], section: str = ""
+) -> dict[str, Any]:
+    """Counts and sizes written as text become integers; a boolean is no number."""
+    changed = dict(values)
+    for name, value in values.items():
+        key = all_keys.get(f"{section}{name}")
+        if key is None:
+            continue
+        if key.is_section:
+            if isinstance(value, dict):
+                changed[name] = _with_units(value, all_keys, f"{key.path}.")
+        elif isinstance(value, list):
+            changed[name] = [_number(item, key) for item in value]
+        else:
+            changed[name] = _number(value, key)
+    return changed
+
+
+def _number(value: Any, key: Key) -> Any:
+    if isinstance(value, bool) and key.is_numeric:
+        return str(value).lower()  # pydantic would take true for 1
+    if isinstance(value, str) and key.is_integer:
+        try:
+            return (parse_bytes if key.path.endswith("_bytes") else parse_count)(value)
+        except ConfigError:
+            return value  # validation refuses it and names the place
+    return value
+
+
+# ---- messages
+
+
+def _dotted(location: Location) -> str:
+    """The dotted path of the key that a location is in."""
+    return ".".join(part for part in location if isinstance(part, str))
+
+
+def _explain(error: ErrorDetails, root: Root) -> str:
+    """Turn one pydantic error into a sentence."""
+    path = _dotted(error["loc"])
+    if error["type"] == "value_error":
+        reason = str(error["ctx"]["error"]).rstrip(".")
+        return f"{path}: {reason}." if path else f"{reason}."
+    if error["type"] == "extra_forbidden":
+        if path not in keys(root):
+            return unknown_key(path, root)
+        section, _, name = path.rpartition(".")
+        return f"{path}: a dot makes no section in YAML: write {name} indented below {section}."
+    index = "".join(f"[{part}]" for part in error["loc"] if isinstance(part, int))
+    given = f"{path}{index} is {_shown(error['input'])}"
+    key = keys(root)[path]
+    if key.is_section:
+        names = ", ".join(keys_of(path, root))
+        return f"{given}, but it is a section: indent its keys below it ({names})."
+    return f"{given}: give {key.expected}{_hint(key, error['input'])}."
+
+
+def _hint(key: Key, value: Any) -> str:
+    if isinstance(value, bool) or (key.is_numeric and value in ("true", "false")):
+        return " (YAML reads on, off, yes and no as true or false: quote a word to keep it)"
+    if key.choices and (close := get_close_matches(str(value), key.choices, 1, 0.7)):
+        return f" (did you mean {close[0]}?)"
+    if key.type == "text" and isinstance(value, int | float):
+        return " (quote it to make it text)"
+    if isinstance(value, str) and key.type == "integer":
+        is_size = key.path.endswith("_bytes")
+        return " (512MiB and 80GB work too)" if is_size else " (128K and 1M work too)"
+    is_large = key.is_integer and isinstance(value, int) and value >= 2**63
+    return " (and below 2^63)" if is_large else ""
+
+
+def _shown(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int) and value.bit_length() > 64:
+        return _SHORT.repr(hex(value))  # in any length, where decimal digits have a limit
+    return value if value in ("true", "false") else _SHORT.repr(value)

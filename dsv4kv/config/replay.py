@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from dsv4kv.choices import CLOCKS, PREFETCH_POLICIES, RULES, STRATEGIES, WRITE_POLICIES, explained
+from dsv4kv.choices import CLOCKS, PREFETCH_POLICIES, STRATEGIES, WRITE_POLICIES, explained
 from dsv4kv.config.bench import (
     POLICY,
     ModelSection,
@@ -20,7 +20,8 @@ from dsv4kv.config.bench import (
     Speculative,
 )
 from dsv4kv.config.fleet import FleetSection
-from dsv4kv.engines.speculation import SPECULATIONS
+from dsv4kv.engines.names import RULES
+from dsv4kv.engines.rule import SPECULATIONS
 from dsv4kv.model.schema import StateFormat
 
 Share = Annotated[float, Field(ge=0, le=1)]

@@ -15,11 +15,10 @@ from dsv4kv.conform.sequences import (
     draw_prompts,
     serve_prompts,
 )
-from dsv4kv.engines.cache import Pool
 from dsv4kv.engines.contract import Deployment
-from dsv4kv.engines.registry import find_engine
-from dsv4kv.engines.rules import run_rule
-from dsv4kv.engines.speculation import SPECULATIONS
+from dsv4kv.engines.names import RULES, find_engine
+from dsv4kv.engines.prefix import Pool, run_rule
+from dsv4kv.engines.rule import SPECULATIONS
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import choose_formats
 from dsv4kv.traces.collect import collect_paths
@@ -31,7 +30,9 @@ _LENGTH, _PROMPTS = 200, 16
 _SERVED = 4  # of so many sequences one has the hits of prompts one after the other
 _ROOMY = 8000  # blocks in which nothing is evicted
 _HOSTED = 200  # pages of a sequence's prompts and more
-_RETENTION = {None: "vllm-v4:dense", 0: "vllm-v4:semantic", 4096: "vllm-v4:4096"}
+_RETENTION = {
+    rule.flags["retention"]: name for name, rule in RULES.items() if "retention" in rule.flags
+}
 
 
 def draw_vllm(draw: random.Random, traits: Traits, *, host: bool = False) -> Sequence:
@@ -172,4 +173,6 @@ def least_blocks(context: int, in_flight: int) -> int:
     """Blocks without which vLLM does not start: of one request as long as there may be."""
     model = load_model(_MODEL)
     deployment = Deployment(model, choose_formats(model, indexer="fp8"), context, in_flight)
-    return ceil(find_engine("vllm:0.33").capacity(deployment, 1 << 40).units_per_request)
+    return ceil(
+        find_engine(RULES[_RETENTION[0]].engine).capacity(deployment, 1 << 40).units_per_request
+    )

@@ -424,10 +424,6 @@ class HashedCache(EngineCache):
             held.steady, held.slid = True, position
         return due
 
-    def next_event(self, request: Served, due: int) -> int:
-        """Given by ``reserve``."""
-        return request.due
-
     def decoded(self, due: Sequence[Served]) -> None:
         """Requests took a step: free what it reserved for drafts that were rejected."""
         for request in due:

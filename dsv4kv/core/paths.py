@@ -163,8 +163,9 @@ class NumberedPaths:
         self._asked, self._path = -1, list[int]()
         for request in range(len(paths.blocks)):
             owner, shared = -1, 0
-            for owner, _, end in paths.meet(request):
-                shared = end
+            past = paths.meet(request)
+            if past:
+                owner, _, shared = past[-1]
             self._owner.append(owner)
             self._shared.append(shared)
             self._first.append(self.count)

@@ -148,7 +148,7 @@ class PrefixTree:
         return gone
 
     def serve(self, paths: Sequence[list[int]], capacity: int) -> list[int]:
-        """Serve chains one after the other, in room for so many keys; returns the keys each hits."""
+        """Serve chains one after the other, in room for so many keys; returns what each hits."""
         found = list[int]()
         for path in paths:
             lease = self.pin(path)
@@ -183,7 +183,7 @@ class PrefixTree:
     # ---- runs -----------------------------------------------------------------------------------
 
     def _walk(self, above: Run, keys: list[int]) -> tuple[Run, int]:
-        """Follow a chain that goes on after a run: the last run it enters, and keys shared there."""
+        """Follow a chain after a run: the last run that it enters, and keys shared there."""
         run, at, count = above, 0, len(keys)
         while at < count:
             child = run.children.get(keys[at])

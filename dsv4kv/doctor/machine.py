@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,6 @@ from typing import Any, Literal
 
 import psutil
 
-from dsv4kv.files import temporary_place
 from dsv4kv.units import format_bytes
 
 Status = Literal["good", "note", "missing", "broken"]
@@ -114,7 +114,7 @@ def _available_bytes() -> int | None:
 
 def _check_results(folder: Path) -> Check:
     """Records go to the temporary folder where they cannot go where they should."""
-    spare = temporary_place()
+    spare = Path(tempfile.gettempdir())
     advice = f"name another with --out; until then records go to {spare}."
     found = check_folder(_TOPIC, "results", folder, "run records", advice)
     if found.status == "missing":

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsv4kv.errors import TraceError
-from dsv4kv.reading import open_regular, parse_json
+from dsv4kv.files import open_regular, parse_json
 
 Bytes = NDArray[np.uint8]
 
@@ -90,7 +90,7 @@ def read_dump(path: Path, tensor: str | None = None) -> Dump:
         found = {"": (values.view(np.uint8), _as_bytes(shape, values.itemsize))}
     elif path.suffix == ".safetensors":
         found = dict(_read_safetensors(path, size))
-    elif zipfile.is_zipfile(path):
+    elif head[:4] == b"PK\x03\x04":
         found = dict(_read_torch(path))
     elif head[:1] == b"\x80" and path.suffix in {".pt", ".pth", ".pkl", ".pickle"}:
         raise TraceError(

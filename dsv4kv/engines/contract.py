@@ -1,16 +1,109 @@
-"""What every engine's sizing rules answer, in exact integers and fractions of bytes."""
+"""Engines that size caches: what they are asked, and what they answer in exact integers."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from dsv4kv.engines.defaults import Defaults, Given, LogitsRoom, Machine, own_defaults
-from dsv4kv.engines.overhead import UNKNOWN, Overhead
+from dsv4kv.engines.rule import EVERYWHERE, Family, Group, Layout, Policy, Rule
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.schedule import AttentionType, build_schedule
 from dsv4kv.model.schema import CacheFormats
+
+if TYPE_CHECKING:
+    from dsv4kv.engines.host import HostTier, HostWish, Offloaded, Sent
+
+MIB, GIB = 2**20, 2**30
+
+LogitsRoom = Literal["share", "profiled", "headroom"]
+"""Where the indexer's logits find their memory: in the share of a GPU that may be used, and no
+more than a step needs; there, and at their bound before the cache is sized, whatever a step needs;
+or in what that share leaves of the GPU."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The GPUs of a deployment, as an engine looks at them when it starts.
+
+    Attributes:
+        gpu: Name of each in the catalogue.
+        memory_bytes: Memory of each.
+        tp: Tensor parallel ranks of a replica.
+        dp: Replicas in one server, as ranks of its attention.
+        pp: Pipeline stages.
+        kind: Generation of the model: ``v4``, ``v41``, ``flat``.
+        arch: What the GPU's kernels are compiled for: ``sm_90``; None where it is not known.
+    """
+
+    gpu: str
+    memory_bytes: int
+    tp: int = 1
+    dp: int = 1
+    pp: int = 1
+    kind: str = "v4"
+    arch: str | None = None
+
+
+@dataclass(frozen=True)
+class Default:
+    """A value that nobody gave, and whose it is."""
+
+    value: Any
+    reason: str
+
+
+Given = Mapping[str, Any]
+"""What is given, by the name of the input; an engine may go by it."""
+Defaults = dict[str, Default]
+"""By the name of the input: ``memory_fraction``, ``reserve`` (bytes), ``step_tokens`` (as
+the engine takes it: SGLang spreads it over its replicas), ``overlap`` (steps), ``request_limit``
+(likewise), ``logits_limit`` (bytes), ``window_slots``."""
+
+SHARE, RESERVE = Fraction(9, 10), 4 * GIB
+"""Of a GPU, the share that this toolkit takes to be usable; of that, what it keeps for all but
+weights and cache."""
+UNMEASURED = Default(RESERVE, "activations, graphs, communication: this toolkit's guess")
+"""Where an engine measures what is neither weights nor cache, and prints it."""
+
+
+class Held(NamedTuple):
+    """One thing that is held.
+
+    Attributes:
+        what: What it is.
+        size_bytes: Bytes of one GPU.
+        source: Version and file that say so.
+    """
+
+    what: str
+    size_bytes: int
+    source: str
+
+
+class Overhead(NamedTuple):
+    """All that is known to be held.
+
+    Attributes:
+        reserve: In the share of a GPU that may be used.
+        headroom: In what that share leaves of the GPU.
+        unknown: What no code says the size of: not counted by itself.
+    """
+
+    reserve: tuple[Held, ...]
+    headroom: tuple[Held, ...]
+    unknown: tuple[str, ...]
+
+
+_MEASURED = (
+    "activations of a step",
+    "workspaces of experts",
+    "CUDA graphs",
+    "buffers of NCCL and DeepEP",
+    "CUDA context",
+)
+UNKNOWN = Overhead((), (), _MEASURED)
 
 
 @dataclass(frozen=True)
@@ -122,13 +215,6 @@ class Capacity:
     note: str = ""
 
 
-class Plan(NamedTuple):
-    """A deployment's GPUs, and what is given of its settings."""
-
-    machine: Machine
-    given: Given
-
-
 @dataclass(frozen=True)
 class Loading:
     """What an engine loads beyond an even share of the checkpoint; known of V4.
@@ -150,63 +236,6 @@ class Loading:
 EVENLY = Loading()
 
 
-class Engine(Protocol):
-    """The sizing rules of one version of one engine: pure functions of a deployment."""
-
-    @property
-    def name(self) -> str:
-        """As users write it: ``vllm:0.33``."""
-
-    @property
-    def seen_in_logs(self) -> bool:
-        """Whether the rules were checked against published start-up logs.
-
-        Otherwise they are derived from the engine's source alone, and every answer says so.
-        """
-
-    @property
-    def logits_room(self) -> LogitsRoom:
-        """Where the indexer's logits of a step find their memory."""
-
-    @property
-    def unit(self) -> str:
-        """What ``Capacity`` counts: ``block``, ``full token``."""
-
-    @property
-    def shares_limits(self) -> bool:
-        """Whether the tokens of a step and the limit of requests are those of all replicas."""
-
-    def defaults(self, machine: Machine, given: Given) -> Defaults:
-        """What the engine takes where nothing is given, on these GPUs."""
-
-    def overhead(self, deployment: Deployment, step_tokens: int, plan: Plan) -> Overhead:
-        """What is held on a GPU other than weights and cache, as far as that is known."""
-
-    def loading(self, arch: str | None) -> Loading:
-        """What it loads of weights on such a GPU beyond an even share of them."""
-
-    def stage_layers(self, layers: int, stages: int) -> tuple[int, ...]:
-        """How many layers every pipeline stage holds."""
-
-    def costs(self, deployment: Deployment) -> tuple[PoolCost, ...]:
-        """Every pool's fixed, in-flight and marginal bytes; raises ``ConfigError``."""
-
-    def request_bytes(self, deployment: Deployment, tokens: int, *, in_flight: int) -> int:
-        """Bytes that a request of so many tokens takes out of the cache.
-
-        Whole blocks and pages, with the reserve for ``in_flight`` tokens; monotone in both.
-        """
-
-    def shared_bytes(self, deployment: Deployment) -> int:
-        """Bytes held once, before any request."""
-
-    def capacity(self, deployment: Deployment, available_bytes: int) -> Capacity:
-        """What fits into ``available_bytes`` of one rank; raises ``ConfigError``."""
-
-    def starved(self, loaded: "Loaded") -> str:
-        """What it says where nothing is left for a cache; nothing where that is not known."""
-
-
 class Loaded(NamedTuple):
     """A GPU when its weights are loaded.
 
@@ -221,38 +250,129 @@ class Loaded(NamedTuple):
     fraction: Fraction
 
 
-def first_take_more(layers: int, stages: int) -> tuple[int, ...]:
-    """Layers of every stage where those that are left over go to the first stages."""
-    size, extra = divmod(layers, stages)
-    return tuple(size + (stage < extra) for stage in range(stages))
+class Engine:
+    """One version of an engine: pure functions of a deployment.
 
+    Attributes:
+        family: Which engine.
+        name: As users write it: ``vllm:0.33``.
+        seen_in_logs: Whether the sizes were checked against published start-up logs; otherwise
+            they are derived from the engine's source alone, and every answer says so.
+        own: Whether it is this toolkit's cache, which counts requests, not blocks.
+        logits_room: Where the indexer's logits of a step find their memory.
+        unit: What ``Capacity`` counts: ``block``, ``full token``.
+        block_tokens: Tokens of a block where none are given.
+        holds_chunks: Whether a running request holds the windows of all of its prompt's last chunk
+            (SGLang); else that of its end alone.
+        shares_limits: Whether the tokens of a step and the limit of requests are those of all
+            replicas.
+    """
 
-class NothingStated:
-    """What an engine answers that states no defaults, no reserve and no line of its own."""
+    family: ClassVar[Family]
+    name: str
+    seen_in_logs: bool = False
+    own: ClassVar[bool] = False
+    logits_room: ClassVar[LogitsRoom] = "share"
+    unit: ClassVar[str] = "block"
+    block_tokens: ClassVar[int] = 128
+    holds_chunks: bool = False
+    shares_limits: ClassVar[bool] = False
+
+    def costs(self, deployment: Deployment) -> tuple[PoolCost, ...]:
+        """Every pool's fixed, in-flight and marginal bytes; raises ``ConfigError``."""
+        raise NotImplementedError
+
+    def request_bytes(self, deployment: Deployment, tokens: int, *, in_flight: int) -> int:
+        """Bytes that a request of so many tokens takes out of the cache.
+
+        Whole blocks and pages, with the reserve for ``in_flight`` tokens; monotone in both.
+        """
+        raise NotImplementedError
+
+    def capacity(self, deployment: Deployment, available_bytes: int) -> Capacity:
+        """What fits into ``available_bytes`` of one rank; raises ``ConfigError``."""
+        raise NotImplementedError
+
+    def shared_bytes(self, deployment: Deployment) -> int:
+        """Bytes held once, before any request."""
+        del deployment
+        return 0
+
+    def blocks(self, deployment: Deployment, units: int) -> tuple[int, int | None]:
+        """Blocks of context, and pages of windows where these have a pool of their own."""
+        del deployment
+        return units, None
+
+    def rule(self, deployment: Deployment, flags: Given | None = None) -> Rule:
+        """How prefixes are kept and found, with settings that choose a variant; ``ConfigError``.
+
+        Here every block has the window of its end, and the state of CSA layers.
+        """
+        del flags
+        self.costs(deployment)  # says what the engine does not serve
+        model = deployment.model
+        block = deployment.block_tokens or self.block_tokens
+        groups = [Group("context", block)]
+        if model.kind != "flat":
+            groups += [Group("window", block, model.window_tokens), Group("csa state", block, 8)]
+        return Rule(Layout(tuple(groups), 0, model.window_tokens), EVERYWHERE, Policy())
 
     def defaults(self, machine: Machine, given: Given) -> Defaults:
-        """This toolkit's."""
+        """What the engine takes where nothing is given, on these GPUs; here this toolkit's."""
         del machine, given
-        return own_defaults()
+        own = "this toolkit's"
+        return {
+            "memory_fraction": Default(SHARE, own),
+            "reserve": UNMEASURED,
+            "step_tokens": Default(8192, own),
+            "overlap": Default(1, own),
+            "logits_limit": Default(512 * MIB, "engines score a chunk in pieces, as vLLM does"),
+        }
 
-    def overhead(self, deployment: Deployment, step_tokens: int, plan: Plan) -> Overhead:
-        """Nothing is known."""
-        del deployment, step_tokens, plan
+    def overhead(
+        self, deployment: Deployment, step_tokens: int, machine: Machine, given: Given
+    ) -> Overhead:
+        """What is held on a GPU other than weights and cache, as far as that is known."""
+        del deployment, step_tokens, machine, given
         return UNKNOWN
 
     def loading(self, arch: str | None) -> Loading:
-        """Nothing."""
+        """What it loads of weights on such a GPU beyond an even share of them."""
         del arch
         return EVENLY
 
     def stage_layers(self, layers: int, stages: int) -> tuple[int, ...]:
-        """How many layers every pipeline stage holds."""
-        return first_take_more(layers, stages)
+        """How many layers every pipeline stage holds; those left over go to the first stages."""
+        size, extra = divmod(layers, stages)
+        return tuple(size + (stage < extra) for stage in range(stages))
 
     def starved(self, loaded: Loaded) -> str:
-        """No line is known."""
+        """What it prints where nothing is left for a cache; nothing where that is not known."""
         del loaded
         return ""
+
+    def host_tier(
+        self, deployment: Deployment, capacity: Capacity, wish: "HostWish"
+    ) -> "HostTier":
+        """What it keeps in host memory; raises ``ConfigError`` for what it has not, or refuses."""
+        del deployment, capacity
+        raise ConfigError(f"--host-tier {wish.tier}: {self.name} has none.")
+
+    def objects(
+        self, deployment: Deployment, retention: int | None, chunk_tokens: int | None
+    ) -> "Offloaded":
+        """What a tier keeps of a prompt; in chunks of LMCache, where their tokens are given.
+
+        Raises:
+            ConfigError: A layout or blocks that it does not have.
+        """
+        del deployment, retention, chunk_tokens
+        raise ConfigError(f"what {self.name} keeps beyond the GPU is not known.")
+
+    def sent(self, deployment: Deployment, tokens: int) -> "Sent | None":
+        """What a rank of a prefill side sends of a prompt; None where that is not known."""
+        del deployment, tokens
+        return None
 
 
 DRAFT = "draft"

@@ -1,7 +1,9 @@
-"""What an engine keeps of its cache in host memory: pools of one rank, and what they hold."""
+"""What engines keep of their caches outside the GPU, and send of them: derived from the layout."""
 
 from dataclasses import dataclass
 from fractions import Fraction
+
+from dsv4kv.engines.rule import Group, Layout
 
 
 @dataclass(frozen=True)
@@ -139,3 +141,40 @@ class Offloaded:
         """Operations that move so many of both."""
         of_context = sum(pool.pages for pool in self.context)
         return contexts * of_context + tails * sum(pool.pages for pool in self.tail)
+
+
+def objects_of(layout: Layout, align: int = 1) -> Offloaded:
+    """Objects of a block of context, and of a boundary's windows and states.
+
+    A block of one pool that all groups share is an object, its bytes a multiple of ``align``; of
+    pools apart every pool's part of a block is one.
+    """
+    full, *others = layout.groups
+    behind = [group for group in others if group.cached and not group.ring]
+    if not layout.unit_bytes:
+        return Offloaded(_pools(full), sum(map(_pools, behind), ()))
+    size = -(-layout.unit_bytes // align) * align
+    tail = sum(group.needed for group in behind)
+    pools = (HostPool("windows and states", tail, size),) if tail else ()
+    return Offloaded((HostPool("context", 1, size),), pools)
+
+
+def _pools(group: Group) -> tuple[HostPool, ...]:
+    return tuple(HostPool(each.name, 1, each.block_bytes) for each in group.pieces)
+
+
+def sent_of(layout: Layout, tokens: int, *, clips: bool = False) -> Sent:
+    """What a rank sends of a prompt: whole blocks, of a window those that it covers.
+
+    With ``clips`` it is as many blocks of every window as one may ever cover.
+    """
+    size = descriptors = 0
+    for group in layout.groups:
+        grain, blocks = group.block_tokens, -(-tokens // group.block_tokens)
+        if group.seen_tokens is not None and clips:
+            blocks = min(blocks, -(-(group.seen_tokens + 1) // grain) + 1)
+        elif group.seen_tokens is not None:
+            blocks -= max(0, tokens - group.seen_tokens) // grain
+        size += blocks * group.block_bytes
+        descriptors += blocks * group.buffers
+    return Sent(size, descriptors)

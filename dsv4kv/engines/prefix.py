@@ -1,134 +1,365 @@
-"""What a prefix must have in the cache to be a hit, and how long a hit can be.
+"""Prefix caches of engines, opened by a rule, and traces served by them.
 
-A hit ends at a whole block of context, and never covers the last token of a prompt, whose logits
-are still wanted. At that end every window and state must be there too: without one of its blocks
-the hit is lost, however much of the context is cached.
-Source: vLLM 0.33 (``kv_cache_manager.py``, ``single_type_kv_cache_manager.py``; ``scheduler.py``
-for V4.1's bounded replay), SGLang 0.5.23 (radix tree; ``swa_reprefill_tail_tokens`` for V4.1's),
-TensorRT-LLM's block reuse; report arXiv:2606.19348 §3.5.2 for the dsv4kv cache.
+A trace is served request by request, each leaving only its prompt behind; side by side the same
+caches are driven by a scheduler.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
+from dsv4kv.choices import choose, listed
+from dsv4kv.core import hashed
+from dsv4kv.core.cache import EngineCache
+from dsv4kv.core.hashed import UNBOUNDED_TOKENS, HashedCache, Part
+from dsv4kv.core.paths import NumberedPaths
+from dsv4kv.core.radix import SglangCache, SglangWindowCache
 from dsv4kv.engines.contract import Deployment
-from dsv4kv.engines.registry import find_engine
-from dsv4kv.engines.vllm.pages import Group
-from dsv4kv.engines.vllm.sizing import VllmEngine
+from dsv4kv.engines.formats import Site, stored_formats
+from dsv4kv.engines.names import RULES, find_engine, find_rule
+from dsv4kv.engines.rule import (
+    ENGINE_BLOCK_TOKENS,
+    SPECULATIONS,
+    Group,
+    Layout,
+    Rule,
+    Speculation,
+    Variant,
+)
 from dsv4kv.errors import ConfigError
+from dsv4kv.model.config import DSV4Config
+from dsv4kv.model.schema import choose_formats
+from dsv4kv.prefix.outcome import Losses, Outcome
+from dsv4kv.prefix.paths import Ints, PathTable, find_reuse, number_prompts
 
-_CSA_STATE_TOKENS = 8
-_DEFAULT_BLOCK_TOKENS = {"dsv4kv": 128, "sglang": 256, "trtllm": 128}
-
-
-@dataclass(frozen=True)
-class Need:
-    """What one kind of storage must still hold for a hit.
-
-    Attributes:
-        storage: ``context``, ``window``, ``csa state`` or ``hca state``. Where a hit ends at a
-            multiple of 128 tokens nothing of an HCA entry is pending; vLLM asks for it anyway.
-        groups: Block tables of that kind; each must hold it.
-        block_tokens: Tokens of a block.
-        tail_tokens: Tokens before the hit's end that must be there; None for all of them.
-        blocks: Blocks in a row at the hit's end; None for all of them.
-    """
-
-    storage: str
-    groups: int
-    block_tokens: int
-    tail_tokens: int | None = None
-    blocks: int | None = None
+DEFAULT_CHUNK_TOKENS = 8192
+"""vLLM's ``max_num_batched_tokens`` on large GPUs."""
+WINDOW_RATIO = 10
+"""SGLang's ``swa_full_tokens_ratio`` is 0.1."""
 
 
 @dataclass(frozen=True)
-class PrefixRule:
-    """How an engine finds prefixes.
+class Pool:
+    """The cache that a rule is given, and the trace.
 
     Attributes:
-        engine: Whose rule.
-        block_tokens: Hits are multiples of this; also the shortest hit.
-        recomputed_tokens: Tokens at the end of a prompt that no hit covers.
-        dropped_blocks: Blocks a found hit gives back, for a draft model to compute.
-        needs: What must be cached.
-        replayed_tokens: Tokens at a hit's end that are computed again to have their window; a hit
-            of so many or fewer is none.
+        table: The trace.
+        tokens: Size in tokens of context: so many whole blocks.
+        block_tokens: Tokens of a block or page.
+        model: Whose windows and states are to be kept.
+        chunk_tokens: Tokens of a prompt computed at once, where it matters.
+        speculation: How drafts are made.
+        arch: What the GPU's kernels are compiled for, by which V4.1's blocks go in vLLM:
+            ``sm_90``; None takes it as a datacenter Blackwell.
+        windows: Pages of SGLang's pool of windows; None for a tenth of the pages.
+        holds_chunks: SGLang up to 0.5.17: a running request holds the windows of the last chunk
+            of its prompt, all of them; later that of its end alone.
+        tokens_per_step: Tokens of a request that a decode step gives, on average.
+        numbered: The prompts as numbers of blocks, distinguished also by the tokens after them
+            that a draft asks for; None where they are not known yet.
+        step_tokens: Most tokens of a request in a decode step.
     """
 
-    engine: str
+    table: PathTable
+    tokens: int
     block_tokens: int
-    recomputed_tokens: int
-    dropped_blocks: int
-    needs: tuple[Need, ...]
-    replayed_tokens: int = 0
+    model: DSV4Config
+    chunk_tokens: int = DEFAULT_CHUNK_TOKENS
+    speculation: Speculation = SPECULATIONS["none"]
+    arch: str | None = None
+    windows: int | None = None
+    holds_chunks: bool = False
+    tokens_per_step: float = 1.0
+    numbered: NumberedPaths | None = None
+    step_tokens: int = 1
 
     @property
-    def shortest_prompt_tokens(self) -> int:
-        """The shortest prompt that can hit at all."""
-        blocks = self.replayed_tokens // self.block_tokens + 1
-        return self.block_tokens * (blocks + self.dropped_blocks) + self.recomputed_tokens
-
-    def hit_tokens(self, cached_tokens: int, prompt_tokens: int) -> int:
-        """The longest hit of a prompt that shares its first ``cached_tokens`` with the cache.
-
-        Raises:
-            ConfigError: A negative count.
-        """
-        if cached_tokens < 0 or prompt_tokens < 0:
-            raise ConfigError("tokens of a prompt and of a cached prefix cannot be negative.")
-        usable = min(cached_tokens, prompt_tokens - self.recomputed_tokens)
-        found = max(0, usable // self.block_tokens - self.dropped_blocks) * self.block_tokens
-        return found if found > self.replayed_tokens else 0
+    def blocks(self) -> int:
+        """Whole blocks of the pool."""
+        return self.tokens // self.block_tokens
 
 
-def prefix_rule(engine_name: str, deployment: Deployment) -> PrefixRule:
-    """The rule of an engine for a deployment; raises ``ConfigError``."""
-    engine = find_engine(engine_name)
-    if isinstance(engine, VllmEngine):
-        return _vllm_rule(engine, deployment)
-    family = engine.name.partition(":")[0]
-    kind, window = deployment.model.kind, deployment.model.window_tokens
-    own = 64 if (family, kind) == ("sglang", "flat") else _DEFAULT_BLOCK_TOKENS[family]
-    block = deployment.block_tokens or own
-    engine.costs(deployment)  # says what the engine does not serve
-    if kind == "flat":
-        return PrefixRule(engine.name, block, 1, 0, (Need("context", 1, block),))
-    needs = [Need("context", 1, block), Need("window", 1, block, window, -(-window // block))]
-    if family != "sglang":  # SGLang keeps CSA states with the window slots
-        needs.append(Need("csa state", 1, block, _CSA_STATE_TOKENS, 1))
-    if deployment.replays_windows:
-        return PrefixRule(engine.name, block, 1, 0, tuple(needs[:1]), window)
-    late = (family, kind) == ("sglang", "v41") and _replays(engine.name, deployment)
-    return PrefixRule(engine.name, block, window if late else 1, 0, tuple(needs))
+def find_drafts(rule: str, speculation: str) -> Speculation:
+    """How a rule drafts, by names; raises ``ConfigError`` where its hits are not known."""
+    found, known = choose(SPECULATIONS, speculation, "a speculation"), find_rule(rule).drafts
+    if speculation not in known:
+        raise ConfigError(
+            f"what {speculation} makes of hits is not known for the rule {rule}: take "
+            f"{listed(known)}."
+        )
+    return found
 
 
-def _replays(engine: str, deployment: Deployment) -> bool:
-    """Whether V4.1's bounded replay is on: by default, but in SGLang up to 0.5.22."""
-    given = deployment.bounded_replay
-    return engine != "sglang:0.5.22" if given is None else given
+def check_model(rule: str, model: DSV4Config) -> None:
+    """Refuse a rule that is another generation's; raises ``ConfigError``."""
+    if model.kind not in find_rule(rule).kinds:
+        fitting = listed(name for name, known in RULES.items() if model.kind in known.kinds)
+        raise ConfigError(f"the rule {rule} is not one of {model.name}: take {fitting}.")
 
 
-def _vllm_rule(engine: VllmEngine, deployment: Deployment) -> PrefixRule:
-    """Groups of one kind stand together; a hit gives one block back for a draft to compute.
+def layout_of(variant: Variant, deployment: Deployment) -> Layout:
+    """Blocks of a variant; of V4.1 the whole model's, as its engine stores it on such a GPU."""
+    engine, model = find_engine(variant.engine), deployment.model
+    if model.kind == "v41":
+        stored = stored_formats(Site(engine.name, model, deployment.arch), {})
+        deployment = Deployment(
+            model,
+            choose_formats(model, *(name for name, _ in stored.values())),
+            max_context_tokens=deployment.max_context_tokens,
+            in_flight_tokens=deployment.in_flight_tokens,
+            block_tokens=deployment.block_tokens,
+            arch=deployment.arch,
+        )
+    return engine.rule(deployment, variant.flags).layout
 
-    V4.1's rings are never cached, its windows only with ``--no-swa-bounded-replay``.
+
+def rule_of(variant: Variant, pool: Pool) -> Rule:
+    """The rule of a variant for a pool: context alone where it knows nothing of windows."""
+    model, size = pool.model, pool.block_tokens
+    layout = Layout((Group("context", size),), 0, model.window_tokens)
+    if variant.groups:
+        deployment = Deployment(
+            model,
+            choose_formats(model, indexer="fp8"),
+            max_context_tokens=model.max_context_tokens,
+            in_flight_tokens=pool.chunk_tokens,
+            block_tokens=size,
+            arch=pool.arch,
+        )
+        layout = layout_of(variant, deployment)
+    return Rule(layout, variant.retention, variant.policy)
+
+
+# ---- caches -------------------------------------------------------------------------------------
+
+
+def open_cache(variant: Variant, pool: Pool) -> EngineCache:
+    """An empty cache of a variant.
+
+    Raises:
+        ConfigError: Blocks in which windows have no room, or a retention that is no whole blocks.
     """
-    drafts = deployment.draft_layers > 0
-    groups = engine.layout(deployment).groups
-    full, others = groups[0], groups[1:]
-    needs = [Need("context", 1, full.block_tokens)]
-    if deployment.model.kind == "v41" and _replays(engine.name, deployment):
-        replayed = deployment.model.window_tokens
-        return PrefixRule(engine.name, full.block_tokens, 1, 0, tuple(needs), replayed)
-    for storage in ("window", "csa state", "hca state"):
-        same = [group for group in others if _storage(group) == storage and not group.ring]
-        if same:
-            tail = (same[0].window_tokens or 1) - 1
-            further = drafts and storage == "window"  # the draft's own group looks one further
-            blocks = -(-tail // same[0].block_tokens) + further
-            needs.append(Need(storage, len(same), same[0].block_tokens, tail, blocks))
-    return PrefixRule(engine.name, full.block_tokens, 1, int(drafts), tuple(needs))
+    rule = rule_of(variant, pool)
+    if variant.policy.index == "hashed":
+        return open_hashed(rule, pool)
+    return open_radix(rule, pool, windows=variant.groups)
 
 
-def _storage(group: Group) -> str:
-    page = group.pages[0]
-    return "window" if page.pool == "window" else f"{page.layer.kind} state"
+def open_hashed(rule: Rule, pool: Pool) -> HashedCache:
+    """An empty cache of hashed blocks in one pool; raises as ``open_cache`` does."""
+    size, drafts, period = pool.block_tokens, pool.speculation, rule.retention.period_tokens
+    if (period or 0) % size:
+        raise ConfigError(f"a retention of {period} tokens must be whole blocks of {size} tokens.")
+    groups = cut_groups(rule, pool)
+    parts = [part for group in groups for part in group.parts if part.followed]
+    context = pool.numbered or number_prompts(pool.table, size, drafts.key_tokens)
+    followed = context
+    if parts:
+        ends = max(max(0, part.end_tokens) for part in parts)
+        followed = number_prompts(pool.table, size, ends)
+
+    def path_of(request: int) -> tuple[list[int], list[int]]:
+        return context.path(request), followed.path(request)
+
+    return HashedCache(
+        pool.blocks,
+        size,
+        groups,
+        path_of,
+        max(context.count, followed.count),
+        retention=period,
+        chunk_tokens=pool.chunk_tokens,
+        drops=drafts.drops,
+        replayed_tokens=rule.replayed_tokens,
+        step_tokens=pool.step_tokens,
+    )
+
+
+def cut_groups(rule: Rule, pool: Pool) -> list[hashed.Group]:
+    """Windows and states as the cache takes them."""
+    drafts = pool.speculation
+    groups = [_cut_group(group, drafts) for group in rule.layout.groups[1:]]
+    if drafts.drops:
+        ends = [
+            group.needed * group.block_tokens + max(0, group.parts[-1].end_tokens)
+            for group in groups
+            if group.parts
+        ]
+        if max(ends, default=0) > pool.block_tokens:
+            raise ConfigError(
+                f"what drafts make of hits is not known for blocks of {pool.block_tokens} tokens: "
+                f"a window and the block after it are {max(ends)}. vLLM takes "
+                f"{ENGINE_BLOCK_TOKENS}."
+            )
+    return groups
+
+
+def _cut_group(group: Group, drafts: Speculation) -> hashed.Group:
+    """A group with what is cached and found of it together.
+
+    Where keys cover tokens behind a block, the last block of a tail is one that prompts which part
+    there do not share, and those before it are shared. A group of windows, of whose hit the last
+    block is given up for a draft's layer, needs one block more, behind the hit. Draft layers add
+    no group: their windows share the groups that are there.
+    """
+    size, needed = group.block_tokens, group.needed
+    if group.ring:  # one block of a request, as if of more tokens than there are
+        return hashed.Group(UNBOUNDED_TOKENS, 1, UNBOUNDED_TOKENS, False, [])
+    parts = [Part(needed, 0, False, False)] if group.cached else []
+    if parts and drafts.key_tokens and needed > 1:
+        parts = [Part(needed - 1, -size, True, False), Part(1, 0, False, False)]
+    elif parts and drafts.drops and group.storage == "window":
+        ends = range((1 - needed) * size, 1, size)
+        parts = [Part(1, end, False, True) for end in ends] + [Part(1, size, True, True)]
+    return hashed.Group(size, needed, group.seen_tokens or 0, group.cached, parts)
+
+
+def open_radix(rule: Rule, pool: Pool, *, windows: bool) -> SglangCache:
+    """An empty tree of pages, with a pool of windows or without; raises as ``open_cache`` does."""
+    size, keys, window = pool.block_tokens, pool.speculation.key_tokens, pool.model.window_tokens
+    numbered = pool.numbered or number_prompts(pool.table, size, keys)
+    if not windows:
+        return SglangCache(
+            pool.blocks,
+            size,
+            numbered.path,
+            key_tokens=keys,
+            chunk_tokens=pool.chunk_tokens,
+            replayed_tokens=rule.replayed_tokens,
+        )
+    if size < window:
+        raise ConfigError(
+            f"pages of {size} tokens do not hold a window of {window}: SGLang's are "
+            f"{ENGINE_BLOCK_TOKENS}."
+        )
+    return SglangWindowCache(
+        pool.blocks,
+        pool.blocks // WINDOW_RATIO if pool.windows is None else pool.windows,
+        size,
+        numbered.path,
+        window_tokens=window,
+        chunk_tokens=pool.chunk_tokens,
+        dense=rule.retention.period_tokens is None,
+        holds_chunks=pool.holds_chunks,
+        tokens_per_step=pool.tokens_per_step,
+        key_tokens=keys,
+        uncovered_tokens=rule.uncovered_tokens,
+    )
+
+
+# ---- a trace, request by request ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class GroupHits:
+    """What requests hit, in blocks of context.
+
+    Attributes:
+        resumed: int64[requests]: where all groups agreed.
+        found: int64[requests]: what the context group alone held.
+        marked: int64[requests]: the last boundary up to there whose windows were ever cached.
+        rejected: bool[requests]: whether the request can never run; then it hits nothing.
+    """
+
+    resumed: Ints
+    found: Ints
+    marked: Ints
+    rejected: NDArray[np.bool_]
+
+
+def serve_alone(cache: EngineCache, tokens: Ints) -> GroupHits:
+    """Serve prompts one after the other; their lengths are int64[requests]."""
+    served = [cache.serve(request, length) for request, length in enumerate(tokens.tolist())]
+    rejected = np.array([hit is None for hit in served], bool)
+    hits = np.array([hit or (0, 0, 0) for hit in served], np.int64).reshape(-1, 3).T
+    return GroupHits(hits[0], hits[1], hits[2], rejected)
+
+
+def run_rule(name: str, pool: Pool) -> Outcome:
+    """Serve a trace by a rule; requests that can never run are rejected.
+
+    Raises:
+        ConfigError: No such rule, blocks that do not fit the trace's, or a pool in which no
+            request can run.
+    """
+    rule, tokens = find_rule(name), pool.table.input_tokens
+    check_model(name, pool.model)
+    fitting = np.flatnonzero(-(-tokens // pool.block_tokens) <= pool.blocks)
+    if not len(fitting):
+        raise ConfigError(
+            f"a pool of {pool.tokens:,} tokens is smaller than every prompt, of "
+            f"{int(tokens.min()):,} tokens and more: no request could run."
+        )
+    if len(fitting) == len(tokens):
+        return replace(_serve(rule, pool), name=name)
+    outcome = _serve(rule, replace(pool, table=pool.table.select(fitting)))
+    return replace(outcome.among(tokens, fitting), name=name)
+
+
+def _serve(variant: Variant, pool: Pool) -> Outcome:
+    if not variant.engine:
+        reuse = find_reuse(pool.table, pool.block_tokens)
+        found, once = reuse.found_tokens(pool.blocks), reuse.found_tokens(None)
+        losses = Losses(evicted_block=int((once - found).sum()))
+        return Outcome("", found, pool.table.total_input_tokens, losses, int(found.sum()))
+    if variant.policy.index == "hashed" and not variant.groups:
+        pool = replace(pool, chunk_tokens=pool.block_tokens * pool.blocks)
+    elif variant.policy.index == "hashed" and pool.chunk_tokens % pool.block_tokens:
+        raise ConfigError(
+            f"chunks of {pool.chunk_tokens} tokens of a prompt must be whole blocks of "
+            f"{pool.block_tokens} tokens."
+        )
+    hits = serve_alone(open_cache(variant, pool), pool.table.input_tokens)
+    return count_hits(variant, pool, hits)
+
+
+def draft_needs(variant: Variant, pool: Pool) -> tuple[int, int]:
+    """Tokens after a hit that must be known for drafts, and tokens that a hit gives up."""
+    drafts = pool.speculation
+    if not drafts.drops:
+        return drafts.key_tokens, 0
+    if not variant.windows:
+        return 0, pool.block_tokens
+    groups = cut_groups(rule_of(variant, pool), pool)
+    return max(part.end_tokens for group in groups for part in group.parts), 0
+
+
+def count_hits(variant: Variant, pool: Pool, hits: GroupHits) -> Outcome:
+    """Hits in tokens, and what an unbounded cache of single tokens would have hit beyond them."""
+    window = pool.model.window_tokens
+    uncovered, replayed = variant.policy.uncovered(window), variant.policy.replayed(window)
+    key_tokens, dropped_tokens = draft_needs(variant, pool)
+    size, served = pool.block_tokens, ~hits.rejected
+    table = pool.table.select(np.flatnonzero(served)) if hits.rejected.any() else pool.table
+    once = find_reuse(table, table.block_tokens).found_tokens(None)
+    whole = once // size * size
+    covered = np.maximum(table.input_tokens - uncovered, 0)
+    allowed = np.minimum(whole, covered // size * size)
+    drafted = allowed
+    if key_tokens:
+        alike = find_reuse(table, size, whole_blocks=True, key_tokens=key_tokens)
+        drafted = np.minimum(allowed, alike.found_tokens(None))
+    drafted = np.maximum(0, drafted - dropped_tokens)
+    resumed, found, marked = (
+        np.minimum(blocks[served] * size, drafted)
+        for blocks in (hits.resumed, hits.found, hits.marked)
+    )
+    begun = np.maximum(hits.resumed * size - replayed, 0)
+    losses = Losses(
+        alignment=int((once - whole).sum()),
+        last_token=int((whole - allowed).sum()),
+        draft=int((allowed - drafted).sum()),
+        evicted_block=int((drafted - found).sum()),
+        no_checkpoint=int((found - marked).sum()),
+        evicted_checkpoint=int((marked - resumed).sum()),
+        replay=int((hits.resumed * size - begun).sum()),
+    )
+    return Outcome(
+        "",  # whoever chose the rule names it
+        begun,
+        pool.table.total_input_tokens,
+        losses,
+        int(found.sum()),
+        rejected=int(hits.rejected.sum()),
+    )

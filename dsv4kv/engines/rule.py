@@ -1,160 +1,408 @@
-"""What a rule by which an engine reuses prefixes is made of, and the rule of no engine."""
+"""How an engine keeps, finds and moves prefixes, as data that everything else derives from.
 
-from collections.abc import Callable
-from dataclasses import dataclass
+``Engine.rule`` gives a deployment's ``Rule``: its layout, where windows stay cached, and how
+requests are admitted. Pool sizes, prefix hits, host tiers, transfers and what a hit needs are
+functions of it. Engines' folders have rows of ``Variant`` for the rules that users name, and one
+``Family`` for what holds of all versions.
+"""
 
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, Literal, NamedTuple
 
-from dsv4kv.core.cache import EngineCache
-from dsv4kv.engines.cache import ENGINE_BLOCK_TOKENS, Pool, draft_needs
-from dsv4kv.model.config import DSV4Config
-from dsv4kv.prefix.outcome import Losses, Outcome
-from dsv4kv.prefix.paths import Ints, find_reuse
+from dsv4kv.errors import ConfigError
+
+ENGINE_BLOCK_TOKENS = 256
+"""Tokens of a block or page that engines take for DeepSeek-V4."""
+KINDS = ("v4", "v41", "flat")
+"""Generations of models: V4, V4.1, and V3.2 with no windows."""
+
+
+class Piece(NamedTuple):
+    """A part of a block: one pool or buffer kind over all layers of a rank.
+
+    Attributes:
+        name: As the engine calls it.
+        block_bytes: Bytes of a block.
+        buffers: Buffers of layers, each with its page.
+    """
+
+    name: str
+    block_bytes: int
+    buffers: int = 1
 
 
 @dataclass(frozen=True)
-class GroupHits:
-    """What requests hit, in blocks of context.
+class Group:
+    """Blocks under one block table, or a pool.
 
     Attributes:
-        resumed: int64[requests]: where all groups agreed.
-        found: int64[requests]: what the context group alone held.
-        marked: int64[requests]: the last boundary up to there whose windows were ever cached.
-        rejected: bool[requests]: whether the request can never run; then it hits nothing.
+        storage: ``context``, ``window``, ``csa state`` or ``hca state``.
+        block_tokens: Tokens of a block.
+        seen_tokens: Tokens before the next one that it reads; None for all of them.
+        cached: Whether other requests find its blocks; else a hit computes them again.
+        ring: One block of a request is written round and round.
+        pieces: What a block is made of.
     """
 
-    resumed: Ints
-    found: Ints
-    marked: Ints
-    rejected: NDArray[np.bool_]
+    storage: str
+    block_tokens: int
+    seen_tokens: int | None = None
+    cached: bool = True
+    ring: bool = False
+    pieces: tuple[Piece, ...] = ()
+
+    @property
+    def needed(self) -> int:
+        """Blocks in a row that a hit needs at its end; 0 of the whole context."""
+        return 0 if self.seen_tokens is None else -(-self.seen_tokens // self.block_tokens)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block."""
+        return sum(piece.block_bytes for piece in self.pieces)
+
+    @property
+    def buffers(self) -> int:
+        """Pages of a block, each in a buffer of its own."""
+        return sum(piece.buffers for piece in self.pieces)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a rank stores.
+
+    Attributes:
+        groups: The whole context first, then windows and states.
+        unit_bytes: Bytes of a block of the one pool that all groups share; 0 for pools apart.
+        window_tokens: Tokens of the model's window; 0 without one.
+    """
+
+    groups: tuple[Group, ...]
+    unit_bytes: int = 0
+    window_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Retention:
+    """Behind which tokens windows and states stay cached.
+
+    Attributes:
+        period_tokens: Every so many; 0 for none, None for every block.
+        ends: At the last block boundary before a prompt's last token.
+        junctions: Where the context that a prompt found ends, if its windows end before.
+        chunks: At the end of every chunk of a prompt.
+    """
+
+    period_tokens: int | None = 0
+    ends: bool = False
+    junctions: bool = False
+    chunks: bool = False
+
+    def places(self, prompt_tokens: int, block_tokens: int) -> list[int]:
+        """Tokens of a prompt behind which it leaves windows by period and end, rising."""
+        period = block_tokens if self.period_tokens is None else self.period_tokens
+        places = set(range(period, prompt_tokens + 1, period)) if period else set[int]()
+        if self.ends:
+            places.add((prompt_tokens - 1) // block_tokens * block_tokens)
+        return sorted(places - {0})
+
+
+NOWHERE, EVERYWHERE = Retention(), Retention(None)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How requests are admitted, and what a hit is.
+
+    Attributes:
+        index: ``hashed`` blocks of one pool, or a ``radix`` tree of pages.
+        finds_scheduled: Blocks are found as soon as they are scheduled, by requests that are
+            admitted to the same step (vLLM, in ``allocate_slots``).
+        prompts_alone: Prompts are computed in steps of their own, and requests retracted where
+            those that decode lack pages (SGLang).
+        replays: A hit's last window is computed again; a hit of a window or less is none.
+        leaves_window: No hit covers a prompt's last window; else not its last token.
+        drops: A hit gives up its last block, for a draft model to compute.
+        writes_evicted: Host memory can be given what the GPU evicts (``write_back``).
+        host_by_ratio: Host memory is sized by a ratio of the GPU's pools alone.
+    """
+
+    index: Literal["hashed", "radix"] = "radix"
+    finds_scheduled: bool = False
+    prompts_alone: bool = False
+    replays: bool = False
+    leaves_window: bool = False
+    drops: bool = False
+    writes_evicted: bool = True
+    host_by_ratio: bool = False
+
+    def uncovered(self, window_tokens: int) -> int:
+        """Tokens at a prompt's end that no hit covers."""
+        return window_tokens if self.leaves_window else 1
+
+    def replayed(self, window_tokens: int) -> int:
+        """Tokens at a hit's end that are computed again; a hit of so many or fewer is none."""
+        return window_tokens if self.replays else 0
+
+
+@dataclass(frozen=True)
+class Need:
+    """What one kind of storage must still hold for a hit.
+
+    Attributes:
+        storage: Which. Where a hit ends at a multiple of 128 tokens nothing of an HCA entry is
+            pending; vLLM asks for it anyway.
+        groups: Block tables of that kind; each must hold it.
+        block_tokens: Tokens of a block.
+        tail_tokens: Tokens before the hit's end that must be there; None for all of them.
+        blocks: Blocks in a row at the hit's end; None for all of them.
+    """
+
+    storage: str
+    groups: int
+    block_tokens: int
+    tail_tokens: int | None = None
+    blocks: int | None = None
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How an engine reuses prefixes.
+    """How one deployment keeps, finds and moves prefixes.
+
+    A hit ends at a whole block of context and never covers a prompt's last token, whose logits
+    are still wanted. At that end every window and state must be there too.
+    Source: vLLM 0.33 (``kv_cache_manager.py``, ``single_type_kv_cache_manager.py``,
+    ``scheduler.py``), SGLang 0.5.23 (radix tree; ``swa_reprefill_tail_tokens``), TensorRT-LLM's
+    block reuse; report arXiv:2606.19348 §3.5.2 for the dsv4kv cache.
 
     Attributes:
-        replay: Serves the trace.
-        setting: What a user of the engine writes to have it.
-        windows: Whether it asks for windows and states too, as DeepSeek-V4 needs.
-        open: Makes the engine's cache, for requests that run side by side.
-        speculations: By what drafts its hits are known.
-        kinds: Generations of models that it is a rule for.
-        own_block_tokens: Tokens of a block that the engine takes.
-        hopper_block_tokens: Likewise on Hopper, where it takes others there.
-        replays: Whether the last window of a hit is computed again.
-        leaves_window: Whether no hit covers a prompt's last window; else not its last token.
-        caches_scheduled: Whether blocks are found as soon as they are scheduled, by requests that
-            are admitted to the same step (vLLM, in ``allocate_slots``).
-        retracts: Whether prompts are computed in steps of their own, and requests retracted where
-            those that decode lack pages (SGLang).
+        layout: What is stored.
+        retention: Where windows and states stay cached.
+        policy: How requests are admitted, and what a hit is.
     """
 
-    replay: Callable[[Pool], Outcome]
-    setting: str = ""
-    windows: bool = False
-    open: Callable[[Pool], EngineCache] | None = None
-    speculations: tuple[str, ...] = ("none",)
-    kinds: tuple[str, ...] = ("v4", "v41", "flat")
-    own_block_tokens: int = ENGINE_BLOCK_TOKENS
-    hopper_block_tokens: int | None = None
-    replays: bool = False
-    leaves_window: bool = False
-    caches_scheduled: bool = False
-    retracts: bool = False
+    layout: Layout
+    retention: Retention = EVERYWHERE
+    policy: Policy = Policy()
 
-    def block_tokens(self, arch: str | None = None) -> int | None:
-        """Tokens of a block where none are asked for, by GPU; None takes what is there."""
-        if arch == "sm_90" and self.hopper_block_tokens:
-            return self.hopper_block_tokens
-        return self.own_block_tokens if self.open else None
+    @property
+    def block_tokens(self) -> int:
+        """Hits are multiples of this; also the shortest hit."""
+        return self.layout.groups[0].block_tokens
 
-    def uncovered_tokens(self, model: DSV4Config) -> int:
+    @property
+    def replayed_tokens(self) -> int:
+        """Tokens at a hit's end that are computed again."""
+        return self.policy.replayed(self.layout.window_tokens)
+
+    @property
+    def uncovered_tokens(self) -> int:
         """Tokens at a prompt's end that no hit covers."""
-        return model.window_tokens if self.leaves_window else 1
+        return self.policy.uncovered(self.layout.window_tokens)
+
+    @property
+    def shortest_prompt_tokens(self) -> int:
+        """The shortest prompt that can hit at all."""
+        blocks = self.replayed_tokens // self.block_tokens + 1 + self.policy.drops
+        return self.block_tokens * blocks + self.uncovered_tokens
+
+    def hit_tokens(self, cached_tokens: int, prompt_tokens: int) -> int:
+        """The longest hit of a prompt that shares its first ``cached_tokens`` with the cache.
+
+        Raises:
+            ConfigError: A negative count.
+        """
+        if cached_tokens < 0 or prompt_tokens < 0:
+            raise ConfigError("tokens of a prompt and of a cached prefix cannot be negative.")
+        usable = min(cached_tokens, prompt_tokens - self.uncovered_tokens)
+        blocks = max(0, usable // self.block_tokens - self.policy.drops)
+        found = blocks * self.block_tokens
+        return found if found > self.replayed_tokens else 0
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        """What must be cached for a hit; with drafts, a block more of windows."""
+        full, *others = self.layout.groups
+        needs = {full.storage: Need(full.storage, 1, full.block_tokens)}
+        for group in others:
+            if group.cached and not group.ring:
+                tables = needs[group.storage].groups + 1 if group.storage in needs else 1
+                blocks = group.needed + (self.policy.drops and group.storage == "window")
+                needs[group.storage] = Need(
+                    group.storage, tables, group.block_tokens, group.seen_tokens, blocks
+                )
+        return tuple(needs.values())
 
 
-def one_group(
-    replay: Callable[[Pool], Ints],
-    open_cache: Callable[[Pool], EngineCache],
-    speculations: tuple[str, ...],
-) -> Rule:
-    """A rule that keeps blocks of context alone."""
+@dataclass(frozen=True)
+class Speculation:
+    """What drafts do to prefix hits, by how they are made.
 
-    def serve(pool: Pool) -> Outcome:
-        return count_hits(pool, alike(replay(pool)), windows=False)
+    A draft layer's entry at a block's last position is computed from the token after it, so
+    prompts that diverge right after a block cannot share that block as it is. Engines either let
+    the key of a block cover that token, or give up what a hit matched last.
 
-    return Rule(serve, open=open_cache, speculations=speculations)
-
-
-def alike(hits: Ints) -> GroupHits:
-    """Hits of blocks of context alone: what is found is where a request resumes."""
-    return GroupHits(hits, hits, hits, np.zeros(len(hits), bool))
-
-
-def serve_alone(cache: EngineCache, tokens: Ints) -> GroupHits:
-    """Serve prompts one after the other; their lengths are int64[requests]."""
-    served = [cache.serve(request, length) for request, length in enumerate(tokens.tolist())]
-    rejected = np.array([hit is None for hit in served], bool)
-    hits = np.array([hit or (0, 0, 0) for hit in served], np.int64).reshape(-1, 3).T
-    return GroupHits(hits[0], hits[1], hits[2], rejected)
-
-
-def count_hits(
-    pool: Pool,
-    hits: GroupHits,
-    *,
-    windows: bool,
-    replayed_tokens: int = 0,
-    uncovered_tokens: int = 1,
-) -> Outcome:
-    """Hits in tokens, and what an unbounded cache of single tokens would have hit beyond them.
-
-    Of a hit the last ``replayed_tokens`` are computed again; none covers the last
-    ``uncovered_tokens`` of a prompt.
+    Attributes:
+        explains: What it costs, in one line.
+        setting: What a user of the engine writes to have it.
+        key_tokens: Tokens after a block that its key covers.
+        drops: Whether a hit gives up the last block that the draft's group matched.
     """
-    key_tokens, dropped_tokens = draft_needs(pool, windows=windows)
-    size, served = pool.block_tokens, ~hits.rejected
-    table = pool.table.select(np.flatnonzero(served)) if hits.rejected.any() else pool.table
-    once = find_reuse(table, table.block_tokens).found_tokens(None)
-    whole = once // size * size
-    covered = np.maximum(table.input_tokens - uncovered_tokens, 0)
-    allowed = np.minimum(whole, covered // size * size)
-    drafted = allowed
-    if key_tokens:
-        alike = find_reuse(table, size, whole_blocks=True, key_tokens=key_tokens)
-        drafted = np.minimum(allowed, alike.found_tokens(None))
-    drafted = np.maximum(0, drafted - dropped_tokens)
-    resumed, found, marked = (
-        np.minimum(blocks[served] * size, drafted)
-        for blocks in (hits.resumed, hits.found, hits.marked)
-    )
-    begun = np.maximum(hits.resumed * size - replayed_tokens, 0)
-    losses = Losses(
-        alignment=int((once - whole).sum()),
-        last_token=int((whole - allowed).sum()),
-        draft=int((allowed - drafted).sum()),
-        evicted_block=int((drafted - found).sum()),
-        no_checkpoint=int((found - marked).sum()),
-        evicted_checkpoint=int((marked - resumed).sum()),
-        replay=int((hits.resumed * size - begun).sum()),
-    )
-    return Outcome(
-        "",  # whoever chose the rule names it
-        begun,
-        pool.table.total_input_tokens,
-        losses,
-        int(found.sum()),
-        rejected=int(hits.rejected.sum()),
-    )
+
+    explains: str
+    setting: str
+    key_tokens: int = 0
+    drops: bool = False
 
 
-def _replay_ideal(pool: Pool) -> Outcome:
-    reuse = find_reuse(pool.table, pool.block_tokens)
-    found, once = reuse.found_tokens(pool.blocks), reuse.found_tokens(None)
-    losses = Losses(evicted_block=int((once - found).sum()))
-    return Outcome("", found, pool.table.total_input_tokens, losses, int(found.sum()))
+SPECULATIONS: dict[str, Speculation] = {
+    "none": Speculation("no drafts", "serving without drafts"),
+    "dspark": Speculation("DSpark's drafts leave hits as they are", "drafting by DSpark"),
+    "mtp": Speculation(
+        "a block is identified together with the token after it",
+        "MTP without a KV connector",
+        key_tokens=1,
+    ),
+    "mtp+connector": Speculation(
+        "a hit gives up the draft's last block", "MTP with a KV connector", drops=True
+    ),
+}
+"""All ways to draft by name: vLLM 0.33 (``config/vllm.py``: ``num_hash_lookahead_tokens``;
+``config/speculative.py``: ``use_eagle_block_drop``), SGLang 0.5.23 (``radix_cache.py``: keys of
+pairs of tokens), each with one MTP module."""
 
 
-IDEAL = Rule(_replay_ideal)
+@dataclass(frozen=True)
+class Variant:
+    """A rule that users name, for a deployment of its engine's newest version.
+
+    Attributes:
+        explains: What it does, in one line.
+        engine: Whose rule, with its version; empty for the rule of no engine.
+        setting: What a user of the engine writes to have it.
+        flags: Settings that choose it, by the names of ``budget``'s inputs.
+        kinds: Generations of models that it is a rule for.
+        default_for: Generations for which the engine has it, where ``flags`` are as given.
+        drafts: Ways to draft of which its hits are known, by name.
+        groups: Whether requests have windows and states in blocks or pages; else in slots.
+        retention: Where windows and states stay cached.
+        policy: How requests are admitted, and what a hit is.
+        block_tokens: Tokens of a block that the engine takes.
+        hopper_block_tokens: The same on Hopper, where it takes others there.
+        remedies: What gets tokens back that are lost, by the reason of the loss.
+    """
+
+    explains: str
+    engine: str = ""
+    setting: str = ""
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    kinds: tuple[str, ...] = KINDS
+    default_for: tuple[str, ...] = ()
+    drafts: tuple[str, ...] = ("none",)
+    groups: bool = False
+    retention: Retention = NOWHERE
+    policy: Policy = Policy()
+    block_tokens: int = ENGINE_BLOCK_TOKENS
+    hopper_block_tokens: int | None = None
+    remedies: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def windows(self) -> bool:
+        """Whether a hit needs windows and states, too."""
+        return self.groups and self.retention != NOWHERE
+
+    def block_tokens_on(self, arch: str | None) -> int | None:
+        """Tokens of a block by GPU; None where a trace's own are taken."""
+        if not self.engine:
+            return None
+        hopper = arch == "sm_90" and self.hopper_block_tokens
+        return hopper or self.block_tokens
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How servers of an engine are started.
+
+    ``arguments``, ``replicas`` and ``drafts`` are formatted with ``model``, ``tp``, ``dp``,
+    ``ep``, ``ranks`` (tp · dp), ``count`` of drafts and ``verified`` (count + 1).
+
+    Attributes:
+        words: Words that begin a command, most specific first.
+        images: Parts of names of container images.
+        program: What is run.
+        arguments: Of one replica.
+        replicas: For several.
+        drafts: For drafts by MTP.
+        role: For a prefill or decode side, with ``role``.
+        counts_verified: Draft tokens are counted with the token that is verified with them.
+        tp_spans_replicas: Tensor parallel ranks are counted over all replicas.
+    """
+
+    words: tuple[tuple[str, ...], ...] = ()
+    images: tuple[str, ...] = ()
+    program: str = ""
+    arguments: str = ""
+    replicas: str = ""
+    drafts: str = ""
+    role: str = ""
+    counts_verified: bool = False
+    tp_spans_replicas: bool = False
+
+
+class Limit(NamedTuple):
+    """What an engine refuses, or is not sized with.
+
+    Attributes:
+        asked: What is asked for, by the name of the input.
+        kinds: Generations of models that it is about.
+        said: What its newest version says; empty where it starts, and is not sized.
+    """
+
+    asked: str
+    kinds: tuple[str, ...]
+    said: str = ""
+
+
+@dataclass(frozen=True)
+class Family:
+    """An engine: its folder's row.
+
+    Attributes:
+        name: As users write it: ``vllm``.
+        title: Its own name: ``vLLM``.
+        sizes: ``module:class`` in its folder that sizes caches, called with a version.
+        versions: Rows with ``newest`` and ``oldest``, the oldest first; none for an engine of
+            one version.
+        rules: Rules that it has, by name.
+        assumes: Settings that choose a rule, where they are not given.
+        launch: How its servers are started.
+        limits: What it refuses.
+        host_tiers: What keeps prefixes in host memory, by name, in one line each.
+        result_fields: Fields that only results of its own benchmark have.
+        log_mark: What a log of its start has before the arguments.
+        sends: How its newest version sends prompts from prefill to decode; empty if not known.
+    """
+
+    name: str
+    title: str
+    sizes: str
+    versions: tuple[Any, ...] = ()
+    rules: Mapping[str, Variant] = field(default_factory=dict)
+    assumes: Mapping[str, Any] = field(default_factory=dict)
+    launch: Launch = Launch()
+    limits: tuple[Limit, ...] = ()
+    host_tiers: Mapping[str, str] = field(default_factory=dict)
+    sends: str = ""
+    result_fields: tuple[str, ...] = ()
+    log_mark: str = ""
+
+    @property
+    def prompts_alone(self) -> bool:
+        """Whether prompts are computed in steps of their own."""
+        return any(rule.policy.prompts_alone for rule in self.rules.values())
+
+    def load(self, module: str) -> Any:
+        """Import a module of its folder."""
+        return import_module(f"dsv4kv.engines.{self.name}.{module}")

@@ -101,6 +101,6 @@ def _number(run: Mapping[str, Any], *keys: str) -> float | None:
     """The first that is a finite number above 0."""
     for key in keys:
         value = run.get(key)
-        if isinstance(value, int | float) and math.isfinite(value) and value > 0:
+        if isinstance(value, int | float) and 0 < value < 2**62:
             return float(value)
     return None

@@ -16,11 +16,12 @@ from typing import Any, Literal
 
 from dsv4kv.engines.logs.read import find_version, read_lines
 from dsv4kv.engines.logs.setups import preset_named
+from dsv4kv.engines.names import FAMILIES, replayed_engines
 from dsv4kv.errors import ConfigError
 from dsv4kv.faults.results import facts_of
 from dsv4kv.faults.table import Truth, Values, release
+from dsv4kv.files import Unparsable, parse_json
 from dsv4kv.fitting.results import read_runs
-from dsv4kv.reading import Unparsable, parse_json
 from dsv4kv.sizing.flags import find_flag
 from dsv4kv.sizing.given_flags import GivenFlag, merge, read_flag
 from dsv4kv.sizing.gpus import gpu_names, load_gpu
@@ -116,8 +117,11 @@ def read_subjects(given: str, engine: str | None = None, gpu: str | None = None)
         ConfigError: It cannot be read, or nothing of it is known.
     """
     family, _, version = (engine or "").partition(":")
-    if family not in ("", "vllm", "sglang"):
-        raise ConfigError(f"--engine {engine}: give vllm or sglang, with a version: vllm:0.33.")
+    known = replayed_engines()
+    if family and family not in known:
+        raise ConfigError(
+            f"--engine {engine}: give {' or '.join(known)}, with a version: {known[0]}:0.33."
+        )
     if version:
         release(version)
     arch = load_gpu(gpu).arch if gpu else None
@@ -194,7 +198,8 @@ def _of_commands(text: str, source: str) -> list[Subject]:
         launches = list(find_launches(text))
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from None
-    return [_of_launch(launch, text) for launch in launches if launch.family != "trtllm"]
+    known = replayed_engines()
+    return [_of_launch(launch, text) for launch in launches if launch.family in known]
 
 
 def _of_launch(launch: Launch, text: str) -> Subject:
@@ -204,7 +209,7 @@ def _of_launch(launch: Launch, text: str) -> Subject:
         title,
         "command",
         launch.family,
-        _tagged(launch.family, launch.version),
+        _tagged(launch.version),
         flags,
         dict(launch.variables),
         _inputs(launch.family, [*launch.variables.items(), *launch.flags]),
@@ -238,11 +243,10 @@ def _model(flags: Mapping[str, str]) -> str | None:
 _PARSERS = ("--tokenizer-mode", "--reasoning-parser", "--tool-call-parser")
 
 
-def _tagged(family: str, version: str | None) -> str | None:
+def _tagged(version: str | None) -> str | None:
     """A version that says what was built; None of a build from no tag."""
-    if version is None or (family == "vllm" and release(version)[:2] == _UNTAGGED):
-        return None
-    return version
+    untagged = version is None or release(version)[:2] == _UNTAGGED
+    return None if untagged else version
 
 
 def _usual(family: str, spelling: str) -> str:
@@ -261,8 +265,7 @@ def _plain(name: str) -> str:
 def _of_log(text: str, source: str) -> Subject:
     lines = text.splitlines()
     version = next(filter(None, map(find_version, lines)), None)
-    is_sglang = "ServerArgs(" in text or ("sglang" in text and "vllm" not in text.lower())
-    engine = "sglang" if is_sglang else "vllm"
+    engine = _engine_of(text)
     echoed = next(filter(None, map(_echoed, lines)), None)
     given = (echoed or {}).items()
     flags = None if echoed is None else {_usual(engine, f"--{name}"): each for name, each in given}
@@ -271,7 +274,7 @@ def _of_log(text: str, source: str) -> Subject:
         f"{source}: {engine} {version or '(version unknown)'}",
         "log",
         engine,
-        _tagged(engine, version),
+        _tagged(version),
         flags,
         None,
         _inputs(engine, flags.items()) if flags else {},
@@ -279,6 +282,15 @@ def _of_log(text: str, source: str) -> Subject:
         model=_model(flags or {}) or _model({"--model": _named_in(text)}),
         arch=_arch_of(gpu[1]) if gpu else None,
     )
+
+
+def _engine_of(text: str) -> str:
+    """The engine of a log: whose arguments it echoes, else whose name it has most often."""
+
+    def likely(name: str) -> tuple[bool, int]:
+        return FAMILIES[name].log_mark in text, text.lower().count(name)
+
+    return max(replayed_engines(), key=likely)
 
 
 def _named_in(text: str) -> str:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import date
 from functools import cache
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Protocol
 
 import yaml
 from pydantic import (
@@ -21,8 +21,9 @@ from pydantic import (
     model_validator,
 )
 
+from dsv4kv.engines.names import replayed_engines
 from dsv4kv.errors import ConfigError
-from dsv4kv.resources import shipped, shipped_names
+from dsv4kv.files import shipped, shipped_names
 
 ANY_VERSION = "*"
 _COMPARE: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
@@ -175,7 +176,7 @@ class Fault(_Row):
     """
 
     id: str = Field(pattern=r"[a-z0-9-]+")
-    engine: Literal["vllm", "sglang", "bench"]
+    engine: str
     versions: str
     fixed_in: str | None = None
     when: tuple[Condition, ...] = Field(min_length=1)
@@ -185,6 +186,13 @@ class Fault(_Row):
     source: str = Field(pattern=r"https://github\.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+")
     seen: date
     until: date
+
+    @field_validator("engine")
+    @classmethod
+    def _is_known(cls, text: str) -> str:
+        if text not in (known := (*replayed_engines(), "bench")):
+            raise ValueError(f"engine: {text} is none of {', '.join(known)}")
+        return text
 
     @field_validator("versions")
     @classmethod

@@ -24,6 +24,7 @@ from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.core.clock import VirtualClock
 from dsv4kv.core.served import Served
+from dsv4kv.engines.names import FAMILIES
 from dsv4kv.errors import ConfigError
 from dsv4kv.fitting.results import Floats, Measured
 from dsv4kv.replay.build import Parts, Wiring, build_replay, find_parts
@@ -174,7 +175,7 @@ def _deployment(config: str | None, overrides: Sequence[str], run: Measured) -> 
     own += ["workload.arrivals=" + ("trace" if run.concurrency is None else "closed")]
     if run.concurrency is not None:
         own.append(f"workload.concurrency={run.concurrency}")
-    if run.engine == "sglang":
+    if FAMILIES[run.engine].prompts_alone:
         own.append("scheduler.prompts=alone")
     made = load_config(config, [*own, *overrides], ReplayConfig).config
     drafts = made.scheduler.speculative.draft_tokens

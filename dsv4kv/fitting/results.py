@@ -15,8 +15,9 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
+from dsv4kv.engines.names import FAMILIES, replayed_engines
 from dsv4kv.errors import RecordError
-from dsv4kv.reading import Unparsable, parse_json, read_document
+from dsv4kv.files import Unparsable, parse_json, read_document
 from dsv4kv.traces.request import Request
 
 Floats = NDArray[np.float64]
@@ -116,7 +117,9 @@ _WANTED = (
 
 
 def _read_run(name: str, given: Mapping[str, Any]) -> Measured:
-    engine = "sglang" if {"random_range_ratio", "sharegpt_output_len"} & set(given) else "vllm"
+    engine = max(
+        replayed_engines(), key=lambda name: len(set(FAMILIES[name].result_fields) & set(given))
+    )
     if not {"completed", "duration"} <= set(given):
         raise RecordError(f"{name} has no completed and no duration; {_WANTED}")
     _check(name, given)
@@ -187,15 +190,15 @@ def _is_list(value: Any) -> bool:
 
 
 def _finite(value: Any) -> TypeGuard[float]:
-    """Whether it is a number, of which true and false are none."""
-    return type(value) in (int, float) and math.isfinite(value)
+    """Whether it is a number (not a bool) that float and int64 hold."""
+    return type(value) in (int, float) and abs(value) < 2**62
 
 
 def _number(given: Mapping[str, Any], *keys: str) -> float | None:
     """The first that is a finite number above 0."""
     for key in keys:
         value = given.get(key)
-        if isinstance(value, int | float) and math.isfinite(value) and value > 0:
+        if _finite(value) and value > 0:
             return float(value)
     return None
 

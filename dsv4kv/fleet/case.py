@@ -9,8 +9,8 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from dsv4kv.config.axes import Point
 from dsv4kv.config.fleet import SloSection
+from dsv4kv.config.load import Point
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.fleet.outcome import (
     Fates,

@@ -2,14 +2,13 @@
 
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 from random import Random
 
-from dsv4kv.config.document import Placed, parse_overrides, read_document
 from dsv4kv.config.fleet import GroupSection
-from dsv4kv.config.load import resolve
+from dsv4kv.config.load import change_config
 from dsv4kv.config.replay import ReplayConfig, TiersSection
 from dsv4kv.core.served import NEVER, Served
 from dsv4kv.errors import ConfigError
@@ -118,10 +117,7 @@ def _change(config: ReplayConfig, settings: Sequence[str], name: str) -> ReplayC
             raise ConfigError(
                 f"fleet.{name} has {text!r}, which is not of a replica: set it for all."
             )
-    texts = [Placed(text, f"fleet.{name}: {text}") for text in settings]
-    document = read_document("{}", "fleet", ReplayConfig)
-    document = replace(document, values=config.model_dump())
-    return resolve(document, parse_overrides(texts, ReplayConfig), ReplayConfig)
+    return change_config(config, settings, f"fleet.{name}:")
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,7 @@ from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.core.clock import VirtualClock
 from dsv4kv.core.served import Hit, Served
 from dsv4kv.engines.host import Sent
-from dsv4kv.engines.registry import find_engine
-from dsv4kv.engines.sglang import host as sglang
-from dsv4kv.engines.sglang.sizing import SglangEngine
-from dsv4kv.engines.vllm import host as vllm
-from dsv4kv.engines.vllm.sizing import VllmEngine
+from dsv4kv.engines.names import find_engine
 from dsv4kv.errors import ConfigError
 from dsv4kv.replay.memory import MemoryPlan, describe_deployment
 
@@ -35,11 +31,7 @@ def find_sent(config: ReplayConfig, memory: MemoryPlan) -> SentOf:
     deployment = replace(held, block_tokens=256)
 
     def whole(tokens: int) -> Sent:
-        found: Sent | None = None
-        if isinstance(engine, VllmEngine):
-            found = vllm.sent_of(engine, deployment, tokens)
-        elif isinstance(engine, SglangEngine):
-            found = sglang.sent_of(engine, deployment, tokens)
+        found = engine.sent(deployment, tokens)
         if found is None:
             raise ConfigError(
                 f"fleet.transfer.engine is {name}: how it sends {memory.model.name} is not known: "

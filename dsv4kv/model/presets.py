@@ -17,9 +17,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dsv4kv.errors import ConfigError
+from dsv4kv.files import Unparsable, read_json, shipped, shipped_names
 from dsv4kv.model.config import Candidates, DefaultFormats, DSV4Config, Positive, Yarn
-from dsv4kv.reading import Unparsable, read_json
-from dsv4kv.resources import shipped, shipped_names
 
 _SLIDING = "sliding_attention"
 _FLAT_MODEL_TYPES = ("deepseek_v32",)

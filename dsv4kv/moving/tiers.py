@@ -27,16 +27,15 @@ from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.config.tiers import TiersConfig
 from dsv4kv.core.clock import VirtualClock
 from dsv4kv.errors import ConfigError, StoreUnavailable
+from dsv4kv.files import temporary_folder, user_cache
 from dsv4kv.measure.environment import capture_environment
 from dsv4kv.measure.statistics import Estimate, summarize
 from dsv4kv.model.plan import CachePlan
 from dsv4kv.moving.copies import measure_copies, measure_overlap
 from dsv4kv.moving.tiers_outcome import FamilyRow, PrefixRow, TiersOutcome, Way
 from dsv4kv.moving.yardsticks import time_copies, time_disk
-from dsv4kv.processes import temporary_folder
 from dsv4kv.replay.costs import StepTables
 from dsv4kv.replay.rates import find_rates
-from dsv4kv.resources import user_cache
 from dsv4kv.serve.requests import Requests
 from dsv4kv.sizing.lookup import find_weight_facts
 from dsv4kv.tiers.cache_bytes import CacheBytes

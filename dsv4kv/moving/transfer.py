@@ -3,7 +3,7 @@
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -23,9 +23,7 @@ from dsv4kv.choices import TRANSPORTS
 from dsv4kv.config.transfer import TransferConfig
 from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.host import Sent
-from dsv4kv.engines.registry import find_engine
-from dsv4kv.engines.sglang import host as sglang
-from dsv4kv.engines.vllm import host as vllm
+from dsv4kv.engines.names import ENGINES, TRANSFERS, find_engine
 from dsv4kv.errors import ConfigError, StoreUnavailable, VerificationError
 from dsv4kv.measure.statistics import Estimate, divide, summarize
 from dsv4kv.model.presets import load_model
@@ -59,10 +57,6 @@ LISTENING = "listening at "
 _LIBRARIES = {"nixl": load_nixl, "mooncake": load_mooncake}
 _STARTED_S = 120.0
 _DESCRIPTORS, _SMALL, _LARGE = 512, 1_728, 37_440  # pages of HCA and CSA entries in engines
-SENT: Mapping[str, Callable[[Any, Deployment, int], Sent | None]] = {
-    "vllm:0.33": vllm.sent_of,
-    "sglang:0.5.23": sglang.sent_of,
-}
 
 
 def run_transfer(
@@ -314,7 +308,9 @@ def engines_beside(config: TransferConfig) -> dict[str, Sent | None]:
     model = load_model(config.model)
     formats = config.prefill.formats
     found: dict[str, Sent | None] = {}
-    for name, sent_of in SENT.items():
+    for name in TRANSFERS:
+        if name not in ENGINES:
+            continue
         deployment = Deployment(
             model=model,
             formats=choose_formats(model, formats.main, formats.window, formats.indexer),
@@ -323,7 +319,7 @@ def engines_beside(config: TransferConfig) -> dict[str, Sent | None]:
             layers=config.layers,
         )
         try:
-            found[name] = sent_of(find_engine(name), deployment, config.timed_tokens)
+            found[name] = find_engine(name).sent(deployment, config.timed_tokens)
         except ConfigError:
             found[name] = None
     return found

@@ -7,15 +7,15 @@ from functools import partial
 import numpy as np
 
 from dsv4kv.core.strategy import Strategy
-from dsv4kv.engines.cache import DEFAULT_CHUNK_TOKENS, Pool
-from dsv4kv.engines.rules import find_drafts, find_rule, run_rule
+from dsv4kv.engines.names import find_rule
+from dsv4kv.engines.prefix import DEFAULT_CHUNK_TOKENS, Pool, find_drafts, run_rule
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.mrc.sample import SampledHits, Sampling, Simulation
 from dsv4kv.mrc.strategies import PrefixCosts, apply_strategy, parse_strategy, prefix_costs
 from dsv4kv.prefix.outcome import Outcome
 from dsv4kv.prefix.paths import Ints, PathTable, Reuse, find_reuse
-from dsv4kv.workers import Lost, map_jobs
+from dsv4kv.processes import map_parallel
 
 
 @dataclass(frozen=True)
@@ -388,14 +388,10 @@ def _run_rules(
     on_step: Callable[[], None],
 ) -> dict[_RulePoint, Outcome]:
     """Rules at every capacity, each with the blocks of its engine unless others are asked for."""
-    found = {}
-    for point, outcome in map_jobs(
-        partial(_run_rule, table, question), _points_of(question, sizes), jobs
-    ):
-        if isinstance(outcome, Lost):
-            raise ConfigError(
-                f"{point[1]} at {point[0]:,} tokens was lost: {outcome.why}: give fewer --jobs."
-            )
+    found, points = {}, _points_of(question, sizes)
+    run = partial(_run_rule, table, question)
+    one_by_one = ((point, run(point)) for point in points)
+    for point, outcome in map_parallel(run, points, jobs) if jobs > 1 else one_by_one:
         found[point] = outcome
         on_step()
     return found
@@ -411,4 +407,4 @@ def _run_rule(table: PathTable, question: Question, point: _RulePoint) -> Outcom
 
 def default_block(rule: str, table: PathTable, arch: str | None = None) -> int:
     """Blocks an engine takes for DeepSeek-V4: 256 tokens; for the ideal rule the trace's own."""
-    return find_rule(rule).block_tokens(arch) or table.block_tokens
+    return find_rule(rule).block_tokens_on(arch) or table.block_tokens

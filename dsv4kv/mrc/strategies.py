@@ -1,6 +1,7 @@
-"""Strategies for windows and states on a whole trace, over a cache of blocks evicted by age. A
-checkpoint belongs to the block it ends at, and goes when the block does; a block that is computed
-again comes back without it.
+"""Strategies for windows and states on a whole trace, over a cache of blocks evicted by age.
+
+A checkpoint belongs to the block it ends at, and goes when the block does; a block that is
+computed again comes back without it.
 """
 
 import re

@@ -11,6 +11,7 @@ from dsv4kv.clock.sources import find_layout
 from dsv4kv.clock.steps import Steps, StepTimes, decode_s, prompt_s
 from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
+from dsv4kv.engines.names import FAMILIES, family_of, replayed_engines
 from dsv4kv.errors import ConfigError, DoesNotFit
 from dsv4kv.model.presets import load_model
 from dsv4kv.planning.question import Question
@@ -24,11 +25,6 @@ _NAMES = {
     "v4-flash": "deepseek-ai/DeepSeek-V4-Flash",
     "v4-pro": "deepseek-ai/DeepSeek-V4-Pro",
     "v4.1-flash": "deepseek-ai/DeepSeek-V4.1-Flash",
-}
-_DRAFTS = {
-    "sglang": " --speculative-algorithm EAGLE --speculative-num-steps {0} "
-    "--speculative-eagle-topk 1 --speculative-num-draft-tokens {1}",
-    "vllm": ' --speculative-config \'{{"method": "mtp", "num_speculative_tokens": {0}}}\'',
 }
 
 
@@ -49,19 +45,21 @@ def launch_command(
     engine: str, preset: str, layout: Layout, drafts: int = 0, args: str = ""
 ) -> str:
     """Return the command that starts one replica; ``budget --command`` reads it."""
-    family, model = engine.partition(":")[0], _NAMES.get(preset, preset)
-    if family == "sglang":
-        ranks = layout.tp * layout.dp
-        words = f"python -m sglang.launch_server --model-path {model} --tp-size {ranks}"
-        if layout.dp > 1:
-            words += f" --dp-size {layout.dp} --enable-dp-attention --ep-size {layout.ep}"
-    elif family == "vllm":
-        words = f"vllm serve {model} --tensor-parallel-size {layout.tp}"
-        if layout.dp > 1:
-            words += f" --data-parallel-size {layout.dp} --enable-expert-parallel"
-    else:
-        raise ConfigError(f"--engine {engine}: choose sglang or vllm, or a version of theirs.")
-    words += _DRAFTS[family].format(drafts, drafts + 1) if drafts else ""
+    family = family_of(engine)
+    if family is None or not family.launch.arguments:
+        known = " or ".join(replayed_engines())
+        raise ConfigError(f"--engine {engine}: choose {known}, or a version of theirs.")
+    launch = family.launch
+    parts = [launch.arguments, launch.replicas * (layout.dp > 1), launch.drafts * bool(drafts)]
+    words = " ".join(filter(None, (launch.program, *parts))).format(
+        model=_NAMES.get(preset, preset),
+        tp=layout.tp,
+        dp=layout.dp,
+        ep=layout.ep,
+        ranks=layout.tp * layout.dp,
+        count=drafts,
+        verified=drafts + 1,
+    )
     return f"{words} {args}".rstrip()
 
 
@@ -74,10 +72,12 @@ def name_args(texts: Sequence[str]) -> dict[str, str]:
 
 def in_role(command: str, role: str) -> str:
     """Return the command of a replica with the role ``prefill`` or ``decode``."""
-    if command.startswith("vllm"):
-        transfer = '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'
-        return f"{command} --kv-transfer-config '{transfer}'"
-    return f"{command} --disaggregation-mode {role}"
+    launch = next(
+        launch
+        for launch in (family.launch for family in FAMILIES.values())
+        if launch.arguments and command.startswith(launch.program)
+    )
+    return f"{command} {launch.role.format(role=role)}"
 
 
 @dataclass(frozen=True)

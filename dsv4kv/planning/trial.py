@@ -8,14 +8,14 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from dsv4kv.choices import TRANSFERS
-from dsv4kv.collector import without_collector
 from dsv4kv.config.fleet import GroupSection
+from dsv4kv.engines.names import sends_of
 from dsv4kv.errors import ConfigError
 from dsv4kv.fleet.outcome import Fates
 from dsv4kv.fleet.run import FindParts, Fleet, FleetOutcome
 from dsv4kv.planning.question import Question, Slo
 from dsv4kv.planning.servers import Bounds, Server
+from dsv4kv.processes import without_collector
 from dsv4kv.replay.build import find_parts
 from dsv4kv.traces.request import Request
 
@@ -101,8 +101,7 @@ class Kind:
             return {"replicas": units, "router": self.router}
         prefill, decode = (GroupSection(replicas=units * each) for each in self.split)
         asked = self.server.config
-        family = (asked.server.engine or "").partition(":")[0]
-        sends = next(name for name in TRANSFERS if name.startswith(family))
+        sends = sends_of(asked.server.engine or "")
         transfer = asked.fleet.transfer.model_copy(update={"engine": sends})
         groups = {"prefill": prefill, "decode": decode}
         return {**groups, "router": self.router, "transfer": transfer}

@@ -16,7 +16,7 @@ import json
 import os
 import re
 import secrets
-import shutil
+import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -26,15 +26,13 @@ from typing import Any, NoReturn
 from pydantic import ValidationError
 
 from dsv4kv.errors import ConfigError, RecordError
-from dsv4kv.files import replacing, temporary_place
-from dsv4kv.reading import read_document
+from dsv4kv.files import read_document, replacing
 from dsv4kv.record.part import Moment, Part
 from dsv4kv.record.schema import SCHEMA_VERSION, RunRecord
 
 DIGEST = "content_sha256"
-POINTS = ".points"
-"""Ends the name of the folder that keeps what is done of an unfinished sweep, next to its
-record."""
+POINTS = ".points.jsonl"
+"""Ends the name of the file of finished points of an unfinished sweep, next to its record."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ def save_record(record: RunRecord, folder: Path) -> Saved:
     except OSError as error:
         refused = f"{folder} cannot be written ({error.strerror})"
     try:
-        path = _write(text, record.run_id, temporary_place())
+        path = _write(text, record.run_id, Path(tempfile.gettempdir()))
     except OSError as error:
         raise RecordError(
             f"{refused}, nor can the temporary folder ({error.strerror}): free some space, or set "
@@ -375,7 +373,7 @@ def remove(folder: Path, entries: Sequence[Entry]) -> None:
     for entry in entries:
         try:
             (folder / entry.file).unlink(missing_ok=True)
-            shutil.rmtree((folder / entry.file).with_suffix(POINTS), ignore_errors=True)
+            (folder / entry.file).with_suffix(POINTS).unlink(missing_ok=True)
         except OSError as error:
             raise RecordError(
                 f"{folder / entry.file} cannot be removed ({error.strerror})."

@@ -18,7 +18,7 @@ from time import monotonic
 from typing import Any
 
 from dsv4kv.errors import ConfigError, TraceError
-from dsv4kv.reading import read_document
+from dsv4kv.files import read_document
 from dsv4kv.recording.folder import Record, Recording
 from dsv4kv.recording.sequence import (
     END,

@@ -19,7 +19,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.reading import Unparsable, read_document, read_json
+from dsv4kv.files import Unparsable, read_document, read_json
 from dsv4kv.recording.datasets import Message
 from dsv4kv.traces.files import Defect
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from dsv4kv.errors import ConfigError, TraceError
-from dsv4kv.reading import read_document, whole_text
+from dsv4kv.files import read_document, whole_text
 from dsv4kv.recording.datasets import ASSISTANT, Dialogue, Message, Refused
 from dsv4kv.recording.templates import find_encoders, load_template
 from dsv4kv.recording.veil import GRAIN_TOKENS, ROOT, Veil, chained

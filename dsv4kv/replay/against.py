@@ -12,8 +12,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from dsv4kv.engines.cache import Pool
-from dsv4kv.engines.rules import find_rule
+from dsv4kv.engines.names import find_rule
+from dsv4kv.engines.prefix import Pool
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.prefix.paths import find_reuse
 from dsv4kv.recording.convert import Recorded
@@ -170,7 +170,7 @@ class _Comparison:
         pool: Pool,
         advance: Callable[[], object],
     ) -> None:
-        if find_rule(rule).open is None:
+        if not find_rule(rule).engine:
             raise ConfigError(f"the rule {rule} is no server's: take an engine's, with --rule.")
         check_comparable(recorded, server)
         self._recorded, self._server, self._pool = recorded, server, pool
@@ -283,7 +283,7 @@ class _Comparison:
         """Whether prompts are found while they are being computed."""
         if all(one.first_s <= other.begin_s for one, other in pairwise(self._spans)):
             return
-        other = self._play(at_once=not self._rule.caches_scheduled, emptied=self._restarts)
+        other = self._play(at_once=not self._rule.policy.finds_scheduled, emptied=self._restarts)
         name = "prompts found while they are computed"
         yield self._between(name, model, [other], "replayed both ways")
 
@@ -317,7 +317,7 @@ class _Comparison:
         at_once: bool | None = None,
         emptied: Sequence[float] = (),
     ) -> Played:
-        once = self._rule.caches_scheduled if at_once is None else at_once
+        once = self._rule.policy.finds_scheduled if at_once is None else at_once
         return play(
             pool or self._pool,
             self._rule,

@@ -10,7 +10,6 @@ import numpy as np
 from dsv4kv.clock.sources import find_layout, open_times
 from dsv4kv.clock.steps import StepTimes
 from dsv4kv.clock.weights import WeightModel, build_weights
-from dsv4kv.collector import without_collector
 from dsv4kv.config.bench import Speculative
 from dsv4kv.config.replay import ArrivalSection, ReplayConfig
 from dsv4kv.core.clock import Rates, Tables, VirtualClock
@@ -21,11 +20,12 @@ from dsv4kv.core.prompts import Below, EnginePrompts, IdealCache, IdealPrompts, 
 from dsv4kv.core.scheduler import Drafts, Limits, Scheduler, Source
 from dsv4kv.core.strategy import Strategy
 from dsv4kv.core.tree import PrefixTree
-from dsv4kv.engines.cache import Pool, draft_needs
-from dsv4kv.engines.rules import find_drafts, find_rule
+from dsv4kv.engines.names import find_rule
+from dsv4kv.engines.prefix import Pool, draft_needs, find_drafts, open_cache
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.prefix.paths import PathTable, number_prompts
 from dsv4kv.prefix.policies import make_policy
+from dsv4kv.processes import without_collector
 from dsv4kv.replay.costs import fill_tables
 from dsv4kv.replay.memory import MemoryPlan, arch_of, check_fit, plan_memory
 from dsv4kv.replay.rates import find_rates
@@ -165,7 +165,7 @@ def find_paths(
         ConfigError: Blocks that do not fit the trace's or the rule.
     """
     rule = find_rule(config.prefix.rule)
-    if rule.open is None or not config.prefix.reuse:
+    if not rule.engine or not config.prefix.reuse:
         return None
     size = memory.block_tokens
     named = any(len(request.prefix_hashes) for request in requests)
@@ -290,9 +290,9 @@ def build_replay(
 
 def _find_limits(config: ReplayConfig, memory: MemoryPlan, ranks: int) -> Limits:
     """What the scheduler keeps to, by the rule and by what is asked for."""
-    scheduling, rule = config.scheduler, find_rule(config.prefix.rule)
-    alone = rule.retracts if scheduling.prompts is None else scheduling.prompts == "alone"
-    paused = None if rule.retracts else int(memory.num_blocks * scheduling.paused_share)
+    scheduling, policy = config.scheduler, find_rule(config.prefix.rule).policy
+    alone = policy.prompts_alone if scheduling.prompts is None else scheduling.prompts == "alone"
+    paused = None if policy.prompts_alone else int(memory.num_blocks * scheduling.paused_share)
     return Limits(
         step_tokens=scheduling.step_tokens,
         max_requests=scheduling.max_requests,
@@ -300,8 +300,8 @@ def _find_limits(config: ReplayConfig, memory: MemoryPlan, ranks: int) -> Limits
         ratio=memory.group.ratio,
         paused_blocks=paused,
         max_context_tokens=memory.max_context_tokens,
-        defer=config.prefix.defer and not rule.caches_scheduled,
-        finds_scheduled=rule.caches_scheduled and not scheduling.delay_prompts,
+        defer=config.prefix.defer and not policy.finds_scheduled,
+        finds_scheduled=policy.finds_scheduled and not scheduling.delay_prompts,
         ranks=ranks,
         alone=alone,
         delay=scheduling.delay_prompts,
@@ -317,7 +317,6 @@ def _engine_prompts(
 ) -> EnginePrompts:
     """An empty cache by an engine's rule, for prompts that are known."""
     rule, size = find_rule(config.prefix.rule), memory.block_tokens
-    assert rule.open is not None
     pool = Pool(
         known.table,
         memory.num_blocks * size,
@@ -332,10 +331,10 @@ def _engine_prompts(
         numbered=known.numbered,
         step_tokens=1 + config.scheduler.speculative.draft_tokens,
     )
-    needs, uncovered = draft_needs(pool, windows=rule.windows), rule.uncovered_tokens(memory.model)
-    tally = ReuseTally(list_runs, size, needs, uncovered)
+    uncovered = rule.policy.uncovered(memory.model.window_tokens)
+    tally = ReuseTally(list_runs, size, draft_needs(rule, pool), uncovered)
     places = tiers.stored.places if tiers else None
-    return EnginePrompts(rule.open(pool), tally, below, places, windows=rule.windows)
+    return EnginePrompts(open_cache(rule, pool), tally, below, places, windows=rule.windows)
 
 
 def _tokens_per_step(speculative: Speculative) -> float:

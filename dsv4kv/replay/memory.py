@@ -1,19 +1,17 @@
 """How the memory is divided: slots of requests, checkpoints, and blocks of context."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
 
 from dsv4kv.clock.weights import WeightModel
 from dsv4kv.config.replay import CostSection, PrefixSection, ReplayConfig
 from dsv4kv.core.strategy import Strategy
-from dsv4kv.engines.cache import WINDOW_RATIO, v41_layout
-from dsv4kv.engines.contract import Deployment
-from dsv4kv.engines.defaults import RESERVE, SHARE
-from dsv4kv.engines.rule import Rule
-from dsv4kv.engines.rules import check_model, find_drafts, find_rule
-from dsv4kv.engines.vllm.sizing import V0_33
+from dsv4kv.engines.contract import RESERVE, SHARE, Deployment
+from dsv4kv.engines.names import find_rule
+from dsv4kv.engines.prefix import WINDOW_RATIO, check_model, find_drafts, layout_of
+from dsv4kv.engines.rule import Variant
 from dsv4kv.errors import ConfigError, DoesNotFit
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.plan import bytes_per_token, checkpoint_bytes
@@ -51,29 +49,22 @@ def engine_units(
 ) -> EngineUnits:
     """The units of ``prefix.rule``.
 
-    vLLM's groups for V4 share blocks of one size, which hold windows and states of running
-    requests too (vLLM 0.33, as ``dsv4kv budget`` sizes it). SGLang has pages of context and pages
-    of windows with CSA states. A rule with one pool knows nothing of windows: running requests
-    have theirs in slots.
+    Groups share blocks of one size, which hold windows and states of running requests too (vLLM).
+    Pools apart have pages of context, and pages of windows with CSA states (SGLang). A rule that
+    knows nothing of windows leaves those of running requests in slots.
 
     Raises:
-        ConfigError: A format or a state that vLLM does not have.
+        ConfigError: A format or a state that the rule's engine does not have.
     """
-    blocks = sum(schema.block_bytes for schema in schemas)
-    match config.prefix.rule.split(":"):
-        case ["vllm-v4", _]:
-            return EngineUnits(
-                0, V0_33.layout(describe_deployment(config, model, schemas)).unit_bytes
-            )
-        case ["vllm-v41"]:
-            step, block = config.scheduler.step_tokens, schemas[0].block_tokens
-            layout = v41_layout(model, step, block, arch_of(config.cost))
-            return EngineUnits(0, layout.unit_bytes)
-        case ["sglang-v4", _] | ["sglang-v41"]:
-            rings = sum(s.state_bytes for s in schemas if s.layer.ratio != _CSA_RATIO)
-            return EngineUnits(rings, blocks, _window_page_bytes(schemas))
-        case _:
-            return EngineUnits(sum(schema.slot_bytes for schema in schemas), blocks)
+    rule, blocks = find_rule(config.prefix.rule), sum(schema.block_bytes for schema in schemas)
+    if not rule.groups:
+        return EngineUnits(sum(schema.slot_bytes for schema in schemas), blocks)
+    if rule.policy.index == "hashed":
+        deployment = describe_deployment(config, model, schemas)
+        on_gpu = replace(deployment, arch=arch_of(config.cost))
+        return EngineUnits(0, layout_of(rule, on_gpu).unit_bytes)
+    rings = sum(s.state_bytes for s in schemas if s.layer.ratio != _CSA_RATIO)
+    return EngineUnits(rings, blocks, _window_page_bytes(schemas))
 
 
 def arch_of(cost: CostSection) -> str | None:
@@ -211,7 +202,7 @@ def plan_memory(config: ReplayConfig) -> MemoryPlan:
     """
     model, rule = load_model(config.model.preset), _read_rule(config.prefix)
     check_model(config.prefix.rule, model)
-    own_tokens = rule.block_tokens(arch_of(config.cost)) or DEFAULT_BLOCK_TOKENS
+    own_tokens = rule.block_tokens_on(arch_of(config.cost)) or DEFAULT_BLOCK_TOKENS
     block_tokens = config.cache.block_tokens or own_tokens
     schemas = _schemas(config, model, block_tokens)
     groups = table_groups(schemas, "model")
@@ -224,7 +215,7 @@ def plan_memory(config: ReplayConfig) -> MemoryPlan:
     beside_bytes = _full_bytes(schemas, block_tokens) if full else 0
     block_bytes = beside_bytes + sum(schema.block_bytes for schema in schemas)
     keeps = config.prefix.reuse and strategy.kind not in _WITHOUT_CHECKPOINTS
-    if rule.open:
+    if rule.engine:
         units = engine_units(config, model, schemas)
         slot_bytes, block_bytes, beside_bytes = units.slot_bytes, units.block_bytes, 0
         kept_bytes = units.window_bytes
@@ -250,7 +241,7 @@ def plan_memory(config: ReplayConfig) -> MemoryPlan:
     )
 
 
-def _read_rule(prefix: PrefixSection) -> Rule:
+def _read_rule(prefix: PrefixSection) -> Variant:
     try:
         find_drafts(prefix.rule, prefix.speculation)
     except ConfigError as error:

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from dsv4kv.core.cache import EngineCache
 from dsv4kv.core.hashed import HashedCache
-from dsv4kv.engines.cache import Pool
-from dsv4kv.engines.rule import Rule
+from dsv4kv.engines.prefix import Pool, open_cache
+from dsv4kv.engines.rule import Variant
 
 
 class Span(NamedTuple):
@@ -51,7 +51,7 @@ class Played:
 
 def play(
     pool: Pool,
-    rule: Rule,
+    rule: Variant,
     spans: Sequence[Span],
     *,
     at_once: bool,
@@ -77,11 +77,9 @@ _EMPTY, _LOOK, _BEGIN, _STORE, _GROW, _END = range(6)
 
 
 class _Paced:
-    def __init__(self, pool: Pool, rule: Rule, spans: Sequence[Span], *, at_once: bool) -> None:
-        assert rule.open is not None
+    def __init__(self, pool: Pool, rule: Variant, spans: Sequence[Span], *, at_once: bool) -> None:
         self._pool, self._rule, self._spans, self._at_once = pool, rule, spans, at_once
-        self._open = rule.open
-        self._cache: EngineCache = rule.open(pool)
+        self._cache: EngineCache = open_cache(rule, pool)
         self._tokens = pool.table.input_tokens.tolist()
         self._outputs = pool.table.output_tokens.tolist()
         self._played = Played([0] * len(pool.table))
@@ -237,7 +235,7 @@ class _Paced:
         self._cache.end(number, self._running.pop(number))
 
     def _empty(self) -> None:
-        self._cache = self._open(self._pool)
+        self._cache = open_cache(self._rule, self._pool)
         self._seen = 0
         self._running.clear()
         self._resumed.clear()

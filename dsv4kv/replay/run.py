@@ -10,15 +10,14 @@ from functools import partial
 from typing import Any, Literal
 
 from dsv4kv.clock.steps import COUNTS, StepTimes
-from dsv4kv.collector import without_collector
-from dsv4kv.config.axes import Point
-from dsv4kv.config.load import Loaded
+from dsv4kv.config.load import Loaded, Point
 from dsv4kv.config.replay import ReplayConfig, TierSection
 from dsv4kv.core.clock import VirtualClock
-from dsv4kv.engines.rules import find_rule
+from dsv4kv.engines.names import find_rule
 from dsv4kv.errors import Dsv4kvError, TraceError
 from dsv4kv.measure.environment import capture_environment
-from dsv4kv.record.jobs import HERE, Sweep, run_points
+from dsv4kv.processes import without_collector
+from dsv4kv.record.points import HERE, Sweep, run_points
 from dsv4kv.record.replay import (
     Constant,
     ReplayPool,
@@ -331,7 +330,7 @@ def run_replay(invocation: Invocation, on_progress: OnProgress) -> RunRecord:
     digest = trace_sha256(resolve_trace(trace)) if trace else None
     environment = Environment(**capture_environment())
     points, sweep = invocation.points, invocation.sweep
-    asked = sweep.job.asked if sweep.job else None
+    asked = sweep.points.asked if sweep.points else None
     serve = Server(
         points,
         invocation.serve or serve_alone,
@@ -340,8 +339,7 @@ def run_replay(invocation: Invocation, on_progress: OnProgress) -> RunRecord:
     cases = run_points(
         sweep,
         len(points),
-        serve if sweep.together else partial(serve, on_progress=on_progress),
-        lambda number, why: _unbuilt(points[number], f"{why}."),
+        serve if sweep.parallel else partial(serve, on_progress=on_progress),
         on_progress,
     )
     statuses = [case.status for case in cases] + ["incomplete"] * (len(cases) < len(points))

@@ -6,32 +6,21 @@ from typing import NamedTuple
 from dsv4kv.choices import listed
 from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
-from dsv4kv.engines.cache import ENGINE_BLOCK_TOKENS as PAGE_TOKENS
-from dsv4kv.engines.cache import Pool
 from dsv4kv.engines.logs.read import StartupLog
 from dsv4kv.engines.logs.setups import named_model
-from dsv4kv.engines.rules import find_drafts, find_rule
+from dsv4kv.engines.names import FAMILIES, RULES, chosen_rule, find_rule
+from dsv4kv.engines.prefix import Pool, find_drafts
+from dsv4kv.engines.rule import ENGINE_BLOCK_TOKENS as PAGE_TOKENS
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.presets import load_model
 from dsv4kv.recording.server import Server
 from dsv4kv.replay.memory import arch_of, plan_memory
+from dsv4kv.sizing.inputs import READERS
 from dsv4kv.sizing.launch import Reading
 from dsv4kv.traces.collect import collect_paths
 from dsv4kv.traces.request import Request
 
-_RULES = {
-    ("vllm", "v4"): "vllm-v4:semantic",
-    ("vllm", "v41"): "vllm-v41",
-    ("vllm", "flat"): "vllm",
-    ("sglang", "v4"): "sglang-v4:tail",
-    ("sglang", "v41"): "sglang-v41",
-    ("sglang", "flat"): "sglang",
-}
-"""The rule that an engine has by default, by the kind of the model."""
-_RETENTION = {"dense": "vllm-v4:dense", "4096": "vllm-v4:4096", "0": "vllm-v4:semantic"}
-_KEEPS_WINDOWS = "SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS"
-_ENCODER = "--enable-encoder-swa-bounded-replay"
 _DEFAULT_MODEL = "v4-flash"
 _BLOCK_TOKENS = "cache.block_tokens"
 _COMMAND, _LOG = "the launch command", "the log of its start"
@@ -80,7 +69,7 @@ def settings_of(
     yield Known("model.preset", preset, source)
     chosen = _rule(server, command, log, rule, load_model(preset))
     yield chosen
-    if not _has_blocks_of_its_own(chosen.value):
+    if not find_rule(chosen.value).groups:  # what metrics call a block may be a part of one
         size, source = _first(
             (server.settings.get("block_size"), "the server's metrics"),
             (server.settings.get("page_size"), "the server's metrics"),
@@ -105,11 +94,6 @@ def settings_of(
         yield Known("prefix.speculation", "mtp", _COMMAND)
 
 
-def _has_blocks_of_its_own(rule: str) -> bool:
-    """Whether an engine takes blocks of one size by it; what metrics call a block is a part."""
-    return find_rule(rule).windows or find_rule(rule).replays
-
-
 def _first(*known: tuple[str | None, str]) -> tuple[str, str]:
     """The first value that is there, and its source."""
     return next(((value, source) for value, source in known if value), ("", ""))
@@ -124,30 +108,33 @@ def _rule(
 ) -> Known:
     if asked:
         return Known("prefix.rule", asked, "as given")
-    family = command.launch.family if command else log.family if log else server.family
-    if command and model.kind == "v4" and family == "vllm":
-        found = _RETENTION.get(command.texts.get("retention", ""))
-        if found:
-            return Known("prefix.rule", found, f"{_COMMAND}'s retention")
-    if command and model.kind == "v4" and command.launch.variables.get(_KEEPS_WINDOWS) == "0":
-        return Known("prefix.rule", "sglang-v4:dense", f"{_COMMAND}'s {_KEEPS_WINDOWS}")
-    if command and model.kind == "v41" and _ENCODER in dict(command.launch.flags):
-        return Known("prefix.rule", "sglang-v41:encoder", f"{_COMMAND}'s {_ENCODER}")
-    if (family, model.kind) not in _RULES:
+    name = command.launch.family if command else log.family if log else server.family
+    family = FAMILIES.get(name or "")
+    if family is None or not family.rules:
+        known = listed(rule for rule, row in RULES.items() if model.kind in row.default_for)
         raise ConfigError(
             "whose server it is is not known: record its --metrics, or give --rule, one of "
-            f"{listed(_RULES.values())}."
+            f"{known}."
         )
-    source = f"{family}'s default for {model.name}"
-    return Known("prefix.rule", _RULES[family, model.kind], source)
+    texts = command.texts if command else {}
+    flags = {
+        name: READERS[option](texts[option])
+        for name in family.assumes
+        if (option := name.replace("_", "-")) in texts
+    }
+    rule = chosen_rule(family, model.kind, flags)
+    source = f"{family.name}'s default for {model.name}"
+    if flags and RULES[rule].flags:
+        source = f"{_COMMAND}: {RULES[rule].setting}"
+    return Known("prefix.rule", rule, source)
 
 
 def _blocks_by_metrics(server: Server) -> str | None:
-    """What the pool holds: in vLLM blocks, one of which holds nothing; in SGLang tokens."""
+    """What the pool holds: in blocks, one of which holds nothing (vLLM), or in tokens (SGLang)."""
     found = server.settings
-    if server.family == "vllm" and found.get("num_gpu_blocks", "").isdecimal():
+    if found.get("num_gpu_blocks", "").isdecimal():
         return str(int(found["num_gpu_blocks"]) - 1)
-    if server.family == "sglang" and found.get("num_tokens", "").isdecimal():
+    if found.get("num_tokens", "").isdecimal():
         return str(int(found["num_tokens"]) // int(found.get("page_size", PAGE_TOKENS)))
     return None
 

@@ -4,28 +4,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dsv4kv.config.replay import ReplayConfig, TierSection
 from dsv4kv.core.served import Served
 from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.formats import PLACES, Site, stored_formats
 from dsv4kv.engines.host import HostPool, Offloaded
-from dsv4kv.engines.registry import find_engine
-from dsv4kv.engines.rules import find_rule
-from dsv4kv.engines.sglang.host import paged_objects
-from dsv4kv.engines.vllm.host import offloaded_objects
-from dsv4kv.engines.vllm.lmcache import chunk_objects
+from dsv4kv.engines.names import find_engine, find_rule
+from dsv4kv.engines.rule import NOWHERE, Retention
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.plan import bytes_per_token
 from dsv4kv.model.schema import build_schema, choose_formats
 from dsv4kv.replay.memory import MemoryPlan, arch_of, describe_deployment
 from dsv4kv.tiers.families import Kept, families_in
-from dsv4kv.tiers.windows import Windows, parse_windows
 from dsv4kv.units import format_bytes
-
-_ENGINES = {"vllm": "vllm:0.33", "sglang": "sglang:0.5.23"}
-"""Whose tiers are known, by what the names of rules begin with."""
 
 Places = Callable[[Served, int, int], Sequence[int]]
 """Blocks behind which a prompt leaves tails while it is computed from one block to another."""
@@ -52,27 +45,29 @@ def find_stored(config: ReplayConfig, memory: MemoryPlan, shared_tokens: int) ->
     Raises:
         ConfigError: A layout, formats or blocks that the rule's engine does not have.
     """
-    rule = config.prefix.rule
-    family = _family(rule)
-    if config.tiers.layout == "lmcache" and family != "vllm":
-        raise ConfigError(f"tiers.layout lmcache goes with rules of vLLM, not with {rule}.")
-    if config.tiers.retention_tokens is not None and not rule.startswith("vllm-v4:"):
-        raise ConfigError(f"tiers.retention_tokens goes with vllm-v4 rules, not with {rule}.")
-    if family == "ideal":
+    name = config.prefix.rule
+    rule = find_rule(name)
+    if config.tiers.retention_tokens is not None and "retention" not in rule.flags:
+        raise ConfigError(f"tiers.retention_tokens goes with vllm-v4 rules, not with {name}.")
+    chunk_tokens = config.tiers.chunk_tokens if config.tiers.layout == "lmcache" else None
+    if not rule.engine:
+        if chunk_tokens is not None:
+            raise ConfigError(f"tiers.layout lmcache goes with rules of vLLM, not with {name}.")
         objects = _own_objects(memory, shared_tokens)
         return Stored(objects, leave_nothing, bytes_per_token(memory.schemas))
-    engine: Any = find_engine(_ENGINES[family])
+    engine = find_engine(rule.engine)
     deployment = _deployment(config, memory, engine.name)
-    objects = _objects(config, engine, deployment)
+    objects = engine.objects(deployment, config.tiers.retention_tokens, chunk_tokens)
+    kept = NOWHERE if chunk_tokens is not None else rule.retention
+    if chunk_tokens is None and not rule.windows:
+        objects = replace(objects, tail=())
+    elif not kept.chunks and config.tiers.retention_tokens is not None:
+        kept = replace(kept, period_tokens=config.tiers.retention_tokens, ends=True)
     schemas = [
         build_schema(memory.model, each.layer, formats=deployment.formats)
         for each in memory.schemas
     ]
-    return Stored(objects, _places(config, memory), bytes_per_token(schemas))
-
-
-def _family(rule: str) -> str:
-    return next((name for name in _ENGINES if rule.startswith(name)), rule)
+    return Stored(objects, _places(kept, memory.block_tokens), bytes_per_token(schemas))
 
 
 def _deployment(config: ReplayConfig, memory: MemoryPlan, engine: str) -> Deployment:
@@ -83,16 +78,6 @@ def _deployment(config: ReplayConfig, memory: MemoryPlan, engine: str) -> Deploy
     names = (name for name, _ in stored_formats(site, asked).values())
     held = describe_deployment(config, memory.model, memory.schemas)
     return replace(held, formats=choose_formats(memory.model, *names), arch=site.arch)
-
-
-def _objects(config: ReplayConfig, engine: Any, deployment: Deployment) -> Offloaded:
-    if config.tiers.layout == "lmcache":
-        return chunk_objects(engine, deployment, config.tiers.chunk_tokens)
-    if engine.name.startswith("vllm"):
-        objects = offloaded_objects(engine, deployment, config.tiers.retention_tokens)
-    else:
-        objects = paged_objects(engine, deployment)
-    return objects if find_rule(config.prefix.rule).windows else replace(objects, tail=())
 
 
 def _own_objects(memory: MemoryPlan, shared_tokens: int) -> Offloaded:
@@ -122,29 +107,18 @@ def leave_nothing(served: Served, before: int, after: int) -> Sequence[int]:
     return ()
 
 
-def _places(config: ReplayConfig, memory: MemoryPlan) -> Places:
+def _places(kept: Retention, size: int) -> Places:
     """Where an engine leaves windows; none where a hit asks for none."""
-    if config.tiers.layout == "lmcache" or not find_rule(config.prefix.rule).windows:
+    if kept == NOWHERE:
         return leave_nothing
-    family, _, setting = config.prefix.rule.partition(":")
-    if family != "vllm-v4" and setting != "dense":
-        return _behind_chunks
-    retention = config.tiers.retention_tokens
-    name = "0" if setting == "semantic" else setting
-    windows = parse_windows(
-        f"vllm:{name if retention is None else retention}",
-        block_tokens=memory.block_tokens,
-        window_tokens=memory.model.window_tokens,
-        layers=memory.model.num_layers,
-    )
-    return partial(_by_windows, windows, memory.block_tokens)
+    return _behind_chunks if kept.chunks else partial(_by_retention, kept, size)
 
 
-def _by_windows(
-    windows: Windows, size: int, served: Served, before: int, after: int
+def _by_retention(
+    kept: Retention, size: int, served: Served, before: int, after: int
 ) -> Sequence[int]:
-    found = windows.places(served.prompt_tokens, before * size, 0)
-    return [place // size for place in found if place <= after * size]
+    places = (place // size for place in kept.places(served.prompt_tokens, size))
+    return [place for place in places if before < place <= after]
 
 
 def _behind_chunks(served: Served, before: int, after: int) -> Sequence[int]:
@@ -166,9 +140,9 @@ def size_tier(name: str, config: ReplayConfig, memory: MemoryPlan, stored: Store
         ConfigError: A size that the rule's engine does not take, or too little for one block.
     """
     tier: TierSection = getattr(config.tiers, name)
-    objects, rule = stored.objects, config.prefix.rule
-    sizes = _sizes(tier, memory, objects, apart=_family(rule) != "vllm")
-    if name == "host" and _family(rule) == "sglang" and tier.ratio is None:
+    objects, policy = stored.objects, find_rule(config.prefix.rule).policy
+    sizes = _sizes(tier, memory, objects, apart=policy.index != "hashed")
+    if name == "host" and policy.host_by_ratio and tier.ratio is None:
         raise ConfigError(
             "tiers.host.capacity_bytes: SGLang sizes host memory only by --hicache-ratio for "
             "these models: give tiers.host.ratio."

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from dsv4kv.config.replay import ReplayConfig, TiersSection
 from dsv4kv.core.clock import VirtualClock
 from dsv4kv.core.served import Hit, Served
+from dsv4kv.engines.names import find_rule
 from dsv4kv.errors import ConfigError
 from dsv4kv.replay.memory import MemoryPlan
 from dsv4kv.replay.shelf import NEVER, tail_of
@@ -445,8 +446,8 @@ def build_tiers(
     if not levels or not config.prefix.reuse:
         return None
     stored = find_stored(config, memory, shared_tokens)
-    first = next(iter(levels))
-    if levels[first].write == "write_back" and config.prefix.rule.startswith("vllm"):
+    first, rule = next(iter(levels)), find_rule(config.prefix.rule)
+    if levels[first].write == "write_back" and not rule.policy.writes_evicted:
         raise ConfigError(
             f"tiers.{first}.write is write_back: vLLM offloads blocks when they are computed, not "
             "when they are evicted: take write_through or write_through_selective (its "

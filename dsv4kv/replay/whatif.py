@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dsv4kv.engines.cache import Pool
-from dsv4kv.engines.rules import RULES, find_rule, run_rule
+from dsv4kv.engines.names import RULES, find_rule
+from dsv4kv.engines.prefix import Pool, run_rule
 from dsv4kv.errors import Dsv4kvError
 from dsv4kv.prefix.outcome import Losses, Outcome
 from dsv4kv.recording.convert import collect_requests

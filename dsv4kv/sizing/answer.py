@@ -4,9 +4,10 @@ from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from dsv4kv.engines.contract import Capacity, Loaded, PoolCost
-from dsv4kv.engines.host import HostTier
-from dsv4kv.errors import DoesNotFit
+from dsv4kv.engines.contract import Capacity, Deployment, Loaded, PoolCost
+from dsv4kv.engines.host import HostTier, HostWish
+from dsv4kv.engines.names import FAMILIES
+from dsv4kv.errors import ConfigError, DoesNotFit
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.plan import bytes_per_request, bytes_per_token
 from dsv4kv.model.schedule import build_schedule
@@ -28,8 +29,8 @@ from dsv4kv.sizing.fit import (
     within_limit,
 )
 from dsv4kv.sizing.flags import flag_for
-from dsv4kv.sizing.host import host_document, host_of, sent_of
 from dsv4kv.sizing.inputs import Inputs
+from dsv4kv.sizing.layout import NODE_GPUS
 from dsv4kv.sizing.lookup import find_formats
 from dsv4kv.sizing.scenario import Scenario, resolve
 from dsv4kv.units import counted, format_bytes
@@ -132,7 +133,7 @@ def answer(inputs: Inputs) -> Answer:
         capacity_of(scenario, stage, context, concurrency) for stage in range(scenario.layout.pp)
     )
     replica = scenario.deployment(use.stage, context, -(-concurrency // scenario.layout.dp))
-    host = host_of(inputs, scenario.engine, scenario.layout, replica, stages[use.stage])
+    host = host_of(scenario, replica, stages[use.stage])
     cached, per_token = _request_bytes(scenario, context)
     return Answer(
         scenario=scenario,
@@ -149,8 +150,53 @@ def answer(inputs: Inputs) -> Answer:
         kv_copies=count_copies(scenario),
         stages=stages,
         host=host,
-        sent_bytes=sent_of(inputs.role, scenario.engine, replica),
+        sent_bytes=_sent_bytes(scenario, replica),
     )
+
+
+def host_of(
+    scenario: Scenario, deployment: Deployment, capacity: Capacity | None
+) -> HostTier | None:
+    """The host pools of one rank; None where none are asked for, or the GPU has no cache.
+
+    Raises:
+        ConfigError: A tier that the engine does not have, or refuses.
+    """
+    inputs, engine, layout = scenario.inputs, scenario.engine, scenario.layout
+    tier = "hisparse" if inputs.hisparse else inputs.host_tier
+    if tier is None or capacity is None or not capacity.units:
+        return None
+    if not inputs.hisparse and tier not in engine.family.host_tiers:
+        known = ", ".join(
+            f"{name} of {family.name}"
+            for family in FAMILIES.values()
+            for name in family.host_tiers
+        )
+        raise ConfigError(f"--host-tier {tier}: {engine.name} has none; known are {known}.")
+    ranks = min(layout.gpus, NODE_GPUS)
+    wish = HostWish(
+        tier,
+        ratio=inputs.host_ratio,
+        size_bytes=inputs.host_size,
+        memory_bytes=inputs.host_memory,
+        layout=inputs.host_layout,
+        storage=inputs.host_storage,
+        ranks=ranks,
+        tp=layout.tp,
+        replica_ranks=layout.tp * layout.pp,
+        node_replicas=max(1, ranks // (layout.tp * layout.pp)),
+        retention=inputs.retention,
+        chunk_tokens=inputs.host_chunk,
+    )
+    return engine.host_tier(deployment, capacity, wish)
+
+
+def _sent_bytes(scenario: Scenario, deployment: Deployment) -> int | None:
+    """Bytes of a prompt of full context that a rank sends from prefill to decode."""
+    if scenario.inputs.role is None:
+        return None
+    sent = scenario.engine.sent(deployment, deployment.max_context_tokens)
+    return sent.bytes if sent else None
 
 
 def options_of(found: Answer) -> list[Option]:
@@ -351,7 +397,7 @@ def to_document(
         "request": _request(found),
         "gpu_memory": use_document(found.use),
         "pools": [_pool(cost) for cost in found.costs],
-        "host": host_document(found.host),
+        "host": _host(found.host),
         "sent_bytes": found.sent_bytes,
         "concurrency_by_context": [
             {"context_tokens": tokens, "concurrency": count} for tokens, count in curve
@@ -396,6 +442,15 @@ def _request(found: Answer) -> dict[str, Any]:
         "marginal_bytes_per_gpu": float(sum(cost.marginal_bytes for cost in found.costs)),
         "padding_bytes_per_gpu": float(sum(cost.padding_bytes for cost in found.costs)),
     }
+
+
+def _host(tier: HostTier | None) -> dict[str, Any] | None:
+    """The host pools with their sums."""
+    if tier is None:
+        return None
+    pools = [asdict(pool) | {"total_bytes": pool.total_bytes} for pool in tier.pools]
+    sums = {"holder_bytes": tier.holder_bytes, "node_bytes": tier.node_bytes}
+    return asdict(tier) | {"pools": pools} | sums
 
 
 def _pool(cost: PoolCost) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
+from dsv4kv.engines.names import FAMILIES
 from dsv4kv.errors import ConfigError
 from dsv4kv.sizing.flags import (
     FLAGS,
@@ -84,7 +85,7 @@ def read_flag(family: str, spelling: str, value: str) -> GivenFlag:
 def merge(family: str, given: Iterable[GivenFlag]) -> Texts:
     """Our inputs from what was given, the last of equal flags counting.
 
-    SGLang's ranks are those of all replicas where these are ranks of its attention.
+    Tensor parallel ranks may be those of all replicas (SGLang's, with DP attention).
     """
     texts: Texts = {}
     for each in given:
@@ -97,9 +98,11 @@ def merge(family: str, given: Iterable[GivenFlag]) -> Texts:
         if tier == "lmcache":  # its server has a size of its own
             del texts["host-size"]
     inside = texts.pop("dp-attention", None)
-    if family == "sglang" and not inside and texts.get("dp", "1") != "1":
+    if not FAMILIES[family].launch.tp_spans_replicas:
+        return texts
+    if not inside and texts.get("dp", "1") != "1":
         texts |= {"dp-attention": "off"} | {"ep": texts.get("ep", texts.get("tp", "1"))}
-    if family == "sglang" and inside and "dp" in texts:
+    if inside and "dp" in texts:
         ranks, replicas = int(texts.get("tp", 1)), int(texts["dp"])
         if replicas < 1 or ranks % replicas:
             raise ConfigError(

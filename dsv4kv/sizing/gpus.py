@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from dsv4kv.names import find_name
-from dsv4kv.resources import shipped, shipped_names
+from dsv4kv.errors import find_name
+from dsv4kv.files import shipped, shipped_names
 from dsv4kv.units import format_bytes
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from dsv4kv.choices import HOST_TIERS, SIZED_STATES, choose
+from dsv4kv.choices import SIZED_STATES, choose
+from dsv4kv.engines.names import HOST_TIERS
 from dsv4kv.errors import ConfigError
 from dsv4kv.units import parse_bytes, parse_count
 

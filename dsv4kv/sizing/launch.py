@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from dsv4kv.engines.logs.setups import preset_named
-from dsv4kv.engines.registry import find_engine
+from dsv4kv.engines.names import find_engine
 from dsv4kv.errors import ConfigError
+from dsv4kv.files import open_regular
 from dsv4kv.model.presets import config_file
-from dsv4kv.reading import open_regular
 from dsv4kv.sizing.answer import Answer
 from dsv4kv.sizing.fit import max_concurrency, tightest_free_bytes
 from dsv4kv.sizing.flags import Texts, find_flag

@@ -12,13 +12,12 @@ from pathlib import Path
 import yaml
 from pydantic import ValidationError
 
-from dsv4kv.errors import ConfigError
+from dsv4kv.errors import ConfigError, find_name
+from dsv4kv.files import shipped
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.formats import EntryFormat
 from dsv4kv.model.presets import config_file, is_v41, load_model, preset_names, read_config
 from dsv4kv.model.schema import CacheFormats, choose_formats
-from dsv4kv.names import find_name
-from dsv4kv.resources import shipped
 from dsv4kv.sizing.gpus import Gpu, load_gpu, plain_memory
 from dsv4kv.sizing.inputs import DEFAULT_GPU, Inputs
 from dsv4kv.sizing.weights import (

@@ -11,9 +11,8 @@ from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any, Literal
 
-from dsv4kv.engines.contract import Deployment
-from dsv4kv.engines.prefix import PrefixRule, prefix_rule
-from dsv4kv.engines.registry import find_engine
+from dsv4kv.engines.contract import Deployment, Engine
+from dsv4kv.engines.rule import Rule
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.plan import bytes_per_request
 from dsv4kv.model.schedule import build_schedule
@@ -61,13 +60,9 @@ class Persistent:
         return self.context_bytes + self.window_bytes + self.state_bytes
 
 
-def offloaded_token(engine_name: str, deployment: Deployment) -> OffloadedToken:
+def offloaded_token(engine: Engine, deployment: Deployment) -> OffloadedToken:
     """What an engine's blocks of context weigh when they are moved; raises ``ConfigError``."""
-    costs = [
-        cost
-        for cost in find_engine(engine_name).costs(deployment)
-        if cost.pool in ("main", "indexer")
-    ]
+    costs = [cost for cost in engine.costs(deployment) if cost.pool in ("main", "indexer")]
     useful = sum((cost.marginal_bytes for cost in costs), Fraction(0))
     padding = sum((cost.padding_bytes for cost in costs), Fraction(0))
     return OffloadedToken(useful, useful + padding)
@@ -150,18 +145,18 @@ class Reuse:
         persistent: A whole context stored in full, with checkpoints, without windows.
     """
 
-    rule: PrefixRule
+    rule: Rule
     offloaded: OffloadedToken
     persistent: tuple[Persistent, ...]
 
 
 def reuse_of(scenario: Scenario, context_tokens: int) -> Reuse | None:
     """What is known about prefixes; None for a model whose prefixes are not modelled."""
-    name, deployment = scenario.engine.name, scenario.deployment(0, context_tokens)
+    engine, deployment = scenario.engine, scenario.deployment(0, context_tokens)
     if scenario.config.architecture == "flat":
         return None
     try:
-        rule, moved = prefix_rule(name, deployment), offloaded_token(name, deployment)
+        rule, moved = engine.rule(deployment), offloaded_token(engine, deployment)
     except ConfigError:
         return None
     return Reuse(

@@ -5,13 +5,11 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate, pairwise
+from typing import Any
 
-from dsv4kv.engines.contract import Deployment, Engine, Plan
-from dsv4kv.engines.defaults import Default, Defaults, Machine
+from dsv4kv.engines.contract import Default, Defaults, Deployment, Engine, Machine, Overhead
 from dsv4kv.engines.formats import PLACES, Site, stored_formats
-from dsv4kv.engines.limits import refuse
-from dsv4kv.engines.overhead import Overhead
-from dsv4kv.engines.registry import find_engine
+from dsv4kv.engines.names import engine_family, find_engine
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.schedule import AttentionType, build_schedule
@@ -144,12 +142,8 @@ class Scenario:
     def overhead(self, stage: int, context_tokens: int) -> Overhead:
         """What the engine is known to hold on a rank of a stage, other than weights and cache."""
         deployment = self.deployment(stage, context_tokens)
-        return self.engine.overhead(deployment, self.settings.step_tokens, self._plan)
-
-    @cached_property
-    def _plan(self) -> Plan:
-        given = {name: value for name, value in vars(self.inputs).items() if value is not None}
-        return Plan(self.machine, given)
+        step, given = self.settings.step_tokens, given_in(self.inputs)
+        return self.engine.overhead(deployment, step, self.machine, given)
 
     def reserve_bytes(self, stage: int, context_tokens: int) -> int:
         """Bytes kept for all but weights and cache: as given, or a guess not below the known."""
@@ -181,6 +175,11 @@ class Scenario:
     def drafts_of(self, stage: int) -> int:
         """Draft layers of a stage: the last one has them."""
         return self.inputs.draft_layers if stage == self.layout.pp - 1 else 0
+
+
+def given_in(inputs: Inputs) -> dict[str, Any]:
+    """What is given of a question, by name."""
+    return {name: value for name, value in vars(inputs).items() if value is not None}
 
 
 def resolve(inputs: Inputs) -> list[Scenario]:
@@ -224,7 +223,7 @@ def _settle(inputs: Inputs, engine: Engine, machine: Machine, replicas: int) -> 
             "--in-flight-tokens is the tokens of a step times the steps that overlap: give it, or "
             "those."
         )
-    given = {name: value for name, value in vars(inputs).items() if value is not None}
+    given = given_in(inputs)
     assumed = {
         name: default
         for name, default in engine.defaults(machine, given).items()
@@ -277,8 +276,27 @@ def _refuse(inputs: Inputs, config: DSV4Config, engine: Engine, gpu: Gpu) -> Non
         "unified_memory": inputs.unified_memory,
         "unified_kv": inputs.unified_kv and (gpu.arch or "").startswith("gfx"),
     }
-    given = {name for name, value in asked.items() if value}
-    refuse(engine.name, config.name, config.kind, given)
+    for limit in engine.family.limits:
+        if not asked.get(limit.asked) or config.kind not in limit.kinds:
+            continue
+        name = _NAMED[limit.asked]
+        if limit.said and engine.name == engine_family(engine.family.name)[-1]:
+            raise ConfigError(
+                f'{name}: {engine.name} refuses it for {config.name}: "{limit.said}".'
+            )
+        raise ConfigError(
+            f"{name}: what {engine.name} keeps of {config.name} with it is not sized."
+        )
+
+
+_NAMED = {
+    "dcp": "decode context parallelism",
+    "prefill_cp": "prefill context parallelism",
+    "hisparse": "HiSparse",
+    "hisparse_radix": "HiSparse",
+    "unified_memory": "unified memory (pools that borrow from each other)",
+    "unified_kv": "unified KV (a ring of windows for every request, on AMD's GPUs)",
+}
 
 
 def _formats(
@@ -301,7 +319,7 @@ def _formats(
     reasons = {
         f"{place}_format": Default(name, reason)
         for place, (name, reason) in stored.items()
-        if reason and engine.name != "dsv4kv"
+        if reason and not engine.own
     }
     main, window, indexer = (stored[place][0] for place in PLACES)
     given = replace(inputs, main_format=main, window_format=window, indexer_format=indexer)

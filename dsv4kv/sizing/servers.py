@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dsv4kv.engines.names import FAMILIES
 from dsv4kv.errors import ConfigError
-from dsv4kv.reading import Unparsable, load_yaml
+from dsv4kv.files import Unparsable, load_yaml
 from dsv4kv.sizing.flags import FLAGS, find_flag
 
 _TOKEN = re.compile(
@@ -96,21 +97,9 @@ def take_assignments(words: list[str], variables: dict[str, str]) -> list[str]:
 
 
 _DEEPEST = 20
-_STARTS = (  # words that a server starts with, and whose it is
-    (("vllm", "serve"), "vllm"),
-    (("vllm.entrypoints.cli.main", "serve"), "vllm"),
-    (("vllm.entrypoints.openai.api_server",), "vllm"),
-    (("dynamo.vllm",), "vllm"),
-    (("sglang", "serve"), "sglang"),
-    (("dynamo.sglang",), "sglang"),
-    (("sglang.launch_server",), "sglang"),
-    (("trtllm-serve", "serve"), "trtllm"),
-    (("trtllm-serve",), "trtllm"),
-)
 _RUNNERS = {"docker", "podman", "nerdctl"}
-_IMAGES = (("vllm", "vllm"), ("sglang", "sglang"), ("tensorrt-llm", "trtllm"))
 _VERSION = re.compile(r"v?(\d+\.\d+(?:\.\d+)?)")
-_PINNED = re.compile(r"\b(vllm|sglang)\s*==\s*(\d+\.\d+(?:\.\d+)?)")
+_PINNED = re.compile(rf"\b({'|'.join(FAMILIES)})\s*==\s*(\d+\.\d+(?:\.\d+)?)")
 
 
 @dataclass(frozen=True)
@@ -201,7 +190,8 @@ def _spread(word: str) -> list[str]:
 
 def _launch(words: list[str], variables: Mapping[str, str], line: int) -> Launch | None:
     """The server that the words start, wherever in them; None where there is none."""
-    for start, family in _STARTS:
+    starts = [(start, family) for family, row in FAMILIES.items() for start in row.launch.words]
+    for start, family in starts:
         for place in range(len(words) - len(start) + 1):
             if tuple(Path(word).name for word in words[place : place + len(start)]) == start:
                 before, after = words[:place], words[place + len(start) :]
@@ -219,7 +209,14 @@ def _family_of_image(word: str) -> str | None:
     """Whose server an image starts: ``vllm/vllm-openai:v0.26.0``; None for other words."""
     if word.startswith(("-", "/", ".")) or "=" in word or "/" not in word or ":/" in word:
         return None
-    return next((family for part, family in _IMAGES if part in word.lower()), None)
+    return next(
+        (
+            name
+            for name, family in FAMILIES.items()
+            if any(part in word.lower() for part in family.launch.images)
+        ),
+        None,
+    )
 
 
 def _set_before(words: list[str]) -> dict[str, str]:

@@ -3,15 +3,12 @@
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from dsv4kv.errors import ConfigError, DoesNotFit
-from dsv4kv.names import find_name
+from dsv4kv.errors import ConfigError, DoesNotFit, find_name
 from dsv4kv.sizing.answer import Answer, answer, published_bytes
 from dsv4kv.sizing.inputs import READERS, Inputs, read_inputs
 from dsv4kv.sizing.lookup import find_formats, find_model
-from dsv4kv.workers import Lost, map_jobs
 
 COLUMNS = (
     "gpus",
@@ -85,8 +82,8 @@ def parse_axis(text: str) -> Axis:
     return Axis(found, values)
 
 
-def run_sweep(texts: Mapping[str, str], axes: Sequence[Axis], jobs: int = 1) -> list[Row]:
-    """Answer every combination, the last axis changing fastest, in so many processes.
+def run_sweep(texts: Mapping[str, str], axes: Sequence[Axis]) -> list[Row]:
+    """Answer every combination, the last axis changing fastest.
 
     A combination without an answer keeps its sentence; the sweep goes on.
 
@@ -100,17 +97,10 @@ def run_sweep(texts: Mapping[str, str], axes: Sequence[Axis], jobs: int = 1) -> 
         if names.count(name) > 1 or name in texts:
             raise ConfigError(f"--axis {name}: it is given twice: keep one.")
     points = list(itertools.product(*(axis.values for axis in axes)))
-    found = dict(map_jobs(partial(_run, texts, names), points, jobs))
-    rows = [_answered(found[point]) for point in points]
+    rows = [_run(texts, names, point) for point in points]
     if all(row.problem for row in rows):
         raise (DoesNotFit if rows[0].too_much else ConfigError)(rows[0].problem or "")
     return rows
-
-
-def _answered(row: Row | Lost) -> Row:
-    if isinstance(row, Lost):
-        raise ConfigError(f"a point of the sweep was lost: {row.why}: give fewer --jobs.")
-    return row
 
 
 def _run(texts: Mapping[str, str], names: Sequence[str], values: tuple[str, ...]) -> Row:

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 
-from dsv4kv.collector import without_collector
 from dsv4kv.config.systems import CallsSection
 from dsv4kv.measure.statistics import summarize
+from dsv4kv.processes import without_collector
 from dsv4kv.systems.outcome import Row
 
 Call = Callable[[], object]

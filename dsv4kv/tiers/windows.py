@@ -88,10 +88,10 @@ def parse_windows(text: str, *, block_tokens: int, window_tokens: int, layers: i
 
 
 def _with_number(text: str, name: str, tokens: int, block_tokens: int) -> Windows:
-    if name == "vllm":  # a hit leaves the last token to be computed
-        return Windows(text, period_tokens=tokens, end=(block_tokens, 1))
-    if name not in ("periodic", "lmcache"):
+    # behind vLLM a hit leaves the last token to be computed
+    ends = {"vllm": (block_tokens, 1), "periodic": None, "lmcache": None}
+    if name not in ends:
         raise unknown(TIER_WINDOWS, text, "a strategy for windows")
-    if not tokens:
+    if not tokens and ends[name] is None:
         raise ConfigError(f"{text} has no period: write {name}:4096.")
-    return Windows(text, period_tokens=tokens)
+    return Windows(text, period_tokens=tokens, end=ends[name])

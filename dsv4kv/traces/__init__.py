@@ -16,7 +16,7 @@ from pathlib import Path
 
 from dsv4kv.choices import TRACE_FORMATS, listed
 from dsv4kv.errors import ConfigError, TraceError
-from dsv4kv.resources import shipped
+from dsv4kv.files import shipped
 from dsv4kv.traces.batch import BATCH_REQUESTS, Batch, LineShape, batches_of
 from dsv4kv.traces.files import (
     CHUNKS_BUFFER_BYTES,

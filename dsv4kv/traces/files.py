@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from dsv4kv.errors import TraceError
-from dsv4kv.reading import DOCUMENT_BYTES, open_regular
+from dsv4kv.files import DOCUMENT_BYTES, open_regular
 
 _GZIP_MAGIC = b"\x1f\x8b"
 # A request of 1M tokens listed token by token is below 10 MB; a "line" beyond this is no trace.

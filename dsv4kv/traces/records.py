@@ -7,7 +7,7 @@ import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dsv4kv.reading import DOCUMENT_BYTES, Unparsable, explain, parse_json
+from dsv4kv.files import DOCUMENT_BYTES, Unparsable, explain, parse_json
 from dsv4kv.traces.files import Defect, TraceLines
 
 # Keeps lengths in 32 bits; a larger number is a mistaken unit, not a prompt.

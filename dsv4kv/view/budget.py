@@ -218,7 +218,7 @@ def _engine_lines(found: Answer) -> Iterator[Part]:
     """What the engine will log for the memory left to it, and what its count means."""
     engine, capacity = found.scenario.engine, found.capacity
     seen = "" if engine.seen_in_logs else " (derived from its source, not seen in a log)"
-    if capacity and engine.name != "dsv4kv":
+    if capacity and not engine.own:
         smallest = " in every stage, as in the smallest," if found.scenario.layout.pp > 1 else ""
         yield (
             f"{capacity.units:,} {engine.unit}s{smallest} of {float(capacity.unit_bytes):,.10g} "
@@ -487,8 +487,8 @@ def prefix_table(reuse: "Reuse", context_tokens: int) -> Table:
     again = ""
     if rule.replayed_tokens:
         again = f"the last {rule.replayed_tokens:,} tokens of a hit are computed again; "
-    elif rule.recomputed_tokens > 1:
-        again = f"no hit covers the last {rule.recomputed_tokens:,} tokens of a prompt; "
+    elif rule.uncovered_tokens > 1:
+        again = f"no hit covers the last {rule.uncovered_tokens:,} tokens of a prompt; "
     return Table(
         f"A prefix of {context_tokens:,} tokens, stored",
         [

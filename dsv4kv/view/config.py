@@ -1,8 +1,7 @@
 """Every key of a configuration, as ``--schema`` shows it."""
 
 from dsv4kv.config.bench import BenchConfig
-from dsv4kv.config.keys import Key, Root, keys
-from dsv4kv.config.render import on_one_line
+from dsv4kv.config.keys import Key, Root, keys, on_one_line
 from dsv4kv.view.table import Row, Table, Text, names, prose
 
 

@@ -6,8 +6,8 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from dsv4kv.engines.rules import RULES
-from dsv4kv.engines.speculation import SPECULATIONS
+from dsv4kv.engines.names import RULES
+from dsv4kv.engines.rule import SPECULATIONS
 from dsv4kv.measure.statistics import Estimate
 from dsv4kv.mrc.curves import Answer, Point
 from dsv4kv.mrc.sample import CLASSES, LONG_REFERENCES, Sampling
@@ -209,9 +209,10 @@ def show_answer(source: str, model: str, answer: Answer) -> Iterator[Part]:
         if outcomes := [*point.rules, *point.policies]:
             yield from ("", _rules(point, outcomes))
             yield _advice(point)
-    if any(o.name == "vllm-v41" for point in answer.points for o in point.rules):
-        on = answer.arch or "sm_100, as none is named (--gpu)"
-        yield Text(f"vllm-v41: blocks as vLLM 0.33 has them on {on}", "dim")
+    for name in dict.fromkeys(o.name for point in answer.points for o in point.rules):
+        if RULES[name].hopper_block_tokens:
+            on = answer.arch or "sm_100, as none is named (--gpu)"
+            yield Text(f"{name}: blocks as {RULES[name].engine} has them on {on}", "dim")
     if any(point.estimates for point in answer.points):
         yield from ("", _estimates(answer))
         yield _sampling_sentence(answer.sampling)
@@ -458,7 +459,7 @@ def _priced(outcome: Outcome) -> str:
         return ""
     return (
         f"{outcome.label} loses {outcome.losses.draft / outcome.input_tokens:.1%} to its drafts: "
-        f"--speculation {','.join(RULES[outcome.name].speculations)} shows what wins them back."
+        f"--speculation {','.join(RULES[outcome.name].drafts)} shows what wins them back."
     )
 
 

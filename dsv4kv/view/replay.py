@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from dsv4kv.engines.names import RULES
 from dsv4kv.measure.statistics import summarize
 from dsv4kv.record.quantities import axis_names, axis_text, clock_factor
 from dsv4kv.record.replay import ReplayResult, ReplayTiers, ReplayWork, Reuse
@@ -30,56 +31,6 @@ _REASONS = {
     "in_flight": ("just being computed", "prefix.defer"),
     "draft": ("unused for drafts", "prefix.speculation dspark or none"),
 }
-_VLLM = {
-    "evicted_block": "more memory: gpu_memory_utilization",
-    "alignment": "a smaller block_size",
-}
-_SGLANG = {
-    "evicted_block": "more memory: mem_fraction_static",
-    "alignment": "a smaller page_size",
-}
-_FEWER_WINDOWS = "prefix_cache_retention_interval=0 (vllm-v4:semantic); more memory"
-_SPARSE_WINDOWS = "prefix_cache_retention_interval=4096 or 0 (vllm-v4:4096, :semantic)"
-_MORE_WINDOWS = "swa_full_tokens_ratio above 0.1; more memory"
-ENGINE_REMEDIES: dict[str, dict[str, str]] = {
-    "vllm": _VLLM,
-    "sglang": _SGLANG,
-    "vllm-v4:dense": _VLLM
-    | {"evicted_block": _SPARSE_WINDOWS, "evicted_checkpoint": _SPARSE_WINDOWS},
-    "vllm-v4:4096": _VLLM
-    | {
-        "evicted_block": _FEWER_WINDOWS,
-        "evicted_checkpoint": _FEWER_WINDOWS,
-        "no_checkpoint": "a shorter prefix_cache_retention_interval, where memory is left",
-    },
-    "vllm-v4:semantic": _VLLM
-    | {
-        "evicted_checkpoint": "more memory: gpu_memory_utilization",
-        "no_checkpoint": "prefix_cache_retention_interval=4096 (vllm-v4:4096)",
-    },
-    "vllm-v41": _VLLM
-    | {"replay": "--no-swa-bounded-replay keeps windows instead; longer shared prefixes"},
-    "sglang-v4:dense": _SGLANG
-    | {
-        "evicted_block": "only the windows of the last pages (sglang-v4:tail); " + _MORE_WINDOWS,
-        "evicted_checkpoint": _MORE_WINDOWS,
-        "no_checkpoint": _MORE_WINDOWS,
-    },
-    "sglang-v4:tail": _SGLANG
-    | {
-        "evicted_checkpoint": _MORE_WINDOWS,
-        "no_checkpoint": "windows of whole prompts (sglang-v4:dense) with " + _MORE_WINDOWS,
-    },
-    "sglang-v41": _SGLANG
-    | {
-        "evicted_checkpoint": _MORE_WINDOWS,
-        "last_token": "--no-enable-decoder-swa-bounded-replay (sglang-v4:tail)",
-        "no_checkpoint": "--enable-encoder-swa-bounded-replay (sglang-v41:encoder)",
-    },
-    "sglang-v41:encoder": _SGLANG
-    | {"replay": "windows that are kept (sglang-v41); longer shared prefixes"},
-}
-"""What gets tokens back by an engine's rule, where it is not what it is by the toolkit's own."""
 
 
 def name_loss(reason: str) -> str:
@@ -89,7 +40,8 @@ def name_loss(reason: str) -> str:
 
 def name_remedy(rule: str, reason: str) -> str:
     """What gets tokens back that were lost for a reason."""
-    return ENGINE_REMEDIES.get(rule, {}).get(reason, _REASONS[reason][1])
+    known = RULES[rule].remedies if rule in RULES else {}
+    return known.get(reason, _REASONS[reason][1])
 
 
 def compare_rules(cases: Sequence[Case]) -> list[Finding]:

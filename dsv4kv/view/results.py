@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from dsv4kv.record.jobs import Unfinished
+from dsv4kv.record.points import Points
 from dsv4kv.record.store import Entry
 from dsv4kv.units import format_bytes
 from dsv4kv.view.table import ABSENT, Row, Table, names, numbers, prose
@@ -39,11 +39,11 @@ def _row(entry: Entry) -> Row:
     ]
 
 
-def unfinished_table(sweeps: Sequence[Unfinished]) -> Table:
+def unfinished_table(sweeps: Sequence[Points]) -> Table:
     """Sweeps that were killed, or go on in another process."""
     rows = [
         (
-            f"{sweep.done:,} of {sweep.asked.count:,}",
+            f"{len(sweep.cases):,} of {sweep.asked.count:,}",
             f"dsv4kv {sweep.asked.command} --resume {sweep.asked.run_id}",
         )
         for sweep in sweeps

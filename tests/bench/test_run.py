@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from dsv4kv.bench.run import Invocation, run_bench
-from dsv4kv.config.axes import AxisCase, expand_axes
-from dsv4kv.config.bench import WorkloadSection
-from dsv4kv.config.load import load_config
+from dsv4kv.config.bench import BenchConfig, WorkloadSection
+from dsv4kv.config.load import Point, expand_axes, load_config
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.measure.memcpy import measure_memcpy
 from dsv4kv.record.schema import RunRecord
@@ -22,14 +21,14 @@ class Watcher:
 
     def __init__(self, interrupted: int | None = None) -> None:
         self.total_tokens = 0
-        self.cases: list[AxisCase] = []
+        self.cases: list[Point[BenchConfig]] = []
         self.tokens = 0
         self._interrupted = interrupted
 
     def start(self, total_tokens: int) -> None:
         self.total_tokens = total_tokens
 
-    def case(self, case: AxisCase) -> None:
+    def case(self, case: Point[BenchConfig]) -> None:
         self.cases.append(case)
 
     def advance(self, tokens: int) -> None:

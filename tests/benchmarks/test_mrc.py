@@ -6,8 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from dsv4kv.engines.cache import Pool
-from dsv4kv.engines.rules import run_rule
+from dsv4kv.engines.prefix import Pool, run_rule
 from dsv4kv.model.presets import load_model
 from dsv4kv.mrc.curves import trace_curve
 from dsv4kv.prefix.paths import PathTable, find_reuse, number_prompts

@@ -6,7 +6,8 @@ from syrupy.assertion import SnapshotAssertion
 from typer.testing import CliRunner, Result
 
 from dsv4kv.cli import app
-from dsv4kv.config import BenchConfig, load_config, shipped_names
+from dsv4kv.config.bench import BenchConfig
+from dsv4kv.config.load import load_config, shipped_names
 
 
 def run(*arguments: str) -> Result:

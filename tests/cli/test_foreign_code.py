@@ -108,12 +108,13 @@ def test_a_resumed_sweep_imports_no_code_that_is_not_typed_again(
         patch.setattr("dsv4kv.bench.run.run_case", stop)
         words = ("bench", "smoke", "--quiet", *TINIEST, *backend, *axis)
         assert invoke(*words).exit_code == INTERRUPTED
-    (job,) = Path("results").glob("*.points")
+    (job,) = Path("results").glob("*.points.jsonl")
     done = invoke("bench", "--quiet", "--resume", str(job))
     assert done.exit_code == 2
     assert done.stderr.startswith(f'error: --resume {job}: its backend="evil.py:f" is code, and ')
     assert not Path("imported").exists()
-    assert "evil.py:f" in invoke("bench", "--quiet", "--resume", str(job), *backend).stderr
+    again = ("bench", "smoke", "--quiet", "--resume", str(job), *TINIEST, *backend, *axis)
+    assert "evil.py:f" in invoke(*again).stderr
     assert Path("imported").exists()
 
 

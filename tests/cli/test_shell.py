@@ -17,7 +17,9 @@ from tests.test_documented_commands import parts_of
 
 TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
 ERRORS: list[type[Dsv4kvError]] = [
-    value for value in vars(errors).values() if isinstance(value, type)
+    value
+    for value in vars(errors).values()
+    if isinstance(value, type) and value.__module__ == errors.__name__
 ]
 HEAVY = ("torch", "numpy", "pydantic")
 

@@ -1,4 +1,4 @@
-"""Sweeps of ``replay`` and ``bench``: side by side, interrupted, killed, shared, and resumed."""
+"""Sweeps of ``replay`` and ``bench``: in parallel, interrupted, killed and resumed."""
 
 import os
 import random
@@ -15,7 +15,8 @@ from typer.testing import CliRunner, Result
 
 from dsv4kv.bench.case import run_case
 from dsv4kv.cli import app
-from dsv4kv.errors import INTERRUPTED
+from dsv4kv.errors import INTERRUPTED, RecordError
+from dsv4kv.record.points import read_points
 from dsv4kv.record.schema import Case, RunRecord
 from dsv4kv.record.store import load_record
 from dsv4kv.replay.build import build_replay
@@ -59,8 +60,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> list[Case]:
 
 
 def points_of(out: Path = Path("results")) -> Path:
-    (folder,) = out.glob("*.points")
-    return folder
+    (path,) = out.glob("*.points.jsonl")
+    return path
 
 
 @pytest.fixture
@@ -81,10 +82,10 @@ def interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert f"resume: dsv4kv replay --resume {points_of()}" in result.stderr
 
 
-def test_a_sweep_side_by_side_has_the_cases_of_one_after_the_other(whole: list[Case]) -> None:
+def test_a_parallel_sweep_has_the_cases_of_a_serial_one(whole: list[Case]) -> None:
     assert run("--jobs", "2").exit_code == 6  # one of its points cannot be built
     assert the_record().cases == whole
-    assert list(Path("results").glob("*.points")) == []
+    assert list(Path("results").glob("*.points.jsonl")) == []
 
 
 @pytest.mark.usefixtures("interrupted")
@@ -97,10 +98,13 @@ def test_what_ctrl_c_interrupted_goes_on_from_its_name_alone(whole: list[Case]) 
     after = the_record()
     assert after.cases == whole
     assert (after.run_id, after.started_utc) == (before.run_id, before.started_utc)
-    assert list(Path("results").glob("*.points")) == []
+    assert list(Path("results").glob("*.points.jsonl")) == []
     assert "resume" not in invoke("results", "list").stdout
     again = invoke("replay", "--resume", before.run_id)
-    assert (again.exit_code, "no points are kept" in again.stderr) == (7, True)
+    assert (
+        again.exit_code,
+        "it was no sweep, or it is whole" in " ".join(again.stderr.split()),
+    ) == (7, True)
 
 
 @pytest.mark.usefixtures("interrupted")
@@ -115,43 +119,44 @@ def test_a_sweep_goes_on_as_it_was_asked_or_not_at_all(whole: list[Case]) -> Non
 
 
 @pytest.mark.usefixtures("interrupted")
+@pytest.mark.parametrize("cut", [2, 100, 2000])
+def test_a_point_whose_line_was_cut_short_is_done_again(cut: int, whole: list[Case]) -> None:
+    path = points_of()
+    path.write_bytes(path.read_bytes()[:-cut])
+    assert len(read_points(path).cases) == 1
+    assert invoke("replay", "--quiet", "--resume", str(path)).exit_code == 6
+    assert the_record().cases == whole
+
+
+@pytest.mark.usefixtures("interrupted")
+def test_points_that_cannot_be_kept_end_the_sweep_with_a_sentence() -> None:
+    points = read_points(points_of())
+    points.path.unlink()
+    points.path.mkdir()
+    with pytest.raises(RecordError, match=r"Of 4 points 2 are finished and stay there: make room"):
+        points.keep(2, points.cases[1])
+
+
+def test_what_is_no_sweep_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "a.points.jsonl").write_text("{}\n")
+    result = invoke("replay", "--resume", "a.points.jsonl")
+    assert (result.exit_code, "is no sweep of this dsv4kv" in result.stderr) == (7, True)
+
+
+@pytest.mark.usefixtures("interrupted")
 def test_a_run_that_is_pruned_leaves_no_points() -> None:
     assert invoke("results", "prune", "--keep", "0", "--yes").exit_code == 0
-    assert list(Path("results").glob("*.points")) == []
-
-
-def test_whoever_is_last_writes_the_record_of_a_shared_folder(
-    whole: list[Case], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inner = list[Result]()
-
-    def build_beside(*given: object, **named: object) -> object:
-        if not inner:  # another process comes while the first point is under way here
-            inner.append(Result(CliRunner(), b"", b"", b"", None, 0, None))
-            inner[0] = run("--job-folder", "shared", "--out", "other")
-        return build_replay(*given, **named)  # type: ignore[arg-type]
-
-    with monkeypatch.context() as patch:
-        patch.setattr("dsv4kv.replay.run.build_replay", build_beside)
-        assert run("--job-folder", "shared").exit_code == 6
-    assert inner[0].exit_code == 0
-    assert "3 of 4 points are done, 0 are free" in inner[0].stdout
-    assert not Path("other").exists()
-    assert the_record().cases == whole
-    assert run("--job-folder", "shared", "--out", "late").exit_code == 6
-    assert the_record("late").cases == whole
+    assert list(Path("results").glob("*.points.jsonl")) == []
 
 
 REFUSED = {
-    "side by side they would time": ("bench", "smoke", "--jobs", "2"),
-    "--job-folder both name a job": (*WORDS, "--resume", "a", "--job-folder", "b"),
     "launches are not resumed": ("bench", "--launches", "2", "--resume", "a"),
     "Ray is not installed": (*WORDS, "--ray", "auto"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("sentence", REFUSED)
-def test_what_cannot_be_done_side_by_side_is_refused(
+def test_a_sweep_that_cannot_be_done_so_is_refused(
     sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
@@ -183,22 +188,22 @@ def test_a_bench_that_was_interrupted_goes_on(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("turn", range(40 if FULL else 1))
 def test_killed_whenever_and_resumed_it_is_the_same_table(turn: int, whole: list[Case]) -> None:
-    """The whole command, workers and all; ``record/test_jobs`` kills before every change."""
+    """The whole command, workers and all."""
     process = subprocess.Popen(
         [sys.executable, "-m", "dsv4kv", *WORDS, "--quiet", "--jobs", "2"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
-    while process.poll() is None and not list(Path("results").glob("*.points")):
+    while process.poll() is None and not list(Path("results").glob("*.points.jsonl")):
         time.sleep(0.01)
     time.sleep(random.Random(turn).random() * 4)
     process.kill()
     process.wait()
-    for folder in Path("results").glob("*.points"):
-        assert invoke("replay", "--quiet", "--resume", str(folder)).exit_code == 6
+    for path in Path("results").glob("*.points.jsonl"):
+        assert invoke("replay", "--quiet", "--resume", str(path)).exit_code == 6
     assert the_record().cases == whole
-    assert list(Path("results").glob("*.points")) == []
+    assert list(Path("results").glob("*.points.jsonl")) == []
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dsv4kv.cli import app
-from dsv4kv.engines.rules import RULES
+from dsv4kv.engines.names import RULES
 from dsv4kv.mrc.strategies import parse_strategy
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "prefix.md"

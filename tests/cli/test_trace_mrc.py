@@ -262,7 +262,7 @@ def test_drafts_that_a_rule_does_not_know_are_refused_with_those_it_does() -> No
 def test_an_answer_says_for_which_gpu_v41s_blocks_are_sized(gpu: tuple[str, ...], on: str) -> None:
     question = ("--model", "v4.1-flash", "--rule", "vllm-v41", "--capacity", "48K")
     shown = run("builtin:chat", "--strategy", "none", *question, *gpu).output
-    assert f"vllm-v41: blocks as vLLM 0.33 has them on {on}" in shown
+    assert f"vllm-v41: blocks as vllm:0.33 has them on {on}" in shown
 
 
 def test_host_memory_behind_the_gpu_is_told_with_what_it_rests_on(

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kv.config import LoadedConfig, load_config
+from dsv4kv.config.load import LoadedConfig, load_config
 from dsv4kv.errors import ConfigError
 
 Write = Callable[[str | bytes], str]

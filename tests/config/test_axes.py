@@ -5,28 +5,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.config import AxisCase, expand_axes, load_config
+from dsv4kv.config.bench import BenchConfig
+from dsv4kv.config.load import Point, expand_axes, load_config
 from dsv4kv.errors import ConfigError
 
 from .conftest import Load
 
 
 @pytest.fixture
-def expand(load: Load) -> Callable[..., list[AxisCase]]:
+def expand(load: Load) -> Callable[..., list[Point[BenchConfig]]]:
     """Expand axes over a configuration text."""
 
-    def cases(*axes: str, content: str = "{}", overrides: tuple[str, ...] = ()) -> list[AxisCase]:
+    def cases(
+        *axes: str, content: str = "{}", overrides: tuple[str, ...] = ()
+    ) -> list[Point[BenchConfig]]:
         return expand_axes(load(content, *overrides), overrides, axes)
 
     return cases
 
 
-Expand = Callable[..., list[AxisCase]]
+Expand = Callable[..., list[Point[BenchConfig]]]
 
 
 def test_without_axes_there_is_the_configuration_alone(load: Load) -> None:
     loaded = load("name: a", "cache.block_tokens=256")
-    assert expand_axes(loaded, ["cache.block_tokens=256"], []) == [AxisCase({}, loaded.config)]
+    assert expand_axes(loaded, ["cache.block_tokens=256"], []) == [Point({}, loaded.config)]
 
 
 @given(

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from dsv4kv.config import BenchConfig, LoadedConfig, load_config, shipped_names
+from dsv4kv.config.bench import BenchConfig
+from dsv4kv.config.load import LoadedConfig, load_config, shipped_names
 from dsv4kv.errors import ConfigError
-from dsv4kv.resources import shipped
+from dsv4kv.files import shipped
 from tests.examples import examples
 
 from .conftest import Load, Refuse, Write
@@ -188,10 +189,3 @@ def test_any_yaml_values_load_or_are_refused(load: Load, pairs: list[tuple[str, 
 
 def test_the_shipped_names_are_the_shipped_files() -> None:
     assert shipped_names() == ["bookkeeping", "default", "gpu", "smoke"]
-
-
-def test_merges_that_grow_without_end_are_refused(load: Load) -> None:
-    levels = ["a0: &a0 {k: 1}"]
-    levels += [f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}" for i in range(1, 12)]
-    with pytest.raises(ConfigError, match="more than 10,000 keys are merged"):
-        load("\n".join(levels))

@@ -1,6 +1,6 @@
 import pytest
 
-from dsv4kv.config import BenchConfig
+from dsv4kv.config.bench import BenchConfig
 
 from .conftest import Load, Refuse
 

@@ -3,9 +3,8 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dsv4kv.config import BenchConfig
-from dsv4kv.config.keys import keys
-from dsv4kv.config.render import render_yaml
+from dsv4kv.config.bench import BenchConfig
+from dsv4kv.config.keys import keys, render_yaml
 from dsv4kv.view.config import schema_table
 from tests.view.terminal import shown
 

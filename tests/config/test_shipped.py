@@ -1,6 +1,6 @@
 import pytest
 
-from dsv4kv.config import load_config, shipped_names
+from dsv4kv.config.load import load_config, shipped_names
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import AttentionType, build_schedule
 

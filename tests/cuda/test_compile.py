@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dsv4kv.errors import CudaUnavailable, DeviceError
+from dsv4kv.files import shipped
 from dsv4kv.ops.cuda import compile as compiling
 from dsv4kv.ops.cuda.compile import (
     architecture_of,
@@ -20,7 +21,6 @@ from dsv4kv.ops.cuda.compile import (
 )
 from dsv4kv.ops.cuda.inspection import sections
 from dsv4kv.ops.kernels.launch import KernelModule
-from dsv4kv.resources import shipped
 from tests.cuda.toolchain import PAGE_COPY, needs_nvrtc
 
 

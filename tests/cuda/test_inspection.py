@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from dsv4kv.errors import CudaUnavailable, DeviceError
+from dsv4kv.files import shipped
 from dsv4kv.ops.cuda import compile as compiling
 from dsv4kv.ops.cuda import inspection
 from dsv4kv.ops.cuda.compile import compile_module
 from dsv4kv.ops.cuda.inspection import KernelReport, find_tool, inspect_cubins, sections
 from dsv4kv.ops.kernels.launch import KernelModule
-from dsv4kv.resources import shipped
 from tests.cuda.toolchain import PAGE_COPY, needs_tools
 
 SM = "sm_90a"

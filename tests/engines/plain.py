@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dsv4kv.engines.vllm.tables import TailGroup
+from dsv4kv.engines.rule import Group
 from tests.prefix.traces import BLOCK, Text, visible_blocks
 
 
@@ -51,7 +51,7 @@ class PlainVllmGroups(PlainVllm):
         self,
         blocks: int,
         grain: int,
-        groups: Sequence[TailGroup],
+        groups: Sequence[Group],
         retention: int | None,
         chunk: int,
     ) -> None:

@@ -11,12 +11,9 @@ import pytest
 
 from dsv4kv.engines.contract import Capacity, Deployment
 from dsv4kv.engines.host import HostTier, HostWish
-from dsv4kv.engines.registry import find_engine
-from dsv4kv.engines.sglang.host import size_hicache
-from dsv4kv.engines.sglang.sizing import SglangEngine
-from dsv4kv.engines.vllm.host import offloaded_groups, size_offloading, stored_chunks
-from dsv4kv.engines.vllm.lmcache import chunk_bytes, size_server
-from dsv4kv.engines.vllm.sizing import VllmEngine
+from dsv4kv.engines.names import find_engine
+from dsv4kv.engines.vllm.host import chunk_bytes, offloaded_groups, stored_chunks
+from dsv4kv.engines.vllm.sizes import VllmEngine
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import choose_formats
 
@@ -41,10 +38,9 @@ def capacity(units: int, unit_bytes: int = 0) -> Capacity:
 
 
 def hicache(name: str, ratio: str) -> HostTier:
-    engine = find_engine("sglang:0.5.23")
-    assert isinstance(engine, SglangEngine)
     wish = HostWish("hicache", ratio=Fraction(ratio))
-    return size_hicache(engine, deployment(name), capacity(1_000 * 256), wish)
+    full = capacity(1_000 * 256)
+    return find_engine("sglang:0.5.23").host_tier(deployment(name), full, wish)
 
 
 HICACHE_PAGES = {
@@ -119,7 +115,7 @@ def test_a_chunk_is_a_block_of_the_pool_in_whole_pages_of_4096(
     given = deployment(name)
     assert vllm().layout(given).unit_bytes == block_bytes
     wish = HostWish("native", size_bytes=100 * 2**30)
-    (pool,) = size_offloading(vllm(), given, capacity(1, block_bytes), wish).pools
+    (pool,) = vllm().host_tier(given, capacity(1, block_bytes), wish).pools
     assert (pool.page_bytes, pool.pages) == (chunk, 100 * 2**30 // chunk)
 
 
@@ -149,7 +145,7 @@ def test_lmcache_keeps_context_by_the_token_and_a_tail_by_the_chunk(
     groups = vllm().layout(deployment(name)).groups
     assert chunk_bytes(groups, chunk) == token * chunk + tail
     wish = HostWish("lmcache", size_bytes=10 * 2**30, chunk_tokens=chunk)
-    (pool,) = size_server(vllm(), deployment(name), capacity(1), wish).pools
+    (pool,) = vllm().host_tier(deployment(name), capacity(1), wish).pools
     assert pool.page_bytes == -(-(token * chunk + tail) // 4_096) * 4_096
 
 

@@ -6,11 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.engines.prefix import Need, prefix_rule
+from dsv4kv.engines.contract import Deployment
+from dsv4kv.engines.names import find_engine
+from dsv4kv.engines.rule import Need, Rule
 from dsv4kv.errors import ConfigError
 from tests.engines.sizing.deployments import deploy
 
 COUNTS = st.integers(0, 10_000)
+
+
+def prefix_rule(engine: str, deployment: Deployment) -> Rule:
+    return find_engine(engine).rule(deployment)
 
 
 def test_vllm_wants_the_end_of_every_window_and_state_group() -> None:
@@ -25,7 +31,7 @@ def test_vllm_wants_the_end_of_every_window_and_state_group() -> None:
 
 def test_with_drafts_vllm_gives_a_block_back_and_looks_one_window_block_further() -> None:
     rule = prefix_rule("vllm:0.33", deploy(drafts=1))
-    assert rule.dropped_blocks == 1
+    assert rule.policy.drops
     assert rule.needs[1] == Need("window", 2, 64, 127, 3)
     assert rule.shortest_prompt_tokens == 513
     assert rule.hit_tokens(cached_tokens=1024, prompt_tokens=2000) == 768
@@ -90,22 +96,22 @@ def test_without_its_replay_vllm_asks_for_all_windows_of_v41_and_for_no_ring() -
     deployment = replace(deploy("v4.1-flash"), bounded_replay=False)
     rule = prefix_rule("vllm:0.33", deployment)
     assert rule.needs == (Need("context", 1, 64), Need("window", 7, 32, 127, 4))
-    assert (rule.replayed_tokens, rule.recomputed_tokens) == (0, 1)
+    assert (rule.replayed_tokens, rule.uncovered_tokens) == (0, 1)
     assert rule.hit_tokens(64, 10_000) == 64
 
 
 def test_without_its_decoder_replay_sglang_covers_a_prompt_but_for_its_last_token() -> None:
     deployment = deploy("v4.1-flash", indexer="mxfp4")
     rule = prefix_rule("sglang:0.5.23", replace(deployment, bounded_replay=False))
-    assert (rule.replayed_tokens, rule.recomputed_tokens) == (0, 1)
+    assert (rule.replayed_tokens, rule.uncovered_tokens) == (0, 1)
     assert [rule.hit_tokens(10_000, prompt) for prompt in (256, 257)] == [0, 256]
-    assert prefix_rule("sglang:0.5.22", deployment).recomputed_tokens == 1  # off there
+    assert prefix_rule("sglang:0.5.22", deployment).uncovered_tokens == 1  # off there
 
 
 def test_sglang_keeps_windows_of_v41_unless_told_to_replay() -> None:
     rule = prefix_rule("sglang:0.5.23", deploy("v4.1-flash", indexer="mxfp4"))
     assert rule.needs == (Need("context", 1, 256), Need("window", 1, 256, 128, 1))
-    assert (rule.replayed_tokens, rule.recomputed_tokens) == (0, 128)
+    assert (rule.replayed_tokens, rule.uncovered_tokens) == (0, 128)
     assert [rule.hit_tokens(10_000, prompt) for prompt in (383, 384)] == [0, 256]
 
 
@@ -113,7 +119,7 @@ def test_sglangs_encoder_replay_needs_no_window_and_computes_that_of_a_hit_again
     deployment = deploy("v4.1-flash", indexer="mxfp4", concurrency=64)
     rule = prefix_rule("sglang:0.5.23", replace(deployment, replays_windows=True))
     assert rule.needs == (Need("context", 1, 256),)
-    assert (rule.replayed_tokens, rule.recomputed_tokens) == (128, 1)
+    assert (rule.replayed_tokens, rule.uncovered_tokens) == (128, 1)
 
 
 @pytest.mark.parametrize(("engine", "block"), [("vllm", 64), ("sglang", 64), ("dsv4kv", 128)])

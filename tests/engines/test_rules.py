@@ -9,12 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.engines.cache import Pool, uncached_groups
-from dsv4kv.engines.rule import serve_alone
-from dsv4kv.engines.rules import RULES, run_rule
-from dsv4kv.engines.sglang.rules import open_sglang
-from dsv4kv.engines.vllm.rules import open_vllm
-from dsv4kv.engines.vllm.tables import TailGroup
+from dsv4kv.engines.names import RULES
+from dsv4kv.engines.prefix import (
+    Pool,
+    open_cache,
+    open_hashed,
+    rule_of,
+    run_rule,
+    serve_alone,
+)
+from dsv4kv.engines.rule import Group, Layout, Policy, Retention, Rule
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.presets import load_model
@@ -50,13 +54,15 @@ def vllm_hits(
     prompts: list[Text],
     grain: int,
     blocks: int,
-    groups: tuple[TailGroup, ...] = (),
+    groups: tuple[Group, ...] = (),
     retention: int | None = None,
     chunk: int = 2**20,
 ) -> list[int]:
     """Blocks that each prompt hits, served one after the other."""
     pool = Pool(to_table(prompts), blocks * grain, grain, MODEL, chunk)
-    hits = serve_alone(open_vllm(pool, groups, retention), pool.table.input_tokens)
+    context = Group("context", grain)
+    rule = Rule(Layout((context, *groups)), Retention(retention), Policy("hashed"))
+    hits = serve_alone(open_hashed(rule, pool), pool.table.input_tokens)
     assert not hits.rejected.any()
     return list(hits.resumed)
 
@@ -88,12 +94,12 @@ def test_sglangs_hits_are_those_of_a_tree_searched_for_its_oldest_leaf(
     plain = PlainSglang(pages, grain)
     expected = [plain.serve(prompt) for prompt in prompts]
     pool = Pool(to_table(prompts), pages * grain, grain, MODEL)
-    hits = serve_alone(open_sglang(pool), pool.table.input_tokens)
+    hits = serve_alone(open_cache(RULES["sglang"], pool), pool.table.input_tokens)
     assert hits.resumed.tolist() == expected
 
 
 # one block each: of several, an engine may find some in an older copy and some in a newer
-GROUPS = (TailGroup(2, 1), TailGroup(1, 1))
+GROUPS = (Group("window", 2, 2), Group("window", 1, 1))
 
 
 @given(
@@ -147,12 +153,15 @@ def test_vllms_blocks_of_v41_are_those_of_the_gpu(
     arch: str | None, block_tokens: int, windows: int, hits: list[int]
 ) -> None:
     """vllm#56871: seven groups of windows on Hopper, whose blocks have 64 tokens."""
-    assert RULES["vllm-v41"].block_tokens(arch) == block_tokens
+    assert RULES["vllm-v41"].block_tokens_on(arch) == block_tokens
     prompts = [tuple(range(700)), (*range(600), *range(-100, 0))]
     model = load_model("v4.1-flash")
     pool = Pool(to_table(prompts), 100_000, block_tokens, model, arch=arch)
-    groups = [(group.block_tokens, group.needed) for group in uncached_groups(pool)]
-    assert groups[:-1] == [(32, 4)] * windows
+    groups = [
+        (group.block_tokens, group.needed)
+        for group in rule_of(RULES["vllm-v41"], pool).layout.groups
+    ]
+    assert groups[1:-1] == [(32, 4)] * windows
     assert run_rule("vllm-v41", pool).resumed_tokens.tolist() == hits
 
 

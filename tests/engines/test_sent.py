@@ -1,16 +1,13 @@
 """What an engine's prefill side sends of a prompt: bytes and descriptors, to the integer."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.host import Sent
-from dsv4kv.engines.registry import find_engine
-from dsv4kv.engines.sglang import host as sglang
-from dsv4kv.engines.sglang.sizing import SglangEngine
-from dsv4kv.engines.vllm import host as vllm
-from dsv4kv.engines.vllm.sizing import VllmEngine
+from dsv4kv.engines.names import find_engine
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import choose_formats
 
@@ -29,18 +26,13 @@ def deployment(model: str, indexer: str = "fp8") -> Deployment:
     )
 
 
-def of_vllm(model: str, tokens: int) -> Sent:
-    engine = find_engine("vllm:0.33")
-    assert isinstance(engine, VllmEngine)
-    sent = vllm.sent_of(engine, deployment(model), tokens)
-    assert sent is not None
-    return sent
+def sent(engine: str, model: str, tokens: int) -> Sent:
+    found = find_engine(engine).sent(deployment(model), tokens)
+    assert found is not None
+    return found
 
 
-def of_sglang(model: str, tokens: int) -> Sent:
-    engine = find_engine("sglang:0.5.23")
-    assert isinstance(engine, SglangEngine)
-    return sglang.sent_of(engine, deployment(model), tokens)
+of_vllm, of_sglang = partial(sent, "vllm:0.33"), partial(sent, "sglang:0.5.23")
 
 
 @pytest.mark.parametrize("model", MODELS)

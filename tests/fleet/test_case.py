@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsv4kv.config.axes import Point, expand_axes
 from dsv4kv.config.fleet import MOST_REPLICAS, FleetSection, unused_setting
-from dsv4kv.config.load import load_config
+from dsv4kv.config.load import Point, expand_axes, load_config
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.errors import ConfigError
 from dsv4kv.fleet.case import add_series, serve_point
@@ -30,7 +29,7 @@ def run(axes: list[str] | None = None, **chosen: Any) -> RunRecord:
     chosen_settings = SETTINGS | {name.replace("__", "."): value for name, value in chosen.items()}
     overrides = [f"{name}={value}" for name, value in chosen_settings.items()]
     loaded = load_config(None, overrides, ReplayConfig)
-    points = expand_axes(loaded, overrides, axes or [], ReplayConfig)
+    points = expand_axes(loaded, overrides, axes or [])
     invocation = Invocation(["dsv4kv"], loaded, points, overrides, axes or [], serve=serve_point)
     return run_replay(invocation, lambda done, total: None)
 
@@ -134,7 +133,7 @@ def test_a_sweep_may_have_fleets_and_single_servers() -> None:
 def test_a_fleet_that_is_interrupted_is_recorded_as_far_as_it_came() -> None:
     overrides = [f"{name}={value}" for name, value in (SETTINGS | {"fleet.replicas": 2}).items()]
     loaded = load_config(None, overrides, ReplayConfig)
-    (point,) = expand_axes(loaded, overrides, [], ReplayConfig)
+    (point,) = expand_axes(loaded, overrides, [])
 
     def stop(done: int) -> None:
         if done == 20:

@@ -20,8 +20,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from dsv4kv.config.axes import Point
-from dsv4kv.config.load import load_config
+from dsv4kv.config.load import Point, load_config
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.core.served import Served
 from dsv4kv.fleet.case import serve_point

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
+from dsv4kv.files import shipped
 from dsv4kv.ops.kernels import topk
-from dsv4kv.resources import shipped
 from tests.kernels.reads_hostile import launches
 from tests.kernels.shim.apart import run_each_apart
 

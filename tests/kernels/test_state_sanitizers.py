@@ -2,7 +2,7 @@
 
 import re
 
-from dsv4kv.resources import shipped
+from dsv4kv.files import shipped
 from tests.kernels.shim.apart import run_each_apart
 from tests.kernels.state_hostile import launches
 

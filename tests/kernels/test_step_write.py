@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from dsv4kv.errors import ConfigError
+from dsv4kv.files import shipped
 from dsv4kv.ops import cpu, reference
 from dsv4kv.ops.kernels.insert import plan_window_insert
 from dsv4kv.ops.kernels.launch import KernelModule
 from dsv4kv.ops.kernels.state import plan_step_write
-from dsv4kv.resources import shipped
 from tests.kernels import state_twin
 from tests.kernels.shim.twin import run
 from tests.kernels.step_scenes import Runs, Step, make_step

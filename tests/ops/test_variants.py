@@ -3,9 +3,8 @@
 import pytest
 
 from dsv4kv.bench.case import run_case
-from dsv4kv.config.axes import expand_axes
 from dsv4kv.config.keys import keys, keys_of
-from dsv4kv.config.load import load_config
+from dsv4kv.config.load import expand_axes, load_config
 from dsv4kv.errors import ConfigError
 from dsv4kv.ops import variants as registry
 from dsv4kv.ops.kernels.catalogue import ARCHITECTURES

@@ -173,7 +173,7 @@ def test_a_policy_says_whether_it_is_blockwise() -> None:
     assert sorted(name for name in POLICIES if make_policy(name).blockwise) == BLOCKWISE
 
 
-# ---- the Mooncake conversation trace: hit rates to the digits known ------------------------------
+# ---- the Mooncake conversation trace: hit rates to the digits known ------------------------
 
 # Exact LRU, a hit ends at the first miss, a request's last blocks leave first.
 LRU = {1_828: 0.05247, 9_140: 0.19578, 18_279: 0.27891, 50_000: 0.35456, 200_000: 0.36641}
@@ -186,7 +186,8 @@ OTHERS = {
     "belady": (0.3516, 0.3664, 0.3664),
 }
 RATES = [("lru", *row) for row in LRU.items()]
-RATES += [(n, *row) for n, r in OTHERS.items() for row in zip((5_859, 18_279, 36_558), r)]
+CAPACITIES = (5_859, 18_279, 36_558)
+RATES += [(n, *row) for n, r in OTHERS.items() for row in zip(CAPACITIES, r, strict=True)]
 
 
 @cache

@@ -7,9 +7,9 @@ from zlib import crc32
 
 from dsv4kv.core.hashed import HashedCache
 from dsv4kv.core.radix import SglangCache, SglangWindowCache
-from dsv4kv.engines.cache import Pool, tail_groups
-from dsv4kv.engines.speculation import SPECULATIONS
-from dsv4kv.engines.vllm.rules import group_of
+from dsv4kv.engines.names import RULES
+from dsv4kv.engines.prefix import Pool, cut_groups, rule_of
+from dsv4kv.engines.rule import SPECULATIONS
 from dsv4kv.model.presets import load_model
 from dsv4kv.probe.questioner import Answer, Prompt, Refused, Unreachable
 from dsv4kv.recording.metrics import Values
@@ -77,7 +77,8 @@ def _pool(setting: Setting) -> Pool:
 def _open_vllm(setting: Setting) -> Cache:
     pool, size = _pool(setting), setting.page_tokens
     drafts = pool.speculation
-    groups = tail_groups(pool) if setting.engine == "vllm-v4" else ()
+    name = "vllm-v4:dense" if setting.engine == "vllm-v4" else "vllm"
+    groups = cut_groups(rule_of(RULES[name], pool), pool)
     ends = [max(0, part.end_tokens) for group in groups for part in group.parts if part.followed]
     context = Numbers(size, drafts.key_tokens)
     followed = Numbers(size, max(ends)) if ends else context
@@ -85,7 +86,7 @@ def _open_vllm(setting: Setting) -> Cache:
     cache = HashedCache(
         setting.pages,
         size,
-        [group_of(group) for group in groups],
+        groups,
         ways.__getitem__,
         _NODES,
         retention=setting.retention,

@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from dsv4kv.cli import app
-from dsv4kv.engines.cache import Pool
-from dsv4kv.engines.rules import find_rule, run_rule
+from dsv4kv.engines.names import find_rule
+from dsv4kv.engines.prefix import Pool, run_rule
 from dsv4kv.model.presets import load_model
 from dsv4kv.recording.chains import Chains
 from dsv4kv.recording.convert import read_recording

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 
 from dsv4kv.cli import app  # noqa: E402
-from dsv4kv.engines.cache import Pool  # noqa: E402
-from dsv4kv.engines.rules import RULES, run_rule  # noqa: E402
-from dsv4kv.engines.speculation import SPECULATIONS  # noqa: E402
+from dsv4kv.engines.names import RULES  # noqa: E402
+from dsv4kv.engines.prefix import Pool, run_rule  # noqa: E402
+from dsv4kv.engines.rule import SPECULATIONS  # noqa: E402
 from dsv4kv.errors import ConfigError, TraceError  # noqa: E402
 from dsv4kv.recording.datasets import DataOptions, read_dialogues  # noqa: E402
 from dsv4kv.recording.templates import load_template  # noqa: E402
@@ -312,7 +312,7 @@ def recorded() -> Iterator[tuple[str, Trace]]:
     """A trace of every rule that an engine's own manager answered."""
     for engine in ("vllm", "sglang"):
         rules = {trace.rule: trace for trace in read_traces(engine)}
-        yield from ((rule, trace) for rule, trace in rules.items() if RULES[rule].open)
+        yield from ((rule, trace) for rule, trace in rules.items() if RULES[rule].engine)
 
 
 @pytest.mark.parametrize(("rule", "trace"), list(recorded()))
@@ -324,7 +324,7 @@ def test_the_trace_of_a_text_hits_what_the_engines_own_managers_hit(
         for tokens, pages in trace.prompts
     ]
     data = spell(tmp_path / "data", spelled)
-    size = RULES[rule].own_block_tokens
+    size = RULES[rule].block_tokens
     model = MODEL if "v4" in RULES[rule].kinds else V41
     for speculation, hits in trace.hits.items():
         drafts, chunk = SPECULATIONS[speculation], trace.chunk_pages * PAGE

@@ -15,8 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 from dsv4kv.cli import app
-from dsv4kv.engines.cache import Pool
-from dsv4kv.engines.rules import find_rule
+from dsv4kv.engines.names import find_rule
+from dsv4kv.engines.prefix import Pool
 from dsv4kv.model.presets import load_model
 from dsv4kv.recording.folder import Record, Recording
 from dsv4kv.replay.paced import Span, play

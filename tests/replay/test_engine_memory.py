@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from dsv4kv.core.hashed import HashedCache
 from dsv4kv.engines.contract import Deployment
-from dsv4kv.engines.rules import RULES
-from dsv4kv.engines.vllm.sizing import V0_33
+from dsv4kv.engines.names import RULES, find_engine
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import choose_formats
@@ -15,16 +14,16 @@ from dsv4kv.replay.memory import plan_memory
 from tests.replay.scenes import replay, request, small_config
 
 GIB = 2**30
-ENGINES = [name for name, rule in RULES.items() if rule.open and "v4" in rule.kinds]
+ENGINES = [name for name, rule in RULES.items() if rule.engine and "v4" in rule.kinds]
 FLASH = {"model__layers": None, "cache__num_blocks": None, "cache__memory_bytes": 40 * GIB}
 
 
 def test_vllms_blocks_are_those_that_its_sizing_rule_counts() -> None:
     memory = plan_memory(small_config(prefix__rule="vllm-v4:dense", **FLASH))
-    model = load_model("v4-flash")
+    model, engine = load_model("v4-flash"), find_engine("vllm:0.33")
     deployment = Deployment(model, choose_formats(model, indexer="fp8"), 10**6, 512)
-    assert memory.block_bytes == V0_33.layout(deployment).unit_bytes
-    assert memory.num_blocks == V0_33.capacity(deployment, 40 * GIB).units
+    assert memory.block_bytes == engine.rule(deployment).layout.unit_bytes
+    assert memory.num_blocks == engine.capacity(deployment, 40 * GIB).units
     assert (memory.slot_bytes, memory.num_checkpoints, memory.block_tokens) == (0, 0, 256)
 
 

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from dsv4kv.engines.cache import Pool
-from dsv4kv.engines.rules import find_rule
+from dsv4kv.engines.names import find_rule
+from dsv4kv.engines.prefix import Pool
 from dsv4kv.model.presets import load_model
 from dsv4kv.replay.paced import Span, play
 from dsv4kv.traces.collect import collect_paths

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.engines.cache import Pool
-from dsv4kv.engines.rules import RULES, run_rule
-from dsv4kv.engines.speculation import SPECULATIONS
+from dsv4kv.engines.names import RULES
+from dsv4kv.engines.prefix import Pool, run_rule
+from dsv4kv.engines.rule import SPECULATIONS
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.presets import load_model
 from dsv4kv.prefix.outcome import Losses, Outcome
@@ -22,7 +22,7 @@ from tests.examples import examples
 from tests.prefix.traces import Text, to_requests
 from tests.replay.scenes import replay, request, small_config
 
-ENGINES = [name for name, rule in RULES.items() if rule.open and "v4" in rule.kinds]
+ENGINES = [name for name, rule in RULES.items() if rule.engine and "v4" in rule.kinds]
 MODEL = load_model("v4-flash")
 BLOCK = 128
 LETTER = BLOCK // 2  # tokens
@@ -95,7 +95,7 @@ def test_v41_computes_windows_again_in_a_replay_as_in_an_analysis(
     named = {"cost__gpu": gpu, "cost__bandwidth_gbps": None} if gpu else {}
     made = replay_alone(requests, rule, blocks, **chosen, **named)
     arch = "sm_90" if gpu else None
-    size = RULES[rule].block_tokens(arch) or 0
+    size = RULES[rule].block_tokens_on(arch) or 0
     pool = Pool(
         collect_paths(requests),
         blocks * size,
@@ -168,7 +168,7 @@ def test_the_shipped_trace_hits_the_same_with_the_engines_blocks(rule: str, bloc
 
 
 @pytest.mark.parametrize(
-    ("rule", "speculation"), [(rule, s) for rule in ENGINES for s in RULES[rule].speculations[2:]]
+    ("rule", "speculation"), [(rule, s) for rule in ENGINES for s in RULES[rule].drafts[2:]]
 )
 @pytest.mark.parametrize("blocks", [500, 100_000])
 def test_with_drafts_the_shipped_trace_hits_the_same(

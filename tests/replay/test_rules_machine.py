@@ -10,13 +10,13 @@ from hypothesis.stateful import initialize
 from dsv4kv.core.hashed import HashedCache, Held
 from dsv4kv.core.pool import BlockPool, Entry
 from dsv4kv.core.radix import SglangCache, SglangWindowCache, TreeNode
-from dsv4kv.engines.rules import RULES
+from dsv4kv.engines.names import RULES
 from dsv4kv.replay.build import build_replay
 from tests.examples import examples
 from tests.replay.scenes import LONG, random_requests, small_config
 from tests.replay.test_machine import ReplayMachine
 
-ENGINES = [name for name, rule in RULES.items() if rule.open and "v4" in rule.kinds]
+ENGINES = [name for name, rule in RULES.items() if rule.engine and "v4" in rule.kinds]
 # the longest request has 14 blocks; beside it go windows and states of a chunk of 128 tokens
 SMALLEST = {"vllm": 15, "sglang": 15, "vllm-v4": 140, "sglang-v4": 150}
 

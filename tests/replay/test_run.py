@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kv.config.axes import expand_axes
-from dsv4kv.config.load import load_config, shipped_names
+from dsv4kv.config.load import expand_axes, load_config, shipped_names
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.errors import Dsv4kvError, TraceError
 from dsv4kv.record.replay import Reuse
@@ -20,7 +19,7 @@ SETTINGS = [f"{key}={value}" for key, value in SMALL.items()] + ["cache.num_bloc
 def run(*settings: str, axes: tuple[str, ...] = ()) -> RunRecord:
     overrides = [*SETTINGS, *settings]
     loaded = load_config("default", overrides, ReplayConfig)
-    points = expand_axes(loaded, overrides, axes, ReplayConfig)
+    points = expand_axes(loaded, overrides, axes)
     told: list[tuple[int, int]] = []
     invocation = Invocation(["dsv4kv"], loaded, points, overrides, axes)
     record = run_replay(invocation, lambda done, total: told.append((done, total)))
@@ -130,7 +129,7 @@ def test_every_constant_has_a_source() -> None:
 
 def test_a_worker_that_sees_another_trace_says_so() -> None:
     loaded = load_config("default", SETTINGS, ReplayConfig)
-    points = expand_axes(loaded, SETTINGS, ("prefix.policy=lru,lfu",), ReplayConfig)
+    points = expand_axes(loaded, SETTINGS, ("prefix.policy=lru,lfu",))
     trace = loaded.config.workload.trace
     assert trace
     elsewhere = Server(points, serve_alone, {trace: "0" * 64})

@@ -8,7 +8,7 @@ import pytest
 from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.core.outcome import Outcome
-from dsv4kv.engines.sglang.sizing import SglangEngine
+from dsv4kv.engines.sglang.sizes import SglangEngine
 from dsv4kv.errors import ConfigError, DoesNotFit
 from dsv4kv.replay.build import build_replay
 from dsv4kv.replay.server import by_server
@@ -187,7 +187,7 @@ def test_without_a_server_nothing_changes() -> None:
         (
             ["server.engine=vllm", "server.command=-tp 8 --prefix-cache-retention-interval 512"],
             ConfigError,
-            "windows every 512 tokens",
+            "server has retention 512",
         ),
     ],
 )

@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.engines.host import HostTier, HostWish
-from dsv4kv.engines.registry import find_engine
-from dsv4kv.engines.sglang.host import size_hicache
-from dsv4kv.engines.sglang.sizing import SglangEngine
+from dsv4kv.engines.names import find_engine
 from dsv4kv.errors import ConfigError
 from dsv4kv.record.replay import ReplayTiers
 from dsv4kv.replay.build import Replay, build_replay, read_requests
@@ -437,6 +435,5 @@ def test_the_host_pools_of_a_preset_are_those_that_budget_sizes() -> None:
 
 def hicache_of_pro(pages: int) -> HostTier:
     engine = find_engine("sglang:0.5.23")
-    assert isinstance(engine, SglangEngine)
     wish = HostWish("hicache", ratio=Fraction(6))
-    return size_hicache(engine, deployment("v4-pro"), capacity(pages * 256), wish)
+    return engine.host_tier(deployment("v4-pro"), capacity(pages * 256), wish)

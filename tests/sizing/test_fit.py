@@ -4,7 +4,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from dsv4kv.choices import ENGINES as KNOWN
+from dsv4kv.engines.names import ENGINES as KNOWN
 from dsv4kv.sizing.fit import (
     available_bytes,
     costs_of,

@@ -2,8 +2,7 @@
 
 import pytest
 
-from dsv4kv.errors import ConfigError
-from dsv4kv.names import find_name
+from dsv4kv.errors import ConfigError, find_name
 
 NAMES = ["a100-40gb", "a100-80gb", "h100", "h200", "l40s", "rtx-pro-6000"]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.engines.registry import find_engine
+from dsv4kv.engines.names import find_engine
 from dsv4kv.errors import ConfigError
 from dsv4kv.sizing.reuse import offloaded_token, persistent_bytes
 from tests.engines.sizing.deployments import MILLION, deploy
@@ -47,7 +47,7 @@ def test_a_checkpoint_holds_a_window_and_a_state() -> None:
 def test_a_token_that_leaves_takes_its_pages_padding_along(
     engine: str, useful: Fraction, padded: Fraction
 ) -> None:
-    token = offloaded_token(engine, deploy())
+    token = offloaded_token(find_engine(engine), deploy())
     assert (token.useful_bytes, token.padded_bytes) == (useful, padded)
 
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.engines.contract import EVENLY, Loading
+from dsv4kv.files import shipped
 from dsv4kv.model.presets import load_model
-from dsv4kv.resources import shipped
 from dsv4kv.sizing.layout import Layout
 from dsv4kv.sizing.lookup import find_weight_facts
 from dsv4kv.sizing.weights import (

@@ -2,11 +2,11 @@
 
 from dataclasses import fields
 
-from dsv4kv.engines.rules import RULES
+from dsv4kv.engines.names import RULES
 from dsv4kv.prefix.outcome import Losses
 from dsv4kv.record.replay import Reuse
 from dsv4kv.record.schema import Case
-from dsv4kv.view.replay import ENGINE_REMEDIES, compare_rules, name_loss, name_remedy
+from dsv4kv.view.replay import compare_rules, name_loss, name_remedy
 from tests.replay.test_run import run
 
 
@@ -14,14 +14,15 @@ def test_every_reason_has_a_name_and_every_rule_a_remedy_for_it() -> None:
     reasons = [field.name for field in fields(Losses)] + ["in_flight"]
     for rule in RULES:
         assert all(name_loss(reason) and name_remedy(rule, reason) for reason in reasons)
-    assert set(ENGINE_REMEDIES) == {name for name, rule in RULES.items() if rule.open}
+    assert all(rule.remedies for rule in RULES.values() if rule.engine)
 
 
 def test_an_engine_is_never_told_to_change_what_it_does_not_have() -> None:
-    for rule, remedies in ENGINE_REMEDIES.items():
+    for rule, row in ((name, row) for name, row in RULES.items() if row.engine):
+        remedies = row.remedies
         lost = {"evicted_block", "alignment"}
-        lost |= {"evicted_checkpoint"} if RULES[rule].windows else set()
-        lost |= {"no_checkpoint"} if RULES[rule].windows and rule != "vllm-v4:dense" else set()
+        lost |= {"evicted_checkpoint"} if row.windows else set()
+        lost |= {"no_checkpoint"} if row.windows and rule != "vllm-v4:dense" else set()
         assert lost <= set(remedies)
         assert not any("prefix.strategy" in remedy for remedy in remedies.values())
 

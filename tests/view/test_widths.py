@@ -11,7 +11,7 @@ from syrupy.assertion import SnapshotAssertion
 from dsv4kv.compare.comparison import compare
 from dsv4kv.compare.floor import Floor
 from dsv4kv.doctor.machine import Check
-from dsv4kv.engines.rules import RULES
+from dsv4kv.engines.names import RULES
 from dsv4kv.mrc.curves import Question, measure_trace
 from dsv4kv.record.profile import KernelRow, KernelTable
 from dsv4kv.record.quantities import axis_names, list_measured

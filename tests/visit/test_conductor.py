@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kv.processes import temporary_folder
+from dsv4kv.files import temporary_folder
 from visit import conductor, rows
 from visit.conductor import KEPT, ROWS, Conductor
 from visit.plan import CALLS, Step

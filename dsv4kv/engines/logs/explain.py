@@ -10,8 +10,8 @@ from dsv4kv.engines.contract import Capacity, Deployment, Engine
 from dsv4kv.engines.logs.read import Reading, StartupLog, read_log
 from dsv4kv.engines.logs.recovery import Recovery, likeliest, recover
 from dsv4kv.engines.logs.setups import draft_method, named_model
-from dsv4kv.engines.registry import find_engine
-from dsv4kv.engines.vllm.sizing import VllmEngine
+from dsv4kv.engines.names import find_engine
+from dsv4kv.engines.vllm.sizes import VllmEngine
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.formats import entry_format
 from dsv4kv.model.schema import CacheFormats

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.reading import open_regular
+from dsv4kv.files import open_regular
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _LONGEST_LINE_BYTES = 1 << 20  # an echoed configuration is long, but not that long

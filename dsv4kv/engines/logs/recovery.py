@@ -57,8 +57,8 @@ def recover(log: StartupLog, reading: Reading) -> list[Recovery]:
     Raises:
         ConfigError: The log names a model whose cache is not DeepSeek-V4's.
     """
-    from dsv4kv.engines.sglang.logs import nearest_sglang, recover_sglang
-    from dsv4kv.engines.vllm.logs import nearest_vllm, recover_vllm
+    from dsv4kv.engines.sglang.log import nearest_sglang, recover_sglang
+    from dsv4kv.engines.vllm.log import nearest_vllm, recover_vllm
 
     solve, nearest = {
         "vllm": (recover_vllm, nearest_vllm),

@@ -1,1 +1,233 @@
-"""SGLang: how it sizes its pools, what it logs, how it reuses prefixes."""
+"""SGLang: the versions that are sized, and the rules by which 0.5.23 reuses prefixes.
+
+V4.1 has two rules of its own. Decoder replay writes windows of late layers for the last rows of a
+prompt alone, so that no hit covers a prompt's last window (``swa_reprefill_tail_tokens``). Encoder
+replay gives every request a window of its own, which the tree knows nothing of, and computes the
+last window of a hit again (``encoder_swa_replay.py``); then the other one changes no hit.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from dsv4kv.engines.rule import (
+    EVERYWHERE,
+    KINDS,
+    Family,
+    Launch,
+    Limit,
+    Policy,
+    Retention,
+    Variant,
+)
+
+
+@dataclass(frozen=True)
+class Build:
+    """A range of versions.
+
+    Attributes:
+        newest: The version they are called after.
+        oldest: The first version that has them.
+        padded: Entries are priced with their page's padding (585 B, 864 B instead of 584 B).
+        stage_layers: Windows are priced for the layers of this rank; before, for every entry of
+            ``compress_ratios``, drafts included.
+        state_per: CSA states: a ring for every 128-token ``window`` or for every ``page``.
+        hca_state_fixed: HCA states are rows of every request; before, a ring for every window.
+        request_windows: With a request limit and no ratio given, windows get a fixed size.
+        frees_windows: By default, a running request gives back the window slots that
+            its window has left behind; before, it holds them for its whole prompt.
+        bounds_logits: The indexer's logits are cut to a share of what the cache leaves.
+        caps_graphs: Decode graphs are captured up to the request limit, where one is given.
+        checks_windows: A pool of windows that holds no request is refused at the start.
+        v41_pages: V4.1's entries are priced with their pages' padding, and pages that its pools
+            reserve are taken off; before, every entry as V4's.
+        leaves_window: Of V4.1, no hit covers a prompt's last window by default.
+        half_scores: On SM100 V4.1's scores are bf16, in pieces that fill half their bound.
+        draft_heads: Drafts have an embedding and a head of their own until the cache is sized.
+        draft_reserve_mib: Kept for drafts, when the share of the cache is guessed.
+        fields: Fixed sizes that the line shows, in order, between memory and tokens.
+        flags: Switches that the line shows first.
+        seen_in_logs: Compared with published start-up logs.
+        kinds: Generations of models it serves.
+    """
+
+    newest: str
+    oldest: str
+    padded: bool = False
+    stage_layers: bool = True
+    state_per: Literal["window", "page"] = "window"
+    hca_state_fixed: bool = True
+    request_windows: bool = False
+    frees_windows: bool = True
+    bounds_logits: bool = False
+    caps_graphs: bool = False
+    checks_windows: bool = False
+    v41_pages: bool = False
+    leaves_window: bool = False
+    half_scores: bool = False
+    draft_heads: bool = True
+    draft_reserve_mib: int = 0
+    fields: tuple[str, ...] = ("c128_state_fixed",)
+    flags: tuple[str, ...] = ()
+    seen_in_logs: bool = False
+    kinds: tuple[str, ...] = ("v4",)
+
+
+_RINGS = ("swa_ring_fixed", "c4_state_fixed")
+_V0_5_14 = Build(
+    "0.5.14", "0.5.13", hca_state_fixed=False, frees_windows=False, draft_heads=False, fields=()
+)
+_V0_5_22 = Build(
+    "0.5.22",
+    "0.5.21",
+    padded=True,
+    state_per="page",
+    request_windows=True,
+    bounds_logits=True,
+    caps_graphs=True,
+    checks_windows=True,
+    fields=("c128_state_fixed", "c2_state_fixed", "swa_fixed", *_RINGS),
+    flags=("unified", "unified_fp8", "dspark_draft_bf16"),
+    kinds=("v4", "v41", "flat"),
+)
+BUILDS = (
+    replace(
+        _V0_5_14,
+        newest="0.5.12",
+        oldest="0.5.12",
+        stage_layers=False,
+        draft_reserve_mib=4096,
+        seen_in_logs=True,
+    ),
+    _V0_5_14,
+    Build("0.5.17", "0.5.15", frees_windows=False, seen_in_logs=True),
+    Build("0.5.19", "0.5.18"),
+    Build(
+        "0.5.20",
+        "0.5.20",
+        fields=("c128_state_fixed", *_RINGS),
+        flags=("unified", "unified_fp8"),
+        checks_windows=True,
+        seen_in_logs=True,
+    ),
+    _V0_5_22,
+    replace(
+        _V0_5_22,
+        newest="0.5.23",
+        oldest="0.5.23",
+        v41_pages=True,
+        leaves_window=True,
+        half_scores=True,
+    ),
+)
+
+_POLICY = Policy("radix", prompts_alone=True, host_by_ratio=True)
+_MORE_PAGES = {
+    "evicted_block": "more memory: mem_fraction_static",
+    "alignment": "a smaller page_size",
+}
+_MORE = "swa_full_tokens_ratio above 0.1; more memory"
+_ONE_POOL = Variant(
+    "radix tree of pages, one pool",
+    "sglang:0.5.23",
+    default_for=("flat",),
+    drafts=("none", "dspark", "mtp"),
+    policy=_POLICY,
+    remedies=_MORE_PAGES,
+)
+_FREES = "SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS"
+_V4 = replace(_ONE_POOL, kinds=("v4", "v41"), default_for=("v4",), groups=True)
+_V41 = replace(_V4, kinds=("v41",), default_for=("v41",), drafts=("none", "dspark"))
+_TAIL = Retention(junctions=True, chunks=True)
+RULES = {
+    "sglang": _ONE_POOL,
+    "sglang-v4:dense": replace(
+        _V4,
+        explains="windows of whole prompts, in a pool a tenth as large",
+        setting=f"{_FREES}=0",
+        flags={"window_slots": "kept"},
+        retention=EVERYWHERE,
+        remedies=_MORE_PAGES
+        | {
+            "evicted_block": f"only the windows of the last pages (sglang-v4:tail); {_MORE}",
+            "evicted_checkpoint": _MORE,
+            "no_checkpoint": _MORE,
+        },
+    ),
+    "sglang-v4:tail": replace(
+        _V4,
+        explains="… only at ends of chunks and where prompts part (SGLang's default)",
+        setting=f"{_FREES}=1",
+        flags={"window_slots": "freed"},
+        retention=_TAIL,
+        remedies=_MORE_PAGES
+        | {
+            "evicted_checkpoint": _MORE,
+            "no_checkpoint": f"windows of whole prompts (sglang-v4:dense) with {_MORE}",
+        },
+    ),
+    "sglang-v41": replace(
+        _V41,
+        explains="V4.1: … and a prompt's last 128 tokens are never found (SGLang's default)",
+        setting="--enable-decoder-swa-bounded-replay",
+        retention=_TAIL,
+        policy=replace(_POLICY, leaves_window=True),
+        remedies=_MORE_PAGES
+        | {
+            "evicted_checkpoint": _MORE,
+            "last_token": "--no-enable-decoder-swa-bounded-replay (sglang-v4:tail)",
+            "no_checkpoint": "--enable-encoder-swa-bounded-replay (sglang-v41:encoder)",
+        },
+    ),
+    "sglang-v41:encoder": replace(
+        _V41,
+        explains="… with windows that are never kept: 128 tokens of a hit are computed again",
+        setting="--enable-encoder-swa-bounded-replay",
+        flags={"window_slots": "own"},
+        groups=False,
+        policy=replace(_POLICY, replays=True),
+        remedies=_MORE_PAGES
+        | {"replay": "windows that are kept (sglang-v41); longer shared prefixes"},
+    ),
+}
+
+_LIMITS = (  # of 0.5.23: arg_groups/deepseek_v4_hook.py, arg_groups/hisparse_hook.py
+    Limit("dcp", KINDS),
+    Limit("prefill_cp", KINDS),
+    Limit("hisparse", ("v41",), "DeepSeek-V4.1 does not support HiSparse yet"),
+    Limit("hisparse", ("flat",)),
+    Limit(
+        "hisparse_radix",
+        ("v4",),
+        "Hierarchical sparse attention currently requires --disable-radix-cache.",
+    ),
+    Limit("unified_memory", KINDS),
+    Limit("unified_kv", ("v41",), "DeepSeek-V4.1 does not support the unified KV layout yet"),
+    Limit("unified_kv", ("v4", "flat")),
+)
+
+FAMILY = Family(
+    "sglang",
+    "SGLang",
+    "sizes:SglangEngine",
+    BUILDS,
+    RULES,
+    {"window_slots": "freed"},
+    Launch(
+        words=(("sglang", "serve"), ("dynamo.sglang",), ("sglang.launch_server",)),
+        images=("sglang",),
+        program="python -m sglang.launch_server",
+        arguments="--model-path {model} --tp-size {ranks}",
+        replicas="--dp-size {dp} --enable-dp-attention --ep-size {ep}",
+        drafts="--speculative-algorithm EAGLE --speculative-num-steps {count} "
+        "--speculative-eagle-topk 1 --speculative-num-draft-tokens {verified}",
+        role="--disaggregation-mode {role}",
+        counts_verified=True,
+        tp_spans_replicas=True,
+    ),
+    _LIMITS,
+    {"hicache": "SGLang's HiCache"},
+    "as SGLang 0.5.23 sends them",
+    ("random_range_ratio", "sharegpt_output_len"),
+    "ServerArgs(",
+)

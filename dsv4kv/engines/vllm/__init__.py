@@ -1,1 +1,194 @@
-"""vLLM: how it sizes its cache, what it logs, how it reuses prefixes."""
+"""vLLM: the versions that are sized, and the rules by which 0.33 reuses prefixes."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from dsv4kv.engines.rule import (
+    EVERYWHERE,
+    Family,
+    Launch,
+    Limit,
+    Policy,
+    Retention,
+    Variant,
+)
+
+Grouping = Literal["tuples", "patterns"]
+Packing = Literal["tuples", "slots", "widest"]
+
+
+@dataclass(frozen=True)
+class Release:
+    """A range of versions.
+
+    Attributes:
+        newest: The version they are called after.
+        oldest: The first version that has them.
+        grouping: How window groups are cut: ``tuples`` up to 0.28, ``patterns`` from 0.29.
+        packing: What makes the bytes of a block.
+        weighted: A request's need is weighted by each group's bytes, against the full group's,
+            and window pages are padded to context pages; otherwise its blocks are counted.
+        batches_counted: Every batch that runs at once has its tokens in flight.
+        one_line: Tokens and concurrency are logged in one line.
+        null_block: The check at start keeps one block back.
+        seen_in_logs: Compared with published start-up logs.
+        kinds: Generations of models it serves.
+        largest_tokens: ``max_num_batched_tokens`` on a GPU of 160 GiB or more.
+        small_gb10: A DGX Spark counts as a small GPU, whatever its memory.
+        overlap_stages: With pipeline stages, too, a step is scheduled while others run.
+    """
+
+    newest: str
+    oldest: str
+    grouping: Grouping = "tuples"
+    packing: Packing = "slots"
+    weighted: bool = True
+    batches_counted: bool = True
+    one_line: bool = False
+    null_block: bool = False
+    seen_in_logs: bool = False
+    kinds: tuple[str, ...] = ("v4",)
+    largest_tokens: int = 8192
+    small_gb10: bool = False
+    overlap_stages: bool = False
+
+
+_V0_27 = Release("0.27", "0.27", packing="widest", weighted=False)
+_V0_28 = replace(
+    _V0_27,
+    newest="0.28",
+    oldest="0.28",
+    one_line=True,
+    largest_tokens=16_384,
+    overlap_stages=True,
+)
+RELEASES = (
+    Release("0.22", "0.20", packing="tuples", batches_counted=False, seen_in_logs=True),
+    Release("0.25", "0.23", batches_counted=False),
+    Release("0.26", "0.26", seen_in_logs=True),
+    _V0_27,
+    _V0_28,
+    replace(
+        _V0_28,
+        newest="0.33",
+        oldest="0.29",
+        grouping="patterns",
+        null_block=True,
+        seen_in_logs=True,
+        kinds=("v4", "v41", "flat"),
+        small_gb10=True,
+    ),
+)
+
+_POLICY = Policy("hashed", finds_scheduled=True, writes_evicted=False)
+_MORE_BLOCKS = {
+    "evicted_block": "more memory: gpu_memory_utilization",
+    "alignment": "a smaller block_size",
+}
+_FEWER = "prefix_cache_retention_interval=0 (vllm-v4:semantic); more memory"
+_SPARSE = "prefix_cache_retention_interval=4096 or 0 (vllm-v4:4096, :semantic)"
+_ONE_GROUP = Variant(
+    "full blocks, one group",
+    "vllm:0.33",
+    default_for=("flat",),
+    drafts=("none", "dspark", "mtp", "mtp+connector"),
+    policy=_POLICY,
+    remedies=_MORE_BLOCKS,
+)
+_V4 = replace(_ONE_GROUP, kinds=("v4",), default_for=("v4",), groups=True)
+RULES = {
+    "vllm": _ONE_GROUP,
+    "vllm-v4:dense": replace(
+        _V4,
+        explains="windows and states cached at every block",
+        setting="prefix_cache_retention_interval=None",
+        flags={"retention": None},
+        retention=EVERYWHERE,
+        remedies=_MORE_BLOCKS | {"evicted_block": _SPARSE, "evicted_checkpoint": _SPARSE},
+    ),
+    "vllm-v4:4096": replace(
+        _V4,
+        explains="… at every 4,096 tokens, ends and junctions",
+        setting="prefix_cache_retention_interval=4096",
+        flags={"retention": 4096},
+        retention=Retention(4096, ends=True, junctions=True),
+        remedies=_MORE_BLOCKS
+        | {
+            "evicted_block": _FEWER,
+            "evicted_checkpoint": _FEWER,
+            "no_checkpoint": "a shorter prefix_cache_retention_interval, where memory is left",
+        },
+    ),
+    "vllm-v4:semantic": replace(
+        _V4,
+        explains="… only at ends of prompts and junctions",
+        setting="prefix_cache_retention_interval=0",
+        flags={"retention": 0},
+        retention=Retention(ends=True, junctions=True),
+        remedies=_MORE_BLOCKS
+        | {
+            "evicted_checkpoint": "more memory: gpu_memory_utilization",
+            "no_checkpoint": "prefix_cache_retention_interval=4096 (vllm-v4:4096)",
+        },
+    ),
+    "vllm-v41": replace(
+        _V4,
+        explains="V4.1: windows are never kept, 128 tokens of a hit are computed again "
+        "(vLLM's default)",
+        setting="--swa-bounded-replay",
+        kinds=("v41",),
+        default_for=("v41",),
+        drafts=("none", "dspark"),
+        policy=replace(_POLICY, replays=True),
+        block_tokens=128,
+        hopper_block_tokens=64,
+        remedies=_MORE_BLOCKS
+        | {"replay": "--no-swa-bounded-replay keeps windows instead; longer shared prefixes"},
+    ),
+}
+
+_HYBRID = (
+    "DCP with hybrid KV cache layouts only supports full-attention, Mamba, and replicated draft "
+    "groups"
+)
+_PCP = "PCP only supports full attention and replicated draft groups."
+_LIMITS = (  # of 0.33: v1/core/kv_cache_coordinator.py, v1/hisparse/layout.py
+    Limit("dcp", ("v4", "v41"), _HYBRID),
+    Limit("dcp", ("flat",)),
+    Limit("prefill_cp", ("v4",), _PCP),
+    Limit("prefill_cp", ("v41", "flat")),
+    Limit("hisparse", ("v4", "v41"), "HiSparse does not support DeepSeek V4."),
+    Limit("hisparse", ("flat",)),
+)
+
+FAMILY = Family(
+    "vllm",
+    "vLLM",
+    "sizes:VllmEngine",
+    RELEASES,
+    RULES,
+    {"retention": 0},
+    Launch(
+        words=(
+            ("vllm", "serve"),
+            ("vllm.entrypoints.cli.main", "serve"),
+            ("vllm.entrypoints.openai.api_server",),
+            ("dynamo.vllm",),
+        ),
+        images=("vllm",),
+        program="vllm serve",
+        arguments="{model} --tensor-parallel-size {tp}",
+        replicas="--data-parallel-size {dp} --enable-expert-parallel",
+        drafts='--speculative-config \'{{"method": "mtp", "num_speculative_tokens": {count}}}\'',
+        role='--kv-transfer-config \'{{"kv_connector": "NixlConnector", "kv_role": "kv_both"}}\'',
+    ),
+    _LIMITS,
+    {
+        "native": "vLLM's OffloadingConnector",
+        "simple": "vLLM's SimpleCPUOffloadConnector",
+        "lmcache": "LMCache's server, with vLLM",
+        "lmcache-local": "LMCache in vLLM's process",
+    },
+    "as vLLM 0.33 sends them by NIXL",
+    log_mark="non-default args",
+)

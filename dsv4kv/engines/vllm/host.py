@@ -1,27 +1,57 @@
-"""vLLM's host memory: blocks of the pool, each as large on the host as on the GPU.
+"""vLLM's host memory: blocks of its pool, each as large on the host as on the GPU, and LMCache.
 
-A chunk is one block of one group, so a window's block costs what a block of the whole context
-costs. Where every rank keeps the same, one copy serves them all.
+A chunk of vLLM's own connectors is one block of one group, so a window's block costs what a block
+of the whole context costs. Where every rank keeps the same, one copy serves them all. LMCache
+keeps chunks of many tokens, each with the windows and states of its end.
 Source: vLLM 0.33.0, ``v1/kv_offload/cpu/{spec,common}.py``, ``v1/simple_kv_offload/manager.py``,
-``offloading/config.py``, ``reachable_block_mask`` of ``single_type_kv_cache_manager.py``.
+``offloading/config.py``, ``reachable_block_mask`` of ``single_type_kv_cache_manager.py``,
+``config/vllm.py``; LMCache 0.5.6, ``v1/kv_layer_groups.py``,
+``v1/multiprocess/object_group_transfer.py``, ``v1/memory_management.py``, ``integration/vllm``.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from dsv4kv.engines.contract import Capacity, Deployment
-from dsv4kv.engines.host import HostPool, HostTier, HostWish, Offloaded, Sent
-from dsv4kv.engines.vllm.pages import Group
-from dsv4kv.engines.vllm.sizing import VllmEngine
+from dsv4kv.engines.host import HostPool, HostTier, HostWish, Offloaded, objects_of
+from dsv4kv.engines.rule import Group, Retention
+from dsv4kv.engines.vllm.layout import Table
 from dsv4kv.errors import ConfigError
 
-_SINCE = "vllm:0.33"
-_ALIGN = 4096  # SharedOffloadRegion.BLOCK_SIZE_ALIGNMENT
+if TYPE_CHECKING:
+    from dsv4kv.engines.vllm.sizes import VllmEngine
+
+SINCE = "vllm:0.33"
+LMCACHE_TOKENS = 256
+_ALIGN = 4096  # SharedOffloadRegion.BLOCK_SIZE_ALIGNMENT, AddressManager.ALIGN_BYTES
 _SIMPLE_BYTES = 8 * 2**30  # DEFAULT_CPU_CAPACITY_BYTES
+_LOCAL_BYTES = 5 * 2**30  # max_local_cpu_size
 _NODE_RANKS = 8
 
 
-def size_offloading(
-    engine: VllmEngine, deployment: Deployment, capacity: Capacity, wish: HostWish
+def size_tier(
+    engine: "VllmEngine", deployment: Deployment, capacity: Capacity, wish: HostWish
+) -> HostTier:
+    """The tier of a wish; raises ``ConfigError`` for what it does not have, or refuses."""
+    sizes = {
+        "native": _size_offloading,
+        "simple": _size_simple,
+        "lmcache": _size_server,
+        "lmcache-local": _size_local,
+    }
+    tier = sizes[wish.tier](engine, deployment, capacity, wish)
+    if wish.memory_bytes is None or tier.node_bytes <= wish.memory_bytes:
+        return tier
+    refusal = (
+        f"{tier.name} takes {tier.node_bytes:,} B of a node's memory, of which "
+        f"{wish.memory_bytes:,} B are free: give it less."
+    )
+    return replace(tier, refusal=refusal)
+
+
+def _size_offloading(
+    engine: "VllmEngine", deployment: Deployment, capacity: Capacity, wish: HostWish
 ) -> HostTier:
     """OffloadingConnector: chunks of a region that a replica's ranks share."""
     if not wish.size_bytes:
@@ -31,10 +61,10 @@ def size_offloading(
     groups = offloaded_groups(engine, deployment, wish.retention)
     shared = shares_copy(deployment, wish)
     copies = 1 if shared else wish.replica_ranks
-    chunk = _chunk_bytes(int(capacity.unit_bytes), copies)
+    chunk = _aligned(int(capacity.unit_bytes) * copies)
     chunks = wish.size_bytes // chunk
     whose = "one copy serves all its ranks" if shared else f"{copies} ranks have a copy each"
-    tier = HostTier(
+    return HostTier(
         "OffloadingConnector",
         (HostPool("chunks of a block", chunks, chunk),),
         wish.node_replicas,
@@ -44,48 +74,128 @@ def size_offloading(
             f"A chunk is a block of any group; {whose if wish.replica_ranks > 1 else 'alone'}.",
         ),
     )
-    return within_memory(tier, wish)
 
 
-def size_simple(
-    engine: VllmEngine, deployment: Deployment, capacity: Capacity, wish: HostWish
+def _size_simple(
+    engine: "VllmEngine", deployment: Deployment, capacity: Capacity, wish: HostWish
 ) -> HostTier:
     """SimpleCPUOffloadConnector: blocks of every rank's share of the size."""
     given = _SIMPLE_BYTES if wish.size_bytes is None else wish.size_bytes
     block = int(capacity.unit_bytes)
     blocks = max(1, given // wish.replica_ranks // block)
     groups = offloaded_groups(engine, deployment, wish.retention)
-    tier = HostTier(
+    return HostTier(
         "SimpleCPUOffloadConnector",
         (HostPool("blocks", blocks, block),),
         wish.ranks,
         _kept(groups, blocks, deployment.max_context_tokens, wish.retention),
         notes=(f"{given:,} B are for all {wish.replica_ranks} ranks of a replica.",),
     )
-    return within_memory(tier, wish)
 
 
-def check_version(engine: VllmEngine) -> None:
-    """Raise ``ConfigError`` for versions whose host memory is not known."""
-    if engine.name != _SINCE:
+def _size_server(
+    engine: "VllmEngine", deployment: Deployment, capacity: Capacity, wish: HostWish
+) -> HostTier:
+    """LMCacheMPConnector: chunks in a server's memory, whose size is its own."""
+    del capacity
+    if deployment.model.kind == "v41":
         raise ConfigError(
-            f"host memory is sized as {_SINCE} sizes it, not {engine.name}: ask for it."
+            "what LMCache 0.5.6 keeps of V4.1's windows and rings is not known: it is not sized."
+        )
+    size = wish.size_bytes or 0
+    note = "LMCache's server has its own size: give --l1-size-gb as --host-size."
+    return _lmcache("LMCacheMPConnector", engine, deployment, wish, size, "" if size else note)
+
+
+def _size_local(
+    engine: "VllmEngine", deployment: Deployment, capacity: Capacity, wish: HostWish
+) -> HostTier:
+    """LMCacheConnectorV1: chunks in the memory of the first rank."""
+    del capacity
+    if deployment.model.kind != "flat":
+        raise ConfigError(
+            "vLLM 0.33 does not start V4 or V4.1 with LMCacheConnectorV1, which turns its hybrid "
+            "cache manager off: choose LMCacheMPConnector (--host-tier lmcache)."
+        )
+    size = wish.size_bytes or _LOCAL_BYTES
+    return _lmcache("LMCacheConnectorV1", engine, deployment, wish, size)
+
+
+def _lmcache(
+    name: str,
+    engine: "VllmEngine",
+    deployment: Deployment,
+    wish: HostWish,
+    size_bytes: int,
+    note: str = "",
+) -> HostTier:
+    _check_version(engine)
+    tokens = wish.chunk_tokens or LMCACHE_TOKENS
+    (pool,) = _chunks(engine, deployment, tokens, size_bytes)
+    one = f"A token takes {pool.page_bytes / tokens:,.2f} B; one copy serves all tensor parallel"
+    keeps = {"tokens of context": pool.pages * tokens} if size_bytes else {}
+    notes = tuple(filter(None, (f"{one} ranks.", note)))
+    return HostTier(name, (pool,), 1, keeps, holder="server", notes=notes)
+
+
+def _chunks(
+    engine: "VllmEngine", deployment: Deployment, tokens: int, size_bytes: int
+) -> tuple[HostPool]:
+    chunk = _aligned(chunk_bytes(engine.layout(deployment).groups, tokens))
+    return (HostPool(f"chunks of {tokens:,} tokens", size_bytes // chunk, chunk),)
+
+
+def chunk_bytes(tables: Sequence[Table], chunk_tokens: int) -> int:
+    """Bytes of a chunk: whole of the context, of a window what it ends with; without padding.
+
+    Raises:
+        ConfigError: A chunk that is no multiple of every block.
+    """
+    total = 0
+    for table in tables:
+        if chunk_tokens <= 0 or chunk_tokens % table.block_tokens:
+            raise ConfigError(
+                f"a chunk of {chunk_tokens:,} tokens: LMCache needs a multiple of "
+                f"{max(each.block_tokens for each in tables):,}."
+            )
+        tokens = min(chunk_tokens, table.window_tokens or chunk_tokens)
+        used = sum(page.used_bytes for page in table.pages)
+        total += tokens // table.block_tokens * used
+    return total
+
+
+def objects_of_vllm(
+    engine: "VllmEngine", deployment: Deployment, retention: int | None, chunk_tokens: int | None
+) -> Offloaded:
+    """Chunks of a block, for one copy; or chunks of LMCache, which have the windows inside."""
+    if chunk_tokens is not None:
+        (pool,) = _chunks(engine, deployment, chunk_tokens, 0)
+        block = engine.layout(deployment).groups[0].block_tokens
+        chunk = (replace(pool, pages=1),)
+        return Offloaded(chunk, (), chunk_tokens // block, ends_inside=True)
+    offloaded_groups(engine, deployment, retention)
+    return objects_of(engine.rule(replace(deployment, bounded_replay=None)).layout, _ALIGN)
+
+
+def _check_version(engine: "VllmEngine") -> None:
+    if engine.name != SINCE:
+        raise ConfigError(
+            f"host memory is sized as {SINCE} sizes it, not {engine.name}: ask for it."
         )
 
 
 def offloaded_groups(
-    engine: VllmEngine, deployment: Deployment, retention: int | None = 0
+    engine: "VllmEngine", deployment: Deployment, retention: int | None = 0
 ) -> list[Group]:
     """Groups whose blocks hits need: no rings, and no windows that are computed again (V4.1)."""
-    check_version(engine)
-    groups = engine.layout(deployment).groups
+    _check_version(engine)
+    groups = engine.rule(replace(deployment, bounded_replay=None)).layout.groups
     align = groups[0].block_tokens
     if retention and retention % align:
         raise ConfigError(
             f"windows every {retention:,} tokens: vLLM needs a multiple of its block, {align:,}."
         )
-    replays = deployment.model.kind == "v41"
-    return [group for group in groups if group.whole or not (group.ring or replays)]
+    return [group for group in groups if group.cached]
 
 
 def shares_copy(deployment: Deployment, wish: HostWish) -> bool:
@@ -98,53 +208,17 @@ def shares_copy(deployment: Deployment, wish: HostWish) -> bool:
     return alike and alone
 
 
-def sent_of(engine: VllmEngine, deployment: Deployment, tokens: int) -> Sent | None:
-    """What a rank sends of a prompt to the decode side by NIXL; None where not known.
-
-    Of a window the blocks that it covers, and one more; whole pages, each a descriptor.
-    Source: ``kv_connector/v1/nixl/{base_scheduler,base_worker}.py``.
-    """
-    if engine.name != _SINCE or deployment.model.kind == "v41":
-        return None
-    total = descriptors = 0
-    for group in engine.layout(deployment).held:
-        blocks = -(-tokens // group.block_tokens)
-        if group.window_tokens is not None:
-            blocks = min(blocks, -(-group.window_tokens // group.block_tokens) + 1)
-        total += blocks * group.page_bytes
-        descriptors += blocks * len(group.pages)
-    return Sent(total, descriptors)
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // _ALIGN) * _ALIGN
 
 
-def offloaded_objects(
-    engine: VllmEngine, deployment: Deployment, retention: int | None
-) -> Offloaded:
-    """Chunks of a block of context, and of a boundary's windows and states; for one copy."""
-    groups = offloaded_groups(engine, deployment, retention)
-    chunk = _chunk_bytes(engine.layout(deployment).unit_bytes, 1)
-    blocks = sum(_tail_blocks(group) for group in groups)
-    tail = (HostPool("windows and states", blocks, chunk),) if blocks else ()
-    return Offloaded((HostPool("context", 1, chunk),), tail)
-
-
-def _chunk_bytes(block_bytes: int, copies: int) -> int:
-    return -(-block_bytes * copies // _ALIGN) * _ALIGN
-
-
-def _tail_blocks(group: Group) -> int:
-    """Blocks of a group that a hit needs at its end; none of the whole context."""
-    if group.window_tokens is None:
-        return 0
-    return -(-(group.window_tokens - 1) // group.block_tokens)
-
-
-def counted_tokens(groups: list[Group], chunks: int, context_tokens: int) -> int:
+def counted_tokens(groups: Sequence[Group], chunks: int, context_tokens: int) -> int:
     """Tokens that vLLM counts for chunks, in requests of one length."""
     each = 0
     for group in groups:
         needed = -(-context_tokens // group.block_tokens)
-        if group.window_tokens is not None:
-            needed = min(needed, -(-group.window_tokens // group.block_tokens))
+        if group.seen_tokens is not None:
+            needed = min(needed, -(-(group.seen_tokens + 1) // group.block_tokens))
         each += needed
     return chunks * context_tokens // each
 
@@ -159,26 +233,24 @@ def stored_chunks(group: Group, align: int, prompt_tokens: int, retention: int |
         retention: Tokens between the boundaries whose windows are kept, in addition to the last;
             0 keeps only the last, None those of every block.
     """
-    chunks, size = prompt_tokens // group.block_tokens, group.block_tokens
-    if group.window_tokens is None or align % size:
-        return chunks
-    need = _tail_blocks(group)
+    size, need = group.block_tokens, group.needed
+    chunks = prompt_tokens // size
     segment = (align if retention is None else retention) // size
-    if segment and need >= segment:
+    if group.seen_tokens is None or align % size or 0 < segment <= need:
         return chunks
-    kept: set[int] = set()
-    if segment:
-        ends = range(segment, chunks + segment, segment)
-        kept = {block for end in ends for block in range(end - need, min(end, chunks))}
+    kept = Retention(segment * size, ends=retention is not None)
+    # the boundary behind the prompt's end has blocks of its tail inside the prompt, too
+    behind = Retention(segment * size).places(prompt_tokens + segment * size, align)
+    ends = {end // size for end in (*kept.places(prompt_tokens, align), *behind)}
+    found = {block for end in ends for block in range(max(0, end - need), min(end, chunks))}
     if retention is None:  # the blocks behind the last whole one
-        first, last = chunks - chunks % segment, chunks
-    else:
-        first, last = 0, (prompt_tokens - 1) // align * align // size
-    kept |= set(range(max(first, last - need), min(last, chunks)))
-    return len(kept)
+        found |= set(range(max(chunks - chunks % segment, chunks - need), chunks))
+    return len(found)
 
 
-def _kept(groups: list[Group], chunks: int, context: int, retention: int | None) -> dict[str, int]:
+def _kept(
+    groups: Sequence[Group], chunks: int, context: int, retention: int | None
+) -> dict[str, int]:
     """Tokens as vLLM counts them, and whole prompts of the context by what is stored of each."""
     align = groups[0].block_tokens
     found = {
@@ -198,14 +270,3 @@ def _way(retention: int | None) -> str:
     if retention is None:
         return "windows at every block"
     return f"windows every {retention:,} tokens" if retention else "windows at the end alone"
-
-
-def within_memory(tier: HostTier, wish: HostWish) -> HostTier:
-    """The tier, refused where a node has less memory than it takes."""
-    if wish.memory_bytes is None or tier.node_bytes <= wish.memory_bytes:
-        return tier
-    refusal = (
-        f"{tier.name} takes {tier.node_bytes:,} B of a node's memory, of which "
-        f"{wish.memory_bytes:,} B are free: give it less."
-    )
-    return replace(tier, refusal=refusal)

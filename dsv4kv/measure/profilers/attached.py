@@ -13,8 +13,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
+from dsv4kv.files import temporary_folder
 from dsv4kv.measure.profilers.ranges import DOMAIN
-from dsv4kv.processes import temporary_folder
 
 _HOST_NAME = re.compile(r'"host_name":\s*"[^"]*"')
 _HEAD_CHARACTERS = 1 << 16

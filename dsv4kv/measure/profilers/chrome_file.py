@@ -14,7 +14,7 @@ from typing import Any, TextIO
 from pydantic_core import from_json
 
 from dsv4kv.errors import ProfileError
-from dsv4kv.reading import explain, open_regular
+from dsv4kv.files import explain, open_regular
 
 Event = dict[str, Any]
 

@@ -6,14 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from dsv4kv.errors import ProfileError
+from dsv4kv.files import open_regular, temporary_folder
 from dsv4kv.measure.profilers.kineto import read_kineto
 from dsv4kv.measure.profilers.ncu import read_ncu
 from dsv4kv.measure.profilers.nsys import read_nsys
 from dsv4kv.measure.profilers.ranges import STEP
 from dsv4kv.measure.profilers.sessions import export_nsys, find_tool
 from dsv4kv.measure.profilers.trace import Trace
-from dsv4kv.processes import temporary_folder
-from dsv4kv.reading import open_regular
 
 _EXPORT_TIMEOUT_S = 600.0
 _SQLITE = b"SQLite format 3\0"

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dsv4kv.collector import without_collector
 from dsv4kv.errors import ProfileError
+from dsv4kv.files import whole_text
 from dsv4kv.measure.profilers.chrome_file import ChromeFile, Event
 from dsv4kv.measure.profilers.ranges import STEP, THREAD_BITS, Ranges, enclosing
 from dsv4kv.measure.profilers.steps import (
@@ -41,7 +41,7 @@ from dsv4kv.measure.profilers.trace import (
     find,
     pick,
 )
-from dsv4kv.reading import whole_text
+from dsv4kv.processes import without_collector
 
 _LIMIT = 1 << 63
 _AT_ONCE = 1 << 14

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dsv4kv.reading import whole_text
+from dsv4kv.files import whole_text
 
 Column = NDArray[np.int64]
 

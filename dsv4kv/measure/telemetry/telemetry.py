@@ -11,7 +11,6 @@ from time import perf_counter_ns, sleep
 from types import TracebackType
 from typing import IO, Self
 
-from dsv4kv.files import temporary_place
 from dsv4kv.measure.protocol import Timing
 from dsv4kv.measure.telemetry.readings import Readings, parse_lines
 from dsv4kv.processes import python, with_package
@@ -70,7 +69,7 @@ class Telemetry:
 
     def __enter__(self) -> Self:
         try:
-            self._lines = tempfile.TemporaryFile(dir=temporary_place())
+            self._lines = tempfile.TemporaryFile()
             self._process = _start(self._uuid, self.interval_ns, self._lines)
             _wait_for_first_poll(self._process, self._lines)
         except OSError as error:

@@ -15,6 +15,7 @@ import functools
 import hashlib
 import os
 import re
+import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,10 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from dsv4kv.errors import CudaUnavailable, DeviceError
-from dsv4kv.files import NotPrivate, check_private, read_private, replacing, temporary_place
+from dsv4kv.files import NotPrivate, check_private, read_private, replacing, shipped, user_cache
 from dsv4kv.ops.cuda.inspection import dump
 from dsv4kv.ops.kernels.launch import KernelModule
-from dsv4kv.resources import shipped, user_cache
 
 OPTIONS = (
     "-std=c++17",
@@ -238,7 +238,7 @@ def _sources_digest() -> str:
 
 
 def _spare_folder() -> Path:
-    return temporary_place() / f"dsv4kv-cubin-{os.getuid()}"
+    return Path(tempfile.gettempdir()) / f"dsv4kv-cubin-{os.getuid()}"
 
 
 @functools.cache

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dsv4kv.errors import CudaUnavailable, DeviceError
-from dsv4kv.files import replacing
-from dsv4kv.processes import temporary_folder
+from dsv4kv.files import replacing, temporary_folder
 
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _NO_CONTENT = 8  # SHT_NOBITS

@@ -14,14 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from dsv4kv.errors import RecordError
-from dsv4kv.files import replacing
+from dsv4kv.files import read_json, replacing, shipped
 from dsv4kv.ops.cuda.compile import check_architecture, load_cubins
 from dsv4kv.ops.cuda.inspection import KernelReport, check_tools, inspect_cubins
 from dsv4kv.ops.kernels.catalogue import PROMISES
 from dsv4kv.ops.kernels.example import Example, Promise
 from dsv4kv.ops.kernels.launch import KernelModule
-from dsv4kv.reading import read_json
-from dsv4kv.resources import shipped
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,7 @@ import numpy as np
 import xxhash
 
 from dsv4kv.errors import StoreFull, StoreUnavailable
-from dsv4kv.files import replacing
-from dsv4kv.reading import read_document
+from dsv4kv.files import read_document, replacing
 from dsv4kv.tiers.stores.contract import Bytes, Found
 from dsv4kv.tiers.stores.lanes import ALIGNED, THREADS, Lanes, Read, open_object
 from dsv4kv.tiers.stores.namespace import Namespace

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dsv4kv.endings import end_as_by_ctrl_c
+from dsv4kv.cli import end_as_by_ctrl_c
 from dsv4kv.errors import INTERRUPTED
-from dsv4kv.processes import temporary_folder
+from dsv4kv.files import temporary_folder
 from visit import carried, report
 from visit.conductor import ROWS, Conductor, open_desk
 from visit.plan import CALLS, MOST_S, QUESTIONS, STEPS, Step, tell

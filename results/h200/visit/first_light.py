@@ -9,11 +9,11 @@ from torch import Tensor
 
 from dsv4kv.bench.build import plan_from
 from dsv4kv.config.load import load_config
+from dsv4kv.files import temporary_folder
 from dsv4kv.ops import cpu
 from dsv4kv.ops.cuda.foresight import foresee
 from dsv4kv.ops.cuda.launch import compile_ahead, prepare
 from dsv4kv.ops.kernels.gather import plan_gather_topk
-from dsv4kv.processes import temporary_folder
 from tests.cuda.comparison import to_device
 from tests.cuda.scenes import gather_topk
 from visit.desk import Desk

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from dsv4kv.processes import temporary_folder
+from dsv4kv.files import temporary_folder
 
 TREE = Path(__file__).resolve().parents[3]
 CARRIED = (

@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from dsv4kv.choices import ENGINES
-from dsv4kv.engines.defaults import Defaults, Machine
-from dsv4kv.engines.registry import find_engine
+from dsv4kv.engines.contract import Defaults, Machine
+from dsv4kv.engines.names import ENGINES, find_engine
 from dsv4kv.errors import ConfigError
 from dsv4kv.sizing.gpus import load_gpu
 from tests.sizing.questions import scenario

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dsv4kv.engines.sglang.sizing import SglangEngine
+from dsv4kv.engines.sglang.sizes import SglangEngine
 from tests.engines.defaults.planned import CASES, FILE, default_answer, main
 
 ROWS = [json.loads(line) for line in FILE.read_text("utf-8").splitlines()]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dsv4kv.engines.logs.explain import Explanation, explain_log, explain_startup
-from dsv4kv.engines.registry import find_engine
+from dsv4kv.engines.names import find_engine
 from dsv4kv.errors import ConfigError
 from tests.engines.logs.startup import REFUSAL, SGLANG, VLLM_0_26, VLLM_0_33, parsed
 from tests.engines.sizing.deployments import deploy

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.logs.recovery import Recovery, recover
 from dsv4kv.engines.logs.setups import named_model
-from dsv4kv.engines.registry import engine_family, find_engine
-from dsv4kv.engines.vllm.sizing import VllmEngine
+from dsv4kv.engines.names import engine_family, find_engine
+from dsv4kv.engines.vllm.sizes import VllmEngine
 from dsv4kv.errors import ConfigError
 from tests.engines.logs.startup import REFUSAL, SGLANG, VLLM_0_26, VLLM_0_33, parsed
 from tests.engines.sizing.deployments import GIB, deploy, deployments

@@ -17,9 +17,9 @@ from typing import Any
 
 from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.formats import Site, stored_formats
-from dsv4kv.engines.registry import find_engine
-from dsv4kv.engines.sglang.sizing import SglangEngine
-from dsv4kv.engines.vllm.sizing import VllmEngine
+from dsv4kv.engines.names import find_engine
+from dsv4kv.engines.sglang.sizes import SglangEngine
+from dsv4kv.engines.vllm.sizes import VllmEngine
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import choose_formats

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dsv4kv.engines.rules import RULES as KNOWN
+from dsv4kv.engines.names import RULES as KNOWN
 from tests.engines.oracles.recorded import HERE, PAGE, Trace, draw_traces, write_traces
 
 SPECULATIONS = {
@@ -87,9 +87,7 @@ def question(trace: Trace, speculation: str) -> dict[str, Any]:
 def answered(engine: str, folder: Path, rule: str) -> list[Trace]:
     """The traces of a rule with the manager's answers."""
     traces = list(draw_traces(rule))
-    for speculation in [
-        known for known in SPECULATIONS[engine] if known in KNOWN[rule].speculations
-    ]:
+    for speculation in [known for known in SPECULATIONS[engine] if known in KNOWN[rule].drafts]:
         answers = ask(engine, folder, [question(trace, speculation) for trace in traces])
         traces = [
             replace(trace, hits=trace.hits | {speculation: hits})

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dsv4kv.engines.registry import find_engine
+from dsv4kv.engines.names import find_engine
 from tests.engines.oracles.planned import GIB, answered, model_of
 
 FILE = Path(__file__).parent / "sglang_starts.jsonl.gz"

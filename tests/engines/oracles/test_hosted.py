@@ -1,5 +1,6 @@
 """Host pools are those that the engines' own code makes on random settings."""
 
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -7,20 +8,15 @@ import pytest
 
 from dsv4kv.engines.contract import Capacity
 from dsv4kv.engines.host import HostWish
-from dsv4kv.engines.limits import LIMITS
-from dsv4kv.engines.registry import find_engine
-from dsv4kv.engines.sglang.host import sent_parts, size_hicache
-from dsv4kv.engines.sglang.sizing import SglangEngine
+from dsv4kv.engines.names import FAMILIES, find_engine
 from dsv4kv.engines.vllm.host import (
+    chunk_bytes,
     counted_tokens,
     offloaded_groups,
     shares_copy,
-    size_offloading,
-    size_simple,
     stored_chunks,
 )
-from dsv4kv.engines.vllm.lmcache import chunk_bytes
-from dsv4kv.engines.vllm.sizing import VllmEngine
+from dsv4kv.engines.vllm.sizes import VllmEngine
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.formats import PageLayout
 from tests.engines.oracles.planned import ENGINES, SETTINGS, deployment_of, read_settings
@@ -28,7 +24,6 @@ from tests.engines.oracles.planned import ENGINES, SETTINGS, deployment_of, read
 
 def hicache_of(asked: dict[str, Any]) -> dict[str, Any]:
     engine = find_engine(ENGINES["hicache"])
-    assert isinstance(engine, SglangEngine)
     ratio = asked["host_ratio"]
     wish = HostWish(
         "hicache",
@@ -40,7 +35,7 @@ def hicache_of(asked: dict[str, Any]) -> dict[str, Any]:
     )
     full = Capacity(0, asked["full"], Fraction(0), Fraction(0), None, Fraction(0), ())
     try:
-        tier = size_hicache(engine, deployment_of(asked), full, wish)
+        tier = engine.host_tier(deployment_of(asked), full, wish)
     except ConfigError as error:
         return {"refused": str(error)}
     if tier.refusal:
@@ -80,12 +75,14 @@ def test_500_random_host_pools_are_those_that_sglang_makes() -> None:
 def test_what_a_decode_side_is_sent_are_the_buffers_that_sglang_registers() -> None:
     """Of a prompt that ends inside every group of tokens; draft windows are another component."""
     engine = find_engine(ENGINES["hicache"])
-    assert isinstance(engine, SglangEngine)
     asked_for = [asked for asked in read_settings("hicache") if "sent" in asked["answer"]]
     assert len(asked_for) > 350
     for asked in asked_for:
         deployment = deployment_of(asked)
-        page, window, pending = sent_parts(engine.pools(deployment), 1)
+        page, window = (group.block_bytes for group in engine.rule(deployment).layout.groups)
+        sent = engine.sent(deployment, 1)
+        assert sent is not None
+        pending = sent.bytes - page - window
         drafts = asked["drafts"] * PageLayout(deployment.formats.window, 256).page_bytes
         told_page, told_window, told_pending = asked["answer"]["sent"]
         assert (page, pending) == (told_page, told_pending)
@@ -109,8 +106,8 @@ def offloading_of(asked: dict[str, Any]) -> dict[str, Any]:
         replica_ranks=asked["tp"] * asked["pp"],
         retention=asked["retention"],
     )
-    (chunk,) = size_offloading(engine, deployment, capacity, wish).pools
-    (block,) = size_simple(engine, deployment, capacity, wish).pools
+    (chunk,) = engine.host_tier(deployment, capacity, wish).pools
+    (block,) = engine.host_tier(deployment, capacity, replace(wish, tier="simple")).pools
     groups = offloaded_groups(engine, deployment)
     align = groups[0].block_tokens
     return {
@@ -146,7 +143,7 @@ def test_what_vllm_is_said_to_refuse_it_refuses_in_these_words() -> None:
     seen = set()
     for asked in read_settings("offloading"):
         kind, told = asked["kind"], asked["answer"]["refused"]
-        limits = [limit for limit in LIMITS["vllm"] if kind in limit.kinds]
+        limits = [limit for limit in FAMILIES["vllm"].limits if kind in limit.kinds]
         said = {limit.asked: limit.said for limit in limits if limit.said}
         told = {name: text for name, text in told.items() if (kind, name) != ("v41", "prefill_cp")}
         assert said.keys() == told.keys()

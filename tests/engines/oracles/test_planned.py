@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from dsv4kv.engines.registry import find_engine
-from dsv4kv.engines.sglang.sizing import SglangEngine
-from dsv4kv.engines.vllm.sizing import VllmEngine
+from dsv4kv.engines.names import find_engine
+from dsv4kv.engines.sglang.sizes import SglangEngine
+from dsv4kv.engines.vllm.sizes import VllmEngine
 from tests.engines.oracles.planned import (
     ENGINES,
     FILES,

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kv.engines.cache import Pool
-from dsv4kv.engines.rules import RULES, run_rule
-from dsv4kv.engines.speculation import SPECULATIONS
+from dsv4kv.engines.names import RULES
+from dsv4kv.engines.prefix import Pool, run_rule
+from dsv4kv.engines.rule import SPECULATIONS
 from dsv4kv.model.presets import load_model
 from dsv4kv.traces.collect import collect_paths
 from dsv4kv.traces.request import Request
@@ -16,13 +16,13 @@ from tests.engines.oracles import record
 from tests.engines.oracles.recorded import PAGE, TRACES, Trace, read_traces
 
 MODEL, V41 = load_model("v4-flash"), load_model("v4.1-flash")
-ENGINES = [name for name, rule in RULES.items() if rule.open]
+ENGINES = [name for name, rule in RULES.items() if rule.engine]
 
 
 def serve(trace: Trace, speculation: str = "none") -> list[int]:
     chunk, drafts = trace.chunk_pages * PAGE, SPECULATIONS[speculation]
     rule = RULES[trace.rule]
-    size, model = rule.own_block_tokens, MODEL if "v4" in rule.kinds else V41
+    size, model = rule.block_tokens, MODEL if "v4" in rule.kinds else V41
     pool = Pool(trace.table, trace.pages * size, size, model, chunk, drafts)
     outcome = run_rule(trace.rule, pool)
     assert not outcome.rejected
@@ -36,7 +36,7 @@ def recorded(rule: str) -> list[Trace]:
 
 
 @pytest.mark.parametrize(
-    ("rule", "speculation"), [(rule, s) for rule in ENGINES for s in RULES[rule].speculations]
+    ("rule", "speculation"), [(rule, s) for rule in ENGINES for s in RULES[rule].drafts]
 )
 def test_a_rule_hits_what_its_engine_hit_on_a_hundred_random_traces(
     rule: str, speculation: str

@@ -10,8 +10,8 @@ from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.core.scheduler import Scheduler
 from dsv4kv.core.served import Served
-from dsv4kv.engines import rules
-from dsv4kv.engines.rules import find_rule
+from dsv4kv.engines import names
+from dsv4kv.engines.names import find_rule
 from dsv4kv.replay.build import build_replay
 from dsv4kv.traces.request import Request
 from tests.engines.oracles.scheduled import (
@@ -98,8 +98,9 @@ def test_workloads_share_prefixes_in_one_step_and_run_out_of_blocks(
     ample = [replace(few, blocks=AMPLE) for few in FEW]
     assert sum(steps_of(a) != few.each_step for a, few in zip(ample, FEW, strict=True)) >= 5
     for name in ("vllm", *(f"vllm-v4:{kept}" for kept in RULES.values())):
-        rule = replace(find_rule(name), caches_scheduled=False)
-        monkeypatch.setitem(rules.RULES, name, rule)
+        rule = find_rule(name)
+        unseen = replace(rule.policy, finds_scheduled=False)
+        monkeypatch.setitem(names.RULES, name, replace(rule, policy=unseen))
     many = [each for each in WORKLOADS if each.blocks == AMPLE]
     assert sum(steps_of(each) != each.each_step for each in many) >= 5
 

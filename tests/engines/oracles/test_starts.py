@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kv.engines.registry import find_engine
-from dsv4kv.engines.sglang.sizing import SglangEngine
+from dsv4kv.engines.names import find_engine
+from dsv4kv.engines.sglang.sizes import SglangEngine
 from tests.engines.oracles.planned import deployment_of
 from tests.engines.oracles.starts import STARTS, VERSIONS, ask_starts, read_starts
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dsv4kv.engines.contract import Deployment
-from dsv4kv.engines.vllm.overhead import hca_index_bytes, workspace_bytes
+from dsv4kv.engines.vllm.sizes import hca_index_bytes, workspace_bytes
 from dsv4kv.model.schema import choose_formats
 from tests.engines.oracles.planned import model_of
 from tests.engines.oracles.workspaces import SETTINGS, ask_workspaces, read_workspaces

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.choices import ENGINES
 from dsv4kv.engines.contract import Deployment
-from dsv4kv.engines.registry import find_engine
-from dsv4kv.engines.vllm.sizing import VllmEngine
+from dsv4kv.engines.names import ENGINES, find_engine
+from dsv4kv.engines.vllm.sizes import VllmEngine
 from tests.engines.sizing.deployments import GIB, deployments
 
 OTHERS = [name for name in ENGINES if name != "dsv4kv"]

@@ -2,8 +2,7 @@
 
 import pytest
 
-from dsv4kv.choices import ENGINES
-from dsv4kv.engines.registry import engine_family, find_engine
+from dsv4kv.engines.names import ENGINES, engine_family, find_engine
 from dsv4kv.errors import ConfigError
 
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from dsv4kv.engines.contract import Deployment
-from dsv4kv.engines.registry import find_engine
-from dsv4kv.engines.sglang.pools import Sizes
-from dsv4kv.engines.sglang.sizing import SglangEngine
+from dsv4kv.engines.names import find_engine
+from dsv4kv.engines.sglang.layout import Sizes
+from dsv4kv.engines.sglang.sizes import SglangEngine
 from dsv4kv.errors import ConfigError
 from tests.engines.sizing.deployments import GIB, MILLION, deploy
 

@@ -6,7 +6,7 @@ from fractions import Fraction
 import pytest
 
 from dsv4kv.engines.contract import Deployment
-from dsv4kv.engines.trtllm import TrtllmEngine
+from dsv4kv.engines.trtllm.sizes import TrtllmEngine
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.schema import choose_formats
 from tests.engines.sizing.deployments import GIB, deploy

@@ -8,8 +8,10 @@ from dataclasses import replace
 import pytest
 
 from dsv4kv.engines.contract import Deployment
-from dsv4kv.engines.registry import find_engine
-from dsv4kv.engines.vllm.sizing import RELEASES, Release, VllmEngine, closest_divisor
+from dsv4kv.engines.names import find_engine
+from dsv4kv.engines.vllm import RELEASES, Release
+from dsv4kv.engines.vllm.layout import closest_divisor
+from dsv4kv.engines.vllm.sizes import VllmEngine
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import choose_formats

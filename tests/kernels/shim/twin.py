@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
+from dsv4kv.files import shipped
 from dsv4kv.ops.kernels.launch import MAX_ARGUMENTS, KernelModule, Launch
-from dsv4kv.resources import shipped
 
 _FLAGS = (
     "-std=c++17",

@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 
 from dsv4kv.choices import STORES
-from dsv4kv.processes import Child, temporary_folder
+from dsv4kv.files import temporary_folder
+from dsv4kv.processes import Child
 from dsv4kv.tiers.stores.contract import Bytes, Store
 from dsv4kv.tiers.stores.namespace import Namespace
 from dsv4kv.tiers.stores.place import open_store

@@ -4,8 +4,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from dsv4kv.config.axes import expand_axes
-from dsv4kv.config.load import load_config
+from dsv4kv.config.load import expand_axes, load_config
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.measure.verdict import Judgement, Verdict
 from dsv4kv.record.profile import KernelRow, KernelTable, Profile
@@ -161,7 +160,7 @@ def make_replay_record(*axes: str) -> RunRecord:
     """A replay of a few requests, or a sweep."""
     overrides = ["workload.trace=builtin:chat", "workload.limit=12"]
     loaded = load_config(None, overrides, ReplayConfig)
-    points = expand_axes(loaded, overrides, axes, ReplayConfig)
+    points = expand_axes(loaded, overrides, axes)
     invocation = Invocation(["dsv4kv", "replay"], loaded, points, overrides, axes)
     return run_replay(invocation, lambda done, total: None)
 

@@ -1,38 +1,43 @@
-"""SGLang's sizing rules by version.
+"""SGLang's sizes by version: full tokens, costs by pool, start-up lines, and defaults.
 
 SGLang logs the full tokens of its pool. They are shared by all requests; windows and states take
 memory in addition.
-Source: SGLang 0.5.12 to 0.5.23, and start-up logs of 0.5.15 and of the build of September 2026.
-
-What SGLang takes where nothing is given.
-Source: SGLang 0.5.12 to 0.5.23: ``handle_gpu_memory_settings``, ``_handle_data_parallelism``,
-``deepseek_v4_hook.py``, ``mqa_logits_utils.py`` (0.5.21), ``environ.py``. The prefill graph of
-DeepSeek-V4 is off by default in all of them. Memory before weights: InferenceX#2128.
-
-What SGLang prints of its pools, word for word; where it refuses to start, why.
-Source: SGLang 0.5.15 to 0.5.23, ``pool_configurator.py``.
+Source: SGLang 0.5.12 to 0.5.23 (``pool_configurator.py``, ``handle_gpu_memory_settings``,
+``_handle_data_parallelism``, ``deepseek_v4_hook.py``, ``mqa_logits_utils.py``, ``environ.py``),
+and start-up logs of 0.5.15 and of the build of September 2026. The prefill graph of DeepSeek-V4 is
+off by default in all of them. Memory before weights: InferenceX#2128.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from math import ceil
-from typing import Any
 
 from dsv4kv.engines.contract import (
+    DRAFT,
+    GIB,
+    MIB,
     Capacity,
+    Default,
+    Defaults,
     Deployment,
+    Engine,
+    Given,
+    Held,
     Layer,
     Loaded,
     Loading,
-    Plan,
+    Machine,
+    Overhead,
     PoolCost,
     layers_of,
 )
-from dsv4kv.engines.defaults import GIB, MIB, Default, Defaults, Given, LogitsRoom, Machine
-from dsv4kv.engines.overhead import Held, Overhead
-from dsv4kv.engines.sglang import flat
-from dsv4kv.engines.sglang.pools import Build, Pools, build_pools
+from dsv4kv.engines.host import HostTier, HostWish, Offloaded, Sent, sent_of
+from dsv4kv.engines.names import chosen_rule
+from dsv4kv.engines.rule import Group, Layout, Piece, Rule
+from dsv4kv.engines.sglang import FAMILY, Build, host
+from dsv4kv.engines.sglang.layout import Pools, build_pools, lay_out
+from dsv4kv.errors import ConfigError
 
 _CLASSES = (  # up to MiB of memory: tokens of a chunk, largest decode graph below TP4, and from
     (20 * 1024, 2048, 8, 8),
@@ -44,34 +49,7 @@ _LARGEST = (16_384, 512)
 _REQUESTS = 256
 _FEW = 32  # requests of a worker
 _BEFORE_WEIGHTS = 23 * GIB // 10
-
-
-def sglang_defaults(build: Build, machine: Machine, given: Given) -> Defaults:
-    """Every setting that nobody gave."""
-    tokens, _ = _class_of(machine)
-    mib = machine.memory_bytes / MIB
-    kept = sum(kept_parts(build, machine, given).values())
-    share = Fraction(str(round((mib - kept) / mib, 3)))
-    used = given.get("memory_fraction") or share
-    decodes = given.get("role") == "decode"
-    return {
-        **({"extra_slots": _extra_slots(machine, given)} if decodes else {}),
-        "memory_fraction": Default(
-            share, "SGLang's mem_fraction_static for such a chunk and so many GPUs"
-        ),
-        "reserve": Default(
-            _BEFORE_WEIGHTS,
-            "taken before weights are loaded, as logged on H200: a guess elsewhere",
-        ),
-        "step_tokens": Default(tokens, "SGLang's chunked_prefill_size for this memory"),
-        "overlap": _overlap(machine),
-        "request_limit": Default(_REQUESTS, "SGLang's max_running_requests for DeepSeek-V4"),
-        "logits_limit": _logits_limit(build, machine, used),
-        "window_slots": Default(
-            "freed" if build.frees_windows else "kept",
-            "SGLang's SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS in this version",
-        ),
-    }
+_FLAT_PAGE_TOKENS, _KEY_BYTES = 64, 132  # of V3.2; FP8, on every NVIDIA GPU
 
 
 def _class_of(machine: Machine) -> tuple[int, int]:
@@ -90,7 +68,7 @@ def _overlap(machine: Machine) -> Default:
     return Default(2, "SGLang schedules a step while one runs (overlap schedule)")
 
 
-ESTIMATED = "SGLang's own estimate, handle_gpu_memory_settings"
+_ESTIMATED = "SGLang's own estimate, handle_gpu_memory_settings"
 
 
 def kept_parts(build: Build, machine: Machine, given: Given) -> dict[str, float]:
@@ -150,10 +128,10 @@ def _v41_limit(build: Build, arch: str) -> Default:
     return Default(2 * GIB, "SGLang's bound of V4.1's scores")
 
 
-STARVED = "Not enough memory. Please try to increase --mem-fraction-static."
+_STARVED = "Not enough memory. Please try to increase --mem-fraction-static."
 
 
-def slice_line(deployment: Deployment) -> str:
+def _slice_line(deployment: Deployment) -> str:
     """Which layers a rank of a pipeline holds; nothing without one."""
     if deployment.layers is None:
         return ""
@@ -164,7 +142,7 @@ def slice_line(deployment: Deployment) -> str:
     )
 
 
-def calculation_line(
+def _calculation_line(
     pools: Pools, available_bytes: int, fixed: Mapping[str, float], full: int
 ) -> str:
     """Prices and full tokens."""
@@ -177,7 +155,7 @@ def calculation_line(
     return f"DSV4 memory calculation: {', '.join(shown)}"
 
 
-def refusal(pools: Pools, available_bytes: int, full: int) -> str:
+def _refusal(pools: Pools, available_bytes: int, full: int) -> str:
     """Why it does not start; nothing where it does."""
     windows = pools.fixed_bytes(0)["swa_fixed"]
     if pools.request_windows:
@@ -198,38 +176,147 @@ def refusal(pools: Pools, available_bytes: int, full: int) -> str:
             f"is sliding_window_size ({window}) + page_size ({page}). Increase "
             "--swa-full-tokens-ratio or the total KV budget."
         )
-    return "" if full else STARVED
+    return "" if full else _STARVED
 
 
-@dataclass(frozen=True)
-class SglangEngine:
-    """One range of SGLang's versions."""
+class SglangEngine(Engine):
+    """A range of SGLang's versions.
 
-    build: Build
+    Attributes:
+        build: Its row.
+    """
 
-    @property
-    def name(self) -> str:
-        """As users write it."""
-        return f"sglang:{self.build.newest}"
+    family = FAMILY
+    logits_room = "headroom"
+    unit = "full token"
+    shares_limits = True
 
-    @property
-    def seen_in_logs(self) -> bool:
-        """Whether published logs agree with the rules."""
-        return self.build.seen_in_logs
+    def __init__(self, build: Build) -> None:
+        self.build = build
+        self.name, self.seen_in_logs = f"sglang:{build.newest}", build.seen_in_logs
+        # up to 0.5.17 a leaf of the tree is locked whole (SGLANG_OPT_SWA_SPLIT_LEAF_ON_INSERT)
+        self.holds_chunks = not build.frees_windows
 
-    logits_room: LogitsRoom = "headroom"
-    unit: str = "full token"
-    shares_limits: bool = True
+    def pools(self, deployment: Deployment) -> Pools:
+        """Prices of one rank; raises ``ConfigError`` for what SGLang does not serve."""
+        return build_pools(self.build, deployment)
+
+    def rule(self, deployment: Deployment, flags: Given | None = None) -> Rule:
+        """Pages of context and of windows; drafts are in the keys of pages."""
+        kind, given = deployment.model.kind, dict(flags or {})
+        if deployment.replays_windows:
+            given["window_slots"] = "own"
+        variant = FAMILY.rules[chosen_rule(FAMILY, kind, given)]
+        policy = variant.policy
+        if policy.leaves_window:
+            asked = deployment.bounded_replay
+            leaves = self.build.leaves_window if asked is None else asked
+            policy = replace(policy, leaves_window=leaves)
+        layout = self._flat(deployment) if kind == "flat" else lay_out(self.pools(deployment))
+        return Rule(layout, variant.retention, policy)
+
+    def costs(self, deployment: Deployment) -> tuple[PoolCost, ...]:
+        """Every pool's share of a full token, and of a request where the size is fixed."""
+        if deployment.model.kind == "flat":
+            return self._flat_costs(deployment)
+        pools = self.pools(deployment)
+        drafts = Fraction(pools.inflation) - 1
+        costs = [*_context_costs(pools), *_window_costs(pools)]
+        if drafts:
+            growth = sum(cost.marginal_bytes + cost.padding_bytes for cost in costs) * drafts
+            layers = deployment.draft_layers
+            costs.append(PoolCost("window", "draft", layers, marginal_bytes=growth))
+        return (*costs, *_state_costs(pools))
+
+    def request_bytes(self, deployment: Deployment, tokens: int, *, in_flight: int) -> int:
+        """Full tokens in whole pages, and what is fixed for the request.
+
+        Where windows are a share of the full tokens, a request takes the full tokens that bring
+        its window slots with them: those of its window, or of its whole prompt where a running
+        request does not give them back.
+        """
+        if deployment.model.kind == "flat":
+            group = self._flat(deployment).groups[0]
+            return -(-tokens // group.block_tokens) * group.block_bytes
+        pools = self.pools(deployment)
+        units = _full_tokens(pools, tokens, in_flight)
+        return int(units * pools.bytes_per_full_token) + sum(
+            cost.fixed_bytes for cost in self.costs(deployment)
+        )
+
+    def shared_bytes(self, deployment: Deployment) -> int:
+        """States of all requests that may run and of a spare one, and windows of a fixed size."""
+        if deployment.model.kind == "flat":
+            return 0
+        pools = self.pools(deployment)
+        windows = pools.fixed_bytes(0)["swa_fixed"]
+        return int(windows) + sum(cost.shared_bytes for cost in _state_costs(pools))
+
+    def blocks(self, deployment: Deployment, units: int) -> tuple[int, int | None]:
+        """Pages of full tokens, and of the pool of windows."""
+        if deployment.model.kind == "flat":
+            return units // self._flat(deployment).groups[0].block_tokens, None
+        pools = self.pools(deployment)
+        page = pools.page_tokens
+        return units // page, pools.sizes(units, 0).swa // page
+
+    def capacity(self, deployment: Deployment, available_bytes: int) -> Capacity:
+        """What SGLang makes of the memory, down to the line it logs."""
+        if deployment.model.kind == "flat":
+            return self._flat_capacity(deployment, available_bytes)
+        pools = self.pools(deployment)
+        full = pools.full_tokens(available_bytes)
+        fixed = pools.fixed_bytes(pools.requests(available_bytes))
+        flight = deployment.in_flight_tokens if pools.frees_windows else 1
+        needed = _full_tokens(pools, deployment.max_context_tokens, flight)
+        refused = _refusal(pools, available_bytes, full)
+        line = _calculation_line(pools, available_bytes, fixed, full)
+        taken = int(full * pools.bytes_per_full_token + sum(fixed.values()))
+        return Capacity(
+            cache_bytes=min(available_bytes, taken),
+            units=full,
+            unit_bytes=Fraction(pools.bytes_per_full_token),
+            units_per_request=Fraction(needed),
+            printed_tokens=None if refused else full,
+            concurrency=Fraction(full, needed),
+            log_lines=tuple(filter(None, (_slice_line(deployment), refused or line))),
+            note=_bound(pools, full),
+        )
 
     def defaults(self, machine: Machine, given: Given) -> Defaults:
-        """What SGLang takes where nothing is given."""
-        return sglang_defaults(self.build, machine, given)
+        build = self.build
+        tokens, _ = _class_of(machine)
+        mib = machine.memory_bytes / MIB
+        kept = sum(kept_parts(build, machine, given).values())
+        share = Fraction(str(round((mib - kept) / mib, 3)))
+        used = given.get("memory_fraction") or share
+        decodes = given.get("role") == "decode"
+        return {
+            **({"extra_slots": _extra_slots(machine, given)} if decodes else {}),
+            "memory_fraction": Default(
+                share, "SGLang's mem_fraction_static for such a chunk and so many GPUs"
+            ),
+            "reserve": Default(
+                _BEFORE_WEIGHTS,
+                "taken before weights are loaded, as logged on H200: a guess elsewhere",
+            ),
+            "step_tokens": Default(tokens, "SGLang's chunked_prefill_size for this memory"),
+            "overlap": _overlap(machine),
+            "request_limit": Default(_REQUESTS, "SGLang's max_running_requests for DeepSeek-V4"),
+            "logits_limit": _logits_limit(build, machine, used),
+            "window_slots": Default(
+                "freed" if build.frees_windows else "kept",
+                "SGLang's SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS in this version",
+            ),
+        }
 
-    def overhead(self, deployment: Deployment, step_tokens: int, plan: Plan) -> Overhead:
+    def overhead(
+        self, deployment: Deployment, step_tokens: int, machine: Machine, given: Given
+    ) -> Overhead:
         """What SGLang itself takes to be needed in what its share leaves of a GPU."""
         del deployment, step_tokens
-        parts = kept_parts(self.build, plan.machine, plan.given)
-        headroom = [Held(what, int(mib * MIB), ESTIMATED) for what, mib in parts.items() if mib]
+        parts = kept_parts(self.build, machine, given)
+        headroom = [Held(what, int(mib * MIB), _ESTIMATED) for what, mib in parts.items() if mib]
         return Overhead((), tuple(headroom), _UNKNOWN)
 
     def loading(self, arch: str | None) -> Loading:
@@ -256,75 +343,80 @@ class SglangEngine:
             f"{ceil(least * 1000) / 1000:.3f} (minimum viable = 1 - available/pre = {least:.4f})."
         )
 
-    def pools(self, deployment: Deployment) -> Pools:
-        """Prices of one rank; raises ``ConfigError`` for what SGLang does not serve."""
-        return build_pools(self.build, deployment)
+    def host_tier(self, deployment: Deployment, capacity: Capacity, wish: HostWish) -> HostTier:
+        return host.size_tier(self, deployment, capacity, wish)
 
-    def costs(self, deployment: Deployment) -> tuple[PoolCost, ...]:
-        """Every pool's share of a full token, and of a request where the size is fixed."""
-        if deployment.model.kind == "flat":
-            return flat.costs_of(deployment, self.layers(deployment))
-        pools = self.pools(deployment)
-        drafts = Fraction(pools.inflation) - 1
-        costs = [*_context_costs(pools), *_window_costs(pools)]
-        if drafts:
-            growth = sum(cost.marginal_bytes + cost.padding_bytes for cost in costs)
-            costs.append(
-                PoolCost(
-                    "window", "draft", deployment.draft_layers, marginal_bytes=growth * drafts
-                )
-            )
-        return (*costs, *_state_costs(pools))
+    def objects(
+        self, deployment: Deployment, retention: int | None, chunk_tokens: int | None
+    ) -> Offloaded:
+        if chunk_tokens is not None:
+            raise ConfigError("LMCache's chunks are known behind vLLM alone.")
+        return host.paged_objects(self, deployment)
 
-    def request_bytes(self, deployment: Deployment, tokens: int, *, in_flight: int) -> int:
-        """Full tokens in whole pages, and what is fixed for the request.
+    def sent(self, deployment: Deployment, tokens: int) -> Sent:
+        """Pages, windows, and rows of entries that a prompt's end has begun.
 
-        Where windows are a share of the full tokens, a request takes the full tokens that bring
-        its window slots with them: those of its window, or of its whole prompt where a running
-        request does not give them back.
+        Source: ``disaggregation/prefill.py``, ``get_contiguous_buf_infos`` and its like of
+        ``deepseek_v4_memory_pool.py``.
         """
+        sent = sent_of(self.rule(deployment).layout, tokens)
         if deployment.model.kind == "flat":
-            return flat.request_bytes(deployment, self.layers(deployment), tokens)
-        pools = self.pools(deployment)
-        units = _full_tokens(pools, tokens, in_flight)
-        return int(units * pools.bytes_per_full_token) + sum(
-            cost.fixed_bytes for cost in self.costs(deployment)
+            return sent
+        pools, rows = self.pools(deployment), 1 if deployment.online_state else 128
+        hca = pools.hca * bool(tokens % 128)
+        pairs = pools.low.count(2) * (tokens % 2)
+        pending = hca * rows * pools.hca_row_bytes
+        pending += pairs * pools.pair_ring * pools.pair_row_bytes
+        return Sent(sent.bytes + pending, sent.descriptors + hca + pairs)
+
+    # ---- V3.2: one pool of tokens (``DefaultPoolConfigurator`` of ``pool_configurator.py``) -----
+
+    def _layers(self, deployment: Deployment) -> tuple[Sequence[Layer], Sequence[Layer]]:
+        """Layers that this rank holds, and those with indexer keys; drafts are like the others."""
+        every = layers_of(deployment, self.name, self.build.kinds)
+        held = [layer for layer in every if layer.held]
+        if deployment.formats.indexer.entry_bytes != _KEY_BYTES:
+            raise ConfigError(
+                f"SGLang keeps V3.2's indexer keys in fp8, not {deployment.formats.indexer.name}: "
+                "choose it."
+            )
+        return held, [layer for layer in held if layer.selects or layer.kind == DRAFT]
+
+    def _flat(self, deployment: Deployment) -> Layout:
+        held, keyed = self._layers(deployment)
+        page = deployment.block_tokens or _FLAT_PAGE_TOKENS
+        entry = deployment.formats.main.entry_bytes * len(held)
+        pieces = (
+            Piece("kv", page * entry, len(held)),
+            Piece("indexer", page * _KEY_BYTES * len(keyed), len(keyed)),
+        )
+        return Layout((Group("context", page, pieces=pieces),))
+
+    def _flat_costs(self, deployment: Deployment) -> tuple[PoolCost, ...]:
+        page = self._flat(deployment).groups[0]
+        return tuple(
+            PoolCost(
+                pool,
+                "dsa",
+                piece.buffers,
+                marginal_bytes=Fraction(piece.block_bytes, page.block_tokens),
+            )
+            for pool, piece in zip(("main", "indexer"), page.pieces, strict=True)
         )
 
-    def shared_bytes(self, deployment: Deployment) -> int:
-        """States of all requests that may run and of a spare one, and windows of a fixed size."""
-        if deployment.model.kind == "flat":
-            return 0
-        pools = self.pools(deployment)
-        windows = pools.fixed_bytes(0)["swa_fixed"]
-        return int(windows) + sum(cost.shared_bytes for cost in _state_costs(pools))
-
-    def layers(self, deployment: Deployment) -> tuple[Layer, ...]:
-        """Every layer; raises ``ConfigError`` for a model that this version does not serve."""
-        return layers_of(deployment, self.name, self.build.kinds)
-
-    def capacity(self, deployment: Deployment, available_bytes: int) -> Capacity:
-        """What SGLang makes of the memory, down to the line it logs."""
-        if deployment.model.kind == "flat":
-            return flat.capacity(deployment, self.layers(deployment), available_bytes)
-        pools = self.pools(deployment)
-        full = pools.full_tokens(available_bytes)
-        fixed = pools.fixed_bytes(pools.requests(available_bytes))
-        flight = deployment.in_flight_tokens if pools.frees_windows else 1
-        needed = _full_tokens(pools, deployment.max_context_tokens, flight)
-        refused = refusal(pools, available_bytes, full)
-        line = calculation_line(pools, available_bytes, fixed, full)
+    def _flat_capacity(self, deployment: Deployment, available_bytes: int) -> Capacity:
+        page = self._flat(deployment).groups[0]
+        cell, size = page.block_bytes // page.block_tokens, page.block_tokens
+        tokens = available_bytes // cell // size * size
+        needed = -(-deployment.max_context_tokens // size) * size
         return Capacity(
-            cache_bytes=min(
-                available_bytes, int(full * pools.bytes_per_full_token + sum(fixed.values()))
-            ),
-            units=full,
-            unit_bytes=Fraction(pools.bytes_per_full_token),
+            cache_bytes=tokens * cell,
+            units=tokens,
+            unit_bytes=Fraction(cell),
             units_per_request=Fraction(needed),
-            printed_tokens=None if refused else full,
-            concurrency=Fraction(full, needed),
-            log_lines=tuple(filter(None, (slice_line(deployment), refused or line))),
-            note=_bound(pools, full),
+            printed_tokens=tokens or None,
+            concurrency=Fraction(tokens, needed),
+            log_lines=(f"max_total_num_tokens={tokens}",),
         )
 
 
@@ -449,51 +541,3 @@ def _window_costs(pools: Pools) -> list[PoolCost]:
     )
     states = PoolCost("state", "csa", pools.csa, marginal_bytes=ratio * state)
     return [window, states] if state else [window]
-
-
-_RINGS = ("swa_ring_fixed", "c4_state_fixed")
-_CAPPED: dict[str, Any] = {
-    "padded": True,
-    "state_per": "page",
-    "request_windows": True,
-    "bounds_logits": True,
-    "caps_graphs": True,
-    "checks_windows": True,
-    "fields": ("c128_state_fixed", "c2_state_fixed", "swa_fixed", *_RINGS),
-    "flags": ("unified", "unified_fp8", "dspark_draft_bf16"),
-    "kinds": ("v4", "v41", "flat"),
-}
-BUILDS = (
-    Build(
-        "0.5.12",
-        "0.5.12",
-        stage_layers=False,
-        hca_state_fixed=False,
-        frees_windows=False,
-        draft_heads=False,
-        draft_reserve_mib=4096,
-        fields=(),
-        seen_in_logs=True,
-    ),
-    Build(
-        "0.5.14",
-        "0.5.13",
-        hca_state_fixed=False,
-        frees_windows=False,
-        draft_heads=False,
-        fields=(),
-    ),
-    Build("0.5.17", "0.5.15", frees_windows=False, seen_in_logs=True),
-    Build("0.5.19", "0.5.18"),
-    Build(
-        "0.5.20",
-        "0.5.20",
-        fields=("c128_state_fixed", *_RINGS),
-        flags=("unified", "unified_fp8"),
-        checks_windows=True,
-        seen_in_logs=True,
-    ),
-    Build("0.5.22", "0.5.21", **_CAPPED),
-    Build("0.5.23", "0.5.23", **_CAPPED, v41_pages=True, half_scores=True),
-)
-V0_5_12, V0_5_14, V0_5_17, V0_5_19, V0_5_20, V0_5_22, V0_5_23 = map(SglangEngine, BUILDS)

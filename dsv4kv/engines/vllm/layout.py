@@ -3,16 +3,21 @@
 Compressed KV and indexer keys need blocks for the whole context. Window entries and compressor
 states are kept by blocks too, of which only those under the sliding window stay. V4.1 keeps a ring
 of state in one block of every request, V3.2 nothing but entries and keys.
-Source: vLLM 0.26.0 and 0.33.0, ``vllm/models/deepseek_v4`` and ``DeepseekV4SWACache``; of 0.33.0
-``vllm/models/deepseek_v41`` and ``deepseek_v2.py``.
+Buckets are split into groups that draw their blocks from one pool, so that a block costs the same
+in each.
+Source: vLLM 0.20 to 0.33, ``vllm/models/deepseek_v4``, ``DeepseekV4SWACache``,
+``kv_cache_utils.py``, ``kv_cache_planning.py``; of 0.33.0 ``vllm/models/deepseek_v41`` and
+``deepseek_v2.py``.
 """
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import lcm
 
-from dsv4kv.engines.contract import DRAFT, Deployment, Layer
+from dsv4kv.engines.contract import DRAFT, Deployment, Layer, layers_of
+from dsv4kv.engines.vllm import Grouping, Packing, Release
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.formats import EntryFormat
 
@@ -52,7 +57,7 @@ class Page:
 
 
 @dataclass(frozen=True)
-class Group:
+class Table:
     """Layers under one block table; before they are split, a bucket of layers.
 
     Attributes:
@@ -105,13 +110,13 @@ class Group:
         live = min((self.window_tokens or 0) - 1 + in_flight_tokens, tokens)
         return -(-live // self.block_tokens) + 1
 
-    def on_this_rank(self) -> "Group":
+    def on_this_rank(self) -> "Table":
         """The same group with the pages of held layers only."""
         rows = tuple(row for row in self.rows if row[0].layer.held)
         return replace(self, rows=rows)
 
 
-def build_buckets(deployment: Deployment, layers: Sequence[Layer]) -> list[Group]:
+def build_buckets(deployment: Deployment, layers: Sequence[Layer]) -> list[Table]:
     """The full-context bucket first, then windows and states, where there are any.
 
     Raises:
@@ -128,7 +133,7 @@ def stride_bytes(deployment: Deployment) -> int:
     return lcm(formats.window.entry_bytes, formats.main.entry_bytes)
 
 
-def _v4_buckets(deployment: Deployment, layers: Sequence[Layer]) -> list[Group]:
+def _v4_buckets(deployment: Deployment, layers: Sequence[Layer]) -> list[Table]:
     _check(deployment)
     block = deployment.block_tokens or DEFAULT_BLOCK_TOKENS
     compressed = [layer for layer in layers if layer.kind in _RATIO]
@@ -136,8 +141,8 @@ def _v4_buckets(deployment: Deployment, layers: Sequence[Layer]) -> list[Group]:
         raise ConfigError("vLLM's V4 rules need at least one CSA or HCA layer.")
     window = deployment.model.window_tokens
     buckets = [
-        Group(tuple(_context_pages(deployment, block, layer) for layer in compressed), block),
-        Group(
+        Table(tuple(_context_pages(deployment, block, layer) for layer in compressed), block),
+        Table(
             tuple((_window_page(deployment, layer),) for layer in layers),
             WINDOW_BLOCK_TOKENS,
             window,
@@ -146,19 +151,19 @@ def _v4_buckets(deployment: Deployment, layers: Sequence[Layer]) -> list[Group]:
     for kind, span in (("csa", 8), ("hca", 128)):  # CSA overlaps: its state spans two groups of 4
         rows = tuple(_state_pages(deployment, layer) for layer in compressed if layer.kind == kind)
         if rows:
-            buckets.append(Group(rows, _STATE_BLOCK_TOKENS[kind], span))
+            buckets.append(Table(rows, _STATE_BLOCK_TOKENS[kind], span))
     return buckets
 
 
-def _v41_buckets(deployment: Deployment, layers: Sequence[Layer]) -> list[Group]:
+def _v41_buckets(deployment: Deployment, layers: Sequence[Layer]) -> list[Table]:
     """Owners' entries and keys; windows of every layer; rings of the owners of ratio 2."""
     block = deployment.block_tokens or _v41_block(deployment)
     _check_v41(deployment, layers, block)
     owners = [layer for layer in layers if layer.owns]
     window, rows = deployment.model.window_tokens, _ring_rows(deployment.draft_tokens)
     buckets = [
-        Group(tuple(_owned_pages(deployment, block, layer) for layer in owners), block),
-        Group(
+        Table(tuple(_owned_pages(deployment, block, layer) for layer in owners), block),
+        Table(
             tuple((_window_page(deployment, layer, _V41_WINDOW_BLOCK),) for layer in layers),
             _V41_WINDOW_BLOCK,
             window,
@@ -166,7 +171,7 @@ def _v41_buckets(deployment: Deployment, layers: Sequence[Layer]) -> list[Group]
     ]
     state = rows * 2 * deployment.model.head_dim * _STATE_BYTES
     rings = tuple((Page("state", layer, state, state),) for layer in owners if layer.ratio == 2)
-    return [*buckets, Group(rings, rows, ring=True)] if rings else buckets
+    return [*buckets, Table(rings, rows, ring=True)] if rings else buckets
 
 
 def _v41_block(deployment: Deployment) -> int:
@@ -213,7 +218,7 @@ def _owned_pages(deployment: Deployment, block_tokens: int, layer: Layer) -> tup
     )
 
 
-def _flat_buckets(deployment: Deployment, layers: Sequence[Layer]) -> list[Group]:
+def _flat_buckets(deployment: Deployment, layers: Sequence[Layer]) -> list[Table]:
     """Every layer's entries, and keys where it has an indexer: a draft layer has one."""
     formats, block = deployment.formats, deployment.block_tokens or _FLAT_BLOCK_TOKENS
     _check_keys_and_state(deployment)
@@ -228,11 +233,11 @@ def _flat_buckets(deployment: Deployment, layers: Sequence[Layer]) -> list[Group
             sizes["indexer"] = formats.indexer.entry_bytes * block
         return tuple(Page(pool, layer, size, size) for pool, size in sizes.items())
 
-    return [Group(tuple(pages(layer) for layer in layers), block)]
+    return [Table(tuple(pages(layer) for layer in layers), block)]
 
 
 _FLAT_BLOCK_TOKENS = 64
-_BUCKETS: dict[str, Callable[[Deployment, Sequence[Layer]], list[Group]]] = {
+_BUCKETS: dict[str, Callable[[Deployment, Sequence[Layer]], list[Table]]] = {
     "v4": _v4_buckets,
     "v41": _v41_buckets,
     "flat": _flat_buckets,
@@ -293,3 +298,147 @@ def _state_pages(deployment: Deployment, layer: Layer) -> tuple[Page, ...]:
 def _aligned(pool: str, layer: Layer, deployment: Deployment, used_bytes: int) -> Page:
     align = _PACKED_ALIGN if deployment.formats.window.name == "fp8_ds_mla" else _PLAIN_ALIGN
     return Page(pool, layer, -(-used_bytes // align) * align, used_bytes)
+
+
+# ---- groups and their blocks --------------------------------------------------------------------
+
+
+def split_buckets(buckets: Sequence[Table], grouping: Grouping, *, pad: bool) -> list[Table]:
+    """The groups of a model: the full-context bucket whole, the others in nearly equal parts.
+
+    Args:
+        buckets: Full context first.
+        grouping: How the parts' size is found: ``tuples`` up to 0.28, ``patterns`` from 0.29.
+        pad: Window and state pages take the size of the next larger full-context page, so that
+            they can share its place (up to 0.26).
+
+    Raises:
+        ConfigError: A window or state page larger than every full-context page, when padding.
+    """
+    full, *others = buckets
+    if grouping == "tuples":
+        divisor = closest_divisor([bucket.repeats for bucket in buckets], full.repeats)
+        tuples = [_layer_tuples(_padded(bucket, full) if pad else bucket) for bucket in others]
+        counts = [-(-len(bucket.rows) // divisor) for bucket in tuples]
+    else:
+        tuples, (_, *counts) = others, _part_counts(buckets)
+    parts = [
+        replace(bucket, rows=bucket.rows[i::count])
+        for bucket, count in zip(tuples, counts, strict=True)
+        for i in range(count)
+    ]
+    return [full, *parts]
+
+
+def closest_divisor(counts: Sequence[int], lowest: int) -> int:
+    """The d, from ``lowest`` up, that pads the counts to multiples of d with least padding.
+
+    Of several, the largest.
+    """
+    return min(
+        range(max(lowest, 1), max(*counts, lowest) + 1),
+        key=lambda d: (sum(-count % d for count in counts), -d),
+    )
+
+
+def block_bytes(groups: Sequence[Table], packing: Packing, full: Table) -> int:
+    """Bytes of one block over all held layers, whichever group it belongs to.
+
+    Args:
+        groups: With this rank's pages, full context first.
+        packing: The rule.
+        full: The full-context group of the whole model, whose page sizes ``tuples`` falls back to.
+    """
+    if packing == "widest":
+        return max(group.page_bytes for group in groups)
+    if packing == "tuples":
+        sizes = groups[0].sizes or full.sizes
+        return sum(sizes) * max(group.repeats for group in groups)
+    slots: Counter[int] = Counter()
+    for group in groups:
+        slots |= group.sizes
+    return sum(size * count for size, count in slots.items())
+
+
+def _layer_tuples(bucket: Table) -> Table:
+    """The same pages in rows of one page of each size; padded alike, a layer's two become two."""
+    by_size: dict[int, list[Page]] = {}
+    for page in bucket.pages:
+        by_size.setdefault(page.page_bytes, []).append(page)
+    return replace(bucket, rows=tuple(zip(*by_size.values(), strict=True)))
+
+
+def _part_counts(buckets: Sequence[Table]) -> list[int]:
+    """Buckets of equally many pages of each size repeat a pattern; mixed ones stay whole."""
+    balanced = [bucket for bucket in buckets if len(set(bucket.sizes.values())) == 1]
+    lowest = max((bucket.repeats for bucket in balanced if len(bucket.sizes) > 1), default=0)
+    if not lowest:
+        return _state_parts(buckets)
+    divisor = closest_divisor([bucket.repeats for bucket in balanced], lowest)
+    return [-(-bucket.repeats // divisor) if bucket in balanced else 1 for bucket in buckets]
+
+
+def _state_parts(buckets: Sequence[Table]) -> list[int]:
+    """Without a pattern, windows and states fill what a block must hold anyway."""
+    anchor = max(
+        bucket.page_bytes if bucket.whole else bucket.pages[0].page_bytes for bucket in buckets
+    )
+    return [
+        1 if bucket.whole else -(-len(bucket.pages) // (anchor // bucket.pages[0].page_bytes))
+        for bucket in buckets
+    ]
+
+
+def _padded(bucket: Table, full: Table) -> Table:
+    rows = tuple(tuple(_pad(page, full) for page in row) for row in bucket.rows)
+    return replace(bucket, rows=rows)
+
+
+def _pad(page: Page, full: Table) -> Page:
+    larger = [size for size in full.sizes if size >= page.page_bytes]
+    if not larger:
+        raise ConfigError(
+            f"this vLLM keeps a {page.pool} page of {page.page_bytes:,} B in the place of a page "
+            f"of compressed KV, of which the largest has {max(full.sizes):,} B: "
+            "it needs a CSA layer, and blocks of 256 tokens or more."
+        )
+    return replace(page, page_bytes=min(larger))
+
+
+@dataclass(frozen=True)
+class BlockLayout:
+    """The blocks of one rank.
+
+    Attributes:
+        groups: Of the whole model.
+        held: The same groups with this rank's layers only.
+        unit_bytes: Bytes of one block.
+    """
+
+    groups: tuple[Table, ...]
+    held: tuple[Table, ...]
+    unit_bytes: int
+
+    @property
+    def weighed(self) -> list[Table]:
+        """What vLLM weighs a request by: a group without a layer here as in the whole model."""
+        pairs = zip(self.held, self.groups, strict=True)
+        return [held if held.rows else group for held, group in pairs]
+
+    def blocks(self, tokens: int, in_flight_tokens: int) -> int:
+        """Blocks that a request really takes, over all groups."""
+        return sum(group.blocks(tokens, in_flight_tokens) for group in self.groups)
+
+
+@lru_cache(maxsize=256)
+def lay_out(release: Release, deployment: Deployment) -> BlockLayout:
+    """Groups and bytes of a block; raises ``ConfigError`` for what vLLM does not serve."""
+    layers = layers_of(deployment, f"vllm:{release.newest}", release.kinds)
+    buckets = build_buckets(deployment, layers)
+    groups = split_buckets(buckets, release.grouping, pad=release.weighted)
+    held = [group.on_this_rank() for group in groups]
+    unit = block_bytes(held, release.packing, groups[0])
+    if not unit:
+        raise ConfigError("this rank holds no layer with a cache: give it at least one layer.")
+    stride = stride_bytes(deployment)
+    return BlockLayout(tuple(groups), tuple(held), -(-unit // stride) * stride)

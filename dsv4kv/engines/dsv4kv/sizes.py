@@ -9,32 +9,29 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 
-from dsv4kv.engines.contract import (
-    Capacity,
-    Deployment,
-    NothingStated,
-    PoolCost,
-)
-from dsv4kv.engines.defaults import LogitsRoom
+from dsv4kv.engines.contract import DRAFT, Capacity, Deployment, Engine, PoolCost
+from dsv4kv.engines.dsv4kv import FAMILY
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.formats import PageLayout
 from dsv4kv.model.plan import TABLE_ENTRY_BYTES, CachePlan, plan_cache
 from dsv4kv.model.schema import REPORT_BLOCK_TOKENS, LayerCacheSchema, Sharing, TableGroup
 
-_DRAFT = "draft"
 
+class OwnEngine(Engine):
+    """The dsv4kv cache.
 
-@dataclass(frozen=True)
-class OwnEngine(NothingStated):
-    """The dsv4kv cache, its block tables shared as ``sharing`` says."""
+    Attributes:
+        sharing: Which layers share a block table.
+    """
 
-    name: str = "dsv4kv"
-    seen_in_logs: bool = True
-    sharing: Sharing = "model"
-    logits_room: LogitsRoom = "share"
-    unit: str = "block"
-    shares_limits: bool = False
+    family = FAMILY
+    own = True
+    name = "dsv4kv"
+    seen_in_logs = True
+
+    def __init__(self, sharing: Sharing = "model") -> None:
+        self.sharing: Sharing = sharing
 
     def costs(self, deployment: Deployment) -> tuple[PoolCost, ...]:
         """Every pool's fixed and marginal bytes; the table row is fixed by the longest request."""
@@ -52,7 +49,9 @@ class OwnEngine(NothingStated):
     def request_bytes(self, deployment: Deployment, tokens: int, *, in_flight: int) -> int:
         """Bytes of one request of so many tokens: blocks, slot, table row."""
         del in_flight  # blocks of a step's tokens are among the request's own
-        held = self._layers(deployment)
+        # neither context nor load decides what a layer stores: searches ask for thousands of both
+        key = replace(deployment, max_context_tokens=1, concurrency=None)
+        held = _lay_out(self.sharing, key)
         width = deployment.max_context_tokens
         row = sum(group.lanes * group.blocks_for(width) for group in held.groups)
         blocks = sum(
@@ -60,11 +59,6 @@ class OwnEngine(NothingStated):
             for group, block_bytes in zip(held.groups, held.block_bytes, strict=True)
         )
         return blocks + held.slot_bytes + row * TABLE_ENTRY_BYTES
-
-    def shared_bytes(self, deployment: Deployment) -> int:
-        """Nothing is held without a request."""
-        del deployment
-        return 0
 
     def capacity(self, deployment: Deployment, available_bytes: int) -> Capacity:
         """Requests of full context that fit; raises ``ConfigError``."""
@@ -111,10 +105,6 @@ class OwnEngine(NothingStated):
             draft_tokens=deployment.draft_tokens,
         )
 
-    def _layers(self, deployment: Deployment) -> "_Layers":
-        # neither context nor load decides what a layer stores: searches ask for thousands of both
-        return _lay_out(self, replace(deployment, max_context_tokens=1, concurrency=None))
-
 
 @dataclass(frozen=True)
 class _Layers:
@@ -126,8 +116,8 @@ class _Layers:
 
 
 @lru_cache(maxsize=64)
-def _lay_out(engine: OwnEngine, deployment: Deployment) -> _Layers:
-    plan = engine.plan(deployment, 1)
+def _lay_out(sharing: Sharing, deployment: Deployment) -> _Layers:
+    plan = OwnEngine(sharing).plan(deployment, 1)
     return _Layers(
         plan.groups,
         tuple(
@@ -156,7 +146,7 @@ def _with_drafts(model: DSV4Config, count: int) -> DSV4Config:
 def _by_kind(schemas: Sequence[LayerCacheSchema]) -> dict[str, list[LayerCacheSchema]]:
     kinds: dict[str, list[LayerCacheSchema]] = {}
     for schema in schemas:
-        kind = _DRAFT if schema.layer.is_draft else schema.layer.attn.value
+        kind = DRAFT if schema.layer.is_draft else schema.layer.attn.value
         kinds.setdefault(kind, []).append(schema)
     return kinds
 

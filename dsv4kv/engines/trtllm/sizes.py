@@ -5,22 +5,12 @@ these rules could be compared with.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from fractions import Fraction
 
-from dsv4kv.engines.contract import (
-    DRAFT,
-    Capacity,
-    Deployment,
-    Layer,
-    NothingStated,
-    PoolCost,
-    layers_of,
-)
-from dsv4kv.engines.defaults import LogitsRoom
+from dsv4kv.engines.contract import DRAFT, Capacity, Deployment, Engine, Layer, PoolCost, layers_of
+from dsv4kv.engines.trtllm import FAMILY
 from dsv4kv.errors import ConfigError
 
-DEFAULT_BLOCK_TOKENS = 128
 _BLOCK_TOKENS = (128, 256)
 _MAIN = ("bf16", "fp8", "fp8_ds_mla")
 _RATIO = {"csa": 4, "hca": 128}
@@ -28,15 +18,11 @@ _STATE_TOKENS = {"csa": 8, "hca": 128}  # CSA overlaps: two groups of four
 _STATE_BYTES = 4
 
 
-@dataclass(frozen=True)
-class TrtllmEngine(NothingStated):
-    """The one version whose rules are known."""
+class TrtllmEngine(Engine):
+    """The one version whose sizes are known."""
 
-    name: str = "trtllm"
-    seen_in_logs: bool = False
-    logits_room: LogitsRoom = "share"
-    unit: str = "block"
-    shares_limits: bool = False
+    family = FAMILY
+    name = "trtllm"
 
     def costs(self, deployment: Deployment) -> tuple[PoolCost, ...]:
         """Marginal bytes of compressed KV and indexer keys; fixed blocks of windows and states."""
@@ -50,11 +36,6 @@ class TrtllmEngine(NothingStated):
         per_token = sum((cost.marginal_bytes for cost in costs), Fraction(0))
         covered = -(-tokens // block) * block
         return int(per_token * covered) + sum(cost.fixed_bytes for cost in costs)
-
-    def shared_bytes(self, deployment: Deployment) -> int:
-        """Nothing is known to be held without a request."""
-        del deployment
-        return 0
 
     def capacity(self, deployment: Deployment, available_bytes: int) -> Capacity:
         """Requests of full context; no line, since none is known."""
@@ -90,7 +71,7 @@ def _held(deployment: Deployment) -> list[Layer]:
 
 
 def _block_tokens(deployment: Deployment) -> int:
-    block = deployment.block_tokens or DEFAULT_BLOCK_TOKENS
+    block = deployment.block_tokens or TrtllmEngine.block_tokens
     if block not in _BLOCK_TOKENS:
         raise ConfigError(f"block_tokens is {block}: TensorRT-LLM takes 128 or 256.")
     return block

@@ -13,8 +13,8 @@ from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.logs.read import Reading, StartupLog
 from dsv4kv.engines.logs.recovery import Recovery
 from dsv4kv.engines.logs.setups import Setup, block_tokens, possible_setups
-from dsv4kv.engines.registry import engine_family, find_engine
-from dsv4kv.engines.vllm.sizing import VllmEngine
+from dsv4kv.engines.names import engine_family, find_engine
+from dsv4kv.engines.vllm.sizes import VllmEngine
 from dsv4kv.errors import ConfigError
 
 GIB = 2**30

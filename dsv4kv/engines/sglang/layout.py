@@ -6,11 +6,13 @@ run; HCA states, and V4.1's pending pairs, are rows of every request.
 Source: SGLang 0.5.12 to 0.5.23, ``pool_configurator.py``. Floats are used where SGLang uses them.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
 
-from dsv4kv.engines.contract import DRAFT, V4_ONLY, Deployment, layers_of
+from dsv4kv.engines.contract import DRAFT, Deployment, layers_of
+from dsv4kv.engines.rule import Group, Layout, Piece
+from dsv4kv.engines.sglang import Build
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.formats import EntryFormat, PageLayout
 
@@ -19,57 +21,9 @@ DEFAULT_WINDOW_RATIO = 0.1
 _CHARGED_INDEXER_BYTES = 132  # FP8; FP4 keys of 68 B are charged as FP8 on NVIDIA
 _KEY_PAGE, _WIDE_KEY_PAGE = 64, 128  # keys of a page of V4.1's indexer; on SM100
 _OWN_ROW_BYTES = 584  # of V4.1's windows of a request
+_SCALE_BYTES = 4  # of an FP4 key
 _EVICTION_TOKENS = 128  # SGLANG_SWA_EVICTION_INTERVAL
 _LEAST_GUESSED_REQUESTS, _MOST_GUESSED_REQUESTS = 2048, 4096
-
-
-@dataclass(frozen=True)
-class Build:
-    """Rules of a range of versions.
-
-    Attributes:
-        newest: The version they are called after.
-        oldest: The first version that has them.
-        padded: Entries are priced with their page's padding (585 B, 864 B instead of 584 B).
-        stage_layers: Windows are priced for the layers of this rank; before, for every entry of
-            ``compress_ratios``, drafts included.
-        state_per: CSA states: a ring for every 128-token ``window`` or for every ``page``.
-        hca_state_fixed: HCA states are rows of every request; before, a ring for every window.
-        request_windows: With a request limit and no ratio given, windows get a fixed size.
-        frees_windows: By default, a running request gives back the window slots that
-            its window has left behind; before, it holds them for its whole prompt.
-        bounds_logits: The indexer's logits are cut to a share of what the cache leaves.
-        caps_graphs: Decode graphs are captured up to the request limit, where one is given.
-        checks_windows: A pool of windows that holds no request is refused at the start.
-        v41_pages: V4.1's entries are priced with their pages' padding, and pages that its pools
-            reserve are taken off; before, every entry as V4's.
-        half_scores: On SM100 V4.1's scores are bf16, in pieces that fill half their bound.
-        draft_heads: Drafts have an embedding and a head of their own until the cache is sized.
-        draft_reserve_mib: Kept for drafts, when the share of the cache is guessed.
-        fields: Fixed sizes that the line shows, in order, between memory and tokens.
-        flags: Switches that the line shows first.
-        kinds: Generations of models it serves.
-    """
-
-    newest: str
-    oldest: str
-    padded: bool = False
-    stage_layers: bool = True
-    state_per: Literal["window", "page"] = "window"
-    hca_state_fixed: bool = True
-    request_windows: bool = False
-    frees_windows: bool = True
-    bounds_logits: bool = False
-    caps_graphs: bool = False
-    checks_windows: bool = False
-    v41_pages: bool = False
-    half_scores: bool = False
-    draft_heads: bool = True
-    draft_reserve_mib: int = 0
-    fields: tuple[str, ...] = ("c128_state_fixed",)
-    flags: tuple[str, ...] = ()
-    seen_in_logs: bool = False
-    kinds: tuple[str, ...] = V4_ONLY
 
 
 @dataclass(frozen=True)
@@ -341,6 +295,47 @@ class Pools:
             if self.build.hca_state_fixed
             else by_window,
         )
+
+
+def lay_out(pools: Pools) -> Layout:
+    """Pages of context, and of windows with the states of CSA layers that go with them."""
+    deployment, page = pools.deployment, pools.page_tokens
+    window = deployment.model.window_tokens
+    groups = [Group("context", page, pieces=tuple(_context_pieces(pools)))]
+    windows = tuple(_window_pieces(pools))
+    cached = not deployment.replays_windows
+    return Layout((*groups, Group("window", page, window, cached, pieces=windows)), 0, window)
+
+
+def _context_pieces(pools: Pools) -> Iterator[Piece]:
+    """Entries and keys of every ratio."""
+    formats, page = pools.deployment.formats, pools.page_tokens
+    layers = {ratio: pools.low.count(ratio) for ratio in (1, 2)} | {4: pools.csa, 128: pools.hca}
+    amd = (pools.deployment.arch or "").startswith("gfx")
+    apart = amd and formats.indexer.name == "mxfp4"  # values and scales are pools of their own
+    for ratio, count in layers.items():
+        if not count:
+            continue
+        entries, name = page // ratio, f"deepseek_v4_c{ratio}"
+        yield Piece(name, count * PageLayout(formats.main, entries).page_bytes, count)
+        if ratio == 128:
+            continue
+        key, rows = formats.indexer.entry_bytes, count * entries
+        yield Piece(f"{name}_indexer", rows * (key - _SCALE_BYTES * apart), count)
+        if apart:
+            yield Piece(f"{name}_indexer_scale", rows * _SCALE_BYTES, count)
+
+
+def _window_pieces(pools: Pools) -> Iterator[Piece]:
+    """Windows of every layer, drafts included, and states of CSA layers."""
+    deployment = pools.deployment
+    layers = pools.windows + deployment.draft_layers
+    window = PageLayout(deployment.formats.window, pools.page_tokens).page_bytes
+    yield Piece("swa", layers * window, layers)
+    if pools.csa:
+        row, model = 4 * pools.csa_ring * deployment.state_bytes * pools.csa, deployment.model
+        yield Piece("deepseek_v4_c4_state", row * model.head_dim, pools.csa)
+        yield Piece("deepseek_v4_c4_indexer_state", row * model.index_dim, pools.csa)
 
 
 @lru_cache(maxsize=256)

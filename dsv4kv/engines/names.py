@@ -1,0 +1,176 @@
+"""Engines and their rules by name, from the rows of every engine's folder.
+
+Nothing is imported but rows: ``--help`` reads these registries alone.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Any
+
+from dsv4kv import engines
+from dsv4kv.choices import Implementation, choose
+from dsv4kv.engines.rule import Family, Variant
+from dsv4kv.errors import ConfigError, find_name
+
+if TYPE_CHECKING:
+    from dsv4kv.engines.contract import Engine
+
+_FIRST = ("dsv4kv", "vllm", "sglang", "trtllm")
+
+
+def _find_families() -> Iterator[Family]:
+    for module in iter_modules(engines.__path__):
+        if module.ispkg:
+            found = getattr(import_module(f"dsv4kv.engines.{module.name}"), "FAMILY", None)
+            if found is not None:
+                yield found
+
+
+def _order(family: Family) -> int:
+    return _FIRST.index(family.name) if family.name in _FIRST else len(_FIRST)
+
+
+FAMILIES = {family.name: family for family in sorted(_find_families(), key=_order)}
+"""Every engine's row, by its name without a version."""
+
+
+@dataclass(frozen=True)
+class SizedEngine:
+    """A row of ``ENGINES``.
+
+    Attributes:
+        explains: Which versions it stands for.
+        family: The engine.
+        version: A row of its versions; None where it has one alone.
+    """
+
+    explains: str
+    family: Family
+    version: Any = None
+
+    def load(self) -> "Engine":
+        """Import what sizes its caches."""
+        module, _, name = self.family.sizes.partition(":")
+        made = getattr(self.family.load(module), name)
+        engine: Engine = made(self.version) if self.version else made()
+        return engine
+
+
+def _versions(family: Family) -> Iterator[tuple[str, SizedEngine]]:
+    if not family.versions:
+        yield family.name, SizedEngine(family.title, family)
+    for version in family.versions:
+        first = "" if version.oldest == version.newest else f"{version.oldest} to "
+        explains = f"{family.title} {first}{version.newest}"
+        yield f"{family.name}:{version.newest}", SizedEngine(explains, family, version)
+
+
+ENGINES = dict(row for family in FAMILIES.values() for row in _versions(family))
+"""Whose rules size the cache; of a family, the oldest first."""
+
+
+def engine_family(family: str) -> list[str]:
+    """Names of all versions of an engine, the oldest first."""
+    return [name for name in ENGINES if name.startswith(f"{family}:")]
+
+
+IDEAL = Variant("whole blocks, least recently used, nothing else to keep")
+_rules = [row for family in FAMILIES.values() for row in family.rules.items()]
+RULES = {"ideal": IDEAL} | dict(sorted(_rules, key=lambda row: row[0] not in FAMILIES))
+"""By whose rule prompts are found, kept and evicted."""
+
+HOST_TIERS = {
+    name: Implementation(explains)
+    for family in FAMILIES.values()
+    for name, explains in family.host_tiers.items()
+}
+"""What keeps prefixes in host memory, for ``budget``."""
+TRANSFERS = {
+    "blocks": Implementation("blocks of context and a slot, as dsv4kv's cache has them")
+} | {
+    engine_family(name)[-1]: Implementation(family.sends)
+    for name, family in FAMILIES.items()
+    if family.sends
+}
+"""What is sent of a prompt from a prefill replica to a decode replica."""
+
+
+def family_of(engine: str) -> Family | None:
+    """The engine of a name with or without a version; None where there is none."""
+    return FAMILIES.get(engine.partition(":")[0].strip().lower())
+
+
+def sends_of(engine: str) -> str:
+    """The row of ``TRANSFERS`` of an engine; ``blocks`` where it has none."""
+    family = engine.partition(":")[0]
+    return next((name for name in engine_family(family) if name in TRANSFERS), "blocks")
+
+
+def replayed_engines() -> list[str]:
+    """Engines that have rules of their own."""
+    return [name for name, family in FAMILIES.items() if family.rules]
+
+
+def find_engine(name: str) -> "Engine":
+    """The rules of an engine: ``vllm:0.33``, a version between two, or ``vllm`` for the newest.
+
+    Raises:
+        ConfigError: No such engine, or a version outside those whose rules are known; names the
+            nearest.
+    """
+    family, _, version = name.strip().lower().partition(":")
+    known = engine_family(family)
+    if known and version:
+        return ENGINES[_covering(name, family, version.removeprefix("v"), known)].load()
+    return ENGINES[known[-1] if known else find_name(name, list(ENGINES), "engine")].load()
+
+
+def _covering(name: str, family: str, version: str, known: list[str]) -> str:
+    """The oldest rules that are not older than the version."""
+    if not re.match(r"\d+(\.\d+)*", version):
+        raise ConfigError(f"{name!r} names no version: give one of {', '.join(known)}.")
+    wanted, oldest = _numbers(version), FAMILIES[family].versions[0].oldest
+    if wanted < _numbers(oldest):
+        raise ConfigError(
+            f"the rules of {name} are not known, only from {oldest} on: the nearest is {known[0]}."
+        )
+    for key in known:
+        numbers = _numbers(key.partition(":")[2])
+        if wanted[: len(numbers)] <= numbers:
+            return key
+    raise ConfigError(f"the rules of {name} are not known: the nearest is {known[-1]}.")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version: ``0.5.15.post1`` is (0, 5, 15)."""
+    return tuple(int(part) for part in re.findall(r"\d+", version.partition("post")[0]))
+
+
+def find_rule(name: str) -> Variant:
+    """A rule by name; raises ``ConfigError`` with the names there are."""
+    return choose(RULES, name, "a rule")
+
+
+def chosen_rule(family: Family, kind: str, flags: dict[str, Any]) -> str:
+    """Name of the rule that an engine has for a generation of models with these settings.
+
+    Raises:
+        ConfigError: It has none.
+    """
+    given = {**family.assumes, **flags}
+    own = {name: rule for name, rule in family.rules.items() if kind in rule.default_for}
+    fitting = [name for name, rule in own.items() if rule.flags.items() <= given.items()]
+    if fitting:
+        return max(fitting, key=lambda name: len(own[name].flags))
+    if not own:
+        replayed = " or ".join(replayed_engines())
+        raise ConfigError(f"server is {family.name}: requests are replayed by {replayed}.")
+    asked = ", ".join(f"{name} {value}" for name, value in given.items())
+    known = " or ".join(f"{name} ({rule.setting})" for name, rule in own.items())
+    raise ConfigError(
+        f"server has {asked}, and the rules of {family.title} are {known}: choose one of these, "
+        "or name a rule."
+    )

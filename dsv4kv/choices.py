@@ -78,21 +78,10 @@ INDEXES = {
 }
 """How prefixes are found."""
 
-ALLOCATORS = {
-    "stack": Implementation("the last one freed first", "cache.allocators.stack:BlockAllocator"),
-    "bitmask": Implementation(
-        "the lowest free one first, with versions", "cache.allocators.bitmask:make_blocks"
-    ),
-    "refcount": Implementation(
-        "counted references, which sharing prefixes needs", "cache.allocators.refcount:make_blocks"
-    ),
-}
-"""Free-block strategies."""
-
 SYSTEMS = {
-    "pools": Implementation("pools of blocks for every layer", "systems.pools:run_pools"),
-    "slots": Implementation("a row of KV for every request", "systems.slots:run_slots"),
-    "blocks": Implementation("blocks with several holders", "systems.blocks:run_blocks"),
+    "pools": Implementation("pools of blocks for every layer", "bench.systems.pools:run_pools"),
+    "slots": Implementation("a row of KV for every request", "bench.systems.slots:run_slots"),
+    "blocks": Implementation("blocks with several holders", "bench.systems.blocks:run_blocks"),
 }
 """Ways to keep a cache that ``bench systems`` runs side by side."""
 
@@ -147,14 +136,11 @@ PREFETCH_POLICIES = {
 STORES = {
     "memory": Implementation(
         "this process's memory: memory:64GiB, or memory:pinned:64GiB for GPUs",
-        "tiers.stores.memory:open_memory",
+        "tiers.store:open_memory",
     ),
-    "file": Implementation("a folder: file:FOLDER", "tiers.stores.file:open_file"),
+    "file": Implementation("a folder: file:FOLDER", "tiers.file_store:open_file"),
     "redis": Implementation(
-        "a Redis or Valkey server: redis:HOST:PORT, or redis:URL", "tiers.stores.redis:open_redis"
-    ),
-    "mooncake": Implementation(
-        "a Mooncake store: mooncake:HOST:PORT of its master", "tiers.stores.mooncake:open_mooncake"
+        "a Redis or Valkey server: redis:HOST:PORT, or redis:URL", "tiers.redis_store:open_redis"
     ),
 }
 """Where objects are kept beyond the GPU's memory, as ``tiers.stores.place`` reads it."""

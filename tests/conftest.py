@@ -65,8 +65,7 @@ SLOW = {
     " test_docs_records test_docs_replay test_endings test_install test_kills test_processes",
     "bench": "test_build test_calibrate test_case test_gpu_case test_launches test_memory_series"
     " test_profiled test_run test_telemetry test_timed_kernels",
-    "cache": "test_allocator_machine test_endurance test_handle test_machine test_sharing_machine"
-    " allocators/test_bitmask allocators/test_refcount_machine",
+    "cache": "test_blocks_machine test_endurance test_handle test_machine test_sharing_machine",
     "cli": "test_bench test_budget test_compare test_doctor test_foreign_code test_kernels"
     " test_launches test_profile test_profile_docs test_progress test_record test_replay"
     " test_results test_shell test_sweeps test_trace_docs test_without_torch",

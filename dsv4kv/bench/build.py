@@ -180,11 +180,10 @@ def build_manager(
 ) -> KVCacheManager:
     """Allocate the cache, with its data if the workload has any."""
     real = config.workload.data == "real"
-    allocator = config.cache.allocator
     if device is None:
-        return KVCacheManager(plan, data=real, allocator=allocator)
+        return KVCacheManager(plan, data=real)
     prepare = config.cache.prepare
-    return KVCacheManager(plan, device.device, data=real, prepare=prepare, allocator=allocator)
+    return KVCacheManager(plan, device.device, data=real, prepare=prepare)
 
 
 def build_drive(

@@ -10,7 +10,7 @@ import torch
 
 from dsv4kv.bench.build import build_manager, check_device_memory, plan_from
 from dsv4kv.bench.device import CudaDevice, find_device
-from dsv4kv.cache.allocators.contract import Allocator
+from dsv4kv.cache.blocks import BlockPool
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.errors import ConfigError
@@ -165,7 +165,7 @@ def _list_units(
         yield "checkpoints", reuse.num_checkpoints, lambda: reuse.num_saved_checkpoints
 
 
-def _held(allocator: Allocator) -> Callable[[], int]:
+def _held(allocator: BlockPool) -> Callable[[], int]:
     return lambda: allocator.num_held
 
 

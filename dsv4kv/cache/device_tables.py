@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dsv4kv.cache.allocators.stack import Ids
+from dsv4kv.cache.blocks import Ids
 from dsv4kv.cache.table import BlockTable
 from dsv4kv.errors import CacheError
 from dsv4kv.ops.cuda.launch import run

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dsv4kv.cache.allocators.stack import BlockAllocator, Ids
+from dsv4kv.cache.blocks import BlockPool, Ids
 from dsv4kv.cache.device_tables import CopiedTables, DeviceTables, KernelTables
 from dsv4kv.cache.table import BlockTable
 from dsv4kv.errors import ConfigError, OutOfSlots
@@ -118,7 +118,6 @@ class KVCacheManager:
         *,
         data: bool = True,
         prepare: str | None = None,
-        allocator: str = "stack",
     ) -> None:
         """Allocate the cache.
 
@@ -128,7 +127,6 @@ class KVCacheManager:
             data: Without, only the bookkeeping, which is the same.
             prepare: Who keeps the tables on the device, one of ``choices.PREPARE``; None: nobody,
                 its memory is the host's.
-            allocator: Free-block strategy, one of ``choices.ALLOCATORS``.
         """
         self.plan = plan
         self.device = torch.device(device)
@@ -138,12 +136,11 @@ class KVCacheManager:
                 plan.num_blocks[group.name],
                 plan.num_slots,
                 plan.max_context_tokens,
-                allocator,
             )
             for group in plan.groups
         )
         self.tokens: NDArray[np.int64] = np.zeros(plan.num_slots, dtype=np.int64)
-        self._slots = BlockAllocator(plan.num_slots, unit="slots")
+        self._slots = BlockPool(plan.num_slots, unit="slots")
         self.pools: dict[int, PagedKVPool] = {}
         self.states: dict[AttentionType, StateCachePool] = {}
         self.device_tables: DeviceTables | None = None

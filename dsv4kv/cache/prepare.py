@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dsv4kv.cache.allocators.stack import Ids
+from dsv4kv.cache.blocks import Ids
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.errors import CacheError, ContextOverflow
 

@@ -4,8 +4,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dsv4kv.cache.allocators import make_allocator
-from dsv4kv.cache.allocators.stack import Ids
+from dsv4kv.cache.blocks import BlockPool, Ids
 from dsv4kv.errors import OutOfBlocks
 from dsv4kv.model.schema import TableGroup
 
@@ -36,14 +35,10 @@ class BlockTable:
         num_blocks: int,
         num_slots: int,
         max_context_tokens: int,
-        allocator: str = "stack",
     ) -> None:
-        """Build an empty table whose rows can hold ``max_context_tokens`` tokens.
-
-        ``allocator`` is one of ``choices.ALLOCATORS``.
-        """
+        """Build an empty table whose rows can hold ``max_context_tokens`` tokens."""
         self.group = group
-        self.allocator = make_allocator(allocator, num_blocks, group.lanes)
+        self.allocator = BlockPool(num_blocks, group.lanes)
         width = group.blocks_for(max_context_tokens)
         self.blocks = np.full((group.lanes, num_slots, width), NO_BLOCK, dtype=np.int32)
         self.held = np.zeros(num_slots, dtype=np.int64)

@@ -24,8 +24,8 @@ def bench_systems(
 
     ``unused`` are options that were given and mean nothing here.
     """
+    from dsv4kv.bench.systems.run import dumps, problems, run_systems
     from dsv4kv.config.systems import SystemsConfig
-    from dsv4kv.systems.run import dumps, problems, run_systems
     from dsv4kv.view.systems import report_systems
 
     refuse_unused(NAME, unused)

@@ -10,7 +10,6 @@ from pydantic import ConfigDict, Field, create_model, model_validator
 from pydantic_core import CoreSchema, core_schema
 
 from dsv4kv.choices import (
-    ALLOCATORS,
     BACKENDS,
     INDEXES,
     PEERS,
@@ -121,9 +120,6 @@ class CacheSection(Section):
     """Tokens of context one block covers in every compressed layer; a multiple of 128."""
     sharing: Sharing = "model"
     """Who shares a block table: the whole model, the layers of one type, or none."""
-    allocator: Annotated[str, OneOf(ALLOCATORS)] = Field(
-        "stack", description=f"Free-block strategy: {explained(ALLOCATORS)}."
-    )
     prefix: PrefixSection = PrefixSection()
     """Reuse of prompts that begin as an earlier one."""
     max_context_tokens: Positive = 32768
@@ -359,7 +355,7 @@ class BenchConfig(Section):
 
     def _check_prefix(self) -> None:
         cache = self.cache
-        wanted = {"allocator": "refcount", "sharing": "model", "prepare": "host"}
+        wanted = {"sharing": "model", "prepare": "host"}
         for key, value in wanted.items():
             if getattr(cache, key) != value:
                 raise ValueError(

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dsv4kv.cache.allocators.bitmask import NO_SLOT, SlotAllocator
+from dsv4kv.cache.slots import NO_SLOT, SlotAllocator
 from dsv4kv.core.policies import LRU, Policy, Run
 from dsv4kv.core.tree import Lease, PrefixTree, path_to
 from dsv4kv.errors import ConfigError
@@ -176,7 +176,7 @@ class SlotScheduler:
     def __init__(self, slots: SlotAllocator, cache: PrefixCacheManager) -> None:
         """Seat in ``slots``; ``cache`` must have been made with ``slots.version``."""
         self._slots, self._cache = slots, cache
-        self._written = [0] * slots.num_blocks  # tokens in each slot
+        self._written = [0] * slots.max_slots  # tokens in each slot
 
     def find(self, tokens: Tokens) -> Found:
         """The longest prefix that a slot holds, when a request is queued."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dsv4kv.cache.allocators.stack import Ids
+from dsv4kv.cache.blocks import Ids
 from dsv4kv.cache.device_tables import DeviceTables, stage
 from dsv4kv.cache.handle import LayerCache, LayerCacheHandle
 from dsv4kv.cache.step import StagedStep, StepBatch, StepView

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dsv4kv.cache.allocators.stack import Ids
+from dsv4kv.cache.blocks import Ids
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.ops.compressor import Compressor, rope_rows
 from dsv4kv.traces.request import Request

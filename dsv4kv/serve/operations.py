@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dsv4kv.cache.allocators.stack import Ids
+from dsv4kv.cache.blocks import Ids
 from dsv4kv.cache.handle import CompressedCache, LayerCache, LayerCacheHandle
 from dsv4kv.model.schedule import AttentionType, chooses_candidates, scores_candidates
 from dsv4kv.model.schema import LayerCacheSchema

@@ -133,7 +133,7 @@ class PrefixReuse:
         if prompt.keys:
             blocks = self._table.blocks[0, slot, :count].tolist()
             taken = self._index.insert(prompt.keys, blocks)
-            self._allocator.retain_memory_blocks(np.array(taken, np.int64))
+            self._allocator.retain(np.array(taken, np.int64))
 
     def end(self, slot: int) -> None:
         """A request ends; what it has computed stays until room is needed."""

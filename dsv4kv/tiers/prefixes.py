@@ -19,8 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dsv4kv.model.plan import CachePlan
 from dsv4kv.tiers.families import Family, Kept, families_of
-from dsv4kv.tiers.stores.contract import Bytes
-from dsv4kv.tiers.stores.namespace import Namespace
+from dsv4kv.tiers.store import Bytes, Namespace
 
 DIGEST_BYTES = 16
 _MAGIC = b"dsv4kv-1"

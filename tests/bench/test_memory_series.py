@@ -21,7 +21,6 @@ from tests.bench.settings import BOOKS, tiny_config
 from tests.examples import examples
 
 SHARED = (
-    "cache.allocator=refcount",
     "cache.prefix.index=radix",
     "workload.synthetic.prefix_branches=1",
     "workload.synthetic.prefix_tokens=256",

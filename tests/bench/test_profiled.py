@@ -88,8 +88,7 @@ def test_prefixes_are_shared_as_the_bench_shares_them(
         return begin(reuse, slot, request)
 
     monkeypatch.setattr(PrefixReuse, "begin", counted)
-    shared = [] if index == "none" else ["cache.allocator=refcount"]
-    _, case = run(f"cache.prefix.index={index}", *shared)
+    _, case = run(f"cache.prefix.index={index}")
     assert len(profile_of(case).step_requests) == 3
     assert bool(begun) == (index != "none")
 

@@ -8,22 +8,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
-from dsv4kv.prefix.index import Digests, Keys, Lease
-from dsv4kv.prefix.radix import PrefixCacheManager
-from dsv4kv.prefix.store import PrefixStore
 
-from dsv4kv.cache.allocators import make_allocator
-from dsv4kv.cache.allocators.bitmask import NO_SLOT, SlotAllocator
-from dsv4kv.cache.allocators.refcount import RefCountAllocator
-from dsv4kv.cache.allocators.stack import Ids
+from dsv4kv.cache.blocks import BlockPool, Ids
 from dsv4kv.cache.checkpoints import CheckpointPool, resume_request
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cache.prepare import prepare_forward
 from dsv4kv.errors import NotOwner, OutOfBlocks
-from dsv4kv.prefix.policies import make_policy
 from tests.cache.caches import small_plan
-from tests.prefix.indexes import make_index
-from tests.prefix.trees import check_tree
 
 CHECK_EVERY = 256
 Result = TypeVar("Result")
@@ -70,12 +61,9 @@ class Blocks(Machine):
         self.allocator = make()
         self.size: int = self.allocator.num_blocks
         self.lanes: int = self.allocator.lanes
+        self.shares = self.lanes == 1
         self.owners: list[Ids] = []
         self.hashes = count(1)
-
-    @property
-    def shares(self) -> bool:
-        return isinstance(self.allocator, RefCountAllocator)
 
     def happen(self) -> None:
         allocator, draw = self.allocator, self.draw
@@ -99,20 +87,21 @@ class Blocks(Machine):
     def share(self, owner: Ids) -> None:
         allocator, draw = self.allocator, self.draw
         if draw.random() < 0.5:
-            self.do(lambda: allocator.retain_memory_blocks(owner))
+            self.do(lambda: allocator.retain(owner))
             self.owners.append(owner)
         elif draw.random() < 0.7:
-            known = allocator._states.hashes.of_block
-            new = owner[known[owner] == 0]
+            new = owner[[not self.hash_of(block) for block in owner.tolist()]]
             names = [next(self.hashes) for _ in new]
-            self.do(
-                lambda: allocator.register_kv_block_hashes(new, names, [0, *names][: len(new)])
-            )
-        elif resting := allocator._states.cached.blocks().tolist():
+            self.do(lambda: allocator.register(new, names, [0, *names][: len(new)]))
+        elif resting := [n for n, b in allocator._blocks.items() if not b.refs]:
             some = np.array(draw.sample(resting, draw.randint(1, min(3, len(resting)))))
-            taken = self.do(lambda: allocator.allocate_memory_blocks(2, some))
+            taken = self.do(lambda: allocator.allocate(2, some))
             if taken is not None:
                 self.owners += [some, taken]
+
+    def hash_of(self, block: int) -> int:
+        record = self.allocator._blocks.get(block)
+        return record.hash if record else 0
 
     def check(self) -> None:
         allocator = self.allocator
@@ -122,161 +111,30 @@ class Blocks(Machine):
         assert allocator.num_held == np.count_nonzero(refs[0])
         if self.shares:
             assert allocator.refs(np.arange(self.size)).tolist() == refs[0].tolist()
-            known = allocator._states.hashes.of_block[:-1] != 0
+            known = np.array([self.hash_of(block) != 0 for block in range(self.size)])
             assert allocator.num_unused == np.count_nonzero(~known & (refs[0] == 0))
             assert allocator.num_cached == np.count_nonzero(known & (refs[0] == 0))
-            assert len(set(allocator._states.hashes._blocks.values())) <= np.count_nonzero(known)
         else:
             assert refs.max(initial=0) <= 1
             assert allocator.num_free == self.size - allocator.num_held
             allocator.check_held(held if self.lanes > 1 else held[0])
 
 
-BLOCK = 4
-PROMPTS = 12
 BLOCKS = 14
 NOBODYS: Ids = np.zeros(0, dtype=np.int64)
-
-
-class Serving(Machine):
-    """Prompts over an index and an allocator: pin, make room, take, store, release."""
-
-    def __init__(self, kind: str, strategy: str, policy: str, seed: int) -> None:
-        super().__init__(seed)
-        self.kind, self.size = kind, 24
-        self.allocator: Any = make_allocator(strategy, self.size)
-        made = make_index(kind, BLOCK, make_policy(policy, self.size * BLOCK))
-        assert isinstance(made, PrefixStore)
-        self.index = made
-        self.cached: Counter[int] = Counter()
-        self.running: list[tuple[Lease, Ids]] = []
-        tokens = [self.draw.choices((0, 1), k=40) for _ in range(PROMPTS)]
-        self.prompts = [keys for prompt in tokens for keys in self.some_keys(prompt)]
-
-    def some_keys(self, prompt: list[int]) -> list[Keys]:
-        """Of a prompt and of parts of it."""
-        parts = [prompt[: self.draw.randint(1, 40)] for _ in range(8)]
-        if self.kind == "radix":
-            return [np.array(part, dtype=np.int32) for part in parts]
-        found: list[Keys] = []
-        for part in parts:
-            ends = range(BLOCK, len(part) + 1, BLOCK)
-            names = [bytes(part[:end]).rjust(16, b"\x07")[-16:] for end in ends]
-            chained = [b"".join(names[: n + 1])[-12:] + bytes([n] * 4) for n in range(len(names))]
-            guards = [hash(bytes(part[:end])) for end in ends]
-            found.append(Digests(b"".join(chained), np.array(guards, dtype=np.int64)))
-        return found
-
-    @property
-    def shares(self) -> bool:
-        return isinstance(self.allocator, RefCountAllocator)
-
-    def happen(self) -> None:
-        what = self.draw.random()
-        if what < 0.55 and len(self.running) < 5:
-            self.start(self.draw.choice(self.prompts))
-        elif what < 0.9 and self.running:
-            lease, row = self.running.pop(self.draw.randrange(len(self.running)))
-            self.do(lambda: self.allocator.release(row))
-            self.do(lambda: self.index.release(lease))
-        elif evictable := self.index.evictable:
-            self.evict(self.draw.randint(0, min(3, evictable)))
-
-    def start(self, keys: Keys) -> None:
-        index, allocator = self.index, self.allocator
-        lease = self.do(lambda: index.pin(keys))
-        per_block = BLOCK if self.kind == "radix" else 1
-        whole = lease.length // per_block
-        needed = -(-len(keys) // per_block) - whole
-        while (short := needed - allocator.num_free) > 0:
-            if not index.evictable:
-                self.refuses(OutOfBlocks, lambda: allocator.acquire(needed))
-                self.do(lambda: index.release(lease))
-                return
-            self.evict(min(short, index.evictable))
-        fresh = self.do(lambda: allocator.acquire(needed))
-        more = keys.after(lease.length) if isinstance(keys, Digests) else keys[lease.length :]
-        taken = self.do(lambda: index.extend(lease, more, fresh)).taken
-        self.cached.update(taken.tolist())
-        row = np.setdiff1d(fresh, taken)
-        if self.shares:
-            self.do(lambda: allocator.retain_memory_blocks(taken))
-            row = fresh
-        self.running.append((lease, row))
-
-    def evict(self, blocks: int) -> None:
-        gone = self.do(lambda: self.index.evict(blocks))
-        assert gone.size == blocks
-        self.cached.subtract(gone.tolist())
-        self.do(lambda: self.allocator.release(gone))
-
-    def check(self) -> None:
-        """Between two operations of one request its blocks may be on their way: not told here."""
-        check_tree(self.index, list(self.index._leases))
-        assert max(self.cached.values(), default=0) <= 1
-        assert min(self.cached.values(), default=0) >= 0
-
-    def run(self, operations: int) -> None:
-        super().run(operations)
-        for lease, row in self.running:
-            self.allocator.release(row)
-            self.index.release(lease)
-        self.evict(self.index.evictable)
-        assert not +self.cached
-        assert self.allocator.num_held == self.index.held == 0
-
-
-class Slots(Machine):
-    """Rows that are found, copied and handed out again: what is copied is the prompt's own."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__(seed)
-        self.slots = SlotAllocator(6)
-        self.rows = PrefixCacheManager(60, None, self.copy, self.slots.version)
-        self.content: list[tuple[int, ...]] = [()] * 6
-        self.running: list[tuple[int, Lease]] = []
-        self.wanted: tuple[int, ...] = ()
-
-    def copy(self, source: int, target: int, tokens: int) -> None:
-        assert self.content[source][:tokens] == self.wanted[:tokens]
-
-    def happen(self) -> None:
-        draw, rows = self.draw, self.rows
-        if draw.random() < 0.6 or not self.running:
-            tokens = tuple(draw.choices((0, 1), k=draw.randint(1, 16)))
-            row = np.array(tokens, dtype=np.int32)
-            slot = self.do(self.slots.alloc)
-            if slot == NO_SLOT:
-                return
-            self.wanted, self.content[slot] = tokens, ()
-            self.do(lambda: rows.copy_kv(row, slot))
-            lease = self.do(lambda: rows.pin(row))
-            self.content[slot] = tokens
-            version = self.slots.version(slot)
-            self.do(lambda: rows.extend_row(lease, row[lease.length :], slot, version))
-            self.running.append((slot, lease))
-        else:
-            slot, lease = self.running.pop(draw.randrange(len(self.running)))
-            self.do(lambda: rows.release(lease))
-            self.do(lambda: self.slots.free(slot))
-
-    def check(self) -> None:
-        check_tree(self.rows, list(self.rows._leases))
-        assert self.slots.num_free == np.count_nonzero(self.slots._free)
-        assert self.rows.held <= 60
 
 
 class Cache(Machine):
     """Requests that grow, go back, share a prefix, copy its last block and run out of blocks."""
 
-    def __init__(self, strategy: str, sharing: str, seed: int) -> None:
+    def __init__(self, sharing: str, seed: int) -> None:
         super().__init__(seed)
         plan = small_plan(sharing=sharing, num_blocks=BLOCKS, num_slots=4)
-        self.manager = KVCacheManager(plan, data=False, allocator=strategy)
+        self.manager = KVCacheManager(plan, data=False)
         self.pool = CheckpointPool(self.manager, 2)
         self.tokens: dict[int, int] = {}
         self.aside = NOBODYS
-        self.resumes = strategy == "refcount" and len(self.manager.tables) == 1
+        self.resumes = sharing == "model"
 
     def happen(self) -> None:
         manager, draw = self.manager, self.draw
@@ -375,28 +233,14 @@ class Cache(Machine):
             ]
             assert table.allocator.num_held == np.count_nonzero(refs)
             assert table.allocator.num_free == BLOCKS - np.count_nonzero(refs)
-            if isinstance(table.allocator, RefCountAllocator):
-                assert table.allocator.refs(np.arange(BLOCKS)).tolist() == refs.tolist()
-            else:
-                assert refs.max() <= 1
+            assert table.allocator.refs(np.arange(BLOCKS)).tolist() == refs.tolist()
 
 
 MACHINES: dict[str, Callable[[int], Machine]] = {
-    "stack": lambda seed: Blocks(lambda: make_allocator("stack", 40), seed),
-    "stack, 3 lanes": lambda seed: Blocks(lambda: make_allocator("stack", 40, 3), seed),
-    "bitmask": lambda seed: Blocks(lambda: make_allocator("bitmask", 40), seed),
-    "bitmask, 3 lanes": lambda seed: Blocks(lambda: make_allocator("bitmask", 40, 3), seed),
-    "refcount": lambda seed: Blocks(lambda: RefCountAllocator(41), seed),
-    "refcount, 3 lanes": lambda seed: Blocks(lambda: make_allocator("refcount", 40, 3), seed),
-    "refcount, ref_zero": lambda seed: Blocks(lambda: RefCountAllocator(41, "ref_zero"), seed),
-    "radix, stack": lambda seed: Serving("radix", "stack", "lru", seed),
-    "radix, bitmask": lambda seed: Serving("radix", "bitmask", "arc", seed),
-    "radix, refcount": lambda seed: Serving("radix", "refcount", "s3fifo", seed),
-    "block_hash, stack": lambda seed: Serving("block_hash", "stack", "sieve", seed),
-    "block_hash, bitmask": lambda seed: Serving("block_hash", "bitmask", "lfu", seed),
-    "block_hash, refcount": lambda seed: Serving("block_hash", "refcount", "lru", seed),
-    "rows, bitmask": Slots,
-    "cache, stack": lambda seed: Cache("stack", "type", seed),
-    "cache, bitmask": lambda seed: Cache("bitmask", "layer", seed),
-    "cache, refcount": lambda seed: Cache("refcount", "model", seed),
+    "blocks": lambda seed: Blocks(lambda: BlockPool(40), seed),
+    "blocks, 3 lanes": lambda seed: Blocks(lambda: BlockPool(40, 3), seed),
+    "blocks, ref_zero": lambda seed: Blocks(lambda: BlockPool(40, policy="ref_zero"), seed),
+    "cache, model": lambda seed: Cache("model", seed),
+    "cache, type": lambda seed: Cache("type", seed),
+    "cache, layer": lambda seed: Cache("layer", seed),
 }

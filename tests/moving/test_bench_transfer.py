@@ -29,7 +29,7 @@ from dsv4kv.tiers.wire.manifest import Manifest, make_manifest
 from dsv4kv.tiers.wire.memory import Memory
 from dsv4kv.tiers.wire.receiver import Peer, receive_layers
 from dsv4kv.tiers.wire.transports import MappedReader
-from tests.tiers.stores.kinds import NEEDS_MOONCAKE
+from tests.tiers.wire.test_mooncake import NEEDS_MOONCAKE
 
 SMALL = ["layers=[0,2,3]", "tokens=259", "timed_tokens=1024", "chunk_tokens=256", "rounds=6"]
 SMALL += ["decode_steps=2", "timeout_s=20"]

@@ -143,7 +143,7 @@ def test_contexts_that_do_not_fit_the_memory_are_refused_and_how_many_would() ->
 @pytest.mark.parametrize(
     ("settings", "found"),
     [
-        (("cache.prefix.index=radix", "cache.allocator=refcount"), "share no prefix"),
+        (("cache.prefix.index=radix",), "share no prefix"),
         (("workload.max_output_tokens=1",), "nothing would be decoded"),
     ],
 )

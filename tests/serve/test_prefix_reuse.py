@@ -14,10 +14,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dsv4kv.bench.build import build_manager, build_reuse, loop_settings, plan_from
-from dsv4kv.cache.allocators.refcount import RefCountAllocator
+from dsv4kv.cache.blocks import BlockPool
 from dsv4kv.cache.checkpoints import CheckpointPool
 from dsv4kv.cache.handle import LayerCache
-from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.errors import CacheError, ConfigError, NotOwner
 from dsv4kv.measure.recorder import Recorder
 from dsv4kv.ops.registry import load_backend
@@ -32,7 +31,6 @@ from tests.serve.serving import drive_on_cpu, make_config
 
 COMMON = (
     "cache.max_context_tokens=1024",
-    "cache.allocator=refcount",
     "workload.concurrency=3",
     "workload.step_tokens=200",
     "model.layers=[0,2,3,4]",
@@ -228,7 +226,7 @@ def copy_nothing(patcher: Callable[..., Any]) -> Any:
 
 def forget_to_keep(patcher: Callable[..., Any]) -> Any:
     """Blocks of a cached prefix go back to the pool with their first owner."""
-    return patcher(RefCountAllocator, "retain_memory_blocks", lambda self, ids: None)
+    return patcher(BlockPool, "retain", lambda self, ids: None)
 
 
 @pytest.mark.parametrize("defect", [restore_another, restore_nothing, copy_nothing])
@@ -365,16 +363,8 @@ def test_hashes_of_other_lengths_than_keys_are_refused() -> None:
         prompt_keys(Request(0.0, 64, 5, (1, 2, 3, 4), 16), 128)
 
 
-def test_without_counted_references_nothing_is_shared() -> None:
-    config = make_config(*COMMON, "cache.prefix.index=radix")
-    manager = KVCacheManager(plan_from(config))
-    with pytest.raises(ConfigError, match=r"set cache\.sharing to\s+model and cache\.allocator"):
-        build_reuse(config, manager, load_backend("cpu"))
-
-
 def test_a_configuration_that_cannot_share_says_what_to_set() -> None:
     for setting, wanted in (
-        ("cache.allocator=stack", "allocator to refcount"),
         ("cache.sharing=layer", "sharing to model"),
         ("cache.prepare=device", "prepare to host"),
     ):

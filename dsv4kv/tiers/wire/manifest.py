@@ -6,7 +6,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field, ValidationError
 
-from dsv4kv.cache.allocators.stack import Ids
+from dsv4kv.cache.blocks import Ids
 from dsv4kv.errors import ConfigError, StoreUnavailable
 from dsv4kv.tiers.wire.memory import Memory
 from dsv4kv.tiers.wire.rows import Geometry, NonNegative, Sealed

@@ -11,11 +11,11 @@ from shutil import disk_usage
 import numpy as np
 import torch
 
-from dsv4kv.cache.allocators.stack import Ids
+from dsv4kv.cache.blocks import Ids
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.errors import ConfigError, StoreFull, StoreUnavailable
-from dsv4kv.tiers.cache_bytes import CacheBytes
 from dsv4kv.tiers.families import Family
+from dsv4kv.tiers.objects import CacheBytes
 from dsv4kv.tiers.wire.rows import Geometry, geometry_of, rows_needed, stretches
 from dsv4kv.units import format_bytes
 

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from dsv4kv.cache.allocators.stack import Ids
+from dsv4kv.cache.blocks import Ids
 from dsv4kv.cache.prepare import prepare_forward
 from dsv4kv.errors import CacheError, StoreUnavailable, VerificationError
 from dsv4kv.tiers.families import Family, Kept

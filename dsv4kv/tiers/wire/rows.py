@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from dsv4kv.cache.allocators.stack import Ids
+from dsv4kv.cache.blocks import Ids
 from dsv4kv.tiers.families import Family, Kept
 
 Positive = Annotated[int, Field(gt=0, le=2**31)]

@@ -381,13 +381,17 @@ class HashedCache(EngineCache):
             if len(table.group.parts) > 1 and len(table.ends) > before + 1:
                 _sort_from(table, before)
 
-    def reserve(self, request: int, position: int) -> int:
+    def held(self, request: int) -> Held:
+        """Blocks of a running request."""
+        return self._running[request]
+
+    def reserve(self, held: Held, position: int) -> int:
         """Give a decoding request at ``position`` blocks for its next step.
 
         Blocks behind its windows are freed first, either way.  Returns the tokens at which it
         next needs or frees a block; -1 where there are too few.
         """
-        held, pool = self._running[request], self.pool
+        pool = self.pool
         if held.steady:
             place = position % self._period
             if held.slid < position:

@@ -7,7 +7,7 @@ with the least output, and the toolkit's own rule pauses the youngest, which kee
 from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING
 
-from dsv4kv.core.hashed import HashedCache
+from dsv4kv.core.hashed import HashedCache, Held
 from dsv4kv.core.served import Served, insert_by_age
 
 if TYPE_CHECKING:
@@ -205,7 +205,9 @@ class LastAdmitted(Preemption):
         while place < len(decoding):
             served = decoding[place]
             if served.position >= served.due:
-                due = cache.reserve(served.number, served.position)
+                held = served.held
+                assert isinstance(held, Held)
+                due = cache.reserve(held, served.position)
                 if due < 0:
                     running = decoding[:place]
                     place -= self._preempt() in running

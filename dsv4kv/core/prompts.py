@@ -177,6 +177,8 @@ class EnginePrompts(Prompts):
     def answered(self, served: Served) -> None:
         """What was only for the prompt is freed."""
         self._cache.decode(served.number)
+        if self.stepped is not None:
+            served.held = self.stepped.held(served.number)
 
     def decoded(self, due: Sequence[Served]) -> None:
         """Generated tokens have windows, too."""
@@ -193,6 +195,7 @@ class EnginePrompts(Prompts):
         self._offer(served, before)
         self._back.pop(served.number, None)
         served.blocks = served.committed = served.found = 0
+        served.held = None
 
     def _offer(self, served: Served, before: int) -> None:
         """Blocks are cached: remember it, and let tiers have them."""

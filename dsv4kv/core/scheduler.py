@@ -540,9 +540,8 @@ class Scheduler:
     def _finish_decoding(self) -> None:
         ended, self._finished = self._finished, []
         if ended:
-            self.decoding[:] = [served for served in self.decoding if served.left]
             for served in ended:
-                self._left(served)
+                self.stop_decoding(served)
                 self._finish(served)
 
     def _finish(self, served: Served) -> None:

@@ -39,7 +39,8 @@ class Served:
         prompt_tokens: Tokens to compute before it decodes: its prompt, and after an eviction
             what it had generated.
         blocks: Blocks it holds, shared ones included.
-        lease: What it holds of the prefix index.
+        lease: What it holds of the prefix tree.
+        held: What it holds of an engine's cache, where that is asked for in every step.
         found: Shared blocks that were cached when it was admitted.
         committed: Shared blocks of it that the index holds.
         saved: Tokens of its prompt that it did not have to compute when it was first admitted.
@@ -86,6 +87,7 @@ class Served:
         self.generated = self.position = self.blocks = self.found = self.committed = 0
         self.saved = self.stored = self.reached = self.offered = self.sent_tokens = 0
         self.lease: Lease | None = None
+        self.held: object = None
         self.marks: list[int] = []
         self.blocked_by: Served | None = None
         self.deferred = False

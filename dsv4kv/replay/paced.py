@@ -201,7 +201,7 @@ class _Paced:
             end = (-(-self._tokens[number] // size) + blocks) * size
             position = self._due.get(number, self._tokens[number])
             while position <= end:
-                while (due := cache.reserve(number, position)) < 0:
+                while (due := cache.reserve(cache.held(number), position)) < 0:
                     if self._preempt() == number:
                         return
                 position = self._due[number] = max(due, position + 1)

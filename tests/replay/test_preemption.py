@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from dsv4kv.core import COMPILED
+from dsv4kv.core.hashed import Held
 from dsv4kv.core.preemption import LastAdmitted, Retraction
 from dsv4kv.core.scheduler import Scheduler
 from dsv4kv.core.served import Served
@@ -23,6 +24,7 @@ def served(number: int, prompt: int, output: int, done: int = 0) -> Served:
     """A request that has generated ``done`` tokens and was admitted after those before it."""
     made = Served(number, 0.0, prompt, output, list, (), 0)
     made.generated, made.place, made.left = done, number, output - done
+    made.held = Held([], [], number)
     return made
 
 
@@ -49,7 +51,8 @@ class Running:
         self.decoding.remove(request)
         self.cache.available += self.holds.get(request.number, 0)
 
-    def reserve(self, number: int, position: int) -> int:
+    def reserve(self, held: Held, position: int) -> int:
+        number = held.position
         if self.lacks_of[number] > self.cache.available:
             return -1
         self.cache.available -= self.lacks_of[number]

@@ -146,7 +146,7 @@ STORES = {
 """Where objects are kept beyond the GPU's memory, as ``tiers.stores.place`` reads it."""
 
 ROUTERS = {
-    "round_robin": Implementation("in turn", "fleet.routers:RoundRobin"),
+    "round_robin": Implementation("in turn", "fleet.routers:Router"),
     "random": Implementation("any", "fleet.routers:AtRandom"),
     "least_loaded": Implementation("the fewest requests", "fleet.routers:LeastLoaded"),
     "power_of_two": Implementation(
@@ -164,19 +164,19 @@ ROUTERS = {
         "fleet.routers:CacheAware",
     ),
     "cache_aware:library": Implementation(
-        "… with the library's defaults, not the command line's", "fleet.routers:CacheAwareLibrary"
+        "… with the library's defaults, not the command line's", "fleet.routers:CacheAware"
     ),
     "dynamo": Implementation(
         "dynamo's KV router: the least to compute and to decode", "fleet.routers:Dynamo"
     ),
-    "dynamo-agentic": Implementation("… with --agentic", "fleet.routers:DynamoAgentic"),
+    "dynamo-agentic": Implementation("… with --agentic", "fleet.routers:Dynamo"),
     "dynamo-decode": Implementation(
-        "… for decode replicas: the least to decode", "fleet.routers:DynamoDecode"
+        "… for decode replicas: the least to decode", "fleet.routers:Dynamo"
     ),
     "llm-d": Implementation(
         "llm-d: prefix by its own past, unused blocks, short queue", "fleet.routers:Llmd"
     ),
-    "llm-d:precise": Implementation("… prefix by events", "fleet.routers:LlmdPrecise"),
+    "llm-d:precise": Implementation("… prefix by events", "fleet.routers:Llmd"),
     "production-stack:qps": Implementation(
         "vLLM's: the fewest requests in the last minute", "fleet.routers:LeastQps"
     ),

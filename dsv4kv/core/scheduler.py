@@ -140,6 +140,7 @@ LONGEST_DELAY = 30
 """Steps for which prompts wait; SGLang 0.5.23, ``prefill_delayer_max_delay_passes``."""
 
 
+_ROUNDING = 1e-9
 _DRAWS = 2**14
 _STRIDE = 7919  # a prime: requests begin at different places of the draws
 
@@ -174,11 +175,13 @@ class Scheduler:
         prompts: What is reused.
         cache: The blocks.
         outcome: Collects what happens.
+        records: Whether ``outcome`` is kept.
         ended: Requests that ended or were rejected since this was last emptied; None where
             nobody asks.
         block_tokens: Tokens of a block.
         computed_tokens: Prompt tokens computed, those computed again included.
         again_tokens: Of which had been computed before by a request that was preempted.
+        quiet_s: A time before which nothing but decode steps can end; 0 where it is not known.
         drafted: Draft tokens proposed so far.
         rolled_back: Of which rejected.
     """
@@ -197,8 +200,10 @@ class Scheduler:
         self.prefilling: list[Served] = []
         self.loading: list[Served] = []
         self.ended: list[Served] | None = None
+        self.records = True
         self.block_tokens = limits.block_tokens
         self.computed_tokens = self.again_tokens = self.drafted = self.rolled_back = 0
+        self.quiet_s = 0.0
         self._arrivals, self._limits, self._drafts = arrivals, limits, drafts
         self._finds_scheduled = limits.finds_scheduled
         self._stepped = prompts.stepped
@@ -247,7 +252,11 @@ class Scheduler:
             pass
 
     def turn(self, until_s: float = NEVER) -> bool:
-        """Take the next step, or wait; False where nothing is left, or nothing until then."""
+        """Take the next step, or decode steps that are alike, or wait.
+
+        Returns False where nothing is left, or nothing comes until then.
+        """
+        self.quiet_s = 0.0
         chunks = self._schedule()
         if chunks and not self._waits_for_ranks(chunks):
             self._delayed_steps = 0
@@ -255,11 +264,40 @@ class Scheduler:
         elif not self.decoding:
             return self._wait(until_s)
         else:
-            self.clock.step(*self._advance(self.decoding), ())
-            self._preemption.stepped()
-        self.outcome.stepped(self)
+            self._decode(1 if chunks else self._quiet_steps(), until_s)
+        if self.records:
+            self.outcome.stepped(self)
         self._finish_decoding()
         return True
+
+    def _quiet_steps(self) -> int:
+        """Decode steps in which no request begins, or needs or frees blocks; it may end."""
+        if self._drafts.window > 1 or self.clock.counts_tokens or self.prefilling or self.paused:
+            return 1
+        if self._preemption.preempted:  # others may be admitted in the next step
+            return 1
+        return min([min(each.left, each.due - each.position) for each in self.decoding])
+
+    def _decode(self, steps: int, until_s: float) -> None:
+        """Take a decode step, or up to ``steps`` while nobody comes."""
+        if steps <= 1:
+            self.clock.step(*self._advance(self.decoding), ())
+            self._preemption.stepped()
+            return
+        rows = len(self.decoding)
+        contexts = rows + sum([served.position for served in self.decoding])
+        begin_s, next_s = self.clock.now_s, self.next_s
+        taken = self.clock.decode(rows, contexts, steps, min(until_s, next_s))
+        step_s = (self.clock.now_s - begin_s) / taken  # later ones take no less, as contexts grow
+        quiet_s = self.clock.now_s + (steps - taken) * step_s * (1 - _ROUNDING)
+        self.quiet_s = min(quiet_s, next_s)
+        for served in self.decoding:
+            served.position += taken
+            served.left -= taken
+            if not served.left:
+                self._finished.append(served)
+        for _ in range(taken):
+            self._preemption.stepped()
 
     # ---- who runs -------------------------------------------------------------------------------
 
@@ -548,10 +586,12 @@ class Scheduler:
         served.finished_s = self.clock.now_s
         self._let_go(served)
         served.forget_keys()
-        self.outcome.finish(served)
+        if self.records:
+            self.outcome.finish(served)
         self._report(served)
 
     def _report(self, served: Served) -> None:
+        served.ended_s = self.clock.now_s
         if self.ended is not None:
             self.ended.append(served)
 

@@ -55,6 +55,7 @@ class Served:
         admitted_s: When it was first admitted.
         first_token_s: When its prompt ended.
         finished_s: When it ended.
+        ended_s: When it ended or was rejected.
         rank: Which of several replicas in lockstep serves it.
         place: How many had been admitted before it was, the last time.
         left: Tokens still to be decoded, while it decodes.
@@ -91,7 +92,7 @@ class Served:
         self.marks: list[int] = []
         self.blocked_by: Served | None = None
         self.deferred = False
-        self.ready_s = 0.0
+        self.ready_s = self.ended_s = 0.0
         self.admitted_s: float | None = None
         self.first_token_s: float | None = None
         self.finished_s: float | None = None

@@ -269,7 +269,7 @@ class _ComputingModel:
             self._clock = VirtualClock(
                 tables.weighed(weights),
                 find_rates(config.cost) if stated else None,
-                None if stated else open_times(replay, plan.config, plan.schemas, weights),
+                None if stated else open_times(replay, plan.config, plan.schemas, weights).timer,
             )
 
     def prefill_ns(self, first: int, tokens: int) -> float | None:

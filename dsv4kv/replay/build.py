@@ -260,7 +260,7 @@ def build_replay(
     parts = wiring.parts or find_parts(config, requests)
     config, memory = parts.config, parts.memory
     check_fit(config.cost, memory, parts.weights)
-    clock = VirtualClock(parts.tables, parts.rates, parts.times)
+    clock = VirtualClock(parts.tables, parts.rates, parts.times.timer if parts.times else None)
     ranks = find_layout(config.cost, memory.model).dp if parts.times else 1
     step_tokens = config.scheduler.step_tokens
     tiers = None

@@ -155,6 +155,8 @@ class HashedCache(EngineCache):
         self._running: dict[int, Held] = {}
         self._asked = (-1, 0, 0)
         self._found = Hit(0, 0, 0)
+        self._read = -1
+        self._paths = list[int](), list[int]()
         self._most: list[int] = []  # most blocks in a decode step, by tokens
         self._needs: list[int] = []  # blocks that a decode step needs, by tokens in a period
         self._frees: list[int] = []  # blocks that it frees before
@@ -199,11 +201,16 @@ class HashedCache(EngineCache):
         """What a prompt would hit; looked up once for as long as nothing is cached or evicted."""
         asked = (request, tokens, self.pool.changes)
         if asked != self._asked:
-            path, followed = self._path_of(request)
+            path, followed = self._read_paths(request)
             self._asked = asked
             limit = (tokens - 1) // self.block_tokens
             self._found = Hit(*self._look_up(path, followed, limit))
         return self._found
+
+    def _read_paths(self, request: int) -> tuple[list[int], list[int]]:
+        if self._read != request:
+            self._read, self._paths = request, self._path_of(request)
+        return self._paths
 
     def _look_up(self, path: list[int], followed: list[int], limit: int) -> tuple[int, int, int]:
         cached = self.pool.cached
@@ -277,7 +284,7 @@ class HashedCache(EngineCache):
         """Cached blocks of a hit that no request uses."""
         if not resumed:
             return 0
-        path, followed = self._path_of(request)
+        path, followed = self._read_paths(request)
         cached, idle = self.pool.cached, 0
         for number in path[:resumed]:
             idle += _idle_blocks(cached[number])
@@ -292,7 +299,7 @@ class HashedCache(EngineCache):
         hit = self.find(request, tokens)
         resumed = hit.resumed
         pool, at = self.pool, resumed * self.block_tokens
-        path, followed = self._path_of(request)
+        path, followed = self._read_paths(request)
         held = Held(path, followed, at)
         for number in path[:resumed]:
             entry = pool.cached[number]

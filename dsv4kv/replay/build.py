@@ -63,7 +63,17 @@ def check_ids(requests: Sequence[Request], workload: ArrivalSection) -> None:
             read_options(workload),
         )
 
-    check_histories(collect_paths(requests), name)
+    check_histories(_collect(requests), name)
+
+
+_LAST: list[tuple[Sequence[Request], PathTable]] = []
+
+
+def _collect(requests: Sequence[Request]) -> PathTable:
+    """The paths of a trace; those of the last one are remembered."""
+    if not _LAST or _LAST[0][0] is not requests:
+        _LAST[:] = [(requests, collect_paths(requests))]
+    return _LAST[0][1]
 
 
 def read_requests(config: ReplayConfig) -> list[Request]:
@@ -169,7 +179,7 @@ def find_paths(
         return None
     size = memory.block_tokens
     named = any(len(request.prefix_hashes) for request in requests)
-    table = collect_paths(requests if named else _name_apart(requests, size))
+    table = _collect(requests) if named else collect_paths(_name_apart(requests, size))
     drafts = find_drafts(config.prefix.rule, config.prefix.speculation)
     return EnginePaths(table, number_prompts(table, size, drafts.key_tokens))
 

@@ -147,10 +147,6 @@ _SPECULATION = (
 _POLICY = (
     f"Other eviction policies, simulated at every capacity: {listed(POLICIES | OFFLINE_POLICIES)}."
 )
-_SAMPLE = (
-    "Simulate policies on this share of the prompt families (0.2), with an interval for every "
-    "number; 1 simulates everything. Left out: a sample only where the whole would take long."
-)
 _MEMORY = (
     "Read a trace that does not fit: keep so much of it (1GiB), and estimate hits from some of "
     "its blocks, each with a 95 % interval. Only the curve: strategies, rules and policies need "
@@ -201,7 +197,6 @@ def mrc(
     rule: Annotated[str | None, _ask("NAMES", _RULE)] = None,
     speculation: Annotated[str, _ask("NAMES", _SPECULATION)] = "none",
     policy: Annotated[str | None, _ask("NAMES", _POLICY)] = None,
-    sample: Annotated[float | None, _ask("SHARE", _SAMPLE)] = None,
     memory: Annotated[str | None, _ask("BYTES", _MEMORY)] = None,
     jobs: Annotated[
         int, typer.Option("--jobs", "-j", min=1, metavar="N", help="Processes for the rules.")
@@ -269,7 +264,6 @@ def mrc(
         chunk_tokens=parse_count(chunk_tokens),
         snap=not no_snap,
         arch=load_gpu(gpu).arch if gpu else None,
-        sample=sample,
         host_bytes=tuple(sorted(parse_bytes(one) for one in _names(host))),
     )
     with _watched_reading(f"reading {source}") as watch:
@@ -305,7 +299,6 @@ def _refuse_whole_prompts(question: "Question", memory: str) -> None:
         "--policy": question.policies,
         "--host": question.host_bytes,
         "--block-tokens": question.block_tokens,
-        "--sample": question.sample,
     }
     for option in (name for name, value in given.items() if value):
         raise ConfigError(

@@ -174,6 +174,12 @@ class NumberedPaths:
     def __len__(self) -> int:
         return len(self._blocks)
 
+    def __getitem__(self, request: int) -> list[int]:
+        """The numbers of a request's blocks."""
+        if request >= len(self._blocks):
+            raise IndexError(request)
+        return self._find(request)
+
     def path(self, request: int) -> list[int]:
         """The numbers of a request's blocks; not to be changed."""
         if request != self._asked:

@@ -6,9 +6,9 @@ chosen until it is offered again.  Sizes are in keys.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count
+from typing import Protocol
 
 NEVER = 2**62
 _serial = count(1)
@@ -450,6 +450,13 @@ class ARC(Policy):
         often.shrink(2 * self.size - sum(self._sizes) - once.size)
 
 
+class Schedule(Protocol):
+    """The chained keys of every request to come."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, request: int, /) -> list[int]: ...
+
+
 class Belady(Policy):
     """With the whole trace known, what is needed last goes first: the offline bound.
 
@@ -458,7 +465,7 @@ class Belady(Policy):
     needed at one time, and is judged again.
     """
 
-    def __init__(self, schedule: Sequence[list[int]]) -> None:
+    def __init__(self, schedule: Schedule) -> None:
         """``schedule`` is the chained keys of every request, in order."""
         super().__init__(0)
         self._keys = schedule

@@ -9,7 +9,7 @@ Whatever uses only a part of a run splits it first.  So all its blocks share one
 policy judges the run as it would judge each of its blocks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from dsv4kv.core.policies import Policy, Run
 from dsv4kv.errors import ConfigError, NotOwner, OutOfBlocks
@@ -147,7 +147,7 @@ class PrefixTree:
             gone += self._evict_from(self._policy.choose(), self.held - last)
         return gone
 
-    def serve(self, paths: Sequence[list[int]], capacity: int) -> list[int]:
+    def serve(self, paths: Iterable[list[int]], capacity: int) -> list[int]:
         """Serve chains one after the other, in room for so many keys; returns what each hits."""
         found = list[int]()
         for path in paths:

@@ -1,7 +1,7 @@
-"""Strategies for windows and states on a whole trace, over a cache of blocks evicted by age.
+"""Strategies for windows and states, and policies of eviction, on a whole trace.
 
-A checkpoint belongs to the block it ends at, and goes when the block does; a block that is
-computed again comes back without it.
+Strategies are over a cache of blocks evicted by age.  A checkpoint belongs to the block it ends
+at, and goes when the block does; a block that is computed again comes back without it.
 """
 
 import re
@@ -13,8 +13,10 @@ from math import lcm
 
 import numpy as np
 
-from dsv4kv.choices import STRATEGIES, unknown
+from dsv4kv.choices import OFFLINE, STRATEGIES, unknown
+from dsv4kv.core.paths import NumberedPaths
 from dsv4kv.core.strategy import Strategy
+from dsv4kv.core.tree import PrefixTree
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.plan import at_whole_block, bytes_per_request, bytes_per_token
@@ -22,6 +24,7 @@ from dsv4kv.model.schedule import build_schedule
 from dsv4kv.model.schema import build_schema
 from dsv4kv.prefix.outcome import Losses, Outcome
 from dsv4kv.prefix.paths import Ints, PathTable, Reuse
+from dsv4kv.prefix.policies import make_policy
 
 _PLAIN = ("full", "ends", "ends+junctions")
 
@@ -226,3 +229,35 @@ def _follow_marks(
 def _between(marks: list[int], begin: int, stop: int) -> list[int]:
     """Rising marks above ``begin`` and up to ``stop``."""
     return marks[bisect_right(marks, begin) : bisect_right(marks, stop)]
+
+
+def apply_policy(
+    name: str, table: PathTable, reuse: Reuse, numbered: NumberedPaths, capacity_blocks: int
+) -> Outcome:
+    """Serve a trace, one request after the other, from a cache that a policy empties.
+
+    ``numbered`` are its prompts in blocks as ``reuse`` has them.
+
+    Raises:
+        ConfigError: There is no such policy, or the longest prompt does not fit the cache.
+    """
+    longest = int(reuse.blocks.max())
+    if capacity_blocks < longest:
+        raise ConfigError(
+            f"a cache of {capacity_blocks:,} blocks is smaller than the longest prompt, "
+            f"{longest:,} blocks of {reuse.grain_tokens} tokens."
+        )
+    policy = make_policy(name, capacity_blocks, numbered if name == OFFLINE else None)
+    paths = map(numbered.path, range(len(numbered)))
+    hits = PrefixTree(policy).serve(paths, capacity_blocks)
+    found = np.array(hits, np.int64)
+    tokens = np.minimum(found * reuse.grain_tokens, reuse.tokens)
+    lost = int((reuse.found_tokens(None) - tokens).sum())
+    return Outcome(
+        name,
+        tokens,
+        table.total_input_tokens,
+        Losses(evicted_block=lost),
+        found_tokens=int(tokens.sum()),
+        found_blocks=int(found.sum()),
+    )

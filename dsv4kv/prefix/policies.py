@@ -1,15 +1,11 @@
 """Eviction policies by name."""
 
-from collections.abc import Sequence
-
 from dsv4kv.choices import OFFLINE, OFFLINE_POLICIES, POLICIES, choose
-from dsv4kv.core.policies import Policy
+from dsv4kv.core.policies import Policy, Schedule
 from dsv4kv.errors import ConfigError
 
 
-def make_policy(
-    name: str, capacity: int = 1 << 62, schedule: Sequence[list[int]] | None = None
-) -> Policy:
+def make_policy(name: str, capacity: int = 1 << 62, schedule: Schedule | None = None) -> Policy:
     """Make a policy by name.
 
     Args:

@@ -10,7 +10,6 @@ from dsv4kv.engines.names import RULES
 from dsv4kv.engines.rule import SPECULATIONS
 from dsv4kv.measure.statistics import Estimate
 from dsv4kv.mrc.curves import Answer, Point
-from dsv4kv.mrc.sample import CLASSES, LONG_REFERENCES, Sampling
 from dsv4kv.mrc.thin import PARTS
 from dsv4kv.prefix.outcome import Losses, Outcome
 from dsv4kv.units import format_bytes
@@ -47,16 +46,6 @@ def _rows(answer: Answer) -> Iterator[dict[str, Any]]:
             }
             | _interval(point, answer)
         )
-        for estimate in point.estimates:
-            yield at | {
-                "kind": "policy",
-                "name": estimate.name,
-                "hit_share": estimate.hit_share,
-                "hit_tokens": round(estimate.hit_share * answer.input_tokens),
-                "hit_share_low": estimate.low,
-                "hit_share_high": estimate.high,
-                "rejected_requests": point.rejected,
-            }
         kinds = ("strategy", point.strategies), ("rule", point.rules), ("policy", point.policies)
         for kind, outcomes in kinds:
             for outcome in outcomes:
@@ -135,9 +124,7 @@ def to_json(source: str, model: str, answer: Answer) -> str:
         "checkpoint_bytes": answer.costs.checkpoint_bytes,
         "tokens_for_90_percent": answer.enough_tokens,
         "arch": answer.arch,
-        "sampled_share": answer.sampling.share,
         "kept_share": answer.kept_share,
-        "sampling_refused": answer.sampling.refused or None,
         "rows": [*_rows(answer), *_behind_rows(answer)],
     }
     return json.dumps(document, indent=2)
@@ -160,9 +147,6 @@ def draw_answer(source: str, model: str, answer: Answer) -> str:
             Point(place, outcome.label, outcome.hit_share)
             for outcome in (*at.strategies, *at.rules, *at.policies)
         ]
-        points += [
-            Point(place, each.name, each.hit_share, (each.low, each.high)) for each in at.estimates
-        ]
     behind = {each.host_bytes / _GIB: each.token_hits for each in answer.behind}
     points += [Point(place, "all that is cached", hits) for place, hits in behind.items()]
     metric = Metric(
@@ -180,9 +164,7 @@ def draw_answer(source: str, model: str, answer: Answer) -> str:
 def _certainty(answer: Answer) -> str:
     if answer.kept_share < 1:
         return f"from {answer.kept_share:.2g} of all blocks, 95 % intervals"
-    if not any(point.estimates for point in answer.points):
-        return "exact"
-    return f"exact, policies from a sample of {answer.sampling.share:.1%}, 95 % intervals"
+    return "exact"
 
 
 _REASONS = {field.name: field.name.replace("_", " ") for field in fields(Losses)}
@@ -213,15 +195,6 @@ def show_answer(source: str, model: str, answer: Answer) -> Iterator[Part]:
         if RULES[name].hopper_block_tokens:
             on = answer.arch or "sm_100, as none is named (--gpu)"
             yield Text(f"{name}: blocks as {RULES[name].engine} has them on {on}", "dim")
-    if any(point.estimates for point in answer.points):
-        yield from ("", _estimates(answer))
-        yield _sampling_sentence(answer.sampling)
-    if answer.sampling.refused:
-        yield Finding(
-            "warning",
-            "Policies that no sample estimates were simulated on the whole trace, though that is "
-            f"long: {answer.sampling.refused}",
-        )
     yield from _warnings(answer)
     yield ""
     yield from (Text(line, "strong") for line in _sum_up(model, answer))
@@ -362,41 +335,6 @@ def _rules(point: Point, outcomes: list[Outcome]) -> Table:
             for outcome in outcomes
         ],
         note=f"{_capacity(point)}; tokens lost, as shares of all prompt tokens",
-    )
-
-
-def _estimates(answer: Answer) -> Table:
-    return Table(
-        "Policies",
-        [*numbers("tokens"), *names("policy"), *numbers("hit", "95 % interval", "lru, exact")],
-        [
-            (
-                f"{point.capacity_tokens:,}",
-                estimate.name,
-                f"{estimate.hit_share:.4f}",
-                f"{estimate.low:.4f} to {estimate.high:.4f}",
-                f"{point.token_hits:.4f}",
-            )
-            for point in answer.points
-            for estimate in point.estimates
-        ],
-        note="estimated from a sample, share of prompt tokens",
-        keys=2,
-    )
-
-
-def _sampling_sentence(sampling: Sampling) -> str:
-    """What the policies were simulated on, as sentences."""
-    why = (
-        f" A whole simulation is more than {LONG_REFERENCES // 10**6} million block references "
-        "times policies times capacities; --sample 1 asks for it."
-        if sampling.automatic
-        else ""
-    )
-    return (
-        f"Simulated on {sampling.share:.1%} of {sampling.families:,} families of prompts, once "
-        f"more in {CLASSES} parts for the intervals; the distance to least recently used is what "
-        f"is estimated.{why}"
     )
 
 

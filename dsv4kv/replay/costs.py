@@ -6,7 +6,7 @@ compresses and gathers what is visible. Sums over steps are differences of runni
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
@@ -18,7 +18,7 @@ from dsv4kv.core.clock import Tables
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.formats import EntryFormat, PageLayout
 from dsv4kv.model.schedule import keyed_layers
-from dsv4kv.model.schema import LayerCacheSchema
+from dsv4kv.model.schema import LayerCacheSchema, layer_kinds
 from dsv4kv.ops import table
 from dsv4kv.ops.step_reads import decode_reads
 from dsv4kv.record.step import kind_of
@@ -105,9 +105,12 @@ class StepTables:
         self._plain: Counter[tuple[EntryFormat, int]] = Counter()  # of one value; tokens of each
         self._seen: Counter[tuple[PageLayout, int]] = Counter()  # by prompt chunks
         owners = {schema.layer.layer_idx: schema for schema in schemas}
-        keyed = keyed_layers(schema.layer for schema in schemas)
+        keyed = keyed_layers([schema.layer for schema in schemas])
+        for has_keys in (True, False):
+            part = [each for each in schemas if (each.layer.layer_idx in keyed) == has_keys]
+            for schema, layers in layer_kinds(part):
+                self._count_writes(schema, layers, config, has_keys=has_keys)
         for schema in schemas:
-            self._count_writes(schema, config, keyed)
             owner, ratio = owners[schema.layer.kv_owner], schema.layer.ratio
             pages = (owner.indexer if schema.layer.selects else None, owner.main)
             self._seen.update((page, ratio) for page in pages if page)
@@ -150,18 +153,18 @@ class StepTables:
             yield ChunkTerm(row, row, pool.state_rows, pool.ratio, entry_bytes)
 
     def _count_writes(
-        self, schema: LayerCacheSchema, config: DSV4Config, keyed: Collection[int]
+        self, schema: LayerCacheSchema, layers: int, config: DSV4Config, *, has_keys: bool
     ) -> None:
         if schema.window:
-            self._windows[schema.window] += 1
-        keys = schema.indexer if schema.layer.layer_idx in keyed else None
+            self._windows[schema.window] += layers
+        keys = schema.indexer if has_keys else None
         parts = ((schema.main, schema.state_shape, config.head_dim),
                  (keys, schema.indexer_state_shape, config.index_dim))  # fmt: skip
         for page, shape, dim in parts:
             if page and shape:
-                self._poolings[_pooling(schema, page, shape, dim)] += 1
+                self._poolings[_pooling(schema, page, shape, dim)] += layers
             elif page:
-                self._plain[page.format, schema.layer.ratio] += 1
+                self._plain[page.format, schema.layer.ratio] += layers
 
     def _add_updates(self, lengths: Ints) -> None:
         for ring, layers in self._windows.items():

@@ -69,7 +69,7 @@ OFFLINE = "belady"
 OFFLINE_POLICIES = {
     OFFLINE: Implementation(
         "the one needed last, a bound that knows the trace", "core.policies:Belady"
-    ),
+    )
 }
 
 INDEXES = {
@@ -93,10 +93,7 @@ TRANSPORTS = {
 }
 """How ``bench transfer`` gets bytes from a prefill cache to a decode cache."""
 
-PREPARE = {
-    "host": Implementation("which copies them"),
-    "device": Implementation("by kernels"),
-}
+PREPARE = {"host": Implementation("which copies them"), "device": Implementation("by kernels")}
 """Who works out a step's blocks for a GPU."""
 
 STRATEGIES = {
@@ -255,11 +252,11 @@ BACKENDS = {
 """The toolkit's own operations."""
 
 PEERS = {
-    "vllm": Implementation("vLLM's kernels, where it is installed", "ops.peers.vllm"),
-    "sglang": Implementation("SGLang's kernels, where it is installed", "ops.peers.sglang"),
-    "flashmla": Implementation("FlashMLA's kernels, where it is installed", "ops.peers.flashmla"),
-    "deepgemm": Implementation("DeepGEMM's kernels, where it is installed", "ops.peers.deepgemm"),
-    "flaggems": Implementation("FlagGems' kernels, where it is installed", "ops.peers.flaggems"),
+    "vllm": Implementation("vLLM's kernels, where it is installed", "ops.peers:vllm"),
+    "sglang": Implementation("SGLang's kernels, where it is installed", "ops.peers:sglang"),
+    "flashmla": Implementation("FlashMLA's kernels, where it is installed", "ops.peers:flashmla"),
+    "deepgemm": Implementation("DeepGEMM's kernels, where it is installed", "ops.peers:deepgemm"),
+    "flaggems": Implementation("FlagGems' kernels, where it is installed", "ops.peers:flaggems"),
 }
 """Packages whose operations take the place of ours."""
 

@@ -16,8 +16,8 @@ from dsv4kv.config.bench import BenchConfig
 from dsv4kv.errors import ConfigError
 from dsv4kv.measure.recorder import Recorder
 from dsv4kv.model.plan import CachePlan, checkpoint_bytes
-from dsv4kv.record.profile import MemoryAudit, MemoryMark
-from dsv4kv.record.telemetry import HeldPool, HeldUnits, MemorySeries
+from dsv4kv.runs.profile import MemoryAudit, MemoryMark
+from dsv4kv.runs.telemetry import HeldPool, HeldUnits, MemorySeries
 from dsv4kv.serve.reuse import PrefixReuse
 
 SNAPSHOT = "memory.pickle"
@@ -115,14 +115,12 @@ class MemoryWatch:
         self._most = -1  # blocks of the last point
 
     def look(self) -> None:
-        """Another step is done. Most only count their blocks; reading more stops the clock."""
+        """Another step is done. Most only count their blocks."""
         blocks = self._manager.num_held_blocks
         begins = self._steps % self._stride == 0
         self._steps += 1
         if begins or blocks > self._most:
-            now_ns = self._recorder.now_ns()  # before the clock stands still, or it would go back
-            with self._recorder.excluded():
-                self._keep(blocks, now_ns, begins=begins)
+            self._keep(blocks, self._recorder.now_ns(), begins=begins)
 
     def series(self) -> MemorySeries:
         """Everything seen so far."""

@@ -15,26 +15,16 @@ Routing = NDArray[np.int16]
 
 @dataclass(frozen=True, slots=True)
 class BlockCounts:
-    """Blocks, each counted once however many requests share it; a running holder makes it active.
+    """Blocks, each counted once however many share it; a running holder makes it active."""
 
-    Attributes:
-        total: All but the dummy.
-        total_used: Held.
-        total_available: Unused or evictable.
-        active_used: Held by running requests.
-        active_available: What running requests may still take once paused ones have used up
-            their budget.
-        paused_used: Held by paused requests alone.
-        paused_available: The rest of their budget; negative: beyond it.
-    """
-
-    total: int
-    total_used: int
-    total_available: int
-    active_used: int
+    total: int  # all but the dummy
+    total_used: int  # held
+    total_available: int  # unused or evictable
+    active_used: int  # held by running requests
     active_available: int
-    paused_used: int
-    paused_available: int
+    """What running requests may still take once paused ones have used up their budget."""
+    paused_used: int  # held by paused requests alone
+    paused_available: int  # the rest of their budget; negative: beyond it
 
 
 class PausedRequests:

@@ -39,25 +39,15 @@ class BlockEvent:
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """A block that is shared or registered.
+    """A block that is shared or registered."""
 
-    Attributes:
-        number: Its id.
-        refs: Holders.
-        hash: What it is found by; ``NO_HASH``: it is not registered, or was evicted.
-        parent: The registered block before it.
-        children: Registered blocks that follow.
-        live: Those of them that are held, or precede a held one.
-        used: When its last holder was done.
-    """
-
-    number: int
-    refs: int = 1
-    hash: int = NO_HASH
-    parent: "Block | None" = None
-    children: int = 0
-    live: int = 0
-    used: int = 0
+    number: int  # its id
+    refs: int = 1  # holders
+    hash: int = NO_HASH  # what it is found by; ``NO_HASH``: it is not registered, or was evicted
+    parent: "Block | None" = None  # the registered block before it
+    children: int = 0  # registered blocks that follow
+    live: int = 0  # those of them that are held, or precede a held one
+    used: int = 0  # when its last holder was done
 
 
 class BlockPool:

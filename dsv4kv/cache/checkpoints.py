@@ -17,7 +17,7 @@ from dsv4kv.cache.manager import KVCacheManager, StateCachePool
 from dsv4kv.cache.table import BlockTable
 from dsv4kv.errors import CacheError, ConfigError, OutOfBlocks
 from dsv4kv.model.plan import CHECKPOINT_TOKENS, at_whole_block
-from dsv4kv.ops.contract import Backend
+from dsv4kv.ops.spec import Backend
 
 
 class CheckpointPool:
@@ -169,4 +169,4 @@ def _copy_pages(manager: KVCacheManager, backend: Backend, sources: Ids, targets
     for pool in manager.pools.values():
         for store in (pool.main, pool.indexer):
             if store is not None:
-                backend.page_copy(store, *numbers)
+                backend.page_copy(store=store, sources=numbers[0], targets=numbers[1])

@@ -21,18 +21,8 @@ from dsv4kv.fleet.outcome import (
 )
 from dsv4kv.fleet.replica import Replica
 from dsv4kv.fleet.run import Fleet, FleetOutcome
-from dsv4kv.record.fleet import FleetReplica, ReplayFleet
-from dsv4kv.record.part import Part
-from dsv4kv.record.replay import (
-    Constant,
-    ReplayPool,
-    ReplayResult,
-    ReplaySeries,
-    ReplayTier,
-    ReplayTiers,
-)
-from dsv4kv.record.schema import NOTHING_CHECKED, Case, Totals
 from dsv4kv.replay.run import (
+    arrival_span_ns,
     describe_cache,
     describe_replay,
     describe_tier,
@@ -42,6 +32,18 @@ from dsv4kv.replay.run import (
     serve_alone,
 )
 from dsv4kv.replay.tiers import Tiers
+from dsv4kv.runs.part import Part
+from dsv4kv.runs.replay import (
+    Constant,
+    FleetReplica,
+    ReplayFleet,
+    ReplayPool,
+    ReplayResult,
+    ReplaySeries,
+    ReplayTier,
+    ReplayTiers,
+)
+from dsv4kv.runs.schema import NOTHING_CHECKED, Case, Totals
 from dsv4kv.traces.request import Request
 
 _NS = 1e9
@@ -115,6 +117,7 @@ def describe_all(outcome: FleetOutcome, fates: Fates) -> ReplayResult:
             "rounding_bytes": sum(each.rounding_bytes for each in found),
             "reuse": add([r.reuse for r in computing], same=("shared_tokens",)),
             "work": add([each.work for each in found]),
+            "arrived_ns": arrival_span_ns(outcome.config, outcome.requests),
             "mean_decoding": mean(r.mean_decoding for r in found[-len(outcome.pools[-1]) :]),
             "pauses": sum(each.pauses for each in found),
             "evictions": sum(each.evictions for each in found),

@@ -124,6 +124,9 @@ class Trial:
         requests: Requests of the simulation.
         came: Requests that arrived before it ended.
         served: Requests that were served.
+        hit_share: Share of prompt tokens that hit the prefix cache.
+        busy_share: Share of the time in which replicas compute, of the busiest role.
+        tpot_p99_s: 99th percentile of the time per output token.
     """
 
     kind: Kind
@@ -137,6 +140,9 @@ class Trial:
     requests: int
     came: int
     served: int
+    hit_share: float = 0.0
+    busy_share: float = 0.0
+    tpot_p99_s: float = 0.0
 
     @property
     def gpus(self) -> int:
@@ -259,4 +265,27 @@ def simulate(
     )
     served = len(fates.numbers)
     meets = served == count and all(values_s[slo.label] <= slo.limit_s for slo in slos)
-    return replace(trial, values_s=values_s, good=good / count, meets=meets, served=served)
+    return replace(
+        trial,
+        values_s=values_s,
+        good=good / count,
+        meets=meets,
+        served=served,
+        hit_share=_hit_share(so_far),
+        busy_share=max(map(_busy_share, so_far.pools)),
+        tpot_p99_s=float(np.percentile(fates.samples_ns.get("tpot") or [0], 99)) / 1e9,
+    )
+
+
+def _hit_share(outcome: FleetOutcome) -> float:
+    tallies = [replica.replay.prompts.tally for replica in outcome.pools[0]]
+    tokens = sum(tally.prompt_tokens for tally in tallies)
+    return sum(tally.saved_tokens for tally in tallies) / tokens if tokens else 0.0
+
+
+def _busy_share(pool: Sequence[Replica]) -> float:
+    """Of the time from the first arrival to the last answer of the pool's last replica."""
+    clocks = [replica.replay.scheduler.clock for replica in pool]
+    end_s = max(clock.now_s for clock in clocks)
+    busy_s = sum(clock.now_s - clock.idle_s for clock in clocks)
+    return busy_s / end_s / len(clocks) if end_s else 0.0

@@ -19,34 +19,11 @@ from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.formats import EntryFormat, PageLayout
 from dsv4kv.model.schedule import keyed_layers
 from dsv4kv.model.schema import LayerCacheSchema, layer_kinds
-from dsv4kv.ops import table
-from dsv4kv.ops.step_reads import decode_reads
-from dsv4kv.record.step import kind_of
+from dsv4kv.ops import spec
+from dsv4kv.ops.work import Pooling, decode_reads, pooling_of
+from dsv4kv.runs.quantities import kind_of
 
 Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Pooling:
-    """What the byte model asks of a compressor: its sizes.
-
-    Attributes:
-        ratio: Tokens of an entry.
-        rows: Tokens that one entry pools.
-        dim: Channels of an entry.
-        channels: Channels of kv and score of one token.
-        state_rows: Rows that stay in the state.
-        online: Whether the state is the running softmax.
-        entry: Format of an entry.
-    """
-
-    ratio: int
-    rows: int
-    dim: int
-    channels: int
-    state_rows: int
-    online: bool
-    entry: EntryFormat
 
 
 @dataclass(frozen=True)
@@ -109,7 +86,7 @@ class StepTables:
         for has_keys in (True, False):
             part = [each for each in schemas if (each.layer.layer_idx in keyed) == has_keys]
             for schema, layers in layer_kinds(part):
-                self._count_writes(schema, layers, config, has_keys=has_keys)
+                self._count_writes(schema, layers, has_keys=has_keys)
         for schema in schemas:
             owner, ratio = owners[schema.layer.kv_owner], schema.layer.ratio
             pages = (owner.indexer if schema.layer.selects else None, owner.main)
@@ -143,36 +120,32 @@ class StepTables:
 
     def _find_chunk_terms(self) -> Iterator[ChunkTerm]:
         for ring, layers in self._windows.items():
-            kept = layers * table.insert_bytes(ring.format, 1)
+            kept = layers * spec.insert_bytes(ring.format, 1)
             yield ChunkTerm(kept_bytes=kept, kept_tokens=ring.entries)
         for (entry, ratio), layers in self._plain.items():
-            yield ChunkTerm(ratio=ratio, entry_bytes=layers * table.insert_bytes(entry, 1))
+            yield ChunkTerm(ratio=ratio, entry_bytes=layers * spec.insert_bytes(entry, 1))
         for pool, layers in self._poolings.items():
-            cost = partial(table.compress_chunk_bytes, pool, pool.entry)
+            cost = partial(spec.compress_chunk_bytes, pool, pool.entry)
             row, entry_bytes = layers * cost(1, 0, 0), layers * cost(0, 1, 0)
             yield ChunkTerm(row, row, pool.state_rows, pool.ratio, entry_bytes)
 
-    def _count_writes(
-        self, schema: LayerCacheSchema, layers: int, config: DSV4Config, *, has_keys: bool
-    ) -> None:
+    def _count_writes(self, schema: LayerCacheSchema, layers: int, *, has_keys: bool) -> None:
         if schema.window:
             self._windows[schema.window] += layers
-        keys = schema.indexer if has_keys else None
-        parts = ((schema.main, schema.state_shape, config.head_dim),
-                 (keys, schema.indexer_state_shape, config.index_dim))  # fmt: skip
-        for page, shape, dim in parts:
-            if page and shape:
-                self._poolings[_pooling(schema, page, shape, dim)] += layers
+        for indexer in (False, True) if has_keys else (False,):
+            page = schema.indexer if indexer else schema.main
+            if pooling := pooling_of(schema, indexer=indexer):
+                self._poolings[pooling] += layers
             elif page:
                 self._plain[page.format, schema.layer.ratio] += layers
 
     def _add_updates(self, lengths: Ints) -> None:
         for ring, layers in self._windows.items():
-            self.updates += layers * table.insert_bytes(ring.format, 1)
+            self.updates += layers * spec.insert_bytes(ring.format, 1)
         for (entry, ratio), layers in self._plain.items():
-            self.updates += layers * table.insert_bytes(entry, 1) * (lengths % ratio == 0)
+            self.updates += layers * spec.insert_bytes(entry, 1) * (lengths % ratio == 0)
         for pool, layers in self._poolings.items():
-            cost = partial(table.step_write_bytes, pool, pool.entry, 1)
+            cost = partial(spec.step_write_bytes, pool, pool.entry, 1)
             row, whole = (layers * cost(entries, online=pool.online) for entries in (0, 1))
             self.updates += row + (lengths % pool.ratio == 0) * (whole - row)
         self.updates[0] = 0
@@ -188,7 +161,7 @@ class StepTables:
         for (page, ratio), layers in self._seen.items():
             entries = lengths // ratio
             blocks = -(-entries // page.entries)
-            self.visible += layers * table.gather_all_bytes(page.format, entries, blocks)
+            self.visible += layers * spec.gather_all_bytes(page.format, entries, blocks)
 
 
 @lru_cache(maxsize=_WORKED_OUT)
@@ -197,19 +170,3 @@ def fill_tables(
 ) -> StepTables:
     """Tables up to ``longest_tokens``; servers that are laid out otherwise have the same."""
     return StepTables(config, schemas, longest_tokens)
-
-
-def _pooling(
-    schema: LayerCacheSchema, page: PageLayout, shape: tuple[int, ...], dim: int
-) -> Pooling:
-    overlap = 2 if schema.layer.overlaps else 1
-    online = len(shape) == 2
-    return Pooling(
-        ratio=schema.layer.ratio,
-        rows=schema.layer.ratio * overlap,
-        dim=dim,
-        channels=dim * overlap,
-        state_rows=3 if online else shape[1],
-        online=online,
-        entry=page.format,
-    )

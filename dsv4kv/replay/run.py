@@ -18,8 +18,11 @@ from dsv4kv.engines.names import find_rule
 from dsv4kv.errors import Dsv4kvError, TraceError
 from dsv4kv.measure.environment import capture_environment
 from dsv4kv.processes import without_collector
-from dsv4kv.record.points import HERE, Sweep, run_points
-from dsv4kv.record.replay import (
+from dsv4kv.replay.build import Replay, build_replay, read_requests
+from dsv4kv.replay.tier import Tier
+from dsv4kv.replay.tiers import Tiers
+from dsv4kv.runs.points import HERE, Sweep, run_points
+from dsv4kv.runs.replay import (
     Constant,
     ReplayPool,
     ReplayResult,
@@ -29,7 +32,7 @@ from dsv4kv.record.replay import (
     ReplayWork,
     Reuse,
 )
-from dsv4kv.record.schema import (
+from dsv4kv.runs.schema import (
     NOTHING_CHECKED,
     CacheSummary,
     Case,
@@ -38,10 +41,7 @@ from dsv4kv.record.schema import (
     RunRecord,
     Totals,
 )
-from dsv4kv.record.store import new_run_id
-from dsv4kv.replay.build import Replay, build_replay, read_requests
-from dsv4kv.replay.tier import Tier
-from dsv4kv.replay.tiers import Tiers
+from dsv4kv.runs.store import new_run_id
 from dsv4kv.traces import resolve_trace, trace_sha256
 from dsv4kv.traces.request import Request
 
@@ -63,6 +63,7 @@ def describe_replay(replay: Replay) -> ReplayResult:
         reuse=_reuse(replay),
         clock="stated" if replay.times is None else replay.config.cost.clock,
         work=_work(scheduler.clock),
+        arrived_ns=arrival_span_ns(replay.config, replay.requests),
         mean_decoding=round(outcome.mean_decoding, 3),
         pauses=outcome.pauses,
         evictions=outcome.evictions,
@@ -70,6 +71,14 @@ def describe_replay(replay: Replay) -> ReplayResult:
         series=_series(replay),
         tiers=_describe_tiers(replay.tiers) if replay.tiers else None,
     )
+
+
+def arrival_span_ns(config: ReplayConfig, requests: Sequence[Request]) -> int | None:
+    """Virtual time from the first arrival to the last; None where requests follow answers."""
+    if config.workload.arrivals == "closed" or config.fleet.sessions == "think":
+        return None
+    span_s = requests[-1].arrival_s - requests[0].arrival_s if requests else 0.0
+    return round(span_s / config.workload.speed * _NS)
 
 
 def _work(clock: VirtualClock) -> ReplayWork:
@@ -102,7 +111,7 @@ def list_constants(replay: Replay) -> list[Constant]:
             "cache entries of a token",
             replay.memory.token_bytes,
             "B",
-            "layer schemas; operations move what dsv4kv.ops.table counts",
+            "layer schemas; operations move what dsv4kv.ops.spec counts",
         ),
     )
     for tier in replay.tiers.tiers if replay.tiers else ():

@@ -14,7 +14,7 @@ from dsv4kv.config.bench import Windows
 from dsv4kv.core.tree import Lease, PrefixTree
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.plan import CHECKPOINT_TOKENS
-from dsv4kv.ops.contract import Backend
+from dsv4kv.ops.spec import Backend
 from dsv4kv.traces.request import Request
 
 Ids = NDArray[np.int64]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dsv4kv.cache.prepare import prepare_forward
+from dsv4kv.cache.manager import prepare_forward
 from dsv4kv.errors import CacheError, StoreUnavailable
 from dsv4kv.model.plan import CHECKPOINT_TOKENS
 from dsv4kv.tiers.families import Family, Kept
@@ -28,15 +28,11 @@ _ATTEMPTS = 4  # resume points that are tried before a prompt is computed from i
 
 @dataclass(frozen=True)
 class Points:
-    """Where a request can resume.
+    """Where a request can resume."""
 
-    Attributes:
-        points: Tokens after which everything is there, rising.
-        bare: Tokens whose pages are there, to be resumed at by computing the window again, rising.
-    """
-
-    points: tuple[int, ...] = ()
+    points: tuple[int, ...] = ()  # tokens after which everything is there, rising
     bare: tuple[int, ...] = ()
+    """Tokens whose pages are there, to be resumed at by computing the window again, rising."""
 
 
 @dataclass(frozen=True)
@@ -53,24 +49,17 @@ Placed = tuple[Family, int, Objects]
 
 @dataclass(frozen=True)
 class Restored:
-    """What a request has got back.
+    """What a request has got back."""
 
-    Attributes:
-        tokens: That it holds: computing goes on here.
-        point: Tokens that were found. Where that is more, the window is computed again up to
-            here, and ``Library.complete`` called then.
-        exact: Whether the bits are those of a run that never left.
-        read_bytes: Read for it.
-        failed: Resume points that were tried before, and were not all there.
-        pages: Families of pages, their first block and bytes, that ``complete`` puts in place.
-    """
-
-    tokens: int = 0
+    tokens: int = 0  # that it holds: computing goes on here
     point: int = 0
-    exact: bool = True
-    read_bytes: int = 0
-    failed: int = 0
+    """Tokens that were found. Where that is more, the window is computed again up to here, and
+    ``Library.complete`` called then."""
+    exact: bool = True  # whether the bits are those of a run that never left
+    read_bytes: int = 0  # read for it
+    failed: int = 0  # resume points that were tried before, and were not all there
     pages: Sequence[Placed] = field(default=(), repr=False)
+    """Families of pages, their first block and bytes, that ``complete`` puts in place."""
 
 
 class Library:

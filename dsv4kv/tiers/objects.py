@@ -18,7 +18,7 @@ from dsv4kv.cache.blocks import Ids
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.model.formats import PageLayout
 from dsv4kv.ops.cuda.launch import run
-from dsv4kv.ops.kernels.objects import Way, plan_objects, pool_table
+from dsv4kv.ops.launches.copies import Way, plan_objects, pool_table
 from dsv4kv.tiers.families import Family, Kept, families_of
 from dsv4kv.tiers.store import Bytes
 

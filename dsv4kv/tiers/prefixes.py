@@ -107,15 +107,11 @@ def digest(data: Bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a prefix is made of.
+    """What a prefix is made of."""
 
-    Attributes:
-        tokens: Of the prefix.
-        digests: Of the objects of every family that it has, by the family's name.
-    """
-
-    tokens: int
+    tokens: int  # of the prefix
     digests: dict[str, list[bytes]]
+    """Of the objects of every family that it has, by the family's name."""
 
     def dump(self) -> Bytes:
         """As it is stored."""

@@ -67,17 +67,11 @@ class Store(Protocol):
 
 @dataclass(frozen=True)
 class Namespace:
-    """Caches whose bytes mean the same: objects of another model have equal sizes.
+    """Caches whose bytes mean the same: objects of another model have equal sizes."""
 
-    Attributes:
-        model: The model's name.
-        revision: Of its weights: other weights fill the same layout with other numbers.
-        layout: Formats and geometry, as JSON has it.
-    """
-
-    model: str
-    revision: str
-    layout: Mapping[str, object]
+    model: str  # the model's name
+    revision: str  # of its weights: other weights fill the same layout with other numbers
+    layout: Mapping[str, object]  # formats and geometry, as JSON has it
 
     @property
     def facts(self) -> str:

@@ -45,7 +45,7 @@ def snapshot(manager: KVCacheManager) -> dict[str, object]:
             (
                 table.blocks.tolist(),
                 table.held.tolist(),
-                table.returns,
+                table.returns.tolist(),
                 state(table.allocator),
             )
             for table in manager.tables

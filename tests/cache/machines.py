@@ -11,8 +11,7 @@ import pytest
 
 from dsv4kv.cache.blocks import BlockPool, Ids
 from dsv4kv.cache.checkpoints import CheckpointPool, resume_request
-from dsv4kv.cache.manager import KVCacheManager
-from dsv4kv.cache.prepare import prepare_forward
+from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.errors import NotOwner, OutOfBlocks
 from tests.cache.caches import small_plan
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
-from dsv4kv.cache.manager import KVCacheManager
-from dsv4kv.cache.prepare import prepare_forward
+from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.cache.table import NO_BLOCK
 from dsv4kv.errors import CacheError, ContextOverflow, NotOwner, OutOfBlocks
 from dsv4kv.model.schema import Sharing

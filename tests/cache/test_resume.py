@@ -5,8 +5,7 @@ import pytest
 
 from dsv4kv.cache.blocks import BlockEvent, Ids
 from dsv4kv.cache.checkpoints import CheckpointPool, resume_request, shared_table
-from dsv4kv.cache.manager import KVCacheManager
-from dsv4kv.cache.prepare import prepare_forward
+from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.errors import CacheError, NotOwner, OutOfBlocks
 from tests.cache.blocks import state
 from tests.cache.caches import admit, small_plan

@@ -1,12 +1,9 @@
 """SGLang's cache asked directly: what fits beside others, what decoding keeps."""
 
-from types import SimpleNamespace
-from typing import Any, cast
-
 import pytest
 
 from dsv4kv.core.radix import SglangCache, SglangWindowCache
-from dsv4kv.core.served import Hit
+from dsv4kv.core.served import Hit, Served
 from dsv4kv.errors import OutOfBlocks
 
 PAGE = 4
@@ -55,13 +52,14 @@ def test_a_decoding_request_holds_windows_of_its_last_chunk_or_page_and_of_what_
     cache.decode(0)
     assert cache.available == 60 - held
     cache.take(3)
-    one = SimpleNamespace(begun=24, position=36, blocks=9, windows=0)
-    cache.decoded([cast(Any, one)])
+    one = Served(0, 0.0, 24, 999, list, (), 0)
+    one.begun, one.position, one.blocks = 24, 36, 9
+    cache.decoded([one])
     assert cache.available == 60 - held - 3
     far = 24 + 64 + 10 * PAGE  # it gives back once in 128 steps, so 64 ago on average
     cache.take(23)
     one.position, one.blocks = far, 32
-    cache.decoded([cast(Any, one)])
+    cache.decoded([one])
     assert cache.available == 60 - held - 26 + 9
     cache.end(0, 26, far)
     assert cache.available == 60

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from dsv4kv.bench.build import build_manager, build_reuse, loop_settings, plan_from
 from dsv4kv.cache.blocks import BlockPool
 from dsv4kv.cache.checkpoints import CheckpointPool
-from dsv4kv.cache.handle import LayerCache
+from dsv4kv.cache.layers import LayerCache
 from dsv4kv.errors import CacheError, ConfigError, NotOwner
 from dsv4kv.measure.recorder import Recorder
 from dsv4kv.ops.registry import load_backend
@@ -115,7 +115,7 @@ def serve(
     if observer is not None:
         drive.executor.observer = observer
     reuse = build_reuse(config, manager, load_backend("cpu"))
-    served = (manager, requests, loop_settings(config), recorder, drive.executor, None)
+    served = (manager, requests, loop_settings(config), recorder, drive.executor)
     loop = ServingLoop(*served, reuse, PromptContents())
     totals = loop.run()
     if reuse is not None:
@@ -196,7 +196,7 @@ def decide(requests: Sequence[Request], *options: str) -> tuple[LoopTotals, Pref
     manager = build_manager(config, plan_from(config), None)
     reuse = build_reuse(config, manager, load_backend("cpu"))
     assert reuse is not None
-    loop = ServingLoop(manager, requests, loop_settings(config), Recorder(), None, None, reuse)
+    loop = ServingLoop(manager, requests, loop_settings(config), Recorder(), None, reuse)
     return loop.run(), reuse
 
 
@@ -331,16 +331,18 @@ def test_references_equal_owners_at_every_step(case: tuple[list[Request], list[s
         cached.subtract(found)
         return found
 
-    def check(_tokens: int) -> None:
+    def check() -> None:
         owners = Counter(block for block in table.blocks.flatten().tolist() if block >= 0)
         owners.update(cached)
         everything = np.arange(table.allocator.num_blocks)
         refs = reuse._allocator.refs(everything).tolist()
         assert refs == [owners[block] for block in everything.tolist()]
 
-    loop = ServingLoop(manager, requests, loop_settings(config), Recorder(), None, check, reuse)
+    loop = ServingLoop(manager, requests, loop_settings(config), Recorder(), None, reuse)
     with patch.object(index, "insert", kept), patch.object(index, "evict", gone):
-        totals = loop.run()
+        for _ in loop.steps():
+            check()
+        totals = loop.totals
         reuse.forget()
     assert manager.num_held_blocks == 0
     assert totals.requests + totals.rejected == len(requests)

@@ -248,10 +248,10 @@ def test_vllm_without_a_size_or_with_too_little_memory_is_told() -> None:
 def test_the_answer_prints_host_memory_and_the_document_has_it() -> None:
     words = ["--gpu", "h200", "--gpus", "8", "--engine", "sglang", "--context", "128K"]
     words += ["--enable-hierarchical-cache", "--hicache-ratio", "2"]
-    printed = CliRunner(env={"COLUMNS": "120"}).invoke(app, ["budget", *words])
+    printed = CliRunner(env={"COLUMNS": "120"}).invoke(app, ["budget", *words, "--verbose"])
     assert printed.exit_code == 0
     assert "Host memory: HiCache" in printed.output
-    assert "of a node's memory" in printed.output
+    assert "per node" in printed.output
     document = json.loads(CliRunner().invoke(app, ["budget", *words, "--json"]).output)
     host = document["host"]
     assert host["node_bytes"] == host["copies"] * host["holder_bytes"]
@@ -377,4 +377,4 @@ def test_a_hosts_memory_that_nothing_keeps_is_warned_of() -> None:
     words = ["--gpus", "8", "--engine", "sglang", "--context", "128K", "--hicache-ratio", "2"]
     printed = CliRunner(env={"COLUMNS": "120"}).invoke(app, ["budget", *words])
     assert printed.exit_code == 0
-    assert "without what keeps it: add --host-tier" in printed.output
+    assert "--host-ratio and --host-size need a --host-tier" in printed.output

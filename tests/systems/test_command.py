@@ -11,11 +11,11 @@ from typer.testing import CliRunner, Result
 from dsv4kv.bench.systems.slots import KvRows
 from dsv4kv.cache.batching import RoutingStore
 from dsv4kv.cache.blocks import BlockPool
-from dsv4kv.cache.handle import LayerCacheHandle
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cache.slots import SlotAllocator
 from dsv4kv.cache.table import BlockTable
 from dsv4kv.cli import app
+from dsv4kv.ops import cpu
 from dsv4kv.prefix.rows import SlotScheduler
 from tests.systems.small import SETTINGS
 
@@ -116,9 +116,9 @@ def any_generation(manager: KVCacheManager, slot: int, generation: int | None = 
     ORIGINAL[KVCacheManager](manager, slot, manager.generation(slot))
 
 
-def one_row_off(handle: LayerCacheHandle, out: Any) -> None:
-    ORIGINAL[LayerCacheHandle](handle, out)
-    out[:] = out.roll(1, dims=1)
+def one_row_off(**tensors: Any) -> None:
+    ORIGINAL[cpu](**tensors)
+    tensors["out"][:] = tensors["out"].roll(1, dims=1)
 
 
 def leaks(table: BlockTable, slot: int) -> Any:
@@ -127,13 +127,13 @@ def leaks(table: BlockTable, slot: int) -> Any:
     return ids
 
 
-ORIGINAL: dict[type, Callable[..., Any]] = {
+ORIGINAL: dict[object, Callable[..., Any]] = {
     SlotAllocator: SlotAllocator.alloc,
     SlotScheduler: SlotScheduler.begin,
     BlockPool: BlockPool.find,
     RoutingStore: RoutingStore.store,
     KVCacheManager: KVCacheManager.release_request,
-    LayerCacheHandle: LayerCacheHandle.gather_swa_kv,
+    cpu: cpu.gather_window,
     BlockTable: BlockTable.clear,
 }
 
@@ -147,12 +147,12 @@ ORIGINAL: dict[type, Callable[..., Any]] = {
         (BlockPool, "find", a_block_too_far, "blocks"),
         (RoutingStore, "store", forgets_a_place, "blocks"),
         (KVCacheManager, "release_request", any_generation, "pools"),
-        (LayerCacheHandle, "gather_swa_kv", one_row_off, "pools"),
+        (cpu, "gather_window", one_row_off, "pools"),
         (BlockTable, "clear", leaks, "pools"),
     ],
 )
 def test_a_planted_defect_is_found_and_fails_the_run(
-    owner: type,
+    owner: object,
     method: str,
     defect: Callable[..., Any],
     system: str,

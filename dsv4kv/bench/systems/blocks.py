@@ -35,21 +35,13 @@ _COUNT = 64  # blocks of a timed call: 8,192 tokens at 128 a block
 
 @dataclass(eq=False)
 class Request:
-    """A turn in the batch.
+    """A turn in the batch."""
 
-    Attributes:
-        turn: What is asked.
-        tokens: Prompt and answer so far.
-        blocks: int64: its blocks in order.
-        written: Tokens whose KV is in them.
-        digests: Keys of the full blocks that have been registered.
-    """
-
-    turn: Turn
-    tokens: Tokens
-    blocks: Ids = field(default_factory=NO_BLOCKS.copy)
-    written: int = 0
-    digests: Digests | None = None
+    turn: Turn  # what is asked
+    tokens: Tokens  # prompt and answer so far
+    blocks: Ids = field(default_factory=NO_BLOCKS.copy)  # int64: its blocks in order
+    written: int = 0  # tokens whose KV is in them
+    digests: Digests | None = None  # keys of the full blocks that have been registered
 
     @property
     def answer_left(self) -> int:

@@ -12,10 +12,9 @@ from dsv4kv.bench.build import build_drive, build_manager, check_data_path, plan
 from dsv4kv.bench.systems.timing import Rows
 from dsv4kv.bench.systems.workload import Checks, Model, Outcome
 from dsv4kv.cache.blocks import BlockPool, Ids
-from dsv4kv.cache.handle import LayerCache, ReadView
-from dsv4kv.cache.manager import KVCacheManager
-from dsv4kv.cache.prepare import prepare_forward
-from dsv4kv.cache.step import StepBatch
+from dsv4kv.cache.layers import LayerCache
+from dsv4kv.cache.manager import KVCacheManager, prepare_forward
+from dsv4kv.cache.step import Step as CacheStep
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.systems import SystemsConfig
 from dsv4kv.errors import NotOwner
@@ -27,6 +26,7 @@ from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import build_schedule
 from dsv4kv.ops import reference, reference_codec
 from dsv4kv.ops.registry import load_backend
+from dsv4kv.ops.storage import PageStore
 from dsv4kv.ops.tolerance import Rows as Entry
 from dsv4kv.serve.executor import StepExecutor, StepTokens
 from dsv4kv.serve.verifier import Verifier
@@ -122,7 +122,7 @@ class PoolServer:
         self._executor.observer = self.verifier
         self.checks = Checks()
         self.handed_out = self.given_back = 0
-        self._left: list[tuple[int, int, StepBatch]] = []
+        self._left: list[tuple[int, int, CacheStep]] = []
 
     def serve(self) -> None:
         """Serve as many requests as there are slots, and as many again in the same slots."""
@@ -160,7 +160,7 @@ class PoolServer:
         held = manager.num_held_blocks
         prepare_forward(manager, slots, before, after)
         taken = manager.num_held_blocks
-        batch = StepBatch(manager, slots, before, after)
+        batch = CacheStep.of(manager, slots, before, after)
         step = StepTokens(batch, serials, kept, observed=True)
         if chunk:
             self._executor.prefill(step)
@@ -178,26 +178,41 @@ class PoolServer:
         slots = batch.request_slots.numpy()
         before = manager.tokens[slots] - 1
         prepare_forward(manager, slots, before, before + 1)
-        step = StepBatch(manager, slots, before, before + 1)
-        for index, layer in manager.layers.items():
-            handle = manager.acquire(index, step)
-            window = torch.empty(
-                len(slots), layer.model.window_tokens, layer.model.head_dim, dtype=torch.bfloat16
-            )
-            handle.gather_swa_kv(window)
-            self._compare(handle.window_view(), window, index)
-            for indexer in layer.parts:
-                view = handle.indexer_view() if indexer else handle.compressed_view()
-                shape = len(slots), int(view.lengths.max()), view.head_dim
+        step = CacheStep.of(manager, slots, before, before + 1)
+        for layer in self._executor.layers:
+            window = layer.model.window_tokens
+            out = torch.empty(len(slots), window, layer.model.head_dim, dtype=torch.bfloat16)
+            places = {"slots": step.request_slots, "tokens": step.tokens_after}
+            self._backend.gather_window(ring=layer.window, **places, out=out)
+            if layer.window is not None:
+                self._compare(layer, layer.window, None, int(step.tokens_after[0]), out, step)
+            for part in map(layer.part, layer.parts):
+                lengths, store = step.lengths[part.ratio], part.store
+                shape = len(slots), int(lengths.max()), store.layout.format.dims
                 out = torch.empty(shape, dtype=torch.bfloat16)
-                handle.gather_all_compressed_kv(out, indexer=indexer)
-                self._compare(view, out, index)
+                self._backend.gather_all(
+                    store=store,
+                    table=layer.blocks,
+                    slots=step.request_slots,
+                    lengths=lengths,
+                    out=out,
+                )
+                self._compare(layer, store, layer.blocks, int(lengths[0]), out, step)
 
-    def _compare(self, view: ReadView, out: Tensor, layer_idx: int) -> None:
-        length = int(view.lengths[0])  # decoding is slow: one request
-        entries = torch.arange(max(0, length - out.shape[1]), length)
-        equal = torch.equal(read_entries(view, 0, entries), out[0, : len(entries)])
-        sentence = f"pools: what is read in place in layer {layer_idx} is not what is gathered."
+    def _compare(
+        self,
+        layer: LayerCache,
+        store: PageStore,
+        blocks: Tensor | None,
+        length: int,
+        out: Tensor,
+        step: CacheStep,
+    ) -> None:
+        entries = torch.arange(max(0, length - out.shape[1]), length)  # of one request: it is slow
+        found = read_entries(store, blocks, int(step.request_slots[0]), entries)
+        equal = torch.equal(found, out[0, : len(entries)])
+        index = layer.schema.layer.layer_idx
+        sentence = f"pools: what is read in place in layer {index} is not what is gathered."
         self.checks.check("read in place", equal, sentence, len(entries))
 
     def _check_gone(self) -> None:
@@ -214,7 +229,8 @@ class PoolServer:
         for layer_idx, pool in self.manager.pools.items():
             pages = pool.main.pages
             pages[source] = torch.randint(0, 256, pages[source].shape, dtype=torch.uint8)
-            self._backend.page_copy(pool.main, *map(torch.from_numpy, (source, target)))
+            numbers = {"sources": torch.from_numpy(source), "targets": torch.from_numpy(target)}
+            self._backend.page_copy(store=pool.main, **numbers)
             equal = torch.equal(pages[source], pages[target])
             self.checks.check("page", equal, f"pools: a page of layer {layer_idx} is no copy.")
         self.manager.tables[0].allocator.release(np.concatenate([source, target]))
@@ -230,16 +246,19 @@ def _is_refused(call: Callable[[], None]) -> bool:
     return False
 
 
-def read_entries(view: ReadView, b: int, entries: Tensor) -> Tensor:
-    """Entries int64[n] of a request, found in the pages as a kernel would: bf16[n, D]."""
-    slot, size, store = int(view.slots[b]), view.store.layout.entries, view.store
+def read_entries(store: PageStore, blocks: Tensor | None, slot: int, entries: Tensor) -> Tensor:
+    """Entries int64[n] of a slot, found in the pages as a kernel would: bf16[n, D].
+
+    blocks: int32[slots, width]; None for a ring, which is the slot's own page.
+    """
+    size = store.layout.entries
     pages = torch.full_like(entries, slot)
-    if view.blocks is not None:
-        pages = view.blocks[slot].long()[entries // size]
+    if blocks is not None:
+        pages = blocks[slot].long()[entries // size]
     physical = pages * size + entries % size
     decode = partial(reference_codec.decode, store.layout.format)
     rows = [decode(*reference.read_bytes(store, entry)) for entry in physical.tolist()]
-    return torch.tensor(rows).reshape(len(rows), view.head_dim).bfloat16()
+    return torch.tensor(rows).reshape(len(rows), store.layout.format.dims).bfloat16()
 
 
 def run_pools(config: SystemsConfig, _: Model) -> Outcome:

@@ -118,15 +118,10 @@ def generate(model: Model, turn: Turn) -> Tokens:
 
 @dataclass
 class Checks:
-    """Comparisons with what a run without a cache gives.
+    """Comparisons with what a run without a cache gives."""
 
-    Attributes:
-        passed: Comparisons made, by what was compared.
-        failures: A sentence for each that differed.
-    """
-
-    passed: dict[str, int] = field(default_factory=dict)
-    failures: list[str] = field(default_factory=list)
+    passed: dict[str, int] = field(default_factory=dict)  # comparisons made, by what was compared
+    failures: list[str] = field(default_factory=list)  # A sentence for each that differed
 
     def check(self, what: str, right: bool, sentence: str, count: int = 1) -> None:
         """Count ``count`` comparisons; keep the sentence if they are not right."""

@@ -10,7 +10,8 @@ from dsv4kv.engines.contract import Capacity, Deployment, Engine
 from dsv4kv.engines.logs.read import Reading, StartupLog, read_log
 from dsv4kv.engines.logs.recovery import Recovery, likeliest, recover
 from dsv4kv.engines.logs.setups import draft_method, named_model
-from dsv4kv.engines.names import find_engine
+from dsv4kv.engines.names import family_of, find_engine
+from dsv4kv.engines.rule import Launch
 from dsv4kv.engines.vllm.sizes import VllmEngine
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.formats import entry_format
@@ -215,8 +216,8 @@ def _how(found: Recovery) -> How:
 
 def _doubt(found: Recovery) -> str:
     return (
-        "The numbers of this log do not follow from any known rules and what else it shows "
-        f"(a limit, a fork, a feature that is not modelled): this is the nearest, {found.title}."
+        "No known engine version reproduces this log (fork, limit or unmodelled feature?). "
+        f"Closest match: {found.title}; treat what follows as a guess."
     )
 
 
@@ -226,24 +227,24 @@ def _vllm_meaning(
     context, unit = found.deployment.max_context_tokens, float(capacity.unit_bytes)
     if "tokens" in reading.fields:
         yield (
-            f"{reading.fields['tokens']} tokens is no capacity: it is {capacity.units:,} blocks, "
-            f"divided by the {split.counted:,.0f} that one request of {context:,} tokens is "
-            f"counted with, times {context:,}."
+            f"{reading.fields['tokens']} tokens is not a capacity: vLLM computes it as "
+            f"{capacity.units:,} blocks ÷ {split.counted:,.0f} blocks per request of {context:,} "
+            f"tokens × {context:,}."
         )
     else:
         yield (
-            f"The start was refused: one request of {context:,} tokens is counted with "
+            f"The start was refused: one request of {context:,} tokens counts as "
             f"{split.counted:,.0f} blocks, and there are {capacity.units:,}."
         )
     yield (
-        f"Of these {split.counted:,.0f} blocks {split.context:,.0f} hold the context, "
-        f"{split.in_flight:,.0f} ({format_bytes(split.in_flight * unit)}) are a reserve for "
-        f"{found.deployment.in_flight_tokens:,} tokens in flight, and {split.fixed:,.0f} are "
-        "windows and states."
+        f"Of these {split.counted:,.0f} blocks {split.context:,.0f} are context, "
+        f"{split.in_flight:,.0f} ({format_bytes(split.in_flight * unit)}) prefill workspace for "
+        f"{found.deployment.in_flight_tokens:,} tokens in flight, {split.fixed:,.0f} windows and "
+        "states."
     )
     yield (
-        f"In steady decode such a request holds {split.held:,.0f} blocks "
-        f"({format_bytes(split.held * unit)}); its reserve is free for others then."
+        f"In steady decode such a request takes {split.held:,.0f} blocks "
+        f"({format_bytes(split.held * unit)}); its workspace is free for others then."
     )
 
 
@@ -289,7 +290,8 @@ def find_changes(recovery: Recovery, log: StartupLog) -> tuple[Change, ...]:
         except ConfigError:  # the engine does not serve it
             continue
         changes.append(Change(what, tokens, tokens - now))
-    changes += _replicas(log, now)
+    family = family_of(recovery.engine.name)
+    changes += _replicas(log, family.launch if family else Launch(), now)
     return tuple(
         sorted(
             (change for change in changes if change.gain_tokens),
@@ -344,16 +346,18 @@ def _sglang_changes(deployment: Deployment) -> Iterator[tuple[str, Deployment]]:
         yield f"max_running_requests {half:,}", replace(deployment, concurrency=half)
 
 
-def _replicas(log: StartupLog, now: int) -> list[Change]:
+def _replicas(log: StartupLog, launch: Launch, now: int) -> list[Change]:
     """The one KV head is replicated: every rank of a tensor-parallel group holds the same."""
-    ranks = log.whole("tensor_parallel") or 1
-    if ranks == 1:
+    dp = log.whole("data_parallel") or 1
+    tp = (log.whole("tensor_parallel") or 1) // (dp if launch.tp_spans_replicas else 1)
+    if tp <= 1:
         return []
+    count = tp * dp
     what = (
-        f"data_parallel_size {ranks} instead of tensor_parallel_size {ranks}, all replicas "
-        "together (if as much memory stays free)"
+        f"{launch.replicas.format(dp=count, ep=count)} instead of {tp} tensor-parallel ranks a "
+        "replica: all replicas together (if as much memory stays free)"
     )
-    return [Change(what, now * ranks, now * (ranks - 1))]
+    return [Change(what, now * count, now * (count - dp))]
 
 
 _CONTEXTS = (4096, 32_768, 131_072, 1_048_576)

@@ -38,8 +38,8 @@ class Preemption:
         """Blocks that must be left when a request begins; ``begun`` do not decode yet."""
         return 0
 
-    def stepped(self) -> None:
-        """A step without prompts was taken."""
+    def stepped(self, steps: int) -> None:
+        """Steps without prompts were taken."""
 
     def idle(self) -> None:
         """No request runs."""
@@ -172,10 +172,12 @@ class Retraction(Preemption):
         prompt = served.prompt_tokens
         return int((prompt + kept) // size) + 1 - -(-prompt // size)
 
-    def stepped(self) -> None:
+    def stepped(self, steps: int) -> None:
         """Expect less the more steps were taken."""
         decay = (FIRST_RATIO - LEAST_RATIO) / DECAY_STEPS
-        self.ratio = max(self.ratio - decay, LEAST_RATIO)
+        while steps and self.ratio != LEAST_RATIO:
+            self.ratio = max(self.ratio - decay, LEAST_RATIO)
+            steps -= 1
 
     def idle(self) -> None:
         """Start again."""

@@ -282,7 +282,7 @@ class Scheduler:
         """Take a decode step, or up to ``steps`` while nobody comes."""
         if steps <= 1:
             self.clock.step(*self._advance(self.decoding), ())
-            self._preemption.stepped()
+            self._preemption.stepped(1)
             return
         rows = len(self.decoding)
         contexts = rows + sum([served.position for served in self.decoding])
@@ -296,8 +296,7 @@ class Scheduler:
             served.left -= taken
             if not served.left:
                 self._finished.append(served)
-        for _ in range(taken):
-            self._preemption.stepped()
+        self._preemption.stepped(taken)
 
     # ---- who runs -------------------------------------------------------------------------------
 
@@ -307,7 +306,10 @@ class Scheduler:
         if self.loading:
             self._go_on()
         self._preemption.settle()
-        chunks, budgets = list[tuple[Served, Span]](), self._budgets()
+        chunks = list[tuple[Served, Span]]()
+        if not self.prefilling and not self.waiting:
+            return chunks
+        budgets = self._budgets()
         for served in self.prefilling[:]:
             if served in self.prefilling:  # it may be preempted for another
                 self._add_chunk(served, chunks, budgets)

@@ -20,11 +20,7 @@ _WHOLE = 1024  # tokens from which on a further block adds context alone
 
 
 def find_sent(config: ReplayConfig, memory: MemoryPlan) -> SentOf:
-    """What every rank sends, as ``fleet.transfer.engine`` has it.
-
-    Raises:
-        ConfigError: A model that the engine is not known to send.
-    """
+    """What every rank sends, as ``fleet.transfer.engine`` has it; raises ``ConfigError``."""
     name = config.fleet.transfer.engine
     if name == "blocks" or not config.fleet.is_split:
         return partial(_send_blocks, memory)

@@ -5,6 +5,7 @@ trying, so most kinds are ruled out by one simulation or none. More replicas are
 worse.
 """
 
+import gc
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,10 +19,13 @@ from dsv4kv.fleet.run import FindParts
 from dsv4kv.planning.question import Question
 from dsv4kv.planning.servers import Bounds, layouts_of, open_server
 from dsv4kv.planning.trial import Kind, Split, Trial, simulate
+from dsv4kv.processes import without_collector
 from dsv4kv.replay.build import Parts, find_parts
 from dsv4kv.traces.request import Request
 from dsv4kv.units import counted
 
+_GARBAGE = 1_000_000
+"""Objects after which simulations are searched for cycles; the collector is off while planning."""
 WINDOW = 400
 """Requests of the window that deployments are screened on."""
 _BURST = 10.0
@@ -40,13 +44,9 @@ _FASTER, _LITTLE_FASTER = 2.0, 1.25
 
 @dataclass
 class Tally:
-    """Counts of the deployments considered, and why kinds were ruled out.
+    """Deployments considered (kinds × replicas), pruned without a simulation, and why.
 
-    Attributes:
-        considered: Deployments: every kind with every number of replicas that is allowed.
-        pruned: Deployments that were ruled out without a simulation, by reason.
-        reasons: Why a kind is not the answer, by its label.
-        least_s: Lower bound of every limited time, by label, and the server that has it.
+    ``reasons`` are by a kind's label; ``least_s`` has a limit's lower bound and its server.
     """
 
     considered: int = 0
@@ -61,17 +61,12 @@ class Tally:
 
 @dataclass(frozen=True)
 class Answer:
-    """The result of a search.
+    """The best deployment, the best of other servers, and the simulations of both windows.
 
     Attributes:
-        best: The cheapest, or the one of the highest rate; None if no deployment keeps the limits.
-        second: The best among other servers than the best's.
         safer: The cheapest that keeps limits by more than the clock's error; None where there is
             none, or the best does.
         nearest: Where there is no best, the deployment that came nearest to the limits.
-        trials: Simulations on the window.
-        confirmed: Simulations on the whole trace, if it is longer than the window.
-        tally: Everything else.
         window: Requests of the window, or of the trace if it is no longer.
     """
 
@@ -96,12 +91,9 @@ def list_kinds(
     splits: Sequence[Split | None] = (None,),
     args: Mapping[str, str] = MappingProxyType({"": ""}),
 ) -> list[Kind]:
-    """Return the kinds of deployment that bounds do not rule out; ``tally`` counts the others.
+    """Return the kinds that bounds do not rule out; ``tally`` counts the others.
 
-    ``args`` are alternative flags of the launch command, by name; see ``name_args``.
-
-    Raises:
-        ConfigError: An unknown setting, GPU or model.
+    ``args`` are alternative flags of the launch command, by name. Raises ``ConfigError``.
     """
     kinds = []
     for gpu in gpus:
@@ -129,10 +121,7 @@ def list_kinds(
 
 
 def remember_parts() -> FindParts:
-    """Return a ``find_parts`` that runs once for all simulations of a server on a window.
-
-    The number of replicas, the router and the speed do not matter.
-    """
+    """Return a ``find_parts`` that runs once for all simulations of a server on a window."""
     known: dict[tuple[str, int], Parts] = {}
 
     def find(config: ReplayConfig, requests: Sequence[Request]) -> Parts:
@@ -146,14 +135,7 @@ def remember_parts() -> FindParts:
 
 @dataclass(frozen=True)
 class WarmStart:
-    """Where a search begins, from the results of another.
-
-    Attributes:
-        preferred: Labels of kinds that are tried first.
-        units: Number of units that is tried first, by servers.
-        speeds: Speed that is tried first, by servers.
-        nearer: Precision of the highest rate.
-    """
+    """Kinds by label, units and speeds by servers that are tried first, and how precise a rate."""
 
     preferred: Collection[str] = ()
     units: Mapping[str, int] = field(default_factory=dict)
@@ -165,16 +147,7 @@ class WarmStart:
 class Search:
     """A search on one window of a trace; nothing is simulated twice.
 
-    Attributes:
-        question: Limits and prices.
-        kinds: Kinds of deployment to search.
-        requests: The window.
-        tally: Collects why kinds are ruled out.
-        start: Where it begins.
-        find_parts: What simulations have in common.
-        on_trial: Called after every simulation.
-        looser: Simulations of the same window with limits that allow more.
-        known: Simulations so far, by ``Kind.key``.
+    ``looser`` are simulations with limits that allow more, ``known`` those so far.
     """
 
     question: Question
@@ -207,6 +180,9 @@ class Search:
     def _simulate(self, kind: Kind, units: int, speed: float, *, to_end: bool = False) -> Trial:
         asked, find = self.question, self.find_parts
         trial = simulate(asked, self.requests, kind, units, speed, find, to_end=to_end)
+        if gc.get_freeze_count() and gc.get_count()[0] > _GARBAGE:
+            gc.collect()
+            gc.freeze()
         self.on_trial()
         return trial
 
@@ -341,7 +317,8 @@ class Search:
             return None
         slos = tuple(replace(s, limit_s=s.limit_s / best.error(s)) for s in asked.slos)
         tight = replace(asked, slos=slos, speed=best.speed, asked=asked.slos)
-        kinds = [replace(k, bounds=replace(k.bounds, question=tight)) for k in self.kinds]
+        bounds = {id(kind.bounds): replace(kind.bounds, question=tight) for kind in self.kinds}
+        kinds = [replace(kind, bounds=bounds[id(kind.bounds)]) for kind in self.kinds]
         kinds = [kind for kind in kinds if kind.bounds.broken() is None]
         start = replace(self.start, units={}, speeds={best.kind.servers: best.speed})
         search = replace(
@@ -377,6 +354,14 @@ def plan(search: Search) -> Answer:
 
     Where no deployment keeps the limits on the window, the two nearest are searched again.
     """
+    gc.freeze()  # else requests are searched for cycles again and again, a fifth of the time
+    with without_collector():
+        answer = _plan(search)
+        gc.freeze()  # nor is the rest worth a search: the program ends
+        return answer
+
+
+def _plan(search: Search) -> Answer:
     question, last = search.question, search
     found = search.find_best()
     screened = found or search.list_nearest()

@@ -17,12 +17,11 @@ from dsv4kv.fleet.replica import Replica
 from dsv4kv.fleet.run import FindParts, Fleet, FleetOutcome
 from dsv4kv.planning.question import Question, Slo
 from dsv4kv.planning.servers import Bounds, Server
-from dsv4kv.processes import without_collector
 from dsv4kv.replay.build import find_parts
 from dsv4kv.traces.request import Request
 
-_CHECKS = 100
-"""How often a simulation checks whether it can still keep its limits."""
+_CHECKS, _BETWEEN = 100, 20
+"""How often a simulation checks whether its limits are lost; min requests between checks."""
 
 
 class Split(NamedTuple):
@@ -33,11 +32,7 @@ class Split(NamedTuple):
 
 
 def parse_splits(texts: Sequence[str]) -> list[Split | None]:
-    """Read ``none`` and ``1:2``.
-
-    Raises:
-        ConfigError: Something else.
-    """
+    """Read ``none`` and ``1:2``; raises ``ConfigError``."""
     splits = list[Split | None]()
     for text in dict.fromkeys(texts):
         match = re.fullmatch(r"([1-9]\d*):([1-9]\d*)", text, re.ASCII)
@@ -52,14 +47,7 @@ def parse_splits(texts: Sequence[str]) -> list[Split | None]:
 
 @dataclass(frozen=True)
 class Kind:
-    """Servers of one kind behind a router, alike or in units of prefill and decode replicas.
-
-    Attributes:
-        server: Each of them.
-        router: In front.
-        bounds: What no number of them undercuts.
-        split: A unit; None where every replica does both.
-    """
+    """Servers of one kind behind a router, alike or in units of prefill and decode replicas."""
 
     server: Server
     router: str
@@ -112,7 +100,6 @@ class Trial:
     """A simulated deployment.
 
     Attributes:
-        kind: Its servers.
         units: Number of replicas, or of units of prefill and decode replicas.
         speed: Trace seconds per second.
         cost: GPUs, or money in an hour.
@@ -120,13 +107,9 @@ class Trial:
             simulation ended early.
         rate: Requests that arrive, per s.
         good: Share of requests that keep every limit.
-        meets: Whether every limit is kept.
-        requests: Requests of the simulation.
         came: Requests that arrived before it ended.
-        served: Requests that were served.
         hit_share: Share of prompt tokens that hit the prefix cache.
         busy_share: Share of the time in which replicas compute, of the busiest role.
-        tpot_p99_s: 99th percentile of the time per output token.
     """
 
     kind: Kind
@@ -242,17 +225,19 @@ def simulate(
         came=count,
         served=0,
     )
-    interval, lost = max(1, count // _CHECKS), False
-    with without_collector():
-        for number, _ in enumerate(made.run(), 1):
-            if not to_end and number % interval == 0:
-                lost = late.lose_a_limit(made.outcome(ended=False))
-                if lost:
-                    break
+    interval, lost = max(_BETWEEN, count // _CHECKS), False
+    for number, _ in enumerate(made.run(), 1):
+        if not to_end and number % interval == 0:
+            lost = late.lose_a_limit(made.outcome(ended=False))
+            if lost:
+                break
     so_far = made.outcome(ended=not lost)
-    fates = Fates.of(so_far)
     if lost:
-        return replace(trial, came=len(so_far.answers), served=len(fates.numbers))
+        served = sum(each.finished_s is not None for each in so_far.answers.values())
+        trial = replace(trial, came=len(so_far.answers), served=served)
+        made.close()
+        return trial
+    fates = Fates.of(so_far)
     values_s = {
         slo.label: float(np.percentile(fates.samples_ns[slo.name] or [0], slo.percent)) / 1e9
         for slo in slos
@@ -265,14 +250,16 @@ def simulate(
     )
     served = len(fates.numbers)
     meets = served == count and all(values_s[slo.label] <= slo.limit_s for slo in slos)
+    hit_share, busy_share = _hit_share(so_far), max(map(_busy_share, so_far.pools))
+    made.close()
     return replace(
         trial,
         values_s=values_s,
         good=good / count,
         meets=meets,
         served=served,
-        hit_share=_hit_share(so_far),
-        busy_share=max(map(_busy_share, so_far.pools)),
+        hit_share=hit_share,
+        busy_share=busy_share,
         tpot_p99_s=float(np.percentile(fates.samples_ns.get("tpot") or [0], 99)) / 1e9,
     )
 

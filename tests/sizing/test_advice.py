@@ -115,6 +115,8 @@ def test_everything_that_could_be_smaller_is_offered() -> None:
     assert set(changes(advise(wasteful, 100_100, 80))) == {
         "--step-tokens 2048",
         "--tp 1 --dp 8",
+        "--tp 2 --dp 4",
+        "--tp 4 --dp 2",
         "without --block-tokens",
         "without drafts",
         "--indexer-format mxfp4",

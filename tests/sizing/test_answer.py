@@ -117,17 +117,15 @@ def test_other_contexts_are_told_up_to_the_models_limit() -> None:
 
 def test_the_same_gpus_are_compared_as_ranks_and_as_replicas() -> None:
     """vllm#51454: eight copies of the one KV head against one."""
-    lines = compare_layouts(scenario(gpus="8"), MILLION)
-    copies = [(line.layout.label, line.kv_copies) for line in lines]
-    assert copies == [("TP8", 8), ("TP4 DP2 EP8", 4), ("TP2 DP4 EP8", 2), ("DP8 EP8", 1)]
-    assert lines[-1].concurrency > 7 * lines[0].concurrency
-    assert lines[-1].weight_bytes > lines[0].weight_bytes
+    both = compare_layouts(scenario(gpus="8"), MILLION)
+    assert [(line.layout.label, line.kv_copies) for line in both] == [("TP8", 8), ("DP8 EP8", 1)]
+    assert both[1].concurrency > 7 * both[0].concurrency
+    assert both[1].weight_bytes > both[0].weight_bytes
 
 
-def test_a_mixed_layout_is_compared_with_all_others() -> None:
+def test_a_mixed_layout_is_compared_with_both_extremes() -> None:
     lines = compare_layouts(scenario(gpus="8", tp="2"), MILLION)
-    labels = [line.layout.label for line in lines]
-    assert labels == ["TP2 DP4 EP8", "TP8", "TP4 DP2 EP8", "DP8 EP8"]
+    assert [line.layout.label for line in lines] == ["TP2 DP4 EP8", "TP8", "DP8 EP8"]
 
 
 def test_ranks_beyond_the_kv_heads_are_copies() -> None:

@@ -161,7 +161,7 @@ class Pool:
         looks, views = self.router.looks, list[View]()
         if looks:
             by_prefix = "prefix" in looks
-            keys = {name: each.keys.tolist() if by_prefix else [] for name, each in alike.items()}
+            keys = {name: each.keys if by_prefix else [] for name, each in alike.items()}
             for replica in self.replicas:
                 name = id(replica.parts)
                 view = replica.endpoint.look(asked, alike[name], keys[name])

@@ -10,7 +10,7 @@ views (``…_at``), several times faster than through arrays.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -139,7 +139,8 @@ class BlockPool:
         """Holders of blocks, int64[n]; ``NotOwner`` beyond the pool."""
         self.generation(ids)
         ids = as_ids(ids)
-        return (self._claims[ids] & _REFS) + (self._mark[ids] == ids)
+        found: Ids = (self._claims[ids] & _REFS) + (self._mark[ids] == ids)
+        return found
 
     def generation(self, ids: Ids) -> Ids:
         """Generations of blocks, shaped as ``ids``; ``NotOwner`` beyond the pool."""
@@ -560,7 +561,8 @@ class BlockPool:
 
     def _are_plain(self, row: Ids) -> NDArray[np.bool_]:
         """Which blocks have one holder and no hash; ``NotOwner`` beyond the pool."""
-        return self._mark[self._in_pool(row)] == row
+        plain: NDArray[np.bool_] = self._mark[self._in_pool(row)] == row
+        return plain
 
     def _refs(self, number: int) -> int:
         if not 0 <= number < self.num_blocks:
@@ -568,7 +570,7 @@ class BlockPool:
         return self._claims_at[number] & _REFS or int(self._mark_at[number] == number)
 
     def _check_known(self, row: Ids) -> NDArray[np.bool_]:
-        """Which blocks have one holder and no hash; ``NotOwner`` if one is neither held nor cached."""
+        """Which blocks have one holder and no hash; ``NotOwner`` if one has no content."""
         plain = self._are_plain(row)
         if not (plain | ((self._claims[row] | self._hash[row]) != 0)).all():
             raise self._refusal(row, "not all are held or cached")

@@ -25,12 +25,10 @@ from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.core.clock import VirtualClock
 from dsv4kv.core.linear import COUNTS
-from dsv4kv.core.scheduler import Scheduler
 from dsv4kv.core.served import Served
 from dsv4kv.engines.names import FAMILIES
 from dsv4kv.errors import ConfigError
 from dsv4kv.replay.build import Parts, Wiring, build_replay, find_parts
-from dsv4kv.replay.outcome import Outcome
 
 
 @dataclass(frozen=True)
@@ -78,33 +76,15 @@ def quantities_of(run: Measured) -> tuple[list[str], Floats]:
 
 
 class _Moments:
-    """Watches a scheduler: what had been counted whenever time had passed."""
+    """What had been counted whenever time had passed."""
 
-    def __init__(self, outcome: Outcome) -> None:
-        self._outcome = outcome
+    def __init__(self) -> None:
         self.instants, self.counted = [0.0], [[0.0] * (len(COUNTS) + 1)]
-        self.requests: list[tuple[float, float, float, int]] = []
 
-    def stepped(self, scheduler: Scheduler) -> None:
-        self._outcome.stepped(scheduler)
-        self._take(scheduler.clock)
-
-    def _take(self, clock: VirtualClock) -> None:
+    def take(self, clock: VirtualClock) -> None:
+        """Look at the clock."""
         self.instants.append(clock.now_s)
         self.counted.append([*map(float, clock.done.counts), clock.idle_s])
-
-    def finish(self, served: Served) -> None:
-        self._outcome.finish(served)
-        assert served.first_token_s is not None
-        assert served.finished_s is not None
-        moments = served.arrival_s, served.first_token_s, served.finished_s
-        self.requests.append((*moments, served.output_tokens))
-
-    def reject(self, served: Served, reason: str) -> None:
-        raise ConfigError(
-            f"a request of {served.input_tokens:,} and {served.output_tokens:,} tokens cannot be "
-            f"served by this configuration ({reason}): give the server's own settings by --set."
-        )
 
     def at(self, moments: Sequence[float]) -> Floats:
         """What had been counted at some moments: float64[n, COUNTS + 1]."""
@@ -138,25 +118,36 @@ class Scene:
 
     def count(self, times: ModelTimes) -> Spent:
         """Replay the run by some coefficients, and count."""
-        seen = list[_Moments]()
-
-        def observe(outcome: Outcome) -> _Moments:
-            seen.append(_Moments(outcome))
-            return seen[0]
-
-        wiring = Wiring(parts=replace(self.parts, times=times), observe=observe)
-        made = build_replay(self.config, self.run.requests, wiring=wiring)
-        made.scheduler.run()
-        rows = [row for row in seen[0].requests if row[3] > 1]
+        wiring = Wiring(parts=replace(self.parts, times=times))
+        scheduler = build_replay(self.config, self.run.requests, wiring=wiring).scheduler
+        seen, scheduler.ended = _Moments(), list[Served]()
+        clock, steps = scheduler.clock, 0
+        while scheduler.turn():
+            if clock.steps > steps:  # it may have waited
+                seen.take(clock)
+            steps = clock.steps
+        rows = [_moments_of(served) for served in scheduler.ended]
+        last_s = max(row[2] for row in rows)
+        rows = [row for row in rows if row[3] > 1]
         if not rows:
             raise ConfigError(f"{self.run.name}: no request has a second token: nothing to fit.")
-        arrived, first, last = (seen[0].at([row[i] for row in rows]) for i in range(3))
+        arrived, first, last = (seen.at([row[i] for row in rows]) for i in range(3))
         further = np.array([row[3] - 1 for row in rows], dtype=float)[:, None]
-        (whole,) = seen[0].at([max(row[2] for row in seen[0].requests)])
+        (whole,) = seen.at([last_s])
         spent = first - arrived, (last - first) / further, whole
         for each in spent:
             each[..., -1] /= _waiting_s(self.run, times)
         return Spent(*spent)
+
+
+def _moments_of(served: Served) -> tuple[float, float, float, int]:
+    """When a request came, had its first token and ended, and its tokens."""
+    if served.finished_s is None or served.first_token_s is None:
+        raise ConfigError(
+            f"a request of {served.input_tokens:,} and {served.output_tokens:,} tokens cannot be "
+            "served by this configuration: give the server's own settings by --set."
+        )
+    return served.arrival_s, served.first_token_s, served.finished_s, served.output_tokens
 
 
 def open_scenes(

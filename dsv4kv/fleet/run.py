@@ -165,7 +165,7 @@ class Pool:
         looks, views = self.router.looks, list[View]()
         if looks:
             by_prefix = "prefix" in looks
-            keys = [each.keys.tolist() if by_prefix else [] for each in alike]
+            keys = [each.keys if by_prefix else [] for each in alike]
             views = look_at(self._endpoints, self._kinds, asked, alike, keys)
             if by_prefix and self._has_tiers:
                 until_s = asked.now_s - self._delay_s

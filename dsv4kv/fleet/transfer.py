@@ -7,8 +7,7 @@ from functools import cache, partial
 from dsv4kv.config.fleet import TransferSection
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.core.clock import VirtualClock
-from dsv4kv.core.request import Hit
-from dsv4kv.core.served import Served
+from dsv4kv.core.served import Hit, Served
 from dsv4kv.engines.host import Sent
 from dsv4kv.engines.names import find_engine
 from dsv4kv.errors import ConfigError

@@ -76,7 +76,7 @@ def _changes(scenario: Scenario) -> Iterator[tuple[dict[str, Any], str, str]]:
         yield (
             {"window_slots": "freed"},
             "SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS=1",
-            "windows that are passed are given back",
+            "frees window slots out of the window",
         )
     if settings.request_limit:
         yield from _limits(limit_of(scenario), _word(family, "request_limit"))
@@ -105,9 +105,9 @@ def _changes(scenario: Scenario) -> Iterator[tuple[dict[str, Any], str, str]]:
 
 def _limits(limit: int, flag: str) -> Iterator[tuple[dict[str, Any], str, str]]:
     """Twice as many requests at once, or half, where an engine holds memory for all of them."""
-    yield {"request_limit": 2 * limit}, f"{flag} {2 * limit}", "twice as many at once"
+    yield {"request_limit": 2 * limit}, f"{flag} {2 * limit}", "twice as many concurrent requests"
     if half := limit // 2:
-        yield {"request_limit": half}, f"{flag} {half}", "half as many, less held from the start"
+        yield {"request_limit": half}, f"{flag} {half}", "half as many, less allocated at start-up"
 
 
 def limit_of(scenario: Scenario) -> int:

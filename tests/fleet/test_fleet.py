@@ -150,7 +150,7 @@ def test_every_request_is_served_once_and_in_order(
         assert moments == sorted(moments)  # type: ignore[type-var]
         assert answer.generated == each.output_tokens
     for replica in outcome.replicas:
-        ledger = replica.replay.scheduler.ledger
+        ledger = replica.replay.scheduler.cache
         assert not ledger.private + ledger.shared
         assert not replica.received or not replica.received.senders
 

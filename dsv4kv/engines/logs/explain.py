@@ -147,7 +147,7 @@ _ECHOED = (
     ("pipeline parallel", "pipeline_parallel"),
     ("memory fraction", "memory_fraction"),
     ("cache dtype", "cache_dtype"),
-    ("requests at once", "requests"),
+    ("max requests", "requests"),
     ("tokens of a step", "batched"),
 )
 
@@ -171,7 +171,7 @@ def _statements(log: StartupLog, reading: Reading, found: Recovery) -> Iterator[
     yield Statement("engine", family, "read")
     yield Statement(
         "rules",
-        found.engine.name + (f" (the log says {log.version})" if log.version else ""),
+        found.engine.name + (f" (log: {log.version})" if log.version else ""),
         "read" if log.version else "inferred",
     )
     yield Statement("model", deployment.model.name, "read" if named_model(log) else _how(found))
@@ -244,7 +244,7 @@ def _vllm_meaning(
     )
     yield (
         f"In steady decode such a request takes {split.held:,.0f} blocks "
-        f"({format_bytes(split.held * unit)}); its workspace is free for others then."
+        f"({format_bytes(split.held * unit)}); its workspace is then free."
     )
 
 
@@ -260,7 +260,7 @@ def _sglang_meaning(
     held = format_bytes(found.engine.shared_bytes(found.deployment))
     yield (
         f"A request of {found.deployment.max_context_tokens:,} tokens takes {split.context:,.0f} "
-        f"full tokens{states}; {held} of states and windows are held from the start."
+        f"full tokens{states}; {held} of states and windows are allocated at start-up."
     )
 
 

@@ -100,7 +100,7 @@ def test_sglangs_number_is_shared_by_all_requests() -> None:
     assert told.printed_tokens == told.units == 6_859_008
     assert told.meaning[0].startswith("6,859,008 full tokens of 7,033.45 B are shared")
     assert told.fixed_bytes == 0  # states of all 64 requests are there from the start
-    assert told.meaning[1].endswith("; 335 MiB of states and windows are held from the start.")
+    assert told.meaning[1].endswith("; 335 MiB of states and windows are allocated at start-up.")
     assert any(change.what.startswith("swa_full_tokens_ratio") for change in told.changes)
 
 

@@ -14,8 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from dsv4kv.engines.logs.read import find_version, read_lines
-from dsv4kv.engines.logs.setups import preset_named
+from dsv4kv.engines.logs.read import find_version, preset_named, read_lines
 from dsv4kv.engines.names import FAMILIES, replayed_engines
 from dsv4kv.errors import ConfigError
 from dsv4kv.faults.results import facts_of

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dsv4kv.engines.logs.setups import preset_named
+from dsv4kv.engines.logs.read import preset_named
 from dsv4kv.engines.names import find_engine
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import open_regular

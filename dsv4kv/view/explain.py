@@ -9,8 +9,7 @@ from dsv4kv.view.console import print_document
 from dsv4kv.view.table import ABSENT, Part, Table, names, numbers, prose
 
 if TYPE_CHECKING:
-    from dsv4kv.engines.logs.explain import Explanation
-    from dsv4kv.engines.logs.waterfall import Waterfall
+    from dsv4kv.engines.logs.explain import Explanation, Waterfall
 
 
 _MOST_CHANGES = 6
@@ -34,7 +33,7 @@ def explain(paths: Sequence[Path], json: bool = False) -> bool:
         document, parts = _document(explanation), _report_explanation(explanation)
         explained = [explanation]
     else:
-        from dsv4kv.engines.logs.waterfall import compare_logs
+        from dsv4kv.engines.logs.explain import compare_logs
 
         waterfall = compare_logs(*paths)
         document, parts = _document(waterfall), _report_waterfall(waterfall)

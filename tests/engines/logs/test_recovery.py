@@ -7,8 +7,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dsv4kv.engines.contract import Deployment
-from dsv4kv.engines.logs.recovery import Recovery, recover
-from dsv4kv.engines.logs.setups import named_model
+from dsv4kv.engines.logs.read import named_model
+from dsv4kv.engines.logs.recover import Recovery, recover
 from dsv4kv.engines.names import engine_family, find_engine
 from dsv4kv.engines.vllm.sizes import VllmEngine
 from dsv4kv.errors import ConfigError

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from dsv4kv.engines.logs.explain import explain_startup
-from dsv4kv.engines.logs.waterfall import make_waterfall
+from dsv4kv.engines.logs.explain import explain_startup, make_waterfall
 from dsv4kv.errors import ConfigError
 from tests.engines.logs.startup import VLLM_0_26, VLLM_0_33, parsed
 from tests.engines.oracles.planned import read_settings

@@ -7,8 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dsv4kv.engines.contract import Deployment
-from dsv4kv.engines.logs.explain import explain_startup
-from dsv4kv.engines.logs.waterfall import Waterfall, compare_logs, make_waterfall
+from dsv4kv.engines.logs.explain import Waterfall, compare_logs, explain_startup, make_waterfall
 from dsv4kv.engines.names import engine_family, find_engine
 from tests.engines.logs.startup import REFUSAL, SGLANG, VLLM_0_26, VLLM_0_33, parsed
 from tests.engines.logs.test_recovery import told

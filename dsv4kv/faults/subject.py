@@ -22,8 +22,8 @@ from dsv4kv.faults.table import Truth, Values, release
 from dsv4kv.files import Unparsable, parse_json
 from dsv4kv.fitting.results import read_runs
 from dsv4kv.sizing.flags import find_flag
-from dsv4kv.sizing.given_flags import GivenFlag, merge, read_flag
 from dsv4kv.sizing.gpus import gpu_names, load_gpu
+from dsv4kv.sizing.launch import GivenFlag, merge, read_flag
 from dsv4kv.sizing.servers import Launch, find_launches
 
 Kind = Literal["command", "log", "result"]

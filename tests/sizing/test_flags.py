@@ -4,8 +4,8 @@ import pytest
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.sizing.flags import FLAGS, Texts, find_flag, flag_for
-from dsv4kv.sizing.given_flags import merge, read_flag, take_flags, wrong_engine
 from dsv4kv.sizing.inputs import READERS, read_inputs
+from dsv4kv.sizing.launch import merge, read_flag, take_flags, wrong_engine
 
 
 @pytest.mark.parametrize("family", FLAGS)

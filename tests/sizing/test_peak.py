@@ -2,9 +2,8 @@
 
 import pytest
 
-from dsv4kv.sizing.answer import answer
+from dsv4kv.sizing.answer import Peak, answer, peak_of
 from dsv4kv.sizing.fit import available_bytes
-from dsv4kv.sizing.peak import Peak, peak_of
 from tests.sizing.questions import GIB, ask
 
 

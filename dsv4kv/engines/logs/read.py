@@ -302,7 +302,8 @@ def parse_log(lines: Iterable[str], source: str) -> StartupLog:
     memory: dict[str, float] = {}
     said: list[Reading] = []
     version, count = None, 0
-    for count, line in enumerate(lines, 1):
+    for line in lines:
+        count += 1
         for name, value in find_arguments(line):
             arguments.setdefault(name, []).append(value)
         version = version or find_version(line)

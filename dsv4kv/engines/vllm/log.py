@@ -159,9 +159,10 @@ def _pairs(search: _Search) -> Iterator[tuple[int, int]]:
             found += [(-(-tokens * needed // context) + by, needed) for by in (-1, 0, 1)]
     reported = search.reading.number("concurrency")
     for blocks, needed in found:
-        if blocks >= 1 and needed >= 1 and int(blocks / needed * context) == tokens:
-            if reported is None or f"{blocks / needed:.2f}" == f"{reported:.2f}":
-                yield blocks, needed
+        if blocks < 1 or needed < 1 or int(blocks / needed * context) != tokens:
+            continue
+        if reported is None or f"{blocks / needed:.2f}" == f"{reported:.2f}":
+            yield blocks, needed
 
 
 def _block_range(search: _Search) -> range | None:

@@ -13,7 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from dsv4kv.cli import app
-from dsv4kv.sizing.flags import FLAGS
+from dsv4kv.engines.flags import flags_of
+from dsv4kv.engines.names import FAMILIES
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE = DOCS / "budget.md"
@@ -66,7 +67,7 @@ def test_a_command_prints_what_the_page_says(
 
 def test_every_flag_of_an_engine_is_on_the_page_with_what_it_decides() -> None:
     page = PAGE.read_text("utf-8")
-    for flag in (flag for flags in FLAGS.values() for flag in flags):
+    for flag in (flag for family in FAMILIES for flag in flags_of(family)):
         assert f"`{flag.name}`" in page
         assert not flag.means or f"| `{flag.name}` | {flag.effect} |" in page
 

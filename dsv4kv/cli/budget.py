@@ -153,7 +153,7 @@ class BudgetCommand(Command):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Keep the engines' flags apart, for ``budget`` to read."""
-        from dsv4kv.sizing.launch import take_flags
+        from dsv4kv.sizing.flags import take_flags
 
         ours = {spelling for option in self.params for spelling in option.opts}
         ctx.meta[_FLAGS], rest = take_flags(args, ours)
@@ -269,8 +269,8 @@ def _read_command(
 
 def _read_flags(texts: dict[str, str], flags: list[tuple[str, str]]) -> dict[str, str]:
     """What the engine's flags mean; raises ``ConfigError`` for another engine's."""
-    from dsv4kv.sizing.flags import find_flag
-    from dsv4kv.sizing.launch import merge, read_flag, wrong_engine
+    from dsv4kv.engines.flags import find_flag
+    from dsv4kv.sizing.flags import merge, read_flag, wrong_engine
 
     family = texts.get("engine", "dsv4kv").partition(":")[0].lower()
     for spelling, _ in flags:

@@ -377,6 +377,7 @@ class Family:
             one version.
         rules: Rules that it has, by name.
         assumes: Settings that choose a rule, where they are not given.
+        has_flags: Whether its folder has ``flags``.
         launch: How its servers are started.
         limits: What it refuses.
         host_tiers: What keeps prefixes in host memory, by name, in one line each.
@@ -392,6 +393,7 @@ class Family:
     rules: Mapping[str, Variant] = field(default_factory=dict)
     assumes: Mapping[str, Any] = field(default_factory=dict)
     launch: Launch = Launch()
+    has_flags: bool = False
     limits: tuple[Limit, ...] = ()
     host_tiers: Mapping[str, str] = field(default_factory=dict)
     sends: str = ""

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
+from dsv4kv.engines.flags import flag_for
 from dsv4kv.errors import ConfigError
 from dsv4kv.sizing.fit import fewest_gpus, fits, max_concurrency, max_context, tightest_free_bytes
-from dsv4kv.sizing.flags import flag_for
 from dsv4kv.sizing.scenario import Scenario, fix_layout, resolve
 
 _LESS_IN_FLIGHT = 2048

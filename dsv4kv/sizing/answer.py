@@ -6,6 +6,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal
 
 from dsv4kv.engines.contract import Capacity, Deployment, Loaded, PoolCost
+from dsv4kv.engines.flags import flag_for
 from dsv4kv.engines.host import HostTier, HostWish
 from dsv4kv.engines.names import FAMILIES
 from dsv4kv.errors import ConfigError, DoesNotFit
@@ -29,7 +30,6 @@ from dsv4kv.sizing.fit import (
     use_of,
     within_limit,
 )
-from dsv4kv.sizing.flags import flag_for
 from dsv4kv.sizing.inputs import Inputs
 from dsv4kv.sizing.layout import NODE_GPUS
 from dsv4kv.sizing.lookup import find_formats

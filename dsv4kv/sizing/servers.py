@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dsv4kv.engines.flags import find_flag
 from dsv4kv.engines.names import FAMILIES
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import Unparsable, load_yaml
-from dsv4kv.sizing.flags import FLAGS, find_flag
 
 _TOKEN = re.compile(
     r"""(?P<join>\\\r?\n) | (?P<escape>\\.?) | (?P<single>'[^']*')
@@ -384,7 +384,7 @@ def _words(value: Any) -> list[str]:
 
 def _flags(document: Mapping[Any, Any]) -> Iterator[tuple[str, tuple[str, str]]]:
     """A mapping of an engine's flags, dashes left out: ``tensor-parallel-size: 8``."""
-    for family in FLAGS:
+    for family in FAMILIES:
         pairs = [
             (f"--{str(key).lstrip('-')}", value)
             for key, value in document.items()

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsv4kv.engines.flags import find_flag
 from dsv4kv.sizing.advice import Option, advise
 from dsv4kv.sizing.fit import fits, max_concurrency, max_context, tightest_free_bytes
-from dsv4kv.sizing.flags import find_flag
 from dsv4kv.sizing.inputs import READERS
 from dsv4kv.sizing.scenario import Scenario, fix_layout, resolve
 from tests.examples import examples

@@ -11,4 +11,5 @@ FAMILY = Family(
         images=("tensorrt-llm",),
         program="trtllm-serve",
     ),
+    has_flags=True,
 )

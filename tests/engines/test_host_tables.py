@@ -67,15 +67,6 @@ def test_hicache_has_these_pools_and_none_of_hca_states(name: str) -> None:
     assert (context, tails) == ((998_208, 8_160_000), (1_430_208, 11_592_960))[at]
 
 
-@pytest.mark.parametrize(("ratio", "times"), [("1", 1), ("1.2", 1.2), ("2", 2), ("6", 6)])
-def test_hicache_has_so_many_times_the_pages_of_context_and_of_windows_apart(
-    ratio: str, times: float
-) -> None:
-    pages = {pool.name: pool.pages for pool in hicache("v4-flash", ratio).pools}
-    assert pages["deepseek_v4_c4"] == pages["deepseek_v4_c128"] == int(1_000 * times)
-    assert pages["swa"] == pages["deepseek_v4_c4_state"] == int(100 * times)
-
-
 CHUNKS = {
     None: (184, 736, 11_776, 94_208),
     0: (30, 54, 534, 4_118),
@@ -95,16 +86,6 @@ def test_a_prompt_leaves_so_many_chunks_in_vllms_host_memory(
     assert tuple(found) == CHUNKS[retention]
 
 
-@pytest.mark.parametrize("retention", [0, 4_096, 32_768])
-@pytest.mark.parametrize("tokens", PROMPTS)
-def test_a_kept_boundary_costs_22_chunks(retention: int, tokens: int) -> None:
-    """⌊n / 256⌋ + 22 for every boundary: the multiples, and the last before the last token."""
-    groups = offloaded_groups(vllm(), deployment("v4-flash"), retention)
-    found = sum(stored_chunks(group, 256, tokens, retention) for group in groups)
-    multiples = range(retention, tokens + 1, retention) if retention else range(0)
-    assert found == tokens // 256 + 22 * len({*multiples, (tokens - 1) // 256 * 256})
-
-
 @pytest.mark.parametrize(
     ("name", "block_bytes", "chunk"),
     [("v4-flash", 1_002_240, 1_003_520), ("v4-pro", 1_435_968, 1_437_696)],
@@ -117,18 +98,6 @@ def test_a_chunk_is_a_block_of_the_pool_in_whole_pages_of_4096(
     wish = HostWish("native", size_bytes=100 * 2**30)
     (pool,) = vllm().host_tier(given, capacity(1, block_bytes), wish).pools
     assert (pool.page_bytes, pool.pages) == (chunk, 100 * 2**30 // chunk)
-
-
-@pytest.mark.parametrize(
-    ("retention", "per_token"), [(None, 90_045), (0, 4_083), (4_096, 9_466), (32_768, 4_756)]
-)
-def test_a_token_of_128k_takes_so_many_bytes_in_vllms_host_memory(
-    retention: int | None, per_token: int
-) -> None:
-    """Flash, one rank, before a chunk is rounded up; 3,915 of them useful."""
-    chunks = CHUNKS[retention][PROMPTS.index(131_072)]
-    assert chunks * 1_002_240 // 131_072 == per_token
-    assert 1_002_240 // 256 == 3_915
 
 
 @pytest.mark.parametrize(
@@ -147,9 +116,3 @@ def test_lmcache_keeps_context_by_the_token_and_a_tail_by_the_chunk(
     wish = HostWish("lmcache", size_bytes=10 * 2**30, chunk_tokens=chunk)
     (pool,) = vllm().host_tier(deployment(name), capacity(1), wish).pools
     assert pool.page_bytes == -(-(token * chunk + tail) // 4_096) * 4_096
-
-
-def test_lmcaches_default_chunk_takes_64_kb_a_token_where_4_are_useful() -> None:
-    groups = vllm().layout(deployment("v4-flash")).groups
-    found = {size: round(chunk_bytes(groups, size) / size) for size in (256, 4_096, 32_768)}
-    assert found == {256: 64_086, 4_096: 7_615, 32_768: 4_321}

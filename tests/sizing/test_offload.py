@@ -51,14 +51,6 @@ def test_a_token_that_leaves_takes_its_pages_padding_along(
     assert (token.useful_bytes, token.padded_bytes) == (useful, padded)
 
 
-def test_an_hca_page_of_two_entries_is_half_padding() -> None:
-    """1,168 B become 1,728 B: 48 % more."""
-    costs = find_engine("vllm:0.33").costs(deploy())
-    (hca,) = [cost for cost in costs if (cost.pool, cost.layer_type) == ("main", "hca")]
-    assert hca.marginal_bytes == Fraction(20 * 1_168, 256)
-    assert hca.padding_bytes == Fraction(20 * (1_728 - 1_168), 256)
-
-
 @given(st.integers(0, 20_000), st.integers(1, 20_000))
 def test_less_is_stored_the_more_is_computed_again(tokens: int, period: int) -> None:
     full = persistent_bytes(deploy(), tokens, "full")

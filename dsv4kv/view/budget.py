@@ -481,7 +481,7 @@ def prefix_table(reuse: "Reuse", context_tokens: int) -> Table:
     """Where prefix hits end, and what a prefix weighs outside the GPU."""
     from dsv4kv.sizing.reuse import PERIOD_TOKENS
 
-    rule, moved = reuse.rule, reuse.offloaded
+    rule, moved = reuse.rule, reuse
     period = f" ({PERIOD_TOKENS:,} tokens)"
     again = ""
     if rule.replayed_tokens:

@@ -95,7 +95,7 @@ def test_the_pools_are_those_that_budget_prints(engine: str, flags: str) -> None
     rules = found.scenario.engine
     if isinstance(rules, SglangEngine):
         pools = rules.pools(found.scenario.deployment(0, 2**20))
-        slots = pools.sizes(found.capacity.units, 0).swa
+        slots = pools.window_slots(found.capacity.units)
         assert config.cache.num_blocks == found.capacity.units // page
         assert config.cache.num_checkpoints == slots // page
     else:

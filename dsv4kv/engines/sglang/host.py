@@ -88,7 +88,7 @@ def _v4_tier(
             f"SGLang serves these models in pages of {_PAGE} tokens, not {pools.page_tokens}: "
             "drop --page-size."
         )
-    windows = pools.sizes(full_tokens, 0).swa
+    windows = pools.window_slots(full_tokens)
     pages = int(-(-full_tokens // _PAGE) * float(wish.ratio))
     tails = int(-(-windows // _PAGE) * float(wish.ratio))
     objects = objects_of(engine.rule(deployment).layout)

@@ -36,7 +36,7 @@ from dsv4kv.engines.host import HostTier, HostWish, Offloaded, Sent, sent_of
 from dsv4kv.engines.names import chosen_rule
 from dsv4kv.engines.rule import Group, Layout, Piece, Rule
 from dsv4kv.engines.sglang import FAMILY, Build, host
-from dsv4kv.engines.sglang.layout import Pools, build_pools, lay_out
+from dsv4kv.engines.sglang.layout import CHARGED_INDEXER_BYTES, Pools, build_pools, lay_out
 from dsv4kv.errors import ConfigError
 
 _CLASSES = (  # up to MiB of memory: tokens of a chunk, largest decode graph below TP4, and from
@@ -169,7 +169,7 @@ def _refusal(pools: Pools, available_bytes: int, full: int) -> str:
             "--mem-fraction-static."
         )
     window, page = pools.deployment.model.window_tokens, pools.page_tokens
-    slots = pools.sizes(full, 0).swa
+    slots = pools.window_slots(full)
     if pools.build.checks_windows and slots <= window + page:
         return (
             f"SWA pool ({slots} tokens) cannot hold even one request: the prefill admission floor "
@@ -258,7 +258,7 @@ class SglangEngine(Engine):
             return units // self._flat(deployment).groups[0].block_tokens, None
         pools = self.pools(deployment)
         page = pools.page_tokens
-        return units // page, pools.sizes(units, 0).swa // page
+        return units // page, pools.window_slots(units) // page
 
     def capacity(self, deployment: Deployment, available_bytes: int) -> Capacity:
         """What SGLang makes of the memory, down to the line it logs."""
@@ -454,7 +454,7 @@ def _bound(pools: Pools, full: int) -> str:
     now = "1" if pools.frees_windows else "0"
     return (
         f"Its {full:,} full tokens hold {full // max(tokens, 1):,} requests of {tokens:,} tokens, "
-        f"its {pools.sizes(full, 0).swa:,} window slots {kept:,} that keep those of their whole "
+        f"its {pools.window_slots(full):,} window slots {kept:,} that keep those of their whole "
         f"prompt and {freed:,} that give them back "
         f"(SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS, here {now}): the fewer bind."
     )
@@ -479,65 +479,41 @@ def _state_costs(pools: Pools) -> list[PoolCost]:
 
 
 def _context_costs(pools: Pools) -> list[PoolCost]:
-    main, indexer = pools.deployment.formats.main, pools.deployment.formats.indexer
-    charged = Fraction(132)
-    low = [
-        row
-        for ratio in sorted(set(pools.low))
-        for row in (
-            ("main", "csa", pools.low.count(ratio), ratio, main.entry_bytes,
-             Fraction(pools.entry_bytes(ratio))),
-            ("indexer", "csa", pools.low.count(ratio), ratio, indexer.entry_bytes,
-             Fraction(pools.low_key_bytes)),
-        )
-    ]  # fmt: skip
-    rows = (
-        *low,
-        (
-            "main",
-            "csa",
-            pools.csa,
-            4 * pools.deployment.hisparse_ratio,
-            main.entry_bytes,
-            Fraction(pools.entry_bytes(4)),
-        ),
-        ("indexer", "csa", pools.csa, 4, indexer.entry_bytes, charged),
-        ("main", "hca", pools.hca, 128, main.entry_bytes, Fraction(pools.entry_bytes(128))),
-    )
+    """Entries and keys by ratio; what SGLang prices beyond their bytes is padding."""
+    formats, low = pools.deployment.formats, sorted(set(pools.low))
+    spread = 4 * pools.deployment.hisparse_ratio
+    main, keys = formats.main.entry_bytes, formats.indexer.entry_bytes
+    rows: list[tuple[str, str, int, int, int, float]] = []
+    for ratio in low:
+        count = pools.low.count(ratio)
+        rows.append(("main", "csa", count, ratio, main, pools.entry_bytes(ratio)))
+        rows.append(("indexer", "csa", count, ratio, keys, pools.low_key_bytes))
+    rows.append(("main", "csa", pools.csa, spread, main, pools.entry_bytes(4)))
+    rows.append(("indexer", "csa", pools.csa, 4, keys, CHARGED_INDEXER_BYTES))
+    rows.append(("main", "hca", pools.hca, 128, main, pools.entry_bytes(128)))
     return [
         PoolCost(
             pool,
-            layer_type,
+            kind,
             layers,
             marginal_bytes=Fraction(used * layers, ratio),
-            padding_bytes=(priced - used) * layers / ratio,
+            padding_bytes=(Fraction(priced) - used) * layers / ratio,
         )
-        for pool, layer_type, layers, ratio, used, priced in rows
+        for pool, kind, layers, ratio, used, priced in rows
         if layers
     ]
 
 
 def _window_costs(pools: Pools) -> list[PoolCost]:
     """Windows and CSA states: of every full token, or of every request."""
-    entry = Fraction(pools.window_entry_bytes)
-    used = pools.deployment.formats.window.entry_bytes
-    state = Fraction(pools.window_bytes_per_token) - entry * pools.windows
     if pools.request_windows:
-        return [
-            PoolCost(
-                "window",
-                "all",
-                pools.windows,
-                shared_bytes=int(pools.fixed_bytes(0)["swa_fixed"]),
-            )
-        ]
-    ratio = Fraction(pools.window_ratio)
-    window = PoolCost(
-        "window",
-        "all",
-        pools.windows,
-        marginal_bytes=ratio * used * pools.windows,
-        padding_bytes=ratio * (entry - used) * pools.windows,
-    )
-    states = PoolCost("state", "csa", pools.csa, marginal_bytes=ratio * state)
-    return [window, states] if state else [window]
+        held = int(pools.fixed_bytes(0)["swa_fixed"])
+        return [PoolCost("window", "all", pools.windows, shared_bytes=held)]
+    entry, ratio = Fraction(pools.window_entry_bytes), Fraction(pools.window_ratio)
+    used, layers = pools.deployment.formats.window.entry_bytes, pools.windows
+    state = Fraction(pools.window_bytes_per_token) - entry * layers
+    useful, padding = ratio * used * layers, ratio * (entry - used) * layers
+    costs = [PoolCost("window", "all", layers, marginal_bytes=useful, padding_bytes=padding)]
+    if state:
+        costs.append(PoolCost("state", "csa", pools.csa, marginal_bytes=ratio * state))
+    return costs

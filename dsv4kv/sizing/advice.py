@@ -25,7 +25,6 @@ class Option:
 
     Attributes:
         change: The options to give: ``--in-flight-tokens 2048``.
-        reason: What it does, in a few words.
         freed_bytes: Bytes it frees on the tightest GPU.
         concurrency: Requests of the same context that fit with it, at once.
         fits: Whether what was asked fits with it.
@@ -101,7 +100,6 @@ def _changes(scenario: Scenario) -> Iterator[tuple[dict[str, Any], str, str]]:
 
 
 def _limits(limit: int, flag: str) -> Iterator[tuple[dict[str, Any], str, str]]:
-    """Twice as many requests at once, or half, where an engine holds memory for all of them."""
     yield {"request_limit": 2 * limit}, f"{flag} {2 * limit}", "twice as many at once"
     if half := limit // 2:
         yield {"request_limit": half}, f"{flag} {half}", "half as many, less held from the start"
@@ -125,7 +123,6 @@ def _try(
     context_tokens: int,
     concurrency: int,
 ) -> Option | None:
-    """The option, or None where it gains nothing or cannot be."""
     try:
         (other,) = resolve(replace(fix_layout(scenario), **changes))
         before, after = (
@@ -166,7 +163,6 @@ def _more_gpus(scenario: Scenario, context_tokens: int, concurrency: int) -> lis
 
 
 def _serve_less(scenario: Scenario, context_tokens: int, concurrency: int) -> Iterator[Option]:
-    """Fewer requests, or shorter ones, where any fit."""
     missing = -tightest_free_bytes(scenario, context_tokens, concurrency)
     if requests := max_concurrency(scenario, context_tokens):
         yield Option(

@@ -45,14 +45,12 @@ class Answer:
     """Everything that is known about one deployment.
 
     Attributes:
-        scenario: The deployment, its layout chosen.
         context: Tokens of a request: as asked, or the most that fit, or the model's limit.
         concurrency: Requests at once: as asked, or the most that fit; 1 where none does.
         fits: Whether so many of them fit.
         max_concurrency: Most requests of the context at once.
         max_context: Longest context of as many requests as asked (else of one), up to the model's.
         use: Memory of the tightest GPU.
-        costs: One request's costs on that GPU, pool by pool.
         cached_bytes: One request's entries, keys and windows over all layers, once: no padding, no
             state, no copies. The figure that papers quote.
         token_bytes: Marginal bytes of one token of context, likewise.
@@ -193,7 +191,6 @@ def host_of(
 
 
 def _sent_bytes(scenario: Scenario, deployment: Deployment) -> int | None:
-    """Bytes of a prompt of full context that a rank sends from prefill to decode."""
     if scenario.inputs.role is None:
         return None
     sent = scenario.engine.sent(deployment, deployment.max_context_tokens)
@@ -217,7 +214,6 @@ def published_bytes(
 
 
 def _choose(inputs: Inputs) -> Scenario:
-    """The layout given, or the one with the fewest GPUs that are enough."""
     scenarios = resolve(inputs)
     if len(scenarios) == 1:
         return scenarios[0]
@@ -229,7 +225,6 @@ def _choose(inputs: Inputs) -> Scenario:
 
 
 def _too_much(last: Scenario, context_tokens: int, concurrency: int) -> DoesNotFit:
-    """That no number of GPUs is enough, by how much, and the cheapest change that helps."""
     if not within_limit(last, concurrency):
         return DoesNotFit(
             f"{count_requests(concurrency)} do not run at once: {limit_sentence(last)}."
@@ -294,15 +289,7 @@ def _request_bytes(scenario: Scenario, context_tokens: int) -> tuple[int, Fracti
 
 @dataclass(frozen=True)
 class Assumption:
-    """One setting that nobody gave.
-
-    Attributes:
-        input: Its name.
-        option: The same as the engine calls it.
-        value: Its value.
-        shown: The value with its unit.
-        reason: Why it is this.
-    """
+    """One setting that nobody gave."""
 
     input: str
     option: str
@@ -344,9 +331,6 @@ class Line:
     Attributes:
         kind: The ``whole``, what is ``taken`` of it, ``part`` of what was taken last, what is
             ``left``.
-        what: What it is.
-        size_bytes: Bytes.
-        source: Who says so.
     """
 
     kind: Kind
@@ -520,7 +504,6 @@ def _request(found: Answer) -> dict[str, Any]:
 
 
 def _host(tier: HostTier | None) -> dict[str, Any] | None:
-    """The host pools with their sums."""
     if tier is None:
         return None
     pools = [asdict(pool) | {"total_bytes": pool.total_bytes} for pool in tier.pools]

@@ -49,7 +49,6 @@ class GivenFlag:
     """One flag that was given.
 
     Attributes:
-        spelling: As given.
         value: As given; empty for a switch.
         flag: What is known of it; None where nothing is.
         texts: What of ours it means; empty where it changes nothing, or is not counted.

@@ -29,9 +29,7 @@ class Reading:
     """A launch command, read.
 
     Attributes:
-        launch: The command.
         flags: Its flags and variables, in order; of variables those that an engine knows.
-        texts: Our inputs.
     """
 
     launch: Launch
@@ -177,7 +175,6 @@ class FlagCost:
     """What one flag of a command costs, against the engine's own value.
 
     Attributes:
-        flag: The flag.
         taken_bytes: Bytes of the tightest GPU that it takes; negative where it gives some.
         requests: Requests of the same context at once that it makes possible, or costs.
     """
@@ -207,7 +204,6 @@ def flag_costs(reading: Reading, given: Texts, found: Answer) -> Iterator[FlagCo
 
 
 def _laid_out(texts: Mapping[str, str], scenario: Scenario) -> Texts:
-    """The texts with the layout of a scenario."""
     fixed = fix_layout(scenario)
     sizes = {name: str(getattr(fixed, name)) for name in ("gpus", "tp", "dp", "pp", "ep")}
     return {**texts, **sizes}

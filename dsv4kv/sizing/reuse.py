@@ -51,7 +51,6 @@ class Reuse:
     """Prefixes of one deployment, on the ranks of its first stage.
 
     Attributes:
-        rule: How the engine finds them.
         useful_bytes: Of one token of context that leaves the GPU: entries and indexer keys.
         padded_bytes: With the padding of the engine's pages.
         persistent: A whole context stored in full, with checkpoints, without windows.

@@ -98,31 +98,15 @@ class Explanation:
     """A log explained.
 
     Attributes:
-        source: The log.
-        engine: Rules that give its numbers.
         seen_in_logs: Those rules were checked against published logs.
-        exact: The rules give the log's own integers.
-        title: The configuration in a line.
         ranks: What every rank printed, the smallest first; the smallest is explained.
-        statements: The configuration, one thing at a time.
         candidates: Other configurations that agree with the log as well.
         printed_tokens: The log's number; None where the engine refused to start.
         shown_tokens: The same number, or what it would have been had it started.
-        concurrency: Requests of full context, as the engine counts.
-        context_tokens: Full context.
-        in_flight_tokens: Tokens in flight.
-        unit: ``block`` or ``full token``.
-        units: How many there are.
-        unit_bytes: Bytes of one.
         cache_bytes: Bytes of the memory they take.
-        fixed_bytes: Of every request.
         in_flight_bytes: Of every request on top, reserved.
-        bytes_per_token: Of context, padding included.
         padding_bytes_per_token: Of it, what alignment loses.
-        split: One request in units.
-        fits: What really fits.
         measured: GiB of all but the cache, as the log says, by what they are.
-        changes: What would alter the number most, the largest first.
         meaning: The number in sentences.
     """
 
@@ -240,7 +224,6 @@ def _rank_size(reading: Reading) -> RankSize:
 
 
 def _statements(log: StartupLog, reading: Reading, found: Recovery) -> Iterator[Statement]:
-    """The configuration: every part read, inferred from the numbers, or assumed."""
     deployment = found.deployment
     derived: How = "inferred" if found.exact else "assumed"
 
@@ -277,7 +260,6 @@ def _flight(log: StartupLog, found: Recovery) -> str:
 
 
 def _fits(found: Recovery, cache_bytes: int) -> tuple[Fit, ...]:
-    """Requests of several lengths in steady decode, up to the longest that may be asked for."""
     engine, deployment = found.engine, found.deployment
     free = max(0, cache_bytes - engine.shared_bytes(deployment))
     longest, steady = deployment.max_context_tokens, 1 + deployment.draft_tokens
@@ -333,11 +315,6 @@ class Step:
 
     Attributes:
         what: The difference: ``rules vllm:0.26 → vllm:0.33``.
-        gain_tokens: Tokens more.
-        tokens: The number after it.
-        unit_bytes: Bytes of a block (full token) after it.
-        units: Blocks after it.
-        units_per_request: Blocks counted for one request after it.
     """
 
     what: str
@@ -353,8 +330,6 @@ class Waterfall:
     """From one log's number to the other's.
 
     Attributes:
-        before: The first log.
-        after: The second log.
         steps: The changes from one to the other; their gains add up to the difference exactly.
     """
 
@@ -435,7 +410,6 @@ def _path(start: Recovery, goal: Recovery) -> Iterator[tuple[str, Recovery]]:
 
 
 def _setting_text(deployment: Deployment, name: str) -> str:
-    """A setting, as people call it."""
     value = getattr(deployment, name)
     if name == "model":
         return deployment.model.name

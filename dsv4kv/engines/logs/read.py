@@ -217,7 +217,6 @@ class Reading:
 
     Attributes:
         rank: As the line's prefix names it; empty without.
-        fields: By name.
         one_line: vLLM printed tokens and concurrency in one line.
     """
 
@@ -246,9 +245,6 @@ class StartupLog:
     """A log, read.
 
     Attributes:
-        source: Where it came from, for messages.
-        family: ``vllm`` or ``sglang``.
-        version: As the log names it; None where it does not.
         readings: One for every size that was logged, the smallest first.
         arguments: Every value an argument was given, in order.
         memory: GiB outside the cache by what they are: the most that any rank said, of free

@@ -32,8 +32,6 @@ class Recovery:
     """One configuration whose numbers are those of a log.
 
     Attributes:
-        engine: Whose rules.
-        deployment: What they were applied to.
         available_bytes: Memory that yields the log's blocks.
         units: Blocks, or full tokens.
         flight_range: Least and most tokens in flight that give the same numbers.
@@ -88,7 +86,6 @@ def likeliest(recoveries: list[Recovery]) -> list[Recovery]:
 
 
 def _distinct(found: Iterable[Recovery]) -> list[Recovery]:
-    """Of configurations with one title the first."""
     first: dict[tuple[str, int], Recovery] = {}
     for recovery in found:
         first.setdefault((recovery.title, recovery.units), recovery)
@@ -113,8 +110,6 @@ class Setup:
     """A model and what is served of it, with how well the log's words agree.
 
     Attributes:
-        model: A preset of V4 or V4.1.
-        formats: Entry formats.
         draft_layers: Draft layers in addition to the model's own.
         agreeing: Statements of the log that agree: model name, drafts, indexer format.
         arch: What the GPU's kernels are compiled for, where formats go by it (V4.1).
@@ -169,7 +164,6 @@ def _setups_of_v41(log: StartupLog) -> Iterator[Setup]:
 
 
 def _cache_dtype(log: StartupLog, known: Iterable[str]) -> str:
-    """The arguments' dtype of the cache, in the engines' spelling."""
     dtype = (log.text("cache_dtype") or "auto").lower().removeprefix("torch.")
     if dtype not in known:
         raise ConfigError(
@@ -181,7 +175,6 @@ def _cache_dtype(log: StartupLog, known: Iterable[str]) -> str:
 
 
 def _drafts(log: StartupLog) -> list[tuple[int, bool]]:
-    """Draft layers that are possible, with whether the log names them."""
     method = draft_method(log) or ""
     named = [(layers, True) for part, layers in _DRAFT_LAYERS.items() if part in method]
     return named[:1] or [(0, False), (1, False), (3, False)]

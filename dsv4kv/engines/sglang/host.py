@@ -47,7 +47,6 @@ def size_tier(
 def _hisparse_tier(
     engine: "SglangEngine", deployment: Deployment, full_tokens: int, wish: HostWish
 ) -> HostTier:
-    """All entries of V4's CSA layers."""
     pools, entries = engine.pools(deployment), _PAGE // 4
     page = pools.csa * PageLayout(deployment.formats.main, entries).page_bytes
     pages = -(-(full_tokens // 4) // entries)

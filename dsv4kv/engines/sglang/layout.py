@@ -31,14 +31,9 @@ class Pools:
     """What one rank's layers cost.
 
     Attributes:
-        build: The rules.
-        deployment: What is sized.
-        csa: CSA layers held.
-        hca: HCA layers held.
         low: Ratio (1 or 2) of every held owner of V4.1.
         windows: Layers whose windows are priced.
         inflation: Factor for the draft worker: (layers + 1) / layers.
-        page_tokens: Tokens of a page.
         csa_ring: Rows of CSA state that belong to a window or page.
         hca_ring: Rows of HCA state that belong to a request (or window).
     """
@@ -276,7 +271,6 @@ def lay_out(pools: Pools) -> Layout:
 
 
 def _context_pieces(pools: Pools) -> Iterator[Piece]:
-    """Entries and keys of every ratio."""
     formats, page = pools.deployment.formats, pools.page_tokens
     layers = {ratio: pools.low.count(ratio) for ratio in (1, 2)} | {4: pools.csa, 128: pools.hca}
     amd = (pools.deployment.arch or "").startswith("gfx")
@@ -295,7 +289,6 @@ def _context_pieces(pools: Pools) -> Iterator[Piece]:
 
 
 def _window_pieces(pools: Pools) -> Iterator[Piece]:
-    """Windows of every layer, drafts included, and states of CSA layers."""
     deployment = pools.deployment
     layers = pools.windows + deployment.draft_layers
     window = PageLayout(deployment.formats.window, pools.page_tokens).page_bytes

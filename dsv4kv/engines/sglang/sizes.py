@@ -53,7 +53,6 @@ _FLAT_PAGE_TOKENS, _KEY_BYTES = 64, 132  # of V3.2; FP8, on every NVIDIA GPU
 
 
 def _class_of(machine: Machine) -> tuple[int, int]:
-    """Tokens of a chunk, and the largest batch of a decode graph, before any limit."""
     mib = machine.memory_bytes / MIB
     ranks = machine.tp * machine.dp  # SGLang's tp_size, of attention in data parallel, too
     for below, tokens, few, many in _CLASSES:
@@ -94,7 +93,6 @@ def kept_parts(build: Build, machine: Machine, given: Given) -> dict[str, float]
 
 
 def _activations(given: Given, tokens: int, graph: int) -> dict[str, float]:
-    """Of a chunk; on the decode side of the requests that run, with their drafts."""
     if given.get("role") == "decode":
         running = (given.get("request_limit") or graph) * (given.get("draft_tokens") or 1)
         return {"activations of a step": max(running, 2048) * 1.5}
@@ -132,7 +130,6 @@ _STARVED = "Not enough memory. Please try to increase --mem-fraction-static."
 
 
 def _slice_line(deployment: Deployment) -> str:
-    """Which layers a rank of a pipeline holds; nothing without one."""
     if deployment.layers is None:
         return ""
     held, every = deployment.layers, len(deployment.model.compress_ratios)
@@ -145,7 +142,6 @@ def _slice_line(deployment: Deployment) -> str:
 def _calculation_line(
     pools: Pools, available_bytes: int, fixed: Mapping[str, float], full: int
 ) -> str:
-    """Prices and full tokens."""
     build = pools.build
     shown = [f"{flag}=False" for flag in build.flags]
     shown.append(f"bytes_per_full_token={pools.bytes_per_full_token:.2f}")
@@ -156,7 +152,6 @@ def _calculation_line(
 
 
 def _refusal(pools: Pools, available_bytes: int, full: int) -> str:
-    """Why it does not start; nothing where it does."""
     windows = pools.fixed_bytes(0)["swa_fixed"]
     if pools.request_windows:
         if full:
@@ -180,11 +175,7 @@ def _refusal(pools: Pools, available_bytes: int, full: int) -> str:
 
 
 class SglangEngine(Engine):
-    """A range of SGLang's versions.
-
-    Attributes:
-        build: Its row.
-    """
+    """A range of SGLang's versions."""
 
     family = FAMILY
     logits_room = "headroom"
@@ -461,7 +452,6 @@ def _bound(pools: Pools, full: int) -> str:
 
 
 def _state_costs(pools: Pools) -> list[PoolCost]:
-    """Rows of HCA states and of V4.1's pending pairs: all are there from the start."""
     requests = pools.deployment.concurrency
     pairs = pools.low.count(2)
     rows = (("hca", pools.hca, pools.hca_state_bytes), ("csa", pairs, pools.pair_state_bytes))
@@ -505,7 +495,6 @@ def _context_costs(pools: Pools) -> list[PoolCost]:
 
 
 def _window_costs(pools: Pools) -> list[PoolCost]:
-    """Windows and CSA states: of every full token, or of every request."""
     if pools.request_windows:
         held = int(pools.fixed_bytes(0)["swa_fixed"])
         return [PoolCost("window", "all", pools.windows, shared_bytes=held)]

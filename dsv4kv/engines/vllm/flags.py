@@ -65,7 +65,6 @@ def _offloading_tier(text: str) -> Texts:
 
 
 def _transfer(text: str) -> Texts:
-    """The connector of one side, or those that one stands for."""
     found = read_object(text)
     extra = found.get("kv_connector_extra_config")
     if found.get("kv_connector") == "MultiConnector" and isinstance(extra, dict):

@@ -251,7 +251,6 @@ def stored_chunks(group: Group, align: int, prompt_tokens: int, retention: int |
 def _kept(
     groups: Sequence[Group], chunks: int, context: int, retention: int | None
 ) -> dict[str, int]:
-    """Tokens as vLLM counts them, and whole prompts of the context by what is stored of each."""
     align = groups[0].block_tokens
     found = {
         f"tokens in requests of {context:,}, as vLLM counts": counted_tokens(

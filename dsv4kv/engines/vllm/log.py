@@ -92,7 +92,6 @@ class _Search:
         return found.with_flight(flight)
 
     def _choose(self, low: int, high: int) -> int:
-        """What the arguments say, else the roundest."""
         for likely in self.flights:
             if low <= min(likely, high) and (likely <= high or high == self.context):
                 return likely

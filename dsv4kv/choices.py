@@ -71,7 +71,7 @@ OFFLINE = "belady"
 OFFLINE_POLICIES = {
     OFFLINE: Implementation(
         "the one needed last, a bound that knows the trace", "prefix.policies.belady:Belady"
-    ),
+    )
 }
 
 INDEXES = {
@@ -80,21 +80,10 @@ INDEXES = {
 }
 """How prefixes are found."""
 
-ALLOCATORS = {
-    "stack": Implementation("the last one freed first", "cache.allocators.stack:BlockAllocator"),
-    "bitmask": Implementation(
-        "the lowest free one first, with versions", "cache.allocators.bitmask:make_blocks"
-    ),
-    "refcount": Implementation(
-        "counted references, which sharing prefixes needs", "cache.allocators.refcount:make_blocks"
-    ),
-}
-"""Free-block strategies."""
-
 SYSTEMS = {
-    "pools": Implementation("pools of blocks for every layer", "systems.pools:run_pools"),
-    "slots": Implementation("a row of KV for every request", "systems.slots:run_slots"),
-    "blocks": Implementation("blocks with several holders", "systems.blocks:run_blocks"),
+    "pools": Implementation("pools of blocks for every layer", "bench.systems.pools:run_pools"),
+    "slots": Implementation("a row of KV for every request", "bench.systems.slots:run_slots"),
+    "blocks": Implementation("blocks with several holders", "bench.systems.blocks:run_blocks"),
 }
 """Ways to keep a cache that ``bench systems`` runs side by side."""
 
@@ -106,10 +95,7 @@ TRANSPORTS = {
 }
 """How ``bench transfer`` gets bytes from a prefill cache to a decode cache."""
 
-PREPARE = {
-    "host": Implementation("which copies them"),
-    "device": Implementation("by kernels"),
-}
+PREPARE = {"host": Implementation("which copies them"), "device": Implementation("by kernels")}
 """Who works out a step's blocks for a GPU."""
 
 STRATEGIES = {
@@ -149,14 +135,11 @@ PREFETCH_POLICIES = {
 STORES = {
     "memory": Implementation(
         "this process's memory: memory:64GiB, or memory:pinned:64GiB for GPUs",
-        "tiers.stores.memory:open_memory",
+        "tiers.store:open_memory",
     ),
-    "file": Implementation("a folder: file:FOLDER", "tiers.stores.file:open_file"),
+    "file": Implementation("a folder: file:FOLDER", "tiers.file_store:open_file"),
     "redis": Implementation(
-        "a Redis or Valkey server: redis:HOST:PORT, or redis:URL", "tiers.stores.redis:open_redis"
-    ),
-    "mooncake": Implementation(
-        "a Mooncake store: mooncake:HOST:PORT of its master", "tiers.stores.mooncake:open_mooncake"
+        "a Redis or Valkey server: redis:HOST:PORT, or redis:URL", "tiers.redis_store:open_redis"
     ),
 }
 """Where objects are kept beyond the GPU's memory, as ``tiers.stores.place`` reads it."""
@@ -271,11 +254,11 @@ BACKENDS = {
 """The toolkit's own operations."""
 
 PEERS = {
-    "vllm": Implementation("vLLM's kernels, where it is installed", "ops.peers.vllm"),
-    "sglang": Implementation("SGLang's kernels, where it is installed", "ops.peers.sglang"),
-    "flashmla": Implementation("FlashMLA's kernels, where it is installed", "ops.peers.flashmla"),
-    "deepgemm": Implementation("DeepGEMM's kernels, where it is installed", "ops.peers.deepgemm"),
-    "flaggems": Implementation("FlagGems' kernels, where it is installed", "ops.peers.flaggems"),
+    "vllm": Implementation("vLLM's kernels, where it is installed", "ops.peers:vllm"),
+    "sglang": Implementation("SGLang's kernels, where it is installed", "ops.peers:sglang"),
+    "flashmla": Implementation("FlashMLA's kernels, where it is installed", "ops.peers:flashmla"),
+    "deepgemm": Implementation("DeepGEMM's kernels, where it is installed", "ops.peers:deepgemm"),
+    "flaggems": Implementation("FlagGems' kernels, where it is installed", "ops.peers:flaggems"),
 }
 """Packages whose operations take the place of ours."""
 

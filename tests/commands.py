@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from dsv4kv import cli
-from dsv4kv.record.store import dumps
+from dsv4kv.runs.store import dumps
 from tests.bench.settings import TINY
-from tests.record.records import make_case, make_record
+from tests.runs.records import make_case, make_record
 from tests.traces.test_formats import SAMPLES
 
 TINY_WORDS = [word for setting in TINY for word in ("--set", setting)]
@@ -34,7 +34,7 @@ COMMANDS: dict[str, list[list[str]]] = {
     "kernels": [["kernels", "--arch", "sm_90a"]],
     "lint": [["lint", "vllm serve deepseek-ai/DeepSeek-V4-Flash"]],
     "plan": [["plan", "--isl", "1000", "--osl", "10", "--rate", "1", "--slo", "ttft_p99=9s",
-              "--gpu", "h200", "--jobs", "2", "--quiet"]],
+              "--gpu", "h200", "--quiet"]],
     "probe": [["probe", "http://127.0.0.1:9"]],
     "profile": [["profile", "smoke", *TINY_WORDS, f"--{tool}"] for tool in ("nsys", "ncu")],
     "record": [RECORD],

@@ -16,7 +16,7 @@ from dsv4kv.bench.device import CudaDevice
 from dsv4kv.measure.protocol import ReplayTimer, Rules
 from dsv4kv.measure.recorder import Event
 from dsv4kv.ops.cuda import launch as launching
-from dsv4kv.ops.kernels.launch import KernelModule, Launch
+from dsv4kv.ops.launches.launch import KernelModule, Launch
 from tests.examples import FULL
 from tests.kernels.shim import twin
 
@@ -43,15 +43,20 @@ class TwinGpu:
         launched: Kernels launched outside any graph.
         replays: Graphs replayed.
         captured: Launches of every capture that has any.
+        modules: Of all launches.
+        foreseen: Modules that were asked for before they were launched.
     """
 
     launched: list[str] = field(default_factory=list)
     replays: int = 0
     captured: list[list[Launch]] = field(default_factory=list, repr=False)
+    modules: set[KernelModule] = field(default_factory=set, repr=False)
+    foreseen: set[KernelModule] = field(default_factory=set, repr=False)
     _capturing: list[Launch] | None = None
 
     def prepare(self, launch: Launch) -> Callable[[], None]:
         """Stands for ``Launcher.prepare``."""
+        self.modules.add(launch.module)
 
         def call() -> None:
             if self._capturing is not None:
@@ -64,9 +69,10 @@ class TwinGpu:
 
     def load(self, modules: Iterable[KernelModule], device: int) -> None:
         """Stands for ``Launcher.load``: a twin is built when it is first run."""
+        self.foreseen.update(modules)
 
     def capture(self, run: Callable[[], None]) -> "TwinGraph":
-        """Stands for ``CudaCapturer.capture``: warms up, then captures."""
+        """Stands for ``cuda_capture``: warms up, then captures."""
         run()
         kept: list[Launch] = []
         self._capturing = kept
@@ -115,7 +121,7 @@ class TwinEvent:
 def twin_device(gpu: TwinGpu, free_bytes: int = 1 << 34, l2_bytes: int = 0) -> CudaDevice:
     """The twin as a run sees it; without an L2 cache, everything is cold."""
     cpu = torch.device("cpu")
-    return CudaDevice(cpu, "sm_90a", free_bytes, l2_bytes, TwinEvent, lambda: gpu)
+    return CudaDevice(cpu, "sm_90a", free_bytes, l2_bytes, TwinEvent, lambda: gpu.capture)
 
 
 def _take(_timer: ReplayTimer, _replay: Callable[[], None], count: int) -> list[int]:

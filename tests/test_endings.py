@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from dsv4kv.cli import end_as_by_ctrl_c
-from dsv4kv.cli.records import endings_put_off
+from dsv4kv.cli.runs import endings_put_off
 
 ENDINGS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 each_ending = pytest.mark.parametrize("number", ENDINGS)

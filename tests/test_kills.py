@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kv.record.points import read_points
-from dsv4kv.record.store import POINTS, dumps, load_record
+from dsv4kv.runs.points import read_points
+from dsv4kv.runs.store import POINTS, dumps, load_record
 from tests.bench.settings import TINY
 from tests.process_tree import descendants, is_running
-from tests.record.records import make_case, make_record
+from tests.runs.records import make_case, make_record
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 

@@ -8,7 +8,7 @@ import torch
 
 from dsv4kv.bench.device import CudaDevice
 from dsv4kv.cache.checkpoints import CheckpointPool
-from dsv4kv.cache.handle import Compressors, LayerCache, build_layers
+from dsv4kv.cache.layers import Compressors, LayerCache, build_layers
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.choices import INDEXES, choose
 from dsv4kv.config.bench import BenchConfig
@@ -21,16 +21,14 @@ from dsv4kv.model.schedule import AttentionType
 from dsv4kv.model.schema import choose_formats
 from dsv4kv.ops import cpu_reads
 from dsv4kv.ops.compressor import Compressor, make_rope, random_compressor
-from dsv4kv.ops.contract import Backend
-from dsv4kv.ops.cuda.foresight import foresee
 from dsv4kv.ops.cuda.launch import compile_ahead
-from dsv4kv.ops.variants import STEP_LAUNCH, Choice
+from dsv4kv.ops.spec import STEP_LAUNCH, Backend, Choice
 from dsv4kv.prefix.policies import make_policy
 from dsv4kv.serve.executor import Gpu, StepExecutor
-from dsv4kv.serve.graphs import DecodeGraphs
+from dsv4kv.serve.graphs import DecodeGraphs, foresee_modules
 from dsv4kv.serve.inputs import EntryChooser, InputBank, QueryBank
 from dsv4kv.serve.loop import LoopSettings
-from dsv4kv.serve.operations import Outputs, attention_operations, querying_ratios
+from dsv4kv.serve.operations import Outputs, querying_ratios, read_operations
 from dsv4kv.serve.placing import PlacedContexts
 from dsv4kv.serve.reuse import PrefixReuse
 from dsv4kv.serve.verifier import Verifier
@@ -161,17 +159,12 @@ def _output_bytes(plan: CachePlan, requests: int) -> int:
 
 @dataclass(frozen=True)
 class Drive:
-    """What moves a cache's bytes, and checks them.
+    """What moves a cache's bytes, and checks them."""
 
-    Attributes:
-        executor: Runs the steps.
-        verifier: Compares samples with the reference.
-        gathers_because: Why decode steps gather that nobody asked to; None where they do not.
-    """
-
-    executor: StepExecutor
-    verifier: Verifier
+    executor: StepExecutor  # runs the steps
+    verifier: Verifier  # compares samples with the reference
     gathers_because: str | None
+    """Why decode steps gather that nobody asked to; None where they do not."""
 
 
 def build_manager(
@@ -179,11 +172,10 @@ def build_manager(
 ) -> KVCacheManager:
     """Allocate the cache, with its data if the workload has any."""
     real = config.workload.data == "real"
-    allocator = config.cache.allocator
     if device is None:
-        return KVCacheManager(plan, data=real, allocator=allocator)
+        return KVCacheManager(plan, data=real)
     prepare = config.cache.prepare
-    return KVCacheManager(plan, device.device, data=real, prepare=prepare, allocator=allocator)
+    return KVCacheManager(plan, device.device, data=real, prepare=prepare)
 
 
 def build_drive(
@@ -221,10 +213,6 @@ def build_drive(
     contexts = PlacedContexts(layers, seed) if config.workload.context else None
     why = why_gathered(layers, foreign, on_gpu=device is not None)
     in_place = reads_in_place(config, why)
-    if device is not None:
-        kept_by_kernels = config.cache.prepare == "device"
-        modules = foresee(plan, device_prepare=kept_by_kernels, variants=variants, reads=in_place)
-        compile_ahead(modules, device.device)
     verifier = Verifier(inputs, compressors, np.random.default_rng(seed), contexts)
     executor = StepExecutor(
         layers=layers,
@@ -233,13 +221,13 @@ def build_drive(
         observer=verifier,
         chooser=EntryChooser(topk, seed),
         outputs=Outputs(manager.device, topk, window),
-        index_topk=topk,
-        window_tokens=window,
         device=manager.device,
         contexts=contexts,
         queries=_draw_queries(config, manager, layers) if in_place else None,
     )
     if device is not None:
+        modules = foresee_modules(layers, manager, executor.inputs, executor.queries)
+        compile_ahead(modules, device.device)
         executor.gpu = _build_gpu(config, manager, executor, device, variants or {})
     unasked = config.workload.step is None
     return Drive(executor, verifier, why if unasked and why else None)
@@ -272,7 +260,7 @@ def why_gathered(layers: Sequence[LayerCache], foreign: Collection[str], *, on_g
             selected.add(spec.ratio)
         elif spec.attn is AttentionType.CSA and spec.ratio not in selected:
             return f"no layer held selects what layer {spec.layer_idx} attends to"
-        for operation, _ in attention_operations(layer):
+        for operation, _ in read_operations(layer, engine=True):
             if on_gpu and getattr(layer.backend, operation).__module__ == cpu_reads.__name__:
                 return f"{operation} has no kernel for a GPU"
     return ""
@@ -301,12 +289,11 @@ def _build_gpu(
             executor.layers,
             tables,
             executor.inputs,
-            device.make_capturer(),
+            device.make_capture(),
+            Outputs(executor.device, executor.outputs.index_topk, executor.outputs.window_tokens),
             most_requests=config.workload.concurrency,
             tokens_each=1 + manager.plan.draft_tokens,
             longest_tokens=manager.plan.max_context_tokens,
-            index_topk=executor.index_topk,
-            window_tokens=executor.window_tokens,
             dependent=dependent,
             queries=executor.queries,
         )

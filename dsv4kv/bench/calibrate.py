@@ -20,8 +20,8 @@ from dsv4kv.errors import Dsv4kvError
 from dsv4kv.files import replacing
 from dsv4kv.measure.memcpy import time_memcpy
 from dsv4kv.measure.ranks import Logs, compare_pairs, compare_sides
-from dsv4kv.record.quantities import Measured, Quantity, by_quantity, list_measured, ratio_of_calls
-from dsv4kv.record.schema import Environment, RunRecord
+from dsv4kv.runs.quantities import Measured, Quantity, by_quantity, list_measured, ratio_of_calls
+from dsv4kv.runs.schema import Environment, RunRecord
 
 LAUNCHES = 14  # seven on a side, or seven pairs
 
@@ -35,28 +35,20 @@ _FEWEST_SAMPLES = 30  # of a quantity in a launch; medians of fewer scatter by t
 
 @dataclass(frozen=True)
 class Calibration:
-    """A machine's A/A noise floor, and the bandwidth of its memory.
-
-    Attributes:
-        noise_floor: 97.5 % of same-against-same ratios are nearer to 1 than this, as a fraction.
-        noise_floor_in_turns: Likewise of launches with interleaved steps; None where none were, as
-            on a GPU.
-        calibrated_utc: When, ISO 8601.
-        launches: Fresh processes that were run.
-        medians_ns: Median of every quantity in every launch.
-        pair_ratios: Of every quantity, how many times as long the second launch of a pair took.
-        peaks_gbps: Rates of plain ``memcpy``, and on a GPU of ``copy``, ``read`` and ``write``.
-        machine: What identifies this machine, as in a run record.
-    """
+    """A machine's A/A noise floor, and the bandwidth of its memory."""
 
     noise_floor: float
+    """97.5 % of same-against-same ratios are nearer to 1 than this, as a fraction."""
     noise_floor_in_turns: float | None
-    calibrated_utc: str
-    launches: int
-    medians_ns: dict[str, list[float]]
+    """Likewise of launches with interleaved steps; None where none were, as on a GPU."""
+    calibrated_utc: str  # when, ISO 8601
+    launches: int  # fresh processes that were run
+    medians_ns: dict[str, list[float]]  # median of every quantity in every launch
     pair_ratios: dict[str, list[float]]
+    """Of every quantity, how many times as long the second launch of a pair took."""
     peaks_gbps: dict[str, float]
-    machine: dict[str, Any]
+    """Rates of plain ``memcpy``, and on a GPU of ``copy``, ``read`` and ``write``."""
+    machine: dict[str, Any]  # what identifies this machine, as in a run record
 
 
 def measure_memcpy_gbps() -> float:

@@ -36,8 +36,8 @@ from dsv4kv.measure.turns import Turns, one_cpu
 from dsv4kv.model.plan import CachePlan, bytes_per_token
 from dsv4kv.ops.check import check_backend
 from dsv4kv.ops.registry import ResolvedBackend, resolve_backend
-from dsv4kv.ops.variants import Choice, choose, refuse_choice
-from dsv4kv.record.schema import (
+from dsv4kv.ops.spec import Choice, choose
+from dsv4kv.runs.schema import (
     CacheSummary,
     Case,
     Latency,
@@ -47,7 +47,7 @@ from dsv4kv.record.schema import (
     Totals,
     Verification,
 )
-from dsv4kv.record.telemetry import MemorySeries
+from dsv4kv.runs.telemetry import MemorySeries
 from dsv4kv.serve.inputs import PromptContents
 from dsv4kv.serve.loop import LoopTotals, ServingLoop, open_requests
 from dsv4kv.serve.verifier import Verifier
@@ -160,25 +160,15 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Setup:
-    """A case that is ready to run.
+    """A case that is ready to run."""
 
-    Attributes:
-        config: What was asked for.
-        plan: The cache on paper.
-        device: None on the CPU.
-        resolved: The operations and where they come from.
-        manager: The cache.
-        recorder: Takes the samples.
-        drive: None where no data is moved.
-    """
-
-    config: BenchConfig
-    plan: CachePlan
-    device: CudaDevice | None
-    resolved: ResolvedBackend
-    manager: KVCacheManager
-    recorder: Recorder
-    drive: Drive | None
+    config: BenchConfig  # what was asked for
+    plan: CachePlan  # the cache on paper
+    device: CudaDevice | None  # none on the CPU
+    resolved: ResolvedBackend  # the operations and where they come from
+    manager: KVCacheManager  # the cache
+    recorder: Recorder  # takes the samples
+    drive: Drive | None  # none where no data is moved
 
 
 def run_case(
@@ -301,11 +291,7 @@ def _resolve(config: BenchConfig, plan: CachePlan, device: CudaDevice | None) ->
 
 def _choose_variants(config: BenchConfig, device: CudaDevice | None) -> Choice:
     """How the toolkit's own operations are done: several ways only on a GPU."""
-    asked = config.ops.variant.model_dump()
-    if device is not None:
-        return choose(asked, device.architecture)
-    refuse_choice(asked)
-    return {}
+    return choose(config.ops.variant.model_dump(), device.architecture if device else None)
 
 
 def _serve(
@@ -323,17 +309,17 @@ def _serve(
         loop_settings(config),
         setup.recorder,
         executor,
-        on_progress,
         reuse,
         PromptContents() if reuse else None,
         turns,
-        memory.look,
     )
     interrupted, problem = False, None
     together = turns is not None and config.measure.threads == 1
     try:
         with one_cpu() if together else nullcontext():
-            loop.run()
+            for tokens in loop.steps():
+                memory.look()
+                on_progress(tokens)
     except KeyboardInterrupt:
         interrupted = True
     except CacheError as error:

@@ -9,29 +9,20 @@ import torch
 from dsv4kv.errors import ConfigError, CudaUnavailable
 from dsv4kv.measure.recorder import Event
 from dsv4kv.ops.cuda.compile import architecture_of
-from dsv4kv.record.schema import GpuFacts
-from dsv4kv.serve.graphs import Capturer, CudaCapturer
+from dsv4kv.runs.schema import GpuFacts
+from dsv4kv.serve.graphs import Capture, cuda_capture
 
 
 @dataclass(frozen=True)
 class CudaDevice:
-    """A GPU, and what a run needs of it in addition to memory.
+    """A GPU, and what a run needs of it in addition to memory."""
 
-    Attributes:
-        device: As torch names it.
-        architecture: What its kernels are compiled for: ``sm_90a``.
-        free_bytes: Memory that is free.
-        l2_bytes: Its L2 cache.
-        make_event: Makes a moment on its clock.
-        make_capturer: Makes what captures graphs.
-    """
-
-    device: torch.device
-    architecture: str
-    free_bytes: int
-    l2_bytes: int
-    make_event: Callable[[], Event]
-    make_capturer: Callable[[], Capturer]
+    device: torch.device  # as torch names it
+    architecture: str  # what its kernels are compiled for: ``sm_90a``
+    free_bytes: int  # memory that is free
+    l2_bytes: int  # its L2 cache
+    make_event: Callable[[], Event]  # makes a moment on its clock
+    make_capture: Callable[[], Capture]  # makes what captures graphs
 
 
 def find_device(wanted: str) -> CudaDevice | None:
@@ -54,7 +45,7 @@ def find_device(wanted: str) -> CudaDevice | None:
         free_bytes=torch.cuda.mem_get_info(device)[0],
         l2_bytes=torch.cuda.get_device_properties(device).L2_cache_size,
         make_event=_make_event,
-        make_capturer=CudaCapturer,
+        make_capture=cuda_capture,
     )
 
 

@@ -6,8 +6,9 @@ where those are too few bytes to drive it out, the row says L2-resident instead.
 flushed or copied inside the timed region. Hot calls are one call again and again.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -15,23 +16,23 @@ import torch
 from torch import Tensor
 
 from dsv4kv.bench.timing import CallTimer
-from dsv4kv.cache.handle import LayerCache, LayerCacheHandle
-from dsv4kv.cache.step import Completed, EntryGroup
-from dsv4kv.cache.table import BlockTable
+from dsv4kv.cache.layers import LayerCache
+from dsv4kv.cache.manager import EntryGroup
+from dsv4kv.cache.step import Completed, Step
+from dsv4kv.ops.spec import OPERATIONS, READS
 from dsv4kv.ops.storage import PageStore
-from dsv4kv.ops.table import OPERATIONS
-from dsv4kv.record.part import Temperature
-from dsv4kv.record.schema import NotMeasured, Operation
+from dsv4kv.ops.work import StepWork
+from dsv4kv.runs.part import Temperature
+from dsv4kv.runs.schema import NotMeasured, Operation
 from dsv4kv.serve.executor import StepExecutor
 from dsv4kv.serve.inputs import InputBank, StepInputs
 from dsv4kv.serve.operations import (
-    Call,
-    CallMaker,
+    LayerOperation,
     Outputs,
     Reads,
-    Step,
-    StepWork,
+    Run,
     all_decode_operations,
+    arguments,
     name_of,
 )
 
@@ -39,71 +40,44 @@ _BLOCK_TOKENS = 128  # every compress ratio divides it
 _FILLED_AT_ONCE = 8192
 
 
-class UniformStep:
-    """A decode step of requests in slots 0, 1, … that all have ``tokens`` tokens; a ``StepView``.
+def uniform_step(requests: int, tokens: int, table: Tensor, group: EntryGroup | None) -> Step:
+    """A decode step of requests in slots 0, 1, … that all have ``tokens`` tokens.
 
-    ``tokens`` is a multiple of 128, so every layer completes an entry of every request.
+    ``tokens`` is a multiple of 128, so every layer completes an entry of every request. All is
+    worked out here, so that a timed call computes nothing but its operation.
+
+    Args:
+        requests: How many.
+        tokens: Of each of them.
+        table: int32[at least requests, width], blocks of every slot.
+        group: What decides which entries the layer writes; None without compressed KV.
     """
-
-    def __init__(
-        self, requests: int, tokens: int, table: Tensor, group: EntryGroup | None = None
-    ) -> None:
-        """Work everything out, so that a timed call computes nothing but its operation.
-
-        Args:
-            requests: How many.
-            tokens: Of each of them.
-            table: int32[at least requests, width], blocks of every slot.
-            group: What decides which entries the layer writes; None without compressed KV.
-        """
-        self.num_requests = requests
-        self.max_request_tokens = 1
-        self.tokens = tokens
-        self.table = table
-        self.after = np.full(requests, tokens)
-        self.request_slots = torch.arange(requests, device=table.device)
-        self.token_slots = self.request_slots
-        self.tokens_after = torch.full((requests,), tokens, device=table.device)
-        self.positions = self.tokens_after - 1
-        self._lengths: dict[int, Tensor] = {}
-        self._completed: dict[tuple[int, int], Completed] = {}
-        if group is not None:
-            _, _, ratio, per_block = group
-            self._work_out(ratio, per_block)
-
-    def check_current(self) -> None:
-        """See ``StepView``; there is no request that could leave."""
-
-    def chunk_start(self) -> tuple[int, int]:
-        """See ``StepView``."""
-        return 0, self.tokens - 1
-
-    def lengths(self, ratio: int) -> Tensor:
-        """See ``StepView``; of the layer's ratio."""
-        return self._lengths[ratio]
-
-    def seen(self, ratio: int) -> Tensor:
-        """See ``StepView``: a token of each request, the last."""
-        return self.tokens_after if ratio == 1 else self._lengths[ratio]
-
-    def completed(self, table: BlockTable, lane: int, ratio: int, per_block: int) -> Completed:
-        """See ``StepView``: the last entry of every request, in the step's own table."""
-        return self._completed[ratio, per_block]
-
-    def _work_out(self, ratio: int, per_block: int) -> None:
-        logical = self.tokens // ratio - 1
-        blocks = self.table[: self.num_requests, logical // per_block].long()
-        entries = blocks * per_block + logical % per_block
-        self._lengths[ratio] = self.tokens_after // ratio
-        self._completed[ratio, per_block] = Completed(self.token_slots, self.positions, entries)
-
-    def token_entries(self, table: BlockTable, lane: int, ratio: int, per_block: int) -> Tensor:
-        """See ``StepView``: every token completes one."""
-        return self.completed(table, lane, ratio, per_block).entries
+    slots = torch.arange(requests, device=table.device)
+    after = torch.full((requests,), tokens, device=table.device)
+    lengths, entries = {}, {}
+    if group is not None:
+        _, _, ratio, per_block = group
+        logical = tokens // ratio - 1
+        blocks = table[:requests, logical // per_block].long()
+        entries[group] = blocks * per_block + logical % per_block
+        lengths[ratio] = after // ratio
+    return Step(
+        request_slots=slots,
+        tokens_after=after,
+        token_slots=slots,
+        positions=after - 1,
+        lengths=lengths,
+        seen={1: after} | lengths,
+        entries=entries,
+        completed={g: Completed(slots, after - 1, each) for g, each in entries.items()},
+        request_ids=slots,
+        max_request_tokens=1,
+        first_token=(0, tokens - 1),
+    )
 
 
-Stage = tuple[LayerCache, UniformStep]
-"""A layer under a table, and a step on it."""
+Stage = tuple[LayerCache, Step, int]
+"""A layer under a table, a step on it, and the tokens of its requests."""
 
 
 def draw_stages(layer: LayerCache, requests: int, generator: torch.Generator) -> list[Stage]:
@@ -115,7 +89,7 @@ def draw_stages(layer: LayerCache, requests: int, generator: torch.Generator) ->
     if layer.table is None or layer.blocks is None or layer.main is None:
         device = layer.window.pages.device if layer.window else torch.device("cpu")
         nothing = torch.zeros(requests, 0, dtype=torch.int32, device=device)
-        return [(layer, UniformStep(requests, _BLOCK_TOKENS, nothing))]
+        return [(layer, uniform_step(requests, _BLOCK_TOKENS, nothing, None), _BLOCK_TOKENS)]
     slots, width = layer.blocks.shape
     pages = len(layer.main.store.pages)
     columns = min(width, pages // requests)
@@ -127,8 +101,8 @@ def draw_stages(layer: LayerCache, requests: int, generator: torch.Generator) ->
         blocks[:requests, :columns] = chosen.view(requests, columns)
         moved = blocks.to(layer.blocks.device)
         tokens = columns * layer.schema.block_tokens
-        step = UniformStep(requests, tokens, moved, layer.entry_group)
-        stages.append((replace(layer, blocks=moved), step))
+        step = uniform_step(requests, tokens, moved, layer.group)
+        stages.append((replace(layer, blocks=moved), step, tokens))
     return stages
 
 
@@ -156,7 +130,8 @@ def _fill_pages(layer: LayerCache, store: PageStore, generator: torch.Generator)
     values = torch.randn(_FILLED_AT_ONCE, dims, generator=generator).bfloat16().to(device)
     for first in range(0, store.num_entries, _FILLED_AT_ONCE):
         entries = torch.arange(first, min(first + _FILLED_AT_ONCE, store.num_entries))
-        layer.backend.entry_insert(store, values[: len(entries)], entries.to(device))
+        part = {"values": values[: len(entries)], "entries": entries.to(device)}
+        layer.backend.entry_insert(store=store, **part)
 
 
 MOST_CALLS, FEWEST_CALLS = 64, 16
@@ -191,19 +166,12 @@ _LESS_INFORMATIVE = (
 
 @dataclass(frozen=True)
 class Figure:
-    """What is timed: an operation on the layers of one type, cold or hot.
+    """What is timed: an operation on the layers of one type, cold or hot."""
 
-    Attributes:
-        operation: The operation.
-        layer_type: Attention type of the layers.
-        stages: Layers under tables.
-        hot: One call again and again.
-    """
-
-    operation: Step
-    layer_type: str
-    stages: Sequence[Stage]
-    hot: bool
+    operation: LayerOperation
+    layer_type: str  # attention type of the layers
+    stages: Sequence[Stage]  # layers under tables
+    hot: bool  # one call again and again
 
     @property
     def name(self) -> str:
@@ -262,12 +230,12 @@ def _list_figures(
 
 def _alike(
     layers: Sequence[LayerCache], *, engine: bool
-) -> Iterator[tuple[list[LayerCache], list[Step]]]:
+) -> Iterator[tuple[list[LayerCache], list[LayerOperation]]]:
     """Operations, and layers of one ratio on which they do the same; each operation once.
 
     Where a type's layers differ (DeepSeek-V4.1), the first that has an operation decides.
     """
-    timed: set[Step] = set()
+    timed: set[LayerOperation] = set()
     for first in layers:
         every = all_decode_operations(first, engine=engine)
         left = [each for each in every if each not in timed]
@@ -299,20 +267,17 @@ def _measure(
     most_ns = timer.share_ns(figures_left)
     if most_ns is None:
         return _not_measured(figure, "budget")
-    layer, step = figure.stages[0]
+    layer, step, tokens = figure.stages[0]
     calls, turns = _make_calls(executor, timer, figure)
-    schemas = [layer.schema for layer in executor.layers]
-    positions = step.after - 1
-    sizes = executor.index_topk, executor.window_tokens
-    work = StepWork(step.after, positions, *sizes, schemas)
-    (entries, moved), flops = work.of(calls[0], layer), work.flops(calls[0], layer)
+    after = np.full(step.num_requests, tokens)
+    work = StepWork(executor.counted, after, after - 1)
+    operation, indexer = figure.operation
+    entries, moved, flops = work.of(operation, layer.schema, indexer=indexer)
     distinct = moved * min(_places(figure), turns)
     resident = cold_or_resident(distinct, timer.device.l2_bytes)
     temperature: Temperature = "hot" if figure.hot else resident
     rounds = -(-FEWEST_CALLS // len(calls))
-    timing = timer.measure(
-        [call.run for call in calls] * rounds, figure.name, figure.layer_type, temperature, most_ns
-    )
+    timing = timer.measure(calls * rounds, figure.name, figure.layer_type, temperature, most_ns)
     if not timing.samples_ns:
         return _not_measured(figure, "throttled")
     return Operation(
@@ -349,46 +314,44 @@ def _not_measured(figure: Figure, why: str) -> NotMeasured:
 def _places(figure: Figure) -> int:
     """How many calls work on other pages, rings and states than any before."""
     if OPERATIONS[figure.operation[0]].of_slots:
-        return len({layer.schema.layer.layer_idx for layer, _ in figure.stages})
+        return len({layer.schema.layer.layer_idx for layer, _, _ in figure.stages})
     return len(figure.stages)
 
 
 def _make_calls(
     executor: StepExecutor, timer: CallTimer, figure: Figure
-) -> tuple[list[Call], int]:
+) -> tuple[list[Callable[[], None]], int]:
     """The operation on every stage, each with its own inputs, and how many outputs take turns."""
-    stages, longest_tokens = figure.stages, figure.stages[0][1].tokens
+    stages, operation = figure.stages, figure.operation
 
-    def make(number: int, outputs: Outputs) -> Call:
-        layer, step = stages[number]
-        maker = CallMaker(
-            LayerCacheHandle(layer, step),
-            _draw_inputs(executor, stages[number], number),
-            outputs,
-            longest_tokens,
-        )
-        call = maker.make(*figure.operation)
-        assert call is not None  # all requests have entries
-        if call.reads is not None:
-            _fill_reads(executor, call.reads, stages[number])
-        return call
+    def make(number: int, run: Run) -> tuple[Callable[[], None], Tensor | None]:
+        layer, step, _ = stages[number]
+        reads = None
+        if operation[0] in READS:
+            reads = run.outputs.reads(layer, step.num_tokens, run.longest_tokens)
+            _fill_reads(executor, reads, stages[number])
+        inputs = _draw_inputs(executor, stages[number], number)
+        tensors = arguments(layer, operation, step, inputs, run, reads)
+        assert tensors is not None  # all requests have entries
+        return partial(getattr(layer.backend, operation[0]), **tensors), tensors.get("out")
 
-    def make_outputs() -> Outputs:
-        return Outputs(executor.device, executor.index_topk, executor.window_tokens)
+    def make_run() -> Run:
+        sizes = executor.outputs.index_topk, executor.outputs.window_tokens
+        return Run(Outputs(executor.device, *sizes), stages[0][2])
 
-    first = make(0, make_outputs())
+    _, out = make(0, make_run())
     turns = len(stages)
-    if first.out is not None:
+    if out is not None:
         rotated = max(_ROTATED_BYTES, COLD_L2S * timer.device.l2_bytes)
-        turns = min(turns, -(-rotated // first.out.nbytes))
-    outputs = [make_outputs() for _ in range(turns)]
-    return [make(number, outputs[number % turns]) for number in range(len(stages))], turns
+        turns = min(turns, -(-rotated // out.nbytes))
+    runs = [make_run() for _ in range(turns)]
+    return [make(number, runs[number % turns])[0] for number in range(len(stages))], turns
 
 
 def _fill_reads(executor: StepExecutor, reads: Reads, stage: Stage) -> None:
     """What the operations before would have written: any scores, and entries all over."""
-    layer, step = stage
-    lengths = step.after // max(1, layer.schema.layer.ratio)
+    layer, step, tokens = stage
+    lengths = np.full(step.num_requests, tokens // max(1, layer.schema.layer.ratio))
     reads.chosen.copy_(executor.chooser.choose(lengths))
     reads.scores.normal_()
     reads.weights.normal_()
@@ -400,10 +363,11 @@ def _fill_reads(executor: StepExecutor, reads: Reads, stage: Stage) -> None:
 
 def _draw_inputs(executor: StepExecutor, stage: Stage, number: int) -> StepInputs:
     """Data of a step's tokens in memory of its own, and what CSA layers choose to read."""
-    layer, step = stage
+    layer, step, tokens = stage
     rows = InputBank.rows(number, np.arange(step.num_requests))
     ratio, device = layer.schema.layer.ratio, executor.device
-    chosen = executor.chooser.choose(step.after // max(1, ratio)).to(device)
+    lengths = np.full(step.num_requests, tokens // max(1, ratio))
+    chosen = executor.chooser.choose(lengths).to(device)
     taken = executor.inputs.take(torch.from_numpy(rows).to(device), {ratio: chosen})
     if executor.queries is None:
         return taken

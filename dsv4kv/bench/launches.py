@@ -22,8 +22,8 @@ from dsv4kv.files import temporary_folder
 from dsv4kv.measure.environment import capture_environment
 from dsv4kv.measure.turns import VARIABLE, Ring
 from dsv4kv.processes import OWN_TREE, Child, python, with_package
-from dsv4kv.record.schema import Case, Environment, Launch, RunRecord
-from dsv4kv.record.store import load_record
+from dsv4kv.runs.schema import Case, Environment, Launch, RunRecord
+from dsv4kv.runs.store import load_record
 
 _GRACE_S = 60.0  # for an interrupted process to save what it has
 _STOPPED = "stopped before anything was measured"
@@ -35,44 +35,27 @@ End = Literal["", "timeout", "interrupted"]
 
 @dataclass(frozen=True)
 class Task:
-    """What a fresh process is to run.
+    """What a fresh process is to run."""
 
-    Attributes:
-        arguments: Those of ``dsv4kv bench``.
-        tree: Folder that holds the package to run: this one's, or another revision's.
-        side: Which side of a comparison it belongs to; empty where there are none.
-    """
-
-    arguments: tuple[str, ...]
+    arguments: tuple[str, ...]  # those of ``dsv4kv bench``
     tree: Path = OWN_TREE
-    side: str = ""
+    """Folder that holds the package to run: this one's, or another revision's."""
+    side: str = ""  # which side of a comparison it belongs to; empty where there are none
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a launch.
+    """What became of a launch."""
 
-    Attributes:
-        task: What it was to run.
-        started: When the process was started.
-        ended: When it had ended.
-        status: As in the record; the process's own where it left a record.
-        error: Why it is not complete.
-        record: What it measured; None if it left nothing.
-        interrupted: Whether Ctrl-C ended it.
-        exit_code: Of the process; negative for a signal.
-        pair: Name that it shares with the launch it was interleaved with; empty alone.
-    """
-
-    task: Task
-    started: datetime
-    ended: datetime
-    status: Status
-    error: str | None
-    record: RunRecord | None
-    interrupted: bool
-    exit_code: int
-    pair: str = ""
+    task: Task  # what it was to run
+    started: datetime  # when the process was started
+    ended: datetime  # when it had ended
+    status: Status  # as in the record; the process's own where it left a record
+    error: str | None  # why it is not complete
+    record: RunRecord | None  # what it measured; None if it left nothing
+    interrupted: bool  # whether Ctrl-C ended it
+    exit_code: int  # of the process; negative for a signal
+    pair: str = ""  # name that it shares with the launch it was interleaved with; empty alone
 
     @property
     def refused(self) -> bool:
@@ -220,21 +203,13 @@ OnProgress = Callable[[Sequence[Outcome], Task], None]
 
 @dataclass(frozen=True)
 class Request:
-    """How several launches were asked for.
+    """How several launches were asked for."""
 
-    Attributes:
-        argv: The command line.
-        reproduce: A command line that repeats them.
-        loaded: The configuration they ran, for a record of launches that all left none.
-        launches: How many were asked for.
-        run_id: Of the record that is made of them.
-    """
-
-    argv: list[str]
-    reproduce: str
-    loaded: LoadedConfig
-    launches: int
-    run_id: str
+    argv: list[str]  # the command line
+    reproduce: str  # A command line that repeats them
+    loaded: LoadedConfig  # the configuration they ran, for a record of launches that all left none
+    launches: int  # how many were asked for
+    run_id: str  # of the record that is made of them
 
 
 def bench_arguments(source: str, overrides: Sequence[str], axes: Sequence[str]) -> tuple[str, ...]:

@@ -10,14 +10,14 @@ import torch
 
 from dsv4kv.bench.build import build_manager, check_device_memory, plan_from
 from dsv4kv.bench.device import CudaDevice, find_device
-from dsv4kv.cache.allocators.contract import Allocator
+from dsv4kv.cache.blocks import BlockPool
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.errors import ConfigError
 from dsv4kv.measure.recorder import Recorder
 from dsv4kv.model.plan import CachePlan, checkpoint_bytes
-from dsv4kv.record.profile import MemoryAudit, MemoryMark
-from dsv4kv.record.telemetry import HeldPool, HeldUnits, MemorySeries
+from dsv4kv.runs.profile import MemoryAudit, MemoryMark
+from dsv4kv.runs.telemetry import HeldPool, HeldUnits, MemorySeries
 from dsv4kv.serve.reuse import PrefixReuse
 
 SNAPSHOT = "memory.pickle"
@@ -115,14 +115,12 @@ class MemoryWatch:
         self._most = -1  # blocks of the last point
 
     def look(self) -> None:
-        """Another step is done. Most only count their blocks; reading more stops the clock."""
+        """Another step is done. Most only count their blocks."""
         blocks = self._manager.num_held_blocks
         begins = self._steps % self._stride == 0
         self._steps += 1
         if begins or blocks > self._most:
-            now_ns = self._recorder.now_ns()  # before the clock stands still, or it would go back
-            with self._recorder.excluded():
-                self._keep(blocks, now_ns, begins=begins)
+            self._keep(blocks, self._recorder.now_ns(), begins=begins)
 
     def series(self) -> MemorySeries:
         """Everything seen so far."""
@@ -165,7 +163,7 @@ def _list_units(
         yield "checkpoints", reuse.num_checkpoints, lambda: reuse.num_saved_checkpoints
 
 
-def _held(allocator: Allocator) -> Callable[[], int]:
+def _held(allocator: BlockPool) -> Callable[[], int]:
     return lambda: allocator.num_held
 
 

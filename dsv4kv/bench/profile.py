@@ -30,9 +30,9 @@ from dsv4kv.measure.profilers.sessions import (
     version_of,
 )
 from dsv4kv.processes import python
-from dsv4kv.record.kernel_table import build_table
-from dsv4kv.record.schema import Case, Environment, RunRecord
-from dsv4kv.record.store import dumps, load_record, new_run_id
+from dsv4kv.runs.kernel_table import build_table
+from dsv4kv.runs.schema import Case, Environment, RunRecord
+from dsv4kv.runs.store import dumps, load_record, new_run_id
 from dsv4kv.traces import resolve_trace, trace_sha256
 
 Tool = Literal["nsys", "ncu", "torch"]
@@ -44,29 +44,17 @@ RUN, OUTPUT = "run.json", "step"
 
 @dataclass(frozen=True)
 class Plan:
-    """What will be profiled, and how.
+    """What will be profiled, and how."""
 
-    Attributes:
-        loaded: The configuration, overrides applied.
-        overrides: ``a.b=c`` options, in effect.
-        argv: The command line.
-        tool: Who profiles.
-        why: Why this one.
-        steps: Decode steps to look at; None takes the tool's own number.
-        folder: Where the profiler's files go.
-        kernels: Kernels that ncu is to look at, by a regular expression; None is all.
-        timeout_s: When a profiler is ended.
-    """
-
-    loaded: LoadedConfig
-    overrides: Sequence[str]
-    argv: Sequence[str]
-    tool: Tool
-    why: str
-    steps: int | None
-    folder: Path
-    kernels: str | None
-    timeout_s: float
+    loaded: LoadedConfig  # the configuration, overrides applied
+    overrides: Sequence[str]  # ``a.b=c`` options, in effect
+    argv: Sequence[str]  # the command line
+    tool: Tool  # who profiles
+    why: str  # why this one
+    steps: int | None  # decode steps to look at; None takes the tool's own number
+    folder: Path  # where the profiler's files go
+    kernels: str | None  # kernels that ncu is to look at, by a regular expression; None is all
+    timeout_s: float  # when a profiler is ended
 
     @property
     def num_steps(self) -> int:

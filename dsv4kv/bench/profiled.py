@@ -15,17 +15,14 @@ from dsv4kv.config.bench import BenchConfig
 from dsv4kv.errors import ConfigError
 from dsv4kv.measure.memcpy import measure_memcpy
 from dsv4kv.measure.profilers.attached import Attached
-from dsv4kv.measure.profilers.ranges import INPUTS, STEP
+from dsv4kv.measure.profilers.ranges import STEP
 from dsv4kv.measure.recorder import Recorder
-from dsv4kv.record.profile import Profile
-from dsv4kv.record.schema import Case, Memcpy, Peak
-from dsv4kv.serve.executor import Show, StepExecutor, StepTokens
-from dsv4kv.serve.graphs import DecodeGraphs
-from dsv4kv.serve.inputs import PromptContents, StepInputs
+from dsv4kv.runs.profile import Profile
+from dsv4kv.runs.schema import Case, Memcpy, Peak
+from dsv4kv.serve.executor import StepExecutor, StepTokens
+from dsv4kv.serve.inputs import PromptContents
 from dsv4kv.serve.loop import ServingLoop, open_requests
-from dsv4kv.serve.operations import Call
-
-_REPLAY, _LAUNCH = "replay", "launch"
+from dsv4kv.serve.operations import name_of
 
 
 class Enough(Exception):
@@ -34,27 +31,17 @@ class Enough(Exception):
 
 @dataclass
 class Watch:
-    """Decides when the profiler looks, and keeps what it looked at.
+    """Decides when the profiler looks, and keeps what it looked at."""
 
-    Attributes:
-        profiler: Looks.
-        steps: Decode steps to look at.
-        requests: Begin with the first step of so many requests.
-        warmup: Decode steps of so many requests to let pass before.
-        step_requests: Requests of every step looked at.
-        useful_bytes: Bytes that operations had to move, by name.
-        active: Whether a step is being looked at.
-        started: Whether the profiler is on.
-    """
-
-    profiler: Attached
-    steps: int
-    requests: int
-    warmup: int
-    step_requests: list[int] = field(default_factory=list)
+    profiler: Attached  # looks
+    steps: int  # decode steps to look at
+    requests: int  # begin with the first step of so many requests
+    warmup: int  # decode steps of so many requests to let pass before
+    step_requests: list[int] = field(default_factory=list)  # requests of every step looked at
     useful_bytes: Counter[str] = field(default_factory=Counter)
-    active: bool = False
-    started: bool = False
+    """Bytes that operations had to move, by name."""
+    active: bool = False  # whether a step is being looked at
+    started: bool = False  # whether the profiler is on
     _full: int = 0
 
     def mark(self, name: str) -> AbstractContextManager[object]:
@@ -85,69 +72,29 @@ class Watch:
             raise Enough
 
 
-class MarkingRecorder(Recorder):
-    """Marks every operation that it times as a range, and adds up their bytes."""
-
-    def __init__(self, watch: Watch) -> None:
-        super().__init__()
-        self._watch = watch
-
-    @contextmanager
-    def timed(
-        self, name: str, layer_type: str, entries: int, moved_bytes: int, flops: int = 0
-    ) -> Iterator[None]:
-        """See ``Recorder``."""
-        title = f"{name} {layer_type}"
-        if self._watch.active:
-            self._watch.useful_bytes[title] += moved_bytes if entries else 0
-        with self._watch.mark(title), super().timed(name, layer_type, entries, moved_bytes, flops):
-            yield
-
-    @contextmanager
-    def excluded(self) -> Iterator[None]:
-        """See ``Recorder``."""
-        with self._watch.mark(INPUTS), super().excluded():
-            yield
-
-
 @dataclass(kw_only=True)
 class ProfiledExecutor(StepExecutor):
-    """An executor whose decode steps are looked at.
+    """An executor whose decode steps are looked at."""
 
-    Attributes:
-        watch: Looks.
-    """
-
-    watch: Watch
+    watch: Watch  # looks
 
     def decode(self, step: StepTokens) -> None:
         """See ``StepExecutor``."""
         with self.watch.look_at(step):
             super().decode(step)
-            if self.watch.active and self.gpu is not None:
+            if self.watch.active:
                 self._count_bytes(step)
-
-    def _run(self, step: StepTokens, inputs: StepInputs, show: Show, *, chunk: bool) -> None:
-        with self.watch.mark(_LAUNCH):
-            super()._run(step, inputs, show, chunk=chunk)
-
-    def _replay(
-        self, graphs: DecodeGraphs, step: StepTokens, inputs: StepInputs, show: Show
-    ) -> None:
-        with self.watch.mark(_REPLAY):
-            super()._replay(graphs, step, inputs, show)
 
     def _count_bytes(self, step: StepTokens) -> None:
         """Bytes by kernel: those of indexer keys and of compressed KV have one name on a GPU."""
-        work = self._work(step)
+        work, on_gpu = self.work_of(step), self.gpu is not None
         for layer in self.layers:
             for operation, indexer in self.step_operations(layer):
-                _, moved = work.of(Call(operation, indexer, _nothing), layer)
-                self.watch.useful_bytes[operation] += moved
-
-
-def _nothing() -> None:
-    """Stands for a call whose work is only counted."""
+                entries, moved, _ = work.of(operation, layer.schema, indexer=indexer)
+                named = f"{name_of(operation, indexer)} {layer.schema.layer.attn}"
+                self.watch.useful_bytes[operation if on_gpu else named] += (
+                    moved if entries or on_gpu else 0
+                )
 
 
 def run_profiled(
@@ -211,9 +158,9 @@ def _adapt(config: BenchConfig) -> BenchConfig:
 
 
 def _serve(setup: Setup, executor: StepExecutor, watch: Watch) -> None:
-    config, recorder = setup.config, MarkingRecorder(watch)
+    config, recorder = setup.config, Recorder()
     kept = {each.name: getattr(executor, each.name) for each in fields(executor) if each.init}
-    profiled = ProfiledExecutor(**kept | {"recorder": recorder}, watch=watch)
+    profiled = ProfiledExecutor(**kept | {"recorder": recorder, "mark": watch.mark}, watch=watch)
     requests = open_requests(config.workload, config.measure.seed)
     reuse = build_reuse(config, setup.manager, setup.resolved.backend)
     loop = ServingLoop(

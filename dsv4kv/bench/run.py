@@ -13,32 +13,23 @@ from dsv4kv.config.load import LoadedConfig, Point
 from dsv4kv.errors import Dsv4kvError, PeerUnavailable
 from dsv4kv.measure.environment import capture_environment
 from dsv4kv.measure.turns import Turns
-from dsv4kv.record.points import HERE, Sweep, run_points
-from dsv4kv.record.schema import Case, Environment, RunRecord
-from dsv4kv.record.store import new_run_id
+from dsv4kv.runs.points import HERE, Sweep, run_points
+from dsv4kv.runs.schema import Case, Environment, RunRecord
+from dsv4kv.runs.store import new_run_id
 from dsv4kv.serve.loop import count_tokens
 from dsv4kv.traces import resolve_trace, trace_sha256
 
 
 @dataclass(frozen=True)
 class Invocation:
-    """How the run was asked for.
+    """How the run was asked for."""
 
-    Attributes:
-        argv: The command line.
-        loaded: The configuration file with overrides applied.
-        cases: Points of the sweep; one without axes.
-        overrides: ``a.b=c`` options, in effect.
-        axes: ``a.b=1,2`` options.
-        sweep: Keeps its points; they are timed, so one after the other.
-    """
-
-    argv: list[str]
-    loaded: LoadedConfig
-    cases: Sequence[Point[BenchConfig]]
-    overrides: Sequence[str]
-    axes: Sequence[str]
-    sweep: Sweep = HERE
+    argv: list[str]  # the command line
+    loaded: LoadedConfig  # the configuration file with overrides applied
+    cases: Sequence[Point[BenchConfig]]  # points of the sweep; one without axes
+    overrides: Sequence[str]  # ``a.b=c`` options, in effect
+    axes: Sequence[str]  # ``a.b=1,2`` options
+    sweep: Sweep = HERE  # keeps its points; they are timed, so one after the other
 
 
 class Watcher(Protocol):

@@ -8,9 +8,9 @@ from dsv4kv.bench.device import CudaDevice
 from dsv4kv.bench.timing import EMPTY_GRAPH
 from dsv4kv.measure.telemetry.readings import Table, memory_peak_bytes
 from dsv4kv.measure.telemetry.telemetry import Telemetry, Window
-from dsv4kv.record.part import Part
-from dsv4kv.record.telemetry import GpuChecks, GpuSamples, GpuState, HostSamples, MeasuredWindow
-from dsv4kv.record.telemetry import Telemetry as TelemetryRecord
+from dsv4kv.runs.part import Part
+from dsv4kv.runs.telemetry import GpuChecks, GpuSamples, GpuState, HostSamples, MeasuredWindow
+from dsv4kv.runs.telemetry import Telemetry as TelemetryRecord
 
 P = TypeVar("P", bound=Part)
 

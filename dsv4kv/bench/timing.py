@@ -12,15 +12,15 @@ from dsv4kv.bench.device import CudaDevice
 from dsv4kv.measure.protocol import Budget, ReplayTimer, Throttled, Timing
 from dsv4kv.measure.telemetry.telemetry import Window
 from dsv4kv.ops.cuda.launch import prepare
-from dsv4kv.ops.kernels.bandwidth import (
+from dsv4kv.ops.launches.copies import (
     THREADS,
     plan_copy_peak,
     plan_nothing,
     plan_read_peak,
     plan_write_peak,
 )
-from dsv4kv.ops.kernels.launch import MOST_BLOCKS
-from dsv4kv.record.schema import Peak, PeakName
+from dsv4kv.ops.launches.launch import MOST_BLOCKS
+from dsv4kv.runs.schema import Peak, PeakName
 from dsv4kv.serve.graphs import Graph
 
 EMPTY_GRAPH, EMPTY_KERNEL = "empty graph", "empty kernel"
@@ -104,7 +104,7 @@ class CallTimer:
             for call in calls:
                 call()
 
-        return self.device.make_capturer().capture(run)
+        return self.device.make_capture()(run)
 
 
 _CALLS = 4  # in one graph

@@ -12,14 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dsv4kv.cache.allocators.contract import out_of
-from dsv4kv.cache.allocators.refcount import RefCountAllocator
-from dsv4kv.cache.allocators.stack import BlockAllocator, Ids, as_ids
+from dsv4kv.cache.blocks import BlockPool, Ids, as_ids
 from dsv4kv.cache.manager import KVCacheManager, StateCachePool
 from dsv4kv.cache.table import BlockTable
-from dsv4kv.errors import CacheError, ConfigError
+from dsv4kv.errors import CacheError, ConfigError, OutOfBlocks
 from dsv4kv.model.plan import CHECKPOINT_TOKENS, at_whole_block
-from dsv4kv.ops.contract import Backend
+from dsv4kv.ops.spec import Backend
 
 
 class CheckpointPool:
@@ -29,7 +27,7 @@ class CheckpointPool:
         """Allocate checkpoints of the manager's layers; without data only their numbers."""
         self.count = count
         self._manager = manager
-        self._numbers = BlockAllocator(count, unit="checkpoints")
+        self._numbers = BlockPool(count, unit="checkpoints")
         by_type = {
             attn: [at_whole_block(s) for s in manager.plan.schemas if s.layer.attn is attn]
             for attn in manager.states
@@ -91,20 +89,18 @@ class CheckpointPool:
                 yield state.transpose(0, 1), copied.transpose(0, 1)  # slots before layers
 
 
-def shared_table(manager: KVCacheManager) -> tuple[BlockTable, RefCountAllocator]:
-    """The one table whose blocks requests can share, and who counts them.
+def shared_table(manager: KVCacheManager) -> tuple[BlockTable, BlockPool]:
+    """The one table whose blocks requests can share, and its pool.
 
     Raises:
-        ConfigError: There are several tables, or their allocator knows no references.
+        ConfigError: There are several tables.
     """
-    allocator = manager.tables[0].allocator
-    if len(manager.tables) != 1 or not isinstance(allocator, RefCountAllocator):
+    if len(manager.tables) != 1 or manager.tables[0].group.lanes != 1:
         raise ConfigError(
-            "requests share blocks where one table serves the whole model and references are "
-            "counted: set cache.sharing to model and cache.allocator to refcount, or "
-            "cache.prefix.index to none."
+            "requests share blocks where one table serves the whole model: set cache.sharing to "
+            "model, or cache.prefix.index to none."
         )
-    return manager.tables[0], allocator
+    return manager.tables[0], manager.tables[0].allocator
 
 
 def resume_request(
@@ -153,9 +149,12 @@ def resume_request(
             "Nothing was changed."
         )
     # Its own last block is not made of the prefix's, that which is copied included.
-    own = allocator.allocate_memory_blocks(needed - whole, prefix)
+    own = allocator.allocate(needed - whole, prefix)
     if own is None:
-        raise out_of("blocks", 1, allocator.num_free, allocator.num_blocks)
+        raise OutOfBlocks(
+            f"1 block is needed and {allocator.num_free} of {allocator.num_blocks} are free: "
+            "raise cache.num_blocks, or lower concurrency or context. Nothing was changed."
+        )
     if needed > whole and backend is not None:
         _copy_pages(manager, backend, prefix[whole:], own)
     checkpoints.restore(checkpoint, slot)
@@ -170,4 +169,4 @@ def _copy_pages(manager: KVCacheManager, backend: Backend, sources: Ids, targets
     for pool in manager.pools.values():
         for store in (pool.main, pool.indexer):
             if store is not None:
-                backend.page_copy(store, *numbers)
+                backend.page_copy(store=store, sources=numbers[0], targets=numbers[1])

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dsv4kv.cache.allocators.stack import Ids
+from dsv4kv.cache.blocks import Ids
 from dsv4kv.cache.table import BlockTable
 from dsv4kv.errors import CacheError
 from dsv4kv.ops.cuda.launch import run
-from dsv4kv.ops.kernels.prepare import (
+from dsv4kv.ops.launches.prepare import (
     DeviceTable,
     Refusal,
     plan_prepare,

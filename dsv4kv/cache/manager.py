@@ -5,26 +5,24 @@ Host arrays hold the truth about positions and blocks; nothing here reads from a
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from dsv4kv.cache.allocators.stack import BlockAllocator, Ids
+from dsv4kv.cache.blocks import BlockPool, Ids
 from dsv4kv.cache.device_tables import CopiedTables, DeviceTables, KernelTables
 from dsv4kv.cache.table import BlockTable
-from dsv4kv.errors import ConfigError, OutOfSlots
+from dsv4kv.errors import CacheError, ContextOverflow, OutOfSlots
 from dsv4kv.model.plan import CachePlan
 from dsv4kv.model.schedule import AttentionType
 from dsv4kv.model.schema import LayerCacheSchema
 from dsv4kv.ops.storage import PageStore
 
-if TYPE_CHECKING:
-    from dsv4kv.cache.handle import LayerCache, LayerCacheHandle
-    from dsv4kv.cache.step import StepView
+EntryGroup = tuple[BlockTable, int, int, int]
+"""Table, lane, ratio and entries per block: layers that agree in them write the same entries."""
 
 
 class PagedKVPool:
@@ -108,7 +106,7 @@ class KVCacheManager:
         pools: Paged pool of every layer that owns compressed KV, by layer index.
         states: Window and state of every layer, by attention type.
         device_tables: The tables where the pools are; None where that is the host's memory.
-        layers: Layers as ``build_layers`` bound them to operations, by layer index.
+        entry_groups: What decides which entries of a step are a layer's own, each once.
     """
 
     def __init__(
@@ -118,7 +116,6 @@ class KVCacheManager:
         *,
         data: bool = True,
         prepare: str | None = None,
-        allocator: str = "stack",
     ) -> None:
         """Allocate the cache.
 
@@ -128,7 +125,6 @@ class KVCacheManager:
             data: Without, only the bookkeeping, which is the same.
             prepare: Who keeps the tables on the device, one of ``choices.PREPARE``; None: nobody,
                 its memory is the host's.
-            allocator: Free-block strategy, one of ``choices.ALLOCATORS``.
         """
         self.plan = plan
         self.device = torch.device(device)
@@ -138,16 +134,22 @@ class KVCacheManager:
                 plan.num_blocks[group.name],
                 plan.num_slots,
                 plan.max_context_tokens,
-                allocator,
             )
             for group in plan.groups
         )
         self.tokens: NDArray[np.int64] = np.zeros(plan.num_slots, dtype=np.int64)
-        self._slots = BlockAllocator(plan.num_slots, unit="slots")
+        self._slots = BlockPool(plan.num_slots, unit="slots")
         self.pools: dict[int, PagedKVPool] = {}
         self.states: dict[AttentionType, StateCachePool] = {}
         self.device_tables: DeviceTables | None = None
-        self.layers: Mapping[int, LayerCache] = {}
+        self.entry_groups: list[EntryGroup] = list(
+            dict.fromkeys(
+                (table, table.group.lane_of(idx), schema.layer.ratio, schema.entries_per_block)
+                for table in self.tables
+                for schema in plan.schemas
+                if (idx := schema.layer.layer_idx) in table.group.layers
+            )
+        )
         if data:
             self._allocate()
             if prepare == "host":
@@ -222,17 +224,6 @@ class KVCacheManager:
         """Raise ``NotOwner`` unless a request runs in every slot and none is named twice."""
         self._slots.check_held(slots)
 
-    def acquire(self, layer_idx: int, step: "StepView") -> "LayerCacheHandle":
-        """One layer's cache during a step; allocates nothing.
-
-        Raises:
-            ConfigError: The layer is not held, or not bound to operations.
-        """
-        if layer_idx not in self.layers:
-            held = ", ".join(map(str, self.layers)) or "none: call build_layers first"
-            raise ConfigError(f"layer {layer_idx} is not held here; held are {held}.")
-        return self.layers[layer_idx].at(step)
-
     def view(self, table: BlockTable, layer_idx: int) -> torch.Tensor:
         """int32[slots, width]: a layer's block table where its pools are; never moves."""
         if self.device_tables is None:
@@ -273,3 +264,63 @@ class KVCacheManager:
         if tables := sum(table.blocks.nbytes for table in self.tables):
             found["tables", "all", tables // self.plan.num_slots] += tables
         return dict(found)
+
+
+def prepare_forward(
+    manager: KVCacheManager,
+    request_slots: ArrayLike,
+    positions_before: ArrayLike,
+    positions_after: ArrayLike,
+) -> None:
+    """Allocate or give back blocks so that ``positions_after`` tokens of each request fit.
+
+    What is done depends on what is held and what is needed alone: preparing a step twice changes
+    nothing, going back after rejected drafts gives blocks back, and a request that resumes at
+    ``positions_before`` > 0 with nothing held gets all its blocks. Decode steps, prompt chunks
+    and speculative windows are the same to it.
+
+    Args:
+        manager: The cache.
+        request_slots: int64[B], distinct slots.
+        positions_before: int64[B], tokens of each request before the step.
+        positions_after: int64[B], tokens after it; fewer than before rolls back.
+
+    Raises:
+        OutOfBlocks: The blocks of all requests together do not fit. One that is given back but
+            another request holds, too, is not free.
+        ContextOverflow: A request would outgrow its table row.
+        NotOwner: No request runs in a slot.
+        In every case nothing has changed.
+    """
+    slots, before, after = (
+        np.asarray(values, dtype=np.int64)
+        for values in (request_slots, positions_before, positions_after)
+    )
+    _check(manager, slots, before, after)
+    lacking = [table.missing(slots, table.blocks_for(after)) for table in manager.tables]
+    for table, blocks in zip(manager.tables, lacking, strict=True):
+        table.change(slots, blocks)
+    manager.tokens[slots] = after
+
+
+def _check(manager: KVCacheManager, slots: Ids, before: Ids, after: Ids) -> None:
+    if not slots.shape == before.shape == after.shape or slots.ndim != 1:
+        raise CacheError(
+            f"slots {slots.shape}, positions before {before.shape} and after {after.shape} "
+            "must be three lists of one length."
+        )
+    if not slots.size:
+        return
+    manager.check_running(slots)
+    limit = manager.plan.max_context_tokens
+    # One look at both: their bits together are no less than either, and negative ones are huge.
+    if int(np.maximum.reduce((before | after).view(np.uint64))) <= limit:
+        return
+    if np.count_nonzero((before | after) < 0):
+        raise CacheError("a request cannot have fewer than 0 tokens.")
+    longest = int(np.maximum.reduce(after))
+    if longest > limit:
+        raise ContextOverflow(
+            f"a request would have {longest} tokens and a table row holds {limit}: raise "
+            "cache.max_context_tokens. Nothing was changed."
+        )

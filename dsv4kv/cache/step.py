@@ -1,7 +1,8 @@
-"""The tokens of one step: built once, used by every layer."""
+"""The tokens of one step as tensors: built once, read by every layer's operations."""
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -9,96 +10,82 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from dsv4kv.cache.device_tables import stage
-from dsv4kv.cache.manager import KVCacheManager
+from dsv4kv.cache.manager import EntryGroup, KVCacheManager
 from dsv4kv.cache.table import BlockTable
 from dsv4kv.errors import CacheError, NotOwner
 
-EntryGroup = tuple[BlockTable, int, int, int]
-"""Table, lane, ratio and entries per block: layers that agree in them write the same entries."""
+EntryFamily = tuple[BlockTable, int, int]
+"""Table, ratio and entries per block: the entries of its lanes are worked out together."""
+
+_NO_SLOT, _NO_ENTRY = -1, -1
 
 
-class Completed:
+class Completed(NamedTuple):
     """Tokens of a step that complete an entry of one compress ratio.
 
     Attributes:
         slots: int64[E], slots of their requests.
         positions: int64[E], their positions; (position + 1) mod ratio is 0.
-        entries: int64[E], physical entries to write, in the pages of one table lane.
+        entries: int64[E], physical entries to write, in the pages of one table lane; −1 is none.
     """
 
-    def __init__(self, slots: Tensor, positions: Tensor, entries: Tensor) -> None:
-        self.slots = slots
-        self.positions = positions
-        self.entries = entries
-
-    def __len__(self) -> int:
-        return len(self.entries)
+    slots: Tensor
+    positions: Tensor
+    entries: Tensor
 
 
-class StepView(Protocol):
-    """The numbers of a step; a ``StepBatch`` is its own view on the CPU."""
+@dataclass(frozen=True, eq=False)
+class Step:
+    """Numbers of a step, on the host or where the cache is.
 
-    @property
-    def request_slots(self) -> Tensor:
-        """Slot of every request, int64[B]; −1 is no request."""
+    Attributes:
+        request_slots: int64[B], slot of every request; −1 is no request.
+        tokens_after: int64[B], tokens of every request once the step is done.
+        token_slots: int64[T], slot of every token; −1 is no token.
+        positions: int64[T], position of every token, ascending within a request.
+        lengths: int64[B] by ratio, valid entries of every request after the step.
+        seen: int64[T] by ratio, entries that each token sees; of ratio 1 the tokens so far.
+        entries: int64[T] by group, the entry that each token completes; −1 where none.
+        completed: The tokens that complete an entry, by group.
+        request_ids: int64[T], request (0 … B − 1) of every token, on the host; empty in ``room``.
+        max_request_tokens: Most tokens of one request.
+        first_token: Slot and position of the first token; of a ``room`` nothing.
+        families: Where kernels work entries out, int64[lanes, T] each; only in ``room``.
+    """
 
-    @property
-    def token_slots(self) -> Tensor:
-        """Slot of every token, int64[T]; −1 is no token."""
-
-    @property
-    def positions(self) -> Tensor:
-        """Position of every token, int64[T]."""
-
-    @property
-    def tokens_after(self) -> Tensor:
-        """Tokens of every request after the step, int64[B]."""
+    request_slots: Tensor
+    tokens_after: Tensor
+    token_slots: Tensor
+    positions: Tensor
+    lengths: Mapping[int, Tensor]
+    seen: Mapping[int, Tensor]
+    entries: Mapping[EntryGroup, Tensor]
+    completed: Mapping[EntryGroup, Completed]
+    request_ids: Tensor
+    max_request_tokens: int
+    first_token: tuple[int, int] = (0, 0)
+    families: Mapping[EntryFamily, Tensor] = field(default_factory=dict)
+    _owner: tuple[KVCacheManager, bytes] | None = None
+    _numbers: Tensor | None = None
 
     @property
     def num_requests(self) -> int:
-        """Requests there is room for, B."""
+        """Requests of the step, B."""
+        return len(self.request_slots)
 
     @property
-    def max_request_tokens(self) -> int:
-        """Most tokens of one request."""
+    def num_tokens(self) -> int:
+        """Tokens of the step, T."""
+        return len(self.positions)
 
-    def check_current(self) -> None:
-        """Raise ``NotOwner`` if the blocks of a request may be another's by now."""
-
-    def chunk_start(self) -> tuple[int, int]:
-        """Slot of the first request and position of its first token."""
-
-    def lengths(self, ratio: int) -> Tensor:
-        """Valid entries of every request after the step, int64[B]."""
-
-    def seen(self, ratio: int) -> Tensor:
-        """Entries that each token sees, int64[T]; of ratio 1 the tokens so far, it included."""
-
-    def completed(self, table: BlockTable, lane: int, ratio: int, per_block: int) -> Completed:
-        """Entries of ``ratio`` that the step completes; an entry of −1 is none."""
-
-    def token_entries(self, table: BlockTable, lane: int, ratio: int, per_block: int) -> Tensor:
-        """The entry of ``ratio`` that each token completes, int64[T]; −1 where none."""
-
-
-class StepBatch:
-    """Which tokens of which requests a step processes, on the host.
-
-    Attributes:
-        request_slots: int64[B], slot of every request.
-        request_ids: int64[T], request (0 … B − 1) of every token, ascending.
-        token_slots: int64[T], slot of every token.
-        positions: int64[T], position of every token, ascending within a request.
-        tokens_after: int64[B], tokens of every request once the step is done.
-    """
-
-    def __init__(
-        self,
+    @classmethod
+    def of(
+        cls,
         manager: KVCacheManager,
         request_slots: ArrayLike,
         before: ArrayLike,
         after: ArrayLike,
-    ) -> None:
+    ) -> "Step":
         """Tokens before … after − 1 of every request; the step must have been prepared.
 
         Raises:
@@ -111,286 +98,147 @@ class StepBatch:
         counts = end - first
         if slots.size == 0 or counts.min() < 1 or not np.array_equal(manager.tokens[slots], end):
             raise CacheError("a step takes at least one prepared token of every request.")
-        self._manager = manager
-        self._slots = slots
-        self._after = end
-        self._generations = manager.generations(slots)
-        self._max_request_tokens = int(counts.max())
         ids = np.repeat(np.arange(len(slots), dtype=np.int64), counts)
-        ends = np.cumsum(counts)
-        self._positions: NDArray[np.int64] = np.arange(len(ids)) + (end - ends)[ids]
-        self._token_slots = slots[ids]
-        self.request_slots = torch.from_numpy(slots)
-        self.request_ids = torch.from_numpy(ids)
-        self.token_slots = torch.from_numpy(self._token_slots)
-        self.positions = torch.from_numpy(self._positions)
-        self.tokens_after = torch.from_numpy(end)
-        self._completed: dict[tuple[int, int, int, int], Completed] = {}
-        self._token_entries: dict[tuple[int, int, int, int], Tensor] = {}
-        self._lengths: dict[int, Tensor] = {}
-        self._seen: dict[int, Tensor] = {}
+        positions = np.arange(len(ids)) + (end - np.cumsum(counts))[ids]
+        token_slots, so_far = slots[ids], positions + 1
+        ratios = {ratio for _, _, ratio, _ in manager.entry_groups}
+        entries, completed = {}, {}
+        for group in manager.entry_groups:
+            table, lane, ratio, per_block = group
+            done = so_far % ratio == 0
+            where = token_slots[done], positions[done]
+            logical = where[1] // ratio
+            blocks = table.blocks[lane, where[0], logical // per_block].astype(np.int64)
+            found = blocks * per_block + logical % per_block
+            every = np.full(len(ids), _NO_ENTRY)
+            every[done] = found
+            entries[group] = torch.from_numpy(every)
+            completed[group] = Completed(*map(torch.from_numpy, (*where, found)))
+        return cls(
+            request_slots=torch.from_numpy(slots),
+            tokens_after=torch.from_numpy(end),
+            token_slots=torch.from_numpy(token_slots),
+            positions=torch.from_numpy(positions),
+            lengths={ratio: torch.from_numpy(end // ratio) for ratio in ratios},
+            seen={ratio: torch.from_numpy(so_far // ratio) for ratio in {1, *ratios}},
+            entries=entries,
+            completed=completed,
+            request_ids=torch.from_numpy(ids),
+            max_request_tokens=int(counts.max()),
+            first_token=(int(slots[0]), int(positions[0])),
+            _owner=(manager, _identity(manager, slots)),
+        )
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of the step, T."""
-        return len(self._positions)
+    @classmethod
+    def room(
+        cls, groups: Iterable[EntryGroup], requests: int, tokens_each: int, device: torch.device
+    ) -> "Step":
+        """Room for ``requests`` requests of ``tokens_each`` tokens, which never moves.
 
-    @property
-    def max_request_tokens(self) -> int:
-        """Most tokens of one request."""
-        return self._max_request_tokens
-
-    @property
-    def num_requests(self) -> int:
-        """Requests of the step, B."""
-        return len(self._slots)
-
-    def check_current(self) -> None:
-        """Raise ``NotOwner`` if a request has left its slot or was prepared for others since.
-
-        Its blocks may then belong to another request.
+        ``fill`` takes a step's numbers over. What is left over is no request and no token, and
+        operations do nothing for it. Entries are worked out where the numbers are.
         """
-        manager, slots = self._manager, self._slots
-        if manager.tokens[slots].tobytes() != self._after.tobytes() or (
-            manager.generations(slots).tobytes() != self._generations.tobytes()
-        ):
-            raise NotOwner(
-                "a request of this step has left its slot or moved on since: make a new step."
-            )
-
-    def chunk_start(self) -> tuple[int, int]:
-        """Slot of the first request and position of its first token."""
-        return int(self._slots[0]), int(self._positions[0])
-
-    def lengths(self, ratio: int) -> Tensor:
-        """Valid entries of every request after the step, int64[B]: floor(tokens / ratio)."""
-        if ratio not in self._lengths:
-            self._lengths[ratio] = torch.from_numpy(self._after // ratio)
-        return self._lengths[ratio]
-
-    def seen(self, ratio: int) -> Tensor:
-        """Entries that each token sees, int64[T]: floor(tokens so far / ratio)."""
-        if ratio not in self._seen:
-            self._seen[ratio] = torch.from_numpy((self._positions + 1) // ratio)
-        return self._seen[ratio]
-
-    def completed(self, table: BlockTable, lane: int, ratio: int, per_block: int) -> Completed:
-        """Entries of ``ratio`` that the step completes, ``per_block`` entries to a block."""
-        key = (id(table), lane, ratio, table.returns)
-        if key not in self._completed:
-            done = (self._positions + 1) % ratio == 0
-            slots, positions = self._token_slots[done], self._positions[done]
-            logical = positions // ratio
-            blocks = table.blocks[lane, slots, logical // per_block].astype(np.int64)
-            entries = blocks * per_block + logical % per_block
-            self._completed[key] = Completed(*map(torch.from_numpy, (slots, positions, entries)))
-        return self._completed[key]
-
-    def token_entries(self, table: BlockTable, lane: int, ratio: int, per_block: int) -> Tensor:
-        """The entry of ``ratio`` that each token completes, int64[T]; −1 where none."""
-        key = (id(table), lane, ratio, table.returns)
-        if key not in self._token_entries:
-            done = self.completed(table, lane, ratio, per_block)
-            entries = torch.full((self.num_tokens,), -1)
-            entries[(self.positions + 1) % ratio == 0] = done.entries
-            self._token_entries[key] = entries
-        return self._token_entries[key]
-
-
-class StagedStep:
-    """A step's numbers on a device, each copied when first asked for; see ``StepView``."""
-
-    def __init__(self, batch: StepBatch, device: torch.device) -> None:
-        """Stand for ``batch`` on ``device``."""
-        self._batch = batch
-        self._device = device
-        self._staged: dict[int, tuple[Tensor, Tensor]] = {}
-
-    @property
-    def request_slots(self) -> Tensor:
-        """See ``StepView``."""
-        return self._stage(self._batch.request_slots)
-
-    @property
-    def token_slots(self) -> Tensor:
-        """See ``StepView``."""
-        return self._stage(self._batch.token_slots)
-
-    @property
-    def positions(self) -> Tensor:
-        """See ``StepView``."""
-        return self._stage(self._batch.positions)
-
-    @property
-    def tokens_after(self) -> Tensor:
-        """See ``StepView``."""
-        return self._stage(self._batch.tokens_after)
-
-    @property
-    def num_requests(self) -> int:
-        """See ``StepView``."""
-        return self._batch.num_requests
-
-    @property
-    def max_request_tokens(self) -> int:
-        """See ``StepView``."""
-        return self._batch.max_request_tokens
-
-    def check_current(self) -> None:
-        """See ``StepView``."""
-        self._batch.check_current()
-
-    def chunk_start(self) -> tuple[int, int]:
-        """See ``StepView``."""
-        return self._batch.chunk_start()
-
-    def lengths(self, ratio: int) -> Tensor:
-        """See ``StepView``."""
-        return self._stage(self._batch.lengths(ratio))
-
-    def seen(self, ratio: int) -> Tensor:
-        """See ``StepView``."""
-        return self._stage(self._batch.seen(ratio))
-
-    def completed(self, table: BlockTable, lane: int, ratio: int, per_block: int) -> Completed:
-        """See ``StepView``."""
-        done = self._batch.completed(table, lane, ratio, per_block)
-        return Completed(*map(self._stage, (done.slots, done.positions, done.entries)))
-
-    def token_entries(self, table: BlockTable, lane: int, ratio: int, per_block: int) -> Tensor:
-        """See ``StepView``."""
-        return self._stage(self._batch.token_entries(table, lane, ratio, per_block))
-
-    def _stage(self, numbers: Tensor) -> Tensor:
-        """The tensor's copy; the batch keeps handing out the same tensors."""
-        found = self._staged.get(id(numbers))
-        if found is None:  # with the original, so that its id stays its own
-            found = self._staged[id(numbers)] = (numbers, stage(numbers, self._device))
-        return found[1]
-
-
-EntryFamily = tuple[BlockTable, int, int]
-"""Table, ratio and entries per block: its lanes' entries are worked out together."""
-
-NO_SLOT, NO_ENTRY = -1, -1
-
-
-class StaticStep:
-    """Room for the numbers of ``most_requests`` requests of ``tokens_each`` tokens.
-
-    ``fill`` takes a step's numbers over in one transfer. What is left over is −1, no request and
-    no token, and operations do nothing for it. The entries that tokens complete are worked out
-    where the numbers are, from the tables there.
-    """
-
-    def __init__(
-        self,
-        groups: Iterable[EntryGroup],
-        most_requests: int,
-        tokens_each: int,
-        device: torch.device,
-    ) -> None:
-        """Lay out the numbers; ``groups`` are what layers ask ``completed`` for."""
-        self.tokens_each = tokens_each
-        tokens = most_requests * tokens_each
-        families = dict.fromkeys((table, ratio, each) for table, _, ratio, each in groups)
-        self.entries: dict[EntryFamily, Tensor] = {
-            family: torch.full((family[0].group.lanes, tokens), NO_ENTRY, device=device)
-            for family in families
+        groups, tokens = list(groups), requests * tokens_each
+        families = {
+            (table, ratio, each): torch.full((table.group.lanes, tokens), _NO_ENTRY, device=device)
+            for table, _, ratio, each in groups
         }
-        self._ratios = sorted({ratio for _, ratio, _ in families})
-        sizes = {"request_slots": most_requests, "token_slots": tokens, "positions": tokens}
-        sizes |= {"tokens_after": most_requests}
-        sizes |= {_lengths(ratio): most_requests for ratio in self._ratios}
-        sizes |= {_seen(ratio): tokens for ratio in {1, *self._ratios}}
-        ends = np.cumsum(list(sizes.values()))
-        starts = ends - list(sizes.values())
-        self._starts = dict(zip(sizes, starts.tolist(), strict=True))
-        self._blank = np.zeros(int(ends[-1]), dtype=np.int64)
-        self._blank[: most_requests + tokens] = NO_SLOT
-        self._numbers = torch.from_numpy(self._blank.copy()).to(device)
+        ratios = sorted({ratio for _, _, ratio, _ in groups})
+        sizes = [requests, tokens, tokens, requests]
+        sizes += [requests] * len(ratios) + [tokens] * len({1, *ratios})
+        numbers = torch.zeros(sum(sizes), dtype=torch.int64, device=device)
+        slots, token_slots, positions, after, *rest = torch.split_with_sizes(numbers, sizes)
+        step = cls(
+            request_slots=slots,
+            tokens_after=after,
+            token_slots=token_slots,
+            positions=positions,
+            lengths=dict(zip(ratios, rest, strict=False)),
+            seen=dict(zip(sorted({1, *ratios}), rest[len(ratios) :], strict=True)),
+            entries={g: families[g[0], g[2], g[3]][g[1]] for g in groups},
+            completed={},
+            request_ids=torch.empty(0, dtype=torch.int64),
+            max_request_tokens=tokens_each,
+            families=families,
+            _numbers=numbers,
+        )
+        step.fill(None)
+        return step.first(requests)
 
-    def clear(self) -> None:
-        """No request at all."""
-        self._copy(self._blank)
+    def first(self, requests: int) -> "Step":
+        """The numbers of the first requests of a ``room``; shares its memory."""
+        tokens = requests * self.max_request_tokens
+        slots, positions = self.token_slots[:tokens], self.positions[:tokens]
+        entries = {group: each[:tokens] for group, each in self.entries.items()}
+        return replace(
+            self,
+            request_slots=self.request_slots[:requests],
+            tokens_after=self.tokens_after[:requests],
+            token_slots=slots,
+            positions=positions,
+            lengths={ratio: each[:requests] for ratio, each in self.lengths.items()},
+            seen={ratio: each[:tokens] for ratio, each in self.seen.items()},
+            entries=entries,
+            completed={g: Completed(slots, positions, each) for g, each in entries.items()},
+        )
 
-    def fill(self, batch: StepBatch) -> None:
-        """Take over a step's numbers."""
-        numbers, starts = self._blank.copy(), self._starts
-        requests, tokens = batch.num_requests, batch.num_tokens
-        for name, count, values in (
-            ("request_slots", requests, batch.request_slots),
-            ("token_slots", tokens, batch.token_slots),
-            ("positions", tokens, batch.positions),
-            ("tokens_after", requests, batch.tokens_after),
-        ):
-            numbers[starts[name] : starts[name] + count] = values.numpy()
-        after = batch.tokens_after.numpy()
-        for ratio in self._ratios:
-            start = starts[_lengths(ratio)]
-            np.floor_divide(after, ratio, out=numbers[start : start + requests])
-        for ratio in {1, *self._ratios}:
-            start = starts[_seen(ratio)]
-            numbers[start : start + tokens] = batch.seen(ratio).numpy()
-        self._copy(numbers)
-
-    def view(self, requests: int) -> "StaticView":
-        """The numbers of the first ``requests`` requests; see ``StepView``."""
-        return StaticView(self, requests)
-
-    def take(self, name: str, count: int) -> Tensor:
-        """The first ``count`` numbers of a kind."""
-        start = self._starts[name]
-        return self._numbers[start : start + count]
-
-    def _copy(self, numbers: NDArray[np.int64]) -> None:
+    def fill(self, step: "Step | None") -> None:
+        """Let a ``room`` hold a step of the host, or none, in one transfer."""
+        assert self._numbers is not None
+        numbers = np.zeros(len(self._numbers), dtype=np.int64)
+        numbers[: self.num_requests + self.num_tokens] = _NO_SLOT
+        start, sources = 0, step._counted() if step else iter(())
+        for target in self._counted():
+            if (source := next(sources, None)) is not None:
+                numbers[start : start + len(source)] = source.numpy()
+            start += len(target)
         staged = torch.from_numpy(numbers)
         if self._numbers.is_cuda:
             staged = staged.pin_memory()  # a fresh one: the last may still be on its way
         self._numbers.copy_(staged, non_blocking=True)
 
+    def _counted(self) -> Iterator[Tensor]:
+        """What ``fill`` takes over, in the order of a room's memory."""
+        yield from (self.request_slots, self.token_slots, self.positions, self.tokens_after)
+        yield from (self.lengths[ratio] for ratio in sorted(self.lengths))
+        yield from (self.seen[ratio] for ratio in sorted(self.seen))
 
-class StaticView:
-    """The first requests of a ``StaticStep``, as operations read them; see ``StepView``."""
-
-    def __init__(self, step: StaticStep, requests: int) -> None:
-        tokens = requests * step.tokens_each
-        self.num_requests = requests
-        self.max_request_tokens = step.tokens_each
-        self.request_slots = step.take("request_slots", requests)
-        self.tokens_after = step.take("tokens_after", requests)
-        self.token_slots = step.take("token_slots", tokens)
-        self.positions = step.take("positions", tokens)
-        self._step = step
+    def to(self, device: torch.device) -> "Step":
+        """The same on a device, in one transfer; the host's own memory as it is."""
+        if device.type == "cpu":
+            return self
+        given = [*self._counted(), *self.entries.values()]
+        given += [each for done in self.completed.values() for each in done]
+        sizes = [len(each) for each in given]
+        staged = iter(torch.split_with_sizes(stage(torch.cat(given), device), sizes))
+        slots, token_slots, positions, after = (next(staged) for _ in range(4))
+        return replace(
+            self,
+            request_slots=slots,
+            token_slots=token_slots,
+            positions=positions,
+            tokens_after=after,
+            lengths={ratio: next(staged) for ratio in sorted(self.lengths)},
+            seen={ratio: next(staged) for ratio in sorted(self.seen)},
+            entries={group: next(staged) for group in self.entries},
+            completed={g: Completed(*(next(staged) for _ in range(3))) for g in self.completed},
+        )
 
     def check_current(self) -> None:
-        """See ``StepView``; the step that fills the numbers is checked instead."""
+        """Raise ``NotOwner`` if a request has left its slot or was prepared otherwise since.
 
-    def chunk_start(self) -> tuple[int, int]:
-        """See ``StepView``; a chunk's length is the host's, so it is never captured."""
-        raise NotImplementedError("prompt chunks are not captured")
-
-    def lengths(self, ratio: int) -> Tensor:
-        """See ``StepView``."""
-        return self._step.take(_lengths(ratio), self.num_requests)
-
-    def seen(self, ratio: int) -> Tensor:
-        """See ``StepView``."""
-        return self._step.take(_seen(ratio), len(self.token_slots))
-
-    def completed(self, table: BlockTable, lane: int, ratio: int, per_block: int) -> Completed:
-        """See ``StepView``: one for every token, −1 where it completes none."""
-        entries = self.token_entries(table, lane, ratio, per_block)
-        return Completed(self.token_slots, self.positions, entries)
-
-    def token_entries(self, table: BlockTable, lane: int, ratio: int, per_block: int) -> Tensor:
-        """See ``StepView``."""
-        return self._step.entries[table, ratio, per_block][lane][: len(self.token_slots)]
+        Its blocks may then belong to another request. For a step of ``Step.of``, on the host.
+        """
+        if self._owner is None:
+            return
+        manager, identity = self._owner
+        if _identity(manager, self.request_slots.numpy()) != identity:
+            raise NotOwner(
+                "a request of this step has left its slot or moved on since: make a new step."
+            )
 
 
-def _lengths(ratio: int) -> str:
-    return f"lengths of ratio {ratio}"
-
-
-def _seen(ratio: int) -> str:
-    return f"entries of ratio {ratio} that tokens see"
+def _identity(manager: KVCacheManager, slots: NDArray[np.int64]) -> bytes:
+    """Who runs in these slots, how far, and in which blocks."""
+    returns = [table.returns[slots] for table in manager.tables]
+    return np.stack([manager.tokens[slots], manager.generations(slots), *returns]).tobytes()

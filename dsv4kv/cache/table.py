@@ -4,8 +4,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dsv4kv.cache.allocators import make_allocator
-from dsv4kv.cache.allocators.stack import Ids
+from dsv4kv.cache.blocks import BlockPool, Ids
 from dsv4kv.errors import OutOfBlocks
 from dsv4kv.model.schema import TableGroup
 
@@ -24,8 +23,8 @@ class BlockTable:
         allocator: Free blocks of the layers' pools.
         blocks: int32[lanes, slots, width] on the host; ``NO_BLOCK`` beyond what is held.
         held: int64[slots], blocks each slot holds (in every lane).
-        returns: How often blocks were given back. What was worked out from ``blocks`` before may
-            name another request's blocks since.
+        returns: int64[slots], how often each slot gave blocks back. What was worked out from
+            ``blocks`` before may name another request's blocks since.
         changes: Cells (slots, columns) written since whoever keeps a copy last took them; None
             where nobody does.
     """
@@ -36,18 +35,14 @@ class BlockTable:
         num_blocks: int,
         num_slots: int,
         max_context_tokens: int,
-        allocator: str = "stack",
     ) -> None:
-        """Build an empty table whose rows can hold ``max_context_tokens`` tokens.
-
-        ``allocator`` is one of ``choices.ALLOCATORS``.
-        """
+        """Build an empty table whose rows can hold ``max_context_tokens`` tokens."""
         self.group = group
-        self.allocator = make_allocator(allocator, num_blocks, group.lanes)
+        self.allocator = BlockPool(num_blocks, group.lanes)
         width = group.blocks_for(max_context_tokens)
         self.blocks = np.full((group.lanes, num_slots, width), NO_BLOCK, dtype=np.int32)
         self.held = np.zeros(num_slots, dtype=np.int64)
-        self.returns = 0
+        self.returns = np.zeros(num_slots, dtype=np.int64)
         self.changes: list[Cells] | None = None
         # As arrays: numpy calculates with them in half the time it takes with Python's numbers.
         block_tokens = group.ratio * group.entries_per_block
@@ -98,7 +93,7 @@ class BlockTable:
         if np.count_nonzero(lacking < 0):
             rows, columns = self._surplus(slots, lacking)
             self.allocator.release(self._ids(self.blocks[:, rows, columns]))
-            self.returns += 1
+            self.returns[slots[lacking < 0]] += 1
             self.blocks[:, rows, columns] = NO_BLOCK
             self._note(rows, columns)
         rows, columns = _cells(slots, held, np.maximum(lacking, 0))
@@ -121,7 +116,7 @@ class BlockTable:
             return
         row = self.blocks[:, slot, :held]
         self.allocator.release(self._ids(row))
-        self.returns += 1
+        self.returns[slot] += 1
         row[...] = NO_BLOCK
         self._note(np.full(held, slot), np.arange(held))
         self.held[slot] = 0

@@ -52,17 +52,18 @@ ENDINGS = [
 ]
 _PIPE_CLOSED = 141  # 128 + SIGPIPE, as shells report it
 
-_EPILOG = """\
-[bold]Examples[/bold]
 
-dsv4kv bench                                      run the shipped default on this machine
+def examples(*lines: str) -> str:
+    """The end of a help: example command lines."""
+    return "[bold]Examples[/bold]\n\n" + "\n\n".join(lines)
 
-dsv4kv bench smoke --set cache.block_tokens=256   change one setting
 
-dsv4kv config show smoke > mine.yaml              start a configuration of your own
-
-dsv4kv budget --gpu h200 --gpus 8                 what fits on eight GPUs
-"""
+_EPILOG = examples(
+    "dsv4kv bench                                      run the shipped default on this machine",
+    "dsv4kv bench smoke --set cache.block_tokens=256   change one setting",
+    "dsv4kv config show smoke > mine.yaml              start a configuration of your own",
+    "dsv4kv budget --gpu h200 --gpus 8                 what fits on eight GPUs",
+)
 
 
 class Group(TyperGroup):
@@ -134,10 +135,22 @@ class Command(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         """Run it, unless it would write over what it reads."""
         if ctx.meta:
-            from dsv4kv.cli.targets import keep_inputs
+            from dsv4kv.cli.options import keep_inputs
 
             keep_inputs(ctx)
         return super().invoke(ctx)
+
+
+def group(text: str, example: str) -> typer.Typer:
+    """A command of commands."""
+    return typer.Typer(
+        cls=Group,
+        add_completion=False,
+        no_args_is_help=True,
+        help=text,
+        epilog=examples(example),
+        rich_markup_mode="rich",
+    )
 
 
 @cache

@@ -1,49 +1,60 @@
 """``dsv4kv bench``: build a cache, serve a workload, measure and verify it."""
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from dsv4kv.choices import BACKENDS, PEERS, listed
-from dsv4kv.cli import systems, tiers, transfer
-from dsv4kv.cli.records import as_settings, end_run, keep_record
-from dsv4kv.cli.sweeps import Request, Resume, close_sweep, keep_points
-from dsv4kv.errors import ConfigError
+from dsv4kv.cli import examples
+from dsv4kv.cli.options import (
+    RESULTS,
+    Axes,
+    JsonFile,
+    Out,
+    Quiet,
+    Resume,
+    Settings,
+    Text,
+    argument,
+    as_settings,
+    option,
+    write_json,
+)
+from dsv4kv.cli.runs import Request, close_sweep, end_run, keep_points, keep_record
+from dsv4kv.errors import ConfigError, VerificationError
 from dsv4kv.files import shipped_names
-from dsv4kv.view.console import open_console
+from dsv4kv.view.console import open_console, say
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rich.console import Console
 
-    from dsv4kv.bench.launches import Outcome
-    from dsv4kv.record.points import Sweep
-    from dsv4kv.record.schema import RunRecord
+    from dsv4kv.bench.launches import Outcome, Task
+    from dsv4kv.config.load import ConfigT, Point
+    from dsv4kv.config.systems import SystemsConfig
+    from dsv4kv.config.tiers import TiersConfig
+    from dsv4kv.config.transfer import TransferConfig
+    from dsv4kv.runs.points import Sweep
+    from dsv4kv.runs.schema import RunRecord
+    from dsv4kv.view.table import Part
 
-EPILOG = """\
-[bold]Examples[/bold]
+EPILOG = examples(
+    "dsv4kv bench                                      the shipped default",
+    "dsv4kv bench smoke --set cache.block_tokens=256   one setting changed",
+    "dsv4kv bench --axis workload.concurrency=1,8      a sweep",
+    "dsv4kv bench --axis workload.context=8K,128K,1M   where a decode step goes",
+    "dsv4kv bench --launches 7                         medians over launches",
+    "dsv4kv bench systems                              three ways to keep a cache",
+    "dsv4kv bench tiers                                prefixes stored and restored",
+    "dsv4kv bench transfer                             from a prefill to a decode process",
+)
 
-dsv4kv bench                                      the shipped default
-
-dsv4kv bench smoke --set cache.block_tokens=256   one setting changed
-
-dsv4kv bench --axis workload.concurrency=1,8      a sweep
-
-dsv4kv bench --axis workload.context=8K,128K,1M   where a decode step goes
-
-dsv4kv bench --launches 7                         medians over launches
-
-dsv4kv bench systems                              three ways to keep a cache
-
-dsv4kv bench tiers                                prefixes stored and restored
-
-dsv4kv bench transfer                             from a prefill to a decode process
-"""
-
-OWN = (systems.NAME, tiers.NAME, transfer.NAME)
-"""Benchmarks with settings of their own."""
+OWN = ("systems", "tiers", "transfer")
+"""Benchmarks with settings of their own, which keep no record."""
 
 SHORTHANDS = {
     "trace": "workload.trace",
@@ -54,137 +65,93 @@ SHORTHANDS = {
 }
 """Options that stand for settings."""
 
+_CONFIG = (
+    f"A YAML file or a shipped name: {listed(shipped_names('bench'))}; systems: three ways to "
+    "keep a cache, side by side; tiers: prefixes in host memory and on disk; or transfer: a cache "
+    "moved to another process."
+)
+_BACKEND = f"Operations to run: {listed(BACKENDS | PEERS)}, or your own my_gather.py:gather_topk."
+_LAUNCHES = "Fresh processes to run it in; tables then show medians over launches."
+
 
 def bench(
-    config: Annotated[
-        str | None,
-        typer.Argument(
-            help=f"A YAML file or a shipped name: {listed(shipped_names('bench'))}; systems: "
-            "three ways to keep a cache, side by side; tiers: prefixes in host memory and on "
-            "disk; or transfer: a cache moved to another process.",
-            show_default=False,
-        ),
-    ] = None,
-    trace: Annotated[
-        str | None,
-        typer.Option(help="Trace to replay: a file or builtin:chat."),
-    ] = None,
+    config: Annotated[Text, argument(_CONFIG)] = None,
+    trace: Annotated[Text, option("Trace to replay: a file or builtin:chat.")] = None,
     data: Annotated[
-        str | None,
-        typer.Option(
-            help="real moves bytes through every operation, none only keeps the books.",
-        ),
+        Text, option("real moves bytes through every operation, none only keeps the books.")
     ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Change a setting: cache.block_tokens=256.",
-        ),
-    ] = None,
-    axis: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=A,B,…",
-            help="Sweep a setting: workload.concurrency=1,8,64.",
-        ),
-    ] = None,
+    set_: Settings = None,
+    axis: Axes = None,
     resume: Resume = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of inputs and samples.")] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(help="auto, cpu or cuda."),
-    ] = None,
-    backend: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Operations to run: {listed(BACKENDS | PEERS)}, or your own "
-            "my_gather.py:gather_topk.",
-        ),
-    ] = None,
-    launches: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Fresh processes to run it in; tables then show medians over launches.",
-        ),
-    ] = 1,
-    listen: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="transfer: be the prefill side, here."),
-    ] = None,
-    connect: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="transfer: the prefill side is there."),
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for the run record.")] = Path("results"),
-    json_: Annotated[
-        str | None,
-        typer.Option("--json", metavar="FILE", help="Also write the record here; - prints it."),
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print problems only.")] = False,
+    seed: Annotated[int | None, option("Seed of inputs and samples.")] = None,
+    device: Annotated[Text, option("auto, cpu or cuda.")] = None,
+    backend: Annotated[Text, option(_BACKEND)] = None,
+    launches: Annotated[int, option(_LAUNCHES, "N", min=1)] = 1,
+    listen: Annotated[Text, option("transfer: be the prefill side, here.", "HOST:PORT")] = None,
+    connect: Annotated[Text, option("transfer: the prefill side is there.", "HOST:PORT")] = None,
+    out: Out = RESULTS,
+    json_: JsonFile = None,
+    quiet: Quiet = False,
 ) -> None:
     """Serve a workload over the cache; measure, verify and record every operation.
 
     Without arguments this replays a short chat trace over three layers of DeepSeek-V4-Flash.
     """
+    overrides, axes, silent = set_ or [], axis or [], quiet or json_ == "-"
+    ends = {"--listen": listen, "--connect": connect}
     if config in OWN:
-        given = {"--trace": trace, "--data": data, "--resume": resume}
-        given["--backend"] = backend
-        unused = [name for name, value in given.items() if value]
-        unused += ["--launches"] * (launches > 1)
-        unused += ["--device"] * (config != tiers.NAME and device not in (None, "cpu"))
-        seeded = [] if seed is None else [f"seed={seed}"]
-        if config == tiers.NAME and device:
-            seeded.append(f"device={device}")
-        settings = [*(set_ or []), *seeded]
-        if config == transfer.NAME:
-            transfer.bench_transfer(
-                settings, axis or [], unused, json_, listen=listen, connect=connect, quiet=quiet
+        unused: dict[str, object] = {
+            "--trace": trace,
+            "--data": data,
+            "--resume": resume,
+            "--backend": backend,
+        }
+        unused |= {"--launches": launches > 1}
+        if config != "tiers":
+            unused["--device"] = device not in (None, "cpu")
+        if config != "transfer":
+            unused |= ends
+        if names := [name for name, value in unused.items() if value]:
+            raise ConfigError(
+                f"{', '.join(names)} means nothing to bench {config}: leave it out; what it runs "
+                f"is set by --set (keys: docs/{config}.md)."
             )
-            return
-        unused += [f"--{end}" for end in _ends(listen, connect)]
-        run = systems.bench_systems if config == systems.NAME else tiers.bench_tiers
-        run(settings, axis or [], unused, json_, quiet=quiet)
+        keys = {"seed": "seed", "device": "device"}
+        of_tiers = device if config == "tiers" else None
+        overrides = [*overrides, *as_settings(keys, seed=seed, device=of_tiers)]
+        if config == "transfer":
+            _bench_transfer(overrides, axes, json_, listen, connect, silent=silent)
+        else:
+            run = _bench_systems if config == "systems" else _bench_tiers
+            run(overrides, axes, json_, silent=silent)
         return
-    if ends := _ends(listen, connect):
-        raise ConfigError(f"--{ends[0]} is of bench transfer: leave it out, or run that.")
-    short = as_settings(
+    for name in (name for name, end in ends.items() if end):
+        raise ConfigError(f"{name} is of bench transfer: leave it out, or run that.")
+    overrides = overrides + as_settings(
         SHORTHANDS, trace=trace, data=data, seed=seed, device=device, backend=backend
     )
-    overrides = [*(set_ or []), *short]
-    silent = quiet or json_ == "-"
     stderr = open_console(stderr=True, quiet=silent)
+    request = Request("bench", config, overrides, axes, out, resume)
     if launches > 1:
         if resume:
             raise ConfigError(
                 f"--resume {resume}: launches are not resumed: leave --launches out."
             )
-        record = _run_launches(config, overrides, axis or [], launches, out, stderr)
+        record = _run_launches(request, launches, stderr)
         keep_record(record, out, json_, silent=silent)
     else:
-        request = Request("bench", config, overrides, axis or [], out, resume).restated()
-        record, sweep = _run_once(request, stderr)
+        record, sweep = _run_once(request.restated(), stderr)
         keep_record(record, out, json_, silent=silent)
         close_sweep(sweep, "bench")
     end_run(record)
 
 
-def _ends(listen: str | None, connect: str | None) -> list[str]:
-    """Which of the two was given."""
-    return [name for name, end in (("listen", listen), ("connect", connect)) if end]
-
-
 def _run_once(request: Request, stderr: "Console") -> "tuple[RunRecord, Sweep]":
     """Run in this process."""
-    import sys
-
     from dsv4kv.bench.run import Invocation, run_bench
     from dsv4kv.cli.progress import Watcher
     from dsv4kv.config.load import expand_axes, load_config
-    from dsv4kv.record.points import Sweep
+    from dsv4kv.runs.points import Sweep
 
     loaded = load_config(request.config, request.overrides)
     cases = expand_axes(loaded, request.overrides, request.axes)
@@ -196,38 +163,165 @@ def _run_once(request: Request, stderr: "Console") -> "tuple[RunRecord, Sweep]":
         return run_bench(invocation, watcher), sweep
 
 
-def _run_launches(
-    config: str | None,
-    overrides: "Sequence[str]",
-    axes: "Sequence[str]",
-    launches: int,
-    out: Path,
-    stderr: "Console",
-) -> "RunRecord":
+def _run_launches(asked: Request, launches: int, stderr: "Console") -> "RunRecord":
     """Run in fresh processes that do not know of each other; what there is is kept after each."""
-    import shlex
-    import sys
-    from datetime import UTC, datetime
-
-    from dsv4kv.bench.launches import Request, Task, bench_arguments, merge, run_launches
+    from dsv4kv.bench.launches import Request as Launches
+    from dsv4kv.bench.launches import Task, bench_arguments, merge, run_launches
     from dsv4kv.cli.progress import Watcher
     from dsv4kv.config.load import expand_axes, load_config
-    from dsv4kv.record.store import new_run_id, save_record
+    from dsv4kv.runs.store import new_run_id, save_record
 
-    loaded = load_config(config, overrides)
-    expand_axes(loaded, overrides, axes)  # refuses here what every launch would refuse
-    arguments = bench_arguments(loaded.source, overrides, axes)
+    loaded = load_config(asked.config, asked.overrides)
+    expand_axes(loaded, asked.overrides, asked.axes)  # refuses what every launch would refuse
+    arguments = bench_arguments(loaded.source, asked.overrides, asked.axes)
     again = shlex.join(["dsv4kv", "bench", *arguments, "--launches", str(launches)])
     run_id = new_run_id(loaded.config.name, datetime.now(UTC))
-    request = Request(["dsv4kv", *sys.argv[1:]], again, loaded, launches, run_id)
+    request = Launches(["dsv4kv", *sys.argv[1:]], again, loaded, launches, run_id)
 
-    def on_progress(outcomes: "Sequence[Outcome]", task: Task) -> None:
+    def on_progress(outcomes: "Sequence[Outcome]", task: "Task") -> None:
         watcher.show_launches(outcomes, task)
         if outcomes:
-            save_record(merge(outcomes, request), out)
+            save_record(merge(outcomes, request), asked.out)
 
     with Watcher(stderr, "bench", "launches", launches) as watcher:
         outcomes = run_launches([Task(arguments)] * launches, on_progress)
     if not outcomes:
         raise KeyboardInterrupt
     return merge(outcomes, request)
+
+
+class _Ran(NamedTuple):
+    """What a benchmark with settings of its own gave: for people, as JSON, and what is wrong."""
+
+    report: "Iterable[Part]"
+    document: str
+    wrong: Sequence[str]
+
+
+def _bench_systems(
+    overrides: Sequence[str], axes: Sequence[str], json_: str | None, *, silent: bool
+) -> None:
+    """Three ways to keep a KV cache."""
+    from dsv4kv.bench.systems.run import dumps, problems, run_systems
+    from dsv4kv.config.systems import SystemsConfig
+    from dsv4kv.view.systems import report_systems
+
+    def run(point: "Point[SystemsConfig]") -> _Ran:
+        with _watching("systems", silent=silent) as on_system:
+            outcomes = run_systems(point.config, on_system)
+        return _Ran(report_systems(outcomes), dumps(point.config, outcomes), problems(outcomes))
+
+    _run_points(SystemsConfig, overrides, axes, run, json_, silent=silent)
+
+
+def _bench_tiers(
+    overrides: Sequence[str], axes: Sequence[str], json_: str | None, *, silent: bool
+) -> None:
+    """Prefixes in host memory and on disk."""
+    from dsv4kv.config.tiers import TiersConfig
+    from dsv4kv.moving.tiers import dumps, run_tiers
+    from dsv4kv.view.tiers import report_tiers
+
+    def run(point: "Point[TiersConfig]") -> _Ran:
+        with _watching("prefixes", silent=silent) as on_step:
+            outcome = run_tiers(point.config, on_step)
+        return _Ran(report_tiers(outcome), dumps(point.config, outcome), outcome.failures)
+
+    _run_points(TiersConfig, overrides, axes, run, json_, silent=silent)
+
+
+def _bench_transfer(
+    overrides: Sequence[str],
+    axes: Sequence[str],
+    json_: str | None,
+    listen: str | None,
+    connect: str | None,
+    *,
+    silent: bool,
+) -> None:
+    """Be the prefill side at ``listen``, the decode side of ``connect``, or run both."""
+    from dsv4kv.config.load import load_config
+    from dsv4kv.config.transfer import TransferConfig
+    from dsv4kv.moving import transfer
+    from dsv4kv.moving.prefill import serve
+    from dsv4kv.view.transfer import report_transfer
+
+    if listen and connect:
+        raise ConfigError("--listen and --connect: one machine listens, the other connects.")
+    if axes and (listen or connect):
+        raise ConfigError("--axis sweeps runs on this machine: leave out --listen and --connect.")
+    token = os.environ.get(transfer.TOKEN, "")
+    if listen:
+        serve(
+            load_config(None, overrides, TransferConfig).config,
+            transfer.parse_address(listen),
+            token,
+            lambda host, port: say(f"{transfer.LISTENING}{host}:{port} (Ctrl-C ends it)"),
+        )
+        return
+
+    def run(point: "Point[TransferConfig]") -> _Ran:
+        with ExitStack() as stack:
+            on_run = stack.enter_context(_watching("transports", silent=silent))
+            if connect:
+                there = transfer.parse_address(connect), token
+            else:
+                swept = [f"{key}={json.dumps(value)}" for key, value in point.axis.items()]
+                sets = [word for each in (*overrides, *swept) for word in ("--set", each)]
+                there = stack.enter_context(transfer.prefill_process(sets))
+            outcome = transfer.run_transfer(point.config, *there, on_run)
+        wrong = [failure for run in outcome.runs for failure in run.failures]
+        report = report_transfer(point.config, outcome)
+        return _Ran(report, transfer.dumps(point.config, outcome), wrong)
+
+    _run_points(TransferConfig, overrides, axes, run, json_, silent=silent)
+
+
+@contextmanager
+def _watching(what: str, *, silent: bool) -> Iterator[Callable[[str, int, int], None]]:
+    """Show how far a run is: yields what hears the next step's name, those done, and all."""
+    from dsv4kv.cli.progress import Watcher
+
+    with Watcher(open_console(stderr=True, quiet=silent), "bench", what) as watcher:
+
+        def on_step(name: str, done: int, total: int) -> None:
+            watcher.name(f"bench {name}")
+            watcher.reach(done, total)
+
+        yield on_step
+
+
+def _run_points(
+    root: "type[ConfigT]",
+    overrides: Sequence[str],
+    axes: Sequence[str],
+    run: "Callable[[Point[ConfigT]], _Ran]",
+    json_: str | None,
+    *,
+    silent: bool,
+) -> None:
+    """Run every point, print each report when it is there, and write the documents.
+
+    With axes the JSON is a list, each point's document with its values in ``axis``.
+
+    Raises:
+        ConfigError: A setting or an axis that is none; nothing is run then.
+        VerificationError: What is wrong at any point, after all.
+    """
+    from dsv4kv.config.load import expand_axes, load_config
+    from dsv4kv.view.table import Text as Paragraph
+    from dsv4kv.view.terminal import show
+
+    documents, wrong = list[str](), list[str]()
+    for point in expand_axes(load_config(None, overrides, root), overrides, axes):
+        ran = run(point)
+        at = ", ".join(f"{key}={value}" for key, value in point.axis.items())
+        if not silent:
+            show([Paragraph(at, "strong"), "", *ran.report, ""] if at else ran.report)
+        document = json.dumps({"axis": point.axis, **json.loads(ran.document)})
+        documents.append(document if at else ran.document)
+        wrong += [f"{at}: {each}" if at else each for each in ran.wrong]
+    if json_:
+        write_json(f"[{', '.join(documents)}]" if axes else documents[0], json_)
+    if wrong:
+        raise VerificationError("\n".join(wrong))

@@ -1,5 +1,6 @@
 """``dsv4kv budget``: which contexts and loads fit on which GPUs, and what they cost."""
 
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -7,44 +8,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dsv4kv.choices import SIZED_STATES, explained, families, listed
-from dsv4kv.cli import Command
-from dsv4kv.cli.targets import to_file
+from dsv4kv.cli import Command, examples
+from dsv4kv.cli.options import AsJson, Text, argument, flag, option, print_json, to_file
 from dsv4kv.engines.names import ENGINES, HOST_TIERS
 from dsv4kv.errors import ConfigError, DoesNotFit
-from dsv4kv.files import shipped_names
-from dsv4kv.model.formats import Place, known_formats
-from dsv4kv.view.console import print_document, say
+from dsv4kv.files import shipped_names, write_named
+from dsv4kv.model.formats import known_formats
+from dsv4kv.view.console import say
 
 if TYPE_CHECKING:
-    from dsv4kv.sizing.answer import Answer
     from dsv4kv.sizing.launch import Reading
-    from dsv4kv.sizing.reuse import Reuse
-    from dsv4kv.sizing.sweep import Row
 
-
-def _option(panel: str, metavar: str, text: str) -> Any:
-    return typer.Option(help=text, metavar=metavar, rich_help_panel=panel)
-
-
-_ask = partial(_option, "Question")
-_gpu = partial(_option, "GPUs and layout")
-_cache = partial(_option, "Cache")
-_host = partial(_option, "Host memory")
-_output = partial(_option, "Output")
-
-
-def _entry(place: Place, what: str) -> Any:
-    return _cache("NAME", f"{what}: {listed(known_formats(place))}.")
-
-
-def _file(text: str) -> Any:
-    return typer.Option(help=text, metavar="FILE", rich_help_panel="Output", callback=to_file)
-
-
-def _flag(text: str, *names: str) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel="Output")
-
-
+_ask = partial(option, panel="Question")
+_gpu = partial(option, panel="GPUs and layout")
+_cache = partial(option, panel="Cache")
+_host = partial(option, panel="Host memory")
+_output = partial(option, panel="Output")
 _MODEL = (
     f"{listed(shipped_names('models'))} (left out: v4-flash), gqa8 (a baseline with 8 KV heads), "
     "or a Hugging Face config.json."
@@ -57,94 +36,29 @@ _ENGINE = (
     f"Whose rules size the cache: {listed(families(ENGINES))} (left out: dsv4kv), or a version: "
     "vllm:0.33."
 )
+_COMMAND = (
+    "A launch command of vLLM, SGLang or TensorRT-LLM, or a file with one (script, YAML, "
+    "compose): what its flags cost. Other options come on top."
+)
+_WHICH = "Which command of a file with several: its number, or a part of it."
+_EP = "Ranks of a stage that share the routed experts. Left out: all of them, with replicas."
+_FRACTION = "Share of a GPU's memory that may be used. Left out: the engine's own, else 0.9."
+_RESERVE = (
+    "Kept on every GPU for activations, graphs, communication: left out, 4GiB, SGLang's 2.3GiB."
+)
+_STATE = f"Compressor state: {explained(SIZED_STATES)}; left out: fp32."
 _STEP = "Tokens of one step, the prompt chunk. Left out: the engine's own, else 8192."
 _IN_FLIGHT = "Tokens of the steps that overlap, all of them, instead of those two."
 _LIMIT = "Requests that run at once at most. Left out: the engine's own."
 _LOGITS = "Indexer logits are cut to it. Left out: the engine's own, else 512MiB."
 _KV = "Memory of a GPU for KV, instead of what weights and reserve leave: 7.01GiB."
 _BLOCKS = "Blocks of a GPU (SGLang: full tokens, at most), instead of its memory for KV."
-_STATE = f"Compressor state: {explained(SIZED_STATES)}; left out: fp32."
-_FRACTION = "Share of a GPU's memory that may be used. Left out: the engine's own, else 0.9."
-_RESERVE = (
-    "Kept on every GPU for activations, graphs, communication: left out, 4GiB, SGLang's 2.3GiB."
-)
 _TIER = f"What keeps prefixes in host memory: {explained(HOST_TIERS)}. Left out: nothing."
 _RETENTION = (
     "Tokens between the windows that vLLM keeps of a prefix: 0 (left out) keeps only the last "
     "window, dense those of every block."
 )
-_EP = "Ranks of a stage that share the routed experts. Left out: all of them, with replicas."
-_COMMAND = (
-    "A launch command of vLLM, SGLang or TensorRT-LLM, or a file with one (script, YAML, "
-    "compose): what its flags cost. Other options come on top."
-)
-_WHICH = "Which command of a file with several: its number, or a part of it."
 _EXPLAIN = "Explain the sizes in a start-up log of vLLM or SGLang; two logs are compared."
-
-Text = str | None
-Logs = Annotated[
-    list[Path] | None,
-    typer.Argument(metavar="[LOG]", help="With --explain: a second log to compare with."),
-]
-Model = Annotated[Text, _ask("NAME|FILE", _MODEL)]
-Context = Annotated[Text, _ask("TOKENS", _CONTEXT)]
-Concurrency = Annotated[Text, _ask("N", "Requests at once. Left out: as many as fit.")]
-EngineName = Annotated[Text, _ask("NAME", _ENGINE)]
-
-LaunchCommand = Annotated[Text, _ask("TEXT|FILE", _COMMAND)]
-Which = Annotated[Text, _ask("N|PART", _WHICH)]
-
-Gpu = Annotated[Text, _gpu("NAME", f"{listed(shipped_names('gpus'))}; left out: h200.")]
-Hbm = Annotated[Text, _gpu("SIZE", "Memory of a GPU instead: 141GiB.")]
-Gpus = Annotated[Text, _gpu("N", "GPUs. Left out: the fewest that are enough.")]
-Tp = Annotated[Text, _gpu("N", "Tensor parallel ranks; each holds the whole KV of its replica.")]
-Dp = Annotated[Text, _gpu("N", "Data parallel replicas, each with requests of its own.")]
-Pp = Annotated[Text, _gpu("N", "Pipeline stages, each with a share of the layers.")]
-Ep = Annotated[Text, _gpu("N", _EP)]
-MemoryFraction = Annotated[Text, _gpu("SHARE", _FRACTION)]
-Reserve = Annotated[Text, _gpu("SIZE", _RESERVE)]
-Weights = Annotated[Text, _gpu("SIZE", "Size of the checkpoint. Left out: derived.")]
-WeightBytes = Annotated[Text, _gpu("BYTES", "Bytes of every parameter, instead of derived types.")]
-
-BlockTokens = Annotated[Text, _cache("TOKENS", "Tokens of a block. Left out: the engine's own.")]
-MainFormat = Annotated[Text, _entry("main", "Compressed entries")]
-WindowFormat = Annotated[Text, _entry("window", "Window entries")]
-IndexerFormat = Annotated[Text, _entry("indexer", "Indexer keys")]
-State = Annotated[Text, _cache("NAME", _STATE)]
-DraftLayers = Annotated[
-    Text, _cache("N", "Draft (MTP) layers that hold a window: 0 unless given.")
-]
-DraftTokens = Annotated[
-    Text, _cache("N", "Speculative tokens that may be rolled back: 0 unless given.")
-]
-StepTokens = Annotated[Text, _cache("TOKENS", _STEP)]
-Overlap = Annotated[Text, _cache("N", "Steps that overlap. Left out: the engine's own, else 1.")]
-InFlightTokens = Annotated[Text, _cache("TOKENS", _IN_FLIGHT)]
-RequestLimit = Annotated[Text, _cache("N", _LIMIT)]
-LogitsLimit = Annotated[Text, _cache("SIZE", _LOGITS)]
-KvMemory = Annotated[Text, _cache("SIZE", _KV)]
-KvBlocks = Annotated[Text, _cache("N", _BLOCKS)]
-
-HostTier = Annotated[Text, _host("NAME", _TIER)]
-HostRatio = Annotated[Text, _host("X", "Pages of the host for one of the GPU (hicache).")]
-HostSize = Annotated[
-    Text, _host("SIZE", "Memory that the tier is given, as its engine counts it.")
-]
-HostChunk = Annotated[Text, _host("TOKENS", "Tokens of a chunk (lmcache). Left out: 256.")]
-Retention = Annotated[Text, _host("TOKENS", _RETENTION)]
-HostMemory = Annotated[Text, _host("SIZE", "Free memory of a node: what an engine refuses by.")]
-
-Axes = Annotated[
-    list[str] | None,
-    _output("NAME=A,B,…", "Sweep an option: context=4K,32K,128K; repeatable."),
-]
-Verbose = Annotated[bool, _flag("Print every pool, layout and option.", "--verbose", "-v")]
-AsJson = Annotated[bool, _flag("Print one JSON document instead.", "--json")]
-Csv = Annotated[Path | None, _file("Write a sweep as CSV.")]
-ChartFile = Annotated[Path | None, _file("Draw a sweep: FILE.svg, or FILE.html with its table.")]
-Explain = Annotated[list[Path] | None, _output("LOG", _EXPLAIN)]
-
-
 _FLAGS = "flags"
 
 
@@ -161,67 +75,98 @@ class BudgetCommand(Command):
 
 
 COMMAND = BudgetCommand
-EPILOG = """\
-With --engine the engine's own flags are options, too: --max-num-batched-tokens, --page-size, …
-
-[bold]Examples[/bold]
-
-dsv4kv budget --gpu h200 --gpus 8                           what fits on eight H200
-
-dsv4kv budget --model v4-pro --context 128K --concurrency 64    how many GPUs that takes
-
-dsv4kv budget --gpus 8 --engine vllm --context 1M           what vLLM will print
-
-dsv4kv budget --gpus 8 --axis context=4K,32K,128K,1M --axis gpu=h200,b200 --chart fits.svg
-"""
+_TOO = "With --engine the engine's own flags are options, too: --max-num-seqs, --page-size, …\n\n"
+EPILOG = _TOO + examples(
+    "dsv4kv budget --gpu h200 --gpus 8                           what fits on eight H200",
+    "dsv4kv budget --model v4-pro --context 128K --concurrency 64    how many GPUs that takes",
+    "dsv4kv budget --gpus 8 --engine vllm --context 1M           what vLLM will print",
+    "dsv4kv budget --gpus 8 --axis context=4K,32K,1M --axis gpu=h200,b200 --chart fits.svg",
+)
 
 
 def budget(
     arguments: typer.Context,
-    logs: Logs = None,
-    model: Model = None,
-    context: Context = None,
-    concurrency: Concurrency = None,
-    engine: EngineName = None,
-    command: LaunchCommand = None,
-    which: Which = None,
-    gpu: Gpu = None,
-    hbm: Hbm = None,
-    gpus: Gpus = None,
-    tp: Tp = None,
-    dp: Dp = None,
-    pp: Pp = None,
-    ep: Ep = None,
-    memory_fraction: MemoryFraction = None,
-    reserve: Reserve = None,
-    weights: Weights = None,
-    weight_bytes_per_param: WeightBytes = None,
-    block_tokens: BlockTokens = None,
-    main_format: MainFormat = None,
-    window_format: WindowFormat = None,
-    indexer_format: IndexerFormat = None,
-    state: State = None,
-    draft_layers: DraftLayers = None,
-    draft_tokens: DraftTokens = None,
-    step_tokens: StepTokens = None,
-    overlap: Overlap = None,
-    in_flight_tokens: InFlightTokens = None,
-    request_limit: RequestLimit = None,
-    logits_limit: LogitsLimit = None,
-    kv_memory: KvMemory = None,
-    kv_blocks: KvBlocks = None,
-    host_tier: HostTier = None,
-    host_ratio: HostRatio = None,
-    host_size: HostSize = None,
-    host_memory: HostMemory = None,
-    host_chunk: HostChunk = None,
-    retention: Retention = None,
-    axis: Axes = None,
-    verbose: Verbose = False,
+    logs: Annotated[
+        list[Path] | None,
+        argument("With --explain: a second log to compare with.", "[LOG]", show_default=True),
+    ] = None,
+    model: Annotated[Text, _ask(_MODEL, "NAME|FILE")] = None,
+    context: Annotated[Text, _ask(_CONTEXT, "TOKENS")] = None,
+    concurrency: Annotated[Text, _ask("Requests at once. Left out: as many as fit.", "N")] = None,
+    engine: Annotated[Text, _ask(_ENGINE, "NAME")] = None,
+    command: Annotated[Text, _ask(_COMMAND, "TEXT|FILE")] = None,
+    which: Annotated[Text, _ask(_WHICH, "N|PART")] = None,
+    gpu: Annotated[Text, _gpu(f"{listed(shipped_names('gpus'))}; left out: h200.", "NAME")] = None,
+    hbm: Annotated[Text, _gpu("Memory of a GPU instead: 141GiB.", "SIZE")] = None,
+    gpus: Annotated[Text, _gpu("GPUs. Left out: the fewest that are enough.", "N")] = None,
+    tp: Annotated[
+        Text, _gpu("Tensor parallel ranks; each holds the whole KV of its replica.", "N")
+    ] = None,
+    dp: Annotated[
+        Text, _gpu("Data parallel replicas, each with requests of its own.", "N")
+    ] = None,
+    pp: Annotated[Text, _gpu("Pipeline stages, each with a share of the layers.", "N")] = None,
+    ep: Annotated[Text, _gpu(_EP, "N")] = None,
+    memory_fraction: Annotated[Text, _gpu(_FRACTION, "SHARE")] = None,
+    reserve: Annotated[Text, _gpu(_RESERVE, "SIZE")] = None,
+    weights: Annotated[Text, _gpu("Size of the checkpoint. Left out: derived.", "SIZE")] = None,
+    weight_bytes_per_param: Annotated[
+        Text, _gpu("Bytes of every parameter, instead of derived types.", "BYTES")
+    ] = None,
+    block_tokens: Annotated[
+        Text, _cache("Tokens of a block. Left out: the engine's own.", "TOKENS")
+    ] = None,
+    main_format: Annotated[
+        Text, _cache(f"Compressed entries: {listed(known_formats('main'))}.", "NAME")
+    ] = None,
+    window_format: Annotated[
+        Text, _cache(f"Window entries: {listed(known_formats('window'))}.", "NAME")
+    ] = None,
+    indexer_format: Annotated[
+        Text, _cache(f"Indexer keys: {listed(known_formats('indexer'))}.", "NAME")
+    ] = None,
+    state: Annotated[Text, _cache(_STATE, "NAME")] = None,
+    draft_layers: Annotated[
+        Text, _cache("Draft (MTP) layers that hold a window: 0 unless given.", "N")
+    ] = None,
+    draft_tokens: Annotated[
+        Text, _cache("Speculative tokens that may be rolled back: 0 unless given.", "N")
+    ] = None,
+    step_tokens: Annotated[Text, _cache(_STEP, "TOKENS")] = None,
+    overlap: Annotated[
+        Text, _cache("Steps that overlap. Left out: the engine's own, else 1.", "N")
+    ] = None,
+    in_flight_tokens: Annotated[Text, _cache(_IN_FLIGHT, "TOKENS")] = None,
+    request_limit: Annotated[Text, _cache(_LIMIT, "N")] = None,
+    logits_limit: Annotated[Text, _cache(_LOGITS, "SIZE")] = None,
+    kv_memory: Annotated[Text, _cache(_KV, "SIZE")] = None,
+    kv_blocks: Annotated[Text, _cache(_BLOCKS, "N")] = None,
+    host_tier: Annotated[Text, _host(_TIER, "NAME")] = None,
+    host_ratio: Annotated[Text, _host("Pages of the host for one of the GPU.", "X")] = None,
+    host_size: Annotated[
+        Text, _host("Memory that the tier is given, as its engine counts it.", "SIZE")
+    ] = None,
+    host_memory: Annotated[
+        Text, _host("Free memory of a node: what an engine refuses by.", "SIZE")
+    ] = None,
+    host_chunk: Annotated[
+        Text, _host("Tokens of a chunk (lmcache). Left out: 256.", "TOKENS")
+    ] = None,
+    retention: Annotated[Text, _host(_RETENTION, "TOKENS")] = None,
+    axis: Annotated[
+        list[str] | None,
+        _output("Sweep an option: context=4K,32K,128K; repeatable.", "NAME=A,B,…"),
+    ] = None,
+    verbose: Annotated[
+        bool, flag("--verbose -v", "Print every pool, layout and option.", panel="Output")
+    ] = False,
     json_: AsJson = False,
-    csv: Csv = None,
-    chart: ChartFile = None,
-    explain: Explain = None,
+    csv: Annotated[Path | None, _output("Write a sweep as CSV.", "FILE", callback=to_file)] = None,
+    chart: Annotated[
+        Path | None,
+        _output("Draw a sweep: FILE.svg, or FILE.html with its table.", "FILE", callback=to_file),
+    ] = None,
+    explain: Annotated[list[Path] | None, _output(_EXPLAIN, "LOG")] = None,
 ) -> None:
     """Say what fits: contexts and loads on GPUs, GPUs for a load, or what to change.
 
@@ -249,6 +194,12 @@ def budget(
         raise ConfigError("--csv and --chart show a sweep: add --axis context=4K,32K,128K,1M.")
     else:
         _print_answer(texts, reading, as_json=json_, verbose=verbose)
+
+
+def _end(*, fits: bool) -> None:
+    """End with the verdict, for scripts."""
+    if not fits:
+        raise typer.Exit(DoesNotFit.exit_code)
 
 
 def _read_command(
@@ -291,93 +242,55 @@ def _print_answer(
     as_json: bool,
     verbose: bool,
 ) -> None:
-    from dsv4kv.sizing.answer import answer, options_of
+    from dsv4kv.sizing.answer import answer, options_of, peak_of, to_document
     from dsv4kv.sizing.fit import compare_layouts, curve
     from dsv4kv.sizing.inputs import read_inputs
+    from dsv4kv.sizing.launch import command_document, flag_costs
+    from dsv4kv.sizing.reuse import reuse_of
+    from dsv4kv.view.budget import view_answer, view_command
+    from dsv4kv.view.terminal import show
 
     found = answer(read_inputs(texts))
     details = (
         options_of(found),
         compare_layouts(found.scenario, found.context),
         curve(found.scenario),
-        _reuse(found) if as_json or verbose else None,
+        reuse_of(found.scenario, found.context) if as_json or verbose else None,
     )
+    costs = flag_costs(*command, found) if command else ()
     if as_json:
-        from dataclasses import asdict
-
-        from dsv4kv.sizing.answer import peak_of, to_document
-
         document = to_document(found, *details) | {"peak": asdict(peak_of(found))}
         if command:
-            from dsv4kv.sizing.launch import command_document, flag_costs
-
-            document["command"] = command_document(command[0], flag_costs(*command, found))
-        _print_json(document)
+            document["command"] = command_document(command[0], costs)
+        print_json(document)
     else:
-        from dsv4kv.view.budget import view_answer, view_command
-        from dsv4kv.view.terminal import show
-
-        costs: Any = ()
-        if command:
-            from dsv4kv.sizing.launch import flag_costs
-
-            costs = view_command(command[0], flag_costs(*command, found))
-        show(view_answer(found, *details, given=texts, verbose=verbose, command=costs))
+        lines: Any = view_command(command[0], costs) if command else ()
+        show(view_answer(found, *details, given=texts, verbose=verbose, command=lines))
     _end(fits=found.fits)
 
 
-def _end(*, fits: bool) -> None:
-    """End with the verdict, for scripts."""
-    if not fits:
-        raise typer.Exit(DoesNotFit.exit_code)
-
-
-def _reuse(found: "Answer") -> "Reuse | None":
-    from dsv4kv.sizing.reuse import reuse_of
-
-    return reuse_of(found.scenario, found.context)
-
-
 def _print_sweep(
-    texts: dict[str, str],
-    axes: list[str],
-    *,
-    as_json: bool,
-    csv: Path | None,
-    chart: Path | None,
+    texts: dict[str, str], axes: list[str], *, as_json: bool, csv: Path | None, chart: Path | None
 ) -> None:
-    from dsv4kv.files import write_named
     from dsv4kv.sizing.sweep import parse_axis, run_sweep, to_values
+    from dsv4kv.view.budget_chart import draw_page, draw_sweep
+    from dsv4kv.view.budget_sweep import view_sweep
     from dsv4kv.view.markup import to_csv
     from dsv4kv.view.table import tabulate
+    from dsv4kv.view.terminal import show
 
     rows = run_sweep(texts, [parse_axis(text) for text in axes])
     if csv:
         write_named(csv, to_csv(tabulate([to_values(row) for row in rows])), "--csv")
     if chart:
-        write_named(chart, _draw(chart, rows), "--chart")
+        draw = {".svg": draw_sweep, ".html": draw_page}.get(chart.suffix.lower())
+        if draw is None:
+            raise ConfigError(f"--chart {chart}: name a file that ends in .svg or .html.")
+        write_named(chart, draw(rows), "--chart")
     if as_json:
-        _print_json([to_values(row) for row in rows])
+        print_json([to_values(row) for row in rows])
     else:
-        from dsv4kv.view.budget_sweep import view_sweep
-        from dsv4kv.view.terminal import show
-
         show(view_sweep(rows))
     for path in filter(None, (csv, chart)):
         say(f"written: {path}", err=as_json)
     _end(fits=all(row.fits for row in rows))
-
-
-def _draw(path: Path, rows: "list[Row]") -> str:
-    from dsv4kv.view.budget_chart import draw_page, draw_sweep
-
-    draw = {".svg": draw_sweep, ".html": draw_page}.get(path.suffix.lower())
-    if draw is None:
-        raise ConfigError(f"--chart {path}: name a file that ends in .svg or .html.")
-    return draw(rows)
-
-
-def _print_json(document: Any) -> None:
-    import json
-
-    print_document(json.dumps(document, indent=2))

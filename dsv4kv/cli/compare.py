@@ -1,13 +1,26 @@
 """``dsv4kv compare``: two sides compared, with a verdict and its exit code."""
 
+import secrets
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
-from dsv4kv.cli.targets import to_folder, to_page
-from dsv4kv.errors import INTERRUPTED
-from dsv4kv.view.console import open_console, print_document, say
+from dsv4kv.cli import examples
+from dsv4kv.cli.options import (
+    RESULTS,
+    AsJson,
+    Html,
+    Out,
+    Text,
+    argument,
+    flag,
+    option,
+    print_json,
+)
+from dsv4kv.errors import INTERRUPTED, ConfigError
+from dsv4kv.view.console import open_console, say
 
 if TYPE_CHECKING:
     from dsv4kv.compare.ab import Duel
@@ -15,141 +28,62 @@ if TYPE_CHECKING:
     from dsv4kv.compare.side import Side
     from dsv4kv.measure.verdict import Verdict
 
-
-_AB = "With --ab"
+_AB = {"panel": "With --ab"}
 _SIDES = "Records of bench: a file, several with commas between them, or a folder."
 _AB_HELP = (
     "Measure both now, interleaved: git revisions (. is the source tree as it is), YAML files, or "
     "backend:NAME."
 )
-
-
-Sides = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[BEFORE] AFTER", help=_SIDES, show_default=False),
-]
-Ab = Annotated[tuple[str, str] | None, typer.Option(metavar="A B", help=_AB_HELP)]
-Config = Annotated[
-    str | None,
-    typer.Option(
-        help="What both run.",
-        show_default="default",
-        rich_help_panel=_AB,
-    ),
-]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Change a setting of both.",
-        rich_help_panel=_AB,
-    ),
-]
-Axes = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="KEY=A,B,…",
-        help="Sweep a setting of both.",
-        rich_help_panel=_AB,
-    ),
-]
-Launches = Annotated[
-    int | None,
-    typer.Option(
-        min=1, help="Fresh processes of each side.", show_default="7", rich_help_panel=_AB
-    ),
-]
-Turns = Annotated[
-    str | None,
-    typer.Option(
-        metavar="step|launch",
-        help="What alternates. step: two processes at once, step by step, which a noisy machine "
-        "hardly disturbs; needs the memory of two caches. launch: one process at a time. "
-        "Left out: step, on a GPU launch.",
-        rich_help_panel=_AB,
-        show_default=False,
-    ),
-]
-OrderSeed = Annotated[
-    int | None,
-    typer.Option(
-        min=0,
-        help="Seed of the order in which launches of A and B run; the record's reproduce command "
-        "has it. Left out: a new one.",
-        rich_help_panel=_AB,
-        show_default=False,
-    ),
-]
-Baseline = Annotated[
-    str | None, typer.Option(metavar="NAME", help="The side before: a saved baseline.")
-]
-SaveBaseline = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Keep the side after as a baseline.")
-]
-Floor = Annotated[str, typer.Option(metavar="SHARE", help="Smallest change that counts.")]
-FailOn = Annotated[
-    str,
-    typer.Option(
-        metavar="slower|unclear", help="unclear: end with 3 as soon as one row is UNCLEAR."
-    ),
-]
-Force = Annotated[bool, typer.Option("--force", help="Compare unlike machines or configurations.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-AsMarkdown = Annotated[
-    bool, typer.Option("--markdown", help="Print Markdown, for a pull request.")
-]
-Html = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="PAGE.html",
-        help="Also write a page to show: one file for a browser.",
-        callback=to_page,
-    ),
-]
-Out = Annotated[Path, typer.Option(help="Folder of records and baselines.", callback=to_folder)]
-
-
+_TURNS = (
+    "What alternates. step: two processes at once, step by step, which a noisy machine hardly "
+    "disturbs; needs the memory of two caches. launch: one process at a time. Left out: step, on "
+    "a GPU launch."
+)
+_ORDER = (
+    "Seed of the order in which launches of A and B run; the record's reproduce command has it. "
+    "Left out: a new one."
+)
+_FAIL_ON = "unclear: end with 3 as soon as one row is UNCLEAR."
 _EXIT_CODES = {"SAME": 0, "FASTER": 0, "SLOWER": 1, "UNCLEAR": 3}
 _LAUNCHES = 7  # of each side
 
-EPILOG = """\
-[bold]Examples[/bold]
-
-dsv4kv compare results/A.json results/B.json             two runs of bench --launches 7
-
-dsv4kv compare --ab main HEAD --config smoke             two revisions, steps interleaved
-
-dsv4kv compare --ab backend:cpu backend:mine.py:gather   two backends
-
-dsv4kv compare results/A.json results/B.json --html p.html   and a page to show
-
-dsv4kv compare results/A.json --save-baseline main       keep a run under a name
-
-dsv4kv compare results/B.json --baseline main            and compare with it
-
-[bold]Exit code[/bold]: 0 SAME or FASTER, 1 SLOWER, 3 UNCLEAR, 2 not comparable
-"""
+EPILOG = examples(
+    "dsv4kv compare results/A.json results/B.json             two runs of bench --launches 7",
+    "dsv4kv compare --ab main HEAD --config smoke             two revisions, steps interleaved",
+    "dsv4kv compare --ab backend:cpu backend:mine.py:gather   two backends",
+    "dsv4kv compare results/A.json results/B.json --html p.html   and a page to show",
+    "dsv4kv compare results/A.json --save-baseline main       keep a run under a name",
+    "dsv4kv compare results/B.json --baseline main            and compare with it",
+    "[bold]Exit code[/bold]: 0 SAME or FASTER, 1 SLOWER, 3 UNCLEAR, 2 not comparable",
+)
 
 
 def compare(
-    sides: Sides = None,
-    ab: Ab = None,
-    config: Config = None,
-    set_: Settings = None,
-    axis: Axes = None,
-    launches: Launches = None,
-    turns: Turns = None,
-    order_seed: OrderSeed = None,
-    baseline: Baseline = None,
-    save_baseline: SaveBaseline = None,
-    floor: Floor = "1%",
-    fail_on: FailOn = "slower",
-    force: Force = False,
+    sides: Annotated[list[str] | None, argument(_SIDES, "[BEFORE] AFTER")] = None,
+    ab: Annotated[tuple[str, str] | None, option(_AB_HELP, "A B")] = None,
+    config: Annotated[Text, option("What both run.", show_default="default", **_AB)] = None,
+    set_: Annotated[
+        list[str] | None, option("Change a setting of both.", "KEY=VALUE", "--set", **_AB)
+    ] = None,
+    axis: Annotated[
+        list[str] | None, option("Sweep a setting of both.", "KEY=A,B,…", **_AB)
+    ] = None,
+    launches: Annotated[
+        int | None, option("Fresh processes of each side.", min=1, show_default="7", **_AB)
+    ] = None,
+    turns: Annotated[Text, option(_TURNS, "step|launch", show_default=False, **_AB)] = None,
+    order_seed: Annotated[int | None, option(_ORDER, min=0, show_default=False, **_AB)] = None,
+    baseline: Annotated[Text, option("The side before: a saved baseline.", "NAME")] = None,
+    save_baseline: Annotated[Text, option("Keep the side after as a baseline.", "NAME")] = None,
+    floor: Annotated[str, option("Smallest change that counts.", "SHARE")] = "1%",
+    fail_on: Annotated[str, option(_FAIL_ON, "slower|unclear")] = "slower",
+    force: Annotated[bool, flag("--force", "Compare unlike machines or configurations.")] = False,
     as_json: AsJson = False,
-    as_markdown: AsMarkdown = False,
+    as_markdown: Annotated[
+        bool, flag("--markdown", "Print Markdown, for a pull request.")
+    ] = False,
     html: Html = None,
-    out: Out = Path("results"),
+    out: Out = RESULTS,
 ) -> None:
     """Say whether one side is slower than another: SAME, FASTER, SLOWER or UNCLEAR.
 
@@ -158,43 +92,54 @@ def compare(
     """
     from dsv4kv.compare.floor import parse_floor
     from dsv4kv.compare.side import check_name
-    from dsv4kv.errors import ConfigError
+    from dsv4kv.compare.side import save_baseline as save
 
     if fail_on not in ("slower", "unclear"):
         raise ConfigError(f"--fail-on {fail_on}: choose slower or unclear.")
     _refuse(as_json and as_markdown, "--json and --markdown were given: choose one of them.")
     if save_baseline:
         check_name(save_baseline)  # now, not when all has been measured
-    smallest = parse_floor(floor)
+    smallest, interrupted = parse_floor(floor), False
     before: Side | None
     if ab:
         _refuse(sides or baseline, "--ab measures both sides now: leave records out.")
-        asked = launches or _LAUNCHES
-        duel = _plan(ab, config, set_ or [], axis or [], asked, turns, order_seed)
+        duel = _plan(ab, config, set_, axis, launches or _LAUNCHES, turns, order_seed)
         before, after, interrupted = _measure(duel, out)
     else:
         given = config or set_ or axis or launches or turns or order_seed is not None
         _refuse(given, "--config, --set, --axis, --launches, --turns and --order-seed need --ab.")
         before, after = _stored(sides or [], baseline, save_baseline, out)
-        interrupted = False
         _refuse(html and before is None, "--html shows a comparison: name a second side.")
     if before is not None:
         found = _judge(before, after, smallest, force=force, intended=bool(ab))
         verdict = found.conclude(fail_on_unclear=fail_on == "unclear")
-        _print_comparison(found, verdict, as_json=as_json, as_markdown=as_markdown)
-        if html:
-            _draw(found, verdict, html)
+        _show(found, verdict, html, as_json=as_json, as_markdown=as_markdown)
     if save_baseline:
-        _save(after, save_baseline, out)
+        say(f"baseline: {save(after, save_baseline, out)}", err=True)
     if before is not None:
         raise typer.Exit(INTERRUPTED if interrupted else _EXIT_CODES[verdict])
 
 
 def _refuse(given: object, sentence: str) -> None:
-    from dsv4kv.errors import ConfigError
-
     if given:
         raise ConfigError(sentence)
+
+
+def _show(
+    found: "Comparison", verdict: "Verdict", html: Path | None, *, as_json: bool, as_markdown: bool
+) -> None:
+    from dsv4kv.view import comparison as view
+    from dsv4kv.view.terminal import show
+
+    if as_json:
+        print_json(view.to_document(found, verdict))
+    elif as_markdown:
+        say(view.to_markdown(found, verdict), end="")
+    else:
+        show(view.view_comparison(found, verdict))
+    if html:
+        view.write_comparison(found, verdict, html)
+        say(f"page: {html}", err=True)
 
 
 def _stored(
@@ -202,7 +147,6 @@ def _stored(
 ) -> "tuple[Side | None, Side]":
     """The side before (None if one is only to be saved) and the side after."""
     from dsv4kv.compare.side import load_baseline, load_side
-    from dsv4kv.errors import ConfigError
 
     if baseline and len(sides) == 1:
         return load_baseline(baseline, out), load_side(sides[0])
@@ -219,31 +163,27 @@ def _stored(
 def _plan(
     ab: tuple[str, str],
     config: str | None,
-    overrides: list[str],
-    axes: list[str],
+    overrides: list[str] | None,
+    axes: list[str] | None,
     launches: int,
     turns: str | None,
     order_seed: int | None,
 ) -> "Duel":
-    import secrets
-    import sys
-    from typing import get_args
-
     from dsv4kv.compare.ab import Duel, Unit
-    from dsv4kv.errors import ConfigError
 
     unit = next((each for each in get_args(Unit) if each == turns), None)
     if turns and not unit:
         raise ConfigError(f"--turns {turns}: choose step or launch.")
     seed = secrets.randbelow(1 << 32) if order_seed is None else order_seed
-    return Duel(ab, config, overrides, axes, launches, ["dsv4kv", *sys.argv[1:]], seed, unit)
+    argv = ["dsv4kv", *sys.argv[1:]]
+    return Duel(ab, config, overrides or [], axes or [], launches, argv, seed, unit)
 
 
 def _measure(duel: "Duel", out: Path) -> "tuple[Side, Side, bool]":
     """Run both sides, keep their records, and say whether Ctrl-C ended it."""
     from dsv4kv.cli.progress import Watcher
     from dsv4kv.compare.ab import run_duel
-    from dsv4kv.record.store import save_record
+    from dsv4kv.runs.store import save_record
 
     stderr = open_console(stderr=True)
     with Watcher(stderr, "bench", "launches", 2 * duel.launches) as watcher:
@@ -262,7 +202,6 @@ def _judge(
     from dsv4kv.compare.comparison import compare as judge_sides
     from dsv4kv.compare.differences import list_differences
     from dsv4kv.compare.floor import find_floor
-    from dsv4kv.errors import ConfigError
 
     differences = list_differences(before, after)
     unlike = [each for each in differences if each.kind != "unknown"]
@@ -272,36 +211,3 @@ def _judge(
         raise ConfigError("\n".join([*map(str, unlike), end]))
     smallest = find_floor(floor, (before, after))
     return judge_sides(before, after, smallest, differences, intended=intended)
-
-
-def _print_comparison(
-    found: "Comparison", verdict: "Verdict", *, as_json: bool, as_markdown: bool
-) -> None:
-    if as_json:
-        import json
-
-        from dsv4kv.view.comparison import to_document
-
-        print_document(json.dumps(to_document(found, verdict), ensure_ascii=False, indent=2))
-    elif as_markdown:
-        from dsv4kv.view.comparison import to_markdown
-
-        say(to_markdown(found, verdict), end="")
-    else:
-        from dsv4kv.view.comparison import view_comparison
-        from dsv4kv.view.terminal import show
-
-        show(view_comparison(found, verdict))
-
-
-def _draw(found: "Comparison", verdict: "Verdict", html: Path) -> None:
-    from dsv4kv.view.comparison import write_comparison
-
-    write_comparison(found, verdict, html)
-    say(f"page: {html}", err=True)
-
-
-def _save(side: "Side", name: str, out: Path) -> None:
-    from dsv4kv.compare.side import save_baseline
-
-    say(f"baseline: {save_baseline(side, name, out)}", err=True)

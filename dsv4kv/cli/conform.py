@@ -1,51 +1,40 @@
 """``dsv4kv conform``: an installed engine's own cache manager under a model checker."""
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from dsv4kv.view.console import open_console, print_document
+from dsv4kv.cli import examples
+from dsv4kv.cli.options import AsJson, Text, argument, flag, option, print_json
+from dsv4kv.files import write_named
+from dsv4kv.view.console import open_console
 
-if TYPE_CHECKING:
-    from dsv4kv.conform.check import Verdict
-
-EPILOG = """\
-[bold]Examples[/bold]
-
-dsv4kv conform vllm                                        the vLLM of this environment
-
-dsv4kv conform sglang --python ~/sglang/bin/python         SGLang's, of another one
-
-dsv4kv conform vllm --host                                 with its offloading to host memory
-
-dsv4kv conform vllm --operations 200000 --pytest case.py   long; a failure to attach to an issue
-"""
+EPILOG = examples(
+    "dsv4kv conform vllm                                  the vLLM of this environment",
+    "dsv4kv conform sglang --python ~/sglang/bin/python   SGLang's, of another one",
+    "dsv4kv conform vllm --host                           with its offloading to host memory",
+    "dsv4kv conform vllm --operations 200000 --pytest a.py   a failure to attach to an issue",
+)
+_PACKAGE = "Folder of the unpacked wheel, where the engine is not installed."
+_PYTEST = "File for the shortest failing sequence, as a test of its own."
 
 
 def conform(
-    engine: Annotated[Literal["vllm", "sglang"], typer.Argument(help="Whose manager.")],
-    python: Annotated[
-        str | None, typer.Option(help="Python of the engine's environment (this one).")
-    ] = None,
-    package: Annotated[
-        Path | None,
-        typer.Option(help="Folder of the unpacked wheel, where the engine is not installed."),
-    ] = None,
-    host: Annotated[
-        bool, typer.Option("--host", help="With host memory behind it (vLLM, SGLang).")
-    ] = False,
-    operations: Annotated[int, typer.Option(min=1, help="How many to do.")] = 20_000,
-    seed: Annotated[int, typer.Option(help="Another one draws other sequences.")] = 0,
-    pytest: Annotated[
-        Path | None,
-        typer.Option(help="File for the shortest failing sequence, as a test of its own."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    engine: Annotated[Literal["vllm", "sglang"], argument("Whose manager.")],
+    python: Annotated[Text, option("Python of the engine's environment (this one).")] = None,
+    package: Annotated[Path | None, option(_PACKAGE)] = None,
+    host: Annotated[bool, flag("--host", "With host memory behind it (vLLM, SGLang).")] = False,
+    operations: Annotated[int, option("How many to do.", min=1)] = 20_000,
+    seed: Annotated[int, option("Another one draws other sequences.")] = 0,
+    pytest: Annotated[Path | None, option(_PYTEST)] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Check an engine's cache manager: no block lost, no false hit, no request stuck."""
     from dsv4kv.cli.progress import Watcher
     from dsv4kv.conform.check import conform as check
+    from dsv4kv.conform.pytest_file import test_file
     from dsv4kv.conform.run import drive
     from dsv4kv.view.conform import report_conformity
     from dsv4kv.view.terminal import show
@@ -62,35 +51,23 @@ def conform(
             lambda so_far: watcher.reach(so_far.operations, operations),
             host=host,
         )
+    failures = list(verdict.failures.values())
     if as_json:
-        print_document(_as_json(engine, manager.version, verdict))
+        print_json(
+            {
+                "ok": not failures,
+                "engine": engine,
+                "version": manager.version,
+                "operations": verdict.operations,
+                "sequences": verdict.sequences,
+                "broken": dict(verdict.broken),
+                "failures": [asdict(failure) for failure in failures],
+            }
+        )
     else:
         show(report_conformity(engine, manager.version, verdict))
-    if pytest and verdict.failures:
-        _write_test(engine, manager.version, verdict, pytest)
-    if verdict.failures:
+    if pytest and failures:
+        shortest = min(failures, key=lambda each: len(each.sequence.operations))
+        write_named(pytest, test_file(engine, manager.version, shortest), "--pytest")
+    if failures:
         raise typer.Exit(1)
-
-
-def _write_test(engine: str, version: str, verdict: "Verdict", path: Path) -> None:
-    from dsv4kv.conform.pytest_file import test_file
-    from dsv4kv.files import write_named
-
-    shortest = min(verdict.failures.values(), key=lambda each: len(each.sequence.operations))
-    write_named(path, test_file(engine, version, shortest), "--pytest")
-
-
-def _as_json(engine: str, version: str, verdict: "Verdict") -> str:
-    import json
-    from dataclasses import asdict
-
-    document = {
-        "ok": not verdict.failures,
-        "engine": engine,
-        "version": version,
-        "operations": verdict.operations,
-        "sequences": verdict.sequences,
-        "broken": dict(verdict.broken),
-        "failures": [asdict(failure) for failure in verdict.failures.values()],
-    }
-    return json.dumps(document, ensure_ascii=False, indent=2) + "\n"

@@ -1,77 +1,45 @@
 """``dsv4kv inspect``: what pages of a cache hold, and what is wrong with them."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dsv4kv.view.console import print_document
+from dsv4kv.cli import examples
+from dsv4kv.cli.options import AsJson, Text, argument, option, print_json
+from dsv4kv.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dsv4kv.dumps.difference import Comparison
     from dsv4kv.dumps.inspection import Inspection
 
-EPILOG = """\
-[bold]Examples[/bold]
-
-dsv4kv inspect pages.npy                                  which record, which faults
-
-dsv4kv inspect cold.npy hit.npy --ratio 4                 where two dumps part, and how
-
-dsv4kv inspect kv.safetensors --tensor layer2 --table table.npy --ratio 4
-"""
+EPILOG = examples(
+    "dsv4kv inspect pages.npy                                  which record, which faults",
+    "dsv4kv inspect cold.npy hit.npy --ratio 4                 where two dumps part, and how",
+    "dsv4kv inspect kv.safetensors --tensor layer2 --table table.npy --ratio 4",
+)
+_SECOND = "The same content again: after a hit, or of the decode side."
+_TABLE = "The request's pages in logical order (.npy, .json)."
+_RATIO = "Tokens of an entry: 4, 128; 0 for a window. Rows are in order then."
 
 
 def inspect(
-    dump: Annotated[
-        Path,
-        typer.Argument(
-            help=".npy, .safetensors, torch.save, or a tier's file of bytes.", show_default=False
-        ),
-    ],
-    dump2: Annotated[
-        Path | None,
-        typer.Argument(help="The same content again: after a hit, or of the decode side."),
-    ] = None,
-    tensor: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Which one of a file's tensors.")
-    ] = None,
+    dump: Annotated[Path, argument(".npy, .safetensors, torch.save, or a tier's file of bytes.")],
+    dump2: Annotated[Path | None, argument(_SECOND, show_default=True)] = None,
+    tensor: Annotated[Text, option("Which one of a file's tensors.", "NAME")] = None,
     format_: Annotated[
-        str | None,
-        typer.Option("--format", metavar="NAME", help="The record, where bytes do not show it."),
+        Text, option("The record, where bytes do not show it.", "NAME", "--format")
     ] = None,
     entries: Annotated[
-        int | None, typer.Option(min=1, help="Entries of a page, where it is not found out.")
+        int | None, option("Entries of a page, where it is not found out.", min=1)
     ] = None,
-    table: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="The request's pages in logical order (.npy, .json)."),
-    ] = None,
-    table2: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Those of the second dump.")
-    ] = None,
-    ratio: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=1 << 20,
-            help="Tokens of an entry: 4, 128; 0 for a window. Rows are in order then.",
-        ),
-    ] = None,
-    first: Annotated[
-        int, typer.Option(min=0, max=1 << 40, help="Which entry the first row is.")
-    ] = 0,
-    held: Annotated[
-        int | None, typer.Option(min=1, help="Entries that the request should have.")
-    ] = None,
-    model: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME|FILE",
-            help="Whose RoPE it is.",
-        ),
-    ] = "v4-flash",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    table: Annotated[Path | None, option(_TABLE, "FILE")] = None,
+    table2: Annotated[Path | None, option("Those of the second dump.", "FILE")] = None,
+    ratio: Annotated[int | None, option(_RATIO, min=0, max=1 << 20)] = None,
+    first: Annotated[int, option("Which entry the first row is.", min=0, max=1 << 40)] = 0,
+    held: Annotated[int | None, option("Entries that the request should have.", min=1)] = None,
+    model: Annotated[str, option("Whose RoPE it is.", "NAME|FILE")] = "v4-flash",
+    as_json: AsJson = False,
 ) -> None:
     """Find the record format and the faults of pages that were dumped from an engine.
 
@@ -79,7 +47,6 @@ def inspect(
     """
     from dsv4kv.dumps.inspection import Asked, Context, compare
     from dsv4kv.dumps.inspection import inspect as look
-    from dsv4kv.errors import ConfigError
     from dsv4kv.model.presets import load_model
     from dsv4kv.view.inspect import report_comparison, report_inspection
     from dsv4kv.view.terminal import show
@@ -93,7 +60,8 @@ def inspect(
         found.append(look(dump2, Asked(tensor, format_, None, table2), context))
         comparison = compare(found[0], found[1], context)
     if as_json:
-        print_document(_as_json(found, comparison))
+        dumps = [_to_values(each) for each in found]
+        print_json({"dumps": dumps, "comparison": comparison and asdict(comparison)})
     else:
         for each in found:
             show(report_inspection(each))
@@ -101,29 +69,19 @@ def inspect(
             show(report_comparison(comparison))
     unknown = any(each.record is None for each in found)
     kinds = {each.kind for each in comparison.differences} if comparison else set()
-    differs = bool(kinds - {"one step"})
-    if unknown or differs or any(each.faults for each in found):
+    if unknown or kinds - {"one step"} or any(each.faults for each in found):
         raise typer.Exit(1)
 
 
-def _as_json(found: "list[Inspection]", comparison: "Comparison | None") -> str:
-    import json
-    from dataclasses import asdict
-
-    document: dict[str, Any] = {
-        "dumps": [
-            {
-                "file": str(each.dump.path),
-                "tensor": each.dump.name or None,
-                "bytes": len(each.dump.data),
-                "record": each.record and each.record.name,
-                "arrangement": each.record and each.record.arrangement,
-                "entry_bytes": each.record and each.record.layout.format.entry_bytes,
-                "page_entries": each.record and each.record.layout.entries,
-                "faults": [asdict(fault) for fault in each.faults],
-            }
-            for each in found
-        ],
-        "comparison": comparison and asdict(comparison),
+def _to_values(found: "Inspection") -> dict[str, Any]:
+    record = found.record
+    return {
+        "file": str(found.dump.path),
+        "tensor": found.dump.name or None,
+        "bytes": len(found.dump.data),
+        "record": record and record.name,
+        "arrangement": record and record.arrangement,
+        "entry_bytes": record and record.layout.format.entry_bytes,
+        "page_entries": record and record.layout.entries,
+        "faults": [asdict(fault) for fault in found.faults],
     }
-    return json.dumps(document, ensure_ascii=False, indent=2) + "\n"

@@ -1,51 +1,34 @@
 """``dsv4kv lint``: known faults of a launch command, a start-up log or a benchmark's result."""
 
+from datetime import date
 from typing import Annotated
 
 import typer
 
-from dsv4kv.view.console import print_document
+from dsv4kv.cli import examples
+from dsv4kv.cli.options import AsJson, Text, argument, option, print_json
 
 FOUND = 1
 """Exit code where a known fault is found for sure."""
 
-EPILOG = """\
-[bold]Examples[/bold]
-
-dsv4kv lint serve.sh --engine vllm:0.22                 every command of a script
-
-dsv4kv lint startup.log                                 version and arguments from the log
-
-dsv4kv lint runs.jsonl                                  traps of benchmarks
-
-dsv4kv lint 'sglang serve --model deepseek-ai/DeepSeek-V4-Flash --hicache-size 100'
-"""
+EPILOG = examples(
+    "dsv4kv lint serve.sh --engine vllm:0.22                 every command of a script",
+    "dsv4kv lint startup.log                                 version and arguments from the log",
+    "dsv4kv lint runs.jsonl                                  traps of benchmarks",
+    "dsv4kv lint 'sglang serve --model deepseek-ai/DeepSeek-V4-Flash --hicache-size 100'",
+)
+_GIVEN = (
+    "A launch command of vLLM or SGLang, a file with some (script, YAML, compose), the log of a "
+    "start, or the result file of a benchmark."
+)
+_ENGINE = "What is served: vllm:0.33. Left out: as the image or the log says."
 
 
 def lint(
-    given: Annotated[
-        str,
-        typer.Argument(
-            metavar="COMMAND|LOG|RESULT",
-            help="A launch command of vLLM or SGLang, a file with some (script, YAML, compose), "
-            "the log of a start, or the result file of a benchmark.",
-            show_default=False,
-        ),
-    ],
-    engine: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME:VERSION",
-            help="What is served: vllm:0.33. Left out: as the image or the log says.",
-        ),
-    ] = None,
-    gpu: Annotated[
-        str | None,
-        typer.Option(
-            help="On which GPU. Left out: as the log says.",
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    given: Annotated[str, argument(_GIVEN, "COMMAND|LOG|RESULT")],
+    engine: Annotated[Text, option(_ENGINE, "NAME:VERSION")] = None,
+    gpu: Annotated[Text, option("On which GPU. Left out: as the log says.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Find known faults of engines, and traps of benchmarks, before they cost a day.
 
@@ -53,30 +36,22 @@ def lint(
     run. What depends on something unknown, a version or a model, is possible. Ends with
     1 if a fault is found for sure.
     """
-    from datetime import date
-
     from dsv4kv.faults.judge import judge
     from dsv4kv.faults.subject import read_subjects
     from dsv4kv.faults.table import load_faults
+    from dsv4kv.view.lint import report_findings
+    from dsv4kv.view.terminal import show
 
     subjects, faults = read_subjects(given, engine, gpu), load_faults()
     found = judge(subjects, faults, date.today())
     if as_json:
-        import json
-
-        document = {
-            "looked_at": [
-                {"title": each.title, "engine": each.engine, "version": each.version}
-                for each in subjects
-            ],
-            "known_faults": len(faults),
-            "findings": [each.as_values() for each in found],
-        }
-        print_document(json.dumps(document, ensure_ascii=False, indent=2))
+        looked_at = [
+            {"title": each.title, "engine": each.engine, "version": each.version}
+            for each in subjects
+        ]
+        findings = [each.as_values() for each in found]
+        print_json({"looked_at": looked_at, "known_faults": len(faults), "findings": findings})
     else:
-        from dsv4kv.view.lint import report_findings
-        from dsv4kv.view.terminal import show
-
         show(report_findings(subjects, found, len(faults)))
     if any(each.is_sure for each in found):
         raise typer.Exit(FOUND)

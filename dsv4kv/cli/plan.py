@@ -1,13 +1,26 @@
 """``dsv4kv plan``: the cheapest deployment that keeps latencies on a trace."""
 
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dsv4kv.choices import ROUTERS
-from dsv4kv.cli.records import as_settings, write_json
-from dsv4kv.cli.targets import to_file
+from dsv4kv.choices import ROUTERS, choose
+from dsv4kv.cli import examples
+from dsv4kv.cli.options import (
+    JsonFile,
+    Quiet,
+    Settings,
+    Text,
+    argument,
+    as_settings,
+    option,
+    to_file,
+    write_json,
+)
+from dsv4kv.errors import ConfigError
+from dsv4kv.files import write_named
 from dsv4kv.view.console import open_console
 
 if TYPE_CHECKING:
@@ -16,184 +29,102 @@ if TYPE_CHECKING:
     from dsv4kv.planning.question import Slo
     from dsv4kv.traces.request import Request
 
-EPILOG = """\
-[bold]Examples[/bold]
-
-dsv4kv plan builtin:chat --slo ttft_p99=2s --slo tpot_p50=50ms   the fewest GPUs
-
-dsv4kv plan builtin:chat --slo ttft_p90=250ms --gpus 4           the highest rate of 4 GPUs
-
-dsv4kv plan --isl 4132 --osl 510 --rate 20 --slo ttft_p99=2s     one length, without a trace
-
-dsv4kv plan builtin:chat --slo ttft_p99=1s --args '' --args '--chunked-prefill-size 2048'
-"""
-
+EPILOG = examples(
+    "dsv4kv plan builtin:chat --slo ttft_p99=2s --slo tpot_p50=50ms   the fewest GPUs",
+    "dsv4kv plan builtin:chat --slo ttft_p90=250ms --gpus 4           the highest rate of 4 GPUs",
+    "dsv4kv plan --isl 4132 --osl 510 --rate 20 --slo ttft_p99=2s     one length, without a trace",
+    "dsv4kv plan builtin:chat --slo ttft_p99=1s --args '' --args '--chunked-prefill-size 2048'",
+)
 
 _MOST = 4096
 """GPUs: a fleet has as many replicas."""
-
 _SHORT_S = 0.1
 """Seconds before there is a bar."""
+_TRACE = "A trace, as dsv4kv replay takes it; left out, --isl, --osl and --rate say."
+_SPLIT = "Prefill and decode replicas of a unit, 1:2 for one and two; none: alike."
+_ARGS = "Engine flags to try, host memory too; '' for none. args 2 is the second."
+_MOST_GPUS = "GPUs that a deployment may have at most, 256 if left out."
 
 
 def plan(
-    trace: Annotated[
-        str | None,
-        typer.Argument(
-            help="A trace, as dsv4kv replay takes it; left out, --isl, --osl and --rate say.",
-            show_default=False,
-        ),
-    ] = None,
+    trace: Annotated[Text, argument(_TRACE)] = None,
     slo: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TIME_pN=LIMIT", help="ttft_p99=2s, tpot_p50=50ms, latency_p90=30s."),
+        list[str] | None, option("ttft_p99=2s, tpot_p50=50ms, latency_p90=30s.", "TIME_pN=LIMIT")
     ] = None,
-    gpu: Annotated[
-        str,
-        typer.Option(
-            metavar="A,B,…",
-            help="Kinds of GPU.",
-        ),
-    ] = "h200,b200",
-    router: Annotated[
-        str,
-        typer.Option(
-            metavar="A,B,…",
-            help="Routers, the preferred first.",
-        ),
-    ] = "round_robin,dynamo",
-    split: Annotated[
-        str,
-        typer.Option(
-            metavar="A,B,…",
-            help="Prefill and decode replicas of a unit, 1:2 for one and two; none: alike.",
-        ),
-    ] = "none,1:1,1:2,2:1",
-    args: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FLAGS",
-            help="Engine flags to try, host memory too; '' for none. args 2 is the second.",
-        ),
-    ] = None,
+    gpu: Annotated[str, option("Kinds of GPU.", "A,B,…")] = "h200,b200",
+    router: Annotated[str, option("Routers, the best first.", "A,B,…")] = "round_robin,dynamo",
+    split: Annotated[str, option(_SPLIT, "A,B,…")] = "none,1:1,1:2,2:1",
+    args: Annotated[list[str] | None, option(_ARGS, "FLAGS")] = None,
     gpus: Annotated[
-        int | None,
-        typer.Option(min=1, max=_MOST, help="Instead: the highest rate of so many GPUs."),
+        int | None, option("Instead: the highest rate of so many GPUs.", min=1, max=_MOST)
     ] = None,
     most_gpus: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=_MOST,
-            show_default=False,
-            help="GPUs that a deployment may have at most, 256 if left out.",
-        ),
+        int | None, option(_MOST_GPUS, min=1, max=_MOST, show_default=False)
     ] = None,
     price: Annotated[
-        list[str] | None,
-        typer.Option(metavar="GPU=USD", help="What an hour of a GPU costs: least money, then."),
+        list[str] | None, option("What an hour of a GPU costs: least money, then.", "GPU=USD")
     ] = None,
-    speed: Annotated[
-        float, typer.Option(min=1e-3, max=1e6, help="Play the trace so much faster.")
-    ] = 1.0,
+    speed: Annotated[float, option("Play the trace so much faster.", min=1e-3, max=1e6)] = 1.0,
     engine: Annotated[
-        str, typer.Option(help="Whose servers: sglang or vllm, or a version of theirs.")
+        str, option("Whose servers: sglang or vllm, or a version of theirs.")
     ] = "sglang",
-    model: Annotated[
-        str,
-        typer.Option(metavar="NAME|FILE", help="The model."),
-    ] = "v4-flash",
-    isl: Annotated[int | None, typer.Option(min=1, help="Tokens of every prompt.")] = None,
-    osl: Annotated[int | None, typer.Option(min=1, help="Tokens of every answer.")] = None,
+    model: Annotated[str, option("The model.", "NAME|FILE")] = "v4-flash",
+    isl: Annotated[int | None, option("Tokens of every prompt.", min=1)] = None,
+    osl: Annotated[int | None, option("Tokens of every answer.", min=1)] = None,
     rate: Annotated[
-        float | None,
-        typer.Option(min=1e-3, max=1e3, help="Such requests a second, at random (Poisson)."),
+        float | None, option("Such requests a second, at random (Poisson).", min=1e-3, max=1e3)
     ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Any setting of dsv4kv replay: tiers.host.ratio=2.",
-        ),
-    ] = None,
+    set_: Settings = None,
     html: Annotated[
         Path | None,
-        typer.Option(
-            metavar="PAGE.html",
-            help="Also write a page with a picture of the front.",
-            callback=to_file,
-        ),
+        option("Also write a page with a picture of the front.", "PAGE.html", callback=to_file),
     ] = None,
-    json_: Annotated[
-        str | None,
-        typer.Option(
-            "--json",
-            metavar="FILE",
-            help="Also write what was found; - prints it.",
-            callback=to_file,
-        ),
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print problems only.")] = False,
+    json_: JsonFile = None,
+    quiet: Quiet = False,
 ) -> None:
     """Find the fewest GPUs, or least money, that keep latencies at a trace's rate.
 
     GPU kinds, layouts, routers and replicas are searched; what bounds leave is replayed.
     """
-    from itertools import count
-
-    from dsv4kv.choices import choose
     from dsv4kv.cli.progress import Watcher
-    from dsv4kv.errors import ConfigError
-    from dsv4kv.planning.question import (
-        MOST_GPUS,
-        Question,
-        busiest,
-        check_settings,
-        parse_prices,
-        parse_slos,
-    )
-    from dsv4kv.planning.search import WINDOW, Search, Tally, list_kinds
-    from dsv4kv.planning.search import plan as find
+    from dsv4kv.planning import question as asking
+    from dsv4kv.planning import search as searching
     from dsv4kv.planning.servers import name_args
     from dsv4kv.planning.trial import parse_splits
-    from dsv4kv.view.plan import dumps, report_plan
+    from dsv4kv.view.plan import draw_plan, dumps, report_plan
     from dsv4kv.view.terminal import show
 
-    slos = parse_slos(slo or [])
-    check_settings(set_ or [])
+    slos = asking.parse_slos(slo or [])
+    asking.check_settings(set_ or [])
     if gpus is not None and most_gpus is not None:
         raise ConfigError(
             "--gpus is how many there are, --most-gpus how many there may be: keep one."
         )
     kinds, routers = _split("--gpu", gpu), _split("--router", router)
-    prices = parse_prices(price or [], kinds)
+    prices = asking.parse_prices(price or [], kinds)
     for each in routers:
         choose(ROUTERS, each, "a router")
     settings = [*(set_ or []), *as_settings({"model": "model.preset"}, model=model)]
     splits = parse_splits(_split("--split", split))
     requests = _requests(trace, settings, isl, osl, rate, slos)
-    most = gpus or most_gpus or MOST_GPUS
-    question = Question(requests, slos, speed, prices, most, exactly=gpus is not None)
-    tally, silent, done = Tally(), quiet or json_ == "-", count(1)
+    most = gpus or most_gpus or asking.MOST_GPUS
+    question = asking.Question(requests, slos, speed, prices, most, exactly=gpus is not None)
+    tally, silent, done = searching.Tally(), quiet or json_ == "-", count(1)
     console = open_console(stderr=True, quiet=silent)
     with Watcher(console, "plan", "simulations", total=None, after_s=_SHORT_S) as watcher:
-        found = list_kinds(
+        found = searching.list_kinds(
             question, settings, engine, kinds, routers, model, tally, splits, name_args(args or [])
         )
-        window = busiest(requests, WINDOW) if trace else requests
-        search = Search(
+        window = asking.busiest(requests, searching.WINDOW) if trace else requests
+        search = searching.Search(
             question, found, window, tally, on_trial=lambda: watcher.reach(next(done), None)
         )
-        answer = find(search)
+        answer = searching.plan(search)
     if not silent:
         show(report_plan(answer, question))
     if json_:
         write_json(dumps(answer, question), json_)
     if html:
-        from dsv4kv.files import write_named
-        from dsv4kv.view.plan import draw_plan
-
         write_named(html, draw_plan(answer, question), "--html")
     if answer.best is None:
         raise typer.Exit(1)
@@ -201,8 +132,6 @@ def plan(
 
 def _split(option: str, text: str) -> list[str]:
     """Names between commas, each once."""
-    from dsv4kv.errors import ConfigError
-
     names = list(dict.fromkeys(each.strip() for each in text.split(",") if each.strip()))
     if not names:
         raise ConfigError(f"{option} '': name at least one.")
@@ -220,7 +149,6 @@ def _requests(
     """Those of the trace, or those of one length."""
     from dsv4kv.config.load import load_config
     from dsv4kv.config.replay import ReplayConfig
-    from dsv4kv.errors import ConfigError
     from dsv4kv.planning.question import poisson
     from dsv4kv.replay.build import read_requests
 

@@ -1,138 +1,89 @@
 """``dsv4kv record``: write down what a running server does, to make a trace of it."""
 
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Annotated
 
 from dsv4kv import __version__
+from dsv4kv.cli import examples
+from dsv4kv.cli.options import Text, argument, flag, option
+from dsv4kv.errors import ConfigError
 from dsv4kv.recording.veil import GRAIN_TOKENS, LEAST_TOKENS
 from dsv4kv.view.console import open_console, say
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from dsv4kv.recording.folder import Recording
     from dsv4kv.recording.run import Live
     from dsv4kv.recording.source import Source
     from dsv4kv.recording.veil import Veil
 
-EPILOG = """\
-[bold]Examples[/bold]
-
-dsv4kv record server --events tcp://127.0.0.1:5557                 until Ctrl-C
-
-dsv4kv record server --events tcp://127.0.0.1:5557 --seconds 600   ten minutes
-
-dsv4kv record server --proxy 8001=http://127.0.0.1:8000            requests through it
-
-dsv4kv record server --requests sglang.log --metrics http://127.0.0.1:30000/metrics
-"""
-
-
-def _panel(name: str) -> "Callable[..., Any]":
-    """Options of one source."""
-
-    def option(text: str, metavar: str | None = None) -> Any:
-        return typer.Option(help=text, metavar=metavar, rich_help_panel=name)
-
-    return option
-
-
-_events, _requests, _metrics = map(_panel, ("KV events", "Requests", "Metrics"))
+EPILOG = examples(
+    "dsv4kv record server --events tcp://127.0.0.1:5557                 until Ctrl-C",
+    "dsv4kv record server --events tcp://127.0.0.1:5557 --seconds 600   ten minutes",
+    "dsv4kv record server --proxy 8001=http://127.0.0.1:8000            requests through it",
+    "dsv4kv record server --requests sglang.log --metrics http://127.0.0.1:30000/metrics",
+)
+_EVENTS, _REQUESTS, _METRICS = ({"panel": name} for name in ("KV events", "Requests", "Metrics"))
+_WHERE = (
+    "Where the server publishes KV events (its --kv-events-config): tcp://HOST:PORT, or a file of "
+    "such messages."
+)
+_AGAIN = "Where it sends again what was lost: its replay_endpoint."
+_RANKS = "Data-parallel ranks; each publishes a port above the last."
+_VERBATIM = "Keep messages as they came, too: with the tokens of every prompt."
+_PROXY = (
+    "Listen here and pass everything on to a server with an OpenAI-compatible API: "
+    "8001=http://127.0.0.1:8000. Only this machine reaches it, unless a host is named: "
+    "0.0.0.0:8001=…."
+)
+_LOGS = (
+    "A log of requests, or a folder of them, followed while it grows: SGLang's --log-requests "
+    "(JSON, level 3) or --export-metrics-to-file, vLLM's debug log, Dynamo's request trace, "
+    "AIPerf's profile_export.jsonl, LMCache's lookup hashes."
+)
+_PAGE = "Page of the server's counters: http://HOST:PORT/metrics."
+_ID_TOKENS = (
+    "Tokens that an id of a prompt stands for: no more than a block of the server, so that a "
+    "replay can hit what it hit."
+)
 
 
 def record(
     out: Annotated[
         Path,
-        typer.Argument(
-            metavar="OUT", help="Folder to record into; an existing recording is continued."
+        argument(
+            "Folder to record into; an existing recording is continued.", "OUT", show_default=True
         ),
     ],
-    events: Annotated[
-        str | None,
-        _events(
-            "Where the server publishes KV events (its --kv-events-config): tcp://HOST:PORT, or a "
-            "file of such messages.",
-            "URL|FILE",
-        ),
-    ] = None,
-    replay: Annotated[
-        str | None,
-        _events("Where it sends again what was lost: its replay_endpoint.", "URL"),
-    ] = None,
-    ranks: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Data-parallel ranks; each publishes a port above the last.",
-            rich_help_panel="KV events",
-        ),
-    ] = 1,
-    verbatim: Annotated[
-        bool,
-        _events("Keep messages as they came, too: with the tokens of every prompt."),
-    ] = False,
-    proxy: Annotated[
-        list[str] | None,
-        _requests(
-            "Listen here and pass everything on to a server with an OpenAI-compatible API: "
-            "8001=http://127.0.0.1:8000. Only this machine reaches it, unless a host is named: "
-            "0.0.0.0:8001=….",
-            "[HOST:]PORT=URL",
-        ),
-    ] = None,
-    requests: Annotated[
-        list[str] | None,
-        _requests(
-            "A log of requests, or a folder of them, followed while it grows: SGLang's "
-            "--log-requests (JSON, level 3) or --export-metrics-to-file, vLLM's debug log, "
-            "Dynamo's request trace, AIPerf's profile_export.jsonl, LMCache's lookup hashes.",
-            "FILE",
-        ),
-    ] = None,
-    once: Annotated[bool, _requests("Read what the logs hold now, then end.")] = False,
-    metrics: Annotated[
-        list[str] | None,
-        _metrics("Page of the server's counters: http://HOST:PORT/metrics.", "URL"),
-    ] = None,
+    events: Annotated[Text, option(_WHERE, "URL|FILE", **_EVENTS)] = None,
+    replay: Annotated[Text, option(_AGAIN, "URL", **_EVENTS)] = None,
+    ranks: Annotated[int, option(_RANKS, min=1, **_EVENTS)] = 1,
+    verbatim: Annotated[bool, option(_VERBATIM, **_EVENTS)] = False,
+    proxy: Annotated[list[str] | None, option(_PROXY, "[HOST:]PORT=URL", **_REQUESTS)] = None,
+    requests: Annotated[list[str] | None, option(_LOGS, "FILE", **_REQUESTS)] = None,
+    once: Annotated[bool, option("Read what the logs hold now, then end.", **_REQUESTS)] = False,
+    metrics: Annotated[list[str] | None, option(_PAGE, "URL", **_METRICS)] = None,
     every_s: Annotated[
         float,
-        typer.Option(
-            "--every",
-            min=0.1,
-            metavar="SECONDS",
-            help="Seconds from one sample to the next.",
-            rich_help_panel="Metrics",
-        ),
+        option("Seconds from one sample to the next.", "SECONDS", "--every", min=0.1, **_METRICS),
     ] = 5.0,
-    id_tokens: Annotated[
-        int,
-        typer.Option(
-            min=LEAST_TOKENS,
-            help="Tokens that an id of a prompt stands for: no more than a block of the server, "
-            "so that a replay can hit what it hit.",
-        ),
-    ] = GRAIN_TOKENS,
+    id_tokens: Annotated[int, option(_ID_TOKENS, min=LEAST_TOKENS)] = GRAIN_TOKENS,
     limit_s: Annotated[
         float | None,
-        typer.Option(
-            "--seconds", min=0.0, help="How long to record.", show_default="until Ctrl-C"
-        ),
+        option("How long to record.", None, "--seconds", min=0.0, show_default="until Ctrl-C"),
     ] = None,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", help="Print no line while it records.")
-    ] = False,
+    quiet: Annotated[bool, flag("--quiet", "Print no line while it records.")] = False,
 ) -> None:
     """Record a running server's KV events, requests and metrics into a folder.
 
     Prompts, tokens, keys and addresses are not written: numbers stand for them that nobody can
     read back. A recording that was interrupted, also by kill -9, goes on where it stopped.
     """
-    from dsv4kv.errors import ConfigError
     from dsv4kv.recording.folder import Recording
+    from dsv4kv.recording.metrics import Metrics
     from dsv4kv.recording.run import Live, run
+    from dsv4kv.recording.tail import RequestLog
     from dsv4kv.recording.veil import Veil
     from dsv4kv.view.terminal import show
 
@@ -152,12 +103,14 @@ def record(
     }
     with Recording(out, hear=live.hear, about=about) as recording:
         veil = Veil(recording.salt, id_tokens)
-        sources = [
+        sources: list[Source] = [
             *_events_of(events, replay, ranks, recording, veil, verbatim=verbatim),
             *_proxies_of(proxy or [], recording, veil),
-            *_logs_of(requests or [], recording, veil, follow=not once),
-            *_metrics_of(metrics or [], every_s, recording),
         ]
+        for number, log in enumerate(requests or []):
+            sources.append(RequestLog(number, Path(log), recording, veil, follow=not once))
+        for number, page in enumerate(metrics or []):
+            sources.append(Metrics(number, page, every_s, recording))
         with suppress(KeyboardInterrupt), _Line(live, quiet=quiet) as line:  # the way to end it
             run(sources, recording, limit_s=limit_s, tick=line)
     show([f"{out}: {live.line()}"])
@@ -187,13 +140,13 @@ class _Line:
             self._drawn.stop()
 
     def __call__(self) -> None:
-        from rich.text import Text
+        from rich.text import Text as Line
 
         from dsv4kv.cli.progress import EVERY_S
 
         self._ticks += 1
         if self._drawn:
-            line = Text(self._live.line(), no_wrap=True, overflow="ellipsis")
+            line = Line(self._live.line(), no_wrap=True, overflow="ellipsis")
             self._drawn.update(line, refresh=True)
         elif self._ticks % EVERY_S == 0:
             self._console.print(self._live.line(), highlight=False)
@@ -234,19 +187,3 @@ def _proxies_of(proxies: list[str], recording: "Recording", veil: "Veil") -> "It
                 err=True,
             )
         yield Proxy(number, address, recording, veil, proxies=len(proxies))
-
-
-def _logs_of(
-    logs: list[str], recording: "Recording", veil: "Veil", *, follow: bool
-) -> "Iterator[Source]":
-    from dsv4kv.recording.tail import RequestLog
-
-    for number, log in enumerate(logs):
-        yield RequestLog(number, Path(log), recording, veil, follow=follow)
-
-
-def _metrics_of(pages: list[str], every_s: float, recording: "Recording") -> "Iterator[Source]":
-    from dsv4kv.recording.metrics import Metrics
-
-    for number, page in enumerate(pages):
-        yield Metrics(number, page, every_s, recording)

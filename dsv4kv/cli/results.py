@@ -3,53 +3,37 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from dsv4kv.cli import Group
-from dsv4kv.view.console import print_document, say
+from dsv4kv.cli import examples, group
+from dsv4kv.cli.options import RESULTS, AsJson, Text, argument, flag, option, print_json
+from dsv4kv.errors import ConfigError, RecordError
+from dsv4kv.view.console import say
 
 if TYPE_CHECKING:
-    from dsv4kv.record.store import Entry
+    from dsv4kv.runs.store import Entry
 
-_EXAMPLES = "[bold]Examples[/bold]\n\n"
-app = typer.Typer(
-    cls=Group,
-    add_completion=False,
-    no_args_is_help=True,
-    help="List, show and prune saved runs.",
-    epilog=f"{_EXAMPLES}dsv4kv results list",
-    rich_markup_mode="rich",
-)
+app = group("List, show and prune saved runs.", "dsv4kv results list")
 
-Folder = Annotated[Path, typer.Option("--folder", help="Folder of records.")]
-
-_RESULTS = Path("results")
+Folder = Annotated[Path, option("Folder of records.", None, "--folder")]
 
 
-@app.command("list", epilog=f"{_EXAMPLES}dsv4kv results list --limit 10")
+@app.command("list", epilog=examples("dsv4kv results list --limit 10"))
 def list_(
-    folder: Folder = _RESULTS,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document instead of a table.")
-    ] = False,
+    folder: Folder = RESULTS,
+    as_json: AsJson = False,
     limit: Annotated[
-        int, typer.Option(min=0, help="Show the newest so many; 0 shows all. JSON has all.")
+        int, option("Show the newest so many; 0 shows all. JSON has all.", min=0)
     ] = 100,
 ) -> None:
     """List saved runs, oldest first, and sweeps that are not finished."""
-    from dsv4kv.record.points import list_unfinished
-    from dsv4kv.record.store import list_entries
+    from dsv4kv.runs.points import list_unfinished
+    from dsv4kv.runs.store import list_entries
     from dsv4kv.view.results import runs_table, unfinished_table
     from dsv4kv.view.terminal import show as show_parts
 
     entries = list_entries(folder)
     if as_json:
-        import json
-
-        document = [entry.model_dump(mode="json") for entry in entries]
-        print_document(json.dumps(document, ensure_ascii=False, indent=2))
+        print_json([entry.model_dump(mode="json") for entry in entries])
         return
-
     shown, sweeps = entries[-limit:], list_unfinished(folder)
     show_parts([runs_table(shown)])
     if sweeps:
@@ -61,19 +45,15 @@ def list_(
             say(f"warning: {entry.problem}", err=True)
 
 
-@app.command(epilog=f"{_EXAMPLES}dsv4kv results show last")
+@app.command(epilog=examples("dsv4kv results show last"))
 def show(
     run: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN",
-            help="Beginning or end of a run's name, or last.",
-        ),
+        str, argument("Beginning or end of a run's name, or last.", "RUN", show_default=True)
     ],
-    folder: Folder = _RESULTS,
+    folder: Folder = RESULTS,
 ) -> None:
     """Show a run of the folder again, as `dsv4kv report` does."""
-    from dsv4kv.record.store import list_entries, load_record
+    from dsv4kv.runs.store import list_entries, load_record
     from dsv4kv.view.record import report_record
     from dsv4kv.view.terminal import show as show_parts
 
@@ -81,24 +61,20 @@ def show(
     show_parts(report_record(load_record(folder / entry.file)))
 
 
-@app.command(epilog=f"{_EXAMPLES}dsv4kv results prune --older-than 30 --yes")
+@app.command(epilog=examples("dsv4kv results prune --older-than 30 --yes"))
 def prune(
-    folder: Folder = _RESULTS,
-    keep: Annotated[
-        int | None, typer.Option(min=0, help="Remove all but the newest so many.")
-    ] = None,
+    folder: Folder = RESULTS,
+    keep: Annotated[int | None, option("Remove all but the newest so many.", min=0)] = None,
     older_than: Annotated[
-        int | None, typer.Option(min=0, metavar="DAYS", help="Remove those older than this.")
+        int | None, option("Remove those older than this.", "DAYS", min=0)
     ] = None,
     status: Annotated[
-        str | None,
-        typer.Option(metavar="complete|incomplete|failed", help="Remove those of this status."),
+        Text, option("Remove those of this status.", "complete|incomplete|failed")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Remove; without it they are named.")] = False,
+    yes: Annotated[bool, flag("--yes", "Remove; without it they are named.")] = False,
 ) -> None:
     """Remove runs that fit every option given; baselines and unreadable files stay."""
-    from dsv4kv.errors import ConfigError
-    from dsv4kv.record.store import choose, list_entries, remove
+    from dsv4kv.runs.store import choose, list_entries, remove
 
     if keep is None and older_than is None and status is None:
         raise ConfigError("nothing says what to remove: give --keep, --older-than or --status.")
@@ -118,8 +94,6 @@ def prune(
 
 def _find(entries: "list[Entry]", run: str, folder: Path) -> "Entry":
     """The entry of that name; refuses none and several."""
-    from dsv4kv.errors import RecordError
-
     readable = [entry for entry in entries if entry.summary]
     if run == "last" and readable:
         return readable[-1]

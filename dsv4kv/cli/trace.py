@@ -2,7 +2,9 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
+from fractions import Fraction
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
@@ -18,24 +20,29 @@ from dsv4kv.choices import (
     explained,
     listed,
 )
-from dsv4kv.cli import Group
-from dsv4kv.cli.targets import to_file
+from dsv4kv.cli import examples, group
+from dsv4kv.cli.options import AsJson, Text, argument, flag, option, print_json, to_file
 from dsv4kv.engines.names import RULES
 from dsv4kv.engines.rule import SPECULATIONS
-from dsv4kv.files import shipped_names
-from dsv4kv.units import UNITS_PER_SECOND
+from dsv4kv.errors import ConfigError, TraceError
+from dsv4kv.files import (
+    Unparsable,
+    check_file,
+    check_folder,
+    parse_json,
+    shipped_names,
+    write_named,
+)
+from dsv4kv.units import UNITS_PER_SECOND, parse_bytes, parse_count
 from dsv4kv.view.console import open_console, print_document, say
 
 if TYPE_CHECKING:
     from dsv4kv.cli.progress import Watcher
-    from dsv4kv.mrc.curves import Question
-    from dsv4kv.mrc.strategies import PrefixCosts
-    from dsv4kv.traces import ReadOptions, TraceSummary
+    from dsv4kv.traces import ReadOptions
     from dsv4kv.traces.files import Watch
     from dsv4kv.traces.request import Request
 
-
-if TYPE_CHECKING:  # the registries make the choices: no checker can know them
+    # the registries make the choices: no checker can know them
     FormatName: TypeAlias = str
     UnitName: TypeAlias = str
     WrittenName: TypeAlias = str
@@ -44,45 +51,59 @@ else:
     UnitName = Literal[*UNITS_PER_SECOND]
     WrittenName = Literal[*TRACE_LINES, *TRACE_FILES]
 
-Format = Annotated[
-    FormatName, typer.Option("--format", help="Format of SOURCE; auto looks at its first line.")
-]
-
-
-def _reading(metavar: str, text: str) -> Any:
-    return typer.Option(help=text, metavar=metavar, rich_help_panel="Reading SOURCE")
-
+app = group(
+    "Look at serving traces, convert them to the toolkit's format, make synthetic ones.",
+    "dsv4kv trace info builtin:chat",
+)
 
 _SHORT_S = 1.0  # nobody wonders what takes less
+_PARALLEL_BYTES = 2**22  # of less, starting processes takes longer than tokenizing
+_CUT_TOKENS = 131_072  # where synthetic lengths are cut by default
+_STRATEGIES = "periodic:4096,zero,zero:bounded,ends+junctions"
+_SHAPES = {
+    "tree": "requests input_mean input_max output_mean arrival_rate "
+    "prefix_branches prefix_depth prefix_tokens hash_block_tokens",
+    "chat": "conversations",
+}
 
+# ---- options of several commands
+
+_READING = {"panel": "Reading SOURCE"}
+_DATA = {"panel": "Reading DATA"}
+_TIMES = {"panel": "Arrivals"}
+_OUTPUT = {"panel": "Output"}
+_TREE = {"panel": "Shape tree"}
+_SOURCE = (
+    "A trace file, plain or gzip, a folder of weka conversations, or [bold]builtin:chat[/bold]."
+)
+_LINES = "File to write, as JSON lines; compressed if it ends in .gz."
 _FIELDS = (
     "Names of a timed trace's fields: time, prompt length, output length and, if it has them, "
     "block ids. Left out: timestamp,input_length,output_length,hash_ids."
 )
-Fields = Annotated[str | None, _reading("T,IN,OUT[,IDS]", _FIELDS)]
-TimeUnit = Annotated[
-    UnitName,
-    _reading("UNIT", f"Unit of a timed trace's times: {listed(UNITS_PER_SECOND)}."),
+_UNITS = listed(UNITS_PER_SECOND)
+
+Source = Annotated[str, argument(_SOURCE, "SOURCE", show_default=True)]
+OutFile = Annotated[Path, argument(f"{_LINES} For weka, a new folder.", "OUT", show_default=True)]
+To = Annotated[WrittenName, option(f"{explained(TRACE_LINES | TRACE_FILES)}.", None, "--to")]
+Format = Annotated[
+    FormatName, option("Format of SOURCE; auto looks at its first line.", None, "--format")
 ]
+Fields = Annotated[Text, option(_FIELDS, "T,IN,OUT[,IDS]", **_READING)]
+TimeUnit = Annotated[UnitName, option(f"Unit of a timed trace: {_UNITS}.", "UNIT", **_READING)]
 IdTokens = Annotated[
-    int | None, _reading("TOKENS", "Tokens that one id of a timed trace stands for.")
+    int | None, option("Tokens that one id of a timed trace stands for.", "TOKENS", **_READING)
 ]
 Stagger = Annotated[
-    float, _reading("SECONDS", "Seconds between the starts of a weka folder's conversations.")
+    float,
+    option("Seconds between the starts of a weka folder's conversations.", "SECONDS", **_READING),
 ]
 
 
 def read_options(
-    fields: str | None,
-    time_unit: str,
-    id_tokens: int | None,
-    stagger: float,
-    *,
-    any_order: bool = False,
-    watch: "Watch | None" = None,
-    stores: bool = False,
+    fields: str | None, time_unit: str, id_tokens: int | None, stagger: float, **more: Any
 ) -> "ReadOptions":
-    """What was given, checked."""
+    """What was given, checked; ``more`` are other fields of ``ReadOptions``."""
     from dsv4kv.traces.files import ReadOptions, TimedFields
 
     names = fields.split(",") if fields else []
@@ -92,15 +113,7 @@ def read_options(
         raise typer.BadParameter(f"--stagger {stagger}: give seconds, 0 or more")
     if id_tokens is not None and id_tokens < 1:
         raise typer.BadParameter(f"--id-tokens {id_tokens}: an id stands for 1 token or more")
-    return ReadOptions(
-        TimedFields(*names),
-        time_unit,
-        id_tokens,
-        stagger,
-        any_order,
-        watch,
-        stores,
-    )
+    return ReadOptions(TimedFields(*names), time_unit, id_tokens, stagger, **more)
 
 
 def _watch(name: str, unit: str) -> "Watcher":
@@ -117,254 +130,10 @@ def _watched_reading(name: str) -> "Iterator[Watch]":
         yield lambda done, total: watcher.reach(done >> 20, total >> 20)
 
 
-EPILOG = """\
-[bold]Examples[/bold]
-
-dsv4kv trace mrc builtin:chat                            hits by capacity
-
-dsv4kv trace mrc builtin:chat --capacity 1M --rule all   by engines' rules
-"""
-_STRATEGIES = "periodic:4096,zero,zero:bounded,ends+junctions"
+# ---- info and convert
 
 
-def _ask(metavar: str, text: str) -> Any:
-    return typer.Option(help=text, metavar=metavar)
-
-
-def _output(text: str, callback: Any = to_file) -> Any:
-    return typer.Option(help=text, metavar="FILE", rich_help_panel="Output", callback=callback)
-
-
-_STRATEGY = f"What is kept of windows and states: {listed(STRATEGIES)}, or none; commas between."
-_RULE = (
-    f"Engines' rules, replayed at every capacity: {listed(RULES)}, or all. Exact for vLLM 0.33 "
-    "and SGLang 0.5.23, whose defaults are vllm-v4:semantic and sglang-v4:tail."
-)
-_SPECULATION = (
-    f"How the engines draft, for every rule: {listed(SPECULATIONS)} (MTP where a KV connector is "
-    "set), commas between. It changes what hits."
-)
-_POLICY = (
-    f"Other eviction policies, simulated at every capacity: {listed(POLICIES | OFFLINE_POLICIES)}."
-)
-_SAMPLE = (
-    "Simulate policies on this share of the prompt families (0.2), with an interval for every "
-    "number; 1 simulates everything. Left out: a sample only where the whole would take long."
-)
-_MEMORY = (
-    "Read a trace that does not fit: keep so much of it (1GiB), and estimate hits from some of "
-    "its blocks, each with a 95 % interval. Only the curve: strategies, rules and policies need "
-    "whole prompts."
-)
-_SNAP = (
-    "Leave checkpoints inside the partial last block of a prompt, which never comes again, too: "
-    "they are written and never found."
-)
-
-
-def mrc(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="SOURCE",
-            help="A trace with block ids: a file, plain or gzip, a folder of weka conversations, "
-            "or [bold]builtin:chat[/bold].",
-        ),
-    ],
-    model: Annotated[
-        str,
-        _ask(
-            "NAME|FILE",
-            f"Whose cache: {listed(shipped_names('models'))}, or a Hugging Face config.json.",
-        ),
-    ] = "v4-flash",
-    block_tokens: Annotated[
-        str | None,
-        _ask("TOKENS", "Tokens of a block. Left out: the trace's own; for engines' rules 256."),
-    ] = None,
-    capacity: Annotated[
-        str | None,
-        _ask(
-            "SIZES",
-            "Capacities of the cache, in tokens of context (9358848, 16M) or bytes of compressed "
-            "cache (100GiB), commas between. Left out: ten that show the curve.",
-        ),
-    ] = None,
-    host: Annotated[
-        str | None,
-        _ask(
-            "SIZES",
-            "Host memory in addition to the capacities (1TB), commas between: what it would win.",
-        ),
-    ] = None,
-    strategy: Annotated[str, _ask("NAMES", _STRATEGY)] = _STRATEGIES,
-    rule: Annotated[str | None, _ask("NAMES", _RULE)] = None,
-    speculation: Annotated[str, _ask("NAMES", _SPECULATION)] = "none",
-    policy: Annotated[str | None, _ask("NAMES", _POLICY)] = None,
-    sample: Annotated[float | None, _ask("SHARE", _SAMPLE)] = None,
-    memory: Annotated[str | None, _ask("BYTES", _MEMORY)] = None,
-    jobs: Annotated[
-        int, typer.Option("--jobs", "-j", min=1, metavar="N", help="Processes for the rules.")
-    ] = 1,
-    chunk_tokens: Annotated[
-        str, _ask("TOKENS", "Tokens of a prompt computed at once (max_num_batched_tokens).")
-    ] = "8192",
-    gpu: Annotated[
-        str | None,
-        _ask(
-            "NAME",
-            "GPU for which vLLM's blocks of V4.1 are sized. Left out: as on B200.",
-        ),
-    ] = None,
-    no_snap: Annotated[bool, typer.Option("--no-snap", help=_SNAP)] = False,
-    trace_format: Format = "auto",
-    fields: Fields = None,
-    time_unit: TimeUnit = "s",
-    id_tokens: IdTokens = None,
-    stagger: Stagger = 0.0,
-    as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json",
-            help="Print one JSON document instead of tables.",
-            rich_help_panel="Output",
-        ),
-    ] = False,
-    csv: Annotated[Path | None, _output("Write a row for every capacity and rule as CSV.")] = None,
-    chart: Annotated[Path | None, _output("Draw the curves as SVG.")] = None,
-) -> None:
-    """Print the prefix hit rate of a trace by cache capacity, exactly, and why hits are lost.
-
-    A hit ends at the first block that is not cached. What is cached is useful only if window and
-    compressor state are there too: strategies say what is kept of them, rules what engines do.
-    """
-    from dsv4kv.files import write_named
-    from dsv4kv.mrc.curves import Question, measure_trace
-    from dsv4kv.mrc.strategies import prefix_costs
-    from dsv4kv.mrc.thin import measure_stream
-    from dsv4kv.sizing.gpus import load_gpu
-    from dsv4kv.sizing.lookup import find_model
-    from dsv4kv.traces import read_batches
-    from dsv4kv.traces.collect import load_paths, tables_of
-    from dsv4kv.units import parse_bytes, parse_count
-    from dsv4kv.view import mrc as files
-
-    drafts = _names(speculation)
-    config = find_model(model)
-    every = (
-        name
-        for name, known in RULES.items()
-        if set(drafts) <= set(known.drafts) and config.kind in known.kinds
-    )
-    if memory and strategy == _STRATEGIES:
-        strategy = "none"
-    question = Question(
-        model=config,
-        block_tokens=parse_count(block_tokens) if block_tokens else None,
-        capacities_tokens=_capacities(capacity, prefix_costs(config)),
-        strategies=() if strategy == "none" else _names(strategy),
-        rules=tuple(every) if rule == "all" else _names(rule),
-        speculations=drafts,
-        policies=_names(policy),
-        chunk_tokens=parse_count(chunk_tokens),
-        snap=not no_snap,
-        arch=load_gpu(gpu).arch if gpu else None,
-        sample=sample,
-        host_bytes=tuple(sorted(parse_bytes(one) for one in _names(host))),
-    )
-    with _watched_reading(f"reading {source}") as watch:
-        options = read_options(fields, time_unit, id_tokens, stagger, watch=watch)
-        if memory:
-            _refuse_whole_prompts(question, memory)
-            tables = tables_of(read_batches(source, trace_format, options))
-            answer = measure_stream(tables, question, parse_bytes(memory))
-        else:
-            table = load_paths(source, trace_format, options)
-    if not memory:
-        with _watch("measuring", "steps") as watcher:
-            answer = measure_trace(table, question, watcher.reach, jobs)
-    if csv:
-        write_named(csv, files.to_csv(answer), "--csv")
-    if chart:
-        write_named(chart, files.draw_answer(source, config.name, answer), "--chart")
-    if as_json:
-        print_document(files.to_json(source, config.name, answer))
-        return
-    from dsv4kv.view.terminal import show
-
-    show(files.show_answer(source, config.name, answer))
-
-
-def _refuse_whole_prompts(question: "Question", memory: str) -> None:
-    """Refuse options whose answer needs all blocks of the prompts."""
-    from dsv4kv.errors import ConfigError
-
-    given = {
-        "--strategy": question.strategies,
-        "--rule": question.rules,
-        "--policy": question.policies,
-        "--host": question.host_bytes,
-        "--block-tokens": question.block_tokens,
-        "--sample": question.sample,
-    }
-    for option in (name for name, value in given.items() if value):
-        raise ConfigError(
-            f"{option} needs whole prompts, and --memory {memory} keeps some of their blocks: "
-            "leave one of them out."
-        )
-
-
-def _names(text: str | None) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip()) if text else ()
-
-
-def _capacities(text: str | None, costs: "PrefixCosts") -> tuple[int, ...]:
-    """Capacities in tokens, rising; sizes end in B."""
-    from dsv4kv.units import parse_bytes, parse_count
-
-    return tuple(
-        sorted(
-            int(parse_bytes(one) / costs.token_bytes)
-            if one.upper().endswith("B")
-            else parse_count(one)
-            for one in _names(text)
-        )
-    )
-
-
-app = typer.Typer(
-    cls=Group,
-    add_completion=False,
-    epilog="[bold]Examples[/bold]\n\ndsv4kv trace info builtin:chat",
-    help="Look at serving traces, convert them to the toolkit's format, make synthetic ones.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-)
-
-Source = Annotated[
-    str,
-    typer.Argument(
-        metavar="SOURCE",
-        help="A trace file, plain or gzip, a folder of weka conversations, or "
-        "[bold]builtin:chat[/bold].",
-    ),
-]
-_LINES = "File to write, as JSON lines; compressed if it ends in .gz."
-Out = Annotated[Path, typer.Argument(metavar="OUT", help=_LINES)]
-_TO = f"{explained(TRACE_LINES | TRACE_FILES)}."
-_CUT_TOKENS = 131_072  # where synthetic lengths are cut by default
-_SHAPES = {
-    "tree": "requests input_mean input_max output_mean arrival_rate "
-    "prefix_branches prefix_depth prefix_tokens hash_block_tokens",
-    "chat": "conversations",
-}
-
-
-def _option(shape: str, text: str, low: int = 1, high: int | None = None) -> Any:
-    return typer.Option(min=low, max=high, help=text, rich_help_panel=f"Shape {shape}")
-
-
-@app.command(epilog="[bold]Examples[/bold]\n\ndsv4kv trace info builtin:chat")
+@app.command(epilog=examples("dsv4kv trace info builtin:chat"))
 def info(
     source: Source,
     trace_format: Format = "auto",
@@ -372,55 +141,52 @@ def info(
     time_unit: TimeUnit = "s",
     id_tokens: IdTokens = None,
     stagger: Stagger = 0.0,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document instead of a table.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say what a trace asks for: requests, lengths, and how much of its prompts repeats."""
-    from dsv4kv.traces import (
-        detect_format,
-        is_stores_only,
-        read_batches,
-        resolve_trace,
-        summarize_batches,
-    )
+    from dsv4kv import traces
     from dsv4kv.traces.collect import place_of
     from dsv4kv.view.terminal import show
     from dsv4kv.view.trace import describe_trace
 
-    path = resolve_trace(source)
-    name = detect_format(path) if trace_format == "auto" else trace_format
-    stores = is_stores_only(path)
+    path = traces.resolve_trace(source)
+    name = traces.detect_format(path) if trace_format == "auto" else trace_format
+    stores = traces.is_stores_only(path)
     options = read_options(fields, time_unit, id_tokens, stagger, stores=stores)
     with _watched_reading(f"reading {source}") as watch:
-        batches = read_batches(path, name, replace(options, watch=watch))
-        summary = summarize_batches(batches, lambda number: place_of(number, path, name, options))
+        batches = traces.read_batches(path, name, replace(options, watch=watch))
+        summary = traces.summarize_batches(
+            batches, lambda number: place_of(number, path, name, options)
+        )
     if as_json:
-        print_document(_as_json(source, name, path, summary, stores=stores))
+        document: dict[str, Any] = {"source": source, "format": name}
+        document |= {"sha256": traces.trace_sha256(path), **asdict(summary)}
+        print_json(
+            document | ({"stores_only": True} if stores else {"hit_share": summary.hit_share})
+        )
         return
     show([f"{source} ({name})", *describe_trace(summary, stores=stores)])
 
 
 @app.command(
-    epilog="[bold]Examples[/bold]\n\ndsv4kv trace convert trace.jsonl first.jsonl.gz --limit 1000"
-    "\n\ndsv4kv trace convert trace.jsonl delta.jsonl --to mooncake-delta"
-    "\n\ndsv4kv trace convert recording trace.jsonl.gz"
+    epilog=examples(
+        "dsv4kv trace convert trace.jsonl first.jsonl.gz --limit 1000",
+        "dsv4kv trace convert trace.jsonl delta.jsonl --to mooncake-delta",
+        "dsv4kv trace convert recording trace.jsonl.gz",
+    )
 )
 def convert(
     source: Source,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help=f"{_LINES} For weka, a new folder.")],
+    out: OutFile,
     trace_format: Format = "auto",
-    skip: Annotated[int, typer.Option(min=0, help="Requests to leave out at the start.")] = 0,
+    skip: Annotated[int, option("Requests to leave out at the start.", min=0)] = 0,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Requests to write at most.", show_default="all")
+        int | None, option("Requests to write at most.", min=1, show_default="all")
     ] = None,
     sort: Annotated[
-        bool, typer.Option("--sort", help="Sort by arrival first; equal times keep their order.")
+        bool, flag("--sort", "Sort by arrival first; equal times keep their order.")
     ] = False,
-    to: Annotated[
-        WrittenName,
-        typer.Option("--to", help=_TO),
-    ] = "dsv4kv",
+    to: To = "dsv4kv",
     fields: Fields = None,
     time_unit: TimeUnit = "s",
     id_tokens: IdTokens = None,
@@ -430,8 +196,6 @@ def convert(
 
     A recording becomes a trace of its requests; without a source of them, of what was stored.
     """
-    from itertools import islice
-
     from dsv4kv.recording.folder import is_recording
     from dsv4kv.traces import is_stores_only, read_trace
     from dsv4kv.traces.collect import place_of
@@ -466,9 +230,6 @@ def _check_out(out: Path, to: str) -> None:
     Raises:
         TraceError: It cannot be written.
     """
-    from dsv4kv.errors import TraceError
-    from dsv4kv.files import check_file, check_folder
-
     if out.is_dir() and to != "weka":
         raise TraceError(f"{out} is a folder: name the file to write.")
     try:
@@ -479,7 +240,6 @@ def _check_out(out: Path, to: str) -> None:
 
 def _write(requests: "Iterable[Request]", out: Path, to: str, *, stores: bool) -> None:
     """Write a trace and say how much of it there is."""
-    from dsv4kv.errors import TraceError
     from dsv4kv.traces import write_trace
 
     if stores and to in TRACE_FILES:
@@ -509,121 +269,56 @@ def _convert_recording(folder: Path, out: Path, to: str, part: slice) -> None:
         say(sentence)
 
 
-def _data(metavar: str, text: str) -> Any:
-    return typer.Option(help=text, metavar=metavar, rich_help_panel="Reading DATA")
+# ---- tokenize
 
-
-def _times(text: str, metavar: str = "") -> Any:
-    return typer.Option(help=text, metavar=metavar or None, rich_help_panel="Arrivals")
-
-
-_PARALLEL_BYTES = 2**22  # of less, starting processes takes longer than tokenizing
+_CONVERSATIONS = (
+    "Conversations (ShareGPT's, OpenAI's messages) or prompts, as JSON lines or one JSON array, "
+    "or lines of text; plain or gzip."
+)
+_TOKENIZER = "A model's folder, with its tokenizer.json; or such a file. Never downloaded."
+_TEMPLATE = (
+    "Jinja file, or the name of one of the tokenizer's templates; a file in .py is run: "
+    "DeepSeek's encoding_dsv4.py. Left out: the tokenizer's own."
+)
+_TEMPLATE_OPTIONS = "Options of the template, such as '{\"enable_thinking\": false}'."
+_DEFECTS = "Leave out records that cannot be read, and count them; else the first ends it."
+_UNANSWERED = "Output tokens of requests that the data has no answer to."
+_RATE = "Conversations that begin in a second (Poisson), if no time is given."
+_GAP = "Mean time from a turn to the next (exponential), in seconds."
+_FIELD = "Field of records, or of messages, that says when they were sent: ISO 8601, or a number."
+_SALT = (
+    "Secret of the ids, 16 to 64 bytes: the same one, the same ids; a recording's, its. Left out: "
+    "random, and not kept."
+)
+_PROCESSES = "Processes that tokenize; of small data one."
 
 
 @app.command(
-    epilog="[bold]Examples[/bold]\n\ndsv4kv trace tokenize sharegpt.json trace.jsonl.gz "
-    "--tokenizer DeepSeek-V3 --rate 2"
+    epilog=examples(
+        "dsv4kv trace tokenize sharegpt.json trace.jsonl.gz --tokenizer DeepSeek-V3 --rate 2"
+    )
 )
 def tokenize(
-    data: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DATA",
-            help="Conversations (ShareGPT's, OpenAI's messages) or prompts, as JSON lines or one "
-            "JSON array, or lines of text; plain or gzip.",
-        ),
-    ],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help=f"{_LINES} For weka, a new folder.")],
-    tokenizer: Annotated[
-        Path,
-        _data(
-            "DIR", "A model's folder, with its tokenizer.json; or such a file. Never downloaded."
-        ),
-    ],
-    template: Annotated[
-        str | None,
-        typer.Option(
-            "--chat-template",
-            help="Jinja file, or the name of one of the tokenizer's templates; a file in "
-            ".py is run: DeepSeek's encoding_dsv4.py. Left out: the tokenizer's own.",
-            metavar="FILE|NAME",
-            rich_help_panel="Reading DATA",
-        ),
-    ] = None,
-    template_options: Annotated[
-        str,
-        _data("JSON", "Options of the template, such as '{\"enable_thinking\": false}'."),
-    ] = "{}",
+    data: Annotated[Path, argument(_CONVERSATIONS, "DATA", show_default=True)],
+    out: OutFile,
+    tokenizer: Annotated[Path, option(_TOKENIZER, "DIR", **_DATA)],
+    template: Annotated[Text, option(_TEMPLATE, "FILE|NAME", "--chat-template", **_DATA)] = None,
+    template_options: Annotated[str, option(_TEMPLATE_OPTIONS, "JSON", **_DATA)] = "{}",
     text: Annotated[
-        bool,
-        typer.Option(
-            "--text",
-            help="Every line is a prompt, whatever it looks like.",
-            rich_help_panel="Reading DATA",
-        ),
+        bool, flag("--text", "Every line is a prompt, whatever it looks like.", **_DATA)
     ] = False,
-    skip: Annotated[
-        bool,
-        typer.Option(
-            "--skip-defects",
-            help="Leave out records that cannot be read, and count them; else the first ends it.",
-            rich_help_panel="Reading DATA",
-        ),
-    ] = False,
-    output_tokens: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="Output tokens of requests that the data has no answer to.",
-            rich_help_panel="Reading DATA",
-        ),
-    ] = 0,
-    rate: Annotated[
-        float, _times("Conversations that begin in a second (Poisson), if no time is given.")
-    ] = 1.0,
-    gap: Annotated[
-        float, _times("Mean time from a turn to the next (exponential), in seconds.")
-    ] = 20.0,
-    time_field: Annotated[
-        str | None,
-        _times(
-            "Field of records, or of messages, that says when they were sent: ISO 8601, or a "
-            "number.",
-            "NAME",
-        ),
-    ] = None,
-    time_unit: Annotated[
-        UnitName, _times(f"Unit of numbers: {listed(UNITS_PER_SECOND)}.", "UNIT")
-    ] = "s",
-    seed: Annotated[
-        int,
-        typer.Option(
-            min=0, help="Seed: the same one, the same times.", rich_help_panel="Arrivals"
-        ),
-    ] = 0,
-    block_tokens: Annotated[
-        int,
-        typer.Option(min=1, help="Tokens that an id stands for.", rich_help_panel="Output"),
-    ] = 64,
-    salt: Annotated[
-        Path | None,
-        _output(
-            "Secret of the ids, 16 to 64 bytes: the same one, the same ids; a recording's, its. "
-            "Left out: random, and not kept.",
-            callback=None,
-        ),
-    ] = None,
-    to: Annotated[
-        WrittenName, typer.Option("--to", help=_TO, rich_help_panel="Output")
-    ] = "dsv4kv",
+    skip: Annotated[bool, flag("--skip-defects", _DEFECTS, **_DATA)] = False,
+    output_tokens: Annotated[int, option(_UNANSWERED, min=0, **_DATA)] = 0,
+    rate: Annotated[float, option(_RATE, **_TIMES)] = 1.0,
+    gap: Annotated[float, option(_GAP, **_TIMES)] = 20.0,
+    time_field: Annotated[Text, option(_FIELD, "NAME", **_TIMES)] = None,
+    time_unit: Annotated[UnitName, option(f"Unit of numbers: {_UNITS}.", "UNIT", **_TIMES)] = "s",
+    seed: Annotated[int, option("Seed: the same one, the same times.", min=0, **_TIMES)] = 0,
+    block_tokens: Annotated[int, option("Tokens that an id stands for.", min=1, **_OUTPUT)] = 64,
+    salt: Annotated[Path | None, option(_SALT, "FILE", **_OUTPUT)] = None,
+    to: To = "dsv4kv",
     processes: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=1024,
-            help="Processes that tokenize; of small data one.",
-            show_default="one for every core",
-        ),
+        int | None, option(_PROCESSES, min=1, max=1024, show_default="one for every core")
     ] = None,
 ) -> None:
     """Make a trace of conversations or prompts: lengths, sessions and ids of blocks of tokens.
@@ -631,30 +326,27 @@ def tokenize(
     Every answer of the assistant is a request. Its prompt is what comes before, as the chat
     template writes it, so turns share what a server could reuse. No text and no token is written.
     """
+    from dsv4kv.processes import usable_cores
     from dsv4kv.recording import tokenize as made
     from dsv4kv.recording.convert import in_blocks
     from dsv4kv.recording.datasets import DataOptions, read_dialogues
     from dsv4kv.traces.mooncake import BLOCK_TOKENS
 
     _check_out(out, to)
-    for option, value in (("--rate", rate), ("--gap", gap)):
+    for name, value in (("--rate", rate), ("--gap", gap)):
         if not 0 < value < float("inf"):
-            raise typer.BadParameter(f"{option} {value}: give a number above 0")
-    job = made.Job(
-        tokenizer,
-        made.read_salt(salt),
-        template,
-        _object(template_options, "--template-options"),
-        block_tokens,
-    )
+            raise typer.BadParameter(f"{name} {value}: give a number above 0")
+    options = _object(template_options, "--template-options")
+    job = made.Job(tokenizer, made.read_salt(salt), template, options, block_tokens)
     counts = made.Counts()
+    large = data.is_file() and data.stat().st_size >= _PARALLEL_BYTES
+    count = processes or (usable_cores() if large else 1)
     with _watched_reading(f"tokenizing {data}") as watch:
-        options = DataOptions(text, time_field, time_unit, skip, watch)
-        turns = made.tokenize(read_dialogues(data, options), job, processes or _processes(data))
-        arrivals = made.Arrivals(rate, gap, seed)
+        reading = DataOptions(text, time_field, time_unit, skip, watch)
+        turns = made.tokenize(read_dialogues(data, reading), job, count)
         requests = made.arrange(
             turns,
-            arrivals,
+            made.Arrivals(rate, gap, seed),
             counts,
             block_tokens=block_tokens,
             output_tokens=output_tokens,
@@ -667,70 +359,219 @@ def tokenize(
         say(sentence)
 
 
-def _processes(data: Path) -> int:
-    from dsv4kv.processes import usable_cores
-
-    try:
-        small = data.stat().st_size < _PARALLEL_BYTES
-    except OSError:  # said where it is read
-        small = True
-    return 1 if small else usable_cores()
-
-
-def _object(text: str, option: str) -> dict[str, Any]:
-    from dsv4kv.files import Unparsable, parse_json
-
+def _object(text: str, name: str) -> dict[str, Any]:
     try:
         value = parse_json(text)
     except Unparsable as error:
-        raise typer.BadParameter(f"{option} {text}: {error}") from None
+        raise typer.BadParameter(f"{name} {text}: {error}") from None
     if not isinstance(value, dict):
-        raise typer.BadParameter(f"{option} {text}: give a JSON object")
+        raise typer.BadParameter(f"{name} {text}: give a JSON object")
     return value
 
 
-app.command("mrc", epilog=EPILOG)(mrc)
+# ---- mrc
+
+_WHOSE = f"Whose cache: {listed(shipped_names('models'))}, or a Hugging Face config.json."
+_BLOCK = "Tokens of a block. Left out: the trace's own; for engines' rules 256."
+_CAPACITY = (
+    "Capacities of the cache, in tokens of context (9358848, 16M) or bytes of compressed cache "
+    "(100GiB), commas between. Left out: ten that show the curve."
+)
+_HOST = "Host memory in addition to the capacities (1TB), commas between: what it would win."
+_STRATEGY = f"What is kept of windows and states: {listed(STRATEGIES)}, or none; commas between."
+_RULE = (
+    f"Engines' rules, replayed at every capacity: {listed(RULES)}, or all. Exact for vLLM 0.33 "
+    "and SGLang 0.5.23, whose defaults are vllm-v4:semantic and sglang-v4:tail."
+)
+_SPECULATION = (
+    f"How the engines draft, for every rule: {listed(SPECULATIONS)} (MTP where a KV connector is "
+    "set), commas between. It changes what hits."
+)
+_POLICY = (
+    f"Other eviction policies, simulated at every capacity: {listed(POLICIES | OFFLINE_POLICIES)}."
+)
+_SAMPLE = (
+    "Simulate policies on this share of the prompt families (0.2), with an interval for every "
+    "number; 1 simulates everything. Left out: a sample only where the whole would take long."
+)
+_MEMORY = (
+    "Read a trace that does not fit: keep so much of it (1GiB), and estimate hits from some of "
+    "its blocks, each with a 95 % interval. Only the curve: strategies, rules and policies need "
+    "whole prompts."
+)
+_SNAP = (
+    "Leave checkpoints inside the partial last block of a prompt, which never comes again, too: "
+    "they are written and never found."
+)
 
 
 @app.command(
-    epilog="[bold]Examples[/bold]\n\ndsv4kv trace synth docs.jsonl.gz --requests 1000 "
-    "--prefix-branches 8\n\ndsv4kv trace synth chat.jsonl --shape chat"
+    epilog=examples(
+        "dsv4kv trace mrc builtin:chat                            hits by capacity",
+        "dsv4kv trace mrc builtin:chat --capacity 1M --rule all   by engines' rules",
+    )
+)
+def mrc(
+    source: Annotated[str, argument(f"With block ids: {_SOURCE}", "SOURCE", show_default=True)],
+    model: Annotated[str, option(_WHOSE, "NAME|FILE")] = "v4-flash",
+    block_tokens: Annotated[Text, option(_BLOCK, "TOKENS")] = None,
+    capacity: Annotated[Text, option(_CAPACITY, "SIZES")] = None,
+    host: Annotated[Text, option(_HOST, "SIZES")] = None,
+    strategy: Annotated[str, option(_STRATEGY, "NAMES")] = _STRATEGIES,
+    rule: Annotated[Text, option(_RULE, "NAMES")] = None,
+    speculation: Annotated[str, option(_SPECULATION, "NAMES")] = "none",
+    policy: Annotated[Text, option(_POLICY, "NAMES")] = None,
+    sample: Annotated[float | None, option(_SAMPLE, "SHARE")] = None,
+    memory: Annotated[Text, option(_MEMORY, "BYTES")] = None,
+    jobs: Annotated[int, option("Processes for the rules.", "N", "--jobs", "-j", min=1)] = 1,
+    chunk_tokens: Annotated[
+        str, option("Tokens of a prompt computed at once (max_num_batched_tokens).", "TOKENS")
+    ] = "8192",
+    gpu: Annotated[
+        Text,
+        option("GPU for which vLLM sizes blocks of V4.1. Left out: B200.", "NAME"),
+    ] = None,
+    no_snap: Annotated[bool, flag("--no-snap", _SNAP)] = False,
+    trace_format: Format = "auto",
+    fields: Fields = None,
+    time_unit: TimeUnit = "s",
+    id_tokens: IdTokens = None,
+    stagger: Stagger = 0.0,
+    as_json: AsJson = False,
+    csv: Annotated[
+        Path | None,
+        option("Write rows by capacity and rule as CSV.", "FILE", callback=to_file, **_OUTPUT),
+    ] = None,
+    chart: Annotated[
+        Path | None, option("Draw the curves as SVG.", "FILE", callback=to_file, **_OUTPUT)
+    ] = None,
+) -> None:
+    """Print the prefix hit rate of a trace by cache capacity, exactly, and why hits are lost.
+
+    A hit ends at the first block that is not cached. What is cached is useful only if window and
+    compressor state are there too: strategies say what is kept of them, rules what engines do.
+    """
+    from dsv4kv.mrc.curves import Question, measure_trace
+    from dsv4kv.mrc.strategies import prefix_costs
+    from dsv4kv.mrc.thin import measure_stream
+    from dsv4kv.sizing.gpus import load_gpu
+    from dsv4kv.sizing.lookup import find_model
+    from dsv4kv.traces import read_batches
+    from dsv4kv.traces.collect import load_paths, tables_of
+    from dsv4kv.view import mrc as view
+    from dsv4kv.view.terminal import show
+
+    drafts, config = _names(speculation), find_model(model)
+    every = (
+        name
+        for name, known in RULES.items()
+        if set(drafts) <= set(known.drafts) and config.kind in known.kinds
+    )
+    if memory and strategy == _STRATEGIES:
+        strategy = "none"
+    question = Question(
+        model=config,
+        block_tokens=parse_count(block_tokens) if block_tokens else None,
+        capacities_tokens=_capacities(capacity, prefix_costs(config).token_bytes),
+        strategies=() if strategy == "none" else _names(strategy),
+        rules=tuple(every) if rule == "all" else _names(rule),
+        speculations=drafts,
+        policies=_names(policy),
+        chunk_tokens=parse_count(chunk_tokens),
+        snap=not no_snap,
+        arch=load_gpu(gpu).arch if gpu else None,
+        sample=sample,
+        host_bytes=tuple(sorted(parse_bytes(one) for one in _names(host))),
+    )
+    with _watched_reading(f"reading {source}") as watch:
+        options = read_options(fields, time_unit, id_tokens, stagger, watch=watch)
+        if memory:
+            whole = {
+                "--strategy": question.strategies,
+                "--rule": question.rules,
+                "--policy": question.policies,
+                "--host": question.host_bytes,
+                "--block-tokens": question.block_tokens,
+                "--sample": question.sample,
+            }
+            for name in (name for name, value in whole.items() if value):
+                raise ConfigError(
+                    f"{name} needs whole prompts, and --memory {memory} keeps some of their "
+                    "blocks: leave one of them out."
+                )
+            tables = tables_of(read_batches(source, trace_format, options))
+            answer = measure_stream(tables, question, parse_bytes(memory))
+        else:
+            table = load_paths(source, trace_format, options)
+    if not memory:
+        with _watch("measuring", "steps") as watcher:
+            answer = measure_trace(table, question, watcher.reach, jobs)
+    if csv:
+        write_named(csv, view.to_csv(answer), "--csv")
+    if chart:
+        write_named(chart, view.draw_answer(source, config.name, answer), "--chart")
+    if as_json:
+        print_document(view.to_json(source, config.name, answer))
+    else:
+        show(view.show_answer(source, config.name, answer))
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip()) if text else ()
+
+
+def _capacities(text: str | None, token_bytes: Fraction) -> tuple[int, ...]:
+    """Capacities in tokens, rising; sizes end in B."""
+    sizes = (
+        int(parse_bytes(one) / token_bytes) if one.upper().endswith("B") else parse_count(one)
+        for one in _names(text)
+    )
+    return tuple(sorted(sizes))
+
+
+# ---- synth
+
+_SHAPE = (
+    "tree: independent prompts that begin with text from a tree of shared prefixes. chat: "
+    "conversations over one system prompt, each turn extending the last."
+)
+
+
+@app.command(
+    epilog=examples(
+        "dsv4kv trace synth docs.jsonl.gz --requests 1000 --prefix-branches 8",
+        "dsv4kv trace synth chat.jsonl --shape chat",
+    )
 )
 def synth(
     context: typer.Context,
-    out: Out,
-    shape: Annotated[
-        Literal["tree", "chat"],
-        typer.Option(
-            help="tree: independent prompts that begin with text from a tree of shared prefixes. "
-            "chat: conversations over one system prompt, each turn extending the last."
-        ),
-    ] = "tree",
-    seed: Annotated[int, typer.Option(min=0, help="Seed: the same one, the same trace.")] = 0,
-    conversations: Annotated[int, _option("chat", "Conversations.")] = 12,
-    requests: Annotated[int, _option("tree", "Requests.")] = 64,
-    input_mean: Annotated[int, _option("tree", "Mean prompt (log-normal), in tokens.")] = 1024,
+    out: Annotated[Path, argument(_LINES, "OUT", show_default=True)],
+    shape: Annotated[Literal["tree", "chat"], option(_SHAPE)] = "tree",
+    seed: Annotated[int, option("Seed: the same one, the same trace.", min=0)] = 0,
+    conversations: Annotated[int, option("Conversations.", min=1, panel="Shape chat")] = 12,
+    requests: Annotated[int, option("Requests.", min=1, **_TREE)] = 64,
+    input_mean: Annotated[
+        int, option("Mean prompt (log-normal), in tokens.", min=1, **_TREE)
+    ] = 1024,
     input_max: Annotated[
-        int, _option("tree", "Cut prompts to this many tokens.", high=2**31 - 1)
+        int, option("Cut prompts to this many tokens.", min=1, max=2**31 - 1, **_TREE)
     ] = _CUT_TOKENS,
     output_mean: Annotated[
-        int, _option("tree", "Mean output (log-normal), in tokens.", high=_CUT_TOKENS)
+        int, option("Mean output (log-normal), in tokens.", min=1, max=_CUT_TOKENS, **_TREE)
     ] = 128,
     arrival_rate: Annotated[
         float | None,
-        typer.Option(
-            help="Poisson arrivals per second.",
-            show_default="all wait from the start",
-            rich_help_panel="Shape tree",
-        ),
+        option("Poisson arrivals per second.", show_default="all wait from the start", **_TREE),
     ] = None,
     prefix_branches: Annotated[
-        int, _option("tree", "Children of each prefix; 0 shares nothing.", low=0, high=1_000_000)
+        int, option("Children of each prefix; 0 shares nothing.", min=0, max=1_000_000, **_TREE)
     ] = 0,
-    prefix_depth: Annotated[int, _option("tree", "Levels of the prefix tree.", high=10_000)] = 2,
-    prefix_tokens: Annotated[int, _option("tree", "Tokens that a level adds.")] = 512,
+    prefix_depth: Annotated[
+        int, option("Levels of the prefix tree.", min=1, max=10_000, **_TREE)
+    ] = 2,
+    prefix_tokens: Annotated[int, option("Tokens that a level adds.", min=1, **_TREE)] = 512,
     hash_block_tokens: Annotated[
-        int, _option("tree", "Tokens one prefix hash stands for.", high=2**31 - 1)
+        int, option("Tokens one prefix hash stands for.", min=1, max=2**31 - 1, **_TREE)
     ] = 512,
 ) -> None:
     """Make a trace; the same options and seed make the same file."""
@@ -738,7 +579,12 @@ def synth(
     from dsv4kv.traces import write_trace
     from dsv4kv.traces.synth import chat_trace, synthesize
 
-    _refuse_foreign_options(context, shape)
+    for other in _SHAPES.keys() - {shape}:
+        for name in _SHAPES[other].split():
+            origin = context.get_parameter_source(name)
+            if origin is not None and origin.name == "COMMANDLINE":
+                spelt = name.replace("_", "-")
+                raise typer.BadParameter(f"--{spelt} belongs to --shape {other}, not {shape}")
     if input_mean > input_max:
         raise typer.BadParameter(f"--input-mean {input_mean} is above --input-max {input_max}")
     if arrival_rate is not None and not arrival_rate > 0:
@@ -755,23 +601,3 @@ def synth(
     )
     made = chat_trace(conversations, seed) if shape == "chat" else synthesize(settings, seed)
     say(f"{out}: {write_trace(made, out):,} requests written")
-
-
-def _refuse_foreign_options(context: typer.Context, shape: str) -> None:
-    for other in _SHAPES.keys() - {shape}:
-        for name in _SHAPES[other].split():
-            origin = context.get_parameter_source(name)
-            if origin is not None and origin.name == "COMMANDLINE":
-                option = name.replace("_", "-")
-                raise typer.BadParameter(f"--{option} belongs to --shape {other}, not {shape}")
-
-
-def _as_json(source: str, name: str, path: Path, summary: "TraceSummary", *, stores: bool) -> str:
-    import json
-    from dataclasses import asdict
-
-    from dsv4kv.traces import trace_sha256
-
-    document: dict[str, Any] = {"source": source, "format": name, "sha256": trace_sha256(path)}
-    share = {"stores_only": True} if stores else {"hit_share": summary.hit_share}
-    return json.dumps(document | asdict(summary) | share, indent=2)

@@ -1,76 +1,49 @@
 """``dsv4kv watch``: a running server's cache, as it is recorded."""
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from dsv4kv.choices import listed
+from dsv4kv.cli import examples
+from dsv4kv.cli.options import Model, Settings, Text, argument, option
 from dsv4kv.engines.names import RULES
+from dsv4kv.errors import ConfigError
 from dsv4kv.view.console import open_console
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-    from rich.console import Console, Group
+    from rich.console import Console
 
     from dsv4kv.recording.watched import Follower, Watched
     from dsv4kv.replay.whatif import Asked, WhatIf
 
-EPILOG = """\
-[bold]Examples[/bold]
-
-dsv4kv watch server                                 while dsv4kv record server … goes on
-
-dsv4kv watch server --minutes 30 --rule vllm-v4:4096
-"""
+EPILOG = examples(
+    "dsv4kv watch server                                 while dsv4kv record server … goes on",
+    "dsv4kv watch server --minutes 30 --rule vllm-v4:4096",
+)
 _DRAWN_S = 1.0
 _REPLAYED_S = 30.0
+_RULE = f"By whose rule the server finds prompts: {listed(RULES)}."
 
 
 def watch(
     recording: Annotated[
         Path,
-        typer.Argument(
-            metavar="RECORDING", help="A folder that dsv4kv record writes, or has written."
+        argument(
+            "A folder that dsv4kv record writes, or has written.", "RECORDING", show_default=True
         ),
     ],
-    minutes: Annotated[
-        float, typer.Option(min=0.1, help="How many minutes, up to the last record.")
-    ] = 10.0,
-    rule: Annotated[
-        str | None,
-        typer.Option(
-            help=f"By whose rule the server finds prompts: {listed(RULES)}.",
-            show_default="from its metrics and command",
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME|FILE",
-            help="A preset or a config.json.",
-        ),
-    ] = None,
+    minutes: Annotated[float, option("How many minutes, up to the last record.", min=0.1)] = 10.0,
+    rule: Annotated[Text, option(_RULE, show_default="from its metrics and command")] = None,
+    model: Model = None,
     command: Annotated[
-        str | None,
-        typer.Option(
-            metavar="COMMAND|FILE", help="The server's launch command, or a file with it."
-        ),
+        Text, option("The server's launch command, or a file with it.", "COMMAND|FILE")
     ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="A setting of the replay: cache.num_blocks=20000.",
-        ),
-    ] = None,
+    set_: Settings = None,
     limit_s: Annotated[
-        float | None,
-        typer.Option("--seconds", min=0.0, help="How long.", show_default="until Ctrl-C"),
+        float | None, option("How long.", None, "--seconds", min=0.0, show_default="until Ctrl-C")
     ] = None,
 ) -> None:
     """Watch the cache of a server that is recorded: hits, churn, what settings lose.
@@ -78,7 +51,6 @@ def watch(
     What the server reports is kept apart from what is inferred. The last minutes are replayed with
     other settings, to say which would find more. In a pipe it prints a line every 10 seconds.
     """
-    from dsv4kv.errors import ConfigError
     from dsv4kv.recording.folder import is_recording
     from dsv4kv.recording.watched import Follower, Watched
     from dsv4kv.replay.whatif import Asked
@@ -87,8 +59,7 @@ def watch(
     if not is_recording(recording):
         raise ConfigError(f"{recording} is no recording: name a folder of dsv4kv record.")
     reading = read_command(command) if command else None
-    asked = Asked(rule, model, reading, tuple(set_ or ()))
-    replays = _Replays(recording, asked)
+    replays = _Replays(recording, Asked(rule, model, reading, tuple(set_ or ())))
     with suppress(KeyboardInterrupt):  # the way to end it
         _follow(Follower(recording), Watched(minutes * 60.0), replays, limit_s)
 
@@ -97,8 +68,6 @@ class _Replays:
     """Replays the last minutes again and again, in a thread that nobody waits for."""
 
     def __init__(self, folder: Path, asked: "Asked") -> None:
-        from concurrent.futures import ThreadPoolExecutor
-
         self._folder, self._asked = folder, asked
         self._pool = ThreadPoolExecutor(1)
         self._running: Future[WhatIf] | None = None
@@ -126,8 +95,6 @@ def _follow(
     follower: "Follower", watched: "Watched", replays: _Replays, limit_s: float | None
 ) -> None:
     """Draw what comes until the time is over; then once more, with a replay of all of it."""
-    from time import sleep
-
     console, begun_s = open_console(), monotonic()
     screen = _Screen(console)
     try:
@@ -164,21 +131,15 @@ class _Screen:
 
     def draw(self, watched: "Watched", found: "WhatIf | None", *, last: bool) -> None:
         """Show what is known now."""
+        from rich.console import Group
+
         from dsv4kv.cli.progress import EVERY_S
-        from dsv4kv.view.watch import watch_line
+        from dsv4kv.view.terminal import Drawing
+        from dsv4kv.view.watch import dashboard, watch_line
 
         glance = watched.glance()
         if self._live:
-            self._live.update(_drawn(watched, found), refresh=True)
+            self._live.update(Group(*map(Drawing, dashboard(glance, found))), refresh=True)
         elif last or monotonic() - self._shown_s >= EVERY_S:
             self._shown_s = monotonic()
             self._console.print(watch_line(glance, found), highlight=False, soft_wrap=True)
-
-
-def _drawn(watched: "Watched", found: "WhatIf | None") -> "Group":
-    from rich.console import Group
-
-    from dsv4kv.view.terminal import Drawing
-    from dsv4kv.view.watch import dashboard
-
-    return Group(*map(Drawing, dashboard(watched.glance(), found)))

@@ -27,7 +27,7 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.files import temporary_folder
 from dsv4kv.measure.environment import capture_environment
 from dsv4kv.processes import OWN_TREE
-from dsv4kv.record.store import new_run_id
+from dsv4kv.runs.store import new_run_id
 
 HERE = "."
 _CLONE = "run --ab with revisions in a clone of dsv4kv, or name two configurations or backends."

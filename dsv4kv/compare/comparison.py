@@ -10,7 +10,7 @@ from dsv4kv.compare.differences import Difference
 from dsv4kv.compare.floor import Floor
 from dsv4kv.compare.side import Launched, Side, list_launched, list_losses
 from dsv4kv.measure.verdict import Judgement, Launches, Verdict, judge, judge_exact, judge_pairs
-from dsv4kv.record.quantities import Quantity, axis_text, ratio_of_calls
+from dsv4kv.runs.quantities import Quantity, axis_text, ratio_of_calls
 from dsv4kv.units import format_bytes
 
 Ratios = dict[str, float]  # of every pair, by its name

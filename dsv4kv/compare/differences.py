@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dsv4kv.compare.side import Side
-from dsv4kv.record.quantities import axis_text
-from dsv4kv.record.schema import Case, RunRecord
+from dsv4kv.runs.quantities import axis_text
+from dsv4kv.runs.schema import Case, RunRecord
 
 # What dsv4kv is compared for, and what no run shares with the next.
 _MEANT = ("versions.dsv4kv", "git_sha", "git_dirty", "load_1min")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from dsv4kv.errors import ConfigError, RecordError
 from dsv4kv.files import replacing
-from dsv4kv.record.quantities import Measured, Quantity, axis_text, measured_in
-from dsv4kv.record.schema import Case, RunRecord
-from dsv4kv.record.store import dumps, load_record
+from dsv4kv.runs.quantities import Measured, Quantity, axis_text, measured_in
+from dsv4kv.runs.schema import Case, RunRecord
+from dsv4kv.runs.store import dumps, load_record
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,10 @@ The descriptions of the fields are the documentation: ``dsv4kv config schema`` p
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, create_model, model_validator
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 from pydantic_core import CoreSchema, core_schema
 
 from dsv4kv.choices import (
-    ALLOCATORS,
     BACKENDS,
     INDEXES,
     PEERS,
@@ -20,11 +19,10 @@ from dsv4kv.choices import (
     explained,
     listed,
 )
-from dsv4kv.described import Described
 from dsv4kv.model.config import Precision
 from dsv4kv.model.formats import FORMATS
 from dsv4kv.model.schema import Sharing, StateFormat
-from dsv4kv.ops.variants import VARIANTS, explain
+from dsv4kv.ops.spec import VARIANTS, explain
 
 Positive = Annotated[int, Field(gt=0, lt=2**63)]
 NonNegative = Annotated[int, Field(ge=0, lt=2**63)]
@@ -41,10 +39,16 @@ class OneOf:
         return core_schema.literal_schema(self.names)
 
 
-class Section(Described):
+class Section(BaseModel):
     """A part of the configuration: unknown keys are errors, values are frozen."""
 
-    model_config = ConfigDict(allow_inf_nan=False)
+    model_config = ConfigDict(
+        allow_inf_nan=False,
+        defer_build=True,
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+    )
 
     def changed(self, *names: str) -> str:
         """The first of these settings that is not its default; empty if all are."""
@@ -121,9 +125,6 @@ class CacheSection(Section):
     """Tokens of context one block covers in every compressed layer; a multiple of 128."""
     sharing: Sharing = "model"
     """Who shares a block table: the whole model, the layers of one type, or none."""
-    allocator: Annotated[str, OneOf(ALLOCATORS)] = Field(
-        "stack", description=f"Free-block strategy: {explained(ALLOCATORS)}."
-    )
     prefix: PrefixSection = PrefixSection()
     """Reuse of prompts that begin as an earlier one."""
     max_context_tokens: Positive = 32768
@@ -359,7 +360,7 @@ class BenchConfig(Section):
 
     def _check_prefix(self) -> None:
         cache = self.cache
-        wanted = {"allocator": "refcount", "sharing": "model", "prepare": "host"}
+        wanted = {"sharing": "model", "prepare": "host"}
         for key, value in wanted.items():
             if getattr(cache, key) != value:
                 raise ValueError(

@@ -13,12 +13,7 @@ import yaml
 
 from dsv4kv.config.bench import BenchConfig, Section
 
-_TYPES = {
-    "integer": "integer",
-    "number": "number",
-    "string": "text",
-    "boolean": "true or false",
-}
+_TYPES = {"integer": "integer", "number": "number", "string": "text", "boolean": "true or false"}
 _ARTICLES = {"integer": "an ", "number": "a ", "list of integers": "a "}
 _BOUNDS = {
     "exclusiveMinimum": "above",
@@ -88,10 +83,12 @@ def _walk(
 ) -> Iterator[Key]:
     for name, field in section["properties"].items():
         path = prefix + name
-        description = " ".join(field["description"].replace("``", "").split())
-        if "$ref" in field:
+        part = definitions.get(field.get("$ref", "").rpartition("/")[2])
+        # pydantic leaves it out where the section's docstring is the same
+        description = field.get("description") or (part or {})["description"]
+        description = " ".join(description.replace("``", "").split())
+        if part is not None:
             yield Key(path, "section", description=description)
-            part = definitions[field["$ref"].rpartition("/")[2]]
             yield from _walk(f"{path}.", part, definitions, defaults[name])
         else:
             # of unions the schema has only `X | None`, which pydantic writes as anyOf [X, null]

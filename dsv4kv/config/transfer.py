@@ -29,8 +29,7 @@ class TransferConfig(Section):
     name: str = "transfer"
     """Name of the run."""
     transport: Annotated[str, OneOf(TRANSPORTS, "all")] = Field(
-        "all",
-        description=f"How bytes move: all that can be had, {explained(TRANSPORTS)}.",
+        "all", description=f"How bytes move: all that can be had, {explained(TRANSPORTS)}."
     )
     connections: Annotated[int, Field(gt=0, le=16)] = 1
     """Sockets that families are read over at once."""

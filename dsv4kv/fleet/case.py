@@ -21,17 +21,6 @@ from dsv4kv.fleet.outcome import (
 )
 from dsv4kv.fleet.replica import Replica
 from dsv4kv.fleet.run import Fleet, FleetOutcome
-from dsv4kv.record.fleet import FleetReplica, ReplayFleet
-from dsv4kv.record.part import Part
-from dsv4kv.record.replay import (
-    Constant,
-    ReplayPool,
-    ReplayResult,
-    ReplaySeries,
-    ReplayTier,
-    ReplayTiers,
-)
-from dsv4kv.record.schema import NOTHING_CHECKED, Case, Totals
 from dsv4kv.replay.run import (
     describe_cache,
     describe_replay,
@@ -42,6 +31,18 @@ from dsv4kv.replay.run import (
     serve_alone,
 )
 from dsv4kv.replay.tiers import Tiers
+from dsv4kv.runs.part import Part
+from dsv4kv.runs.replay import (
+    Constant,
+    FleetReplica,
+    ReplayFleet,
+    ReplayPool,
+    ReplayResult,
+    ReplaySeries,
+    ReplayTier,
+    ReplayTiers,
+)
+from dsv4kv.runs.schema import NOTHING_CHECKED, Case, Totals
 from dsv4kv.traces.request import Request
 
 _NS = 1e9

@@ -40,7 +40,7 @@ _COMMAND_TIMEOUT_S = 5.0
 
 
 def capture_environment() -> dict[str, Any]:
-    """Facts by the field names of ``dsv4kv.record.schema.Environment``."""
+    """Facts by the field names of ``dsv4kv.runs.schema.Environment``."""
     git_sha, git_dirty = _git_state(_SOURCE_TREE)
     return {
         "hostname_sha256": hashlib.sha256(socket.gethostname().encode()).hexdigest(),

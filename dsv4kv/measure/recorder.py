@@ -2,7 +2,7 @@
 
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter_ns
@@ -23,46 +23,47 @@ class OperationSamples:
     flops: "array[int]" = field(default_factory=_samples)
 
 
+Latency = tuple[str, int]
+"""Name and nanoseconds."""
+
+Timed = tuple[str, str, int, int, int, int]
+"""Operation, layer type, nanoseconds, entries, useful bytes, floating-point operations."""
+
+
 class Recorder:
     """Durations by name, and operations by (name, layer type).
 
-    While ``enabled`` is false (warm-up) actions run and nothing is kept. Time spent inside
-    ``excluded`` (making inputs, checking results) is not part of what surrounds it.
+    While ``enabled`` is false (warm-up) actions run and nothing is kept. Time spent on inputs and
+    checks is added to ``excluded_ns``, and is not part of what surrounds it.
     """
 
     def __init__(self) -> None:
         self.enabled = True
+        self.excluded_ns = 0
         self.latencies: dict[str, array[int]] = defaultdict(_samples)
         self.operations: dict[tuple[str, str], OperationSamples] = defaultdict(OperationSamples)
-        self._excluded_ns = 0
 
     def now_ns(self) -> int:
-        """A clock that stands still inside ``excluded``."""
-        return perf_counter_ns() - self._excluded_ns
+        """A clock that stands still while time is excluded."""
+        return perf_counter_ns() - self.excluded_ns
 
     def keep(self, name: str, start_ns: int) -> None:
         """Keep the time since ``start_ns`` (of ``now_ns``) as a latency."""
-        if self.enabled:
-            self.latencies[name].append(self.now_ns() - start_ns)
+        self.keep_all([(name, self.now_ns() - start_ns)], [])
 
-    @contextmanager
-    def timed(
-        self, name: str, layer_type: str, entries: int, moved_bytes: int, flops: int = 0
-    ) -> Iterator[None]:
-        """Time one operation that works on ``entries`` entries and moves so many useful bytes.
-
-        flops: floating-point operations of its matrix products.
-        An operation without work is not a sample.
-        """
-        start_ns = perf_counter_ns()
-        yield
-        elapsed_ns = perf_counter_ns() - start_ns
-        if self.enabled and entries:
-            samples = self.operations[name, layer_type]
-            samples.ns.append(elapsed_ns)
-            samples.entries.append(entries)
-            samples.flops.append(flops)
-            samples.bytes.append(moved_bytes)
+    def keep_all(self, latencies: Iterable[Latency], operations: Iterable[Timed]) -> None:
+        """Keep what a step took; an operation without entries is no sample."""
+        if not self.enabled:
+            return
+        for name, ns in latencies:
+            self.latencies[name].append(ns)
+        for name, layer_type, ns, entries, moved_bytes, flops in operations:
+            if entries:
+                samples = self.operations[name, layer_type]
+                samples.ns.append(ns)
+                samples.entries.append(entries)
+                samples.flops.append(flops)
+                samples.bytes.append(moved_bytes)
 
     @contextmanager
     def excluded(self) -> Iterator[None]:
@@ -71,7 +72,7 @@ class Recorder:
         try:
             yield
         finally:
-            self._excluded_ns += perf_counter_ns() - start_ns
+            self.excluded_ns += perf_counter_ns() - start_ns
 
 
 class Event(Protocol):

@@ -1,19 +1,22 @@
 """What the model is, as far as its cache needs it: sizes, formats, rotary frequencies."""
 
+import functools
 import math
 import struct
 from collections.abc import Callable
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
-
-from dsv4kv.described import Described
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
 
 
-class Yarn(Described):
+class _Frozen(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+
+class Yarn(_Frozen):
     """YaRN stretching of the rotary frequencies (no magnitude scaling)."""
 
     factor: float = 16.0
@@ -22,7 +25,7 @@ class Yarn(Described):
     beta_slow: float = 1.0
 
 
-class DefaultFormats(Described):
+class DefaultFormats(_Frozen):
     """The formats the model is served with when a configuration names none."""
 
     main: str = "fp8_ds_mla"
@@ -30,7 +33,7 @@ class DefaultFormats(Described):
     indexer: str = "mxfp4"
 
 
-class Candidates(Described):
+class Candidates(_Frozen):
     """Blocks of entries that one layer's indexer selects first, for the index layers after it."""
 
     source: NonNegative
@@ -38,7 +41,7 @@ class Candidates(Described):
     block_entries: Positive
 
 
-class DSV4Config(Described):
+class DSV4Config(_Frozen):
     """Facts of a model that decide its cache.
 
     ``compress_ratios`` has one number per layer, draft layers last: 0 is sliding window only,
@@ -110,7 +113,8 @@ Precision = Literal["float32", "float64"]
 """What position × frequency is formed in: float32 as engines do, or float64."""
 
 
-def inverse_frequencies(config: DSV4Config, ratio: int, precision: Precision) -> list[float]:
+@functools.cache
+def inverse_frequencies(config: DSV4Config, ratio: int, precision: Precision) -> tuple[float, ...]:
     """Angle per position of each of the ``rope_dim / 2`` interleaved pairs, in radians.
 
     Layers without compression (ratio 0) rotate plainly with θ = 10,000; everything in a
@@ -123,7 +127,7 @@ def inverse_frequencies(config: DSV4Config, ratio: int, precision: Precision) ->
     theta = config.compress_rope_theta if ratio else config.rope_theta
     to, dim = _ROUNDED[precision], config.rope_dim
     plain = [to(1 / to(theta ** to(2 * i / dim))) for i in range(dim // 2)]
-    return _stretch(plain, theta, dim, config.yarn, precision) if ratio else plain
+    return tuple(_stretch(plain, theta, dim, config.yarn, precision) if ratio else plain)
 
 
 def _stretch(

@@ -82,7 +82,7 @@ class EntryFormat:
         """Bytes of the trailing channels."""
         return self.tail_dims * _VALUE_BITS[self.tail] // 8
 
-    @property
+    @cached_property
     def inline_scales(self) -> bool:
         """Whether scales are in the entry's own row: pages are interleaved."""
         return self.scales_at != "page_end"

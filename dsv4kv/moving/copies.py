@@ -9,11 +9,10 @@ from time import perf_counter_ns
 from dsv4kv.measure.recorder import DeviceClock
 from dsv4kv.measure.statistics import Estimate, summarize
 from dsv4kv.moving.tiers_outcome import CopyRow, Direction, Overlap
-from dsv4kv.ops.kernels.objects import Way
+from dsv4kv.ops.launches.copies import Way
 from dsv4kv.serve.requests import Requests
-from dsv4kv.tiers.cache_bytes import CacheBytes
-from dsv4kv.tiers.device import Mover
 from dsv4kv.tiers.families import Family
+from dsv4kv.tiers.objects import CacheBytes, Mover
 
 _MOST_BYTES = 256 << 20  # of a family at a time
 _SPAN = "decode_graph_device"

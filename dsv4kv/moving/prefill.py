@@ -7,12 +7,11 @@ from typing import Any
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.transfer import SideSection, TransferConfig
 from dsv4kv.errors import CacheError, Dsv4kvError, StoreUnavailable
+from dsv4kv.moving.frames import Wire
+from dsv4kv.moving.memory import Memory
+from dsv4kv.moving.sender import Offer, Sender
 from dsv4kv.moving.side import Side
-from dsv4kv.tiers.wire.frames import Wire
-from dsv4kv.tiers.wire.memory import Memory
-from dsv4kv.tiers.wire.mooncake import MooncakeMemory
-from dsv4kv.tiers.wire.nixl import NixlMemory
-from dsv4kv.tiers.wire.sender import Offer, Sender
+from dsv4kv.moving.transports import MooncakeMemory, NixlMemory
 
 
 def cache_of(config: TransferConfig, section: SideSection, requests: int) -> BenchConfig:

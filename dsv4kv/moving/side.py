@@ -9,18 +9,17 @@ import torch
 from torch import Tensor
 
 from dsv4kv.bench.build import build_drive, build_manager, check_data_path, plan_from
-from dsv4kv.cache.handle import LayerCache
-from dsv4kv.cache.prepare import prepare_forward
+from dsv4kv.cache.layers import LayerCache
+from dsv4kv.cache.manager import prepare_forward
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.measure.recorder import Recorder
+from dsv4kv.moving.memory import Memory, make_manifest, share
+from dsv4kv.moving.sender import Offer
 from dsv4kv.ops.registry import load_backend
 from dsv4kv.serve.executor import StepTokens
 from dsv4kv.serve.inputs import EntryChooser, Queries
 from dsv4kv.serve.operations import Reads
 from dsv4kv.serve.requests import Requests
-from dsv4kv.tiers.wire.manifest import make_manifest
-from dsv4kv.tiers.wire.memory import Memory, share
-from dsv4kv.tiers.wire.sender import Offer
 
 
 @dataclass
@@ -129,7 +128,7 @@ class Side:
     def decode(self, slot: int, serial: int, steps: int) -> str:
         """Go on for some steps: a digest of what they read, and of the rows they leave."""
         seen = Seen()
-        chooser = EntryChooser(self._executor.index_topk, self._seed)
+        chooser = EntryChooser(self._executor.outputs.index_topk, self._seed)
         executor = replace(self._executor, observer=seen, chooser=chooser)
         Requests(self._manager, executor).decode(slot, serial, steps, observed=True)
         return f"{seen.digest()}:{self.rows(slot)}"

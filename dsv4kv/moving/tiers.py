@@ -38,17 +38,12 @@ from dsv4kv.replay.costs import StepTables
 from dsv4kv.replay.rates import find_rates
 from dsv4kv.serve.requests import Requests
 from dsv4kv.sizing.lookup import find_weight_facts
-from dsv4kv.tiers.cache_bytes import CacheBytes
-from dsv4kv.tiers.checks import differences
-from dsv4kv.tiers.device import Mover
 from dsv4kv.tiers.families import Family, Kept
+from dsv4kv.tiers.file_store import FileStore
 from dsv4kv.tiers.library import Library, Restored
+from dsv4kv.tiers.objects import CacheBytes, Mover, differences
 from dsv4kv.tiers.prefixes import digest, namespace_of
-from dsv4kv.tiers.stores.contract import Store
-from dsv4kv.tiers.stores.file import FileStore
-from dsv4kv.tiers.stores.memory import MemoryStore
-from dsv4kv.tiers.stores.place import open_store
-from dsv4kv.tiers.tier import Tier
+from dsv4kv.tiers.store import MemoryStore, Store, open_store
 from dsv4kv.tiers.windows import Windows, parse_windows
 from dsv4kv.units import format_bytes
 
@@ -143,16 +138,14 @@ class _Run:
     def measure(self, name: str, store: Store, tokens: int) -> None:
         """One prefix in one store."""
         requests = self.requests
-        tier = Tier(name, store)
-        library = Library(self.cache, [tier], self.windows, revision=_REVISION)
+        library = Library(self.cache, store, self.windows, revision=_REVISION)
         ends = sorted({_kept_at(self.windows, tokens), tokens})
         stored = [self._placed(end) for end in ends]
-        back, found = self._measure_prefix(library, tier, stored, tokens)
+        back, found = self._measure_prefix(name, library, stored, tokens)
         if found.point > found.tokens:
             self._compute(back, found.point)
             library.complete(back, found)
         self._compute(back, tokens)
-        library.close()
         slots = stored[-1], back
         if tokens == max(self.config.lengths):
             for family in self._families():
@@ -173,7 +166,7 @@ class _Run:
         return slot
 
     def _measure_prefix(
-        self, library: Library, tier: Tier, stored: Sequence[int], tokens: int
+        self, name: str, library: Library, stored: Sequence[int], tokens: int
     ) -> tuple[int, Restored]:
         """Time every round of a prefix; the last one's slot, and what it got back."""
         back, rounds = self.requests.admit(), list[list[int]]()
@@ -190,14 +183,14 @@ class _Run:
             found = library.restore(prefix, back)
             moments.append(perf_counter_ns())
             rounds.append(np.diff(moments).tolist())
-            _check_restored(tier, tokens, found)
-            tier.clear()
+            _check_restored(name, library, tokens, found)
+            library.clear()
         useful = sum(f.useful_bytes(tokens) for f in self._families() if f.kept is Kept.PAGES)
         stored_ns, looked_up, restored = (_estimate(list(e)) for e in zip(*rounds, strict=True))
         again, computed = (self._computing.prefill_ns(n, tokens) for n in (found.tokens, 0))
         counts = tokens, len(prefix.keys), useful, found.read_bytes, found.tokens
         times = stored_ns, looked_up, restored, again, computed
-        row = PrefixRow(tier.name, *counts, *times)
+        row = PrefixRow(name, *counts, *times)
         self.outcome.prefixes.append(row)
         return back, found
 
@@ -287,12 +280,11 @@ class _ComputingModel:
         return self._clock.prompt_s(first, tokens, self._step) * 1e9 if self._known else None
 
 
-def _check_restored(tier: Tier, tokens: int, found: Restored) -> None:
+def _check_restored(name: str, library: Library, tokens: int, found: Restored) -> None:
     if not found.tokens or found.failed:
-        totals = tier.totals
         raise StoreUnavailable(
-            f"{tier.name}: {tokens:,} tokens were stored and {found.tokens:,} came back; "
-            f"{totals.failures} calls failed and {totals.damaged_objects} objects were damaged: "
+            f"{name}: {tokens:,} tokens were stored and {found.tokens:,} came back; "
+            f"{library.failures} calls failed and {library.damaged_objects} objects were damaged: "
             "give the store more room, or take another place."
         )
 

@@ -9,16 +9,12 @@ from dsv4kv.units import format_duration
 
 @dataclass(frozen=True)
 class Way:
-    """One direction: bytes and how long they take.
+    """One direction: bytes and how long they take."""
 
-    Attributes:
-        time: Nanoseconds.
-        limit: Nanoseconds that memory, or the disk, takes for objects as many and as large; None
-            where that was not measured.
-    """
-
-    time: Estimate
+    time: Estimate  # nanoseconds
     limit: Estimate | None = None
+    """Nanoseconds that memory, or the disk, takes for objects as many and as large; None where
+    that was not measured."""
 
     @property
     def share(self) -> Estimate | None:
@@ -28,23 +24,14 @@ class Way:
 
 @dataclass(frozen=True)
 class FamilyRow:
-    """A family of the longest prefix in one store.
+    """A family of the longest prefix in one store."""
 
-    Attributes:
-        store: Its name.
-        family: Its name.
-        objects: Of this prefix.
-        object_bytes: Of each.
-        store_way: From the cache's pools into the store.
-        restore_way: Back into them, every object compared with its digest.
-    """
-
-    store: str
-    family: str
-    objects: int
-    object_bytes: int
-    store_way: Way
-    restore_way: Way
+    store: str  # its name
+    family: str  # its name
+    objects: int  # of this prefix
+    object_bytes: int  # of each
+    store_way: Way  # from the cache's pools into the store
+    restore_way: Way  # back into them, every object compared with its digest
 
     @property
     def bytes(self) -> int:
@@ -58,36 +45,22 @@ class FamilyRow:
 
 @dataclass(frozen=True)
 class Direction:
-    """Objects of a family from a GPU to the host, or back: nanoseconds.
+    """Objects of a family from a GPU to the host, or back: nanoseconds."""
 
-    Attributes:
-        gathered: By one launch and one copy.
-        by_pages: By a copy for every layer's piece.
-        whole: One copy of as many bytes: the limit.
-    """
-
-    gathered: Estimate
-    by_pages: Estimate
-    whole: Estimate
+    gathered: Estimate  # by one launch and one copy
+    by_pages: Estimate  # by a copy for every layer's piece
+    whole: Estimate  # one copy of as many bytes: the limit
 
 
 @dataclass(frozen=True)
 class CopyRow:
-    """A family between a GPU and the host's pinned memory.
+    """A family between a GPU and the host's pinned memory."""
 
-    Attributes:
-        family: Its name.
-        objects: Moved at once.
-        object_bytes: Of each.
-        there: To the host.
-        back: From it.
-    """
-
-    family: str
-    objects: int
-    object_bytes: int
-    there: Direction
-    back: Direction
+    family: str  # its name
+    objects: int  # moved at once
+    object_bytes: int  # of each
+    there: Direction  # to the host
+    back: Direction  # from it
 
     @property
     def bytes(self) -> int:
@@ -97,25 +70,15 @@ class CopyRow:
 
 @dataclass(frozen=True)
 class Overlap:
-    """Decode steps during copies to the host: nanoseconds.
+    """Decode steps during copies to the host: nanoseconds."""
 
-    Attributes:
-        tokens: Of the request that decodes.
-        family: What is copied.
-        bytes: Of a copy.
-        step_alone: A decode step, on the GPU's clock.
-        step_beside: One while copies go on.
-        copy_alone: A copy.
-        copy_beside: One while steps go on.
-    """
-
-    tokens: int
-    family: str
-    bytes: int
-    step_alone: Estimate
-    step_beside: Estimate
-    copy_alone: Estimate
-    copy_beside: Estimate
+    tokens: int  # of the request that decodes
+    family: str  # what is copied
+    bytes: int  # of a copy
+    step_alone: Estimate  # A decode step, on the GPU's clock
+    step_beside: Estimate  # one while copies go on
+    copy_alone: Estimate  # A copy
+    copy_beside: Estimate  # one while steps go on
 
     @property
     def sentence(self) -> str:
@@ -130,34 +93,21 @@ class Overlap:
 
 @dataclass(frozen=True)
 class PrefixRow:
-    """A prefix in one store.
+    """A prefix in one store."""
 
-    Attributes:
-        store: Its name.
-        tokens: Of the prefix.
-        pages: Blocks that are looked up.
-        useful_bytes: Compressed entries and indexer keys of these tokens, without padding.
-        read_bytes: Read to restore it, the manifest left out.
-        resumed_tokens: That were not computed again.
-        stored: Nanoseconds to store it.
-        looked_up: Nanoseconds to find out where it can be resumed.
-        restored: Nanoseconds to look it up, read, compare and put it into the cache.
-        again_ns: Nanoseconds to compute what is missing after that, as modelled; None where that
-            is not known.
-        computed_ns: Nanoseconds to compute all of it, likewise.
-    """
-
-    store: str
-    tokens: int
-    pages: int
-    useful_bytes: int
-    read_bytes: int
-    resumed_tokens: int
-    stored: Estimate
-    looked_up: Estimate
-    restored: Estimate
+    store: str  # its name
+    tokens: int  # of the prefix
+    pages: int  # blocks that are looked up
+    useful_bytes: int  # compressed entries and indexer keys of these tokens, without padding
+    read_bytes: int  # read to restore it, the manifest left out
+    resumed_tokens: int  # that were not computed again
+    stored: Estimate  # nanoseconds to store it
+    looked_up: Estimate  # nanoseconds to find out where it can be resumed
+    restored: Estimate  # nanoseconds to look it up, read, compare and put it into the cache
     again_ns: float | None
-    computed_ns: float | None
+    """Nanoseconds to compute what is missing after that, as modelled; None where that is not
+    known."""
+    computed_ns: float | None  # nanoseconds to compute all of it, likewise
 
     @property
     def back_ns(self) -> float:
@@ -172,33 +122,21 @@ class PrefixRow:
 
 @dataclass
 class TiersOutcome:
-    """Everything that a run found.
+    """Everything that a run found."""
 
-    Attributes:
-        model: Whose cache.
-        gpu: The GPUs of the model of computing, in words.
-        windows: Where windows are kept.
-        exact: Whether that gives back the bits of a run that never left.
-        cold: How reads come from the disk, by store; nothing where there is none.
-        prefixes: By store and length.
-        families: Of the longest prefix, by store.
-        copies: Of the longest prefix, between GPU and host; nothing on a CPU.
-        overlap: Decode steps during copies; None on a CPU.
-        checks: Comparisons made.
-        failures: A sentence for each that failed.
-    """
-
-    model: str
-    gpu: str
-    windows: str
-    exact: bool = True
+    model: str  # whose cache
+    gpu: str  # the GPUs of the model of computing, in words
+    windows: str  # where windows are kept
+    exact: bool = True  # whether that gives back the bits of a run that never left
     cold: dict[str, str] = field(default_factory=dict)
-    prefixes: list[PrefixRow] = field(default_factory=list)
-    families: list[FamilyRow] = field(default_factory=list)
+    """How reads come from the disk, by store; nothing where there is none."""
+    prefixes: list[PrefixRow] = field(default_factory=list)  # by store and length
+    families: list[FamilyRow] = field(default_factory=list)  # of the longest prefix, by store
     copies: list[CopyRow] = field(default_factory=list)
-    overlap: Overlap | None = None
-    checks: int = 0
-    failures: list[str] = field(default_factory=list)
+    """Of the longest prefix, between GPU and host; nothing on a CPU."""
+    overlap: Overlap | None = None  # decode steps during copies; None on a CPU
+    checks: int = 0  # comparisons made
+    failures: list[str] = field(default_factory=list)  # A sentence for each that failed
 
     @property
     def resumes_earlier(self) -> bool:

@@ -28,18 +28,10 @@ from dsv4kv.errors import ConfigError, StoreUnavailable, VerificationError
 from dsv4kv.measure.statistics import Estimate, divide, summarize
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import choose_formats
+from dsv4kv.moving.frames import is_loopback
+from dsv4kv.moving.memory import Manifest, Memory, Segment, attach
 from dsv4kv.moving.prefill import cache_of
-from dsv4kv.moving.side import Side
-from dsv4kv.moving.transfer_outcome import Costs, Outcome, Run
-from dsv4kv.processes import Child, python, with_package
-from dsv4kv.tiers.wire.frames import is_loopback
-from dsv4kv.tiers.wire.manifest import Manifest
-from dsv4kv.tiers.wire.memory import Memory, Segment, attach
-from dsv4kv.tiers.wire.mooncake import MooncakeReader
-from dsv4kv.tiers.wire.mooncake import load as load_mooncake
-from dsv4kv.tiers.wire.nixl import NixlReader
-from dsv4kv.tiers.wire.nixl import load as load_nixl
-from dsv4kv.tiers.wire.receiver import (
+from dsv4kv.moving.receiver import (
     Peer,
     Read,
     Received,
@@ -49,12 +41,22 @@ from dsv4kv.tiers.wire.receiver import (
     receive_layers,
     timed,
 )
-from dsv4kv.tiers.wire.transports import Reader, mapped
+from dsv4kv.moving.side import Side
+from dsv4kv.moving.transfer_outcome import Costs, Outcome, Run
+from dsv4kv.moving.transports import (
+    LIBRARIES,
+    MooncakeReader,
+    NixlReader,
+    NotHere,
+    Reader,
+    load_library,
+    mapped,
+)
+from dsv4kv.processes import Child, python, with_package
 
 TOKEN = "DSV4KV_TRANSFER_TOKEN"
 """Environment variable with the secret that both sides know."""
 LISTENING = "listening at "
-_LIBRARIES = {"nixl": load_nixl, "mooncake": load_mooncake}
 _STARTED_S = 120.0
 _DESCRIPTORS, _SMALL, _LARGE = 512, 1_728, 37_440  # pages of HCA and CSA entries in engines
 
@@ -89,10 +91,6 @@ def run_transfer(
                     raise
                 skipped.append(f"{name}: {error}")
     return Outcome(runs, engines_beside(config), skipped)
-
-
-class NotHere(StoreUnavailable):
-    """A transport that one of the sides does not have."""
 
 
 class Decode:
@@ -131,6 +129,8 @@ class Decode:
         """Move a prompt at its end and one layer by layer; then time reads of a long request."""
         peer, memory, merge = self._peer, self._side.memory, self._config.merge
         ranks = [self._rank() for _ in range(self._config.ranks - 1)]
+        if self._transport in LIBRARIES:
+            load_library(self._transport)  # before anything is computed for it
 
         def at_end(request: int) -> Received:
             manifest = peer.manifest(request)
@@ -185,7 +185,7 @@ class Decode:
         """Of the sender's memory: sockets, or its segment, which the first request names."""
         if self._transport == "tcp":
             return [peer.reader for peer in self._peers]
-        if self._transport in _LIBRARIES:
+        if self._transport in LIBRARIES:
             self._mapped = self._mapped or self._meet(self._transport)
         if self._mapped is None:
             assert manifest is not None
@@ -199,7 +199,6 @@ class Decode:
 
     def _meet(self, library: str) -> Reader:
         try:
-            _LIBRARIES[library]()
             met = self._peer.ask({"op": "meet", "by": library})
         except StoreUnavailable as error:
             raise NotHere(str(error)) from None

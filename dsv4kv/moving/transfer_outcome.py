@@ -5,22 +5,16 @@ from dataclasses import dataclass, field
 
 from dsv4kv.engines.host import Sent
 from dsv4kv.measure.statistics import Estimate
-from dsv4kv.tiers.wire.rows import Moved
+from dsv4kv.moving.rows import Moved
 
 
 @dataclass(frozen=True)
 class Costs:
-    """t = setup + descriptors x each + bytes / rate, from reads of two sizes of pages.
+    """t = setup + descriptors x each + bytes / rate, from reads of two sizes of pages."""
 
-    Attributes:
-        setup_ns: Of a read, whatever it reads.
-        descriptor_ns: Of every stretch.
-        byte_ns: Of every byte.
-    """
-
-    setup_ns: Estimate
-    descriptor_ns: Estimate
-    byte_ns: Estimate
+    setup_ns: Estimate  # of a read, whatever it reads
+    descriptor_ns: Estimate  # of every stretch
+    byte_ns: Estimate  # of every byte
 
     def time_ns(self, descriptors: int, size: int) -> float:
         """What a read takes by it."""
@@ -30,33 +24,20 @@ class Costs:
 
 @dataclass(frozen=True)
 class Run:
-    """One transport.
+    """One transport."""
 
-    Attributes:
-        transport: Its name.
-        moved: What was read of every family, in all rounds' first.
-        rates: GB/s of every family, of all (``all``), and of all unmerged (``unmerged``).
-        memcpy: GB/s of one copy of as many bytes.
-        raw: GB/s of as many bytes over a bare socket; None where there is none.
-        costs: Of a read.
-        at_end_ns: From asking for a prompt until it has come, read after its end.
-        by_layer_ns: The same, read layer by layer while it is computed.
-        copies: Further ranks that copied it on this machine.
-        pages: Digests that were compared of the timed request.
-        failures: What is wrong, in sentences.
-    """
-
-    transport: str
-    moved: Mapping[str, Moved]
+    transport: str  # its name
+    moved: Mapping[str, Moved]  # what was read of every family, in all rounds' first
     rates: Mapping[str, Estimate | None]
-    memcpy: Estimate | None
-    raw: Estimate | None
-    costs: Costs
-    at_end_ns: int
-    by_layer_ns: int
-    copies: int
-    pages: int
-    failures: list[str] = field(default_factory=list)
+    """GB/s of every family, of all (``all``), and of all unmerged (``unmerged``)."""
+    memcpy: Estimate | None  # GB/s of one copy of as many bytes
+    raw: Estimate | None  # GB/s of as many bytes over a bare socket; None where there is none
+    costs: Costs  # of a read
+    at_end_ns: int  # from asking for a prompt until it has come, read after its end
+    by_layer_ns: int  # the same, read layer by layer while it is computed
+    copies: int  # further ranks that copied it on this machine
+    pages: int  # digests that were compared of the timed request
+    failures: list[str] = field(default_factory=list)  # what is wrong, in sentences
 
     @property
     def total(self) -> Moved:
@@ -74,14 +55,9 @@ class Run:
 
 @dataclass(frozen=True)
 class Outcome:
-    """All of it.
+    """All of it."""
 
-    Attributes:
-        runs: Every transport's.
-        engines: What an engine would send for this request; None where that is not known.
-        skipped: Why a transport was left out, in sentences.
-    """
-
-    runs: list[Run]
+    runs: list[Run]  # every transport's
     engines: Mapping[str, Sent | None]
-    skipped: list[str]
+    """What an engine would send for this request; None where that is not known."""
+    skipped: list[str]  # why a transport was left out, in sentences

@@ -14,7 +14,7 @@ from time import perf_counter_ns
 
 import numpy as np
 
-from dsv4kv.tiers.stores.contract import Bytes
+from dsv4kv.tiers.store import Bytes
 
 _ALIGNED = 4096
 _FILL = 0x5A  # untouched zero pages share one physical page and copy too fast

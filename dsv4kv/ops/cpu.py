@@ -1,6 +1,6 @@
-"""The fast backend in torch eager: the default where there is no GPU.
+"""The backend in torch eager where there is no GPU: writes and gathers; reads in ``cpu_reads``.
 
-The reference CPU backend: right, and as fast as eager operations go; not a performance claim.
+Right, and as fast as eager operations go; not a performance claim.
 """
 
 import torch
@@ -8,21 +8,17 @@ from torch import Tensor
 
 from dsv4kv.ops import codec
 from dsv4kv.ops.compressor import Compressor
-from dsv4kv.ops.contract import Parts
-from dsv4kv.ops.cpu_reads import (
-    attend,
-    index_scores,
-    indexer_query,
-    select_blocks,
-    select_topk,
-)
-from dsv4kv.ops.storage import PageStore
+from dsv4kv.ops.cpu_reads import attend as attend
+from dsv4kv.ops.cpu_reads import index_scores as index_scores
+from dsv4kv.ops.cpu_reads import indexer_query as indexer_query
+from dsv4kv.ops.cpu_reads import select_blocks as select_blocks
+from dsv4kv.ops.cpu_reads import select_topk as select_topk
+from dsv4kv.ops.storage import PageStore, Parts
 
 _CHUNK = 4096  # entries: 2.4 MB read and 4 MB written stay in L2 and L3
 
 
 def window_insert(ring: PageStore, values: Tensor, slots: Tensor, positions: Tensor) -> None:
-    """See ``contract.Backend.window_insert``."""
     size = ring.layout.entries
     rows = torch.where(slots >= 0, slots * size + positions % size, -1)
     distinct, group = torch.unique(rows, return_inverse=True)
@@ -35,7 +31,6 @@ def window_insert(ring: PageStore, values: Tensor, slots: Tensor, positions: Ten
 
 
 def entry_insert(store: PageStore, values: Tensor, entries: Tensor) -> None:
-    """See ``contract.Backend.entry_insert``."""
     valid = (entries >= 0) & (entries < store.num_entries)
     if not bool(valid.all()):
         values, entries = values[valid], entries[valid]
@@ -45,14 +40,12 @@ def entry_insert(store: PageStore, values: Tensor, entries: Tensor) -> None:
 
 
 def indexer_insert(store: PageStore, keys: Tensor, entries: Tensor, hadamard: bool) -> None:
-    """See ``contract.Backend.indexer_insert``."""
     entry_insert(store, codec.hadamard(keys) if hadamard else keys, entries)
 
 
 def norm_rope_insert(
     compressor: Compressor, values: Tensor, positions: Tensor, store: PageStore, entries: Tensor
 ) -> None:
-    """See ``contract.Backend.norm_rope_insert``."""
     done = (entries >= 0).nonzero().squeeze(1)
     firsts = positions[done] + 1 - compressor.ratio
     _write(compressor, values[done].float(), firsts, store, entries[done])
@@ -61,7 +54,6 @@ def norm_rope_insert(
 def gather_topk(
     store: PageStore, table: Tensor, slots: Tensor, indices: Tensor, lengths: Tensor, out: Tensor
 ) -> None:
-    """See ``contract.Backend.gather_topk``."""
     valid = (indices >= 0) & (indices < lengths[:, None])
     logical = indices.long().masked_fill_(~valid, 0)
     blocks = table[slots[:, None], logical // store.layout.entries].long()
@@ -72,13 +64,11 @@ def gather_topk(
 def gather_all(
     store: PageStore, table: Tensor, slots: Tensor, lengths: Tensor, out: Tensor
 ) -> None:
-    """See ``contract.Backend.gather_all``."""
     indices = torch.arange(out.shape[1], dtype=torch.int32, device=out.device)
     gather_topk(store, table, slots, indices.expand(len(slots), -1), lengths, out)
 
 
 def gather_window(ring: PageStore, slots: Tensor, tokens: Tensor, out: Tensor) -> None:
-    """See ``contract.Backend.gather_window``."""
     window, size = out.shape[1], ring.layout.entries
     first = (tokens - window).clamp_min_(0)
     positions = first[:, None] + torch.arange(window, device=out.device)
@@ -88,7 +78,6 @@ def gather_window(ring: PageStore, slots: Tensor, tokens: Tensor, out: Tensor) -
 
 
 def page_copy(store: PageStore, sources: Tensor, targets: Tensor) -> None:
-    """See ``contract.Backend.page_copy``."""
     store.pages.index_copy_(0, targets, store.pages.index_select(0, sources))
 
 
@@ -124,7 +113,6 @@ def state_append(
     slots: Tensor,
     positions: Tensor,
 ) -> None:
-    """See ``contract.Backend.state_append``."""
     valid = slots >= 0
     if not bool(valid.all()):
         kv, score, slots, positions = kv[valid], score[valid], slots[valid], positions[valid]
@@ -149,7 +137,6 @@ def flush(
     store: PageStore,
     entries: Tensor,
 ) -> None:
-    """See ``contract.Backend.flush``."""
     if state.dim() == 3:
         _, denominator, weighted = state[slots].unbind(1)
         pooled = weighted / denominator
@@ -171,7 +158,6 @@ def compress_chunk(
     store: PageStore,
     entries: Tensor,
 ) -> None:
-    """See ``contract.Backend.compress_chunk``."""
     end, m = start + len(kv), compressor.ratio
     positions = torch.arange(start, end, device=kv.device)
     biased = score + compressor.ape[positions % m]
@@ -295,7 +281,6 @@ def _turns(compressor: Compressor, positions: Tensor) -> tuple[Tensor, Tensor]:
 def step_write(
     ring: PageStore, values: Tensor, slots: Tensor, positions: Tensor, parts: Parts
 ) -> None:
-    """See ``contract.Backend.step_write``."""
     window_insert(ring, values, slots, positions)
     for part in parts:
         state_append(part.compressor, part.state, part.kv, part.score, slots, positions)
@@ -303,24 +288,3 @@ def step_write(
         if len(done):
             group = slots[done], positions[done]
             flush(part.compressor, part.state, *group, part.store, part.entries[done])
-
-
-__all__ = [
-    "attend",
-    "compress_chunk",
-    "entry_insert",
-    "flush",
-    "gather_all",
-    "gather_topk",
-    "gather_window",
-    "index_scores",
-    "indexer_insert",
-    "indexer_query",
-    "norm_rope_insert",
-    "page_copy",
-    "select_blocks",
-    "select_topk",
-    "state_append",
-    "step_write",
-    "window_insert",
-]

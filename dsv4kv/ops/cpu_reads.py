@@ -3,8 +3,14 @@
 Keys and entries are decoded a piece at a time and go into a matrix product of all heads at once;
 nothing of the size of the cache is made. Queries, keys and entries are numbers of bf16, so their
 products go to a processor's bf16 units where it has them, which add up in float32.
+
+Decoding takes few passes, none over numbers that are subnormal in float32, which processors are
+slow with. E4M3 becomes half precision by moving its bits: sign-extended to 16 bits, shifted left
+by 7, and sign, exponent and mantissa kept. That is 2^-8 of it, which the scale makes up for. E2M1:
+two bytes at a time are looked up, and are four numbers of bf16.
 """
 
+import functools
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,14 +18,124 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from dsv4kv.model.formats import FORMATS
+from dsv4kv.model.formats import FORMATS, EntryFormat
 from dsv4kv.ops import codec
-from dsv4kv.ops.contract import Entries
-from dsv4kv.ops.cpu_decode import Decoder
-from dsv4kv.ops.storage import PageStore
+from dsv4kv.ops.storage import Entries, PageStore
 
 _KEYS, _PIECE = 4096, 2304  # 2 MB in float32 of keys; of entries what two tokens choose
 _QUERY = FORMATS["indexer"]["fp8"]
+
+
+_TOO_SMALL = 2.0**8
+_SHIFT = 1 << 7  # a product takes a third less time than a shift
+_E4M3_BITS = -0x4080  # 0xBF80 of a half-precision number
+
+
+class Decoder:
+    """Decodes entries of a store into a buffer, which the next piece overwrites.
+
+    Attributes:
+        page_entries: Entries of a page.
+        most: Entries of the largest piece.
+        factors: What each entry of the last piece is still to be multiplied by, float32[n]; None
+            for nothing.
+    """
+
+    def __init__(self, store: PageStore, entries: int, *, apart: bool = False) -> None:
+        """``entries`` of a piece, or those of a page; ``apart``: leave a scale of entries out."""
+        form, device = store.layout.format, store.pages.device
+        self.page_entries = store.layout.entries
+        self.most = max(entries, self.page_entries)
+        self.factors: Tensor | None = None
+        self._apart = apart and form.groups == 1 and not form.tail_dims
+        self._store, self._form = store, form
+        self._values = torch.empty(self.most, form.dims, device=device)
+        self._bits = torch.empty(self.most, form.value_dims, dtype=torch.int16, device=device)
+        self._scales = _scale_table(form).to(device)
+        self._quads = _quads(str(device)) if form.value == "e2m1" else None
+
+    def entries(self, physical: Tensor, out: Tensor | None = None) -> Tensor:
+        """Physical entries int64[...] as float32[..., D]; into ``out``, if it is given."""
+        data, scales = self._store.read(physical.reshape(-1))
+        values = self._buffer(physical.shape) if out is None else out
+        self._decode(data.view(*physical.shape, data.shape[-1]), scales, values)
+        return values
+
+    def pages(self, pages: Tensor) -> Tensor:
+        """All entries of pages int64[n], one page after another: float32[n · P, D]."""
+        data, scales = self._store.read_pages(pages)
+        values = self._buffer(data.shape[:-1])
+        self._decode(data, scales, values)
+        return values.flatten(0, 1)
+
+    def _buffer(self, rows: torch.Size) -> Tensor:
+        return self._values[: rows.numel()].view(*rows, self._form.dims)
+
+    def _decode(self, data: Tensor, scales: Tensor | None, values: Tensor) -> None:
+        """Rows uint8[..., row bytes], and of scales uint8[·, scale bytes], to float32[..., D]."""
+        form, rows = self._form, data.shape[:-1]
+        if form.scale == "amax_fp32":  # its values are rounded to bf16
+            assert scales is not None
+            decoded = torch.empty(rows.numel(), form.dims, dtype=torch.bfloat16)
+            codec.decode(form, _rows(data), _rows(scales), decoded)
+            values.copy_(decoded.view(values.shape))
+        elif form.value == "bf16":
+            values.copy_(data.view(torch.bfloat16))
+        else:
+            bits = self._bits[: rows.numel()].view(*rows, form.value_dims)
+            scaled = values[..., : form.value_dims]
+            self._scale(scaled.copy_(self._numbers(data[..., : form.value_bytes], bits)), scales)
+            if form.tail_dims:
+                tail = data[..., form.value_bytes :].view(torch.bfloat16)
+                values[..., form.value_dims :] = tail
+
+    def _numbers(self, codes: Tensor, bits: Tensor) -> Tensor:
+        """Codes uint8[..., bytes] as numbers of 16 bits, made in int16[..., values]."""
+        if self._quads is not None:
+            places = codes.view(torch.uint16).int().view(-1)
+            torch.index_select(self._quads, 0, places, out=bits.view(torch.int64).view(-1))
+            return bits.view(torch.bfloat16)
+        bits.copy_(codes.view(torch.int8)).mul_(_SHIFT).bitwise_and_(_E4M3_BITS)
+        return bits.view(torch.float16)
+
+    def _scale(self, values: Tensor, scales: Tensor | None) -> None:
+        """Multiply values float32[..., value dims] by their groups' scales uint8[..., bytes]."""
+        form = self._form
+        if scales is None:
+            values.mul_(_TOO_SMALL)  # without scales there is only E4M3
+            return
+        used = scales[..., : form.scale_bytes - form.scale_padding]
+        if form.scale == "fp32":
+            factors = used.contiguous().view(torch.float32) * _TOO_SMALL
+        else:
+            factors = self._scales.index_select(0, used.int().view(-1))
+        if self._apart:
+            self.factors = factors.view(-1)
+        else:
+            by_group = (*values.shape[:-1], form.groups)
+            values.view(*by_group, form.group).mul_(factors.view(*by_group, 1))
+
+
+def _rows(data: Tensor) -> Tensor:
+    return data.reshape(data.shape[:-1].numel(), data.shape[-1])
+
+
+@functools.cache
+def _quads(device: str) -> Tensor:
+    """int64[65536]: all four bf16 values of every two bytes of E2M1."""
+    pairs = codec.e2m1_pairs(device)
+    both = torch.stack([pairs.repeat(256), pairs.repeat_interleave(256)], dim=1)
+    return both.view(torch.int64).view(-1)
+
+
+def _scale_table(form: EntryFormat) -> Tensor:
+    """What values are multiplied by, for each byte that a scale may be: float32[256]."""
+    codes = torch.arange(256, dtype=torch.uint8)
+    if form.scale == "e4m3":
+        scales = codes.view(torch.float8_e4m3fn).float()
+    else:
+        scales = torch.exp2(codes.double() - 127).float()
+    return scales * _TOO_SMALL if form.value == "e4m3" else scales
 
 
 def indexer_query(
@@ -30,7 +146,6 @@ def indexer_query(
     out: Tensor,
     out_weights: Tensor,
 ) -> None:
-    """See ``contract.Backend.indexer_query``."""
     tokens, heads, dims = queries.shape
     turned = _turn(queries.float(), turns).bfloat16().view(-1, dims)
     data, scales = codec.encode(_QUERY, codec.hadamard(turned) if hadamard else turned)
@@ -60,7 +175,6 @@ def index_scores(
     blocks: Tensor | None,
     out: Tensor,
 ) -> None:
-    """See ``contract.Backend.index_scores``."""
     decoder = Decoder(store, _KEYS, apart=True)
     values = queries.view(torch.float8_e4m3fn).float()
     seen = lengths.where(slots >= 0, 0).tolist()
@@ -136,7 +250,6 @@ def _bf16_units() -> Iterator[None]:
 
 
 def select_blocks(scores: Tensor, lengths: Tensor, block_entries: int, out: Tensor) -> None:
-    """See ``contract.Backend.select_blocks``."""
     out.fill_(-1)
     for t, length in enumerate(lengths.tolist()):
         if length:
@@ -159,7 +272,6 @@ def select_topk(
     out: Tensor,
     entries: Tensor,
 ) -> None:
-    """See ``contract.Backend.select_topk``."""
     out.fill_(-1)
     entries.fill_(-1)
     for t, (slot, length) in enumerate(zip(slots.tolist(), lengths.tolist(), strict=True)):
@@ -192,7 +304,6 @@ def attend(
     out: Tensor,
     lse: Tensor,
 ) -> None:
-    """See ``contract.Backend.attend``."""
     most = max(_PIECE, window + _width(entries))
     near = Decoder(ring, most)
     far = Decoder(entries.store, most) if entries else None

@@ -1,28 +1,60 @@
-"""The literal backend: every contract written out token by token, in float64 where it matters.
+"""The literal backend: every operation written out token by token, in float64 where it matters.
 
-Too slow to serve anything; it decides what is right.
+Too slow to serve anything; it decides what is right. The arguments are those of ``ops.spec``.
 """
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
+from dsv4kv.model.formats import FORMATS
+from dsv4kv.ops import reference_codec
 from dsv4kv.ops.compressor import Compressor
-from dsv4kv.ops.contract import Parts
-from dsv4kv.ops.reference_pages import read, read_bytes, rotate, write
-from dsv4kv.ops.reference_reads import (
-    attend,
-    index_scores,
-    indexer_query,
-    select_blocks,
-    select_topk,
-)
-from dsv4kv.ops.storage import PageStore
+from dsv4kv.ops.storage import Entries, PageStore, Parts
+
+
+def rotate(values: Tensor) -> Tensor:
+    """Rotate [n, d] or [d] by the Sylvester-Hadamard matrix over sqrt(d), rounded to bf16."""
+    matrix = torch.ones(1, 1, dtype=values.dtype)
+    while matrix.shape[0] < values.shape[-1]:
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+    return (values @ matrix / math.sqrt(values.shape[-1])).bfloat16()
+
+
+def write(store: PageStore, entry: int, values: Tensor) -> None:
+    """Encode values [D] into a physical entry."""
+    contents = reference_codec.encode(store.layout.format, values.float().tolist())
+    page, parts = _parts_of(store, entry)
+    for offsets, content in zip(parts, contents, strict=True):
+        page[offsets] = torch.tensor(list(content), dtype=torch.uint8)
+
+
+def read_bytes(store: PageStore, entry: int) -> tuple[bytes, bytes]:
+    """The bytes of a physical entry: values and tail, and scales."""
+    page, (data, scales) = _parts_of(store, entry)
+    return bytes(page[data].tolist()), bytes(page[scales].tolist())
+
+
+def _parts_of(store: PageStore, entry: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """The page of a physical entry, and where its values and tail and its scales are in it."""
+    number, row = divmod(entry, store.layout.entries)
+    layout, form = store.layout, store.layout.format
+    start = layout.data_offset(row)
+    values = start + torch.arange(form.value_bytes)
+    tail = start + form.tail_start + torch.arange(form.tail_bytes)
+    scales = layout.scale_offset(row) + torch.arange(form.scale_bytes)
+    return store.pages[number], (torch.cat([values, tail]), scales)
+
+
+def read(store: PageStore, entry: int) -> Tensor:
+    """A physical entry as it is read: bf16[D]."""
+    values = reference_codec.decode(store.layout.format, *read_bytes(store, entry))
+    return torch.tensor(values, dtype=torch.float64).bfloat16()
 
 
 def window_insert(ring: PageStore, values: Tensor, slots: Tensor, positions: Tensor) -> None:
-    """See ``contract.Backend.window_insert``."""
     order = sorted(range(len(slots)), key=lambda t: int(positions[t]))
     for t in order:
         if slots[t] >= 0:
@@ -31,21 +63,18 @@ def window_insert(ring: PageStore, values: Tensor, slots: Tensor, positions: Ten
 
 
 def entry_insert(store: PageStore, values: Tensor, entries: Tensor) -> None:
-    """See ``contract.Backend.entry_insert``."""
     for value, entry in zip(values, entries.tolist(), strict=True):
         if 0 <= entry < store.num_entries:
             write(store, entry, value)
 
 
 def indexer_insert(store: PageStore, keys: Tensor, entries: Tensor, hadamard: bool) -> None:
-    """See ``contract.Backend.indexer_insert``."""
     entry_insert(store, rotate(keys.double()) if hadamard else keys, entries)
 
 
 def norm_rope_insert(
     compressor: Compressor, values: Tensor, positions: Tensor, store: PageStore, entries: Tensor
 ) -> None:
-    """See ``contract.Backend.norm_rope_insert``."""
     for value, position, entry in zip(values, positions.tolist(), entries.tolist(), strict=True):
         if entry >= 0:
             first = position + 1 - compressor.ratio
@@ -61,7 +90,6 @@ def state_append(
     slots: Tensor,
     positions: Tensor,
 ) -> None:
-    """See ``contract.Backend.state_append``."""
     for t, (slot, position) in enumerate(zip(slots.tolist(), positions.tolist(), strict=True)):
         if slot < 0:
             continue
@@ -81,7 +109,6 @@ def flush(
     store: PageStore,
     entries: Tensor,
 ) -> None:
-    """See ``contract.Backend.flush``."""
     for slot, position, entry in zip(
         slots.tolist(), positions.tolist(), entries.tolist(), strict=True
     ):
@@ -98,7 +125,6 @@ def flush(
 def step_write(
     ring: PageStore, values: Tensor, slots: Tensor, positions: Tensor, parts: Parts
 ) -> None:
-    """See ``contract.Backend.step_write``."""
     window_insert(ring, values, slots, positions)
     for part in parts:
         state_append(part.compressor, part.state, part.kv, part.score, slots, positions)
@@ -117,7 +143,6 @@ def compress_chunk(
     store: PageStore,
     entries: Tensor,
 ) -> None:
-    """See ``contract.Backend.compress_chunk``."""
     slots = torch.tensor([slot])
     for t in range(len(kv)):
         position = torch.tensor([start + t])
@@ -132,7 +157,6 @@ def compress_chunk(
 def gather_topk(
     store: PageStore, table: Tensor, slots: Tensor, indices: Tensor, lengths: Tensor, out: Tensor
 ) -> None:
-    """See ``contract.Backend.gather_topk``."""
     out.zero_()
     for b, slot in enumerate(slots.tolist()):
         for k, index in enumerate(indices[b].tolist()):
@@ -145,13 +169,11 @@ def gather_topk(
 def gather_all(
     store: PageStore, table: Tensor, slots: Tensor, lengths: Tensor, out: Tensor
 ) -> None:
-    """See ``contract.Backend.gather_all``."""
     indices = torch.arange(out.shape[1], dtype=torch.int32).expand(len(slots), -1)
     gather_topk(store, table, slots, indices, lengths, out)
 
 
 def gather_window(ring: PageStore, slots: Tensor, tokens: Tensor, out: Tensor) -> None:
-    """See ``contract.Backend.gather_window``."""
     out.zero_()
     size = ring.layout.entries
     for b, (slot, count) in enumerate(zip(slots.tolist(), tokens.tolist(), strict=True)):
@@ -161,7 +183,6 @@ def gather_window(ring: PageStore, slots: Tensor, tokens: Tensor, out: Tensor) -
 
 
 def page_copy(store: PageStore, sources: Tensor, targets: Tensor) -> None:
-    """See ``contract.Backend.page_copy``."""
     for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
         store.pages[target] = store.pages[source]
 
@@ -232,27 +253,159 @@ def _fold(state: Tensor, kv: Tensor, score: Tensor, *, fresh: bool) -> None:
     state[0] = top
 
 
-__all__ = [
-    "attend",
-    "compress_chunk",
-    "entry_insert",
-    "finish",
-    "flush",
-    "gather_all",
-    "gather_topk",
-    "gather_window",
-    "group_of_tokens",
-    "index_scores",
-    "indexer_insert",
-    "indexer_query",
-    "norm_rope_insert",
-    "page_copy",
-    "pool",
-    "read_bytes",
-    "rotate",
-    "select_blocks",
-    "select_topk",
-    "state_append",
-    "step_write",
-    "window_insert",
-]
+def indexer_query(
+    queries: Tensor,
+    weights: Tensor,
+    turns: Tensor,
+    hadamard: bool,
+    out: Tensor,
+    out_weights: Tensor,
+) -> None:
+    tokens, heads, dims = queries.shape
+    constant = torch.tensor((heads * dims) ** -0.5)
+    for t in range(tokens):
+        for h in range(heads):
+            turned = _turn(queries[t, h].double(), turns[t].tolist()).bfloat16()
+            made = rotate(turned.double()) if hadamard else turned
+            data, scale = reference_codec.encode(QUERY, made.tolist())
+            out[t, h] = torch.tensor(list(data), dtype=torch.uint8)
+            (factor,) = reference_codec.decode_scales(QUERY, scale)
+            out_weights[t, h] = weights[t, h] * factor * constant
+
+
+QUERY = FORMATS["indexer"]["fp8"]
+"""How a head's vector is quantised; its scale is no part of it."""
+
+
+def _turn(values: Tensor, turns: list[float]) -> Tensor:
+    """Rotate the last pairs of values, float64[D], by cosines and sines."""
+    pairs = len(turns) // 2
+    first = len(values) - 2 * pairs
+    for i, (cos, sin) in enumerate(zip(turns[:pairs], turns[pairs:], strict=True)):
+        real, imaginary = float(values[first + 2 * i]), float(values[first + 2 * i + 1])
+        values[first + 2 * i] = real * cos - imaginary * sin
+        values[first + 2 * i + 1] = real * sin + imaginary * cos
+    return values
+
+
+def index_scores(
+    store: PageStore,
+    table: Tensor,
+    slots: Tensor,
+    lengths: Tensor,
+    queries: Tensor,
+    weights: Tensor,
+    blocks: Tensor | None,
+    out: Tensor,
+) -> None:
+    values = torch.tensor((*reference_codec.E4M3, math.nan), dtype=torch.float64)
+    out.fill_(-math.inf)
+    for t, slot in enumerate(slots.tolist()):
+        query = values[queries[t].long() & 127] * torch.where(queries[t] > 127, -1.0, 1.0)
+        for column, index in _columns(blocks, t, out.shape[1], _seen(slot, lengths[t])):
+            key = read(store, _physical(table[slot], index, store.layout.entries)).double()
+            out[t, column] = (weights[t].double() * (query @ key).clamp(min=0)).sum()
+
+
+def select_blocks(scores: Tensor, lengths: Tensor, block_entries: int, out: Tensor) -> None:
+    out.fill_(-1)
+    for t, length in enumerate(lengths.tolist()):
+        best = [
+            float(scores[t, first : min(first + block_entries, length)].max())
+            for first in range(0, length, block_entries)
+        ]
+        if best:
+            best[-1] = math.inf
+        chosen = _largest(best, out.shape[1])
+        out[t, : len(chosen)] = torch.tensor(chosen, dtype=torch.int32)
+
+
+def select_topk(
+    scores: Tensor,
+    lengths: Tensor,
+    blocks: Tensor | None,
+    table: Tensor,
+    slots: Tensor,
+    page_entries: int,
+    out: Tensor,
+    entries: Tensor,
+) -> None:
+    out.fill_(-1)
+    entries.fill_(-1)
+    for t, slot in enumerate(slots.tolist()):
+        columns = list(_columns(blocks, t, scores.shape[1], _seen(slot, lengths[t])))
+        chosen = _largest([float(scores[t, column]) for column, _ in columns], out.shape[1])
+        for k, place in enumerate(chosen):
+            _, index = columns[place]
+            out[t, k] = index
+            entries[t, k] = _physical(table[slot], index, page_entries)
+
+
+def attend(
+    ring: PageStore,
+    slots: Tensor,
+    tokens: Tensor,
+    window: int,
+    entries: Entries | None,
+    queries: Tensor,
+    sinks: Tensor,
+    scale: float,
+    out: Tensor,
+    lse: Tensor,
+) -> None:
+    out.zero_()
+    lse.fill_(math.inf)
+    for t, slot in enumerate(slots.tolist()):
+        seen = [*_window(ring, slot, int(tokens[t]), window), *_compressed(entries, slot, t)]
+        if slot < 0 or not seen:
+            continue
+        values = torch.stack(seen)
+        logits = scale * (queries[t].double() @ values.T)
+        lse[t] = torch.logsumexp(logits, dim=1)
+        denominator = torch.logaddexp(torch.logsumexp(logits, dim=1), sinks.double())
+        out[t] = (logits - denominator[:, None]).exp() @ values
+
+
+def _window(ring: PageStore, slot: int, count: int, window: int) -> Iterator[Tensor]:
+    """The last entries of a ring, float64[D] each."""
+    size = ring.layout.entries
+    for position in range(max(0, count - window), count if slot >= 0 else 0):
+        yield read(ring, slot * size + position % size).double()
+
+
+def _compressed(entries: Entries | None, slot: int, t: int) -> Iterator[Tensor]:
+    """The compressed entries that a token attends to, float64[D] each."""
+    if entries is None:
+        return
+    length = _seen(slot, entries.lengths[t])
+    chosen = range(length) if entries.indices is None else entries.indices[t].tolist()
+    for index in chosen:
+        if 0 <= index < length:
+            row = entries.table[slot]
+            physical = _physical(row, index, entries.store.layout.entries)
+            yield read(entries.store, physical).double()
+
+
+def _seen(slot: int, length: Tensor) -> int:
+    return int(length) if slot >= 0 else 0
+
+
+def _columns(blocks: Tensor | None, t: int, width: int, length: int) -> Iterator[tuple[int, int]]:
+    """Columns of a token's scores that are a key it sees, and which key."""
+    size = width // blocks.shape[1] if blocks is not None and blocks.shape[1] else width
+    for column in range(width):
+        block = 0 if blocks is None else int(blocks[t, column // size])
+        index = block * size + column % size
+        if block >= 0 and index < length:
+            yield column, index
+
+
+def _largest(scores: list[float], count: int) -> list[int]:
+    """Places of the largest scores, of equals the first, in ascending order."""
+    best = sorted(range(len(scores)), key=lambda i: (-scores[i], i))
+    return sorted(best[:count])
+
+
+def _physical(row: Tensor, index: int, page_entries: int) -> int:
+    """Physical entry of a logical one by a slot's row of the table."""
+    return int(row[index // page_entries]) * page_entries + index % page_entries

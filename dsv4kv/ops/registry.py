@@ -2,18 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial, wraps
+from functools import partial
+from importlib.metadata import entry_points
 from types import SimpleNamespace
 from typing import Any, cast
 
 from dsv4kv.choices import BACKENDS, PEERS, choose, listed
 from dsv4kv.errors import ConfigError
-from dsv4kv.ops.contract import Backend, Entries, write_in_turn
-from dsv4kv.ops.peers import load_peer
-from dsv4kv.ops.peers.foreign import Foreign, Operation, pages_position
-from dsv4kv.ops.peers.locate import GROUP, list_entry_points, load_foreign
-from dsv4kv.ops.table import OPERATIONS
-from dsv4kv.ops.variants import Choice
+from dsv4kv.ops.foreign import GROUP, Foreign, Function, load_foreign
+from dsv4kv.ops.spec import OPERATIONS, Backend, Choice, write_in_turn
+from dsv4kv.ops.storage import Entries, PageStore
 
 _PIECES = ("window_insert", "state_append", "flush")
 """What ``step_write`` does in one go."""
@@ -67,77 +65,61 @@ def resolve_backend(name: str, base: str, variants: Choice | None = None) -> Res
         PeerUnavailable: A known package that is not installed or has no such operation.
     """
     variants = variants or {}
-    own = _with_variants(load_backend(base), variants)
+    functions = {operation: getattr(load_backend(base), operation) for operation in OPERATIONS}
+    for operation in variants.keys() & functions.keys():
+        functions[operation] = partial(functions[operation], variant=variants[operation])
+    own = cast(Backend, SimpleNamespace(**functions)) if variants else load_backend(base)
     if name == base:
         return ResolvedBackend(name, own, variants=variants)
     if name in BACKENDS:
         return ResolvedBackend(name, load_backend(name))
-    foreign = load_peer(name) if name in PEERS else load_foreign(name)
+    foreign = PEERS[name].load()() if name in PEERS else load_foreign(name)
     if foreign is None:
-        raise ConfigError(_choices(name))
+        installed = ", ".join(sorted(entry_points(group=GROUP).names))
+        raise ConfigError(
+            f"no backend {name!r}: choose {listed(BACKENDS | PEERS)}, "
+            f"an installed entry point of {GROUP} ({installed or 'there is none'}), "
+            "or a function, as my_gather.py:gather_topk or my_package.my_module:my_gather."
+        )
+    left = {key: each for key, each in variants.items() if key not in foreign.operations}
+    if variants and _has_pieces(foreign.operations):
+        left["step_write"] = "separate"
     return ResolvedBackend(
         name=name,
         backend=_combine(foreign, foreign.operations, own),
         foreign=tuple(foreign.operations),
         version=foreign.version,
         formats=foreign.formats,
-        variants=_variants_beside(foreign, variants),
+        variants=left,
         bridging=_combine(foreign, foreign.bridging, own) if foreign.bridging else None,
     )
 
 
-def _variants_beside(foreign: Foreign, variants: Choice) -> Choice:
-    own = {name: each for name, each in variants.items() if name not in foreign.operations}
-    return (
-        own | {"step_write": "separate"} if variants and _has_pieces(foreign.operations) else own
-    )
-
-
-def _has_pieces(operations: Mapping[str, Operation]) -> bool:
+def _has_pieces(operations: Mapping[str, Function]) -> bool:
     """Whether a step's write has to be done in pieces, some of which come from elsewhere."""
     return "step_write" not in operations and bool(operations.keys() & set(_PIECES))
 
 
-def _with_variants(backend: Backend, variants: Choice) -> Backend:
-    if not variants:
-        return backend
-    functions = {operation: getattr(backend, operation) for operation in OPERATIONS}
-    for operation in variants.keys() & functions.keys():
-        functions[operation] = partial(functions[operation], variant=variants[operation])
-    return cast(Backend, SimpleNamespace(**functions))
-
-
-def _combine(foreign: Foreign, operations: Mapping[str, Operation], base: Backend) -> Backend:
+def _combine(foreign: Foreign, operations: Mapping[str, Function], base: Backend) -> Backend:
     functions = {operation: getattr(base, operation) for operation in OPERATIONS}
-    for name, operation in operations.items():
-        position = pages_position(name)
-        if foreign.formats is None or position is None:
-            functions[name] = operation
-        else:
-            functions[name] = _by_format(operation, functions[name], position, foreign.formats)
+    for name, function in operations.items():
+        functions[name] = partial(_call, name, function, functions[name], foreign.formats)
     if _has_pieces(operations):  # or no step would call them
         functions["step_write"] = partial(write_in_turn, *(functions[each] for each in _PIECES))
     return cast(Backend, SimpleNamespace(**functions))
 
 
-def _by_format(
-    operation: Operation, other: Operation, position: int, formats: tuple[str, ...]
-) -> Operation:
-    """``operation`` on pages of these formats, ``other`` on all others."""
-
-    @wraps(operation)
-    def choose(*arguments: Any) -> None:
-        stores = [arguments[position], *(a.store for a in arguments if isinstance(a, Entries))]
-        taken = all(store.layout.format.name in formats for store in stores)
-        (operation if taken else other)(*arguments)
-
-    return choose
-
-
-def _choices(name: str) -> str:
-    installed = list_entry_points()
-    return (
-        f"no backend {name!r}: choose {listed(BACKENDS | PEERS)}, "
-        f"an installed entry point of {GROUP} ({', '.join(installed) or 'there is none'}), "
-        "or a function, as my_gather.py:gather_topk or my_package.my_module:my_gather."
-    )
+def _call(
+    name: str,
+    function: Function,
+    other: Function,
+    formats: tuple[str, ...] | None,
+    **arguments: Any,
+) -> None:
+    """``function``, by position, on pages of these formats; ``other`` on all others."""
+    stores = (each.store if isinstance(each, Entries) else each for each in arguments.values())
+    held = {each.layout.format.name for each in stores if isinstance(each, PageStore)}
+    if formats is None or held <= set(formats):
+        function(*(arguments[each] for each in OPERATIONS[name].names))
+    else:
+        other(**arguments)

@@ -1,4 +1,4 @@
-"""Pages of entries as a tensor, and where the bytes of an entry are in it."""
+"""Pages of entries as a tensor, where the bytes of an entry are in it, and groups of arguments."""
 
 from dataclasses import dataclass
 
@@ -7,6 +7,7 @@ from torch import Tensor
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.formats import PageLayout
+from dsv4kv.ops.compressor import Compressor
 
 
 @dataclass(frozen=True)
@@ -107,3 +108,46 @@ class PageStore:
     def _split(self, entries: Tensor) -> tuple[Tensor, Tensor]:
         page = entries // self.layout.entries
         return page, entries - page * self.layout.entries
+
+
+@dataclass(frozen=True)
+class PartWrite:
+    """A step's tokens for one compressor: of the compressed KV, or of the indexer keys.
+
+    Attributes:
+        compressor: Parameters.
+        state: float32[S, 2, R, C], or float32[S, 3, C] online.
+        kv: float32[T, C].
+        score: float32[T, C].
+        store: Pages of the entries.
+        entries: Physical entry that each token completes, int64[T], −1 where it completes none.
+    """
+
+    compressor: Compressor
+    state: Tensor
+    kv: Tensor
+    score: Tensor
+    store: PageStore
+    entries: Tensor
+
+
+@dataclass(frozen=True)
+class Entries:
+    """Compressed entries that query tokens attend to.
+
+    Attributes:
+        store: Pages of the compressed KV.
+        table: Blocks of every slot, int32[S, W].
+        lengths: Entries that each token sees, int64[T].
+        indices: Logical entries that each token attends to, int32[T, K]: −1, or an index beyond
+            what it sees, is none, and one that is there twice counts twice. None: all it sees.
+    """
+
+    store: PageStore
+    table: Tensor
+    lengths: Tensor
+    indices: Tensor | None
+
+
+Parts = tuple[PartWrite, ...]
+"""Compressed KV, then indexer keys if the layer has them."""

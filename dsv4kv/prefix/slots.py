@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from dsv4kv.cache.allocators.bitmask import NO_SLOT, SlotAllocator
+from dsv4kv.cache.slots import NO_SLOT, SlotAllocator
 from dsv4kv.prefix.index import Lease, Tokens
 from dsv4kv.prefix.radix import Found, PrefixCacheManager, encode_tokens
 
@@ -35,7 +35,7 @@ class SlotScheduler:
     def __init__(self, slots: SlotAllocator, cache: PrefixCacheManager) -> None:
         """Seat in ``slots``; ``cache`` must have been made with ``slots.version``."""
         self._slots, self._cache = slots, cache
-        self._written = [0] * slots.num_blocks  # tokens in each slot
+        self._written = [0] * slots.max_slots  # tokens in each slot
 
     def find(self, tokens: Tokens) -> Found:
         """The longest prefix that a slot holds, when a request is queued."""

@@ -19,34 +19,11 @@ from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.formats import EntryFormat, PageLayout
 from dsv4kv.model.schedule import keyed_layers
 from dsv4kv.model.schema import LayerCacheSchema
-from dsv4kv.ops import table
-from dsv4kv.ops.step_reads import decode_reads
-from dsv4kv.record.step import kind_of
+from dsv4kv.ops import spec
+from dsv4kv.ops.work import Pooling, decode_reads, pooling_of
+from dsv4kv.runs.quantities import kind_of
 
 Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Pooling:
-    """What the byte model asks of a compressor: its sizes.
-
-    Attributes:
-        ratio: Tokens of an entry.
-        rows: Tokens that one entry pools.
-        dim: Channels of an entry.
-        channels: Channels of kv and score of one token.
-        state_rows: Rows that stay in the state.
-        online: Whether the state is the running softmax.
-        entry: Format of an entry.
-    """
-
-    ratio: int
-    rows: int
-    dim: int
-    channels: int
-    state_rows: int
-    online: bool
-    entry: EntryFormat
 
 
 @dataclass(frozen=True)
@@ -107,7 +84,7 @@ class StepTables:
         owners = {schema.layer.layer_idx: schema for schema in schemas}
         keyed = keyed_layers(schema.layer for schema in schemas)
         for schema in schemas:
-            self._count_writes(schema, config, keyed)
+            self._count_writes(schema, keyed)
             owner, ratio = owners[schema.layer.kv_owner], schema.layer.ratio
             pages = (owner.indexer if schema.layer.selects else None, owner.main)
             self._seen.update((page, ratio) for page in pages if page)
@@ -145,36 +122,32 @@ class StepTables:
 
     def _find_chunk_terms(self) -> Iterator[ChunkTerm]:
         for ring, layers in self._windows.items():
-            kept = layers * table.insert_bytes(ring.format, 1)
+            kept = layers * spec.insert_bytes(ring.format, 1)
             yield ChunkTerm(kept_bytes=kept, kept_tokens=ring.entries)
         for (entry, ratio), layers in self._plain.items():
-            yield ChunkTerm(ratio=ratio, entry_bytes=layers * table.insert_bytes(entry, 1))
+            yield ChunkTerm(ratio=ratio, entry_bytes=layers * spec.insert_bytes(entry, 1))
         for pool, layers in self._poolings.items():
-            cost = partial(table.compress_chunk_bytes, pool, pool.entry)
+            cost = partial(spec.compress_chunk_bytes, pool, pool.entry)
             row, entry_bytes = layers * cost(1, 0, 0), layers * cost(0, 1, 0)
             yield ChunkTerm(row, row, pool.state_rows, pool.ratio, entry_bytes)
 
-    def _count_writes(
-        self, schema: LayerCacheSchema, config: DSV4Config, keyed: Collection[int]
-    ) -> None:
+    def _count_writes(self, schema: LayerCacheSchema, keyed: Collection[int]) -> None:
         if schema.window:
             self._windows[schema.window] += 1
-        keys = schema.indexer if schema.layer.layer_idx in keyed else None
-        parts = ((schema.main, schema.state_shape, config.head_dim),
-                 (keys, schema.indexer_state_shape, config.index_dim))  # fmt: skip
-        for page, shape, dim in parts:
-            if page and shape:
-                self._poolings[_pooling(schema, page, shape, dim)] += 1
+        for indexer in (False, True) if schema.layer.layer_idx in keyed else (False,):
+            page = schema.indexer if indexer else schema.main
+            if pooling := pooling_of(schema, indexer=indexer):
+                self._poolings[pooling] += 1
             elif page:
                 self._plain[page.format, schema.layer.ratio] += 1
 
     def _add_updates(self, lengths: Ints) -> None:
         for ring, layers in self._windows.items():
-            self.updates += layers * table.insert_bytes(ring.format, 1)
+            self.updates += layers * spec.insert_bytes(ring.format, 1)
         for (entry, ratio), layers in self._plain.items():
-            self.updates += layers * table.insert_bytes(entry, 1) * (lengths % ratio == 0)
+            self.updates += layers * spec.insert_bytes(entry, 1) * (lengths % ratio == 0)
         for pool, layers in self._poolings.items():
-            cost = partial(table.step_write_bytes, pool, pool.entry, 1)
+            cost = partial(spec.step_write_bytes, pool, pool.entry, 1)
             row, whole = (layers * cost(entries, online=pool.online) for entries in (0, 1))
             self.updates += row + (lengths % pool.ratio == 0) * (whole - row)
         self.updates[0] = 0
@@ -190,7 +163,7 @@ class StepTables:
         for (page, ratio), layers in self._seen.items():
             entries = lengths // ratio
             blocks = -(-entries // page.entries)
-            self.visible += layers * table.gather_all_bytes(page.format, entries, blocks)
+            self.visible += layers * spec.gather_all_bytes(page.format, entries, blocks)
 
 
 @lru_cache(maxsize=_WORKED_OUT)
@@ -199,19 +172,3 @@ def fill_tables(
 ) -> StepTables:
     """Tables up to ``longest_tokens``; servers that are laid out otherwise have the same."""
     return StepTables(config, schemas, longest_tokens)
-
-
-def _pooling(
-    schema: LayerCacheSchema, page: PageLayout, shape: tuple[int, ...], dim: int
-) -> Pooling:
-    overlap = 2 if schema.layer.overlaps else 1
-    online = len(shape) == 2
-    return Pooling(
-        ratio=schema.layer.ratio,
-        rows=schema.layer.ratio * overlap,
-        dim=dim,
-        channels=dim * overlap,
-        state_rows=3 if online else shape[1],
-        online=online,
-        entry=page.format,
-    )

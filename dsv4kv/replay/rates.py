@@ -7,8 +7,8 @@ from dsv4kv.clock.sources import find_gpu
 from dsv4kv.config.replay import CostSection
 from dsv4kv.core.clock import Rates
 from dsv4kv.errors import ConfigError
-from dsv4kv.record.store import load_record
-from dsv4kv.record.yardstick import COPIES, yardsticks
+from dsv4kv.runs.quantities import COPIES, yardsticks
+from dsv4kv.runs.store import load_record
 
 
 def find_rates(cost: CostSection) -> Rates:

@@ -17,8 +17,11 @@ from dsv4kv.engines.names import find_rule
 from dsv4kv.errors import Dsv4kvError, TraceError
 from dsv4kv.measure.environment import capture_environment
 from dsv4kv.processes import without_collector
-from dsv4kv.record.points import HERE, Sweep, run_points
-from dsv4kv.record.replay import (
+from dsv4kv.replay.build import Replay, build_replay, read_requests
+from dsv4kv.replay.tier import Tier
+from dsv4kv.replay.tiers import Tiers
+from dsv4kv.runs.points import HERE, Sweep, run_points
+from dsv4kv.runs.replay import (
     Constant,
     ReplayPool,
     ReplayResult,
@@ -28,7 +31,7 @@ from dsv4kv.record.replay import (
     ReplayWork,
     Reuse,
 )
-from dsv4kv.record.schema import (
+from dsv4kv.runs.schema import (
     NOTHING_CHECKED,
     CacheSummary,
     Case,
@@ -37,10 +40,7 @@ from dsv4kv.record.schema import (
     RunRecord,
     Totals,
 )
-from dsv4kv.record.store import new_run_id
-from dsv4kv.replay.build import Replay, build_replay, read_requests
-from dsv4kv.replay.tier import Tier
-from dsv4kv.replay.tiers import Tiers
+from dsv4kv.runs.store import new_run_id
 from dsv4kv.traces import resolve_trace, trace_sha256
 from dsv4kv.traces.request import Request
 
@@ -101,7 +101,7 @@ def list_constants(replay: Replay) -> list[Constant]:
             "cache entries of a token",
             replay.memory.token_bytes,
             "B",
-            "layer schemas; operations move what dsv4kv.ops.table counts",
+            "layer schemas; operations move what dsv4kv.ops.spec counts",
         ),
     )
     for tier in replay.tiers.tiers if replay.tiers else ():

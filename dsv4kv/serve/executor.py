@@ -2,21 +2,23 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
+from time import perf_counter_ns
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dsv4kv.cache.allocators.stack import Ids
+from dsv4kv.cache.blocks import Ids
 from dsv4kv.cache.device_tables import DeviceTables, stage
-from dsv4kv.cache.handle import LayerCache, LayerCacheHandle
-from dsv4kv.cache.step import StagedStep, StepBatch, StepView
+from dsv4kv.cache.layers import LayerCache
+from dsv4kv.cache.step import Step
 from dsv4kv.measure.recorder import DeviceClock, Recorder
 from dsv4kv.ops.cuda.launch import dependent_launches
+from dsv4kv.ops.work import CountedLayers, StepWork
 from dsv4kv.serve.graphs import DecodeGraphs
 from dsv4kv.serve.inputs import (
     EntryChooser,
@@ -27,16 +29,18 @@ from dsv4kv.serve.inputs import (
     StepInputs,
 )
 from dsv4kv.serve.operations import (
-    Call,
-    CallMaker,
+    LayerOperation,
     Outputs,
     Reads,
-    Step,
-    StepWork,
+    Run,
+    Tensors,
+    Work,
     chunk_writes,
     decode_operations,
+    name_of,
     prefill_operations,
     read_operations,
+    run_layers,
     selecting_ratios,
 )
 from dsv4kv.serve.placing import PlacedContexts
@@ -47,23 +51,18 @@ class StepTokens:
     """Tokens of a step.
 
     Attributes:
-        batch: The tokens as the cache sees them.
+        batch: The tokens as the cache sees them, on the host.
         requests: Running number of every request of the batch, int64[B].
         kept: Tokens of every request once rejected drafts are rolled back, int64[B].
-        observed: Show what is gathered to the observer.
+        observed: Show what is read to the observer.
         contents: What prompts have in common; None where every token is its request's own.
     """
 
-    batch: StepBatch
+    batch: Step
     requests: Ids
     kept: Ids
     observed: bool = False
     contents: PromptContents | None = None
-
-    @property
-    def longest_tokens(self) -> int:
-        """Most tokens of a request after the step."""
-        return int(self.batch.tokens_after.max())
 
     def rows(self, members: Ids | int, positions: Ids) -> Ids:
         """Input rows of tokens, by request (0 … B − 1) and position, as this step sees them."""
@@ -73,15 +72,8 @@ class StepTokens:
         return self.contents.rows(np.broadcast_to(serials, positions.shape), positions, rejected)
 
 
-Chosen = Mapping[int, Tensor]
-"""Entries that layers read which select some, int32[B, K] by ratio, on the host."""
-
-Show = Callable[[LayerCache, Call], None]
-"""Shows the observer what a call of a step has read."""
-
-
 class StepObserver(Protocol):
-    """Looks at what a layer's gathers returned, wherever that is."""
+    """Looks at what a layer's reads returned, wherever that is."""
 
     def window_gathered(self, layer: LayerCache, step: StepTokens, out: Tensor) -> None:
         """``out`` bf16[B, W, D] holds the windows of the batch."""
@@ -128,15 +120,14 @@ class StepExecutor:
         layers: The cache.
         inputs: Data, on the device of the cache.
         recorder: Takes the samples.
-        observer: Is shown the gathers of observed steps.
-        chooser: Chooses what CSA layers read.
-        outputs: Where gathers write.
-        index_topk: Entries that are chosen.
-        window_tokens: Tokens of a window.
+        observer: Is shown the reads of observed steps.
+        chooser: Chooses what CSA layers gather.
+        outputs: Where reads write.
         device: Where the cache is.
         gpu: None on the CPU.
         contexts: Places prompts; None where they are served.
         queries: What decode steps ask that read in place; None where they gather.
+        mark: Makes a range of a profiler; None where none looks.
     """
 
     layers: Sequence[LayerCache]
@@ -145,13 +136,30 @@ class StepExecutor:
     observer: StepObserver
     chooser: EntryChooser
     outputs: Outputs
-    index_topk: int
-    window_tokens: int
     device: torch.device
     gpu: Gpu | None = None
     contexts: PlacedContexts | None = None
     queries: QueryBank | None = None
+    mark: Callable[[str], AbstractContextManager[object]] | None = None
     _turns: Counter[bool] = field(default_factory=Counter, init=False)
+
+    @cached_property
+    def _decoding(self) -> Work:
+        fused, engine = self.gpu is not None, self.in_place  # each is timed by itself on the CPU
+        return [(e, decode_operations(e, fused=fused, engine=engine)) for e in self.layers]
+
+    @cached_property
+    def _prefilling(self) -> Work:
+        return [(layer, prefill_operations(layer)) for layer in self.layers]
+
+    @cached_property
+    def _ratios(self) -> list[int]:
+        return [] if self.in_place else selecting_ratios(self.layers)
+
+    @cached_property
+    def counted(self) -> CountedLayers:
+        """The layers as their work is counted."""
+        return CountedLayers.of(self.layers[0].model, [layer.schema for layer in self.layers])
 
     @property
     def in_place(self) -> bool:
@@ -159,55 +167,56 @@ class StepExecutor:
         return self.queries is not None
 
     def decode(self, step: StepTokens) -> None:
-        """One token of every request, or one and its drafts: insert, flush, gather."""
-        graphs = self._take_graphs(step)
-        with self.recorder.excluded():
-            rows = step.rows(step.batch.request_ids.numpy(), step.batch.positions.numpy())
-            chosen = self._choose(step)
-            numbers = stage(torch.from_numpy(rows), self.device)
-            topk = {ratio: stage(each, self.device) for ratio, each in chosen.items()}
-            inputs = self.inputs.take(numbers, topk)
-            if self.queries is not None:
-                asked = self.queries.take(rows, step.batch.positions)
-                inputs = replace(inputs, queries=asked)
-        show = partial(self._show, step, inputs.queries, chosen)
-        if graphs is None:
-            dependent = self.gpu is not None and self.gpu.dependent
-            with self._span("decode_eager", step), dependent_launches(dependent):
-                self._run(step, inputs, show, chunk=False)
-        else:
+        """One token of every request, or one and its drafts: insert, flush, read."""
+        graphs, start_ns = self._take_graphs(step), perf_counter_ns()
+        step.batch.check_current()
+        with self._range("inputs"):
+            inputs, chosen = self._decode_inputs(step)
+        show = partial(self._show, step, inputs.queries, chosen) if step.observed else None
+        if self.gpu is None:
+            self._run_on_host(self._decoding, step, inputs, show, start_ns)
+            return
+        self.recorder.excluded_ns += perf_counter_ns() - start_ns
+        if graphs is not None:
             self._replay(graphs, step, inputs, show)
+            return
+        with (
+            self._range("launch"),
+            self._span("decode_eager", step),
+            dependent_launches(self.gpu.dependent),
+        ):
+            view = step.batch.to(self.device)
+            self.gpu.tables.publish()
+            self.gpu.tables.prepare(view.request_slots, view.tokens_after)
+            run_layers(self._decoding, view, inputs, self._run(step, show))
 
     def prefill(self, step: StepTokens) -> None:
         """One prompt chunk of one request: insert and compress, then read what is visible."""
-        with self.recorder.excluded():
+        start_ns = perf_counter_ns()
+        step.batch.check_current()
+        with self._range("inputs"):
             inputs = self.inputs.take(self._chunk_rows(step), {})
-        self._run(step, inputs, partial(self._show, step, None, {}), chunk=True)
+        show = partial(self._show, step, None, {}) if step.observed else None
+        if self.gpu is None:
+            self._run_on_host(self._prefilling, step, inputs, show, start_ns)
+            return
+        self.recorder.excluded_ns += perf_counter_ns() - start_ns
+        with self._range("launch"):
+            view = step.batch.to(self.device)
+            self.gpu.tables.publish()
+            run_layers(self._prefilling, view, inputs, self._run(step, show))
 
     def place(self, step: StepTokens) -> None:
         """The end of one request's prompt, written as it is served; all its entries are placed."""
         assert self.contexts is not None
         slots, after = step.batch.request_slots.numpy(), step.batch.tokens_after.numpy()
         self.prepare(slots, after)
-        view: StepView = step.batch
         if self.gpu is not None:
-            view = StagedStep(step.batch, self.device)
             self.gpu.tables.publish()
         inputs = self.inputs.take(self._chunk_rows(step), {})
-        for layer in self.layers:
-            handle = LayerCacheHandle(layer, view)
-            maker = CallMaker(handle, inputs, self.outputs, step.longest_tokens)
-            for call in maker.make_all(chunk_writes(layer)):
-                call.run()
+        writes = [(layer, chunk_writes(layer)) for layer in self.layers]
+        run_layers(writes, step.batch.to(self.device), inputs, self._run(step, None))
         self.contexts.place(int(slots[0]), int(step.requests[0]), int(after[0]))
-
-    def _chunk_rows(self, step: StepTokens) -> slice | Tensor:
-        """Input rows of a prompt chunk: one after another, unless prompts share contents."""
-        positions = step.batch.positions.numpy()
-        if step.contents is not None:
-            return stage(torch.from_numpy(step.rows(0, positions)), self.device)
-        first = int(step.rows(0, positions[:1])[0])
-        return slice(first, first + len(positions))  # a view, not a copy
 
     def prepare(self, slots: Ids, tokens: Ids) -> None:
         """Tables on the device follow the host's: slots int64[B] hold tokens int64[B].
@@ -219,6 +228,78 @@ class StepExecutor:
             numbers = stage(torch.from_numpy(np.stack([slots, tokens])), self.device)
             self.gpu.tables.prepare(numbers[0], numbers[1])
 
+    def step_operations(self, layer: LayerCache) -> list[LayerOperation]:
+        """Operations of a decode step on a layer."""
+        fused = self.gpu is not None and self.gpu.fused
+        return decode_operations(layer, fused=fused, engine=self.in_place)
+
+    def work_of(self, step: StepTokens) -> StepWork:
+        """Counts entries and bytes of a step's operations."""
+        after, positions = step.batch.tokens_after.numpy(), step.batch.positions.numpy()
+        return StepWork(self.counted, after, positions)
+
+    def _run(self, step: StepTokens, show: Callable[..., None] | None) -> Run:
+        longest = int(step.batch.tokens_after.max())
+        return Run(self.outputs, longest, show=self._excluded(show) if show else None)
+
+    def _excluded(self, show: Callable[..., None]) -> Callable[..., None]:
+        def look(*found: object) -> None:
+            with self.recorder.excluded():
+                show(*found)
+
+        return look
+
+    def _run_on_host(
+        self,
+        work: Work,
+        step: StepTokens,
+        inputs: StepInputs,
+        show: Callable[..., None] | None,
+        start_ns: int,
+    ) -> None:
+        """Time every operation; all else since ``start_ns`` is no part of the step."""
+        run = Run(self.outputs, int(step.batch.tokens_after.max()), [], show, self.mark)
+        assert run.spans is not None
+        with self._range("launch"):
+            run_layers(work, step.batch, inputs, run)
+        if self.recorder.enabled or self.mark:
+            names = [(each[0], each[1], layer.schema) for each, layer, _, _ in run.spans]
+            counted = self.work_of(step).of_all(names)
+            timed = [
+                (name_of(*each), layer.schema.layer.attn.value, end_ns - began_ns, *each_work)
+                for (each, layer, began_ns, end_ns), each_work in zip(
+                    run.spans, counted, strict=True
+                )
+            ]
+            self.recorder.keep_all([], timed)
+        busy_ns = sum(end_ns - began_ns for _, _, began_ns, end_ns in run.spans)
+        self.recorder.excluded_ns += perf_counter_ns() - start_ns - busy_ns
+
+    def _range(self, name: str) -> AbstractContextManager[object]:
+        return nullcontext() if self.mark is None else self.mark(name)
+
+    def _decode_inputs(self, step: StepTokens) -> tuple[StepInputs, Mapping[int, Tensor]]:
+        """Data of a decode step, and the entries that layers gather, int32[B, K] by ratio."""
+        after = step.batch.tokens_after.numpy()
+        rows = step.rows(step.batch.request_ids.numpy(), step.batch.positions.numpy())
+        chosen = {ratio: self.chooser.choose(after // ratio) for ratio in self._ratios}
+        numbers, topk = torch.from_numpy(rows), chosen
+        if self.gpu is not None:
+            numbers = stage(numbers, self.device)
+            topk = {ratio: stage(each, self.device) for ratio, each in chosen.items()}
+        inputs = self.inputs.take(numbers, topk)
+        if self.queries is not None:
+            inputs = replace(inputs, queries=self.queries.take(rows, step.batch.positions))
+        return inputs, chosen
+
+    def _chunk_rows(self, step: StepTokens) -> slice | Tensor:
+        """Input rows of a prompt chunk: one after another, unless prompts share contents."""
+        positions = step.batch.positions.numpy()
+        if step.contents is not None:
+            return stage(torch.from_numpy(step.rows(0, positions)), self.device)
+        first = int(step.rows(0, positions[:1])[0])
+        return slice(first, first + len(positions))  # a view, not a copy
+
     def _take_graphs(self, step: StepTokens) -> DecodeGraphs | None:
         """The graphs if it is their turn; observed steps take turns among themselves."""
         if self.gpu is None:
@@ -227,96 +308,51 @@ class StepExecutor:
         eager = self.gpu.in_turns and self._turns[step.observed] % 2 == 0
         return None if eager else self.gpu.graphs
 
-    def _run(self, step: StepTokens, inputs: StepInputs, show: Show, *, chunk: bool) -> None:
-        """Launch the operations of every layer, one after the other."""
-        view: StepView = step.batch
-        if self.gpu is not None:
-            view = StagedStep(step.batch, self.device)
-            self.gpu.tables.publish()
-            if not chunk:
-                self.gpu.tables.prepare(view.request_slots, view.tokens_after)
-        work = self._work(step)
-        fused = self.gpu is not None  # on the CPU each operation is timed by itself
-        decoding = partial(decode_operations, fused=fused, engine=self.in_place)
-        for layer in self.layers:
-            handle = LayerCacheHandle(layer, view)
-            maker = CallMaker(handle, inputs, self.outputs, step.longest_tokens)
-            for operation in prefill_operations(layer) if chunk else decoding(layer):
-                with self.recorder.excluded():
-                    call = maker.make(*operation)
-                if call is None:
-                    continue
-                self._call(call, layer, work)
-                if step.observed and call.is_shown:
-                    with self.recorder.excluded():
-                        show(layer, call)
-
-    def _work(self, step: StepTokens) -> StepWork:
-        after, positions = step.batch.tokens_after.numpy(), step.batch.positions.numpy()
-        schemas = [layer.schema for layer in self.layers]
-        return StepWork(after, positions, self.index_topk, self.window_tokens, schemas)
-
-    def step_operations(self, layer: LayerCache) -> list[Step]:
-        """Operations of a decode step on a layer."""
-        fused = self.gpu is not None and self.gpu.fused
-        return decode_operations(layer, fused=fused, engine=self.in_place)
-
-    def _call(self, call: Call, layer: LayerCache, work: StepWork) -> None:
-        if self.gpu is not None:
-            call.run()
-            return
-        with self.recorder.excluded():
-            entries, moved_bytes = work.of(call, layer)
-            flops = work.flops(call, layer)
-        attn = layer.schema.layer.attn.value
-        with self.recorder.timed(call.name, attn, entries, moved_bytes, flops):
-            call.run()
-
     def _replay(
-        self, graphs: DecodeGraphs, step: StepTokens, inputs: StepInputs, show: Show
+        self,
+        graphs: DecodeGraphs,
+        step: StepTokens,
+        inputs: StepInputs,
+        show: Callable[..., None] | None,
     ) -> None:
         assert self.gpu is not None
         graph = graphs.graph_for(step.batch.num_requests)
-        with self.recorder.excluded():
+        with self.recorder.excluded(), self._range("inputs"):
             graphs.load(inputs)
-        with self._span("decode_graph", step):
-            step.batch.check_current()
+        with self._range("replay"), self._span("decode_graph", step):
             self.gpu.tables.publish()
             graphs.replay(graph, step.batch)
-        if step.observed:
+        if show is not None:
             with self.recorder.excluded():
-                for layer, call in graph.gathers:
-                    show(layer, call)
-                self._show_every_layer(step, inputs, show)
-
-    def _show_every_layer(self, step: StepTokens, inputs: StepInputs, show: Show) -> None:
-        """The layers of a graph share outputs: read each again, to see what the graph wrote."""
-        view = StagedStep(step.batch, self.device)
-        for layer in self.layers:
-            handle = LayerCacheHandle(layer, view)
-            maker = CallMaker(handle, inputs, self.outputs, step.longest_tokens)
-            for call in maker.make_all(read_operations(layer, engine=self.in_place)):
-                call.run()
-                if call.is_shown:
-                    show(layer, call)
+                for shown in graph.shown:
+                    show(*shown)
+                # The layers of a graph share outputs: read each again, to see what it wrote.
+                reads = [
+                    (layer, read_operations(layer, engine=self.in_place)) for layer in self.layers
+                ]
+                view = step.batch.to(self.device)
+                run_layers(reads, view, inputs, self._run(step, show))
 
     def _show(
         self,
         step: StepTokens,
         asked: Queries | None,
-        chosen: Chosen,
+        chosen: Mapping[int, Tensor],
         layer: LayerCache,
-        call: Call,
+        each: LayerOperation,
+        tensors: Tensors,
+        reads: Reads | None,
     ) -> None:
-        if call.reads is not None:
+        operation, indexer = each
+        if operation == "attend":
             assert asked is not None
-            self.observer.layer_attended(layer, step, asked, call.reads)
+            assert reads is not None
+            self.observer.layer_attended(layer, step, asked, reads)
             return
-        assert call.out is not None
-        out = call.out[: step.batch.num_requests]
-        if call.operation == "gather_window":
+        out = tensors["out"][: step.batch.num_requests]
+        if operation == "gather_window":
             self.observer.window_gathered(layer, step, out)
-        elif call.operation == "gather_topk":
+        elif operation == "gather_topk":
             indices = chosen[layer.schema.layer.ratio]
             self.observer.entries_gathered(layer, step, indices, out, False)
         else:
@@ -324,13 +360,7 @@ class StepExecutor:
             entries = torch.arange(int(lengths.max())).expand(len(lengths), -1)
             indices = entries.masked_fill(entries >= lengths[:, None], -1)
             visible = out[:, : indices.shape[1]]
-            self.observer.entries_gathered(layer, step, indices, visible, call.indexer)
-
-    def _choose(self, step: StepTokens) -> Chosen:
-        """What layers read that select some, on the host: the same entries in all of a ratio."""
-        after = step.batch.tokens_after.numpy()
-        ratios = [] if self.in_place else selecting_ratios(self.layers)
-        return {ratio: self.chooser.choose(after // ratio) for ratio in ratios}
+            self.observer.entries_gathered(layer, step, indices, visible, indexer)
 
     @contextmanager
     def _span(self, name: str, step: StepTokens) -> Iterator[None]:

@@ -9,20 +9,31 @@ import torch
 from torch import Tensor
 
 from dsv4kv.cache.device_tables import DeviceTables
-from dsv4kv.cache.handle import LayerCache, LayerCacheHandle
-from dsv4kv.cache.step import StaticStep, StepBatch
+from dsv4kv.cache.layers import LayerCache
+from dsv4kv.cache.manager import KVCacheManager
+from dsv4kv.cache.step import Step
 from dsv4kv.errors import CacheError
-from dsv4kv.ops.cuda.launch import dependent_launches
+from dsv4kv.ops.cuda.launch import dependent_launches, foresee
 from dsv4kv.ops.cuda.launch import run as launch
-from dsv4kv.ops.kernels.prepare import plan_completed
+from dsv4kv.ops.launches.launch import KernelModule
+from dsv4kv.ops.launches.prepare import MOST_REQUESTS, plan_completed
 from dsv4kv.serve.inputs import InputBank, QueryBank, StepInputs
 from dsv4kv.serve.operations import (
-    Call,
-    CallMaker,
+    LayerOperation,
     Outputs,
+    Reads,
+    Run,
+    Tensors,
+    all_decode_operations,
     decode_operations,
+    name_of,
+    prefill_operations,
+    run_layers,
     selecting_ratios,
 )
+
+Shown = tuple[LayerCache, LayerOperation, Tensors, Reads | None]
+"""A layer, an operation that read, its arguments, and where reads in place wrote."""
 
 
 class Graph(Protocol):
@@ -32,11 +43,8 @@ class Graph(Protocol):
         """Do it, on the current stream."""
 
 
-class Capturer(Protocol):
-    """Captures work, in graphs that share one pool of memory."""
-
-    def capture(self, run: Callable[[], None]) -> Graph:
-        """Call ``run`` to warm up, then again to capture what it launches."""
+Capture = Callable[[Callable[[], None]], Graph]
+"""Calls a function to warm up, then again to capture what it launches."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +54,12 @@ class DecodeGraph:
     Attributes:
         requests: Batch size it was captured for.
         graph: The capture.
-        gathers: The layer that is the last to write each output, and its call.
+        shown: The last read into each output.
     """
 
     requests: int
     graph: Graph
-    gathers: tuple[tuple[LayerCache, Call], ...]
+    shown: tuple[Shown, ...]
 
 
 def batch_buckets(most: int) -> list[int]:
@@ -67,13 +75,12 @@ class DecodeGraphs:
         layers: Sequence[LayerCache],
         tables: DeviceTables,
         inputs: InputBank,
-        capturer: Capturer,
+        capture: Capture,
+        outputs: Outputs,
         *,
         most_requests: int,
         tokens_each: int,
         longest_tokens: int,
-        index_topk: int,
-        window_tokens: int,
         dependent: bool = False,
         queries: QueryBank | None = None,
     ) -> None:
@@ -83,33 +90,33 @@ class DecodeGraphs:
             layers: The cache.
             tables: Its tables on the device.
             inputs: Data of the shapes that steps will have.
-            capturer: Makes the graphs.
+            capture: Makes the graphs, which share one pool of memory.
+            outputs: Where reads write; nobody else may let them grow.
             most_requests: Largest batch.
             tokens_each: Tokens of a request: one, and drafts.
             longest_tokens: Tokens of the longest request: outputs have room for it.
-            index_topk: Entries that CSA layers read.
-            window_tokens: Tokens of a window.
             dependent: A kernel is set up while the one before it still runs.
             queries: What steps ask that read in place; None where they gather.
         """
-        self._layers, self._tables = layers, tables
-        self._longest_tokens, self._dependent = longest_tokens, dependent
+        self._tables, self._dependent = tables, dependent
+        self._outputs, self._longest_tokens = outputs, longest_tokens
+        engine, tokens = queries is not None, most_requests * tokens_each
+        self._work = [(e, decode_operations(e, fused=True, engine=engine)) for e in layers]
         device = inputs.window.device
-        self._outputs = Outputs(device, index_topk, window_tokens)  # nobody else moves them
-        groups = [layer.entry_group for layer in layers if layer.entry_group is not None]
-        self._step = StaticStep(groups, most_requests, tokens_each, device)
-        rows = slice(0, most_requests * tokens_each)
-        nothing = torch.full((most_requests, index_topk), -1, dtype=torch.int32, device=device)
-        gathered = [] if queries else selecting_ratios(layers)
-        topk = {ratio: nothing.clone() for ratio in gathered}
-        taken = inputs.take(rows, topk)
+        groups = [layer.group for layer in layers if layer.group is not None]
+        self._step = Step.room(groups, most_requests, tokens_each, device)
+        nothing = torch.full(
+            (most_requests, outputs.index_topk), -1, dtype=torch.int32, device=device
+        )
+        gathered = [] if engine else selecting_ratios(layers)
+        taken = inputs.take(slice(0, tokens), {ratio: nothing.clone() for ratio in gathered})
         if queries is not None:
-            tokens = np.zeros(most_requests * tokens_each, dtype=np.int64)
-            taken = replace(taken, queries=queries.take(tokens, torch.from_numpy(tokens)))
+            rows = np.zeros(tokens, dtype=np.int64)
+            taken = replace(taken, queries=queries.take(rows, torch.from_numpy(rows)))
         # A copy, for those of a bank may be views of it.
         self._inputs = taken.of_tokens(Tensor.clone)
         self._graphs = [
-            self._capture(capturer, requests) for requests in batch_buckets(most_requests)
+            self._capture(capture, requests) for requests in batch_buckets(most_requests)
         ]
 
     def graph_for(self, requests: int) -> DecodeGraph:
@@ -129,69 +136,85 @@ class DecodeGraphs:
 
     def load(self, inputs: StepInputs) -> None:
         """Put the step's data where the graphs read it."""
-        _fill(self._inputs.window, inputs.window)
-        for ratio, topk in self._inputs.topk.items():
-            _fill(topk, inputs.topk[ratio])
-        for dims, values in self._inputs.projected.items():
-            _fill(values, inputs.projected[dims])
-        for channels, rows in self._inputs.compressors.items():
-            _fill(rows.kv, inputs.compressors[channels].kv)
-            _fill(rows.score, inputs.compressors[channels].score)
-        if self._inputs.queries is not None and inputs.queries is not None:
-            self._inputs.queries.fill(inputs.queries)
+        for target, source in zip(self._inputs.tensors(), inputs.tensors(), strict=True):
+            target[: len(source)].copy_(source)
 
-    def replay(self, graph: DecodeGraph, batch: StepBatch) -> None:
+    def replay(self, graph: DecodeGraph, step: Step) -> None:
         """Run a step: its numbers in one transfer, then the graph."""
-        self._step.fill(batch)
+        self._step.fill(step)
         graph.graph.replay()
 
-    def _capture(self, capturer: Capturer, requests: int) -> DecodeGraph:
-        self._step.clear()  # so that warming up does not touch the cache
-        view = self._step.view(requests)
-        inputs = _first(self._inputs, requests, len(view.token_slots))
-        gathers: dict[str, tuple[LayerCache, Call]] = {}
+    def _capture(self, capture: Capture, requests: int) -> DecodeGraph:
+        self._step.fill(None)  # so that warming up does not touch the cache
+        view = self._step.first(requests)
+        tokens = len(view.token_slots)
+        topk = {ratio: chosen[:requests] for ratio, chosen in self._inputs.topk.items()}
+        inputs = replace(self._inputs.of_tokens(lambda rows: rows[:tokens]), topk=topk)
+        last: dict[str, Shown] = {}
+
+        def show(*shown: Any) -> None:
+            last[name_of(*shown[1])] = shown
 
         def run() -> None:
             self._tables.prepare(view.request_slots, view.tokens_after)
-            for (table, ratio, per_block), entries in self._step.entries.items():
+            for (table, ratio, per_block), entries in view.families.items():
                 numbers = view.token_slots, view.positions, entries
                 launch(plan_completed(self._tables.cells(table), ratio, per_block, *numbers))
-            for layer in self._layers:
-                handle = LayerCacheHandle(layer, view)
-                maker = CallMaker(handle, inputs, self._outputs, self._longest_tokens)
-                engine = inputs.queries is not None
-                for call in maker.make_all(decode_operations(layer, fused=True, engine=engine)):
-                    call.run()
-                    if call.is_shown:
-                        gathers[call.name] = layer, call
+            settings = Run(self._outputs, self._longest_tokens, show=show)
+            run_layers(self._work, view, inputs, settings)
 
         with dependent_launches(self._dependent):
-            graph = capturer.capture(run)
-        return DecodeGraph(requests, graph, tuple(gathers.values()))
+            graph = capture(run)
+        return DecodeGraph(requests, graph, tuple(last.values()))
 
 
-def _first(inputs: StepInputs, requests: int, tokens: int) -> StepInputs:
-    """The inputs of the first requests; shares their memory."""
-    topk = {ratio: chosen[:requests] for ratio, chosen in inputs.topk.items()}
-    return replace(inputs.of_tokens(lambda rows: rows[:tokens]), topk=topk)
+def foresee_modules(
+    layers: Sequence[LayerCache],
+    manager: KVCacheManager,
+    inputs: InputBank,
+    queries: QueryBank | None,
+) -> list[KernelModule]:
+    """What prompt chunks and decode steps will launch, to be compiled side by side.
+
+    A step of one request that is none is run, but nothing is launched.
+    """
+    device, plan, engine = manager.device, manager.plan, queries is not None
+    step = Step.room(manager.entry_groups, 1, 1, device)
+    topk = torch.full((1, plan.config.index_topk), -1, dtype=torch.int32, device=device)
+    taken = inputs.take(slice(0, 1), dict.fromkeys(selecting_ratios(layers), topk))
+    if queries is not None:
+        rows = np.zeros(1, dtype=np.int64)
+        taken = replace(taken, queries=queries.take(rows, torch.from_numpy(rows)))
+    outputs = Outputs(device, plan.config.index_topk, plan.config.window_tokens)
+    run, tables = Run(outputs, plan.schemas[0].block_tokens), manager.device_tables
+    with foresee() as modules:
+        run_layers([(e, prefill_operations(e)) for e in layers], step, taken, run)
+        decoding = [(e, all_decode_operations(e, engine=engine)) for e in layers]
+        run_layers(decoding, step, taken, run)
+        for layer in layers:  # what fills a cache that is measured
+            for part in map(layer.part, layer.parts):
+                values = torch.empty(1, part.store.layout.format.dims, dtype=torch.bfloat16)
+                nothing = {"values": values.to(device), "entries": step.token_slots}
+                layer.backend.entry_insert(store=part.store, **nothing)
+        if tables is not None:
+            for (table, ratio, per_block), entries in step.families.items():
+                numbers = step.token_slots, step.positions, entries
+                launch(plan_completed(tables.cells(table), ratio, per_block, *numbers))
+            tables.release(0)
+            most = min(plan.num_slots, MOST_REQUESTS)
+            for requests in (*(1 << i for i in range(most.bit_length())), most):  # of every graph
+                slots = torch.full((requests,), -1, device=device)
+                tables.prepare(slots, slots)
+    return list(modules)
 
 
-def _fill(target: Tensor, source: Tensor) -> None:
-    target[: len(source)].copy_(source)
-
-
-class CudaCapturer:
+def cuda_capture() -> Capture:
     """Captures in CUDA graphs that share one memory pool: capture the largest first."""
+    pool: list[Any] = [None]
 
-    def __init__(self) -> None:
-        self._pool: Any = None
-
-    def capture(self, run: Callable[[], None]) -> Graph:
-        """See ``decode_graphs.Capturer``.
-
-        The first call loads kernels and makes torch's allocations, which a capture must not; on a
-        stream of its own, as torch asks for.
-        """
+    def capture(run: Callable[[], None]) -> Graph:
+        # The first call loads kernels and makes torch's allocations, which a capture must not; on
+        # a stream of its own, as torch asks for.
         make_stream: Any = torch.cuda.Stream
         side = make_stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -200,8 +223,10 @@ class CudaCapturer:
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.synchronize()
         graph: Any = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=pool[0]):
             run()
-        self._pool = graph.pool()
+        pool[0] = graph.pool()
         captured: Graph = graph
         return captured
+
+    return capture

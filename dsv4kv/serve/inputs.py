@@ -4,7 +4,7 @@ A token's data is a function of its request, its position and whether it is a re
 what an entry must be can be worked out from scratch at any time, without asking the cache.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 
@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dsv4kv.cache.allocators.stack import Ids
+from dsv4kv.cache.blocks import Ids
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.ops.compressor import Compressor, rope_rows
 from dsv4kv.traces.request import Request
@@ -55,16 +55,6 @@ class Queries:
         each = change(self.attention), change(self.indexer), change(self.weights)
         return Queries(*each, turns, self.sinks)
 
-    def fill(self, source: "Queries") -> None:
-        """Take over a step's, of as many tokens or fewer."""
-        for mine, given in (
-            (self.attention, source.attention),
-            (self.indexer, source.indexer),
-            (self.weights, source.weights),
-            *((rows, source.turns[ratio]) for ratio, rows in self.turns.items()),
-        ):
-            mine[: len(given)].copy_(given)
-
 
 @dataclass(frozen=True)
 class StepInputs:
@@ -96,13 +86,16 @@ class StepInputs:
         queries = self.queries.of_tokens(change) if self.queries else None
         return StepInputs(change(self.window), compressors, projected, self.topk, queries)
 
-    def values(self, dims: int) -> Tensor:
-        """Values that become entries of so many channels, bf16[T, dims]."""
-        return self.window if dims == self.window.shape[1] else self.projected[dims]
-
-    def of(self, compressor: Compressor) -> CompressorInputs:
-        """Kv and score for one compressor."""
-        return self.compressors[compressor.channels]
+    def tensors(self) -> Iterator[Tensor]:
+        """What changes from step to step, in a fixed order."""
+        yield self.window
+        yield from self.topk.values()
+        yield from self.projected.values()
+        for rows in self.compressors.values():
+            yield from (rows.kv, rows.score)
+        if self.queries is not None:
+            yield from (self.queries.attention, self.queries.indexer, self.queries.weights)
+            yield from self.queries.turns.values()
 
 
 class InputBank:
@@ -144,11 +137,6 @@ class InputBank:
     def window(self) -> Tensor:
         """Window values of the tokens."""
         return self.every.window
-
-    @property
-    def compressors(self) -> Mapping[int, CompressorInputs]:
-        """Their kv and score, by number of channels."""
-        return self.every.compressors
 
     def _draw(self, channels: int, generator: torch.Generator) -> Tensor:
         data = torch.randn(_DISTINCT_TOKENS, channels, generator=generator)

@@ -5,19 +5,19 @@ arrival times. Every state is an array over slots; a step has no Python loop ove
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from time import perf_counter_ns
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsv4kv.cache.manager import KVCacheManager
-from dsv4kv.cache.prepare import prepare_forward
-from dsv4kv.cache.step import StepBatch
+from dsv4kv.cache.manager import KVCacheManager, prepare_forward
+from dsv4kv.cache.step import Step
 from dsv4kv.config.bench import PLACED_OUTPUT_TOKENS, WorkloadSection
 from dsv4kv.errors import TraceError
-from dsv4kv.measure.recorder import Recorder
+from dsv4kv.measure.recorder import Latency, Recorder
 from dsv4kv.measure.turns import Turns
 from dsv4kv.serve.executor import StepExecutor, StepTokens
 from dsv4kv.serve.inputs import PromptContents
@@ -116,11 +116,9 @@ class ServingLoop:
         settings: LoopSettings,
         recorder: Recorder,
         executor: StepExecutor | None = None,
-        on_progress: Callable[[int], None] | None = None,
         reuse: PrefixReuse | None = None,
         contents: PromptContents | None = None,
         turns: Turns | None = None,
-        on_step: Callable[[], None] | None = None,
     ) -> None:
         """Prepare to serve.
 
@@ -130,12 +128,9 @@ class ServingLoop:
             settings: How.
             recorder: Takes the samples.
             executor: Moves the data; None keeps the books alone.
-            on_progress: Receives the tokens done in each step; where contexts are placed, each of
-                these as often as it has tokens before it, as its time grows with them.
             reuse: Resumes prompts after what earlier ones have in common with them.
             contents: Says what that is, to the data too; ``reuse`` needs it.
             turns: Steps alternate with those of another process; None where there is none.
-            on_step: Is called after each step, before requests that ended give their blocks back.
         """
         self.totals = LoopTotals()
         self._manager = manager
@@ -144,11 +139,10 @@ class ServingLoop:
         self._settings = settings
         self._recorder = recorder
         self._executor = executor
-        self._on_progress = on_progress
+        self._progress = 0  # tokens done since the last yield
         self._reuse = reuse
         self._contents = contents
         self._turns = turns
-        self._on_step = on_step
         self._rounding = PageRounding(manager)
         self._random = np.random.default_rng(settings.seed)
         self._admitted = 0
@@ -161,36 +155,65 @@ class ServingLoop:
         tables = len(manager.tables)
         self._reserved = np.zeros((tables, slots), dtype=np.int64)  # blocks at full length
         self._stop = np.full(slots, NEVER)  # where the next prompt chunk ends at the latest
+        self._latencies: list[Latency] = []
 
     def run(self) -> LoopTotals:
         """Serve every request to its end; ``totals`` is right at any moment."""
-        if self._turns is not None:
-            self._turns.meet()
-        start_ns = self._recorder.now_ns()
-        while self._take_turn():
-            self.totals.wall_ns = self._recorder.now_ns() - start_ns
+        for _ in self.steps():
+            pass
         return self.totals
 
-    def _take_turn(self) -> bool:
-        """A step, and the other process's step before it if there is one."""
-        if self._turns is None:
-            return self._step()
-        with self._recorder.excluded():
-            in_turn = self._turns.wait()
-        try:
-            more = self._step()
-            self.totals.steps_in_turns += in_turn and more
-        finally:
-            with self._recorder.excluded():
-                self._turns.hand_on()
-        return more
+    def steps(self) -> Iterator[int]:
+        """Serve every request to its end, step by step.
 
-    def _step(self) -> bool:
+        Yields the tokens done, as ``count_tokens`` counts them, while those that ended still hold
+        their blocks. The time until the next one is asked for is no part of the run.
+        """
+        if self._turns is not None:
+            self._turns.meet()
+        start_ns = self._now_ns()
+        while True:
+            in_turn = self._wait()
+            try:
+                taken = self._step()
+                if taken is None:
+                    return
+                shown_ns = perf_counter_ns()
+                yield self._progress
+                self._recorder.excluded_ns += perf_counter_ns() - shown_ns
+                self._progress = 0
+                self._advance(*taken)
+                self.totals.steps += 1
+                self.totals.steps_in_turns += in_turn
+            finally:
+                if self._turns is not None:
+                    with self._recorder.excluded():
+                        self._turns.hand_on()
+            self.totals.wall_ns = self._now_ns() - start_ns
+
+    def _wait(self) -> bool:
+        """Let the other process take its step, if there is one; whether it is there."""
+        if self._turns is None:
+            return False
+        with self._recorder.excluded():
+            return self._turns.wait()
+
+    def _now_ns(self) -> int:
+        """The recorder's clock, which stands still while time is excluded."""
+        return perf_counter_ns() - self._recorder.excluded_ns
+
+    def _keep(self, name: str, start_ns: int) -> None:
+        """A latency, which the recorder is given at the step's end."""
+        self._latencies.append((name, self._now_ns() - start_ns))
+
+    def _step(self) -> tuple[Slots, Slots, int] | None:
+        """A step: its slots, the tokens each keeps and how many decode; None after the last."""
         self._recorder.enabled = self.totals.steps >= self._settings.warmup_steps
         self._admit()
         if not self._active.size:
-            return False
-        start_ns = self._recorder.now_ns()
+            self._recorder.keep_all(self._latencies, [])
+            return None
+        start_ns = self._now_ns()
         slots, take, decoding = self._choose_tokens()
         kept = self._draw_kept(take, decoding)
         before = self._position[slots]
@@ -200,14 +223,13 @@ class ServingLoop:
         if self._executor is not None:
             self._execute(self._executor, slots, before, after, before + kept, decoding)
         self._roll_back(slots, after, before + kept)
-        self._recorder.keep("step", start_ns)
+        self._keep("step", start_ns)
         if decoding == len(slots):
-            self._recorder.keep("decode_step", start_ns)
-        if self._on_step is not None:
-            self._on_step()
-        self._advance(slots, kept, decoding)
-        self.totals.steps += 1
-        return True
+            self._keep("decode_step", start_ns)
+        self._recorder.keep_all(self._latencies, [])
+        self._latencies = []
+        self._progress += int(kept.sum()) * (self._settings.context or 1)
+        return slots, kept, decoding
 
     def _admit(self) -> None:
         while self._next is not None and len(self._active) < self._settings.concurrency:
@@ -229,9 +251,9 @@ class ServingLoop:
         return max(0, min(request.output_tokens, limit) - 1)
 
     def _start(self, request: Request, blocks: Slots) -> None:
-        start_ns = self._recorder.now_ns()
+        start_ns = self._now_ns()
         slot = self._manager.admit_request()
-        self._recorder.keep("admit", start_ns)
+        self._keep("admit", start_ns)
         self._active = np.append(self._active, slot)
         self._generation[slot] = self._manager.generation(slot)
         self._serial[slot] = self._admitted
@@ -255,11 +277,10 @@ class ServingLoop:
         if self._executor is not None:
             ring = plan.config.window_tokens + plan.draft_tokens
             written = np.array([first_written(tokens, ring)])
-            batch = StepBatch(manager, slots, written, after)
+            batch = Step.of(manager, slots, written, after)
             self._executor.place(StepTokens(batch, self._serial[slots], after))
         self.totals.placed_tokens += tokens
-        if self._on_progress is not None:
-            self._on_progress(tokens)
+        self._progress += tokens
         return tokens
 
     def _begin_reuse(self, slot: int, request: Request) -> int:
@@ -268,9 +289,9 @@ class ServingLoop:
             self._contents.add(self._admitted, request)
         if self._reuse is None:
             return 0
-        start_ns = self._recorder.now_ns()
+        start_ns = self._now_ns()
         resumed = self._reuse.begin(slot, request)
-        self._recorder.keep("resume", start_ns)
+        self._keep("resume", start_ns)
         self._stop[slot] = self._reuse.next_stop(slot)
         self.totals.resumed_tokens += resumed
         return resumed
@@ -294,11 +315,11 @@ class ServingLoop:
         return slots, np.concatenate([take, chunk[some]]), len(decoding)
 
     def _prepare(self, name: str, slots: Slots, before: Slots, after: Slots) -> None:
-        start_ns = self._recorder.now_ns()
+        start_ns = self._now_ns()
         if self._reuse is not None:
             self._reuse.make_room(slots, after)
         prepare_forward(self._manager, slots, before, after)
-        self._recorder.keep(name, start_ns)
+        self._keep(name, start_ns)
 
     def _draw_kept(self, take: Slots, decoding: int) -> Slots:
         """Tokens that will stay of those taken: the others are drafts to be rejected."""
@@ -325,7 +346,7 @@ class ServingLoop:
         observed = every > 0 and self.totals.steps % every == 0
 
         def tokens(some: slice) -> StepTokens:
-            batch = StepBatch(self._manager, slots[some], before[some], after[some])
+            batch = Step.of(self._manager, slots[some], before[some], after[some])
             serials = self._serial[slots[some]]
             return StepTokens(batch, serials, kept[some], observed, self._contents)
 
@@ -358,9 +379,6 @@ class ServingLoop:
         done = slots[(self._prompt_left[slots] == 0) & (self._output_left[slots] == 0)]
         for slot in done.tolist():
             self._finish(slot)
-        if self._on_progress is not None:
-            with self._recorder.excluded():
-                self._on_progress(int(kept.sum()) * (self._settings.context or 1))
 
     def _advance_reuse(self, chunks: Slots) -> None:
         """What prompts have been computed up to, and which are complete."""
@@ -377,9 +395,9 @@ class ServingLoop:
             self._contents.remove(int(self._serial[slot]))
         if self._reuse is not None:
             self._reuse.end(slot)
-        start_ns = self._recorder.now_ns()
+        start_ns = self._now_ns()
         self._manager.release_request(slot, int(self._generation[slot]))
-        self._recorder.keep("release", start_ns)
+        self._keep("release", start_ns)
         self._active = self._active[self._active != slot]
         self._reserved[:, slot] = 0
         self.totals.requests += 1

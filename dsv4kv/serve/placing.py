@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dsv4kv.cache.handle import LayerCache
+from dsv4kv.cache.layers import LayerCache
 from dsv4kv.model.formats import PageLayout
 from dsv4kv.model.plan import CHECKPOINT_TOKENS
 from dsv4kv.ops.storage import PageStore
@@ -104,5 +104,5 @@ def _draw(layer: LayerCache, like: PageStore, generator: torch.Generator) -> _Ba
     values = torch.randn(pages * each, dims, generator=generator).bfloat16()
     store = PageStore.allocate(like.layout, pages, like.pages.device)
     entries = torch.arange(pages * each, device=like.pages.device)
-    layer.backend.entry_insert(store, values.to(like.pages.device), entries)
+    layer.backend.entry_insert(store=store, values=values.to(like.pages.device), entries=entries)
     return _Bank(values, store)

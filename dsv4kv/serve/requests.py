@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from dsv4kv.cache.manager import KVCacheManager
-from dsv4kv.cache.prepare import prepare_forward
-from dsv4kv.cache.step import StepBatch
+from dsv4kv.cache.manager import KVCacheManager, prepare_forward
+from dsv4kv.cache.step import Step
 from dsv4kv.serve.executor import StepExecutor, StepTokens
 from dsv4kv.serve.placing import first_written
 
@@ -34,7 +33,7 @@ class Requests:
         plan = self.manager.plan
         prepare_forward(self.manager, [slot], [0], [tokens])
         written = first_written(tokens, plan.config.window_tokens + plan.draft_tokens)
-        batch = StepBatch(self.manager, [slot], [written], [tokens])
+        batch = Step.of(self.manager, [slot], [written], [tokens])
         self.executor.place(StepTokens(batch, np.array([serial]), np.array([tokens])))
 
     def compute(self, slot: int, serial: int, *ends: int) -> None:
@@ -53,5 +52,5 @@ class Requests:
         """Prepare a request for the tokens up to ``after``; whoever executes them is not this."""
         before = int(self.manager.tokens[slot])
         prepare_forward(self.manager, [slot], [before], [after])
-        batch = StepBatch(self.manager, [slot], [before], [after])
+        batch = Step.of(self.manager, [slot], [before], [after])
         return StepTokens(batch, np.array([serial]), np.array([after]), observed=observed)

@@ -13,7 +13,7 @@ from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.config.bench import Windows
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.plan import CHECKPOINT_TOKENS
-from dsv4kv.ops.contract import Backend
+from dsv4kv.ops.spec import Backend
 from dsv4kv.prefix.index import Lease, PrefixIndex
 from dsv4kv.traces.request import Request
 
@@ -132,7 +132,7 @@ class PrefixReuse:
         count = -(-len(prompt.keys) * self._key_tokens // self._block_tokens)
         blocks = self._table.blocks[0, slot, :count].astype(np.int64)
         if len(prompt.keys):
-            self._allocator.retain_memory_blocks(self._index.insert(prompt.keys, blocks).taken)
+            self._allocator.retain(self._index.insert(prompt.keys, blocks).taken)
 
     def end(self, slot: int) -> None:
         """A request ends; what it has computed stays until room is needed."""

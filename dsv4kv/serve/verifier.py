@@ -13,11 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dsv4kv.cache.handle import Compressors, LayerCache
+from dsv4kv.cache.layers import Compressors, LayerCache
 from dsv4kv.model.formats import EntryFormat
-from dsv4kv.model.schedule import AttentionType, scores_candidates
+from dsv4kv.model.schedule import AttentionType
 from dsv4kv.ops import codec, reference, reference_codec
-from dsv4kv.ops.check.reads import LSE_ERROR, OUTPUT_ERROR, SCORE_ERROR
+from dsv4kv.ops.check import LSE_ERROR, OUTPUT_ERROR, SCORE_ERROR
 from dsv4kv.ops.compressor import Compressor
 from dsv4kv.ops.storage import PageStore
 from dsv4kv.ops.tolerance import Rows, is_close
@@ -113,7 +113,7 @@ class Verifier:
             return
         scores, blocks = found.scores[t].cpu(), None
         columns = np.arange(seen)
-        if scores_candidates(layer.model, layer.schema.layer):
+        if layer.is_narrow:
             blocks = found.blocks[t : t + 1].cpu()
             columns, keys = _columns(blocks[0].numpy(), len(scores), seen)
         else:
@@ -260,7 +260,9 @@ class Verifier:
         if compressor is not None and part.is_pooled:
             return _stored(form, self._pooled(compressor, step, b, entry))
         first, last = entry * part.ratio, (entry + 1) * part.ratio - 1
-        given = self.inputs.every.values(part.dims)[int(step.rows(b, np.array([last]))[0])]
+        every, dims = self.inputs.every, form.dims
+        values = every.window if dims == every.window.shape[1] else every.projected[dims]
+        given = values[int(step.rows(b, np.array([last]))[0])]
         if compressor is not None:
             return _stored(form, reference.finish(compressor, given.double(), first))
         rotated = indexer and layer.hadamard
@@ -270,7 +272,7 @@ class Verifier:
         first = entry * compressor.ratio
         positions = np.arange(first + compressor.ratio - compressor.rows, first + compressor.ratio)
         rows = torch.from_numpy(step.rows(b, np.maximum(positions, 0)))
-        inputs = self.inputs.compressors[compressor.channels]
+        inputs = self.inputs.every.compressors[compressor.channels]
         kv = inputs.kv[rows]
         score = inputs.score[rows] + compressor.ape[torch.from_numpy(positions % compressor.ratio)]
         before_start = torch.from_numpy(positions < 0)

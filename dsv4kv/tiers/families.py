@@ -36,29 +36,17 @@ class Kept(StrEnum):
 
 @dataclass(frozen=True)
 class Family:
-    """Layers whose pieces are one object.
+    """Layers whose pieces are one object."""
 
-    Attributes:
-        name: ``csa``, ``csa_indexer``, ``hca``, ``window``, ``csa_state``, ….
-        part: What of its layers it holds.
-        kept: Which objects of it a prefix needs.
-        layers: Model indices of its layers, in model order: the pieces of an object.
-        ratio: Tokens of one entry, or of one group; 1 for windows.
-        tokens: Tokens that a page covers, or positions in a ring.
-        piece_bytes: Bytes of one layer, page padding included.
-        layout: Where entries are in a piece; None for a state.
-        state_shape: float32 state of one layer; empty where there are entries.
-    """
-
-    name: str
-    part: Part
-    kept: Kept
-    layers: tuple[int, ...]
-    ratio: int
-    tokens: int
-    piece_bytes: int
-    layout: PageLayout | None = None
-    state_shape: tuple[int, ...] = ()
+    name: str  # ``csa``, ``csa_indexer``, ``hca``, ``window``, ``csa_state``, …
+    part: Part  # what of its layers it holds
+    kept: Kept  # which objects of it a prefix needs
+    layers: tuple[int, ...]  # model indices of its layers, in model order: the pieces of an object
+    ratio: int  # tokens of one entry, or of one group; 1 for windows
+    tokens: int  # tokens that a page covers, or positions in a ring
+    piece_bytes: int  # bytes of one layer, page padding included
+    layout: PageLayout | None = None  # where entries are in a piece; None for a state
+    state_shape: tuple[int, ...] = ()  # float32 state of one layer; empty where there are entries
 
     @property
     def object_shape(self) -> tuple[int, int]:

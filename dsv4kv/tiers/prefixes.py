@@ -19,8 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dsv4kv.model.plan import CachePlan
 from dsv4kv.tiers.families import Family, Kept, families_of
-from dsv4kv.tiers.stores.contract import Bytes
-from dsv4kv.tiers.stores.namespace import Namespace
+from dsv4kv.tiers.store import Bytes, Namespace
 
 DIGEST_BYTES = 16
 _MAGIC = b"dsv4kv-1"
@@ -108,15 +107,11 @@ def digest(data: Bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a prefix is made of.
+    """What a prefix is made of."""
 
-    Attributes:
-        tokens: Of the prefix.
-        digests: Of the objects of every family that it has, by the family's name.
-    """
-
-    tokens: int
+    tokens: int  # of the prefix
     digests: dict[str, list[bytes]]
+    """Of the objects of every family that it has, by the family's name."""
 
     def dump(self) -> Bytes:
         """As it is stored."""

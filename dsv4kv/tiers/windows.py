@@ -16,25 +16,18 @@ BOUNDED = "zero:bounded"
 
 @dataclass(frozen=True)
 class Windows:
-    """Places in a prompt after which requests can resume.
+    """Places in a prompt after which requests can resume."""
 
-    Attributes:
-        name: As users write it.
-        period_tokens: At every multiple of it; 0 nowhere.
-        end: Where prompts end, floored to a multiple of the first number, so many tokens before
-            the end as the second says; None nowhere.
-        junctions: Where what an earlier prompt left ends.
-        replay_tokens: Tokens before the end of a hit that are computed again, for want of a
-            window; 0 where windows are kept.
-        exact: Whether that gives the bits of a run that never left.
-    """
-
-    name: str
-    period_tokens: int = 0
+    name: str  # as users write it
+    period_tokens: int = 0  # at every multiple of it; 0 nowhere
     end: tuple[int, int] | None = None
-    junctions: bool = False
+    """Where prompts end, floored to a multiple of the first number, so many tokens before the
+    end as the second says; None nowhere."""
+    junctions: bool = False  # where what an earlier prompt left ends
     replay_tokens: int = 0
-    exact: bool = True
+    """Tokens before the end of a hit that are computed again, for want of a window; 0 where
+    windows are kept."""
+    exact: bool = True  # whether that gives the bits of a run that never left
 
     def places(self, prompt_tokens: int, resumed_tokens: int, found_tokens: int) -> list[int]:
         """Where a prompt leaves windows and states while it is computed, rising.

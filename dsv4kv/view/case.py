@@ -7,9 +7,15 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from dsv4kv.measure.statistics import Estimate, divide, estimate_rate, summarize
-from dsv4kv.record.quantities import Measured, by_quantity, latency_median, over_launches
-from dsv4kv.record.schema import CacheSummary, Case, Latency, Launch, NotMeasured, Operation
-from dsv4kv.record.yardstick import Yardstick, yardsticks
+from dsv4kv.runs.quantities import (
+    Measured,
+    Yardstick,
+    by_quantity,
+    latency_median,
+    over_launches,
+    yardsticks,
+)
+from dsv4kv.runs.schema import CacheSummary, Case, Latency, Launch, NotMeasured, Operation
 from dsv4kv.units import format_bytes
 from dsv4kv.view.cells import format_estimate, format_number, measured
 from dsv4kv.view.table import (

@@ -3,7 +3,7 @@
 import math
 from typing import TYPE_CHECKING, Any
 
-from dsv4kv.record.quantities import setting_text
+from dsv4kv.runs.quantities import setting_text
 from dsv4kv.units import format_bytes
 from dsv4kv.view.table import ABSENT, Number
 

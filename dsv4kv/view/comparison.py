@@ -11,9 +11,9 @@ from dsv4kv.compare.comparison import Row as ComparisonRow
 from dsv4kv.compare.side import Side, count_launches
 from dsv4kv.measure.statistics import summarize
 from dsv4kv.measure.verdict import CONFIDENCE, Judgement, Launches, Verdict
-from dsv4kv.record.quantities import axis_text
-from dsv4kv.record.replay import ReplayResult
-from dsv4kv.record.schema import Case, Environment
+from dsv4kv.runs.quantities import axis_text
+from dsv4kv.runs.replay import ReplayResult
+from dsv4kv.runs.schema import Case, Environment
 from dsv4kv.units import format_bytes
 from dsv4kv.view.cells import format_clocked, format_factor, measured_arms
 from dsv4kv.view.charts.bars import Compared, ComparedRow

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dsv4kv.measure.statistics import summarize
-from dsv4kv.record.quantities import (
+from dsv4kv.runs.quantities import (
     Measured,
     Quantity,
     by_quantity,
@@ -17,7 +17,7 @@ from dsv4kv.record.quantities import (
     measured_in,
     over_launches,
 )
-from dsv4kv.record.schema import Case, RunRecord
+from dsv4kv.runs.schema import Case, RunRecord
 from dsv4kv.view import markup
 from dsv4kv.view.cells import measured
 from dsv4kv.view.facts import layers_text

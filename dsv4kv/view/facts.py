@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from dsv4kv.record.schema import CacheSummary, Case, Environment, GpuFacts, RunRecord, Totals
+from dsv4kv.runs.schema import CacheSummary, Case, Environment, GpuFacts, RunRecord, Totals
 from dsv4kv.units import format_bytes, format_duration
 from dsv4kv.view.table import ABSENT, Command, Facts
 

@@ -1,6 +1,6 @@
 """What a run found out about itself, as sentences: stopped, failed, unequal, leaking, or fine."""
 
-from dsv4kv.record.schema import Case, Pool
+from dsv4kv.runs.schema import Case, Pool
 from dsv4kv.units import format_bytes
 from dsv4kv.view.table import Finding
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from dsv4kv.record.fleet import FleetReplica, ReplayFleet
-from dsv4kv.record.quantities import clock_factor
-from dsv4kv.record.schema import Case, Totals
+from dsv4kv.runs.quantities import clock_factor
+from dsv4kv.runs.replay import FleetReplica, ReplayFleet
+from dsv4kv.runs.schema import Case, Totals
 from dsv4kv.units import counted, format_bytes, format_duration
 from dsv4kv.view.cells import format_clocked, format_factor
 from dsv4kv.view.table import ABSENT, Facts, Part, Table, names, numbers, prose

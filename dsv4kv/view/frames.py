@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsv4kv.errors import RecordError
-from dsv4kv.record.part import Part
-from dsv4kv.record.quantities import measured_in, saved_percent
-from dsv4kv.record.schema import Case, RunRecord
-from dsv4kv.record.store import load_record
+from dsv4kv.runs.part import Part
+from dsv4kv.runs.quantities import measured_in, saved_percent
+from dsv4kv.runs.schema import Case, RunRecord
+from dsv4kv.runs.store import load_record
 from dsv4kv.view.exports import kernel_rows, of_case, operation_rows
 
 if TYPE_CHECKING:

@@ -5,16 +5,16 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from dsv4kv.measure.statistics import Estimate, divide, summarize
-from dsv4kv.record.profile import KernelTable
-from dsv4kv.record.quantities import (
+from dsv4kv.runs.profile import KernelTable
+from dsv4kv.runs.quantities import (
     allocated_bytes,
     clock_factor,
     latency_median,
     saved_percent,
     within,
+    yardsticks,
 )
-from dsv4kv.record.schema import Case, Launch, RunRecord
-from dsv4kv.record.yardstick import yardsticks
+from dsv4kv.runs.schema import Case, Launch, RunRecord
 from dsv4kv.units import counted, format_bytes
 from dsv4kv.view.cells import format_estimate, format_number, measured
 from dsv4kv.view.facts import layers_text, tokens_per_second

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from dsv4kv.measure.statistics import Estimate, summarize
-from dsv4kv.record.quantities import (
+from dsv4kv.runs.quantities import (
     allocated_bytes,
     axis_names,
     gather_rate,
     latency_median,
     saved_percent,
 )
-from dsv4kv.record.schema import Case
+from dsv4kv.runs.schema import Case
 from dsv4kv.view.case import graph_device_time
 from dsv4kv.view.cells import show_setting
 from dsv4kv.view.facts import tokens_per_second

@@ -16,7 +16,7 @@ from dsv4kv.files import write_named
 from dsv4kv.measure.profilers.classify import CACHE_CATEGORIES, CATEGORIES, shorten
 from dsv4kv.measure.profilers.ranges import INPUTS
 from dsv4kv.measure.statistics import summarize
-from dsv4kv.record.profile import (
+from dsv4kv.runs.profile import (
     KernelRow,
     KernelTable,
     MemoryAudit,
@@ -25,7 +25,7 @@ from dsv4kv.record.profile import (
     StepTimes,
     Timeline,
 )
-from dsv4kv.record.yardstick import Yardstick
+from dsv4kv.runs.quantities import Yardstick
 from dsv4kv.units import counted, format_bytes, format_duration
 from dsv4kv.view.cells import format_number, measured
 from dsv4kv.view.table import (

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dsv4kv.measure.statistics import divide, summarize
-from dsv4kv.record.profile import KernelRow, KernelTable
+from dsv4kv.runs.profile import KernelRow, KernelTable
 from dsv4kv.view.cells import format_estimate
 from dsv4kv.view.profile import NS_TO_US, format_us, title_of
 from dsv4kv.view.table import ABSENT, Finding, Part, Table, names, numbers

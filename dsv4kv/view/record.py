@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Literal
 
-from dsv4kv.record.quantities import (
+from dsv4kv.runs.quantities import (
     allocated_bytes,
     axis_names,
     axis_text,
@@ -14,9 +14,9 @@ from dsv4kv.record.quantities import (
     latency_median,
     measured_in,
     setting_text,
+    yardsticks,
 )
-from dsv4kv.record.schema import Case, RunRecord
-from dsv4kv.record.yardstick import yardsticks
+from dsv4kv.runs.schema import Case, RunRecord
 from dsv4kv.units import format_bytes
 from dsv4kv.view.case import (
     backend_note,

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from dsv4kv.engines.names import RULES
 from dsv4kv.measure.statistics import summarize
-from dsv4kv.record.quantities import axis_names, axis_text, clock_factor
-from dsv4kv.record.replay import ReplayResult, ReplayTiers, ReplayWork, Reuse
-from dsv4kv.record.schema import Case, Latency, RunRecord, Totals
+from dsv4kv.runs.quantities import axis_names, axis_text, clock_factor
+from dsv4kv.runs.replay import ReplayResult, ReplayTiers, ReplayWork, Reuse
+from dsv4kv.runs.schema import Case, Latency, RunRecord, Totals
 from dsv4kv.units import format_bytes, format_duration
 from dsv4kv.view.cells import (
     format_clocked,

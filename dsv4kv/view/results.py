@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from dsv4kv.record.points import Points
-from dsv4kv.record.store import Entry
+from dsv4kv.runs.points import Points
+from dsv4kv.runs.store import Entry
 from dsv4kv.units import format_bytes
 from dsv4kv.view.table import ABSENT, Row, Table, names, numbers, prose
 

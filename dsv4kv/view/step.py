@@ -3,10 +3,15 @@
 from collections.abc import Iterator, Sequence
 
 from dsv4kv.measure.statistics import estimate_rate
-from dsv4kv.record.quantities import axis_names, setting_text
-from dsv4kv.record.schema import Case, GpuFacts, Operation
-from dsv4kv.record.step import StepShare, step_shares
-from dsv4kv.record.yardstick import datasheet_tflops, yardsticks
+from dsv4kv.runs.quantities import (
+    StepShare,
+    axis_names,
+    datasheet_tflops,
+    setting_text,
+    step_shares,
+    yardsticks,
+)
+from dsv4kv.runs.schema import Case, GpuFacts, Operation
 from dsv4kv.units import format_bytes, format_count, format_duration
 from dsv4kv.view.cells import format_number
 from dsv4kv.view.table import ABSENT, Bar, Row, Table, Text, names, numbers

@@ -1,56 +1,32 @@
-"""The three systems side by side: every quantity next to the plain re-statement's."""
+"""The table of ``bench systems``: counts and call times of each, and what was compared."""
 
 from collections.abc import Iterator, Sequence
-from statistics import median
 
+from dsv4kv.bench.systems.workload import Outcome
 from dsv4kv.measure.statistics import Estimate
-from dsv4kv.systems.outcome import Outcome
 from dsv4kv.units import format_bytes
 from dsv4kv.view.cells import measured
-from dsv4kv.view.table import ABSENT, Number, Part, Table, Text, names, numbers
+from dsv4kv.view.table import Number, Part, Table, Text, names, numbers
 
 
 def report_systems(outcomes: Sequence[Outcome]) -> Iterator[Part]:
     """The table, and below it what was compared."""
     yield systems_table(outcomes)
     yield ""
-    yield Text(_shares_sentence(outcomes), "strong")
     yield Text(summary(outcomes), "strong")
-
-
-def _shares_sentence(outcomes: Sequence[Outcome]) -> str:
-    """How long calls take next to those of the plain re-statements."""
-    shares = sorted(
-        row.share.value * 100
-        for outcome in outcomes
-        for row in outcome.rows
-        if row.unit == "ns" and row.share
-    )
-    if not shares:
-        return "No call has a plain re-statement to compare with."
-    return (
-        f"{len(shares)} calls take {shares[0]:.3g} to {shares[-1]:.3g} % of the plain "
-        f"re-statement's time, {median(shares):.3g} % at the median."
-    )
 
 
 def systems_table(outcomes: Sequence[Outcome]) -> Table:
     """One row per quantity."""
     return Table(
         "Three systems",
-        [*names("system", "quantity"), *numbers("dsv4kv", "plain", "% of plain")],
+        [*names("system", "quantity"), *numbers("dsv4kv")],
         [
-            (
-                outcome.system,
-                row.quantity,
-                _amount(row.ours, row.unit),
-                _amount(row.plain, row.unit) if row.plain else ABSENT,
-                _number(row.share, 100) if row.share else ABSENT,
-            )
+            (outcome.system, row.quantity, _amount(row.value, row.unit))
             for outcome in outcomes
             for row in outcome.rows
         ],
-        note="calls: median and 95 % interval of this run, interleaved with a plain re-statement",
+        note="calls: median and 95 % interval of this run",
         keys=2,
     )
 
@@ -76,17 +52,11 @@ def _amount(estimate: Estimate, unit: str) -> Number:
     scale, unit = (
         next(each for each in _TIMES if value < 1e3 * each[0]) if unit == "ns" else (1.0, unit)
     )
-    cell = _number(estimate, 1 / scale)
-    if not cell.spread:
+    cell = measured(estimate, 1 / scale)
+    if estimate.half_width == 0 or not cell.spread:
         return Number(cell.value, unit)
     return Number(cell.value, f"{cell.spread} {unit}")
 
 
 _TIMES = ((1.0, "ns"), (1e3, "µs"), (1e6, "ms"), (1e9, "s"))
 """Units of time in nanoseconds; none lasts a thousand seconds."""
-
-
-def _number(estimate: Estimate, scale: float) -> Number:
-    """What was counted has no interval."""
-    cell = measured(estimate, scale)
-    return Number(cell.value) if estimate.half_width == 0 else cell

@@ -4,9 +4,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
-from dsv4kv.record.schema import Case
-from dsv4kv.record.telemetry import HeldUnits, MeasuredWindow, MemorySeries, Telemetry
-from dsv4kv.record.telemetry_windows import WindowState, window_state
+from dsv4kv.runs.schema import Case
+from dsv4kv.runs.telemetry import HeldUnits, MeasuredWindow, MemorySeries, Telemetry
+from dsv4kv.runs.windows import WindowState, window_state
 from dsv4kv.units import format_bytes
 from dsv4kv.view.cells import format_number
 from dsv4kv.view.table import ABSENT, Finding, Spark, Table, Text, names, numbers, prose

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from dsv4kv.config.transfer import TransferConfig
 from dsv4kv.engines.host import Sent
 from dsv4kv.measure.statistics import Estimate, divide
+from dsv4kv.moving.rows import Moved
 from dsv4kv.moving.transfer_outcome import Outcome, Run
-from dsv4kv.tiers.wire.rows import Moved
 from dsv4kv.units import counted, format_bytes, format_duration
 from dsv4kv.view.cells import format_number, measured
 from dsv4kv.view.table import ABSENT, Number, Part, Table, Text, names, numbers

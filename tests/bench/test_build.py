@@ -124,7 +124,7 @@ def test_layers_of_one_ratio_share_a_table_of_angles() -> None:
     config = tiny_config("model.layers=[2, 3, 4, 5]")
     drive = drive_on_cpu(config, KVCacheManager(plan_from(config)), Recorder())
     parts = [part for layer in drive.executor.layers for part in (layer.main, layer.indexer)]
-    ropes = [part.pooling()[0].rope for part in parts if part]
+    ropes = [part.compressor.rope for part in parts if part and part.compressor]
     rows = {rope.data_ptr(): len(rope) for rope in ropes}
     tokens = config.cache.max_context_tokens
     assert sorted(rows.values()) == [tokens // 128, tokens // 4]
@@ -137,7 +137,8 @@ def test_the_seed_decides_inputs_weights_and_samples() -> None:
         drive = drive_on_cpu(config, manager, Recorder())
         main, verifier = drive.executor.layers[0].main, drive.verifier
         assert main
-        return verifier.inputs.window, main.pooling()[0].ape, int(verifier.random.integers(2**60))
+        assert main.compressor
+        return verifier.inputs.window, main.compressor.ape, int(verifier.random.integers(2**60))
 
     first, again, other = draw(1), draw(1), draw(2)
     assert torch.equal(first[0], again[0])
@@ -153,12 +154,9 @@ def test_the_indexer_rotates_its_keys_if_told_and_nothing_else_does() -> None:
         config = tiny_config(f"cache.hadamard={hadamard}")
         executor = drive_on_cpu(config, KVCacheManager(plan_from(config)), Recorder()).executor
         _, csa, hca = executor.layers
-        assert csa.main
-        assert csa.indexer
-        assert hca.main
-        assert csa.indexer.pooling()[0].hadamard == (hadamard == "true")
-        assert not csa.main.pooling()[0].hadamard
-        assert not hca.main.pooling()[0].hadamard
+        parts = [csa.indexer, csa.main, hca.main]
+        rotated = [part.compressor.hadamard for part in parts if part and part.compressor]
+        assert rotated == [hadamard == "true", False, False]
 
 
 def test_inputs_are_no_longer_than_the_longest_chunk() -> None:

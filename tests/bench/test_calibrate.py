@@ -25,8 +25,8 @@ from dsv4kv.config.load import load_config
 from dsv4kv.errors import Dsv4kvError
 from dsv4kv.measure.protocol import Timing
 from dsv4kv.measure.ranks import compare_pairs, compare_sides
-from dsv4kv.record.schema import Peak, RunRecord
-from tests.record.records import make_case, make_latency, make_operation, make_record
+from dsv4kv.runs.schema import Peak, RunRecord
+from tests.runs.records import make_case, make_latency, make_operation, make_record
 
 MEMCPY_GBPS = 11.5
 NOW = datetime(2026, 11, 21, tzinfo=UTC)

@@ -12,9 +12,9 @@ from dsv4kv.config.bench import BenchConfig
 from dsv4kv.errors import ConfigError
 from dsv4kv.measure.recorder import OperationSamples
 from dsv4kv.ops import cpu
-from dsv4kv.record.schema import Case
+from dsv4kv.ops.spec import READS
+from dsv4kv.runs.schema import Case
 from dsv4kv.serve.loop import count_tokens, open_requests
-from dsv4kv.serve.operations import READS
 from tests.bench.settings import BOOKS, tiny_config
 
 
@@ -230,7 +230,7 @@ def test_v32_moves_real_bytes_and_they_are_right(main: str) -> None:
 def test_an_insert_that_does_nothing_is_found(
     operation: str, model: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu, operation, lambda *_: None)
+    monkeypatch.setattr(cpu, operation, lambda **_: None)
     assert run(tiny_config(*model, SAMPLED_OFTEN)).verification.failures
 
 
@@ -238,7 +238,7 @@ def test_an_insert_that_does_nothing_is_found(
 
 
 def test_an_output_that_differs_fails_the_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "window_insert", lambda *_: None)
+    monkeypatch.setattr(cpu, "window_insert", lambda **_: None)
     case = run(tiny_config("model.layers=[0]"))
     count = len(case.verification.failures)
     assert count > 0
@@ -332,9 +332,9 @@ def test_ctrl_c_in_the_middle_of_a_step_leaves_a_whole_record(
 ) -> None:
     right, left = getattr(cpu, operation), interrupt_after(8)
 
-    def interrupted(*arguments: object) -> None:
+    def interrupted(**tensors: object) -> None:
         next(left)
-        right(*arguments)
+        right(**tensors)
 
     monkeypatch.setattr(cpu, operation, interrupted)
     case = run(tiny_config("measure.warmup_steps=0"))
@@ -346,7 +346,7 @@ def test_ctrl_c_in_the_middle_of_a_step_leaves_a_whole_record(
 def test_an_interrupted_case_with_wrong_outputs_has_failed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cpu, "window_insert", lambda *_: None)
+    monkeypatch.setattr(cpu, "window_insert", lambda **_: None)
     left = interrupt_after(4)
     case = run_case({}, tiny_config("model.layers=[0]"), lambda _tokens: next(left))
     assert case.status == "failed"

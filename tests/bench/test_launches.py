@@ -21,10 +21,10 @@ from dsv4kv.bench.launches import (
 from dsv4kv.config.load import load_config
 from dsv4kv.errors import Dsv4kvError
 from dsv4kv.processes import OWN_TREE
-from dsv4kv.record.store import dumps
+from dsv4kv.runs.store import dumps
 from tests.bench.settings import BOOKS, TINY
 from tests.examples import FULL
-from tests.record.records import make_case, make_failed_case, make_record
+from tests.runs.records import make_case, make_failed_case, make_record
 
 RECORD = Path("record.json")
 OURS = Task(bench_arguments("smoke", [*TINY, BOOKS], []))

@@ -14,14 +14,13 @@ from dsv4kv.bench.memory import MOST_POINTS, MemoryWatch
 from dsv4kv.cache.checkpoints import CheckpointPool
 from dsv4kv.measure.recorder import Recorder
 from dsv4kv.model.plan import PoolPlan
-from dsv4kv.record.schema import Case
-from dsv4kv.record.telemetry import MemorySeries
+from dsv4kv.runs.schema import Case
+from dsv4kv.runs.telemetry import MemorySeries
 from dsv4kv.view.telemetry import pool_sizes
 from tests.bench.settings import BOOKS, tiny_config
 from tests.examples import examples
 
 SHARED = (
-    "cache.allocator=refcount",
     "cache.prefix.index=radix",
     "workload.synthetic.prefix_branches=1",
     "workload.synthetic.prefix_tokens=256",

@@ -12,7 +12,7 @@ import pytest
 from dsv4kv.bench.timing import EMPTY_GRAPH, EMPTY_KERNEL, CallTimer
 from dsv4kv.measure.telemetry.telemetry import Window
 from dsv4kv.ops.cuda import launch as launching
-from dsv4kv.ops.kernels.launch import Launch
+from dsv4kv.ops.launches.launch import Launch
 from tests.gpu_twin import FEW_REPLAYS, SAMPLES, TwinGpu, twin_device
 
 REPLAY_NS = 1_000  # of the twin's clock, whatever a graph holds

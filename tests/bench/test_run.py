@@ -9,8 +9,8 @@ from dsv4kv.config.bench import BenchConfig, WorkloadSection
 from dsv4kv.config.load import Point, expand_axes, load_config
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.measure.memcpy import measure_memcpy
-from dsv4kv.record.schema import RunRecord
-from dsv4kv.record.step import step_shares
+from dsv4kv.runs.quantities import step_shares
+from dsv4kv.runs.schema import RunRecord
 from dsv4kv.serve.loop import count_tokens
 from dsv4kv.traces import resolve_trace, trace_sha256
 from tests.bench.settings import BOOKS, TINY

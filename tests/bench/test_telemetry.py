@@ -12,9 +12,9 @@ from dsv4kv.bench.timing import EMPTY_GRAPH, EMPTY_KERNEL
 from dsv4kv.measure.protocol import Timing
 from dsv4kv.measure.telemetry.readings import Readings, Table
 from dsv4kv.measure.telemetry.telemetry import Telemetry, Window
-from dsv4kv.record.schema import Case
-from dsv4kv.record.telemetry import Telemetry as TelemetryRecord
-from dsv4kv.record.telemetry_windows import window_state
+from dsv4kv.runs.schema import Case
+from dsv4kv.runs.telemetry import Telemetry as TelemetryRecord
+from dsv4kv.runs.windows import window_state
 from tests.bench.settings import ANY_STEP, tiny_config
 from tests.gpu_twin import SAMPLES, TwinEvent, TwinGpu, twin_device, twin_gpu
 
@@ -112,7 +112,9 @@ def test_times_are_told_since_polling_began() -> None:
 def test_the_gpu_is_named_as_cuda_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     uuid = "11111111-2222-3333-4444-555555555555"
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid=uuid))
-    device = CudaDevice(torch.device("cuda", 0), "sm_90a", 0, 0, TwinEvent, TwinGpu)
+    device = CudaDevice(
+        torch.device("cuda", 0), "sm_90a", 0, 0, TwinEvent, lambda: TwinGpu().capture
+    )
     assert gpu_uuid(device) == uuid
     assert gpu_uuid(None) is None
     assert gpu_uuid(twin_device(TwinGpu())) is None

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from dsv4kv.cache.allocators.stack import BlockAllocator
-from dsv4kv.systems.plain.pools import PlainAllocator
+from dsv4kv.cache.blocks import BlockPool
 from tests.benchmarks.medians import PLAIN, Measure
+from tests.systems.plain import PlainAllocator
 
 COUNT = 64
 ROUNDS = 2000
 POOLS = pytest.mark.parametrize("num_blocks", [2**10, 2**16, 2**20])
 ALLOCATORS = pytest.mark.parametrize(
-    ("name", "make"), [("ours", BlockAllocator), (PLAIN, PlainAllocator)], ids=["ours", "plain"]
+    ("name", "make"), [("ours", BlockPool), (PLAIN, PlainAllocator)], ids=["ours", "plain"]
 )
 Make = Callable[[int], Any]
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dsv4kv.measure.memcpy import measure_memcpy
 from dsv4kv.model.formats import PageLayout, entry_format
-from dsv4kv.ops import reference, table
+from dsv4kv.ops import reference, spec
 from dsv4kv.ops.registry import load_backend
 from dsv4kv.ops.storage import PageStore
 from tests.benchmarks.medians import PLAIN, Measure, Remark
@@ -53,7 +53,7 @@ def scene() -> Scene:
 def test_gather(measure: Measure, remark: Remark, scene: Scene) -> None:
     median_ns = measure(GROUP, "ours", scene.gather, rounds=20)
     found = REQUESTS * TOPK
-    moved = table.gather_topk_bytes(scene.store.layout.format, found, found)
+    moved = spec.gather_topk_bytes(scene.store.layout.format, found, found)
     copy_ns = statistics.median(measure_memcpy(POOL_BYTES, repeats=7))
     if median_ns is not None:
         rate, memcpy = moved / median_ns, 2 * POOL_BYTES / copy_ns

@@ -16,15 +16,13 @@ import pytest
 import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from dsv4kv.bench.build import plan_from
 from dsv4kv.config.load import load_config
-from dsv4kv.model.plan import CachePlan
 from dsv4kv.ops.cuda import compile as cubin_cache
 from dsv4kv.ops.cuda.compile import cache_folder, load_cubins
-from dsv4kv.ops.cuda.foresight import foresee
 from dsv4kv.ops.cuda.launch import Launcher
-from dsv4kv.ops.kernels.launch import KernelModule, Launch
+from dsv4kv.ops.launches.launch import KernelModule, Launch
 from dsv4kv.units import format_duration
+from tests.benchmarks.jit_start import modules_of
 from tests.benchmarks.medians import Measure, Remark
 from tests.cuda.drivers import FakeDriver, on_gpu
 from tests.cuda.toolchain import needs_nvrtc
@@ -38,10 +36,10 @@ def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DSV4KV_CACHE_DIR", str(tmp_path))
 
 
-def load_all(plan: CachePlan) -> int:
+def load_all(modules: list[KernelModule]) -> int:
     """Machine code of all that a cache launches; returns the number of modules."""
     cubin_cache._sources_digest.cache_clear()  # as a new process
-    return len(load_cubins(foresee(plan, device_prepare=True), SM))
+    return len(load_cubins(modules, SM))
 
 
 def start_process(name: str) -> str:
@@ -57,9 +55,9 @@ def test_loading_all_kernels_of_a_cache(measure: Measure, remark: Remark, name: 
         shutil.rmtree(cache_folder(), ignore_errors=True)
 
     first, second = start_process(name), start_process(name)
-    plan = plan_from(load_config(name, []).config)
-    group = f"kernels of {CACHES[name]}, {load_all(plan)} modules"
-    median_ns = measure(group, "first use", lambda: load_all(plan), rounds=3, setup=forget)
+    modules = modules_of(load_config(name, []).config)
+    group = f"kernels of {CACHES[name]}, {load_all(modules)} modules"
+    median_ns = measure(group, "first use", lambda: load_all(modules), rounds=3, setup=forget)
     if median_ns is not None:
         remark(f"{group}, new process on {os.cpu_count()} cores: {first}, then {second}")
 
@@ -67,9 +65,9 @@ def test_loading_all_kernels_of_a_cache(measure: Measure, remark: Remark, name: 
 @needs_nvrtc
 @pytest.mark.parametrize("name", CACHES)
 def test_loading_them_again(measure: Measure, name: str) -> None:
-    plan = plan_from(load_config(name, []).config)
-    group = f"kernels of {CACHES[name]}, {load_all(plan)} modules"
-    measure(group, "second use", lambda: load_all(plan), rounds=20)
+    modules = modules_of(load_config(name, []).config)
+    group = f"kernels of {CACHES[name]}, {load_all(modules)} modules"
+    measure(group, "second use", lambda: load_all(modules), rounds=20)
 
 
 def test_preparing_a_launch_of_twelve_arguments(benchmark: BenchmarkFixture) -> None:

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from dsv4kv.cache.allocators import make_allocator
+from dsv4kv.cache.blocks import BlockPool
 from dsv4kv.prefix.block_hash import BlockHashIndex
 from dsv4kv.prefix.index import HASHES, BlockHasher
 from dsv4kv.prefix.radix import PrefixCacheManager, RadixIndex
 from dsv4kv.prefix.tree import Ids
-from dsv4kv.systems.plain.blocks import plain_hashes
-from dsv4kv.systems.plain.slots import PlainRadix
 from tests.benchmarks.medians import PLAIN, Measure, Remark
+from tests.systems.plain import PlainRadix, plain_hashes
 
 PROMPTS, LENGTH = 16, 32_768
 TOKENS = PROMPTS * LENGTH
@@ -153,12 +152,12 @@ def read_chains(block_tokens: int) -> list[Ids]:
     return chains
 
 
-def cycle(chains: list[Ids], num_blocks: int, strategy: str) -> int:
+def cycle(chains: list[Ids], num_blocks: int) -> int:
     """Match, evict, allocate, insert, release, for every request in turn; blocks that hit.
 
     A request's blocks become the index's when they are stored, and are pinned while it runs.
     """
-    index, allocator = BlockHashIndex(), make_allocator(strategy, num_blocks)
+    index, allocator = BlockHashIndex(), BlockPool(num_blocks)
     hit = 0
     for chain in chains:
         lease = index.pin(chain)
@@ -173,17 +172,16 @@ def cycle(chains: list[Ids], num_blocks: int, strategy: str) -> int:
 
 
 @pytest.mark.skipif(not TRACE.exists(), reason="the Mooncake trace is not here")
-@pytest.mark.parametrize("strategy", ["stack", "refcount"])
 @pytest.mark.parametrize("block_tokens", [64, 256])
-def test_whole_cycle(measure: Measure, remark: Remark, block_tokens: int, strategy: str) -> None:
+def test_whole_cycle(measure: Measure, remark: Remark, block_tokens: int) -> None:
     chains, num_blocks = read_chains(block_tokens), POOL_TOKENS // block_tokens
     group = f"prefix cycle of {len(chains):,} requests, blocks of {block_tokens} tokens"
-    measure(group, strategy, lambda: cycle(chains, num_blocks, strategy), rounds=5)
+    measure(group, "ours", lambda: cycle(chains, num_blocks), rounds=5)
     tracemalloc.start()
-    hit = cycle(chains, num_blocks, strategy)
+    hit = cycle(chains, num_blocks)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     remark(
-        f"prefix cycle, {block_tokens}, {strategy}: {hit * block_tokens:,} tokens hit, "
+        f"prefix cycle, {block_tokens}: {hit * block_tokens:,} tokens hit, "
         f"{peak / 1e6:.1f} MB at most"
     )

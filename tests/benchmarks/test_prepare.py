@@ -7,14 +7,13 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from dsv4kv.cache.manager import KVCacheManager
-from dsv4kv.cache.prepare import prepare_forward
+from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.model.plan import plan_cache
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import build_schedule
 from dsv4kv.model.schema import Sharing
-from dsv4kv.systems.plain.pools import PlainCache
 from tests.benchmarks.medians import PLAIN, Measure
+from tests.systems.plain import PlainCache
 
 PRO = load_model("v4-pro")
 CONTEXT = 16_384

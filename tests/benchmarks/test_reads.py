@@ -9,9 +9,8 @@ import torch
 
 from dsv4kv.model.formats import FORMATS, EntryFormat, PageLayout
 from dsv4kv.ops import reference
-from dsv4kv.ops.contract import Entries
 from dsv4kv.ops.registry import load_backend
-from dsv4kv.ops.storage import PageStore
+from dsv4kv.ops.storage import Entries, PageStore
 from tests.benchmarks.medians import Measure, Remark
 
 POOL_BYTES, PAGE, REQUESTS, ROUNDS = 2**28, 32, 4, 10

@@ -1,4 +1,4 @@
-"""Ref-counted blocks: taking, caching and evicting, in pools that are full of cached blocks."""
+"""The block pool: taking, caching and evicting, in pools full of cached blocks."""
 
 from functools import partial
 
@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from dsv4kv.cache.allocators.refcount import RefCountAllocator
-from dsv4kv.systems.plain.blocks import PlainRefCounts
+from dsv4kv.cache.blocks import BlockPool
 from tests.benchmarks.medians import PLAIN, Measure
+from tests.systems.plain import PlainRefCounts
 
 COUNT = 64
 ROUNDS = 1000
@@ -20,7 +20,7 @@ class Ours:
     """All but a few blocks cached, in chains of ``COUNT``."""
 
     def __init__(self, num_blocks: int) -> None:
-        self.allocator = RefCountAllocator(num_blocks + 1)
+        self.allocator = BlockPool(num_blocks)
         for first in range(1, num_blocks - KEPT_FREE - COUNT + 2, COUNT):
             self.chain = self.cache(first)
         self.hashes = range(num_blocks, num_blocks + COUNT)
@@ -29,8 +29,8 @@ class Ours:
     def cache(self, first: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         ids = self.allocator.acquire(COUNT)
         hashes = range(first, first + COUNT)
-        self.allocator.register_kv_block_hashes(ids, hashes, [0, *hashes[:-1]])
-        self.allocator.release_memory_blocks(ids)
+        self.allocator.register(ids, hashes, [0, *hashes[:-1]])
+        self.allocator.release(ids)
         return ids
 
     def take(self) -> None:
@@ -38,10 +38,10 @@ class Ours:
 
     def give_back(self) -> None:
         if self.taken:
-            self.allocator.release_memory_blocks(self.taken.pop())
+            self.allocator.release(self.taken.pop())
 
     def retain(self) -> None:
-        self.allocator.retain_memory_blocks(self.chain)
+        self.allocator.retain(self.chain)
 
 
 class Plain:
@@ -84,11 +84,7 @@ def test_take_free_blocks(measure: Measure, name: str, num_blocks: int) -> None:
 def test_release_into_the_cache(measure: Measure, name: str, num_blocks: int) -> None:
     scene = MAKE[name](num_blocks)
     group = f"refcount: release {COUNT} to LRU caching, {num_blocks:,} blocks mostly cached"
-    release = (
-        partial(scene.allocator.release_memory_blocks, scene.chain)
-        if isinstance(scene, Ours)
-        else partial(scene.allocator.release, scene.chain)
-    )
+    release = partial(scene.allocator.release, scene.chain)  # type: ignore[arg-type]
     measure(group, name, release, setup=scene.retain, rounds=ROUNDS)
 
 
@@ -98,8 +94,7 @@ def test_evict_one(measure: Measure, name: str, num_blocks: int) -> None:
     scene = MAKE[name](num_blocks)
     group = f"refcount: evict one, {num_blocks:,} blocks mostly cached"
     rounds = ROUNDS if isinstance(scene, Ours) else 20
-    evict = scene.allocator.evict_lru_blocks if isinstance(scene, Ours) else scene.allocator.evict
-    measure(group, name, partial(evict, 1), rounds=rounds)
+    measure(group, name, partial(scene.allocator.evict, 1), rounds=rounds)
 
 
 @POOLS

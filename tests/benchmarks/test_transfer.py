@@ -9,15 +9,13 @@ from time import perf_counter_ns
 import numpy as np
 import pytest
 
-from dsv4kv.cache.manager import KVCacheManager
-from dsv4kv.cache.prepare import prepare_forward
+from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.model.plan import plan_cache
 from dsv4kv.model.presets import load_model
-from dsv4kv.tiers.wire.manifest import make_manifest
-from dsv4kv.tiers.wire.memory import Memory, share
-from dsv4kv.tiers.wire.receiver import Peer, plan_request, receive
-from dsv4kv.tiers.wire.sender import Sender
-from dsv4kv.tiers.wire.transports import MappedReader, Reader
+from dsv4kv.moving.memory import Memory, make_manifest, share
+from dsv4kv.moving.receiver import Peer, plan_request, receive
+from dsv4kv.moving.sender import Sender
+from dsv4kv.moving.transports import MappedReader, Reader
 from tests.benchmarks.medians import Measure, Remark
 
 PAGES, PAGE_BYTES = 1024, 37_440

@@ -1,15 +1,13 @@
 """Small caches, and everything they know, for tests."""
 
-from copy import deepcopy
 from typing import Any
 
-import numpy as np
-
-from dsv4kv.cache.allocators.contract import Allocator
+from dsv4kv.cache.blocks import BlockPool
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.plan import CachePlan, plan_cache
 from dsv4kv.model.presets import load_model
+from tests.cache.blocks import state
 
 FLASH = load_model("v4-flash")
 LAYERS = (1, 2, 3, 4, 5)  # of V4-Flash: SWA, CSA, HCA, CSA, HCA
@@ -23,9 +21,9 @@ def small_plan(config: DSV4Config = FLASH, **changes: Any) -> CachePlan:
     return plan_cache(config, **(sizes | changes))
 
 
-def bookkeeping(allocator: str = "stack", **changes: Any) -> KVCacheManager:
+def bookkeeping(**changes: Any) -> KVCacheManager:
     """The bookkeeping of a small cache, without its memory."""
-    return KVCacheManager(small_plan(**changes), data=False, allocator=allocator)
+    return KVCacheManager(small_plan(**changes), data=False)
 
 
 def admit(manager: KVCacheManager, count: int) -> list[int]:
@@ -33,38 +31,22 @@ def admit(manager: KVCacheManager, count: int) -> list[int]:
     return [manager.admit_request() for _ in range(count)]
 
 
-def allocators(manager: KVCacheManager) -> list[Allocator]:
-    """Allocators of the blocks of every table."""
+def allocators(manager: KVCacheManager) -> list[BlockPool]:
+    """BlockPools of the blocks of every table."""
     return [table.allocator for table in manager.tables]
-
-
-def allocator_snapshot(allocator: Allocator) -> dict[str, object]:
-    """Every attribute of an allocator and of its parts; arrays as nested lists."""
-    unchanging = ("_numbers", "_first")
-    return {name: _copied(v) for name, v in vars(allocator).items() if name not in unchanging}
-
-
-def _copied(value: Any) -> object:
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if isinstance(value, list):
-        return [_copied(each) for each in value]
-    if type(value).__module__.startswith("dsv4kv.") and hasattr(value, "__dict__"):
-        return allocator_snapshot(value)
-    return deepcopy(value) if isinstance(value, (dict, set)) else value
 
 
 def snapshot(manager: KVCacheManager) -> dict[str, object]:
     """All that a manager knows, copied: equal before and after a refusal."""
     return {
         "tokens": manager.tokens.tolist(),
-        "slots": allocator_snapshot(manager._slots),
+        "slots": state(manager._slots),
         "tables": [
             (
                 table.blocks.tolist(),
                 table.held.tolist(),
-                table.returns,
-                allocator_snapshot(table.allocator),
+                table.returns.tolist(),
+                state(table.allocator),
             )
             for table in manager.tables
         ],

@@ -9,13 +9,10 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from dsv4kv.cache.allocators import make_allocator
-from dsv4kv.cache.allocators.bitmask import NO_SLOT, SlotAllocator
-from dsv4kv.cache.allocators.refcount import RefCountAllocator
-from dsv4kv.cache.allocators.stack import Ids
+from dsv4kv.cache.blocks import BlockPool, Ids
 from dsv4kv.cache.checkpoints import CheckpointPool, resume_request
-from dsv4kv.cache.manager import KVCacheManager
-from dsv4kv.cache.prepare import prepare_forward
+from dsv4kv.cache.manager import KVCacheManager, prepare_forward
+from dsv4kv.cache.slots import NO_SLOT, SlotAllocator
 from dsv4kv.errors import NotOwner, OutOfBlocks
 from dsv4kv.prefix.index import Digests, Keys, Lease
 from dsv4kv.prefix.policies import make_policy
@@ -70,12 +67,9 @@ class Blocks(Machine):
         self.allocator = make()
         self.size: int = self.allocator.num_blocks
         self.lanes: int = self.allocator.lanes
+        self.shares = self.lanes == 1
         self.owners: list[Ids] = []
         self.hashes = count(1)
-
-    @property
-    def shares(self) -> bool:
-        return isinstance(self.allocator, RefCountAllocator)
 
     def happen(self) -> None:
         allocator, draw = self.allocator, self.draw
@@ -99,20 +93,21 @@ class Blocks(Machine):
     def share(self, owner: Ids) -> None:
         allocator, draw = self.allocator, self.draw
         if draw.random() < 0.5:
-            self.do(lambda: allocator.retain_memory_blocks(owner))
+            self.do(lambda: allocator.retain(owner))
             self.owners.append(owner)
         elif draw.random() < 0.7:
-            known = allocator._states.hashes.of_block
-            new = owner[known[owner] == 0]
+            new = owner[[not self.hash_of(block) for block in owner.tolist()]]
             names = [next(self.hashes) for _ in new]
-            self.do(
-                lambda: allocator.register_kv_block_hashes(new, names, [0, *names][: len(new)])
-            )
-        elif resting := allocator._states.cached.blocks().tolist():
+            self.do(lambda: allocator.register(new, names, [0, *names][: len(new)]))
+        elif resting := [n for n, b in allocator._blocks.items() if not b.refs]:
             some = np.array(draw.sample(resting, draw.randint(1, min(3, len(resting)))))
-            taken = self.do(lambda: allocator.allocate_memory_blocks(2, some))
+            taken = self.do(lambda: allocator.allocate(2, some))
             if taken is not None:
                 self.owners += [some, taken]
+
+    def hash_of(self, block: int) -> int:
+        record = self.allocator._blocks.get(block)
+        return record.hash if record else 0
 
     def check(self) -> None:
         allocator = self.allocator
@@ -122,10 +117,9 @@ class Blocks(Machine):
         assert allocator.num_held == np.count_nonzero(refs[0])
         if self.shares:
             assert allocator.refs(np.arange(self.size)).tolist() == refs[0].tolist()
-            known = allocator._states.hashes.of_block[:-1] != 0
+            known = np.array([self.hash_of(block) != 0 for block in range(self.size)])
             assert allocator.num_unused == np.count_nonzero(~known & (refs[0] == 0))
             assert allocator.num_cached == np.count_nonzero(known & (refs[0] == 0))
-            assert len(set(allocator._states.hashes._blocks.values())) <= np.count_nonzero(known)
         else:
             assert refs.max(initial=0) <= 1
             assert allocator.num_free == self.size - allocator.num_held
@@ -141,10 +135,10 @@ NOBODYS: Ids = np.zeros(0, dtype=np.int64)
 class Serving(Machine):
     """Prompts over an index and an allocator: pin, make room, take, store, release."""
 
-    def __init__(self, kind: str, strategy: str, policy: str, seed: int) -> None:
+    def __init__(self, kind: str, policy: str, seed: int) -> None:
         super().__init__(seed)
         self.kind, self.size = kind, 24
-        self.allocator: Any = make_allocator(strategy, self.size)
+        self.allocator = BlockPool(self.size)
         made = make_index(kind, BLOCK, make_policy(policy, self.size * BLOCK))
         assert isinstance(made, PrefixStore)
         self.index = made
@@ -166,10 +160,6 @@ class Serving(Machine):
             guards = [hash(bytes(part[:end])) for end in ends]
             found.append(Digests(b"".join(chained), np.array(guards, dtype=np.int64)))
         return found
-
-    @property
-    def shares(self) -> bool:
-        return isinstance(self.allocator, RefCountAllocator)
 
     def happen(self) -> None:
         what = self.draw.random()
@@ -198,11 +188,8 @@ class Serving(Machine):
         more = keys.after(lease.length) if isinstance(keys, Digests) else keys[lease.length :]
         taken = self.do(lambda: index.extend(lease, more, fresh)).taken
         self.cached.update(taken.tolist())
-        row = np.setdiff1d(fresh, taken)
-        if self.shares:
-            self.do(lambda: allocator.retain_memory_blocks(taken))
-            row = fresh
-        self.running.append((lease, row))
+        self.do(lambda: allocator.retain(taken))
+        self.running.append((lease, fresh))
 
     def evict(self, blocks: int) -> None:
         gone = self.do(lambda: self.index.evict(blocks))
@@ -262,21 +249,20 @@ class Slots(Machine):
 
     def check(self) -> None:
         check_tree(self.rows, list(self.rows._leases))
-        assert self.slots.num_free == np.count_nonzero(self.slots._free)
         assert self.rows.held <= 60
 
 
 class Cache(Machine):
     """Requests that grow, go back, share a prefix, copy its last block and run out of blocks."""
 
-    def __init__(self, strategy: str, sharing: str, seed: int) -> None:
+    def __init__(self, sharing: str, seed: int) -> None:
         super().__init__(seed)
         plan = small_plan(sharing=sharing, num_blocks=BLOCKS, num_slots=4)
-        self.manager = KVCacheManager(plan, data=False, allocator=strategy)
+        self.manager = KVCacheManager(plan, data=False)
         self.pool = CheckpointPool(self.manager, 2)
         self.tokens: dict[int, int] = {}
         self.aside = NOBODYS
-        self.resumes = strategy == "refcount" and len(self.manager.tables) == 1
+        self.resumes = sharing == "model"
 
     def happen(self) -> None:
         manager, draw = self.manager, self.draw
@@ -375,28 +361,17 @@ class Cache(Machine):
             ]
             assert table.allocator.num_held == np.count_nonzero(refs)
             assert table.allocator.num_free == BLOCKS - np.count_nonzero(refs)
-            if isinstance(table.allocator, RefCountAllocator):
-                assert table.allocator.refs(np.arange(BLOCKS)).tolist() == refs.tolist()
-            else:
-                assert refs.max() <= 1
+            assert table.allocator.refs(np.arange(BLOCKS)).tolist() == refs.tolist()
 
 
 MACHINES: dict[str, Callable[[int], Machine]] = {
-    "stack": lambda seed: Blocks(lambda: make_allocator("stack", 40), seed),
-    "stack, 3 lanes": lambda seed: Blocks(lambda: make_allocator("stack", 40, 3), seed),
-    "bitmask": lambda seed: Blocks(lambda: make_allocator("bitmask", 40), seed),
-    "bitmask, 3 lanes": lambda seed: Blocks(lambda: make_allocator("bitmask", 40, 3), seed),
-    "refcount": lambda seed: Blocks(lambda: RefCountAllocator(41), seed),
-    "refcount, 3 lanes": lambda seed: Blocks(lambda: make_allocator("refcount", 40, 3), seed),
-    "refcount, ref_zero": lambda seed: Blocks(lambda: RefCountAllocator(41, "ref_zero"), seed),
-    "radix, stack": lambda seed: Serving("radix", "stack", "lru", seed),
-    "radix, bitmask": lambda seed: Serving("radix", "bitmask", "arc", seed),
-    "radix, refcount": lambda seed: Serving("radix", "refcount", "s3fifo", seed),
-    "block_hash, stack": lambda seed: Serving("block_hash", "stack", "sieve", seed),
-    "block_hash, bitmask": lambda seed: Serving("block_hash", "bitmask", "lfu", seed),
-    "block_hash, refcount": lambda seed: Serving("block_hash", "refcount", "lru", seed),
-    "rows, bitmask": Slots,
-    "cache, stack": lambda seed: Cache("stack", "type", seed),
-    "cache, bitmask": lambda seed: Cache("bitmask", "layer", seed),
-    "cache, refcount": lambda seed: Cache("refcount", "model", seed),
+    "blocks": lambda seed: Blocks(lambda: BlockPool(40), seed),
+    "blocks, 3 lanes": lambda seed: Blocks(lambda: BlockPool(40, 3), seed),
+    "blocks, ref_zero": lambda seed: Blocks(lambda: BlockPool(40, policy="ref_zero"), seed),
+    "radix": lambda seed: Serving("radix", "s3fifo", seed),
+    "block_hash": lambda seed: Serving("block_hash", "lru", seed),
+    "rows": Slots,
+    "cache, model": lambda seed: Cache("model", seed),
+    "cache, type": lambda seed: Cache("type", seed),
+    "cache, layer": lambda seed: Cache("layer", seed),
 }

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from dsv4kv.cache import device_tables as staging
 from dsv4kv.cache.device_tables import CopiedTables, KernelTables
-from dsv4kv.cache.manager import KVCacheManager
-from dsv4kv.cache.prepare import prepare_forward
+from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.errors import CacheError
 from tests.cache.caches import small_plan
 from tests.examples import examples

@@ -5,9 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from dsv4kv.cache.allocators.refcount import RefCountAllocator
-from dsv4kv.cache.manager import KVCacheManager
-from dsv4kv.cache.prepare import prepare_forward
+from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.errors import NotOwner, OutOfBlocks, OutOfSlots
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import AttentionType
@@ -174,12 +172,11 @@ def test_of_a_type_s_layers_those_that_pool_have_a_state_and_all_have_a_window()
 
 
 def test_a_slot_holds_blocks_it_shares_and_then_its_own() -> None:
-    manager = KVCacheManager(small_plan(layers=(2, 3)), data=False, allocator="refcount")
+    manager = KVCacheManager(small_plan(layers=(2, 3)), data=False)
     (table,), (first, second) = manager.tables, admit(manager, 2)
     prepare_forward(manager, [first], [0], [300])
     shared = table.blocks[0, first, :2].astype(np.int64)
-    assert isinstance(table.allocator, RefCountAllocator)
-    table.allocator.retain_memory_blocks(shared)
+    table.allocator.retain(shared)
     table.adopt(second, shared)
     table.adopt(second, table.allocator.acquire(1))
     assert table.blocks[0, second, :2].tolist() == shared.tolist()

@@ -3,13 +3,11 @@
 import numpy as np
 import pytest
 
-from dsv4kv.cache.allocators.refcount import BlockEvent, RefCountAllocator
-from dsv4kv.cache.allocators.stack import Ids
+from dsv4kv.cache.blocks import BlockEvent, Ids
 from dsv4kv.cache.checkpoints import CheckpointPool, resume_request, shared_table
-from dsv4kv.cache.manager import KVCacheManager
-from dsv4kv.cache.prepare import prepare_forward
+from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.errors import CacheError, NotOwner, OutOfBlocks
-from tests.cache.allocators.blocks import state
+from tests.cache.blocks import state
 from tests.cache.caches import admit, small_plan
 
 
@@ -18,7 +16,7 @@ class Behind:
 
     def __init__(self, num_blocks: int = 5) -> None:
         plan = small_plan(layers=(2, 3), sharing="model", num_blocks=num_blocks)
-        self.manager = KVCacheManager(plan, data=False, allocator="refcount")
+        self.manager = KVCacheManager(plan, data=False)
         self.table, self.allocator = shared_table(self.manager)
         self.first, self.slot = admit(self.manager, 2)
         prepare_forward(self.manager, [self.first], [0], [384])
@@ -28,7 +26,7 @@ class Behind:
 
     def cache(self) -> None:
         """The first request ends; its blocks are cached, and nobody holds them."""
-        self.allocator.register_kv_block_hashes(self.blocks, [1, 2, 3], [0, 1, 2])
+        self.allocator.register(self.blocks, [1, 2, 3], [0, 1, 2])
         self.manager.release_request(self.first, self.manager.generation(self.first))
 
     def resume(self, tokens: int, blocks: Ids | None = None) -> None:
@@ -66,9 +64,8 @@ def test_as_many_blocks_are_held_as_a_step_would_prepare(tokens: int) -> None:
 def test_a_released_checkpoint_is_refused_before_anything_is_shared() -> None:
     behind = Behind()
     behind.pool.release(behind.checkpoint)
-    assert isinstance(behind.allocator, RefCountAllocator)
     told: list[BlockEvent] = []
-    behind.allocator.observers.add(told.append)
+    behind.allocator.observers.append(told.append)
     behind.refuses(NotOwner, 300)
     behind.refuses(NotOwner, 256)
     assert not told
@@ -106,7 +103,6 @@ def test_a_cached_prefix_stays_while_others_go() -> None:
     behind = Behind(num_blocks=4)
     behind.cache()
     behind.resume(300)
-    assert isinstance(behind.allocator, RefCountAllocator)
-    assert behind.allocator.find_kv_blocks([1, 2, 3]).tolist() == behind.blocks.tolist()
+    assert behind.allocator.find([1, 2, 3]).tolist() == behind.blocks.tolist()
     row = behind.table.blocks[0, behind.slot, :3].tolist()
     assert len({*row, *behind.blocks.tolist()}) == 4

@@ -2,23 +2,21 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.cache.manager import KVCacheManager
-from dsv4kv.cache.prepare import prepare_forward
-from dsv4kv.cache.step import StepBatch
+from dsv4kv.cache.manager import KVCacheManager, prepare_forward
+from dsv4kv.cache.step import Step
 from dsv4kv.errors import CacheError, NotOwner
 from tests.cache.caches import admit, bookkeeping
 
 SHARINGS = st.sampled_from(["model", "type", "layer"])
 
 
-def step(
-    manager: KVCacheManager, slots: list[int], before: list[int], after: list[int]
-) -> StepBatch:
+def step(manager: KVCacheManager, slots: list[int], before: list[int], after: list[int]) -> Step:
     prepare_forward(manager, slots, before, after)
-    return StepBatch(manager, slots, before, after)
+    return Step.of(manager, slots, before, after)
 
 
 @given(
@@ -56,23 +54,23 @@ def test_tokens_and_completed_entries_are_those_counted_one_by_one(
                 + p // ratio % per_block
                 for slot, p in done
             ]
-            found = batch.completed(table, lane, ratio, per_block)
-            assert len(found) == len(done)
+            found = batch.completed[table, lane, ratio, per_block]
+            assert len(found.entries) == len(done)
             assert list(zip(found.slots.tolist(), found.positions.tolist(), strict=True)) == done
             assert found.entries.tolist() == entries
-            assert batch.lengths(ratio).tolist() == [count // ratio for count in after]
+            assert batch.lengths[ratio].tolist() == [count // ratio for count in after]
 
 
 def test_a_step_stays_what_it_is_when_the_caller_moves_on() -> None:
     manager = bookkeeping()
     slots, before, after = (np.array(x) for x in (admit(manager, 2), [0, 0], [5, 9]))
     prepare_forward(manager, slots, before, after)
-    batch = StepBatch(manager, slots, before, after)
+    batch = Step.of(manager, slots, before, after)
     for array in (slots, before, after):
         array[:] = 77
     assert batch.request_slots.tolist() == [0, 1]
     assert batch.tokens_after.tolist() == [5, 9]
-    assert batch.lengths(4).tolist() == [1, 2]
+    assert batch.lengths[4].tolist() == [1, 2]
     batch.check_current()
 
 
@@ -81,7 +79,7 @@ def test_positions_may_be_read_only() -> None:
     slots = admit(manager, 3)
     after = np.broadcast_to(np.int64(4), 3)
     prepare_forward(manager, slots, [0, 0, 0], after)
-    assert StepBatch(manager, slots, [0, 0, 0], after).tokens_after.tolist() == [4, 4, 4]
+    assert Step.of(manager, slots, [0, 0, 0], after).tokens_after.tolist() == [4, 4, 4]
 
 
 @pytest.mark.parametrize(
@@ -93,12 +91,12 @@ def test_a_step_that_was_not_prepared_or_gains_nothing_is_refused(
     manager = bookkeeping()
     prepare_forward(manager, admit(manager, 1), [0], [10])
     with pytest.raises(CacheError, match="at least one prepared token of every request"):
-        StepBatch(manager, [0], before, after)
+        Step.of(manager, [0], before, after)
 
 
 def test_a_step_of_no_requests_is_refused() -> None:
     with pytest.raises(CacheError, match="at least one prepared token"):
-        StepBatch(bookkeeping(), [], [], [])
+        Step.of(bookkeeping(), [], [], [])
 
 
 @pytest.mark.parametrize("slots", [[0, 0], [0, 2], [0, -1], [0, -4], [0, 99]])
@@ -106,7 +104,7 @@ def test_a_step_of_slots_without_requests_or_named_twice_is_refused(slots: list[
     manager = bookkeeping()
     prepare_forward(manager, admit(manager, 2), [0, 0], [4, 4])
     with pytest.raises(NotOwner):
-        StepBatch(manager, slots, [0, 0], [4, 4])
+        Step.of(manager, slots, [0, 0], [4, 4])
 
 
 def test_a_step_is_current_while_others_come_and_go() -> None:
@@ -145,16 +143,28 @@ def test_a_step_is_over_when_its_request_goes_back_or_on(after: int) -> None:
         batch.check_current()
 
 
-def test_a_step_prepared_again_after_a_rollback_names_its_new_blocks() -> None:
+def test_a_step_is_over_when_its_blocks_went_back_although_its_request_has_as_many_again() -> None:
     manager = bookkeeping()
     first, second = admit(manager, 2)
     batch = step(manager, [first], [0], [128])
-    (table,) = manager.tables
-    old = batch.completed(table, 0, 4, 32).entries.tolist()
     prepare_forward(manager, [first], [128], [0])
     prepare_forward(manager, [second], [0], [128])  # takes the block
     prepare_forward(manager, [first], [0], [128])
-    batch.check_current()
-    new = batch.completed(table, 0, 4, 32).entries.tolist()
-    assert not set(new) & set(old)
-    assert new[0] == int(table.blocks[0, first, 0]) * 32
+    with pytest.raises(NotOwner, match="make a new step"):
+        batch.check_current()
+
+
+def test_a_room_holds_the_numbers_of_a_step_and_nothing_else() -> None:
+    manager = bookkeeping()
+    room = Step.room(manager.entry_groups, 3, 2, torch.device("cpu"))
+    room.fill(step(manager, admit(manager, 2), [0, 3], [1, 5]))
+    assert room.request_slots.tolist() == [0, 1, -1]
+    assert room.token_slots.tolist() == [0, 1, 1, -1, -1, -1]
+    assert room.positions.tolist()[:3] == [0, 3, 4]
+    assert room.lengths[4].tolist()[:2] == [0, 1]
+    assert room.seen[1].tolist()[:3] == [1, 4, 5]
+    first = room.first(1)
+    assert first.request_slots.data_ptr() == room.request_slots.data_ptr()
+    assert (first.num_requests, first.num_tokens) == (1, 2)
+    room.fill(None)
+    assert room.token_slots.tolist() == [-1] * 6

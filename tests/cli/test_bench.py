@@ -16,8 +16,8 @@ from syrupy.assertion import SnapshotAssertion
 from typer.testing import CliRunner, Result
 
 from dsv4kv.cli import app, main
-from dsv4kv.record.schema import RunRecord
-from dsv4kv.record.store import dumps, load_record, loads
+from dsv4kv.runs.schema import RunRecord
+from dsv4kv.runs.store import dumps, load_record, loads
 from tests.bench.settings import TINY
 
 TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
@@ -171,7 +171,7 @@ def test_requests_that_do_not_fit_are_told(options: list[str]) -> None:
 
 
 def test_outputs_that_differ_are_told_and_end_badly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dsv4kv.ops.cpu.window_insert", lambda *_: None)
+    monkeypatch.setattr("dsv4kv.ops.cpu.window_insert", lambda **_: None)
     result = bench("--quiet")
     assert (result.exit_code, result.stdout) == (6, "")
     assert re.search(r"attend: position \d+ of the window", result.stderr)
@@ -264,39 +264,13 @@ def test_a_cache_too_small_for_all_requests_fails() -> None:
     assert records()[0].status == "failed"
 
 
-@pytest.mark.parametrize("out", ["file", "file/below"])
-def test_a_results_folder_that_cannot_be_written_is_replaced_and_told(out: str) -> None:
-    Path("file").write_text("kept")
-    result = books("--out", out)
-    assert result.exit_code == 0
-    (record,) = records(Path("tmp"))
-    warning = f"record is saved in {Path('tmp').resolve()} instead."
-    assert result.stderr.startswith(f"warning: {out} cannot be written (")
-    assert result.stderr.endswith(f"{warning}\n")
-    assert f"tmp/{record.run_id}.json" in result.stdout
-    assert files() == ["file", f"tmp/{record.run_id}.json"]
-    assert Path("file").read_text() == "kept"
-
-
-@pytest.mark.parametrize("target", ["gone/mine.json", "folder", ".", "/", "file/mine.json"])
-def test_json_that_cannot_be_written_is_told_and_the_record_kept(target: str) -> None:
-    Path("folder").mkdir()
-    Path("file").touch()
-    result = books("--json", target)
-    assert result.exit_code == 2
-    assert result.stderr.startswith(f"error: --json {target}: cannot be written (")
-    (record,) = records()
-    assert f"record: results/{record.run_id}.json" in result.stdout
-    assert files() == ["file", f"results/{record.run_id}.json"]
-
-
 # ---- Ctrl-C -------------------------------------------------------------------------------------
 
 
 def test_ctrl_c_in_a_step_leaves_an_incomplete_record(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = iter(range(10**6))
 
-    def interrupted(*_arguments: object) -> None:
+    def interrupted(**_tensors: object) -> None:
         if next(calls) == 20:
             raise KeyboardInterrupt
 

@@ -11,8 +11,7 @@ from typer.testing import CliRunner, Result
 
 from dsv4kv.cli import app
 from dsv4kv.ops.cuda.survey import Finding
-from dsv4kv.ops.kernels.catalogue import ARCHITECTURES
-from dsv4kv.ops.kernels.example import Example
+from dsv4kv.ops.launches.catalogue import ARCHITECTURES, Example
 from tests.cuda.findings import finding
 
 NAMES = ("page_copy fp8_ds_mla × 32", "gather_topk fp8_ds_mla × 32")

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from dsv4kv.cli import app
-from dsv4kv.record.store import dumps, load_record, loads
+from dsv4kv.runs.store import dumps, load_record, loads
 from tests.bench.settings import TINY
 from tests.process_tree import descendants, is_running, processor_seconds
 

@@ -18,9 +18,9 @@ from typer.testing import CliRunner, Result
 
 from dsv4kv.bench.profile import choose_tool
 from dsv4kv.cli import app
-from dsv4kv.record.profile import KernelTable, Profile
-from dsv4kv.record.schema import RunRecord
-from dsv4kv.record.store import load_record
+from dsv4kv.runs.profile import KernelTable, Profile
+from dsv4kv.runs.schema import RunRecord
+from dsv4kv.runs.store import load_record
 from tests.bench.settings import TINY
 from tests.cli.test_shell import HEAVY
 from tests.measure.profilers.exports import two_replays

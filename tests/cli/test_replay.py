@@ -10,8 +10,8 @@ from syrupy.assertion import SnapshotAssertion
 from typer.testing import CliRunner, Result
 
 from dsv4kv.cli import app
-from dsv4kv.record.replay import ReplayTiers
-from dsv4kv.record.store import load_record
+from dsv4kv.runs.replay import ReplayTiers
+from dsv4kv.runs.store import load_record
 from tests.replay.scenes import SMALL
 
 TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}

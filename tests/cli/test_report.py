@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 from dsv4kv.cli.report import report
 from dsv4kv.errors import ConfigError, RecordError
-from dsv4kv.record.schema import RunRecord
-from dsv4kv.record.store import dumps, save_record, schema_text
+from dsv4kv.runs.schema import RunRecord
+from dsv4kv.runs.store import dumps, save_record, schema_text
 from dsv4kv.view.exports import to_csv, to_json_lines, to_markdown
-from tests.record.records import make_record
+from tests.runs.records import make_record
 from tests.view.terminal import told
 
 app = typer.Typer(add_completion=False)

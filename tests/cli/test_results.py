@@ -9,9 +9,9 @@ from syrupy.assertion import SnapshotAssertion
 from typer.testing import CliRunner, Result
 
 from dsv4kv.cli import app
-from dsv4kv.record.store import save_record
+from dsv4kv.runs.store import save_record
 from tests.compare.launched import make_launched_record
-from tests.record.records import make_failed_case, make_record, make_sweep_cases
+from tests.runs.records import make_failed_case, make_record, make_sweep_cases
 from tests.view.terminal import told
 
 TERMINAL = {"COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb"}

@@ -16,10 +16,10 @@ from typer.testing import CliRunner, Result
 from dsv4kv.bench.case import run_case
 from dsv4kv.cli import app
 from dsv4kv.errors import INTERRUPTED, RecordError
-from dsv4kv.record.points import read_points
-from dsv4kv.record.schema import Case, RunRecord
-from dsv4kv.record.store import load_record
 from dsv4kv.replay.build import build_replay
+from dsv4kv.runs.points import read_points
+from dsv4kv.runs.schema import Case, RunRecord
+from dsv4kv.runs.store import load_record
 from tests.bench.settings import TINY
 from tests.examples import FULL
 from tests.ports import free_port

@@ -11,7 +11,12 @@ from dsv4kv.cli import app
 from dsv4kv.files import check_file, check_folder, write_named
 
 COMMANDS = {
-    "--json": ("replay gone.jsonl", "plan gone.jsonl --slo ttft_p50=1s", "calibrate gone.jsonl"),
+    "--json": (
+        "bench gone",
+        "replay gone.jsonl",
+        "plan gone.jsonl --slo ttft_p50=1s",
+        "calibrate gone.jsonl",
+    ),
     "--chart": (
         "replay gone.jsonl",
         "trace mrc gone.jsonl",
@@ -23,7 +28,7 @@ COMMANDS = {
 """Commands whose work would fail, too, and at once: so the target is looked at first."""
 PAGES = ("compare gone.json gone.json", "report gone.json", "profile --from gone.json")
 FOLDERS = {
-    "--out": ("replay gone.jsonl", "compare gone.json gone.json"),
+    "--out": ("bench gone", "replay gone.jsonl", "compare gone.json gone.json"),
     "--charts": ("report gone.json",),
 }
 

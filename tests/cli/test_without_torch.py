@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dsv4kv.cli import COMMANDS
-from dsv4kv.record.store import dumps
+from dsv4kv.runs.store import dumps
 from tests.compare.launched import make_launched_record
 
 LOG = Path(__file__).parents[1] / "recording" / "logs" / "vllm.log"

@@ -5,8 +5,8 @@ from random import Random
 from typing import Any
 
 from dsv4kv.compare.side import Side
-from dsv4kv.record.schema import Case, Launch, Operation, RunRecord
-from tests.record.records import make_case, make_latency, make_record
+from dsv4kv.runs.schema import Case, Launch, Operation, RunRecord
+from tests.runs.records import make_case, make_latency, make_record
 
 OPERATIONS = {"gather_topk": 400_000, "flush": 90_000, "window_insert": 30_000}
 

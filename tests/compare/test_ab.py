@@ -13,7 +13,7 @@ from dsv4kv.compare.ab import Duel, Unit, draw_order, run_duel
 from dsv4kv.compare.side import count_launches
 from dsv4kv.errors import ConfigError
 from dsv4kv.processes import OWN_TREE
-from tests.record.records import make_case, make_record
+from tests.runs.records import make_case, make_record
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 

@@ -8,7 +8,7 @@ from dsv4kv.compare.comparison import Comparison, compare
 from dsv4kv.compare.differences import Difference
 from dsv4kv.compare.floor import Floor
 from dsv4kv.measure.verdict import Verdict
-from dsv4kv.record.schema import Case, Launch, RunRecord
+from dsv4kv.runs.schema import Case, Launch, RunRecord
 from dsv4kv.view.comparison import explain
 from tests.compare.launched import (
     make_launched_case,
@@ -16,7 +16,7 @@ from tests.compare.launched import (
     make_launches,
     make_side,
 )
-from tests.record.records import make_failed_case, make_latency
+from tests.runs.records import make_failed_case, make_latency
 
 FLOOR = Floor(0.01, "as configured")
 SAME, FASTER, SLOWER, UNCLEAR = Verdict

@@ -9,9 +9,9 @@ import yaml
 from typer.testing import CliRunner
 
 from dsv4kv.cli import app
-from dsv4kv.record.store import save_record
+from dsv4kv.runs.store import save_record
 from tests.compare.launched import make_launched_record
-from tests.record.records import make_environment
+from tests.runs.records import make_environment
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "compare.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)

@@ -12,7 +12,7 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.measure.environment import capture_environment
 from tests.compare.launched import make_launched_record, make_side
 from tests.compare.test_pairs import moody_record
-from tests.record.records import make_environment
+from tests.runs.records import make_environment
 
 
 @pytest.fixture(autouse=True)

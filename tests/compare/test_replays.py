@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from dsv4kv.cli import app
-from dsv4kv.record.store import load_record
+from dsv4kv.runs.store import load_record
 
 SMALL = ("replay", "builtin:chat", "--quiet", "--model", "v4-flash", "--memory", "8GiB")
 

@@ -7,7 +7,7 @@ import pytest
 
 from dsv4kv.compare.side import count_launches, list_launched, load_side
 from dsv4kv.errors import ConfigError, RecordError
-from dsv4kv.record.store import save_record
+from dsv4kv.runs.store import save_record
 from tests.compare.launched import make_launched_record, make_side
 
 

@@ -88,7 +88,7 @@ def test_the_file_and_the_overrides_stand_beneath_the_axes(expand: Expand) -> No
             "cache.shares=a",
             (
                 "unknown key cache.shares (did you mean cache.sharing?); cache has "
-                "block_tokens, sharing, allocator, prefix, max_context_tokens, num_blocks, "
+                "block_tokens, sharing, prefix, max_context_tokens, num_blocks, "
                 "num_slots, state, prepare, hadamard, rope."
             ),
         ),

@@ -30,7 +30,6 @@ def test_a_default_is_that_of_its_place() -> None:
         ("cache.num_blocks", "an integer above 0, or null"),
         ("cache.hadamard", "true or false"),
         ("cache.sharing", "one of model, type, layer"),
-        ("cache.allocator", "one of stack, bitmask, refcount"),
         ("model.layers", "a list of integers at least 0, or null"),
         ("model.formats.indexer", "one of mxfp4, fp8, bf16, or null"),
         ("workload.speculative.acceptance", "a number at least 0, at most 1"),

@@ -5,7 +5,7 @@ from dsv4kv.config.bench import BenchConfig
 from .conftest import Load, Refuse
 
 CACHE = (
-    "block_tokens, sharing, allocator, prefix, max_context_tokens, num_blocks, num_slots, state, "
+    "block_tokens, sharing, prefix, max_context_tokens, num_blocks, num_slots, state, "
     "prepare, hadamard, rope"
 )
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsv4kv.ops.cuda.driver import Function, Packed, addresses_in
-from dsv4kv.ops.kernels.launch import Launch
+from dsv4kv.ops.cuda.launch import CudaDriver, Function, Packed, addresses_in
+from dsv4kv.ops.launches.launch import Launch
 
 
 class GpuTensor(Tensor):
@@ -34,7 +34,7 @@ def on_gpu(tensor: Tensor, kind: type[GpuTensor] = GpuTensor) -> Tensor:
 
 
 @dataclass
-class FakeDriver:
+class FakeDriver(CudaDriver):
     """Copies parameters as the driver does: so many bytes from the address of each.
 
     Attributes:

@@ -2,8 +2,8 @@
 
 from dsv4kv.ops.cuda.inspection import KernelReport
 from dsv4kv.ops.cuda.survey import Finding
-from dsv4kv.ops.kernels.example import Example
-from dsv4kv.ops.kernels.launch import KernelModule, Launch
+from dsv4kv.ops.launches.catalogue import Example
+from dsv4kv.ops.launches.launch import KernelModule, Launch
 
 GOOD = {"LDG.64": 2, "LDG.128": 1, "STG.128": 1}
 

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 
 from dsv4kv.errors import DeviceError
-from dsv4kv.ops.cuda.driver import CudaDriver
-from dsv4kv.ops.cuda.launch import Launcher
-from dsv4kv.ops.kernels.launch import KernelModule, Launch
+from dsv4kv.ops.cuda.launch import CudaDriver, Launcher
+from dsv4kv.ops.launches.launch import KernelModule, Launch
 from tests.cuda.drivers import on_gpu
 
 _STREAM = 0x77

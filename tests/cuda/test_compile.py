@@ -20,7 +20,7 @@ from dsv4kv.ops.cuda.compile import (
     nvrtc_version,
 )
 from dsv4kv.ops.cuda.inspection import sections
-from dsv4kv.ops.kernels.launch import KernelModule
+from dsv4kv.ops.launches.launch import KernelModule
 from tests.cuda.toolchain import PAGE_COPY, needs_nvrtc
 
 

@@ -2,9 +2,9 @@
 
 from dsv4kv.ops.cuda.compile import compile_module
 from dsv4kv.ops.cuda.inspection import sections
-from dsv4kv.ops.kernels.catalogue import catalogue
-from dsv4kv.ops.kernels.launch import KernelModule
-from dsv4kv.ops.variants import VARIANTS
+from dsv4kv.ops.launches.catalogue import catalogue
+from dsv4kv.ops.launches.launch import KernelModule
+from dsv4kv.ops.spec import VARIANTS
 from tests.cuda.toolchain import needs_nvrtc
 from tests.examples import FULL
 

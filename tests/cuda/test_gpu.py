@@ -1,5 +1,6 @@
-"""On a GPU: every operation equals the cpu backend, from graphs too, and never waits."""
+"""On a GPU: every operation equals the reference and its CPU twin, and never waits."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -8,13 +9,14 @@ import torch
 from torch import Tensor
 
 from dsv4kv.ops import cuda
+from dsv4kv.ops.check import COMPARE, check_scene
 from dsv4kv.ops.cuda.compile import architecture_of
 from dsv4kv.ops.cuda.launch import prepare
-from dsv4kv.ops.kernels.gather import plan_gather_topk
-from dsv4kv.ops.variants import VARIANTS
-from tests.cuda.comparison import assert_equals_cpu_backend, to_device
-from tests.cuda.scenes import SCENES, Arguments, Scene
+from dsv4kv.ops.launches.pages import plan_gather_topk
+from dsv4kv.ops.scenes import Arguments, Scene, make_call
+from dsv4kv.ops.spec import VARIANTS
 from tests.cuda.waiting import forbidding_waits
+from tests.ops.operations import SCENES, SEED, bytes_after, on_twin
 from tests.ops.samples import same_bits
 
 pytestmark = [
@@ -22,7 +24,14 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
 
-each_scene = pytest.mark.parametrize("scene", SCENES, ids=str)
+each_scene = pytest.mark.parametrize("scene", SCENES.values(), ids=SCENES)
+SUMS = {"flush", "compress_chunk", "norm_rope_insert", "step_write", *COMPARE}
+EXACT = {
+    name: scene
+    for name, scene in SCENES.items()
+    if scene.operation not in SUMS and "online" not in name
+}
+"""What a GPU computes to the bit as its twin does: ``expf`` and tensor cores need not."""
 
 
 @pytest.fixture
@@ -31,59 +40,60 @@ def gpu() -> torch.device:
 
 
 @each_scene
-def test_an_operation_equals_the_cpu_backend(scene: Scene, gpu: torch.device) -> None:
-    assert_equals_cpu_backend(scene, getattr(cuda, scene.operation), gpu)
-
-
-@pytest.mark.parametrize("scene", [each for each in SCENES if each.operation in VARIANTS], ids=str)
-def test_every_variant_of_an_operation_equals_the_cpu_backend(
-    scene: Scene, gpu: torch.device
-) -> None:
+def test_an_operation_equals_the_reference_in_every_way(scene: Scene, gpu: torch.device) -> None:
+    function: Callable[..., None] = getattr(cuda, scene.operation)
+    assert check_scene(scene, function, gpu, SEED) is None
     architecture = architecture_of(*torch.cuda.get_device_capability(gpu))
-    for name, variant in VARIANTS[scene.operation].items():
+    for name, variant in VARIANTS.get(scene.operation, {}).items():
         if variant.runs_on(architecture):
-            run = partial(getattr(cuda, scene.operation), variant=name)
-            assert_equals_cpu_backend(scene, run, gpu)
+            assert check_scene(scene, partial(function, variant=name), gpu, SEED) is None
+
+
+@pytest.mark.parametrize("scene", EXACT.values(), ids=EXACT)
+def test_a_gpu_writes_the_bits_that_its_cpu_twin_writes(scene: Scene, gpu: torch.device) -> None:
+    found = bytes_after(scene, getattr(cuda, scene.operation), gpu)
+    expected = bytes_after(scene, on_twin(scene.operation))
+    assert all(map(torch.equal, found, expected))
 
 
 @each_scene
 def test_an_operation_never_waits_for_the_gpu(scene: Scene, gpu: torch.device) -> None:
     run = getattr(cuda, scene.operation)
-    run(*to_device(scene.arguments(), gpu))  # compiles and loads
-    arguments = to_device(scene.arguments(), gpu)
+    run(**make_call(scene.make, gpu, SEED).arguments)  # compiles and loads
+    arguments = make_call(scene.make, gpu, SEED).arguments
     with forbidding_waits():
-        run(*arguments)
+        run(**arguments)
 
 
-def topk_scene() -> Scene:
-    (scene,) = (scene for scene in SCENES if str(scene) == "gather_topk main/fp8_ds_mla")
-    return scene
+def topk_arguments(gpu: torch.device) -> Arguments:
+    scene = next(each for each in SCENES.values() if each.operation == "gather_topk")
+    return make_call(scene.make, gpu, SEED).arguments
 
 
 def gathered(arguments: Arguments) -> Tensor:
     """What the gather gives, in an output of its own."""
-    out = torch.empty_like(arguments[-1])
-    cuda.gather_topk(*(*arguments[:-1], out))
+    out = torch.empty_like(arguments["out"])
+    cuda.gather_topk(**arguments | {"out": out})
     return out
 
 
 def test_a_prepared_launch_runs_on_the_stream_of_its_call(gpu: torch.device) -> None:
-    arguments = to_device(topk_scene().arguments(), gpu)
+    arguments = topk_arguments(gpu)
     expected = gathered(arguments)
     make_stream: Any = torch.cuda.Stream
-    call, side = prepare(plan_gather_topk(*arguments)), make_stream(gpu)
+    call, side = prepare(plan_gather_topk(**arguments)), make_stream(gpu)
     side.wait_stream(torch.cuda.current_stream(gpu))
     with torch.cuda.stream(side):
         call()
         done = side.record_event()
     done.synchronize()
-    assert same_bits(arguments[-1], expected)
+    assert same_bits(arguments["out"], expected)
 
 
 def test_a_captured_launch_follows_indices_that_change(gpu: torch.device) -> None:
-    arguments = to_device(topk_scene().arguments(), gpu)
-    indices, out = arguments[3], arguments[-1]
-    call = prepare(plan_gather_topk(*arguments))
+    arguments = topk_arguments(gpu)
+    indices, out = arguments["indices"], arguments["out"]
+    call = prepare(plan_gather_topk(**arguments))
     call()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -97,11 +107,7 @@ def test_a_captured_launch_follows_indices_that_change(gpu: torch.device) -> Non
 
 
 def test_the_results_are_the_same_bits_every_time(gpu: torch.device) -> None:
-    (scene,) = (s for s in SCENES if str(s) == "flush main/fp8_ds_mla hca ring")
-    runs = []
-    for _ in range(3):
-        arguments = to_device(scene.arguments(), gpu)
-        cuda.flush(*arguments)
-        runs.append(arguments[4].pages.cpu())
-    assert same_bits(runs[0], runs[1])
-    assert same_bits(runs[0], runs[2])
+    scene = next(each for each in SCENES.values() if each.operation == "flush")
+    first, *others = (bytes_after(scene, cuda.flush, gpu) for _ in range(3))
+    for other in others:
+        assert all(map(torch.equal, first, other))

@@ -9,21 +9,18 @@ import torch
 from dsv4kv.bench.build import build_drive, build_manager, plan_from
 from dsv4kv.bench.case import run_case
 from dsv4kv.bench.device import find_device
-from dsv4kv.cache.prepare import prepare_forward
-from dsv4kv.cache.step import StepBatch
+from dsv4kv.cache.manager import prepare_forward
+from dsv4kv.cache.step import Step
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.load import load_config
 from dsv4kv.config.tiers import TiersConfig
 from dsv4kv.measure.recorder import Recorder
 from dsv4kv.moving.tiers import run_tiers
-from dsv4kv.ops import cuda
 from dsv4kv.ops.registry import load_backend
 from dsv4kv.serve.executor import StepTokens
 from tests.bench.settings import tiny_config
-from tests.cuda.comparison import assert_equals_twin, to_device
-from tests.cuda.scenes import SCENES, Scene
 from tests.cuda.waiting import forbidding_waits
-from tests.gpu_twin import TwinGpu, twin_gpu
+from tests.gpu_twin import TwinGpu
 from tests.serve.gpu_serving import TwinBench, cache_bytes
 from tests.serve.serving import make_config
 
@@ -34,7 +31,6 @@ pytestmark = [
 
 LAYERS = "model.layers=[0,2,3,4]"
 VARIANTS = [(), ("cache.prepare=device",), ("cache.prepare=device", "cache.sharing=layer")]
-EXACT = [scene for scene in SCENES if scene.operation not in ("flush", "compress_chunk")]
 
 
 def build(config: BenchConfig) -> TwinBench:
@@ -81,20 +77,9 @@ def test_a_decode_step_never_waits_for_the_gpu(way: str, settings: tuple[str, ..
                 waits.enter_context(forbidding_waits())
             after = before + 1
             prepare_forward(manager, slots, before, after)
-            step = StepBatch(manager, slots, before, after)
+            step = Step.of(manager, slots, before, after)
             bench.drive.executor.decode(StepTokens(step, np.arange(2), after))
             before = after
-
-
-@pytest.mark.parametrize("scene", EXACT, ids=str)
-def test_a_gpu_writes_the_bits_that_its_cpu_twin_writes(scene: Scene) -> None:
-    """And online states within what ``expf`` may differ by."""
-    gpu = torch.device("cuda", torch.cuda.current_device())
-    on_gpu, on_twin = to_device(scene.arguments(), gpu), scene.arguments()
-    getattr(cuda, scene.operation)(*on_gpu)
-    with twin_gpu():
-        getattr(cuda, scene.operation)(*on_twin)
-    assert_equals_twin(scene, to_device(on_gpu, torch.device("cpu")), on_twin)
 
 
 def test_prefixes_leave_the_gpu_and_come_back_right() -> None:

@@ -13,7 +13,7 @@ from dsv4kv.ops.cuda import compile as compiling
 from dsv4kv.ops.cuda import inspection
 from dsv4kv.ops.cuda.compile import compile_module
 from dsv4kv.ops.cuda.inspection import KernelReport, find_tool, inspect_cubins, sections
-from dsv4kv.ops.kernels.launch import KernelModule
+from dsv4kv.ops.launches.launch import KernelModule
 from tests.cuda.toolchain import PAGE_COPY, needs_tools
 
 SM = "sm_90a"

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from dsv4kv.errors import CudaUnavailable, DeviceError
 from dsv4kv.ops.cuda import launch as launching
-from dsv4kv.ops.cuda.driver import CudaDriver, addresses_in, device_of, pack
-from dsv4kv.ops.cuda.launch import Launcher
-from dsv4kv.ops.kernels.launch import KernelModule, Launch
+from dsv4kv.ops.cuda.launch import CudaDriver, Launcher, addresses_in, device_of, pack
+from dsv4kv.ops.launches.launch import KernelModule, Launch
 from tests.cuda.drivers import FakeDriver, GpuTensor, OtherGpuTensor, on_gpu
 
 MODULE = KernelModule("some.cuh", (("N", 1),))

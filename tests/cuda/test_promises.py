@@ -5,7 +5,7 @@ from fnmatch import fnmatchcase
 import pytest
 
 from dsv4kv.ops.cuda.survey import broken_promises
-from dsv4kv.ops.kernels.catalogue import PROMISES, catalogue
+from dsv4kv.ops.launches.catalogue import PROMISES, catalogue
 from tests.cuda.findings import finding
 
 BOOKKEEPING = {"judge_blocks", "prepare_blocks", "completed_entries", "do_nothing"}

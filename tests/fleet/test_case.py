@@ -15,10 +15,10 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.fleet.case import add_series, serve_point
 from dsv4kv.fleet.outcome import repeated_bytes, shared_bytes
 from dsv4kv.fleet.run import list_pools, run_fleet
-from dsv4kv.record.replay import ReplayResult, ReplaySeries
-from dsv4kv.record.schema import Case, RunRecord
 from dsv4kv.replay.build import read_requests
 from dsv4kv.replay.run import Invocation, run_replay
+from dsv4kv.runs.replay import ReplayResult, ReplaySeries
+from dsv4kv.runs.schema import Case, RunRecord
 from tests.replay.scenes import SMALL, random_requests, request, small_config
 
 SETTINGS = SMALL | {"workload.trace": "builtin:chat", "workload.speed": 40}

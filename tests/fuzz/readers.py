@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import yaml
 
-from dsv4kv.record.store import DIGEST, digest, dumps
+from dsv4kv.runs.store import DIGEST, digest, dumps
 from tests.commands import COMMANDS, leaves, write_files
 from tests.compare.launched import make_launched_record
 from tests.engines.logs.startup import REFUSAL, SGLANG, VLLM_0_26, VLLM_0_33
@@ -30,8 +30,8 @@ from tests.fuzz.mutate import (
 )
 from tests.measure.profilers.exports import two_replays
 from tests.measure.profilers.traces import cpu_events, gpu_events, save
-from tests.record.kernel_profiles import from_kineto, make_profile
-from tests.record.records import make_case, make_record, make_sweep_cases
+from tests.runs.kernel_profiles import from_kineto, make_profile
+from tests.runs.records import make_case, make_record, make_sweep_cases
 from tests.sizing.launches import LAUNCHES
 from tests.traces.test_formats import SAMPLES
 
@@ -230,6 +230,7 @@ READERS = {
             ("report", "FILE", "--export", "csv"),
             ("compare", "FILE", "FILE"),
             ("results", "list", "--folder", "."),
+            ("results", "prune", "--folder", ".", "--keep", "1"),
         ),
         _make_record,
         (with_digest, with_digest, with_digest, damage, odd_json),
@@ -323,14 +324,17 @@ READERS = {
         (damage, odd_json, odd_json),
         "cache/dsv4kv/calibration.json",
     ),
-    "index": Reader(
+    "points": Reader(
         (
             ("results", "list", "--folder", "."),
-            ("results", "prune", "--folder", ".", "--keep", "1"),
+            ("replay", "--resume", "FILE", "--quiet"),
         ),
-        _text('{"entries": [{"file": "a.json", "size_bytes": 1, "modified_ns": 1, '
-              '"summary": null, "problem": "no"}]}'),
+        _text(json.dumps({"run_id": "a", "started_utc": "2026-11-23T03:00:00+00:00",
+                          "command": "replay", "version": "0.1.0", "machine": None,
+                          "config_source": "default", "config_sha256": "c", "overrides": [],
+                          "axes": ["prefix.policy=lru,arc"], "traces_sha256": {},
+                          "points_sha256": "e", "count": 2}), "\n", '{"point": 0, "case": {}}\n'),
         (damage, odd_json),
-        ".index.json",
+        "a.points.jsonl",
     ),
 }  # fmt: skip

@@ -25,9 +25,9 @@ import torch
 from typer.testing import CliRunner
 
 from dsv4kv.cli import app
-from dsv4kv.record.store import dumps
+from dsv4kv.runs.store import dumps
 from tests.fuzz.readers import READERS, odd_options
-from tests.record.records import make_record
+from tests.runs.records import make_record
 
 LONGEST_S = 30  # of the processor; ten times as long by the clock
 MOST_BYTES = 1 << 30

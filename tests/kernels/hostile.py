@@ -5,28 +5,27 @@ from collections.abc import Iterator
 import torch
 
 from dsv4kv.model.formats import FORMATS, EntryFormat
-from dsv4kv.ops.kernels.bandwidth import (
+from dsv4kv.ops.launches.copies import (
     THREADS,
     plan_copy_peak,
     plan_nothing,
+    plan_objects,
     plan_read_peak,
     plan_write_peak,
+    pool_table,
 )
-from dsv4kv.ops.kernels.gather import (
+from dsv4kv.ops.launches.launch import Launch
+from dsv4kv.ops.launches.pages import (
+    plan_entry_insert,
     plan_gather_all,
     plan_gather_entries,
     plan_gather_topk,
     plan_gather_window,
-)
-from dsv4kv.ops.kernels.insert import (
-    plan_entry_insert,
     plan_indexer_insert,
     plan_page_copy,
     plan_window_insert,
 )
-from dsv4kv.ops.kernels.launch import Launch
-from dsv4kv.ops.kernels.objects import plan_objects, pool_table
-from dsv4kv.ops.variants import VARIANTS
+from dsv4kv.ops.spec import VARIANTS
 from tests.examples import FULL
 from tests.kernels.launches import filled_store, mixed, of_one_module_a_kernel, on_blocks
 from tests.kernels.shim.twin import SANITIZED, run

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dsv4kv.model.formats import EntryFormat, PageLayout
 from dsv4kv.ops import cpu
-from dsv4kv.ops.kernels.launch import KernelModule, Launch
+from dsv4kv.ops.launches.launch import KernelModule, Launch
 from dsv4kv.ops.storage import PageStore
 from tests.examples import FULL
 from tests.ops.samples import generator, nan_output, random_values

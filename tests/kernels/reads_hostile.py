@@ -7,13 +7,17 @@ import torch
 from torch import Tensor
 
 from dsv4kv.model.formats import FORMATS
-from dsv4kv.ops.contract import Entries
-from dsv4kv.ops.kernels import topk
-from dsv4kv.ops.kernels.attend import GROUPS, NARROW, plan_attend, scratch_floats
-from dsv4kv.ops.kernels.launch import Launch
-from dsv4kv.ops.kernels.scores import plan_index_scores, plan_indexer_query
-from dsv4kv.ops.kernels.topk import plan_select_blocks, plan_select_topk, scratch_shape
-from dsv4kv.ops.storage import PageStore
+from dsv4kv.ops.launches import select
+from dsv4kv.ops.launches.attend import GROUPS, NARROW, plan_attend, scratch_floats
+from dsv4kv.ops.launches.launch import Launch
+from dsv4kv.ops.launches.select import (
+    plan_index_scores,
+    plan_indexer_query,
+    plan_select_blocks,
+    plan_select_topk,
+    scratch_shape,
+)
+from dsv4kv.ops.storage import Entries, PageStore
 from tests.examples import FULL
 from tests.kernels.launches import filled_store, mixed, of_one_module_a_kernel
 from tests.kernels.shim.twin import SANITIZED, run
@@ -26,7 +30,7 @@ FAR_BEYOND = [*BEYOND, FAR, -FAR - 1]
 
 
 def run_all_sanitized() -> None:
-    topk.RUN = 15  # several runs of a row
+    select.RUN = 15  # several runs of a row
     for launch in of_one_module_a_kernel(launches()):
         run(launch, seed=11, flags=SANITIZED)
 

@@ -10,15 +10,15 @@ from torch import Tensor
 from dsv4kv.model.formats import FORMATS, EntryFormat
 from dsv4kv.model.schema import TableGroup
 from dsv4kv.ops.compressor import Compressor
-from dsv4kv.ops.kernels.launch import Launch
-from dsv4kv.ops.kernels.prepare import DeviceTable, plan_completed, plan_prepare, plan_release
-from dsv4kv.ops.kernels.state import (
+from dsv4kv.ops.launches.launch import Launch
+from dsv4kv.ops.launches.prepare import DeviceTable, plan_completed, plan_prepare, plan_release
+from dsv4kv.ops.launches.state import (
     plan_compress_chunk,
     plan_flush,
     plan_state_append,
     split_of,
 )
-from dsv4kv.ops.variants import VARIANTS
+from dsv4kv.ops.spec import VARIANTS
 from tests.examples import FULL
 from tests.kernels.launches import mixed, of_one_module_a_kernel
 from tests.kernels.shim.twin import SANITIZED, run

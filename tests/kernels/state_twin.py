@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from dsv4kv.ops.compressor import Compressor
-from dsv4kv.ops.kernels.launch import Launch
-from dsv4kv.ops.kernels.state import (
+from dsv4kv.ops.launches.launch import Launch
+from dsv4kv.ops.launches.state import (
     plan_compress_chunk,
     plan_flush,
     plan_state_append,

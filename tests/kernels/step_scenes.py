@@ -10,10 +10,9 @@ from dsv4kv.model.formats import FORMATS, EntryFormat
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import AttentionType, LayerSpec
 from dsv4kv.ops.compressor import Compressor, make_rope, random_compressor
-from dsv4kv.ops.contract import PartWrite
-from dsv4kv.ops.kernels.launch import Launch
-from dsv4kv.ops.kernels.state import plan_step_write
-from dsv4kv.ops.storage import PageStore
+from dsv4kv.ops.launches.launch import Launch
+from dsv4kv.ops.launches.state import plan_step_write
+from dsv4kv.ops.storage import PageStore, PartWrite
 from tests.ops.samples import generator, poisoned_store, random_values
 
 MAIN, WINDOW = FORMATS["main"]["fp8_ds_mla"], FORMATS["window"]["fp8_ds_mla"]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dsv4kv.ops.kernels.bandwidth import (
+from dsv4kv.ops.launches.copies import (
     THREADS,
     plan_copy_peak,
     plan_read_peak,

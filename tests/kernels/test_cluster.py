@@ -11,8 +11,8 @@ from torch import Tensor
 
 from dsv4kv.files import shipped
 from dsv4kv.model.formats import FORMATS
-from dsv4kv.ops.kernels.launch import Launch
-from dsv4kv.ops.kernels.state import plan_compress_chunk, plan_flush, split_of
+from dsv4kv.ops.launches.launch import Launch
+from dsv4kv.ops.launches.state import plan_compress_chunk, plan_flush, split_of
 from tests.kernels.shim.apart import run_each_apart
 from tests.kernels.shim.twin import run
 from tests.kernels.state_twin import dirty_scratch

@@ -23,15 +23,13 @@ from dsv4kv.ops.cuda.survey import (
     shipped_baseline,
     survey,
 )
-from dsv4kv.ops.kernels import gather, insert
-from dsv4kv.ops.kernels.catalogue import ARCHITECTURES, catalogue
-from dsv4kv.ops.kernels.example import Example
-from dsv4kv.ops.kernels.insert import plan_entry_insert
+from dsv4kv.ops.launches.catalogue import ARCHITECTURES, Example, catalogue
+from dsv4kv.ops.launches.pages import RESIDENT_BLOCKS, plan_entry_insert
 from dsv4kv.ops.storage import PageStore
 from tests.cuda.nvrtc import VERSIONS, compiling_with
 from tests.cuda.toolchain import needs_disassembler
 
-INSERT_BLOCKS = insert.RESIDENT_BLOCKS * 132
+INSERT_BLOCKS = RESIDENT_BLOCKS * 132
 _META = torch.device("meta")
 _HOPPER_REGISTERS = 65_536  # of a multiprocessor; so on sm_80, sm_100 and sm_120
 
@@ -138,7 +136,7 @@ def test_every_block_of_a_gather_that_looks_ahead_runs_from_the_start(
     ahead = [finding for finding in findings if fnmatchcase(finding.name, "gather_*, ahead")]
     assert ahead
     for finding in ahead:
-        assert _resident_blocks(finding) >= gather.RESIDENT_BLOCKS, finding.name
+        assert _resident_blocks(finding) >= RESIDENT_BLOCKS, finding.name
 
 
 def _resident_blocks(finding: Finding) -> int:

@@ -6,9 +6,8 @@ from torch import Tensor
 
 from dsv4kv.model.formats import FORMATS, EntryFormat, PageLayout
 from dsv4kv.ops import cpu
-from dsv4kv.ops.kernels.gather import plan_gather_entries
-from dsv4kv.ops.kernels.insert import plan_entry_insert
-from dsv4kv.ops.kernels.launch import format_macros
+from dsv4kv.ops.launches.launch import format_macros
+from dsv4kv.ops.launches.pages import plan_entry_insert, plan_gather_entries
 from dsv4kv.ops.storage import PageStore
 from tests.kernels.launches import decoded
 from tests.kernels.shim.twin import run

@@ -10,13 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.cache.allocators.stack import BlockAllocator
-from dsv4kv.cache.manager import KVCacheManager
-from dsv4kv.cache.prepare import prepare_forward
-from dsv4kv.cache.step import StepBatch
+from dsv4kv.cache.manager import KVCacheManager, prepare_forward
+from dsv4kv.cache.step import Step
 from dsv4kv.errors import CacheError, ConfigError, ContextOverflow, NotOwner, OutOfBlocks
 from dsv4kv.model.schema import Sharing, TableGroup
-from dsv4kv.ops.kernels.prepare import (
+from dsv4kv.ops.launches.prepare import (
     NO_BLOCK,
     DeviceTable,
     Refusal,
@@ -86,8 +84,8 @@ class Pair:
 
     def check(self) -> None:
         for host, device in zip(self.host.tables, self.device, strict=True):
-            assert isinstance(host.allocator, BlockAllocator)
-            free, count = np.atleast_2d(host.allocator._free), host.allocator.num_free
+            count = host.allocator.num_free
+            free = np.tile(host.allocator._free, (host.group.lanes, 1))
             assert np.array_equal(device.cells.numpy(), host.blocks)
             assert np.array_equal(device.held.numpy(), host.held)
             assert int(device.num_free) == count
@@ -246,7 +244,7 @@ def test_entries_of_a_step_are_those_of_the_host(sharing: Sharing, reverse: bool
     slots, before, after = [4, 0, 2], [0, 120, 126], [260, 129, 127]
     for done in (before, after):
         pair.prepare(dict(zip(slots, done, strict=True)))
-    batch = StepBatch(pair.host, slots, before, after)
+    batch = Step.of(pair.host, slots, before, after)
     for host, device in zip(pair.host.tables, pair.device, strict=True):
         for ratio, per_block in _ratios(sharing, device.group):
             room = len(batch.positions) + 3  # as where a graph has room for more tokens
@@ -257,7 +255,7 @@ def test_entries_of_a_step_are_those_of_the_host(sharing: Sharing, reverse: bool
             assert bool((entries[:, len(batch.positions) :] == 7).all())
             done_here = (batch.positions + 1) % ratio == 0
             for lane, found in enumerate(entries[:, : len(batch.positions)]):
-                expected = batch.completed(host, lane, ratio, per_block)
+                expected = batch.completed[host, lane, ratio, per_block]
                 assert torch.equal(found[done_here], expected.entries)
                 assert bool((found[~done_here] == -1).all())
 

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from dsv4kv.files import shipped
-from dsv4kv.ops.kernels import topk
+from dsv4kv.ops.launches import select
 from tests.kernels.reads_hostile import launches
 from tests.kernels.shim.apart import run_each_apart
 
@@ -19,7 +19,7 @@ def test_no_kernel_leaves_its_memory_whatever_it_is_asked_for() -> None:
 
 
 def test_every_kernel_is_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topk, "RUN", 15)
+    monkeypatch.setattr(select, "RUN", 15)
     text = "".join((shipped("kernels") / f"{name}.cuh").read_text() for name in SOURCES)
     kernels = re.findall(r"DSV_KERNEL void __launch_bounds__\([\w*/, ]+\)\s+(\w+)\(", text)
     assert {launch.kernel for launch in launches()} == set(kernels)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from dsv4kv.ops import cpu
 from dsv4kv.ops.compressor import Compressor
-from dsv4kv.ops.kernels.launch import Launch
-from dsv4kv.ops.kernels.state import plan_compress_chunk, split_of
+from dsv4kv.ops.launches.launch import Launch
+from dsv4kv.ops.launches.state import plan_compress_chunk, split_of
 from tests.examples import examples
 from tests.kernels import state_twin
 from tests.kernels.launches import each_order

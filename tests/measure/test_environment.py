@@ -11,7 +11,7 @@ import pytest
 
 from dsv4kv.measure import environment
 from dsv4kv.measure.environment import capture_environment
-from dsv4kv.record.schema import Environment
+from dsv4kv.runs.schema import Environment
 
 SECRET = "hunter2-do-not-tell"
 

@@ -40,31 +40,27 @@ def test_a_latency_is_the_time_since_its_start(wait: Pass) -> None:
     assert {k: v.tolist() for k, v in recorder.latencies.items()} == {"prepare": [5, 7]}
 
 
-def test_operations_are_kept_by_name_and_layer_type_with_their_work(wait: Pass) -> None:
+def test_operations_are_kept_by_name_and_layer_type_with_their_work() -> None:
     recorder = Recorder()
-    for name, kind, entries in (("flush", "csa", 3), ("flush", "hca", 1), ("flush", "csa", 4)):
-        with recorder.timed(name, kind, entries, 100 * entries):
-            wait(entries * 10)
+    timed = [("flush", "csa", 30, 3, 300, 0), ("flush", "hca", 10, 1, 100, 0)]
+    recorder.keep_all([("step", 50)], [*timed, ("flush", "csa", 40, 4, 400, 0)])
     assert samples(recorder) == {
         ("flush", "csa"): ([30, 40], [3, 4], [300, 400]),
         ("flush", "hca"): ([10], [1], [100]),
     }
+    assert recorder.latencies["step"].tolist() == [50]
 
 
-def test_an_operation_without_work_is_no_sample(wait: Pass) -> None:
+def test_an_operation_without_work_is_no_sample() -> None:
     recorder = Recorder()
-    with recorder.timed("flush", "csa", 0, 0):
-        wait(3)
+    recorder.keep_all([], [("flush", "csa", 3, 0, 0, 0)])
     assert not recorder.operations
 
 
-def test_during_warm_up_actions_run_and_nothing_is_kept(wait: Pass) -> None:
-    recorder, ran = Recorder(), []
+def test_during_warm_up_nothing_is_kept() -> None:
+    recorder = Recorder()
     recorder.enabled = False
-    with recorder.timed("flush", "csa", 1, 1):
-        ran.append("flush")
-    recorder.keep("step", recorder.now_ns())
-    assert ran == ["flush"]
+    recorder.keep_all([("step", 1)], [("flush", "csa", 1, 1, 1, 0)])
     assert not recorder.operations
     assert not recorder.latencies
 
@@ -78,17 +74,6 @@ def test_excluded_time_is_not_part_of_what_surrounds_it(wait: Pass) -> None:
     wait(5)
     recorder.keep("step", start)
     assert recorder.latencies["step"].tolist() == [15]
-
-
-def test_operations_inside_a_step_are_timed_whole_whatever_was_excluded_before(
-    wait: Pass,
-) -> None:
-    recorder = Recorder()
-    with recorder.excluded():
-        wait(1_000)
-    with recorder.timed("flush", "csa", 1, 1):
-        wait(9)
-    assert samples(recorder) == {("flush", "csa"): ([9], [1], [1])}
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 10**6))))
@@ -117,10 +102,3 @@ def test_time_is_excluded_even_when_the_work_fails(wait: Pass) -> None:
     with pytest.raises(KeyboardInterrupt), recorder.excluded():
         fail()
     assert recorder.now_ns() == start
-
-
-def test_an_operation_that_fails_is_no_sample(wait: Pass) -> None:
-    recorder = Recorder()
-    with pytest.raises(KeyboardInterrupt), recorder.timed("flush", "csa", 1, 1):
-        raise KeyboardInterrupt
-    assert not recorder.operations

@@ -37,5 +37,5 @@ def test_a_compressed_layer_stretches_slow_pairs_16_times_and_keeps_fast_ones(ra
 def test_frequencies_fall_from_pair_to_pair() -> None:
     for ratio in (0, 4):
         found = inverse_frequencies(FLASH, ratio, "float64")
-        assert found == sorted(found, reverse=True)
+        assert list(found) == sorted(found, reverse=True)
         assert len(found) == FLASH.rope_dim // 2

@@ -9,18 +9,17 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-import torch
 from typer.testing import CliRunner, Result
 
+from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cli import app
 from dsv4kv.measure.statistics import Estimate
 from dsv4kv.moving import copies
 from dsv4kv.moving.tiers_outcome import FamilyRow, PrefixRow, TiersOutcome, Way
 from dsv4kv.moving.yardsticks import time_copies, time_disk
 from dsv4kv.serve import inputs, placing
-from dsv4kv.tiers.cache_bytes import CacheBytes
-from dsv4kv.tiers.device import Mover, Objects
-from dsv4kv.tiers.stores.memory import MemoryStore
+from dsv4kv.tiers.objects import CacheBytes, Mover, Objects
+from dsv4kv.tiers.store import MemoryStore
 from dsv4kv.view.terminal import show
 from dsv4kv.view.tiers import report_tiers
 from tests.gpu_twin import TwinGpu, twin_gpu
@@ -129,13 +128,15 @@ def test_a_sweep_runs_every_point_and_says_which(tmp_path: Path) -> None:
 @pytest.fixture
 def gpu() -> Iterator[TwinGpu]:
     """A GPU made of the kernels' twin, and a stream that does everything at once."""
+    look = CacheBytes.__init__
 
-    def mover_of(device: torch.device, pools: dict[str, list[torch.Tensor]]) -> Mover:
-        return Mover(device, Launches(), pools)
+    def on_twin(cache: CacheBytes, manager: KVCacheManager) -> None:
+        look(cache, manager)
+        cache.mover = Mover(manager.device, Launches(), cache.pools)  # type: ignore[arg-type]
 
     with (
         twin_gpu() as made,
-        patch("dsv4kv.tiers.cache_bytes.mover_of", mover_of),
+        patch.object(CacheBytes, "__init__", on_twin),
         patch.multiple(copies, _STEPS=6, _WARM_STEPS=1),
     ):
         yield made

@@ -21,15 +21,14 @@ from dsv4kv.cli import app
 from dsv4kv.config.load import load_config
 from dsv4kv.config.transfer import TransferConfig
 from dsv4kv.errors import ConfigError, StoreUnavailable
+from dsv4kv.moving.memory import Manifest, Memory, make_manifest
 from dsv4kv.moving.prefill import Prefill, cache_of
+from dsv4kv.moving.receiver import Peer, receive_layers
 from dsv4kv.moving.side import Side
 from dsv4kv.moving.transfer import LISTENING, TOKEN, dumps, parse_address, run_transfer
 from dsv4kv.moving.transfer_outcome import Outcome
-from dsv4kv.tiers.wire.manifest import Manifest, make_manifest
-from dsv4kv.tiers.wire.memory import Memory
-from dsv4kv.tiers.wire.receiver import Peer, receive_layers
-from dsv4kv.tiers.wire.transports import MappedReader
-from tests.tiers.stores.kinds import NEEDS_MOONCAKE
+from dsv4kv.moving.transports import MappedReader
+from tests.moving.test_mooncake import NEEDS_MOONCAKE
 
 SMALL = ["layers=[0,2,3]", "tokens=259", "timed_tokens=1024", "chunk_tokens=256", "rounds=6"]
 SMALL += ["decode_steps=2", "timeout_s=20"]

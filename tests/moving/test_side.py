@@ -8,10 +8,10 @@ import pytest
 
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.errors import ConfigError, VerificationError
+from dsv4kv.moving.memory import Manifest, make_manifest
+from dsv4kv.moving.receiver import receive
 from dsv4kv.moving.side import Side
-from dsv4kv.tiers.wire.manifest import Manifest, make_manifest
-from dsv4kv.tiers.wire.receiver import receive
-from dsv4kv.tiers.wire.transports import MappedReader
+from dsv4kv.moving.transports import MappedReader
 
 LENGTHS = (1, 3, 4, 127, 128, 129, 255, 256, 257)
 STEPS = 2

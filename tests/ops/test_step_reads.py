@@ -7,7 +7,7 @@ from dsv4kv.model.config import Candidates, DSV4Config
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import build_schedule
 from dsv4kv.model.schema import LayerCacheSchema, build_schema, choose_formats
-from dsv4kv.ops.step_reads import Read, decode_reads
+from dsv4kv.ops.work import Read, decode_reads
 
 K, M = 2**10, 2**20
 

@@ -6,10 +6,9 @@ from dsv4kv.bench.case import run_case
 from dsv4kv.config.keys import keys, keys_of
 from dsv4kv.config.load import expand_axes, load_config
 from dsv4kv.errors import ConfigError
-from dsv4kv.ops import variants as registry
-from dsv4kv.ops.kernels.catalogue import ARCHITECTURES
-from dsv4kv.ops.table import Variant
-from dsv4kv.ops.variants import VARIANTS, best, choose, portable
+from dsv4kv.ops import spec
+from dsv4kv.ops.launches.catalogue import ARCHITECTURES
+from dsv4kv.ops.spec import VARIANTS, Variant, best, choose, portable
 from tests.bench.settings import ANY_STEP, TINY, tiny_config
 from tests.gpu_twin import twin_gpu
 
@@ -22,7 +21,7 @@ ON_HOPPER = {
 @pytest.fixture
 def two_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     """One operation, whose first variant not every GPU has."""
-    monkeypatch.setattr(registry, "VARIANTS", {"flush": ON_HOPPER})
+    monkeypatch.setattr(spec, "VARIANTS", {"flush": ON_HOPPER})
 
 
 def test_the_keys_of_a_configuration_are_the_registry() -> None:

@@ -10,7 +10,7 @@ from itertools import count
 
 import numpy as np
 
-from dsv4kv.cache.allocators.refcount import RefCountAllocator
+from dsv4kv.cache.blocks import BlockPool
 from dsv4kv.prefix.index import BlockHasher, Digests, Keys, Lease
 from dsv4kv.prefix.policies import make_policy
 from dsv4kv.prefix.tree import Ids
@@ -39,7 +39,7 @@ class Engine:
     running: list[Running] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.allocator = RefCountAllocator(self.blocks + 1)
+        self.allocator = BlockPool(self.blocks)
         capacity = self.blocks * (BLOCK_TOKENS if self.by_token else 1)
         self.hasher = BlockHasher(BLOCK_TOKENS)
         self.index = make_index(self.kind, BLOCK_TOKENS, make_policy(self.policy, capacity))
@@ -77,7 +77,7 @@ class Engine:
             self.plain.release(number)
             return False
         if len(whole):
-            self.allocator.retain_memory_blocks(whole)
+            self.allocator.retain(whole)
         row = [*whole.tolist(), *fresh.tolist()]
         for at in range(len(whole) * BLOCK_TOKENS, matched):  # copy on write
             here = (row[at // BLOCK_TOKENS], at % BLOCK_TOKENS)
@@ -101,7 +101,7 @@ class Engine:
 
     def finish(self, request: Running) -> None:
         self.running.remove(request)
-        self.allocator.release_memory_blocks(np.array(request.row))
+        self.allocator.release(np.array(request.row))
         self.index.release(request.lease)
         self.plain.release(request.number)
 
@@ -128,12 +128,12 @@ class Engine:
             if not evictable:
                 return None
             self.evict(min(short, evictable))
-        return self.allocator.allocate_memory_blocks(count)
+        return self.allocator.allocate(count)
 
     def evict(self, count: int) -> None:
         freed = self.index.evict(count)
         assert freed.tolist() == list(self.plain.evict(count))
-        self.allocator.release_memory_blocks(freed)
+        self.allocator.release(freed)
 
     def compute(self, request: Running, start: int) -> None:
         tokens, chain = request.tokens, self.chain(request.tokens)
@@ -149,7 +149,7 @@ class Engine:
         taken = self.plain.insert(request.number, chain, blocks)
         assert (inserted.present, inserted.stored) == (present, len(chain))
         assert inserted.taken.tolist() == taken
-        self.allocator.retain_memory_blocks(inserted.taken)
+        self.allocator.retain(inserted.taken)
 
     def check_match(self, tokens: Tokens) -> None:
         """What is found of a prompt is what the plain index has, and was computed for it."""

@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from dsv4kv.cache.allocators.bitmask import SlotAllocator
+from dsv4kv.cache.slots import SlotAllocator
 from dsv4kv.errors import ConfigError, NotOwner, OutOfBlocks
 from dsv4kv.prefix.index import Lease
 from dsv4kv.prefix.radix import NOTHING, Found, PrefixCacheManager
@@ -286,4 +286,4 @@ def test_rows_that_are_gone_are_not_remembered_for_ever() -> None:
         rows.insert_row(row(1, 2, 3), slot, slots.version(slot))
         slots.free(slot)
     (run,) = every_run(rows._keeper.tree.root)
-    assert len(run.values) <= 2 * slots.num_blocks
+    assert len(run.values) <= 2 * slots.max_slots

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.cache.allocators.bitmask import NO_SLOT, SlotAllocator
+from dsv4kv.cache.slots import NO_SLOT, SlotAllocator
 from dsv4kv.choices import POLICIES
 from dsv4kv.prefix.index import Lease
 from dsv4kv.prefix.policies import make_policy

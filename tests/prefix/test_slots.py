@@ -5,7 +5,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from dsv4kv.cache.allocators.bitmask import SlotAllocator
+from dsv4kv.cache.slots import SlotAllocator
 from dsv4kv.errors import ConfigError
 from dsv4kv.prefix.radix import NOTHING, Found, PrefixCacheManager
 from dsv4kv.prefix.slots import Seat, SlotScheduler

@@ -10,17 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.bench.build import _draw_compressors, plan_from
-from dsv4kv.cache.handle import LayerCache, build_layers
+from dsv4kv.cache.layers import LayerCache, build_layers
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.clock.weights import WeightModel
 from dsv4kv.core.clock import Rates, VirtualClock, Work
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.presets import load_model
-from dsv4kv.ops import table
+from dsv4kv.ops import spec
 from dsv4kv.ops.registry import load_backend
-from dsv4kv.record.step import kind_of
-from dsv4kv.replay.costs import Pooling, StepTables, _pooling
-from dsv4kv.serve.operations import Call, StepWork, chunk_writes, decode_operations
+from dsv4kv.ops.work import CountedLayers, Pooling, StepWork, pooling_of
+from dsv4kv.replay.costs import StepTables
+from dsv4kv.runs.quantities import kind_of
+from dsv4kv.serve.operations import chunk_writes, decode_operations
 from tests.examples import examples
 from tests.ops.test_step_reads import schemas
 from tests.serve.serving import make_config
@@ -52,16 +53,15 @@ def held(settings: tuple[str, ...]) -> tuple[list[LayerCache], StepTables]:
 
 def bench_counts(layers: Sequence[LayerCache], before: int, taken: int) -> Counter[str]:
     """Bytes by kind, and operations, of a decode step of one request."""
-    model, each = layers[0].model, [layer.schema for layer in layers]
+    counted = CountedLayers.of(layers[0].model, [layer.schema for layer in layers])
     positions = np.arange(before, before + taken)
-    after = np.array([before + taken])
-    work = StepWork(after, positions, model.index_topk, model.window_tokens, each)
+    work = StepWork(counted, np.array([before + taken]), positions)
     found: Counter[str] = Counter()
     for layer in layers:
         for name, indexer in decode_operations(layer, fused=True, engine=True):
-            call = Call(name, indexer, run=lambda: None)
-            found[kind_of(name)] += work.of(call, layer)[1]
-            found["operations"] += work.flops(call, layer)
+            _, moved, flops = work.of(name, layer.schema, indexer=indexer)
+            found[kind_of(name)] += moved
+            found["operations"] += flops
     return found
 
 
@@ -111,9 +111,10 @@ def test_a_step_of_v4_whose_layers_share_a_selection_is_what_bench_counts(
 def test_a_chunk_writes_what_bench_counts(model: str, before: int, tokens: int) -> None:
     layers, tables = held(HELD[model])
     after = min(before + tokens, LONGEST)
-    work = StepWork(np.array([after]), np.arange(before, after), 0, 0)
+    counted = CountedLayers.of(layers[0].model, [layer.schema for layer in layers])
+    work = StepWork(counted, np.array([after]), np.arange(before, after))
     written = sum(
-        work.of(Call(name, indexer, run=lambda: None), layer)[1]
+        work.of(name, layer.schema, indexer=indexer)[1]
         for layer in layers
         for name, indexer in chunk_writes(layer)
     )
@@ -128,20 +129,17 @@ def test_a_chunk_gathers_what_is_visible(length: int) -> None:
         for page in filter(None, (schema.main, schema.indexer)):
             entries = length // schema.layer.ratio
             pages = -(-entries // page.entries)
-            read += table.gather_all_bytes(page.format, entries, pages)
+            read += spec.gather_all_bytes(page.format, entries, pages)
     assert tables.visible[length] == read
 
 
 def poolings(config: DSV4Config) -> set[Pooling]:
     """The layers' compressors, main and indexer."""
     return {
-        _pooling(schema, page, shape, dim)
+        pooling
         for schema in schemas(config)
-        for page, shape, dim in (
-            (schema.main, schema.state_shape, config.head_dim),
-            (schema.indexer, schema.indexer_state_shape, config.index_dim),
-        )
-        if page and shape
+        for indexer in (False, True)
+        if (pooling := pooling_of(schema, indexer=indexer))
     }
 
 

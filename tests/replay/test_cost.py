@@ -10,13 +10,13 @@ from dsv4kv.core.served import Served
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.presets import load_model
 from dsv4kv.prefix.tree import NO_IDS
-from dsv4kv.record.store import save_record
 from dsv4kv.replay.costs import StepTables
 from dsv4kv.replay.memory import plan_memory
 from dsv4kv.replay.rates import find_rates
+from dsv4kv.runs.store import save_record
 from tests.ops.test_step_reads import SHARES, schemas
-from tests.record.records import make_record
 from tests.replay.scenes import replay, request, small_config
+from tests.runs.records import make_record
 
 MADE = replay([request([1, 2, 3], output=900)])
 TABLES = StepTables(MADE.memory.model, MADE.memory.schemas, 1000)

@@ -7,10 +7,10 @@ import pytest
 from dsv4kv.config.load import expand_axes, load_config, shipped_names
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.errors import Dsv4kvError, TraceError
-from dsv4kv.record.replay import Reuse
-from dsv4kv.record.schema import RunRecord
-from dsv4kv.record.store import load_record, save_record
 from dsv4kv.replay.run import Invocation, Server, run_replay, serve_alone
+from dsv4kv.runs.replay import Reuse
+from dsv4kv.runs.schema import RunRecord
+from dsv4kv.runs.store import load_record, save_record
 from tests.replay.scenes import SMALL
 
 SETTINGS = [f"{key}={value}" for key, value in SMALL.items()] + ["cache.num_blocks=400"]

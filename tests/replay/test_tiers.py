@@ -12,9 +12,9 @@ from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.engines.host import HostTier, HostWish
 from dsv4kv.engines.names import find_engine
 from dsv4kv.errors import ConfigError
-from dsv4kv.record.replay import ReplayTiers
 from dsv4kv.replay.build import Replay, build_replay, read_requests
 from dsv4kv.replay.run import describe_replay
+from dsv4kv.runs.replay import ReplayTiers
 from tests.engines.test_host import CHUNKS, PROMPTS, WINDOWED, capacity, deployment
 from tests.examples import examples
 from tests.replay.plain_tiers import PlainTiers

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,10 +10,11 @@ import torch
 from torch import Tensor
 
 from dsv4kv.cache.manager import KVCacheManager, StateCachePool
-from dsv4kv.cache.step import StepBatch
+from dsv4kv.cache.step import Step
 from dsv4kv.model.schedule import AttentionType
 from dsv4kv.ops import cpu
 from dsv4kv.ops.compressor import Compressor
+from dsv4kv.ops.spec import OPERATIONS
 from dsv4kv.ops.storage import PageStore
 from tests.serve.serving import Meddle
 
@@ -73,7 +73,14 @@ def replace_op(name: str, wrong: Callable[..., Any], module: Any = cpu) -> Break
     """Put ``wrong(right, *arguments)`` in the place of an operation."""
 
     def install(patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(module, name, partial(wrong, getattr(module, name)))
+        right = getattr(module, name)
+
+        def called(*arguments: Any, **tensors: Any) -> Any:
+            if tensors:
+                arguments = tuple(tensors[each] for each in OPERATIONS[name].names)
+            return wrong(right, *arguments)
+
+        patch.setattr(module, name, called)
 
     return install
 
@@ -110,8 +117,14 @@ def forget_reset(patch: pytest.MonkeyPatch) -> Meddle:
 
 def lengths_off_by(by: int) -> Break:
     def install(patch: pytest.MonkeyPatch) -> None:
-        right = StepBatch.lengths
-        patch.setattr(StepBatch, "lengths", lambda s, ratio: (right(s, ratio) + by).clamp_min(0))
+        right = Step.of
+
+        def of(*arguments: Any) -> Step:
+            step = right(*arguments)
+            lengths = {ratio: (each + by).clamp_min(0) for ratio, each in step.lengths.items()}
+            return replace(step, lengths=lengths)
+
+        patch.setattr(Step, "of", of)
 
     return install
 

@@ -10,7 +10,7 @@ from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.measure.recorder import Recorder
 from dsv4kv.ops.registry import resolve_backend
-from dsv4kv.ops.variants import choose
+from dsv4kv.ops.spec import choose
 from dsv4kv.serve.loop import LoopTotals, ServingLoop
 from tests.gpu_twin import TwinGpu, twin_device, twin_gpu
 from tests.serve.serving import make_config, make_requests

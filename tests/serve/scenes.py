@@ -10,8 +10,7 @@ from unittest.mock import patch
 
 from hypothesis import strategies as st
 
-from dsv4kv.cache.manager import KVCacheManager
-from dsv4kv.cache.prepare import prepare_forward
+from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.measure.recorder import Recorder
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.plan import plan_cache
@@ -144,14 +143,9 @@ def run(scene: Scene) -> Log:
     log = Log(KVCacheManager(plan, data=False))
     requests = make_requests(*scene.lengths)
     with _watched(log):
-        loop = ServingLoop(
-            log.manager,
-            requests,
-            scene.settings,
-            Recorder(),
-            on_progress=log.progress.append,
-        )
-        log.totals = loop.run()
+        loop = ServingLoop(log.manager, requests, scene.settings, Recorder())
+        log.progress = list(loop.steps())
+        log.totals = loop.totals
     return log
 
 

@@ -13,12 +13,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.cache import step as static
 from dsv4kv.cache.device_tables import CopiedTables, KernelTables
-from dsv4kv.cache.prepare import prepare_forward
-from dsv4kv.cache.step import StepBatch
+from dsv4kv.cache.manager import prepare_forward
+from dsv4kv.cache.step import Step
 from dsv4kv.errors import CacheError
-from dsv4kv.ops.kernels.launch import Launch
+from dsv4kv.ops.launches.launch import Launch
 from dsv4kv.serve import inputs
 from dsv4kv.serve.executor import StepTokens
 from dsv4kv.serve.graphs import DecodeGraphs, batch_buckets
@@ -113,6 +112,19 @@ def test_graphs_that_read_in_place_equal_the_reference() -> None:
     assert verifier.checks["select_topk"] >= 2 * bench.gpu.replays
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("workload.step=engine",),
+        ("cache.prepare=device", "cache.state=online", "ops.variant.step_write=separate"),
+        ("model.preset=v4.1-flash", "model.layers=[2, 20, 21]", "workload.step=engine"),
+    ],
+)
+def test_what_a_run_launches_was_foreseen_to_be_compiled_ahead(settings: tuple[str, ...]) -> None:
+    bench = serve_on_twin(((126, 3), (20, 4)), "workload.concurrency=2", *settings)
+    assert bench.gpu.modules <= bench.gpu.foreseen
+
+
 def test_capturing_runs_nothing_on_the_cache() -> None:
     with twin_gpu() as gpu:
         bench = build(gpu, "workload.concurrency=4", "cache.prepare=device")
@@ -189,7 +201,7 @@ def decode_once(bench: TwinBench, requests: int) -> StepTokens:
     slots = [bench.manager.admit_request() for _ in range(requests)]
     before, after = np.full(requests, 10), np.full(requests, 11)
     prepare_forward(bench.manager, slots, before, after)
-    step = StepBatch(bench.manager, slots, before, after)
+    step = Step.of(bench.manager, slots, before, after)
     return StepTokens(step, np.arange(requests), after)
 
 
@@ -235,37 +247,22 @@ def test_decodes_take_turns_to_be_compared_looked_at_or_not() -> None:
     assert host == {"decode_graph_host": 6, "decode_eager_host": 5}
 
 
-def test_a_step_between_replays_is_one_transfer_and_the_cells_that_changed() -> None:
-    with twin_gpu() as gpu:
-        bench = build(gpu, "workload.concurrency=1", "workload.decode=graph")
-        copies: list[int] = []
-        right = static.StaticStep._copy
-
-        def counted(self: Any, numbers: Any) -> None:
-            copies.append(len(numbers))
-            right(self, numbers)
-
-        with patch.object(static.StaticStep, "_copy", counted):
-            bench.serve((5, 9))
-    assert len(copies) == gpu.replays == 8
-    assert len(set(copies)) == 1
-
-
 def skip_fill(patcher: Callable[..., Any]) -> Any:
-    return patcher(static.StaticStep, "fill", lambda self, batch: self.clear())
+    right = Step.fill
+    return patcher(Step, "fill", lambda self, _step: right(self, None))
 
 
 def fill_once(patcher: Callable[..., Any]) -> Any:
     """Every replay works on the numbers of the first."""
-    right = static.StaticStep.fill
+    right = Step.fill
     filled: list[None] = []
 
-    def fill(self: static.StaticStep, batch: StepBatch) -> None:
+    def fill(self: Step, step: Step | None) -> None:
         if not filled:
-            right(self, batch)
-            filled.append(None)
+            right(self, step)
+        filled.extend([None] * (step is not None))
 
-    return patcher(static.StaticStep, "fill", fill)
+    return patcher(Step, "fill", fill)
 
 
 def keep_old_inputs(patcher: Callable[..., Any]) -> Any:
@@ -291,7 +288,7 @@ def test_kernels_that_miss_a_step_are_found() -> None:
 
     def sometimes(self: KernelTables, slots: torch.Tensor, tokens: torch.Tensor) -> None:
         calls.append(slots)
-        if len(calls) != 9:
+        if len(calls) != 12:  # the first ones are foreseen, to be compiled ahead
             right(self, slots, tokens)
 
     right = KernelTables.prepare
@@ -299,7 +296,7 @@ def test_kernels_that_miss_a_step_are_found() -> None:
         bench = serve_on_twin(
             LENGTHS, "workload.concurrency=2", "workload.decode=eager", "cache.prepare=device"
         )
-    assert len(calls) > 9
+    assert len(calls) > 12
     assert bench.drive.verifier.failures or not tables_agree(bench)
 
 

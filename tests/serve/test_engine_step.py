@@ -14,10 +14,10 @@ from dsv4kv.measure.recorder import Recorder
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import AttentionType
 from dsv4kv.ops import cpu, reference
-from dsv4kv.ops.check.reads import OUTPUT_ERROR, SCORE_ERROR
+from dsv4kv.ops.check import OUTPUT_ERROR, SCORE_ERROR
 from dsv4kv.ops.registry import load_backend
-from dsv4kv.ops.step_reads import decode_reads
-from dsv4kv.serve.operations import READS
+from dsv4kv.ops.spec import OPERATIONS, READS
+from dsv4kv.ops.work import decode_reads
 from tests.serve.defects import (
     Break,
     flip_page_byte,
@@ -123,7 +123,8 @@ def test_every_read_of_a_step_equals_the_literal_reference(
     def both(name: str, outputs: int) -> Callable[..., None]:
         right, literal = getattr(cpu, name), getattr(reference, name)
 
-        def run(*arguments: Any) -> None:
+        def run(**tensors: Any) -> None:
+            arguments = [tensors[each] for each in OPERATIONS[name].names]
             mine = arguments[-outputs:]
             theirs = [each.clone() for each in mine]
             right(*arguments)

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dsv4kv.bench.build import plan_from
-from dsv4kv.cache.handle import LayerCache
-from dsv4kv.cache.manager import KVCacheManager
-from dsv4kv.cache.prepare import prepare_forward
-from dsv4kv.cache.step import StepBatch
-from dsv4kv.measure import recorder as clock
+from dsv4kv.cache.layers import LayerCache
+from dsv4kv.cache.manager import KVCacheManager, prepare_forward
+from dsv4kv.cache.step import Step
+from dsv4kv.measure import recorder
 from dsv4kv.measure.recorder import Recorder
 from dsv4kv.ops import cpu
+from dsv4kv.serve import executor, loop, operations
 from dsv4kv.serve.executor import StepTokens
 from dsv4kv.serve.inputs import EntryChooser, InputBank, Queries
 from dsv4kv.serve.operations import Outputs, Reads
@@ -98,7 +98,7 @@ class Bench:
         """A step of new requests that already have ``before`` tokens."""
         slots = [self.manager.admit_request() for _ in before]
         prepare_forward(self.manager, slots, before, after)
-        batch = StepBatch(self.manager, slots, before, after)
+        batch = Step.of(self.manager, slots, before, after)
         return StepTokens(batch, np.arange(len(slots)), np.array(after))
 
     def counts(self) -> Counts:
@@ -166,8 +166,8 @@ def test_online_states_count_three_vectors() -> None:
 def test_what_has_no_work_is_not_counted() -> None:
     bench = Bench()
     bench.executor.decode(bench.step([1], [2]))
-    operations = {name for name, _ in bench.recorder.operations}
-    assert operations == {
+    counted = {name for name, _ in bench.recorder.operations}
+    assert counted == {
         "window_insert",
         "gather_window",
         "state_append",
@@ -216,7 +216,8 @@ def test_inputs_choices_and_checks_are_not_timed(monkeypatch: pytest.MonkeyPatch
     Of operations that an operation consists of, none takes time of its own.
     """
     now, inside = [0], [False]
-    monkeypatch.setattr(clock, "perf_counter_ns", lambda: now[0])
+    for module in (recorder, executor, operations, loop):
+        monkeypatch.setattr(module, "perf_counter_ns", lambda: now[0])
 
     def take(target: Any, name: str, duration: int) -> None:
         right = getattr(target, name)
@@ -245,10 +246,10 @@ def test_inputs_choices_and_checks_are_not_timed(monkeypatch: pytest.MonkeyPatch
         (Outputs, "take"),
     ):
         take(owner, name, 1_000_000)
-    recorder = serve([(20, 9)]).recorder
-    assert {ns for each in recorder.operations.values() for ns in each.ns} == {7}
-    calls = sum(len(each.ns) for each in recorder.operations.values())
-    assert sum(recorder.latencies["step"]) == 7 * calls
+    found = serve([(20, 9)]).recorder
+    assert {ns for each in found.operations.values() for ns in each.ns} == {7}
+    calls = sum(len(each.ns) for each in found.operations.values())
+    assert sum(found.latencies["step"]) == 7 * calls
 
 
 def test_outputs_are_reused_until_more_is_needed() -> None:

@@ -36,8 +36,8 @@ def bank() -> InputBank:
 
 
 def test_there_is_data_for_every_shape_of_compressor(bank: InputBank) -> None:
-    assert set(bank.compressors) == {1024, 256, 512}
-    for channels, inputs in bank.compressors.items():
+    assert set(bank.every.compressors) == {1024, 256, 512}
+    for channels, inputs in bank.every.compressors.items():
         assert inputs.kv.shape == inputs.score.shape == (4099 + MAX_CHUNK, channels)
         assert inputs.kv.dtype == inputs.score.dtype == torch.float32
         assert not torch.equal(inputs.kv, inputs.score)
@@ -48,7 +48,7 @@ def test_there_is_data_for_every_shape_of_compressor(bank: InputBank) -> None:
 def test_layers_of_one_shape_share_their_data() -> None:
     hca = make_compressors()[2]
     twins = InputBank(MODEL, [hca, replace(hca, norm_eps=1.0)], 1, seed=0)
-    assert list(twins.compressors) == [512]
+    assert list(twins.every.compressors) == [512]
 
 
 def test_the_seed_decides_the_data() -> None:
@@ -68,7 +68,7 @@ def test_a_chunk_is_one_slice_from_the_row_of_its_first_token(
     rows = InputBank.rows(request, np.arange(start, start + tokens))
     chunk = slice(int(rows[0]), int(rows[0]) + tokens)
     assert torch.equal(bank.window[chunk], bank.window[torch.from_numpy(rows)])
-    kv = bank.compressors[256].kv
+    kv = bank.every.compressors[256].kv
     assert torch.equal(kv[chunk], kv[torch.from_numpy(rows)])
 
 

@@ -5,9 +5,8 @@ import pytest
 import torch
 
 from dsv4kv.bench.build import check_contexts, check_memory, plan_from
-from dsv4kv.cache.manager import KVCacheManager
-from dsv4kv.cache.prepare import prepare_forward
-from dsv4kv.cache.step import StepBatch
+from dsv4kv.cache.manager import KVCacheManager, prepare_forward
+from dsv4kv.cache.step import Step
 from dsv4kv.errors import ConfigError
 from dsv4kv.measure.recorder import Recorder
 from dsv4kv.serve.executor import StepExecutor, StepTokens
@@ -96,7 +95,7 @@ def serve_chunk(
 
 
 def step_of(manager: KVCacheManager, slot: int, before: int, after: int) -> StepTokens:
-    batch = StepBatch(manager, [slot], [before], [after])
+    batch = Step.of(manager, [slot], [before], [after])
     return StepTokens(batch, np.array([0]), np.array([after]))
 
 
@@ -107,7 +106,7 @@ def test_entries_of_no_two_requests_or_layers_are_alike() -> None:
     for request in range(2):
         slot = manager.admit_request()
         prepare_forward(manager, [slot], [0], [450])
-        batch = StepBatch(manager, [slot], [256], [450])
+        batch = Step.of(manager, [slot], [256], [450])
         executor.place(StepTokens(batch, np.array([request]), np.array([450])))
     held = torch.from_numpy(manager.tables[0].blocks[0, :, :4].astype(np.int64)).flatten()
     first, second = (pool.main.pages[held] for pool in manager.pools.values())
@@ -143,7 +142,7 @@ def test_contexts_that_do_not_fit_the_memory_are_refused_and_how_many_would() ->
 @pytest.mark.parametrize(
     ("settings", "found"),
     [
-        (("cache.prefix.index=radix", "cache.allocator=refcount"), "share no prefix"),
+        (("cache.prefix.index=radix",), "share no prefix"),
         (("workload.max_output_tokens=1",), "nothing would be decoded"),
     ],
 )

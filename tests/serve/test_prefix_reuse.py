@@ -14,10 +14,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dsv4kv.bench.build import build_manager, build_reuse, loop_settings, plan_from
-from dsv4kv.cache.allocators.refcount import RefCountAllocator
+from dsv4kv.cache.blocks import BlockPool
 from dsv4kv.cache.checkpoints import CheckpointPool
-from dsv4kv.cache.handle import LayerCache
-from dsv4kv.cache.manager import KVCacheManager
+from dsv4kv.cache.layers import LayerCache
 from dsv4kv.errors import CacheError, ConfigError, NotOwner
 from dsv4kv.measure.recorder import Recorder
 from dsv4kv.ops.registry import load_backend
@@ -32,7 +31,6 @@ from tests.serve.serving import drive_on_cpu, make_config
 
 COMMON = (
     "cache.max_context_tokens=1024",
-    "cache.allocator=refcount",
     "workload.concurrency=3",
     "workload.step_tokens=200",
     "model.layers=[0,2,3,4]",
@@ -117,7 +115,7 @@ def serve(
     if observer is not None:
         drive.executor.observer = observer
     reuse = build_reuse(config, manager, load_backend("cpu"))
-    served = (manager, requests, loop_settings(config), recorder, drive.executor, None)
+    served = (manager, requests, loop_settings(config), recorder, drive.executor)
     loop = ServingLoop(*served, reuse, PromptContents())
     totals = loop.run()
     if reuse is not None:
@@ -198,7 +196,7 @@ def decide(requests: Sequence[Request], *options: str) -> tuple[LoopTotals, Pref
     manager = build_manager(config, plan_from(config), None)
     reuse = build_reuse(config, manager, load_backend("cpu"))
     assert reuse is not None
-    loop = ServingLoop(manager, requests, loop_settings(config), Recorder(), None, None, reuse)
+    loop = ServingLoop(manager, requests, loop_settings(config), Recorder(), None, reuse)
     return loop.run(), reuse
 
 
@@ -228,7 +226,7 @@ def copy_nothing(patcher: Callable[..., Any]) -> Any:
 
 def forget_to_keep(patcher: Callable[..., Any]) -> Any:
     """Blocks of a cached prefix go back to the pool with their first owner."""
-    return patcher(RefCountAllocator, "retain_memory_blocks", lambda self, ids: None)
+    return patcher(BlockPool, "retain", lambda self, ids: None)
 
 
 @pytest.mark.parametrize("defect", [restore_another, restore_nothing, copy_nothing])
@@ -333,16 +331,18 @@ def test_references_equal_owners_at_every_step(case: tuple[list[Request], list[s
         cached.subtract(found.tolist())
         return found
 
-    def check(_tokens: int) -> None:
+    def check() -> None:
         owners = Counter(block for block in table.blocks.flatten().tolist() if block >= 0)
         owners.update(cached)
         everything = np.arange(table.allocator.num_blocks)
         refs = reuse._allocator.refs(everything).tolist()
         assert refs == [owners[block] for block in everything.tolist()]
 
-    loop = ServingLoop(manager, requests, loop_settings(config), Recorder(), None, check, reuse)
+    loop = ServingLoop(manager, requests, loop_settings(config), Recorder(), None, reuse)
     with patch.object(index, "insert", kept), patch.object(index, "evict", gone):
-        totals = loop.run()
+        for _ in loop.steps():
+            check()
+        totals = loop.totals
         reuse.forget()
     assert manager.num_held_blocks == 0
     assert totals.requests + totals.rejected == len(requests)
@@ -365,16 +365,8 @@ def test_hashes_of_other_lengths_than_keys_are_refused() -> None:
         prompt_keys(Request(0.0, 64, 5, (1, 2, 3, 4), 16), 128)
 
 
-def test_without_counted_references_nothing_is_shared() -> None:
-    config = make_config(*COMMON, "cache.prefix.index=radix")
-    manager = KVCacheManager(plan_from(config))
-    with pytest.raises(ConfigError, match=r"set cache\.sharing to\s+model and cache\.allocator"):
-        build_reuse(config, manager, load_backend("cpu"))
-
-
 def test_a_configuration_that_cannot_share_says_what_to_set() -> None:
     for setting, wanted in (
-        ("cache.allocator=stack", "allocator to refcount"),
         ("cache.sharing=layer", "sharing to model"),
         ("cache.prepare=device", "prepare to host"),
     ):

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.cache.manager import KVCacheManager
-from dsv4kv.cache.prepare import prepare_forward
+from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.model.plan import plan_cache
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import choose_formats

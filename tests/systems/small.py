@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from dsv4kv.bench.systems.workload import Model
 from dsv4kv.config.systems import SystemsConfig
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import build_schedule
-from dsv4kv.systems.contents import Model
 
 MODEL = Model(build_schedule(load_model("v4-flash"), layers=(1, 2, 3, 4)))
 CHAT = {"users": 5, "begin": 3, "turns": 3, "system_tokens": 40, "question_tokens": 20}

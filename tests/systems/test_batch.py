@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.cache.allocators.states import ReleasePolicy
+from dsv4kv.bench.systems.blocks import Batch
+from dsv4kv.cache.blocks import Policy
 from dsv4kv.errors import ConfigError
-from dsv4kv.systems.batch import Batch
-from dsv4kv.systems.blocks import serve_by
-from dsv4kv.systems.outcome import Checks
 from tests.examples import examples
 from tests.systems.small import MODEL, small
 
 
-def served(policy: ReleasePolicy = "lru", **blocks: Any) -> tuple[Batch, Checks]:
-    config, checks = small(blocks=blocks), Checks()
-    return serve_by(config, MODEL, policy, checks), checks
+def served(policy: Policy = "lru", **blocks: Any) -> Batch:
+    config = small(blocks=blocks)
+    batch = Batch(config, MODEL, policy)
+    batch.serve(config)
+    return batch
 
 
 @examples(50)
@@ -31,30 +31,31 @@ def served(policy: ReleasePolicy = "lru", **blocks: Any) -> tuple[Batch, Checks]
     reset=st.sampled_from(["none", "all", "prefix_cache", "counters", "both"]),
 )
 def test_answers_kv_and_routing_are_those_of_a_run_without_a_cache(
-    policy: ReleasePolicy, least: int, **blocks: Any
+    policy: Policy, least: int, **blocks: Any
 ) -> None:
     blocks["paused_blocks"] = blocks.pop("paused")
-    batch, checks = served(policy, rank_blocks=(least + 3, least), **blocks)
+    batch = served(policy, rank_blocks=(least + 3, least), **blocks)
+    checks = batch.checks
     assert checks.failures == []
     assert {"KV", "tokens", "routing"} <= set(checks.passed)
-    assert batch.allocator.num_unused == batch.allocator.num_blocks
+    assert batch.blocks.pool.num_unused == batch.blocks.pool.num_blocks
 
 
 def test_the_small_run_shares_defers_pauses_and_starts_again() -> None:
-    counts = served(reset="none")[0].counts
+    counts = served(reset="none").counts
     happened = counts.reused, counts.deferred, counts.paused, counts.restarted, counts.kept_blocks
     assert all(happened), counts
 
 
 def test_an_lru_cache_reuses_more_than_one_that_frees_at_once() -> None:
-    lru, ref_zero = (served(policy, reset="none")[0].counts for policy in ("lru", "ref_zero"))
+    lru, ref_zero = (served(policy, reset="none").counts for policy in ("lru", "ref_zero"))
     assert lru.reused > ref_zero.reused > 0
 
 
 def test_a_preserved_prefix_cache_is_found_after_a_reset_and_preserved_counters_go_on() -> None:
-    kept, fresh = (served(reset=each)[0].counts for each in ("both", "counters"))
+    kept, fresh = (served(reset=each).counts for each in ("both", "counters"))
     assert kept.reused > fresh.reused
-    assert served(reset="all")[0].counts.prompt_tokens < fresh.prompt_tokens
+    assert served(reset="all").counts.prompt_tokens < fresh.prompt_tokens
 
 
 @pytest.mark.parametrize(("unified", "blocks"), [(False, 11), (True, 15)])
@@ -62,9 +63,8 @@ def test_unified_memory_adds_what_paused_requests_keep_to_the_least_of_the_ranks
     unified: bool, blocks: int
 ) -> None:
     config = small(blocks={"unified": unified})
-    batch = Batch(config.blocks, config.chat, MODEL, "lru")
-    assert batch.allocator.num_blocks == blocks
-    assert batch.allocator.dummy_block == blocks
+    batch = Batch(config, MODEL, "lru")
+    assert batch.blocks.pool.num_blocks == batch.blocks.dummy_block_idx == blocks
 
 
 def test_a_conversation_that_never_fits_is_refused() -> None:

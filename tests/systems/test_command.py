@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from dsv4kv.cache.allocators.bitmask import SlotAllocator
-from dsv4kv.cache.allocators.refcount import RefCountAllocator
-from dsv4kv.cache.allocators.routing import RoutingStore
-from dsv4kv.cache.handle import LayerCacheHandle
+from dsv4kv.bench.systems.slots import KvRows
+from dsv4kv.cache.batching import RoutingStore
+from dsv4kv.cache.blocks import BlockPool
 from dsv4kv.cache.manager import KVCacheManager
+from dsv4kv.cache.slots import SlotAllocator
 from dsv4kv.cache.table import BlockTable
 from dsv4kv.cli import app
+from dsv4kv.ops import cpu
 from dsv4kv.prefix.slots import SlotScheduler
-from dsv4kv.systems.slots import Rows
 from tests.systems.small import SETTINGS
 
 TERMINAL = {"COLUMNS": "110", "NO_COLOR": "1", "TERM": "dumb"}
@@ -36,7 +36,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], dict[str
     return result.stdout.splitlines(), json.loads(file.read_text())
 
 
-def test_one_table_has_memory_latency_and_reuse_of_the_three_next_to_the_plain_ones(
+def test_one_table_has_memory_latency_and_reuse_of_the_three(
     whole: tuple[list[str], dict[str, Any]],
 ) -> None:
     lines, _ = whole
@@ -55,7 +55,7 @@ def test_one_table_has_memory_latency_and_reuse_of_the_three_next_to_the_plain_o
     assert lines[-1].endswith("comparisons with the reference are equal (pools, slots, blocks).")
 
 
-def test_json_has_every_row_with_its_unit_interval_and_share(
+def test_json_has_every_row_with_its_unit_and_interval(
     whole: tuple[list[str], dict[str, Any]],
 ) -> None:
     _, document = whole
@@ -65,10 +65,7 @@ def test_json_has_every_row_with_its_unit_interval_and_share(
         assert sum(system["checks"].values()) > 100
         for row in system["rows"]:
             assert row["dsv4kv"]["value"] >= 0
-            assert row["unit"] in ("ns", "B", "tokens", "blocks", "requests", "outputs")
-            if row["share"]:
-                share = row["dsv4kv"]["value"] / row["plain"]["value"]
-                assert row["share"]["value"] == pytest.approx(share)
+            assert row["unit"] in ("ns", "B", "tokens", "blocks", "requests")
             if row["unit"] == "ns":
                 assert row["dsv4kv"]["half_width"] is not None
                 assert row["dsv4kv"]["value"] > 0
@@ -91,14 +88,14 @@ def test_options_of_other_runs_are_refused(option: tuple[str, str]) -> None:
 # ---- planted defects ----------------------------------------------------------------------------
 
 
-def short_copy(rows: Rows, source: int, target: int, tokens: int) -> None:
+def short_copy(rows: KvRows, source: int, target: int, tokens: int) -> None:
     rows.kv[target, : tokens - 1] = rows.kv[source, : tokens - 1]
 
 
-def no_new_version(slots: SlotAllocator, count: int) -> Any:
-    ids = ORIGINAL[SlotAllocator](slots, count)
-    slots._version[ids] -= 1
-    return ids
+def no_new_version(slots: SlotAllocator) -> Any:
+    slot = ORIGINAL[SlotAllocator](slots)
+    slots._versions[slot] -= 1
+    return slot
 
 
 def a_token_too_late(scheduler: SlotScheduler, tokens: Any, found: Any) -> Any:
@@ -106,22 +103,22 @@ def a_token_too_late(scheduler: SlotScheduler, tokens: Any, found: Any) -> Any:
     return replace(seat, start=seat.start + 1) if seat and seat.start else seat
 
 
-def a_block_too_far(allocator: RefCountAllocator, hashes: Any) -> Any:
-    found = ORIGINAL[RefCountAllocator](allocator, hashes)
+def a_block_too_far(pool: BlockPool, hashes: Any) -> Any:
+    found = ORIGINAL[BlockPool](pool, hashes)
     return found[::-1].copy()
 
 
-def forgets_a_place(store: RoutingStore, block: int, positions: Any, routing: Any) -> None:
-    ORIGINAL[RoutingStore](store, block, positions, routing[::-1] + 1)
+def forgets_a_place(store: RoutingStore, ids: Any, routing: Any, first: int = 0) -> None:
+    ORIGINAL[RoutingStore](store, ids, routing[::-1] + 1, first)
 
 
 def any_generation(manager: KVCacheManager, slot: int, generation: int | None = None) -> None:
     ORIGINAL[KVCacheManager](manager, slot, manager.generation(slot))
 
 
-def one_row_off(handle: LayerCacheHandle, out: Any) -> None:
-    ORIGINAL[LayerCacheHandle](handle, out)
-    out[:] = out.roll(1, dims=1)
+def one_row_off(**tensors: Any) -> None:
+    ORIGINAL[cpu](**tensors)
+    tensors["out"][:] = tensors["out"].roll(1, dims=1)
 
 
 def leaks(table: BlockTable, slot: int) -> Any:
@@ -130,13 +127,13 @@ def leaks(table: BlockTable, slot: int) -> Any:
     return ids
 
 
-ORIGINAL: dict[type, Callable[..., Any]] = {
-    SlotAllocator: SlotAllocator.acquire,
+ORIGINAL: dict[object, Callable[..., Any]] = {
+    SlotAllocator: SlotAllocator.alloc,
     SlotScheduler: SlotScheduler.begin,
-    RefCountAllocator: RefCountAllocator.find_kv_blocks,
-    RoutingStore: RoutingStore.store_block,
+    BlockPool: BlockPool.find,
+    RoutingStore: RoutingStore.store,
     KVCacheManager: KVCacheManager.release_request,
-    LayerCacheHandle: LayerCacheHandle.gather_swa_kv,
+    cpu: cpu.gather_window,
     BlockTable: BlockTable.clear,
 }
 
@@ -144,18 +141,18 @@ ORIGINAL: dict[type, Callable[..., Any]] = {
 @pytest.mark.parametrize(
     ("owner", "method", "defect", "system"),
     [
-        (Rows, "copy", short_copy, "slots"),
-        (SlotAllocator, "acquire", no_new_version, "slots"),
+        (KvRows, "copy", short_copy, "slots"),
+        (SlotAllocator, "alloc", no_new_version, "slots"),
         (SlotScheduler, "begin", a_token_too_late, "slots"),
-        (RefCountAllocator, "find_kv_blocks", a_block_too_far, "blocks"),
-        (RoutingStore, "store_block", forgets_a_place, "blocks"),
+        (BlockPool, "find", a_block_too_far, "blocks"),
+        (RoutingStore, "store", forgets_a_place, "blocks"),
         (KVCacheManager, "release_request", any_generation, "pools"),
-        (LayerCacheHandle, "gather_swa_kv", one_row_off, "pools"),
+        (cpu, "gather_window", one_row_off, "pools"),
         (BlockTable, "clear", leaks, "pools"),
     ],
 )
 def test_a_planted_defect_is_found_and_fails_the_run(
-    owner: type,
+    owner: object,
     method: str,
     defect: Callable[..., Any],
     system: str,

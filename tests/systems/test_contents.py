@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsv4kv.bench.systems.workload import _FACTOR
 from dsv4kv.model.schedule import RouterMode
-from dsv4kv.systems.contents import _FACTOR
 from tests.systems.small import MODEL
 
 TOKENS = st.lists(st.integers(0, 129_279), min_size=1, max_size=40)

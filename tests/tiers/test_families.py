@@ -12,10 +12,9 @@ from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.model.plan import CachePlan, bytes_per_token, plan_cache
 from dsv4kv.model.presets import load_model, preset_names
 from dsv4kv.model.schema import choose_formats
-from dsv4kv.ops.kernels.objects import CHUNK_BYTES
-from dsv4kv.tiers.cache_bytes import CacheBytes
-from dsv4kv.tiers.device import Objects
+from dsv4kv.ops.launches.copies import CHUNK_BYTES
 from dsv4kv.tiers.families import Family, Kept, families_of
+from dsv4kv.tiers.objects import CacheBytes, Objects
 from tests.tiers.world import on_twin
 
 

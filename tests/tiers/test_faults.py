@@ -9,13 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dsv4kv.cache.allocators.stack import Ids
-from dsv4kv.tiers.cache_bytes import CacheBytes
-from dsv4kv.tiers.device import Objects
+from dsv4kv.cache.blocks import Ids
 from dsv4kv.tiers.families import Family, Kept
 from dsv4kv.tiers.library import Library, Restored
-from dsv4kv.tiers.stores.contract import Bytes, Found
-from dsv4kv.tiers.tier import Tier
+from dsv4kv.tiers.objects import CacheBytes, Objects
+from dsv4kv.tiers.store import Bytes, Found
 from tests.tiers.world import PlainStore, World, tokens_of
 
 TOKENS = 300
@@ -40,8 +38,8 @@ class Stored:
 
     def open(self) -> Library:
         """The library of a process that begins: it knows nothing of what it finds."""
-        self.tier = Tier("plain", self.store)
-        return self.world.library(self.tier)
+        self.opened = self.world.library(self.store)
+        return self.opened
 
     def names(self, family: str) -> list[str]:
         return [name for name in self.store.objects if name.endswith(f".{family}")]
@@ -71,7 +69,7 @@ def test_bytes_of_other_pages_are_found(family: str) -> None:
     first, second = stored.names(family)[:2]
     stored.store.objects[first] = stored.store.objects[second]
     stored.is_refused()
-    assert stored.tier.totals.damaged_objects == 1
+    assert stored.opened.damaged_objects == 1
 
 
 @pytest.mark.parametrize("family", ["window", "csa_state", "csa_indexer_state", "hca_state"])
@@ -115,7 +113,7 @@ def test_a_page_of_another_model_is_found() -> None:
 
 def test_weights_of_another_revision_are_not_even_looked_at() -> None:
     stored = Stored()
-    library = stored.world.library(Tier("plain", stored.store), revision="2")
+    library = stored.world.library(stored.store, revision="2")
     prefix = library.prefix(tokens_of(1, TOKENS))
     assert library.lookup(prefix).points == ()
 
@@ -207,7 +205,7 @@ def test_what_is_stored_wrong_is_found_by_going_on(
 def test_pages_computed_from_the_middle_of_a_prompt_are_found() -> None:
     """Where a window is computed again, what else is written then must not stay."""
     world = World()
-    library = world.library(Tier("plain", PlainStore()), windows="zero")
+    library = world.library(PlainStore(), windows="zero")
     prefix = library.prefix(tokens_of(1, 700))
     stayed = world.admit()
     world.compute(stayed, 1, 700)
@@ -226,7 +224,7 @@ def test_pages_computed_from_the_middle_of_a_prompt_are_found() -> None:
 
 def test_bounded_replay_is_never_called_exact() -> None:
     world = World()
-    library = world.library(Tier("plain", PlainStore()), windows="zero:bounded")
+    library = world.library(PlainStore(), windows="zero:bounded")
     prefix, slot = library.prefix(tokens_of(1, 700)), world.admit()
     world.compute(slot, 1, 700)
     library.store_prefix(prefix, slot)

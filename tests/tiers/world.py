@@ -13,12 +13,9 @@ from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.measure.recorder import Recorder
 from dsv4kv.ops.cuda import launch as launching
 from dsv4kv.serve.requests import Requests
-from dsv4kv.tiers.cache_bytes import CacheBytes
-from dsv4kv.tiers.checks import differences
-from dsv4kv.tiers.device import Mover
 from dsv4kv.tiers.library import Library, Restored
-from dsv4kv.tiers.stores.contract import Bytes, Found
-from dsv4kv.tiers.tier import Tier
+from dsv4kv.tiers.objects import CacheBytes, Mover, differences
+from dsv4kv.tiers.store import Bytes, Found, Store
 from dsv4kv.tiers.windows import Windows, parse_windows
 from tests.gpu_twin import TwinGpu
 from tests.serve.serving import drive_on_cpu, make_config
@@ -80,8 +77,8 @@ class World(Requests):
         super().__init__(manager, drive_on_cpu(config, manager, Recorder()).executor)
         self.cache = CacheBytes(manager)
 
-    def library(self, *tiers: Tier, windows: str = "ends", revision: str = "1") -> Library:
-        return Library(self.cache, tiers, self.windows(windows), revision=revision)
+    def library(self, store: Store, windows: str = "ends", revision: str = "1") -> Library:
+        return Library(self.cache, store, self.windows(windows), revision=revision)
 
     def windows(self, text: str) -> Windows:
         plan = self.manager.plan
@@ -132,7 +129,7 @@ def on_twin(cache: CacheBytes) -> Iterator[Launches]:
     """Let a cache's objects move as they do on a GPU; yields the stream."""
     stream = Launches()
     with patch.object(launching, "_launcher", TwinGpu):
-        cache.mover = Mover(cache.manager.device, stream, cache.pools)
+        cache.mover = Mover(cache.manager.device, stream, cache.pools)  # type: ignore[arg-type]
         try:
             yield stream
         finally:

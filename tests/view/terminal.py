@@ -4,7 +4,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from dsv4kv.record.schema import RunRecord
+from dsv4kv.runs.schema import RunRecord
 from dsv4kv.view.record import report_record
 from dsv4kv.view.table import Part
 from dsv4kv.view.terminal import show

@@ -9,11 +9,8 @@ from typer.testing import CliRunner
 
 from dsv4kv.cli import app
 from dsv4kv.doctor.machine import Check, Status
-from dsv4kv.measure.statistics import Estimate
-from dsv4kv.systems.outcome import Checks, Outcome, Row
 from dsv4kv.view.doctor import report_checks
-from dsv4kv.view.systems import report_systems
-from dsv4kv.view.table import Finding, Text
+from dsv4kv.view.table import Finding
 from dsv4kv.view.terminal import draw
 from tests.view.terminal import shown
 
@@ -70,15 +67,3 @@ def test_a_machine_is_summed_up_by_whether_a_bench_can_run() -> None:
     assert last == Finding(
         "bad", "dsv4kv bench cannot run here: of 4 checks 2 good, 1 missing, 1 broken"
     )
-
-
-def test_systems_are_summed_up_by_the_share_of_the_plain_time() -> None:
-    rows = [
-        Row("pools", f"call {n}", "ns", Estimate(ours, 1.0), Estimate(100.0, 1.0))
-        for n, ours in enumerate((50.0, 90.0, 250.0))
-    ]
-    parts = list(report_systems([Outcome("pools", rows, Checks({"outputs": 3}))]))
-    assert [part.value for part in parts[-2:] if isinstance(part, Text)] == [
-        "3 calls take 50 to 250 % of the plain re-statement's time, 90 % at the median.",
-        "All 3 comparisons with the reference are equal (pools).",
-    ]

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.measure.statistics import Estimate, summarize
-from dsv4kv.record.quantities import within
+from dsv4kv.runs.quantities import within
 from dsv4kv.view.cells import (
     format_clocked,
     format_estimate,

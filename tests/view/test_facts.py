@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from dsv4kv.view.facts import cache_facts, header, setting, tokens_per_second, totals_facts
-from tests.record.records import (
+from tests.runs.records import (
     make_cache,
     make_case,
     make_environment,

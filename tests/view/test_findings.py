@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from dsv4kv.record.schema import Verification
+from dsv4kv.runs.schema import Verification
 from dsv4kv.view.findings import judge_results, judge_status
 from dsv4kv.view.table import Finding
-from tests.record.records import make_cache, make_case, make_failed_case, make_pool, make_totals
+from tests.runs.records import make_cache, make_case, make_failed_case, make_pool, make_totals
 from tests.view.terminal import shown
 
 

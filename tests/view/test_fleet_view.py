@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from dsv4kv.record.fleet import FleetReplica, ReplayFleet
-from dsv4kv.record.schema import Totals
+from dsv4kv.runs.replay import FleetReplica, ReplayFleet
+from dsv4kv.runs.schema import Totals
 from dsv4kv.view.fleet import fleet_facts, hours_per_million, replicas_table
 
 GIB = 2**30

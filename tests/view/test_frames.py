@@ -7,13 +7,13 @@ import pytest
 
 import dsv4kv
 from dsv4kv.errors import RecordError
-from dsv4kv.record.schema import Case
-from dsv4kv.record.store import save_record
-from dsv4kv.record.telemetry import HeldUnits, MemorySeries
+from dsv4kv.runs.schema import Case
+from dsv4kv.runs.store import save_record
+from dsv4kv.runs.telemetry import HeldUnits, MemorySeries
 from dsv4kv.view.exports import to_rows
 from dsv4kv.view.frames import Records
-from tests.record.records import make_case, make_failed_case, make_record, make_sweep_cases
-from tests.record.telemetries import make_telemetry
+from tests.runs.records import make_case, make_failed_case, make_record, make_sweep_cases
+from tests.runs.telemetries import make_telemetry
 
 pandas = pytest.importorskip("pandas")
 FIRST = ["run_id", "config", "status", "device", "backend"]

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kv.record.profile import KernelTable
+from dsv4kv.runs.profile import KernelTable
 from dsv4kv.view.profile_diff import Change, compare_tables, report_diff
 from tests.measure.profilers.exports import two_replays
-from tests.record.kernel_profiles import from_kineto, from_nsys
+from tests.runs.kernel_profiles import from_kineto, from_nsys
 from tests.view.terminal import shown
 
 

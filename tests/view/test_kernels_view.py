@@ -5,13 +5,13 @@ from pathlib import Path
 
 from syrupy.assertion import SnapshotAssertion
 
-from dsv4kv.record.profile import KernelTable, MemoryAudit, MemoryMark, OperationRow, Profile
-from dsv4kv.record.store import digest, dumps, load_record, save_record
-from dsv4kv.record.yardstick import Yardstick
+from dsv4kv.runs.profile import KernelTable, MemoryAudit, MemoryMark, OperationRow, Profile
+from dsv4kv.runs.quantities import Yardstick
+from dsv4kv.runs.store import digest, dumps, load_record, save_record
 from dsv4kv.view.profile import MOST_ROWS, amplification, is_amplified, report_profile
 from tests.measure.profilers.exports import Export, two_replays
-from tests.record.kernel_profiles import YARDSTICK, from_kineto, from_nsys, make_profile
-from tests.record.records import make_case, make_record
+from tests.runs.kernel_profiles import YARDSTICK, from_kineto, from_nsys, make_profile
+from tests.runs.records import make_case, make_record
 from tests.view.terminal import shown
 
 

@@ -3,11 +3,11 @@
 from syrupy.assertion import SnapshotAssertion
 
 from dsv4kv.measure.statistics import summarize
-from dsv4kv.record.quantities import by_quantity, list_measured
-from dsv4kv.record.schema import Launch
+from dsv4kv.runs.quantities import by_quantity, list_measured
+from dsv4kv.runs.schema import Launch
 from dsv4kv.view.case import launches_table
 from tests.compare.launched import make_launched_case, make_launched_record, make_launches
-from tests.record.records import make_case, make_record
+from tests.runs.records import make_case, make_record
 from tests.view.terminal import shown, told
 
 

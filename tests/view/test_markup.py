@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from dsv4kv.record.schema import RunRecord
+from dsv4kv.runs.schema import RunRecord
 from dsv4kv.view.case import latencies_table, operations_table
 from dsv4kv.view.markup import HtmlColumn, to_csv, to_html, to_markdown
 from dsv4kv.view.table import (
@@ -20,7 +20,7 @@ from dsv4kv.view.table import (
     tabulate,
     text_of,
 )
-from tests.record.records import make_case
+from tests.runs.records import make_case
 from tests.view.page.markup import parse
 from tests.view.page.pages import RUNS, html_of
 from tests.view.terminal import shown

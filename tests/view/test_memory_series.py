@@ -3,9 +3,9 @@
 import pytest
 from pydantic import ValidationError
 
-from dsv4kv.record.telemetry import HeldPool, HeldUnits, MemorySeries
+from dsv4kv.runs.telemetry import HeldPool, HeldUnits, MemorySeries
 from dsv4kv.view.telemetry import held_table, pool_sizes
-from tests.record.records import make_case, make_record
+from tests.runs.records import make_case, make_record
 from tests.view.page.pages import make_memory
 from tests.view.terminal import shown, told
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dsv4kv.errors import ProfileError
-from dsv4kv.record.imported import load_profile
+from dsv4kv.runs.imported import load_profile
 from dsv4kv.view.profile import report_profile
 from dsv4kv.view.terminal import draw
 from tests.measure.profilers.exports import two_replays

@@ -3,8 +3,8 @@
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from dsv4kv.record.schema import RunRecord, Verification
-from tests.record.records import (
+from dsv4kv.runs.schema import RunRecord, Verification
+from tests.runs.records import (
     make_cache,
     make_case,
     make_failed_case,

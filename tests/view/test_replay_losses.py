@@ -4,8 +4,8 @@ from dataclasses import fields
 
 from dsv4kv.engines.names import RULES
 from dsv4kv.prefix.outcome import Losses
-from dsv4kv.record.replay import Reuse
-from dsv4kv.record.schema import Case
+from dsv4kv.runs.replay import Reuse
+from dsv4kv.runs.schema import Case
 from dsv4kv.view.replay import compare_rules, name_loss, name_remedy
 from tests.replay.test_run import run
 

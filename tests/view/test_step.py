@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from dsv4kv.record.schema import Case, GpuFacts, Latency, Memcpy, Operation, Peak
-from dsv4kv.record.step import StepShare, step_shares
+from dsv4kv.runs.quantities import StepShare, step_shares
+from dsv4kv.runs.schema import Case, GpuFacts, Latency, Memcpy, Operation, Peak
 from dsv4kv.view.charts.bars import stacks_chart
 from dsv4kv.view.step import report_step, roofs_table, step_stacks, step_table
 from dsv4kv.view.table import text_of
-from tests.record.records import make_record
+from tests.runs.records import make_record
 
 H200 = GpuFacts(
     name="NVIDIA H200",

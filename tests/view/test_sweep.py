@@ -3,10 +3,10 @@
 import re
 
 from dsv4kv.measure.statistics import estimate_rate
-from dsv4kv.record.quantities import axis_names, axis_text
+from dsv4kv.runs.quantities import axis_names, axis_text
 from dsv4kv.view.cells import format_estimate
 from dsv4kv.view.record import sweep_table
-from tests.record.records import (
+from tests.runs.records import (
     make_case,
     make_failed_case,
     make_latency,

@@ -3,12 +3,12 @@
 import re
 
 from dsv4kv.measure.statistics import estimate_rate, summarize
-from dsv4kv.record.schema import Latency, Memcpy, Operation
-from dsv4kv.record.yardstick import Yardstick
+from dsv4kv.runs.quantities import Yardstick
+from dsv4kv.runs.schema import Latency, Memcpy, Operation
 from dsv4kv.view.case import cache_table, latencies_table, operations_table
 from dsv4kv.view.cells import format_estimate
 from dsv4kv.view.replay import times_table
-from tests.record.records import (
+from tests.runs.records import (
     make_cache,
     make_case,
     make_latency,

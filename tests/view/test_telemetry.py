@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from dsv4kv.record.store import dumps, load_record, save_record
-from dsv4kv.record.telemetry import GpuChecks, HostSamples, Telemetry
-from dsv4kv.record.telemetry_windows import WindowState
+from dsv4kv.runs.store import dumps, load_record, save_record
+from dsv4kv.runs.telemetry import GpuChecks, HostSamples, Telemetry
+from dsv4kv.runs.windows import WindowState
 from dsv4kv.view.telemetry import judge_telemetry, limits_text, row_name, telemetry_table
-from tests.record.records import make_case, make_record
-from tests.record.telemetries import make_gpu_samples, make_telemetry, make_window
+from tests.runs.records import make_case, make_record
+from tests.runs.telemetries import make_gpu_samples, make_telemetry, make_window
 from tests.view.terminal import shown
 
 

@@ -13,10 +13,10 @@ from dsv4kv.compare.floor import Floor
 from dsv4kv.doctor.machine import Check
 from dsv4kv.engines.names import RULES
 from dsv4kv.mrc.curves import Question, measure_trace
-from dsv4kv.record.profile import KernelRow, KernelTable
-from dsv4kv.record.quantities import axis_names, list_measured
-from dsv4kv.record.schema import NotMeasured
-from dsv4kv.record.store import Entry, Summary
+from dsv4kv.runs.profile import KernelRow, KernelTable
+from dsv4kv.runs.quantities import axis_names, list_measured
+from dsv4kv.runs.schema import NotMeasured
+from dsv4kv.runs.store import Entry, Summary
 from dsv4kv.sizing.answer import answer, options_of
 from dsv4kv.sizing.fit import compare_layouts
 from dsv4kv.sizing.inputs import read_inputs
@@ -36,9 +36,9 @@ from dsv4kv.view.table import Part, Table, text_of
 from dsv4kv.view.terminal import draw
 from tests.compare.launched import make_launched_record, make_side
 from tests.cuda.findings import finding
-from tests.record.kernel_profiles import YARDSTICK
-from tests.record.records import make_operations
-from tests.record.test_gpu_record import make_gather, make_gpu_case
+from tests.runs.kernel_profiles import YARDSTICK
+from tests.runs.records import make_operations
+from tests.runs.test_gpu_record import make_gather, make_gpu_case
 from tests.view.page.pages import make_replay_record
 
 WIDTHS = (60, 80, 100, 120, 200)

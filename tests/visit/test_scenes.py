@@ -6,8 +6,8 @@ import torch
 from dsv4kv.model.schema import TableGroup
 from dsv4kv.ops.cuda.compile import compile_module
 from dsv4kv.ops.cuda.inspection import sections
-from dsv4kv.ops.kernels.launch import Launch
-from dsv4kv.ops.kernels.prepare import DeviceTable, plan_prepare
+from dsv4kv.ops.launches.launch import Launch
+from dsv4kv.ops.launches.prepare import DeviceTable, plan_prepare
 from tests.cuda.toolchain import needs_nvrtc
 from tests.kernels.defects import defect
 from tests.kernels.shim import twin

@@ -10,7 +10,7 @@ from typing import Final, Literal, get_args
 import yaml
 
 from dsv4kv.files import shipped
-from dsv4kv.ops.table import OPERATIONS
+from dsv4kv.ops.spec import OPERATIONS
 
 _ANONYMOUS = re.compile(r"\(anonymous namespace\)::|<unnamed>::")
 _DECLARATION = re.compile(r"<|\w\(")

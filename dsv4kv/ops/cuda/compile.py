@@ -25,7 +25,7 @@ from typing import Any
 from dsv4kv.errors import CudaUnavailable, DeviceError
 from dsv4kv.files import NotPrivate, check_private, read_private, replacing, shipped, user_cache
 from dsv4kv.ops.cuda.inspection import dump
-from dsv4kv.ops.kernels.launch import KernelModule
+from dsv4kv.ops.launches.launch import KernelModule
 
 OPTIONS = (
     "-std=c++17",

@@ -17,9 +17,8 @@ from dsv4kv.errors import RecordError
 from dsv4kv.files import read_json, replacing, shipped
 from dsv4kv.ops.cuda.compile import check_architecture, load_cubins
 from dsv4kv.ops.cuda.inspection import KernelReport, check_tools, inspect_cubins
-from dsv4kv.ops.kernels.catalogue import PROMISES
-from dsv4kv.ops.kernels.example import Example, Promise
-from dsv4kv.ops.kernels.launch import KernelModule
+from dsv4kv.ops.launches.catalogue import PROMISES, Example, Promise
+from dsv4kv.ops.launches.launch import KernelModule
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from math import log
 from typing import TYPE_CHECKING
 
 from dsv4kv.measure.verdict import Judgement, Verdict
-from dsv4kv.record.profile import KernelTable
-from dsv4kv.record.schema import CacheSummary
+from dsv4kv.runs.profile import KernelTable
+from dsv4kv.runs.schema import CacheSummary
 from dsv4kv.units import format_bytes, format_duration
 from dsv4kv.view.charts.figure import LIGHT, SMALL, Chart, fit, new_figure, spread_shades, write
 from dsv4kv.view.profile import titles

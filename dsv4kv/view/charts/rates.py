@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dsv4kv.measure.statistics import Estimate, estimate_rate
-from dsv4kv.record.schema import Case
+from dsv4kv.runs.schema import Case
 from dsv4kv.units import format_bytes, format_duration
 from dsv4kv.view.cells import format_number
 from dsv4kv.view.charts.figure import (

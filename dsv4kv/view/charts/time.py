@@ -7,9 +7,9 @@ from math import nan
 from typing import TYPE_CHECKING
 
 from dsv4kv.measure.profilers.classify import CATEGORIES, Category, shorten
-from dsv4kv.record.profile import Timeline
-from dsv4kv.record.replay import ReplayResult
-from dsv4kv.record.telemetry import MemorySeries
+from dsv4kv.runs.profile import Timeline
+from dsv4kv.runs.replay import ReplayResult
+from dsv4kv.runs.telemetry import MemorySeries
 from dsv4kv.units import format_bytes, format_duration
 from dsv4kv.view.cells import format_number
 from dsv4kv.view.charts.figure import (

@@ -8,8 +8,8 @@ from typing import Final
 
 from dsv4kv.measure.statistics import Estimate, estimate_rate
 from dsv4kv.measure.verdict import Verdict
-from dsv4kv.record.quantities import axis_names, axis_text, list_measured, setting_text
-from dsv4kv.record.schema import Case, RunRecord
+from dsv4kv.runs.quantities import axis_names, axis_text, list_measured, setting_text
+from dsv4kv.runs.schema import Case, RunRecord
 from dsv4kv.view.case import backend_note, launches_table, processes_table
 from dsv4kv.view.cells import measured, show_setting
 from dsv4kv.view.charts.bars import Compared, ratios_chart, to_percent

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
-from dsv4kv.record.profile import Profile
-from dsv4kv.record.quantities import clock_factor
-from dsv4kv.record.replay import ReplayResult
-from dsv4kv.record.schema import Case, GpuFacts, RunRecord
-from dsv4kv.record.telemetry import (
+from dsv4kv.runs.profile import Profile
+from dsv4kv.runs.quantities import Yardstick, clock_factor, datasheet_gbps, yardsticks
+from dsv4kv.runs.replay import ReplayResult
+from dsv4kv.runs.schema import Case, GpuFacts, RunRecord
+from dsv4kv.runs.telemetry import (
     GpuChecks,
     GpuSamples,
     GpuState,
@@ -18,8 +18,7 @@ from dsv4kv.record.telemetry import (
     MemorySeries,
     Telemetry,
 )
-from dsv4kv.record.telemetry_windows import REASONS, VIOLATIONS
-from dsv4kv.record.yardstick import Yardstick, datasheet_gbps, yardsticks
+from dsv4kv.runs.windows import REASONS, VIOLATIONS
 from dsv4kv.units import format_bytes
 from dsv4kv.view.case import cache_table, decode_table, latencies_table, operations_table
 from dsv4kv.view.charts.bars import kernels_chart, pools_chart, shares_chart, stacks_chart

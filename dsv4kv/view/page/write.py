@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import replacing
-from dsv4kv.record.quantities import axis_text
-from dsv4kv.record.schema import Case, RunRecord
+from dsv4kv.runs.quantities import axis_text
+from dsv4kv.runs.schema import Case, RunRecord
 from dsv4kv.view.charts.bars import Compared
 from dsv4kv.view.charts.figure import (
     DARK,

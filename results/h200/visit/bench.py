@@ -6,8 +6,8 @@ from pathlib import Path
 
 from dsv4kv.cli import main
 from dsv4kv.measure.statistics import summarize
-from dsv4kv.record.schema import Case
-from dsv4kv.record.store import load_record
+from dsv4kv.runs.schema import Case
+from dsv4kv.runs.store import load_record
 from visit.desk import Desk
 
 _DEVICE_TABLES = "0"

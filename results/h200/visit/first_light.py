@@ -7,15 +7,14 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from dsv4kv.bench.build import plan_from
 from dsv4kv.config.load import load_config
 from dsv4kv.files import temporary_folder
 from dsv4kv.ops import cpu
-from dsv4kv.ops.cuda.foresight import foresee
 from dsv4kv.ops.cuda.launch import compile_ahead, prepare
-from dsv4kv.ops.kernels.gather import plan_gather_topk
-from tests.cuda.comparison import to_device
-from tests.cuda.scenes import gather_topk
+from dsv4kv.ops.launches.pages import plan_gather_topk
+from dsv4kv.ops.scenes import Arguments, make_call
+from tests.benchmarks.jit_start import modules_of
+from tests.ops.operations import SCENES, SEED
 from visit.desk import Desk
 from visit.place import Place
 
@@ -24,12 +23,12 @@ def run(desk: Desk) -> None:
     """Answer the questions of ``questions.COMPILE``."""
     with desk.place() as place:
         desk.answer("compile_all", _compile(place))
-        mine = to_device(gather_topk("main/fp8_ds_mla"), place.device.device)
-        indices, out = mine[3], mine[-1]
-        call = prepare(plan_gather_topk(*mine))
+        mine = _topk(place.device.device)
+        indices, out = mine["indices"], mine["out"]
+        call = prepare(plan_gather_topk(**mine))
         call()
         desk.answer("first_launch", _differing(out, indices))
-        graph = place.device.make_capturer().capture(call)
+        graph = place.device.make_capture()(call)
         indices.copy_(indices.flip(1))
         out.fill_(torch.nan)
         graph.replay()
@@ -38,8 +37,8 @@ def run(desk: Desk) -> None:
 
 def _compile(place: Place) -> float:
     """Seconds until all kernels of a model are loaded, none of which was compiled before."""
-    plan = plan_from(load_config("smoke" if place.small else "gpu", []).config)
-    modules = foresee(plan, device_prepare=True)
+    config = load_config("smoke" if place.small else "gpu", []).config
+    modules = modules_of(config)
     with (
         temporary_folder("dsv4kv-cubins-") as folder,
         patch.dict(os.environ, DSV4KV_CACHE_DIR=str(folder)),
@@ -51,8 +50,13 @@ def _compile(place: Place) -> float:
 
 def _differing(out: Tensor, indices: Tensor) -> int:
     """Bytes of a gather that are not the CPU backend's."""
-    expected = gather_topk("main/fp8_ds_mla")
-    expected[3].copy_(indices)
-    cpu.gather_topk(*expected)
+    expected = _topk(torch.device("cpu"))
+    expected["indices"].copy_(indices)
+    cpu.gather_topk(**expected)
     found = out.cpu().view(torch.uint8)
-    return int((found != expected[-1].view(torch.uint8)).count_nonzero())
+    return int((found != expected["out"].view(torch.uint8)).count_nonzero())
+
+
+def _topk(device: torch.device) -> Arguments:
+    scene = next(each for each in SCENES.values() if each.operation == "gather_topk")
+    return make_call(scene.make, device, SEED).arguments

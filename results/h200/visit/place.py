@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from dsv4kv.bench.device import CudaDevice, describe_gpu, find_device
-from dsv4kv.record.schema import GpuFacts
+from dsv4kv.runs.schema import GpuFacts
 
 TWIN = GpuFacts(name="CPU twin", capability="", multiprocessors=1, memory_bytes=0, l2_bytes=1)
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from dsv4kv.ops import cuda
 from dsv4kv.ops.cuda.launch import run
-from dsv4kv.ops.kernels.launch import Launch
-from tests.cuda.comparison import to_device
-from tests.cuda.scenes import SCENES
+from dsv4kv.ops.launches.launch import Launch
+from dsv4kv.ops.scenes import make_call
 from tests.kernels import hostile, state_hostile
+from tests.ops.operations import SCENES, SEED
 from visit.place import open_place
 from visit.sanitize import END
 
@@ -48,9 +48,9 @@ def main() -> None:
     """Run them all."""
     with open_place(small="--twin" in sys.argv) as place:
         most = _SMALL if place.small else None
-        for scene in itertools.islice(SCENES, most):
-            arguments = to_device(scene.arguments(), place.device.device)
-            getattr(cuda, scene.operation)(*arguments)
+        for scene in itertools.islice(SCENES.values(), most):
+            call = make_call(scene.make, place.device.device, SEED)
+            getattr(cuda, scene.operation)(**call.arguments)
         mover = Mover(place.device.device)
         for launches in (hostile.launches(), state_hostile.launches()):
             for launch in itertools.islice(launches, most):

@@ -3,7 +3,7 @@
 import sys
 
 from dsv4kv.cli import main
-from dsv4kv.record.store import load_record
+from dsv4kv.runs.store import load_record
 from visit.desk import Desk
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 from dsv4kv.ops.cuda.compile import architecture_of
-from dsv4kv.ops.variants import VARIANTS
+from dsv4kv.ops.spec import VARIANTS
 from visit import workloads
 from visit.desk import Desk
 from visit.place import Place

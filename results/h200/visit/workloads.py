@@ -12,16 +12,14 @@ from dsv4kv.bench.figures import COLD_L2S
 from dsv4kv.model.formats import PageLayout, entry_format
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import build_schedule
-from dsv4kv.ops import table
+from dsv4kv.ops import spec
 from dsv4kv.ops.compressor import Compressor, make_rope, random_compressor
-from dsv4kv.ops.contract import Entries
 from dsv4kv.ops.cuda.launch import prepare
-from dsv4kv.ops.kernels.attend import plan_attend
-from dsv4kv.ops.kernels.gather import plan_gather_entries, plan_gather_topk
-from dsv4kv.ops.kernels.insert import plan_entry_insert
-from dsv4kv.ops.kernels.launch import Launch
-from dsv4kv.ops.kernels.state import plan_compress_chunk, plan_flush, split_of
-from dsv4kv.ops.storage import PageStore
+from dsv4kv.ops.launches.attend import plan_attend
+from dsv4kv.ops.launches.launch import Launch
+from dsv4kv.ops.launches.pages import plan_entry_insert, plan_gather_entries, plan_gather_topk
+from dsv4kv.ops.launches.state import plan_compress_chunk, plan_flush, split_of
+from dsv4kv.ops.storage import Entries, PageStore
 from visit.place import Place
 
 MAIN = entry_format("main", "fp8_ds_mla")
@@ -47,7 +45,7 @@ class Work:
 
 def gather(place: Place, count: int, *, scattered: bool = True, **how: Any) -> Work:
     """Gathers of ``count`` physical entries."""
-    moved = table.gather_topk_bytes(MAIN, count, count)
+    moved = spec.gather_topk_bytes(MAIN, count, count)
     calls = _calls(place, moved)
     store = _filled(place, calls * count)
     entries = _order(place, calls * count, scattered=scattered).int().view(calls, count)
@@ -58,7 +56,7 @@ def gather(place: Place, count: int, *, scattered: bool = True, **how: Any) -> W
 
 def topk(place: Place, requests: int, chosen: int, **how: Any) -> Work:
     """Top-k gathers of requests of 8,192 tokens of CSA."""
-    moved = table.gather_topk_bytes(MAIN, requests * chosen, requests * chosen)
+    moved = spec.gather_topk_bytes(MAIN, requests * chosen, requests * chosen)
     calls, held = _calls(place, moved), place.size(2048, max(64, chosen))
     width = held // _PAGE_ENTRIES
     store = _filled(place, calls * requests * held)
@@ -103,7 +101,7 @@ def attend(place: Place, requests: int, chosen: int, heads: int, **how: Any) -> 
 
 def insert(place: Place, count: int, **how: Any) -> Work:
     """Inserts of ``count`` scattered entries."""
-    moved = table.insert_bytes(MAIN, count)
+    moved = spec.insert_bytes(MAIN, count)
     calls = _calls(place, moved)
     store = _filled(place, calls * count)
     entries = _order(place, calls * count).view(calls, count)
@@ -116,7 +114,7 @@ def flush(place: Place, kind: str, tokens: int, split: int | None = None, **how:
     """Flushes of all entries of ``tokens`` tokens, from random states."""
     compressor = _compressor(place, kind, tokens)
     count, rows = tokens // compressor.ratio, compressor.rows
-    moved = table.flush_bytes(compressor, MAIN, count, online=False)
+    moved = spec.flush_bytes(compressor, MAIN, count, online=False)
     calls, device = _calls(place, moved), place.device.device
     store = _filled(place, calls * count)
     entries = _order(place, calls * count).view(calls, count)
@@ -136,7 +134,7 @@ def chunk(place: Place, kind: str, tokens: int, **how: Any) -> Work:
     """Chunks of ``tokens`` tokens of one request."""
     compressor = _compressor(place, kind, tokens)
     count, rows, device = tokens // compressor.ratio, compressor.rows, place.device.device
-    moved = table.compress_chunk_bytes(compressor, MAIN, tokens, count, rows)
+    moved = spec.compress_chunk_bytes(compressor, MAIN, tokens, count, rows)
     calls = _calls(place, moved)
     store = _filled(place, calls * count)
     entries = _order(place, calls * count).view(calls, count)

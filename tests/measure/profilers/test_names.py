@@ -3,8 +3,8 @@
 import pytest
 
 from dsv4kv.measure.profilers.classify import CATEGORIES, find_rule, shipped_rules, shorten
-from dsv4kv.ops.kernels.catalogue import catalogue
-from dsv4kv.serve.operations import Step
+from dsv4kv.ops.launches.catalogue import catalogue
+from dsv4kv.serve.operations import LayerOperation
 from tests.measure.profilers.engine_kernels import ENGINES, OTHERS
 
 SHORT = {
@@ -170,7 +170,7 @@ def test_every_kernel_of_the_toolkit_is_known_as_its_own() -> None:
 
 @pytest.mark.parametrize("layer", ["csa", "hca", "swa", "dsa"])
 def test_every_marked_operation_is_known_as_its_own(layer: str) -> None:
-    steps: list[Step] = [(name, indexer) for name in OWN for indexer in (False, True)]
+    steps: list[LayerOperation] = [(name, indexer) for name in OWN for indexer in (False, True)]
     for name, indexer in steps:
         rule = find_rule(f"{'indexer_' * indexer}{name} {layer}", shipped_rules())
         assert rule is not None

@@ -8,8 +8,8 @@ import pytest
 from dsv4kv.measure.profilers.classify import shipped_rules
 from dsv4kv.measure.profilers.files import read_profile
 from dsv4kv.measure.profilers.steps import USUAL
-from dsv4kv.record.kernel_table import build_table
-from dsv4kv.record.profile import KernelTable
+from dsv4kv.runs.kernel_table import build_table
+from dsv4kv.runs.profile import KernelTable
 from tests.measure.profilers.captures import (
     ATTENTION,
     INSERT,

@@ -6,7 +6,7 @@ import pynvml
 import pytest
 
 from dsv4kv.measure.telemetry.process import FACTS, OFTEN, SELDOM, GpuGone, NvmlGpu
-from dsv4kv.record.telemetry import GpuChecks, GpuSamples, GpuState
+from dsv4kv.runs.telemetry import GpuChecks, GpuSamples, GpuState
 from tests.measure.telemetry.fake_nvml import (
     OTHER_UUID,
     OWN_PID,

@@ -8,8 +8,8 @@ import torch
 from dsv4kv.model.plan import CachePlan
 from dsv4kv.ops.check import Disagreement, check_backend
 from dsv4kv.ops.registry import resolve_backend
-from dsv4kv.ops.table import OPERATIONS
-from tests.ops.peers.caches import CACHES, cache
+from dsv4kv.ops.spec import OPERATIONS
+from tests.ops.operations import CACHES, cache
 
 Write = Callable[..., None]
 

@@ -9,11 +9,10 @@ import torch
 
 from dsv4kv.choices import BACKENDS, PEERS
 from dsv4kv.ops.check import check_backend
-from dsv4kv.ops.peers.locate import GROUP
+from dsv4kv.ops.foreign import GROUP
 from dsv4kv.ops.registry import resolve_backend
-from tests.ops.peers import test_readers as readers
-from tests.ops.peers.caches import CACHES
-from tests.ops.peers.test_packages import OPERATIONS
+from tests.ops.operations import CACHES
+from tests.ops.peers.test_peers import OPERATIONS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "backends.md").read_text()
 
@@ -50,4 +49,4 @@ def test_the_operations_of_every_package_are_listed() -> None:
         cells = row.split("|")
         name = cells[1].strip(" `") or name
         listed.setdefault(name, set()).update(re.findall(r"`(\w+)`", cells[2]))
-    assert listed == OPERATIONS | readers.OPERATIONS
+    assert listed == OPERATIONS

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,12 @@ from dsv4kv.choices import BACKENDS
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.formats import FORMATS, PageLayout
 from dsv4kv.ops import cpu, reference
-from dsv4kv.ops.check.calls import gather_all
-from dsv4kv.ops.check.maker import make_call
 from dsv4kv.ops.registry import resolve_backend
-from dsv4kv.ops.table import OPERATIONS
+from dsv4kv.ops.scenes import gather_all, make_call
+from dsv4kv.ops.spec import OPERATIONS
 
 Write = Callable[..., None]
+CPU = torch.device("cpu")
 
 GATHER_ALL = "def gather_all(store, table, slots, lengths, out): out.fill_(7)\n"
 RENAMED = GATHER_ALL.replace("gather_all", "fast")
@@ -72,10 +73,10 @@ def test_a_function_is_named_or_has_the_parameters_of_its_operation_or_is_told(
     write_module("mine", source)
     write_module("deep.er.mine", source)
     resolved = resolve_backend(name, "cpu")
-    call = make_call(gather_all(PageLayout(FORMATS["main"]["bf16"], 2)), torch.device("cpu"), 0)
-    resolved.backend.gather_all(*call.arguments)
+    call = make_call(partial(gather_all, PageLayout(FORMATS["main"]["bf16"], 2)), CPU, 0)
+    resolved.backend.gather_all(**call.arguments)
     assert resolved.foreign == ("gather_all",)
-    assert bool((call.arguments[-1] == 7).all())
+    assert bool((call.arguments["out"] == 7).all())
 
 
 @pytest.mark.parametrize(

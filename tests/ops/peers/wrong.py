@@ -9,8 +9,7 @@ from torch import Tensor
 from dsv4kv.model.presets import load_model
 from dsv4kv.ops import cpu
 from dsv4kv.ops.compressor import Compressor, make_rope
-from dsv4kv.ops.contract import Parts
-from dsv4kv.ops.storage import PageStore
+from dsv4kv.ops.storage import PageStore, Parts
 
 
 def forgets_the_indexer(

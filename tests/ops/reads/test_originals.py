@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from dsv4kv.model.formats import EntryFormat, PageLayout
-from dsv4kv.ops.contract import Entries
-from dsv4kv.ops.storage import PageStore
+from dsv4kv.ops.storage import Entries, PageStore
 from tests.ops.samples import each_backend
 
 DATA = Path(__file__).parents[1] / "data"

@@ -7,9 +7,10 @@ from typing import Any
 from dsv4kv.config.load import expand_axes, load_config
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.measure.verdict import Judgement, Verdict
-from dsv4kv.record.profile import KernelRow, KernelTable, Profile
-from dsv4kv.record.schema import Case, Launch, RunRecord
-from dsv4kv.record.telemetry import (
+from dsv4kv.replay.run import Invocation, run_replay
+from dsv4kv.runs.profile import KernelRow, KernelTable, Profile
+from dsv4kv.runs.schema import Case, Launch, RunRecord
+from dsv4kv.runs.telemetry import (
     GpuSamples,
     HeldPool,
     HeldUnits,
@@ -17,12 +18,11 @@ from dsv4kv.record.telemetry import (
     MemorySeries,
     Telemetry,
 )
-from dsv4kv.replay.run import Invocation, run_replay
 from dsv4kv.view.charts.bars import Compared, ComparedRow
 from dsv4kv.view.page.build import Page, build_page
 from dsv4kv.view.page.write import render_page
 from dsv4kv.view.table import Finding, Table, names, numbers
-from tests.record.records import (
+from tests.runs.records import (
     make_case,
     make_environment,
     make_failed_case,
@@ -30,7 +30,7 @@ from tests.record.records import (
     make_record,
     make_sweep_cases,
 )
-from tests.record.test_gpu_record import H200, make_gpu_case
+from tests.runs.test_gpu_record import H200, make_gpu_case
 
 POLL_NS = 40_000_000
 ATTACK = '<script>alert("1")</script> & <img src=x onerror=alert(2)>'

@@ -2,14 +2,14 @@ import re
 
 import pytest
 
-from dsv4kv.record.schema import Launch, RunRecord, Verification
+from dsv4kv.runs.schema import Launch, RunRecord, Verification
 from dsv4kv.view.exports import to_markdown
 from dsv4kv.view.facts import layers_text
 from dsv4kv.view.headline import answer, judge_launches, judge_record, key_numbers, name_run
 from dsv4kv.view.outcomes import group_launches
 from dsv4kv.view.record import report_record
 from dsv4kv.view.table import Table, Text
-from tests.record.records import (
+from tests.runs.records import (
     make_cache,
     make_case,
     make_failed_case,

@@ -5,7 +5,7 @@ from matplotlib.patches import StepPatch
 
 from dsv4kv.measure.statistics import summarize
 from dsv4kv.view.charts.latency import Samples, distribution_chart, order_chart
-from tests.record.records import make_latency
+from tests.runs.records import make_latency
 from tests.view.page.drawn import axes_of, only_axes, place_of
 
 

@@ -1,9 +1,9 @@
 from dsv4kv.measure.statistics import Estimate
-from dsv4kv.record.quantities import latency_median
-from dsv4kv.record.schema import Case
+from dsv4kv.runs.quantities import latency_median
+from dsv4kv.runs.schema import Case
 from dsv4kv.view.outcomes import across_launches, group_launches, middle_launches
 from dsv4kv.view.page.build import launch_section
-from tests.record.records import make_case, make_failed_case, make_record, make_sweep_cases
+from tests.runs.records import make_case, make_failed_case, make_record, make_sweep_cases
 from tests.view.page.pages import make_launched
 
 

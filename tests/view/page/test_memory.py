@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.view.page.sections import memory_sections, moments_table
-from tests.record.records import make_case
+from tests.runs.records import make_case
 from tests.view.page.pages import make_memory
 
 

@@ -8,7 +8,7 @@ from dsv4kv.view.charts.bars import ComparedRow, kernels_chart, pools_chart, rat
 from dsv4kv.view.charts.figure import LIGHT, fit, plain_number
 from dsv4kv.view.charts.sweep import Metric, Point, sweep_chart
 from dsv4kv.view.charts.time import Span, Track, held_chart, spans_sentence, telemetry_chart
-from tests.record.records import make_cache, make_pool
+from tests.runs.records import make_cache, make_pool
 from tests.view.page.drawn import axes_of, only_axes
 from tests.view.page.pages import make_compared, make_judgement, make_memory, make_profile
 

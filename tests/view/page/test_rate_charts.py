@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from dsv4kv.measure.statistics import Estimate
-from dsv4kv.record.schema import Operation
+from dsv4kv.runs.schema import Operation
 from dsv4kv.view.charts.rates import (
     OpRate,
     Roof,
@@ -10,8 +10,8 @@ from dsv4kv.view.charts.rates import (
     rates_chart,
     roofline_chart,
 )
-from tests.record.records import make_case, make_operations
-from tests.record.test_gpu_record import make_gpu_case
+from tests.runs.records import make_case, make_operations
+from tests.runs.test_gpu_record import make_gpu_case
 from tests.view.page.drawn import only_axes, place_of
 
 ROOFS = [Roof("read", 4400.0), Roof("copy", 4200.0)]

@@ -3,8 +3,8 @@ from pathlib import Path
 from dsv4kv.view.markup import to_html
 from dsv4kv.view.page.build import Page
 from dsv4kv.view.page.sections import Section, case_sections, profile_sections
-from tests.record.kernel_profiles import from_kineto
-from tests.record.records import make_sweep_cases
+from tests.runs.kernel_profiles import from_kineto
+from tests.runs.records import make_sweep_cases
 from tests.view.page.markup import parse
 from tests.view.page.pages import html_of, make_gpu_record, make_profile, make_telemetry, page_of
 

@@ -8,7 +8,7 @@ import pytest
 from dsv4kv.view.charts.figure import LIGHT, Chart, draw_png, inline_svg, standalone_svg
 from dsv4kv.view.charts.latency import Samples, distribution_chart, order_chart
 from dsv4kv.view.charts.rates import operation_rates, rates_chart
-from tests.record.records import make_case
+from tests.runs.records import make_case
 
 
 def make_chart() -> Chart:

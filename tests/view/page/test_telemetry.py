@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.record.telemetry import GpuChecks, GpuSamples, GpuState
+from dsv4kv.runs.telemetry import GpuChecks, GpuSamples, GpuState
 from dsv4kv.view.page.sections import (
     machine_facts,
     reports_limits,

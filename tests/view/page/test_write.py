@@ -6,7 +6,7 @@ import pytest
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.view.page.write import write_charts, write_page
-from tests.record.records import make_case, make_record
+from tests.runs.records import make_case, make_record
 from tests.view.page.pages import html_of, make_gpu_record, make_plain
 
 LIMIT_BYTES = 1_500_000
@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from dsv4kv.view.page.write import write_page
 print(*(name for name in ("torch", "matplotlib", "jinja2") if name in sys.modules))
-from tests.record.records import make_case, make_record
+from tests.runs.records import make_case, make_record
 write_page([make_record(make_case(operations=[], memcpy=None))], Path(sys.argv[1]))
 print(*(name for name in ("torch", "matplotlib.pyplot") if name in sys.modules))
 """

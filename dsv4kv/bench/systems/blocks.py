@@ -1,0 +1,415 @@
+"""Blocks: requests of a batch share prefixes, pause where memory is short, resume, start again."""
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from functools import partial
+from typing import get_args
+
+import numpy as np
+
+from dsv4kv.bench.systems.originals import KVBlockAllocator
+from dsv4kv.bench.systems.timing import Rows
+from dsv4kv.bench.systems.workload import (
+    EXPERTS,
+    KV_WORDS,
+    TOP_K,
+    VOCABULARY,
+    Chat,
+    Checks,
+    Kv,
+    Model,
+    Outcome,
+    Tokens,
+    Turn,
+    Unit,
+)
+from dsv4kv.cache.blocks import NO_BLOCKS, NO_HASH, BlockEvent, Ids, Policy
+from dsv4kv.config.systems import SystemsConfig
+from dsv4kv.errors import ConfigError
+from dsv4kv.prefix.block_hash import BlockHashIndex, resumable_blocks
+from dsv4kv.prefix.index import HASHES, BlockHasher, Digests
+
+_COUNT = 64  # blocks of a timed call: 8,192 tokens at 128 a block
+
+
+@dataclass(eq=False)
+class Request:
+    """A turn in the batch."""
+
+    turn: Turn  # what is asked
+    tokens: Tokens  # prompt and answer so far
+    blocks: Ids = field(default_factory=NO_BLOCKS.copy)  # int64: its blocks in order
+    written: int = 0  # tokens whose KV is in them
+    digests: Digests | None = None  # keys of the full blocks that have been registered
+
+    @property
+    def answer_left(self) -> int:
+        """Tokens still to be generated."""
+        return len(self.turn.prompt) + self.turn.answer_tokens - len(self.tokens)
+
+
+@dataclass
+class BatchCounts:
+    """What happened, since the start or a reset of the counters.
+
+    Attributes:
+        prompt_tokens: Tokens of prompts, with those computed again after a preemption.
+        reused: Those of them that were cached.
+        deferred: Times a request waited a step for a prefix that another one was computing.
+        paused: Times a request could not cross the end of its last block.
+        restarted: Requests that were paused, then preempted: they lost their blocks.
+        kept_blocks: Most blocks that paused requests alone held between two steps.
+        blocks: Blocks by the kind of event.
+    """
+
+    prompt_tokens: int = 0
+    reused: int = 0
+    deferred: int = 0
+    paused: int = 0
+    restarted: int = 0
+    kept_blocks: int = 0
+    blocks: Counter[str] = field(default_factory=Counter)
+
+
+class Batch:
+    """Serves conversations; a step admits what fits and decodes a token of every request.
+
+    Attributes:
+        blocks: The blocks.
+        counts: What happened.
+        checks: Answers, KV and routing compared with what they are without a cache.
+    """
+
+    def __init__(self, config: SystemsConfig, model: Model, policy: Policy) -> None:
+        """Allocate the pool; ``ConfigError`` if the longest conversation does not fit into it."""
+        section, size = config.blocks, config.blocks.block_tokens
+        # All ranks of a pipeline hold blocks of the same ids, so the least of them counts. In
+        # unified memory paused requests keep their blocks next to the device's.
+        total = min(section.rank_blocks) + (section.paused_blocks if section.unified else 0)
+        longest = -(-config.chat.longest_tokens // size)
+        if longest > total:
+            raise ConfigError(
+                f"a conversation of {config.chat.longest_tokens} tokens takes {longest} blocks "
+                f"and there are {total}: raise blocks.rank_blocks, or shorten chat."
+            )
+        self._section, self._size, self._model = section, size, model
+        shape = size, len(model.layers), TOP_K
+        self.blocks = KVBlockAllocator(total + 1, section.paused_blocks, shape, policy)
+        self.kv: Kv = np.zeros((total + 1, size, KV_WORDS), dtype=np.uint64)
+        self.counts, self.checks = BatchCounts(), Checks()
+        self.blocks.pool.observers.append(self._count)
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self.finished: list[Request] = []
+        self._hasher = BlockHasher(size)
+
+    def submit(self, turns: list[Turn]) -> None:
+        """Queue turns."""
+        self.waiting.extend(Request(turn, turn.prompt) for turn in turns)
+
+    def step(self) -> None:
+        """One step; ``finished`` has what ended in it."""
+        self.finished.clear()
+        paused = self.blocks.paused
+        for request, blocks in paused.resume():
+            assert isinstance(request, Request)
+            request.blocks = np.concatenate([request.blocks, blocks])
+            self.running.append(request)
+        self._admit()
+        self._decode()
+        evicted = paused.evict_over_budget()
+        if not self.running and not evicted and len(paused) and not self.finished:
+            evicted = [paused.evict_newest()]  # nobody is left who could give blocks back
+        for each in evicted:
+            assert isinstance(each, Request)
+            self.counts.restarted += 1
+            self._preempt(each)
+        self.counts.kept_blocks = max(self.counts.kept_blocks, self.blocks.get_paused_used())
+
+    def reset(self, *, preserve_prefix_cache: bool, preserve_counters: bool) -> None:
+        """Take all blocks from all requests, which are recomputed."""
+        asleep = [each for each in self.blocks.paused.forget() if isinstance(each, Request)]
+        self.blocks.reset(preserve_prefix_cache=preserve_prefix_cache)
+        for request in reversed([*self.running, *asleep]):
+            self._preempt(request)
+        self.running.clear()
+        if not preserve_counters:
+            self.counts = BatchCounts()
+
+    def _count(self, event: BlockEvent) -> None:
+        self.counts.blocks[event.kind] += event.ids.size
+
+    def _preempt(self, request: Request) -> None:
+        request.blocks, request.written, request.digests = NO_BLOCKS, 0, None
+        self.waiting.appendleft(request)
+
+    # ---- prompts --------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        """Start what fits, in order; who needs what another one computes now waits a step."""
+        computing, deferred = set[int](), list[Request]()
+        admitted = list[tuple[Request, Digests]]()
+        while self.waiting and len(self.running) < self._section.requests:
+            request = self.waiting.popleft()
+            digests = self._hasher.digest(request.tokens)
+            names = digests.block_ids().tolist()
+            matched = self.blocks.find_kv_blocks(names)
+            if computing.intersection(names[len(matched) :]):
+                self.blocks.update_timestamps(matched)  # so that they are there next time
+                deferred.append(request)
+            elif self._start(request, matched):
+                computing.update(names)
+                admitted.append((request, digests))
+                self.running.append(request)
+            else:
+                self.waiting.appendleft(request)
+                break
+        self.counts.deferred += len(deferred)
+        self.waiting.extendleft(reversed(deferred))
+        for request, digests in admitted:
+            self._write(request, len(request.tokens), digests)
+
+    def _start(self, request: Request, matched: Ids) -> bool:
+        """Share the blocks it found and take the others; False if there are too few."""
+        tokens, size = len(request.tokens), self._size
+        matched = matched[: resumable_blocks(len(matched), tokens, size)]
+        own = self.blocks.allocate_memory_blocks(-(-tokens // size) - len(matched), matched)
+        if own is None:
+            return False
+        request.blocks = np.concatenate([matched, own])
+        request.written = len(matched) * size
+        self.counts.prompt_tokens += tokens
+        self.counts.reused += request.written
+        return True
+
+    def _write(self, request: Request, end: int, digests: Digests) -> None:
+        """Compute a prompt's tokens up to ``end``."""
+        start, size = request.written, self._size
+        tokens, places = request.tokens[start:end], np.arange(start, end)
+        kv = self._model.compute(tokens, self._last(request) if start else None)
+        self.kv[request.blocks[places // size], places % size] = kv
+        experts = self._model.route(tokens, kv)
+        self.blocks.store_routing_per_block(request.blocks[start // size :], experts)
+        request.written = end
+        self._register(request, digests, start // size)
+
+    def _register(self, request: Request, digests: Digests, first: int) -> None:
+        """Let full blocks from ``first`` on be found."""
+        request.digests = digests
+        names = [NO_HASH, *digests.block_ids().tolist()]
+        blocks = request.blocks[first : len(digests)]
+        parents = names[first : len(digests)]
+        self.blocks.register_kv_block_hashes(blocks, names[first + 1 :], parents)
+
+    def _last(self, request: Request) -> Kv:
+        """KV of the last token that has been written."""
+        block, place = divmod(request.written - 1, self._size)
+        last: Kv = self.kv[request.blocks[block], place]
+        return last
+
+    # ---- answers --------------------------------------------------------------------------------
+
+    def _decode(self) -> None:
+        """A token of every request; rows that pad the batch write into the dummy block."""
+        self.running = ready = [request for request in self.running if self._has_room(request)]
+        blocks = np.full(self._section.requests, self.blocks.dummy_block_idx)
+        places = np.zeros(self._section.requests, dtype=np.int64)
+        rows = np.zeros((self._section.requests, KV_WORDS), dtype=np.uint64)
+        for number, request in enumerate(ready):
+            last = self._last(request)
+            token = self._model.next_token(last)
+            request.tokens = np.concatenate([request.tokens, token])
+            column, places[number] = divmod(request.written, self._size)
+            blocks[number] = request.blocks[column]
+            rows[number] = self._model.compute(token, last)[0]
+        self.kv[blocks, places] = rows
+        for number, request in enumerate(ready):
+            experts = self._model.route(request.tokens[-1:], rows[number : number + 1])
+            self.blocks.store_block_routing(int(blocks[number]), int(places[number]), experts)
+            request.written += 1
+            if request.written % self._size == 0:
+                known, size = request.digests, self._size
+                assert known is not None
+                digests = self._hasher.digest(request.tokens[len(known) * size :], known)
+                self._register(request, digests, len(known))
+        for request in [request for request in ready if not request.answer_left]:
+            self._finish(request)
+
+    def _has_room(self, request: Request) -> bool:
+        """Whether the next token has a block; pauses the request if none can be had."""
+        if request.written < len(request.blocks) * self._size:
+            return True
+        block = self.blocks.allocate_memory_blocks(1)
+        if block is None:
+            self.blocks.paused.pause(request, request.blocks)
+            self.counts.paused += 1
+            return False
+        request.blocks = np.concatenate([request.blocks, block])
+        return True
+
+    def _finish(self, request: Request) -> None:
+        turn, tokens, end = request.turn, request.tokens, request.written
+        found = self.kv[request.blocks].reshape(-1, KV_WORDS)[:end]
+        self.checks.check_answer("blocks", self._model, turn, tokens, found)
+        experts = self.blocks.reconstruct_routing_from_blocks(request.blocks, end)
+        right = self._model.route(tokens, self._model.compute(tokens, None))
+        equal = experts is not None and np.array_equal(experts, right)
+        who = f"question {turn.number} of user {turn.user}"
+        sentence = f"blocks: the routing of {who} is not its tokens'."
+        self.checks.check("routing", equal, sentence, end)
+        self.blocks.release_memory_blocks(request.blocks)
+        self.running.remove(request)
+        self.finished.append(request)
+
+    def serve(self, config: SystemsConfig) -> None:
+        """Answer all questions; half-way there is a reset, if any is asked for."""
+        chat, reset, answered = Chat(config.chat, config.seed), config.blocks.reset, 0
+        half = config.chat.users * config.chat.turns // 2
+        self.submit(chat.first())
+        while self.waiting or self.running or len(self.blocks.paused):
+            self.step()
+            for request in self.finished:
+                self.submit(chat.after(request.turn, request.tokens))
+            before, answered = answered, answered + len(self.finished)
+            if reset != "none" and before < half <= answered:
+                self.reset(
+                    preserve_prefix_cache=reset in ("prefix_cache", "both"),
+                    preserve_counters=reset in ("counters", "both"),
+                )
+        self._check_end()
+
+    def _check_end(self) -> None:
+        """Nothing is held at the end, and what is cached can be evicted to the last block."""
+        pool, check = self.blocks.pool, self.checks.check
+        check("blocks", not pool.num_held, f"blocks: {pool.num_held} are still held at the end.")
+        cached = pool.num_cached
+        evictable = self.blocks.get_evictable_block_count() == cached
+        gone = self.blocks.evict_lru_blocks(cached) and pool.num_unused == pool.num_blocks
+        sentence = f"blocks: not all {cached} cached ones can be evicted."
+        check("blocks", evictable and gone, sentence)
+
+
+def run_blocks(config: SystemsConfig, model: Model) -> Outcome:
+    """Serve the conversations by each policy, and time the calls."""
+    rows, checks, chosen = Rows(config.calls), Checks(), config.blocks.policy
+    for policy in get_args(Policy) if chosen == "both" else (chosen,):
+        batch = Batch(config, model, policy)
+        batch.checks = checks
+        batch.serve(config)
+        counts = batch.counts
+        found: list[tuple[str, Unit, int]] = [
+            ("prompt tokens reused", "tokens", counts.reused),
+            ("prompt tokens", "tokens", counts.prompt_tokens),
+            ("requests deferred", "requests", counts.deferred),
+            ("requests paused", "requests", counts.paused),
+            ("requests restarted", "requests", counts.restarted),
+            ("most kept by paused requests", "blocks", counts.kept_blocks),
+            ("blocks handed out", "blocks", counts.blocks["acquired"]),
+            ("blocks evicted", "blocks", counts.blocks["evicted"]),
+            ("blocks registered", "blocks", counts.blocks["registered"]),
+        ]
+        if policy != "ref_zero" or chosen == policy:
+            rows.counted("pool of KV", "B", batch.kv.nbytes)
+        for quantity, unit, number in found:
+            rows.counted(f"{policy}: {quantity}", unit, number)
+    if config.calls.seconds:
+        _time_blocks(rows, config.calls.cached_blocks)
+        _time_routing(rows, len(model.layers))
+        _time_hashing(rows, config)
+    return Outcome("blocks", rows, checks)
+
+
+def _time_blocks(rows: Rows, num_cached: int) -> None:
+    """Time calls in a pool that is full of cached blocks, in chains."""
+    blocks = KVBlockAllocator(4096 + 1, _COUNT, (128, 1, TOP_K))
+    numbers, held = iter(range(1, 2**62, _COUNT)), list[Ids]()
+
+    def register() -> None:
+        ids, first = blocks.allocate_memory_blocks(_COUNT), next(numbers)
+        assert ids is not None
+        hashes = list(range(first, first + _COUNT))
+        blocks.register_kv_block_hashes(ids, hashes, [0, *hashes[:-1]])
+        held.append(ids)
+
+    def cache() -> None:
+        while held:
+            blocks.release_memory_blocks(held.pop())
+
+    for _ in range(4096 // _COUNT):
+        register()
+        cache()
+    available = partial(blocks.is_memory_available, _COUNT, _COUNT)
+    rows.timed("is_memory_available", available)
+    rows.timed(f"allocate {_COUNT}, evicting, and register", register, cache)
+    cache()
+    rows.timed(f"release {_COUNT} into the cache", cache, register)
+    register()
+    chain, last = held[-1], next(numbers) - _COUNT
+    cache()
+    find = partial(blocks.find_kv_blocks, range(last, last + _COUNT))
+    rows.timed(f"find {_COUNT}", find)
+
+    def retain() -> None:
+        blocks.retain_memory_blocks(chain)
+        held.append(chain)
+
+    rows.timed(f"retain {_COUNT} cached", retain, cache)
+    preserve = partial(blocks.reset, preserve_prefix_cache=True)
+    rows.timed(f"reset, {_COUNT} held, prefix cache preserved", preserve, register)
+    held.clear()
+    register()
+    paused, ids = blocks.paused, held.pop()
+
+    def resume() -> None:
+        for _, taken in paused.resume():
+            held.append(taken)
+
+    def pause() -> None:
+        cache()
+        paused.pause("request", ids)
+
+    def begin() -> None:
+        resume()
+        cache()
+
+    rows.timed("resume", resume, pause)
+    cache()
+    rows.timed("pause", partial(paused.pause, "request", ids), begin)
+    large = KVBlockAllocator(num_cached + 1, 0, (128, 1, TOP_K))
+    many = large.allocate_memory_blocks(num_cached)
+    assert many is not None
+    large.register_kv_block_hashes(many, range(1, num_cached + 1), range(num_cached))
+    large.release_memory_blocks(many)
+    rows.timed(f"evict 1 of {num_cached:,}", partial(large.evict_lru_blocks, 1))
+
+
+def _time_hashing(rows: Rows, config: SystemsConfig) -> None:
+    length = config.calls.prompt_tokens
+    prompt = np.random.default_rng(config.seed).integers(0, VOCABULARY, length).astype(np.int32)
+    for name in HASHES:
+        rows.timed(
+            f"hash {length:,} tokens, {name}", partial(BlockHasher(128, name).digest, prompt)
+        )
+    keys, index = BlockHasher(128).digest(prompt), BlockHashIndex(digests=True)
+    leases = [index.pin(keys)]
+    index.extend(leases[0], keys.after(leases[0].length), np.arange(len(keys)))
+
+    def release() -> None:
+        while leases:
+            index.release(leases.pop())
+
+    rows.timed(
+        f"pin {length:,} tokens by digests", lambda: leases.append(index.pin(keys)), release
+    )
+
+
+def _time_routing(rows: Rows, num_layers: int) -> None:
+    """Store the experts of 1,024 tokens in blocks of 128, and put them together again."""
+    blocks = KVBlockAllocator(8 + 1, 0, (128, num_layers, TOP_K))
+    ids = blocks.allocate_memory_blocks(8)
+    assert ids is not None
+    flat = np.random.default_rng(0).integers(0, EXPERTS, (1024, num_layers, TOP_K))
+    store = partial(blocks.store_routing_per_block, ids, flat.astype(np.int16))
+    rows.timed("store routing, 1,024 tokens", store)
+    reconstruct = partial(blocks.reconstruct_routing_from_blocks, ids, 1024)
+    rows.timed("reconstruct routing, 1,024 tokens", reconstruct)

@@ -1,0 +1,207 @@
+"""Slots: a contiguous row of KV for every request, versions, and a radix tree of tokens."""
+
+import gc
+import tracemalloc
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from dsv4kv.bench.systems.timing import Rows
+from dsv4kv.bench.systems.workload import (
+    KV_WORDS,
+    VOCABULARY,
+    Chat,
+    Checks,
+    Kv,
+    Model,
+    Outcome,
+    Tokens,
+    Turn,
+    Unit,
+)
+from dsv4kv.cache.slots import SlotAllocator
+from dsv4kv.config.systems import SystemsConfig
+from dsv4kv.prefix.index import Lease
+from dsv4kv.prefix.radix import Found, PrefixCacheManager
+from dsv4kv.prefix.slots import Seat, SlotScheduler
+
+_SLOTS = 1024  # of the allocator that is timed
+
+
+@dataclass
+class Reuse:
+    """What serving reused: of the prompts' tokens, those not computed again and those copied.
+
+    ``occupied`` requests took a slot as it was; of ``stale`` ones the slot had changed between
+    being queued and starting.
+    """
+
+    prompt_tokens: int = 0
+    reused: int = 0
+    copied: int = 0
+    occupied: int = 0
+    stale: int = 0
+
+
+_QUANTITIES: dict[str, tuple[str, Unit]] = {
+    "prompt_tokens": ("prompt tokens", "tokens"),
+    "reused": ("of them reused", "tokens"),
+    "copied": ("of those copied from another slot", "tokens"),
+    "occupied": ("requests in a slot as it was", "requests"),
+    "stale": ("requests whose slot had changed", "requests"),
+}
+
+
+class KvRows:
+    """One row of KV for each slot."""
+
+    def __init__(self, slots: int, tokens: int) -> None:
+        self.kv = np.zeros((slots, tokens, KV_WORDS), dtype=np.uint64)
+
+    def copy(self, source: int, target: int, tokens: int) -> None:
+        """Copy the first tokens of a row to another."""
+        self.kv[target, :tokens] = self.kv[source, :tokens]
+
+
+@dataclass
+class _Running:
+    turn: Turn
+    seat: Seat
+    tokens: Tokens
+
+
+class SlotServer:
+    """Serves conversations over rows, a decode step of all that are seated at a time."""
+
+    def __init__(self, config: SystemsConfig, model: Model) -> None:
+        section = config.slots
+        self.rows = KvRows(section.slots, config.chat.longest_tokens)
+        self.slots = SlotAllocator(section.slots)
+        self.cache = PrefixCacheManager(
+            section.cached_tokens, None, self.rows.copy, self.slots.version
+        )
+        self.reuse, self.checks = Reuse(), Checks()
+        self._model, self._chat = model, Chat(config.chat, config.seed)
+        self._scheduler = SlotScheduler(self.slots, self.cache)
+        self._waiting: deque[tuple[Turn, Found]] = deque()
+        self._running: list[_Running] = []
+
+    def serve(self) -> None:
+        """Answer all questions."""
+        self._queue(self._chat.first())
+        while self._waiting or self._running:
+            self._seat()
+            for running in list(self._running):
+                self._decode(running)
+        pinned = self.cache.stats().pinned
+        held = self.slots.max_slots - self.slots.free_count
+        sentence = f"slots: {pinned} tokens are still pinned and {held} slots taken at the end."
+        self.checks.check("end", not pinned and not held, sentence)
+
+    def _queue(self, turns: list[Turn]) -> None:
+        for turn in turns:  # one token is computed in any case
+            self._waiting.append((turn, self._scheduler.find(turn.prompt[:-1])))
+
+    def _seat(self) -> None:
+        while self._waiting:
+            turn, found = self._waiting[0]
+            seat = self._scheduler.begin(turn.prompt, found)
+            if seat is None:
+                return
+            self._waiting.popleft()
+            reuse = self.reuse
+            reuse.prompt_tokens += len(turn.prompt)
+            reuse.reused += seat.start
+            reuse.copied += seat.copied
+            reuse.occupied += seat.start > 0 and not seat.copied
+            reuse.stale += found.length > 0 and not seat.start
+            running = _Running(turn, seat, turn.prompt)
+            self._compute(running, seat.start)
+            self._scheduler.record(seat, turn.prompt)
+            self._running.append(running)
+
+    def _compute(self, running: _Running, start: int) -> None:
+        """Compute tokens from ``start`` on, from what the row holds before them."""
+        row: Kv = self.rows.kv[running.seat.slot]
+        before = row[start - 1] if start else None
+        computed = self._model.compute(running.tokens[start:], before)
+        row[start : len(running.tokens)] = computed
+
+    def _decode(self, running: _Running) -> None:
+        tokens, turn, slot = running.tokens, running.turn, running.seat.slot
+        if len(tokens) < len(turn.prompt) + turn.answer_tokens:
+            last: Kv = self.rows.kv[slot, len(tokens) - 1]
+            running.tokens = np.concatenate([tokens, self._model.next_token(last)])
+            self._compute(running, len(tokens))
+            return
+        found, where = self.rows.kv[slot, : len(tokens)], f" in slot {slot}"
+        self.checks.check_answer("slots", self._model, turn, tokens, found, where)
+        self._scheduler.end(running.seat, tokens)
+        self._running.remove(running)
+        self._queue(self._chat.after(turn, tokens))
+
+
+def run_slots(config: SystemsConfig, model: Model) -> Outcome:
+    """Serve the conversations over rows, and time the calls."""
+    server, rows = SlotServer(config, model), Rows(config.calls)
+    server.serve()
+    rows.counted("rows of KV", "B", server.rows.kv.nbytes)
+    for name, (quantity, unit) in _QUANTITIES.items():
+        rows.counted(quantity, unit, getattr(server.reuse, name))
+    if config.calls.seconds:
+        random, length = np.random.default_rng(config.seed), config.calls.prompt_tokens
+        prompts = [random.integers(0, VOCABULARY, length).astype(np.int32) for _ in range(4)]
+        _time_slots(rows)
+        _time_tree(rows, prompts)
+    return Outcome("slots", rows, server.checks)
+
+
+def _time_slots(rows: Rows) -> None:
+    slots = SlotAllocator(_SLOTS)
+    for _ in range(_SLOTS // 2):
+        slots.alloc()
+
+    def free() -> None:
+        if not slots.is_free(100):
+            slots.free(100)
+
+    def occupy() -> None:
+        if slots.is_free(100):
+            slots.occupy(100)
+
+    rows.timed("alloc", slots.alloc, free)
+    rows.timed("free", partial(slots.free, 100), occupy)
+    rows.timed("occupy", partial(slots.occupy, 100), free)
+
+
+def _time_tree(rows: Rows, prompts: list[Tokens]) -> None:
+    """Insert, find, pin, release and copy one of several prompts that are cached."""
+    length, new, leases = len(prompts[0]), prompts[0].copy(), list[Lease]()
+    cache = PrefixCacheManager(10**9)
+    for slot, prompt in enumerate(prompts):
+        cache.insert_row(prompt, slot, 1)
+
+    def renew() -> None:
+        new[0] += 1  # all of a prompt that begins differently is new
+
+    rows.timed(f"insert {length:,} tokens", lambda: cache.insert_row(new.copy(), 9, 1), renew)
+    rows.timed(f"find {length:,} tokens", partial(cache.find, prompts[1]))
+    rows.timed(f"match {length:,} tokens, no use", partial(cache.match, prompts[1]))
+    rows.timed("pin", lambda: leases.append(cache.pin(prompts[1])))
+    pin = partial(cache.pin, prompts[2])
+    rows.timed("release", lambda: cache.release(leases.pop()), lambda: leases.append(pin()))
+    copies = PrefixCacheManager(10**9, None, KvRows(2, length).copy)
+    copies.insert_row(prompts[0], 0, 1)
+    rows.timed(
+        f"copy_kv, {length:,} tokens of {8 * KV_WORDS} B", partial(copies.copy_kv, prompts[0], 1)
+    )
+    gc.collect()
+    tracemalloc.start()
+    held = PrefixCacheManager(10**9)
+    for slot, prompt in enumerate(prompts):
+        held.insert_row(prompt, slot, 1)
+    size = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    rows.counted("memory of a cached token", "B", size / (length * len(prompts)))

@@ -1,0 +1,162 @@
+"""Conversations that the three systems serve, a stand-in for the model, and what is checked.
+
+A token's KV depends on all tokens before it, as a model's does, and the next token on that KV: a
+row that is stale, shifted or another request's shows in every token after it.
+"""
+
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsv4kv.config.systems import ChatSection
+from dsv4kv.measure.statistics import Estimate
+from dsv4kv.model.schedule import LayerSpec, RouterMode
+
+Tokens = NDArray[np.int32]
+Kv = NDArray[np.uint64]
+
+KV_WORDS = 16
+"""Words of a token's KV, 8 bytes each; the first stands for the token and all before it."""
+
+EXPERTS, TOP_K = 256, 6  # n_routed_experts and num_experts_per_tok of DeepSeek-V4-Flash
+VOCABULARY = 129_280  # and its vocab_size
+_FACTOR = 6364136223846793005  # of Knuth's MMIX generator: odd, so it has an inverse
+_INVERSE = pow(_FACTOR, -1, 2**64)
+
+
+@dataclass(frozen=True)
+class Model:
+    """Stands for a model: its KV, its next token, and the experts that ``layers`` route to."""
+
+    layers: tuple[LayerSpec, ...]
+
+    def compute(self, tokens: Tokens, before: Kv | None) -> Kv:
+        """KV of tokens int32[T], uint64[T, words]; ``before`` is the KV of the last before them.
+
+        The first word is h' = a · h + t + 1 modulo 2^64, for all tokens at once.
+        """
+        count = len(tokens)
+        powers = np.cumprod(np.full(count, _FACTOR, dtype=np.uint64))
+        inverse = np.cumprod(np.full(count, _INVERSE, dtype=np.uint64))
+        start = np.uint64(0) if before is None else before[0]
+        history = powers * (start + np.cumsum((tokens.astype(np.uint64) + np.uint64(1)) * inverse))
+        spread: Kv = history[:, None] * np.arange(1, 2 * KV_WORDS, 2, dtype=np.uint64)
+        return spread
+
+    def next_token(self, last: Kv) -> Tokens:
+        """The token after one whose KV is ``last``, uint64[words]: int32[1]."""
+        token = int(np.bitwise_xor.reduce(last >> np.uint64(20))) % VOCABULARY
+        return np.array([token], dtype=np.int32)
+
+    def route(self, tokens: Tokens, kv: Kv) -> NDArray[np.int16]:
+        """Experts of tokens: int16[T, layers, k], by token id or by history as layers route."""
+        places = np.arange(1, len(self.layers) * TOP_K + 1, dtype=np.uint64)
+        factors = places.reshape(len(self.layers), TOP_K) * np.uint64(_FACTOR)
+        hashed = np.array([spec.router is RouterMode.HASH for spec in self.layers])
+        source = np.where(hashed, tokens.astype(np.uint64)[:, None] + np.uint64(1), kv[:, :1])
+        experts = (source[:, :, None] * factors) >> np.uint64(40)
+        chosen: NDArray[np.int16] = (experts % np.uint64(EXPERTS)).astype(np.int16)
+        return chosen
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The ``number``-th question of a user; ``prompt`` int32 is all that was said before, and it.
+
+    ``answer_tokens`` are to be generated.
+    """
+
+    user: int
+    number: int
+    prompt: Tokens
+    answer_tokens: int
+
+
+class Chat:
+    """Asks each user's next question when the one before is answered; then one more user joins."""
+
+    def __init__(self, section: ChatSection, seed: int) -> None:
+        self._section = section
+        self._users = iter(range(section.users))
+        draw = np.random.default_rng(seed)
+        self._system = draw.integers(VOCABULARY, size=section.system_tokens).astype(np.int32)
+
+    def first(self) -> list[Turn]:
+        """The first questions of the users who are there at the start."""
+        return self._join(self._section.begin)
+
+    def after(self, turn: Turn, said: Tokens) -> list[Turn]:
+        """What follows on a turn with which ``said`` has been said, prompt and answer."""
+        joined = self._join(1)
+        if turn.number + 1 == self._section.turns:
+            return joined
+        return [self._ask(turn.user, turn.number + 1, said), *joined]
+
+    def _join(self, count: int) -> list[Turn]:
+        return [self._ask(user, 0, self._system) for user in islice(self._users, count)]
+
+    def _ask(self, user: int, number: int, before: Tokens) -> Turn:
+        # of each user's own: what is asked must not depend on the order of the answers
+        draw = np.random.default_rng([user, number, int(self._system.sum())])
+        section = self._section
+        question = draw.integers(VOCABULARY, size=draw.integers(1, section.question_tokens + 1))
+        prompt = np.concatenate([before, question.astype(np.int32)])
+        return Turn(user, number, prompt, int(draw.integers(1, section.answer_tokens + 1)))
+
+
+def generate(model: Model, turn: Turn) -> Tokens:
+    """Prompt and answer as they must come out, worked out without any cache: int32."""
+    tokens, last = turn.prompt, model.compute(turn.prompt, None)[-1]
+    for _ in range(turn.answer_tokens):
+        token = model.next_token(last)
+        tokens, last = np.concatenate([tokens, token]), model.compute(token, last)[0]
+    return tokens
+
+
+@dataclass
+class Checks:
+    """Comparisons with what a run without a cache gives."""
+
+    passed: dict[str, int] = field(default_factory=dict)  # comparisons made, by what was compared
+    failures: list[str] = field(default_factory=list)  # A sentence for each that differed
+
+    def check(self, what: str, right: bool, sentence: str, count: int = 1) -> None:
+        """Count ``count`` comparisons; keep the sentence if they are not right."""
+        self.passed[what] = self.passed.get(what, 0) + count
+        if not right:
+            self.failures.append(sentence)
+
+    def check_answer(
+        self, system: str, model: Model, turn: Turn, tokens: Tokens, kv: Kv, where: str = ""
+    ) -> None:
+        """Compare a finished turn's KV uint64[T, words] and tokens int32[T]."""
+        who = f"question {turn.number} of user {turn.user}{where}"
+        right = np.array_equal(kv, model.compute(tokens, None))
+        self.check("KV", right, f"{system}: the KV of {who} is another's.", len(tokens))
+        right = np.array_equal(tokens, generate(model, turn))
+        sentence = f"{system}: the answer to {who} is not the one without a cache."
+        self.check("tokens", right, sentence, turn.answer_tokens)
+
+
+Unit = Literal["ns", "B", "tokens", "blocks", "requests"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One quantity of one system: counted, or timed with a 95 % interval."""
+
+    quantity: str
+    unit: Unit
+    value: Estimate
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What running one system gave."""
+
+    system: str
+    rows: list[Row]
+    checks: Checks

@@ -1,0 +1,177 @@
+"""The cache of one layer: its pages, rings, states and table, and the operations that serve it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor
+
+from dsv4kv.cache.manager import EntryGroup, KVCacheManager
+from dsv4kv.cache.table import BlockTable
+from dsv4kv.errors import ConfigError
+from dsv4kv.model.config import DSV4Config
+from dsv4kv.model.schedule import AttentionType, keyed_layers, scores_candidates
+from dsv4kv.model.schema import LayerCacheSchema
+from dsv4kv.ops.compressor import Compressor
+from dsv4kv.ops.spec import Backend
+from dsv4kv.ops.storage import PageStore
+
+
+@dataclass(frozen=True)
+class CompressedCache:
+    """Entries of one kind in one layer, and how they come to be.
+
+    Attributes:
+        store: Pages of the entries.
+        ratio: Tokens of an entry.
+        compressor: Parameters; None where entries are stored as they are given (DeepSeek-V3.2).
+        state: Compressor state of every slot; None where an entry is of one value, which nothing
+            is pooled with (DeepSeek-V4.1's keys, and its entries where the ratio is 1).
+    """
+
+    store: PageStore
+    ratio: int
+    compressor: Compressor | None
+    state: Tensor | None
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether entries are pooled from a state."""
+        return self.state is not None
+
+    @cached_property
+    def max_append_tokens(self) -> int:
+        """Most tokens of a request between flushes: more would overwrite what a flush reads."""
+        assert self.compressor is not None
+        assert self.state is not None
+        return 1 if self.state.dim() == 3 else self.state.shape[2] - self.compressor.rows + 1
+
+
+@dataclass(frozen=True)
+class LayerCache:
+    """Everything of one layer that stays the same from step to step.
+
+    Nothing in it ever moves, so a captured graph may keep the addresses.
+
+    Attributes:
+        model: Facts of the model.
+        schema: Layout of the layer.
+        backend: Operations.
+        window: Ring of every slot; None without window (DeepSeek-V3.2).
+        main: Compressed KV that the layer reads, its own or its owner's; None without any.
+        indexer: Indexer keys that it reads likewise; None where it selects no entries by them.
+        table: Block table of these; None without compressed KV.
+        blocks: int32[slots, width], the layer's view of the table.
+        lane: The layer's lane in the table.
+        hadamard: Indexer keys that are stored as they are given are rotated.
+    """
+
+    model: DSV4Config
+    schema: LayerCacheSchema
+    backend: Backend
+    window: PageStore | None
+    main: CompressedCache | None
+    indexer: CompressedCache | None
+    table: BlockTable | None
+    blocks: Tensor | None
+    lane: int
+    hadamard: bool = False
+
+    @cached_property
+    def parts(self) -> list[bool]:
+        """Compressed KV (False) and indexer keys (True), as far as the layer writes them."""
+        if not self.schema.layer.owns_kv:
+            return []
+        return [i for i, part in ((False, self.main), (True, self.indexer)) if part is not None]
+
+    def part(self, indexer: bool) -> CompressedCache:
+        """Compressed KV, or the indexer keys; raises ``ConfigError`` where there are none."""
+        part = self.indexer if indexer else self.main
+        if part is None:
+            spec, what = self.schema.layer, "indexer" if indexer else "compressed KV"
+            raise ConfigError(f"layer {spec.layer_idx} ({spec.attn}) has no {what}.")
+        return part
+
+    @cached_property
+    def pooled_parts(self) -> list[bool]:
+        """Those of ``parts`` that are pooled from a state."""
+        return [indexer for indexer in self.parts if self.part(indexer).is_pooled]
+
+    @cached_property
+    def is_narrow(self) -> bool:
+        """Whether it scores candidate blocks alone."""
+        return scores_candidates(self.model, self.schema.layer)
+
+    @cached_property
+    def group(self) -> EntryGroup | None:
+        """What decides which entries of a step are its own here; None without compressed KV."""
+        if self.table is None or self.main is None:
+            return None
+        return self.table, self.lane, self.main.ratio, self.main.store.layout.entries
+
+
+Compressors = dict[int, tuple[Compressor, Compressor | None]]
+"""Compressor and indexer's compressor of every layer that owns compressed KV and has one."""
+
+
+def build_layers(
+    manager: KVCacheManager, backend: Backend, compressors: Compressors
+) -> dict[int, LayerCache]:
+    """Bind every layer held to its memory and to operations, by layer index.
+
+    Raises:
+        ConfigError: The manager holds no data.
+    """
+    plan = manager.plan
+    if plan.schemas and not manager.states:
+        raise ConfigError(f"{plan.config.name} has no data here: workload.data is none.")
+    left: dict[AttentionType, list[Iterator[Any]]] = {}
+    for attn, pool in manager.states.items():
+        states = (() if each is None else each for each in (pool.state, pool.indexer_state))
+        left[attn] = [iter(pool.windows), *map(iter, states)]
+    layers: dict[int, LayerCache] = {}
+    keyed = keyed_layers(schema.layer for schema in plan.schemas)
+    for schema in plan.schemas:
+        spec = schema.layer
+        windows, main_states, keys_states = left[spec.attn]
+        layer = LayerCache(
+            model=plan.config,
+            schema=schema,
+            backend=backend,
+            window=next(windows) if schema.window else None,
+            main=None,
+            indexer=None,
+            table=None,
+            blocks=None,
+            lane=0,
+            hadamard=plan.hadamard,
+        )
+        if spec.owns_kv:
+            pages = manager.pools[spec.layer_idx]
+            table = next(each for each in manager.tables if spec.layer_idx in each.group.layers)
+            main, indexer = compressors.get(spec.layer_idx, (None, None))
+            state = next(main_states) if schema.state_shape else None
+            keys_state = next(keys_states) if schema.indexer_state_shape else None
+            layer = replace(
+                layer,
+                main=CompressedCache(pages.main, spec.ratio, main, state),
+                indexer=CompressedCache(pages.indexer, spec.ratio, indexer, keys_state)
+                if pages.indexer and spec.layer_idx in keyed
+                else None,
+                table=table,
+                blocks=manager.view(table, spec.layer_idx),
+                lane=table.group.lane_of(spec.layer_idx),
+            )
+        elif spec.ratio:  # the entries of another, whose keys it reads where it selects by them
+            owner = layers[spec.kv_owner]
+            layer = replace(
+                layer,
+                main=owner.main,
+                indexer=owner.indexer if spec.selects else None,
+                table=owner.table,
+                blocks=owner.blocks,
+                lane=owner.lane,
+            )
+        layers[spec.layer_idx] = layer
+    return layers

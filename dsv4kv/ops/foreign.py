@@ -1,0 +1,267 @@
+"""Operations of other code: found by what a user writes after ``--backend``, and checked.
+
+``NAME`` is an entry point, ``module:attribute`` an installed module, ``file.py:attribute`` a file;
+``operation=`` in front says which operation it is.
+"""
+
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module, metadata
+from importlib.metadata import entry_points
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+from dsv4kv.errors import ConfigError, PeerUnavailable
+from dsv4kv.model.formats import FORMATS
+from dsv4kv.ops.spec import OPERATIONS
+
+GROUP = "dsv4kv.backends"
+"""Entry points of installed packages that are backends."""
+
+Function = Callable[..., None]
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """Operations from elsewhere, which take their arguments by position.
+
+    Attributes:
+        operations: By name in the table of operations.
+        version: Of the package they come from, where known.
+        formats: Entry formats they take; None takes all.
+        bridging: The same operations around functions that do nothing: the rest of a call, without
+            the foreign function. Empty where the operations take the table's arguments as is.
+    """
+
+    operations: Mapping[str, Function]
+    version: str | None
+    formats: tuple[str, ...] | None = None
+    bridging: Mapping[str, Function] = field(default_factory=dict)
+
+
+def find_function(
+    peer: str, packages: Mapping[str, str], places: Sequence[str]
+) -> tuple[Callable[..., Any], str]:
+    """Import the first of several places that an installed package has; and its distribution.
+
+    Args:
+        peer: Name of the backend, for errors.
+        packages: Names as in ``import`` and ``pip install``; the first installed one counts.
+        places: ``module:function``, newest first.
+
+    Raises:
+        PeerUnavailable: No package is installed, it cannot be imported, or has none of them.
+    """
+    package = next((name for name in packages if find_spec(name)), next(iter(packages)))
+    distribution = packages[package]
+    if find_spec(package) is None:
+        raise PeerUnavailable(
+            f"backend {peer} needs the package {package}, which is not installed: "
+            f"pip install {distribution}."
+        )
+    version = version_of(distribution) or "as installed"
+    for place in places:
+        module, _, function = place.partition(":")
+        try:
+            found = getattr(import_module(module), function, None)
+        except Exception as error:
+            if _is_missing(module, error):
+                continue
+            raise PeerUnavailable(
+                f"backend {peer}: {package} {version_of(package) or 'as installed'} cannot be "
+                f"imported here ({type(error).__name__}: {error})."
+            ) from error
+        if callable(found):
+            return found, distribution
+    raise PeerUnavailable(
+        f"backend {peer}: {package} {version} has no {' and no '.join(places)}: install a version "
+        "that has one."
+    )
+
+
+def version_of(package: str) -> str | None:
+    """Version of an installed distribution, where there is one of that name."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def load_foreign(name: str) -> Foreign | None:
+    """Load what a name stands for, with or without ``operation=``; None if it stands for nothing.
+
+    Raises:
+        ConfigError: It cannot be imported, or it is not clear which operation it is.
+    """
+    operation, equals, rest = name.partition("=")
+    if equals and operation not in OPERATIONS:
+        raise ConfigError(
+            f"backend {name!r}: {operation!r} is no operation: choose {', '.join(OPERATIONS)}."
+        )
+    located = _locate(rest if equals else name)
+    if located is None:
+        return None
+    target, version = located
+    if isinstance(target, type):
+        try:
+            target = target()
+        except Exception as error:
+            raise ConfigError(
+                f"backend {name!r}: {target.__name__}() failed ({type(error).__name__}: "
+                f"{error}): a class is made without arguments."
+            ) from error
+    operations = _operations(name, target, operation if equals else None)
+    for each, function in operations.items():
+        _check_parameters(name, each, function)
+    return Foreign(operations, version, _formats(name, target))
+
+
+def _locate(name: str) -> tuple[Any, str | None] | None:
+    """A function, or an object with functions, and the version of its package, where known."""
+    found = entry_points(group=GROUP, name=name)
+    if len(found) > 1:
+        owners = sorted(point.dist.name if point.dist else point.value for point in found)
+        raise ConfigError(
+            f"{' and '.join(owners)} both bring a backend {name!r}: name the function itself, as "
+            "my_package.my_module:my_gather."
+        )
+    for point in found:
+        version = point.dist.version if point.dist else None
+        return _import(name, point.module, point.attr or ""), version
+    module, colon, attribute = name.rpartition(":")
+    if not colon:
+        return None
+    if module.endswith(".py"):
+        return _get(name, _load_file(name, Path(module)), attribute), None
+    return _import(name, module, attribute), version_of(module.partition(".")[0])
+
+
+def _import(name: str, module: str, attribute: str) -> Any:
+    """The attribute path of an installed module; without one, the module itself."""
+    file = module.replace(".", "/") + ".py"
+    if not all(part.isidentifier() for part in module.split(".")):
+        raise ConfigError(
+            f"backend {name!r}: {module!r} is no module name: write my_gather.py:gather_topk for "
+            "a file, my_package.my_module:my_gather for an installed module."
+        )
+    try:
+        found = import_module(module)
+    except Exception as error:
+        if _is_missing(module, error):
+            here = f" For {file} in this folder write {file}:{attribute}."
+            raise ConfigError(
+                f"backend {name!r}: no module {module!r} is installed."
+                f"{here if Path(file).is_file() else ''}"
+            ) from None
+        raise _failed(name, module, error) from error
+    return _get(name, found, attribute)
+
+
+def _is_missing(module: str, error: Exception) -> bool:
+    """Whether importing failed because there is no such module, and not inside of it."""
+    if not isinstance(error, ModuleNotFoundError) or error.name is None:
+        return False
+    return f"{module}.".startswith(f"{error.name}.")
+
+
+def _load_file(name: str, path: Path) -> Any:
+    """A module from a file; what it imports comes from installed packages."""
+    if not os.path.isfile(path):  # noqa: PTH113 (is_file raises for a name that is too long)
+        raise ConfigError(f"backend {name!r}: there is no file {path}.")
+    path = path.resolve()
+    if str(path) in sys.modules:
+        return sys.modules[str(path)]
+    spec = spec_from_file_location(str(path), path)
+    assert spec is not None  # it ends in .py
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = module_from_spec(spec)  # where dataclasses look for it
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[spec.name]
+        raise _failed(name, path.name, error) from error
+    return module
+
+
+def _failed(name: str, module: str, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"backend {name!r}: importing {module} failed ({type(error).__name__}: {error})."
+    )
+
+
+def _get(name: str, target: Any, path: str) -> Any:
+    for part in filter(None, path.split(".")):
+        if not hasattr(target, part):
+            where = Path(getattr(target, "__name__", type(target).__name__)).name
+            raise ConfigError(f"backend {name!r}: {where} has no {part!r}.")
+        target = getattr(target, part)
+    return target
+
+
+def _operations(name: str, target: Any, operation: str | None) -> dict[str, Function]:
+    named = {
+        each: getattr(target, each)
+        for each in OPERATIONS
+        if callable(getattr(target, each, None)) and operation in (None, each)
+    }
+    if named:
+        return named
+    if callable(target):
+        return {operation or _guess(name, target): target}
+    wanted = operation or f"any of {', '.join(OPERATIONS)}"
+    raise ConfigError(
+        f"backend {name!r} is of type {type(target).__name__}: neither a function nor something "
+        f"with a function {wanted}."
+    )
+
+
+def _guess(name: str, function: Function) -> str:
+    """The operation of a function: its name is one, or it has the parameters of one."""
+    own_name, signature = getattr(function, "__name__", ""), _signature(function)
+    if own_name in OPERATIONS:
+        return own_name
+    for operation, row in OPERATIONS.items():
+        if signature and tuple(signature.parameters) == row.names:
+            return operation
+    raise ConfigError(
+        f"backend {name!r}: neither its name nor its parameters are those of an operation: "
+        f"write operation={name} with one of {', '.join(OPERATIONS)}."
+    )
+
+
+def _signature(function: Function) -> inspect.Signature | None:
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):  # built-in functions need not say
+        return None
+
+
+def _check_parameters(name: str, operation: str, function: Function) -> None:
+    expected, signature = OPERATIONS[operation].names, _signature(function)
+    try:
+        if signature:
+            signature.bind(*expected)
+    except TypeError:
+        raise ConfigError(
+            f"backend {name!r}: {operation} is called with ({', '.join(expected)}), by position, "
+            f"and this function takes {signature}."
+        ) from None
+
+
+def _formats(name: str, target: Any) -> tuple[str, ...] | None:
+    """The attribute ``formats``: names of the entry formats that are taken; without it, all."""
+    known = {each for formats in FORMATS.values() for each in formats}
+    formats = getattr(target, "formats", None)
+    if formats is None:
+        return None
+    named = isinstance(formats, list | tuple | set | frozenset) and set(formats) <= known
+    if not named or not formats:
+        raise ConfigError(
+            f"backend {name!r}: its formats are {formats!r}: a tuple of names out of "
+            f"{', '.join(sorted(known))} is needed."
+        )
+    return tuple(sorted(formats))

@@ -1,0 +1,204 @@
+"""Launch plans of attention: blocks that share a token's entries out, then what merges them.
+
+Slots, lengths, tables and indices are read on the device, so a captured launch follows them; room
+for entries is fixed in the plan.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dsv4kv.errors import ConfigError
+from dsv4kv.model.formats import PageLayout
+from dsv4kv.ops.launches.launch import (
+    WARP,
+    KernelModule,
+    Launch,
+    float_bits,
+    format_macros,
+    multiprocessors,
+    prefixed,
+)
+from dsv4kv.ops.storage import Entries, PageStore
+
+_DIMS = 512
+_HEAD_TILES = (16, 32, 64)
+_MERGE = KernelModule("merge.cuh", ())
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a block takes at once, see ``attend.cuh``.
+
+    Attributes:
+        heads: Most heads, 16, 32 or 64.
+        tile: Entries.
+        warps: That share them out.
+        resident: Blocks that a multiprocessor holds.
+        source: Of its kernel.
+    """
+
+    heads: int
+    tile: int
+    warps: int
+    resident: int
+    source: str = "attend.cuh"
+
+
+WIDE, NARROW = Shape(64, 64, 8, 1), Shape(32, 32, 4, 2)
+"""For GPUs whose blocks have 227 KiB of shared memory, and for all others or few heads."""
+
+GROUPS = Shape(64, 64, 12, 1, "attend_groups.cuh")
+"""Four warps that decode for two warpgroups, see ``attend_groups.cuh``."""
+
+_WITH_227_KIB = (9, 10)  # major compute capability
+_MOST_SHARED = 227 << 10
+
+
+def shape_of(queries: Tensor, variant: str = "warps") -> Shape:
+    """What suits a GPU and a number of heads; an H200 for a tensor that is on none."""
+    if variant == "groups":
+        return GROUPS
+    wide = queries.shape[1] > NARROW.heads
+    if wide and queries.is_cuda:
+        wide = torch.cuda.get_device_capability(queries.device)[0] in _WITH_227_KIB
+    return WIDE if wide else NARROW
+
+
+def plan_attend(
+    ring: PageStore,
+    slots: Tensor,
+    tokens: Tensor,
+    window: int,
+    entries: Entries | None,
+    queries: Tensor,
+    sinks: Tensor,
+    scale: float,
+    out: Tensor,
+    lse: Tensor,
+    *,
+    variant: str = "warps",
+    shape: Shape | None = None,
+    parts: int | None = None,
+    scratch: Tensor | None = None,
+) -> tuple[Launch, ...]:
+    """``attend``; to be launched in this order. Entries have 512 channels.
+
+    variant: ``ops.spec.OPERATIONS`` lists them.
+    shape, parts: of a block, and blocks that share a token's entries; None for ``shape_of`` and
+    ``parts_of``. Which they are changes outputs by no more than rounding.
+    scratch: float32[``scratch_floats``], where blocks that share entries meet; what it holds does
+    not matter before or after. None for one of its own.
+    """
+    heads, dims = queries.shape[1:]
+    if dims != _DIMS:
+        raise ConfigError(
+            f"entries of {dims} channels cannot be attended to on a GPU: take {_DIMS}, or backend "
+            "cpu."
+        )
+    if not len(slots):
+        return ()
+    shape = shape or shape_of(queries, variant)
+    parts = parts_of(queries, window, entries, shape) if parts is None else parts
+    tile_heads = _tile_heads(heads, shape)
+    module = _module(ring, entries, shape, tile_heads)
+    sums, results = _scratch(scratch, queries, parts)
+    arguments = (
+        *(ring.pages, slots, tokens, *_others(entries)[0], queries, sinks, out, lse),
+        *(sums, results, len(ring.pages), window, *_others(entries)[1]),
+        *(heads, float_bits(scale)),
+    )
+    grid = len(slots) * -(-heads // tile_heads), parts
+    shared = dict(module.macros)["DSV_SHARED_BYTES"]
+    attend = Launch(module, "attend", grid, shape.warps * WARP, arguments, shared_bytes=shared)
+    if parts == 1:
+        return (attend,)
+    merging = (sums, results, sinks, out, lse, parts, heads)
+    return attend, Launch(_MERGE, "merge_parts", (len(slots) * heads, 1), _DIMS // 4, merging)
+
+
+def _tile_heads(heads: int, shape: Shape) -> int:
+    """Heads that a block takes, some of which fill up: as few as its products can have."""
+    least = shape.heads if shape is GROUPS else min(heads, shape.heads)
+    return next(size for size in _HEAD_TILES if size >= least)
+
+
+def parts_of(queries: Tensor, window: int, entries: Entries | None, shape: Shape) -> int:
+    """Blocks that share a token's entries: as many as run at once, each with a tile or more."""
+    groups = len(queries) * -(-queries.shape[1] // shape.heads)
+    tiles = -(-window // shape.tile) + -(-_most_entries(entries) // shape.tile)
+    places = shape.resident * multiprocessors(queries)
+    return max(1, min(places // max(groups, 1), tiles))
+
+
+def scratch_floats(queries: Tensor, parts: int) -> int:
+    """Of what blocks that share a token find: sums of every head, their top and their weights."""
+    tokens, heads, dims = queries.shape
+    return tokens * parts * heads * (dims + 2) if parts > 1 else 0
+
+
+def _most_entries(entries: Entries | None) -> int:
+    if entries is None:
+        return 0
+    if entries.indices is not None:
+        return entries.indices.shape[1]
+    return entries.table.shape[1] * entries.store.layout.entries
+
+
+def _module(ring: PageStore, entries: Entries | None, shape: Shape, heads: int) -> KernelModule:
+    layouts = {"WINDOW": ring.layout} | ({"MAIN": entries.store.layout} if entries else {})
+    staged = max(_staged_bytes(layout) for layout in layouts.values())
+    macros = {
+        "DSV_HEADS": heads,
+        "DSV_TILE": shape.tile,
+        "DSV_COMPRESSED": int(entries is not None),
+        "DSV_CHOSEN": int(entries is not None and entries.indices is not None),
+    }
+    macros |= _group_macros(staged) if shape is GROUPS else _warp_macros(shape, heads, staged)
+    for part, layout in layouts.items():
+        macros |= prefixed(part, format_macros(layout))
+    return KernelModule.of(shape.source, macros)
+
+
+def _staged_bytes(layout: PageLayout) -> int:
+    """An entry as it is stored, in whole 16 bytes."""
+    return -(-layout.format.entry_bytes // 16) * 16
+
+
+def _warp_macros(shape: Shape, heads: int, staged: int) -> dict[str, int]:
+    """Queries, entries, weights, and the next entries as they are stored: see attend.cuh."""
+    decoded = (heads + shape.tile) * _DIMS * 2 + heads * shape.tile * 2
+    column_warps = shape.warps // (2 if heads == _HEAD_TILES[-1] else 1)
+    shared = decoded + shape.tile * staged + (column_warps + 1) * heads * 4 + 2 * shape.tile * 4
+    return {"DSV_WARPS": shape.warps, "DSV_SHARED_BYTES": shared}
+
+
+def _group_macros(staged: int) -> dict[str, int]:
+    """Queries, two tiles, weights; stored entries of each decoding warp: attend_groups.cuh."""
+    heads, tile, decoding = GROUPS.heads, GROUPS.tile, GROUPS.warps - 8
+    held = (heads + 2 * tile) * _DIMS * 2 + heads * tile * 2 + 2 * heads * 4 + 2 * tile * 4
+    stages = next(n for n in (8, 4) if held + decoding * n * staged <= _MOST_SHARED)
+    return {"DSV_STAGES": stages, "DSV_SHARED_BYTES": held + decoding * stages * staged}
+
+
+def _others(entries: Entries | None) -> tuple[tuple[Tensor | int, ...], tuple[int, ...]]:
+    """Compressed entries as the kernel takes them: tensors, then sizes."""
+    if entries is None:
+        return (0, 0, 0, 0), (0, 0, 0, 0)
+    pages, indices = entries.store.pages, entries.indices
+    chosen, choices = (0, 0) if indices is None else (indices, indices.shape[1])
+    sizes = (*entries.table.shape, choices, len(pages))
+    return (pages, entries.table, entries.lengths, chosen), sizes
+
+
+def _scratch(
+    given: Tensor | None, queries: Tensor, parts: int
+) -> tuple[Tensor | int, Tensor | int]:
+    """Where blocks that share a token's entries meet: its sums, then tops and weights."""
+    if parts == 1:
+        return 0, 0
+    if given is None:
+        given = torch.empty(scratch_floats(queries, parts), device=queries.device)
+    sums = queries.numel() * parts
+    return given[:sums], given[sums:]

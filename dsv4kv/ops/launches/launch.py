@@ -1,0 +1,109 @@
+"""A kernel launch as data."""
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dsv4kv.model.formats import PageLayout
+
+WARP = 32
+_MULTIPROCESSORS = 132  # of an H200
+MOST_BLOCKS = _MULTIPROCESSORS * 8  # eight a multiprocessor
+MAX_ARGUMENTS = 32
+
+
+@dataclass(frozen=True)
+class KernelModule:
+    """A CUDA source file with its compile-time parameters: what one compilation makes.
+
+    Attributes:
+        source: File in ``kernels/``, without folder.
+        macros: (name, value) of every ``-D``, sorted by name.
+    """
+
+    source: str
+    macros: tuple[tuple[str, int], ...]
+
+    @classmethod
+    def of(cls, source: str, macros: Mapping[str, int]) -> "KernelModule":
+        """A source with its macros."""
+        return cls(source, tuple(sorted(macros.items())))
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of one kernel.
+
+    Attributes:
+        module: What to compile.
+        kernel: Name of the kernel in it.
+        grid: Blocks (x, y).
+        block: Threads of a block, a multiple of 32.
+        arguments: Pointers (tensors) and integers in the kernel's order; a float goes as the
+            integer of its float32 bits.
+        dependent: May begin while the kernel before it in the stream still runs; every kernel
+            waits for that one before it touches memory. From sm_90 on.
+        cluster: Blocks along y that run together and see each other's shared memory, at most 8.
+            More than 1 from sm_90 on.
+        shared_bytes: Dynamic shared memory of a block.
+    """
+
+    module: KernelModule
+    kernel: str
+    grid: tuple[int, int]
+    block: int
+    arguments: tuple[Tensor | int, ...]
+    dependent: bool = False
+    cluster: int = 1
+    shared_bytes: int = 0
+
+
+def multiprocessors(tensor: Tensor) -> int:
+    """Of the GPU that holds a tensor; an H200's for a tensor that is on none."""
+    if not tensor.is_cuda:
+        return _MULTIPROCESSORS
+    return torch.cuda.get_device_properties(tensor.device).multi_processor_count
+
+
+def blocks_for(items: int, per_block: int, most: int) -> int:
+    """Blocks that cover ``items``, from 1 to ``most``: kernels stride over the rest."""
+    return max(1, min(-(-items // per_block), most))
+
+
+# Numbers that kernels/format.cuh gives a meaning.
+_VALUES = {"bf16": 0, "e4m3": 1, "e2m1": 2}
+_SCALES = {"none": 0, "ue8m0": 1, "e4m3": 2, "fp32": 3, "amax_fp32": 4}
+
+
+def format_macros(layout: PageLayout) -> dict[str, int]:
+    """Everything ``format.cuh`` needs to know of a layout."""
+    entry = layout.format
+    return {
+        "DSV_DIMS": entry.dims,
+        "DSV_VALUE": _VALUES[entry.value],
+        "DSV_VALUE_DIMS": entry.value_dims,
+        "DSV_GROUP": entry.group,
+        "DSV_SCALE": _SCALES[entry.scale],
+        "DSV_SCALE_PADDING": entry.scale_padding,
+        "DSV_ENTRIES": layout.entries,
+        "DSV_PAGE_BYTES": layout.page_bytes,
+        "DSV_DATA_ROW": entry.data_row_bytes,
+        "DSV_SCALE_BYTES": entry.scale_bytes,
+        "DSV_SCALE_START": layout.scale_start,
+        "DSV_SCALE_STRIDE": layout.scale_stride,
+        "DSV_TAIL_START": entry.tail_start,
+    }
+
+
+def prefixed(part: str, macros: Mapping[str, int]) -> dict[str, int]:
+    """Macros as those of one part of several, see ``parts.cuh``: ``DSV_MAIN_DIMS``."""
+    return {name.replace("DSV_", f"DSV_{part}_"): value for name, value in macros.items()}
+
+
+def float_bits(value: float) -> int:
+    """A float as kernels take it: the bits of its float32."""
+    (bits,) = struct.unpack("<I", struct.pack("<f", value))
+    return int(bits)

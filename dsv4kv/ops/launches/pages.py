@@ -1,0 +1,161 @@
+"""Launch plans of pages: inserts, gathers and copies.
+
+One warp quantises or reads one entry, or several at once. Slots, lengths, tables and indices are
+read on the device, so a captured launch follows them; the sizes of outputs and tables are fixed in
+the plan. Anything out of range is skipped, or gives zeros.
+"""
+
+from torch import Tensor
+
+from dsv4kv.ops.launches.launch import (
+    MOST_BLOCKS,
+    WARP,
+    KernelModule,
+    Launch,
+    blocks_for,
+    format_macros,
+    multiprocessors,
+)
+from dsv4kv.ops.spec import portable
+from dsv4kv.ops.storage import PageStore
+
+UNROLL = {"ahead": 4, "stepwise": 2}
+"""Steps a gathering warp has in flight, 1, 2 or 4, by variant; half of them where a lane has more
+than two chunks of an entry, or registers do not do."""
+
+RESIDENT_BLOCKS = 4
+"""Blocks that a multiprocessor holds, what its registers allow: the grid of ``ahead`` and of
+``resident``, whose blocks stay to the end, so that there is no last round with few of them."""
+
+_THREADS = 256
+_MOST_PAIRED_DIMS = 512
+_ROUNDS = 4  # blocks for each place on the GPU, so that the last ones to run are few
+_CHANNELS_PER_LANE = 8
+_COPIED_BYTES = 16  # by a thread
+
+
+def plan_window_insert(
+    ring: PageStore,
+    values: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    *,
+    variant: str = portable("window_insert"),
+) -> Launch:
+    # A slot's tokens are adjacent: the one that replaces another in its ring row is a fixed
+    # distance further on, and no two warps write one row.
+    arguments = (ring.pages, values, slots, positions, len(slots), len(ring.pages))
+    return _insert("window_insert", ring, len(slots), arguments, variant)
+
+
+def plan_entry_insert(
+    store: PageStore, values: Tensor, entries: Tensor, *, variant: str = portable("entry_insert")
+) -> Launch:
+    arguments = (store.pages, values, entries, len(entries), store.num_entries)
+    return _insert("entry_insert", store, len(entries), arguments, variant)
+
+
+def _insert(
+    kernel: str, store: PageStore, count: int, arguments: tuple[Tensor | int, ...], variant: str
+) -> Launch:
+    # Three chunks a lane of two entries are more than registers hold: V3.2's go one by one.
+    resident = variant == "resident" and store.layout.format.dims <= _MOST_PAIRED_DIMS
+    macros = format_macros(store.layout) | {"DSV_PAIRED": int(resident)}
+    most = RESIDENT_BLOCKS * multiprocessors(store.pages) if resident else MOST_BLOCKS
+    grid = blocks_for(count, _THREADS // WARP, most), 1
+    return Launch(KernelModule.of("insert.cuh", macros), kernel, grid, _THREADS, arguments)
+
+
+def plan_indexer_insert(store: PageStore, keys: Tensor, entries: Tensor, hadamard: bool) -> Launch:
+    if not hadamard:
+        return plan_entry_insert(store, keys, entries)
+    module = KernelModule.of("indexer.cuh", format_macros(store.layout))
+    grid = blocks_for(len(entries), _THREADS // WARP, MOST_BLOCKS), 1
+    arguments = (store.pages, keys, entries, len(entries), store.num_entries)
+    return Launch(module, "indexer_insert", grid, _THREADS, arguments)
+
+
+def plan_gather_topk(
+    store: PageStore,
+    table: Tensor,
+    slots: Tensor,
+    indices: Tensor,
+    lengths: Tensor,
+    out: Tensor,
+    *,
+    variant: str = portable("gather_topk"),
+    unroll: int | None = None,
+) -> Launch:
+    sizes = (*indices.shape, *table.shape, len(store.pages))
+    arguments = (store.pages, table, slots, indices, lengths, out, *sizes)
+    return _gather("gather_topk", store, out, arguments, variant, unroll)
+
+
+def plan_gather_all(
+    store: PageStore,
+    table: Tensor,
+    slots: Tensor,
+    lengths: Tensor,
+    out: Tensor,
+    *,
+    variant: str = portable("gather_all"),
+    unroll: int | None = None,
+) -> Launch:
+    """Entries from M on are left out; rows after the largest length are left as they are."""
+    sizes = (*out.shape[:2], *table.shape, len(store.pages))
+    arguments = (store.pages, table, slots, lengths, out, *sizes)
+    return _gather("gather_all", store, out, arguments, variant, unroll)
+
+
+def plan_gather_window(
+    ring: PageStore,
+    slots: Tensor,
+    tokens: Tensor,
+    out: Tensor,
+    *,
+    variant: str = portable("gather_window"),
+    unroll: int | None = None,
+) -> Launch:
+    arguments = (ring.pages, slots, tokens, out, *out.shape[:2], len(ring.pages))
+    return _gather("gather_window", ring, out, arguments, variant, unroll)
+
+
+def plan_gather_entries(
+    store: PageStore,
+    entries: Tensor,
+    out: Tensor,
+    *,
+    variant: str = portable("gather_topk"),
+    unroll: int | None = None,
+) -> Launch:
+    """Dequantise physical entries int32[n] into out bf16[n, D]; −1 gives zeros."""
+    arguments = (store.pages, entries, out, len(entries), len(store.pages))
+    return _gather("gather_entries", store, out, arguments, variant, unroll)
+
+
+def _gather(
+    kernel: str,
+    store: PageStore,
+    out: Tensor,
+    arguments: tuple[Tensor | int, ...],
+    variant: str,
+    unroll: int | None,
+) -> Launch:
+    dims = store.layout.format.dims
+    lanes = min(WARP, dims // _CHANNELS_PER_LANE)
+    ahead, long = variant == "ahead", dims > 2 * WARP * _CHANNELS_PER_LANE
+    macros = format_macros(store.layout) | {
+        "DSV_AHEAD": int(ahead),
+        "DSV_UNROLL": unroll or UNROLL[variant] // (2 if long else 1),
+    }
+    most = RESIDENT_BLOCKS * multiprocessors(store.pages) if ahead else MOST_BLOCKS * _ROUNDS
+    grid = blocks_for(out.numel() // dims, _THREADS // lanes, most), 1
+    return Launch(KernelModule.of("gather.cuh", macros), kernel, grid, _THREADS, arguments)
+
+
+def plan_page_copy(store: PageStore, sources: Tensor, targets: Tensor) -> Launch:
+    page_bytes = store.layout.page_bytes
+    module = KernelModule.of("page_copy.cuh", {"DSV_PAGE_BYTES": page_bytes})
+    grid = blocks_for(len(sources) * page_bytes // _COPIED_BYTES, _THREADS, MOST_BLOCKS), 1
+    arguments = (store.pages, sources, targets, len(sources), len(store.pages))
+    return Launch(module, "page_copy", grid, _THREADS, arguments)

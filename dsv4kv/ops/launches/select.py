@@ -1,0 +1,218 @@
+"""Launch plans of an indexer: queries, scores, and the selection of entries.
+
+Slots, lengths and tables are read on the device, so a captured launch follows them; room for
+scores and choices is fixed in the plan. Scores are made by blocks that stay, and share the keys of
+all tokens out evenly, whatever the lengths. A selection has a block for each run of a row, then
+one for each row's runs.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dsv4kv.errors import ConfigError
+from dsv4kv.model.formats import FORMATS, EntryFormat, PageLayout
+from dsv4kv.ops.launches.launch import (
+    MOST_BLOCKS,
+    WARP,
+    KernelModule,
+    Launch,
+    blocks_for,
+    float_bits,
+    format_macros,
+    multiprocessors,
+)
+from dsv4kv.ops.storage import PageStore
+
+_DIMS = 128
+_QUERY = PageLayout(FORMATS["indexer"]["fp8"], 32)  # its entries are no part of a query
+_THREADS = 256
+_LANES = 16  # of a head
+
+
+def plan_indexer_query(
+    queries: Tensor,
+    weights: Tensor,
+    turns: Tensor,
+    hadamard: bool,
+    out: Tensor,
+    out_weights: Tensor,
+) -> Launch:
+    """``indexer_query``; vectors have 128 channels."""
+    tokens, heads, dims = queries.shape
+    _refuse_other_dims(dims)
+    macros = format_macros(_QUERY) | {
+        "DSV_ROPE_PAIRS": turns.shape[1] // 2,
+        "DSV_HADAMARD": int(hadamard),
+    }
+    sizes = (tokens * heads, heads, float_bits((heads * dims) ** -0.5))
+    return Launch(
+        KernelModule.of("query.cuh", macros),
+        "indexer_query",
+        (blocks_for(tokens * heads, _THREADS // _LANES, MOST_BLOCKS), 1),
+        _THREADS,
+        (queries, weights, turns, out, out_weights, *sizes),
+    )
+
+
+@dataclass(frozen=True)
+class _Block:
+    """What a block of threads has in shared memory, see ``scores.cuh``.
+
+    Attributes:
+        tokens: Query tokens of a request that are scored with one read of its keys.
+        stages: Of 32 keys a warp, one of which it works on; the others are under way.
+    """
+
+    tokens: int
+    stages: int
+
+    def shared_bytes(self, entry: EntryFormat, heads: int) -> int:
+        """Keys of every warp, then queries, weights and lengths of the tokens."""
+        stage = _KEYS * (entry.data_row_bytes + 8)
+        queries = self.tokens * (-(-heads // 8) * 8 * (_DIMS + 4) + 4) + 4
+        return -(-(_WARPS * self.stages * stage + queries) // 16) * 16
+
+
+_WARPS, _KEYS = 4, 32
+_BLOCK, _BLOCK_OF_BF16 = _Block(tokens=4, stages=3), _Block(tokens=2, stages=2)
+RESIDENT_BLOCKS = 2
+"""Blocks that a multiprocessor holds: what its shared memory and its registers allow."""
+
+
+def plan_index_scores(
+    store: PageStore,
+    table: Tensor,
+    slots: Tensor,
+    lengths: Tensor,
+    queries: Tensor,
+    weights: Tensor,
+    blocks: Tensor | None,
+    out: Tensor,
+) -> Launch:
+    """``index_scores``; keys have 128 channels.
+
+    Tokens of a request share a read of its keys where their numbers are in one run of four (of
+    bf16 keys two): all of them if each request has 1, 2 or 4.
+    """
+    entry, heads = store.layout.format, queries.shape[1]
+    _refuse_other_dims(entry.dims)
+    block = _BLOCK_OF_BF16 if entry.value == "bf16" else _BLOCK
+    shared = block.shared_bytes(entry, heads)
+    macros = format_macros(store.layout) | {
+        "DSV_HEADS": heads,
+        "DSV_TOKENS": block.tokens,
+        "DSV_STAGES": block.stages,
+        "DSV_SHARED_BYTES": shared,
+    }
+    candidates, count = (0, 0) if blocks is None else (blocks, blocks.shape[1])
+    return Launch(
+        KernelModule.of("scores.cuh", macros),
+        "index_scores",
+        (RESIDENT_BLOCKS * multiprocessors(store.pages), 1),
+        _WARPS * WARP,
+        (
+            *(store.pages, table, slots, lengths, queries, weights, candidates, out),
+            *(*out.shape, count, *table.shape, len(store.pages)),
+        ),
+        shared_bytes=shared,
+    )
+
+
+def _refuse_other_dims(dims: int) -> None:
+    if dims != _DIMS:
+        raise ConfigError(
+            f"indexer keys of {dims} channels cannot be scored on a GPU: take {_DIMS}, or backend "
+            "cpu."
+        )
+
+
+RUN = 32_768
+"""Most columns of a run: 128 KiB of scores, which a multiprocessor's L1 holds."""
+
+_SELECTING_THREADS = 512
+
+
+def runs_of(columns: int) -> int:
+    """Runs that a row of so many columns is chosen from in."""
+    return max(1, -(-columns // RUN))
+
+
+def scratch_shape(columns: int, out: Tensor) -> tuple[int, ...]:
+    """Shape of the scratch memory that a top-k of so many columns needs: empty for one run."""
+    runs = runs_of(columns)
+    return (2, len(out), runs if runs > 1 else 0, out.shape[1])
+
+
+def plan_select_topk(
+    scores: Tensor,
+    lengths: Tensor,
+    blocks: Tensor | None,
+    table: Tensor,
+    slots: Tensor,
+    page_entries: int,
+    out: Tensor,
+    entries: Tensor,
+    *,
+    scratch: Tensor | None = None,
+) -> tuple[Launch, ...]:
+    """``select_topk``; to be launched in this order.
+
+    scratch: int32[``scratch_shape``], where runs meet; what it holds does not matter before or
+    after. None for one of its own.
+    """
+    columns, candidates = scores.shape[1], 0 if blocks is None else blocks
+    block_entries = 0 if blocks is None else columns // max(blocks.shape[1], 1)
+    macros = ("DSV_BLOCK_ENTRIES", block_entries), ("DSV_PAGE_ENTRIES", page_entries)
+    found = _meeting(scratch, columns, out)
+    places = (lengths, candidates, table, slots, out, entries, *found)
+    sizes = (columns, out.shape[1], *table.shape)
+    module, runs = KernelModule("topk.cuh", macros), runs_of(columns)
+    select = Launch(
+        module, "select_topk", (len(out), runs), _SELECTING_THREADS, (scores, *places, *sizes)
+    )
+    merge = Launch(
+        module, "merge_topk", (len(out), 1), _SELECTING_THREADS, (*places, runs, *sizes)
+    )
+    return _in_order(out, select, merge)
+
+
+def plan_select_blocks(
+    scores: Tensor,
+    lengths: Tensor,
+    block_entries: int,
+    out: Tensor,
+    *,
+    scratch: Tensor | None = None,
+) -> tuple[Launch, ...]:
+    """``select_blocks``; to be launched in this order.
+
+    scratch: as for ``plan_select_topk``, of as many columns as there are blocks.
+    """
+    module = KernelModule("candidates.cuh", (("DSV_BLOCK_ENTRIES", block_entries),))
+    columns, most = scores.shape[1], out.shape[1]
+    blocks = -(-columns // block_entries)
+    runs, chosen = runs_of(blocks), _meeting(scratch, blocks, out)
+    arguments = (scores, lengths, out, *chosen, columns, most)
+    select = Launch(module, "select_blocks", (len(out), runs), _SELECTING_THREADS, arguments)
+    merge = Launch(
+        module, "merge_blocks", (len(out), 1), _SELECTING_THREADS, (out, *chosen, runs, most)
+    )
+    return _in_order(out, select, merge)
+
+
+def _meeting(given: Tensor | None, columns: int, out: Tensor) -> tuple[Tensor | int, Tensor | int]:
+    """Where the runs of rows meet; from torch's cache, so mostly no allocation."""
+    if runs_of(columns) == 1:
+        return 0, 0
+    if given is None:
+        shape = scratch_shape(columns, out)
+        given = torch.empty(shape, dtype=torch.int32, device=out.device)
+    return given[0, : len(out)], given[1, : len(out)]
+
+
+def _in_order(out: Tensor, select: Launch, merge: Launch) -> tuple[Launch, ...]:
+    if not out.numel():
+        return ()
+    return (select, merge) if select.grid[1] > 1 else (select,)

@@ -1,0 +1,373 @@
+"""Launch plans of compressor states: tokens in, entries out.
+
+Entries have the same bits whatever ``split`` is, and whether their tokens came one by one or in a
+chunk.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from dsv4kv.errors import ConfigError
+from dsv4kv.ops.compressor import Compressor
+from dsv4kv.ops.launches.launch import (
+    MOST_BLOCKS,
+    WARP,
+    KernelModule,
+    Launch,
+    blocks_for,
+    float_bits,
+    format_macros,
+    prefixed,
+)
+from dsv4kv.ops.spec import portable
+from dsv4kv.ops.storage import PageStore, Parts, PartWrite
+
+_THREADS = 256
+_FINISH_THREADS = 128  # flush_finish, chunk_finish: a warp each entry
+_FLOATS_PER_THREAD = 4
+
+# As kernels/fold.cuh cuts an entry: 8 runs of rows in a warp where there are more than 16 rows.
+_SHORT_ROWS, _RUNS = 16, 8
+_MOST_WARPS = 16  # of a block that pools; with more each would have few registers
+_BLOCK_READS_BYTES = 64 << 10
+
+
+def split_of(compressor: Compressor) -> int:
+    """Blocks that share an entry: one for every 64 KiB to read (CSA 1, HCA 8)."""
+    return max(1, compressor.rows * compressor.dim * 8 // _BLOCK_READS_BYTES)
+
+
+def plan_state_append(
+    compressor: Compressor,
+    state: Tensor,
+    kv: Tensor,
+    score: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+) -> Launch:
+    """``state_append``."""
+    threads = kv.numel() // _FLOATS_PER_THREAD
+    return Launch(
+        _state_module(compressor, state),
+        "state_append",
+        (blocks_for(threads, _THREADS, MOST_BLOCKS), 1),
+        _THREADS,
+        (state, kv, score, compressor.ape, slots, positions, len(slots), len(state)),
+    )
+
+
+def plan_flush(
+    compressor: Compressor,
+    state: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    store: PageStore,
+    entries: Tensor,
+    *,
+    variant: str = portable("flush"),
+    split: int | None = None,
+    scratch: Tensor | None = None,
+) -> tuple[Launch, ...]:
+    """``flush``; to be launched in this order.
+
+    An entry of −1 skips its row, so a graph can pass every token of a step.
+    variant: see ``ops.spec``.
+    split: blocks that share an entry, 1, 2, 4 or 8; None for ``split_of``. A cluster always has 8.
+    scratch: float32[at least E, d], where blocks that are no cluster meet; what it holds does not
+    matter before or after. None for one of its own.
+    """
+    if not len(entries):
+        return ()
+    groups = slots, positions, entries
+    limits = len(state), store.num_entries, compressor.groups
+    split = _blocks_with_scratch(compressor, variant, split)
+    module = _flush_module(compressor, state, store, variant, split)
+    if state.dim() == 3:  # pooled already
+        finish = _finish(module, "flush_finish", state, groups, compressor, store, limits)
+        return (finish,)
+    pooled = _scratch(compressor, entries, scratch, split)
+    arguments = (state, *groups, *finish_parameters(compressor), pooled, store.pages, *limits)
+    pool = _pool(module, "flush", len(entries), compressor, variant, split, arguments)
+    if split == 1:
+        return (pool,)
+    return pool, _finish(module, "flush_finish", pooled, groups, compressor, store, limits)
+
+
+def plan_compress_chunk(
+    compressor: Compressor,
+    state: Tensor,
+    kv: Tensor,
+    score: Tensor,
+    chunk: Tensor,
+    store: PageStore,
+    entries: Tensor,
+    *,
+    variant: str = portable("compress_chunk"),
+    split: int | None = None,
+    scratch: Tensor | None = None,
+) -> tuple[Launch, ...]:
+    """``compress_chunk``; to be launched in this order.
+
+    The chunk's numbers are on the device, so that a graph can be replayed for another chunk.
+    chunk: int64[3], slot, start and tokens; numbers that cannot be do nothing.
+    kv, score: float32[most tokens, C].
+    entries: int64[most groups], of the groups that end in the chunk, at most ceil(tokens / ratio);
+    what follows them is not read.
+    variant, split, scratch: as for ``plan_flush``.
+    """
+    rows = kv, score, compressor.ape, chunk
+    limits = len(kv), len(state), store.num_entries, compressor.groups
+    launches = [_keep(compressor, state, kv, score, chunk)]
+    if len(entries):
+        split = _blocks_with_scratch(compressor, variant, split)
+        module = _flush_module(compressor, state, store, variant, split)
+        pooled = _scratch(compressor, entries, scratch, split)
+        if split > 1:
+            groups = (chunk, entries)
+            launches.insert(
+                0, _finish(module, "chunk_finish", pooled, groups, compressor, store, limits)
+            )
+        finish = *finish_parameters(compressor), pooled, store.pages
+        arguments = (state, *rows, entries, *finish, *limits)
+        pool = _pool(module, "chunk_flush", len(entries), compressor, variant, split, arguments)
+        launches.insert(0, pool)
+    return tuple(launches)
+
+
+def _keep(
+    compressor: Compressor, state: Tensor, kv: Tensor, score: Tensor, chunk: Tensor
+) -> Launch:
+    """What the chunk leaves in the state; last, for the entries need the state as it was."""
+    if state.dim() == 3:
+        threads = WARP * compressor.dim // _warp_channels(compressor)
+    else:
+        threads = state.shape[2] * compressor.channels // _FLOATS_PER_THREAD
+    return Launch(
+        _state_module(compressor, state),
+        "state_keep",
+        (blocks_for(threads, _THREADS, MOST_BLOCKS), 1),
+        _THREADS,
+        (state, kv, score, compressor.ape, chunk, len(kv), len(state)),
+    )
+
+
+def _pool(
+    module: KernelModule,
+    kernel: str,
+    groups: int,
+    compressor: Compressor,
+    variant: str,
+    split: int,
+    arguments: tuple[Tensor | int, ...],
+) -> Launch:
+    if not (shared_bytes := cluster_bytes(compressor, variant)):
+        return Launch(module, kernel, (groups, split), pool_threads(compressor, split), arguments)
+    return Launch(
+        module,
+        kernel,
+        (groups, _RUNS),
+        compressor.dim // _FLOATS_PER_THREAD,
+        arguments,
+        cluster=_RUNS,
+        shared_bytes=shared_bytes,
+    )
+
+
+def _finish(
+    module: KernelModule,
+    kernel: str,
+    pooled: Tensor | int,
+    groups: tuple[Tensor, ...],
+    compressor: Compressor,
+    store: PageStore,
+    limits: tuple[int, ...],
+) -> Launch:
+    count = len(groups[-1])
+    return Launch(
+        module,
+        kernel,
+        (-(-count * WARP // _FINISH_THREADS), 1),
+        _FINISH_THREADS,
+        (pooled, *groups, *finish_parameters(compressor), store.pages, count, *limits),
+    )
+
+
+def finish_parameters(compressor: Compressor) -> tuple[Tensor | int, ...]:
+    """What turns pooled channels into an entry, as kernels take it."""
+    return compressor.norm_weight, compressor.rope, float_bits(compressor.norm_eps)
+
+
+def cluster_bytes(compressor: Compressor, variant: str) -> int:
+    """Shared memory of each of the blocks that pool an entry as a cluster; 0 if none do.
+
+    A block has a run of rows, kv and score, and less than five numbers a channel of what it
+    exchanges with the others.
+    """
+    if variant != "cluster" or compressor.rows <= _SHORT_ROWS:
+        return 0
+    return 4 * compressor.dim * (2 * compressor.rows // _RUNS + 5)
+
+
+def _blocks_with_scratch(compressor: Compressor, variant: str, split: int | None) -> int:
+    """Blocks that meet in scratch: a cluster is, in this respect, one."""
+    if cluster_bytes(compressor, variant):
+        return 1
+    return split_of(compressor) if split is None else split
+
+
+def _scratch(
+    compressor: Compressor, entries: Tensor, given: Tensor | None, split: int
+) -> Tensor | int:
+    """Where the blocks that share an entry meet; from torch's cache, so mostly no allocation."""
+    if split == 1:
+        return 0
+    if given is not None:
+        return given
+    return torch.empty(len(entries), compressor.dim, device=entries.device)
+
+
+def _warp_channels(compressor: Compressor) -> int:
+    runs = _RUNS if compressor.rows > _SHORT_ROWS else 1
+    return _FLOATS_PER_THREAD * WARP // runs
+
+
+def pool_threads(compressor: Compressor, split: int) -> int:
+    """Threads of each of ``split`` blocks that pool an entry; raises ``ConfigError``."""
+    warps = compressor.dim // _warp_channels(compressor)
+    if split not in (1, 2, 4, 8) or warps % split:
+        raise ConfigError(
+            f"{split} blocks cannot share {warps} warps' channels of an entry: "
+            "split is 1, 2, 4 or 8 and divides them."
+        )
+    return min(warps // split, _MOST_WARPS) * WARP
+
+
+def _state_macros(compressor: Compressor, state: Tensor) -> dict[str, int]:
+    return {
+        "DSV_DIMS": compressor.dim,
+        "DSV_OVERLAP": int(compressor.overlap),
+        "DSV_RATIO": compressor.ratio,
+        "DSV_STATE_ROWS": state.shape[2] if state.dim() == 4 else 0,
+    }
+
+
+def _state_module(compressor: Compressor, state: Tensor) -> KernelModule:
+    return KernelModule.of("state.cuh", _state_macros(compressor, state))
+
+
+def _flush_module(
+    compressor: Compressor, state: Tensor, store: PageStore, variant: str, split: int
+) -> KernelModule:
+    macros = flush_macros(compressor, state, store, variant, split)
+    return KernelModule.of("flush.cuh", macros)
+
+
+def flush_macros(
+    compressor: Compressor, state: Tensor, store: PageStore, variant: str, split: int
+) -> dict[str, int]:
+    """Everything ``flush.cuh`` needs to know, by name."""
+    macros = format_macros(store.layout) | _state_macros(compressor, state)
+    macros |= finish_macros(compressor) | {
+        "DSV_AHEAD": int(variant != "serial"),
+        "DSV_CLUSTER_BYTES": cluster_bytes(compressor, variant),
+        "DSV_SPLIT": split,
+    }
+    return macros
+
+
+def finish_macros(compressor: Compressor) -> dict[str, int]:
+    """What ``finish.cuh`` needs to know in addition to the format, by name."""
+    return {
+        "DSV_HADAMARD": int(compressor.hadamard),
+        "DSV_RATIO": compressor.ratio,
+        "DSV_ROPE_PAIRS": compressor.rotated_pairs,
+        "DSV_ROPE_TABLE": int(compressor.has_table),
+        "DSV_ROUND_NORM": int(compressor.round_norm),
+        "DSV_ROUND_ROPE": int(compressor.round_rope),
+    }
+
+
+def plan_norm_rope_insert(
+    compressor: Compressor, values: Tensor, positions: Tensor, store: PageStore, entries: Tensor
+) -> Launch:
+    """``norm_rope_insert``."""
+    macros = format_macros(store.layout) | finish_macros(compressor)
+    count = len(entries)
+    numbers = count, store.num_entries, compressor.groups
+    return Launch(
+        KernelModule.of("norm_rope.cuh", macros),
+        "norm_rope_insert",
+        (max(1, -(-count * WARP // _FINISH_THREADS)), 1),
+        _FINISH_THREADS,
+        (store.pages, values, positions, entries, *finish_parameters(compressor), *numbers),
+    )
+
+
+_PREFIXES = ("MAIN", "KEYS")
+_MOST_HELPERS = 128  # threads of a block that append: with more, few blocks find room
+
+
+def split_of_write(part: PartWrite) -> int:
+    """Blocks that share an entry: of a ring as for ``flush``; an online state needs one."""
+    return split_of(part.compressor) if part.state.dim() == 4 else 1
+
+
+def plan_step_write(
+    ring: PageStore,
+    values: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    parts: Parts,
+    *,
+    scratch: Tensor | None = None,
+    arrivals: Tensor | None = None,
+) -> Launch:
+    """``step_write``.
+
+    scratch: float32[at least T, d], needed where blocks share an entry (``split_of_write`` is more
+    than 1); what it holds does not matter before or after.
+    arrivals: int32[at least T], needed there too: zeros, and zeros again afterwards.
+    """
+    main, indexer, split = parts[0], len(parts) > 1, split_of_write(parts[0])
+    if any(len(part.state) != len(ring.pages) for part in parts):
+        raise ConfigError("a step is written to a ring and to states of as many slots.")
+    if split > 1 and (scratch is None or arrivals is None):
+        raise ConfigError(f"{split} blocks share an entry: give them scratch and arrivals.")
+    helpers, threads = _helpers(main, split), _pooling_threads(main, split)
+    macros = {"DSV_HELPERS": helpers, "DSV_INDEXER": int(indexer)}
+    macros |= prefixed("WINDOW", format_macros(ring.layout) | {"DSV_PAIRED": 0})
+    for prefix, part in zip(_PREFIXES, parts, strict=False):
+        own = flush_macros(
+            part.compressor, part.state, part.store, portable("flush"), split_of_write(part)
+        )
+        macros |= prefixed(prefix, own)
+    meeting = (0, 0) if scratch is None or arrivals is None else (scratch, arrivals)
+    arguments = [ring.pages, values, slots, positions, len(slots), len(ring.pages), *meeting]
+    return Launch(
+        KernelModule.of("step_write.cuh", macros),
+        "step_write",
+        (max(1, len(slots) * len(parts)), split),
+        threads + helpers + WARP,
+        (*arguments, *(argument for part in parts for argument in _arguments(part))),
+    )
+
+
+def _pooling_threads(part: PartWrite, split: int) -> int:
+    return WARP if part.state.dim() == 3 else pool_threads(part.compressor, split)
+
+
+def _helpers(part: PartWrite, split: int) -> int:
+    """Threads that append a block's channels while others pool; an online state needs none."""
+    if part.state.dim() == 3:
+        return 0
+    fours = part.compressor.channels // split // _FLOATS_PER_THREAD
+    return min(_MOST_HELPERS, -(-fours // WARP) * WARP)
+
+
+def _arguments(part: PartWrite) -> Iterator[Tensor | int]:
+    compressor = part.compressor
+    yield from (part.state, part.kv, part.score, compressor.ape, part.entries)
+    yield from (*finish_parameters(compressor), part.store.pages)
+    yield from (part.store.num_entries, compressor.groups)

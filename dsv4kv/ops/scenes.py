@@ -1,0 +1,547 @@
+"""Calls that a checked operation must answer as the reference does: small, random, unkind.
+
+Slots in no order, −1 and duplicates among indices, lengths of 0, rows that wrap around. Outputs
+are NaN before, and around everything that is written is memory that must stay unchanged. Of a
+decode step's reads there are several tokens of a request, one of none, one that sees nothing.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dsv4kv.model.config import DSV4Config, Precision
+from dsv4kv.model.formats import EntryFormat, PageLayout
+from dsv4kv.model.plan import CachePlan
+from dsv4kv.model.schedule import AttentionType
+from dsv4kv.model.schema import LayerCacheSchema
+from dsv4kv.ops import cpu
+from dsv4kv.ops.compressor import Compressor, make_rope, random_compressor, rope_rows
+from dsv4kv.ops.storage import Entries, PageStore, PartWrite
+from dsv4kv.ops.tolerance import Leeway
+
+_GUARD = 0xA5
+_SPARE = 21  # entries after the first page
+_MOST = 512  # entries of a large page that are read: the reference takes 0.3 ms for each
+_LARGEST_INDEX = 2**31 - 1
+_LONGEST_TOKENS = 2**20  # where angles are largest
+_TOKENS, _ROOM, _CHOSEN = 6, 2, 24  # of a read; columns after the longest request; of a top k
+
+Arguments = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Call:
+    """Arguments of one call by name, and the memory around those that are written.
+
+    ``guarded``: buffers whose first and last row are no argument's.
+    """
+
+    arguments: Arguments
+    guarded: list[Tensor]
+
+    def to(self, device: torch.device) -> "Call":
+        """The same on a device."""
+        arguments = {name: moved(each, device) for name, each in self.arguments.items()}
+        return Call(arguments, [each.to(device) for each in self.guarded])
+
+
+def moved(argument: Any, device: torch.device) -> Any:
+    """An argument of any kind on a device."""
+    if isinstance(argument, tuple):
+        return tuple(moved(each, device) for each in argument)
+    if isinstance(argument, PartWrite | Entries | PageStore):
+        own = {each.name: getattr(argument, each.name) for each in fields(argument)}
+        return replace(argument, **{name: moved(each, device) for name, each in own.items()})
+    return argument.to(device) if isinstance(argument, Tensor | Compressor) else argument
+
+
+class Maker:
+    """Makes the arguments of a call; equal seeds make equal ones, whatever the device."""
+
+    def __init__(self, device: torch.device, seed: int) -> None:
+        self.device = device
+        self.random = torch.Generator().manual_seed(seed)
+        self.guarded: list[Tensor] = []
+
+    def whole(self, low: int, high: int, *shape: int) -> Tensor:
+        """int64 from ``low`` to below ``high``, on the CPU."""
+        return torch.randint(low, high, shape, generator=self.random)
+
+    def order(self, count: int) -> Tensor:
+        """0 … count − 1 in random order, int64, on the CPU."""
+        return torch.randperm(count, generator=self.random)
+
+    def normal(self, *shape: int) -> Tensor:
+        """Standard normal float32, on the CPU."""
+        return torch.randn(shape, generator=self.random)
+
+    def values(self, entry: EntryFormat, count: int) -> Tensor:
+        """bf16[count, D] of sizes that differ from group to group, on the CPU."""
+        powers = self.whole(-6, 6, count, entry.dims // 16).repeat_interleave(16, dim=1)
+        return (self.normal(count, entry.dims) * 2.0**powers).bfloat16()
+
+    def guard(self, content: Tensor) -> Tensor:
+        """The content on the device, with a guard row before and after it."""
+        size = content[0].nbytes
+        rows = torch.full((len(content) + 2, size), _GUARD, dtype=torch.uint8)
+        rows[1:-1] = content.contiguous().view(torch.uint8).view(len(content), size)
+        self.guarded.append(rows.to(self.device))
+        return self.guarded[-1][1:-1].view(content.dtype).view(content.shape)
+
+    def store(self, layout: PageLayout, pages: int, *, filled: bool) -> PageStore:
+        """Pages of random entries, or of bytes that are none."""
+        store = PageStore.allocate(layout, pages, torch.device("cpu"))
+        store.pages.fill_(_GUARD)
+        if filled:
+            count = store.num_entries
+            cpu.entry_insert(store, self.values(layout.format, count), torch.arange(count))
+        return PageStore(layout, self.guard(store.pages))
+
+    def output(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        """An output that nobody has written: NaN, or an integer that is nothing."""
+        nothing = torch.nan if dtype.is_floating_point else _GUARD
+        return self.guard(torch.full(shape, nothing, dtype=dtype))
+
+    def state(self, shape: tuple[int, ...]) -> Tensor:
+        """States of four requests in the middle of a group."""
+        state = self.normal(4, *shape)
+        if len(shape) == 2:  # online: the denominator counts the largest token as 1
+            state[:, 1].abs_().add_(1)
+        return self.guard(state)
+
+    def targets(self, layout: PageLayout, count: int, pages: int = 4) -> Tensor:
+        """Distinct physical entries, int64[count]."""
+        return self.order(pages * layout.entries)[:count]
+
+    def requests(self, layout: PageLayout) -> Arguments:
+        """Pages of three requests; unused places of the table are −1."""
+        longest = min(layout.entries, _MOST) + _SPARE
+        lengths, slots = torch.tensor([9, longest, 0]), torch.tensor([2, 0, 3])
+        blocks = (lengths + layout.entries - 1) // layout.entries
+        numbers = iter(self.order(int(blocks.sum())).tolist())
+        table = torch.full((4, int(blocks.max()) + 1), -1, dtype=torch.int32)
+        for slot, count in zip(slots.tolist(), blocks.tolist(), strict=True):
+            table[slot, :count] = torch.tensor([next(numbers) for _ in range(count)])
+        store = self.store(layout, int(blocks.sum()), filled=True)
+        return {"store": store, "table": table, "slots": slots, "lengths": lengths}
+
+    def tokens(self, layout: PageLayout) -> Arguments:
+        """Pages of six tokens, three of them of one request."""
+        made = self.requests(layout)
+        slots, lengths = made["slots"], made["lengths"]
+        drafts = torch.tensor([2, 1, 0])
+        made["slots"] = torch.cat([slots[:1], slots[1].expand(3), slots[2:], torch.tensor([-1])])
+        made["lengths"] = torch.cat(
+            [lengths[:1], lengths[1] - drafts, lengths[2:], torch.tensor([4])]
+        )
+        return made
+
+    def blocks(self, lengths: Tensor, size: int) -> Tensor:
+        """Some blocks of each token, the last it sees among them, ascending: int32[T, 4]."""
+        found = torch.full((len(lengths), 4), -1, dtype=torch.int32)
+        for t, length in enumerate(lengths.tolist()):
+            count = -(-length // size)
+            chosen = {count - 1, *self.order(max(count, 1))[:3].tolist()} if count else set()
+            found[t, : len(chosen)] = torch.tensor(sorted(chosen))
+        return found
+
+
+Make = Callable[[Maker], Arguments]
+
+
+def make_call(make: Make, device: torch.device, seed: int) -> Call:
+    """Arguments of one call on a device."""
+    maker = Maker(device, seed)
+    arguments = {name: moved(each, device) for name, each in make(maker).items()}
+    return Call(arguments, maker.guarded)
+
+
+def window_insert(ring: PageLayout, maker: Maker) -> Arguments:
+    """A chunk longer than the ring, one that wraps around, and single tokens."""
+    size = ring.entries
+    runs = [(1, 70, size + 8), (3, 2 * size - 3, 6), (-1, 5, 1), (0, 3, 1), (-1, 9, 1)]
+    slots = torch.cat([torch.full((count,), slot) for slot, _, count in runs])
+    positions = torch.cat([torch.arange(start, start + n) for _, start, n in runs])
+    values = maker.values(ring.format, len(slots))
+    store = maker.store(ring, 4, filled=False)
+    return {"ring": store, "values": values, "slots": slots, "positions": positions}
+
+
+def entry_insert(layout: PageLayout, maker: Maker) -> Arguments:
+    """Entries anywhere, some of them nowhere."""
+    pages = -(-_SPARE // layout.entries) + 1
+    room = layout.entries * pages
+    entries = maker.order(room)[:_SPARE]
+    entries[[2, 5, 11]] = torch.tensor([-1, room, -1])
+    values = maker.values(layout.format, len(entries))
+    return {
+        "store": maker.store(layout, pages, filled=False),
+        "values": values,
+        "entries": entries,
+    }
+
+
+def indexer_insert(layout: PageLayout, hadamard: bool, maker: Maker) -> Arguments:
+    """The same for indexer keys."""
+    made = entry_insert(layout, maker)
+    return {"keys": made.pop("values"), "hadamard": hadamard, **made}
+
+
+def gather_topk(layout: PageLayout, maker: Maker) -> Arguments:
+    """Indices of which some are −1, some beyond the length and some there twice."""
+    made = maker.requests(layout)
+    indices = _chosen(maker, made["lengths"])
+    indices[:, 1] = made["lengths"] - 1
+    indices[1, 4] = _LARGEST_INDEX
+    out = maker.output(*indices.shape, layout.format.dims)
+    return {**made, "indices": indices, "out": out}
+
+
+def gather_all(layout: PageLayout, maker: Maker) -> Arguments:
+    """Requests of several lengths; two rows after the longest may be left as they are."""
+    made = maker.requests(layout)
+    longest = int(made["lengths"].max())
+    return {**made, "out": maker.output(3, longest + _ROOM, layout.format.dims)}
+
+
+def gather_window(ring: PageLayout, window: int, maker: Maker) -> Arguments:
+    """Rings that are nearly empty, full and turned around often, or that nobody has written."""
+    return {
+        "ring": maker.store(ring, 5, filled=True),
+        "slots": torch.tensor([3, 0, 4, 1]),
+        "tokens": torch.tensor([7, 1_048_575, 0, ring.entries]),
+        "out": maker.output(4, window, ring.format.dims),
+    }
+
+
+def page_copy(layout: PageLayout, maker: Maker) -> Arguments:
+    """Two pages onto two others."""
+    numbers = {"sources": torch.tensor([4, 1]), "targets": torch.tensor([0, 3])}
+    return {"store": maker.store(layout, 5, filled=True), **numbers}
+
+
+def _last_group(compressor: Compressor) -> int:
+    return min(compressor.groups, _LONGEST_TOKENS // compressor.ratio)
+
+
+def norm_rope_insert(compressor: Compressor, layout: PageLayout, maker: Maker) -> Arguments:
+    """Tokens that complete an entry, the last that the table has among them, and one of none."""
+    last = _last_group(compressor)
+    groups = torch.tensor([last - 1, 1, 5, last // 8, 2])
+    entries = maker.targets(layout, len(groups))
+    entries[2] = -1
+    return {
+        "compressor": compressor,
+        "values": maker.values(layout.format, len(groups)),
+        "positions": groups * compressor.ratio - 1,
+        "store": maker.store(layout, 4, filled=False),
+        "entries": entries,
+    }
+
+
+Part = tuple[Compressor, tuple[int, ...], PageLayout]
+"""A compressor, the shape of its state, and its pages."""
+
+
+def state_append(part: Part, maker: Maker) -> Arguments:
+    """Single tokens, and several of one request where the state can take them."""
+    compressor, shape, _ = part
+    run = 1 if len(shape) == 2 else min(3, shape[1])
+    slots = torch.tensor([1] * run + [3, -1, 0])
+    kv, score = (maker.normal(len(slots), compressor.channels) for _ in range(2))
+    return {
+        "compressor": compressor,
+        "state": maker.state(shape),
+        "kv": kv,
+        "score": 3 * score,
+        "slots": slots,
+        "positions": 2 * compressor.ratio + torch.tensor([*range(1, run + 1), 0, 2, 0]),
+    }
+
+
+def flush(part: Part, maker: Maker) -> Arguments:
+    """Three groups, the last but one there is among them; a fourth's entry is nowhere.
+
+    No first group of a request: what it pools of the group before is whatever a slot is reset to.
+    """
+    compressor, shape, layout = part
+    last = _last_group(compressor)
+    entries = maker.targets(layout, 4)
+    entries[2] = -1
+    store = maker.store(layout, 4, filled=False)
+    return {
+        "compressor": compressor,
+        "state": maker.state(shape),
+        "slots": torch.tensor([3, 0, 2, 1]),
+        "positions": torch.tensor([last - 1, 2, 5, last // 8]) * compressor.ratio - 1,
+        "store": store,
+        "entries": entries,
+    }
+
+
+def step_write(ring: PageLayout, parts: Sequence[Part], maker: Maker) -> Arguments:
+    """Tokens that end a group and tokens that do not, one run of them where states take it."""
+    compressor, shape, _ = parts[0]
+    run = 1 if len(shape) == 2 else min(3, shape[1] + 1 - compressor.rows)
+    slots = torch.tensor([1] * run + [3, -1, 0])
+    ends = compressor.ratio - 1 + torch.arange(run)
+    positions = 2 * compressor.ratio + torch.tensor([*ends, -1, 2, 0])
+    done = ((positions + 1) % compressor.ratio == 0) & (slots >= 0)
+    count = len(slots)
+    writes = []
+    for each, held, layout in parts:
+        kv, score = (maker.normal(count, each.channels) for _ in range(2))
+        entries = torch.where(done, maker.targets(layout, count, count), -1)
+        store = maker.store(layout, count, filled=False)  # some pages have one entry each
+        writes.append(PartWrite(each, maker.state(held), kv, 3 * score, store, entries))
+    return {
+        "ring": maker.store(ring, 4, filled=False),
+        "values": maker.values(ring.format, count),
+        "slots": slots,
+        "positions": positions,
+        "parts": tuple(writes),
+    }
+
+
+def compress_chunk(part: Part, maker: Maker) -> Arguments:
+    """A chunk far inside a prompt that ends a begun group, holds two more, and begins another."""
+    compressor, shape, layout = part
+    count = 3 * compressor.ratio
+    kv, score = (maker.normal(count, compressor.channels) for _ in range(2))
+    return {
+        "compressor": compressor,
+        "state": maker.state(shape),
+        "kv": kv,
+        "score": 3 * score,
+        "slot": 2,
+        "start": (_last_group(compressor) - 4) * compressor.ratio + 1,
+        "store": maker.store(layout, 4, filled=False),
+        "entries": maker.targets(layout, 3),
+    }
+
+
+def indexer_query(config: DSV4Config, ratio: int, hadamard: bool, maker: Maker) -> Arguments:
+    """Tokens at the first position, at the last, and between."""
+    positions = torch.tensor([0, 5, config.max_context_tokens - 1])
+    shape = len(positions), config.index_heads
+    powers = 2.0 ** maker.whole(-6, 6, *shape, 1)
+    return {
+        "queries": (maker.normal(*shape, config.index_dim) * powers).bfloat16(),
+        "weights": maker.normal(*shape),
+        "turns": rope_rows(config, ratio, positions),
+        "hadamard": hadamard,
+        "out": maker.output(*shape, config.index_dim, dtype=torch.uint8),
+        "out_weights": maker.output(*shape, dtype=torch.float32),
+    }
+
+
+def index_scores(
+    config: DSV4Config, keys: PageLayout, block_entries: int | None, maker: Maker
+) -> Arguments:
+    """All keys, with room after the longest request, or those of some blocks."""
+    made = maker.tokens(keys)
+    lengths, shape = made["lengths"], (_TOKENS, config.index_heads)
+    values = maker.normal(*shape, config.index_dim) * 8
+    width = 4 * block_entries if block_entries else int(lengths.max()) + _ROOM
+    return {
+        **made,
+        "queries": values.to(torch.float8_e4m3fn).view(torch.uint8),
+        "weights": maker.normal(*shape),
+        "blocks": maker.blocks(lengths, block_entries) if block_entries else None,
+        "out": maker.output(_TOKENS, width, dtype=torch.float32),
+    }
+
+
+def select_blocks(block_entries: int, maker: Maker) -> Arguments:
+    """Scores of which many are equal; fewer blocks than are asked for, and more."""
+    return {
+        "scores": maker.whole(-3, 4, 4, 70).float(),
+        "lengths": torch.tensor([9, 70, 1, 0]),
+        "block_entries": block_entries,
+        "out": maker.output(4, 5, dtype=torch.int32),
+    }
+
+
+def select_topk(main: PageLayout, block_entries: int | None, maker: Maker) -> Arguments:
+    """Scores of which many are equal, of all entries or of some blocks."""
+    made = maker.tokens(main)
+    del made["store"]
+    lengths = made["lengths"]
+    width = 4 * block_entries if block_entries else int(lengths.max())
+    return {
+        **made,
+        "blocks": maker.blocks(lengths, block_entries) if block_entries else None,
+        "scores": maker.whole(-20, 20, _TOKENS, width).float(),
+        "page_entries": main.entries,
+        "out": maker.output(_TOKENS, _CHOSEN, dtype=torch.int32),
+        "entries": maker.output(_TOKENS, _CHOSEN, dtype=torch.int32),
+    }
+
+
+def attend(
+    config: DSV4Config,
+    ring: PageLayout,
+    main: PageLayout | None,
+    kind: AttentionType,
+    maker: Maker,
+) -> Arguments:
+    """Windows that are nearly empty, full and turned around; chosen entries or all, or none."""
+    store, entries = maker.store(ring, 4, filled=True), None
+    slots, tokens = torch.tensor([2, 0, 0, 0, 3, -1]), torch.tensor([7, 998, 999, 1000, 0, 9])
+    if main:
+        made = maker.tokens(main)
+        slots, lengths = made["slots"], made["lengths"]
+        chosen = _chosen(maker, lengths) if kind is AttentionType.CSA else None
+        entries = Entries(made["store"], made["table"], lengths, chosen)
+    shape = _TOKENS, config.num_heads, ring.format.dims
+    queries = (maker.normal(*shape) / 4).bfloat16()
+    sinks = maker.normal(config.num_heads)
+    sinks[1] = -math.inf
+    return {
+        "ring": store,
+        "slots": slots,
+        "tokens": tokens,
+        "window": config.window_tokens,
+        "entries": entries,
+        "queries": queries,
+        "sinks": sinks,
+        "scale": ring.format.dims**-0.5,
+        "out": maker.output(*shape),
+        "lse": maker.output(*shape[:2], dtype=torch.float32),
+    }
+
+
+def _chosen(maker: Maker, lengths: Tensor) -> Tensor:
+    """Indices of which some are −1, some beyond what a token sees and some there twice."""
+    indices = maker.whole(0, _LARGEST_INDEX, len(lengths), 40) % (lengths[:, None] + 3)
+    indices[:, ::7], indices[:, 3] = -1, indices[:, 2]
+    return indices.int()
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One call of an operation.
+
+    Attributes:
+        operation: Name in the table.
+        subject: What it works on, in words.
+        format_name: Of its pages; None without pages.
+        make: Makes the arguments.
+        leeway: How far written entries may be from the reference's.
+    """
+
+    operation: str
+    subject: str
+    format_name: str | None
+    make: Make
+    leeway: Leeway = Leeway.NONE
+
+
+def scenes_of(plan: CachePlan, seed: int) -> list[Scene]:
+    """Scenes of a cache; layers of one kind share theirs."""
+    random = torch.Generator().manual_seed(seed)
+    scenes: dict[tuple[str, str], Scene] = {}
+    for schema in plan.schemas:
+        for scene in (
+            *_page_scenes(plan, schema),
+            *_read_scenes(plan, schema),
+            *_state_scenes(plan, schema, random),
+        ):
+            scenes.setdefault((scene.operation, scene.subject), scene)
+    return list(scenes.values())
+
+
+def _page_scenes(plan: CachePlan, schema: LayerCacheSchema) -> Iterator[Scene]:
+    if ring := schema.window:
+        yield _on("window", ring, window_insert, ring)
+        yield _on("window", ring, gather_window, ring, plan.config.window_tokens)
+    if main := schema.main:
+        yield _on("main", main, entry_insert, main)
+        if schema.layer.attn is AttentionType.CSA:
+            yield _on("main", main, gather_topk, main)
+    if keys := schema.indexer:
+        leeway = Leeway.SUM if plan.hadamard else Leeway.NONE  # a rotation is a sum
+        yield _on("indexer", keys, indexer_insert, keys, plan.hadamard, leeway=leeway)
+    for place, pages in (("main", schema.main), ("indexer", schema.indexer)):
+        if pages:
+            yield _on(place, pages, gather_all, pages)
+            yield _on(place, pages, page_copy, pages)
+
+
+def _read_scenes(plan: CachePlan, schema: LayerCacheSchema) -> Iterator[Scene]:
+    config, keys, main = plan.config, schema.indexer, schema.main
+    if keys and main:
+        ratio = schema.layer.ratio
+        query = functools.partial(indexer_query, config, ratio, plan.hadamard)
+        yield Scene("indexer_query", f"{config.index_heads} heads", None, query)
+        yield _on("indexer", keys, index_scores, config, keys, None)
+        topk = functools.partial(select_topk, main, None)
+        yield Scene("select_topk", "scores of all entries", None, topk)
+    if config.candidates and keys and main:
+        size = config.candidates.block_entries
+        yield _on(f"blocks of {size} of indexer", keys, index_scores, config, keys, size)
+        blocks = functools.partial(select_blocks, size)
+        yield Scene("select_blocks", f"blocks of {size}", None, blocks)
+        topk = functools.partial(select_topk, main, size)
+        yield Scene("select_topk", f"scores of blocks of {size}", None, topk)
+    if ring := schema.window:
+        seen = schema.layer.attn
+        yield _on(f"{seen} layers' window", ring, attend, config, ring, main, seen)
+
+
+def _on(
+    place: str, pages: PageLayout, make: Any, *given: Any, leeway: Leeway = Leeway.NONE
+) -> Scene:
+    """A scene of the operation that the maker is named after."""
+    subject = f"{place} pages of {pages.entries} {pages.format.name} entries"
+    made = functools.partial(make, *given)
+    return Scene(make.__name__, subject, pages.format.name, made, leeway)
+
+
+@functools.lru_cache(maxsize=2)
+def _whole_rope(config: DSV4Config, ratio: int, precision: Precision) -> Tensor:
+    """Of all positions that the model has, however long the cache's requests are."""
+    return make_rope(config, ratio, config.max_context_tokens, precision)
+
+
+def _state_scenes(
+    plan: CachePlan, schema: LayerCacheSchema, random: torch.Generator
+) -> Iterator[Scene]:
+    parts: list[Part] = []
+    for place, pages, shape in (
+        ("main", schema.main, schema.state_shape),
+        ("indexer", schema.indexer, schema.indexer_state_shape),
+    ):
+        if not pages or schema.layer.attn is AttentionType.DSA:
+            continue
+        indexer, rope = place == "indexer", _whole_rope(plan.config, schema.layer.ratio, plan.rope)
+        compressor = random_compressor(
+            plan.config,
+            schema.layer,
+            random,
+            rope=rope,
+            indexer=indexer,
+            hadamard=indexer and plan.hadamard,
+        )
+        states, form = f"{place} states of {schema.layer.attn} layers", pages.format.name
+        leeway = Leeway.ROTATED_SUM if compressor.turns_rounded else Leeway.SUM
+        if not shape:
+            make: Make = functools.partial(norm_rope_insert, compressor, pages)
+            yield Scene("norm_rope_insert", f"{place} latents", form, make, leeway)
+            continue
+        part = compressor, shape, pages
+        yield Scene("state_append", states, None, functools.partial(state_append, part))
+        yield Scene("flush", states, form, functools.partial(flush, part), leeway)
+        yield Scene(
+            "compress_chunk", states, form, functools.partial(compress_chunk, part), leeway
+        )
+        parts.append(part)
+    if parts and schema.window:
+        make = functools.partial(step_write, schema.window, parts)
+        subject, form = f"{schema.layer.attn} layers", schema.window.format.name
+        yield Scene("step_write", subject, form, make, Leeway.SUM)

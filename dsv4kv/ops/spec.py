@@ -1,0 +1,533 @@
+"""The table of operations: arguments with dtype and shape, what is written, variants, bytes.
+
+A backend is anything with a function for each row, called by keyword. ``reference`` is the literal
+one; every other must equal it: bit for bit where the arithmetic is exact (gather, insert, copy),
+within the format's own grid where it sums (``tolerance``). A new operation is a row here, its
+reference, its kernel and its launch.
+
+Arguments. *Pages* are a ``PageStore``; ``ring`` has a page for each slot. Tensors have a dtype and
+a shape of named sizes: B requests, T tokens, E entries, S slots, W table columns, K choices,
+D channels of an entry, H heads, C channels of kv and score. A tensor with ``?`` may be None.
+*Physical* entries count through all pages; −1, or any outside the pages, is none: it is neither
+read nor written, and gives zeros. A slot of −1 is no token. The tokens of a slot are adjacent, in
+order and without gaps, each with its own row of the output.
+
+Useful bytes are those that an operation must read and write, whatever the hardware: values,
+entries, states and indices, each once. Not counted: page padding, tables shared by a whole batch,
+parameters. Source of the terms: DeepSeek-V4 report, section 3.5. Floating-point operations are
+those of matrix products, a multiplication and an addition each.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from dsv4kv.errors import ConfigError
+from dsv4kv.model.formats import EntryFormat
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Count = TypeVar("Count", int, "NDArray[np.int64]")
+"""A count, or many at once: one for each length or token."""
+
+_INDEX_BYTES, _TABLE_BYTES, _FLOAT_BYTES = 8, 4, 4
+
+
+class Pools(Protocol):
+    """Sizes of a compressor; see ``ops.compressor.Compressor``, which needs torch."""
+
+    @property
+    def rows(self) -> int:
+        """Tokens that one entry pools."""
+
+    @property
+    def dim(self) -> int:
+        """Channels of an entry."""
+
+    @property
+    def channels(self) -> int:
+        """Channels of kv and score of one token."""
+
+
+def insert_bytes(entry: EntryFormat, count: int) -> int:
+    """Insert of ``count`` entries: bf16 value and index in, entry out, normalised or not."""
+    return count * (2 * entry.dims + _INDEX_BYTES + entry.entry_bytes)
+
+
+def gather_topk_bytes(entry: EntryFormat, found: int, asked: int) -> int:
+    """Top-k gather: ``asked`` int32 indices in, ``found`` entries in, as many bf16 values out."""
+    return asked * 4 + found * (entry.entry_bytes + 2 * entry.dims)
+
+
+def gather_all_bytes(entry: EntryFormat, found: Count, blocks: Count) -> Count:
+    """Dense gather: ``blocks`` table entries and ``found`` entries in, bf16 values out."""
+    return blocks * _TABLE_BYTES + found * (entry.entry_bytes + 2 * entry.dims)
+
+
+def gather_window_bytes(entry: EntryFormat, found: int, requests: int) -> int:
+    """Window gather: a length per request and ``found`` entries in, bf16 values out."""
+    return requests * _INDEX_BYTES + found * (entry.entry_bytes + 2 * entry.dims)
+
+
+def state_append_bytes(compressor: Pools, tokens: int, *, online: bool) -> int:
+    """State append: kv and score in; two rows out, or three read and written when online."""
+    return tokens * compressor.channels * (2 + (6 if online else 2)) * _FLOAT_BYTES
+
+
+def flush_bytes(compressor: Pools, entry: EntryFormat, entries: int, *, online: bool) -> int:
+    """Flush: the pooled rows of kv and score in (two sums when online), entry out."""
+    rows = 1 if online else compressor.rows
+    return entries * (rows * compressor.dim * 2 * _FLOAT_BYTES + entry.entry_bytes)
+
+
+def step_write_bytes(
+    compressor: Pools, entry: EntryFormat, tokens: int, entries: int, *, online: bool
+) -> int:
+    """A part of a step's write: appended and flushed, less what both would move.
+
+    The token that completes an entry is not read again, and an online state not either.
+    """
+    again = entries * compressor.dim * 2 * _FLOAT_BYTES
+    append = state_append_bytes(compressor, tokens, online=online)
+    return append + flush_bytes(compressor, entry, entries, online=online) - again
+
+
+def compress_chunk_bytes(
+    compressor: Pools, entry: EntryFormat, tokens: int, entries: int, state_rows: int
+) -> int:
+    """Chunk: kv and score in, entries out, and the rows that stay in the state out."""
+    row_bytes = compressor.channels * 2 * _FLOAT_BYTES
+    return (tokens + min(tokens, state_rows)) * row_bytes + entries * entry.entry_bytes
+
+
+def indexer_query_bytes(tokens: int, heads: int, dims: int, rotated: int) -> int:
+    """Indexer queries: bf16 vectors and weights in, turns of a token in, codes and weights out."""
+    return tokens * (heads * (3 * dims + 2 * _FLOAT_BYTES) + rotated * _FLOAT_BYTES)
+
+
+def index_scores_bytes(
+    keys: EntryFormat, read: Count, places: Count, scores: Count, queries: Count
+) -> Count:
+    """Scores: ``read`` keys and ``places`` of tables or block lists in, ``scores`` out.
+
+    ``queries``: heads of all tokens, of which each has its codes and a weight. Tokens of one
+    request share its keys, which are read once; the keys of candidate blocks are each token's own.
+    """
+    asked = queries * (keys.dims + _FLOAT_BYTES)
+    return read * keys.entry_bytes + places * _TABLE_BYTES + scores * _FLOAT_BYTES + asked
+
+
+def select_blocks_bytes(scores: Count, chosen: Count) -> Count:
+    """Candidate blocks: ``scores`` in, ``chosen`` numbers out."""
+    return scores * _FLOAT_BYTES + chosen * _TABLE_BYTES
+
+
+def select_topk_bytes(scores: Count, places: Count, chosen: Count) -> Count:
+    """Top k: ``scores`` and ``places`` of block lists in, logical and physical numbers out."""
+    return scores * _FLOAT_BYTES + (places + 2 * chosen) * _TABLE_BYTES
+
+
+def attended_bytes(entry: EntryFormat, found: Count, places: Count) -> Count:
+    """What attention reads of a cache: ``found`` entries, ``places`` of tables or index lists.
+
+    Every token counts what it reads, though neighbours share most of a window.
+    """
+    return found * entry.entry_bytes + places * _TABLE_BYTES
+
+
+def attend_query_bytes(tokens: int, heads: int, dims: int) -> int:
+    """Attention without its cache: a length, bf16 queries in, bf16 outputs and lse out."""
+    return tokens * (_INDEX_BYTES + heads * (4 * dims + _FLOAT_BYTES))
+
+
+def page_copy_bytes(page_bytes: int, pages: int) -> int:
+    """Page copy: two page numbers in, each page read and written."""
+    return pages * (2 * page_bytes + 2 * _INDEX_BYTES)
+
+
+def index_scores_flops(scores: Count, heads: int, dims: int) -> Count:
+    """Every head's query times the key of each score: 16,384 for 64 heads of 128 channels."""
+    return 2 * scores * heads * dims
+
+
+def attend_flops(attended: Count, heads: int, dims: int) -> Count:
+    """Every head's query times each entry, and its weight times it: 262,144 for 128 of 512."""
+    return 4 * attended * heads * dims
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to do an operation on a GPU; all give the same bytes, ``attend`` but for rounding.
+
+    Attributes:
+        meaning: What sets it apart, to follow its name.
+        architectures: That have what it takes, such as ``sm_90a``; None for all.
+    """
+
+    meaning: str
+    architectures: tuple[str, ...] | None = None
+
+    def runs_on(self, architecture: str) -> bool:
+        """Whether an architecture has what it takes."""
+        return self.architectures is None or architecture in self.architectures
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of an operation.
+
+    Attributes:
+        name: Keyword.
+        dtype: torch's name of a tensor's type; else ``pages``, ``compressor``, ``entries``,
+            ``parts``, ``int``, ``float`` or ``bool``.
+        shape: Sizes of a tensor, by name.
+        optional: Whether it may be None.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[str, ...]
+    optional: bool
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A row of the table.
+
+    Attributes:
+        signature: Arguments in order: ``name:type[sizes]``.
+        writes: Arguments that are written.
+        text: What it does.
+        moved: Its useful bytes, of counts; see the function.
+        of_slots: It works on rings and states: other block tables give it no other bytes.
+        variants: Ways to do it on a GPU, the default first.
+    """
+
+    signature: str
+    writes: tuple[str, ...]
+    text: str
+    moved: Callable[..., object]
+    of_slots: bool = False
+    variants: Mapping[str, Variant] = field(default_factory=dict)
+
+    @cached_property
+    def arguments(self) -> tuple[Argument, ...]:
+        """Its arguments in order."""
+        return tuple(map(_argument, self.signature.split()))
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Names of its arguments in order."""
+        return tuple(argument.name for argument in self.arguments)
+
+
+_ARGUMENT = re.compile(r"(\w+):(\w+)(?:\[([^]]*)\])?(\?)?")
+
+
+def _argument(text: str) -> Argument:
+    match = _ARGUMENT.fullmatch(text)
+    assert match is not None, text
+    name, dtype, shape, optional = match.groups()
+    return Argument(name, dtype, tuple(filter(None, (shape or "").split(","))), bool(optional))
+
+
+class Backend(Protocol):
+    """A function for every operation, called by keyword."""
+
+    def __getattr__(self, operation: str, /) -> Callable[..., None]:
+        """The function of an operation."""
+
+
+def write_in_turn(
+    window_insert: Callable[..., None],
+    state_append: Callable[..., None],
+    flush: Callable[..., None],
+    **step: Any,
+) -> None:
+    """``step_write`` by operations of its own; does not wait for a GPU."""
+    tokens = {"slots": step["slots"], "positions": step["positions"]}
+    window_insert(ring=step["ring"], values=step["values"], **tokens)
+    for part in step["parts"]:
+        states = {"compressor": part.compressor, "state": part.state, **tokens}
+        state_append(**states, kv=part.kv, score=part.score)
+        flush(**states, store=part.store, entries=part.entries)
+
+
+_CLUSTERS = ("sm_90a", "sm_100a")  # with room for three blocks of 74 KiB a multiprocessor
+
+_POOLING = {
+    "scratch": Variant("the loads of a batch of rows are under way together"),
+    "serial": Variant("loads as the compiler places them, in several rounds"),
+    "cluster": Variant(
+        "blocks that share an entry are a cluster, which needs no second kernel", _CLUSTERS
+    ),
+}
+_INSERTING = {
+    "resident": Variant("a warp has two entries under way, on as many blocks as the GPU holds"),
+    "single": Variant("a warp has one entry under way, on up to eight blocks a multiprocessor"),
+}
+_GATHERING = {
+    "ahead": Variant("a warp looks up all its entries at once, four of them under way"),
+    "stepwise": Variant("a warp looks up two entries at a time, both under way"),
+}
+
+OPERATIONS: dict[str, Operation] = {
+    "window_insert": Operation(
+        "ring:pages values:bfloat16[T,D] slots:int64[T] positions:int64[T]",
+        ("ring",),
+        """Quantise values into row ``position mod ring length`` of each slot's page. Where several
+        tokens of a slot fall on one row, the highest position is stored.""",
+        insert_bytes,
+        of_slots=True,
+        variants=_INSERTING,
+    ),
+    "entry_insert": Operation(
+        "store:pages values:bfloat16[E,D] entries:int64[E]",
+        ("store",),
+        "Quantise values into distinct physical entries.",
+        insert_bytes,
+        variants=_INSERTING,
+    ),
+    "indexer_insert": Operation(
+        "store:pages keys:bfloat16[E,D] entries:int64[E] hadamard:bool",
+        ("store",),
+        """As ``entry_insert``; with ``hadamard`` keys are first rotated in float32 by
+        Hadamard(128) / sqrt(128) and rounded to bf16 (reference inference code, SGLang,
+        TensorRT-LLM; vLLM does not rotate).""",
+        insert_bytes,
+    ),
+    "norm_rope_insert": Operation(
+        "compressor:compressor values:bfloat16[T,D] positions:int64[T] store:pages "
+        "entries:int64[T]",
+        ("store",),
+        """Entries of one projected value each, without pooling: RMSNorm, RoPE on the last dims at
+        the position of the group's first token, rounding as the compressor says, quantise.
+        ``positions`` are of the token that completes the entry; values of entry −1 are not read.
+        DeepSeek-V4.1's entries where the ratio is 1, and its indexer keys: what comes in is the
+        output of the projection, as in vLLM 0.33.0's ``indexer_k_norm_rope_store`` and SGLang
+        0.5.23's ``c1_decode_norm_rope_store``.""",
+        insert_bytes,
+    ),
+    "state_append": Operation(
+        "compressor:compressor state:float32 kv:float32[T,C] score:float32[T,C] slots:int64[T] "
+        "positions:int64[T]",
+        ("state",),
+        """Add tokens to the compressor states of their slots. Ring state float32[S, 2, R, C]: row
+        ``position mod R`` takes kv and score + ape; at most R tokens of a slot. Online state
+        float32[S, 3, C]: folds one token per slot into (max, denominator, weighted sum); a
+        position that starts a group starts afresh.""",
+        state_append_bytes,
+        of_slots=True,
+    ),
+    "flush": Operation(
+        "compressor:compressor state:float32 slots:int64[E] positions:int64[E] store:pages "
+        "entries:int64[E]",
+        ("store",),
+        """Pool the groups that end at these positions and write their entries. Per channel softmax
+        over the group's scores, weighted sum of kv, RMSNorm, RoPE on the last dims at the position
+        of the group's first token, all in float32; rounding to bf16 after RoPE, or before it, or
+        both, as the compressor says; Hadamard if it has it; quantise.
+        ``(position + 1) mod ratio == 0`` for every position.""",
+        flush_bytes,
+        of_slots=True,
+        variants=_POOLING,
+    ),
+    "step_write": Operation(
+        "ring:pages values:bfloat16[T,D] slots:int64[T] positions:int64[T] parts:parts",
+        ("ring", "parts"),
+        """All that a decode step writes to one layer, as engines' fused inserts: equals
+        ``window_insert``, then for each part ``state_append`` and, of the tokens whose entry is
+        not −1, ``flush``: the same bits as this backend's own. ``parts``: compressed KV, then
+        indexer keys if the layer has them; a state has as many slots as the ring has pages. Tokens
+        of one slot: at most R + 1 − the rows that an entry pools, one if the state is online.""",
+        step_write_bytes,
+        of_slots=True,
+        variants={
+            "fused": Variant("one kernel for a layer's window, states and entries"),
+            "separate": Variant("a kernel for each of them"),
+        },
+    ),
+    "compress_chunk": Operation(
+        "compressor:compressor state:float32 kv:float32[T,C] score:float32[T,C] slot:int "
+        "start:int store:pages entries:int64[E]",
+        ("state", "store"),
+        """Append and flush a prompt chunk of one request: equals ``state_append`` and ``flush``
+        token by token for positions start … start + T − 1. ``entries``: of the
+        (start + T) // ratio − start // ratio groups that end in it.""",
+        compress_chunk_bytes,
+        variants=_POOLING,
+    ),
+    "gather_topk": Operation(
+        "store:pages table:int32[S,W] slots:int64[B] indices:int32[B,K] lengths:int64[B] "
+        "out:bfloat16[B,K,D]",
+        ("out",),
+        """Dequantise chosen logical entries, −1 or one beyond the length for none. ``table``:
+        blocks of every slot; ``lengths``: valid entries of each request.""",
+        gather_topk_bytes,
+        variants=_GATHERING,
+    ),
+    "gather_all": Operation(
+        "store:pages table:int32[S,W] slots:int64[B] lengths:int64[B] out:bfloat16[B,M,D]",
+        ("out",),
+        """Dequantise entries 0 … length − 1 of each request; M is at least the largest length. A
+        request's rows after its length are zeros up to the largest one; rows after that are zeros
+        or what they were, so that a captured launch may have room for more.""",
+        gather_all_bytes,
+        variants=_GATHERING,
+    ),
+    "gather_window": Operation(
+        "ring:pages slots:int64[B] tokens:int64[B] out:bfloat16[B,M,D]",
+        ("out",),
+        """Dequantise the last min(n, M) of n = ``tokens`` window entries, oldest first, then
+        zeros. M may be smaller than the ring (rings are longer by the draft tokens).""",
+        gather_window_bytes,
+        of_slots=True,
+        variants=_GATHERING,
+    ),
+    "page_copy": Operation(
+        "store:pages sources:int64[N] targets:int64[N]",
+        ("store",),
+        "Copy whole pages to distinct pages; no page is both source and target.",
+        page_copy_bytes,
+    ),
+    "indexer_query": Operation(
+        "queries:bfloat16[T,H,D] weights:float32[T,H] turns:float32[T,R] hadamard:bool "
+        "out:uint8[T,H,D] out_weights:float32[T,H]",
+        ("out", "out_weights"),
+        """Make an indexer's queries: RoPE in float32 on the last R channels (pairs of neighbours)
+        by ``turns``, each token's cosines, then sines (``compressor.rope_rows``), rounded to bf16;
+        rotated as keys are with ``hadamard``; each head's vector quantised to e4m3 with one power
+        of two, as an ``fp8`` indexer key is. out_weights = weights · that scale · (H · D)^-0.5.
+        So vLLM 0.33.0's ``fused_indexer_q_rope_quant`` (without Hadamard) and DeepSeek's inference
+        code. SGLang 0.5.23's ``fused_q_indexer_rope_hadamard_quant`` rounds nothing to bf16 and
+        takes amax / 448 as the scale. On SM100 both quantise queries of MXFP4 keys to MXFP4.""",
+        indexer_query_bytes,
+    ),
+    "index_scores": Operation(
+        "store:pages table:int32[S,W] slots:int64[T] lengths:int64[T] queries:uint8[T,H,D] "
+        "weights:float32[T,H] blocks:int32[T,N]? out:float32[T,M]",
+        ("out",),
+        """Score indexer keys in their pages: sum over the heads h of weights[h] ·
+        max(0, queries[h] · key), in float32; queries are e4m3. Without ``blocks`` column j is key
+        j; −inf from a token's length up to the longest, after that −inf or what it was (DeepGEMM's
+        ``fp8_paged_mqa_logits``, with clean_logits). With ``blocks``, as ``select_blocks`` gives
+        them, only these are scored, each M / N keys: column c is key c mod (M / N) of block
+        ``blocks[t, c // (M / N)]``; −inf where there is no such block or key (DeepGEMM's
+        ``fp8_fp4_paged_sparse_mqa_logits``, on SM100; elsewhere engines score every key and mask
+        the rest).""",
+        index_scores_bytes,
+    ),
+    "select_blocks": Operation(
+        "scores:float32[T,M] lengths:int64[T] block_entries:int out:int32[T,N]",
+        ("out",),
+        """Candidates for later index layers: the N best blocks of each token. A block is
+        ``block_entries`` neighbouring entries, scored by the largest of those that the token sees;
+        the one with the newest entry is always chosen. Of equals the first; ascending, then −1.
+        No score is NaN. DeepSeek-V4.1: 2,048 blocks of 8. vLLM 0.33.0
+        (``select_candidate_blocks``) and SGLang 0.5.23 (``amax_topk_blocks``) choose so, in no
+        particular order.""",
+        select_blocks_bytes,
+    ),
+    "select_topk": Operation(
+        "scores:float32[T,M] lengths:int64[T] blocks:int32[T,N]? table:int32[S,W] slots:int64[T] "
+        "page_entries:int out:int32[T,K] entries:int32[T,K]",
+        ("out", "entries"),
+        """Choose the K best entries of each token, logical ``out`` and physical ``entries``.
+        Exact; of equal scores the lower index; −0 equals 0. Ascending, then −1 where the token
+        sees fewer. Scores and ``blocks`` as in ``index_scores``, none NaN. Engines write one of
+        them or both (SGLang 0.5.23's ``topk_transform_paged_v2``), in no particular order.""",
+        select_topk_bytes,
+    ),
+    "attend": Operation(
+        "ring:pages slots:int64[T] tokens:int64[T] window:int entries:entries? "
+        "queries:bfloat16[T,H,D] sinks:float32[H] scale:float out:bfloat16[T,H,D] "
+        "lse:float32[T,H]",
+        ("out", "lse"),
+        """Attention over window and compressed entries, read in their pages. An entry is key and
+        value of every head. Of n = tokens[t] tokens so far, this one counted, the last
+        min(n, window) in the ring; with them the compressed ``entries``. Per head: softmax of
+        scale · queries · entry over both, with exp(sink) added to the denominator, in float32; a
+        sink of −inf is none. ``lse``: natural logarithm of the sum of exp(scale · queries ·
+        entry), without the sink. Where nothing is visible out is 0 and lse is +inf. So FlashMLA's
+        ``flash_mla_with_kvcache`` (attn_sink, softmax_lse; tests/ref.py).""",
+        attended_bytes,
+        variants={
+            "warps": Variant("every warp decodes entries, then multiplies (mma)"),
+            "groups": Variant("four warps decode while eight multiply (wgmma)", ("sm_90a",)),
+        },
+    ),
+}
+
+READS = ("indexer_query", "index_scores", "select_blocks", "select_topk", "attend")
+"""What a decode step of an engine reads, in order."""
+
+STEP_LAUNCH = "step_launch"
+"""How a step's kernels follow one another: chosen like a variant."""
+
+_DEPENDENT = ("sm_90a", "sm_100a", "sm_103", "sm_110", "sm_120", "sm_121")
+
+VARIANTS: dict[str, Mapping[str, Variant]] = {
+    name: row.variants for name, row in OPERATIONS.items() if row.variants
+} | {
+    STEP_LAUNCH: {
+        "dependent": Variant("a kernel is set up while the one before it still runs", _DEPENDENT),
+        "plain": Variant("a kernel begins when the one before it has ended"),
+    }
+}
+"""Every choice that a run has on a GPU; the first is the default. On the CPU there is one way."""
+
+Choice = Mapping[str, str]
+"""Variant of every operation in ``VARIANTS``."""
+
+
+def portable(operation: str) -> str:
+    """The first variant that every GPU has: what launch plans make if nobody says otherwise."""
+    return next(name for name, one in VARIANTS[operation].items() if not one.architectures)
+
+
+def best(operation: str, architecture: str) -> str:
+    """The first variant that an architecture has."""
+    return _available(operation, architecture)[0]
+
+
+def explain(operation: str) -> str:
+    """The variants of an operation and their meanings, in a sentence."""
+    meanings = (f"{name} ({variant.meaning})" for name, variant in VARIANTS[operation].items())
+    return f"How {operation} is done on a GPU: {', '.join(meanings)}; null takes the first it has."
+
+
+def choose(asked: Mapping[str, str | None], architecture: str | None) -> Choice:
+    """The variant of every operation: as asked, else the first that the architecture has.
+
+    architecture: None on the CPU, where each operation has one way: none may be asked for.
+
+    Raises:
+        ConfigError: One that is asked for and that the architecture does not have.
+    """
+    if architecture is None:
+        for operation, name in asked.items():
+            if name:
+                raise ConfigError(
+                    f"ops.variant.{operation} is {name}, and the cache is on the CPU, where each "
+                    "operation has one variant: leave it null, or set device to cuda."
+                )
+        return {}
+    found = {}
+    for operation in VARIANTS:
+        available = _available(operation, architecture)
+        name = asked.get(operation) or available[0]
+        if name not in available:
+            raise ConfigError(
+                f"ops.variant.{operation} is {name}, which {architecture} does not have: "
+                f"choose {', '.join(available)}, or null."
+            )
+        found[operation] = name
+    return found
+
+
+def _available(operation: str, architecture: str) -> list[str]:
+    return [name for name, one in VARIANTS[operation].items() if one.runs_on(architecture)]

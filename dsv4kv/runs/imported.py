@@ -1,0 +1,151 @@
+"""Profiles read from files; a profiler's own file becomes a record, which is all to keep of it."""
+
+import hashlib
+import shlex
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from dsv4kv import __version__
+from dsv4kv.errors import ProfileError
+from dsv4kv.measure.profilers.chrome_file import open_text
+from dsv4kv.measure.profilers.classify import shipped_rules
+from dsv4kv.measure.profilers.files import read_profile
+from dsv4kv.runs.kernel_table import build_table
+from dsv4kv.runs.profile import KernelTable, Profile
+from dsv4kv.runs.quantities import Yardstick, yardsticks
+from dsv4kv.runs.schema import NOTHING_CHECKED, Case, Environment, RunRecord
+from dsv4kv.runs.store import load_record, new_run_id
+
+_RECORD = '"schema_version"'
+_HEAD_CHARACTERS = 200
+
+
+@dataclass(frozen=True)
+class Source:
+    """A profile, and where it is from.
+
+    Attributes:
+        profile: With its kernel table.
+        yardstick: What its rates are compared with; None where nothing was measured.
+        record: That it was read from; None of a profiler's own file.
+    """
+
+    profile: Profile
+    yardstick: Yardstick | None
+    record: RunRecord | None = None
+
+    @property
+    def table(self) -> KernelTable:
+        """Its kernel table."""
+        assert self.profile.table is not None
+        return self.profile.table
+
+
+def load_profile(path: Path, step: str) -> Source:
+    """Read what a profiler wrote, or the first profile in a run record.
+
+    Raises:
+        ProfileError: It cannot be read, or the record has no profile.
+        RecordError: It is a damaged record.
+    """
+    if path.suffix == ".json" and _is_record(path):
+        return _from_record(path)
+    table = build_table(read_profile(path, step), shipped_rules())
+    return Source(
+        Profile(
+            why=f"read from {path.name}",
+            command=[],
+            files=[str(path)],
+            step_requests=[],
+            useful_bytes={},
+            table=table,
+        ),
+        yardstick=None,
+    )
+
+
+def _is_record(path: Path) -> bool:
+    with open_text(path) as file:
+        try:
+            return _RECORD in file.read(_HEAD_CHARACTERS)
+        except (OSError, EOFError, zlib.error):  # damaged: its reader says how
+            return False
+
+
+def _from_record(path: Path) -> Source:
+    record = load_record(path)
+    for case in record.cases:
+        if case.profile is not None and case.profile.table is not None:
+            return Source(case.profile, next(iter(yardsticks(case)), None), record)
+    raise ProfileError(f"{path} is a run record without a profile: make one with dsv4kv profile.")
+
+
+ELSEWHERE = "not in the profile"
+"""Platform and Python of a run that a profile says nothing of."""
+
+
+def record_of_profile(profile: Profile, path: Path, step: str, argv: Sequence[str]) -> RunRecord:
+    """Make a record of a profile that was read from a file.
+
+    Machine and software are unknown: those of this process are not where the profile is from.
+
+    Args:
+        profile: What the file says, with its kernel table.
+        path: The file.
+        step: Range that was taken for a step.
+        argv: Command line that read it.
+    """
+    assert profile.table is not None
+    now = datetime.now(UTC)
+    moment = now.isoformat(timespec="seconds")
+    case = Case(
+        axis={},
+        status="complete",
+        error=None,
+        config={"name": path.name},
+        device="cuda" if profile.table.devices else "cpu",
+        backend=ELSEWHERE,
+        cache=None,
+        totals=None,
+        operations=[],
+        latencies=[],
+        memcpy=None,
+        verification=NOTHING_CHECKED,
+        profile=profile,
+    )
+    return RunRecord(
+        run_id=new_run_id(f"profile-{path.name}", now),
+        started_utc=moment,
+        ended_utc=moment,
+        status="complete",
+        argv=list(argv),
+        reproduce=shlex.join(["dsv4kv", "profile", "--from", str(path), "--step", step]),
+        config_source=str(path),
+        config_sha256=_sha256(path),
+        trace_source=None,
+        trace_sha256=None,
+        seed=0,
+        environment=Environment(
+            hostname_sha256="",
+            platform=ELSEWHERE,
+            python=ELSEWHERE,
+            cpu=None,
+            cpu_count=None,
+            memory_bytes=None,
+            load_1min=None,
+            governor=None,
+            versions={"dsv4kv": __version__},
+            variables={},
+            git_sha=None,
+            git_dirty=None,
+        ),
+        cases=[case],
+    )
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

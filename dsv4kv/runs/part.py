@@ -1,0 +1,31 @@
+"""What every part of the run record has in common."""
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict
+
+
+def _check_moment(text: str) -> str:
+    if datetime.fromisoformat(text).tzinfo is None:
+        raise ValueError(f"{text} has no time zone: {text}Z would be UTC")
+    return text
+
+
+Moment = Annotated[str, AfterValidator(_check_moment)]
+"""A time as ISO 8601 with its zone, which can be compared with any other."""
+
+Temperature = Literal["cold", "hot", "L2-resident"]
+"""How an operation was timed, see ``Operation.temperature``."""
+
+
+class Part(BaseModel):
+    """A part of the record: frozen, documented by its attribute docstrings."""
+
+    model_config = ConfigDict(
+        allow_inf_nan=False,
+        defer_build=True,
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+    )

@@ -1,0 +1,246 @@
+"""Sweeps: every point in turn or in parallel, each finished one kept until the record is whole.
+
+``RUN.points.jsonl`` next to the record holds what was asked and a line for every finished point.
+A process that is killed while it writes one leaves a line that is cut short: that point is done
+again.
+"""
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from dsv4kv.errors import RecordError
+from dsv4kv.files import read_document, replacing
+from dsv4kv.processes import map_parallel
+from dsv4kv.runs.part import Moment, Part
+from dsv4kv.runs.schema import Case
+from dsv4kv.runs.store import POINTS, digest
+
+
+class Asked(Part):
+    """What a sweep was asked; one that is resumed must agree."""
+
+    run_id: str
+    """Name of the run that gathers it."""
+    started_utc: Moment
+    """When it was begun, ISO 8601."""
+    command: str
+    """``replay`` or ``bench``."""
+    version: str
+    """Of dsv4kv, with the revision if it runs from a source tree."""
+    machine: str | None
+    """Digest of the host's name where points are timed; null where any machine gives the same."""
+    config_source: str
+    """Path or name of the configuration file."""
+    config_sha256: str
+    """Digest of its text, before overrides."""
+    overrides: list[str]
+    """``a.b=c`` options in effect."""
+    axes: list[str]
+    """``a.b=1,2`` options."""
+    traces_sha256: dict[str, str]
+    """Digest of every trace, by its name."""
+    points_sha256: str
+    """Digest of all points' whole configurations."""
+    count: int
+    """Points."""
+
+
+class _Line(Part):
+    point: int
+    case: Case
+
+
+_AGREE = {
+    "command": "another command",
+    "version": "another version of dsv4kv",
+    "machine": "another machine, and its points are timed",
+    "config_sha256": "another text of the configuration",
+    "traces_sha256": "another trace",
+    "points_sha256": "other settings or axes",
+}
+
+
+def hash_points(configs: Sequence[dict[str, Any]]) -> str:
+    """Digest of the whole configurations of all points, in order."""
+    return digest({"points": list(configs)})
+
+
+@dataclass(frozen=True)
+class Points:
+    """A sweep's file.
+
+    Attributes:
+        path: Where it is.
+        asked: What was asked.
+        cases: Finished points by number, from 0.
+    """
+
+    path: Path
+    asked: Asked
+    cases: dict[int, Case] = field(default_factory=dict)
+
+    @property
+    def missing(self) -> int:
+        """Points that are not finished."""
+        return self.asked.count - len(self.cases)
+
+    def keep(self, number: int, case: Case) -> None:
+        """Append a finished point, on disk when this returns.
+
+        Raises:
+            RecordError: The file cannot be written.
+        """
+        line = _Line(point=number, case=case).model_dump_json()
+        try:
+            with self.path.open("ab") as file:
+                file.write(f"{line}\n".encode())
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise RecordError(
+                f"{self.path} cannot be written ({error.strerror}). Of {self.asked.count:,} "
+                f"points {len(self.cases):,} are finished and stay there: make room, or let it be "
+                "written, and go on with --resume."
+            ) from None
+        self.cases[number] = case
+
+
+def find_points(run: str, out: Path) -> Path:
+    """File of a sweep by the run's name, its record or itself.
+
+    Raises:
+        RecordError: There is none.
+    """
+    name = Path(run).name.removesuffix(POINTS).removesuffix(".json")
+    places = [Path(run), Path(run).with_name(f"{name}{POINTS}"), out / f"{name}{POINTS}"]
+    for path in places:
+        if path.is_file() and path.name.endswith(POINTS):
+            return path
+    raise RecordError(
+        f"--resume {run}: there is no {places[-1]}: it was no sweep, or it is whole, and its "
+        f"record has all points. Name a run of {out}, or its file of points."
+    )
+
+
+def read_points(path: Path) -> Points:
+    """Read a sweep's file; raises ``RecordError`` if what was asked cannot be read."""
+    try:
+        first, *lines = read_document(path).splitlines()
+        points = Points(path, Asked.model_validate_json(first))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no sweep of this dsv4kv"
+        raise RecordError(f"{path} cannot be read ({reason}).") from None
+    for text in lines:
+        with suppress(ValidationError):  # cut short: the point is done again
+            line = _Line.model_validate_json(text, strict=True)
+            points.cases[line.point] = line.case
+    return points
+
+
+def open_points(path: Path, asked: Asked) -> Points:
+    """Begin a sweep's file, or resume the one that is there.
+
+    Raises:
+        RecordError: It cannot be written or read, or is of another sweep.
+    """
+    try:
+        if path.exists():
+            if not path.read_bytes().endswith(b"\n"):
+                with path.open("ab") as file:
+                    file.write(b"\n")
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as file:
+                file.write(f"{asked.model_dump_json()}\n".encode())
+    except OSError as error:
+        raise RecordError(f"{path} cannot be written ({error.strerror}).") from None
+    points = read_points(path)
+    for name, what in _AGREE.items():
+        there, now = getattr(points.asked, name), getattr(asked, name)
+        if there != now:
+            raise RecordError(
+                f"{path} is of {what} ({_shown(there)}, now {_shown(now)}): go on with what it "
+                "was begun with, or begin a new sweep."
+            )
+    return points
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) < 80 else f"{text[:12]}…"
+
+
+def list_unfinished(out: Path) -> list[Points]:
+    """Unfinished sweeps of a folder of records, by name; what cannot be read is left out."""
+    found = []
+    for path in sorted(out.glob(f"*{POINTS}")):
+        with suppress(RecordError):
+            found.append(read_points(path))
+    return found
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """How points are done.
+
+    Attributes:
+        points: Keeps finished ones; None where there is one point.
+        jobs: Points at once; None takes all that the cluster has.
+        ray: Address of a Ray cluster; None for processes here.
+    """
+
+    points: Points | None = None
+    jobs: int | None = 1
+    ray: str | None = None
+
+    @property
+    def parallel(self) -> bool:
+        """Whether several are done at once."""
+        return self.jobs != 1 or self.ray is not None
+
+
+HERE = Sweep()
+"""One point after the other, none of them kept."""
+
+
+def run_points(
+    sweep: Sweep,
+    count: int,
+    work: Callable[[int], Case],
+    on_progress: Callable[[int, int], None] | None = None,
+) -> list[Case]:
+    """Do every point that is not finished yet; Ctrl-C ends with those that are, if any.
+
+    Args:
+        sweep: How.
+        count: Points, which are numbered from 0.
+        work: Does one.
+        on_progress: Called with how many of how many are finished, where several run at once.
+    """
+    cases = dict(sweep.points.cases) if sweep.points else {}
+    numbers = [number for number in range(count) if number not in cases]
+    try:
+        if sweep.parallel and numbers:
+            results = map_parallel(work, numbers, sweep.jobs, sweep.ray)
+        else:
+            results = ((number, work(number)) for number in numbers)
+        with closing(results):
+            for number, case in results:
+                cases[number] = case
+                if case.status == "incomplete":
+                    break
+                if sweep.points:
+                    sweep.points.keep(number, case)
+                if sweep.parallel and on_progress:
+                    on_progress(len(cases), count)
+    except KeyboardInterrupt:
+        if not cases:
+            raise
+    return [cases[number] for number in sorted(cases)]

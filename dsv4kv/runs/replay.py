@@ -1,0 +1,368 @@
+"""What a replay found, in the record's terms: reuse, memory, work, and the model behind the times.
+
+Times are virtual: what a clock says, in nanoseconds since the first arrival.
+"""
+
+from collections import Counter
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from dsv4kv.runs.part import Part
+
+
+class FleetReplica(Part):
+    """One server."""
+
+    name: str
+    """What it does, and which it is."""
+    role: Literal["both", "prefill", "decode"]
+    """Whether it computes prompts, decodes, or both."""
+    gpus: int
+    """GPUs that it has."""
+    requests: int
+    """Requests that it was given."""
+    prompt_tokens: int
+    """Tokens of their prompts; of a decode replica's, those that were sent to it."""
+    saved_tokens: int
+    """Of which it found cached; 0 for a decode replica, which computes none."""
+    computed_tokens: int
+    """Prompt tokens that it computed, again after a preemption included."""
+    output_tokens: int
+    """Tokens of answers that it gave; what a prefill replica samples after a prompt is none."""
+    peak_requests: int
+    """Most requests that held a slot at once."""
+    busy_ns: int
+    """Time in which it had steps to take."""
+    queued_ns: int
+    """Time that its requests waited for a slot, together."""
+    held_bytes: int
+    """Blocks of prompts that it has cached at the end."""
+    settings: str = ""
+    """In what it differs from the rest of the configuration; empty where in nothing."""
+    sent_bytes: int = 0
+    """Of prompts that it sent to decode replicas, by one rank; every rank sends as much."""
+    sending_ns: int = 0
+    """Time of sending."""
+    sending_waited_ns: int = 0
+    """Time for which prompts waited for others to be sent, together."""
+
+
+class ReplayFleet(Part):
+    """Several servers behind a router."""
+
+    router: str
+    """Who chose the replica that computed a prompt."""
+    decode_router: str | None
+    """Who chose the replica that decoded; null where the same one did."""
+    replicas: list[FleetReplica]
+    """Those that computed prompts first."""
+    prompt_tokens: int
+    """Tokens of all prompts that were served."""
+    saved_tokens: int
+    """Of which a replica found cached."""
+    pooled_saved_tokens: int
+    """What one pool with the blocks of all replicas would save, evicting the least recently used,
+    one request at a time."""
+    ideal_saved_tokens: int
+    """What one pool would save that forgets nothing."""
+    held_bytes: int
+    """Blocks of prompts cached at the end, each replica's."""
+    repeated_bytes: int
+    """Of which a replica before it has the same."""
+    slo: dict[str, float]
+    """What a request had to keep to be good, in ns by the name of the time; empty without."""
+    good_requests: int
+    """Requests that kept it; all that were served where there was nothing to keep."""
+    good_output_tokens: int
+    """Tokens that those generated."""
+    gpu_hour_price: float | None
+    """Price of a GPU for an hour; null where none was given."""
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all replicas."""
+        return sum(replica.gpus for replica in self.replicas)
+
+    @property
+    def imbalance(self) -> float | None:
+        """Busy time of the busiest replica that computes prompts over the mean of those."""
+        busy = [replica.busy_ns for replica in self.replicas if replica.role != "decode"]
+        return max(busy) * len(busy) / sum(busy) if sum(busy) else None
+
+    def gpu_hours(self, wall_ns: int) -> float:
+        """GPUs times the time of the whole replay."""
+        return self.gpus * wall_ns / 3.6e12
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Self:
+        saved = sum(replica.saved_tokens for replica in self.replicas)
+        if saved != self.saved_tokens:
+            raise ValueError(
+                f"replicas saved {saved:,} tokens, and the fleet {self.saved_tokens:,}"
+            )
+        held = sum(replica.held_bytes for replica in self.replicas)
+        if held != self.held_bytes:
+            raise ValueError(f"replicas hold {held:,} B, and the fleet {self.held_bytes:,}")
+        return self
+
+
+class Constant(Part):
+    """A number that the times depend on."""
+
+    name: str
+    """What it is."""
+    value: float
+    """How much."""
+    unit: str
+    """Of what."""
+    source: str
+    """Where it comes from."""
+
+
+class ReplayPool(Part):
+    """A part of the memory."""
+
+    name: str
+    """``slots``, ``checkpoints`` or ``blocks``."""
+    units: int | None
+    """How many there are; null for as many as are wanted."""
+    unit_bytes: int
+    """Bytes of one."""
+    peak_units: int
+    """Most that were in use at once; of blocks, those that requests held."""
+
+
+class Reuse(Part):
+    """Prompts against what was cached; requests count once, however often they are recomputed."""
+
+    shared_tokens: int
+    """Tokens of the blocks that prompts share."""
+    rule: str = "ideal"
+    """By whose rule prompts were found, kept and evicted."""
+    setting: str = ""
+    """What a user of the engine writes to have the rule; empty where there is nothing to write."""
+    requests: int
+    """Requests admitted."""
+    resumed_requests: int
+    """Of which did not have to compute their whole prompt."""
+    prompt_blocks: int
+    """Whole shared blocks of their prompts."""
+    found_blocks: int
+    """Of which cached."""
+    prompt_tokens: int
+    """Tokens of their prompts."""
+    seen_tokens: int
+    """Of which an earlier prompt had: what a cache that forgets nothing could save."""
+    saved_tokens: int
+    """Tokens that were not computed."""
+    lost_tokens: dict[str, int]
+    """Seen and computed all the same, by reason; ``in_flight`` where another request was just
+    computing them."""
+    computed_tokens: int
+    """Prompt tokens computed, those of requests that started again included."""
+    again_tokens: int
+    """Of which a request had computed before it was preempted."""
+    deferred_requests: int
+    """Requests that waited for another one's prefix."""
+    restored_checkpoints: int
+    """How often window and state were brought back."""
+    written_checkpoints: int
+    """Checkpoints written."""
+    evicted_checkpoints: int
+    """Checkpoints that made room for others."""
+    orphaned_checkpoints: int
+    """Checkpoints that went with the block before them."""
+    kept_bytes: int
+    """Windows and states written to be resumed from."""
+    evicted_blocks: int
+    """Cached blocks evicted, in shared blocks."""
+
+    @model_validator(mode="after")
+    def _tokens_add_up(self) -> Self:
+        total = self.saved_tokens + sum(self.lost_tokens.values())
+        if total != self.seen_tokens:
+            raise ValueError(
+                f"saved and lost tokens are {total:,}, and {self.seen_tokens:,} were seen before"
+            )
+        return self
+
+
+class ReplayWork(Part):
+    """What all steps did."""
+
+    steps: int
+    """Steps."""
+    weight_bytes: int
+    """Weights read."""
+    update_bytes: int
+    """Moved to bring tokens into the cache."""
+    score_bytes: int = 0
+    """Moved by decode steps to score keys; in older records, 0, this is in ``gather_bytes``."""
+    select_bytes: int = 0
+    """Moved by decode steps to choose among the scores; likewise."""
+    attend_bytes: int = 0
+    """Moved by decode steps to attend; likewise."""
+    gather_bytes: int
+    """Moved by prompt chunks to read the cache."""
+    copy_bytes: int
+    """Moved to keep windows and states and to bring them back."""
+    operations: int
+    """Multiplications and additions."""
+    counts: dict[str, int] = Field(default_factory=dict)
+    """What took time on the rank with the most to do, by name; empty in older records."""
+    idle_ns: int
+    """Time in which no request was served."""
+
+
+class ReplaySeries(Part):
+    """What was held at moments of the replay."""
+
+    at_ns: list[int]
+    """When."""
+    own_blocks: list[int]
+    """Blocks that one request held for itself."""
+    shared_blocks: list[int]
+    """Cached blocks that requests were using."""
+    cached_blocks: list[int]
+    """Cached blocks that no request was using."""
+    checkpoints: list[int]
+    """Checkpoints kept."""
+    running: list[int]
+    """Requests that ran, or for which a tier brought something back."""
+    paused: list[int]
+    """Requests that held a slot and did not."""
+    waiting: list[int]
+    """Requests without a slot."""
+
+    @model_validator(mode="after")
+    def _columns_agree(self) -> Self:
+        lengths = {name: len(getattr(self, name)) for name in type(self).model_fields}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"the series differ in length: {lengths}")
+        return self
+
+
+class ReplayTier(Part):
+    """One level of memory below the GPUs."""
+
+    name: str
+    """``host``, ``disk`` or ``remote``."""
+    capacity_bytes: int
+    """Its memory: all of it, or what context has of it where tails have a pool of their own."""
+    tail_capacity_bytes: int | None
+    """What windows and states have of it; null where they share it with context."""
+    peak_bytes: int
+    """Most that it held."""
+    hit_tokens: int
+    """Tokens of prompts that it gave."""
+    read_bytes: int
+    """Read from it."""
+    written_bytes: int
+    """Written to it."""
+    useful_bytes: int
+    """Entries and keys of the context in both, without padding, windows and states."""
+    reads: int
+    """Transfers out of it."""
+    writes: int
+    """Transfers into it."""
+    read_operations: int
+    """Objects in the former."""
+    write_operations: int
+    """Objects in the latter."""
+    read_ns: int
+    """Time of reading."""
+    write_ns: int
+    """Time of writing."""
+    read_waited_ns: int
+    """Time for which reads waited for others, together."""
+    write_waited_ns: int
+    """Time for which writes waited for others, together."""
+    evicted_objects: int
+    """Objects that made room for others."""
+    lost_tokens: dict[str, int] = Field(default_factory=dict)
+    """Tokens of prompts that it could have given, by why it did not."""
+
+    @property
+    def amplification(self) -> float | None:
+        """Bytes moved for a useful one; None where nothing useful was."""
+        moved = self.read_bytes + self.written_bytes
+        return moved / self.useful_bytes if self.useful_bytes else None
+
+
+class ReplayTiers(Part):
+    """What was kept below the GPUs, and what of it came back."""
+
+    tiers: list[ReplayTier]
+    """The one next to the GPUs first."""
+    object_tokens: int
+    """Tokens of an object of context."""
+    context_bytes: int
+    """Bytes of one, as it is kept."""
+    tail_bytes: int
+    """Bytes of the windows and states kept at a place; 0 where there are none of their own."""
+    asked_tokens: int
+    """Cached once, of prompts, and not on the GPU with what it takes to go on."""
+    restored_tokens: int
+    """Of which were brought back."""
+    restored_requests: int
+    """Requests that something was brought back for."""
+    lost_tokens: dict[str, int]
+    """Of which were not, by reason: of all tiers together."""
+
+    @model_validator(mode="after")
+    def _tokens_add_up(self) -> Self:
+        total = self.restored_tokens + sum(self.lost_tokens.values())
+        if total != self.asked_tokens:
+            raise ValueError(
+                f"restored and lost tokens are {total:,}, and {self.asked_tokens:,} were asked of "
+                "tiers"
+            )
+        hits = sum(tier.hit_tokens for tier in self.tiers)
+        if hits != self.restored_tokens:
+            raise ValueError(f"tiers gave {hits:,} tokens, and {self.restored_tokens:,} came back")
+        lost = sum((Counter(tier.lost_tokens) for tier in self.tiers), Counter[str]())
+        if lost and lost != self.lost_tokens:
+            raise ValueError(f"tiers lost {dict(lost)}, and all together {self.lost_tokens}")
+        return self
+
+
+class ReplayResult(Part):
+    """A replay of a trace in virtual time."""
+
+    clock: str = "stated"
+    """The source of times: ``stated``, ``model``, ``table`` or ``aiconfigurator``."""
+    constants: list[Constant]
+    """Everything the times depend on."""
+    extrapolated: list[str] = Field(default_factory=list)
+    """What was timed outside of a table of steps, whose error is wider for it; empty in older
+    records."""
+    pools: list[ReplayPool]
+    """How the memory is divided; of a fleet a pool for every size of its units."""
+    remainder_bytes: int
+    """Memory that was too little for one more block."""
+    padding_bytes: int
+    """Bytes of a block that never hold anything."""
+    rounding_bytes: int
+    """Room in held blocks beyond the tokens there, when most blocks were held."""
+    reuse: Reuse
+    """Prompts against what was cached."""
+    work: ReplayWork
+    """What all steps did."""
+    mean_decoding: float = 0.0
+    """Requests that decoded at once, on average while anybody ran."""
+    pauses: int
+    """How often a request was paused."""
+    evictions: int
+    """How often a paused request was preempted and recomputed."""
+    rejected: dict[str, int]
+    """Requests that could never be served, by reason."""
+    series: ReplaySeries
+    """What was held over time."""
+    tiers: ReplayTiers | None = None
+    """What was kept below the GPUs; null where nothing was."""
+    fleet: ReplayFleet | None = None
+    """The servers, where there were several: all else is their sum; null for one server."""
+    data: dict[str, Any] | None = None
+    """Only in older records, of replays that also moved bytes: the cache's part of their times was
+    measured."""

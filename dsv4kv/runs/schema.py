@@ -1,0 +1,371 @@
+"""The run record: everything a run knew, measured and decided, as one JSON document.
+
+Tables, pages and verdicts are made from a record and can be made again; nothing is aggregated
+away. Times are integer nanoseconds, sizes bytes, rates computed only when reported.
+"""
+
+from typing import Any, Final, Literal, Self
+
+from pydantic import Field, model_validator
+
+from dsv4kv.model.schema import Sharing
+from dsv4kv.runs.part import Moment, Part, Temperature
+from dsv4kv.runs.profile import Profile
+from dsv4kv.runs.replay import ReplayResult
+from dsv4kv.runs.telemetry import MemorySeries, Telemetry
+
+SCHEMA_VERSION: Final = 1
+
+PeakName = Literal["copy", "torch_copy", "read", "write"]
+
+
+class Operation(Part):
+    """All calls of one operation on one kind of layer."""
+
+    name: str
+    """Operation, as in ``dsv4kv.ops``: ``gather_topk``, ``window_insert``, …"""
+    layer_type: str
+    """Attention type of the layers it ran on: ``swa``, ``csa`` or ``hca``."""
+    samples_ns: list[int]
+    """Duration of every timed call."""
+    entries: list[int]
+    """Entries (rows, tokens) each timed call worked on."""
+    bytes: list[int]
+    """Useful bytes each timed call read and wrote, by the byte model."""
+    flops: list[int] = Field(default_factory=list)
+    """Floating-point operations of each timed call's matrix products; empty without any."""
+    temperature: Temperature | None = None
+    """``cold``: the calls of a sample each had memory of their own, together more than four times
+    the L2 cache; ``L2-resident``: likewise, but together less; ``hot``: the same memory; null: as
+    the workload had it."""
+    distinct_bytes: int | None = None
+    """Useful bytes between two uses of the same page, state or output; null where that is not
+    known."""
+    throttled: int = 0
+    """Samples left out, as the GPU was throttled during them."""
+    calls_per_step: int | None = None
+    """Calls of it in one decode step, a layer each; null where steps were timed, not calls."""
+
+    @model_validator(mode="after")
+    def _samples_agree(self) -> Self:
+        times, entries, sizes = map(len, (self.samples_ns, self.entries, self.bytes))
+        if not times == entries == sizes:
+            raise ValueError(
+                f"{self.name} ({self.layer_type}) has {times} samples_ns, {entries} entries and "
+                f"{sizes} bytes; they must be as many"
+            )
+        return self
+
+
+class NotMeasured(Part):
+    """An operation on one kind of layer that there is no figure of."""
+
+    name: str
+    """Operation, as in ``Operation``."""
+    layer_type: str
+    """Attention type of the layers."""
+    temperature: Temperature
+    """As it would have been timed."""
+    why: Literal["budget", "throttled"]
+    """``budget``: ``measure.figures_seconds`` were over; ``throttled``: the GPU was, all the
+    time."""
+
+
+class Latency(Part):
+    """All samples of one bookkeeping action or of a whole step."""
+
+    name: str
+    """``prepare``, ``admit``, ``release``, ``step``, ``decode_step``; on a GPU ``decode_graph``
+    and ``decode_eager`` with ``_host`` (until all is launched) or ``_device`` (on its clock)."""
+    samples_ns: list[int]
+    """Duration of every timed call."""
+    factor: float | None = None
+    """Of a model's times: nine of ten of points left out lay between what it said divided by this
+    and multiplied with it; null where they were measured, or nothing is known of the error."""
+
+
+class Pool(Part):
+    """One pool of the cache: planned and real size."""
+
+    name: str
+    """Name of the pool: ``main``, ``indexer``, ``window``, ``state``, ``tables``."""
+    layer_type: str
+    """Attention type of its layers, or ``all``."""
+    layers: int
+    """Number of layers that have one."""
+    units: int
+    """Blocks (or request slots) per layer."""
+    unit_bytes: int
+    """Bytes of one block's page (or one slot) in one layer."""
+    predicted_bytes: int
+    """What the plan said all layers together need."""
+    allocated_bytes: int
+    """What was allocated."""
+
+
+class CacheSummary(Part):
+    """The cache that was built."""
+
+    model: str
+    """Model name."""
+    layers: dict[str, int]
+    """Number of layers held per attention type."""
+    total_layers: int
+    """Layers of the whole model, without drafts."""
+    block_tokens: int
+    """Tokens of context one block covers."""
+    sharing: Sharing
+    """``model``, ``type`` or ``layer``."""
+    formats: dict[str, str]
+    """Entry format per place: ``main``, ``window``, ``indexer``."""
+    state: str
+    """HCA state format."""
+    num_blocks: int
+    """Blocks of each pool."""
+    total_blocks: int
+    """Blocks of all block tables together: what ``peak_blocks`` is a share of."""
+    num_slots: int
+    """Request slots."""
+    max_context_tokens: int
+    """Longest request, in tokens."""
+    bytes_per_token: float
+    """Marginal bytes of one token of context, all layers held."""
+    bytes_per_request: int
+    """Fixed bytes of one request slot, all layers held (window and state)."""
+    pools: list[Pool]
+    """Every pool; empty when the run moved no data."""
+
+
+class Totals(Part):
+    """What went through the cache."""
+
+    requests: int
+    """Requests served to the end."""
+    rejected: int
+    """Requests longer than the cache can hold, not served."""
+    input_tokens: int
+    """Prompt tokens processed."""
+    output_tokens: int
+    """Tokens generated (accepted, with speculation)."""
+    drafted_tokens: int
+    """Draft tokens proposed."""
+    rolled_back_tokens: int
+    """Draft tokens rolled back."""
+    resumed_tokens: int = 0
+    """Prompt tokens that were not processed again, as an earlier prompt began with them."""
+    placed_tokens: int = 0
+    """Prompt tokens that were placed, not processed."""
+    steps: int
+    """Steps run."""
+    steps_in_turns: int = 0
+    """Steps that were interleaved with those of another process, as ``compare --ab`` runs two."""
+    wall_ns: int
+    """Time from first to last step, checks left out."""
+    peak_blocks: int
+    """Most blocks held at once, all tables together."""
+    peak_rounding_bytes: int
+    """Bytes of held pages beyond the last valid entry, at the peak."""
+    peak_requests: int
+    """Most requests in flight at once."""
+    blocks_left: int
+    """Blocks still held at the end; anything but 0 is an error."""
+
+
+class Verification(Part):
+    """Checks against the reference made during the run."""
+
+    checks: int
+    """Sampled outputs compared."""
+    by_operation: dict[str, int]
+    """Comparisons per operation."""
+    failures: list[str]
+    """A sentence for each output that differed."""
+
+
+NOTHING_CHECKED = Verification(checks=0, by_operation={}, failures=[])
+
+
+class Memcpy(Part):
+    """Bandwidth of a plain copy on this machine, in this run, on the same threads."""
+
+    bytes: int = Field(gt=0)
+    """Bytes read plus bytes written by one copy."""
+    samples_ns: list[int]
+    """Duration of every copy."""
+
+
+class Peak(Part):
+    """What the memory of a GPU gives at best, in this run."""
+
+    name: PeakName
+    """What was done: a copy reads and writes every byte, with our own accesses or with torch's."""
+    bytes: int = Field(gt=0)
+    """Bytes read plus bytes written by one call."""
+    samples_ns: list[int]
+    """Duration of every call."""
+    throttled: int = 0
+    """Samples left out, as the GPU was throttled during them."""
+
+
+class Case(Part):
+    """One configuration's measurements; a sweep has several."""
+
+    axis: dict[str, Any]
+    """Values of the swept settings, empty without a sweep."""
+    status: Literal["complete", "incomplete", "failed", "skipped"]
+    """``incomplete`` after Ctrl-C, ``failed`` with a sentence in ``error``, ``skipped`` likewise
+    where this machine lacks what it takes."""
+    error: str | None
+    """Why it failed or was skipped."""
+    config: dict[str, Any]
+    """The whole resolved configuration."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where the cache was."""
+    backend: str
+    """Operations that ran: ``cpu``, ``cuda``, or where they come from."""
+    foreign: list[str] = Field(default_factory=list)
+    """Operations that are not the toolkit's own, checked against the reference before the run."""
+    variants: dict[str, str] = Field(default_factory=dict)
+    """How operations were done that can be done in several ways; see ``ops.variant``."""
+    backend_version: str | None = None
+    """Version of the package they come from."""
+    cache: CacheSummary | None
+    """The cache that was built; null if building failed."""
+    totals: Totals | None
+    """What went through it; null if it never ran."""
+    operations: list[Operation]
+    """One row per operation and layer type; empty when the run moved no data."""
+    latencies: list[Latency]
+    """Bookkeeping and steps."""
+    memcpy: Memcpy | None
+    """The yardstick on the CPU; null elsewhere, and when the run moved no data."""
+    peaks: list[Peak] = Field(default_factory=list)
+    """The yardsticks on a GPU."""
+    empty_kernel_ns: list[int] | None = None
+    """What a kernel that does nothing takes in a chain of them: no operation on a GPU takes less
+    for each of its kernels; null where that was not timed."""
+    not_measured: list[NotMeasured] = Field(default_factory=list)
+    """Operations without a figure."""
+    verification: Verification
+    """Checks against the reference."""
+    gathers_because: str | None = None
+    """Why decode steps gather, as a clause, where it was not asked for; null elsewhere."""
+    launch: int = 0
+    """Index of the fresh process that measured it, as in ``launches``."""
+    telemetry: Telemetry | None = None
+    """Telemetry of the machine during the run; null where that was not polled."""
+    memory: MemorySeries | None = None
+    """What was held over time; null where that was not watched."""
+    profile: Profile | None = None
+    """Which kernels took the time; null where nothing was profiled."""
+    replay: ReplayResult | None = None
+    """What a replay in virtual time found; its latencies and totals are virtual too."""
+
+
+class GpuFacts(Part):
+    """The GPU that a run used."""
+
+    name: str
+    """As the driver names it."""
+    capability: str
+    """Compute capability: ``9.0``."""
+    multiprocessors: int
+    """Streaming multiprocessors."""
+    memory_bytes: int
+    """Memory."""
+    l2_bytes: int
+    """L2 cache."""
+
+
+class Environment(Part):
+    """Machine and software; absent facts are null."""
+
+    hostname_sha256: str
+    """Digest of the host name: distinguishes machines without naming them."""
+    platform: str
+    """Operating system and kernel."""
+    python: str
+    """Python version."""
+    cpu: str | None
+    """CPU model."""
+    cpu_count: int | None
+    """CPUs this process may use."""
+    memory_bytes: int | None
+    """Physical memory."""
+    load_1min: float | None
+    """Load average when the run began."""
+    governor: str | None
+    """CPU frequency governor."""
+    versions: dict[str, str | None]
+    """Versions of dsv4kv, torch, numpy, CUDA and driver; null where absent."""
+    variables: dict[str, str]
+    """Environment variables that change speed, by allow-list."""
+    git_sha: str | None
+    """Revision of the source tree, if run from one."""
+    git_dirty: bool | None
+    """Whether that tree had uncommitted changes."""
+    gpu: GpuFacts | None = None
+    """The GPU; null where none was used."""
+
+
+class Launch(Part):
+    """One of several fresh processes that ran every case."""
+
+    launch: int
+    """Index, from 0."""
+    started_utc: Moment
+    """Start of the process, ISO 8601."""
+    ended_utc: Moment
+    """End of the process, ISO 8601."""
+    status: Literal["complete", "incomplete", "failed", "crashed", "timeout", "out_of_memory"]
+    """``failed``: a case did, or it was refused; the last three ended without a record."""
+    error: str | None
+    """Why it is not complete."""
+    pair: str = ""
+    """Name that it shares with the launch whose steps were interleaved with its own; empty
+    alone."""
+
+
+class RunRecord(Part):
+    """A run of ``dsv4kv bench``."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    """Version of this schema."""
+    run_id: str
+    """Unique name: UTC time, config name, random suffix."""
+    started_utc: Moment
+    """Start, ISO 8601."""
+    ended_utc: Moment
+    """End, ISO 8601."""
+    status: Literal["complete", "incomplete", "failed"]
+    """Worst status of the cases."""
+    argv: list[str]
+    """Command line as given."""
+    reproduce: str
+    """One command line that repeats the run."""
+    config_source: str
+    """Path or name of the configuration file."""
+    config_sha256: str
+    """Digest of the configuration text, before overrides."""
+    trace_source: str | None
+    """Path or name of the trace; null if synthetic."""
+    trace_sha256: str | None
+    """Digest of the trace file's bytes; null if synthetic."""
+    seed: int
+    """Seed of the run."""
+    environment: Environment
+    """Machine and software."""
+    cases: list[Case]
+    """Measurements, one per configuration and launch."""
+    launches: list[Launch] = Field(default_factory=list)
+    """The fresh processes of ``--launches``; empty where the run was one process."""
+
+    @model_validator(mode="after")
+    def _launches_agree(self) -> Self:
+        """Cases name their launch by its place in the list."""
+        if [launch.launch for launch in self.launches] != list(range(len(self.launches))):
+            raise ValueError("launches are not numbered from 0, each by its place")
+        count = len(self.launches) or 1
+        if strangers := {case.launch for case in self.cases} - set(range(count)):
+            raise ValueError(f"cases of launch {min(strangers)}, and there are {count} launches")
+        return self

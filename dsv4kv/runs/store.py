@@ -1,0 +1,367 @@
+"""Run records as files: written whole or not at all, read with a sentence when they cannot be.
+
+The last line of a file is a digest of the rest. It is of the values, not of the text, so that a
+record may be laid out anew; what a hand has changed is refused.
+"""
+
+import hashlib
+import json
+import re
+import secrets
+import stat
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pydantic import ValidationError
+
+from dsv4kv.errors import ConfigError, RecordError
+from dsv4kv.files import read_document, replacing
+from dsv4kv.runs.part import Moment, Part
+from dsv4kv.runs.schema import SCHEMA_VERSION, RunRecord
+
+DIGEST = "content_sha256"
+POINTS = ".points.jsonl"
+"""Ends the name of the file of finished points of an unfinished sweep, next to its record."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Where a record is, and why it is not where it was asked to be (None if it is)."""
+
+    path: Path
+    problem: str | None
+
+
+def save_record(record: RunRecord, folder: Path) -> Saved:
+    """Write ``folder/RUN_ID.json``, or, if that fails, into the system's temporary folder.
+
+    Raises:
+        RecordError: Neither folder can be written.
+    """
+    text = dumps(record)
+    try:
+        return Saved(_write(text, record.run_id, folder), None)
+    except OSError as error:
+        refused = f"{folder} cannot be written ({error.strerror})"
+    try:
+        path = _write(text, record.run_id, Path(tempfile.gettempdir()))
+    except OSError as error:
+        raise RecordError(
+            f"{refused}, nor can the temporary folder ({error.strerror}): free some space, or set "
+            "TMPDIR to a folder that can be written."
+        ) from error
+    return Saved(path, f"{refused}: the record is saved in {path.parent} instead.")
+
+
+def load_record(path: Path) -> RunRecord:
+    """Read a record from a file.
+
+    Raises:
+        RecordError: No such file, not a whole run record, changed since it was written, or of a
+            version this program does not know.
+    """
+    return loads(_read(path), str(path))
+
+
+def loads(text: str, name: str) -> RunRecord:
+    """Read a record from its text; ``name`` says in errors where that came from.
+
+    Raises:
+        RecordError: As ``load_record``.
+    """
+    document = _read_document(text, name)
+    _check_digest(document, name)
+    try:
+        return RunRecord.model_validate(document, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(step) for step in first["loc"])
+        more = f" ({error.error_count() - 1} more)" if error.error_count() > 1 else ""
+        raise RecordError(
+            f"{name} is not a whole run record: {where}: {first['msg']}{more}."
+        ) from None
+
+
+def _read_document(text: str, name: str) -> dict[str, Any]:
+    document = _parse(text, name)
+    if not isinstance(document, dict) or "schema_version" not in document:
+        raise RecordError(f"{name} is JSON but not a run record: it has no schema_version.")
+    if document["schema_version"] != SCHEMA_VERSION:
+        raise RecordError(
+            f"{name} has schema version {document['schema_version']!r}; this dsv4kv reads version "
+            f"{SCHEMA_VERSION}: show it with the dsv4kv that wrote it, or update dsv4kv."
+        )
+    return document
+
+
+def dumps(record: RunRecord) -> str:
+    """JSON text of a record: one value a line, and every list of samples on one line.
+
+    Raises:
+        ValueError: A value that JSON has no word for (NaN, infinity).
+    """
+    document = record.model_dump(mode="json")
+    return _layout(document | {DIGEST: digest(document)}, "\n") + "\n"
+
+
+def digest(document: dict[str, Any]) -> str:
+    """SHA-256 of a document without its digest: of the values, however they are laid out."""
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _check_digest(document: dict[str, Any], name: str) -> None:
+    """Take the digest out of the document and compare; the first records have none.
+
+    They are recognised by lacking what records got after the digest: ``launches``.
+    """
+    found = document.pop(DIGEST, None)
+    if found is None and "launches" in document:
+        raise RecordError(
+            f"{name} has no {DIGEST}, which dsv4kv writes: it was changed by hand or cut short. "
+            "Take the file as dsv4kv wrote it."
+        )
+    if found is not None and found != digest(document):
+        raise RecordError(
+            f"{name} was changed after it was written: its {DIGEST} is not that of its values. "
+            "Take the file as dsv4kv wrote it."
+        )
+
+
+def _layout(value: Any, newline: str) -> str:
+    inner = newline + " "
+    if isinstance(value, dict) and value:
+        items = [f"{json.dumps(key)}: {_layout(value[key], inner)}" for key in value]
+        return "{" + inner + ("," + inner).join(items) + newline + "}"
+    if isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
+        return "[" + inner + ("," + inner).join(_layout(v, inner) for v in value) + newline + "]"
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def _write(text: str, run_id: str, folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{run_id}.json"
+    with replacing(path) as file:
+        file.write(text.encode())
+    return path
+
+
+def _read(path: Path) -> str:
+    try:
+        return read_document(path).decode()
+    except FileNotFoundError:
+        raise RecordError(
+            f"{path} does not exist: name a file that `dsv4kv bench` saved, as results/RUN.json."
+        ) from None
+    except IsADirectoryError:
+        raise RecordError(f"{path} is a folder: name one of the .json files in it.") from None
+    except OSError as error:
+        raise RecordError(f"{path} cannot be read ({error.strerror}).") from None
+    except UnicodeDecodeError:
+        raise RecordError(_no_record(str(path))) from None
+
+
+def _parse(text: str, name: str) -> Any:
+    try:
+        document = json.loads(text, parse_constant=_refuse_constant)
+        if "\\u" in text:  # halves of a character, which no text can have
+            json.dumps(document, ensure_ascii=False).encode()
+        return document
+    except json.JSONDecodeError as error:
+        raise RecordError(
+            f"{name}:{error.lineno}: not JSON ({error.msg}): the file is damaged or cut short, or "
+            "it is not a run record."
+        ) from None
+    except (ValueError, RecursionError):  # NaN, a number of thousands of digits, endless nesting
+        raise RecordError(_no_record(name)) from None
+
+
+def _no_record(name: str) -> str:
+    return f"{name} is not a run record: name a .json file of `dsv4kv bench`."
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(name)
+
+
+class Summary(Part):
+    """What a list shows of a record; ``cases`` are points of the sweep."""
+
+    run_id: str
+    started_utc: Moment
+    status: str
+    config: str
+    backends: list[str]
+    cases: int
+    launches: int
+    git_sha: str | None
+
+
+class Entry(Part):
+    """A file of a folder of records: what it holds, or why it is no record that can be read."""
+
+    file: str
+    size_bytes: int
+    modified_ns: int
+    summary: Summary | None
+    problem: str | None
+
+
+def list_entries(folder: Path) -> list[Entry]:
+    """Every ``.json`` file of a folder, by name, so by time.
+
+    Records are parsed and not validated: a thousand take half a second.
+
+    Raises:
+        RecordError: The folder cannot be read.
+    """
+    try:
+        files = sorted(folder.iterdir())
+    except OSError as error:
+        raise RecordError(
+            f"{folder} cannot be read ({error.strerror}): name a folder of records."
+        ) from None
+    found = []
+    for file in files:
+        if file.suffix != ".json" or file.name.startswith("."):
+            continue
+        with suppress(OSError):  # a link in a circle, or removed since
+            facts = file.stat()
+            if not stat.S_ISREG(facts.st_mode):
+                continue
+            summary, problem = None, None
+            try:
+                summary = _summarize(_read_document(_read(file), str(file)))
+            except RecordError as error:
+                problem = str(error)
+            except (AttributeError, KeyError, TypeError, ValueError):
+                problem = _no_record(str(file))
+            found.append(
+                Entry(
+                    file=file.name,
+                    size_bytes=facts.st_size,
+                    modified_ns=facts.st_mtime_ns,
+                    summary=summary,
+                    problem=problem,
+                )
+            )
+    return found
+
+
+def _summarize(document: dict[str, Any]) -> Summary:
+    cases = document["cases"]
+    return Summary(
+        run_id=document["run_id"],
+        started_utc=document["started_utc"],
+        status=document["status"],
+        config=document["config_source"],
+        backends=list(dict.fromkeys(case["backend"] for case in cases)),
+        cases=len({json.dumps(case["axis"], sort_keys=True) for case in cases}),
+        launches=len(document.get("launches", ())) or 1,
+        git_sha=document["environment"]["git_sha"],
+    )
+
+
+_STATUSES = ("complete", "incomplete", "failed")
+
+
+def choose(
+    entries: Sequence[Entry],
+    *,
+    keep: int | None = None,
+    older_than_days: int | None = None,
+    status: str | None = None,
+    now: datetime | None = None,
+) -> list[Entry]:
+    """Runs that fit every condition given, oldest first; never a file that is no record.
+
+    Args:
+        entries: The folder's.
+        keep: All but the newest so many.
+        older_than_days: Started longer ago than this.
+        status: Of this status.
+        now: The time; None takes the clock's.
+
+    Raises:
+        ConfigError: No such status.
+    """
+    if status is not None and status not in _STATUSES:
+        raise ConfigError(f"--status {status}: choose {', '.join(_STATUSES)}.")
+    before = _days_ago(now or datetime.now(UTC), older_than_days or 0)
+    readable = [(entry, entry.summary) for entry in entries if entry.summary]
+    readable.sort(key=lambda pair: _started(pair[1]))
+    if keep is not None:
+        readable = readable[: max(0, len(readable) - keep)]
+    return [
+        entry
+        for entry, summary in readable
+        if (older_than_days is None or _started(summary) < before)
+        and (status is None or summary.status == status)
+    ]
+
+
+def remove(folder: Path, entries: Sequence[Entry]) -> None:
+    """Remove the files of entries and their unfinished sweeps; one that is gone is no trouble.
+
+    Raises:
+        RecordError: A file cannot be removed.
+    """
+    for entry in entries:
+        try:
+            (folder / entry.file).unlink(missing_ok=True)
+            (folder / entry.file).with_suffix(POINTS).unlink(missing_ok=True)
+        except OSError as error:
+            raise RecordError(
+                f"{folder / entry.file} cannot be removed ({error.strerror})."
+            ) from None
+
+
+def _days_ago(now: datetime, days: int) -> datetime:
+    """So long before ``now``, or as far back as dates go."""
+    earliest = datetime.min.replace(tzinfo=UTC)
+    return now - timedelta(days=min(days, (now - earliest).days))
+
+
+def _started(summary: Summary) -> datetime:
+    return datetime.fromisoformat(summary.started_utc)
+
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+_LONGEST_NAME = 60  # a file name may have 255 bytes
+
+
+def new_run_id(name: str, now: datetime) -> str:
+    """Unique name of a run, safe as a file name: UTC time, config name, random suffix.
+
+    Names sort by time: ``20261121T041903Z-default-3fa9c1``.
+    """
+    safe_name = _UNSAFE.sub("-", name)[:_LONGEST_NAME].strip("-.") or "run"
+    return f"{now.astimezone(UTC):%Y%m%dT%H%M%SZ}-{safe_name}-{secrets.token_hex(3)}"
+
+
+def record_schema() -> dict[str, Any]:
+    """JSON Schema (2020-12) of the files that ``dsv4kv bench`` writes."""
+    schema = RunRecord.model_json_schema(mode="serialization")
+    schema["properties"][DIGEST] = {
+        "description": (
+            "SHA-256 of the document without this value, as JSON with sorted keys, no blanks, and "
+            "characters beyond ASCII escaped; the first records have none."
+        ),
+        "pattern": "^[0-9a-f]{64}$",
+        "title": "Content Sha256",
+        "type": "string",
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"dsv4kv run record, version {SCHEMA_VERSION}",
+    } | {key: value for key, value in schema.items() if key != "title"}
+
+
+def schema_text() -> str:
+    """The schema as it is published."""
+    return json.dumps(record_schema(), indent=2) + "\n"

@@ -1,0 +1,211 @@
+"""What the machine did during a case, in the record's terms.
+
+Times are nanoseconds since polling began. A column has as many elements as its table has polls,
+null where there was no answer; a column that never had one is null, and ``absent`` says why.
+"""
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from dsv4kv.runs.part import Part, Temperature
+
+Integers = list[int | None] | None
+Numbers = list[float | None] | None
+
+
+class Samples(Part):
+    """Polls of one kind."""
+
+    at_ns: list[int]
+    """When each was made."""
+
+    @model_validator(mode="after")
+    def _columns_agree(self) -> Self:
+        for name in type(self).model_fields:
+            column = getattr(self, name)
+            if column is not None and len(column) != len(self.at_ns):
+                raise ValueError(
+                    f"{name} has {len(column)} values for {len(self.at_ns)} polls; they must be "
+                    "as many"
+                )
+        return self
+
+
+class GpuSamples(Samples):
+    """The GPU's state, 25 times a second."""
+
+    sm_clock_mhz: Integers = None
+    """Clock of the multiprocessors."""
+    memory_clock_mhz: Integers = None
+    """Clock of the memory."""
+    reasons: Integers = None
+    """Why clocks are not higher: the bits of NVML's clock event reasons."""
+    power_mw: Integers = None
+    """Power at that instant."""
+    energy_mj: Integers = None
+    """Energy since the driver was loaded."""
+    temperature_c: Integers = None
+    """Temperature of the GPU."""
+    power_violation_ns: Integers = None
+    """Time so far in which the power limit held clocks down."""
+    thermal_violation_ns: Integers = None
+    """Likewise the temperature."""
+    board_violation_ns: Integers = None
+    """Likewise the board's limit."""
+    reliability_violation_ns: Integers = None
+    """Likewise the reliability of the voltage."""
+
+
+class GpuChecks(Samples):
+    """What is asked of the GPU five times a second."""
+
+    memory_used_bytes: Integers = None
+    """Memory in use, by everybody."""
+    pcie_generation: Integers = None
+    """Generation of the PCIe link at that moment."""
+    pcie_width: Integers = None
+    """Lanes of the PCIe link."""
+    pcie_replays: Integers = None
+    """Packets sent again so far."""
+    ecc_corrected: Integers = None
+    """Memory errors corrected since the driver was loaded."""
+    ecc_uncorrected: Integers = None
+    """Memory errors that could not be."""
+    other_processes: Integers = None
+    """Processes that compute on the GPU, other than this run."""
+    dram_percent: Numbers = None
+    """DRAM bandwidth in use since the poll before, of the full rate, by the GPU's counters."""
+
+
+class GpuState(Part):
+    """The GPU as NVML knows it."""
+
+    uuid: str
+    """Its UUID, as CUDA names it."""
+    name: str | None = None
+    """As the driver names it."""
+    power_limit_mw: int | None = None
+    """Power limit in force."""
+    most_sm_clock_mhz: int | None = None
+    """Highest clock of the multiprocessors."""
+    most_memory_clock_mhz: int | None = None
+    """Highest clock of the memory."""
+    ecc: int | None = None
+    """1 with error correction."""
+    mig: int | None = None
+    """1 where it is split (MIG)."""
+    persistence: int | None = None
+    """1 where the driver stays loaded."""
+
+
+class HostSamples(Samples):
+    """The host's state, five times a second."""
+
+    load_1min: Numbers = None
+    """Load average."""
+    cpu_mhz: Integers = None
+    """Clock of the CPU that the run was on."""
+    machine_busy_ns: Integers = None
+    """Processor time that all processes have used since the machine started."""
+    own_cpu_ns: Integers = None
+    """Processor time that this run has used."""
+
+
+class MeasuredWindow(Part):
+    """When something was measured, and how."""
+
+    name: str
+    """An operation, a peak, or a part of the run: ``serve``, ``memcpy``."""
+    layer_type: str | None = None
+    """Of an operation."""
+    temperature: Temperature | None = None
+    """Of an operation that was timed both ways."""
+    started_ns: int
+    """Begin."""
+    ended_ns: int
+    """End."""
+    calls: int | None = None
+    """Calls in one sample; null where the workload had it so."""
+    warmup_ns: int | None = None
+    """Warm-up before it began."""
+    converged: bool | None = None
+    """Whether the median was known to 0.5 % when sampling ended; null where nothing waited
+    for that."""
+
+
+class Telemetry(Part):
+    """Polls of the machine during the measurement."""
+
+    interval_ns: int = Field(gt=0)
+    """Between two polls."""
+    windows: list[MeasuredWindow]
+    """What was measured when."""
+    gpu: GpuState | None = None
+    """The GPU; null without one that answers."""
+    gpu_samples: GpuSamples | None = None
+    """Its state."""
+    gpu_checks: GpuChecks | None = None
+    """Its state, what changes seldom."""
+    host_samples: HostSamples | None = None
+    """The host's state."""
+    memory_peak_bytes: int
+    """Most memory the process has had resident so far."""
+    empty_graph_ns: list[int] | None = None
+    """Durations of a graph without work between two events: the least that a replay takes."""
+    absent: dict[str, str]
+    """What could not be read, or not every time, and why."""
+
+
+class HeldUnits(Part):
+    """Something that requests take and give back, at every moment of the series."""
+
+    name: str
+    """``blocks`` (``csa blocks``, … with several tables), ``slots``, and where prefixes are
+    shared ``cached blocks``, those of the blocks that the prefix index keeps, and
+    ``checkpoints``."""
+    units: int
+    """How many there are; the others are free."""
+    held: list[int]
+    """How many were held."""
+
+
+class HeldPool(Part):
+    """A pool of the cache, filled as far as its units are held."""
+
+    name: str
+    """``main``, ``indexer``, ``window``, ``state`` or ``checkpoints``."""
+    layer_type: str
+    """Attention type of its layers, or ``all``."""
+    unit: str
+    """Name of the units it is counted in."""
+    unit_bytes: int
+    """Bytes of one unit, all its layers together."""
+
+
+class MemorySeries(Part):
+    """What was held while the workload was served.
+
+    A point stands for ``stride_steps`` steps: it is the one of them with most blocks held, when
+    drafts were taken back and requests that ended had not yet given theirs. So the most that was
+    held after any step is among the points.
+    """
+
+    stride_steps: int
+    """Steps that a point stands for."""
+    at_ns: list[int]
+    """When, from the first step on, checks left out; the first is 0 unless a later step of its
+    stretch was fuller."""
+    units: list[HeldUnits]
+    """What was held."""
+    pools: list[HeldPool]
+    """What that is in bytes; block tables, which are always whole, are left out."""
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        lengths = {each.name: len(each.held) for each in self.units}
+        if set(lengths.values()) - {len(self.at_ns)}:
+            raise ValueError(f"{len(self.at_ns)} moments and series of {lengths}")
+        if unknown := {pool.unit for pool in self.pools} - set(lengths):
+            raise ValueError(f"pools are counted in {', '.join(sorted(unknown))}, which is absent")
+        return self

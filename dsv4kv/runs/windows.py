@@ -1,0 +1,165 @@
+"""What a machine did during one stretch of time: polls joined to windows by time."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dsv4kv.runs.telemetry import GpuSamples, HostSamples, MeasuredWindow, Samples, Telemetry
+
+REASONS = {
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "thermal slowdown by software",
+    0x40: "thermal slowdown by hardware",
+    0x80: "power brake",
+    0x200: "board limit",
+    0x400: "voltage reliability",
+}
+"""NVML's clock event reasons that are limits; idle (0x1) and a user's clocks (0x2) are not."""
+
+VIOLATIONS = {
+    "power_violation_ns": "power cap",
+    "thermal_violation_ns": "thermal slowdown",
+    "board_violation_ns": "board limit",
+    "reliability_violation_ns": "voltage reliability",
+}
+"""Counters that grow while a limit holds: what happens between two polls is in them too."""
+
+_STEADY = 0.02  # a step of 15 MHz is 0.8 % of a clock: two are noise, more are a change
+_NEAR_NS = 400_000_000  # two of the seldom polls
+_ENERGY_FROM_NS = 2_000_000_000  # the counter is renewed about every 100 ms
+
+Value = int | float
+Column = Sequence[Value | None] | None
+
+
+@dataclass(frozen=True)
+class WindowState:
+    """The machine during a window; None where it was not recorded.
+
+    Attributes:
+        sm_clock_mhz: Lowest and highest clock of the multiprocessors.
+        memory_clock_mhz: Likewise the memory's.
+        limits: What held clocks down, and for which share of the time.
+        power_w: Mean power.
+        energy_j: Energy, for windows of two seconds and more.
+        temperature_c: Highest temperature.
+        dram_percent: Mean utilisation of the GPU's memory by its own counters.
+        other_processes: Most other processes that computed on the GPU at once.
+        cpu_mhz: Lowest and highest clock of the CPU that the run was on.
+        other_cpus: CPUs that others kept busy, in the mean.
+    """
+
+    sm_clock_mhz: tuple[Value, Value] | None = None
+    memory_clock_mhz: tuple[Value, Value] | None = None
+    limits: dict[str, float] = field(default_factory=dict)
+    power_w: float | None = None
+    energy_j: float | None = None
+    temperature_c: Value | None = None
+    dram_percent: float | None = None
+    other_processes: Value | None = None
+    cpu_mhz: tuple[Value, Value] | None = None
+    other_cpus: float | None = None
+
+    @property
+    def clock_moved(self) -> bool:
+        """Whether the multiprocessors' clock was not one and the same all the time."""
+        if self.sm_clock_mhz is None:
+            return False
+        low, high = self.sm_clock_mhz
+        return high - low > _STEADY * high
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether clocks were held down or moved."""
+        return bool(self.limits) or self.clock_moved
+
+
+def window_state(telemetry: Telemetry, window: MeasuredWindow) -> WindowState:
+    """Join what was polled to a window."""
+    gpu, checks, host = telemetry.gpu_samples, telemetry.gpu_checks, telemetry.host_samples
+    power_mw = _values(gpu, "power_mw", window)
+    energy_mj = _growth(gpu, "energy_mj", window)
+    is_long = window.ended_ns - window.started_ns >= _ENERGY_FROM_NS
+    dram_percent = _values(checks, "dram_percent", window, since_last=True)
+    return WindowState(
+        sm_clock_mhz=_range(_values(gpu, "sm_clock_mhz", window)),
+        memory_clock_mhz=_range(_values(gpu, "memory_clock_mhz", window)),
+        limits=_limits(gpu, window),
+        power_w=sum(power_mw) / len(power_mw) / 1e3 if power_mw else None,
+        energy_j=energy_mj[0] / 1e3 if energy_mj and is_long else None,
+        temperature_c=max(_values(gpu, "temperature_c", window), default=None),
+        dram_percent=sum(dram_percent) / len(dram_percent) if dram_percent else None,
+        other_processes=max(_values(checks, "other_processes", window), default=None),
+        cpu_mhz=_range(_values(host, "cpu_mhz", window)),
+        other_cpus=_other_cpus(host, window),
+    )
+
+
+def _limits(gpu: GpuSamples | None, window: MeasuredWindow) -> dict[str, float]:
+    """Share of the time by name: of polls that reported it, or of a counter if that is more."""
+    found: dict[str, float] = {}
+    reasons = [int(bits) for bits in _values(gpu, "reasons", window)]
+    for bit, name in REASONS.items():
+        if count := sum(bool(bits & bit) for bits in reasons):
+            found[name] = count / len(reasons)
+    for column, name in VIOLATIONS.items():
+        growth = _growth(gpu, column, window)
+        if growth and growth[0] > 0:
+            share = min(1.0, growth[0] / growth[1])
+            found[name] = max(share, found.get(name, 0.0))
+    return found
+
+
+def _other_cpus(host: HostSamples | None, window: MeasuredWindow) -> float | None:
+    everybody = _growth(host, "machine_busy_ns", window)
+    own = _growth(host, "own_cpu_ns", window)
+    if everybody is None or own is None:
+        return None
+    return max(0.0, (everybody[0] - own[0]) / everybody[1])
+
+
+def _values(
+    samples: Samples | None, column: str, window: MeasuredWindow, *, since_last: bool = False
+) -> list[Value]:
+    """What was reported inside a window; where no poll fell inside, the polls around it.
+
+    With ``since_last`` a value is about the time since the poll before, and that must be inside.
+    """
+    series: Column = getattr(samples, column, None)
+    if samples is None or series is None:
+        return []
+    first = bisect_left(samples.at_ns, window.started_ns) + since_last
+    last = bisect_right(samples.at_ns, window.ended_ns)
+    if first < last or since_last:
+        return [value for value in series[first:last] if value is not None]
+    near = range(max(0, first - 1), min(last + 1, len(series)))
+    earliest, latest = window.started_ns - _NEAR_NS, window.ended_ns + _NEAR_NS
+    around = [series[i] for i in near if earliest <= samples.at_ns[i] <= latest]
+    return [value for value in around if value is not None]
+
+
+def _growth(
+    samples: Samples | None, column: str, window: MeasuredWindow
+) -> tuple[Value, int] | None:
+    """How much a counter grew from the last poll before a window to the first after it.
+
+    Returns:
+        The growth, and the nanoseconds between the two polls; None without both.
+    """
+    series: Column = getattr(samples, column, None)
+    if samples is None or series is None:
+        return None
+    before = bisect_right(samples.at_ns, window.started_ns) - 1
+    after = bisect_left(samples.at_ns, window.ended_ns)
+    if before < 0 or after >= len(series) or before == after:
+        return None
+    start, end = series[before], series[after]
+    if start is None or end is None:
+        return None
+    return end - start, samples.at_ns[after] - samples.at_ns[before]
+
+
+def _range(values: Sequence[Value]) -> tuple[Value, Value] | None:
+    return (min(values), max(values)) if values else None

@@ -1,0 +1,211 @@
+"""What every store can do: objects of bytes by name, many at a time; and the one in memory.
+
+A store knows nothing of caches. Names are made of letters, digits and ``.-_/``; an object is there
+whole or not at all, under its final name, whatever is killed in between.
+"""
+
+import json
+import re
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from threading import Lock
+from typing import Protocol
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from dsv4kv.choices import STORES, choose
+from dsv4kv.errors import ConfigError, StoreFull, StoreUnavailable
+from dsv4kv.units import format_bytes, parse_bytes
+
+Bytes = NDArray[np.uint8]
+"""uint8[n], contiguous: a view of the caller's memory, never kept."""
+
+Found = NDArray[np.bool_]
+"""bool[n], one for every name that was given."""
+
+
+class Store(Protocol):
+    """Objects by name.
+
+    Every call may be made from several threads. A store that cannot answer at all (a server that
+    is gone, a folder that cannot be written) raises ``StoreUnavailable``; nothing hangs for longer
+    than its timeout, and the next call tries anew.
+    """
+
+    def put(self, names: Sequence[str], data: Sequence[Bytes]) -> None:
+        """Keep copies under names, in place of what was there; whole when this returns.
+
+        Raises:
+            StoreUnavailable: Not all could be kept; those that were are whole.
+            StoreFull: There is no room for all; those that were kept are whole.
+        """
+
+    def get(self, names: Sequence[str], into: Sequence[Bytes]) -> Found:
+        """Fill ``into`` with objects; which were there, whole and of that length.
+
+        What ``into`` holds for the others is not defined: absent, of another length, or damaged,
+        in which case the object is deleted and counted in ``damaged``.
+        """
+
+    def exists(self, names: Sequence[str]) -> Found:
+        """Which objects are there; a damaged one is until somebody gets it."""
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Forget objects; those that are not there are passed over."""
+
+    @property
+    def damaged(self) -> int:
+        """Objects found damaged so far, by this process."""
+
+    def close(self) -> None:
+        """Let go of files, threads and connections; what is kept stays."""
+
+
+@dataclass(frozen=True)
+class Namespace:
+    """Caches whose bytes mean the same: objects of another model have equal sizes."""
+
+    model: str  # the model's name
+    revision: str  # of its weights: other weights fill the same layout with other numbers
+    layout: Mapping[str, object]  # formats and geometry, as JSON has it
+
+    @property
+    def facts(self) -> str:
+        """Everything that distinguishes these caches from others, as JSON."""
+        return json.dumps(vars(self), sort_keys=True, indent=1)
+
+    @property
+    def digest(self) -> str:
+        """32 hexadecimal digits that stand for it."""
+        return sha256(self.facts.encode()).hexdigest()[:32]
+
+    @property
+    def folder(self) -> str:
+        """The name of its folder."""
+        return f"{re.sub('[^A-Za-z0-9.-]', '_', self.model)}_{self.digest[:12]}"
+
+
+class Seals:
+    """What follows an object's bytes where others can reach them: they are its own, and whole.
+
+    A seal is ``dsv4kv01``, the length in bytes as u64 and 128 bits of XXH3, little-endian, seeded
+    by namespace and name. It finds accidents: whoever means to forge it can.
+    """
+
+    BYTES = 32
+    _FORMAT, _MAGIC = struct.Struct("<8sQ16s"), b"dsv4kv01"
+
+    def __init__(self, namespace: Namespace) -> None:
+        self._seed = int(namespace.digest[:16], 16)
+
+    def seal(self, name: str, data: Bytes) -> bytes:
+        """The seal of an object."""
+        seed = xxhash.xxh3_64_intdigest(name.encode(), self._seed)
+        digest = xxhash.xxh3_128_digest(data.data, seed)
+        return self._FORMAT.pack(self._MAGIC, data.nbytes, digest)
+
+    def content(self, name: str, sealed: Bytes) -> Bytes | None:
+        """What is before a seal; None if that is not its seal."""
+        data = sealed[: max(0, sealed.nbytes - self.BYTES)]
+        return data if sealed[data.nbytes :].tobytes() == self.seal(name, data) else None
+
+
+class MemoryStore:
+    """Objects in this process's memory, up to ``capacity_bytes``; they are not sealed."""
+
+    damaged = 0
+
+    def __init__(self, capacity_bytes: int, *, pinned: bool = False) -> None:
+        """``pinned``: GPUs copy from it without the driver's help."""
+        self.capacity_bytes, self.pinned, self.used_bytes = capacity_bytes, pinned, 0
+        self._objects: dict[str, Bytes] = {}
+        self._lock = Lock()
+
+    def put(self, names: Sequence[str], data: Sequence[Bytes]) -> None:
+        """See ``Store``."""
+        for name, each in zip(names, data, strict=True):
+            copy = self._room(len(each))
+            np.copyto(copy, each)
+            with self._lock:
+                used = self.used_bytes + len(each) - len(self._objects.get(name, ()))
+                if used > self.capacity_bytes:
+                    raise StoreFull(
+                        f"host memory: {name} of {format_bytes(len(each))} does not fit: "
+                        f"{format_bytes(self.used_bytes)} of {format_bytes(self.capacity_bytes)} "
+                        "are in use. Delete objects, or give the store more."
+                    )
+                self._objects[name], self.used_bytes = copy, used
+
+    def get(self, names: Sequence[str], into: Sequence[Bytes]) -> Found:
+        """See ``Store``."""
+        found = np.zeros(len(names), np.bool_)
+        for place, (name, room) in enumerate(zip(names, into, strict=True)):
+            kept = self._objects.get(name)
+            if kept is not None and len(kept) == len(room):
+                np.copyto(room, kept)
+                found[place] = True
+        return found
+
+    def exists(self, names: Sequence[str]) -> Found:
+        """See ``Store``."""
+        return np.fromiter((name in self._objects for name in names), np.bool_, len(names))
+
+    def delete(self, names: Sequence[str]) -> None:
+        """See ``Store``."""
+        with self._lock:
+            for name in names:
+                self.used_bytes -= len(self._objects.pop(name, ()))
+
+    def close(self) -> None:
+        """See ``Store``."""
+
+    def _room(self, size: int) -> Bytes:
+        if not self.pinned:
+            return np.empty(size, np.uint8)
+        import torch
+
+        try:
+            room: Bytes = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
+        except RuntimeError as error:
+            raise StoreUnavailable(
+                f"host memory cannot be pinned here ({str(error).splitlines()[0]}): leave it "
+                "unpinned, or run where there is a GPU."
+            ) from None
+        return room
+
+
+def open_memory(place: str, namespace: Namespace) -> MemoryStore:
+    """A store of that capacity, ``64GiB`` or ``pinned:64GiB``; it is this process's alone."""
+    pinned, _, size = place.rpartition(":")
+    return MemoryStore(parse_bytes(size), pinned=pinned == "pinned")
+
+
+def open_store(place: str, namespace: Namespace) -> Store:
+    """Open the store of a place, ``memory:64GiB`` or ``file:/mnt/kv``, for one namespace.
+
+    Raises:
+        ConfigError: There is no such kind of store, or it is not named as its kind is.
+        StoreUnavailable: It cannot be reached or written.
+    """
+    kind, _, rest = place.partition(":")
+    row = choose(STORES, kind, "a kind of store")
+    if not rest:
+        raise ConfigError(f"{place!r} does not say where: {kind} is {row.explains}.")
+    store: Store = row.load()(rest, namespace)
+    return store
+
+
+def cut(sizes: Sequence[int], most_bytes: int, most: int = 1000) -> Iterator[range]:
+    """Neighbouring objects that are moved at once: so many, of so many bytes together."""
+    start, weight = 0, 0
+    for end, size in enumerate(sizes):
+        if end > start and (weight + size > most_bytes or end - start == most):
+            yield range(start, end)
+            start, weight = end, 0
+        weight += size
+    if sizes:
+        yield range(start, len(sizes))

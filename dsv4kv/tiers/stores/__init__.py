@@ -1,1 +1,0 @@
-"""Where objects are kept: one file per kind of store."""

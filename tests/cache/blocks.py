@@ -1,0 +1,43 @@
+"""Short ways to blocks."""
+
+from typing import Any
+
+import numpy as np
+
+from dsv4kv.cache.blocks import BlockPool, Ids
+
+
+def ids(*blocks: int) -> Ids:
+    return np.array(blocks, dtype=np.int64)
+
+
+def chain(pool: BlockPool, *hashes: int, parent: int = 0) -> Ids:
+    """Blocks of a registered chain, held once."""
+    blocks = pool.acquire(len(hashes))
+    pool.register(blocks, hashes, (parent, *hashes[:-1]))
+    return blocks
+
+
+def cached(pool: BlockPool, *hashes: int, parent: int = 0) -> Ids:
+    """Blocks of a registered chain that nobody holds."""
+    blocks = chain(pool, *hashes, parent=parent)
+    pool.release(blocks)
+    return blocks
+
+
+def state(pool: BlockPool) -> dict[str, Any]:
+    """Everything that a pool knows: equal before and after a refusal."""
+    records = {
+        number: (b.refs, b.hash, b.parent and b.parent.number, b.children, b.live, b.used)
+        for number, b in pool._blocks.items()
+    }
+    return {
+        "blocks": records,
+        "by_hash": {hash_: [b.number for b in same] for hash_, same in pool._by_hash.items()},
+        "queue": [b.number for b in pool._queue],
+        "aside": sorted(pool._aside),
+        "free": pool._free[: pool.num_unused].tolist(),
+        "plain": np.flatnonzero(pool._mark == np.arange(pool.num_blocks)).tolist(),
+        "generations": pool._generation.tolist(),
+        "counts": (pool.num_free, pool.num_unused, pool.num_cached, pool.num_held),
+    }

@@ -1,0 +1,247 @@
+"""Paused requests keep to a budget and resume in order; experts are kept with their blocks."""
+
+from random import Random
+
+import numpy as np
+import pytest
+
+from dsv4kv.cache.batching import BlockCounts, PausedRequests, Routing, RoutingStore
+from dsv4kv.cache.blocks import BlockPool
+from dsv4kv.errors import CacheError, ConfigError, NotOwner
+from tests.cache.blocks import chain, ids
+
+
+def test_blocks_are_counted_once_however_many_requests_share_them() -> None:
+    pool = BlockPool(10)
+    paused = PausedRequests(pool, budget_blocks=5)
+    shared, a, b, c = pool.acquire(2), *(pool.acquire(1) for _ in range(3))
+    pool.retain(np.concatenate([shared, shared]))
+    paused.pause("a", np.concatenate([shared, a]))
+    paused.pause("b", np.concatenate([shared, b]))
+    # The running request c holds the shared blocks, too: they are active.
+    assert paused.counts() == BlockCounts(
+        total=10,
+        total_used=5,
+        total_available=5,
+        active_used=3,
+        active_available=2,
+        paused_used=2,
+        paused_available=3,
+    )
+    pool.release(np.concatenate([shared, c]))
+    counts = paused.counts()
+    assert (counts.active_used, counts.paused_used, counts.paused_available) == (0, 4, 1)
+
+
+def test_requests_resume_oldest_first_and_none_overtakes() -> None:
+    pool = BlockPool(6)
+    paused = PausedRequests(pool, budget_blocks=6)
+    for name, missing in (("old", 2), ("middle", 3), ("new", 1)):
+        paused.pause(name, pool.acquire(1), missing)
+    assert [name for name, _ in paused.resume()] == ["old"]
+    assert pool.num_unused == 1, "enough for the newest, whose turn it is not"
+    pool.release(np.array([pool.num_held - 1]))
+    assert paused.resume() == []
+    assert len(paused) == 2
+
+
+def test_a_resumed_request_gets_the_blocks_it_was_missing() -> None:
+    pool = BlockPool(4)
+    paused = PausedRequests(pool, budget_blocks=4)
+    paused.pause("a", pool.acquire(1), missing=2)
+    ((name, blocks),) = paused.resume()
+    assert (name, blocks.size) == ("a", 2)
+    pool.check_held(blocks)
+    assert len(paused) == 0
+
+
+def test_beyond_the_budget_the_newest_are_evicted_until_the_others_can_resume() -> None:
+    pool = BlockPool(8)
+    paused = PausedRequests(pool, budget_blocks=2)
+    for name in ("first", "second", "third", "fourth"):
+        paused.pause(name, pool.acquire(2))
+    assert paused.evict_over_budget() == ["fourth"]
+    assert [name for name, _ in paused.resume()] == ["first", "second"]
+    assert paused.counts().paused_available == 0
+    assert paused.evict_over_budget() == []
+
+
+def test_what_is_free_lets_requests_resume_before_any_is_evicted() -> None:
+    pool = BlockPool(8)
+    paused = PausedRequests(pool, budget_blocks=2)
+    for name in ("first", "second", "third"):
+        paused.pause(name, pool.acquire(2))
+    assert paused.evict_over_budget() == []
+    assert [name for name, _ in paused.resume()] == ["first", "second"]
+
+
+def test_blocks_that_others_hold_make_no_room() -> None:
+    pool = BlockPool(6)
+    paused = PausedRequests(pool, budget_blocks=1)
+    shared, own = pool.acquire(2), [pool.acquire(1) for _ in range(3)]
+    pool.retain(np.concatenate([shared, shared]))  # a request that runs
+    pool.acquire(1)
+    paused.pause("old", own[0], missing=2)
+    paused.pause("middle", own[1])
+    paused.pause("new", np.concatenate([shared, own[2]]))
+    # "new" gives back one block where three are missing: "middle" has to go as well
+    assert paused.evict_over_budget() == ["new", "middle"]
+    assert [name for name, _ in paused.resume()] == ["old"]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_more_are_evicted_than_a_plain_search_finds(seed: int) -> None:
+    draw = Random(seed)
+    pool = BlockPool(40)
+    running = pool.acquire(draw.randint(1, 12))
+    plain: list[tuple[set[int], int]] = []
+    paused = PausedRequests(pool, draw.randint(0, 12))
+    for name in range(draw.randint(1, 6)):
+        known = [block for held, _ in plain for block in held] + running.tolist()
+        shared = set(draw.sample(known, draw.randint(0, min(4, len(set(known))))))
+        pool.retain(np.array(sorted(shared), np.int64))
+        held = np.concatenate([sorted(shared), pool.acquire(draw.randint(1, 5))])
+        plain.append((set(held.astype(np.int64).tolist()), draw.randint(1, 3)))
+        paused.pause(name, held.astype(np.int64), plain[-1][1])
+    pool.acquire(max(0, pool.num_free - draw.randint(0, 3)))  # others that run
+    expected = plain_evictions(plain, running.tolist(), pool.num_free, paused._budget)
+    evicted = paused.evict_over_budget()
+    assert evicted == list(range(len(plain)))[::-1][:expected]
+    paused.resume()
+    assert paused.counts().paused_available >= 0
+
+
+def plain_evictions(
+    paused: list[tuple[set[int], int]], running: list[int], free: int, budget: int
+) -> int:
+    """The fewest of the newest without which what cannot resume keeps to the budget."""
+    for evicted in range(len(paused) + 1):
+        kept = paused[: len(paused) - evicted]
+        still = set(running).union(*(held for held, _ in kept))
+        room = free + len(set[int]().union(*(held for held, _ in paused)) - still)
+        able = 0
+        while able < len(kept) and sum(missing for _, missing in kept[: able + 1]) <= room:
+            able += 1
+        active = set(running).union(*(held for held, _ in kept[:able]))
+        if len(set[int]().union(*(held for held, _ in kept[able:])) - active) <= budget:
+            return evicted
+    raise AssertionError("without paused requests nothing is over budget")
+
+
+def test_what_paused_requests_may_still_keep_is_not_for_running_ones() -> None:
+    pool = BlockPool(8)
+    assert PausedRequests(pool, budget_blocks=3).counts().active_available == 5
+    assert PausedRequests(pool, budget_blocks=0).counts().active_available == 8
+
+
+def test_pausing_twice_or_without_the_blocks_is_refused() -> None:
+    pool = BlockPool(4)
+    paused = PausedRequests(pool, budget_blocks=2)
+    paused.pause("a", pool.acquire(1))
+    with pytest.raises(CacheError, match="request a is paused already"):
+        paused.pause("a", ids(0))
+    with pytest.raises(NotOwner):
+        paused.pause("b", ids(3))
+    assert len(paused) == 1
+
+
+@pytest.mark.parametrize("budget", [-1, 5])
+def test_a_budget_that_cannot_be_kept_is_refused(budget: int) -> None:
+    with pytest.raises(ConfigError, match=r"give 0\.\.4"):
+        PausedRequests(BlockPool(4), budget)
+
+
+def test_the_newest_can_be_evicted_where_nobody_else_gives_blocks_back() -> None:
+    pool = BlockPool(4)
+    paused = PausedRequests(pool, budget_blocks=4)
+    for name in ("old", "new"):
+        paused.pause(name, pool.acquire(2))
+    assert paused.evict_over_budget() == []
+    assert (paused.evict_newest(), pool.num_free) == ("new", 2)
+    assert [name for name, _ in paused.resume()] == ["old"]
+    with pytest.raises(CacheError, match="no request is paused"):
+        paused.evict_newest()
+
+
+def test_forgetting_gives_no_blocks_back() -> None:
+    pool = BlockPool(4)
+    paused = PausedRequests(pool, budget_blocks=4)
+    paused.pause("old", pool.acquire(1))
+    paused.pause("new", pool.acquire(1))
+    assert paused.forget() == ["old", "new"]
+    assert (len(paused), pool.num_held) == (0, 2)
+
+
+# ---- experts by block ---------------------------------------------------------------------------
+
+LAYERS, TOP_K = 3, 2
+
+
+def store(blocks: int = 10) -> tuple[BlockPool, RoutingStore]:
+    """Of a pool whose blocks are all held."""
+    pool = BlockPool(blocks)
+    pool.acquire(blocks)
+    return pool, RoutingStore(pool, block_tokens=4, num_layers=LAYERS, top_k=TOP_K)
+
+
+def routing(tokens: int, first: int = 0) -> Routing:
+    size = LAYERS * TOP_K
+    numbers = np.arange(first * size, (first + tokens) * size, dtype=np.int16)
+    return numbers.reshape(tokens, LAYERS, TOP_K)
+
+
+def test_what_was_stored_for_a_chain_is_put_together_again_and_is_the_callers_own() -> None:
+    _, experts = store()
+    experts.store(ids(5, 2, 9), routing(10))
+    for total in (0, 1, 4, 7, 10, 10):
+        found = experts.reconstruct(ids(5, 2, 9), total)
+        assert found is not None
+        assert found.tolist() == routing(10)[:total].tolist()
+        found[:] = -1
+    assert experts.reconstruct(ids(5, 2, 9), 11) is None
+    assert experts.reconstruct(ids(5, 3), 5) is None
+    assert experts.reconstruct(ids(5), 5) is None
+
+
+def test_tokens_of_a_block_may_come_one_by_one_and_a_gap_hides_what_follows() -> None:
+    _, experts = store()
+    for at in (0, 1, 3):
+        experts.store(ids(7), routing(1, at), at)
+    found = experts.of_block(7)
+    assert found is not None
+    assert found.tolist() == routing(2).tolist()
+    experts.store(ids(8), routing(1), 1)
+    assert experts.of_block(8) is None
+
+
+def test_routing_stays_with_a_cached_block_and_goes_with_its_content() -> None:
+    pool = BlockPool(2)
+    experts = RoutingStore(pool, 4, LAYERS, TOP_K)
+    taken = chain(pool, 10, 11)
+    experts.store(taken, routing(8))
+    pool.release(taken)
+    assert experts.reconstruct(taken, 8) is not None
+    assert pool.evict(1)  # the last of the chain
+    assert experts.of_block(int(taken[1])) is None
+    assert experts.of_block(int(taken[0])) is not None
+    pool.reset()
+    assert experts.of_block(int(taken[0])) is None
+
+
+def test_routing_is_not_kept_for_the_dummy_block_nor_for_free_ones() -> None:
+    pool, experts = store(3)
+    pool.release(ids(1))
+    experts.store(ids(0, 1, pool.dummy_block), routing(12))
+    kept = [block for block in range(4) if experts.of_block(block) is not None]
+    assert kept == [0]
+    pool.release(ids(0))
+    assert not experts._blocks
+
+
+@pytest.mark.parametrize(("shape", "first"), [((4, 3), 0), ((4, 2, 2), 0), ((5, 3, 2), 0)])
+@pytest.mark.parametrize("more", [0, 4, -1])
+def test_routing_of_another_shape_or_beyond_its_blocks_is_refused(
+    shape: tuple[int, ...], first: int, more: int
+) -> None:
+    with pytest.raises(ConfigError, match=r"routing must have|do not fit into 1 blocks"):
+        store()[1].store(ids(0), np.zeros(shape, dtype=np.int16), first + more)

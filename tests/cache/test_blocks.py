@@ -1,0 +1,314 @@
+"""Blocks are handed out once, taken back from their holders only, cached, found and evicted."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsv4kv.cache.blocks import BlockEvent, BlockPool
+from dsv4kv.errors import CacheError, ConfigError, NotOwner, OutOfBlocks
+from tests.cache.blocks import cached, chain, ids, state
+
+LANES = pytest.mark.parametrize("lanes", [1, 3])
+
+
+def refuses(
+    pool: BlockPool,
+    call: Callable[[], object],
+    reason: str = "Nothing was changed",
+    error: type[CacheError] = NotOwner,
+) -> None:
+    before = state(pool)
+    with pytest.raises(error, match=reason):
+        call()
+    assert state(pool) == before
+
+
+# ---- a stack of free blocks ---------------------------------------------------------------------
+
+
+@LANES
+def test_lower_ids_are_taken_first_in_every_lane(lanes: int) -> None:
+    pool = BlockPool(8, lanes)
+    first, second, none = pool.acquire(3), pool.acquire(2), pool.acquire(0)
+    assert first.shape == ((3,) if lanes == 1 else (lanes, 3))
+    assert none.shape == ((0,) if lanes == 1 else (lanes, 0))
+    for taken, wanted in ((first, [0, 1, 2]), (second, [3, 4])):
+        assert [sorted(lane) for lane in np.atleast_2d(taken).tolist()] == [wanted] * lanes
+
+
+@LANES
+@pytest.mark.parametrize("count", [5, 10**12, -1])
+def test_more_than_is_free_is_refused(lanes: int, count: int) -> None:
+    pool = BlockPool(8, lanes)
+    pool.acquire(4)
+    sentence = f"{count} blocks are needed and 4 of 8 are free"
+    refuses(pool, lambda: pool.acquire(count), sentence, OutOfBlocks)
+
+
+@LANES
+def test_ids_are_the_callers_own_before_and_after(lanes: int) -> None:
+    pool = BlockPool(4, lanes)
+    taken = pool.acquire(4)
+    copy, before = taken.copy(), state(pool)
+    taken[...] = 7
+    assert state(pool) == before
+    pool.release(copy)
+    copy[...] = 7
+    assert sorted(np.atleast_2d(pool.acquire(4))[0].tolist()) == [0, 1, 2, 3]
+
+
+@LANES
+@given(block=st.integers(-(2**63), 2**63 - 1).filter(lambda block: not 0 <= block < 4))
+def test_an_id_outside_the_pool_is_refused(lanes: int, block: int) -> None:
+    pool = BlockPool(4, lanes)
+    taken = pool.acquire(4)
+    taken[..., 2] = block
+    refuses(pool, lambda: pool.release(taken))
+    refuses(pool, lambda: pool.release(taken[..., 2:3]))
+    refuses(pool, lambda: pool.check_held(taken))
+
+
+@LANES
+def test_what_is_free_or_named_twice_is_refused(lanes: int) -> None:
+    pool = BlockPool(5, lanes)
+    taken = pool.acquire(3)
+    pool.release(taken[..., :1])
+    for bad in (taken, taken[..., [1, 2, 1]], taken[..., :1].repeat(100, axis=-1), taken + 2):
+        refuses(pool, partial(pool.release, bad))
+        refuses(pool, partial(pool.check_held, bad))
+    pool.check_held(taken[..., 1:])
+    assert pool.release(taken[..., 1:]) == 2
+
+
+def test_lanes_name_the_same_blocks() -> None:
+    pool = BlockPool(4, lanes=3)
+    taken = pool.acquire(4)
+    taken[1] = taken[1, ::-1]
+    refuses(pool, lambda: pool.release(taken), "do not name the same blocks")
+    for shape in ((2,), (2, 3), (1, 2)):
+        refuses(pool, partial(pool.release, np.zeros(shape, np.int64)), "3 lanes")
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.uint8, np.int16])
+def test_ids_of_any_whole_number_type_are_taken_back(kind: type) -> None:
+    pool = BlockPool(4)
+    assert pool.release(pool.acquire(3).astype(kind)) == 3
+    refuses(pool, lambda: pool.release(np.array([1.0])), "whole numbers")
+    refuses(pool, lambda: pool.release(np.zeros((1, 1), np.int64)), "1 lanes")
+
+
+@LANES
+def test_an_old_holder_cannot_give_back_a_newer_ones_blocks(lanes: int) -> None:
+    pool = BlockPool(2, lanes)
+    taken = pool.acquire(2)
+    old = pool.generation(taken)
+    pool.release(taken, old)
+    newer = pool.generation(pool.acquire(2))
+    assert old.shape == taken.shape
+    assert (newer > old).all()
+    refuses(pool, lambda: pool.release(taken, old), "not all are still held by who")
+    refuses(pool, lambda: pool.generation(taken + 1), "not all are in 0")
+
+
+def test_a_message_names_the_unit_and_the_first_ids() -> None:
+    pool = BlockPool(20, unit="slots")
+    with pytest.raises(NotOwner, match=r"^slots 0, 1, 2, 3, 4, 5, 6, 7, …: "):
+        pool.release(np.arange(12))
+    for blocks, lanes in ((0, 1), (-1, 1), (1, 0)):
+        with pytest.raises(ConfigError, match="give at least 1"):
+            BlockPool(blocks, lanes)
+
+
+# ---- holders, hashes, the cache -----------------------------------------------------------------
+
+
+def test_holders_are_counted_for_each_time_a_block_is_named() -> None:
+    pool = BlockPool(4)
+    (block,) = pool.acquire(1)
+    pool.retain(ids(block, block))
+    assert pool.refs(ids(block)).tolist() == [3]
+    assert (pool.release(ids(block, block)), pool.num_freed(ids(block))) == (0, 1)
+    refuses(pool, lambda: pool.release(ids(block, block)), "fewer holders")
+    assert (pool.release(ids(block)), pool.num_unused) == (1, 4)
+    refuses(pool, lambda: pool.retain(ids(block)), "held or cached")
+
+
+@pytest.mark.parametrize("policy", ["lru", "ref_zero"])
+def test_a_registered_block_without_holders_is_cached_or_free_as_the_policy_says(
+    policy: str,
+) -> None:
+    pool = BlockPool(4, policy=policy)  # type: ignore[arg-type]
+    taken = chain(pool, 10, 11)
+    plain = pool.acquire(1)
+    pool.release(np.concatenate([taken, plain]))
+    assert pool.num_cached == (2 if policy == "lru" else 0)
+    assert pool.find([10, 11, 12]).tolist() == (taken.tolist() if policy == "lru" else [])
+    refuses(pool, lambda: pool.release(taken))
+    assert pool.num_free == 4
+
+
+def test_under_ref_zero_what_followed_a_freed_block_begins_a_chain_of_its_own() -> None:
+    pool = BlockPool(4, policy="ref_zero")
+    first = chain(pool, 10)
+    second = chain(pool, 11, parent=10)
+    pool.release(first)
+    again = chain(pool, 10)
+    pool.release(again)
+    pool.release(second)
+    assert (pool.num_unused, pool.num_held, pool.num_evictable) == (4, 0, 0)
+
+
+def test_a_matched_block_is_not_evicted_by_its_own_request() -> None:
+    pool = BlockPool(4)
+    found = cached(pool, 10, 11)
+    before = state(pool)
+    assert pool.allocate(3, found) is None
+    assert state(pool) == before
+    own = pool.allocate(2, found)
+    assert own is not None
+    assert not set(own.tolist()) & set(found.tolist())
+    assert pool.refs(found).tolist() == [1, 1]
+
+
+def test_what_is_retained_keeps_all_before_it() -> None:
+    pool = BlockPool(4)
+    found = cached(pool, 10, 11, 12)
+    assert pool.holds_room(4)
+    assert pool.holds_room(2, found[1:2])
+    assert not pool.holds_room(3, found[1:2])
+    pool.retain(found[1:2])
+    assert (pool.num_free, pool.num_evictable) == (2, 1)
+    assert pool.evict(1)
+    assert not pool.evict(1)
+    assert pool.find([10, 11, 12]).tolist() == found[:2].tolist()
+
+
+@pytest.mark.parametrize(
+    ("blocks", "hashes", "parents", "reason"),
+    [
+        ([1], [7], [0], "has hash 10 and cannot get 7"),
+        ([2, 2], [7, 8], [0, 7], "has hash 7 and cannot get 8"),
+        ([2], [0], [0], "no hashes"),
+        ([2], [-1], [0], "no hashes"),
+        ([2], [7], [6], "to follow hash 6, which no block has"),
+        ([2], [7, 8], [0, 7], "give one of each"),
+        ([3], [7], [0], "not all are held"),
+    ],
+)
+def test_hashes_that_cannot_be_are_refused(
+    blocks: list[int], hashes: Sequence[int], parents: Sequence[int], reason: str
+) -> None:
+    pool = BlockPool(5)
+    chain(pool, 10, 11)
+    pool.acquire(1)
+    before = state(pool)
+    refuses(pool, lambda: pool.register(ids(*blocks), hashes, parents), reason, CacheError)
+    pool.register(ids(1, 0), [10, 11], [0, 10])  # again: nothing new
+    assert state(pool) == before
+
+
+@pytest.mark.parametrize("first_to_go", [0, 1, 2])
+def test_of_blocks_with_one_hash_another_is_found_when_one_goes(first_to_go: int) -> None:
+    pool = BlockPool(3)
+    same = [chain(pool, 10) for _ in range(3)]
+    left = [block for number, block in enumerate(same) if number != first_to_go]
+    pool.release(same[first_to_go])
+    assert pool.evict(1)
+    assert pool.find([10]).tolist() == left[0].tolist()
+    pool.release(np.concatenate(left))
+    assert pool.evict(2)
+    assert not pool.find([10]).size
+
+
+def order_of_going(pool: BlockPool, known: dict[str, list[int]]) -> list[str]:
+    """Names of blocks, by chain and place, in the order in which they are evicted."""
+    gone = list[str]()
+    while pool.evict(1):
+        there = {f"{name}{at}" for name, hashes in known.items() for at in range(len(hashes))}
+        for name, hashes in known.items():
+            there -= {f"{name}{at}" for at in range(len(pool.find(hashes)), len(hashes))}
+        every = {f"{name}{at}" for name, hashes in known.items() for at in range(len(hashes))}
+        gone += sorted(every - there - set(gone))
+    return gone
+
+
+@pytest.mark.parametrize("use", ["hold", "touch", "reset", "none"])
+def test_the_least_recently_used_chain_goes_first_and_each_from_its_end(use: str) -> None:
+    pool = BlockPool(8)
+    old = cached(pool, 10, 11)
+    held = chain(pool, 30)
+    cached(pool, 20)
+    if use == "touch":
+        pool.touch(np.concatenate([old, held, old]))
+    if use in ("hold", "reset"):
+        pool.retain(old)
+    if use == "hold":
+        pool.release(old)
+    if use == "reset":
+        pool.release(held)
+        pool.reset(preserve_prefix_cache=True)
+    order = order_of_going(pool, {"a": [10, 11], "b": [20]})
+    assert order == (["a1", "a0", "b0"] if use == "none" else ["b0", "a1", "a0"])
+
+
+def test_a_parent_older_than_its_child_goes_right_after_it() -> None:
+    pool = BlockPool(8)
+    parent, child = chain(pool, 10), chain(pool, 11, parent=10)
+    pool.release(parent)
+    cached(pool, 20)
+    pool.release(child)
+    assert order_of_going(pool, {"a": [10, 11], "b": [20]}) == ["b0", "a1", "a0"]
+
+
+@pytest.mark.parametrize("trunk_first", [False, True])
+def test_many_at_once_are_those_that_go_one_by_one(trunk_first: bool) -> None:
+    for count in range(1, 29):
+        one, many = BlockPool(63), BlockPool(63)
+        for pool in (one, many):
+            trunk = chain(pool, *range(1, 5))
+            tails = [
+                chain(pool, *range(100 * n, 100 * n + 4), parent=1 + n % 4) for n in range(1, 7)
+            ]
+            for part in [trunk, *tails] if trunk_first else [*tails, trunk]:
+                pool.release(part)
+        assert many.evict(count)
+        assert all(one.evict(1) for _ in range(count))
+        assert sorted(many._blocks) == sorted(one._blocks)
+        assert state(many)["free"] == state(one)["free"]
+
+
+def test_counts_of_a_long_pinned_chain_take_no_longer_than_of_a_short_one() -> None:
+    """What precedes a held block is counted as it changes, not searched for."""
+    pool = BlockPool(20_000)
+    long = cached(pool, *range(1, 20_000))
+    pool.retain(long[-1:])
+    assert (pool.num_free, pool.num_cached) == (1, 19_998)
+    pool._blocks.clear()  # nothing is looked at
+    pool._queue.clear()
+    assert (pool.num_free, pool.num_evictable, pool.num_held) == (1, 0, 1)
+
+
+def test_events_say_what_happened_to_which_blocks_by_which_hashes() -> None:
+    pool, events = BlockPool(3), list[BlockEvent]()
+    pool.observers += [lambda event: 1 // 0, events.append]  # type: ignore[list-item]
+    taken = chain(pool, 10, 11)
+    pool.retain(taken[:1])
+    pool.release(taken[:1])
+    pool.release(taken)
+    pool.acquire(2)
+    pool.reset()
+    assert [(event.kind, event.ids.tolist(), event.hashes) for event in events] == [
+        ("acquired", [1, 0] if taken[0] else [0, 1], ()),
+        ("registered", taken.tolist(), (10, 11)),
+        ("retained", [taken[0]], ()),
+        ("released", [taken[0]], ()),
+        ("released", taken.tolist(), ()),
+        ("evicted", [taken[1]], (11,)),
+        ("acquired", events[6].ids.tolist(), ()),
+        ("reset", [0, 1, 2], ()),
+    ]
+    assert pool.observer_errors == len(events)

@@ -1,0 +1,222 @@
+"""Bridges to other packages' kernels, with stand-ins for them: see ``standins``."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dsv4kv.errors import PeerUnavailable
+from dsv4kv.model.plan import CachePlan
+from dsv4kv.ops.check import check_backend
+from dsv4kv.ops.registry import resolve_backend
+from dsv4kv.ops.scenes import Scene, make_call, scenes_of
+from dsv4kv.ops.storage import PageStore
+from tests.ops.operations import CACHES, CPU, SEED, bytes_after, cache
+from tests.ops.peers import standins
+
+Write = Callable[..., None]
+
+GEMS_GATHER = "flag_gems.fused.deepseek_v4_attention_dequantize_and_gather_k_cache"
+VLLM_CACHE_UTILS = "vllm.models.deepseek_v4.common.ops.cache_utils"
+SGLANG_DEQUANT = "sglang.kernels.ops.attention.dsv4.dequant_k_cache"
+STANDINS = "from tests.ops.peers.standins import"
+VLLM = (
+    f"{STANDINS} vllm_gather as dequantize_and_gather_k_cache\n"
+    f"{STANDINS} vllm_insert as quantize_and_insert_k_cache\n"
+)
+SGLANG = f"{STANDINS} sglang_gather as dequantize_k_cache_paged_dsv4\n"
+GEMS = f"{STANDINS} flaggems_gather as dequantize_and_gather_k_cache\n"
+FLASHMLA = f"{STANDINS} flash_mla_with_kvcache, get_mla_metadata\n"
+DEEPGEMM = f"{STANDINS} fp8_fp4_paged_mqa_logits, get_num_sms, get_paged_mqa_logits_metadata\n"
+
+PACKAGES = {
+    "vllm": (VLLM_CACHE_UTILS, VLLM),
+    "sglang": (SGLANG_DEQUANT, SGLANG),
+    "flaggems": (GEMS_GATHER, GEMS),
+    "flashmla": ("flash_mla.flash_mla_interface", FLASHMLA),
+    "deepgemm": ("deep_gemm", DEEPGEMM),
+}
+OTHER_PLACES = [
+    ("vllm", "vllm.v1.attention.ops.deepseek_v4_ops", VLLM),
+    ("sglang", SGLANG_DEQUANT, SGLANG.replace("_dsv4", "")),
+    ("sglang", "sglang.srt.layers.attention.dsv4.dequant_k_cache", SGLANG.replace("_dsv4", "")),
+    ("flaggems", "flag_gems.fused.dsv4_attention", GEMS.replace("as deq", "as dsv4_deq")),
+    ("flashmla", "vllm.third_party.flashmla.flash_mla_interface", FLASHMLA),
+    ("deepgemm", "vllm.third_party.deep_gemm", DEEPGEMM),
+]
+OPERATIONS = {
+    "vllm": {"gather_all", "gather_window", "entry_insert", "window_insert"},
+    "sglang": {"gather_topk", "gather_all", "gather_window"},
+    "flaggems": {"gather_all", "gather_window"},
+    "flashmla": {"attend"},
+    "deepgemm": {"index_scores"},
+}
+DISTRIBUTIONS = {
+    "vllm": ("vllm", "vllm"),
+    "sglang": ("sglang", "sglang"),
+    "flaggems": ("flag_gems", "flag_gems"),
+    "flashmla": ("flash_mla", "sgl-flash-mla"),
+    "deepgemm": ("deep_gemm", "sgl-deep-gemm"),
+}
+KEYS_OF_64 = [
+    cache(("fp8_ds_mla", "fp8_ds_mla", "fp8"), block_tokens=256),
+    cache(("fp4", "fp8_group32", "fp8"), "v4.1-flash"),
+]
+MLA = [CACHES[name] for name in ("as shipped", "long blocks", "drafts")]
+
+each_package = pytest.mark.parametrize("name", PACKAGES)
+
+
+def plans(name: str) -> list[CachePlan]:
+    return KEYS_OF_64 if name == "deepgemm" else MLA
+
+
+def scene_of(operation: str, format_name: str, plan: CachePlan) -> Scene:
+    return next(
+        each
+        for each in scenes_of(plan, SEED)
+        if (each.operation, each.format_name) == (operation, format_name)
+    )
+
+
+@each_package
+def test_bridged_operations_equal_the_reference(name: str, write_module: Write) -> None:
+    write_module(*PACKAGES[name])
+    resolved = resolve_backend(name, "reference")
+    assert set(resolved.foreign) == OPERATIONS[name]
+    for plan in plans(name):
+        assert check_backend(resolved, plan, CPU) == []
+
+
+@pytest.mark.parametrize(("name", "module", "source"), OTHER_PLACES)
+def test_functions_are_found_where_other_versions_and_copies_have_them(
+    name: str, module: str, source: str, write_module: Write
+) -> None:
+    write_module(module, source)
+    assert check_backend(resolve_backend(name, "cpu"), plans(name)[0], CPU) == []
+
+
+@each_package
+def test_a_function_sees_the_pools_own_bytes_and_bridging_calls_none(
+    name: str, write_module: Write
+) -> None:
+    write_module(*PACKAGES[name])
+    resolved = resolve_backend(name, "cpu")
+    operation = min(OPERATIONS[name] - {"entry_insert"})
+    form = "fp8" if name == "deepgemm" else "fp8_ds_mla"
+    call = make_call(scene_of(operation, form, plans(name)[0]).make, CPU, SEED)
+    pages = next(each for each in call.arguments.values() if isinstance(each, PageStore)).pages
+    standins.caches_seen.clear()
+    getattr(resolved.backend, operation)(**call.arguments)
+    assert standins.caches_seen[0].data_ptr() == pages.data_ptr()
+    standins.caches_seen.clear()
+    getattr(resolved.bridging, operation)(**call.arguments)
+    assert standins.caches_seen == []
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang", "flaggems"])
+def test_pages_of_other_formats_are_left_to_the_base(name: str, write_module: Write) -> None:
+    write_module(*PACKAGES[name])
+    resolved = resolve_backend(name, "cpu")
+    scene = scene_of("gather_all", "mxfp4", CACHES["as shipped"])
+    standins.caches_seen.clear()
+    mine, own = (bytes_after(scene, each.backend.gather_all) for each in
+                 (resolved, resolve_backend("cpu", "cpu")))  # fmt: skip
+    assert all((a == b).all() for a, b in zip(mine, own, strict=True))
+    assert standins.caches_seen == []
+    assert resolved.serves("gather_all", "fp8_ds_mla")
+    assert not resolved.serves("gather_all", "mxfp4")
+
+
+def test_attention_to_pages_of_which_some_are_of_another_format_is_the_bases(
+    write_module: Write,
+) -> None:
+    write_module(*PACKAGES["flashmla"])
+    mixed = cache(("bf16", "fp8_ds_mla", "mxfp4"))
+    standins.caches_seen.clear()
+    assert check_backend(resolve_backend("flashmla", "cpu"), mixed, CPU) == []
+    assert standins.caches_seen  # the layer that has a window alone
+
+
+def test_a_cache_without_such_pages_is_nothing_for_them(write_module: Write) -> None:
+    write_module(*PACKAGES["vllm"])
+    resolved = resolve_backend("vllm", "cpu")
+    with pytest.raises(PeerUnavailable) as refusal:
+        check_backend(resolved, cache(("bf16", "bf16", "mxfp4")), CPU)
+    assert str(refusal.value) == (
+        f"backend vllm has nothing to do here: it brings {', '.join(resolved.foreign)}, takes "
+        "fp8_ds_mla pages only, and this cache holds bf16, mxfp4."
+    )
+
+
+def test_a_wrong_package_is_named(write_module: Write) -> None:
+    write_module(
+        SGLANG_DEQUANT, SGLANG.replace("sglang_gather as", "sglang_gather_of_next_row as")
+    )
+    found = check_backend(resolve_backend("sglang", "cpu"), CACHES["as shipped"], CPU)
+    assert {each.operation for each in found} == OPERATIONS["sglang"]
+    assert all(each.backend == "sglang" for each in found)
+
+
+@each_package
+def test_a_package_that_is_absent_is_named_with_what_to_install(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dsv4kv.ops.foreign.find_spec", lambda _: None)
+    package, distribution = DISTRIBUTIONS[name]
+    with pytest.raises(PeerUnavailable) as refusal:
+        resolve_backend(name, "cpu")
+    assert str(refusal.value) == (
+        f"backend {name} needs the package {package}, which is not installed: "
+        f"pip install {distribution}."
+    )
+    assert refusal.value.exit_code == 8
+
+
+def test_a_version_without_the_function_is_said_to_be_one(
+    write_module: Write, write_distribution: Write
+) -> None:
+    write_module("flag_gems.other", "")
+    write_distribution("flag_gems", "5.0.2")
+    with pytest.raises(PeerUnavailable) as refusal:
+        resolve_backend("flaggems", "cpu")
+    assert str(refusal.value) == (
+        f"backend flaggems: flag_gems 5.0.2 has no {GEMS_GATHER}:dequantize_and_gather_k_cache "
+        "and no flag_gems.fused.dsv4_attention:dsv4_dequantize_and_gather_k_cache: install a "
+        "version that has one."
+    )
+
+
+def test_a_package_that_cannot_be_imported_is_said_why(write_module: Write) -> None:
+    write_module(VLLM_CACHE_UTILS, "raise RuntimeError('no driver')")
+    with pytest.raises(PeerUnavailable, match=r"vllm as installed cannot be .*: no driver\)\.$"):
+        resolve_backend("vllm", "cpu")
+
+
+def test_the_version_of_a_package_is_told(write_module: Write, write_distribution: Write) -> None:
+    write_module(*PACKAGES["vllm"])
+    write_distribution("vllm", "0.33.0")
+    assert resolve_backend("vllm", "cpu").version == "0.33.0"
+
+
+def test_no_package_is_imported_before_it_is_asked_for(
+    tmp_path: Path, write_module: Write
+) -> None:
+    for package in ("vllm", "sglang", "flag_gems", "flash_mla", "mine"):
+        (tmp_path / f"{package}.py").write_text("raise SystemExit('imported')")
+    script = (
+        "import dsv4kv.ops.registry as registry\n"
+        "from dsv4kv.errors import ConfigError\n"
+        "registry.resolve_backend('cpu', 'cpu')\n"
+        "try: registry.resolve_backend('abacus', 'cpu')\n"
+        "except ConfigError: print('done')\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{script}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (run.stdout, run.stderr) == ("done\n", "")

@@ -1,0 +1,80 @@
+"""Made-up telemetry: a GPU polled 25 times a second through windows of half a second."""
+
+from typing import Any
+
+from dsv4kv.runs.telemetry import (
+    GpuChecks,
+    GpuSamples,
+    GpuState,
+    HostSamples,
+    MeasuredWindow,
+    Telemetry,
+)
+
+INTERVAL_NS = 40_000_000
+WINDOW_NS = 500_000_000
+PERIOD_NS = 700_000_000
+"""From the begin of a window to the begin of the next: warm-up lies between them."""
+
+
+def make_window(index: int, **changes: Any) -> MeasuredWindow:
+    """The window of that number, cold and of an operation."""
+    started_ns = PERIOD_NS * index + 150_000_000
+    facts: dict[str, Any] = {
+        "name": f"gather_{index}",
+        "layer_type": "csa",
+        "temperature": "cold",
+        "started_ns": started_ns,
+        "ended_ns": started_ns + WINDOW_NS,
+        "calls": 64,
+        "warmup_ns": 200_000_000,
+        "converged": True,
+    }
+    return MeasuredWindow(**facts | changes)
+
+
+def make_gpu_samples(windows: int, **columns: Any) -> GpuSamples:
+    """Polls through so many windows; columns are lists, or functions of the nanoseconds."""
+    at_ns = list(range(0, PERIOD_NS * windows + 100_000_000, INTERVAL_NS))
+    steady: dict[str, Any] = {
+        "sm_clock_mhz": lambda _: 1_980,
+        "memory_clock_mhz": lambda _: 3_201,
+        "reasons": lambda _: 0,
+        "power_mw": lambda _: 512_000,
+        "temperature_c": lambda _: 61,
+        "power_violation_ns": lambda _: 0,
+        "thermal_violation_ns": lambda _: 7,
+    }
+    told = {
+        name: [column(at) for at in at_ns] if callable(column) else column
+        for name, column in (steady | columns).items()
+    }
+    return GpuSamples(at_ns=at_ns, **told)
+
+
+def make_telemetry(count: int = 3, **changes: Any) -> Telemetry:
+    """A GPU at one clock that nothing holds down."""
+    at_ns = list(range(0, PERIOD_NS * count + 200_000_000, 5 * INTERVAL_NS))
+    facts: dict[str, Any] = {
+        "interval_ns": INTERVAL_NS,
+        "windows": [make_window(index) for index in range(count)],
+        "gpu": GpuState(uuid="GPU-1", name="NVIDIA H200", power_limit_mw=700_000),
+        "gpu_samples": make_gpu_samples(count),
+        "gpu_checks": GpuChecks(
+            at_ns=at_ns,
+            other_processes=[0] * len(at_ns),
+            dram_percent=[80.0] * len(at_ns),
+            ecc_uncorrected=[0] * len(at_ns),
+        ),
+        "host_samples": HostSamples(
+            at_ns=at_ns,
+            load_1min=[1.0] * len(at_ns),
+            cpu_mhz=[3_700] * len(at_ns),
+            machine_busy_ns=at_ns,
+            own_cpu_ns=at_ns,
+        ),
+        "memory_peak_bytes": 1 << 30,
+        "empty_graph_ns": [4_000] * 30,
+        "absent": {},
+    }
+    return Telemetry(**facts | changes)

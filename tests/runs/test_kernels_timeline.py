@@ -1,0 +1,153 @@
+"""One step as a picture and as a Chrome trace."""
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from dsv4kv.errors import ConfigError
+from dsv4kv.measure.profilers.chrome_file import ChromeFile
+from dsv4kv.runs import kernel_table as picking
+from dsv4kv.runs.profile import Timeline
+from dsv4kv.view.charts.figure import standalone_svg
+from dsv4kv.view.charts.time import timeline_chart
+from dsv4kv.view.profile import chrome_trace, draw_timeline, write_timeline
+from tests.measure.profilers.exports import two_replays
+from tests.runs.kernel_profiles import from_kineto, from_nsys
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture
+def timeline(tmp_path: Path) -> Timeline:
+    found = from_nsys(tmp_path).timeline
+    assert found is not None
+    return found
+
+
+def pieces(timeline: Timeline) -> list[tuple[str, str, int, int]]:
+    return [
+        (timeline.names[name], timeline.lanes[lane], start, duration)
+        for name, lane, start, duration in zip(
+            timeline.name, timeline.lane, timeline.start_ns, timeline.duration_ns, strict=True
+        )
+    ]
+
+
+def test_a_step_has_its_work_and_its_launches_from_its_first_moment(timeline: Timeline) -> None:
+    assert pieces(timeline) == [
+        ("memcpy host to device", "GPU 0 stream 7", 19_500, 1_000),
+        ("memset", "GPU 0 stream 7", 21_500, 1_000),
+        ("void dsv::window_insert<int>(int*)", "GPU 0 stream 7", 28_500, 10_000),
+        ("void dsv::flush<int>(int*)", "GPU 0 stream 7", 40_500, 10_000),
+        ("void dsv::gather_topk<int>(int*)", "GPU 0 stream 7", 52_500, 10_000),
+        ("launch", "host", 0, 1_000),
+        ("launch", "host", 3_500, 3_000),
+    ]
+
+
+def test_lanes_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    export = two_replays()
+    for stream in (13, 100):
+        for correlation in (100, 101):
+            export.kernel("flush", correlation, 50_000, 60_000, streamId=stream)
+    timeline = from_nsys(tmp_path, export).timeline
+    assert timeline is not None
+    streams = [f"GPU 0 stream {stream}" for stream in (7, 13, 100)]
+    assert timeline.lanes == [*streams, "host"]
+
+
+def test_the_step_of_median_length_is_picked(tmp_path: Path) -> None:
+    export = two_replays()
+    for step, length in ((2, 500), (3, 100), (4, 900)):
+        begin = step * 100_000
+        export.range("step", begin, begin + 50)
+        export.call(500 + step, begin + 1, begin + 2)
+        export.kernel(f"of_step_{step}", 500 + step, begin + 10, begin + 10 + length)
+    found = from_nsys(tmp_path, export).timeline
+    assert found is not None
+    assert any("of_step_4" in name for name in found.names)  # 100, 500, 900, 43,000, 43,000
+
+
+def test_all_is_told_where_there_are_no_steps(tmp_path: Path) -> None:
+    export = two_replays(nodes=False)
+    del export.rows["NVTX_EVENTS"], export.rows["CUPTI_ACTIVITY_KIND_RUNTIME"]
+    found = from_nsys(tmp_path, export).timeline
+    assert found is not None
+    assert len(found.name) == 10
+
+
+def test_pieces_beyond_the_most_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(picking, "MOST_PIECES", 3)
+    found = from_nsys(tmp_path).timeline
+    assert found is not None
+    assert (len(found.name), found.left_out) == (5, 2)
+
+
+def test_the_chrome_trace_is_one_that_perfetto_and_chrome_load(timeline: Timeline) -> None:
+    """As the trace event format asks: an object of events, complete ones with these fields."""
+    document = json.loads(chrome_trace(timeline))
+    assert document["displayTimeUnit"] in ("ns", "ms")
+    events = document["traceEvents"]
+    threads = {one["tid"]: one["args"]["name"] for one in events if one["ph"] == "M"}
+    assert set(threads.values()) == {"GPU 0 stream 7", "host"}
+    complete = [one for one in events if one["ph"] == "X"]
+    assert len(complete) == 7
+    for one in complete:
+        assert isinstance(one["name"], str)
+        assert isinstance(one["pid"], int)
+        assert one["tid"] in threads
+        assert one["ts"] >= 0
+        assert one["dur"] > 0
+    assert {one["ph"] for one in events} == {"M", "X"}
+
+
+def test_the_chrome_trace_can_be_read_again(timeline: Timeline, tmp_path: Path) -> None:
+    path = tmp_path / "timeline.json"
+    write_timeline(timeline, path)
+    pieces = [event for event in ChromeFile(path) if event["ph"] == "X"]
+    assert [round(event["dur"] * 1000) for event in pieces] == timeline.duration_ns
+
+
+def test_the_picture_has_a_box_for_every_piece_and_a_name_for_every_lane(
+    timeline: Timeline,
+) -> None:
+    root = ElementTree.fromstring(standalone_svg(timeline_chart(timeline, "A <step> & more")))
+    _, *tips = (title.text for title in root.iter(f"{SVG}title"))
+    assert len(tips) == 7
+    assert "gather_topk: 10.0 µs" in tips
+    texts = {text.text for text in root.iter(f"{SVG}text")}
+    assert {"A <step> & more", "host", "GPU 0 stream 7", "gather", "insert"} <= texts
+
+
+def test_boxes_lie_inside_the_picture_and_do_not_overlap(tmp_path: Path) -> None:
+    found = from_kineto(tmp_path).timeline  # operations inside operations
+    assert found is not None
+    (axes,) = timeline_chart(found, "x").figure.axes
+    (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+    paths = [path for drawn in axes.collections for path in drawn.get_paths()]
+    boxes = [path.get_extents() for path in paths]
+    assert len(boxes) == len(found.name) == 3
+    for box in boxes:
+        assert left <= box.x0 < box.x1 <= right * 1.001
+        assert top <= box.y0 < box.y1 <= bottom
+    for number, box in enumerate(boxes):
+        others = [other for other in boxes[number + 1 :] if other.y0 == box.y0]
+        assert not [other for other in others if other.x0 < box.x1 - 1 and box.x0 < other.x1 - 1]
+
+
+def test_a_picture_of_no_time_is_drawn(timeline: Timeline) -> None:
+    columns = ("name", "lane", "start_ns", "duration_ns")
+    empty = timeline.model_copy(update={key: [] for key in columns})
+    assert "<svg" in draw_timeline(empty)
+    assert json.loads(chrome_trace(empty))["traceEvents"]
+
+
+@pytest.mark.parametrize("name", ["step.png", "step", "gone/step.svg"])
+def test_files_that_cannot_be_are_refused(name: str, timeline: Timeline, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=name):
+        write_timeline(timeline, tmp_path / name)
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".sqlite"]

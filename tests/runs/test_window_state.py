@@ -1,0 +1,204 @@
+"""Polls joined to windows by time: which rows a machine's doings belong to."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from dsv4kv.runs.telemetry import GpuChecks, GpuSamples, HostSamples, Telemetry
+from dsv4kv.runs.windows import REASONS, WindowState, window_state
+from tests.runs.telemetries import (
+    INTERVAL_NS,
+    PERIOD_NS,
+    make_gpu_samples,
+    make_telemetry,
+    make_window,
+)
+
+
+def states(telemetry: Telemetry) -> list[WindowState]:
+    return [window_state(telemetry, window) for window in telemetry.windows]
+
+
+def with_gpu(**columns: Any) -> Telemetry:
+    return make_telemetry(gpu_samples=make_gpu_samples(3, **columns))
+
+
+def from_window(index: int, before: Any, after: Any) -> Any:
+    """A column that changes in the middle of a window."""
+    middle = make_window(index).started_ns + 250_000_000
+    return lambda at: after if at >= middle else before
+
+
+def test_a_machine_that_does_nothing_else_limits_no_row() -> None:
+    (state, *others) = states(make_telemetry())
+    assert not any(each.is_limited for each in [state, *others])
+    assert state == WindowState(
+        sm_clock_mhz=(1_980, 1_980),
+        memory_clock_mhz=(3_201, 3_201),
+        power_w=512.0,
+        temperature_c=61,
+        dram_percent=80.0,
+        other_processes=0,
+        cpu_mhz=(3_700, 3_700),
+        other_cpus=0.0,
+    )
+
+
+def test_a_clock_that_changes_in_the_middle_marks_that_row_and_no_other() -> None:
+    found = states(with_gpu(sm_clock_mhz=from_window(1, 1_980, 1_410)))
+    assert [state.clock_moved for state in found] == [False, True, False]
+    assert [state.is_limited for state in found] == [False, True, False]
+    assert [state.sm_clock_mhz for state in found] == [
+        (1_980, 1_980),
+        (1_410, 1_980),
+        (1_410, 1_410),
+    ]
+
+
+def test_a_clock_that_changes_between_two_rows_marks_neither() -> None:
+    between = make_window(1).started_ns - 100_000_000
+    found = states(with_gpu(sm_clock_mhz=lambda at: 1_980 if at < between else 1_410))
+    assert not any(state.clock_moved for state in found)
+
+
+def test_a_step_of_fifteen_megahertz_is_no_change() -> None:
+    found = states(with_gpu(sm_clock_mhz=from_window(1, 1_980, 1_965)))
+    assert not any(state.is_limited for state in found)
+
+
+@pytest.mark.parametrize(("bit", "name"), REASONS.items())
+def test_a_reason_marks_its_row_with_the_share_of_its_time(bit: int, name: str) -> None:
+    found = states(with_gpu(reasons=from_window(1, 0, bit)))
+    assert found[0].limits == {}
+    assert found[1].limits == {name: pytest.approx(0.5, abs=0.05)}
+    assert [state.is_limited for state in found] == [False, True, True]
+    assert found[2].limits == {name: 1.0}
+
+
+@pytest.mark.parametrize("bit", [0x1, 0x2, 0x100])
+def test_idle_and_clocks_set_by_a_user_are_no_limits(bit: int) -> None:
+    assert not any(state.is_limited for state in states(with_gpu(reasons=lambda _: bit)))
+
+
+def test_what_happens_between_two_polls_is_told_by_its_counter() -> None:
+    moment = make_window(1).started_ns + 250_000_000
+    samples = make_gpu_samples(3, power_violation_ns=lambda at: 25_000_000 * (at >= moment))
+    found = states(make_telemetry(gpu_samples=samples))
+    assert [set(state.limits) for state in found] == [set(), {"power cap"}, set()]
+    assert found[1].limits["power cap"] == pytest.approx(0.05, abs=0.005)
+
+
+@pytest.mark.parametrize("from_start_ns", [1, 499_999_999])
+def test_a_counter_that_grows_at_the_edge_of_a_window_belongs_to_it(from_start_ns: int) -> None:
+    """Between the window's first or last poll and its edge, where no poll of its own sees it."""
+    moment = make_window(1).started_ns + from_start_ns
+    samples = make_gpu_samples(3, thermal_violation_ns=lambda at: 30_000_000 * (at >= moment))
+    found = states(make_telemetry(gpu_samples=samples))
+    assert [set(state.limits) for state in found] == [set(), {"thermal slowdown"}, set()]
+
+
+def test_of_a_reason_and_its_counter_the_larger_share_is_told() -> None:
+    samples = make_gpu_samples(
+        3, reasons=from_window(1, 0, 0x4), power_violation_ns=lambda at: at * 9 // 10
+    )
+    shares = [state.limits["power cap"] for state in states(make_telemetry(gpu_samples=samples))]
+    assert shares == pytest.approx([0.9, 0.9, 1.0])
+
+
+def test_a_window_shorter_than_a_poll_is_told_by_the_polls_around_it() -> None:
+    for offset_ns in (1_000, 20_000_000, 39_000_000):
+        start = 5 * INTERVAL_NS + offset_ns
+        window = make_window(0, started_ns=start, ended_ns=start + 500)
+        samples = make_gpu_samples(1, reasons=lambda at: 0x40 * (at == 6 * INTERVAL_NS))
+        found = window_state(make_telemetry(1, gpu_samples=samples), window)
+        assert found.sm_clock_mhz == (1_980, 1_980)
+        assert found.limits == {"thermal slowdown by hardware": 0.5}
+
+
+def test_polls_outside_a_window_are_not_of_it() -> None:
+    window = make_window(1)
+    column = lambda at: 900 if window.started_ns <= at <= window.ended_ns else 90  # noqa: E731
+    assert states(with_gpu(temperature_c=column))[1].temperature_c == 900
+    assert states(with_gpu(temperature_c=column))[0].temperature_c == 90
+
+
+def test_energy_is_told_of_long_windows_only() -> None:
+    samples = make_gpu_samples(6, energy_mj=lambda at: 10**6 + at * 700 // 10**6)
+    short = make_window(1)
+    long = make_window(0, ended_ns=make_window(0).started_ns + 2_000_000_000)
+    telemetry = make_telemetry(6, gpu_samples=samples)
+    assert window_state(telemetry, short).energy_j is None
+    # from the last poll before to the first after, 700 W
+    assert window_state(telemetry, long).energy_j == pytest.approx(1_400, abs=2 * 28)
+
+
+def test_dram_utilisation_counts_where_all_of_its_time_lies_inside() -> None:
+    window = make_window(1)
+    at_ns = list(range(0, 3 * PERIOD_NS, 200_000_000))
+    inside = [at - 200_000_000 >= window.started_ns and at <= window.ended_ns for at in at_ns]
+    checks = GpuChecks(at_ns=at_ns, dram_percent=[90.0 if each else 1.0 for each in inside])
+    assert 0 < sum(inside) < 4
+    assert window_state(make_telemetry(gpu_checks=checks), window).dram_percent == 90.0
+
+
+def test_others_are_told_in_cpus() -> None:
+    at_ns = list(range(0, 3 * PERIOD_NS, 200_000_000))
+    host = HostSamples(
+        at_ns=at_ns, machine_busy_ns=[at * 5 // 2 for at in at_ns], own_cpu_ns=at_ns
+    )
+    (first, *_) = states(make_telemetry(host_samples=host))
+    assert first.other_cpus == pytest.approx(1.5)
+
+
+def test_of_temperatures_the_highest_is_told() -> None:
+    found = states(with_gpu(temperature_c=from_window(1, 61, 83)))
+    assert [state.temperature_c for state in found] == [61, 83, 83]
+
+
+@pytest.mark.parametrize("absent", ["machine_busy_ns", "own_cpu_ns"])
+def test_without_one_of_the_processor_times_nobody_knows_of_others(absent: str) -> None:
+    host = make_telemetry().host_samples
+    assert host
+    (first, *_) = states(make_telemetry(host_samples=host.model_copy(update={absent: None})))
+    assert first.other_cpus is None
+
+
+def test_where_nothing_was_polled_nothing_is_told() -> None:
+    empty = make_telemetry(gpu=None, gpu_samples=None, gpu_checks=None, host_samples=None)
+    assert states(empty) == [WindowState()] * 3
+    assert states(with_gpu(sm_clock_mhz=None, reasons=None))[0].sm_clock_mhz is None
+
+
+def test_a_gpu_that_disappeared_is_told_as_long_as_it_answered() -> None:
+    samples = make_gpu_samples(1)
+    assert [state.sm_clock_mhz for state in states(make_telemetry(gpu_samples=samples))] == [
+        (1_980, 1_980),
+        (1_980, 1_980),  # by the last poll, just before it
+        None,
+    ]
+
+
+@given(st.data())
+def test_holes_in_a_column_do_no_harm(data: st.DataObject) -> None:
+    def holes(column: list[Any]) -> list[Any]:
+        return [value if data.draw(st.booleans()) else None for value in column]
+
+    whole = make_gpu_samples(1)
+    samples = whole.model_copy(
+        update={
+            name: holes(column)
+            for name, column in whole.model_dump(exclude={"at_ns"}).items()
+            if column is not None
+        }
+    )
+    (state,) = states(make_telemetry(1, gpu_samples=samples))
+    assert not state.is_limited
+    assert state.sm_clock_mhz in (None, (1_980, 1_980))
+
+
+def test_a_column_of_another_length_is_refused() -> None:
+    with pytest.raises(ValidationError, match="reasons has 1 values for 2 polls"):
+        GpuSamples(at_ns=[1, 2], reasons=[0])

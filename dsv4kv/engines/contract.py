@@ -222,14 +222,6 @@ class Loading:
 EVENLY = Loading()
 
 
-class Loaded(NamedTuple):
-    """A GPU when its weights are loaded."""
-
-    free_bytes: int
-    weight_bytes: int
-    fraction: Fraction
-
-
 class Engine:
     """One version of an engine: pure functions of a deployment.
 
@@ -324,9 +316,12 @@ class Engine:
         size, extra = divmod(layers, stages)
         return tuple(size + (stage < extra) for stage in range(stages))
 
-    def starved(self, loaded: Loaded) -> str:
-        """What it prints where nothing is left for a cache; nothing where that is not known."""
-        del loaded
+    def starved(self, free_bytes: int, weight_bytes: int, fraction: Fraction) -> str:
+        """What it prints where weights leave nothing for a cache; empty where not known.
+
+        ``free_bytes`` of a GPU were free before its weights; a ``fraction`` may be used.
+        """
+        del free_bytes, weight_bytes, fraction
         return ""
 
     def host_tier(

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal
 
-from dsv4kv.engines.contract import Capacity, Deployment, Loaded, PoolCost
+from dsv4kv.engines.contract import Capacity, Deployment, PoolCost
 from dsv4kv.engines.flags import flag_for
 from dsv4kv.engines.host import HostTier, HostWish
 from dsv4kv.engines.names import FAMILIES
@@ -99,7 +99,7 @@ class Answer:
             return found.log_lines
         free = scenario.gpu.memory_bytes - scenario.settings.reserve
         weights, fraction = scenario.weight_bytes[stage], scenario.settings.memory_fraction
-        said = scenario.engine.starved(Loaded(free, weights, fraction))
+        said = scenario.engine.starved(free, weights, fraction)
         return (said,) if said else ()
 
     @property

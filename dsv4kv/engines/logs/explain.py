@@ -331,21 +331,15 @@ class Waterfall:
 
     Attributes:
         steps: The changes from one to the other; their gains add up to the difference exactly.
+        start_tokens: The first log's number; for a refused start, what would have been printed.
+        end_tokens: The second log's number.
     """
 
     before: Explanation
     after: Explanation
     steps: tuple[Step, ...]
-
-    @property
-    def start_tokens(self) -> int:
-        """The first log's number; for a refused start, what would have been printed."""
-        return _number(self.before)
-
-    @property
-    def end_tokens(self) -> int:
-        """The second log's number."""
-        return _number(self.after)
+    start_tokens: int
+    end_tokens: int
 
 
 def compare_logs(before: Path, after: Path) -> Waterfall:
@@ -369,7 +363,7 @@ def make_waterfall(
     if tokens != _number(second):
         label = f"not explained by the rules of {second.engine}"
         steps.append(_step(label, last, tokens, _number(second)))
-    return Waterfall(first, second, tuple(steps))
+    return Waterfall(first, second, tuple(steps), _number(first), _number(second))
 
 
 _SETTINGS: dict[str, tuple[str, ...]] = {

@@ -25,7 +25,6 @@ from dsv4kv.engines.contract import (
     Given,
     Held,
     Layer,
-    Loaded,
     Loading,
     Machine,
     Overhead,
@@ -325,12 +324,12 @@ class SglangEngine(Engine):
         size, extra = divmod(layers, stages)
         return tuple(size + (stage >= stages - extra) for stage in range(stages))
 
-    def starved(self, loaded: Loaded) -> str:
+    def starved(self, free_bytes: int, weight_bytes: int, fraction: Fraction) -> str:
         """The refusal before any pool is sized (``_profile_available_bytes``)."""
-        least = loaded.weight_bytes / loaded.free_bytes
+        least = weight_bytes / free_bytes
         return (
             "Loaded weights leave no GPU memory for the KV cache under "
-            f"--mem-fraction-static={float(loaded.fraction):g}. Raise --mem-fraction-static above "
+            f"--mem-fraction-static={float(fraction):g}. Raise --mem-fraction-static above "
             f"{ceil(least * 1000) / 1000:.3f} (minimum viable = 1 - available/pre = {least:.4f})."
         )
 

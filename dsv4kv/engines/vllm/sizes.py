@@ -29,7 +29,6 @@ from dsv4kv.engines.contract import (
     Engine,
     Given,
     Held,
-    Loaded,
     Machine,
     Overhead,
     PoolCost,
@@ -314,9 +313,9 @@ class VllmEngine(Engine):
         size, extra = divmod(layers, stages)
         return tuple(size + (stages - 1 - extra <= s < stages - 1) for s in range(stages))
 
-    def starved(self, loaded: Loaded) -> str:
+    def starved(self, free_bytes: int, weight_bytes: int, fraction: Fraction) -> str:
         """The refusal before any block is counted (``kv_cache_planning.py``)."""
-        del loaded
+        del free_bytes, weight_bytes, fraction
         return (
             "No available memory for the cache blocks. Try increasing `gpu_memory_utilization` "
             "when initializing the engine"

@@ -41,11 +41,12 @@ def by_server(config: ReplayConfig) -> ReplayConfig:
             f"{config.cost.gpus}: give --gpus {layout.gpus}."
         )
     (blocks, windows), drafts = _pools(scenario), scenario.inputs.draft_tokens
+    held = scenario.engine.rule(scenario.deployment(0, scenario.context_tokens))
     cache = {
         "memory_bytes": None,
         "num_blocks": blocks * layout.dp,
         "num_checkpoints": None if windows is None else windows * layout.dp,
-        "block_tokens": config.cache.block_tokens or scenario.inputs.block_tokens,
+        "block_tokens": config.cache.block_tokens or held.block_tokens,
     }
     scheduler: dict[str, Any] = {"step_tokens": settings.step_tokens * layout.dp}
     if settings.request_limit:

@@ -5,7 +5,7 @@ TYPE_CHECKING = False  # not typing's: `python -m dsv4kv` has the current folder
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dsv4kv.view.frames import Records
+    from dsv4kv.view.exports import Records
 
 __version__ = "0.1.0"
 
@@ -20,6 +20,6 @@ def load_records(*sources: "str | Path") -> "Records":
         RecordError: A source without records, or a file that is none.
         ImportError: pandas is not installed (``pip install 'dsv4kv[pandas]'``).
     """
-    from dsv4kv.view.frames import load_records as load
+    from dsv4kv.view.exports import load_records as load
 
     return load(*sources)

@@ -61,14 +61,14 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 SLOW = {
-    ".": "benchmarks cuda fuzz kernels systems visit test_documented_commands test_docs_budget"
-    " test_docs_records test_docs_replay test_endings test_install test_kills test_processes",
+    ".": "benchmarks cuda fuzz kernels systems visit test_documented_commands"
+    " test_docs_outputs test_docs_records test_endings test_install test_kills test_processes",
     "bench": "test_build test_calibrate test_case test_gpu_case test_launches test_memory_series"
     " test_profiled test_run test_telemetry test_timed_kernels",
     "cache": "test_blocks_machine test_endurance test_machine test_sharing_machine",
     "cli": "test_bench test_budget test_compare test_doctor test_foreign_code test_kernels"
     " test_launches test_profile test_profile_docs test_progress test_record test_replay"
-    " test_results test_shell test_sweeps test_trace_docs test_without_torch",
+    " test_results test_shell test_sweeps test_without_torch",
     "clock": "test_points",
     "compare": "test_ab test_comparison test_worktrees",
     "engines": "logs/test_recovery logs/test_waterfall oracles test_own test_rules",
@@ -221,7 +221,7 @@ THINNED = {
     "sizing/test_fit.py::test_a_short_request_holds_all_that_it_costs": 35,
     "sizing/test_launch.py::test_an_odd_command_is_answered_or_a_sentence_in_bounded_time": 8,
     "systems/test_command.py::test_a_planted_defect_is_found_and_fails_the_run": 3,
-    "test_docs_replay.py::test_a_command_of_the_page_runs": 5,
+    "test_docs_outputs.py::test_a_replay_of_the_pages_runs": 5,
     "test_endings.py::test_the_program_ends_as_by_ctrl_c": 1,
     "tiers/test_library.py::test_a_prompt_that_comes_back_goes_on_as_if_it_had_never_left": 4,
     "tiers/test_library.py::test_every_store_brings_back_the_same": 3,

@@ -20,6 +20,7 @@ from dsv4kv.cli.options import (
     Resume,
     Settings,
     Text,
+    Verbose,
     argument,
     as_settings,
     option,
@@ -91,6 +92,7 @@ def bench(
     connect: Annotated[Text, option("transfer: the prefill side is there.", "HOST:PORT")] = None,
     out: Out = RESULTS,
     json_: JsonFile = None,
+    verbose: Verbose = False,
     quiet: Quiet = False,
 ) -> None:
     """Serve a workload over the cache; measure, verify and record every operation.
@@ -138,10 +140,10 @@ def bench(
                 f"--resume {resume}: launches are not resumed: leave --launches out."
             )
         record = _run_launches(request, launches, stderr)
-        keep_record(record, out, json_, silent=silent)
+        keep_record(record, out, json_, silent=silent, verbose=verbose)
     else:
         record, sweep = _run_once(request.restated(), stderr)
-        keep_record(record, out, json_, silent=silent)
+        keep_record(record, out, json_, silent=silent, verbose=verbose)
         close_sweep(sweep, "bench")
     end_run(record)
 
@@ -309,8 +311,8 @@ def _run_points(
         VerificationError: What is wrong at any point, after all.
     """
     from dsv4kv.config.load import expand_axes, load_config
+    from dsv4kv.view.render import show
     from dsv4kv.view.table import Text as Paragraph
-    from dsv4kv.view.terminal import show
 
     documents, wrong = list[str](), list[str]()
     for point in expand_axes(load_config(None, overrides, root), overrides, axes):

@@ -1,5 +1,6 @@
 """``dsv4kv budget``: which contexts and loads fit on which GPUs, and what they cost."""
 
+import shlex
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,8 @@ from dsv4kv.model.formats import known_formats
 from dsv4kv.view.console import say
 
 if TYPE_CHECKING:
+    from dsv4kv.sizing.advice import Option
+    from dsv4kv.sizing.answer import Answer
     from dsv4kv.sizing.launch import Reading
 
 _ask = partial(option, panel="Question")
@@ -178,9 +181,7 @@ def budget(
     from dsv4kv.sizing.inputs import READERS
 
     if explain:
-        from dsv4kv.view.explain import explain as explain_logs
-
-        _end(fits=explain_logs([*explain, *(logs or [])], json_))
+        _explain([*explain, *(logs or [])], as_json=json_, verbose=verbose)
         return
     if logs:
         raise ConfigError(f"{logs[0]}: give a log to explain as --explain {logs[0]}.")
@@ -189,11 +190,52 @@ def budget(
     reading = _read_command(texts, command, which)
     texts |= _read_flags(texts, arguments.meta.get(_FLAGS, []))
     if axis:
-        _print_sweep(texts, axis, as_json=json_, csv=csv, chart=chart)
+        _print_sweep(texts, axis, as_json=json_, csv=csv, chart=chart, verbose=verbose)
     elif csv or chart:
         raise ConfigError("--csv and --chart show a sweep: add --axis context=4K,32K,128K,1M.")
     else:
         _print_answer(texts, reading, as_json=json_, verbose=verbose)
+
+
+def _explain(paths: list[Path], *, as_json: bool, verbose: bool) -> None:
+    """Explain a start-up log, or what is between two; ends with 1 if a start was refused."""
+    from dsv4kv.engines.logs.explain import compare_logs, explain_log
+    from dsv4kv.view.explain import explanation_page, waterfall_page
+    from dsv4kv.view.render import show
+
+    if len(paths) > 2:
+        raise ConfigError(f"{len(paths)} logs: give one to explain, or two to compare.")
+    if len(paths) == 1:
+        log = explain_log(paths[0])
+        document, page, explained = asdict(log), explanation_page(log), [log]
+    else:
+        found = compare_logs(*paths)
+        document, page = asdict(found), waterfall_page(found)
+        explained = [found.before, found.after]
+    if as_json:
+        print_json(document)
+    else:
+        show(page.in_full() if verbose else page.answer)
+    _end(fits=all(each.printed_tokens is not None for each in explained))
+
+
+def _write_launch(found: "Answer", texts: dict[str, str], option: "Option | None") -> str:
+    """The command that starts an option, or what was found: the engine's, or else our own."""
+    from dsv4kv.sizing.launch_line import launch_line
+
+    line = ""
+    if not found.scenario.engine.own:
+        scenario = option.scenario if option else found.scenario
+        requests = option.concurrency if option else found.max_concurrency
+        line = launch_line(scenario, found.context, requests)
+    if line or option is None:
+        return line
+    given = {
+        name: text for name, text in texts.items() if f"--{name}" not in option.change.split()
+    }
+    words = [f"--{name} {shlex.quote(text)}" for name, text in given.items()]
+    own = option.change.startswith("--")
+    return " ".join(["dsv4kv budget", *words, option.change]) if own else ""
 
 
 def _end(*, fits: bool) -> None:
@@ -247,50 +289,60 @@ def _print_answer(
     from dsv4kv.sizing.inputs import read_inputs
     from dsv4kv.sizing.launch import command_document, flag_costs
     from dsv4kv.sizing.reuse import reuse_of
-    from dsv4kv.view.budget import view_answer, view_command
-    from dsv4kv.view.terminal import show
+    from dsv4kv.view.budget import budget_page, view_command
+    from dsv4kv.view.render import show
 
     found = answer(read_inputs(texts))
     details = (
         options_of(found),
         compare_layouts(found.scenario, found.context),
         curve(found.scenario),
-        reuse_of(found.scenario, found.context) if as_json or verbose else None,
     )
     costs = flag_costs(*command, found) if command else ()
     if as_json:
-        document = to_document(found, *details) | {"peak": asdict(peak_of(found))}
+        reuse = reuse_of(found.scenario, found.context)
+        document = to_document(found, *details, reuse) | {"peak": asdict(peak_of(found))}
         if command:
             document["command"] = command_document(command[0], costs)
         print_json(document)
     else:
         lines: Any = view_command(command[0], costs) if command else ()
-        show(view_answer(found, *details, given=texts, verbose=verbose, command=lines))
+        launch = partial(_write_launch, found, texts)
+        page = budget_page(found, *details, given=texts, launch=launch, command=lines)
+        show(page.in_full() if verbose else page.answer)
     _end(fits=found.fits)
 
 
 def _print_sweep(
-    texts: dict[str, str], axes: list[str], *, as_json: bool, csv: Path | None, chart: Path | None
+    texts: dict[str, str],
+    axes: list[str],
+    *,
+    as_json: bool,
+    csv: Path | None,
+    chart: Path | None,
+    verbose: bool,
 ) -> None:
     from dsv4kv.sizing.sweep import parse_axis, run_sweep, to_values
-    from dsv4kv.view.budget_chart import draw_page, draw_sweep
-    from dsv4kv.view.budget_sweep import view_sweep
-    from dsv4kv.view.markup import to_csv
+    from dsv4kv.view.budget import sweep_chart, sweep_page
+    from dsv4kv.view.html import render_page
+    from dsv4kv.view.plots import to_svg_file
+    from dsv4kv.view.render import show, to_csv
     from dsv4kv.view.table import tabulate
-    from dsv4kv.view.terminal import show
 
     rows = run_sweep(texts, [parse_axis(text) for text in axes])
     if csv:
         write_named(csv, to_csv(tabulate([to_values(row) for row in rows])), "--csv")
     if chart:
-        draw = {".svg": draw_sweep, ".html": draw_page}.get(chart.suffix.lower())
-        if draw is None:
+        drawn, suffix = sweep_chart(rows), chart.suffix.lower()
+        if suffix not in (".svg", ".html"):
             raise ConfigError(f"--chart {chart}: name a file that ends in .svg or .html.")
-        write_named(chart, draw(rows), "--chart")
+        text = to_svg_file(drawn) if suffix == ".svg" else render_page(sweep_page(rows))
+        write_named(chart, text, "--chart")
     if as_json:
         print_json([to_values(row) for row in rows])
     else:
-        show(view_sweep(rows))
+        page = sweep_page(rows)
+        show(page.in_full() if verbose else page.answer)
     for path in filter(None, (csv, chart)):
         say(f"written: {path}", err=as_json)
     _end(fits=all(row.fits for row in rows))

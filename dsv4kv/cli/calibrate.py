@@ -52,7 +52,7 @@ def calibrate(
     from dsv4kv.fitting.fit import dumps, fit_runs, open_scenes
     from dsv4kv.fitting.results import read_results
     from dsv4kv.view.calibrate import report_fit
-    from dsv4kv.view.terminal import show
+    from dsv4kv.view.render import show
 
     silent, target = quiet or json_ == "-", _target(name)
     keys = {"model": "model.preset", "gpu": "cost.gpu", "gpus": "cost.gpus"}

@@ -1,6 +1,7 @@
 """``dsv4kv compare``: two sides compared, with a verdict and its exit code."""
 
 import secrets
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
@@ -14,6 +15,7 @@ from dsv4kv.cli.options import (
     Html,
     Out,
     Text,
+    Verbose,
     argument,
     flag,
     option,
@@ -82,6 +84,7 @@ def compare(
     as_markdown: Annotated[
         bool, flag("--markdown", "Print Markdown, for a pull request.")
     ] = False,
+    verbose: Verbose = False,
     html: Html = None,
     out: Out = RESULTS,
 ) -> None:
@@ -113,7 +116,9 @@ def compare(
     if before is not None:
         found = _judge(before, after, smallest, force=force, intended=bool(ab))
         verdict = found.conclude(fail_on_unclear=fail_on == "unclear")
-        _show(found, verdict, html, as_json=as_json, as_markdown=as_markdown)
+        words = [*(sides or []), *(["--baseline", baseline] if baseline else [])]
+        again = "" if ab else f"dsv4kv compare {shlex.join(words)} --verbose"
+        _show(found, verdict, html, again, verbose, as_json=as_json, as_markdown=as_markdown)
     if save_baseline:
         say(f"baseline: {save(after, save_baseline, out)}", err=True)
     if before is not None:
@@ -126,19 +131,30 @@ def _refuse(given: object, sentence: str) -> None:
 
 
 def _show(
-    found: "Comparison", verdict: "Verdict", html: Path | None, *, as_json: bool, as_markdown: bool
+    found: "Comparison",
+    verdict: "Verdict",
+    html: Path | None,
+    again: str,
+    verbose: bool,
+    *,
+    as_json: bool,
+    as_markdown: bool,
 ) -> None:
-    from dsv4kv.view import comparison as view
-    from dsv4kv.view.terminal import show
+    from dsv4kv.view import compare as view
+    from dsv4kv.view.html import write_page
+    from dsv4kv.view.render import show
+    from dsv4kv.view.table import Command
 
     if as_json:
         print_json(view.to_document(found, verdict))
     elif as_markdown:
         say(view.to_markdown(found, verdict), end="")
     else:
-        show(view.view_comparison(found, verdict))
+        page = view.comparison_page(found, verdict)
+        more = ["", Command(again)] if again else []
+        show(page.in_full() if verbose else [*page.answer, *more])
     if html:
-        view.write_comparison(found, verdict, html)
+        write_page(view.comparison_page(found, verdict, records=True), html)
         say(f"page: {html}", err=True)
 
 

@@ -55,7 +55,7 @@ def schema(
     """Explain every key: type, what is allowed, default, meaning."""
     from dsv4kv.config.bench import BenchConfig
     from dsv4kv.view.config import schema_table
-    from dsv4kv.view.terminal import show
+    from dsv4kv.view.render import show
 
     if as_json:
         print_json(BenchConfig.model_json_schema())

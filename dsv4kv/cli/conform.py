@@ -37,7 +37,7 @@ def conform(
     from dsv4kv.conform.pytest_file import test_file
     from dsv4kv.conform.run import drive
     from dsv4kv.view.conform import report_conformity
-    from dsv4kv.view.terminal import show
+    from dsv4kv.view.render import show
 
     stderr = open_console(stderr=True, quiet=as_json)
     with (

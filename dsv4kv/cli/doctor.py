@@ -31,7 +31,7 @@ def doctor(
     from dsv4kv.compare.floor import calibration_path
     from dsv4kv.doctor.examine import examine
     from dsv4kv.view.doctor import report_checks
-    from dsv4kv.view.terminal import show
+    from dsv4kv.view.render import show
 
     path = calibration_path()
     calibration = _calibrate(path, quiet=as_json) if calibrate else None

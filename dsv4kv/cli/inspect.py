@@ -49,7 +49,7 @@ def inspect(
     from dsv4kv.dumps.inspection import inspect as look
     from dsv4kv.model.presets import load_model
     from dsv4kv.view.inspect import report_comparison, report_inspection
-    from dsv4kv.view.terminal import show
+    from dsv4kv.view.render import show
 
     if table2 and not dump2:
         raise ConfigError("--table2 is of a second dump: name that, too, or give --table.")

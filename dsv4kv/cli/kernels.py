@@ -43,7 +43,7 @@ def kernels(
     from dsv4kv.ops.cuda.compile import nvrtc_version
     from dsv4kv.ops.launches.catalogue import ARCHITECTURES, catalogue
     from dsv4kv.view.kernels import machine_code_table, registers_table, sum_up
-    from dsv4kv.view.terminal import show
+    from dsv4kv.view.render import show
 
     if write_baseline and arch:
         raise ConfigError("a baseline holds every architecture: leave out --arch.")

@@ -40,7 +40,7 @@ def lint(
     from dsv4kv.faults.subject import read_subjects
     from dsv4kv.faults.table import load_faults
     from dsv4kv.view.lint import report_findings
-    from dsv4kv.view.terminal import show
+    from dsv4kv.view.render import show
 
     subjects, faults = read_subjects(given, engine, gpu), load_faults()
     found = judge(subjects, faults, date.today())

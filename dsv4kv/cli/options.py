@@ -109,6 +109,7 @@ AsJson = Annotated[bool, flag("--json", "Print one JSON document.")]
 JsonFile = Annotated[
     Text, option("Also write it as JSON here; - prints it.", "FILE", "--json", callback=to_file)
 ]
+Verbose = Annotated[bool, flag("--verbose -v", "Print every table, not the answer only.")]
 Quiet = Annotated[bool, flag("--quiet -q", "Print problems only.")]
 _SWEEP = {"panel": "Sweep"}
 Jobs = Annotated[int, option("Points done at once.", "N", "--jobs", "-j", min=1, **_SWEEP)]

@@ -13,6 +13,7 @@ from dsv4kv.cli.options import (
     Quiet,
     Settings,
     Text,
+    Verbose,
     argument,
     as_settings,
     option,
@@ -20,7 +21,6 @@ from dsv4kv.cli.options import (
     write_json,
 )
 from dsv4kv.errors import ConfigError
-from dsv4kv.files import write_named
 from dsv4kv.view.console import open_console
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ def plan(
         option("Also write a page with a picture of the front.", "PAGE.html", callback=to_file),
     ] = None,
     json_: JsonFile = None,
+    verbose: Verbose = False,
     quiet: Quiet = False,
 ) -> None:
     """Find the fewest GPUs, or least money, that keep latencies at a trace's rate.
@@ -91,8 +92,9 @@ def plan(
     from dsv4kv.planning import search as searching
     from dsv4kv.planning.servers import name_args
     from dsv4kv.planning.trial import parse_splits
-    from dsv4kv.view.plan import draw_plan, dumps, report_plan
-    from dsv4kv.view.terminal import show
+    from dsv4kv.view.html import write_page
+    from dsv4kv.view.plan import dumps, plan_page
+    from dsv4kv.view.render import show
 
     slos = asking.parse_slos(slo or [])
     asking.check_settings(set_ or [])
@@ -120,12 +122,13 @@ def plan(
             question, found, window, tally, on_trial=lambda: watcher.reach(next(done), None)
         )
         answer = searching.plan(search)
+    page = plan_page(answer, question, gpus=kinds, trace=trace, settings=settings)
     if not silent:
-        show(report_plan(answer, question))
+        show(page.in_full() if verbose else page.answer)
     if json_:
         write_json(dumps(answer, question), json_)
     if html:
-        write_named(html, draw_plan(answer, question), "--html")
+        write_page(page, html)
     if answer.best is None:
         raise typer.Exit(1)
 

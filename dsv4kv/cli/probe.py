@@ -57,8 +57,9 @@ def probe(
     from dsv4kv.probe.conclusions import Known
     from dsv4kv.probe.experiments import SHORT_TOKENS, examine, fixed_tokens
     from dsv4kv.probe.questioner import Ledger, Questioner
-    from dsv4kv.view.probe import report_probe, write_probe
-    from dsv4kv.view.terminal import show
+    from dsv4kv.view.html import write_page
+    from dsv4kv.view.probe import probe_page
+    from dsv4kv.view.render import show
 
     ledger = Ledger(parse_count(tokens), parse_seconds(budget))
     if ledger.most_tokens < 3 * SHORT_TOKENS or ledger.most_s < 1:
@@ -82,6 +83,7 @@ def probe(
         say(f"--metrics {metrics} does not answer; going on without", err=True)
     questioner = Questioner(server, ledger, randbits(64) if seed is None else seed, begun_s)
     found = examine(questioner, known, lambda name: say(f"… {name}", err=True))
+    page = probe_page(found, ledger)
     if as_json:
         print_json(
             {
@@ -94,9 +96,9 @@ def probe(
             }
         )
     else:
-        show(report_probe(found, ledger))
+        show(page.in_full())
     if html:
-        write_probe(found, ledger, html)
+        write_page(page, html)
         say(f"page: {html}", err=True)
     if found.interrupted:
         say("interrupted: what was learned before is above.", err=True)

@@ -63,14 +63,15 @@ class Forms:
     def write(self, record: "RunRecord", saved: "Saved | None" = None) -> None:
         """Write the record in every form, and say where it was saved."""
         from dsv4kv.runs.store import dumps
-        from dsv4kv.view.page.write import write_page
+        from dsv4kv.view.html import write_page
+        from dsv4kv.view.runs import run_page
 
         if saved:
             say_saved(saved, silent=self.alone)
         if self.json:
             write_json(dumps(record), self.json)
         if self.html:
-            write_page([record], self.html)
+            write_page(run_page(record), self.html)
             say(f"page: {self.html}", err=True)
 
 
@@ -99,8 +100,8 @@ def profile(
     print_command: Annotated[
         bool, flag("--print-command", "Print the profiler's command line only.")
     ] = False,
-    full: Annotated[
-        bool, flag("--full", "Every kernel, its full name and how it was launched.")
+    verbose: Annotated[
+        bool, flag("--verbose -v --full", "Every kernel, its full name and how it was launched.")
     ] = False,
     timeline: Annotated[
         list[Path] | None, option("Write one step: .svg, or .json for Perfetto.", "FILE")
@@ -135,9 +136,9 @@ def profile(
         )
     refuse_other_names(timeline or [])
     if diff is not None:
-        _show_diff(diff, step, full=full)
+        _show_diff(diff, step, verbose=verbose)
     elif from_ is not None:
-        _keep_file(from_, step, timeline or [], out, Forms(json_, html), full=full)
+        _keep_file(from_, step, timeline or [], out, Forms(json_, html), verbose=verbose)
     elif child is not None:
         from dsv4kv.bench.profile import be_profiled
 
@@ -148,7 +149,7 @@ def profile(
         if print_command:
             _print_command(plan)
         else:
-            _run(plan, out, timeline or [], Forms(json_, html), memory=memory, full=full)
+            _run(plan, out, timeline or [], Forms(json_, html), memory=memory, verbose=verbose)
 
 
 def _make_plan(
@@ -192,7 +193,7 @@ def _print_command(plan: "Plan") -> None:
 
 
 def _run(
-    plan: "Plan", out: Path, timelines: list[Path], forms: Forms, *, memory: bool, full: bool
+    plan: "Plan", out: Path, timelines: list[Path], forms: Forms, *, memory: bool, verbose: bool
 ) -> None:
     """Profile, keep the record, and show it."""
     from dsv4kv.bench.profile import run_profile
@@ -212,21 +213,21 @@ def _run(
     if source.table.timeline:
         for name in _TIMELINES:
             write_timeline(source.table.timeline, plan.folder / name)
-    _show(source, saved.path, timelines, quiet=forms.alone, full=full)
+    _show(source, saved.path, timelines, quiet=forms.alone, verbose=verbose)
     if not forms.alone:
         say(f"files: {plan.folder}")
     forms.write(record, saved)
 
 
 def _keep_file(
-    path: Path, step: str, timelines: list[Path], out: Path, forms: Forms, *, full: bool
+    path: Path, step: str, timelines: list[Path], out: Path, forms: Forms, *, verbose: bool
 ) -> None:
     """Show a profile that exists; one of a profiler becomes a record, which is all to keep."""
     from dsv4kv.runs.imported import load_profile, record_of_profile
     from dsv4kv.runs.store import save_record
 
     source = load_profile(path, step)
-    _show(source, path, timelines, quiet=forms.alone, full=full)
+    _show(source, path, timelines, quiet=forms.alone, verbose=verbose)
     if source.record is not None:
         forms.write(source.record)
         return
@@ -234,27 +235,30 @@ def _keep_file(
     forms.write(record, save_record(record, out))
 
 
-def _show(source: "Source", path: Path, timelines: list[Path], *, quiet: bool, full: bool) -> None:
+def _show(
+    source: "Source", path: Path, timelines: list[Path], *, quiet: bool, verbose: bool
+) -> None:
     from dsv4kv.view.facts import layers_text
-    from dsv4kv.view.headline import report_profile_answer
-    from dsv4kv.view.profile import report_profile, write_timeline
-    from dsv4kv.view.terminal import show
+    from dsv4kv.view.profile import profile_page, write_timeline
+    from dsv4kv.view.render import show
+    from dsv4kv.view.table import Command
 
     layers = layers_text(source.record.cases) if source.record else ""
-    parts = report_profile(source.profile, source.yardstick, full=full, layers=layers)
-    show([*parts, *report_profile_answer(source.table, layers)], open_console(quiet=quiet))
+    page = profile_page(source.profile, source.yardstick, layers=layers)
+    again = Command(f"dsv4kv profile --from {shlex.quote(str(path))} --verbose")
+    show(page.in_full() if verbose else [*page.answer, "", again], open_console(quiet=quiet))
     for target in timelines:
         if source.table.timeline is None:
             raise ConfigError(f"{path} has no timeline: ncu runs each kernel by itself.")
         write_timeline(source.table.timeline, target)
 
 
-def _show_diff(paths: tuple[Path, Path], step: str, *, full: bool) -> None:
+def _show_diff(paths: tuple[Path, Path], step: str, *, verbose: bool) -> None:
     from dsv4kv.runs.imported import load_profile
-    from dsv4kv.view.profile import MOST_ROWS
-    from dsv4kv.view.profile_diff import report_diff
-    from dsv4kv.view.terminal import show
+    from dsv4kv.view.profile import diff_page
+    from dsv4kv.view.render import show
 
     before, after = (load_profile(path, step).table for path in paths)
     names = paths[0].name, paths[1].name
-    show(report_diff(before, after, names, most=None if full else MOST_ROWS))
+    page = diff_page(before, after, names)
+    show(page.in_full() if verbose else page.answer)

@@ -85,7 +85,7 @@ def record(
     from dsv4kv.recording.run import Live, run
     from dsv4kv.recording.tail import RequestLog
     from dsv4kv.recording.veil import Veil
-    from dsv4kv.view.terminal import show
+    from dsv4kv.view.render import show
 
     if not (events or proxy or requests or metrics):
         raise ConfigError("nothing to record: give --events, --proxy, --requests or --metrics.")

@@ -21,6 +21,7 @@ from dsv4kv.cli.options import (
     Resume,
     Settings,
     Text,
+    Verbose,
     argument,
     as_settings,
     flag,
@@ -111,6 +112,7 @@ def replay(
     ] = None,
     out: Out = RESULTS,
     json_: JsonFile = None,
+    verbose: Verbose = False,
     quiet: Quiet = False,
     schema: Annotated[bool, flag("--schema", "List every setting and end.")] = False,
 ) -> None:
@@ -121,7 +123,7 @@ def replay(
     from dsv4kv.config.replay import ReplayConfig
     from dsv4kv.recording.folder import is_recording
     from dsv4kv.view.config import schema_table
-    from dsv4kv.view.terminal import show
+    from dsv4kv.view.render import show
 
     if schema:
         show([schema_table(ReplayConfig)])
@@ -129,7 +131,8 @@ def replay(
     silent = quiet or json_ == "-"
     if against:
         given = [*(set_ or []), *as_settings(SHORTHANDS, memory=memory)]
-        _compare(trace, given, command, log, rule, model, chart, json_, silent=silent)
+        asked = (trace, given, command, log, rule, model, chart, json_)
+        _compare(*asked, silent=silent, verbose=verbose)
         return
     if trace is not None and is_recording(Path(trace)):
         raise ConfigError(
@@ -147,12 +150,16 @@ def replay(
     request = Request("replay", config, [*(set_ or []), *short], axis or [], out, resume)
     at_once = None if ray and jobs == 1 else jobs
     record, sweep = _run(request.restated(), at_once, ray, silent=silent)
-    keep_record(record, out, json_, silent=silent)
+    keep_record(record, out, json_, silent=silent, verbose=verbose)
     close_sweep(sweep, "replay")
     if chart is not None:
-        from dsv4kv.view.page.write import draw_replay
+        from dsv4kv.view.html import render_page
+        from dsv4kv.view.plots import to_svg_file
+        from dsv4kv.view.replay import replay_page
 
-        write_named(chart, draw_replay(record, chart.suffix), "--chart")
+        page = replay_page(record)
+        text = render_page(page) if chart.suffix == ".html" else to_svg_file(page.charts()[0])
+        write_named(chart, text, "--chart")
         if not silent:
             say(f"chart: {chart}")
     end_run(record)
@@ -197,6 +204,7 @@ def _compare(
     json_: str | None,
     *,
     silent: bool,
+    verbose: bool,
 ) -> None:
     """Replay a recording at its server's pace, with its settings and what is given."""
     from dsv4kv.cli.progress import Watcher
@@ -207,9 +215,9 @@ def _compare(
     from dsv4kv.replay.against import MOST_PLAYS, check_comparable, compare_with_server
     from dsv4kv.replay.settings import open_pool, settings_of
     from dsv4kv.sizing.launch import read_command
-    from dsv4kv.view.against import against_document, against_page, report_against
-    from dsv4kv.view.page.write import render_page
-    from dsv4kv.view.terminal import show
+    from dsv4kv.view.against import against_document, against_page
+    from dsv4kv.view.html import write_page
+    from dsv4kv.view.render import show
 
     if source is None or not is_recording(Path(source)):
         raise ConfigError(
@@ -225,9 +233,10 @@ def _compare(
     console, most = open_console(stderr=True, quiet=silent), MOST_PLAYS * len(recorded.requests)
     with Watcher(console, "replays", "requests", most, after_s=1.0) as watcher:
         found = compare_with_server(recorded, server, chosen, pool, watcher.advance)
+    page = against_page(source, found, known)
     if not silent:
-        show(report_against(found, known))
+        show(page.in_full() if verbose else page.answer)
     if json_:
         write_json(json.dumps(against_document(source, found, known), indent=2), json_)
     if chart is not None:
-        write_named(chart, render_page(against_page(source, found, known)), "--chart")
+        write_page(page, chart)

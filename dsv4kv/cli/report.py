@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 from dsv4kv.cli import examples
-from dsv4kv.cli.options import AsJson, Html, Text, argument, flag, option, to_folder
+from dsv4kv.cli.options import AsJson, Html, Text, Verbose, argument, flag, option, to_folder
 from dsv4kv.errors import ConfigError, RecordError
 from dsv4kv.view.console import print_document, say
 
@@ -27,11 +27,13 @@ def report(
         Path | None,
         option("Write every chart there, as SVG and as PNG.", "FOLDER", callback=to_folder),
     ] = None,
+    verbose: Verbose = False,
     schema: Annotated[bool, flag("--schema", "Print the JSON schema of records.")] = False,
 ) -> None:
     """Show saved runs again: machine, cache, rates, latencies and checks."""
     from dsv4kv.runs.store import load_record, schema_text
-    from dsv4kv.view.page.write import write_charts, write_page
+    from dsv4kv.view.html import write_charts, write_page
+    from dsv4kv.view.runs import runs_page
 
     forms = {"--json": as_json, "--export": export, "--html or --charts": html or charts}
     chosen = [form for form, given in (forms | {"--schema": schema}).items() if given]
@@ -43,22 +45,22 @@ def report(
     if not runs:
         raise RecordError("no record was named: give a file that `dsv4kv bench` saved.")
     if not (html or charts):
-        _print(runs, export, as_json=as_json)
+        _print(runs, export, as_json=as_json, verbose=verbose)
         return
-    records = [load_record(run) for run in runs]
+    page = runs_page([load_record(run) for run in runs])
     if html:
-        write_page(records, html)
+        write_page(page, html)
         say(f"page: {html}", err=True)
     if charts:
-        written = write_charts(records, charts)
+        written = write_charts(page.charts(), charts)
         say(f"charts: {len(written)} files in {charts}", err=True)
 
 
-def _print(runs: list[Path], export: str | None, *, as_json: bool) -> None:
+def _print(runs: list[Path], export: str | None, *, as_json: bool, verbose: bool) -> None:
     from dsv4kv.runs.store import dumps, load_record
     from dsv4kv.view import exports
-    from dsv4kv.view.record import report_record
-    from dsv4kv.view.terminal import show
+    from dsv4kv.view.render import show
+    from dsv4kv.view.runs import report_record
 
     if export:
         writers = {
@@ -75,4 +77,4 @@ def _print(runs: list[Path], export: str | None, *, as_json: bool) -> None:
         if as_json:
             print_document(dumps(record))
         else:
-            show(report_record(record))
+            show(report_record(record, run, verbose=verbose))

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from dsv4kv.cli import examples, group
-from dsv4kv.cli.options import RESULTS, AsJson, Text, argument, flag, option, print_json
+from dsv4kv.cli.options import RESULTS, AsJson, Text, Verbose, argument, flag, option, print_json
 from dsv4kv.errors import ConfigError, RecordError
 from dsv4kv.view.console import say
 
@@ -27,8 +27,8 @@ def list_(
     """List saved runs, oldest first, and sweeps that are not finished."""
     from dsv4kv.runs.points import list_unfinished
     from dsv4kv.runs.store import list_entries
+    from dsv4kv.view.render import show as show_parts
     from dsv4kv.view.results import runs_table, unfinished_table
-    from dsv4kv.view.terminal import show as show_parts
 
     entries = list_entries(folder)
     if as_json:
@@ -51,14 +51,16 @@ def show(
         str, argument("Beginning or end of a run's name, or last.", "RUN", show_default=True)
     ],
     folder: Folder = RESULTS,
+    verbose: Verbose = False,
 ) -> None:
     """Show a run of the folder again, as `dsv4kv report` does."""
     from dsv4kv.runs.store import list_entries, load_record
-    from dsv4kv.view.record import report_record
-    from dsv4kv.view.terminal import show as show_parts
+    from dsv4kv.view.render import show as show_parts
+    from dsv4kv.view.runs import report_record
 
     entry = _find(list_entries(folder), run, folder)
-    show_parts(report_record(load_record(folder / entry.file)))
+    path = folder / entry.file
+    show_parts(report_record(load_record(path), path, verbose=verbose))
 
 
 @app.command(epilog=examples("dsv4kv results prune --older-than 30 --yes"))

@@ -25,19 +25,21 @@ if TYPE_CHECKING:
     from dsv4kv.runs.store import Saved
 
 
-def keep_record(record: "RunRecord", folder: Path, json_: str | None, *, silent: bool) -> None:
+def keep_record(
+    record: "RunRecord", folder: Path, json_: str | None, *, silent: bool, verbose: bool = False
+) -> None:
     """Save a record and print it; with ``silent`` only its problems, on standard error.
 
     ``json_`` names a file that gets it, too; ``-`` is standard output.
     """
     from dsv4kv.runs.store import dumps, save_record
-    from dsv4kv.view.record import report_record
-    from dsv4kv.view.terminal import show
+    from dsv4kv.view.render import show
+    from dsv4kv.view.runs import report_record
 
     with endings_put_off():
         saved = save_record(record, folder)
     console = open_console(stderr=True, soft_wrap=True) if silent else open_console()
-    show(report_record(record, quiet=silent), console)
+    show(report_record(record, saved.path, quiet=silent, verbose=verbose), console)
     say_saved(saved, silent=silent)
     if json_:
         write_json(dumps(record), json_)

@@ -21,7 +21,7 @@ from dsv4kv.choices import (
     listed,
 )
 from dsv4kv.cli import examples, group
-from dsv4kv.cli.options import AsJson, Text, argument, flag, option, print_json, to_file
+from dsv4kv.cli.options import AsJson, Text, Verbose, argument, flag, option, print_json, to_file
 from dsv4kv.engines.names import RULES
 from dsv4kv.engines.rule import SPECULATIONS
 from dsv4kv.errors import ConfigError, TraceError
@@ -146,7 +146,7 @@ def info(
     """Say what a trace asks for: requests, lengths, and how much of its prompts repeats."""
     from dsv4kv import traces
     from dsv4kv.traces.collect import place_of
-    from dsv4kv.view.terminal import show
+    from dsv4kv.view.render import show
     from dsv4kv.view.trace import describe_trace
 
     path = traces.resolve_trace(source)
@@ -438,6 +438,7 @@ def mrc(
     id_tokens: IdTokens = None,
     stagger: Stagger = 0.0,
     as_json: AsJson = False,
+    verbose: Verbose = False,
     csv: Annotated[
         Path | None,
         option("Write rows by capacity and rule as CSV.", "FILE", callback=to_file, **_OUTPUT),
@@ -458,8 +459,9 @@ def mrc(
     from dsv4kv.sizing.lookup import find_model
     from dsv4kv.traces import read_batches
     from dsv4kv.traces.collect import load_paths, tables_of
-    from dsv4kv.view import mrc as view
-    from dsv4kv.view.terminal import show
+    from dsv4kv.view import trace as view
+    from dsv4kv.view.plots import to_svg_file
+    from dsv4kv.view.render import show
 
     drafts, config = _names(speculation), find_model(model)
     every = (
@@ -509,11 +511,12 @@ def mrc(
     if csv:
         write_named(csv, view.to_csv(answer), "--csv")
     if chart:
-        write_named(chart, view.draw_answer(source, config.name, answer), "--chart")
+        write_named(chart, to_svg_file(view.hits_chart(config.name, answer)), "--chart")
     if as_json:
         print_document(view.to_json(source, config.name, answer))
     else:
-        show(view.show_answer(source, config.name, answer))
+        page = view.mrc_page(source, config.name, answer)
+        show(page.in_full() if verbose else page.answer)
 
 
 def _names(text: str | None) -> tuple[str, ...]:

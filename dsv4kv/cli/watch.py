@@ -134,7 +134,7 @@ class _Screen:
         from rich.console import Group
 
         from dsv4kv.cli.progress import EVERY_S
-        from dsv4kv.view.terminal import Drawing
+        from dsv4kv.view.render import Drawing
         from dsv4kv.view.watch import dashboard, watch_line
 
         glance = watched.glance()

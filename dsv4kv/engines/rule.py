@@ -319,16 +319,20 @@ class Launch:
     """How servers of an engine are started.
 
     ``arguments``, ``replicas`` and ``drafts`` are formatted with ``model``, ``tp``, ``dp``,
-    ``ep``, ``ranks`` (tp · dp), ``count`` of drafts and ``verified`` (count + 1).
+    ``pp``, ``ep``, ``ranks`` (tp · dp), ``count`` of drafts, ``verified`` (count + 1) and
+    ``host_gib``; so are ``stages`` and the flags of ``written``.
 
     Attributes:
         words: Words that begin a command, most specific first.
         images: Parts of names of container images.
         program: What is run.
         arguments: Of one replica.
+        stages: For several pipeline stages.
         replicas: For several.
         drafts: For drafts by MTP.
         role: For a prefill or decode side, with ``role``.
+        written: Flags and variables that say an input in words of their own, by
+            ``input=value``.
         counts_verified: Draft tokens are counted with the token that is verified with them.
         tp_spans_replicas: Tensor parallel ranks are counted over all replicas.
     """
@@ -337,9 +341,11 @@ class Launch:
     images: tuple[str, ...] = ()
     program: str = ""
     arguments: str = ""
+    stages: str = ""
     replicas: str = ""
     drafts: str = ""
     role: str = ""
+    written: Mapping[str, str] = field(default_factory=dict)
     counts_verified: bool = False
     tp_spans_replicas: bool = False
 

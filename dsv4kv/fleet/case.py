@@ -22,6 +22,7 @@ from dsv4kv.fleet.outcome import (
 from dsv4kv.fleet.replica import Replica
 from dsv4kv.fleet.run import Fleet, FleetOutcome
 from dsv4kv.replay.run import (
+    arrival_span_ns,
     describe_cache,
     describe_replay,
     describe_tier,
@@ -115,6 +116,7 @@ def describe_all(outcome: FleetOutcome, fates: Fates) -> ReplayResult:
             "rounding_bytes": sum(each.rounding_bytes for each in found),
             "reuse": add([r.reuse for r in computing], same=("shared_tokens",)),
             "work": add([each.work for each in found]),
+            "arrived_ns": arrival_span_ns(outcome.config, outcome.requests),
             "mean_decoding": mean(r.mean_decoding for r in found[-len(outcome.pools[-1]) :]),
             "pauses": sum(each.pauses for each in found),
             "evictions": sum(each.evictions for each in found),

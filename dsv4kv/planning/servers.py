@@ -17,15 +17,11 @@ from dsv4kv.model.presets import load_model
 from dsv4kv.planning.question import Question
 from dsv4kv.replay.build import Parts, find_parts
 from dsv4kv.replay.memory import check_fit
+from dsv4kv.sizing.launch_line import launch_command
 from dsv4kv.sizing.layout import Layout, LayoutWish, candidate_layouts
 
 SIZES = (1, 2, 4, 8)
 """GPUs of a replica: up to one machine."""
-_NAMES = {
-    "v4-flash": "deepseek-ai/DeepSeek-V4-Flash",
-    "v4-pro": "deepseek-ai/DeepSeek-V4-Pro",
-    "v4.1-flash": "deepseek-ai/DeepSeek-V4.1-Flash",
-}
 
 
 def layouts_of(preset: str) -> list[Layout]:
@@ -39,28 +35,6 @@ def layouts_of(preset: str) -> list[Layout]:
             except ConfigError:  # more ranks than heads, or than divide them
                 continue
     return found
-
-
-def launch_command(
-    engine: str, preset: str, layout: Layout, drafts: int = 0, args: str = ""
-) -> str:
-    """Return the command that starts one replica; ``budget --command`` reads it."""
-    family = family_of(engine)
-    if family is None or not family.launch.arguments:
-        known = " or ".join(replayed_engines())
-        raise ConfigError(f"--engine {engine}: choose {known}, or a version of theirs.")
-    launch = family.launch
-    parts = [launch.arguments, launch.replicas * (layout.dp > 1), launch.drafts * bool(drafts)]
-    words = " ".join(filter(None, (launch.program, *parts))).format(
-        model=_NAMES.get(preset, preset),
-        tp=layout.tp,
-        dp=layout.dp,
-        ep=layout.ep,
-        ranks=layout.tp * layout.dp,
-        count=drafts,
-        verified=drafts + 1,
-    )
-    return f"{words} {args}".rstrip()
 
 
 def name_args(texts: Sequence[str]) -> dict[str, str]:
@@ -128,6 +102,10 @@ def open_server(
         ConfigError: An unknown setting, or ``args`` that choose another layout.
     """
     asked = load_config(None, settings, ReplayConfig).config
+    family = family_of(engine)
+    if family is None or not family.rules:
+        known = " or ".join(replayed_engines())
+        raise ConfigError(f"--engine {engine}: choose {known}, or a version of theirs.")
     drafts = asked.scheduler.speculative.draft_tokens
     command = launch_command(engine, asked.model.preset, layout, drafts, args)
     cost = asked.cost.model_copy(update={"gpu": gpu, "gpus": layout.gpus})

@@ -12,6 +12,7 @@ from dsv4kv.config.fleet import GroupSection
 from dsv4kv.engines.names import sends_of
 from dsv4kv.errors import ConfigError
 from dsv4kv.fleet.outcome import Fates
+from dsv4kv.fleet.replica import Replica
 from dsv4kv.fleet.run import FindParts, Fleet, FleetOutcome
 from dsv4kv.planning.question import Question, Slo
 from dsv4kv.planning.servers import Bounds, Server
@@ -124,6 +125,9 @@ class Trial:
         requests: Requests of the simulation.
         came: Requests that arrived before it ended.
         served: Requests that were served.
+        hit_share: Share of prompt tokens that hit the prefix cache.
+        busy_share: Share of the time in which replicas compute, of the busiest role.
+        tpot_p99_s: 99th percentile of the time per output token.
     """
 
     kind: Kind
@@ -137,6 +141,9 @@ class Trial:
     requests: int
     came: int
     served: int
+    hit_share: float = 0.0
+    busy_share: float = 0.0
+    tpot_p99_s: float = 0.0
 
     @property
     def gpus(self) -> int:
@@ -250,7 +257,8 @@ def simulate(
     except _LimitLost:
         so_far = made.outcome(ended=False)
         return replace(trial, came=len(so_far.answers), served=len(Fates.of(so_far).numbers))
-    fates = Fates.of(made.outcome(ended=True))
+    outcome = made.outcome(ended=True)
+    fates = Fates.of(outcome)
     values_s = {
         slo.label: float(np.percentile(fates.samples_ns[slo.name] or [0], slo.percent)) / 1e9
         for slo in slos
@@ -263,4 +271,27 @@ def simulate(
     )
     served = len(fates.numbers)
     meets = served == count and all(values_s[slo.label] <= slo.limit_s for slo in slos)
-    return replace(trial, values_s=values_s, good=good / count, meets=meets, served=served)
+    return replace(
+        trial,
+        values_s=values_s,
+        good=good / count,
+        meets=meets,
+        served=served,
+        hit_share=_hit_share(outcome),
+        busy_share=max(map(_busy_share, outcome.pools)),
+        tpot_p99_s=float(np.percentile(fates.samples_ns.get("tpot") or [0], 99)) / 1e9,
+    )
+
+
+def _hit_share(outcome: FleetOutcome) -> float:
+    tallies = [replica.replay.prompts.tally for replica in outcome.pools[0]]
+    tokens = sum(tally.prompt_tokens for tally in tallies)
+    return sum(tally.saved_tokens for tally in tallies) / tokens if tokens else 0.0
+
+
+def _busy_share(pool: Sequence[Replica]) -> float:
+    """Of the time from the first arrival to the last answer of the pool's last replica."""
+    clocks = [replica.replay.scheduler.clock for replica in pool]
+    end_s = max(clock.now_s for clock in clocks)
+    busy_s = sum(clock.now_s - clock.idle_s for clock in clocks)
+    return busy_s / end_s / len(clocks) if end_s else 0.0

@@ -62,6 +62,7 @@ def describe_replay(replay: Replay) -> ReplayResult:
         reuse=_reuse(replay),
         clock="stated" if replay.times is None else replay.config.cost.clock,
         work=_work(scheduler.clock),
+        arrived_ns=arrival_span_ns(replay.config, replay.requests),
         mean_decoding=round(outcome.mean_decoding, 3),
         pauses=outcome.pauses,
         evictions=outcome.evictions,
@@ -69,6 +70,14 @@ def describe_replay(replay: Replay) -> ReplayResult:
         series=_series(replay),
         tiers=_describe_tiers(replay.tiers) if replay.tiers else None,
     )
+
+
+def arrival_span_ns(config: ReplayConfig, requests: Sequence[Request]) -> int | None:
+    """Virtual time from the first arrival to the last; None where requests follow answers."""
+    if config.workload.arrivals == "closed" or config.fleet.sessions == "think":
+        return None
+    span_s = requests[-1].arrival_s - requests[0].arrival_s if requests else 0.0
+    return round(span_s / config.workload.speed * _NS)
 
 
 def _work(clock: VirtualClock) -> ReplayWork:

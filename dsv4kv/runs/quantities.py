@@ -298,7 +298,7 @@ def step_shares(case: Case) -> list[StepShare]:
     """
     found = {kind: StepShare(kind, 0, 0) for kind in KINDS}
     for each in case.operations:
-        calls, size, time_ns = _per_step(case, each)
+        calls, size, time_ns = per_step(case, each)
         if calls:
             kind = kind_of(each.name)
             share = found[kind]
@@ -312,8 +312,8 @@ def kind_of(name: str) -> str:
     return next((kind for kind, names in KINDS.items() if name in names), "write")
 
 
-def _per_step(case: Case, operation: Operation) -> tuple[float, float, float]:
-    """Calls in one step, and their bytes and time."""
+def per_step(case: Case, operation: Operation) -> tuple[float, float, float]:
+    """Calls of an operation in one step, their bytes, and their time in ns; 0 if not known."""
     samples = operation.samples_ns
     if operation.temperature is not None:
         calls = operation.calls_per_step or 0

@@ -349,6 +349,9 @@ class ReplayResult(Part):
     """Prompts against what was cached."""
     work: ReplayWork
     """What all steps did."""
+    arrived_ns: int | None = None
+    """From the first arrival to the last; null where requests follow answers, and in older
+    records."""
     mean_decoding: float = 0.0
     """Requests that decoded at once, on average while anybody ran."""
     pauses: int

@@ -28,6 +28,7 @@ class Option:
         freed_bytes: Bytes it frees on the tightest GPU.
         concurrency: Requests of the same context that fit with it, at once.
         fits: Whether what was asked fits with it.
+        scenario: The deployment with it.
     """
 
     change: str
@@ -35,6 +36,7 @@ class Option:
     freed_bytes: int
     concurrency: int
     fits: bool
+    scenario: Scenario
 
 
 def advise(scenario: Scenario, context_tokens: int, concurrency: int) -> list[Option]:
@@ -77,10 +79,11 @@ def _changes(scenario: Scenario) -> Iterator[tuple[dict[str, Any], str, str]]:
         )
     if settings.request_limit:
         yield from _limits(limit_of(scenario), _word(family, "request_limit"))
-    tp, dp = scenario.layout.tp, scenario.layout.dp
-    if tp > 1:
-        replicas = {"tp": 1, "dp": tp * dp, "ep": None}
-        yield replicas, f"--tp 1 --dp {tp * dp}", "no copies of KV"
+    ranks = scenario.layout.tp * scenario.layout.dp
+    for tp in (tp for tp in range(1, scenario.layout.tp) if ranks % tp == 0):
+        copies = f"{'fewer' if tp > 1 else 'no'} copies of the KV cache"
+        replicas = {"tp": tp, "dp": ranks // tp, "ep": None}
+        yield replicas, f"--tp {tp} --dp {ranks // tp}", copies
     if inputs.state == "fp32":
         yield {"state": "online"}, "--state online", "HCA keeps a running softmax"
     if inputs.block_tokens is not None:
@@ -133,7 +136,9 @@ def _try(
         return None
     if after <= before and most <= max_concurrency(scenario, context_tokens):
         return None
-    return Option(change, reason, after - before, most, fits(other, context_tokens, concurrency))
+    return Option(
+        change, reason, after - before, most, fits(other, context_tokens, concurrency), other
+    )
 
 
 def _more_gpus(scenario: Scenario, context_tokens: int, concurrency: int) -> list[Option]:
@@ -158,15 +163,16 @@ def _more_gpus(scenario: Scenario, context_tokens: int, concurrency: int) -> lis
             after - before,
             max_concurrency(more, context_tokens),
             True,
+            more,
         )
     ]
 
 
 def _serve_less(scenario: Scenario, context_tokens: int, concurrency: int) -> Iterator[Option]:
     missing = -tightest_free_bytes(scenario, context_tokens, concurrency)
-    if requests := max_concurrency(scenario, context_tokens):
-        yield Option(
-            f"--concurrency {requests}", "fewer requests at once", missing, requests, True
-        )
+    if most := max_concurrency(scenario, context_tokens):
+        change = f"--concurrency {most}"
+        yield Option(change, "fewer concurrent requests", missing, most, True, scenario)
     if tokens := max_context(scenario, concurrency):
-        yield Option(f"--context {tokens}", "shorter requests", missing, concurrency, True)
+        change = f"--context {tokens}"
+        yield Option(change, "shorter requests", missing, concurrency, True, scenario)

@@ -471,7 +471,10 @@ def to_document(
             }
             for line in layouts
         ],
-        "options": [asdict(option) for option in options],
+        "options": [
+            {name: value for name, value in vars(option).items() if name != "scenario"}
+            for option in options
+        ],
         "prefix": reuse_document(reuse),
     }
 

@@ -1,142 +1,114 @@
 """A recorded server next to a replay of it: on a terminal, as a page, as a document."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dsv4kv.replay.against import Against, Cause, Minute, Side
+from dsv4kv.replay.against import Against, Minute
 from dsv4kv.replay.settings import Known
-from dsv4kv.view.table import (
-    ABSENT,
-    Facts,
-    Finding,
-    Part,
-    Table,
-    Text,
-    names,
-    numbers,
-    prose,
-)
+from dsv4kv.view.quantity import quantity, share
+from dsv4kv.view.table import ABSENT, Facts, Finding, Number, Page, Part, Section, Table
 
-if TYPE_CHECKING:
-    from dsv4kv.view.page.build import Page
-
-_MOST_MINUTES = 30
-_QUANTITIES = (
-    ("prompt tokens found", "hit_tokens"),
-    ("blocks evicted", "evicted"),
-    ("most blocks in use", "used"),
-    ("requests preempted", "preempted"),
-)
+_MAX_MINUTES = 30
+_QUANTITIES = {
+    "hit_tokens": "prompt tokens hit",
+    "evicted": "blocks evicted",
+    "used": "blocks in use, peak",
+    "preempted": "requests preempted",
+}
 
 
-def report_against(found: Against, settings: Sequence[Known]) -> Iterator[Part]:
-    """Everything that a terminal shows."""
-    yield _facts(settings)
-    yield from ("", total_table(found))
-    yield from ("", minutes_table(found.minutes))
-    yield from ("", causes_table(found))
-    yield from (Finding("warning", caution) for caution in found.cautions)
-    yield from ("", Text(answer(found), "strong"))
+def against_page(name: str, found: Against, settings: Sequence[Known]) -> Page:
+    """Whether server and replay agree, what explains the difference, then minute by minute."""
+    parts: list[Part] = [
+        Finding("warning" if found.unexplained else "good", answer(found)),
+        *(Finding("warning", caution) for caution in found.cautions),
+        *("", total_table(found), "", causes_table(found)),
+    ]
+    facts = Facts({each.key: f"{each.value} ({each.source})" for each in settings})
+    sections = [
+        Section("By minute", [minutes_table(found.minutes)]),
+        Section("Settings of the replay", [facts]),
+    ]
+    return Page(f"{name} against a replay", parts, sections)
 
 
 def answer(found: Against) -> str:
-    """What came of it, in a sentence."""
-    total, asked = found.total, found.total.prompt_tokens
-    shares = [
-        f"{side.hit_tokens / asked:.2%}" if asked and side.hit_tokens is not None else ABSENT
+    """Both hit rates, and what of the difference is explained."""
+    total = found.total
+    server, replay = (
+        ABSENT if side.hit_tokens is None else share(side.hit_tokens, total.prompt_tokens, 2)
         for side in (total.server, total.replay)
-    ]
+    )
     left = f"{abs(found.unexplained):,} tokens of the difference are not explained"
     if not found.unexplained:
         left = "all of the difference is explained" if found.difference else "they agree"
-    return f"the server found {shares[0]} of its prompt tokens, the replay {shares[1]}: {left}"
+    return f"the server hit {server} of its prompt tokens, the replay {replay}: {left}"
 
 
 def total_table(found: Against) -> Table:
-    """Server, replay, difference, in all."""
-    server, replay = found.total.server, found.total.replay
+    """Server, replay, difference, in total."""
+    total = found.total
+
+    def of(side: Any) -> Callable[[str], Number]:
+        return lambda name: quantity(getattr(side, name))
+
     return Table(
         "Server and replay",
-        [*names("in all"), *numbers("server", "replay", "difference")],
         [
-            (words, *_three(getattr(server, name), getattr(replay, name)))
-            for words, name in _QUANTITIES
+            ("in total", lambda name: _QUANTITIES[name]),
+            ("server", of(total.server)),
+            ("replay", of(total.replay)),
+            ("difference", lambda name: _difference(total.server, total.replay, name)),
         ],
-        note=f"{found.total.requests:,} requests, {found.total.prompt_tokens:,} prompt tokens for "
-        "which the server reported what it found; what it does not report is left out",
+        list(_QUANTITIES),
+        note=f"{total.requests:,} requests, {total.prompt_tokens:,} prompt tokens with hits "
+        "reported by the server",
     )
 
 
 def minutes_table(minutes: Sequence[Minute]) -> Table:
     """The same by minute; of a long recording those that differ most."""
-    shown, note = minutes, "minutes since the first request; blocks in use are the most that were"
-    if len(minutes) > _MOST_MINUTES:
-        by_size = sorted(minutes, key=lambda each: -abs(_apart(each)))[:_MOST_MINUTES]
-        shown = sorted(by_size, key=lambda each: each.number)
-        note += f"; the {_MOST_MINUTES} of {len(minutes):,} that differ most, --json has all"
+    shown, note = list(minutes), "minutes since the first request"
+
+    def size(minute: Minute) -> int:
+        return abs((minute.server.hit_tokens or 0) - (minute.replay.hit_tokens or 0))
+
+    if len(minutes) > _MAX_MINUTES:
+        shown = sorted(sorted(minutes, key=size)[-_MAX_MINUTES:], key=lambda each: each.number)
+        note += f"; the {_MAX_MINUTES} of {len(minutes):,} that differ most, --json has all"
+
+    def both(name: str, words: str) -> Iterator[tuple[str, Any]]:
+        yield f"server {words}", lambda minute: quantity(getattr(minute.server, name))
+        yield f"replay {words}", lambda minute: quantity(getattr(minute.replay, name))
+
     return Table(
         "By minute",
         [
-            *numbers("minute", "requests", "prompt tokens"),
-            *numbers("server found", "replay found", "difference"),
-            *numbers("server evicted", "replay evicted", minor=True),
-            *numbers("server in use", "replay in use", minor=True),
-            *numbers("server preempted", "replay preempted", minor=True),
+            ("minute", lambda minute: quantity(minute.number)),
+            ("requests", lambda minute: quantity(minute.requests)),
+            ("prompt tokens", lambda minute: quantity(minute.prompt_tokens)),
+            *both("hit_tokens", "hit"),
+            ("difference", lambda each: _difference(each.server, each.replay, "hit_tokens")),
+            *both("evicted", "evicted"),
+            *both("used", "in use"),
+            *both("preempted", "preempted"),
         ],
-        [
-            (
-                f"{each.number:,}",
-                f"{each.requests:,}",
-                f"{each.prompt_tokens:,}",
-                *_three(each.server.hit_tokens, each.replay.hit_tokens),
-                *_pair(each, "evicted"),
-                *_pair(each, "used"),
-                *_pair(each, "preempted"),
-            )
-            for each in shown
-        ],
+        shown,
         note=note,
     )
 
 
 def causes_table(found: Against) -> Table:
-    """What explains the difference, in tokens that the server found more than the replay."""
-
-    def row(cause: Cause) -> tuple[str, ...]:
-        return (cause.name, f"{cause.low:+,}", f"{cause.high:+,}", cause.seen)
-
-    return Table(
-        "What explains the difference",
-        [*names("cause"), *numbers("tokens, from", "to"), *prose("known from")],
-        [row(cause) for cause in found.causes],
-        note="tokens that the server found more than the replay; negative where it found fewer",
-        footer=[
-            ("difference", *[f"{found.difference:+,}"] * 2, ""),
-            ("not explained", *[f"{found.unexplained:+,}"] * 2, ""),
-        ],
-    )
-
-
-def against_page(name: str, found: Against, settings: Sequence[Known]) -> "Page":
-    """A page of it."""
-    from dsv4kv.view.page.build import Page
-    from dsv4kv.view.page.sections import Section
-
-    tables = total_table(found), causes_table(found), minutes_table(found.minutes)
-    return Page(
-        title=f"{name} against a replay",
-        verdict=Finding("warning" if found.unexplained else "good", answer(found)),
-        cautions=[Finding("warning", caution) for caution in found.cautions],
-        numbers=[],
-        opening=Section(
-            "against",
-            "Where server and replay differ",
-            facts=_facts(settings).rows,
-            tables={f"table{number}": table for number, table in enumerate(tables)},
-        ),
-        articles=[],
-    )
+    """What explains the difference, in tokens that the server hit more than the replay."""
+    rows = [(each.name, f"{each.low:+,}", f"{each.high:+,}", each.seen) for each in found.causes]
+    footer = [
+        (name, f"{tokens:+,}", f"{tokens:+,}", "")
+        for name, tokens in (("difference", found.difference), ("unexplained", found.unexplained))
+    ]
+    note = "tokens that the server hit more than the replay; negative: fewer"
+    columns = ["cause", "tokens, from", "to", "known from"]
+    return Table("What explains the difference", columns, rows, note, footer)
 
 
 def against_document(name: str, found: Against, settings: Sequence[Known]) -> dict[str, Any]:
@@ -153,26 +125,6 @@ def against_document(name: str, found: Against, settings: Sequence[Known]) -> di
     }
 
 
-def _facts(settings: Sequence[Known]) -> Facts:
-    return Facts({each.key: f"{each.value} ({each.source})" for each in settings})
-
-
-def _three(server: int | None, replay: int | None) -> tuple[str, str, str]:
-    apart = ABSENT if server is None or replay is None else f"{server - replay:+,}"
-    return _number(server), _number(replay), apart
-
-
-def _pair(minute: Minute, name: str) -> tuple[str, str]:
-    server, replay = (getattr(side, name) for side in (minute.server, minute.replay))
-    return _number(server), _number(replay)
-
-
-def _number(value: int | None) -> str:
-    return ABSENT if value is None else f"{value:,}"
-
-
-def _apart(minute: Minute) -> int:
-    def hits(side: Side) -> int:
-        return side.hit_tokens or 0
-
-    return hits(minute.server) - hits(minute.replay)
+def _difference(server: Any, replay: Any, name: str) -> Number:
+    before, after = getattr(server, name), getattr(replay, name)
+    return Number(ABSENT if before is None or after is None else f"{before - after:+,}")

@@ -1,234 +1,167 @@
-"""An answer of ``dsv4kv budget``: what fits and what changes it, with --verbose every part."""
+"""An answer of ``dsv4kv budget``: what fits, what to change, and how to start it; sweeps."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from dsv4kv.engines.contract import Capacity
 from dsv4kv.engines.host import HostTier
 from dsv4kv.sizing.advice import Option
 from dsv4kv.sizing.answer import Answer, assumptions, count_requests, limit_sentence, peak_of
-from dsv4kv.sizing.fit import LayoutLine, RankUse, within_limit
+from dsv4kv.sizing.fit import LayoutLine, within_limit
 from dsv4kv.sizing.lookup import kv_heads
 from dsv4kv.sizing.scenario import Scenario
+from dsv4kv.sizing.sweep import Row
 from dsv4kv.units import format_bytes, format_count
+from dsv4kv.view.plots import MAX_LINES, Bar, Line, bars, lines
+from dsv4kv.view.quantity import size
 from dsv4kv.view.table import (
     ABSENT,
+    Chart,
+    Command,
     Facts,
     Finding,
+    Number,
+    Page,
     Part,
-    Stack,
-    StackPart,
+    Read,
+    Section,
     Table,
     Text,
-    names,
-    numbers,
-    prose,
 )
 
 if TYPE_CHECKING:
     from dsv4kv.sizing.launch import FlagCost, Reading
-    from dsv4kv.sizing.reuse import Reuse
 
-# part of RankUse: character, words
-_PARTS = {
-    "weights": ("█", "weights"),
-    "reserve": ("▓", "reserve"),
-    "transient": ("▞", "indexer logits"),
-    "fixed": ("▒", "fixed"),
-    "tokens": ("░", "tokens"),
-    "lost": ("╳", "lost to rounding"),
-    "free": ("·", "free"),
-    "headroom": ("▚", "logits in it"),
-    "spare": ("-", "headroom"),
-}
+_MAX_OPTIONS, _MAX_FLAGS, _MAX_POINTS = 3, 6, 12
+_MAX_VALUE = 34  # letters: deepseek-ai/DeepSeek-V4.1-Flash and a little
 
 
-def memory_bar(use: RankUse) -> Stack:
-    """One GPU's memory and its parts."""
-    sizes = _sizes(use)
-    whole = max(use.memory, sum(sizes.values()))
-    over = f"{format_bytes(whole)} of " if whole > use.memory else ""
-    parts = [
-        StackPart(*_PARTS[name], format_bytes(size), size / whole) for name, size in sizes.items()
-    ]
-    return Stack("one GPU", parts, over + format_bytes(use.memory))
+Launch = Callable[[Option | None], str]
+"""Writes the command that starts an option; the answer itself for None."""
 
 
-def _sizes(use: RankUse) -> dict[str, int]:
-    return {
-        "weights": use.weights,
-        "reserve": use.reserve,
-        "transient": use.transient,
-        "fixed": use.fixed + use.shared + use.in_flight,
-        "tokens": use.tokens,
-        "lost": use.lost,
-        "free": max(0, use.free),
-        "headroom": use.headroom,
-        "spare": max(0, use.memory - use.budget - use.headroom),
-    }
-
-
-_BRIEF_OPTIONS = 3
-
-
-def view_answer(
+def budget_page(
     found: Answer,
     options: Sequence[Option],
     layouts: Sequence[LayoutLine],
     curve: Sequence[tuple[int, int]],
-    reuse: "Reuse | None",
     *,
     given: Mapping[str, str],
-    verbose: bool,
-    command: Iterable[Part] = (),
-) -> Iterator[Part]:
-    """What the answer follows from, then the answer; tables and every option with ``verbose``."""
-    scenario = found.scenario
-    yield Text(
-        f"{scenario.config.name} on {_gpus(scenario)}, cache sized as {scenario.engine.name}",
-        "strong",
-    )
-    yield from _chosen(found)
-    yield from _copies_sentences(found, layouts)
-    yield ""
-    yield memory_bar(found.use)
-    yield ""
-    yield _facts(found, curve)
-    inputs = scenario.inputs
+    launch: Launch,
+    command: Sequence[Part] = (),
+) -> Page:
+    """What fits, what changes it and the command to start it; ``command``: ``view_command``."""
+    refused = found.host and found.host.refusal
+    useful = [] if refused else [each for each in options if _helps(found, each)]
+    answer: list[Part] = [_answer(found)]
+    if found.kv_copies > 1:
+        answer.append(_copies_sentence(found, layouts))
+    if "engine" in given:
+        answer += _engine_lines(found)
+    facts = _facts(found, curve)
+    answer += [] if command else ["", facts]
+    inputs = found.scenario.inputs
     if inputs.host_tier is None and (inputs.host_ratio or inputs.host_size):
-        yield Finding("warning", "memory of a host without what keeps it: add --host-tier")
+        answer.append(Finding("warning", "--host-ratio and --host-size need a --host-tier"))
+    answer += command
+    if shown := useful[: 1 if command else _MAX_OPTIONS]:
+        answer += ["", options_table(shown, found)]
+    answer += _next(found, useful, launch)
+    scenario = found.scenario
+    return Page(
+        f"{scenario.config.name} on {_gpus(scenario)}, sized as {scenario.engine.name}",
+        answer,
+        [
+            *([Section("Sizes", [facts])] if command else []),
+            *_sections(found, useful, len(shown), given),
+        ],
+    )
+
+
+def _sections(
+    found: Answer,
+    useful: Sequence[Option],
+    shown: int,
+    given: Mapping[str, str],
+) -> Iterator[Section]:
+    if len(useful) > shown:
+        yield Section("More options", [options_table(useful, found)])
+    capacity, engine = found.capacity, found.scenario.engine
+    units = ""
+    if capacity and not engine.own:
+        units = (
+            f"{capacity.units:,} {engine.unit}s of {float(capacity.unit_bytes):,.10g} B; one "
+            f"request counts as {float(capacity.units_per_request):,.0f}."
+        )
+    missing = f"Not counted: {', '.join(peak_of(found).not_counted)}."
+    yield Section("Memory", [peak_table(found), missing, pools_table(found)], units)
     if found.host:
-        yield ""
-        yield from host_parts(found.host)
-    if verbose or "engine" in given:
-        yield ""
-        yield from _engine_lines(found)
-        yield ""
-        yield from peak_parts(found)
-    if verbose:
-        yield from _tables(found, layouts, reuse)
-    if options and not (found.host and found.host.refusal):
-        yield ""
-        yield options_table(options[: None if verbose else _BRIEF_OPTIONS], found)
-    yield from command
-    yield ""
-    yield from _assumed(scenario, given)
-    yield ""
-    yield _answer(found, options)
+        yield Section("Host memory", list(host_parts(found.host)))
+    assumed: list[Part] = [assumed_table(found.scenario), *_assumed(found.scenario, given)]
+    yield Section("Assumptions", assumed)
 
 
-def _tables(found: Answer, layouts: Sequence[LayoutLine], reuse: "Reuse | None") -> Iterator[Part]:
-    yield from ("", pools_table(found), "", memory_table(found))
-    yield from ("", assumed_table(found.scenario))
-    if len(layouts) > 1:
-        yield from ("", layouts_table(layouts, found.context))
-    if reuse:
-        yield from ("", prefix_table(reuse, found.context))
+def _helps(found: Answer, option: Option) -> bool:
+    return option.concurrency > found.max_concurrency if found.fits else option.fits
 
 
-def _gpus(scenario: Scenario) -> str:
-    layout = scenario.layout
-    return f"{layout.gpus:,} × {scenario.gpu.name} ({layout.label})"
-
-
-def _sentence(found: Answer) -> Finding:
-    """The answer in one sentence."""
-    asked = found.scenario.inputs
+def _answer(found: Answer) -> Finding:
+    """What fits on what, in one sentence."""
+    scenario, inputs = found.scenario, found.scenario.inputs
     requests = count_requests(found.concurrency)
     load = f"{requests} of {found.context:,} tokens"
-    if not within_limit(found.scenario, found.concurrency):
-        return Finding("bad", f"{load} do not run at once: {limit_sentence(found.scenario)}.")
+    layout = scenario.layout
+    on = _gpus(scenario)
+    of = f"{scenario.config.name}, sized as {scenario.engine.name}"
+    if not within_limit(scenario, found.concurrency):
+        return Finding("bad", f"{load} do not run concurrently: {limit_sentence(scenario)}.")
     if found.host and found.host.refusal:
         return Finding("bad", found.host.refusal)
     if found.refused and found.use.free >= 0:
-        name = found.scenario.engine.name
-        return Finding("bad", f"{load}: {name} refuses to start, though memory would hold them.")
+        return Finding("bad", f"{scenario.engine.name} refuses to start, though {load} would fit.")
     if not found.fits:
-        missing = format_bytes(-found.use.free)
-        verb = "do" if found.concurrency > 1 else "does"
-        return Finding("bad", f"{load} {verb} not fit: every GPU lacks {missing}.")
-    if asked.concurrency and (asked.context or asked.gpus is None):
+        verb, missing = "does" if found.concurrency == 1 else "do", format_bytes(-found.use.free)
+        return Finding("bad", f"{load} {verb} not fit on {on}: {missing} too much per GPU; {of}.")
+    fewest = ""
+    if inputs.gpus is None and not (inputs.tp and inputs.dp):
+        asked = f"{count_requests(inputs.concurrency or 1)} of {found.context:,} tokens"
+        fewest = f" Min GPUs for {asked}: {layout.gpus:,}."
+    if not within_limit(scenario, found.max_concurrency + 1):
+        fewest += f" More never run concurrently: {limit_sentence(scenario)}."
+    total = f"{found.max_tokens:,} tokens of context in total"
+    if inputs.concurrency and (inputs.context or inputs.gpus is None):
         room = format_bytes(found.use.free)
-        sentence = f"{load} fit, {room} of every GPU left; at most {found.max_concurrency:,} fit."
-    elif asked.concurrency:
-        sentence = f"{requests} of up to {found.max_context:,} tokens fit at once."
-    else:
-        sentence = f"{load} fit at once: {found.max_tokens:,} tokens of context altogether."
-    return Finding("good", sentence)
+        total = f"{room} per GPU free; at most {found.max_concurrency:,} fit"
+    elif inputs.concurrency:
+        load, total = f"{requests} of up to {found.max_context:,} tokens", "longest that fit"
+    verb = "fits" if found.concurrency == 1 else "fit"
+    return Finding("good", f"{load} {verb} on {on}: {of}; {total}.{fewest}")
 
 
-def _answer(found: Answer, options: Sequence[Option]) -> Finding:
-    """The answer where a terminal ends, and the option that changes it most."""
-    found_so = _sentence(found)
-    best = options[0] if options else None
-    refused = found.host and found.host.refusal
-    if best is None or refused or (not found.fits and not best.fits):
-        return found_so
-    gain = count_requests(best.concurrency) if found.fits else "it fits"
-    return replace(found_so, sentence=f"{found_so.sentence} With {best.change}: {gain}.")
+def _gpus(scenario: Scenario) -> str:
+    return f"{scenario.layout.gpus:,} × {scenario.gpu.name} ({scenario.layout.label})"
 
 
-def _chosen(found: Answer) -> Iterator[str]:
-    """That the number of GPUs is the tool's choice, or that of requests the engine's."""
-    if found.fits and not within_limit(found.scenario, found.max_concurrency + 1):
-        yield f"No more run at once, wherever memory is left: {limit_sentence(found.scenario)}."
-    layout, asked = found.scenario.layout, found.scenario.inputs
-    if found.fits and asked.gpus is None and not (asked.tp and asked.dp):
-        load = f"{count_requests(asked.concurrency or 1)} of {found.context:,} tokens"
-        yield f"{layout.gpus:,} of these GPUs are the fewest that hold {load}."
-
-
-def _copies_sentences(found: Answer, layouts: Sequence[LayoutLine]) -> Iterator[str]:
+def _copies_sentence(found: Answer, layouts: Sequence[LayoutLine]) -> str:
     """What tensor parallelism costs: the copies of the single KV head."""
     best = max(layouts, key=lambda line: line.concurrency)
-    heads = "one KV head" if kv_heads(found.scenario.config) == 1 else "no more KV heads"
-    better = f"; as {best.layout.label} the same GPUs hold {best.concurrency:,}"
-    if found.kv_copies > 1:
-        yield (
-            f"TP{found.scenario.layout.tp} keeps {found.kv_copies} copies of every request's KV "
-            f"({heads}){better if best.concurrency > found.max_concurrency else ''}."
-        )
-
-
-def _facts(found: Answer, curve: Sequence[tuple[int, int]]) -> Facts:
-    """What one request costs, and how many fit at other contexts."""
-    fixed = sum(cost.fixed_bytes for cost in found.costs)
-    marginal = float(sum(cost.marginal_bytes for cost in found.costs))
-    padding = float(sum(cost.padding_bytes for cost in found.costs))
-    stage = f" (stage {found.use.stage})" if found.scenario.layout.pp > 1 else ""
-    rows = {
-        f"one request{stage}": (
-            f"{format_bytes(fixed)} fixed + {marginal:,.2f} B per token "
-            f"(+ {padding:,.2f} B lost to padding)"
-        )
-    }
-    if found.use.in_flight:
-        rows["tokens in flight"] = f"{format_bytes(found.use.in_flight)} reserved for one chunk"
-    if found.sent_bytes:
-        rows["sent to decode"] = (
-            f"{format_bytes(found.sent_bytes)} of a prompt of {found.context:,} tokens, by a rank"
-        )
-    rows["requests at once"] = "; ".join(f"{format_count(n)}: {count:,}" for n, count in curve)
-    return Facts(rows)
+    heads = "single KV head" if kv_heads(found.scenario.config) == 1 else "too few KV heads"
+    better = f" {best.layout.label} on the same GPUs holds {best.concurrency:,} requests."
+    return (
+        f"TP{found.scenario.layout.tp} replicates the KV cache on {found.kv_copies} GPUs "
+        f"({heads}).{better if best.concurrency > found.max_concurrency else ''}"
+    )
 
 
 def _engine_lines(found: Answer) -> Iterator[Part]:
-    """What the engine will log for the memory left to it, and what its count means."""
+    """What the engine will log for the memory left to it, and what its number means."""
     engine, capacity = found.scenario.engine, found.capacity
     seen = "" if engine.seen_in_logs else " (derived from its source, not seen in a log)"
-    if capacity and not engine.own:
-        smallest = " in every stage, as in the smallest," if found.scenario.layout.pp > 1 else ""
-        yield (
-            f"{capacity.units:,} {engine.unit}s{smallest} of {float(capacity.unit_bytes):,.10g} "
-            f"B; a request of {found.context:,} tokens is counted with "
-            f"{float(capacity.units_per_request):,.0f}."
-        )
     if found.log_lines:
-        yield Text(f"{engine.name} prints{seen}:", "strong")
+        yield Text(f"{engine.name} prints{seen}:", "dim")
         yield from (f"  {line}" for line in found.log_lines)
     elif capacity:
-        yield Text(f"{engine.name} prints no such line{seen}.", "strong")
+        yield Text(f"{engine.name} prints no such line{seen}.", "dim")
     if capacity:
         yield from filter(None, [capacity.note])
         yield from _differences(found, capacity)
@@ -236,283 +169,307 @@ def _engine_lines(found: Answer) -> Iterator[Part]:
 
 def _differences(found: Answer, capacity: Capacity) -> Iterator[str]:
     """Why the lines say otherwise than the answer above, or than each other."""
-    counted = float(capacity.concurrency) * found.scenario.layout.dp
-    requests = f"{counted:,.2f} of {found.context:,} tokens on all replicas"
+    name, counted = found.scenario.engine.name, float(capacity.concurrency)
+    counted *= found.scenario.layout.dp
     if capacity.log_lines and capacity.printed_tokens is None:
         if capacity.concurrency >= 1:
             yield (
-                "This check at its start counts blocks of other bytes than those of its pool: by "
-                f"these, as it counts once it has started, the memory holds {requests}."
+                f"{name}'s check at start-up uses other block sizes than its pool; once started, "
+                f"the memory holds {counted:,.2f} requests of {found.context:,} tokens."
             )
         return
     if found.use.in_flight and counted < found.max_concurrency:
         yield (
-            f"It counts {format_bytes(found.use.in_flight)} for tokens in flight with every "
-            f"request, so {requests}; above, one chunk is in flight at a time."
+            f"Its count reserves {format_bytes(found.use.in_flight)} of prefill workspace per "
+            f"request ({counted:,.2f} on all replicas); only one prefill runs at a time, so "
+            f"{found.max_concurrency:,} fit."
         )
     profiled = found.scenario.engine.logits_room == "profiled"
     if not found.fits and counted >= found.concurrency and found.use.transient and not profiled:
         yield (
-            "It sets nothing aside for the indexer's logits "
-            f"({format_bytes(found.use.transient)}): it starts, and lacks them in a step."
+            f"It reserves nothing for indexer logits ({format_bytes(found.use.transient)}): it "
+            "starts, and runs out of memory in a step."
         )
 
 
-def _assumed(scenario: Scenario, given: Mapping[str, str]) -> Iterator[Text]:
-    """What was not given and which value it has; units, said once."""
-    inputs = scenario.inputs
-    ours = {
-        "model": inputs.model,
-        "gpu": "" if inputs.hbm else scenario.gpu.name,
-        "state": inputs.state,
+def _facts(found: Answer, curve: Sequence[tuple[int, int]]) -> Facts:
+    """Memory of a GPU, what one request costs, and how many fit at other contexts."""
+    use = found.use
+    sizes = {
+        "weights": use.weights,
+        "reserve": use.reserve,
+        "indexer logits": use.transient,
+        "cache": use.cache,
+        "free": use.free,
+        "headroom": use.memory - use.budget,
     }
-    assumed = [f"--{name} {value}" for name, value in ours.items() if value and name not in given]
-    lines = assumptions(scenario)
-    assumed += [f"{line.option} {line.shown}" for line in lines if line.value is not None]
-    yield Text(f"assumed: {', '.join(assumed)}", "dim")
-    config = scenario.config
-    if config.kind != "v4" or inputs.attention_backend:  # one thing here and another there
-        yield from (Text(f"formats: {x.reason}", "dim") for x in lines if x.input == "main_format")
+    parts = ", ".join(f"{name} {format_bytes(held)}" for name, held in sizes.items() if held > 0)
+    fixed, marginal, padding = (
+        float(sum(getattr(cost, f"{name}_bytes") for cost in found.costs))
+        for name in ("fixed", "marginal", "padding")
+    )
+    stage = f" (stage {use.stage})" if found.scenario.layout.pp > 1 else ""
+    rows = {
+        "one GPU": f"{format_bytes(use.memory)}: {parts}",
+        f"one request{stage}": (
+            f"{format_bytes(fixed)} + {marginal:,.2f} B per token + {padding:,.2f} B of padding"
+            + (f"; prefill workspace {format_bytes(use.in_flight)}" if use.in_flight else "")
+        ),
+        "requests": "; ".join(f"{format_count(n)}: {requests:,}" for n, requests in curve),
+    }
+    if found.sent_bytes:
+        rows["sent to decode"] = (
+            f"{format_bytes(found.sent_bytes)} per rank for a prompt of {found.context:,} tokens"
+        )
+    if host := found.host:
+        what, units = next(iter(host.keeps.items()), ("tokens of context", 0))
+        kept = f"{units:,} {what}"
+        rows["host memory"] = (
+            f"{host.name}: {format_bytes(host.node_bytes)} per node; keeps {kept}"
+        )
+    return Facts(rows)
+
+
+def options_table(options: Sequence[Option], found: Answer) -> Table:
+    """What to change, and what it gains; where nothing fits, the cheapest that makes it fit."""
+    return Table(
+        "More requests" if found.fits else "To make it fit",
+        [
+            ("option", lambda option: Text(_shown(option), "strong" if found.fits else "good")),
+            ("requests", lambda o: Number(f"{found.max_concurrency:,} → {o.concurrency:,}")),
+            ("frees per GPU", lambda option: size(option.freed_bytes)),
+            ("why", lambda option: option.reason),
+        ],
+        options,
+    )
+
+
+def _shown(option: Option) -> str:
+    """A layout as such, as engines disagree on ``--tp``; all else in the engine's words."""
+    is_layout = option.change.startswith("--tp ")
+    return option.scenario.layout.label if is_layout else option.change
+
+
+def _next(found: Answer, options: Sequence[Option], launch: Launch) -> Iterator[Part]:
+    """The command that starts the best option, or what was asked."""
+    best = options[0] if options else None
+    if line := launch(best) if best or found.fits else "":
+        scenario = best.scenario if best else found.scenario
+        requests = best.concurrency if best else found.max_concurrency
+        yield from ("", Text(f"{count_requests(requests)}, {scenario.layout.label}:", "dim"))
+        yield Command(line)
+
+
+def _assumed(scenario: Scenario, given: Mapping[str, str]) -> Iterator[Text]:
+    """The toolkit's own defaults, formats, sources and units."""
+    inputs, config = scenario.inputs, scenario.config
+    gpu = "" if inputs.hbm else scenario.gpu.name
+    ours = {"model": inputs.model, "gpu": gpu, "state": inputs.state}
+    defaults = [f"--{name} {value}" for name, value in ours.items() if value and name not in given]
+    lines = {"defaults": ", ".join(defaults)} if defaults else {}
     if config.kind == "flat" and config.index_sources is not None:
         keyed = f"{len(config.index_sources)} of {config.num_layers} layers"
-        yield Text(f"IndexCache: {keyed} keep indexer keys, the others take their choice", "dim")
-    yield Text(f"weights: {scenario.weights.source}", "dim")
-    yield Text(
-        f"memory: {format_bytes(scenario.gpu.memory_bytes)} of {scenario.gpu.title}, "
-        f"{scenario.gpu.memory_source}; binary, 1 GiB = 2^30 B, 1M = 1,048,576",
-        "dim",
+        lines["IndexCache"] = f"{keyed} store indexer keys, the others reuse their top-k indices"
+    lines["weights"] = scenario.weights.source
+    lines["memory"] = (
+        f"{format_bytes(scenario.gpu.memory_bytes)} of {scenario.gpu.title}, "
+        f"{scenario.gpu.memory_source}; binary, 1 GiB = 2^30 B, 1M = 1,048,576"
     )
+    yield from (Text(f"{name}: {line}", "dim") for name, line in lines.items())
 
 
 def assumed_table(scenario: Scenario) -> Table:
     """What the engine takes where nothing is given, and why."""
     return Table(
-        "Assumed",
-        [*names("option"), *numbers("value"), *prose("because")],
-        [(line.option, line.shown, line.reason) for line in assumptions(scenario)],
-        note=f"not given: {scenario.engine.name} takes",
+        "Engine defaults",
+        [
+            ("option", lambda line: line.option),
+            ("value", lambda line: Number(line.shown)),
+            ("reason", lambda line: line.reason),
+        ],
+        [line for line in assumptions(scenario) if line.value is not None],
+        note=scenario.engine.name,
     )
 
 
-_LONGEST_VALUE = 34  # deepseek-ai/DeepSeek-V4.1-Flash and a little
-
-
-def view_command(reading: "Reading", costs: "Iterable[FlagCost]") -> Iterator[Part]:
-    """What every flag and variable of a launch command does to sizes."""
-    by_flag = {cost.flag.spelling: cost for cost in costs}
-    yield ""
-    yield Table(
+def view_command(reading: "Reading", costs: "Iterable[FlagCost]") -> list[Part]:
+    """What the flags and variables of a launch command do to sizes: those that cost."""
+    known = [cost for cost in costs if cost.taken_bytes or cost.requests]
+    costly = {cost.flag.spelling for cost in known}
+    others = [flag.spelling for flag in reading.counted if flag.spelling not in costly]
+    table = Table(
         "Command",
-        [*names("flag", "value"), *numbers("takes", "requests"), *prose("decides")],
         [
-            (
-                flag.spelling,
-                _shortened(flag.value or "on"),
-                *_cost_cells(by_flag.get(flag.spelling)),
-                flag.effect,
-            )
-            for flag in reading.counted
+            ("flag", lambda cost: cost.flag.spelling),
+            ("value", lambda cost: " ".join((cost.flag.value or "on").split())[:_MAX_VALUE]),
+            ("takes per GPU", lambda cost: size(cost.taken_bytes)),
+            ("requests", lambda cost: Number(f"{cost.requests:+,}")),
         ],
-        note=f"{reading.launch.title}; on one GPU, against the command without the flag",
+        known[:_MAX_FLAGS],
+        note=f"{reading.launch.title}; against the command without the flag",
+        caption=f"without a cost of their own: {', '.join(others)}" if others else "",
         keys=2,
     )
+    parts: list[Part] = ["", table]
     for flag in reading.uncounted:
         value = f" {flag.value}" if flag.value else ""
-        yield Finding("warning", f"not counted: {flag.spelling}{value}: {flag.effect}")
+        parts.append(Finding("warning", f"not counted: {flag.spelling}{value}: {flag.effect}"))
     if reading.unknown:
         listed = ", ".join(flag.spelling for flag in reading.unknown)
-        yield Text(f"not known to change sizes, so not counted: {listed}", "dim")
-
-
-def _shortened(value: str) -> str:
-    flat = " ".join(value.split())
-    return flat if len(flat) <= _LONGEST_VALUE else f"{flat[: _LONGEST_VALUE - 1]}…"
-
-
-def _cost_cells(cost: "FlagCost | None") -> list[str]:
-    if cost is None or not (cost.taken_bytes or cost.requests):
-        return [ABSENT, ABSENT]
-    return [format_bytes(cost.taken_bytes), f"{cost.requests:+,}"]
-
-
-_MEMORY = {
-    "weights": "weights",
-    "reserve": "reserve for activations, graphs, communication",
-    "transient": "transient: indexer logits of one chunk",
-    "shared": "cache held without any request",
-    "fixed": "cache: fixed for every request",
-    "in_flight": "cache: reserve for the tokens in flight",
-    "tokens": "cache: tokens of context",
-    "lost": "cache: lost to alignment and whole blocks",
-}
+        parts.append(Text(f"not known to change sizes, so not counted: {listed}", "dim"))
+    return parts
 
 
 def pools_table(found: Answer) -> Table:
     """What one request costs on one GPU, pool by pool."""
+
+    def per_token(bytes_: Any) -> Number:
+        return Number(f"{float(bytes_):,.2f}" if bytes_ else ABSENT)
+
     return Table(
         "Pools",
         [
-            *names("pool", "layers"),
-            *numbers("fixed", "in flight", "B per token", "B lost per token"),
+            ("pool", lambda cost: cost.pool),
+            ("layers", lambda cost: f"{cost.layer_type} × {cost.layers}"),
+            ("fixed", lambda cost: size(cost.fixed_bytes or None)),
+            ("in flight", lambda cost: size(cost.in_flight_bytes or None)),
+            ("B per token", lambda cost: per_token(cost.marginal_bytes)),
+            ("B lost per token", lambda cost: per_token(cost.padding_bytes)),
         ],
-        [
-            (
-                cost.pool,
-                f"{cost.layer_type} × {cost.layers}" if cost.pool != "tables" else cost.layer_type,
-                format_bytes(cost.fixed_bytes) if cost.fixed_bytes else ABSENT,
-                format_bytes(cost.in_flight_bytes) if cost.in_flight_bytes else ABSENT,
-                _per_token(float(cost.marginal_bytes)),
-                _per_token(float(cost.padding_bytes)),
-            )
-            for cost in found.costs
-        ],
+        found.costs,
         note="one request on one GPU",
         keys=2,
     )
 
 
-def memory_table(found: Answer) -> Table:
-    """The memory of the tightest GPU, to the byte."""
-    use, layout = found.use, found.scenario.layout
-    parts = {words: size for name, words in _MEMORY.items() if (size := getattr(use, name))}
-    parts |= {"free" if use.free >= 0 else "missing": use.free, "may be used": use.budget}
+def peak_table(found: Answer) -> Table:
+    """What is allocated at the peak of a step, from the GPU's memory to its KV."""
+    signs = {"whole": "", "taken": "− ", "part": "    of it ", "left": "= "}
     return Table(
-        "One GPU",
-        [*prose("part"), *numbers("size", "bytes")],
-        [(words, format_bytes(size), f"{size:,}") for words, size in parts.items()],
-        note=f"{found.concurrency:,} × {found.context:,} tokens over {layout.label}",
-    )
-
-
-def _first(source: str) -> str:
-    """The first clause: weights say the others below."""
-    return source.partition(";")[0]
-
-
-_SIGNS = {"whole": "", "taken": "− ", "part": "    of it ", "left": "= "}
-
-
-def peak_parts(found: Answer) -> Iterator[Part]:
-    """What is live at the peak of a step, from the GPU's memory to its KV."""
-    peak = peak_of(found)
-    yield Table(
-        "At its peak",
-        [*names("one GPU"), *numbers("size"), *prose("says")],
+        "Peak memory",
         [
-            (f"{_SIGNS[line.kind]}{line.what}", format_bytes(line.size_bytes), _first(line.source))
-            for line in peak.lines
+            ("one GPU", lambda line: f"{signs[line.kind]}{line.what}"),
+            ("size", lambda line: size(line.size_bytes)),
+            ("source", lambda line: line.source.partition(";")[0]),
         ],
+        peak_of(found).lines,
         note="from its memory to what is left for KV",
     )
-    yield f"Not counted by themselves: {', '.join(peak.not_counted)}."
 
 
 def host_parts(host: HostTier) -> Iterator[Part]:
-    """Host memory, pool by pool, and what it keeps."""
-    holder = host.holder
-    whose = f"each of the node's {host.copies} {holder}s" if host.copies > 1 else f"one {holder}"
+    """Host memory, pool by pool, and its notes."""
     yield Table(
         f"Host memory: {host.name}",
-        [*names("pool"), *numbers("pages", "bytes of a page", "size")],
         [
-            (pool.name, f"{pool.pages:,}", f"{pool.page_bytes:,}", format_bytes(pool.total_bytes))
-            for pool in host.pools
+            ("pool", lambda pool: pool.name),
+            ("pages", lambda pool: f"{pool.pages:,}"),
+            ("bytes of a page", lambda pool: f"{pool.page_bytes:,}"),
+            ("size", lambda pool: format_bytes(pool.total_bytes)),
         ],
-        note=f"{format_bytes(host.holder_bytes)} of {whose}",
+        host.pools,
+        note=f"{format_bytes(host.holder_bytes)} of one {host.holder}, {host.copies} on a node",
     )
-    kept = "; ".join(f"{count:,} {what}" for what, count in host.keeps.items())
-    if kept:
-        yield f"It keeps {kept}."
-    if host.copies > 1:
-        yield f"Every {holder} has its own: {format_bytes(host.node_bytes)} of a node's memory."
     if host.gpu_bytes:
-        yield (
-            f"On the GPU it takes {format_bytes(host.gpu_bytes)} for staging, outside the cache "
-            "and not counted above."
-        )
+        yield f"Staging takes {format_bytes(host.gpu_bytes)} of the GPU, not counted above."
     yield from host.notes
 
 
-def layouts_table(layouts: Sequence[LayoutLine], context_tokens: int) -> Table:
-    """The same GPUs laid out otherwise."""
+def sweep_page(rows: Sequence[Row]) -> Page:
+    """The best and the worst, the table, and a sentence for every point without an answer."""
+    problems = {row.problem: _point(row) for row in reversed(rows) if row.problem}
+    warnings = [Finding("warning", f"{point}: {problem}") for problem, point in problems.items()]
+    first, label = rows[0], choose_values(rows)[0]
+    title = f"{first.inputs.model}, {label} by {', '.join(first.point)}, {first.inputs.engine}"
+    answer: list[Part] = [Text(f"{sweep_answer(rows)}.", "strong"), *warnings]
+    answer += ["", sweep_table(rows, _MAX_POINTS)]
+    found = next((row.found for row in rows if row.found), None)
+    given = dict.fromkeys(first.point, "")
+    assumed = [*_assumed(found.scenario, given)] if found else []
+    sections = [
+        Section("Chart", [sweep_chart(rows)]),
+        Section("All points", [sweep_table(rows)]),
+        Section("Assumptions", assumed),
+    ]
+    return Page(title, answer, sections)
+
+
+def choose_values(rows: Sequence[Row]) -> tuple[str, Callable[[Row], float]]:
+    """Requests that fit, or for given ones the GPUs, the longest context or the cache."""
+    first = rows[0].inputs
+    if any(row.found is None for row in rows):
+        return "cache of one request, GiB", lambda row: row.cached_bytes / 2**30
+    if first.concurrency is not None and first.gpus is None:
+        return "GPUs needed", lambda row: row.found.scenario.layout.gpus if row.found else 0
+    if first.concurrency is not None and first.context is not None:
+        return "cache on one GPU, GiB", lambda row: row.found.use.cache / 2**30 if row.found else 0
+    if first.concurrency is not None:
+        return "longest context, tokens", lambda row: row.found.max_context if row.found else 0
+    return "requests", lambda row: row.found.max_concurrency if row.found else 0
+
+
+def sweep_answer(rows: Sequence[Row]) -> str:
+    """``Requests: 4,910 at context=4K, gpu=b200; 26 at context=1M, gpu=h200``."""
+    label, value_of = choose_values(rows)
+    most, least = max(rows, key=value_of), min(rows, key=value_of)
+    figures = [f"{_figure(value_of(row))} at {_point(row)}" for row in (most, least)]
+    if value_of(most) == value_of(least):
+        figures = [f"{_figure(value_of(most))} at every combination"]
+    return f"{label[0].upper()}{label[1:]}: {'; '.join(figures)}"
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.3g}"
+
+
+def _point(row: Row) -> str:
+    return ", ".join(f"{name}={value}" for name, value in row.point.items())
+
+
+def sweep_chart(rows: Sequence[Row]) -> Chart:
+    """A line over the swept numbers, the context before others; a bar a point without any."""
+    label, value_of = choose_values(rows)
+    title = f"{label[0].upper()}{label[1:]}"
+    inputs = {name: name.replace("-", "_") for name in rows[0].point}
+    numbers = [n for n, at in inputs.items() if isinstance(getattr(rows[0].inputs, at), int)]
+    across = min(numbers, key=lambda name: name != "context", default="")
+    series: dict[str, dict[float, float]] = {}
+    for row in rows if across else ():
+        name = ", ".join(value for axis, value in row.point.items() if axis != across)
+        at = float(getattr(row.inputs, inputs[across]))
+        series.setdefault(name, {})[at] = value_of(row)
+    if not 0 < len(series) <= MAX_LINES:
+        return bars(title, [Bar(_point(r), value_of(r), _figure(value_of(r))) for r in rows])
+    drawn = [Line(name, sorted(ys), [ys[x] for x in sorted(ys)]) for name, ys in series.items()]
+    names = {float(getattr(row.inputs, inputs[across])): row.point[across] for row in rows}
+    return lines(title, drawn, x=across, x_names=names, form="points")
+
+
+def sweep_table(rows: Sequence[Row], limit: int | None = None) -> Table:
+    """A row for every combination; at most ``limit``, and then without sizes per GPU."""
+
+    def of(read: Callable[[Answer], str]) -> Callable[[Row], str]:
+        return lambda row: read(row.found) if row.found else ABSENT
+
+    sizes: list[tuple[str, Read]] = [
+        ("fixed per request", of(lambda a: format_bytes(sum(c.fixed_bytes for c in a.costs)))),
+        ("weights per GPU", of(lambda a: format_bytes(a.use.weights))),
+        ("free per GPU", of(lambda a: format_bytes(a.use.free))),
+    ]
+    axes, more = list(rows[0].point), len(rows) - (limit or len(rows))
     return Table(
-        "Layouts",
-        [*names("layout"), *numbers("copies of KV", "weights per GPU", "requests")],
+        "Sweep",
         [
-            (
-                line.layout.label,
-                f"{line.kv_copies}",
-                format_bytes(line.weight_bytes),
-                f"{line.concurrency:,}",
-            )
-            for line in layouts
+            *((name, lambda row, name=name: row.point[name]) for name in axes),
+            ("GPUs", of(lambda a: f"{a.scenario.layout.gpus:,} ({a.scenario.layout.label})")),
+            ("requests", of(lambda a: f"{a.max_concurrency:,}")),
+            ("longest context", of(lambda a: f"{a.max_context:,}")),
+            ("cache of a request", lambda row: format_bytes(row.cached_bytes)),
+            ("B per token", lambda row: f"{row.token_bytes:,.2f}"),
+            *([] if limit else sizes),
         ],
-        note=f"requests of {context_tokens:,} tokens at once",
+        rows[:limit],
+        note="per request: without replication and padding; 1 GiB = 2^30 B",
+        caption=f"{more} more points: --verbose" if more > 0 else "",
+        keys=len(axes),
     )
-
-
-def options_table(options: Sequence[Option], found: Answer) -> Table:
-    """What to change, and what it gains; green if it makes fit what did not."""
-    first = "largest gain first" if found.fits else "what makes it fit first, the cheapest leading"
-    verdicts = [] if found.fits else ["then"]
-    return Table(
-        "More room" if found.fits else "To make it fit",
-        [
-            *names("option"),
-            *prose("why"),
-            *numbers("frees per GPU", "requests"),
-            *names(*verdicts),
-        ],
-        [
-            (
-                Text(option.change, "good" if option.fits and not found.fits else "strong"),
-                option.reason,
-                format_bytes(option.freed_bytes),
-                f"{found.max_concurrency:,} → {option.concurrency:,}",
-                *(["fits" if option.fits else "still too much"] if verdicts else []),
-            )
-            for option in options
-        ],
-        note=first,
-    )
-
-
-def prefix_table(reuse: "Reuse", context_tokens: int) -> Table:
-    """Where prefix hits end, and what a prefix weighs outside the GPU."""
-    from dsv4kv.sizing.reuse import PERIOD_TOKENS
-
-    rule, moved = reuse.rule, reuse
-    period = f" ({PERIOD_TOKENS:,} tokens)"
-    again = ""
-    if rule.replayed_tokens:
-        again = f"the last {rule.replayed_tokens:,} tokens of a hit are computed again; "
-    elif rule.uncovered_tokens > 1:
-        again = f"no hit covers the last {rule.uncovered_tokens:,} tokens of a prompt; "
-    return Table(
-        f"A prefix of {context_tokens:,} tokens, stored",
-        [
-            *names("checkpoints"),
-            *numbers("entries and keys", "windows", "states", "tokens to recompute"),
-        ],
-        [
-            (
-                f"{kept.strategy}{period if kept.strategy == 'periodic' else ''}",
-                format_bytes(kept.context_bytes),
-                format_bytes(kept.window_bytes),
-                format_bytes(kept.state_bytes),
-                f"{kept.recompute_tokens:,}",
-            )
-            for kept in reuse.persistent
-        ],
-        caption=(
-            f"hits are multiples of {rule.block_tokens:,} tokens, the shortest prompt with one "
-            f"has {rule.shortest_prompt_tokens:,}; {again}"
-            "a token moved out takes "
-            f"{float(moved.padded_bytes):,.2f} B, {float(moved.useful_bytes):,.2f} B of them "
-            "useful"
-        ),
-    )
-
-
-def _per_token(size: float) -> str:
-    return f"{size:,.2f}" if size else ABSENT

@@ -2,18 +2,26 @@
 
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.keys import Key, Root, keys, on_one_line
-from dsv4kv.view.table import Row, Table, Text, names, prose
+from dsv4kv.view.table import Table, Text
 
 
 def schema_table(root: Root = BenchConfig) -> Table:
     """Every key, indented under its section: what it takes, its default and its meaning."""
-    columns = [*names("key"), *prose("takes", "default", "meaning")]
-    return Table("", columns, [_row(key) for key in keys(root).values()])
 
+    def name(key: Key) -> Text:
+        *parents, last = key.path.split(".")
+        return Text("  " * len(parents) + last, "strong" if key.is_section else "plain")
 
-def _row(key: Key) -> Row:
-    *parents, name = key.path.split(".")
-    label = "  " * len(parents) + name
-    if key.is_section:
-        return [Text(label, "strong"), "", "", Text(key.description, "strong")]
-    return [label, key.expected, on_one_line(key.default), key.description]
+    return Table(
+        "",
+        [
+            ("key", name),
+            ("takes", lambda key: "" if key.is_section else key.expected),
+            ("default", lambda key: "" if key.is_section else on_one_line(key.default)),
+            (
+                "meaning",
+                lambda key: Text(key.description, "strong" if key.is_section else "plain"),
+            ),
+        ],
+        list(keys(root).values()),
+    )

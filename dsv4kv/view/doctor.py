@@ -4,57 +4,39 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from dsv4kv.doctor.machine import Check, Status
-from dsv4kv.units import counted
-from dsv4kv.view.table import MARKS, Finding, Level, Mark, Part, Table, Text, names, prose
+from dsv4kv.doctor.machine import Check
+from dsv4kv.view.table import Finding, Level, Part, Table, Text, mark
 
-_LEVELS: dict[str, Level] = {
-    "good": "good",
-    "note": "note",
-    "missing": "missing",
-    "broken": "bad",
-}
+_LEVELS: dict[str, Level] = {"good": "good", "note": "note", "missing": "missing", "broken": "bad"}
 _LONGEST_PATH = 36
 
 
 def report_checks(checks: Sequence[Check]) -> Iterator[Part]:
-    """A table for each topic, then what to do."""
-    for topic in dict.fromkeys(check.topic for check in checks):
-        yield _table(topic, [check for check in checks if check.topic == topic])
-        yield ""
-    advised = [check for check in checks if check.advice]
-    yield Text("What to do", "strong") if advised else Text("nothing to do.", "good")
-    for check in advised:
-        yield Text(f"{check.name}: {check.advice}", MARKS[_LEVELS[check.status]][1])
-    yield from ("", _sum_up(checks))
-
-
-def _sum_up(checks: Sequence[Check]) -> Finding:
-    """Whether a bench can run, and what is not as it could be."""
+    """Whether a bench can run, what to do, and a table for each topic."""
     count = Counter(check.status for check in checks)
-    notes = [counted(count["note"], "note")] if count["note"] else []
-    others: list[Status] = ["good", "missing", "broken"]
-    counts = ", ".join([*notes, *(f"{count[each]} {each}" for each in others if count[each])])
-    if count["broken"]:
-        return Finding("bad", f"dsv4kv bench cannot run here: of {len(checks)} checks {counts}")
-    return Finding("good", f"dsv4kv bench can run here: of {len(checks)} checks {counts}")
-
-
-def _table(topic: str, checks: Sequence[Check]) -> Table:
-    return Table(
-        topic,
-        [*names("", "name"), *prose("found", "enables")],
-        [
-            (
-                Mark(_LEVELS[check.status]),
-                check.name,
-                _short(check.found),
-                Text(check.enables, "dim"),
-            )
-            for check in checks
-        ],
-        keys=2,
+    counts = ", ".join(
+        f"{count[each]} {each}" for each in ("good", "note", "missing", "broken") if count[each]
     )
+    can = "cannot" if count["broken"] else "can"
+    level: Level = "bad" if count["broken"] else "good"
+    yield Finding(level, f"dsv4kv bench {can} run here: of {len(checks)} checks {counts}")
+    for check in checks:
+        if check.advice:
+            problem: Level = "bad" if check.status == "broken" else "warning"
+            yield Finding(problem, f"{check.name}: {check.advice}")
+    for topic in dict.fromkeys(check.topic for check in checks):
+        yield ""
+        yield Table(
+            topic,
+            [
+                ("", lambda check: mark(_LEVELS[check.status])),
+                ("name", lambda check: check.name),
+                ("found", lambda check: Text(_short(check.found))),
+                ("enables", lambda check: Text(check.enables, "dim")),
+            ],
+            [check for check in checks if check.topic == topic],
+            keys=2,
+        )
 
 
 def _short(found: str) -> str:

@@ -1,184 +1,164 @@
-"""``dsv4kv budget --explain``: a start-up log, or what is between two."""
+"""A start-up log explained: what its number means, what fits, what changes it; or two logs."""
 
-import json as json_module
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from dsv4kv.view.console import print_document
-from dsv4kv.view.table import ABSENT, Part, Table, names, numbers, prose
+from dsv4kv.units import format_bytes
+from dsv4kv.view.quantity import quantity
+from dsv4kv.view.table import ABSENT, Command, Finding, Number, Page, Part, Section, Table, Text
 
 if TYPE_CHECKING:
-    from dsv4kv.engines.logs.explain import Explanation, Waterfall
+    from dsv4kv.engines.logs.explain import Change, Explanation, Step, Waterfall
+
+_MAX_CHANGES = 4
+_MAX_CANDIDATES = 5
 
 
-_MOST_CHANGES = 6
-_MOST_CANDIDATES = 5
+def explanation_page(log: "Explanation") -> Page:
+    """What the printed number means, how many requests fit, and what would change it."""
+    answer: list[Part] = [
+        _head(log),
+        f"{log.title}{'' if log.seen_in_logs else ' (rules derived from source)'}",
+        *log.meaning,
+        "",
+        _fits(log),
+    ]
+    gains = [change for change in log.changes if change.gain_tokens > 0]
+    if gains:
+        answer += ["", _changes(gains[:_MAX_CHANGES])]
+    answer += ["", Command(f"dsv4kv lint {shlex.quote(log.source)}")]
+    sections = [
+        Section("Configuration", [_statements(log), *_candidates(log)]),
+        Section("Bytes", [_costs(log), *([_measured(log)] if log.measured else [])]),
+    ]
+    if len(log.changes) > len(gains[:_MAX_CHANGES]):
+        sections.append(Section("All changes", [_changes(log.changes)]))
+    if len(log.ranks) > 1:
+        sections.append(Section("Ranks", [_ranks(log)]))
+    return Page(f"{log.source}: {log.title}", answer, sections)
 
 
-def explain(paths: Sequence[Path], json: bool = False) -> bool:
-    """Explain one log, or the difference between two; returns whether all of them started.
-
-    Raises:
-        ConfigError: More than two logs, or one that cannot be explained.
-    """
-    from dsv4kv.errors import ConfigError
-
-    if not 1 <= len(paths) <= 2:
-        raise ConfigError(f"{len(paths)} logs: give one to explain, or two to compare.")
-    if len(paths) == 1:
-        from dsv4kv.engines.logs.explain import explain_log
-
-        explanation = explain_log(paths[0])
-        document, parts = _document(explanation), _report_explanation(explanation)
-        explained = [explanation]
-    else:
-        from dsv4kv.engines.logs.explain import compare_logs
-
-        waterfall = compare_logs(*paths)
-        document, parts = _document(waterfall), _report_waterfall(waterfall)
-        explained = [waterfall.before, waterfall.after]
-    if json:
-        print_document(json_module.dumps(document, ensure_ascii=False, indent=2))
-    else:
-        from dsv4kv.view.terminal import show
-
-        show(parts)
-    return all(each.printed_tokens is not None for each in explained)
+def _head(log: "Explanation") -> Finding:
+    """How many requests the memory behind the number really holds."""
+    most = log.fits[-1]
+    read = {each.what: each.value for each in log.statements}.get("data parallel", "1")
+    ranks = max(len(log.ranks), int(read) if read.isdigit() else 1)
+    fits = f"memory holds {most.requests:,} requests of {most.context_tokens:,} tokens"
+    if ranks > 1:
+        fits += f" on each of {ranks} ranks, {most.requests * ranks:,} in total"
+    if log.printed_tokens is None:
+        return Finding("bad", f"{log.source}: {log.engine} refused to start; {fits}.")
+    printed = f"{log.source}: {log.engine} printed {log.printed_tokens:,} tokens"
+    return Finding("good" if log.exact else "warning", f"{printed}; {fits}.")
 
 
-def _document(record: Any) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    document = asdict(record)
-    for name in ("start_tokens", "end_tokens"):
-        if hasattr(record, name):
-            document[name] = getattr(record, name)
-    return document
-
-
-def _report_explanation(explanation: "Explanation") -> list[Part]:
-    """From the number to what it means, what fits, and what would change it."""
-    tables: list[Part] = [_ranks(explanation)] if len(explanation.ranks) > 1 else []
-    tables += [_statements(explanation), _costs(explanation), _fits(explanation)]
-    tables += [_measured(explanation)] if explanation.measured else []
-    tables += [_changes(explanation)] if explanation.changes else []
-    tables += [_candidates(explanation)] if explanation.candidates else []
-    apart = [part for table in tables for part in ("", table)]
-    return [_head(explanation), *explanation.meaning, *apart]
-
-
-def _head(explanation: "Explanation") -> str:
-    printed = explanation.printed_tokens
-    number = "refused to start" if printed is None else f"{printed:,} tokens"
-    proof = "" if explanation.seen_in_logs else " (rules derived from source, not seen in a log)"
-    return f"{explanation.source}: {number}\n{explanation.title}{proof}\n"
-
-
-def _ranks(explanation: "Explanation") -> Table:
+def _ranks(log: "Explanation") -> Table:
     return Table(
         "Ranks, the smallest first: it is the one explained",
-        [*names("rank"), *numbers("tokens", "memory")],
         [
-            (
-                rank.rank or ABSENT,
-                "refused" if rank.tokens is None else f"{rank.tokens:,}",
-                "" if rank.available_gib is None else f"{rank.available_gib:.2f} GiB",
-            )
-            for rank in explanation.ranks
+            ("rank", lambda rank: rank.rank or ABSENT),
+            ("tokens", lambda r: Number("refused" if r.tokens is None else f"{r.tokens:,}")),
+            ("memory", lambda r: f"{r.available_gib:.2f} GiB" if r.available_gib else ""),
         ],
+        log.ranks,
     )
 
 
-def _statements(explanation: "Explanation") -> Table:
+def _statements(log: "Explanation") -> Table:
     return Table(
         "Configuration",
-        [*names("what"), *prose("value", "how it is known")],
-        [(each.what, each.value, each.how) for each in explanation.statements],
+        [
+            ("what", lambda each: each.what),
+            ("value", lambda each: Text(each.value)),
+            ("how it is known", lambda each: each.how),
+        ],
+        log.statements,
     )
 
 
-def _costs(explanation: "Explanation") -> Table:
-    from dsv4kv.units import format_bytes
-
+def _costs(log: "Explanation") -> Table:
     rows = (
-        ("fixed: windows and states in steady decode", format_bytes(explanation.fixed_bytes)),
+        ("fixed: windows and states in steady decode", format_bytes(log.fixed_bytes)),
         (
-            f"reserve for {explanation.in_flight_tokens:,} tokens in flight",
-            format_bytes(explanation.in_flight_bytes),
+            f"reserve for {log.in_flight_tokens:,} tokens in flight",
+            format_bytes(log.in_flight_bytes),
         ),
-        ("marginal, for every token of context", f"{explanation.bytes_per_token:,.2f} B"),
-        ("of which padding", f"{explanation.padding_bytes_per_token:,.2f} B"),
-        (f"one {explanation.unit}", f"{explanation.unit_bytes:,.2f} B"),
-        (f"all {explanation.units:,} {explanation.unit}s", format_bytes(explanation.cache_bytes)),
+        ("per token of context", f"{log.bytes_per_token:,.2f} B"),
+        ("padding in it", f"{log.padding_bytes_per_token:,.2f} B"),
+        (f"one {log.unit}", f"{log.unit_bytes:,.2f} B"),
+        (f"all {log.units:,} {log.unit}s", format_bytes(log.cache_bytes)),
     )
-    return Table("One request", [*prose("cost"), *numbers("bytes")], rows)
+    return Table("One request", ["cost", "bytes"], rows)
 
 
-def _fits(explanation: "Explanation") -> Table:
+def _fits(log: "Explanation") -> Table:
     return Table(
-        "What really fits in steady decode, as far as memory goes",
-        numbers("context", "requests", "tokens"),
+        "What fits in steady decode",
         [
-            (f"{fit.context_tokens:,}", f"{fit.requests:,}", f"{fit.tokens:,}")
-            for fit in explanation.fits
+            ("context", lambda fit: quantity(fit.context_tokens)),
+            ("requests", lambda fit: quantity(fit.requests)),
+            ("tokens", lambda fit: quantity(fit.tokens)),
         ],
+        log.fits,
+        note="as far as memory goes",
     )
 
 
-def _measured(explanation: "Explanation") -> Table:
-    from dsv4kv.units import format_bytes
-
-    measured = explanation.measured | {"KV cache": explanation.cache_bytes / 2**30}
+def _measured(log: "Explanation") -> Table:
+    measured = log.measured | {"KV cache": log.cache_bytes / 2**30}
     return Table(
-        "Memory that the log says was measured",
-        [*names("one GPU"), *numbers("size")],
+        "Memory measured by the engine",
+        ["one GPU", "size"],
         [(what, format_bytes(int(gib * 2**30))) for what, gib in measured.items()],
-        note="in place of what budget assumes: --reserve takes what is neither weights nor KV",
+        note="instead of budget's assumptions: --reserve is what is neither weights nor KV",
     )
 
 
-def _changes(explanation: "Explanation") -> Table:
+def _changes(changes: "Sequence[Change]") -> Table:
     return Table(
-        "What would change the number most",
-        [*prose("change"), *numbers("prints", "gain")],
+        "Biggest levers",
         [
-            (change.what, f"{change.printed_tokens:,}", f"{change.gain_tokens:+,}")
-            for change in explanation.changes[:_MOST_CHANGES]
+            ("change", lambda change: Text(change.what)),
+            ("new value", lambda change: quantity(change.printed_tokens)),
+            ("difference", lambda change: Number(f"{change.gain_tokens:+,}")),
         ],
+        changes,
     )
 
 
-def _candidates(explanation: "Explanation") -> str:
-    shown = explanation.candidates[:_MOST_CANDIDATES]
-    more = len(explanation.candidates) - len(shown)
-    lines = ["The log would read the same with:", *(f"  {title}" for title in shown)]
-    return "\n".join([*lines, *([f"  and {more} more"] if more else [])])
+def _candidates(log: "Explanation") -> Iterator[Part]:
+    if log.candidates:
+        yield "The log would read the same with:"
+        yield from (f"  {title}" for title in log.candidates[:_MAX_CANDIDATES])
+        if (more := len(log.candidates) - _MAX_CANDIDATES) > 0:
+            yield f"  and {more} more"
 
 
-def _report_waterfall(waterfall: "Waterfall") -> list[Part]:
-    rows = [(waterfall.before.source, "", f"{waterfall.start_tokens:,}", "", "", "")]
-    rows += [
-        (
-            step.what,
-            f"{step.gain_tokens:+,}",
-            f"{step.tokens:,}",
-            f"{step.unit_bytes:,.2f}",
-            f"{step.units:,}",
-            f"{step.units_per_request:,.0f}",
-        )
-        for step in waterfall.steps
-    ]
+def waterfall_page(waterfall: "Waterfall") -> Page:
+    """What is between the numbers of two logs, step by step."""
+    before, after = waterfall.before, waterfall.after
     difference = waterfall.end_tokens - waterfall.start_tokens
-    ends = (f"{difference:+,}", f"{waterfall.end_tokens:,}", "", "", "")
+    biggest = max(waterfall.steps, key=lambda step: abs(step.gain_tokens), default=None)
+    cause = f"; most of it: {biggest.what} ({biggest.gain_tokens:+,})" if biggest else ""
+
+    def row(step: "Step") -> tuple[Text | Number, ...]:
+        counts = (step.tokens, step.units, step.units_per_request)
+        tokens, units, per_request = (Number(f"{count:,.0f}") for count in counts)
+        gain, unit = Number(f"{step.gain_tokens:+,}"), Number(f"{step.unit_bytes:,.2f}")
+        return Text(step.what), gain, tokens, unit, units, per_request
+
+    blank = [Number("")] * 3
+    start, end = (Number(f"{n:,}") for n in (waterfall.start_tokens, waterfall.end_tokens))
     table = Table(
         "From one number to the other",
+        ["step", "gain", "tokens", "bytes of a unit", "units", "units per request"],
         [
-            *prose("step"),
-            *numbers("gain", "tokens"),
-            *numbers("bytes of a unit", "units", "units per request", minor=True),
+            (before.source, Number(""), start, *blank),
+            *map(row, waterfall.steps),
+            (after.source, Number(f"{difference:+,}"), end, *blank),
         ],
-        [*rows, (waterfall.after.source, *ends)],
     )
-    titles = [f"{log.source}: {log.title}" for log in (waterfall.before, waterfall.after)]
-    return [*titles, "", table]
+    sentence = f"{after.source} has {difference:+,} tokens against {before.source}{cause}."
+    titles = [f"{log.source}: {log.title}" for log in (before, after)]
+    return Page("Two start-up logs", [Text(sentence, "strong"), *titles, "", table])

@@ -1,36 +1,46 @@
-"""A record as rows for other programs: CSV, JSON lines, and a Markdown table for people.
+"""Records as rows for other programs: CSV, JSON lines, pandas frames, and Markdown for people.
 
-CSV and JSON lines have one row per quantity and launch, so that nothing is averaged away that
-another program may want to average itself; Markdown has one row per quantity.
+CSV, JSON lines and ``operations`` have one row per quantity and launch; Markdown has one row per
+quantity. Every row begins with ``run_id``, ``config``, ``status``, ``device``, ``backend``, the
+swept settings as ``axis.KEY``, and ``launch``. Times are in ns, sizes in bytes, rates in GB/s
+(10^9 B/s). ``dsv4kv report --schema`` explains all names.
 """
 
 import json
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from glob import glob
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from dsv4kv.errors import RecordError
 from dsv4kv.measure.statistics import summarize
+from dsv4kv.runs.part import Part
 from dsv4kv.runs.quantities import (
     Measured,
-    Quantity,
     by_quantity,
     list_measured,
     measured_in,
     over_launches,
+    saved_percent,
 )
 from dsv4kv.runs.schema import Case, RunRecord
-from dsv4kv.view import markup
-from dsv4kv.view.cells import measured
+from dsv4kv.runs.store import load_record
+from dsv4kv.view import render
 from dsv4kv.view.facts import layers_text
-from dsv4kv.view.table import Number, Table, names, numbers, tabulate
+from dsv4kv.view.quantity import quantity, us
+from dsv4kv.view.table import Number, Table, tabulate
 
-_AXIS = "axis."
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+Row = dict[str, Any]
+_KERNEL = ("calls", "total_ns", "median_ns", "min_ns", "p95_ns", "useful_bytes", "counted_bytes")
 
 
-def to_rows(record: RunRecord) -> list[dict[str, Any]]:
-    """One row per quantity and launch; times in ns, sizes in bytes, rates in GB/s (10^9 B/s).
-
-    Of a profile, one row per kernel.
-    """
+def to_rows(record: RunRecord) -> list[Row]:
+    """One row per quantity and launch; of a profile, one per kernel."""
     return [
         row
         for case in record.cases
@@ -38,29 +48,39 @@ def to_rows(record: RunRecord) -> list[dict[str, Any]]:
     ]
 
 
-def operation_rows(record: RunRecord, case: Case) -> Iterator[dict[str, Any]]:
+def operation_rows(record: RunRecord, case: Case) -> Iterator[Row]:
     """One row per quantity of a case."""
-    return (_row(record, case, each) for each in measured_in(case))
-
-
-def kernel_rows(record: RunRecord, case: Case) -> Iterator[dict[str, Any]]:
-    """One row per kernel of a case that was profiled."""
-    table = case.profile.table if case.profile else None
-    for kernel in table.kernels if table else []:
+    for each in measured_in(case):
+        summary, rate = summarize(each.samples_ns), each.rate_gbps
         yield of_case(record, case) | {
-            "name": kernel.name,
-            "category": kernel.category,
-            "samples": kernel.calls,
-            "total_ns": kernel.total_ns,
-            "median_ns": kernel.median_ns,
-            "min_ns": kernel.min_ns,
-            "p95_ns": kernel.p95_ns,
-            "useful_bytes": kernel.useful_bytes,
-            "counted_bytes": kernel.counted_bytes,
+            "name": each.quantity.name,
+            "layer_type": each.quantity.layer_type,
+            "temperature": each.quantity.temperature,
+            "samples": summary.n,
+            "median_ns": summary.median,
+            "median_low_ns": summary.ci_low,
+            "median_high_ns": summary.ci_high,
+            "iqr_ns": summary.iqr,
+            "min_ns": summary.minimum,
+            "max_ns": summary.maximum,
+            "p90_ns": summary.percentiles.get(90.0),
+            "p99_ns": summary.percentiles.get(99.0),
+            "bytes_per_call": each.bytes_per_call or None,
+            "gbps": rate.value if rate else None,
+            "gbps_half_width": rate.half_width if rate else None,
         }
 
 
-def of_case(record: RunRecord, case: Case) -> dict[str, Any]:
+def kernel_rows(record: RunRecord, case: Case) -> Iterator[Row]:
+    """One row per kernel of a case that was profiled."""
+    table = case.profile.table if case.profile else None
+    for kernel in table.kernels if table else []:
+        facts = {name.replace("calls", "samples"): getattr(kernel, name) for name in _KERNEL}
+        named = {"name": kernel.name, "category": kernel.category}
+        yield of_case(record, case) | named | facts
+
+
+def of_case(record: RunRecord, case: Case) -> Row:
     """What every row begins with: the run, and which case of it."""
     return {
         "run_id": record.run_id,
@@ -68,15 +88,19 @@ def of_case(record: RunRecord, case: Case) -> dict[str, Any]:
         "status": case.status,
         "device": case.device,
         "backend": case.backend,
-        **{f"{_AXIS}{path}": value for path, value in case.axis.items()},
+        **{f"axis.{path}": value for path, value in case.axis.items()},
         "launch": case.launch,
     }
 
 
 def to_csv(records: Sequence[RunRecord]) -> str:
     """Rows with a header; every swept setting is a column, empty where a run did not sweep it."""
+
+    def cell(value: Any) -> Any:
+        return json.dumps(value) if isinstance(value, list | dict | bool) else value
+
     rows = [row for record in records for row in to_rows(record)]
-    return markup.to_csv(tabulate([{k: _cell(v) for k, v in row.items()} for row in rows]))
+    return render.to_csv(tabulate([{k: cell(v) for k, v in row.items()} for row in rows]))
 
 
 def to_json_lines(records: Sequence[RunRecord]) -> str:
@@ -90,57 +114,181 @@ def to_markdown(records: Sequence[RunRecord]) -> str:
     return "\n".join(line for record in records for line in _markdown(record)) + "\n"
 
 
-def _row(record: RunRecord, case: Case, measured: Measured) -> dict[str, Any]:
-    summary = summarize(measured.samples_ns)
-    rate = measured.rate_gbps
-    return of_case(record, case) | {
-        "name": measured.quantity.name,
-        "layer_type": measured.quantity.layer_type,
-        "temperature": measured.quantity.temperature,
-        "samples": summary.n,
-        "median_ns": summary.median,
-        "median_low_ns": summary.ci_low,
-        "median_high_ns": summary.ci_high,
-        "iqr_ns": summary.iqr,
-        "min_ns": summary.minimum,
-        "max_ns": summary.maximum,
-        "p90_ns": summary.percentiles.get(90.0),
-        "p99_ns": summary.percentiles.get(99.0),
-        "bytes_per_call": measured.bytes_per_call or None,
-        "gbps": rate.value if rate else None,
-        "gbps_half_width": rate.half_width if rate else None,
-    }
-
-
-def _cell(value: Any) -> Any:
-    return json.dumps(value) if isinstance(value, list | dict | bool) else value
-
-
 def _markdown(record: RunRecord) -> Iterator[str]:
     launches = len(record.launches) or 1
     launched = f"{launches} launches" if launches > 1 else "one launch, interval within it"
     status = "" if record.status == "complete" else f", **{record.status}**"
-    layers = layers_text(record.cases)
-    facts = ", ".join(filter(None, (record.config_source, launched, layers)))
-    yield f"**{record.run_id}** ({facts}{status})"
-    groups = by_quantity(list_measured(record)).items()
-    rows = [(_name(quantity), f"{len(group)}", *_estimates(group)) for quantity, group in groups]
+    facts = filter(None, (record.config_source, launched, layers_text(record.cases)))
+    yield f"**{record.run_id}** ({', '.join(facts)}{status})"
     yield ""
-    yield markup.to_markdown(
-        Table("", [*names("quantity"), *numbers("launches", "median, µs", "GB/s")], rows)
+    table = Table(
+        "",
+        [
+            ("quantity", lambda row: ": ".join(filter(None, (row[0].axis, str(row[0]))))),
+            ("launches", lambda row: quantity(len(row[1]))),
+            ("median, µs", lambda row: _median(row[1])),
+            ("GB/s", lambda row: _rate(row[1])),
+        ],
+        list(by_quantity(list_measured(record)).items()),
     )
+    yield render.to_markdown(table)
     yield ""
 
 
-def _name(quantity: Quantity) -> str:
-    return f"{quantity.axis}: {quantity}" if quantity.axis else str(quantity)
-
-
-def _estimates(group: Sequence[Measured]) -> tuple[Number, Number]:
-    """Median and rate of the launches, or of the only one with its own intervals."""
+def _median(group: Sequence[Measured]) -> Number:
+    """Over the launches, or of the only one with its own interval."""
     if len(group) == 1:
-        median = summarize(group[0].samples_ns).estimate
-        return measured(median, 1e-3), measured(group[0].rate_gbps)
-    rates = [rate.value for each in group if (rate := each.rate_gbps)]
-    medians = over_launches([each.median_ns for each in group])
-    return measured(medians, 1e-3), measured(over_launches(rates))
+        return us(summarize(group[0].samples_ns).estimate)
+    return us(over_launches([each.median_ns for each in group]))
+
+
+def _rate(group: Sequence[Measured]) -> Number:
+    if len(group) == 1:
+        return quantity(group[0].rate_gbps)
+    return quantity(over_launches([rate.value for each in group if (rate := each.rate_gbps)]))
+
+
+@dataclass(frozen=True)
+class Records:
+    """Run records, and their values as frames."""
+
+    records: tuple[RunRecord, ...]
+
+    @cached_property
+    def cases(self) -> "DataFrame":
+        """What ran and how it ended: a row per case, with its ``totals.`` and ``cache.``."""
+        return self._frame(_case_rows)
+
+    @cached_property
+    def operations(self) -> "DataFrame":
+        """How fast everything is: a row per quantity and launch, the same as ``--export csv``."""
+        return self._frame(operation_rows)
+
+    @cached_property
+    def samples(self) -> "DataFrame":
+        """How times are distributed: a row per timed call, ``time_ns`` and ``bytes``.
+
+        ``samples[samples.name == "step"]`` are the steps, in their order.
+        """
+        return self._frame(_sample_rows)
+
+    @cached_property
+    def memory(self) -> "DataFrame":
+        """Blocks in use over time: a row per moment ``at_ns``, a column for each kind."""
+        return self._frame(_memory_rows)
+
+    @cached_property
+    def telemetry(self) -> "DataFrame":
+        """A row per poll; ``table`` is ``gpu_samples``, ``gpu_checks`` or ``host_samples``."""
+        return self._frame(_telemetry_rows)
+
+    @cached_property
+    def replays(self) -> "DataFrame":
+        """A row per point of a sweep of replays: ``saved_percent``, ``reuse.lost_tokens.…``."""
+        return self._frame(_replay_rows)
+
+    @cached_property
+    def kernels(self) -> "DataFrame":
+        """Which kernels took the time of what was profiled: a row per kernel."""
+        return self._frame(kernel_rows)
+
+    def _frame(self, rows: Callable[[RunRecord, Case], Iterable[Row]]) -> "DataFrame":
+        from pandas import DataFrame
+
+        return DataFrame(
+            [row for record in self.records for case in record.cases for row in rows(record, case)]
+        )
+
+
+def load_records(*sources: str | Path) -> Records:
+    """Read run records, given as files, folders of them or patterns.
+
+    Raises:
+        RecordError: A source without records, or a file that is none.
+        ImportError: pandas is not installed.
+    """
+    try:
+        import pandas  # noqa: F401
+    except ImportError:
+        raise ImportError(
+            "load_records gives pandas frames, and pandas is not installed: "
+            "pip install 'dsv4kv[pandas]'"
+        ) from None
+    paths = dict.fromkeys(path for source in sources for path in _files(source))
+    return Records(tuple(load_record(path) for path in paths))
+
+
+def _files(source: str | Path) -> list[Path]:
+    path = Path(source)
+    if path.is_file():
+        return [path]
+    pattern = path / "[!.]*.json" if path.is_dir() else path
+    found = sorted(map(Path, glob(str(pattern), recursive=True)))  # noqa: PTH207 absolute ones too
+    if not found:
+        raise RecordError(
+            f"{source} names no record: give a file that `dsv4kv bench` saved, a folder of them, "
+            "or a pattern such as results/*.json."
+        )
+    return found
+
+
+def _case_rows(record: RunRecord, case: Case) -> Iterator[Row]:
+    yield {
+        **of_case(record, case),
+        "started_utc": record.started_utc,
+        "error": case.error,
+        **_flat("totals", case.totals),
+        **_flat("cache", case.cache),
+    }
+
+
+def _sample_rows(record: RunRecord, case: Case) -> Iterator[Row]:
+    for each in measured_in(case):
+        common = of_case(record, case) | {
+            name: getattr(each.quantity, name) for name in ("name", "layer_type", "temperature")
+        }
+        for call, time_ns in enumerate(each.samples_ns):
+            size = each.bytes[call] if each.bytes else None
+            yield {**common, "call": call, "time_ns": time_ns, "bytes": size}
+
+
+def _memory_rows(record: RunRecord, case: Case) -> Iterator[Row]:
+    if case.memory:
+        held = {each.name: each.held for each in case.memory.units}
+        yield from _moments(record, case, {"at_ns": case.memory.at_ns, **held})
+    if case.replay:
+        yield from _moments(record, case, case.replay.series.model_dump())
+
+
+def _telemetry_rows(record: RunRecord, case: Case) -> Iterator[Row]:
+    for table in ("gpu_samples", "gpu_checks", "host_samples"):
+        if samples := getattr(case.telemetry, table, None):
+            columns = {name: column for name, column in samples.model_dump().items() if column}
+            yield from _moments(record, case, columns, table=table)
+
+
+def _moments(
+    record: RunRecord, case: Case, columns: Mapping[str, list[Any]], **names: str
+) -> Iterator[Row]:
+    for values in zip(*columns.values(), strict=True):
+        yield {**of_case(record, case), **names, **dict(zip(columns, values, strict=True))}
+
+
+def _replay_rows(record: RunRecord, case: Case) -> Iterator[Row]:
+    if case.replay:
+        found = {"saved_percent": saved_percent(case), **_flat("", case.replay)}
+        yield {**of_case(record, case), **found, **_flat("totals", case.totals)}
+
+
+def _flat(prefix: str, part: Part | None) -> Row:
+    """Values of a part and of the parts in it, by dotted name, without lists."""
+    return dict(_leaves(prefix, part.model_dump())) if part else {}
+
+
+def _leaves(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        path = f"{prefix}.{name}" if prefix else name
+        if isinstance(value, dict):
+            yield from _leaves(path, value)
+        elif not isinstance(value, list):
+            yield path, value

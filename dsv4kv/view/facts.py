@@ -1,29 +1,38 @@
-"""What is above and below the tables: the run, the machine, the cache, and the totals."""
+"""What is around a run's tables: the run, the machine, the cache, totals, and whether it is right.
 
-from collections.abc import Collection, Iterable
+Findings are ``bad`` or ``warning`` where numbers must not be believed without more.
+"""
+
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
-from dsv4kv.runs.schema import CacheSummary, Case, Environment, GpuFacts, RunRecord, Totals
+from dsv4kv.runs.schema import CacheSummary, Case, Environment, Pool, RunRecord, Totals
 from dsv4kv.units import format_bytes, format_duration
-from dsv4kv.view.table import ABSENT, Command, Facts
+from dsv4kv.view.table import ABSENT, Command, Facts, Finding, Level
 
 _SHARING = {
     "model": "one block table for the whole model",
     "type": "a block table per layer type",
     "layer": "a block table per layer",
 }
+_MAX_FAILURES = 20
 
 
 def header(record: RunRecord) -> Facts:
     """Facts that hold for every case of the run."""
     caches = [case.cache for case in record.cases if case.cache]
+    placed = any(setting(case, "workload.context") for case in record.cases)
+    gpu = record.environment.gpu
     rows = {
         "model": "; ".join(dict.fromkeys(map(_model, caches))) or ABSENT,
         "run": f"{record.run_id}, started {record.started_utc}",
         "config": f"{record.config_source}, seed {record.seed}",
-        "trace": record.trace_source or ("placed contexts" if _places(record) else "synthetic"),
-        "machine": _machine(record.environment, _threads(record)),
-        "gpu": _gpu(record.environment.gpu),
+        "trace": record.trace_source or ("placed contexts" if placed else "synthetic"),
+        "machine": _machine(record),
+        "gpu": f"{gpu.name}, {gpu.multiprocessors} multiprocessors, capability {gpu.capability}, "
+        f"{format_bytes(gpu.memory_bytes)} memory, {format_bytes(gpu.l2_bytes)} L2"
+        if gpu
+        else "",
         "software": _software(record.environment),
         "repeat": Command(record.reproduce),
     }
@@ -32,63 +41,62 @@ def header(record: RunRecord) -> Facts:
 
 def cache_facts(cache: CacheSummary) -> Facts:
     """Geometry of one case's cache."""
-    formats = ", ".join(f"{place} {name}" for place, name in cache.formats.items())
-    rows = {
-        "cache": (
-            f"{cache.num_blocks:,} blocks of {cache.block_tokens:,} tokens, {cache.num_slots:,} "
-            f"slots, requests up to {cache.max_context_tokens:,} tokens"
-        ),
-        "tables": f"{_SHARING[cache.sharing]}; HCA state: {cache.state}",
-        "formats": formats,
-        "sizes": (
-            f"{cache.bytes_per_token:,.1f} B per token of context, "
-            f"{format_bytes(cache.bytes_per_request)} per request slot{_layers(cache)}"
-        ),
-    }
-    return Facts(rows)
+    layers = layers_of([cache])
+    return Facts(
+        {
+            "cache": f"{cache.num_blocks:,} blocks of {cache.block_tokens:,} tokens, "
+            f"{cache.num_slots:,} slots, requests up to {cache.max_context_tokens:,} tokens",
+            "tables": f"{_SHARING[cache.sharing]}; HCA state: {cache.state}",
+            "formats": ", ".join(f"{place} {name}" for place, name in cache.formats.items()),
+            "sizes": f"{cache.bytes_per_token:,.1f} B per token of context, "
+            f"{format_bytes(cache.bytes_per_request)} per request slot"
+            + (f", {layers}" if layers else ""),
+        }
+    )
 
 
 def totals_facts(totals: Totals, cache: CacheSummary | None) -> Facts:
     """What went through the cache. One run gives one observation of a total: no interval."""
+    speed, blocks = tokens_per_second(totals), cache.total_blocks if cache else 0
+    output = totals.output_tokens / totals.wall_ns * 1e9 if totals.wall_ns else 0
+    share = f" of {blocks:,} ({totals.peak_blocks / blocks * 100:.1f} %)" if blocks else ""
     rows = {
-        "requests": f"{totals.requests:,} served, {totals.peak_requests:,} at once at the peak",
+        "requests": f"{totals.requests:,} served, peak concurrency {totals.peak_requests:,}",
         "tokens": f"{totals.input_tokens:,} in, {totals.output_tokens:,} out",
-        "rate": _rate(totals) + _layers(cache),
+        "rate": f"{speed:,.0f} tokens/s in and out, {output:,.0f} tokens/s out (one run)"
+        if speed
+        else ABSENT,
         "steps": f"{totals.steps:,} in {format_duration(totals.wall_ns)}",
-        "peak": _peak(totals, cache),
+        "peak": f"{totals.peak_blocks:,}{share} blocks allocated, "
+        f"{format_bytes(totals.peak_rounding_bytes)} lost to partial pages",
     }
     if totals.resumed_tokens:
         prompts = totals.input_tokens + totals.resumed_tokens
-        share = totals.resumed_tokens / prompts * 100
+        hits = totals.resumed_tokens / prompts * 100
         rows["resumed"] = (
-            f"{totals.resumed_tokens:,} of {prompts:,} prompt tokens ({share:.1f} %) were cached"
+            f"{totals.resumed_tokens:,} of {prompts:,} prompt tokens ({hits:.1f} %) were cached"
         )
-    if totals.drafted_tokens:
-        rows["drafts"] = _drafts(totals)
+    if drafted := totals.drafted_tokens:
+        accepted = (drafted - totals.rolled_back_tokens) / drafted * 100
+        rows["drafts"] = (
+            f"{drafted:,} proposed, {totals.rolled_back_tokens:,} rolled back, "
+            f"{accepted:.1f} % accepted"
+        )
     return Facts(rows)
 
 
 def layers_text(cases: Iterable[Case]) -> str:
     """``of 3 of 43 layers``: what is next to numbers of a part of a model; else empty."""
-    return _of_caches([case.cache for case in cases if case.cache])
+    return layers_of([case.cache for case in cases if case.cache])
 
 
-def _layers(cache: CacheSummary | None) -> str:
-    caches = _of_caches([cache]) if cache else ""
-    return f", {caches}" if caches else ""
-
-
-def _of_caches(caches: Iterable[CacheSummary]) -> str:
+def layers_of(caches: Iterable[CacheSummary]) -> str:
+    """The same of caches."""
     held = {(sum(cache.layers.values()), cache.total_layers) for cache in caches}
     if all(count == whole for count, whole in held):
         return ""
     counts, wholes = ({each[n] for each in held} for n in (0, 1))
     return f"of {_span(counts)} of {_span(wholes)} layers"
-
-
-def _span(counts: Collection[int]) -> str:
-    low, high = min(counts), max(counts)
-    return f"{low}" if low == high else f"{low} to {high}"
 
 
 def tokens_per_second(totals: Totals) -> float | None:
@@ -105,71 +113,92 @@ def setting(case: Case, path: str) -> Any:
     return value
 
 
+def judge_status(case: Case) -> list[Finding]:
+    """Whether the case ran to its end; empty if it did."""
+    if case.status == "complete":
+        return []
+    if case.status == "incomplete":
+        return [Finding("warning", "incomplete: stopped before the end; numbers cover what ran")]
+    level: Level = "bad" if case.status == "failed" else "warning"
+    return [Finding(level, f"{case.status}: {case.error}")]
+
+
+def judge_results(case: Case) -> Iterator[Finding]:
+    """Rejected requests, leaked blocks, memory against the plan, outputs against the reference."""
+    if case.totals and (rejected := case.totals.rejected):
+        limit = f"{case.cache.max_context_tokens:,} tokens" if case.cache else "the cache"
+        yield Finding(
+            "warning", f"rejected requests: {rejected:,}, longer than {limit} or the pool"
+        )
+    if case.totals and (left := case.totals.blocks_left):
+        yield Finding("bad", f"blocks not freed at the end: {left:,}; the cache leaks")
+    if case.cache and case.cache.pools:
+        yield _judge_memory(case.cache.pools)
+    yield from _judge_outputs(case)
+    if case.gathers_because:
+        yield Finding("note", f"decode steps gather: {case.gathers_because}")
+
+
+def _judge_memory(pools: list[Pool]) -> Finding:
+    predicted = format_bytes(sum(pool.predicted_bytes for pool in pools))
+    allocated = format_bytes(sum(pool.allocated_bytes for pool in pools))
+    gaps = [
+        f"{pool.name} of {pool.layer_type} layers {gap:+,} B"
+        for pool in pools
+        if (gap := pool.allocated_bytes - pool.predicted_bytes)
+    ]
+    if gaps:
+        return Finding("bad", f"{allocated} allocated, {predicted} predicted: {', '.join(gaps)}")
+    return Finding("good", f"{allocated} allocated, as predicted to the byte")
+
+
+def _judge_outputs(case: Case) -> Iterator[Finding]:
+    checked = case.verification
+    if failures := checked.failures:
+        count = f"{len(failures):,} of {checked.checks:,}"
+        yield Finding("bad", f"{count} outputs differ from the reference:")
+        yield from (Finding("bad", failure) for failure in failures[:_MAX_FAILURES])
+        if (more := len(failures) - _MAX_FAILURES) > 0:
+            yield Finding("bad", f"and {more:,} more, in the record")
+    elif case.status in ("failed", "skipped"):
+        return
+    elif not checked.checks:
+        yield Finding("note", "no output was compared with the reference")
+    else:
+        counts = ", ".join(f"{name} {count:,}" for name, count in checked.by_operation.items())
+        yield Finding("good", f"{checked.checks:,} outputs equal the reference: {counts}")
+
+
+def _span(counts: Collection[int]) -> str:
+    low, high = min(counts), max(counts)
+    return f"{low}" if low == high else f"{low} to {high}"
+
+
 def _model(cache: CacheSummary) -> str:
     held = sum(cache.layers.values())
     layers = ", ".join(f"{count} {kind}" for kind, count in cache.layers.items())
     return f"{cache.model}, {held} of {cache.total_layers} layers held: {layers}"
 
 
-def _threads(record: RunRecord) -> list[int]:
-    found = (setting(case, "measure.threads") for case in record.cases)
-    return sorted({count for count in found if isinstance(count, int)})
-
-
-def _machine(environment: Environment, threads: list[int]) -> str:
-    memory = environment.memory_bytes
-    load = environment.load_1min
-    thread_word = "thread" if threads == [1] else "threads"
+def _machine(record: RunRecord) -> str:
+    found = record.environment
+    counts = {setting(case, "measure.threads") for case in record.cases}
+    threads = sorted(count for count in counts if isinstance(count, int))
     facts = [
-        environment.cpu or "unknown CPU",
-        f"{environment.cpu_count} CPUs" if environment.cpu_count else None,
-        f"{' or '.join(map(str, threads))} torch {thread_word}" if threads else None,
-        f"{format_bytes(memory)} memory" if memory else None,
-        f"load {load:.1f}" if load is not None else None,
-        f"governor {environment.governor}" if environment.governor else None,
+        found.cpu or "unknown CPU",
+        f"{found.cpu_count} CPUs" if found.cpu_count else "",
+        f"{' or '.join(map(str, threads))} torch thread{'' if threads == [1] else 's'}"
+        if threads
+        else "",
+        f"{format_bytes(found.memory_bytes)} memory" if found.memory_bytes else "",
+        f"load {found.load_1min:.1f}" if found.load_1min is not None else "",
+        f"governor {found.governor}" if found.governor else "",
     ]
-    return ", ".join(fact for fact in facts if fact)
+    return ", ".join(filter(None, facts))
 
 
-def _gpu(gpu: GpuFacts | None) -> str:
-    if gpu is None:
-        return ""
-    return (
-        f"{gpu.name}, {gpu.multiprocessors} multiprocessors of capability {gpu.capability}, "
-        f"{format_bytes(gpu.memory_bytes)} memory, {format_bytes(gpu.l2_bytes)} L2"
-    )
-
-
-def _software(environment: Environment) -> str:
-    versions = [f"{name} {v}" for name, v in environment.versions.items() if v]
-    dirty = " (dirty)" if environment.git_dirty else ""
-    source = [f"git {environment.git_sha[:12]}{dirty}"] if environment.git_sha else []
-    return ", ".join([*versions, f"Python {environment.python}", *source, environment.platform])
-
-
-def _rate(totals: Totals) -> str:
-    every = tokens_per_second(totals)
-    if every is None:
-        return ABSENT
-    output = totals.output_tokens / totals.wall_ns * 1e9
-    return f"{every:,.0f} tokens/s in and out, {output:,.0f} tokens/s out (one run: no interval)"
-
-
-def _peak(totals: Totals, cache: CacheSummary | None) -> str:
-    total = cache.total_blocks if cache else 0
-    of_total = f" of {total:,} ({totals.peak_blocks / total * 100:.1f} %)" if total else ""
-    waste = format_bytes(totals.peak_rounding_bytes)
-    return f"{totals.peak_blocks:,}{of_total} blocks held, {waste} wasted by rounding up to pages"
-
-
-def _drafts(totals: Totals) -> str:
-    kept = totals.drafted_tokens - totals.rolled_back_tokens
-    return (
-        f"{totals.drafted_tokens:,} proposed, {totals.rolled_back_tokens:,} rolled back, "
-        f"{kept / totals.drafted_tokens * 100:.1f} % accepted"
-    )
-
-
-def _places(record: RunRecord) -> bool:
-    """Whether contexts were placed, not served."""
-    return any(setting(case, "workload.context") for case in record.cases)
+def _software(found: Environment) -> str:
+    versions = [f"{name} {version}" for name, version in found.versions.items() if version]
+    dirty = " (dirty)" if found.git_dirty else ""
+    source = [f"git {found.git_sha[:12]}{dirty}"] if found.git_sha else []
+    return ", ".join([*versions, f"Python {found.python}", *source, found.platform])

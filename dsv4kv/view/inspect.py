@@ -1,4 +1,4 @@
-"""What pages hold and what is wrong with them, in tables."""
+"""What pages contain and what is wrong with them, the answer first."""
 
 from collections.abc import Iterator
 
@@ -7,68 +7,68 @@ from dsv4kv.dumps.difference import Comparison
 from dsv4kv.dumps.inspection import Inspection
 from dsv4kv.dumps.records import SURE
 from dsv4kv.units import counted
-from dsv4kv.view.table import Finding, Number, Part, Table, names, numbers, prose
+from dsv4kv.view.quantity import quantity
+from dsv4kv.view.table import Finding, Number, Part, Table
 
 _CANDIDATES = 3
 
 
 def report_inspection(found: Inspection) -> Iterator[Part]:
-    """The record, then its faults, then the answer."""
-    title = f"{found.dump.title}, {len(found.dump.data):,} B"
-    if found.tried:
-        yield Table(
-            title,
-            [*names("record"), *prose("of"), *numbers("rows that fit", "of")],
-            [
-                (
-                    each.record.title,
-                    each.record.of if each.record.usual else f"{each.record.of}; no engine's",
-                    Number(f"{each.fits:.1%}"),
-                    Number(f"{each.rows:,}"),
-                )
-                for each in found.tried[:_CANDIDATES]
-            ],
-        )
+    """Which record it is and its faults; then the faults and the candidates."""
+    yield from _answers(found)
+    if found.record and found.faults:
         yield ""
-    if found.record is None:
-        yield Finding("bad", _unknown(found))
-        return
-    if found.faults:
         yield Table(
             "Faults",
-            [*names("kind"), *numbers("rows"), *names("first at"), *prose("what it is")],
             [
-                (each.kind, Number(f"{each.rows:,}"), _place(each), _meaning(each))
-                for each in found.faults
+                ("kind", lambda each: each.kind),
+                ("rows", lambda each: quantity(each.rows)),
+                ("first at", _place),
+                ("what it is", lambda each: _meaning(faults.MEANINGS, each)),
             ],
+            found.faults,
             note="pages and entries from 0, as they are in the dump",
         )
+    if found.tried:
         yield ""
-    pages = counted(len(found.table), "page")
+        yield Table(
+            f"{found.dump.title}, {len(found.dump.data):,} B",
+            [
+                ("record", lambda each: each.record.title),
+                ("of", lambda e: e.record.of + ("" if e.record.usual else "; no engine's")),
+                ("rows that fit", lambda each: Number(f"{each.fits:.1%}")),
+                ("rows", lambda each: quantity(each.rows)),
+            ],
+            found.tried[:_CANDIDATES],
+        )
+
+
+def _answers(found: Inspection) -> Iterator[Finding]:
+    if found.record is None:
+        yield Finding("bad", f"not recognised: {_unknown(found)}")
+        return
+    title, pages = found.record.title, counted(len(found.table), "page")
     if not found.record.usual:
-        yield Finding("bad", f"{found.record.title}: engines arrange this record otherwise.")
+        yield Finding("bad", f"{title}: engines arrange this record otherwise.")
     if found.faults:
         kinds = ", ".join(each.kind for each in found.faults)
-        yield Finding("bad", f"{found.record.title}; {pages} with faults: {kinds}")
+        yield Finding("bad", f"{title}; {pages} with faults: {kinds}")
     elif found.record.usual:
-        yield Finding("good", f"{found.record.title}; {pages}, no fault found")
+        yield Finding("good", f"{title}; {pages}, no fault found")
 
 
 def _unknown(found: Inspection) -> str:
     if found.unmarked:
         fits = " or ".join(found.unmarked)
-        return (
-            f"not recognised: by size it may be {fits}, whose bytes carry no mark: name it with "
-            "--format."
-        )
+        return f"by size it may be {fits}, whose bytes carry no mark: name it with --format."
     if not found.tried and not found.dump.data.any():
-        return "not recognised: every byte is zero: nobody wrote to these pages."
+        return "every byte is zero: nothing was written to these pages."
     if not found.tried:
-        return "not recognised: it is no whole pages of any V4, V4.1 or V3.2 record."
+        return "the size is no whole number of pages of any V4, V4.1 or V3.2 record."
     best = found.tried[0]
     return (
-        f"not recognised: {best.record.title} comes nearest, and {best.fits:.0%} of its rows fit "
-        f"({SURE:.0%} are needed)."
+        f"{best.record.title} is closest, and {best.fits:.0%} of its rows fit ({SURE:.0%} are "
+        "needed)."
     )
 
 
@@ -78,39 +78,34 @@ def _place(fault: faults.Fault) -> str:
     return place + (f", token {fault.position:,}" if fault.position is not None else "")
 
 
-def _meaning(fault: faults.Fault) -> str:
-    meaning = faults.MEANINGS[fault.kind]
-    return f"{meaning} ({fault.detail})" if fault.detail else meaning
+def _meaning(meanings: dict[str, str], each: faults.Fault | difference.Difference) -> str:
+    return meanings[each.kind] + (f" ({each.detail})" if each.detail else "")
 
 
 def report_comparison(found: Comparison) -> Iterator[Part]:
-    """How rows differ, and the answer."""
-    yield ""
-    if found.differences:
-        yield Table(
-            "Differences",
-            [*names("kind"), *numbers("rows", "first entry", "token"), *prose("what it is")],
-            [
-                (
-                    each.kind,
-                    Number(f"{each.rows:,}"),
-                    Number(f"{each.entry:,}"),
-                    Number(f"{each.position:,}"),
-                    difference.MEANINGS[each.kind] + (f" ({each.detail})" if each.detail else ""),
-                )
-                for each in found.differences
-            ],
-        )
-        yield ""
+    """How many rows are equal, and how the others differ."""
+    rows = f"{found.equal:,} of {found.rows:,} rows are equal"
+    worst = next((each for each in found.differences if each.kind != "one step"), None)
+    if worst:
+        yield Finding("bad", f"{rows}; first at entry {worst.entry:,}: {worst.kind}")
+    elif found.differences:
+        yield Finding("warning", f"{rows}, the others within a quantisation step")
+    else:
+        yield Finding("good", f"{rows}, bit for bit")
     for which, alone in zip(("first", "second"), found.alone, strict=True):
         if alone:
             more = counted(alone, "row")
             yield Finding("warning", f"the {which} dump has {more} more, which are not compared")
-    rows = f"{found.equal:,} of {found.rows:,} rows are equal"
-    if not found.differences:
-        yield Finding("good", f"{rows}, bit for bit")
-    elif all(each.kind == "one step" for each in found.differences):
-        yield Finding("warning", f"{rows}, the others within a quantisation step")
-    else:
-        worst = next(each for each in found.differences if each.kind != "one step")
-        yield Finding("bad", f"{rows}; first at entry {worst.entry:,}: {worst.kind}")
+    if found.differences:
+        yield ""
+        yield Table(
+            "Differences",
+            [
+                ("kind", lambda each: each.kind),
+                ("rows", lambda each: quantity(each.rows)),
+                ("first entry", lambda each: quantity(each.entry)),
+                ("token", lambda each: quantity(each.position)),
+                ("what it is", lambda each: _meaning(difference.MEANINGS, each)),
+            ],
+            found.differences,
+        )

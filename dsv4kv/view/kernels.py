@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dsv4kv.view.table import ABSENT, Table, Text, names, numbers, prose
+from dsv4kv.view.quantity import quantity, size
+from dsv4kv.view.table import ABSENT, Number, Table, Text
 
 if TYPE_CHECKING:
     from dsv4kv.ops.cuda.survey import Finding  # which needs torch
@@ -14,14 +15,17 @@ def registers_table(findings: Sequence["Finding"]) -> Table:
     rows: dict[tuple[str, str], dict[str, str]] = {}
     for finding in findings:
         report = finding.report
-        mark = "!" if report.local_bytes else ""
         row = rows.setdefault((finding.kernel, finding.example.subject), {})
+        mark = "!" if report.local_bytes else ""
         row[finding.architecture] = f"{report.registers} / {report.instructions}{mark}"
     architectures = list(dict.fromkeys(finding.architecture for finding in findings))
     return Table(
         "Kernels",
-        [*names("kernel", "works on"), *numbers(*architectures)],
-        [(*key, *(row.get(name, ABSENT) for name in architectures)) for key, row in rows.items()],
+        ["kernel", "works on", *architectures],
+        [
+            (*key, *(Number(row.get(name, ABSENT)) for name in architectures))
+            for key, row in rows.items()
+        ],
         note="registers a thread / instructions; ! uses local memory",
         keys=2,
     )
@@ -32,27 +36,19 @@ def machine_code_table(findings: Sequence["Finding"]) -> Table:
     return Table(
         f"Kernels on {findings[0].architecture}",
         [
-            *names("kernel", "works on"),
-            *numbers("regs", "instr.", "shared", "local"),
-            *prose("loads"),
-            *numbers("under way"),
-            *prose("stores"),
+            ("kernel", lambda each: each.kernel),
+            ("works on", lambda each: each.example.subject),
+            ("regs", lambda each: quantity(each.report.registers)),
+            ("instr.", lambda each: quantity(each.report.instructions)),
+            ("shared", lambda each: size(each.report.shared_bytes)),
+            ("local", lambda each: size(each.report.local_bytes)),
+            ("loads", lambda each: Text(_widths("LDG", each.report.accesses))),
+            ("in flight", lambda each: quantity(each.report.under_way)),
+            ("stores", lambda each: Text(_widths("STG", each.report.accesses))),
         ],
-        [
-            (
-                *(finding.kernel, finding.example.subject),
-                *(f"{finding.report.registers}", f"{finding.report.instructions}"),
-                *(f"{finding.report.shared_bytes} B", f"{finding.report.local_bytes} B"),
-                _widths("LDG", finding.report.accesses),
-                str(finding.report.under_way),
-                _widths("STG", finding.report.accesses),
-            )
-            for finding in findings
-        ],
-        note=(
-            "loads and stores: how many × bits of a thread; under way: wide loads before the "
-            "first wait"
-        ),
+        findings,
+        note="loads and stores: number × bits of a thread; in flight: wide loads before the first "
+        "wait",
         keys=2,
     )
 
@@ -60,14 +56,10 @@ def machine_code_table(findings: Sequence["Finding"]) -> Table:
 def sum_up(findings: Sequence["Finding"]) -> Text:
     """How many kernels there are, the most registers, and how many use local memory."""
     kernels = {(finding.kernel, finding.example.subject) for finding in findings}
-    spilled = {
-        (finding.kernel, finding.example.subject)
-        for finding in findings
-        if finding.report.local_bytes
-    }
+    spilled = {(f.kernel, f.example.subject) for f in findings if f.report.local_bytes}
     most = max((finding.report.registers for finding in findings), default=0)
     architectures = ", ".join(dict.fromkeys(finding.architecture for finding in findings))
-    local = f"{len(spilled)} of them with" if spilled else "none with"
+    local = f"{len(spilled)} of them use" if spilled else "none uses"
     return Text(
         f"{len(kernels)} kernels on {architectures}: at most {most} registers a thread, {local} "
         "local memory.",

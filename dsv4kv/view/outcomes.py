@@ -1,11 +1,11 @@
-"""What came out of a case, or of several launches of it, as the numbers that settings change."""
+"""What came out of a case, or of several launches of it, as numbers that settings change."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
-from dsv4kv.measure.statistics import Estimate, summarize
+from dsv4kv.measure.statistics import Estimate, divide, summarize
 from dsv4kv.runs.quantities import (
     allocated_bytes,
     axis_names,
@@ -14,14 +14,19 @@ from dsv4kv.runs.quantities import (
     saved_percent,
 )
 from dsv4kv.runs.schema import Case
-from dsv4kv.view.case import graph_device_time
-from dsv4kv.view.cells import show_setting
+from dsv4kv.units import counted, format_bytes
+from dsv4kv.view import plots
 from dsv4kv.view.facts import tokens_per_second
+from dsv4kv.view.quantity import format_number, format_quantity, format_setting
+from dsv4kv.view.table import Chart
 
 Reader = Callable[[Case], Estimate | None]
 """Reads a number of a case; None where it has none."""
 Group = Sequence[Case]
 """Launches of one configuration."""
+
+_LEAST_CHANGE = 1.01  # what changes by less is no reason to choose a setting
+_UNITS = (("s", 1e9), ("ms", 1e6), ("µs", 1e3), ("ns", 1.0))
 
 
 @dataclass(frozen=True)
@@ -29,35 +34,60 @@ class Outcome:
     """A number of a case.
 
     Attributes:
-        key: Of its chart.
-        title: What it is, with its unit if that is not part of a value.
+        title: What it is.
         read: Reads it.
-        unit: ``ns``, ``B``, ``%`` (of prompt tokens) or what follows the number.
+        unit: ``ns``, ``B``, ``%`` (of prompt tokens), ``GB/s`` or ``tokens/s``.
         best: What the best of a sweep is called; empty where neither more nor less is better.
         sign: 1 where more is better, -1 where less is.
-        words: What is said after a number of it.
     """
 
-    key: str
     title: str
     read: Reader
     unit: str
     best: str = ""
     sign: Literal[1, -1] = 1
-    words: str = ""
 
     def across(self, launches: Group) -> Estimate | None:
-        """The number over all launches of a configuration."""
-        return across_launches(launches, self.read)
+        """Median over the launches, with its interval over launches; of a single one its own."""
+        found = [estimate for case in launches if (estimate := self.read(case)) is not None]
+        if len(found) < 2:
+            return found[0] if found else None
+        return summarize([estimate.value for estimate in found]).estimate
+
+    def text(self, estimate: Estimate) -> str:
+        """``8.12 ± 0.30 ms``."""
+        return format_with_unit(estimate, self.unit)
 
 
-def _latency(name: str) -> Reader:
-    return lambda case: latency_median(case, name)
+def format_with_unit(estimate: Estimate, unit: str) -> str:
+    """A number with its interval and its unit; durations in the largest unit that keeps 1."""
+    if unit == "B":
+        return format_bytes(estimate.value)
+    if unit == "ns":
+        unit, size = next((each for each in _UNITS if estimate.value >= each[1]), _UNITS[-1])
+        return f"{format_quantity(estimate, 1 / size)} {unit}"
+    return f"{format_quantity(estimate)} {unit}"
 
 
-def _counted(read: Callable[[Case], float | None]) -> Reader:
-    """A reader of what is counted: exact."""
+def estimate_bar(name: str, estimate: Estimate, unit: str) -> plots.Bar:
+    """A row of a chart."""
+    low, high = ends_of(estimate)
+    ends = (max(low, estimate.value * 0.01), high) if estimate.half_width else None
+    return plots.Bar(name, estimate.value, format_with_unit(estimate, unit), ends)
 
+
+def graph_device_time(case: Case) -> Estimate | None:
+    """Median time of a decode step on the GPU in ns, as a graph if it ran as one."""
+    graph = latency_median(case, "decode_graph_device")
+    return graph or latency_median(case, "decode_eager_device")
+
+
+def _throughput(case: Case) -> Estimate | None:
+    speed = tokens_per_second(case.totals) if case.totals else None
+    return Estimate(speed, None) if speed else None
+
+
+def _exact(read: Callable[[Case], float | None]) -> Reader:
     def reader(case: Case) -> Estimate | None:
         value = read(case)
         return None if value is None else Estimate(value, 0.0)
@@ -65,36 +95,22 @@ def _counted(read: Callable[[Case], float | None]) -> Reader:
     return reader
 
 
-def _throughput(case: Case) -> Estimate | None:
-    """One run gives one observation: no interval."""
-    speed = tokens_per_second(case.totals) if case.totals else None
-    return Estimate(speed, None) if speed else None
+def _latency(name: str) -> Reader:
+    return lambda case: latency_median(case, name)
 
 
-SAVED: Final = Outcome(
-    "sweep-saved", "Prompt tokens saved, %", _counted(saved_percent), "%", "Most saved",
-    words="of prompt tokens",
-)  # fmt: skip
-FIRST_TOKEN: Final = Outcome(
-    "sweep-ttft", "First token of the model, median", _latency("ttft"), "ns",
-    "Earliest first token, median", -1,
-)  # fmt: skip
+SAVED: Final = Outcome("Prompt tokens saved", _exact(saved_percent), "%", "Most saved")
+FIRST_TOKEN: Final = Outcome("TTFT, median", _latency("ttft"), "ns", "Lowest TTFT, median", -1)
 DECODE: Final = Outcome(
-    "sweep-decode", "Decode step on the GPU, median", graph_device_time, "ns",
-    "Shortest decode step on the GPU, median", -1,
-)  # fmt: skip
-STEP: Final = Outcome(
-    "sweep-step", "Step, median", _latency("step"), "ns", "Shortest step, median", -1
+    "Decode step on the GPU, median", graph_device_time, "ns", "Shortest decode step", -1
 )
-GATHER: Final = Outcome("sweep-gather", "Gather, GB/s", gather_rate, "GB/s", "Fastest gather")
-PREPARE: Final = Outcome("sweep-prepare", "Prepare, median", _latency("prepare"), "ns")
-TOKENS: Final = Outcome(
-    "sweep-tokens", "Throughput, tokens/s in and out", _throughput, "tokens/s",
-    "Highest throughput", words="in and out",
-)  # fmt: skip
-MEMORY: Final = Outcome("sweep-memory", "Memory allocated", _counted(allocated_bytes), "B")
+STEP: Final = Outcome("Step, median", _latency("step"), "ns", "Shortest step", -1)
+GATHER: Final = Outcome("Gather", gather_rate, "GB/s", "Fastest gather")
+PREPARE: Final = Outcome("Prepare, median", _latency("prepare"), "ns")
+TOKENS: Final = Outcome("Throughput", _throughput, "tokens/s", "Highest throughput")
+MEMORY: Final = Outcome("Memory allocated", _exact(allocated_bytes), "B")
 OUTCOMES: Final = (SAVED, FIRST_TOKEN, DECODE, STEP, GATHER, PREPARE, TOKENS, MEMORY)
-"""In the order of what a reader asks first."""
+"""The most important first."""
 
 
 def group_launches(cases: Sequence[Case]) -> list[list[Case]]:
@@ -105,27 +121,11 @@ def group_launches(cases: Sequence[Case]) -> list[list[Case]]:
     return list(found.values())
 
 
-def middle_launches(groups: Sequence[Group]) -> list[Case]:
-    """Of each group the launch whose step has the middle median.
-
-    Where the number of launches is even it is the faster of the two in the middle; where none
-    has steps it is the first.
-    """
-    return [_middle(group) for group in groups]
-
-
-def _middle(launches: Group) -> Case:
+def middle_launch(launches: Group) -> Case:
+    """The launch whose step has the middle median, the faster of two; else the first."""
     steps = [latency_median(case, "step") for case in launches]
     timed = sorted((step.value, n) for n, step in enumerate(steps) if step)
     return launches[timed[(len(timed) - 1) // 2][1]] if timed else launches[0]
-
-
-def across_launches(launches: Group, read: Reader) -> Estimate | None:
-    """Median over launches, with the interval over launches; of a single one its own."""
-    found = [estimate for case in launches if (estimate := read(case)) is not None]
-    if len(found) < 2:
-        return found[0] if found else None
-    return summarize([estimate.value for estimate in found]).estimate
 
 
 def ends_of(estimate: Estimate) -> tuple[float, float]:
@@ -135,6 +135,12 @@ def ends_of(estimate: Estimate) -> tuple[float, float]:
     return estimate.value - below, estimate.value + above
 
 
+def differ(estimates: Sequence[Estimate]) -> bool:
+    """Whether some two of them are apart, intervals and all, by 1 % at least."""
+    lows, highs = zip(*map(ends_of, estimates), strict=True)
+    return bool(max(lows) > min(highs) * _LEAST_CHANGE)
+
+
 @dataclass(frozen=True)
 class Best:
     """The best of a sweep, and what it is better than.
@@ -142,7 +148,7 @@ class Best:
     Attributes:
         estimate: The best.
         at: Its setting.
-        alike: So many other settings do not differ from it beyond the intervals.
+        alike: Number of other settings that do not differ from it beyond the intervals.
         worst: The worst.
         worst_at: Its setting.
     """
@@ -172,13 +178,107 @@ def find_best(outcome: Outcome, groups: Sequence[Group]) -> Best | None:
 def settings_text(case: Case) -> str:
     """``policy=lru, memory_bytes=6.00 GiB``."""
     axes = axis_names([case])
-    return ", ".join(f"{axes[path]}={show_setting(path, v)}" for path, v in case.axis.items())
+    return ", ".join(f"{axes[path]}={format_setting(path, v)}" for path, v in case.axis.items())
 
 
-_LEAST_CHANGE = 1.01  # what changes by less is no reason to choose a setting
+def best_sentences(groups: Sequence[Group], *, known: bool = False) -> Iterator[str]:
+    """``Shortest step: 1.2 ± 0.1 ms at block_tokens=256, 1.9 times as fast as at …``.
+
+    ``known``: only of outcomes whose interval is known.
+    """
+    for outcome in OUTCOMES:
+        if outcome.best and (best := find_best(outcome, groups)):
+            if known and best.estimate.half_width is None:
+                continue
+            alike = f" (and {counted(best.alike, 'other')} alike)" if best.alike else ""
+            gain = _gain(outcome, best)
+            yield (
+                f"{outcome.best}: {outcome.text(best.estimate)} at {best.at}{alike}, {gain} at "
+                f"{best.worst_at}."
+            )
 
 
-def differ(estimates: Sequence[Estimate]) -> bool:
-    """Whether some two of them are apart, intervals and all, by 1 % at least."""
-    lows, highs = zip(*map(ends_of, estimates), strict=True)
-    return bool(max(lows) > min(highs) * _LEAST_CHANGE)
+def _gain(outcome: Outcome, best: Best) -> str:
+    if outcome.unit == "%":
+        return f"{best.estimate.value - best.worst.value:.1f} points more than"
+    if not best.worst.value or not best.estimate.value:
+        return f"{format_number(abs(best.estimate.value - best.worst.value))} {outcome.unit} from"
+    less = outcome.sign < 0
+    ratio = divide(best.worst, best.estimate) if less else divide(best.estimate, best.worst)
+    known = best.estimate.half_width is not None and best.worst.half_width is not None
+    factor = format_quantity(ratio) if known else format_number(ratio.value)
+    return f"{factor} times as {'fast' if less else 'much'} as"
+
+
+def unchanged_sentence(groups: Sequence[Group]) -> str:
+    """What the settings do not change; empty where they change everything."""
+    same = []
+    for outcome in OUTCOMES:
+        found = [known for group in groups if (known := outcome.across(group)) is not None]
+        if len(found) > 1 and not differ(found):
+            ends = (f(found, key=lambda each: each.value) for f in (min, max))
+            texts = dict.fromkeys(map(outcome.text, ends))
+            same.append(f"{outcome.title.partition(',')[0].lower()} ({' to '.join(texts)})")
+    return f"The same at every setting, to 1 % or its interval: {'; '.join(same)}." if same else ""
+
+
+def sweep_charts(groups: Sequence[Group]) -> Iterator[Chart]:
+    """A chart of every outcome that the settings change, over the setting with most values."""
+    cases = [group[0] for group in groups]
+    axes = axis_names(cases)
+    if not axes:
+        return
+    across = max(reversed(list(axes)), key=lambda path: (_is_ordered(cases, path),
+                 len({str(case.axis.get(path)) for case in cases})))  # fmt: skip
+    for outcome in OUTCOMES:
+        found = [
+            (case.axis, estimate)
+            for case, group in zip(cases, groups, strict=True)
+            if across in case.axis and (estimate := outcome.across(group)) is not None
+        ]
+        if found and differ([estimate for _, estimate in found]):
+            yield _chart(outcome, found, axes, across, ordered=_is_ordered(cases, across))
+
+
+def _chart(
+    outcome: Outcome,
+    found: Sequence[tuple[dict[str, Any], Estimate]],
+    axes: dict[str, str],
+    across: str,
+    *,
+    ordered: bool,
+) -> Chart:
+    def line(axis: dict[str, Any]) -> str:
+        others = ((p, value) for p, value in axis.items() if p != across)
+        return ", ".join(f"{axes[p]} {format_setting(p, value)}" for p, value in others)
+
+    if not ordered:
+        rows = [
+            estimate_bar(
+                ", ".join(filter(None, (format_setting(across, axis[across]), line(axis)))),
+                estimate,
+                outcome.unit,
+            )
+            for axis, estimate in found
+        ]
+        return plots.bars(outcome.title, rows, unit=outcome.unit)
+    series = []
+    for name in dict.fromkeys(line(axis) for axis, _ in found):
+        points = sorted(
+            ((axis[across], estimate) for axis, estimate in found if line(axis) == name),
+            key=lambda point: float(point[0]),
+        )
+        lows, highs = zip(*(ends_of(estimate) for _, estimate in points), strict=True)
+        series.append(
+            plots.Line(name, [x for x, _ in points], [e.value for _, e in points], lows, highs)
+        )
+    names = {float(axis[across]): format_setting(across, axis[across]) for axis, _ in found}
+    return plots.lines(
+        outcome.title, series, x=axes[across], unit=outcome.unit, x_names=names, form="points"
+    )
+
+
+def _is_ordered(cases: Sequence[Case], path: str) -> bool:
+    """Whether all values of a setting are numbers."""
+    values = [case.axis[path] for case in cases if path in case.axis]
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)

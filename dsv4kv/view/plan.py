@@ -1,10 +1,9 @@
-"""A plan: the answer, its launch command, the front, and what became of everything else."""
+"""A plan: the deployment, predicted times, launch commands, the Pareto front, why not others."""
 
 import json
 import re
+import shlex
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 
 from dsv4kv.planning.question import Question
@@ -12,273 +11,233 @@ from dsv4kv.planning.search import Answer, front
 from dsv4kv.planning.servers import in_role
 from dsv4kv.planning.trial import Trial
 from dsv4kv.units import counted, format_duration
-from dsv4kv.view.cells import format_clocked, format_factor, format_number
-from dsv4kv.view.charts.figure import Chart
-from dsv4kv.view.charts.front import Place, front_chart
-from dsv4kv.view.page.build import Page
-from dsv4kv.view.page.sections import Section
-from dsv4kv.view.page.write import render_page
-from dsv4kv.view.table import (
-    ABSENT,
-    Bar,
-    Finding,
-    Number,
-    Part,
-    Table,
-    Text,
-    names,
-    numbers,
-    prose,
-)
+from dsv4kv.view.plots import Place, scatter
+from dsv4kv.view.quantity import format_clocked, format_factor, format_number
+from dsv4kv.view.table import Chart, Command, Finding, Number, Page, Part, Section, Table, Text
 
-_AT_ONCE = 1e6
+_ALL_AT_ONCE = 1e6
 """Requests a second that are no rate, but the lack of one."""
+_MAX_ROWS = 4
+_BUSY = 0.9
+"""Share of the time computing from which a deployment has no reserve."""
 
 
-def report_plan(answer: Answer, question: Question) -> Iterator[Part]:
-    """Everything, the answer first."""
-    for line in headlines(answer, question):
-        yield Text(line, "strong")
-    for whose, command in launches(answer.best) if answer.best else ():
-        yield Text(f"launch {whose}:")
-        yield Text(f"  {command}")
-    if answer.best or answer.nearest:
-        yield ""
-        yield front_table(answer, question)
-    yield ""
-    yield lost_table(answer)
-    yield ""
-    yield Text(describe_tally(answer, question), "dim")
+def plan_page(
+    answer: Answer,
+    question: Question,
+    *,
+    gpus: Sequence[str],
+    trace: str | None,
+    settings: Sequence[str] = (),
+) -> Page:
+    """The deployment, what it is predicted to do and how to start it; then everything tried.
+
+    ``gpus`` were searched; ``trace`` was named, with ``settings`` of its replays.
+    """
+    best = answer.best
+    parts: list[Part] = [*(_found(best, answer, question) if best else _nothing(answer, question))]
+    near = best or answer.nearest
+    if near and near.values_s:
+        parts += ["", _front_table(answer, question, _MAX_ROWS)]
+    searched = f"GPUs searched: {', '.join(gpus)}. {describe_tally(answer, question)}"
+    parts += ["", Text(searched, "dim")]
+    for whose, command in launches(best) if best else ():
+        parts += [Text(f"{whose}:", "dim"), Command(command)]
+    if best and trace and best.kind.split is None:
+        parts += [Text("the same as a replay:", "dim"), Command(_replay(best, trace, settings))]
+    everything = [chart] if (chart := _chart(answer, question)) else []
+    sections = [
+        Section("Deployments", [*everything, _front_table(answer, question)]),
+        Section("Why not", [lost_table(answer)]),
+    ]
+    title = f"Plan for {trace or 'requests of one length'}: {_limits(question)}"
+    return Page(title, parts, sections if near else sections[1:])
 
 
-def headlines(answer: Answer, question: Question) -> Iterator[str]:
-    """The answer in a few lines."""
-    best, slos = answer.best, question.slos
-    asked = ", ".join(f"{slo.label} ≤ {_seconds(slo.limit_s)}" for slo in slos)
-    if best is None:
-        yield from _nothing(answer, question, asked)
-        return
-    near, tight = best.near(slos), best.tightest(slos)
-    verdict = "near" if near else "yes"
-    yield (
-        f"{describe(best)}: {_cost(best, question)}, {_rate(best)}; "
-        f"{asked}: {verdict}; limited by {tight.label}."
+def _found(best: Trial, answer: Answer, question: Question) -> Iterator[Part]:
+    near, tight = best.near(question.slos), best.busy_share >= _BUSY
+    times = "; ".join(_predicted(best, question))
+    yield Finding(
+        "warning" if near or tight else "good",
+        f"{describe(best)} ({_cost(best, question)}) serves {_rate(best)}: {times}.",
     )
-    for slo in slos:
+    yield (
+        f"Hit rate {best.hit_share:.1%} of prompt tokens; {best.busy_share:.0%} busy"
+        f"{' (no reserve for bursts)' * tight}; TPOT p99 {_seconds(best.tpot_p99_s)}; tightest "
+        f"limit {best.tightest(question.slos).label}."
+    )
+    for slo in question.slos:
         if best.requests * (1 - slo.percent / 100) < 1:
-            requests = counted(best.requests, "request")
-            yield f"{slo.label} of {requests} is that of the slowest, or nearly."
+            yield f"{slo.label} of {counted(best.requests, 'request')} is close to the maximum."
     if near:
-        errors = ", ".join(f"{slo.label} × ÷ {best.error(slo):g}" for slo in near)
-        yield f"near: within the clock's error of a limit ({errors}). {_safer(answer, question)}"
+        safe = "Nothing that was tried is safe."
+        if answer.safer:
+            what = _rate(answer.safer) if question.exactly else _cost(answer.safer, question)
+            safe = f"Safe: {describe(answer.safer)}, {what}."
+        labels = ", ".join(slo.label for slo in near)
+        yield f"{labels}: within the model's error, not safe. {safe}"
     if answer.second:
         rate = f", {_rate(answer.second)}" if question.exactly else ""
-        yield f"runner-up: {describe(answer.second)}: {_cost(answer.second, question)}{rate}."
+        yield f"Runner-up: {describe(answer.second)}, {_cost(answer.second, question)}{rate}."
 
 
-def _rate(trial: Trial) -> str:
-    """``3.40 requests/s``; all at once is no rate."""
-    return _per_second(trial.rate) if trial.rate < _AT_ONCE else "all at once"
+def _predicted(trial: Trial, question: Question) -> Iterator[str]:
+    """``predicted ttft_p99 1.5 s of 2.00 s (90 % error ÷1.8 … ×1.8)``."""
+    for slo in question.slos:
+        unit, scale = ("s", 1.0) if slo.limit_s >= 1 else ("ms", 1e3)
+        value = format_clocked(trial.values_s[slo.label] * scale, trial.error(slo))
+        limit = f"{slo.limit_s * scale:,.6g} {unit}"
+        yield f"{slo.label} {value} of {limit} (90 % error {format_factor(trial.error(slo))})"
 
 
-def _nothing(answer: Answer, question: Question, asked: str) -> Iterator[str]:
+def _nothing(answer: Answer, question: Question) -> Iterator[Part]:
     """That nothing does, what comes nearest, and what would help."""
     within = f"{'' if question.exactly else 'up to '}{counted(question.most_gpus, 'GPU')}"
+    more = "another --gpus" if question.exactly else "more GPUs (--most-gpus)"
+    help_ = f"Allow {more}, other kinds (--gpu) or more time."
     if answer.confirmed:
-        yield (
-            f"Nothing of {within} keeps {asked}, of the servers that do best on the "
-            f"{answer.window:,} requests in a row with most prompt tokens a second."
+        help_ = (
+            f"The full trace was tried with the best on its busiest {answer.window:,} requests."
         )
-    else:
-        more = "another number (--gpus)" if question.exactly else "more GPUs (--most-gpus)"
-        yield (
-            f"Nothing of {within} keeps {asked}: the table below says why. Allow {more}, other "
-            "ones (--gpu), or more time."
-        )
-    if answer.nearest:
-        near, slos = answer.nearest, question.slos
-        times = ", ".join(
-            f"{slo.label} {format_clocked(near.values_s[slo.label], near.error(slo))} s"
-            for slo in slos
-        )
-        yield f"nearest: {describe(near)}: {_cost(near, question)}, {times}."
+    yield Finding("bad", f"No deployment of {within} keeps {_limits(question)}. {help_}")
+    if near := answer.nearest:
+        times = "; ".join(_predicted(near, question))
+        yield f"Nearest: {describe(near)}, {_cost(near, question)}: {times}."
     for slo in question.slos:
         least_s, server = answer.tally.least_s.get(slo.label, (0.0, ""))
         if least_s > slo.limit_s:
-            yield f"{slo.label} of requests alone is {_seconds(least_s)} or more ({server})."
+            yield f"{slo.label} of a single request is at least {_seconds(least_s)} ({server})."
 
 
-def _safer(answer: Answer, question: Question) -> str:
-    if question.exactly and answer.safer:
-        return f"Safer: {_rate(answer.safer)}, by {describe(answer.safer)}."
-    if question.exactly:
-        return "At no rate do these servers keep every limit by more."
-    if answer.safer is None:
-        whose = "of these servers " if answer.confirmed else ""
-        most = counted(question.most_gpus, "GPU")
-        return f"Nothing {whose}of up to {most} keeps every limit by more."
-    return f"Safer: {describe(answer.safer)}, {_cost(answer.safer, question)}."
+def _limits(question: Question) -> str:
+    return ", ".join(f"{slo.label} ≤ {_seconds(slo.limit_s)}" for slo in question.slos)
+
+
+def _roles(trial: Trial) -> dict[str, int]:
+    """Replicas by role; of the role ``""`` where every replica does both."""
+    split = trial.kind.split
+    roles = split._asdict() if split else {"": 1}
+    return {role: trial.units * count for role, count in roles.items()}
 
 
 def launches(trial: Trial) -> Iterator[tuple[str, str]]:
     """``2 prefill replicas`` and the command that starts one, of every role."""
-    kind = trial.kind
-    if kind.split is None:
-        yield counted(trial.units, "replica"), kind.server.command
-        return
-    for role, count in kind.split._asdict().items():
-        command = in_role(kind.server.command, role)
-        yield counted(trial.units * count, f"{role} replica"), command
+    command = trial.kind.server.command
+    for role, count in _roles(trial).items():
+        words = counted(count, f"{role} replica".strip())
+        yield words, in_role(command, role) if role else command
+
+
+def _replay(trial: Trial, trace: str, settings: Sequence[str]) -> str:
+    """The command that replays the trace by a deployment."""
+    server = trial.kind.server
+    fleet = [f"fleet.replicas={trial.units}", f"fleet.router={trial.kind.router}"]
+    words = [
+        *settings,
+        f"server.engine={server.config.server.engine}",
+        f"server.command={server.command}",
+        *(fleet if trial.units > 1 else []),
+        *([f"workload.speed={trial.speed:g}"] if trial.speed != 1 else []),
+    ]
+    gpus = f"--gpu {server.gpu} --gpus {server.layout.gpus}"
+    return f"dsv4kv replay {trace} {gpus} {' '.join(f'--set {shlex.quote(w)}' for w in words)}"
 
 
 def describe(trial: Trial) -> str:
     """``2 × h200 TP8 behind dynamo``; one server is behind nothing."""
-    return f"{_servers(trial)} behind {trial.kind.router}" if _is_many(trial) else _servers(trial)
-
-
-def _is_many(trial: Trial) -> bool:
-    return trial.units * (trial.kind.split or (1,))[0] > 1
+    many = next(iter(_roles(trial).values())) > 1
+    return f"{_servers(trial)} behind {trial.kind.router}" if many else _servers(trial)
 
 
 def _servers(trial: Trial) -> str:
     """``2 × h200 TP8``, ``2 + 4 × h200 TP8 (prefill + decode)``."""
-    counts = [trial.units * each for each in trial.kind.split or (1,)]
+    counts = " + ".join(map(str, _roles(trial).values()))
     roles = " (prefill + decode)" if trial.kind.split else ""
     server = trial.kind.server
-    return f"{' + '.join(map(str, counts))} × {server.label}{roles} {server.variant}".rstrip()
+    return f"{counts} × {server.label}{roles} {server.variant}".rstrip()
 
 
 def _cost(trial: Trial, question: Question) -> str:
     gpus = counted(trial.gpus, "GPU")
-    return f"{gpus}, {trial.cost:,.2f} an hour" if question.prices else gpus
+    return f"{gpus}, {trial.cost:,.2f} USD/h" if question.prices else gpus
 
 
 def _seconds(value: float) -> str:
     return format_duration(value * 1e9)
 
 
-@dataclass(frozen=True)
-class Against:
-    """What a time is set against: cost, or of so many GPUs the rate.
-
-    Attributes:
-        name: Of it, as a title begins.
-        axis: Of it, as a column or an axis is named.
-        of: What a trial has of it.
-        sign: 1 where less is better, -1 where more is.
-        show: A value as text.
-    """
-
-    name: str
-    axis: str
-    of: Callable[[Trial], float]
-    sign: int
-    show: Callable[[float], str]
+def _rate(trial: Trial) -> str:
+    """``3.40 requests/s``; all at once is no rate."""
+    if trial.rate >= _ALL_AT_ONCE:
+        return "all requests at once"
+    return f"{format_number(trial.rate)} requests/s"
 
 
-def _against(question: Question) -> Against:
+def _against(question: Question) -> tuple[str, Callable[[Trial], float]]:
+    """What a time is set against: cost, or the rate of so many GPUs."""
     if question.exactly:
-        return Against("Rate", "requests/s", attrgetter("rate"), -1, _per_second)
-    if question.prices:
-        return Against("Cost", "an hour", attrgetter("cost"), 1, _money)
-    return Against("Cost", "GPUs", attrgetter("cost"), 1, _gpus)
+        return "requests/s", lambda trial: trial.rate
+    return "USD/h" if question.prices else "GPUs", lambda trial: trial.cost
 
 
-def _per_second(rate: float) -> str:
-    return f"{format_number(rate)} requests/s"
-
-
-def _money(cost: float) -> str:
-    return f"{cost:,.2f} an hour"
-
-
-def _gpus(cost: float) -> str:
-    return counted(int(cost), "GPU")
-
-
-def _front(answer: Answer, against: Against, label: str) -> list[Trial]:
+def _front(answer: Answer, question: Question) -> list[Trial]:
+    sign, of = -1 if question.exactly else 1, _against(question)[1]
     trials = answer.confirmed or answer.trials
-    return front(trials, label, lambda trial: against.sign * against.of(trial))
+    return front(trials, question.slos[0].label, lambda trial: sign * of(trial))
 
 
-def draw_plan(answer: Answer, question: Question) -> str:
-    """One HTML page: the answer, a picture of the front, the tables."""
-    first, *rest = headlines(answer, question)
-    best = answer.best
-    sure = best is not None and not best.near(question.slos)
-    opening = Section(
-        "front",
-        "What a higher rate costs" if question.exactly else "What a shorter time costs",
-        "Filled where every limit is kept; bars are what a time is right within.",
-        charts=_charts(answer, question),
-        tables={"front-table": front_table(answer, question), "why-table": lost_table(answer)},
-        findings=[Finding("note", line) for line in rest],
-    )
-    verdict = Finding("good" if sure else "warning", first)
-    return render_page(Page("dsv4kv plan", verdict, [], [], opening, []))
-
-
-def _charts(answer: Answer, question: Question) -> list[Chart]:
-    first, against = question.slos[0], _against(question)
-    trials = [each for each in answer.confirmed or answer.trials if each.values_s]
-    leading = {id(each) for each in _front(answer, against, first.label)}
-    places = [
-        Place(
-            _servers(each),
-            against.of(each),
-            each.values_s[first.label],
-            each.error(first),
-            each.meets,
-            id(each) in leading,
-        )
-        for each in trials
-    ]
+def _chart(answer: Answer, question: Question) -> Chart | None:
+    first, (name, of) = question.slos[0], _against(question)
+    leading = {id(each) for each in _front(answer, question)}
+    places = []
+    for each in (each for each in answer.confirmed or answer.trials if each.values_s):
+        at, error = each.values_s[first.label], each.error(first)
+        ends, named = (at / error, at * error), id(each) in leading
+        places.append(Place(_servers(each), of(each), at, ends, each.meets, named))
     if not places:
-        return []
-    limit_s, name = first.limit_s, against.name
-    return [front_chart(places, first.label, limit_s, name, against.axis, against.show)]
+        return None
+    title = f"{first.label} in s against {name}; filled: meets all SLOs; bars: 90 % error"
+    limits = {first.label: first.limit_s}
+    return scatter(title, places, x=name, y=f"{first.label}, s", limits=limits)
 
 
-def front_table(answer: Answer, question: Question) -> Table:
-    """Deployments that no other beats in both cost, or rate, and the first limited time."""
-    slos, first, against = question.slos, question.slos[0], _against(question)
+def _front_table(answer: Answer, question: Question, limit: int | None = None) -> Table:
+    """The Pareto front of cost, or rate, and the first limited time, and what is named above."""
+    slos, first = question.slos, question.slos[0]
     ends = [e for e in (answer.best, answer.second, answer.safer, answer.nearest) if e]
-    rows = _front(answer, against, first.label)
+    rows = _front(answer, question)
     shown = {(describe(each), each.requests, each.speed) for each in rows}
     rows += [e for e in ends if e.values_s and (describe(e), e.requests, e.speed) not in shown]
-    longest = max((each.values_s[first.label] for each in rows), default=1.0)
-    within = {slo.label: max((row.error(slo) for row in rows), default=1.0) for slo in slos}
-    errors = ", ".join(f"{name} {format_factor(factor)}" for name, factor in within.items())
-    costs = ["GPUs", *(["an hour"] if question.prices else [])]
+    rows.sort(key=lambda trial: trial is not answer.best)
+
+    def time(label: str) -> Callable[[Trial], Number]:
+        slo = next(each for each in slos if each.label == label)
+        return lambda trial: Number(format_clocked(trial.values_s[label], trial.error(slo)))
+
+    def limited(trial: Trial) -> str:
+        tight = trial.tightest(slos)
+        kept = trial.values_s[tight.label] <= tight.limit_s
+        return tight.label if kept else f"{tight.label} missed"
+
+    prices = [("USD/h", lambda trial: Number(f"{trial.cost:,.2f}"))] if question.prices else []
+    costs = [("GPUs", lambda trial: Number(f"{trial.gpus}")), *prices]
+    if question.exactly:
+        costs = [("requests/s", lambda trial: Number(format_number(trial.rate)))]
     return Table(
-        f"{against.name} against {first.label}",
+        f"Pareto front of {_against(question)[0]} and {first.label}",
         [
-            *names("deployment"),
-            *numbers(*([against.axis] if question.exactly else costs), "requests"),
-            *numbers(*[slo.label for slo in slos], "good"),
-            *names("limited by", first.label),
+            ("deployment", lambda trial: Text(describe(trial), "plain" if trial.meets else "dim")),
+            *costs,
+            *((slo.label, time(slo.label)) for slo in slos),
+            ("within SLO", lambda trial: Number(f"{trial.good:.1%}")),
+            ("hit rate", lambda trial: Number(f"{trial.hit_share:.1%}")),
+            ("busy", lambda trial: Number(f"{trial.busy_share:.0%}")),
+            *([] if limit else [("requests", lambda trial: Number(f"{trial.requests:,}"))]),
+            *([] if limit else [("tightest limit", limited)]),
         ],
-        [_front_cells(each, question, longest) for each in rows],
-        note="the front of those simulated, and what is named above; times in "
-        f"s by the model of replay, 9 in 10 within {errors}",
-        keys=1,
+        rows[:limit],
+        note="simulated seconds",
     )
-
-
-def _front_cells(trial: Trial, question: Question, longest: float) -> list[Text | Number | Bar]:
-    slos = question.slos
-    tight = trial.tightest(slos)
-    kept = trial.values_s[tight.label] <= tight.limit_s
-    costs = [f"{trial.gpus}", *([f"{trial.cost:,.2f}"] if question.prices else [])]
-    return [
-        Text(describe(trial), "plain" if trial.meets else "dim"),
-        *map(Number, [format_number(trial.rate)] if question.exactly else costs),
-        Number(f"{trial.requests:,}"),
-        *[Number(format_clocked(trial.values_s[slo.label], trial.error(slo))) for slo in slos],
-        Number(f"{trial.good:.1%}"),
-        Text(tight.label if kept else f"{tight.label} broken"),
-        Bar(trial.values_s[slos[0].label] / longest),
-    ]
 
 
 def lost_table(answer: Answer) -> Table:
@@ -286,18 +245,15 @@ def lost_table(answer: Answer) -> Table:
     named: dict[str, list[str]] = {}
     for name, why in answer.tally.reasons.items():
         named.setdefault(why, []).append(name)
-    rows = [(why, _together(each)) for why, each in named.items()]
-    return Table("Why not", prose("reason", "servers"), rows or [(ABSENT, ABSENT)])
-
-
-_WAY = re.compile(r" (?=behind |args )")
+    rows = [(why, Text(_together(each))) for why, each in named.items()]
+    return Table("Why not", ["reason", "servers"], rows)
 
 
 def _together(kinds: Sequence[str]) -> str:
     """``h200 TP4, TP8 args 2; b200 DP8 EP8``: by GPU, without routers and args where all are."""
     ways: dict[str, list[str]] = {}
     for kind in kinds:
-        server, *way = _WAY.split(kind, maxsplit=1)
+        server, *way = re.split(r" (?=behind |args )", kind, maxsplit=1)
         ways.setdefault(server, []).append("".join(way))
     most = max(map(len, ways.values()))
     layouts: dict[str, list[str]] = {}
@@ -318,22 +274,26 @@ def describe_tally(answer: Answer, question: Question) -> str:
     )
     if answer.window < len(question.requests):
         text += (
-            f" on the {answer.window:,} requests in a row with most prompt tokens a second (with "
-            f"empty caches at first), {len(answer.confirmed)} on all {len(question.requests):,}"
+            f" on the busiest {answer.window:,} requests (cold cache), {len(answer.confirmed)} on "
+            "the full trace"
         )
     return f"{text}."
 
 
 def dumps(answer: Answer, question: Question) -> str:
     """Everything as JSON."""
+
+    def document(trial: Trial | None) -> dict[str, Any] | None:
+        return _document(trial, question) if trial else None
+
     found = {
-        "best": _document(answer.best, question),
-        "runner_up": _document(answer.second, question),
-        "safer": _document(answer.safer, question),
-        "nearest": _document(answer.nearest, question),
+        "best": document(answer.best),
+        "runner_up": document(answer.second),
+        "safer": document(answer.safer),
+        "nearest": document(answer.nearest),
         "least_seconds": {label: least for label, (least, _) in answer.tally.least_s.items()},
-        "confirmed": [_document(each, question) for each in answer.confirmed],
-        "simulated": [_document(each, question) for each in answer.trials],
+        "confirmed": [document(each) for each in answer.confirmed],
+        "simulated": [document(each) for each in answer.trials],
         "considered": answer.tally.considered,
         "ruled_out": answer.tally.pruned,
         "reasons": answer.tally.reasons,
@@ -342,17 +302,15 @@ def dumps(answer: Answer, question: Question) -> str:
     return json.dumps(found, indent=1)
 
 
-def _document(trial: Trial | None, question: Question) -> dict[str, Any] | None:
-    if trial is None:
-        return None
-    server = trial.kind.server
+def _document(trial: Trial, question: Question) -> dict[str, Any]:
+    server, roles = trial.kind.server, _roles(trial)
     return {
         "gpu": server.gpu,
         "layout": server.layout.label,
         "variant": server.variant,
         "router": trial.kind.router,
-        "replicas": trial.units * sum(trial.kind.split or (1,)),
-        **_roles(trial),
+        "replicas": sum(roles.values()),
+        **{f"{role}_replicas": count for role, count in roles.items() if role},
         "gpus": trial.gpus,
         "cost": trial.cost,
         "speed": trial.speed,
@@ -365,9 +323,3 @@ def _document(trial: Trial | None, question: Question) -> dict[str, Any] | None:
         "command": server.command,
         "commands": dict(launches(trial)),
     }
-
-
-def _roles(trial: Trial) -> dict[str, int]:
-    split = trial.kind.split
-    roles = split._asdict().items() if split else ()
-    return {f"{role}_replicas": trial.units * count for role, count in roles}

@@ -1,17 +1,11 @@
-"""What ``dsv4kv probe`` found: faults first, then a table of every question."""
+"""What ``dsv4kv probe`` found: how many faults, those first, then the answer to every question."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
-from dsv4kv.files import write_named
-from dsv4kv.probe.conclusions import Conclusion
 from dsv4kv.probe.experiments import Examination
 from dsv4kv.probe.questioner import Ledger
 from dsv4kv.units import counted
-from dsv4kv.view.page.build import Page
-from dsv4kv.view.page.sections import Section
-from dsv4kv.view.page.write import render_page
-from dsv4kv.view.table import Finding, Level, Mark, Part, Table, Text, names, prose
+from dsv4kv.view.table import Finding, Level, Page, Part, Table, Text, mark
 
 _LEVELS: dict[str, Level] = {
     "good": "good",
@@ -21,40 +15,40 @@ _LEVELS: dict[str, Level] = {
 }
 
 
-def report_probe(found: Examination, ledger: Ledger) -> Iterator[Part]:
-    """Faults, the table, settings to change, and what it cost."""
-    yield from _faults(found)
-    yield _table(found)
-    yield ""
-    advised = [each for each in found.conclusions if each.advice]
-    if advised:
-        yield Text("What to change", "strong")
-        yield from (Text(f"{each.question}: {each.advice}") for each in advised)
-        yield ""
-    yield sum_up(found, ledger)
-
-
-def write_probe(found: Examination, ledger: Ledger, target: Path) -> None:
-    """Write one HTML page; raises ``ConfigError`` where it cannot be written."""
-    section = Section(
-        "probe",
-        "What its answers show",
-        tables={"conclusions": _table(found)},
-        findings=list(_faults(found)),
+def probe_page(found: Examination, ledger: Ledger) -> Page:
+    """The number of faults, each of them, and what to change; then every question."""
+    table = Table(
+        "A server's prefix cache",
+        [
+            ("", lambda each: mark(_LEVELS[each.level])),
+            ("question", lambda each: each.question),
+            (
+                "answer",
+                lambda each: ("undecidable: " if each.level == "undecided" else "") + each.answer,
+            ),
+        ],
+        found.conclusions,
+        keys=2,
     )
-    page = Page("dsv4kv probe", sum_up(found, ledger), [], [], section, [])
-    write_named(target, render_page(page), "--html")
+    advice = [Text(f"{each.question}: {each.advice}") for each in found.conclusions if each.advice]
+    change: list[Part] = ["", Text("What to change", "strong"), *advice] if advice else []
+    return Page(
+        "Prefix cache of a server",
+        [sum_up(found, ledger), *_faults(found), "", table, *change],
+        [],
+    )
 
 
 def sum_up(found: Examination, ledger: Ledger) -> Finding:
-    """How many questions are answered, and at what cost."""
+    """How many faults there are, how many questions are answered, and at what cost."""
     faults = sum(each.level == "bad" for each in found.conclusions)
-    open_ = sum(each.level == "undecided" for each in found.conclusions)
+    undecided = sum(each.level == "undecided" for each in found.conclusions)
+    total = len(found.conclusions)
     cost = f"{counted(ledger.prompts, 'prompt')}, {ledger.tokens:,} tokens"
-    answered = f"{len(found.conclusions) - open_} of {len(found.conclusions)} questions answered"
     return Finding(
-        "bad" if faults else "warning" if open_ else "good",
-        f"{counted(faults, 'fault')} found, {answered} ({cost})",
+        "bad" if faults else "warning" if undecided else "good",
+        f"{counted(faults, 'fault')} found, {total - undecided} of {total} questions answered "
+        f"({cost})",
     )
 
 
@@ -66,20 +60,3 @@ def _faults(found: Examination) -> Iterator[Finding]:
         for each in found.conclusions
         if each.level == "bad"
     )
-
-
-def _table(found: Examination) -> Table:
-    return Table(
-        "A server's prefix cache",
-        [*names("", "question"), *prose("answer")],
-        [(_mark(each), each.question, _answer(each)) for each in found.conclusions],
-        keys=2,
-    )
-
-
-def _mark(each: Conclusion) -> Mark:
-    return Mark(_LEVELS[each.level])
-
-
-def _answer(each: Conclusion) -> str:
-    return f"undecidable: {each.answer}" if each.level == "undecided" else each.answer

@@ -1,105 +1,69 @@
-"""A replay on a terminal."""
+"""A replay: hit rate, load and latency first, then memory, tiers and the model of a step."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from statistics import median
 
 from dsv4kv.engines.names import RULES
 from dsv4kv.measure.statistics import summarize
-from dsv4kv.runs.quantities import axis_names, axis_text, clock_factor
-from dsv4kv.runs.replay import ReplayResult, ReplayTiers, ReplayWork, Reuse
+from dsv4kv.runs.quantities import (
+    axis_names,
+    axis_text,
+    clock_factor,
+    saved_percent,
+)
+from dsv4kv.runs.replay import ReplayResult, ReplayTiers, Reuse
 from dsv4kv.runs.schema import Case, Latency, RunRecord, Totals
 from dsv4kv.units import format_bytes, format_duration
-from dsv4kv.view.cells import (
+from dsv4kv.view.facts import cache_facts, header, judge_status, layers_text, setting
+from dsv4kv.view.fleet import fleet_facts, name_servers, replicas_table
+from dsv4kv.view.outcomes import best_sentences, group_launches, sweep_charts
+from dsv4kv.view.plots import Bar, Line, bars, lines
+from dsv4kv.view.quantity import (
     format_clocked,
     format_factor,
     format_number,
-    show_setting,
+    format_setting,
+    quantity,
+    share,
 )
-from dsv4kv.view.facts import cache_facts, header, layers_text
-from dsv4kv.view.findings import judge_status
-from dsv4kv.view.fleet import fleet_parts, hours_per_million
-from dsv4kv.view.table import ABSENT, Facts, Finding, Part, Table, names, numbers, prose
+from dsv4kv.view.table import (
+    ABSENT,
+    Chart,
+    Command,
+    Facts,
+    Finding,
+    Number,
+    Page,
+    Part,
+    Read,
+    Section,
+    Table,
+    Text,
+    mark,
+)
 
-_REASONS = {
+MAX_LOSSES, MAX_CASES, MAX_FINDINGS, MAX_REPLICAS = 4, 12, 3, 6
+"""Rows of an answer; sections have all of them."""
+_TIMES = {"queueing": "queue wait", "ttft": "TTFT", "tpot": "TPOT", "latency": "latency"}
+_CLOCKS = {
+    "stated": "overhead + bytes / bandwidth + arithmetic / rate",
+    "model": "sum over the work of the busiest rank",
+    "table": "looked up for the busiest rank",
+    "aiconfigurator": "looked up for the busiest rank",
+}
+LOSSES = {
     "evicted_block": ("block evicted", "more memory, or another prefix.policy"),
     "evicted_checkpoint": ("checkpoint evicted", "a larger cache.checkpoint_share"),
     "no_checkpoint": ("no checkpoint there", "prefix.strategy ends+junctions or periodic"),
     "alignment": ("partial block", "smaller blocks"),
-    "last_token": ("last token of a prompt", "always computed"),
-    "replay": ("window computed again", "a prefix.strategy with checkpoints"),
-    "collision_guard": ("equal hash, other tokens", "a stronger hash"),
-    "in_flight": ("just being computed", "prefix.defer"),
-    "draft": ("unused for drafts", "prefix.speculation dspark or none"),
+    "last_token": ("last token of a prompt", "none: always computed"),
+    "replay": ("window recomputed", "a prefix.strategy with checkpoints"),
+    "collision_guard": ("hash collision", "a stronger hash"),
+    "in_flight": ("still being computed", "prefix.defer"),
+    "draft": ("dropped for drafts", "prefix.speculation dspark or none"),
 }
-
-
-def name_loss(reason: str) -> str:
-    """A reason in words."""
-    return _REASONS[reason][0]
-
-
-def name_remedy(rule: str, reason: str) -> str:
-    """What gets tokens back that were lost for a reason."""
-    known = RULES[rule].remedies if rule in RULES else {}
-    return known.get(reason, _REASONS[reason][1])
-
-
-def compare_rules(cases: Sequence[Case]) -> list[Finding]:
-    """Which setting of an engine saves most, where a sweep went over rules and nothing else."""
-    saved: dict[str, list[tuple[float, str, str]]] = {}
-    for case in cases:
-        if set(case.axis) != {"prefix.rule"} or case.replay is None:
-            continue
-        reuse = case.replay.reuse
-        if reuse.setting and reuse.prompt_tokens:
-            share = reuse.saved_tokens / reuse.prompt_tokens
-            family = reuse.rule.partition(":")[0]
-            saved.setdefault(family, []).append((share, reuse.setting, reuse.rule))
-    found = []
-    for settings in saved.values():
-        (worst, other, _), (best, setting, rule) = min(settings), max(settings)
-        if best > worst:
-            gain = f"{best - worst:.1%} of all prompt tokens"
-            found.append(Finding("note", f"{setting} ({rule}) wins back {gain} over {other}"))
-    return found
-
-
-_PERCENTILES = (50.0, 90.0, 99.0, 99.9)
-_TIMES = {
-    "queueing": "until a slot",
-    "ttft": "until the first token",
-    "tpot": "a further token",
-    "latency": "until the last token",
-}
-_NS_TO_MS = 1e-6
-
-
-def reuse_table(reuse: Reuse) -> Table:
-    """Every token of the prompts: computed for the first time, saved, or lost, and to what."""
-    rule = f"prefix.rule {reuse.rule}, " if reuse.rule != "ideal" else ""
-    new = reuse.prompt_tokens - reuse.seen_tokens
-    rows = [("seen for the first time", new, ""), ("saved", reuse.saved_tokens, "")]
-    lost = sorted(reuse.lost_tokens.items(), key=lambda item: -item[1])
-    rows += [
-        (f"lost: {name_loss(reason)}", count, name_remedy(reuse.rule, reason))
-        for reason, count in lost
-    ]
-    whole = reuse.prompt_tokens
-    return Table(
-        "Prompt tokens",
-        [
-            *names("what became of them"),
-            *numbers("tokens", "share"),
-            *prose("what gets them back"),
-        ],
-        [
-            (what, f"{count:,}", f"{count / whole:.2%}" if whole else ABSENT, remedy)
-            for what, count, remedy in rows
-        ],
-        note=f"{rule}prompts share blocks of {reuse.shared_tokens:,} tokens",
-    )
-
-
+"""Why a prompt token that was seen before had to be computed again, and the remedy."""
 BELOW = {
     "no_window": ("no window and state there", "denser windows: prefix.strategy or retention"),
     "window_evicted": ("window and state evicted", "a larger tier"),
@@ -108,97 +72,238 @@ BELOW = {
     "prefetch_timeout": ("fetched too late", "tiers.prefetch wait_complete, a faster tier"),
     "prefetch_limit": ("too much on its way", "a larger first tier, or tiers.prefetch_share"),
     "too_short": ("too little to move", "tiers.load_tokens, tiers.prefetch_tokens"),
-    "recomputed": ("faster computed again", "a faster tier; tiers.compare"),
+    "recomputed": ("faster recomputed", "a faster tier; tiers.compare"),
 }
-"""Why tokens were not brought back from below the GPUs, and what gets them back."""
+"""Why tokens were not restored from a tier, and the remedy."""
+_TIGHT = 0.25  # from this share on, checkpoint evictions are worth a warning
+_DRAIN, _GROWTH = 1.1, 3.0
+
+
+def replay_page(record: RunRecord) -> Page:
+    """Hit rate, load and latency of a replay, or the best of a sweep; then everything else."""
+    trace = record.trace_source or "a synthetic trace"
+    models = ", ".join(dict.fromkeys(case.cache.model for case in record.cases if case.cache))
+    title = f"Replay of {trace}, {models or 'no model'}"
+    if len(record.cases) != 1:
+        return Page(title, list(_sweep_answer(record)), list(_sweep_sections(record)))
+    (case,) = record.cases
+    return Page(title, list(_case_answer(record, case)), list(_case_sections(record, case)))
+
+
+def _case_answer(record: RunRecord, case: Case) -> Iterator[Part]:
+    findings = [*judge_status(case), *judge_replay(case)]
+    problems = [each for each in findings if each.is_problem]
+    yield from problems
+    if case.replay is None or case.totals is None:
+        return
+    fleet = case.replay.fleet
+    yield _answer(case, case.replay.reuse, good=not problems)
+    yield _workload(record, case)
+    yield _load(case.replay, case.totals)
+    if fleet:
+        factor = clock_factor(case, "queueing")
+        yield from ("", replicas_table(fleet, case.totals, factor, MAX_REPLICAS))
+    else:
+        yield from ("", reuse_table(case.replay.reuse, MAX_LOSSES))
+    yield from ("", times_table(case.latencies))
+    if after := _next(record, case):
+        yield from ("", Command(after))
+
+
+def _case_sections(record: RunRecord, case: Case) -> Iterator[Section]:
+    result, totals, layers = case.replay, case.totals, layers_text([case])
+    if result is None or totals is None:
+        yield Section("Run", [header(record)])
+        return
+    if result.fleet:
+        facts = fleet_facts(result.fleet, totals, clock_factor(case, "latency"))
+        table = replicas_table(result.fleet, totals, clock_factor(case, "queueing"))
+        yield Section("Fleet", [facts, table])
+    own = "each replica's own past" if result.fleet else ""
+    yield Section("Prefix cache", [reuse_table(result.reuse).noted(own)])
+    if result.tiers:
+        below = below_table(result.tiers, result.reuse.prompt_tokens)
+        yield Section("Below the GPUs", [below, tiers_table(result.tiers)])
+    charts = _series_charts(result)
+    yield Section("Memory", [memory_table(result).noted(layers), *charts])
+    yield Section("Steps", [replay_facts(result, totals), constants_table(result)])
+    cache = [cache_facts(case.cache)] if case.cache else []
+    yield Section("Run", [header(record), *cache])
+
+
+def _series_charts(result: ReplayResult) -> Iterator[Chart]:
+    """Blocks and requests over the time of the replay."""
+    series = result.series
+    seconds = [at / 1e9 for at in series.at_ns]
+    blocks = ("own_blocks", "shared_blocks", "cached_blocks")
+    requests = ("running", "paused", "waiting")
+    for title, names in (("Blocks", blocks), ("Requests", requests)) if seconds else ():
+        drawn = [Line(name.split("_")[0], seconds, getattr(series, name)) for name in names]
+        yield lines(f"{title} over time", drawn, x="virtual time, s", form="stack")
+
+
+def _answer(case: Case, reuse: Reuse, *, good: bool) -> Finding | Text:
+    """Hit rate, and what requests wait for, where the servers keep up."""
+    sentence = f"{share(reuse.saved_tokens, reuse.prompt_tokens)} of prompt tokens hit the cache"
+    for name in () if overload(case) else ("ttft", "tpot"):
+        if (time := _time(case, name, 50.0)) != ABSENT:
+            sentence += f"; median {_TIMES[name]} {time} ms"
+    return Finding("good", f"{sentence}.") if good else Text(f"{sentence}.", "strong")
+
+
+def _workload(record: RunRecord, case: Case) -> str:
+    """``48 requests of builtin:chat; v4-flash on 8 × h200, prefix rule ideal``."""
+    result, totals, cache = case.replay, case.totals, case.cache
+    assert result is not None
+    assert totals is not None
+    assert cache is not None
+    gpu = setting(case, "cost.gpu") or f"GPU of {setting(case, 'cost.bandwidth_gbps')} GB/s"
+    gpus = f"{setting(case, 'cost.gpus')} × {gpu}"
+    on = name_servers(result.fleet) if result.fleet else gpus
+    requests = f"{totals.requests:,} requests of {record.trace_source or 'a synthetic trace'}"
+    return f"{requests}; {cache.model} on {on}, prefix rule {result.reuse.rule}."
+
+
+def _load(result: ReplayResult, totals: Totals) -> str:
+    """Requests offered and served a second."""
+    offered = {None: "", 0: "all requests offered at once, "}.get(result.arrived_ns)
+    if result.arrived_ns:
+        rate = _asked(totals) / result.arrived_ns * 1e9
+        offered = f"{format_number(rate)} requests/s offered, "
+    served = format_number(totals.requests / totals.wall_ns * 1e9) if totals.wall_ns else ABSENT
+    return (
+        f"Load: {offered}{served} served; {result.mean_decoding:.1f} requests decode on average, "
+        f"{totals.peak_requests:,} slots at the peak."
+    )
+
+
+def _asked(totals: Totals) -> int:
+    return totals.requests + totals.rejected
+
+
+def overload(case: Case) -> str:
+    """``overloaded: 3.9 requests/s arrive …``; empty where the servers keep up, or nobody knows.
+
+    Overloaded is a replay that takes 10 % longer than its requests take to arrive, and in which
+    half of TTFT is queue wait, or the last quarter of requests has three times the first's TTFT.
+    """
+    result, totals = case.replay, case.totals
+    samples = {each.name: each.samples_ns for each in case.latencies}
+    ttfts, waits = samples.get("ttft", []), samples.get("queueing", [])
+    quarter = len(ttfts) // 4
+    if not (result and totals and result.arrived_ns and quarter and waits):
+        return ""
+    if totals.wall_ns < _DRAIN * result.arrived_ns:
+        return ""
+    grown = median(ttfts[-quarter:]) >= _GROWTH * median(ttfts[:quarter])
+    if not grown and median(waits) < median(ttfts) / 2:
+        return ""
+    offered = _asked(totals) / result.arrived_ns * 1e9
+    served = totals.requests / totals.wall_ns * 1e9
+    return (
+        f"overloaded: {format_number(offered)} requests/s arrive, {format_number(served)} are "
+        "served, so queue wait and TTFT grow with the length of the trace"
+    )
+
+
+def _next(record: RunRecord, case: Case) -> str:
+    """The command that answers the next question."""
+    if not record.trace_source or case.replay is None:
+        return ""
+    trace, model = record.trace_source, setting(case, "model.preset")
+    lost = case.replay.reuse.lost_tokens
+    most = max(lost, key=lambda reason: lost[reason], default="")
+    gpu = setting(case, "cost.gpu")
+    if not overload(case) and most.startswith("evicted"):
+        return f"dsv4kv trace mrc {trace} --model {model}"
+    kinds = f" --gpu {gpu}" if gpu else ""
+    return f"dsv4kv plan {trace} --model {model}{kinds} --slo ttft_p99=2s"
+
+
+def reuse_table(reuse: Reuse, limit: int | None = None) -> Table:
+    """Every prompt token: new, hit, or lost and to what; at most ``limit`` losses."""
+    lost = sorted(reuse.lost_tokens.items(), key=lambda item: -item[1])
+    rows = [("new", reuse.prompt_tokens - reuse.seen_tokens, ""), ("hit", reuse.saved_tokens, "")]
+    rows += [
+        (f"lost: {LOSSES[reason][0]}", tokens, remedy_of(reuse.rule, reason))
+        for reason, tokens in lost[:limit]
+    ]
+    if rest := sum(tokens for _, tokens in lost[len(rows) - 2 :]):
+        rows.append(("lost: other reasons", rest, "--verbose lists them"))
+    note = f"prompts share blocks of {reuse.shared_tokens:,} tokens"
+    return losses_table("Prompt tokens", rows, reuse.prompt_tokens, note)
+
+
+def losses_table(
+    title: str, rows: Sequence[tuple[str, int, str]], prompt_tokens: int, note: str
+) -> Table:
+    """Outcomes of prompt tokens, how many there are, and what would change them."""
+    return Table(
+        title,
+        ["outcome", "tokens", "share", "remedy"],
+        [(what, f"{n:,}", share(n, prompt_tokens, 2), remedy) for what, n, remedy in rows],
+        note=note,
+    )
+
+
+def remedy_of(rule: str, reason: str) -> str:
+    """What saves tokens that were lost for a reason, in the words of the rule's engine."""
+    known = RULES[rule].remedies if rule in RULES else {}
+    return known.get(reason, LOSSES[reason][1])
 
 
 def below_table(tiers: ReplayTiers, prompt_tokens: int) -> Table:
-    """What was asked of tiers: brought back, or not, and why."""
-    apart = len(tiers.tiers) > 1 and any(tier.lost_tokens for tier in tiers.tiers)
-    lost = {f"lost on {tier.name}": tier.lost_tokens for tier in tiers.tiers}
-    if not apart:
-        lost = {"lost": tiers.lost_tokens}
-    rows = [("brought back", tiers.restored_tokens, "")]
-    rows += sorted(
-        [
-            (f"{where}: {BELOW[reason][0]}", count, BELOW[reason][1])
-            for where, reasons in lost.items()
-            for reason, count in reasons.items()
-        ],
-        key=lambda row: -row[1],
-    )
-    return Table(
-        "Below the GPUs",
-        [
-            *names("what became of them"),
-            *numbers("tokens", "share"),
-            *prose("what gets them back"),
-        ],
-        [(what, f"{n:,}", _share(n, prompt_tokens), remedy) for what, n, remedy in rows],
-        note=f"{tiers.asked_tokens:,} prompt tokens cached once, and not on the GPUs with what it "
-        "takes to go on",
-    )
+    """What was asked of tiers: restored, or not and why."""
+    each = {f"lost on {tier.name}": tier.lost_tokens for tier in tiers.tiers}
+    lost = each if any(each.values()) else {"lost": tiers.lost_tokens}
+    losses = [
+        (f"{where}: {BELOW[reason][0]}", tokens, BELOW[reason][1])
+        for where, reasons in lost.items()
+        for reason, tokens in reasons.items()
+    ]
+    rows = [("restored", tiers.restored_tokens, ""), *sorted(losses, key=lambda row: -row[1])]
+    note = f"{tiers.asked_tokens:,} prompt tokens seen before, without all they need on the GPUs"
+    return losses_table("Below the GPUs", rows, prompt_tokens, note)
 
 
 def tiers_table(tiers: ReplayTiers) -> Table:
-    """What every tier held, gave and moved."""
-    tail = f", {tiers.tail_bytes:,} B a place to resume at" if tiers.tail_bytes else ""
+    """What every tier stored, gave and moved."""
+    tail = f", {tiers.tail_bytes:,} B of windows and states" if tiers.tail_bytes else ""
+
+    def mean(waited_ns: int, transfers: int) -> str:
+        return format_duration(waited_ns / transfers) if transfers else ABSENT
+
     return Table(
         "Tiers",
         [
-            *names("tier"),
-            *numbers("capacity", "most held", "hit tokens", "read", "written"),
-            *numbers("moved/useful"),
-            *numbers("a read waits", "a write waits", minor=True),
+            ("tier", lambda t: t.name),
+            ("capacity", lambda t: format_bytes(t.capacity_bytes + (t.tail_capacity_bytes or 0))),
+            ("peak", lambda t: format_bytes(t.peak_bytes)),
+            ("hit tokens", lambda t: f"{t.hit_tokens:,}"),
+            ("read", lambda t: format_bytes(t.read_bytes)),
+            ("written", lambda t: format_bytes(t.written_bytes)),
+            ("moved/useful", lambda t: f"{t.amplification:.2f}" if t.amplification else ABSENT),
+            ("mean read wait", lambda t: mean(t.read_waited_ns, t.reads)),
+            ("mean write wait", lambda t: mean(t.write_waited_ns, t.writes)),
         ],
-        [
-            (
-                tier.name,
-                format_bytes(tier.capacity_bytes + (tier.tail_capacity_bytes or 0)),
-                format_bytes(tier.peak_bytes),
-                f"{tier.hit_tokens:,}",
-                format_bytes(tier.read_bytes),
-                format_bytes(tier.written_bytes),
-                ABSENT if tier.amplification is None else f"{tier.amplification:.2f}",
-                _mean_wait(tier.read_waited_ns, tier.reads),
-                _mean_wait(tier.write_waited_ns, tier.writes),
-            )
-            for tier in tiers.tiers
-        ],
+        tiers.tiers,
         note=f"{tiers.context_bytes:,} B for {tiers.object_tokens:,} tokens of context{tail}",
     )
 
 
-def tier_tables(result: ReplayResult) -> Iterator[Part]:
-    """What is below the GPUs; nothing where nothing is."""
-    if result.tiers:
-        yield ""
-        yield below_table(result.tiers, result.reuse.prompt_tokens)
-        yield ""
-        yield tiers_table(result.tiers)
-
-
-def _mean_wait(waited_ns: int, transfers: int) -> str:
-    return format_duration(waited_ns / transfers) if transfers else ABSENT
-
-
 def memory_table(result: ReplayResult) -> Table:
-    """The parts of the memory, and the most of each that was in use."""
+    """The parts of the memory, and the peak of each."""
     return Table(
         "Memory",
-        [*names("part"), *numbers("units", "bytes/unit", "bytes", "most in use")],
         [
-            (
-                pool.name,
-                "as wanted" if pool.units is None else f"{pool.units:,}",
-                f"{pool.unit_bytes:,}",
-                ABSENT if pool.units is None else format_bytes(pool.units * pool.unit_bytes),
-                f"{pool.peak_units:,}",
-            )
-            for pool in result.pools
+            ("part", lambda pool: pool.name),
+            ("units", lambda pool: "unlimited" if pool.units is None else f"{pool.units:,}"),
+            ("bytes/unit", lambda pool: f"{pool.unit_bytes:,}"),
+            ("bytes", lambda p: format_bytes(p.units * p.unit_bytes) if p.units else ABSENT),
+            ("peak in use", lambda pool: f"{pool.peak_units:,}"),
         ],
-        note="blocks in use are those of requests; the others are cached",
+        result.pools,
+        note="blocks in use are those of running requests; the others are cached",
     )
 
 
@@ -206,148 +311,28 @@ def times_table(latencies: Sequence[Latency]) -> Table:
     """Percentiles of times; only those that enough requests carry."""
     known = [each for each in latencies if each.samples_ns]
     clocked = any(each.factor for each in known)
+    rows = [(each, summarize(each.samples_ns)) for each in known]
+
+    def percentile(name: str) -> Read:
+        at = float(name.removeprefix("p"))
+        return lambda row: _milliseconds(row[1].percentiles.get(at), row[0].factor)
+
     return Table(
-        "Times",
+        "Latency",
         [
-            *names("time"),
-            *prose("meaning", minor=True),
-            *numbers("requests", "p50", "p90", "p99", "p99.9", "max"),
-            *(numbers("9 in 10 within") if clocked else ()),
+            ("time", lambda row: _TIMES.get(row[0].name, row[0].name)),
+            ("requests", lambda row: f"{len(row[0].samples_ns):,}"),
+            *((name, percentile(name)) for name in ("p50", "p90", "p99", "p99.9")),
+            ("max", lambda row: _milliseconds(row[1].maximum, row[0].factor)),
+            *([("90 % error", lambda row: format_factor(row[0].factor))] if clocked else []),
         ],
-        [
-            (
-                each.name,
-                _TIMES.get(each.name, ""),
-                f"{len(each.samples_ns):,}",
-                *_percentiles(each),
-                *([format_factor(each.factor)] if clocked else ()),
-            )
-            for each in known
-        ],
-        note="of the model, in ms; a percentile needs ten requests beyond it",
+        rows,
+        note="simulated, in ms; percentiles with < 10 samples above them are omitted",
     )
 
 
-def constants_table(result: ReplayResult) -> Table:
-    """Everything the times depend on."""
-    return Table(
-        "Model of a step",
-        [*prose("constant"), *numbers("value"), *prose("source")],
-        [
-            (each.name, f"{each.value:,.6g} {each.unit}".strip(), each.source)
-            for each in result.constants
-        ],
-        note=_CLOCKS[result.clock],
-    )
-
-
-_CLOCKS = {
-    "stated": "overhead + bytes / bandwidth + arithmetic / rate",
-    "model": "of the rank with the most to do, all added up",
-    "table": "looked up for the rank with the most to do",
-    "aiconfigurator": "looked up for the rank with the most to do",
-}
-
-
-def sweep_table(cases: Sequence[Case], axes: dict[str, str]) -> Table:
-    """A row for every case: what was saved, and what requests waited.
-
-    ``axes`` are the swept settings by dotted path, as they are to be shown.
-    """
-    tiers = any(case.replay and case.replay.tiers for case in cases)
-    fleets = any(case.replay and case.replay.fleet for case in cases)
-    return Table(
-        "Replays",
-        [
-            *numbers(*(name.replace("_", " ") for name in axes.values())),
-            *numbers("saved tokens"),
-            *(numbers("of one pool", "good", "GPU-h/10^6", "imbalance") if fleets else ()),
-            *(numbers("brought back", "moved/useful") if tiers else ()),
-            *numbers("found blocks", "lost to blocks", "lost to checkpoints", minor=True),
-            *numbers("kept", "pauses", minor=True),
-            *numbers("ttft p50", "ttft p99", "tpot p50"),
-        ],
-        [
-            (
-                *(_setting(case, path) for path in axes),
-                *_sweep_cells(case, tiers=tiers, fleets=fleets),
-            )
-            for case in cases
-        ],
-        note=f"times of the model, in ms{_errors(cases)}",
-        keys=len(axes),
-    )
-
-
-def _errors(cases: Sequence[Case]) -> str:
-    """What the clocks of a sweep are right within, at worst."""
-    worst = {
-        name: max((clock_factor(case, name) or 0 for case in cases), default=0)
-        for name in ("ttft", "tpot")
-    }
-    said = ", ".join(f"{name} {format_factor(factor)}" for name, factor in worst.items() if factor)
-    return f"; {said} (9 in 10)" if said else ""
-
-
-def _setting(case: Case, path: str) -> str:
-    return show_setting(path, case.axis[path]) if path in case.axis else ABSENT
-
-
-def _tier_cells(result: ReplayResult) -> list[str]:
-    """What came back from below, and what all tiers moved for a useful byte."""
-    if result.tiers is None:
-        return [ABSENT, ABSENT]
-    found = result.tiers.tiers
-    useful = sum(tier.useful_bytes for tier in found)
-    moved = sum(tier.read_bytes + tier.written_bytes for tier in found)
-    return [
-        _share(result.tiers.restored_tokens, result.reuse.prompt_tokens),
-        f"{moved / useful:.2f}" if useful else ABSENT,
-    ]
-
-
-def _fleet_cells(case: Case) -> list[str]:
-    """What one ideal pool would save, what kept the SLO, what tokens cost, how even it was."""
-    fleet = case.replay.fleet if case.replay else None
-    if fleet is None or case.totals is None:
-        return [ABSENT] * 4
-    hours = hours_per_million(fleet, case.totals)
-    return [
-        _share(fleet.ideal_saved_tokens, fleet.prompt_tokens),
-        _share(fleet.good_requests, case.totals.requests + case.totals.rejected)
-        if fleet.slo
-        else ABSENT,
-        ABSENT if hours is None else format_number(hours),
-        ABSENT if fleet.imbalance is None else f"{fleet.imbalance:.2f}",
-    ]
-
-
-def _sweep_cells(case: Case, *, tiers: bool, fleets: bool) -> list[str]:
-    if case.replay is None:
-        return [case.status] + [ABSENT] * (8 + 2 * tiers + 4 * fleets)
-    reuse = case.replay.reuse
-    lost = reuse.lost_tokens
-    checkpoints = lost.get("evicted_checkpoint", 0) + lost.get("no_checkpoint", 0)
-    checkpoints += lost.get("replay", 0)
-    return [
-        _share(reuse.saved_tokens, reuse.prompt_tokens),
-        *(_fleet_cells(case) if fleets else ()),
-        *(_tier_cells(case.replay) if tiers else ()),
-        _share(reuse.found_blocks, reuse.prompt_blocks),
-        _share(lost.get("evicted_block", 0), reuse.prompt_tokens),
-        _share(checkpoints, reuse.prompt_tokens),
-        format_bytes(reuse.kept_bytes) if reuse.rule == "ideal" else ABSENT,
-        f"{case.replay.pauses:,}",
-        _time(case, "ttft", 50.0),
-        _time(case, "ttft", 99.0),
-        _time(case, "tpot", 50.0),
-    ]
-
-
-def _percentiles(latency: Latency) -> list[str]:
-    summary = summarize(latency.samples_ns)
-    found = [summary.percentiles.get(percentile) for percentile in _PERCENTILES]
-    return [_milliseconds(value, latency.factor) for value in [*found, summary.maximum]]
+def _milliseconds(nanoseconds: float | None, factor: float | None) -> str:
+    return ABSENT if nanoseconds is None else format_clocked(nanoseconds / 1e6, factor)
 
 
 def _time(case: Case, name: str, percentile: float) -> str:
@@ -358,62 +343,98 @@ def _time(case: Case, name: str, percentile: float) -> str:
     return ABSENT
 
 
-def _milliseconds(nanoseconds: float | None, factor: float | None) -> str:
-    return ABSENT if nanoseconds is None else format_clocked(nanoseconds * _NS_TO_MS, factor)
+def constants_table(result: ReplayResult) -> Table:
+    """Everything the times depend on."""
+    return Table(
+        "Model of a step",
+        [
+            ("constant", lambda each: each.name),
+            ("value", lambda each: Number(f"{each.value:,.6g} {each.unit}".strip())),
+            ("source", lambda each: each.source),
+        ],
+        result.constants,
+        note=_CLOCKS[result.clock],
+    )
 
 
-def _share(part: int, whole: int) -> str:
-    return f"{part / whole:.1%}" if whole else ABSENT
+def _sweep_answer(record: RunRecord) -> Iterator[Part]:
+    """The best settings among those that are not overloaded, and a row for every case."""
+    cases, shown = record.cases, _sweep_findings(record)
+    fair = [case for case in cases if not overload(case)]
+    yield from (Text(each, "strong") for each in best_sentences(group_launches(fair)))
+    yield from shown[:MAX_FINDINGS]
+    table = sweep_table(cases, axis_names(cases)).noted(layers_text(cases))
+    more = len(table.rows) - MAX_CASES
+    caption = f"{more} more cases: --verbose" if more > 0 else ""
+    yield from ("", replace(table, rows=table.rows[:MAX_CASES], caption=caption))
 
 
-_TIGHT = 0.25  # from here on what was lost to checkpoints is worth a sentence
-
-
-def report_replay(record: RunRecord) -> Iterator[Part]:
-    """The facts, tables and findings of a replay."""
-    if len(record.cases) == 1:
-        return _report_case(record, record.cases[0])
-    return _report_sweep(record)
-
-
-def _report_case(record: RunRecord, case: Case) -> Iterator[Part]:
-    layers = layers_text([case])
-    yield from judge_status(case)
-    yield header(record)
-    fleet = case.replay.fleet if case.replay else None
-    if case.cache:
-        rows = dict(cache_facts(case.cache).rows)
-        if fleet and any(replica.settings for replica in fleet.replicas):
-            rows["cache"] = f"{rows['cache']}, of {fleet.replicas[0].name}"
-        yield Facts(rows)
-    if case.replay and case.totals:
-        yield ""
-        yield reuse_table(case.replay.reuse).noted("each replica's own past" if fleet else "")
-        yield ""
-        if fleet:
-            yield from fleet_parts(fleet, case.totals, case)
-            yield ""
-        yield memory_table(case.replay).noted(layers)
-        yield ""
-        yield times_table(case.latencies).noted(layers)
-        yield from tier_tables(case.replay)
-        yield ""
-        yield constants_table(case.replay)
-        yield ""
-        yield replay_facts(case.replay, case.totals)
-        yield ""
-    yield from judge_replay(case)
-
-
-def _report_sweep(record: RunRecord) -> Iterator[Part]:
-    yield header(record)
-    yield ""
-    table = sweep_table(record.cases, axis_names(record.cases))
-    yield table.noted(layers_text(record.cases))
+def _sweep_findings(record: RunRecord) -> list[Finding]:
     found = [each for each in list_replay_findings(record) if each.level != "note"]
-    if findings := [*compare_rules(record.cases), *found]:
-        yield ""
-        yield from findings
+    return [*compare_rules(record.cases), *found]
+
+
+def _sweep_sections(record: RunRecord) -> Iterator[Section]:
+    cases = record.cases
+    charts = [*sweep_charts(group_launches(cases))]
+    if not charts:  # the settings change nothing
+        hits = [Bar(axis_text(case), saved_percent(case) or 0.0) for case in cases]
+        charts = [bars("Hit rate", hits, unit="%")]
+    table = sweep_table(cases, axis_names(cases))
+    yield Section("All cases", [*_sweep_findings(record), *charts, table])
+    yield Section("Run", [header(record)])
+
+
+def sweep_table(cases: Sequence[Case], axes: dict[str, str]) -> Table:
+    """A row for every case that was served: hit rate, load and latency.
+
+    ``axes`` are the swept settings by dotted path, as they are to be shown.
+    """
+    served = [case for case in cases if case.replay and case.totals]
+
+    def setting_of(path: str) -> Read:
+        return lambda c: format_setting(path, c.axis[path]) if path in c.axis else ABSENT
+
+    def kept_slo(case: Case) -> str:
+        fleet, totals = case.replay and case.replay.fleet, case.totals
+        return share(fleet.good_requests, _asked(totals)) if fleet and totals else ABSENT
+
+    columns: list[tuple[str, Read]] = [
+        *((name.replace("_", " "), setting_of(path)) for path, name in axes.items()),
+        ("hit rate", lambda c: share(c.replay.reuse.saved_tokens, c.replay.reuse.prompt_tokens)),
+    ]
+    if all(case.replay and case.replay.fleet for case in served):
+        columns.append(("within SLO", kept_slo))
+        columns.append(("imbalance", lambda c: quantity(c.replay.fleet.imbalance)))
+    if all(case.replay and case.replay.tiers for case in served):
+        columns.append(("restored", lambda c: quantity(c.replay.tiers.restored_tokens)))
+    columns += [
+        ("TTFT p50", lambda case: _time(case, "ttft", 50.0)),
+        ("TTFT p99", lambda case: _time(case, "ttft", 99.0)),
+        ("TPOT p50", lambda case: _time(case, "tpot", 50.0)),
+    ]
+    if any(map(overload, cases)):
+        columns.append(("load", lambda c: mark("warning", "overloaded") if overload(c) else ""))
+    worst = max((clock_factor(case, "ttft") or 0 for case in cases), default=0)
+    error = f"; 90 % error of TTFT {format_factor(worst)}" if worst else ""
+    return Table("Replays", columns, served, f"simulated times in ms{error}", keys=len(axes))
+
+
+def compare_rules(cases: Sequence[Case]) -> list[Finding]:
+    """Which setting of an engine saves most, where a sweep varied rules and nothing else."""
+    saved: dict[str, list[tuple[float, str, str]]] = {}
+    for case in cases:
+        reuse = case.replay.reuse if case.replay else None
+        if set(case.axis) == {"prefix.rule"} and reuse and reuse.setting and reuse.prompt_tokens:
+            family, hits = reuse.rule.partition(":")[0], reuse.saved_tokens / reuse.prompt_tokens
+            saved.setdefault(family, []).append((hits, reuse.setting, reuse.rule))
+    ends = [(min(settings), max(settings)) for settings in saved.values()]
+    return [
+        Finding("note", f"{best[1]} ({best[2]}) saves {best[0] - worst[0]:.1%} of all prompt "
+                f"tokens more than {worst[1]}")
+        for worst, best in ends
+        if best > worst
+    ]  # fmt: skip
 
 
 def list_replay_findings(record: RunRecord) -> Iterator[Finding]:
@@ -425,86 +446,60 @@ def list_replay_findings(record: RunRecord) -> Iterator[Finding]:
 
 
 def judge_replay(case: Case) -> list[Finding]:
-    """What a replay says about itself."""
+    """Warnings and errors of a replay: overload, rejected requests, leaks, lost checkpoints."""
     if case.replay is None or case.totals is None:
         return []
-    found = [
-        Finding("warning", f"rejected requests: {count:,}, {reason}")
-        for reason, count in case.replay.rejected.items()
+    late = overload(case)
+    found = [Finding("warning", late)] if late else []
+    found += [
+        Finding("warning", f"rejected requests: {rejected:,}, {reason}")
+        for reason, rejected in case.replay.rejected.items()
     ]
     if outside := case.replay.extrapolated:
         beyond = "; ".join(outside)
         found.append(Finding("warning", f"times are extrapolated from the table: {beyond}"))
     if left := case.totals.blocks_left:
         found.append(Finding("bad", f"blocks still held at the end: {left:,}; the cache leaks"))
-    lost = case.replay.reuse.lost_tokens
-    evicted, seen = lost.get("evicted_checkpoint", 0), case.replay.reuse.seen_tokens
-    if seen and evicted > _TIGHT * seen:
+    reuse = case.replay.reuse
+    evicted = reuse.lost_tokens.get("evicted_checkpoint", 0)
+    if reuse.seen_tokens and evicted > _TIGHT * reuse.seen_tokens:
+        remedy = remedy_of(reuse.rule, "evicted_checkpoint")
         found.append(
             Finding(
                 "warning",
-                f"{evicted / seen:.0%} of what could be saved was lost because checkpoints were "
-                "evicted while their blocks stayed; what gets it back: "
-                + name_remedy(case.replay.reuse.rule, "evicted_checkpoint"),
+                f"{evicted / reuse.seen_tokens:.0%} of reusable tokens were lost because their "
+                f"checkpoints were evicted before their blocks; remedy: {remedy}",
             )
         )
     return found
 
 
-def _windows_text(reuse: Reuse) -> str:
-    if reuse.rule != "ideal":
-        return (
-            f"where prefix.rule {reuse.rule} keeps them; {reuse.restored_checkpoints:,} prefixes "
-            "resumed after them"
-        )
-    return (
-        f"{reuse.written_checkpoints:,} checkpoints written, "
-        f"{reuse.evicted_checkpoints:,} evicted, {reuse.orphaned_checkpoints:,} gone with "
-        f"their block; {format_bytes(reuse.kept_bytes)} kept; "
-        f"{reuse.restored_checkpoints:,} prefixes brought back"
-    )
-
-
-def _moved_text(work: ReplayWork) -> str:
-    parts = {
-        "weights": work.weight_bytes,
-        "scores": work.score_bytes,
-        "top-k": work.select_bytes,
-        "attention": work.attend_bytes,
-        "gathers": work.gather_bytes,
-        "writes": work.update_bytes,
-        "checkpoints": work.copy_bytes,
-    }
-    return ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
-
-
 def replay_facts(result: ReplayResult, totals: Totals) -> Facts:
     """What happened, in a line each."""
     reuse, work = result.reuse, result.work
+    partial, padding, unused = (
+        format_bytes(size)
+        for size in (result.rounding_bytes, result.padding_bytes, result.remainder_bytes)
+    )
     rows = {
-        "requests": (
-            f"{totals.requests:,} served, {totals.peak_requests:,} in slots at the peak, "
-            f"{result.mean_decoding:.1f} decoding on average, "
-            f"{reuse.resumed_requests:,} resumed after a prefix"
-        ),
         "blocks": (
             f"{reuse.found_blocks:,} of {reuse.prompt_blocks:,} whole blocks of prompts found, "
             f"{reuse.evicted_blocks:,} evicted"
         ),
-        "windows": _windows_text(reuse),
-        "computed": (
-            f"{reuse.computed_tokens:,} prompt tokens, {reuse.again_tokens:,} of them again "
-            f"after an eviction; {totals.output_tokens:,} tokens out"
+        "windows": (
+            f"{format_bytes(reuse.kept_bytes)} in {reuse.written_checkpoints:,} checkpoints, "
+            f"{reuse.evicted_checkpoints:,} evicted, {reuse.restored_checkpoints:,} restored"
+        ),
+        "tokens": (
+            f"{reuse.computed_tokens:,} prompt tokens computed, {reuse.again_tokens:,} of them "
+            f"again after a preemption; {totals.output_tokens:,} generated"
         ),
         "scheduling": (
-            f"{result.pauses:,} pauses, {result.evictions:,} starts over, "
-            f"{reuse.deferred_requests:,} requests waited for another one's prefix"
+            f"{result.pauses:,} pauses, {result.evictions:,} preemptions, "
+            f"{reuse.deferred_requests:,} requests waited for another request's prefix"
         ),
-        "moved": _moved_text(work),
-        "lost room": (
-            f"{format_bytes(result.rounding_bytes)} by rounding up to blocks at the peak, "
-            f"{format_bytes(result.padding_bytes)} of padding in every block, "
-            f"{format_bytes(result.remainder_bytes)} left over"
+        "fragmentation": (
+            f"{partial} in partial blocks (peak), {padding} of padding per block, {unused} unused"
         ),
         "time": (
             f"{format_duration(totals.wall_ns)} in {totals.steps:,} steps, idle for "

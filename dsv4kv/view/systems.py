@@ -1,62 +1,50 @@
-"""The table of ``bench systems``: counts and call times of each, and what was compared."""
+"""``bench systems``: counts and call times of each system, and what was compared."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from dsv4kv.bench.systems.workload import Outcome
 from dsv4kv.measure.statistics import Estimate
 from dsv4kv.units import format_bytes
-from dsv4kv.view.cells import measured
-from dsv4kv.view.table import Number, Part, Table, Text, names, numbers
+from dsv4kv.view.quantity import quantity
+from dsv4kv.view.table import Finding, Number, Part, Table
+
+_TIMES = ((1.0, "ns"), (1e3, "µs"), (1e6, "ms"), (1e9, "s"))
 
 
 def report_systems(outcomes: Sequence[Outcome]) -> Iterator[Part]:
-    """The table, and below it what was compared."""
-    yield systems_table(outcomes)
+    """Whether all outputs are right, and a row per quantity."""
+    compared = sum(sum(outcome.checks.passed.values()) for outcome in outcomes)
+    wrong = sum(len(outcome.checks.failures) for outcome in outcomes)
+    names = ", ".join(outcome.system for outcome in outcomes)
+    if wrong:
+        yield Finding("bad", f"{wrong:,} of {compared:,} comparisons with the reference failed")
+    else:
+        sentence = f"all {compared:,} comparisons with the reference are equal: {names}"
+        yield Finding("good", sentence)
     yield ""
-    yield Text(summary(outcomes), "strong")
-
-
-def systems_table(outcomes: Sequence[Outcome]) -> Table:
-    """One row per quantity."""
-    return Table(
+    yield Table(
         "Three systems",
-        [*names("system", "quantity"), *numbers("dsv4kv")],
         [
-            (outcome.system, row.quantity, _amount(row.value, row.unit))
-            for outcome in outcomes
-            for row in outcome.rows
+            ("system", lambda row: row[0]),
+            ("quantity", lambda row: row[1].quantity),
+            ("dsv4kv", lambda row: _amount(row[1].value, row[1].unit)),
         ],
+        [(outcome.system, row) for outcome in outcomes for row in outcome.rows],
         note="calls: median and 95 % interval of this run",
         keys=2,
     )
 
 
-def summary(outcomes: Sequence[Outcome]) -> str:
-    """The answer in a line: how much was compared, and whether it was right."""
-    compared = sum(sum(outcome.checks.passed.values()) for outcome in outcomes)
-    wrong = sum(len(outcome.checks.failures) for outcome in outcomes)
-    names = ", ".join(outcome.system for outcome in outcomes)
-    if wrong:
-        return f"{wrong:,} of {compared:,} comparisons with the reference failed ({names})."
-    return f"All {compared:,} comparisons with the reference are equal ({names})."
-
-
 def _amount(estimate: Estimate, unit: str) -> Number:
-    """A value, and its unit with the interval, if there is one: columns stay narrow so."""
-    value = estimate.value
+    """A value, and its unit with the interval, so that columns stay narrow."""
+    value, scale = estimate.value, 1.0
     if unit == "B" and value >= 1024:
-        size, unit = format_bytes(int(value)).split()
+        size, unit = format_bytes(value).split()
         return Number(size, unit)
     if unit != "ns" and value.is_integer():
         return Number(f"{value:,.0f}", unit.removesuffix("s") if value == 1 else unit)
-    scale, unit = (
-        next(each for each in _TIMES if value < 1e3 * each[0]) if unit == "ns" else (1.0, unit)
-    )
-    cell = measured(estimate, 1 / scale)
-    if estimate.half_width == 0 or not cell.spread:
-        return Number(cell.value, unit)
-    return Number(cell.value, f"{cell.spread} {unit}")
-
-
-_TIMES = ((1.0, "ns"), (1e3, "µs"), (1e6, "ms"), (1e9, "s"))
-"""Units of time in nanoseconds; none lasts a thousand seconds."""
+    if unit == "ns":
+        scale, unit = next(each for each in _TIMES if value < 1e3 * each[0])
+    cell = quantity(estimate, 1 / scale)
+    return replace(cell, spread=f"{cell.spread} {unit}".strip())

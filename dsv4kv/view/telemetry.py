@@ -1,94 +1,121 @@
-"""Telemetry on a terminal: what the machine did while each row was measured."""
+"""What the machine did while a case was measured, and which memory was allocated when."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Final, Literal
 
 from dsv4kv.runs.schema import Case
-from dsv4kv.runs.telemetry import HeldUnits, MeasuredWindow, MemorySeries, Telemetry
-from dsv4kv.runs.windows import WindowState, window_state
+from dsv4kv.runs.telemetry import GpuSamples, MeasuredWindow, MemorySeries, Telemetry
+from dsv4kv.runs.windows import REASONS, VIOLATIONS, WindowState, window_state
 from dsv4kv.units import format_bytes
-from dsv4kv.view.cells import format_number
-from dsv4kv.view.table import ABSENT, Finding, Spark, Table, Text, names, numbers, prose
-from dsv4kv.view.table import Row as TableRow
+from dsv4kv.view import plots
+from dsv4kv.view.quantity import format_number, quantity
+from dsv4kv.view.table import (
+    ABSENT,
+    Chart,
+    Facts,
+    Finding,
+    Number,
+    Part,
+    Read,
+    Section,
+    Table,
+    Text,
+)
 
-Row = tuple[MeasuredWindow, WindowState]
-Cell = Callable[[WindowState], str | None]
-
+BUSY_CPUS: Final = 0.5  # of other processes; one of our polls is a thousandth
 _EXPECTED = {"power cap"}  # at full load on parts that are rated by their power
-_MOST_ROWS = 4
-_NS_TO_S = 1e-9
-_BUSY_CPUS = 0.5  # of others; a poll of ours is a thousandth
-_COUNTED: Sequence[tuple[str, Literal["bad", "note"], str]] = (
-    ("ecc_uncorrected", "bad", "memory errors of the GPU that were not corrected"),
-    ("ecc_corrected", "note", "memory errors of the GPU that were corrected"),
+_MAX_NAMES = 4
+_NS = 1e-9
+_COUNTERS: Sequence[tuple[str, Literal["bad", "note"], str]] = (
+    ("ecc_uncorrected", "bad", "uncorrected memory errors of the GPU"),
+    ("ecc_corrected", "note", "corrected memory errors of the GPU"),
     ("pcie_replays", "note", "packets that the PCIe link sent again"),
 )
-"""Counters that should not change, and what it means if they do."""
+"""Counters that should not change."""
 
 
-def _number(name: str, form: Callable[[float], str] = format_number) -> Cell:
-    def cell(state: WindowState) -> str | None:
-        value = getattr(state, name)
-        return None if value is None else form(value)
-
-    return cell
+def _span(ends: tuple[float, float]) -> str:
+    low, high = (f"{end:,.0f}" for end in ends)
+    return low if low == high else f"{low}–{high}"
 
 
-def _span(name: str) -> Cell:
-    def cell(state: WindowState) -> str | None:
-        ends = getattr(state, name)
-        if ends is None:
-            return None
-        low, high = (f"{end:,.0f}" for end in ends)
-        return low if low == high else f"{low}–{high}"
-
-    return cell
-
-
-_COLUMNS: dict[str, Cell] = {
-    "SM MHz": _span("sm_clock_mhz"),
-    "memory MHz": _span("memory_clock_mhz"),
-    "W": _number("power_w"),
-    "J": _number("energy_j"),
-    "°C": _number("temperature_c", "{:.0f}".format),
-    "DRAM %": _number("dram_percent"),
-    "CPU MHz": _span("cpu_mhz"),
-    "CPUs used by other processes": _number("other_cpus"),
+_COLUMNS: dict[str, tuple[str, Callable[..., str]]] = {
+    "SM MHz": ("sm_clock_mhz", _span),
+    "memory MHz": ("memory_clock_mhz", _span),
+    "W": ("power_w", format_number),
+    "J": ("energy_j", format_number),
+    "°C": ("temperature_c", "{:.0f}".format),
+    "DRAM %": ("dram_percent", format_number),
+    "CPU MHz": ("cpu_mhz", _span),
+    "CPUs used by other processes": ("other_cpus", format_number),
 }
+_TRACKS: Final = {
+    "sm_clock_mhz": ("SM clock, MHz", 1.0),
+    "memory_clock_mhz": ("memory clock, MHz", 1.0),
+    "power_mw": ("power, W", 1e-3),
+    "temperature_c": ("temperature, °C", 1.0),
+    "dram_percent": ("DRAM bandwidth, % of the full rate", 1.0),
+    "memory_used_bytes": ("memory in use, GiB", 2.0**-30),
+    "cpu_mhz": ("CPU clock, MHz", 1.0),
+    "load_1min": ("load, 1 min", 1.0),
+}
+
+
+Window = tuple[str, MeasuredWindow, WindowState]
+"""Its name, ``gather_topk csa cold``; when it was; and what the machine did."""
+
+
+def windows_of(case: Case) -> list[Window]:
+    """What the machine did in each measured window."""
+    found = case.telemetry
+    if found is None:
+        return []
+    words = ((each.name, each.layer_type, each.temperature) for each in found.windows)
+    return [
+        (" ".join(filter(None, name)), each, window_state(found, each))
+        for name, each in zip(words, found.windows, strict=True)
+    ]
+
+
+def is_busy(case: Case) -> bool:
+    """Whether other processes used CPUs or the GPU while it was measured."""
+    states = [state for _, _, state in windows_of(case)]
+    return busy_cpus(case) >= BUSY_CPUS or any(state.other_processes for state in states)
+
+
+def busy_cpus(case: Case) -> float:
+    """CPUs that other processes used, in the window with most."""
+    return max((state.other_cpus or 0 for _, _, state in windows_of(case)), default=0.0)
 
 
 def telemetry_table(case: Case) -> Table | None:
     """A row for each window, a column for whatever the machine reported; None without windows."""
-    rows = _rows(case.telemetry)
-    if case.telemetry is None or not rows:
+    windows = windows_of(case)
+    if not windows or case.telemetry is None:
         return None
-    columns = _reported(rows)
+    columns: list[tuple[str, Read]] = [
+        ("measured", lambda row: row[0]),
+        ("s", lambda row: quantity((row[1].ended_ns - row[1].started_ns) * _NS)),
+    ]
+    for header, (name, form) in _COLUMNS.items():
+        if any(getattr(state, name) is not None for _, _, state in windows):
+            columns.append((header, partial(_cell, name=name, form=form)))
     samples = case.telemetry.gpu_samples
-    reports_limits = samples is not None and samples.reasons is not None
-    return Table(
-        "Telemetry",
-        [
-            *names("measured"),
-            *numbers("s", *columns),
-            *(prose("clocks held down by") if reports_limits else []),
-        ],
-        [
-            (
-                row_name(window),
-                format_number((window.ended_ns - window.started_ns) * _NS_TO_S),
-                *(column[index] or ABSENT for column in columns.values()),
-                *([_limits_cell(state)] if reports_limits else []),
-            )
-            for index, (window, state) in enumerate(rows)
-        ],
-        note=f"{1e9 / case.telemetry.interval_ns:.0f} Hz",
-    )
+    if samples is not None and samples.reasons is not None:
+        columns.append(("clocks limited by", lambda row: _limits(row[2])))
+    return Table("Telemetry", columns, windows, note=f"{1e9 / case.telemetry.interval_ns:.0f} Hz")
 
 
-def row_name(window: MeasuredWindow) -> str:
-    """``gather_topk csa cold``: as a row of the operations' table, or a part of the run."""
-    return " ".join(filter(None, (window.name, window.layer_type, window.temperature)))
+def _cell(row: Window, name: str, form: Callable[..., str]) -> Number:
+    value = getattr(row[2], name)
+    return Number(ABSENT if value is None else form(value))
+
+
+def _limits(state: WindowState) -> Text:
+    return Text(limits_text(state), "warning") if state.is_limited else Text("nothing", "dim")
 
 
 def limits_text(state: WindowState) -> str:
@@ -100,155 +127,149 @@ def limits_text(state: WindowState) -> str:
     return ", ".join(parts)
 
 
-def judge_telemetry(case: Case) -> list[Finding]:
-    """Rows whose clocks were held down or moved, that did not converge, or were not alone."""
-    rows = _rows(case.telemetry)
-    return [
-        *_judge_limits(rows),
-        *_judge_convergence(rows),
-        *_judge_company(rows),
-        *_judge_counters(case.telemetry),
-        *_judge_absence(case.telemetry),
-    ]
-
-
-def _rows(telemetry: Telemetry | None) -> list[Row]:
-    if telemetry is None:
-        return []
-    return [(window, window_state(telemetry, window)) for window in telemetry.windows]
-
-
-def _reported(rows: Sequence[Row]) -> dict[str, list[str | None]]:
-    """Cells by header, without columns that nothing was reported for."""
-    cells = {name: [cell(state) for _, state in rows] for name, cell in _COLUMNS.items()}
-    return {name: column for name, column in cells.items() if any(column)}
-
-
-def _limits_cell(state: WindowState) -> Text:
-    return Text(limits_text(state), "warning") if state.is_limited else Text("nothing", "dim")
-
-
-def _judge_limits(rows: Sequence[Row]) -> list[Finding]:
+def judge_telemetry(case: Case) -> Iterator[Finding]:
+    """Windows whose clocks were limited or moved, that did not converge, or were not alone."""
+    windows = windows_of(case)
     limited: dict[str, list[str]] = defaultdict(list)
-    for window, state in rows:
-        for name, share in state.limits.items():
-            limited[name].append(f"{row_name(window)} ({share * 100:.0f} % of the time)")
-    found = [
-        Finding(
-            "note" if name in _EXPECTED else "warning",
-            f"{name} held clocks down during {_few(names)}",
-        )
-        for name, names in limited.items()
-    ]
-    moved = [row_name(window) for window, state in rows if state.clock_moved and not state.limits]
-    if moved:
-        found.append(Finding("warning", f"the GPU's clock changed during {_few(moved)}"))
-    return found
-
-
-def _judge_convergence(rows: Sequence[Row]) -> list[Finding]:
-    open_ended = [row_name(window) for window, _ in rows if window.converged is False]
-    if not open_ended:
-        return []
-    return [Finding("warning", f"not known to 0.5 % when time was up: {_few(open_ended)}")]
-
-
-def _judge_company(rows: Sequence[Row]) -> list[Finding]:
-    """Others on the GPU or the CPUs."""
-    found = []
-    if others := max((state.other_processes or 0 for _, state in rows), default=0):
-        found.append(Finding("warning", f"{others} other processes computed on the GPU"))
+    for name, _, state in windows:
+        for limit, share in state.limits.items():
+            limited[limit].append(f"{name} ({share * 100:.0f} % of the time)")
+    for limit, names in limited.items():
+        level: Literal["note", "warning"] = "note" if limit in _EXPECTED else "warning"
+        yield Finding(level, f"{limit} reduced clocks during {_few(names)}")
+    moved = [name for name, _, state in windows if state.clock_moved and not state.limits]
+    open_ended = [name for name, window, _ in windows if window.converged is False]
     busy = [
-        f"{row_name(window)} ({state.other_cpus:.1f})"
-        for window, state in rows
-        if state.other_cpus is not None and state.other_cpus >= _BUSY_CPUS
+        f"{name} ({state.other_cpus:.1f})"
+        for name, _, state in windows
+        if (state.other_cpus or 0) >= BUSY_CPUS
     ]
+    for sentence, names in (
+        ("the GPU's clock changed during", moved),
+        ("not converged to 0.5 % within the time:", open_ended),
+    ):
+        if names:
+            yield Finding("warning", f"{sentence} {_few(names)}")
     if busy:
-        found.append(Finding("note", f"others kept CPUs busy during {_few(busy)}"))
-    return found
+        yield Finding("note", f"other processes used CPUs during {_few(busy)}")
+    if others := max((state.other_processes or 0 for _, _, state in windows), default=0):
+        yield Finding("warning", f"{others} other processes computed on the GPU")
+    found = case.telemetry
+    if found:
+        yield from _judge_counters(found)
 
 
-def _judge_counters(telemetry: Telemetry | None) -> Iterator[Finding]:
-    """What was counted during the run, and errors from before that were never corrected."""
-    checks = telemetry.gpu_checks if telemetry else None
-    for column, level, sentence in _COUNTED if checks else ():
-        counts = [count for count in getattr(checks, column) or [] if count is not None]
+def _judge_counters(telemetry: Telemetry) -> Iterator[Finding]:
+    """What was counted during the run, errors from before it, and what was not available."""
+    for column, level, sentence in _COUNTERS:
+        reads = getattr(telemetry.gpu_checks, column, None) or []
+        counts = [count for count in reads if count is not None]
         if counts and counts[-1] > counts[0]:
             yield Finding(level, f"{sentence} during the run: {counts[-1] - counts[0]:,}")
         elif counts and counts[0] and level == "bad":
             yield Finding("warning", f"{sentence} before this run began: {counts[0]:,}")
-
-
-def _judge_absence(telemetry: Telemetry | None) -> list[Finding]:
-    by_reason: dict[str, list[str]] = defaultdict(list)
-    for name, reason in telemetry.absent.items() if telemetry else ():
-        by_reason[reason].append(name)
-    if not by_reason:
-        return []
-    missing = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in by_reason.items())
-    return [Finding("note", f"not available on this machine: {missing}")]
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for name, reason in telemetry.absent.items():
+        reasons[reason].append(name)
+    if reasons:
+        missing = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in reasons.items())
+        yield Finding("note", f"not available on this machine: {missing}")
 
 
 def _few(names: Sequence[str]) -> str:
     """The first of them, and how many more there are."""
-    more = len(names) - _MOST_ROWS
-    shown = ", ".join(names[:_MOST_ROWS])
-    return f"{shown} and {more} more" if more > 0 else shown
+    more = len(names) - _MAX_NAMES
+    return ", ".join(names[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def machine_section(case: Case) -> Iterator[Section]:
+    """What was polled: the table of windows, and a chart of each quantity."""
+    found, table = case.telemetry, telemetry_table(case)
+    if found is None or table is None:
+        return
+    facts = {"process": f"peak resident memory {format_bytes(found.memory_peak_bytes)}"}
+    if gpu := found.gpu:
+        states = (("ECC", gpu.ecc), ("MIG", gpu.mig), ("persistence", gpu.persistence))
+        known = [f"{name} {'on' if on else 'off'}" for name, on in states if on is not None]
+        if gpu.power_limit_mw is not None:
+            known.insert(0, f"power limit {gpu.power_limit_mw / 1e3:,.0f} W")
+        facts["GPU"] = ", ".join(known)
+    spans = list(_throttled(found.gpu_samples)) if found.gpu_samples else []
+    totals: dict[str, float] = defaultdict(float)
+    for start, end, reason in spans:
+        totals[reason] += end - start
+    shaded = ", ".join(f"{reason} for {length:.2f} s" for reason, length in totals.items())
+    parts: list[Part] = [table, Facts(facts), *_tracks(found, [(s, e) for s, e, _ in spans])]
+    yield Section("What the machine did", parts, f"Shaded: {shaded}." if shaded else "")
+
+
+def _tracks(telemetry: Telemetry, shaded: Sequence[tuple[float, float]]) -> Iterator[Chart]:
+    for samples in (telemetry.gpu_samples, telemetry.gpu_checks, telemetry.host_samples):
+        for column, (title, factor) in _TRACKS.items():
+            values = getattr(samples, column, None) or []
+            if samples is None or sum(value is not None for value in values) < 2:
+                continue
+            seconds = [at * _NS for at in samples.at_ns]
+            scaled = [None if value is None else value * factor for value in values]
+            yield plots.lines(title, [plots.Line("", seconds, scaled)], x="seconds", shaded=shaded)
+
+
+def _throttled(samples: GpuSamples) -> Iterator[tuple[float, float, str]]:
+    """From each poll that reported a limit, or before which its counter grew, to the next."""
+    polls = list(enumerate(pairwise(samples.at_ns)))
+    for n, (start, end) in polls:
+        reported = (samples.reasons or [None] * len(samples.at_ns))[n] or 0
+        for bit, name in REASONS.items():
+            if reported & bit:
+                yield start * _NS, end * _NS, name
+        for column, name in VIOLATIONS.items():
+            counter = getattr(samples, column) or [None] * len(samples.at_ns)
+            before, after = counter[n : n + 2]
+            grew = before is not None and after is not None and after > before
+            if grew and not reported & sum(REASONS):
+                yield start * _NS, end * _NS, name
 
 
 def pool_sizes(series: MemorySeries) -> dict[str, list[int]]:
-    """Bytes held in the pools of each name at every moment, layer types together."""
+    """Bytes allocated in the pools of each name at every moment, layer types together."""
     held = {each.name: each.held for each in series.units}
-    names = dict.fromkeys(pool.name for pool in series.pools)
-    unit_bytes: dict[str, dict[str, int]] = {name: {} for name in names}
+    sizes: dict[str, list[int]] = {}
     for pool in series.pools:
-        sizes = unit_bytes[pool.name]
-        sizes[pool.unit] = sizes.get(pool.unit, 0) + pool.unit_bytes
-    return {
-        name: [
-            sum(held[unit][moment] * size for unit, size in sizes.items())
-            for moment in range(len(series.at_ns))
-        ]
-        for name, sizes in unit_bytes.items()
+        counts = held[pool.unit]
+        before = sizes.get(pool.name, [0] * len(series.at_ns))
+        sizes[pool.name] = [b + n * pool.unit_bytes for b, n in zip(before, counts, strict=True)]
+    return sizes
+
+
+def held_section(series: MemorySeries) -> Section:
+    """Blocks and slots in use over time."""
+    unit_bytes: Mapping[str, int] = {
+        each.name: sum(pool.unit_bytes for pool in series.pools if pool.unit == each.name)
+        for each in series.units
     }
-
-
-def stride_text(series: MemorySeries) -> str:
-    """What a point stands for."""
-    if series.stride_steps == 1:
-        return "a point per step"
-    return f"a point per {series.stride_steps:,} steps, the fullest of them"
-
-
-def held_table(series: MemorySeries) -> Table:
-    """A row for each kind of unit: how many were held, and what that is in bytes."""
-    return Table(
+    stride = series.stride_steps
+    points = "a point per step" if stride == 1 else f"the fullest of every {stride:,} steps"
+    table = Table(
         "Memory over time",
         [
-            *names("held"),
-            *numbers("of", "at first", "at most", "at last", "at most, bytes"),
-            *names("over time", minor=True),
+            ("units", lambda each: each.name),
+            ("of", lambda each: quantity(each.units)),
+            ("first", lambda each: quantity(each.held[0] if each.held else None)),
+            ("max", lambda each: quantity(max(each.held, default=0))),
+            ("max %", lambda each: quantity(100 * max(each.held, default=0) / (each.units or 1))),
+            ("last", lambda each: quantity(each.held[-1] if each.held else None)),
+            ("max bytes", lambda each: format_bytes(max(each.held) * unit_bytes[each.name])),
         ],
-        [_row(each, series) for each in series.units],
-        note=stride_text(series),
+        series.units,
+        note=points,
     )
-
-
-def share_percent(each: HeldUnits, count: int) -> float:
-    """So many of the units, of all there are."""
-    return count / each.units * 100 if each.units else 0.0
-
-
-def _row(each: HeldUnits, series: MemorySeries) -> TableRow:
-    most = max(each.held, default=0)
-    unit_bytes = sum(pool.unit_bytes for pool in series.pools if pool.unit == each.name)
-    first, last = (f"{each.held[end]:,}" if each.held else ABSENT for end in (0, -1))
-    return [
-        each.name,
-        f"{each.units:,}",
-        first,
-        f"{most:,} ({share_percent(each, most):.1f} %)",
-        last,
-        format_bytes(most * unit_bytes) if unit_bytes else ABSENT,
-        Spark(each.held),
-    ]
+    seconds = [at * _NS for at in series.at_ns]
+    sizes = pool_sizes(series)
+    chart = plots.lines(
+        "Memory in use, by pool",
+        [plots.Line(name, seconds, counts) for name, counts in sizes.items()],
+        x="seconds since the first step",
+        unit="B",
+        form="stack",
+    )
+    return Section("Memory in use over time", [table, chart])

@@ -1,93 +1,93 @@
-"""``bench tiers`` in tables: what a prefix costs to store and restore, and its families."""
+"""``bench tiers``: what a prefix costs to store and restore, and its families."""
 
 from collections.abc import Iterator
 
 from dsv4kv.measure.statistics import Estimate, divide
-from dsv4kv.moving.tiers_outcome import (
-    CopyRow,
-    Direction,
-    FamilyRow,
-    PrefixRow,
-    TiersOutcome,
-    Way,
-)
-from dsv4kv.units import format_bytes, format_duration
-from dsv4kv.view.cells import format_number, measured
-from dsv4kv.view.table import ABSENT, Number, Part, Table, Text, names, numbers
+from dsv4kv.moving.tiers_outcome import CopyRow, PrefixRow, TiersOutcome
+from dsv4kv.units import format_duration
+from dsv4kv.view.quantity import ms, quantity, size
+from dsv4kv.view.table import ABSENT, Finding, Number, Part, Read, Table, Text
 
 
 def report_tiers(outcome: TiersOutcome) -> Iterator[Part]:
-    """Both tables, what was compared, and the answer."""
-    yield prefixes_table(outcome)
-    yield ""
-    yield families_table(outcome)
-    yield ""
-    if outcome.copies:
-        yield copies_table(outcome)
-        yield ""
-    yield Text(summary(outcome), "strong")
+    """The answer, whether all is right, and the tables."""
+    for sentence in outcome.answers():
+        yield Text(sentence, "strong")
     if outcome.overlap:
         yield Text(outcome.overlap.sentence, "strong")
-    for answer in outcome.answers():
-        yield Text(answer, "strong")
+    yield _verdict(outcome)
+    yield from ("", prefixes_table(outcome))
+    yield from ("", families_table(outcome))
+    if outcome.copies:
+        yield from ("", copies_table(outcome))
+
+
+def _verdict(outcome: TiersOutcome) -> Finding:
+    """How much was compared, and whether it was right."""
+    if outcome.failures:
+        return Finding(
+            "bad", f"{len(outcome.failures):,} of {outcome.checks:,} comparisons failed"
+        )
+    if not outcome.exact:
+        return Finding(
+            "good",
+            f"all {outcome.checks:,} digests are equal; windows are approximate, and what is "
+            "recomputed has other bits than a request that was never moved",
+        )
+    return Finding(
+        "good",
+        f"all {outcome.checks:,} comparisons are equal: digests, and after further steps every "
+        "bit of restored requests and of ones that were never moved",
+    )
 
 
 def prefixes_table(outcome: TiersOutcome) -> Table:
     """One row for every store and length."""
+    columns: list[tuple[str, Read]] = [
+        ("store", lambda row: row.store),
+        ("tokens", lambda row: quantity(row.tokens)),
+        ("read", lambda row: size(row.read_bytes)),
+        ("/useful", lambda row: quantity(row.amplification)),
+        ("restore ms", lambda row: ms(row.restored)),
+        ("resumed at", lambda row: quantity(row.resumed_tokens)),
+        ("again ms", lambda row: ms(row.again_ns)),
+        ("compute ms", lambda row: ms(row.computed_ns)),
+        ("store ms", lambda row: ms(row.stored)),
+        ("lookup pages/s", _lookup),
+    ]
+    if not outcome.resumes_earlier:
+        columns = [column for column in columns if column[0] not in ("resumed at", "again ms")]
+    what = "compute, again" if outcome.resumes_earlier else "compute"
+    cold = [f"{store} is read cold, by {way}" for store, way in outcome.cold.items()]
     return Table(
         f"Prefixes of {outcome.model}, windows kept at {outcome.windows}",
-        [
-            *names("store"),
-            *numbers("tokens", "read", "/useful", "restore ms"),
-            *numbers(*(("resumed at", "again ms") if outcome.resumes_earlier else ())),
-            *numbers("compute ms"),
-            *numbers("store ms", "lookup pages/s", minor=True),
-        ],
-        [_prefix_cells(row, earlier=outcome.resumes_earlier) for row in outcome.prefixes],
-        note=f"{_modelled(outcome)}; {_cold(outcome)}",
+        columns,
+        outcome.prefixes,
+        note=f"{what}: modelled on {outcome.gpu}; "
+        f"{'; '.join(cold) or 'nothing is read from a disk'}",
         keys=2,
     )
 
 
-def _prefix_cells(row: PrefixRow, *, earlier: bool) -> tuple[str | Number, ...]:
-    again, computed = (
-        Number(ABSENT if ns is None else format_number(ns / 1e6))
-        for ns in (row.again_ns, row.computed_ns)
-    )
-    return (
-        row.store,
-        Number(f"{row.tokens:,}"),
-        Number(format_bytes(row.read_bytes)),
-        Number(f"{row.amplification:.2f}"),
-        measured(row.restored, 1e-6),
-        *((Number(f"{row.resumed_tokens:,}"), again) if earlier else ()),
-        computed,
-        measured(row.stored, 1e-6),
-        measured(divide(Estimate(row.pages, 0.0), row.looked_up), 1e9),
-    )
+def _lookup(row: PrefixRow) -> Number:
+    return quantity(divide(Estimate(row.pages, 0.0), row.looked_up), 1e9)
 
 
 def families_table(outcome: TiersOutcome) -> Table:
     """One row for every family of the longest prefix."""
+
+    def way(name: str, header: str) -> list[tuple[str, Read]]:
+        return [
+            (header, lambda row: Number(format_duration(getattr(row, name).time.value))),
+            ("GB/s", lambda row: quantity(row.rate(getattr(row, name)))),
+            ("% of limit", lambda row: _rounded(getattr(row, name).share)),
+        ]
+
     longest = max((row.tokens for row in outcome.prefixes), default=0)
     return Table(
         f"Families of {longest:,} tokens",
-        [
-            *names("store", "family"),
-            *numbers("objects", "bytes", "restore", "GB/s", "% of limit"),
-            *numbers("store", "GB/s", "% of limit", minor=True),
-        ],
-        [
-            (
-                row.store,
-                row.family,
-                Number(f"{row.objects:,}"),
-                Number(format_bytes(row.bytes)),
-                *_way_cells(row, row.restore_way),
-                *_way_cells(row, row.store_way),
-            )
-            for row in outcome.families
-        ],
+        [*_family_columns(store=True), *way("restore_way", "restore"), *way("store_way", "store")],
+        outcome.families,
         note="limit: as many copies in memory, or pieces of a new file by as many threads",
         keys=2,
     )
@@ -95,63 +95,39 @@ def families_table(outcome: TiersOutcome) -> Table:
 
 def copies_table(outcome: TiersOutcome) -> Table:
     """One row for every family between GPU and host."""
+
+    def way(name: str, header: str) -> list[tuple[str, Read]]:
+        def rate(row: CopyRow, how: str) -> Number:
+            return quantity(divide(Estimate(row.bytes, 0.0), getattr(getattr(row, name), how)))
+
+        return [
+            (header, lambda row: rate(row, "gathered")),
+            ("by pages", lambda row: rate(row, "by_pages")),
+            (
+                "% of copy",
+                lambda row: _rounded(
+                    divide(getattr(row, name).whole, getattr(row, name).gathered)
+                ),
+            ),
+        ]
+
     return Table(
         "Between the GPU and pinned memory of the host",
-        [
-            *names("family"),
-            *numbers("objects", "bytes", "to host GB/s", "by pages", "% of copy"),
-            *numbers("back GB/s", "by pages", "% of copy"),
-        ],
-        [
-            (
-                row.family,
-                Number(f"{row.objects:,}"),
-                Number(format_bytes(row.bytes)),
-                *(cell for way in (row.there, row.back) for cell in _direction_cells(row, way)),
-            )
-            for row in outcome.copies
-        ],
+        [*_family_columns(store=False), *way("there", "to host GB/s"), *way("back", "back GB/s")],
+        outcome.copies,
         note="gathered by one launch; by pages: a copy for every piece; % of one copy as large",
     )
 
 
-def _direction_cells(row: CopyRow, way: Direction) -> tuple[Number, ...]:
-    size = Estimate(row.bytes, 0.0)
-    return (
-        measured(divide(size, way.gathered)),
-        measured(divide(size, way.by_pages)),
-        Number(f"{way.whole.value / way.gathered.value * 100:.0f}"),
-    )
+def _family_columns(*, store: bool) -> list[tuple[str, Read]]:
+    columns: list[tuple[str, Read]] = [
+        ("store", lambda row: row.store),
+        ("family", lambda row: row.family),
+        ("objects", lambda row: quantity(row.objects)),
+        ("bytes", lambda row: size(row.bytes)),
+    ]
+    return columns if store else columns[1:]
 
 
-def _way_cells(row: FamilyRow, way: Way) -> tuple[Number, ...]:
-    return (
-        Number(format_duration(way.time.value)),
-        measured(row.rate(way)),
-        Number(f"{way.share.value * 100:.0f}" if way.share else ABSENT),
-    )
-
-
-def _modelled(outcome: TiersOutcome) -> str:
-    what = "compute, again" if outcome.resumes_earlier else "compute"
-    return f"{what}: modelled on {outcome.gpu}"
-
-
-def _cold(outcome: TiersOutcome) -> str:
-    how = [f"{store} is read cold, by {way}" for store, way in outcome.cold.items()]
-    return "; ".join(how) or "nothing is read from a disk"
-
-
-def summary(outcome: TiersOutcome) -> str:
-    """How much was compared, and whether it was right."""
-    if outcome.failures:
-        return f"{len(outcome.failures):,} of {outcome.checks:,} comparisons failed."
-    if not outcome.exact:
-        return (
-            f"All {outcome.checks:,} digests are equal. Windows are approximate: what is computed "
-            "again has other bits than a run that never left, which a cache cannot judge."
-        )
-    return (
-        f"All {outcome.checks:,} comparisons are equal: digests, and after further steps every "
-        "bit of restored requests and of ones that never left."
-    )
+def _rounded(share: Estimate | None) -> Number:
+    return Number(f"{share.value * 100:.0f}" if share else ABSENT)

@@ -1,45 +1,480 @@
-"""What a trace asks for."""
+"""``dsv4kv trace``: what a trace asks for; its hit rate by capacity, rule and policy."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
 
+from dsv4kv.engines.names import RULES
+from dsv4kv.engines.rule import SPECULATIONS
+from dsv4kv.measure.statistics import Estimate
+from dsv4kv.mrc.curves import Answer, Point
+from dsv4kv.mrc.sample import CLASSES, LONG_REFERENCES
+from dsv4kv.mrc.thin import PARTS
+from dsv4kv.prefix.outcome import Losses, Outcome
 from dsv4kv.traces import TraceSummary
-from dsv4kv.view.table import Part, Table, Text, names, numbers
-
-_STORES = (
-    "stores-only: what a server stored, not what was asked of it; prompts cached as a whole are "
-    "missing, so there is no hit rate"
+from dsv4kv.units import format_bytes
+from dsv4kv.view.plots import Line, lines
+from dsv4kv.view.quantity import format_quantity, size
+from dsv4kv.view.render import to_csv as table_to_csv
+from dsv4kv.view.table import (
+    ABSENT,
+    Chart,
+    Command,
+    Finding,
+    Page,
+    Part,
+    Read,
+    Section,
+    Table,
+    Text,
+    tabulate,
 )
+
+_GIB = 2**30
+_MAX_ROWS = 7
+_LOSSES = {field.name: field.name.replace("_", " ") for field in fields(Losses)}
+
+
+def written_bytes(outcome: Outcome, answer: Answer) -> int:
+    """Bytes of window entries and states that a strategy writes."""
+    window = outcome.checkpoint_tokens * answer.costs.window_token_bytes
+    return window + (outcome.checkpoints or 0) * answer.costs.state_bytes
+
+
+def _rows(answer: Answer) -> Iterator[dict[str, Any]]:
+    """A row for every capacity and everything measured at it."""
+    for point in answer.points:
+        at = {
+            "capacity_tokens": point.capacity_tokens,
+            "capacity_blocks": point.capacity_blocks,
+            "capacity_bytes": point.capacity_bytes,
+        }
+        curve = at | {
+            "kind": "curve",
+            "name": "lru",
+            "block_hit_share": point.block_hits,
+            "hit_share": point.token_hits,
+            "hit_tokens": round(point.token_hits * answer.input_tokens),
+            "rejected_requests": point.rejected,
+        }
+        if answer.kept_share < 1:
+            curve["hit_share_low"] = point.token_hits - point.token_error
+            curve["hit_share_high"] = point.token_hits + point.token_error
+        yield curve
+        for estimate in point.estimates:
+            yield at | {
+                "kind": "policy",
+                "name": estimate.name,
+                "hit_share": estimate.hit_share,
+                "hit_tokens": round(estimate.hit_share * answer.input_tokens),
+                "hit_share_low": estimate.low,
+                "hit_share_high": estimate.high,
+                "rejected_requests": point.rejected,
+            }
+        kinds = ("strategy", point.strategies), ("rule", point.rules), ("policy", point.policies)
+        for kind, outcomes in kinds:
+            for outcome in outcomes:
+                drafts = {"speculation": outcome.speculation} if kind == "rule" else {}
+                yield at | {"kind": kind} | _outcome_row(outcome, answer) | drafts
+
+
+def _behind_rows(answer: Answer) -> Iterator[dict[str, Any]]:
+    """A row for every host memory behind every capacity, and every strategy there."""
+    for behind in answer.behind:
+        at = {
+            "capacity_tokens": behind.gpu_tokens,
+            "host_bytes": behind.host_bytes,
+            "host_tokens": behind.host_tokens,
+        }
+        yield at | {
+            "kind": "host",
+            "name": "lru",
+            "hit_share": behind.token_hits,
+            "hit_tokens": round(behind.token_hits * answer.input_tokens),
+            "won_tokens": round((behind.token_hits - behind.gpu_hits) * answer.input_tokens),
+        }
+        for outcome in behind.strategies:
+            yield at | {"kind": "host strategy"} | _outcome_row(outcome, answer)
+
+
+def _outcome_row(outcome: Outcome, answer: Answer) -> dict[str, Any]:
+    lost = {f"lost_{name}_tokens": value for name, value in asdict(outcome.losses).items()}
+    row: dict[str, Any] = {
+        "name": outcome.name,
+        "hit_share": outcome.hit_share,
+        "hit_tokens": outcome.hit_tokens,
+        "hit_requests": outcome.hit_requests,
+        "found_tokens": outcome.found_tokens,
+        "rejected_requests": outcome.rejected,
+    }
+    if outcome.found_blocks is not None:
+        row["block_hit_share"] = outcome.found_blocks / answer.references
+    if outcome.checkpoints is not None:
+        row |= {
+            "checkpoints": outcome.checkpoints,
+            "written_per_new_token": outcome.written_per_new_token,
+            "written_bytes": written_bytes(outcome, answer),
+            "read_bytes": outcome.checkpoint_reads * answer.costs.checkpoint_bytes,
+            "unreachable_checkpoints": outcome.unreachable_checkpoints,
+        }
+    return row | lost
+
+
+def to_csv(answer: Answer) -> str:
+    """The rows as CSV; what a row does not have is empty."""
+    return table_to_csv(tabulate([*_rows(answer), *_behind_rows(answer)]))
+
+
+def to_json(source: str, model: str, answer: Answer) -> str:
+    """The rows and what they are about as one JSON document."""
+    document = {
+        "source": source,
+        "model": model,
+        "requests": answer.requests,
+        "input_tokens": answer.input_tokens,
+        "block_references": answer.references,
+        "block_tokens": answer.block_tokens,
+        "trace_block_tokens": answer.trace_block_tokens,
+        "bytes_per_token": float(answer.costs.token_bytes),
+        "checkpoint_bytes": answer.costs.checkpoint_bytes,
+        "tokens_for_90_percent": answer.enough_tokens,
+        "arch": answer.arch,
+        "sampled_share": answer.sampling.share,
+        "kept_share": answer.kept_share,
+        "sampling_refused": answer.sampling.refused or None,
+        "rows": [*_rows(answer), *_behind_rows(answer)],
+    }
+    return json.dumps(document, indent=2)
+
+
+def mrc_page(source: str, model: str, answer: Answer) -> Page:
+    """The best hit rate, the table that carries it, and what to ask next; then everything."""
+    last = _shown_point(answer)
+    outcomes = [*last.rules, *last.policies]
+    parts: list[Part] = [*_sum_up(model, answer)]
+    parts.append(
+        f"{answer.requests:,} requests of {source}, {answer.input_tokens:,} prompt tokens, "
+        f"{answer.references:,} blocks of {answer.block_tokens:,} tokens; {_certainty(answer)}."
+    )
+    parts.append("")
+    if outcomes:
+        parts.append(_outcomes_table(answer, last, outcomes, brief=True))
+        parts += _advice(last)
+    elif last.estimates:
+        parts += [_estimates_table(answer), _sampling(answer)]
+    elif answer.behind:
+        parts.append(_host_table(answer))
+    else:
+        parts.append(_curve_table(model, answer, limit=_MAX_ROWS))
+    parts += _warnings(answer)
+    if after := _next(source, model, answer):
+        parts += ["", Command(after)]
+    title = f"Hit rate of {Path(source).name} by cache capacity, {model}"
+    return Page(title, parts, list(_sections(model, answer)))
+
+
+def _shown_point(answer: Answer) -> Point:
+    """The largest capacity by rules or policies, where there are any; else without bound."""
+    asked = [p for p in answer.points if p.rules or p.policies or p.estimates]
+    return asked[-1] if asked else answer.points[-1]
+
+
+def _sum_up(model: str, answer: Answer) -> Iterator[Text]:
+    """The best at the largest capacity, and how much cache is enough."""
+    point = _shown_point(answer)
+    where = f"a pool of {point.capacity_tokens:,} tokens" if point.capacity_tokens else ""
+    where = f"In {where}," if where else "With unlimited memory,"
+    engines = [outcome for outcome in point.rules if RULES[outcome.name].engine]
+    outcomes = engines or [*point.strategies, *point.rules, *point.policies]
+    found = [(outcome.hit_share, outcome.label) for outcome in outcomes]
+    found += [(estimate.hit_share, estimate.name) for estimate in point.estimates]
+    sentence = f"{where} {point.token_hits:.1%} of prompt tokens hit."
+    if found:
+        share, name = max(found, key=lambda each: each[0])
+        sentence = (
+            f"{where} {'the best is ' if found[1:] else ''}{name}: {share:.1%} of prompt tokens "
+            f"hit (upper bound {point.token_hits:.1%})."
+        )
+    yield Text(sentence, "strong")
+    if answer.enough_tokens is not None:
+        held = format_bytes(int(answer.enough_tokens * answer.costs.token_bytes))
+        yield Text(
+            f"90 % of the hits of an unlimited cache need {answer.enough_tokens:,} tokens, {held} "
+            f"of {model}'s compressed cache.",
+            "strong",
+        )
+    if answer.behind:
+        each = max(answer.behind, key=lambda found: (found.gpu_tokens, found.host_bytes))
+        won = each.token_hits - each.gpu_hits
+        yield Text(
+            f"{format_bytes(each.host_bytes)} of host memory behind {each.gpu_tokens:,} tokens on "
+            f"GPUs adds {won:.1%} of prompt tokens: {each.token_hits:.1%} hit instead of "
+            f"{each.gpu_hits:.1%} (upper bound: write-through, no transfer time, no padding).",
+            "strong",
+        )
+
+
+def _next(source: str, model: str, answer: Answer) -> str:
+    """The command that asks about engines' rules, or about the times of the best of them."""
+    outcomes = _shown_point(answer).rules
+    if not outcomes and answer.kept_share == 1 and answer.enough_tokens:
+        asked = f"--capacity {answer.enough_tokens} --rule all"
+        return f"dsv4kv trace mrc {source} --model {model} {asked}"
+    if outcomes:
+        good = max(outcomes, key=lambda o: (bool(RULES[o.name].engine), o.hit_tokens))
+        return f"dsv4kv replay {source} --model {model} --rule {good.name}"
+    return ""
+
+
+def _certainty(answer: Answer) -> str:
+    if answer.kept_share < 1:
+        return f"estimated from {answer.kept_share:.2g} of all blocks, ± half a 95 % interval"
+    if not any(point.estimates for point in answer.points):
+        return "exact"
+    return f"exact; policies from a sample of {answer.sampling.share:.1%}, 95 % intervals"
+
+
+def _sections(model: str, answer: Answer) -> Iterator[Section]:
+    curve: list[Part] = [hits_chart(model, answer), _curve_table(model, answer)]
+    if answer.kept_share < 1:
+        curve.append(
+            f"Estimated from one in {round(1 / answer.kept_share):,} blocks, "
+            f"{answer.kept_references:,} references to them, in {PARTS} disjoint parts."
+        )
+    yield Section("By capacity", curve)
+    last = answer.points[-1]
+    for point in answer.points:
+        if outcomes := [*point.rules, *point.policies]:
+            table = _outcomes_table(answer, point, outcomes)
+            yield Section(f"Rules, {_capacity(point)}", [table, *_advice(point)])
+    if last.strategies:
+        table = _outcomes_table(answer, last, last.strategies)
+        yield Section("Windows and states", [table], f"checkpoints of {model}")
+    if answer.behind:
+        yield Section("Host memory", [_host_table(answer)])
+    if any(point.estimates for point in answer.points):
+        yield Section("Sampled policies", [_estimates_table(answer), _sampling(answer)])
+    for name in dict.fromkeys(o.name for point in answer.points for o in point.rules):
+        if RULES[name].hopper_block_tokens:
+            on = answer.arch or "sm_100, as --gpu is not given"
+            sized = f"{name}: blocks as {RULES[name].engine} has them on {on}"
+            yield Section("Blocks", [sized])
+
+
+def hits_chart(model: str, answer: Answer) -> Chart:
+    """Hits over capacity: the curve, every strategy, every rule, every policy."""
+    points = [point for point in answer.points if point.capacity_bytes]
+    xs = [(point.capacity_bytes or 0) / _GIB for point in points]
+    sampled = answer.kept_share < 1
+    hits = [point.token_hits for point in points]
+    low, high = (
+        [point.token_hits + sign * point.token_error for point in points] for sign in (-1, 1)
+    )
+    series = [Line("all cached", xs, hits, low if sampled else None, high if sampled else None)]
+    named: dict[str, list[tuple[float, float, float, float]]] = {}
+    for x, point in zip(xs, points, strict=True):
+        for outcome in (*point.strategies, *point.rules, *point.policies):
+            hit = outcome.hit_share
+            named.setdefault(outcome.label, []).append((x, hit, hit, hit))
+        for each in point.estimates:
+            named.setdefault(each.name, []).append((x, each.hit_share, each.low, each.high))
+    series += [Line(name, *zip(*rows, strict=True)) for name, rows in named.items()]
+    if answer.behind:
+        behind = sorted((each.host_bytes / _GIB, each.token_hits) for each in answer.behind)
+        series.append(Line("host memory", [x for x, _ in behind], [y for _, y in behind]))
+    title = f"Share of prompt tokens that hit; {_certainty(answer)}"
+    return lines(title, series, x=f"compressed cache of {model}, GiB", form="points")
+
+
+def _curve_table(model: str, answer: Answer, limit: int | None = None) -> Table:
+    """Hits at every capacity, or at ``limit`` of them, the largest included."""
+    points, names = answer.points, [outcome.name for outcome in answer.points[0].strategies]
+    rejects = any(point.rejected for point in points)
+    if limit and len(points) > limit:
+        step = (len(points) - 1) / (limit - 1)
+        points = tuple(points[round(number * step)] for number in range(limit))
+
+    def hit(point: Point) -> str:
+        if answer.kept_share == 1:
+            return f"{point.token_hits:.2%}"
+        return format_quantity(Estimate(point.token_hits, point.token_error))
+
+    return Table(
+        "Hit rate by capacity",
+        [
+            ("tokens", lambda p: f"{p.capacity_tokens:,}" if p.capacity_tokens else ABSENT),
+            ("GiB", lambda p: f"{p.capacity_bytes / _GIB:,.2f}" if p.capacity_bytes else ABSENT),
+            ("all cached", hit),
+            *_strategy_columns(names),
+            *([("rejected", lambda point: f"{point.rejected:,}")] if rejects else []),
+        ],
+        points,
+        note=f"of prompt tokens; – is unlimited; GiB of {model}'s compressed cache",
+        caption="next to the upper bound: hits if windows and states are kept by that strategy"
+        if names
+        else "",
+    )
+
+
+def _strategy_columns(names: Sequence[str]) -> Iterator[tuple[str, Read]]:
+    def of(number: int) -> Read:
+        return lambda row: f"{row.strategies[number].hit_share:.2%}"
+
+    yield from ((name, of(number)) for number, name in enumerate(names))
+
+
+def _host_table(answer: Answer) -> Table:
+    return Table(
+        "Host memory",
+        [
+            ("GPU tokens", lambda each: f"{each.gpu_tokens:,}"),
+            ("host", lambda each: size(each.host_bytes)),
+            ("host tokens", lambda each: f"{each.host_tokens:,}"),
+            ("all cached", lambda each: f"{each.token_hits:.2%}"),
+            ("added", lambda each: f"{each.token_hits - each.gpu_hits:+.2%}"),
+            *_strategy_columns([outcome.name for outcome in answer.behind[0].strategies]),
+        ],
+        answer.behind,
+        note="of prompt tokens; the host also stores what the GPUs have",
+        keys=2,
+    )
+
+
+def _outcomes_table(
+    answer: Answer, point: Point, outcomes: Sequence[Outcome], *, brief: bool = False
+) -> Table:
+    """What strategies, rules or policies hit and lose; ``brief``: the best first, less of each."""
+    columns: list[tuple[str, Read]] = [
+        ("rule", lambda outcome: outcome.label),
+        ("hit", lambda outcome: f"{outcome.hit_share:.2%}"),
+    ]
+    if any(outcome.rejected for outcome in outcomes):
+        columns.append(("rejected", lambda outcome: f"{outcome.rejected:,}"))
+    columns += _loss_columns(outcomes)
+    if brief:
+        outcomes = sorted(outcomes, key=lambda outcome: -outcome.hit_tokens)
+    elif all(outcome.checkpoints is not None for outcome in outcomes):
+        read_bytes = answer.costs.checkpoint_bytes
+        columns += [
+            ("written", lambda outcome: size(written_bytes(outcome, answer))),
+            ("per new token", lambda outcome: f"{outcome.written_per_new_token:.4f}"),
+            ("read", lambda outcome: size(outcome.checkpoint_reads * read_bytes)),
+        ]
+    else:
+        columns.append(("setting", lambda o: RULES[o.name].setting if o.name in RULES else ""))
+    return Table("Rules", columns, outcomes, f"{_capacity(point)}; shares of all prompt tokens")
+
+
+def _loss_columns(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, Read]]:
+    """A column for every reason that occurs."""
+
+    def of(name: str) -> Read:
+        return lambda outcome: f"{getattr(outcome.losses, name) / outcome.input_tokens:.2%}"
+
+    for name, words in _LOSSES.items():
+        if any(getattr(outcome.losses, name) for outcome in outcomes):
+            yield f"lost: {words}", of(name)
+
+
+def _estimates_table(answer: Answer) -> Table:
+    rows = [(point, estimate) for point in answer.points for estimate in point.estimates]
+    return Table(
+        "Policies",
+        [
+            ("tokens", lambda row: f"{row[0].capacity_tokens:,}"),
+            ("policy", lambda row: row[1].name),
+            ("hit", lambda row: f"{row[1].hit_share:.2%}"),
+            ("95 % interval", lambda row: f"{row[1].low:.2%} to {row[1].high:.2%}"),
+            ("lru, exact", lambda row: f"{row[0].token_hits:.2%}"),
+        ],
+        rows,
+        note="estimated from a sample, share of prompt tokens",
+        keys=2,
+    )
+
+
+def _sampling(answer: Answer) -> str:
+    """What the policies were simulated on."""
+    sampling = answer.sampling
+    why = (
+        f" The full trace is over {LONG_REFERENCES // 10**6} million block references × policies "
+        "× capacities; --sample 1 simulates it."
+    )
+    return (
+        f"Simulated on {sampling.share:.1%} of {sampling.families:,} prompt families, and in "
+        f"{CLASSES} parts for the intervals; the difference to LRU is what is estimated."
+        f"{why if sampling.automatic else ''}"
+    )
+
+
+def _advice(point: Point) -> Iterator[str]:
+    """Which setting of an engine hits most, and which way to draft."""
+    settings: dict[tuple[str, str], list[Outcome]] = {}
+    drafts: dict[str, list[Outcome]] = {}
+    for outcome in (o for o in point.rules if o.name in RULES):
+        drafts.setdefault(outcome.name, []).append(outcome)
+        if RULES[outcome.name].windows:
+            family = outcome.name.partition(":")[0]
+            settings.setdefault((family, outcome.speculation), []).append(outcome)
+    for alike in settings.values():
+        yield from _wins(alike, lambda o: RULES[o.name].setting)
+    for name, alike in drafts.items():
+        yield from _wins(alike, lambda o: SPECULATIONS[o.speculation].setting)
+        lost = alike[0].losses.draft / alike[0].input_tokens
+        if lost and len(alike) == 1:
+            others = ",".join(RULES[name].drafts)
+            yield f"{alike[0].label} loses {lost:.1%} to its drafts: try --speculation {others}."
+
+
+def _wins(alike: list[Outcome], setting: Callable[[Outcome], str]) -> Iterator[str]:
+    """What the best of these saves more than the worst."""
+    good, bad = (f(alike, key=lambda o: o.hit_tokens) for f in (max, min))
+    if good.hit_tokens > bad.hit_tokens:
+        gain = f"{good.hit_share - bad.hit_share:.1%} of all prompt tokens"
+        yield f"{setting(good)} ({good.label}) hits {gain} more than {setting(bad)}."
+
+
+def _warnings(answer: Answer) -> Iterator[Part]:
+    if refused := answer.sampling.refused:
+        sentence = f"Policies without a sample estimate ran on the full trace (slow): {refused}"
+        yield Finding("warning", sentence)
+    for outcome in answer.points[-1].strategies:
+        if unreachable := outcome.unreachable_checkpoints:
+            yield Finding(
+                "warning",
+                f"{outcome.name}: {unreachable:,} checkpoints are in the partial last block of a "
+                f"prompt ({answer.trace_block_tokens} tokens) and never reused: omit --no-snap.",
+            )
+
+
+def _capacity(point: Point) -> str:
+    if point.capacity_tokens is None:
+        return "unlimited cache"
+    return f"{point.capacity_tokens:,} tokens"
 
 
 def describe_trace(summary: TraceSummary, *, stores: bool = False) -> Iterator[Part]:
-    """Requests, what their prompts share, and lengths; of what a server stored no hit rate."""
+    """The prefix hit rate, then requests and lengths; of what a server stored no hit rate."""
+    answer = "no prefix hashes: the hit rate is unknown"
+    if stores:
+        answer = (
+            "stores-only: what a server stored, not what was requested; prompts cached as a whole "
+            "are missing, so the hit rate is unknown"
+        )
+    elif summary.hit_share is not None:
+        answer = f"{summary.hit_share:.2%} of block references hit with unlimited memory"
+    yield Text(answer, "strong")
     yield f"{summary.requests:,} requests over {summary.duration_s:,.1f} s"
     if summary.hit_share is not None:
         yield (
             f"{summary.block_references:,} block references (prefix hashes) to "
             f"{summary.distinct_blocks:,} distinct blocks of {summary.hash_block_tokens:,} tokens"
         )
-    yield ""
-    yield _lengths_table(summary)
-    yield from ("", Text(_STORES if stores else _answer(summary), "strong"))
-
-
-def _answer(summary: TraceSummary) -> str:
-    """What there is to reuse."""
-    if summary.hit_share is None:
-        return "no prefix hashes: what its prompts share is not known"
-    return f"{summary.hit_share:.2%} of references are prefix hits in a cache without bound"
-
-
-def _lengths_table(summary: TraceSummary) -> Table:
-    lengths = summary.input_tokens, summary.output_tokens
-    rows: dict[str, list[float]] = {"total": [each.total for each in lengths]}
-    rows["mean"] = [each.total / summary.requests for each in lengths]
-    rows |= {
-        label: [getattr(each, label) for each in lengths] for label in ("p50", "p90", "p99", "max")
-    }
-    return Table(
-        "Lengths",
-        [*names("tokens"), *numbers("prompt", "output")],
-        [(label, *(f"{value:,.0f}" for value in values)) for label, values in rows.items()],
-    )
+    both = summary.input_tokens, summary.output_tokens
+    rows: dict[str, list[float]] = {"total": [each.total for each in both]}
+    rows["mean"] = [each.total / summary.requests for each in both]
+    rows |= {name: [getattr(each, name) for each in both] for name in ("p50", "p90", "p99", "max")}
+    cells = [(name, *(f"{value:,.0f}" for value in values)) for name, values in rows.items()]
+    yield from ("", Table("Lengths", ["tokens", "prompt", "output"], cells))

@@ -1,109 +1,39 @@
-"""A transfer: what moved of every family, next to what could, and what engines would send."""
+"""``bench transfer``: what moved of every family, next to the limit and to what engines send."""
 
 from collections.abc import Iterator
 
 from dsv4kv.config.transfer import TransferConfig
-from dsv4kv.engines.host import Sent
 from dsv4kv.measure.statistics import Estimate, divide
 from dsv4kv.moving.rows import Moved
 from dsv4kv.moving.transfer_outcome import Outcome, Run
 from dsv4kv.units import counted, format_bytes, format_duration
-from dsv4kv.view.cells import format_number, measured
-from dsv4kv.view.table import ABSENT, Number, Part, Table, Text, names, numbers
+from dsv4kv.view.quantity import format_number, percent, quantity, size, us
+from dsv4kv.view.table import ABSENT, Finding, Number, Part, Table, Text
 
 
 def report_transfer(config: TransferConfig, outcome: Outcome) -> Iterator[Part]:
-    """Tables, and the answer below them."""
-    for run in outcome.runs:
-        yield families_table(run)
-        yield ""
-    yield costs_table(outcome)
-    yield ""
-    yield engines_table(config, outcome)
-    yield ""
-    for sentence in outcome.skipped:
-        yield Text(sentence, "dim")
+    """The answer, whether all is right, and the tables."""
     for run in outcome.runs:
         yield Text(answer(run), "strong")
-    yield Text(verified(config, outcome), "strong")
+    yield _verdict(config, outcome)
+    yield from (Finding("note", sentence) for sentence in outcome.skipped)
+    for run in outcome.runs:
+        yield from ("", families_table(run))
+    yield from ("", costs_table(outcome))
+    yield from ("", engines_table(config, outcome))
 
 
-def families_table(run: Run) -> Table:
-    """One row per family, and all of them."""
-    of = "socket" if run.raw else "memcpy"
-    rows = [_row(name, moved, run) for name, moved in run.moved.items() if moved.bytes]
-    return Table(
-        f"{run.transport}: a request's cache, read by the decode side",
-        [
-            *names("family"),
-            *numbers("bytes", "useful %", "pieces", "merged", "GB/s", f"% of {of}"),
-        ],
-        [*rows, _row("all", run.total, run)],
-        note="pieces: pages of every layer; merged: descriptors once neighbours are one",
-        keys=1,
+def _verdict(config: TransferConfig, outcome: Outcome) -> Finding:
+    pages = sum(run.pages for run in outcome.runs)
+    wrong = sum(len(run.failures) for run in outcome.runs)
+    steps = counted(config.decode_steps, "decode step")
+    if wrong:
+        return Finding("bad", f"{wrong} of {2 * len(outcome.runs)} transfers differ after {steps}")
+    return Finding(
+        "good",
+        f"all {counted(pages, 'page')} have the digests that they were sent with, and {steps} "
+        "after every transfer read, bit for bit, what a request reads that was never moved",
     )
-
-
-def _row(name: str, moved: Moved, run: Run) -> tuple[str | Number, ...]:
-    rate = run.rates[name]
-    share = divide(rate, run.limit) if rate and run.limit else None
-    value, unit = format_bytes(moved.bytes).split()
-    return (
-        name,
-        Number(value, unit),
-        Number(f"{100 * moved.useful_bytes / moved.bytes:.1f}" if moved.bytes else ABSENT),
-        Number(f"{moved.pieces:,}"),
-        Number(f"{moved.descriptors:,}"),
-        measured(rate),
-        measured(share, 100),
-    )
-
-
-def costs_table(outcome: Outcome) -> Table:
-    """What a read costs, and what reading while the prompt is computed wins."""
-    return Table(
-        "What a read costs",
-        [
-            *names("transport"),
-            *numbers("setup µs", "descriptor µs", "GB/s", "at its end s", "by layer s"),
-        ],
-        [
-            (
-                run.transport,
-                measured(run.costs.setup_ns, 1e-3),
-                measured(run.costs.descriptor_ns, 1e-3),
-                measured(_inverse(run.costs.byte_ns)),
-                Number(f"{run.at_end_ns / 1e9:.2f}"),
-                Number(f"{run.by_layer_ns / 1e9:.2f}"),
-            )
-            for run in outcome.runs
-        ],
-        note="fitted to pages of two sizes; the last two: prompt and transfer, one run each",
-        keys=1,
-    )
-
-
-def engines_table(config: TransferConfig, outcome: Outcome) -> Table:
-    """What engines would send for this request, next to what was read."""
-    rows: list[tuple[str | Number, ...]] = []
-    if outcome.runs:
-        total = outcome.runs[0].total
-        rows.append(_sent("read here", Sent(total.bytes, total.pieces), total))
-    for name, sent in outcome.engines.items():
-        rows.append(_sent(name, sent, None) if sent else (name, *[Number(ABSENT)] * 3))
-    return Table(
-        f"{counted(config.timed_tokens, 'token')}, sent by",
-        [*names("engine"), *numbers("bytes", "descriptors", "merged")],
-        rows,
-        note="of the layers that are held; engines by the rules of their connectors",
-        keys=1,
-    )
-
-
-def _sent(name: str, sent: Sent, merged: Moved | None) -> tuple[str | Number, ...]:
-    value, unit = format_bytes(sent.bytes).split()
-    fewer = Number(f"{merged.descriptors:,}" if merged else ABSENT)
-    return name, Number(value, unit), Number(f"{sent.descriptors:,}"), fewer
 
 
 def answer(run: Run) -> str:
@@ -121,28 +51,71 @@ def answer(run: Run) -> str:
     if not (merged and single):
         return words
     gain = divide(merged, single)
-    return f"{words} Merged, {total.pieces:,} pieces are {total.descriptors:,}: {_times(gain)}."
+    times = f"{format_number(gain.value)} times as fast"
+    if gain.half_width is not None and abs(gain.value - 1) <= gain.half_width:
+        times = f"as fast as before, within {100 * gain.half_width:.0f} %"
+    return f"{words} Merged, {total.pieces:,} pieces are {total.descriptors:,}: {times}."
 
 
-def verified(config: TransferConfig, outcome: Outcome) -> str:
-    """Whether everything that was compared is equal."""
-    pages = sum(run.pages for run in outcome.runs)
-    wrong = sum(len(run.failures) for run in outcome.runs)
-    steps = counted(config.decode_steps, "decode step")
-    if wrong:
-        return f"{wrong} of {2 * len(outcome.runs)} transfers differ after {steps}."
-    return (
-        f"All {counted(pages, 'page')} have the digests that they left with, and {steps} after "
-        "every transfer read, bit for bit, what a request reads that never left."
+def families_table(run: Run) -> Table:
+    """One row per family, and all of them."""
+
+    def useful(row: tuple[str, Moved]) -> Number:
+        moved = row[1]
+        return percent(moved.useful_bytes / moved.bytes if moved.bytes else None)
+
+    def share(row: tuple[str, Moved]) -> Number:
+        rate = run.rates[row[0]]
+        return percent(divide(rate, run.limit) if rate and run.limit else None)
+
+    return Table(
+        f"{run.transport}: a request's cache, read by the decode side",
+        [
+            ("family", lambda row: row[0]),
+            ("bytes", lambda row: size(row[1].bytes)),
+            ("useful %", useful),
+            ("pieces", lambda row: quantity(row[1].pieces)),
+            ("merged", lambda row: quantity(row[1].descriptors)),
+            ("GB/s", lambda row: quantity(run.rates[row[0]])),
+            (f"% of {'socket' if run.raw else 'memcpy'}", share),
+        ],
+        [*((name, moved) for name, moved in run.moved.items() if moved.bytes), ("all", run.total)],
+        note="pieces: pages of every layer; merged: descriptors once neighbours are one",
     )
 
 
-def _times(gain: Estimate) -> str:
-    """How much faster, where the interval excludes 1."""
-    half = gain.half_width
-    if half is not None and abs(gain.value - 1) <= half:
-        return f"as fast as before, within {100 * half:.0f} %"
-    return f"{format_number(gain.value)} times as fast"
+def costs_table(outcome: Outcome) -> Table:
+    """What a read costs, and what reading while the prompt is computed wins."""
+    return Table(
+        "What a read costs",
+        [
+            ("transport", lambda run: run.transport),
+            ("setup µs", lambda run: us(run.costs.setup_ns)),
+            ("descriptor µs", lambda run: us(run.costs.descriptor_ns)),
+            ("GB/s", lambda run: quantity(_inverse(run.costs.byte_ns))),
+            ("at its end s", lambda run: quantity(run.at_end_ns / 1e9)),
+            ("by layer s", lambda run: quantity(run.by_layer_ns / 1e9)),
+        ],
+        outcome.runs,
+        note="fitted to pages of two sizes; the last two: prompt and transfer, one run each",
+    )
+
+
+def engines_table(config: TransferConfig, outcome: Outcome) -> Table:
+    """What engines would send for this request, next to what was read."""
+    rows: list[tuple[str | Number, ...]] = [
+        ("read here", size(t.bytes), quantity(t.pieces), quantity(t.descriptors))
+        for t in [run.total for run in outcome.runs[:1]]
+    ]
+    for name, sent in outcome.engines.items():
+        cells = (size(sent.bytes), quantity(sent.descriptors)) if sent else (Number(ABSENT),) * 2
+        rows.append((name, *cells, Number(ABSENT)))
+    return Table(
+        f"{counted(config.timed_tokens, 'token')}, sent by",
+        ["engine", "bytes", "descriptors", "merged"],
+        rows,
+        note="of the layers that are held; engines by the rules of their connectors",
+    )
 
 
 def _inverse(estimate: Estimate) -> Estimate | None:

@@ -1,13 +1,14 @@
 """A running server's cache at a glance: tables for a terminal, a line for a log."""
 
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import asdict
 
 from dsv4kv.recording.watched import Glance
 from dsv4kv.replay.whatif import Setting, WhatIf
 from dsv4kv.units import counted
-from dsv4kv.view.replay import name_loss, name_remedy
-from dsv4kv.view.table import ABSENT, Finding, Part, Table, Text, names, numbers, prose
+from dsv4kv.view.quantity import quantity, share
+from dsv4kv.view.replay import LOSSES, losses_table, remedy_of
+from dsv4kv.view.table import ABSENT, Finding, Number, Part, Table, Text
 
 _MINUTE_S = 60.0
 _SILENT_S = 60.0  # the slowest page of metrics is sampled more often
@@ -16,8 +17,7 @@ _SILENT_S = 60.0  # the slowest page of metrics is sampled more often
 def dashboard(glance: Glance, what_if: WhatIf | None) -> Iterator[Part]:
     """Everything, for a terminal."""
     yield Text(watch_line(glance, what_if), "strong")
-    yield from ("", hits_table(glance))
-    yield from ("", moves_table(glance))
+    yield from ("", hits_table(glance), "", moves_table(glance))
     if glance.groups:
         yield from ("", groups_table(glance))
     if what_if is None:
@@ -25,16 +25,24 @@ def dashboard(glance: Glance, what_if: WhatIf | None) -> Iterator[Part]:
     elif what_if.problem:
         yield from ("", Finding("warning", f"no replay: {what_if.problem}"))
     else:
-        yield from ("", losses_table(what_if))
+        lost = sorted(asdict(what_if.losses).items(), key=lambda item: -item[1])
+        rows = [
+            (LOSSES[reason][0], tokens, remedy_of(what_if.rule, reason))
+            for reason, tokens in lost
+            if tokens
+        ]
+        note = f"the last minutes replayed by {what_if.rule}, from an empty cache"
+        title = "Lost with the present setting"
+        yield from ("", losses_table(title, rows, what_if.prompt_tokens, note))
         yield from ("", settings_table(what_if))
 
 
 def watch_line(glance: Glance, what_if: WhatIf | None) -> str:
-    """The most important of it, in a line."""
-    found, asked = next(iter(glance.found.values()), (0, 0))
+    """The hit rate and what happened, in a line."""
+    hit, asked = next(iter(glance.found.values()), (0, 0))
     parts = [
         f"last {glance.window_s / _MINUTE_S:,.1f} min",
-        f"hit rate {_share(found, asked)}",
+        f"hit rate {share(hit, asked)}",
         counted(glance.requests, "request"),
     ]
     if glance.used is not None:
@@ -45,109 +53,86 @@ def watch_line(glance: Glance, what_if: WhatIf | None) -> str:
         parts.append(f"{glance.preempted:,} preempted")
     if glance.silent_s > _SILENT_S:
         parts.insert(0, f"nothing was recorded for {glance.silent_s:,.0f} s")
-    better = what_if.better if what_if else None
-    if what_if and better:
-        gain = _share(better.hit_tokens - what_if.present.hit_tokens, what_if.prompt_tokens)
-        parts.append(f"{better.name} would find {gain} more")
+    if what_if and (better := what_if.better):
+        gain = share(better.hit_tokens - what_if.present.hit_tokens, what_if.prompt_tokens)
+        parts.append(f"{better.name} would hit {gain} more")
     return ", ".join(parts)
 
 
 def hits_table(glance: Glance) -> Table:
-    """What the server found, by who says so and by where it was."""
-    rows = [
-        (f"by {name}", f"{found:,}", f"{asked:,}", _share(found, asked))
-        for name, (found, asked) in glance.found.items()
-    ]
+    """What the server hit, by who reports it and by where it was."""
     asked = next(iter(glance.found.values()), (0, 0))[1]
-    rows += [
-        (f"… on {where}", f"{found:,}", "", _share(found, asked))
-        for where, found in glance.sources.items()
+    rows = [
+        (f"by {name}", quantity(hit), quantity(of), share(hit, of))
+        for name, (hit, of) in glance.found.items()
     ]
-    return Table(
-        "Hits",
-        [*names("of prompt tokens"), *numbers("found", "asked for", "hit rate")],
-        rows or [("the server does not say", ABSENT, ABSENT, ABSENT)],
-    )
+    rows += [
+        (f"… on {where}", quantity(hit), Number(""), share(hit, asked))
+        for where, hit in glance.sources.items()
+    ]
+    absent = Number(ABSENT)
+    rows = rows or [("not reported by the server", absent, absent, ABSENT)]
+    return Table("Hits", ["prompt tokens", "hit", "requested", "hit rate"], rows)
 
 
 def moves_table(glance: Glance) -> Table:
-    """What came and went."""
-    minutes = glance.window_s / _MINUTE_S
+    """Blocks stored and evicted, requests served, preempted, running and waiting."""
     moved = {
         "blocks stored": glance.stored,
         "blocks evicted": glance.removed,
         "requests": glance.requests,
         "requests preempted": glance.preempted,
     }
-    now = {"requests that run now": glance.running, "requests that wait now": glance.waiting}
+    now = {"requests running now": glance.running, "requests waiting now": glance.waiting}
+    minutes = glance.window_s / _MINUTE_S
 
-    def rate(count: int | None) -> str:
-        return ABSENT if count is None else f"{count / minutes:,.1f}"
+    def rate(what: str) -> Number:
+        total = moved.get(what)
+        empty = "" if what in now else ABSENT
+        return Number(empty if total is None else f"{total / minutes:,.1f}")
 
     return Table(
         "Churn",
-        [*names("what"), *numbers("in all", "a minute")],
         [
-            *((what, _number(count), rate(count)) for what, count in moved.items()),
-            *((what, _number(count), "") for what, count in now.items()),
+            ("what", lambda what: what),
+            ("total", lambda what: quantity((moved | now)[what])),
+            ("per minute", rate),
         ],
+        [*moved, *now],
     )
 
 
 def groups_table(glance: Glance) -> Table:
-    """Cached blocks by group, which no server says."""
-    whole = sum(glance.groups.values())
+    """Cached blocks by group, which no server reports."""
+    total = sum(glance.groups.values())
     return Table(
         "Cached blocks (inferred)",
-        [*numbers("group", "blocks", "share")],
         [
-            (f"{group}", f"{blocks:,}", _share(blocks, whole))
-            for group, blocks in glance.groups.items()
+            ("group", lambda item: f"{item[0]}"),
+            ("blocks", lambda item: quantity(item[1])),
+            ("share", lambda item: share(item[1], total)),
         ],
+        list(glance.groups.items()),
         note="stored less evicted, since the recording began; what was cached before is missing",
-    )
-
-
-def losses_table(what_if: WhatIf) -> Table:
-    """What the present setting loses of what these minutes have in common."""
-    lost = {each.name: getattr(what_if.losses, each.name) for each in fields(what_if.losses)}
-    rows = sorted(((n, reason) for reason, n in lost.items() if n), reverse=True)
-    return Table(
-        "What the present setting loses",
-        [*names("reason"), *numbers("tokens", "share"), *prose("what gets them back")],
-        [
-            (
-                name_loss(reason),
-                f"{count:,}",
-                _share(count, what_if.prompt_tokens),
-                name_remedy(what_if.rule, reason),
-            )
-            for count, reason in rows
-        ],
-        note=f"the last minutes replayed by {what_if.rule}, from an empty cache",
     )
 
 
 def settings_table(what_if: WhatIf) -> Table:
     """The same requests with other settings, the best first."""
+    whole, present = what_if.prompt_tokens, what_if.present.hit_tokens
 
-    def row(setting: Setting) -> tuple[str, str, str, str]:
-        apart = setting.hit_tokens - what_if.present.hit_tokens
-        whole = what_if.prompt_tokens
-        share = f"{apart / whole:+.2%}" if whole else ABSENT
-        return setting.name, f"{setting.hit_tokens:,}", _share(setting.hit_tokens, whole), share
+    def difference(setting: Setting) -> Number:
+        apart = setting.hit_tokens - present
+        return Number(f"{apart / whole:+.2%}" if whole else ABSENT)
 
     return Table(
         "Other settings",
-        [*names("setting"), *numbers("found", "hit rate", "against the present")],
-        [row(each) for each in what_if.others],
-        footer=[row(what_if.present)],
+        [
+            ("setting", lambda setting: setting.name),
+            ("hit tokens", lambda setting: quantity(setting.hit_tokens)),
+            ("hit rate", lambda setting: share(setting.hit_tokens, whole)),
+            ("against the present", difference),
+        ],
+        what_if.others,
+        footer=[what_if.present],
     )
-
-
-def _share(part: int, whole: int) -> str:
-    return f"{part / whole:.1%}" if whole else ABSENT
-
-
-def _number(value: int | None) -> str:
-    return ABSENT if value is None else f"{value:,}"

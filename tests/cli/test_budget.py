@@ -37,41 +37,18 @@ def test_help_explains_every_option_in_its_group(snapshot: SnapshotAssertion) ->
         assert parameter.help.endswith((".", "…"))
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        "",
-        "--gpus 8 --tp 1 --context 128K",
-        "--model v4-pro --gpu b200 --gpus 8 --concurrency 64",
-        "--gpus 8 --context 32K --concurrency 100",
-    ],
-)
-def test_an_answer_is_a_headline_a_bar_and_what_changes_it(
-    arguments: str, snapshot: SnapshotAssertion
-) -> None:
-    assert run(*arguments.split()).output == snapshot
-
-
-def test_what_does_not_fit_is_told_by_how_much_with_the_cheapest_change_and_exit_code_1(
-    snapshot: SnapshotAssertion,
-) -> None:
-    output = run("--gpus", "8", "--context", "128K", "--concurrency", "3000", exit_code=1).output
-    assert output == snapshot
-    lines = output.splitlines()
-    first = lines[next(n for n, line in enumerate(lines) if "To make it fit" in line) + 3]
-    assert "--gpus 16 --tp 1 --dp 16" in first
-    assert first.endswith("fits")
-
-
-def test_verbose_tells_every_pool_layout_prefix_and_option(snapshot: SnapshotAssertion) -> None:
-    output = run("--gpus", "8", "--pp", "2", "--draft-layers", "1", "-v").output
-    assert output == snapshot
-
-
 def test_every_size_of_the_answer_and_tables_has_a_unit() -> None:
     output = run("--gpus", "8", "-v").output
     assert "1 GiB = 2^30 B" in output
     assert "GB " not in output.replace("141GB", "")
+
+
+def test_a_verdict_names_the_cheapest_change_that_makes_it_fit() -> None:
+    output = run("--gpus", "8", "--context", "128K", "--concurrency", "3000", exit_code=1).output
+    lines = output.splitlines()
+    first = lines[next(n for n, line in enumerate(lines) if "To make it fit" in line) + 3]
+    assert first.startswith("--gpus 16 --tp 1 --dp 16")
+    assert lines[-1].endswith("--concurrency 3000 --gpus 16 --tp 1 --dp 16")
 
 
 @pytest.mark.parametrize("engine", ["vllm:0.26", "vllm:0.33", "sglang:0.5.23", "trtllm", "dsv4kv"])
@@ -130,7 +107,8 @@ def test_an_answer_says_which_formats_of_v41_it_takes_and_why(
 ) -> None:
     question = ("--model", "v4.1-flash", "--gpus", "8", "--gpu", gpu, "--engine", "vllm")
     assert document(*question)["request"]["marginal_bytes_per_gpu"] == token_bytes
-    assert f"formats: {reason}" in run(*question).output.replace("\n", " ")
+    reasons = [line["reason"] for line in document(*question)["assumed"]]
+    assert any(each.startswith(reason) for each in reasons)
 
 
 @pytest.mark.parametrize(
@@ -151,9 +129,9 @@ def test_a_commands_backend_and_cache_dtype_decide_the_formats(
 ) -> None:
     command = f"vllm serve deepseek-ai/DeepSeek-V4-Flash -tp 4 {flags}"
     question = ("--command", command, "--gpu", gpu)
-    shown = run(*question).output.replace("\n", " ")
-    assert f"--main-format {format_name}" in shown
-    assert reason in shown[shown.index("formats: ") :]
+    assumed = {line["input"]: line for line in document(*question)["assumed"]}
+    assert assumed["main_format"]["value"] == format_name
+    assert reason in assumed["main_format"]["reason"]
 
 
 def test_sglangs_role_decides_the_formats_of_v41() -> None:
@@ -193,7 +171,7 @@ def test_an_answer_says_how_many_layers_keep_keys_where_the_model_has_an_index_c
     path = tmp_path / "config.json"
     path.write_text(json.dumps(keys), encoding="utf-8")
     question = ("--model", str(path), "--gpus", "16", "--context", "4K")
-    assert "IndexCache: 16 of 61 layers keep indexer keys" in run(*question).output
+    assert "IndexCache: 16 of 61 layers store indexer keys" in run(*question, "-v").output
     whole = document("--model", "v3.2", "--gpus", "16", "--context", "4K")
     saved = whole["request"]["token_bytes"] - document(*question)["request"]["token_bytes"]
     assert saved == 45 * 132
@@ -236,11 +214,6 @@ def test_json_of_a_verdict_is_whole_too() -> None:
     assert found["gpu_memory"]["free_bytes"] < 0
     assert found["engine"]["capacity"] is None
     assert found["options"][0]["change"] == "--gpus 2 --tp 2 --dp 1"
-
-
-def test_a_sweep_is_a_table(snapshot: SnapshotAssertion) -> None:
-    axes = ["--axis", "context=4K,1M", "--axis", "model=v4-flash,v4-pro,v4.1-flash,v3.2,gqa8"]
-    assert run("--gpus", "8", *axes, exit_code=1).output == snapshot
 
 
 def test_a_sweep_is_written_as_csv_svg_and_html(tmp_path: Path) -> None:
@@ -292,20 +265,6 @@ def test_bad_input_is_one_sentence_on_stderr_and_exit_code_2(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_one_or_two_logs_are_handed_over_to_be_explained(monkeypatch: pytest.MonkeyPatch) -> None:
-    handed: list[tuple[list[Path], bool]] = []
-
-    def explain(paths: list[Path], json: bool) -> bool:
-        handed.append((paths, json))
-        return paths != [Path("refused.log")]
-
-    monkeypatch.setattr("dsv4kv.view.explain.explain", explain)
-    run("--explain", "a.log")
-    run("--explain", "a.log", "b.log", "--json")
-    assert handed == [([Path("a.log")], False), ([Path("a.log"), Path("b.log")], True)]
-    run("--explain", "refused.log", exit_code=1)
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -332,19 +291,19 @@ def test_a_combination_of_a_sweep_that_cannot_be_asked_is_no_verdict() -> None:
     [
         (
             "--hbm 178176MiB --engine vllm:0.25 --memory-fraction 0.9 --in-flight-tokens 8192",
-            "counts blocks of other bytes than those of its pool: by these",
+            "check at start-up uses other block sizes than its pool",
         ),
         (
             "--hbm 178176MiB --engine vllm:0.25 --memory-fraction 0.9 --in-flight-tokens 8192",
-            "vllm:0.25 refuses to start, though memory would hold them",
+            "vllm:0.25 refuses to start, though 1 request of 1,048,576 tokens would fit",
         ),
         (
             "--hbm 168GiB --engine sglang:0.5.20 --memory-fraction 0.98",
-            "sets nothing aside for the indexer's logits (12.6 GiB)",
+            "reserves nothing for indexer logits (12.6 GiB)",
         ),
         (
             "--gpu h200 --engine sglang:0.5.23 --request-limit 64 --concurrency 100",
-            "do not run at once: sglang:0.5.23 runs 64 (--max-running-requests is given)",
+            "do not run concurrently: sglang:0.5.23 runs 64 (--max-running-requests is given)",
         ),
     ],
 )
@@ -362,10 +321,7 @@ COMMAND = (
 )
 
 
-def test_a_launch_command_is_answered_with_what_each_flag_costs(
-    snapshot: SnapshotAssertion,
-) -> None:
-    assert run("--gpu", "h200", "--command", COMMAND).output == snapshot
+def test_a_launch_command_is_answered_with_what_each_flag_costs() -> None:
     found = document("--gpu", "h200", "--command", COMMAND)
     words = {row["word"]: row for row in found["command"]["counted"]}
     assert words["--max-num-batched-tokens"]["takes_bytes_per_gpu"] > 0
@@ -385,9 +341,6 @@ def test_an_engines_words_are_options_of_its() -> None:
 
 
 def test_what_an_engine_takes_by_itself_is_said_with_its_reason() -> None:
-    output = " ".join(run("--gpus", "8", "--engine", "vllm").output.split())
-    assert "--gpu-memory-utilization 0.92" in output
-    assert "--max-num-batched-tokens 8,192, --overlap 2, --max-num-seqs 1,024" in output
     assumed = {
         line["input"]: line for line in document("--gpus", "8", "--engine", "vllm")["assumed"]
     }

@@ -22,7 +22,8 @@ def test_a_known_fault_is_a_sentence_a_row_and_exit_code_1() -> None:
     done = run(FAULTY, "--engine", "vllm:0.22")
     text = " ".join(done.output.split())
     assert done.exit_code == 1
-    assert text.startswith("✗ With drafts (MTP, DSpark) no prompt is ever found in the prefix")
+    assert text.startswith("✗ 3 faults found")
+    assert "✗ With drafts (MTP, DSpark) no prompt is ever found in the prefix" in text
     assert "It costs: 0.0 % of prompt tokens found instead of 72.7 %" in text
     assert "vllm-drafts-no-hits yes >=0.21,<0.23 0.23 github.com/vllm-project/vllm" in text
 

@@ -192,7 +192,6 @@ def test_without_options_the_profiler_is_chosen_and_why_is_said() -> None:
         pytest.skip("this machine has a GPU")
     result = profile()
     assert "torch.profiler, since there is no GPU" in text(result.stdout)
-    assert "no GPU kernels: operations of the CPU" in result.stdout
 
 
 def test_nsys_is_chosen_where_it_and_a_gpu_are(
@@ -341,7 +340,7 @@ def test_a_chrome_trace_is_told() -> None:
     save(Path("server.json.gz"), gpu_events())
     result = invoke("--from", "server.json.gz", "--full")
     assert "gather_topk" in result.stdout
-    assert "Launches" in result.stdout
+    assert "grid" in result.stdout
 
 
 def test_a_report_of_nsys_is_exported_or_its_export_taken(nsys: Tool) -> None:
@@ -363,7 +362,7 @@ def test_a_report_newer_than_its_export_is_exported_anew(nsys: Tool) -> None:
 
 def test_a_report_of_ncu_is_told(ncu: Tool) -> None:
     Path("server.ncu-rep").touch()
-    result = invoke("--from", "server.ncu-rep")
+    result = invoke("--from", "server.ncu-rep", "--verbose")
     assert "gather_window" in result.stdout
     assert "runs each kernel by itself" in result.stdout
     told = refused(invoke("--from", "server.ncu-rep", "--timeline", "a.svg"), 2)
@@ -373,7 +372,8 @@ def test_a_report_of_ncu_is_told(ncu: Tool) -> None:
 def test_a_run_record_is_told_as_when_it_was_made(profiled: Result) -> None:
     printed = profiled.stdout.splitlines()
     (path,) = Path("results").glob("*.json")
-    assert invoke("--from", str(path)).stdout.splitlines() == printed[:-2]
+    again = invoke("--from", str(path)).stdout
+    assert again.splitlines()[:-1] == printed[:-3]
 
 
 def test_a_profile_of_another_program_is_kept_as_a_record() -> None:
@@ -382,7 +382,7 @@ def test_a_profile_of_another_program_is_kept_as_a_record() -> None:
     (kept,) = Path("results").iterdir()
     assert shown[-1] == f"record: {kept}"
     Path("server.sqlite").unlink()
-    assert invoke("--from", str(kept)).stdout.splitlines() == shown[:-1]
+    assert invoke("--from", str(kept)).stdout.splitlines()[:-1] == shown[:-2]
     assert "gather_topk" in Path("server.html").read_text("utf-8")
     rows = CliRunner().invoke(app, ["report", str(kept), "--export", "csv"]).stdout.splitlines()
     profile = load_record(kept).cases[0].profile
@@ -412,7 +412,7 @@ def test_a_timeline_is_written_where_it_is_wanted() -> None:
     two_replays().save(Path("server.sqlite"))
     files = ("--timeline", "a b.svg", "--timeline", "step.json")
     assert invoke("--from", "server.sqlite", *files).exit_code == 0
-    assert Path("a b.svg").read_text().startswith("<svg")
+    assert Path("a b.svg").read_text().startswith("<?xml")
     assert json.loads(Path("step.json").read_text())["traceEvents"]
 
 
@@ -433,8 +433,10 @@ def test_another_range_can_be_the_step() -> None:
         if event.get("text") == "step":
             event["text"] = "execute_model"
     export.save(Path("server.sqlite"))
-    assert "2 of them" in invoke("--from", "server.sqlite", "--step", "execute_model").stdout
-    assert "the steps are those of 'execute_*'" in text(invoke("--from", "server.sqlite").stdout)
+    step = ("--step", "execute_model", "--verbose")
+    assert "2 of them" in invoke("--from", "server.sqlite", *step).stdout
+    others = text(invoke("--from", "server.sqlite", "--verbose").stdout)
+    assert "the steps are those of 'execute_*'" in others
 
 
 @pytest.mark.parametrize(

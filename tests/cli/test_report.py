@@ -13,8 +13,9 @@ from dsv4kv.errors import ConfigError, RecordError
 from dsv4kv.runs.schema import RunRecord
 from dsv4kv.runs.store import dumps, save_record, schema_text
 from dsv4kv.view.exports import to_csv, to_json_lines, to_markdown
+from dsv4kv.view.runs import report_record
 from tests.runs.records import make_record
-from tests.view.terminal import told
+from tests.view.terminal import shown
 
 app = typer.Typer(add_completion=False)
 app.command("report")(report)
@@ -33,7 +34,8 @@ def run(*arguments: str) -> str:
 
 
 def test_a_saved_run_is_told_as_when_it_ended(saved: Path) -> None:
-    assert run(str(saved)) == told(make_record())
+    assert run(str(saved)) == shown(*report_record(make_record(), saved))
+    assert run(str(saved), "--verbose") == shown(*report_record(make_record(), verbose=True))
 
 
 def test_json_gives_the_record_itself(saved: Path) -> None:
@@ -52,7 +54,7 @@ def test_help_names_the_file_and_the_option(snapshot: SnapshotAssertion) -> None
 def test_several_runs_are_told_one_after_the_other(saved: Path, tmp_path: Path) -> None:
     other = save_record(make_record(run_id="other"), tmp_path).path
     assert run(str(saved), str(other)) == (
-        told(make_record()) + "\n" + told(make_record(run_id="other"))
+        shown(*report_record(make_record(), saved), *report_record(make_record(), other))
     )
 
 

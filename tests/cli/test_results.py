@@ -10,9 +10,10 @@ from typer.testing import CliRunner, Result
 
 from dsv4kv.cli import app
 from dsv4kv.runs.store import save_record
+from dsv4kv.view.runs import report_record
 from tests.compare.launched import make_launched_record
 from tests.runs.records import make_failed_case, make_record, make_sweep_cases
-from tests.view.terminal import told
+from tests.view.terminal import shown
 
 TERMINAL = {"COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb"}
 RUNS = {
@@ -87,7 +88,9 @@ def test_a_run_is_shown_by_the_beginning_or_end_of_its_name(name: str) -> None:
     record = RUNS["20261101T000000Z-smoke-aaaaaa"].model_copy(
         update={"run_id": "20261101T000000Z-smoke-aaaaaa"}
     )
-    assert text(run("show", name).stdout) == told(record, width=120)
+    shown_again = text(run("show", name).stdout)
+    path = Path("results/20261101T000000Z-smoke-aaaaaa.json")
+    assert shown_again == shown(*report_record(record, path), width=120)
 
 
 def test_last_is_the_newest_run() -> None:
@@ -110,7 +113,7 @@ def test_a_name_of_none_or_several_is_refused(name: str, sentence: str) -> None:
 def test_a_whole_name_is_that_run_and_not_a_longer_one(results: Path) -> None:
     for name in ("run", "run-2"):
         save_record(make_record(run_id=name), results)
-    assert "run, started" in run("show", "run").stdout
+    assert "run, started" in run("show", "run", "--verbose").stdout
 
 
 def test_prune_names_what_it_would_remove_and_removes_nothing() -> None:

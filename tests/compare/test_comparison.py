@@ -9,7 +9,7 @@ from dsv4kv.compare.differences import Difference
 from dsv4kv.compare.floor import Floor
 from dsv4kv.measure.verdict import Verdict
 from dsv4kv.runs.schema import Case, Launch, RunRecord
-from dsv4kv.view.comparison import explain
+from dsv4kv.view.compare import explain
 from tests.compare.launched import (
     make_launched_case,
     make_launched_record,

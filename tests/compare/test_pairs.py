@@ -8,7 +8,7 @@ from dsv4kv.compare.comparison import Comparison, compare
 from dsv4kv.compare.floor import Floor
 from dsv4kv.measure.verdict import Verdict
 from dsv4kv.runs.schema import Case, RunRecord
-from dsv4kv.view.comparison import explain
+from dsv4kv.view.compare import explain
 from tests.compare.launched import make_launched_case, make_launches, make_side
 from tests.runs.records import make_record
 

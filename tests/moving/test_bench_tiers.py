@@ -20,7 +20,7 @@ from dsv4kv.moving.yardsticks import time_copies, time_disk
 from dsv4kv.serve import inputs, placing
 from dsv4kv.tiers.objects import CacheBytes, Mover, Objects
 from dsv4kv.tiers.store import MemoryStore
-from dsv4kv.view.terminal import show
+from dsv4kv.view.render import show
 from dsv4kv.view.tiers import report_tiers
 from tests.gpu_twin import TwinGpu, twin_gpu
 from tests.tiers.world import Launches

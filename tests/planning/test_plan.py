@@ -21,12 +21,13 @@ from dsv4kv.planning.question import (
     unseen_tokens,
 )
 from dsv4kv.planning.search import WINDOW, Search, Tally, list_kinds, plan, remember_parts
-from dsv4kv.planning.servers import Bounds, launch_command, layouts_of, name_args, open_server
+from dsv4kv.planning.servers import Bounds, layouts_of, name_args, open_server
 from dsv4kv.planning.trial import Kind, Split, parse_splits, simulate
 from dsv4kv.replay.build import Parts, find_parts
 from dsv4kv.replay.costs import fill_tables
 from dsv4kv.sizing.inputs import read_inputs
 from dsv4kv.sizing.launch import read_command
+from dsv4kv.sizing.launch_line import launch_command
 from dsv4kv.sizing.layout import Layout
 from dsv4kv.sizing.scenario import resolve
 from dsv4kv.traces.request import Request

@@ -14,7 +14,7 @@ from dsv4kv.cli import app
 from dsv4kv.recording.folder import Record, Recording, read_stream
 from dsv4kv.recording.watched import Follower, Glance, Watched
 from dsv4kv.replay.whatif import Asked, WhatIf, what_if
-from dsv4kv.view.terminal import show
+from dsv4kv.view.render import show
 from dsv4kv.view.watch import dashboard, watch_line
 from tests.recording.frames import frames, recorded, stored
 from tests.recording.frames import removed as removed_blocks
@@ -145,7 +145,7 @@ def test_what_the_present_setting_loses_is_what_another_would_find(tmp_path: Pat
     lost = found.losses.evicted_block + found.losses.evicted_checkpoint
     assert 0 < gained <= lost
     text = drawn(watched(tmp_path / "server").glance(), found)
-    for words in ("What the present setting loses", "more memory", "Other settings"):
+    for words in ("Lost with the present setting", "more memory", "Other settings"):
         assert words in text
 
 
@@ -164,7 +164,7 @@ def test_a_pipe_gets_the_most_important_in_a_line(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     (line,) = done.output.splitlines()
     assert "hit rate 65" in line
-    assert "2 times the blocks would find" in line
+    assert "2 times the blocks would hit" in line
 
 
 def test_a_recording_that_nothing_is_added_to_is_said_to_be_silent(tmp_path: Path) -> None:

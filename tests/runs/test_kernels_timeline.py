@@ -10,9 +10,8 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.measure.profilers.chrome_file import ChromeFile
 from dsv4kv.runs import kernel_table as picking
 from dsv4kv.runs.profile import Timeline
-from dsv4kv.view.charts.figure import standalone_svg
-from dsv4kv.view.charts.time import timeline_chart
-from dsv4kv.view.profile import chrome_trace, draw_timeline, write_timeline
+from dsv4kv.view.plots import to_svg_file
+from dsv4kv.view.profile import chrome_trace, timeline_chart, write_timeline
 from tests.measure.profilers.exports import two_replays
 from tests.runs.kernel_profiles import from_kineto, from_nsys
 
@@ -112,24 +111,18 @@ def test_the_chrome_trace_can_be_read_again(timeline: Timeline, tmp_path: Path) 
     assert [round(event["dur"] * 1000) for event in pieces] == timeline.duration_ns
 
 
-def test_the_picture_has_a_box_for_every_piece_and_a_name_for_every_lane(
-    timeline: Timeline,
-) -> None:
-    root = ElementTree.fromstring(standalone_svg(timeline_chart(timeline, "A <step> & more")))
-    _, *tips = (title.text for title in root.iter(f"{SVG}title"))
-    assert len(tips) == 7
-    assert "gather_topk: 10.0 µs" in tips
+def test_the_picture_names_every_lane_and_kind(timeline: Timeline) -> None:
+    root = ElementTree.fromstring(to_svg_file(timeline_chart(timeline)))
     texts = {text.text for text in root.iter(f"{SVG}text")}
-    assert {"A <step> & more", "host", "GPU 0 stream 7", "gather", "insert"} <= texts
+    assert {"One step", "host", "GPU 0 stream 7", "gather", "insert"} <= texts
 
 
-def test_boxes_lie_inside_the_picture_and_do_not_overlap(tmp_path: Path) -> None:
+def test_boxes_are_inside_the_picture_and_do_not_overlap(tmp_path: Path) -> None:
     found = from_kineto(tmp_path).timeline  # operations inside operations
     assert found is not None
-    (axes,) = timeline_chart(found, "x").figure.axes
+    (axes,) = timeline_chart(found).draw().axes
     (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
-    paths = [path for drawn in axes.collections for path in drawn.get_paths()]
-    boxes = [path.get_extents() for path in paths]
+    boxes = [patch.get_path().get_extents(patch.get_patch_transform()) for patch in axes.patches]
     assert len(boxes) == len(found.name) == 3
     for box in boxes:
         assert left <= box.x0 < box.x1 <= right * 1.001
@@ -142,7 +135,7 @@ def test_boxes_lie_inside_the_picture_and_do_not_overlap(tmp_path: Path) -> None
 def test_a_picture_of_no_time_is_drawn(timeline: Timeline) -> None:
     columns = ("name", "lane", "start_ns", "duration_ns")
     empty = timeline.model_copy(update={key: [] for key in columns})
-    assert "<svg" in draw_timeline(empty)
+    assert "<svg" in to_svg_file(timeline_chart(empty))
     assert json.loads(chrome_trace(empty))["traceEvents"]
 
 

@@ -28,6 +28,7 @@ from dsv4kv.runs.store import (
     save_record,
 )
 from dsv4kv.view.exports import to_rows
+from dsv4kv.view.runs import report_record
 from tests.runs.records import (
     make_case,
     make_environment,
@@ -37,7 +38,7 @@ from tests.runs.records import (
     make_sweep_cases,
 )
 from tests.runs.test_gpu_record import make_gpu_case
-from tests.view.terminal import told
+from tests.view.terminal import shown
 
 
 @pytest.fixture
@@ -483,7 +484,7 @@ def test_the_first_records_load_with_what_they_did_not_know_at_its_default() -> 
 
 def test_the_first_records_are_told_and_exported_as_any() -> None:
     record = load_record(FIRST)
-    assert "gather_topk" in told(record)
+    assert "gather_topk" in shown(*report_record(record))
     assert [row["name"] for row in to_rows(record)] == ["gather_topk", "step"]
 
 

@@ -8,7 +8,7 @@ import pytest
 from dsv4kv.errors import ConfigError
 from dsv4kv.sizing.answer import answer
 from dsv4kv.sizing.sweep import COLUMNS, Axis, parse_axis, run_sweep, to_values
-from dsv4kv.view.markup import to_csv
+from dsv4kv.view.render import to_csv
 from dsv4kv.view.table import tabulate
 from tests.sizing.questions import ask
 

@@ -1,23 +1,22 @@
-"""What a terminal of 100 columns without colours shows."""
+"""What a terminal without colours shows."""
 
+from collections.abc import Iterable
 from io import StringIO
 
 from rich.console import Console
 
-from dsv4kv.runs.schema import RunRecord
-from dsv4kv.view.record import report_record
+from dsv4kv.view.render import show
 from dsv4kv.view.table import Part
-from dsv4kv.view.terminal import show
 
 
 def shown(*parts: Part, width: int = 100) -> str:
-    """Text of parts below each other, without the blanks at the ends of lines."""
+    """Text of parts below each other."""
     file = StringIO()
     # as dsv4kv.view.console.open_console makes one
     show(parts, Console(file=file, width=width, color_system=None, markup=False, emoji=False))
-    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+    return file.getvalue().rstrip("\n")
 
 
-def told(record: RunRecord, *, width: int = 100, quiet: bool = False) -> str:
-    """Text of a whole record."""
-    return shown(*report_record(record, quiet=quiet), width=width)
+def words(parts: Iterable[Part], width: int = 100) -> str:
+    """The same, with one blank between words."""
+    return " ".join(shown(*parts, width=width).split())

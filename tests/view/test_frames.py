@@ -10,8 +10,7 @@ from dsv4kv.errors import RecordError
 from dsv4kv.runs.schema import Case
 from dsv4kv.runs.store import save_record
 from dsv4kv.runs.telemetry import HeldUnits, MemorySeries
-from dsv4kv.view.exports import to_rows
-from dsv4kv.view.frames import Records
+from dsv4kv.view.exports import Records, to_rows
 from tests.runs.records import make_case, make_failed_case, make_record, make_sweep_cases
 from tests.runs.telemetries import make_telemetry
 

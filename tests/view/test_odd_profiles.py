@@ -12,10 +12,10 @@ import pytest
 
 from dsv4kv.errors import ProfileError
 from dsv4kv.runs.imported import load_profile
-from dsv4kv.view.profile import report_profile
-from dsv4kv.view.terminal import draw
+from dsv4kv.view.profile import profile_page
 from tests.measure.profilers.exports import two_replays
 from tests.measure.profilers.traces import cpu_events, event, gpu_events, save
+from tests.view.terminal import shown
 
 ODD: list[Any] = [None, -1, 0, 1.5, 2**40, "", "x"]
 ODD_JSON: list[Any] = [*ODD, 2**70, float("inf"), [1], {}]
@@ -27,8 +27,7 @@ def tell(path: Path, chance: random.Random) -> str:
         profile = load_profile(path, chance.choice(["step", "*", "none"])).profile
     except ProfileError:
         return ""
-    parts = report_profile(profile, None, full=True)
-    return "\n".join(text for part in parts for line in draw(part, 100) for text, _ in line)
+    return shown(*profile_page(profile, None).in_full())
 
 
 def spoil(values: dict[str, Any], odd: list[Any], often: float, chance: random.Random) -> None:

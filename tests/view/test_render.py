@@ -1,103 +1,151 @@
-"""A whole record on a terminal."""
+"""Whatever a table holds and however narrow a terminal is, no number is cut."""
+
+import csv
+import io
+import re
 
 import pytest
-from syrupy.assertion import SnapshotAssertion
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
 
-from dsv4kv.runs.schema import RunRecord, Verification
-from tests.runs.records import (
-    make_cache,
-    make_case,
-    make_failed_case,
-    make_pool,
-    make_record,
-    make_sweep_cases,
-    make_totals,
+from dsv4kv.view.render import to_csv, to_markdown
+from dsv4kv.view.table import (
+    Cell,
+    Command,
+    Facts,
+    Finding,
+    Number,
+    Page,
+    Section,
+    Table,
+    Text,
+    bar,
+    mark,
+    tabulate,
+    text_of,
 )
-from tests.view.terminal import told
+from tests.examples import examples
+from tests.view.terminal import shown, words
 
-
-def troubled() -> RunRecord:
-    """A run with every kind of problem, stopped before its end."""
-    verification = Verification(
-        checks=20,
-        by_operation={"flush": 20},
-        failures=["flush, layer 2, step 40: entry 17 differs in 3 of 584 bytes"],
-    )
-    pool = make_pool("main", "csa", 2, 256, 19_008, allocated_bytes=9_732_097)
-    case = make_case(
-        status="incomplete",
-        cache=make_cache(pools=[pool]),
-        totals=make_totals(
-            rejected=2, blocks_left=1, drafted_tokens=2_000, rolled_back_tokens=612
-        ),
-        verification=verification,
-    )
-    return make_record(case)
-
-
-def bookkeeping() -> RunRecord:
-    """A run that moved no data."""
-    case = make_case(
-        operations=[],
-        memcpy=None,
-        cache=make_cache(pools=[]),
-        verification=Verification(checks=0, by_operation={}, failures=[]),
-    )
-    return make_record(case)
-
-
-RECORDS = {
-    "good": make_record(),
-    "troubled": troubled(),
-    "bookkeeping": bookkeeping(),
-    "failed": make_record(make_failed_case("the cache needs 91.2 GiB; 23.5 GiB are free")),
-    "sweep": make_record(*make_sweep_cases()),
-    "interrupted": make_record(status="incomplete", cases=[]),
+WORDS = st.text(st.sampled_from("abz09_-/.:<>,漢é"), min_size=1, max_size=30)
+SENTENCES = st.lists(WORDS, max_size=8).map(" ".join)
+DIGITS = st.integers(-(10**12), 10**12).map("{:,}".format)
+SPREADS = st.sampled_from(["", "± ?", "± 0.05", "± 12,345", "-0.03/+0.11"])
+CELLS = {
+    "name": st.one_of(WORDS, st.builds(mark, st.just("bad"), WORDS), st.floats(0, 1).map(bar)),
+    "number": st.one_of(DIGITS, st.builds(Number, DIGITS, SPREADS)),
+    "prose": SENTENCES.map(Text),
 }
 
 
-@pytest.mark.parametrize("name", RECORDS)
-def test_a_record_reads_well_on_100_columns(name: str, snapshot: SnapshotAssertion) -> None:
-    assert told(RECORDS[name]) == snapshot
+@st.composite
+def tables(draw: st.DrawFn) -> Table:
+    """Up to nine columns of anything."""
+    kinds = draw(st.lists(st.sampled_from(sorted(CELLS)), min_size=1, max_size=9))
+    row = st.tuples(*(CELLS[kind] for kind in kinds))
+    rows, footer = draw(st.lists(row, max_size=3)), draw(st.lists(row, max_size=1))
+    title, note, caption = draw(SENTENCES), draw(SENTENCES), draw(SENTENCES)
+    return Table(title, [draw(WORDS) for _ in kinds], rows, note, footer, caption)
 
 
-@pytest.mark.parametrize("name", ["good", "sweep"])
-def test_80_columns_lose_no_digit(name: str) -> None:
-    text = told(RECORDS[name], width=80)
-    assert max(map(len, text.splitlines())) <= 80
-    assert not [
-        line for line in text.splitlines()[8:] if "…" in line and any(map(str.isdigit, line))
+def told(cell: Cell, kind: str) -> list[str]:
+    """What must be on one line: a number with its interval, a name, a word of a sentence."""
+    return text_of(cell).split(" ") if kind == "prose" else [text_of(cell)]
+
+
+@examples(125)
+@given(tables(), st.sampled_from([80, 100, 140]))
+def test_every_cell_is_whole_and_in_its_terminal(table: Table, width: int) -> None:
+    lines = [re.sub(r" +", " ", line).strip() for line in shown(table, width=width).split("\n")]
+    keys = max((cell_len(text_of(row[0])) for row in table.cells), default=0)
+    if keys <= 30:
+        assert max(map(cell_len, lines)) <= width
+    text = "\n".join(lines)
+    for row in table.cells:
+        for head, cell in zip(table.heads, row, strict=True):
+            for part in told(cell, head.kind):
+                assert re.sub(r" +", " ", part).strip() in text
+
+
+@examples(60)
+@given(tables(), st.integers(32, 200))
+def test_no_line_ends_within_an_interval_or_before_a_unit(table: Table, width: int) -> None:
+    sentence = "; ".join(f"{text_of(cell)}, 12 ms" for row in table.cells for cell in row)
+    for part in (Finding("note", sentence), sentence, Facts({"fact": sentence}), table):
+        lines = [line.strip() for line in shown(part, width=width).split("\n")]
+        assert not [line for line in lines if line.endswith("±") or re.match(r"ms\b", line)]
+
+
+SPEEDS = Table(
+    "Speeds",
+    [
+        ("operation", lambda row: row[0]),
+        ("layers", lambda row: row[1]),
+        ("median µs/call", lambda row: row[2]),
+        ("GB/s", lambda row: row[3]),
+        ("why", lambda row: row[4]),
+        ("calls", lambda row: row[5]),
+        ("always empty", lambda row: ""),
+    ],
+    [
+        ("gather", "csa", Number("12.6", "± 1.6"), Number("3.013", "± 0.020"), "", "400"),
+        ("flush", "hca", Number("276", "± ?"), Number("–"), "no launch reached it in time", "4"),
+    ],
+    footer=[("memcpy", "", Number("53,005", "± 315"), Number("10.13", "± 0.04"), "", "10")],
+    note="cold calls",
+    caption="1 GB/s = 10^9 B/s",
+    keys=2,
+)
+
+
+def test_columns_without_room_go_to_a_second_table_with_the_same_names() -> None:
+    assert shown(SPEEDS, width=84).split("\n")[1:5] == [
+        "                          median",
+        "operation  layers        µs/call           GB/s  why                           calls",
+        "────────────────────────────────────────────────────────────────────────────────────",
+        "gather     csa        12.6 ± 1.6  3.013 ± 0.020                                  400",
+    ]
+    heads = [line.split() for line in shown(SPEEDS, width=60).split("\n") if "layers" in line]
+    assert [head[-1] for head in heads] == ["GB/s", "calls"]
+    assert all(head[:2] == ["operation", "layers"] for head in heads)
+
+
+def test_a_command_is_one_line_however_long_and_a_page_adds_its_sections() -> None:
+    command = Command("vllm serve " + "--flag value " * 20 + "end")
+    page = Page("title", ["answer", command], [Section("Details", [SPEEDS], note="how to read")])
+    assert command in shown(*page.answer, width=40).split("\n")
+    assert "Details how to read Speeds" in words(page.in_full())
+
+
+@pytest.mark.parametrize("colour", [False, True])
+def test_a_pipe_gets_no_colours_and_whole_lines(
+    colour: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from dsv4kv.view.render import show
+
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setenv("NO_COLOR" if not colour else "FORCE_COLOR", "1")
+    show([Finding("bad", "x " * 40)])
+    out = capsys.readouterr().out
+    assert ("\x1b" in out) == colour
+
+
+def test_markdown_and_csv_hold_whatever_a_cell_holds() -> None:
+    table = Table("", ["name", "time, s"], [("a|b\nc", Number("1", "± 2")), ("d", "–")])
+    assert to_markdown(table).splitlines() == [
+        "| name | time, s |",
+        "|---|---:|",
+        "| a\\|b c | 1 ± 2 |",
+        "| d |  |",
+    ]
+    rows: list[dict[str, object]] = [{"a": 'x,"y"\nz', "b": 0.1}, {"a": None, "c": True}]
+    assert list(csv.DictReader(io.StringIO(to_csv(tabulate(rows)), newline=""))) == [
+        {"a": 'x,"y"\nz', "b": "0.1", "c": ""},
+        {"a": "", "b": "", "c": "True"},
     ]
 
 
-@pytest.mark.parametrize("name", RECORDS)
-def test_no_line_is_wider_than_the_terminal(name: str) -> None:
-    assert max(map(len, told(RECORDS[name]).splitlines())) <= 100
-
-
-@pytest.mark.parametrize("name", ["good", "bookkeeping"])
-def test_quiet_has_nothing_to_say_about_a_good_run(name: str) -> None:
-    assert told(RECORDS[name], quiet=True) == ""
-
-
-def test_quiet_tells_every_problem_and_nothing_else(snapshot: SnapshotAssertion) -> None:
-    assert told(troubled(), quiet=True) == snapshot
-
-
-def test_quiet_names_the_case_of_a_problem() -> None:
-    assert told(RECORDS["sweep"], quiet=True) == (
-        "✗ block_tokens=256, concurrency=64: failed: 64 requests need 512 blocks; 256 are free"
-    )
-
-
-def test_a_run_that_did_not_end_well_says_so_first() -> None:
-    assert told(troubled()).startswith("! incomplete: stopped")
-    assert told(RECORDS["failed"]).startswith("✗ failed: the cache needs 91.2 GiB")
-    assert told(RECORDS["sweep"]).startswith("✗ failed: of 5 cases 4 complete, 1 failed\n")
-    assert told(RECORDS["interrupted"]).startswith("! incomplete: no case ran\n")
-
-
-def test_text_from_a_record_is_never_taken_for_markup() -> None:
-    record = make_record(make_failed_case("[red]no[/] [/bold]"), config_source="[link=x]a[/link]")
-    assert "✗ failed: [red]no[/] [/bold]" in told(record)
-    assert "[link=x]a[/link]" in told(record)
+def test_a_row_of_too_few_cells_is_refused() -> None:
+    with pytest.raises(ValueError, match="Times: 1 cells for 2 columns"):
+        Table("Times", ["a", "b"], [("x",)])

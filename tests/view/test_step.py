@@ -6,8 +6,7 @@ import pytest
 
 from dsv4kv.runs.quantities import StepShare, step_shares
 from dsv4kv.runs.schema import Case, GpuFacts, Latency, Memcpy, Operation, Peak
-from dsv4kv.view.charts.bars import stacks_chart
-from dsv4kv.view.step import report_step, roofs_table, step_stacks, step_table
+from dsv4kv.view.bench import operations_table, step_table
 from dsv4kv.view.table import text_of
 from tests.runs.records import make_record
 
@@ -77,15 +76,6 @@ def test_on_a_gpu_a_step_is_as_many_calls_as_it_has_layers() -> None:
     assert shares[0] == StepShare("attention", 210, 63)
 
 
-def test_the_answer_names_the_largest_first_at_every_setting() -> None:
-    lines = [line.value for line in report_step([case(*STEP), case(context=2000)])]
-    (line,) = lines
-    assert line == (
-        "Decode step at 1,000: scores 70 %, attention 20 %, top-k 10 % of its bytes; scores 45 %, "
-        "attention 40 %, top-k 5 %, write 5 %, bookkeeping 5 % of its time."
-    )
-
-
 def test_a_row_for_each_setting_and_kind() -> None:
     table = step_table([case(*STEP), case(*STEP, context=2000)])
     assert table
@@ -97,27 +87,15 @@ def test_a_row_for_each_setting_and_kind() -> None:
 
 @pytest.mark.parametrize(("context", "said"), [(8192, "8K"), (131072, "128K"), (2**20, "1M")])
 def test_contexts_are_said_as_they_are_written(context: int, said: str) -> None:
-    found = case(*STEP, context=context)
-    assert [name for name, _ in step_stacks([found])] == [f"{said} bytes", f"{said} time"]
-    (line,) = [line.value for line in report_step([found])]
-    assert line.startswith(f"Decode step at {said}: ")
-    table = step_table([found])
+    table = step_table([case(*STEP, context=context)])
     assert table
     assert text_of(table.cells[0][0]) == said
 
 
-def test_bars_are_of_one_length() -> None:
-    rows = step_stacks([case(*STEP)])
-    assert stacks_chart(rows, "Shares").description.startswith("1,000 bytes: scores 70.0 %, top-k")
-    assert [name for name, _ in rows] == ["1,000 bytes", "1,000 time"]
-    for _, parts in rows:
-        assert sum(parts.values()) == pytest.approx(100)
-
-
-def roofs(found: Case, gpu: GpuFacts | None) -> list[list[str]]:
-    table = roofs_table(found, gpu)
-    assert table
-    return [[text_of(cell) for cell in row] for row in table.cells]
+def roofs(found: Case, gpu: GpuFacts | None) -> list[tuple[str, ...]]:
+    """FLOP/B, GFLOP/s, what bounds them, and the share that is reached."""
+    cells = operations_table(found, gpu=gpu).cells
+    return [tuple(text_of(cell) for cell in row[10:]) for row in cells if row[10].value != "–"]
 
 
 def test_the_roof_is_the_smaller_of_memory_and_tensor_cores() -> None:
@@ -127,13 +105,12 @@ def test_the_roof_is_the_smaller_of_memory_and_tensor_cores() -> None:
     scores = operation("index_scores", 60, 40, flops=[7440, 7440], **cold)
     attend = operation("attend", 10, 20, calls=4, flops=[4490] * 4, **cold)
     found = case(scores, attend, device="cuda", memcpy=None, peaks=[peak])
-    scored, attended = roofs(found, H200)
-    assert scored[2:7] == ["124", "186", "595,200", "1,979,000", "memory"]
-    assert attended[2:7] == ["449", "224", "2,155,200", "989,000", "tensor cores"]
+    assert roofs(found, H200) == [
+        ("124", "186", "memory", "0.0"),
+        ("449", "224", "tensor cores", "0.0"),
+    ]
 
 
 def test_without_a_datasheet_the_roof_is_the_memory() -> None:
     found = case(*STEP, memcpy=Memcpy(bytes=20, samples_ns=[2] * 10))
-    rows = roofs(found, None)
-    assert [row[0] for row in rows] == ["index_scores", "attend"]
-    assert rows[0][3:] == ["186", "1,240", "–", "–", "15.0"]
+    assert roofs(found, None) == [("124", "186", "–", "15.0"), ("449", "224", "–", "5.0")]

@@ -8,7 +8,7 @@ from syrupy.assertion import SnapshotAssertion
 from dsv4kv.runs.store import dumps, load_record, save_record
 from dsv4kv.runs.telemetry import GpuChecks, HostSamples, Telemetry
 from dsv4kv.runs.windows import WindowState
-from dsv4kv.view.telemetry import judge_telemetry, limits_text, row_name, telemetry_table
+from dsv4kv.view.telemetry import judge_telemetry, limits_text, telemetry_table
 from tests.runs.records import make_case, make_record
 from tests.runs.telemetries import make_gpu_samples, make_telemetry, make_window
 from tests.view.terminal import shown
@@ -50,7 +50,7 @@ def test_what_nobody_told_has_no_column() -> None:
         make_telemetry(gpu=None, gpu_samples=None, gpu_checks=None, absent={"gpu": "no driver"})
     )
     assert "MHz" in text  # the CPU's
-    for absent in ("memory", "°C", "DRAM", "held down"):
+    for absent in ("memory", "°C", "DRAM", "limited"):
         assert absent not in text
 
 
@@ -66,9 +66,9 @@ def test_a_power_cap_is_a_note_and_heat_a_warning() -> None:
     rows = "gather_0 csa cold (100 % of the time)"
     capped, heated = findings(hot)
     assert capped[0] == "note"
-    assert capped[1].startswith(f"power cap held clocks down during {rows}, ")
+    assert capped[1].startswith(f"power cap reduced clocks during {rows}, ")
     assert heated[0] == "warning"
-    assert heated[1].startswith(f"thermal slowdown by hardware held clocks down during {rows}")
+    assert heated[1].startswith(f"thermal slowdown by hardware reduced clocks during {rows}")
 
 
 def test_a_clock_that_moved_without_a_reason_is_a_warning() -> None:
@@ -82,7 +82,7 @@ def test_a_clock_that_moved_without_a_reason_is_a_warning() -> None:
 def test_rows_that_did_not_converge_are_named() -> None:
     windows = [make_window(0), make_window(1, converged=False), make_window(2, converged=None)]
     assert findings(make_telemetry(windows=windows)) == [
-        ("warning", "not known to 0.5 % when time was up: gather_1 csa cold")
+        ("warning", "not converged to 0.5 % within the time: gather_1 csa cold")
     ]
 
 
@@ -98,12 +98,12 @@ def test_company_on_the_gpu_and_the_cpus_is_told() -> None:
     shared = GpuChecks(at_ns=at_ns, other_processes=[0, 0, 2, *[0] * (len(at_ns) - 3)])
     rows = ", ".join(f"gather_{index} csa cold (2.0)" for index in range(3))
     assert findings(make_telemetry(host_samples=busy, gpu_checks=shared)) == [
+        ("note", f"other processes used CPUs during {rows}"),
         ("warning", "2 other processes computed on the GPU"),
-        ("note", f"others kept CPUs busy during {rows}"),
     ]
 
 
-NOT_CORRECTED = "memory errors of the GPU that were not corrected"
+NOT_CORRECTED = "uncorrected memory errors of the GPU"
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ NOT_CORRECTED = "memory errors of the GPU that were not corrected"
         (
             {"ecc_corrected": [3, 3, 4], "pcie_replays": [0, 7, 1_007]},
             [
-                ("note", "memory errors of the GPU that were corrected during the run: 1"),
+                ("note", "corrected memory errors of the GPU during the run: 1"),
                 ("note", "packets that the PCIe link sent again during the run: 1,007"),
             ],
         ),
@@ -139,10 +139,6 @@ def test_what_the_machine_does_not_tell_is_said_with_the_reason() -> None:
     assert findings(make_telemetry(absent=absent)) == [
         ("note", f"not available on this machine: {told}")
     ]
-
-
-def test_parts_of_a_run_go_by_their_name_alone() -> None:
-    assert row_name(make_window(0, name="serve", layer_type=None, temperature=None)) == "serve"
 
 
 def test_limits_are_told_with_the_clocks_they_led_to() -> None:

@@ -177,8 +177,8 @@ def _explanation(
     rules = engine.family.load("log")
     parts = rules.split(best)
     doubt = (
-        "The numbers of this log do not follow from any known rules and what else it shows "
-        f"(a limit, a fork, a feature that is not modelled): this is the nearest, {best.title}."
+        "No known engine version reproduces this log (fork, limit or unmodelled feature?). "
+        f"Closest match: {best.title}; treat what follows as a guess."
     )
     return Explanation(
         source=log.source,
@@ -278,13 +278,15 @@ def _changes(found: Recovery, log: StartupLog) -> tuple[Change, ...]:
         except ConfigError:  # the engine does not serve it
             continue
         changes.append(Change(what, tokens, tokens - now))
-    ranks = log.whole("tensor_parallel") or 1
-    if ranks > 1:  # the one KV head is replicated: every rank of a group holds the same
+    launch, dp = found.engine.family.launch, log.whole("data_parallel") or 1
+    tp = (log.whole("tensor_parallel") or 1) // (dp if launch.tp_spans_replicas else 1)
+    if tp > 1:  # the one KV head is replicated: every rank of a group holds the same
+        count = tp * dp
         what = (
-            f"data_parallel_size {ranks} instead of tensor_parallel_size {ranks}, all replicas "
-            "together (if as much memory stays free)"
+            f"{launch.replicas.format(dp=count, ep=count)} instead of {tp} tensor-parallel ranks "
+            "a replica: all replicas together (if as much memory stays free)"
         )
-        changes.append(Change(what, now * ranks, now * (ranks - 1)))
+        changes.append(Change(what, now * count, now * (count - dp)))
     gaining = (change for change in changes if change.gain_tokens)
     return tuple(sorted(gaining, key=lambda change: -abs(change.gain_tokens)))
 

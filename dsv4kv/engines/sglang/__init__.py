@@ -123,10 +123,10 @@ BUILDS = (
 
 _POLICY = Policy("radix", prompts_alone=True, host_by_ratio=True)
 _MORE_PAGES = {
-    "evicted_block": "more memory: mem_fraction_static",
-    "alignment": "a smaller page_size",
+    "evicted_block": "more memory: --mem-fraction-static",
+    "alignment": "a smaller --page-size",
 }
-_MORE = "swa_full_tokens_ratio above 0.1; more memory"
+_MORE = "--swa-full-tokens-ratio above 0.1; more memory"
 _ONE_POOL = Variant(
     "radix tree of pages, one pool",
     "sglang:0.5.23",
@@ -218,10 +218,12 @@ FAMILY = Family(
         images=("sglang",),
         program="python -m sglang.launch_server",
         arguments="--model-path {model} --tp-size {ranks}",
+        stages="--pp-size {pp}",
         replicas="--dp-size {dp} --enable-dp-attention --ep-size {ep}",
         drafts="--speculative-algorithm EAGLE --speculative-num-steps {count} "
         "--speculative-eagle-topk 1 --speculative-num-draft-tokens {verified}",
         role="--disaggregation-mode {role}",
+        written={"state=bf16": "SGLANG_DSV4_COMPRESS_STATE_DTYPE=bfloat16"},
         counts_verified=True,
         tp_spans_replicas=True,
     ),

@@ -10,6 +10,8 @@ FAMILY = Family(
         words=(("trtllm-serve", "serve"), ("trtllm-serve",)),
         images=("tensorrt-llm",),
         program="trtllm-serve",
+        arguments="{model} --tp_size {tp} --ep_size {ep}",
+        stages="--pp_size {pp}",
     ),
     has_flags=True,
 )

@@ -82,11 +82,11 @@ RELEASES = (
 
 _POLICY = Policy("hashed", finds_scheduled=True, writes_evicted=False)
 _MORE_BLOCKS = {
-    "evicted_block": "more memory: gpu_memory_utilization",
-    "alignment": "a smaller block_size",
+    "evicted_block": "more memory: --gpu-memory-utilization",
+    "alignment": "a smaller --block-size",
 }
-_FEWER = "prefix_cache_retention_interval=0 (vllm-v4:semantic); more memory"
-_SPARSE = "prefix_cache_retention_interval=4096 or 0 (vllm-v4:4096, :semantic)"
+_FEWER = "--prefix-cache-retention-interval 0 (vllm-v4:semantic); more memory"
+_SPARSE = "--prefix-cache-retention-interval 4096 or 0 (vllm-v4:4096, :semantic)"
 _ONE_GROUP = Variant(
     "full blocks, one group",
     "vllm:0.33",
@@ -116,7 +116,7 @@ RULES = {
         | {
             "evicted_block": _FEWER,
             "evicted_checkpoint": _FEWER,
-            "no_checkpoint": "a shorter prefix_cache_retention_interval, where memory is left",
+            "no_checkpoint": "a shorter --prefix-cache-retention-interval, where memory is left",
         },
     ),
     "vllm-v4:semantic": replace(
@@ -127,8 +127,8 @@ RULES = {
         retention=Retention(ends=True, junctions=True),
         remedies=_MORE_BLOCKS
         | {
-            "evicted_checkpoint": "more memory: gpu_memory_utilization",
-            "no_checkpoint": "prefix_cache_retention_interval=4096 (vllm-v4:4096)",
+            "evicted_checkpoint": "more memory: --gpu-memory-utilization",
+            "no_checkpoint": "--prefix-cache-retention-interval 4096 (vllm-v4:4096)",
         },
     ),
     "vllm-v41": replace(
@@ -178,8 +178,13 @@ FAMILY = Family(
         images=("vllm",),
         program="vllm serve",
         arguments="{model} --tensor-parallel-size {tp}",
+        stages="--pipeline-parallel-size {pp}",
         replicas="--data-parallel-size {dp} --enable-expert-parallel",
         drafts='--speculative-config \'{{"method": "mtp", "num_speculative_tokens": {count}}}\'',
+        written={
+            "indexer_format=mxfp4": "--attention-config '{{\"use_fp4_indexer_cache\": true}}'",
+            "host_tier=native": "--kv-offloading-size {host_gib:g}",
+        },
         role='--kv-transfer-config \'{{"kv_connector": "NixlConnector", "kv_role": "kv_both"}}\'',
     ),
     limits=_LIMITS,

@@ -233,24 +233,23 @@ def meaning(
     own, fixed, in_flight, counted, held = parts
     if "tokens" in reading.fields:
         yield (
-            f"{reading.fields['tokens']} tokens is no capacity: it is {capacity.units:,} blocks, "
-            f"divided by the {counted:,.0f} that one request of {context:,} tokens is "
-            f"counted with, times {context:,}."
+            f"{reading.fields['tokens']} tokens is not a capacity: vLLM computes it as "
+            f"{capacity.units:,} blocks ÷ {counted:,.0f} blocks per request of {context:,} tokens "
+            f"× {context:,}."
         )
     else:
         yield (
-            f"The start was refused: one request of {context:,} tokens is counted with "
+            f"The start was refused: one request of {context:,} tokens counts as "
             f"{counted:,.0f} blocks, and there are {capacity.units:,}."
         )
     yield (
-        f"Of these {counted:,.0f} blocks {own:,.0f} hold the context, "
-        f"{in_flight:,.0f} ({format_bytes(in_flight * unit)}) are a reserve for "
-        f"{found.deployment.in_flight_tokens:,} tokens in flight, and {fixed:,.0f} are "
-        "windows and states."
+        f"Of these {counted:,.0f} blocks {own:,.0f} are context, {in_flight:,.0f} "
+        f"({format_bytes(in_flight * unit)}) prefill workspace for "
+        f"{found.deployment.in_flight_tokens:,} tokens in flight, {fixed:,.0f} windows and states."
     )
     yield (
-        f"In steady decode such a request holds {held:,.0f} blocks "
-        f"({format_bytes(held * unit)}); its reserve is free for others then."
+        f"In steady decode such a request takes {held:,.0f} blocks "
+        f"({format_bytes(held * unit)}); its workspace is free for others then."
     )
 
 

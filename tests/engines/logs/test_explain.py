@@ -4,7 +4,7 @@ import pytest
 
 from dsv4kv.engines.logs.explain import Explanation, explain_startup
 from dsv4kv.errors import ConfigError
-from tests.engines.logs.startup import REFUSAL, VLLM_0_26, parsed
+from tests.engines.logs.startup import REFUSAL, SGLANG, VLLM_0_26, parsed
 
 
 def explained(lines: list[str] | tuple[str, ...]) -> Explanation:
@@ -34,9 +34,9 @@ def test_changes_are_told_with_their_gain_the_largest_first() -> None:
     assert gains == sorted(gains, reverse=True)
     told = {change.what.split(" (")[0]: change for change in changes}
     assert told["2,048 tokens in flight"].gain_tokens > 0
-    replicas = told[
-        "data_parallel_size 2 instead of tensor_parallel_size 2, all replicas together"
-    ]
+    (replicas,) = (
+        each for what, each in told.items() if what.startswith("--data-parallel-size 2")
+    )
     assert replicas.printed_tokens == 2 * 1_009_661
     assert told["the rules of vllm:0.33"].printed_tokens == 989_798
     assert told["1 GiB more memory"].gain_tokens > 0
@@ -55,7 +55,7 @@ def test_numbers_of_no_known_rules_are_explained_by_the_nearest_with_a_warning()
     told = explained([line.replace("1,009,661", "1,009,000") for line in VLLM_0_26])
     assert not told.exact
     assert told.candidates == ()
-    assert told.meaning[0].startswith("The numbers of this log do not follow from any known rules")
+    assert told.meaning[0].startswith("No known engine version reproduces this log")
     assert told.printed_tokens == 1_009_000
 
 
@@ -69,3 +69,11 @@ def test_numbers_of_no_known_rules_without_a_model_are_not_explained() -> None:
 def test_a_size_without_its_length_cannot_be_explained() -> None:
     with pytest.raises(ConfigError, match="not for how many tokens per request"):
         explained(["GPU KV cache size: 1,009,661 tokens"])
+
+
+def test_replicas_that_a_server_has_are_not_advised_again() -> None:
+    """SGLang counts tensor-parallel ranks over all replicas: --tp 8 --dp 8 is one rank each."""
+    lines = [line.replace("(model_path", "(tp_size=8, dp_size=8, model_path") for line in SGLANG]
+    told = explained(lines)
+    assert "data parallel" in {each.what for each in told.statements}
+    assert not any("--dp-size" in change.what for change in told.changes)

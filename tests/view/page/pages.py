@@ -1,12 +1,13 @@
 """Made-up runs of every kind that a page can show, and the pages of them, built once."""
 
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from dsv4kv.compare.comparison import Comparison, compare
+from dsv4kv.compare.floor import Floor
 from dsv4kv.config.load import expand_axes, load_config
 from dsv4kv.config.replay import ReplayConfig
-from dsv4kv.measure.verdict import Judgement, Verdict
+from dsv4kv.measure.verdict import Verdict
 from dsv4kv.replay.run import Invocation, run_replay
 from dsv4kv.runs.profile import KernelRow, KernelTable, Profile
 from dsv4kv.runs.schema import Case, Launch, RunRecord
@@ -18,10 +19,11 @@ from dsv4kv.runs.telemetry import (
     MemorySeries,
     Telemetry,
 )
-from dsv4kv.view.charts.bars import Compared, ComparedRow
-from dsv4kv.view.page.build import Page, build_page
-from dsv4kv.view.page.write import render_page
-from dsv4kv.view.table import Finding, Table, names, numbers
+from dsv4kv.view.compare import comparison_page
+from dsv4kv.view.html import render_page
+from dsv4kv.view.runs import runs_page
+from dsv4kv.view.table import Page
+from tests.compare.launched import make_launched_record, make_side
 from tests.runs.records import (
     make_case,
     make_environment,
@@ -95,30 +97,13 @@ def make_launched(medians_ns: list[int]) -> RunRecord:
     return make_record(*cases, launches=launches)
 
 
-def make_judgement(verdict: Verdict, value: float) -> Judgement:
-    """A ratio known to 1 %."""
-    return Judgement(verdict, value, (value - 0.01, value + 0.01))
-
-
-def make_compared() -> Compared:
-    """One row slower, one faster, one the same."""
-    columns = [*names("quantity"), *numbers("change")]
-    table = Table("Comparison", columns, [("gather_topk csa", "+8.0 %")])
-    return Compared(
-        before="main",
-        after="change",
-        floor=0.01,
-        rows=[
-            ComparedRow("gather_topk csa", make_judgement(Verdict.SLOWER, 1.08)),
-            ComparedRow("flush csa", make_judgement(Verdict.FASTER, 0.9)),
-            ComparedRow("prepare", make_judgement(Verdict.SAME, 1.001)),
-        ],
-        overall=make_judgement(Verdict.SAME, 1.0),
-        verdict=Finding("bad", "SLOWER: one row"),
-        cautions=[Finding("warning", "launch 3 was lost")],
-        table=table,
-        explanation="over launches",
+def make_comparison(before: str = "main", after: str = "change") -> Comparison:
+    """Launches of two sides; one operation is slower."""
+    sides = (
+        make_side(before, make_launched_record(seed=1)),
+        make_side(after, make_launched_record(seed=2, factors={"flush": 1.1})),
     )
+    return compare(*sides, Floor(0.01, "as configured"))
 
 
 def make_gpu_record() -> RunRecord:
@@ -183,36 +168,32 @@ def make_long_names() -> RunRecord:
     return make_record(*cases, config_source=LONG, trace_source=LONG)
 
 
-def make_long_comparison() -> Compared:
-    """Sides and rows of long names, and a change that leaves no room."""
-    rows = [ComparedRow(f"{LONG}, step", make_judgement(Verdict.SLOWER, 7.0))]
-    return replace(make_compared(), before=LONG, after=LONG, rows=rows)
-
-
-RUNS: dict[str, tuple[list[RunRecord], Compared | None]] = {
-    "one case": ([make_record(make_case(memory=make_memory()))], None),
-    "bookkeeping": ([make_record(make_case(operations=[], memcpy=None))], None),
-    "a sweep": ([make_record(*make_sweep_cases())], None),
-    "launches": ([make_launched([1_000_000, 1_020_000, 1_010_000])], None),
-    "a GPU": ([make_gpu_record()], None),
-    "a failure": ([make_record(make_failed_case())], None),
-    "no case": ([make_record(status="incomplete").model_copy(update={"cases": []})], None),
-    "two runs": ([make_plain(), make_gpu_record()], None),
-    "a comparison": ([make_plain(), make_plain()], make_compared()),
-    "long names": ([make_long_names()], None),
-    "a comparison of long names": ([make_plain(), make_plain()], make_long_comparison()),
-    "hostile texts": ([make_hostile_record()], None),
-    "a replay": ([make_replay_record()], None),
-    "replays alike": ([make_replay_record("cache.checkpoint_share=0.05,0.15")], None),
-    "choices": ([make_replay_record("prefix.strategy=full,zero,ends+junctions")], None),
+RECORDS: dict[str, list[RunRecord]] = {
+    "one case": [make_record(make_case(memory=make_memory()))],
+    "bookkeeping": [make_record(make_case(operations=[], memcpy=None))],
+    "a sweep": [make_record(*make_sweep_cases())],
+    "launches": [make_launched([1_000_000, 1_020_000, 1_010_000])],
+    "a GPU": [make_gpu_record()],
+    "a failure": [make_record(make_failed_case())],
+    "no case": [make_record(status="incomplete").model_copy(update={"cases": []})],
+    "two runs": [make_plain(), make_gpu_record()],
+    "long names": [make_long_names()],
+    "hostile texts": [make_hostile_record()],
+    "a replay": [make_replay_record()],
+    "replays alike": [make_replay_record("cache.checkpoint_share=0.05,0.15")],
+    "choices": [make_replay_record("prefix.strategy=full,zero,ends+junctions")],
 }
+COMPARISONS = {"a comparison": ("main", "change"), "a comparison of long names": (LONG, LONG)}
+RUNS = [*RECORDS, *COMPARISONS]
 
 
 @cache
 def page_of(name: str) -> Page:
     """The page of one of ``RUNS``."""
-    records, compared = RUNS[name]
-    return build_page(records, compared)
+    if name in RECORDS:
+        return runs_page(RECORDS[name])
+    comparison = make_comparison(*COMPARISONS[name])
+    return comparison_page(comparison, Verdict.SLOWER, records=True)
 
 
 @cache

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.view.page.write import write_charts, write_page
+from dsv4kv.view.html import write_charts, write_page
+from dsv4kv.view.runs import runs_page
 from tests.runs.records import make_case, make_record
 from tests.view.page.pages import html_of, make_gpu_record, make_plain
 
@@ -13,10 +14,11 @@ LIMIT_BYTES = 1_500_000
 WRITE = """
 import sys
 from pathlib import Path
-from dsv4kv.view.page.write import write_page
+from dsv4kv.view.html import write_page
+from dsv4kv.view.runs import runs_page
 print(*(name for name in ("torch", "matplotlib", "jinja2") if name in sys.modules))
 from tests.runs.records import make_case, make_record
-write_page([make_record(make_case(operations=[], memcpy=None))], Path(sys.argv[1]))
+write_page(runs_page([make_record(make_case(operations=[], memcpy=None))]), Path(sys.argv[1]))
 print(*(name for name in ("torch", "matplotlib.pyplot") if name in sys.modules))
 """
 
@@ -31,7 +33,7 @@ def test_a_page_takes_what_is_heavy_when_it_is_written_and_neither_torch_nor_a_s
 
 
 def test_the_same_records_give_the_same_page_byte_by_byte(tmp_path: Path) -> None:
-    write_page([make_gpu_record()], tmp_path / "page.html")
+    write_page(runs_page([make_gpu_record()]), tmp_path / "page.html")
     assert (tmp_path / "page.html").read_text("utf-8") == html_of("a GPU")
 
 
@@ -40,14 +42,15 @@ def test_a_page_of_a_hundred_cases_stays_below_a_megabyte_and_a_half(tmp_path: P
         make_case(axis={"cache.block_tokens": 128 * (n % 10 + 1), "workload.concurrency": n // 10})
         for n in range(100)
     ]
-    write_page([make_record(*cases)], tmp_path / "page.html")
+    write_page(runs_page([make_record(*cases)]), tmp_path / "page.html")
     assert (tmp_path / "page.html").stat().st_size < LIMIT_BYTES
 
 
 def test_folders_on_the_way_are_made_and_an_old_page_is_replaced(tmp_path: Path) -> None:
     target = tmp_path / "new" / "page.html"
-    write_page([make_plain()], target)
-    write_page([make_plain().model_copy(update={"run_id": "second"})], target)
+    write_page(runs_page([make_plain()]), target)
+    second = make_plain().model_copy(update={"run_id": "second"})
+    write_page(runs_page([second]), target)
     assert "second" in target.read_text("utf-8")
     assert [path.name for path in target.parent.iterdir()] == ["page.html"]
 
@@ -58,17 +61,15 @@ def test_a_place_that_cannot_be_written_is_told_with_the_option_that_names_anoth
     blocked = tmp_path / "file"
     blocked.write_text("in the way")
     with pytest.raises(ConfigError, match=r"cannot be written \(.*\): .* with --html page.html"):
-        write_page([make_plain()], blocked / "page.html")
+        write_page(runs_page([make_plain()]), blocked / "page.html")
     with pytest.raises(ConfigError, match=r"cannot be written \(.*\): .* with --charts FOLDER"):
-        write_charts([make_plain()], blocked)
+        write_charts([], blocked)
 
 
 def test_every_chart_is_a_file_of_both_kinds(tmp_path: Path) -> None:
-    written = write_charts([make_record()], tmp_path / "charts")
-    names = ["latencies", "order", "rates", "roofline", "pools"]
-    assert [path.name for path in written] == [
-        f"{n}.{kind}" for n in names for kind in ("svg", "png")
-    ]
+    charts = runs_page([make_record()]).charts()
+    written = write_charts(charts, tmp_path / "charts")
+    assert len(set(written)) == 2 * len(charts) > 6
     for path in written:
         head = path.read_bytes()[:5]
-        assert head == (b"<svg " if path.suffix == ".svg" else b"\x89PNG\r")
+        assert head == (b"<?xml" if path.suffix == ".svg" else b"\x89PNG\r")

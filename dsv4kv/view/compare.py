@@ -1,0 +1,365 @@
+"""A comparison: for a terminal, a page, a pull request and a program."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import log
+from typing import Any, Final, Literal
+
+from dsv4kv.compare.comparison import OTHER_WORK, Comparison
+from dsv4kv.compare.comparison import Row as ComparisonRow
+from dsv4kv.compare.side import Side, count_launches
+from dsv4kv.measure.statistics import summarize
+from dsv4kv.measure.verdict import CONFIDENCE, Judgement, Launches, Verdict
+from dsv4kv.runs.quantities import axis_text
+from dsv4kv.runs.replay import ReplayResult
+from dsv4kv.units import format_bytes
+from dsv4kv.view import plots
+from dsv4kv.view.bench import checked
+from dsv4kv.view.facts import layers_text
+from dsv4kv.view.quantity import format_clocked, format_factor
+from dsv4kv.view.render import to_markdown as render_markdown
+from dsv4kv.view.runs import run_page
+from dsv4kv.view.table import (
+    Chart,
+    Finding,
+    Number,
+    Page,
+    Part,
+    Read,
+    Section,
+    Table,
+    Text,
+)
+
+INTERVAL = f"{CONFIDENCE * 100:.0f} % interval"
+LEVELS: Final[dict[Verdict, Literal["good", "warning", "bad"]]] = {
+    Verdict.SAME: "good",
+    Verdict.FASTER: "good",
+    Verdict.SLOWER: "bad",
+    Verdict.UNCLEAR: "warning",
+}
+_CHANGES = (Verdict.SLOWER, Verdict.FASTER)
+_MAX_LOSSES, _MAX_ROWS, _MAX_DRAWN = 20, 10, 100
+
+
+def comparison_page(comparison: Comparison, verdict: Verdict, *, records: bool = False) -> Page:
+    """The verdict, the rows that carry it, and all rows; with ``records`` one of each side."""
+    sides = (comparison.before, comparison.after)
+    warnings = list(list_warnings(comparison))
+    answer: list[Part] = [Finding(LEVELS[verdict], conclude(comparison, verdict)), *warnings[:4]]
+    if len(warnings) > 4:
+        answer.append(Finding("warning", f"and {len(warnings) - 4} more: --verbose"))
+    parts: list[Part] = [*map(describe_side, sides)]
+    if comparison.rows:
+        answer += ["", comparison_table(comparison, _MAX_ROWS)]
+        if (more := len(comparison.rows) - _MAX_ROWS) > 0:
+            answer.append(Text(f"and {more} more rows: --verbose", "dim"))
+        parts += [comparison_table(comparison), Text(explain(comparison), "dim")]
+        parts.append(_chart(comparison))
+    reuse = list_reuse(*sides)
+    if reuse:
+        answer += ["", reuse_table(reuse[:_MAX_ROWS])]
+        parts.append(reuse_table(reuse))
+    sections = [Section("What changed", [*parts, *warnings])]
+    for side in sides if records else ():
+        page = run_page(side.records[0])
+        count = len(side.records)
+        first = [f"the first of {count} records, which are all compared"] if count > 1 else []
+        sections.append(Section(f"{side.name}: {page.title}", [*first, *page.answer]))
+        sections += [Section(s.heading, s.parts, s.note, level=3) for s in page.sections]
+    return Page(f"From {sides[0].name} to {sides[1].name}", answer, sections)
+
+
+def describe_side(side: Side) -> str:
+    """Name, launches, revision: ``A (main): 7 launches, git 0123456789ab``."""
+    count = count_launches(side)
+    found = (record.environment for record in side.records)
+    revisions = [
+        f"git {each.git_sha[:12]}{' (dirty)' if each.git_dirty else ''}" if each.git_sha else ""
+        for each in found
+    ]
+    launches = f"{side.name}: {count} launch{'es' if count != 1 else ''}"
+    return ", ".join(filter(None, (launches, _layers(side), *dict.fromkeys(revisions))))
+
+
+def _layers(*sides: Side) -> str:
+    return layers_text(case for side in sides for record in side.records for case in record.cases)
+
+
+def conclude(comparison: Comparison, verdict: Verdict) -> str:
+    """The verdict and what it rests on, as one sentence."""
+    count = Counter(row.judgement.verdict for row in comparison.rows)
+    counts = ", ".join(f"{count[verdict]} {verdict}" for verdict in Verdict if count[verdict])
+    mean = comparison.overall
+    if mean is None:
+        return f"{verdict}: nothing that both sides measured to its end can be compared"
+    change = f"{_change(mean)} ({_interval(mean)}) on geometric mean"
+    layers = _layers(comparison.before, comparison.after)
+    names = f"{comparison.after.name} against {comparison.before.name}"
+    of_layers = f", {layers}" if layers else ""
+    return f"{verdict}: {change}{of_layers}, {names}; of {len(comparison.rows)} rows {counts}"
+
+
+def explain(comparison: Comparison) -> str:
+    """How to read the numbers."""
+    if comparison.virtual:
+        exact = "times of a model, which every run gives again: changes by one clock are exact"
+        return f"{exact}, whatever its error; floor {comparison.floor}"
+    what = (
+        f"change between equal calls of launches with interleaved steps, {INTERVAL} over pairs of "
+        "launches"
+        if comparison.in_turns
+        else f"change: median of all ratios between launches, {INTERVAL} over launches"
+    )
+    others = sum(row.other_work for row in comparison.rows)
+    excluded = f"; the mean is without {OTHER_WORK} ({others} rows)" if others else ""
+    count = len(comparison.rows) + 1
+    return f"{what}, all {count} verdicts together; floor {comparison.floor}{excluded}"
+
+
+def list_warnings(comparison: Comparison) -> Iterator[Finding]:
+    """What must be known before a comparison is believed."""
+    if comparison.forced:
+        yield Finding("bad", "the sides are not alike and are compared all the same (--force):")
+    for difference in comparison.differences:
+        yield Finding("note", str(difference))
+    sentences = [*comparison.losses, *comparison.missing]
+    yield from (Finding("warning", sentence) for sentence in sentences[:_MAX_LOSSES])
+    if len(sentences) > _MAX_LOSSES:
+        yield Finding("warning", f"and {len(sentences) - _MAX_LOSSES} more")
+
+
+def comparison_table(comparison: Comparison, most: int | None = None) -> Table:
+    """A row per quantity, and the geometric mean; with ``most`` those that changed most."""
+    mean = comparison.overall
+    table = _rows_table(comparison, _choose(comparison.rows, most))
+    note = f"{comparison.after.name} against {comparison.before.name}"
+    table = replace(table, title="Comparison", note=note, footer=[mean] if mean else [])
+    return table.noted(_layers(comparison.before, comparison.after))
+
+
+def _rows_table(comparison: Comparison, rows: Sequence[ComparisonRow]) -> Table:
+    columns: list[tuple[str, Read]] = [
+        ("at", lambda row: row.quantity.axis if isinstance(row, ComparisonRow) else ""),
+        ("quantity", _name),
+        ("change", lambda row: _change(_judgement_of(row))),
+        (f"{INTERVAL}, %", lambda row: Number(_interval(_judgement_of(row)))),
+        ("verdict", lambda row: _verdict(_judgement_of(row))),
+        ("before, µs", lambda row: _median(row, 0, virtual=comparison.virtual)),
+        ("after, µs", lambda row: _median(row, 1, virtual=comparison.virtual)),
+        ("why", lambda row: Text(_judgement_of(row).reason, "dim")),
+    ]
+    swept = any(row.quantity.axis for row in rows)
+    return Table("", columns if swept else columns[1:], rows, keys=2 if swept else 1)
+
+
+def _choose(rows: Sequence[ComparisonRow], most: int | None) -> list[ComparisonRow]:
+    """In their order; of too many the slower and faster ones, then those that changed most."""
+
+    def weight(row: ComparisonRow) -> tuple[bool, float]:
+        return row.judgement.verdict in _CHANGES, abs(log(row.judgement.ratio))
+
+    chosen = sorted(range(len(rows)), key=lambda n: weight(rows[n]), reverse=True)[:most]
+    return [rows[n] for n in sorted(chosen)]
+
+
+def _judgement_of(row: ComparisonRow | Judgement) -> Judgement:
+    return row.judgement if isinstance(row, ComparisonRow) else row
+
+
+def _name(row: ComparisonRow | Judgement) -> str:
+    return str(row.quantity) if isinstance(row, ComparisonRow) else "geometric mean"
+
+
+def _change(judgement: Judgement) -> str:
+    """Change of the time: ``+5.2 %`` is slower."""
+    return f"{_percent(judgement.ratio):+.1f} %"
+
+
+def _interval(judgement: Judgement) -> str:
+    """Ends of the change's interval; ``?`` where the launches are too few to know one."""
+    if judgement.interval is None:
+        return "?"
+    low, high = judgement.interval
+    return "exact" if low == high else f"{_percent(low):+.1f} … {_percent(high):+.1f}"
+
+
+def _percent(ratio: float) -> float:
+    return round((ratio - 1) * 100, 1) + 0.0  # + 0.0: no -0.0
+
+
+def _verdict(judgement: Judgement) -> Text:
+    mark = "! " if judgement.verdict is Verdict.UNCLEAR else ""
+    return Text(f"{mark}{judgement.verdict}", LEVELS[judgement.verdict])
+
+
+def _median(row: ComparisonRow | Judgement, side: int, *, virtual: bool) -> Number:
+    """A median with its interval, or with what a model's times are right within."""
+    if not isinstance(row, ComparisonRow):
+        return Number("")
+    launches, factor = (row.before, row.after)[side], row.factors[side]
+    if not virtual:
+        return checked(summarize(launches.values).estimate, 1e-3)
+    return Number(_micros(launches, factor), format_factor(factor) if factor else "")
+
+
+def _micros(launches: Launches, factor: float | None) -> str:
+    return format_clocked(summarize(launches.values).median / 1e3, factor)
+
+
+def _chart(comparison: Comparison) -> Chart:
+    """Change of time in per cent with its interval; the band is what counts as no change."""
+    tones = {Verdict.SAME: "dim", Verdict.FASTER: "good", Verdict.SLOWER: "bad"}
+
+    def row(name: str, found: Judgement) -> plots.Bar:
+        ends = [_percent(end) for end in found.interval or (found.ratio, found.ratio)]
+        tone = tones.get(found.verdict, "warning")
+        text = f"{_change(found)}  {found.verdict.lower()}"
+        return plots.Bar(name, _percent(found.ratio), text, (ends[0], ends[1]), tone)
+
+    rows = [
+        row(_at(each.quantity.axis, str(each.quantity)), each.judgement)
+        for each in _choose(comparison.rows, _MAX_DRAWN)
+    ]
+    rows += [row("geometric mean", comparison.overall)] if comparison.overall else []
+    floor = comparison.floor.value * 100
+    title = f"Change of time from {comparison.before.name} to {comparison.after.name}"
+    return plots.bars(title, rows, unit="%", dots=True, band=(-floor, floor))
+
+
+@dataclass(frozen=True)
+class ReuseRow:
+    """Something that replays of both sides count.
+
+    Attributes:
+        axis: Swept settings of the case; empty without a sweep.
+        name: What is counted.
+        before: How much, as text with its unit.
+        after: Likewise.
+    """
+
+    axis: str
+    name: str
+    before: str
+    after: str
+
+
+def list_reuse(before: Side, after: Side) -> list[ReuseRow]:
+    """Rows of every case that both sides replayed, without what is 0 on both."""
+    first, second = (
+        {
+            axis_text(case): dict(_count(case.replay))
+            for record in side.records
+            for case in record.cases
+            if case.replay is not None
+        }
+        for side in (before, after)
+    )
+    return [
+        ReuseRow(axis, name, counted, second[axis][name])
+        for axis in first
+        if axis in second
+        for name, counted in first[axis].items()
+        if name in second[axis] and (counted, second[axis][name]) != ("0", "0")
+    ]
+
+
+def _count(result: ReplayResult) -> Iterator[tuple[str, str]]:
+    reuse, total = result.reuse, max(1, result.reuse.prompt_tokens)
+    yield "prompt tokens saved", f"{100 * reuse.saved_tokens / total:.2f} %"
+    lost = sum(reuse.lost_tokens.values())
+    yield "prompt tokens lost", f"{100 * lost / total:.2f} %"
+    yield "prompt tokens computed", f"{reuse.computed_tokens:,}"
+    yield "blocks evicted", f"{reuse.evicted_blocks:,}"
+    yield "windows and states kept", format_bytes(reuse.kept_bytes)
+    yield "pauses", f"{result.pauses:,}"
+    yield "starts over", f"{result.evictions:,}"
+    if fleet := result.fleet:
+        yield "GPUs", f"{fleet.gpus:,}"
+        yield "good requests", f"{fleet.good_requests:,}"
+        yield "cached more than once", format_bytes(fleet.repeated_bytes)
+        if fleet.imbalance is not None:
+            yield "busiest replica over the mean", f"{fleet.imbalance:.2f}"
+
+
+def reuse_table(rows: Sequence[ReuseRow]) -> Table:
+    """What replays of both sides saved and lost."""
+    return Table(
+        "Reuse",
+        [
+            ("at", lambda row: row.axis),
+            ("of all requests", lambda row: row.name),
+            ("before", lambda row: Number(row.before)),
+            ("after", lambda row: Number(row.after)),
+        ],
+        rows,
+        keys=2,
+    )
+
+
+def to_document(comparison: Comparison, verdict: Verdict) -> dict[str, Any]:
+    """Everything, as JSON knows it; times in ns, one per launch, changes as ratios."""
+
+    def judgement(found: Judgement) -> dict[str, Any]:
+        names = ("ratio", "interval", "verdict", "reason")
+        return {name: getattr(found, name) for name in names}
+
+    def side(found: Side) -> dict[str, Any]:
+        runs = [record.run_id for record in found.records]
+        return {"name": found.name, "runs": runs, "launches": count_launches(found)}
+
+    def row(found: ComparisonRow) -> dict[str, Any]:
+        return {
+            **asdict(found.quantity),
+            "within": list(found.factors),
+            "before_ns": list(found.before.values),
+            "after_ns": list(found.after.values),
+            **judgement(found.judgement),
+        }
+
+    return {
+        "verdict": verdict,
+        "floor": asdict(comparison.floor),
+        "before": side(comparison.before),
+        "after": side(comparison.after),
+        "geometric_mean": judgement(comparison.overall) if comparison.overall else None,
+        "rows": [row(each) for each in comparison.rows],
+        "reuse": [asdict(each) for each in list_reuse(comparison.before, comparison.after)],
+        "missing": list(comparison.missing),
+        "losses": list(comparison.losses),
+        "differences": [asdict(difference) for difference in comparison.differences],
+        "forced": comparison.forced,
+    }
+
+
+def to_markdown(comparison: Comparison, verdict: Verdict) -> str:
+    """Changed rows in a table, all others folded away."""
+    return "\n".join(_markdown(comparison, verdict)) + "\n"
+
+
+def _markdown(comparison: Comparison, verdict: Verdict) -> Iterator[str]:
+    yield f"**dsv4kv {conclude(comparison, verdict)}**"
+    yield ""
+    for side in (comparison.before, comparison.after):
+        yield f"- {describe_side(side)}"
+    if comparison.forced:
+        yield "- **the sides are not alike and are compared all the same (`--force`)**"
+    yield from (f"- {difference}" for difference in comparison.differences)
+    yield from (f"- {sentence}" for sentence in (*comparison.losses, *comparison.missing))
+    changed = [row for row in comparison.rows if row.judgement.verdict in _CHANGES]
+    others = [row for row in comparison.rows if row.judgement.verdict not in _CHANGES]
+    if changed:
+        yield from ("", render_markdown(_rows_table(comparison, changed)))
+    if others:
+        summary = f"{len(others)} rows without a change that is one"
+        yield from ("", f"<details><summary>{summary}</summary>", "")
+        yield from (render_markdown(_rows_table(comparison, others)), "", "</details>")
+    if rows := list_reuse(comparison.before, comparison.after):
+        cells = [(_at(each.axis, each.name), each.before, each.after) for each in rows]
+        yield from ("", render_markdown(Table("", ["reuse", "before", "after"], cells)))
+    yield from ("", f"<sub>{explain(comparison)}</sub>")
+
+
+def _at(axis: str, name: str) -> str:
+    return f"{axis}: {name}" if axis else name

@@ -1,0 +1,106 @@
+"""Pages: parts and charts in sections, in one HTML file without scripts or other files."""
+
+from collections.abc import Sequence
+from contextlib import contextmanager
+from functools import cache
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from dsv4kv.errors import ConfigError
+from dsv4kv.files import replacing
+from dsv4kv.view.plots import file_name, to_png, to_svg, to_svg_file
+from dsv4kv.view.table import MARKS, Chart, Page, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from jinja2 import Template
+
+_CLASSES: Final = {"good": "good", "warning": "warning", "bad": "bad", "dim": "muted"}
+
+
+def render_page(page: Page) -> str:
+    """The page's HTML."""
+    numbers = count()  # ids in charts are unique on a page
+    html = _template().render(
+        page=page,
+        marks={level: sign for level, (sign, _) in MARKS.items()},
+        svg=lambda chart: to_svg(chart, f"{next(numbers)}"),
+    )
+    return html.lstrip()
+
+
+def write_page(page: Page, target: Path) -> None:
+    """Write a page; what was there before is replaced.
+
+    Raises:
+        ConfigError: The file cannot be written.
+    """
+    with _refusing(target, "--html page.html"):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _replace(target, render_page(page).encode())
+
+
+def write_charts(charts: Sequence[Chart], folder: Path) -> list[Path]:
+    """Write every chart as SVG and as PNG.
+
+    Raises:
+        ConfigError: The folder cannot be written.
+    """
+    written = []
+    with _refusing(folder, "--charts FOLDER"):
+        folder.mkdir(parents=True, exist_ok=True)
+        for chart in charts:
+            for path, data in (
+                (folder / f"{file_name(chart)}.svg", to_svg_file(chart).encode()),
+                (folder / f"{file_name(chart)}.png", to_png(chart)),
+            ):
+                _replace(path, data)
+                written.append(path)
+    return written
+
+
+@cache
+def _template() -> "Template":
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "kind": lambda part: type(part).__name__,
+        "shown": _shown,
+        "svg": to_svg,
+    }
+    environment.globals["look"] = _look
+    return environment.get_template("page.html")
+
+
+def _shown(table: Table) -> Table:
+    return table.informative()
+
+
+def _look(kind: str, tone: str = "") -> str:
+    """Classes of a cell: ``n`` for numbers, ``p`` for sentences, and its tone."""
+    kinds = {"number": "n", "prose": "p"}
+    return " ".join(filter(None, (kinds.get(kind, ""), _CLASSES.get(tone, ""))))
+
+
+def _replace(path: Path, data: bytes) -> None:
+    with replacing(path) as file:
+        file.write(data)
+
+
+@contextmanager
+def _refusing(path: Path, option: str) -> "Iterator[None]":
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written ({error.strerror}): name another place with {option}."
+        ) from None

@@ -1,0 +1,449 @@
+"""Plots by matplotlib: bars, dots with intervals, lines with bands, scatter and timeline.
+
+Every function returns a ``Chart``, which is drawn when a page or a file is written. Values are in
+base units; ``unit`` formats them: ``ns`` as a duration, ``B`` as a binary size, anything else
+follows the number.
+"""
+
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from math import ceil, log2, nan
+from typing import TYPE_CHECKING, Any, Final
+
+from dsv4kv.units import format_bytes, format_duration
+from dsv4kv.view.table import Chart
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+COLOURS: Final = ("#0a62a8", "#d55e00", "#009e73", "#cc79a7", "#8f5700", "#56b4e9", "#59636e")
+"""Of series in their order: distinguishable for colour-blind readers, too."""
+TONES: Final = {"good": "#1a7340", "warning": "#8f5700", "bad": "#b42318", "dim": "#59636e"}
+INK, MUTED, RULE = "#15191e", "#59636e", "#d8dee4"
+MAX_LINES: Final = 2 * len(COLOURS)
+"""Lines that can be distinguished: every colour, solid and dashed."""
+
+_WIDTH, _ROW = 460, 21  # units of 1/72 inch, a CSS pixel on a page
+_LOG_SPAN = 20.0  # from here on, a linear axis hides the small values
+_LONGEST = 34  # letters of a name
+_CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")  # XML has no place for them
+_STYLE: Final[dict[Any, Any]] = {
+    "svg.fonttype": "none",  # text stays text: it can be selected, searched and read aloud
+    "svg.hashsalt": "dsv4kv",  # the same chart is the same bytes
+    "font.family": "sans-serif",
+    "font.sans-serif": "DejaVu Sans",  # comes with matplotlib: the same on every machine
+    "font.size": 10.5,
+    "text.parse_math": False,  # a $ is one
+    "text.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": MUTED,
+    "axes.axisbelow": True,
+    "grid.color": RULE,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+}
+
+
+def file_name(chart: Chart) -> str:
+    """The chart's title as the name of a file, without an ending."""
+    return re.sub(r"\W+", "-", chart.title.lower()).strip("-")[:60]
+
+
+def to_svg(chart: Chart, salt: str = "") -> str:
+    """An SVG element for a page; with another ``salt`` its ids are others."""
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    target, figure = BytesIO(), chart.draw()
+    with _drawing(figure), rc_context({"svg.hashsalt": salt or "dsv4kv"}):
+        FigureCanvasSVG(figure).print_svg(target)  # type: ignore[no-untyped-call]
+    text = _CONTROLS.sub("?", target.getvalue().decode())
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r' xmlns:xlink="[^"]*"', "", text).replace("xlink:href", "href")
+    return re.sub(r' id="[a-zA-Z]+[._]?[0-9_.a-z]*_\d+"', "", text)  # once on a page each
+
+
+def to_svg_file(chart: Chart) -> str:
+    """An SVG document, on white and with its title."""
+    text = _CONTROLS.sub("?", _save(chart, format="svg").decode())
+    return re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+
+
+def to_png(chart: Chart) -> bytes:
+    """A PNG, on white and with its title, three pixels to a unit."""
+    return _save(chart, format="png", dpi=216)
+
+
+def _save(chart: Chart, **how: Any) -> bytes:
+    target, figure = BytesIO(), chart.draw()
+    figure.axes[0].set_title(_fit(chart.title, 72), fontsize=11, fontweight="bold", loc="left")
+    figure.set_facecolor("white")
+    with _drawing(figure):
+        figure.savefig(target, **how)
+    return target.getvalue()
+
+
+@contextmanager
+def _drawing(figure: "Figure") -> Iterator[None]:
+    """The style; names are shown as they are, in a browser's font if not in matplotlib's."""
+    from matplotlib import rc_context
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
+    with rc_context(_STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
+        yield
+
+
+def _axes(height: float, width: float = _WIDTH) -> tuple["Figure", "Axes"]:
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context(_STYLE):
+        figure = Figure(figsize=(width / 72, height / 72), dpi=72, layout="constrained")
+        return figure, figure.subplots()
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A row of ``bars``.
+
+    Attributes:
+        name: At its left.
+        value: Where it ends.
+        text: At its right.
+        ends: Of its interval.
+        tone: ``good``, ``warning``, ``bad`` or ``dim``; the first colour where it is empty.
+    """
+
+    name: str
+    value: float
+    text: str = ""
+    ends: tuple[float, float] | None = None
+    tone: str = ""
+
+
+def bars(
+    title: str,
+    rows: Sequence[Bar],
+    *,
+    unit: str = "",
+    dots: bool = False,
+    lines: Mapping[str, float] | None = None,
+    band: tuple[float, float] | None = None,
+) -> Chart:
+    """A row for each name: a bar from 0, or with ``dots`` a dot with its interval.
+
+    Args:
+        title: Of the chart.
+        rows: At least one, from top to bottom.
+        unit: Of the values.
+        dots: Whether values are places on an axis, which is logarithmic where they are far apart.
+        lines: Values that all rows are compared with, by name.
+        band: Values between which there is no difference.
+    """
+    compared = lines or {}
+
+    def draw() -> "Figure":
+        figure, axes = _axes(46 + _ROW * len(rows))
+        for n, row in enumerate(rows):
+            colour = TONES.get(row.tone, COLOURS[0])
+            if dots:
+                axes.plot(row.value, n, "o", color=colour, markersize=5.5)
+            else:
+                axes.barh(n, row.value, height=0.62, color=colour)
+            if row.ends:
+                axes.hlines(n, *row.ends, color=colour if dots else INK, linewidth=1.4)
+            axes.text(1.01, n, row.text, transform=axes.get_yaxis_transform(), va="center",
+                      color=colour if row.tone else INK, fontsize=9.5)  # fmt: skip
+        for name, value in compared.items():
+            axes.axvline(value, color=INK, linewidth=0.9)
+            axes.text(value, -0.7, f"{name} ", ha="right", va="bottom", fontsize=9.5)
+        if band:
+            axes.axvspan(*band, color=RULE, lw=0, zorder=0)
+        values = [row.value for row in rows] + list(compared.values())
+        if dots and _are_far_apart(values):
+            _scale_log(axes, "x", values, unit)
+        else:
+            axes.locator_params(axis="x", nbins=4)
+            _format(axes.xaxis, unit)
+        axes.set_yticks(range(len(rows)), [_fit(row.name, _LONGEST) for row in rows])
+        axes.tick_params(axis="y", colors=INK, length=0)
+        axes.set_ylim(len(rows) - 0.4, -0.6)
+        axes.spines["left"].set_visible(False)
+        axes.grid(axis="x")
+        return figure
+
+    words = ", ".join(f"{row.name} {row.text or show(row.value, unit)}" for row in rows)
+    return Chart(title, f"{words}.", draw)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A series of ``lines``: values over numbers; None where there is none.
+
+    Attributes:
+        name: In the legend; empty for the only line of a chart.
+        xs: Rising.
+        ys: As many.
+        low: Lower end of a band, or of each value's interval.
+        high: Upper end.
+    """
+
+    name: str
+    xs: Sequence[float]
+    ys: Sequence[float | None]
+    low: Sequence[float] | None = None
+    high: Sequence[float] | None = None
+
+
+def lines(
+    title: str,
+    series: Sequence[Line],
+    *,
+    x: str,
+    unit: str = "",
+    x_names: Mapping[float, str] | None = None,
+    form: str = "line",
+    shaded: Sequence[tuple[float, float]] = (),
+) -> Chart:
+    """Series over one axis of numbers.
+
+    Args:
+        title: Of the chart.
+        series: At least one; at most ``MAX_LINES`` can be distinguished.
+        x: What the axis is, with its unit.
+        unit: Of the values.
+        x_names: Names of the values on the axis where they are few, such as ``128K``.
+        form: ``line``, ``points`` for a line with a mark at each value, or ``stack`` for areas
+            upon each other.
+        shaded: Stretches of the axis.
+    """
+    known = [y for line in series for y in line.ys if y is not None]
+
+    def draw() -> "Figure":
+        figure, axes = _axes(250 if len(series) == 1 else 250 + 13 * ((len(series) + 2) // 3))
+        if form == "stack":
+            held = [[float(y or 0) for y in line.ys] for line in series]
+            axes.stackplot(series[0].xs, *held, labels=[line.name for line in series],
+                           colors=COLOURS * len(series), step="post", linewidth=0)  # fmt: skip
+        for n, line in enumerate(series if form != "stack" else ()):
+            _draw_line(axes, line, form, COLOURS[n % len(COLOURS)], n)
+        for start, end in shaded:
+            axes.axvspan(start, end, color="#fbe3c4", lw=0, zorder=0)
+        _scale_values(axes, known, unit, may_be_log=form == "points" and unit != "%")
+        xs = sorted({float(each) for line in series for each in line.xs})
+        if x_names:
+            _name_places(axes, xs, x_names)
+        elif len(xs) > 1 and form != "points":
+            axes.set_xlim(xs[0], xs[-1])
+        axes.set_xlabel(x)
+        axes.grid(axis="y")
+        if any(line.name for line in series) and len(series) > 1:
+            figure.legend(loc="outside lower left", frameon=False, ncols=3, fontsize=9.5)
+        return figure
+
+    ends = f" between {show(min(known), unit)} and {show(max(known), unit)}" if known else ""
+    names = ", ".join(line.name for line in series if line.name)
+    return Chart(title, f"{names or title}{ends} over {x}.", draw)
+
+
+def _draw_line(axes: "Axes", line: Line, form: str, colour: str, n: int) -> None:
+    ys = [nan if y is None else float(y) for y in line.ys]
+    look: dict[str, Any] = {"color": colour, "linewidth": 1.5}
+    look["linestyle"] = "-" if n < len(COLOURS) else "--"
+    if form == "points":
+        look |= {"marker": "osD^vPX"[n % 7], "markersize": 4.5}
+    axes.plot(line.xs, ys, label=line.name, **look)
+    if line.low is not None and line.high is not None:
+        axes.fill_between(line.xs, line.low, line.high, color=colour, alpha=0.18, linewidth=0)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A mark of ``scatter``.
+
+    Attributes:
+        name: Of the mark, written next to it if it is ``named``.
+        x: Its place.
+        y: Its place.
+        ends: Of the interval of y.
+        filled: Whether it is filled.
+        named: Whether its name is written.
+    """
+
+    name: str
+    x: float
+    y: float
+    ends: tuple[float, float] | None = None
+    filled: bool = True
+    named: bool = True
+
+
+def scatter(
+    title: str,
+    places: Sequence[Place],
+    *,
+    x: str,
+    y: str,
+    x_unit: str = "",
+    y_unit: str = "",
+    limits: Mapping[str, float] | None = None,
+) -> Chart:
+    """Marks in a plane; an axis is logarithmic where its values are far apart.
+
+    Args:
+        title: Of the chart.
+        places: At least one.
+        x: What the axis is.
+        y: What the axis is.
+        x_unit: Of its values.
+        y_unit: Of its values.
+        limits: Values of y that are marked as horizontal lines, by name.
+    """
+    limits = limits or {}
+
+    def draw() -> "Figure":
+        figure, axes = _axes(320)
+        for place in places:
+            if place.ends:
+                axes.vlines(place.x, *place.ends, color=COLOURS[0], linewidth=1.2)
+            axes.plot(place.x, place.y, "o", color=COLOURS[0] if place.named else MUTED,
+                      markersize=6 if place.named else 4.5, zorder=3,
+                      markerfacecolor=None if place.filled else "white")  # fmt: skip
+            if place.named:
+                axes.annotate(_fit(place.name, 30), (place.x, place.y), (6, -4), fontsize=9,
+                              textcoords="offset points", va="top")  # fmt: skip
+        for name, value in limits.items():
+            axes.axhline(value, color=TONES["bad"], linewidth=0.9)
+            beside = axes.get_yaxis_transform()
+            axes.text(1, value, name, transform=beside, ha="right", va="bottom", fontsize=9.5,
+                      color=TONES["bad"])  # fmt: skip
+        xs, ys = [each.x for each in places], [*(each.y for each in places), *limits.values()]
+        for which, values, unit in (("x", xs, x_unit), ("y", ys, y_unit)):
+            if _are_far_apart(values):
+                _scale_log(axes, which, values, unit)
+            else:
+                _format(axes.xaxis if which == "x" else axes.yaxis, unit)
+                getattr(axes, f"set_{which}lim")(
+                    0, max(values) * (1.3 if which == "x" else 1.1) or 1
+                )
+        axes.set_xlabel(x)
+        axes.set_ylabel(y)
+        axes.grid(axis="both")
+        return figure
+
+    words = ", ".join(
+        f"{each.name} {show(each.x, x_unit)} {show(each.y, y_unit)}" for each in places
+    )
+    return Chart(title, f"{y} against {x}: {words}.", draw)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A piece of ``timeline``, in ns: which row it is in, and the kind that colours it."""
+
+    name: str
+    kind: str
+    row: int
+    start_ns: float
+    duration_ns: float
+
+
+def timeline(title: str, pieces: Sequence[Piece], rows: Mapping[str, float]) -> Chart:
+    """Pieces of work over time, in rows named at their places."""
+    count = 1 + max((piece.row for piece in pieces), default=0)
+
+    def draw() -> "Figure":
+        figure, axes = _axes(90 + _ROW * count, width=1000)
+        whole = max((piece.start_ns + piece.duration_ns for piece in pieces), default=1)
+        for kind, colour in zip(dict.fromkeys(p.kind for p in pieces), COLOURS * 9, strict=False):
+            own = [piece for piece in pieces if piece.kind == kind]
+            axes.barh([p.row + 0.5 for p in own], [max(p.duration_ns, whole * 4e-4) for p in own],
+                      left=[p.start_ns for p in own], height=0.8, color=colour, label=kind,
+                      edgecolor="white", linewidth=0.3)  # fmt: skip
+        for piece in pieces:
+            if len(piece.name) * 0.007 * whole < piece.duration_ns:
+                axes.text(piece.start_ns + whole * 0.003, piece.row + 0.5, piece.name, fontsize=8,
+                          color="white", va="center")  # fmt: skip
+        axes.set_xlim(0, whole)
+        axes.set_ylim(count, 0)
+        axes.set_yticks(list(rows.values()), list(rows))
+        _format(axes.xaxis, "ns")
+        axes.grid(axis="x")
+        if pieces:
+            figure.legend(loc="outside lower left", frameon=False, ncols=6)
+        return figure
+
+    return Chart(title, f"{len(pieces):,} pieces of work on {', '.join(rows)}.", draw)
+
+
+def show(value: float, unit: str) -> str:
+    """A value for a tick or a sentence: ``20 µs``, ``4 MiB``, ``1.5 M``, ``12 %``."""
+    if unit in ("ns", "B") and value:
+        number, name = (format_duration if unit == "ns" else format_bytes)(value).split(" ")
+        return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {name}"
+    number = f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    if abs(value) >= 1e6:
+        number = f"{value / 1e6:,.4g} M"
+    return f"{number} {unit}" if unit not in ("", "ns", "B") else number
+
+
+def _format(axis: "Axis", unit: str) -> None:
+    from matplotlib.ticker import MultipleLocator
+
+    if unit == "B":
+        low, high = axis.get_view_interval()
+        axis.set_major_locator(MultipleLocator(2 ** ceil(log2(max(high - low, 5) / 5))))
+    axis.set_major_formatter(lambda value, _: show(round(value, 9), unit))
+
+
+def _are_far_apart(values: Sequence[float]) -> bool:
+    return bool(values) and min(values) > 0 and max(values) / min(values) > _LOG_SPAN
+
+
+def _scale_values(axes: "Axes", known: Sequence[float], unit: str, *, may_be_log: bool) -> None:
+    if may_be_log and _are_far_apart(known):
+        _scale_log(axes, "y", known, unit)
+        return
+    axes.locator_params(axis="y", nbins=5)
+    _format(axes.yaxis, unit)
+    if known and min(known) >= 0 and max(known) > 2 * min(known):
+        axes.set_ylim(0)
+
+
+def _scale_log(axes: "Axes", which: str, values: Sequence[float], unit: str) -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    getattr(axes, f"set_{which}scale")("log")
+    getattr(axes, f"set_{which}lim")(min(values) / 1.6, max(values) * 2.2)
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_locator(LogLocator(2 if unit == "B" else 10, numticks=6))
+    axis.set_minor_formatter(NullFormatter())
+    axis.set_major_formatter(lambda value, _: show(value, unit))
+
+
+def _name_places(axes: "Axes", xs: Sequence[float], names: Mapping[float, str]) -> None:
+    """Names where there is room for them; a logarithmic axis where the numbers are far apart."""
+    if _are_far_apart(xs):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks([], minor=True)
+    stride = -(-sum(len(names[each]) + 3 for each in xs) // 60)
+    axes.set_xticks(xs[::stride], [names[each] for each in xs[::stride]])
+
+
+def _fit(name: str, letters: int) -> str:
+    """A name in so many letters: its end, which says more than its beginning."""
+    return name if len(name) <= letters else f"…{name[1 - letters :]}"

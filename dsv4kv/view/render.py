@@ -1,0 +1,226 @@
+"""Parts on a terminal, drawn by rich, and tables as Markdown and CSV."""
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from rich import box
+from rich.cells import cell_len
+from rich.segment import Segment
+from rich.table import Table as RichTable
+from rich.text import Text as RichText
+
+from dsv4kv.view.console import open_console
+from dsv4kv.view.table import (
+    ABSENT,
+    MARKS,
+    Cell,
+    Command,
+    Facts,
+    Finding,
+    Part,
+    Table,
+    Text,
+    Tone,
+    text_of,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+
+STYLES: Final[dict[Tone, str]] = {
+    "plain": "",
+    "strong": "bold",
+    "dim": "dim",
+    "good": "green",
+    "warning": "yellow",
+    "bad": "red",
+}
+_NO_BREAK: Final = "\ue000"
+"""A blank at which rich breaks no line."""
+_GAP: Final = 2  # blanks between columns
+_NARROWEST: Final = 24  # a narrower column of sentences is hard to read
+# before a unit and within an interval no line is broken
+_WITHIN_QUANTITY: Final = re.compile(
+    r"(?<=[±…→]) | (?=[±…→%]|-[\d.,]+/\+|(?:[KMGT]?i?B|GB/s|tokens/s|ns|µs|ms|s)\b)"
+)
+
+
+def show(parts: Iterable[Part], console: "Console | None" = None) -> None:
+    """Print parts below each other, on standard output unless another console is given."""
+    console = console or open_console()
+    for part in parts:
+        console.print(Drawing(part), crop=False, end="")
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A part as rich draws it; where a console does not wrap, it is as wide as it needs to be."""
+
+    part: Part
+
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
+        width = 10**4 if options.no_wrap else options.max_width
+        for drawn in _draw(self.part, width):
+            wide = drawn.width if isinstance(drawn, RichTable) and drawn.width else 0
+            if isinstance(drawn, RichText) and drawn.no_wrap:
+                wide = drawn.cell_len
+            wider = options.update(width=max(width, wide), no_wrap=None)
+            for line in console.render_lines(drawn, wider, pad=False):
+                while line and not line[-1].text.strip():
+                    line.pop()
+                for number, (text, style, _) in enumerate(line, 1):
+                    shown = text.replace(_NO_BREAK, " ")
+                    yield Segment(shown if number < len(line) else shown.rstrip(), style)
+                yield Segment.line()
+
+
+def _draw(part: Part, width: int) -> "Iterator[RenderableType]":
+    match part:
+        case Table():
+            yield from _draw_table(part.informative(), width)
+        case Facts():
+            label = max(8, *map(cell_len, part.rows), 0)
+            for name, fact in part.rows.items():
+                yield _hang(RichText(name, "dim"), fact, "", label)
+        case Finding():
+            sign, tone = MARKS[part.level]
+            yield _hang(RichText(sign, STYLES[tone]), part.sentence, STYLES[tone], 1, gap=1)
+        case Text():
+            yield _sentence(part.value, STYLES[part.tone])
+        case str():
+            yield _sentence(part)
+
+
+def _sentence(text: str, style: str = "") -> RichText:
+    if isinstance(text, Command):
+        return RichText(text, style, no_wrap=True, overflow="ignore")
+    return RichText(_WITHIN_QUANTITY.sub(_NO_BREAK, text), style)
+
+
+def _hang(head: RichText, text: str, style: str, width: int, gap: int = _GAP) -> RichTable:
+    grid = RichTable.grid(padding=(0, gap, 0, 0))
+    grid.add_column(width=width)
+    grid.add_column(overflow="fold", no_wrap=isinstance(text, Command))
+    if isinstance(text, Command):  # whole, so that it can be pasted: a terminal wraps it
+        grid.width = width + gap + cell_len(text)
+    grid.add_row(head, _sentence(text, style))
+    return grid
+
+
+def _draw_table(table: Table, width: int) -> "Iterator[RenderableType]":
+    """The table; columns without room go to further tables below, next to the same keys."""
+    title = RichText(_WITHIN_QUANTITY.sub(_NO_BREAK, table.title), "bold")
+    if table.note:
+        title.append(f"  {_WITHIN_QUANTITY.sub(_NO_BREAK, table.note)}", "dim not bold")
+    if title:
+        yield title
+    columns = [_Column.of(table, number) for number in range(len(table.heads))]
+    keys, rest = columns[: table.keys], columns[table.keys :]
+    while True:
+        count = len(rest)
+        while count > 1 and _needed([*keys, *rest[:count]]) > width:
+            count -= 1
+        yield _draw_columns([*keys, *rest[:count]], width, len(table.rows))
+        rest = rest[count:]
+        if not rest:
+            break
+        yield ""
+    if table.caption:
+        yield _sentence(table.caption, "dim")
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column as it is drawn: its cells, and how narrow and how wide it may be."""
+
+    header: str
+    kind: str
+    cells: Sequence[RichText]
+    least: int
+    most: int
+
+    @classmethod
+    def of(cls, table: Table, number: int) -> "_Column":
+        head, cells = table.heads[number], [row[number] for row in table.cells]
+        spread = max((cell_len(cell.spread) for cell in cells), default=0)
+        texts = [_text(cell, spread) for cell in cells]
+        whole = max(
+            (cell_len(line) for text in texts for line in text.plain.split("\n")), default=0
+        )
+        words = re.split(r"[ \n]", " ".join(text.plain for text in texts))
+        longest = max(map(cell_len, words))
+        least = min(whole, max(longest, _NARROWEST)) if head.kind == "prose" else whole
+        header = max(map(cell_len, head.header.split(" ")))
+        return cls(head.header, head.kind, texts, max(least, header),
+                   max(whole, cell_len(head.header)))  # fmt: skip
+
+
+def _text(cell: Cell, spread: int) -> RichText:
+    """A cell's text; intervals are padded, so that values are one below the other."""
+    text = f"{cell.value} {cell.spread:{spread}}" if spread else cell.value
+    return RichText(_WITHIN_QUANTITY.sub(_NO_BREAK, text), STYLES[cell.tone])
+
+
+def _needed(columns: Sequence[_Column]) -> int:
+    return sum(column.least for column in columns) + _GAP * (len(columns) - 1)
+
+
+def _draw_columns(columns: Sequence[_Column], width: int, body: int) -> RichTable:
+    widths = [column.least for column in columns]
+    room = width - _needed(columns)
+    wanting = sorted(range(len(columns)), key=lambda n: columns[n].most - columns[n].least)
+    for count, n in zip(range(len(columns), 0, -1), wanting, strict=True):
+        more = max(0, min(columns[n].most - widths[n], room // count))
+        widths[n] += more
+        room -= more
+    drawn = RichTable(
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+        border_style="dim",
+        width=sum(widths) + _GAP * (len(widths) - 1),
+    )
+    for column, least in zip(columns, widths, strict=True):
+        drawn.add_column(
+            column.header,
+            width=least,
+            justify="right" if column.kind == "number" else "left",
+            overflow="fold",
+            header_style="dim",
+        )
+    for number, row in enumerate(zip(*(column.cells for column in columns), strict=True)):
+        if number == body:
+            drawn.add_section()
+        drawn.add_row(*row)
+    return drawn
+
+
+def to_markdown(table: Table) -> str:
+    """The table's rows; what is absent is empty."""
+
+    def text(cell: Cell) -> str:
+        shown = "" if text_of(cell) == ABSENT else text_of(cell)
+        return " ".join(shown.replace("|", "\\|").split("\n"))
+
+    table = table.informative()
+    rules = ("---:" if head.kind == "number" else "---" for head in table.heads)
+    lines = [
+        [head.header for head in table.heads],
+        *([text(c) for c in row] for row in table.cells),
+    ]
+    first, *body = (f"| {' | '.join(cells)} |" for cells in lines)
+    return "\n".join([first, f"|{'|'.join(rules)}|", *body])
+
+
+def to_csv(table: Table) -> str:
+    """The table with a header line; an interval is in its cell."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow([head.header for head in table.heads])
+    writer.writerows([text_of(cell) for cell in row] for row in table.cells)
+    return file.getvalue()

@@ -1,0 +1,53 @@
+"""Records of any kind on a terminal or a page: runs of ``bench``, profiles and replays."""
+
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from dsv4kv.runs.schema import RunRecord
+from dsv4kv.view.bench import bench_page, judge_run
+from dsv4kv.view.profile import record_page
+from dsv4kv.view.replay import list_replay_findings, replay_page
+from dsv4kv.view.table import Command, Page, Part, Section, Text
+
+
+def run_page(record: RunRecord) -> Page:
+    """Everything that a record has to show."""
+    if any(case.replay for case in record.cases):
+        return replay_page(record)
+    if any(case.profile and case.profile.table for case in record.cases):
+        return record_page(record)
+    return bench_page(record)
+
+
+def runs_page(records: Sequence[RunRecord]) -> Page:
+    """Several records on one page, below each other."""
+    if len(records) == 1:
+        return run_page(records[0])
+    sections: list[Section] = []
+    for record in records:
+        page = run_page(record)
+        sections.append(Section(f"{record.run_id}: {page.title}", page.answer))
+        sections += [replace(section, level=3) for section in page.sections]
+    return Page(f"{len(records)} runs", [Text(record.run_id) for record in records], sections)
+
+
+def report_record(
+    record: RunRecord, path: Path | None = None, *, verbose: bool = False, quiet: bool = False
+) -> Iterable[Part]:
+    """The answer; with ``verbose`` all details, with ``quiet`` only problems.
+
+    ``path`` is where the record is saved, for the command that shows more.
+    """
+    replayed = any(case.replay for case in record.cases)
+    if quiet:
+        findings = list_replay_findings(record) if replayed else judge_run(record)
+        return [found for found in findings if found.is_problem]
+    page = run_page(record)
+    if verbose:
+        return page.in_full()
+    if path is None or replayed:
+        return page.answer
+    again = Command(f"dsv4kv report {shlex.quote(str(path))} --verbose")
+    return [*page.answer, "", again]

@@ -1,0 +1,134 @@
+"""Every command of the guides runs, and prints what they show.
+
+``python -m tests.test_docs_outputs`` writes the outputs anew after an intended change.
+"""
+
+import re
+import shlex
+from contextlib import chdir
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from dsv4kv.choices import ROUTERS, STRATEGIES
+from dsv4kv.cli import app
+from dsv4kv.engines.flags import flags_of
+from dsv4kv.engines.names import FAMILIES, RULES
+from dsv4kv.mrc.strategies import parse_strategy
+from dsv4kv.view.replay import BELOW
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+NAMES = ("budget", "lint", "prefix", "replay", "fleet")
+PAGES = {name: (DOCS / f"{name}.md").read_text("utf-8") for name in NAMES}
+BLOCK = re.compile(r"^```(\S*) ?(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
+CUT = "…\n"  # stands for what a page leaves out
+
+
+def blocks() -> list[tuple[str, str, str]]:
+    """Of all pages: the language, the name and the text."""
+    return [block for text in PAGES.values() for block in BLOCK.findall(text)]
+
+
+SESSIONS = [text for kind, _, text in blocks() if kind == "console"]
+RUNS = re.findall(r"^dsv4kv replay .*$", PAGES["replay"] + PAGES["fleet"], re.MULTILINE)
+
+
+def write_files(folder: Path) -> None:
+    """Write the files that pages show, under their names."""
+    for kind, name, text in blocks():
+        if kind == "text" and name:
+            (folder / name).write_text(text, "utf-8")
+
+
+def run(command: str) -> Result:
+    program, *arguments = shlex.split(command.removeprefix("$ "))
+    assert program == "dsv4kv"
+    return CliRunner(env=TERMINAL).invoke(app, arguments)
+
+
+def output_of(command: str) -> str:
+    """What a command prints, without blanks at ends of lines and the name of a record."""
+    output = re.sub(r"^record: .*\n", "", run(command).output, flags=re.MULTILINE)
+    return re.sub(r" +$", "", output, flags=re.MULTILINE).strip("\n") + "\n"
+
+
+@pytest.mark.usefixtures("fresh_faults")
+@pytest.mark.parametrize("session", SESSIONS, ids=lambda text: text.splitlines()[0])
+def test_a_command_prints_what_the_page_shows(
+    session: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_files(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    command, shown = session.split("\n", 1)
+    output = output_of(command)
+    if CUT not in shown:
+        assert output == shown
+    place = 0
+    for part in shown.split(CUT):
+        assert part.strip("\n") in output[place:]
+        place = output.index(part.strip("\n"), place)
+
+
+@pytest.mark.parametrize("command", RUNS)
+def test_a_replay_of_the_pages_runs(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run(command.replace("conversation_trace.jsonl", "builtin:chat"))
+    assert (result.exit_code, result.stderr) == (0, "")
+
+
+def test_every_flag_of_an_engine_is_on_its_page_with_what_it_decides() -> None:
+    for flag in (flag for family in FAMILIES for flag in flags_of(family)):
+        assert f"`{flag.name}`" in PAGES["budget"]
+        assert not flag.means or f"| `{flag.name}` | {flag.effect} |" in PAGES["budget"]
+    for engine in ("vllm", "sglang", "trtllm"):
+        assert any(f"--engine {engine}" in text.splitlines()[0] for text in SESSIONS)
+
+
+def test_the_pages_explain_every_rule_strategy_router_and_loss() -> None:
+    for name in RULES:
+        family, _, setting = name.partition(":")
+        for page in (PAGES["replay"], PAGES["prefix"]):
+            assert f"`{family}" in page
+            assert not setting or f":{setting}`" in page
+    for name in STRATEGIES:
+        assert f"`{name.replace('TOKENS', '4096')}`" in PAGES["replay"]
+    for name in ROUTERS:
+        assert f"`{name}`" in PAGES["fleet"]
+    for words, _ in BELOW.values():
+        assert f"| {words} |" in PAGES["replay"]
+    kept = r"^\| `([a-z:+0-9]+)` \| (?:every|a check|nothing|also)"
+    for name in re.findall(kept, PAGES["prefix"], re.MULTILINE):
+        assert parse_strategy(name, window_tokens=128, layers=43).name == name
+
+
+def renewed(session: str) -> str:
+    """A session with today's output; what is cut is cut again, at the same titles."""
+    command, shown = session.split("\n", 1)
+    output = output_of(command)
+    if CUT not in shown:
+        return f"{command}\n{output}"
+
+    def title(text: str) -> str:
+        return text.split("\n", maxsplit=1)[0].split("  ", maxsplit=1)[0]
+
+    found = {title(each): each.strip("\n") for each in reversed(output.split("\n\n"))}
+    parts = []
+    for part in shown.split(CUT):
+        texts = [found[title(each)] for each in part.strip("\n").split("\n\n") if each]
+        parts.append("\n\n".join(texts) + "\n" * bool(texts))
+    return f"{command}\n{CUT.join(parts)}"
+
+
+if __name__ == "__main__":
+    with TemporaryDirectory() as place, chdir(place):
+        write_files(Path(place))
+        for page, text in PAGES.items():
+            again = BLOCK.sub(
+                lambda m: f"```console\n{renewed(m[3])}```" if m[1] == "console" else m[0], text
+            )
+            (DOCS / f"{page}.md").write_text(again, "utf-8")

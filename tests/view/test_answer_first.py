@@ -1,0 +1,135 @@
+"""Answers come first, fit on a screen, and end with a line that does what it promises."""
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from contextlib import chdir
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+from syrupy.assertion import SnapshotAssertion
+from typer.testing import CliRunner
+
+from dsv4kv.cli import app
+from tests.engines.logs.startup import REFUSAL, SGLANG, VLLM_0_26, VLLM_0_33
+
+CHAT = "replay builtin:chat --model v4-flash --memory 6GiB"
+VLLM_COMMAND = (
+    "vllm serve deepseek-ai/DeepSeek-V4-Pro --tensor-parallel-size 8 --max-model-len 128K "
+    "--max-num-batched-tokens 16384 --kv-offloading-size 100 --trust-remote-code"
+)
+ANSWERS = {
+    "budget": "budget",
+    "budget, vLLM": "budget --model v4-pro --gpus 8 --engine vllm:0.33 --context 1M",
+    "budget, SGLang": "budget --gpus 8 --gpu b200 --engine sglang:0.5.23",
+    "budget, host memory": (
+        "budget --gpus 8 --engine sglang:0.5.23 --tp 8 --context 128K "
+        "--enable-hierarchical-cache --hicache-ratio 2"
+    ),
+    "budget, too much": "budget --gpus 8 --context 128K --concurrency 3000 --engine vllm:0.33",
+    "budget, load": "budget --model v4-pro --gpu b200 --gpus 8 --concurrency 64",
+    "budget, command": f"budget --gpu h200 --command {shlex.quote(VLLM_COMMAND)}",
+    "budget, sweep": "budget --gpus 8 --axis context=4K,1M --axis model=v4-flash,v4-pro,v3.2,gqa8",
+    "explain": "budget --explain new.log",
+    "explain, SGLang": "budget --explain sglang.log",
+    "explain, ranks": "budget --explain ranks.log",
+    "explain, refusal": "budget --explain refused.log",
+    "explain, two": "budget --explain old.log new.log",
+    "replay": CHAT,
+    "replay, vLLM": f"{CHAT} --rule vllm-v4:4096",
+    "replay, overloaded": f"{CHAT} --set workload.speed=5000 --gpus 1",
+    "replay, tiers": f"{CHAT} --set tiers.host.capacity_bytes=100MiB",
+    "replay, fleet": f"{CHAT} --set fleet.replicas=8 --set fleet.router=dynamo",
+    "replay, sweep": f"{CHAT} --axis prefix.rule=ideal,vllm-v4:dense,vllm-v4:semantic",
+    "plan": "plan builtin:chat --slo ttft_p90=2s --slo tpot_p50=50ms --gpu h200",
+    "plan, near": "plan builtin:chat --slo ttft_p90=400ms --gpu b200 --split none,1:1",
+    "plan, rate": "plan builtin:chat --slo ttft_p90=400ms --gpus 4 --gpu b200",
+    "plan, nothing": "plan builtin:chat --slo ttft_p90=100ms --gpu b200 --most-gpus 2",
+    "mrc": "trace mrc builtin:chat",
+    "mrc, rules": "trace mrc builtin:chat --capacity 48K --strategy none --rule all",
+    "mrc, drafts": (
+        "trace mrc builtin:chat --capacity 48K --strategy none --rule vllm "
+        "--speculation mtp,mtp+connector"
+    ),
+    "mrc, host": "trace mrc builtin:chat --capacity 4K --host 8MB,1TB --strategy ends",
+    "info": "trace info builtin:chat",
+}
+"""Questions by what is special about them."""
+MAX_LINES = {100: 25, 80: 30}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with start-up logs."""
+    place = tmp_path_factory.mktemp("answers")
+    ranks = [f"(EngineCore_DP{rank} pid={rank}) {line}" for rank in (0, 1) for line in VLLM_0_33]
+    ranks[-1] = ranks[-1].replace("63,859", "63,854")
+    logs = {"old": VLLM_0_26, "new": VLLM_0_33, "sglang": SGLANG, "ranks": ranks}
+    logs["refused"] = (*VLLM_0_33[:2], *REFUSAL)
+    for name, lines in logs.items():
+        (place / f"{name}.log").write_text("\n".join(lines), encoding="utf-8")
+    with chdir(place):
+        yield place
+
+
+def printed(command: str, width: int = 100) -> str:
+    """What a command prints, without what differs from run to run."""
+    terminal = {"COLUMNS": str(width), "NO_COLOR": "1", "TERM": "dumb"}
+    output = CliRunner(env=terminal).invoke(app, shlex.split(command)).stdout
+    return re.sub(r" +$", "", re.sub(r"results/\S+\.json", "RECORD", output), flags=re.MULTILINE)
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("name", ANSWERS)
+def test_an_answer_is_a_screen(name: str, snapshot: SnapshotAssertion) -> None:
+    assert printed(ANSWERS[name]) == snapshot
+    for width, most in MAX_LINES.items():
+        lines = printed(ANSWERS[name], width).splitlines()
+        assert len(lines) <= most
+        commands = ("dsv4kv ", "vllm ", "python ", "record:", "error:")
+        assert not [e for e in lines if cell_len(e) > width and not e.startswith(commands)]
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("name", ["budget, vLLM", "explain", "replay", "plan", "mrc, rules"])
+def test_verbose_adds_to_the_answer(name: str) -> None:
+    answer, full = printed(ANSWERS[name]), printed(f"{ANSWERS[name]} --verbose")
+    assert full.startswith(answer.rpartition("record:")[0] or answer)
+    assert len(full) > 1.5 * len(answer)
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "--model v4-pro --gpus 8 --engine vllm:0.33 --context 128K",
+        "--gpus 8 --gpu b200 --engine sglang --context 1M",
+        "--gpus 8 --gpu b200 --engine vllm --draft-layers 1 --draft-tokens 1 --context 64K",
+        "--gpus 4 --gpu b200 --engine sglang --context 32K --max-running-requests 4096",
+        "--gpus 8 --engine trtllm --context 128K --max_num_tokens 4096 --tp 8",
+    ],
+)
+def test_a_launch_line_holds_what_was_promised(asked: str) -> None:
+    *_, promise, line = printed(f"budget {asked}").splitlines()
+    words = asked.split()
+    given = f"--context {words[words.index('--context') + 1]}"
+    given += " --gpu b200" if "b200" in words else " --gpu h200"
+    engine = words[words.index("--engine") + 1]
+    again = f"budget --command {shlex.quote(line)} {given} --engine {engine}"
+    if line.startswith("dsv4kv budget"):
+        again = line.removeprefix("dsv4kv ")
+    found = json.loads(printed(f"{again} --json"))
+    requests, label = re.fullmatch(r"([\d,]+) requests?, (.*):", promise).groups()  # type: ignore[union-attr]
+    assert found["max_concurrency"] == int(requests.replace(",", ""))
+    assert found["layout"]["label"] == label
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_replay_of_a_plan_has_its_hit_rate() -> None:
+    lines = printed(ANSWERS["plan, rate"]).splitlines()
+    share = next(re.search(r"Hit rate ([\d.]+%)", line) for line in lines if "Hit rate" in line)
+    (replay,) = (line for line in lines if line.startswith("dsv4kv replay"))
+    assert share is not None
+    assert f"{share[1]} of prompt tokens hit" in printed(replay.removeprefix("dsv4kv "))

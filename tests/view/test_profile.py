@@ -1,0 +1,208 @@
+"""Profiles: whole outputs, what spoils them, and two of them compared."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from syrupy.assertion import SnapshotAssertion
+
+from dsv4kv.runs.profile import KernelTable, MemoryAudit, MemoryMark, OperationRow, Profile
+from dsv4kv.runs.store import load_record, save_record
+from dsv4kv.view.profile import (
+    Change,
+    amplification,
+    compare_tables,
+    diff_page,
+    is_amplified,
+    memory_table,
+    profile_page,
+)
+from tests.measure.profilers.exports import Export, two_replays
+from tests.runs.kernel_profiles import YARDSTICK, from_kineto, from_nsys, make_profile
+from tests.runs.records import make_case, make_record
+from tests.view.terminal import shown, words
+
+
+def said(profile: Profile) -> str:
+    return words(profile_page(profile, YARDSTICK).answer)
+
+
+@pytest.mark.parametrize("read", [from_nsys, from_kineto])
+def test_a_profile(
+    read: Callable[[Path], KernelTable], tmp_path: Path, snapshot: SnapshotAssertion
+) -> None:
+    page = profile_page(make_profile(read(tmp_path)), YARDSTICK)
+    answer = shown(*page.answer)
+    assert answer == snapshot
+    assert len(answer.split("\n")) <= 23
+    assert shown(*page.in_full()) == snapshot
+
+
+def test_a_step_on_several_gpus_is_one_step(tmp_path: Path) -> None:
+    export = two_replays()
+    for device in range(2):
+        export.add("TARGET_INFO_GPU", id=device, name="A GPU", cuDevice=device)
+    for step in range(2):
+        export.kernel("flush", 100 + step, step * 100_000 + 40_000, 140_000, deviceId=1)
+    text = words(profile_page(make_profile(from_nsys(tmp_path, export)), None).in_full())
+    assert "A step 2 of them on 2 GPUs" in text
+    assert ", 2 × A GPU: " in text
+    assert "% of copy" not in text
+
+
+def test_warnings_come_first_and_what_is_outside_of_steps_is_a_share(tmp_path: Path) -> None:
+    export = two_replays()
+    export.add("DIAGNOSTIC_EVENT", timestamp=0, severity=3, text="buffers were lost")
+    export.call(77, 500_000, 501_000)
+    export.kernel("behind", 77, 502_000, 566_000)
+    page = profile_page(make_profile(from_nsys(tmp_path, export)), YARDSTICK)
+    assert shown(*page.answer).startswith("! nsys: buffers were lost\n")
+    assert "excluded: 1 piece of work outside every step, 64.0 µs, 50.0 %" in words(page.in_full())
+
+
+def test_the_headline_is_the_share_of_the_cache(tmp_path: Path) -> None:
+    export = two_replays()
+    export.kernel("flash_fwd_splitkv_mla_kernel", 100, 70_000, 80_000)
+    export.kernel("nvjet_gemm", 100, 80_000, 108_000)
+    # 60 of 100 µs: three kernels of 20, beside attention's 10, a product of 28 and a fill of 2
+    assert said(make_profile(from_nsys(tmp_path, export))).startswith(
+        "Work on the KV cache: 60.0 % of the time without synthetic inputs (insert 20.0 %, gather "
+        "20.0 %, compress 20.0 %), attention 10.0 %, not classified 30.0 %, known by dsv4kv, "
+        "FlashMLA. ! a step takes 65.0 ± ? µs on the GPU: 2 steps, no interval "
+    )
+
+
+@pytest.mark.parametrize(
+    ("kernel", "sentence"),
+    [
+        ("nvjet_gemm", "! no rule knows any of the kernels, so what the KV cache costs is not"),
+        ("my_kv_cache_copy", "! not classified, but named like cache kernels: my_kv_cache_copy"),
+        ("flash_fwd_splitkv_mla_kernel", "KV cache: 0.0 % of the time, attention 100.0 %, known"),
+    ],
+)
+def test_what_no_rule_knows_is_no_good_news(kernel: str, sentence: str, tmp_path: Path) -> None:
+    export = Export()
+    export.range("step", 0, 20_000)
+    export.call(1, 1_000, 2_000)
+    export.kernel(kernel, 1, 3_000, 9_000)
+    text = said(make_profile(from_nsys(tmp_path, export)))
+    assert sentence in text
+    assert "✓" not in text
+
+
+def test_kernels_beyond_the_first_are_counted_and_equal_names_numbered(tmp_path: Path) -> None:
+    export = two_replays()
+    for number in range(8):
+        export.kernel(f"another_{number}", 100, 70_000 + number, 70_001 + number)
+    for kind in ("int", "float"):
+        name = export.string(f"void at::fill<{kind}>()")
+        export.kernel("fill", 100, 70_000, 71_000, demangledName=name)
+    page = profile_page(make_profile(from_nsys(tmp_path, export)), YARDSTICK)
+    assert "more: --verbose" in words(page.answer)
+    assert "another_7" not in words(page.answer)
+    for text in ("another_7", "fill ·1", "fill ·2", "void dsv::flush<int>(int*)"):
+        assert text in words(page.in_full())
+
+
+def audited(table: KernelTable, **dram_bytes: int) -> KernelTable:
+    """The table as ncu would have counted."""
+    rows = [
+        row.model_copy(update={"dram_bytes": dram_bytes[row.name]}) for row in table.operations
+    ]
+    return table.model_copy(update={"operations": rows, "tool": "ncu"})
+
+
+def test_bytes_beyond_what_must_be_moved_are_judged(tmp_path: Path) -> None:
+    table = from_nsys(tmp_path)
+    well = audited(table, window_insert=21_000, flush=90_000, gather_topk=87_000)
+    assert "no gather and no insert moves over 1.10 times what it must" in said(make_profile(well))
+    badly = audited(table, window_insert=21_000, flush=40_000, gather_topk=120_000)
+    assert "✗ gather_topk moves 1.50 times what it must" in said(make_profile(badly))
+    for useful, moved in ((None, 5), (0, 5), (5, None)):
+        row = OperationRow(
+            name="flush",
+            category="gather",
+            calls=1,
+            total_ns=1,
+            useful_bytes=useful,
+            dram_bytes=moved,
+        )
+        assert (amplification(row), is_amplified(row)) == (None, False)
+
+
+def test_memory_against_the_plan(snapshot: SnapshotAssertion) -> None:
+    marks = [
+        MemoryMark(
+            moment=moment,
+            allocated_bytes=allocated,
+            reserved_bytes=None,
+            device_bytes=device,
+            resident_bytes=300 << 20,
+        )
+        for moment, allocated, device in (("before", 0, 1 << 30), ("after", 64 << 20, 1100 << 20))
+    ]
+    audit = MemoryAudit(
+        planned_bytes=64 << 20, pool_bytes=64 << 20, marks=marks, snapshot="memory.pickle"
+    )
+    assert shown(memory_table(audit)) == snapshot
+
+
+def test_a_profile_in_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+    for table in (from_nsys(tmp_path), from_kineto(tmp_path)):
+        record = make_record(make_case(profile=make_profile(table)))
+        assert load_record(save_record(record, tmp_path).path) == record
+
+
+# ---- two profiles -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def before(tmp_path: Path) -> KernelTable:
+    return from_nsys(tmp_path)
+
+
+@pytest.fixture
+def after(tmp_path: Path) -> KernelTable:
+    """The gather takes half as long, the insert is gone, and something is new."""
+    export = two_replays()
+    kernels = export.rows["CUPTI_ACTIVITY_KIND_KERNEL"]
+    gone = export.string("window_insert")
+    export.rows["CUPTI_ACTIVITY_KIND_KERNEL"] = [k for k in kernels if k["shortName"] != gone]
+    for kernel in kernels:
+        if kernel["shortName"] == export.string("gather_topk"):
+            kernel["end"] -= 5_000
+            kernel["demangledName"] = export.string("void dsv::gather_topk<long>(long*)")
+    export.kernel("brand_new", 101, 170_000, 172_000)
+    (tmp_path / "after").mkdir()
+    return from_nsys(tmp_path / "after", export)
+
+
+def diff(before: KernelTable, after: KernelTable) -> str:
+    return shown(*diff_page(before, after, ("a.json", "b.json")).answer)
+
+
+def test_changes_are_per_step_the_largest_first(
+    before: KernelTable, after: KernelTable, snapshot: SnapshotAssertion
+) -> None:
+    changes = compare_tables(before, after)
+    assert changes[:3] == [
+        Change("window_insert", "insert", 10_000, None, 1, 0),
+        Change("gather_topk", "gather", 10_000, 5_000, 1, 1),
+        Change("brand_new", "other", None, 1_000, 0, 0.5),
+    ]
+    assert {change.difference_ns for change in changes[3:]} == {0}
+    assert diff(before, after) == snapshot
+
+
+def test_a_profile_and_itself_do_not_differ(before: KernelTable) -> None:
+    assert {change.difference_ns for change in compare_tables(before, before)} == {0}
+    assert "1.00 ± ? times as long" in diff(before, before)
+
+
+def test_what_makes_two_profiles_unlike_is_first(before: KernelTable, tmp_path: Path) -> None:
+    assert diff(before, from_kineto(tmp_path)).startswith("! different profilers: nsys, kineto\n")
+    other = before.model_copy(update={"devices": ["NVIDIA H200"]})
+    assert "! different GPUs: unknown, NVIDIA H200" in diff(before, other)
+    whole = before.model_copy(update={"num_steps": 0, "steps": None})
+    assert {change.difference_ns for change in compare_tables(before, whole)} == {0}
+    assert "only one of them has steps" in diff(before, whole)

@@ -1,0 +1,150 @@
+"""Losses, remedies, overload, and the sums of a fleet."""
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from dsv4kv.engines.names import RULES
+from dsv4kv.prefix.outcome import Losses
+from dsv4kv.runs.replay import FleetReplica, ReplayFleet, Reuse
+from dsv4kv.runs.schema import Case
+from dsv4kv.view.fleet import fleet_facts, hours_per_million
+from dsv4kv.view.replay import (
+    LOSSES,
+    compare_rules,
+    judge_replay,
+    overload,
+    remedy_of,
+    replay_page,
+)
+from dsv4kv.view.table import Finding
+from tests.replay.test_run import run
+
+
+def test_every_reason_has_a_name_and_every_rule_a_remedy_for_it() -> None:
+    reasons = [*(field.name for field in fields(Losses)), "in_flight"]
+    assert set(reasons) == set(LOSSES)
+    for name, rule in RULES.items():
+        assert all(remedy_of(name, reason) for reason in reasons)
+        lost = {"evicted_block", "alignment"} if rule.engine else set()
+        lost |= {"evicted_checkpoint"} if rule.windows else set()
+        lost |= {"no_checkpoint"} if rule.windows and name != "vllm-v4:dense" else set()
+        assert lost <= set(rule.remedies)
+        assert not any("prefix.strategy" in remedy for remedy in rule.remedies.values())
+
+
+def swept(*rules: str, blocks: int = 3000) -> list[Case]:
+    return run(
+        f"cache.num_blocks={blocks}", "workload.arrivals=closed", "workload.concurrency=1",
+        axes=(f"prefix.rule={','.join(rules)}",),
+    ).cases  # fmt: skip
+
+
+def test_a_sweep_over_rules_names_the_setting_that_hits_most() -> None:
+    cases = swept("ideal", "vllm", "vllm-v4:dense", "vllm-v4:semantic")
+    saved = {c.replay.reuse.rule: c.replay.reuse.saved_tokens for c in cases if c.replay}
+    (finding,) = compare_rules(cases)
+    best, worst = sorted(("vllm-v4:dense", "vllm-v4:semantic"), key=lambda name: -saved[name])
+    assert finding.sentence.startswith(f"{RULES[best].setting} ({best}) saves ")
+    assert finding.sentence.endswith(f" more than {RULES[worst].setting}")
+    axes = ("prefix.rule=vllm-v4:dense,vllm-v4:semantic", "prefix.defer=true,false")
+    assert compare_rules(run("cache.num_blocks=3000", axes=axes).cases) == []
+
+
+def test_a_record_from_before_there_were_rules_is_one_of_the_ideal_rule() -> None:
+    result = run().cases[0].replay
+    assert result
+    old = result.reuse.model_dump()
+    del old["rule"], old["setting"]
+    assert Reuse(**old) == result.reuse
+
+
+@pytest.mark.parametrize(
+    ("settings", "late"),
+    [
+        (["workload.speed=1"], False),
+        (["workload.speed=5000", "scheduler.max_requests=2"], True),
+        (
+            ["workload.arrivals=closed", "workload.concurrency=40", "scheduler.max_requests=2"],
+            False,
+        ),
+    ],
+)
+def test_an_overloaded_server_is_a_warning_and_its_ttft_no_headline(
+    settings: list[str], late: bool
+) -> None:
+    record = run("cache.num_blocks=3000", *settings)
+    (case,) = record.cases
+    assert bool(overload(case)) == late
+    first = judge_replay(case)[:1]
+    assert [each.level for each in first if "overloaded" in each.sentence] == ["warning"] * late
+    answer = replay_page(record).answer
+    good = [each for each in answer if isinstance(each, Finding) and each.level == "good"]
+    assert bool(good) != late
+    (headline,) = (str(part) for part in answer[:3] if "hit the cache" in str(part))
+    assert ("TTFT" in headline) != late
+
+
+GIB = 2**30
+
+
+def replica(number: int, **chosen: Any) -> FleetReplica:
+    values: dict[str, Any] = {
+        "name": f"replica {number}",
+        "role": "both",
+        "gpus": 8,
+        "requests": 50,
+        "prompt_tokens": 1000,
+        "saved_tokens": 300,
+        "computed_tokens": 700,
+        "output_tokens": 500,
+        "peak_requests": 4,
+        "busy_ns": 1_800_000_000_000,
+        "queued_ns": 500_000_000,
+        "held_bytes": 3 * GIB,
+    }
+    return FleetReplica(**values | chosen)
+
+
+def fleet(*replicas: FleetReplica, **chosen: Any) -> ReplayFleet:
+    values: dict[str, Any] = {
+        "router": "dynamo",
+        "decode_router": None,
+        "replicas": list(replicas),
+        "prompt_tokens": sum(r.prompt_tokens for r in replicas if r.role != "decode"),
+        "saved_tokens": sum(r.saved_tokens for r in replicas),
+        "pooled_saved_tokens": 800,
+        "ideal_saved_tokens": 900,
+        "held_bytes": sum(r.held_bytes for r in replicas),
+        "repeated_bytes": GIB,
+        "slo": {"ttft": 2e9, "tpot": 5e7},
+        "good_requests": 36,
+        "good_output_tokens": 1000,
+        "gpu_hour_price": 2.5,
+    }
+    return ReplayFleet(**values | chosen)
+
+
+def test_a_fleet_is_costed_by_hours_and_judged_by_what_kept_the_slo() -> None:
+    totals = run().cases[0].totals
+    assert totals
+    totals = totals.model_copy(
+        update={"requests": 100, "rejected": 20, "wall_ns": 3.6e12, "output_tokens": 2_000_000}
+    )
+    two = fleet(replica(0), replica(1, busy_ns=900_000_000_000, saved_tokens=100))
+    assert hours_per_million(two, totals) == 8.0  # 16 GPUs for an hour, 2 · 10^6 tokens
+    rows = fleet_facts(two, totals).rows
+    assert rows["fleet"] == "2 replicas behind dynamo; 16 GPUs"
+    assert rows["hit rate"] == "20.0%; one pool of all blocks 40.0%, unlimited pool 45.0%"
+    assert rows["duplicates"].startswith("1.00 GiB of 6.00 GiB")
+    assert "16.0 GPU-hours, 8.00 for 10^6 output tokens; 40.0 USD, 20.0" in rows["costs"]
+    assert "36 of 120 requests (30.0%) within ttft ≤ 2.00 s and tpot ≤ 50.0 ms" in rows["goodput"]
+    assert rows["imbalance"] == "the busiest replica works 1.33 × the mean"
+    assert fleet_facts(two, totals, 1.3).rows["costs"].endswith("(90 % error ÷1.3 … ×1.3)")
+
+
+@pytest.mark.parametrize("chosen", [{"saved_tokens": 1}, {"held_bytes": 1}])
+def test_a_fleet_that_does_not_add_up_is_no_record(chosen: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="and the fleet"):
+        fleet(replica(0), replica(1), **chosen)

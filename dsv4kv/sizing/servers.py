@@ -1,4 +1,4 @@
-"""Where launch commands are: in a line, a shell script, or YAML (flags, a compose file, a pod).
+"""Where launch commands are: in a line, a shell script, or YAML (a recipe, a compose file, a pod).
 
 Nothing of it is run: of shell scripts, statements, quotes and variables are read.
 """
@@ -314,9 +314,12 @@ def _in_mapping(
     """The command that a mapping is as a whole, and a part of its text."""
     container = [word for key in _CONTAINER for word in _words(document.get(key))]
     image = str(document.get("image", ""))
-    launch = _in_container(container, image, variables)
+    launch = _in_container(container, image, _placeholders(document, variables))
     if launch:
         return launch, container[0]
+    if isinstance(document.get("base_args"), list):  # a recipe of vLLM's
+        words = [str(document.get("model_id", "")), *_words(document["base_args"])]
+        return _make("vllm", words, variables, 1), words[0]
     flags = list(_flags(document))
     if flags:
         pairs = tuple(pair for _, pair in flags)
@@ -328,7 +331,7 @@ def _in_container(words: list[str], image: str, variables: Mapping[str, str]) ->
     """The server of a container's words, or of its image where these are flags alone."""
     if not words:
         return None
-    filled = [fill_in(word, variables) for word in words]
+    filled = [_fill_braces(fill_in(word, variables), variables) for word in words]
     script = "\n".join(word for word in filled if "\n" in word or " " in word)
     launch = _launch(filled, variables, 1)
     if launch is None and script:
@@ -340,6 +343,18 @@ def _in_container(words: list[str], image: str, variables: Mapping[str, str]) ->
         tag = _VERSION.search(image.rpartition(":")[2])
         launch = replace(launch, version=tag[1] if tag and family else None)
     return launch
+
+
+def _fill_braces(word: str, variables: Mapping[str, str]) -> str:
+    """``{tensor_parallel}`` of a recipe."""
+    return re.sub(r"(?<!\$)\{(\w+)\}", lambda match: variables.get(match[1], match[0]), word)
+
+
+def _placeholders(document: Mapping[Any, Any], variables: Mapping[str, str]) -> dict[str, str]:
+    defaults = document.get("defaults")
+    named = document if not isinstance(defaults, dict) else {**document, **defaults}
+    plain = {str(k): str(v) for k, v in named.items() if isinstance(v, str | int | float)}
+    return {**plain, **variables}
 
 
 def _environment(document: Mapping[Any, Any]) -> dict[str, str]:

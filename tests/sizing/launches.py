@@ -414,7 +414,7 @@ sglang serve \\
     - "256"
 """,
         "b300",
-        refused="no launch command: looked for vllm serve",
+        {"engine": "vllm", "model": "v4-flash", "block-tokens": "256"},
     ),
     Published(
         "vllm-deepseek-v4-sm89#108",

@@ -34,6 +34,13 @@ def test_a_published_command_that_cannot_be_read_is_a_sentence(published: Publis
     assert published.refused in str(refusal.value)
 
 
+def test_a_model_that_a_path_does_not_tell_is_given_beside_the_command() -> None:
+    (published,) = [each for each in LAUNCHES if each.source == "vllm#51041"]
+    texts = read_command(published.text, model="v4-flash").texts
+    assert texts["engine"] == "vllm:0.26.0"
+    assert (texts["tp"], texts["step-tokens"], texts["draft-layers"]) == ("4", "8192", "3")
+
+
 def test_the_server_of_the_guide_is_read_flag_by_flag() -> None:
     guide = Path(__file__).parents[2] / "docs" / "server.compose.yaml"
     reading = read_command(str(guide))

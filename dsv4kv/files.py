@@ -13,6 +13,7 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from io import DEFAULT_BUFFER_SIZE, BufferedReader, BufferedWriter, FileIO
 from pathlib import Path
 from typing import Any
@@ -346,6 +347,11 @@ def shipped(folder: str) -> Path:
 
 def shipped_names(kind: str) -> list[str]:
     """Names of the YAML files in a folder of ``configs/``, such as ``models``, sorted."""
+    return list(_names_in(kind))
+
+
+@cache
+def _names_in(kind: str) -> list[str]:
     return sorted(path.stem for path in (shipped("configs") / kind).glob("*.yaml"))
 
 

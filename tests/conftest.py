@@ -66,9 +66,9 @@ SLOW = {
     "bench": "test_build test_calibrate test_case test_gpu_case test_launches test_memory_series"
     " test_profiled test_run test_telemetry test_timed_kernels",
     "cache": "test_blocks_machine test_endurance test_machine test_sharing_machine",
-    "cli": "test_bench test_budget test_compare test_doctor test_foreign_code test_kernels"
-    " test_launches test_profile test_profile_docs test_progress test_record test_replay"
-    " test_results test_shell test_sweeps test_without_torch",
+    "cli": "test_bench test_budget test_compare test_doctor test_foreign_code test_golden"
+    " test_kernels test_launches test_profile test_profile_docs test_progress test_record"
+    " test_replay test_results test_shell test_sweeps test_without_torch",
     "clock": "test_points",
     "compare": "test_ab test_comparison test_worktrees",
     "engines": "logs/test_recovery logs/test_waterfall oracles test_own test_rules",
@@ -128,7 +128,6 @@ THINNED = {
     "cli/test_replay.py::test_a_chart_is_one_file": 1,
     "cli/test_shell.py::test_a_stream_that_is_not_utf_8_loses_glyphs_and_not_the_answer": 1,
     "config/test_keys.py::test_a_key_with_one_letter_missing_is_recognised": 20,
-    "config/test_problems.py::test_a_text_that_is_no_configuration_is_told_with_its_line": 6,
     "conform/test_check.py::test_a_planted_fault_is_found_and_shrunk": 2,
     "cuda/test_inspection.py::"
     "test_instructions_are_those_that_the_disassembler_shows_of_the_whole_file": 1,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dsv4kv import choices
-from dsv4kv.choices import Implementation, choose, explained
+from dsv4kv.choices import Choice, choose, explained
 from dsv4kv.errors import ConfigError
 
 REGISTRIES = {
@@ -33,9 +33,9 @@ COMMANDS = {
 }
 NEW = """
 import json, sys
-from dsv4kv.choices import POLICIES, TRACE_FORMATS, Implementation
-POLICIES["mru"] = Implementation("the most recently used", "prefix.policies.scored:FIFO")
-TRACE_FORMATS["mine"] = Implementation("my own", "traces.native:NATIVE")
+from dsv4kv.choices import POLICIES, TRACE_FORMATS, Choice
+POLICIES["mru"] = Choice("the most recently used", "prefix.policies.scored:FIFO")
+TRACE_FORMATS["mine"] = Choice("my own", "traces.native:NATIVE")
 from typer.testing import CliRunner
 from dsv4kv.cli import app
 done = {
@@ -71,7 +71,7 @@ def test_every_row_says_what_it_does_in_one_line_and_where_it_is_done(
 
 
 def test_a_name_that_is_not_there_gets_a_sentence_with_the_nearest_and_all() -> None:
-    rows: Mapping[str, Implementation] = {"lru": Implementation("a"), "arc": Implementation("b")}
+    rows: Mapping[str, Choice] = {"lru": Choice("a"), "arc": Choice("b")}
     with pytest.raises(ConfigError) as refusal:
         choose(rows, "lri", "a policy")
     assert str(refusal.value) == (

@@ -42,7 +42,8 @@ def all_helps(command: Any, name: str = "dsv4kv") -> dict[str, str]:
 def examples(epilog: str) -> list[str]:
     """Commands below a help, without what is said of them."""
     section = epilog.partition("[bold]Examples[/bold]")[2].partition("[bold]")[0]
-    return [re.split(r" {2,}", line)[0] for line in section.splitlines() if line]
+    lines = [line for line in section.splitlines() if line and not line.startswith("--")]
+    return [re.split(r" {2,}", line)[0] for line in lines]
 
 
 HELPS = all_helps(typer.main.get_command(app))

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -22,8 +22,7 @@ from dsv4kv.bench.build import (
 from dsv4kv.bench.device import CudaDevice, check_prepare, find_device
 from dsv4kv.bench.figures import measure_operations
 from dsv4kv.bench.memory import MemoryWatch
-from dsv4kv.bench.telemetry import describe_telemetry, gpu_uuid
-from dsv4kv.bench.timing import CallTimer, measure_peaks
+from dsv4kv.bench.timing import EMPTY_GRAPH, CallTimer, measure_peaks
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.choices import PEERS
 from dsv4kv.config.bench import BenchConfig
@@ -31,12 +30,14 @@ from dsv4kv.errors import CacheError, PeerUnavailable, VerificationError
 from dsv4kv.measure.memcpy import measure_memcpy
 from dsv4kv.measure.protocol import Budget
 from dsv4kv.measure.recorder import Recorder
-from dsv4kv.measure.telemetry.telemetry import Telemetry
+from dsv4kv.measure.telemetry.readings import Table, memory_peak_bytes
+from dsv4kv.measure.telemetry.telemetry import Telemetry, Window
 from dsv4kv.measure.turns import Turns, one_cpu
 from dsv4kv.model.plan import CachePlan, bytes_per_token
 from dsv4kv.ops.check import check_backend
 from dsv4kv.ops.registry import ResolvedBackend, resolve_backend
 from dsv4kv.ops.spec import Choice, choose
+from dsv4kv.runs.part import Part
 from dsv4kv.runs.schema import (
     CacheSummary,
     Case,
@@ -47,7 +48,15 @@ from dsv4kv.runs.schema import (
     Totals,
     Verification,
 )
-from dsv4kv.runs.telemetry import MemorySeries
+from dsv4kv.runs.telemetry import (
+    GpuChecks,
+    GpuSamples,
+    GpuState,
+    HostSamples,
+    MeasuredWindow,
+    MemorySeries,
+)
+from dsv4kv.runs.telemetry import Telemetry as TelemetryRecord
 from dsv4kv.serve.inputs import PromptContents
 from dsv4kv.serve.loop import LoopTotals, ServingLoop, open_requests
 from dsv4kv.serve.verifier import Verifier
@@ -170,6 +179,18 @@ class Setup:
     recorder: Recorder  # takes the samples
     drive: Drive | None  # none where no data is moved
 
+    def facts(self) -> dict[str, Any]:
+        """What a record says of the configuration, the device and the operations."""
+        resolved = self.resolved
+        return {
+            "config": self.config.model_dump(mode="json"),
+            "device": "cuda" if self.device else "cpu",
+            "backend": resolved.name,
+            "foreign": list(resolved.foreign),
+            "variants": dict(resolved.variants),
+            "backend_version": resolved.version,
+        }
+
 
 def run_case(
     axis: dict[str, Any],
@@ -210,12 +231,6 @@ def run_case(
         axis=axis,
         status="failed" if problem else "incomplete" if interrupted else "complete",
         error=problem,
-        config=config.model_dump(mode="json"),
-        device="cuda" if setup.device else "cpu",
-        backend=setup.resolved.name,
-        foreign=list(setup.resolved.foreign),
-        variants=dict(setup.resolved.variants),
-        backend_version=setup.resolved.version,
         cache=cache,
         totals=totals,
         latencies=list_latencies(setup.recorder, gpu.clock.read_ns() if gpu else None),
@@ -224,6 +239,7 @@ def run_case(
         telemetry=describe_telemetry(telemetry),
         memory=memory,
         gathers_because=setup.drive.gathers_because if setup.drive else None,
+        **setup.facts(),
         **figures,
     )
 
@@ -370,3 +386,71 @@ def _measure_device(
         "peaks": peaks,
         "empty_kernel_ns": floor or None,
     }
+
+
+P = TypeVar("P", bound=Part)
+
+
+def gpu_uuid(device: CudaDevice | None) -> str | None:
+    """The UUID of the GPU that a run uses; None on the CPU."""
+    if device is None or device.device.type != "cuda":
+        return None
+    facts: Any = torch.cuda.get_device_properties(device.device)
+    return str(facts.uuid)
+
+
+def describe_telemetry(telemetry: Telemetry) -> TelemetryRecord:
+    """Everything that was polled, and when what was measured."""
+    readings, began_ns = telemetry.readings, telemetry.started_ns
+    return TelemetryRecord(
+        interval_ns=telemetry.interval_ns,
+        windows=[_describe_window(window, began_ns) for window in telemetry.windows],
+        gpu=_known(GpuState, readings.facts) if readings.facts else None,
+        gpu_samples=_samples(GpuSamples, readings.often, began_ns),
+        gpu_checks=_samples(GpuChecks, readings.seldom, began_ns),
+        host_samples=_samples(HostSamples, readings.host, began_ns),
+        memory_peak_bytes=memory_peak_bytes(),
+        empty_graph_ns=_empty_graph_ns(telemetry.windows),
+        absent=dict(sorted(readings.absent.items())),
+    )
+
+
+def _describe_window(window: Window, began_ns: int) -> MeasuredWindow:
+    timing = window.timing
+    return MeasuredWindow.model_validate(
+        {
+            "name": window.name,
+            "layer_type": window.layer_type,
+            "temperature": window.temperature,
+            "started_ns": window.started_ns - began_ns,
+            "ended_ns": window.ended_ns - began_ns,
+            "calls": timing.calls if timing else None,
+            "warmup_ns": timing.warmup_ns if timing else None,
+            "converged": timing.converged if timing else None,
+        }
+    )
+
+
+def _samples(part: type[P], table: Table, began_ns: int) -> P | None:
+    if not table.at_ns:
+        return None
+    at_ns = [at - began_ns for at in table.at_ns]
+    return _known(part, {"at_ns": at_ns, **table.columns})
+
+
+def _known(part: type[P], answers: dict[str, Any]) -> P:
+    """A part of the record; a column without any answer is null."""
+    return part.model_validate(
+        {
+            name: value
+            for name, value in answers.items()
+            if not isinstance(value, list) or any(element is not None for element in value)
+        }
+    )
+
+
+def _empty_graph_ns(windows: list[Window]) -> list[int] | None:
+    for window in windows:
+        if window.name == EMPTY_GRAPH and window.timing:
+            return window.timing.samples_ns
+    return None

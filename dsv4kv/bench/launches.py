@@ -22,7 +22,7 @@ from dsv4kv.files import temporary_folder
 from dsv4kv.measure.environment import capture_environment
 from dsv4kv.measure.turns import VARIABLE, Ring
 from dsv4kv.processes import OWN_TREE, Child, python, with_package
-from dsv4kv.runs.schema import Case, Environment, Launch, RunRecord
+from dsv4kv.runs.schema import Environment, Launch, RunRecord
 from dsv4kv.runs.store import load_record
 
 _GRACE_S = 60.0  # for an interrupted process to save what it has
@@ -94,10 +94,12 @@ class _Running:
         self.started = datetime.now(UTC)
         self._log, self._out = folder / "stderr", folder / "record"
         with self._log.open("wb") as stderr:
+            out = "--quiet", "--out", str(self._out)
+            turns = {VARIABLE: ",".join(map(str, place))} if place else {}
             self.process = Child(  # Ctrl-C on the terminal reaches it once, from here
-                _command(task, self._out),
+                python("-m", "dsv4kv", "bench", *task.arguments, *out),
                 stderr=stderr,
-                env=_environment(task.tree, place),
+                env=with_package(os.environ, task.tree) | turns,
                 pass_fds=place,
             )
 
@@ -106,7 +108,11 @@ class _Running:
         ended = datetime.now(UTC)
         record, problem = _read_record(self._out)
         output = self._log.read_text(errors="replace")
-        status, error = _classify(code, output) if record is None else _from_record(record)
+        if record is None:
+            status, error = _classify(code, output)
+        else:
+            status = record.status
+            error = next((case.error for case in record.cases if case.error), None)
         if end == "timeout":
             status, error = "timeout", f"still ran after {timeout_s:,.0f} s and was ended"
         elif end == "interrupted" and record is None:  # however it died: Ctrl-C was the reason
@@ -122,15 +128,6 @@ class _Running:
             exit_code=code,
             pair=pair,
         )
-
-
-def _command(task: Task, out: Path) -> list[str]:
-    return python("-m", "dsv4kv", "bench", *task.arguments, "--quiet", "--out", str(out))
-
-
-def _environment(tree: Path, place: tuple[int, ...]) -> dict[str, str]:
-    turns = {VARIABLE: ",".join(map(str, place))} if place else {}
-    return with_package(os.environ, tree) | turns
 
 
 def _wait(running: Sequence[_Running], timeout_s: float) -> list[tuple[int, End]]:
@@ -170,10 +167,6 @@ def _read_record(folder: Path) -> tuple[RunRecord | None, str | None]:
         return (load_record(paths[0]) if paths else None), None
     except RecordError as error:
         return None, f"left a record that this dsv4kv cannot read: {error}"
-
-
-def _from_record(record: RunRecord) -> tuple[Status, str | None]:
-    return record.status, next((case.error for case in record.cases if case.error), None)
 
 
 def _classify(code: int, output: str) -> tuple[Status, str | None]:
@@ -253,7 +246,20 @@ def run_launches(
 def merge(outcomes: Sequence[Outcome], request: Request) -> RunRecord:
     """One record of several launches: every case of each, and a row for each that had none."""
     records = [outcome.record for outcome in outcomes if outcome.record]
-    launches = [_describe(index, outcome) for index, outcome in enumerate(outcomes)]
+    launches = [
+        Launch(
+            launch=index,
+            started_utc=outcome.started.isoformat(timespec="milliseconds"),
+            ended_utc=outcome.ended.isoformat(timespec="milliseconds"),
+            status=outcome.status,
+            error=outcome.error,
+            pair=outcome.pair,
+        )
+        for index, outcome in enumerate(outcomes)
+    ]
+    statuses = {launch.status for launch in launches}
+    whole = statuses == {"complete"} and len(launches) == request.launches
+    status = "complete" if whole else "incomplete"
     started = outcomes[0].started if outcomes else datetime.now(UTC)
     ended = outcomes[-1].ended if outcomes else started
     model = records[0] if records else _empty_record(request, started.isoformat())
@@ -262,10 +268,14 @@ def merge(outcomes: Sequence[Outcome], request: Request) -> RunRecord:
             "run_id": request.run_id,
             "started_utc": started.isoformat(timespec="seconds"),
             "ended_utc": ended.isoformat(timespec="seconds"),
-            "status": _worst(launches, request.launches),
+            "status": "failed" if statuses - {"complete", "incomplete"} else status,
             "argv": request.argv,
             "reproduce": request.reproduce,
-            "cases": [c for i, outcome in enumerate(outcomes) for c in _cases(i, outcome)],
+            "cases": [
+                case.model_copy(update={"launch": index})
+                for index, outcome in enumerate(outcomes)
+                for case in (outcome.record.cases if outcome.record else ())
+            ],
             "launches": launches,
         }
     )
@@ -281,29 +291,6 @@ def _refuse(outcome: Outcome) -> None:
     error = Dsv4kvError("\n".join(side + line for line in str(outcome.error).splitlines()))
     error.exit_code = outcome.exit_code
     raise error
-
-
-def _describe(index: int, outcome: Outcome) -> Launch:
-    return Launch(
-        launch=index,
-        started_utc=outcome.started.isoformat(timespec="milliseconds"),
-        ended_utc=outcome.ended.isoformat(timespec="milliseconds"),
-        status=outcome.status,
-        error=outcome.error,
-        pair=outcome.pair,
-    )
-
-
-def _cases(index: int, outcome: Outcome) -> list[Case]:
-    cases = outcome.record.cases if outcome.record else []
-    return [case.model_copy(update={"launch": index}) for case in cases]
-
-
-def _worst(launches: Sequence[Launch], wanted: int) -> str:
-    statuses = {launch.status for launch in launches}
-    if statuses - {"complete", "incomplete"}:
-        return "failed"
-    return "complete" if statuses == {"complete"} and len(launches) == wanted else "incomplete"
 
 
 def _empty_record(request: Request, started_utc: str) -> RunRecord:

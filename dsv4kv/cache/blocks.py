@@ -9,7 +9,6 @@ registered block follows. Every call checks first and then changes: a refusal ch
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
 from typing import Literal
 
 import numpy as np
@@ -47,7 +46,6 @@ class Block:
     parent: "Block | None" = None  # the registered block before it
     children: int = 0  # registered blocks that follow
     live: int = 0  # those of them that are held, or precede a held one
-    used: int = 0  # when its last holder was done
 
 
 class BlockPool:
@@ -60,6 +58,8 @@ class BlockPool:
     Attributes:
         num_blocks: Blocks 0..n−1.
         dummy_block: n, for padding rows: never handed out.
+        num_unused: Blocks in the free stack.
+        num_cached: Blocks without holders that are found by their hash.
         observers: Called with a ``BlockEvent`` after every change; one that raises is counted in
             ``observer_errors`` and the next is called.
         on_freed: Called with blocks whose content is gone.
@@ -80,7 +80,7 @@ class BlockPool:
         self.observers: list[Callable[[BlockEvent], None]] = []
         self.observer_errors = 0
         self.on_freed: Callable[[Ids], None] | None = None
-        self._num_free = num_blocks
+        self.num_unused, self.num_cached, self._num_kept = num_blocks, 0, 0
         self._free = np.arange(num_blocks - 1, -1, -1, dtype=np.int64)
         # A block with one holder and no hash is marked with its own id, any other with a number
         # that is no id. Comparing bytes of marks and ids finds all that are not held, negative
@@ -90,37 +90,27 @@ class BlockPool:
         self._mark = self._numbers.copy()
         self._mark_at = self._mark.data  # single cells, read faster than the array's
         self._generation = np.zeros(num_blocks, dtype=np.int64)
-        self._serial = self._tick = 0
+        self._serial = 0
         self._blocks: dict[int, Block] = {}
         self._by_hash: dict[int, list[Block]] = {}  # the first of them is found
-        self._queue: OrderedDict[Block, None] = OrderedDict()  # cached, least recently used first
-        self._aside: list[tuple[int, int]] = []  # (used, id) of leaves older than the queue
-        self._num_cached = self._num_kept = 0  # cached; of these, preceding a held block
+        # Cached blocks, the least recently used first. One that comes up while others follow it is
+        # taken out, and is the first again when the last of them goes.
+        self._queue: OrderedDict[Block, None] = OrderedDict()
 
     @property
     def num_free(self) -> int:
         """Blocks that can be handed out: unused ones, and cached ones that can be evicted."""
-        return self._num_free + self._num_cached - self._num_kept
-
-    @property
-    def num_unused(self) -> int:
-        """Blocks in the free stack."""
-        return self._num_free
-
-    @property
-    def num_cached(self) -> int:
-        """Blocks without holders that are found by their hash."""
-        return self._num_cached
+        return self.num_unused + self.num_cached - self._num_kept
 
     @property
     def num_evictable(self) -> int:
         """Cached blocks that precede no held one."""
-        return self._num_cached - self._num_kept
+        return self.num_cached - self._num_kept
 
     @property
     def num_held(self) -> int:
         """Blocks with holders."""
-        return self.num_blocks - self._num_free - self._num_cached
+        return self.num_blocks - self.num_unused - self.num_cached
 
     def refs(self, ids: Ids) -> Ids:
         """Holders of blocks, int64[n]; ``NotOwner`` beyond the pool."""
@@ -157,20 +147,20 @@ class BlockPool:
         Raises:
             OutOfBlocks: Fewer can be had.
         """
-        if not 0 <= count <= self._num_free and not 0 <= count <= self.num_free:
+        if not 0 <= count <= self.num_unused and not 0 <= count <= self.num_free:
             raise OutOfBlocks(
                 f"{count} {self.unit} are needed and {self.num_free} of {self.num_blocks} are "
                 "free: raise cache.num_blocks, or lower concurrency or context. Nothing was "
                 "changed."
             )
-        if count > self._num_free:
-            self._evict(count - self._num_free)
-        end = self._num_free
+        if count > self.num_unused:
+            self._evict(count - self.num_unused)
+        end = self.num_unused
         ids = self._free[end - count : end].copy()
         self._serial += 1
         self._generation[ids] = self._serial
         self._mark[ids] = ids
-        self._num_free = end - count
+        self.num_unused = end - count
         if self.observers:
             self._notify("acquired", ids)
         return ids if self.lanes == 1 else np.tile(ids, (self.lanes, 1))
@@ -197,7 +187,7 @@ class BlockPool:
                 block = self._note(number)
             elif not block.refs:
                 self._queue.pop(block, None)
-                self._num_cached -= 1
+                self.num_cached -= 1
                 if block.live:
                     self._num_kept -= 1
                 else:
@@ -217,23 +207,25 @@ class BlockPool:
                 was acquired, a newer one.
         """
         row = self._row(ids)
-        if generations is not None and not np.array_equal(self.generation(ids), generations):
+        if generations is not None and (
+            self.generation(ids).tobytes() != as_ids(generations).tobytes()
+        ):
             raise self._refusal(ids, "not all are still held by who took them")
-        evicted: list[tuple[Block, int]] = []
+        evicted: list[tuple[int, int]] = []
         if self._unmark(row):
             done, freed = row.size, row
         else:
             done, freed, evicted = self._release_each(row)
-        end = self._num_free + freed.size
-        self._free[self._num_free : end] = freed
-        self._num_free = end
+        end = self.num_unused + freed.size
+        self._free[self.num_unused : end] = freed
+        self.num_unused = end
         if self.on_freed is not None and freed.size:
             self.on_freed(freed)
         if self.observers and row.size:
             self._notify("released", row)
             if evicted:
-                gone = [block.number for block, _ in evicted]
-                self._notify("evicted", np.array(gone), [hash_ for _, hash_ in evicted])
+                numbers, hashes = zip(*evicted, strict=True)
+                self._notify("evicted", np.array(numbers), hashes)
         return done
 
     def num_freed(self, ids: Ids) -> int:
@@ -312,7 +304,8 @@ class BlockPool:
         for number in reversed(ids.tolist()):
             block = self._blocks.get(number)
             if block is not None and not block.refs:
-                self._enqueue(block)
+                self._queue[block] = None
+                self._queue.move_to_end(block)
 
     def evict(self, count: int) -> bool:
         """Free the ``count`` least recently used cached blocks; False if there are fewer."""
@@ -332,22 +325,22 @@ class BlockPool:
             self.release(np.array(numbers, dtype=np.int64))
             return
         out = np.union1d(plain, np.array(list(self._blocks), dtype=np.int64))
-        self._blocks, self._by_hash, self._queue, self._aside = {}, {}, OrderedDict(), []
-        self._num_cached = self._num_kept = 0
+        self._blocks, self._by_hash, self._queue = {}, {}, OrderedDict()
+        self.num_cached = self._num_kept = 0
         self._mark[out] = self._numbers[: out.size]
-        self._free[self._num_free : self.num_blocks] = out
-        self._num_free = self.num_blocks
+        self._free[self.num_unused : self.num_blocks] = out
+        self.num_unused = self.num_blocks
         if self.on_freed is not None:
             self.on_freed(out)
         if self.observers:
             self._notify("reset", out)
 
-    def _release_each(self, row: Ids) -> tuple[int, Ids, list[tuple[Block, int]]]:
-        """Release blocks one by one; how many are done, which are free, which lost their hash."""
+    def _release_each(self, row: Ids) -> tuple[int, Ids, list[tuple[int, int]]]:
+        """Release blocks one by one; how many are done, which are free, which lost which hash."""
         numbers, keeps = row.tolist(), self.policy == "lru"
         known = list(map(self._blocks.get, numbers))
         self._check_holders(row, numbers, known)
-        freed, evicted, done = list[int](), list[tuple[Block, int]](), 0
+        freed, evicted, done = list[int](), list[tuple[int, int]](), 0
         for block, number in zip(reversed(known), reversed(numbers), strict=True):
             if block is not None:
                 block.refs -= 1
@@ -360,66 +353,51 @@ class BlockPool:
                     else:
                         self._follow(block.parent, -1)
                     if keeps:
-                        self._tick += 1
-                        block.used = self._tick
                         self._queue[block] = None
                         continue
-                    evicted.append((block, block.hash))
+                    evicted.append((number, block.hash))
                     self._forget(block)
                 else:
                     del self._blocks[number]
             freed.append(number)
         if keeps:
-            self._num_cached += done
+            self.num_cached += done
         free = np.array(freed[::-1], dtype=np.int64)
         self._mark[free] = self._numbers[: free.size]
         return done + len(freed) - len(evicted), free, evicted
 
     def _evict(self, count: int) -> None:
-        hashes, numbers = list[int](), list[int]()
+        hashes, numbers, queue = list[int](), list[int](), self._queue
         while len(numbers) < count:
-            block = self._oldest_leaf()
+            block, _ = queue.popitem(last=False)
+            if block.children:
+                continue
             hashes.append(block.hash)
             numbers.append(block.number)
-            self._num_cached -= 1
             self._forget(block)
+        self.num_cached -= count
         ids = np.array(numbers, dtype=np.int64)
-        self._free[self._num_free : self._num_free + count] = ids
-        self._num_free += count
+        self._free[self.num_unused : self.num_unused + count] = ids
+        self.num_unused += count
         if self.on_freed is not None:
             self.on_freed(ids)
         if self.observers and count:
             self._notify("evicted", ids, hashes)
 
-    def _oldest_leaf(self) -> Block:
-        while self._aside:
-            used, number = heappop(self._aside)
-            block = self._blocks.get(number)
-            if block and block.used == used and not (block.refs or block.children):
-                return block
-        while True:
-            block, _ = self._queue.popitem(last=False)
-            if not block.children:
-                return block  # one that others follow comes up again when the last of them goes
-
     def _forget(self, block: Block) -> None:
         """A block without holders loses its hash; what follows it begins a chain."""
         same, parent = self._by_hash[block.hash], block.parent
-        same.remove(block)
-        if not same:
+        if len(same) == 1:
             del self._by_hash[block.hash]
+        else:
+            same.remove(block)
         block.hash = NO_HASH
         del self._blocks[block.number]
         if parent is not None and parent.hash != NO_HASH:
             parent.children -= 1
-            if not (parent.children or parent.refs) and parent not in self._queue:
-                heappush(self._aside, (parent.used, parent.number))
-
-    def _enqueue(self, block: Block) -> None:
-        self._tick += 1
-        block.used = self._tick
-        self._queue[block] = None
-        self._queue.move_to_end(block)
+            if not (parent.children or parent.refs or parent in self._queue):
+                self._queue[parent] = None
+                self._queue.move_to_end(parent, last=False)
 
     def _follow(self, block: Block | None, change: int) -> None:
         """A follower of a block begins (1) or ceases (−1) to be held, or to precede a held one."""
@@ -449,13 +427,13 @@ class BlockPool:
 
     def _check_holders(self, row: Ids, numbers: list[int], known: list[Block | None]) -> None:
         """Refuse blocks that have fewer holders than times they are named."""
-        counts = Counter(numbers) if len(set(numbers)) < len(numbers) else {}
-        plain = self._are_plain(row) if None in known else None
-        for at, block in enumerate(known):
-            refs = block.refs if block else int(plain is not None and plain[at])
-            if not refs:
-                raise self._refusal(row, "not all are held")
-            if counts and refs < counts[numbers[at]]:
+        plain = self._are_plain(row) if None in known else []
+        refs = [block.refs if block else plain[at] for at, block in enumerate(known)]
+        if not all(refs):
+            raise self._refusal(row, "not all are held")
+        if len(set(numbers)) < len(numbers):
+            counts = Counter(numbers)
+            if any(counts[number] > count for number, count in zip(numbers, refs, strict=True)):
                 raise self._refusal(row, "one is named twice and has fewer holders")
 
     def _are_plain(self, row: Ids) -> list[bool]:
@@ -497,13 +475,13 @@ class BlockPool:
         if ids.ndim != (1 if self.lanes == 1 else 2):
             raise self._refusal(ids, f"shape {ids.shape} is not that of {self.lanes} lanes")
         if self.lanes > 1:
-            if len(ids) != self.lanes or (ids != ids[0]).any():
+            if len(ids) != self.lanes or ids[1:].tobytes() != ids[:-1].tobytes():
                 raise self._refusal(ids, f"{self.lanes} lanes do not name the same blocks")
             ids = ids[0]
         return ids if ids.dtype is INT64 else as_ids(ids)
 
     def _in_pool(self, ids: Ids) -> Ids:
-        if ids.size and (ids.min() < 0 or ids.max() >= self.num_blocks):
+        if ids.size and ids.view(np.uint64).max() >= self.num_blocks:  # negative: the largest
             raise self._refusal(ids, f"not all are in 0..{self.num_blocks - 1}")
         return ids
 

@@ -79,7 +79,6 @@ class CheckpointPool:
         return sum(pool.memory_bytes() for pool in self._pools.values())
 
     def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """What checkpoints hold, the cache's and ours, by slot and by checkpoint."""
         for attn, mine in self._pools.items():
             theirs = self._manager.states[attn]
             for ring, copy in zip(theirs.windows, mine.windows, strict=True):

@@ -20,19 +20,14 @@ from dsv4kv.ops.storage import PageStore
 
 @dataclass(frozen=True)
 class CompressedCache:
-    """Entries of one kind in one layer, and how they come to be.
+    """Entries of one kind in one layer, and how they come to be."""
 
-    Attributes:
-        store: Pages of the entries.
-        ratio: Tokens of an entry.
-        compressor: Parameters; None where entries are stored as they are given (DeepSeek-V3.2).
-        state: Compressor state of every slot; None where an entry is of one value, which nothing
-            is pooled with (DeepSeek-V4.1's keys, and its entries where the ratio is 1).
-    """
-
-    store: PageStore
-    ratio: int
+    store: PageStore  # pages of the entries
+    ratio: int  # tokens of an entry
+    # parameters; None where entries are stored as they are given (DeepSeek-V3.2)
     compressor: Compressor | None
+    # compressor state of every slot; None where an entry is of one value, which nothing is pooled
+    # with (DeepSeek-V4.1's keys, and its entries where the ratio is 1)
     state: Tensor | None
 
     @property
@@ -53,30 +48,20 @@ class LayerCache:
     """Everything of one layer that stays the same from step to step.
 
     Nothing in it ever moves, so a captured graph may keep the addresses.
-
-    Attributes:
-        model: Facts of the model.
-        schema: Layout of the layer.
-        backend: Operations.
-        window: Ring of every slot; None without window (DeepSeek-V3.2).
-        main: Compressed KV that the layer reads, its own or its owner's; None without any.
-        indexer: Indexer keys that it reads likewise; None where it selects no entries by them.
-        table: Block table of these; None without compressed KV.
-        blocks: int32[slots, width], the layer's view of the table.
-        lane: The layer's lane in the table.
-        hadamard: Indexer keys that are stored as they are given are rotated.
     """
 
-    model: DSV4Config
-    schema: LayerCacheSchema
-    backend: Backend
-    window: PageStore | None
+    model: DSV4Config  # facts of the model
+    schema: LayerCacheSchema  # layout of the layer
+    backend: Backend  # operations
+    window: PageStore | None  # ring of every slot; None without window (DeepSeek-V3.2)
+    # compressed KV that the layer reads, its own or its owner's; None without any
     main: CompressedCache | None
+    # indexer keys that it reads likewise; None where it selects no entries by them
     indexer: CompressedCache | None
-    table: BlockTable | None
-    blocks: Tensor | None
-    lane: int
-    hadamard: bool = False
+    table: BlockTable | None  # block table of these; None without compressed KV
+    blocks: Tensor | None  # int32[slots, width], the layer's view of the table
+    lane: int  # the layer's lane in the table
+    hadamard: bool = False  # indexer keys that are stored as they are given are rotated
 
     @cached_property
     def parts(self) -> list[bool]:

@@ -21,49 +21,35 @@ _NO_SLOT, _NO_ENTRY = -1, -1
 
 
 class Completed(NamedTuple):
-    """Tokens of a step that complete an entry of one compress ratio.
+    """Tokens of a step that complete an entry of one compress ratio."""
 
-    Attributes:
-        slots: int64[E], slots of their requests.
-        positions: int64[E], their positions; (position + 1) mod ratio is 0.
-        entries: int64[E], physical entries to write, in the pages of one table lane; −1 is none.
-    """
-
-    slots: Tensor
-    positions: Tensor
+    slots: Tensor  # int64[E], slots of their requests
+    positions: Tensor  # int64[E], their positions; (position + 1) mod ratio is 0
+    # int64[E], physical entries to write, in the pages of one table lane; −1 is none
     entries: Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """Numbers of a step, on the host or where the cache is.
+    """Numbers of a step, on the host or where the cache is."""
 
-    Attributes:
-        request_slots: int64[B], slot of every request; −1 is no request.
-        tokens_after: int64[B], tokens of every request once the step is done.
-        token_slots: int64[T], slot of every token; −1 is no token.
-        positions: int64[T], position of every token, ascending within a request.
-        lengths: int64[B] by ratio, valid entries of every request after the step.
-        seen: int64[T] by ratio, entries that each token sees; of ratio 1 the tokens so far.
-        entries: int64[T] by group, the entry that each token completes; −1 where none.
-        completed: The tokens that complete an entry, by group.
-        request_ids: int64[T], request (0 … B − 1) of every token, on the host; empty in ``room``.
-        max_request_tokens: Most tokens of one request.
-        first_token: Slot and position of the first token; of a ``room`` nothing.
-        families: Where kernels work entries out, int64[lanes, T] each; only in ``room``.
-    """
-
-    request_slots: Tensor
-    tokens_after: Tensor
-    token_slots: Tensor
-    positions: Tensor
+    request_slots: Tensor  # int64[B], slot of every request; −1 is no request
+    tokens_after: Tensor  # int64[B], tokens of every request once the step is done
+    token_slots: Tensor  # int64[T], slot of every token; −1 is no token
+    positions: Tensor  # int64[T], position of every token, ascending within a request
+    # int64[B] by ratio, valid entries of every request after the step
     lengths: Mapping[int, Tensor]
+    # int64[T] by ratio, entries that each token sees; of ratio 1 the tokens so far
     seen: Mapping[int, Tensor]
+    # int64[T] by group, the entry that each token completes; −1 where none
     entries: Mapping[EntryGroup, Tensor]
-    completed: Mapping[EntryGroup, Completed]
+    completed: Mapping[EntryGroup, Completed]  # the tokens that complete an entry, by group
+    # int64[T], request (0 … B − 1) of every token, on the host; empty in ``room``
     request_ids: Tensor
-    max_request_tokens: int
+    max_request_tokens: int  # most tokens of one request
+    # slot and position of the first token; of a ``room`` nothing
     first_token: tuple[int, int] = (0, 0)
+    # where kernels work entries out, int64[lanes, T] each; only in ``room``
     families: Mapping[EntryFamily, Tensor] = field(default_factory=dict)
     _owner: tuple[KVCacheManager, bytes] | None = None
     _numbers: Tensor | None = None
@@ -239,6 +225,5 @@ class Step:
 
 
 def _identity(manager: KVCacheManager, slots: NDArray[np.int64]) -> bytes:
-    """Who runs in these slots, how far, and in which blocks."""
     returns = [table.returns[slots] for table in manager.tables]
     return np.stack([manager.tokens[slots], manager.generations(slots), *returns]).tobytes()

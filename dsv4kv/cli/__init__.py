@@ -123,6 +123,10 @@ def _is_of_importing_torch(error: Exception) -> bool:
     )
 
 
+def _is_hidden(param: Any) -> bool:
+    return bool(getattr(param, "hidden", False) and param.help)
+
+
 class Command(TyperCommand):
     """A command; paragraphs of its help are as wide as the terminal, not as their source."""
 
@@ -131,6 +135,23 @@ class Command(TyperCommand):
         super().__init__(*args, **options)
         paragraphs = (self.help or "").split("\n\n")
         self.help = "\n\n".join(" ".join(each.split()) for each in paragraphs)
+        # those without help are for the program itself
+        self._hidden: list[Any] = [each for each in self.params if _is_hidden(each)]
+        if self._hidden:
+            more = f"--help-all shows {len(self._hidden)} more options."
+            self.epilog = f"{self.epilog or ''}\n\n{more}"
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the command line; ``--help-all`` is the help with hidden options."""
+        if "--help-all" not in args:
+            return super().parse_args(ctx, args)
+        for param in self._hidden:
+            param.hidden = False
+        try:
+            return super().parse_args(ctx, ["--help"])
+        finally:
+            for param in self._hidden:
+                param.hidden = True
 
     def invoke(self, ctx: Any) -> Any:
         """Run it, unless it would write over what it reads."""

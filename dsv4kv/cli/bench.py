@@ -84,12 +84,16 @@ def bench(
     set_: Settings = None,
     axis: Axes = None,
     resume: Resume = None,
-    seed: Annotated[int | None, option("Seed of inputs and samples.")] = None,
+    seed: Annotated[int | None, option("Seed of inputs and samples.", rare=True)] = None,
     device: Annotated[Text, option("auto, cpu or cuda.")] = None,
     backend: Annotated[Text, option(_BACKEND)] = None,
     launches: Annotated[int, option(_LAUNCHES, "N", min=1)] = 1,
-    listen: Annotated[Text, option("transfer: be the prefill side, here.", "HOST:PORT")] = None,
-    connect: Annotated[Text, option("transfer: the prefill side is there.", "HOST:PORT")] = None,
+    listen: Annotated[
+        Text, option("transfer: be the prefill side, here.", "HOST:PORT", rare=True)
+    ] = None,
+    connect: Annotated[
+        Text, option("transfer: the prefill side is there.", "HOST:PORT", rare=True)
+    ] = None,
     out: Out = RESULTS,
     json_: JsonFile = None,
     verbose: Verbose = False,

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 _ask = partial(option, panel="Question")
 _gpu = partial(option, panel="GPUs and layout")
-_cache = partial(option, panel="Cache")
-_host = partial(option, panel="Host memory")
+_cache = partial(option, panel="Cache", rare=True)
+_host = partial(option, panel="Host memory", rare=True)
 _output = partial(option, panel="Output")
 _MODEL = (
     f"{listed(shipped_names('models'))} (left out: v4-flash), gqa8 (a baseline with 8 KV heads), "
@@ -98,9 +98,9 @@ def budget(
     concurrency: Annotated[Text, _ask("Requests at once. Left out: as many as fit.", "N")] = None,
     engine: Annotated[Text, _ask(_ENGINE, "NAME")] = None,
     command: Annotated[Text, _ask(_COMMAND, "TEXT|FILE")] = None,
-    which: Annotated[Text, _ask(_WHICH, "N|PART")] = None,
+    which: Annotated[Text, _ask(_WHICH, "N|PART", rare=True)] = None,
     gpu: Annotated[Text, _gpu(f"{listed(shipped_names('gpus'))}; left out: h200.", "NAME")] = None,
-    hbm: Annotated[Text, _gpu("Memory of a GPU instead: 141GiB.", "SIZE")] = None,
+    hbm: Annotated[Text, _gpu("Memory of a GPU instead: 141GiB.", "SIZE", rare=True)] = None,
     gpus: Annotated[Text, _gpu("GPUs. Left out: the fewest that are enough.", "N")] = None,
     tp: Annotated[
         Text, _gpu("Tensor parallel ranks; each holds the whole KV of its replica.", "N")
@@ -109,12 +109,14 @@ def budget(
         Text, _gpu("Data parallel replicas, each with requests of its own.", "N")
     ] = None,
     pp: Annotated[Text, _gpu("Pipeline stages, each with a share of the layers.", "N")] = None,
-    ep: Annotated[Text, _gpu(_EP, "N")] = None,
-    memory_fraction: Annotated[Text, _gpu(_FRACTION, "SHARE")] = None,
-    reserve: Annotated[Text, _gpu(_RESERVE, "SIZE")] = None,
-    weights: Annotated[Text, _gpu("Size of the checkpoint. Left out: derived.", "SIZE")] = None,
+    ep: Annotated[Text, _gpu(_EP, "N", rare=True)] = None,
+    memory_fraction: Annotated[Text, _gpu(_FRACTION, "SHARE", rare=True)] = None,
+    reserve: Annotated[Text, _gpu(_RESERVE, "SIZE", rare=True)] = None,
+    weights: Annotated[
+        Text, _gpu("Size of the checkpoint. Left out: derived.", "SIZE", rare=True)
+    ] = None,
     weight_bytes_per_param: Annotated[
-        Text, _gpu("Bytes of every parameter, instead of derived types.", "BYTES")
+        Text, _gpu("Bytes of every parameter, instead of derived types.", "BYTES", rare=True)
     ] = None,
     block_tokens: Annotated[
         Text, _cache("Tokens of a block. Left out: the engine's own.", "TOKENS")
@@ -293,22 +295,20 @@ def _print_answer(
     from dsv4kv.view.render import show
 
     found = answer(read_inputs(texts))
-    details = (
-        options_of(found),
-        compare_layouts(found.scenario, found.context),
-        curve(found.scenario),
-    )
+    options, contexts = options_of(found), curve(found.scenario)
     costs = flag_costs(*command, found) if command else ()
     if as_json:
+        layouts = compare_layouts(found.scenario, found.context)
         reuse = reuse_of(found.scenario, found.context)
-        document = to_document(found, *details, reuse) | {"peak": asdict(peak_of(found))}
+        document = to_document(found, options, layouts, contexts, reuse)
+        document["peak"] = asdict(peak_of(found))
         if command:
             document["command"] = command_document(command[0], costs)
         print_json(document)
     else:
         lines: Any = view_command(command[0], costs) if command else ()
         launch = partial(_write_launch, found, texts)
-        page = budget_page(found, *details, given=texts, launch=launch, command=lines)
+        page = budget_page(found, options, contexts, given=texts, launch=launch, command=lines)
         show(page.in_full() if verbose else page.answer)
     _end(fits=found.fits)
 

@@ -73,8 +73,12 @@ def compare(
     launches: Annotated[
         int | None, option("Fresh processes of each side.", min=1, show_default="7", **_AB)
     ] = None,
-    turns: Annotated[Text, option(_TURNS, "step|launch", show_default=False, **_AB)] = None,
-    order_seed: Annotated[int | None, option(_ORDER, min=0, show_default=False, **_AB)] = None,
+    turns: Annotated[
+        Text, option(_TURNS, "step|launch", rare=True, show_default=False, **_AB)
+    ] = None,
+    order_seed: Annotated[
+        int | None, option(_ORDER, rare=True, min=0, show_default=False, **_AB)
+    ] = None,
     baseline: Annotated[Text, option("The side before: a saved baseline.", "NAME")] = None,
     save_baseline: Annotated[Text, option("Keep the side after as a baseline.", "NAME")] = None,
     floor: Annotated[str, option("Smallest change that counts.", "SHARE")] = "1%",

@@ -24,10 +24,10 @@ _PYTEST = "File for the shortest failing sequence, as a test of its own."
 def conform(
     engine: Annotated[Literal["vllm", "sglang"], argument("Whose manager.")],
     python: Annotated[Text, option("Python of the engine's environment (this one).")] = None,
-    package: Annotated[Path | None, option(_PACKAGE)] = None,
+    package: Annotated[Path | None, option(_PACKAGE, rare=True)] = None,
     host: Annotated[bool, flag("--host", "With host memory behind it (vLLM, SGLang).")] = False,
     operations: Annotated[int, option("How many to do.", min=1)] = 20_000,
-    seed: Annotated[int, option("Another one draws other sequences.")] = 0,
+    seed: Annotated[int, option("Another one draws other sequences.", rare=True)] = 0,
     pytest: Annotated[Path | None, option(_PYTEST)] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -28,16 +28,20 @@ def inspect(
     dump2: Annotated[Path | None, argument(_SECOND, show_default=True)] = None,
     tensor: Annotated[Text, option("Which one of a file's tensors.", "NAME")] = None,
     format_: Annotated[
-        Text, option("The record, where bytes do not show it.", "NAME", "--format")
+        Text, option("The record, where bytes do not show it.", "NAME", "--format", rare=True)
     ] = None,
     entries: Annotated[
-        int | None, option("Entries of a page, where it is not found out.", min=1)
+        int | None, option("Entries of a page, where it is not found out.", rare=True, min=1)
     ] = None,
     table: Annotated[Path | None, option(_TABLE, "FILE")] = None,
-    table2: Annotated[Path | None, option("Those of the second dump.", "FILE")] = None,
+    table2: Annotated[Path | None, option("Those of the second dump.", "FILE", rare=True)] = None,
     ratio: Annotated[int | None, option(_RATIO, min=0, max=1 << 20)] = None,
-    first: Annotated[int, option("Which entry the first row is.", min=0, max=1 << 40)] = 0,
-    held: Annotated[int | None, option("Entries that the request should have.", min=1)] = None,
+    first: Annotated[
+        int, option("Which entry the first row is.", rare=True, min=0, max=1 << 40)
+    ] = 0,
+    held: Annotated[
+        int | None, option("Entries that the request should have.", rare=True, min=1)
+    ] = None,
     model: Annotated[str, option("Whose RoPE it is.", "NAME|FILE")] = "v4-flash",
     as_json: AsJson = False,
 ) -> None:

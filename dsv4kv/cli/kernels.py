@@ -34,8 +34,8 @@ def kernels(
     ] = None,
     as_json: AsJson = False,
     check: Annotated[bool, flag("--check", _CHECK)] = False,
-    write_baseline: Annotated[bool, flag("--write-baseline", _WRITE)] = False,
-    baseline: Annotated[Path | None, option(_BASELINE)] = None,
+    write_baseline: Annotated[bool, flag("--write-baseline", _WRITE, rare=True)] = False,
+    baseline: Annotated[Path | None, option(_BASELINE, rare=True)] = None,
 ) -> None:
     """Compile every kernel that the shipped models need, and show what became of it."""
     from dsv4kv.cli.progress import Watcher

@@ -20,8 +20,9 @@ OUTPUTS = "dsv4kv.outputs"
 
 
 def option(text: str, metavar: str | None = None, *names: str, **more: Any) -> Any:
-    """An option with its help; ``panel`` groups it."""
-    panel = more.pop("panel", None)
+    """An option with its help; ``panel`` groups it, ``rare`` leaves it to ``--help-all``."""
+    panel, rare = more.pop("panel", None), more.pop("rare", False)
+    more = {"hidden": rare} | more
     return typer.Option(*names, help=text, metavar=metavar, rich_help_panel=panel, **more)
 
 

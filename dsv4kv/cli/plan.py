@@ -53,18 +53,20 @@ def plan(
     ] = None,
     gpu: Annotated[str, option("Kinds of GPU.", "A,B,…")] = "h200,b200",
     router: Annotated[str, option("Routers, the best first.", "A,B,…")] = "round_robin,dynamo",
-    split: Annotated[str, option(_SPLIT, "A,B,…")] = "none,1:1,1:2,2:1",
+    split: Annotated[str, option(_SPLIT, "A,B,…", rare=True)] = "none,1:1,1:2,2:1",
     args: Annotated[list[str] | None, option(_ARGS, "FLAGS")] = None,
     gpus: Annotated[
         int | None, option("Instead: the highest rate of so many GPUs.", min=1, max=_MOST)
     ] = None,
     most_gpus: Annotated[
-        int | None, option(_MOST_GPUS, min=1, max=_MOST, show_default=False)
+        int | None, option(_MOST_GPUS, rare=True, min=1, max=_MOST, show_default=False)
     ] = None,
     price: Annotated[
         list[str] | None, option("What an hour of a GPU costs: least money, then.", "GPU=USD")
     ] = None,
-    speed: Annotated[float, option("Play the trace so much faster.", min=1e-3, max=1e6)] = 1.0,
+    speed: Annotated[
+        float, option("Play the trace so much faster.", rare=True, min=1e-3, max=1e6)
+    ] = 1.0,
     engine: Annotated[
         str, option("Whose servers: sglang or vllm, or a version of theirs.")
     ] = "sglang",

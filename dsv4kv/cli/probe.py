@@ -36,11 +36,11 @@ def probe(
     budget: Annotated[str, option("The most time: 90s, 5m, 1h.", "TIME")] = "5m",
     tokens: Annotated[str, option("The most tokens of all prompts: 500K, 20M.", "COUNT")] = "4M",
     wait: Annotated[
-        Text, option("Also ask whether a prompt is there after so long.", "TIME")
+        Text, option("Also ask whether a prompt is there after so long.", "TIME", rare=True)
     ] = None,
-    reset: Annotated[bool, flag("--reset", _RESET)] = False,
+    reset: Annotated[bool, flag("--reset", _RESET, rare=True)] = False,
     seed: Annotated[
-        int | None, option("Of the random prompts. Left out: others every time.")
+        int | None, option("Of the random prompts. Left out: others every time.", rare=True)
     ] = None,
     html: Annotated[
         Path | None, option("Also write a page to show.", "PAGE.html", callback=to_file)

@@ -93,9 +93,9 @@ def profile(
     set_: Settings = None,
     steps: Annotated[int | None, option("Decode steps to profile: 10, with ncu 1.", min=1)] = None,
     kernel: Annotated[Text, option("Kernels that ncu looks at: all.", "REGEX")] = None,
-    step: Annotated[str, option(_RANGE, "NAME")] = _STEP,
+    step: Annotated[str, option(_RANGE, "NAME", rare=True)] = _STEP,
     memory: Annotated[
-        bool, flag("--memory", "Also count memory around building the pools.")
+        bool, flag("--memory", rare=True, text="Also count memory around building the pools.")
     ] = False,
     print_command: Annotated[
         bool, flag("--print-command", "Print the profiler's command line only.")
@@ -106,7 +106,9 @@ def profile(
     timeline: Annotated[
         list[Path] | None, option("Write one step: .svg, or .json for Perfetto.", "FILE")
     ] = None,
-    timeout: Annotated[float, option("Seconds that nsys or ncu may take.", min=1)] = _TIMEOUT_S,
+    timeout: Annotated[
+        float, option("Seconds that nsys or ncu may take.", rare=True, min=1)
+    ] = _TIMEOUT_S,
     out: Out = RESULTS,
     json_: JsonFile = None,
     html: Html = None,

@@ -8,7 +8,8 @@ from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.live import Live
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
 from dsv4kv.config.load import Point
@@ -126,3 +127,28 @@ def _columns(unit: str, *, known: bool) -> Iterator[ProgressColumn]:
     yield TextColumn(f"{{task.completed:,.0f}} / {{task.total:,.0f}} {unit}")
     yield TextColumn("left")
     yield TimeRemainingColumn()
+
+
+class Redrawn:
+    """What is drawn anew in a terminal; elsewhere a line every ten seconds, and the last."""
+
+    def __init__(self, console: Console, *, transient: bool = False) -> None:
+        """With ``transient`` nothing is left of it at the end."""
+        self._console, self._shown_s = console, float("-inf")
+        self._live = Live(console=console, auto_refresh=False, transient=transient)
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def show(self, drawn: Callable[[], RenderableType], line: str, *, last: bool = False) -> None:
+        """Show what there is now: drawn, or as a line."""
+        if self._console.is_terminal:
+            self._live.update(drawn(), refresh=True)
+        elif last or monotonic() - self._shown_s >= EVERY_S:
+            self._shown_s = monotonic()
+            self._console.print(line, highlight=False, soft_wrap=True)

@@ -13,8 +13,8 @@ from dsv4kv.recording.veil import GRAIN_TOKENS, LEAST_TOKENS
 from dsv4kv.view.console import open_console, say
 
 if TYPE_CHECKING:
+    from dsv4kv.cli.progress import Redrawn
     from dsv4kv.recording.folder import Recording
-    from dsv4kv.recording.run import Live
     from dsv4kv.recording.source import Source
     from dsv4kv.recording.veil import Veil
 
@@ -57,18 +57,25 @@ def record(
         ),
     ],
     events: Annotated[Text, option(_WHERE, "URL|FILE", **_EVENTS)] = None,
-    replay: Annotated[Text, option(_AGAIN, "URL", **_EVENTS)] = None,
-    ranks: Annotated[int, option(_RANKS, min=1, **_EVENTS)] = 1,
-    verbatim: Annotated[bool, option(_VERBATIM, **_EVENTS)] = False,
+    replay: Annotated[Text, option(_AGAIN, "URL", rare=True, **_EVENTS)] = None,
+    ranks: Annotated[int, option(_RANKS, min=1, rare=True, **_EVENTS)] = 1,
+    verbatim: Annotated[bool, option(_VERBATIM, rare=True, **_EVENTS)] = False,
     proxy: Annotated[list[str] | None, option(_PROXY, "[HOST:]PORT=URL", **_REQUESTS)] = None,
     requests: Annotated[list[str] | None, option(_LOGS, "FILE", **_REQUESTS)] = None,
     once: Annotated[bool, option("Read what the logs hold now, then end.", **_REQUESTS)] = False,
     metrics: Annotated[list[str] | None, option(_PAGE, "URL", **_METRICS)] = None,
     every_s: Annotated[
         float,
-        option("Seconds from one sample to the next.", "SECONDS", "--every", min=0.1, **_METRICS),
+        option(
+            "Seconds from one sample to the next.",
+            "SECONDS",
+            "--every",
+            rare=True,
+            min=0.1,
+            **_METRICS,
+        ),
     ] = 5.0,
-    id_tokens: Annotated[int, option(_ID_TOKENS, min=LEAST_TOKENS)] = GRAIN_TOKENS,
+    id_tokens: Annotated[int, option(_ID_TOKENS, rare=True, min=LEAST_TOKENS)] = GRAIN_TOKENS,
     limit_s: Annotated[
         float | None,
         option("How long to record.", None, "--seconds", min=0.0, show_default="until Ctrl-C"),
@@ -80,6 +87,7 @@ def record(
     Prompts, tokens, keys and addresses are not written: numbers stand for them that nobody can
     read back. A recording that was interrupted, also by kill -9, goes on where it stopped.
     """
+    from dsv4kv.cli.progress import Redrawn
     from dsv4kv.recording.folder import Recording
     from dsv4kv.recording.metrics import Metrics
     from dsv4kv.recording.run import Live, run
@@ -111,45 +119,17 @@ def record(
             sources.append(RequestLog(number, Path(log), recording, veil, follow=not once))
         for number, page in enumerate(metrics or []):
             sources.append(Metrics(number, page, every_s, recording))
-        with suppress(KeyboardInterrupt), _Line(live, quiet=quiet) as line:  # the way to end it
-            run(sources, recording, limit_s=limit_s, tick=line)
+        console = open_console(stderr=True, quiet=quiet)
+        # Ctrl-C is the way to end it
+        with suppress(KeyboardInterrupt), Redrawn(console, transient=True) as screen:
+            run(sources, recording, limit_s=limit_s, tick=lambda: _draw(screen, live.line()))
     show([f"{out}: {live.line()}"])
 
 
-class _Line:
-    """Shows how far it is: one line that is drawn anew and leaves; in a log one in ten seconds."""
+def _draw(screen: "Redrawn", line: str) -> None:
+    from rich.text import Text as Line
 
-    def __init__(self, live: "Live", *, quiet: bool) -> None:
-        from rich.live import Live as Drawn
-
-        self._live, self._console = live, open_console(stderr=True, quiet=quiet)
-        self._drawn = (
-            Drawn(console=self._console, auto_refresh=False, transient=True)
-            if self._console.is_terminal
-            else None
-        )
-        self._ticks = 0
-
-    def __enter__(self) -> "_Line":
-        if self._drawn:
-            self._drawn.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._drawn:
-            self._drawn.stop()
-
-    def __call__(self) -> None:
-        from rich.text import Text as Line
-
-        from dsv4kv.cli.progress import EVERY_S
-
-        self._ticks += 1
-        if self._drawn:
-            line = Line(self._live.line(), no_wrap=True, overflow="ellipsis")
-            self._drawn.update(line, refresh=True)
-        elif self._ticks % EVERY_S == 0:
-            self._console.print(self._live.line(), highlight=False)
+    screen.show(lambda: Line(line, no_wrap=True, overflow="ellipsis"), line)
 
 
 def _events_of(

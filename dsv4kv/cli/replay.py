@@ -89,12 +89,17 @@ def replay(
     gpu: Annotated[Text, option("A GPU of the catalogue, for its times.", **_STEP)] = None,
     gpus: Annotated[int | None, option("GPUs that share the work of a step.", **_STEP)] = None,
     bandwidth: Annotated[
-        float | None, option("Memory bandwidth of one GPU instead.", "GB/s", **_STEP)
+        float | None, option("Memory bandwidth of one GPU instead.", "GB/s", rare=True, **_STEP)
     ] = None,
     peaks: Annotated[
-        Text, option("Bandwidth as a run of `dsv4kv bench` measured it.", "RUN.json", **_STEP)
+        Text,
+        option(
+            "Bandwidth as a run of `dsv4kv bench` measured it.", "RUN.json", rare=True, **_STEP
+        ),
     ] = None,
-    tflops: Annotated[float | None, option("Arithmetic of one GPU.", "TFLOP/s", **_STEP)] = None,
+    tflops: Annotated[
+        float | None, option("Arithmetic of one GPU.", "TFLOP/s", rare=True, **_STEP)
+    ] = None,
     against: Annotated[bool, flag("--against", _AGAINST, **_SERVER)] = False,
     command: Annotated[Text, option(_COMMAND, "COMMAND|FILE", **_SERVER)] = None,
     log: Annotated[

@@ -68,7 +68,7 @@ _SHAPES = {
 
 # ---- options of several commands
 
-_READING = {"panel": "Reading SOURCE"}
+_READING: dict[str, Any] = {"panel": "Reading SOURCE", "rare": True}
 _DATA = {"panel": "Reading DATA"}
 _TIMES = {"panel": "Arrivals"}
 _OUTPUT = {"panel": "Output"}
@@ -303,22 +303,23 @@ def tokenize(
     out: OutFile,
     tokenizer: Annotated[Path, option(_TOKENIZER, "DIR", **_DATA)],
     template: Annotated[Text, option(_TEMPLATE, "FILE|NAME", "--chat-template", **_DATA)] = None,
-    template_options: Annotated[str, option(_TEMPLATE_OPTIONS, "JSON", **_DATA)] = "{}",
+    template_options: Annotated[str, option(_TEMPLATE_OPTIONS, "JSON", rare=True, **_DATA)] = "{}",
     text: Annotated[
         bool, flag("--text", "Every line is a prompt, whatever it looks like.", **_DATA)
     ] = False,
-    skip: Annotated[bool, flag("--skip-defects", _DEFECTS, **_DATA)] = False,
-    output_tokens: Annotated[int, option(_UNANSWERED, min=0, **_DATA)] = 0,
+    skip: Annotated[bool, flag("--skip-defects", _DEFECTS, rare=True, **_DATA)] = False,
+    output_tokens: Annotated[int, option(_UNANSWERED, min=0, rare=True, **_DATA)] = 0,
     rate: Annotated[float, option(_RATE, **_TIMES)] = 1.0,
-    gap: Annotated[float, option(_GAP, **_TIMES)] = 20.0,
-    time_field: Annotated[Text, option(_FIELD, "NAME", **_TIMES)] = None,
+    gap: Annotated[float, option(_GAP, rare=True, **_TIMES)] = 20.0,
+    time_field: Annotated[Text, option(_FIELD, "NAME", rare=True, **_TIMES)] = None,
     time_unit: Annotated[UnitName, option(f"Unit of numbers: {_UNITS}.", "UNIT", **_TIMES)] = "s",
     seed: Annotated[int, option("Seed: the same one, the same times.", min=0, **_TIMES)] = 0,
     block_tokens: Annotated[int, option("Tokens that an id stands for.", min=1, **_OUTPUT)] = 64,
     salt: Annotated[Path | None, option(_SALT, "FILE", **_OUTPUT)] = None,
     to: To = "dsv4kv",
     processes: Annotated[
-        int | None, option(_PROCESSES, min=1, max=1024, show_default="one for every core")
+        int | None,
+        option(_PROCESSES, min=1, max=1024, show_default="one for every core", rare=True),
     ] = None,
 ) -> None:
     """Make a trace of conversations or prompts: lengths, sessions and ids of blocks of tokens.
@@ -414,15 +415,15 @@ _SNAP = (
 def mrc(
     source: Annotated[str, argument(f"With block ids: {_SOURCE}", "SOURCE", show_default=True)],
     model: Annotated[str, option(_WHOSE, "NAME|FILE")] = "v4-flash",
-    block_tokens: Annotated[Text, option(_BLOCK, "TOKENS")] = None,
+    block_tokens: Annotated[Text, option(_BLOCK, "TOKENS", rare=True)] = None,
     capacity: Annotated[Text, option(_CAPACITY, "SIZES")] = None,
-    host: Annotated[Text, option(_HOST, "SIZES")] = None,
+    host: Annotated[Text, option(_HOST, "SIZES", rare=True)] = None,
     strategy: Annotated[str, option(_STRATEGY, "NAMES")] = _STRATEGIES,
     rule: Annotated[Text, option(_RULE, "NAMES")] = None,
-    speculation: Annotated[str, option(_SPECULATION, "NAMES")] = "none",
+    speculation: Annotated[str, option(_SPECULATION, "NAMES", rare=True)] = "none",
     policy: Annotated[Text, option(_POLICY, "NAMES")] = None,
-    sample: Annotated[float | None, option(_SAMPLE, "SHARE")] = None,
-    memory: Annotated[Text, option(_MEMORY, "BYTES")] = None,
+    sample: Annotated[float | None, option(_SAMPLE, "SHARE", rare=True)] = None,
+    memory: Annotated[Text, option(_MEMORY, "BYTES", rare=True)] = None,
     jobs: Annotated[int, option("Processes for the rules.", "N", "--jobs", "-j", min=1)] = 1,
     chunk_tokens: Annotated[
         str, option("Tokens of a prompt computed at once (max_num_batched_tokens).", "TOKENS")
@@ -431,7 +432,7 @@ def mrc(
         Text,
         option("GPU for which vLLM sizes blocks of V4.1. Left out: B200.", "NAME"),
     ] = None,
-    no_snap: Annotated[bool, flag("--no-snap", _SNAP)] = False,
+    no_snap: Annotated[bool, flag("--no-snap", _SNAP, rare=True)] = False,
     trace_format: Format = "auto",
     fields: Fields = None,
     time_unit: TimeUnit = "s",
@@ -557,7 +558,7 @@ def synth(
         int, option("Mean prompt (log-normal), in tokens.", min=1, **_TREE)
     ] = 1024,
     input_max: Annotated[
-        int, option("Cut prompts to this many tokens.", min=1, max=2**31 - 1, **_TREE)
+        int, option("Cut prompts to this many tokens.", rare=True, min=1, max=2**31 - 1, **_TREE)
     ] = _CUT_TOKENS,
     output_mean: Annotated[
         int, option("Mean output (log-normal), in tokens.", min=1, max=_CUT_TOKENS, **_TREE)
@@ -570,11 +571,11 @@ def synth(
         int, option("Children of each prefix; 0 shares nothing.", min=0, max=1_000_000, **_TREE)
     ] = 0,
     prefix_depth: Annotated[
-        int, option("Levels of the prefix tree.", min=1, max=10_000, **_TREE)
+        int, option("Levels of the prefix tree.", rare=True, min=1, max=10_000, **_TREE)
     ] = 2,
     prefix_tokens: Annotated[int, option("Tokens that a level adds.", min=1, **_TREE)] = 512,
     hash_block_tokens: Annotated[
-        int, option("Tokens one prefix hash stands for.", min=1, max=2**31 - 1, **_TREE)
+        int, option("Tokens one prefix hash stands for.", rare=True, min=1, max=2**31 - 1, **_TREE)
     ] = 512,
 ) -> None:
     """Make a trace; the same options and seed make the same file."""

@@ -2,6 +2,7 @@
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Annotated
@@ -14,9 +15,7 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.view.console import open_console
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from dsv4kv.recording.watched import Follower, Watched
+    from dsv4kv.recording.watched import Follower, Glance, Watched
     from dsv4kv.replay.whatif import Asked, WhatIf
 
 EPILOG = examples(
@@ -95,51 +94,28 @@ def _follow(
     follower: "Follower", watched: "Watched", replays: _Replays, limit_s: float | None
 ) -> None:
     """Draw what comes until the time is over; then once more, with a replay of all of it."""
-    console, begun_s = open_console(), monotonic()
-    screen = _Screen(console)
+    from rich.console import Group
+
+    from dsv4kv.cli.progress import Redrawn
+    from dsv4kv.view.render import Drawing
+    from dsv4kv.view.watch import dashboard, watch_line
+
+    def draw(glance: "Glance", found: "WhatIf | None") -> Group:
+        return Group(*map(Drawing, dashboard(glance, found)))
+
+    begun_s = monotonic()
     try:
-        with screen:
+        with Redrawn(open_console()) as screen:
             while True:
                 for stream, record in follower.read():
                     watched.take(stream, record)
                 left_s = 1.0 if limit_s is None else limit_s - (monotonic() - begun_s)
                 replays.turn(watched, wait=left_s <= 0)
-                screen.draw(watched, replays.found, last=left_s <= 0)
+                glance, found = watched.glance(), replays.found
+                drawn = partial(draw, glance, found)
+                screen.show(drawn, watch_line(glance, found), last=left_s <= 0)
                 if left_s <= 0:
                     return
                 sleep(min(_DRAWN_S, left_s))
     finally:
         replays.close()
-
-
-class _Screen:
-    """A dashboard that is drawn anew; in a pipe a line every ten seconds, and the last."""
-
-    def __init__(self, console: "Console") -> None:
-        from rich.live import Live
-
-        self._console, self._shown_s = console, float("-inf")
-        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
-
-    def __enter__(self) -> None:
-        if self._live:
-            self._live.start()
-
-    def __exit__(self, *_: object) -> None:
-        if self._live:
-            self._live.stop()
-
-    def draw(self, watched: "Watched", found: "WhatIf | None", *, last: bool) -> None:
-        """Show what is known now."""
-        from rich.console import Group
-
-        from dsv4kv.cli.progress import EVERY_S
-        from dsv4kv.view.render import Drawing
-        from dsv4kv.view.watch import dashboard, watch_line
-
-        glance = watched.glance()
-        if self._live:
-            self._live.update(Group(*map(Drawing, dashboard(glance, found))), refresh=True)
-        elif last or monotonic() - self._shown_s >= EVERY_S:
-            self._shown_s = monotonic()
-            self._console.print(watch_line(glance, found), highlight=False, soft_wrap=True)

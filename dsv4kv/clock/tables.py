@@ -1,19 +1,18 @@
 """Times of steps that were measured: looked up between the nodes of a table."""
 
 import json
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dsv4kv.choices import listed
 from dsv4kv.clock.coefficients import HeldOut
-from dsv4kv.clock.steps import COUNTS, Deployment, Ints, Steps
-from dsv4kv.core.clock import Counts
+from dsv4kv.clock.steps import Deployment
+from dsv4kv.core.linear import NOTHING, Counts
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import read_json, shipped
 
@@ -21,7 +20,6 @@ BEYOND = 1.5
 """How many times as far off a time may be that is outside its table, or has other drafts."""
 _PS = 1e12
 _MS = 1e-3
-Floats = NDArray[np.float64]
 Node = Annotated[int, Field(ge=0)]
 Time = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -58,7 +56,7 @@ class StepTable(BaseModel):
 
 
 class _Grid:
-    """Seconds between nodes, linear in each direction; beyond the last, as in the last stretch.
+    """Seconds between nodes, linear in each direction; beyond the last, as between the last two.
 
     Attributes:
         reached: The place farthest outside that was asked for, by the name of the axis.
@@ -72,59 +70,56 @@ class _Grid:
         factor: float,
     ) -> None:
         """``names`` of columns and rows; what is within ``factor`` before the first is known."""
-        self._columns = np.array(columns, dtype=float)
-        self._rows = np.array(list(rows), dtype=float)
-        self._seconds = np.array(list(rows.values())) * _MS
+        self._axes = [list(columns), list(rows)]
+        self._seconds = [[ms * _MS for ms in row] for row in rows.values()]
         self._names, self.reached = names, dict[str, float]()
-        self._from = (
-            _known_from(self._columns, self._seconds.T, factor),
-            _known_from(self._rows, self._seconds, factor),
-        )
+        by_column = list(map(list, zip(*self._seconds, strict=True)))
+        lines = zip(self._axes, (by_column, self._seconds), strict=True)
+        self._known_from = [_known_from(nodes, seconds, factor) for nodes, seconds in lines]
 
-    def at(self, column: float, rows: Floats) -> Floats:
-        """Seconds at one place of the columns and several of the rows."""
-        places, weight = _between(self._columns, np.array([column]))
-        at_column = self._seconds[:, places] * (1 - weight) + self._seconds[:, places + 1] * weight
-        if len(self._rows) == 1:
-            return np.repeat(at_column[:1, 0], len(rows))
-        places, weight = _between(self._rows, rows)
-        found: Floats = at_column[places, 0] * (1 - weight) + at_column[places + 1, 0] * weight
-        return found
-
-    def look(self, column: float, rows: Floats) -> None:
-        """Note what is outside of one place of the columns and several of the rows, which grow."""
-        asked = ((column, column), (float(rows[0]), float(rows[-1])))
-        axes = zip(self._names, (self._columns, self._rows), self._from, asked, strict=True)
-        for name, nodes, known_from, (low, high) in axes:
-            if high > nodes[-1]:
-                self.reached[name] = max(self.reached.get(name, high), high)
-            elif low < known_from:
-                self.reached.setdefault(name, low)
+    def at(self, column: float, row: float) -> float:
+        """Seconds at a place; notes one that is outside."""
+        axes = zip(self._names, self._axes, self._known_from, (column, row), strict=True)
+        for name, nodes, known_from, place in axes:
+            if place > nodes[-1]:
+                self.reached[name] = max(self.reached.get(name, place), place)
+            elif place < known_from:
+                self.reached.setdefault(name, place)
+        columns, rows = self._axes
+        before, weight = _between(columns, column)
+        if len(rows) == 1:
+            return _mean(self._seconds[0], before, weight)
+        upper, share = _between(rows, row)
+        low, high = (_mean(self._seconds[n], before, weight) for n in (upper, upper + 1))
+        return low * (1 - share) + high * share
 
     @property
     def outside(self) -> list[str]:
         """What was asked for outside, as a phrase for each axis."""
-        nodes = dict(zip(self._names, (self._columns, self._rows), strict=True))
+        nodes = dict(zip(self._names, self._axes, strict=True))
         return [
             f"{place:,.0f} {name} (it has {nodes[name][0]:,.0f} to {nodes[name][-1]:,.0f})"
             for name, place in self.reached.items()
         ]
 
 
-def _known_from(nodes: Floats, seconds: Floats, factor: float) -> float:
-    """From where on the first nodes are within ``factor`` of going on as in the first stretch."""
+def _known_from(nodes: Sequence[int], seconds: Sequence[Sequence[float]], factor: float) -> float:
+    """From where on the first times are within ``factor`` of going on as between the first two."""
     if len(nodes) == 1:
         return 0.0
-    slopes = (seconds[1] - seconds[0]) / (nodes[1] - nodes[0])
-    room = seconds[0] * (1 - 1 / factor)
-    return float((nodes[0] - room[slopes > 0] / slopes[slopes > 0]).max(initial=0.0))
+    share, gap = 1 - 1 / factor, nodes[1] - nodes[0]
+    pairs = [pair for pair in zip(seconds[0], seconds[1], strict=True) if pair[1] > pair[0]]
+    return max([0.0, *(nodes[0] - low * share * gap / (high - low) for low, high in pairs)])
 
 
-def _between(nodes: Floats, places: Floats) -> tuple[Ints, Floats]:
-    """The node before each place, and how far it is on the way to the next; never before 0."""
-    before = np.clip(np.searchsorted(nodes, places, side="right") - 1, 0, len(nodes) - 2)
-    weight = (places - nodes[before]) / (nodes[before + 1] - nodes[before])
-    return before, np.maximum(weight, 0.0)
+def _between(nodes: Sequence[int], place: float) -> tuple[int, float]:
+    """The node before a place, and the share of the way to the next; never before 0."""
+    before = min(max(bisect_right(nodes, place) - 1, 0), len(nodes) - 2)
+    return before, max(0.0, (place - nodes[before]) / (nodes[before + 1] - nodes[before]))
+
+
+def _mean(row: Sequence[float], before: int, weight: float) -> float:
+    return row[before] * (1 - weight) + row[before + 1] * weight
 
 
 class Factors(BaseModel):
@@ -143,20 +138,17 @@ class Factors(BaseModel):
 
 
 class TableTimes:
-    """Times looked up; see ``StepTimes``. What is left of the table counts as its first nodes."""
+    """Times looked up; see ``StepTimes`` and ``Timer``.
+
+    What is left of the table counts as its first nodes.
+    """
 
     def __init__(
         self, deployment: Deployment, table: StepTable, factors: Factors, source: str
     ) -> None:
         self._made, self._factors = deployment, factors
-        known = factors.held_out
-        decoding, prompts = (
-            ("requests of a rank", "tokens of context"),
-            (
-                "prompt tokens of a rank",
-                "tokens before a chunk",
-            ),
-        )
+        known, decoding = factors.held_out, ("requests of a rank", "tokens of context")
+        prompts = "prompt tokens of a rank", "tokens before a chunk"
         self._decode = _Grid(table.batch_per_rank, table.decode_ms, decoding, known.tpot)
         self._prompt = _Grid(table.prefill_tokens, table.prefill_ms_by_prefix, prompts, known.ttft)
         self._pass_s = min(min(row) for row in table.decode_ms.values()) * _MS
@@ -164,6 +156,11 @@ class TableTimes:
         self.source = source
         self.client_s = factors.client_ms * _MS
         self.copy_bytes_per_s = deployment.bytes_per_s * deployment.layout.gpus
+
+    @property
+    def timer(self) -> Self:
+        """Itself."""
+        return self
 
     @property
     def held_out(self) -> HeldOut:
@@ -185,34 +182,42 @@ class TableTimes:
             ("a prompt chunk", self._factors.prompt, "times the table's"),
         ]
 
-    def count(self, steps: Steps) -> Ints:
-        """See ``StepTimes``; a chunk takes decoding requests through its own pass."""
-        counts = np.zeros((max(len(steps.contexts), len(steps.prefixes)), len(COUNTS)), np.int64)
-        seconds = np.zeros(len(counts))
-        if steps.rows:
-            rows, contexts = self._made.rows_per_rank(steps.rows), steps.contexts / steps.tokens
-            self._decode.look(rows, contexts)
-            seconds += self._factors.decode * self._decode.at(rows, contexts)
-        if steps.prompt:
-            prefixes = steps.prefixes / steps.fullest
-            self._prompt.look(steps.fullest, prefixes)
-            seconds += self._factors.prompt * self._prompt.at(steps.fullest, prefixes)
-        if steps.rows and steps.prompt:
-            seconds -= self._factors.decode * self._pass_s
-        counts[:, -1] = np.rint(seconds * _PS)
-        return counts
-
     def step(
         self, rows: int, tokens: int, contexts: int, prompt: int, fullest: int, prefix: int
     ) -> Counts:
-        """See ``StepTimes``."""
-        each = np.array([tokens]), np.array([contexts]), prompt, fullest, np.array([prefix])
-        (counts,) = self.count(Steps(rows, *each)).tolist()
-        return tuple(counts)
+        """See ``Timer``; a chunk takes decoding requests through its own pass."""
+        seconds = 0.0
+        if rows:
+            ranked = self._made.rows_per_rank(rows)
+            seconds += self._factors.decode * self._decode.at(ranked, contexts / tokens)
+        if prompt:
+            seconds += self._factors.prompt * self._prompt.at(fullest, prefix / fullest)
+        if rows and prompt:
+            seconds -= self._factors.decode * self._pass_s
+        return (*NOTHING[:-1], round(seconds * _PS))
 
     def seconds(self, counts: Counts) -> float:
-        """See ``StepTimes``."""
+        """See ``Timer``."""
         return counts[-1] / _PS
+
+    def decode(
+        self,
+        counts: Counts,
+        rows: int,
+        contexts: int,
+        steps: int,
+        copies_s: float,
+        idle_s: float,
+        until_s: float,
+    ) -> tuple[int, Counts]:
+        """See ``Timer``."""
+        *others, measured = counts
+        taken, now_s = 0, 0.0
+        while not taken or (taken < steps and now_s < until_s):
+            measured += self.step(rows, rows, contexts, 0, 0, 0)[-1]
+            contexts, taken = contexts + rows, taken + 1
+            now_s = idle_s + (measured / _PS + copies_s)
+        return taken, (*others, measured)
 
 
 # ---- tables that are there ----------------------------------------------------------------------

@@ -68,13 +68,6 @@ class GatewaySection(Section):
     load_factor: AboveZero = 1.25
     """How many times the mean of requests a replica may have, by prefix_hash."""
 
-    @property
-    def given(self) -> dict[str, float]:
-        """Those that are not null, of ``cache_aware``."""
-        names = ("cache_threshold", "balance_abs_threshold", "balance_rel_threshold",
-                 "max_tree_size", "eviction_interval_secs")  # fmt: skip
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
-
 
 class LlmdSection(Section):
     """llm-d's endpoint picker: weights of its scorers, and its index of what it sent where."""

@@ -45,7 +45,7 @@ class PoolsSection(Section):
     decode_steps: Positive = 6
     """Decode steps of each request."""
     draft_tokens: NonNegative = 2
-    """Drafted tokens of a decode step; all but one of each step's are rejected and rolled back."""
+    """Drafted tokens of a decode step; seven in ten are rejected and rolled back."""
 
 
 class SlotsSection(Section):

@@ -10,12 +10,10 @@ from typing import NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from dsv4kv.core.linear import NOTHING, Counts
 from dsv4kv.core.served import Served
 
 Ints: TypeAlias = NDArray[np.int64]
-Counts = tuple[int, ...]
-NOTHING: Counts = (0,) * 10
-"""Counts where there was no step: as many as ``clock.steps.COUNTS``."""
 
 
 class Work(NamedTuple):
@@ -93,6 +91,31 @@ class Timer(Protocol):
 
     def seconds(self, counts: Counts) -> float:
         """Time of what was counted."""
+
+    def decode(
+        self,
+        counts: Counts,
+        rows: int,
+        contexts: int,
+        steps: int,
+        copies_s: float,
+        idle_s: float,
+        until_s: float,
+    ) -> tuple[int, Counts]:
+        """Take up to ``steps`` steps in which ``rows`` requests decode a token each.
+
+        Args:
+            counts: What was counted before.
+            rows: Requests.
+            contexts: Tokens that they see in the first step, summed over them.
+            steps: Steps at most, and at least one.
+            copies_s: Time that is added to that of ``counts``,
+            idle_s: and then this one.
+            until_s: No step begins then or later.
+
+        Returns:
+            How many were taken, and what was counted.
+        """
 
 
 class Tables(NamedTuple):
@@ -205,6 +228,25 @@ class VirtualClock:
             counts = self._timer.step(rows, tokens, contexts, prompt, fullest, prefix)
             self._counts = [a + b for a, b in zip(self._counts, counts, strict=True)]
         self._busy_s = self._duration()
+
+    def decode(self, rows: int, contexts: int, steps: int, until_s: float) -> int:
+        """Take up to ``steps`` steps of ``rows`` requests, none at ``until_s`` or later.
+
+        ``contexts`` are the tokens that they see in the first one. Returns the steps taken.
+        """
+        timer = self._timer
+        assert timer is not None
+        copies_s = self._copies / timer.copy_bytes_per_s
+        taken, counts = timer.decode(
+            self.counts, rows, contexts, steps, copies_s, self.idle_s, until_s
+        )
+        self._counts = list(counts)
+        self.steps += taken
+        if rows not in self._weigh:
+            self._weigh[rows] = self._tables.weight_bytes(rows)
+        self._weight_bytes += self._weigh[rows] * taken
+        self._busy_s = self._duration()
+        return taken
 
     def verify(self, befores: Sequence[int], taken: Sequence[int]) -> None:
         """Count what requests read and write that verify windows of tokens in the next step."""

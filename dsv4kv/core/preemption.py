@@ -36,8 +36,8 @@ class Preemption(Protocol):
     def promised(self, served: Served, begun: Sequence[Served]) -> int:
         """Blocks that must be left when a request begins; ``begun`` do not decode yet."""
 
-    def stepped(self) -> None:
-        """A step without prompts was taken."""
+    def stepped(self, steps: int) -> None:
+        """Steps without prompts were taken."""
 
     def idle(self) -> None:
         """No request runs."""
@@ -91,7 +91,7 @@ class Pauses:
         """What decodes needs for the next step."""
         return sum(self._scheduler.lacking().values())
 
-    def stepped(self) -> None:
+    def stepped(self, steps: int) -> None:
         """Nothing is expected."""
 
     def idle(self) -> None:
@@ -190,10 +190,12 @@ class Retraction:
         prompt = served.prompt_tokens
         return int((prompt + kept) // size) + 1 - -(-prompt // size)
 
-    def stepped(self) -> None:
+    def stepped(self, steps: int) -> None:
         """Expect less the more steps were taken."""
         decay = (FIRST_RATIO - LEAST_RATIO) / DECAY_STEPS
-        self.ratio = max(self.ratio - decay, LEAST_RATIO)
+        while steps and self.ratio != LEAST_RATIO:
+            self.ratio = max(self.ratio - decay, LEAST_RATIO)
+            steps -= 1
 
     def idle(self) -> None:
         """Start again."""
@@ -244,7 +246,7 @@ class LastAdmitted:
         """Nothing: those that run have theirs."""
         return 0
 
-    def stepped(self) -> None:
+    def stepped(self, steps: int) -> None:
         """Nothing is expected."""
 
     def idle(self) -> None:

@@ -155,6 +155,7 @@ class Observer(Protocol):
         """One step or several have been taken; requests that have ended are still there."""
 
 
+_ROUNDING = 1e-9
 _DRAWS = 2**14
 _STRIDE = 7919  # a prime: requests begin at different places of the draws
 
@@ -191,6 +192,7 @@ class Scheduler:
         block_tokens: Tokens of a block.
         computed_tokens: Prompt tokens computed, those computed again included.
         again_tokens: Of which had been computed before by a request that was preempted.
+        quiet_s: A time before which nothing but decode steps can end; 0 where it is not known.
         drafted: Draft tokens proposed so far.
         rolled_back: Of which rejected.
     """
@@ -211,6 +213,7 @@ class Scheduler:
         self.loading: list[Served] = []
         self.block_tokens = limits.block_tokens
         self.computed_tokens = self.again_tokens = self.drafted = self.rolled_back = 0
+        self.quiet_s = 0.0
         self._arrivals, self._limits = arrivals, limits
         self._finds_scheduled = limits.finds_scheduled
         self._drafts, self._observer = drafts, observer
@@ -260,7 +263,11 @@ class Scheduler:
             pass
 
     def turn(self, until_s: float = NEVER) -> bool:
-        """Take the next step, or wait; False where nothing is left, or nothing until then."""
+        """Take the next step, or decode steps that are alike, or wait.
+
+        Returns False where nothing is left, or nothing comes until then.
+        """
+        self.quiet_s = 0.0
         chunks = self._schedule()
         if chunks and not self._waits_for_ranks(chunks):
             self._delayed_steps = 0
@@ -268,11 +275,38 @@ class Scheduler:
         elif not self.decoding:
             return self._wait(until_s)
         else:
-            self.clock.step(*self._advance(self.decoding), ())
-            self._preemption.stepped()
+            self._decode(1 if chunks else self._quiet_steps(), until_s)
         self._observer.stepped(self)
         self._finish_decoding()
         return True
+
+    def _quiet_steps(self) -> int:
+        """Decode steps in which no request begins, or needs or frees blocks; it may end."""
+        if self._drafts.window > 1 or self.clock.counts_tokens or self.prefilling or self.paused:
+            return 1
+        if self._preemption.preempted:  # others may be admitted in the next step
+            return 1
+        return min([min(each.left, each.due - each.position) for each in self.decoding])
+
+    def _decode(self, steps: int, until_s: float) -> None:
+        """Take a decode step, or up to ``steps`` while nobody comes."""
+        if steps <= 1:
+            self.clock.step(*self._advance(self.decoding), ())
+            self._preemption.stepped(1)
+            return
+        rows = len(self.decoding)
+        contexts = rows + sum([served.position for served in self.decoding])
+        begin_s, next_s = self.clock.now_s, self.next_s
+        taken = self.clock.decode(rows, contexts, steps, min(until_s, next_s))
+        step_s = (self.clock.now_s - begin_s) / taken  # later ones take no less, as contexts grow
+        quiet_s = self.clock.now_s + (steps - taken) * step_s * (1 - _ROUNDING)
+        self.quiet_s = min(quiet_s, next_s)
+        for served in self.decoding:
+            served.position += taken
+            served.left -= taken
+            if not served.left:
+                self._ended.append(served)
+        self._preemption.stepped(taken)
 
     # ---- who runs -------------------------------------------------------------------------------
 
@@ -282,7 +316,10 @@ class Scheduler:
         if self.loading:
             self._go_on()
         self._preemption.settle()
-        chunks, budgets = list[tuple[Served, Span]](), self._budgets()
+        chunks = list[tuple[Served, Span]]()
+        if not self.prefilling and not self.waiting:
+            return chunks
+        budgets = self._budgets()
         for served in self.prefilling[:]:
             if served in self.prefilling:  # it may be preempted for another
                 self._add_chunk(served, chunks, budgets)

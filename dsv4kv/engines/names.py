@@ -11,7 +11,7 @@ from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 from dsv4kv import engines
-from dsv4kv.choices import Implementation, choose
+from dsv4kv.choices import Choice, choose
 from dsv4kv.engines.rule import Family, Variant
 from dsv4kv.errors import ConfigError, find_name
 
@@ -81,15 +81,13 @@ RULES = {"ideal": IDEAL} | dict(sorted(_rules, key=lambda row: row[0] not in FAM
 """By whose rule prompts are found, kept and evicted."""
 
 HOST_TIERS = {
-    name: Implementation(explains)
+    name: Choice(explains)
     for family in FAMILIES.values()
     for name, explains in family.host_tiers.items()
 }
 """What keeps prefixes in host memory, for ``budget``."""
-TRANSFERS = {
-    "blocks": Implementation("blocks of context and a slot, as dsv4kv's cache has them")
-} | {
-    engine_family(name)[-1]: Implementation(family.sends)
+TRANSFERS = {"blocks": Choice("blocks of context and a slot, as dsv4kv's cache has them")} | {
+    engine_family(name)[-1]: Choice(family.sends)
     for name, family in FAMILIES.items()
     if family.sends
 }

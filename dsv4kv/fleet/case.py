@@ -58,9 +58,10 @@ def serve_point(
     """Replay a point: by one server, or by a fleet where there is one; see ``Serve``."""
     if not point.config.fleet.exists:
         return serve_alone(point, requests, on_progress)
-    fleet, interrupted = Fleet(point.config, requests, on_progress), False
+    fleet, interrupted = Fleet(point.config, requests), False
     try:
-        fleet.run()
+        for done in fleet.run():
+            on_progress(done)
     except KeyboardInterrupt:
         interrupted = True
     outcome = fleet.outcome(ended=not interrupted)

@@ -1,37 +1,62 @@
-"""Which replica a request goes to: the rules of public routers.
+"""Which replica a request goes to: the rules of public routers."""
 
-Each is a function of the request and of what is known of every replica. What a router remembers
-itself (what it sent where, whose turn it is) it learns by ``sent``.
-"""
-
-from collections import deque
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from functools import cached_property
+from hashlib import blake2b
 from math import exp
 from random import Random
-from typing import ClassVar, Protocol
+from typing import Any
 
 from dsv4kv.choices import ROUTERS
-from dsv4kv.config.fleet import DynamoSection, FleetSection, GatewaySection, LlmdSection
-from dsv4kv.fleet.views import Asked, History, Ring, View
+from dsv4kv.config.fleet import DynamoSection, FleetSection, LlmdSection
+from dsv4kv.core.fleet import Asked, View
 
 Views = Sequence[View]
 
+PRESETS: dict[str, dict[str, float]] = {
+    "cache_aware": {
+        "cache_threshold": 0.3,
+        "balance_abs_threshold": 64,
+        "balance_rel_threshold": 1.5,
+        "max_tree_size": 67_108_864,
+        "eviction_interval_secs": 120,
+    },
+    "cache_aware:library": {
+        "cache_threshold": 0.5,
+        "balance_abs_threshold": 32,
+        "balance_rel_threshold": 1.1,
+        "max_tree_size": 10_000,
+        "eviction_interval_secs": 30,
+    },
+    "dynamo": {"overlap_score_credit": 1.0, "prefill_load_scale": 1.0},
+    "dynamo-agentic": {
+        "overlap_score_credit": 2.0,
+        "prefill_load_scale": 4.0,
+        "decode_active_request_weight": 64.0,
+    },
+    "dynamo-decode": {},
+}
+"""Settings of a router's section that its name stands for; the others are 0."""
 
-class Router(Protocol):
-    """Chooses replicas."""
+LOOKS = {
+    "least_loaded": "requests",
+    "power_of_two": "requests",
+    "prefix_hash": "requests",
+    "cache_aware": "requests",
+    "cache_aware:library": "requests",
+    "dynamo": "prefix blocks",
+    "dynamo-agentic": "prefix blocks",
+    "dynamo-decode": "blocks",
+    "llm-d": "load",
+    "llm-d:precise": "load prefix",
+    "production-stack:kvaware": "prefix",
+}
+"""What a router wants to know of replicas; one without a row looks at none."""
 
-    @property
-    def looks(self) -> frozenset[str]:
-        """What it wants to know that takes time to find out.
-
-        ``prefix``: what is cached of a prompt; ``blocks``: which are in use.
-        """
-
-    def choose(self, asked: Asked, views: Views) -> int:
-        """The replica that a request goes to."""
-
-    def sent(self, asked: Asked, replica: int) -> None:
-        """It goes there."""
+BY_SESSION = ("consistent_hashing", "prefix_hash", "production-stack:kvaware")
+"""Routers that ask for the session of a request."""
 
 
 def least(costs: Sequence[float], draw: Random) -> int:
@@ -46,40 +71,118 @@ def least_requests(views: Views) -> int:
     return min(range(len(views)), key=lambda place: views[place].requests)
 
 
-class Plain:
-    """What routers that remember nothing have in common."""
+class History:
+    """What was sent where, and is taken to be cached there: evictions are not known.
 
-    looks: ClassVar[frozenset[str]] = frozenset()
+    A prompt's blocks are touched last to first, so what was used least recently is never before
+    what is kept.
+    """
 
-    def __init__(self, section: FleetSection, replicas: int, draw: Random) -> None:
-        self.section, self.replicas, self.draw = section, replicas, draw
+    def __init__(self, replicas: int, ttl_s: float | None = None) -> None:
+        """``ttl_s`` is how long a block counts; None for good."""
+        self._kept: list[OrderedDict[int, float]] = [OrderedDict() for _ in range(replicas)]
+        self._ttl_s = ttl_s
 
-    def sent(self, asked: Asked, replica: int) -> None:
-        """Nothing to remember."""
+    def matched_tokens(self, asked: Asked) -> list[int]:
+        """Leading tokens of a prompt that each replica was sent before."""
+        blocks = asked.blocks
+        oldest_s = -1.0 if self._ttl_s is None else asked.now_s - self._ttl_s
+        return [
+            asked.id_tokens
+            * bisect_left(blocks, True, key=lambda block: kept.get(block, -2.0) < oldest_s)
+            for kept in self._kept
+        ]
+
+    def last_used_s(self, asked: Asked, replica: int, tokens: int) -> float:
+        """When the last of so many matched tokens was sent there."""
+        return self._kept[replica][asked.blocks[tokens // asked.id_tokens - 1]] if tokens else -1.0
+
+    def add(self, asked: Asked, replica: int, most_tokens: int | None = None) -> None:
+        """A request is sent somewhere; ``most_tokens`` of its prompt count."""
+        kept, count = self._kept[replica], len(asked.blocks)
+        if most_tokens is not None:
+            count = min(count, most_tokens // max(1, asked.id_tokens))
+        for block in reversed(asked.blocks[:count]):
+            kept[block] = asked.now_s
+            kept.move_to_end(block)
+
+    def shrink(self, most_blocks: int) -> None:
+        """Forget of every replica what was used least recently, beyond so many blocks."""
+        for kept in self._kept:
+            while len(kept) > most_blocks:
+                kept.popitem(last=False)
 
 
-class RoundRobin(Plain):
-    """In turn. Source: every router has it."""
+_POINTS = 160  # of a node: as ketama's
 
-    def __init__(self, section: FleetSection, replicas: int, draw: Random) -> None:
-        super().__init__(section, replicas, draw)
+
+class Ring:
+    """Consistent hashing: the replica whose point on a ring comes next after a key's.
+
+    Where the points lie depends on the addresses of servers in reality, so who is chosen is
+    arbitrary, and that equal keys go to one replica, is not.
+    """
+
+    def __init__(self, replicas: int) -> None:
+        points = [(_hash(f"{r}-{n}"), r) for r in range(replicas) for n in range(_POINTS)]
+        self._points = sorted(points)
+        self._places = [point for point, _ in self._points]
+
+    def find(self, key: object) -> int:
+        """The replica of a key."""
+        place = bisect_left(self._places, _hash(str(key)))
+        return self._points[place % len(self._points)][1]
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest())
+
+
+class Router:
+    """Chooses replicas; this one in turn.
+
+    Attributes:
+        looks: What it wants to know: ``requests``; ``prefix``, what is cached of a prompt;
+            ``blocks``, those in use; ``load``, queues and usage. Where empty it gets no views.
+        by_session: Whether it asks for the session of a request.
+    """
+
+    def __init__(self, name: str, section: FleetSection, replicas: int, draw: Random) -> None:
+        self.looks = frozenset(LOOKS.get(name, "").split())
+        self.by_session = name in BY_SESSION
+        self.name, self.section, self.replicas, self.draw = name, section, replicas, draw
+        self.past = History(replicas)
         self._next = 0
 
+    @cached_property
+    def ring(self) -> Ring:
+        """The replicas on a ring."""
+        return Ring(self.replicas)
+
+    def settings(self, given: Any) -> dict[str, Any]:
+        """A section with the numbers that the router's name stands for where none is given."""
+        preset = PRESETS[self.name]
+        values = given.model_dump()
+        return {n: preset.get(n, 0.0) if v is None else v for n, v in values.items()}
+
     def choose(self, asked: Asked, views: Views) -> int:
-        """Whose turn it is."""
+        """The replica that a request goes to."""
         self._next += 1
-        return (self._next - 1) % len(views)
+        return (self._next - 1) % self.replicas
+
+    def sent(self, asked: Asked, replica: int) -> None:
+        """It goes there."""
 
 
-class AtRandom(Plain):
+class AtRandom(Router):
     """Any, all alike."""
 
     def choose(self, asked: Asked, views: Views) -> int:
         """Any."""
-        return self.draw.randrange(len(views))
+        return self.draw.randrange(self.replicas)
 
 
-class LeastLoaded(Plain):
+class LeastLoaded(Router):
     """The one with the fewest requests; among equals the first."""
 
     def choose(self, asked: Asked, views: Views) -> int:
@@ -87,7 +190,7 @@ class LeastLoaded(Plain):
         return least_requests(views)
 
 
-class PowerOfTwo(Plain):
+class PowerOfTwo(Router):
     """Of two different ones at random the one with fewer requests; of equals the first drawn.
 
     Source: ``sgl-model-gateway/src/policies/power_of_two.rs``, without loads in tokens.
@@ -105,7 +208,7 @@ class PowerOfTwo(Plain):
 # ---- SGLang's gateway ---------------------------------------------------------------------------
 
 
-def is_imbalanced(loads: Sequence[int], absolute: int, relative: float) -> bool:
+def is_imbalanced(loads: Sequence[int], absolute: float, relative: float) -> bool:
     """Whether one replica has so many more requests than another that prefixes do not count."""
     most, fewest = max(loads), min(loads)
     return most - fewest > absolute and most > relative * fewest
@@ -114,59 +217,37 @@ def is_imbalanced(loads: Sequence[int], absolute: int, relative: float) -> bool:
 _CHARACTERS = 4  # of a token's text, about; the gateway's tree counts them
 
 
-class CacheAware(Plain):
+class CacheAware(Router):
     """The longest prefix in one tree of its own past, while nobody has far more requests.
 
     Where several replicas have the longest, the one last sent it (the gateway takes any that its
     map names first). Source: ``sgl-model-gateway/src/policies/cache_aware.rs``; facts of SGLang
-    0.5.23.
+    0.5.23. ``library`` has the defaults of the gateway as a library, not the command line's.
     """
 
-    defaults: ClassVar[dict[str, float]] = {
-        "cache_threshold": 0.3,
-        "balance_abs_threshold": 64,
-        "balance_rel_threshold": 1.5,
-        "max_tree_size": 67_108_864,
-        "eviction_interval_secs": 120,
-    }
-    """The command line's."""
-
-    def __init__(self, section: FleetSection, replicas: int, draw: Random) -> None:
-        super().__init__(section, replicas, draw)
-        self.rule = self.defaults | section.gateway.given
-        self._tree, self._evict_s = History(replicas), self.rule["eviction_interval_secs"]
+    def __init__(self, name: str, section: FleetSection, replicas: int, draw: Random) -> None:
+        super().__init__(name, section, replicas, draw)
+        self.rule = self.settings(section.gateway)
+        self._evict_s = self.rule["eviction_interval_secs"]
 
     def choose(self, asked: Asked, views: Views) -> int:
         """Least requests where that is out of balance or too little is matched."""
-        rule = self.rule
-        absolute, relative = int(rule["balance_abs_threshold"]), rule["balance_rel_threshold"]
-        if is_imbalanced([view.requests for view in views], absolute, relative):
+        rule, loads = self.rule, [view.requests for view in views]
+        if is_imbalanced(loads, rule["balance_abs_threshold"], rule["balance_rel_threshold"]):
             return least_requests(views)
-        found = [self._tree.matched_tokens(asked, place) for place in range(len(views))]
+        found = self.past.matched_tokens(asked)
         longest = max(found)
         if longest <= rule["cache_threshold"] * asked.input_tokens:
             return least_requests(views)
         best = [place for place, tokens in enumerate(found) if tokens == longest]
-        return max(best, key=lambda place: self._tree.last_used_s(asked, place, longest))
+        return max(best, key=lambda place: self.past.last_used_s(asked, place, longest))
 
     def sent(self, asked: Asked, replica: int) -> None:
         """Remember it; from time to time forget what was used least recently."""
-        self._tree.add(asked, replica)
+        self.past.add(asked, replica)
         if asked.now_s >= self._evict_s and asked.id_tokens:
-            self._tree.shrink(int(self.rule["max_tree_size"] // (_CHARACTERS * asked.id_tokens)))
+            self.past.shrink(int(self.rule["max_tree_size"] // (_CHARACTERS * asked.id_tokens)))
             self._evict_s = asked.now_s + self.rule["eviction_interval_secs"]
-
-
-class CacheAwareLibrary(CacheAware):
-    """The same with the defaults that the gateway has as a library."""
-
-    defaults: ClassVar[dict[str, float]] = {
-        "cache_threshold": 0.5,
-        "balance_abs_threshold": 32,
-        "balance_rel_threshold": 1.1,
-        "max_tree_size": 10_000,
-        "eviction_interval_secs": 30,
-    }
 
 
 def first_tokens(asked: Asked, tokens: int) -> object:
@@ -181,21 +262,17 @@ def carries(load: int, loads: Sequence[int], factor: float) -> bool:
     return not sum(loads) or load <= (sum(loads) + 1) / len(loads) * factor
 
 
-class PrefixHash(Plain):
+class PrefixHash(Router):
     """By a hash of the first tokens, unless that replica has far more requests than the mean.
 
     Source: ``sgl-model-gateway/src/policies/prefix_hash.rs``. Ids of a trace that stand for more
     tokens are hashed as a whole.
     """
 
-    def __init__(self, section: FleetSection, replicas: int, draw: Random) -> None:
-        super().__init__(section, replicas, draw)
-        self._ring = Ring(replicas)
-
     def choose(self, asked: Asked, views: Views) -> int:
         """The ring's, or the least loaded that may take one more, or the ring's all the same."""
-        rule: GatewaySection = self.section.gateway
-        first = self._ring.find(first_tokens(asked, rule.prefix_token_count))
+        rule = self.section.gateway
+        first = self.ring.find(first_tokens(asked, rule.prefix_token_count))
         loads = [view.requests for view in views]
         able = [p for p, load in enumerate(loads) if carries(load, loads, rule.load_factor)]
         if first in able or not able:
@@ -203,20 +280,16 @@ class PrefixHash(Plain):
         return min(able, key=loads.__getitem__)
 
 
-class ConsistentHashing(Plain):
+class ConsistentHashing(Router):
     """By a hash of the session.
 
     Source: ``sgl-model-gateway/src/policies/consistent_hashing.rs``; ``session`` of vLLM's
     production stack does the same.
     """
 
-    def __init__(self, section: FleetSection, replicas: int, draw: Random) -> None:
-        super().__init__(section, replicas, draw)
-        self._ring = Ring(replicas)
-
     def choose(self, asked: Asked, views: Views) -> int:
         """The ring's."""
-        return self._ring.find(asked.session)
+        return self.ring.find(asked.session)
 
 
 # ---- dynamo -------------------------------------------------------------------------------------
@@ -234,7 +307,7 @@ def dynamo_costs(
     """
     credit, decay = rule.overlap_score_credit or 0.0, rule.overlap_score_credit_decay or 0.0
     request_blocks = max(1, -(-asked.input_tokens // block_tokens))
-    fewest = min(view.prefill_tokens for view in views)
+    fewest = min([view.prefill_tokens for view in views])
     costs = []
     for view in views:
         excess = (view.prefill_tokens - fewest) / block_tokens / request_blocks
@@ -250,33 +323,23 @@ def dynamo_costs(
     return costs
 
 
-class Dynamo(Plain):
+class Dynamo(Router):
     """dynamo's KV router: prompt tokens to compute, blocks in use and requests, in blocks.
 
     At ``router_temperature`` 0 the least cost, among equals any; above it P ∝ exp(−cost/range/T).
     Without ``use_kv_events`` it knows what it sent where in the last ``router_ttl_secs``.
     """
 
-    looks: ClassVar[frozenset[str]] = frozenset({"prefix", "blocks"})
-    preset: ClassVar[dict[str, float]] = {
-        "overlap_score_credit": 1.0,
-        "overlap_score_credit_decay": 0.0,
-        "prefill_load_scale": 1.0,
-        "decode_active_request_weight": 0.0,
-    }
-
-    def __init__(self, section: FleetSection, replicas: int, draw: Random) -> None:
-        super().__init__(section, replicas, draw)
-        given = section.dynamo
-        unset = {name: v for name, v in self.preset.items() if getattr(given, name) is None}
-        self.rule = given.model_copy(update=unset)
-        self._past = History(replicas, given.router_ttl_secs)
+    def __init__(self, name: str, section: FleetSection, replicas: int, draw: Random) -> None:
+        super().__init__(name, section, replicas, draw)
+        self.rule = DynamoSection(**self.settings(section.dynamo))
+        self.past = History(replicas, self.rule.router_ttl_secs)
 
     def choose(self, asked: Asked, views: Views) -> int:
         """The least cost, or one by chance."""
         if not self.rule.use_kv_events:
-            for place, view in enumerate(views):
-                view.device_tokens = self._past.matched_tokens(asked, place)
+            for view, tokens in zip(views, self.past.matched_tokens(asked), strict=True):
+                view.device_tokens = tokens
         costs = dynamo_costs(self.rule, asked, views, self.section.block_tokens or 1)
         if not self.rule.router_temperature:
             return least(costs, self.draw)
@@ -286,7 +349,7 @@ class Dynamo(Plain):
     def sent(self, asked: Asked, replica: int) -> None:
         """Remember it, where no events report it."""
         if not self.rule.use_kv_events:
-            self._past.add(asked, replica)
+            self.past.add(asked, replica)
 
 
 def softmin(costs: Sequence[float], temperature: float) -> list[float]:
@@ -294,29 +357,6 @@ def softmin(costs: Sequence[float], temperature: float) -> list[float]:
     low, width = min(costs), max(costs) - min(costs)
     weights = [exp(-(cost - low) / (width * temperature)) if width else 1.0 for cost in costs]
     return [weight / sum(weights) for weight in weights]
-
-
-class DynamoAgentic(Dynamo):
-    """The same with ``--agentic``: prefixes count twice, computing four times, a request 64."""
-
-    preset: ClassVar[dict[str, float]] = {
-        "overlap_score_credit": 2.0,
-        "overlap_score_credit_decay": 0.0,
-        "prefill_load_scale": 4.0,
-        "decode_active_request_weight": 64.0,
-    }
-
-
-class DynamoDecode(Dynamo):
-    """The same for a decode pool: blocks in use and requests alone."""
-
-    looks: ClassVar[frozenset[str]] = frozenset({"blocks"})
-    preset: ClassVar[dict[str, float]] = {
-        "overlap_score_credit": 0.0,
-        "overlap_score_credit_decay": 0.0,
-        "prefill_load_scale": 0.0,
-        "decode_active_request_weight": 0.0,
-    }
 
 
 # ---- llm-d --------------------------------------------------------------------------------------
@@ -334,6 +374,16 @@ def prefix_score(rule: LlmdSection, tokens: int, matched_tokens: int) -> float:
         return weight
     length = min(1.0, matched * size / rule.max_length_tokens)
     return share * length**2 + (1 - share) * weight
+
+
+def precise_scores(found: Sequence[float]) -> list[float]:
+    """``precise-prefix-cache-scorer``: from 0 for the least to 1 of those that have anything.
+
+    Source: ``precise_prefix_cache.go``, ``utils.go``.
+    """
+    there = [tokens for tokens in found if tokens] or [0]
+    low, width = min(there), max(there) - min(there)
+    return [((t - low) / width if width else 1.0) if t else 0.0 for t in found]
 
 
 def spread(values: Sequence[float]) -> list[float]:
@@ -364,54 +414,32 @@ def llmd_scores(rule: LlmdSection, prefixes: Sequence[float], views: Views) -> l
     ]
 
 
-class Llmd(Plain):
-    """llm-d's endpoint picker with its approximate prefix index: what it sent itself."""
+class Llmd(Router):
+    """llm-d's endpoint picker, with a prefix index of what it sent itself or, precise, of events.
 
-    def __init__(self, section: FleetSection, replicas: int, draw: Random) -> None:
-        super().__init__(section, replicas, draw)
-        self.rule = section.llmd
-        self._past = History(replicas)
+    By events what is on the GPUs counts 1, in host memory ``cpu_tier_weight``.
+    """
 
     def choose(self, asked: Asked, views: Views) -> int:
         """The greatest score; among equals any."""
-        scores = llmd_scores(self.rule, self.prefixes(asked, views), views)
+        rule = self.section.llmd
+        if "prefix" in self.looks:
+            host = rule.cpu_tier_weight
+            found = [view.device_tokens + host * view.host_tokens for view in views]
+            prefixes = precise_scores(found)
+        else:
+            matched = self.past.matched_tokens(asked)
+            prefixes = [prefix_score(rule, asked.input_tokens, tokens) for tokens in matched]
+        scores = llmd_scores(rule, prefixes, views)
         return least([-score for score in scores], self.draw)
 
-    def prefixes(self, asked: Asked, views: Views) -> list[float]:
-        """Of what it was sent."""
-        return [
-            prefix_score(self.rule, asked.input_tokens, self._past.matched_tokens(asked, place))
-            for place in range(len(views))
-        ]
-
     def sent(self, asked: Asked, replica: int) -> None:
-        """Remember its leading blocks, and of all the most recent."""
-        if not asked.id_tokens:
-            return
-        size = self.rule.block_size_tokens
-        self._past.add(asked, replica, size * self.rule.max_prefix_blocks_to_match)
-        self._past.shrink(self.rule.lru_capacity_per_server * size // asked.id_tokens)
-
-
-class LlmdPrecise(Llmd):
-    """The same with its index from events: what is on the GPUs counts 1, in host memory 0.8.
-
-    Scores go from 0 for the replica with the least to 1 for the one with the most, of those that
-    have anything; the others have 0, too. Source: ``precise_prefix_cache.go``, ``utils.go``.
-    """
-
-    looks: ClassVar[frozenset[str]] = frozenset({"prefix"})
-
-    def prefixes(self, asked: Asked, views: Views) -> list[float]:
-        """Of what is known to be cached."""
-        host = self.rule.cpu_tier_weight
-        found = [view.device_tokens + host * view.host_tokens for view in views]
-        there = [tokens for tokens in found if tokens] or [0]
-        low, width = min(there), max(there) - min(there)
-        return [((t - low) / width if width else 1.0) if t else 0.0 for t in found]
-
-    def sent(self, asked: Asked, replica: int) -> None:
-        """Events report it."""
+        """Remember its leading blocks, and of all the most recent, where no events report them."""
+        rule = self.section.llmd
+        if asked.id_tokens and "prefix" not in self.looks:
+            size = rule.block_size_tokens
+            self.past.add(asked, replica, size * rule.max_prefix_blocks_to_match)
+            self.past.shrink(rule.lru_capacity_per_server * size // asked.id_tokens)
 
 
 # ---- vLLM's production stack --------------------------------------------------------------------
@@ -419,21 +447,21 @@ class LlmdPrecise(Llmd):
 _QPS_WINDOW_S = 60.0
 
 
-class LeastQps(Plain):
+class LeastQps(Router):
     """The one with the fewest requests a second in the last minute; one that never had any first.
 
     Source: ``src/vllm_router/routers/routing_logic.py``, ``_qps_routing``.
     """
 
-    def __init__(self, section: FleetSection, replicas: int, draw: Random) -> None:
-        super().__init__(section, replicas, draw)
-        self._past: list[deque[float]] = [deque() for _ in range(replicas)]
+    def __init__(self, name: str, section: FleetSection, replicas: int, draw: Random) -> None:
+        super().__init__(name, section, replicas, draw)
+        self._times: list[deque[float]] = [deque() for _ in range(replicas)]
         self._known: set[int] = set()
 
     def choose(self, asked: Asked, views: Views) -> int:
         """The one with the fewest."""
         counts = []
-        for place, times in enumerate(self._past):
+        for place, times in enumerate(self._times):
             while times and times[0] < asked.now_s - _QPS_WINDOW_S:
                 times.popleft()
             counts.append(len(times) if place in self._known else -1)
@@ -441,22 +469,16 @@ class LeastQps(Plain):
 
     def sent(self, asked: Asked, replica: int) -> None:
         """Count it."""
-        self._past[replica].append(asked.now_s)
+        self._times[replica].append(asked.now_s)
         self._known.add(replica)
 
 
-class KvAware(Plain):
+class KvAware(Router):
     """The one with the longest prefix, where all but the last tokens are cached; else by session.
 
     Source: the same, ``KvawareRouter``: LMCache's lookup names one replica [?: the one with the
     most is taken here], ``kv_aware_threshold`` 2,000 tokens.
     """
-
-    looks: ClassVar[frozenset[str]] = frozenset({"prefix"})
-
-    def __init__(self, section: FleetSection, replicas: int, draw: Random) -> None:
-        super().__init__(section, replicas, draw)
-        self._ring = Ring(replicas)
 
     def choose(self, asked: Asked, views: Views) -> int:
         """The one with the longest prefix, or the session's."""
@@ -464,35 +486,30 @@ class KvAware(Plain):
         longest = max(found)
         needed = max(0, asked.input_tokens - self.section.stack.kv_aware_threshold)
         if not longest or longest < needed:
-            return self._ring.find(asked.session)
+            return self.ring.find(asked.session)
         return found.index(longest)
 
 
-class PrefixAware(Plain):
+class PrefixAware(Router):
     """Any of those with the longest prefix in a trie that forgets nothing.
 
     Source: the same, ``PrefixAwareRouter``; its chunks are 128 characters, the trace's ids here.
     """
 
-    def __init__(self, section: FleetSection, replicas: int, draw: Random) -> None:
-        super().__init__(section, replicas, draw)
-        self._trie = History(replicas)
-
     def choose(self, asked: Asked, views: Views) -> int:
         """Any with the longest."""
-        found = [self._trie.matched_tokens(asked, place) for place in range(len(views))]
-        return least([-tokens for tokens in found], self.draw)
+        return least([-tokens for tokens in self.past.matched_tokens(asked)], self.draw)
 
     def sent(self, asked: Asked, replica: int) -> None:
         """Remember it."""
-        self._trie.add(asked, replica)
+        self.past.add(asked, replica)
 
 
-class Affinity:
+class Affinity(Router):
     """Keeps a session with its replica, for a while after it was last used (dynamo's option)."""
 
     def __init__(self, router: Router, ttl_s: float) -> None:
-        self.router, self.looks = router, router.looks
+        self.router, self.looks, self.by_session = router, router.looks, True
         self._ttl_s = ttl_s
         self._last: dict[int, tuple[int, float]] = {}
 
@@ -511,5 +528,5 @@ class Affinity:
 
 def open_router(name: str, section: FleetSection, replicas: int, draw: Random) -> Router:
     """A router of ``choices.ROUTERS`` for so many replicas, with the section's settings."""
-    make: Callable[[FleetSection, int, Random], Router] = ROUTERS[name].load()
-    return make(section, replicas, draw)
+    router: Router = ROUTERS[name].load()(name, section, replicas, draw)
+    return router

@@ -1,7 +1,7 @@
 """Serving a trace by several replicas: what comes next, anywhere, is done next."""
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
@@ -10,13 +10,13 @@ from random import Random
 from dsv4kv.config.fleet import GroupSection
 from dsv4kv.config.load import change_config
 from dsv4kv.config.replay import ReplayConfig, TiersSection
+from dsv4kv.core.fleet import Asked, View
 from dsv4kv.core.served import NEVER, Served
 from dsv4kv.errors import ConfigError
-from dsv4kv.fleet.replica import Known, News, Replica
+from dsv4kv.fleet.replica import Replica
 from dsv4kv.fleet.routers import Affinity, Router, open_router
 from dsv4kv.fleet.sessions import check_sessions, find_sessions, find_turns
-from dsv4kv.fleet.transfer import Link
-from dsv4kv.fleet.views import Asked
+from dsv4kv.fleet.transfer import Link, find_sent
 from dsv4kv.replay.build import Parts, find_parts
 from dsv4kv.replay.requests import begin_serving
 from dsv4kv.replay.tiers import SharedTiers
@@ -156,25 +156,16 @@ class FleetOutcome:
         return max(replica.now_s for replica in self.replicas)
 
 
-def run_fleet(
-    config: ReplayConfig,
-    requests: Sequence[Request],
-    on_progress: Callable[[int], None] = lambda done: None,
-) -> FleetOutcome:
+def run_fleet(config: ReplayConfig, requests: Sequence[Request]) -> FleetOutcome:
     """Serve all requests; nothing is recorded.
-
-    Args:
-        config: With a fleet.
-        requests: The trace.
-        on_progress: Is called with how many requests are done.
 
     Raises:
         Dsv4kvError: As ``build_replay``.
-        ConfigError: A setting of replicas that there is not.
-        KeyboardInterrupt: As it comes.
+        ConfigError: An unknown setting of a replica.
     """
-    fleet = Fleet(config, requests, on_progress)
-    fleet.run()
+    fleet = Fleet(config, requests)
+    for _ in fleet.run():
+        pass
     return fleet.outcome(ended=True)
 
 
@@ -182,84 +173,86 @@ class Pool:
     """Replicas behind a router.
 
     Attributes:
-        replicas: They.
+        replicas: The replicas.
+        router: The router.
     """
 
     def __init__(self, replicas: list[Replica], router: Router, delay_s: float) -> None:
         """``delay_s`` is how late the router knows what is cached, and queues."""
         self.replicas = replicas
-        self._router, self._delay_s = router, delay_s
-        self._known = [Known(replica, router.looks) for replica in replicas]
-        self._soon: list[tuple[float, int, Known, News]] = []
-        self._late: list[tuple[float, int, Known, News]] = []
-        self._order = count()
+        self.router, self._delay_s = router, delay_s
+        self._parts = {id(replica.parts): replica.parts for replica in replicas}
 
-    def ended_turn(self, place: int) -> None:
-        """A replica has taken a turn."""
-        replica, number = self.replicas[place], next(self._order)
-        now_s, news = replica.now_s, replica.take_news()
-        heappush(self._soon, (now_s, number, self._known[place], news))
-        heappush(self._late, (now_s + self._delay_s, number, self._known[place], news))
+    def route(self, asked: Asked, make: Callable[[Parts], Served]) -> tuple[int, Served]:
+        """Choose a replica; ``make`` has the request as a replica would serve it.
 
-    def route(self, asked: Asked, make: Callable[[Replica], Served]) -> tuple[int, Served]:
-        """Choose a replica; ``make`` has the request as a replica would serve it."""
-        while self._soon and self._soon[0][0] <= asked.now_s:
-            _, _, known, news = heappop(self._soon)
-            known.hear(news)
-        while self._late and self._late[0][0] <= asked.now_s:
-            _, _, known, news = heappop(self._late)
-            known.hear_late(news)
-        alike: dict[int, Served] = {}
-        views = []
-        for known in self._known:
-            parts = id(known.replica.parts)
-            if parts not in alike:
-                alike[parts] = make(known.replica)
-            views.append(known.view(asked, alike[parts], asked.now_s - self._delay_s))
-        place = self._router.choose(asked, views)
-        self._router.sent(asked, place)
-        self._known[place].give(asked, views[place].device_tokens)
-        return place, alike[id(self.replicas[place].parts)]
+        All replicas that the router looks at, and the one that is chosen, take their turns first.
+        """
+        alike = {name: make(parts) for name, parts in self._parts.items()}
+        looks, views = self.router.looks, list[View]()
+        if looks:
+            by_prefix = "prefix" in looks
+            keys = {name: each.keys.tolist() if by_prefix else [] for name, each in alike.items()}
+            for replica in self.replicas:
+                name = id(replica.parts)
+                view = replica.endpoint.look(asked, alike[name], keys[name])
+                if by_prefix:
+                    replica.look_below(view, keys[name], asked.now_s - self._delay_s)
+                views.append(view)
+        place = self.router.choose(asked, views)
+        self.router.sent(asked, place)
+        replica = self.replicas[place]
+        served = alike[id(replica.parts)]
+        replica.endpoint.advance(asked.now_s)
+        if looks:
+            replica.endpoint.send(asked, served, views[place].device_tokens)
+        replica.endpoint.give(served)
+        return place, served
 
 
 class Fleet:
     """All replicas in one virtual time.
 
-    The replica whose turn ends first takes it, as long as nobody can come before it ends. Only a
-    step of prompt chunks is taken without looking: a request that arrives during it waits.
+    A replica takes its turns when a router looks at it or sends it a request. Replicas that others
+    depend on take theirs in the order of time: all where they share a tier or where requests wait
+    for answers, those that compute prompts for others, and those that wait for such a prompt.
     """
 
     def __init__(
         self,
         config: ReplayConfig,
         requests: Sequence[Request],
-        on_progress: Callable[[int], None] = lambda done: None,
         find: FindParts = find_parts,
+        *,
+        records: bool = True,
     ) -> None:
-        """Build all replicas; raises as ``run_fleet`` does."""
-        self._config, self._requests, self._on_progress = config, requests, on_progress
-        self._find = find
-        check_sessions(requests, config.fleet)
-        self._shared = SharedTiers(config.fleet.shared_tiers)
+        """Build all replicas; raises as ``run_fleet`` does.
+
+        ``records`` is whether replicas keep what the record of a run has.
+        """
+        self._config, self._requests, self._find, self._records = config, requests, find, records
+        fleet = config.fleet
+        check_sessions(requests, fleet)
+        self._shared = SharedTiers(fleet.shared_tiers)
         self._draw = Random(config.measure.seed)
         self._pools = [
             self._open(groups, name, decodes=stage > 0)
             for stage, (groups, name) in enumerate(list_pools(config))
         ]
-        _check_shared(self._pools[0].replicas, config.fleet.shared_tiers)
-        self._replicas = [(pool, n) for pool in self._pools for n in range(len(pool.replicas))]
-        self._first = [0, len(self._pools[0].replicas)]  # of a pool, among all
-        self._sessions = find_sessions(requests)
+        _check_shared(self._pools[0].replicas, fleet.shared_tiers)
+        self._in_order = fleet.sessions == "think" or bool(fleet.shared_tiers)
+        self._sessions = [0] * len(requests)
+        if fleet.sessions == "think" or any(pool.router.by_session for pool in self._pools):
+            self._sessions = find_sessions(requests)
         self._arrivals: list[tuple[float, int, int]] = []  # when, whose, to which pool
         self._next: dict[tuple[int, bool], list[tuple[int, float]]] = {}
         self._prompts: dict[int, Served] = {}
         self._answers: dict[int, Served] = {}
         self._senders: dict[int, Link] = {}
-        self._busy: list[tuple[float, int, int]] = []  # when it has something to do, entry, who
-        self._entries = [-1] * len(self._replicas)
+        self._busy: list[tuple[float, int, int, int]] = []  # when, entry, pool, replica
+        self._entries: dict[tuple[int, int], int] = {}
         self._order, self._done = count(), 0
-        turns = find_turns(requests, self._sessions, config.fleet, config.workload.speed)
-        for number, turn in enumerate(turns):
+        for number, turn in enumerate(find_turns(requests, self._sessions, config)):
             if turn.after is None:
                 heappush(self._arrivals, (turn.gap_s, number, 0))
             else:
@@ -275,6 +268,7 @@ class Fleet:
         if fleet.router_session_affinity_ttl_secs:
             router = Affinity(router, fleet.router_session_affinity_ttl_secs)
         for group, its_parts in zip(groups, parts, strict=True):
+            sent = find_sent(group.config, its_parts.memory)
             for _ in range(group.replicas):
                 replica = Replica(
                     f"{group.name} {len(replicas)}",
@@ -282,15 +276,17 @@ class Fleet:
                     its_parts,
                     self._requests,
                     self._shared,
+                    router.looks,
+                    Link(fleet.transfer, sent),
+                    shlex.join(group.settings),
                     decodes=decodes,
-                    announces="prefix" in router.looks,
-                    settings=shlex.join(group.settings),
+                    records=self._records,
                 )
                 replicas.append(replica)
         return Pool(replicas, router, fleet.event_delay_ms / 1e3)
 
     def outcome(self, *, ended: bool) -> FleetOutcome:
-        """What has come of it so far."""
+        """The result so far."""
         return FleetOutcome(
             config=self._config,
             requests=self._requests,
@@ -300,42 +296,54 @@ class Fleet:
             ended=ended,
         )
 
-    def run(self) -> None:
-        """Serve every request to its end."""
-        while self._step():
-            pass
+    def close(self) -> None:
+        """Let go of the requests; replicas are left to the collector of cycles."""
+        for pool in self._pools:
+            for replica in pool.replicas:
+                replica.endpoint.served.clear()
+        self._prompts.clear()
+        self._answers.clear()
 
-    def _step(self) -> bool:
-        """Let the next request come, or a replica take a turn; False when nothing is left."""
-        comes_s = self._arrivals[0][0] if self._arrivals else NEVER
-        if comes_s <= (turn_s := self._next_turn_s()):
-            if comes_s == NEVER:
-                return False
-            self._receive(*heappop(self._arrivals))
-            return True
-        _, _, who = heappop(self._busy)
-        pool, place = self._replicas[who]
-        replica = pool.replicas[place]
-        moved, again_s = replica.turn(min(comes_s, self._next_turn_s()))
-        self._schedule(who, again_s)
-        if moved:
-            for served in replica.ended:
-                self._end(served, replica, pool)
-            pool.ended_turn(place)
-            replica.ended.clear()
-        return turn_s < NEVER
+    def run(self) -> Iterator[int]:
+        """Serve every request to its end; gives how many are done whenever one has come."""
+        while True:
+            comes_s = self._arrivals[0][0] if self._arrivals else NEVER
+            turn_s = self._next_turn_s()
+            if turn_s < comes_s:
+                self._turn(comes_s)
+            elif comes_s < NEVER:
+                self._receive(*heappop(self._arrivals))
+                yield self._done
+            else:
+                break
+        for stage, pool in enumerate(self._pools):
+            for place, replica in enumerate(pool.replicas):
+                replica.endpoint.advance(NEVER)
+                self._collect(stage, place)
+        yield self._done
+
+    def _turn(self, until_s: float) -> None:
+        """The next replica of those in order takes a turn."""
+        _, _, stage, place = heappop(self._busy)
+        endpoint = self._pools[stage].replicas[place].endpoint
+        again_s = endpoint.turn(min(until_s, self._next_turn_s()))
+        self._schedule(stage, place, again_s)
+        self._collect(stage, place)
 
     def _next_turn_s(self) -> float:
-        """When a replica has something to do next."""
+        """When a replica of those in order has something to do next."""
         busy = self._busy
-        while busy and self._entries[busy[0][2]] != busy[0][1]:
+        while busy and self._entries[busy[0][2:]] != busy[0][1]:
             heappop(busy)
         return busy[0][0] if busy else NEVER
 
-    def _schedule(self, who: int, when_s: float) -> None:
-        self._entries[who] = entry = next(self._order)
-        if when_s < NEVER:
-            heappush(self._busy, (when_s, entry, who))
+    def _schedule(self, stage: int, place: int, when_s: float) -> None:
+        """Let a replica take its turns in order, if others depend on it."""
+        received = self._pools[stage].replicas[place].received
+        sends = len(self._pools) > 1 and not stage
+        self._entries[stage, place] = entry = next(self._order)
+        if when_s < NEVER and (self._in_order or sends or (received and received.senders)):
+            heappush(self._busy, (when_s, entry, stage, place))
 
     def _receive(self, now_s: float, number: int, stage: int) -> None:
         """A request comes to a pool."""
@@ -349,12 +357,11 @@ class Fleet:
             request.hash_block_tokens,
         )
         longest = self._config.workload.max_output_tokens
-        splits = len(self._pools) > 1
-        if splits and not stage:
+        if len(self._pools) > 1 and not stage:
             longest = 1 if longest is None else min(1, longest)
 
-        def make(replica: Replica) -> Served:
-            return begin_serving(number, request, now_s, replica.parts.keys, longest)
+        def make(parts: Parts) -> Served:
+            return begin_serving(number, request, now_s, parts.keys, longest)
 
         pool = self._pools[stage]
         place, served = pool.route(asked, make)
@@ -367,23 +374,27 @@ class Fleet:
             self._prompts[number] = served
             self._follow(number, now_s, answered=False)
         self._answers[number] = served
-        replica.give(served)
-        self._schedule(self._first[stage] + place, max(now_s, replica.now_s))
+        self._schedule(stage, place, max(now_s, replica.now_s))
+        self._collect(stage, place)
 
-    def _end(self, served: Served, replica: Replica, pool: Pool) -> None:
-        """A replica has done its part of a request."""
-        goes_on = len(self._pools) > 1 and pool is self._pools[0]
-        output = self._requests[served.number].output_tokens
-        if self._config.workload.max_output_tokens is not None:
-            output = min(output, self._config.workload.max_output_tokens)
-        if goes_on and served.finished_s is not None and output > 1:
-            self._senders[served.number] = replica.link
-            heappush(self._arrivals, (served.finished_s, served.number, 1))
+    def _collect(self, stage: int, place: int) -> None:
+        """Take the requests that have ended on a replica."""
+        replica = self._pools[stage].replicas[place]
+        if not replica.endpoint.ended:
             return
-        self._done += 1
-        self._on_progress(self._done)
-        client_s = replica.parts.times.client_s if replica.parts.times else 0.0
-        self._follow(served.number, replica.now_s + client_s, answered=True)
+        ended, replica.endpoint.ended = replica.endpoint.ended, []
+        for served in ended:
+            output = self._requests[served.number].output_tokens
+            if self._config.workload.max_output_tokens is not None:
+                output = min(output, self._config.workload.max_output_tokens)
+            goes_on = len(self._pools) > 1 and not stage and output > 1
+            if goes_on and served.finished_s is not None:
+                self._senders[served.number] = replica.link
+                heappush(self._arrivals, (served.finished_s, served.number, 1))
+                continue
+            self._done += 1
+            client_s = replica.parts.times.client_s if replica.parts.times else 0.0
+            self._follow(served.number, replica.now_s + client_s, answered=True)
 
     def _follow(self, number: int, now_s: float, *, answered: bool) -> None:
         """What comes after a request, or its answer."""

@@ -1,10 +1,11 @@
 """Which conversation every request belongs to, and after what it comes, how much later."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from itertools import count
+from typing import NamedTuple
 
 from dsv4kv.config.fleet import FleetSection
+from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.errors import ConfigError
 from dsv4kv.traces.request import Request
 from dsv4kv.traces.runs import Sessions
@@ -43,8 +44,7 @@ def check_sessions(requests: Sequence[Request], fleet: FleetSection) -> None:
         )
 
 
-@dataclass(frozen=True)
-class Turn:
+class Turn(NamedTuple):
     """When a request comes.
 
     Attributes:
@@ -59,8 +59,8 @@ class Turn:
 
 
 def find_turns(
-    requests: Sequence[Request], sessions: Sequence[int], fleet: FleetSection, speed: float
-) -> list[Turn]:
+    requests: Sequence[Request], sessions: Sequence[int], config: ReplayConfig
+) -> Iterator[Turn]:
     """When every request comes, in order.
 
     With think times a request follows the last answer of its conversation that it could have
@@ -68,17 +68,15 @@ def find_turns(
     before it. The first of a conversation comes by itself. Answers without recorded times took
     none, so the time since the request before is an upper bound.
     """
-    first_s = requests[0].arrival_s if requests else 0.0
-    past: dict[int, list[int]] = {}
-    turns = []
+    first_s, speed = (requests[0].arrival_s if requests else 0.0), config.workload.speed
+    thinks, past = config.fleet.sessions == "think", dict[int, list[int]]()
     for number, request in enumerate(requests):
-        before = past.setdefault(sessions[number], [])
-        if fleet.sessions == "trace" or not before:
-            turns.append(Turn(None, False, (request.arrival_s - first_s) / speed))
+        before = past.setdefault(sessions[number], []) if thinks else []
+        if before:
+            yield _follow(requests, before, request, config.fleet.think_s, speed)
         else:
-            turns.append(_follow(requests, before, request, fleet.think_s, speed))
+            yield Turn(None, False, (request.arrival_s - first_s) / speed)
         before.append(number)
-    return turns
 
 
 def _follow(

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache, partial
 
+from dsv4kv.config.fleet import TransferSection
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.core.clock import VirtualClock
 from dsv4kv.core.request import Hit
@@ -25,12 +27,13 @@ def find_sent(config: ReplayConfig, memory: MemoryPlan) -> SentOf:
         ConfigError: A model that the engine is not known to send.
     """
     name = config.fleet.transfer.engine
-    if name == "blocks":
-        return lambda tokens, found: _send_blocks(memory, tokens, found)
+    if name == "blocks" or not config.fleet.is_split:
+        return partial(_send_blocks, memory)
     engine = find_engine(name)
     held = describe_deployment(config, memory.model, memory.schemas)
     deployment = replace(held, block_tokens=256)
 
+    @cache
     def whole(tokens: int) -> Sent:
         found = engine.sent(deployment, tokens)
         if found is None:
@@ -69,10 +72,9 @@ class Link:
         waited_s: Time in which they waited for others.
     """
 
-    def __init__(self, config: ReplayConfig, memory: MemoryPlan) -> None:
-        """As ``fleet.transfer`` says; raises ``ConfigError`` as ``find_sent`` does."""
-        section = config.fleet.transfer
-        self._sent, self._bytes_per_s = find_sent(config, memory), section.gbps * 1e9
+    def __init__(self, section: TransferSection, sent: SentOf) -> None:
+        """``sent`` as ``find_sent`` gives it."""
+        self._sent, self._bytes_per_s = sent, section.gbps * 1e9
         self._setup_s, self._piece_s = section.setup_ms / 1e3, section.descriptor_us / 1e6
         self.moved_bytes = self.transfers = 0
         self.busy_s = self.waited_s = self._free_s = 0.0

@@ -26,35 +26,25 @@ _SCALE_BYTES |= {"fp32": 4, "amax_fp32": 4}
 
 @dataclass(frozen=True)
 class EntryFormat:
-    """How one entry is stored.
+    """How one entry is stored."""
 
-    Attributes:
-        name: Name used in configurations.
-        value: Type of the leading channels: ``bf16`` as they are, ``e4m3`` or ``e2m1`` quantised.
-        value_dims: Number of leading channels stored as ``value``.
-        tail_dims: Number of trailing channels stored without scale (the RoPE part).
-        group: Channels that share one scale; 0 without scales.
-        scale: Type of a scale: power of two (``ue8m0``, the same byte four times ``ue8m0x4``,
-            ``fp32``), ``e4m3``, or the largest value's share of 448 as it is (``amax_fp32``).
-        scale_padding: Zero bytes after an entry's scales.
-        page_align: A page is rounded up to a multiple of this, in bytes.
-        scales_at: Where an entry's scales are: in the page's second part (block-split), or in its
-            own row (interleaved) between values and tail or after both.
-        tail: Type of the trailing channels.
-        scale_columns: Scales of one row are stored as a transposed matrix of so many columns:
-            scale s is number ``groups / columns · (s mod columns) + s // columns``; 1 in order.
-    """
-
-    name: str
+    name: str  # name used in configurations
+    # type of the leading channels: ``bf16`` as they are, ``e4m3`` or ``e2m1`` quantised
     value: Value
-    value_dims: int
-    tail_dims: int = 0
-    group: int = 0
+    value_dims: int  # number of leading channels stored as ``value``
+    tail_dims: int = 0  # number of trailing channels stored without scale (the RoPE part)
+    group: int = 0  # channels that share one scale; 0 without scales
+    # type of a scale: power of two (``ue8m0``, the same byte four times ``ue8m0x4``, ``fp32``),
+    # ``e4m3``, or the largest value's share of 448 as it is (``amax_fp32``)
     scale: Scale = "none"
-    scale_padding: int = 0
-    page_align: int = 1
+    scale_padding: int = 0  # zero bytes after an entry's scales
+    page_align: int = 1  # a page is rounded up to a multiple of this, in bytes
+    # where an entry's scales are: in the page's second part (block-split), or in its own row
+    # (interleaved) between values and tail or after both
     scales_at: ScalePlace = "page_end"
-    tail: Value = "bf16"
+    tail: Value = "bf16"  # type of the trailing channels
+    # scales of one row are stored as a transposed matrix of so many columns: scale s is number
+    # ``groups / columns · (s mod columns) + s // columns``; 1 in order
     scale_columns: int = 1
 
     @cached_property

@@ -10,7 +10,7 @@ from fractions import Fraction
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config, Precision
-from dsv4kv.model.schedule import LayerSpec, build_schedule
+from dsv4kv.model.schedule import build_schedule
 from dsv4kv.model.schema import (
     REPORT_BLOCK_TOKENS,
     CacheFormats,
@@ -23,29 +23,6 @@ from dsv4kv.model.schema import (
 )
 
 TABLE_ENTRY_BYTES = 4
-
-
-def compute_block_budget(
-    config: DSV4Config,
-    schedule: Sequence[LayerSpec],
-    max_context_tokens: int,
-    max_concurrent_requests: int,
-    *,
-    block_tokens: int = REPORT_BLOCK_TOKENS,
-    sharing: Sharing = "model",
-) -> dict[str, int]:
-    """Blocks that every layer's pool needs, by table group, so that no request ever waits.
-
-    Raises:
-        ConfigError: A context or concurrency that is not positive.
-    """
-    if max_context_tokens <= 0 or max_concurrent_requests <= 0:
-        raise ConfigError("context and concurrency must be at least 1.")
-    schemas = [build_schema(config, spec, block_tokens=block_tokens) for spec in schedule]
-    return {
-        group.name: group.blocks_for(max_context_tokens) * max_concurrent_requests
-        for group in table_groups(schemas, sharing)
-    }
 
 
 def bytes_per_token(schemas: Sequence[LayerCacheSchema]) -> Fraction:
@@ -82,21 +59,13 @@ def bytes_per_request(schemas: Sequence[LayerCacheSchema], tokens: int) -> Reque
 
 @dataclass(frozen=True)
 class PoolPlan:
-    """One kind of pool over all layers of one attention type and one size.
+    """One kind of pool over all layers of one attention type and one size."""
 
-    Attributes:
-        name: ``main``, ``indexer``, ``window``, ``state`` or ``tables``.
-        layer_type: Attention type, or ``all``.
-        layers: Layers that have such a pool.
-        units: Blocks (or slots) of each.
-        unit_bytes: Bytes of one block's page (or one slot) in one layer.
-    """
-
-    name: str
-    layer_type: str
-    layers: int
-    units: int
-    unit_bytes: int
+    name: str  # ``main``, ``indexer``, ``window``, ``state`` or ``tables``
+    layer_type: str  # attention type, or ``all``
+    layers: int  # layers that have such a pool
+    units: int  # blocks (or slots) of each
+    unit_bytes: int  # bytes of one block's page (or one slot) in one layer
 
     @property
     def total_bytes(self) -> int:
@@ -158,29 +127,17 @@ def checkpoint_bytes(schema: LayerCacheSchema) -> int:
 
 @dataclass(frozen=True)
 class CachePlan:
-    """Geometry and sizes of a whole cache.
+    """Geometry and sizes of a whole cache."""
 
-    Attributes:
-        config: The model.
-        schemas: Storage of every layer held, in model order.
-        groups: Layers that share block tables.
-        num_blocks: Blocks of every pool, by table group.
-        num_slots: Requests that can run at once.
-        max_context_tokens: Longest request, in tokens; drafts in flight included.
-        draft_tokens: Most speculative tokens that may be rolled back.
-        hadamard: Rotate indexer keys before quantising.
-        rope: What position × frequency is formed in.
-    """
-
-    config: DSV4Config
-    schemas: tuple[LayerCacheSchema, ...]
-    groups: tuple[TableGroup, ...]
-    num_blocks: dict[str, int]
-    num_slots: int
-    max_context_tokens: int
-    draft_tokens: int
-    hadamard: bool
-    rope: Precision
+    config: DSV4Config  # the model
+    schemas: tuple[LayerCacheSchema, ...]  # storage of every layer held, in model order
+    groups: tuple[TableGroup, ...]  # layers that share block tables
+    num_blocks: dict[str, int]  # blocks of every pool, by table group
+    num_slots: int  # requests that can run at once
+    max_context_tokens: int  # longest request, in tokens; drafts in flight included
+    draft_tokens: int  # most speculative tokens that may be rolled back
+    hadamard: bool  # rotate indexer keys before quantising
+    rope: Precision  # what position × frequency is formed in
 
     @property
     def pools(self) -> list[PoolPlan]:

@@ -35,24 +35,15 @@ HCA_RATIO = 128
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """One layer of the model.
+    """One layer of the model."""
 
-    Attributes:
-        layer_idx: Index in the whole model; a pipeline stage does not start at 0.
-        attn: Attention type.
-        ratio: Tokens per compressed entry; 0 without compressed KV.
-        kv_owner: Layer whose compressed KV and indexer keys this one reads.
-        selects: Whether its indexer selects the top k; else it takes what a layer before selected.
-        is_draft: A draft (MTP) layer.
-        router: How tokens reach the layer's experts.
-    """
-
-    layer_idx: int
-    attn: AttentionType
-    ratio: int
-    kv_owner: int
-    is_draft: bool = False
-    router: RouterMode = RouterMode.SCORE
+    layer_idx: int  # index in the whole model; a pipeline stage does not start at 0
+    attn: AttentionType  # attention type
+    ratio: int  # tokens per compressed entry; 0 without compressed KV
+    kv_owner: int  # layer whose compressed KV and indexer keys this one reads
+    is_draft: bool = False  # a draft (MTP) layer
+    router: RouterMode = RouterMode.SCORE  # how tokens reach the layer's experts
+    # whether its indexer selects the top k; else it takes what a layer before selected
     selects: bool = True
 
     @property

@@ -59,26 +59,18 @@ def choose_formats(
 
 @dataclass(frozen=True)
 class LayerCacheSchema:
-    """Storage of one layer.
+    """Storage of one layer."""
 
-    Attributes:
-        layer: The layer.
-        block_tokens: Tokens of context one block covers.
-        main: Page of compressed KV in one block; None where the layer owns none.
-        indexer: Page of indexer keys under the same block id; None without indexer.
-        window: Ring of window entries of one request slot; None without window.
-        state_shape: fp32 compressor state of one slot. Ring: (kv | score, row, channel);
-            online: (max | denominator | weighted sum, channel); empty without state.
-        indexer_state_shape: The same for the indexer's own compressor.
-    """
-
-    layer: LayerSpec
-    block_tokens: int
-    main: PageLayout | None
+    layer: LayerSpec  # the layer
+    block_tokens: int  # tokens of context one block covers
+    main: PageLayout | None  # page of compressed KV in one block; None where the layer owns none
+    # page of indexer keys under the same block id; None without indexer
     indexer: PageLayout | None
-    window: PageLayout | None
+    window: PageLayout | None  # ring of window entries of one request slot; None without window
+    # fp32 compressor state of one slot. Ring: (kv | score, row, channel); online: (max |
+    # denominator | weighted sum, channel); empty without state
     state_shape: tuple[int, ...]
-    indexer_state_shape: tuple[int, ...]
+    indexer_state_shape: tuple[int, ...]  # the same for the indexer's own compressor
 
     @property
     def entries_per_block(self) -> int:
@@ -186,21 +178,13 @@ Sharing = Literal["model", "type", "layer"]
 
 @dataclass(frozen=True)
 class TableGroup:
-    """Layers whose block tables grow in step.
+    """Layers whose block tables grow in step."""
 
-    Attributes:
-        name: For tables and messages: ``model``, ``csa``, ``hca``, ….
-        ratio: Smallest compress ratio of the layers: it decides how many blocks are needed.
-        entries_per_block: Entries of that ratio one block holds.
-        layers: Layer indices, in model order.
-        lanes: Tables in the group: 1 shared by all its layers, or one per layer.
-    """
-
-    name: str
-    ratio: int
-    entries_per_block: int
-    layers: tuple[int, ...]
-    lanes: int
+    name: str  # for tables and messages: ``model``, ``csa``, ``hca``, …
+    ratio: int  # smallest compress ratio of the layers: it decides how many blocks are needed
+    entries_per_block: int  # entries of that ratio one block holds
+    layers: tuple[int, ...]  # layer indices, in model order
+    lanes: int  # tables in the group: 1 shared by all its layers, or one per layer
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks of one lane that hold every complete entry of ``tokens`` tokens."""

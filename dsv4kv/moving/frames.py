@@ -74,7 +74,11 @@ class Wire:
 
     def receive_message(self) -> dict[str, Any]:
         """Receive a message; raises ``StoreUnavailable`` for anything else, such as an error."""
-        message = self.parse(self.receive(MESSAGE))
+        return self.check(self.receive(MESSAGE))
+
+    def check(self, payload: bytes) -> dict[str, Any]:
+        """A message that is no error; raises ``StoreUnavailable`` with what the other end says."""
+        message = self.parse(payload)
         if "error" in message:
             raise StoreUnavailable(f"{self.peer} says: {str(message['error'])[:500]}")
         return message

@@ -13,7 +13,7 @@ import numpy as np
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.errors import CacheError, StoreUnavailable, VerificationError
 from dsv4kv.moving.frames import MESSAGE, Wire, check_token, greet
-from dsv4kv.moving.memory import (
+from dsv4kv.moving.manifest import (
     Manifest,
     Memory,
     check_manifest,
@@ -72,21 +72,22 @@ class Peer:
 
     def manifest(self, request: int) -> Manifest:
         """A request, as soon as it is computed."""
-        self.wire.send_message({"op": "manifest", "request": request})
-        return read_manifest(self.wire.receive(MESSAGE))
+        return self._manifest({"op": "manifest", "request": request})
 
     def chunk(self, request: int, prefix: int) -> Manifest:
         """The pages of the chunk after ``prefix`` tokens; at last the request, complete."""
-        self.wire.send_message({"op": "chunk", "request": request, "prefix": prefix})
-        return read_manifest(self.wire.receive(MESSAGE))
+        return self._manifest({"op": "chunk", "request": request, "prefix": prefix})
+
+    def _manifest(self, message: dict[str, Any]) -> Manifest:
+        self.wire.send_message(message)
+        payload = self.wire.receive(MESSAGE)
+        if payload.startswith(b'{"error"'):
+            self.wire.check(payload)
+        return read_manifest(payload)
 
     def wait(self, request: int, layer: int, tokens: int) -> None:
         """Wait until a layer has the rows of so many tokens."""
         self.wire.ask({"op": "wait", "request": request, "layer": layer, "tokens": tokens})
-
-    def taken(self, request: int) -> None:
-        """Everything has come, and was there until now."""
-        self.wire.ask({"op": "taken", "request": request})
 
     def read_raw(self, into: memoryview) -> None:
         """As many bytes as fit, of nothing: what the connection gives at best."""

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from dsv4kv.errors import ConfigError, Dsv4kvError, StoreUnavailable
 from dsv4kv.moving.frames import DATA, MESSAGE, READ, Wire, admit, check_token
-from dsv4kv.moving.memory import Manifest, Memory
+from dsv4kv.moving.manifest import Manifest, Memory
 from dsv4kv.moving.transports import parse_places, stretches_of
 
 _MOST_CONNECTIONS = 32  # of receivers that have greeted
@@ -19,11 +19,7 @@ _MOST_RAW_BYTES = 2**30
 
 
 class Offer:
-    """A request that is being computed: how far every layer is, and in the end its manifest.
-
-    Attributes:
-        taken: The receiver has everything: the blocks may be given back.
-    """
+    """A request that is being computed: how far every layer is, and in the end its manifest."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -31,7 +27,6 @@ class Offer:
         self._chunks: dict[int, Manifest] = {}
         self._manifest: Manifest | None = None
         self._failure = ""
-        self.taken = threading.Event()
 
     def begin(self, chunk: Manifest) -> None:
         """A chunk of the prompt, after its ``prefix``, is being computed in these pages."""
@@ -206,9 +201,6 @@ class Sender:
                 _tell(wire, self._offer(request).chunk(prefix, self._timeout_s))
             case {"op": "wait", "request": int(request), "layer": int(layer), "tokens": int(n)}:
                 self._offer(request).wait_for(layer, n, self._timeout_s)
-                wire.send_message({})
-            case {"op": "taken", "request": int(request)}:
-                self._offer(request).taken.set()
                 wire.send_message({})
             case {"op": "raw", "bytes": int(size)} if 0 <= size <= _MOST_RAW_BYTES:
                 if len(self._raw) < size:

@@ -5,13 +5,16 @@ A restored request and one that never left both go on, and every bit of the two 
 """
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
-from itertools import islice, zip_longest
+from itertools import cycle, islice, zip_longest
 from pathlib import Path
 from secrets import token_hex
+from threading import local
 from time import perf_counter_ns
 
 import numpy as np
@@ -33,7 +36,6 @@ from dsv4kv.measure.statistics import Estimate, summarize
 from dsv4kv.model.plan import CachePlan
 from dsv4kv.moving.copies import measure_copies, measure_overlap
 from dsv4kv.moving.tiers_outcome import FamilyRow, PrefixRow, TiersOutcome, Way
-from dsv4kv.moving.yardsticks import time_copies, time_disk
 from dsv4kv.replay.costs import StepTables
 from dsv4kv.replay.rates import find_rates
 from dsv4kv.serve.requests import Requests
@@ -269,7 +271,7 @@ class _ComputingModel:
             self._clock = VirtualClock(
                 tables.weighed(weights),
                 find_rates(config.cost) if stated else None,
-                None if stated else open_times(replay, plan.config, plan.schemas, weights),
+                None if stated else open_times(replay, plan.config, plan.schemas, weights).timer,
             )
 
     def prefill_ns(self, first: int, tokens: int) -> float | None:
@@ -392,3 +394,56 @@ def _folder(config: TiersConfig) -> Iterator[Path]:
                 f"{parent}: files cannot be written there ({error.strerror}): name another folder."
             ) from None
         yield folder
+
+
+_FILL = 0x5A  # untouched zero pages share one physical page and copy too fast
+_LEAST_BYTES = 1 << 26  # copied at least: less would stay in the processor's caches
+
+
+def time_copies(count: int, size: int) -> Generator[tuple[int, int], None, None]:
+    """Nanoseconds to copy ``count`` objects of ``size`` bytes to memory, and from it: the same."""
+    times = max(1, -(-_LEAST_BYTES // (count * size)))
+    source = np.full((times, count, size), _FILL, dtype=np.uint8)
+    target = np.ones_like(source)
+    for place in cycle(range(times)):
+        start_ns = perf_counter_ns()
+        for number in range(count):
+            target[place, number] = source[place, number]
+        taken_ns = perf_counter_ns() - start_ns
+        yield taken_ns, taken_ns
+
+
+def time_disk(
+    folder: Path, count: int, size: int, threads: int
+) -> Generator[tuple[int, int], None, None]:
+    """Nanoseconds to write, and to read, as many pieces of one new file by as many threads.
+
+    As objects are: the disk has all of it when it is written, and its pages are dropped before it
+    is read. No piece has a name, and nothing is checked.
+    """
+    source, path, here = np.full(size, _FILL, np.uint8), folder / "raw", local()
+
+    def write(number: int) -> None:
+        os.pwrite(file, source.data, number * size)
+
+    def read(number: int) -> None:
+        if not hasattr(here, "room"):
+            here.room = np.empty(size, np.uint8)
+        os.preadv(file, [here.room.data], number * size)
+
+    with ThreadPoolExecutor(threads) as pool:
+        while True:
+            file = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+            try:
+                moments = [perf_counter_ns()]
+                list(pool.map(write, range(count)))
+                os.fdatasync(file)
+                moments.append(perf_counter_ns())
+                if hasattr(os, "posix_fadvise"):
+                    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+                list(pool.map(read, range(count)))
+                moments.append(perf_counter_ns())
+                yield moments[1] - moments[0], moments[2] - moments[1]
+            finally:
+                os.close(file)
+                path.unlink()

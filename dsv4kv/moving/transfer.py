@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial
 from itertools import pairwise
+from math import ceil
 from select import select
 from signal import SIGTERM
 from subprocess import TimeoutExpired
@@ -29,8 +30,8 @@ from dsv4kv.measure.statistics import Estimate, divide, summarize
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import choose_formats
 from dsv4kv.moving.frames import is_loopback
-from dsv4kv.moving.memory import Manifest, Memory, Segment, attach
-from dsv4kv.moving.prefill import cache_of
+from dsv4kv.moving.manifest import Manifest, Memory, Segment, attach
+from dsv4kv.moving.prefill import Side, cache_of
 from dsv4kv.moving.receiver import (
     Peer,
     Read,
@@ -41,15 +42,11 @@ from dsv4kv.moving.receiver import (
     receive_layers,
     timed,
 )
-from dsv4kv.moving.side import Side
 from dsv4kv.moving.transfer_outcome import Costs, Outcome, Run
 from dsv4kv.moving.transports import (
     LIBRARIES,
-    MooncakeReader,
-    NixlReader,
     NotHere,
     Reader,
-    load_library,
     mapped,
 )
 from dsv4kv.processes import Child, python, with_package
@@ -130,7 +127,7 @@ class Decode:
         peer, memory, merge = self._peer, self._side.memory, self._config.merge
         ranks = [self._rank() for _ in range(self._config.ranks - 1)]
         if self._transport in LIBRARIES:
-            load_library(self._transport)  # before anything is computed for it
+            LIBRARIES[self._transport].load()  # before anything is computed for it
 
         def at_end(request: int) -> Received:
             manifest = peer.manifest(request)
@@ -177,7 +174,6 @@ class Decode:
         return int(self._peer.ask({"op": what})["request"])
 
     def _leave(self, request: int, received: Received) -> None:
-        self._peer.taken(request)
         self._peer.ask({"op": "release", "request": request})
         self._side.release(received.slot)
 
@@ -202,10 +198,10 @@ class Decode:
             met = self._peer.ask({"op": "meet", "by": library})
         except StoreUnavailable as error:
             raise NotHere(str(error)) from None
-        memory, timeout_s = self._side.memory, self._config.timeout_s
-        if library == "nixl":
-            return NixlReader(memory, met, timeout_s)
-        return MooncakeReader(memory, met, self._peer.wire.here, timeout_s)
+        os.environ["MC_TRANSFER_TIMEOUT"] = str(ceil(self._config.timeout_s))
+        reader = LIBRARIES[library](self._side.memory, self._peer.wire.here)
+        reader.connect(met, self._config.timeout_s)
+        return reader
 
     def _rank(self) -> Memory:
         return Memory(KVCacheManager(plan_from(cache_of(self._config, self._config.decode, 1))))

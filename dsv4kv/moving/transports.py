@@ -10,7 +10,6 @@ import base64
 import os
 from collections.abc import Iterator, Sequence
 from importlib import import_module
-from math import ceil
 from time import monotonic, sleep
 from typing import Any, Protocol
 
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 
 from dsv4kv.errors import StoreUnavailable
 from dsv4kv.moving.frames import READ, Wire
-from dsv4kv.moving.memory import Memory
+from dsv4kv.moving.manifest import Memory
 
 Places = NDArray[np.int64]
 """int64[n, 3]: region, first byte, bytes."""
@@ -104,171 +103,149 @@ class NotHere(StoreUnavailable):
     """A transport that one of the sides does not have."""
 
 
-LIBRARIES = {"nixl": "nixl._api", "mooncake": "mooncake.engine"}
-"""Modules of the libraries that read memory themselves."""
-_INSTALLED_BY = {
-    "nixl": "pip install --no-deps nixl nixl-cu13 (-cu12 where torch has that), on both sides",
-    "mooncake": "pip install mooncake-transfer-engine-non-cuda (without that suffix where there "
-    "is CUDA), on both sides; it needs libibverbs1, librdmacm1, libnl-3-200 and libnl-route-3-200",
-}
-_KIND = "DRAM"  # NIXL's name of the host's memory
 _MOST = 512  # stretches at once: Mooncake's queue for a peer refuses those that find it full
 
 
-def load_library(name: str) -> Any:
-    """The module of ``nixl`` or ``mooncake``; raises ``NotHere``."""
-    for level in ("NIXL_LOG_LEVEL", "MC_LOG_LEVEL"):
-        os.environ.setdefault(level, "ERROR")
-    try:
-        return import_module(LIBRARIES[name])
-    except (ImportError, OSError) as error:
-        called = {"nixl": "NIXL"}.get(name, name.capitalize())
-        raise NotHere(f"{called} is not here ({error}): {_INSTALLED_BY[name]}.") from None
+class Library:
+    """A library whose peers read each other's memory: a cache's pools, there and here."""
 
+    module, called, installed_by = "", "", ""
 
-def _agent(name: str, memory: Memory) -> tuple[Any, str, Any]:
-    """An agent that may read a cache's pools, its name, which no other has, and its handle."""
-    api = load_library("nixl")
-    own = f"dsv4kv-{name}-{os.getpid()}-{os.urandom(4).hex()}"
-    agent = api.nixl_agent(own, api.nixl_agent_config(backends=["UCX"]))
-    pools = [(address_of(region), len(region), 0, "") for region in memory.regions]
-    return agent, own, agent.register_memory(pools, _KIND)
-
-
-class NixlMemory:
-    """A cache's pools, for agents of others to read."""
-
-    def __init__(self, memory: Memory) -> None:
-        """Register them; raises ``NotHere``."""
-        self._agent, self._name, self._registered = _agent("prefill", memory)
+    def __init__(self, memory: Memory, host: str) -> None:
+        """Let others, who know this machine as ``host``, read a cache; raises ``NotHere``."""
         self._addresses = [address_of(region) for region in memory.regions]
+        self._theirs = np.empty(0, dtype=np.int64)
+        self._timeout_s = 0.0
+        self._open(self.load(), memory, host)
+
+    @classmethod
+    def load(cls) -> Any:
+        """The library's module; raises ``NotHere``."""
+        for level in ("NIXL_LOG_LEVEL", "MC_LOG_LEVEL"):
+            os.environ.setdefault(level, "ERROR")
+        try:
+            return import_module(cls.module)
+        except (ImportError, OSError) as error:
+            raise NotHere(
+                f"{cls.called} is not here ({error}): {cls.installed_by}, on both sides."
+            ) from None
 
     def describe(self) -> dict[str, Any]:
         """What a reader must know."""
-        metadata = base64.b64encode(self._agent.get_agent_metadata()).decode()
-        return {"name": self._name, "metadata": metadata, "addresses": self._addresses}
+        return {"addresses": self._addresses, **self._facts()}
 
-
-class NixlReader:
-    """Reads another agent's memory into a cache's own pools."""
-
-    def __init__(self, memory: Memory, sender: dict[str, Any], timeout_s: float) -> None:
-        """Connect to the agent that describes itself as ``sender``.
-
-        Raises:
-            NotHere: There is no NIXL here.
-            StoreUnavailable: What it said is none of an agent's.
-        """
-        self._agent, _, self._registered = _agent("decode", memory)
+    def connect(self, sender: dict[str, Any], timeout_s: float) -> None:
+        """Read from the peer that describes itself so; ``StoreUnavailable`` if it is none."""
         self._timeout_s = timeout_s
         try:
-            self._addresses = np.array(sender["addresses"], dtype=np.int64)
-            self._remote = sender["name"]
-            self._agent.add_remote_agent(base64.b64decode(sender["metadata"]))
+            self._theirs = np.array(sender["addresses"], dtype=np.int64)
+            self._meet(sender)
         except Exception as error:  # whatever its bindings raise
-            raise StoreUnavailable(f"the sender's NIXL agent is none: {error}.") from None
+            raise StoreUnavailable(f"the sender's {self.called} is none: {error}.") from None
 
     def read(self, places: Places, into: Sequence[memoryview]) -> None:
         """See ``Reader``."""
         if not len(places):
             return
-        starts = _starts(self._addresses, places)
-        theirs = np.stack([starts, places[:, 2], np.zeros_like(starts)], axis=1)
-        ours = [(address_of(view), len(view), 0) for view in into]
+        if places[:, 0].min() < 0 or places[:, 0].max() >= len(self._theirs):
+            raise StoreUnavailable("the sender has no such regions.")
+        theirs = (self._theirs[places[:, 0]] + places[:, 1]).tolist()
+        self._read([address_of(view) for view in into], theirs, places[:, 2].tolist())
+
+    def _open(self, module: Any, memory: Memory, host: str) -> None:
+        raise NotImplementedError
+
+    def _facts(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _meet(self, sender: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def _read(self, ours: list[int], theirs: list[int], sizes: list[int]) -> None:
+        raise NotImplementedError
+
+
+class Nixl(Library):
+    """NIXL: over what the machines have (RDMA, TCP, CMA)."""
+
+    module, called = "nixl._api", "NIXL"
+    installed_by = "pip install --no-deps nixl nixl-cu13 (-cu12 where torch has that)"
+
+    def _open(self, module: Any, memory: Memory, host: str) -> None:
+        self._name = f"dsv4kv-{os.getpid()}-{os.urandom(4).hex()}"  # no other agent's
+        self._agent = module.nixl_agent(self._name, module.nixl_agent_config(backends=["UCX"]))
+        pools = [(address_of(region), len(region), 0, "") for region in memory.regions]
+        self._registered = self._agent.register_memory(pools, "DRAM")
+
+    def _facts(self) -> dict[str, Any]:
+        metadata = base64.b64encode(self._agent.get_agent_metadata()).decode()
+        return {"name": self._name, "metadata": metadata}
+
+    def _meet(self, sender: dict[str, Any]) -> None:
+        self._remote = sender["name"]
+        self._agent.add_remote_agent(base64.b64decode(sender["metadata"]))
+
+    def _read(self, ours: list[int], theirs: list[int], sizes: list[int]) -> None:
+        agent, device = self._agent, [0] * len(sizes)
         try:
-            self._transfer(ours, [tuple(each) for each in theirs.tolist()])
-        except StoreUnavailable:
-            raise
+            left, right = (
+                agent.get_xfer_descs(list(zip(each, sizes, device, strict=True)), "DRAM")
+                for each in (ours, theirs)
+            )
+            handle = agent.initialize_xfer("READ", left, right, self._remote, b"")
+            try:
+                agent.transfer(handle)
+                deadline = monotonic() + self._timeout_s
+                while (state := agent.check_xfer_state(handle)) != "DONE":
+                    if state == "ERR" or monotonic() > deadline:
+                        raise StoreUnavailable(f"not read in {self._timeout_s:g} s: {state}")
+                    sleep(0)
+            finally:
+                agent.release_xfer_handle(handle)
         except Exception as error:  # whatever its bindings raise
             raise StoreUnavailable(f"NIXL: {error}.") from None
 
-    def _transfer(self, ours: list[Any], theirs: list[Any]) -> None:
-        agent = self._agent
-        left, right = agent.get_xfer_descs(ours, _KIND), agent.get_xfer_descs(theirs, _KIND)
-        handle = agent.initialize_xfer("READ", left, right, self._remote, b"")
-        try:
-            agent.transfer(handle)
-            deadline = monotonic() + self._timeout_s
-            while (state := agent.check_xfer_state(handle)) != "DONE":
-                if state == "ERR" or monotonic() > deadline:
-                    raise StoreUnavailable(
-                        f"NIXL did not read it in {self._timeout_s:g} s: {state}."
-                    )
-                sleep(0)
-        finally:
-            agent.release_xfer_handle(handle)
+
+class Mooncake(Library):
+    """Mooncake's transfer engine: over TCP, or RDMA by ``MOONCAKE_PROTOCOL=rdma``."""
+
+    module, called = "mooncake.engine", "Mooncake"
+    installed_by = (
+        "pip install mooncake-transfer-engine-non-cuda (without that suffix where there is CUDA) "
+        "and libibverbs1, librdmacm1, libnl-3-200 and libnl-route-3-200"
+    )
+
+    def _open(self, module: Any, memory: Memory, host: str) -> None:
+        self._engine = module.TransferEngine()
+        protocol = os.environ.get("MOONCAKE_PROTOCOL", "tcp")
+        failed = self._engine.initialize(host, "P2PHANDSHAKE", protocol, "")
+        for region in memory.regions:
+            failed = failed or self._engine.register_memory(address_of(region), len(region))
+        if failed:
+            raise StoreUnavailable(
+                f"Mooncake cannot move this cache's memory at {host} ({failed})."
+            )
+        self._at = f"{host}:{self._engine.get_rpc_port()}"
+
+    def _facts(self) -> dict[str, Any]:
+        return {"at": self._at}
+
+    def _meet(self, sender: dict[str, Any]) -> None:
+        self._remote = str(sender["at"])
+
+    def _read(self, ours: list[int], theirs: list[int], sizes: list[int]) -> None:
+        for first in range(0, len(sizes), _MOST):
+            some = [each[first : first + _MOST] for each in (ours, theirs, sizes)]
+            if self._engine.batch_transfer_sync_read(self._remote, *some):
+                raise StoreUnavailable(
+                    f"Mooncake did not read from {self._remote} in {self._timeout_s:g} s: the "
+                    "sender is gone, or has no such memory."
+                )
 
 
-def _starts(addresses: Places, places: Places) -> Places:
-    """Addresses of places in the regions of a sender; ``StoreUnavailable`` for other regions."""
-    if places[:, 0].min() < 0 or places[:, 0].max() >= len(addresses):
-        raise StoreUnavailable("the sender has no such regions.")
-    starts: Places = addresses[places[:, 0]] + places[:, 1]
-    return starts
+LIBRARIES: dict[str, type[Library]] = {"nixl": Nixl, "mooncake": Mooncake}
 
 
 def address_of(view: memoryview) -> int:
     """Where a view begins."""
     return int(np.frombuffer(view, dtype=np.uint8).ctypes.data)
-
-
-def _engine(host: str, memory: Memory) -> Any:
-    """An engine that others reach at ``host``, and may read a cache's pools by."""
-    engine = load_library("mooncake").TransferEngine()
-    protocol = os.environ.get("MOONCAKE_PROTOCOL", "tcp")
-    failed = engine.initialize(host, "P2PHANDSHAKE", protocol, "")
-    for region in memory.regions:
-        failed = failed or engine.register_memory(address_of(region), len(region))
-    if failed:
-        raise StoreUnavailable(f"Mooncake cannot move this cache's memory at {host} ({failed}).")
-    return engine
-
-
-class MooncakeMemory:
-    """A cache's pools, for engines of others to read."""
-
-    def __init__(self, memory: Memory, host: str) -> None:
-        """Register them, for those who know this machine as ``host``."""
-        self._engine = _engine(host, memory)
-        self._addresses = [address_of(region) for region in memory.regions]
-        self._at = f"{host}:{self._engine.get_rpc_port()}"
-
-    def describe(self) -> dict[str, Any]:
-        """What a reader must know."""
-        return {"at": self._at, "addresses": self._addresses}
-
-
-class MooncakeReader:
-    """Reads another engine's memory into a cache's own pools."""
-
-    def __init__(
-        self, memory: Memory, sender: dict[str, Any], host: str, timeout_s: float
-    ) -> None:
-        """Connect to the engine that describes itself as ``sender``; to it we are at ``host``.
-
-        Raises:
-            NotHere: There is no Mooncake here.
-            StoreUnavailable: What it said is none of an engine's.
-        """
-        os.environ["MC_TRANSFER_TIMEOUT"] = str(ceil(timeout_s))
-        self._engine, self._timeout_s = _engine(host, memory), timeout_s
-        try:
-            self._addresses = np.array(sender["addresses"], dtype=np.int64)
-            self._at = str(sender["at"])
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise StoreUnavailable(f"the sender's Mooncake engine is none: {error}.") from None
-
-    def read(self, places: Places, into: Sequence[memoryview]) -> None:
-        """See ``Reader``."""
-        if not len(places):
-            return
-        theirs = _starts(self._addresses, places).tolist()
-        ours = [address_of(view) for view in into]
-        stretches = ours, theirs, places[:, 2].tolist()
-        for first in range(0, len(places), _MOST):
-            some = [each[first : first + _MOST] for each in stretches]
-            if self._engine.batch_transfer_sync_read(self._at, *some):
-                raise StoreUnavailable(
-                    f"Mooncake did not read from {self._at} in {self._timeout_s:g} s: the sender "
-                    "is gone, or has no such memory."
-                )

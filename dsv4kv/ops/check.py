@@ -179,19 +179,12 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Disagreement:
-    """An operation that must not be timed.
+    """An operation that must not be timed."""
 
-    Attributes:
-        backend: Its backend, as it was asked for.
-        operation: Its name.
-        subject: Pages or state it was called with.
-        problem: What is wrong, a sentence that begins small.
-    """
-
-    backend: str
-    operation: str
-    subject: str
-    problem: str
+    backend: str  # its backend, as it was asked for
+    operation: str  # its name
+    subject: str  # pages or state it was called with
+    problem: str  # what is wrong, a sentence that begins small
 
     def __str__(self) -> str:
         return f"{self.operation} of {self.backend} on {self.subject}: {self.problem}"

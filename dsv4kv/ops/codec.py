@@ -101,7 +101,6 @@ def _e4m3_codes(groups: Tensor) -> Tensor:
 
 
 def _e2m1_codes(groups: Tensor) -> Tensor:
-    """Nearest-even codes, two in a byte, the even element in the low nibble."""
     size = groups.abs()
     code = (size > _LAST_EDGE).to(torch.uint8)
     for edge, inclusive in _E2M1_EDGES:

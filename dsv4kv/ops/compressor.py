@@ -19,34 +19,24 @@ _ANY_NUMBER = 2**63 - 1
 
 @dataclass(frozen=True)
 class Compressor:
-    """Parameters of one layer's compressor (or of its indexer's).
+    """Parameters of one layer's compressor (or of its indexer's)."""
 
-    Attributes:
-        ratio: Tokens per entry, m.
-        dim: Channels of an entry, d.
-        overlap: Pool the previous group's first half with the current group's second (CSA).
-        ape: Position bias of a score, float32[m, d · (2 if overlap else 1)]; zeros where a model
-            has none (DeepSeek-V4.1).
-        norm_weight: RMSNorm weight, float32[d].
-        norm_eps: RMSNorm epsilon.
-        rope: Rotation of the last channels: float32[groups, rope_dim], for each entry the
-            cosines of its pairs, then their sines; or float64[rope_dim / 2], the angle per
-            position of each pair, in radians.
-        hadamard: Rotate the entry by Hadamard(d) / sqrt(d) after RoPE (indexer keys).
-        round_norm: What RMSNorm gives is rounded to bf16 before RoPE (DeepSeek-V4.1's latent).
-        round_rope: What RoPE gives is rounded to bf16 before it is quantised.
-    """
-
-    ratio: int
-    dim: int
-    overlap: bool
+    ratio: int  # tokens per entry, m
+    dim: int  # channels of an entry, d
+    overlap: bool  # pool the previous group's first half with the current group's second (CSA)
+    # position bias of a score, float32[m, d · (2 if overlap else 1)]; zeros where a model has none
+    # (DeepSeek-V4.1)
     ape: Tensor
-    norm_weight: Tensor
-    norm_eps: float
+    norm_weight: Tensor  # RMSNorm weight, float32[d]
+    norm_eps: float  # RMSNorm epsilon
+    # rotation of the last channels: float32[groups, rope_dim], for each entry the cosines of its
+    # pairs, then their sines; or float64[rope_dim / 2], the angle per position of each pair, in
+    # radians
     rope: Tensor
-    hadamard: bool = False
+    hadamard: bool = False  # rotate the entry by Hadamard(d) / sqrt(d) after RoPE (indexer keys)
+    # what RMSNorm gives is rounded to bf16 before RoPE (DeepSeek-V4.1's latent)
     round_norm: bool = False
-    round_rope: bool = True
+    round_rope: bool = True  # what RoPE gives is rounded to bf16 before it is quantised
 
     @property
     def turns_rounded(self) -> bool:

@@ -194,7 +194,6 @@ def index_scores(
 
 
 def _runs(slots: Tensor, *, one_by_one: bool) -> Iterator[slice]:
-    """The tokens of each request, or each token."""
     numbers, first = slots.tolist(), 0
     for t in range(1, len(numbers) + 1):
         if t == len(numbers) or one_by_one or numbers[t] != numbers[first]:

@@ -27,19 +27,13 @@ Function = Callable[..., None]
 
 @dataclass(frozen=True)
 class Foreign:
-    """Operations from elsewhere, which take their arguments by position.
+    """Operations from elsewhere, which take their arguments by position."""
 
-    Attributes:
-        operations: By name in the table of operations.
-        version: Of the package they come from, where known.
-        formats: Entry formats they take; None takes all.
-        bridging: The same operations around functions that do nothing: the rest of a call, without
-            the foreign function. Empty where the operations take the table's arguments as is.
-    """
-
-    operations: Mapping[str, Function]
-    version: str | None
-    formats: tuple[str, ...] | None = None
+    operations: Mapping[str, Function]  # by name in the table of operations
+    version: str | None  # of the package they come from, where known
+    formats: tuple[str, ...] | None = None  # entry formats they take; None takes all
+    # the same operations around functions that do nothing: the rest of a call, without the foreign
+    # function. Empty where the operations take the table's arguments as is
     bridging: Mapping[str, Function] = field(default_factory=dict)
 
 

@@ -215,7 +215,6 @@ def finish(compressor: Compressor, pooled: Tensor, position: int) -> Tensor:
 
 
 def _turns(compressor: Compressor, position: int) -> list[tuple[float, float]]:
-    """Cosine and sine of each pair's angle at the first position of a group."""
     if compressor.has_table:
         row = compressor.rope[position // compressor.ratio].tolist()
         return list(zip(row[: len(row) // 2], row[len(row) // 2 :], strict=True))
@@ -391,7 +390,6 @@ def _seen(slot: int, length: Tensor) -> int:
 
 
 def _columns(blocks: Tensor | None, t: int, width: int, length: int) -> Iterator[tuple[int, int]]:
-    """Columns of a token's scores that are a key it sees, and which key."""
     size = width // blocks.shape[1] if blocks is not None and blocks.shape[1] else width
     for column in range(width):
         block = 0 if blocks is None else int(blocks[t, column // size])
@@ -401,11 +399,9 @@ def _columns(blocks: Tensor | None, t: int, width: int, length: int) -> Iterator
 
 
 def _largest(scores: list[float], count: int) -> list[int]:
-    """Places of the largest scores, of equals the first, in ascending order."""
     best = sorted(range(len(scores)), key=lambda i: (-scores[i], i))
     return sorted(best[:count])
 
 
 def _physical(row: Tensor, index: int, page_entries: int) -> int:
-    """Physical entry of a logical one by a slot's row of the table."""
     return int(row[index // page_entries]) * page_entries + index % page_entries

@@ -19,26 +19,19 @@ _PIECES = ("window_insert", "state_append", "flush")
 
 @dataclass(frozen=True)
 class ResolvedBackend:
-    """A backend and where its operations come from.
+    """A backend and where its operations come from."""
 
-    Attributes:
-        name: As it was asked for.
-        backend: Every operation; those that are not foreign are the base backend's.
-        foreign: Operations that come from elsewhere.
-        version: Of the package they come from, where known.
-        formats: Entry formats the foreign operations take; None takes all. On pages of other
-            formats the base backend works.
-        variants: Of the operations that have several and are not foreign.
-        bridging: ``backend`` with its packages' functions replaced by ones that do nothing: the
-            rest of a call. None where a call does nothing else.
-    """
-
-    name: str
-    backend: Backend
-    foreign: tuple[str, ...] = ()
-    version: str | None = None
+    name: str  # as it was asked for
+    backend: Backend  # every operation; those that are not foreign are the base backend's
+    foreign: tuple[str, ...] = ()  # operations that come from elsewhere
+    version: str | None = None  # of the package they come from, where known
+    # entry formats the foreign operations take; None takes all. On pages of other formats the base
+    # backend works
     formats: tuple[str, ...] | None = None
+    # of the operations that have several and are not foreign
     variants: Choice = field(default_factory=dict)
+    # ``backend`` with its packages' functions replaced by ones that do nothing: the rest of a
+    # call. None where a call does nothing else
     bridging: Backend | None = None
 
     def serves(self, operation: str, format_name: str | None) -> bool:

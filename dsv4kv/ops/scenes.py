@@ -425,21 +425,13 @@ def _chosen(maker: Maker, lengths: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Scene:
-    """One call of an operation.
+    """One call of an operation."""
 
-    Attributes:
-        operation: Name in the table.
-        subject: What it works on, in words.
-        format_name: Of its pages; None without pages.
-        make: Makes the arguments.
-        leeway: How far written entries may be from the reference's.
-    """
-
-    operation: str
-    subject: str
-    format_name: str | None
-    make: Make
-    leeway: Leeway = Leeway.NONE
+    operation: str  # name in the table
+    subject: str  # what it works on, in words
+    format_name: str | None  # of its pages; None without pages
+    make: Make  # makes the arguments
+    leeway: Leeway = Leeway.NONE  # how far written entries may be from the reference's
 
 
 def scenes_of(plan: CachePlan, seed: int) -> list[Scene]:
@@ -497,7 +489,6 @@ def _read_scenes(plan: CachePlan, schema: LayerCacheSchema) -> Iterator[Scene]:
 def _on(
     place: str, pages: PageLayout, make: Any, *given: Any, leeway: Leeway = Leeway.NONE
 ) -> Scene:
-    """A scene of the operation that the maker is named after."""
     subject = f"{place} pages of {pages.entries} {pages.format.name} entries"
     made = functools.partial(make, *given)
     return Scene(make.__name__, subject, pages.format.name, made, leeway)
@@ -505,7 +496,6 @@ def _on(
 
 @functools.lru_cache(maxsize=2)
 def _whole_rope(config: DSV4Config, ratio: int, precision: Precision) -> Tensor:
-    """Of all positions that the model has, however long the cache's requests are."""
     return make_rope(config, ratio, config.max_context_tokens, precision)
 
 

@@ -161,14 +161,10 @@ def attend_flops(attended: Count, heads: int, dims: int) -> Count:
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to do an operation on a GPU; all give the same bytes, ``attend`` but for rounding.
+    """One way to do an operation on a GPU: all give the same bytes, or ``attend`` rounds."""
 
-    Attributes:
-        meaning: What sets it apart, to follow its name.
-        architectures: That have what it takes, such as ``sm_90a``; None for all.
-    """
-
-    meaning: str
+    meaning: str  # what sets it apart, to follow its name
+    # that have what it takes, such as ``sm_90a``; None for all
     architectures: tuple[str, ...] | None = None
 
     def runs_on(self, architecture: str) -> bool:
@@ -178,40 +174,27 @@ class Variant:
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument of an operation.
+    """One argument of an operation."""
 
-    Attributes:
-        name: Keyword.
-        dtype: torch's name of a tensor's type; else ``pages``, ``compressor``, ``entries``,
-            ``parts``, ``int``, ``float`` or ``bool``.
-        shape: Sizes of a tensor, by name.
-        optional: Whether it may be None.
-    """
-
-    name: str
+    name: str  # keyword
+    # torch's name of a tensor's type; else ``pages``, ``compressor``, ``entries``, ``parts``,
+    # ``int``, ``float`` or ``bool``
     dtype: str
-    shape: tuple[str, ...]
-    optional: bool
+    shape: tuple[str, ...]  # sizes of a tensor, by name
+    optional: bool  # whether it may be None
 
 
 @dataclass(frozen=True)
 class Operation:
-    """A row of the table.
+    """A row of the table."""
 
-    Attributes:
-        signature: Arguments in order: ``name:type[sizes]``.
-        writes: Arguments that are written.
-        text: What it does.
-        moved: Its useful bytes, of counts; see the function.
-        of_slots: It works on rings and states: other block tables give it no other bytes.
-        variants: Ways to do it on a GPU, the default first.
-    """
-
-    signature: str
-    writes: tuple[str, ...]
-    text: str
-    moved: Callable[..., object]
+    signature: str  # arguments in order: ``name:type[sizes]``
+    writes: tuple[str, ...]  # arguments that are written
+    text: str  # what it does
+    moved: Callable[..., object]  # its useful bytes, of counts; see the function
+    # it works on rings and states: other block tables give it no other bytes
     of_slots: bool = False
+    # ways to do it on a GPU, the default first
     variants: Mapping[str, Variant] = field(default_factory=dict)
 
     @cached_property

@@ -14,15 +14,11 @@ from dsv4kv.ops.compressor import Compressor
 class PageStore:
     """All pages of one kind in one layer.
 
-    Attributes:
-        layout: Format and number of entries of a page.
-        pages: uint8[num_pages, page_bytes], contiguous.
-
     An entry's *physical index* is ``page * layout.entries + row``.
     """
 
-    layout: PageLayout
-    pages: Tensor
+    layout: PageLayout  # format and number of entries of a page
+    pages: Tensor  # uint8[num_pages, page_bytes], contiguous
 
     def __post_init__(self) -> None:
         size, entries = self.layout.page_bytes, self.layout.entries
@@ -73,7 +69,6 @@ class PageStore:
         return data, scales.view(len(pages), size, form.scale_row_bytes)
 
     def _apart(self, data: Tensor) -> tuple[Tensor, Tensor]:
-        """Values and tail, and scales, of rows that hold both."""
         cut = self.layout.scale_start
         rest = cut + self.layout.format.scale_bytes
         return torch.cat([data[..., :cut], data[..., rest:]], dim=-1), data[..., cut:rest]
@@ -112,40 +107,26 @@ class PageStore:
 
 @dataclass(frozen=True)
 class PartWrite:
-    """A step's tokens for one compressor: of the compressed KV, or of the indexer keys.
+    """A step's tokens for one compressor: of the compressed KV, or of the indexer keys."""
 
-    Attributes:
-        compressor: Parameters.
-        state: float32[S, 2, R, C], or float32[S, 3, C] online.
-        kv: float32[T, C].
-        score: float32[T, C].
-        store: Pages of the entries.
-        entries: Physical entry that each token completes, int64[T], −1 where it completes none.
-    """
-
-    compressor: Compressor
-    state: Tensor
-    kv: Tensor
-    score: Tensor
-    store: PageStore
+    compressor: Compressor  # parameters
+    state: Tensor  # float32[S, 2, R, C], or float32[S, 3, C] online
+    kv: Tensor  # float32[T, C]
+    score: Tensor  # float32[T, C]
+    store: PageStore  # pages of the entries
+    # physical entry that each token completes, int64[T], −1 where it completes none
     entries: Tensor
 
 
 @dataclass(frozen=True)
 class Entries:
-    """Compressed entries that query tokens attend to.
+    """Compressed entries that query tokens attend to."""
 
-    Attributes:
-        store: Pages of the compressed KV.
-        table: Blocks of every slot, int32[S, W].
-        lengths: Entries that each token sees, int64[T].
-        indices: Logical entries that each token attends to, int32[T, K]: −1, or an index beyond
-            what it sees, is none, and one that is there twice counts twice. None: all it sees.
-    """
-
-    store: PageStore
-    table: Tensor
-    lengths: Tensor
+    store: PageStore  # pages of the compressed KV
+    table: Tensor  # blocks of every slot, int32[S, W]
+    lengths: Tensor  # entries that each token sees, int64[T]
+    # logical entries that each token attends to, int32[T, K]: −1, or an index beyond what it sees,
+    # is none, and one that is there twice counts twice. None: all it sees
     indices: Tensor | None
 
 

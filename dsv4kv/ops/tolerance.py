@@ -76,15 +76,10 @@ def _near(grid: "Grid", found: Tensor, expected: Tensor, scales: Tensor, rotated
 
 @dataclass(frozen=True)
 class Grid:
-    """The numbers that groups of a format can hold.
+    """The numbers that groups of a format can hold."""
 
-    Attributes:
-        value: Type of the values, see ``EntryFormat``.
-        scale: Type of a group's scale.
-    """
-
-    value: str
-    scale: str
+    value: str  # type of the values, see ``EntryFormat``
+    scale: str  # type of a group's scale
 
     def one_code_apart(
         self, found: Tensor, expected: Tensor, scales: Tensor, leeway: float = 0.0

@@ -29,26 +29,19 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Read:
-    """An operation of T tokens, on each of some layers that are alike.
+    """An operation of T tokens, on each of some layers that are alike."""
 
-    Attributes:
-        layers: The layers.
-        operation: Its name.
-        own_bytes: Keys, entries and scores that a token reads or writes for itself, and where
-            they are, int64[T].
-        shared_bytes: Keys that all tokens of a request in one step read together, and where they
-            are, int64[T]: up to and with this token.
-        query_bytes: A token's other useful bytes: queries, outputs, weights, as many at any
-            context.
-        flops: Floating-point operations of its matrix products, int64[T].
-    """
-
-    layers: tuple[int, ...]
-    operation: str
+    layers: tuple[int, ...]  # the layers
+    operation: str  # its name
+    # keys, entries and scores that a token reads or writes for itself, and where they are,
+    # int64[T]
     own_bytes: Ints
+    # keys that all tokens of a request in one step read together, and where they are, int64[T]: up
+    # to and with this token
     shared_bytes: Ints
+    # a token's other useful bytes: queries, outputs, weights, as many at any context
     query_bytes: int
-    flops: Ints
+    flops: Ints  # floating-point operations of its matrix products, int64[T]
 
     def step_bytes(self, last: Ints | slice = slice(None)) -> int:
         """Useful bytes on one layer, as ``ops.spec`` counts them, of the tokens of one step.
@@ -61,25 +54,15 @@ class Read:
 
 @dataclass(frozen=True)
 class _Layer:
-    """What the reads of a layer follow from.
+    """What the reads of a layer follow from."""
 
-    Attributes:
-        ratio: Tokens per compressed entry; 0 without.
-        every: Whether it attends to all of them, not to chosen ones.
-        window: Ring of its window.
-        main: Page of the entries that it reads.
-        keys: Page of the keys that it scores; None where another layer chooses.
-        is_source: Whether it chooses the candidate blocks.
-        is_narrow: Whether it scores those alone.
-    """
-
-    ratio: int
-    every: bool
-    window: PageLayout | None
-    main: PageLayout | None
-    keys: PageLayout | None
-    is_source: bool
-    is_narrow: bool
+    ratio: int  # tokens per compressed entry; 0 without
+    every: bool  # whether it attends to all of them, not to chosen ones
+    window: PageLayout | None  # ring of its window
+    main: PageLayout | None  # page of the entries that it reads
+    keys: PageLayout | None  # page of the keys that it scores; None where another layer chooses
+    is_source: bool  # whether it chooses the candidate blocks
+    is_narrow: bool  # whether it scores those alone
 
 
 Readers = dict[_Layer, tuple[int, ...]]
@@ -179,25 +162,15 @@ def _attention(config: DSV4Config, layers: tuple[int, ...], layer: _Layer, token
 
 @dataclass(frozen=True)
 class Pooling:
-    """Sizes of a layer's compressor.
+    """Sizes of a layer's compressor."""
 
-    Attributes:
-        ratio: Tokens of an entry.
-        rows: Tokens that one entry pools.
-        dim: Channels of an entry.
-        channels: Channels of kv and score of one token.
-        state_rows: Rows that stay in the state.
-        online: Whether the state is the running softmax.
-        entry: Format of an entry.
-    """
-
-    ratio: int
-    rows: int
-    dim: int
-    channels: int
-    state_rows: int
-    online: bool
-    entry: EntryFormat
+    ratio: int  # tokens of an entry
+    rows: int  # tokens that one entry pools
+    dim: int  # channels of an entry
+    channels: int  # channels of kv and score of one token
+    state_rows: int  # rows that stay in the state
+    online: bool  # whether the state is the running softmax
+    entry: EntryFormat  # format of an entry
 
 
 def pooling_of(schema: LayerCacheSchema, *, indexer: bool) -> Pooling | None:
@@ -224,19 +197,14 @@ Work = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class CountedLayers:
-    """What counting needs of the layers held, worked out once for a cache.
+    """What counting needs of the layers held, worked out once for a cache."""
 
-    Attributes:
-        config: The model.
-        readers: As ``group_readers`` gives them; nothing where steps gather.
-        pooled: Compressor sizes by layer, and whether of its indexer; none where entries are of
-            one value each.
-        pages: Pages that a layer reads, its own or its owner's, by layer and whether of keys.
-    """
-
-    config: DSV4Config
-    readers: Readers
+    config: DSV4Config  # the model
+    readers: Readers  # as ``group_readers`` gives them; nothing where steps gather
+    # compressor sizes by layer, and whether of its indexer; none where entries are of one value
+    # each
     pooled: dict[tuple[int, bool], Pooling]
+    # pages that a layer reads, its own or its owner's, by layer and whether of keys
     pages: dict[tuple[int, bool], PageLayout]
 
     @classmethod
@@ -266,17 +234,11 @@ def _page(schema: LayerCacheSchema, indexer: bool) -> PageLayout | None:
 
 @dataclass(frozen=True)
 class StepWork:
-    """The work of one step.
+    """The work of one step."""
 
-    Attributes:
-        layers: Those held.
-        after: Tokens of every request after the step, int64[B].
-        positions: Positions of the step's tokens, int64[T].
-    """
-
-    layers: CountedLayers
-    after: Ints
-    positions: Ints
+    layers: CountedLayers  # those held
+    after: Ints  # tokens of every request after the step, int64[B]
+    positions: Ints  # positions of the step's tokens, int64[T]
     _reads: dict[tuple[int, str], Read] = field(default_factory=dict, init=False)
 
     def of_all(self, operations: Iterable[tuple[str, bool, LayerCacheSchema]]) -> list[Work]:

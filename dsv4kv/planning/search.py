@@ -5,6 +5,7 @@ trying, so most kinds are ruled out by one simulation or none. More replicas are
 worse.
 """
 
+import gc
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,10 +19,13 @@ from dsv4kv.fleet.run import FindParts
 from dsv4kv.planning.question import Question
 from dsv4kv.planning.servers import Bounds, layouts_of, open_server
 from dsv4kv.planning.trial import Kind, Split, Trial, simulate
+from dsv4kv.processes import without_collector
 from dsv4kv.replay.build import Parts, find_parts
 from dsv4kv.traces.request import Request
 from dsv4kv.units import counted
 
+_GARBAGE = 1_000_000
+"""Objects after which simulations are searched for cycles; the collector is off while planning."""
 WINDOW = 400
 """Requests of the window that deployments are screened on."""
 _BURST = 10.0
@@ -207,6 +211,9 @@ class Search:
     def _simulate(self, kind: Kind, units: int, speed: float, *, to_end: bool = False) -> Trial:
         asked, find = self.question, self.find_parts
         trial = simulate(asked, self.requests, kind, units, speed, find, to_end=to_end)
+        if gc.get_freeze_count() and gc.get_count()[0] > _GARBAGE:
+            gc.collect()
+            gc.freeze()
         self.on_trial()
         return trial
 
@@ -341,7 +348,8 @@ class Search:
             return None
         slos = tuple(replace(s, limit_s=s.limit_s / best.error(s)) for s in asked.slos)
         tight = replace(asked, slos=slos, speed=best.speed, asked=asked.slos)
-        kinds = [replace(k, bounds=replace(k.bounds, question=tight)) for k in self.kinds]
+        bounds = {id(kind.bounds): replace(kind.bounds, question=tight) for kind in self.kinds}
+        kinds = [replace(kind, bounds=bounds[id(kind.bounds)]) for kind in self.kinds]
         kinds = [kind for kind in kinds if kind.bounds.broken() is None]
         start = replace(self.start, units={}, speeds={best.kind.servers: best.speed})
         search = replace(
@@ -377,6 +385,14 @@ def plan(search: Search) -> Answer:
 
     Where no deployment keeps the limits on the window, the two nearest are searched again.
     """
+    gc.freeze()  # else requests are searched for cycles again and again, a fifth of the time
+    with without_collector():
+        answer = _plan(search)
+        gc.freeze()  # nor is the rest worth a search: the program ends
+        return answer
+
+
+def _plan(search: Search) -> Answer:
     question, last = search.question, search
     found = search.find_best()
     screened = found or search.list_nearest()

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from dsv4kv.clock.sources import find_layout
-from dsv4kv.clock.steps import Steps, StepTimes, decode_s, prompt_s
+from dsv4kv.clock.steps import StepTimes, decode_s, prompt_s
 from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.engines.names import FAMILIES, family_of, replayed_engines
@@ -203,8 +203,7 @@ class Bounds:
         """
         step_tokens, times = self._step_tokens, self.server.times
         dp = self.server.layout.dp
-        chunk = Steps(prompt=step_tokens * dp, fullest=step_tokens)
-        token_s = times.seconds(tuple(times.count(chunk).sum(axis=0).tolist())) / chunk.prompt
+        token_s = prompt_s(times, step_tokens, ranks=dp) / (step_tokens * dp)
         percent = max(slo.percent for slo in self.question.slos if slo.name != "tpot")
         bound = sorted(self._unseen)[: math.floor(percent / 100 * (len(self._unseen) - 1))]
         return sum(bound) * token_s

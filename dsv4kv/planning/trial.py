@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from dsv4kv.config.fleet import GroupSection
+from dsv4kv.core.served import Served
 from dsv4kv.engines.names import sends_of
 from dsv4kv.errors import ConfigError
 from dsv4kv.fleet.outcome import Fates
@@ -16,14 +17,11 @@ from dsv4kv.fleet.replica import Replica
 from dsv4kv.fleet.run import FindParts, Fleet, FleetOutcome
 from dsv4kv.planning.question import Question, Slo
 from dsv4kv.planning.servers import Bounds, Server
-from dsv4kv.processes import without_collector
 from dsv4kv.replay.build import find_parts
 from dsv4kv.traces.request import Request
 
-_CHECKS = 24
-"""How often a simulation checks whether it can still keep its limits."""
-_EARLY = (16, 8, 4, 2)
-"""Parts of the first interval at which it checks, too: a queue is long before many are served."""
+_CHECKS, _BETWEEN = 100, 20
+"""How often a simulation checks whether its limits are lost; min requests between checks."""
 
 
 class Split(NamedTuple):
@@ -173,42 +171,44 @@ class Trial:
         return self.kind.server.times.held_out.of(slo.name)
 
 
-class _LimitLost(Exception):
-    """More requests broke a limit than its percentile allows."""
-
-
 class LateRequests:
-    """Counts requests that break limits; finished requests are read once."""
+    """Counts requests that break limits while a fleet serves them."""
 
     def __init__(self, slos: Sequence[Slo], count: int) -> None:
         """Of ``count`` requests in all."""
         self._slos = slos
         self._allowed = [(1 - slo.percent / 100) * (count - 1) + 1 for slo in slos]
-        self._late = [0] * len(slos)
-        self._finished: set[int] = set()
+        self._late = [0] * len(slos)  # of requests that have ended
+        self._open: dict[int, list[Served]] = {}  # by replica
+        self._seen: dict[int, int] = {}  # requests of a replica that were looked at
 
     def lose_a_limit(self, so_far: FleetOutcome) -> bool:
         """Whether a limit is lost whatever happens to the other requests."""
         unfinished = [0] * len(self._slos)
         for pool in so_far.pools:
             for replica in pool:
-                for served in replica.served:
-                    number, counts = served.number, unfinished
-                    if number in self._finished or so_far.answers[number] is not served:
+                place, still_open = id(replica), list[Served]()
+                new = replica.served[self._seen.get(place, 0) :]
+                for served in (*self._open.get(place, ()), *new):
+                    if so_far.answers[served.number] is not served:  # it moved on to decode
                         continue
-                    if served.finished_s is not None:
-                        times_s = replica.replay.outcome.times(served, so_far.prompts[number])
-                        if pool is so_far.pools[-1]:  # from others it may move on to decode
-                            self._finished.add(number)
-                            counts = self._late
-                    else:
-                        waited_s = replica.now_s - so_far.prompts[number].arrival_s
-                        times_s = {"latency": waited_s}
-                        if served.first_token_s is None:
-                            times_s["ttft"] = waited_s
-                    for place, slo in enumerate(self._slos):
-                        counts[place] += times_s.get(slo.name, 0.0) > slo.limit_s
+                    ended = served.finished_s is not None and pool is so_far.pools[-1]
+                    if not ended:
+                        still_open.append(served)
+                    counts = self._late if ended else unfinished
+                    times_s = _times_so_far(replica, served, so_far.prompts[served.number])
+                    for slot, slo in enumerate(self._slos):
+                        counts[slot] += times_s.get(slo.name, 0.0) > slo.limit_s
+                self._open[place], self._seen[place] = still_open, len(replica.served)
         return any(map(gt, map(add, unfinished, self._late), self._allowed))
+
+
+def _times_so_far(replica: Replica, served: Served, asked: Served) -> dict[str, float]:
+    """Times of a request; of one that has not ended, what they are at least."""
+    if served.finished_s is not None:
+        return replica.replay.outcome.times(served, asked)
+    first_s = replica.now_s if served.first_token_s is None else served.first_token_s
+    return {"latency": replica.now_s - asked.arrival_s, "ttft": first_s - asked.arrival_s}
 
 
 def simulate(
@@ -226,17 +226,7 @@ def simulate(
     fleet = base.fleet.model_copy(update=kind.fleet(units))
     workload = base.workload.model_copy(update={"speed": speed})
     config = base.model_copy(update={"fleet": fleet, "workload": workload})
-    interval = max(1, count // _CHECKS)
-    early = {interval // part for part in _EARLY}
-    late = LateRequests(slos, count)
-
-    def check(done: int) -> None:
-        if (done % interval == 0 or done in early) and late.lose_a_limit(
-            made.outcome(ended=False)
-        ):
-            raise _LimitLost
-
-    made = Fleet(config, requests, (lambda done: None) if to_end else check, find)
+    made, late = Fleet(config, requests, find, records=False), LateRequests(slos, count)
     span_s = (requests[-1].arrival_s - requests[0].arrival_s) / speed
     trial = Trial(
         kind,
@@ -251,14 +241,19 @@ def simulate(
         came=count,
         served=0,
     )
-    try:
-        with without_collector():
-            made.run()
-    except _LimitLost:
-        so_far = made.outcome(ended=False)
-        return replace(trial, came=len(so_far.answers), served=len(Fates.of(so_far).numbers))
-    outcome = made.outcome(ended=True)
-    fates = Fates.of(outcome)
+    interval, lost = max(_BETWEEN, count // _CHECKS), False
+    for number, _ in enumerate(made.run(), 1):
+        if not to_end and number % interval == 0:
+            lost = late.lose_a_limit(made.outcome(ended=False))
+            if lost:
+                break
+    so_far = made.outcome(ended=not lost)
+    if lost:
+        served = sum(each.finished_s is not None for each in so_far.answers.values())
+        trial = replace(trial, came=len(so_far.answers), served=served)
+        made.close()
+        return trial
+    fates = Fates.of(so_far)
     values_s = {
         slo.label: float(np.percentile(fates.samples_ns[slo.name] or [0], slo.percent)) / 1e9
         for slo in slos
@@ -271,14 +266,16 @@ def simulate(
     )
     served = len(fates.numbers)
     meets = served == count and all(values_s[slo.label] <= slo.limit_s for slo in slos)
+    hit_share, busy_share = _hit_share(so_far), max(map(_busy_share, so_far.pools))
+    made.close()
     return replace(
         trial,
         values_s=values_s,
         good=good / count,
         meets=meets,
         served=served,
-        hit_share=_hit_share(outcome),
-        busy_share=max(map(_busy_share, outcome.pools)),
+        hit_share=hit_share,
+        busy_share=busy_share,
         tpot_p99_s=float(np.percentile(fates.samples_ns.get("tpot") or [0], 99)) / 1e9,
     )
 

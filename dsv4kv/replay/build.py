@@ -220,7 +220,7 @@ def build_replay(
     checkpoints = CheckpointStore(memory.num_checkpoints)
     check_fit(config.cost, memory, parts.weights)
     scheduling = config.scheduler
-    clock = VirtualClock(parts.tables, parts.rates, parts.times)
+    clock = VirtualClock(parts.tables, parts.rates, parts.times.timer if parts.times else None)
     ranks = find_layout(config.cost, memory.model).dp if parts.times else 1
     compute_s = partial(clock.prompt_s, chunk_tokens=scheduling.step_tokens // ranks)
     tiers = None

@@ -9,10 +9,11 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Literal
 
-from dsv4kv.clock.steps import COUNTS, StepTimes
+from dsv4kv.clock.steps import StepTimes
 from dsv4kv.config.load import Loaded, Point
 from dsv4kv.config.replay import ReplayConfig, TierSection
 from dsv4kv.core.clock import VirtualClock
+from dsv4kv.core.linear import COUNTS
 from dsv4kv.engines.names import find_rule
 from dsv4kv.errors import Dsv4kvError, TraceError
 from dsv4kv.measure.environment import capture_environment

@@ -48,20 +48,13 @@ from dsv4kv.serve.placing import PlacedContexts
 
 @dataclass(frozen=True)
 class StepTokens:
-    """Tokens of a step.
+    """Tokens of a step."""
 
-    Attributes:
-        batch: The tokens as the cache sees them, on the host.
-        requests: Running number of every request of the batch, int64[B].
-        kept: Tokens of every request once rejected drafts are rolled back, int64[B].
-        observed: Show what is read to the observer.
-        contents: What prompts have in common; None where every token is its request's own.
-    """
-
-    batch: Step
-    requests: Ids
-    kept: Ids
-    observed: bool = False
+    batch: Step  # the tokens as the cache sees them, on the host
+    requests: Ids  # running number of every request of the batch, int64[B]
+    kept: Ids  # tokens of every request once rejected drafts are rolled back, int64[B]
+    observed: bool = False  # show what is read to the observer
+    # what prompts have in common; None where every token is its request's own
     contents: PromptContents | None = None
 
     def rows(self, members: Ids | int, positions: Ids) -> Ids:
@@ -91,23 +84,15 @@ class StepObserver(Protocol):
 
 @dataclass(frozen=True)
 class Gpu:
-    """What only a run on a GPU has.
+    """What only a run on a GPU has."""
 
-    Attributes:
-        tables: Block tables on the device.
-        clock: Times steps there; a host's clock would time their launches.
-        graphs: Captured decode steps; None launches every operation.
-        in_turns: Every other decode step is launched operation by operation, to be compared.
-        fused: A step writes a layer with one kernel, not with one for each operation.
-        dependent: A kernel is set up while the one before it still runs.
-    """
-
-    tables: DeviceTables
-    clock: DeviceClock
-    graphs: DecodeGraphs | None = None
+    tables: DeviceTables  # block tables on the device
+    clock: DeviceClock  # times steps there; a host's clock would time their launches
+    graphs: DecodeGraphs | None = None  # captured decode steps; None launches every operation
+    # every other decode step is launched operation by operation, to be compared
     in_turns: bool = False
-    fused: bool = True
-    dependent: bool = False
+    fused: bool = True  # a step writes a layer with one kernel, not with one for each operation
+    dependent: bool = False  # a kernel is set up while the one before it still runs
 
 
 @dataclass
@@ -115,31 +100,20 @@ class StepExecutor:
     """Drives every layer's cache through a step.
 
     On the CPU every operation is timed; on a GPU decode steps are, see ``Gpu``.
-
-    Attributes:
-        layers: The cache.
-        inputs: Data, on the device of the cache.
-        recorder: Takes the samples.
-        observer: Is shown the reads of observed steps.
-        chooser: Chooses what CSA layers gather.
-        outputs: Where reads write.
-        device: Where the cache is.
-        gpu: None on the CPU.
-        contexts: Places prompts; None where they are served.
-        queries: What decode steps ask that read in place; None where they gather.
-        mark: Makes a range of a profiler; None where none looks.
     """
 
-    layers: Sequence[LayerCache]
-    inputs: InputBank
-    recorder: Recorder
-    observer: StepObserver
-    chooser: EntryChooser
-    outputs: Outputs
-    device: torch.device
-    gpu: Gpu | None = None
-    contexts: PlacedContexts | None = None
+    layers: Sequence[LayerCache]  # the cache
+    inputs: InputBank  # data, on the device of the cache
+    recorder: Recorder  # takes the samples
+    observer: StepObserver  # is shown the reads of observed steps
+    chooser: EntryChooser  # chooses what CSA layers gather
+    outputs: Outputs  # where reads write
+    device: torch.device  # where the cache is
+    gpu: Gpu | None = None  # none on the CPU
+    contexts: PlacedContexts | None = None  # places prompts; None where they are served
+    # what decode steps ask that read in place; None where they gather
     queries: QueryBank | None = None
+    # makes a range of a profiler; None where none looks
     mark: Callable[[str], AbstractContextManager[object]] | None = None
     _turns: Counter[bool] = field(default_factory=Counter, init=False)
 

@@ -49,17 +49,11 @@ Capture = Callable[[Callable[[], None]], Graph]
 
 @dataclass(frozen=True)
 class DecodeGraph:
-    """A decode step of at most ``requests`` requests.
+    """A decode step of at most ``requests`` requests."""
 
-    Attributes:
-        requests: Batch size it was captured for.
-        graph: The capture.
-        shown: The last read into each output.
-    """
-
-    requests: int
-    graph: Graph
-    shown: tuple[Shown, ...]
+    requests: int  # batch size it was captured for
+    graph: Graph  # the capture
+    shown: tuple[Shown, ...]  # the last read into each output
 
 
 def batch_buckets(most: int) -> list[int]:

@@ -33,21 +33,14 @@ class CompressorInputs:
 
 @dataclass(frozen=True)
 class Queries:
-    """What the attention of a decode step asks, the same in all layers.
+    """What the attention of a decode step asks, the same in all layers."""
 
-    Attributes:
-        attention: bf16[T, H, D].
-        indexer: bf16[T, Hi, Di], before RoPE.
-        weights: Of the indexer's heads, float32[T, Hi].
-        turns: Cosines, then sines of each token's position by ratio, float32[T, R].
-        sinks: float32[H].
-    """
-
-    attention: Tensor
-    indexer: Tensor
-    weights: Tensor
+    attention: Tensor  # bf16[T, H, D]
+    indexer: Tensor  # bf16[T, Hi, Di], before RoPE
+    weights: Tensor  # of the indexer's heads, float32[T, Hi]
+    # cosines, then sines of each token's position by ratio, float32[T, R]
     turns: Mapping[int, Tensor]
-    sinks: Tensor
+    sinks: Tensor  # float32[H]
 
     def of_tokens(self, change: Callable[[Tensor], Tensor]) -> "Queries":
         """The same with everything changed that is by token."""
@@ -58,23 +51,16 @@ class Queries:
 
 @dataclass(frozen=True)
 class StepInputs:
-    """What a model hands its cache in one step.
+    """What a model hands its cache in one step."""
 
-    Attributes:
-        window: Window values of the step's tokens, bf16[T, D].
-        compressors: Their kv and score, by number of channels.
-        projected: Values that become entries one by one, bf16[T, d] by d; of d = D it is the
-            window's.
-        topk: Entries that layers read which select some, by ratio: int32[B, K], −1 for none;
-            nothing in a prompt chunk.
-        queries: What attention asks; None where entries are gathered.
-    """
-
-    window: Tensor
-    compressors: Mapping[int, CompressorInputs]
+    window: Tensor  # window values of the step's tokens, bf16[T, D]
+    compressors: Mapping[int, CompressorInputs]  # their kv and score, by number of channels
+    # values that become entries one by one, bf16[T, d] by d; of d = D it is the window's
     projected: Mapping[int, Tensor]
+    # entries that layers read which select some, by ratio: int32[B, K], −1 for none; nothing in a
+    # prompt chunk
     topk: Mapping[int, Tensor]
-    queries: Queries | None = None
+    queries: Queries | None = None  # what attention asks; None where entries are gathered
 
     def of_tokens(self, change: Callable[[Tensor], Tensor]) -> "StepInputs":
         """The same with everything changed that is by token."""

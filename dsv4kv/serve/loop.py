@@ -61,29 +61,18 @@ Slots = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class LoopSettings:
-    """How requests are served.
+    """How requests are served."""
 
-    Attributes:
-        concurrency: Requests in flight at once.
-        step_tokens: Token budget of a step; decode tokens come first, then prompt chunks.
-        draft_tokens: Tokens drafted per decode step.
-        acceptance: Probability that a draft is accepted if all before it were.
-        max_output_tokens: Outputs are cut to this; None keeps them.
-        warmup_steps: Steps whose samples are not kept.
-        verify_every: Show every so many steps to the observer; 0 never.
-        context: Prompts of so many tokens are placed when they are admitted; None serves prompts.
-        seed: Seed of the acceptance draws.
-    """
-
-    concurrency: int
-    step_tokens: int
-    draft_tokens: int = 0
-    acceptance: float = 0.0
-    max_output_tokens: int | None = None
-    warmup_steps: int = 0
-    verify_every: int = 0
+    concurrency: int  # requests in flight at once
+    step_tokens: int  # token budget of a step; decode tokens come first, then prompt chunks
+    draft_tokens: int = 0  # tokens drafted per decode step
+    acceptance: float = 0.0  # probability that a draft is accepted if all before it were
+    max_output_tokens: int | None = None  # outputs are cut to this; None keeps them
+    warmup_steps: int = 0  # steps whose samples are not kept
+    verify_every: int = 0  # show every so many steps to the observer; 0 never
+    # prompts of so many tokens are placed when they are admitted; None serves prompts
     context: int | None = None
-    seed: int = 0
+    seed: int = 0  # seed of the acceptance draws
 
 
 @dataclass
@@ -199,11 +188,9 @@ class ServingLoop:
             return self._turns.wait()
 
     def _now_ns(self) -> int:
-        """The recorder's clock, which stands still while time is excluded."""
         return perf_counter_ns() - self._recorder.excluded_ns
 
     def _keep(self, name: str, start_ns: int) -> None:
-        """A latency, which the recorder is given at the step's end."""
         self._latencies.append((name, self._now_ns() - start_ns))
 
     def _step(self) -> tuple[Slots, Slots, int] | None:
@@ -381,7 +368,6 @@ class ServingLoop:
             self._finish(slot)
 
     def _advance_reuse(self, chunks: Slots) -> None:
-        """What prompts have been computed up to, and which are complete."""
         if self._reuse is None:
             return
         for slot in chunks.tolist():

@@ -99,7 +99,6 @@ def read_operations(layer: LayerCache, *, engine: bool) -> list[LayerOperation]:
 
 
 def _insertion(layer: LayerCache, indexer: bool) -> LayerOperation:
-    """How entries of one value each are stored."""
     if layer.part(indexer).compressor is not None:
         return "norm_rope_insert", indexer
     return "indexer_insert" if indexer else "entry_insert", indexer
@@ -179,21 +178,15 @@ class Outputs:
 
 @dataclass
 class Run:
-    """How the operations of a step are run.
+    """How the operations of a step are run."""
 
-    Attributes:
-        outputs: Where reads write.
-        longest_tokens: Most tokens of a request, or room for them.
-        spans: Takes (name, layer, start, end in ns) of every operation; None where a device runs
-            them later.
-        show: Is given a layer, an operation that read, its arguments and where reads wrote.
-        mark: Makes a range of a profiler around an operation.
-    """
-
-    outputs: Outputs
-    longest_tokens: int
+    outputs: Outputs  # where reads write
+    longest_tokens: int  # most tokens of a request, or room for them
+    # takes (name, layer, start, end in ns) of every operation; None where a device runs them later
     spans: list[tuple[LayerOperation, LayerCache, int, int]] | None = None
+    # is given a layer, an operation that read, its arguments and where reads wrote
     show: Callable[[LayerCache, LayerOperation, Tensors, Reads | None], None] | None = None
+    # makes a range of a profiler around an operation
     mark: Callable[[str], AbstractContextManager[object]] | None = None
 
 

@@ -98,7 +98,6 @@ def first_written(tokens: int, window_rows: int) -> int:
 
 
 def _draw(layer: LayerCache, like: PageStore, generator: torch.Generator) -> _Bank:
-    """As many pages as there are in the cache, if there are few."""
     each, dims = like.layout.entries, like.layout.format.dims
     pages = min(max(1, _DISTINCT_ENTRIES // each), len(like.pages))
     values = torch.randn(pages * each, dims, generator=generator).bfloat16()

@@ -24,25 +24,15 @@ NEVER = np.iinfo(np.int64).max
 
 @dataclass
 class ReuseTotals:
-    """What reuse did, in tokens unless the name says otherwise.
+    """What reuse did, in tokens unless the name says otherwise."""
 
-    Attributes:
-        lookups: Requests that were looked up.
-        matched: Tokens whose blocks were cached.
-        resumed: Tokens that were not computed again.
-        copied_blocks: Blocks copied because a request resumes inside one.
-        evicted_blocks: Blocks that the index gave up.
-        saved_checkpoints: Checkpoints saved.
-        evicted_checkpoints: Checkpoints given up for others.
-    """
-
-    lookups: int = 0
-    matched: int = 0
-    resumed: int = 0
-    copied_blocks: int = 0
-    evicted_blocks: int = 0
-    saved_checkpoints: int = 0
-    evicted_checkpoints: int = 0
+    lookups: int = 0  # requests that were looked up
+    matched: int = 0  # tokens whose blocks were cached
+    resumed: int = 0  # tokens that were not computed again
+    copied_blocks: int = 0  # blocks copied because a request resumes inside one
+    evicted_blocks: int = 0  # blocks that the index gave up
+    saved_checkpoints: int = 0  # checkpoints saved
+    evicted_checkpoints: int = 0  # checkpoints given up for others
 
 
 @dataclass
@@ -183,7 +173,6 @@ class PrefixReuse:
         return len(evicted)
 
     def _let_go(self, prompt: _Prompt) -> None:
-        """A prompt's blocks may be given up by the index."""
         if prompt.lease.run is not None:
             self._index.release(prompt.lease)
 
@@ -203,7 +192,6 @@ class PrefixReuse:
         return self._while_pinned(keys, lambda _: self._free(1))
 
     def _share(self, slot: int, keys: Ids) -> None:
-        """Let a slot share the blocks of a cached chain, and copy one that it will write in."""
         tokens, key = len(keys) * self._key_tokens, int(keys[-1])
         saved = self._checkpoints, self._saved[key]
 
@@ -215,7 +203,6 @@ class PrefixReuse:
         self.totals.copied_blocks += len(keys) % self._block_keys > 0
 
     def _while_pinned(self, keys: Ids, act: Callable[[Lease], Result]) -> Result:
-        """Do something while a chain is kept."""
         lease = self._index.pin(keys)
         try:
             return act(lease)
@@ -248,7 +235,6 @@ class PrefixReuse:
         self.totals.saved_checkpoints += 1
 
     def _drop_oldest(self) -> None:
-        """Give up the checkpoint that was used longest ago."""
         self._checkpoints.release(self._saved.popitem(last=False)[1])
 
 

@@ -36,23 +36,14 @@ _SCORES = 64  # of a token that are compared
 
 @dataclass
 class Verifier:
-    """Samples one output of one request of every gather it is shown, or of every attention.
+    """Samples one output of one request of every gather it is shown, or of every attention."""
 
-    Attributes:
-        inputs: The data the cache was fed, on the host.
-        compressors: Main and indexer compressor of every layer, on the host.
-        random: Chooses the samples.
-        contexts: What was placed; None where prompts are served.
-        checks: Comparisons made, by operation.
-        failures: A sentence for each output that differed.
-    """
-
-    inputs: InputBank
-    compressors: Compressors
-    random: np.random.Generator
-    contexts: PlacedContexts | None = None
-    checks: Counter[str] = field(default_factory=Counter)
-    failures: list[str] = field(default_factory=list)
+    inputs: InputBank  # the data the cache was fed, on the host
+    compressors: Compressors  # main and indexer compressor of every layer, on the host
+    random: np.random.Generator  # chooses the samples
+    contexts: PlacedContexts | None = None  # what was placed; None where prompts are served
+    checks: Counter[str] = field(default_factory=Counter)  # comparisons made, by operation
+    failures: list[str] = field(default_factory=list)  # a sentence for each output that differed
 
     def chosen(self, count: int) -> Sequence[int]:
         """Which of ``count`` outputs are compared."""
@@ -306,7 +297,6 @@ def _decoded(store: PageStore, entries: Rows64) -> Tensor:
 
 
 def _columns(blocks: Rows64, width: int, seen: int) -> tuple[Rows64, Rows64]:
-    """Columns of scores of candidate blocks that are keys a token sees, and which keys."""
     size = width // len(blocks)
     keys = (blocks.astype(np.int64)[:, None] * size + np.arange(size)).ravel()
     columns = ((np.repeat(blocks, size) >= 0) & (keys < seen)).nonzero()[0]

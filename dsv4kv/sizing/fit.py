@@ -262,12 +262,12 @@ def curve(scenario: Scenario) -> list[tuple[int, int]]:
 
 
 def compare_layouts(scenario: Scenario, context_tokens: int) -> list[LayoutLine]:
-    """The layout, and every other one of the same GPUs from tensor to data parallel."""
+    """The layout, and for comparison all GPUs of a stage as tensor and as data parallel ranks."""
     layout = scenario.layout
     ranks = layout.tp * layout.dp
     fixed = fix_layout(scenario)
     lines = [_layout_line(scenario, context_tokens)]
-    for tp in (tp for tp in range(ranks, 0, -1) if ranks % tp == 0):
+    for tp in (ranks, 1):
         try:
             (other,) = resolve(replace(fixed, tp=tp, dp=ranks // tp, ep=None))
         except ConfigError:

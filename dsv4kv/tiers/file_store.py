@@ -80,13 +80,14 @@ class FileStore:
 
     def exists(self, names: Sequence[str]) -> Found:
         """See ``Store``."""
-        return np.fromiter((self._path(name).is_file() for name in names), np.bool_, len(names))
+        there = (os.path.isfile(self._path(name)) for name in names)  # noqa: PTH113 it is faster
+        return np.fromiter(there, np.bool_, len(names))
 
     def delete(self, names: Sequence[str]) -> None:
         """See ``Store``."""
         with self._translated():
             for name in names:
-                path = self._path(name)
+                path = Path(self._path(name))
                 if not path.is_dir():
                     path.unlink(missing_ok=True)
 
@@ -104,12 +105,12 @@ class FileStore:
         with self._translated():
             return [each.result() for each in moved]
 
-    def _path(self, name: str) -> Path:
+    def _path(self, name: str) -> str:
         fan = xxhash.xxh3_64_intdigest(name.encode()) & 0xFF
-        return self.folder / f"{fan:02x}" / f"{name.replace('/', '~')}.kv"
+        return f"{self.folder}/{fan:02x}/{name.replace('/', '~')}.kv"
 
     def _put(self, name: str, data: Bytes) -> None:
-        path = self._path(name)
+        path = Path(self._path(name))
         path.parent.mkdir(0o700, exist_ok=True)
         if path.is_dir() or (path.exists() and not path.is_file()):
             raise OSError(errno.EEXIST, "there is something that is no object", str(path))
@@ -120,7 +121,7 @@ class FileStore:
             os.fdatasync(file.fileno())  # so that reading it back does not wait for writing
 
     def _get(self, name: str, into: Bytes) -> bool:
-        path = self._path(name)
+        path = Path(self._path(name))
         try:
             file = _open_plain(path)
         except FileNotFoundError:

@@ -206,7 +206,7 @@ def _headline(launches: Group, *, doubtful: bool) -> str:
     for outcome, name in ((step, step.title.partition(",")[0].lower()), (GATHER, "gather")):
         estimate = outcome.across(launches)
         if estimate and not doubtful and is_known(estimate):
-            found.append(f"{name} {outcome.text(estimate)}{_share_of_copy(outcome, launches)}")
+            found.append(f"{name} {outcome.text(estimate)}")
     case = launches[0]
     if case.cache:
         found.append(f"{case.cache.bytes_per_token:,.0f} B of cache per token")
@@ -215,18 +215,8 @@ def _headline(launches: Group, *, doubtful: bool) -> str:
     return ", ".join(found) or "nothing was measured"
 
 
-def _share_of_copy(outcome: Outcome, launches: Group) -> str:
-    if outcome is not GATHER:
-        return ""
-    known = [yardsticks(case)[0] for case in launches if yardsticks(case)]
-    rate, mine = (known[0].rate if known else None), GATHER.across(launches)
-    if rate is None or mine is None or len(launches) > 1:
-        return ""
-    return f" ({format_quantity(divide(mine, rate), 100)} % of {known[0].name})"
-
-
 def _sweep_headline(groups: Sequence[Group], *, doubtful: bool) -> Iterator[Part]:
-    sentences = list(best_sentences(groups, known=True)) or [unchanged_sentence(groups)]
+    sentences = list(best_sentences(groups)) or [unchanged_sentence(groups)]
     for sentence in filter(None, sentences[:2]):
         yield Finding("warning", sentence) if doubtful else Text(sentence, "strong")
 
@@ -570,6 +560,7 @@ def _pools(case: Case) -> Iterator[Part]:
     pools = case.cache.pools if case.cache else []
     if not pools:
         return
+    whole = sum(pool.allocated_bytes for pool in pools) or 1
     yield Table(
         "Cache",
         [
@@ -582,6 +573,7 @@ def _pools(case: Case) -> Iterator[Part]:
             ("bytes/unit", lambda pool: quantity(pool.unit_bytes)),
             ("predicted", lambda pool: size(pool.predicted_bytes)),
             ("allocated", lambda pool: size(pool.allocated_bytes)),
+            ("of all", lambda pool: bar(pool.allocated_bytes / whole)),
             (
                 "as predicted",
                 lambda pool: (
@@ -594,15 +586,6 @@ def _pools(case: Case) -> Iterator[Part]:
         pools,
         keys=2,
     )
-    rows = [
-        plots.Bar(
-            f"{pool.name} {pool.layer_type}",
-            pool.allocated_bytes,
-            format_bytes(pool.allocated_bytes),
-        )
-        for pool in sorted(pools, key=lambda pool: -pool.allocated_bytes)
-    ]
-    yield plots.bars("Memory by pool, all layers", rows, unit="B")
 
 
 def _latency_chart(latencies: Sequence[Latency]) -> Chart:
@@ -624,4 +607,4 @@ def _rate_charts(case: Case, gpu: GpuFacts | None) -> Iterator[Chart]:
     promised = datasheet_gbps(gpu) if gpu else None
     limits |= {"datasheet": float(promised)} if promised else {}
     rows = [estimate_bar(name, rate, "GB/s") for name, rate in found]
-    yield plots.bars("Rate of each operation, GB/s", rows, dots=True, lines=limits)
+    yield plots.bars("Rate of each operation, GB/s", rows, unit="GB/s", dots=True, lines=limits)

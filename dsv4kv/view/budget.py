@@ -7,7 +7,8 @@ from dsv4kv.engines.contract import Capacity
 from dsv4kv.engines.host import HostTier
 from dsv4kv.sizing.advice import Option
 from dsv4kv.sizing.answer import Answer, assumptions, count_requests, limit_sentence, peak_of
-from dsv4kv.sizing.fit import LayoutLine, within_limit
+from dsv4kv.sizing.fit import within_limit
+from dsv4kv.sizing.layout import Layout
 from dsv4kv.sizing.lookup import kv_heads
 from dsv4kv.sizing.scenario import Scenario
 from dsv4kv.sizing.sweep import Row
@@ -43,7 +44,6 @@ Launch = Callable[[Option | None], str]
 def budget_page(
     found: Answer,
     options: Sequence[Option],
-    layouts: Sequence[LayoutLine],
     curve: Sequence[tuple[int, int]],
     *,
     given: Mapping[str, str],
@@ -55,7 +55,7 @@ def budget_page(
     useful = [] if refused else [each for each in options if _helps(found, each)]
     answer: list[Part] = [_answer(found)]
     if found.kv_copies > 1:
-        answer.append(_copies_sentence(found, layouts))
+        answer.append(_copies_sentence(found, options))
     if "engine" in given:
         answer += _engine_lines(found)
     facts = _facts(found, curve)
@@ -142,15 +142,21 @@ def _gpus(scenario: Scenario) -> str:
     return f"{scenario.layout.gpus:,} × {scenario.gpu.name} ({scenario.layout.label})"
 
 
-def _copies_sentence(found: Answer, layouts: Sequence[LayoutLine]) -> str:
+def _copies_sentence(found: Answer, options: Sequence[Option]) -> str:
     """What tensor parallelism costs: the copies of the single KV head."""
-    best = max(layouts, key=lambda line: line.concurrency)
+    layout = found.scenario.layout
     heads = "single KV head" if kv_heads(found.scenario.config) == 1 else "too few KV heads"
-    better = f" {best.layout.label} on the same GPUs holds {best.concurrency:,} requests."
-    return (
-        f"TP{found.scenario.layout.tp} replicates the KV cache on {found.kv_copies} GPUs "
-        f"({heads}).{better if best.concurrency > found.max_concurrency else ''}"
-    )
+    others = [each for each in options if _replaces(layout, each.scenario.layout)]
+    best = max(others, key=lambda option: option.concurrency, default=None)
+    better = ""
+    if best and best.concurrency > found.max_concurrency:
+        label, most = best.scenario.layout.label, best.concurrency
+        better = f" {label} on the same GPUs holds {most:,} requests."
+    return f"TP{layout.tp} replicates the KV cache on {found.kv_copies} GPUs ({heads}).{better}"
+
+
+def _replaces(layout: Layout, other: Layout) -> bool:
+    return other.gpus == layout.gpus and other.tp != layout.tp
 
 
 def _engine_lines(found: Answer) -> Iterator[Part]:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from dsv4kv.clock.coefficients import CONSTANTS
-from dsv4kv.fitting.fit import FEWEST_TO_LEAVE_OUT, Compared, Estimate, Fit
+from dsv4kv.clock.fit import FEWEST_TO_LEAVE_OUT, Compared, Estimate, Fit
 from dsv4kv.measure.statistics import Estimate as Interval
 from dsv4kv.units import counted
 from dsv4kv.view.quantity import format_number, quantity

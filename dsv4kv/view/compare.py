@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from math import log
 from typing import Any, Final, Literal
 
@@ -59,8 +59,8 @@ def comparison_page(comparison: Comparison, verdict: Verdict, *, records: bool =
         parts.append(_chart(comparison))
     reuse = list_reuse(*sides)
     if reuse:
-        answer += ["", reuse_table(reuse[:_MAX_ROWS])]
-        parts.append(reuse_table(reuse))
+        answer += ["", _reuse_table(reuse[:_MAX_ROWS])]
+        parts.append(_reuse_table(reuse))
     sections = [Section("What changed", [*parts, *warnings])]
     for side in sides if records else ():
         page = run_page(side.records[0])
@@ -228,25 +228,8 @@ def _chart(comparison: Comparison) -> Chart:
     return plots.bars(title, rows, unit="%", dots=True, band=(-floor, floor))
 
 
-@dataclass(frozen=True)
-class ReuseRow:
-    """Something that replays of both sides count.
-
-    Attributes:
-        axis: Swept settings of the case; empty without a sweep.
-        name: What is counted.
-        before: How much, as text with its unit.
-        after: Likewise.
-    """
-
-    axis: str
-    name: str
-    before: str
-    after: str
-
-
-def list_reuse(before: Side, after: Side) -> list[ReuseRow]:
-    """Rows of every case that both sides replayed, without what is 0 on both."""
+def list_reuse(before: Side, after: Side) -> list[dict[str, str]]:
+    """What replays of both sides count, by case; without what is 0 on both."""
     first, second = (
         {
             axis_text(case): dict(_count(case.replay))
@@ -257,7 +240,7 @@ def list_reuse(before: Side, after: Side) -> list[ReuseRow]:
         for side in (before, after)
     )
     return [
-        ReuseRow(axis, name, counted, second[axis][name])
+        {"axis": axis, "name": name, "before": counted, "after": second[axis][name]}
         for axis in first
         if axis in second
         for name, counted in first[axis].items()
@@ -283,19 +266,9 @@ def _count(result: ReplayResult) -> Iterator[tuple[str, str]]:
             yield "busiest replica over the mean", f"{fleet.imbalance:.2f}"
 
 
-def reuse_table(rows: Sequence[ReuseRow]) -> Table:
-    """What replays of both sides saved and lost."""
-    return Table(
-        "Reuse",
-        [
-            ("at", lambda row: row.axis),
-            ("of all requests", lambda row: row.name),
-            ("before", lambda row: Number(row.before)),
-            ("after", lambda row: Number(row.after)),
-        ],
-        rows,
-        keys=2,
-    )
+def _reuse_table(rows: Sequence[dict[str, str]]) -> Table:
+    cells = [(e["axis"], e["name"], Number(e["before"]), Number(e["after"])) for e in rows]
+    return Table("Reuse", ["at", "reuse", "before", "after"], cells, keys=2)
 
 
 def to_document(comparison: Comparison, verdict: Verdict) -> dict[str, Any]:
@@ -325,7 +298,7 @@ def to_document(comparison: Comparison, verdict: Verdict) -> dict[str, Any]:
         "after": side(comparison.after),
         "geometric_mean": judgement(comparison.overall) if comparison.overall else None,
         "rows": [row(each) for each in comparison.rows],
-        "reuse": [asdict(each) for each in list_reuse(comparison.before, comparison.after)],
+        "reuse": list_reuse(comparison.before, comparison.after),
         "missing": list(comparison.missing),
         "losses": list(comparison.losses),
         "differences": [asdict(difference) for difference in comparison.differences],
@@ -356,8 +329,7 @@ def _markdown(comparison: Comparison, verdict: Verdict) -> Iterator[str]:
         yield from ("", f"<details><summary>{summary}</summary>", "")
         yield from (render_markdown(_rows_table(comparison, others)), "", "</details>")
     if rows := list_reuse(comparison.before, comparison.after):
-        cells = [(_at(each.axis, each.name), each.before, each.after) for each in rows]
-        yield from ("", render_markdown(Table("", ["reuse", "before", "after"], cells)))
+        yield from ("", render_markdown(_reuse_table(rows)))
     yield from ("", f"<sub>{explain(comparison)}</sub>")
 
 

@@ -51,13 +51,13 @@ def write_charts(charts: Sequence[Chart], folder: Path) -> list[Path]:
     written = []
     with _refusing(folder, "--charts FOLDER"):
         folder.mkdir(parents=True, exist_ok=True)
-        for chart in charts:
-            for path, data in (
-                (folder / f"{file_name(chart)}.svg", to_svg_file(chart).encode()),
-                (folder / f"{file_name(chart)}.png", to_png(chart)),
-            ):
-                _replace(path, data)
-                written.append(path)
+        for number, chart in enumerate(charts):
+            again = sum(file_name(each) == file_name(chart) for each in charts[:number])
+            name = f"{file_name(chart)}-{again + 1}" if again else file_name(chart)
+            files = {".svg": to_svg_file(chart).encode(), ".png": to_png(chart)}
+            for suffix, data in files.items():
+                _replace(folder / f"{name}{suffix}", data)
+                written.append(folder / f"{name}{suffix}")
     return written
 
 

@@ -29,16 +29,17 @@ INK, MUTED, RULE = "#15191e", "#59636e", "#d8dee4"
 MAX_LINES: Final = 2 * len(COLOURS)
 """Lines that can be distinguished: every colour, solid and dashed."""
 
-_WIDTH, _ROW = 460, 21  # units of 1/72 inch, a CSS pixel on a page
+_WIDTH, _ROW = 400, 21  # units of 1/72 inch, nearly a CSS pixel on a phone held upright
+_SMALL = 10.3  # there, at least 9 pixels
 _LOG_SPAN = 20.0  # from here on, a linear axis hides the small values
-_LONGEST = 34  # letters of a name
+_LONGEST = 28  # letters of a name
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")  # XML has no place for them
 _STYLE: Final[dict[Any, Any]] = {
     "svg.fonttype": "none",  # text stays text: it can be selected, searched and read aloud
     "svg.hashsalt": "dsv4kv",  # the same chart is the same bytes
     "font.family": "sans-serif",
     "font.sans-serif": "DejaVu Sans",  # comes with matplotlib: the same on every machine
-    "font.size": 10.5,
+    "font.size": 10.8,
     "text.parse_math": False,  # a $ is one
     "text.color": INK,
     "axes.spines.top": False,
@@ -116,17 +117,14 @@ def _axes(height: float, width: float = _WIDTH) -> tuple["Figure", "Axes"]:
         return figure, figure.subplots()
 
 
+def _legend(names: int) -> int:
+    """Height of a legend in two columns."""
+    return 18 * -(-names // 2)
+
+
 @dataclass(frozen=True)
 class Bar:
-    """A row of ``bars``.
-
-    Attributes:
-        name: At its left.
-        value: Where it ends.
-        text: At its right.
-        ends: Of its interval.
-        tone: ``good``, ``warning``, ``bad`` or ``dim``; the first colour where it is empty.
-    """
+    """A row of ``bars``: text at its right, ends of its interval, a tone other than the colour."""
 
     name: str
     value: float
@@ -146,18 +144,12 @@ def bars(
 ) -> Chart:
     """A row for each name: a bar from 0, or with ``dots`` a dot with its interval.
 
-    Args:
-        title: Of the chart.
-        rows: At least one, from top to bottom.
-        unit: Of the values.
-        dots: Whether values are places on an axis, which is logarithmic where they are far apart.
-        lines: Values that all rows are compared with, by name.
-        band: Values between which there is no difference.
+    All rows are compared with the values of ``lines``, by name; those in the ``band`` are alike.
     """
     compared = lines or {}
 
     def draw() -> "Figure":
-        figure, axes = _axes(46 + _ROW * len(rows))
+        figure, axes = _axes(46 + _ROW * len(rows) + _legend(len(compared)))
         for n, row in enumerate(rows):
             colour = TONES.get(row.tone, COLOURS[0])
             if dots:
@@ -167,10 +159,14 @@ def bars(
             if row.ends:
                 axes.hlines(n, *row.ends, color=colour if dots else INK, linewidth=1.4)
             axes.text(1.01, n, row.text, transform=axes.get_yaxis_transform(), va="center",
-                      color=colour if row.tone else INK, fontsize=9.5)  # fmt: skip
-        for name, value in compared.items():
-            axes.axvline(value, color=INK, linewidth=0.9)
-            axes.text(value, -0.7, f"{name} ", ha="right", va="bottom", fontsize=9.5)
+                      color=colour if row.tone else INK, fontsize=_SMALL)  # fmt: skip
+        for (name, value), dashes in zip(
+            compared.items(), ("-", "--", ":", "-.") * 9, strict=False
+        ):
+            label = f"{name} {show(value, unit)}"
+            axes.axvline(value, color=INK, linewidth=0.9, linestyle=dashes, label=label)
+        if compared:
+            figure.legend(loc="outside lower left", frameon=False, ncols=2, fontsize=_SMALL)
         if band:
             axes.axvspan(*band, color=RULE, lw=0, zorder=0)
         values = [row.value for row in rows] + list(compared.values())
@@ -192,15 +188,7 @@ def bars(
 
 @dataclass(frozen=True)
 class Line:
-    """A series of ``lines``: values over numbers; None where there is none.
-
-    Attributes:
-        name: In the legend; empty for the only line of a chart.
-        xs: Rising.
-        ys: As many.
-        low: Lower end of a band, or of each value's interval.
-        high: Upper end.
-    """
+    """A series of ``lines``: values (None where there is none) over rising numbers, and a band."""
 
     name: str
     xs: Sequence[float]
@@ -217,32 +205,22 @@ def lines(
     unit: str = "",
     x_names: Mapping[float, str] | None = None,
     form: str = "line",
-    shaded: Sequence[tuple[float, float]] = (),
 ) -> Chart:
-    """Series over one axis of numbers.
+    """Series over one axis of numbers, which are at most ``MAX_LINES``.
 
-    Args:
-        title: Of the chart.
-        series: At least one; at most ``MAX_LINES`` can be distinguished.
-        x: What the axis is, with its unit.
-        unit: Of the values.
-        x_names: Names of the values on the axis where they are few, such as ``128K``.
-        form: ``line``, ``points`` for a line with a mark at each value, or ``stack`` for areas
-            upon each other.
-        shaded: Stretches of the axis.
+    ``form`` is ``line``, ``points`` for a mark at each value, or ``stack`` for areas upon each
+    other; ``x_names`` are names of the values on the axis, such as ``128K``.
     """
     known = [y for line in series for y in line.ys if y is not None]
 
     def draw() -> "Figure":
-        figure, axes = _axes(250 if len(series) == 1 else 250 + 13 * ((len(series) + 2) // 3))
+        figure, axes = _axes(230 + _legend(len(series) - 1 and len(series)))
         if form == "stack":
             held = [[float(y or 0) for y in line.ys] for line in series]
             axes.stackplot(series[0].xs, *held, labels=[line.name for line in series],
                            colors=COLOURS * len(series), step="post", linewidth=0)  # fmt: skip
         for n, line in enumerate(series if form != "stack" else ()):
             _draw_line(axes, line, form, COLOURS[n % len(COLOURS)], n)
-        for start, end in shaded:
-            axes.axvspan(start, end, color="#fbe3c4", lw=0, zorder=0)
         _scale_values(axes, known, unit, may_be_log=form == "points" and unit != "%")
         xs = sorted({float(each) for line in series for each in line.xs})
         if x_names:
@@ -252,7 +230,7 @@ def lines(
         axes.set_xlabel(x)
         axes.grid(axis="y")
         if any(line.name for line in series) and len(series) > 1:
-            figure.legend(loc="outside lower left", frameon=False, ncols=3, fontsize=9.5)
+            figure.legend(loc="outside lower left", frameon=False, ncols=2, fontsize=_SMALL)
         return figure
 
     ends = f" between {show(min(known), unit)} and {show(max(known), unit)}" if known else ""
@@ -273,16 +251,7 @@ def _draw_line(axes: "Axes", line: Line, form: str, colour: str, n: int) -> None
 
 @dataclass(frozen=True)
 class Place:
-    """A mark of ``scatter``.
-
-    Attributes:
-        name: Of the mark, written next to it if it is ``named``.
-        x: Its place.
-        y: Its place.
-        ends: Of the interval of y.
-        filled: Whether it is filled.
-        named: Whether its name is written.
-    """
+    """A mark of ``scatter``: ends of the interval of y, and whether its name is written."""
 
     name: str
     x: float
@@ -304,14 +273,7 @@ def scatter(
 ) -> Chart:
     """Marks in a plane; an axis is logarithmic where its values are far apart.
 
-    Args:
-        title: Of the chart.
-        places: At least one.
-        x: What the axis is.
-        y: What the axis is.
-        x_unit: Of its values.
-        y_unit: Of its values.
-        limits: Values of y that are marked as horizontal lines, by name.
+    ``limits`` are values of y that are drawn as lines, by name.
     """
     limits = limits or {}
 
@@ -324,12 +286,12 @@ def scatter(
                       markersize=6 if place.named else 4.5, zorder=3,
                       markerfacecolor=None if place.filled else "white")  # fmt: skip
             if place.named:
-                axes.annotate(_fit(place.name, 30), (place.x, place.y), (6, -4), fontsize=9,
+                axes.annotate(_fit(place.name, 30), (place.x, place.y), (6, -4), fontsize=_SMALL,
                               textcoords="offset points", va="top")  # fmt: skip
         for name, value in limits.items():
             axes.axhline(value, color=TONES["bad"], linewidth=0.9)
             beside = axes.get_yaxis_transform()
-            axes.text(1, value, name, transform=beside, ha="right", va="bottom", fontsize=9.5,
+            axes.text(1, value, name, transform=beside, ha="right", va="bottom", fontsize=_SMALL,
                       color=TONES["bad"])  # fmt: skip
         xs, ys = [each.x for each in places], [*(each.y for each in places), *limits.values()]
         for which, values, unit in (("x", xs, x_unit), ("y", ys, y_unit)):

@@ -421,16 +421,7 @@ def _percent(part: float, total: float) -> str:
 
 @dataclass(frozen=True)
 class Change:
-    """One kernel in both profiles, or in one of them.
-
-    Attributes:
-        name: Short name.
-        category: What it does.
-        before_ns: Time in a step of the first profile; None where it is not in it.
-        after_ns: Time in a step of the second.
-        before_calls: Calls in a step of the first.
-        after_calls: Calls in a step of the second.
-    """
+    """One kernel in two profiles: time and calls in a step of each; None where it is not in it."""
 
     name: str
     category: str

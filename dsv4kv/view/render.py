@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from rich import box
+from rich.box import Box
 from rich.cells import cell_len
 from rich.segment import Segment
 from rich.table import Table as RichTable
@@ -39,6 +40,8 @@ STYLES: Final[dict[Tone, str]] = {
     "warning": "yellow",
     "bad": "red",
 }
+# box.SIMPLE_HEAD, which rich would draw with | where a terminal is not UTF-8
+_RULE: Final = Box(str(box.SIMPLE_HEAD), ascii=True)
 _NO_BREAK: Final = "\ue000"
 """A blank at which rich breaks no line."""
 _GAP: Final = 2  # blanks between columns
@@ -178,7 +181,7 @@ def _draw_columns(columns: Sequence[_Column], width: int, body: int) -> RichTabl
         widths[n] += more
         room -= more
     drawn = RichTable(
-        box=box.SIMPLE_HEAD,
+        box=_RULE,
         show_edge=False,
         pad_edge=False,
         padding=(0, 1, 0, 0),

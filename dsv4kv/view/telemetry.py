@@ -3,12 +3,11 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
 from typing import Final, Literal
 
 from dsv4kv.runs.schema import Case
-from dsv4kv.runs.telemetry import GpuSamples, MeasuredWindow, MemorySeries, Telemetry
-from dsv4kv.runs.windows import REASONS, VIOLATIONS, WindowState, window_state
+from dsv4kv.runs.telemetry import MeasuredWindow, MemorySeries, Telemetry
+from dsv4kv.runs.windows import WindowState, window_state
 from dsv4kv.units import format_bytes
 from dsv4kv.view import plots
 from dsv4kv.view.quantity import format_number, quantity
@@ -18,7 +17,6 @@ from dsv4kv.view.table import (
     Facts,
     Finding,
     Number,
-    Part,
     Read,
     Section,
     Table,
@@ -188,22 +186,10 @@ def machine_section(case: Case) -> Iterator[Section]:
     if found is None or table is None:
         return
     facts = {"process": f"peak resident memory {format_bytes(found.memory_peak_bytes)}"}
-    if gpu := found.gpu:
-        states = (("ECC", gpu.ecc), ("MIG", gpu.mig), ("persistence", gpu.persistence))
-        known = [f"{name} {'on' if on else 'off'}" for name, on in states if on is not None]
-        if gpu.power_limit_mw is not None:
-            known.insert(0, f"power limit {gpu.power_limit_mw / 1e3:,.0f} W")
-        facts["GPU"] = ", ".join(known)
-    spans = list(_throttled(found.gpu_samples)) if found.gpu_samples else []
-    totals: dict[str, float] = defaultdict(float)
-    for start, end, reason in spans:
-        totals[reason] += end - start
-    shaded = ", ".join(f"{reason} for {length:.2f} s" for reason, length in totals.items())
-    parts: list[Part] = [table, Facts(facts), *_tracks(found, [(s, e) for s, e, _ in spans])]
-    yield Section("What the machine did", parts, f"Shaded: {shaded}." if shaded else "")
+    yield Section("What the machine did", [table, Facts(facts), *_tracks(found)])
 
 
-def _tracks(telemetry: Telemetry, shaded: Sequence[tuple[float, float]]) -> Iterator[Chart]:
+def _tracks(telemetry: Telemetry) -> Iterator[Chart]:
     for samples in (telemetry.gpu_samples, telemetry.gpu_checks, telemetry.host_samples):
         for column, (title, factor) in _TRACKS.items():
             values = getattr(samples, column, None) or []
@@ -211,23 +197,7 @@ def _tracks(telemetry: Telemetry, shaded: Sequence[tuple[float, float]]) -> Iter
                 continue
             seconds = [at * _NS for at in samples.at_ns]
             scaled = [None if value is None else value * factor for value in values]
-            yield plots.lines(title, [plots.Line("", seconds, scaled)], x="seconds", shaded=shaded)
-
-
-def _throttled(samples: GpuSamples) -> Iterator[tuple[float, float, str]]:
-    """From each poll that reported a limit, or before which its counter grew, to the next."""
-    polls = list(enumerate(pairwise(samples.at_ns)))
-    for n, (start, end) in polls:
-        reported = (samples.reasons or [None] * len(samples.at_ns))[n] or 0
-        for bit, name in REASONS.items():
-            if reported & bit:
-                yield start * _NS, end * _NS, name
-        for column, name in VIOLATIONS.items():
-            counter = getattr(samples, column) or [None] * len(samples.at_ns)
-            before, after = counter[n : n + 2]
-            grew = before is not None and after is not None and after > before
-            if grew and not reported & sum(REASONS):
-                yield start * _NS, end * _NS, name
+            yield plots.lines(title, [plots.Line("", seconds, scaled)], x="seconds")
 
 
 def pool_sizes(series: MemorySeries) -> dict[str, list[int]]:

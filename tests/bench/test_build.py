@@ -52,11 +52,6 @@ def test_every_setting_of_the_cache_reaches_the_plan() -> None:
     assert (plan.num_slots, plan.max_context_tokens, plan.hadamard) == (5, 3000, False)
 
 
-def test_slots_are_as_many_as_requests_run_at_once_unless_told() -> None:
-    assert plan_from(tiny_config("workload.concurrency=7")).num_slots == 7
-    assert plan_from(tiny_config("workload.concurrency=7", "cache.num_slots=9")).num_slots == 9
-
-
 def test_draft_layers_and_online_state_reach_the_plan() -> None:
     plan = plan_from(
         tiny_config("model.layers=null", "model.draft_layers=true", "cache.state=online")
@@ -120,16 +115,6 @@ def test_without_data_only_the_books_must_fit_into_memory() -> None:
         check_memory(config, plan, books - 1)
 
 
-def test_layers_of_one_ratio_share_a_table_of_angles() -> None:
-    config = tiny_config("model.layers=[2, 3, 4, 5]")
-    drive = drive_on_cpu(config, KVCacheManager(plan_from(config)), Recorder())
-    parts = [part for layer in drive.executor.layers for part in (layer.main, layer.indexer)]
-    ropes = [part.compressor.rope for part in parts if part and part.compressor]
-    rows = {rope.data_ptr(): len(rope) for rope in ropes}
-    tokens = config.cache.max_context_tokens
-    assert sorted(rows.values()) == [tokens // 128, tokens // 4]
-
-
 def test_the_seed_decides_inputs_weights_and_samples() -> None:
     def draw(seed: int) -> tuple[torch.Tensor, torch.Tensor, int]:
         config = tiny_config(f"measure.seed={seed}", "model.layers=[3]")
@@ -157,9 +142,3 @@ def test_the_indexer_rotates_its_keys_if_told_and_nothing_else_does() -> None:
         parts = [csa.indexer, csa.main, hca.main]
         rotated = [part.compressor.hadamard for part in parts if part and part.compressor]
         assert rotated == [hadamard == "true", False, False]
-
-
-def test_inputs_are_no_longer_than_the_longest_chunk() -> None:
-    config = tiny_config("workload.step_tokens=1M", "model.layers=[0]")
-    verifier = drive_on_cpu(config, KVCacheManager(plan_from(config)), Recorder()).verifier
-    assert len(verifier.inputs.window) == 4099 + 1024

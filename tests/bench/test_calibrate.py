@@ -13,7 +13,6 @@ from dsv4kv.bench.calibrate import (
     LAUNCHES,
     calibrate,
     calibration_tasks,
-    measure_memcpy_gbps,
     noise_floor,
     noise_floor_in_turns,
     run_calibration,
@@ -21,9 +20,7 @@ from dsv4kv.bench.calibrate import (
 )
 from dsv4kv.bench.launches import Outcome, Task
 from dsv4kv.compare.floor import calibration_path, read_noise_floors
-from dsv4kv.config.load import load_config
 from dsv4kv.errors import Dsv4kvError
-from dsv4kv.measure.protocol import Timing
 from dsv4kv.measure.ranks import compare_pairs, compare_sides
 from dsv4kv.runs.schema import Peak, RunRecord
 from tests.runs.records import make_case, make_latency, make_operation, make_record
@@ -58,19 +55,6 @@ def make_launches(sigma: float, seed: int = 0) -> list[Outcome]:
     return [make_launch(random.lognormvariate(0, sigma)) for _ in range(LAUNCHES)]
 
 
-def test_launches_are_equal_and_of_a_configuration_that_is_shipped() -> None:
-    tasks = calibration_tasks()
-    assert len(tasks) == LAUNCHES == 14
-    (task,) = set(tasks)
-    source, *options = task.arguments
-    assert options[::2] == ["--set"] * (len(options) // 2)
-    load_config(source, options[1::2])
-
-
-def test_a_machine_that_does_nothing_to_equals_has_no_floor() -> None:
-    assert noise_floor([[5.0] * LAUNCHES, [700.0] * LAUNCHES]) == 0.0
-
-
 @pytest.mark.parametrize("sigma", [0.01, 0.04])
 def test_the_floor_is_what_the_ratios_of_seven_launches_a_side_are_from_one(sigma: float) -> None:
     """Against two fresh sides of seven, which the deals of fourteen stand for."""
@@ -79,15 +63,6 @@ def test_the_floor_is_what_the_ratios_of_seven_launches_a_side_are_from_one(sigm
     apart = np.abs(np.median(compare_sides(before, after), axis=1))
     rows = np.exp(rng.normal(0, sigma, (80, LAUNCHES))).tolist()
     assert noise_floor(rows) == pytest.approx(np.expm1(np.quantile(apart, 0.975)), rel=0.1)
-
-
-def test_the_same_launches_give_the_same_floor() -> None:
-    outcomes = make_launches(0.02)
-    assert (
-        calibrate(outcomes, [], MEMCPY_GBPS).noise_floor
-        == calibrate(outcomes, [], MEMCPY_GBPS).noise_floor
-        > 0
-    )
 
 
 def test_quantities_of_few_samples_tell_of_themselves_and_are_left_out() -> None:
@@ -138,34 +113,12 @@ def test_peaks_of_a_gpu_are_the_median_of_the_launches_beside_the_hosts() -> Non
     assert calibrate(launches, [], 11.5).peaks_gbps == {"memcpy": 11.5, "copy": 2_000.0}
 
 
-def test_a_copy_counts_the_bytes_it_reads_and_those_it_writes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def take(size_bytes: int) -> Timing:
-        return Timing([size_bytes // 4] * 9, 1, 0, 0, 0, converged=True)
-
-    monkeypatch.setattr("dsv4kv.bench.calibrate.time_memcpy", take)
-    assert measure_memcpy_gbps() == 8.0
-
-
-def test_the_machine_is_told_as_in_a_record() -> None:
-    machine = calibrate(make_launches(0.02), [], MEMCPY_GBPS).machine
-    assert machine["hostname_sha256"] == "0" * 64
-    assert (machine["cpu"], machine["cpu_count"]) == ("AMD EPYC 9554", 2)
-    assert "variables" not in machine
-
-
 def test_a_launch_that_was_lost_leaves_nothing() -> None:
     outcomes = [*make_launches(0.02)[1:], make_outcome(None, "killed by SIGSEGV")]
     with pytest.raises(
         Dsv4kvError, match=r"^13 of 14 launches .* \(another: killed by SIGSEGV\): nothing"
     ):
         calibrate(outcomes, [], MEMCPY_GBPS)
-
-
-def test_launches_that_were_interrupted_leave_nothing() -> None:
-    with pytest.raises(Dsv4kvError, match=r"^2 of 14 launches ended as they should: nothing"):
-        calibrate(make_launches(0.02)[:2], [], MEMCPY_GBPS)
 
 
 def test_what_is_stored_is_what_compare_reads(

@@ -3,7 +3,7 @@
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -232,12 +232,6 @@ def test_what_the_first_launch_is_refused_is_refused_at_once(tree: Path, tmp_pat
     assert (tmp_path / "counter").read_text() == "x"
 
 
-def test_a_side_that_is_refused_is_named(tree: Path) -> None:
-    tasks = [Task(("run",), tree, "A"), Task(("refuse",), tree, "B")]
-    with pytest.raises(Dsv4kvError, match=r"B: no such thing"):
-        run_all(*tasks)
-
-
 def test_ctrl_c_keeps_the_launches_before_it(tree: Path, ctrl_c: Callable[[int], None]) -> None:
     tasks = [Task(("run",), tree), Task(("interruptible",), tree), Task(("run",), tree)]
     ctrl_c(1)
@@ -246,35 +240,6 @@ def test_ctrl_c_keeps_the_launches_before_it(tree: Path, ctrl_c: Callable[[int],
     record = merge(outcomes, request(3))
     assert record.status == "incomplete"
     assert [case.launch for case in record.cases] == [0, 1]
-
-
-def test_ctrl_c_between_launches_keeps_them_too(tree: Path) -> None:
-    def interrupt(done: Sequence[Outcome], _task: Task) -> None:
-        if len(done) == 2:
-            raise KeyboardInterrupt
-
-    outcomes = run_launches([Task(("run",), tree)] * 4, interrupt)
-    assert merge(outcomes, request(4)).status == "incomplete"
-    assert len(outcomes) == 2
-
-
-def test_a_launch_may_take_ten_times_the_slowest_before_it_and_a_minute_at_least(
-    monkeypatch: pytest.MonkeyPatch, tree: Path
-) -> None:
-    timeouts: list[float] = []
-
-    def fake(tasks: Sequence[Task], timeout_s: float) -> list[Outcome]:
-        timeouts.append(timeout_s)
-        return run_fresh(tasks, timeout_s)
-
-    monkeypatch.setattr("dsv4kv.bench.launches.run_fresh", fake)
-    monkeypatch.setattr(Outcome, "duration_s", 30.0)
-    run_all(*[Task(("run",), tree)] * 2)
-    assert timeouts == [6 * 3600, 300]
-    timeouts.clear()
-    monkeypatch.setattr(Outcome, "duration_s", 1.0)
-    run_all(*[Task(("run",), tree)] * 2)
-    assert timeouts == [6 * 3600, 60]
 
 
 # ---- two at a time ------------------------------------------------------------------------------
@@ -297,13 +262,6 @@ def test_two_launches_of_the_same_do_every_step_in_turns() -> None:
     assert len(first[0].samples_ns) == len(second[0].samples_ns)
 
 
-def test_a_launch_alone_takes_no_turns(alone: Outcome) -> None:
-    assert alone.pair == ""
-    assert alone.record
-    assert alone.record.cases[0].totals
-    assert alone.record.cases[0].totals.steps_in_turns == 0
-
-
 def test_of_two_launches_one_that_crashes_leaves_the_other_to_its_end(tree: Path) -> None:
     both = run_fresh([replace(OURS, side="A"), Task(("crash",), tree, "B")], 120)
     assert [outcome.status for outcome in both] == ["complete", "crashed"]
@@ -312,19 +270,8 @@ def test_of_two_launches_one_that_crashes_leaves_the_other_to_its_end(tree: Path
     assert both[0].record.cases[0].totals.steps_in_turns == 0
 
 
-def test_two_launches_that_hang_are_both_ended_at_their_time(tree: Path) -> None:
-    both = run_fresh([Task(("hang",), tree)] * 2, 1)
-    assert [outcome.status for outcome in both] == ["timeout"] * 2
-
-
 def test_ctrl_c_reaches_both_of_two_launches(tree: Path, ctrl_c: Callable[[int], None]) -> None:
     ctrl_c(2)
     both = run_fresh([Task(("interruptible",), tree)] * 2, 60)
     assert [(outcome.interrupted, outcome.exit_code) for outcome in both] == [(True, 130)] * 2
     assert all(outcome.record for outcome in both)
-
-
-def test_arguments_are_those_of_the_command_line() -> None:
-    assert bench_arguments("smoke", ["a.b=1"], ["c.d=1,2"]) == (
-        "smoke", "--set", "a.b=1", "--axis", "c.d=1,2",
-    )  # fmt: skip

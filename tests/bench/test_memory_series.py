@@ -118,14 +118,6 @@ def test_cached_blocks_and_checkpoints_are_counted_where_prefixes_are_shared() -
     assert 2 * checkpoint.unit_bytes == room.memory_bytes()
 
 
-def test_blocks_that_several_keys_fill_count_once() -> None:
-    _, series = run(*SHARED, "cache.block_tokens=256")
-    counts = {each.name: each.held for each in series.units}
-    assert max(counts["cached blocks"]) > 0
-    pairs = zip(counts["cached blocks"], counts["blocks"], strict=True)
-    assert all(cached <= blocks for cached, blocks in pairs)
-
-
 def _planned(pools: list[PoolPlan]) -> dict[str, int]:
     names = dict.fromkeys(pool.name for pool in pools if pool.name != "tables")
     return {name: sum(p.total_bytes for p in pools if p.name == name) for name in names}

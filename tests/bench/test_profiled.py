@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 
 from dsv4kv.bench.memory import audit_memory
-from dsv4kv.bench.profiled import run_profiled
+from dsv4kv.bench.profile import run_profiled
 from dsv4kv.errors import ConfigError
 from dsv4kv.runs.schema import Case
 from dsv4kv.serve.executor import StepExecutor, StepTokens
-from dsv4kv.serve.reuse import PrefixReuse
-from dsv4kv.traces.request import Request
 from tests.bench.settings import tiny_config
 from tests.gpu_twin import twin_gpu
 
@@ -74,23 +72,6 @@ def test_the_profiler_looks_from_before_the_first_step_until_the_case_is_kept() 
     assert listener.told == ["start", "step", "step", "step", "keep", "stop"]
     assert (case.status, case.device) == ("complete", "cpu")
     assert case.memcpy is not None
-
-
-@pytest.mark.parametrize("index", ["none", "radix", "block_hash"])
-def test_prefixes_are_shared_as_the_bench_shares_them(
-    index: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun: list[object] = []
-    begin = PrefixReuse.begin
-
-    def counted(reuse: PrefixReuse, slot: int, request: Request) -> int:
-        begun.append(request)
-        return begin(reuse, slot, request)
-
-    monkeypatch.setattr(PrefixReuse, "begin", counted)
-    _, case = run(f"cache.prefix.index={index}")
-    assert len(profile_of(case).step_requests) == 3
-    assert bool(begun) == (index != "none")
 
 
 def test_the_step_in_which_a_profiler_begins_is_not_looked_at(
@@ -154,13 +135,6 @@ def test_bytes_of_a_step_that_reads_in_place_are_those_of_the_byte_model() -> No
     )
 
 
-def test_checks_are_not_profiled_and_the_configuration_says_so() -> None:
-    _, case = run("measure.verify_every=1", "workload.decode=both")
-    assert case.config["measure"]["verify_every"] == 0
-    assert case.config["workload"]["decode"] == "graph"
-    assert case.verification.checks == 0
-
-
 def test_a_workload_that_ends_early_is_profiled_as_far_as_it_goes() -> None:
     listener, case = run(steps=1000)
     assert 0 < len(profile_of(case).step_requests) < 1000
@@ -219,21 +193,9 @@ def test_a_fused_write_moves_less_than_the_operations_it_stands_for() -> None:
     assert 0.9 * twice < once < twice  # rows that arrive are not read back from the ring
 
 
-def test_a_gpu_without_graphs_launches_in_a_marked_phase() -> None:
-    with twin_gpu():
-        listener, _ = run("device=cuda", "cache.num_blocks=40", "workload.decode=eager")
-    assert ("step", "launch") in listener.nests
-    assert not any("replay" in nest for nest in listener.nests)
-
-
 def test_memory_of_the_pools_is_what_the_plan_says(tmp_path: Path) -> None:
     audit = audit_memory(tiny_config(), tmp_path)
     assert audit.pool_bytes == audit.planned_bytes > 0
     assert [mark.moment for mark in audit.marks] == ["before", "after"]
     assert audit.marks[0].allocated_bytes is None
     assert list(tmp_path.iterdir()) == []
-
-
-def test_without_data_there_are_no_pools_to_count(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"workload\.data is none"):
-        audit_memory(tiny_config("workload.data=none"), tmp_path)

@@ -64,21 +64,6 @@ def test_a_graph_is_captured_anew_where_a_replay_would_be_too_short() -> None:
     assert window.started_ns <= window.ended_ns
 
 
-def test_repeated_calls_come_round_in_the_same_order() -> None:
-    gpu = Gpu()
-    order: list[int] = []
-
-    def make(index: int) -> Callable[[], None]:
-        def call() -> None:
-            order.append(index)
-            gpu.call()
-
-        return call
-
-    CallTimer(twin_device(gpu)).time([make(index) for index in range(3)], "gather")
-    assert order == [0, 1, 2] * (1 + 6)
-
-
 def test_a_graph_without_work_and_a_chain_of_empty_kernels_are_the_floors() -> None:
     gpu = Gpu()
     windows: list[Window] = []

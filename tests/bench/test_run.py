@@ -5,13 +5,11 @@ from pathlib import Path
 import pytest
 
 from dsv4kv.bench.run import Invocation, run_bench
-from dsv4kv.config.bench import BenchConfig, WorkloadSection
+from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.load import Point, expand_axes, load_config
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.measure.memcpy import measure_memcpy
-from dsv4kv.runs.quantities import step_shares
 from dsv4kv.runs.schema import RunRecord
-from dsv4kv.serve.loop import count_tokens
 from dsv4kv.traces import resolve_trace, trace_sha256
 from tests.bench.settings import BOOKS, TINY
 
@@ -91,30 +89,7 @@ def test_a_sweep_runs_every_case_in_order() -> None:
     }
 
 
-def test_the_watcher_is_told_how_much_there_is_to_do_and_what_is_done() -> None:
-    invocation, watcher = invoke(SHARING), Watcher()
-    run_bench(invocation, watcher)
-    tokens = [count_tokens(case.config.workload, 0) for case in invocation.cases]
-    assert watcher.total_tokens == sum(tokens)
-    assert watcher.cases == list(invocation.cases)
-    assert 0.9 * sum(tokens) < watcher.tokens <= sum(tokens)
-
-
 # ---- cases that go wrong ------------------------------------------------------------------------
-
-
-def test_a_workload_that_cases_share_is_read_once_to_be_counted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    seeds: list[int] = []
-
-    def counted(workload: WorkloadSection, seed: int) -> int:
-        seeds.append(seed)
-        return count_tokens(workload, seed)
-
-    monkeypatch.setattr("dsv4kv.bench.run.count_tokens", counted)
-    run("cache.sharing=model,type", "measure.seed=1,2")
-    assert seeds == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -176,13 +151,6 @@ def test_ctrl_c_ends_a_sweep_with_the_cases_so_far() -> None:
     assert record.cases[1].totals
 
 
-def test_a_sweep_with_a_failed_case_has_failed_even_if_interrupted_later() -> None:
-    watcher = Watcher(interrupted=1)
-    record = run_bench(invoke("model.preset=v5,v4-pro,v4-flash"), watcher)
-    assert [case.status for case in record.cases] == ["failed", "incomplete"]
-    assert record.status == "failed"
-
-
 def test_ctrl_c_while_a_later_case_is_built_keeps_the_cases_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -200,17 +168,6 @@ def test_ctrl_c_while_a_later_case_is_built_keeps_the_cases_before(
     assert record.cases[0].operations
 
 
-def test_ctrl_c_before_the_only_case_began_leaves_no_record(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def interrupted(_size_bytes: int) -> list[int]:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(MEMCPY, interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        run(settings=("model.layers=[0]",))
-
-
 def test_a_bug_is_not_hidden_as_a_failed_case(monkeypatch: pytest.MonkeyPatch) -> None:
     def bug(_size_bytes: int) -> list[int]:
         raise ZeroDivisionError
@@ -218,25 +175,6 @@ def test_a_bug_is_not_hidden_as_a_failed_case(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(MEMCPY, bug)
     with pytest.raises(ZeroDivisionError):
         run(SHARING, settings=("model.layers=[0]",))
-
-
-def test_a_sweep_over_contexts_says_where_each_step_goes() -> None:
-    """No trace is read, and of a longer context scores take more."""
-    overrides = [*TINY, "workload.max_output_tokens=5"]
-    loaded = load_config("smoke", overrides)
-    axes = ["workload.context=256,2K"]
-    cases = expand_axes(loaded, overrides, axes)
-    record = run_bench(Invocation(["dsv4kv"], loaded, cases, overrides, axes), Watcher())
-    assert (record.status, record.trace_source) == ("complete", None)
-    shares = [{share.kind: share for share in step_shares(case)} for case in record.cases]
-    for kinds in shares:
-        assert list(kinds) == ["scores", "top-k", "attention", "write", "bookkeeping"]
-    short, long = (kinds["scores"].bytes / kinds["attention"].bytes for kinds in shares)
-    assert short < long
-    for case in record.cases:
-        assert case.totals
-        assert (case.totals.placed_tokens, case.totals.steps) == (2 * case.axis[CONTEXT], 4)
-        assert case.verification.checks
 
 
 CONTEXT = "workload.context"

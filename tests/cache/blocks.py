@@ -28,14 +28,13 @@ def cached(pool: BlockPool, *hashes: int, parent: int = 0) -> Ids:
 def state(pool: BlockPool) -> dict[str, Any]:
     """Everything that a pool knows: equal before and after a refusal."""
     records = {
-        number: (b.refs, b.hash, b.parent and b.parent.number, b.children, b.live, b.used)
+        number: (b.refs, b.hash, b.parent and b.parent.number, b.children, b.live)
         for number, b in pool._blocks.items()
     }
     return {
         "blocks": records,
         "by_hash": {hash_: [b.number for b in same] for hash_, same in pool._by_hash.items()},
         "queue": [b.number for b in pool._queue],
-        "aside": sorted(pool._aside),
         "free": pool._free[: pool.num_unused].tolist(),
         "plain": np.flatnonzero(pool._mark == np.arange(pool.num_blocks)).tolist(),
         "generations": pool._generation.tolist(),

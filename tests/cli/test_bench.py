@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from syrupy.assertion import SnapshotAssertion
 from typer.testing import CliRunner, Result
 
 from dsv4kv.cli import app, main
@@ -62,10 +61,6 @@ def text(output: str) -> str:
 
 
 # ---- what a run prints and writes ---------------------------------------------------------------
-
-
-def test_help_explains_every_option(snapshot: SnapshotAssertion) -> None:
-    assert text(invoke("--help").output) == snapshot
 
 
 def test_the_smoke_configuration_runs_end_to_end() -> None:
@@ -180,81 +175,6 @@ def test_outputs_that_differ_are_told_and_end_badly(monkeypatch: pytest.MonkeyPa
 
 
 # ---- what cannot run ----------------------------------------------------------------------------
-
-CONFIGS = {
-    "broken YAML": "model:\n  preset: [v4-flash\n",
-    "unknown key": "cache:\n  block_tokns: 256\n",
-    "wrong type": "workload:\n  concurrency: many\n",
-    "no mapping": "- 1\n- 2\n",
-    "binary": "\x00\x01\n",
-    "concurrency beyond the slots": "cache: {num_slots: 2}\nworkload: {concurrency: 3}\n",
-}
-TRACES = {
-    "empty": "",
-    "cut short": LINE + LINE + LINE[:30],
-    "of another format": "time;prompt;answer\n1;2;3\n",
-    "with a bad value": LINE + LINE.replace("60", "-1"),
-}
-OPTIONS = {
-    "zero blocks": ("--set", "cache.num_blocks=0"),
-    "unknown model": ("--set", "model.preset=v5"),
-    "unknown layer": ("--set", "model.layers=[99]"),
-    "unknown key": ("--set", "cache.block_token=256"),
-    "no value": ("--set", "cache.block_tokens"),
-    "empty axis": ("--axis", "cache.sharing="),
-    "unknown data": ("--data", "some"),
-    "unknown device": ("--device", "tpu"),
-    "missing trace": ("--trace", "gone.jsonl"),
-    "unknown built-in trace": ("--trace", "builtin:gone"),
-    "nothing left": ("--set", "workload.skip=99"),
-    "context beyond memory": ("--set", "cache.max_context_tokens=1T"),
-    "concurrency beyond memory": ("--set", "workload.concurrency=100M"),
-    "online state with drafts": (
-        "--set",
-        "cache.state=online",
-        "--set",
-        "workload.speculative.draft_tokens=2",
-    ),
-}
-
-
-def told(result: Result) -> str:
-    """The sentences on stderr of a run that was refused before it began."""
-    assert result.exit_code not in (0, 1)
-    assert result.stdout == ""
-    assert isinstance(result.exception, SystemExit)
-    lines = result.stderr.splitlines()
-    assert all(line.startswith("error: ") for line in lines)
-    memory = r"the machine has [\d.]+ GiB"
-    return re.sub(memory, "the machine has … GiB", "\n".join(lines))
-
-
-@pytest.mark.parametrize("content", CONFIGS.values(), ids=CONFIGS)
-def test_a_bad_configuration_is_refused(content: str, snapshot: SnapshotAssertion) -> None:
-    Path("mine.yaml").write_text(content)
-    assert told(invoke("mine.yaml")) == snapshot
-    assert files() == ["mine.yaml"]
-
-
-@pytest.mark.parametrize("content", TRACES.values(), ids=TRACES)
-def test_a_bad_trace_is_refused_with_its_line(content: str, snapshot: SnapshotAssertion) -> None:
-    Path("trace.jsonl").write_text(content)
-    sentence = told(books("--trace", "trace.jsonl"))
-    assert re.match(r"error: trace\.jsonl:\d: ", sentence)
-    assert sentence == snapshot
-    assert files() == ["trace.jsonl"]
-
-
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_a_bad_setting_is_refused(options: tuple[str, ...], snapshot: SnapshotAssertion) -> None:
-    assert told(bench(*options)) == snapshot
-    assert files() == []
-
-
-def test_a_missing_configuration_is_refused(snapshot: SnapshotAssertion) -> None:
-    assert told(invoke("gone.yaml")) == snapshot
-    assert told(invoke("smke")) == snapshot
-    assert files() == []
 
 
 def test_a_cache_too_small_for_all_requests_fails() -> None:

@@ -38,9 +38,3 @@ def test_json_of_two_gives_the_steps() -> None:
     found = document("old", "new")
     gains = [step["gain_tokens"] for step in found["steps"]]
     assert found["end_tokens"] - found["start_tokens"] == sum(gains)
-
-
-def test_three_logs_are_refused() -> None:
-    result = run("old.log", "new.log", "sglang.log")
-    assert result.exit_code == 2
-    assert "give one to explain, or two to compare" in result.stderr

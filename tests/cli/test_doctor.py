@@ -57,10 +57,6 @@ def told(result: Result) -> str:
     return "\n".join(line.rstrip() for line in result.stdout.splitlines())
 
 
-def test_help_tells_what_the_command_does(snapshot: SnapshotAssertion) -> None:
-    assert told(run("--help")) == snapshot
-
-
 def test_what_is_here_is_told_by_topic_and_then_what_to_do(snapshot: SnapshotAssertion) -> None:
     result = run()
     assert result.exit_code == 0

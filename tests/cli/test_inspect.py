@@ -59,13 +59,6 @@ def test_other_bytes_are_not_recognised(tmp_path: Path) -> None:
     assert "not recognised" in done.output
 
 
-def test_formats_of_other_sizes_are_refused(tmp_path: Path) -> None:
-    np.save(tmp_path / "pages.npy", SOUND)
-    done = inspect(tmp_path / "pages.npy", "--format", "fp4")
-    assert done.exit_code == 2
-    assert "no whole pages of it" in " ".join(done.output.split())
-
-
 def test_more_entries_than_the_pages_have_are_not_passed_over(tmp_path: Path) -> None:
     np.save(tmp_path / "pages.npy", SOUND)
     for words, sentence in {

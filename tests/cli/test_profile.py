@@ -262,10 +262,6 @@ def test_a_printed_command_does_what_it_says(nsys: Tool) -> None:
     assert case.profile.table is None
 
 
-def test_torch_has_no_command_to_print() -> None:
-    assert "has no command line" in refused(profile("--torch", "--print-command"), 2)
-
-
 def test_a_workload_that_cannot_run_fails_with_its_own_words(nsys: Tool) -> None:
     sentence = refused(profile("--nsys", "--set", "measure.warmup_steps=500"), 9)
     assert "nsys ended with exit code 2" in sentence
@@ -439,44 +435,7 @@ def test_another_range_can_be_the_step() -> None:
     assert "the steps are those of 'execute_*'" in others
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "sentence"),
-    [
-        (("--nsys", "--ncu"), 2, "choose one of them"),
-        (("--auto", "--from", "a.sqlite"), 2, "choose one of them"),
-        (("--from", "a.sqlite", "--diff", "a.json", "b.json"), 2, "choose one of them"),
-        (("--torch", "--kernel", "gather"), 2, "add --ncu"),
-        (("smoke", "--from", "a.sqlite", "--memory"), 2, "CONFIG, --memory: of no use here"),
-        (("--from", "a.sqlite", "--set", "device=cpu"), 2, "--set: of no use here"),
-        (("--diff", "a.json", "b.json", "--timeline", "a.svg"), 2, "--timeline: of no use here"),
-        (("smoke", "--torch", "--step", "forward"), 2, "--step: of no use here"),
-        (("smoke", "--torch", "--timeline", "a.png"), 2, "a timeline is a picture"),
-        (("smoke", "--torch", "--timeline", "gone/a.svg"), 2, "there is no folder gone"),
-        (("--from", "gone.sqlite"), 9, "does not exist"),
-        (("--from", "gone.nsys-rep"), 9, "does not exist"),
-        (("--from", "gone.json"), 9, "cannot be read"),
-        (("--from", "notes.txt"), 9, "is no profile that can be read"),
-        (("gone", "--torch"), 2, "gone"),
-        (("smoke", "--torch", "--set", "workload.data=none"), 2, "nothing to profile"),
-    ],
-)
-def test_what_cannot_be_is_refused_with_a_sentence(
-    arguments: tuple[str, ...], code: int, sentence: str
-) -> None:
-    assert sentence in refused(invoke(*arguments), code)
-
-
-def test_a_record_without_a_profile_is_refused() -> None:
-    CliRunner(env=TERMINAL).invoke(app, ["bench", "smoke", *TINY_OPTIONS, "--data", "none"])
-    (path,) = Path("results").glob("*.json")
-    assert "is a run record without a profile" in refused(invoke("--from", str(path)), 9)
-
-
 # ---- help ---------------------------------------------------------------------------------------
-
-
-def test_help_explains_every_option(snapshot: SnapshotAssertion) -> None:
-    assert text(invoke("--help").output) == snapshot
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--from", "server.sqlite"]])

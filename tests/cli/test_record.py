@@ -333,13 +333,6 @@ def accepts(port: int) -> bool:
         return client.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_a_log_of_which_no_line_is_understood_is_no_recording(tmp_path: Path) -> None:
-    (tmp_path / "log").write_text("INFO started\n")
-    done = run("record", tmp_path / "recording", "--requests", tmp_path / "log", "--once")
-    assert done.exit_code == 4
-    assert "1 line read, and none is of a log of requests that record knows" in done.stderr
-
-
 def test_a_proxy_that_others_reach_says_what_that_means(tmp_path: Path) -> None:
     words = ("record", tmp_path / "recording", "--seconds", "0", "--proxy")
     done = run(*words, "0.0.0.0:0=http://127.0.0.1:8000")
@@ -357,13 +350,6 @@ def test_a_source_that_fails_ends_the_recording_with_its_sentence(tmp_path: Path
     assert "take another port" in done.output
 
 
-def test_without_a_source_there_is_nothing_to_record(tmp_path: Path) -> None:
-    done = run("record", tmp_path / "recording")
-    assert done.exit_code == 2
-    assert "nothing to record" in done.output
-    assert not (tmp_path / "recording").exists()
-
-
 @pytest.mark.parametrize(
     ("package", "option", "value"),
     [
@@ -378,21 +364,6 @@ def test_without_the_extra_a_sentence_says_how_to_install_it(
     done = run("record", tmp_path / "recording", option, value)
     assert done.exit_code == 2
     assert "pip install 'dsv4kv[record]'" in done.output
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (("--events", "http://host"), "give tcp://HOST:PORT"),
-        (("--events", "absent.msgpack"), "cannot be read"),
-    ],
-)
-def test_a_source_that_cannot_be_listened_to_is_refused(
-    words: tuple[str, ...], sentence: str, tmp_path: Path
-) -> None:
-    done = run("record", tmp_path / "recording", *words)
-    assert done.exit_code in {2, 4}
-    assert sentence in done.output
 
 
 def test_progress_in_a_terminal_is_one_line_that_leaves(tmp_path: Path) -> None:

@@ -51,11 +51,6 @@ def text(output: str) -> str:
     return "\n".join(line.rstrip() for line in output.splitlines())
 
 
-@pytest.mark.parametrize("command", ["", "list", "show", "prune"])
-def test_help_tells_what_the_command_does(command: str, snapshot: SnapshotAssertion) -> None:
-    assert text(run(*command.split(), "--help").output) == snapshot
-
-
 def test_list_tells_every_run_and_warns_of_what_is_none(snapshot: SnapshotAssertion) -> None:
     result = run("list")
     assert result.exit_code == 0
@@ -97,45 +92,10 @@ def test_last_is_the_newest_run() -> None:
     assert "20261103T000000Z-default-cccccc" in run("show", "last").stdout
 
 
-@pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        ("2026", "2026 fits 20261101T000000Z-smoke-aaaaaa, 20261102T000000Z-sweep-bbbbbb, "),
-        ("gone", "gone fits no run in results: `dsv4kv results list` names them."),
-    ],
-)
-def test_a_name_of_none_or_several_is_refused(name: str, sentence: str) -> None:
-    result = run("show", name)
-    assert (result.exit_code, result.stdout) == (7, "")
-    assert sentence in result.stderr
-
-
 def test_a_whole_name_is_that_run_and_not_a_longer_one(results: Path) -> None:
     for name in ("run", "run-2"):
         save_record(make_record(run_id=name), results)
     assert "run, started" in run("show", "run", "--verbose").stdout
-
-
-def test_prune_names_what_it_would_remove_and_removes_nothing() -> None:
-    result = run("prune", "--keep", "1")
-    assert result.stdout.splitlines() == [
-        "would remove results/20261101T000000Z-smoke-aaaaaa.json",
-        "would remove results/20261102T000000Z-sweep-bbbbbb.json",
-    ]
-    assert result.stderr == "2 runs: --yes removes them.\n"
-    assert records() == list(RUNS)
-
-
-def test_prune_of_one_run_speaks_of_one() -> None:
-    assert run("prune", "--status", "failed").stderr == "1 run: --yes removes it.\n"
-
-
-def test_prune_says_that_there_is_nothing_to_remove() -> None:
-    result = run("prune", "--keep", "9", "--yes")
-    assert (result.stdout, result.stderr) == (
-        "",
-        "nothing to remove: none of 3 runs fits.\n",
-    )
 
 
 def test_runs_are_listed_by_the_names_that_show_knows(results: Path) -> None:
@@ -159,25 +119,6 @@ def test_prune_removes_what_it_names_once_told_to() -> None:
     assert result.stdout.count("removed ") == 2
     assert records() == ["20261103T000000Z-default-cccccc"]
     assert Path("results/notes.json").exists()
-
-
-def test_prune_removes_by_status() -> None:
-    run("prune", "--status", "failed", "--yes")
-    assert records() == [name for name in RUNS if "sweep" not in name]
-
-
-def test_prune_without_a_condition_is_refused() -> None:
-    result = run("prune", "--yes")
-    assert result.exit_code == 2
-    assert "give --keep, --older-than or --status" in result.stderr
-    assert records() == list(RUNS)
-
-
-@pytest.mark.parametrize("command", [["list"], ["prune", "--keep", "1"], ["show", "last"]])
-def test_a_missing_folder_is_told(command: list[str]) -> None:
-    result = run(*command, "--folder", "gone")
-    assert (result.exit_code, result.stdout) == (7, "")
-    assert "gone cannot be read (No such file or directory)" in result.stderr
 
 
 def test_a_failed_run_of_one_case_is_listed_as_failed(results: Path) -> None:

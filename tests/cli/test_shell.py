@@ -259,12 +259,6 @@ def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("number", ["9" * 30 + "K", "1M"])
-def test_more_drafts_than_anybody_has_are_a_sentence(number: str) -> None:
-    result = CliRunner().invoke(app, ["budget", "--draft-layers", number])
-    assert (result.exit_code, "too " in result.stderr) == (2, True)
-
-
 @pytest.mark.parametrize(
     "words", [("budget", "--model", "x" * 300), ("trace", "info", "x" * 300), ("lint", "x/" * 400)]
 )

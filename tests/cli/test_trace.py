@@ -4,17 +4,13 @@ import gzip
 import inspect
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import get_args
 
 import pytest
 from syrupy.assertion import SnapshotAssertion
-from typer.main import get_command
 from typer.testing import CliRunner, Result
 
-from dsv4kv.cli import app
 from dsv4kv.cli import trace as command
 from dsv4kv.cli.trace import Format
 from dsv4kv.config.bench import BenchConfig, Synthetic
@@ -49,14 +45,6 @@ def run(*arguments: str, exit_code: int = 0) -> Result:
     return result
 
 
-@pytest.mark.parametrize("name", ["info", "convert", "mrc", "synth"])
-def test_help_explains_every_option(name: str) -> None:
-    text = run(name, "--help").output
-    for parameter in get_command(command.app).commands[name].params:  # type: ignore[attr-defined]
-        assert (parameter.metavar or parameter.opts[0]) in text
-        assert parameter.help.endswith(".")
-
-
 def test_info_as_json_holds_the_same_numbers(snapshot: SnapshotAssertion) -> None:
     document = json.loads(run("info", "builtin:chat", "--json").output)
     assert document.pop("sha256") == trace_sha256(resolve_trace("builtin:chat"))
@@ -66,16 +54,6 @@ def test_info_as_json_holds_the_same_numbers(snapshot: SnapshotAssertion) -> Non
 def test_info_prints_a_name_with_brackets_as_it_is() -> None:
     Path("azure.csv").rename("[red]a.csv")
     assert run("info", "[red]a.csv").output.startswith("[red]a.csv (azure)\n")
-
-
-def test_info_reads_the_format_it_is_told() -> None:
-    with pytest.raises(TraceError, match=r"azure\.csv:1: broken JSON .* A mooncake trace is"):
-        run("info", "azure.csv", "--format", "mooncake")
-
-
-def test_convert_writes_the_own_format(snapshot: SnapshotAssertion) -> None:
-    assert run("convert", "azure.csv", "own.jsonl").output == "own.jsonl: 3 requests written\n"
-    assert Path("own.jsonl").read_text() == snapshot
 
 
 def test_convert_takes_the_part_asked_for_and_keeps_its_times() -> None:
@@ -114,12 +92,6 @@ def test_convert_writes_formats_of_others(to: str, reading: list[str]) -> None:
     assert found == expected
 
 
-def test_convert_refuses_a_format_that_cannot_tell_the_trace() -> None:
-    with pytest.raises(TraceError, match="request 0 has no ids for 4,808: take"):
-        run("convert", "azure.csv", "out", "--to", "mooncake")
-    assert not Path("out").exists()
-
-
 def test_a_timed_trace_is_read_by_the_names_given() -> None:
     Path("t.jsonl").write_text('{"at": 1500, "i": 100, "o": 3, "b": [7, 8]}\n')
     run(
@@ -127,69 +99,6 @@ def test_a_timed_trace_is_read_by_the_names_given() -> None:
         *("--time-unit", "ms", "--id-tokens", "50"),
     )
     assert list(read_trace("own.jsonl")) == [Request(1.5, 100, 3, (7, 8), 50)]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--fields", "a,b"], "--fields a,b: give three or four names"),
-        (["--stagger", "-1"], "--stagger -1.0: give seconds, 0 or more"),
-        (["--stagger", "nan"], "--stagger nan: give seconds, 0 or more"),
-        (["--id-tokens", "0"], "--id-tokens 0: an id stands for 1 token or more"),
-    ],
-)
-def test_reading_refuses_options_that_make_no_sense(arguments: list[str], sentence: str) -> None:
-    assert sentence in run("info", "azure.csv", *arguments, exit_code=2).output
-
-
-CONTRADICTION = """\
-{"timestamp": 0, "input_length": 1024, "output_length": 1, "hash_ids": [1, 2]}
-{"timestamp": 5, "input_length": 1024, "output_length": 1, "hash_ids": [3, 2]}
-"""
-BACKWARDS = """\
-{"timestamp": 5, "input_length": 512, "output_length": 1, "hash_ids": [1]}
-{"timestamp": 0, "input_length": 512, "output_length": 1, "hash_ids": [1]}
-"""
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["trace", "info", "odd.jsonl"],
-        ["trace", "convert", "odd.jsonl", "out.jsonl"],
-        ["trace", "convert", "odd.jsonl", "out.bin", "--to", "oracle"],
-        ["trace", "mrc", "odd.jsonl"],
-        ["replay", "odd.jsonl", "--quiet"],
-    ],
-)
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        (CONTRADICTION, "odd.jsonl:2: block id 2 has another history than at odd.jsonl:1: an id"),
-        (BACKWARDS, "odd.jsonl:2: the request arrives at 0.000 s, the one before it at 0.005 s"),
-    ],
-)
-def test_every_command_refuses_what_one_refuses(
-    arguments: list[str], text: str, sentence: str
-) -> None:
-    Path("odd.jsonl").write_text(text)
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == TraceError.exit_code
-    assert sentence in " ".join(result.output.split())
-    assert [path.name for path in Path().iterdir() if path.name.startswith("out")] == []
-
-
-def test_info_of_a_mooncake_array_tells_its_times_and_ids() -> None:
-    lines = [json.loads(line) for line in BACKWARDS.splitlines()][::-1]
-    Path("array.json").write_text(json.dumps(lines))
-    assert "total    1,024" in run("info", "array.json").output
-    assert "50.00% of block references hit" in run("info", "array.json").output
-
-
-def test_convert_refuses_to_skip_everything() -> None:
-    with pytest.raises(TraceError, match=r"own\.jsonl: not written, there are no requests"):
-        run("convert", "azure.csv", "own.jsonl", "--skip", "3")
-    assert not Path("own.jsonl").exists()
 
 
 def test_convert_leaves_nothing_behind_when_the_source_is_defective() -> None:
@@ -240,22 +149,6 @@ def test_the_documented_call_makes_the_shipped_trace() -> None:
     assert gzip.decompress(Path("chat.jsonl.gz").read_bytes()) == gzip.decompress(shipped)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--shape", "chat", "--requests", "4"], "--requests belongs to --shape tree, not chat"),
-        (["--conversations", "4"], "--conversations belongs to --shape chat, not tree"),
-        (["--arrival-rate", "0"], "--arrival-rate 0.0 is not above 0 per second"),
-        (["--arrival-rate", "nan"], "--arrival-rate nan is not above 0 per second"),
-        (["--input-mean", "9", "--input-max", "8"], "--input-mean 9 is above --input-max 8"),
-        (["--requests", "0"], "Invalid value for '--requests'"),
-    ],
-)
-def test_synth_refuses_options_that_make_no_sense(arguments: list[str], sentence: str) -> None:
-    assert sentence in run("synth", "made.jsonl", *arguments, exit_code=2).output
-    assert not Path("made.jsonl").exists()
-
-
 def test_the_defaults_shown_are_those_of_the_configuration() -> None:
     shown = {
         name: parameter.default
@@ -274,11 +167,3 @@ def test_the_formats_offered_are_those_there_are() -> None:
     offered = get_args(get_args(Format)[0])
     assert offered == ("auto", *FORMATS)
     assert offered == keys(BenchConfig)["workload.trace_format"].choices
-
-
-def test_importing_the_command_imports_nothing_heavy() -> None:
-    program = (
-        "import sys; import dsv4kv.cli.trace; "
-        "print({'torch', 'numpy', 'pydantic'} & sys.modules.keys())"
-    )
-    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "set()\n"

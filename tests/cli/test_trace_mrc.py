@@ -11,7 +11,6 @@ from typer.testing import CliRunner, Result
 
 from dsv4kv.cli import trace as command
 from dsv4kv.config.bench import Lengths, Synthetic
-from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.mrc import sample as sampling
 from dsv4kv.prefix.paths import find_reuse
 from dsv4kv.traces import write_trace
@@ -178,48 +177,8 @@ def test_a_long_simulation_says_that_it_was_sampled_or_why_not(
     assert "ran on the full trace (slow): a sample of 0.05 holds" in refused
 
 
-REFUSED = {
-    "small": (
-        ["--capacity", "100"],
-        "100 tokens is smaller than every prompt, of .* no request",
-    ),
-    "none": (["--capacity", "0"], "0 tokens is smaller than every prompt"),
-    "blocks": (["--block-tokens", "48"], "blocks of 48 tokens do not fit ids .* 64 tokens"),
-    "strategy": (["--strategy", "best"], "'best' is not a strategy"),
-    "rule": (["--capacity", "64K", "--rule", "tgi"], "'tgi' is not a rule"),
-    "policy": (["--capacity", "64K", "--policy", "mru"], "'mru' is not an eviction policy"),
-    "sample": (
-        ["--capacity", "64K", "--policy", "lfu", "--sample", "0.2"],
-        "a sample of 0.2 holds . of .* families of prompts",
-    ),
-    "model": (["--model", "v5"], "no model 'v5'"),
-    "chunk": (
-        ["--capacity", "64K", "--rule", "vllm-v4:dense", "--chunk-tokens", "100"],
-        "chunks of 100 tokens .* must be whole blocks of 256",
-    ),
-}
-
-
 def test_a_capacity_that_no_machine_has_is_as_good_as_none() -> None:
     assert "With unlimited memory" in run("builtin:chat", "--capacity", "9" * 30).output
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_is_refused_as_a_sentence(name: str) -> None:
-    arguments, sentence = REFUSED[name]
-    with pytest.raises(ConfigError, match=sentence):
-        run("builtin:chat", *arguments)
-
-
-def test_a_trace_without_ids_is_refused() -> None:
-    Path("a.jsonl").write_text('{"prompt_len": 3, "output_len": 1}\n')
-    with pytest.raises(TraceError, match="no request has block ids"):
-        run("a.jsonl")
-
-
-def test_a_file_that_cannot_be_written_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"--csv no/where\.csv: cannot be written"):
-        run("builtin:chat", "--csv", "no/where.csv")
 
 
 def test_the_sentence_tells_which_way_to_draft_wins_hits_back() -> None:
@@ -228,16 +187,6 @@ def test_the_sentence_tells_which_way_to_draft_wins_hits_back() -> None:
     assert "MTP without a KV connector (vllm mtp) hits 11.3% of all prompt tokens more" in both
     alone = " ".join(run(*asked, "--speculation", "mtp").output.split())
     assert "vllm mtp loses 3.9% to its drafts: try --speculation none,dspark,mtp,mtp+con" in alone
-
-
-def test_drafts_that_a_rule_does_not_know_are_refused_with_those_it_does() -> None:
-    asked = ("builtin:chat", "--capacity", "48K", "--rule", "sglang", "--speculation")
-    for name, said in (
-        ("mtp+connector", "is not known for the rule sglang: take none, dspark, mtp."),
-        ("eagle", "'eagle' is not a speculation: choose one of none, dspark, mtp, mtp+connector."),
-    ):
-        with pytest.raises(ConfigError, match=re.escape(said)):
-            run(*asked, name)
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from unittest.mock import patch
 import numpy as np
 
 from dsv4kv.clock.coefficients import Coefficients, HeldOut
-from dsv4kv.clock.steps import COUNTS
 from dsv4kv.clock.tables import Factors
+from dsv4kv.core.linear import COUNTS
 from dsv4kv.sizing.gpus import load_gpu
 from tests.clock.points import Floats, Point, Spent, count_point, points
 

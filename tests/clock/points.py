@@ -8,6 +8,7 @@ published: 2.73 tokens a step with three drafts and 1.855 with one are the middl
 import json
 from dataclasses import dataclass
 from functools import cache
+from operator import add
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -16,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsv4kv.clock.coefficients import Coefficients, find_coefficients
-from dsv4kv.clock.steps import COUNTS, StepTimes
 from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
-from dsv4kv.core.clock import Counts
+from dsv4kv.core.clock import Timer
+from dsv4kv.core.linear import COUNTS, Counts
 from dsv4kv.replay.build import Replay, build_replay
 from dsv4kv.sizing.gpus import Gpu
 from dsv4kv.traces.request import Request
@@ -154,17 +155,22 @@ class Spent:
 class _Watch:
     """Takes every step, how many had been taken when, and the moments of requests that end."""
 
-    def __init__(self, times: StepTimes) -> None:
+    def __init__(self, timer: Timer) -> None:
         self.moments: list[tuple[float, float, float, int]] = []
         self.steps: list[Counts] = []
         self.taken = {0.0: 0}
-        step = times.step
+        self.copy_bytes_per_s, self.seconds = timer.copy_bytes_per_s, timer.seconds
+        self._timer = timer
 
-        def noted(*asked: int) -> Counts:
-            self.steps.append(step(*asked))
-            return self.steps[-1]
+    def step(
+        self, rows: int, tokens: int, contexts: int, prompt: int, fullest: int, prefix: int
+    ) -> Counts:
+        self.steps.append(self._timer.step(rows, tokens, contexts, prompt, fullest, prefix))
+        return self.steps[-1]
 
-        vars(times)["step"] = noted
+    def decode(self, counts: Counts, rows: int, contexts: int, *others: Any) -> tuple[int, Counts]:
+        """One step, so that the moment of each is known."""
+        return 1, tuple(map(add, counts, self.step(rows, rows, contexts, 0, 0, 0)))
 
     def finish(self, served: Any) -> None:
         moments = served.arrival_s, served.first_token_s, served.finished_s
@@ -190,7 +196,8 @@ def count_point(point: Point, **settings: Any) -> Spent:
         made = build_replay(point.config(**settings), point.requests)
     assert made.times is not None
     made.scheduler._arrivals._client_s = 0.0  # type: ignore[attr-defined]
-    made.scheduler._observer = watch = _Watch(made.times)
+    made.scheduler._observer = watch = _Watch(made.times.timer)
+    made.scheduler.clock._timer = watch
     made.scheduler.run()
     rows = [row for row in watch.moments if row[3] > 1]
     moments = np.array([[watch.taken[moment] for moment in row[:3]] for row in rows])

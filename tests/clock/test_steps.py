@@ -1,13 +1,16 @@
 """Times of steps: what they grow with, what divides them, and that grouping changes nothing."""
 
-import numpy as np
+from operator import add
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.clock.coefficients import BORROWED, Coefficients, HeldOut
-from dsv4kv.clock.steps import Deployment, ModelTimes, Steps, StepTimes, decode_s, prompt_s
+from dsv4kv.clock.steps import Deployment, ModelTimes, StepTimes, decode_s, prompt_s
+from dsv4kv.clock.tables import Factors, StepTable, TableTimes
 from dsv4kv.clock.weights import WeightModel
+from dsv4kv.core.linear import NOTHING
 from dsv4kv.sizing.layout import Layout
 
 WEIGHTS = WeightModel(
@@ -36,6 +39,14 @@ COEFFICIENTS = Coefficients(
     source="made up",
 )
 TP4, DP4 = Layout(tp=4), Layout(dp=4, ep=4)
+HELD_OUT = HeldOut(ttft=2, tpot=1.5, throughput=1.4)
+PLAIN = Factors(client_ms=100, held_out=HELD_OUT)
+TABLE = StepTable(
+    batch_per_rank=(1, 8, 64),
+    decode_ms={1024: (5, 7, 12), 4096: (5.5, 8, 15), 65_536: (6, 12, 40)},
+    prefill_tokens=(256, 1024, 4096),
+    prefill_ms_by_prefix={0: (16, 30, 80), 16_384: (17, 33, 90)},
+)
 
 
 def deploy(layout: Layout = TP4, drafts: int = 0, *, all_to_all: bool = False) -> Deployment:
@@ -109,28 +120,24 @@ def test_tensor_parallelism_does_not_divide_the_reading_of_contexts_and_replicas
 
 
 def test_every_draft_is_a_pass_and_a_token_more() -> None:
-    passes = [
-        model(TP4, drafts).count(Steps(1, np.array([1]), np.array([0]))) for drafts in (0, 3)
-    ]
-    assert [int(each[0, 1]) for each in passes] == [0, 3]
+    passes = [model(TP4, drafts).timer.step(1, 1, 0, 0, 0, 0)[1] for drafts in (0, 3)]
+    assert passes == [0, 3]
     assert decode_s(model(TP4, 3), 8, 100, 3) > decode_s(model(), 8, 100) + 3 * 700e-6
 
 
 def test_a_chunk_on_one_rank_takes_as_long_as_one_on_each() -> None:
     """Replicas step together; only the experts see the tokens of all."""
-    alone = Steps(prompt=4096, fullest=4096)
-    on_each = Steps(prompt=4 * 4096, fullest=4096)
-    times = model(DP4)
-    first, second = (times.count(steps)[0] for steps in (alone, on_each))
+    timer = model(DP4).timer
+    first, second = (timer.step(0, 0, 0, ranks * 4096, 4096, 0) for ranks in (1, 4))
     experts_mflop = 3 * 4096 * 2 * 6e9 / 4 / 1e6
     assert second[5] - first[5] == pytest.approx(experts_mflop)
 
 
 def test_a_chunk_takes_decoding_requests_along_in_its_own_pass() -> None:
-    decoding = Steps(8, np.array([8]), np.array([800]))
-    mixed = model().count(decoding._replace(prompt=4096, fullest=4096))[0]
+    timer = model().timer
+    mixed = timer.step(8, 8, 800, 4096, 4096, 0)
     assert (mixed[0], mixed[4]) == (0, 0)
-    assert mixed[3] == model().count(decoding)[0, 3]
+    assert mixed[3] == timer.step(8, 8, 800, 0, 0, 0)[3]
 
 
 def test_a_pipeline_of_which_there_are_no_points_is_less_sure() -> None:
@@ -140,23 +147,21 @@ def test_a_pipeline_of_which_there_are_no_points_is_less_sure() -> None:
 
 
 @pytest.mark.parametrize("layout", [TP4, DP4, Layout(tp=2, pp=2)])
-@given(st.integers(0, 40), st.integers(1, 30), st.integers(0, 900), st.integers(0, 10**5))
-def test_a_step_counts_what_its_row_of_many_does(
-    layout: Layout, rows: int, steps: int, chunk: int, context: int
+@pytest.mark.parametrize("table", [False, True])
+@given(
+    rows=st.integers(1, 40),
+    steps=st.integers(1, 30),
+    contexts=st.integers(0, 10**6),
+    until_s=st.floats(0, 1),
+)
+def test_steps_together_are_those_one_by_one(
+    layout: Layout, table: bool, rows: int, steps: int, contexts: int, until_s: float
 ) -> None:
-    each = np.arange(steps)
-    work = Steps(
-        rows,
-        np.full(steps, 2 * rows),
-        2 * rows * (context + each),
-        prompt=3 * chunk,
-        fullest=chunk,
-        prefixes=chunk * (context + chunk * each),  # none where there is no chunk
-    )
-    times = ModelTimes(deploy(layout, 1, all_to_all=True), COEFFICIENTS)
-    columns = zip(work.contexts.tolist(), np.broadcast_to(work.prefixes, steps), strict=True)
-    one_by_one = [
-        times.step(rows, work.tokens.item(0), seen, 3 * chunk, chunk, int(prefix))
-        for seen, prefix in columns
-    ]
-    assert one_by_one == [tuple(row) for row in times.count(work).tolist()]
+    timer = model(layout).timer
+    if table:
+        timer = TableTimes(deploy(layout), TABLE, PLAIN, "made up")
+    counts, taken = NOTHING, 0
+    while taken < steps and (not taken or 0.25 + timer.seconds(counts) < until_s):
+        step = timer.step(rows, rows, contexts + taken * rows, 0, 0, 0)
+        counts, taken = tuple(map(add, counts, step)), taken + 1
+    assert timer.decode(NOTHING, rows, contexts, steps, 0.0, 0.25, until_s) == (taken, counts)

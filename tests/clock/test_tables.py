@@ -3,13 +3,11 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.clock.coefficients import HeldOut
-from dsv4kv.clock.steps import Steps, decode_s, prompt_s
+from dsv4kv.clock.steps import decode_s, prompt_s
 from dsv4kv.clock.tables import (
     BEYOND,
     Factors,
@@ -20,16 +18,7 @@ from dsv4kv.clock.tables import (
 )
 from dsv4kv.errors import ConfigError
 from dsv4kv.sizing.layout import Layout
-from tests.clock.test_steps import DP4, deploy
-
-HELD_OUT = HeldOut(ttft=2, tpot=1.5, throughput=1.4)
-PLAIN = Factors(client_ms=100, held_out=HELD_OUT)
-TABLE = StepTable(
-    batch_per_rank=(1, 8, 64),
-    decode_ms={1024: (5, 7, 12), 4096: (5.5, 8, 15), 65_536: (6, 12, 40)},
-    prefill_tokens=(256, 1024, 4096),
-    prefill_ms_by_prefix={0: (16, 30, 80), 16_384: (17, 33, 90)},
-)
+from tests.clock.test_steps import DP4, HELD_OUT, PLAIN, TABLE, deploy
 
 
 def times(factors: Factors = PLAIN, table: StepTable = TABLE, drafts: int = 0) -> TableTimes:
@@ -55,17 +44,6 @@ def test_looked_up_steps_grow_where_the_table_does(rows: int, context: int, more
     one = decode_s(times(), rows, context)
     assert decode_s(times(), rows + more, context) >= one - 1e-12
     assert decode_s(times(), rows, context + more) >= one - 1e-12
-
-
-@given(st.integers(1, 60), st.integers(1, 40), st.integers(0, 10**5))
-def test_looked_up_steps_together_last_as_long_as_one_by_one(
-    rows: int, steps: int, context: int
-) -> None:
-    """To the picosecond: times are looked up for every step, and whole."""
-    contexts, tokens = rows * (context + np.arange(steps)), np.full(steps, rows)
-    together = times().count(Steps(rows, tokens, contexts)).sum()
-    each = (Steps(rows, tokens[:1], contexts[step : step + 1]) for step in range(steps))
-    assert together == sum(int(times().count(step).sum()) for step in each)
 
 
 def test_beyond_its_nodes_a_table_goes_on_as_at_its_end_and_is_less_sure() -> None:

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.load import Point, expand_axes, load_config
-from dsv4kv.errors import ConfigError
 
 from .conftest import Load
 
@@ -65,84 +64,3 @@ def test_the_file_and_the_overrides_stand_beneath_the_axes(expand: Expand) -> No
     (case,) = expand("cache.sharing=type", content="name: a", overrides=("cache.num_blocks=9",))
     assert (case.config.name, case.config.cache.num_blocks) == ("a", 9)
     assert case.config.cache.sharing == "type"
-
-
-@pytest.mark.parametrize(
-    ("axis", "sentence"),
-    [
-        ("cache.sharing=", "the value is missing."),
-        ("cache.sharing=type,", "a value is missing after the last comma."),
-        (
-            "cache.num_blocks=1,,2",
-            (
-                "this is not YAML: while parsing a flow node, expected the node "
-                "content, but found ','."
-            ),
-        ),
-        (
-            "cache.num_blocks=1],[2",
-            "this is not YAML: expected '<document start>', but found ','.",
-        ),
-        ("cache.sharing", "write KEY=VALUE, for example cache.block_tokens=256."),
-        (
-            "cache.shares=a",
-            (
-                "unknown key cache.shares (did you mean cache.sharing?); cache has "
-                "block_tokens, sharing, prefix, max_context_tokens, num_blocks, "
-                "num_slots, state, prepare, hadamard, rope."
-            ),
-        ),
-        (
-            "model.pipeline={stage: 0}",
-            "model.pipeline is a section: set one of its keys (stage, stages).",
-        ),
-        (
-            "cache.block_tokens=128,100",
-            "cache.block_tokens is 100: give an integer above 0, a multiple of 128.",
-        ),
-        (
-            "cache.num_slots=16,4",
-            (
-                "workload.concurrency (8) is above cache.num_slots (4): lower "
-                "the one or raise the other."
-            ),
-        ),
-        ("cache.num_blocks=1K,1024", "cache.num_blocks=1024 comes twice: keep one."),
-    ],
-)
-def test_an_axis_that_cannot_be_used_is_named(expand: Expand, axis: str, sentence: str) -> None:
-    with pytest.raises(ConfigError) as refusal:
-        expand(axis)
-    assert str(refusal.value) == f"--axis {axis}: {sentence}"
-
-
-def test_a_wrong_value_is_told_once_however_many_cases_have_it(expand: Expand) -> None:
-    with pytest.raises(ConfigError) as refusal:
-        expand("cache.block_tokens=128,100", "cache.num_blocks=1,2,0", "name=a,b")
-    assert str(refusal.value).splitlines() == [
-        "--axis cache.num_blocks=1,2,0: cache.num_blocks is 0: give an integer above 0, or null.",
-        (
-            "--axis cache.block_tokens=128,100: "
-            "cache.block_tokens is 100: give an integer above 0, a multiple of 128."
-        ),
-    ]
-
-
-def test_all_axes_that_cannot_be_read_are_told(expand: Expand) -> None:
-    with pytest.raises(ConfigError) as refusal:
-        expand("zzz=1", "cache.sharing=")
-    assert len(str(refusal.value).splitlines()) == 2
-
-
-def test_a_key_in_two_axes_is_refused(expand: Expand) -> None:
-    with pytest.raises(ConfigError) as refusal:
-        expand("name=a,b", "name=c")
-    assert str(refusal.value) == (
-        "--axis name=c: name is also given by --axis name=a,b: keep one."
-    )
-
-
-def test_a_key_both_set_and_swept_is_refused(expand: Expand) -> None:
-    with pytest.raises(ConfigError) as refusal:
-        expand("name=a,b", overrides=("name=c",))
-    assert str(refusal.value) == "--axis name=a,b: name is also given by --set name=c: keep one."

@@ -111,15 +111,6 @@ def test_sizes_are_understood_where_bytes_are_wanted(load: Load, text: str, size
     assert load(f"measure: {{memcpy_bytes: {text}}}").config.measure.memcpy_bytes == size
 
 
-def test_bytes_are_no_count(refuse: Refuse) -> None:
-    assert refuse("cache: {max_context_tokens: 128KiB}") == [
-        (
-            "bench.yaml:1: cache.max_context_tokens is '128KiB': give an integer above 0 "
-            "(128K and 1M work too)."
-        )
-    ]
-
-
 @pytest.mark.parametrize(("text", "count"), [("010", 10), ("0x10", 16)])
 def test_a_leading_zero_is_not_octal(load: Load, text: str, count: int) -> None:
     assert load(f"workload: {{concurrency: {text}}}").config.workload.concurrency == count
@@ -189,3 +180,66 @@ def test_any_yaml_values_load_or_are_refused(load: Load, pairs: list[tuple[str, 
 
 def test_the_shipped_names_are_the_shipped_files() -> None:
     assert shipped_names() == ["bookkeeping", "default", "gpu", "smoke"]
+
+
+@pytest.mark.parametrize(
+    ("override", "section", "key", "value"),
+    [
+        ("cache.block_tokens=256", "cache", "block_tokens", 256),
+        ("cache.max_context_tokens=128K", "cache", "max_context_tokens", 131072),
+        ("cache.num_blocks=1M", "cache", "num_blocks", 2**20),
+        ("measure.memcpy_bytes=64MiB", "measure", "memcpy_bytes", 2**26),
+        ("model.layers=[0, 2, 3]", "model", "layers", (0, 2, 3)),
+        ("model.layers = null", "model", "layers", None),
+        ("workload.trace=builtin:chat", "workload", "trace", "builtin:chat"),
+        ("workload.trace=a=b.jsonl", "workload", "trace", "a=b.jsonl"),
+        ("workload.trace='7'", "workload", "trace", "7"),
+        ("cache.hadamard=off", "cache", "hadamard", False),
+    ],
+)
+def test_a_value_is_read_as_yaml(
+    load: Load, override: str, section: str, key: str, value: object
+) -> None:
+    assert getattr(getattr(load("{}", override).config, section), key) == value
+
+
+def test_an_override_beats_the_file_and_leaves_the_rest(load: Load) -> None:
+    config = load("cache: {block_tokens: 256, sharing: type}", "cache.block_tokens=512").config
+    assert (config.cache.block_tokens, config.cache.sharing) == (512, "type")
+
+
+def test_an_override_of_a_nested_key_keeps_the_defaults_beside_it(load: Load) -> None:
+    assert load("{}", "workload.synthetic.output.sigma=0.5").config.workload.synthetic.output == (
+        BenchConfig().workload.synthetic.output.model_copy(update={"sigma": 0.5})
+    )
+
+
+def test_of_two_overrides_of_a_key_the_last_counts(load: Load) -> None:
+    assert load("{}", "name=a", "name=b").config.name == "b"
+
+
+def test_an_override_mends_a_wrong_value_of_the_file(load: Load) -> None:
+    assert load("cache: {block_tokens: 1}", "cache.block_tokens=128").config == BenchConfig()
+
+
+@pytest.mark.parametrize("merge", ["{<<: [%s]}", "[%s]"])
+def test_aliases_that_grow_without_end_are_refused(refuse: Refuse, merge: str) -> None:
+    levels = ["a0: &a0 {k: 1}"]
+    levels += [f"a{i}: &a{i} {merge % ', '.join([f'*a{i - 1}'] * 9)}" for i in range(1, 12)]
+    (line,) = refuse("\n".join(levels))
+    assert line.endswith(": YAML that holds itself, or many times the same.")
+
+
+def test_a_long_text_is_shown_in_short(refuse: Refuse) -> None:
+    (line,) = refuse(f"device: {'x' * 10_000}\n")
+    assert "..." in line
+    assert len(line) < 120
+
+
+def test_a_number_too_long_to_be_one_is_refused(refuse: Refuse) -> None:
+    (line,) = refuse(f"cache: {{num_blocks: {'9' * 5000}}}\n")
+    assert line.startswith("bench.yaml:1: cache.num_blocks is '9999")
+
+
+def test_a_right_file_has_no_problems(load: Load) -> None:
+    assert load("name: 'on'\n").config.name == "on"

@@ -15,7 +15,7 @@ from dsv4kv.errors import DeviceError
 from dsv4kv.ops.cuda import compile as cubin_cache
 from dsv4kv.ops.cuda.compile import cache_folder, cache_name, compile_module, load_cubins
 from dsv4kv.ops.launches.launch import KernelModule
-from tests.cuda.toolchain import PAGE_COPY, needs_nvrtc, needs_tools
+from tests.cuda.toolchain import PAGE_COPY, needs_nvrtc
 from tests.kernels.shim.apart import run_each_apart
 
 SM = "sm_90a"
@@ -45,8 +45,6 @@ class Compiler:
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Folders of this test alone; everything kept in memory forgotten."""
     monkeypatch.setenv("DSV4KV_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.delenv("DSV4KV_JIT_FORCE", raising=False)
-    monkeypatch.delenv("DSV4KV_JIT_DUMP", raising=False)
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     for remembered in (
@@ -150,17 +148,6 @@ def test_a_damaged_file_is_compiled_again_and_replaced(damage: str, compiler: Co
     again = load_cubin(PAGE_COPY, SM)
     assert compiler.runs == 2
     assert load_cubin(PAGE_COPY, SM) == again
-    assert compiler.runs == 2
-
-
-def test_force_compiles_anew_and_replaces(
-    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    old = load_cubin(PAGE_COPY, SM)
-    monkeypatch.setenv("DSV4KV_JIT_FORCE", "1")
-    new = load_cubin(PAGE_COPY, SM)
-    monkeypatch.delenv("DSV4KV_JIT_FORCE")
-    assert old != new == load_cubin(PAGE_COPY, SM)
     assert compiler.runs == 2
 
 
@@ -320,32 +307,3 @@ def test_processes_that_compile_at_once_all_get_the_same_and_leave_one_file_each
 @needs_nvrtc
 def test_the_cache_gives_back_what_the_compiler_made() -> None:
     assert load_cubin(PAGE_COPY, SM) == load_cubin(PAGE_COPY, SM) == compile_module(PAGE_COPY, SM)
-
-
-@needs_tools
-def test_dump_writes_cubin_sass_and_resource_use(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("DSV4KV_JIT_DUMP", str(tmp_path / "dump"))
-    cubin = load_cubin(PAGE_COPY, SM)
-    stem = Path(cache_name(PAGE_COPY, SM)).stem
-    written = {path.name: path for path in (tmp_path / "dump").iterdir()}
-    assert sorted(written) == [f"{stem}.cubin", f"{stem}.sass", f"{stem}.txt"]
-    assert written[f"{stem}.cubin"].read_bytes() == cubin
-    sass = written[f"{stem}.sass"].read_text()
-    assert "STG.E" in sass
-    assert "kernels/page_copy.cuh" in sass  # each instruction's source line
-    assert "REG:" in written[f"{stem}.txt"].read_text()
-
-
-def test_a_dump_that_cannot_be_written_is_a_sentence(
-    compiler: Compiler, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("DSV4KV_JIT_DUMP", str(tmp_path / "file"))
-    with pytest.raises(DeviceError) as refusal:
-        load_cubin(PAGE_COPY, SM)
-    assert str(refusal.value) == (
-        f"DSV4KV_JIT_DUMP={tmp_path / 'file'} cannot be written (File exists): "
-        "name another folder."
-    )

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from dsv4kv.choices import ROUTERS
 from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
+from dsv4kv.core.fleet import Asked, InUse
 from dsv4kv.core.served import Served
 from dsv4kv.errors import ConfigError
 from dsv4kv.fleet.outcome import (
@@ -20,17 +21,14 @@ from dsv4kv.fleet.outcome import (
     repeated_bytes,
     shared_bytes,
 )
-from dsv4kv.fleet.replica import Known, News
-from dsv4kv.fleet.run import Fleet, FleetOutcome, run_fleet
+from dsv4kv.fleet.routers import Ring
+from dsv4kv.fleet.run import FleetOutcome, run_fleet
 from dsv4kv.fleet.sessions import find_sessions
 from dsv4kv.fleet.transfer import find_sent
-from dsv4kv.fleet.views import Asked, Ring
 from dsv4kv.replay.build import build_replay
 from dsv4kv.replay.memory import plan_memory
-from dsv4kv.replay.requests import begin_serving
 from dsv4kv.replay.run import describe_replay, describe_totals
 from dsv4kv.replay.server import by_server
-from dsv4kv.replay.sharing import keys_on
 from dsv4kv.traces.request import Request
 from tests.replay.scenes import LONG, SHORT, random_requests, request, small_config
 
@@ -308,24 +306,16 @@ def test_replicas_that_are_set_alike_read_their_server_once(
 
 
 def test_a_router_knows_which_blocks_are_in_use_as_their_users_come_and_go() -> None:
-    made = Fleet(small_config(fleet__replicas=1), [request([0])])
-    (replica,) = made.outcome(ended=False).replicas
-    known, draw, given = Known(replica, frozenset({"blocks"})), Random(0), dict[int, Asked]()
-    size, served = (
-        replica.parts.memory.block_tokens,
-        begin_serving(0, request([0]), 0.0, keys_on(128), None),
-    )
+    known, draw, given, size = InUse(), Random(0), dict[int, Asked](), 128
     for number in range(200):
         if given and draw.random() < 0.5:
-            ended = draw.choice([*given])
-            known.hear(News([], [ended], [], [], 0, 0, 0.0))
-            del given[ended]
+            known.remove(given.pop(draw.choice([*given])))
         other = draw.choice([each.blocks for each in given.values()] or [[]])
         ids = (*other[: draw.randint(0, 6)], 10 * number, 10 * number + 1)
         asked = Asked(number, 0.0, size * len(ids), ids=ids, id_tokens=size)
         in_use = set(ids).union(*(each.blocks for each in given.values()))
-        assert known.view(asked, served, 0.0).decode_blocks == len(in_use)
-        known.give(asked, 0)
+        assert known.tokens_with(asked) == size * len(in_use)
+        known.add(asked)
         given[number] = asked
 
 

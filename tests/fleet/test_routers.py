@@ -10,8 +10,11 @@ import pytest
 
 from dsv4kv.choices import ROUTERS
 from dsv4kv.config.fleet import DynamoSection, FleetSection, LlmdSection
+from dsv4kv.core.fleet import Asked, View
 from dsv4kv.fleet.routers import (
     Affinity,
+    History,
+    Ring,
     Router,
     carries,
     dynamo_costs,
@@ -21,10 +24,10 @@ from dsv4kv.fleet.routers import (
     llmd_scores,
     load_aware_score,
     open_router,
+    precise_scores,
     prefix_score,
     softmin,
 )
-from dsv4kv.fleet.views import Asked, History, Ring, View
 
 
 def asked(ids: Sequence[int] = (), *, at: float = 0.0, session: int = 0, tokens: int = 0) -> Asked:
@@ -191,21 +194,14 @@ def test_llm_ds_index_keeps_the_leading_blocks_of_what_it_sent() -> None:
     send(router, 1, asked(range(8)))
     views = [View(), View()]
     assert router.choose(asked([*range(4), 90, 91]), views) == 1
-    assert router.prefixes(asked(range(8)), views) == [0.0, 1.0]  # type: ignore[attr-defined]
+    assert router.past.matched_tokens(asked(range(8))) == [0, 400]
 
 
 def test_llm_ds_precise_scores_go_from_the_least_to_the_most_of_those_that_have_any() -> None:
-    router = opened("llm-d:precise", 3)
-
-    def prefixes(*tokens: tuple[int, int]) -> list[float]:
-        views = [View(device_tokens=d, host_tokens=h) for d, h in tokens]
-        found: list[float] = router.prefixes(asked(), views)  # type: ignore[attr-defined]
-        return found
-
-    assert prefixes((100, 0), (50, 0), (0, 0)) == [1.0, 0.0, 0.0]
-    assert prefixes((100, 0), (20, 75), (20, 50)) == [1.0, 0.5, 0.0]  # 100, 80, 60
-    assert prefixes((0, 0), (7, 0), (0, 0)) == [0.0, 1.0, 0.0]
-    assert prefixes((0, 0), (0, 0), (0, 0)) == [0.0, 0.0, 0.0]
+    assert precise_scores((100, 50, 0)) == [1.0, 0.0, 0.0]
+    assert precise_scores((100, 80, 60)) == [1.0, 0.5, 0.0]
+    assert precise_scores((0, 7, 0)) == [0.0, 1.0, 0.0]
+    assert precise_scores((0, 0, 0)) == [0.0, 0.0, 0.0]
 
 
 def test_the_production_stack_counts_requests_of_the_last_minute() -> None:
@@ -245,7 +241,7 @@ def test_the_trie_finds_what_the_original_finds() -> None:
     past = History(4)
     for ids, matched, replicas, chosen in STACK["trie"]:
         request = asked(ids)
-        found = [past.matched_tokens(request, place) for place in range(4)]
+        found = past.matched_tokens(request)
         best = [place for place, tokens in enumerate(found) if tokens == max(found)]
         assert (max(found) // 100, best) == (matched, replicas)
         past.add(request, chosen)
@@ -274,10 +270,10 @@ def test_of_equal_costs_any_is_taken() -> None:
 def test_a_history_knows_leading_blocks_alone() -> None:
     past = History(1)
     past.add(asked([1, 2, 3]), 0)
-    assert past.matched_tokens(asked([1, 2, 9, 3]), 0) == 200
-    assert past.matched_tokens(asked([2, 3]), 0) == 200  # an id has one history
+    assert past.matched_tokens(asked([1, 2, 9, 3])) == [200]
+    assert past.matched_tokens(asked([2, 3])) == [200]  # an id has one history
     past.shrink(2)
-    assert past.matched_tokens(asked([1, 2, 3]), 0) == 200
+    assert past.matched_tokens(asked([1, 2, 3])) == [200]
 
 
 @pytest.mark.parametrize("name", sorted(ROUTERS))

@@ -9,7 +9,7 @@ from pathlib import Path
 from time import process_time
 from typing import Any
 
-from tests.fitting.test_fit import run
+from tests.clock.test_fit import run
 from tests.goldens.replays import CONVERSATION
 
 RESULTS = Path(__file__).with_suffix(".json")

@@ -1,10 +1,25 @@
-"""Every kernel of entries and pages, asked for what there is and for what there is not."""
+"""Every kernel, asked for what there is and for what there is not.
 
-from collections.abc import Iterator
+Operations are called as their scenes say, but with slots, positions, indices, lengths and entries
+of which every third cannot be; what is no operation is called by hand.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from itertools import islice
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
 
 import torch
+from torch import Tensor
 
-from dsv4kv.model.formats import FORMATS, EntryFormat
+from dsv4kv.errors import ConfigError
+from dsv4kv.model.schema import TableGroup
+from dsv4kv.ops import cuda
+from dsv4kv.ops.cuda import launch as launching
+from dsv4kv.ops.launches import select
 from dsv4kv.ops.launches.copies import (
     THREADS,
     plan_copy_peak,
@@ -15,56 +30,111 @@ from dsv4kv.ops.launches.copies import (
     pool_table,
 )
 from dsv4kv.ops.launches.launch import Launch
-from dsv4kv.ops.launches.pages import (
-    plan_entry_insert,
-    plan_gather_all,
-    plan_gather_entries,
-    plan_gather_topk,
-    plan_gather_window,
-    plan_indexer_insert,
-    plan_page_copy,
-    plan_window_insert,
-)
+from dsv4kv.ops.launches.pages import plan_gather_entries
+from dsv4kv.ops.launches.prepare import DeviceTable, plan_completed, plan_prepare, plan_release
+from dsv4kv.ops.scenes import make_call
 from dsv4kv.ops.spec import VARIANTS
+from dsv4kv.ops.storage import Entries, PartWrite
 from tests.examples import FULL
 from tests.kernels.launches import filled_store, mixed, of_one_module_a_kernel, on_blocks
 from tests.kernels.shim.twin import SANITIZED, run
-from tests.ops.samples import nan_output, random_values
+from tests.ops.operations import CPU, SCENES, SEED
 
-# One format for each kind of values; in a full run for each kind of scales, too.
-KINDS = [FORMATS["main"]["fp8_ds_mla"], FORMATS["indexer"]["mxfp4"]]
-if FULL:
-    KINDS += [FORMATS["main"]["fp4"], FORMATS["indexer"]["fp8"]]
-BEYOND = [-1, 64, 65, 2**31 - 1, -(2**31)]
+SLOTS = 3
+BEYOND = [-1, 64, 4, 5, 2**31 - 1, -(2**31)]
 FAR_BEYOND = [*BEYOND, 2**63 - 1, -(2**63)]
+RUN = 15
+"""Columns of a run: several of them in a row."""
 
 
-def run_all_sanitized() -> None:
-    """Run every launch in both orders, each on few blocks and on as many as it asks for."""
-    for launch in of_one_module_a_kernel(launches()):
-        run(launch, flags=SANITIZED)
-        run(on_blocks(launch, 2), reverse=True, flags=SANITIZED)
+def run_all_sanitized(part: int, parts: int) -> None:
+    """Every so many launch, on few blocks and on as many as it asks for."""
+    with patch.object(select, "RUN", RUN):
+        for launch in islice(of_one_module_a_kernel(launches()), part, None, parts):
+            together = launch.kernel == "step_write" or launch.cluster > 1
+            seeds = (11, 12, 13) if FULL and together else (11,)
+            for seed in seeds:
+                run(launch, seed=seed, flags=SANITIZED)
+            if not together and launch.grid[1] == 1 and launch.kernel != "merge_topk":
+                run(on_blocks(launch, 2), reverse=True, flags=SANITIZED)
 
 
 def launches() -> Iterator[Launch]:
-    for entry in KINDS:
-        yield from _gathers(entry)
-        yield from _inserts(entry)
-    store, count = filled_store(KINDS[0], pages=64), 9
-    yield plan_page_copy(store, mixed(count, range(32), FAR_BEYOND, 1), 32 + torch.arange(count))
-    yield plan_page_copy(store, torch.arange(count), mixed(count, range(63, 64), FAR_BEYOND, 2))
-    yield from object_moves(mixed(count, range(32), FAR_BEYOND, 3))
+    """What every scene launches, as it is and with wild numbers, and everything else."""
+    for scene in SCENES.values():
+        for variant in VARIANTS.get(scene.operation, ("",)):
+            for wild in (False, True):
+                arguments = make_call(scene.make, CPU, SEED).arguments
+                if wild:
+                    arguments = {name: _wild(each) for name, each in arguments.items()}
+                how = {"variant": variant} if variant else {}
+                yield from collected(getattr(cuda, scene.operation), **arguments, **how)
+    yield from _others()
+
+
+def collected(function: Callable[..., None], **arguments: Any) -> list[Launch]:
+    """What an operation would launch."""
+    found: list[Launch] = []
+
+    def prepare(launch: Launch) -> Callable[[], None]:
+        found.append(launch)
+        return lambda: None
+
+    with (
+        patch.object(launching, "_launcher", lambda: SimpleNamespace(prepare=prepare)),
+        suppress(ConfigError),  # entries of other sizes than a kernel takes
+    ):
+        function(**arguments)
+    return found
+
+
+def _wild(argument: Any) -> Any:
+    """Whole numbers of which some cannot be; slots and starts of chunks too."""
+    if isinstance(argument, Tensor) and argument.dtype in {torch.int64, torch.int32}:
+        bad = torch.tensor(FAR_BEYOND if argument.dtype == torch.int64 else BEYOND)
+        random = torch.Generator().manual_seed(argument.numel())
+        numbers = bad[torch.randint(0, len(bad), argument.shape, generator=random)]
+        some = torch.rand(argument.shape, generator=random) < 1 / 3
+        return torch.where(some, numbers.to(argument.dtype), argument)
+    if isinstance(argument, Entries):
+        indices = None if argument.indices is None else _wild(argument.indices)
+        lengths, table = _wild(argument.lengths), _wild(argument.table)
+        return replace(argument, table=table, lengths=lengths, indices=indices)
+    if isinstance(argument, PartWrite):
+        return replace(argument, entries=_wild(argument.entries))
+    return tuple(map(_wild, argument)) if isinstance(argument, tuple) else argument
+
+
+def _others() -> Iterator[Launch]:
+    """Physical entries, objects of tiers, peaks, chunks and block tables."""
+    scene = next(each for each in SCENES.values() if each.operation == "gather_topk")
+    store = make_call(scene.make, CPU, SEED).arguments["store"]
+    entries = mixed(35, range(64), BEYOND, seed=6).int()
+    out = torch.zeros(35, store.layout.format.dims, dtype=torch.bfloat16)
+    for variant in VARIANTS["gather_topk"]:
+        yield plan_gather_entries(store, entries, out, variant=variant)
+    yield from object_moves(mixed(9, range(32), FAR_BEYOND, 3))
     for chunks in (1, 4001):
         source, target = (torch.zeros(16 * chunks, dtype=torch.uint8) for _ in range(2))
         yield plan_copy_peak(source, target)
         yield plan_write_peak(target)
         yield plan_nothing(target)
         yield plan_read_peak(source, torch.zeros(2 * THREADS, dtype=torch.int32))
+    chunk = next(each for each in SCENES.values() if each.operation == "compress_chunk")
+    for slot, start in ((-1, 1), (4, 1), (1, -1), (2**63 - 1, 3), (1, 2**62)):
+        given = make_call(chunk.make, CPU, SEED).arguments | {"slot": slot, "start": start}
+        yield from collected(cuda.compress_chunk, **given)
+    blocks = next(each for each in SCENES.values() if each.operation == "select_blocks")
+    given = make_call(blocks.make, CPU, SEED).arguments | {"block_entries": 2}
+    yield from collected(cuda.select_blocks, **given)
+    yield from _tables()
 
 
-def object_moves(ids: torch.Tensor) -> Iterator[Launch]:
+def object_moves(ids: Tensor) -> Iterator[Launch]:
     """Objects of two layers, of pages that are there and that are not."""
-    pools = [filled_store(KINDS[0], pages=64).pages for _ in range(2)]
+    form = next(each for each in SCENES.values() if each.operation == "page_copy")
+    layout = make_call(form.make, CPU, SEED).arguments["store"].layout
+    pools = [filled_store(layout.format, pages=64).pages for _ in range(2)]
     piece = pools[0].shape[1]
     objects = torch.zeros(len(ids) * (2 * piece + 16), dtype=torch.uint8)
     for way in ("take", "put"):
@@ -72,31 +142,18 @@ def object_moves(ids: torch.Tensor) -> Iterator[Launch]:
         yield plan_objects(way, pool_table(pools), both, objects, piece, 2 * piece + 16)
 
 
-def _gathers(entry: EntryFormat) -> Iterator[Launch]:
-    store, dims = filled_store(entry, pages=2), entry.dims
-    out = nan_output(7, 5, dims)
-    table = mixed(3 * 2, range(2), BEYOND, seed=3).int().view(3, 2)
-    slots = mixed(7, range(3), FAR_BEYOND, seed=4)
-    lengths = mixed(7, range(70), FAR_BEYOND, seed=5).roll(1)
-    indices = mixed(35, range(64), BEYOND, seed=6).int()
-    for variant in VARIANTS["gather_topk"]:
-        indexed = indices.view(7, 5)
-        yield plan_gather_topk(store, table, slots, indexed, lengths, out, variant=variant)
-        yield plan_gather_all(store, table, slots, lengths, out, variant=variant)
-        yield plan_gather_window(store, slots, lengths, out, variant=variant)
-        yield plan_gather_entries(store, indices, out[0].repeat(7, 1), variant=variant)
-
-
-def _inserts(entry: EntryFormat) -> Iterator[Launch]:
-    store, values = filled_store(entry, pages=2), random_values(entry, 9, seed=7)
-    entries = mixed(9, range(60, 64), FAR_BEYOND, seed=8)
-    entries[::2] = torch.arange(5)
-    slots, positions = (
-        mixed(9, range(2), FAR_BEYOND, 9),
-        mixed(9, range(99), FAR_BEYOND, 10).roll(1),
-    )
-    for variant in VARIANTS["entry_insert"]:
-        yield plan_entry_insert(store, values, entries, variant=variant)
-        yield plan_window_insert(store, values, slots, positions, variant=variant)
-    if entry.dims == 128 and entry.value == "e2m1":
-        yield plan_indexer_insert(store, values, entries, True)
+def _tables() -> Iterator[Launch]:
+    group = TableGroup("csa", ratio=4, entries_per_block=32, layers=(2, 3), lanes=2)
+    table = DeviceTable.allocate(group, 9, SLOTS, 1000, torch.device("cpu"))
+    good = torch.arange(SLOTS)
+    for tokens in ([300, 128, 1000], [1000, 1000, 1000], [100, 0, 700], [5, -1, 9]):
+        yield from plan_prepare([table, table], good, torch.tensor(tokens))
+        yield from plan_prepare([table], good, torch.tensor(tokens))
+    for seed in range(4):
+        slots = mixed(40, range(SLOTS), FAR_BEYOND, seed)
+        yield from plan_prepare([table], slots, mixed(40, range(9), FAR_BEYOND, 7))
+        positions = mixed(40, range(1000), FAR_BEYOND, seed + 8)
+        entries = torch.empty(len(table.cells), len(slots), dtype=torch.int64)
+        yield plan_completed(table.cells, 4, 32, slots, positions, entries)
+        yield from plan_release([table], slots)
+    yield from plan_release([table], good)

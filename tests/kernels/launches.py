@@ -77,12 +77,6 @@ def decoded(store: PageStore) -> Tensor:
     return out[0]
 
 
-def rows_or_zeros(values: Tensor, numbers: Tensor) -> Tensor:
-    """Rows of values [n, D] by number; zeros where a number is −1."""
-    found = values[numbers.clamp_min(0)]
-    return found.masked_fill((numbers < 0)[..., None], 0.0)
-
-
 def mixed(count: int, good: range, bad: list[int], seed: int) -> Tensor:
     """int64[count] of random good numbers, every fourth of them replaced by a bad one."""
     random = generator(seed)

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.errors import ConfigError
-from dsv4kv.model.plan import CachePlan, compute_block_budget, plan_cache
+from dsv4kv.model.plan import CachePlan, plan_cache
 from dsv4kv.model.presets import load_model
-from dsv4kv.model.schedule import build_schedule
 from dsv4kv.model.schema import Sharing, choose_formats
 from tests.examples import examples
 
@@ -84,36 +83,6 @@ def test_planned_pools_add_up_to_the_layers_one_by_one(model: str, sharing: Shar
     assert whole.total_bytes == expected + tables
 
 
-@given(st.integers(1, 10_000), st.integers(1, 8), SHARINGS, st.integers(1, 4))
-def test_the_budget_is_what_a_plan_takes_where_no_blocks_are_given(
-    context: int, slots: int, sharing: Sharing, k: int
-) -> None:
-    schedule = build_schedule(FLASH)
-    budget = compute_block_budget(
-        FLASH, schedule, context, slots, block_tokens=128 * k, sharing=sharing
-    )
-    planned = plan(
-        max_context_tokens=context, num_slots=slots, block_tokens=128 * k, sharing=sharing
-    ).num_blocks
-    # a pool has a block even where no request ever fills one
-    assert planned == {name: max(blocks, slots) for name, blocks in budget.items()}
-
-
-@given(st.integers(1, 2**20), st.integers(1, 8))
-def test_the_budget_is_the_published_blocks_of_every_request(context: int, requests: int) -> None:
-    budget = compute_block_budget(FLASH, build_schedule(FLASH), context, requests, sharing="type")
-    assert budget == {
-        "csa": requests * ((context + 124) >> 7),
-        "hca": requests * (context >> 7),
-    }
-
-
-@pytest.mark.parametrize(("context", "requests"), [(0, 1), (1, 0), (-1, 1)])
-def test_a_budget_for_nothing_is_refused(context: int, requests: int) -> None:
-    with pytest.raises(ConfigError, match="at least 1"):
-        compute_block_budget(FLASH, build_schedule(FLASH), context, requests)
-
-
 @pytest.mark.parametrize(
     ("size", "what"),
     [("num_blocks", "blocks"), ("num_slots", "slots"), ("max_context_tokens", "context")],
@@ -122,6 +91,15 @@ def test_a_budget_for_nothing_is_refused(context: int, requests: int) -> None:
 def test_an_explicit_zero_is_refused_not_replaced(size: str, what: str, value: int) -> None:
     with pytest.raises(ConfigError, match=f"{what} is {value}: a cache needs at least 1"):
         plan(**{size: value})
+
+
+@given(st.integers(1, 2**20), st.integers(1, 8))
+def test_without_a_number_there_are_blocks_for_every_request(context: int, slots: int) -> None:
+    planned = plan(max_context_tokens=context, num_slots=slots, sharing="type").num_blocks
+    assert planned == {
+        "csa": slots * max(1, (context + 124) >> 7),
+        "hca": slots * max(1, context >> 7),
+    }
 
 
 def test_blocks_that_are_given_are_taken_for_every_group() -> None:

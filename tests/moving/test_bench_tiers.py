@@ -15,8 +15,8 @@ from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cli import app
 from dsv4kv.measure.statistics import Estimate
 from dsv4kv.moving import copies
+from dsv4kv.moving.tiers import time_copies, time_disk
 from dsv4kv.moving.tiers_outcome import FamilyRow, PrefixRow, TiersOutcome, Way
-from dsv4kv.moving.yardsticks import time_copies, time_disk
 from dsv4kv.serve import inputs, placing
 from dsv4kv.tiers.objects import CacheBytes, Mover, Objects
 from dsv4kv.tiers.store import MemoryStore
@@ -271,6 +271,6 @@ def test_yardsticks_move_objects_of_their_size(tmp_path: Path) -> None:
     memory, disk = time_copies(3, 5_000), time_disk(tmp_path, 3, 5_000, 2)
     with closing(disk):
         taken = [next(limit) for limit in (memory, disk) for _ in range(4)]
-        assert (tmp_path / "raw").stat().st_size == 3 * 8192
+        assert (tmp_path / "raw").stat().st_size == 3 * 5_000
     assert np.all(np.array(taken) > 0)
     assert list(tmp_path.iterdir()) == []

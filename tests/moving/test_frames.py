@@ -16,7 +16,7 @@ from dsv4kv.errors import CacheError, ConfigError, OutOfBlocks, StoreUnavailable
 from dsv4kv.moving import frames
 from dsv4kv.moving import sender as sender_module
 from dsv4kv.moving.frames import DATA, Wire, admit, check_token
-from dsv4kv.moving.memory import Manifest, Memory, make_manifest, read_manifest
+from dsv4kv.moving.manifest import Manifest, Memory, make_manifest, read_manifest
 from dsv4kv.moving.receiver import Peer, receive
 from dsv4kv.moving.sender import Sender
 from dsv4kv.moving.transports import MappedReader, mapped, parse_places
@@ -56,10 +56,8 @@ def test_a_request_comes_over_tcp_as_it_is(sender: Sender, connections: int) -> 
     peers = [peer(sender) for _ in range(connections)]
     received = receive(Memory(target), manifest, [each.reader for each in peers])
     for each in peers:
-        each.taken(0)
         each.wire.close()
     assert rows_of(target, received.slot, 300) == rows_of(SOURCE, SLOT, 300)
-    assert sender._offers[0].taken.is_set()
     assert all(each.descriptors <= each.pieces for each in received.moved.values())
 
 
@@ -141,7 +139,7 @@ def test_receivers_have_places_of_their_own_and_not_more(
     monkeypatch.setattr(sender_module, "_MOST_CONNECTIONS", 2)
     with peer(sender) as one, peer(sender) as other:
         with pytest.raises(StoreUnavailable, match="2 receivers are connected"), peer(sender) as a:
-            a.taken(0)
+            a.manifest(0)
         for each in (one, other):
             each.read_raw(memoryview(bytearray(9)))
 

@@ -14,7 +14,7 @@ from dsv4kv.model.formats import FORMATS, PageLayout
 from dsv4kv.model.plan import plan_cache
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import choose_formats
-from dsv4kv.moving.memory import Manifest, Memory, make_manifest
+from dsv4kv.moving.manifest import Manifest, Memory, make_manifest
 from dsv4kv.moving.receiver import fan_out, receive
 from dsv4kv.moving.rows import coalesce, describe, geometry_of, rows_needed
 from dsv4kv.moving.transports import MappedReader
@@ -168,24 +168,6 @@ def test_pages_of_any_two_sizes_hold_the_same_rows(
                 + pool[scale : scale + page.format.scale_row_bytes].tobytes()
             )
         assert parts[0] == parts[1]
-
-
-def test_a_page_of_64_rows_into_one_of_256_is_two_gathers() -> None:
-    """data(i) = i * 576 and scale(i) = P * 576 + 8 i: no page can be copied as it is."""
-    fp8 = FORMATS["main"]["fp8_ds_mla"]
-    small, large = (
-        geometry_of(
-            Family("csa", "main", Kept.PAGES, (0,), 4, 4 * n, page.page_bytes, layout=page)
-        )
-        for n, page in ((n, PageLayout(fp8, n)) for n in (64, 256))
-    )
-    found = describe(small, np.array([5, 2, 0, 7]), large, np.array([3]), range(256))
-    assert found.lengths.tolist() == [64 * 576] * 4 + [64 * 8] * 4
-    page = 149_760
-    assert found.source.tolist()[:4] == [5 * 37_440, 2 * 37_440, 0, 7 * 37_440]
-    assert found.target.tolist()[:4] == [3 * page + i * 64 * 576 for i in range(4)]
-    scales = 256 * 576
-    assert found.target.tolist()[4:] == [3 * page + scales + i * 64 * 8 for i in range(4)]
 
 
 def test_neighbouring_pages_are_one_descriptor_where_they_are_neighbours_on_both_sides() -> None:

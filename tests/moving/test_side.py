@@ -8,9 +8,9 @@ import pytest
 
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.errors import ConfigError, VerificationError
-from dsv4kv.moving.memory import Manifest, make_manifest
+from dsv4kv.moving.manifest import Manifest, make_manifest
+from dsv4kv.moving.prefill import Side
 from dsv4kv.moving.receiver import receive
-from dsv4kv.moving.side import Side
 from dsv4kv.moving.transports import MappedReader
 
 LENGTHS = (1, 3, 4, 127, 128, 129, 255, 256, 257)

@@ -15,7 +15,6 @@ from dsv4kv.ops.compressor import Compressor, make_rope, random_compressor
 from dsv4kv.ops.storage import PageStore
 
 POISON = 0xA5
-NOT_A_NUMBER = 0xFF  # NaN as bf16, as e4m3 and as a scale; −6 · 2^128 as e2m1
 
 ENTRIES: dict[str, EntryFormat] = {
     f"{entry.name}-{entry.dims}": entry

@@ -32,7 +32,7 @@ from dsv4kv.sizing.layout import Layout
 from dsv4kv.sizing.scenario import resolve
 from dsv4kv.traces.request import Request
 from dsv4kv.view.plan import _together
-from tests.fitting.test_fit import run
+from tests.clock.test_fit import run
 
 MODEL = "v4-flash"
 SETTINGS = [f"model.preset={MODEL}"]

@@ -43,7 +43,7 @@ def test_the_ratio_of_new_tokens_falls_as_in_the_engine_and_starts_again() -> No
     retraction = Retraction(running([]).scheduler)
     for more, expected in ANSWERS["decay"]:
         for _ in range(more):
-            retraction.stepped()
+            retraction.stepped(1)
         assert retraction.ratio == pytest.approx(expected, abs=1e-12)
     retraction.idle()
     assert retraction.ratio == ANSWERS["decay"][0][1]

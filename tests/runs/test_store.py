@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.errors import ConfigError, RecordError
+from dsv4kv.errors import RecordError
 from dsv4kv.runs.quantities import allocated_bytes, gather_rate, latency_median
 from dsv4kv.runs.store import (
     DIGEST,
@@ -432,11 +432,6 @@ def test_a_run_that_is_gone_already_is_no_trouble(folder: Path) -> None:
     (folder / chosen[0].file).unlink()
     remove(folder, chosen)
     assert [entry.file for entry in list_entries(folder)] == ["notes.json"]
-
-
-def test_an_unknown_status_is_refused(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="choose complete, incomplete, failed"):
-        choose(list_entries(folder), status="fine")
 
 
 # ---- names of runs, and records of before

@@ -68,6 +68,31 @@ def test_what_fits_is_told_its_largest_gain_first() -> None:
     assert all(option.fits for option in options)
 
 
+def test_everything_that_could_be_smaller_is_offered() -> None:
+    wasteful = scenario(
+        hbm="200GiB",
+        gpus="8",
+        main_format="bf16",
+        window_format="bf16",
+        indexer_format="bf16",
+        block_tokens="512",
+        draft_layers="1",
+        draft_tokens="2",
+    )
+    assert set(changes(advise(wasteful, 100_100, 80))) == {
+        "--step-tokens 2048",
+        "--tp 1 --dp 8",
+        "--tp 2 --dp 4",
+        "--tp 4 --dp 2",
+        "without --block-tokens",
+        "without drafts",
+        "--indexer-format mxfp4",
+        "--main-format fp8_ds_mla",
+        "--window-format fp8_ds_mla",
+        "--memory-fraction 0.95",
+    }
+
+
 def test_an_engine_is_advised_in_its_own_flags() -> None:
     told = changes(advise(scenario(gpus="8", engine="vllm:0.33"), 2**20, 26))
     assert {"--max-num-batched-tokens 2048", "--gpu-memory-utilization 0.95"} < set(told)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.bench.systems.blocks import Batch
+from dsv4kv.bench.systems.block_system import Batch
 from dsv4kv.cache.blocks import Policy
 from dsv4kv.errors import ConfigError
 from tests.examples import examples

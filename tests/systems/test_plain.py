@@ -1,15 +1,19 @@
-"""Pools, slots, hashes and routing give what their plain re-statements give."""
+"""Pools, slots, hashes and routing give what their plain re-statements give; so does the model."""
 
 from random import Random
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from dsv4kv.bench.systems.workload import _FACTOR
 from dsv4kv.cache.batching import RoutingStore
 from dsv4kv.cache.blocks import BlockPool
 from dsv4kv.cache.slots import SlotAllocator
 from dsv4kv.errors import NotOwner
+from dsv4kv.model.schedule import RouterMode
 from dsv4kv.prefix.radix import PrefixCacheManager
 from tests.systems.plain import (
     PlainAllocator,
@@ -18,6 +22,7 @@ from tests.systems.plain import (
     PlainRouting,
     PlainSlots,
 )
+from tests.systems.small import MODEL
 
 SEEDS = pytest.mark.parametrize("seed", range(20))
 
@@ -109,3 +114,24 @@ def test_experts_of_blocks_are_the_same(seed: int) -> None:
         assert (ours is None) == (theirs is None)
         if ours is not None and theirs is not None:
             assert np.array_equal(ours, theirs)
+
+
+TOKENS = st.lists(st.integers(0, 129_279), min_size=1, max_size=40)
+
+
+@given(TOKENS)
+def test_the_history_is_a_plain_recurrence(tokens: list[int]) -> None:
+    history, told = 0, []
+    for token in tokens:
+        history = (_FACTOR * history + token + 1) % 2**64
+        told.append(history)
+    found = MODEL.compute(np.array(tokens, np.int32), None)
+    assert found[:, 0].tolist() == told
+
+
+def test_hashed_layers_route_by_the_token_alone_and_the_others_by_its_history() -> None:
+    words = np.array([5, 6, 5], np.int32)
+    experts = MODEL.route(words, MODEL.compute(words, None))
+    for number, spec in enumerate(MODEL.layers):
+        same = np.array_equal(experts[0, number], experts[2, number])
+        assert same == (spec.router is RouterMode.HASH)

@@ -12,7 +12,6 @@ from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.model.plan import CachePlan, bytes_per_token, plan_cache
 from dsv4kv.model.presets import load_model, preset_names
 from dsv4kv.model.schema import choose_formats
-from dsv4kv.ops.launches.copies import CHUNK_BYTES
 from dsv4kv.tiers.families import Family, Kept, families_of
 from dsv4kv.tiers.objects import CacheBytes, Objects
 from tests.tiers.world import on_twin
@@ -91,11 +90,6 @@ def test_what_a_resume_point_needs() -> None:
     assert needed[128] == needed[256] == tail | {"csa": 1, "csa_indexer": 1, "hca": 1}
     assert needed[260] == tail | {"hca_state": 1, "csa": 2, "csa_indexer": 2, "hca": 1}
     assert needed[384] == tail | {"csa": 2, "csa_indexer": 2, "hca": 2}
-
-
-def test_an_odd_token_of_v41_leaves_a_group_of_two_open() -> None:
-    state = by_name(plan("v4.1-flash"))["csa-2_state"]
-    assert [state.objects(n) for n in (0, 1, 2, 3, 256)] == [0, 1, 0, 1, 0]
 
 
 @pytest.mark.parametrize("model", preset_names())
@@ -237,12 +231,6 @@ def test_what_a_gpu_puts_is_where_the_cpu_puts_it(model: str) -> None:
             paged.mover.by_pages("take", family, rows, again)
             assert again.tobytes() == data.tobytes()
     assert bits(plain.manager) == bits(gathered.manager) == bits(paged.manager)
-
-
-def test_every_model_has_pieces_that_kernels_move() -> None:
-    for model in ("v4-flash", "v4-pro", "v4.1-flash", "v3.2"):
-        for family in families_of(filled(model, {}).plan):
-            assert family.piece_bytes % CHUNK_BYTES == 0
 
 
 def test_layers_with_blocks_of_their_own_are_gathered_from_those() -> None:

@@ -2,7 +2,6 @@
 
 import pytest
 
-from dsv4kv.choices import TIER_WINDOWS
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.presets import load_model
 from dsv4kv.tiers.windows import Windows, parse_windows
@@ -68,13 +67,6 @@ def test_an_exact_window_is_computed_from_a_window_of_tokens_for_every_layer(
     assert windows("zero", model, block_tokens).replay_tokens == tokens
 
 
-def test_only_bounded_replay_is_approximate() -> None:
-    bounded = windows("zero:bounded")
-    assert not bounded.exact
-    assert bounded.replay_tokens == 127
-    assert all(windows(name).exact for name in ("full", "zero", "ends", "sglang", "lmcache:256"))
-
-
 def test_a_model_without_windows_can_resume_after_every_block() -> None:
     assert parse_windows("ends", block_tokens=64, window_tokens=0, layers=61) == Windows(
         "ends", 64
@@ -87,8 +79,3 @@ def test_a_model_without_windows_can_resume_after_every_block() -> None:
 def test_other_names_are_refused_with_those_there_are(name: str) -> None:
     with pytest.raises(ConfigError, match=r"period|choose one of full, periodic:TOKENS"):
         windows(name)
-
-
-def test_every_name_of_the_registry_is_read() -> None:
-    for name in TIER_WINDOWS:
-        assert windows(name.replace("TOKENS", "4096"))

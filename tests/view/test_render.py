@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
+from rich.console import Console
 
-from dsv4kv.view.render import to_csv, to_markdown
+from dsv4kv.view.render import show, to_csv, to_markdown
 from dsv4kv.view.table import (
     Cell,
     Command,
@@ -122,13 +123,18 @@ def test_a_command_is_one_line_however_long_and_a_page_adds_its_sections() -> No
 def test_a_pipe_gets_no_colours_and_whole_lines(
     colour: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from dsv4kv.view.render import show
-
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setenv("NO_COLOR" if not colour else "FORCE_COLOR", "1")
     show([Finding("bad", "x " * 40)])
     out = capsys.readouterr().out
     assert ("\x1b" in out) == colour
+
+
+def test_a_terminal_that_is_not_utf_8_gets_no_frames() -> None:
+    file = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="replace")
+    show([SPEEDS], Console(file=file, width=100))
+    file.seek(0)
+    assert "|" not in file.read()
 
 
 def test_markdown_and_csv_hold_whatever_a_cell_holds() -> None:

@@ -131,7 +131,7 @@ def test_values_that_are_not_known_well_are_marked_and_no_headline() -> None:
     assert text_of(checked(Estimate(3.0, 0.1))) == "3.00 ± 0.10"
     good, alike = (words(report_record(make_record(case))) for case in (make_case(), busy()))
     assert "step 7.95 ± 0.13 ms" in good
-    assert "gather 3.27 ± 0.03 GB/s (32.3 ± 0.4 % of memcpy)" in good
+    assert "gather 3.27 ± 0.03 GB/s" in good
     assert "step 7.95" not in alike
     assert "! other processes used 2.0 CPUs" in alike
     assert "! 3.27" in alike or "! 3." in alike

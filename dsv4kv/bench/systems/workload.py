@@ -4,15 +4,18 @@ A token's KV depends on all tokens before it, as a model's does, and the next to
 row that is stale, shifted or another request's shows in every token after it.
 """
 
+import gc
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
+from time import perf_counter_ns
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsv4kv.config.systems import ChatSection
-from dsv4kv.measure.statistics import Estimate
+from dsv4kv.config.systems import CallsSection, ChatSection
+from dsv4kv.measure.statistics import Estimate, summarize
 from dsv4kv.model.schedule import LayerSpec, RouterMode
 
 Tokens = NDArray[np.int32]
@@ -160,3 +163,36 @@ class Outcome:
     system: str
     rows: list[Row]
     checks: Checks
+
+
+Call = Callable[[], object]
+_FEWEST = 6  # samples: fewer have no interval
+
+
+class Rows(list[Row]):
+    """Rows of one system."""
+
+    def __init__(self, rules: CallsSection) -> None:
+        super().__init__()
+        self._rules = rules
+
+    def counted(self, quantity: str, unit: Unit, value: float) -> None:
+        """Add what was counted."""
+        self.append(Row(quantity, unit, Estimate(float(value), 0.0)))
+
+    def timed(self, quantity: str, call: Call, before: Call = lambda: None) -> None:
+        """Add the median of a call; ``before`` is done before each, and not timed."""
+        end_ns = perf_counter_ns() + int(self._rules.seconds * 1e9)
+        samples = list[int]()
+        gc.disable()
+        try:
+            for number in range(self._rules.rounds + 1):
+                if number > _FEWEST and perf_counter_ns() > end_ns:
+                    break
+                before()
+                start_ns = perf_counter_ns()
+                call()
+                samples.append(perf_counter_ns() - start_ns)
+        finally:
+            gc.enable()
+        self.append(Row(quantity, "ns", summarize(samples[1:]).estimate))  # the first warms up

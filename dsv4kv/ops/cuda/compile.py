@@ -7,8 +7,7 @@ same at the same time write the same. What is loaded runs: of a folder or file t
 could have written nothing is taken.
 
 Environment: ``DSV4KV_CACHE_DIR`` names the folder (default ``~/.cache/dsv4kv``, or under
-``XDG_CACHE_HOME``); ``DSV4KV_JIT_FORCE=1`` compiles anew; ``DSV4KV_JIT_DUMP=DIR`` also writes what
-is loaded to DIR, as cubin, SASS and resource use.
+``XDG_CACHE_HOME``).
 """
 
 import functools
@@ -24,7 +23,6 @@ from typing import Any
 
 from dsv4kv.errors import CudaUnavailable, DeviceError
 from dsv4kv.files import NotPrivate, check_private, read_private, replacing, shipped, user_cache
-from dsv4kv.ops.cuda.inspection import dump
 from dsv4kv.ops.launches.launch import KernelModule
 
 OPTIONS = (
@@ -150,16 +148,12 @@ def load_cubins(modules: Sequence[KernelModule], architecture: str) -> list[byte
         DeviceError: A module cannot be compiled for this architecture.
     """
     names = [cache_name(module, architecture) for module in modules]
-    force = os.environ.get("DSV4KV_JIT_FORCE") == "1"
-    cubins = {} if force else {name: cubin for name in names if (cubin := _find(name))}
+    cubins = {name: cubin for name in names if (cubin := _find(name))}
     named = zip(names, modules, strict=True)
     absent = {name: module for name, module in named if name not in cubins}
     for name, cubin in _compile_all(absent, architecture):
         _keep(name, cubin)
         cubins[name] = cubin
-    if folder := os.environ.get("DSV4KV_JIT_DUMP"):
-        for name, cubin in cubins.items():
-            dump(cubin, Path(folder), Path(name).stem)
     return [cubins[name] for name in names]
 
 

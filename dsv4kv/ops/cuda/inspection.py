@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dsv4kv.errors import CudaUnavailable, DeviceError
-from dsv4kv.files import replacing, temporary_folder
+from dsv4kv.files import temporary_folder
 
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _NO_CONTENT = 8  # SHT_NOBITS
@@ -58,33 +58,24 @@ _PARAMETER = re.compile(r"Ordinal : (0x\w+)\s+Offset\s+: 0x\w+\s+Size\s+: (0x\w+
 
 @dataclass(frozen=True)
 class KernelReport:
-    """One kernel's machine code.
+    """One kernel's machine code."""
 
-    Attributes:
-        kernel: Its name.
-        registers: Of a thread.
-        local_bytes: Stack frame and local memory of a thread: spilled registers, arrays that did
-            not fit into registers.
-        shared_bytes: Static shared memory of a block, what the system reserves included.
-        instructions: Without padding.
-        parameter_bytes: Size of each parameter.
-        accesses: Instructions by kind and bits of one thread's access, such as ``LDG.128``.
-        under_way: Most global loads of 64 bits or more that are issued before the first of them
-            is waited for.
-        early: Instructions that touch memory or leave the straight line before the one that waits
-            for the kernel in front; None if none waits.
-        products: Instructions for the tensor cores by kind and shape, such as ``HMMA.16816``.
-    """
-
-    kernel: str
-    registers: int
+    kernel: str  # its name
+    registers: int  # of a thread
+    # stack frame and local memory of a thread: spilled registers, arrays that did not fit into
+    # registers
     local_bytes: int
-    shared_bytes: int
-    instructions: int
-    parameter_bytes: tuple[int, ...]
+    shared_bytes: int  # static shared memory of a block, what the system reserves included
+    instructions: int  # without padding
+    parameter_bytes: tuple[int, ...]  # size of each parameter
+    # instructions by kind and bits of one thread's access, such as ``LDG.128``
     accesses: dict[str, int]
+    # most global loads of 64 bits or more that are issued before the first of them is waited for
     under_way: int
+    # instructions that touch memory or leave the straight line before the one that waits for the
+    # kernel in front; None if none waits
     early: int | None
+    # instructions for the tensor cores by kind and shape, such as ``HMMA.16816``
     products: dict[str, int] = field(default_factory=dict)
 
 
@@ -109,20 +100,6 @@ def inspect_cubins(architecture: str, cubins: Sequence[bytes]) -> list[list[Kern
             path.write_bytes(cubin)
             reports.append(_report(path, {name: next(instructions) for name in code}))
     return reports
-
-
-def dump(cubin: bytes, folder: Path, stem: str) -> None:
-    """Write STEM.cubin, STEM.sass (with source lines) and STEM.txt (resource use) to a folder."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{stem}.cubin"
-        _write(path, cubin)
-        _write(folder / f"{stem}.txt", _run("cuobjdump", "-res-usage", str(path)).encode())
-        _write(folder / f"{stem}.sass", _run("nvdisasm", "-g", "-c", str(path)).encode())
-    except OSError as error:
-        raise DeviceError(
-            f"DSV4KV_JIT_DUMP={folder} cannot be written ({error.strerror}): name another folder."
-        ) from None
 
 
 def find_tool(name: str) -> Path:
@@ -235,7 +212,6 @@ def _early(mnemonics: Sequence[str]) -> int | None:
 
 
 def _parameter_bytes(elf_text: str, kernel: str) -> tuple[int, ...]:
-    """Sizes in the kernel's order, from the section that describes its parameters."""
     section = re.search(rf"^\.nv\.info\.{kernel}$(.*?)(?=^\.(?!nv\.info\.{kernel}))", elf_text,
                         re.MULTILINE | re.DOTALL)  # fmt: skip
     found = _PARAMETER.findall(section[1]) if section else []
@@ -255,8 +231,3 @@ def _run(tool: str, *arguments: str) -> str:
     if done.returncode:
         raise DeviceError(f"{tool} failed ({done.stderr.strip()}): install one as new as NVRTC.")
     return done.stdout
-
-
-def _write(path: Path, content: bytes) -> None:
-    with replacing(path) as file:
-        file.write(content)

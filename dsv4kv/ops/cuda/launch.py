@@ -96,15 +96,10 @@ _StreamCall = Callable[[Any, int, int], Any]
 
 @dataclass(frozen=True)
 class Function:
-    """A kernel on a device.
+    """A kernel on a device."""
 
-    Attributes:
-        handle: The driver's.
-        parameter_bytes: Size of each parameter.
-    """
-
-    handle: Any
-    parameter_bytes: tuple[int, ...]
+    handle: Any  # the driver's
+    parameter_bytes: tuple[int, ...]  # size of each parameter
 
 
 class CudaDriver:
@@ -182,7 +177,6 @@ class CudaDriver:
         return self._with(attributes, launch) if attributes else self._plain(launch)
 
     def _plain(self, launch: Launch) -> _StreamCall:
-        """Begins once everything before it in the stream is done."""
         start, (columns, rows), threads = self._cuda.cuLaunchKernel, launch.grid, launch.block
         shared = launch.shared_bytes
 
@@ -222,7 +216,6 @@ class CudaDriver:
         return call
 
     def _checked(self, call: str, result: tuple[Any, ...]) -> Any:
-        """The call's result, or its status as a sentence."""
         status = result[0]
         if not status:
             return result[1] if len(result) > 1 else None

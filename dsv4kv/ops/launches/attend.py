@@ -29,21 +29,13 @@ _MERGE = KernelModule("merge.cuh", ())
 
 @dataclass(frozen=True)
 class Shape:
-    """What a block takes at once, see ``attend.cuh``.
+    """What a block takes at once, see ``attend.cuh``."""
 
-    Attributes:
-        heads: Most heads, 16, 32 or 64.
-        tile: Entries.
-        warps: That share them out.
-        resident: Blocks that a multiprocessor holds.
-        source: Of its kernel.
-    """
-
-    heads: int
-    tile: int
-    warps: int
-    resident: int
-    source: str = "attend.cuh"
+    heads: int  # most heads, 16, 32 or 64
+    tile: int  # entries
+    warps: int  # that share them out
+    resident: int  # blocks that a multiprocessor holds
+    source: str = "attend.cuh"  # of its kernel
 
 
 WIDE, NARROW = Shape(64, 64, 8, 1), Shape(32, 32, 4, 2)

@@ -39,17 +39,11 @@ _BLOCKS, _CONTEXT_TOKENS = 4096, 131_072  # of prepare's
 
 @dataclass(frozen=True)
 class Example:
-    """A launch of one kernel and what it works on: ``fp8_ds_mla × 32``, ``csa-4 ring``.
+    """A launch of one kernel and what it works on: ``fp8_ds_mla × 32``, ``csa-4 ring``."""
 
-    Attributes:
-        subject: Formats, sizes and, where the operation has variants, which of them.
-        launch: What is launched.
-        architectures: That it is for; None for all.
-    """
-
-    subject: str
-    launch: Launch
-    architectures: tuple[str, ...] | None = None
+    subject: str  # formats, sizes and, where the operation has variants, which of them
+    launch: Launch  # what is launched
+    architectures: tuple[str, ...] | None = None  # that it is for; None for all
 
     def runs_on(self, architecture: str) -> bool:
         """Whether an architecture has what the kernel takes."""
@@ -58,21 +52,14 @@ class Example:
 
 @dataclass(frozen=True)
 class Promise:
-    """How a kernel accesses global memory; widths are bits of one thread's access.
+    """How a kernel accesses global memory; widths are bits of one thread's access."""
 
-    Attributes:
-        loads: At least one load is this wide: the values. Indices and tables may be narrower.
-        stores: No store is narrower than this.
-        under_way: So many wide loads are issued before the first of them is waited for.
-        copies: There are bulk copies into shared memory.
-        products: Tensor cores multiply.
-    """
-
+    # at least one load is this wide: the values. Indices and tables may be narrower
     loads: int = 0
-    stores: int = 0
-    under_way: int = 0
-    copies: bool = False
-    products: bool = False
+    stores: int = 0  # no store is narrower than this
+    under_way: int = 0  # so many wide loads are issued before the first of them is waited for
+    copies: bool = False  # there are bulk copies into shared memory
+    products: bool = False  # tensor cores multiply
 
 
 PROMISES = {
@@ -166,7 +153,6 @@ def empty_pages(layout: PageLayout, count: int = _PAGES) -> PageStore:
 
 
 def _title(layout: PageLayout) -> str:
-    """Its format and the entries of a page."""
     flat = "flat-" if layout.format in FLAT_FORMATS.values() else ""  # V3.2's have V4's names
     return f"{flat}{layout.format.name} × {layout.entries}"
 

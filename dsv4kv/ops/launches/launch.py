@@ -17,15 +17,10 @@ MAX_ARGUMENTS = 32
 
 @dataclass(frozen=True)
 class KernelModule:
-    """A CUDA source file with its compile-time parameters: what one compilation makes.
+    """A CUDA source file with its compile-time parameters: what one compilation makes."""
 
-    Attributes:
-        source: File in ``kernels/``, without folder.
-        macros: (name, value) of every ``-D``, sorted by name.
-    """
-
-    source: str
-    macros: tuple[tuple[str, int], ...]
+    source: str  # file in ``kernels/``, without folder
+    macros: tuple[tuple[str, int], ...]  # (name, value) of every ``-D``, sorted by name
 
     @classmethod
     def of(cls, source: str, macros: Mapping[str, int]) -> "KernelModule":
@@ -35,30 +30,22 @@ class KernelModule:
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch of one kernel.
+    """One launch of one kernel."""
 
-    Attributes:
-        module: What to compile.
-        kernel: Name of the kernel in it.
-        grid: Blocks (x, y).
-        block: Threads of a block, a multiple of 32.
-        arguments: Pointers (tensors) and integers in the kernel's order; a float goes as the
-            integer of its float32 bits.
-        dependent: May begin while the kernel before it in the stream still runs; every kernel
-            waits for that one before it touches memory. From sm_90 on.
-        cluster: Blocks along y that run together and see each other's shared memory, at most 8.
-            More than 1 from sm_90 on.
-        shared_bytes: Dynamic shared memory of a block.
-    """
-
-    module: KernelModule
-    kernel: str
-    grid: tuple[int, int]
-    block: int
+    module: KernelModule  # what to compile
+    kernel: str  # name of the kernel in it
+    grid: tuple[int, int]  # blocks (x, y)
+    block: int  # threads of a block, a multiple of 32
+    # pointers (tensors) and integers in the kernel's order; a float goes as the integer of its
+    # float32 bits
     arguments: tuple[Tensor | int, ...]
+    # may begin while the kernel before it in the stream still runs; every kernel waits for that
+    # one before it touches memory. From sm_90 on
     dependent: bool = False
+    # blocks along y that run together and see each other's shared memory, at most 8. More than 1
+    # from sm_90 on
     cluster: int = 1
-    shared_bytes: int = 0
+    shared_bytes: int = 0  # dynamic shared memory of a block
 
 
 def multiprocessors(tensor: Tensor) -> int:

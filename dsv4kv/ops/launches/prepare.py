@@ -29,24 +29,16 @@ class DeviceTable:
     """A block table and its free blocks in device memory, kept by kernels alone.
 
     What ``cache.table.BlockTable`` is on the host; the same steps give the same ids.
-
-    Attributes:
-        group: The layers the table serves.
-        max_context_tokens: Most tokens of a request.
-        cells: int32[lanes, slots, width]; −1 beyond what is held.
-        held: int64[slots], blocks each slot holds (in every lane).
-        free: int32[lanes, blocks], stacks of free ids.
-        num_free: int64[1], height of the stacks.
-        status: int32[2], ``Refusal`` bits of all steps since the host cleared them, and of the
-            last step. Reading them waits for the device: do so between steps.
     """
 
-    group: TableGroup
-    max_context_tokens: int
-    cells: Tensor
-    held: Tensor
-    free: Tensor
-    num_free: Tensor
+    group: TableGroup  # the layers the table serves
+    max_context_tokens: int  # most tokens of a request
+    cells: Tensor  # int32[lanes, slots, width]; −1 beyond what is held
+    held: Tensor  # int64[slots], blocks each slot holds (in every lane)
+    free: Tensor  # int32[lanes, blocks], stacks of free ids
+    num_free: Tensor  # int64[1], height of the stacks
+    # int32[2], ``Refusal`` bits of all steps since the host cleared them, and of the last step.
+    # Reading them waits for the device: do so between steps
     status: Tensor
 
     @classmethod

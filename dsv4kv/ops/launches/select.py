@@ -58,15 +58,10 @@ def plan_indexer_query(
 
 @dataclass(frozen=True)
 class _Block:
-    """What a block of threads has in shared memory, see ``scores.cuh``.
+    """What a block of threads has in shared memory, see ``scores.cuh``."""
 
-    Attributes:
-        tokens: Query tokens of a request that are scored with one read of its keys.
-        stages: Of 32 keys a warp, one of which it works on; the others are under way.
-    """
-
-    tokens: int
-    stages: int
+    tokens: int  # query tokens of a request that are scored with one read of its keys
+    stages: int  # of 32 keys a warp, one of which it works on; the others are under way
 
     def shared_bytes(self, entry: EntryFormat, heads: int) -> int:
         """Keys of every warp, then queries, weights and lengths of the tokens."""

@@ -14,7 +14,7 @@ from dsv4kv.ops import cuda
 from dsv4kv.ops.cuda.launch import run
 from dsv4kv.ops.launches.launch import Launch
 from dsv4kv.ops.scenes import make_call
-from tests.kernels import hostile, state_hostile
+from tests.kernels import hostile
 from tests.ops.operations import SCENES, SEED
 from visit.place import open_place
 from visit.sanitize import END
@@ -52,9 +52,8 @@ def main() -> None:
             call = make_call(scene.make, place.device.device, SEED)
             getattr(cuda, scene.operation)(**call.arguments)
         mover = Mover(place.device.device)
-        for launches in (hostile.launches(), state_hostile.launches()):
-            for launch in itertools.islice(launches, most):
-                run(mover.move(launch))
+        for launch in itertools.islice(hostile.launches(), most):
+            run(mover.move(launch))
         if not place.small:
             torch.cuda.synchronize()
     print(END)

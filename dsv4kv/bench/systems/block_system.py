@@ -8,7 +8,6 @@ from typing import get_args
 import numpy as np
 
 from dsv4kv.bench.systems.originals import KVBlockAllocator
-from dsv4kv.bench.systems.timing import Rows
 from dsv4kv.bench.systems.workload import (
     EXPERTS,
     KV_WORDS,
@@ -19,6 +18,7 @@ from dsv4kv.bench.systems.workload import (
     Kv,
     Model,
     Outcome,
+    Rows,
     Tokens,
     Turn,
     Unit,
@@ -26,7 +26,7 @@ from dsv4kv.bench.systems.workload import (
 from dsv4kv.cache.blocks import NO_BLOCKS, NO_HASH, BlockEvent, Ids, Policy
 from dsv4kv.config.systems import SystemsConfig
 from dsv4kv.errors import ConfigError
-from dsv4kv.prefix.block_hash import BlockHashIndex, resumable_blocks
+from dsv4kv.prefix.block_hash import resumable_blocks
 from dsv4kv.prefix.index import HASHES, BlockHasher, Digests
 
 _COUNT = 64  # blocks of a timed call: 8,192 tokens at 128 a block
@@ -338,8 +338,6 @@ def _time_blocks(rows: Rows, num_cached: int) -> None:
     for _ in range(4096 // _COUNT):
         register()
         cache()
-    available = partial(blocks.is_memory_available, _COUNT, _COUNT)
-    rows.timed("is_memory_available", available)
     rows.timed(f"allocate {_COUNT}, evicting, and register", register, cache)
     cache()
     rows.timed(f"release {_COUNT} into the cache", cache, register)
@@ -354,27 +352,6 @@ def _time_blocks(rows: Rows, num_cached: int) -> None:
         held.append(chain)
 
     rows.timed(f"retain {_COUNT} cached", retain, cache)
-    preserve = partial(blocks.reset, preserve_prefix_cache=True)
-    rows.timed(f"reset, {_COUNT} held, prefix cache preserved", preserve, register)
-    held.clear()
-    register()
-    paused, ids = blocks.paused, held.pop()
-
-    def resume() -> None:
-        for _, taken in paused.resume():
-            held.append(taken)
-
-    def pause() -> None:
-        cache()
-        paused.pause("request", ids)
-
-    def begin() -> None:
-        resume()
-        cache()
-
-    rows.timed("resume", resume, pause)
-    cache()
-    rows.timed("pause", partial(paused.pause, "request", ids), begin)
     large = KVBlockAllocator(num_cached + 1, 0, (128, 1, TOP_K))
     many = large.allocate_memory_blocks(num_cached)
     assert many is not None
@@ -390,17 +367,6 @@ def _time_hashing(rows: Rows, config: SystemsConfig) -> None:
         rows.timed(
             f"hash {length:,} tokens, {name}", partial(BlockHasher(128, name).digest, prompt)
         )
-    keys, index = BlockHasher(128).digest(prompt), BlockHashIndex(digests=True)
-    leases = [index.pin(keys)]
-    index.extend(leases[0], keys.after(leases[0].length), np.arange(len(keys)))
-
-    def release() -> None:
-        while leases:
-            index.release(leases.pop())
-
-    rows.timed(
-        f"pin {length:,} tokens by digests", lambda: leases.append(index.pin(keys)), release
-    )
 
 
 def _time_routing(rows: Rows, num_layers: int) -> None:

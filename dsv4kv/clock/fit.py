@@ -18,16 +18,17 @@ from functools import cached_property
 import numpy as np
 
 from dsv4kv.clock.coefficients import Coefficients, HeldOut, MeasuredOn
+from dsv4kv.clock.measured import Floats, Measured
 from dsv4kv.clock.sources import find_gpu, name_deployment
-from dsv4kv.clock.steps import COUNTS, ModelTimes
+from dsv4kv.clock.steps import ModelTimes
 from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.core.clock import VirtualClock
+from dsv4kv.core.linear import COUNTS
 from dsv4kv.core.scheduler import Scheduler
 from dsv4kv.core.served import Served
 from dsv4kv.engines.names import FAMILIES
 from dsv4kv.errors import ConfigError
-from dsv4kv.fitting.results import Floats, Measured
 from dsv4kv.replay.build import Parts, Wiring, build_replay, find_parts
 from dsv4kv.replay.outcome import Outcome
 
@@ -50,7 +51,7 @@ class Spent:
 
     def predict(self, run: Measured, times: ModelTimes) -> Floats:
         """Seconds of everything that was measured, in the order of ``quantities_of``."""
-        rates = np.append(times.rates, _waiting_s(run, times))
+        rates = np.append(times.timer.rates, _waiting_s(run, times))
         values = {"ttft": self.ttft @ rates + times.client_s, "tpot": self.tpot @ rates}
         ordered = {name: np.sort(each) for name, each in values.items()}
         found = [

@@ -8,7 +8,6 @@ from functools import partial
 
 import numpy as np
 
-from dsv4kv.bench.systems.timing import Rows
 from dsv4kv.bench.systems.workload import (
     KV_WORDS,
     VOCABULARY,
@@ -17,6 +16,7 @@ from dsv4kv.bench.systems.workload import (
     Kv,
     Model,
     Outcome,
+    Rows,
     Tokens,
     Turn,
     Unit,
@@ -188,7 +188,6 @@ def _time_tree(rows: Rows, prompts: list[Tokens]) -> None:
 
     rows.timed(f"insert {length:,} tokens", lambda: cache.insert_row(new.copy(), 9, 1), renew)
     rows.timed(f"find {length:,} tokens", partial(cache.find, prompts[1]))
-    rows.timed(f"match {length:,} tokens, no use", partial(cache.match, prompts[1]))
     rows.timed("pin", lambda: leases.append(cache.pin(prompts[1])))
     pin = partial(cache.pin, prompts[2])
     rows.timed("release", lambda: cache.release(leases.pop()), lambda: leases.append(pin()))

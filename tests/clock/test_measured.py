@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from dsv4kv.clock.fit import open_scenes
+from dsv4kv.clock.measured import Measured, read_results
 from dsv4kv.errors import ConfigError, RecordError
-from dsv4kv.fitting.fit import open_scenes
-from dsv4kv.fitting.results import Measured, read_results
-from tests.fitting.servers import SETTINGS, as_sglang, as_vllm, lengths, write_lines
+from tests.clock.servers import SETTINGS, as_sglang, as_vllm, lengths, write_lines
 
 SEEN: dict[str, Any] = {
     "input_lens": [each.input_tokens for each in lengths(4)],

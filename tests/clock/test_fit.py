@@ -8,9 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from dsv4kv.cli import app
-from dsv4kv.fitting.fit import Fit, fit_runs, open_scenes
-from dsv4kv.fitting.results import read_results
-from tests.fitting.servers import (
+from dsv4kv.clock.fit import Fit, fit_runs, open_scenes
+from dsv4kv.clock.measured import read_results
+from tests.clock.servers import (
     MEANT,
     SETTINGS,
     Server,

@@ -1,0 +1,147 @@
+"""Pools: every layer has its own pages and table, a stack of free blocks behind them.
+
+This is ``dsv4kv bench`` itself, on the CPU, with a sample of every step's outputs compared.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+
+from dsv4kv.bench.case import run_case
+from dsv4kv.bench.systems.workload import Checks, Model, Outcome, Rows
+from dsv4kv.cache.blocks import BlockPool, Ids
+from dsv4kv.cache.manager import KVCacheManager, prepare_forward
+from dsv4kv.config.bench import BenchConfig
+from dsv4kv.config.systems import SystemsConfig
+from dsv4kv.model.config import DSV4Config
+from dsv4kv.model.plan import plan_cache
+from dsv4kv.model.presets import load_model
+from dsv4kv.model.schedule import build_schedule
+
+_COUNT = 64  # blocks of a timed call
+_PROMPT, _CONTEXT = 8192, 16_384  # tokens
+
+
+def bench_config(config: SystemsConfig) -> BenchConfig:
+    """The cache and its workload as ``dsv4kv bench`` would be asked for them."""
+    section = config.pools
+    prompts = {"kind": "uniform", "low": section.prompt_tokens}
+    return BenchConfig.model_validate(
+        {
+            "device": "cpu",
+            "model": {"preset": config.model, "layers": section.layers},
+            "cache": {"sharing": "layer", "max_context_tokens": 2 * section.prompt_tokens + 1024},
+            "workload": {
+                "trace": None,
+                "synthetic": {
+                    "requests": 2 * section.requests,  # each slot has a second owner
+                    "input": prompts | {"high": section.prompt_tokens + section.requests},
+                    "output": {"kind": "fixed", "mean": section.decode_steps + 1},
+                },
+                "concurrency": section.requests,
+                "step": "gather",
+                "speculative": {"draft_tokens": section.draft_tokens, "acceptance": 0.3},
+            },
+            "measure": {
+                "seed": config.seed,
+                "verify_every": 1,
+                "warmup_steps": 0,
+                "memcpy_bytes": 2**20,
+            },
+        }
+    )
+
+
+def run_pools(config: SystemsConfig, _: Model) -> Outcome:
+    """Move the layers' bytes, and time the manager's calls over a whole model."""
+    case, rows, checks = (
+        run_case({}, bench_config(config), lambda _: None),
+        Rows(config.calls),
+        Checks(),
+    )
+    for name, count in case.verification.by_operation.items():
+        checks.check(name, True, "", count)
+    problems = case.verification.failures or ([case.error] if case.error else [])
+    checks.failures += [f"pools: {problem}" for problem in problems]
+    assert case.cache is not None
+    assert case.totals is not None
+    for quantity, names in (
+        ("pages of the layers", ("main", "indexer")),
+        ("windows and states of the layers", ("window", "state")),
+        ("block tables", ("tables",)),
+    ):
+        size = sum(pool.allocated_bytes for pool in case.cache.pools if pool.name in names)
+        rows.counted(quantity, "B", size)
+    rows.counted("requests served", "requests", case.totals.requests)
+    rows.counted("most blocks held", "blocks", case.totals.peak_blocks)
+    rows.counted("drafted tokens rolled back", "tokens", case.totals.rolled_back_tokens)
+    if config.calls.seconds:
+        _time_calls(load_model(config.calls.model), rows, config.calls.batches)
+    return Outcome("pools", rows, checks)
+
+
+def _time_calls(model: DSV4Config, rows: Rows, batches: Sequence[int]) -> None:
+    """Time the block pool, and the manager over all layers of a model."""
+    pool = BlockPool(2**16)
+    ids = pool.acquire(_COUNT)
+    # The blocks last returned are handed out first: the ids stay the same.
+    acquire, release = partial(pool.acquire, _COUNT), partial(pool.release, ids)
+    rows.timed(f"acquire {_COUNT} of 65,536", acquire, release)
+    release()
+    rows.timed(f"release {_COUNT} of 65,536", release, acquire)
+    layers = sum(spec.owns_kv for spec in build_schedule(model))
+    for batch in batches:
+        manager, prepare = _bookkeeping(model, batch)
+        after = np.random.default_rng(0).integers(_PROMPT, _PROMPT + 1024, batch)
+        before = after - 1
+        prepare(np.zeros_like(before), after)
+
+        def move(before: Ids = before, after: Ids = after) -> None:
+            np.add(before, 1, out=before)
+            np.add(after, 1, out=after)
+
+        quantity = f"prepare a decode step of {batch}, {layers} layers"
+        rows.timed(quantity, partial(prepare, before, after), move)
+    none, prompt = np.zeros(batch, np.int64), np.full(batch, _PROMPT)
+    prepare(after, none)
+    start, back = partial(prepare, none, prompt), partial(prepare, prompt, none)
+    start()
+    rows.timed(f"prepare {batch} prompts of {_PROMPT:,}, {layers} layers", start, back)
+    rows.timed(f"roll back {batch} prompts of {_PROMPT:,}", back, start)
+    tables = sum(table.blocks.nbytes for table in manager.tables)
+    rows.counted(f"block tables of {batch} requests", "B", tables)
+    _time_requests(rows, *_bookkeeping(model, 8), layers)
+
+
+Prepare = Callable[[Ids, Ids], None]
+
+
+def _bookkeeping(model: DSV4Config, batch: int) -> tuple[KVCacheManager, Prepare]:
+    """The manager without data with ``batch`` requests, and what prepares a step of all."""
+    plan = plan_cache(model, max_context_tokens=_CONTEXT, num_slots=batch)
+    manager = KVCacheManager(plan, data=False)
+    slots = np.array([manager.admit_request() for _ in range(batch)])
+    return manager, partial(prepare_forward, manager, slots)
+
+
+def _time_requests(rows: Rows, manager: KVCacheManager, _: Prepare, layers: int) -> None:
+    """Admit and release one request."""
+    one, taken = np.array([0]), list[Ids]()
+
+    def leave() -> None:
+        if not manager.num_free_slots:
+            manager.release_request(0, manager.generation(0))
+
+    def enter() -> None:
+        if manager.num_free_slots:
+            manager.admit_request()
+        prepare_forward(manager, one, manager.tokens[one], np.array([_PROMPT]))
+
+    def give_back() -> None:
+        while taken:
+            manager.tables[0].allocator.release(taken.pop())
+
+    rows.timed("admit_request", manager.admit_request, leave)
+    rows.timed(f"release_request, {_PROMPT // 128} blocks, {layers} layers", leave, enter)
+    rows.timed("allocate_block", lambda: taken.append(manager.allocate_block()), give_back)

@@ -1,0 +1,364 @@
+"""A replica behind a router: it takes its turns up to when it is asked, and what it has reported.
+
+What a replica does between two requests that it is given depends on nobody else, unless replicas
+share a tier, send prompts or requests wait for answers. So it is advanced when a router looks at
+it, or sends it a request.
+"""
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Container, Sequence
+from itertools import islice
+
+from dsv4kv.core.contract import Below
+from dsv4kv.core.request import Hit
+from dsv4kv.core.scheduler import Observer, Scheduler
+from dsv4kv.core.served import NEVER, Served
+
+
+class Asked:
+    """A request, as a router sees it.
+
+    Attributes:
+        number: Place in the trace.
+        now_s: When it comes.
+        input_tokens: Tokens of its prompt.
+        session: The conversation that it belongs to.
+        id_tokens: Tokens that an id stands for; 0 where there are none.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        now_s: float,
+        input_tokens: int,
+        session: int = 0,
+        ids: Sequence[int] = (),
+        id_tokens: int = 0,
+    ) -> None:
+        self.number, self.now_s, self.input_tokens = number, now_s, input_tokens
+        self.session, self.id_tokens = session, id_tokens
+        self._ids = ids
+        self._blocks: list[int] | None = None
+
+    @property
+    def blocks(self) -> list[int]:
+        """Ids of the whole blocks of its prompt; equal ids mean equal history."""
+        if self._blocks is None:
+            whole = self.input_tokens // self.id_tokens if self.id_tokens else 0
+            self._blocks = list(islice(self._ids, whole))
+        return self._blocks
+
+
+class View:
+    """What a router knows of a replica when a request comes.
+
+    Attributes:
+        device_tokens: Leading prompt tokens that are known to be cached on the GPUs.
+        host_tokens: Tokens behind these in host memory.
+        disk_tokens: Tokens behind these on a disk of the replica.
+        shared_tokens: Tokens behind ``device_tokens`` in a tier that all replicas share.
+        prefill_tokens: Prompt tokens to compute of requests that it was sent.
+        decode_blocks: Blocks in use by requests that it was sent, and by this one.
+        requests: Requests that it was sent and that have not ended.
+        waiting: Of these, without a slot, as last reported.
+        running: Of these, with a slot, as last reported.
+        usage: Share of its blocks in use, as last reported.
+    """
+
+    def __init__(
+        self,
+        requests: int = 0,
+        prefill_tokens: int = 0,
+        decode_blocks: int = 0,
+        device_tokens: int = 0,
+        host_tokens: int = 0,
+        disk_tokens: int = 0,
+        shared_tokens: int = 0,
+        waiting: int = 0,
+        running: int = 0,
+        usage: float = 0.0,
+    ) -> None:
+        self.requests, self.prefill_tokens = requests, prefill_tokens
+        self.decode_blocks, self.device_tokens = decode_blocks, device_tokens
+        self.host_tokens, self.disk_tokens = host_tokens, disk_tokens
+        self.shared_tokens = shared_tokens
+        self.waiting, self.running, self.usage = waiting, running, usage
+
+
+def count_leading(blocks: Sequence[int], known: Container[int]) -> int:
+    """Leading blocks that are known: none is without those before it."""
+    if not len(blocks) or blocks[0] not in known:
+        return 0
+    low, high = 1, len(blocks)
+    while low < high:
+        middle = (low + high) // 2
+        if blocks[middle] in known:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+class InUse:
+    """Blocks that requests on a replica use, by the ids of the trace."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self._users: dict[int, int] = {}
+
+    def tokens_with(self, asked: Asked) -> int:
+        """Tokens in use when a request is added."""
+        return self.tokens + asked.input_tokens - self._shared(asked)
+
+    def add(self, asked: Asked) -> None:
+        """Whoever uses a block uses those before it, so those in use are the first of a prompt."""
+        self.tokens = self.tokens_with(asked)
+        users, blocks = self._users, asked.blocks
+        shared = count_leading(blocks, users)
+        for place, block in enumerate(blocks):
+            users[block] = users[block] + 1 if place < shared else 1
+
+    def remove(self, asked: Asked) -> None:
+        """Of its blocks those that others use, too, are the first."""
+        users, blocks = self._users, asked.blocks
+        shared = bisect_left(blocks, True, key=lambda block: users[block] == 1)
+        for place, block in enumerate(blocks):
+            if place < shared:
+                users[block] -= 1
+            else:
+                del users[block]
+        self.tokens -= asked.input_tokens - self._shared(asked)
+
+    def _shared(self, asked: Asked) -> int:
+        return count_leading(asked.blocks, self._users) * asked.id_tokens
+
+
+class Journal:
+    """Writes down what a cache stores and evicts, for routers; below are its tiers, see ``Below``.
+
+    A cache without tiers does not report evictions where an engine's rule is replayed.
+    """
+
+    def __init__(self, below: Below) -> None:
+        self._below = below
+        self._announced: dict[int, int] = {}  # blocks, by number of the request
+        self.stored: list[int] = []
+        self.evicted: list[int] = []
+
+    @property
+    def fetches(self) -> bool:
+        """As below."""
+        return self._below.fetches
+
+    def fetch(self, served: Served, found: int, usable: int) -> None:
+        """As below."""
+        self._below.fetch(served, found, usable)
+
+    def restore(self, served: Served, hit: Hit, usable: int) -> Hit:
+        """As below."""
+        return self._below.restore(served, hit, usable)
+
+    def offer(self, served: Served, blocks: int, tails: Sequence[int]) -> None:
+        """Blocks are cached."""
+        before = self._announced.get(served.number, 0)
+        if blocks > before:
+            self.stored.extend(served.keys[before:blocks].tolist())
+            self._announced[served.number] = blocks
+        self._below.offer(served, blocks, tails)
+
+    def forget(self, blocks: Sequence[int], tails: Sequence[int]) -> None:
+        """Blocks are evicted."""
+        self.evicted.extend(blocks)
+        self._below.forget(blocks, tails)
+
+    def end(self, number: int) -> None:
+        """A request has ended."""
+        self._announced.pop(number, None)
+
+
+class Report:
+    """What a replica announces after a turn: what it stored and evicted, and its load."""
+
+    def __init__(self, time_s: float, scheduler: Scheduler, journal: Journal | None) -> None:
+        self.time_s = time_s
+        self.waiting, self.running = len(scheduler.waiting), scheduler.in_slots
+        ledger = scheduler.ledger
+        self.usage: float = (ledger.total - ledger.available) / ledger.total
+        self.stored: list[int] = []
+        self.evicted: list[int] = []
+        if journal is not None:
+            self.stored, self.evicted = journal.stored, journal.evicted
+            journal.stored, journal.evicted = [], []
+
+
+class Endpoint:
+    """Where a router sends requests to; feeds a scheduler and watches it.
+
+    It is the ``Source`` and the ``Observer`` of the scheduler, and covers the tiers below.
+
+    Attributes:
+        served: Requests that it was sent, in their order.
+        ended: Requests that ended or were rejected since this was last emptied.
+        outcome: Collects what happens, too; None where nobody reads it.
+        journal: What is stored and evicted; None where the router does not look.
+    """
+
+    def __init__(
+        self, looks: Container[str], delay_s: float, shared_tokens: int, block_tokens: int
+    ) -> None:
+        """``looks`` as ``Router`` has it; the router knows of reports ``delay_s`` later.
+
+        A block that prompts share has ``shared_tokens``, a block of memory ``block_tokens``.
+        """
+        self.served: list[Served] = []
+        self.ended: list[Served] = []
+        self.outcome: Observer | None = None
+        self.journal: Journal | None = None
+        self._prefix, self._blocks = "prefix" in looks, "blocks" in looks
+        self._load = "load" in looks
+        self._delay_s = delay_s
+        self._shared_tokens, self._block_tokens = shared_tokens, block_tokens
+        self._scheduler: Scheduler | None = None
+        self._peeks = False
+        self._feed: deque[Served] = deque()
+        self._quiet_s = 0.0  # nothing happens before that anybody could be told
+        self._sent: dict[int, tuple[Asked, int]] = {}  # not known to have ended; to compute
+        self._unanswered: list[Served] = []
+        self._ends: deque[tuple[float, int]] = deque()
+        self._late: deque[Report] = deque()
+        self._last = View()
+        self._prefill_tokens = 0
+        self._in_use = InUse()
+        self._cached: set[int] = set()
+
+    def cover(self, below: Below) -> Below:
+        """What stands between the cache and its tiers."""
+        if not self._prefix:
+            return below
+        self.journal = Journal(below)
+        return self.journal
+
+    def run_by(self, scheduler: Scheduler, *, peeks: bool) -> None:
+        """Set who serves; ``peeks`` where its cache does not report all that it evicts."""
+        self._scheduler, self._peeks = scheduler, peeks
+
+    # ---- the scheduler's source and observer ----------------------------------------------------
+
+    @property
+    def next_s(self) -> float:
+        """When the next request came; ``NEVER`` where none waits to be taken."""
+        return self._feed[0].arrival_s if self._feed else NEVER
+
+    def take(self, now_s: float, in_flight: int) -> Served | None:
+        """The next request if it has come."""
+        return self._feed.popleft() if self._feed and self._feed[0].arrival_s <= now_s else None
+
+    def reject(self, served: Served, reason: str) -> None:
+        """A request can never be served."""
+        if self.outcome is not None:
+            self.outcome.reject(served, reason)
+        self._end(served)
+
+    def finish(self, served: Served) -> None:
+        """A request has all its tokens."""
+        if self.outcome is not None:
+            self.outcome.finish(served)
+        self._end(served)
+
+    def stepped(self, scheduler: Scheduler) -> None:
+        """Steps have been taken."""
+        if self.outcome is not None:
+            self.outcome.stepped(scheduler)
+
+    def _end(self, served: Served) -> None:
+        self.ended.append(served)
+        assert self._scheduler is not None
+        self._ends.append((self._scheduler.clock.now_s, served.number))
+        if self.journal is not None:
+            self.journal.end(served.number)
+
+    # ---- its turns ------------------------------------------------------------------------------
+
+    def give(self, served: Served) -> None:
+        """A request comes, and all turns that begin before it were taken."""
+        self.served.append(served)
+        self._feed.append(served)
+        self._quiet_s = 0.0
+
+    def turn(self, until_s: float) -> float:
+        """Take a turn, or wait up to ``until_s``; returns when there is something to do next."""
+        scheduler = self._scheduler
+        assert scheduler is not None
+        if not scheduler.turn(until_s):
+            self._quiet_s = scheduler.next_s
+            return self._quiet_s
+        journal = self.journal
+        if self._load or (journal is not None and (journal.stored or journal.evicted)):
+            self._late.append(Report(scheduler.clock.now_s, scheduler, journal))
+        self._quiet_s = scheduler.quiet_s
+        return scheduler.clock.now_s
+
+    def advance(self, until_s: float) -> None:
+        """Take all turns that begin before ``until_s``."""
+        assert self._scheduler is not None
+        clock = self._scheduler.clock
+        while clock.now_s < until_s and self.turn(until_s) < until_s:
+            pass
+
+    # ---- what a router knows --------------------------------------------------------------------
+
+    def look(self, asked: Asked, served: Served, keys: Sequence[int]) -> View:
+        """What is known when a request comes; ``served`` is it, and ``keys`` its shared blocks."""
+        now_s = asked.now_s
+        if self._quiet_s < now_s:
+            self.advance(now_s)
+        self._hear(now_s)
+        view = self._last
+        view.requests, view.prefill_tokens = len(self._sent), self._prefill_tokens
+        if self._prefix:
+            view.device_tokens = self._found(served, keys)
+        if self._blocks:
+            view.decode_blocks = -(-self._in_use.tokens_with(asked) // self._block_tokens)
+        return view
+
+    def send(self, asked: Asked, served: Served, found_tokens: int) -> None:
+        """A request was sent here, of which so many tokens are known to be cached."""
+        rest = max(0, asked.input_tokens - found_tokens)
+        self._sent[asked.number] = (asked, rest)
+        self._unanswered.append(served)
+        self._prefill_tokens += rest
+        if self._blocks:
+            self._in_use.add(asked)
+
+    def _hear(self, now_s: float) -> None:
+        """Count what was reported up to now, and what takes its time, up to some time ago."""
+        waiting = []
+        for served in self._unanswered:
+            answered_s = served.first_token_s
+            if answered_s is None or answered_s > now_s:
+                waiting.append(served)
+            elif served.number in self._sent:
+                asked, rest = self._sent[served.number]
+                self._prefill_tokens -= rest
+                self._sent[served.number] = (asked, 0)
+        self._unanswered = waiting
+        while self._ends and self._ends[0][0] <= now_s:
+            asked, rest = self._sent.pop(self._ends.popleft()[1])
+            self._prefill_tokens -= rest
+            if self._blocks:
+                self._in_use.remove(asked)
+        view = self._last
+        while self._late and self._late[0].time_s + self._delay_s <= now_s:
+            report = self._late.popleft()
+            self._cached.difference_update(report.evicted)
+            self._cached.update(report.stored)
+            view.waiting, view.running, view.usage = report.waiting, report.running, report.usage
+
+    def _found(self, served: Served, keys: Sequence[int]) -> int:
+        """Tokens that are known to be cached and, where evictions are not reported, still are."""
+        found = count_leading(keys, self._cached)
+        if found and self._peeks:
+            assert self._scheduler is not None
+            found = min(found, self._scheduler.prompts.look_up(served))
+        return found * self._shared_tokens

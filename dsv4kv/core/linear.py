@@ -1,0 +1,117 @@
+"""Times of steps that are linear in what a step has: layers, bytes, operations, tokens."""
+
+from collections.abc import Callable
+
+Counts = tuple[int, ...]
+COUNTS = (
+    "decode_layers",  # layers that decode passes go through
+    "draft_passes",
+    "weight_bytes",  # read by one rank
+    "context_tokens",  # that the tokens decoded on one rank see
+    "prompt_layers",  # layers of prompt chunks that are launched more slowly than computed
+    "mflop",  # on one rank
+    "state_bytes",  # hidden states of the prompt tokens of one rank, once a layer
+    "sent_tokens",  # of prompts on one rank, for each layer, to the experts of others
+    "prefix_tokens",  # that the prompt tokens of one rank see before their chunk
+    "measured_ps",  # of steps that were looked up
+)
+"""What takes time; one rank is the one with the most to do, and all wait for it."""
+NOTHING: Counts = (0,) * len(COUNTS)
+
+
+class LinearTimes:
+    """Seconds of a step: whole numbers of everything in ``COUNTS`` times their rates.
+
+    Attributes:
+        rates: Seconds of one of each.
+        copy_bytes_per_s: Copies from one place of the GPUs' memory to another.
+    """
+
+    def __init__(
+        self,
+        rates: tuple[float, ...],
+        copy_bytes_per_s: float,
+        layers: int,
+        draft_passes: int,
+        groups: int,
+        state_bytes: int,
+        sends: bool,
+        weight_bytes: Callable[[int], int],
+        mflop: Callable[[int, int], int],
+    ) -> None:
+        """``groups`` share a batch; functions give one rank's weights and operations by tokens.
+
+        ``weight_bytes`` takes the tokens of all ranks, ``mflop`` these and the fullest rank's.
+        """
+        self.rates, self.copy_bytes_per_s = rates, copy_bytes_per_s
+        self._layers, self._draft_passes, self._groups = layers, draft_passes, groups
+        self._state_bytes, self._sent = layers * state_bytes, layers * sends
+        self._weight_bytes, self._mflop = weight_bytes, mflop
+        self._weighed: dict[tuple[int, int, int], tuple[int, int]] = {}
+
+    def step(
+        self, rows: int, tokens: int, contexts: int, prompt: int, fullest: int, prefix: int
+    ) -> Counts:
+        """What takes time in one step; see ``Timer``.
+
+        A chunk takes decoding requests through its own pass. No graph holds a chunk's kernels: it
+        takes as long as they take to launch, or to run.
+        """
+        key = (tokens, prompt, fullest)
+        if key not in self._weighed:
+            own = fullest + -(-tokens // self._groups)
+            together = prompt + tokens
+            self._weighed[key] = (self._weight_bytes(together), self._mflop(together, own))
+        weight_bytes, mflop = self._weighed[key]
+        ranked = -(-rows // self._groups)
+        seen = contexts if ranked == rows else contexts * ranked // rows
+        drafts = self._draft_passes * (rows > 0)
+        if not prompt:
+            return self._layers, drafts, weight_bytes, seen, 0, mflop, 0, 0, 0, 0
+        states, sent = fullest * self._state_bytes, fullest * self._sent
+        counts: Counts = (0, drafts, weight_bytes, seen, 0, mflop, states, sent, prefix, 0)
+        if self.seconds(counts) < self._layers * self.rates[4]:
+            return 0, 0, 0, 0, self._layers, 0, 0, 0, 0, 0
+        return counts
+
+    def seconds(self, counts: Counts) -> float:
+        """Time of what was counted."""
+        total = 0.0
+        for count, rate in zip(counts, self.rates):  # noqa: B905 (as many; strict is slow here)
+            total += count * rate
+        return total
+
+    def decode(
+        self,
+        counts: Counts,
+        rows: int,
+        contexts: int,
+        steps: int,
+        copies_s: float,
+        idle_s: float,
+        until_s: float,
+    ) -> tuple[int, Counts]:
+        """Take up to ``steps`` decode steps of the same requests; see ``Timer``."""
+        layers, drafts, weights, seen, prompts, mflop, states, sent, prefix, measured = counts
+        first = self.step(rows, rows, contexts, 0, 0, 0)
+        step_layers, step_drafts, step_weights, step_mflop = first[0], first[1], first[2], first[5]
+        rates, ranked = self.rates, -(-rows // self._groups)
+        taken = 0
+        while True:
+            taken += 1
+            layers += step_layers
+            drafts += step_drafts
+            weights += step_weights
+            seen += contexts if ranked == rows else contexts * ranked // rows
+            mflop += step_mflop
+            if taken == steps:
+                break
+            contexts += rows
+            now_s = layers * rates[0] + drafts * rates[1] + weights * rates[2] + seen * rates[3]
+            now_s = now_s + prompts * rates[4] + mflop * rates[5] + states * rates[6]
+            now_s = now_s + sent * rates[7] + prefix * rates[8] + measured * rates[9]
+            if idle_s + (now_s + copies_s) >= until_s:
+                break
+        return taken, (
+            layers, drafts, weights, seen, prompts, mflop, states, sent, prefix, measured,
+        )  # fmt: skip

@@ -53,6 +53,7 @@ def compile_core(target: Path) -> list[Path]:
         found = [path.relative_to(tree) for path in tree.rglob(f"*{suffix}")]
         for path in found:
             (target / path).parent.mkdir(parents=True, exist_ok=True)
+            (target / path).unlink(missing_ok=True)  # a program that runs has it mapped
             shutil.copy(tree / path, target / path)
         return found
 

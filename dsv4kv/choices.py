@@ -45,36 +45,28 @@ class Choice:
 
 
 POLICIES = {
-    "lru": Choice("the least recently used", "prefix.policies.scored:LRU"),
-    "fifo": Choice("the one stored first", "prefix.policies.scored:FIFO"),
-    "lfu": Choice("the one used least often", "prefix.policies.scored:LFU"),
-    "lfu-aged": Choice(
-        "the one used least often, old uses fading", "prefix.policies.scored:AgedLFU"
-    ),
-    "gdsf": Choice(
-        "the least uses for its size, aged by what was evicted", "prefix.policies.scored:GDSF"
-    ),
-    "sieve": Choice("the next one not used since a hand passed it", "prefix.policies.sieve:SIEVE"),
+    "lru": Choice("the least recently used", "core.policies:LRU"),
+    "fifo": Choice("the one stored first", "core.policies:FIFO"),
+    "lfu": Choice("the one used least often", "core.policies:LFU"),
+    "lfu-aged": Choice("the one used least often, old uses fading", "core.policies:AgedLFU"),
+    "gdsf": Choice("the least uses for its size, aged by what was evicted", "core.policies:GDSF"),
+    "sieve": Choice("the next one not used since a hand passed it", "core.policies:SIEVE"),
     "s3fifo": Choice(
         "what a small queue saw used less than twice, then the main queue's oldest",
-        "prefix.policies.s3fifo:S3FIFO",
+        "core.policies:S3FIFO",
     ),
-    "arc": Choice(
-        "by recency or frequency, whichever lost less lately", "prefix.policies.arc:ARC"
-    ),
+    "arc": Choice("by recency or frequency, whichever lost less lately", "core.policies:ARC"),
 }
 """What is evicted first; children always before their parents."""
 
 OFFLINE = "belady"
 OFFLINE_POLICIES = {
-    OFFLINE: Choice(
-        "the one needed last, a bound that knows the trace", "prefix.policies.belady:Belady"
-    )
+    OFFLINE: Choice("the one needed last, a bound that knows the trace", "core.policies:Belady")
 }
 
 INDEXES = {
-    "radix": Choice("to 128 tokens", "prefix.radix:RadixIndex"),
-    "block_hash": Choice("in whole blocks", "prefix.block_hash:BlockHashIndex"),
+    "radix": Choice("to 128 tokens"),
+    "block_hash": Choice("in whole blocks"),
 }
 """How prefixes are found."""
 

@@ -34,7 +34,7 @@ COMMANDS = {
 NEW = """
 import json, sys
 from dsv4kv.choices import POLICIES, TRACE_FORMATS, Choice
-POLICIES["mru"] = Choice("the most recently used", "prefix.policies.scored:FIFO")
+POLICIES["mru"] = Choice("the most recently used", "core.policies:FIFO")
 TRACE_FORMATS["mine"] = Choice("my own", "traces.native:NATIVE")
 from typer.testing import CliRunner
 from dsv4kv.cli import app

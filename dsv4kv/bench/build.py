@@ -12,6 +12,7 @@ from dsv4kv.cache.layers import Compressors, LayerCache, build_layers
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.choices import INDEXES, choose
 from dsv4kv.config.bench import BenchConfig
+from dsv4kv.core.tree import PrefixTree
 from dsv4kv.errors import ConfigError
 from dsv4kv.measure.recorder import DeviceClock, Recorder
 from dsv4kv.model.formats import MOVED_FORMATS
@@ -314,14 +315,14 @@ def build_reuse(
     prefix, block_tokens = config.cache.prefix, config.cache.block_tokens
     if prefix.index == "none":
         return None
-    kind = choose(INDEXES, prefix.index, "a prefix index").load()
-    key_tokens = block_tokens if kind.whole_blocks else CHECKPOINT_TOKENS
+    choose(INDEXES, prefix.index, "a prefix index")
+    key_tokens = block_tokens if prefix.index == "block_hash" else CHECKPOINT_TOKENS
     block_keys = block_tokens // key_tokens
     blocks = sum(manager.plan.num_blocks.values())
     policy = make_policy(prefix.policy, capacity=blocks * block_keys)
     return PrefixReuse(
         manager,
-        kind.over(block_keys, policy),
+        PrefixTree(policy, block_keys),
         CheckpointPool(manager, prefix.checkpoints),
         backend if config.workload.data == "real" else None,
         key_tokens=key_tokens,

@@ -1,12 +1,15 @@
 """The block pool: blocks are free, held by one or several requests, or cached.
 
-A block that one request holds is a number in the free stack's arrays, which cost nanoseconds. One
-that is shared, or registered under a hash, is a ``Block`` as well. A registered block without
-holders stays cached until its place is needed: then the least recently used one goes that no other
-registered block follows. Every call checks first and then changes: a refusal changes nothing.
+A registered block without holders stays cached until its place is needed: then the least recently
+used one goes that no other registered block follows. Every call checks first and then changes: a
+refusal changes nothing.
+
+All is kept in flat arrays, so that a whole chain is cached, retained or evicted in a few array
+operations; what is no chain takes a step for each block. Single cells are read and written through
+views (``…_at``), several times faster than through arrays.
 """
 
-from collections import Counter, OrderedDict
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -21,6 +24,10 @@ INT64 = np.dtype(np.int64)
 NO_BLOCKS: Ids = np.zeros(0, dtype=np.int64)
 NO_HASH = 0
 _UNKNOWN = NO_HASH, NO_HASH
+_LIVE = 1 << 32  # a follower in a block's claims; its holders are below
+_REFS = _LIVE - 1
+_PASSED = -1
+_FEW = 8  # evicted one by one in less time than together
 Policy = Literal["lru", "ref_zero"]
 
 
@@ -34,18 +41,6 @@ class BlockEvent:
     kind: str
     ids: Ids
     hashes: tuple[int, ...] = ()
-
-
-@dataclass(eq=False, slots=True)
-class Block:
-    """A block that is shared or registered."""
-
-    number: int  # its id
-    refs: int = 1  # holders
-    hash: int = NO_HASH  # what it is found by; ``NO_HASH``: it is not registered, or was evicted
-    parent: "Block | None" = None  # the registered block before it
-    children: int = 0  # registered blocks that follow
-    live: int = 0  # those of them that are held, or precede a held one
 
 
 class BlockPool:
@@ -80,7 +75,7 @@ class BlockPool:
         self.observers: list[Callable[[BlockEvent], None]] = []
         self.observer_errors = 0
         self.on_freed: Callable[[Ids], None] | None = None
-        self.num_unused, self.num_cached, self._num_kept = num_blocks, 0, 0
+        self.num_unused = num_blocks
         self._free = np.arange(num_blocks - 1, -1, -1, dtype=np.int64)
         # A block with one holder and no hash is marked with its own id, any other with a number
         # that is no id. Comparing bytes of marks and ids finds all that are not held, negative
@@ -91,11 +86,39 @@ class BlockPool:
         self._mark_at = self._mark.data  # single cells, read faster than the array's
         self._generation = np.zeros(num_blocks, dtype=np.int64)
         self._serial = 0
-        self._blocks: dict[int, Block] = {}
-        self._by_hash: dict[int, list[Block]] = {}  # the first of them is found
-        # Cached blocks, the least recently used first. One that comes up while others follow it is
-        # taken out, and is the first again when the last of them goes.
-        self._queue: OrderedDict[Block, None] = OrderedDict()
+        held = np.full(num_blocks, _LIVE + 1, dtype=np.int64)
+        held[-1] = 1
+        self._held, self._held_bytes = held, held.tobytes()  # claims of a chain held once
+        self._idle_bytes = bytes(held.nbytes)
+        self._one_each = (held // _LIVE).tobytes()  # children of a chain
+        self._clear()
+
+    def _clear(self) -> None:
+        """Forget all but the free stack.
+
+        Arrays have a cell more than there are blocks, for what first blocks follow: always held.
+        """
+        size = self.num_blocks + 1
+        self._by_hash: dict[int, int] = {}
+        self._twins: dict[int, list[int]] = {}  # other blocks with a hash, in order
+        self._hash = np.zeros(size, dtype=np.int64)
+        self._parent = np.full(size, self.num_blocks, dtype=np.int64)
+        self._children = np.zeros(size, dtype=np.int64)  # registered blocks that follow
+        # Holders, of blocks that have several or are registered, and followers that are held or
+        # precede a held block.
+        self._claims = np.zeros(size, dtype=np.int64)
+        self._claims[-1] = 1
+        # Rows of cached blocks, the least recently used row first, of each the last block first.
+        # An entry is valid while the block has the row's stamp; a cached block that came up while
+        # others followed it is ``_PASSED``, and is the next when the last of them goes.
+        self._queue = deque[tuple[int, Ids]]()
+        self._stamp = np.zeros(size, dtype=np.int64)
+        self._oldest, self._oldest_stamp = list[int](), 0  # the end of the first row
+        self._clock = self._num_queued = 0
+        self._hash_at, self._parent_at = self._hash.data, self._parent.data
+        self._children_at, self._claims_at = self._children.data, self._claims.data
+        self._stamp_at = self._stamp.data
+        self.num_cached = self._num_kept = 0
 
     @property
     def num_free(self) -> int:
@@ -115,7 +138,8 @@ class BlockPool:
     def refs(self, ids: Ids) -> Ids:
         """Holders of blocks, int64[n]; ``NotOwner`` beyond the pool."""
         self.generation(ids)
-        return np.array([self._refs(block) for block in ids.tolist()], dtype=np.int64)
+        ids = as_ids(ids)
+        return (self._claims[ids] & _REFS) + (self._mark[ids] == ids)
 
     def generation(self, ids: Ids) -> Ids:
         """Generations of blocks, shaped as ``ids``; ``NotOwner`` beyond the pool."""
@@ -123,7 +147,9 @@ class BlockPool:
 
     def has_content(self, block: int) -> bool:
         """Whether a block is held or cached."""
-        return block in self._blocks or bool(self._refs(block))
+        return bool(self._refs(block)) or (
+            0 <= block < self.num_blocks and self._hash_at[block] != 0
+        )
 
     def check_held(self, ids: Ids) -> None:
         """Raise ``NotOwner`` unless every block is held and none is named twice."""
@@ -171,7 +197,7 @@ class BlockPool:
         Room is never made of the matched ones.
         """
         if matched.size:
-            self._check_known(matched.tolist(), matched)
+            self._check_known(as_ids(matched))
         if not self.holds_room(count, matched):
             return None
         self.retain(matched)
@@ -179,21 +205,27 @@ class BlockPool:
 
     def retain(self, ids: Ids) -> None:
         """Add a holder to held or cached blocks, one for each time a block is named."""
-        numbers = self._row(ids).tolist()
-        self._check_known(numbers, ids)
-        for number in numbers:
-            block = self._blocks.get(number)
-            if block is None:
-                block = self._note(number)
-            elif not block.refs:
-                self._queue.pop(block, None)
-                self.num_cached -= 1
-                if block.live:
-                    self._num_kept -= 1
-                else:
-                    self._follow(block.parent, 1)
-            block.refs += 1
-        if self.observers and numbers:
+        row = self._row(ids)
+        if self._are_chain(row, self._idle_bytes):
+            self._claims[row] = self._held[-row.size :]
+            self._stamp[row] = 0
+            self.num_cached -= row.size
+            self._follow(self._parent_at[row.item(0)], 1)
+        else:
+            self._note(row[self._check_known(row)])
+            resting = self._stamp[row] != 0
+            np.add.at(self._claims, row[~resting], 1)
+            for number in row[resting].tolist():
+                claims = self._claims_at[number]
+                if not claims & _REFS:
+                    self._stamp_at[number] = 0
+                    self.num_cached -= 1
+                    if claims:
+                        self._num_kept -= 1
+                    else:
+                        self._follow(self._parent_at[number], 1)
+                self._claims_at[number] += 1
+        if self.observers and row.size:
             self._notify("retained", ids)
 
     def release(self, ids: Ids, generations: Ids | None = None) -> int:
@@ -211,11 +243,9 @@ class BlockPool:
             self.generation(ids).tobytes() != as_ids(generations).tobytes()
         ):
             raise self._refusal(ids, "not all are still held by who took them")
-        evicted: list[tuple[int, int]] = []
-        if self._unmark(row):
-            done, freed = row.size, row
-        else:
-            done, freed, evicted = self._release_each(row)
+        done, freed, evicted = row.size, row, list[tuple[int, int]]()
+        if not self._unmark(row):
+            done, freed, evicted = self._release_chain(row) or self._release_each(row)
         end = self.num_unused + freed.size
         self._free[self.num_unused : end] = freed
         self.num_unused = end
@@ -230,12 +260,9 @@ class BlockPool:
 
     def num_freed(self, ids: Ids) -> int:
         """Blocks that ``release`` of held ``ids`` would free, at least."""
-        row = self._row(ids)
-        if not self._blocks:
-            return row.size
-        counts = Counter(row.tolist())
+        counts = Counter(self._row(ids).tolist())
         return sum(
-            self._refs(number) == count and not getattr(self._blocks.get(number), "hash", 0)
+            self._refs(number) == count and not self._hash_at[number]
             for number, count in counts.items()
         )
 
@@ -253,40 +280,41 @@ class BlockPool:
         """
         row = self._row(ids)
         numbers, plain = row.tolist(), self._are_plain(row)
+        claims_at, hash_at, twins = self._claims_at, self._hash_at, self._twins
         if not len(numbers) == len(hashes) == len(parents):
             raise CacheError(
                 f"{len(numbers)} blocks, {len(hashes)} hashes and {len(parents)} parents were "
                 "given: give one of each for every block. Nothing was changed."
             )
-        blocks, by_hash, here = self._blocks, self._by_hash, dict[int, int]()
+        by_hash, here = self._by_hash, dict[int, int]()
         new: dict[int, tuple[int, int]] = {}
-        for number, hash_, parent, is_plain in zip(numbers, hashes, parents, plain, strict=True):
-            block = None if is_plain else blocks.get(number)
-            if not (is_plain or (block and block.refs)):
+        rows = zip(numbers, hashes, parents, plain.tolist(), strict=True)
+        for number, hash_, parent, is_plain in rows:
+            if not (is_plain or claims_at[number] & _REFS):
                 raise self._refusal(ids, "not all are held")
-            known = (block.hash if block else NO_HASH) or new.get(number, _UNKNOWN)[0]
+            known = hash_at[number] or new.get(number, _UNKNOWN)[0]
             if hash_ in (NO_HASH, -1) or known not in (NO_HASH, hash_):
                 raise CacheError(
                     f"block {number} has hash {known} and cannot get {hash_}: 0 and −1 are no "
                     "hashes, and content keeps its own. Nothing was changed."
                 )
             if not known:
-                if parent != NO_HASH and parent not in here and parent not in by_hash:
+                above = here.get(parent, by_hash.get(parent)) if parent else self.num_blocks
+                if above is None:
                     raise CacheError(
                         f"block {number} is to follow hash {parent}, which no block has: register "
                         "a chain from its first block on. Nothing was changed."
                     )
-                new[number] = hash_, parent
+                new[number] = hash_, above
             here[hash_] = number
-        for number, (hash_, parent) in new.items():
-            block = blocks.get(number) or self._note(number)
-            block.hash = hash_
-            by_hash.setdefault(hash_, []).append(block)
-            if parent != NO_HASH:
-                before = here.get(parent)
-                block.parent = above = by_hash[parent][0] if before is None else blocks[before]
-                above.children += 1
-                self._follow(above, 1)
+        self._note(row[plain])
+        for number, (hash_, above) in new.items():
+            if by_hash.setdefault(hash_, number) != number:
+                twins.setdefault(hash_, []).append(number)
+            hash_at[number] = hash_
+            self._parent_at[number] = above
+            self._children_at[above] += 1
+            self._follow(above, 1)
         if self.observers:
             self._notify("registered", ids, hashes)
 
@@ -294,18 +322,17 @@ class BlockPool:
         """Blocks of a chain of hashes up to the first unknown one, int64[n]: retain them next."""
         found, by_hash = list[int](), self._by_hash
         for hash_ in hashes:
-            if hash_ not in by_hash:
+            block = by_hash.get(hash_)
+            if block is None:
                 break
-            found.append(by_hash[hash_][0].number)
+            found.append(block)
         return np.array(found, dtype=np.int64)
 
     def touch(self, ids: Ids) -> None:
         """Make cached blocks the most recently used, the last of them to be evicted first."""
-        for number in reversed(ids.tolist()):
-            block = self._blocks.get(number)
-            if block is not None and not block.refs:
-                self._queue[block] = None
-                self._queue.move_to_end(block)
+        numbers = [n for n in dict.fromkeys(ids.tolist()) if 0 <= n < self.num_blocks]
+        row = np.array(numbers, dtype=np.int64)
+        self._enqueue(row[self._stamp[row] != 0])
 
     def evict(self, count: int) -> bool:
         """Free the ``count`` least recently used cached blocks; False if there are fewer."""
@@ -318,15 +345,12 @@ class BlockPool:
         """Take all blocks from their holders; without ``preserve_prefix_cache``, forget all."""
         plain = np.flatnonzero(self._mark == np.arange(self.num_blocks))
         if preserve_prefix_cache and self.policy == "lru":
-            held = [block for block in self._blocks.values() if block.refs]
-            for block in held:
-                block.refs = 1
-            numbers = sorted([*plain.tolist(), *(block.number for block in held)])
-            self.release(np.array(numbers, dtype=np.int64))
+            held = np.flatnonzero(self._claims[:-1] & _REFS)
+            self._claims[held] = self._claims[held] & ~_REFS | 1
+            self.release(np.union1d(plain, held))
             return
-        out = np.union1d(plain, np.array(list(self._blocks), dtype=np.int64))
-        self._blocks, self._by_hash, self._queue = {}, {}, OrderedDict()
-        self.num_cached = self._num_kept = 0
+        out = np.union1d(plain, np.flatnonzero(self._claims[:-1] | self._hash[:-1]))
+        self._clear()
         self._mark[out] = self._numbers[: out.size]
         self._free[self.num_unused : self.num_blocks] = out
         self.num_unused = self.num_blocks
@@ -335,46 +359,82 @@ class BlockPool:
         if self.observers:
             self._notify("reset", out)
 
+    def _release_chain(self, row: Ids) -> tuple[int, Ids, list[tuple[int, int]]] | None:
+        """Release a whole chain that is held once, among blocks without a hash; None elsewhere."""
+        known, freed = row, NO_BLOCKS
+        if not self._are_chain(row, self._held_bytes):
+            plain = self._are_plain(row)
+            known, freed = row[~plain], row[plain]
+            if not (self._are_chain(known, self._held_bytes) and self._unmark(freed)):
+                return None
+        self._claims[known] = 0
+        self._follow(self._parent_at[known.item(0)], -1)
+        if self.policy == "lru":
+            self.num_cached += known.size
+            self._enqueue(known)
+            return row.size, freed, []
+        hashes = self._forget_chain(known)
+        return row.size, row, list(zip(known.tolist(), hashes, strict=True))[::-1]
+
     def _release_each(self, row: Ids) -> tuple[int, Ids, list[tuple[int, int]]]:
         """Release blocks one by one; how many are done, which are free, which lost which hash."""
-        numbers, keeps = row.tolist(), self.policy == "lru"
-        known = list(map(self._blocks.get, numbers))
-        self._check_holders(row, numbers, known)
-        freed, evicted, done = list[int](), list[tuple[int, int]](), 0
-        for block, number in zip(reversed(known), reversed(numbers), strict=True):
-            if block is not None:
-                block.refs -= 1
-                if block.refs:
-                    continue
-                if block.hash != NO_HASH:
-                    done += 1
-                    if block.live and keeps:
-                        self._num_kept += 1
-                    else:
-                        self._follow(block.parent, -1)
-                    if keeps:
-                        self._queue[block] = None
-                        continue
-                    evicted.append((number, block.hash))
-                    self._forget(block)
+        plain, keeps = self._are_plain(row), self.policy == "lru"
+        self._check_holders(row, (self._claims[row] & _REFS) + plain)
+        self._note(row[plain])
+        np.subtract.at(self._claims, row, 1)
+        done = list(dict.fromkeys(row[self._claims[row] & _REFS == 0].tolist()))
+        self._claims[done] += 1  # until it is their turn: from the end of the chain
+        freed, evicted, cached = list[int](), list[tuple[int, int]](), list[int]()
+        for number in reversed(done):
+            self._claims_at[number] -= 1
+            hash_ = self._hash_at[number]
+            if hash_:
+                if self._claims_at[number] and keeps:
+                    self._num_kept += 1
                 else:
-                    del self._blocks[number]
+                    self._follow(self._parent_at[number], -1)
+                if keeps:
+                    cached.append(number)
+                    continue
+                evicted.append((number, hash_))
+                self._forget(number)
             freed.append(number)
-        if keeps:
-            self.num_cached += done
-        free = np.array(freed[::-1], dtype=np.int64)
-        self._mark[free] = self._numbers[: free.size]
-        return done + len(freed) - len(evicted), free, evicted
+        self.num_cached += len(cached)
+        self._enqueue(np.array(cached[::-1], dtype=np.int64))
+        return len(done), np.array(freed[::-1], dtype=np.int64), evicted
+
+    def _enqueue(self, row: Ids) -> None:
+        """Make distinct cached blocks the most recently used, the last of them the first to go."""
+        if not row.size:
+            return
+        self._num_queued += row.size
+        if self._num_queued > 4 * self.num_blocks and self._queue:  # most are no longer valid
+            stamps, rows = zip(*reversed(self._queue), strict=True)
+            every = np.concatenate(rows)
+            valid = every[self._stamp[every] == np.repeat(stamps, [len(each) for each in rows])]
+            self._queue.clear()
+            self._num_queued = 0
+            self._enqueue(valid)
+        self._clock += 1
+        self._stamp[row] = self._clock
+        self._queue.append((self._clock, row.copy()))
 
     def _evict(self, count: int) -> None:
-        hashes, numbers, queue = list[int](), list[int](), self._queue
+        hashes, numbers = list[int](), list[int]()
+        stamp_at, children_at, hash_at = self._stamp_at, self._children_at, self._hash_at
         while len(numbers) < count:
-            block, _ = queue.popitem(last=False)
-            if block.children:
+            if not self._oldest:
+                self._evict_ends(count, numbers, hashes)
                 continue
-            hashes.append(block.hash)
-            numbers.append(block.number)
-            self._forget(block)
+            number = self._oldest.pop()
+            if stamp_at[number] != self._oldest_stamp:
+                continue
+            if children_at[number]:
+                stamp_at[number] = _PASSED
+                continue
+            hashes.append(hash_at[number])
+            numbers.append(number)
+            self._forget(number)
         self.num_cached -= count
         ids = np.array(numbers, dtype=np.int64)
         self._free[self.num_unused : self.num_unused + count] = ids
@@ -384,72 +444,135 @@ class BlockPool:
         if self.observers and count:
             self._notify("evicted", ids, hashes)
 
-    def _forget(self, block: Block) -> None:
-        """A block without holders loses its hash; what follows it begins a chain."""
-        same, parent = self._by_hash[block.hash], block.parent
-        if len(same) == 1:
-            del self._by_hash[block.hash]
+    def _evict_ends(self, count: int, numbers: list[int], hashes: list[int]) -> None:
+        """Evict the end of the oldest row at once if it is one of a chain, else take it apart."""
+        stamp, row = self._queue.popleft()
+        wanted = count - len(numbers)
+        end = row[-wanted:]
+        if (
+            end.size > _FEW
+            and self._one_each.endswith(self._children[end].tobytes())
+            and self._are_chain(end, self._idle_bytes)
+            and not (self._stamp[end] != stamp).any()
+        ):
+            numbers += end[::-1].tolist()
+            hashes += self._forget_chain(end)[::-1]
         else:
-            same.remove(block)
-        block.hash = NO_HASH
-        del self._blocks[block.number]
-        if parent is not None and parent.hash != NO_HASH:
-            parent.children -= 1
-            if not (parent.children or parent.refs or parent in self._queue):
-                self._queue[parent] = None
-                self._queue.move_to_end(parent, last=False)
+            end = row[-max(wanted, 64) :]
+            self._oldest, self._oldest_stamp = end.tolist(), stamp
+        if end.size < row.size:
+            self._queue.appendleft((stamp, row[: -end.size]))
 
-    def _follow(self, block: Block | None, change: int) -> None:
+    def _forget_chain(self, row: Ids) -> list[int]:
+        """The end of a chain without holders loses its hashes, which are returned."""
+        hashes: list[int] = self._hash[row].tolist()
+        above = self._parent_at[row.item(0)]
+        if self._twins:
+            for number, hash_ in zip(row.tolist(), hashes, strict=True):
+                self._forget_hash(number, hash_)
+        else:
+            for hash_ in hashes:
+                del self._by_hash[hash_]
+        self._hash[row] = self._children[row] = self._stamp[row] = 0
+        self._parent[row] = self.num_blocks
+        self._lose_follower(above)
+        return hashes
+
+    def _forget(self, number: int) -> None:
+        """A block without holders loses its hash; what follows it begins a chain."""
+        if self._children_at[number]:
+            self._parent[self._parent == number] = self.num_blocks
+            self._children_at[number] = self._claims_at[number] = 0
+        above = self._parent_at[number]
+        self._forget_hash(number, self._hash_at[number])
+        self._hash_at[number] = self._stamp_at[number] = 0
+        self._parent_at[number] = self.num_blocks
+        self._lose_follower(above)
+
+    def _forget_hash(self, number: int, hash_: int) -> None:
+        twins = self._twins.get(hash_)
+        if twins is None:
+            del self._by_hash[hash_]
+            return
+        if self._by_hash[hash_] == number:
+            self._by_hash[hash_] = twins.pop(0)
+        else:
+            twins.remove(number)
+        if not twins:
+            del self._twins[hash_]
+
+    def _lose_follower(self, number: int) -> None:
+        self._children_at[number] -= 1
+        if self._stamp_at[number] == _PASSED and not self._children_at[number]:
+            self._stamp_at[number] = self._oldest_stamp
+            self._oldest.append(number)
+
+    def _follow(self, number: int, change: int) -> None:
         """A follower of a block begins (1) or ceases (−1) to be held, or to precede a held one."""
-        while block is not None and block.hash != NO_HASH:
-            before = block.live
-            block.live += change
-            if block.refs or (before and block.live):
+        claims_at = self._claims_at
+        while True:
+            before = claims_at[number]
+            after = claims_at[number] = before + change * _LIVE
+            if before & _REFS or (before and after):
                 return
             self._num_kept += change
-            block = block.parent
+            number = self._parent_at[number]
 
     def _needed(self, matched: Ids) -> int:
         """Evictable blocks that would not be if ``matched`` ones were retained."""
         seen = set[int]()
         for number in matched.tolist():
-            block = self._blocks.get(number)
-            while block and block.hash and not (block.refs or block.live or block.number in seen):
-                seen.add(block.number)
-                block = block.parent
+            while self._stamp_at[number] and not self._claims_at[number] and number not in seen:
+                seen.add(number)
+                number = self._parent_at[number]  # noqa: PLW2901
         return len(seen)
 
-    def _note(self, number: int) -> Block:
-        """A block with one holder gets a record."""
-        block = self._blocks[number] = Block(number)
-        self._mark_at[number] = number + self.num_blocks
-        return block
+    def _note(self, row: Ids) -> None:
+        """Blocks with one holder and no hash get claims."""
+        self._claims[row] = 1
+        self._mark[row] = row + self.num_blocks
 
-    def _check_holders(self, row: Ids, numbers: list[int], known: list[Block | None]) -> None:
+    def _are_chain(self, row: Ids, claims: bytes) -> bool:
+        """Whether registered blocks follow each other, and their claims are the last of some.
+
+        Then they are in the pool and distinct, too.
+        """
+        try:
+            return (
+                row.size > 0
+                and row.item(-1) >= 0
+                and self._hash_at[row.item(0)] != NO_HASH
+                and claims.endswith(self._claims[row].tobytes())
+                and row.tobytes().startswith(self._parent[row].tobytes()[8:])
+            )
+        except IndexError:
+            return False
+
+    def _check_holders(self, row: Ids, refs: Ids) -> None:
         """Refuse blocks that have fewer holders than times they are named."""
-        plain = self._are_plain(row) if None in known else []
-        refs = [block.refs if block else plain[at] for at, block in enumerate(known)]
-        if not all(refs):
+        if not refs.all():
             raise self._refusal(row, "not all are held")
-        if len(set(numbers)) < len(numbers):
-            counts = Counter(numbers)
-            if any(counts[number] > count for number, count in zip(numbers, refs, strict=True)):
-                raise self._refusal(row, "one is named twice and has fewer holders")
+        counts = Counter(numbers := row.tolist())
+        if len(counts) < row.size and any(
+            counts[number] > count for number, count in zip(numbers, refs.tolist(), strict=True)
+        ):
+            raise self._refusal(row, "one is named twice and has fewer holders")
 
-    def _are_plain(self, row: Ids) -> list[bool]:
+    def _are_plain(self, row: Ids) -> NDArray[np.bool_]:
         """Which blocks have one holder and no hash; ``NotOwner`` beyond the pool."""
-        found: list[bool] = (self._mark[self._in_pool(row)] == row).tolist()
-        return found
+        return self._mark[self._in_pool(row)] == row
 
     def _refs(self, number: int) -> int:
-        block = self._blocks.get(number)
-        if block is not None:
-            return block.refs
-        return int(0 <= number < self.num_blocks and self._mark_at[number] == number)
+        if not 0 <= number < self.num_blocks:
+            return 0
+        return self._claims_at[number] & _REFS or int(self._mark_at[number] == number)
 
-    def _check_known(self, numbers: Iterable[int], ids: Ids) -> None:
-        if not all(map(self.has_content, numbers)):
-            raise self._refusal(ids, "not all are held or cached")
+    def _check_known(self, row: Ids) -> NDArray[np.bool_]:
+        """Which blocks have one holder and no hash; ``NotOwner`` if one is neither held nor cached."""
+        plain = self._are_plain(row)
+        if not (plain | ((self._claims[row] | self._hash[row]) != 0)).all():
+            raise self._refusal(row, "not all are held or cached")
+        return plain
 
     def _unmark(self, row: Ids) -> bool:
         """Mark blocks as free; False, and nothing changed, unless each has one holder, no hash."""

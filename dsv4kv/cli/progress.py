@@ -133,8 +133,9 @@ class Redrawn:
     """What is drawn anew in a terminal; elsewhere a line every ten seconds, and the last."""
 
     def __init__(self, console: Console, *, transient: bool = False) -> None:
-        """With ``transient`` nothing is left of it at the end."""
-        self._console, self._shown_s = console, float("-inf")
+        """With ``transient`` nothing is left of it at the end, and no line comes at once."""
+        self._console = console
+        self._shown_s = monotonic() if transient else float("-inf")
         self._live = Live(console=console, auto_refresh=False, transient=transient)
 
     def __enter__(self) -> Self:

@@ -391,10 +391,6 @@ _SPECULATION = (
 _POLICY = (
     f"Other eviction policies, simulated at every capacity: {listed(POLICIES | OFFLINE_POLICIES)}."
 )
-_SAMPLE = (
-    "Simulate policies on this share of the prompt families (0.2), with an interval for every "
-    "number; 1 simulates everything. Left out: a sample only where the whole would take long."
-)
 _MEMORY = (
     "Read a trace that does not fit: keep so much of it (1GiB), and estimate hits from some of "
     "its blocks, each with a 95 % interval. Only the curve: strategies, rules and policies need "
@@ -422,7 +418,6 @@ def mrc(
     rule: Annotated[Text, option(_RULE, "NAMES")] = None,
     speculation: Annotated[str, option(_SPECULATION, "NAMES", rare=True)] = "none",
     policy: Annotated[Text, option(_POLICY, "NAMES")] = None,
-    sample: Annotated[float | None, option(_SAMPLE, "SHARE", rare=True)] = None,
     memory: Annotated[Text, option(_MEMORY, "BYTES", rare=True)] = None,
     jobs: Annotated[int, option("Processes for the rules.", "N", "--jobs", "-j", min=1)] = 1,
     chunk_tokens: Annotated[
@@ -483,7 +478,6 @@ def mrc(
         chunk_tokens=parse_count(chunk_tokens),
         snap=not no_snap,
         arch=load_gpu(gpu).arch if gpu else None,
-        sample=sample,
         host_bytes=tuple(sorted(parse_bytes(one) for one in _names(host))),
     )
     with _watched_reading(f"reading {source}") as watch:
@@ -495,7 +489,6 @@ def mrc(
                 "--policy": question.policies,
                 "--host": question.host_bytes,
                 "--block-tokens": question.block_tokens,
-                "--sample": question.sample,
             }
             for name in (name for name, value in whole.items() if value):
                 raise ConfigError(

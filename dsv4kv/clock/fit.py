@@ -25,24 +25,18 @@ from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.core.clock import VirtualClock
 from dsv4kv.core.linear import COUNTS
-from dsv4kv.core.scheduler import Scheduler
 from dsv4kv.core.served import Served
 from dsv4kv.engines.names import FAMILIES
 from dsv4kv.errors import ConfigError
 from dsv4kv.replay.build import Parts, Wiring, build_replay, find_parts
-from dsv4kv.replay.outcome import Outcome
 
 
 @dataclass(frozen=True)
 class Spent:
-    """What took time; the last column is what a server waited for the next request.
+    """What took time to first tokens, of further ones and in the whole run.
 
-    In a closed loop that is clients' time, counted in times of a client; else it is in seconds.
-
-    Attributes:
-        ttft: float64[requests, COUNTS + 1]: from a request's arrival to its first token.
-        tpot: float64[requests, COUNTS + 1]: for each further token.
-        whole: float64[COUNTS + 1]: from the first arrival to the last token.
+    float64[requests, COUNTS + 1] and [COUNTS + 1]; the last column is what a server waited for
+    the next request, in a closed loop in times of a client, else in seconds.
     """
 
     ttft: Floats
@@ -68,7 +62,6 @@ def _waiting_s(run: Measured, times: ModelTimes) -> float:
 
 
 def _percentile(ordered: Floats, share: float) -> float:
-    """As ``np.percentile`` of values in ascending order."""
     place = share / 100 * (len(ordered) - 1)
     before = int(place)
     after = min(before + 1, len(ordered) - 1)
@@ -83,33 +76,15 @@ def quantities_of(run: Measured) -> tuple[list[str], Floats]:
 
 
 class _Moments:
-    """Watches a scheduler: what had been counted whenever time had passed."""
+    """What had been counted whenever time had passed."""
 
-    def __init__(self, outcome: Outcome) -> None:
-        self._outcome = outcome
+    def __init__(self) -> None:
         self.instants, self.counted = [0.0], [[0.0] * (len(COUNTS) + 1)]
-        self.requests: list[tuple[float, float, float, int]] = []
 
-    def stepped(self, scheduler: Scheduler) -> None:
-        self._outcome.stepped(scheduler)
-        self._take(scheduler.clock)
-
-    def _take(self, clock: VirtualClock) -> None:
+    def take(self, clock: VirtualClock) -> None:
+        """Look at the clock."""
         self.instants.append(clock.now_s)
         self.counted.append([*map(float, clock.done.counts), clock.idle_s])
-
-    def finish(self, served: Served) -> None:
-        self._outcome.finish(served)
-        assert served.first_token_s is not None
-        assert served.finished_s is not None
-        moments = served.arrival_s, served.first_token_s, served.finished_s
-        self.requests.append((*moments, served.output_tokens))
-
-    def reject(self, served: Served, reason: str) -> None:
-        raise ConfigError(
-            f"a request of {served.input_tokens:,} and {served.output_tokens:,} tokens cannot be "
-            f"served by this configuration ({reason}): give the server's own settings by --set."
-        )
 
     def at(self, moments: Sequence[float]) -> Floats:
         """What had been counted at some moments: float64[n, COUNTS + 1]."""
@@ -119,12 +94,7 @@ class _Moments:
 
 @dataclass(frozen=True)
 class Scene:
-    """A measured run and the deployment that it was measured on.
-
-    Attributes:
-        run: The run.
-        config: The deployment, as a replay of the run.
-    """
+    """A measured run, and the deployment that it was measured on as a replay of the run."""
 
     run: Measured
     config: ReplayConfig
@@ -148,35 +118,42 @@ class Scene:
 
     def count(self, times: ModelTimes) -> Spent:
         """Replay the run by some coefficients, and count."""
-        seen = list[_Moments]()
-
-        def observe(outcome: Outcome) -> _Moments:
-            seen.append(_Moments(outcome))
-            return seen[0]
-
-        wiring = Wiring(parts=replace(self.parts, times=times), observe=observe)
-        made = build_replay(self.config, self.run.requests, wiring=wiring)
-        made.scheduler.run()
-        rows = [row for row in seen[0].requests if row[3] > 1]
+        wiring = Wiring(parts=replace(self.parts, times=times))
+        scheduler = build_replay(self.config, self.run.requests, wiring=wiring).scheduler
+        seen, scheduler.ended = _Moments(), list[Served]()
+        clock, steps = scheduler.clock, 0
+        while scheduler.turn():
+            if clock.steps > steps:  # it may have waited
+                seen.take(clock)
+            steps = clock.steps
+        rows = [_moments_of(served) for served in scheduler.ended]
+        last_s = max(row[2] for row in rows)
+        rows = [row for row in rows if row[3] > 1]
         if not rows:
             raise ConfigError(f"{self.run.name}: no request has a second token: nothing to fit.")
-        arrived, first, last = (seen[0].at([row[i] for row in rows]) for i in range(3))
+        arrived, first, last = (seen.at([row[i] for row in rows]) for i in range(3))
         further = np.array([row[3] - 1 for row in rows], dtype=float)[:, None]
-        (whole,) = seen[0].at([max(row[2] for row in seen[0].requests)])
+        (whole,) = seen.at([last_s])
         spent = first - arrived, (last - first) / further, whole
         for each in spent:
             each[..., -1] /= _waiting_s(self.run, times)
         return Spent(*spent)
 
 
+def _moments_of(served: Served) -> tuple[float, float, float, int]:
+    """When a request came, had its first token and ended, and its tokens."""
+    if served.finished_s is None or served.first_token_s is None:
+        raise ConfigError(
+            f"a request of {served.input_tokens:,} and {served.output_tokens:,} tokens cannot be "
+            "served by this configuration: give the server's own settings by --set."
+        )
+    return served.arrival_s, served.first_token_s, served.finished_s, served.output_tokens
+
+
 def open_scenes(
     config: str | None, overrides: Sequence[str], runs: Sequence[Measured]
 ) -> list[Scene]:
-    """Every run as a replay of a deployment.
-
-    Raises:
-        ConfigError: A setting that is none, or a deployment that cannot be.
-    """
+    """Every run as a replay of a deployment; raises ``ConfigError``."""
     return [Scene(run, _deployment(config, overrides, run)) for run in runs]
 
 
@@ -243,14 +220,7 @@ known, that are those of something else: on public servers they are off by less 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A coefficient.
-
-    Attributes:
-        name: Of ``Coefficients``.
-        value: As fitted.
-        before: As it was known of the GPU.
-        error: Standard error of its logarithm.
-    """
+    """A coefficient as fitted, as known of the GPU, and the standard error of its logarithm."""
 
     name: str
     value: float
@@ -265,15 +235,10 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Compared:
-    """A time that was measured.
+    """A measured ``ttft``, ``tpot`` or ``throughput`` of a run, and predictions of it.
 
-    Attributes:
-        run: Of which run.
-        quantity: ``ttft``, ``tpot`` or ``throughput``.
-        share: Its percentile; NaN for means and whole runs.
-        measured_s: Seconds, as measured.
-        fitted_s: By the fitted coefficients.
-        left_out_s: By those fitted on all other runs; None where there are too few.
+    ``share`` is its percentile, NaN for means and whole runs; ``left_out_s`` is by coefficients
+    fitted on all other runs, None where there are too few.
     """
 
     run: str
@@ -286,14 +251,9 @@ class Compared:
 
 @dataclass(frozen=True)
 class Fit:
-    """What came of it.
+    """Fitted coefficients, each with its error, and every measurement with its prediction.
 
-    Attributes:
-        coefficients: To be used from now on.
-        estimates: Each of them, with its error.
-        compared: Every measurement with its prediction.
-        assumed: What no file says of its runs, in words.
-        doubts: Why these are no coefficients to be used, in sentences; empty where they are.
+    ``assumed`` is what no file says of its runs; ``doubts`` are why they cannot be used.
     """
 
     coefficients: Coefficients
@@ -371,13 +331,11 @@ def _doubts(fitted: Sequence[Compared], known: Sequence[Compared]) -> tuple[str,
 
 
 def _near(one: Coefficients, other: Coefficients) -> bool:
-    """Whether two differ by less than repeats of a run do."""
     pairs = [(getattr(one, name), getattr(other, name)) for name in FITTED]
     return all(abs(a - b) <= _SETTLED * b for a, b in pairs)
 
 
 def _between(one: Coefficients, other: Coefficients) -> Coefficients:
-    """Half way from one to the other."""
     means = {name: math.sqrt(getattr(one, name) * getattr(other, name)) for name in FITTED}
     return one.model_copy(update=means)
 
@@ -405,13 +363,11 @@ def _fit(
 
 
 def _moved(before: Coefficients, steps: Floats) -> Coefficients:
-    """Coefficients whose logarithms are so much larger."""
     values = {n: _known(before, n) * float(np.exp(x)) for n, x in zip(FITTED, steps, strict=True)}
     return before.model_copy(update=values)
 
 
 def _error(scene: Scene, quantity: str) -> float:
-    """How far replay and run may differ, times what repeats of a run do."""
     if scene.run.concurrency == 1:
         return 1.0
     return _QUEUED_TTFT if quantity == "ttft" else _QUEUED
@@ -462,7 +418,6 @@ def _slopes(residuals: Callable[[Floats], Floats], steps: Floats, now: Floats) -
 def _estimates(
     scenes: Sequence[Scene], spent: Sequence[Spent], before: Coefficients, fitted: Coefficients
 ) -> list[Estimate]:
-    """Every coefficient with the error that the data leaves it."""
     zero = np.zeros(len(FITTED))
 
     def residuals(steps: Floats) -> Floats:

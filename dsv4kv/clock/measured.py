@@ -35,7 +35,6 @@ class Measured:
 
     Attributes:
         name: File and line.
-        engine: ``sglang`` or ``vllm``.
         requests: What was sent, in order; arrivals where they came by themselves.
         assumed: What of them is not in the file, in words; empty if nothing is.
         concurrency: Most at once; None where requests came by themselves.
@@ -54,19 +53,9 @@ class Measured:
     latencies: Sequence[tuple[str, float, float]]
     accepted: float | None
 
-    @property
-    def output_tokens(self) -> int:
-        """Generated in all."""
-        return sum(request.output_tokens for request in self.requests)
-
 
 def read_results(paths: Sequence[Path]) -> list[Measured]:
-    """All runs of some files.
-
-    Raises:
-        RecordError: A file cannot be read, is no such result, has nothing to compare with, or a
-            run is there twice.
-    """
+    """All runs of some files; raises ``RecordError``, also where a run is there twice."""
     found = [run for path in paths for run in read_runs(path)]
     if not found:
         raise RecordError("no run of a benchmark is in these files: give results of one.")
@@ -81,11 +70,7 @@ def read_results(paths: Sequence[Path]) -> list[Measured]:
 
 
 def read_runs(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every run of a file as it was written, with the name of the file and its line.
-
-    Raises:
-        RecordError: The file cannot be read, or has something else in it.
-    """
+    """Every run of a file as it was written, named by file and line; raises ``RecordError``."""
     try:
         text = read_document(path).decode()
     except (OSError, UnicodeDecodeError) as error:
@@ -195,7 +180,6 @@ def _finite(value: Any) -> TypeGuard[float]:
 
 
 def _number(given: Mapping[str, Any], *keys: str) -> float | None:
-    """The first that is a finite number above 0."""
     for key in keys:
         value = given.get(key)
         if _finite(value) and value > 0:
@@ -274,7 +258,6 @@ def _lengths(
 def _by_request(
     given: Mapping[str, Any], kept: Sequence[int], requests: Sequence[Request]
 ) -> Iterator[tuple[str, float, float]]:
-    """Percentiles of what every request took."""
     ttfts, itls, outputs = (given.get(key) for key in ("ttfts", "itls", "output_lens"))
     if isinstance(ttfts, list) and kept:
         values = np.array([ttfts[place] for place in kept], dtype=float)

@@ -126,15 +126,22 @@ class Tables(NamedTuple):
             attend, operations, keys that a step reads once for all its tokens.
         shared: int64[n]: these keys of one step.
         visible: int64[n]: bytes that a prompt chunk reads that ends there.
-        chunk_bytes: Bytes that a prompt chunk writes, from one token to another.
+        grown: int64[n]: bytes that prompt chunks write up to there.
+        kept: int64[m]: those of the last tokens of a chunk, by how many it has.
         weight_bytes: Weights that a step of so many tokens reads.
     """
 
     sums: Ints
     shared: Ints
     visible: Ints
-    chunk_bytes: Callable[[int, int], int]
+    grown: Ints
+    kept: Ints
     weight_bytes: Callable[[int], int]
+
+    def chunk_bytes(self, before: int, after: int) -> int:
+        """Bytes that a prompt chunk writes, and reads to write them."""
+        kept = self.kept.item(min(after - before, len(self.kept) - 1))
+        return int(self.grown.item(after) - self.grown.item(before) + kept)
 
 
 Span = tuple[int, int]
@@ -213,11 +220,11 @@ class VirtualClock:
             contexts: Tokens that these see, summed over them.
             chunks: Prompt chunks in it.
         """
-        together = tokens
+        together, tables = tokens, self._tables
         for _, (before, after) in chunks:
             together += after - before
-            self._decoded[0] += self._tables.chunk_bytes(before, after)
-            self._gathers += self._tables.visible.item(after)
+            self._decoded[0] += tables.chunk_bytes(before, after)
+            self._gathers += tables.visible.item(after)
             self._decoded[4] += self._sums.item(after, 4) - self._sums.item(before, 4)
         self.steps += 1
         if together not in self._weigh:
@@ -296,8 +303,8 @@ class VirtualClock:
         return self._timer.seconds(self.counts) + copies_s
 
 
-def _no_keys() -> Ints:
-    return np.zeros(0, np.int64)
+def _no_keys() -> list[int]:
+    return []
 
 
 def _prompts(chunks: Sequence[tuple[Served, Span]]) -> tuple[int, int, int]:

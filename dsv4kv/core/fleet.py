@@ -10,10 +10,9 @@ from collections import deque
 from collections.abc import Container, Sequence
 from itertools import islice
 
-from dsv4kv.core.contract import Below
-from dsv4kv.core.request import Hit
-from dsv4kv.core.scheduler import Observer, Scheduler
-from dsv4kv.core.served import NEVER, Served
+from dsv4kv.core.prompts import Below
+from dsv4kv.core.scheduler import Scheduler
+from dsv4kv.core.served import NEVER, Hit, Served
 
 
 class Asked:
@@ -140,7 +139,7 @@ class Journal:
     A cache without tiers does not report evictions where an engine's rule is replayed.
     """
 
-    def __init__(self, below: Below) -> None:
+    def __init__(self, below: Below | None) -> None:
         self._below = below
         self._announced: dict[int, int] = {}  # blocks, by number of the request
         self.stored: list[int] = []
@@ -149,28 +148,31 @@ class Journal:
     @property
     def fetches(self) -> bool:
         """As below."""
-        return self._below.fetches
+        return self._below is not None and self._below.fetches
 
     def fetch(self, served: Served, found: int, usable: int) -> None:
         """As below."""
-        self._below.fetch(served, found, usable)
+        if self._below is not None:
+            self._below.fetch(served, found, usable)
 
     def restore(self, served: Served, hit: Hit, usable: int) -> Hit:
         """As below."""
-        return self._below.restore(served, hit, usable)
+        return hit if self._below is None else self._below.restore(served, hit, usable)
 
     def offer(self, served: Served, blocks: int, tails: Sequence[int]) -> None:
         """Blocks are cached."""
         before = self._announced.get(served.number, 0)
         if blocks > before:
-            self.stored.extend(served.keys[before:blocks].tolist())
+            self.stored.extend(served.keys[before:blocks])
             self._announced[served.number] = blocks
-        self._below.offer(served, blocks, tails)
+        if self._below is not None:
+            self._below.offer(served, blocks, tails)
 
     def forget(self, blocks: Sequence[int], tails: Sequence[int]) -> None:
         """Blocks are evicted."""
         self.evicted.extend(blocks)
-        self._below.forget(blocks, tails)
+        if self._below is not None:
+            self._below.forget(blocks, tails)
 
     def end(self, number: int) -> None:
         """A request has ended."""
@@ -183,8 +185,8 @@ class Report:
     def __init__(self, time_s: float, scheduler: Scheduler, journal: Journal | None) -> None:
         self.time_s = time_s
         self.waiting, self.running = len(scheduler.waiting), scheduler.in_slots
-        ledger = scheduler.ledger
-        self.usage: float = (ledger.total - ledger.available) / ledger.total
+        cache = scheduler.cache
+        self.usage: float = (cache.total - cache.available) / cache.total
         self.stored: list[int] = []
         self.evicted: list[int] = []
         if journal is not None:
@@ -195,12 +197,11 @@ class Report:
 class Endpoint:
     """Where a router sends requests to; feeds a scheduler and watches it.
 
-    It is the ``Source`` and the ``Observer`` of the scheduler, and covers the tiers below.
+    It is the ``Source`` of the scheduler, and covers the tiers below.
 
     Attributes:
         served: Requests that it was sent, in their order.
         ended: Requests that ended or were rejected since this was last emptied.
-        outcome: Collects what happens, too; None where nobody reads it.
         journal: What is stored and evicted; None where the router does not look.
     """
 
@@ -213,7 +214,6 @@ class Endpoint:
         """
         self.served: list[Served] = []
         self.ended: list[Served] = []
-        self.outcome: Observer | None = None
         self.journal: Journal | None = None
         self._prefix, self._blocks = "prefix" in looks, "blocks" in looks
         self._load = "load" in looks
@@ -232,7 +232,7 @@ class Endpoint:
         self._in_use = InUse()
         self._cached: set[int] = set()
 
-    def cover(self, below: Below) -> Below:
+    def cover(self, below: Below | None) -> Below | None:
         """What stands between the cache and its tiers."""
         if not self._prefix:
             return below
@@ -242,8 +242,9 @@ class Endpoint:
     def run_by(self, scheduler: Scheduler, *, peeks: bool) -> None:
         """Set who serves; ``peeks`` where its cache does not report all that it evicts."""
         self._scheduler, self._peeks = scheduler, peeks
+        scheduler.ended = list[Served]()
 
-    # ---- the scheduler's source and observer ----------------------------------------------------
+    # ---- the scheduler's source -----------------------------------------------------------------
 
     @property
     def next_s(self) -> float:
@@ -253,30 +254,6 @@ class Endpoint:
     def take(self, now_s: float, in_flight: int) -> Served | None:
         """The next request if it has come."""
         return self._feed.popleft() if self._feed and self._feed[0].arrival_s <= now_s else None
-
-    def reject(self, served: Served, reason: str) -> None:
-        """A request can never be served."""
-        if self.outcome is not None:
-            self.outcome.reject(served, reason)
-        self._end(served)
-
-    def finish(self, served: Served) -> None:
-        """A request has all its tokens."""
-        if self.outcome is not None:
-            self.outcome.finish(served)
-        self._end(served)
-
-    def stepped(self, scheduler: Scheduler) -> None:
-        """Steps have been taken."""
-        if self.outcome is not None:
-            self.outcome.stepped(scheduler)
-
-    def _end(self, served: Served) -> None:
-        self.ended.append(served)
-        assert self._scheduler is not None
-        self._ends.append((self._scheduler.clock.now_s, served.number))
-        if self.journal is not None:
-            self.journal.end(served.number)
 
     # ---- its turns ------------------------------------------------------------------------------
 
@@ -290,10 +267,18 @@ class Endpoint:
         """Take a turn, or wait up to ``until_s``; returns when there is something to do next."""
         scheduler = self._scheduler
         assert scheduler is not None
-        if not scheduler.turn(until_s):
+        moved = scheduler.turn(until_s)
+        journal, ended = self.journal, scheduler.ended
+        if ended:
+            self.ended.extend(ended)
+            for served in ended:
+                self._ends.append((served.ended_s, served.number))
+                if journal is not None:
+                    journal.end(served.number)
+            ended.clear()
+        if not moved:
             self._quiet_s = scheduler.next_s
             return self._quiet_s
-        journal = self.journal
         if self._load or (journal is not None and (journal.stored or journal.evicted)):
             self._late.append(Report(scheduler.clock.now_s, scheduler, journal))
         self._quiet_s = scheduler.quiet_s

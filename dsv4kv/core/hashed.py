@@ -10,8 +10,9 @@ Source: vLLM 0.33, ``single_type_kv_cache_manager.py``, ``kv_cache_coordinator.p
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
+from dsv4kv.core.cache import EngineCache
 from dsv4kv.core.pool import BlockPool, Entry
-from dsv4kv.core.request import Generating, Hit
+from dsv4kv.core.served import Hit, Served
 
 UNBOUNDED_TOKENS = 1 << 40
 """Tokens of the one block of a ring: more than a request has."""
@@ -103,21 +104,17 @@ class Held:
         self.steady = False
 
 
-class HashedCache:
+class HashedCache(EngineCache):
     """A block pool with vLLM's groups; see the module.
 
     Attributes:
         pool: The blocks.
-        block_tokens: Tokens of a block of context.
         groups: Windows and states.
     """
 
-    per_shared = 1
-    windows = 0
-
     def __init__(
         self,
-        pool: BlockPool,
+        blocks: int,
         block_tokens: int,
         groups: list[Group],
         path_of: Callable[[int], tuple[list[int], list[int]]],
@@ -132,7 +129,7 @@ class HashedCache:
         """An empty cache.
 
         Args:
-            pool: Its blocks.
+            blocks: Blocks of its pool.
             block_tokens: Tokens of a block of context.
             groups: Windows and states.
             path_of: ``Held.path`` and ``Held.followed`` of a request.
@@ -145,11 +142,11 @@ class HashedCache:
                 fewer is none.
             step_tokens: Tokens of a decode step, drafts included.
         """
-        self.pool, self.block_tokens, self.groups = pool, block_tokens, groups
-        self.total = pool.total
+        super().__init__(blocks, block_tokens, chunk_tokens)
+        self.pool, self.groups = BlockPool(blocks), groups
+        self.replayed_tokens = replayed_tokens
         self._path_of, self._numbers = path_of, numbers
-        self._retention, self._chunk, self._drops = retention, chunk_tokens, drops
-        self._replayed, self._step = replayed_tokens, step_tokens
+        self._retention, self._drops, self._step = retention, drops, step_tokens
         self._parts = [part for group in groups for part in group.parts]
         for row, part in enumerate(self._parts, start=1):
             part.row = row * (numbers + 1)
@@ -158,6 +155,8 @@ class HashedCache:
         self._running: dict[int, Held] = {}
         self._asked = (-1, 0, 0)
         self._found = Hit(0, 0, 0)
+        self._read = -1
+        self._paths = list[int](), list[int]()
         self._most: list[int] = []  # most blocks in a decode step, by tokens
         self._needs: list[int] = []  # blocks that a decode step needs, by tokens in a period
         self._frees: list[int] = []  # blocks that it frees before
@@ -175,11 +174,6 @@ class HashedCache:
     def evicted(self) -> int:
         """Cached blocks evicted so far."""
         return self.pool.evicted
-
-    @property
-    def free(self) -> int:
-        """Blocks that hold nothing."""
-        return self.pool.uncached
 
     @property
     def cached(self) -> int:
@@ -203,19 +197,20 @@ class HashedCache:
 
     # ---- hits -----------------------------------------------------------------------------------
 
-    def peek(self, request: int, tokens: int) -> int:
-        """Blocks of context that a prompt of so many tokens would find."""
-        return self.find(request, tokens).found
-
     def find(self, request: int, tokens: int) -> Hit:
         """What a prompt would hit; looked up once for as long as nothing is cached or evicted."""
         asked = (request, tokens, self.pool.changes)
         if asked != self._asked:
-            path, followed = self._path_of(request)
+            path, followed = self._read_paths(request)
             self._asked = asked
             limit = (tokens - 1) // self.block_tokens
             self._found = Hit(*self._look_up(path, followed, limit))
         return self._found
+
+    def _read_paths(self, request: int) -> tuple[list[int], list[int]]:
+        if self._read != request:
+            self._read, self._paths = request, self._path_of(request)
+        return self._paths
 
     def _look_up(self, path: list[int], followed: list[int], limit: int) -> tuple[int, int, int]:
         cached = self.pool.cached
@@ -226,8 +221,8 @@ class HashedCache:
         if self._marking is None:
             if self._drops and not self.groups:
                 found = max(0, found - 1)
-            longer = self._replayed // self.block_tokens
-            resumed = found if found > longer or not self._replayed else 0
+            longer = self.replayed_tokens // self.block_tokens
+            resumed = found if found > longer or not self.replayed_tokens else 0
             return resumed, found, resumed
         resumed = found
         while resumed > 0 and not self._has_windows(path, followed, resumed):
@@ -256,7 +251,7 @@ class HashedCache:
         chunk = ", with windows and states of a chunk" if self.groups else ""
         return f"longer than all blocks together{chunk}"
 
-    def admits(self, request: int, tokens: int, step_tokens: int, promised: int = 0) -> bool:
+    def fits(self, request: int, tokens: int, promised: int, step_tokens: int) -> bool:
         """Whether a whole prompt has room now, and its first chunk of ``step_tokens`` at most."""
         resumed = self.find(request, tokens).resumed
         at = resumed * self.block_tokens
@@ -274,7 +269,7 @@ class HashedCache:
         blocks = -(-tokens // self.block_tokens) - resumed
         for group in self.groups:
             size = group.block_tokens
-            most = min(-(-tokens // size), -(-(group.seen + self._chunk) // size) + 1)
+            most = min(-(-tokens // size), -(-(group.seen + self.chunk_tokens) // size) + 1)
             before = at if group.cached else group.start(at)
             blocks += max(0, most - before // size)
         return blocks
@@ -289,7 +284,7 @@ class HashedCache:
         """Cached blocks of a hit that no request uses."""
         if not resumed:
             return 0
-        path, followed = self._path_of(request)
+        path, followed = self._read_paths(request)
         cached, idle = self.pool.cached, 0
         for number in path[:resumed]:
             idle += _idle_blocks(cached[number])
@@ -299,16 +294,12 @@ class HashedCache:
                 idle += _idle_blocks(cached[part.row + numbers[resumed - 1]])
         return idle
 
-    def fits(self, request: int, tokens: int, promised: int) -> bool:
-        """Whether a whole prompt has room now beside what is promised to others."""
-        return self.admits(request, tokens, self._chunk, promised)
-
     def begin(self, request: int, tokens: int) -> Hit:
         """Use what a prompt hits."""
         hit = self.find(request, tokens)
         resumed = hit.resumed
         pool, at = self.pool, resumed * self.block_tokens
-        path, followed = self._path_of(request)
+        path, followed = self._read_paths(request)
         held = Held(path, followed, at)
         for number in path[:resumed]:
             entry = pool.cached[number]
@@ -397,13 +388,17 @@ class HashedCache:
             if len(table.group.parts) > 1 and len(table.ends) > before + 1:
                 _sort_from(table, before)
 
-    def reserve(self, request: int, position: int) -> int:
+    def held(self, request: int) -> Held:
+        """Blocks of a running request."""
+        return self._running[request]
+
+    def reserve(self, held: Held, position: int) -> int:
         """Give a decoding request at ``position`` blocks for its next step.
 
         Blocks behind its windows are freed first, either way.  Returns the tokens at which it
         next needs or frees a block; -1 where there are too few.
         """
-        held, pool = self._running[request], self.pool
+        pool = self.pool
         if held.steady:
             place = position % self._period
             if held.slid < position:
@@ -440,7 +435,7 @@ class HashedCache:
             held.steady, held.slid = True, position
         return due
 
-    def decoded(self, due: Sequence[Generating]) -> None:
+    def decoded(self, due: Sequence[Served]) -> None:
         """Requests took a step: free what it reserved for drafts that were rejected."""
         for request in due:
             held = self._running[request.number]
@@ -451,32 +446,31 @@ class HashedCache:
     def take(self, blocks: int) -> None:
         """Nothing: ``reserve`` takes blocks of decoded tokens."""
 
-    def load(self, request: int, end: int) -> None:
-        """Take blocks for what a tier brings back of a prompt: context, and windows at ``end``."""
-        held = self._running[request]
-        held.loaded = at = held.position
-        size = self.block_tokens
-        blocks = -(-end // size) - -(-at // size)
+    def load(self, request: int, begin: int, end: int) -> None:
+        """Take blocks for what a tier brings back: context, and windows at ``end``."""
+        held, size = self._running[request], self.block_tokens
+        at, position = held.position, end * size
+        held.loaded = at
+        blocks = end - -(-at // size)
         for table in held.tables:
-            size, start = table.group.block_tokens, table.group.start(end)
+            size, start = table.group.block_tokens, table.group.start(position)
             before = -(-at // size) * size
             self._release(table, min(start, before))
             table.start = max(table.start, start)
-            blocks += -(-end // size) - max(before, start) // size
+            blocks += -(-position // size) - max(before, start) // size
         self.pool.get_new_blocks(blocks)
-        held.position = end
+        held.position = position
 
-    def loaded(self, request: int) -> None:
+    def loaded(self, request: int, begin: int, end: int, position: int) -> None:
         """What a tier brought back is there: cache it."""
-        held = self._running[request]
-        end, held.position = held.position, held.loaded
-        self._cache_context(held, end)
-        last = end // self.block_tokens
+        held, position = self._running[request], end * self.block_tokens
+        held.position = held.loaded
+        self._cache_context(held, position)
         kept = held.kept, held.kept_drafts
-        held.kept, held.kept_drafts = ([last] if last in places else [] for places in kept)
-        self._cache_windows(held, end)
+        held.kept, held.kept_drafts = ([end] if end in places else [] for places in kept)
+        self._cache_windows(held, position)
         held.kept, held.kept_drafts = kept
-        held.position = held.prompt = end
+        held.position = held.prompt = position
 
     def end(self, request: int, decoded_blocks: int = 0, position: int = 0) -> int:
         """Free everything, context first, last blocks first; returns the blocks that it cached."""
@@ -577,24 +571,15 @@ class HashedCache:
         grown = periods * (self._period // self.block_tokens)
         return self._most[tokens - 1 - periods * self._period] + grown + self._rings
 
-    # ---- one request after the other ------------------------------------------------------------
-
-    def serve(self, request: int, tokens: int) -> Hit | None:
-        """Compute a prompt alone and free it; returns what it hit, None where it cannot run."""
-        hit = self.find(request, tokens)
-        size, chunk = self.block_tokens, self._chunk
-        begin = hit.resumed * size - (self._replayed if hit.resumed else 0)
-        ends = [*range(begin + chunk, tokens, chunk), tokens]
-        before = hit.resumed * size
-        for end in ends:
+    def refuses_alone(self, request: int, tokens: int) -> bool:
+        """Whether a prompt has no room even where no other request runs."""
+        resumed = self.find(request, tokens).resumed
+        before = resumed * self.block_tokens
+        for end in self.chunk_ends(self.computed_from(resumed), tokens):
             if self._held_between(before, end) > self.total:
-                return None
+                return True
             before = end
-        self.begin(request, tokens)
-        for end in ends:
-            self.compute(request, end)
-        self.end(request)
-        return hit
+        return False
 
     def _held_between(self, begin: int, end: int) -> int:
         """Blocks that a prompt holds while it is computed from ``begin`` to ``end``."""

@@ -2,11 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
-from dsv4kv.core.request import Hit
-from dsv4kv.core.served import Served
+from dsv4kv.core.served import Hit, Served
 
 REASONS = (
     "alignment",
@@ -70,7 +66,7 @@ class ReuseTally:
         draft_needs: tuple[int, int] = (0, 0),
         uncovered_tokens: int = 1,
     ) -> None:
-        """``runs_of``: first id and length of every run of a prompt's ids."""
+        """``runs_of``: first id and length of every run of ids that are no plain list."""
         self.shared_tokens, self.uncovered_tokens = shared_tokens, uncovered_tokens
         self.draft_needs = draft_needs
         self.requests = self.prompt_tokens = self.prompt_blocks = 0
@@ -83,7 +79,7 @@ class ReuseTally:
     def store(self, served: Served, count: int) -> None:
         """Remember that the first ``count`` blocks of a prompt were cached once."""
         if count > served.stored:
-            self._pending.difference_update(served.keys[served.stored : count].tolist())
+            self._pending.difference_update(served.keys[served.stored : count])
             served.stored = count
 
     def count(self, served: Served, hit: Hit) -> None:
@@ -102,7 +98,7 @@ class ReuseTally:
         reach = max(hit.resumed, min(usable, alike))
         known = min(seen, len(keys))
         served.stored = self._count_stored(keys, known)
-        self._pending.update(keys[known:].tolist())
+        self._pending.update(keys[known:])
         stored, found = min(served.stored, reach), min(hit.found, reach)
         marked = min(hit.marked, reach)
         lost = self.lost
@@ -124,13 +120,30 @@ class ReuseTally:
 
     def _see(self, served: Served) -> int:
         """Tokens of a prompt that an earlier one had, as far as ids show; now it was seen, too."""
-        starts, counts = self._runs_of(served.ids)
+        ids = served.ids
+        if isinstance(ids, (tuple, list)):
+            starts, counts = _list_runs(ids)
+        else:
+            starts, counts = self._runs_of(ids)
         known = self._seen.add(starts, counts)
         return min(known * served.id_tokens, served.input_tokens)
 
-    def _count_stored(self, keys: NDArray[np.int64], seen: int) -> int:
+    def _count_stored(self, keys: list[int], seen: int) -> int:
         """Of the leading keys seen, those that were stored: none without those before it."""
         pending = self._pending
-        while seen and keys.item(seen - 1) in pending:
+        while seen and keys[seen - 1] in pending:
             seen -= 1
         return seen
+
+
+def _list_runs(ids: Sequence[int]) -> tuple[list[int], list[int]]:
+    """First id and length of every run of ids that count up."""
+    starts, counts, following = list[int](), list[int](), -1
+    for number in ids:
+        if counts and number == following:
+            counts[-1] += 1
+        else:
+            starts.append(number)
+            counts.append(1)
+        following = number + 1
+    return starts, counts

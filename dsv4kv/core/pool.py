@@ -19,7 +19,7 @@ class Entry:
         blocks: Number of blocks.
         refs: Requests that use it.
         after: Blocks of the whole entry that follow these.
-        whole: The entry that it is a piece of; itself where it is none.
+        whole: The entry that it is a piece of; None where it is none, or that entry itself.
         pieces: All pieces; empty where it has not been split.
         copy: The next younger entry of the same key.
         found: Whether it is in ``BlockPool.cached`` or a ``copy`` of one that is.
@@ -34,12 +34,15 @@ class Entry:
         self.blocks = blocks
         self.refs = 1
         self.after = 0
-        self.whole: Entry = self
-        self.pieces: list[Entry] = []
+        self.whole: Entry | None = None  # no cycle: it is freed as soon as it is evicted
+        self.pieces = _NO_PIECES
         self.copy: Entry | None = None
         self.found = True
         self.before: Entry | None = None  # in the free queue
         self.behind: Entry | None = None
+
+
+_NO_PIECES: list[Entry] = []
 
 
 class BlockPool:
@@ -87,7 +90,7 @@ class BlockPool:
         while blocks > 0:
             entry = self._front.behind
             assert entry is not None
-            self._forget(entry.whole)
+            self._forget(entry if entry.whole is None else entry.whole)
             if entry.blocks > blocks:  # the others stay, of no use, until they are evicted too
                 entry.blocks -= blocks
                 return

@@ -4,18 +4,17 @@ vLLM preempts the last admitted request until the others have their blocks, SGLa
 with the least output, and the toolkit's own rule pauses the youngest, which keep their blocks.
 """
 
-from collections.abc import Sequence
 from itertools import accumulate, takewhile
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from dsv4kv.core.hashed import HashedCache
+from dsv4kv.core.hashed import HashedCache, Held
 from dsv4kv.core.served import Served, insert_by_age
 
 if TYPE_CHECKING:
     from dsv4kv.core.scheduler import Scheduler
 
 
-class Preemption(Protocol):
+class Preemption:
     """Makes room for the next step.
 
     Attributes:
@@ -24,8 +23,10 @@ class Preemption(Protocol):
             admits none in that step.
     """
 
-    paused: list[Served]
-    preempted: bool
+    def __init__(self, scheduler: "Scheduler") -> None:
+        self.paused: list[Served] = []
+        self.preempted = False
+        self._scheduler = scheduler
 
     def settle(self) -> None:
         """Before a step: see to it that all that decode have the blocks for it."""
@@ -33,8 +34,9 @@ class Preemption(Protocol):
     def make_room(self) -> None:
         """No request runs: the oldest paused one must be able to resume next."""
 
-    def promised(self, served: Served, begun: Sequence[Served]) -> int:
+    def promised(self, served: Served, begun: list[Served]) -> int:
         """Blocks that must be left when a request begins; ``begun`` do not decode yet."""
+        return 0
 
     def stepped(self, steps: int) -> None:
         """Steps without prompts were taken."""
@@ -44,27 +46,22 @@ class Preemption(Protocol):
 
     def goes_on(self, served: Served, position: int) -> bool:
         """Whether a prompt has blocks up to a position; else it was preempted."""
+        return True
 
 
-class Pauses:
-    """Pauses the youngest requests when blocks run out.
-
-    Attributes:
-        paused: Requests that keep their blocks and do not run, oldest first.
-    """
-
-    preempted = False
+class Pauses(Preemption):
+    """Pauses the youngest requests when blocks run out."""
 
     def __init__(self, scheduler: "Scheduler", most_blocks: int) -> None:
         """``most_blocks``: what paused requests may keep for themselves."""
-        self.paused: list[Served] = []
-        self._scheduler, self._most_blocks = scheduler, most_blocks
+        super().__init__(scheduler)
+        self._most_blocks = most_blocks
 
     def settle(self) -> None:
         """Pause requests that lack blocks, preempt what may not keep its own, resume others."""
         scheduler = self._scheduler
         lacking = scheduler.lacking()
-        missing = sum(lacking.values()) - scheduler.ledger.available
+        missing = sum(lacking.values()) - scheduler.cache.available
         if missing > 0:
             for served in sorted(lacking, key=lambda each: -each.number):
                 if missing <= 0:
@@ -83,27 +80,17 @@ class Pauses:
 
     def make_room(self) -> None:
         """No request runs: the oldest paused one must be able to resume next."""
-        if self._scheduler.lacks(self.paused[0]) > self._scheduler.ledger.available:
+        if self._scheduler.lacks(self.paused[0]) > self._scheduler.cache.available:
             assert len(self.paused) > 1, "a request does not fit although it is alone"
             self._start_again()
 
-    def promised(self, served: Served, begun: Sequence[Served]) -> int:
+    def promised(self, served: Served, begun: list[Served]) -> int:
         """What decodes needs for the next step."""
         return sum(self._scheduler.lacking().values())
 
-    def stepped(self, steps: int) -> None:
-        """Nothing is expected."""
-
-    def idle(self) -> None:
-        """Nothing is expected."""
-
-    def goes_on(self, served: Served, position: int) -> bool:
-        """Prompts have their blocks from the beginning."""
-        return True
-
     def _staying_blocks(self) -> int:
         """Blocks that those hold for themselves that could not resume now."""
-        per_shared = self._scheduler.ledger.per_shared
+        per_shared = self._scheduler.cache.per_shared
         staying = self.paused[self._able() :]
         return sum([each.blocks - each.committed * per_shared for each in staying])
 
@@ -118,7 +105,7 @@ class Pauses:
         if not self.paused:
             return 0
         scheduler = self._scheduler
-        left = scheduler.ledger.available - sum(scheduler.lacking().values())
+        left = scheduler.cache.available - sum(scheduler.lacking().values())
         needed = accumulate(map(scheduler.lacks, self.paused))
         return sum(1 for _ in takewhile(lambda blocks: blocks <= left, needed))
 
@@ -127,7 +114,7 @@ FIRST_RATIO, LEAST_RATIO, DECAY_STEPS = 0.7, 0.7 * 0.14, 600
 _CLIPPED_TOKENS, _RETRACT_STEPS = 4096, 20
 
 
-class Retraction:
+class Retraction(Preemption):
     """SGLang's: retracts requests with the least output, and admits by what others may generate.
 
     ``new_token_ratio``, the share of the remaining output that admission reserves, starts at 0.7,
@@ -138,10 +125,8 @@ class Retraction:
     """
 
     def __init__(self, scheduler: "Scheduler") -> None:
-        self.paused: list[Served] = []
-        self.preempted = False
+        super().__init__(scheduler)
         self.ratio = FIRST_RATIO
-        self._scheduler = scheduler
 
     def settle(self) -> None:
         """Retract until the others have their blocks; the engine keeps the last one.
@@ -151,14 +136,14 @@ class Retraction:
         scheduler, self.preempted = self._scheduler, False
         lacking = scheduler.lacking()
         needed = sum(lacking.values())
-        if needed <= scheduler.ledger.available:
+        if needed <= scheduler.cache.available:
             return
         keeps = sorted(
             scheduler.decoding,
             key=lambda each: (each.output_tokens - each.left, -each.input_tokens),
             reverse=True,
         )
-        while needed > scheduler.ledger.available:
+        while needed > scheduler.cache.available:
             served = keeps.pop()
             needed -= lacking.pop(served, 0)
             scheduler.stop(served)
@@ -170,10 +155,7 @@ class Retraction:
             estimate = (done + _RETRACT_STEPS * len(scheduler.decoding)) / (most + 1)
             self.ratio = min(1.0, estimate)
 
-    def make_room(self) -> None:
-        """No request waits with blocks."""
-
-    def promised(self, served: Served, begun: Sequence[Served]) -> int:
+    def promised(self, served: Served, begun: list[Served]) -> int:
         """Blocks that must be left when a request begins, in addition to those of its prompt.
 
         What those that run may still generate, by the ratio; all that it may itself, and those
@@ -201,16 +183,12 @@ class Retraction:
         """Start again."""
         self.ratio = FIRST_RATIO
 
-    def goes_on(self, served: Served, position: int) -> bool:
-        """Prompts have their blocks from the beginning."""
-        return True
-
 
 def _may_generate(served: Served) -> int:
     return min(max(served.output_tokens - served.generated, 0), _CLIPPED_TOKENS)
 
 
-class LastAdmitted:
+class LastAdmitted(Preemption):
     """vLLM's: requests take blocks one after the other, and the last admitted gives way.
 
     Source: vLLM 0.33, ``v1/core/sched/scheduler.py``: ``schedule`` gives blocks to what runs in
@@ -218,9 +196,8 @@ class LastAdmitted:
     """
 
     def __init__(self, scheduler: "Scheduler", cache: HashedCache) -> None:
-        self.paused: list[Served] = []
-        self.preempted = False
-        self._scheduler, self._cache = scheduler, cache
+        super().__init__(scheduler)
+        self._cache = cache
 
     def settle(self) -> None:
         """Give those that decode blocks for the next step."""
@@ -230,7 +207,9 @@ class LastAdmitted:
         while place < len(decoding):
             served = decoding[place]
             if served.position >= served.due:
-                due = cache.reserve(served.number, served.position)
+                held = served.held
+                assert isinstance(held, Held)
+                due = cache.reserve(held, served.position)
                 if due < 0:
                     running = decoding[:place]
                     place -= self._preempt() in running
@@ -238,19 +217,6 @@ class LastAdmitted:
                 served.due = due
                 served.blocks = -(-(served.position + 1) // size)
             place += 1
-
-    def make_room(self) -> None:
-        """No request waits with blocks."""
-
-    def promised(self, served: Served, begun: Sequence[Served]) -> int:
-        """Nothing: those that run have theirs."""
-        return 0
-
-    def stepped(self, steps: int) -> None:
-        """Nothing is expected."""
-
-    def idle(self) -> None:
-        """Nothing is expected."""
 
     def goes_on(self, served: Served, position: int) -> bool:
         """Preempt until a prompt has blocks up to a position; False where it was preempted."""

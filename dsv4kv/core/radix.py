@@ -23,7 +23,8 @@ Source: SGLang 0.5.23, ``radix_cache.py``, ``unified_radix_cache.py`` (``checkpo
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 
-from dsv4kv.core.request import Generating, Hit
+from dsv4kv.core.cache import EngineCache
+from dsv4kv.core.served import Hit, Served
 from dsv4kv.errors import OutOfBlocks
 
 _UNBOUNDED_TOKENS = 1 << 40
@@ -93,20 +94,15 @@ class Running:
         self.begin = self.position = self.freed = self.branch = self.windows = 0
 
 
-class SglangCache:
-    """A tree of pages, and who runs in it; see ``EngineCache``.
+class SglangCache(EngineCache):
+    """A tree of pages, and who runs in it; see the module.
 
     Attributes:
         root: The tree's root, of no pages.
         free: Pages that hold nothing.
         stored: Pages of all nodes.
-        shared: Pages of nodes that running requests need.
-        evicted: Pages evicted so far.
-        freed: Grows whenever a prompt may fit that did not.
+        locked: Pages of nodes that running requests need.
     """
-
-    per_shared = 1
-    steps = False
 
     def __init__(
         self,
@@ -117,6 +113,7 @@ class SglangCache:
         key_tokens: int = 0,
         uncovered_tokens: int = 1,
         chunk_tokens: int = _UNBOUNDED_TOKENS,
+        replayed_tokens: int = 0,
     ) -> None:
         """An empty cache.
 
@@ -127,11 +124,14 @@ class SglangCache:
             key_tokens: Tokens after a page that distinguish it, too.
             uncovered_tokens: Tokens at a prompt's end that no hit covers.
             chunk_tokens: Most tokens of a prompt in a step.
+            replayed_tokens: Tokens at a hit's end that are computed again.
         """
-        self.total = self.free = pages
-        self.stored = self.shared = self.evicted = self.freed = 0
+        super().__init__(pages, page_tokens, chunk_tokens)
+        self.replayed_tokens = replayed_tokens
+        self.free = pages
+        self.stored = self.locked = self._evicted = self._freed = 0
         self.root = TreeNode(None, [], 0)
-        self._size, self._path_of, self._chunk = page_tokens, path_of, chunk_tokens
+        self._size, self._path_of = page_tokens, path_of
         self._key, self._uncovered = key_tokens, uncovered_tokens
         self._running: dict[int, Running] = {}
         self._on_evicted: Evicted | None = None
@@ -151,7 +151,22 @@ class SglangCache:
     @property
     def cached(self) -> int:
         """Pages of the tree that nobody uses."""
-        return self.stored - self.shared
+        return self.stored - self.locked
+
+    @property
+    def shared(self) -> int:
+        """Pages of the tree that running requests need."""
+        return self.locked
+
+    @property
+    def evicted(self) -> int:
+        """Pages evicted so far."""
+        return self._evicted
+
+    @property
+    def freed(self) -> int:
+        """Grows whenever a prompt may fit that did not."""
+        return self._freed
 
     @property
     def private(self) -> int:
@@ -161,26 +176,31 @@ class SglangCache:
     @property
     def available(self) -> int:
         """Pages that can be had: free, or to be evicted, less those promised."""
-        return self.free + self.stored - self.shared
-
-    @property
-    def windows(self) -> int:
-        """Window pages that the tree or a prompt holds."""
-        return 0
+        return self.free + self.stored - self.locked
 
     def refuses(self, tokens: int) -> str:
         """Why a request of so many tokens can never run; empty if it can."""
         return "longer than all blocks together" if self._pages(tokens) > self.total else ""
 
-    def peek(self, request: int, tokens: int) -> int:
-        """Pages that a prompt of so many tokens would find."""
-        return self._match(request, tokens)[1]
+    def refuses_alone(self, request: int, tokens: int) -> bool:
+        """Whether a prompt has no room even where no other request runs."""
+        return self.refuses(tokens) != ""
 
-    def fits(self, request: int, tokens: int, promised: int) -> bool:
+    def chunk_ends(self, begin: int, tokens: int) -> list[int]:
+        """Where the chunks of a prompt end: whole pages."""
+        chunk = max(1, self.chunk_tokens // self._size) * self._size
+        return [*range(begin + chunk, tokens, chunk), tokens]
+
+    def find(self, request: int, tokens: int) -> Hit:
+        """What a prompt of so many tokens would find of context."""
+        end = self._match(request, tokens)[1]
+        return Hit(end, end, end)
+
+    def fits(self, request: int, tokens: int, promised: int, step_tokens: int) -> bool:
         """Whether a prompt can begin and end where ``promised`` pages are others'."""
         node, resumed = self._match(request, tokens)
         needed = self._pages(tokens) - resumed + self._unlocked(request, node, resumed)
-        return needed + promised <= self.free + self.stored - self.shared
+        return needed + promised <= self.free + self.stored - self.locked
 
     def begin(self, request: int, tokens: int) -> Hit:
         """Use what is cached of a prompt; everything it needs can be had from now on."""
@@ -204,25 +224,21 @@ class SglangCache:
                 node = self._add(node, running.path, full)
             self._inc_lock_ref(node, running.node)
             running.node, running.pages = node, rest
-            self.freed += 1
+            self._freed += 1
         return running.node.end
 
-    def decode(self, request: int) -> None:
-        """The prompt is computed and more tokens follow: their windows are not counted."""
+    def loaded(self, request: int, begin: int, end: int, position: int) -> None:
+        """What a tier brought back is there: cache it as if it had been computed."""
+        chunk = self.chunk_tokens
+        for at in range(begin * self._size + chunk, position, chunk):
+            self.compute(request, at)
 
-    def decoded(self, due: Sequence[Generating]) -> None:
-        """Their windows are not counted."""
-
-    def next_event(self, request: Generating, due: int) -> int:
-        """When it needs a page."""
-        return due
-
-    def end(self, request: int, decoded_blocks: int, position: int = 0) -> int:
+    def end(self, request: int, decoded_blocks: int = 0, position: int = 0) -> int:
         """Give everything back, with so many pages that decoding took; returns those cached."""
         running = self._running.pop(request)
         self._dec_lock_ref(running.node)
         self.free += running.pages + decoded_blocks
-        self.freed += 1
+        self._freed += 1
         return running.node.end
 
     def take(self, blocks: int) -> None:
@@ -230,17 +246,6 @@ class SglangCache:
         if blocks > self.available:
             raise OutOfBlocks(f"{blocks} pages are needed and {self.available} can be had.")
         self._alloc(blocks)
-
-    def serve(self, request: int, tokens: int) -> Hit | None:
-        """Compute a prompt alone and end it; returns what it hit, None where it cannot run."""
-        if self.refuses(tokens):
-            return None
-        hit = self.begin(request, tokens)
-        chunk = max(1, self._chunk // self._size) * self._size
-        for at in range(hit.resumed * self._size, tokens, chunk):
-            self.compute(request, min(at + chunk, tokens))
-        self.end(request, 0)
-        return hit
 
     def _pages(self, tokens: int) -> int:
         return -(-tokens // self._size)
@@ -308,7 +313,7 @@ class SglangCache:
         """Keep a node and all above from being evicted, below one of these that is kept."""
         while node is not held and node.parent is not None:
             if not node.lock_ref:
-                self.shared += node.end - node.begin
+                self.locked += node.end - node.begin
             node.lock_ref += 1
             node = node.parent
 
@@ -316,7 +321,7 @@ class SglangCache:
         while node.parent is not None:
             node.lock_ref -= 1
             if not node.lock_ref:
-                self.shared -= node.end - node.begin
+                self.locked -= node.end - node.begin
                 if not node.children and not node.queued:
                     self._queue(node)
             node = node.parent
@@ -350,7 +355,7 @@ class SglangCache:
         pages, parent = node.end - node.begin, _above(node)
         self.free += pages
         self.stored -= pages
-        self.evicted += pages
+        self._evicted += pages
         self._changes += 1
         node.parent = None
         del parent.children[node.key[0]]
@@ -438,7 +443,7 @@ class SglangWindowCache(SglangCache):
 
         A page of generated tokens has a page of windows, too.
         """
-        context = self.free + self.stored - self.shared - self._promised
+        context = self.free + self.stored - self.locked - self._promised
         return min(context, self._spare_windows)
 
     @property
@@ -454,14 +459,14 @@ class SglangWindowCache(SglangCache):
         most = pages if self._dense else min(pages, self._chunk_windows)
         return "longer than all windows together" if most > self.total_windows else ""
 
-    def fits(self, request: int, tokens: int, promised: int) -> bool:
+    def fits(self, request: int, tokens: int, promised: int, step_tokens: int) -> bool:
         """Whether a prompt can begin and end where ``promised`` pages are others'."""
         node, resumed = self._match(request, tokens)
         while resumed and node.window < 0:
             resumed, node = node.begin, _above(node)
         windows = self._needed_windows(tokens, resumed, resumed - node.begin)
         needed = self._pages(tokens) - resumed + self._unlocked(request, node, resumed)
-        available = self.free + self.stored - self.shared - self._promised
+        available = self.free + self.stored - self.locked - self._promised
         return windows <= self._spare_windows and needed + promised <= available
 
     def begin(self, request: int, tokens: int) -> Hit:
@@ -488,7 +493,7 @@ class SglangWindowCache(SglangCache):
         self._alloc_windows(pages)
         running.position = position
         self._cache(running, slide=not self._dense)
-        self.freed += 1
+        self._freed += 1
         return running.node.end
 
     def decode(self, request: int) -> None:
@@ -498,9 +503,9 @@ class SglangWindowCache(SglangCache):
         held = end - running.begin + self._pages(running.position) - max(running.freed, end)
         self._spare_windows += running.windows - held
         running.windows = held
-        self.freed += 1
+        self._freed += 1
 
-    def decoded(self, due: Sequence[Generating]) -> None:
+    def decoded(self, due: Sequence[Served]) -> None:
         """Windows of generated tokens; those that are out of the window are freed."""
         grown = 0
         for request in due:
@@ -510,13 +515,13 @@ class SglangWindowCache(SglangCache):
             request.windows = windows
         self._grow(grown)
 
-    def next_event(self, request: Generating, due: int) -> int:
+    def next_event(self, request: Served, due: int) -> int:
         """When it needs a page, or frees one of windows."""
         size = self._size
         pages = max((request.position - self._lag) // size, request.begun // size) + 1
         return min(due, pages * size + self._lag - 1)
 
-    def end(self, request: int, decoded_blocks: int, position: int = 0) -> int:
+    def end(self, request: int, decoded_blocks: int = 0, position: int = 0) -> int:
         """Give everything back, with so many pages that decoding took; returns those cached."""
         running = self._running.pop(request)
         if position > running.tokens:
@@ -530,7 +535,7 @@ class SglangWindowCache(SglangCache):
         self._dec_swa_lock_ref(running.node, running.begin)
         self._promised -= running.pages
         self._spare_windows += running.windows
-        self.freed += 1
+        self._freed += 1
         return stored
 
     def _needed_windows(self, tokens: int, resumed: int, locked: int) -> int:
@@ -557,7 +562,7 @@ class SglangWindowCache(SglangCache):
             self._alloc_windows(pages)
         elif pages < 0:
             self.free_windows -= pages
-            self.freed += 1
+            self._freed += 1
         self._spare_windows -= pages
 
     def _cache(self, running: Running, *, slide: bool) -> None:

@@ -5,19 +5,27 @@ prompt, or verifies its drafts.  Prompt chunks share a step with decoding reques
 steps of their own.  Older requests go first everywhere.
 """
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from dsv4kv.core.clock import Span, VirtualClock
-from dsv4kv.core.contract import Ledger, Prompts, Source
+from dsv4kv.core.outcome import Outcome
 from dsv4kv.core.preemption import LastAdmitted, Pauses, Preemption, Retraction
+from dsv4kv.core.prompts import Prompts
 from dsv4kv.core.served import NEVER, Served, insert_by_age
 
-Promised = Callable[[Served, Sequence[Served]], int]
-"""Blocks that must be left when a request begins where those have begun and do not decode yet."""
+
+class Source(Protocol):
+    """Where a scheduler gets its requests from."""
+
+    @property
+    def next_s(self) -> float:
+        """When the next request comes by itself; ``NEVER`` where none does."""
+
+    def take(self, now_s: float, in_flight: int) -> Served | None:
+        """The next request if it has come, where so many are in flight."""
 
 
 class Admission:
@@ -28,42 +36,37 @@ class Admission:
         deferrals: Requests that ever waited for another one's prefix.
     """
 
-    def __init__(self, ledger: Ledger, prompts: Prompts, limits: "Limits") -> None:
+    def __init__(self, prompts: Prompts, limits: "Limits", preemption: Preemption) -> None:
         self.waiting: list[Served] = []
         self.deferrals = 0
-        self._ledger, self._prompts, self._limits = ledger, prompts, limits
-        self._defer = limits.defer
-        self._stuck_at = -1  # ledger.freed when a request last had to wait for blocks
+        self._cache, self._prompts = prompts.cache, prompts
+        self._limits, self._preemption = limits, preemption
+        self._stuck_at = -1  # cache.freed when a request last had to wait for blocks
 
-    def add(self, served: Served) -> None:
-        """Queue a request after all others."""
-        self.waiting.append(served)
+    def take(self, budgets: list[int], prefilling: list[Served]) -> Served | None:
+        """Take the oldest request out that can begin; None if none can.
 
-    def take(
-        self, budgets: Mapping[int, int], prefilling: Sequence[Served], promised: Promised
-    ) -> Served | None:
-        """Take the oldest request of some ranks out that can begin; None if none can.
-
-        ``budgets``: prompt tokens that the next step has left for each.
-        Where the oldest that could lacks blocks, nobody overtakes it, and it is not looked at
-        again before blocks have come back.
+        ``budgets``: prompt tokens that the next step has left for each rank; 0 where no request
+        can begin.  Where the oldest that could lacks blocks, nobody overtakes it, and it is not
+        looked at again before blocks have come back.
         """
-        if self._stuck_at == self._ledger.freed:
+        if self._stuck_at == self._cache.freed:
             return None
         for place, served in enumerate(self.waiting):
-            if served.rank not in budgets or self._still_blocked(served, prefilling):
+            if not budgets[served.rank] or self._still_blocked(served, prefilling):
                 continue
             found = self._prompts.look_up(served)
             if self._defers(served, found, prefilling):
                 continue
-            promise = promised(served, prefilling)
-            if self._fits(served, found, promise, budgets[served.rank]):
+            promised = self._preemption.promised(served, prefilling)
+            needed = self._limits.blocks_for(served.prompt_tokens)
+            if self._prompts.fits(served, found, needed, promised, budgets[served.rank]):
                 return self.waiting.pop(place)
-            self._stuck_at = self._ledger.freed
+            self._stuck_at = self._cache.freed
             return None
         return None
 
-    def _still_blocked(self, served: Served, prefilling: Sequence[Served]) -> bool:
+    def _still_blocked(self, served: Served, prefilling: list[Served]) -> bool:
         """Whether the prefix a request waits for is still being computed."""
         other = served.blocked_by
         if other is None:
@@ -73,9 +76,9 @@ class Admission:
         served.blocked_by = None
         return False
 
-    def _defers(self, served: Served, found: int, prefilling: Sequence[Served]) -> bool:
+    def _defers(self, served: Served, found: int, prefilling: list[Served]) -> bool:
         """Whether another request is computing the block this one needs next."""
-        if not self._defer or not self._prompts.misses(served, found):
+        if not self._limits.defer or found >= self._prompts.usable(served):
             return False
         key = served.keys[found]
         for other in prefilling:
@@ -84,11 +87,6 @@ class Admission:
                 served.deferred, served.blocked_by, served.found = True, other, found
                 return True
         return False
-
-    def _fits(self, served: Served, found: int, promised: int, step_tokens: int) -> bool:
-        """Whether everything a whole prompt needs can be had."""
-        needed = self._limits.blocks_for(served.prompt_tokens)
-        return self._prompts.fits(served, found, needed, promised, step_tokens)
 
 
 @dataclass(frozen=True)
@@ -142,19 +140,6 @@ LONGEST_DELAY = 30
 """Steps for which prompts wait; SGLang 0.5.23, ``prefill_delayer_max_delay_passes``."""
 
 
-class Observer(Protocol):
-    """Is notified of what happens."""
-
-    def reject(self, served: Served, reason: str) -> None:
-        """A request can never be served."""
-
-    def finish(self, served: Served) -> None:
-        """A request has all its tokens."""
-
-    def stepped(self, scheduler: "Scheduler") -> None:
-        """One step or several have been taken; requests that have ended are still there."""
-
-
 _ROUNDING = 1e-9
 _DRAWS = 2**14
 _STRIDE = 7919  # a prime: requests begin at different places of the draws
@@ -187,8 +172,12 @@ class Scheduler:
         decoding: Requests past their prompts, in the order in which these ended.
         prefilling: Requests with prompt tokens to compute, oldest first.
         loading: Requests that a tier brings something back for, in no order.
-        ledger: The blocks.
         prompts: What is reused.
+        cache: The blocks.
+        outcome: Collects what happens.
+        records: Whether ``outcome`` is kept.
+        ended: Requests that ended or were rejected since this was last emptied; None where
+            nobody asks.
         block_tokens: Tokens of a block.
         computed_tokens: Prompt tokens computed, those computed again included.
         again_tokens: Of which had been computed before by a request that was preempted.
@@ -201,29 +190,29 @@ class Scheduler:
         self,
         arrivals: Source,
         limits: Limits,
-        ledger: Ledger,
         prompts: Prompts,
         drafts: Drafts,
         clock: VirtualClock,
-        observer: Observer,
+        outcome: Outcome,
     ) -> None:
-        self.clock, self.ledger, self.prompts = clock, ledger, prompts
+        self.clock, self.prompts, self.cache, self.outcome = clock, prompts, prompts.cache, outcome
         self.decoding: list[Served] = []
         self.prefilling: list[Served] = []
         self.loading: list[Served] = []
+        self.ended: list[Served] | None = None
+        self.records = True
         self.block_tokens = limits.block_tokens
         self.computed_tokens = self.again_tokens = self.drafted = self.rolled_back = 0
         self.quiet_s = 0.0
-        self._arrivals, self._limits = arrivals, limits
+        self._arrivals, self._limits, self._drafts = arrivals, limits, drafts
         self._finds_scheduled = limits.finds_scheduled
-        self._drafts, self._observer = drafts, observer
-        self._admission = Admission(ledger, prompts, limits)
         self._stepped = prompts.stepped
         self._preemption = self._open_preemption()
+        self._admission = Admission(prompts, limits, self._preemption)
         self._admitted = self._received = 0
         self._held = [0] * limits.ranks  # slots of every rank
         self._delayed_steps = 0
-        self._ended: list[Served] = []  # of the step under way
+        self._finished: list[Served] = []  # in the step under way
 
     def _open_preemption(self) -> Preemption:
         if self._stepped is not None:
@@ -276,7 +265,8 @@ class Scheduler:
             return self._wait(until_s)
         else:
             self._decode(1 if chunks else self._quiet_steps(), until_s)
-        self._observer.stepped(self)
+        if self.records:
+            self.outcome.stepped(self)
         self._finish_decoding()
         return True
 
@@ -305,7 +295,7 @@ class Scheduler:
             served.position += taken
             served.left -= taken
             if not served.left:
-                self._ended.append(served)
+                self._finished.append(served)
         self._preemption.stepped(taken)
 
     # ---- who runs -------------------------------------------------------------------------------
@@ -353,11 +343,12 @@ class Scheduler:
         in_flight = len(self.waiting) + self.in_slots
         while (served := self._arrivals.take(self.clock.now_s, in_flight)) is not None:
             if reason := self._impossible(served):
-                self._observer.reject(served, reason)
+                self.outcome.rejected[reason] += 1
+                self._report(served)
             else:
                 served.rank = self._received % self._limits.ranks  # they take turns as they come
                 self._received += 1
-                self._admission.add(served)
+                self.waiting.append(served)
                 self.prompts.arrive(served)
                 in_flight += 1
 
@@ -371,7 +362,7 @@ class Scheduler:
         """Why a request can never be served; empty if it can."""
         if served.total_tokens > self._limits.max_context_tokens:
             return "longer than the longest context"
-        if self._limits.blocks_for(served.total_tokens) > self.ledger.total:
+        if self._limits.blocks_for(served.total_tokens) > self.cache.total:
             return "longer than all blocks together"
         return self.prompts.refuses(served)
 
@@ -391,13 +382,13 @@ class Scheduler:
         if self.paused or self._preemption.preempted:
             return
         while True:
-            held = enumerate(self._held)
-            slots = self._limits.slots
-            left = {rank: budgets[rank] for rank, n in held if n < slots and budgets[rank] > 0}
-            if not left:
+            slots, left = self._limits.slots, budgets[:]
+            for rank, held in enumerate(self._held):
+                if held >= slots or left[rank] < 0:
+                    left[rank] = 0
+            if not any(left) or not self.waiting:
                 return
-            begun = [*self.prefilling, *self.loading]
-            chosen = self._admission.take(left, begun, self._preemption.promised)
+            chosen = self._admission.take(left, [*self.prefilling, *self.loading])
             if chosen is None:
                 return
             self._start(chosen)
@@ -421,13 +412,10 @@ class Scheduler:
     def _start(self, served: Served) -> None:
         admitted_s = served.admitted_s
         now_s = self.clock.now_s
-        moved_bytes = self.prompts.begin(served)
+        needed = self._limits.blocks_for(served.prompt_tokens)
+        moved_bytes = self.prompts.begin(served, needed)
         if admitted_s is None:
             served.position = max(served.position, served.sent_tokens)
-        if self._stepped is None:
-            wanted = max(self._limits.blocks_for(served.prompt_tokens), served.blocks)
-            self.ledger.take(wanted - served.blocks)
-            served.blocks = wanted
         self._copy(moved_bytes)
         served.admitted_s = now_s if admitted_s is None else admitted_s
         served.place = self._admitted
@@ -537,7 +525,7 @@ class Scheduler:
             due = [served for served in decoding if served.position >= served.due]
         if due:
             lacking = [(served, self.lacks(served)) for served in due]
-            self.ledger.take(sum([blocks for _, blocks in lacking]))
+            self.cache.take(sum([blocks for _, blocks in lacking]))
             for served, blocks in lacking:
                 served.blocks += blocks
         if self._drafts.window > 1 or self.clock.counts_tokens:
@@ -549,7 +537,7 @@ class Scheduler:
                 served.left -= 1
                 contexts += served.position
                 if not served.left:
-                    self._ended.append(served)
+                    self._finished.append(served)
         if self._drafts.window > 1:  # something happens in every step
             self.prompts.decoded(decoding)
         elif due:
@@ -571,7 +559,7 @@ class Scheduler:
             self.drafted += tokens - 1
             self.rolled_back += tokens - kept
             if not served.left:
-                self._ended.append(served)
+                self._finished.append(served)
         self.clock.verify(befores, taken)
         pairs = zip(befores, taken, strict=True)
         return sum(taken), sum([(before + tokens) * tokens for before, tokens in pairs])
@@ -590,17 +578,24 @@ class Scheduler:
         return True
 
     def _finish_decoding(self) -> None:
-        ended, self._ended = self._ended, []
+        ended, self._finished = self._finished, []
         if ended:
-            self.decoding[:] = [served for served in self.decoding if served.left]
             for served in ended:
-                self._left(served)
+                self.stop_decoding(served)
                 self._finish(served)
 
     def _finish(self, served: Served) -> None:
         served.finished_s = self.clock.now_s
         self._let_go(served)
-        self._observer.finish(served)
+        served.forget_keys()
+        if self.records:
+            self.outcome.finish(served)
+        self._report(served)
+
+    def _report(self, served: Served) -> None:
+        served.ended_s = self.clock.now_s
+        if self.ended is not None:
+            self.ended.append(served)
 
     def _let_go(self, served: Served) -> None:
         self._held[served.rank] -= 1

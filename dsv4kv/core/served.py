@@ -2,12 +2,25 @@
 
 from bisect import insort
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
+from dsv4kv.core.tree import Lease
 
 NEVER = float("inf")
+
+
+class Hit(NamedTuple):
+    """What a request found, in blocks of context.
+
+    Attributes:
+        resumed: Where it resumes.
+        found: What is cached of its context alone.
+        marked: The last of these whose window and state were ever cached.
+    """
+
+    resumed: int
+    found: int
+    marked: int
 
 
 class Served:
@@ -26,7 +39,8 @@ class Served:
         prompt_tokens: Tokens to compute before it decodes: its prompt, and after an eviction
             what it had generated.
         blocks: Blocks it holds, shared ones included.
-        lease: What it holds of the prefix index.
+        lease: What it holds of the prefix tree.
+        held: What it holds of an engine's cache, where that is asked for in every step.
         found: Shared blocks that were cached when it was admitted.
         committed: Shared blocks of it that the index holds.
         saved: Tokens of its prompt that it did not have to compute when it was first admitted.
@@ -41,6 +55,7 @@ class Served:
         admitted_s: When it was first admitted.
         first_token_s: When its prompt ended.
         finished_s: When it ended.
+        ended_s: When it ended or was rejected.
         rank: Which of several replicas in lockstep serves it.
         place: How many had been admitted before it was, the last time.
         left: Tokens still to be decoded, while it decodes.
@@ -59,7 +74,7 @@ class Served:
         arrival_s: float,
         input_tokens: int,
         output_tokens: int,
-        find_keys: Callable[[], NDArray[np.int64]],
+        find_keys: Callable[[], list[int]],
         ids: Sequence[int],
         id_tokens: int,
     ) -> None:
@@ -72,25 +87,30 @@ class Served:
         self.id_tokens = id_tokens
         self.generated = self.position = self.blocks = self.found = self.committed = 0
         self.saved = self.stored = self.reached = self.offered = self.sent_tokens = 0
-        self.lease: Any = None
+        self.lease: Lease | None = None
+        self.held: object = None
         self.marks: list[int] = []
         self.blocked_by: Served | None = None
         self.deferred = False
-        self.ready_s = 0.0
+        self.ready_s = self.ended_s = 0.0
         self.admitted_s: float | None = None
         self.first_token_s: float | None = None
         self.finished_s: float | None = None
         self.rank = self.place = self.pauses = self.evictions = 0
         self.left = self.begun = self.due = self.verified = self.windows = 0
         self.drafts = False
-        self._keys: NDArray[np.int64] | None = None
+        self._keys: list[int] | None = None
 
     @property
-    def keys(self) -> NDArray[np.int64]:
-        """int64: the whole shared blocks of its prompt. Many wait: found when first asked for."""
+    def keys(self) -> list[int]:
+        """The whole shared blocks of its prompt.  Many wait: found when first asked for."""
         if self._keys is None:
             self._keys = self.find_keys()
         return self._keys
+
+    def forget_keys(self) -> None:
+        """It has ended: find its keys again if they are asked for."""
+        self._keys = None
 
     @property
     def total_tokens(self) -> int:

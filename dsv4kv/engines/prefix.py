@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from dsv4kv.choices import choose, listed
 from dsv4kv.core import hashed
+from dsv4kv.core.cache import EngineCache
 from dsv4kv.core.hashed import UNBOUNDED_TOKENS, HashedCache, Part
-from dsv4kv.core.pool import BlockPool
+from dsv4kv.core.paths import NumberedPaths
 from dsv4kv.core.radix import SglangCache, SglangWindowCache
 from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.formats import Site, stored_formats
@@ -30,15 +31,12 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.schema import choose_formats
 from dsv4kv.prefix.outcome import Losses, Outcome
-from dsv4kv.prefix.paths import Ints, NumberedPaths, PathTable, find_reuse, number_prompts
+from dsv4kv.prefix.paths import Ints, PathTable, find_reuse, number_prompts
 
 DEFAULT_CHUNK_TOKENS = 8192
 """vLLM's ``max_num_batched_tokens`` on large GPUs."""
 WINDOW_RATIO = 10
 """SGLang's ``swa_full_tokens_ratio`` is 0.1."""
-
-PrefixCache = HashedCache | SglangCache
-"""An engine's blocks, what is cached in them, and who uses them. Requests are known by numbers."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +131,7 @@ def rule_of(variant: Variant, pool: Pool) -> Rule:
 # ---- caches -------------------------------------------------------------------------------------
 
 
-def open_cache(variant: Variant, pool: Pool) -> PrefixCache:
+def open_cache(variant: Variant, pool: Pool) -> EngineCache:
     """An empty cache of a variant.
 
     Raises:
@@ -157,20 +155,12 @@ def open_hashed(rule: Rule, pool: Pool) -> HashedCache:
     if parts:
         ends = max(max(0, part.end_tokens) for part in parts)
         followed = number_prompts(pool.table, size, ends)
-    known: dict[int, tuple[list[int], list[int]]] = {}
 
     def path_of(request: int) -> tuple[list[int], list[int]]:
-        if request not in known:
-            known.clear()
-            path = context.paths[request].tolist()
-            known[request] = (
-                path,
-                path if followed is context else followed.paths[request].tolist(),
-            )
-        return known[request]
+        return context.path(request), followed.path(request)
 
     return HashedCache(
-        BlockPool(pool.blocks),
+        pool.blocks,
         size,
         groups,
         path_of,
@@ -226,13 +216,15 @@ def open_radix(rule: Rule, pool: Pool, *, windows: bool) -> SglangCache:
     """An empty tree of pages, with a pool of windows or without; raises as ``open_cache`` does."""
     size, keys, window = pool.block_tokens, pool.speculation.key_tokens, pool.model.window_tokens
     numbered = pool.numbered or number_prompts(pool.table, size, keys)
-
-    def path_of(request: int) -> list[int]:
-        path: list[int] = numbered.paths[request].tolist()
-        return path
-
     if not windows:
-        return SglangCache(pool.blocks, size, path_of, key_tokens=keys)
+        return SglangCache(
+            pool.blocks,
+            size,
+            numbered.path,
+            key_tokens=keys,
+            chunk_tokens=pool.chunk_tokens,
+            replayed_tokens=rule.replayed_tokens,
+        )
     if size < window:
         raise ConfigError(
             f"pages of {size} tokens do not hold a window of {window}: SGLang's are "
@@ -242,7 +234,7 @@ def open_radix(rule: Rule, pool: Pool, *, windows: bool) -> SglangCache:
         pool.blocks,
         pool.blocks // WINDOW_RATIO if pool.windows is None else pool.windows,
         size,
-        path_of,
+        numbered.path,
         window_tokens=window,
         chunk_tokens=pool.chunk_tokens,
         dense=rule.retention.period_tokens is None,
@@ -273,7 +265,7 @@ class GroupHits:
     rejected: NDArray[np.bool_]
 
 
-def serve_alone(cache: PrefixCache, tokens: Ints) -> GroupHits:
+def serve_alone(cache: EngineCache, tokens: Ints) -> GroupHits:
     """Serve prompts one after the other; their lengths are int64[requests]."""
     served = [cache.serve(request, length) for request, length in enumerate(tokens.tolist())]
     rejected = np.array([hit is None for hit in served], bool)

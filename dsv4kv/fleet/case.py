@@ -96,7 +96,7 @@ def _find_problem(outcome: FleetOutcome, fates: Fates) -> str | None:
             "cache.memory_bytes or cache.num_blocks, or raise cache.max_context_tokens."
         )
     for replica in outcome.replicas:
-        ledger = replica.replay.scheduler.ledger
+        ledger = replica.replay.scheduler.cache
         if held := ledger.private + ledger.shared:
             return f"{held} blocks of {replica.name} are still held although every request ended."
     return None

@@ -8,10 +8,10 @@ from typing import Any, Self
 import numpy as np
 
 from dsv4kv.config.fleet import SloSection
+from dsv4kv.core.paths import NumberedPaths
 from dsv4kv.fleet.replica import Replica
 from dsv4kv.fleet.run import FleetOutcome
-from dsv4kv.prefix.paths import find_reuse, number_paths
-from dsv4kv.prefix.tree import Ids
+from dsv4kv.prefix.paths import find_reuse, number_prompts
 from dsv4kv.traces.collect import collect_paths
 from dsv4kv.traces.request import Request
 
@@ -35,7 +35,7 @@ def ideal_saved_tokens(
 
 def shared_bytes(replica: Replica) -> int:
     """Bytes of one of a replica's shared blocks."""
-    return replica.replay.scheduler.ledger.per_shared * replica.replay.memory.block_bytes
+    return replica.replay.scheduler.cache.per_shared * replica.replay.memory.block_bytes
 
 
 def held_blocks(replica: Replica) -> "np.ndarray[Any, np.dtype[np.int64]]":
@@ -59,8 +59,7 @@ def repeated_bytes(outcome: FleetOutcome) -> int:
     if len(names) == 1:
         held = [held_blocks(replica) for replica in replicas]
     elif any(len(request.prefix_hashes) for request in outcome.requests):
-        reuse = find_reuse(collect_paths(outcome.requests), size, whole_blocks=True)
-        paths = number_paths(reuse).paths
+        paths = number_prompts(collect_paths(outcome.requests), size)
         held = [_held_of(replica, paths, size) for replica in replicas]
     else:
         return 0
@@ -73,15 +72,16 @@ def repeated_bytes(outcome: FleetOutcome) -> int:
 
 
 def _held_of(
-    replica: Replica, paths: Sequence[Ids], tokens: int
+    replica: Replica, paths: NumberedPaths, tokens: int
 ) -> "np.ndarray[Any, np.dtype[np.int64]]":
     """The same as ``held_blocks``, in blocks of so many tokens that have these names."""
     found = [(served.number, replica.found_tokens(served)) for served in replica.served]
-    return _joined([paths[number][: held // tokens] for number, held in found])
+    return _joined([paths.path(number)[: held // tokens] for number, held in found])
 
 
-def _joined(blocks: Sequence[Ids]) -> "np.ndarray[Any, np.dtype[np.int64]]":
-    return np.unique(np.concatenate([np.zeros(0, np.int64), *blocks]))
+def _joined(blocks: Sequence[list[int]]) -> "np.ndarray[Any, np.dtype[np.int64]]":
+    columns = [np.array(each, np.int64) for each in blocks]
+    return np.unique(np.concatenate([np.zeros(0, np.int64), *columns]))
 
 
 _NS = 1e9

@@ -3,13 +3,11 @@
 from collections.abc import Sequence
 
 from dsv4kv.config.replay import ReplayConfig
-from dsv4kv.core.contract import Below
 from dsv4kv.core.fleet import Endpoint, View
-from dsv4kv.core.scheduler import Observer
+from dsv4kv.core.prompts import Below
 from dsv4kv.core.served import Served
 from dsv4kv.fleet.transfer import Link, Received
 from dsv4kv.replay.build import Parts, Wiring, build_replay
-from dsv4kv.replay.outcome import Outcome
 from dsv4kv.replay.tiers import SharedTiers
 from dsv4kv.traces.request import Request
 
@@ -51,15 +49,12 @@ class Replica:
         delay_s = config.fleet.event_delay_ms / 1e3
         self.endpoint = Endpoint(looks, delay_s, parts.shared_tokens, parts.memory.block_tokens)
 
-        def observe(outcome: Outcome) -> Observer:
-            self.endpoint.outcome = outcome if records else None
-            return self.endpoint
-
-        def cover(below: Below) -> Below:
+        def cover(below: Below | None) -> Below | None:
             return self.endpoint.cover(self.received or below)
 
-        wiring = Wiring(parts, self.endpoint, observe, cover, shared)
+        wiring = Wiring(parts, self.endpoint, cover, shared)
         self.replay = build_replay(config, trace, wiring)
+        self.replay.scheduler.records = records
         self.endpoint.run_by(self.replay.scheduler, peeks=parts.engine is not None)
 
     @property

@@ -28,14 +28,7 @@ FindParts = Callable[[ReplayConfig, Sequence[Request]], Parts]
 
 @dataclass(frozen=True)
 class Group:
-    """Replicas that are set alike.
-
-    Attributes:
-        name: What they do.
-        replicas: How many.
-        config: How they are set.
-        settings: In what they differ from the rest, as it was said.
-    """
+    """Replicas that are set alike; ``settings`` differ from the rest of the configuration."""
 
     name: str
     replicas: int
@@ -44,11 +37,7 @@ class Group:
 
 
 def list_pools(config: ReplayConfig) -> list[tuple[list[Group], str]]:
-    """The groups of every pool, and its router: those that compute prompts first.
-
-    Raises:
-        ConfigError: A setting that there is not.
-    """
+    """The groups of every pool and its router, prefill first; raises ``ConfigError``."""
     fleet = config.fleet
     if fleet.is_split:
         computing = _change(config, fleet.prefill.settings, "prefill")
@@ -75,11 +64,7 @@ def _group(name: str, section: GroupSection, config: ReplayConfig) -> Group:
 
 
 def _check_shared(replicas: Sequence[Replica], names: Sequence[str]) -> None:
-    """Refuse a tier that replicas have in common and see differently.
-
-    Raises:
-        ConfigError: They keep different objects, which none finds of another, or size it apart.
-    """
+    """Refuse a tier that replicas share and see differently; raises ``ConfigError``."""
     kinds = {
         name: {
             (
@@ -122,15 +107,9 @@ def _change(config: ReplayConfig, settings: Sequence[str], name: str) -> ReplayC
 
 @dataclass(frozen=True)
 class FleetOutcome:
-    """What came of it.
+    """Replicas by pool, and requests by number where prompts were computed and decoded.
 
-    Attributes:
-        config: With the fleet.
-        requests: The trace.
-        pools: The replicas that compute prompts, and where others decode, those.
-        prompts: Every request, by its number, where its prompt was computed.
-        answers: The same where it was decoded, which may be elsewhere.
-        ended: Whether every request was served or rejected.
+    ``ended`` is whether every request was served or rejected.
     """
 
     config: ReplayConfig
@@ -142,13 +121,8 @@ class FleetOutcome:
 
     @property
     def replicas(self) -> list[Replica]:
-        """All."""
+        """Those of all pools."""
         return [replica for pool in self.pools for replica in pool]
-
-    @property
-    def gpus(self) -> int:
-        """GPUs of all replicas."""
-        return sum(replica.config.cost.gpus for replica in self.replicas)
 
     @property
     def wall_s(self) -> float:
@@ -157,12 +131,7 @@ class FleetOutcome:
 
 
 def run_fleet(config: ReplayConfig, requests: Sequence[Request]) -> FleetOutcome:
-    """Serve all requests; nothing is recorded.
-
-    Raises:
-        Dsv4kvError: As ``build_replay``.
-        ConfigError: An unknown setting of a replica.
-    """
+    """Serve all requests; raises ``Dsv4kvError`` as ``build_replay`` does."""
     fleet = Fleet(config, requests)
     for _ in fleet.run():
         pass
@@ -192,7 +161,7 @@ class Pool:
         looks, views = self.router.looks, list[View]()
         if looks:
             by_prefix = "prefix" in looks
-            keys = {name: each.keys.tolist() if by_prefix else [] for name, each in alike.items()}
+            keys = {name: each.keys if by_prefix else [] for name, each in alike.items()}
             for replica in self.replicas:
                 name = id(replica.parts)
                 view = replica.endpoint.look(asked, alike[name], keys[name])

@@ -7,8 +7,7 @@ from functools import cache, partial
 from dsv4kv.config.fleet import TransferSection
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.core.clock import VirtualClock
-from dsv4kv.core.request import Hit
-from dsv4kv.core.served import Served
+from dsv4kv.core.served import Hit, Served
 from dsv4kv.engines.host import Sent
 from dsv4kv.engines.names import find_engine
 from dsv4kv.errors import ConfigError
@@ -21,11 +20,7 @@ _WHOLE = 1024  # tokens from which on a further block adds context alone
 
 
 def find_sent(config: ReplayConfig, memory: MemoryPlan) -> SentOf:
-    """What every rank sends, as ``fleet.transfer.engine`` has it.
-
-    Raises:
-        ConfigError: A model that the engine is not known to send.
-    """
+    """What every rank sends, as ``fleet.transfer.engine`` has it; raises ``ConfigError``."""
     name = config.fleet.transfer.engine
     if name == "blocks" or not config.fleet.is_split:
         return partial(_send_blocks, memory)
@@ -67,7 +62,6 @@ class Link:
 
     Attributes:
         moved_bytes: Sent so far by one rank; all ranks send the same.
-        transfers: In so many transfers.
         busy_s: Time of these.
         waited_s: Time in which they waited for others.
     """
@@ -76,7 +70,7 @@ class Link:
         """``sent`` as ``find_sent`` gives it."""
         self._sent, self._bytes_per_s = sent, section.gbps * 1e9
         self._setup_s, self._piece_s = section.setup_ms / 1e3, section.descriptor_us / 1e6
-        self.moved_bytes = self.transfers = 0
+        self.moved_bytes = 0
         self.busy_s = self.waited_s = self._free_s = 0.0
 
     def send(self, now_s: float, tokens: int, found_tokens: int) -> float:
@@ -88,7 +82,6 @@ class Link:
         self.waited_s += begin_s - now_s
         self.busy_s += took_s
         self.moved_bytes += sent.bytes
-        self.transfers += 1
         self._free_s = begin_s + took_s
         return self._free_s
 

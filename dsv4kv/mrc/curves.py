@@ -6,20 +6,21 @@ from functools import partial
 
 import numpy as np
 
+from dsv4kv.core.paths import NumberedPaths
+from dsv4kv.core.strategy import Strategy
 from dsv4kv.engines.names import find_rule
 from dsv4kv.engines.prefix import DEFAULT_CHUNK_TOKENS, Pool, find_drafts, run_rule
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
-from dsv4kv.mrc.sample import SampledHits, Sampling, Simulation
 from dsv4kv.mrc.strategies import (
     PrefixCosts,
-    Strategy,
+    apply_policy,
     apply_strategy,
     parse_strategy,
     prefix_costs,
 )
 from dsv4kv.prefix.outcome import Outcome
-from dsv4kv.prefix.paths import Ints, PathTable, Reuse, find_reuse
+from dsv4kv.prefix.paths import Ints, PathTable, Reuse, find_reuse, number_prompts
 from dsv4kv.processes import map_parallel
 
 
@@ -85,8 +86,6 @@ class Question:
         chunk_tokens: Tokens of a prompt computed at once, where a rule asks.
         snap: Keep checkpoints out of partial last blocks.
         arch: GPU for which V4.1's blocks are sized; None takes it as a datacenter Blackwell.
-        sample: Share of the prompt families that policies are simulated on, 1 for the whole
-            trace; None samples where the whole would take long.
         host_bytes: Memory behind every capacity, to be read on.
     """
 
@@ -101,7 +100,6 @@ class Question:
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS
     snap: bool = True
     arch: str | None = None
-    sample: float | None = None
     host_bytes: tuple[int, ...] = ()
 
 
@@ -141,8 +139,7 @@ class Point:
         token_hits: Share of prompt tokens found.
         strategies: What the strategies make of it.
         rules: What the rules make of a pool of this size.
-        policies: What other policies make of it, simulated on the whole trace.
-        estimates: The same from a sample, where one was drawn.
+        policies: What other policies make of it.
         block_error: Half of the 95 % interval of ``block_hits``; 0 where they are exact.
         token_error: The same of ``token_hits``.
     """
@@ -156,7 +153,6 @@ class Point:
     strategies: tuple[Outcome, ...]
     rules: tuple[Outcome, ...]
     policies: tuple[Outcome, ...] = ()
-    estimates: tuple[SampledHits, ...] = ()
     block_error: float = 0.0
     token_error: float = 0.0
 
@@ -174,7 +170,6 @@ class Answer:
         costs: What its prefixes weigh.
         points: By capacity, the unbounded cache last.
         enough_tokens: The capacity at which 90 % of all that can be hit is.
-        sampling: What policies were simulated on.
         arch: GPU for which V4.1's blocks are sized; None where none was named.
         behind: Host memory behind the capacities, by both.
         kept_share: Of all blocks, those that the curve was measured on; 1 where it is exact.
@@ -189,7 +184,6 @@ class Answer:
     costs: PrefixCosts
     points: tuple[Point, ...]
     enough_tokens: int | None
-    sampling: Sampling
     arch: str | None = None
     behind: tuple[Behind, ...] = ()
     kept_share: float = 1.0
@@ -222,7 +216,7 @@ def measure_trace(
         raise ConfigError("--host adds to a cache on the GPUs: say how large that is, --capacity.")
     if not sizes:
         sizes = [blocks * grain for blocks in pick_capacities(reuse, question.points)]
-    parts = _part_by_size(table, reuse, question, [*sizes, None])
+    parts = _part_by_size(table, reuse, [*sizes, None])
     enough = trace_curve(reuse).capacity_for(0.9)
     steps = len(parts) + len(sizes) * len(question.rules) * len(question.speculations)
     numbers = iter(range(1, steps + 1))
@@ -247,7 +241,6 @@ def measure_trace(
         costs=costs,
         points=tuple(answered),
         enough_tokens=None if enough is None else enough * grain,
-        sampling=parts[-1][1].simulation.sampling,
         arch=question.arch,
         behind=tuple(
             _measure_behind(part, tokens, size, strategies, costs, snap=question.snap)
@@ -268,7 +261,7 @@ class _Part:
         requests: int64: those that can.
         table: Only they.
         reuse: What they share.
-        simulation: Policies among them.
+        numbered: Their prompts as numbers of blocks, for policies.
     """
 
     whole: PathTable
@@ -276,11 +269,11 @@ class _Part:
     requests: Ints
     table: PathTable
     reuse: Reuse
-    simulation: Simulation
+    numbered: NumberedPaths
 
 
 def _part_by_size(
-    table: PathTable, reuse: Reuse, question: Question, sizes: Sequence[int | None]
+    table: PathTable, reuse: Reuse, sizes: Sequence[int | None]
 ) -> list[tuple[int | None, _Part]]:
     """Every capacity in tokens, None for no bound, with the requests that can run in it."""
     grain = reuse.grain_tokens
@@ -288,28 +281,25 @@ def _part_by_size(
     counts = [len(table) if b is None else int((reuse.blocks <= b).sum()) for b in blocks]
     parts = {}
     for count in sorted(set(counts)):
-        alike = [b for b, c in zip(blocks, counts, strict=True) if b is not None and c == count]
         if not count:
             least = min(size for size in sizes if size is not None)
             raise ConfigError(
                 f"a capacity of {least:,} tokens is smaller than every prompt, "
                 f"of {int(reuse.tokens.min()):,} tokens and more: no request could run."
             )
-        parts[count] = _part(table, reuse, question, alike, count)
+        parts[count] = _part(table, reuse, count)
     return [(size, parts[count]) for size, count in zip(sizes, counts, strict=True)]
 
 
-def _part(
-    table: PathTable, reuse: Reuse, question: Question, capacities: list[int], count: int
-) -> _Part:
-    """The ``count`` shortest requests; ``capacities`` are in blocks."""
+def _part(table: PathTable, reuse: Reuse, count: int) -> _Part:
+    """The ``count`` shortest requests."""
     whole, references = table, int(reuse.blocks.sum())
     requests = np.sort(np.argsort(reuse.blocks, kind="stable")[:count])
     if count < len(whole):
         table = whole.select(requests)
         reuse = find_reuse(table, reuse.grain_tokens)
-    simulation = Simulation(table, reuse, question.policies, question.sample, capacities)
-    return _Part(whole, references, requests, table, reuse, simulation)
+    numbered = number_prompts(table, reuse.grain_tokens, whole_blocks=False)
+    return _Part(whole, references, requests, table, reuse, numbered)
 
 
 def _measure(
@@ -323,7 +313,6 @@ def _measure(
     """Hits as shares of all prompts; those that cannot run hit nothing."""
     reuse, prompts = part.reuse, part.whole.input_tokens
     blocks = None if tokens is None else tokens // reuse.grain_tokens
-    served_share = part.table.total_input_tokens / part.whole.total_input_tokens
     return Point(
         capacity_tokens=tokens,
         capacity_blocks=blocks,
@@ -338,8 +327,13 @@ def _measure(
             for s in strategies
         ),
         rules=tuple(rules),
-        policies=tuple(o.among(prompts, part.requests) for o in part.simulation.outcomes(blocks)),
-        estimates=tuple(e.scaled(served_share) for e in part.simulation.estimates(blocks)),
+        policies=tuple(
+            apply_policy(name, part.table, reuse, part.numbered, blocks).among(
+                prompts, part.requests
+            )
+            for name in question.policies
+            if blocks is not None
+        ),
     )
 
 

@@ -1,27 +1,22 @@
-"""What is kept of windows and compressor states next to cached blocks, and where a hit resumes.
+"""Strategies for windows and states, and policies of eviction, on a whole trace.
 
-A block of compressed entries is of no use for going on alone: the next token also needs the last
-window of entries and the pending compressor state. Source: arXiv:2606.19348 §3.5.2 (full,
-periodic, zero); the bounded replay of DeepSeek-V4.1; checkpoints at the ends of prompts and where
-prompts part are policies of this toolkit.
-
-Strategies for windows and states on a whole trace, over a cache of blocks evicted by age. A
-checkpoint belongs to the block it ends at, and goes when the block does; a block that is computed
-again comes back without it.
+Strategies are over a cache of blocks evicted by age.  A checkpoint belongs to the block it ends
+at, and goes when the block does; a block that is computed again comes back without it.
 """
 
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice
 from math import lcm
-from typing import Literal
 
 import numpy as np
 
-from dsv4kv.choices import STRATEGIES, unknown
+from dsv4kv.choices import OFFLINE, STRATEGIES, unknown
+from dsv4kv.core.paths import NumberedPaths
+from dsv4kv.core.strategy import Strategy
+from dsv4kv.core.tree import PrefixTree
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.plan import at_whole_block, bytes_per_request, bytes_per_token
@@ -29,84 +24,9 @@ from dsv4kv.model.schedule import build_schedule
 from dsv4kv.model.schema import build_schema
 from dsv4kv.prefix.outcome import Losses, Outcome
 from dsv4kv.prefix.paths import Ints, PathTable, Reuse
+from dsv4kv.prefix.policies import make_policy
 
-Kind = Literal["full", "periodic", "zero", "ends", "ends+junctions"]
-_PLAIN: dict[str, Kind] = {
-    "full": "full",
-    "ends": "ends",
-    "ends+junctions": "ends+junctions",
-}
-
-
-@dataclass(frozen=True)
-class Strategy:
-    """One way to keep windows and states.
-
-    Attributes:
-        name: As users write it.
-        kind: ``full`` keeps every window entry; ``periodic`` a checkpoint at every multiple of
-            ``period_tokens``; ``zero`` none; ``ends`` one at the end of every prompt;
-            ``ends+junctions`` also one where an earlier prompt ran out of checkpoints.
-        window_tokens: Window tokens of a checkpoint.
-        period_tokens: For ``periodic``.
-        replay_tokens: For ``zero``: tokens before the end of a hit that are computed again.
-    """
-
-    name: str
-    kind: Kind
-    window_tokens: int = 128
-    period_tokens: int = 0
-    replay_tokens: int = 0
-
-    @property
-    def keeps_marks(self) -> bool:
-        """Whether it depends on earlier requests where a hit can resume."""
-        return self.kind in ("ends", "ends+junctions")
-
-    def resume_tokens(self, found_tokens: int, held: Sequence[int]) -> int:
-        """Where computing can go on.
-
-        Args:
-            found_tokens: Whole cached blocks of the prompt, in tokens.
-            held: Positions of checkpoints that are there on the prompt's path, rising.
-
-        Returns:
-            Tokens that need not be computed; for ``zero`` net of those computed again.
-        """
-        match self.kind:
-            case "full":
-                return found_tokens
-            case "periodic":
-                return found_tokens // self.period_tokens * self.period_tokens
-            case "zero":
-                return max(0, found_tokens - self.replay_tokens)
-            case _:
-                return max((place for place in held if place <= found_tokens), default=0)
-
-    def places_to_keep(
-        self, resumed_tokens: int, found_tokens: int, prompt_tokens: int
-    ) -> tuple[int, ...]:
-        """Positions at which a prompt leaves checkpoints while it is computed.
-
-        Args:
-            resumed_tokens: Where computing began.
-            found_tokens: Whole cached blocks that it found.
-            prompt_tokens: Its length, already cut to where a later prompt can part from it.
-        """
-        match self.kind:
-            case "periodic":
-                period = self.period_tokens
-                first = (found_tokens // period + 1) * period
-                return tuple(range(first, prompt_tokens + 1, period))
-            case "ends" if prompt_tokens > resumed_tokens:
-                return (prompt_tokens,)
-            case "ends+junctions":
-                if resumed_tokens >= found_tokens or found_tokens == prompt_tokens:
-                    return (prompt_tokens,) if prompt_tokens > resumed_tokens else ()
-                wanted = sorted((found_tokens, prompt_tokens))
-                return tuple(place for place in wanted if place > resumed_tokens)
-            case _:
-                return ()
+_PLAIN = ("full", "ends", "ends+junctions")
 
 
 def parse_strategy(text: str, *, window_tokens: int, layers: int) -> Strategy:
@@ -139,7 +59,7 @@ def _parse(text: str, window_tokens: int, layers: int) -> Strategy:
     if text == "zero:bounded":
         return Strategy(text, "zero", window_tokens, replay_tokens=window_tokens - 1)
     if text in _PLAIN:
-        return Strategy(text, _PLAIN[text], window_tokens)
+        return Strategy(text, text, window_tokens)
     raise unknown(STRATEGIES, text, "a strategy")
 
 
@@ -309,3 +229,35 @@ def _follow_marks(
 def _between(marks: list[int], begin: int, stop: int) -> list[int]:
     """Rising marks above ``begin`` and up to ``stop``."""
     return marks[bisect_right(marks, begin) : bisect_right(marks, stop)]
+
+
+def apply_policy(
+    name: str, table: PathTable, reuse: Reuse, numbered: NumberedPaths, capacity_blocks: int
+) -> Outcome:
+    """Serve a trace, one request after the other, from a cache that a policy empties.
+
+    ``numbered`` are its prompts in blocks as ``reuse`` has them.
+
+    Raises:
+        ConfigError: There is no such policy, or the longest prompt does not fit the cache.
+    """
+    longest = int(reuse.blocks.max())
+    if capacity_blocks < longest:
+        raise ConfigError(
+            f"a cache of {capacity_blocks:,} blocks is smaller than the longest prompt, "
+            f"{longest:,} blocks of {reuse.grain_tokens} tokens."
+        )
+    policy = make_policy(name, capacity_blocks, numbered if name == OFFLINE else None)
+    paths = map(numbered.path, range(len(numbered)))
+    hits = PrefixTree(policy).serve(paths, capacity_blocks)
+    found = np.array(hits, np.int64)
+    tokens = np.minimum(found * reuse.grain_tokens, reuse.tokens)
+    lost = int((reuse.found_tokens(None) - tokens).sum())
+    return Outcome(
+        name,
+        tokens,
+        table.total_input_tokens,
+        Losses(evicted_block=lost),
+        found_tokens=int(tokens.sum()),
+        found_blocks=int(found.sum()),
+    )

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.mrc.curves import Answer, Point, Question, pick_capacities, trace_curve
-from dsv4kv.mrc.sample import Sampling, hash_numbers
 from dsv4kv.mrc.strategies import prefix_costs
 from dsv4kv.prefix.paths import Ints, PathTable, Reuse, find_reuse, join_runs
 
@@ -109,6 +108,14 @@ class Kept:
             self.start,
             ends - before,
         )
+
+
+def hash_numbers(numbers: Ints) -> NDArray[np.float64]:
+    """0 to below 1 by splitmix64 (Steele et al., OOPSLA 2014), the same on every machine."""
+    mixed = (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+    return ((mixed ^ (mixed >> np.uint64(31))) >> np.uint64(11)) / 2.0**53
 
 
 def _firsts(request: Ints) -> NDArray[np.bool_]:
@@ -263,7 +270,6 @@ def measure_stream(tables: Iterable[PathTable], question: Question, memory_bytes
         costs=costs,
         points=tuple(found),
         enough_tokens=None if enough is None else enough * whole.every * grain,
-        sampling=Sampling(),
         kept_share=1 / whole.every,
         kept_references=int(kept.count.sum()),
     )

@@ -1,12 +1,15 @@
 """The backend in torch eager where there is no GPU: writes and gathers; reads in ``cpu_reads``.
 
-Right, and as fast as eager operations go; not a performance claim.
+Right, and as fast as eager operations go; not a performance claim. What is not here is done as the
+reference does it.
 """
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from dsv4kv.ops import codec
+from dsv4kv.ops import codec, reference
 from dsv4kv.ops.compressor import Compressor
 from dsv4kv.ops.cpu_reads import attend as attend
 from dsv4kv.ops.cpu_reads import index_scores as index_scores
@@ -14,6 +17,12 @@ from dsv4kv.ops.cpu_reads import indexer_query as indexer_query
 from dsv4kv.ops.cpu_reads import select_blocks as select_blocks
 from dsv4kv.ops.cpu_reads import select_topk as select_topk
 from dsv4kv.ops.storage import PageStore, Parts
+
+
+def __getattr__(name: str) -> Callable[..., None]:
+    function: Callable[..., None] = getattr(reference, name)
+    return function
+
 
 _CHUNK = 4096  # entries: 2.4 MB read and 4 MB written stay in L2 and L3
 

@@ -98,14 +98,15 @@ def _look_at(
     config: DSV4Config, held: dict[int, LayerCacheSchema], schema: LayerCacheSchema
 ) -> _Layer:
     layer, owner = schema.layer, held[schema.layer.kv_owner]
+    by_blocks = config.candidates is not None
     return _Layer(
         ratio=layer.ratio,
         every=layer.attn is AttentionType.HCA,
         window=schema.window,
         main=owner.main,
         keys=owner.indexer if layer.selects else None,
-        is_source=chooses_candidates(config, layer),
-        is_narrow=scores_candidates(config, layer),
+        is_source=by_blocks and chooses_candidates(config, layer),
+        is_narrow=by_blocks and scores_candidates(config, layer),
     )
 
 

@@ -28,13 +28,7 @@ tenth of the requests then wait beyond the limit."""
 
 @dataclass(frozen=True)
 class Slo:
-    """A limit of a percentile of a time.
-
-    Attributes:
-        name: ``ttft``, ``tpot`` or ``latency``.
-        percent: The percentile.
-        limit_s: Its limit, in s.
-    """
+    """A limit, in s, of a percentile of ``ttft``, ``tpot`` or ``latency``."""
 
     name: str
     percent: float
@@ -47,11 +41,7 @@ class Slo:
 
 
 def parse_slos(texts: Sequence[str]) -> tuple[Slo, ...]:
-    """Read ``ttft_p99=2s``, ``tpot_p50=50ms``.
-
-    Raises:
-        ConfigError: Another form, a limit given twice, or no limit of waiting.
-    """
+    """Read ``ttft_p99=2s``, ``tpot_p50=50ms``; raises ``ConfigError``."""
     slos = list[Slo]()
     for text in texts:
         match = _SLO.fullmatch(text.replace(" ", ""))
@@ -74,11 +64,7 @@ def parse_slos(texts: Sequence[str]) -> tuple[Slo, ...]:
 
 
 def parse_prices(texts: Sequence[str], gpus: Sequence[str]) -> dict[str, float]:
-    """Read ``h200=2.5``: prices of all of ``gpus``, or of none.
-
-    Raises:
-        ConfigError: Another form, another GPU, or a GPU without a price.
-    """
+    """Read ``h200=2.5``: prices of all of ``gpus``, or of none; raises ``ConfigError``."""
     prices = dict[str, float]()
     for text in texts:
         name, _, value = text.partition("=")

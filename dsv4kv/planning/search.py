@@ -44,13 +44,9 @@ _FASTER, _LITTLE_FASTER = 2.0, 1.25
 
 @dataclass
 class Tally:
-    """Counts of the deployments considered, and why kinds were ruled out.
+    """Deployments considered (kinds × replicas), pruned without a simulation, and why.
 
-    Attributes:
-        considered: Deployments: every kind with every number of replicas that is allowed.
-        pruned: Deployments that were ruled out without a simulation, by reason.
-        reasons: Why a kind is not the answer, by its label.
-        least_s: Lower bound of every limited time, by label, and the server that has it.
+    ``reasons`` are by a kind's label; ``least_s`` has a limit's lower bound and its server.
     """
 
     considered: int = 0
@@ -65,17 +61,12 @@ class Tally:
 
 @dataclass(frozen=True)
 class Answer:
-    """The result of a search.
+    """The best deployment, the best of other servers, and the simulations of both windows.
 
     Attributes:
-        best: The cheapest, or the one of the highest rate; None if no deployment keeps the limits.
-        second: The best among other servers than the best's.
         safer: The cheapest that keeps limits by more than the clock's error; None where there is
             none, or the best does.
         nearest: Where there is no best, the deployment that came nearest to the limits.
-        trials: Simulations on the window.
-        confirmed: Simulations on the whole trace, if it is longer than the window.
-        tally: Everything else.
         window: Requests of the window, or of the trace if it is no longer.
     """
 
@@ -100,12 +91,9 @@ def list_kinds(
     splits: Sequence[Split | None] = (None,),
     args: Mapping[str, str] = MappingProxyType({"": ""}),
 ) -> list[Kind]:
-    """Return the kinds of deployment that bounds do not rule out; ``tally`` counts the others.
+    """Return the kinds that bounds do not rule out; ``tally`` counts the others.
 
-    ``args`` are alternative flags of the launch command, by name; see ``name_args``.
-
-    Raises:
-        ConfigError: An unknown setting, GPU or model.
+    ``args`` are alternative flags of the launch command, by name. Raises ``ConfigError``.
     """
     kinds = []
     for gpu in gpus:
@@ -133,10 +121,7 @@ def list_kinds(
 
 
 def remember_parts() -> FindParts:
-    """Return a ``find_parts`` that runs once for all simulations of a server on a window.
-
-    The number of replicas, the router and the speed do not matter.
-    """
+    """Return a ``find_parts`` that runs once for all simulations of a server on a window."""
     known: dict[tuple[str, int], Parts] = {}
 
     def find(config: ReplayConfig, requests: Sequence[Request]) -> Parts:
@@ -150,14 +135,7 @@ def remember_parts() -> FindParts:
 
 @dataclass(frozen=True)
 class WarmStart:
-    """Where a search begins, from the results of another.
-
-    Attributes:
-        preferred: Labels of kinds that are tried first.
-        units: Number of units that is tried first, by servers.
-        speeds: Speed that is tried first, by servers.
-        nearer: Precision of the highest rate.
-    """
+    """Kinds by label, units and speeds by servers that are tried first, and how precise a rate."""
 
     preferred: Collection[str] = ()
     units: Mapping[str, int] = field(default_factory=dict)
@@ -169,16 +147,7 @@ class WarmStart:
 class Search:
     """A search on one window of a trace; nothing is simulated twice.
 
-    Attributes:
-        question: Limits and prices.
-        kinds: Kinds of deployment to search.
-        requests: The window.
-        tally: Collects why kinds are ruled out.
-        start: Where it begins.
-        find_parts: What simulations have in common.
-        on_trial: Called after every simulation.
-        looser: Simulations of the same window with limits that allow more.
-        known: Simulations so far, by ``Kind.key``.
+    ``looser`` are simulations with limits that allow more, ``known`` those so far.
     """
 
     question: Question

@@ -58,13 +58,7 @@ def in_role(command: str, role: str) -> str:
 class Server:
     """One replica that starts, and holds the longest request.
 
-    Attributes:
-        gpu: Its kind of GPU.
-        layout: How it is spread.
-        config: How it is replayed, alone.
-        command: How it is launched.
-        variant: Name of its ``--args``, ``args 2``; empty where there is no choice of them.
-        parts: The replay's parts, with the defaults of its engine.
+    ``variant`` names its ``--args``, ``args 2``; ``parts`` are the replay's.
     """
 
     gpu: str
@@ -95,12 +89,7 @@ def open_server(
     variant: str = "",
     args: str = "",
 ) -> Server:
-    """Size a server, with ``args`` in its command.
-
-    Raises:
-        DoesNotFit: Its weights or the longest request do not fit.
-        ConfigError: An unknown setting, or ``args`` that choose another layout.
-    """
+    """Size a server, with ``args`` in its command; raises ``DoesNotFit``, ``ConfigError``."""
     asked = load_config(None, settings, ReplayConfig).config
     family = family_of(engine)
     if family is None or not family.rules:

@@ -20,8 +20,8 @@ from dsv4kv.planning.servers import Bounds, Server
 from dsv4kv.replay.build import find_parts
 from dsv4kv.traces.request import Request
 
-_CHECKS, _BETWEEN = 100, 20
-"""How often a simulation checks whether its limits are lost; min requests between checks."""
+_CHECKS = 100
+"""How often a simulation checks whether its limits are lost."""
 
 
 class Split(NamedTuple):
@@ -32,11 +32,7 @@ class Split(NamedTuple):
 
 
 def parse_splits(texts: Sequence[str]) -> list[Split | None]:
-    """Read ``none`` and ``1:2``.
-
-    Raises:
-        ConfigError: Something else.
-    """
+    """Read ``none`` and ``1:2``; raises ``ConfigError``."""
     splits = list[Split | None]()
     for text in dict.fromkeys(texts):
         match = re.fullmatch(r"([1-9]\d*):([1-9]\d*)", text, re.ASCII)
@@ -51,14 +47,7 @@ def parse_splits(texts: Sequence[str]) -> list[Split | None]:
 
 @dataclass(frozen=True)
 class Kind:
-    """Servers of one kind behind a router, alike or in units of prefill and decode replicas.
-
-    Attributes:
-        server: Each of them.
-        router: In front.
-        bounds: What no number of them undercuts.
-        split: A unit; None where every replica does both.
-    """
+    """Servers of one kind behind a router, alike or in units of prefill and decode replicas."""
 
     server: Server
     router: str
@@ -111,7 +100,6 @@ class Trial:
     """A simulated deployment.
 
     Attributes:
-        kind: Its servers.
         units: Number of replicas, or of units of prefill and decode replicas.
         speed: Trace seconds per second.
         cost: GPUs, or money in an hour.
@@ -119,13 +107,9 @@ class Trial:
             simulation ended early.
         rate: Requests that arrive, per s.
         good: Share of requests that keep every limit.
-        meets: Whether every limit is kept.
-        requests: Requests of the simulation.
         came: Requests that arrived before it ended.
-        served: Requests that were served.
         hit_share: Share of prompt tokens that hit the prefix cache.
         busy_share: Share of the time in which replicas compute, of the busiest role.
-        tpot_p99_s: 99th percentile of the time per output token.
     """
 
     kind: Kind
@@ -187,9 +171,11 @@ class LateRequests:
         unfinished = [0] * len(self._slos)
         for pool in so_far.pools:
             for replica in pool:
-                place, still_open = id(replica), list[Served]()
-                new = replica.served[self._seen.get(place, 0) :]
-                for served in (*self._open.get(place, ()), *new):
+                place, given, still_open = id(replica), replica.served, list[Served]()
+                begun, seen = self._open.get(place, ()), self._seen.get(place, 0)
+                if not begun and seen == len(given):
+                    continue
+                for served in (*begun, *given[seen:]):
                     if so_far.answers[served.number] is not served:  # it moved on to decode
                         continue
                     ended = served.finished_s is not None and pool is so_far.pools[-1]
@@ -199,7 +185,7 @@ class LateRequests:
                     times_s = _times_so_far(replica, served, so_far.prompts[served.number])
                     for slot, slo in enumerate(self._slos):
                         counts[slot] += times_s.get(slo.name, 0.0) > slo.limit_s
-                self._open[place], self._seen[place] = still_open, len(replica.served)
+                self._open[place], self._seen[place] = still_open, len(given)
         return any(map(gt, map(add, unfinished, self._late), self._allowed))
 
 
@@ -241,7 +227,7 @@ def simulate(
         came=count,
         served=0,
     )
-    interval, lost = max(_BETWEEN, count // _CHECKS), False
+    interval, lost = max(1, count // _CHECKS), False
     for number, _ in enumerate(made.run(), 1):
         if not to_end and number % interval == 0:
             lost = late.lose_a_limit(made.outcome(ended=False))

@@ -13,49 +13,14 @@ its cost grows with requests and with how often prompts part, not with their len
 """
 
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dsv4kv.core.paths import BlockPaths, NumberedPaths
 from dsv4kv.errors import ConfigError
 
 Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Path:
-    """One prompt.
-
-    Attributes:
-        starts: int64[runs]: first id of every maximal run of consecutive ids.
-        ends: int64[runs]: blocks of the path up to the run's end.
-        tokens: Tokens the path covers.
-    """
-
-    starts: Ints
-    ends: Ints
-    tokens: int
-
-    def id_at(self, block: int) -> int:
-        """The id of a block of the path, counted from 0."""
-        run = int(self.ends.searchsorted(block, side="right"))
-        before = int(self.ends[run - 1]) if run else 0
-        return int(self.starts[run]) + block - before
-
-    def common_blocks(self, other: "Path") -> int:
-        """Leading blocks that two paths share."""
-        count = min(len(self.starts), len(other.starts))
-        if not count:
-            return 0
-        same = self.starts[:count] == other.starts[:count]
-        differ = ~(same & (self.ends[:count] == other.ends[:count]))
-        run = int(differ.argmax())
-        if not differ[run]:
-            return int(self.ends[count - 1])
-        if same[run]:
-            return min(int(self.ends[run]), int(other.ends[run]))
-        return int(self.ends[run - 1]) if run else 0
 
 
 @dataclass(frozen=True)
@@ -90,11 +55,6 @@ class PathTable:
 
     def __len__(self) -> int:
         return len(self.counts)
-
-    def path(self, request: int) -> Path:
-        """The path of one request."""
-        low, high = self.offsets[request], self.offsets[request + 1]
-        return Path(self.starts[low:high], self.ends[low:high], int(self.path_tokens[request]))
 
     def select(self, requests: Ints) -> "PathTable":
         """A table of some of the requests, in the order given."""
@@ -229,93 +189,6 @@ def _inside_a_run(table: PathTable, request: Ints, before: Ints) -> Contradictio
     )
 
 
-class Shape:
-    """Paths cut into blocks of one size, and names for the blocks.
-
-    Attributes:
-        blocks: Blocks of every path.
-        tokens: int64[requests]: tokens of every path.
-        key_tokens: Tokens after a block that distinguish it, too.
-    """
-
-    def __init__(
-        self, table: PathTable, grain_tokens: int, *, whole_blocks: bool, key_tokens: int = 0
-    ) -> None:
-        """Cut the paths.
-
-        Args:
-            table: The trace.
-            grain_tokens: Tokens of a block.
-            whole_blocks: Leave a partial last block out.
-            key_tokens: Tokens after a block that distinguish it, too; a whole block
-                without them is left out. Prompts part where their ids do.
-        """
-        self._table = table
-        self._grain, self.key_tokens = grain_tokens, key_tokens
-        self._per_id = max(1, table.block_tokens // grain_tokens)
-        tokens = table.path_tokens
-        whole = np.maximum(0, tokens - key_tokens) // grain_tokens * grain_tokens
-        self.tokens = whole if whole_blocks else tokens
-        self._lengths: list[int] = tokens.tolist()
-        self.blocks: list[int] = (-(-self.tokens // grain_tokens)).tolist()
-
-    def path(self, request: int) -> Path:
-        """The path of a request."""
-        return self._table.path(request)
-
-    def common_blocks(self, one: int, other: int, paths: tuple[Path, Path]) -> int:
-        """Leading blocks of two requests that hold the same tokens.
-
-        A partial block is shared by equal prompts alone.
-        """
-        shared = paths[0].common_blocks(paths[1]) * self._table.block_tokens
-        shared = min(shared, self._lengths[one], self._lengths[other])
-        if shared == self._lengths[one] == self._lengths[other]:
-            return self.blocks[one]
-        return max(0, shared - self.key_tokens) // self._grain
-
-    def name(self, request: int, path: Path, block: int) -> int:
-        """A number that stands for a block and its history, whichever request it is seen in."""
-        end = (block + 1) * self._grain
-        if end > self._lengths[request]:  # partial: another block than the one it would fill
-            last_id, tokens = int(path.ends[-1]) - 1, self._lengths[request] % self._grain
-        else:
-            last_id, tokens = (end + self.key_tokens - 1) // self._table.block_tokens, 0
-        within = path.id_at(last_id) * self._per_id + block % self._per_id
-        return within * self._grain + tokens
-
-
-class Walker:
-    """Remembers who touched every block last, by the first block of each stretch alone."""
-
-    def __init__(self, shape: Shape) -> None:
-        """Start with no past."""
-        self._shape = shape
-        self._owner_of: dict[int, int] = {}
-
-    def meet(self, request: int) -> list[tuple[int, int, int]]:
-        """The past of a request as (owner, begin, end), first block first; then it owns all of it.
-
-        Call it once for every request, in order.
-        """
-        shape, owner_of = self._shape, self._owner_of
-        path, blocks = shape.path(request), shape.blocks[request]
-        past, begin = [], 0
-        while begin < blocks:
-            owner = owner_of.pop(shape.name(request, path, begin), None)
-            if owner is None:
-                break
-            other = shape.path(owner)
-            end = shape.common_blocks(request, owner, (path, other))
-            if end < shape.blocks[owner]:  # the owner keeps what follows
-                owner_of[shape.name(owner, other, end)] = owner
-            past.append((owner, begin, end))
-            begin = end
-        if blocks:
-            owner_of[shape.name(request, path, 0)] = request
-        return past
-
-
 @dataclass(frozen=True)
 class Reuse:
     """Every prompt's past, in blocks of ``grain_tokens``.
@@ -369,98 +242,43 @@ def find_reuse(
         table: The trace.
         grain_tokens: Tokens of a block.
         whole_blocks: Leave a prompt's partial last block out of the cache.
-        key_tokens: Tokens after a block that distinguish it, as ``Shape`` says.
+        key_tokens: Tokens after a block that distinguish it, as ``BlockPaths`` says.
 
     Raises:
         ConfigError: A block size that does not fit the trace's.
     """
-    check_grain(table, grain_tokens)
-    shape = Shape(table, grain_tokens, whole_blocks=whole_blocks, key_tokens=key_tokens)
-    walker, order = Walker(shape), _Recency(len(table))
-    rows: list[tuple[int, int, int, int, int]] = []
-    for request in range(len(table)):
-        past = walker.meet(request)
-        rows += [
-            (request, owner, begin, end, order.more_recent(owner)) for owner, begin, end in past
-        ]
-        for owner, begin, end in past:
-            order.add(owner, begin - end)
-        order.add(request, shape.blocks[request])
-    columns = np.array(rows, np.int64).reshape(-1, 5).T
-    return Reuse(grain_tokens, np.array(shape.blocks, np.int64), shape.tokens, *columns)
+    paths = cut_paths(table, grain_tokens, whole_blocks=whole_blocks, key_tokens=key_tokens)
+    columns = np.array(paths.stretches(), np.int64).reshape(5, -1)
+    blocks, tokens = (np.array(each, np.int64) for each in (paths.blocks, paths.tokens))
+    return Reuse(grain_tokens, blocks, tokens, *columns)
 
 
-class _Recency:
-    """How many blocks each request touched last, with sums over later requests (Fenwick tree)."""
+def number_prompts(
+    table: PathTable, block_tokens: int, key_tokens: int = 0, *, whole_blocks: bool = True
+) -> NumberedPaths:
+    """Prompts of a trace as numbers of blocks; raises ``ConfigError`` for blocks that do not fit.
 
-    def __init__(self, requests: int) -> None:
-        self._tree = [0] * (requests + 1)
-        self._total = 0
-
-    def add(self, request: int, blocks: int) -> None:
-        tree, at = self._tree, request + 1
-        self._total += blocks
-        while at < len(tree):
-            tree[at] += blocks
-            at += at & -at
-
-    def more_recent(self, request: int) -> int:
-        tree, at, older = self._tree, request + 1, 0
-        while at:
-            older += tree[at]
-            at &= at - 1
-        return self._total - older
-
-
-@dataclass(frozen=True)
-class NumberedPaths:
-    """The prompts of a trace as numbers of blocks.
-
-    Attributes:
-        paths: int64 for every request: the numbers of its blocks.
-        count: How many different ones there are.
+    Args:
+        table: The trace.
+        block_tokens: Tokens of a block.
+        key_tokens: Tokens after a block that distinguish it, as ``BlockPaths`` says.
+        whole_blocks: Leave a prompt's partial last block out.
     """
-
-    paths: tuple[Ints, ...]
-    count: int
-
-
-def number_paths(reuse: Reuse) -> NumberedPaths:
-    """The same as ``number_blocks``, request by request."""
-    offsets, numbers, count = number_blocks(reuse)
-    paths = tuple(numbers[a:b] for a, b in pairwise(offsets))
-    return NumberedPaths(paths, count)
+    return NumberedPaths(
+        cut_paths(table, block_tokens, whole_blocks=whole_blocks, key_tokens=key_tokens)
+    )
 
 
-def number_prompts(table: PathTable, block_tokens: int, key_tokens: int = 0) -> NumberedPaths:
-    """Prompts of a trace in whole blocks; raises ``ConfigError`` for blocks that do not fit."""
-    reuse = find_reuse(table, block_tokens, whole_blocks=True, key_tokens=key_tokens)
-    return number_paths(reuse)
-
-
-def number_blocks(reuse: Reuse) -> tuple[Ints, Ints, int]:
-    """Number blocks in order of first use; equal blocks with equal history share a number.
-
-    Returns:
-        int64[requests + 1]: where every request's blocks begin; int64[blocks of all requests]: the
-        numbers; and how many different ones there are.
-    """
-    offsets = np.concatenate([[0], reuse.blocks.cumsum()])
-    numbers = np.zeros(int(offsets[-1]), np.int64)
-    seen = np.zeros(len(reuse.blocks), np.int64)
-    np.maximum.at(seen, reuse.request, reuse.end)
-    fresh = np.concatenate([[0], (reuse.blocks - seen).cumsum()])
-    for request in range(len(reuse.blocks)):
-        begin, end = offsets[request] + seen[request], offsets[request + 1]
-        numbers[begin:end] = np.arange(fresh[request], fresh[request + 1])
-    _copy_stretches(reuse, offsets, numbers)
-    return offsets, numbers, int(fresh[-1])
-
-
-def _copy_stretches(reuse: Reuse, offsets: Ints, numbers: Ints) -> None:
-    """In order: an owner's numbers are complete before a later request copies them."""
-    to = offsets[reuse.request]
-    source = offsets[reuse.owner]
-    columns = (to + reuse.begin, to + reuse.end, source + reuse.begin, source + reuse.end)
-    for begin, end, low, high in zip(*(column.tolist() for column in columns), strict=True):
-        numbers[begin:end] = numbers[low:high]
+def cut_paths(
+    table: PathTable, block_tokens: int, *, whole_blocks: bool, key_tokens: int
+) -> BlockPaths:
+    """The paths of a trace in blocks; raises ``ConfigError`` for blocks that do not fit."""
+    check_grain(table, block_tokens)
+    return BlockPaths(
+        (table.starts.tolist(), table.ends.tolist(), table.offsets.tolist()),
+        table.path_tokens.tolist(),
+        table.block_tokens,
+        block_tokens,
+        whole_blocks=whole_blocks,
+        key_tokens=key_tokens,
+    )

@@ -1,37 +1,41 @@
 """From a configuration to a scheduler that is ready to run."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice
+
+import numpy as np
 
 from dsv4kv.clock.sources import find_layout, open_times
 from dsv4kv.clock.steps import StepTimes
 from dsv4kv.clock.weights import WeightModel, build_weights
+from dsv4kv.config.bench import Speculative
 from dsv4kv.config.replay import ArrivalSection, ReplayConfig
 from dsv4kv.core.clock import Rates, Tables, VirtualClock
-from dsv4kv.core.contract import NOTHING_BELOW, Below, Ledger, Source
-from dsv4kv.core.scheduler import Drafts, Limits, Observer, Scheduler
+from dsv4kv.core.losses import ReuseTally
+from dsv4kv.core.outcome import Outcome
+from dsv4kv.core.paths import NumberedPaths
+from dsv4kv.core.prompts import Below, EnginePrompts, IdealCache, IdealPrompts, Prompts
+from dsv4kv.core.scheduler import Drafts, Limits, Scheduler, Source
+from dsv4kv.core.strategy import Strategy
+from dsv4kv.core.tree import PrefixTree
 from dsv4kv.engines.names import find_rule
+from dsv4kv.engines.prefix import Pool, draft_needs, find_drafts, open_cache
 from dsv4kv.errors import ConfigError, TraceError
-from dsv4kv.mrc.strategies import Strategy
-from dsv4kv.prefix.block_hash import BlockHashIndex
+from dsv4kv.prefix.paths import PathTable, number_prompts
 from dsv4kv.prefix.policies import make_policy
 from dsv4kv.processes import without_collector
 from dsv4kv.replay.costs import fill_tables
-from dsv4kv.replay.engine import EnginePaths, EnginePrompts, build_engine, find_paths
-from dsv4kv.replay.memory import MemoryPlan, check_fit, plan_memory
-from dsv4kv.replay.outcome import Outcome
-from dsv4kv.replay.prompts import BlockLedger, CheckpointStore, PromptCache, Sizes
+from dsv4kv.replay.memory import MemoryPlan, arch_of, check_fit, plan_memory
 from dsv4kv.replay.rates import find_rates
-from dsv4kv.replay.requests import Arrivals
-from dsv4kv.replay.server import by_server
-from dsv4kv.replay.sharing import KeysOf, keys_in, keys_on, shared_tokens
-from dsv4kv.replay.stored import leave_nothing
+from dsv4kv.replay.requests import Arrivals, KeysOf, keys_in, keys_on, shared_tokens
+from dsv4kv.replay.server import by_server, holds_chunks
 from dsv4kv.replay.tiers import SharedTiers, Tiers, build_tiers
 from dsv4kv.traces import ReadOptions, read_trace
 from dsv4kv.traces.collect import check_histories, collect_paths, place_of
 from dsv4kv.traces.request import Request
+from dsv4kv.traces.runs import IdRuns, list_runs
 from dsv4kv.traces.synth import synthesize
 
 
@@ -59,7 +63,55 @@ def check_ids(requests: Sequence[Request], workload: ArrivalSection) -> None:
             read_options(workload),
         )
 
-    check_histories(collect_paths(requests), name)
+    check_histories(_collect(requests), name)
+
+
+_LAST: list[tuple[Sequence[Request], PathTable]] = []
+
+
+def _collect(requests: Sequence[Request]) -> PathTable:
+    """The paths of a trace; those of the last one are remembered."""
+    if not _LAST or _LAST[0][0] is not requests:
+        _LAST[:] = [(requests, collect_paths(requests))]
+    return _LAST[0][1]
+
+
+def read_requests(config: ReplayConfig) -> list[Request]:
+    """The requests of a configuration, all of them.
+
+    Raises:
+        TraceError: The trace cannot be read, its block ids contradict each other, or nothing is
+            left of it.
+    """
+    workload = config.workload
+    if workload.trace is None:
+        requests = synthesize(workload.synthetic, config.measure.seed)
+    else:
+        options = read_options(workload)
+        requests = read_trace(workload.trace, workload.trace_format, options)
+    stop = None if workload.limit is None else workload.skip + workload.limit
+    with without_collector():
+        found = list(islice(requests, workload.skip, stop))
+    if not found:
+        source = workload.trace or "the synthetic workload"
+        raise TraceError(
+            f"{source}: no request is left after skipping {workload.skip}: lower workload.skip."
+        )
+    check_ids(found, workload)
+    return found
+
+
+@dataclass(frozen=True)
+class EnginePaths:
+    """The prompts of a trace, as an engine's cache is given them.
+
+    Attributes:
+        table: As paths of ids.
+        numbered: The blocks of each that can be shared, as numbers.
+    """
+
+    table: PathTable
+    numbered: NumberedPaths
 
 
 @dataclass(frozen=True)
@@ -101,22 +153,45 @@ def find_parts(config: ReplayConfig, requests: Sequence[Request]) -> Parts:
     config = by_server(config)
     memory = plan_memory(config)
     weights = build_weights(config, memory.model, memory.schemas)
-    rates, times = _build_timing(config, memory, weights)
+    rates, times = None, None
+    if config.cost.clock == "stated":
+        rates = find_rates(config.cost)
+    else:
+        times = open_times(config, memory.model, memory.schemas, weights)
     trace_tokens = next((r.hash_block_tokens for r in requests if r.hash_block_tokens), 0)
     engine = find_paths(config, memory, requests)
     tokens = memory.block_tokens if engine else shared_tokens(trace_tokens, memory.block_tokens)
     longest = min(memory.max_context_tokens, max(r.total_tokens for r in requests))
-    return Parts(
-        config,
-        memory,
-        rates,
-        times,
-        weights,
-        tokens,
-        engine,
-        keys_in(engine.paths) if engine else keys_on(tokens),
-        longest,
-    )
+    keys = keys_in(engine.numbered) if engine else keys_on(tokens)
+    return Parts(config, memory, rates, times, weights, tokens, engine, keys, longest)
+
+
+def find_paths(
+    config: ReplayConfig, memory: MemoryPlan, requests: Sequence[Request]
+) -> EnginePaths | None:
+    """The prompts for ``prefix.rule``; None for the toolkit's own, or without reuse.
+
+    Raises:
+        ConfigError: Blocks that do not fit the trace's or the rule.
+    """
+    rule = find_rule(config.prefix.rule)
+    if not rule.engine or not config.prefix.reuse:
+        return None
+    size = memory.block_tokens
+    named = any(len(request.prefix_hashes) for request in requests)
+    table = _collect(requests) if named else collect_paths(_name_apart(requests, size))
+    drafts = find_drafts(config.prefix.rule, config.prefix.speculation)
+    return EnginePaths(table, number_prompts(table, size, drafts.key_tokens))
+
+
+def _name_apart(requests: Sequence[Request], block_tokens: int) -> Iterator[Request]:
+    """Prompts of which only the lengths are known, as those that share nothing."""
+    first = 0
+    for request in requests:
+        count = -(-request.input_tokens // block_tokens)
+        ids = IdRuns(np.array([first]), np.array([count]))
+        yield replace(request, prefix_hashes=ids, hash_block_tokens=block_tokens)
+        first += count
 
 
 @dataclass(frozen=True)
@@ -126,15 +201,13 @@ class Wiring:
     Attributes:
         parts: What all have in common.
         source: Where its requests come from.
-        observe: Who watches, in front of the outcome.
-        cover: What is put in front of the tiers below its cache.
+        cover: What is put in front of the tiers below its cache, where there are any.
         shared: Tiers that it has in common with others.
     """
 
     parts: Parts | None = None
     source: Source | None = None
-    observe: Callable[[Outcome], Observer] | None = None
-    cover: Callable[[Below], Below] | None = None
+    cover: Callable[[Below | None], Below | None] | None = None
     shared: SharedTiers | None = None
 
 
@@ -146,57 +219,41 @@ class Replay:
     """A replay that is ready to run, and what it was made of.
 
     Attributes:
-        config: What was asked for.
-        memory: How the memory is divided.
-        rates: How fast work is done, by source stated; None by another.
-        times: How long steps take by another source; None by stated.
-        weights: What weights cost.
+        parts: What it has in common with others.
         requests: The trace.
-        shared_tokens: Tokens of the blocks that prompts share.
-        keys: The blocks of every prompt that can be shared.
-        outcome: Collects what happens.
         scheduler: Runs it.
-        prompts: What was reused.
         tiers: What is below the GPUs; None where nothing is.
     """
 
-    config: ReplayConfig
-    memory: MemoryPlan
-    rates: Rates | None
-    times: StepTimes | None
-    weights: WeightModel
+    parts: Parts
     requests: Sequence[Request]
-    shared_tokens: int
-    keys: KeysOf
-    outcome: Outcome
     scheduler: Scheduler
-    prompts: PromptCache | EnginePrompts
     tiers: Tiers | None = None
 
+    @property
+    def config(self) -> ReplayConfig:
+        """What was asked for."""
+        return self.parts.config
 
-def read_requests(config: ReplayConfig) -> list[Request]:
-    """The requests of a configuration, all of them.
+    @property
+    def memory(self) -> MemoryPlan:
+        """How the memory is divided."""
+        return self.parts.memory
 
-    Raises:
-        TraceError: The trace cannot be read, its block ids contradict each other, or nothing is
-            left of it.
-    """
-    workload = config.workload
-    if workload.trace is None:
-        requests = synthesize(workload.synthetic, config.measure.seed)
-    else:
-        options = read_options(workload)
-        requests = read_trace(workload.trace, workload.trace_format, options)
-    stop = None if workload.limit is None else workload.skip + workload.limit
-    with without_collector():
-        found = list(islice(requests, workload.skip, stop))
-    if not found:
-        source = workload.trace or "the synthetic workload"
-        raise TraceError(
-            f"{source}: no request is left after skipping {workload.skip}: lower workload.skip."
-        )
-    check_ids(found, workload)
-    return found
+    @property
+    def times(self) -> StepTimes | None:
+        """How long steps take; None by source stated."""
+        return self.parts.times
+
+    @property
+    def outcome(self) -> Outcome:
+        """Collects what happens."""
+        return self.scheduler.outcome
+
+    @property
+    def prompts(self) -> Prompts:
+        """What was reused."""
+        return self.scheduler.prompts
 
 
 def build_replay(
@@ -211,112 +268,109 @@ def build_replay(
         RecordError: The record that the bandwidth is to be taken from cannot be read.
     """
     parts = wiring.parts or find_parts(config, requests)
-    config = parts.config
-    memory, tokens = parts.memory, parts.shared_tokens
-    engine = build_engine(config, memory, parts.engine) if parts.engine else None
-    reuse = any(request.hash_block_tokens for request in requests)
-    client_s = parts.times.client_s if parts.times else 0.0
-    outcome = Outcome(config.measure.points, memory.block_tokens, client_s)
-    checkpoints = CheckpointStore(memory.num_checkpoints)
+    config, memory = parts.config, parts.memory
     check_fit(config.cost, memory, parts.weights)
-    scheduling = config.scheduler
     clock = VirtualClock(parts.tables, parts.rates, parts.times.timer if parts.times else None)
     ranks = find_layout(config.cost, memory.model).dp if parts.times else 1
-    compute_s = partial(clock.prompt_s, chunk_tokens=scheduling.step_tokens // ranks)
+    step_tokens = config.scheduler.step_tokens
     tiers = None
+    reuse = any(request.hash_block_tokens for request in requests)
     if reuse:
-        tiers = build_tiers(config, memory, tokens, clock, compute_s, wiring.shared)
-    below: Below = tiers or NOTHING_BELOW
+        compute_s = partial(clock.prompt_s, chunk_tokens=step_tokens // ranks)
+        tiers = build_tiers(config, memory, parts.shared_tokens, clock, compute_s, wiring.shared)
+    below: Below | None = tiers
     if wiring.cover:
         below = wiring.cover(below)
-    ledger: Ledger
-    prompts: PromptCache | EnginePrompts
-    if engine:
-        ledger, prompts = engine.ledger, engine.prompts
-        if below is not NOTHING_BELOW:
-            engine.prompts.stand_on(below, tiers.stored.places if tiers else leave_nothing)
+    if parts.engine:
+        prompts: Prompts = _engine_prompts(config, memory, parts.engine, below, tiers)
     else:
-        ledger, prompts = _build_prompts(config, memory, tokens, checkpoints, below, reuse=reuse)
-    drafts = Drafts(
-        scheduling.speculative.draft_tokens,
-        scheduling.speculative.acceptance,
-        config.measure.seed,
+        prompts = _own_prompts(config, memory, parts.shared_tokens, below, reuse=reuse)
+    client_s = parts.times.client_s if parts.times else 0.0
+    speculative = config.scheduler.speculative
+    scheduler = Scheduler(
+        wiring.source or Arrivals(requests, config.workload, parts.keys, client_s),
+        _find_limits(config, memory, ranks),
+        prompts,
+        Drafts(speculative.draft_tokens, speculative.acceptance, config.measure.seed),
+        clock,
+        Outcome(config.measure.points, memory.block_tokens, client_s),
     )
-    rule, paused = find_rule(config.prefix.rule), memory.num_blocks * scheduling.paused_share
-    limits = Limits(
+    return Replay(parts, requests, scheduler, tiers)
+
+
+def _find_limits(config: ReplayConfig, memory: MemoryPlan, ranks: int) -> Limits:
+    """What the scheduler keeps to, by the rule and by what is asked for."""
+    scheduling, policy = config.scheduler, find_rule(config.prefix.rule).policy
+    alone = policy.prompts_alone if scheduling.prompts is None else scheduling.prompts == "alone"
+    paused = None if policy.prompts_alone else int(memory.num_blocks * scheduling.paused_share)
+    return Limits(
         step_tokens=scheduling.step_tokens,
         max_requests=scheduling.max_requests,
         block_tokens=memory.block_tokens,
         ratio=memory.group.ratio,
-        paused_blocks=None if rule.policy.prompts_alone else int(paused),
+        paused_blocks=paused,
         max_context_tokens=memory.max_context_tokens,
-        defer=config.prefix.defer and not rule.policy.finds_scheduled,
-        finds_scheduled=rule.policy.finds_scheduled and not scheduling.delay_prompts,
+        defer=config.prefix.defer and not policy.finds_scheduled,
+        finds_scheduled=policy.finds_scheduled and not scheduling.delay_prompts,
         ranks=ranks,
-        alone=_prompts_alone(config),
+        alone=alone,
         delay=scheduling.delay_prompts,
     )
-    scheduler = Scheduler(
-        wiring.source or Arrivals(requests, config.workload, parts.keys, client_s),
-        limits,
-        ledger,
-        prompts,
-        drafts,
-        clock,
-        wiring.observe(outcome) if wiring.observe else outcome,
-    )
-    return Replay(
-        config,
-        memory,
-        parts.rates,
-        parts.times,
-        parts.weights,
-        requests,
-        tokens,
-        parts.keys,
-        outcome,
-        scheduler,
-        prompts,
-        tiers,
-    )
 
 
-def _build_timing(
-    config: ReplayConfig, memory: MemoryPlan, weights: WeightModel
-) -> tuple[Rates | None, StepTimes | None]:
-    """Rates by source stated; by another source, step times."""
-    if config.cost.clock == "stated":
-        return find_rates(config.cost), None
-    return None, open_times(config, memory.model, memory.schemas, weights)
-
-
-def _prompts_alone(config: ReplayConfig) -> bool:
-    """Whether steps with prompts leave decoding requests out: where nothing is said, in SGLang."""
-    chosen = config.scheduler.prompts
-    alone = find_rule(config.prefix.rule).policy.prompts_alone
-    return alone if chosen is None else chosen == "alone"
-
-
-def _build_prompts(
+def _engine_prompts(
     config: ReplayConfig,
     memory: MemoryPlan,
-    tokens: int,
-    checkpoints: CheckpointStore,
-    below: Below,
-    *,
-    reuse: bool,
-) -> tuple[BlockLedger, PromptCache]:
-    """The prefix index, if there is anything to reuse, and the blocks behind it."""
-    checkpoints.below = below
+    known: EnginePaths,
+    below: Below | None,
+    tiers: Tiers | None,
+) -> EnginePrompts:
+    """An empty cache by an engine's rule, for prompts that are known."""
+    rule, size = find_rule(config.prefix.rule), memory.block_tokens
+    pool = Pool(
+        known.table,
+        memory.num_blocks * size,
+        size,
+        memory.model,
+        config.scheduler.step_tokens,
+        find_drafts(config.prefix.rule, config.prefix.speculation),
+        arch_of(config.cost),
+        windows=memory.num_checkpoints,
+        holds_chunks=holds_chunks(config.server),
+        tokens_per_step=_tokens_per_step(config.scheduler.speculative),
+        numbered=known.numbered,
+        step_tokens=1 + config.scheduler.speculative.draft_tokens,
+    )
+    uncovered = rule.policy.uncovered(memory.model.window_tokens)
+    tally = ReuseTally(list_runs, size, draft_needs(rule, pool), uncovered)
+    places = tiers.stored.places if tiers else None
+    return EnginePrompts(open_cache(rule, pool), tally, below, places, windows=rule.windows)
+
+
+def _tokens_per_step(speculative: Speculative) -> float:
+    """Of a request, on average: one, and the drafts that are accepted."""
+    kept = (speculative.acceptance**draft for draft in range(1, speculative.draft_tokens + 1))
+    return 1 + sum(kept)
+
+
+def _own_prompts(
+    config: ReplayConfig, memory: MemoryPlan, tokens: int, below: Below | None, *, reuse: bool
+) -> IdealPrompts:
+    """The prefix tree, if there is anything to reuse, and the blocks of it."""
     per_shared = tokens // memory.block_tokens
-    index = None
+    tree = None
     if reuse and config.prefix.reuse:
-        policy = make_policy(config.prefix.policy, max(1, memory.num_blocks // per_shared))
-        index = BlockHashIndex(policy)
+        capacity = max(1, memory.num_blocks // per_shared)
+        tree = PrefixTree(make_policy(config.prefix.policy, capacity))
     _check_period(memory.strategy, tokens)
-    ledger = BlockLedger(memory.num_blocks, per_shared, index, checkpoints, below)
-    sizes = Sizes(tokens, memory.checkpoint_bytes, per_shared * memory.beside_bytes)
-    return ledger, PromptCache(index, memory.strategy, ledger, checkpoints, sizes, below)
+    return IdealPrompts(
+        IdealCache(memory.num_blocks, per_shared, tree, memory.num_checkpoints),
+        ReuseTally(list_runs, tokens),
+        below,
+        memory.strategy,
+        memory.checkpoint_bytes,
+        per_shared * memory.beside_bytes,
+    )
 
 
 def _check_period(strategy: Strategy, tokens: int) -> None:

@@ -6,7 +6,7 @@ compresses and gathers what is visible. Sums over steps are differences of runni
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
@@ -18,7 +18,7 @@ from dsv4kv.core.clock import Tables
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.formats import EntryFormat, PageLayout
 from dsv4kv.model.schedule import keyed_layers
-from dsv4kv.model.schema import LayerCacheSchema
+from dsv4kv.model.schema import LayerCacheSchema, layer_kinds
 from dsv4kv.ops import spec
 from dsv4kv.ops.work import Pooling, decode_reads, pooling_of
 from dsv4kv.runs.quantities import kind_of
@@ -82,9 +82,12 @@ class StepTables:
         self._plain: Counter[tuple[EntryFormat, int]] = Counter()  # of one value; tokens of each
         self._seen: Counter[tuple[PageLayout, int]] = Counter()  # by prompt chunks
         owners = {schema.layer.layer_idx: schema for schema in schemas}
-        keyed = keyed_layers(schema.layer for schema in schemas)
+        keyed = keyed_layers([schema.layer for schema in schemas])
+        for has_keys in (True, False):
+            part = [each for each in schemas if (each.layer.layer_idx in keyed) == has_keys]
+            for schema, layers in layer_kinds(part):
+                self._count_writes(schema, layers, has_keys=has_keys)
         for schema in schemas:
-            self._count_writes(schema, keyed)
             owner, ratio = owners[schema.layer.kv_owner], schema.layer.ratio
             pages = (owner.indexer if schema.layer.selects else None, owner.main)
             self._seen.update((page, ratio) for page in pages if page)
@@ -113,12 +116,7 @@ class StepTables:
     def weighed(self, weights: WeightModel) -> Tables:
         """The same, with the arithmetic and the bytes of weights."""
         sums = self.sums(weights.active_parameters)
-        return Tables(sums, self.shared, self.visible, self.chunks, weights.step_bytes)
-
-    def chunks(self, before: int, after: int) -> int:
-        """Bytes that a prompt chunk writes, and reads to write them."""
-        kept = self._kept.item(min(after - before, len(self._kept) - 1))
-        return self._grown.item(after) - self._grown.item(before) + kept
+        return Tables(sums, self.shared, self.visible, self._grown, self._kept, weights.step_bytes)
 
     def _find_chunk_terms(self) -> Iterator[ChunkTerm]:
         for ring, layers in self._windows.items():
@@ -131,15 +129,15 @@ class StepTables:
             row, entry_bytes = layers * cost(1, 0, 0), layers * cost(0, 1, 0)
             yield ChunkTerm(row, row, pool.state_rows, pool.ratio, entry_bytes)
 
-    def _count_writes(self, schema: LayerCacheSchema, keyed: Collection[int]) -> None:
+    def _count_writes(self, schema: LayerCacheSchema, layers: int, *, has_keys: bool) -> None:
         if schema.window:
-            self._windows[schema.window] += 1
-        for indexer in (False, True) if schema.layer.layer_idx in keyed else (False,):
+            self._windows[schema.window] += layers
+        for indexer in (False, True) if has_keys else (False,):
             page = schema.indexer if indexer else schema.main
             if pooling := pooling_of(schema, indexer=indexer):
-                self._poolings[pooling] += 1
+                self._poolings[pooling] += layers
             elif page:
-                self._plain[page.format, schema.layer.ratio] += 1
+                self._plain[page.format, schema.layer.ratio] += layers
 
     def _add_updates(self, lengths: Ints) -> None:
         for ring, layers in self._windows.items():

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import ceil
 
 from dsv4kv.clock.weights import WeightModel
 from dsv4kv.config.replay import CostSection, PrefixSection, ReplayConfig
+from dsv4kv.core.strategy import Strategy
 from dsv4kv.engines.contract import RESERVE, SHARE, Deployment
 from dsv4kv.engines.names import find_rule
 from dsv4kv.engines.prefix import WINDOW_RATIO, check_model, find_drafts, layout_of
@@ -21,11 +22,15 @@ from dsv4kv.model.schema import (
     TableGroup,
     build_schema,
     choose_formats,
+    layer_kinds,
     table_groups,
 )
-from dsv4kv.mrc.strategies import Strategy, parse_strategy
+from dsv4kv.mrc.strategies import parse_strategy
 from dsv4kv.sizing.gpus import Gpu, load_gpu
 from dsv4kv.units import counted, format_bytes
+
+Kinds = Sequence[tuple[LayerCacheSchema, int]]
+"""Layers that are stored alike, and how many there are."""
 
 
 @dataclass(frozen=True)
@@ -55,15 +60,16 @@ def engine_units(
     Raises:
         ConfigError: A format or a state that the rule's engine does not have.
     """
-    rule, blocks = find_rule(config.prefix.rule), sum(schema.block_bytes for schema in schemas)
+    rule, kinds = find_rule(config.prefix.rule), layer_kinds(schemas)
+    blocks = sum(layers * schema.block_bytes for schema, layers in kinds)
     if not rule.groups:
-        return EngineUnits(sum(schema.slot_bytes for schema in schemas), blocks)
+        return EngineUnits(sum(layers * schema.slot_bytes for schema, layers in kinds), blocks)
     if rule.policy.index == "hashed":
         deployment = describe_deployment(config, model, schemas)
         on_gpu = replace(deployment, arch=arch_of(config.cost))
         return EngineUnits(0, layout_of(rule, on_gpu).unit_bytes)
-    rings = sum(s.state_bytes for s in schemas if s.layer.ratio != _CSA_RATIO)
-    return EngineUnits(rings, blocks, _window_page_bytes(schemas))
+    rings = sum(n * s.state_bytes for s, n in kinds if s.layer.ratio != _CSA_RATIO)
+    return EngineUnits(rings, blocks, _window_page_bytes(kinds))
 
 
 def arch_of(cost: CostSection) -> str | None:
@@ -116,11 +122,11 @@ def describe_deployment(
     )
 
 
-def _window_page_bytes(schemas: Sequence[LayerCacheSchema]) -> int:
+def _window_page_bytes(kinds: Kinds) -> int:
     """The window entries of a page's tokens, and the CSA states at its end."""
-    tokens = schemas[0].block_tokens
-    windows = sum(s.window.format.entry_bytes * tokens for s in schemas if s.window)
-    return windows + sum(s.state_bytes for s in schemas if s.layer.ratio == _CSA_RATIO)
+    tokens = kinds[0][0].block_tokens
+    windows = sum(n * s.window.format.entry_bytes * tokens for s, n in kinds if s.window)
+    return windows + sum(n * s.state_bytes for s, n in kinds if s.layer.ratio == _CSA_RATIO)
 
 
 _CSA_RATIO = 4  # V4.1's pending pairs are rows of a request
@@ -208,11 +214,12 @@ def plan_memory(config: ReplayConfig) -> MemoryPlan:
     if not groups:
         raise ConfigError("none of the layers held has compressed KV: there is nothing to reuse.")
     strategy = _read_strategy(config.prefix.strategy, model, schemas)
-    slot_bytes = sum(schema.slot_bytes for schema in schemas)
-    kept_bytes = sum(map(checkpoint_bytes, schemas))
+    kinds = layer_kinds(schemas)
+    slot_bytes = sum(layers * schema.slot_bytes for schema, layers in kinds)
+    kept_bytes = sum(layers * checkpoint_bytes(schema) for schema, layers in kinds)
     full = config.prefix.reuse and strategy.kind == "full"
-    beside_bytes = _full_bytes(schemas, block_tokens) if full else 0
-    block_bytes = beside_bytes + sum(schema.block_bytes for schema in schemas)
+    beside_bytes = _full_bytes(kinds, block_tokens) if full else 0
+    block_bytes = beside_bytes + sum(layers * schema.block_bytes for schema, layers in kinds)
     keeps = config.prefix.reuse and strategy.kind not in _WITHOUT_CHECKPOINTS
     if rule.engine:
         units = engine_units(config, model, schemas)
@@ -268,25 +275,21 @@ def _schemas(
         stages=section.pipeline.stages,
         draft_layers=section.draft_layers,
     )
-    return tuple(
-        build_schema(
-            model,
-            spec,
-            formats=choose_formats(model, formats.main, formats.window, formats.indexer),
-            block_tokens=block_tokens,
-            state=config.cache.state,
-            draft_tokens=config.scheduler.speculative.draft_tokens,
-        )
-        for spec in specs
+    build = partial(
+        build_schema,
+        model,
+        formats=choose_formats(model, formats.main, formats.window, formats.indexer),
+        block_tokens=block_tokens,
+        state=config.cache.state,
+        draft_tokens=config.scheduler.speculative.draft_tokens,
     )
+    return tuple(map(build, specs))
 
 
-def _full_bytes(schemas: Sequence[LayerCacheSchema], block_tokens: int) -> int:
+def _full_bytes(kinds: Kinds, block_tokens: int) -> int:
     """Kept with one block: every window entry of its tokens, and the state at its end."""
-    entries = sum(
-        schema.window.format.entry_bytes * block_tokens for schema in schemas if schema.window
-    )
-    return entries + sum(schema.state_bytes for schema in schemas if schema.indexer)
+    entries = sum(n * s.window.format.entry_bytes * block_tokens for s, n in kinds if s.window)
+    return entries + sum(n * s.state_bytes for s, n in kinds if s.indexer)
 
 
 def _divide(

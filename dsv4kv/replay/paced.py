@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from dsv4kv.core.cache import EngineCache
 from dsv4kv.core.hashed import HashedCache
-from dsv4kv.engines.prefix import Pool, PrefixCache, open_cache
+from dsv4kv.engines.prefix import Pool, open_cache
 from dsv4kv.engines.rule import Variant
 
 
@@ -78,13 +79,9 @@ _EMPTY, _LOOK, _BEGIN, _STORE, _GROW, _END = range(6)
 class _Paced:
     def __init__(self, pool: Pool, rule: Variant, spans: Sequence[Span], *, at_once: bool) -> None:
         self._pool, self._rule, self._spans, self._at_once = pool, rule, spans, at_once
-        self._cache: PrefixCache = open_cache(rule, pool)
+        self._cache: EngineCache = open_cache(rule, pool)
         self._tokens = pool.table.input_tokens.tolist()
         self._outputs = pool.table.output_tokens.tolist()
-        self._chunk = pool.chunk_tokens
-        if not isinstance(self._cache, HashedCache):
-            self._chunk = max(1, self._chunk // pool.block_tokens) * pool.block_tokens
-        self._replayed = rule.policy.replayed(pool.model.window_tokens)
         self._played = Played([0] * len(pool.table))
         self._seen, self._now_s = 0, 0.0
         self._running: dict[int, int] = {}  # blocks of what each has generated, oldest first
@@ -145,7 +142,10 @@ class _Paced:
     def _admit(self) -> None:
         """Begin with those that wait, in their order, as long as there is room."""
         while self._waiting and self._cache.fits(
-            self._waiting[0], self._tokens[self._waiting[0]], self._promised()
+            self._waiting[0],
+            self._tokens[self._waiting[0]],
+            self._promised(),
+            self._pool.chunk_tokens,
         ):
             number = self._waiting.popleft()
             self._begin(number)
@@ -162,7 +162,7 @@ class _Paced:
 
     def _begin(self, number: int) -> None:
         resumed = self._cache.begin(number, self._tokens[number]).resumed
-        begun = max(0, resumed * self._pool.block_tokens - self._replayed)
+        begun = self._cache.computed_from(resumed)
         if number not in self._counted:
             self._played.hits[number] = begun
             self._counted.add(number)
@@ -181,17 +181,16 @@ class _Paced:
             return
         tokens = self._tokens[number]
         cache = self._cache
-        for end in [*range(begun + self._chunk, tokens, self._chunk), tokens]:
+        for end in cache.chunk_ends(begun, tokens):
             if isinstance(cache, HashedCache):
                 while cache.lacks(number, end):
                     if self._preempt() == number:
                         return
             cache.compute(number, end)
         if self._outputs[number] > 1:
+            cache.decode(number)
             if isinstance(cache, HashedCache):
                 cache.lacks(number, tokens + 1)  # frees what is behind windows
-            else:
-                cache.decode(number)
 
     def _grow(self, number: int) -> None:
         """Take a block for what is generated; the youngest request gives way."""
@@ -202,7 +201,7 @@ class _Paced:
             end = (-(-self._tokens[number] // size) + blocks) * size
             position = self._due.get(number, self._tokens[number])
             while position <= end:
-                while (due := cache.reserve(number, position)) < 0:
+                while (due := cache.reserve(cache.held(number), position)) < 0:
                     if self._preempt() == number:
                         return
                 position = self._due[number] = max(due, position + 1)

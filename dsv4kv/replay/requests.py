@@ -1,13 +1,56 @@
-"""Where a replay's requests come from."""
+"""A replay's requests: when they come, and the grid on which their prompts share blocks."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 
 from dsv4kv.config.replay import ArrivalSection
+from dsv4kv.core.paths import NumberedPaths
 from dsv4kv.core.served import NEVER, Served
-from dsv4kv.replay.sharing import KeysOf, check_order
+from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.traces.request import Request
+from dsv4kv.traces.runs import IdRuns, signed
+
+KeysOf = Callable[[int, Request], list[int]]
+"""The whole shared blocks of a request, known by its place in the trace."""
+
+
+def shared_tokens(trace_block_tokens: int, cache_block_tokens: int) -> int:
+    """Tokens of a shared block: the larger of a trace's block and a cache's.
+
+    Raises:
+        ConfigError: Neither divides the other.
+    """
+    if not trace_block_tokens:
+        return cache_block_tokens
+    small, large = sorted((trace_block_tokens, cache_block_tokens))
+    if large % small:
+        raise ConfigError(
+            f"cache.block_tokens is {cache_block_tokens} and an id of the trace covers "
+            f"{trace_block_tokens} tokens: neither divides the other, so no whole block could "
+            f"ever be found again; take a multiple of 128 that divides {trace_block_tokens} or "
+            "is a multiple of it."
+        )
+    return large
+
+
+def keys_in(paths: NumberedPaths) -> KeysOf:
+    """The keys of prompts that are known as numbers of blocks."""
+    return lambda number, _: paths.path(number)
+
+
+def keys_on(tokens: int) -> KeysOf:
+    """The keys of prompts in shared blocks of so many tokens: the id behind every whole one."""
+
+    def keys(number: int, request: Request) -> list[int]:
+        if not request.hash_block_tokens or not len(request.prefix_hashes):
+            return []
+        step, ids = max(1, tokens // request.hash_block_tokens), request.prefix_hashes
+        known = ids.array().tolist() if isinstance(ids, IdRuns) else signed(ids).tolist()
+        return known[step - 1 :: step][: request.input_tokens // tokens]
+
+    return keys
 
 
 def begin_serving(
@@ -85,3 +128,14 @@ class Arrivals:
         arrival_s = now_s if self._closed else self._when(request)
         longest = self._section.max_output_tokens
         return begin_serving(self._next - 1, request, arrival_s, self._keys, longest)
+
+
+def check_order(requests: Sequence[Request]) -> None:
+    """Refuse a trace whose clock runs backwards; raises ``TraceError``."""
+    for number, (before, after) in enumerate(pairwise(requests), start=2):
+        if after.arrival_s < before.arrival_s:
+            raise TraceError(
+                f"request {number:,} of the trace arrives at {after.arrival_s:g} s, the one "
+                f"before it at {before.arrival_s:g} s: the clock runs backwards. Sort the trace "
+                "by time, or leave its times aside with workload.arrivals=closed."
+            )

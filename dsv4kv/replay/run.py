@@ -89,7 +89,7 @@ def _work(clock: VirtualClock) -> ReplayWork:
 
 def list_constants(replay: Replay) -> list[Constant]:
     """Every number that the times depend on, with its source."""
-    cost, weights = replay.config.cost, replay.weights
+    cost, weights = replay.config.cost, replay.parts.weights
     rows: tuple[tuple[str, float, str, str], ...] = (
         ("GPUs", cost.gpus, "", "as configured"),
         *_list_rates(replay),
@@ -121,7 +121,7 @@ def list_constants(replay: Replay) -> list[Constant]:
 
 def _list_rates(replay: Replay) -> Iterator[tuple[str, float, str, str]]:
     """What turns steps into time, by the source that does."""
-    cost, rates, given = replay.config.cost, replay.rates, "as configured"
+    cost, rates, given = replay.config.cost, replay.parts.rates, "as configured"
     if replay.times is not None:
         client_ms = replay.times.client_s * 1e3
         yield "client, HTTP, tokenizer", client_ms, "ms", replay.times.source
@@ -183,7 +183,7 @@ def describe_totals(replay: Replay, *, ended: bool) -> Totals:
         peak_blocks=outcome.peak_blocks,
         peak_rounding_bytes=round(outcome.peak_rounding_tokens * replay.memory.token_bytes),
         peak_requests=outcome.peak_requests,
-        blocks_left=scheduler.ledger.private + scheduler.ledger.shared if ended else 0,
+        blocks_left=scheduler.cache.private + scheduler.cache.shared if ended else 0,
     )
 
 
@@ -224,7 +224,7 @@ def _pools(replay: Replay) -> list[ReplayPool]:
 def _reuse(replay: Replay) -> Reuse:
     scheduler = replay.scheduler
     prompts, tally = replay.prompts, replay.prompts.tally
-    store = prompts.checkpoints
+    cache = scheduler.cache
     lost = tally.lost | {"in_flight": tally.in_flight_tokens}
     return Reuse(
         rule=replay.config.prefix.rule,
@@ -242,11 +242,11 @@ def _reuse(replay: Replay) -> Reuse:
         again_tokens=scheduler.again_tokens,
         deferred_requests=scheduler.deferrals,
         restored_checkpoints=prompts.restored,
-        written_checkpoints=store.written,
-        evicted_checkpoints=store.evicted,
-        orphaned_checkpoints=store.orphaned,
+        written_checkpoints=cache.written,
+        evicted_checkpoints=cache.dropped,
+        orphaned_checkpoints=cache.orphaned,
         kept_bytes=prompts.kept_bytes,
-        evicted_blocks=scheduler.ledger.evicted,
+        evicted_blocks=cache.evicted,
     )
 
 
@@ -476,7 +476,7 @@ def serve_alone(
 
 def _find_problem(replay: Replay) -> str | None:
     """What must not happen and did."""
-    ledger, outcome = replay.scheduler.ledger, replay.outcome
+    ledger, outcome = replay.scheduler.cache, replay.outcome
     if not outcome.finished:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in outcome.rejected.items())
         return (

@@ -8,8 +8,7 @@ from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from dsv4kv.prefix.policies.contract import Policy
-from dsv4kv.prefix.tree import NO_IDS, Run
+from dsv4kv.core.policies import Policy, Run
 
 NEVER = float("inf")
 
@@ -84,7 +83,7 @@ class Shelf:
         room.policy.missed(key)
         while room.used_bytes + size_bytes > room.capacity_bytes:
             gone += self._evict(room)
-        run = Run(None, b"", 0, 1, NO_IDS)
+        run = Run(None, [], 0, 1)
         self._items[key] = _Item(room, size_bytes, parent, ready_s, run)
         if parent is not None:
             self._children[parent] += 1

@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from dsv4kv.config.replay import ReplayConfig, TiersSection
 from dsv4kv.core.clock import VirtualClock
-from dsv4kv.core.request import Hit
-from dsv4kv.core.served import Served
+from dsv4kv.core.served import Hit, Served
 from dsv4kv.engines.names import find_rule
 from dsv4kv.errors import ConfigError
 from dsv4kv.replay.memory import MemoryPlan
@@ -151,12 +150,12 @@ class Tiers:
     def offer(self, served: Served, blocks: int, tails: Iterable[int]) -> None:
         """A prompt's leading blocks are cached, and tails behind some; write what is to be."""
         size, first = self._blocks, served.offered
-        keys = served.keys[(first + 1) * size - 1 : blocks : size].tolist()
-        behind = [tail_of(int(served.keys[place - 1])) for place in tails]
+        keys = served.keys[(first + 1) * size - 1 : blocks : size]
+        behind = [tail_of(served.keys[place - 1]) for place in tails]
         served.offered += len(keys)
         if not keys and not behind:
             return
-        before = int(served.keys[first * size - 1]) if first else None
+        before = served.keys[first * size - 1] if first else None
         self._parents.update(zip(keys, [before, *keys], strict=False))
         self._offers.update(keys)
         self._offers.update(behind)
@@ -393,8 +392,7 @@ class Tiers:
 
     def _keys(self, served: Served, blocks: int) -> list[int]:
         """Keys of the whole objects of context among a prompt's leading blocks."""
-        found: list[int] = served.keys[self._blocks - 1 : blocks : self._blocks].tolist()
-        return found
+        return served.keys[self._blocks - 1 : blocks : self._blocks]
 
     def _last_end(self, keys: Sequence[int], reach: int, there: Callable[[Hashable], bool]) -> int:
         """The last of ``reach`` objects that a request can go on behind."""

@@ -5,7 +5,7 @@ tensors of the layer, the step, the step's inputs and the outputs.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from time import perf_counter_ns
@@ -192,6 +192,7 @@ class Run:
 
 def run_layers(work: Work, step: Step, inputs: StepInputs, run: Run) -> None:
     """Run the operations of every layer, one after the other."""
+    unmarked = nullcontext()
     for layer, operations in work:
         reads = None
         if ("attend", False) in operations:
@@ -201,15 +202,10 @@ def run_layers(work: Work, step: Step, inputs: StepInputs, run: Run) -> None:
             if tensors is None:
                 continue
             function = getattr(layer.backend, each[0])
-            if run.mark is None:
+            with run.mark(f"{name_of(*each)} {layer.schema.layer.attn}") if run.mark else unmarked:
                 start_ns = perf_counter_ns()
                 function(**tensors)
                 end_ns = perf_counter_ns()
-            else:
-                with run.mark(f"{name_of(*each)} {layer.schema.layer.attn}"):
-                    start_ns = perf_counter_ns()
-                    function(**tensors)
-                    end_ns = perf_counter_ns()
             if run.spans is not None:
                 run.spans.append((each, layer, start_ns, end_ns))
             if run.show is not None and is_shown(each[0]):
@@ -240,6 +236,12 @@ def arguments(
     return (_pool_arguments if pooled else _insert_arguments)(layer, each, step, inputs)
 
 
+def _part(layer: LayerCache, indexer: bool) -> CompressedCache:
+    part = layer.indexer if indexer else layer.main
+    assert part is not None
+    return part
+
+
 def _tokens(step: Step) -> Tensors:
     return {"slots": step.token_slots, "positions": step.positions}
 
@@ -249,8 +251,7 @@ def _pool_arguments(
 ) -> Tensors | None:
     """Tokens that go into a compressor state, and entries that come out."""
     operation, indexer = each
-    part, group = layer.indexer if indexer else layer.main, layer.group
-    assert part is not None
+    part, group = _part(layer, indexer), layer.group
     assert part.compressor is not None
     assert group is not None
     pooling, done = {"compressor": part.compressor, "state": part.state}, step.completed[group]
@@ -272,8 +273,7 @@ def _insert_arguments(
 ) -> Tensors:
     """Entries of one value each: as they are given, or normalised and rotated on the way."""
     operation, indexer = each
-    part = layer.indexer if indexer else layer.main
-    assert part is not None
+    part = _part(layer, indexer)
     assert layer.group is not None
     dims = part.store.layout.format.dims
     values = inputs.window if dims == inputs.window.shape[1] else inputs.projected[dims]
@@ -294,8 +294,7 @@ def _gather_arguments(
         shape = requests, run.outputs.window_tokens, layer.model.head_dim
         lengths = {"slots": step.request_slots, "tokens": step.tokens_after}
         return {"ring": layer.window, **lengths, "out": run.outputs.take("window", *shape)}
-    part = layer.indexer if indexer else layer.main
-    assert part is not None
+    part = _part(layer, indexer)
     dims = part.store.layout.format.dims
     given = {
         "store": part.store,
@@ -314,8 +313,7 @@ def _gather_arguments(
 
 
 def _part_write(layer: LayerCache, indexer: bool, step: Step, inputs: StepInputs) -> PartWrite:
-    part = layer.indexer if indexer else layer.main
-    assert part is not None
+    part = _part(layer, indexer)
     assert part.compressor is not None
     assert part.state is not None
     assert layer.group is not None

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from dsv4kv.cache.checkpoints import CheckpointPool, resume_request, shared_table
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.config.bench import Windows
+from dsv4kv.core.tree import Lease, PrefixTree
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.plan import CHECKPOINT_TOKENS
 from dsv4kv.ops.spec import Backend
-from dsv4kv.prefix.index import Lease, PrefixIndex
 from dsv4kv.traces.request import Request
 
 Ids = NDArray[np.int64]
@@ -39,7 +39,7 @@ class ReuseTotals:
 class _Prompt:
     """A prompt in flight: its keys, what it holds in the index, where checkpoints are due."""
 
-    keys: Ids
+    keys: list[int]
     lease: Lease
     stops: list[int]
 
@@ -50,7 +50,7 @@ class PrefixReuse:
     def __init__(
         self,
         manager: KVCacheManager,
-        index: PrefixIndex,
+        index: PrefixTree,
         checkpoints: CheckpointPool,
         backend: Backend | None,
         *,
@@ -113,16 +113,17 @@ class PrefixReuse:
         """A request has computed its prompt up to ``position``: save what is due there."""
         prompt = self._prompts[slot]
         if prompt.stops and position == prompt.stops[0]:
-            self._save(slot, int(prompt.keys[position // self._key_tokens - 1]))
+            self._save(slot, prompt.keys[position // self._key_tokens - 1])
             prompt.stops.pop(0)
 
     def finish_prompt(self, slot: int) -> None:
         """A request has computed its whole prompt: others may share its blocks from now on."""
         prompt = self._prompts[slot]
         count = -(-len(prompt.keys) * self._key_tokens // self._block_tokens)
-        blocks = self._table.blocks[0, slot, :count].astype(np.int64)
-        if len(prompt.keys):
-            self._allocator.retain(self._index.insert(prompt.keys, blocks).taken)
+        if prompt.keys:
+            blocks = self._table.blocks[0, slot, :count].tolist()
+            taken = self._index.insert(prompt.keys, blocks)
+            self._allocator.retain(np.array(taken, np.int64))
 
     def end(self, slot: int) -> None:
         """A request ends; what it has computed stays until room is needed."""
@@ -169,14 +170,14 @@ class PrefixReuse:
     def _evict(self, count: int) -> int:
         """Take ``count`` blocks from the index; returns how many it gave up."""
         evicted = self._index.evict(count)
-        self._allocator.release(evicted)
+        self._allocator.release(np.array(evicted, np.int64))
         return len(evicted)
 
     def _let_go(self, prompt: _Prompt) -> None:
         if prompt.lease.run is not None:
             self._index.release(prompt.lease)
 
-    def _resume(self, slot: int, keys: Ids) -> int:
+    def _resume(self, slot: int, keys: list[int]) -> int:
         """Resume after the last of the cached keys that can be; returns how many that is."""
         count = self._deepest_checkpoint(keys)
         if count % self._block_keys and not self._free_one_beside(keys[:count]):
@@ -187,32 +188,35 @@ class PrefixReuse:
             self._share(slot, keys[:count])
         return count
 
-    def _free_one_beside(self, keys: Ids) -> bool:
+    def _free_one_beside(self, keys: list[int]) -> bool:
         """Free a block while the chain's own are kept; False if none can be."""
         return self._while_pinned(keys, lambda _: self._free(1))
 
-    def _share(self, slot: int, keys: Ids) -> None:
-        tokens, key = len(keys) * self._key_tokens, int(keys[-1])
+    def _share(self, slot: int, keys: list[int]) -> None:
+        """Let a slot share the blocks of a cached chain, and copy one that it will write in."""
+        tokens, key = len(keys) * self._key_tokens, keys[-1]
         saved = self._checkpoints, self._saved[key]
 
         def resume(lease: Lease) -> None:
-            resume_request(self._manager, slot, tokens, lease.values, *saved, self._backend)
+            values = np.array(lease.values, np.int64)
+            resume_request(self._manager, slot, tokens, values, *saved, self._backend)
 
         self._while_pinned(keys, resume)
         self._saved.move_to_end(key)
         self.totals.copied_blocks += len(keys) % self._block_keys > 0
 
-    def _while_pinned(self, keys: Ids, act: Callable[[Lease], Result]) -> Result:
+    def _while_pinned(self, keys: list[int], act: Callable[[Lease], Result]) -> Result:
+        """Do something while a chain is kept."""
         lease = self._index.pin(keys)
         try:
             return act(lease)
         finally:
             self._index.release(lease)
 
-    def _deepest_checkpoint(self, keys: Ids) -> int:
+    def _deepest_checkpoint(self, keys: list[int]) -> int:
         """How many keys the last one that has a checkpoint ends; 0 without."""
         for i in range(len(keys) - 1, -1, -1):
-            if int(keys[i]) in self._saved:
+            if keys[i] in self._saved:
                 return i + 1
         return 0
 
@@ -238,15 +242,15 @@ class PrefixReuse:
         self._checkpoints.release(self._saved.popitem(last=False)[1])
 
 
-def prompt_keys(request: Request, key_tokens: int) -> Ids:
-    """Keys of a prompt's whole ``key_tokens``, int64: equal keys, equal tokens and history.
+def prompt_keys(request: Request, key_tokens: int) -> list[int]:
+    """Keys of a prompt's whole ``key_tokens``: equal keys, equal tokens and history.
 
     Raises:
         ConfigError: The trace's hashes stand for no whole number of keys.
     """
     hashes: Sequence[int] = request.prefix_hashes
     if not len(hashes):
-        return np.empty(0, dtype=np.int64)
+        return []
     each, rest = divmod(request.hash_block_tokens, key_tokens)
     if rest or not each:
         raise ConfigError(
@@ -255,5 +259,5 @@ def prompt_keys(request: Request, key_tokens: int) -> Ids:
             "smaller blocks (cache.block_tokens)."
         )
     keys = (np.asarray(hashes, dtype=np.int64)[:, None] * each + np.arange(each)).ravel()
-    whole: Ids = keys[: request.input_tokens // key_tokens]
+    whole: list[int] = keys[: request.input_tokens // key_tokens].tolist()
     return whole

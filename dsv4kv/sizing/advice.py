@@ -75,7 +75,7 @@ def _changes(scenario: Scenario) -> Iterator[tuple[dict[str, Any], str, str]]:
         yield (
             {"window_slots": "freed"},
             "SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS=1",
-            "windows that are passed are given back",
+            "frees window slots out of the window",
         )
     if settings.request_limit:
         yield from _limits(limit_of(scenario), _word(family, "request_limit"))
@@ -103,9 +103,9 @@ def _changes(scenario: Scenario) -> Iterator[tuple[dict[str, Any], str, str]]:
 
 
 def _limits(limit: int, flag: str) -> Iterator[tuple[dict[str, Any], str, str]]:
-    yield {"request_limit": 2 * limit}, f"{flag} {2 * limit}", "twice as many at once"
+    yield {"request_limit": 2 * limit}, f"{flag} {2 * limit}", "twice as many concurrent requests"
     if half := limit // 2:
-        yield {"request_limit": half}, f"{flag} {half}", "half as many, less held from the start"
+        yield {"request_limit": half}, f"{flag} {half}", "half as many, less allocated at start-up"
 
 
 def limit_of(scenario: Scenario) -> int:

@@ -227,7 +227,7 @@ def _choose(inputs: Inputs) -> Scenario:
 def _too_much(last: Scenario, context_tokens: int, concurrency: int) -> DoesNotFit:
     if not within_limit(last, concurrency):
         return DoesNotFit(
-            f"{count_requests(concurrency)} do not run at once: {limit_sentence(last)}."
+            f"{count_requests(concurrency)} do not run concurrently: {limit_sentence(last)}."
         )
     missing = format_bytes(-tightest_free_bytes(last, context_tokens, concurrency))
     helpful = [option for option in advise(last, context_tokens, concurrency) if option.fits]

@@ -7,6 +7,7 @@ V4.1's engram tables are looked up row by row and lie in host memory by default 
 ``EngramConfig.cpu_offload``): they are counted there, not on a GPU.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil
@@ -82,6 +83,21 @@ def count_layer(config: DSV4Config, facts: WeightFacts, spec: LayerSpec) -> tupl
     expert = 3 * config.hidden_size * facts.moe_intermediate_size
     router = config.hidden_size * facts.n_routed_experts
     return dense + router + facts.n_shared_experts * expert, facts.n_routed_experts * expert
+
+
+def count_layers(
+    config: DSV4Config, facts: WeightFacts, specs: Iterable[LayerSpec]
+) -> list[tuple[int, int]]:
+    """``count_layer`` of several layers; those that are alike are counted once."""
+    known: dict[object, tuple[int, int]] = {}
+    counts = []
+    for spec in specs:
+        owns, dense = spec.kv_owner == spec.layer_idx, spec.layer_idx < facts.first_k_dense_replace
+        kind = spec.attn, spec.ratio, spec.selects, owns, dense
+        if kind not in known:
+            known[kind] = count_layer(config, facts, spec)
+        counts.append(known[kind])
+    return counts
 
 
 def _count_attention(config: DSV4Config, facts: WeightFacts) -> int:
@@ -225,7 +241,7 @@ class Weights:
 def derive_weights(config: DSV4Config, facts: WeightFacts) -> Weights:
     """Work out the weights of a model from the sizes of its matrices."""
     schedule = build_schedule(config)
-    counts = [count_layer(config, facts, spec) for spec in schedule]
+    counts = count_layers(config, facts, schedule)
     draft = LayerSpec(len(schedule), schedule[0].attn, 0, len(schedule), is_draft=True)
     fewer = {"n_routed_experts": facts.dspark_n_routed_experts or facts.n_routed_experts}
     drafted, experts = count_layer(config, facts.model_copy(update=fewer), draft)
@@ -235,10 +251,7 @@ def derive_weights(config: DSV4Config, facts: WeightFacts) -> Weights:
     host = facts.engram_bytes
     tables = f"; {format_bytes(host)} of engram tables in host memory, on no GPU" if host else ""
     return Weights(
-        layers=tuple(
-            _weigh(facts, *count, _find_copied(config, facts, spec))
-            for count, spec in zip(counts, schedule, strict=True)
-        ),
+        layers=_weigh_layers(config, facts, schedule, counts),
         draft=_weigh(facts, drafted + mixing, experts, _find_copied(config, facts, draft, mixing)),
         embedding=Part(Fraction(embedding * _BF16_BYTES), Fraction(0)),
         experts=facts.n_routed_experts,
@@ -267,6 +280,24 @@ def spread_weights(config: DSV4Config, total_bytes: int) -> Weights:
     part = Part(Fraction(0), Fraction(total_bytes, config.num_layers))
     source = "as given; what data parallelism replicates is not known and counted as split"
     return Weights((part,) * config.num_layers, nothing, nothing, None, None, source)
+
+
+def _weigh_layers(
+    config: DSV4Config,
+    facts: WeightFacts,
+    schedule: Sequence[LayerSpec],
+    counts: Sequence[tuple[int, int]],
+) -> tuple[Part, ...]:
+    """Weights of every layer; those that are alike are weighed once."""
+    known: dict[object, Part] = {}
+    parts = []
+    for spec, count in zip(schedule, counts, strict=True):
+        owns = spec.kv_owner == spec.layer_idx
+        kind = spec.attn, spec.ratio, spec.selects, owns, count
+        if kind not in known:
+            known[kind] = _weigh(facts, *count, _find_copied(config, facts, spec))
+        parts.append(known[kind])
+    return tuple(parts)
 
 
 class _Copied(NamedTuple):

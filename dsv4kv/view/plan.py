@@ -202,13 +202,13 @@ def _chart(answer: Answer, question: Question) -> Chart | None:
 
 
 def _front_table(answer: Answer, question: Question, limit: int | None = None) -> Table:
-    """The Pareto front of cost, or rate, and the first limited time, and what is named above."""
+    """What is named above, then the Pareto front; with a ``limit`` each deployment once."""
     slos, first = question.slos, question.slos[0]
     ends = [e for e in (answer.best, answer.second, answer.safer, answer.nearest) if e]
-    rows = _front(answer, question)
-    shown = {(describe(each), each.requests, each.speed) for each in rows}
-    rows += [e for e in ends if e.values_s and (describe(e), e.requests, e.speed) not in shown]
-    rows.sort(key=lambda trial: trial is not answer.best)
+    rows: dict[object, Trial] = {}
+    for each in (e for e in [*ends, *_front(answer, question)] if e.values_s):
+        at = () if limit else (each.requests, each.speed)
+        rows.setdefault((describe(each), *at), each)
 
     def time(label: str) -> Callable[[Trial], Number]:
         slo = next(each for each in slos if each.label == label)
@@ -235,7 +235,7 @@ def _front_table(answer: Answer, question: Question, limit: int | None = None) -
             *([] if limit else [("requests", lambda trial: Number(f"{trial.requests:,}"))]),
             *([] if limit else [("tightest limit", limited)]),
         ],
-        rows[:limit],
+        list(rows.values())[:limit],
         note="simulated seconds",
     )
 

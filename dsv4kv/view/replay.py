@@ -166,7 +166,7 @@ def _workload(record: RunRecord, case: Case) -> str:
 
 def _load(result: ReplayResult, totals: Totals) -> str:
     """Requests offered and served a second."""
-    offered = {None: "", 0: "all requests offered at once, "}.get(result.arrived_ns)
+    offered = {None: "", 0: "all requests offered at the start, "}.get(result.arrived_ns)
     if result.arrived_ns:
         rate = _asked(totals) / result.arrived_ns * 1e9
         offered = f"{format_number(rate)} requests/s offered, "
@@ -459,7 +459,7 @@ def judge_replay(case: Case) -> list[Finding]:
         beyond = "; ".join(outside)
         found.append(Finding("warning", f"times are extrapolated from the table: {beyond}"))
     if left := case.totals.blocks_left:
-        found.append(Finding("bad", f"blocks still held at the end: {left:,}; the cache leaks"))
+        found.append(Finding("bad", f"blocks not freed: {left:,}; the cache leaks"))
     reuse = case.replay.reuse
     evicted = reuse.lost_tokens.get("evicted_checkpoint", 0)
     if reuse.seen_tokens and evicted > _TIGHT * reuse.seen_tokens:

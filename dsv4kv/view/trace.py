@@ -10,7 +10,6 @@ from dsv4kv.engines.names import RULES
 from dsv4kv.engines.rule import SPECULATIONS
 from dsv4kv.measure.statistics import Estimate
 from dsv4kv.mrc.curves import Answer, Point
-from dsv4kv.mrc.sample import CLASSES, LONG_REFERENCES
 from dsv4kv.mrc.thin import PARTS
 from dsv4kv.prefix.outcome import Losses, Outcome
 from dsv4kv.traces import TraceSummary
@@ -63,16 +62,6 @@ def _rows(answer: Answer) -> Iterator[dict[str, Any]]:
             curve["hit_share_low"] = point.token_hits - point.token_error
             curve["hit_share_high"] = point.token_hits + point.token_error
         yield curve
-        for estimate in point.estimates:
-            yield at | {
-                "kind": "policy",
-                "name": estimate.name,
-                "hit_share": estimate.hit_share,
-                "hit_tokens": round(estimate.hit_share * answer.input_tokens),
-                "hit_share_low": estimate.low,
-                "hit_share_high": estimate.high,
-                "rejected_requests": point.rejected,
-            }
         kinds = ("strategy", point.strategies), ("rule", point.rules), ("policy", point.policies)
         for kind, outcomes in kinds:
             for outcome in outcomes:
@@ -141,9 +130,7 @@ def to_json(source: str, model: str, answer: Answer) -> str:
         "checkpoint_bytes": answer.costs.checkpoint_bytes,
         "tokens_for_90_percent": answer.enough_tokens,
         "arch": answer.arch,
-        "sampled_share": answer.sampling.share,
         "kept_share": answer.kept_share,
-        "sampling_refused": answer.sampling.refused or None,
         "rows": [*_rows(answer), *_behind_rows(answer)],
     }
     return json.dumps(document, indent=2)
@@ -162,8 +149,6 @@ def mrc_page(source: str, model: str, answer: Answer) -> Page:
     if outcomes:
         parts.append(_outcomes_table(answer, last, outcomes, brief=True))
         parts += _advice(last)
-    elif last.estimates:
-        parts += [_estimates_table(answer), _sampling(answer)]
     elif answer.behind:
         parts.append(_host_table(answer))
     else:
@@ -177,7 +162,7 @@ def mrc_page(source: str, model: str, answer: Answer) -> Page:
 
 def _shown_point(answer: Answer) -> Point:
     """The largest capacity by rules or policies, where there are any; else without bound."""
-    asked = [p for p in answer.points if p.rules or p.policies or p.estimates]
+    asked = [p for p in answer.points if p.rules or p.policies]
     return asked[-1] if asked else answer.points[-1]
 
 
@@ -189,7 +174,6 @@ def _sum_up(model: str, answer: Answer) -> Iterator[Text]:
     engines = [outcome for outcome in point.rules if RULES[outcome.name].engine]
     outcomes = engines or [*point.strategies, *point.rules, *point.policies]
     found = [(outcome.hit_share, outcome.label) for outcome in outcomes]
-    found += [(estimate.hit_share, estimate.name) for estimate in point.estimates]
     sentence = f"{where} {point.token_hits:.1%} of prompt tokens hit."
     if found:
         share, name = max(found, key=lambda each: each[0])
@@ -231,9 +215,7 @@ def _next(source: str, model: str, answer: Answer) -> str:
 def _certainty(answer: Answer) -> str:
     if answer.kept_share < 1:
         return f"estimated from {answer.kept_share:.2g} of all blocks, ± half a 95 % interval"
-    if not any(point.estimates for point in answer.points):
-        return "exact"
-    return f"exact; policies from a sample of {answer.sampling.share:.1%}, 95 % intervals"
+    return "exact"
 
 
 def _sections(model: str, answer: Answer) -> Iterator[Section]:
@@ -254,8 +236,6 @@ def _sections(model: str, answer: Answer) -> Iterator[Section]:
         yield Section("Windows and states", [table], f"checkpoints of {model}")
     if answer.behind:
         yield Section("Host memory", [_host_table(answer)])
-    if any(point.estimates for point in answer.points):
-        yield Section("Sampled policies", [_estimates_table(answer), _sampling(answer)])
     for name in dict.fromkeys(o.name for point in answer.points for o in point.rules):
         if RULES[name].hopper_block_tokens:
             on = answer.arch or "sm_100, as --gpu is not given"
@@ -278,8 +258,6 @@ def hits_chart(model: str, answer: Answer) -> Chart:
         for outcome in (*point.strategies, *point.rules, *point.policies):
             hit = outcome.hit_share
             named.setdefault(outcome.label, []).append((x, hit, hit, hit))
-        for each in point.estimates:
-            named.setdefault(each.name, []).append((x, each.hit_share, each.low, each.high))
     series += [Line(name, *zip(*rows, strict=True)) for name, rows in named.items()]
     if answer.behind:
         behind = sorted((each.host_bytes / _GIB, each.token_hits) for each in answer.behind)
@@ -378,37 +356,6 @@ def _loss_columns(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, Read]]:
             yield f"lost: {words}", of(name)
 
 
-def _estimates_table(answer: Answer) -> Table:
-    rows = [(point, estimate) for point in answer.points for estimate in point.estimates]
-    return Table(
-        "Policies",
-        [
-            ("tokens", lambda row: f"{row[0].capacity_tokens:,}"),
-            ("policy", lambda row: row[1].name),
-            ("hit", lambda row: f"{row[1].hit_share:.2%}"),
-            ("95 % interval", lambda row: f"{row[1].low:.2%} to {row[1].high:.2%}"),
-            ("lru, exact", lambda row: f"{row[0].token_hits:.2%}"),
-        ],
-        rows,
-        note="estimated from a sample, share of prompt tokens",
-        keys=2,
-    )
-
-
-def _sampling(answer: Answer) -> str:
-    """What the policies were simulated on."""
-    sampling = answer.sampling
-    why = (
-        f" The full trace is over {LONG_REFERENCES // 10**6} million block references × policies "
-        "× capacities; --sample 1 simulates it."
-    )
-    return (
-        f"Simulated on {sampling.share:.1%} of {sampling.families:,} prompt families, and in "
-        f"{CLASSES} parts for the intervals; the difference to LRU is what is estimated."
-        f"{why if sampling.automatic else ''}"
-    )
-
-
 def _advice(point: Point) -> Iterator[str]:
     """Which setting of an engine hits most, and which way to draft."""
     settings: dict[tuple[str, str], list[Outcome]] = {}
@@ -437,9 +384,6 @@ def _wins(alike: list[Outcome], setting: Callable[[Outcome], str]) -> Iterator[s
 
 
 def _warnings(answer: Answer) -> Iterator[Part]:
-    if refused := answer.sampling.refused:
-        sentence = f"Policies without a sample estimate ran on the full trace (slow): {refused}"
-        yield Finding("warning", sentence)
     for outcome in answer.points[-1].strategies:
         if unreachable := outcome.unreachable_checkpoints:
             yield Finding(

@@ -2,7 +2,6 @@
 
 from collections import OrderedDict
 from functools import partial
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from dsv4kv.engines.prefix import Pool, run_rule
 from dsv4kv.model.presets import load_model
 from dsv4kv.mrc.curves import trace_curve
-from dsv4kv.prefix.paths import PathTable, find_reuse, number_blocks
+from dsv4kv.prefix.paths import PathTable, find_reuse, number_prompts
 from dsv4kv.traces import read_trace
 from dsv4kv.traces.collect import collect_paths
 from tests.benchmarks.medians import PLAIN, Measure
@@ -46,8 +45,8 @@ def curve_of(table: PathTable) -> int:
 
 
 def plain_paths() -> list[list[int]]:
-    offsets, numbers, _ = number_blocks(find_reuse(conversation(), 512))
-    return [numbers[a:b].tolist() for a, b in pairwise(offsets)]
+    numbered = number_prompts(conversation(), 512, whole_blocks=False)
+    return [numbered.path(request) for request in range(len(numbered))]
 
 
 def test_every_capacity_in_one_pass(measure: Measure) -> None:

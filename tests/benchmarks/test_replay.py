@@ -75,6 +75,6 @@ def test_agents_by_an_engines_rule(
         last[:] = [made]
 
     measure(AGENTS, rule, serve, rounds=3)
-    evicted = last[0].scheduler.ledger.evicted
+    evicted = last[0].scheduler.cache.evicted
     references = sum(len(request.prefix_hashes) for request in last[0].requests)
     remark(f"agents, {rule}: {references:,} block references, {evicted:,} blocks evicted")

@@ -27,14 +27,12 @@ def cached(pool: BlockPool, *hashes: int, parent: int = 0) -> Ids:
 
 def state(pool: BlockPool) -> dict[str, Any]:
     """Everything that a pool knows: equal before and after a refusal."""
-    records = {
-        number: (b.refs, b.hash, b.parent and b.parent.number, b.children, b.live)
-        for number, b in pool._blocks.items()
-    }
+    cells = (pool._claims, pool._hash, pool._parent, pool._children, pool._stamp)
     return {
-        "blocks": records,
-        "by_hash": {hash_: [b.number for b in same] for hash_, same in pool._by_hash.items()},
-        "queue": [b.number for b in pool._queue],
+        "blocks": [array[: pool.num_blocks].tolist() for array in cells],
+        "by_hash": dict(pool._by_hash),
+        "twins": {hash_: list(twins) for hash_, twins in pool._twins.items()},
+        "queue": [pool._oldest.copy(), [(stamp, row.tolist()) for stamp, row in pool._queue]],
         "free": pool._free[: pool.num_unused].tolist(),
         "plain": np.flatnonzero(pool._mark == np.arange(pool.num_blocks)).tolist(),
         "generations": pool._generation.tolist(),

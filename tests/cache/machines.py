@@ -12,15 +12,8 @@ import pytest
 from dsv4kv.cache.blocks import BlockPool, Ids
 from dsv4kv.cache.checkpoints import CheckpointPool, resume_request
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
-from dsv4kv.cache.slots import NO_SLOT, SlotAllocator
 from dsv4kv.errors import NotOwner, OutOfBlocks
-from dsv4kv.prefix.index import Digests, Keys, Lease
-from dsv4kv.prefix.policies import make_policy
-from dsv4kv.prefix.radix import PrefixCacheManager
-from dsv4kv.prefix.store import PrefixStore
 from tests.cache.caches import small_plan
-from tests.prefix.indexes import make_index
-from tests.prefix.trees import check_tree
 
 CHECK_EVERY = 256
 Result = TypeVar("Result")
@@ -99,15 +92,14 @@ class Blocks(Machine):
             new = owner[[not self.hash_of(block) for block in owner.tolist()]]
             names = [next(self.hashes) for _ in new]
             self.do(lambda: allocator.register(new, names, [0, *names][: len(new)]))
-        elif resting := [n for n, b in allocator._blocks.items() if not b.refs]:
+        elif resting := np.flatnonzero(allocator._stamp).tolist():
             some = np.array(draw.sample(resting, draw.randint(1, min(3, len(resting)))))
             taken = self.do(lambda: allocator.allocate(2, some))
             if taken is not None:
                 self.owners += [some, taken]
 
     def hash_of(self, block: int) -> int:
-        record = self.allocator._blocks.get(block)
-        return record.hash if record else 0
+        return int(self.allocator._hash[block])
 
     def check(self) -> None:
         allocator = self.allocator
@@ -126,130 +118,8 @@ class Blocks(Machine):
             allocator.check_held(held if self.lanes > 1 else held[0])
 
 
-BLOCK = 4
-PROMPTS = 12
 BLOCKS = 14
 NOBODYS: Ids = np.zeros(0, dtype=np.int64)
-
-
-class Serving(Machine):
-    """Prompts over an index and an allocator: pin, make room, take, store, release."""
-
-    def __init__(self, kind: str, policy: str, seed: int) -> None:
-        super().__init__(seed)
-        self.kind, self.size = kind, 24
-        self.allocator = BlockPool(self.size)
-        made = make_index(kind, BLOCK, make_policy(policy, self.size * BLOCK))
-        assert isinstance(made, PrefixStore)
-        self.index = made
-        self.cached: Counter[int] = Counter()
-        self.running: list[tuple[Lease, Ids]] = []
-        tokens = [self.draw.choices((0, 1), k=40) for _ in range(PROMPTS)]
-        self.prompts = [keys for prompt in tokens for keys in self.some_keys(prompt)]
-
-    def some_keys(self, prompt: list[int]) -> list[Keys]:
-        """Of a prompt and of parts of it."""
-        parts = [prompt[: self.draw.randint(1, 40)] for _ in range(8)]
-        if self.kind == "radix":
-            return [np.array(part, dtype=np.int32) for part in parts]
-        found: list[Keys] = []
-        for part in parts:
-            ends = range(BLOCK, len(part) + 1, BLOCK)
-            names = [bytes(part[:end]).rjust(16, b"\x07")[-16:] for end in ends]
-            chained = [b"".join(names[: n + 1])[-12:] + bytes([n] * 4) for n in range(len(names))]
-            guards = [hash(bytes(part[:end])) for end in ends]
-            found.append(Digests(b"".join(chained), np.array(guards, dtype=np.int64)))
-        return found
-
-    def happen(self) -> None:
-        what = self.draw.random()
-        if what < 0.55 and len(self.running) < 5:
-            self.start(self.draw.choice(self.prompts))
-        elif what < 0.9 and self.running:
-            lease, row = self.running.pop(self.draw.randrange(len(self.running)))
-            self.do(lambda: self.allocator.release(row))
-            self.do(lambda: self.index.release(lease))
-        elif evictable := self.index.evictable:
-            self.evict(self.draw.randint(0, min(3, evictable)))
-
-    def start(self, keys: Keys) -> None:
-        index, allocator = self.index, self.allocator
-        lease = self.do(lambda: index.pin(keys))
-        per_block = BLOCK if self.kind == "radix" else 1
-        whole = lease.length // per_block
-        needed = -(-len(keys) // per_block) - whole
-        while (short := needed - allocator.num_free) > 0:
-            if not index.evictable:
-                self.refuses(OutOfBlocks, lambda: allocator.acquire(needed))
-                self.do(lambda: index.release(lease))
-                return
-            self.evict(min(short, index.evictable))
-        fresh = self.do(lambda: allocator.acquire(needed))
-        more = keys.after(lease.length) if isinstance(keys, Digests) else keys[lease.length :]
-        taken = self.do(lambda: index.extend(lease, more, fresh)).taken
-        self.cached.update(taken.tolist())
-        self.do(lambda: allocator.retain(taken))
-        self.running.append((lease, fresh))
-
-    def evict(self, blocks: int) -> None:
-        gone = self.do(lambda: self.index.evict(blocks))
-        assert gone.size == blocks
-        self.cached.subtract(gone.tolist())
-        self.do(lambda: self.allocator.release(gone))
-
-    def check(self) -> None:
-        """Between two operations of one request its blocks may be on their way: not told here."""
-        check_tree(self.index, list(self.index._leases))
-        assert max(self.cached.values(), default=0) <= 1
-        assert min(self.cached.values(), default=0) >= 0
-
-    def run(self, operations: int) -> None:
-        super().run(operations)
-        for lease, row in self.running:
-            self.allocator.release(row)
-            self.index.release(lease)
-        self.evict(self.index.evictable)
-        assert not +self.cached
-        assert self.allocator.num_held == self.index.held == 0
-
-
-class Slots(Machine):
-    """Rows that are found, copied and handed out again: what is copied is the prompt's own."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__(seed)
-        self.slots = SlotAllocator(6)
-        self.rows = PrefixCacheManager(60, None, self.copy, self.slots.version)
-        self.content: list[tuple[int, ...]] = [()] * 6
-        self.running: list[tuple[int, Lease]] = []
-        self.wanted: tuple[int, ...] = ()
-
-    def copy(self, source: int, target: int, tokens: int) -> None:
-        assert self.content[source][:tokens] == self.wanted[:tokens]
-
-    def happen(self) -> None:
-        draw, rows = self.draw, self.rows
-        if draw.random() < 0.6 or not self.running:
-            tokens = tuple(draw.choices((0, 1), k=draw.randint(1, 16)))
-            row = np.array(tokens, dtype=np.int32)
-            slot = self.do(self.slots.alloc)
-            if slot == NO_SLOT:
-                return
-            self.wanted, self.content[slot] = tokens, ()
-            self.do(lambda: rows.copy_kv(row, slot))
-            lease = self.do(lambda: rows.pin(row))
-            self.content[slot] = tokens
-            version = self.slots.version(slot)
-            self.do(lambda: rows.extend_row(lease, row[lease.length :], slot, version))
-            self.running.append((slot, lease))
-        else:
-            slot, lease = self.running.pop(draw.randrange(len(self.running)))
-            self.do(lambda: rows.release(lease))
-            self.do(lambda: self.slots.free(slot))
-
-    def check(self) -> None:
-        check_tree(self.rows, list(self.rows._leases))
-        assert self.rows.held <= 60
 
 
 class Cache(Machine):
@@ -368,9 +238,6 @@ MACHINES: dict[str, Callable[[int], Machine]] = {
     "blocks": lambda seed: Blocks(lambda: BlockPool(40), seed),
     "blocks, 3 lanes": lambda seed: Blocks(lambda: BlockPool(40, 3), seed),
     "blocks, ref_zero": lambda seed: Blocks(lambda: BlockPool(40, policy="ref_zero"), seed),
-    "radix": lambda seed: Serving("radix", "s3fifo", seed),
-    "block_hash": lambda seed: Serving("block_hash", "lru", seed),
-    "rows": Slots,
     "cache, model": lambda seed: Cache("model", seed),
     "cache, type": lambda seed: Cache("type", seed),
     "cache, layer": lambda seed: Cache("layer", seed),

@@ -52,8 +52,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
         return gone
 
     def hash_of(self, block: int) -> int:
-        record = self.pool._blocks.get(block)
-        return record.hash if record else 0
+        return int(self.pool._hash[block])
 
     @property
     def refs(self) -> Counter[int]:

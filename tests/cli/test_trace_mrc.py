@@ -2,7 +2,6 @@
 
 import csv
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from typer.testing import CliRunner, Result
 
 from dsv4kv.cli import trace as command
 from dsv4kv.config.bench import Lengths, Synthetic
-from dsv4kv.mrc import sample as sampling
 from dsv4kv.prefix.paths import find_reuse
 from dsv4kv.traces import write_trace
 from dsv4kv.traces.collect import load_paths
@@ -74,7 +72,7 @@ def test_a_capacity_comes_back_as_it_was_asked_for() -> None:
 
 
 def test_a_policys_row_has_its_share_of_blocks() -> None:
-    made = run("builtin:chat", "--capacity", "24K", "--policy", "lru", "--json", "--sample", "1")
+    made = run("builtin:chat", "--capacity", "24K", "--policy", "lru", "--json")
     curve, policy = (
         next(row for row in json.loads(made.output)["rows"] if row["kind"] == kind)
         for kind in ("curve", "policy")
@@ -137,44 +135,6 @@ def documents() -> str:
     )
     write_trace(synthesize(made, 3), Path("documents.jsonl"))
     return "documents.jsonl"
-
-
-SAMPLED = ("--capacity", "256K", "--strategy", "none", "--policy", "s3fifo,belady")
-
-
-def test_the_interval_is_the_same_on_every_medium(documents: str) -> None:
-    arguments = ("--sample", "0.3", "--csv", "a.csv", "--chart", "a.svg", "--json")
-    document = json.loads(run(documents, *SAMPLED, *arguments).output)
-    told = [row for row in document["rows"] if row["kind"] == "policy"]
-    with Path("a.csv").open() as file:
-        table = [row for row in csv.DictReader(file) if row["kind"] == "policy"]
-    assert document["sampled_share"] == 0.3
-    assert [row["name"] for row in told] == ["s3fifo", "belady"]
-    for row, written in zip(told, table, strict=True):
-        assert row["hit_share_low"] <= row["hit_share"] <= row["hit_share_high"]
-        for name in ("hit_share", "hit_share_low", "hit_share_high"):
-            assert float(written[name]) == row[name]
-    chart = Path("a.svg").read_text()
-    for name in ("s3fifo", "belady"):
-        assert f">{name}<" in chart
-    assert "95 % intervals" in " ".join(re.findall(r"<text[^>]*>([^<]*)", chart))
-
-
-def test_a_whole_simulation_says_so_in_numbers_without_intervals(documents: str) -> None:
-    document = json.loads(run(documents, *SAMPLED, "--sample", "1", "--json").output)
-    told = [row for row in document["rows"] if row["kind"] == "policy"]
-    assert document["sampled_share"] == 1
-    assert all("hit_share_low" not in row for row in told)
-
-
-def test_a_long_simulation_says_that_it_was_sampled_or_why_not(
-    documents: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sampling, "LONG_REFERENCES", 5_000)
-    assert "--sample 1 simulates it" in run(documents, *SAMPLED).output
-    monkeypatch.setattr(sampling, "LONG_REFERENCES", 1)
-    refused = " ".join(run("builtin:chat", *SAMPLED).output.split())
-    assert "ran on the full trace (slow): a sample of 0.05 holds" in refused
 
 
 def test_a_capacity_that_no_machine_has_is_as_good_as_none() -> None:

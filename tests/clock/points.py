@@ -21,6 +21,7 @@ from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.core.clock import Timer
 from dsv4kv.core.linear import COUNTS, Counts
+from dsv4kv.core.served import Served
 from dsv4kv.replay.build import Replay, build_replay
 from dsv4kv.sizing.gpus import Gpu
 from dsv4kv.traces.request import Request
@@ -153,12 +154,10 @@ class Spent:
 
 
 class _Watch:
-    """Takes every step, how many had been taken when, and the moments of requests that end."""
+    """Takes every step."""
 
     def __init__(self, timer: Timer) -> None:
-        self.moments: list[tuple[float, float, float, int]] = []
         self.steps: list[Counts] = []
-        self.taken = {0.0: 0}
         self.copy_bytes_per_s, self.seconds = timer.copy_bytes_per_s, timer.seconds
         self._timer = timer
 
@@ -171,16 +170,6 @@ class _Watch:
     def decode(self, counts: Counts, rows: int, contexts: int, *others: Any) -> tuple[int, Counts]:
         """One step, so that the moment of each is known."""
         return 1, tuple(map(add, counts, self.step(rows, rows, contexts, 0, 0, 0)))
-
-    def finish(self, served: Any) -> None:
-        moments = served.arrival_s, served.first_token_s, served.finished_s
-        self.moments.append((*moments, served.output_tokens))
-
-    def reject(self, served: Any, reason: str) -> None:
-        raise AssertionError(f"{served.number}: {reason}")
-
-    def stepped(self, scheduler: Any) -> None:
-        self.taken[scheduler.clock.now_s] = len(self.steps)
 
 
 def run_point(point: Point, **settings: Any) -> Replay:
@@ -196,15 +185,19 @@ def count_point(point: Point, **settings: Any) -> Spent:
         made = build_replay(point.config(**settings), point.requests)
     assert made.times is not None
     made.scheduler._arrivals._client_s = 0.0  # type: ignore[attr-defined]
-    made.scheduler._observer = watch = _Watch(made.times.timer)
-    made.scheduler.clock._timer = watch
-    made.scheduler.run()
-    rows = [row for row in watch.moments if row[3] > 1]
-    moments = np.array([[watch.taken[moment] for moment in row[:3]] for row in rows])
+    watch, scheduler, taken = _Watch(made.times.timer), made.scheduler, {0.0: 0}
+    scheduler.clock._timer = watch
+    scheduler.ended = list[Served]()
+    while scheduler.turn():
+        taken[scheduler.clock.now_s] = len(watch.steps)
+    assert not made.outcome.rejected
+    rows = [each for each in scheduler.ended if each.output_tokens > 1]
+    spans = [(each.arrival_s, each.first_token_s, each.finished_s) for each in rows]
+    moments = np.array([[taken[at or 0.0] for at in span] for span in spans])
     steps = np.array(watch.steps, dtype=float)
     decodes, layers = steps[:, COUNTS.index("decode_layers")], steps.max(axis=0)[0]
     steps[:, COUNTS.index("prompt_layers")] = layers * (decodes == 0)
-    further = np.array([row[3] - 1 for row in rows], dtype=float)
+    further = np.array([row.output_tokens - 1 for row in rows], dtype=float)
     return Spent(steps, moments, further, sum(r.total_tokens + 1 for r in made.requests))
 
 

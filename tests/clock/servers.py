@@ -15,6 +15,7 @@ from dsv4kv.clock.coefficients import Coefficients
 from dsv4kv.clock.steps import ModelTimes
 from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
+from dsv4kv.core.served import Served
 from dsv4kv.replay.build import Parts, Wiring, build_replay, find_parts
 from dsv4kv.traces.request import Request
 
@@ -50,11 +51,12 @@ class Server:
         config = self.config(*own, *more)
         parts = find_parts(config, requests)
         times = _times(parts).by(self.planted())
-        watch = _Watch(times.client_s)
-        wiring = Wiring(parts=replace(parts, times=times), observe=lambda _: watch)
-        made = build_replay(config, requests, wiring=wiring)
+        made = build_replay(config, requests, Wiring(parts=replace(parts, times=times)))
+        made.scheduler.ended = ended = list[Served]()
         made.scheduler.run()
-        rows = [watch.rows[number] for number in range(len(requests))]
+        assert not made.outcome.rejected
+        ended.sort(key=lambda served: served.number)
+        rows = [_row(served, times.client_s) for served in ended]
         return {
             "input_lens": [r.input_tokens for r in requests],
             "output_lens": [r.output_tokens for r in requests],
@@ -64,7 +66,7 @@ class Server:
                 [row[2] / (r.output_tokens - 1)] * (r.output_tokens - 1)
                 for row, r in zip(rows, requests, strict=True)
             ],
-            "duration": watch.end + times.client_s,
+            "duration": max(each.finished_s or 0.0 for each in ended) + times.client_s,
             "completed": len(requests),
             "max_concurrency": concurrency,
         }
@@ -75,21 +77,12 @@ def _times(parts: Parts) -> ModelTimes:
     return parts.times
 
 
-class _Watch:
-    def __init__(self, client_s: float) -> None:
-        self.rows: dict[int, tuple[float, float, float]] = {}
-        self.end, self._client_s = 0.0, client_s
-
-    def stepped(self, scheduler: Any) -> None: ...
-
-    def reject(self, served: Any, reason: str) -> None:
-        raise AssertionError(reason)
-
-    def finish(self, served: Any) -> None:
-        first = served.first_token_s - served.arrival_s + self._client_s
-        further = served.finished_s - served.first_token_s
-        self.rows[served.number] = (served.arrival_s, first, further)
-        self.end = max(self.end, served.finished_s)
+def _row(served: Served, client_s: float) -> tuple[float, float, float]:
+    """When a request came, and how long its first token and the others took."""
+    assert served.first_token_s is not None
+    assert served.finished_s is not None
+    first = served.first_token_s - served.arrival_s + client_s
+    return served.arrival_s, first, served.finished_s - served.first_token_s
 
 
 def lengths(count: int, longest: int = 8192, most: int = 256, seed: int = 1) -> list[Request]:

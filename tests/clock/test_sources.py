@@ -1,23 +1,18 @@
 """Which times a configuration chooses, and what a replay makes of them."""
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 import yaml
 
 from dsv4kv.clock.coefficients import BORROWED, MeasuredOn, find_coefficients
-from dsv4kv.clock.sources import find_layout
-from dsv4kv.clock.steps import StepTimes
 from dsv4kv.config.replay import CostSection, ReplayConfig
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.presets import load_model
 from dsv4kv.replay.build import Replay, build_replay
-from dsv4kv.replay.run import list_latencies
 from dsv4kv.sizing.gpus import gpu_names, load_gpu
-from dsv4kv.sizing.layout import Layout
 from dsv4kv.traces.request import Request
 from tests.clock.test_steps import COEFFICIENTS
 from tests.replay.scenes import request, small_config
@@ -69,14 +64,6 @@ def test_left_out_the_source_is_the_model_and_rates_are_stated_where_one_is_give
 def test_numbers_of_another_source_are_refused(cost: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=f"(?s){sentence}"):
         CostSection(**cost)
-
-
-def test_the_layout_is_the_one_that_budget_chooses() -> None:
-    config = load_model("v4-flash")
-    assert find_layout(CostSection(gpus=4), config) == Layout(tp=4)
-    assert find_layout(CostSection(gpus=4, dp=4), config) == Layout(dp=4, ep=4)
-    with pytest.raises(ConfigError, match="TP · DP · PP must equal the GPUs"):
-        find_layout(CostSection(gpus=4, tp=2, dp=4), config)
 
 
 def test_every_gpu_with_a_bandwidth_has_a_clock() -> None:
@@ -137,14 +124,6 @@ def test_a_file_without_coefficients_is_a_sentence(tmp_path: Path, content: byte
 
 
 # ---- what a replay makes of them ----------------------------------------------------------------
-
-
-def test_prompts_alone_hold_decoding_up_and_mixed_ones_take_it_along() -> None:
-    requests = [*lengths((100, 50)), *lengths((4000, 2), at=0.001)]
-    alone, mixed = (served(requests, scheduler__prompts=way) for way in ("alone", "mixed"))
-    first = [made.outcome.samples_ns["tpot"][-1] for made in (alone, mixed)]
-    assert alone.scheduler.clock.done.steps > mixed.scheduler.clock.done.steps
-    assert first[0] > first[1]
 
 
 def test_sglang_s_rules_compute_prompts_alone_and_vllm_s_mix_them() -> None:
@@ -223,24 +202,3 @@ def test_a_client_is_in_every_first_token_and_between_requests_of_a_closed_loop(
     client_s, clock = made.times.client_s, made.scheduler.clock
     assert clock.idle_s == pytest.approx(4 * client_s)
     assert min(made.outcome.samples_ns["ttft"]) > client_s * 1e9
-
-
-def test_the_record_s_latencies_carry_the_clock_s_error() -> None:
-    made = served(lengths((300, 5)))
-    assert made.times is not None
-    samples_ns = made.outcome.samples_ns
-    factors = {each.name: each.factor for each in list_latencies(samples_ns, [made.times])}
-    held_out = made.times.held_out
-    assert factors == {
-        "queueing": held_out.ttft,
-        "ttft": held_out.ttft,
-        "tpot": held_out.tpot,
-        "latency": held_out.throughput,
-    }
-    stated = build_replay(small_config(), lengths((300, 5)))
-    stated.scheduler.run()
-    assert {each.factor for each in list_latencies(samples_ns, [stated.times])} == {None}
-    worse = SimpleNamespace(held_out=held_out.model_copy(update={"tpot": 9.0}))
-    of_two = list_latencies(samples_ns, [made.times, cast(StepTimes, worse)])
-    assert {each.factor for each in of_two if each.name == "tpot"} == {9.0}
-    assert {each.factor for each in list_latencies(samples_ns, [made.times, None])} == {None}

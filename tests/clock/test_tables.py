@@ -39,13 +39,6 @@ def test_a_chunk_at_a_node_is_the_table_s(prefix: int, place: int, tokens: int) 
     assert found_ms == pytest.approx(TABLE.prefill_ms_by_prefix[prefix][place], abs=1e-9)
 
 
-@given(st.integers(1, 400), st.integers(0, 200_000), st.integers(0, 20))
-def test_looked_up_steps_grow_where_the_table_does(rows: int, context: int, more: int) -> None:
-    one = decode_s(times(), rows, context)
-    assert decode_s(times(), rows + more, context) >= one - 1e-12
-    assert decode_s(times(), rows, context + more) >= one - 1e-12
-
-
 def test_beyond_its_nodes_a_table_goes_on_as_at_its_end_and_is_less_sure() -> None:
     known = times()
     decode_s(known, 64, 4096)
@@ -88,17 +81,6 @@ def test_a_shipped_table_is_as_sure_as_stated_within_its_last_nodes(
         decode_s(known, rows, context)
         prompt_s(known, tokens, prefix)
         assert not known.extrapolated
-
-
-def test_a_table_of_other_drafts_is_less_sure() -> None:
-    assert times(drafts=2).held_out == HELD_OUT.widened(BEYOND)
-    assert times(drafts=2).extrapolated == ["2 drafts (it has 0)"]
-
-
-def test_factors_stretch_decoding_and_prompts_apart() -> None:
-    slow = times(Factors(decode=2, prompt=3, client_ms=0, held_out=HELD_OUT))
-    assert decode_s(slow, 4, 1024) == pytest.approx(2 * 5e-3)
-    assert prompt_s(slow, 256) == pytest.approx(3 * 16e-3)
 
 
 def test_a_shipped_table_is_found_by_model_gpu_and_layout() -> None:

@@ -1,13 +1,10 @@
 """vLLM's cache asked directly: what decoding keeps, what is evicted, what a refusal leaves."""
 
-from types import SimpleNamespace
-from typing import Any, cast
-
 import pytest
 
 from dsv4kv.core.hashed import Group, HashedCache, Part
 from dsv4kv.core.pool import BlockPool
-from dsv4kv.core.request import Hit
+from dsv4kv.core.served import Hit, Served
 from dsv4kv.errors import OutOfBlocks
 
 PAGE = 4
@@ -22,7 +19,7 @@ def open_cache(prompts: list[Prompt], blocks: int, retention: int | None = None)
     ]
     paths = [(prompt, prompt) for prompt in prompts]
     return HashedCache(
-        BlockPool(blocks), PAGE, groups, paths.__getitem__, 1000, retention=retention,
+        blocks, PAGE, groups, paths.__getitem__, 1000, retention=retention,
         chunk_tokens=8,
     )  # fmt: skip
 
@@ -35,6 +32,13 @@ def run(cache: HashedCache, request: int, tokens: int) -> Hit:
     return hit
 
 
+def at(position: int) -> Served:
+    """Request 0 with so many tokens."""
+    served = Served(0, 0.0, 1, 1, list, (), 0)
+    served.position = position
+    return served
+
+
 def in_use(cache: HashedCache) -> int:
     return cache.total - cache.available
 
@@ -43,9 +47,9 @@ def test_a_decoding_request_keeps_the_last_windows_alone() -> None:
     cache = open_cache([[1, 2, 3, 4, 5]], 100)
     run(cache, 0, 20)
     assert in_use(cache) == 5 + 3 + 6  # those of a chunk and a window
-    assert cache.reserve(0, 20) >= 0
+    assert cache.reserve(cache.held(0), 20) >= 0
     assert in_use(cache) == (5 + 1) + (1 + 1) + (2 + 1)  # a window each, and the next token's
-    assert cache.reserve(0, 21) >= 0
+    assert cache.reserve(cache.held(0), 21) >= 0
     assert in_use(cache) == (5 + 1) + 2 + 3
     cache.end(0)
     assert in_use(cache) == 0
@@ -55,9 +59,9 @@ def test_blocks_of_drafts_that_were_rejected_are_freed() -> None:
     cache = open_cache([[1, 2, 3, 4, 5]], 100)
     cache._step = 9
     run(cache, 0, 20)
-    assert cache.reserve(0, 20) >= 0
+    assert cache.reserve(cache.held(0), 20) >= 0
     most = in_use(cache)
-    cache.decoded([cast(Any, SimpleNamespace(number=0, position=21))])
+    cache.decoded([at(21)])
     assert in_use(cache) == most - (2 + 4 + 8)
 
 
@@ -79,7 +83,7 @@ def test_a_request_that_does_not_fit_its_next_step_takes_nothing() -> None:
     cache.pool.get_new_blocks(cache.available)  # others'
     before = in_use(cache)
     cache._step = 20
-    assert cache.reserve(0, 8) < 0
+    assert cache.reserve(cache.held(0), 8) < 0
     assert in_use(cache) == before - 3 - 6  # windows behind come free all the same
 
 
@@ -120,7 +124,7 @@ def test_a_decoding_request_holds_the_blocks_of_what_it_sees_alone() -> None:
     run(cache, 0, 18)
     for position in range(18, 90):
         if position >= due:
-            due = cache.reserve(0, position)
+            due = cache.reserve(cache.held(0), position)
         sizes = [(PAGE, position), *((g.block_tokens, g.seen) for g in cache.groups)]
         held = (-(-(position + 1) // n) - max(0, position - seen) // n for n, seen in sizes)
         assert in_use(cache) == sum(held)

@@ -1,12 +1,9 @@
 """SGLang's cache asked directly: what fits beside others, what decoding keeps."""
 
-from types import SimpleNamespace
-from typing import Any, cast
-
 import pytest
 
 from dsv4kv.core.radix import SglangCache, SglangWindowCache
-from dsv4kv.core.request import Hit
+from dsv4kv.core.served import Hit, Served
 from dsv4kv.errors import OutOfBlocks
 
 PAGE = 4
@@ -42,8 +39,8 @@ def test_windows_that_a_hit_needs_are_not_those_it_may_evict() -> None:
     cache.end(0, 0)
     cache.begin(1, 12)  # may take three of the six pages
     # that at the end of the hit must stay: two more can go
-    assert cache.fits(2, 28, 0)
-    assert not cache.fits(3, 32, 0)
+    assert cache.fits(2, 28, 0, 8)
+    assert not cache.fits(3, 32, 0, 8)
 
 
 @pytest.mark.parametrize(("holds_chunks", "held"), [(True, 2), (False, 1)])
@@ -55,13 +52,14 @@ def test_a_decoding_request_holds_windows_of_its_last_chunk_or_page_and_of_what_
     cache.decode(0)
     assert cache.available == 60 - held
     cache.take(3)
-    one = SimpleNamespace(begun=24, position=36, blocks=9, windows=0)
-    cache.decoded([cast(Any, one)])
+    one = Served(0, 0.0, 24, 999, list, (), 0)
+    one.begun, one.position, one.blocks = 24, 36, 9
+    cache.decoded([one])
     assert cache.available == 60 - held - 3
     far = 24 + 64 + 10 * PAGE  # it gives back once in 128 steps, so 64 ago on average
     cache.take(23)
     one.position, one.blocks = far, 32
-    cache.decoded([cast(Any, one)])
+    cache.decoded([one])
     assert cache.available == 60 - held - 26 + 9
     cache.end(0, 26, far)
     assert cache.available == 60
@@ -72,8 +70,8 @@ def test_a_prompt_found_is_not_what_it_may_evict() -> None:
     cache = SglangCache(12, PAGE, prompts.__getitem__)
     run(cache, 0, 24)
     cache.end(0, 0)
-    assert cache.fits(1, 44, 1)
-    assert not cache.fits(1, 44, 2)
+    assert cache.fits(1, 44, 1, 8)
+    assert not cache.fits(1, 44, 2, 8)
 
 
 def test_a_peek_changes_nothing_and_tells_what_is_found() -> None:
@@ -82,7 +80,7 @@ def test_a_peek_changes_nothing_and_tells_what_is_found() -> None:
     run(cache, 0, 24)
     cache.end(0, 0)
     before = (cache._clock, cache.shared, cache.stored)
-    assert (cache.peek(1, 28), cache.fits(1, 28, 0)) == (4, True)
+    assert (cache.peek(1, 28), cache.fits(1, 28, 0, 8)) == (4, True)
     assert (cache._clock, cache.shared, cache.stored) == before
     assert cache.begin(1, 28) == Hit(4, 4, 4)
 

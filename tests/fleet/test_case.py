@@ -51,11 +51,6 @@ def test_a_fleet_of_one_is_recorded_as_one_server_and_its_fleet(tiers: dict[str,
     assert samples == {each.name: sorted(each.samples_ns) for each in alone.latencies}
 
 
-def test_times_of_a_fleet_carry_the_clocks_error() -> None:
-    (fleet,) = run(fleet__replicas=2, cost__source="model").cases
-    assert all(each.factor and each.factor > 1 for each in fleet.latencies)
-
-
 def test_what_replicas_did_adds_up() -> None:
     record = run(fleet__replicas=3, fleet__router="dynamo", tiers__host__capacity_bytes="100MiB")
     (case,) = record.cases
@@ -74,17 +69,6 @@ def test_what_replicas_did_adds_up() -> None:
     assert fleet.imbalance is not None
     assert fleet.imbalance >= 1
     assert RunRecord.model_validate_json(record.model_dump_json()) == record
-
-
-def test_blocks_that_several_replicas_hold_are_repeated() -> None:
-    (case,) = run(fleet__replicas=3).cases
-    fleet = result(case).fleet
-    assert fleet is not None
-    assert 0 < fleet.repeated_bytes < fleet.held_bytes
-    (one,) = run(fleet__replicas=1).cases
-    alone = result(one).fleet
-    assert alone is not None
-    assert alone.repeated_bytes == 0
 
 
 @pytest.mark.parametrize(("limit_ms", "share"), [(1e-6, 0), (1e6, 48)])
@@ -110,24 +94,6 @@ def test_a_split_fleet_is_recorded_with_what_it_sent() -> None:
     assert sum(each.output_tokens for each in decode) == case.totals.output_tokens
     assert fleet.decode_router == "dynamo-decode"
     assert case.totals.requests == 48
-
-
-def test_tiers_that_all_share_count_once() -> None:
-    (case,) = run(
-        fleet__replicas=3,
-        fleet__shared_tiers="[remote]",
-        tiers__remote__capacity_bytes="1GiB",
-        tiers__compare="false",
-    ).cases
-    tiers = result(case).tiers
-    assert tiers is not None
-    assert tiers.tiers[0].capacity_bytes == 2**30
-    assert tiers.restored_tokens > 0
-
-
-def test_a_sweep_may_have_fleets_and_single_servers() -> None:
-    record = run(axes=["fleet.replicas=0,2"])
-    assert [result(case).fleet is None for case in record.cases] == [True, False]
 
 
 def test_a_fleet_that_is_interrupted_is_recorded_as_far_as_it_came() -> None:
@@ -191,47 +157,11 @@ def test_a_setting_without_effect_is_told_with_what_to_do(
     assert bool(found) == bool(said)
 
 
-def test_a_setting_that_one_point_of_a_sweep_uses_is_used() -> None:
-    points = [FleetSection(replicas=count, router="dynamo") for count in (0, 2)]
-    assert unused_setting(points, ()) == ""
-
-
-def test_a_replica_differs_in_settings_of_a_replica_only() -> None:
-    for setting in ("fleet.replicas=4", "workload.speed=2"):
-        with pytest.raises(ConfigError, match=f"fleet.mixed has '{setting}', which is not of a"):
-            run(fleet__replicas=1, fleet__mixed=f'["1 {setting}"]')
-
-
 MIXED: dict[str, Any] = {
     "fleet__replicas": 1,
     "fleet__mixed": '["2 cache.block_tokens=256 cost.gpus=4", '
     '"1 prefix.rule=vllm-v4:semantic cache.num_blocks=4000"]',
 }
-
-
-def test_replicas_that_differ_have_pools_of_their_own_sizes() -> None:
-    (case,) = run(**MIXED).cases
-    found = result(case)
-    (small,) = run(fleet__replicas=1).cases
-    (large,) = run(fleet__replicas=1, cache__block_tokens=256).cases
-    block, twice = (
-        next(pool for pool in result(each).pools if pool.name == "blocks")
-        for each in (small, large)
-    )
-    blocks = [(pool.unit_bytes, pool.units) for pool in found.pools if pool.name == "blocks"]
-    assert blocks[0] == (block.unit_bytes, 64)
-    assert blocks[1] == (twice.unit_bytes, 128)
-    assert blocks[2][1] == 4000
-    assert found.fleet is not None
-    assert [each.gpus for each in found.fleet.replicas] == [8, 4, 4, 8]
-    assert [each.settings for each in found.fleet.replicas] == [
-        "",
-        *["cache.block_tokens=256 cost.gpus=4"] * 2,
-        "prefix.rule=vllm-v4:semantic cache.num_blocks=4000",
-    ]
-    constants = {each.name: each.value for each in found.constants}
-    assert (constants["GPUs"], constants["replica 1: GPUs"]) == (8, 4)
-    assert "replica 3: GPUs" not in constants
 
 
 def test_what_replicas_with_other_blocks_hold_twice_is_counted_by_the_trace() -> None:

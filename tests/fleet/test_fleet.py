@@ -28,7 +28,6 @@ from dsv4kv.fleet.transfer import find_sent
 from dsv4kv.replay.build import build_replay
 from dsv4kv.replay.memory import plan_memory
 from dsv4kv.replay.run import describe_replay, describe_totals
-from dsv4kv.replay.server import by_server
 from dsv4kv.traces.request import Request
 from tests.replay.scenes import LONG, SHORT, random_requests, request, small_config
 
@@ -117,19 +116,6 @@ def test_ample_memory_that_all_share_saves_what_one_ideal_pool_saves(router: str
         assert [len(replica.served) for replica in together.replicas] == [3, 3, 3]
 
 
-def test_without_sharing_replicas_in_turn_find_less_and_a_router_by_prefix_as_much() -> None:
-    requests = apart(CHAT)
-    ideal = ideal_saved_tokens(requests, 128)
-    kept = {
-        name: saved_tokens(
-            run_fleet(small_config(fleet__replicas=3, fleet__router=name, **AMPLE), requests)
-        )
-        for name in ("round_robin", "production-stack:prefixaware", "dynamo")
-    }
-    assert kept["round_robin"] < ideal
-    assert kept["production-stack:prefixaware"] == kept["dynamo"] == ideal
-
-
 @settings(max_examples=15)
 @example(seed=0, router="cache_aware", rule="vllm-v4:semantic", split=True, think=False)
 @given(
@@ -164,7 +150,7 @@ def test_every_request_is_served_once_and_in_order(
         assert moments == sorted(moments)  # type: ignore[type-var]
         assert answer.generated == each.output_tokens
     for replica in outcome.replicas:
-        ledger = replica.replay.scheduler.ledger
+        ledger = replica.replay.scheduler.cache
         assert not ledger.private + ledger.shared
         assert not replica.received or not replica.received.senders
 
@@ -237,15 +223,6 @@ def test_a_turn_comes_a_think_time_after_the_answer_before_it() -> None:
     assert answers[1].arrival_s == pytest.approx(finished_s + 0.5, rel=1e-12)
 
 
-def test_what_came_while_all_before_it_were_answered_keeps_its_distance() -> None:
-    requests = [
-        Request(0.0, 128, 40, (1,), 128, session=4, answer_s=7.0),
-        Request(2.0, 128, 4, (9,), 128, session=4, answer_s=1.0),
-    ]
-    config = small_config(fleet__replicas=1, fleet__sessions="think", workload__speed=2.0)
-    assert run_fleet(config, requests).answers[1].arrival_s == 1.0
-
-
 @pytest.mark.parametrize(("delay_ms", "replica"), [(0, 0), (9_000, 0), (11_000, 1)])
 def test_a_router_knows_what_is_cached_after_the_delay_of_events(
     delay_ms: float, replica: int
@@ -268,16 +245,6 @@ def test_a_router_knows_what_is_cached_after_the_delay_of_events(
     assert found == ([[0, 1], []] if replica == 0 else [[0], [1]])
 
 
-def test_replicas_of_other_kinds_have_their_own_settings() -> None:
-    config = small_config(
-        fleet__replicas=1, fleet__mixed=["2 cost.gpus=4 cache.num_blocks=32", "1 cost.gpus=2"]
-    )
-    outcome = run_fleet(config, random_requests(1, 4))
-    assert [r.config.cost.gpus for r in outcome.replicas] == [8, 4, 4, 2]
-    assert [r.replay.memory.num_blocks for r in outcome.replicas] == [64, 32, 32, 64]
-    assert outcome.gpus == 18
-
-
 @pytest.mark.parametrize(
     ("chosen", "sentence"),
     [
@@ -289,20 +256,6 @@ def test_replicas_of_other_kinds_have_their_own_settings() -> None:
 def test_replicas_that_cannot_be_set_so_are_refused(chosen: Any, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         run_fleet(small_config(**chosen), random_requests(1, 4))
-
-
-def test_replicas_that_are_set_alike_read_their_server_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    read: list[ReplayConfig] = []
-
-    def count(config: ReplayConfig) -> ReplayConfig:
-        read.append(config)
-        return by_server(config)
-
-    monkeypatch.setattr("dsv4kv.replay.build.by_server", count)
-    run_fleet(small_config(fleet__replicas=3), apart([(0, 1), (0, 2), (3,)]))
-    assert len(read) == 1
 
 
 def test_a_router_knows_which_blocks_are_in_use_as_their_users_come_and_go() -> None:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -23,8 +24,8 @@ from dsv4kv.config.load import Point, load_config
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.core.served import Served
 from dsv4kv.fleet.case import serve_point
+from dsv4kv.replay import requests
 from dsv4kv.replay.build import read_requests
-from dsv4kv.replay.outcome import Outcome
 
 ROOT = Path(__file__).resolve().parents[2]
 CONVERSATION = ROOT.parent / "shared/data/mooncake/conversation_trace.jsonl"
@@ -118,17 +119,17 @@ def measure(settings: Settings) -> dict[str, Any]:
     """What a replay does; raises ``Dsv4kvError`` as it does."""
     config = load_config(None, list(settings), ReplayConfig).config
     resumed: dict[int, int] = {}
-    finish = Outcome.finish
+    came: list[Served] = []
 
-    def spy(outcome: Outcome, served: Served) -> None:
-        resumed.setdefault(served.number, served.saved)
-        finish(outcome, served)
+    def spy(*args: Any, **kwargs: Any) -> Served:
+        came.append(Served(*args, **kwargs))
+        return came[-1]
 
-    setattr(Outcome, "finish", spy)  # noqa: B010
-    try:
+    with patch.object(requests, "Served", spy):
         case = serve_point(Point({}, config), read_requests(config), lambda done: None)
-    finally:
-        setattr(Outcome, "finish", finish)  # noqa: B010
+    for served in came:
+        if served.finished_s is not None:
+            resumed.setdefault(served.number, served.saved)
     found, totals = case.replay, case.totals
     assert found is not None
     assert totals is not None

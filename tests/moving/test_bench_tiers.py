@@ -107,7 +107,7 @@ def test_every_strategy_of_windows_is_moved_and_what_it_computes_again_is_told(
     assert [name for name, point in points.items() if not point["exact"]] == ["zero:bounded"]
     words = " ".join(done.stdout.split())
     assert "5,744 of them computed again (modelled)" in words
-    assert "Windows are approximate: what is computed again has other bits" in words
+    assert "windows are approximate, and what is recomputed has other bits" in words
 
 
 def test_a_sweep_runs_every_point_and_says_which(tmp_path: Path) -> None:

@@ -4,11 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsv4kv.core.strategy import Strategy
 from dsv4kv.errors import ConfigError
-from dsv4kv.mrc.strategies import Strategy, apply_strategy, parse_strategy
+from dsv4kv.mrc.strategies import apply_strategy, parse_strategy
 from dsv4kv.prefix.outcome import Outcome
 from dsv4kv.prefix.paths import find_reuse
-from tests.prefix.test_reuse import found_by_lru
+from tests.prefix.test_paths import found_by_lru
 from tests.prefix.traces import (
     BLOCK,
     Text,

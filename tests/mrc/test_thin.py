@@ -18,13 +18,31 @@ from dsv4kv.mrc.thin import PARTS, RUN_BYTES, Kept, _choice, measure_stream, thi
 from dsv4kv.prefix.paths import PathTable, find_contradiction
 from dsv4kv.sizing.lookup import find_model
 from dsv4kv.traces import read_batches, write_trace
-from dsv4kv.traces.collect import load_paths, tables_of
+from dsv4kv.traces.collect import collect_paths, load_paths, tables_of
 from dsv4kv.traces.request import Request
 from tests.examples import FULL
-from tests.mrc.test_sample import SIZE, chats
 from tests.prefix.traces import CONVERSATION, Text, needs_conversation, texts, to_table
 
 MODEL = find_model("v4-flash")
+
+SIZE = 16  # tokens of a block in made traces
+
+
+def chats(seed: int, conversations: int = 1_500, system: int = 0) -> PathTable:
+    """Conversations of a few turns over the same system prompt of ``system`` blocks."""
+    random = np.random.default_rng(seed)
+    told: list[tuple[float, tuple[int, ...]]] = []
+    fresh = system
+    for start in random.uniform(0, 1000, conversations):
+        ids, time = tuple(range(system)), float(start)
+        for _ in range(min(6, random.geometric(0.35))):
+            more = min(20, int(random.geometric(0.15)))
+            ids += tuple(range(fresh, fresh + more))
+            fresh += more
+            told.append((time, ids))
+            time += float(random.exponential(25))
+    told.sort()
+    return collect_paths(Request(t, SIZE * len(ids), 1, ids, SIZE) for t, ids in told)
 
 
 def some_at_a_time(table: PathTable, count: int) -> Iterator[PathTable]:

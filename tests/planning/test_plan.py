@@ -1,16 +1,13 @@
 """The cheapest deployment: true bounds, a search that finds it, a command that starts it."""
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from random import Random
 
 import numpy as np
 import pytest
 
-from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.errors import ConfigError
 from dsv4kv.planning.question import (
     Question,
@@ -20,18 +17,15 @@ from dsv4kv.planning.question import (
     poisson,
     unseen_tokens,
 )
-from dsv4kv.planning.search import WINDOW, Search, Tally, list_kinds, plan, remember_parts
+from dsv4kv.planning.search import WINDOW, Search, Tally, list_kinds, plan
 from dsv4kv.planning.servers import Bounds, layouts_of, name_args, open_server
 from dsv4kv.planning.trial import Kind, Split, parse_splits, simulate
-from dsv4kv.replay.build import Parts, find_parts
-from dsv4kv.replay.costs import fill_tables
 from dsv4kv.sizing.inputs import read_inputs
 from dsv4kv.sizing.launch import read_command
 from dsv4kv.sizing.launch_line import launch_command
 from dsv4kv.sizing.layout import Layout
 from dsv4kv.sizing.scenario import resolve
 from dsv4kv.traces.request import Request
-from dsv4kv.view.plan import _together
 from tests.clock.test_fit import run
 
 MODEL = "v4-flash"
@@ -160,17 +154,6 @@ def test_a_simulation_that_is_given_up_would_have_broken_a_limit(
         assert quick.meets == sure.meets
 
 
-def test_a_queue_that_is_too_long_is_seen_before_it_is_served() -> None:
-    asked = Question(small_trace(1, count=200, gap_s=0.001), parse_slos(["ttft_p50=1s"]))
-    few = {"": "--max-running-requests 8"}
-    routers = ["round_robin"]
-    kinds = list_kinds(asked, SETTINGS, "sglang", ["b200"], routers, MODEL, Tally(), args=few)
-    (kind,) = [each for each in kinds if each.server.label == "b200 TP2"]
-    trial = simulate(asked, asked.requests, kind, 1, 1.0)
-    assert not trial.meets
-    assert trial.served < 50  # and half of them are late
-
-
 @pytest.mark.parametrize("engine", ["sglang", "vllm", "sglang:0.5.15"])
 @pytest.mark.parametrize("preset", ["v4-flash", "v4-pro"])
 @pytest.mark.parametrize("drafts", [0, 3])
@@ -190,35 +173,11 @@ def test_a_launch_command_is_read_as_the_layout_it_was_written_for(
         assert texts["model"] == preset
 
 
-def test_money_decides_where_prices_are_given() -> None:
-    asked = question(1, "ttft_p90=20s")
-    dear, cheap = {"h200": 1.0, "b200": 100.0}, {"h200": 100.0, "b200": 1.0}
-    for prices, gpu in ((dear, "h200"), (cheap, "b200")):
-        priced = replace(asked, prices=prices)
-        best = plan(open_search(priced, kinds_of(priced))).best
-        assert best is not None
-        assert best.kind.server.gpu == gpu
-        assert best.cost == best.gpus * 1.0
-
-
 def test_every_deployment_considered_is_ruled_out_or_simulated() -> None:
     asked, tally = question(1, "ttft_p90=900ms", "tpot_p50=30ms"), Tally()
     answer = plan(open_search(asked, kinds_of(asked, tally=tally, gpus=["b200"]), tally))
     assert sum(tally.pruned.values()) + len(answer.trials) == tally.considered
     assert tally.considered == 2 * sum(8 // each.gpus for each in layouts_of(MODEL))
-
-
-def test_an_answer_within_the_clocks_error_of_a_limit_is_near_and_a_safer_one_is_not() -> None:
-    asked = question(1, "ttft_p90=3s")
-    answer = plan(open_search(asked, kinds_of(asked, gpus=["b200"])))
-    assert answer.best is not None
-    (slo,) = asked.slos
-    factor = answer.best.kind.server.times.held_out.ttft
-    is_near = answer.best.values_s["ttft_p90"] * factor > slo.limit_s
-    assert answer.best.near(asked.slos) == ([slo] if is_near else [])
-    if answer.safer:
-        assert answer.safer.cost > answer.best.cost
-        assert not answer.safer.near(asked.slos)
 
 
 def test_of_two_that_cost_as_much_the_one_that_is_not_near_is_the_answer() -> None:
@@ -257,20 +216,6 @@ def test_a_safer_answer_is_what_a_search_with_its_limits_finds(seed: int) -> Non
     assert (safer.kind.label, safer.units) == (alone.kind.label, alone.units)
 
 
-def test_the_runner_up_is_the_cheapest_of_other_servers() -> None:
-    asked = question(1, "ttft_p90=1500ms", "tpot_p50=30ms", speed=4.0)
-    asked = replace(asked, requests=asked.requests[:16])
-    kinds = kinds_of(asked, gpus=["b200"])
-    answer = plan(open_search(asked, kinds))
-    assert answer.best is not None
-    assert answer.second is not None
-    others = [kind for kind in kinds if kind.servers != answer.best.kind.servers]
-    best = brute_force(asked, others)
-    assert best is not None
-    assert answer.second.cost == best
-    assert answer.second.kind.servers != answer.best.kind.servers
-
-
 def test_the_whole_trace_says_how_many_are_enough_and_not_its_fullest_window() -> None:
     burst = small_trace(1, count=30, gap_s=0.001)
     calm = [replace(each, arrival_s=100.0 + 10 * n) for n, each in enumerate(small_trace(2, 90))]
@@ -286,24 +231,6 @@ def test_the_whole_trace_says_how_many_are_enough_and_not_its_fullest_window() -
     assert answer.best.cost < search.find_cheapest()[0].cost
 
 
-def test_what_nothing_keeps_on_the_fullest_window_is_asked_of_the_whole_trace() -> None:
-    burst = small_trace(1, count=30, gap_s=1e-6)
-    calm = [replace(each, arrival_s=100.0 + 10 * n) for n, each in enumerate(small_trace(2, 90))]
-    asked = Question([*burst, *calm], parse_slos(["ttft_p50=500ms"]), most_gpus=2)
-    kinds = kinds_of(asked, gpus=["b200"])
-    search = open_search(asked, kinds, window=30)
-    answer = plan(search)
-    assert not any(each.meets for each in search.trials)
-    assert answer.best is not None
-    assert answer.best.requests == len(asked.requests)
-    impossible = replace(asked, slos=parse_slos(["ttft_p99=501ms"]))
-    answer = plan(open_search(impossible, kinds, window=30))
-    assert answer.best is None
-    assert answer.nearest is not None
-    assert answer.nearest.requests == len(asked.requests)
-    assert answer.nearest.values_s["ttft_p99"] > 0.501
-
-
 def test_with_think_times_a_queue_makes_requests_come_later_and_one_replica_may_do() -> None:
     session = [replace(each, session=0) for each in small_trace(1, gap_s=0.001)]
     asked = Question(session, parse_slos(["ttft_p90=2s"]), most_gpus=8)
@@ -315,16 +242,6 @@ def test_with_think_times_a_queue_makes_requests_come_later_and_one_replica_may_
         (kind,) = [each for each in kinds if each.server.label == "b200 TP2"]
         answers[sessions] = kind.min_units(100.0), simulate(asked, session, kind, 1, 100.0).meets
     assert answers == {"trace": (2, False), "think": (1, True)}
-
-
-def test_nearest_are_those_that_go_on_longest_before_a_limit_is_lost() -> None:
-    asked = question(1, "ttft_p90=250ms", speed=2.0)
-    kinds = kinds_of(replace(asked, slos=LOOSE), gpus=["b200"])
-    search = open_search(asked, [kind for kind in kinds if kind.gpus == 2])
-    assert not search.find_cheapest()
-    first, second = search.list_nearest()
-    assert first.units == max(trial.units for trial in search.trials)
-    assert first.kind.servers != second.kind.servers
 
 
 def test_where_nothing_does_the_nearest_and_the_least_possible_are_said() -> None:
@@ -340,17 +257,6 @@ def test_where_nothing_does_the_nearest_and_the_least_possible_are_said() -> Non
     assert "of requests alone is" in " ".join(said.stdout.split())
 
 
-def test_servers_that_are_not_simulated_fill_no_tables() -> None:
-    asked = question(1, "ttft_p90=1500ms", speed=4.0)
-    kinds = kinds_of(asked, gpus=["b200"])
-    assert not any("cost" in kind.server.parts.__dict__ for kind in kinds)
-    tables = {
-        id(fill_tables(parts.memory.model, parts.memory.schemas, parts.longest_tokens))
-        for parts in (kind.server.parts for kind in kinds)
-    }
-    assert len(tables) == 1
-
-
 def test_the_highest_rate_of_some_gpus_keeps_the_limits_and_a_higher_one_does_not() -> None:
     asked = replace(question(1, "ttft_p90=700ms"), exactly=True)
     kinds = [kind for kind in kinds_of(asked) if kind.server.label == "b200 TP8"][:1]
@@ -359,28 +265,6 @@ def test_the_highest_rate_of_some_gpus_keeps_the_limits_and_a_higher_one_does_no
     assert best.gpus == 8
     assert best.meets
     assert not simulate(asked, asked.requests, kinds[0], 1, best.speed * 1.1).meets
-
-
-def test_the_rate_of_a_long_trace_is_that_of_all_its_requests() -> None:
-    burst = small_trace(1, count=30, gap_s=0.01)
-    calm = [replace(each, arrival_s=10.0 + 3 * n) for n, each in enumerate(small_trace(2, 90))]
-    asked = Question([*burst, *calm], parse_slos(["ttft_p50=500ms"]), most_gpus=4, exactly=True)
-    kinds = [kind for kind in kinds_of(asked, gpus=["b200"]) if kind.server.label == "b200 TP4"][
-        :1
-    ]
-    search = open_search(asked, kinds, window=30)
-    answer = plan(search)
-    best = answer.best
-    assert best is not None
-    assert best.requests == len(asked.requests)
-    assert best.speed > 1.5 * search.find_best()[0].speed
-    (slo,) = asked.slos
-    assert not simulate(asked, asked.requests, kinds[0], 1, best.speed * 1.2).meets
-    if answer.safer:
-        assert answer.safer.values_s[slo.label] * best.error(slo) <= slo.limit_s
-        assert answer.safer.rate < best.rate
-    else:
-        assert not best.near(asked.slos)
 
 
 def test_a_trace_too_short_to_say_what_rate_is_sustained_is_refused() -> None:
@@ -476,29 +360,6 @@ def test_a_request_is_good_that_keeps_the_tightest_limit_of_every_time() -> None
         assert simulate(loose, asked.requests[:1], kind, 1, 1.0).good == 0.0
 
 
-def test_the_command_prints_the_answer_first_and_a_document() -> None:
-    words = ["plan", "builtin:chat", "--slo", "ttft_p90=5s", "--gpu", "b200", "--most-gpus", "8"]
-    printed = run(words)
-    assert printed.exit_code == 0, printed.output
-    assert "GPU" in printed.stdout.splitlines()[0]
-    assert "deployments considered" in " ".join(printed.stdout.split())
-    document = json.loads(run([*words, "--json", "-"]).stdout)
-    assert document["best"]["keeps_all"]
-    assert document["best"]["gpus"] <= 8
-    assert math.isfinite(document["best"]["seconds"]["ttft_p90"])
-
-
-def test_a_page_draws_the_front_with_its_error_and_limit(tmp_path: Path) -> None:
-    page = tmp_path / "plan.html"
-    words = ["plan", "builtin:chat", "--slo", "ttft_p90=5s", "--gpu", "b200", "--most-gpus", "8"]
-    printed = run([*words, "--html", str(page)])
-    assert printed.exit_code == 0, printed.output
-    text = page.read_text()
-    assert "Cost against ttft_p90" in text
-    assert ">limit<" in text
-    assert printed.stdout.splitlines()[0].split(";")[0] in " ".join(text.split())
-
-
 def test_a_split_deployment_is_counted_named_and_launched_by_role() -> None:
     words = ["plan", "builtin:chat", "--slo", "ttft_p90=5s", "--gpu", "b200", "--split", "1:2"]
     printed = run([*words, "--json", "-", "--most-gpus", "12"])
@@ -546,44 +407,3 @@ def test_args_that_choose_a_layout_are_refused() -> None:
 def test_a_split_of_another_form_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="write prefill and decode replicas"):
         parse_splits([text])
-
-
-def test_kinds_are_named_together_and_with_routers_where_some_are_meant() -> None:
-    kinds = ["h200 TP4 behind a", "h200 TP4 behind b", "h200 TP8 behind b", "b200 TP1 behind a"]
-    assert _together(kinds) == "h200 TP4, TP8 behind b; b200 TP1 behind a"
-    assert _together(["h200 TP1"]) == "h200 TP1"
-    kinds = ["h200 TP4 behind a", "h200 TP4 args 2 behind a", "h200 TP8 args 2 behind a"]
-    assert _together(kinds) == "h200 TP4, TP8 args 2 behind a"
-
-
-def test_nothing_found_is_said_and_exits_1() -> None:
-    done = run(["plan", "builtin:chat", "--slo", "ttft_p90=1ms", "--gpu", "b200"])
-    assert done.exit_code == 1
-    assert "Nothing of up to 256 GPUs" in done.stdout
-
-
-def test_a_static_question_and_a_trace_are_not_both_taken() -> None:
-    done = run(["plan", "builtin:chat", "--isl", "100", "--slo", "ttft_p90=1s"])
-    assert done.exit_code == 2
-    assert "give a trace, or --isl, --osl and --rate" in " ".join(done.output.split())
-
-
-def test_simulations_of_a_server_work_out_once_what_they_have_in_common(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked = question(1, "ttft_p90=1500ms", speed=4.0)
-    kinds = [kind for kind in kinds_of(asked, gpus=["b200"]) if kind.server.label == "b200 TP2"]
-    found: list[ReplayConfig] = []
-
-    def find(config: ReplayConfig, requests: Sequence[Request]) -> Parts:
-        found.append(config)
-        return find_parts(config, requests)
-
-    monkeypatch.setattr("dsv4kv.planning.search.find_parts", find)
-    known = remember_parts()
-    search = Search(asked, kinds, asked.requests, find_parts=known)
-    plan(search)
-    alone = simulate(asked, asked.requests, kinds[0], 2, 4.0)
-    assert len(search.trials) > 1
-    assert len(found) == 1
-    assert simulate(asked, asked.requests, kinds[0], 2, 4.0, known) == alone

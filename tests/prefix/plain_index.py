@@ -3,15 +3,15 @@
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
+from tests.prefix.plain_policies import PLAIN, PlainSIEVE
 from tests.prefix.plain_runs import Piece
-from tests.prefix.plain_scored import RULES, PlainSIEVE
 
 
 class PlainIndex:
     """Keys are whole prefixes, so that equal keys are one place; each has the block it is in."""
 
     def __init__(self, policy: str, capacity: int) -> None:
-        self.rules = RULES[policy](capacity)
+        self.rules = PLAIN[policy](capacity)
         self.block_of: dict[Any, int] = {}
         self.leases: dict[Hashable, list[Any]] = {}
 

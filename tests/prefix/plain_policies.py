@@ -1,8 +1,7 @@
-"""GDSF, S3-FIFO and ARC over plain runs: an independent telling of their rules."""
+"""Every online policy over plain runs: an independent statement of its rule."""
 
 from collections.abc import Sequence
 
-from dsv4kv.prefix.tree import Ids
 from tests.prefix.plain_runs import Piece, PlainRuns
 
 
@@ -126,12 +125,76 @@ class PlainARC(PlainRuns):
         self.memories[1].cut(2 * self.capacity - self.size() - self.memories[0].size)
 
 
-PLAIN: dict[str, type[PlainRuns]] = {"gdsf": PlainGDSF, "s3fifo": PlainS3FIFO, "arc": PlainARC}
+class PlainFIFO(PlainRuns):
+    def store(self, piece: Piece) -> None:
+        piece.stamp = self.clock
+
+    def choose(self, leaves: list[Piece]) -> Piece:
+        return oldest(leaves)
 
 
-def plain_run_hits(chains: Sequence[Ids], capacity: int, name: str) -> int:
+class PlainLRU(PlainFIFO):
+    def use(self, piece: Piece) -> None:
+        piece.stamp = self.clock
+
+    again = use
+
+
+class PlainLFU(PlainFIFO):
+    def use(self, piece: Piece) -> None:
+        piece.uses += 1
+        piece.stamp = (piece.uses, self.clock)
+
+    store = use
+
+
+class PlainAgedLFU(PlainFIFO):
+    age = 0.0
+
+    def use(self, piece: Piece) -> None:
+        piece.uses += 1
+        piece.stamp = (self.age + piece.uses, self.clock)
+
+    store = use
+
+    def gone(self, piece: Piece, ids: list[int]) -> None:
+        self.age = max(self.age, piece.stamp[0])
+
+
+class PlainSIEVE(PlainFIFO):
+    """The hand is the age of the piece it stands at; after the newest it starts over."""
+
+    hand = 0
+
+    def use(self, piece: Piece) -> None:
+        piece.uses = 1
+
+    def choose(self, leaves: list[Piece]) -> Piece:
+        in_order = sorted(leaves, key=lambda piece: piece.stamp)
+        for piece in [p for p in in_order if p.stamp >= self.hand] + in_order + in_order:
+            if not piece.uses:
+                self.hand = piece.stamp
+                return piece
+            piece.uses = 0
+        raise AssertionError("every piece was passed twice")
+
+
+PLAIN: dict[str, type[PlainRuns]] = {
+    "gdsf": PlainGDSF,
+    "s3fifo": PlainS3FIFO,
+    "arc": PlainARC,
+    "lru": PlainLRU,
+    "fifo": PlainFIFO,
+    "lfu": PlainLFU,
+    "lfu-aged": PlainAgedLFU,
+    "sieve": PlainSIEVE,
+}
+"""By name in the registry."""
+
+
+def plain_run_hits(chains: Sequence[list[int]], capacity: int, name: str) -> int:
     """Blocks hit by all chains, told piece by piece."""
     cache = PLAIN[name](capacity)
     for chain in chains:
-        cache.request(chain.tolist())
+        cache.request(chain)
     return cache.hit

@@ -3,27 +3,15 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
-from dsv4kv.prefix.block_hash import BlockHashIndex
-from dsv4kv.prefix.index import IndexStats
-from dsv4kv.prefix.policies.contract import Policy
-from dsv4kv.prefix.tree import Ids
+from dsv4kv.core.policies import Policy
+from dsv4kv.core.tree import PrefixTree
 
 NEVER = 10**9
 
 
-def replay(chains: Sequence[Ids], capacity: int, policy: Policy) -> IndexStats:
-    """Match, evict what is missing, store, release: every chain in turn."""
-    index = BlockHashIndex(policy)
-    for chain in chains:
-        lease = index.pin(chain)
-        missing = len(chain) - lease.length
-        used = index.stats().held
-        index.evict(max(missing + used - capacity, 0))
-        index.extend(lease, chain[lease.length :], np.arange(missing))
-        index.release(lease)
-    return index.stats()
+def replay(chains: Sequence[list[int]], capacity: int, policy: Policy) -> int:
+    """Serve every chain in turn; keys hit by all."""
+    return sum(PrefixTree(policy).serve(chains, capacity))
 
 
 class Block:
@@ -108,15 +96,16 @@ class PlainCache:
             self.pass_by(above)
 
 
-def plain_hits(chains: Sequence[Ids], capacity: int, rank: Callable[[Block], Any] | None) -> int:
+def plain_hits(
+    chains: Sequence[list[int]], capacity: int, rank: Callable[[Block], Any] | None
+) -> int:
     """Blocks hit by all chains, told block by block."""
     cache = PlainCache(capacity, rank)
-    lists = [chain.tolist() for chain in chains]
     upcoming: dict[int, list[int]] = {}
-    for number, chain in enumerate(lists):
+    for number, chain in enumerate(chains):
         for id_ in chain:
             upcoming.setdefault(id_, []).append(number)
-    for number, chain in enumerate(lists):
+    for number, chain in enumerate(chains):
         for id_ in chain:
             upcoming[id_].pop(0)
         cache.request(number, chain, [(upcoming[id_] or [NEVER])[0] for id_ in chain])

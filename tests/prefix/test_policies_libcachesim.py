@@ -65,5 +65,4 @@ def their_share(name: str, capacity: int, ids: list[int]) -> float:
 
 
 def our_share(name: str, capacity: int, ids: list[int]) -> float:
-    chains = [np.array([id_]) for id_ in ids]
-    return replay(chains, capacity, make_policy(name, capacity)).hit / len(ids)
+    return replay([[id_] for id_ in ids], capacity, make_policy(name, capacity)) / len(ids)

@@ -1,16 +1,14 @@
-"""The prefix cache over rows: one contiguous KV row (slot) per prompt."""
+"""One contiguous KV row (slot) a prompt: what is found, occupied, copied, or begun at 0."""
 
-import sys
-import threading
+from random import Random
 
 import numpy as np
 import pytest
 
 from dsv4kv.cache.slots import SlotAllocator
-from dsv4kv.errors import ConfigError, NotOwner, OutOfBlocks
-from dsv4kv.prefix.index import Lease
-from dsv4kv.prefix.radix import NOTHING, Found, PrefixCacheManager
-from tests.prefix.trees import check_tree, every_run
+from dsv4kv.errors import ConfigError
+from dsv4kv.prefix.rows import NOTHING, Found, PrefixCacheManager, Seat, SlotScheduler
+from tests.prefix.test_tree import every_run
 
 
 def cache(capacity: int = 100) -> PrefixCacheManager:
@@ -50,27 +48,11 @@ def test_what_two_rows_hold_is_found_in_the_newer_one() -> None:
     assert rows.find(row(1, 2, 3, 4)) == Found(4, 2, 1)
 
 
-def test_what_was_recorded_is_valid_until_the_slot_is_handed_out_again() -> None:
-    rows, slots = cache(), SlotAllocator(2)
-    slot = slots.alloc()
-    rows.insert_row(row(1, 2, 3), slot, slots.version(slot))
-    slots.free(slot)
-    found = rows.find(row(1, 2, 3))
-    assert slots.version(found.slot) == found.version
-    slots.occupy(found.slot)  # reuse in place
-    assert slots.version(found.slot) == found.version
-    slots.free(found.slot)
-    assert slots.alloc() == found.slot
-    assert slots.version(found.slot) != found.version
-
-
 def test_a_prompt_longer_than_the_capacity_is_cached_as_far_as_there_is_room() -> None:
     rows = cache(capacity=10)
     prompt = np.arange(25, dtype=np.int32)
-    insertion = rows.insert_row(prompt, slot=0, version=1)
-    assert (insertion.present, insertion.stored) == (0, 10)
+    assert rows.insert_row(prompt, slot=0, version=1) == 10
     assert rows.find(prompt).length == 10
-    assert rows.insert_row(prompt, slot=1, version=1).present == 10
 
 
 def test_the_capacity_is_never_exceeded_and_the_oldest_goes() -> None:
@@ -79,75 +61,16 @@ def test_the_capacity_is_never_exceeded_and_the_oldest_goes() -> None:
     rows.insert_row(row(2, 2, 2, 2, 2), 1, 1)
     rows.find(row(1))
     rows.insert_row(row(3, 3, 3), 2, 1)
-    assert rows.stats().cached == 10
+    assert rows.tree.cached == 10
     # Of the first prompt only its first token was used, and of old chains the end goes first.
-    assert [rows.match(row(*[t] * 5)).length for t in (1, 2, 3)] == [2, 5, 3]
+    assert [rows.match(row(*[t] * 5)) for t in (1, 2, 3)] == [2, 5, 3]
 
 
 def test_a_prompt_does_not_evict_its_own_prefix_to_make_room() -> None:
     rows = cache(capacity=6)
     rows.insert_row(row(1, 2, 3, 4), 0, 1)
-    assert rows.insert_row(row(1, 2, 3, 4, 5, 6, 7, 8), 1, 1).stored == 6
+    assert rows.insert_row(row(1, 2, 3, 4, 5, 6, 7, 8), 1, 1) == 6
     assert rows.find(row(1, 2, 3, 4, 5, 6, 7, 8)).length == 6
-
-
-def test_with_all_pinned_eviction_refuses_and_insertion_stores_nothing() -> None:
-    rows = cache(capacity=4)
-    rows.insert_row(row(1, 2, 3, 4), 0, 1)
-    lease = rows.pin(row(1, 2, 3, 4))
-    with pytest.raises(OutOfBlocks, match="1 are to be evicted and 0 of 4 cached may be"):
-        rows.evict(1)
-    assert rows.insert_row(row(9, 9), 1, 1).stored == 0
-    assert rows.find(row(9, 9)) == NOTHING
-    rows.release(lease)
-    assert rows.insert_row(row(9, 9), 1, 1).stored == 2
-
-
-def test_finding_after_eviction_never_raises() -> None:
-    rows = cache()
-    prompts = [row(1, 2, 3), row(1, 2, 4, 5), row(6, 7)]
-    for slot, prompt in enumerate(prompts):
-        rows.insert_row(prompt, slot, 1)
-    for left in range(rows.stats().cached, -1, -1):
-        for prompt in prompts:
-            assert rows.find(prompt).length <= len(prompt)
-        if left:
-            rows.evict(1)
-    assert [rows.find(prompt) for prompt in prompts] == [NOTHING] * 3
-
-
-def test_a_pinned_leaf_keeps_its_ancestors() -> None:
-    rows = cache()
-    rows.insert_row(row(1, 2, 3, 4), 0, 1)
-    rows.insert_row(row(1, 2, 8, 9), 1, 1)
-    lease = rows.pin(row(1, 2, 3, 4))
-    rows.evict(rows.stats().evictable)
-    assert rows.match(row(1, 2, 3, 4)).length == 4
-    assert rows.match(row(1, 2, 8, 9)).length == 2
-    rows.release(lease)
-
-
-def test_a_released_chain_goes_from_its_end() -> None:
-    rows = cache()
-    rows.insert_row(row(1, 2, 3, 4), 0, 1)
-    rows.release(rows.pin(row(1, 2)))
-    lengths = []
-    while rows.stats().evictable:
-        rows.evict(1)
-        lengths.append(rows.match(row(1, 2, 3, 4)).length)
-    assert lengths == [3, 2, 1, 0]
-
-
-def test_a_lease_ends_once() -> None:
-    rows = cache()
-    rows.insert_row(row(1, 2), 0, 1)
-    lease = rows.pin(row(1, 2))
-    rows.release(lease)
-    with pytest.raises(NotOwner, match="has been released before"):
-        rows.release(lease)
-    with pytest.raises(NotOwner, match="pin the chain again"):
-        rows.extend_row(lease, row(3), 0, 1)
-    check_tree(rows, [])
 
 
 def test_copying_tells_both_slots_and_how_many_tokens() -> None:
@@ -159,46 +82,9 @@ def test_copying_tells_both_slots_and_how_many_tokens() -> None:
     assert calls == [(4, 6, 2)]
 
 
-def test_what_is_copied_is_pinned_meanwhile_and_released_if_copying_fails() -> None:
-    pinned = []
-
-    def copy(*_: int) -> None:
-        pinned.append(rows.stats().pinned)
-        raise RuntimeError("no copy")
-
-    rows = PrefixCacheManager(100, copy_kv=copy)
-    rows.insert_row(row(1, 2, 3), 0, 1)
-    with pytest.raises(RuntimeError, match="no copy"):
-        rows.copy_kv(row(1, 2, 3), 1)
-    assert pinned == [3]
-    assert rows.stats().pinned == 0
-
-
 def test_copying_without_a_way_to_copy_is_refused() -> None:
     with pytest.raises(ConfigError, match="no copy_kv was given"):
         cache().copy_kv(row(1), 0)
-
-
-def test_one_edge_holds_a_run_of_tokens_at_no_more_than_8_bytes_each() -> None:
-    rows = cache(10**6)
-    for slot in range(4):
-        prompt = np.full(32_768, slot, dtype=np.int32)
-        rows.insert_row(prompt, slot, 1)
-    runs = list(every_run(rows._keeper.tree.root))
-    assert len(runs) == 4
-    held = sum(
-        sys.getsizeof(run) + sys.getsizeof(run.keys) + sys.getsizeof(run.values) for run in runs
-    )
-    assert held <= 8 * rows.stats().cached
-
-
-def test_what_was_evicted_from_a_long_run_does_not_stay_in_memory() -> None:
-    rows = cache(10**6)
-    rows.insert_row(np.zeros(100_000, dtype=np.int32), 0, 1)
-    for _ in range(90):
-        rows.evict(1_000)
-    (run,) = every_run(rows._keeper.tree.root)
-    assert len(run.keys) <= 8 * rows.stats().cached
 
 
 @pytest.mark.parametrize("capacity", [0, -1])
@@ -213,43 +99,6 @@ def test_a_cache_of_nothing_is_refused(capacity: int) -> None:
 def test_what_is_no_token_is_refused(tokens: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
     with pytest.raises(ConfigError, match="tokens must be"):
         cache().find(tokens)
-
-
-def test_tokens_of_any_whole_number_type_are_the_same() -> None:
-    rows = cache()
-    rows.insert_row(np.array([5, 6, 7], dtype=np.int64), 0, 1)
-    assert rows.find(np.array([5, 6, 7], dtype=np.uint16)).length == 3
-
-
-def test_two_threads_may_share_a_cache() -> None:
-    rows = cache(capacity=200)
-    errors: list[BaseException] = []
-    leases: list[Lease] = []
-    interval = sys.getswitchinterval()
-
-    def work(seed: int) -> None:
-        random = np.random.default_rng(seed)
-        try:
-            for turn in range(400):
-                prompt = random.integers(0, 3, random.integers(1, 30)).astype(np.int32)
-                lease = rows.pin(prompt)
-                assert rows.match(prompt).length >= lease.length
-                rows.extend_row(lease, prompt[lease.length :], seed, turn)
-                rows.release(lease)
-        except BaseException as error:
-            errors.append(error)
-
-    sys.setswitchinterval(1e-6)
-    try:
-        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(interval)
-    assert not errors
-    check_tree(rows, leases)
 
 
 def test_a_row_that_was_handed_out_again_is_not_copied() -> None:
@@ -285,5 +134,150 @@ def test_rows_that_are_gone_are_not_remembered_for_ever() -> None:
         slot = slots.alloc()
         rows.insert_row(row(1, 2, 3), slot, slots.version(slot))
         slots.free(slot)
-    (run,) = every_run(rows._keeper.tree.root)
-    assert len(run.values) <= 2 * slots.max_slots
+    (run,) = every_run(rows.tree.root)
+    assert len(run.rows) <= 2
+
+
+# ---- seats -------------------------------------------------------------------------------------
+
+SLOTS = 4
+Text = tuple[int, ...]
+
+
+class Scene:
+    """Slots whose content is known, and a plain list of what was recorded of each version."""
+
+    def __init__(self, capacity: int = 10**6) -> None:
+        self.slots = SlotAllocator(SLOTS)
+        self.content: list[Text] = [()] * SLOTS
+        cache = PrefixCacheManager(capacity, None, self.copy, self.slots.version)
+        self.scheduler = SlotScheduler(self.slots, cache)
+        self.recorded: list[tuple[int, int, Text]] = []
+
+    def copy(self, source: int, target: int, tokens: int) -> None:
+        self.content[target] = self.content[source][:tokens] + self.content[target][tokens:]
+
+    def find(self, text: Text) -> Found:
+        return self.scheduler.find(row(*text))
+
+    def begin(self, text: Text, found: Found) -> Seat | None:
+        """Seat a prompt and compute what is missing."""
+        seat = self.scheduler.begin(row(*text), found)
+        if seat is not None:
+            assert self.content[seat.slot][: seat.start] == text[: seat.start]
+            rest = self.content[seat.slot][len(text) :]
+            self.content[seat.slot] = text + rest  # what an earlier one wrote behind stays
+            self.scheduler.record(seat, row(*text))
+            self.note(seat, text)
+        return seat
+
+    def end(self, seat: Seat, text: Text) -> None:
+        self.content[seat.slot] = text + self.content[seat.slot][len(text) :]
+        self.scheduler.end(seat, row(*text))
+        self.note(seat, text)
+
+    def note(self, seat: Seat, text: Text) -> None:
+        self.recorded.append((seat.slot, self.slots.version(seat.slot), text))
+
+    def serve(self, text: Text) -> Seat:
+        seat = self.begin(text, self.find(text[:-1]))
+        assert seat is not None
+        self.end(seat, text)
+        return seat
+
+    def plain_length(self, text: Text) -> int:
+        """Longest prefix that a slot of the recorded version holds."""
+        valid = [t for slot, version, t in self.recorded if self.slots.version(slot) == version]
+        return max((common(text, t) for t in valid), default=0)
+
+    def check_recorded(self) -> None:
+        for slot, version, text in self.recorded:
+            if self.slots.version(slot) == version:
+                assert self.content[slot][: len(text)] == text
+
+
+def common(a: Text, b: Text) -> int:
+    return next(
+        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )
+
+
+def test_a_free_slot_that_ends_with_the_prefix_is_occupied_without_a_copy() -> None:
+    scene = Scene()
+    first = scene.serve((1, 2, 3))
+    version = scene.slots.version(first.slot)
+    again = scene.serve((1, 2, 3, 4))
+    assert (again.slot, again.start, again.copied) == (first.slot, 3, 0)
+    assert scene.slots.version(first.slot) == version
+
+
+def test_a_slot_that_goes_on_otherwise_or_is_in_use_is_copied_from() -> None:
+    scene = Scene()
+    first = scene.begin((1, 2, 3), NOTHING)
+    assert first is not None
+    second = scene.begin((1, 2, 9), scene.find((1, 2)))
+    assert second is not None
+    assert (second.slot != first.slot, second.start, second.copied) == (True, 2, 2)
+    scene.end(first, (1, 2, 3))
+    third = scene.begin((1, 2, 7), scene.find((1, 2)))
+    assert third is not None
+    assert (third.start, third.copied > 0) == (2, third.slot != first.slot)
+    scene.check_recorded()
+
+
+def test_a_slot_that_changed_since_the_request_was_queued_makes_it_start_at_0() -> None:
+    scene = Scene()
+    scene.serve((1, 2, 3))
+    found = scene.find((1, 2, 3))
+    for number in range(SLOTS):
+        assert scene.begin((9, number), NOTHING) is not None
+    scene.slots.free(0)
+    late = scene.begin((1, 2, 3, 4), found)
+    assert late is not None
+    assert (late.slot, late.start, late.copied) == (0, 0, 0)
+
+
+def test_without_a_free_slot_nobody_is_seated() -> None:
+    scene = Scene()
+    for number in range(SLOTS):
+        scene.begin((number, 1), NOTHING)
+    assert scene.begin((7,), NOTHING) is None
+
+
+def test_what_are_no_tokens_takes_no_slot() -> None:
+    scene = Scene()
+    with pytest.raises(ConfigError, match=r"tokens must be 0\.\."):
+        scene.scheduler.begin(np.array([1, -2]), NOTHING)
+    assert scene.slots.free_count == SLOTS
+
+
+@pytest.mark.parametrize("capacity", [10**6, 12])
+@pytest.mark.parametrize("seed", range(40))
+def test_in_any_order_a_request_starts_where_a_plain_search_says(seed: int, capacity: int) -> None:
+    draw, scene = Random(seed), Scene(capacity)
+    queued: list[tuple[Text, Found]] = []
+    running: list[tuple[Seat, Text]] = []
+    for _ in range(60):
+        match draw.randrange(3):
+            case 0:
+                text = tuple(draw.randrange(2) for _ in range(draw.randint(2, 9)))
+                found = scene.find(text[:-1])
+                if capacity > 100:
+                    assert found.length == scene.plain_length(text[:-1])
+                queued.append((text, found))
+            case 1 if queued:
+                text, found = queued.pop(draw.randrange(len(queued)))
+                valid = found.length and scene.slots.version(found.slot) == found.version
+                seat = scene.begin(text, found)
+                if seat is None:
+                    assert not scene.slots.free_count
+                elif not valid:
+                    assert seat.start == 0
+                elif capacity > 100:
+                    assert seat.start == found.length
+                if seat is not None:
+                    running.append((seat, text))
+            case 2 if running:
+                seat, text = running.pop(draw.randrange(len(running)))
+                scene.end(seat, text + tuple(draw.randrange(2) for _ in range(draw.randrange(4))))
+        scene.check_recorded()

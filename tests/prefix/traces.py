@@ -80,3 +80,14 @@ def visible_blocks(prompt: Text, grain: int, block_tokens: int, *, whole: bool) 
         known = -(-end // block_tokens) * block_tokens
         blocks.append((*prompt[:known], -2 - end % block_tokens))
     return blocks
+
+
+def ids_of(table: PathTable, request: int) -> list[int]:
+    """The ids of a request."""
+    low, high = table.offsets[request], table.offsets[request + 1]
+    begins = [0, *table.ends[low:high].tolist()]
+    return [
+        start + place
+        for run, start in enumerate(table.starts[low:high].tolist())
+        for place in range(begins[run + 1] - begins[run])
+    ]

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from zlib import crc32
 
 from dsv4kv.core.hashed import HashedCache
-from dsv4kv.core.pool import BlockPool
 from dsv4kv.core.radix import SglangCache, SglangWindowCache
 from dsv4kv.engines.names import RULES
 from dsv4kv.engines.prefix import Pool, cut_groups, rule_of
@@ -85,7 +84,7 @@ def _open_vllm(setting: Setting) -> Cache:
     followed = Numbers(size, max(ends)) if ends else context
     ways: list[tuple[list[int], list[int]]] = []
     cache = HashedCache(
-        BlockPool(setting.pages),
+        setting.pages,
         size,
         groups,
         ways.__getitem__,

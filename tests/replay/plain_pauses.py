@@ -26,7 +26,7 @@ class PlainPauses:
     def expected(self) -> list[int]:
         """The requests that will be paused."""
         scheduler = self.scheduler
-        available = scheduler.ledger.available
+        available = scheduler.cache.available
         running = sorted(scheduler.decoding, key=lambda served: served.number)
         paused, going = list(scheduler.paused), list(running)
         # the youngest that lack blocks are paused, until the others can go on
@@ -51,7 +51,7 @@ class PlainPauses:
 
     def private(self, served: Served) -> int:
         """Blocks that nobody else can have."""
-        return served.blocks - served.committed * self.scheduler.ledger.per_shared
+        return served.blocks - served.committed * self.scheduler.cache.per_shared
 
     def released(self, gone: list[Served]) -> int:
         """Blocks that can be had once these hold nothing: shared ones only if nobody else does."""
@@ -59,10 +59,10 @@ class PlainPauses:
             key
             for served in everyone(self.scheduler)
             if served not in gone
-            for key in served.keys[: served.committed].tolist()
+            for key in served.keys[: served.committed]
         }
-        theirs = {key for served in gone for key in served.keys[: served.committed].tolist()}
-        return sum(map(self.private, gone)) + len(theirs - used) * self.scheduler.ledger.per_shared
+        theirs = {key for served in gone for key in served.keys[: served.committed]}
+        return sum(map(self.private, gone)) + len(theirs - used) * self.scheduler.cache.per_shared
 
     def able(self, paused: list[Served], left: int) -> int:
         """How many of the oldest can go on with so many blocks."""

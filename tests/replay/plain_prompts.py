@@ -3,9 +3,9 @@
 Blocks are those of a plain index, checkpoints a list with the one used longest ago first.
 """
 
+from dsv4kv.core.prompts import IdealCache, IdealPrompts
 from dsv4kv.core.served import Served
 from dsv4kv.replay.build import Replay
-from dsv4kv.replay.prompts import BlockLedger, PromptCache
 from tests.prefix.plain_index import PlainIndex
 
 
@@ -14,15 +14,15 @@ class PlainPrompts:
 
     def __init__(self, replay: Replay) -> None:
         """Watch a replay that has not begun."""
-        prompts, ledger = replay.scheduler.prompts, replay.scheduler.ledger
-        assert isinstance(prompts, PromptCache)
-        assert isinstance(ledger, BlockLedger)
+        prompts, ledger = replay.scheduler.prompts, replay.scheduler.cache
+        assert isinstance(prompts, IdealPrompts)
+        assert isinstance(ledger, IdealCache)
         self.prompts, self.ledger, self.memory = prompts, ledger, replay.memory
         self.scheduler, self.defers = replay.scheduler, replay.config.prefix.defer
-        self.strategy, self.size = replay.memory.strategy, replay.shared_tokens
+        self.strategy, self.size = replay.memory.strategy, replay.parts.shared_tokens
         units = max(1, replay.memory.num_blocks // ledger.per_shared)
         self.index = PlainIndex(replay.config.prefix.policy, units)
-        self.reuses = prompts._index is not None
+        self.reuses = prompts._tree is not None
         self.private = self.written = self.restored = 0
         self.checkpoints: list[int] = []
         self.marks: dict[int, list[int]] = {}
@@ -42,8 +42,8 @@ class PlainPrompts:
         self.private += count
         self._really[0](count)
 
-    def begin(self, served: Served) -> int:
-        size, keys = self.size, served.keys.tolist()
+    def begin(self, served: Served, needed: int) -> int:
+        size, keys = self.size, served.keys
         chain = keys[: (served.prompt_tokens - 1) // size] if self.reuses else []
         found = self.index.match(chain)
         self.check_admission(served, len(found), len(chain))
@@ -51,14 +51,14 @@ class PlainPrompts:
         self.index.pin(served.number, chain)
         whole = min(len(keys), served.prompt_tokens // size)
         self.marks[served.number] = self.places(resumed, len(found), whole)
-        moved = self._really[1](served)
+        moved = self._really[1](served, needed)
         position = resumed * size
         if self.strategy.kind == "zero":
             position = max(0, position - self.strategy.replay_tokens)
         assert (served.found, served.committed, served.position) == (
             len(found), len(found), position,
         )  # fmt: skip
-        assert served.blocks == len(found) * self.ledger.per_shared
+        assert served.blocks == max(needed, len(found) * self.ledger.per_shared)
         restores = self.strategy.kind != "zero" and position > 0
         self.restored += restores
         assert moved == 2 * self.memory.checkpoint_bytes * restores
@@ -71,7 +71,7 @@ class PlainPrompts:
         assert all(other.blocked_by in scheduler.prefilling for other in older)
         assert not scheduler.paused
         free = ledger.total - self.private - self.index.pinned() * ledger.per_shared
-        own = sum(key in self.unpinned() for key in served.keys[:found].tolist())
+        own = sum(key in self.unpinned() for key in served.keys[:found])
         lacking = sum(scheduler.lacking().values())
         needed = group.blocks_for(served.prompt_tokens) - found * ledger.per_shared
         assert needed + lacking <= free - own * ledger.per_shared
@@ -115,7 +115,7 @@ class PlainPrompts:
         return sorted(place for place in wanted if place > resumed)
 
     def commit(self, served: Served) -> int:
-        keys, per_shared = served.keys.tolist(), self.ledger.per_shared
+        keys, per_shared = served.keys, self.ledger.per_shared
         whole = min(served.position // self.size, len(keys)) if self.reuses else 0
         new = keys[served.committed : whole]
         moved = 0
@@ -154,11 +154,12 @@ class PlainPrompts:
         """Blocks, checkpoints and what is evictable are the same."""
         ledger, index, per_shared = self.ledger, self.index, self.ledger.per_shared
         pinned = index.pinned()
-        assert (ledger.private, ledger.free) == (self.private, self.free)
+        free = ledger.total - ledger.private - ledger.shared - ledger.cached
+        assert (ledger.private, free) == (self.private, self.free)
         assert ledger.shared == pinned * per_shared
         assert ledger.cached == (len(index.held()) - pinned) * per_shared
-        assert list(self.prompts.checkpoints._kept) == self.checkpoints
-        assert self.prompts.checkpoints.written == self.written
+        assert list(self.ledger._kept) == self.checkpoints
+        assert self.ledger.written == self.written
         assert self.prompts.restored == self.restored
-        if self.prompts._index is not None:
-            assert self.prompts._index.held == len(index.held())
+        if self.prompts._tree is not None:
+            assert self.prompts._tree.held == len(index.held())

@@ -12,8 +12,7 @@ from itertools import count
 from math import ceil
 from typing import Any
 
-from dsv4kv.core.request import Hit
-from dsv4kv.core.served import Served
+from dsv4kv.core.served import Hit, Served
 from dsv4kv.replay.build import Replay
 from dsv4kv.replay.tier import Tier
 from dsv4kv.replay.tiers import Tiers
@@ -133,7 +132,7 @@ class PlainTiers:
             setattr(tiers, name, getattr(self, name))
 
     def units(self, served: Served, blocks: int) -> list[int]:
-        keys = served.keys.tolist()[:blocks]
+        keys = served.keys[:blocks]
         return [keys[end - 1] for end in range(self.chunk, len(keys) + 1, self.chunk)]
 
     # ---- writing --------------------------------------------------------------------------------

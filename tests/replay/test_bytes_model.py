@@ -118,7 +118,7 @@ def test_a_chunk_writes_what_bench_counts(model: str, before: int, tokens: int) 
         for layer in layers
         for name, indexer in chunk_writes(layer)
     )
-    assert tables.chunks(before, after) == written
+    assert tables.weighed(WEIGHTLESS).chunk_bytes(before, after) == written
 
 
 @pytest.mark.parametrize("length", [1, 3, 4, 127, 128, 129, 2048, LONGEST])
@@ -163,7 +163,7 @@ def test_every_model_has_tables_that_grow_with_length(model: str) -> None:
     assert tables.reads["attention"][1024] > tables.reads["attention"][1] > 0
     assert tables.shared[1024] > tables.shared[4] > 0
     assert tables.updates[2::2].min() > 0
-    assert tables.chunks(0, 1024) > 0
+    assert tables.weighed(WEIGHTLESS).chunk_bytes(0, 1024) > 0
 
 
 def test_keys_are_read_by_the_layers_that_select() -> None:

@@ -9,7 +9,6 @@ from dsv4kv.core.scheduler import Drafts
 from dsv4kv.core.served import Served
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.presets import load_model
-from dsv4kv.prefix.tree import NO_IDS
 from dsv4kv.replay.costs import StepTables
 from dsv4kv.replay.memory import plan_memory
 from dsv4kv.replay.rates import find_rates
@@ -24,14 +23,14 @@ RATES = Rates(1e12, 1e15, 1e-3, "")
 
 
 def served(number: int = 0, begun: int = 0, verified: int = 0) -> Served:
-    made = Served(number, 0.0, 1, 1, lambda: NO_IDS, (), 0)
+    made = Served(number, 0.0, 1, 1, list, (), 0)
     made.begun, made.verified = begun, verified
     return made
 
 
 def decode(lengths: list[int], taken: int = 1, *, prompt: int = 0) -> Work:
     """A step in which requests verify so many tokens each, beside a prompt's first ones."""
-    clock = VirtualClock(TABLES.weighed(MADE.weights), RATES, None)
+    clock = VirtualClock(TABLES.weighed(MADE.parts.weights), RATES, None)
     clock.verify(lengths, [taken] * len(lengths))
     rows = len(lengths)
     contexts = sum((length + taken) * taken for length in lengths)
@@ -60,7 +59,7 @@ def test_a_window_reads_the_cache_once_and_writes_every_token() -> None:
 def test_a_mixed_step_reads_its_weights_once_for_all_tokens() -> None:
     alone, mixed = decode([300]), decode([300], prompt=128)
     assert mixed.steps == 1
-    assert mixed.weight_bytes == MADE.weights.step_bytes(129)
+    assert mixed.weight_bytes == MADE.parts.weights.step_bytes(129)
     assert mixed.update_bytes > alone.update_bytes
 
 
@@ -102,7 +101,7 @@ def test_arithmetic_grows_by_what_attention_and_indexer_read() -> None:
 
 def test_a_token_is_multiplied_with_every_active_parameter() -> None:
     one = decode([99]).operations
-    assert one == TABLES.operations[100] + 2 * MADE.weights.active_parameters
+    assert one == TABLES.operations[100] + 2 * MADE.parts.weights.active_parameters
 
 
 @pytest.mark.parametrize(("model", "keys", "tokens"), SHARES)

@@ -116,7 +116,7 @@ def test_a_request_that_can_never_run_is_refused_and_counted(
 def test_without_reuse_no_engine_is_asked() -> None:
     nothing = replay([request([1, 2])] * 2, prefix__rule="vllm", prefix__reuse=False)
     assert nothing.prompts.tally.saved_tokens == 0
-    assert not isinstance(nothing.scheduler.ledger, HashedCache)
+    assert not isinstance(nothing.scheduler.cache, HashedCache)
 
 
 @pytest.mark.parametrize("rule", ["vllm", "sglang-v4:tail"])
@@ -127,4 +127,4 @@ def test_prompts_of_which_only_lengths_are_known_fill_an_engines_cache_and_share
     made = replay(unnamed, prefix__rule=rule, cache__num_blocks=130, cache__block_tokens=128)
     assert made.outcome.finished == 40
     assert made.prompts.tally.seen_tokens == 0
-    assert made.scheduler.ledger.cached >= 39
+    assert made.scheduler.cache.cached >= 39

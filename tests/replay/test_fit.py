@@ -31,7 +31,9 @@ def test_the_fewest_gpus_named_fit_and_one_less_does_not() -> None:
 def test_weights_are_those_of_budget() -> None:
     found = answer(read_inputs({"model": "v4-pro", "gpus": "16"}))
     made = build_replay(small_config(**WHOLE, cost__gpus=16), [request([1])])
-    assert made.weights.held_bytes == pytest.approx(found.scenario.weights.total_bytes, abs=2)
+    assert made.parts.weights.held_bytes == pytest.approx(
+        found.scenario.weights.total_bytes, abs=2
+    )
 
 
 def test_blocks_of_a_given_number_count_too() -> None:

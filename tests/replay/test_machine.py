@@ -10,10 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from dsv4kv.choices import POLICIES
 from dsv4kv.core import COMPILED
+from dsv4kv.core.prompts import IdealCache
 from dsv4kv.core.served import Served
 from dsv4kv.replay.build import Replay, build_replay
-from dsv4kv.replay.outcome import Outcome
-from dsv4kv.replay.prompts import BlockLedger
 from dsv4kv.replay.requests import Arrivals
 from tests.examples import examples
 from tests.replay.plain_pauses import PlainPauses
@@ -39,28 +38,10 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 }
 
 
-class Watched(Outcome):
-    """Remembers who ended."""
-
-    def __init__(self, outcome: Outcome) -> None:
-        super().__init__(16, outcome._block_tokens)
-        self.ended: list[Served] = []
-        self.refused: list[Served] = []
-
-    def finish(self, served: Served) -> None:
-        super().finish(served)
-        self.ended.append(served)
-
-    def reject(self, served: Served, reason: str) -> None:
-        super().reject(served, reason)
-        self.refused.append(served)
-
-
 class ReplayMachine(RuleBasedStateMachine):
     """A replay of a random trace, turn by turn."""
 
     replay: Replay
-    watched: Watched
     plain: PlainPrompts | None = None
 
     @initialize(
@@ -91,12 +72,11 @@ class ReplayMachine(RuleBasedStateMachine):
         )
         requests = random_requests(seed, 30, longest, outputs, grain[0])
         self.watch(build_replay(config, requests))
-        self.plain = PlainPrompts(self.replay)
+        self.plain = None if COMPILED else PlainPrompts(self.replay)
 
     def watch(self, replay: Replay) -> None:
         self.replay, self.scheduler = replay, replay.scheduler
-        self.watched = Watched(replay.outcome)
-        self.scheduler._observer = self.watched
+        self.told = self.scheduler.ended = list[Served]()
         if replay.config.prefix.rule == "ideal" and not COMPILED:
             PlainPauses(replay)
         self.before_s, self.paused_before, self.over = 0.0, list[Served](), False
@@ -123,15 +103,15 @@ class ReplayMachine(RuleBasedStateMachine):
             assert max(resumed) < min(kept)
 
     def check(self) -> None:
-        scheduler, ledger = self.scheduler, self.scheduler.ledger
+        scheduler, ledger = self.scheduler, self.scheduler.cache
         assert scheduler.clock.now_s >= self.before_s
         self.before_s = scheduler.clock.now_s
         held = everyone(scheduler)
-        if isinstance(ledger, BlockLedger):
+        if isinstance(ledger, IdealCache):
             own = sum(each.blocks - each.committed * ledger.per_shared for each in held)
             assert own == ledger.private
-        assert ledger.free + ledger.private + ledger.shared + ledger.cached == ledger.total
-        assert min(ledger.free, ledger.private, ledger.shared, ledger.cached) >= 0
+        assert ledger.private + ledger.shared + ledger.cached <= ledger.total
+        assert min(ledger.available, ledger.private, ledger.shared, ledger.cached) >= 0
         for each in held:
             assert each.blocks >= self.replay.memory.group.blocks_for(each.position)
         self.check_progress()
@@ -139,7 +119,7 @@ class ReplayMachine(RuleBasedStateMachine):
             self.plain.check()
         numbers = [each.number for each in scheduler.paused]
         assert numbers == sorted(numbers)
-        assert len(scheduler.prompts.checkpoints) <= (self.replay.memory.num_checkpoints or 0)
+        assert scheduler.cache.windows <= (self.replay.memory.num_checkpoints or 0)
 
     def check_progress(self) -> None:
         """Whoever starts again computes what it had generated, too, and generates the rest."""
@@ -156,7 +136,7 @@ class ReplayMachine(RuleBasedStateMachine):
     @invariant()
     def nobody_is_lost(self) -> None:
         scheduler = self.scheduler
-        told = [each.number for each in self.watched.ended + self.watched.refused]
+        told = [each.number for each in self.told]
         inside = [each.number for each in [*scheduler.waiting, *everyone(scheduler)]]
         seen = Counter(told + inside)
         assert set(seen.values()) <= {1}
@@ -173,14 +153,15 @@ class ReplayMachine(RuleBasedStateMachine):
             self.over = not self.scheduler.turn()
             self.check()
         self.nobody_is_lost()
-        ledger = self.scheduler.ledger
-        assert len(self.watched.ended) + len(self.watched.refused) == 30
+        ledger = self.scheduler.cache
+        assert len(self.told) == 30
+        ended = [each for each in self.told if each.finished_s is not None]
         assert (ledger.private, ledger.shared) == (0, 0)
-        tokens = sum(each.output_tokens for each in self.watched.ended)
-        assert self.watched.output_tokens == tokens
+        tokens = sum(each.output_tokens for each in ended)
+        assert self.replay.outcome.output_tokens == tokens
         tally = self.replay.prompts.tally
         computed = self.scheduler.computed_tokens + tally.saved_tokens
-        assert computed >= sum(each.input_tokens for each in self.watched.ended)
+        assert computed >= sum(each.input_tokens for each in ended)
         told = tally.saved_tokens + sum(tally.lost.values()) + tally.in_flight_tokens
         assert told == tally.seen_tokens
         assert min(tally.lost.values(), default=0) >= 0

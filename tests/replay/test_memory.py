@@ -1,13 +1,12 @@
 """How the memory is divided, and the grid on which prompts share blocks."""
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.replay.memory import plan_memory
-from dsv4kv.replay.sharing import check_order, shared_keys, shared_tokens
+from dsv4kv.replay.requests import check_order, keys_on, shared_tokens
 from dsv4kv.traces.runs import IdRuns
 from tests.replay.scenes import replay, request, small_config
 
@@ -109,23 +108,21 @@ def test_a_rule_of_another_generation_is_refused_before_its_blocks_are_sized(
 def test_keys_are_the_ids_behind_whole_shared_blocks() -> None:
     ids = list(range(10, 20))
     made = request(ids, input_tokens=9 * 64 + 5, block=64)
-    assert shared_keys(made, 128).tolist() == [11, 13, 15, 17]
-    assert shared_keys(made, 64).tolist() == ids[:9]
-    assert shared_keys(request(input_tokens=500), 128).tolist() == []
+    assert keys_on(128)(0, made) == [11, 13, 15, 17]
+    assert keys_on(64)(0, made) == ids[:9]
+    assert keys_on(128)(0, request(input_tokens=500)) == []
 
 
 @given(st.lists(st.integers(0, 50), max_size=30), st.sampled_from([64, 128, 256]))
 def test_runs_of_ids_have_the_keys_of_their_ids(ids: list[int], tokens: int) -> None:
     plain = request(ids, block=64)
     runs = type(plain)(0.0, max(1, plain.input_tokens), 1, IdRuns.of(ids), 64)
-    assert shared_keys(runs, tokens).tolist() == shared_keys(plain, tokens).tolist()
+    assert keys_on(tokens)(0, runs) == keys_on(tokens)(0, plain)
 
 
 def test_unsigned_ids_stay_apart() -> None:
     ids = [2**64 - 1, 2**63, 5]
-    keys = shared_keys(request(ids), 128)
-    assert keys.dtype == np.int64
-    assert len(set(keys.tolist())) == 3
+    assert len(set(keys_on(128)(0, request(ids)))) == 3
 
 
 def test_a_clock_that_runs_backwards_is_told_with_its_request() -> None:

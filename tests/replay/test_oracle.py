@@ -31,12 +31,12 @@ def serve_plainly(replay: Replay, concurrency: int, budget: int) -> list[Plain]:
 
     Every table is read at one length at a time; time is the sum of all work so far.
     """
-    rates = replay.rates
+    rates = replay.parts.rates
     assert rates is not None
     longest = max(request.total_tokens for request in replay.requests)
     table, weights = (
         StepTables(replay.memory.model, replay.memory.schemas, longest),
-        replay.weights,
+        replay.parts.weights,
     )
     per_token = table.operations + 2 * weights.active_parameters
     reads = sum(table.reads.values()) + table.shared
@@ -69,7 +69,7 @@ def serve_plainly(replay: Replay, concurrency: int, budget: int) -> list[Plain]:
             take = min(one.prompt - one.position, budget - tokens) if one not in decoding else 0
             if take > 0:
                 after = one.position + take
-                updates += table.chunks(one.position, after)
+                updates += replay.parts.tables.chunk_bytes(one.position, after)
                 gathers += int(table.visible[after])
                 operations += int(per_token[one.position + 1 : after + 1].sum())
                 one.position, tokens = after, tokens + take
@@ -106,14 +106,8 @@ def test_a_plain_loop_without_reuse_gives_the_same_times(
         scheduler__step_tokens=300,
     )
     replay = build_replay(config, random_requests(seed, count))
-    times: dict[int, tuple[float | None, float | None]] = {}
-
-    def note(served: Served) -> None:
-        times[served.number] = (served.first_token_s, served.finished_s)
-        finish(served)
-
-    finish = replay.outcome.finish
-    replay.outcome.finish = note  # type: ignore[method-assign]
+    replay.scheduler.ended = ended = list[Served]()
     replay.scheduler.run()
+    times = {one.number: (one.first_token_s, one.finished_s) for one in ended}
     plain = serve_plainly(replay, concurrency, 300)
     assert times == {one.number: (one.first_s, one.end_s) for one in plain}

@@ -8,10 +8,10 @@ from typing import Any, cast
 import pytest
 
 from dsv4kv.core import COMPILED
+from dsv4kv.core.hashed import Held
 from dsv4kv.core.preemption import LastAdmitted, Retraction
 from dsv4kv.core.scheduler import Scheduler
 from dsv4kv.core.served import Served
-from dsv4kv.prefix.tree import NO_IDS
 from dsv4kv.replay.build import build_replay
 from tests.replay.scenes import request, small_config
 
@@ -22,8 +22,9 @@ INTERPRETED = pytest.mark.skipif(COMPILED, reason="compiled rules take no other 
 
 def served(number: int, prompt: int, output: int, done: int = 0) -> Served:
     """A request that has generated ``done`` tokens and was admitted after those before it."""
-    made = Served(number, 0.0, prompt, output, lambda: NO_IDS, (), 0)
+    made = Served(number, 0.0, prompt, output, list, (), 0)
     made.generated, made.place, made.left = done, number, output - done
+    made.held = Held([], [], number)
     return made
 
 
@@ -34,7 +35,7 @@ class Running:
 
     def __init__(self, decoding: list[Served], free: int) -> None:
         self.decoding, self.prefilling, self.waiting = decoding, list[Served](), list[Served]()
-        self.ledger = SimpleNamespace(available=free)
+        self.cache = SimpleNamespace(available=free)
         self.holds = dict.fromkeys((each.number for each in decoding), 0)
         self.lacks_of = dict(self.holds)
 
@@ -48,12 +49,13 @@ class Running:
 
     def stop(self, request: Served) -> None:
         self.decoding.remove(request)
-        self.ledger.available += self.holds.get(request.number, 0)
+        self.cache.available += self.holds.get(request.number, 0)
 
-    def reserve(self, number: int, position: int) -> int:
-        if self.lacks_of[number] > self.ledger.available:
+    def reserve(self, held: Held, position: int) -> int:
+        number = held.position
+        if self.lacks_of[number] > self.cache.available:
             return -1
-        self.ledger.available -= self.lacks_of[number]
+        self.cache.available -= self.lacks_of[number]
         self.holds[number] += self.lacks_of.pop(number)
         self.lacks_of[number] = 0
         return position + 1
@@ -106,5 +108,5 @@ def test_vllm_preempts_a_prompt_that_was_admitted_last() -> None:
     assert 0 < preempted[0].reached < preempted[0].input_tokens
     scheduler.run()
     assert made.outcome.finished == 2
-    assert scheduler.ledger.private + scheduler.ledger.shared == 0
-    assert scheduler.ledger.available == scheduler.ledger.total
+    assert scheduler.cache.private + scheduler.cache.shared == 0
+    assert scheduler.cache.available == scheduler.cache.total

@@ -41,7 +41,7 @@ def test_an_unbounded_replay_resumes_the_known_share(
     assert tally.prompt_tokens == 144_793_823
     assert round(tally.saved_tokens / tally.prompt_tokens, 4) == resumed
     new = tally.prompt_tokens - tally.found_blocks * tally.shared_tokens
-    kept = made.scheduler.prompts.checkpoints.written * 128
+    kept = made.scheduler.cache.written * 128
     assert kept / new == pytest.approx(written, abs=6e-5)
 
 
@@ -51,6 +51,6 @@ def test_a_folder_of_conversations_is_replayed() -> None:
     config = load_config("default", settings, ReplayConfig).config
     made = build_replay(config, read_requests(config))
     made.scheduler.run()
-    assert made.shared_tokens == 128
+    assert made.parts.shared_tokens == 128
     assert made.outcome.finished == 60
     assert made.prompts.tally.saved_tokens > 0

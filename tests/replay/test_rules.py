@@ -65,7 +65,7 @@ def assert_same(made: Replay, expected: Outcome) -> None:
     assert Losses(**tally.lost) == expected.losses
     assert tally.seen_tokens == expected.hit_tokens + expected.losses.total
     assert tally.in_flight_tokens == 0
-    ledger = made.scheduler.ledger
+    ledger = made.scheduler.cache
     assert (ledger.private, ledger.shared) == (0, 0)
 
 
@@ -257,7 +257,7 @@ def test_a_block_in_use_is_shared_and_counts_once() -> None:
     made = build_replay(config, requests)
     while made.prompts.tally.requests < 2:
         made.scheduler.turn()
-    ledger = made.scheduler.ledger
+    ledger = made.scheduler.cache
     assert made.prompts.tally.saved_tokens == 4 * BLOCK
     assert ledger.shared + ledger.cached == 6
 
@@ -267,5 +267,5 @@ def test_decoded_tokens_take_blocks_and_leave_none_behind() -> None:
     made = replay(requests, prefix__rule="vllm", cache__block_tokens=BLOCK, cache__num_blocks=9)
     assert made.outcome.peak_blocks == 6  # 256 tokens of prompt, 399 of output
     assert made.prompts.tally.saved_tokens == 2 * BLOCK
-    ledger = made.scheduler.ledger
-    assert (ledger.free, ledger.cached) == (6, 3)
+    ledger = made.scheduler.cache
+    assert (ledger.available, ledger.cached) == (9, 3)

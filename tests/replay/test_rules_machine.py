@@ -117,7 +117,7 @@ class EngineMachine(ReplayMachine):
 
     def check(self) -> None:
         super().check()
-        ledger = self.scheduler.ledger
+        ledger = self.scheduler.cache
         if isinstance(ledger, SglangCache):
             check_tree(ledger)
         else:
@@ -127,8 +127,8 @@ class EngineMachine(ReplayMachine):
     def teardown(self) -> None:
         super().teardown()
         if hasattr(self, "replay"):
-            assert not self.watched.refused
-            ledger = self.scheduler.ledger
+            assert not self.replay.outcome.rejected
+            ledger = self.scheduler.cache
             windows = getattr(ledger, "total_windows", ledger.total)
             assert ledger.available == min(ledger.total, windows)  # nothing is held any more
 

@@ -57,7 +57,7 @@ def test_a_checkpoint_that_made_room_for_another_is_named() -> None:
     ]  # fmt: skip
     made = replay(requests, cache__num_checkpoints=1, prefix__strategy="ends")
     assert made.prompts.tally.lost["evicted_checkpoint"] == 2 * BLOCK
-    assert made.scheduler.prompts.checkpoints.evicted == 2
+    assert made.scheduler.cache.dropped == 2
 
 
 def test_a_block_that_made_room_for_another_is_named() -> None:
@@ -67,7 +67,7 @@ def test_a_block_that_made_room_for_another_is_named() -> None:
     tally = made.prompts.tally
     assert tally.lost["evicted_block"] > 0
     assert tally.saved_tokens + tally.lost["evicted_block"] == 8 * BLOCK
-    assert made.scheduler.ledger.evicted > 0
+    assert made.scheduler.cache.evicted > 0
 
 
 def test_a_partial_block_that_comes_again_is_lost_to_alignment() -> None:
@@ -103,7 +103,7 @@ def test_blocks_that_two_requests_computed_are_kept_once() -> None:
     requests = [request([1, 2, 3], output=2), request([1, 2, 3], output=2)]
     made = build_replay(small_config(prefix__defer=False, scheduler__step_tokens=4096), requests)
     made.scheduler.turn()
-    ledger = made.scheduler.ledger
+    ledger = made.scheduler.cache
     assert (ledger.shared, ledger.private) == (3, 0)
     made.scheduler.run()
     assert (ledger.shared, ledger.cached) == (0, 3)

@@ -84,7 +84,7 @@ def test_tiers_hold_move_and_give_what_a_plain_list_does(
     requests = random_requests(seed, 24, 8, LONG if seed % 2 else SHORT)
     served, plain = watch(requests, **chosen, **host, **disk)
     assert served.outcome.finished + served.outcome.rejected.total() == len(requests)
-    assert served.scheduler.ledger.private + served.scheduler.ledger.shared == 0
+    assert served.scheduler.cache.private + served.scheduler.cache.shared == 0
     assert not served.scheduler.loading
     plain.check()
 

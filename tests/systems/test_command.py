@@ -15,7 +15,7 @@ from dsv4kv.cache.slots import SlotAllocator
 from dsv4kv.cache.table import BlockTable
 from dsv4kv.cli import app
 from dsv4kv.ops import cpu
-from dsv4kv.prefix.slots import SlotScheduler
+from dsv4kv.prefix.rows import SlotScheduler
 from tests.systems.small import SETTINGS
 
 TERMINAL = {"COLUMNS": "110", "NO_COLOR": "1", "TERM": "dumb"}

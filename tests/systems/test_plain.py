@@ -14,7 +14,7 @@ from dsv4kv.cache.blocks import BlockPool
 from dsv4kv.cache.slots import SlotAllocator
 from dsv4kv.errors import NotOwner
 from dsv4kv.model.schedule import RouterMode
-from dsv4kv.prefix.radix import PrefixCacheManager
+from dsv4kv.prefix.rows import PrefixCacheManager
 from tests.systems.plain import (
     PlainAllocator,
     PlainRadix,

@@ -15,6 +15,7 @@ from dsv4kv.traces.collect import collect_paths, load_paths
 from dsv4kv.traces.request import Request
 from dsv4kv.traces.runs import GrowingRuns, IdRuns
 from dsv4kv.traces.writer import RECORD
+from tests.prefix.traces import ids_of
 
 IDS = st.lists(
     st.tuples(st.integers(-(2**62), 2**62), st.integers(1, 6)).map(
@@ -92,30 +93,16 @@ def test_a_trace_in_arrays_has_every_id_of_every_request(
         return
     table = collect_paths(trace)
     for number, ids in enumerate(prompts):
-        path = table.path(number)
-        assert [path.id_at(i) for i in range(len(ids))] == ids
-        assert len(path.starts) == len(IdRuns.of(ids).starts)
+        assert ids_of(table, number) == ids
+        runs = table.offsets[number + 1] - table.offsets[number]
+        assert runs == len(IdRuns.of(ids).starts)
     assert table.references == sum(map(len, prompts))
-
-
-@given(IDS, IDS, IDS)
-def test_common_blocks_are_those_before_the_first_difference(
-    shared: list[int], one: list[int], other: list[int]
-) -> None:
-    paths = [shared + one, shared + other]
-    if not any(paths):
-        return
-    table = collect_paths(Request(0.0, max(1, len(p)), 0, tuple(p), 1) for p in paths)
-    expected = next(
-        (i for i, (a, b) in enumerate(zip(*paths, strict=False)) if a != b), min(map(len, paths))
-    )
-    assert table.path(0).common_blocks(table.path(1)) == expected
 
 
 def test_unsigned_ids_of_64_bits_stay_apart() -> None:
     ids = (2**64 - 1, 5, 2**63)
     table = collect_paths([Request(0.0, 3, 0, ids, 1)])
-    assert len({table.path(0).id_at(i) for i in range(3)}) == 3
+    assert len(set(ids_of(table, 0))) == 3
 
 
 def test_runs_are_written_as_runs_and_read_back(tmp_path: Path) -> None:

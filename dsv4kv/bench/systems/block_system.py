@@ -26,8 +26,7 @@ from dsv4kv.bench.systems.workload import (
 from dsv4kv.cache.blocks import NO_BLOCKS, NO_HASH, BlockEvent, Ids, Policy
 from dsv4kv.config.systems import SystemsConfig
 from dsv4kv.errors import ConfigError
-from dsv4kv.prefix.block_hash import resumable_blocks
-from dsv4kv.prefix.index import HASHES, BlockHasher, Digests
+from dsv4kv.prefix.hashing import HASHES, BlockHasher, Digests, resumable_blocks
 
 _COUNT = 64  # blocks of a timed call: 8,192 tokens at 128 a block
 

@@ -23,9 +23,8 @@ from dsv4kv.bench.systems.workload import (
 )
 from dsv4kv.cache.slots import SlotAllocator
 from dsv4kv.config.systems import SystemsConfig
-from dsv4kv.prefix.index import Lease
-from dsv4kv.prefix.radix import Found, PrefixCacheManager
-from dsv4kv.prefix.slots import Seat, SlotScheduler
+from dsv4kv.core.tree import Lease
+from dsv4kv.prefix.rows import Found, PrefixCacheManager, Seat, SlotScheduler
 
 _SLOTS = 1024  # of the allocator that is timed
 
@@ -95,7 +94,7 @@ class SlotServer:
             self._seat()
             for running in list(self._running):
                 self._decode(running)
-        pinned = self.cache.stats().pinned
+        pinned = self.cache.tree.pinned
         held = self.slots.max_slots - self.slots.free_count
         sentence = f"slots: {pinned} tokens are still pinned and {held} slots taken at the end."
         self.checks.check("end", not pinned and not held, sentence)

@@ -29,7 +29,7 @@ _ECHOED = (
     ("pipeline parallel", "pipeline_parallel"),
     ("memory fraction", "memory_fraction"),
     ("cache dtype", "cache_dtype"),
-    ("requests at once", "requests"),
+    ("max requests", "requests"),
     ("tokens of a step", "batched"),
 )
 
@@ -230,7 +230,7 @@ def _statements(log: StartupLog, reading: Reading, found: Recovery) -> Iterator[
     def known(what: str, value: str, read: object, otherwise: How = derived) -> Statement:
         return Statement(what, value, "read" if read else otherwise)
 
-    version = f" (the log says {log.version})" if log.version else ""
+    version = f" (log: {log.version})" if log.version else ""
     yield known("engine", found.engine.family.name, True)
     yield known("rules", found.engine.name + version, log.version, "inferred")
     yield known("model", deployment.model.name, named_model(log))

@@ -149,7 +149,7 @@ def meaning(
     held = format_bytes(found.engine.shared_bytes(found.deployment))
     yield (
         f"A request of {found.deployment.max_context_tokens:,} tokens takes {context:,.0f} "
-        f"full tokens{states}; {held} of states and windows are held from the start."
+        f"full tokens{states}; {held} of states and windows are allocated at start-up."
     )
 
 

@@ -249,7 +249,7 @@ def meaning(
     )
     yield (
         f"In steady decode such a request takes {held:,.0f} blocks "
-        f"({format_bytes(held * unit)}); its workspace is free for others then."
+        f"({format_bytes(held * unit)}); its workspace is then free."
     )
 
 

@@ -384,7 +384,7 @@ def overhead_of(deployment: Deployment, step_tokens: int, *, flashinfer: bool = 
             "vLLM 0.33.0: four prompts' KV in bf16, or keys of the indexer",
         ),
         Held(
-            "choices of the indexer",
+            "top-k indices",
             step_tokens * deployment.model.index_topk * 4,
             "vLLM 0.33.0: topk_indices_buffer",
         ),

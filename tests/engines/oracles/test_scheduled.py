@@ -1,6 +1,7 @@
 """A replay by vLLM's rule schedules, step by step, what vLLM's own scheduler schedules."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,11 +9,10 @@ import pytest
 
 from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
-from dsv4kv.core.scheduler import Scheduler
-from dsv4kv.core.served import Served
+from dsv4kv.core.served import Hit, Served
 from dsv4kv.engines import names
 from dsv4kv.engines.names import find_rule
-from dsv4kv.replay.build import build_replay
+from dsv4kv.replay.build import Wiring, build_replay
 from dsv4kv.traces.request import Request
 from tests.engines.oracles.scheduled import (
     AMPLE,
@@ -42,35 +42,41 @@ def steps_of(workload: Workload) -> list[Step]:
     }
     config = load_config(None, [f"{k}={v}" for k, v in settings.items()], ReplayConfig).config
     requests = [Request(0.0, n, out, tuple(pages), PAGE) for pages, n, out in workload.requests]
-    made = build_replay(config, requests)
-    prompts, reached = made.scheduler.prompts, dict[int, int]()
-    steps, step = list[Step](), Step()
-    begin, commit = prompts.begin, prompts.commit
-
-    def beginning(served: Served) -> int:
-        moved = begin(served)
-        reached[served.number] = served.position
-        return moved
-
-    def computed(served: Served) -> int:
-        note(served)
-        return commit(served)
-
-    def note(served: Served) -> None:
-        if tokens := served.position - reached[served.number]:
-            step[served.number] = step.get(served.number, 0) + tokens
-            reached[served.number] = served.position
-
-    def stepped(scheduler: Scheduler) -> None:
-        for served in scheduler.decoding:
-            note(served)
-        steps.append(dict(step))
-        step.clear()
-
-    vars(prompts).update(begin=beginning, commit=computed)
-    vars(made.outcome).update(stepped=stepped)
-    made.scheduler.run()
+    watch = Watch()
+    scheduler = build_replay(config, requests, Wiring(cover=lambda _: watch)).scheduler
+    scheduler.ended, steps = list[Served](), list[Step]()
+    while scheduler.turn():
+        for served in (*scheduler.decoding, *scheduler.ended):
+            watch.note(served)
+        if scheduler.clock.steps > len(steps):  # it may have waited
+            steps.append(watch.step)
+            watch.step = Step()
+        scheduler.ended.clear()
     return steps
+
+
+class Watch:
+    """In place of tiers: hears where requests resume, and what is computed of them."""
+
+    fetches = False
+
+    def __init__(self) -> None:
+        self.step, self.reached = Step(), dict[int, int]()
+
+    def note(self, served: Served) -> None:
+        if tokens := served.position - self.reached[served.number]:
+            self.step[served.number] = self.step.get(served.number, 0) + tokens
+            self.reached[served.number] = served.position
+
+    def restore(self, served: Served, hit: Hit, usable: int) -> Hit:
+        self.reached[served.number] = hit.resumed * PAGE
+        return hit
+
+    def offer(self, served: Served, blocks: int, tails: Sequence[int]) -> None:
+        self.note(served)
+
+    def fetch(self, served: Served, found: int, usable: int) -> None: ...
+    def forget(self, blocks: Sequence[int], tails: Sequence[int]) -> None: ...
 
 
 WORKLOADS = read_workloads()

@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.mrc.curves import pick_capacities, trace_curve
-from dsv4kv.prefix.paths import find_reuse, number_blocks
+from dsv4kv.prefix.paths import find_contradiction, find_reuse, number_prompts
+from dsv4kv.traces.collect import collect_paths
+from dsv4kv.traces.request import Request
 from tests.prefix.traces import (
     BLOCK,
     Text,
@@ -82,14 +84,12 @@ def test_the_capacity_for_a_share_is_the_smallest(
 
 @given(texts(), GRAINS, st.booleans())
 def test_equal_blocks_have_equal_numbers(prompts: list[Text], grain: int, whole: bool) -> None:
-    reuse = find_reuse(to_table(prompts), grain, whole_blocks=whole)
-    offsets, numbers, count = number_blocks(reuse)
+    numbered = number_prompts(to_table(prompts), grain, whole_blocks=whole)
     known: dict[Text, int] = {}
     for request, prompt in enumerate(prompts):
         path = visible_blocks(prompt, grain, BLOCK, whole=whole)
-        mine = numbers[offsets[request] : offsets[request + 1]].tolist()
-        assert mine == [known.setdefault(block, len(known)) for block in path]
-    assert count == len(known)
+        assert numbered.path(request) == [known.setdefault(block, len(known)) for block in path]
+    assert numbered.count == len(known)
 
 
 @given(texts(), st.integers(1, 20))
@@ -142,3 +142,35 @@ def test_the_conversation_trace_has_its_published_curve() -> None:
 def test_smaller_blocks_hit_their_published_tokens(grain: int, tokens: int) -> None:
     reuse = find_reuse(conversation(), grain)
     assert reuse.found_tokens(9_358_848 // grain).sum() == tokens
+
+
+# ---- ids that contradict each other -------------------------------------------------------------
+
+SMALL = st.lists(st.lists(st.integers(0, 8), min_size=1, max_size=6, unique=True), min_size=1)
+
+
+def table_of(paths: list[list[int]]):  # type: ignore[no-untyped-def]
+    return collect_paths(
+        Request(float(i), len(path), 0, tuple(path), 1) for i, path in enumerate(paths)
+    )
+
+
+@given(texts())
+def test_prompts_that_form_a_tree_do_not_contradict(prompts: list[Text]) -> None:
+    assert find_contradiction(to_table(prompts)) is None
+
+
+@given(SMALL)
+def test_a_contradiction_is_an_id_with_two_parents(paths: list[list[int]]) -> None:
+    parents: dict[int, set[int | None]] = {}
+    for path in paths:
+        for before, block in zip([None, *path], path, strict=False):
+            parents.setdefault(block, set()).add(before)
+    found = find_contradiction(table_of(paths))
+    assert (found is None) == all(len(those) == 1 for those in parents.values())
+    if found is not None:
+        assert len(parents[found.id]) > 1
+        assert paths[found.request][found.block] == found.id
+        here = [None, *paths[found.request]][found.block]
+        other = paths[found.earlier]
+        assert [None, *other][other.index(found.id)] != here

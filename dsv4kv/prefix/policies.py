@@ -1,22 +1,17 @@
-"""Eviction policies: what a full cache gives up first."""
-
-from collections.abc import Sequence
+"""Eviction policies by name."""
 
 from dsv4kv.choices import OFFLINE, OFFLINE_POLICIES, POLICIES, choose
+from dsv4kv.core.policies import Policy, Schedule
 from dsv4kv.errors import ConfigError
-from dsv4kv.prefix.policies.contract import Policy
-from dsv4kv.prefix.tree import Ids
 
 
-def make_policy(
-    name: str, capacity: int | None = None, schedule: Sequence[Ids] | None = None
-) -> Policy:
+def make_policy(name: str, capacity: int = 1 << 62, schedule: Schedule | None = None) -> Policy:
     """Make a policy by name.
 
     Args:
         name: One of ``POLICIES``, or ``OFFLINE``.
-        capacity: Of the cache, in keys; ``s3fifo`` and ``arc`` need it.
-        schedule: Chained ids of every request to come; ``OFFLINE`` needs it.
+        capacity: Of the cache, in keys.
+        schedule: Chained keys of every request to come; ``OFFLINE`` needs it.
 
     Raises:
         ConfigError: There is no such policy, or it lacks what it needs.

@@ -1,14 +1,15 @@
 """What came of a replay: every request's times, and the most that was ever held."""
 
 from collections import Counter
-from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
-from dsv4kv.core.scheduler import Scheduler
 from dsv4kv.core.served import Served
 
+if TYPE_CHECKING:
+    from dsv4kv.core.scheduler import Scheduler
 
-@dataclass(frozen=True, slots=True)
-class Moment:
+
+class Moment(NamedTuple):
     """The state after a turn.
 
     Attributes:
@@ -39,23 +40,22 @@ class Series:
         """``points`` is the most that are kept."""
         self.moments: list[Moment] = []
         self._points = points
-        self._gap_s = 0.0
+        self._gap_s = self._next_s = 0.0
 
-    def add(self, scheduler: Scheduler) -> None:
+    def add(self, scheduler: "Scheduler", now_s: float) -> None:
         """Look at the scheduler, unless it was looked at just before."""
-        now_s = scheduler.clock.now_s
-        if self.moments and now_s < self.moments[-1].time_s + self._gap_s:
+        if now_s < self._next_s:
             return
-        ledger = scheduler.ledger
+        cache, paused = scheduler.cache, len(scheduler.paused)
         self.moments.append(
             Moment(
                 now_s,
-                ledger.private,
-                ledger.shared,
-                ledger.cached,
-                len(scheduler.prompts.checkpoints),
-                scheduler.in_slots - len(scheduler.paused),
-                len(scheduler.paused),
+                cache.private,
+                cache.shared,
+                cache.cached,
+                cache.windows,
+                scheduler.in_slots - paused,
+                paused,
                 len(scheduler.waiting),
             )
         )
@@ -63,6 +63,7 @@ class Series:
             self.moments = self.moments[::2]
             span_s = self.moments[-1].time_s - self.moments[0].time_s
             self._gap_s = max(2 * self._gap_s, span_s / self._points)
+        self._next_s = self.moments[-1].time_s + self._gap_s
 
 
 _NS = 1e9
@@ -107,10 +108,6 @@ class Outcome:
         """Requests that decoded, on average while anybody ran."""
         return self._decoded_s / self._busy_s if self._busy_s else 0.0
 
-    def reject(self, served: Served, reason: str) -> None:
-        """Count a request that can never be served."""
-        self.rejected[reason] += 1
-
     def finish(self, served: Served) -> None:
         """Take the times of a request."""
         self.finished += 1
@@ -140,28 +137,28 @@ class Outcome:
             spans["tpot"] = decoding / (served.output_tokens - 1)
         return spans
 
-    def stepped(self, scheduler: Scheduler) -> None:
-        """Look at what is held."""
-        self.series.add(scheduler)
-        busy_s = scheduler.clock.now_s - scheduler.clock.idle_s
+    def stepped(self, scheduler: "Scheduler") -> None:
+        """Look at what is held after a step; requests that have ended are still there."""
+        clock, cache = scheduler.clock, scheduler.cache
+        now_s = clock.now_s
+        self.series.add(scheduler, now_s)
+        busy_s = now_s - clock.idle_s
         self._decoded_s += len(scheduler.decoding) * (busy_s - self._busy_s)
         self._busy_s = busy_s
         self.peak_requests = max(self.peak_requests, scheduler.in_slots)
-        self.peak_checkpoints = max(self.peak_checkpoints, len(scheduler.prompts.checkpoints))
-        used = scheduler.ledger.private + scheduler.ledger.shared
+        self.peak_checkpoints = max(self.peak_checkpoints, cache.windows)
+        used = cache.private + cache.shared
         if used >= self.peak_blocks:
             self.peak_blocks = used
             self.peak_rounding_tokens = _rounding_tokens(scheduler, self._block_tokens)
 
 
-def _rounding_tokens(scheduler: Scheduler, block_tokens: int) -> int:
+def _rounding_tokens(scheduler: "Scheduler", block_tokens: int) -> int:
     """Room in held blocks beyond the tokens that are there or whose computation has begun."""
     # a request may have a few tokens more than its blocks: those of an entry not complete yet
-    room = sum(
-        max(0, each.blocks * block_tokens - each.position)
-        for each in (*scheduler.decoding, *scheduler.paused)
-    )
-    return room + sum(
-        max(0, each.blocks * block_tokens - each.prompt_tokens)
-        for each in (*scheduler.prefilling, *scheduler.loading)
-    )
+    room = 0
+    for each in [*scheduler.decoding, *scheduler.paused]:
+        room += max(0, each.blocks * block_tokens - each.position)
+    for each in [*scheduler.prefilling, *scheduler.loading]:
+        room += max(0, each.blocks * block_tokens - each.prompt_tokens)
+    return room

@@ -1,0 +1,153 @@
+"""Blocks that requests hold and share, whichever rule decides what is cached in them."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from dsv4kv.core.served import Hit, Served
+
+
+class Cache(ABC):
+    """Blocks of one pool: free, held by one request, shared by several, cached.
+
+    Attributes:
+        total: All blocks.
+        per_shared: Blocks of what prompts share.
+        written: Windows and states that were copied to be kept, so far.
+        dropped: Of which evicted for others.
+        orphaned: Of which evicted with the block before them.
+    """
+
+    def __init__(self, total: int, per_shared: int = 1) -> None:
+        self.total, self.per_shared = total, per_shared
+        self.written = self.dropped = self.orphaned = 0
+
+    @property
+    @abstractmethod
+    def private(self) -> int:
+        """Blocks that one request holds for itself."""
+
+    @property
+    @abstractmethod
+    def shared(self) -> int:
+        """Cached blocks that requests use."""
+
+    @property
+    @abstractmethod
+    def cached(self) -> int:
+        """Cached blocks that no request uses."""
+
+    @property
+    @abstractmethod
+    def available(self) -> int:
+        """Blocks that can be had: free, or to be evicted, less those promised."""
+
+    @property
+    @abstractmethod
+    def evicted(self) -> int:
+        """What prompts share and was evicted so far."""
+
+    @property
+    @abstractmethod
+    def freed(self) -> int:
+        """Changes whenever a prompt may fit that did not."""
+
+    @property
+    def windows(self) -> int:
+        """Windows and states, or pages of windows, that are kept apart from blocks."""
+        return 0
+
+    @abstractmethod
+    def take(self, blocks: int) -> None:
+        """Give a request blocks of its own; raises ``OutOfBlocks`` and changes nothing."""
+
+
+class EngineCache(Cache):
+    """An engine's cache.
+
+    Requests are known by their places in the trace.  Blocks of decoded tokens belong to nobody:
+    the trace has no ids for them.
+    """
+
+    def __init__(self, total: int, block_tokens: int, chunk_tokens: int) -> None:
+        super().__init__(total)
+        self.block_tokens, self.chunk_tokens = block_tokens, chunk_tokens
+        self.replayed_tokens = 0
+
+    @abstractmethod
+    def refuses(self, tokens: int) -> str:
+        """Why a request of so many tokens can never run; empty if it can."""
+
+    @abstractmethod
+    def refuses_alone(self, request: int, tokens: int) -> bool:
+        """Whether a prompt has no room even where no other request runs."""
+
+    def chunk_ends(self, begin: int, tokens: int) -> list[int]:
+        """Where the chunks of a prompt end that begins to be computed there."""
+        return [*range(begin + self.chunk_tokens, tokens, self.chunk_tokens), tokens]
+
+    def computed_from(self, resumed: int) -> int:
+        """Tokens of a prompt that are not computed behind a hit of so many blocks."""
+        return max(0, resumed * self.block_tokens - self.replayed_tokens)
+
+    @abstractmethod
+    def find(self, request: int, tokens: int) -> Hit:
+        """What a prompt of so many tokens would hit; nothing changes."""
+
+    def peek(self, request: int, tokens: int) -> int:
+        """Blocks of context that a prompt of so many tokens would find; nothing changes."""
+        return self.find(request, tokens).found
+
+    @abstractmethod
+    def fits(self, request: int, tokens: int, promised: int, step_tokens: int) -> bool:
+        """Whether a prompt can begin where ``promised`` blocks are others'.
+
+        ``step_tokens``: of it that the next step can compute.
+        """
+
+    @abstractmethod
+    def begin(self, request: int, tokens: int) -> Hit:
+        """Use what is cached of a prompt."""
+
+    @abstractmethod
+    def compute(self, request: int, position: int) -> int:
+        """Cache what is computed up to ``position``; returns the blocks that others can find."""
+
+    def decode(self, request: int) -> None:
+        """The prompt is computed and more tokens follow: keep only what these need."""
+
+    def decoded(self, due: Sequence[Served]) -> None:
+        """Requests that need or free something have taken a step."""
+
+    def next_event(self, request: Served, due: int) -> int:
+        """Tokens at which one next needs or frees something; a block of context at ``due``."""
+        return due
+
+    @abstractmethod
+    def end(self, request: int, decoded_blocks: int = 0, position: int = 0) -> int:
+        """Free everything, with so many blocks that decoding took.
+
+        Args:
+            request: The request.
+            decoded_blocks: Blocks of context in addition to those of its prompt.
+            position: Tokens that it has; of no matter where it does not decode.
+
+        Returns:
+            Blocks of its prompt that it cached: an engine may cache the last of them now.
+        """
+
+    def load(self, request: int, begin: int, end: int) -> None:
+        """A tier brings back blocks ``begin`` to ``end`` of a prompt: take what they need."""
+
+    @abstractmethod
+    def loaded(self, request: int, begin: int, end: int, position: int) -> None:
+        """They are there, and the prompt is computed up to ``position``: cache them."""
+
+    def serve(self, request: int, tokens: int) -> Hit | None:
+        """Compute a prompt alone and free it; returns what it hit, None where it cannot run."""
+        if self.refuses_alone(request, tokens):
+            return None
+        hit = self.begin(request, tokens)
+        for end in self.chunk_ends(self.computed_from(hit.resumed), tokens):
+            self.compute(request, end)
+        self.end(request)
+        return hit

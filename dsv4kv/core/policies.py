@@ -1,0 +1,504 @@
+"""Eviction policies: which run of cached keys goes first.
+
+The cache keeps eviction prefix-closed: only a run that nothing follows and no request holds is
+*offered*, and a policy chooses among those.  A run that stops being so (``ticket`` 0) is not
+chosen until it is offered again.  Sizes are in keys.
+"""
+
+from collections import OrderedDict
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import Protocol
+
+NEVER = 2**62
+_serial = count(1)
+
+
+class Run:
+    """Keys of one tree edge that were cached together and have been used together ever since.
+
+    Attributes:
+        parent: The run before; None for the root and for what has been evicted.
+        children: Runs after this one, by their first keys.
+        keys: Its keys.
+        values: What is cached for them, where the tree holds values.
+        key: What stands for it elsewhere, where its owner keeps that.
+        rows: Rows that hold the chain up to here, newest first, where its owner keeps some.
+        start: Keys before this run.
+        length: Keys in it.
+        pins: Leases that hold the run or one below it.
+        ticket: Number of its valid entry in its policy's order; 0 while it may not be evicted.
+        stamp: Its place in its policy's order, the least first.
+        moment: When it was stored or last used, as its policy counts time.
+        uses: How often it was used, as its policy counts.
+        queue: Which queue of its policy it is in.
+    """
+
+    __slots__ = (
+        "children", "key", "keys", "length", "moment", "parent", "pins", "queue", "rows", "stamp",
+        "start", "ticket", "uses", "values",
+    )  # fmt: skip
+
+    def __init__(self, parent: "Run | None", keys: list[int], start: int, length: int) -> None:
+        self.parent, self.keys, self.start, self.length = parent, keys, start, length
+        self.children: dict[int, Run] = {}
+        self.key: object = None
+        self.values: list[int] = []
+        self.rows: list[tuple[int, int]] = []
+        self.pins = self.ticket = self.moment = self.uses = self.queue = 0
+        self.stamp: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def end(self) -> int:
+        """Keys of a chain up to the end of this run."""
+        return self.start + self.length
+
+
+class Order:
+    """A heap of offered runs, least stamp first; O(log n) amortised.
+
+    A run's ``ticket`` names its one valid entry.  Whoever uses the run sets the ticket to 0, and
+    the entry is dropped when it comes up, or when stale entries are the majority.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[tuple[float, float], int, Run]] = []
+        self._limit = 64
+
+    def push(self, run: Run, stamp: tuple[float, float]) -> None:
+        """Enter a run, or move it."""
+        if len(self._heap) >= self._limit:
+            self._heap = [entry for entry in self._heap if entry[2].ticket == entry[1]]
+            heapify(self._heap)
+            self._limit = 2 * len(self._heap) + 64
+        ticket = run.ticket = next(_serial)
+        heappush(self._heap, (stamp, ticket, run))
+
+    def first(self) -> Run:
+        """The run of least stamp; ``LookupError`` if there is none."""
+        heap = self._heap
+        while heap[0][2].ticket != heap[0][1]:  # IndexError, a LookupError, when it is empty
+            heappop(heap)
+        return heap[0][2]
+
+    def pop(self) -> Run:
+        """Take the run of least stamp out."""
+        run = self.first()
+        heappop(self._heap)
+        run.ticket = 0
+        return run
+
+    def empty(self) -> bool:
+        """Whether no run is offered."""
+        heap = self._heap
+        while heap and heap[0][2].ticket != heap[0][1]:
+            heappop(heap)
+        return not heap
+
+
+class Policy:
+    """Base of all: one order of offered runs, oldest first.
+
+    Attributes:
+        remembers: Whether it knows evicted keys again; ``admit``, ``missed`` and ``dropped``
+            then give the identity of a key together with its history.
+        blockwise: Whether it judges every key as if it were a run of its own, so that nothing
+            depends on how many calls store or evict what one could.
+        now: Grows with every request and every insertion.
+    """
+
+    remembers = False
+    blockwise = False
+
+    def __init__(self, capacity: int) -> None:
+        """``capacity`` of the cache in keys."""
+        self.size = capacity
+        self.now = 0
+        self.order = Order()
+
+    def serve(self, request: int) -> None:
+        """Everything up to the next ``serve`` is done for this request."""
+        self.now += 1
+
+    def missed(self, key: object) -> None:
+        """The request needs a key that is not cached; called before room is made for it."""
+
+    def admit(self, run: Run, key: object) -> None:
+        """A run has been stored; ``key`` is its first."""
+        run.moment = self.now
+
+    def touch(self, run: Run) -> None:
+        """A request uses a run that is cached."""
+
+    def refresh(self, run: Run, moment: int) -> None:
+        """A request releases it, and last stored what follows it at ``moment``; 0: never."""
+
+    def offer(self, run: Run) -> None:
+        """The run may be evicted from now on."""
+        self.order.push(run, (run.moment, 0.0))
+
+    def choose(self) -> Run:
+        """The offered run that loses keys first; ``LookupError`` if there is none."""
+        return self.order.first()
+
+    def limit(self, run: Run) -> int:
+        """How many keys of the chosen run may go before it must be chosen again."""
+        return run.length
+
+    def dropped(self, run: Run, count: int, key: object) -> None:
+        """The chosen run lost its last ``count`` keys, of which ``key`` is the first."""
+
+
+class FIFO(Policy):
+    """What was stored first goes first, however often it is used."""
+
+    blockwise = True
+
+
+class LRU(Policy):
+    """What was used longest ago goes first; of one request's blocks the last."""
+
+    blockwise = True
+
+    def touch(self, run: Run) -> None:
+        """Make it the newest."""
+        run.moment = self.now
+
+    def refresh(self, run: Run, moment: int) -> None:
+        """As new as that, or newer by the use of others."""
+        run.moment = max(run.moment, moment)
+
+
+class LFU(Policy):
+    """What was used least often goes first; among equals, longest ago."""
+
+    blockwise = True
+
+    def admit(self, run: Run, key: object) -> None:
+        """Count the request that stores it."""
+        run.uses = 0
+        self.touch(run)
+
+    def touch(self, run: Run) -> None:
+        """Count one more."""
+        run.uses += 1
+        run.stamp = (run.uses, self.now)
+
+    def offer(self, run: Run) -> None:
+        """By its stamp."""
+        self.order.push(run, run.stamp)
+
+
+class AgedLFU(LFU):
+    """LFU with dynamic ageing: a use counts from the score at which runs are going now.
+
+    So a run of former fame falls behind as the scores of the evicted rise.  Arlitt et al.,
+    "Evaluating content management techniques for Web proxy caches" (2000).
+    """
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self.age = 0.0
+
+    def touch(self, run: Run) -> None:
+        """Count one more, on top of the age."""
+        run.uses += 1
+        run.stamp = (self.age + self.weigh(run), self.now)
+
+    def weigh(self, run: Run) -> float:
+        """What all its uses are worth."""
+        return run.uses
+
+    def dropped(self, run: Run, count: int, key: object) -> None:
+        """Age: what is used from now on scores above what has just gone."""
+        self.age = max(self.age, run.stamp[0])
+
+
+class GDSF(AgedLFU):
+    """Greedy dual, size, frequency: a use is worth the more, the shorter the run.
+
+    Many short prompts that share nothing are kept at the cost of one long one.  Cherkasova,
+    "Improving WWW proxies performance with greedy-dual-size-frequency caching policy" (1998).
+    """
+
+    blockwise = False
+
+    def weigh(self, run: Run) -> float:
+        """Uses for each of its keys."""
+        return run.uses / run.length
+
+
+class SIEVE(Policy):
+    """A hand moves from old to new and spares what was used since it last came by.
+
+    The hand passes a run as a whole.  The queue is two orders by age: what the hand has still to
+    pass, and what is behind it.  So runs that others follow cost the hand no steps.  Zhang et
+    al., "SIEVE is simpler than LRU" (NSDI 2024).
+    """
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self._behind = Order()
+        self._hand = 0
+
+    def admit(self, run: Run, key: object) -> None:
+        """Enter it as the newest, unused."""
+        run.moment, run.uses = self.now, 0
+
+    def touch(self, run: Run) -> None:
+        """Mark it as used; its place stays."""
+        run.uses = 1
+
+    def offer(self, run: Run) -> None:
+        """Before or behind the hand, by its age."""
+        order = self.order if run.moment >= self._hand else self._behind
+        order.push(run, (run.moment, 0.0))
+
+    def choose(self) -> Run:
+        """Move the hand to the first run that was not used."""
+        while True:
+            if self.order.empty():
+                self._start_over()
+            run = self.order.first()
+            self._hand = run.moment
+            if not run.uses:
+                return run
+            self.order.pop()
+            run.uses = 0
+            self._behind.push(run, (run.moment, 0.0))
+
+    def dropped(self, run: Run, count: int, key: object) -> None:
+        """Start over when the newest has gone: what comes next is not to go at once."""
+        if run.parent is None and self.order.empty():
+            self._start_over()
+
+    def _start_over(self) -> None:
+        self.order, self._behind, self._hand = self._behind, self.order, 0
+
+
+class Ghosts:
+    """First keys of evicted pieces, oldest first, with how many keys each piece had.
+
+    A chain that returns goes on where the cached part of it ends, and that is where the last
+    piece of it was cut off: so its first key shows that the piece is known.
+    """
+
+    def __init__(self) -> None:
+        self._sizes: OrderedDict[object, int] = OrderedDict()
+        self.size = 0
+
+    def has(self, key: object) -> bool:
+        """Whether a piece that began with the key is remembered."""
+        return key in self._sizes
+
+    def add(self, key: object, size: int) -> None:
+        """Remember a piece as the newest."""
+        self.take(key)
+        self._sizes[key] = size
+        self.size += size
+
+    def take(self, key: object) -> int:
+        """Forget a piece and return its size; 0 if it is not known."""
+        size = self._sizes.pop(key, 0)
+        self.size -= size
+        return size
+
+    def shrink(self, size: int) -> None:
+        """Forget the oldest pieces until at most ``size`` keys are left."""
+        while self.size > max(size, 0):
+            self.size -= self._sizes.popitem(last=False)[1]
+
+
+_SMALL, _MAIN = 0, 1
+_SMALL_SHARE = 0.1
+_MOST_USES = 3
+_USES_TO_STAY = 2
+
+
+class S3FIFO(Policy):
+    """A small queue on probation, a main queue, and a memory of those that failed.
+
+    Small queue a tenth of the capacity; what was used twice there moves to the main queue, what
+    was not is remembered for as long as the main queue is large and enters that when it returns.
+    Until the cache is full, what the small queue has no room for enters the main queue, as in
+    libCacheSim's S3FIFO.  Yang et al., "FIFO queues are all you need for cache eviction" (SOSP
+    2023).
+    """
+
+    remembers = True
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self._small_capacity = int(capacity * _SMALL_SHARE)
+        self._main_capacity = capacity - self._small_capacity
+        self._was_full = False
+        self._orders = (Order(), Order())
+        self._sizes = [0, 0]
+        self._ghosts = Ghosts()
+
+    def admit(self, run: Run, key: object) -> None:
+        """Enter the small queue, or the main one if it is remembered."""
+        fits = self._was_full or self._sizes[_SMALL] + run.length <= self._small_capacity
+        run.queue = _MAIN if self._ghosts.take(key) or not fits else _SMALL
+        self.now += 1  # runs that moved to make room for it came before it
+        run.moment, run.uses = self.now, 0
+        self._sizes[run.queue] += run.length
+
+    def touch(self, run: Run) -> None:
+        """Count up to three uses."""
+        run.uses = min(run.uses + 1, _MOST_USES)
+
+    def offer(self, run: Run) -> None:
+        """Order by entry into its queue."""
+        self._orders[run.queue].push(run, (run.moment, 0.0))
+
+    def choose(self) -> Run:
+        """From the main queue while it is too large, else from the small one."""
+        small, main = self._orders
+        self._was_full = True
+        while True:
+            over = self._sizes[_MAIN] > self._main_capacity
+            if (over and not main.empty()) or small.empty():
+                run = main.first()
+                if not run.uses:
+                    return run
+                run.uses -= 1
+            else:
+                run = small.first()
+                if run.uses < _USES_TO_STAY:
+                    return run
+                small.pop()
+                run.uses = 0
+                run.queue = _MAIN
+                self._sizes[_SMALL] -= run.length
+                self._sizes[_MAIN] += run.length
+            self.now += 1
+            run.moment = self.now
+            self.offer(run)
+
+    def dropped(self, run: Run, count: int, key: object) -> None:
+        """Remember what failed in the small queue."""
+        self._sizes[run.queue] -= count
+        if run.queue == _SMALL:
+            self._ghosts.add(key, count)
+            self._ghosts.shrink(self._main_capacity)
+
+
+_ONCE, _OFTEN = 0, 1
+
+
+class ARC(Policy):
+    """Recency and frequency share the cache, and the evicted show which of them needs more.
+
+    ``target`` is how many keys used once are to be kept; a miss on one that was evicted from
+    either side moves it.  The memory of both sides is as large as the cache.  Megiddo and Modha,
+    "ARC: a self-tuning, low overhead replacement cache" (FAST 2003).
+    """
+
+    remembers = True
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self.target = 0.0
+        self._orders = (Order(), Order())
+        self._sizes = [0, 0]
+        self._ghosts = (Ghosts(), Ghosts())
+        self._wanted: object = None
+
+    def missed(self, key: object) -> None:
+        """Give more room to the side that the key was evicted from."""
+        once, often = self._ghosts
+        self._wanted = key
+        if once.has(key):
+            self.target = min(self.target + max(1.0, often.size / once.size), float(self.size))
+        elif often.has(key):
+            self.target = max(self.target - max(1.0, once.size / often.size), 0.0)
+
+    def admit(self, run: Run, key: object) -> None:
+        """Enter as used once, or as used often if it is remembered."""
+        known = self._ghosts[_ONCE].take(key) + self._ghosts[_OFTEN].take(key)
+        run.queue = _OFTEN if known else _ONCE
+        run.moment = self.now
+        self._sizes[run.queue] += run.length
+
+    def touch(self, run: Run) -> None:
+        """Enter the often used as the newest."""
+        self._sizes[run.queue] -= run.length
+        run.queue = _OFTEN
+        self._sizes[_OFTEN] += run.length
+        run.moment = self.now
+
+    def offer(self, run: Run) -> None:
+        """Order by recency in its queue."""
+        self._orders[run.queue].push(run, (run.moment, 0.0))
+
+    def choose(self) -> Run:
+        """From the side that is above its target, as far as it may go."""
+        once, often = self._orders
+        size = self._sizes[_ONCE]
+        returns = size == self.target and self._ghosts[_OFTEN].has(self._wanted)
+        if not once.empty() and (size > self.target or (returns and size) or often.empty()):
+            return once.first()
+        return often.first()
+
+    def dropped(self, run: Run, count: int, key: object) -> None:
+        """Remember on which side it was; both memories are bounded."""
+        self._sizes[run.queue] -= count
+        self._ghosts[run.queue].add(key, count)
+        once, often = self._ghosts
+        once.shrink(self.size - self._sizes[_ONCE])
+        often.shrink(2 * self.size - sum(self._sizes) - once.size)
+
+
+class Schedule(Protocol):
+    """The chained keys of every request to come."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, request: int, /) -> list[int]: ...
+
+
+class Belady(Policy):
+    """With the whole trace known, what is needed last goes first: the offline bound.
+
+    Requests must be pinned in the order of the schedule, each until its blocks are stored.  A
+    run's last block is never needed before its first: so a run loses its end as far as that is
+    needed at one time, and is judged again.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        """``schedule`` is the chained keys of every request, in order."""
+        super().__init__(0)
+        self._keys = schedule
+        self._uses: list[list[int]] = []  # when each of their keys is used next
+        next_use: dict[int, int] = {}
+        for request in range(len(schedule) - 1, -1, -1):
+            keys = schedule[request]
+            self._uses.append([next_use.get(key, NEVER) for key in keys])
+            for key in keys:
+                next_use[key] = request
+        self._uses.reverse()
+        self._needed: dict[int, int] = {}
+
+    def serve(self, request: int) -> None:
+        """Know when each block of the request is needed next; beyond the schedule: never."""
+        super().serve(request)
+        if request < len(self._keys):
+            self._needed.update(zip(self._keys[request], self._uses[request], strict=True))
+
+    def offer(self, run: Run) -> None:
+        """Order by the next use of the last block, the farthest first."""
+        needed = self._needed.get(run.keys[run.length - 1], NEVER)
+        self.order.push(run, (-float(needed), 0.0))
+
+    def limit(self, run: Run) -> int:
+        """Blocks at its end that are next needed when the last one is."""
+        first = run.length - 1
+        needed = self._needed.get(run.keys[first], NEVER)
+        while first and self._needed.get(run.keys[first - 1], NEVER) == needed:
+            first -= 1
+        return run.length - first
+
+    def dropped(self, run: Run, count: int, key: object) -> None:
+        """Judge what is left of the run again."""
+        if run.parent is not None:
+            self.offer(run)

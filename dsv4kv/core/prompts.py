@@ -1,0 +1,456 @@
+"""What requests find of their prompts, where they resume, and what they leave cached."""
+
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from dsv4kv.core.cache import Cache, EngineCache
+from dsv4kv.core.hashed import HashedCache
+from dsv4kv.core.losses import ReuseTally
+from dsv4kv.core.radix import SglangCache
+from dsv4kv.core.served import Hit, Served
+from dsv4kv.core.strategy import Strategy
+from dsv4kv.core.tree import PrefixTree
+from dsv4kv.errors import OutOfBlocks
+
+
+class Below(Protocol):
+    """Tiers below the GPU, as a cache of prompts on it sees them; blocks are shared blocks."""
+
+    @property
+    def fetches(self) -> bool:
+        """Whether ``fetch`` is to be called for requests that wait."""
+
+    def fetch(self, served: Served, found: int, usable: int) -> None:
+        """A request has come; the GPU holds ``found`` of ``usable`` blocks."""
+
+    def restore(self, served: Served, hit: Hit, usable: int) -> Hit:
+        """A request begins: what it has with what comes back, at ``served.ready_s``."""
+
+    def offer(self, served: Served, blocks: int, tails: Sequence[int]) -> None:
+        """Leading blocks of a prompt are cached, and windows and states behind some of them."""
+
+    def forget(self, blocks: Sequence[int], tails: Sequence[int]) -> None:
+        """Shared blocks were evicted, and windows and states behind some."""
+
+
+Places = Callable[[Served, int, int], Sequence[int]]
+"""Blocks behind which a request has left tails, of those cached between two counts of them."""
+
+
+class Prompts(ABC):
+    """See the module.
+
+    Attributes:
+        cache: The blocks.
+        tally: What was found, and why not more.
+        below: Tiers below the GPU; None where there are none.
+        restored: How often a request resumed after a window and a state that were kept.
+        kept_bytes: Windows and states written so far.
+        stepped: The cache, where decoding requests take blocks from it one after the other.
+    """
+
+    def __init__(self, cache: Cache, tally: ReuseTally, below: Below | None) -> None:
+        self.cache, self.tally, self.below = cache, tally, below
+        self.restored = self.kept_bytes = 0
+        self.stepped: HashedCache | None = None
+        self._tokens = tally.shared_tokens
+
+    def refuses(self, served: Served) -> str:
+        """Why a request can never be served, other than its context; empty if it can."""
+        return ""
+
+    @abstractmethod
+    def look_up(self, served: Served) -> int:
+        """Shared blocks of a request's prompt that are cached; nothing changes."""
+
+    def usable(self, served: Served) -> int:
+        """Shared blocks of a prompt that a hit may cover."""
+        covered = max(0, served.prompt_tokens - self.tally.uncovered_tokens)
+        return min(len(served.keys), covered // self._tokens)
+
+    def arrive(self, served: Served) -> None:
+        """A request waits from now on."""
+        if self.below is not None and self.below.fetches:
+            self.below.fetch(served, self.look_up(served), self.usable(served))
+
+    @abstractmethod
+    def fits(
+        self, served: Served, found: int, needed: int, promised: int, step_tokens: int
+    ) -> bool:
+        """Whether a prompt can begin.
+
+        Args:
+            served: The request.
+            found: Shared blocks of it that are cached.
+            needed: Blocks of all of it.
+            promised: Blocks that are others'.
+            step_tokens: Of it that the next step can compute.
+        """
+
+    @abstractmethod
+    def begin(self, served: Served, needed: int) -> int:
+        """Resume a request that needs so many blocks; returns the bytes moved for it."""
+
+    @abstractmethod
+    def commit(self, served: Served) -> int:
+        """Store what a request has computed; returns the bytes moved for it."""
+
+    def answered(self, served: Served) -> None:  # noqa: B027
+        """The step that ended a prompt is over, and the request decodes from now on."""
+
+    def decoded(self, due: Sequence[Served]) -> None:  # noqa: B027
+        """Requests that need or free something have taken a step."""
+
+    def next_event(self, served: Served, due: int) -> int:
+        """Tokens at which a decoding request next needs or frees something; blocks at ``due``."""
+        return due
+
+    @abstractmethod
+    def end(self, served: Served) -> None:
+        """Free everything that a request holds."""
+
+
+class EnginePrompts(Prompts):
+    """By an engine's rule: windows stay where they were computed, so nothing is moved."""
+
+    def __init__(
+        self,
+        cache: EngineCache,
+        tally: ReuseTally,
+        below: Below | None = None,
+        places: Places | None = None,
+        *,
+        windows: bool,
+    ) -> None:
+        """``windows``: whether a hit needs them.  Tails at ``places`` are offered to tiers."""
+        super().__init__(cache, tally, below)
+        self._cache, self._windows, self._places = cache, windows, places
+        if isinstance(cache, HashedCache):
+            self.stepped = cache
+        elif isinstance(cache, SglangCache) and below is not None:
+            cache.watch(below.forget)  # others never write what they evict
+        self._back: dict[int, tuple[int, int]] = {}  # blocks that a tier brings back
+
+    def refuses(self, served: Served) -> str:
+        """Why a request can never be served, other than its context; empty if it can."""
+        return self._cache.refuses(served.total_tokens)
+
+    def look_up(self, served: Served) -> int:
+        """Blocks of a request's prompt that are cached; nothing changes."""
+        return self._cache.peek(served.number, served.prompt_tokens)
+
+    def fits(
+        self, served: Served, found: int, needed: int, promised: int, step_tokens: int
+    ) -> bool:
+        """Whether a prompt can begin, with the windows and states it needs."""
+        return self._cache.fits(served.number, served.prompt_tokens, promised, step_tokens)
+
+    def begin(self, served: Served, needed: int) -> int:
+        """Resume a request after its hit."""
+        cache, own = self._cache, self._cache.begin(served.number, served.prompt_tokens)
+        hit = own
+        if self.below is not None:
+            hit = self.below.restore(served, own, self.usable(served))
+        served.found, served.committed = hit.found, own.resumed
+        if hit.resumed > own.resumed:
+            self._back[served.number] = own.resumed, hit.resumed
+            cache.load(served.number, own.resumed, hit.resumed)
+        served.position = cache.computed_from(hit.resumed)
+        served.blocks = self._blocks(served.prompt_tokens)
+        if served.admitted_s is None:
+            self.tally.count(served, hit)
+        self.restored += self._windows and own.resumed > 0
+        return 0
+
+    def commit(self, served: Served) -> int:
+        """Store what a request has computed."""
+        before = served.committed
+        if self._back and served.number in self._back:
+            begin, before = self._back.pop(served.number)
+            self._cache.loaded(served.number, begin, before, served.position)
+        served.committed = self._cache.compute(served.number, served.position)
+        self._offer(served, before)
+        return 0
+
+    def answered(self, served: Served) -> None:
+        """What was only for the prompt is freed."""
+        self._cache.decode(served.number)
+        if self.stepped is not None:
+            served.held = self.stepped.held(served.number)
+
+    def decoded(self, due: Sequence[Served]) -> None:
+        """Generated tokens have windows, too."""
+        self._cache.decoded(due)
+
+    def next_event(self, served: Served, due: int) -> int:
+        """When it needs or frees a block of any kind."""
+        return self._cache.next_event(served, due)
+
+    def end(self, served: Served) -> None:
+        """Free everything that a request holds."""
+        decoded, before = served.blocks - self._blocks(served.prompt_tokens), served.committed
+        served.committed = self._cache.end(served.number, decoded, served.position)
+        self._offer(served, before)
+        self._back.pop(served.number, None)
+        served.blocks = served.committed = served.found = 0
+        served.held = None
+
+    def _offer(self, served: Served, before: int) -> None:
+        """Blocks are cached: remember it, and let tiers have them."""
+        count = served.committed
+        self.tally.store(served, count)
+        if self.below is not None:
+            tails = self._places(served, before, count) if self._places is not None else ()
+            self.below.offer(served, count, tails)
+
+    def _blocks(self, tokens: int) -> int:
+        return -(-tokens // self._tokens)
+
+
+_BATCHES = 1024
+
+
+class IdealCache(Cache):
+    """Shared blocks that a policy evicts, and checkpoints of windows and states behind some.
+
+    Shared blocks are one or more blocks each: the grid on which prompts can be compared at all.
+    Nothing can resume behind a checkpoint whose block is gone: it goes, too.
+
+    Attributes:
+        tree: Shared blocks that are cached; None where nothing is reused.
+        below: Is told what is evicted.
+    """
+
+    def __init__(
+        self, total: int, per_shared: int, tree: PrefixTree | None, checkpoints: int | None
+    ) -> None:
+        """``checkpoints``: their number at most; None is without limit."""
+        super().__init__(total, per_shared)
+        self.tree = tree
+        self.below: Below | None = None
+        self._private = self._evicted = self._freed = 0
+        self._batch = max(1, total // per_shared // _BATCHES)
+        self._capacity = checkpoints
+        self._kept: OrderedDict[int, None] = OrderedDict()  # keys of blocks before checkpoints
+        self._ever: set[int] = set()
+
+    @property
+    def private(self) -> int:
+        """Blocks that one request holds for itself."""
+        return self._private
+
+    @property
+    def shared(self) -> int:
+        """Blocks of the tree that requests are using."""
+        return self.tree.pinned * self.per_shared if self.tree is not None else 0
+
+    @property
+    def cached(self) -> int:
+        """Blocks that only the tree holds: they may be evicted."""
+        return self.tree.evictable * self.per_shared if self.tree is not None else 0
+
+    @property
+    def available(self) -> int:
+        """Blocks that can be had: free, or to be evicted."""
+        return self.total - self._private - self.shared
+
+    @property
+    def evicted(self) -> int:
+        """Shared blocks evicted so far."""
+        return self._evicted
+
+    @property
+    def freed(self) -> int:
+        """Grows whenever more may have become available."""
+        return self._freed
+
+    @property
+    def windows(self) -> int:
+        """Checkpoints that are kept."""
+        return len(self._kept)
+
+    def take(self, blocks: int) -> None:
+        """Give a request blocks of its own; raises ``OutOfBlocks`` and changes nothing."""
+        available = self.available
+        if blocks > available:
+            raise OutOfBlocks(f"{blocks} blocks are needed and {available} can be had.")
+        while (missing := blocks - (available - self.cached)) > 0:
+            self._evict(missing)
+        self._private += blocks
+
+    def give(self, blocks: int) -> None:
+        """Take private blocks back, or let the tree have them."""
+        self._private -= blocks
+        self._freed += 1
+
+    def _evict(self, missing: int) -> None:
+        """Evict a batch, or all that it takes where that comes to the same."""
+        tree = self.tree
+        assert tree is not None
+        batches = -(-missing // (self._batch * self.per_shared)) if tree.blockwise else 1
+        gone = tree.evict(min(batches * self._batch, tree.evictable))
+        self._evicted += len(gone)
+        kept, tails = self._kept, [key for key in gone if key in self._kept]
+        for key in tails:
+            del kept[key]
+        self.orphaned += len(tails)
+        if self.below is not None:
+            self.below.forget(gone, tails)
+
+    def last_kept(self, keys: list[int], count: int) -> int:
+        """Of so many leading keys those up to the last that has a checkpoint behind it."""
+        kept = self._kept
+        while count and keys[count - 1] not in kept:
+            count -= 1
+        return count
+
+    def last_written(self, keys: list[int], count: int, stop: int) -> int:
+        """The same, beyond ``stop``, of checkpoints that were ever written."""
+        ever = self._ever
+        while count > stop and keys[count - 1] not in ever:
+            count -= 1
+        return count
+
+    def use(self, key: int) -> None:
+        """Make a checkpoint the newest."""
+        self._kept.move_to_end(key)
+
+    def write(self, key: int) -> bool:
+        """Keep a checkpoint; returns whether it had to be copied."""
+        kept = self._kept
+        if key in kept:
+            kept.move_to_end(key)
+            return False
+        if self._capacity is not None and len(kept) >= self._capacity:
+            if not self._capacity:
+                return False
+            gone, _ = kept.popitem(last=False)
+            self.dropped += 1
+            if self.below is not None:
+                self.below.forget((), (gone,))
+        kept[key] = None
+        self._ever.add(key)
+        self.written += 1
+        return True
+
+
+class IdealPrompts(Prompts):
+    """By no engine's rule: any policy of eviction, any strategy for windows and states."""
+
+    def __init__(
+        self,
+        cache: IdealCache,
+        tally: ReuseTally,
+        below: Below | None,
+        strategy: Strategy,
+        checkpoint_bytes: int,
+        beside_bytes: int,
+    ) -> None:
+        """``beside_bytes``: windows and state that are kept with a shared block, where all are."""
+        super().__init__(cache, tally, below)
+        cache.below = below
+        self._cache, self._tree, self._strategy = cache, cache.tree, strategy
+        self._checkpoint_bytes, self._beside_bytes = checkpoint_bytes, beside_bytes
+        self._leaves_checkpoints = strategy.kind not in ("full", "zero")
+
+    def usable(self, served: Served) -> int:
+        """Shared blocks of a prompt that a hit may cover."""
+        return super().usable(served) if self._tree is not None else 0
+
+    def look_up(self, served: Served) -> int:
+        """Shared blocks of a request's prompt that are cached; nothing changes."""
+        if self._tree is None:
+            return 0
+        return self._tree.match_length(served.keys[: self.usable(served)])
+
+    def fits(
+        self, served: Served, found: int, needed: int, promised: int, step_tokens: int
+    ) -> bool:
+        """Whether blocks for a whole prompt can be had in addition to those found, which stay."""
+        kept = found * self._cache.per_shared
+        return needed - kept + promised <= self._cache.available - kept
+
+    def begin(self, served: Served, needed: int) -> int:
+        """Pin what is cached of a request's prompt and resume it after that."""
+        first, cache, strategy = served.admitted_s is None, self._cache, self._strategy
+        hit, resumed = Hit(0, 0, 0), 0
+        if self._tree is not None:
+            keys, usable = served.keys, self.usable(served)
+            lease = self._tree.pin(keys[:usable])
+            served.lease, found = lease, lease.length
+            served.found = served.committed = resumed = found
+            if self._leaves_checkpoints:
+                resumed = cache.last_kept(keys, found)
+                if resumed:
+                    cache.use(keys[resumed - 1])
+            marked = cache.last_written(keys, found, resumed) if first else resumed
+            hit = Hit(resumed, found, marked)
+            if self.below is not None:
+                hit = self.below.restore(served, hit, usable)
+            if self._leaves_checkpoints:
+                self._plan_checkpoints(served, hit, hit.resumed > resumed)
+        served.position = hit.resumed * self._tokens
+        if strategy.kind == "zero":
+            served.position = strategy.resume_tokens(served.position, ())
+        if first:
+            self.tally.count(served, hit)
+        served.blocks = max(needed, served.found * cache.per_shared)
+        cache.take(served.blocks - served.found * cache.per_shared)
+        if strategy.kind == "zero" or not resumed or hit.resumed > resumed:
+            return 0
+        self.restored += 1
+        return 2 * self._checkpoint_bytes  # read and written
+
+    def commit(self, served: Served) -> int:
+        """Store what a request has computed; returns the bytes moved to keep window and state."""
+        tree, lease = self._tree, served.lease
+        if tree is None or lease is None:
+            return 0
+        whole = min(served.position // self._tokens, len(served.keys))
+        if whole > served.committed:
+            new = served.keys[served.committed : whole]
+            tree.extend(lease, new, [])
+            self.tally.store(served, whole)
+            # blocks that another request has stored since are shared, ours are freed
+            self._cache.give(len(new) * self._cache.per_shared)
+            served.committed = whole
+            if self._strategy.kind == "full":
+                if self.below is not None:
+                    self.below.offer(served, whole, ())
+                self.kept_bytes += len(new) * self._beside_bytes
+                return len(new) * self._beside_bytes
+        return self._leave_checkpoints(served, whole)
+
+    def end(self, served: Served) -> None:
+        """Free everything that a request holds."""
+        private = served.blocks - served.committed * self._cache.per_shared
+        if served.lease is not None and self._tree is not None:
+            self._tree.release(served.lease)
+        served.lease = None
+        self._cache.give(private)
+        served.blocks = served.committed = served.found = 0
+        served.marks = []
+
+    def _plan_checkpoints(self, served: Served, hit: Hit, restored: bool) -> None:
+        """Where a request will leave checkpoints; also what a tier brings back is kept."""
+        size, periodic = self._tokens, self._strategy.kind == "periodic"
+        places = self._strategy.places_to_keep(
+            hit.resumed * size,
+            (hit.resumed if periodic else hit.found) * size,
+            min(len(served.keys), served.prompt_tokens // size) * size,
+        )
+        served.marks = [place // size for place in reversed(places)]
+        if restored:
+            served.marks.append(hit.resumed)
+
+    def _leave_checkpoints(self, served: Served, whole: int) -> int:
+        copied, places, marks = 0, list[int](), served.marks
+        while marks and marks[-1] <= whole:
+            places.append(marks.pop())
+            copied += self._cache.write(served.keys[places[-1] - 1])
+        if self.below is not None:
+            self.below.offer(served, whole, places)
+        self.kept_bytes += copied * self._checkpoint_bytes
+        return 2 * copied * self._checkpoint_bytes  # read and written

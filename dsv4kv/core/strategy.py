@@ -1,0 +1,75 @@
+"""Where windows and compressor states are kept next to cached blocks, and where a hit resumes.
+
+A block of compressed entries is of no use for going on alone: the next token also needs the last
+window of entries and the pending compressor state.  Source: arXiv:2606.19348 §3.5.2 (full,
+periodic, zero); the bounded replay of DeepSeek-V4.1; checkpoints at the ends of prompts and where
+prompts part are policies of this toolkit.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """One way to keep windows and states.
+
+    Attributes:
+        name: As users write it.
+        kind: ``full`` keeps every window entry; ``periodic`` a checkpoint at every multiple of
+            ``period_tokens``; ``zero`` none; ``ends`` one at the end of every prompt;
+            ``ends+junctions`` also one where an earlier prompt ran out of checkpoints.
+        window_tokens: Window tokens of a checkpoint.
+        period_tokens: For ``periodic``.
+        replay_tokens: For ``zero``: tokens before the end of a hit that are computed again.
+    """
+
+    name: str
+    kind: str
+    window_tokens: int = 128
+    period_tokens: int = 0
+    replay_tokens: int = 0
+
+    @property
+    def keeps_marks(self) -> bool:
+        """Whether it depends on earlier requests where a hit can resume."""
+        return self.kind in ("ends", "ends+junctions")
+
+    def resume_tokens(self, found_tokens: int, held: Sequence[int]) -> int:
+        """Where computing can go on.
+
+        Args:
+            found_tokens: Whole cached blocks of the prompt, in tokens.
+            held: Positions of checkpoints that are there on the prompt's path, rising.
+
+        Returns:
+            Tokens that need not be computed; for ``zero`` net of those computed again.
+        """
+        if self.kind == "full":
+            return found_tokens
+        if self.kind == "periodic":
+            return found_tokens // self.period_tokens * self.period_tokens
+        if self.kind == "zero":
+            return max(0, found_tokens - self.replay_tokens)
+        return max([place for place in held if place <= found_tokens], default=0)
+
+    def places_to_keep(
+        self, resumed_tokens: int, found_tokens: int, prompt_tokens: int
+    ) -> list[int]:
+        """Positions at which a prompt leaves checkpoints while it is computed, rising.
+
+        Args:
+            resumed_tokens: Where computing began.
+            found_tokens: Whole cached blocks that it found.
+            prompt_tokens: Its length, already cut to where a later prompt can part from it.
+        """
+        if self.kind == "periodic":
+            period = self.period_tokens
+            first = (found_tokens // period + 1) * period
+            return list(range(first, prompt_tokens + 1, period))
+        if not self.keeps_marks:
+            return []
+        ends = [prompt_tokens]
+        if self.kind == "ends+junctions" and resumed_tokens < found_tokens != prompt_tokens:
+            ends = sorted([found_tokens, prompt_tokens])
+        return [place for place in ends if place > resumed_tokens]

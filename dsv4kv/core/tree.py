@@ -1,0 +1,375 @@
+"""A prefix cache: chains of keys as a tree of runs, evicted children before parents.
+
+A request's life: ``pin`` the longest cached prefix of its keys, ``evict`` what is missing to
+compute the rest, ``extend`` the lease by keys and values once they are computed (chunk by chunk),
+``release``.  The tree never talks to an allocator: values it takes over and values it gives up
+are returned, and its owner counts references.
+
+Whatever uses only a part of a run splits it first.  So all its blocks share one history, and a
+policy judges the run as it would judge each of its blocks.
+"""
+
+from collections.abc import Iterable
+
+from dsv4kv.core.policies import Policy, Run
+from dsv4kv.errors import ConfigError, NotOwner, OutOfBlocks
+
+
+class Lease:
+    """A match that stays cached until it is released.
+
+    Attributes:
+        length: Keys held; grows as the lease is extended.
+        values: What the tree held for the prefix when it was pinned.
+        request: Number of the ``pin`` it came from, from 0.
+        run: The deepest run it holds; None once it is released.
+        moment: When it was extended last, as its policy counts time.
+    """
+
+    def __init__(self, length: int, values: list[int], request: int, run: Run) -> None:
+        self.length, self.values, self.request = length, values, request
+        self.run: Run | None = run
+        self.moment = 0
+
+
+class PrefixTree:
+    """Chains of keys and what is cached for them.
+
+    Every value is a block of ``block_keys`` keys; the last value of a prefix may be a block that
+    more keys would fill.  Where chains part inside a block, the runs after it hold blocks that
+    begin before them: the block of the run above, or a copy of its first keys.
+
+    Attributes:
+        root: The run of no keys.
+        held: Values held now; keys, where there are no values.
+        pinned: Of which leases hold.
+        cached: Keys held now.
+        runs: Runs in the tree.
+    """
+
+    def __init__(self, policy: Policy, block_keys: int = 0, *, chained: bool = True) -> None:
+        """An empty tree.
+
+        Args:
+            policy: What goes first; an object for this tree alone.
+            block_keys: Keys of a block; 0: keys have no values, and are given up themselves.
+            chained: Whether a key stands for its history, too.
+        """
+        self.root = Run(None, [], 0, 0)
+        self.held = self.pinned = self.cached = self.runs = 0
+        self._policy, self._size, self._chained = policy, block_keys, chained
+        self._requests = 0
+
+    @property
+    def evictable(self) -> int:
+        """Values that may be evicted."""
+        return self.held - self.pinned
+
+    @property
+    def blockwise(self) -> bool:
+        """Whether nothing depends on how many calls store or evict what one could."""
+        return self._policy.blockwise
+
+    def match_length(self, keys: list[int], after: Lease | None = None) -> int:
+        """Keys of the longest cached prefix, behind those of a lease; changes nothing."""
+        above = after.run if after is not None and after.run is not None else self.root
+        run, inside = self._walk(above, keys)
+        return run.start + inside - above.end
+
+    def pin(self, keys: list[int]) -> Lease:
+        """Use the longest cached prefix: it is kept until the lease is released."""
+        run, inside = self._walk(self.root, keys)
+        run = self._part(run, inside)
+        length, request = run.end, self._requests
+        path = self._use(run)
+        self._hold(path)
+        if length < len(keys):
+            self._miss(keys, length)
+        return Lease(length, self._join(path, length), request, run)
+
+    def insert(self, keys: list[int], values: list[int]) -> list[int]:
+        """Store a chain, which counts as one more use of it; returns the values taken over.
+
+        Args:
+            keys: The chain from its first key on.
+            values: Of the whole chain, or of its last keys from a cached one on.
+        """
+        run, skip = self._enter(self.root, keys, values)
+        self._use(run)
+        run, taken = self.store(run, keys[skip:], values)
+        self._offer(run)
+        return taken
+
+    def extend(self, lease: Lease, keys: list[int], values: list[int]) -> list[int]:
+        """Store what follows what a lease holds, and hold that, too; returns values taken over.
+
+        Args:
+            lease: What the request holds: its first ``lease.length`` keys.
+            keys: Those that follow.
+            values: Of these keys, or of their last from a cached one on.
+
+        Raises:
+            ConfigError: The values begin after the cached prefix or are too many.
+            NotOwner: The lease has been released.
+        """
+        above = lease.run
+        if above is None:
+            raise NotOwner("the lease has been released: pin the chain again.")
+        run, skip = self._enter(above, keys, values)
+        self._policy.serve(lease.request)
+        lease.moment = self._policy.now
+        run, taken = self.store(run, keys[skip:], values)
+        self._hold(path_to(run, above))
+        lease.run, lease.length = run, run.end
+        return taken
+
+    def release(self, lease: Lease) -> None:
+        """End a lease; ``NotOwner`` if it has ended before."""
+        run = lease.run
+        if run is None:
+            raise NotOwner("the lease has been released before. Nothing was changed.")
+        lease.run = None
+        self._let_go(path_to(run), lease.moment)
+
+    def evict(self, count: int) -> list[int]:
+        """Evict so many values, children before parents; they are returned.
+
+        Raises:
+            OutOfBlocks: Fewer may be evicted; nothing changes.
+        """
+        if not 0 <= count <= self.evictable:
+            raise OutOfBlocks(
+                f"{count} are to be evicted and {self.evictable} of {self.held} cached may be: "
+                "release a request first. Nothing was changed."
+            )
+        gone, last = list[int](), self.held - count
+        while self.held > last:
+            gone += self._evict_from(self._policy.choose(), self.held - last)
+        return gone
+
+    def serve(self, paths: Iterable[list[int]], capacity: int) -> list[int]:
+        """Serve chains one after the other, in room for so many keys; returns what each hits."""
+        found = list[int]()
+        for path in paths:
+            lease = self.pin(path)
+            known = lease.length
+            missing = self.held + len(path) - known - capacity
+            if missing > 0:
+                self.evict(missing)
+            self.extend(lease, path[known:], [])
+            self.release(lease)
+            found.append(known)
+        return found
+
+    def store(self, above: Run, keys: list[int], values: list[int]) -> tuple[Run, list[int]]:
+        """Append what is new of a chain to the run that it leads to; ``values`` end with it."""
+        if not keys:
+            return above, []
+        above.ticket = 0
+        run = Run(above, keys, above.end, len(keys))
+        if self._size:
+            run.values = values[len(values) - self._blocks(run.start, run.end) :]
+        above.children[keys[0]] = run
+        self.runs += 1
+        self.cached += run.length
+        self.held += self.count(run)
+        self._policy.admit(run, self._identity(run, 0))
+        return run, self._owned(run, run.start)
+
+    def count(self, run: Run) -> int:
+        """What evicting a run frees: its blocks less one that a run above holds, too; or keys."""
+        return len(run.values) - self._shares(run) if self._size else run.length
+
+    # ---- runs -----------------------------------------------------------------------------------
+
+    def _walk(self, above: Run, keys: list[int]) -> tuple[Run, int]:
+        """Follow a chain after a run: the last run that it enters, and keys shared there."""
+        run, at, count = above, 0, len(keys)
+        while at < count:
+            child = run.children.get(keys[at])
+            if child is None:
+                break
+            run, end = child, at + child.length
+            if end > count or not self._alike(child, keys, at, end):
+                return child, self._common(child, keys, at)
+            at = end
+        return run, run.length
+
+    def _alike(self, run: Run, keys: list[int], begin: int, end: int) -> bool:
+        """Whether a whole run equals keys ``begin`` to ``end``."""
+        if self._chained:
+            return keys[end - 1] == run.keys[run.length - 1]
+        return keys[begin:end] == run.keys[: run.length]
+
+    def _common(self, run: Run, keys: list[int], at: int) -> int:
+        """Keys that a run, entered at ``at``, shares with a chain that leaves it."""
+        low, high, mine = 1, min(run.length, len(keys) - at), run.keys
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._chained:
+                alike = keys[at + middle - 1] == mine[middle - 1]
+            else:
+                alike = keys[at + low : at + middle] == mine[low:middle]
+            if alike:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def _part(self, run: Run, inside: int) -> Run:
+        """The run that ends after the first ``inside`` keys of a run; splits it."""
+        if inside == run.length:
+            return run
+        above, at, keys = run.parent, run.start + inside, run.keys
+        assert above is not None
+        upper = Run(above, keys[:inside], run.start, inside)
+        above.children[keys[0]] = upper
+        upper.children[keys[inside]] = run
+        upper.pins, upper.stamp, upper.moment = run.pins, run.stamp, run.moment
+        upper.uses, upper.queue, upper.rows = run.uses, run.queue, run.rows[:]
+        if self._size:
+            first = run.start // self._size
+            upper.values = run.values[: -(-at // self._size) - first]
+            run.values = run.values[at // self._size - first :]
+        run.parent, run.keys, run.start, run.length = upper, keys[inside:], at, run.length - inside
+        self.runs += 1
+        return upper
+
+    def _enter(self, above: Run, keys: list[int], values: list[int]) -> tuple[Run, int]:
+        """Follow a chain after a run; returns where it leads, and how many keys are cached."""
+        run, inside = self._walk(above, keys)
+        present, total = run.start + inside, above.end + len(keys)
+        if self._size:
+            first = max(-(-total // self._size) - len(values), -1) * self._size
+            if not 0 <= first <= present:
+                raise ConfigError(
+                    f"{len(values)} values for a chain of {total} keys begin at key {first}, and "
+                    f"{present} are cached: give the values of all that is not. Nothing was "
+                    "changed."
+                )
+        return self._part(run, inside), present - above.end
+
+    def _evict_from(self, run: Run, count: int) -> list[int]:
+        """Evict at most ``count`` values from the end of one run."""
+        size, owned = self._size, self.count(run)
+        if not size:
+            at = run.end - count
+        elif count >= owned:
+            at = run.start
+        else:
+            at = (-(-run.end // size) - count) * size
+        at = max(at, run.start, run.end - self._policy.limit(run))
+        dropped, key, inside = run.end - at, self._identity(run, at - run.start), at - run.start
+        gone = self._owned(run, at)
+        if inside:
+            run.length = inside
+            del run.keys[inside:]
+            if size:
+                del run.values[-(-at // size) - run.start // size :]
+            self.held -= owned - self.count(run)
+        else:
+            above = run.parent
+            assert above is not None
+            del above.children[run.keys[0]]
+            run.parent, run.ticket = None, 0
+            self.runs -= 1
+            self.held -= owned
+            self._offer(above)
+        self.cached -= dropped
+        self._policy.dropped(run, dropped, key)
+        return gone
+
+    # ---- blocks ---------------------------------------------------------------------------------
+
+    def _blocks(self, begin: int, end: int) -> int:
+        """Blocks that hold keys from ``begin`` to ``end``, partial ones included."""
+        return -(-end // self._size) - begin // self._size
+
+    def _owned(self, run: Run, at: int) -> list[int]:
+        """Values that go when the keys from ``at`` on do."""
+        if not self._size:
+            return run.keys[at - run.start : run.length]
+        if at > run.start:
+            return run.values[at // self._size - run.start // self._size :]
+        return run.values[self._shares(run) :]
+
+    def _shares(self, run: Run) -> int:
+        """1 where the block that a run begins in is held by one of those above that end in it."""
+        if self._size == 1 or not run.values:
+            return 0
+        above, begin = run.parent, run.start - run.start % self._size
+        while above is not None and above.end > begin and above.values:
+            if above.values[-1] == run.values[0]:
+                return 1
+            above = above.parent
+        return 0
+
+    def _join(self, path: list[Run], length: int) -> list[int]:
+        """Values of the first ``length`` keys; below a fork inside a block, the copy counts."""
+        values = list[int]()
+        if self._size:
+            for run in path:
+                del values[run.start // self._size :]
+                values += run.values
+            del values[-(-length // self._size) :]
+        return values
+
+    # ---- the policy -----------------------------------------------------------------------------
+
+    def _use(self, run: Run) -> list[Run]:
+        """One more request uses a chain; returns the chain's runs."""
+        self._policy.serve(self._requests)
+        self._requests += 1
+        path = path_to(run)
+        for each in path:
+            self._policy.touch(each)
+        return path
+
+    def _hold(self, path: list[Run]) -> None:
+        """Keep runs from being evicted."""
+        for run in path:
+            if not run.pins:
+                self.pinned += self.count(run)
+                run.ticket = 0
+            run.pins += 1
+
+    def _let_go(self, path: list[Run], moment: int) -> None:
+        """Undo ``_hold``; the request that held the runs last used them at ``moment``."""
+        for run in path:
+            run.pins -= 1
+            if not run.pins:
+                self.pinned -= self.count(run)
+            self._policy.refresh(run, moment)
+        if path:
+            self._offer(path[-1])
+
+    def _offer(self, run: Run) -> None:
+        """Let a run be evicted, if no lease holds it and nothing follows it."""
+        if not run.pins and not run.children and run.parent is not None:
+            self._policy.offer(run)
+
+    def _miss(self, keys: list[int], at: int) -> None:
+        """Key ``at`` of a chain is wanted and not cached."""
+        if self._policy.remembers:
+            self._policy.missed(keys[at] if self._chained else hash(tuple(keys[: at + 1])))
+
+    def _identity(self, run: Run, at: int) -> object:
+        """What stands for key ``at`` of a run and its history, also after the run is gone."""
+        if not self._policy.remembers:
+            return None
+        if self._chained:
+            return run.keys[at]
+        before = list[int]()
+        for each in path_to(run):
+            before += each.keys
+        return hash(tuple(before[: run.start + at + 1]))
+
+
+def path_to(run: Run, above: Run | None = None) -> list[Run]:
+    """Runs from the first below ``above``, else below the root, down to ``run``."""
+    path = list[Run]()
+    while run.parent is not None and run is not above:
+        path.append(run)
+        run = run.parent
+    path.reverse()
+    return path

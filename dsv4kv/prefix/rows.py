@@ -1,0 +1,214 @@
+"""Chains of tokens over rows: one contiguous KV row (slot) for every prompt.
+
+Which slot a prompt begins in, and how much of it is there.  What is found is as valid as the
+slot's version: given how to ask for it, the cache finds only rows that still hold what they held;
+otherwise compare it with ``SlotAllocator.version``.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsv4kv.cache.slots import NO_SLOT, SlotAllocator
+from dsv4kv.core.policies import LRU, Policy, Run
+from dsv4kv.core.tree import Lease, PrefixTree, path_to
+from dsv4kv.errors import ConfigError
+
+_MOST = 2**31 - 1
+CopyKv = Callable[[int, int, int], None]
+Tokens = NDArray[np.integer] | Sequence[int]
+
+
+class Found(NamedTuple):
+    """A prefix and the row it is in.
+
+    Attributes:
+        length: Tokens of it; 0 if nothing is cached.
+        slot: The row; −1 if nothing is.
+        version: The slot's version when its content was recorded.
+    """
+
+    length: int
+    slot: int
+    version: int
+
+
+NOTHING = Found(0, -1, -1)
+
+
+class PrefixCacheManager:
+    """Remembers which rows hold which tokens; it does not own rows."""
+
+    def __init__(
+        self,
+        max_capacity: int,
+        policy: Policy | None = None,
+        copy_kv: CopyKv | None = None,
+        version: Callable[[int], int] | None = None,
+    ) -> None:
+        """Start empty.
+
+        Args:
+            max_capacity: Tokens it may remember.
+            policy: What is forgotten first; None is LRU.
+            copy_kv: Called as (from_slot, to_slot, tokens) by ``copy_kv``.
+            version: The version a slot has now, as ``SlotAllocator.version`` gives it; None:
+                slots are never handed out again.
+        """
+        if max_capacity <= 0:
+            raise ConfigError(
+                f"a prefix cache of {max_capacity} tokens holds nothing: give at least 1."
+            )
+        self.tree = PrefixTree(policy or LRU(max_capacity), chained=False)
+        self.max_capacity = max_capacity
+        self._copy, self._version = copy_kv, version
+
+    def match(self, tokens: Tokens) -> int:
+        """Tokens of the longest prefix that is known; counts as no use."""
+        return self.tree.match_length(list_tokens(tokens))
+
+    def pin(self, tokens: Tokens) -> Lease:
+        """Use the longest known prefix: it is kept until the lease is released."""
+        return self.tree.pin(list_tokens(tokens))
+
+    def release(self, lease: Lease) -> None:
+        """End a lease; ``NotOwner`` if it has ended before."""
+        self.tree.release(lease)
+
+    def insert_row(self, tokens: Tokens, slot: int, version: int) -> int:
+        """Remember that a slot of a version holds all ``tokens``; how many of them are known."""
+        lease = self.pin(tokens)
+        stored = self.extend_row(lease, tokens[lease.length :], slot, version)
+        self.release(lease)
+        return stored
+
+    def extend_row(self, lease: Lease, tokens: Tokens, slot: int, version: int) -> int:
+        """Remember it of the tokens that a lease holds and of ``tokens``, which follow them.
+
+        As many are stored as have room once all that may go has gone; how many are known now.
+        """
+        tree, keys = self.tree, list_tokens(tokens)
+        known = tree.match_length(keys, lease)
+        tree.extend(lease, keys[:known], [])
+        missing = len(keys) - known - (self.max_capacity - tree.cached)
+        if missing > 0:
+            evicted = min(missing, tree.evictable)
+            tree.evict(evicted)
+            keys = keys[: len(keys) - (missing - evicted)]
+        tree.extend(lease, keys[known:], [])
+        assert lease.run is not None
+        for run in path_to(lease.run):
+            others = [row for row in run.rows if row[0] != slot and self._is_valid(*row)]
+            run.rows = [(slot, version), *(others if self._version else ())]
+        return lease.length
+
+    def find(self, tokens: Tokens) -> Found:
+        """Look up the longest prefix that a row still holds, and the row; counts as a use."""
+        lease = self.pin(tokens)
+        found = self._newest_row(lease.run)
+        self.release(lease)
+        return found
+
+    def copy_kv(self, tokens: Tokens, to_slot: int) -> Found:
+        """Copy the longest prefix that a row still holds into a slot; kept while it is copied."""
+        if self._copy is None:
+            raise ConfigError("no copy_kv was given when the prefix cache was made.")
+        lease = self.pin(tokens)
+        found = self._newest_row(lease.run)
+        if found.length:
+            self._copy(found.slot, to_slot, found.length)
+        self.release(lease)
+        return found
+
+    def _newest_row(self, run: Run | None) -> Found:
+        """The longest chain up to a run that is still in a row."""
+        for each in reversed(path_to(run) if run else []):
+            for slot, version in each.rows:
+                if self._is_valid(slot, version):
+                    return Found(each.end, slot, version)
+        return NOTHING
+
+    def _is_valid(self, slot: int, version: int) -> bool:
+        return self._version is None or self._version(slot) == version
+
+
+def list_tokens(tokens: Tokens) -> list[int]:
+    """Tokens as a list; ``ConfigError`` if they are no whole numbers of 31 bits in one row."""
+    array = np.asarray(tokens)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise ConfigError(
+            f"tokens must be one row of whole numbers, not {array.dtype} of shape {array.shape}."
+        )
+    if array.size and not (array.min() >= 0 and array.max() <= _MOST):
+        raise ConfigError(f"tokens must be 0..{_MOST}.")
+    found: list[int] = array.tolist()
+    return found
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A request's slot.
+
+    Attributes:
+        slot: The slot.
+        start: Tokens of the prompt that it holds already.
+        copied: Those of them that were copied from another slot.
+        lease: Keeps what the prefix cache knows of the prompt.
+    """
+
+    slot: int
+    start: int
+    copied: int
+    lease: Lease
+
+
+class SlotScheduler:
+    """Seats prompts in slots.
+
+    What was found when a request was queued may be gone when it starts.  Is the version still the
+    one that was found, a free slot that ends with the prefix is occupied as it is; else the prefix
+    is copied into another.  Has the version changed, the request starts at 0.
+    """
+
+    def __init__(self, slots: SlotAllocator, cache: PrefixCacheManager) -> None:
+        """Seat in ``slots``; ``cache`` must have been made with ``slots.version``."""
+        self._slots, self._cache = slots, cache
+        self._written = [0] * slots.max_slots  # tokens in each slot
+
+    def find(self, tokens: Tokens) -> Found:
+        """The longest prefix that a slot holds, when a request is queued."""
+        return self._cache.find(tokens)
+
+    def begin(self, tokens: Tokens, found: Found) -> Seat | None:
+        """Seat a prompt for which ``found`` was found; None if no slot is free."""
+        list_tokens(tokens)  # refuses them before a slot is taken
+        slots, length = self._slots, found.length
+        valid = length > 0 and slots.version(found.slot) == found.version
+        if valid and slots.is_free(found.slot) and self._written[found.slot] == length:
+            slots.occupy(found.slot)
+            return self._seat(tokens, found.slot, length, 0)
+        slot = slots.alloc()
+        if slot == NO_SLOT:
+            return None
+        if not valid or slot == found.slot:  # then the prefix is in its place, under a new version
+            return self._seat(tokens, slot, length if valid else 0, 0)
+        copied = self._cache.copy_kv(tokens[:length], slot).length
+        return self._seat(tokens, slot, copied, copied)
+
+    def record(self, seat: Seat, tokens: Tokens) -> None:
+        """The slot holds the KV of ``tokens`` now: others may begin with them."""
+        slot, lease = seat.slot, seat.lease
+        self._cache.extend_row(lease, tokens[lease.length :], slot, self._slots.version(slot))
+
+    def end(self, seat: Seat, tokens: Tokens) -> None:
+        """Leave a slot that holds the KV of ``tokens``; it stays until the slot is taken anew."""
+        self.record(seat, tokens)
+        self._cache.release(seat.lease)
+        self._written[seat.slot] = len(tokens)
+        self._slots.free(seat.slot)
+
+    def _seat(self, tokens: Tokens, slot: int, start: int, copied: int) -> Seat:
+        return Seat(slot, start, copied, self._cache.pin(tokens))

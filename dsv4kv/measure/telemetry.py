@@ -1,6 +1,6 @@
 """What a machine does while it is measured: clocks, limits, power, and who else is there.
 
-A process of its own polls (``polling``), so that nothing here runs on the measuring thread or takes
+A process of its own polls (``polling``): nothing here runs on the measuring thread or takes
 its interpreter lock.
 """
 

@@ -27,11 +27,11 @@ from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.choices import PEERS
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.errors import CacheError, PeerUnavailable, VerificationError
+from dsv4kv.measure.environment import memory_peak_bytes
 from dsv4kv.measure.memcpy import measure_memcpy
 from dsv4kv.measure.protocol import Budget
 from dsv4kv.measure.recorder import Recorder
-from dsv4kv.measure.telemetry.readings import Table, memory_peak_bytes
-from dsv4kv.measure.telemetry.telemetry import Telemetry, Window
+from dsv4kv.measure.telemetry import Table, Telemetry, Window
 from dsv4kv.measure.turns import Turns, one_cpu
 from dsv4kv.model.plan import CachePlan, bytes_per_token
 from dsv4kv.ops.check import check_backend

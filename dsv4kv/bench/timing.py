@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dsv4kv.bench.device import CudaDevice
 from dsv4kv.measure.protocol import Budget, ReplayTimer, Throttled, Timing
-from dsv4kv.measure.telemetry.telemetry import Window
+from dsv4kv.measure.telemetry import Window
 from dsv4kv.ops.cuda.launch import prepare
 from dsv4kv.ops.launches.copies import (
     THREADS,

@@ -1,18 +1,20 @@
-"""The polling process, over NVML: ``python -m dsv4kv.measure.telemetry.process PID NS [UUID]``.
+"""The polling process, over NVML: ``python -m dsv4kv.measure.polling PID NS [UUID]``.
 
 Writes JSON lines to standard output and ends with its standard input: also when the run dies. What
 does not answer is absent, and it is said why.
 """
 
 import json
+import os
 import select
 import sys
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
-from dsv4kv.measure.telemetry.readings import HostReader
+import psutil
 
 Reader = Callable[[Any, Any], int | float | str | None]
 """Asks the library (as the module ``pynvml``) about a device; raises its ``NVMLError``."""
@@ -247,6 +249,56 @@ class NvmlGpu:
             return len(running) - 1
         self.absent["other_processes"] = "the driver does not show this run by its own process id"
         return None
+
+
+_BUSY = ("user", "nice", "system", "irq", "softirq", "steal")  # where a system has them
+
+
+class HostReader:
+    """Reads a machine's state while process ``pid`` is measured on it.
+
+    Attributes:
+        absent: What could not be read, and why.
+    """
+
+    def __init__(self, pid: int, cpus: Path = Path("/sys/devices/system/cpu")) -> None:
+        """Read the clocks of CPUs below ``cpus``."""
+        self.absent: dict[str, str] = {}
+        self._pid, self._cpus = pid, cpus
+
+    def read(self) -> dict[str, int | float]:
+        """Load average, clock of the CPU that the process is on, and processor times so far."""
+        readers: dict[str, Callable[[], int | float]] = {
+            "load_1min": lambda: os.getloadavg()[0],
+            "cpu_mhz": self._clock_mhz,
+            "machine_busy_ns": _machine_busy_ns,
+            "own_cpu_ns": self._own_cpu_ns,
+        }
+        found: dict[str, int | float] = {}
+        for name, read in readers.items():
+            try:
+                found[name] = read()
+            except OSError as error:
+                self.absent[name] = error.strerror or str(error)
+            except (psutil.Error, RuntimeError, ValueError, TypeError, AttributeError) as error:
+                self.absent[name] = getattr(error, "msg", "") or "not in the expected format"
+        return found
+
+    def _clock_mhz(self) -> int:
+        # psutil reads the clock of every CPU, hundreds of files on a server at every poll
+        cpu = psutil.Process(self._pid).cpu_num()
+        return int((self._cpus / f"cpu{cpu}/cpufreq/scaling_cur_freq").read_text()) // 1000
+
+    def _own_cpu_ns(self) -> int:
+        times = psutil.Process(self._pid).cpu_times()
+        busy_s: float = times.user + times.system
+        return round(busy_s * 1e9)
+
+
+def _machine_busy_ns() -> int:
+    times = psutil.cpu_times()
+    busy_s = sum(float(getattr(times, name, 0.0)) for name in _BUSY)
+    return round(busy_s * 1e9)
 
 
 SELDOM_EVERY = 5  # polls

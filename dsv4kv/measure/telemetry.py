@@ -1,18 +1,22 @@
-"""Starts and stops polling around a measurement, and keeps when which row was measured."""
+"""What a machine does while it is measured: clocks, limits, power, and who else is there.
 
+A process of its own polls (``polling``): nothing here runs on the measuring thread or takes
+its interpreter lock.
+"""
+
+import json
 import os
 import subprocess
 import tempfile
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter_ns, sleep
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Any, Self
 
 from dsv4kv.measure.protocol import Timing
-from dsv4kv.measure.telemetry.readings import Readings, parse_lines
 from dsv4kv.processes import python, with_package
 
 THROTTLED = 0x8 | 0x20 | 0x40 | 0x80
@@ -21,9 +25,68 @@ software and by hardware, power brake. The power cap is how the part is meant to
 
 INTERVAL_NS = 40_000_000  # 25 Hz; drivers renew most values every 20 to 100 ms
 
-_MODULE = "dsv4kv.measure.telemetry.process"
+_MODULE = "dsv4kv.measure.polling"
 _PATIENCE_S = 5.0  # for the first poll and the last: a driver that hangs is not waited for
 _LOOK_S = 0.005
+
+
+@dataclass
+class Table:
+    """Polls of one kind.
+
+    Attributes:
+        at_ns: When each was, of ``perf_counter_ns``.
+        columns: Answers by name, as many as polls; None where there was none.
+    """
+
+    at_ns: list[int] = field(default_factory=list)
+    columns: dict[str, list[Any]] = field(default_factory=dict)
+
+    def add(self, at_ns: int, answers: dict[str, Any]) -> None:
+        """Add one poll."""
+        for name in answers:
+            self.columns.setdefault(name, [None] * len(self.at_ns))
+        self.at_ns.append(at_ns)
+        for name, column in self.columns.items():
+            column.append(answers.get(name))
+
+
+@dataclass
+class Readings:
+    """Everything that was polled.
+
+    Attributes:
+        facts: What does not change of the GPU; empty without one.
+        often: Its state at every poll.
+        seldom: Its state at every fifth.
+        host: The host's.
+        absent: What could not be read, or not every time, and why.
+    """
+
+    facts: dict[str, Any] = field(default_factory=dict)
+    often: Table = field(default_factory=Table)
+    seldom: Table = field(default_factory=Table)
+    host: Table = field(default_factory=Table)
+    absent: dict[str, str] = field(default_factory=dict)
+
+
+def parse_lines(lines: Iterable[bytes]) -> Readings:
+    """Read what ``poll`` wrote; a line that was cut off is left out."""
+    found = Readings()
+    tables = {"often": found.often, "seldom": found.seldom, "host": found.host}
+    for line in lines:
+        try:
+            answers = json.loads(line)
+        except ValueError:
+            continue
+        kind = answers.pop("kind")
+        if kind == "facts":
+            found.facts = answers
+        elif kind == "absent":
+            found.absent |= answers
+        else:
+            tables[kind].add(answers.pop("at"), answers)
+    return found
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pydantic_core import from_json
 
 from dsv4kv.prefix.paths import Ints
-from dsv4kv.traces.records import MAX_TOKENS, ODD_ID
+from dsv4kv.traces.records import MAX_TOKENS, MOST_S, ODD_ID
 from dsv4kv.traces.request import Request
 from dsv4kv.traces.runs import RunBuffer
 
@@ -105,7 +105,7 @@ class LineShape(NamedTuple):
         blocks = -(-tokens_in // self.block_tokens)
         fewest = blocks if self.partial else tokens_in // self.block_tokens
         fits = (
-            np.isfinite(arrival)
+            (np.abs(arrival) <= MOST_S * self.per_second)
             & (tokens_in >= 1)
             & (tokens_in <= MAX_TOKENS)
             & (tokens_out >= 0)

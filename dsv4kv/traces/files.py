@@ -16,8 +16,10 @@ from dsv4kv.files import DOCUMENT_BYTES, open_regular
 
 _GZIP_MAGIC = b"\x1f\x8b"
 # A request of 1M tokens listed token by token is below 10 MB; a "line" beyond this is no trace.
-# Nor is so much of nothing: blank lines one after the other count as one.
+# Nor is so much of nothing: blank lines one after the other count as one, each as 64 bytes or
+# more, for gzip packs a thousand of them into one byte.
 _MAX_LINE_BYTES = 2**26
+_BLANK_BYTES = 2**6
 CHUNKS_BUFFER_BYTES = 2**18
 """For who reads chunks: lines across two buffers are few."""
 _PIECE_BYTES = 2**20  # of a document that is read in parts
@@ -132,8 +134,9 @@ class TraceLines:
             if not line:
                 raise StopIteration
             if len(line) + blank > _MAX_LINE_BYTES:
-                raise Defect(f"the line is longer than {_MAX_LINE_BYTES // 2**20} MiB")
-            blank += len(line)
+                limit = f"longer than {_MAX_LINE_BYTES // 2**20} MiB"
+                raise Defect(f"the line is {limit}, or follows too many blank ones")
+            blank += max(len(line), _BLANK_BYTES)
             if self.number == 1:
                 line = line.removeprefix(BOM_UTF8)
             if line and not line.isspace():

@@ -29,7 +29,7 @@ from dsv4kv.prefix.paths import Ints
 from dsv4kv.traces.batch import Batch
 from dsv4kv.traces.files import Defect, ReadOptions, TimedFields, TraceLines
 from dsv4kv.traces.format import TraceFormat, plain
-from dsv4kv.traces.records import MAX_TOKENS, ODD_ID
+from dsv4kv.traces.records import MAX_TOKENS, MOST_S, ODD_ID
 from dsv4kv.traces.request import Request
 from dsv4kv.traces.runs import IdRuns, RunBuffer, as_runs
 from dsv4kv.units import UNITS_PER_SECOND
@@ -170,7 +170,9 @@ class _Reader:
         full, part = np.divmod(tokens_in, np.maximum(sizes, 1))
         most = np.where(sizes > 0, full + (part > 0), 0)
         wrong = {
-            f"{names.time} is not a finite number": ~np.isfinite(arrival),
+            f"{names.time} is not within {MOST_S:,} s of 0": ~(
+                np.abs(arrival) <= MOST_S * self._per_second
+            ),
             f"{names.input} is not from 1 to {MAX_TOKENS:,}": (tokens_in < 1)
             | (tokens_in > MAX_TOKENS),
             f"{names.output} is not from 0 to {MAX_TOKENS:,}": (tokens_out < 0)

@@ -1,7 +1,6 @@
 """Checked access to the fields of one record of a trace."""
 
 import json
-import math
 import re
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,9 +8,13 @@ from typing import Any
 
 from dsv4kv.files import DOCUMENT_BYTES, Unparsable, explain, parse_json
 from dsv4kv.traces.files import Defect, TraceLines
+from dsv4kv.units import UNITS_PER_SECOND
 
 # Keeps lengths in 32 bits; a larger number is a mistaken unit, not a prompt.
 MAX_TOKENS = 2**31 - 1
+MOST_S = 10**12
+"""Of any time, in seconds: 31,710 years."""
+_PER_SECOND = UNITS_PER_SECOND | {"seconds": 1, "milliseconds": 10**3}
 # The largest of signed 64 bits: a run that ends with it would have no end. No id is that.
 ODD_ID = 2**63 - 1
 
@@ -32,10 +35,13 @@ def checked_tokens(value: Any, name: str, low: int) -> int:
 
 
 def read_time(record: Mapping[str, Any], name: str, unit: str) -> float:
-    """Return a finite time, in the file's own unit."""
+    """Return a time within ``MOST_S`` of 0, in the file's own unit."""
     value = required(record, name)
-    if type(value) not in {int, float} or not _is_finite(value):
-        raise Defect(f"{name} is {reprlib.repr(value)}, expected a finite number of {unit}")
+    most = MOST_S * _PER_SECOND[unit]
+    if type(value) not in {int, float} or not abs(value) <= most:
+        raise Defect(
+            f"{name} is {reprlib.repr(value)}, expected {unit} from -{most:,} to {most:,}"
+        )
     return float(value)
 
 
@@ -77,13 +83,6 @@ def required(record: Mapping[str, Any], name: str) -> Any:
     if name not in record:
         raise Defect(f"{name} is missing")
     return record[name]
-
-
-def _is_finite(value: float) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # a whole number beyond the range of a float
-        return False
 
 
 _DECODER = json.JSONDecoder()

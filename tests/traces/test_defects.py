@@ -51,7 +51,13 @@ DEFECTS = {
     "negative output": (lines(GOOD | {"output_tokens": -1}), 1, "tokens from 0 to"),
     "absurd prompt": (lines(GOOD | {"input_tokens": 2**31}), 1, "input_tokens is 2147483648"),
     "time is not a number": (lines(GOOD | {"arrival_s": float("nan")}), 1, "arrival_s is nan"),
-    "infinite time": (lines(GOOD | {"arrival_s": 10**400}), 1, "expected a finite number"),
+    "infinite time": (lines(GOOD | {"arrival_s": 10**400}), 1, "expected seconds from"),
+    "time beyond sense": (
+        lines(MOONCAKE, MOONCAKE | {"timestamp": 1e300}),
+        2,
+        "timestamp is 1e+300",
+    ),
+    "time before sense": (lines(GOOD | {"arrival_s": -1e300}), 1, "arrival_s is -1e+300"),
     "bool for a time": (lines(GOOD | {"arrival_s": False}), 1, "arrival_s is False"),
     "too many hashes": (
         lines(GOOD | {"prefix_hashes": [1, 2], "hash_block_tokens": 8}),
@@ -243,12 +249,15 @@ def test_a_line_without_end_does_not_fill_the_memory(tmp_path: Path) -> None:
         list(read_trace(path))
 
 
-def test_blank_lines_without_end_are_not_read_for_ever(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("width", "line"), [(2**20, 65), (1, 2**20 + 1)])
+def test_blank_lines_without_end_are_not_read_for_ever(
+    width: int, line: int, tmp_path: Path
+) -> None:
     path = tmp_path / "trace.gz"
     with gzip.open(path, "wb", compresslevel=1) as file:
         for _ in range(65):
-            file.write(b" " * (2**20 - 1) + b"\n")
-    with pytest.raises(TraceError, match=r"trace\.gz:65: the line is longer than 64 MiB"):
+            file.write((b" " * (width - 1) + b"\n") * (2**20 // width))
+    with pytest.raises(TraceError, match=rf"trace\.gz:{line}: the line is longer than 64 MiB"):
         list(read_trace(path))
 
 

@@ -22,12 +22,9 @@ from dsv4kv.config.load import LoadedConfig
 from dsv4kv.errors import ConfigError, ProfileError
 from dsv4kv.files import replacing
 from dsv4kv.measure.environment import capture_environment
-from dsv4kv.measure.memcpy import measure_memcpy
 from dsv4kv.measure.profilers.attached import Attached, CudaProfiler, Kineto, has_nvtx
 from dsv4kv.measure.profilers.classify import shipped_rules
-from dsv4kv.measure.profilers.files import read_profile
-from dsv4kv.measure.profilers.ranges import STEP
-from dsv4kv.measure.profilers.sessions import (
+from dsv4kv.measure.profilers.launch import (
     Command,
     Profiled,
     find_tool,
@@ -39,8 +36,11 @@ from dsv4kv.measure.profilers.sessions import (
     run_nsys,
     version_of,
 )
+from dsv4kv.measure.profilers.trace import STEP
+from dsv4kv.measure.protocol import measure_memcpy
 from dsv4kv.measure.recorder import Recorder
 from dsv4kv.processes import python
+from dsv4kv.runs.imported import read_profile
 from dsv4kv.runs.kernel_table import build_table
 from dsv4kv.runs.profile import Profile
 from dsv4kv.runs.schema import Case, Environment, Memcpy, Peak, RunRecord

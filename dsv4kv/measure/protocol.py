@@ -323,3 +323,34 @@ class Budget:
         """Time for the first of so many measurements; None where not even ``least_ns`` is left."""
         left_ns = self._end_ns - self._clock_ns()
         return None if left_ns < least_ns else max(least_ns, left_ns // measurements)
+
+
+_FILL = 0x5A  # not zero: untouched zero pages share one physical page and copy too fast
+
+
+def measure_memcpy(size_bytes: int, repeats: int = 10) -> list[int]:
+    """Durations in ns of ``repeats`` copies of ``size_bytes`` bytes, after one untimed copy.
+
+    A copy reads and writes every byte, so it moves twice its size. It runs in this process, on the
+    torch threads set by the caller.
+    """
+    copy = _prepare_copy(size_bytes)
+    copy()
+    return [_repeat(copy, 1, perf_counter_ns) for _ in range(repeats)]
+
+
+def time_memcpy(size_bytes: int, rules: Rules | None = None) -> Timing:
+    """Copies of ``size_bytes`` bytes by the protocol, as a calibration takes them: seconds."""
+    return time_calls(_prepare_copy(size_bytes), rules)
+
+
+def _prepare_copy(size_bytes: int) -> Callable[[], None]:
+    import torch
+
+    source = torch.full((size_bytes,), _FILL, dtype=torch.uint8)
+    destination = torch.ones_like(source)
+
+    def copy() -> None:
+        destination.copy_(source)
+
+    return copy

@@ -5,7 +5,7 @@ a million objects would not fit in.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Final
 
 import numpy as np
@@ -20,6 +20,12 @@ KINDS: Final = ("kernel", "memcpy", "memset", "graph", "op", "range")
 KERNEL, MEMCPY, MEMSET, GRAPH, OP, RANGE = range(len(KINDS))
 NONE: Final = -1
 """Stands for an absent index, size or count in a column."""
+STEP: Final = "step"
+"""The range around a step, in ``DOMAIN``."""
+DOMAIN: Final = "dsv4kv"
+"""NVTX domain of the toolkit's ranges."""
+INPUTS: Final = "inputs"
+"""The range around synthetic inputs: making a step's data, and counting its bytes."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,21 @@ class Work:
 
     def __len__(self) -> int:
         return len(self.name)
+
+    def where(self, chosen: NDArray[np.bool_]) -> "Work":
+        """Some of the rows."""
+        return Work(**{one.name: getattr(self, one.name)[chosen] for one in fields(self)})
+
+
+def make_work(
+    name: Column, kind: Column, start_ns: Column, end_ns: Column, **known: Column
+) -> Work:
+    """Work of which other columns may be unknown."""
+    absent, zero = constant(len(name), NONE), constant(len(name), 0)
+    others = dict.fromkeys(("shape", "step", "phase", "bytes"), absent)
+    others |= dict.fromkeys(("device", "stream", "node"), zero)
+    others["self_ns"] = end_ns - start_ns
+    return Work(name, kind, start_ns, end_ns, **others | known)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dsv4kv.errors import ProfileError
-from dsv4kv.measure.profilers.sessions import (
+from dsv4kv.measure.profilers.launch import (
     NCU_METRICS,
     ncu_profile,
     nsys_export,

@@ -10,8 +10,7 @@ import torch
 from pydantic_core import from_json
 
 from dsv4kv.errors import ProfileError
-from dsv4kv.measure.profilers.chrome_file import ChromeFile
-from dsv4kv.measure.profilers.kineto import read_kineto
+from dsv4kv.measure.profilers.kineto import ChromeFile, read_kineto
 from dsv4kv.measure.profilers.trace import KINDS, NONE, LaunchShape, Trace
 from tests.examples import FULL
 from tests.measure.profilers.traces import cpu_events, event, gpu_events, save
@@ -292,7 +291,7 @@ def test_events_are_found_wherever_a_chunk_ends(
     expected = list(ChromeFile(path))
     assert len(expected) == 16
     for size in (1, 7, 64):
-        monkeypatch.setattr("dsv4kv.measure.profilers.chrome_file._CHUNK", size)
+        monkeypatch.setattr("dsv4kv.measure.profilers.kineto._CHUNK", size)
         assert list(ChromeFile(path)) == expected
 
 
@@ -307,7 +306,7 @@ def test_all_events_of_a_chunk_but_the_last_are_decoded_at_once(
         decoded.append(len(events))
         return list(events)
 
-    monkeypatch.setattr("dsv4kv.measure.profilers.chrome_file.from_json", count)
+    monkeypatch.setattr("dsv4kv.measure.profilers.kineto.from_json", count)
     for indent in (None, 2):
         path = save(tmp_path / "t.json", gpu_events(), indent=indent)
         assert len(list(ChromeFile(path))) == decoded.pop() + 1 == 16
@@ -334,9 +333,9 @@ def test_events_together_are_those_one_by_one(
     path = save(tmp_path / "t.json", events, indent=indent, after={"others": others})
     text = path.read_text().replace('"HERE"', odd)
     path.write_text(text)
-    monkeypatch.setattr("dsv4kv.measure.profilers.chrome_file._CHUNK", size)
+    monkeypatch.setattr("dsv4kv.measure.profilers.kineto._CHUNK", size)
     together = list(ChromeFile(path))
-    monkeypatch.setattr("dsv4kv.measure.profilers.chrome_file._TAIL", 0)
+    monkeypatch.setattr("dsv4kv.measure.profilers.kineto._TAIL", 0)
     assert repr(together) == repr(list(ChromeFile(path)))
     expected = json.loads(text.replace(" nan", " NaN"), strict=False)["traceEvents"]
     assert repr(together) == repr(expected)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from dsv4kv.errors import ProfileError
-from dsv4kv.measure.profilers import sessions as child
-from dsv4kv.measure.profilers.sessions import (
+from dsv4kv.measure.profilers import launch as child
+from dsv4kv.measure.profilers.launch import (
     ChildTimeout,
     Profiled,
     ask,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dsv4kv.errors import ProfileError
 from dsv4kv.measure.environment import SPEED_VARIABLES
-from dsv4kv.measure.profilers.ranges import DOMAIN, STEP
+from dsv4kv.measure.profilers.trace import DOMAIN, STEP
 from dsv4kv.processes import Child, with_package
 
 KEPT_VARIABLES = (

@@ -101,29 +101,19 @@ _YAML = (".yaml", ".yml")
 
 @dataclass(frozen=True)
 class Duel:
-    """Two things to run interleaved.
+    """Two things to run interleaved."""
 
-    Attributes:
-        references: What was named for A and for B.
-        config: What both run; None takes the default, or is not there where A and B are
-            configurations.
-        overrides: ``a.b=c`` settings of both.
-        axes: ``a.b=1,2`` sweeps of both.
-        launches: Of each side.
-        argv: The command line.
-        order_seed: Of the order in which they run.
-        turns: What alternates. Steps: a launch of each side at the same time, which takes the
-            memory of two. Launches: one process at a time. None: steps, but for runs on a GPU.
-    """
-
-    references: tuple[str, str]
+    references: tuple[str, str]  # what was named for A and for B
     config: str | None
-    overrides: Sequence[str]
-    axes: Sequence[str]
-    launches: int
+    """What both run; None takes the default, or is not there where A and B are configurations."""
+    overrides: Sequence[str]  # ``a.b=c`` settings of both
+    axes: Sequence[str]  # ``a.b=1,2`` sweeps of both
+    launches: int  # of each side
     argv: list[str]
-    order_seed: int
+    order_seed: int  # of the order in which they run
     turns: Unit | None = None
+    """What alternates. Steps: a launch of each side at the same time, which takes the memory of
+    two. Launches: one process at a time. None: steps, but for runs on a GPU."""
 
     @property
     def kind(self) -> str:

@@ -93,17 +93,12 @@ def _read_report(path: Path, step: str) -> Trace:
 
 @dataclass(frozen=True)
 class Source:
-    """A profile, and where it is from.
+    """A profile, and where it is from."""
 
-    Attributes:
-        profile: With its kernel table.
-        yardstick: What its rates are compared with; None where nothing was measured.
-        record: That it was read from; None of a profiler's own file.
-    """
-
-    profile: Profile
+    profile: Profile  # with its kernel table
     yardstick: Yardstick | None
-    record: RunRecord | None = None
+    """What its rates are compared with; None where nothing was measured."""
+    record: RunRecord | None = None  # that it was read from; None of a profiler's own file
 
     @property
     def table(self) -> KernelTable:

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from dsv4kv.compare.comparison import Comparison, compare
-from dsv4kv.compare.differences import Difference
+from dsv4kv.compare.comparison import Comparison, Difference, compare
 from dsv4kv.compare.floor import Floor
 from dsv4kv.measure.verdict import Verdict
 from dsv4kv.runs.schema import Case, Launch, RunRecord

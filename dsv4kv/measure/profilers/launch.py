@@ -134,15 +134,10 @@ _VERSION = re.compile(r"version\s+(\S+)", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Command:
-    """A command line.
+    """A command line."""
 
-    Attributes:
-        words: The program and its arguments.
-        dropped: Options that the installed version does not know.
-    """
-
-    words: list[str]
-    dropped: list[str]
+    words: list[str]  # the program and its arguments
+    dropped: list[str]  # options that the installed version does not know
 
 
 def find_tool(name: str) -> str | None:
@@ -218,17 +213,11 @@ _ALLOW_COUNTERS = (
 
 @dataclass(frozen=True)
 class Profiled:
-    """What a profiler left.
+    """What a profiler left."""
 
-    Attributes:
-        file: The file to read.
-        files: All files.
-        notes: Options that it did not know.
-    """
-
-    file: Path
+    file: Path  # the file to read
     files: list[Path]
-    notes: list[str]
+    notes: list[str]  # options that it did not know
 
 
 def run_nsys(nsys: str, command: Command, report: Path, timeout_s: float) -> Profiled:

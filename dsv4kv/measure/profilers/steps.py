@@ -37,19 +37,12 @@ _ENDS, _BEGINS = 0, 1
 
 @dataclass(frozen=True)
 class Ranges:
-    """Columns of marked ranges.
+    """Columns of marked ranges."""
 
-    Attributes:
-        thread: Which thread they were marked on, and above ``THREAD_BITS`` of which process.
-        start_ns: Begin.
-        end_ns: End; ``NONE`` where it was never closed.
-        name: Numbers of their names.
-    """
-
-    thread: Column
+    thread: Column  # which thread they were marked on, and above ``THREAD_BITS`` of which process
     start_ns: Column
-    end_ns: Column
-    name: Column
+    end_ns: Column  # end; ``NONE`` where it was never closed
+    name: Column  # numbers of their names
 
     def __len__(self) -> int:
         return len(self.name)

@@ -30,52 +30,30 @@ INPUTS: Final = "inputs"
 
 @dataclass(frozen=True)
 class LaunchShape:
-    """How a kernel was launched; None where the profile does not say.
+    """How a kernel was launched; None where the profile does not say."""
 
-    Attributes:
-        grid: Blocks (x, y, z).
-        block: Threads of a block (x, y, z).
-        registers: Registers of a thread.
-        shared_bytes: Shared memory of a block, static and dynamic.
-    """
-
-    grid: tuple[int, int, int] | None
-    block: tuple[int, int, int] | None
+    grid: tuple[int, int, int] | None  # blocks (x, y, z)
+    block: tuple[int, int, int] | None  # threads of a block (x, y, z)
     registers: int | None
-    shared_bytes: int | None
+    shared_bytes: int | None  # shared memory of a block, static and dynamic
 
 
 @dataclass(frozen=True)
 class Work:
-    """Columns of equal length, one row for each piece of work.
+    """Columns of equal length, one row for each piece of work."""
 
-    Attributes:
-        name: Into ``Trace.names``.
-        kind: Into ``KINDS``.
-        start_ns: Begin.
-        end_ns: End.
-        self_ns: Time that no piece of work inside accounts for; all of it on a GPU.
-        device: Number of the GPU; 0 on a CPU.
-        stream: Stream, or thread on a CPU.
-        shape: Into ``Trace.shapes``, or ``NONE``.
-        node: Graph node, 0 outside graphs.
-        step: Into the steps of the trace, or ``NONE``.
-        phase: Into ``Trace.names``: the innermost range inside the step, or ``NONE``.
-        bytes: Bytes moved, as counted by the profiler, or ``NONE``.
-    """
-
-    name: Column
-    kind: Column
+    name: Column  # into ``Trace.names``
+    kind: Column  # into ``KINDS``
     start_ns: Column
     end_ns: Column
-    self_ns: Column
-    device: Column
-    stream: Column
-    shape: Column
-    node: Column
-    step: Column
-    phase: Column
-    bytes: Column
+    self_ns: Column  # time that no piece of work inside accounts for; all of it on a GPU
+    device: Column  # number of the GPU; 0 on a CPU
+    stream: Column  # stream, or thread on a CPU
+    shape: Column  # into ``Trace.shapes``, or ``NONE``
+    node: Column  # graph node, 0 outside graphs
+    step: Column  # into the steps of the trace, or ``NONE``
+    phase: Column  # into ``Trace.names``: the innermost range inside the step, or ``NONE``
+    bytes: Column  # bytes moved, as counted by the profiler, or ``NONE``
 
     def __len__(self) -> int:
         return len(self.name)
@@ -117,33 +95,19 @@ def no_calls() -> Calls:
 
 @dataclass(frozen=True)
 class Trace:
-    """One profile.
+    """One profile."""
 
-    Attributes:
-        tool: ``nsys``, ``ncu`` or ``kineto``.
-        names: Kernels, operations and ranges.
-        work: What was done.
-        shapes: Launch shapes.
-        steps_ns: int64[S, 2], begin and end of every step on the host.
-        calls: What the host called to launch.
-        devices: Names of GPUs by number.
-        has_clock: Whether begins are real: ncu runs every kernel alone.
-        version: Version of the tool or of its file format.
-        warnings: What spoils the numbers, worst first.
-        notes: What else to know.
-    """
-
-    tool: str
-    names: list[str]
+    tool: str  # ``nsys``, ``ncu`` or ``kineto``
+    names: list[str]  # kernels, operations and ranges
     work: Work
     shapes: list[LaunchShape]
-    steps_ns: Column
-    calls: Calls = field(default_factory=no_calls)
-    devices: dict[int, str] = field(default_factory=dict)
-    has_clock: bool = True
-    version: str | None = None
-    warnings: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    steps_ns: Column  # int64[S, 2], begin and end of every step on the host
+    calls: Calls = field(default_factory=no_calls)  # what the host called to launch
+    devices: dict[int, str] = field(default_factory=dict)  # names of GPUs by number
+    has_clock: bool = True  # whether begins are real: ncu runs every kernel alone
+    version: str | None = None  # version of the tool or of its file format
+    warnings: list[str] = field(default_factory=list)  # what spoils the numbers, worst first
+    notes: list[str] = field(default_factory=list)  # what else to know
 
 
 def constant(rows: int, value: int) -> Column:

@@ -141,14 +141,6 @@ def test_any_domain_will_do_where_none_is_ours(tmp_path: Path) -> None:
     assert len(read(export, tmp_path).steps_ns) == 2
 
 
-def test_a_range_of_another_name_can_be_the_step(tmp_path: Path) -> None:
-    export = Export()
-    export.range("execute_model", 0, 100, domain=0)
-    export.call(1, 10, 20)
-    export.kernel("flush", 1, 30, 40)
-    assert read(export, tmp_path, "execute_model").work.step.tolist() == [0]
-
-
 def test_kernels_outside_any_range_have_no_step(tmp_path: Path) -> None:
     export = two_replays()
     export.call(77, 500_000, 501_000)
@@ -158,16 +150,6 @@ def test_kernels_outside_any_range_have_no_step(tmp_path: Path) -> None:
         ("kernel", "void dsv::flush<int>(int*)", NONE, None),
         ("kernel", "void dsv::never_launched<int>(int*)", NONE, None),
     ]
-
-
-def test_where_only_graphs_are_launched_every_launch_is_a_step(tmp_path: Path) -> None:
-    export = two_replays()
-    del export.rows["NVTX_EVENTS"], export.rows["CUPTI_ACTIVITY_KIND_MEMCPY"]
-    trace = read(export, tmp_path)
-    kernels = trace.work.kind == 0
-    assert trace.work.step[kernels].tolist() == [0, 0, 0, 1, 1, 1]
-    assert trace.steps_ns.tolist() == [[5_000, 8_000], [105_000, 108_000]]
-    assert trace.notes == ["no range is named 'step': every launch of a graph is one"]
 
 
 def test_ranges_that_repeat_are_named_where_none_is_the_step(tmp_path: Path) -> None:
@@ -206,22 +188,6 @@ def test_steps_in_which_nothing_was_launched_are_warned_of(tmp_path: Path) -> No
     assert read(export, _folder(tmp_path)).warnings == []
 
 
-def test_ranges_of_no_length_are_in_nobodys_way(tmp_path: Path) -> None:
-    export = two_replays()
-    export.range("nothing", 6_000, 6_000)
-    assert told(read(export, tmp_path)) == told(read(two_replays(), _folder(tmp_path)))
-
-
-def test_without_ranges_and_graphs_there_are_no_steps(tmp_path: Path) -> None:
-    export = two_replays(nodes=False)
-    del export.rows["NVTX_EVENTS"], export.rows["CUPTI_ACTIVITY_KIND_MEMCPY"]
-    trace = read(export, tmp_path)
-    assert len(trace.steps_ns) == 0
-    assert set(trace.work.step.tolist()) == {NONE}
-    told = "no range is named 'step': there are no steps, and the whole capture is reported"
-    assert trace.notes == [told]
-
-
 def test_graphs_traced_as_a_whole_are_told_and_warned_of(tmp_path: Path) -> None:
     export = two_replays()
     del export.rows["CUPTI_ACTIVITY_KIND_KERNEL"]
@@ -251,16 +217,6 @@ def test_diagnostics_worth_telling_are_warnings_the_worst_first(tmp_path: Path) 
     export.add("DIAGNOSTIC_EVENT", timestamp=9, severity=2, text="a bit was lost")
     warnings = read(export, tmp_path).warnings
     assert warnings == ["nsys: all was lost", "nsys: a bit was lost"]
-
-
-def test_of_many_diagnostics_the_first_are_told(tmp_path: Path) -> None:
-    export = two_replays()
-    for number in range(30):
-        export.add("DIAGNOSTIC_EVENT", timestamp=0, severity=2, text=f"lost\n buffer {number}")
-    export.add("DIAGNOSTIC_EVENT", timestamp=0, severity=None, text="of unknown weight")
-    warnings = read(export, tmp_path).warnings
-    assert warnings[0] == "nsys: lost buffer 0"
-    assert warnings[8:] == ["nsys: and 22 more in DIAGNOSTIC_EVENT"]
 
 
 def test_several_gpus_and_processes_are_kept_apart(tmp_path: Path) -> None:
@@ -474,12 +430,6 @@ def test_kernels_whose_name_was_not_kept_have_a_number(tmp_path: Path) -> None:
     names = [name for kind, name, *_ in told(read(export, tmp_path)) if kind == "kernel"]
     assert len(set(names)) == 3
     assert all(name.startswith("kernel ") for name in names)
-
-
-def test_the_version_of_the_export_is_told(tmp_path: Path) -> None:
-    export = two_replays()
-    export.add("META_DATA_EXPORT", name="EXPORT_SCHEMA_VERSION", value="3.19.1")
-    assert read(export, tmp_path).version == "export schema 3.19.1"
 
 
 def test_secrets_that_a_report_keeps_are_not_read(tmp_path: Path) -> None:

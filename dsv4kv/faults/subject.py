@@ -15,15 +15,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dsv4kv.clock.measured import read_runs
-from dsv4kv.engines.logs.read import find_version, read_lines
-from dsv4kv.engines.logs.setups import preset_named
+from dsv4kv.engines.flags import find_flag
+from dsv4kv.engines.logs.read import find_version, preset_named, read_lines
 from dsv4kv.engines.names import FAMILIES, replayed_engines
 from dsv4kv.errors import ConfigError
 from dsv4kv.faults.results import facts_of
 from dsv4kv.faults.table import Truth, Values, release
 from dsv4kv.files import Unparsable, parse_json
-from dsv4kv.sizing.flags import find_flag
-from dsv4kv.sizing.given_flags import GivenFlag, merge, read_flag
+from dsv4kv.sizing.flags import GivenFlag, merge, read_flag
 from dsv4kv.sizing.gpus import gpu_names, load_gpu
 from dsv4kv.sizing.servers import Launch, find_launches
 

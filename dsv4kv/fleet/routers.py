@@ -5,7 +5,7 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from functools import cached_property
 from hashlib import blake2b
-from math import exp
+from math import exp, inf
 from random import Random
 from typing import Any
 
@@ -307,19 +307,19 @@ def dynamo_costs(
     """
     credit, decay = rule.overlap_score_credit or 0.0, rule.overlap_score_credit_decay or 0.0
     request_blocks = max(1, -(-asked.input_tokens // block_tokens))
+    scale, request = rule.prefill_load_scale or 0.0, rule.decode_active_request_weight or 0.0
+    floor = 0.0 if rule.clamp else -inf
     fewest = min([view.prefill_tokens for view in views])
     costs = []
     for view in views:
-        excess = (view.prefill_tokens - fewest) / block_tokens / request_blocks
+        prefill_tokens = view.prefill_tokens
+        excess = (prefill_tokens - fewest) / block_tokens / request_blocks
         overlap = credit / (1 + decay * excess) * view.device_tokens
         overlap += rule.host_cache_hit_weight * view.host_tokens
         overlap += rule.disk_cache_hit_weight * view.disk_tokens
         overlap += rule.shared_cache_multiplier * view.shared_tokens
-        prefill = (view.prefill_tokens + asked.input_tokens - overlap) / block_tokens
-        if rule.clamp:
-            prefill = max(0.0, prefill)
-        cost = (rule.prefill_load_scale or 0.0) * prefill + view.decode_blocks
-        costs.append(cost + (rule.decode_active_request_weight or 0.0) * view.requests)
+        prefill = max(floor, (prefill_tokens + asked.input_tokens - overlap) / block_tokens)
+        costs.append(scale * prefill + view.decode_blocks + request * view.requests)
     return costs
 
 

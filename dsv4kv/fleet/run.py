@@ -10,7 +10,7 @@ from random import Random
 from dsv4kv.config.fleet import GroupSection
 from dsv4kv.config.load import change_config
 from dsv4kv.config.replay import ReplayConfig, TiersSection
-from dsv4kv.core.fleet import Asked, View
+from dsv4kv.core.fleet import Asked, View, look_at
 from dsv4kv.core.served import NEVER, Served
 from dsv4kv.errors import ConfigError
 from dsv4kv.fleet.replica import Replica
@@ -150,32 +150,34 @@ class Pool:
         """``delay_s`` is how late the router knows what is cached, and queues."""
         self.replicas = replicas
         self.router, self._delay_s = router, delay_s
-        self._parts = {id(replica.parts): replica.parts for replica in replicas}
+        parts = {id(replica.parts): replica.parts for replica in replicas}
+        self._parts = list(parts.values())
+        self._kinds = [list(parts).index(id(replica.parts)) for replica in replicas]
+        self._endpoints = [replica.endpoint for replica in replicas]
+        self._has_tiers = any(replica.replay.tiers for replica in replicas)
 
     def route(self, asked: Asked, make: Callable[[Parts], Served]) -> tuple[int, Served]:
         """Choose a replica; ``make`` has the request as a replica would serve it.
 
         All replicas that the router looks at, and the one that is chosen, take their turns first.
         """
-        alike = {name: make(parts) for name, parts in self._parts.items()}
+        alike = [make(parts) for parts in self._parts]
         looks, views = self.router.looks, list[View]()
         if looks:
             by_prefix = "prefix" in looks
-            keys = {name: each.keys if by_prefix else [] for name, each in alike.items()}
-            for replica in self.replicas:
-                name = id(replica.parts)
-                view = replica.endpoint.look(asked, alike[name], keys[name])
-                if by_prefix:
-                    replica.look_below(view, keys[name], asked.now_s - self._delay_s)
-                views.append(view)
+            keys = [each.keys if by_prefix else [] for each in alike]
+            views = look_at(self._endpoints, self._kinds, asked, alike, keys)
+            if by_prefix and self._has_tiers:
+                until_s = asked.now_s - self._delay_s
+                for replica, kind, view in zip(self.replicas, self._kinds, views, strict=True):
+                    replica.look_below(view, keys[kind], until_s)
         place = self.router.choose(asked, views)
         self.router.sent(asked, place)
-        replica = self.replicas[place]
-        served = alike[id(replica.parts)]
-        replica.endpoint.advance(asked.now_s)
+        endpoint, served = self._endpoints[place], alike[self._kinds[place]]
+        endpoint.advance(asked.now_s)
         if looks:
-            replica.endpoint.send(asked, served, views[place].device_tokens)
-        replica.endpoint.give(served)
+            endpoint.send(asked, served, views[place].device_tokens)
+        endpoint.give(served)
         return place, served
 
 
@@ -310,9 +312,10 @@ class Fleet:
         """Let a replica take its turns in order, if others depend on it."""
         received = self._pools[stage].replicas[place].received
         sends = len(self._pools) > 1 and not stage
-        self._entries[stage, place] = entry = next(self._order)
-        if when_s < NEVER and (self._in_order or sends or (received and received.senders)):
-            heappush(self._busy, (when_s, entry, stage, place))
+        if self._in_order or sends or (received and received.senders):
+            self._entries[stage, place] = entry = next(self._order)
+            if when_s < NEVER:
+                heappush(self._busy, (when_s, entry, stage, place))
 
     def _receive(self, now_s: float, number: int, stage: int) -> None:
         """A request comes to a pool."""
@@ -367,5 +370,7 @@ class Fleet:
 
     def _follow(self, number: int, now_s: float, *, answered: bool) -> None:
         """What comes after a request, or its answer."""
+        if not self._next:
+            return
         for after, gap_s in self._next.pop((number, answered), ()):
             heappush(self._arrivals, (now_s + gap_s, after, 0))

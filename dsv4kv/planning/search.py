@@ -24,7 +24,7 @@ from dsv4kv.replay.build import Parts, find_parts
 from dsv4kv.traces.request import Request
 from dsv4kv.units import counted
 
-_GARBAGE = 1_000_000
+_GARBAGE = 1_500_000
 """Objects after which simulations are searched for cycles; the collector is off while planning."""
 WINDOW = 400
 """Requests of the window that deployments are screened on."""

@@ -6,8 +6,7 @@ from typing import NamedTuple
 from dsv4kv.choices import listed
 from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
-from dsv4kv.engines.logs.read import StartupLog
-from dsv4kv.engines.logs.setups import named_model
+from dsv4kv.engines.logs.read import StartupLog, named_model
 from dsv4kv.engines.names import FAMILIES, RULES, chosen_rule, find_rule
 from dsv4kv.engines.prefix import Pool, find_drafts
 from dsv4kv.engines.rule import ENGINE_BLOCK_TOKENS as PAGE_TOKENS

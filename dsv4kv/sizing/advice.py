@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
+from dsv4kv.engines.flags import flag_for
 from dsv4kv.errors import ConfigError
 from dsv4kv.sizing.fit import fewest_gpus, fits, max_concurrency, max_context, tightest_free_bytes
-from dsv4kv.sizing.flags import flag_for
 from dsv4kv.sizing.scenario import Scenario, fix_layout, resolve
 
 _LESS_IN_FLIGHT = 2048
@@ -25,7 +25,6 @@ class Option:
 
     Attributes:
         change: The options to give: ``--in-flight-tokens 2048``.
-        reason: What it does, in a few words.
         freed_bytes: Bytes it frees on the tightest GPU.
         concurrency: Requests of the same context that fit with it, at once.
         fits: Whether what was asked fits with it.
@@ -104,7 +103,6 @@ def _changes(scenario: Scenario) -> Iterator[tuple[dict[str, Any], str, str]]:
 
 
 def _limits(limit: int, flag: str) -> Iterator[tuple[dict[str, Any], str, str]]:
-    """Twice as many requests at once, or half, where an engine holds memory for all of them."""
     yield {"request_limit": 2 * limit}, f"{flag} {2 * limit}", "twice as many concurrent requests"
     if half := limit // 2:
         yield {"request_limit": half}, f"{flag} {half}", "half as many, less allocated at start-up"
@@ -128,7 +126,6 @@ def _try(
     context_tokens: int,
     concurrency: int,
 ) -> Option | None:
-    """The option, or None where it gains nothing or cannot be."""
     try:
         (other,) = resolve(replace(fix_layout(scenario), **changes))
         before, after = (
@@ -172,7 +169,6 @@ def _more_gpus(scenario: Scenario, context_tokens: int, concurrency: int) -> lis
 
 
 def _serve_less(scenario: Scenario, context_tokens: int, concurrency: int) -> Iterator[Option]:
-    """Fewer requests, or shorter ones, where any fit."""
     missing = -tightest_free_bytes(scenario, context_tokens, concurrency)
     if most := max_concurrency(scenario, context_tokens):
         change = f"--concurrency {most}"

@@ -1,10 +1,12 @@
 """The answer to a sizing question, in whichever direction it was asked."""
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from dsv4kv.engines.contract import Capacity, Deployment, Loaded, PoolCost
+from dsv4kv.engines.contract import Capacity, Deployment, PoolCost
+from dsv4kv.engines.flags import flag_for
 from dsv4kv.engines.host import HostTier, HostWish
 from dsv4kv.engines.names import FAMILIES
 from dsv4kv.errors import ConfigError, DoesNotFit
@@ -28,7 +30,6 @@ from dsv4kv.sizing.fit import (
     use_of,
     within_limit,
 )
-from dsv4kv.sizing.flags import flag_for
 from dsv4kv.sizing.inputs import Inputs
 from dsv4kv.sizing.layout import NODE_GPUS
 from dsv4kv.sizing.lookup import find_formats
@@ -44,14 +45,12 @@ class Answer:
     """Everything that is known about one deployment.
 
     Attributes:
-        scenario: The deployment, its layout chosen.
         context: Tokens of a request: as asked, or the most that fit, or the model's limit.
         concurrency: Requests at once: as asked, or the most that fit; 1 where none does.
         fits: Whether so many of them fit.
         max_concurrency: Most requests of the context at once.
         max_context: Longest context of as many requests as asked (else of one), up to the model's.
         use: Memory of the tightest GPU.
-        costs: One request's costs on that GPU, pool by pool.
         cached_bytes: One request's entries, keys and windows over all layers, once: no padding, no
             state, no copies. The figure that papers quote.
         token_bytes: Marginal bytes of one token of context, likewise.
@@ -100,7 +99,7 @@ class Answer:
             return found.log_lines
         free = scenario.gpu.memory_bytes - scenario.settings.reserve
         weights, fraction = scenario.weight_bytes[stage], scenario.settings.memory_fraction
-        said = scenario.engine.starved(Loaded(free, weights, fraction))
+        said = scenario.engine.starved(free, weights, fraction)
         return (said,) if said else ()
 
     @property
@@ -192,7 +191,6 @@ def host_of(
 
 
 def _sent_bytes(scenario: Scenario, deployment: Deployment) -> int | None:
-    """Bytes of a prompt of full context that a rank sends from prefill to decode."""
     if scenario.inputs.role is None:
         return None
     sent = scenario.engine.sent(deployment, deployment.max_context_tokens)
@@ -216,7 +214,6 @@ def published_bytes(
 
 
 def _choose(inputs: Inputs) -> Scenario:
-    """The layout given, or the one with the fewest GPUs that are enough."""
     scenarios = resolve(inputs)
     if len(scenarios) == 1:
         return scenarios[0]
@@ -228,7 +225,6 @@ def _choose(inputs: Inputs) -> Scenario:
 
 
 def _too_much(last: Scenario, context_tokens: int, concurrency: int) -> DoesNotFit:
-    """That no number of GPUs is enough, by how much, and the cheapest change that helps."""
     if not within_limit(last, concurrency):
         return DoesNotFit(
             f"{count_requests(concurrency)} do not run concurrently: {limit_sentence(last)}."
@@ -293,15 +289,7 @@ def _request_bytes(scenario: Scenario, context_tokens: int) -> tuple[int, Fracti
 
 @dataclass(frozen=True)
 class Assumption:
-    """One setting that nobody gave.
-
-    Attributes:
-        input: Its name.
-        option: The same as the engine calls it.
-        value: Its value.
-        shown: The value with its unit.
-        reason: Why it is this.
-    """
+    """One setting that nobody gave."""
 
     input: str
     option: str
@@ -331,6 +319,77 @@ def _shown(name: str, value: Any) -> str:
     if name in ("reserve", "logits_limit") and value is not None:
         return format_bytes(value)
     return f"{value:,}" if isinstance(value, int) else f"{value or 'none'}"
+
+
+Kind = Literal["whole", "taken", "part", "left"]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One step from a GPU's memory to its KV.
+
+    Attributes:
+        kind: The ``whole``, what is ``taken`` of it, ``part`` of what was taken last, what is
+            ``left``.
+    """
+
+    kind: Kind
+    what: str
+    size_bytes: int
+    source: str
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The tightest GPU.
+
+    Attributes:
+        lines: In order; what is taken and what is left add up to the whole.
+        not_counted: What no line stands for: nothing says its size.
+    """
+
+    lines: tuple[Line, ...]
+    not_counted: tuple[str, ...]
+
+
+def peak_of(found: Answer) -> Peak:
+    """What is live on the tightest GPU at the peak of a step, with a source for every line."""
+    overhead = found.scenario.overhead(found.use.stage, found.context)
+    return Peak(tuple(_lines(found)), overhead.unknown)
+
+
+def _lines(found: Answer) -> Iterator[Line]:
+    scenario, use = found.scenario, found.use
+    inputs, overhead = scenario.inputs, scenario.overhead(use.stage, found.context)
+    left = use.budget - use.weights - use.reserve - use.transient
+    if inputs.kv_memory or inputs.kv_blocks:
+        yield Line("left", "for KV", left, "as given")
+        return
+    yield Line("whole", "memory of the GPU", use.memory, scenario.gpu.memory_source)
+    share = f"left free, {1 - float(scenario.settings.memory_fraction):.3g} of it"
+    yield Line("taken", share, use.memory - use.budget, _reason(found, "memory_fraction"))
+    for held in overhead.headroom:
+        yield Line("part", *held)
+    if use.headroom:
+        yield Line("part", "indexer logits", use.headroom, _reason(found, "logits_limit"))
+    yield Line("taken", "weights", use.weights, scenario.weights.source)
+    if "reserve" in scenario.settings.assumed:
+        known = sum(held.size_bytes for held in overhead.reserve)
+        for held in overhead.reserve:
+            yield Line("taken", *held)
+        rest = "the rest of the reserve" if known else "reserve"
+        if use.reserve > known:
+            yield Line("taken", rest, use.reserve - known, _reason(found, "reserve"))
+    else:
+        yield Line("taken", "reserve", use.reserve, "as given")
+    if use.transient:
+        yield Line("taken", "indexer logits", use.transient, _reason(found, "logits_limit"))
+    yield Line("left", "for KV" if left >= 0 else "missing for KV", left, "")
+
+
+def _reason(found: Answer, name: str) -> str:
+    assumed = found.scenario.settings.assumed.get(name)
+    return assumed.reason if assumed else "as given"
 
 
 SCHEMA = "dsv4kv.budget/1"
@@ -448,7 +507,6 @@ def _request(found: Answer) -> dict[str, Any]:
 
 
 def _host(tier: HostTier | None) -> dict[str, Any] | None:
-    """The host pools with their sums."""
     if tier is None:
         return None
     pools = [asdict(pool) | {"total_bytes": pool.total_bytes} for pool in tier.pools]

@@ -43,10 +43,7 @@ class RankUse:
     """How one GPU's memory is used, in bytes.
 
     Attributes:
-        stage: Its pipeline stage.
-        memory: The whole memory.
         budget: The share of it that may be used, or what the parts are given.
-        weights: Weights.
         reserve: Kept for activations, graphs and communication.
         transient: Indexer logits, as far as they take of the budget.
         headroom: Indexer logits beyond the budget, where an engine leaves them room there.
@@ -249,14 +246,7 @@ CURVE_TOKENS = (4096, 32_768, 131_072, 1_048_576)
 
 @dataclass(frozen=True)
 class LayoutLine:
-    """What one layout of the same GPUs holds.
-
-    Attributes:
-        layout: The layout.
-        kv_copies: Copies of every request's KV.
-        weight_bytes: Weights on the fullest GPU.
-        concurrency: Requests of the context that fit at once.
-    """
+    """What one layout of the same GPUs holds."""
 
     layout: Layout
     kv_copies: int

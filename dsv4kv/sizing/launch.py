@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dsv4kv.engines.logs.setups import preset_named
+from dsv4kv.engines.flags import Texts, find_flag
+from dsv4kv.engines.logs.read import preset_named
 from dsv4kv.engines.names import find_engine
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import open_regular
 from dsv4kv.model.presets import config_file
 from dsv4kv.sizing.answer import Answer
 from dsv4kv.sizing.fit import max_concurrency, tightest_free_bytes
-from dsv4kv.sizing.flags import Texts, find_flag
-from dsv4kv.sizing.given_flags import GivenFlag, merge, read_flag
+from dsv4kv.sizing.flags import GivenFlag, merge, read_flag
 from dsv4kv.sizing.inputs import read_inputs
 from dsv4kv.sizing.scenario import Scenario, fix_layout, resolve
 from dsv4kv.sizing.servers import Launch, find_launches
@@ -29,9 +29,7 @@ class Reading:
     """A launch command, read.
 
     Attributes:
-        launch: The command.
         flags: Its flags and variables, in order; of variables those that an engine knows.
-        texts: Our inputs.
     """
 
     launch: Launch
@@ -177,7 +175,6 @@ class FlagCost:
     """What one flag of a command costs, against the engine's own value.
 
     Attributes:
-        flag: The flag.
         taken_bytes: Bytes of the tightest GPU that it takes; negative where it gives some.
         requests: Requests of the same context at once that it makes possible, or costs.
     """
@@ -207,7 +204,6 @@ def flag_costs(reading: Reading, given: Texts, found: Answer) -> Iterator[FlagCo
 
 
 def _laid_out(texts: Mapping[str, str], scenario: Scenario) -> Texts:
-    """The texts with the layout of a scenario."""
     fixed = fix_layout(scenario)
     sizes = {name: str(getattr(fixed, name)) for name in ("gpus", "tp", "dp", "pp", "ep")}
     return {**texts, **sizes}

@@ -6,11 +6,11 @@ from dataclasses import fields, replace
 from fractions import Fraction
 from typing import Any
 
+from dsv4kv.engines.flags import Flag, flags_of
 from dsv4kv.engines.names import family_of, replayed_engines
 from dsv4kv.engines.rule import Launch
 from dsv4kv.errors import ConfigError
 from dsv4kv.sizing.fit import max_concurrency
-from dsv4kv.sizing.flags import FLAGS, Flag
 from dsv4kv.sizing.inputs import READERS, Inputs
 from dsv4kv.sizing.launch import read_command
 from dsv4kv.sizing.layout import Layout
@@ -101,7 +101,7 @@ def _flags(family: str, launch: Launch, inputs: Inputs) -> Iterator[str]:
 
 
 def _flag(family: str, name: str, value: Any) -> str:
-    for flag in (flag for flag in FLAGS[family] if flag.means):
+    for flag in (flag for flag in flags_of(family) if flag.means):
         assert flag.means is not None
         if flag.means.input == name:
             return _join(flag, _text(name, value))

@@ -93,7 +93,6 @@ def _tensor_sizes(config: DSV4Config) -> list[int]:
 
 
 def _divide(config: DSV4Config, gpus: int, wish: LayoutWish, pp: int) -> tuple[int, int, int]:
-    """TP, DP and PP of so many GPUs."""
     given = {"TP": wish.tp, "DP": wish.dp, "PP": wish.pp}
     named = " · ".join(f"{name}{size}" for name, size in given.items() if size)
     known = (wish.tp or 1) * (wish.dp or 1) * pp
@@ -114,7 +113,6 @@ def _divide(config: DSV4Config, gpus: int, wish: LayoutWish, pp: int) -> tuple[i
 
 
 def _finish(config: DSV4Config, wish: LayoutWish, tp: int, dp: int, pp: int) -> Layout:
-    """Add the expert parallelism and check what the model allows."""
     if config.num_heads % tp:
         raise ConfigError(
             f"TP{tp} cannot split {config.num_heads} attention heads of {config.name}: choose a "

@@ -125,7 +125,6 @@ def find_weights(inputs: Inputs, config: DSV4Config) -> Weights:
 
 
 def _derive(model: str, config: DSV4Config) -> Weights | None:
-    """Weights of a preset or a config.json; None where their sizes are not known."""
     if _model_file(model) is None:
         return _known_weights(config.name)
     facts = find_weight_facts(model, config)

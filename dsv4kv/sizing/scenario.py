@@ -32,8 +32,6 @@ class Settings:
         memory_fraction: Share of a GPU's memory that may be used.
         reserve: Bytes of it kept for activations, graphs and communication.
         step_tokens: Tokens of one step of one replica.
-        overlap: Steps that overlap.
-        in_flight_tokens: Tokens in flight on one replica.
         request_limit: Requests that one replica runs at once at most; None for any number.
         logits_limit: Bytes that the indexer's logits are cut to; None where they are not.
         frees_windows: Whether window slots that are out of the window are given back; None where
@@ -61,13 +59,7 @@ class Scenario:
     """One deployment on a known number of GPUs.
 
     Attributes:
-        inputs: What was asked.
-        config: The model.
-        gpu: The GPU, each of them.
         layout: How the model is spread over GPUs.
-        weights: Of one copy of the model.
-        formats: Of entries on one rank.
-        engine: Whose rules size the cache.
         settings: As given, or the engine's own.
         machine: The GPUs as the engine looks at them.
     """
@@ -265,7 +257,6 @@ def _as_asked(inputs: Inputs, assumed: Defaults, replicas: int) -> Iterator[tupl
 
 
 def _refuse(inputs: Inputs, config: DSV4Config, engine: Engine, gpu: Gpu) -> None:
-    """Raise ``ConfigError`` for what the engine refuses, or is not sized with."""
     asked = {
         "dcp": inputs.dcp > 1,
         "prefill_cp": inputs.prefill_cp > 1,
@@ -302,7 +293,6 @@ _NAMED = {
 def _formats(
     inputs: Inputs, config: DSV4Config, engine: Engine, gpu: Gpu, tp: int
 ) -> tuple[CacheFormats, Defaults]:
-    """What the engine stores on such GPUs, and why where it was not asked for."""
     if config.name == GQA8:
         return find_formats(inputs, config, tp), {}
     asked = {place: getattr(inputs, f"{place}_format") for place in PLACES}

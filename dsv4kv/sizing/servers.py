@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dsv4kv.engines.flags import find_flag
 from dsv4kv.engines.names import FAMILIES
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import Unparsable, load_yaml
-from dsv4kv.sizing.flags import FLAGS, find_flag
 
 _TOKEN = re.compile(
     r"""(?P<join>\\\r?\n) | (?P<escape>\\.?) | (?P<single>'[^']*')
@@ -107,7 +107,6 @@ class Launch:
     """One launch command.
 
     Attributes:
-        family: Whose.
         version: As its image or its installation names it; None where nothing does.
         flags: Flags with their values, the model first; empty for a switch.
         variables: What the environment is set to.
@@ -220,7 +219,6 @@ def _family_of_image(word: str) -> str | None:
 
 
 def _set_before(words: list[str]) -> dict[str, str]:
-    """``-e NAME=value`` of a container."""
     own: dict[str, str] = {}
     for flag, word in zip(["", *words], words, strict=False):
         for text in (word.removeprefix("--env="), word if flag in ("-e", "--env") else ""):
@@ -292,7 +290,6 @@ _CONTAINER = ("command", "args", "entrypoint", "cmd")
 def _in_yaml(
     document: Any, variables: Mapping[str, str], text: str, depth: int = 0
 ) -> Iterator[Launch]:
-    """Commands of containers, scripts, and mappings of flags, wherever they are."""
     if depth > _DEEPEST:
         return
     if isinstance(document, str):
@@ -383,8 +380,7 @@ def _words(value: Any) -> list[str]:
 
 
 def _flags(document: Mapping[Any, Any]) -> Iterator[tuple[str, tuple[str, str]]]:
-    """A mapping of an engine's flags, dashes left out: ``tensor-parallel-size: 8``."""
-    for family in FLAGS:
+    for family in FAMILIES:
         pairs = [
             (f"--{str(key).lstrip('-')}", value)
             for key, value in document.items()
@@ -400,7 +396,6 @@ def _flags(document: Mapping[Any, Any]) -> Iterator[tuple[str, tuple[str, str]]]
 
 
 def _located(launches: Iterator[Launch], part: str, text: str) -> Iterator[Launch]:
-    """Launches with the line of the whole text that their own begins at."""
     place = text.find(part.partition("\n")[0].strip()[:40])
     line = text.count("\n", 0, max(place, 0))
     for launch in launches:

@@ -31,12 +31,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Axis:
-    """One input and the values it takes, as written.
-
-    Attributes:
-        name: Option name of the input.
-        values: Its values.
-    """
+    """One input and the values it takes, as written."""
 
     name: str
     values: tuple[str, ...]
@@ -48,11 +43,9 @@ class Row:
 
     Attributes:
         point: Value of every axis, as written.
-        inputs: All inputs of this point, read.
         cached_bytes: One request's cache at its context, once, without padding and state.
         token_bytes: Marginal bytes of one token of context, likewise.
         found: The answer; None where there is none.
-        problem: Why there is none.
         too_much: Whether that is because no number of GPUs is enough.
     """
 

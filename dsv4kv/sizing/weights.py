@@ -191,8 +191,6 @@ class Weights:
     """Weights of a whole model, layer by layer.
 
     Attributes:
-        layers: One part per layer of the model.
-        draft: One draft layer.
         embedding: The embedding; the output head is as large.
         experts: Routed experts of a layer; None where they are not known to be whole.
         parameters: How many there are, draft layers left out; None where that is not known.

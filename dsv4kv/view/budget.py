@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Any
 from dsv4kv.engines.contract import Capacity
 from dsv4kv.engines.host import HostTier
 from dsv4kv.sizing.advice import Option
-from dsv4kv.sizing.answer import Answer, assumptions, count_requests, limit_sentence
+from dsv4kv.sizing.answer import Answer, assumptions, count_requests, limit_sentence, peak_of
 from dsv4kv.sizing.fit import within_limit
 from dsv4kv.sizing.layout import Layout
 from dsv4kv.sizing.lookup import kv_heads
-from dsv4kv.sizing.peak import peak_of
 from dsv4kv.sizing.scenario import Scenario
 from dsv4kv.sizing.sweep import Row
 from dsv4kv.units import format_bytes, format_count

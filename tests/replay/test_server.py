@@ -95,7 +95,7 @@ def test_the_pools_are_those_that_budget_prints(engine: str, flags: str) -> None
     rules = found.scenario.engine
     if isinstance(rules, SglangEngine):
         pools = rules.pools(found.scenario.deployment(0, 2**20))
-        slots = pools.sizes(found.capacity.units, 0).swa
+        slots = pools.window_slots(found.capacity.units)
         assert config.cache.num_blocks == found.capacity.units // page
         assert config.cache.num_checkpoints == slots // page
     else:
@@ -120,6 +120,16 @@ def test_a_server_is_replayed_by_its_engines_rule(engine: str, command: str, rul
     assert by_server(served_by(*server)).prefix.rule == rule
     chosen = served_by(*server, "prefix.rule=vllm")
     assert by_server(chosen).prefix.rule == "vllm"
+
+
+@pytest.mark.parametrize(("engine", "unit_tokens"), [("vllm", 64), ("sglang", 1)])
+def test_a_server_of_v32_has_the_blocks_of_its_engine(engine: str, unit_tokens: int) -> None:
+    config = by_server(served_by(f"server.engine={engine}", "model.preset=v3.2"))
+    found = answer(read_inputs({"model": "v3.2", "gpu": "h200", "gpus": "8", "engine": engine}))
+    assert found.capacity
+    assert config.cache.block_tokens == 64
+    assert config.cache.num_blocks == found.capacity.units * unit_tokens // 64
+    assert config.prefix.rule == engine
 
 
 def test_replicas_of_one_server_have_their_pools_together() -> None:

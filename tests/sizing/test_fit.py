@@ -4,7 +4,6 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from dsv4kv.engines.names import ENGINES as KNOWN
 from dsv4kv.sizing.fit import (
     available_bytes,
     costs_of,
@@ -117,40 +116,12 @@ def test_the_parts_of_a_gpu_add_up_and_none_is_negative(
     )
 
 
-@pytest.mark.parametrize("tokens", [1, 3, 4, 127, 128, 129, 4095])
-@pytest.mark.parametrize("engine", KNOWN)
-def test_a_short_request_holds_all_that_it_costs(engine: str, tokens: int) -> None:
-    found = scenario(gpus="8", engine=engine)
-    use, costs = use_of(found, tokens, 3), costs_of(found, 0, tokens, 3)
-    assert use.fixed == 3 * sum(cost.fixed_bytes for cost in costs)
-    assert use.tokens == int(3 * tokens * sum(cost.marginal_bytes for cost in costs))
-    assert use.lost >= 0
-
-
 @given(st.integers(1, 8192), st.integers(1, 64))
 def test_decoding_requests_of_whole_blocks_lose_only_padding(blocks: int, load: int) -> None:
     found = scenario(gpus="1", hbm="2TiB")
     use = use_of(found, 128 * blocks, load)
     padding = sum(cost.padding_bytes for cost in costs_of(found, 0, 128 * blocks, load))
     assert use.lost == load * 128 * blocks * padding
-
-
-def test_replicas_share_the_requests_and_ranks_of_one_do_not() -> None:
-    """DP8 holds an eighth of the requests on every GPU; the one KV head is copied under TP8."""
-    uses = [use_of(scenario(gpus="8", tp=tp), 131_072, 64) for tp in ("1", "8")]
-    assert uses[1].cache == 8 * uses[0].cache
-
-
-def test_one_chunk_is_in_flight_at_a_time() -> None:
-    found = scenario(gpus="8", engine="vllm:0.33")
-    one, many = (use_of(found, 131_072, load) for load in (1, 100))
-    assert one.in_flight == many.in_flight > 0
-    assert many.fixed + many.tokens + many.lost == 100 * (one.fixed + one.tokens + one.lost)
-
-
-def test_a_model_with_a_key_per_token_has_four_times_the_logits() -> None:
-    flat, csa = scenario(model="v3.2", gpus="8"), scenario(gpus="8")
-    assert transient_bytes(flat, 2**14) == 4 * transient_bytes(csa, 2**14) > 0
 
 
 @pytest.mark.parametrize(
@@ -173,13 +144,6 @@ def test_logits_of_a_chunk_at_a_million_tokens_are_as_large_as_the_engine_lets_t
     assert transient_bytes(found, 2**20) == charged
 
 
-def test_vllm_sets_its_bound_aside_whatever_a_step_needs() -> None:
-    found = scenario(gpus="8", engine="vllm:0.33")
-    assert logits_bytes(found, 4096) == logits_bytes(found, 2**20) == 2**29
-    given = scenario(gpus="8", engine="vllm:0.33", logits_limit="256MiB")
-    assert logits_bytes(given, 2**20) == 2**28
-
-
 @pytest.mark.parametrize(
     ("version", "gpu", "bound_gib"),
     [
@@ -199,14 +163,6 @@ def test_the_scores_of_v41_are_bounded_by_version_and_gpu_in_sglang(
     assert found.settings.logits_limit == bound_gib * GIB
 
 
-def test_replicas_that_are_servers_have_limits_of_their_own() -> None:
-    """SGLang divides its limits among the ranks of data-parallel attention alone."""
-    texts = {"engine": "sglang", "gpus": "8", "tp": "4", "dp": "2", "ep": "4"}
-    ranks, servers = (scenario(**texts, dp_attention=how) for how in ("on", "off"))
-    assert (ranks.settings.request_limit, ranks.settings.step_tokens) == (128, 4096)
-    assert (servers.settings.request_limit, servers.settings.step_tokens) == (256, 8192)
-
-
 def test_memory_or_blocks_for_kv_replace_what_is_left() -> None:
     """7,236 blocks of 1,039,680 B are the 7.01 GiB of a published log of vLLM 0.26."""
     texts = {"gpus": "2", "engine": "vllm:0.26", "draft_layers": "1"}
@@ -217,43 +173,3 @@ def test_memory_or_blocks_for_kv_replace_what_is_left() -> None:
         most = found.engine.capacity(found.deployment(0, 912_128), available)
         assert most.units == available // 1_039_680
     assert found.settings.assumed.get("memory_fraction") is None
-
-
-def test_sglang_takes_full_tokens_at_most() -> None:
-    texts = {"gpus": "8", "engine": "sglang:0.5.23"}
-    left = available_bytes(scenario(**texts), 0, 2**20)
-    few, many = (scenario(**texts, kv_blocks=count) for count in ("1M", "1000M"))
-    assert available_bytes(few, 0, 2**20) < available_bytes(many, 0, 2**20) == left
-
-
-def test_logits_without_bound_that_find_no_room_beside_the_share_are_charged() -> None:
-    found = scenario(gpus="8", engine="sglang:0.5.20", memory_fraction="0.97")
-    use = use_of(found, 2**20, 1)
-    assert use.transient == 2**33 - found.spare_bytes > 0
-    assert use.headroom == found.spare_bytes
-
-
-def test_a_model_without_indexer_has_no_logits() -> None:
-    assert transient_bytes(scenario(model="gqa8", weights="1GiB", gpus="8"), 2**17) == 0
-
-
-def test_the_reserve_and_the_share_kept_spare_are_left_alone() -> None:
-    base = tightest_free_bytes(scenario(gpus="8"), 4096, 1)
-    assert tightest_free_bytes(scenario(gpus="8", reserve="5GiB"), 4096, 1) == base - GIB
-    half = scenario(gpus="8", memory_fraction="0.5")
-    assert tightest_free_bytes(half, 4096, 1) == base - (
-        scenario(gpus="8").budget_bytes - half.budget_bytes
-    )
-
-
-def test_the_tightest_stage_decides() -> None:
-    """Of two stages the one with the output head, more CSA layers or drafts may be the fuller."""
-    found = scenario(tp="1", dp="1", pp="2", draft_layers="3")
-    assert use_of(found, 2**20, 4).stage == 1
-
-
-def test_what_an_engine_holds_anyway_is_held_once() -> None:
-    """SGLang's pool of windows is as large as the requests that may run, used or not."""
-    found = scenario(gpus="8", tp="1", engine="sglang:0.5.23")
-    use = use_of(found, 131_072, 80)
-    assert use.shared == found.engine.shared_bytes(found.deployment(0, 131_072, 10)) > 0

@@ -2,25 +2,20 @@
 
 import pytest
 
+from dsv4kv.engines.flags import Texts, find_flag, flags_of
+from dsv4kv.engines.names import FAMILIES
 from dsv4kv.errors import ConfigError
-from dsv4kv.sizing.flags import FLAGS, Texts, find_flag, flag_for
-from dsv4kv.sizing.given_flags import merge, read_flag, take_flags, wrong_engine
-from dsv4kv.sizing.inputs import READERS, read_inputs
+from dsv4kv.sizing.flags import merge, read_flag, take_flags, wrong_engine
+from dsv4kv.sizing.inputs import read_inputs
 
 
-@pytest.mark.parametrize("family", FLAGS)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_every_word_of_an_engine_is_spelled_once_and_says_what_it_does(family: str) -> None:
-    spellings = [spelling for flag in FLAGS[family] for spelling in flag.spellings]
+    spellings = [spelling for flag in flags_of(family) for spelling in flag.spellings]
     assert len(spellings) == len(set(spellings))
-    for flag in FLAGS[family]:
+    for flag in flags_of(family):
         assert flag.effect
         assert flag.is_variable == flag.name.isupper()
-
-
-@pytest.mark.parametrize("family", FLAGS)
-def test_what_a_word_means_is_an_input_of_ours(family: str) -> None:
-    named = {flag.means.input for flag in FLAGS[family] if flag.means and flag.means.input}
-    assert named <= set(READERS)
 
 
 @pytest.mark.parametrize(
@@ -186,8 +181,3 @@ def test_sglangs_ranks_are_those_of_all_replicas_of_its_attention() -> None:
     assert texts(("--tp", "8"), ("--dp", "1")) == {"tp": "8", "dp": "1"}
     with pytest.raises(ConfigError, match="--dp-size 3 does not divide --tp-size 8"):
         texts(("--tp", "8"), ("--dp", "3"), ("--enable-dp-attention", ""))
-
-
-def test_an_input_has_the_name_that_its_engine_has_for_it() -> None:
-    names = [flag_for(family, "memory-fraction") for family in ("vllm", "sglang", "dsv4kv")]
-    assert names == ["--gpu-memory-utilization", "--mem-fraction-static", "--memory-fraction"]

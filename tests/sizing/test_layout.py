@@ -49,15 +49,6 @@ def test_a_layout_is_the_one_asked_for_or_a_refusal(
         assert FLASH.num_heads % layout.tp == 0
 
 
-def test_unasked_a_replica_grows_to_a_server_and_more_servers_are_more_replicas() -> None:
-    sizes = [(layout.tp, layout.dp) for layout in layouts()]
-    assert sizes == [(1, 1), (2, 1), (4, 1), (8, 1), *((8, dp) for dp in range(2, 9))]
-
-
-def test_replicas_come_in_parts_of_a_server_or_whole_servers() -> None:
-    assert [layout.gpus for layout in layouts(40, tp=1)] == [1, 2, 4, 8, 16, 24, 32, 40]
-
-
 @pytest.mark.parametrize(
     ("wish", "sentence"),
     [
@@ -77,18 +68,3 @@ def test_a_contradictory_layout_is_a_sentence(wish: dict[str, int], sentence: st
     with pytest.raises(ConfigError) as refusal:
         layouts(**wish)
     assert str(refusal.value).startswith(sentence)
-
-
-def test_experts_are_spread_over_ep_ranks_and_sliced_by_tp() -> None:
-    assert Layout(tp=8).expert_ranks == 8
-    assert Layout(dp=8, ep=8).expert_ranks == 8
-    assert Layout(tp=8, ep=2).expert_ranks == 8
-    assert Layout(tp=2, dp=8, ep=4).expert_ranks == 4
-
-
-@pytest.mark.parametrize(
-    ("layout", "label"),
-    [(Layout(), "TP1"), (Layout(tp=8, dp=2, ep=16), "TP8 DP2 EP16"), (Layout(pp=4), "PP4")],
-)
-def test_a_label_names_what_is_more_than_one(layout: Layout, label: str) -> None:
-    assert layout.label == label

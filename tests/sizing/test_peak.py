@@ -2,10 +2,9 @@
 
 import pytest
 
-from dsv4kv.sizing.answer import answer
+from dsv4kv.sizing.answer import Peak, answer, peak_of
 from dsv4kv.sizing.fit import available_bytes
-from dsv4kv.sizing.peak import Peak, peak_of
-from tests.sizing.questions import GIB, ask
+from tests.sizing.questions import ask
 
 
 def peak(**texts: str) -> Peak:
@@ -33,31 +32,3 @@ def test_what_vllm_says_of_itself_stands_in_lines_of_its_own() -> None:
     older = {line.what for line in peak(engine="vllm:0.26").lines}
     assert "reserve" in older
     assert "workspace of prompts" not in older
-
-
-def test_no_less_is_kept_than_is_known_to_be_held() -> None:
-    """V4.1 gathers four prompts of 1M tokens in bf16: more than the 4 GiB that are guessed."""
-    found = answer(ask(gpus="8", engine="vllm:0.33", model="v4.1-flash"))
-    assert found.use.reserve > 4 * GIB
-    given = answer(ask(gpus="8", engine="vllm:0.33", model="v4.1-flash", reserve="1GiB"))
-    assert given.use.reserve == GIB
-
-
-def test_sglangs_own_estimate_is_in_what_its_share_leaves() -> None:
-    lines = peak(engine="sglang:0.5.23", gpu="b200").lines
-    parts = {line.what: line.size_bytes for line in lines if line.kind == "part"}
-    assert parts["activations of a chunk"] == 16_384 * 1.5 * 2**20
-    assert parts["CUDA graphs"] == 512 * 2 * 2**20
-    assert parts["buffers between ranks"] == GIB
-
-
-def test_what_nothing_says_the_size_of_is_named() -> None:
-    assert "CUDA graphs" in peak(engine="vllm").not_counted
-    assert "buffers of DeepEP" in peak(engine="sglang").not_counted
-
-
-def test_flashinfer_has_a_workspace_of_its_own() -> None:
-    found = peak(engine="vllm:0.33", gpu="b200", attention_backend="FLASHINFER_MLA_SPARSE_DSV4")
-    sizes = {line.what: line.size_bytes for line in found.lines}
-    assert sizes["workspace of FlashInfer"] == 2**27
-    assert "workspace of prompts" not in sizes

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.sizing.lookup import GQA8
-from dsv4kv.sizing.scenario import fix_layout, resolve
 from tests.model.test_huggingface import document, published
-from tests.sizing.questions import GIB, ask, scenario
+from tests.sizing.questions import GIB, scenario
 
 
 @pytest.mark.parametrize(
@@ -69,17 +68,6 @@ def test_a_config_without_the_sizes_of_its_matrices_needs_its_weights(tmp_path: 
     assert scenario(model=str(path), weights="8GiB", gpus="8").weight_bytes == (GIB,)
 
 
-def test_bytes_of_a_parameter_replace_the_checkpoints_types() -> None:
-    found = scenario(weight_bytes_per_param="2", gpus="1")
-    assert found.weights.parameters is not None
-    assert found.weight_bytes == (2 * found.weights.parameters,)
-    assert found.weights.source == "284B parameters, 2 B for each"
-
-
-def test_the_budget_is_the_given_share_of_the_memory() -> None:
-    assert scenario(hbm="100GiB", memory_fraction="0.75").budget_bytes == 75 * GIB
-
-
 @given(st.sampled_from(["v4-flash", "v4-pro"]), st.integers(1, 8), st.integers(0, 3))
 def test_stages_hold_every_layer_once_and_the_last_one_the_drafts(
     model: str, stages: int, drafts: int
@@ -91,31 +79,9 @@ def test_stages_hold_every_layer_once_and_the_last_one_the_drafts(
     assert counts == [0] * (stages - 1) + [drafts]
 
 
-def test_a_deployment_says_what_one_replica_serves() -> None:
-    texts = {"tp": "2", "dp": "2", "pp": "2", "state": "bf16", "block_tokens": "256"}
-    told = scenario(**texts, draft_tokens="2", in_flight_tokens="2K").deployment(1, 4096, 7)
-    assert told.layers == tuple(range(22, 43))
-    assert (told.max_context_tokens, told.concurrency, told.in_flight_tokens) == (4096, 7, 2048)
-    assert (told.state_bytes, told.online_state) == (2, False)
-    assert (told.block_tokens, told.draft_tokens) == (256, 2)
-    assert scenario(state="online").deployment(0, 1).online_state
-
-
 def test_tensor_parallelism_splits_the_heads_of_the_baseline_but_not_the_latent() -> None:
     """GQA-8: 8 KV heads x 128 channels x 2 x 2 B = 4,096 B a layer; DeepSeek has one KV head."""
     for tp, dims in ((1, 2048), (8, 256), (16, 256)):
         baseline = scenario(model=GQA8, weights="1GiB", tp=str(tp), dp="1")
         assert baseline.formats.main.dims == dims
         assert scenario(tp=str(tp), dp="1").formats.main.dims == 512
-
-
-def test_a_written_out_layout_is_the_same_layout() -> None:
-    for texts in ({"gpus": "16"}, {"tp": "2", "dp": "4", "pp": "2", "ep": "4"}):
-        first = scenario(**texts)
-        assert [again.layout for again in resolve(fix_layout(first))] == [first.layout]
-
-
-def test_without_gpus_there_is_a_scenario_for_every_size() -> None:
-    sizes = [each.layout.gpus for each in resolve(ask())]
-    assert sizes[:6] == [1, 2, 4, 8, 16, 24]
-    assert sizes[-1] == 1024

@@ -1,8 +1,6 @@
 """Weights follow from config.json, add up to the published counts, and are split by the layout."""
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import yaml
@@ -18,8 +16,6 @@ from dsv4kv.sizing.weights import (
     WeightFacts,
     Weights,
     derive_weights,
-    scale_weights,
-    spread_weights,
 )
 from tests.model.test_huggingface import published
 
@@ -47,12 +43,6 @@ def test_parameters_add_up_to_the_published_count(name: str, within: float) -> N
     )
 
 
-def test_routed_experts_of_flash_are_three_matrices_each_in_four_bits_with_scales() -> None:
-    """43 layers of 256 experts of 3 x 4096 x 2048, 17 bytes for 32 of them."""
-    experts = sum(part.expert_bytes for part in weights_of("v4-flash").layers)
-    assert experts == 43 * 256 * 3 * 4096 * 2048 * 17 // 32
-
-
 @pytest.mark.parametrize("name", PRESETS)
 def test_the_published_config_gives_the_presets_weights(name: str) -> None:
     """The file of V4.1 that is kept here leaves out types, drafts and engram tables."""
@@ -72,43 +62,6 @@ def test_engram_tables_lie_in_host_memory_and_on_no_gpu() -> None:
     assert found.total_bytes + found.host_bytes + drafts == pytest.approx(
         510_313_353_565, rel=0.01
     )
-
-
-def test_nvfp4_experts_have_twice_the_scales() -> None:
-    document = json.loads(published("v4-flash-nvfp4").read_text(encoding="utf-8"))
-    assert WeightFacts(**document).expert_kind == "nvfp4"
-
-
-def test_a_checkpoint_without_quantisation_is_bf16() -> None:
-    facts = facts_of("v3.2").model_copy(update={"quantization_config": {}})
-    assert (facts.dense_dtype, facts.expert_kind) == ("bf16", "bf16")
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_one_gpu_holds_everything(name: str) -> None:
-    weights = weights_of(name)
-    assert weights.rank_bytes(Layout(), range(len(weights.layers)), 0) == weights.total_bytes
-
-
-@given(st.sampled_from(PRESETS), st.sampled_from([2, 4, 8]))
-def test_tensor_parallel_ranks_hold_equal_shares(name: str, tp: int) -> None:
-    weights = weights_of(name)
-    share = weights.rank_bytes(Layout(tp=tp), range(len(weights.layers)), 0)
-    assert share == -(-weights.total_bytes // tp)
-
-
-def test_replicas_repeat_what_is_not_an_expert() -> None:
-    weights = weights_of("v4-flash")
-    whole = range(len(weights.layers))
-    replicas = weights.rank_bytes(Layout(dp=8, ep=8), whole, 0)
-    experts = sum(part.expert_bytes for part in weights.layers)
-    assert replicas == weights.total_bytes - experts + experts // 8
-
-
-def test_independent_replicas_repeat_the_experts_too() -> None:
-    weights = weights_of("v4-flash")
-    whole = range(len(weights.layers))
-    assert weights.rank_bytes(Layout(dp=8, ep=1), whole, 0) == weights.total_bytes
 
 
 def test_ranks_that_cannot_share_experts_evenly_hold_one_more() -> None:
@@ -133,34 +86,6 @@ def test_pipeline_stages_hold_one_copy_between_them(name: str, stages: int) -> N
     ]
     held = sum(weights.rank_bytes(Layout(pp=stages), part, 0) for part in parts)
     assert 0 <= held - weights.total_bytes < stages
-
-
-def test_draft_layers_lie_on_the_last_stage() -> None:
-    weights = weights_of("v4-flash")
-    first, last = range(22), range(22, 43)
-    layout = Layout(pp=2)
-    assert weights.rank_bytes(layout, first, 3) == weights.rank_bytes(layout, first, 0)
-    assert weights.rank_bytes(layout, last, 3) > weights.rank_bytes(layout, last, 0)
-
-
-def test_given_weights_keep_the_derived_proportions() -> None:
-    derived = weights_of("v4-flash")
-    half = scale_weights(derived, derived.total_bytes // 2, "half")
-    assert half.total_bytes == derived.total_bytes // 2
-    assert half.layers[0].dense_bytes * 2 == derived.layers[0].dense_bytes
-    assert half.source == "half"
-
-
-def test_weights_of_which_only_the_size_is_known_are_split_over_all_gpus() -> None:
-    weights = spread_weights(FLASH, 43 * 16 * 10)
-    assert weights.total_bytes == 43 * 16 * 10
-    assert weights.rank_bytes(Layout(tp=2, dp=4, pp=2, ep=8), range(10), 1) == 10 * 16 * 10 // 8
-
-
-def test_every_shipped_file_belongs_to_a_preset() -> None:
-    folder = shipped("configs")
-    models = {path.stem for path in Path(folder / "models").glob("*.yaml")}
-    assert {path.stem for path in Path(folder / "weights").glob("*.yaml")} <= models
 
 
 def test_what_has_no_heads_to_split_by_is_whole_on_every_rank_of_sglang() -> None:

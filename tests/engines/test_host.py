@@ -1,16 +1,12 @@
-"""Host pools to the byte: pages of HiCache, chunks of vLLM, bytes of a token in LMCache.
-
-V4-Flash and V4-Pro with FP8 keys, no drafts, one rank. Sources: SGLang 0.5.23
-(``hybrid_pool_assembler.py``, ``memory_pool_host.py``), vLLM 0.33.0 (``v1/kv_offload``, its
-``reachable_block_mask`` as it ran), LMCache 0.5.6 (``v1/kv_layer_groups.py``).
-"""
+"""What engines keep in host memory and send of a prompt: bytes, pages, chunks, to the integer."""
 
 from fractions import Fraction
+from functools import partial
 
 import pytest
 
 from dsv4kv.engines.contract import Capacity, Deployment
-from dsv4kv.engines.host import HostTier, HostWish
+from dsv4kv.engines.host import HostTier, HostWish, Sent
 from dsv4kv.engines.names import find_engine
 from dsv4kv.engines.vllm.host import chunk_bytes, offloaded_groups, stored_chunks
 from dsv4kv.engines.vllm.sizes import VllmEngine
@@ -18,6 +14,8 @@ from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import choose_formats
 
 MODELS = ("v4-flash", "v4-pro")
+CSA, HCA, LAYERS = {"v4-flash": 21, "v4-pro": 30}, {"v4-flash": 20, "v4-pro": 31}, (43, 61)
+LENGTHS = (8192, 131_072, 1_048_576)
 PROMPTS = (2_048, 8_192, 131_072, 1_048_576)
 
 
@@ -37,12 +35,6 @@ def capacity(units: int, unit_bytes: int = 0) -> Capacity:
     return Capacity(0, units, Fraction(unit_bytes), Fraction(1), None, Fraction(1), ())
 
 
-def hicache(name: str, ratio: str) -> HostTier:
-    wish = HostWish("hicache", ratio=Fraction(ratio))
-    full = capacity(1_000 * 256)
-    return find_engine("sglang:0.5.23").host_tier(deployment(name), full, wish)
-
-
 HICACHE_PAGES = {
     "kv": (0, 0),
     "deepseek_v4_c4": (786_240, 1_123_200),
@@ -52,28 +44,18 @@ HICACHE_PAGES = {
     "deepseek_v4_c4_state": (1_376_256, 1_966_080),
     "deepseek_v4_c4_indexer_state": (344_064, 491_520),
 }
+
 WINDOWED = ("swa", "deepseek_v4_c4_state", "deepseek_v4_c4_indexer_state")
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_hicache_has_these_pools_and_none_of_hca_states(name: str) -> None:
-    pools = hicache(name, "2").pools
-    at = MODELS.index(name)
-    assert {pool.name: pool.page_bytes for pool in pools} == {
-        pool: sizes[at] for pool, sizes in HICACHE_PAGES.items()
-    }
-    tails = sum(pool.page_bytes for pool in pools if pool.name in WINDOWED)
-    context = sum(pool.page_bytes for pool in pools) - tails
-    assert (context, tails) == ((998_208, 8_160_000), (1_430_208, 11_592_960))[at]
-
-
-@pytest.mark.parametrize(("ratio", "times"), [("1", 1), ("1.2", 1.2), ("2", 2), ("6", 6)])
-def test_hicache_has_so_many_times_the_pages_of_context_and_of_windows_apart(
-    ratio: str, times: float
-) -> None:
-    pages = {pool.name: pool.pages for pool in hicache("v4-flash", ratio).pools}
-    assert pages["deepseek_v4_c4"] == pages["deepseek_v4_c128"] == int(1_000 * times)
-    assert pages["swa"] == pages["deepseek_v4_c4_state"] == int(100 * times)
+    wish = HostWish("hicache", ratio=Fraction(2))
+    full = capacity(1_000 * 256)
+    tier: HostTier = find_engine("sglang:0.5.23").host_tier(deployment(name), full, wish)
+    pages = {pool: sizes[MODELS.index(name)] for pool, sizes in HICACHE_PAGES.items()}
+    assert {pool.name: pool.page_bytes for pool in tier.pools} == pages
+    assert {pool.pages for pool in tier.pools} == {2_000, 200}
 
 
 CHUNKS = {
@@ -95,16 +77,6 @@ def test_a_prompt_leaves_so_many_chunks_in_vllms_host_memory(
     assert tuple(found) == CHUNKS[retention]
 
 
-@pytest.mark.parametrize("retention", [0, 4_096, 32_768])
-@pytest.mark.parametrize("tokens", PROMPTS)
-def test_a_kept_boundary_costs_22_chunks(retention: int, tokens: int) -> None:
-    """⌊n / 256⌋ + 22 for every boundary: the multiples, and the last before the last token."""
-    groups = offloaded_groups(vllm(), deployment("v4-flash"), retention)
-    found = sum(stored_chunks(group, 256, tokens, retention) for group in groups)
-    multiples = range(retention, tokens + 1, retention) if retention else range(0)
-    assert found == tokens // 256 + 22 * len({*multiples, (tokens - 1) // 256 * 256})
-
-
 @pytest.mark.parametrize(
     ("name", "block_bytes", "chunk"),
     [("v4-flash", 1_002_240, 1_003_520), ("v4-pro", 1_435_968, 1_437_696)],
@@ -120,25 +92,13 @@ def test_a_chunk_is_a_block_of_the_pool_in_whole_pages_of_4096(
 
 
 @pytest.mark.parametrize(
-    ("retention", "per_token"), [(None, 90_045), (0, 4_083), (4_096, 9_466), (32_768, 4_756)]
-)
-def test_a_token_of_128k_takes_so_many_bytes_in_vllms_host_memory(
-    retention: int | None, per_token: int
-) -> None:
-    """Flash, one rank, before a chunk is rounded up; 3,915 of them useful."""
-    chunks = CHUNKS[retention][PROMPTS.index(131_072)]
-    assert chunks * 1_002_240 // 131_072 == per_token
-    assert 1_002_240 // 256 == 3_915
-
-
-@pytest.mark.parametrize(
     ("name", "token", "tail"),
     [
         ("v4-flash", Fraction("3850.25"), 15_420_416),
         ("v4-pro", Fraction("5511.4375"), 23_270_400),
     ],
 )
-@pytest.mark.parametrize("chunk", [256, 1_024, 4_096, 32_768])
+@pytest.mark.parametrize("chunk", [256, 4_096, 32_768])
 def test_lmcache_keeps_context_by_the_token_and_a_tail_by_the_chunk(
     name: str, token: Fraction, tail: int, chunk: int
 ) -> None:
@@ -149,7 +109,39 @@ def test_lmcache_keeps_context_by_the_token_and_a_tail_by_the_chunk(
     assert pool.page_bytes == -(-(token * chunk + tail) // 4_096) * 4_096
 
 
-def test_lmcaches_default_chunk_takes_64_kb_a_token_where_4_are_useful() -> None:
-    groups = vllm().layout(deployment("v4-flash")).groups
-    found = {size: round(chunk_bytes(groups, size) / size) for size in (256, 4_096, 32_768)}
-    assert found == {256: 64_086, 4_096: 7_615, 32_768: 4_321}
+def sent(engine: str, model: str, tokens: int) -> Sent:
+    found = find_engine(engine).sent(deployment(model), tokens)
+    assert found is not None
+    return found
+
+
+of_vllm, of_sglang = partial(sent, "vllm:0.33"), partial(sent, "sglang:0.5.23")
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("tokens", LENGTHS)
+def test_vllm_sends_padded_pages_of_the_context_and_a_fixed_part(model: str, tokens: int) -> None:
+    """Its NIXL connector clips windows to 3, 3, 17 and 3 blocks (vLLM 0.33.0, base_scheduler)."""
+    csa, hca, layers = CSA[model], HCA[model], LAYERS[MODELS.index(model)]
+    page = csa * (37_440 + 8_640) + hca * 1_728
+    fixed = 3 * layers * 37_440 + 3 * csa * (32_832 + 8_640) + 17 * hca * 32_832
+    pages = tokens // 256
+    assert of_vllm(model, tokens) == Sent(
+        pages * page + fixed, pages * (2 * csa + hca) + 3 * layers + 6 * csa + 17 * hca
+    )
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("tokens", [*LENGTHS, 127, 128, 129, 255, 256, 257, 131_073])
+def test_sglang_sends_pages_one_or_two_windows_and_the_open_group(model: str, tokens: int) -> None:
+    """SGLang 0.5.23, disaggregation/prefill.py: a window page more where it begins before."""
+    csa, hca, layers = CSA[model], HCA[model], LAYERS[MODELS.index(model)]
+    page = csa * (37_440 + 8_448) + hca * 1_728
+    window = layers * 149_760 + csa * (65_536 + 16_384)
+    pages = -(-tokens // 256)
+    tails = 1 if tokens % 256 == 0 or tokens % 256 >= 128 or tokens < 128 else 2
+    pending = bool(tokens % 128)
+    assert of_sglang(model, tokens) == Sent(
+        pages * page + tails * window + pending * hca * 128 * 4_096,
+        pages * (2 * csa + hca) + tails * (layers + 2 * csa) + pending * hca,
+    )

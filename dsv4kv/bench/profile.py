@@ -32,8 +32,7 @@ from dsv4kv.measure.profilers.launch import (
     ncu_profile,
     nsys_profile,
     require_tool,
-    run_ncu,
-    run_nsys,
+    run_profiler,
     version_of,
 )
 from dsv4kv.measure.profilers.trace import STEP
@@ -171,12 +170,10 @@ def _run_kineto(plan: Plan) -> tuple[RunRecord, Profiled]:
 
 
 def _run_tool(plan: Plan, command: Command) -> tuple[RunRecord, Profiled]:
-    output, record_file = plan.folder / OUTPUT, plan.folder / RUN
-    if plan.tool == "nsys":
-        report = output.with_suffix(".nsys-rep")
-        profiled = run_nsys(command.words[0], command, report, plan.timeout_s)
-    else:
-        profiled = run_ncu(command, output.with_suffix(".ncu-rep"), plan.timeout_s)
+    record_file = plan.folder / RUN
+    suffix = ".nsys-rep" if plan.tool == "nsys" else ".ncu-rep"
+    report = (plan.folder / OUTPUT).with_suffix(suffix)
+    profiled = run_profiler(command, report, plan.timeout_s)
     if not record_file.is_file():
         raise ProfileError(
             f"the profiled program ended before it wrote its record. {name_files(plan.folder)}"

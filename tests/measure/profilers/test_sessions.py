@@ -20,8 +20,7 @@ from dsv4kv.measure.profilers.launch import (
     nsys_profile,
     require_tool,
     run_child,
-    run_ncu,
-    run_nsys,
+    run_profiler,
     version_of,
 )
 from dsv4kv.processes import Child
@@ -66,9 +65,9 @@ def profile(tool: Tool, folder: Path, timeout_s: float = 60) -> Profiled:
     output = folder / "step"
     if tool.name == "nsys":
         command = nsys_profile(str(tool.path), output, PROGRAM)
-        return run_nsys(str(tool.path), command, folder / "step.nsys-rep", timeout_s)
+        return run_profiler(command, folder / "step.nsys-rep", timeout_s)
     command = ncu_profile(str(tool.path), output, PROGRAM, None, own_domain=True)
-    return run_ncu(command, folder / "step.ncu-rep", timeout_s)
+    return run_profiler(command, folder / "step.ncu-rep", timeout_s)
 
 
 def refused(tool: Tool, folder: Path, timeout_s: float = 60) -> str:
@@ -124,7 +123,7 @@ def test_a_program_that_fails_fails_the_profile_with_its_words(nsys: Tool, folde
     program = [sys.executable, "-c", "import sys; sys.exit('error: no such configuration')"]
     command = nsys_profile(str(nsys.path), folder / "step", program)
     with pytest.raises(ProfileError, match="error: no such configuration"):
-        run_nsys(str(nsys.path), command, folder / "step.nsys-rep", 60)
+        run_profiler(command, folder / "step.nsys-rep", 60)
 
 
 @pytest.mark.parametrize("how", ["ears", "deaf"])

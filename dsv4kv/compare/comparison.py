@@ -11,7 +11,7 @@ from dsv4kv.compare.floor import Floor
 from dsv4kv.compare.side import Launched, Side, list_launched, list_losses
 from dsv4kv.measure.verdict import Judgement, Launches, Verdict, judge, judge_exact, judge_pairs
 from dsv4kv.runs.quantities import Quantity, axis_text, ratio_of_calls
-from dsv4kv.runs.schema import Case, RunRecord
+from dsv4kv.runs.schema import RunRecord
 from dsv4kv.units import format_bytes
 
 # What dsv4kv is compared for, and what no run shares with the next.
@@ -60,7 +60,7 @@ def _gather(read: Any, side: Side) -> dict[str, list[str]]:
     for record in side.records:
         for field, value in read(record):
             values = found.setdefault(field, [])
-            if (text := _as_text(value)) not in values:
+            if (text := "unknown" if value is None else str(value)) not in values:
                 values.append(text)
     return found
 
@@ -78,14 +78,11 @@ def _settings(record: RunRecord) -> Iterator[tuple[str, Any]]:
     yield "trace_sha256", record.trace_sha256
     for case in record.cases:
         prefix = f"[{axis_text(case)}] " if case.axis else ""
-        for field, value in _of_case(case):
-            yield prefix + field, value
-
-
-def _of_case(case: Case) -> Iterator[tuple[str, Any]]:
-    yield "ran on", case.device
-    yield "backend_version", case.backend_version
-    yield from ((field, value) for field, value in _flatten(case.config) if field != "name")
+        yield f"{prefix}ran on", case.device
+        yield f"{prefix}backend_version", case.backend_version
+        for field, value in _flatten(case.config):
+            if field != "name":
+                yield prefix + field, value
 
 
 def _flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -94,10 +91,6 @@ def _flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield from _flatten(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
-
-
-def _as_text(value: Any) -> str:
-    return "unknown" if value is None else str(value)
 
 
 Ratios = dict[str, float]  # of every pair, by its name
@@ -195,7 +188,9 @@ def compare(
     """Judge every quantity that both sides have; list_differences comes before."""
     first, second = list_launched(before), list_launched(after)
     both = [quantity for quantity in first if quantity in second]
-    shared = [q for q in both if _positive(first[q] + second[q])]
+    shared = [  # a clock that is too coarse gives 0, which has no ratio
+        q for q in both if all(each.measured.median_ns > 0 for each in first[q] + second[q])
+    ]
     verdicts = len(shared) + 1  # and the mean
     pairs = {q: pair_up(first[q], second[q]) for q in shared}
     rows = tuple(_row(q, first[q], second[q], pairs[q], floor.value, verdicts) for q in shared)
@@ -264,19 +259,13 @@ def _is_virtual(launched: Sequence[Launched]) -> bool:
 
 def _other_work(before: Sequence[Launched], after: Sequence[Launched], floor: float) -> str:
     """How the bytes of a call differ by more than the floor; empty where they do not."""
-    sizes = [_bytes_per_call(launches) for launches in (before, after)]
+    sizes = [
+        sum(each.measured.bytes_per_call for each in launched) / len(launched)
+        for launched in (before, after)
+    ]
     if abs(sizes[1] - sizes[0]) <= floor * sizes[0]:
         return ""
     return f"{OTHER_WORK}: {' against '.join(map(format_bytes, sizes))} a call"
-
-
-def _bytes_per_call(launched: Sequence[Launched]) -> float:
-    return sum(each.measured.bytes_per_call for each in launched) / len(launched)
-
-
-def _positive(launched: Sequence[Launched]) -> bool:
-    """Whether every median is a time; a clock that is too coarse gives 0, which has no ratio."""
-    return all(each.measured.median_ns > 0 for each in launched)
 
 
 def _judge_all(

@@ -22,6 +22,9 @@ from dsv4kv.bench.build import (
 from dsv4kv.bench.device import CudaDevice, check_prepare, find_device
 from dsv4kv.bench.figures import measure_operations
 from dsv4kv.bench.memory import MemoryWatch
+from dsv4kv.bench.serve.inputs import PromptContents
+from dsv4kv.bench.serve.loop import LoopTotals, ServingLoop, open_requests
+from dsv4kv.bench.serve.verifier import Verifier
 from dsv4kv.bench.timing import EMPTY_GRAPH, CallTimer, measure_peaks
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.choices import PEERS
@@ -56,9 +59,6 @@ from dsv4kv.runs.telemetry import (
     MemorySeries,
 )
 from dsv4kv.runs.telemetry import Telemetry as TelemetryRecord
-from dsv4kv.serve.inputs import PromptContents
-from dsv4kv.serve.loop import LoopTotals, ServingLoop, open_requests
-from dsv4kv.serve.verifier import Verifier
 
 
 def describe_cache(config: BenchConfig, plan: CachePlan, manager: KVCacheManager) -> CacheSummary:

@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dsv4kv.budget.answer import answer
+from dsv4kv.budget.inputs import read_inputs
 from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.core.outcome import Outcome
@@ -12,8 +14,6 @@ from dsv4kv.engines.sglang.sizes import SglangEngine
 from dsv4kv.errors import ConfigError, DoesNotFit
 from dsv4kv.replay.build import build_replay
 from dsv4kv.replay.server import by_server
-from dsv4kv.sizing.answer import answer
-from dsv4kv.sizing.inputs import read_inputs
 from dsv4kv.traces.request import Request
 
 OLD = "sglang:0.5.15"

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
+from dsv4kv.budget.gpus import load_gpu
 from dsv4kv.engines.contract import Defaults, Machine
 from dsv4kv.engines.names import ENGINES, find_engine
 from dsv4kv.errors import ConfigError
-from dsv4kv.sizing.gpus import load_gpu
-from tests.sizing.questions import scenario
+from tests.budget.questions import scenario
 
 RECORDED = Path(__file__).parent / "recorded.jsonl"
 

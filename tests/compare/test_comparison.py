@@ -80,16 +80,6 @@ def test_unclear_rows_count_only_if_asked() -> None:
     assert found.conclude(fail_on_unclear=True) is UNCLEAR
 
 
-def test_single_launches_are_unclear_even_if_twice_as_slow() -> None:
-    twice = dict.fromkeys(("gather_topk", "flush", "window_insert", "step"), 2.0)
-    found = compared(
-        make_launched_record(1, seed=1, launches=[]),
-        make_launched_record(1, seed=2, factors=twice, launches=[]),
-    )
-    assert set(verdicts(found).values()) == {UNCLEAR}
-    assert found.conclude() is UNCLEAR
-
-
 def test_launches_of_several_records_count_together() -> None:
     before, after = (
         make_side(name, *(make_launched_record(1, seed=10 * n + i, launches=[]) for i in range(7)))

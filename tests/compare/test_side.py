@@ -36,11 +36,6 @@ def test_a_folder_without_records_is_refused(tmp_path: Path) -> None:
         load_side(str(tmp_path))
 
 
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match="does not exist"):
-        load_side(f"{save(tmp_path, 0)},{tmp_path / 'gone.json'}")
-
-
 def test_launches_know_when_they_began() -> None:
     side = make_side("A", make_launched_record(3))
     for launched in list_launched(side).values():

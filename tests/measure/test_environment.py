@@ -127,11 +127,3 @@ def test_a_package_installed_inside_another_work_tree_has_no_revision(
     monkeypatch.setattr(environment, "_SOURCE_TREE", installed)
     facts = capture_environment()
     assert (facts["git_sha"], facts["git_dirty"]) == (None, None)
-
-
-def test_without_git_the_revision_is_absent(
-    work_tree: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(work_tree))
-    facts = capture_environment()
-    assert (facts["git_sha"], facts["git_dirty"]) == (None, None)

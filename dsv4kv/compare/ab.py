@@ -65,26 +65,20 @@ def _with_package(tree: Path, revision: str) -> Path:
 
 
 def _git(*arguments: str, doing: str) -> str:
+    # Inside a git hook, GIT_DIR and GIT_INDEX_FILE would point git elsewhere.
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
     try:
-        done = _run_git(*arguments)
+        done = subprocess.run(
+            ("git", *arguments), capture_output=True, env=environment, text=True, check=False
+        )
     except OSError as error:
         raise ConfigError(f"git cannot be run ({error.strerror}): install it.") from None
     if done.returncode:
-        errors = done.stderr.strip().splitlines()
-        if errors and "not a git repository" in errors[-1]:
+        errors = done.stderr.strip().splitlines() or ["it does not say why"]
+        if "not a git repository" in errors[-1]:
             raise ConfigError(f"git could not {doing}: {_CLONE}")
-        raise ConfigError(
-            f"git could not {doing}: {errors[-1] if errors else 'it does not say why'}."
-        )
+        raise ConfigError(f"git could not {doing}: {errors[-1]}.")
     return done.stdout.strip()
-
-
-def _run_git(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    # Inside a git hook, GIT_DIR and GIT_INDEX_FILE would point git elsewhere.
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
-    return subprocess.run(
-        ("git", *arguments), capture_output=True, env=environment, text=True, check=False
-    )
 
 
 Unit = Literal["step", "launch"]

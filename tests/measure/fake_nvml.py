@@ -23,17 +23,13 @@ FIELDS = {
 
 @dataclass
 class FakeNvml:
-    """One GPU; tests change its answers while it is polled.
-
-    Attributes:
-        answers: Replaces the answer of a function, by name; called with the arguments.
-        lacking: Functions that this version of the Python package does not have.
-        calls: Names of the functions called.
-    """
+    """One GPU; tests change its answers while it is polled."""
 
     answers: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    """Replaces the answer of a function, by name; called with the arguments."""
     lacking: set[str] = field(default_factory=set)
-    calls: list[str] = field(default_factory=list)
+    """Functions that this version of the Python package does not have."""
+    calls: list[str] = field(default_factory=list)  # names of the functions called
     clocks: dict[int, int] = field(default_factory=lambda: dict(CLOCKS))
     reasons: int = 0
     violation_ns: dict[int, int] = field(default_factory=dict)

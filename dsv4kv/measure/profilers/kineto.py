@@ -251,16 +251,9 @@ def whole_number(value: object) -> int:
     return number if -_LIMIT <= number < _LIMIT else NONE
 
 
-_ON_GPU = {
-    "kernel": KERNEL,
-    "gpu_memcpy": MEMCPY,
-    "gpu_memset": MEMSET,
-    "Kernel": KERNEL,  # as written before torch 1.12
-    "Memcpy": MEMCPY,
-    "Memset": MEMSET,
-}
-_CALLS = ("cuda_runtime", "cuda_driver", "Runtime")
-_ON_CPU = {"cpu_op": OP, "user_annotation": RANGE, "Operator": OP}
+_ON_GPU = {"kernel": KERNEL, "gpu_memcpy": MEMCPY, "gpu_memset": MEMSET}
+_CALLS = ("cuda_runtime", "cuda_driver")
+_ON_CPU = {"cpu_op": OP, "user_annotation": RANGE}
 _GRAPH_LAUNCH = "GraphLaunch"
 _NS = 1000  # a microsecond
 _LATEST = 2**61 / _NS  # in µs, so that differences fit an int64; today is 2^60.6

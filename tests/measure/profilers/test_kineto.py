@@ -82,16 +82,6 @@ def test_a_trace_may_be_a_list_of_events_alone(tmp_path: Path) -> None:
     assert len(read_kineto(path).work) == 7
 
 
-def test_names_of_the_first_kineto_are_known(tmp_path: Path) -> None:
-    events = [
-        event("Runtime", "cudaLaunchKernel", 0, 5, correlation=1),
-        event("Kernel", "flush", 10, 5, correlation=1, device=0, stream="stream 7"),
-    ]
-    trace = read_kineto(save(tmp_path / "t.json", events))
-    assert told(trace) == [("kernel", "flush", NONE, None)]
-    assert trace.work.stream.tolist() == [NONE]
-
-
 def test_ranks_in_one_file_have_steps_of_their_own_and_gpus_named_behind_the_events(
     tmp_path: Path,
 ) -> None:

@@ -138,11 +138,7 @@ class GpuGone(Exception):
 
 
 class NvmlGpu:
-    """One GPU, by the UUID that CUDA knows it by: NVML numbers them otherwise than CUDA does.
-
-    Attributes:
-        absent: What could not be read, or not every time, and why.
-    """
+    """One GPU, by the UUID that CUDA knows it by: NVML numbers them otherwise than CUDA does."""
 
     def __init__(self, nvml: Any, uuid: str, own_pid: int) -> None:
         """Open the library (the module ``pynvml``) and find the GPU.
@@ -150,7 +146,7 @@ class NvmlGpu:
         Raises:
             GpuGone: No library, no driver, or no such GPU.
         """
-        self.absent: dict[str, str] = {}
+        self.absent: dict[str, str] = {}  # what could not be read, and why
         self._nvml, self._own_pid = nvml, own_pid
         self._often, self._seldom = dict(OFTEN), dict(SELDOM)
         self._seldom["other_processes"] = self._count_others
@@ -237,15 +233,11 @@ _BUSY = ("user", "nice", "system", "irq", "softirq", "steal")  # where a system 
 
 
 class HostReader:
-    """Reads a machine's state while process ``pid`` is measured on it.
-
-    Attributes:
-        absent: What could not be read, and why.
-    """
+    """Reads a machine's state while process ``pid`` is measured on it."""
 
     def __init__(self, pid: int, cpus: Path = Path("/sys/devices/system/cpu")) -> None:
         """Read the clocks of CPUs below ``cpus``."""
-        self.absent: dict[str, str] = {}
+        self.absent: dict[str, str] = {}  # what could not be read, and why
         self._pid, self._cpus = pid, cpus
 
     def read(self) -> dict[str, int | float]:

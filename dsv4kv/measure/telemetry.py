@@ -92,21 +92,14 @@ class Window:
 
 
 class Telemetry:
-    """Polls from ``with`` to its end; never raises because something cannot be polled.
-
-    Attributes:
-        started_ns: When it began, of ``perf_counter_ns``.
-        interval_ns: Between two polls.
-        windows: What was measured during the polls.
-        readings: What was polled, once it has ended.
-    """
+    """Polls from ``with`` to its end; never raises because something cannot be polled."""
 
     def __init__(self, gpu_uuid: str | None = None, interval_ns: int = INTERVAL_NS) -> None:
         """Poll the host, and the GPU of that UUID."""
-        self.started_ns = perf_counter_ns()
-        self.interval_ns = interval_ns
-        self.windows: list[Window] = []
-        self.readings = Readings()
+        self.started_ns = perf_counter_ns()  # when it began
+        self.interval_ns = interval_ns  # between two polls
+        self.windows: list[Window] = []  # what was measured during the polls
+        self.readings = Readings()  # what was polled, once it has ended
         self._uuid = gpu_uuid
         self._lines: IO[bytes] | None = None
         self._process: subprocess.Popen[bytes] | None = None

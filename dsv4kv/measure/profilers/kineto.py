@@ -263,23 +263,14 @@ _HOST_COLUMNS = 5  # name, kind, begin, end, thread
 
 
 class Events:
-    """Work of the GPU, calls of the host, and what the host did, in columns.
-
-    Attributes:
-        names: Of kernels, operations and ranges.
-        gpu: Name, kind, begin, end, device, stream, correlation, bytes, shape, graph node.
-        calls: Thread, begin, end, correlation, 1 where it launches a graph.
-        host: Name, kind, begin, end, thread.
-        shapes: Launch shapes, in the order of their numbers.
-        timeless: Events left out, as they do not say when they began or how long they took.
-    """
+    """Work of the GPU, calls of the host, and what the host did, in columns."""
 
     def __init__(self) -> None:
-        self.names = Names()
+        self.names = Names()  # of kernels, operations and ranges
         self.gpu, self.calls = Columns(_GPU_COLUMNS), Columns(_CALL_COLUMNS)
         self.host = Columns(_HOST_COLUMNS)
         self.shapes: dict[LaunchShape, int] = {}
-        self.timeless = 0
+        self.timeless = 0  # events left out, as they do not say when or how long
         self._numbers: dict[tuple[object, ...], int] = {}
         self._threads: dict[tuple[object, object], int] = {}
         self._processes: dict[object, int] = {}

@@ -174,13 +174,7 @@ def trace_launches(
     launches between long pauses; or a launch of a graph, where nothing else is launched. If that
     gives none there are none, and all work is reported together.
 
-    Args:
-        tool: Profiler.
-        step: Name of the ranges that are asked for.
-        ranges: All ranges.
-        names: Of work and ranges.
-        launches: Work, and the calls that launched it.
-        more: Of the ``Trace``; its warnings come before those of the steps, its notes after.
+    ``more`` is of the ``Trace``: its warnings come before those of the steps, its notes after.
     """
     called, made, work = launches.called, launches.made, launches.work
     is_step, fit = choose_ranges(
@@ -232,15 +226,8 @@ def choose_ranges(
 ) -> tuple[NDArray[np.bool_], str]:
     """Which ranges are the steps: those that fit ``step``, or else that engines call so.
 
-    Args:
-        step: The name asked for.
-        ranges: All ranges.
-        names: Numbers of names.
-        thread: Of every moment at which work was launched.
-        time_ns: The moments.
-
-    Returns:
-        Whether a range is a step, and what all of them fit.
+    ``thread`` and ``time_ns`` are those of the launches. Returns whether a range is a step, and
+    what all of them fit.
     """
     asked = np.isin(ranges.name, fitting(names, step))
     if np.any(asked):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dsv4kv.errors import ProfileError
-from dsv4kv.measure.profilers import launch as child
+from dsv4kv.measure.profilers import launch
 from dsv4kv.measure.profilers.launch import (
     NCU_METRICS,
     Profiled,
@@ -130,7 +130,7 @@ def test_a_program_that_fails_fails_the_profile_with_its_words(nsys: Tool, folde
 def test_a_hang_is_ended_and_what_it_left_is_named(
     how: str, nsys: Tool, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(child, "GRACE_S", 0.3)
+    monkeypatch.setattr(launch, "GRACE_S", 0.3)
     nsys.does("profile", hangs=how)
     wait = Child.wait
 
@@ -149,7 +149,7 @@ def test_a_hang_is_ended_and_what_it_left_is_named(
 def test_ctrl_c_ends_the_child_and_is_passed_on(
     nsys: Tool, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(child, "GRACE_S", 5.0)
+    monkeypatch.setattr(launch, "GRACE_S", 5.0)
     nsys.does("profile", hangs="ears")
 
     def interrupt() -> None:

@@ -16,8 +16,16 @@ from pathlib import Path
 from reprlib import repr as shortened
 from typing import Any
 
-from dsv4kv.traces.files import Defect, TraceLines, Watch, open_trace
-from dsv4kv.traces.records import is_array, json_array, parse_object, read_time
+from dsv4kv.traces.files import (
+    Defect,
+    TraceLines,
+    Watch,
+    is_array,
+    json_array,
+    open_trace,
+    parse_object,
+    read_time,
+)
 from dsv4kv.units import UNITS_PER_SECOND
 
 Message = dict[str, Any]

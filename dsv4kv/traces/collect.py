@@ -10,11 +10,9 @@ import numpy as np
 from dsv4kv.errors import TraceError
 from dsv4kv.prefix.paths import PathTable, find_contradiction
 from dsv4kv.traces import read_placed_trace, read_trace
-from dsv4kv.traces.batch import Batch
 from dsv4kv.traces.files import DEFAULTS, ReadOptions
-from dsv4kv.traces.histories import Conflict, contradiction
-from dsv4kv.traces.request import Request
-from dsv4kv.traces.runs import GatheredRuns
+from dsv4kv.traces.request import Batch, GatheredRuns, Request
+from dsv4kv.traces.summary import Conflict, contradiction
 
 
 def collect_paths(requests: Iterable[Request]) -> PathTable:

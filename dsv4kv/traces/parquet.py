@@ -26,12 +26,17 @@ from numpy.typing import NDArray
 
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.prefix.paths import Ints
-from dsv4kv.traces.batch import Batch
-from dsv4kv.traces.files import Defect, ReadOptions, TimedFields, TraceLines
-from dsv4kv.traces.format import TraceFormat, plain
-from dsv4kv.traces.records import MAX_TOKENS, ODD_ID
-from dsv4kv.traces.request import Request
-from dsv4kv.traces.runs import IdRuns, RunBuffer, as_runs
+from dsv4kv.traces.files import (
+    MAX_TOKENS,
+    ODD_ID,
+    Defect,
+    ReadOptions,
+    TimedFields,
+    TraceLines,
+    writing,
+)
+from dsv4kv.traces.formats import TraceFormat
+from dsv4kv.traces.request import Batch, IdRuns, Request, RunBuffer, as_runs
 from dsv4kv.units import UNITS_PER_SECOND
 
 MAGIC = b"PAR1"
@@ -256,8 +261,6 @@ def write_parquet(requests: Iterable[Request], path: Path) -> int:
         TraceError: It cannot be written, or there are no requests.
         ConfigError: pyarrow is not installed.
     """
-    from dsv4kv.traces.writer import writing
-
     arrow, parquet = _import(path)
     if path.suffix == ".gz":
         raise TraceError(f"{path}: Parquet is compressed already: leave .gz out.")
@@ -322,12 +325,12 @@ def _import(path: Path) -> tuple[Any, Any]:
     return pyarrow, parquet
 
 
-def _refuse_lines(lines: TraceLines) -> Iterator[Request]:
+def _refuse_lines(lines: TraceLines, _: ReadOptions) -> Iterator[Request]:
     raise Defect(f"this is no Parquet file: it does not begin with {MAGIC.decode()}")
 
 
 PARQUET = TraceFormat(
-    plain(_refuse_lines),
+    _refuse_lines,
     frozenset(),
     "a Parquet file with columns arrival_s, input_tokens, output_tokens, or as --fields names",
 )

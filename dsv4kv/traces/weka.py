@@ -24,11 +24,18 @@ import numpy as np
 from dsv4kv.errors import TraceError
 from dsv4kv.files import replacing_folder
 from dsv4kv.prefix.paths import Ints
-from dsv4kv.traces.files import Defect, ReadOptions, TraceLines, open_trace
-from dsv4kv.traces.format import TraceFormat, plain
-from dsv4kv.traces.records import parse_object, read_time, read_tokens, required
-from dsv4kv.traces.request import Request
-from dsv4kv.traces.runs import GrowingRuns, IdRuns, Sessions, as_runs, full_blocks
+from dsv4kv.traces.files import (
+    Defect,
+    ReadOptions,
+    TraceLines,
+    open_trace,
+    parse_object,
+    read_time,
+    read_tokens,
+    required,
+)
+from dsv4kv.traces.formats import TraceFormat
+from dsv4kv.traces.request import GrowingRuns, IdRuns, Request, Sessions, as_runs, full_blocks
 
 _LIST = re.compile(r'(?<!\\)"hash_ids"\s*:\s*\[')
 ID_BOUND = 2**40
@@ -144,7 +151,7 @@ def read_weka_folder(folder: Path, options: ReadOptions) -> Iterator[Placed]:
     yield from placed
 
 
-def read_weka(lines: TraceLines) -> Iterator[Request]:
+def _read_weka(lines: TraceLines, _: ReadOptions) -> Iterator[Request]:
     """Yield the requests of one conversation in order of arrival."""
     placed = read_placed(lines, 0, 0.0)
     yield from (request for _, request in sorted(placed, key=lambda item: item[1].arrival_s))
@@ -338,7 +345,7 @@ def _number_anew(starts: Ints, counts: Ints) -> tuple[Ints, Ints]:
 
 
 WEKA = TraceFormat(
-    plain(read_weka),
+    _read_weka,
     frozenset({"hash_id_scope"}),
     'one conversation, {"block_size": tokens, "hash_id_scope": "local" or "global", '
     '"requests": [{"t": s, "type": …, "in": tokens, "out": tokens, "hash_ids": [...]}]}, or a '

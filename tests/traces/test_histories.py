@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 
 from dsv4kv.errors import TraceError
 from dsv4kv.prefix.paths import find_contradiction
-from dsv4kv.traces import histories as histories_module
 from dsv4kv.traces import summarize
+from dsv4kv.traces import summary as histories_module
 from dsv4kv.traces.collect import collect_paths
-from dsv4kv.traces.histories import Histories
-from dsv4kv.traces.request import Request
-from dsv4kv.traces.runs import IdRuns
+from dsv4kv.traces.request import IdRuns, Request
+from dsv4kv.traces.summary import Histories
 from tests.examples import examples
 
 SMALL = st.lists(st.lists(st.integers(0, 8), min_size=1, max_size=6, unique=True), min_size=1)

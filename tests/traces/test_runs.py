@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from dsv4kv.errors import TraceError
 from dsv4kv.traces import read_trace, write_oracle, write_trace
 from dsv4kv.traces.collect import collect_paths, load_paths
-from dsv4kv.traces.request import Request
-from dsv4kv.traces.runs import GrowingRuns, IdRuns
+from dsv4kv.traces.request import GrowingRuns, IdRuns, Request
 from dsv4kv.traces.writer import RECORD
 from tests.prefix.traces import ids_of
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.traces.runs import IdRuns
+from dsv4kv.traces.request import IdRuns
 from dsv4kv.traces.weka import ID_BOUND, lift_ids, lifted
 
 

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from dsv4kv.errors import TraceError
 from dsv4kv.traces import ReadOptions, read_trace, write_trace, write_weka
-from dsv4kv.traces.mooncake import in_units
-from dsv4kv.traces.request import Request
-from dsv4kv.traces.runs import IdRuns, Sessions
+from dsv4kv.traces.formats import in_units
+from dsv4kv.traces.request import IdRuns, Request, Sessions
 
 
 @st.composite

@@ -89,9 +89,9 @@ def record(
     """
     from dsv4kv.cli.progress import Redrawn
     from dsv4kv.recording.folder import Recording
+    from dsv4kv.recording.logs import RequestLog
     from dsv4kv.recording.metrics import Metrics
     from dsv4kv.recording.run import Live, run
-    from dsv4kv.recording.tail import RequestLog
     from dsv4kv.recording.veil import Veil
     from dsv4kv.view.render import show
 

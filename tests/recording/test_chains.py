@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dsv4kv.recording.chains import Chains, Store
+from dsv4kv.recording.convert import Chains, Store
 from tests.recording.frames import (
     CLEARED,
     PUBLISHED,

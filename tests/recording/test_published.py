@@ -14,12 +14,11 @@ from dsv4kv.cli import app
 from dsv4kv.engines.names import find_rule
 from dsv4kv.engines.prefix import Pool, run_rule
 from dsv4kv.model.presets import load_model
-from dsv4kv.recording.chains import Chains
-from dsv4kv.recording.convert import read_recording
+from dsv4kv.recording.convert import Chains, read_recording
 from dsv4kv.recording.events import MessageFile, Publisher
 from dsv4kv.recording.folder import Recording, read_stream
+from dsv4kv.recording.logs import RequestLog
 from dsv4kv.recording.server import read_server
-from dsv4kv.recording.tail import RequestLog
 from dsv4kv.recording.veil import Veil
 from dsv4kv.replay.against import spans_of
 from dsv4kv.replay.paced import play

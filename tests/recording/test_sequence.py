@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.recording.sequence import WAIT_S, Gap, Item, Message, Restarted, Sequence
+from dsv4kv.recording.events import WAIT_S, Gap, Item, Message, Restarted, Sequence
 from tests.recording.frames import CLEARED, Frames, frames
 
 Short = int | tuple[int, int] | str

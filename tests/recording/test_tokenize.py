@@ -20,8 +20,11 @@ from dsv4kv.engines.names import RULES  # noqa: E402
 from dsv4kv.engines.prefix import Pool, run_rule  # noqa: E402
 from dsv4kv.engines.rule import SPECULATIONS  # noqa: E402
 from dsv4kv.errors import ConfigError, TraceError  # noqa: E402
-from dsv4kv.recording.datasets import DataOptions, read_dialogues  # noqa: E402
-from dsv4kv.recording.templates import load_template  # noqa: E402
+from dsv4kv.recording.datasets import (  # noqa: E402
+    DataOptions,
+    load_template,
+    read_dialogues,
+)
 from dsv4kv.recording.tokenize import (  # noqa: E402
     Arrivals,
     Counts,

@@ -200,12 +200,10 @@ def _is_chain(event: Record, server: _Server) -> bool:
 
 
 def _leading(names: list[int], cached: set[int]) -> int:
-    """How many of the first are cached."""
     return next((at for at, name in enumerate(names) if name not in cached), len(names))
 
 
 def _link(before: Block | None, event: Record) -> list[Block]:
-    """The blocks of a stretch behind the block before."""
     names, size = event["stored"], event["size"]
     contents = event.get("ids") or names
     each = len(contents) // len(names)

@@ -209,7 +209,6 @@ def _text(number: int, content: Any) -> str | None:
 
 
 def _time(record: Mapping[str, Any], options: DataOptions) -> float | None:
-    """When it was sent, in seconds; None where the record does not say."""
     assert options.time is not None
     value = record.get(options.time)
     if value is None:
@@ -422,7 +421,6 @@ def _encoder(path: Path, options: Mapping[str, Any]) -> Render:
 
 
 def _with_tools(messages: Sequence[Message], tools: Sequence[Any] | None) -> list[Message]:
-    """Messages whose first system message has the tools, as vLLM and SGLang give them."""
     found = [dict(message) for message in messages]
     if not tools:
         return found

@@ -230,7 +230,6 @@ def _stored(event: Stored, veil: Veil) -> Record:
 
 
 def _medium(event: Stored | Removed) -> str | None:
-    """Where the blocks are, in words that are known."""
     return event.medium if event.medium in _MEDIA else "OTHER"
 
 
@@ -383,7 +382,6 @@ class Socket:
                 self._publisher.write(sequence.catch_up())
 
     def _ask(self, context: Any, first: int) -> Iterator[list[bytes]]:
-        """Everything from a number on that the publisher still has."""
         if self._replay is None:
             return
         with context.socket(self._zmq.DEALER) as socket:

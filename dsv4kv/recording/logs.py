@@ -86,7 +86,6 @@ def _sglang_metrics(line: str, veil: Veil) -> Record:
 
 
 def _finished_at(info: Mapping[str, Any], end_s: float | None) -> Record:
-    """What SGLang's ``meta_info`` says of a request that ended when its line was written."""
     latency_s = info.get("e2e_latency")
     arrival_s = info.get("request_received_ts")
     if arrival_s is None and end_s is not None and latency_s is not None:
@@ -204,7 +203,6 @@ def _object(line: str) -> dict[str, Any]:
 
 
 def _prompt(asked: Mapping[str, Any], veil: Veil) -> Record:
-    """Ids and length of a prompt whose tokens are there, and whole."""
     tokens = asked.get("input_ids")
     if not isinstance(tokens, list) or not tokens or set(map(type, tokens)) != {int}:
         return {}
@@ -330,8 +328,6 @@ class RequestLog:
 
 
 class _Growing:
-    """A file that somebody writes."""
-
     def __init__(self, path: Path, place: Any = None) -> None:
         """``place``: how far it was read before."""
         self._path = path
@@ -377,7 +373,6 @@ class _Growing:
             yield line
 
     def _is_replaced(self) -> bool:
-        """Whether another file has its name, or it was emptied."""
         try:
             found = self._path.stat()
         except FileNotFoundError:

@@ -121,7 +121,6 @@ def run(
 
 
 def _wait(threads: Sequence[Thread], seconds: float) -> None:
-    """Wait; less where the last thread ends before."""
     end_s = monotonic() + seconds
     for thread in threads:
         thread.join(max(0.0, end_s - monotonic()))

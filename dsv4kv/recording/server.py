@@ -171,7 +171,6 @@ def used_share(values: Values) -> float | None:
 
 
 def _counted(samples: Iterable[Record]) -> Iterator[tuple[float, int, int]]:
-    """What counters of hits grew by, sample by sample, of every page."""
     counted: dict[str, Counted] = {}
     for sample in samples:
         of_page = counted.setdefault(sample["source"], Counted())
@@ -183,7 +182,6 @@ def _counted(samples: Iterable[Record]) -> Iterator[tuple[float, int, int]]:
 
 
 def _slim(records: Iterable[Record]) -> Iterator[Record]:
-    """Records of events without their blocks: what happened when."""
     held: dict[str, Held] = {}
     for record in records:
         removed = held.setdefault(record["source"], Held()).take(record)
@@ -267,7 +265,6 @@ def _merge(windows: list[Window]) -> list[Window]:
 
 
 def _preempted(samples: list[Record]) -> list[tuple[float, int]] | None:
-    """What counters of preempted requests grew by, sample by sample."""
     totals = [
         (each["at"], total)
         for each in samples
@@ -431,7 +428,6 @@ class Watched:
         self._moved.append((record["at"], held.stored - before, removed))
 
     def _grown(self) -> tuple[Values, tuple[int, int]]:
-        """What the counters of all pages grew by; tokens found, and asked for."""
         counted = count(self._samples)
         grown = Counter[str]()
         for each in counted.values():
@@ -440,7 +436,6 @@ class Watched:
         return dict(grown), (sum(found for found, _ in pairs), sum(asked for _, asked in pairs))
 
     def _forget(self) -> None:
-        """Let go of what is older."""
         begin_s = self._now_s - self.window_s
         for records in (self._rows, self._samples):
             while records and records[0].get("at", 0.0) < begin_s:

@@ -221,7 +221,6 @@ class Incremental:
         return max(0, len(self._cut(self._text + text)) - len(self._tokens))
 
     def _cut(self, text: str) -> list[int]:
-        """Tokens of a text, part by part."""
         known = {part: self._known.get(part) or self._encode(part) for part in self._parts(text)}
         self._known = known
         return [token for part in self._parts(text) for token in known[part]]
@@ -249,7 +248,6 @@ def _cut_before(pattern: re.Pattern[str], text: str) -> Iterator[str]:
 
 
 def _shared(one: "array[int]", other: "array[int]") -> int:
-    """Leading tokens that are the same."""
     most = min(len(one), len(other))
     if one[:most] == other[:most]:
         return most

@@ -94,7 +94,6 @@ def _builtins() -> list[str]:
 
 
 def _list_files(folder: Path) -> str:
-    """Say which traces are in a folder, as the end of a sentence; empty if none do."""
     suffixes = (".jsonl", ".json", ".csv", ".gz", ".parquet")
     names = sorted(file.name for file in folder.glob("*") if file.name.endswith(suffixes))
     if not names:
@@ -219,7 +218,6 @@ def _batches_of_rows(path: Path, options: ReadOptions) -> Iterator[Batch]:
 def _in_order(
     placed: Iterable[tuple[str, Request]], any_order: bool, before_s: float = -inf
 ) -> Iterator[tuple[str, Request]]:
-    """Refuse a clock that runs backwards, unless it may."""
     for place, request in placed:
         if request.arrival_s < before_s and not any_order:
             raise TraceError(
@@ -234,7 +232,6 @@ def _in_order(
 def _read_requests(
     path: Path, trace_format: str, options: ReadOptions
 ) -> Iterator[tuple[str, Request]]:
-    """Requests and their places; a ``Defect`` on the way says what the format is."""
     name = detect_format(path) if trace_format == "auto" else trace_format
     with open_trace(path, options.watch) as lines:
         try:

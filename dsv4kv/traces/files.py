@@ -143,7 +143,6 @@ _BROKEN = (EOFError, OSError, zlib.error)
 
 
 def _broken(error: Exception) -> Defect:
-    """What reading a file raises, as a sentence."""
     if isinstance(error, EOFError):
         return Defect("the gzip data ends early: the file is truncated")
     return Defect(f"the file cannot be read ({error})")
@@ -456,7 +455,6 @@ def writing(path: Path) -> Iterator[BufferedWriter | gzip.GzipFile]:
 
 @contextmanager
 def _compressing(file: BufferedWriter, path: Path) -> Iterator[BufferedWriter | gzip.GzipFile]:
-    """Compress what is written where the name asks for it."""
     if path.suffix != ".gz":
         yield file
         return

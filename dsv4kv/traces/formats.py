@@ -154,7 +154,6 @@ def format_mooncake(requests: Iterable[Request]) -> Iterator[str]:
 
 
 def _check_mooncake(number: int, request: Request) -> None:
-    """Refuse a request, by its number in the trace, that the format cannot express."""
     blocks = -(-request.input_tokens // BLOCK_TOKENS)
     if request.hash_block_tokens != BLOCK_TOKENS or len(request.prefix_hashes) != blocks:
         size, count = request.hash_block_tokens, len(request.prefix_hashes)
@@ -167,7 +166,6 @@ def _check_mooncake(number: int, request: Request) -> None:
 
 
 def _format_line(request: Request, first: int = 0, **others: Any) -> str:
-    """One line with the ids from ``first`` on, and other fields as they are given."""
     record = {
         "timestamp": in_units(request.arrival_s, 1000),
         "input_length": request.input_tokens,
@@ -265,7 +263,6 @@ def format_timed(requests: Iterable[Request]) -> Iterator[str]:
 
 
 def _read_native(lines: TraceLines, _: ReadOptions) -> Iterator[Request]:
-    """Yield the requests; other fields of a line are left alone."""
     block_tokens = 0
     for record in json_records(lines):
         request = _read_native_request(record)
@@ -365,7 +362,6 @@ def parse_row(line: str) -> list[str]:
 
 
 def _csv_rows(lines: TraceLines, columns: tuple[str, ...]) -> Iterator[dict[str, str]]:
-    """Yield every row after the header; the header must name all ``columns``."""
     lines.peek()
     header = parse_row(next(lines))
     missing = [name for name in columns if name not in header]
@@ -380,7 +376,6 @@ def _csv_rows(lines: TraceLines, columns: tuple[str, ...]) -> Iterator[dict[str,
 
 
 def _row_tokens(row: dict[str, str], name: str, low: int) -> int:
-    """Return the whole number of a field, at least ``low``."""
     text = row[name].strip()
     value = int(text) if _WHOLE_NUMBER.fullmatch(text) else text
     return checked_tokens(value, name, low)

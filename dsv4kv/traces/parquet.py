@@ -132,8 +132,6 @@ def place_of_row(path: Path, number: int) -> str:
 
 
 class _Reader:
-    """Reads columns by the names that a file has."""
-
     def __init__(self, names: Sequence[str], options: ReadOptions, path: Path) -> None:
         native = _NATIVE.time in names
         self._path, self._names = path, _NATIVE if native else options.fields
@@ -204,7 +202,6 @@ class _Reader:
         return Rows(batch, sizes, self._read_turns(group))
 
     def _read_turns(self, group: Any) -> Turns:
-        """Session and seconds of the answer of every request, where the file has them."""
         session, answer = (
             group.column(name).to_pylist() if name else [None] * group.num_rows
             for name in self._turns
@@ -237,7 +234,6 @@ class _Reader:
         return owner, self._whole(column.flatten(), name)
 
     def _numbers(self, column: Any, name: str, kinds: str) -> NDArray[Any]:
-        """Values of a column without gaps, whose NumPy type is of these kinds."""
         if column.null_count:
             raise TraceError(f"{self._path}: column {name} has rows without a value.")
         values: NDArray[Any] = column.to_numpy(zero_copy_only=False)
@@ -283,7 +279,6 @@ def write_parquet(requests: Iterable[Request], path: Path) -> int:
 
 
 def _take_group(arrow: Any, left: Iterator[Request]) -> list[Any]:
-    """Columns of the next row group; none at the end."""
     arrival, whole = array("d"), [array("q") for _ in range(3)]
     runs, edges, turns = [array("q"), array("q")], array("i", [0]), list[Any]()
     for request in left:

@@ -219,9 +219,6 @@ def signed(ids: Sequence[int]) -> "array[int]":
         return array("q", [(number + 2**63) % 2**64 - 2**63 for number in ids])
 
 
-_BATCH_RUNS = 2**22  # ids of formats without runs are joined once so many have come
-
-
 class RunBuffer:
     """Ids of requests as they come."""
 
@@ -262,28 +259,6 @@ class RunBuffer:
 
 
 _ONE = array("q", [1])
-
-
-class GatheredRuns:
-    """Gathers ids as runs; neighbours that continue each other are joined in batches."""
-
-    def __init__(self) -> None:
-        self._whole: list[tuple[Ints, Ints, Ints]] = []
-        self._buffer = RunBuffer()
-
-    def add(self, request: int, ids: Sequence[int]) -> None:
-        """Add all ids of a request; requests come in order."""
-        self._buffer.add(request, ids)
-        if len(self._buffer) >= _BATCH_RUNS:
-            self._whole.append(self._buffer.pop())
-
-    def columns(self) -> tuple[Ints, Ints, Ints]:
-        """Request, first id and length of every maximal run, int64[runs] each."""
-        self._whole.append(self._buffer.pop())
-        request, start, count = (
-            np.concatenate(column) for column in zip(*self._whole, strict=True)
-        )
-        return request, start, count
 
 
 _BATCH_REQUESTS = 256  # few, for their prompts may be long

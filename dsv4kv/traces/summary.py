@@ -12,7 +12,7 @@ Batches are sorted by first id; where there is more than one they wait in a temp
 merged range by range.
 """
 
-from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -198,7 +198,6 @@ class _Sorted:
         return np.concatenate(parts) if parts else self._held
 
     def _read(self) -> bool:
-        """Hold the next rows, if there are any."""
         self._file.seek(self._place)
         self._held = np.fromfile(self._file, RUN, min(_SAMPLE, self._left))
         self._place += self._held.nbytes
@@ -231,7 +230,6 @@ def check_histories_of(
 
 
 def _rows(request: Ints, start: Ints, count: Ints) -> Runs:
-    """RUN[runs] of requests' maximal runs, in the order of the prompts."""
     rows = np.empty(len(start), RUN)
     rows["start"], rows["last"], rows["request"] = start, start + count - 1, request
     rows["root"] = _changes(request)
@@ -242,9 +240,6 @@ def _rows(request: Ints, start: Ints, count: Ints) -> Runs:
 def _changes(values: Ints) -> NDArray[np.bool_]:
     """Where a value is another than the one before it, or the first."""
     return np.append(True, values[1:] != values[:-1])[: len(values)]
-
-
-_BATCH_LENGTHS = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,37 +253,13 @@ class LengthSummary:
     max: int
 
 
-class LengthCounts:
-    """Counts how often each length occurs: memory is that of the different ones."""
-
-    def __init__(self) -> None:
-        self._batch = array("i")
-        self._lengths: Ints = np.zeros(0, np.int64)
-        self._counts: Ints = np.zeros(0, np.int64)
-
-    def add(self, lengths: Ints) -> None:
-        """Count lengths."""
-        self._batch.frombytes(lengths.astype(np.intc).tobytes())
-        if len(self._batch) >= _BATCH_LENGTHS:
-            self._fold()
-
-    def summarize(self) -> LengthSummary:
-        """Summarise at least one length."""
-        self._fold()
-        lengths, up_to = self._lengths, self._counts.cumsum()
-        ranks = [-(-percent * int(up_to[-1]) // 100) for percent in (50, 90, 99)]
-        p50, p90, p99 = lengths[up_to.searchsorted(ranks)].tolist()
-        total = int((lengths * self._counts).sum())
-        return LengthSummary(total, p50, p90, p99, int(lengths[-1]))
-
-    def _fold(self) -> None:
-        new, counts = np.unique(np.frombuffer(self._batch, np.intc), return_counts=True)
-        self._batch = array("i")
-        both = np.concatenate([self._lengths, new])
-        self._lengths, place = np.unique(both, return_inverse=True)
-        together = np.zeros(len(self._lengths), np.int64)
-        np.add.at(together, place, np.concatenate([self._counts, counts]))
-        self._counts = together
+def _summarize_lengths(times: Counter[int]) -> LengthSummary:
+    """Summarise at least one length, by how often each occurs."""
+    lengths, counts = (np.array(column) for column in zip(*sorted(times.items()), strict=True))
+    up_to = counts.cumsum()
+    ranks = [-(-percent * int(up_to[-1]) // 100) for percent in (50, 90, 99)]
+    p50, p90, p99 = lengths[up_to.searchsorted(ranks)].tolist()
+    return LengthSummary(int((lengths * counts).sum()), p50, p90, p99, int(lengths[-1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,13 +308,13 @@ def summarize_batches(batches: Iterable[Batch], name: Callable[[int], str]) -> T
     Raises:
         TraceError: There are no requests, or an id has two histories.
     """
-    input_lengths, output_lengths = LengthCounts(), LengthCounts()
+    input_lengths, output_lengths = Counter[int](), Counter[int]()
     first_s, last_s = inf, -inf
     count = hash_block_tokens = 0
     with Histories() as histories:
         for batch in batches:
-            input_lengths.add(batch.input_tokens)
-            output_lengths.add(batch.output_tokens)
+            input_lengths.update(batch.input_tokens.tolist())
+            output_lengths.update(batch.output_tokens.tolist())
             first_s = min(first_s, float(batch.arrival_s.min()))
             last_s = max(last_s, float(batch.arrival_s.max()))
             hash_block_tokens = hash_block_tokens or batch.hash_block_tokens
@@ -355,8 +326,8 @@ def summarize_batches(batches: Iterable[Batch], name: Callable[[int], str]) -> T
     return TraceSummary(
         requests=count,
         duration_s=last_s - first_s,
-        input_tokens=input_lengths.summarize(),
-        output_tokens=output_lengths.summarize(),
+        input_tokens=_summarize_lengths(input_lengths),
+        output_tokens=_summarize_lengths(output_lengths),
         hash_block_tokens=hash_block_tokens,
         block_references=histories.references,
         distinct_blocks=distinct,

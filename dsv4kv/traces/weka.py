@@ -80,7 +80,6 @@ def lifted(value: Any, lists: list[IdRuns]) -> IdRuns | None:
 
 
 def _read_list(body: str, before: str, growing: GrowingRuns) -> bool:
-    """Turn the numbers of one list into those of another that may begin with the same text."""
     same = body.rfind(",", 0, _common_length(body, before)) + 1
     try:
         rest = json.loads(f"[{body[same:]}]")
@@ -96,7 +95,6 @@ def _read_list(body: str, before: str, growing: GrowingRuns) -> bool:
 
 
 def _common_length(one: str, other: str) -> int:
-    """Characters that two texts begin with."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -152,7 +150,6 @@ def read_weka_folder(folder: Path, options: ReadOptions) -> Iterator[Placed]:
 
 
 def _read_weka(lines: TraceLines, _: ReadOptions) -> Iterator[Request]:
-    """Yield the requests of one conversation in order of arrival."""
     placed = read_placed(lines, 0, 0.0)
     yield from (request for _, request in sorted(placed, key=lambda item: item[1].arrival_s))
 
@@ -230,13 +227,11 @@ def _read_request(record: dict[str, Any], time_s: float, blocks: _Blocks) -> Req
 
 
 def _answer_s(value: Any) -> float | None:
-    """How long an answer took; a trace need not say so."""
     is_time = type(value) in (int, float) and 0 <= value < float("inf")
     return float(value) if is_time else None
 
 
 def _read_ids(value: Any, blocks: _Blocks) -> IdRuns:
-    """Ids of a request as the file has them, checked."""
     ids = lifted(value, blocks.lists)
     if ids is None:
         if type(value) is not list or not set(map(type, value)) <= {int}:

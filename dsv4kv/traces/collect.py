@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from dsv4kv.errors import TraceError
-from dsv4kv.prefix.paths import PathTable, find_contradiction
+from dsv4kv.prefix.paths import PathTable
 from dsv4kv.traces import read_placed_trace, read_trace
 from dsv4kv.traces.files import DEFAULTS, ReadOptions
 from dsv4kv.traces.request import Batch, Request, batches_of
-from dsv4kv.traces.summary import Conflict, contradiction
+from dsv4kv.traces.summary import Histories
 
 
 def collect_paths(requests: Iterable[Request]) -> PathTable:
@@ -81,9 +81,12 @@ def check_histories(table: PathTable, name: Callable[[int], str]) -> None:
     Raises:
         TraceError: An id follows two different blocks.
     """
-    if (wrong := find_contradiction(table)) is None:
-        return
-    raise contradiction(Conflict(wrong.request, wrong.earlier, wrong.id), name)
+    request = np.repeat(np.arange(len(table)), np.diff(table.offsets))
+    before = np.concatenate([[0], table.ends[:-1]])
+    before[table.offsets[request] == np.arange(len(request))] = 0
+    with Histories(len(request) + 1) as histories:  # one batch, as it fits already
+        histories.add_runs(request, table.starts, table.ends - before)
+        histories.check(name)
 
 
 def place_of(request: int, source: str | Path, trace_format: str, options: ReadOptions) -> str:

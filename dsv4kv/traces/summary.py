@@ -39,7 +39,7 @@ _BATCH_RUNS = 2**18
 _SAMPLE = 2**10  # rows of a batch that are read at once; of so many one is looked at for ranges
 
 
-class Conflict(NamedTuple):
+class _Conflict(NamedTuple):
     """An id with two histories, and two requests that have it."""
 
     request: int
@@ -59,7 +59,7 @@ class Histories:
         self._most = batch_runs
         self._buffer = RunBuffer()
         self._batches: list[_Sorted] = []
-        self._conflicts: list[Conflict] = []
+        self._conflicts: list[_Conflict] = []
         self._files = ExitStack()
         self._file: FileIO | None = None
 
@@ -100,7 +100,13 @@ class Histories:
             distinct += int((runs["last"] - runs["start"] + 1).sum())
             furthest = self._find_inside(np.concatenate([furthest, runs]))
         if self._conflicts:
-            raise contradiction(min(self._conflicts), name)
+            conflict = min(self._conflicts)
+            there, here = sorted(conflict[:2])
+            raise TraceError(
+                f"{name(here)}: block id {conflict.id} has another history than at "
+                f"{name(there)}: an id identifies a block and everything before it, so it always "
+                "follows the same id."
+            )
         return distinct
 
     def _pop(self) -> Runs:
@@ -154,7 +160,7 @@ class Histories:
 
     def _remember(self, run: Any, other: Any) -> None:
         self._conflicts.append(
-            Conflict(int(run["request"]), int(other["request"]), int(run["start"]))
+            _Conflict(int(run["request"]), int(other["request"]), int(run["start"]))
         )
 
     def _ranges(self, rest: Runs) -> Iterator[Runs]:
@@ -203,15 +209,6 @@ class _Sorted:
         self._place += self._held.nbytes
         self._left -= len(self._held)
         return len(self._held) > 0
-
-
-def contradiction(conflict: Conflict, name: Callable[[int], str]) -> TraceError:
-    """The sentence about an id with two histories; ``name`` says where a request is."""
-    there, here = sorted(conflict[:2])
-    return TraceError(
-        f"{name(here)}: block id {conflict.id} has another history than at {name(there)}: an id "
-        "identifies a block and everything before it, so it always follows the same id."
-    )
 
 
 def check_histories_of(

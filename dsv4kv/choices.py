@@ -135,42 +135,46 @@ STORES = {
 """Where objects are kept beyond the GPU's memory, as ``tiers.store`` reads it."""
 
 ROUTERS = {
-    "round_robin": Choice("in turn", "fleet.routers:Router"),
-    "random": Choice("any", "fleet.routers:AtRandom"),
-    "least_loaded": Choice("the fewest requests", "fleet.routers:LeastLoaded"),
-    "power_of_two": Choice("the fewest requests of two at random", "fleet.routers:PowerOfTwo"),
+    "round_robin": Choice("in turn", "replay.fleet.routers:Router"),
+    "random": Choice("any", "replay.fleet.routers:AtRandom"),
+    "least_loaded": Choice("the fewest requests", "replay.fleet.routers:LeastLoaded"),
+    "power_of_two": Choice(
+        "the fewest requests of two at random", "replay.fleet.routers:PowerOfTwo"
+    ),
     "prefix_hash": Choice(
         "SGLang's gateway: by a prompt's first tokens, unless that one is overloaded",
-        "fleet.routers:PrefixHash",
+        "replay.fleet.routers:PrefixHash",
     ),
     "consistent_hashing": Choice(
-        "by session; also the production stack's session", "fleet.routers:ConsistentHashing"
+        "by session; also the production stack's session", "replay.fleet.routers:ConsistentHashing"
     ),
     "cache_aware": Choice(
         "SGLang's gateway: the longest prefix by its own past, unless out of balance",
-        "fleet.routers:CacheAware",
+        "replay.fleet.routers:CacheAware",
     ),
     "cache_aware:library": Choice(
-        "… with the library's defaults, not the command line's", "fleet.routers:CacheAware"
+        "… with the library's defaults, not the command line's", "replay.fleet.routers:CacheAware"
     ),
     "dynamo": Choice(
-        "dynamo's KV router: the least to compute and to decode", "fleet.routers:Dynamo"
+        "dynamo's KV router: the least to compute and to decode", "replay.fleet.routers:Dynamo"
     ),
-    "dynamo-agentic": Choice("… with --agentic", "fleet.routers:Dynamo"),
-    "dynamo-decode": Choice("… for decode replicas: the least to decode", "fleet.routers:Dynamo"),
+    "dynamo-agentic": Choice("… with --agentic", "replay.fleet.routers:Dynamo"),
+    "dynamo-decode": Choice(
+        "… for decode replicas: the least to decode", "replay.fleet.routers:Dynamo"
+    ),
     "llm-d": Choice(
-        "llm-d: prefix by its own past, unused blocks, short queue", "fleet.routers:Llmd"
+        "llm-d: prefix by its own past, unused blocks, short queue", "replay.fleet.routers:Llmd"
     ),
-    "llm-d:precise": Choice("… prefix by events", "fleet.routers:Llmd"),
+    "llm-d:precise": Choice("… prefix by events", "replay.fleet.routers:Llmd"),
     "production-stack:qps": Choice(
-        "vLLM's: the fewest requests in the last minute", "fleet.routers:LeastQps"
+        "vLLM's: the fewest requests in the last minute", "replay.fleet.routers:LeastQps"
     ),
     "production-stack:kvaware": Choice(
         "… a replica with all of a prompt but 2,000 tokens, else by session",
-        "fleet.routers:KvAware",
+        "replay.fleet.routers:KvAware",
     ),
     "production-stack:prefixaware": Choice(
-        "… the longest prefix in a trie that forgets nothing", "fleet.routers:PrefixAware"
+        "… the longest prefix in a trie that forgets nothing", "replay.fleet.routers:PrefixAware"
     ),
 }
 """Who chooses the replica of a request."""
@@ -222,11 +226,12 @@ TRACE_FILES = {
 CLOCKS = {
     "model": Choice(
         "few coefficients of the GPU, fitted on public points or calibrated",
-        "clock.sources:by_model",
+        "replay.clock.sources:by_model",
     ),
-    "table": Choice("steps that were measured", "clock.sources:by_table"),
+    "table": Choice("steps that were measured", "replay.clock.sources:by_table"),
     "aiconfigurator": Choice(
-        "those of aiconfigurator-core, if it is installed", "clock.sources:by_aiconfigurator"
+        "those of aiconfigurator-core, if it is installed",
+        "replay.clock.sources:by_aiconfigurator",
     ),
     "stated": Choice("overhead + bytes / bandwidth + arithmetic / rate, as given"),
 }

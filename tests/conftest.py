@@ -69,29 +69,27 @@ SLOW = {
     "cli": "test_bench test_budget test_compare test_doctor test_foreign_code test_golden"
     " test_kernels test_launches test_profile test_profile_docs test_progress test_record"
     " test_replay test_results test_shell test_sweeps test_without_torch",
-    "clock": "test_points",
+    "replay/clock": "test_points",
     "compare": "test_ab test_comparison test_worktrees",
     "engines": "logs/test_recovery logs/test_waterfall oracles test_own test_rules",
     "measure": "profilers test_claims test_imports test_repetition test_statistics test_verdict",
     "moving": "test_bench_tiers test_bench_transfer test_side",
-    "mrc": "test_policy test_sample test_strategies test_thin",
+    "replay/mrc": "test_policy test_strategies test_thin",
     "ops": "peers test_codec test_entry_content test_number_grids test_one_code_apart"
     " test_streaming test_variants reads",
-    "planning": "test_plan",
-    "prefix": "test_engine_machine test_policies test_policies_libcachesim"
-    " test_policies_trace test_reuse test_rows_machine",
-    "probe": "test_probe",
+    "replay/plan": "test_plan",
+    "prefix": "test_policies test_policies_libcachesim",
+    "diagnose/probe": "test_probe",
     "recording": "test_folder test_proxy test_tokenize",
     "replay": "test_machine test_preemption"
     " test_real_trace test_rules test_rules_machine test_tiers",
     "runs": "test_store",
-    "serve": "test_decode_graphs test_engine_step test_executor test_loop test_placing"
+    "bench/serve": "test_decode_graphs test_engine_step test_executor test_loop test_placing"
     " test_prefix_reuse test_verifier",
-    "sizing": "test_advice test_fit test_launch",
-    "tiers": "test_faults test_library test_tiers stores/test_contract stores/test_kills"
-    " stores/test_redis wire/test_rows",
+    "budget": "test_advice test_fit test_launch",
+    "tiers": "test_faults test_library",
     "traces": "test_histories test_real",
-    "view": "page test_odd_profiles test_terminal",
+    "view": "page test_odd_profiles",
 }
 """Files and folders that are slow, by room; a single test is marked where it stands."""
 
@@ -106,7 +104,6 @@ THINNED = {
     "bench/test_case.py::test_v32_moves_real_bytes_and_they_are_right": 1,
     "bench/test_case.py::test_v41_moves_real_bytes_and_they_are_right": 1,
     "bench/test_gpu_case.py::test_v41_and_v32_are_served_and_right_from_graphs_too": 0,
-    "bench/test_launches.py::test_a_launch_alone_takes_no_turns": 0,
     "bench/test_launches.py::test_a_launch_of_this_package_leaves_its_record": 0,
     "bench/test_launches.py::test_a_process_that_leaves_no_record_says_why": 3,
     "bench/test_launches.py::test_of_two_launches_one_that_crashes_leaves_the_other_to_its_end": 0,
@@ -128,13 +125,14 @@ THINNED = {
     "cli/test_replay.py::test_a_chart_is_one_file": 1,
     "cli/test_shell.py::test_a_stream_that_is_not_utf_8_loses_glyphs_and_not_the_answer": 1,
     "config/test_keys.py::test_a_key_with_one_letter_missing_is_recognised": 20,
-    "conform/test_check.py::test_a_planted_fault_is_found_and_shrunk": 2,
+    "diagnose/conform/test_check.py::test_a_planted_fault_is_found_and_shrunk": 2,
     "cuda/test_inspection.py::"
     "test_instructions_are_those_that_the_disassembler_shows_of_the_whole_file": 1,
     "cuda/test_inspection.py::"
     "test_what_comes_before_the_wait_for_the_kernel_in_front_is_counted": 1,
-    "dumps/test_records.py::test_every_record_in_every_arrangement_is_told_from_four_pages": 8,
-    "dumps/test_records.py::test_other_bytes_are_taken_for_no_record": 5,
+    "diagnose/dumps/test_records.py::"
+    "test_every_record_in_every_arrangement_is_told_from_four_pages": 8,
+    "diagnose/dumps/test_records.py::test_other_bytes_are_taken_for_no_record": 5,
     "engines/defaults/test_planned.py::"
     "test_the_default_answer_is_the_planners_with_its_own_defaults": 12,
     "engines/logs/test_recovery.py::test_without_arguments_the_truth_is_among_the_candidates": 3,
@@ -154,18 +152,16 @@ THINNED = {
     "kernels/test_shim.py::test_sanitizers_name_the_line_of_a_defect": 1,
     "kernels/test_state_chunk.py::"
     "test_tokens_chunks_and_one_prompt_give_equal_pages_and_states": 2,
-    "measure/telemetry/test_telemetry.py::test_a_throttled_gpu_is_seen_while_the_run_goes_on": 3,
+    "measure/test_telemetry.py::test_a_throttled_gpu_is_seen_while_the_run_goes_on": 3,
     "measure/test_statistics.py::"
     "test_the_interval_covers_the_true_median_in_95_percent_of_runs": 2,
     "measure/test_verdict.py::"
     "test_of_many_rows_of_equals_hardly_a_comparison_calls_one_a_change": 1,
     "moving/test_side.py::test_bytes_of_others_are_found_by_their_digests": 2,
     "moving/test_side.py::test_decode_steps_after_a_transfer_read_what_they_would_have_read": 1,
-    "mrc/test_policy.py::test_the_conversation_trace_hits_as_published": 1,
-    "mrc/test_sample.py::test_the_interval_covers_the_conversation_trace": 0,
-    "mrc/test_sample.py::test_the_interval_covers_the_whole_simulation_nine_times_in_ten": 1,
-    "mrc/test_strategies.py::test_the_conversation_trace_resumes_as_published": 2,
-    "mrc/test_thin.py::test_intervals_hold_the_exact_curve_of_the_conversation_trace": 1,
+    "replay/mrc/test_policy.py::test_the_conversation_trace_hits_as_published": 1,
+    "replay/mrc/test_strategies.py::test_the_conversation_trace_resumes_as_published": 2,
+    "replay/mrc/test_thin.py::test_intervals_hold_the_exact_curve_of_the_conversation_trace": 1,
     "ops/peers/test_check.py::test_a_wrong_operation_is_named_with_what_is_wrong": 8,
     "ops/test_operations.py::test_the_cpu_backend_equals_the_reference": 110,
     "ops/test_codec.py::test_decoding_one_scale_everywhere_equals_the_reference": 60,
@@ -178,47 +174,40 @@ THINNED = {
     "test_what_neighbours_in_bf16_become_by_neighbouring_scales_is_one_code_apart": 2,
     "ops/test_streaming.py::test_chunks_and_tokens_in_turns_give_equal_pages_and_states": 3,
     "ops/test_streaming.py::test_tokens_chunks_and_one_prompt_give_equal_pages_and_states": 3,
-    "planning/test_plan.py::test_brute_force_finds_nothing_cheaper": 1,
-    "planning/test_plan.py::test_no_request_is_faster_than_the_bounds": 1,
-    "prefix/test_engine_machine.py::"
-    "test_every_index_and_policy_serves_a_long_day_as_a_plain_index_would": 4,
+    "replay/plan/test_plan.py::test_brute_force_finds_nothing_cheaper": 1,
+    "replay/plan/test_plan.py::test_no_request_is_faster_than_the_bounds": 1,
     "prefix/test_policies.py::test_policies_with_memories_hit_what_their_rules_told_plainly_do": 3,
     "prefix/test_policies.py::test_runs_are_judged_as_their_blocks_would_be": 3,
     "prefix/test_policies_libcachesim.py::"
     "test_blocks_of_the_conversation_trace_hit_as_in_libcachesim": 1,
     "prefix/test_policies_libcachesim.py::test_single_blocks_hit_as_in_libcachesim": 3,
-    "prefix/test_policies_memory.py::test_an_order_does_not_grow_while_nothing_is_evicted": 3,
-    "prefix/test_policies_trace.py::test_lru_hits_as_it_does_exactly": 1,
-    "prefix/test_policies_trace.py::test_other_policies_hit_as_measured_leaves_first": 1,
-    "prefix/test_rows_machine.py::test_every_policy_forgets_rows_as_told_plainly": 4,
     "recording/test_published.py::"
     "test_a_recording_replayed_by_the_same_rule_hits_what_the_manager_answered": 3,
     "recording/test_published.py::"
     "test_a_replay_at_the_servers_pace_evicts_as_many_blocks_as_were_announced": 3,
     "replay/test_cost.py::test_the_shares_of_a_step_by_key_format": 4,
     "replay/test_machine.py::test_replays_of_all_kinds_share_keep_and_evict_as_told_plainly": 2,
-    "replay/test_preemption.py::test_steps_taken_at_once_preempt_as_single_steps_do": 1,
     "replay/test_real_trace.py::test_an_unbounded_replay_resumes_the_known_share": 0,
-    "replay/test_rules.py::test_mooncakes_first_500_requests_hit_the_same": 3,
     "replay/test_rules.py::test_the_shipped_trace_hits_the_same_with_the_engines_blocks": 8,
     "replay/test_rules.py::test_with_drafts_the_shipped_trace_hits_the_same": 8,
     "replay/test_server.py::test_as_many_requests_run_as_sglangs_cookbook_shows": 1,
     "replay/test_tiers.py::test_an_ample_tier_saves_what_an_ample_gpu_would": 4,
-    "serve/test_decode_graphs.py::test_a_batch_takes_the_smallest_graph_that_has_room": 2,
-    "serve/test_decode_graphs.py::test_a_graph_that_does_not_follow_the_step_is_found": 1,
-    "serve/test_decode_graphs.py::test_graphs_leave_the_bytes_that_single_launches_leave": 1,
-    "serve/test_decode_graphs.py::test_what_graphs_gather_equals_the_reference": 1,
-    "serve/test_engine_step.py::test_a_right_cache_passes_every_check": 1,
-    "serve/test_engine_step.py::test_anything_wrong_is_found": 3,
-    "serve/test_placing.py::test_placed_contexts_are_decoded_and_pass_every_check": 1,
-    "serve/test_placing.py::test_windows_and_states_are_as_served": 2,
-    "serve/test_prefix_reuse.py::test_a_block_is_copied_where_a_request_goes_on_inside_it": 1,
-    "serve/test_prefix_reuse.py::test_a_prefix_that_is_not_brought_back_is_found": 1,
-    "serve/test_prefix_reuse.py::test_what_is_gathered_has_the_bits_of_a_run_without_reuse": 1,
-    "serve/test_verifier.py::test_a_right_cache_passes_every_check": 2,
-    "serve/test_verifier.py::test_a_wrong_cache_is_found_out": 8,
-    "sizing/test_fit.py::test_a_short_request_holds_all_that_it_costs": 35,
-    "sizing/test_launch.py::test_an_odd_command_is_answered_or_a_sentence_in_bounded_time": 8,
+    "bench/serve/test_decode_graphs.py::test_a_batch_takes_the_smallest_graph_that_has_room": 2,
+    "bench/serve/test_decode_graphs.py::test_a_graph_that_does_not_follow_the_step_is_found": 1,
+    "bench/serve/test_decode_graphs.py::test_graphs_leave_the_bytes_that_single_launches_leave": 1,
+    "bench/serve/test_decode_graphs.py::test_what_graphs_gather_equals_the_reference": 1,
+    "bench/serve/test_engine_step.py::test_a_right_cache_passes_every_check": 1,
+    "bench/serve/test_engine_step.py::test_anything_wrong_is_found": 3,
+    "bench/serve/test_placing.py::test_placed_contexts_are_decoded_and_pass_every_check": 1,
+    "bench/serve/test_placing.py::test_windows_and_states_are_as_served": 2,
+    "bench/serve/test_prefix_reuse.py::"
+    "test_a_block_is_copied_where_a_request_goes_on_inside_it": 1,
+    "bench/serve/test_prefix_reuse.py::test_a_prefix_that_is_not_brought_back_is_found": 1,
+    "bench/serve/test_prefix_reuse.py::"
+    "test_what_is_gathered_has_the_bits_of_a_run_without_reuse": 1,
+    "bench/serve/test_verifier.py::test_a_right_cache_passes_every_check": 2,
+    "bench/serve/test_verifier.py::test_a_wrong_cache_is_found_out": 8,
+    "budget/test_launch.py::test_an_odd_command_is_answered_or_a_sentence_in_bounded_time": 8,
     "systems/test_command.py::test_a_planted_defect_is_found_and_fails_the_run": 3,
     "test_docs_outputs.py::test_a_replay_of_the_pages_runs": 5,
     "test_endings.py::test_the_program_ends_as_by_ctrl_c": 1,
@@ -242,7 +231,7 @@ of a check has most of the property. ``make full`` tries every one."""
 @pytest.fixture
 def fresh_faults(monkeypatch: pytest.MonkeyPatch) -> None:
     """Judge faults on a day of 2026: their rows are in doubt after a day that each names."""
-    from dsv4kv.faults import judge
+    from dsv4kv.diagnose.faults import judge
 
     given, day = judge.judge, date(2026, 11, 26)
     monkeypatch.setattr(judge, "judge", lambda subjects, faults, _: given(subjects, faults, day))

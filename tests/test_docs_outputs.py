@@ -14,9 +14,9 @@ from typer.testing import CliRunner, Result
 
 from dsv4kv.choices import ROUTERS, STRATEGIES
 from dsv4kv.cli import app
-from dsv4kv.engines.names import RULES
-from dsv4kv.mrc.strategies import parse_strategy
-from dsv4kv.sizing.flags import FLAGS
+from dsv4kv.engines.flags import flags_of
+from dsv4kv.engines.names import FAMILIES, RULES
+from dsv4kv.replay.mrc.strategies import parse_strategy
 from dsv4kv.view.replay import BELOW
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -82,7 +82,7 @@ def test_a_replay_of_the_pages_runs(
 
 
 def test_every_flag_of_an_engine_is_on_its_page_with_what_it_decides() -> None:
-    for flag in (flag for flags in FLAGS.values() for flag in flags):
+    for flag in (flag for family in FAMILIES for flag in flags_of(family)):
         assert f"`{flag.name}`" in PAGES["budget"]
         assert not flag.means or f"| `{flag.name}` | {flag.effect} |" in PAGES["budget"]
     for engine in ("vllm", "sglang", "trtllm"):

@@ -73,7 +73,7 @@ def test_the_program_ends_as_by_ctrl_c(number: signal.Signals) -> None:
     program = (
         "import os, sys; from unittest.mock import patch; import dsv4kv.cli as cli\n"
         f"end = lambda *_, **__: os.kill(os.getpid(), {int(number)})\n"
-        "with patch('dsv4kv.sizing.answer.answer', end):\n"
+        "with patch('dsv4kv.budget.answer.answer', end):\n"
         "    sys.argv = ['dsv4kv', 'budget']; cli.main()"
     )
     done = subprocess.run(

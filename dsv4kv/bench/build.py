@@ -7,6 +7,14 @@ import numpy as np
 import torch
 
 from dsv4kv.bench.device import CudaDevice
+from dsv4kv.bench.serve.executor import Gpu, StepExecutor
+from dsv4kv.bench.serve.graphs import DecodeGraphs, foresee_modules
+from dsv4kv.bench.serve.inputs import EntryChooser, InputBank, QueryBank
+from dsv4kv.bench.serve.loop import LoopSettings
+from dsv4kv.bench.serve.operations import Outputs, querying_ratios, read_operations
+from dsv4kv.bench.serve.placing import PlacedContexts
+from dsv4kv.bench.serve.reuse import PrefixReuse
+from dsv4kv.bench.serve.verifier import Verifier
 from dsv4kv.cache.checkpoints import CheckpointPool
 from dsv4kv.cache.layers import Compressors, LayerCache, build_layers
 from dsv4kv.cache.manager import KVCacheManager
@@ -25,14 +33,6 @@ from dsv4kv.ops.compressor import Compressor, make_rope, random_compressor
 from dsv4kv.ops.cuda.launch import compile_ahead
 from dsv4kv.ops.spec import STEP_LAUNCH, Backend, Choice
 from dsv4kv.prefix.policies import make_policy
-from dsv4kv.serve.executor import Gpu, StepExecutor
-from dsv4kv.serve.graphs import DecodeGraphs, foresee_modules
-from dsv4kv.serve.inputs import EntryChooser, InputBank, QueryBank
-from dsv4kv.serve.loop import LoopSettings
-from dsv4kv.serve.operations import Outputs, querying_ratios, read_operations
-from dsv4kv.serve.placing import PlacedContexts
-from dsv4kv.serve.reuse import PrefixReuse
-from dsv4kv.serve.verifier import Verifier
 from dsv4kv.units import format_bytes
 
 _ADVICE = "lower cache.max_context_tokens, cache.num_blocks or workload.concurrency"

@@ -22,16 +22,19 @@ from dsv4kv.bench.build import (
 from dsv4kv.bench.device import CudaDevice, check_prepare, find_device
 from dsv4kv.bench.figures import measure_operations
 from dsv4kv.bench.memory import MemoryWatch
+from dsv4kv.bench.serve.inputs import PromptContents
+from dsv4kv.bench.serve.loop import LoopTotals, ServingLoop, open_requests
+from dsv4kv.bench.serve.verifier import Verifier
 from dsv4kv.bench.timing import EMPTY_GRAPH, CallTimer, measure_peaks
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.choices import PEERS
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.errors import CacheError, PeerUnavailable, VerificationError
+from dsv4kv.measure.environment import memory_peak_bytes
 from dsv4kv.measure.memcpy import measure_memcpy
 from dsv4kv.measure.protocol import Budget
 from dsv4kv.measure.recorder import Recorder
-from dsv4kv.measure.telemetry.readings import Table, memory_peak_bytes
-from dsv4kv.measure.telemetry.telemetry import Telemetry, Window
+from dsv4kv.measure.telemetry import Table, Telemetry, Window
 from dsv4kv.measure.turns import Turns, one_cpu
 from dsv4kv.model.plan import CachePlan, bytes_per_token
 from dsv4kv.ops.check import check_backend
@@ -57,9 +60,6 @@ from dsv4kv.runs.telemetry import (
     MemorySeries,
 )
 from dsv4kv.runs.telemetry import Telemetry as TelemetryRecord
-from dsv4kv.serve.inputs import PromptContents
-from dsv4kv.serve.loop import LoopTotals, ServingLoop, open_requests
-from dsv4kv.serve.verifier import Verifier
 
 
 def describe_cache(config: BenchConfig, plan: CachePlan, manager: KVCacheManager) -> CacheSummary:

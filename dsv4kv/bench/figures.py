@@ -15,6 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dsv4kv.bench.serve.executor import StepExecutor
+from dsv4kv.bench.serve.inputs import InputBank, StepInputs
+from dsv4kv.bench.serve.operations import (
+    LayerOperation,
+    Outputs,
+    Reads,
+    Run,
+    all_decode_operations,
+    arguments,
+    name_of,
+)
 from dsv4kv.bench.timing import CallTimer
 from dsv4kv.cache.layers import LayerCache
 from dsv4kv.cache.manager import EntryGroup
@@ -24,17 +35,6 @@ from dsv4kv.ops.storage import PageStore
 from dsv4kv.ops.work import StepWork
 from dsv4kv.runs.part import Temperature
 from dsv4kv.runs.schema import NotMeasured, Operation
-from dsv4kv.serve.executor import StepExecutor
-from dsv4kv.serve.inputs import InputBank, StepInputs
-from dsv4kv.serve.operations import (
-    LayerOperation,
-    Outputs,
-    Reads,
-    Run,
-    all_decode_operations,
-    arguments,
-    name_of,
-)
 
 _BLOCK_TOKENS = 128  # every compress ratio divides it
 _FILLED_AT_ONCE = 8192

@@ -10,6 +10,7 @@ import torch
 
 from dsv4kv.bench.build import build_manager, check_device_memory, plan_from
 from dsv4kv.bench.device import CudaDevice, find_device
+from dsv4kv.bench.serve.reuse import PrefixReuse
 from dsv4kv.cache.blocks import BlockPool
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.config.bench import BenchConfig
@@ -18,7 +19,6 @@ from dsv4kv.measure.recorder import Recorder
 from dsv4kv.model.plan import CachePlan, checkpoint_bytes
 from dsv4kv.runs.profile import MemoryAudit, MemoryMark
 from dsv4kv.runs.telemetry import HeldPool, HeldUnits, MemorySeries
-from dsv4kv.serve.reuse import PrefixReuse
 
 SNAPSHOT = "memory.pickle"
 

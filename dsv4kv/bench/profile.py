@@ -16,6 +16,10 @@ from dsv4kv.bench.build import build_reuse, loop_settings
 from dsv4kv.bench.case import Setup, describe_cache, describe_verification, set_up
 from dsv4kv.bench.device import describe_gpu, find_device
 from dsv4kv.bench.memory import audit_memory
+from dsv4kv.bench.serve.executor import StepExecutor, StepTokens
+from dsv4kv.bench.serve.inputs import PromptContents
+from dsv4kv.bench.serve.loop import ServingLoop, open_requests
+from dsv4kv.bench.serve.operations import name_of
 from dsv4kv.bench.timing import measure_peaks
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.load import LoadedConfig
@@ -45,10 +49,6 @@ from dsv4kv.runs.kernel_table import build_table
 from dsv4kv.runs.profile import Profile
 from dsv4kv.runs.schema import Case, Environment, Memcpy, Peak, RunRecord
 from dsv4kv.runs.store import dumps, load_record, new_run_id
-from dsv4kv.serve.executor import StepExecutor, StepTokens
-from dsv4kv.serve.inputs import PromptContents
-from dsv4kv.serve.loop import ServingLoop, open_requests
-from dsv4kv.serve.operations import name_of
 from dsv4kv.traces import resolve_trace, trace_sha256
 
 Tool = Literal["nsys", "ncu", "torch"]

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from dsv4kv.bench.case import run_case, unbuilt_case
 from dsv4kv.bench.device import describe_gpu
+from dsv4kv.bench.serve.loop import count_tokens
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.load import LoadedConfig, Point
 from dsv4kv.errors import Dsv4kvError, PeerUnavailable
@@ -16,7 +17,6 @@ from dsv4kv.measure.turns import Turns
 from dsv4kv.runs.points import HERE, Sweep, run_points
 from dsv4kv.runs.schema import Case, Environment, RunRecord
 from dsv4kv.runs.store import new_run_id
-from dsv4kv.serve.loop import count_tokens
 from dsv4kv.traces import resolve_trace, trace_sha256
 
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from dsv4kv.bench.device import CudaDevice
+from dsv4kv.bench.serve.graphs import Graph
 from dsv4kv.measure.protocol import Budget, ReplayTimer, Throttled, Timing
-from dsv4kv.measure.telemetry.telemetry import Window
+from dsv4kv.measure.telemetry import Window
 from dsv4kv.ops.cuda.launch import prepare
 from dsv4kv.ops.launches.copies import (
     THREADS,
@@ -21,7 +22,6 @@ from dsv4kv.ops.launches.copies import (
 )
 from dsv4kv.ops.launches.launch import MOST_BLOCKS
 from dsv4kv.runs.schema import Peak, PeakName
-from dsv4kv.serve.graphs import Graph
 
 EMPTY_GRAPH, EMPTY_KERNEL = "empty graph", "empty kernel"
 

@@ -4,9 +4,8 @@ A registered block without holders stays cached until its place is needed: then 
 used one goes that no other registered block follows. Every call checks first and then changes: a
 refusal changes nothing.
 
-All is kept in flat arrays, so that a whole chain is cached, retained or evicted in a few array
-operations; what is no chain takes a step for each block. Single cells are read and written through
-views (``…_at``), several times faster than through arrays.
+All is in flat arrays, so that a whole chain is cached, retained or evicted in a few operations.
+Single cells are read and written through views (``…_at``), faster than through the arrays.
 """
 
 from collections import Counter, deque
@@ -23,10 +22,10 @@ Ids = NDArray[np.int64]
 INT64 = np.dtype(np.int64)
 NO_BLOCKS: Ids = np.zeros(0, dtype=np.int64)
 NO_HASH = 0
-_UNKNOWN = NO_HASH, NO_HASH
-_LIVE = 1 << 32  # a follower in a block's claims; its holders are below
-_REFS = _LIVE - 1
-_PASSED = -1
+# A block's claims: its holders, whether it has a hash, and the registered blocks that follow it
+# and are held or precede a held one. What a free block has above the first two means nothing.
+_REFS, _HASHED, _LIVE = (1 << 32) - 1, 1 << 32, 1 << 33
+_PASSED = -1  # the stamp of a cached block that came up while others followed it
 _FEW = 8  # evicted one by one in less time than together
 Policy = Literal["lru", "ref_zero"]
 
@@ -77,42 +76,35 @@ class BlockPool:
         self.on_freed: Callable[[Ids], None] | None = None
         self.num_unused = num_blocks
         self._free = np.arange(num_blocks - 1, -1, -1, dtype=np.int64)
-        # A block with one holder and no hash is marked with its own id, any other with a number
-        # that is no id. Comparing bytes of marks and ids finds all that are not held, negative
-        # ids and ids named twice included, several times faster than comparing arrays.
-        self._numbers = np.arange(num_blocks, 2 * num_blocks, dtype=np.int64)
+        self._ids = np.arange(num_blocks, dtype=np.int64)
+        # Comparing bytes is several times faster than comparing arrays.
+        self._ones = np.ones(num_blocks, dtype=np.int64).tobytes()
+        self._chain = np.full(num_blocks, _LIVE + _HASHED + 1)  # claims of one that is held once
+        self._chain[-1] -= _LIVE
+        self._held_bytes = self._chain.tobytes()
+        self._idle_bytes = np.full(num_blocks, _HASHED).tobytes()
+        self._followers = (self._chain // _LIVE).tobytes()
+        self._numbers = self._ids * _LIVE
         self._first = self._numbers[:0], b""  # as many as were asked for last, and their bytes
-        self._mark = self._numbers.copy()
-        self._mark_at = self._mark.data  # single cells, read faster than the array's
         self._generation = np.zeros(num_blocks, dtype=np.int64)
         self._serial = 0
-        held = np.full(num_blocks, _LIVE + 1, dtype=np.int64)
-        held[-1] = 1
-        self._held, self._held_bytes = held, held.tobytes()  # claims of a chain held once
-        self._idle_bytes = bytes(held.nbytes)
-        self._one_each = (held // _LIVE).tobytes()  # children of a chain
         self._clear()
 
     def _clear(self) -> None:
         """Forget all but the free stack.
 
-        Arrays have a cell more than there are blocks, for what first blocks follow: always held.
+        Arrays have a cell more than blocks, for what first blocks follow: it is always held.
         """
         size = self.num_blocks + 1
         self._by_hash: dict[int, int] = {}
         self._twins: dict[int, list[int]] = {}  # other blocks with a hash, in order
-        self._hash = np.zeros(size, dtype=np.int64)
+        self._hash, self._claims, self._stamp = np.zeros((3, size), dtype=np.int64)
         self._parent = np.full(size, self.num_blocks, dtype=np.int64)
         self._children = np.zeros(size, dtype=np.int64)  # registered blocks that follow
-        # Holders, of blocks that have several or are registered, and followers that are held or
-        # precede a held block.
-        self._claims = np.zeros(size, dtype=np.int64)
         self._claims[-1] = 1
-        # Rows of cached blocks, the least recently used row first, of each the last block first.
-        # An entry is valid while the block has the row's stamp; a cached block that came up while
-        # others followed it is ``_PASSED``, and is the next when the last of them goes.
+        # Rows of cached blocks, the least recently used first, and in each the last block first.
+        # An entry is valid while its block has the row's stamp.
         self._queue = deque[tuple[int, Ids]]()
-        self._stamp = np.zeros(size, dtype=np.int64)
         self._oldest, self._oldest_stamp = list[int](), 0  # the end of the first row
         self._clock = self._num_queued = 0
         self._hash_at, self._parent_at = self._hash.data, self._parent.data
@@ -138,8 +130,7 @@ class BlockPool:
     def refs(self, ids: Ids) -> Ids:
         """Holders of blocks, int64[n]; ``NotOwner`` beyond the pool."""
         self.generation(ids)
-        ids = as_ids(ids)
-        return (self._claims[ids] & _REFS) + (self._mark[ids] == ids)
+        return self._claims[as_ids(ids)] & np.int64(_REFS)
 
     def generation(self, ids: Ids) -> Ids:
         """Generations of blocks, shaped as ``ids``; ``NotOwner`` beyond the pool."""
@@ -147,20 +138,19 @@ class BlockPool:
 
     def has_content(self, block: int) -> bool:
         """Whether a block is held or cached."""
-        return bool(self._refs(block)) or (
-            0 <= block < self.num_blocks and self._hash_at[block] != 0
-        )
+        return 0 <= block < self.num_blocks and self._claims_at[block] & (_REFS | _HASHED) != 0
 
     def check_held(self, ids: Ids) -> None:
         """Raise ``NotOwner`` unless every block is held and none is named twice."""
         row = self._row(ids)
-        if self._unmark(row):
-            self._mark[row] = row
+        if self._free_plain(row):
+            self._claims[row] = 1
             return
-        numbers = row.tolist()
-        if not all(map(self._refs, numbers)):
+        if self._are_chain(row, self._held_bytes):
+            return
+        if not self._are_in_pool(row) or np.count_nonzero(self._claims[row] & _REFS) < row.size:
             raise self._refusal(ids, "not all are held")
-        if len(set(numbers)) < len(numbers):
+        if len(set(row.tolist())) < row.size:
             raise self._refusal(ids, "one is named twice")
 
     def holds_room(self, count: int, matched: Ids = NO_BLOCKS) -> bool:
@@ -185,7 +175,7 @@ class BlockPool:
         ids = self._free[end - count : end].copy()
         self._serial += 1
         self._generation[ids] = self._serial
-        self._mark[ids] = ids
+        self._claims[ids] = 1
         self.num_unused = end - count
         if self.observers:
             self._notify("acquired", ids)
@@ -207,24 +197,23 @@ class BlockPool:
         """Add a holder to held or cached blocks, one for each time a block is named."""
         row = self._row(ids)
         if self._are_chain(row, self._idle_bytes):
-            self._claims[row] = self._held[-row.size :]
+            self._claims[row] = self._chain[-row.size :]
             self._stamp[row] = 0
             self.num_cached -= row.size
             self._follow(self._parent_at[row.item(0)], 1)
         else:
-            self._note(row[self._check_known(row)])
-            resting = self._stamp[row] != 0
-            np.add.at(self._claims, row[~resting], 1)
-            for number in row[resting].tolist():
-                claims = self._claims_at[number]
-                if not claims & _REFS:
-                    self._stamp_at[number] = 0
-                    self.num_cached -= 1
-                    if claims:
-                        self._num_kept -= 1
-                    else:
-                        self._follow(self._parent_at[number], 1)
+            self._check_known(row)
+            blocks, times = _count(row)
+            cached = self._stamp[blocks] != 0
+            for number in blocks[cached].tolist():
+                if self._claims_at[number] >= _LIVE:
+                    self._num_kept -= 1
+                else:
+                    self._follow(self._parent_at[number], 1)
                 self._claims_at[number] += 1
+            self._claims[blocks] += times - cached
+            self._stamp[blocks] = 0
+            self.num_cached -= int(cached.sum())
         if self.observers and row.size:
             self._notify("retained", ids)
 
@@ -243,14 +232,9 @@ class BlockPool:
             self.generation(ids).tobytes() != as_ids(generations).tobytes()
         ):
             raise self._refusal(ids, "not all are still held by who took them")
-        done, freed, evicted = row.size, row, list[tuple[int, int]]()
-        if not self._unmark(row):
-            done, freed, evicted = self._release_chain(row) or self._release_each(row)
-        end = self.num_unused + freed.size
-        self._free[self.num_unused : end] = freed
-        self.num_unused = end
-        if self.on_freed is not None and freed.size:
-            self.on_freed(freed)
+        done, freed, evicted = self._release_together(row) or self._release_each(row)
+        if freed.size:
+            self._put_back(freed)
         if self.observers and row.size:
             self._notify("released", row)
             if evicted:
@@ -260,11 +244,9 @@ class BlockPool:
 
     def num_freed(self, ids: Ids) -> int:
         """Blocks that ``release`` of held ``ids`` would free, at least."""
-        counts = Counter(self._row(ids).tolist())
-        return sum(
-            self._refs(number) == count and not self._hash_at[number]
-            for number, count in counts.items()
-        )
+        blocks, times = _count(self._row(ids))
+        alone = self._claims[self._in_pool(blocks)] == times  # and without a hash
+        return int(np.count_nonzero(alone))
 
     def register(self, ids: Ids, hashes: Sequence[int], parents: Sequence[int]) -> None:
         """Let held blocks be found by int64 hashes of their tokens and history.
@@ -279,7 +261,7 @@ class BlockPool:
             CacheError: A hash cannot be, differs from the block's, or follows an unknown one.
         """
         row = self._row(ids)
-        numbers, plain = row.tolist(), self._are_plain(row)
+        numbers = self._in_pool(row).tolist()
         claims_at, hash_at, twins = self._claims_at, self._hash_at, self._twins
         if not len(numbers) == len(hashes) == len(parents):
             raise CacheError(
@@ -288,11 +270,10 @@ class BlockPool:
             )
         by_hash, here = self._by_hash, dict[int, int]()
         new: dict[int, tuple[int, int]] = {}
-        rows = zip(numbers, hashes, parents, plain.tolist(), strict=True)
-        for number, hash_, parent, is_plain in rows:
-            if not (is_plain or claims_at[number] & _REFS):
+        for number, hash_, parent in zip(numbers, hashes, parents, strict=True):
+            if not claims_at[number] & _REFS:
                 raise self._refusal(ids, "not all are held")
-            known = hash_at[number] or new.get(number, _UNKNOWN)[0]
+            known = hash_at[number] or (number in new and new[number][0])
             if hash_ in (NO_HASH, -1) or known not in (NO_HASH, hash_):
                 raise CacheError(
                     f"block {number} has hash {known} and cannot get {hash_}: 0 and −1 are no "
@@ -307,11 +288,11 @@ class BlockPool:
                     )
                 new[number] = hash_, above
             here[hash_] = number
-        self._note(row[plain])
+        self._hash[list(new)] = [hash_ for hash_, _ in new.values()]  # refused beyond int64
         for number, (hash_, above) in new.items():
             if by_hash.setdefault(hash_, number) != number:
                 twins.setdefault(hash_, []).append(number)
-            hash_at[number] = hash_
+            claims_at[number] += _HASHED
             self._parent_at[number] = above
             self._children_at[above] += 1
             self._follow(above, 1)
@@ -336,69 +317,73 @@ class BlockPool:
 
     def evict(self, count: int) -> bool:
         """Free the ``count`` least recently used cached blocks; False if there are fewer."""
-        if count > self.num_evictable:
-            return False
-        self._evict(count)
-        return True
+        enough = 0 <= count <= self.num_evictable
+        if enough:
+            self._evict(count)
+        return enough
 
     def reset(self, *, preserve_prefix_cache: bool = False) -> None:
         """Take all blocks from their holders; without ``preserve_prefix_cache``, forget all."""
-        plain = np.flatnonzero(self._mark == np.arange(self.num_blocks))
         if preserve_prefix_cache and self.policy == "lru":
             held = np.flatnonzero(self._claims[:-1] & _REFS)
             self._claims[held] = self._claims[held] & ~_REFS | 1
-            self.release(np.union1d(plain, held))
+            self.release(held)
             return
-        out = np.union1d(plain, np.flatnonzero(self._claims[:-1] | self._hash[:-1]))
+        out = np.flatnonzero(self._claims[:-1] & (_REFS | _HASHED))
         self._clear()
-        self._mark[out] = self._numbers[: out.size]
-        self._free[self.num_unused : self.num_blocks] = out
-        self.num_unused = self.num_blocks
-        if self.on_freed is not None:
-            self.on_freed(out)
+        self._put_back(out)
         if self.observers:
             self._notify("reset", out)
 
-    def _release_chain(self, row: Ids) -> tuple[int, Ids, list[tuple[int, int]]] | None:
-        """Release a whole chain that is held once, among blocks without a hash; None elsewhere."""
-        known, freed = row, NO_BLOCKS
+    def _release_together(self, row: Ids) -> tuple[int, Ids, list[tuple[int, int]]] | None:
+        """Release a whole chain that is held once, plain blocks, or both; None elsewhere."""
+        chain, plain = row, NO_BLOCKS
         if not self._are_chain(row, self._held_bytes):
-            plain = self._are_plain(row)
-            known, freed = row[~plain], row[plain]
-            if not (self._are_chain(known, self._held_bytes) and self._unmark(freed)):
+            if self._free_plain(row):
+                return row.size, row, []
+            hashed = self._hash[self._in_pool(row)] != NO_HASH
+            if hashed.all():
                 return None
-        self._claims[known] = 0
-        self._follow(self._parent_at[known.item(0)], -1)
+            chain, plain = row[hashed], row[~hashed]
+            if not (self._are_chain(chain, self._held_bytes) and self._free_plain(plain)):
+                return None
+        self._claims[chain] = _HASHED
+        self._follow(self._parent_at[chain.item(0)], -1)
         if self.policy == "lru":
-            self.num_cached += known.size
-            self._enqueue(known)
-            return row.size, freed, []
-        hashes = self._forget_chain(known)
-        return row.size, row, list(zip(known.tolist(), hashes, strict=True))[::-1]
+            self.num_cached += chain.size
+            self._enqueue(chain)
+            return row.size, plain, []
+        evicted = list(zip(chain.tolist(), self._forget_chain(chain), strict=True))
+        return row.size, row, evicted[::-1]
 
     def _release_each(self, row: Ids) -> tuple[int, Ids, list[tuple[int, int]]]:
         """Release blocks one by one; how many are done, which are free, which lost which hash."""
-        plain, keeps = self._are_plain(row), self.policy == "lru"
-        self._check_holders(row, (self._claims[row] & _REFS) + plain)
-        self._note(row[plain])
-        np.subtract.at(self._claims, row, 1)
-        done = list(dict.fromkeys(row[self._claims[row] & _REFS == 0].tolist()))
-        self._claims[done] += 1  # until it is their turn: from the end of the chain
+        blocks, times = _count(row)
+        claims = self._claims[blocks]
+        refs = claims & _REFS
+        if (refs < times).any():
+            reason = "one has fewer holders" if refs.all() else "not all are held"
+            raise self._refusal(row, reason)
+        last = refs == times
+        self._claims[blocks] = np.where(last, claims, claims - times)
+        if not last.any():
+            return 0, NO_BLOCKS, []
+        done, keeps = blocks[last].tolist(), self.policy == "lru"
         freed, evicted, cached = list[int](), list[tuple[int, int]](), list[int]()
         for number in reversed(done):
-            self._claims_at[number] -= 1
-            hash_ = self._hash_at[number]
-            if hash_:
-                if self._claims_at[number] and keeps:
-                    self._num_kept += 1
-                else:
-                    self._follow(self._parent_at[number], -1)
-                if keeps:
-                    cached.append(number)
-                    continue
-                evicted.append((number, hash_))
-                self._forget(number)
-            freed.append(number)
+            claims = self._claims_at[number] = self._claims_at[number] & ~_REFS
+            if not claims:
+                freed.append(number)
+                continue
+            if claims >= _LIVE and keeps:
+                self._num_kept += 1
+            else:
+                self._follow(self._parent_at[number], -1)
+            if keeps:
+                cached.append(number)
+            else:
+                freed.append(number)
+                evicted.append((number, self._forget(number)))
         self.num_cached += len(cached)
         self._enqueue(np.array(cached[::-1], dtype=np.int64))
         return len(done), np.array(freed[::-1], dtype=np.int64), evicted
@@ -421,26 +406,21 @@ class BlockPool:
 
     def _evict(self, count: int) -> None:
         hashes, numbers = list[int](), list[int]()
-        stamp_at, children_at, hash_at = self._stamp_at, self._children_at, self._hash_at
+        stamp_at, children_at = self._stamp_at, self._children_at
         while len(numbers) < count:
             if not self._oldest:
                 self._evict_ends(count, numbers, hashes)
                 continue
             number = self._oldest.pop()
-            if stamp_at[number] != self._oldest_stamp:
-                continue
-            if children_at[number]:
-                stamp_at[number] = _PASSED
-                continue
-            hashes.append(hash_at[number])
-            numbers.append(number)
-            self._forget(number)
+            if stamp_at[number] == self._oldest_stamp:
+                if children_at[number]:
+                    stamp_at[number] = _PASSED
+                else:
+                    numbers.append(number)
+                    hashes.append(self._forget(number))
         self.num_cached -= count
         ids = np.array(numbers, dtype=np.int64)
-        self._free[self.num_unused : self.num_unused + count] = ids
-        self.num_unused += count
-        if self.on_freed is not None:
-            self.on_freed(ids)
+        self._put_back(ids)
         if self.observers and count:
             self._notify("evicted", ids, hashes)
 
@@ -451,7 +431,7 @@ class BlockPool:
         end = row[-wanted:]
         if (
             end.size > _FEW
-            and self._one_each.endswith(self._children[end].tobytes())
+            and self._followers.endswith(self._children[end].tobytes())
             and self._are_chain(end, self._idle_bytes)
             and not (self._stamp[end] != stamp).any()
         ):
@@ -463,6 +443,13 @@ class BlockPool:
         if end.size < row.size:
             self._queue.appendleft((stamp, row[: -end.size]))
 
+    def _put_back(self, ids: Ids) -> None:
+        end = self.num_unused + ids.size
+        self._free[self.num_unused : end] = ids
+        self.num_unused = end
+        if self.on_freed is not None:
+            self.on_freed(ids)
+
     def _forget_chain(self, row: Ids) -> list[int]:
         """The end of a chain without holders loses its hashes, which are returned."""
         hashes: list[int] = self._hash[row].tolist()
@@ -473,33 +460,32 @@ class BlockPool:
         else:
             for hash_ in hashes:
                 del self._by_hash[hash_]
-        self._hash[row] = self._children[row] = self._stamp[row] = 0
+        for array in (self._hash, self._children, self._stamp, self._claims):
+            array[row] = 0
         self._parent[row] = self.num_blocks
         self._lose_follower(above)
         return hashes
 
-    def _forget(self, number: int) -> None:
-        """A block without holders loses its hash; what follows it begins a chain."""
+    def _forget(self, number: int) -> int:
+        """A block without holders loses its hash, which is returned; followers begin a chain."""
         if self._children_at[number]:
             self._parent[self._parent == number] = self.num_blocks
-            self._children_at[number] = self._claims_at[number] = 0
-        above = self._parent_at[number]
-        self._forget_hash(number, self._hash_at[number])
-        self._hash_at[number] = self._stamp_at[number] = 0
+            self._children_at[number] = 0
+        hash_, above = self._hash_at[number], self._parent_at[number]
+        self._forget_hash(number, hash_)
+        self._hash_at[number] = self._stamp_at[number] = self._claims_at[number] = 0
         self._parent_at[number] = self.num_blocks
         self._lose_follower(above)
+        return hash_
 
     def _forget_hash(self, number: int, hash_: int) -> None:
-        twins = self._twins.get(hash_)
-        if twins is None:
-            del self._by_hash[hash_]
-            return
-        if self._by_hash[hash_] == number:
-            self._by_hash[hash_] = twins.pop(0)
-        else:
-            twins.remove(number)
-        if not twins:
-            del self._twins[hash_]
+        found = self._by_hash.pop(hash_)
+        if hash_ in self._twins:
+            same = [found, *self._twins.pop(hash_)]
+            same.remove(number)
+            self._by_hash[hash_], *twins = same
+            if twins:
+                self._twins[hash_] = twins
 
     def _lose_follower(self, number: int) -> None:
         self._children_at[number] -= 1
@@ -513,7 +499,7 @@ class BlockPool:
         while True:
             before = claims_at[number]
             after = claims_at[number] = before + change * _LIVE
-            if before & _REFS or (before and after):
+            if before & _REFS or (before >= _LIVE and after >= _LIVE):
                 return
             self._num_kept += change
             number = self._parent_at[number]
@@ -522,15 +508,10 @@ class BlockPool:
         """Evictable blocks that would not be if ``matched`` ones were retained."""
         seen = set[int]()
         for number in matched.tolist():
-            while self._stamp_at[number] and not self._claims_at[number] and number not in seen:
+            while self._claims_at[number] == _HASHED and number not in seen:
                 seen.add(number)
                 number = self._parent_at[number]  # noqa: PLW2901
         return len(seen)
-
-    def _note(self, row: Ids) -> None:
-        """Blocks with one holder and no hash get claims."""
-        self._claims[row] = 1
-        self._mark[row] = row + self.num_blocks
 
     def _are_chain(self, row: Ids, claims: bytes) -> bool:
         """Whether registered blocks follow each other, and their claims are the last of some.
@@ -539,58 +520,32 @@ class BlockPool:
         """
         try:
             return (
-                row.size > 0
-                and row.item(-1) >= 0
-                and self._hash_at[row.item(0)] != NO_HASH
+                row.item(-1) >= 0
                 and claims.endswith(self._claims[row].tobytes())
                 and row.tobytes().startswith(self._parent[row].tobytes()[8:])
             )
-        except IndexError:
+        except IndexError:  # empty, or beyond the pool
             return False
 
-    def _check_holders(self, row: Ids, refs: Ids) -> None:
-        """Refuse blocks that have fewer holders than times they are named."""
-        if not refs.all():
-            raise self._refusal(row, "not all are held")
-        counts = Counter(numbers := row.tolist())
-        if len(counts) < row.size and any(
-            counts[number] > count for number, count in zip(numbers, refs.tolist(), strict=True)
-        ):
-            raise self._refusal(row, "one is named twice and has fewer holders")
-
-    def _are_plain(self, row: Ids) -> NDArray[np.bool_]:
-        """Which blocks have one holder and no hash; ``NotOwner`` beyond the pool."""
-        return self._mark[self._in_pool(row)] == row
-
-    def _refs(self, number: int) -> int:
-        if not 0 <= number < self.num_blocks:
-            return 0
-        return self._claims_at[number] & _REFS or int(self._mark_at[number] == number)
-
-    def _check_known(self, row: Ids) -> NDArray[np.bool_]:
-        """Which blocks have one holder and no hash; ``NotOwner`` if one is neither held nor cached."""
-        plain = self._are_plain(row)
-        if not (plain | ((self._claims[row] | self._hash[row]) != 0)).all():
+    def _check_known(self, row: Ids) -> None:
+        known = self._claims[self._in_pool(row)] & (_REFS | _HASHED)
+        if np.count_nonzero(known) < row.size:
             raise self._refusal(row, "not all are held or cached")
-        return plain
 
-    def _unmark(self, row: Ids) -> bool:
-        """Mark blocks as free; False, and nothing changed, unless each has one holder, no hash."""
-        mark, (numbers, as_bytes) = self._mark, self._first
+    def _free_plain(self, row: Ids) -> bool:
+        """Blocks become free; False, and nothing changed, unless each has one holder, no hash."""
+        claims, (numbers, as_bytes) = self._claims, self._first
         if row.size != len(numbers):
             numbers = self._numbers[: row.size]
             as_bytes = numbers.tobytes()
             self._first = numbers, as_bytes
-        try:
-            if mark[row].tobytes() != row.tobytes() or row.size > len(numbers):
-                return False
-        except IndexError:  # beyond the pool
+        if not self._are_in_pool(row) or not self._ones.startswith(claims[row].tobytes()):
             return False
         # Each gets a number of its own; one named twice no longer has its first.
-        mark[row] = numbers
-        if mark[row].tobytes() == as_bytes:
+        claims[row] = numbers
+        if claims[row].tobytes() == as_bytes:
             return True
-        mark[row] = row
+        claims[row] = 1
         return False
 
     def _row(self, ids: Ids) -> Ids:
@@ -604,9 +559,15 @@ class BlockPool:
         return ids if ids.dtype is INT64 else as_ids(ids)
 
     def _in_pool(self, ids: Ids) -> Ids:
-        if ids.size and ids.view(np.uint64).max() >= self.num_blocks:  # negative: the largest
+        if not self._are_in_pool(ids):
             raise self._refusal(ids, f"not all are in 0..{self.num_blocks - 1}")
         return ids
+
+    def _are_in_pool(self, ids: Ids) -> bool:
+        try:
+            return self._ids[ids].tobytes() == ids.tobytes()
+        except IndexError:
+            return False
 
     def _refusal(self, ids: Ids, reason: str) -> NotOwner:
         shown = ", ".join(str(i) for i in ids.ravel()[:8])
@@ -628,3 +589,12 @@ def as_ids(ids: NDArray[np.integer]) -> Ids:
     if ids.size and ids.dtype.kind not in "iu":
         raise NotOwner(f"ids must be whole numbers, not {ids.dtype}. Nothing was changed.")
     return ids.astype(np.int64)
+
+
+def _count(row: Ids) -> tuple[Ids, Ids | Literal[1]]:
+    """Distinct blocks in the order they are first named, and how often each is."""
+    numbers = row.tolist()
+    if len(set(numbers)) == len(numbers):
+        return row, 1
+    counts = Counter(numbers)
+    return np.array(list(counts)), np.array(list(counts.values()))

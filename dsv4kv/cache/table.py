@@ -118,7 +118,8 @@ class BlockTable:
         self.allocator.release(self._ids(row))
         self.returns[slot] += 1
         row[...] = NO_BLOCK
-        self._note(np.full(held, slot), np.arange(held))
+        if self.changes is not None:
+            self.changes.append((np.full(held, slot), np.arange(held)))
         self.held[slot] = 0
 
     def _surplus(self, slots: Ids, lacking: Ids) -> Cells:

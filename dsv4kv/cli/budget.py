@@ -18,9 +18,9 @@ from dsv4kv.model.formats import known_formats
 from dsv4kv.view.console import say
 
 if TYPE_CHECKING:
-    from dsv4kv.sizing.advice import Option
-    from dsv4kv.sizing.answer import Answer
-    from dsv4kv.sizing.launch import Reading
+    from dsv4kv.budget.advice import Option
+    from dsv4kv.budget.answer import Answer
+    from dsv4kv.budget.launch import Reading
 
 _ask = partial(option, panel="Question")
 _gpu = partial(option, panel="GPUs and layout")
@@ -70,7 +70,7 @@ class BudgetCommand(Command):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Keep the engines' flags apart, for ``budget`` to read."""
-        from dsv4kv.sizing.given_flags import take_flags
+        from dsv4kv.budget.flags import take_flags
 
         ours = {spelling for option in self.params for spelling in option.opts}
         ctx.meta[_FLAGS], rest = take_flags(args, ours)
@@ -180,7 +180,7 @@ def budget(
     counts (1M = 1,048,576). Ends with 1 if what was asked does not fit, in a sweep if anything of
     it does not, with --explain if a log is of a start that was refused.
     """
-    from dsv4kv.sizing.inputs import READERS
+    from dsv4kv.budget.inputs import READERS
 
     if explain:
         _explain([*explain, *(logs or [])], as_json=json_, verbose=verbose)
@@ -201,8 +201,7 @@ def budget(
 
 def _explain(paths: list[Path], *, as_json: bool, verbose: bool) -> None:
     """Explain a start-up log, or what is between two; ends with 1 if a start was refused."""
-    from dsv4kv.engines.logs.explain import explain_log
-    from dsv4kv.engines.logs.waterfall import compare_logs
+    from dsv4kv.engines.logs.explain import compare_logs, explain_log
     from dsv4kv.view.explain import explanation_page, waterfall_page
     from dsv4kv.view.render import show
 
@@ -213,8 +212,7 @@ def _explain(paths: list[Path], *, as_json: bool, verbose: bool) -> None:
         document, page, explained = asdict(log), explanation_page(log), [log]
     else:
         found = compare_logs(*paths)
-        ends = {"start_tokens": found.start_tokens, "end_tokens": found.end_tokens}
-        document, page = asdict(found) | ends, waterfall_page(found)
+        document, page = asdict(found), waterfall_page(found)
         explained = [found.before, found.after]
     if as_json:
         print_json(document)
@@ -225,7 +223,7 @@ def _explain(paths: list[Path], *, as_json: bool, verbose: bool) -> None:
 
 def _write_launch(found: "Answer", texts: dict[str, str], option: "Option | None") -> str:
     """The command that starts an option, or what was found: the engine's, or else our own."""
-    from dsv4kv.sizing.launch_line import launch_line
+    from dsv4kv.budget.launch_line import launch_line
 
     line = ""
     if not found.scenario.engine.own:
@@ -256,7 +254,7 @@ def _read_command(
         if which is not None:
             raise ConfigError("--which chooses a command of a file: add --command FILE.")
         return None
-    from dsv4kv.sizing.launch import read_command
+    from dsv4kv.budget.launch import read_command
 
     given = dict(texts)
     reading = read_command(command, which, texts.get("model"))
@@ -266,8 +264,8 @@ def _read_command(
 
 def _read_flags(texts: dict[str, str], flags: list[tuple[str, str]]) -> dict[str, str]:
     """What the engine's flags mean; raises ``ConfigError`` for another engine's."""
-    from dsv4kv.sizing.flags import find_flag
-    from dsv4kv.sizing.given_flags import merge, read_flag, wrong_engine
+    from dsv4kv.budget.flags import merge, read_flag, wrong_engine
+    from dsv4kv.engines.flags import find_flag
 
     family = texts.get("engine", "dsv4kv").partition(":")[0].lower()
     for spelling, _ in flags:
@@ -288,12 +286,11 @@ def _print_answer(
     as_json: bool,
     verbose: bool,
 ) -> None:
-    from dsv4kv.sizing.answer import answer, options_of, to_document
-    from dsv4kv.sizing.fit import compare_layouts, curve
-    from dsv4kv.sizing.inputs import read_inputs
-    from dsv4kv.sizing.launch import command_document, flag_costs
-    from dsv4kv.sizing.peak import peak_of
-    from dsv4kv.sizing.reuse import reuse_of
+    from dsv4kv.budget.answer import answer, options_of, peak_of, to_document
+    from dsv4kv.budget.fit import compare_layouts, curve
+    from dsv4kv.budget.inputs import read_inputs
+    from dsv4kv.budget.launch import command_document, flag_costs
+    from dsv4kv.budget.reuse import reuse_of
     from dsv4kv.view.budget import budget_page, view_command
     from dsv4kv.view.render import show
 
@@ -325,7 +322,7 @@ def _print_sweep(
     chart: Path | None,
     verbose: bool,
 ) -> None:
-    from dsv4kv.sizing.sweep import parse_axis, run_sweep, to_values
+    from dsv4kv.budget.sweep import parse_axis, run_sweep, to_values
     from dsv4kv.view.budget import sweep_chart, sweep_page
     from dsv4kv.view.html import render_page
     from dsv4kv.view.plots import to_svg_file

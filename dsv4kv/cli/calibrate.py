@@ -49,8 +49,8 @@ def calibrate(
     Says which coefficients the runs determine, and how far runs that were left out are off.
     """
     from dsv4kv.cli.progress import Watcher
-    from dsv4kv.clock.fit import dumps, fit_runs, open_scenes
-    from dsv4kv.clock.measured import read_results
+    from dsv4kv.replay.clock.fit import dumps, fit_runs, open_scenes
+    from dsv4kv.replay.clock.measured import read_results
     from dsv4kv.view.calibrate import report_fit
     from dsv4kv.view.render import show
 

@@ -33,9 +33,9 @@ def conform(
 ) -> None:
     """Check an engine's cache manager: no block lost, no false hit, no request stuck."""
     from dsv4kv.cli.progress import Watcher
-    from dsv4kv.conform.check import conform as check
-    from dsv4kv.conform.pytest_file import test_file
-    from dsv4kv.conform.run import drive
+    from dsv4kv.diagnose.conform.check import conform as check
+    from dsv4kv.diagnose.conform.pytest_file import test_file
+    from dsv4kv.diagnose.conform.run import drive
     from dsv4kv.view.conform import report_conformity
     from dsv4kv.view.render import show
 

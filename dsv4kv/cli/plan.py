@@ -26,7 +26,7 @@ from dsv4kv.view.console import open_console
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dsv4kv.planning.question import Slo
+    from dsv4kv.replay.plan.question import Slo
     from dsv4kv.traces.request import Request
 
 EPILOG = examples(
@@ -90,10 +90,10 @@ def plan(
     GPU kinds, layouts, routers and replicas are searched; what bounds leave is replayed.
     """
     from dsv4kv.cli.progress import Watcher
-    from dsv4kv.planning import question as asking
-    from dsv4kv.planning import search as searching
-    from dsv4kv.planning.servers import name_args
-    from dsv4kv.planning.trial import parse_splits
+    from dsv4kv.replay.plan import question as asking
+    from dsv4kv.replay.plan import search as searching
+    from dsv4kv.replay.plan.servers import name_args
+    from dsv4kv.replay.plan.trial import parse_splits
     from dsv4kv.view.html import write_page
     from dsv4kv.view.plan import dumps, plan_page
     from dsv4kv.view.render import show
@@ -154,8 +154,8 @@ def _requests(
     """Those of the trace, or those of one length."""
     from dsv4kv.config.load import load_config
     from dsv4kv.config.replay import ReplayConfig
-    from dsv4kv.planning.question import poisson
     from dsv4kv.replay.build import read_requests
+    from dsv4kv.replay.plan.question import poisson
 
     static = [value is not None for value in (isl, osl, rate)]
     if any(static) == (trace is not None) or (any(static) and not all(static)):

@@ -53,10 +53,10 @@ def probe(
     how much is held, whether tiers are read back and whether cached answers are right; or says
     why it cannot be known. Ends with 1 if a fault is found, 5 if the server stops answering.
     """
-    from dsv4kv.probe.client import OpenAiServer
-    from dsv4kv.probe.conclusions import Known
-    from dsv4kv.probe.experiments import SHORT_TOKENS, examine, fixed_tokens
-    from dsv4kv.probe.questioner import Ledger, Questioner
+    from dsv4kv.diagnose.probe.client import OpenAiServer
+    from dsv4kv.diagnose.probe.conclusions import Known
+    from dsv4kv.diagnose.probe.experiments import SHORT_TOKENS, examine, fixed_tokens
+    from dsv4kv.diagnose.probe.questioner import Ledger, Questioner
     from dsv4kv.view.html import write_page
     from dsv4kv.view.probe import probe_page
     from dsv4kv.view.render import show

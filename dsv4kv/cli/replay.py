@@ -177,7 +177,7 @@ def _run(
     from dsv4kv.config.fleet import unused_setting
     from dsv4kv.config.load import expand_axes, load_config
     from dsv4kv.config.replay import ReplayConfig
-    from dsv4kv.fleet.case import serve_point
+    from dsv4kv.replay.fleet.case import serve_point
     from dsv4kv.replay.run import Invocation, run_replay
     from dsv4kv.runs.points import Sweep
 
@@ -212,6 +212,7 @@ def _compare(
     verbose: bool,
 ) -> None:
     """Replay a recording at its server's pace, with its settings and what is given."""
+    from dsv4kv.budget.launch import read_command
     from dsv4kv.cli.progress import Watcher
     from dsv4kv.engines.logs.read import read_log
     from dsv4kv.recording.convert import read_recording
@@ -219,7 +220,6 @@ def _compare(
     from dsv4kv.recording.server import read_server
     from dsv4kv.replay.against import MOST_PLAYS, check_comparable, compare_with_server
     from dsv4kv.replay.settings import open_pool, settings_of
-    from dsv4kv.sizing.launch import read_command
     from dsv4kv.view.against import against_document, against_page
     from dsv4kv.view.html import write_page
     from dsv4kv.view.render import show

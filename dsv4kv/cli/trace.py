@@ -448,11 +448,11 @@ def mrc(
     A hit ends at the first block that is not cached. What is cached is useful only if window and
     compressor state are there too: strategies say what is kept of them, rules what engines do.
     """
-    from dsv4kv.mrc.curves import Question, measure_trace
-    from dsv4kv.mrc.strategies import prefix_costs
-    from dsv4kv.mrc.thin import measure_stream
-    from dsv4kv.sizing.gpus import load_gpu
-    from dsv4kv.sizing.lookup import find_model
+    from dsv4kv.budget.gpus import load_gpu
+    from dsv4kv.budget.lookup import find_model
+    from dsv4kv.replay.mrc.curves import Question, measure_trace
+    from dsv4kv.replay.mrc.strategies import prefix_costs
+    from dsv4kv.replay.mrc.thin import measure_stream
     from dsv4kv.traces import read_batches
     from dsv4kv.traces.collect import load_paths, tables_of
     from dsv4kv.view import trace as view

@@ -50,10 +50,10 @@ def watch(
     What the server reports is kept apart from what is inferred. The last minutes are replayed with
     other settings, to say which would find more. In a pipe it prints a line every 10 seconds.
     """
+    from dsv4kv.budget.launch import read_command
     from dsv4kv.recording.folder import is_recording
     from dsv4kv.recording.server import Follower, Watched
     from dsv4kv.replay.whatif import Asked
-    from dsv4kv.sizing.launch import read_command
 
     if not is_recording(recording):
         raise ConfigError(f"{recording} is no recording: name a folder of dsv4kv record.")

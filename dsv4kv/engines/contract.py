@@ -29,10 +29,7 @@ class Machine:
 
     Attributes:
         gpu: Name of each in the catalogue.
-        memory_bytes: Memory of each.
-        tp: Tensor parallel ranks of a replica.
         dp: Replicas in one server, as ranks of its attention.
-        pp: Pipeline stages.
         kind: Generation of the model: ``v4``, ``v41``, ``flat``.
         arch: What the GPU's kernels are compiled for: ``sm_90``; None where it is not known.
     """
@@ -72,8 +69,6 @@ class Held(NamedTuple):
     """One thing that is held.
 
     Attributes:
-        what: What it is.
-        size_bytes: Bytes of one GPU.
         source: Version and file that say so.
     """
 
@@ -111,10 +106,8 @@ class Deployment:
     """One replica of a model on one rank (GPU): what an engine sizes.
 
     Attributes:
-        model: The model.
         layers: Indices of the layers this rank holds, draft layers left out; None for all.
         draft_layers: Draft (MTP, DSpark) layers this rank holds: sliding window only.
-        formats: Entry formats by place.
         max_context_tokens: Longest request (``max_model_len``).
         in_flight_tokens: Tokens one request may have in flight: the chunk budget of a step
             (``max_num_batched_tokens``, ``chunked_prefill_size``) times the batches that run at
@@ -124,7 +117,6 @@ class Deployment:
         block_tokens: Tokens of context one block covers; None takes the engine's own.
         state_bytes: Bytes of one element of the compressor state: 4 (float32) or 2 (bfloat16).
         online_state: HCA keeps its state as a running softmax.
-        draft_tokens: Speculative tokens that may be rolled back.
         window_ratio: SGLang's ``swa_full_tokens_ratio``; None where it is not given.
         arch: What the GPU's kernels are compiled for: ``sm_90``; None where it is not known.
         frees_windows: SGLang gives back the window slots that a running request has left behind;
@@ -132,13 +124,8 @@ class Deployment:
         replays_windows: SGLang's encoder replay: every request of V4.1 has windows of its own.
         bounded_replay: Whether windows of V4.1 are computed again behind a hit (vLLM), or late
             layers run a prompt's last window alone (SGLang); None where it is the version's own.
-        prefix_cache: Whether prefixes are kept for reuse.
-        overlap: Whether a step is scheduled while another runs.
-        role: ``prefill`` or ``decode`` where they run apart.
         hisparse_ratio: Compressed entries of CSA layers for one that is on the GPU (SGLang's
             HiSparse); 1 keeps all of them there.
-        extra_slots: Requests that SGLang's decode side receives while others run.
-        stage: Which pipeline stage this is.
     """
 
     model: DSV4Config
@@ -172,7 +159,6 @@ class PoolCost:
     Attributes:
         pool: ``main``, ``indexer``, ``window``, ``state`` or ``tables``.
         layer_type: ``swa``, ``csa``, ``hca``, ``dsa``, ``draft`` or ``all``.
-        layers: Layers that have it.
         fixed_bytes: Of every request, whatever its length, in steady decode.
         in_flight_bytes: Reserved for every request on top, for the tokens in flight.
         marginal_bytes: Of every token of context, useful bytes only.
@@ -236,26 +222,10 @@ class Loading:
 EVENLY = Loading()
 
 
-class Loaded(NamedTuple):
-    """A GPU when its weights are loaded.
-
-    Attributes:
-        free_bytes: What was free before.
-        weight_bytes: What the weights took of it.
-        fraction: The share that may be used.
-    """
-
-    free_bytes: int
-    weight_bytes: int
-    fraction: Fraction
-
-
 class Engine:
     """One version of an engine: pure functions of a deployment.
 
     Attributes:
-        family: Which engine.
-        name: As users write it: ``vllm:0.33``.
         seen_in_logs: Whether the sizes were checked against published start-up logs; otherwise
             they are derived from the engine's source alone, and every answer says so.
         own: Whether it is this toolkit's cache, which counts requests, not blocks.
@@ -346,9 +316,12 @@ class Engine:
         size, extra = divmod(layers, stages)
         return tuple(size + (stage < extra) for stage in range(stages))
 
-    def starved(self, loaded: Loaded) -> str:
-        """What it prints where nothing is left for a cache; nothing where that is not known."""
-        del loaded
+    def starved(self, free_bytes: int, weight_bytes: int, fraction: Fraction) -> str:
+        """What it prints where weights leave nothing for a cache; empty where not known.
+
+        ``free_bytes`` of a GPU were free before its weights; a ``fraction`` may be used.
+        """
+        del free_bytes, weight_bytes, fraction
         return ""
 
     def host_tier(
@@ -385,7 +358,6 @@ class Layer:
     """One layer of the model.
 
     Attributes:
-        index: Which.
         kind: ``swa``, ``csa``, ``hca``, ``dsa`` or ``draft``.
         held: Whether this rank holds it.
         ratio: Tokens per compressed entry; 0 without compressed KV.

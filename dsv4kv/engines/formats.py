@@ -22,8 +22,6 @@ class Site:
     """Where a cache is kept, as far as its formats go by it.
 
     Attributes:
-        engine: Rules and version: ``vllm:0.33``.
-        model: The model.
         arch: What the GPU's kernels are compiled for: ``sm_90``, ``gfx950``; None if not known.
         tp: Ranks that share a layer's attention.
         split: Whether prefill and decode run apart.

@@ -11,19 +11,11 @@ class HostWish:
     """What is asked of host memory; None where nothing is.
 
     Attributes:
-        tier: By its name in ``HOST_TIERS``.
-        ratio: Pages of the host for one of the GPU.
         size_bytes: Memory that the tier is given, as its engine counts it.
         memory_bytes: Memory that is free on a node before the engine starts.
         layout: How SGLang lays pages out on the host.
-        storage: Where SGLang keeps pages beyond the host.
-        ranks: Ranks of one node.
-        tp: Tensor parallel ranks of a replica.
-        replica_ranks: All ranks of a replica.
-        node_replicas: Replicas of a node.
         retention: Tokens between the boundaries whose windows vLLM keeps, in addition to the last;
             0 keeps only the last, None those of every block.
-        chunk_tokens: Tokens of a chunk (LMCache).
     """
 
     tier: str
@@ -42,13 +34,7 @@ class HostWish:
 
 @dataclass(frozen=True)
 class HostPool:
-    """One pool of one rank.
-
-    Attributes:
-        name: As the engine calls it.
-        pages: Pages of it.
-        page_bytes: Bytes of a page over all layers.
-    """
+    """One pool of one rank."""
 
     name: str
     pages: int
@@ -65,7 +51,6 @@ class Sent:
     """What a rank of a prefill side sends of a prompt to its decode side.
 
     Attributes:
-        bytes: Bytes.
         descriptors: Pieces of memory that they are named as, before neighbours are merged: pages
             of every layer's buffer.
     """
@@ -79,12 +64,10 @@ class HostTier:
     """What one rank, or one replica, keeps in host memory.
 
     Attributes:
-        name: As the engine calls it.
         pools: Its pools, in the order in which they are made.
         copies: Ranks or replicas of a node that have such pools, each its own.
         keeps: What the pools hold, in words and counts.
         holder: Whose the pools are: ``rank``, ``replica`` or ``server``.
-        notes: Sentences on what limits it.
         gpu_bytes: What it takes of a GPU outside the cache.
         refusal: Why the engine does not start with it; empty where it does.
     """

@@ -42,8 +42,6 @@ class SizedEngine:
     """A row of ``ENGINES``.
 
     Attributes:
-        explains: Which versions it stands for.
-        family: The engine.
         version: A row of its versions; None where it has one alone.
     """
 
@@ -127,7 +125,6 @@ def find_engine(name: str) -> "Engine":
 
 
 def _covering(name: str, family: str, version: str, known: list[str]) -> str:
-    """The oldest rules that are not older than the version."""
     if not re.match(r"\d+(\.\d+)*", version):
         raise ConfigError(f"{name!r} names no version: give one of {', '.join(known)}.")
     wanted, oldest = _numbers(version), FAMILIES[family].versions[0].oldest

@@ -44,12 +44,9 @@ class Pool:
     """The cache that a rule is given, and the trace.
 
     Attributes:
-        table: The trace.
         tokens: Size in tokens of context: so many whole blocks.
         block_tokens: Tokens of a block or page.
-        model: Whose windows and states are to be kept.
         chunk_tokens: Tokens of a prompt computed at once, where it matters.
-        speculation: How drafts are made.
         arch: What the GPU's kernels are compiled for, by which V4.1's blocks go in vLLM:
             ``sm_90``; None takes it as a datacenter Blackwell.
         windows: Pages of SGLang's pool of windows; None for a tenth of the pages.

@@ -24,7 +24,6 @@ class Piece(NamedTuple):
 
     Attributes:
         name: As the engine calls it.
-        block_bytes: Bytes of a block.
         buffers: Buffers of layers, each with its page.
     """
 
@@ -176,11 +175,6 @@ class Rule:
     Source: vLLM 0.33 (``kv_cache_manager.py``, ``single_type_kv_cache_manager.py``,
     ``scheduler.py``), SGLang 0.5.23 (radix tree; ``swa_reprefill_tail_tokens``), TensorRT-LLM's
     block reuse; report arXiv:2606.19348 §3.5.2 for the dsv4kv cache.
-
-    Attributes:
-        layout: What is stored.
-        retention: Where windows and states stay cached.
-        policy: How requests are admitted, and what a hit is.
     """
 
     layout: Layout
@@ -283,7 +277,6 @@ class Variant:
         engine: Whose rule, with its version; empty for the rule of no engine.
         setting: What a user of the engine writes to have it.
         flags: Settings that choose it, by the names of ``budget``'s inputs.
-        kinds: Generations of models that it is a rule for.
         default_for: Generations for which the engine has it, where ``flags`` are as given.
         drafts: Ways to draft of which its hits are known, by name.
         groups: Whether requests have windows and states in blocks or pages; else in slots.
@@ -381,8 +374,8 @@ class Family:
         sizes: ``module:class`` in its folder that sizes caches, called with a version.
         versions: Rows with ``newest`` and ``oldest``, the oldest first; none for an engine of
             one version.
-        rules: Rules that it has, by name.
         assumes: Settings that choose a rule, where they are not given.
+        has_flags: Whether its folder has ``flags``.
         launch: How its servers are started.
         limits: What it refuses.
         host_tiers: What keeps prefixes in host memory, by name, in one line each.
@@ -398,6 +391,7 @@ class Family:
     rules: Mapping[str, Variant] = field(default_factory=dict)
     assumes: Mapping[str, Any] = field(default_factory=dict)
     launch: Launch = Launch()
+    has_flags: bool = False
     limits: tuple[Limit, ...] = ()
     host_tiers: Mapping[str, str] = field(default_factory=dict)
     sends: str = ""

@@ -6,8 +6,10 @@ Every fact that cannot be had is None; nothing here fails, imports torch, or nam
 import hashlib
 import os
 import platform
+import resource
 import socket
 import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -80,6 +82,12 @@ def _memory_bytes() -> int | None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError):
         return None
+
+
+def memory_peak_bytes() -> int:
+    """Most memory that this process has had resident."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _load_1min() -> float | None:

@@ -6,11 +6,11 @@ from functools import partial
 from threading import Event, Thread
 from time import perf_counter_ns
 
+from dsv4kv.bench.serve.requests import Requests
 from dsv4kv.measure.recorder import DeviceClock
 from dsv4kv.measure.statistics import Estimate, summarize
 from dsv4kv.moving.tiers_outcome import CopyRow, Direction, Overlap
 from dsv4kv.ops.launches.copies import Way
-from dsv4kv.serve.requests import Requests
 from dsv4kv.tiers.families import Family
 from dsv4kv.tiers.objects import CacheBytes, Mover
 

@@ -11,6 +11,10 @@ import torch
 from torch import Tensor
 
 from dsv4kv.bench.build import build_drive, build_manager, check_data_path, plan_from
+from dsv4kv.bench.serve.executor import StepTokens
+from dsv4kv.bench.serve.inputs import EntryChooser, Queries
+from dsv4kv.bench.serve.operations import Reads
+from dsv4kv.bench.serve.requests import Requests
 from dsv4kv.cache.layers import LayerCache
 from dsv4kv.cache.manager import prepare_forward
 from dsv4kv.config.bench import BenchConfig
@@ -22,10 +26,6 @@ from dsv4kv.moving.manifest import Memory, make_manifest, share
 from dsv4kv.moving.sender import Offer, Sender
 from dsv4kv.moving.transports import LIBRARIES, Library
 from dsv4kv.ops.registry import load_backend
-from dsv4kv.serve.executor import StepTokens
-from dsv4kv.serve.inputs import EntryChooser, Queries
-from dsv4kv.serve.operations import Reads
-from dsv4kv.serve.requests import Requests
 
 
 def cache_of(config: TransferConfig, section: SideSection, requests: int) -> BenchConfig:

@@ -23,8 +23,8 @@ import torch
 from dsv4kv import __version__
 from dsv4kv.bench.build import check_data_path, plan_from
 from dsv4kv.bench.case import set_up
-from dsv4kv.clock.sources import open_times
-from dsv4kv.clock.weights import build_weights
+from dsv4kv.bench.serve.requests import Requests
+from dsv4kv.budget.lookup import find_weight_facts
 from dsv4kv.config.bench import BenchConfig, CacheSection, MeasureSection, WorkloadSection
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.config.tiers import TiersConfig
@@ -36,10 +36,10 @@ from dsv4kv.measure.statistics import Estimate, summarize
 from dsv4kv.model.plan import CachePlan
 from dsv4kv.moving.copies import measure_copies, measure_overlap
 from dsv4kv.moving.tiers_outcome import FamilyRow, PrefixRow, TiersOutcome, Way
+from dsv4kv.replay.clock.sources import open_times
+from dsv4kv.replay.clock.weights import build_weights
 from dsv4kv.replay.costs import StepTables
 from dsv4kv.replay.rates import find_rates
-from dsv4kv.serve.requests import Requests
-from dsv4kv.sizing.lookup import find_weight_facts
 from dsv4kv.tiers.families import Family, Kept
 from dsv4kv.tiers.file_store import FileStore
 from dsv4kv.tiers.library import Library, Restored

@@ -7,9 +7,6 @@ from itertools import islice
 
 import numpy as np
 
-from dsv4kv.clock.sources import find_layout, open_times
-from dsv4kv.clock.steps import StepTimes
-from dsv4kv.clock.weights import WeightModel, build_weights
 from dsv4kv.config.bench import Speculative
 from dsv4kv.config.replay import ArrivalSection, ReplayConfig
 from dsv4kv.core.clock import Rates, Tables, VirtualClock
@@ -26,6 +23,9 @@ from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.prefix.paths import PathTable, number_prompts
 from dsv4kv.prefix.policies import make_policy
 from dsv4kv.processes import without_collector
+from dsv4kv.replay.clock.sources import find_layout, open_times
+from dsv4kv.replay.clock.steps import StepTimes
+from dsv4kv.replay.clock.weights import WeightModel, build_weights
 from dsv4kv.replay.costs import fill_tables
 from dsv4kv.replay.memory import MemoryPlan, arch_of, check_fit, plan_memory
 from dsv4kv.replay.rates import find_rates

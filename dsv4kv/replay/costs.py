@@ -13,7 +13,6 @@ from functools import lru_cache, partial
 import numpy as np
 from numpy.typing import NDArray
 
-from dsv4kv.clock.weights import WeightModel
 from dsv4kv.core.clock import Tables
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.formats import EntryFormat, PageLayout
@@ -21,6 +20,7 @@ from dsv4kv.model.schedule import keyed_layers
 from dsv4kv.model.schema import LayerCacheSchema, layer_kinds
 from dsv4kv.ops import spec
 from dsv4kv.ops.work import Pooling, decode_reads, pooling_of
+from dsv4kv.replay.clock.weights import WeightModel
 from dsv4kv.runs.quantities import kind_of
 
 Ints = NDArray[np.int64]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import ceil
 
-from dsv4kv.clock.weights import WeightModel
+from dsv4kv.budget.gpus import Gpu, load_gpu
 from dsv4kv.config.replay import CostSection, PrefixSection, ReplayConfig
 from dsv4kv.core.strategy import Strategy
 from dsv4kv.engines.contract import RESERVE, SHARE, Deployment
@@ -25,8 +25,8 @@ from dsv4kv.model.schema import (
     layer_kinds,
     table_groups,
 )
-from dsv4kv.mrc.strategies import parse_strategy
-from dsv4kv.sizing.gpus import Gpu, load_gpu
+from dsv4kv.replay.clock.weights import WeightModel
+from dsv4kv.replay.mrc.strategies import parse_strategy
 from dsv4kv.units import counted, format_bytes
 
 Kinds = Sequence[tuple[LayerCacheSchema, int]]

@@ -3,10 +3,10 @@
 from pathlib import Path
 from statistics import median
 
-from dsv4kv.clock.sources import find_gpu
 from dsv4kv.config.replay import CostSection
 from dsv4kv.core.clock import Rates
 from dsv4kv.errors import ConfigError
+from dsv4kv.replay.clock.sources import find_gpu
 from dsv4kv.runs.quantities import COPIES, yardsticks
 from dsv4kv.runs.store import load_record
 

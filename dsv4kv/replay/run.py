@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Literal
 
-from dsv4kv.clock.steps import StepTimes
 from dsv4kv.config.load import Loaded, Point
 from dsv4kv.config.replay import ReplayConfig, TierSection
 from dsv4kv.core.clock import VirtualClock
@@ -19,6 +18,7 @@ from dsv4kv.errors import Dsv4kvError, TraceError
 from dsv4kv.measure.environment import capture_environment
 from dsv4kv.processes import without_collector
 from dsv4kv.replay.build import Replay, build_replay, read_requests
+from dsv4kv.replay.clock.steps import StepTimes
 from dsv4kv.replay.tier import Tier
 from dsv4kv.replay.tiers import Tiers
 from dsv4kv.runs.points import HERE, Sweep, run_points

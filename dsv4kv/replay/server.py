@@ -3,19 +3,19 @@
 from fractions import Fraction
 from typing import Any, TypeVar
 
-from dsv4kv.clock.sources import find_layout
-from dsv4kv.clock.weights import find_weights
+from dsv4kv.budget.answer import capacity_of, host_of
+from dsv4kv.budget.inputs import read_inputs
+from dsv4kv.budget.launch import read_command
+from dsv4kv.budget.scenario import Scenario, resolve
 from dsv4kv.config.bench import Section
 from dsv4kv.config.replay import ReplayConfig, ServerSection, TierSection
+from dsv4kv.engines.flags import Texts
 from dsv4kv.engines.names import chosen_rule, family_of, find_engine, replayed_engines
 from dsv4kv.engines.rule import Family
 from dsv4kv.errors import ConfigError, DoesNotFit
 from dsv4kv.model.presets import load_model
-from dsv4kv.sizing.answer import capacity_of, host_of
-from dsv4kv.sizing.flags import Texts
-from dsv4kv.sizing.inputs import read_inputs
-from dsv4kv.sizing.launch import read_command
-from dsv4kv.sizing.scenario import Scenario, resolve
+from dsv4kv.replay.clock.sources import find_layout
+from dsv4kv.replay.clock.weights import find_weights
 
 SectionT = TypeVar("SectionT", bound=Section)
 _SIZES = ("tp", "dp", "pp", "ep")
@@ -41,11 +41,12 @@ def by_server(config: ReplayConfig) -> ReplayConfig:
             f"{config.cost.gpus}: give --gpus {layout.gpus}."
         )
     (blocks, windows), drafts = _pools(scenario), scenario.inputs.draft_tokens
+    held = scenario.engine.rule(scenario.deployment(0, scenario.context_tokens))
     cache = {
         "memory_bytes": None,
         "num_blocks": blocks * layout.dp,
         "num_checkpoints": None if windows is None else windows * layout.dp,
-        "block_tokens": config.cache.block_tokens or scenario.inputs.block_tokens,
+        "block_tokens": config.cache.block_tokens or held.block_tokens,
     }
     scheduler: dict[str, Any] = {"step_tokens": settings.step_tokens * layout.dp}
     if settings.request_limit:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from dsv4kv.budget.launch import Reading
 from dsv4kv.engines.names import RULES, find_rule
 from dsv4kv.engines.prefix import Pool, run_rule
 from dsv4kv.errors import Dsv4kvError
@@ -16,7 +17,6 @@ from dsv4kv.recording.convert import collect_requests
 from dsv4kv.recording.folder import Record
 from dsv4kv.recording.server import Server
 from dsv4kv.replay.settings import open_pool, settings_of
-from dsv4kv.sizing.launch import Reading
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,16 +3,15 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dsv4kv.budget.advice import Option
+from dsv4kv.budget.answer import Answer, assumptions, count_requests, limit_sentence, peak_of
+from dsv4kv.budget.fit import within_limit
+from dsv4kv.budget.layout import Layout
+from dsv4kv.budget.lookup import kv_heads
+from dsv4kv.budget.scenario import Scenario
+from dsv4kv.budget.sweep import Row
 from dsv4kv.engines.contract import Capacity
 from dsv4kv.engines.host import HostTier
-from dsv4kv.sizing.advice import Option
-from dsv4kv.sizing.answer import Answer, assumptions, count_requests, limit_sentence
-from dsv4kv.sizing.fit import within_limit
-from dsv4kv.sizing.layout import Layout
-from dsv4kv.sizing.lookup import kv_heads
-from dsv4kv.sizing.peak import peak_of
-from dsv4kv.sizing.scenario import Scenario
-from dsv4kv.sizing.sweep import Row
 from dsv4kv.units import format_bytes, format_count
 from dsv4kv.view.plots import MAX_LINES, Bar, Line, bars, lines
 from dsv4kv.view.quantity import size
@@ -32,7 +31,7 @@ from dsv4kv.view.table import (
 )
 
 if TYPE_CHECKING:
-    from dsv4kv.sizing.launch import FlagCost, Reading
+    from dsv4kv.budget.launch import FlagCost, Reading
 
 _MAX_OPTIONS, _MAX_FLAGS, _MAX_POINTS = 3, 6, 12
 _MAX_VALUE = 34  # letters: deepseek-ai/DeepSeek-V4.1-Flash and a little

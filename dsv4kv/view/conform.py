@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from dsv4kv.conform.check import INVARIANTS, Verdict
+from dsv4kv.diagnose.conform.check import INVARIANTS, Verdict
 from dsv4kv.units import counted
 from dsv4kv.view.table import Finding, Part, Table, Text, mark
 

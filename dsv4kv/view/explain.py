@@ -9,8 +9,7 @@ from dsv4kv.view.quantity import quantity
 from dsv4kv.view.table import ABSENT, Command, Finding, Number, Page, Part, Section, Table, Text
 
 if TYPE_CHECKING:
-    from dsv4kv.engines.logs.explain import Change, Explanation
-    from dsv4kv.engines.logs.waterfall import Step, Waterfall
+    from dsv4kv.engines.logs.explain import Change, Explanation, Step, Waterfall
 
 _MAX_CHANGES = 4
 _MAX_CANDIDATES = 5

@@ -6,10 +6,10 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from dsv4kv.planning.question import Question
-from dsv4kv.planning.search import Answer, front
-from dsv4kv.planning.servers import in_role
-from dsv4kv.planning.trial import Trial
+from dsv4kv.replay.plan.question import Question
+from dsv4kv.replay.plan.search import Answer, front
+from dsv4kv.replay.plan.servers import in_role
+from dsv4kv.replay.plan.trial import Trial
 from dsv4kv.units import counted, format_duration
 from dsv4kv.view.plots import Place, scatter
 from dsv4kv.view.quantity import format_clocked, format_factor, format_number

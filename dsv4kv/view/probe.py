@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from dsv4kv.probe.experiments import Examination
-from dsv4kv.probe.questioner import Ledger
+from dsv4kv.diagnose.probe.experiments import Examination
+from dsv4kv.diagnose.probe.questioner import Ledger
 from dsv4kv.units import counted
 from dsv4kv.view.table import Finding, Level, Page, Part, Table, Text, mark
 

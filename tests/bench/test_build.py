@@ -9,15 +9,15 @@ from dsv4kv.bench.build import (
     loop_settings,
     plan_from,
 )
+from dsv4kv.bench.serve.loop import LoopSettings
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.errors import ConfigError
 from dsv4kv.measure.recorder import Recorder
 from dsv4kv.model.plan import plan_cache
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import choose_formats
-from dsv4kv.serve.loop import LoopSettings
+from tests.bench.serve.serving import drive_on_cpu
 from tests.bench.settings import BOOKS, tiny_config
-from tests.serve.serving import drive_on_cpu
 
 
 def test_every_setting_of_the_cache_reaches_the_plan() -> None:

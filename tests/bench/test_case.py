@@ -5,13 +5,13 @@ from collections.abc import Iterator
 import pytest
 
 from dsv4kv.bench.case import run_case
+from dsv4kv.bench.serve.loop import count_tokens, open_requests
 from dsv4kv.cache.manager import KVCacheManager, PagedKVPool
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.errors import ConfigError
 from dsv4kv.ops import cpu
 from dsv4kv.ops.spec import READS
 from dsv4kv.runs.schema import Case
-from dsv4kv.serve.loop import count_tokens, open_requests
 from tests.bench.settings import BOOKS, tiny_config
 
 

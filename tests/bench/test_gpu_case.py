@@ -14,9 +14,9 @@ from dsv4kv.errors import ConfigError, CudaUnavailable, VerificationError
 from dsv4kv.ops import cpu
 from dsv4kv.ops.launches.launch import Launch
 from dsv4kv.runs.schema import Case
+from tests.bench.serve.gpu_serving import build
 from tests.bench.settings import ANY_STEP, tiny_config
 from tests.gpu_twin import SAMPLES, TwinGpu, twin_gpu
-from tests.serve.gpu_serving import build
 
 LAYERS = "model.layers=[0,2,3,4]"
 GATHER = "workload.step=gather"

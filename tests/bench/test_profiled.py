@@ -9,9 +9,9 @@ import pytest
 
 from dsv4kv.bench.memory import audit_memory
 from dsv4kv.bench.profile import run_profiled
+from dsv4kv.bench.serve.executor import StepExecutor, StepTokens
 from dsv4kv.errors import ConfigError
 from dsv4kv.runs.schema import Case
-from dsv4kv.serve.executor import StepExecutor, StepTokens
 from tests.bench.settings import tiny_config
 from tests.gpu_twin import twin_gpu
 

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 
 from dsv4kv.bench.timing import EMPTY_GRAPH, EMPTY_KERNEL, CallTimer
-from dsv4kv.measure.telemetry.telemetry import Window
+from dsv4kv.measure.telemetry import Window
 from dsv4kv.ops.cuda import launch as launching
 from dsv4kv.ops.launches.launch import Launch
 from tests.gpu_twin import FEW_REPLAYS, SAMPLES, TwinGpu, twin_device

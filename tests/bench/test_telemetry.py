@@ -4,8 +4,7 @@ import pytest
 
 from dsv4kv.bench.case import describe_telemetry, run_case
 from dsv4kv.bench.timing import EMPTY_GRAPH, EMPTY_KERNEL
-from dsv4kv.measure.telemetry.readings import Readings
-from dsv4kv.measure.telemetry.telemetry import Telemetry, Window
+from dsv4kv.measure.telemetry import Readings, Telemetry, Window
 from dsv4kv.runs.schema import Case
 from dsv4kv.runs.telemetry import Telemetry as TelemetryRecord
 from tests.bench.settings import ANY_STEP, tiny_config

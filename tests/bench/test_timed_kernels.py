@@ -11,9 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dsv4kv.bench.figures import measure_operations
 from dsv4kv.bench.timing import CallTimer, measure_peaks
 from dsv4kv.measure.protocol import Timing
+from tests.bench.serve.gpu_serving import build
 from tests.examples import FULL
 from tests.gpu_twin import TwinGpu, twin_device, twin_gpu
-from tests.serve.gpu_serving import build
 
 KERNELS: dict[tuple[str, str | None], int] = {("flush", "hca"): 2}
 """Kernels of an operation on layers of a type; of all others, one."""

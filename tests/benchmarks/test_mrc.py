@@ -8,8 +8,8 @@ import pytest
 
 from dsv4kv.engines.prefix import Pool, run_rule
 from dsv4kv.model.presets import load_model
-from dsv4kv.mrc.curves import trace_curve
 from dsv4kv.prefix.paths import PathTable, find_reuse, number_prompts
+from dsv4kv.replay.mrc.curves import trace_curve
 from dsv4kv.traces import read_trace
 from dsv4kv.traces.collect import collect_paths
 from tests.benchmarks.medians import PLAIN, Measure

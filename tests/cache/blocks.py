@@ -34,7 +34,6 @@ def state(pool: BlockPool) -> dict[str, Any]:
         "twins": {hash_: list(twins) for hash_, twins in pool._twins.items()},
         "queue": [pool._oldest.copy(), [(stamp, row.tolist()) for stamp, row in pool._queue]],
         "free": pool._free[: pool.num_unused].tolist(),
-        "plain": np.flatnonzero(pool._mark == np.arange(pool.num_blocks)).tolist(),
         "generations": pool._generation.tolist(),
         "counts": (pool.num_free, pool.num_unused, pool.num_cached, pool.num_held),
     }

@@ -292,6 +292,25 @@ def test_counts_of_a_long_pinned_chain_take_no_longer_than_of_a_short_one() -> N
     assert (pool.num_free, pool.num_evictable, pool.num_held) == (1, 0, 1)
 
 
+def test_blocks_used_again_and_again_stand_in_the_queue_a_few_times() -> None:
+    pool = BlockPool(8)
+    first, second = cached(pool, 10, 11), cached(pool, 20)
+    for _ in range(1000):
+        for row in (first, second):
+            pool.retain(row)
+            pool.release(row)
+    assert sum(row.size for _, row in pool._queue) <= 5 * 8
+    assert order_of_going(pool, {"a": [10, 11], "b": [20]}) == ["a1", "a0", "b0"]
+
+
+def test_hashes_beyond_64_bits_are_refused_before_anything_changes() -> None:
+    pool = BlockPool(2)
+    taken, before = pool.acquire(2), state(pool)
+    with pytest.raises(OverflowError):
+        pool.register(taken, [1, 2**63], [0, 1])
+    assert state(pool) == before
+
+
 def test_events_say_what_happened_to_which_blocks_by_which_hashes() -> None:
     pool, events = BlockPool(3), list[BlockEvent]()
     pool.observers += [lambda event: 1 // 0, events.append]  # type: ignore[list-item]

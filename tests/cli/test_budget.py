@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from dsv4kv.budget.gpus import gpu_names
 from dsv4kv.cli import app
-from dsv4kv.sizing.gpus import gpu_names
 from tests.cli.test_shell import imported_by
 from tests.model.test_huggingface import published
 

@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from dsv4kv.cli import app
-from dsv4kv.conform import run
-from tests.conform.toy import Toy
+from dsv4kv.diagnose.conform import run
+from tests.diagnose.conform.toy import Toy
 
 
 def conform(monkeypatch: pytest.MonkeyPatch, *options: str, fault: str = "") -> Result:

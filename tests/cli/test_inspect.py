@@ -8,7 +8,7 @@ from typer.testing import CliRunner, Result
 
 from dsv4kv.cli import app
 from dsv4kv.model.formats import FORMATS
-from tests.dumps.pages import latents, written
+from tests.diagnose.dumps.pages import latents, written
 
 MAIN = FORMATS["main"]["fp8_ds_mla"]
 SOUND = written(MAIN, 64, latents(256, 512, seed=3))

@@ -114,5 +114,5 @@ for room in map(importlib.import_module, sys.argv[1:]):
     for module in pkgutil.walk_packages(room.__path__, room.__name__ + "."):
         importlib.import_module(module.name)
 """
-    rooms = ("dsv4kv.measure", "dsv4kv.view", "dsv4kv.compare", "dsv4kv.doctor")
+    rooms = ("dsv4kv.measure", "dsv4kv.view", "dsv4kv.compare", "dsv4kv.diagnose.doctor")
     subprocess.run([sys.executable, "-c", program, *rooms], check=True)

@@ -9,6 +9,7 @@ import torch
 from dsv4kv.bench.build import build_drive, build_manager, plan_from
 from dsv4kv.bench.case import run_case
 from dsv4kv.bench.device import find_device
+from dsv4kv.bench.serve.executor import StepTokens
 from dsv4kv.cache.manager import prepare_forward
 from dsv4kv.cache.step import Step
 from dsv4kv.config.bench import BenchConfig
@@ -17,12 +18,11 @@ from dsv4kv.config.tiers import TiersConfig
 from dsv4kv.measure.recorder import Recorder
 from dsv4kv.moving.tiers import run_tiers
 from dsv4kv.ops.registry import load_backend
-from dsv4kv.serve.executor import StepTokens
+from tests.bench.serve.gpu_serving import TwinBench, cache_bytes
+from tests.bench.serve.serving import make_config
 from tests.bench.settings import tiny_config
 from tests.cuda.waiting import forbidding_waits
 from tests.gpu_twin import TwinGpu
-from tests.serve.gpu_serving import TwinBench, cache_bytes
-from tests.serve.serving import make_config
 
 pytestmark = [
     pytest.mark.gpu,

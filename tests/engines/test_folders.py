@@ -18,7 +18,7 @@ NAMES = {*FAMILIES, *ENGINES, *RULES} - {"dsv4kv", "ideal"}
 """``dsv4kv`` is also the package's own name; ``ideal`` is no engine's rule."""
 CLASSES = re.compile(r"(Vllm|Sglang|Trtllm|Own)Engine")
 STARTS = {"startswith", "endswith", "removeprefix", "removesuffix"}
-ELSEWHERE = ("engines", "ops/peers", "conform/driven", "measure")
+ELSEWHERE = ("engines", "ops/peers", "diagnose/conform/driven", "measure")
 """Engines' folders; packages whose kernels are peers; programs that drive the engines' code."""
 
 

@@ -3,17 +3,12 @@
 Sources: vLLM 0.33.0, SGLang 0.5.23; bytes of a token as shared by users of V4.1-Flash.
 """
 
-from fractions import Fraction
-
 import pytest
 
 from dsv4kv.engines.formats import Site, stored_formats
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.formats import Place
-from dsv4kv.model.plan import bytes_per_token
 from dsv4kv.model.presets import load_model
-from dsv4kv.model.schedule import build_schedule
-from dsv4kv.model.schema import build_schema, choose_formats
 
 VLLM, SGLANG = "vllm:0.33", "sglang:0.5.23"
 
@@ -21,27 +16,6 @@ VLLM, SGLANG = "vllm:0.33", "sglang:0.5.23"
 def names(engine: str, model: str, arch: str | None, **where: object) -> tuple[str, ...]:
     site = Site(engine, load_model(model), arch, **where)  # type: ignore[arg-type]
     return tuple(name for name, _ in stored_formats(site, {}).values())
-
-
-@pytest.mark.parametrize(
-    ("engine", "arch", "tp", "token_bytes"),
-    [
-        (VLLM, "sm_90", 8, 1790),  # (584 + 132) · 5/2
-        (VLLM, "sm_100", 1, 1050),  # (288 + 132) · 5/2
-        (VLLM, "sm_103", 8, 1050),
-        (VLLM, "sm_100", 16, 1650),  # (528 + 132) · 5/2
-        (SGLANG, "sm_90", 8, 1630),  # (584 + 68) · 5/2: the low-ratio indexer is FP4 anywhere
-        (SGLANG, "sm_100", 4, 1630),
-        (SGLANG, "sm_100", 1, 890),
-    ],
-)
-def test_a_token_of_v41_takes_what_the_engine_stores_there(
-    engine: str, arch: str, tp: int, token_bytes: int
-) -> None:
-    model = load_model("v4.1-flash")
-    formats = choose_formats(model, *names(engine, "v4.1-flash", arch, tp=tp))
-    schemas = [build_schema(model, spec, formats=formats) for spec in build_schedule(model)]
-    assert bytes_per_token(schemas) == Fraction(token_bytes)
 
 
 @pytest.mark.parametrize(
@@ -103,14 +77,6 @@ def test_formats_follow_engine_gpu_backend_and_layout(
     assert names(engine, model, arch, **where) == expected
 
 
-def test_every_format_that_was_not_asked_for_has_a_reason() -> None:
-    site = Site(VLLM, load_model("v4.1-flash"), "sm_90")
-    found = stored_formats(site, {"indexer": "fp8"})
-    assert found["indexer"] == ("fp8", "")
-    assert "read on SM100 only" in found["main"][1]
-    assert found["main"] == found["window"]
-
-
 @pytest.mark.parametrize(
     ("engine", "arch", "place", "name", "sentence"),
     [
@@ -163,8 +129,3 @@ def test_a_cache_dtype_that_the_engine_does_not_keep_there_is_a_sentence(
     site = Site(engine, load_model(model), arch, dtype=dtype, **where)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=f"--kv-cache-dtype {dtype}: .*{kept}: choose"):
         stored_formats(site, {})
-
-
-def test_what_is_kept_there_may_be_asked_for() -> None:
-    site = Site(VLLM, load_model("v4-flash"), "sm_100")
-    assert stored_formats(site, {"indexer": "mxfp4"})["indexer"] == ("mxfp4", "")

@@ -1,7 +1,5 @@
 """The dsv4kv cache as an engine costs, to the byte, what its manager allocates."""
 
-from collections import Counter
-from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -80,33 +78,6 @@ def test_costs_add_up_to_a_request_of_whole_blocks(model: str, blocks: int, size
     assert fixed + context * per_token == engine.request_bytes(whole, context, in_flight=1)
 
 
-@given(st.sampled_from(MODELS), st.integers(1, 4))
-def test_costs_agree_with_the_plan_pool_by_pool(model: str, drafts: int) -> None:
-    whole = deployment(model, max_context_tokens=128, draft_layers=drafts)
-    engine = OwnEngine()
-    planned: Counter[str] = Counter()
-    told: Counter[str] = Counter()
-    for pool in engine.plan(whole, 1).pools:
-        planned[pool.name] += pool.total_bytes
-    for cost in engine.costs(whole):
-        told[cost.pool] += int(cost.fixed_bytes + 128 * (cost.marginal_bytes + cost.padding_bytes))
-    assert told == planned
-
-
-@given(deployments(), st.integers(1, 3000), st.integers(1, 3000))
-def test_a_longer_request_never_costs_less(small: Deployment, one: int, other: int) -> None:
-    engine = OwnEngine()
-    short, long = sorted((one, other))
-    sizes = [engine.request_bytes(small, tokens, in_flight=1) for tokens in (short, long)]
-    assert sizes == sorted(sizes)
-
-
-def test_tokens_in_flight_reserve_nothing() -> None:
-    engine, small = OwnEngine(), deployment()
-    sizes = {engine.request_bytes(small, 1000, in_flight=n) for n in (1, 64, 8192)}
-    assert len(sizes) == 1
-
-
 @given(st.integers(0, 40), st.integers(0, 99))
 def test_capacity_is_the_requests_that_memory_holds(requests: int, rest: int) -> None:
     engine, small = OwnEngine(), deployment(layers=(0, 2, 3))
@@ -118,37 +89,6 @@ def test_capacity_is_the_requests_that_memory_holds(requests: int, rest: int) ->
     assert found.printed_tokens == requests * 1000
 
 
-def test_the_line_is_the_one_that_bench_prints() -> None:
-    engine, small = OwnEngine(), deployment(layers=(0, 2, 3), max_context_tokens=8192)
-    memory = 8 * engine.request_bytes(small, 8192, in_flight=1)
-    assert engine.capacity(small, memory).log_lines == (
-        "cache     512 blocks of 128 tokens, 8 slots, requests up to 8,192 tokens",
-    )
-
-
-def test_draft_layers_cost_a_window_each_whatever_the_model_has() -> None:
-    windows = [
-        sum(cost.layers for cost in OwnEngine().costs(deployment(draft_layers=n))
-            if (cost.pool, cost.layer_type) == ("window", "draft"))
-        for n in (0, 1, 3)
-    ]  # fmt: skip
-    assert windows == [0, 1, 3]
-
-
 def test_a_bf16_state_is_refused_with_what_there_is() -> None:
     with pytest.raises(ConfigError, match="keeps its compressor state in float32: choose the"):
         OwnEngine().costs(deployment(state_bytes=2))
-
-
-def test_layouts_of_layers_are_not_mixed_up_by_context() -> None:
-    """What is laid out once for every context is not reused for another state or block size."""
-    engine, base = OwnEngine(), deployment()
-    others = [
-        base,
-        replace(base, online_state=True),
-        replace(base, block_tokens=256),
-        replace(base, draft_tokens=2),
-        replace(base, layers=(0, 2)),
-    ]
-    sizes = {engine.request_bytes(each, 1000, in_flight=1) for each in others}
-    assert len(sizes) == len(others)

@@ -184,13 +184,6 @@ def test_sglang_covers_no_last_window_of_v41_or_computes_that_of_a_hit_again(
     assert lost.items() <= asdict(outcome.losses).items()
 
 
-def test_there_is_no_other_rule() -> None:
-    with pytest.raises(
-        ConfigError, match="'best' is not a rule: choose one of ideal, vllm, sglang, vllm-v4"
-    ):
-        run_rule("best", Pool(to_table([(1, 2)]), 100, 4, MODEL))
-
-
 @pytest.mark.parametrize("name", RULES)
 def test_prompts_of_which_only_the_length_is_known_share_nothing(name: str) -> None:
     known = tuple(range(3))
@@ -200,15 +193,6 @@ def test_prompts_of_which_only_the_length_is_known_share_nothing(name: str) -> N
     outcome = run_rule(name, Pool(table, 100_000, 256, model_of(name), chunk_tokens=256))
     assert outcome.resumed_tokens[[0, 1, 3]].tolist() == [0, 0, 0]
     assert outcome.resumed_tokens[2] > 0
-
-
-@pytest.mark.parametrize("name", RULES)
-def test_a_pool_smaller_than_every_prompt_is_refused(name: str) -> None:
-    pool = Pool(to_requests_of([600, 700]), 512, 256, model_of(name))
-    with pytest.raises(
-        ConfigError, match="512 tokens is smaller than every prompt, of 600 tokens"
-    ):
-        run_rule(name, pool)
 
 
 @pytest.mark.parametrize("name", RULES)

@@ -13,11 +13,12 @@ import torch
 import yaml
 
 from dsv4kv.runs.store import DIGEST, digest, dumps
+from tests.budget.launches import LAUNCHES
 from tests.commands import COMMANDS, leaves, write_files
 from tests.compare.launched import make_launched_record
+from tests.diagnose.faults.results import SGLANG as SGLANG_RUN
+from tests.diagnose.faults.results import VLLM as VLLM_RUN
 from tests.engines.logs.startup import REFUSAL, SGLANG, VLLM_0_26, VLLM_0_33
-from tests.faults.results import SGLANG as SGLANG_RUN
-from tests.faults.results import VLLM as VLLM_RUN
 from tests.fuzz.mutate import (
     Mutation,
     bend,
@@ -32,7 +33,6 @@ from tests.measure.profilers.exports import two_replays
 from tests.measure.profilers.traces import cpu_events, gpu_events, save
 from tests.runs.kernel_profiles import from_kineto, make_profile
 from tests.runs.records import make_case, make_record, make_sweep_cases
-from tests.sizing.launches import LAUNCHES
 from tests.traces.test_formats import SAMPLES
 
 _HERE = Path(__file__).parents[1]

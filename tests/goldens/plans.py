@@ -9,8 +9,8 @@ from pathlib import Path
 from time import process_time
 from typing import Any
 
-from tests.clock.test_fit import run
 from tests.goldens.replays import CONVERSATION
+from tests.replay.clock.test_fit import run
 
 RESULTS = Path(__file__).with_suffix(".json")
 

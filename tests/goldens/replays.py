@@ -23,9 +23,9 @@ import numpy as np
 from dsv4kv.config.load import Point, load_config
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.core.served import Served
-from dsv4kv.fleet.case import serve_point
 from dsv4kv.replay import requests
 from dsv4kv.replay.build import read_requests
+from dsv4kv.replay.fleet.case import serve_point
 
 ROOT = Path(__file__).resolve().parents[2]
 CONVERSATION = ROOT.parent / "shared/data/mooncake/conversation_trace.jsonl"

@@ -6,7 +6,7 @@ import sys
 
 def test_the_polling_process_starts_with_little() -> None:
     code = (
-        "import sys, dsv4kv.measure.telemetry.process\n"
+        "import sys, dsv4kv.measure.polling\n"
         "print(*{'torch', 'numpy', 'pydantic', 'pynvml', 'rich'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
+from dsv4kv.bench.serve import inputs, placing
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cli import app
 from dsv4kv.measure.statistics import Estimate
 from dsv4kv.moving import copies
 from dsv4kv.moving.tiers import time_copies, time_disk
 from dsv4kv.moving.tiers_outcome import FamilyRow, PrefixRow, TiersOutcome, Way
-from dsv4kv.serve import inputs, placing
 from dsv4kv.tiers.objects import CacheBytes, Mover, Objects
 from dsv4kv.tiers.store import MemoryStore
 from dsv4kv.view.render import show

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.mrc.curves import pick_capacities, trace_curve
 from dsv4kv.prefix.paths import find_reuse, number_prompts
+from dsv4kv.replay.mrc.curves import pick_capacities, trace_curve
 from tests.prefix.traces import (
     BLOCK,
     Text,

@@ -10,21 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.bench.build import _draw_compressors, plan_from
+from dsv4kv.bench.serve.operations import chunk_writes, decode_operations
 from dsv4kv.cache.layers import LayerCache, build_layers
 from dsv4kv.cache.manager import KVCacheManager
-from dsv4kv.clock.weights import WeightModel
 from dsv4kv.core.clock import Rates, VirtualClock, Work
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.presets import load_model
 from dsv4kv.ops import spec
 from dsv4kv.ops.registry import load_backend
 from dsv4kv.ops.work import CountedLayers, Pooling, StepWork, pooling_of
+from dsv4kv.replay.clock.weights import WeightModel
 from dsv4kv.replay.costs import StepTables
 from dsv4kv.runs.quantities import kind_of
-from dsv4kv.serve.operations import chunk_writes, decode_operations
+from tests.bench.serve.serving import make_config
 from tests.examples import examples
 from tests.ops.test_step_reads import schemas
-from tests.serve.serving import make_config
 
 LONGEST = 3000
 WEIGHTLESS = WeightModel(0, 0, 0, 1, 1, 0, "none")

@@ -2,13 +2,13 @@
 
 import pytest
 
-from dsv4kv.clock.weights import build_weights
 from dsv4kv.config.replay import CostSection
 from dsv4kv.core.clock import Rates, VirtualClock, Work
 from dsv4kv.core.scheduler import Drafts
 from dsv4kv.core.served import Served
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.presets import load_model
+from dsv4kv.replay.clock.weights import build_weights
 from dsv4kv.replay.costs import StepTables
 from dsv4kv.replay.memory import plan_memory
 from dsv4kv.replay.rates import find_rates

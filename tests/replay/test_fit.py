@@ -4,10 +4,10 @@ import re
 
 import pytest
 
+from dsv4kv.budget.answer import answer
+from dsv4kv.budget.inputs import read_inputs
 from dsv4kv.errors import DoesNotFit
 from dsv4kv.replay.build import build_replay
-from dsv4kv.sizing.answer import answer
-from dsv4kv.sizing.inputs import read_inputs
 from tests.replay.scenes import request, small_config
 
 WHOLE = {

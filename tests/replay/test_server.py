@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dsv4kv.budget.answer import answer
+from dsv4kv.budget.inputs import read_inputs
 from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.core.outcome import Outcome
@@ -12,8 +14,6 @@ from dsv4kv.engines.sglang.sizes import SglangEngine
 from dsv4kv.errors import ConfigError, DoesNotFit
 from dsv4kv.replay.build import build_replay
 from dsv4kv.replay.server import by_server
-from dsv4kv.sizing.answer import answer
-from dsv4kv.sizing.inputs import read_inputs
 from dsv4kv.traces.request import Request
 
 OLD = "sglang:0.5.15"
@@ -95,7 +95,7 @@ def test_the_pools_are_those_that_budget_prints(engine: str, flags: str) -> None
     rules = found.scenario.engine
     if isinstance(rules, SglangEngine):
         pools = rules.pools(found.scenario.deployment(0, 2**20))
-        slots = pools.sizes(found.capacity.units, 0).swa
+        slots = pools.window_slots(found.capacity.units)
         assert config.cache.num_blocks == found.capacity.units // page
         assert config.cache.num_checkpoints == slots // page
     else:
@@ -120,6 +120,16 @@ def test_a_server_is_replayed_by_its_engines_rule(engine: str, command: str, rul
     assert by_server(served_by(*server)).prefix.rule == rule
     chosen = served_by(*server, "prefix.rule=vllm")
     assert by_server(chosen).prefix.rule == "vllm"
+
+
+@pytest.mark.parametrize(("engine", "unit_tokens"), [("vllm", 64), ("sglang", 1)])
+def test_a_server_of_v32_has_the_blocks_of_its_engine(engine: str, unit_tokens: int) -> None:
+    config = by_server(served_by(f"server.engine={engine}", "model.preset=v3.2"))
+    found = answer(read_inputs({"model": "v3.2", "gpu": "h200", "gpus": "8", "engine": engine}))
+    assert found.capacity
+    assert config.cache.block_tokens == 64
+    assert config.cache.num_blocks == found.capacity.units * unit_tokens // 64
+    assert config.prefix.rule == engine
 
 
 def test_replicas_of_one_server_have_their_pools_together() -> None:

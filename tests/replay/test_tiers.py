@@ -15,7 +15,7 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.replay.build import Replay, build_replay, read_requests
 from dsv4kv.replay.run import describe_replay
 from dsv4kv.runs.replay import ReplayTiers
-from tests.engines.test_host_tables import CHUNKS, PROMPTS, WINDOWED, capacity, deployment
+from tests.engines.test_host import CHUNKS, PROMPTS, WINDOWED, capacity, deployment
 from tests.examples import examples
 from tests.replay.plain_tiers import PlainTiers
 from tests.replay.scenes import (

@@ -3,7 +3,7 @@ from unittest.mock import patch
 
 import pytest
 
-from dsv4kv.serve import inputs
+from dsv4kv.bench.serve import inputs
 from tests.one_thread import one_thread
 
 __all__ = ["one_thread"]

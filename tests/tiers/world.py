@@ -9,16 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsv4kv.bench.build import plan_from
+from dsv4kv.bench.serve.requests import Requests
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.measure.recorder import Recorder
 from dsv4kv.ops.cuda import launch as launching
-from dsv4kv.serve.requests import Requests
 from dsv4kv.tiers.library import Library, Restored
 from dsv4kv.tiers.objects import CacheBytes, Mover, differences
 from dsv4kv.tiers.store import Bytes, Found, Store
 from dsv4kv.tiers.windows import Windows, parse_windows
+from tests.bench.serve.serving import drive_on_cpu, make_config
 from tests.gpu_twin import TwinGpu
-from tests.serve.serving import drive_on_cpu, make_config
 
 MODELS = {
     "v4-flash": ("model.layers=[0,2,3]",),

@@ -129,7 +129,6 @@ def _lay_out(sharing: Sharing, deployment: Deployment) -> _Layers:
 
 
 def _cache_line(one: CachePlan, requests: int, blocks: int) -> str:
-    """The line in which ``bench`` describes its cache."""
     return (
         f"cache     {requests * blocks:,} blocks of {one.schemas[0].block_tokens} tokens, "
         f"{requests:,} slots, requests up to {one.max_context_tokens:,} tokens"
@@ -152,7 +151,6 @@ def _by_kind(schemas: Sequence[LayerCacheSchema]) -> dict[str, list[LayerCacheSc
 
 
 def _costs_of(kind: str, schemas: Sequence[LayerCacheSchema]) -> list[PoolCost]:
-    """Costs of the layers of one type, pool by pool."""
     costs = []
     for pool in ("main", "indexer"):
         pages = [(schema, page) for schema in schemas if (page := getattr(schema, pool))]

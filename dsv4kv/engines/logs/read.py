@@ -1,7 +1,7 @@
 """A start-up log, read: what every rank said of its cache, and the arguments they were given.
 
-Arguments that an engine echoes at start, in any of their spellings. ``key=value``, ``'key':
-value``, ``--key value`` and ``--key=value``; dashes and underscores are the same.
+Arguments are echoed in any of their spellings: ``key=value``, ``'key': value``, ``--key value``
+and ``--key=value``; dashes and underscores are the same.
 """
 
 import gzip
@@ -9,7 +9,7 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import inf
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import IO, cast
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import open_regular
+from dsv4kv.model.presets import preset_names
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _LONGEST_LINE_BYTES = 1 << 20  # an echoed configuration is long, but not that long
@@ -80,8 +81,6 @@ _PATTERNS = (
     ),
     re.compile(rf"(?i)estimated maximum model length is (?P<fitting>{_NUMBER})"),
     re.compile(r"(?i)(?P<no_memory>no available memory for the cache blocks)"),
-    # Overriding num_gpu_blocks=7239 with num_gpu_blocks_override=7000
-    re.compile(r"num_gpu_blocks=(?P<profiled_blocks>\d+)"),
     re.compile(r"(?i)using (?P<indexer>FP8|MXFP4|FP4) indexer cache"),
     # DSV4 pool PP slice: rank=1 layers=[30,61) local=31/62
     re.compile(r"PP slice: rank=(?P<stage>\d+) layers=\[(?P<first>\d+),(?P<end>\d+)\)"),
@@ -105,46 +104,30 @@ _VERSIONS = (
     re.compile(r"(?i)\b(vllm|sglang)[\w./-]*[:=@]+v?(\d+\.\d+\.\d+)"),
     re.compile(r"(\s)version (\d+\.\d+\.\d+)"),
 )
-_LIKELY_FIELDS = (  # what one of the patterns needs, looked for first: most lines say nothing
-    "kv cache memory",
-    "kv cache size",
-    "concurrency for",
-    "gib kv",
-    "maximum model length",
-    "no available memory",
-    "num_gpu_blocks=",
-    "indexer cache",
-    "bytes_per_full_token",
-    "pp slice",
+_LIKELY = re.compile(  # most lines say nothing of the cache
+    r"(?i)kv cache|concurrency for|gib kv|maximum model length|no available memory"
+    r"|indexer cache|bytes_per_full_token|pp slice"
 )
+_LONGEST, _LARGEST = 40, 10**15  # characters of a field; what no server prints more of
 
 
-_LONGEST = 40  # characters of a field
-_LARGEST = 10**15
+def find_fields(line: str) -> dict[str, str]:
+    """Fields of one line, by name, as written; empty for a line that says nothing of the cache.
+
+    What is longer or larger than any number of a log is left out.
+    """
+    if not _LIKELY.search(line):
+        return {}
+    if _SGLANG.search(line):
+        return {name: text for name, text in _PAIR.findall(line) if _is_likely(text)}
+    found = (match.groupdict() for pattern in _PATTERNS if (match := pattern.search(line)))
+    return {k: v for each in found if all(map(_is_likely, each.values())) for k, v in each.items()}
 
 
 def _is_likely(text: str) -> bool:
     """Whether a field is no number, or one that a log of a server may have."""
     digits = text.partition(".")[0].replace(",", "")
     return len(text) <= _LONGEST and (not digits.isdecimal() or int(digits) <= _LARGEST)
-
-
-def find_fields(line: str) -> dict[str, str]:
-    """Fields of one line, by name, as written; empty for a line that says nothing of the cache.
-
-    What is longer than any number of a log is left out: it is none.
-    """
-    lowered = line.lower()
-    if not any(part in lowered for part in _LIKELY_FIELDS):
-        return {}
-    if _SGLANG.search(line):
-        return {name: text for name, text in _PAIR.findall(line) if _is_likely(text)}
-    return {
-        name: text
-        for match in (pattern.search(line) for pattern in _PATTERNS)
-        if match and all(map(_is_likely, match.groupdict().values()))
-        for name, text in match.groupdict().items()
-    }
 
 
 def find_memory(line: str) -> tuple[str, float] | None:
@@ -196,9 +179,11 @@ _LIKELY_ARGUMENTS = (  # every name has one of these; most lines of a log have n
     "--", "model", "size", "max", "context", "fraction", "utilization", "dtype", "async", "fp4",
     "tokens_ratio", "method", "specul", "override", "serve ", "rchitecture", "disable", "encoder",
 )  # fmt: skip
-_SERVE = re.compile(r"\bvllm serve\s+(?!-)(\S+)")
-_ARCHITECTURE = re.compile(r"rchitectures?\W{1,4}(\w+For\w+)")
-_BANNER_MODEL = re.compile(r"\bmodel\s{2,}(\S+)\s*$")
+_NAMED = (
+    ("architecture", re.compile(r"rchitectures?\W{1,4}(\w+For\w+)")),
+    ("model", re.compile(r"\bvllm serve\s+(?!-)(\S+)")),
+    ("model", re.compile(r"\bmodel\s{2,}(\S+)\s*$")),  # of the banner
+)
 _NOTHING = {"none", "null", "-1"}
 _SCALE = {"k": 1000, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 
@@ -212,11 +197,9 @@ def find_arguments(line: str) -> Iterator[tuple[str, str]]:
         value = (match["value"] or match["argument"]).rstrip(".")  # the end of a sentence
         if value.lower() not in _NOTHING:
             yield _MEANING[name], value
-    if made := _ARCHITECTURE.search(line):
-        yield "architecture", made[1]
-    for pattern in (_SERVE, _BANNER_MODEL):
-        if model := pattern.search(line):
-            yield "model", model[1]
+    for name, pattern in _NAMED:
+        if found := pattern.search(line):
+            yield name, found[1]
 
 
 def whole_number(text: str | None) -> int | None:
@@ -228,21 +211,12 @@ def whole_number(text: str | None) -> int | None:
     return number if number <= _LARGEST else None
 
 
-_VLLM_SIZE = {"tokens", "refused_context", "no_memory"}
-_REPLICA = re.compile(r"DP(\d+)")
-_LOOKED_FOR = (
-    "vLLM's 'KV cache size: … tokens' with 'concurrency for … tokens per request', vLLM's "
-    "refusal to start, or SGLang's 'bytes_per_full_token=…, full_token=…'"
-)
-
-
 @dataclass(frozen=True)
 class Reading:
     """What one rank said, numbers as written.
 
     Attributes:
         rank: As the line's prefix names it; empty without.
-        fields: By name.
         one_line: vLLM printed tokens and concurrency in one line.
     """
 
@@ -260,15 +234,17 @@ class Reading:
         text = self.fields.get(name)
         return None if text is None else int(Fraction(text.replace(",", "")))
 
+    @property
+    def printed_tokens(self) -> int | None:
+        """The number of tokens that the rank printed; None where it refused to start."""
+        return self.whole("tokens") or self.whole("full_token")
+
 
 @dataclass(frozen=True)
 class StartupLog:
     """A log, read.
 
     Attributes:
-        source: Where it came from, for messages.
-        family: ``vllm`` or ``sglang``.
-        version: As the log names it; None where it does not.
         readings: One for every size that was logged, the smallest first.
         arguments: Every value an argument was given, in order.
         memory: GiB outside the cache by what they are: the most that any rank said, of free
@@ -279,7 +255,7 @@ class StartupLog:
     family: str
     version: str | None
     readings: tuple[Reading, ...]
-    arguments: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    arguments: dict[str, list[str]] = field(default_factory=dict)
     memory: dict[str, float] = field(default_factory=dict)
 
     def text(self, name: str) -> str | None:
@@ -304,6 +280,9 @@ class StartupLog:
         return whole_number(self.text(name))
 
 
+_REPLICA = re.compile(r"DP(\d+)")
+
+
 def read_log(path: Path) -> StartupLog:
     """Read a start-up log.
 
@@ -315,96 +294,126 @@ def read_log(path: Path) -> StartupLog:
 
 def parse_log(lines: Iterable[str], source: str) -> StartupLog:
     """Parse the lines of a log; raises ``ConfigError`` as ``read_log`` does."""
-    collected = _Collected()
+    arguments: dict[str, list[str]] = {}
+    memory: dict[str, float] = {}
+    said: list[Reading] = []
+    version, count = None, 0
     for line in lines:
-        collected.add(line)
-    readings = collected.vllm_readings() or collected.sglang
-    if not readings:
-        raise ConfigError(
-            f"{source}: no cache size in {collected.lines:,} lines: looked for {_LOOKED_FOR}. "
-            "Give the log of the engine's start."
-        )
-    smallest = sorted(readings, key=lambda reading: reading.whole("tokens")
-                      or reading.whole("full_token") or 0)  # fmt: skip
-    return StartupLog(
-        source=source,
-        family="vllm" if collected.sizes else "sglang",
-        version=collected.version,
-        readings=tuple(smallest),
-        arguments={name: tuple(values) for name, values in collected.arguments.items()},
-        memory=collected.memory,
-    )
-
-
-@dataclass
-class _Collected:
-    """What has been read so far."""
-
-    lines: int = 0
-    version: str | None = None
-    sizes: list[Reading] = field(default_factory=list)
-    sglang: list[Reading] = field(default_factory=list)
-    available: list[Reading] = field(default_factory=list)
-    arguments: dict[str, list[str]] = field(default_factory=dict)
-    memory: dict[str, float] = field(default_factory=dict)
-    slices: dict[str, dict[str, str]] = field(default_factory=dict)
-
-    def add(self, line: str) -> None:
-        self.lines += 1
+        count += 1
         for name, value in find_arguments(line):
-            self.arguments.setdefault(name, []).append(value)
-        self.version = self.version or find_version(line)
+            arguments.setdefault(name, []).append(value)
+        version = version or find_version(line)
         if found := find_memory(line):
             what, gib = found
             tightest = min if what.startswith("free") else max
-            self.memory[what] = tightest(gib, self.memory.get(what, gib))
+            memory[what] = tightest(gib, memory.get(what, gib))
         if fields := find_fields(line):
-            self._add_fields(rank_of(line), fields)
-
-    def _add_fields(self, rank: str, fields: dict[str, str]) -> None:
-        if "indexer" in fields:
-            fp4 = str("4" in fields["indexer"])
-            self.arguments.setdefault("fp4_indexer", []).append(fp4)
-        if "stage" in fields:
-            self.slices[rank] = fields
-        elif "full_token" in fields:
-            _append_new(self.sglang, Reading(rank, fields | self.slices.get(rank, {})))
-        elif _VLLM_SIZE & set(fields):
-            _append_new(self.sizes, Reading(rank, fields, "concurrency" in fields))
-        elif "concurrency" in fields:
-            self._complete(rank, fields)
-        elif {"available_gib", "profiled_blocks"} & set(fields):
-            self.available.append(Reading(rank, fields))
-
-    def _complete(self, rank: str, fields: dict[str, str]) -> None:
-        """The second of two lines belongs to the last size of its rank that has none yet."""
-        for reading in reversed(self.sizes):
-            if reading.rank == rank and "tokens" in reading.fields:
-                reading.fields.setdefault("context", fields["context"])
-                reading.fields.setdefault("concurrency", fields["concurrency"])
-                return
-
-    def vllm_readings(self) -> list[Reading]:
-        """Sizes, each with the least memory that the ranks of its replica printed."""
-        readings: list[Reading] = []
-        for size in self.sizes:
-            fields = dict(size.fields)
-            near = [other for other in self.available if _same_replica(size.rank, other.rank)]
-            memory = [other.number("available_gib") for other in near]
-            least = min((gib for gib in memory if gib is not None), default=None)
-            if least is not None:
-                fields.setdefault("available_gib", str(least))
-            _append_new(readings, Reading(size.rank, fields, size.one_line))
-        return readings
+            said.append(Reading(rank_of(line), fields, "concurrency" in fields))
+            if "indexer" in fields:
+                arguments.setdefault("fp4_indexer", []).append(str("4" in fields["indexer"]))
+    vllm = _vllm_readings(said)
+    readings = sorted(vllm or _sglang_readings(said), key=lambda each: each.printed_tokens or 0)
+    if not readings:
+        raise ConfigError(
+            f"{source}: no cache size in {count:,} lines: looked for vLLM's 'KV cache size: … "
+            "tokens' with 'concurrency for … tokens per request', vLLM's refusal to start, or "
+            "SGLang's 'bytes_per_full_token=…, full_token=…'. Give the log of the engine's start."
+        )
+    family = "vllm" if vllm else "sglang"
+    return StartupLog(source, family, version, tuple(readings), arguments, memory)
 
 
-def _append_new(readings: list[Reading], reading: Reading) -> None:
-    """Several ranks and lines may say the same: repeats are dropped."""
-    if reading not in readings:
-        readings.append(reading)
+def _sglang_readings(said: Iterable[Reading]) -> list[Reading]:
+    """Sizes, each with the slice of layers that its rank printed before."""
+    slices: dict[str, dict[str, str]] = {}
+    found: list[Reading] = []
+    for each in said:
+        if "stage" in each.fields:
+            slices[each.rank] = each.fields
+        elif "full_token" in each.fields:
+            reading = replace(each, fields=each.fields | slices.get(each.rank, {}))
+            found += [reading] if reading not in found else []
+    return found
+
+
+def _vllm_readings(said: Iterable[Reading]) -> list[Reading]:
+    """Sizes, each with the least memory that the ranks of its replica printed.
+
+    The second of two lines belongs to the last size of its rank that has none yet.
+    """
+    sizes: list[Reading] = []
+    available: list[Reading] = []
+    for each in said:
+        if {"tokens", "refused_context", "no_memory"} & set(each.fields):
+            new = Reading(each.rank, dict(each.fields), each.one_line)
+            sizes += [new] if new not in sizes else []
+        elif "concurrency" in each.fields:
+            own = (size for size in reversed(sizes) if size.rank == each.rank)
+            for size in (size for size in own if "tokens" in size.fields):
+                size.fields.update({**each.fields, **size.fields})
+                break
+        elif "available_gib" in each.fields:
+            available.append(each)
+    found: list[Reading] = []
+    for size in sizes:
+        near = (other for other in available if _same_replica(size.rank, other.rank))
+        least = min((gib for other in near if (gib := other.number("available_gib"))), default=0)
+        fields = ({"available_gib": str(least)} if least else {}) | size.fields
+        reading = replace(size, fields=fields)
+        found += [reading] if reading not in found else []
+    return found
 
 
 def _same_replica(one: str, other: str) -> bool:
     """Ranks of one data-parallel replica share its blocks; without a number all are one."""
     first, second = _REPLICA.search(one), _REPLICA.search(other)
     return first is None or second is None or first[1] == second[1]
+
+
+# ---- models -------------------------------------------------------------------------------------
+
+V41 = "v4.1-flash"
+_OTHER_FAMILIES = re.compile(
+    r"v4\.\d|v3|v2|\br1\b|qwen|llama|mi[sx]tral|gemma|glm|kimi|gpt|phi-|minimax|ernie|hunyuan"
+)
+
+
+def v4_presets() -> list[str]:
+    """Presets that the engines' V4 rules describe."""
+    return [name for name in preset_names() if re.fullmatch(r"v4-\w+", name)]
+
+
+def preset_named(text: str) -> str | None:
+    """The preset that a model's name or path means; None where it means none."""
+    name = re.sub(r"[^a-z0-9.]+", "-", text.lower())
+    found = (p for p in preset_names() if re.search(rf"(^|[-a-z]){re.escape(p)}(-|$)", name))
+    return next(found, None)
+
+
+def named_model(log: StartupLog) -> str | None:
+    """The preset that the log's model name means; None where it names none.
+
+    Raises:
+        ConfigError: A model with another cache.
+    """
+    reported = (log.text("model") or "").lower()
+    preset, made = preset_named(reported), log.text("architecture")
+    known = {**dict.fromkeys(v4_presets(), "V4"), V41: "V41"}
+    generation = re.match(r"Deepseek(V4|V41)(?!\d)", made) if made else None
+    if preset in known and (not made or (generation and generation[1] == known[preset])):
+        return preset
+    unlike = bool(made and (not generation or preset in known))
+    if unlike or preset or _OTHER_FAMILIES.search(reported):
+        another = made if unlike else reported
+        raise ConfigError(
+            f"{log.source}: not understood: the log is of {another!r}, whose cache the rules do "
+            f"not describe: they are those of {', '.join(known)}. dsv4kv budget --model "
+            "sizes other models without their logs."
+        )
+    return V41 if generation and generation[1] == "V41" else None
+
+
+def draft_method(log: StartupLog) -> str | None:
+    """The speculative method the log names."""
+    method = log.text("method")
+    return method.lower() if method else None

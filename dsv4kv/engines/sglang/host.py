@@ -47,7 +47,6 @@ def size_tier(
 def _hisparse_tier(
     engine: "SglangEngine", deployment: Deployment, full_tokens: int, wish: HostWish
 ) -> HostTier:
-    """All entries of V4's CSA layers."""
     pools, entries = engine.pools(deployment), _PAGE // 4
     page = pools.csa * PageLayout(deployment.formats.main, entries).page_bytes
     pages = -(-(full_tokens // 4) // entries)
@@ -88,7 +87,7 @@ def _v4_tier(
             f"SGLang serves these models in pages of {_PAGE} tokens, not {pools.page_tokens}: "
             "drop --page-size."
         )
-    windows = pools.sizes(full_tokens, 0).swa
+    windows = pools.window_slots(full_tokens)
     pages = int(-(-full_tokens // _PAGE) * float(wish.ratio))
     tails = int(-(-windows // _PAGE) * float(wish.ratio))
     objects = objects_of(engine.rule(deployment).layout)

@@ -18,7 +18,7 @@ from dsv4kv.model.formats import EntryFormat, PageLayout
 
 DEFAULT_PAGE_TOKENS = 256
 DEFAULT_WINDOW_RATIO = 0.1
-_CHARGED_INDEXER_BYTES = 132  # FP8; FP4 keys of 68 B are charged as FP8 on NVIDIA
+CHARGED_INDEXER_BYTES = 132  # FP8; FP4 keys of 68 B are charged as FP8 on NVIDIA
 _KEY_PAGE, _WIDE_KEY_PAGE = 64, 128  # keys of a page of V4.1's indexer; on SM100
 _OWN_ROW_BYTES = 584  # of V4.1's windows of a request
 _SCALE_BYTES = 4  # of an FP4 key
@@ -27,30 +27,13 @@ _LEAST_GUESSED_REQUESTS, _MOST_GUESSED_REQUESTS = 2048, 4096
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """Slots of every pool."""
-
-    full: int
-    swa: int
-    c4: int
-    c128: int
-    c4_state: int
-    c128_state: int
-
-
-@dataclass(frozen=True)
 class Pools:
     """What one rank's layers cost.
 
     Attributes:
-        build: The rules.
-        deployment: What is sized.
-        csa: CSA layers held.
-        hca: HCA layers held.
         low: Ratio (1 or 2) of every held owner of V4.1.
         windows: Layers whose windows are priced.
         inflation: Factor for the draft worker: (layers + 1) / layers.
-        page_tokens: Tokens of a page.
         csa_ring: Rows of CSA state that belong to a window or page.
         hca_ring: Rows of HCA state that belong to a request (or window).
     """
@@ -116,10 +99,8 @@ class Pools:
     @property
     def context_bytes_per_token(self) -> float:
         """Of compressed entries and indexer keys, for one full token."""
-        csa = (
-            1 / (4 * self.deployment.hisparse_ratio) * self.entry_bytes(4)
-            + 1 / 4 * _CHARGED_INDEXER_BYTES
-        )
+        spread = 4 * self.deployment.hisparse_ratio
+        csa = 1 / spread * self.entry_bytes(4) + 1 / 4 * CHARGED_INDEXER_BYTES
         low = sum((self.entry_bytes(ratio) + self.low_key_bytes) / ratio for ratio in self.low)
         return csa * self.csa + 1 / 128 * self.entry_bytes(128) * self.hca + low
 
@@ -132,17 +113,14 @@ class Pools:
         """Pages of V4.1's entries and keys beyond those of so many full tokens."""
         if not self.build.v41_pages:
             return 0.0
-        page, keys = self.page_tokens, _WIDE_KEY_PAGE if self._records_of_v41 else _KEY_PAGE
+        records = self.deployment.formats.window.name != "fp8_ds_mla"
+        page, keys = self.page_tokens, _WIDE_KEY_PAGE if records else _KEY_PAGE
         total = 0.0
         for ratio in self.low:
             slots = -(-((full_tokens + page) // ratio + keys) // keys) * keys
             total += page * self.entry_bytes(ratio)
             total += (slots - full_tokens // ratio) * self.low_key_bytes
         return total
-
-    @property
-    def _records_of_v41(self) -> bool:
-        return self.deployment.formats.window.name != "fp8_ds_mla"
 
     def pair_state_bytes(self, requests: int) -> int:
         """Fixed bytes of V4.1's pending pairs for so many requests: one more and a spare ring."""
@@ -184,9 +162,8 @@ class Pools:
     def bytes_per_full_token(self) -> float:
         """The coefficient that SGLang divides by and logs."""
         ratio = 0.0 if self.request_windows else self.window_ratio
-        return (ratio * self.window_bytes_per_token + self.context_bytes_per_token) * (
-            self.inflation
-        )
+        priced = ratio * self.window_bytes_per_token + self.context_bytes_per_token
+        return priced * self.inflation
 
     def hca_state_bytes(self, requests: int) -> int:
         """Fixed bytes of HCA states for so many requests: one more, a spare ring, whole 128s."""
@@ -276,25 +253,11 @@ class Pools:
             tokens -= page
         return tokens
 
-    def sizes(self, full_tokens: int, requests: int) -> Sizes:
-        """Slots of every pool for so many full tokens."""
-        page, window = self.page_tokens, self.deployment.model.window_tokens
-        swa = self.fixed_window_tokens
-        if not self.request_windows:
-            swa = int(full_tokens * self.window_ratio) // page * page
-        span = page if self.build.state_per == "page" else window
-        rows = 1 if self.deployment.online_state else self.hca_ring
-        by_window = swa // window * rows
-        return Sizes(
-            full=full_tokens,
-            swa=swa,
-            c4=full_tokens // (4 * self.deployment.hisparse_ratio),
-            c128=-(-full_tokens // 128),
-            c4_state=swa // span * self.csa_ring,
-            c128_state=(requests + self.extra_slots + 1) * rows
-            if self.build.hca_state_fixed
-            else by_window,
-        )
+    def window_slots(self, full_tokens: int) -> int:
+        """Slots of the pool of windows for so many full tokens."""
+        if self.request_windows:
+            return self.fixed_window_tokens
+        return int(full_tokens * self.window_ratio) // self.page_tokens * self.page_tokens
 
 
 def lay_out(pools: Pools) -> Layout:
@@ -308,7 +271,6 @@ def lay_out(pools: Pools) -> Layout:
 
 
 def _context_pieces(pools: Pools) -> Iterator[Piece]:
-    """Entries and keys of every ratio."""
     formats, page = pools.deployment.formats, pools.page_tokens
     layers = {ratio: pools.low.count(ratio) for ratio in (1, 2)} | {4: pools.csa, 128: pools.hca}
     amd = (pools.deployment.arch or "").startswith("gfx")
@@ -327,7 +289,6 @@ def _context_pieces(pools: Pools) -> Iterator[Piece]:
 
 
 def _window_pieces(pools: Pools) -> Iterator[Piece]:
-    """Windows of every layer, drafts included, and states of CSA layers."""
     deployment = pools.deployment
     layers = pools.windows + deployment.draft_layers
     window = PageLayout(deployment.formats.window, pools.page_tokens).page_bytes

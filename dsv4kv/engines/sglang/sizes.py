@@ -25,7 +25,6 @@ from dsv4kv.engines.contract import (
     Given,
     Held,
     Layer,
-    Loaded,
     Loading,
     Machine,
     Overhead,
@@ -36,7 +35,7 @@ from dsv4kv.engines.host import HostTier, HostWish, Offloaded, Sent, sent_of
 from dsv4kv.engines.names import chosen_rule
 from dsv4kv.engines.rule import Group, Layout, Piece, Rule
 from dsv4kv.engines.sglang import FAMILY, Build, host
-from dsv4kv.engines.sglang.layout import Pools, build_pools, lay_out
+from dsv4kv.engines.sglang.layout import CHARGED_INDEXER_BYTES, Pools, build_pools, lay_out
 from dsv4kv.errors import ConfigError
 
 _CLASSES = (  # up to MiB of memory: tokens of a chunk, largest decode graph below TP4, and from
@@ -53,7 +52,6 @@ _FLAT_PAGE_TOKENS, _KEY_BYTES = 64, 132  # of V3.2; FP8, on every NVIDIA GPU
 
 
 def _class_of(machine: Machine) -> tuple[int, int]:
-    """Tokens of a chunk, and the largest batch of a decode graph, before any limit."""
     mib = machine.memory_bytes / MIB
     ranks = machine.tp * machine.dp  # SGLang's tp_size, of attention in data parallel, too
     for below, tokens, few, many in _CLASSES:
@@ -94,7 +92,6 @@ def kept_parts(build: Build, machine: Machine, given: Given) -> dict[str, float]
 
 
 def _activations(given: Given, tokens: int, graph: int) -> dict[str, float]:
-    """Of a chunk; on the decode side of the requests that run, with their drafts."""
     if given.get("role") == "decode":
         running = (given.get("request_limit") or graph) * (given.get("draft_tokens") or 1)
         return {"activations of a step": max(running, 2048) * 1.5}
@@ -132,7 +129,6 @@ _STARVED = "Not enough memory. Please try to increase --mem-fraction-static."
 
 
 def _slice_line(deployment: Deployment) -> str:
-    """Which layers a rank of a pipeline holds; nothing without one."""
     if deployment.layers is None:
         return ""
     held, every = deployment.layers, len(deployment.model.compress_ratios)
@@ -145,7 +141,6 @@ def _slice_line(deployment: Deployment) -> str:
 def _calculation_line(
     pools: Pools, available_bytes: int, fixed: Mapping[str, float], full: int
 ) -> str:
-    """Prices and full tokens."""
     build = pools.build
     shown = [f"{flag}=False" for flag in build.flags]
     shown.append(f"bytes_per_full_token={pools.bytes_per_full_token:.2f}")
@@ -156,7 +151,6 @@ def _calculation_line(
 
 
 def _refusal(pools: Pools, available_bytes: int, full: int) -> str:
-    """Why it does not start; nothing where it does."""
     windows = pools.fixed_bytes(0)["swa_fixed"]
     if pools.request_windows:
         if full:
@@ -169,7 +163,7 @@ def _refusal(pools: Pools, available_bytes: int, full: int) -> str:
             "--mem-fraction-static."
         )
     window, page = pools.deployment.model.window_tokens, pools.page_tokens
-    slots = pools.sizes(full, 0).swa
+    slots = pools.window_slots(full)
     if pools.build.checks_windows and slots <= window + page:
         return (
             f"SWA pool ({slots} tokens) cannot hold even one request: the prefill admission floor "
@@ -180,11 +174,7 @@ def _refusal(pools: Pools, available_bytes: int, full: int) -> str:
 
 
 class SglangEngine(Engine):
-    """A range of SGLang's versions.
-
-    Attributes:
-        build: Its row.
-    """
+    """A range of SGLang's versions."""
 
     family = FAMILY
     logits_room = "headroom"
@@ -258,7 +248,7 @@ class SglangEngine(Engine):
             return units // self._flat(deployment).groups[0].block_tokens, None
         pools = self.pools(deployment)
         page = pools.page_tokens
-        return units // page, pools.sizes(units, 0).swa // page
+        return units // page, pools.window_slots(units) // page
 
     def capacity(self, deployment: Deployment, available_bytes: int) -> Capacity:
         """What SGLang makes of the memory, down to the line it logs."""
@@ -334,12 +324,12 @@ class SglangEngine(Engine):
         size, extra = divmod(layers, stages)
         return tuple(size + (stage >= stages - extra) for stage in range(stages))
 
-    def starved(self, loaded: Loaded) -> str:
+    def starved(self, free_bytes: int, weight_bytes: int, fraction: Fraction) -> str:
         """The refusal before any pool is sized (``_profile_available_bytes``)."""
-        least = loaded.weight_bytes / loaded.free_bytes
+        least = weight_bytes / free_bytes
         return (
             "Loaded weights leave no GPU memory for the KV cache under "
-            f"--mem-fraction-static={float(loaded.fraction):g}. Raise --mem-fraction-static above "
+            f"--mem-fraction-static={float(fraction):g}. Raise --mem-fraction-static above "
             f"{ceil(least * 1000) / 1000:.3f} (minimum viable = 1 - available/pre = {least:.4f})."
         )
 
@@ -454,14 +444,13 @@ def _bound(pools: Pools, full: int) -> str:
     now = "1" if pools.frees_windows else "0"
     return (
         f"Its {full:,} full tokens hold {full // max(tokens, 1):,} requests of {tokens:,} tokens, "
-        f"its {pools.sizes(full, 0).swa:,} window slots {kept:,} that keep those of their whole "
+        f"its {pools.window_slots(full):,} window slots {kept:,} that keep those of their whole "
         f"prompt and {freed:,} that give them back "
         f"(SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS, here {now}): the fewer bind."
     )
 
 
 def _state_costs(pools: Pools) -> list[PoolCost]:
-    """Rows of HCA states and of V4.1's pending pairs: all are there from the start."""
     requests = pools.deployment.concurrency
     pairs = pools.low.count(2)
     rows = (("hca", pools.hca, pools.hca_state_bytes), ("csa", pairs, pools.pair_state_bytes))
@@ -479,65 +468,40 @@ def _state_costs(pools: Pools) -> list[PoolCost]:
 
 
 def _context_costs(pools: Pools) -> list[PoolCost]:
-    main, indexer = pools.deployment.formats.main, pools.deployment.formats.indexer
-    charged = Fraction(132)
-    low = [
-        row
-        for ratio in sorted(set(pools.low))
-        for row in (
-            ("main", "csa", pools.low.count(ratio), ratio, main.entry_bytes,
-             Fraction(pools.entry_bytes(ratio))),
-            ("indexer", "csa", pools.low.count(ratio), ratio, indexer.entry_bytes,
-             Fraction(pools.low_key_bytes)),
-        )
-    ]  # fmt: skip
-    rows = (
-        *low,
-        (
-            "main",
-            "csa",
-            pools.csa,
-            4 * pools.deployment.hisparse_ratio,
-            main.entry_bytes,
-            Fraction(pools.entry_bytes(4)),
-        ),
-        ("indexer", "csa", pools.csa, 4, indexer.entry_bytes, charged),
-        ("main", "hca", pools.hca, 128, main.entry_bytes, Fraction(pools.entry_bytes(128))),
-    )
+    """Entries and keys by ratio; what SGLang prices beyond their bytes is padding."""
+    formats, low = pools.deployment.formats, sorted(set(pools.low))
+    spread = 4 * pools.deployment.hisparse_ratio
+    main, keys = formats.main.entry_bytes, formats.indexer.entry_bytes
+    rows: list[tuple[str, str, int, int, int, float]] = []
+    for ratio in low:
+        count = pools.low.count(ratio)
+        rows.append(("main", "csa", count, ratio, main, pools.entry_bytes(ratio)))
+        rows.append(("indexer", "csa", count, ratio, keys, pools.low_key_bytes))
+    rows.append(("main", "csa", pools.csa, spread, main, pools.entry_bytes(4)))
+    rows.append(("indexer", "csa", pools.csa, 4, keys, CHARGED_INDEXER_BYTES))
+    rows.append(("main", "hca", pools.hca, 128, main, pools.entry_bytes(128)))
     return [
         PoolCost(
             pool,
-            layer_type,
+            kind,
             layers,
             marginal_bytes=Fraction(used * layers, ratio),
-            padding_bytes=(priced - used) * layers / ratio,
+            padding_bytes=(Fraction(priced) - used) * layers / ratio,
         )
-        for pool, layer_type, layers, ratio, used, priced in rows
+        for pool, kind, layers, ratio, used, priced in rows
         if layers
     ]
 
 
 def _window_costs(pools: Pools) -> list[PoolCost]:
-    """Windows and CSA states: of every full token, or of every request."""
-    entry = Fraction(pools.window_entry_bytes)
-    used = pools.deployment.formats.window.entry_bytes
-    state = Fraction(pools.window_bytes_per_token) - entry * pools.windows
     if pools.request_windows:
-        return [
-            PoolCost(
-                "window",
-                "all",
-                pools.windows,
-                shared_bytes=int(pools.fixed_bytes(0)["swa_fixed"]),
-            )
-        ]
-    ratio = Fraction(pools.window_ratio)
-    window = PoolCost(
-        "window",
-        "all",
-        pools.windows,
-        marginal_bytes=ratio * used * pools.windows,
-        padding_bytes=ratio * (entry - used) * pools.windows,
-    )
-    states = PoolCost("state", "csa", pools.csa, marginal_bytes=ratio * state)
-    return [window, states] if state else [window]
+        held = int(pools.fixed_bytes(0)["swa_fixed"])
+        return [PoolCost("window", "all", pools.windows, shared_bytes=held)]
+    entry, ratio = Fraction(pools.window_entry_bytes), Fraction(pools.window_ratio)
+    used, layers = pools.deployment.formats.window.entry_bytes, pools.windows
+    state = Fraction(pools.window_bytes_per_token) - entry * layers
+    useful, padding = ratio * used * layers, ratio * (entry - used) * layers
+    costs = [PoolCost("window", "all", layers, marginal_bytes=useful, padding_bytes=padding)]
+    if state:
+        costs.append(PoolCost("state", "csa", pools.csa, marginal_bytes=ratio * state))
+    return costs

@@ -13,4 +13,5 @@ FAMILY = Family(
         arguments="{model} --tp_size {tp} --ep_size {ep}",
         stages="--pp_size {pp}",
     ),
+    has_flags=True,
 )

@@ -187,13 +187,14 @@ FAMILY = Family(
         },
         role='--kv-transfer-config \'{{"kv_connector": "NixlConnector", "kv_role": "kv_both"}}\'',
     ),
-    _LIMITS,
-    {
+    limits=_LIMITS,
+    host_tiers={
         "native": "vLLM's OffloadingConnector",
         "simple": "vLLM's SimpleCPUOffloadConnector",
         "lmcache": "LMCache's server, with vLLM",
         "lmcache-local": "LMCache in vLLM's process",
     },
-    "as vLLM 0.33 sends them by NIXL",
+    sends="as vLLM 0.33 sends them by NIXL",
     log_mark="non-default args",
+    has_flags=True,
 )

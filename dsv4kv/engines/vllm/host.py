@@ -37,8 +37,8 @@ def size_tier(
     sizes = {
         "native": _size_offloading,
         "simple": _size_simple,
-        "lmcache": _size_server,
-        "lmcache-local": _size_local,
+        "lmcache": _size_lmcache,
+        "lmcache-local": _size_lmcache,
     }
     tier = sizes[wish.tier](engine, deployment, capacity, wish)
     if wish.memory_bytes is None or tier.node_bytes <= wish.memory_bytes:
@@ -93,56 +93,41 @@ def _size_simple(
     )
 
 
-def _size_server(
+def _size_lmcache(
     engine: "VllmEngine", deployment: Deployment, capacity: Capacity, wish: HostWish
 ) -> HostTier:
-    """LMCacheMPConnector: chunks in a server's memory, whose size is its own."""
+    """LMCacheMPConnector: chunks in a server's memory, whose size is its own.
+
+    LMCacheConnectorV1: chunks in the memory of the first rank.
+    """
     del capacity
-    if deployment.model.kind == "v41":
+    local, kind = wish.tier == "lmcache-local", deployment.model.kind
+    if kind == "v41" and not local:
         raise ConfigError(
             "what LMCache 0.5.6 keeps of V4.1's windows and rings is not known: it is not sized."
         )
-    size = wish.size_bytes or 0
-    note = "LMCache's server has its own size: give --l1-size-gb as --host-size."
-    return _lmcache("LMCacheMPConnector", engine, deployment, wish, size, "" if size else note)
-
-
-def _size_local(
-    engine: "VllmEngine", deployment: Deployment, capacity: Capacity, wish: HostWish
-) -> HostTier:
-    """LMCacheConnectorV1: chunks in the memory of the first rank."""
-    del capacity
-    if deployment.model.kind != "flat":
+    if kind != "flat" and local:
         raise ConfigError(
             "vLLM 0.33 does not start V4 or V4.1 with LMCacheConnectorV1, which turns its hybrid "
             "cache manager off: choose LMCacheMPConnector (--host-tier lmcache)."
         )
-    size = wish.size_bytes or _LOCAL_BYTES
-    return _lmcache("LMCacheConnectorV1", engine, deployment, wish, size)
-
-
-def _lmcache(
-    name: str,
-    engine: "VllmEngine",
-    deployment: Deployment,
-    wish: HostWish,
-    size_bytes: int,
-    note: str = "",
-) -> HostTier:
     _check_version(engine)
-    tokens = wish.chunk_tokens or LMCACHE_TOKENS
-    (pool,) = _chunks(engine, deployment, tokens, size_bytes)
-    one = f"A token takes {pool.page_bytes / tokens:,.2f} B; one copy serves all tensor parallel"
-    keeps = {"tokens of context": pool.pages * tokens} if size_bytes else {}
-    notes = tuple(filter(None, (f"{one} ranks.", note)))
-    return HostTier(name, (pool,), 1, keeps, holder="server", notes=notes)
+    size, tokens = wish.size_bytes or local * _LOCAL_BYTES, wish.chunk_tokens or LMCACHE_TOKENS
+    pool = _chunks(engine, deployment, tokens, size)
+    each = f"A token takes {pool.page_bytes / tokens:,.2f} B"
+    notes = [f"{each}; one copy serves all tensor parallel ranks."]
+    if not size:
+        notes.append("LMCache's server has its own size: give --l1-size-gb as --host-size.")
+    keeps = {"tokens of context": pool.pages * tokens} if size else {}
+    name = "LMCacheConnectorV1" if local else "LMCacheMPConnector"
+    return HostTier(name, (pool,), 1, keeps, holder="server", notes=tuple(notes))
 
 
 def _chunks(
     engine: "VllmEngine", deployment: Deployment, tokens: int, size_bytes: int
-) -> tuple[HostPool]:
+) -> HostPool:
     chunk = _aligned(chunk_bytes(engine.layout(deployment).groups, tokens))
-    return (HostPool(f"chunks of {tokens:,} tokens", size_bytes // chunk, chunk),)
+    return HostPool(f"chunks of {tokens:,} tokens", size_bytes // chunk, chunk)
 
 
 def chunk_bytes(tables: Sequence[Table], chunk_tokens: int) -> int:
@@ -169,10 +154,9 @@ def objects_of_vllm(
 ) -> Offloaded:
     """Chunks of a block, for one copy; or chunks of LMCache, which have the windows inside."""
     if chunk_tokens is not None:
-        (pool,) = _chunks(engine, deployment, chunk_tokens, 0)
+        pool = replace(_chunks(engine, deployment, chunk_tokens, 0), pages=1)
         block = engine.layout(deployment).groups[0].block_tokens
-        chunk = (replace(pool, pages=1),)
-        return Offloaded(chunk, (), chunk_tokens // block, ends_inside=True)
+        return Offloaded((pool,), (), chunk_tokens // block, ends_inside=True)
     offloaded_groups(engine, deployment, retention)
     return objects_of(engine.rule(replace(deployment, bounded_replay=None)).layout, _ALIGN)
 
@@ -251,7 +235,6 @@ def stored_chunks(group: Group, align: int, prompt_tokens: int, retention: int |
 def _kept(
     groups: Sequence[Group], chunks: int, context: int, retention: int | None
 ) -> dict[str, int]:
-    """Tokens as vLLM counts them, and whole prompts of the context by what is stored of each."""
     align = groups[0].block_tokens
     found = {
         f"tokens in requests of {context:,}, as vLLM counts": counted_tokens(

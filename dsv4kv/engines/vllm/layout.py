@@ -45,7 +45,6 @@ class Page:
 
     Attributes:
         pool: ``main``, ``indexer``, ``window`` or ``state``.
-        layer: The layer.
         page_bytes: Bytes, padding included.
         used_bytes: Bytes of entries.
     """
@@ -412,7 +411,6 @@ class BlockLayout:
     Attributes:
         groups: Of the whole model.
         held: The same groups with this rank's layers only.
-        unit_bytes: Bytes of one block.
     """
 
     groups: tuple[Table, ...]

@@ -5,243 +5,260 @@ allows leaves at most one or two numbers of blocks per request, and they the tok
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 
-from dsv4kv.engines.contract import Deployment
+from dsv4kv.engines.contract import GIB, Capacity, Deployment
 from dsv4kv.engines.logs.read import Reading, StartupLog
-from dsv4kv.engines.logs.recovery import Recovery
-from dsv4kv.engines.logs.setups import Setup, block_tokens, possible_setups
-from dsv4kv.engines.names import engine_family, find_engine
+from dsv4kv.engines.logs.recover import (
+    Recovery,
+    Setup,
+    block_tokens,
+    engines_of,
+    possible_setups,
+)
 from dsv4kv.engines.vllm.sizes import VllmEngine
 from dsv4kv.errors import ConfigError
+from dsv4kv.units import format_bytes
 
-GIB = 2**30
+V41_DTYPES = ("auto", "fp8", "fp8_ds_mla", "nvfp4_ds_mla")
+V41_SITES = (("sm_90", None), ("sm_100", None), ("sm_100", "FLASHMLA_SPARSE_DSV41"))
+"""GPUs and backends whose formats of V4.1 differ."""
 _ROUNDING_GIB = 0.005
 _DEFAULT_FLIGHT = (2048, 8192, 16384)
 _ROUND = (1024, 256, 64, 1)
+_SMALL_CHUNK, _SHORT_CONTEXT = 2048, 131_072
 
 
 @dataclass(frozen=True)
 class _Search:
-    """A log's words and one reading's numbers."""
+    """A log's words, one reading's numbers, and a version of one setup that may give them."""
 
     log: StartupLog
     reading: Reading
+    engine: VllmEngine
+    setup: Setup
+    context: int
 
-    @property
-    def context(self) -> int | None:
-        reported = self.reading.whole("context") or self.reading.whole("refused_context")
-        return reported or self.log.whole("context")
-
-    def batches(self, engine: VllmEngine) -> list[int]:
-        """Batches that may run at once; the likeliest first."""
-        stages = self.log.whole("pipeline_parallel") or 1
-        if not engine.release.batches_counted:
-            return [1]
-        waits = (self.log.text("async") or "").lower()
-        both = [stages + 1, stages, 1]
-        return both[1:] if waits == "false" else both[:1] if waits == "true" else both
-
-    def flights(self, engine: VllmEngine) -> list[int]:
-        """Tokens in flight that the log's arguments make likely."""
+    @cached_property
+    def flights(self) -> list[int]:
+        """Tokens in flight that the log's arguments make likely, the likeliest first."""
         batched = self.log.whole("batched")
         if batched is None:
             return []
-        return [count * batched for count in dict.fromkeys(self.batches(engine))]
+        stages = self.log.whole("pipeline_parallel") or 1
+        batches = [stages + 1, stages, 1]
+        if not self.engine.release.batches_counted:
+            batches = [1]
+        elif self.log.text("async"):
+            batches = batches[:1] if self.log.is_on("async") else batches[1:]
+        return [count * batched for count in dict.fromkeys(batches)]
+
+    @cached_property
+    def deployment(self) -> Deployment:
+        """With a token in flight."""
+        setup, drafts = self.setup, self.log.whole("draft_tokens") or 0
+        return Deployment(
+            model=setup.model,
+            formats=setup.formats,
+            max_context_tokens=self.context,
+            in_flight_tokens=1,
+            draft_layers=setup.draft_layers,
+            concurrency=self.log.whole("requests"),
+            block_tokens=block_tokens(self.log),
+            draft_tokens=drafts if setup.draft_layers else 0,
+            arch=setup.arch,
+        )
+
+    def blocks_counted(self, flight: int) -> int:
+        """Blocks of a request with so many tokens in flight."""
+        flying = replace(self.deployment, in_flight_tokens=flight)
+        return self.engine.blocks_counted(flying, self.context)
+
+    @cached_property
+    def unit_bytes(self) -> int:
+        """Bytes of a block; raises ``ConfigError`` where the version does not serve the setup."""
+        return self.engine.layout(self.deployment).unit_bytes
+
+    def found(self, memory: int, units: int, flights: tuple[int, int]) -> Recovery:
+        """A configuration with the likeliest of equal numbers of tokens in flight."""
+        flight, likely = self._choose(*flights), self.flights
+        agrees = int(flight in likely) if likely else 0
+        roundness = next(rank for rank, step in enumerate(_ROUND) if flight % step == 0)
+        score = (agrees, self.setup.agreeing, -roundness)
+        found = Recovery(self.engine, self.deployment, memory, units, flights, score)
+        return found.with_flight(flight)
+
+    def _choose(self, low: int, high: int) -> int:
+        for likely in self.flights:
+            if low <= min(likely, high) and (likely <= high or high == self.context):
+                return likely
+        return next(high // step * step for step in _ROUND if high // step * step >= low)
 
 
-def recover_vllm(log: StartupLog, reading: Reading) -> Iterator[Recovery]:
-    """Every configuration of vLLM that gives the numbers of a reading."""
-    search = _Search(log, reading)
-    if search.context is None:
-        return
-    for engine, setup in product(_engines(log, reading), possible_setups(log)):
-        deployment = _deployment(search, setup, search.context)
-        try:
-            engine.layout(deployment)
-        except ConfigError:  # this version does not serve it
-            continue
-        for found in _solve(search, engine, deployment):
-            yield replace(found, score=_score(search, engine, setup, found))
-
-
-def nearest_vllm(log: StartupLog, reading: Reading) -> Iterator[Recovery]:
-    """Configurations of vLLM, none of which gives the numbers; the closest scores best."""
-    search = _Search(log, reading)
-    context, tokens = search.context, reading.whole("tokens") or 0
+def _searches(log: StartupLog, reading: Reading) -> Iterator[_Search]:
+    """The version the log names, or all that word their lines this way, by possible setup."""
+    reported = reading.whole("context") or reading.whole("refused_context")
+    context = reported or log.whole("context")
     if context is None:
         return
-    for engine, setup in product(_engines(log, reading), possible_setups(log)):
-        for flight in search.flights(engine) or _DEFAULT_FLIGHT:
-            deployment = replace(_deployment(search, setup, context), in_flight_tokens=flight)
+    engines, named = engines_of(log)
+    for engine, setup in product(engines, possible_setups(log)):
+        one_line = "tokens" not in reading.fields or engine.release.one_line == reading.one_line
+        search = _Search(log, reading, engine, setup, context)
+        if named or one_line:
             try:
-                needed = engine.blocks_counted(deployment, context)
-            except ConfigError:
+                _ = search.unit_bytes
+            except ConfigError:  # this version does not serve it
                 continue
-            span = _block_range(search, engine, deployment) or range(tokens * needed // context, 0)
+            yield search
+
+
+def recover(log: StartupLog, reading: Reading) -> Iterator[Recovery]:
+    """Every configuration of vLLM that gives the numbers of a reading."""
+    solve = _solve_refusal if "refused_context" in reading.fields else _solve
+    for search in _searches(log, reading):
+        yield from solve(search)
+
+
+def nearest(log: StartupLog, reading: Reading) -> Iterator[Recovery]:
+    """Configurations of vLLM, none of which gives the numbers; the closest scores best."""
+    tokens = reading.whole("tokens") or 0
+    for search in _searches(log, reading):
+        for flight in search.flights or _DEFAULT_FLIGHT:
+            needed, context = search.blocks_counted(flight), search.context
+            span = _block_range(search) or range(tokens * needed // context, 0)
             off = abs(span.start * context // needed - tokens)
-            memory = span.start * engine.layout(deployment).unit_bytes
-            found = Recovery(engine, deployment, memory, span.start, (flight, flight))
-            yield replace(found, score=(setup.agreeing, -off), exact=False)
+            memory, score = span.start * search.unit_bytes, (search.setup.agreeing, -off)
+            found = search.found(memory, span.start, (flight, flight)).with_flight(flight)
+            yield replace(found, score=score, exact=False)
 
 
-def _engines(log: StartupLog, reading: Reading) -> list[VllmEngine]:
-    """The version the log names, or all that word their lines this way, the newest first."""
-    if log.version:
-        try:
-            named = find_engine(f"vllm:{log.version}")
-        except ConfigError:
-            named = None
-        if isinstance(named, VllmEngine):
-            return [named]
-    engines = [find_engine(name) for name in reversed(engine_family("vllm"))]
-    return [
-        engine
-        for engine in engines
-        if isinstance(engine, VllmEngine)
-        and ("tokens" not in reading.fields or engine.release.one_line == reading.one_line)
-    ]
+def _solve(search: _Search) -> Iterator[Recovery]:
+    for blocks, needed in _pairs(search):
+        flights = _span(needed, needed, search.context, search.blocks_counted)
+        if flights is not None:
+            yield search.found(blocks * search.unit_bytes, blocks, flights)
 
 
-def _deployment(search: _Search, setup: Setup, context: int) -> Deployment:
-    return Deployment(
-        model=setup.model,
-        formats=setup.formats,
-        max_context_tokens=context,
-        in_flight_tokens=1,
-        draft_layers=setup.draft_layers,
-        concurrency=search.log.whole("requests"),
-        block_tokens=block_tokens(search.log),
-        draft_tokens=search.log.whole("draft_tokens") or 0 if setup.draft_layers else 0,
-        arch=setup.arch,
-    )
-
-
-def _solve(search: _Search, engine: VllmEngine, deployment: Deployment) -> Iterator[Recovery]:
-    if "refused_context" in search.reading.fields:
-        yield from _solve_refusal(search, engine, deployment)
-        return
-    unit = engine.layout(deployment).unit_bytes
-    for blocks, needed in _pairs(search, engine, deployment):
-        flight = _flights_for(engine, deployment, needed)
-        if flight is not None:
-            found = Recovery(engine, deployment, blocks * unit, blocks, flight)
-            yield found.with_flight(_choose(search, engine, flight))
-
-
-def _pairs(
-    search: _Search, engine: VllmEngine, deployment: Deployment
-) -> Iterator[tuple[int, int]]:
+def _pairs(search: _Search) -> Iterator[tuple[int, int]]:
     """Blocks, and blocks per request, that print the reading's tokens and concurrency."""
-    tokens, context = search.reading.whole("tokens"), deployment.max_context_tokens
+    tokens, context = search.reading.whole("tokens"), search.context
     if not tokens:
         return
-    span = _block_range(search, engine, deployment)
+    span, found = _block_range(search), list[tuple[int, int]]()
     if span is not None:
-        for blocks in span:
-            guess = blocks * context // tokens
-            for needed in (guess - 1, guess, guess + 1):
-                if _prints(search.reading, blocks, needed, context):
-                    yield blocks, needed
-        return
-    for flight in search.flights(engine) or _DEFAULT_FLIGHT:  # no memory: the arguments decide
-        needed = engine.blocks_counted(replace(deployment, in_flight_tokens=flight), context)
-        guess = -(-tokens * needed // context)
-        for blocks in (guess - 1, guess, guess + 1):
-            if _prints(search.reading, blocks, needed, context):
-                yield blocks, needed
+        guesses = ((blocks, blocks * context // tokens) for blocks in span)
+        found = [(blocks, guess + by) for blocks, guess in guesses for by in (-1, 0, 1)]
+    else:  # no memory: the arguments decide
+        for flight in search.flights or _DEFAULT_FLIGHT:
+            needed = search.blocks_counted(flight)
+            found += [(-(-tokens * needed // context) + by, needed) for by in (-1, 0, 1)]
+    reported = search.reading.number("concurrency")
+    for blocks, needed in found:
+        if blocks < 1 or needed < 1 or int(blocks / needed * context) != tokens:
+            continue
+        if reported is None or f"{blocks / needed:.2f}" == f"{reported:.2f}":
+            yield blocks, needed
 
 
-def _block_range(search: _Search, engine: VllmEngine, deployment: Deployment) -> range | None:
+def _block_range(search: _Search) -> range | None:
     """Numbers of blocks that the memory allows, known to a hundredth of a GiB."""
-    reported = search.log.whole("blocks")
-    if reported:
+    if reported := search.log.whole("blocks"):
         return range(reported, reported + 1)
     available = search.reading.number("available_gib")
     if available is None:
         return None
-    unit = engine.layout(deployment).unit_bytes
     low, high = ((available + by) * GIB for by in (-_ROUNDING_GIB, _ROUNDING_GIB))
-    return range(max(1, int(low // unit)), int(high // unit) + 1)
+    return range(max(1, int(low // search.unit_bytes)), int(high // search.unit_bytes) + 1)
 
 
-def _prints(reading: Reading, blocks: int, needed: int, context: int) -> bool:
-    if blocks < 1 or needed < 1:
-        return False
-    ratio = blocks / needed
-    reported = reading.number("concurrency")
-    return int(ratio * context) == reading.whole("tokens") and (
-        reported is None or f"{ratio:.2f}" == f"{reported:.2f}"
-    )
-
-
-def _flights_for(
-    engine: VllmEngine, deployment: Deployment, needed: int
+def _span(
+    low: float, high: float, context: int, count: Callable[[int], float]
 ) -> tuple[int, int] | None:
-    """Least and most tokens in flight with which one request needs so many blocks."""
-
-    def count(flight: int) -> int:
-        flying = replace(deployment, in_flight_tokens=flight)
-        return engine.blocks_counted(flying, deployment.max_context_tokens)
-
-    span = range(1, deployment.max_context_tokens + 1)
-    least = bisect_left(span, needed, key=count)
-    after = bisect_right(span, needed, key=count)
-    return (span[least], span[after - 1]) if after > least else None
+    """Fewest and most tokens in flight with which a count is between two numbers."""
+    span = range(1, context + 1)
+    first, after = bisect_left(span, low, key=count), bisect_right(span, high, key=count)
+    return (span[first], span[after - 1]) if after > first else None
 
 
-def _solve_refusal(
-    search: _Search, engine: VllmEngine, deployment: Deployment
-) -> Iterator[Recovery]:
+def _solve_refusal(search: _Search) -> Iterator[Recovery]:
     """Tokens in flight that need the GiB of a refusal, and let the length fit that it names."""
-    reading, context = search.reading, deployment.max_context_tokens
+    reading, engine, context = search.reading, search.engine, search.context
     needed, checked = reading.number("needed_gib"), reading.number("checked_gib")
     if needed is None or checked is None:
         return
 
     def gib(flight: int) -> float:
-        flying = replace(deployment, in_flight_tokens=flight)
-        return engine.needed_bytes(flying, context) / GIB
+        return engine.needed_bytes(
+            replace(search.deployment, in_flight_tokens=flight), context
+        ) / GIB  # fmt: skip
 
-    span = range(1, context + 1)
-    least = bisect_left(span, needed - _ROUNDING_GIB, key=gib)
-    after = bisect_right(span, needed + _ROUNDING_GIB, key=gib)
-    if after <= least:
+    flights = _span(needed - _ROUNDING_GIB, needed + _ROUNDING_GIB, context, gib)
+    if flights is None:
         return
-    flight = (span[least], span[after - 1])
-    unit = engine.layout(deployment).unit_bytes
+    unit = search.unit_bytes
     memory = int(checked * GIB) + (unit if engine.release.null_block else 0)
-    found = Recovery(engine, deployment, memory, memory // unit, flight)
-    found = found.with_flight(_choose(search, engine, flight))
-    if _lets_fit(engine, found, reading.whole("fitting"), checked):
+    found, fitting = search.found(memory, memory // unit, flights), reading.whole("fitting")
+    if fitting is None:
+        yield found
+        return
+    held, more = (engine.needed_bytes(found.deployment, fitting + by) / GIB for by in (0, 1))
+    if held <= checked + _ROUNDING_GIB and more > checked - _ROUNDING_GIB:
         yield found
 
 
-def _lets_fit(
-    engine: VllmEngine, found: Recovery, fitting: int | None, checked_gib: float
-) -> bool:
-    """Whether the length that the refusal names is the longest that the memory can hold."""
-    if fitting is None:
-        return True
-    held, more = (engine.needed_bytes(found.deployment, fitting + by) / GIB for by in (0, 1))
-    return held <= checked_gib + _ROUNDING_GIB and more > checked_gib - _ROUNDING_GIB
+# ---- what it means ------------------------------------------------------------------------------
 
 
-def _choose(search: _Search, engine: VllmEngine, flight: tuple[int, int]) -> int:
-    """Of equal numbers of tokens in flight: what the arguments say, else the roundest."""
-    low, high = flight
-    for likely in search.flights(engine):
-        if low <= min(likely, high) and (likely <= high or high == search.context):
-            return likely
-    return next(high // step * step for step in _ROUND if high // step * step >= low)
+def split(found: Recovery) -> tuple[float, ...]:
+    """Blocks of a request: context, windows and states, reserve, as counted, as really held."""
+    deployment, context = found.deployment, found.deployment.max_context_tokens
+    engine, steady = found.engine, 1 + deployment.draft_tokens
+    assert isinstance(engine, VllmEngine)
+    layout = engine.layout(deployment)
+    own = layout.groups[0].blocks(context, 0)
+    quiet = engine.blocks_counted(found.with_flight(steady).deployment, context)
+    counted = engine.blocks_counted(deployment, context)
+    return own, quiet - own, counted - quiet, counted, layout.blocks(context, steady)
 
 
-def _score(search: _Search, engine: VllmEngine, setup: Setup, found: Recovery) -> tuple[int, ...]:
-    """Arguments that agree, then what the log says of the model, then how round it is."""
-    flight = found.deployment.in_flight_tokens
-    likely = search.flights(engine)
-    agrees = int(flight in likely) if likely else 0
-    roundness = next(rank for rank, step in enumerate(_ROUND) if flight % step == 0)
-    return (agrees, setup.agreeing, -roundness)
+def meaning(
+    reading: Reading, found: Recovery, capacity: Capacity, parts: tuple[float, ...]
+) -> Iterator[str]:
+    """What the number means, in sentences."""
+    context, unit = found.deployment.max_context_tokens, float(capacity.unit_bytes)
+    own, fixed, in_flight, counted, held = parts
+    if "tokens" in reading.fields:
+        yield (
+            f"{reading.fields['tokens']} tokens is not a capacity: vLLM computes it as "
+            f"{capacity.units:,} blocks ÷ {counted:,.0f} blocks per request of {context:,} tokens "
+            f"× {context:,}."
+        )
+    else:
+        yield (
+            f"The start was refused: one request of {context:,} tokens counts as "
+            f"{counted:,.0f} blocks, and there are {capacity.units:,}."
+        )
+    yield (
+        f"Of these {counted:,.0f} blocks {own:,.0f} are context, {in_flight:,.0f} "
+        f"({format_bytes(in_flight * unit)}) prefill workspace for "
+        f"{found.deployment.in_flight_tokens:,} tokens in flight, {fixed:,.0f} windows and states."
+    )
+    yield (
+        f"In steady decode such a request takes {held:,.0f} blocks "
+        f"({format_bytes(held * unit)}); its workspace is then free."
+    )
+
+
+def changes(deployment: Deployment) -> Iterator[tuple[str, Deployment]]:
+    """Settings that alter the number."""
+    context, flight = deployment.max_context_tokens, deployment.in_flight_tokens
+    if flight > _SMALL_CHUNK:
+        what = f"{_SMALL_CHUNK:,} tokens in flight (max_num_batched_tokens × batches at once)"
+        yield what, replace(deployment, in_flight_tokens=_SMALL_CHUNK)
+    for other in (_SHORT_CONTEXT, deployment.model.max_context_tokens):
+        if other != context:
+            yield f"max_model_len {other:,}", replace(deployment, max_context_tokens=other)

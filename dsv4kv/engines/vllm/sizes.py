@@ -29,7 +29,6 @@ from dsv4kv.engines.contract import (
     Engine,
     Given,
     Held,
-    Loaded,
     Machine,
     Overhead,
     PoolCost,
@@ -45,7 +44,6 @@ _LARGEST = 160 * GIB
 
 
 def _size_batches(release: Release, machine: Machine) -> tuple[int, int, str]:
-    """Tokens of a step and requests at once, of the API server, and on which GPUs."""
     small = machine.gpu.startswith("a100") or (release.small_gb10 and machine.gpu == "gb10")
     if machine.memory_bytes >= _LARGEST and release.largest_tokens > 8192:
         return release.largest_tokens, 1024, "GPUs of 160 GiB or more"
@@ -88,7 +86,6 @@ def _context_costs(full: Table, unit_bytes: int) -> list[PoolCost]:
 def _window_costs(
     groups: Sequence[Table], unit_bytes: int, deployment: Deployment
 ) -> list[PoolCost]:
-    """Windows and states: the blocks of steady decode, and what tokens in flight add."""
     context, steady = deployment.max_context_tokens, 1 + deployment.draft_tokens
     fixed: Counter[_Kind] = Counter()
     flight: Counter[_Kind] = Counter()
@@ -142,7 +139,6 @@ _DOCS = "https://docs.vllm.ai/en/latest/configuration/conserving_memory/"
 def _size_lines(
     available_bytes: int, tokens: int, context: int, concurrency: float, *, one_line: bool
 ) -> tuple[str, ...]:
-    """The memory, and the number that stands for it."""
     size = f"GPU KV cache size: {tokens:,} tokens"
     most = f"Maximum concurrency for {context:,} tokens per request: {concurrency:.2f}x"
     memory = f"Available KV cache memory: {_gib(available_bytes)} GiB"
@@ -182,11 +178,7 @@ def _gib(count: int) -> str:
 
 
 class VllmEngine(Engine):
-    """A range of vLLM's versions.
-
-    Attributes:
-        release: Its row.
-    """
+    """A range of vLLM's versions."""
 
     family = FAMILY
     logits_room = "profiled"
@@ -269,7 +261,6 @@ class VllmEngine(Engine):
         )
 
     def _refusal(self, deployment: Deployment, available_bytes: int) -> tuple[str, ...]:
-        """The lines of a start that fails, or none."""
         context = deployment.max_context_tokens
         checked = available_bytes
         if self.release.null_block:
@@ -322,9 +313,9 @@ class VllmEngine(Engine):
         size, extra = divmod(layers, stages)
         return tuple(size + (stages - 1 - extra <= s < stages - 1) for s in range(stages))
 
-    def starved(self, loaded: Loaded) -> str:
+    def starved(self, free_bytes: int, weight_bytes: int, fraction: Fraction) -> str:
         """The refusal before any block is counted (``kv_cache_planning.py``)."""
-        del loaded
+        del free_bytes, weight_bytes, fraction
         return (
             "No available memory for the cache blocks. Try increasing `gpu_memory_utilization` "
             "when initializing the engine"

@@ -12,7 +12,7 @@ _ON_GPU = {
     "bench_tests": ["tests/cuda/test_gpu_bench.py"],
 }
 _ON_TWIN = {
-    "tests": ["tests/cuda/test_gpu.py", "tests/cuda/test_backend.py", "-k", "page_copy"],
+    "tests": ["tests/cuda/test_gpu.py", "tests/ops/test_operations.py", "-k", "page_copy"],
     "bench_tests": [
         "tests/cuda/test_gpu_bench.py",
         "tests/bench/test_gpu_case.py",

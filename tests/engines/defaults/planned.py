@@ -11,11 +11,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from dsv4kv.budget.answer import Answer, answer
+from dsv4kv.budget.fit import available_bytes
 from dsv4kv.engines.formats import Site, stored_formats
-from dsv4kv.sizing.answer import Answer, answer
-from dsv4kv.sizing.fit import available_bytes
+from tests.budget.questions import ask
 from tests.engines.oracles.planned import ENGINES, answered
-from tests.sizing.questions import ask
 
 FILE = Path(__file__).parent / "planned.jsonl"
 RECORDED = Path(__file__).parent / "recorded.jsonl"

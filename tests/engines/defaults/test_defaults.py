@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
+from dsv4kv.budget.gpus import load_gpu
 from dsv4kv.engines.contract import Defaults, Machine
 from dsv4kv.engines.names import ENGINES, find_engine
 from dsv4kv.errors import ConfigError
-from dsv4kv.sizing.gpus import load_gpu
-from tests.sizing.questions import scenario
+from tests.budget.questions import scenario
 
 RECORDED = Path(__file__).parent / "recorded.jsonl"
 
@@ -56,12 +56,6 @@ def test_every_version_with_rules_has_recorded_defaults() -> None:
     assert versions >= {name for name in ENGINES if ":" in name}
 
 
-def test_every_default_has_its_reason() -> None:
-    for name in ENGINES:
-        for default in defaults(name, "h200", [8, 1, 1]).values():
-            assert len(default.reason) > 10 or default.reason == "this toolkit's"
-
-
 @pytest.mark.parametrize(
     ("engine", "gpu", "flight"),
     [
@@ -79,19 +73,6 @@ def test_tokens_in_flight_are_those_of_the_steps_that_overlap(
 ) -> None:
     found = scenario(engine=engine, gpu=gpu, gpus="8")
     assert found.deployment(0, 2**20).in_flight_tokens == flight
-
-
-def test_sglang_overlaps_no_steps_of_a_pipeline() -> None:
-    """SGLang 0.5.15 to 0.5.23: ``_pipeline_parallel_overlap_disable``."""
-    found = scenario(engine="sglang:0.5.23", gpus="16", pp="2")
-    assert (found.settings.overlap, found.settings.in_flight_tokens) == (1, 8_192)
-    assert not found.deployment(0, 2**20).overlap
-
-
-def test_sglang_spreads_a_chunk_and_its_limit_over_its_replicas() -> None:
-    found = scenario(engine="sglang:0.5.23", gpus="8", tp="1")
-    assert (found.settings.step_tokens, found.settings.request_limit) == (1_024, 32)
-    assert found.deployment(0, 2**20).concurrency == 32
 
 
 def test_a_limit_below_what_is_asked_for_is_raised_and_said() -> None:
@@ -117,9 +98,3 @@ def test_fp4_keys_are_refused_where_the_engine_refuses_them(
     with pytest.raises(ConfigError, match=sentence):
         scenario(engine=engine, gpu=gpu, gpus="8", indexer_format="mxfp4")
     assert scenario(engine=engine, gpu=gpu, gpus="8").formats.indexer.name == "fp8"
-
-
-def test_fp4_keys_are_served_on_blackwell_and_on_memory_of_no_known_gpu() -> None:
-    for texts in ({"gpu": "b300"}, {"hbm": "180GiB"}):
-        found = scenario(engine="vllm:0.33", gpus="8", indexer_format="mxfp4", **texts)
-        assert found.formats.indexer.name == "mxfp4"

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from dsv4kv.engines.logs.read import (
     find_arguments,
-    find_fields,
     parse_log,
     rank_of,
     read_lines,
@@ -70,41 +69,10 @@ def test_arguments_are_found_in_every_spelling(line: str, expected: tuple[str, s
     assert list(find_arguments(line)) == [expected]
 
 
-@pytest.mark.parametrize("line", ["max_model_len=None", "my_max_model_len=5", "--tpx 4", "dp"])
-def test_what_is_no_argument_is_left_alone(line: str) -> None:
-    assert list(find_arguments(line)) == []
-
-
 def test_numbers_are_read_as_vllm_takes_them() -> None:
     given = ("8192", "8_192", "128k", "128K", "1M", "1.5k", "auto", None, "9" * 5000)
     expected = [8192, 8192, 128_000, 131_072, 1_048_576, 1500, None, None, None]
     assert [whole_number(text) for text in given] == expected
-
-
-def test_what_is_longer_than_any_number_is_none() -> None:
-    line = "GPU KV cache size: 1,000 tokens"
-    assert find_fields(line)
-    assert not find_fields(line.replace("1,000", "9" * 5000))
-
-
-@pytest.mark.parametrize(
-    ("value", "number"), [("0.1", 0.1), ("0.1atio=0.1", None), ("0", None), ("inf", None)]
-)
-def test_an_argument_that_is_no_positive_number_is_none(value: str, number: float | None) -> None:
-    log = parsed([*SGLANG, f"swa_full_tokens_ratio={value}"])
-    assert log.number("window_ratio") == number
-
-
-def test_two_lines_and_one_line_are_told_apart() -> None:
-    (two,), (one,) = (parsed(lines).readings for lines in (VLLM_0_26, VLLM_0_33))
-    assert (two.whole("tokens"), two.whole("context"), two.one_line) == (1_009_661, 912_128, False)
-    assert (one.whole("tokens"), one.whole("context"), one.one_line) == (63_859, 33_792, True)
-
-
-@pytest.mark.parametrize("device", ["GPU", "CPU", "XPU", "GPU + host", "Device"])
-def test_any_device_is_recognised(device: str) -> None:
-    (reading,) = parsed([VLLM_0_33[-1].replace("GPU", device)]).readings
-    assert reading.whole("tokens") == 63_859
 
 
 def test_a_refusal_is_recognised() -> None:
@@ -113,12 +81,6 @@ def test_a_refusal_is_recognised() -> None:
     assert reading.number("needed_gib") == 6.66
     assert reading.number("checked_gib") == 5.44
     assert reading.whole("fitting") == 13_528
-
-
-def test_sglangs_line_is_recognised_by_its_fields() -> None:
-    log = parsed(["anything at all: full_token=512, bytes_per_full_token=10.5 GB"])
-    assert log.family == "sglang"
-    assert log.readings[0].whole("full_token") == 512
 
 
 @pytest.mark.parametrize(
@@ -201,12 +163,6 @@ def test_bytes_that_are_no_text_do_not_stop_the_reading(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     path.write_bytes(b"\xff\xfe\x00\x80 junk\n" + "\n".join(VLLM_0_26).encode() + b"\n\xc3")
     assert read_log(path).readings[0].whole("tokens") == 1_009_661
-
-
-def test_escape_sequences_are_left_out(tmp_path: Path) -> None:
-    path = tmp_path / "a.log"
-    path.write_text("\x1b]0;title\x07\x1b[38;5;208mGPU\x1b[K KV\x1b[0m")
-    assert list(read_lines(path)) == ["GPU KV"]
 
 
 def test_a_line_without_end_is_read_in_pieces(tmp_path: Path) -> None:

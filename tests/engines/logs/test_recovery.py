@@ -7,12 +7,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dsv4kv.engines.contract import Deployment
-from dsv4kv.engines.logs.recovery import Recovery, recover
-from dsv4kv.engines.logs.setups import named_model
+from dsv4kv.engines.logs.read import named_model
+from dsv4kv.engines.logs.recover import Recovery, recover
 from dsv4kv.engines.names import engine_family, find_engine
 from dsv4kv.engines.vllm.sizes import VllmEngine
 from dsv4kv.errors import ConfigError
-from tests.engines.logs.startup import REFUSAL, SGLANG, VLLM_0_26, VLLM_0_33, parsed
+from tests.engines.logs.startup import SGLANG, VLLM_0_26, VLLM_0_33, parsed
 from tests.engines.sizing.deployments import GIB, deploy, deployments
 from tests.examples import examples
 
@@ -50,25 +50,6 @@ def test_the_log_of_0_33_gives_its_blocks_and_two_batches_in_flight() -> None:
     found = recovered(VLLM_0_33)[0]
     assert (found.units, found.deployment.in_flight_tokens) == (13_270, 2 * 8_448)
     assert found.deployment.draft_layers == 3
-
-
-def test_a_refusal_gives_its_tokens_in_flight() -> None:
-    found = recovered([*REFUSAL, "vLLM API server version 0.22.0"])[0]
-    assert found.engine.name == "vllm:0.22"
-    assert found.deployment.in_flight_tokens == 16_384
-    assert found.exact
-
-
-def test_sglangs_log_gives_build_model_and_state() -> None:
-    found = recovered(SGLANG)[0]
-    assert found.engine.name == "sglang:0.5.20"
-    assert found.deployment.model.name == "v4-flash"
-    assert (found.deployment.state_bytes, found.deployment.concurrency) == (2, 64)
-
-
-def test_the_request_limit_is_told_by_the_states_that_are_reserved() -> None:
-    found = recovered([SGLANG[1]])[0]
-    assert found.deployment.concurrency == 64
 
 
 @pytest.mark.parametrize("name", engine_family("vllm"))
@@ -177,10 +158,6 @@ def test_numbers_of_no_known_rules_give_the_nearest_and_say_so() -> None:
     assert (found.exact, found.deployment.model.name) == (False, "v4-flash")
 
 
-def test_a_size_without_length_leaves_nothing_to_recover() -> None:
-    assert recovered(["GPU KV cache size: 1,009,661 tokens"]) == []
-
-
 @pytest.mark.parametrize("model", ["DeepSeek-V4.2-Flash", "DeepSeek-V3.2", "Qwen3-32B"])
 def test_a_model_with_another_cache_is_told(model: str) -> None:
     with pytest.raises(ConfigError, match=r"not understood: .* whose cache the rules do not"):
@@ -200,14 +177,6 @@ def test_a_log_that_names_another_architecture_is_not_understood(line: str) -> N
     assert recovered([line.replace("V41", "V4").replace("V32", "V4"), *VLLM_0_33[1:]])
 
 
-@pytest.mark.parametrize("dtype", ["nvfp4_ds_mla", "fp4_e2m1", "int8"])
-def test_a_cache_dtype_of_no_published_log_is_not_understood(dtype: str) -> None:
-    with pytest.raises(ConfigError, match=f"not understood: the cache dtype '{dtype}'"):
-        recovered([f"kv_cache_dtype={dtype}", *VLLM_0_33])
-    for known in ("auto", "fp8", "fp8_ds_mla"):
-        assert recovered([f"kv_cache_dtype={known}", *VLLM_0_33])[0].exact
-
-
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
@@ -220,11 +189,6 @@ def test_a_cache_dtype_of_no_published_log_is_not_understood(dtype: str) -> None
 )
 def test_a_models_name_is_told_from_its_path(model: str, expected: str | None) -> None:
     assert named_model(parsed([f"model='{model}'", *VLLM_0_33[1:]])) == expected
-
-
-def test_a_page_size_of_another_table_is_no_block_size() -> None:
-    assert recovered([*SGLANG, "page_size=64"])[0].exact
-    assert recovered([*VLLM_0_26, "'dspark': {'block_size': 5}"])[0].exact
 
 
 def test_the_blocks_an_operator_sets_are_taken() -> None:

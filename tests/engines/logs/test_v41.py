@@ -4,15 +4,13 @@ vLLM's lines hold the integers of vLLM 0.33.0's planner, SGLang's are those that
 printed (``tests/engines/oracles``).
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from dsv4kv.engines.logs.explain import explain_startup
-from dsv4kv.engines.logs.waterfall import make_waterfall
 from dsv4kv.errors import ConfigError
-from tests.engines.logs.startup import VLLM_0_26, VLLM_0_33, parsed
+from tests.engines.logs.startup import parsed
 from tests.engines.oracles.planned import read_settings
 from tests.engines.oracles.starts import read_starts
 
@@ -112,21 +110,6 @@ def test_a_log_of_v41_that_says_something_unknown_is_not_understood(line: str, s
         explain_startup(parsed([*vllm_log(VLLM[0]), line]))
 
 
-def test_numbers_of_v41_with_a_v4_name_are_not_explained_as_v4() -> None:
-    lines = [line.replace("V4.1-Flash", "V4-Flash") for line in vllm_log(VLLM[0])]
-    assert not explain_startup(parsed(lines))[0].exact
-
-
-def test_the_dtype_of_mega_attention_is_explained_on_sm100_alone() -> None:
-    mega = next(a for a in VLLM if a["arch"] == "sm_100" and a["mega"])
-    hopper = next(a for a in VLLM if a["arch"] == "sm_90")
-    line = "kv_cache_dtype=nvfp4_ds_mla"
-    explained, found = explain_startup(parsed([*vllm_log(mega), line]))
-    assert (explained.exact, found.deployment.formats.main.name) == (True, "fp4_interleaved")
-    with pytest.raises(ConfigError, match="settings that the rules do not serve"):
-        explain_startup(parsed([*vllm_log(hopper), line]))
-
-
 STAGES = [
     asked
     for asked in read_starts()
@@ -177,11 +160,3 @@ def test_logs_with_windows_of_every_requests_own_are_explained() -> None:
         explained, found = explain_startup(parsed(log))
         assert (explained.exact, explained.units) == (True, told["full"])
         assert found.deployment.replays_windows
-
-
-@pytest.mark.parametrize("v4", [VLLM_0_26, VLLM_0_33])
-def test_gains_between_a_log_of_v4_and_one_of_v41_add_up(v4: Sequence[str]) -> None:
-    for lines in ((v4, vllm_log(VLLM[0])), (vllm_log(VLLM[0]), v4)):
-        found = make_waterfall(*(explain_startup(parsed(each)) for each in lines))
-        gains = sum(step.gain_tokens for step in found.steps)
-        assert gains == found.end_tokens - found.start_tokens

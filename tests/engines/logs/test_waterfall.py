@@ -1,14 +1,11 @@
 """What lies between two logs (vllm#41834)."""
 
-from pathlib import Path
-
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dsv4kv.engines.contract import Deployment
-from dsv4kv.engines.logs.explain import explain_startup
-from dsv4kv.engines.logs.waterfall import Waterfall, compare_logs, make_waterfall
+from dsv4kv.engines.logs.explain import Waterfall, explain_startup, make_waterfall
 from dsv4kv.engines.names import engine_family, find_engine
 from tests.engines.logs.startup import REFUSAL, SGLANG, VLLM_0_26, VLLM_0_33, parsed
 from tests.engines.logs.test_recovery import told
@@ -81,24 +78,3 @@ def test_gains_add_up_whatever_differs(
 def test_a_log_does_not_differ_from_itself() -> None:
     for lines in (VLLM_0_26, VLLM_0_33, SGLANG):
         assert between(lines, lines).steps == ()
-
-
-def test_what_the_rules_cannot_explain_is_a_step_of_its_own() -> None:
-    strange = [line.replace("1,009,661", "1,009,000") for line in VLLM_0_26]
-    first, *_, last = between(strange, VLLM_0_26).steps
-    assert first.what == "not explained by the rules of vllm:0.26"
-    assert last.tokens == 1_009_661
-
-
-def test_another_engine_comes_with_its_settings() -> None:
-    first = between(VLLM_0_26, SGLANG).steps[0]
-    assert first.what == "rules vllm:0.26 → sglang:0.5.20, with its settings"
-
-
-def test_files_are_compared_as_their_logs(tmp_path: Path) -> None:
-    paths = (tmp_path / "a.log", tmp_path / "b.log")
-    for path, lines in zip(paths, (VLLM_0_26, VLLM_0_33), strict=True):
-        path.write_text("\n".join(lines))
-    waterfall = compare_logs(*paths)
-    assert waterfall.before.source == str(paths[0])
-    assert waterfall.steps == between(VLLM_0_26, VLLM_0_33).steps

@@ -246,7 +246,7 @@ def _draw_hicache(draw: random.Random) -> dict[str, Any]:
     page, full = asked["page"], draw.randrange(4000, 4_000_000)
     engine = find_engine(ENGINES["hicache"])
     assert isinstance(engine, SglangEngine)
-    windows = 0 if flat else engine.pools(deployment_of(asked)).sizes(full // page * page, 0).swa
+    windows = 0 if flat else engine.pools(deployment_of(asked)).window_slots(full // page * page)
     given = draw.choice(["ratio"] * 8 + ["size", "nothing"])
     return asked | {
         "full": full // page * page,

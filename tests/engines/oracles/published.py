@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from dsv4kv.conform.sequences import Prompt, draw_prompts
+from dsv4kv.diagnose.conform.sequences import Prompt, draw_prompts
 from tests.engines.oracles import record
 from tests.engines.oracles.recorded import HERE, PAGE, Trace, draw_traces
 

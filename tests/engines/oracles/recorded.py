@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dsv4kv.conform.sequences import Prompt, draw_prompts
+from dsv4kv.diagnose.conform.sequences import Prompt, draw_prompts
 from dsv4kv.prefix.paths import PathTable
 from dsv4kv.traces.collect import collect_paths
 from dsv4kv.traces.request import Request

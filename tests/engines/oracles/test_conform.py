@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kv.conform.check import Verdict, conform
-from dsv4kv.conform.pytest_file import test_file as file_of
-from dsv4kv.conform.run import Driven, drive
-from dsv4kv.conform.sequences import Operation, Sequence
+from dsv4kv.diagnose.conform.check import Verdict, conform
+from dsv4kv.diagnose.conform.pytest_file import test_file as file_of
+from dsv4kv.diagnose.conform.run import Driven, drive
+from dsv4kv.diagnose.conform.sequences import Operation, Sequence
 
 HERE = Path(__file__).parent
 FOLDER = Path(os.environ.get("DSV4KV_ENGINES", "."))

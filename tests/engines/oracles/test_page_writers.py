@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from dsv4kv.dumps.reading import read_dump
-from dsv4kv.dumps.records import candidates, known_records, recognise
+from dsv4kv.diagnose.dumps.reading import read_dump
+from dsv4kv.diagnose.dumps.records import candidates, known_records, recognise
 from dsv4kv.model.formats import FLAT_FORMATS, EntryFormat
-from tests.dumps.pages import latents, written
+from tests.diagnose.dumps.pages import latents, written
 from tests.engines.oracles.recorded import HERE
 
 PAGE, ROWS, SEED = 64, 256, 3

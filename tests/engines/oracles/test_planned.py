@@ -45,7 +45,7 @@ def by_sglang(asked: dict[str, Any]) -> dict[str, Any]:
     found = {"token_bytes": float(capacity.unit_bytes), "full": capacity.units, "window": 0}
     if asked["kind"] != "flat":
         pools = engine.pools(deployment)
-        found["window"] = pools.sizes(capacity.units, pools.requests(asked["memory"])).swa
+        found["window"] = pools.window_slots(capacity.units)
     return found
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from dsv4kv.probe.questioner import Prompt, Refused
+from dsv4kv.diagnose.probe.questioner import Prompt, Refused
+from tests.diagnose.probe.fakes import Cache, FakeServer, Setting, draw_setting, open_cache
+from tests.diagnose.probe.test_probe import check, probe, values
 from tests.engines.oracles.recorded import HERE
 from tests.examples import FULL
-from tests.probe.fakes import Cache, FakeServer, Setting, draw_setting, open_cache
-from tests.probe.test_probe import check, probe, values
 
 SETTINGS = 20 if FULL else 4
 

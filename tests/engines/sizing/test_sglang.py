@@ -9,10 +9,9 @@ import pytest
 
 from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.names import find_engine
-from dsv4kv.engines.sglang.layout import Sizes
 from dsv4kv.engines.sglang.sizes import SglangEngine
 from dsv4kv.errors import ConfigError
-from tests.engines.sizing.deployments import GIB, MILLION, deploy
+from tests.engines.sizing.deployments import GIB, deploy
 
 
 def sglang(version: str) -> SglangEngine:
@@ -40,13 +39,6 @@ def test_a_full_token_has_its_published_bytes(
     assert pools.bytes_per_full_token == pytest.approx(expected, abs=1e-9)
 
 
-def test_a_full_token_is_compressed_entries_and_a_tenth_of_a_window_slot() -> None:
-    for model, context, window in (("v4-flash", 3_899.25, 31_875), ("v4-pro", 5_586.75, 45_285)):
-        pools = sglang("0.5.23").pools(deploy(model))
-        assert pools.context_bytes_per_token == context
-        assert pools.window_bytes_per_token == window
-
-
 def test_the_log_of_september_2026_is_met() -> None:
     deployment = deploy(state_bytes=2, concurrency=64, window_ratio=0.1)
     engine = sglang("0.5.20")
@@ -57,13 +49,6 @@ def test_the_log_of_september_2026_is_met() -> None:
         "DSV4 memory calculation: unified=False, unified_fp8=False, "
         "bytes_per_full_token=7033.45, available_bytes=45.26 GB, c128_state_fixed=0.33 GB, "
         "swa_ring_fixed=0.00 GB, c4_state_fixed=0.00 GB, full_token=6859008"
-    )
-
-
-def test_its_pools_have_their_published_slots() -> None:
-    pools = sglang("0.5.20").pools(deploy(state_bytes=2, window_ratio=0.1))
-    assert pools.sizes(6_859_008, 64) == Sizes(
-        full=6_859_008, swa=685_824, c4=1_714_752, c128=53_586, c4_state=42_864, c128_state=8_320
     )
 
 
@@ -89,14 +74,6 @@ def test_published_lines_of_earlier_versions_are_met(
         f"DSV4 memory calculation: bytes_per_full_token={told:.2f}, "
         f"available_bytes={available:.2f} GB, {state}full_token={full}"
     ) in lines
-
-
-def test_with_a_request_limit_0_5_23_gives_windows_a_fixed_size() -> None:
-    pools = sglang("0.5.23").pools(deploy(concurrency=64, flight=16_384))
-    live = 64 * (128 + 128 + 256 + 256) + 16_384 + 256
-    assert pools.bytes_per_full_token == 3_899.25
-    assert pools.fixed_window_tokens == live + 4 * 64 * (128 + 256)
-    assert pools.fixed_window_tokens % 256 == 0
 
 
 @pytest.mark.parametrize(
@@ -142,35 +119,12 @@ def test_a_request_holds_windows_of_its_whole_prompt_unless_it_gives_them_back(
         assert held == int((46_080 if whole else 7_936) * unit)
 
 
-def test_a_ratio_that_is_given_keeps_windows_a_share_of_the_tokens() -> None:
-    pools = sglang("0.5.23").pools(deploy(concurrency=64, window_ratio=0.1))
-    assert (pools.fixed_window_tokens, pools.bytes_per_full_token) == (0, 7_086.75)
-
-
 def test_without_a_request_limit_states_are_reserved_for_2048() -> None:
     engine, deployment = sglang("0.5.23"), deploy()
     pools = engine.pools(deployment)
     assert pools.requests(10 * GIB) == 2048
     assert pools.requests(60 * GIB) == 4096
     assert pools.hca_state_bytes(2048) == (2048 + 3) * 128 * 1024 * 4 * 20
-
-
-def test_one_request_more_costs_its_rows_of_hca_state() -> None:
-    for deployment in (deploy(), deploy(drafts=1), deploy(online_state=True)):
-        pools = sglang("0.5.23").pools(deployment)
-        (hca,) = [c for c in sglang("0.5.23").costs(deployment) if c.layer_type == "hca"
-                  and c.pool == "state"]  # fmt: skip
-        assert pools.hca_state_bytes(0) + 8 * hca.fixed_bytes == pools.hca_state_bytes(8)
-        assert hca.shared_bytes == pools.hca_state_bytes(0)
-
-
-def test_a_short_request_takes_the_full_tokens_that_bring_its_window() -> None:
-    engine, deployment = sglang("0.5.23"), deploy(window_ratio=0.1)
-    short = engine.request_bytes(deployment, 256, in_flight=1)
-    assert short - 10_485_760 == 2_560 * 7_086.75  # 256 window slots at a tenth of a token each
-    assert engine.request_bytes(deployment, MILLION, in_flight=1) - 10_485_760 == int(
-        MILLION * 7_086.75
-    )
 
 
 @pytest.mark.parametrize(
@@ -192,27 +146,3 @@ def test_what_sglang_does_not_serve_is_told_in_a_sentence(
 ) -> None:
     with pytest.raises(ConfigError, match=sentence):
         sglang("0.5.23").costs(deployment)
-
-
-def test_a_request_of_v41_holds_a_ring_of_pending_pairs_in_three_layers() -> None:
-    """Two rows of 1,024 floats; with three drafts eight."""
-    engine = sglang("0.5.23")
-    for drafts, held in ((0, 24_576), (3, 98_304)):
-        (state,) = [
-            cost
-            for cost in engine.costs(deploy("v4.1-flash", indexer="mxfp4", draft_tokens=drafts))
-            if cost.pool == "state"
-        ]
-        assert (state.layers, state.fixed_bytes) == (3, held)
-
-
-@pytest.mark.parametrize("model", ["v4.1-flash", "v3.2"])
-@pytest.mark.parametrize("version", ["0.5.12", "0.5.20"])
-def test_versions_before_v41_serve_v4_alone(version: str, model: str) -> None:
-    with pytest.raises(ConfigError, match=f"which {model} is not"):
-        sglang(version).costs(deploy(model, indexer="mxfp4"))
-
-
-def test_memory_for_nothing_prints_no_tokens() -> None:
-    capacity = sglang("0.5.23").capacity(deploy(concurrency=64), GIB)
-    assert (capacity.units, capacity.printed_tokens) == (0, None)

@@ -9,7 +9,7 @@ from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.trtllm.sizes import TrtllmEngine
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.schema import choose_formats
-from tests.engines.sizing.deployments import GIB, deploy
+from tests.engines.sizing.deployments import deploy
 
 ENGINE = TrtllmEngine()
 
@@ -42,12 +42,6 @@ def test_windows_and_states_are_whole_blocks_that_grow_with_the_drafts() -> None
     assert drafted["window", "draft"] == 256 * 584
     assert plain["state", "csa"] == 21 * 128 * (512 + 128) * 2 * 2 * 4
     assert plain["state", "hca"] == 20 * 128 * 512 * 2 * 4
-
-
-def test_it_prints_no_line_and_no_number() -> None:
-    capacity = ENGINE.capacity(deploy(), 64 * GIB)
-    assert (capacity.printed_tokens, capacity.log_lines) == (None, ())
-    assert not ENGINE.seen_in_logs
 
 
 @pytest.mark.parametrize(

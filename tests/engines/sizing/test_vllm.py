@@ -9,7 +9,7 @@ import pytest
 
 from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.names import find_engine
-from dsv4kv.engines.vllm import RELEASES, Release
+from dsv4kv.engines.vllm import RELEASES
 from dsv4kv.engines.vllm.layout import closest_divisor
 from dsv4kv.engines.vllm.sizes import VllmEngine
 from dsv4kv.errors import ConfigError
@@ -22,32 +22,6 @@ def vllm(version: str) -> VllmEngine:
     engine = find_engine(f"vllm:{version}")
     assert isinstance(engine, VllmEngine)
     return engine
-
-
-def groups_of(version: str, deployment: Deployment) -> list[int]:
-    return [group.page_bytes for group in vllm(version).layout(deployment).groups]
-
-
-def test_groups_of_flash_have_their_published_bytes() -> None:
-    expected = [1_002_240, 823_680, 786_240, 870_912, 656_640]
-    assert groups_of("0.33", deploy()) == expected
-
-
-def test_every_page_has_its_published_bytes() -> None:
-    groups = vllm("0.33").layout(deploy()).groups
-    sizes = [(group.block_tokens, sorted(group.sizes)) for group in groups]
-    assert sizes == [
-        (256, [1_728, 8_640, 37_440]),
-        (64, [37_440]),
-        (64, [37_440]),
-        (4, [8_640, 32_832]),
-        (8, [32_832]),
-    ]
-
-
-def test_an_indexer_page_in_mxfp4_has_its_published_bytes() -> None:
-    full = vllm("0.33").layout(deploy(indexer="mxfp4")).groups[0]
-    assert sorted(full.sizes) == [1_728, 4_608, 37_440]
 
 
 @pytest.mark.parametrize(
@@ -127,58 +101,6 @@ def test_the_reserve_in_flight_has_its_published_blocks(flight: int, expected: i
     assert counted - MILLION // 256 == expected
 
 
-@pytest.mark.parametrize(("flight", "expected"), [(2048, 858), (8192, 3354), (16_384, 6682)])
-def test_0_33_counts_the_reserve_in_whole_blocks(flight: int, expected: int) -> None:
-    counted = vllm("0.33").blocks_counted(deploy(flight=flight), MILLION)
-    assert counted - MILLION // 256 == expected
-
-
-def test_a_steady_decode_needs_26_blocks_beside_its_context() -> None:
-    layout = vllm("0.33").layout(deploy())
-    assert layout.blocks(MILLION, 1) - MILLION // 256 == 26
-
-
-def test_up_to_0_26_a_request_can_take_more_blocks_than_are_counted() -> None:
-    engine, deployment = vllm("0.26"), deploy(context=912_128, drafts=1)
-    held = engine.request_bytes(deployment, 912_128, in_flight=8192)
-    assert held == 6_917 * 1_039_680 > 6_537 * 1_039_680
-
-
-def test_states_padded_to_one_size_make_two_groups_of_one() -> None:
-    """Up to 0.26 an indexer state finds no page between 4,608 B and 37,440 B."""
-    groups = vllm("0.26").layout(deploy(indexer="mxfp4")).groups
-    assert [(group.block_tokens, group.page_bytes) for group in groups[3:]] == [
-        (4, 786_240),
-        (4, 786_240),
-        (8, 748_800),
-    ]
-
-
-def test_a_length_that_cannot_start_names_no_length() -> None:
-    line = vllm("0.33").capacity(deploy(), 3 * 1_002_240).log_lines[-1]
-    assert "KV cache is needed" in line
-    assert "estimated maximum" not in line
-
-
-def test_no_memory_at_all_is_told_as_vllm_tells_it() -> None:
-    lines = vllm("0.26").capacity(deploy(), -GIB).log_lines
-    assert lines[-1].startswith("ValueError: No available memory for the cache blocks.")
-
-
-def test_0_33_keeps_one_block_back_when_it_checks() -> None:
-    engine, deployment = vllm("0.33"), deploy(context=4096, flight=2048)
-    needed = int(engine.capacity(deployment, GIB).units_per_request) * 1_002_240
-    assert engine.capacity(deployment, needed).printed_tokens is None
-    assert engine.capacity(deployment, needed + 1_002_240).printed_tokens is not None
-
-
-def test_a_pipeline_stage_pays_for_its_own_layers_in_the_whole_models_groups() -> None:
-    half = deploy(layers=tuple(range(22)))
-    whole, part = vllm("0.33").layout(deploy()), vllm("0.33").layout(half)
-    assert part.blocks(MILLION, 8192) == whole.blocks(MILLION, 8192)
-    assert part.unit_bytes == 10 * (37_440 + 8_640) + 10 * 1_728  # of layers 2..21
-
-
 def test_stages_cover_every_page_once() -> None:
     stages = (tuple(range(15)), tuple(range(15, 31)), tuple(range(31, 43)))
     for release in RELEASES:
@@ -221,13 +143,6 @@ def test_a_stage_without_layers_of_a_group_weighs_it_as_the_whole_model_does(
     unit = engine.layout(stage).unit_bytes
     needed = engine.needed_bytes(stage, context)
     assert (unit, engine.blocks_counted(stage, context), needed) == expected
-
-
-@pytest.mark.parametrize("release", RELEASES, ids=lambda release: release.newest)
-def test_any_layers_of_a_v4_model_are_served(release: Release) -> None:
-    for ratios in ((4,), (4, 4, 4, 0), (0, 4, 128, 128), (128, 4) * 9):
-        deployment = replace(deploy(), model=variant(ratios))
-        assert VllmEngine(release).capacity(deployment, 64 * GIB).printed_tokens
 
 
 def test_a_model_without_csa_layers_is_served_where_pages_need_no_common_place() -> None:
@@ -283,33 +198,8 @@ def test_versions_before_v41_serve_v4_alone(version: str, model: str) -> None:
         vllm(version).costs(formatted(model))
 
 
-def test_a_pipeline_stage_of_v41_holds_its_own_layers_and_the_ring_of_its_owners() -> None:
-    """Layers 0 to 19 own three caches of ratio 2, layers 20 to 39 one of ratio 1."""
-    whole = formatted("v4.1-flash")
-    first, second = (
-        vllm("0.33").layout(replace(whole, layers=tuple(range(at, at + 20)))) for at in (0, 20)
-    )
-    assert [len(stage.held[0].rows) for stage in (first, second)] == [3, 1]
-    assert [len(stage.held[-1].rows) for stage in (first, second)] == [3, 0]
-    assert len(first.groups) == len(second.groups) == 9
-
-
-def test_more_drafts_than_six_widen_the_ring_of_v41() -> None:
-    ring = [
-        vllm("0.33").layout(replace(formatted("v4.1-flash"), draft_tokens=drafts)).groups[-1]
-        for drafts in (0, 6, 7)
-    ]
-    assert [group.block_tokens for group in ring] == [8, 8, 16]
-    assert [group.pages[0].page_bytes for group in ring] == [32_768, 32_768, 65_536]
-
-
 def test_blocks_too_small_for_a_window_page_are_refused_where_they_share_its_place() -> None:
     small = deploy(block_tokens=128)
     with pytest.raises(ConfigError, match="blocks of 256 tokens or more"):
         vllm("0.26").layout(small)
     assert vllm("0.33").layout(small).unit_bytes == 870_912  # the states are the widest group
-
-
-def test_entries_in_bf16_have_plain_pages() -> None:
-    full = vllm("0.33").layout(deploy(main="bf16")).groups[0]
-    assert sorted(full.sizes) == [2_048, 8_704, 65_536]

@@ -2,9 +2,9 @@
 
 import pytest
 
+from dsv4kv.bench.serve.operations import LayerOperation
 from dsv4kv.measure.profilers.classify import CATEGORIES, find_rule, shipped_rules, shorten
 from dsv4kv.ops.launches.catalogue import catalogue
-from dsv4kv.serve.operations import LayerOperation
 from tests.measure.profilers.engine_kernels import ENGINES, OTHERS
 
 SHORT = {

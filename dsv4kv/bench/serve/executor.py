@@ -1,0 +1,348 @@
+"""Runs a step's operations on real bytes, layer by layer, as a decoder would."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from time import perf_counter_ns
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dsv4kv.bench.serve.graphs import DecodeGraphs
+from dsv4kv.bench.serve.inputs import (
+    EntryChooser,
+    InputBank,
+    PromptContents,
+    Queries,
+    QueryBank,
+    StepInputs,
+)
+from dsv4kv.bench.serve.operations import (
+    LayerOperation,
+    Outputs,
+    Reads,
+    Run,
+    Tensors,
+    Work,
+    chunk_writes,
+    decode_operations,
+    name_of,
+    prefill_operations,
+    read_operations,
+    run_layers,
+    selecting_ratios,
+)
+from dsv4kv.bench.serve.placing import PlacedContexts
+from dsv4kv.cache.blocks import Ids
+from dsv4kv.cache.device_tables import DeviceTables, stage
+from dsv4kv.cache.layers import LayerCache
+from dsv4kv.cache.step import Step
+from dsv4kv.measure.recorder import DeviceClock, Recorder
+from dsv4kv.ops.cuda.launch import dependent_launches
+from dsv4kv.ops.work import CountedLayers, StepWork
+
+
+@dataclass(frozen=True)
+class StepTokens:
+    """Tokens of a step."""
+
+    batch: Step  # the tokens as the cache sees them, on the host
+    requests: Ids  # running number of every request of the batch, int64[B]
+    kept: Ids  # tokens of every request once rejected drafts are rolled back, int64[B]
+    observed: bool = False  # show what is read to the observer
+    # what prompts have in common; None where every token is its request's own
+    contents: PromptContents | None = None
+
+    def rows(self, members: Ids | int, positions: Ids) -> Ids:
+        """Input rows of tokens, by request (0 … B − 1) and position, as this step sees them."""
+        serials, rejected = self.requests[members], positions >= self.kept[members]
+        if self.contents is None:
+            return InputBank.rows(serials, positions, rejected)
+        return self.contents.rows(np.broadcast_to(serials, positions.shape), positions, rejected)
+
+
+class StepObserver(Protocol):
+    """Looks at what a layer's reads returned, wherever that is."""
+
+    def window_gathered(self, layer: LayerCache, step: StepTokens, out: Tensor) -> None:
+        """``out`` bf16[B, W, D] holds the windows of the batch."""
+
+    def entries_gathered(
+        self, layer: LayerCache, step: StepTokens, indices: Tensor, out: Tensor, indexer: bool
+    ) -> None:
+        """``out`` bf16[B, K, ·] holds the entries ``indices`` int[B, K]; −1 was not asked for."""
+
+    def layer_attended(
+        self, layer: LayerCache, step: StepTokens, asked: Queries, found: Reads
+    ) -> None:
+        """``found`` holds what a layer scored, selected and attended to."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What only a run on a GPU has."""
+
+    tables: DeviceTables  # block tables on the device
+    clock: DeviceClock  # times steps there; a host's clock would time their launches
+    graphs: DecodeGraphs | None = None  # captured decode steps; None launches every operation
+    # every other decode step is launched operation by operation, to be compared
+    in_turns: bool = False
+    fused: bool = True  # a step writes a layer with one kernel, not with one for each operation
+    dependent: bool = False  # a kernel is set up while the one before it still runs
+
+
+@dataclass
+class StepExecutor:
+    """Drives every layer's cache through a step.
+
+    On the CPU every operation is timed; on a GPU decode steps are, see ``Gpu``.
+    """
+
+    layers: Sequence[LayerCache]  # the cache
+    inputs: InputBank  # data, on the device of the cache
+    recorder: Recorder  # takes the samples
+    observer: StepObserver  # is shown the reads of observed steps
+    chooser: EntryChooser  # chooses what CSA layers gather
+    outputs: Outputs  # where reads write
+    device: torch.device  # where the cache is
+    gpu: Gpu | None = None  # none on the CPU
+    contexts: PlacedContexts | None = None  # places prompts; None where they are served
+    # what decode steps ask that read in place; None where they gather
+    queries: QueryBank | None = None
+    # makes a range of a profiler; None where none looks
+    mark: Callable[[str], AbstractContextManager[object]] | None = None
+    _turns: Counter[bool] = field(default_factory=Counter, init=False)
+
+    @cached_property
+    def _decoding(self) -> Work:
+        fused, engine = self.gpu is not None, self.in_place  # each is timed by itself on the CPU
+        return [(e, decode_operations(e, fused=fused, engine=engine)) for e in self.layers]
+
+    @cached_property
+    def _prefilling(self) -> Work:
+        return [(layer, prefill_operations(layer)) for layer in self.layers]
+
+    @cached_property
+    def _ratios(self) -> list[int]:
+        return [] if self.in_place else selecting_ratios(self.layers)
+
+    @cached_property
+    def counted(self) -> CountedLayers:
+        """The layers as their work is counted."""
+        return CountedLayers.of(self.layers[0].model, [layer.schema for layer in self.layers])
+
+    @property
+    def in_place(self) -> bool:
+        """Whether decode steps read in place, as engines do."""
+        return self.queries is not None
+
+    def decode(self, step: StepTokens) -> None:
+        """One token of every request, or one and its drafts: insert, flush, read."""
+        graphs, start_ns = self._take_graphs(step), perf_counter_ns()
+        step.batch.check_current()
+        with self._range("inputs"):
+            inputs, chosen = self._decode_inputs(step)
+        show = partial(self._show, step, inputs.queries, chosen) if step.observed else None
+        if self.gpu is None:
+            self._run_on_host(self._decoding, step, inputs, show, start_ns)
+            return
+        self.recorder.excluded_ns += perf_counter_ns() - start_ns
+        if graphs is not None:
+            self._replay(graphs, step, inputs, show)
+            return
+        with (
+            self._range("launch"),
+            self._span("decode_eager", step),
+            dependent_launches(self.gpu.dependent),
+        ):
+            view = step.batch.to(self.device)
+            self.gpu.tables.publish()
+            self.gpu.tables.prepare(view.request_slots, view.tokens_after)
+            run_layers(self._decoding, view, inputs, self._run(step, show))
+
+    def prefill(self, step: StepTokens) -> None:
+        """One prompt chunk of one request: insert and compress, then read what is visible."""
+        start_ns = perf_counter_ns()
+        step.batch.check_current()
+        with self._range("inputs"):
+            inputs = self.inputs.take(self._chunk_rows(step), {})
+        show = partial(self._show, step, None, {}) if step.observed else None
+        if self.gpu is None:
+            self._run_on_host(self._prefilling, step, inputs, show, start_ns)
+            return
+        self.recorder.excluded_ns += perf_counter_ns() - start_ns
+        with self._range("launch"):
+            view = step.batch.to(self.device)
+            self.gpu.tables.publish()
+            run_layers(self._prefilling, view, inputs, self._run(step, show))
+
+    def place(self, step: StepTokens) -> None:
+        """The end of one request's prompt, written as it is served; all its entries are placed."""
+        assert self.contexts is not None
+        slots, after = step.batch.request_slots.numpy(), step.batch.tokens_after.numpy()
+        self.prepare(slots, after)
+        if self.gpu is not None:
+            self.gpu.tables.publish()
+        inputs = self.inputs.take(self._chunk_rows(step), {})
+        writes = [(layer, chunk_writes(layer)) for layer in self.layers]
+        run_layers(writes, step.batch.to(self.device), inputs, self._run(step, None))
+        self.contexts.place(int(slots[0]), int(step.requests[0]), int(after[0]))
+
+    def prepare(self, slots: Ids, tokens: Ids) -> None:
+        """Tables on the device follow the host's: slots int64[B] hold tokens int64[B].
+
+        All requests of a step at once, as on the host, or blocks would differ. A step of decodes
+        alone does so itself, as its graph's first node.
+        """
+        if self.gpu is not None:
+            numbers = stage(torch.from_numpy(np.stack([slots, tokens])), self.device)
+            self.gpu.tables.prepare(numbers[0], numbers[1])
+
+    def step_operations(self, layer: LayerCache) -> list[LayerOperation]:
+        """Operations of a decode step on a layer."""
+        fused = self.gpu is not None and self.gpu.fused
+        return decode_operations(layer, fused=fused, engine=self.in_place)
+
+    def work_of(self, step: StepTokens) -> StepWork:
+        """Counts entries and bytes of a step's operations."""
+        after, positions = step.batch.tokens_after.numpy(), step.batch.positions.numpy()
+        return StepWork(self.counted, after, positions)
+
+    def _run(self, step: StepTokens, show: Callable[..., None] | None) -> Run:
+        longest = int(step.batch.tokens_after.max())
+        return Run(self.outputs, longest, show=self._excluded(show) if show else None)
+
+    def _excluded(self, show: Callable[..., None]) -> Callable[..., None]:
+        def look(*found: object) -> None:
+            with self.recorder.excluded():
+                show(*found)
+
+        return look
+
+    def _run_on_host(
+        self,
+        work: Work,
+        step: StepTokens,
+        inputs: StepInputs,
+        show: Callable[..., None] | None,
+        start_ns: int,
+    ) -> None:
+        """Time every operation; all else since ``start_ns`` is no part of the step."""
+        run = Run(self.outputs, int(step.batch.tokens_after.max()), [], show, self.mark)
+        assert run.spans is not None
+        with self._range("launch"):
+            run_layers(work, step.batch, inputs, run)
+        if self.recorder.enabled or self.mark:
+            names = [(each[0], each[1], layer.schema) for each, layer, _, _ in run.spans]
+            counted = self.work_of(step).of_all(names)
+            timed = [
+                (name_of(*each), layer.schema.layer.attn.value, end_ns - began_ns, *each_work)
+                for (each, layer, began_ns, end_ns), each_work in zip(
+                    run.spans, counted, strict=True
+                )
+            ]
+            self.recorder.keep_all([], timed)
+        busy_ns = sum(end_ns - began_ns for _, _, began_ns, end_ns in run.spans)
+        self.recorder.excluded_ns += perf_counter_ns() - start_ns - busy_ns
+
+    def _range(self, name: str) -> AbstractContextManager[object]:
+        return nullcontext() if self.mark is None else self.mark(name)
+
+    def _decode_inputs(self, step: StepTokens) -> tuple[StepInputs, Mapping[int, Tensor]]:
+        """Data of a decode step, and the entries that layers gather, int32[B, K] by ratio."""
+        after = step.batch.tokens_after.numpy()
+        rows = step.rows(step.batch.request_ids.numpy(), step.batch.positions.numpy())
+        chosen = {ratio: self.chooser.choose(after // ratio) for ratio in self._ratios}
+        numbers, topk = torch.from_numpy(rows), chosen
+        if self.gpu is not None:
+            numbers = stage(numbers, self.device)
+            topk = {ratio: stage(each, self.device) for ratio, each in chosen.items()}
+        inputs = self.inputs.take(numbers, topk)
+        if self.queries is not None:
+            inputs = replace(inputs, queries=self.queries.take(rows, step.batch.positions))
+        return inputs, chosen
+
+    def _chunk_rows(self, step: StepTokens) -> slice | Tensor:
+        """Input rows of a prompt chunk: one after another, unless prompts share contents."""
+        positions = step.batch.positions.numpy()
+        if step.contents is not None:
+            return stage(torch.from_numpy(step.rows(0, positions)), self.device)
+        first = int(step.rows(0, positions[:1])[0])
+        return slice(first, first + len(positions))  # a view, not a copy
+
+    def _take_graphs(self, step: StepTokens) -> DecodeGraphs | None:
+        """The graphs if it is their turn; observed steps take turns among themselves."""
+        if self.gpu is None:
+            return None
+        self._turns[step.observed] += 1
+        eager = self.gpu.in_turns and self._turns[step.observed] % 2 == 0
+        return None if eager else self.gpu.graphs
+
+    def _replay(
+        self,
+        graphs: DecodeGraphs,
+        step: StepTokens,
+        inputs: StepInputs,
+        show: Callable[..., None] | None,
+    ) -> None:
+        assert self.gpu is not None
+        graph = graphs.graph_for(step.batch.num_requests)
+        with self.recorder.excluded(), self._range("inputs"):
+            graphs.load(inputs)
+        with self._range("replay"), self._span("decode_graph", step):
+            self.gpu.tables.publish()
+            graphs.replay(graph, step.batch)
+        if show is not None:
+            with self.recorder.excluded():
+                for shown in graph.shown:
+                    show(*shown)
+                # The layers of a graph share outputs: read each again, to see what it wrote.
+                reads = [
+                    (layer, read_operations(layer, engine=self.in_place)) for layer in self.layers
+                ]
+                view = step.batch.to(self.device)
+                run_layers(reads, view, inputs, self._run(step, show))
+
+    def _show(
+        self,
+        step: StepTokens,
+        asked: Queries | None,
+        chosen: Mapping[int, Tensor],
+        layer: LayerCache,
+        each: LayerOperation,
+        tensors: Tensors,
+        reads: Reads | None,
+    ) -> None:
+        operation, indexer = each
+        if operation == "attend":
+            assert asked is not None
+            assert reads is not None
+            self.observer.layer_attended(layer, step, asked, reads)
+            return
+        out = tensors["out"][: step.batch.num_requests]
+        if operation == "gather_window":
+            self.observer.window_gathered(layer, step, out)
+        elif operation == "gather_topk":
+            indices = chosen[layer.schema.layer.ratio]
+            self.observer.entries_gathered(layer, step, indices, out, False)
+        else:
+            lengths = step.batch.tokens_after // layer.schema.layer.ratio
+            entries = torch.arange(int(lengths.max())).expand(len(lengths), -1)
+            indices = entries.masked_fill(entries >= lengths[:, None], -1)
+            visible = out[:, : indices.shape[1]]
+            self.observer.entries_gathered(layer, step, indices, visible, indexer)
+
+    @contextmanager
+    def _span(self, name: str, step: StepTokens) -> Iterator[None]:
+        """Time a decode step on the host and on the GPU; one that is looked at is not timed."""
+        if self.gpu is None or step.observed or not self.recorder.enabled:
+            yield
+            return
+        start_ns = self.recorder.now_ns()
+        with self.gpu.clock.span(f"{name}_device"):
+            yield
+        self.recorder.keep(f"{name}_host", start_ns)

@@ -1,0 +1,226 @@
+"""Decode steps captured as graphs, one for each batch size, and replayed with other numbers."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dsv4kv.bench.serve.inputs import InputBank, QueryBank, StepInputs
+from dsv4kv.bench.serve.operations import (
+    LayerOperation,
+    Outputs,
+    Reads,
+    Run,
+    Tensors,
+    all_decode_operations,
+    decode_operations,
+    name_of,
+    prefill_operations,
+    run_layers,
+    selecting_ratios,
+)
+from dsv4kv.cache.device_tables import DeviceTables
+from dsv4kv.cache.layers import LayerCache
+from dsv4kv.cache.manager import KVCacheManager
+from dsv4kv.cache.step import Step
+from dsv4kv.errors import CacheError
+from dsv4kv.ops.cuda.launch import dependent_launches, foresee
+from dsv4kv.ops.cuda.launch import run as launch
+from dsv4kv.ops.launches.launch import KernelModule
+from dsv4kv.ops.launches.prepare import MOST_REQUESTS, plan_completed
+
+Shown = tuple[LayerCache, LayerOperation, Tensors, Reads | None]
+"""A layer, an operation that read, its arguments, and where reads in place wrote."""
+
+
+class Graph(Protocol):
+    """Captured work."""
+
+    def replay(self) -> None:
+        """Do it, on the current stream."""
+
+
+Capture = Callable[[Callable[[], None]], Graph]
+"""Calls a function to warm up, then again to capture what it launches."""
+
+
+@dataclass(frozen=True)
+class DecodeGraph:
+    """A decode step of at most ``requests`` requests."""
+
+    requests: int  # batch size it was captured for
+    graph: Graph  # the capture
+    shown: tuple[Shown, ...]  # the last read into each output
+
+
+def batch_buckets(most: int) -> list[int]:
+    """Batch sizes to capture for, largest first: ``most``, and the powers of two below it."""
+    return [most, *(1 << i for i in reversed(range((most - 1).bit_length())))]
+
+
+class DecodeGraphs:
+    """Captured decode steps of every batch size, over memory that never moves."""
+
+    def __init__(
+        self,
+        layers: Sequence[LayerCache],
+        tables: DeviceTables,
+        inputs: InputBank,
+        capture: Capture,
+        outputs: Outputs,
+        *,
+        most_requests: int,
+        tokens_each: int,
+        longest_tokens: int,
+        dependent: bool = False,
+        queries: QueryBank | None = None,
+    ) -> None:
+        """Capture all of them.
+
+        Args:
+            layers: The cache.
+            tables: Its tables on the device.
+            inputs: Data of the shapes that steps will have.
+            capture: Makes the graphs, which share one pool of memory.
+            outputs: Where reads write; nobody else may let them grow.
+            most_requests: Largest batch.
+            tokens_each: Tokens of a request: one, and drafts.
+            longest_tokens: Tokens of the longest request: outputs have room for it.
+            dependent: A kernel is set up while the one before it still runs.
+            queries: What steps ask that read in place; None where they gather.
+        """
+        self._tables, self._dependent = tables, dependent
+        self._outputs, self._longest_tokens = outputs, longest_tokens
+        engine, tokens = queries is not None, most_requests * tokens_each
+        self._work = [(e, decode_operations(e, fused=True, engine=engine)) for e in layers]
+        device = inputs.window.device
+        groups = [layer.group for layer in layers if layer.group is not None]
+        self._step = Step.room(groups, most_requests, tokens_each, device)
+        nothing = torch.full(
+            (most_requests, outputs.index_topk), -1, dtype=torch.int32, device=device
+        )
+        gathered = [] if engine else selecting_ratios(layers)
+        taken = inputs.take(slice(0, tokens), {ratio: nothing.clone() for ratio in gathered})
+        if queries is not None:
+            rows = np.zeros(tokens, dtype=np.int64)
+            taken = replace(taken, queries=queries.take(rows, torch.from_numpy(rows)))
+        # A copy, for those of a bank may be views of it.
+        self._inputs = taken.of_tokens(Tensor.clone)
+        self._graphs = [
+            self._capture(capture, requests) for requests in batch_buckets(most_requests)
+        ]
+
+    def graph_for(self, requests: int) -> DecodeGraph:
+        """The smallest graph that takes so many requests.
+
+        Raises:
+            CacheError: None does; nothing has been launched.
+        """
+        for graph in reversed(self._graphs):
+            if requests <= graph.requests:
+                return graph
+        raise CacheError(
+            f"a batch of {requests} requests is beyond the largest captured, "
+            f"{self._graphs[0].requests}: raise workload.concurrency, or set workload.decode to "
+            "eager. Nothing was launched."
+        )
+
+    def load(self, inputs: StepInputs) -> None:
+        """Put the step's data where the graphs read it."""
+        for target, source in zip(self._inputs.tensors(), inputs.tensors(), strict=True):
+            target[: len(source)].copy_(source)
+
+    def replay(self, graph: DecodeGraph, step: Step) -> None:
+        """Run a step: its numbers in one transfer, then the graph."""
+        self._step.fill(step)
+        graph.graph.replay()
+
+    def _capture(self, capture: Capture, requests: int) -> DecodeGraph:
+        self._step.fill(None)  # so that warming up does not touch the cache
+        view = self._step.first(requests)
+        tokens = len(view.token_slots)
+        topk = {ratio: chosen[:requests] for ratio, chosen in self._inputs.topk.items()}
+        inputs = replace(self._inputs.of_tokens(lambda rows: rows[:tokens]), topk=topk)
+        last: dict[str, Shown] = {}
+
+        def show(*shown: Any) -> None:
+            last[name_of(*shown[1])] = shown
+
+        def run() -> None:
+            self._tables.prepare(view.request_slots, view.tokens_after)
+            for (table, ratio, per_block), entries in view.families.items():
+                numbers = view.token_slots, view.positions, entries
+                launch(plan_completed(self._tables.cells(table), ratio, per_block, *numbers))
+            settings = Run(self._outputs, self._longest_tokens, show=show)
+            run_layers(self._work, view, inputs, settings)
+
+        with dependent_launches(self._dependent):
+            graph = capture(run)
+        return DecodeGraph(requests, graph, tuple(last.values()))
+
+
+def foresee_modules(
+    layers: Sequence[LayerCache],
+    manager: KVCacheManager,
+    inputs: InputBank,
+    queries: QueryBank | None,
+) -> list[KernelModule]:
+    """What prompt chunks and decode steps will launch, to be compiled side by side.
+
+    A step of one request that is none is run, but nothing is launched.
+    """
+    device, plan, engine = manager.device, manager.plan, queries is not None
+    step = Step.room(manager.entry_groups, 1, 1, device)
+    topk = torch.full((1, plan.config.index_topk), -1, dtype=torch.int32, device=device)
+    taken = inputs.take(slice(0, 1), dict.fromkeys(selecting_ratios(layers), topk))
+    if queries is not None:
+        rows = np.zeros(1, dtype=np.int64)
+        taken = replace(taken, queries=queries.take(rows, torch.from_numpy(rows)))
+    outputs = Outputs(device, plan.config.index_topk, plan.config.window_tokens)
+    run, tables = Run(outputs, plan.schemas[0].block_tokens), manager.device_tables
+    with foresee() as modules:
+        run_layers([(e, prefill_operations(e)) for e in layers], step, taken, run)
+        decoding = [(e, all_decode_operations(e, engine=engine)) for e in layers]
+        run_layers(decoding, step, taken, run)
+        for layer in layers:  # what fills a cache that is measured
+            for part in map(layer.part, layer.parts):
+                values = torch.empty(1, part.store.layout.format.dims, dtype=torch.bfloat16)
+                nothing = {"values": values.to(device), "entries": step.token_slots}
+                layer.backend.entry_insert(store=part.store, **nothing)
+        if tables is not None:
+            for (table, ratio, per_block), entries in step.families.items():
+                numbers = step.token_slots, step.positions, entries
+                launch(plan_completed(tables.cells(table), ratio, per_block, *numbers))
+            tables.release(0)
+            most = min(plan.num_slots, MOST_REQUESTS)
+            for requests in (*(1 << i for i in range(most.bit_length())), most):  # of every graph
+                slots = torch.full((requests,), -1, device=device)
+                tables.prepare(slots, slots)
+    return list(modules)
+
+
+def cuda_capture() -> Capture:
+    """Captures in CUDA graphs that share one memory pool: capture the largest first."""
+    pool: list[Any] = [None]
+
+    def capture(run: Callable[[], None]) -> Graph:
+        # The first call loads kernels and makes torch's allocations, which a capture must not; on
+        # a stream of its own, as torch asks for.
+        make_stream: Any = torch.cuda.Stream
+        side = make_stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            run()
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        graph: Any = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool[0]):
+            run()
+        pool[0] = graph.pool()
+        captured: Graph = graph
+        return captured
+
+    return capture

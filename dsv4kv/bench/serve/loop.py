@@ -1,0 +1,433 @@
+"""The serving loop: admit, prefill in chunks, decode to the end, release.
+
+Closed loop: as many requests run as ``concurrency`` allows, in trace order, whatever their
+arrival times. Every state is an array over slots; a step has no Python loop over requests.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from time import perf_counter_ns
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsv4kv.bench.serve.executor import StepExecutor, StepTokens
+from dsv4kv.bench.serve.inputs import PromptContents
+from dsv4kv.bench.serve.placing import first_written
+from dsv4kv.bench.serve.reuse import NEVER, PrefixReuse
+from dsv4kv.cache.manager import KVCacheManager, prepare_forward
+from dsv4kv.cache.step import Step
+from dsv4kv.config.bench import PLACED_OUTPUT_TOKENS, WorkloadSection
+from dsv4kv.errors import TraceError
+from dsv4kv.measure.recorder import Latency, Recorder
+from dsv4kv.measure.turns import Turns
+from dsv4kv.traces import ReadOptions, read_trace
+from dsv4kv.traces.request import Request
+from dsv4kv.traces.synth import synthesize
+
+
+class PageRounding:
+    """Compares what requests hold with what they use, for one cache."""
+
+    def __init__(self, manager: KVCacheManager) -> None:
+        """Add up the sizes of the layers behind every table."""
+        self._manager = manager
+        self._block_bytes: list[int] = []
+        self._entry_bytes: Counter[int] = Counter()  # of all layers, by compress ratio
+        for table in manager.tables:
+            schemas = [s for s in manager.plan.schemas if s.layer.layer_idx in table.group.layers]
+            self._block_bytes.append(sum(schema.block_bytes for schema in schemas))
+            for schema in schemas:
+                ratio = schema.layer.ratio
+                self._entry_bytes[ratio] += int(schema.bytes_per_token * ratio)
+
+    def unused_bytes(self, slots: NDArray[np.int64]) -> int:
+        """Bytes of the held pages beyond the entries of the requests in ``slots``."""
+        tokens = self._manager.tokens[slots]
+        held = sum(
+            table.allocator.num_held * size
+            for table, size in zip(self._manager.tables, self._block_bytes, strict=True)
+        )
+        used = sum(
+            int((tokens // ratio).sum()) * size for ratio, size in self._entry_bytes.items()
+        )
+        return held - used
+
+
+Slots = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """How requests are served."""
+
+    concurrency: int  # requests in flight at once
+    step_tokens: int  # token budget of a step; decode tokens come first, then prompt chunks
+    draft_tokens: int = 0  # tokens drafted per decode step
+    acceptance: float = 0.0  # probability that a draft is accepted if all before it were
+    max_output_tokens: int | None = None  # outputs are cut to this; None keeps them
+    warmup_steps: int = 0  # steps whose samples are not kept
+    verify_every: int = 0  # show every so many steps to the observer; 0 never
+    # prompts of so many tokens are placed when they are admitted; None serves prompts
+    context: int | None = None
+    seed: int = 0  # seed of the acceptance draws
+
+
+@dataclass
+class LoopTotals:
+    """What went through the cache so far."""
+
+    requests: int = 0
+    rejected: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    drafted_tokens: int = 0
+    rolled_back_tokens: int = 0
+    resumed_tokens: int = 0
+    placed_tokens: int = 0
+    steps: int = 0
+    steps_in_turns: int = 0
+    wall_ns: int = 0
+    peak_blocks: int = 0
+    peak_rounding_bytes: int = 0
+    peak_requests: int = 0
+
+
+class ServingLoop:
+    """Serves a stream of requests over a cache, with or without moving data."""
+
+    def __init__(
+        self,
+        manager: KVCacheManager,
+        requests: Iterable[Request],
+        settings: LoopSettings,
+        recorder: Recorder,
+        executor: StepExecutor | None = None,
+        reuse: PrefixReuse | None = None,
+        contents: PromptContents | None = None,
+        turns: Turns | None = None,
+    ) -> None:
+        """Prepare to serve.
+
+        Args:
+            manager: The cache.
+            requests: What to serve, in order.
+            settings: How.
+            recorder: Takes the samples.
+            executor: Moves the data; None keeps the books alone.
+            reuse: Resumes prompts after what earlier ones have in common with them.
+            contents: Says what that is, to the data too; ``reuse`` needs it.
+            turns: Steps alternate with those of another process; None where there is none.
+        """
+        self.totals = LoopTotals()
+        self._manager = manager
+        self._waiting: Iterator[Request] = iter(requests)
+        self._next: Request | None = next(self._waiting, None)
+        self._settings = settings
+        self._recorder = recorder
+        self._executor = executor
+        self._progress = 0  # tokens done since the last yield
+        self._reuse = reuse
+        self._contents = contents
+        self._turns = turns
+        self._rounding = PageRounding(manager)
+        self._random = np.random.default_rng(settings.seed)
+        self._admitted = 0
+        self._active: Slots = np.empty(0, dtype=np.int64)  # in order of admission
+        slots = manager.plan.num_slots
+        self._position, self._prompt_left, self._output_left, self._first_output, self._serial = (
+            np.zeros(slots, dtype=np.int64) for _ in range(5)
+        )
+        self._generation: Slots = np.zeros(slots, dtype=np.int64)
+        tables = len(manager.tables)
+        self._reserved = np.zeros((tables, slots), dtype=np.int64)  # blocks at full length
+        self._stop = np.full(slots, NEVER)  # where the next prompt chunk ends at the latest
+        self._latencies: list[Latency] = []
+
+    def run(self) -> LoopTotals:
+        """Serve every request to its end; ``totals`` is right at any moment."""
+        for _ in self.steps():
+            pass
+        return self.totals
+
+    def steps(self) -> Iterator[int]:
+        """Serve every request to its end, step by step.
+
+        Yields the tokens done, as ``count_tokens`` counts them, while those that ended still hold
+        their blocks. The time until the next one is asked for is no part of the run.
+        """
+        if self._turns is not None:
+            self._turns.meet()
+        start_ns = self._now_ns()
+        while True:
+            in_turn = self._wait()
+            try:
+                taken = self._step()
+                if taken is None:
+                    return
+                shown_ns = perf_counter_ns()
+                yield self._progress
+                self._recorder.excluded_ns += perf_counter_ns() - shown_ns
+                self._progress = 0
+                self._advance(*taken)
+                self.totals.steps += 1
+                self.totals.steps_in_turns += in_turn
+            finally:
+                if self._turns is not None:
+                    with self._recorder.excluded():
+                        self._turns.hand_on()
+            self.totals.wall_ns = self._now_ns() - start_ns
+
+    def _wait(self) -> bool:
+        """Let the other process take its step, if there is one; whether it is there."""
+        if self._turns is None:
+            return False
+        with self._recorder.excluded():
+            return self._turns.wait()
+
+    def _now_ns(self) -> int:
+        return perf_counter_ns() - self._recorder.excluded_ns
+
+    def _keep(self, name: str, start_ns: int) -> None:
+        self._latencies.append((name, self._now_ns() - start_ns))
+
+    def _step(self) -> tuple[Slots, Slots, int] | None:
+        """A step: its slots, the tokens each keeps and how many decode; None after the last."""
+        self._recorder.enabled = self.totals.steps >= self._settings.warmup_steps
+        self._admit()
+        if not self._active.size:
+            self._recorder.keep_all(self._latencies, [])
+            return None
+        start_ns = self._now_ns()
+        slots, take, decoding = self._choose_tokens()
+        kept = self._draw_kept(take, decoding)
+        before = self._position[slots]
+        after = before + take
+        self._prepare("prepare", slots, before, after)
+        self._observe_peak()
+        if self._executor is not None:
+            self._execute(self._executor, slots, before, after, before + kept, decoding)
+        self._roll_back(slots, after, before + kept)
+        self._keep("step", start_ns)
+        if decoding == len(slots):
+            self._keep("decode_step", start_ns)
+        self._recorder.keep_all(self._latencies, [])
+        self._latencies = []
+        self._progress += int(kept.sum()) * (self._settings.context or 1)
+        return slots, kept, decoding
+
+    def _admit(self) -> None:
+        while self._next is not None and len(self._active) < self._settings.concurrency:
+            request = self._next
+            fed = request.input_tokens + self._fed_outputs(request)
+            need = np.array([table.group.blocks_for(fed) for table in self._manager.tables])
+            limits = np.array([table.allocator.num_blocks for table in self._manager.tables])
+            if fed > self._manager.plan.max_context_tokens or np.any(need > limits):
+                self.totals.rejected += 1
+            elif np.any(self._reserved.sum(axis=1) + need > limits):
+                return  # waits until a running request gives its blocks back
+            else:
+                self._start(request, need)
+            self._next = next(self._waiting, None)
+
+    def _fed_outputs(self, request: Request) -> int:
+        """Output tokens that enter the cache: the last one is only returned."""
+        limit = self._settings.max_output_tokens or request.output_tokens
+        return max(0, min(request.output_tokens, limit) - 1)
+
+    def _start(self, request: Request, blocks: Slots) -> None:
+        start_ns = self._now_ns()
+        slot = self._manager.admit_request()
+        self._keep("admit", start_ns)
+        self._active = np.append(self._active, slot)
+        self._generation[slot] = self._manager.generation(slot)
+        self._serial[slot] = self._admitted
+        resumed = self._begin_reuse(slot, request)
+        if self._settings.context:
+            with self._recorder.excluded():
+                resumed = self._place(slot, request.input_tokens)
+        self._position[slot] = resumed
+        self._prompt_left[slot] = request.input_tokens - resumed
+        self._output_left[slot] = self._fed_outputs(request)
+        self._first_output[slot] = min(request.output_tokens, 1)
+        self._reserved[:, slot] = blocks
+        self._admitted += 1
+        self.totals.peak_requests = max(self.totals.peak_requests, len(self._active))
+
+    def _place(self, slot: int, tokens: int) -> int:
+        """Let a request that was just admitted hold its prompt; returns the tokens of it."""
+        manager, plan = self._manager, self._manager.plan
+        slots, after = np.array([slot]), np.array([tokens])
+        prepare_forward(manager, slots, np.zeros_like(after), after)
+        if self._executor is not None:
+            ring = plan.config.window_tokens + plan.draft_tokens
+            written = np.array([first_written(tokens, ring)])
+            batch = Step.of(manager, slots, written, after)
+            self._executor.place(StepTokens(batch, self._serial[slots], after))
+        self.totals.placed_tokens += tokens
+        self._progress += tokens
+        return tokens
+
+    def _begin_reuse(self, slot: int, request: Request) -> int:
+        """Tokens that the request need not compute."""
+        if self._contents is not None:
+            self._contents.add(self._admitted, request)
+        if self._reuse is None:
+            return 0
+        start_ns = self._now_ns()
+        resumed = self._reuse.begin(slot, request)
+        self._keep("resume", start_ns)
+        self._stop[slot] = self._reuse.next_stop(slot)
+        self.totals.resumed_tokens += resumed
+        return resumed
+
+    def _choose_tokens(self) -> tuple[Slots, Slots, int]:
+        """Slots of the step and the tokens each takes: first those that decode, then chunks."""
+        prompt_left = self._prompt_left[self._active]
+        decoding = self._active[prompt_left == 0]
+        window = 1 + self._settings.draft_tokens
+        take = np.minimum(self._output_left[decoding], window)
+        waiting = self._active[prompt_left > 0]
+        if not waiting.size:
+            return decoding, take, len(decoding)
+        left = np.minimum(
+            self._prompt_left[waiting], self._stop[waiting] - self._position[waiting]
+        )
+        budget = self._settings.step_tokens - int(take.sum())
+        chunk = np.clip(budget - (np.cumsum(left) - left), 0, left)
+        some = chunk > 0
+        slots = np.concatenate([decoding, waiting[some]])
+        return slots, np.concatenate([take, chunk[some]]), len(decoding)
+
+    def _prepare(self, name: str, slots: Slots, before: Slots, after: Slots) -> None:
+        start_ns = self._now_ns()
+        if self._reuse is not None:
+            self._reuse.make_room(slots, after)
+        prepare_forward(self._manager, slots, before, after)
+        self._keep(name, start_ns)
+
+    def _draw_kept(self, take: Slots, decoding: int) -> Slots:
+        """Tokens that will stay of those taken: the others are drafts to be rejected."""
+        drafted = take[:decoding] - 1
+        if not np.count_nonzero(drafted):
+            return take
+        draws = self._random.random((decoding, self._settings.draft_tokens))
+        accepted = np.logical_and.accumulate(draws < self._settings.acceptance, axis=1).sum(axis=1)
+        kept = take.copy()
+        kept[:decoding] = 1 + np.minimum(accepted, drafted)
+        self.totals.drafted_tokens += int(drafted.sum())
+        return kept
+
+    def _execute(
+        self,
+        executor: StepExecutor,
+        slots: Slots,
+        before: Slots,
+        after: Slots,
+        kept: Slots,
+        decoding: int,
+    ) -> None:
+        every = self._settings.verify_every
+        observed = every > 0 and self.totals.steps % every == 0
+
+        def tokens(some: slice) -> StepTokens:
+            batch = Step.of(self._manager, slots[some], before[some], after[some])
+            serials = self._serial[slots[some]]
+            return StepTokens(batch, serials, kept[some], observed, self._contents)
+
+        if decoding < len(slots):
+            executor.prepare(slots, after)
+        if decoding:
+            executor.decode(tokens(slice(decoding)))
+        for i in range(decoding, len(slots)):  # chunks differ in length: each is a call of its own
+            executor.prefill(tokens(slice(i, i + 1)))
+
+    def _roll_back(self, slots: Slots, after: Slots, kept: Slots) -> None:
+        rejected = kept < after
+        if np.count_nonzero(rejected):
+            self._prepare("rollback", slots[rejected], after[rejected], kept[rejected])
+            if self._executor is not None:
+                self._executor.prepare(slots[rejected], kept[rejected])
+            self.totals.rolled_back_tokens += int((after - kept).sum())
+
+    def _advance(self, slots: Slots, kept: Slots, decoding: int) -> None:
+        decoders, chunks = slots[:decoding], slots[decoding:]
+        self._position[slots] += kept
+        self._output_left[decoders] -= kept[:decoding]
+        self._prompt_left[chunks] -= kept[decoding:]
+        self._advance_reuse(chunks)
+        answered = chunks[self._prompt_left[chunks] == 0]  # a prompt's end gives one token
+        self.totals.input_tokens += int(kept[decoding:].sum())
+        self.totals.output_tokens += int(
+            kept[:decoding].sum() + self._first_output[answered].sum()
+        )
+        done = slots[(self._prompt_left[slots] == 0) & (self._output_left[slots] == 0)]
+        for slot in done.tolist():
+            self._finish(slot)
+
+    def _advance_reuse(self, chunks: Slots) -> None:
+        if self._reuse is None:
+            return
+        for slot in chunks.tolist():
+            self._reuse.reach(slot, int(self._position[slot]))
+            self._stop[slot] = self._reuse.next_stop(slot)
+            if not self._prompt_left[slot]:
+                self._reuse.finish_prompt(slot)
+
+    def _finish(self, slot: int) -> None:
+        if self._contents is not None:
+            self._contents.remove(int(self._serial[slot]))
+        if self._reuse is not None:
+            self._reuse.end(slot)
+        start_ns = self._now_ns()
+        self._manager.release_request(slot, int(self._generation[slot]))
+        self._keep("release", start_ns)
+        self._active = self._active[self._active != slot]
+        self._reserved[:, slot] = 0
+        self.totals.requests += 1
+
+    def _observe_peak(self) -> None:
+        held = self._manager.num_held_blocks
+        if held > self.totals.peak_blocks:
+            with self._recorder.excluded():
+                self.totals.peak_blocks = held
+                self.totals.peak_rounding_bytes = self._rounding.unused_bytes(self._active)
+
+
+def open_requests(workload: WorkloadSection, seed: int) -> Iterator[Request]:
+    """The requests in order; every call starts anew. Raises ``TraceError``."""
+    if workload.context:
+        placed = Request(0.0, workload.context, PLACED_OUTPUT_TOKENS)
+        return iter([placed] * workload.concurrency)
+    if workload.trace is None:
+        requests = synthesize(workload.synthetic, seed)
+    else:
+        # they come as fast as they are served: their times do not count
+        requests = read_trace(workload.trace, workload.trace_format, ReadOptions(any_order=True))
+    stop = None if workload.limit is None else workload.skip + workload.limit
+    return islice(requests, workload.skip, stop)
+
+
+def count_tokens(workload: WorkloadSection, seed: int) -> int:
+    """Tokens of all requests, as progress counts them.
+
+    Reads the workload to its end, so that a defect shows early.
+
+    Raises:
+        TraceError: The trace has a defect, or fewer requests than are skipped.
+    """
+    if workload.context:
+        decoded = workload.placed_tokens - workload.context
+        return workload.concurrency * workload.context * (1 + decoded)
+    tokens = requests = 0
+    for request in open_requests(workload, seed):
+        requests += 1
+        tokens += request.total_tokens
+    if not requests:
+        source = workload.trace or "the synthetic workload"
+        raise TraceError(
+            f"{source}: no request is left after skipping {workload.skip}: lower workload.skip."
+        )
+    return tokens

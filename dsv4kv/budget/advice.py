@@ -1,0 +1,178 @@
+"""What to change: every option with its gain, the cheapest that makes a deployment fit first."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+from dsv4kv.budget.fit import fewest_gpus, fits, max_concurrency, max_context, tightest_free_bytes
+from dsv4kv.budget.scenario import Scenario, fix_layout, resolve
+from dsv4kv.engines.flags import flag_for
+from dsv4kv.errors import ConfigError
+
+_LESS_IN_FLIGHT = 2048
+_MORE_MEMORY = Fraction(95, 100)
+_FORMATS = (
+    ("indexer_format", "mxfp4", "4-bit indexer keys"),
+    ("main_format", "fp8_ds_mla", "FP8 entries"),
+    ("window_format", "fp8_ds_mla", "FP8 window entries"),
+)
+
+
+@dataclass(frozen=True)
+class Option:
+    """One change of the deployment.
+
+    Attributes:
+        change: The options to give: ``--in-flight-tokens 2048``.
+        freed_bytes: Bytes it frees on the tightest GPU.
+        concurrency: Requests of the same context that fit with it, at once.
+        fits: Whether what was asked fits with it.
+        scenario: The deployment with it.
+    """
+
+    change: str
+    reason: str
+    freed_bytes: int
+    concurrency: int
+    fits: bool
+    scenario: Scenario
+
+
+def advise(scenario: Scenario, context_tokens: int, concurrency: int) -> list[Option]:
+    """Changes that gain something, those first with which most requests fit.
+
+    Where it does not fit, those that make it fit come first, the cheapest leading: settings,
+    formats, less headroom, more GPUs, then serving less.
+    """
+    asked = (context_tokens, concurrency)
+    options = [
+        option
+        for changes, change, reason in _changes(scenario)
+        if (option := _try(scenario, changes, change, reason, *asked))
+    ]
+    by_gain = sorted(options, key=lambda option: (-option.concurrency, -option.freed_bytes))
+    if fits(scenario, *asked):
+        return by_gain
+    options += _more_gpus(scenario, *asked)
+    options += _serve_less(scenario, *asked)
+    enough = [option for option in options if option.fits]
+    return enough + [option for option in by_gain if not option.fits]
+
+
+def _changes(scenario: Scenario) -> Iterator[tuple[dict[str, Any], str, str]]:
+    """Settings that may help, the cheapest first: what to replace, how to say it, why."""
+    inputs, settings = scenario.inputs, scenario.settings
+    family = scenario.engine.name.partition(":")[0]
+    if settings.in_flight_tokens > _LESS_IN_FLIGHT:
+        name = "in_flight_tokens" if inputs.in_flight_tokens else "step_tokens"
+        yield (
+            {name: _LESS_IN_FLIGHT},
+            f"{_word(family, name)} {_LESS_IN_FLIGHT}",
+            "smaller chunks of prompts",
+        )
+    if settings.frees_windows is False:
+        yield (
+            {"window_slots": "freed"},
+            "SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS=1",
+            "frees window slots out of the window",
+        )
+    if settings.request_limit:
+        yield from _limits(limit_of(scenario), _word(family, "request_limit"))
+    ranks = scenario.layout.tp * scenario.layout.dp
+    for tp in (tp for tp in range(1, scenario.layout.tp) if ranks % tp == 0):
+        copies = f"{'fewer' if tp > 1 else 'no'} copies of the KV cache"
+        replicas = {"tp": tp, "dp": ranks // tp, "ep": None}
+        yield replicas, f"--tp {tp} --dp {ranks // tp}", copies
+    if inputs.state == "fp32":
+        yield {"state": "online"}, "--state online", "HCA keeps a running softmax"
+    if inputs.block_tokens is not None:
+        yield {"block_tokens": None}, "without --block-tokens", "the engine's own block size"
+    if inputs.draft_layers or inputs.draft_tokens:
+        drafts = {"draft_layers": 0, "draft_tokens": 0}
+        yield drafts, "without drafts", "no speculation"
+    for field, name, reason in _FORMATS:
+        yield {field: name}, f"--{field.replace('_', '-')} {name}", reason
+    if settings.memory_fraction < _MORE_MEMORY:
+        share = float(_MORE_MEMORY)
+        yield (
+            {"memory_fraction": _MORE_MEMORY},
+            f"{_word(family, 'memory_fraction')} {share:g}",
+            "less headroom",
+        )
+
+
+def _limits(limit: int, flag: str) -> Iterator[tuple[dict[str, Any], str, str]]:
+    yield {"request_limit": 2 * limit}, f"{flag} {2 * limit}", "twice as many concurrent requests"
+    if half := limit // 2:
+        yield {"request_limit": half}, f"{flag} {half}", "half as many, less allocated at start-up"
+
+
+def limit_of(scenario: Scenario) -> int:
+    """The engine's limit of requests as it is given: SGLang's is of all replicas."""
+    given = scenario.inputs.request_limit
+    return given or scenario.settings.assumed["request_limit"].value
+
+
+def _word(family: str, name: str) -> str:
+    return flag_for(family, name.replace("_", "-"))
+
+
+def _try(
+    scenario: Scenario,
+    changes: dict[str, Any],
+    change: str,
+    reason: str,
+    context_tokens: int,
+    concurrency: int,
+) -> Option | None:
+    try:
+        (other,) = resolve(replace(fix_layout(scenario), **changes))
+        before, after = (
+            tightest_free_bytes(each, context_tokens, concurrency) for each in (scenario, other)
+        )
+        most = max_concurrency(other, context_tokens)
+    except ConfigError:
+        return None
+    if after <= before and most <= max_concurrency(scenario, context_tokens):
+        return None
+    return Option(
+        change, reason, after - before, most, fits(other, context_tokens, concurrency), other
+    )
+
+
+def _more_gpus(scenario: Scenario, context_tokens: int, concurrency: int) -> list[Option]:
+    """The fewest GPUs that do, laid out as by default or as replicas of one GPU."""
+    enough = []
+    for tp in (None, 1):
+        candidates = resolve(replace(scenario.inputs, gpus=None, tp=tp, dp=None, ep=None))
+        found = fewest_gpus(candidates, context_tokens, concurrency)
+        if found and found.layout.gpus > scenario.layout.gpus:
+            enough.append(found)
+    if not enough:
+        return []
+    more = min(enough, key=lambda found: found.layout.gpus)
+    before, after = (
+        tightest_free_bytes(each, context_tokens, concurrency) for each in (scenario, more)
+    )
+    layout = more.layout
+    return [
+        Option(
+            f"--gpus {layout.gpus} --tp {layout.tp} --dp {layout.dp}",
+            f"more GPUs, as {layout.label}",
+            after - before,
+            max_concurrency(more, context_tokens),
+            True,
+            more,
+        )
+    ]
+
+
+def _serve_less(scenario: Scenario, context_tokens: int, concurrency: int) -> Iterator[Option]:
+    missing = -tightest_free_bytes(scenario, context_tokens, concurrency)
+    if most := max_concurrency(scenario, context_tokens):
+        change = f"--concurrency {most}"
+        yield Option(change, "fewer concurrent requests", missing, most, True, scenario)
+    if tokens := max_context(scenario, concurrency):
+        change = f"--context {tokens}"
+        yield Option(change, "shorter requests", missing, concurrency, True, scenario)

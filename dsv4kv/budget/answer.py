@@ -1,0 +1,528 @@
+"""The answer to a sizing question, in whichever direction it was asked."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, Literal
+
+from dsv4kv.budget.advice import Option, advise
+from dsv4kv.budget.fit import (
+    LayoutLine,
+    RankUse,
+    available_bytes,
+    costs_of,
+    count_copies,
+    fewest_gpus,
+    fits,
+    max_concurrency,
+    max_context,
+    tightest_free_bytes,
+    transient_bytes,
+    use_of,
+    within_limit,
+)
+from dsv4kv.budget.inputs import Inputs
+from dsv4kv.budget.layout import NODE_GPUS
+from dsv4kv.budget.lookup import find_formats
+from dsv4kv.budget.scenario import Scenario, resolve
+from dsv4kv.engines.contract import Capacity, Deployment, PoolCost
+from dsv4kv.engines.flags import flag_for
+from dsv4kv.engines.host import HostTier, HostWish
+from dsv4kv.engines.names import FAMILIES
+from dsv4kv.errors import ConfigError, DoesNotFit
+from dsv4kv.model.config import DSV4Config
+from dsv4kv.model.plan import bytes_per_request, bytes_per_token
+from dsv4kv.model.schedule import build_schedule
+from dsv4kv.model.schema import CacheFormats, build_schema
+from dsv4kv.units import counted, format_bytes
+
+if TYPE_CHECKING:
+    from dsv4kv.budget.reuse import Reuse
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Everything that is known about one deployment.
+
+    Attributes:
+        context: Tokens of a request: as asked, or the most that fit, or the model's limit.
+        concurrency: Requests at once: as asked, or the most that fit; 1 where none does.
+        fits: Whether so many of them fit.
+        max_concurrency: Most requests of the context at once.
+        max_context: Longest context of as many requests as asked (else of one), up to the model's.
+        use: Memory of the tightest GPU.
+        cached_bytes: One request's entries, keys and windows over all layers, once: no padding, no
+            state, no copies. The figure that papers quote.
+        token_bytes: Marginal bytes of one token of context, likewise.
+        kv_copies: Copies of every request's KV among the GPUs.
+        stages: What the engine makes of the memory that weights and reserve leave on a GPU of
+            every stage; None where they leave nothing.
+        host: What one GPU's rank keeps in host memory; None for nothing.
+        sent_bytes: Bytes of a prompt that a rank of the prefill side sends to the decode side;
+            None where they are one server, or it is not known.
+    """
+
+    scenario: Scenario
+    context: int
+    concurrency: int
+    fits: bool
+    max_concurrency: int
+    max_context: int
+    use: RankUse
+    costs: tuple[PoolCost, ...]
+    cached_bytes: int
+    token_bytes: Fraction
+    kv_copies: int
+    stages: tuple[Capacity | None, ...]
+    host: HostTier | None
+    sent_bytes: int | None
+
+    @property
+    def capacity(self) -> Capacity | None:
+        """The smallest stage's, which all take; None where one of them has nothing left."""
+        known = [each for each in self.stages if each]
+        if len(known) < len(self.stages):
+            return None
+        return min(known, key=lambda each: (each.printed_tokens is not None, each.concurrency))
+
+    @property
+    def log_lines(self) -> tuple[str, ...]:
+        """What the engine prints when it starts; with a pipeline, with the stage before it."""
+        lines = [self._lines_of(stage) for stage in range(len(self.stages))]
+        if len(lines) == 1:
+            return lines[0]
+        return tuple(f"PP{stage} {line}" for stage, own in enumerate(lines) for line in own)
+
+    def _lines_of(self, stage: int) -> tuple[str, ...]:
+        found, scenario = self.stages[stage], self.scenario
+        if found:
+            return found.log_lines
+        free = scenario.gpu.memory_bytes - scenario.settings.reserve
+        weights, fraction = scenario.weight_bytes[stage], scenario.settings.memory_fraction
+        said = scenario.engine.starved(free, weights, fraction)
+        return (said,) if said else ()
+
+    @property
+    def refused(self) -> bool:
+        """Whether the engine refuses to start, wherever its requests would find their memory."""
+        return _refused(self.capacity) or _refused_host(self.host)
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of context that fit altogether, in requests of the context."""
+        return self.max_concurrency * self.context
+
+
+def answer(inputs: Inputs) -> Answer:
+    """Answer a question: what fits, how many GPUs, or whether both fit.
+
+    Raises:
+        ConfigError: Anything that cannot be looked up.
+        DoesNotFit: No number of GPUs is enough.
+    """
+    scenario = _choose(inputs)
+    limit = scenario.config.max_context_tokens
+    context = inputs.context or limit
+    if inputs.context is None and inputs.concurrency is not None and inputs.gpus is not None:
+        context = max_context(scenario, inputs.concurrency) or limit
+    most = max_concurrency(scenario, context)
+    concurrency = inputs.concurrency or max(most, 1)
+    use = use_of(scenario, context, concurrency)
+    stages = tuple(
+        capacity_of(scenario, stage, context, concurrency) for stage in range(scenario.layout.pp)
+    )
+    replica = scenario.deployment(use.stage, context, -(-concurrency // scenario.layout.dp))
+    host = host_of(scenario, replica, stages[use.stage])
+    cached, per_token = _request_bytes(scenario, context)
+    return Answer(
+        scenario=scenario,
+        context=context,
+        concurrency=concurrency,
+        fits=fits(scenario, context, concurrency)
+        and not (any(map(_refused, stages)) or _refused_host(host)),
+        max_concurrency=most,
+        max_context=max_context(scenario, inputs.concurrency or 1),
+        use=use,
+        costs=costs_of(scenario, use.stage, context, concurrency),
+        cached_bytes=cached,
+        token_bytes=per_token,
+        kv_copies=count_copies(scenario),
+        stages=stages,
+        host=host,
+        sent_bytes=_sent_bytes(scenario, replica),
+    )
+
+
+def host_of(
+    scenario: Scenario, deployment: Deployment, capacity: Capacity | None
+) -> HostTier | None:
+    """The host pools of one rank; None where none are asked for, or the GPU has no cache.
+
+    Raises:
+        ConfigError: A tier that the engine does not have, or refuses.
+    """
+    inputs, engine, layout = scenario.inputs, scenario.engine, scenario.layout
+    tier = "hisparse" if inputs.hisparse else inputs.host_tier
+    if tier is None or capacity is None or not capacity.units:
+        return None
+    if not inputs.hisparse and tier not in engine.family.host_tiers:
+        known = ", ".join(
+            f"{name} of {family.name}"
+            for family in FAMILIES.values()
+            for name in family.host_tiers
+        )
+        raise ConfigError(f"--host-tier {tier}: {engine.name} has none; known are {known}.")
+    ranks = min(layout.gpus, NODE_GPUS)
+    wish = HostWish(
+        tier,
+        ratio=inputs.host_ratio,
+        size_bytes=inputs.host_size,
+        memory_bytes=inputs.host_memory,
+        layout=inputs.host_layout,
+        storage=inputs.host_storage,
+        ranks=ranks,
+        tp=layout.tp,
+        replica_ranks=layout.tp * layout.pp,
+        node_replicas=max(1, ranks // (layout.tp * layout.pp)),
+        retention=inputs.retention,
+        chunk_tokens=inputs.host_chunk,
+    )
+    return engine.host_tier(deployment, capacity, wish)
+
+
+def _sent_bytes(scenario: Scenario, deployment: Deployment) -> int | None:
+    if scenario.inputs.role is None:
+        return None
+    sent = scenario.engine.sent(deployment, deployment.max_context_tokens)
+    return sent.bytes if sent else None
+
+
+def options_of(found: Answer) -> list[Option]:
+    """What could be changed about a deployment."""
+    return advise(found.scenario, found.context, found.concurrency)
+
+
+def published_bytes(
+    config: DSV4Config, formats: CacheFormats, context_tokens: int
+) -> tuple[int, Fraction]:
+    """Bytes of one request over all layers, stored once, and of one token of its context.
+
+    Entries, indexer keys and windows; no page padding, no compressor state, no draft layers.
+    """
+    schemas = [build_schema(config, layer, formats=formats) for layer in build_schedule(config)]
+    return bytes_per_request(schemas, context_tokens).cached, bytes_per_token(schemas)
+
+
+def _choose(inputs: Inputs) -> Scenario:
+    scenarios = resolve(inputs)
+    if len(scenarios) == 1:
+        return scenarios[0]
+    context = scenarios[0].context_tokens
+    found = fewest_gpus(scenarios, context, inputs.concurrency or 1)
+    if found is None:
+        raise _too_much(scenarios[-1], context, inputs.concurrency or 1)
+    return found
+
+
+def _too_much(last: Scenario, context_tokens: int, concurrency: int) -> DoesNotFit:
+    if not within_limit(last, concurrency):
+        return DoesNotFit(
+            f"{count_requests(concurrency)} do not run concurrently: {limit_sentence(last)}."
+        )
+    missing = format_bytes(-tightest_free_bytes(last, context_tokens, concurrency))
+    helpful = [option for option in advise(last, context_tokens, concurrency) if option.fits]
+    remedy = (
+        f"with {helpful[0].change} it fits on these"
+        if helpful
+        else "ask for fewer or shorter requests, or lay it out with --dp or --pp"
+    )
+    return DoesNotFit(
+        f"{count_requests(concurrency)} of {context_tokens:,} tokens cannot fit on "
+        f"{last.layout.gpus:,} GPUs ({last.layout.label}), where the search ends: every GPU lacks "
+        f"{missing}; {remedy}."
+    )
+
+
+def limit_sentence(scenario: Scenario) -> str:
+    """How many requests the engine runs at once, and by which of its flags."""
+    settings, engine = scenario.settings, scenario.engine.name
+    flag = flag_for(engine.partition(":")[0], "request-limit")
+    source = "is its own" if "request_limit" in settings.assumed else "is given"
+    replica = " a replica" if scenario.layout.dp > 1 else ""
+    return f"{engine} runs {settings.request_limit:,}{replica} ({flag} {source})"
+
+
+def count_requests(count: int) -> str:
+    """``1 request``, ``64 requests``."""
+    return counted(count, "request")
+
+
+def capacity_of(
+    scenario: Scenario, stage: int, context_tokens: int, concurrency: int
+) -> Capacity | None:
+    """What the engine makes of the memory of a stage; None where nothing is left for a cache.
+
+    None but an engine that profiles them sets its logits aside.
+    """
+    memory = available_bytes(scenario, stage, context_tokens)
+    inputs = scenario.inputs
+    if scenario.engine.logits_room != "profiled" and not (inputs.kv_memory or inputs.kv_blocks):
+        memory += transient_bytes(scenario, context_tokens)
+    if memory <= 0:
+        return None
+    replica = -(-concurrency // scenario.layout.dp)
+    return scenario.engine.capacity(scenario.deployment(stage, context_tokens, replica), memory)
+
+
+def _refused(capacity: Capacity | None) -> bool:
+    return bool(capacity and capacity.log_lines and capacity.printed_tokens is None)
+
+
+def _refused_host(host: HostTier | None) -> bool:
+    return bool(host and host.refusal)
+
+
+def _request_bytes(scenario: Scenario, context_tokens: int) -> tuple[int, Fraction]:
+    whole = find_formats(scenario.inputs, scenario.config)
+    return published_bytes(scenario.config, whole, context_tokens)
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """One setting that nobody gave."""
+
+    input: str
+    option: str
+    value: Any
+    shown: str
+    reason: str
+
+
+def assumptions(scenario: Scenario) -> list[Assumption]:
+    """What the engine takes where nothing is given."""
+    family = scenario.engine.name.partition(":")[0]
+    return [
+        Assumption(
+            name,
+            flag_for(family, name.replace("_", "-")),
+            default.value,
+            _shown(name, default.value),
+            default.reason,
+        )
+        for name, default in scenario.settings.assumed.items()
+    ]
+
+
+def _shown(name: str, value: Any) -> str:
+    if isinstance(value, Fraction):
+        return f"{float(value):g}"
+    if name in ("reserve", "logits_limit") and value is not None:
+        return format_bytes(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value or 'none'}"
+
+
+Kind = Literal["whole", "taken", "part", "left"]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One step from a GPU's memory to its KV.
+
+    Attributes:
+        kind: The ``whole``, what is ``taken`` of it, ``part`` of what was taken last, what is
+            ``left``.
+    """
+
+    kind: Kind
+    what: str
+    size_bytes: int
+    source: str
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The tightest GPU.
+
+    Attributes:
+        lines: In order; what is taken and what is left add up to the whole.
+        not_counted: What no line stands for: nothing says its size.
+    """
+
+    lines: tuple[Line, ...]
+    not_counted: tuple[str, ...]
+
+
+def peak_of(found: Answer) -> Peak:
+    """What is live on the tightest GPU at the peak of a step, with a source for every line."""
+    overhead = found.scenario.overhead(found.use.stage, found.context)
+    return Peak(tuple(_lines(found)), overhead.unknown)
+
+
+def _lines(found: Answer) -> Iterator[Line]:
+    scenario, use = found.scenario, found.use
+    inputs, overhead = scenario.inputs, scenario.overhead(use.stage, found.context)
+    left = use.budget - use.weights - use.reserve - use.transient
+    if inputs.kv_memory or inputs.kv_blocks:
+        yield Line("left", "for KV", left, "as given")
+        return
+    yield Line("whole", "memory of the GPU", use.memory, scenario.gpu.memory_source)
+    share = f"left free, {1 - float(scenario.settings.memory_fraction):.3g} of it"
+    yield Line("taken", share, use.memory - use.budget, _reason(found, "memory_fraction"))
+    for held in overhead.headroom:
+        yield Line("part", *held)
+    if use.headroom:
+        yield Line("part", "indexer logits", use.headroom, _reason(found, "logits_limit"))
+    yield Line("taken", "weights", use.weights, scenario.weights.source)
+    if "reserve" in scenario.settings.assumed:
+        known = sum(held.size_bytes for held in overhead.reserve)
+        for held in overhead.reserve:
+            yield Line("taken", *held)
+        rest = "the rest of the reserve" if known else "reserve"
+        if use.reserve > known:
+            yield Line("taken", rest, use.reserve - known, _reason(found, "reserve"))
+    else:
+        yield Line("taken", "reserve", use.reserve, "as given")
+    if use.transient:
+        yield Line("taken", "indexer logits", use.transient, _reason(found, "logits_limit"))
+    yield Line("left", "for KV" if left >= 0 else "missing for KV", left, "")
+
+
+def _reason(found: Answer, name: str) -> str:
+    assumed = found.scenario.settings.assumed.get(name)
+    return assumed.reason if assumed else "as given"
+
+
+SCHEMA = "dsv4kv.budget/1"
+_UNITS = {
+    "hbm": "hbm_bytes",
+    "context": "context_tokens",
+    "weights": "weights_bytes",
+    "reserve": "reserve_bytes",
+    "kv_memory": "kv_memory_bytes",
+    "logits_limit": "logits_limit_bytes",
+    "host_size": "host_size_bytes",
+    "host_memory": "host_memory_bytes",
+}
+
+
+def to_document(
+    found: Answer,
+    options: list[Option],
+    layouts: list[LayoutLine],
+    curve: list[tuple[int, int]],
+    reuse: "Reuse | None",
+) -> dict[str, Any]:
+    """The whole answer as plain values; fractions of bytes become floats."""
+    from dsv4kv.budget.reuse import reuse_document
+
+    scenario = found.scenario
+    inputs, layout, gpu = scenario.inputs, scenario.layout, scenario.gpu
+    return {
+        "schema": SCHEMA,
+        "model": scenario.config.name,
+        "engine": {
+            "name": scenario.engine.name,
+            "seen_in_logs": scenario.engine.seen_in_logs,
+            "capacity": _capacity_document(found.capacity),
+            "log_lines": found.log_lines,
+        },
+        "gpu": {name: value for name, value in asdict(gpu).items() if name != "given_bytes"}
+        | {"memory_bytes": gpu.memory_bytes, "memory_source": gpu.memory_source},
+        "layout": asdict(layout)
+        | {"gpus": layout.gpus, "label": layout.label, "kv_copies": found.kv_copies},
+        "inputs": {
+            _UNITS.get(name, name): _plain(value) for name, value in asdict(inputs).items()
+        },
+        "settings": _settings_document(scenario),
+        "assumed": [
+            {name: _plain(value) for name, value in asdict(line).items()}
+            for line in assumptions(scenario)
+        ],
+        "formats": {
+            place: getattr(scenario.formats, place).name for place in ("main", "window", "indexer")
+        },
+        "weights": {
+            "copy_bytes": scenario.weights.total_bytes,
+            "host_bytes": scenario.weights.host_bytes,
+            "parameters": scenario.weights.parameters,
+            "source": scenario.weights.source,
+        },
+        "fits": found.fits,
+        "context_tokens": found.context,
+        "concurrency": found.concurrency,
+        "max_concurrency": found.max_concurrency,
+        "max_context_tokens": found.max_context,
+        "max_tokens": found.max_tokens,
+        "request": _request(found),
+        "gpu_memory": use_document(found.use),
+        "pools": [_pool(cost) for cost in found.costs],
+        "host": _host(found.host),
+        "sent_bytes": found.sent_bytes,
+        "concurrency_by_context": [
+            {"context_tokens": tokens, "concurrency": count} for tokens, count in curve
+        ],
+        "layouts": [
+            asdict(line.layout)
+            | {
+                "label": line.layout.label,
+                "kv_copies": line.kv_copies,
+                "weight_bytes": line.weight_bytes,
+                "concurrency": line.concurrency,
+            }
+            for line in layouts
+        ],
+        "options": [
+            {name: value for name, value in vars(option).items() if name != "scenario"}
+            for option in options
+        ],
+        "prefix": reuse_document(reuse),
+    }
+
+
+def _settings_document(scenario: Scenario) -> dict[str, Any]:
+    units = {"reserve": "reserve_bytes", "logits_limit": "logits_limit_bytes"}
+    values = asdict(scenario.settings)
+    del values["assumed"]
+    return {units.get(name, name): _plain(value) for name, value in values.items()}
+
+
+def use_document(use: RankUse) -> dict[str, int]:
+    """The memory of the tightest GPU, in bytes, and its stage."""
+    parts = asdict(use)
+    stage = parts.pop("stage")
+    sizes = {f"{name}_bytes": size for name, size in parts.items()}
+    return {"stage": stage} | sizes | {"cache_bytes": use.cache, "free_bytes": use.free}
+
+
+def _request(found: Answer) -> dict[str, Any]:
+    """One request: on the model as papers count it, and on the tightest GPU as it is stored."""
+    return {
+        "cached_bytes": found.cached_bytes,
+        "token_bytes": float(found.token_bytes),
+        "fixed_bytes_per_gpu": sum(cost.fixed_bytes for cost in found.costs),
+        "in_flight_bytes_per_gpu": found.use.in_flight,
+        "marginal_bytes_per_gpu": float(sum(cost.marginal_bytes for cost in found.costs)),
+        "padding_bytes_per_gpu": float(sum(cost.padding_bytes for cost in found.costs)),
+    }
+
+
+def _host(tier: HostTier | None) -> dict[str, Any] | None:
+    if tier is None:
+        return None
+    pools = [asdict(pool) | {"total_bytes": pool.total_bytes} for pool in tier.pools]
+    sums = {"holder_bytes": tier.holder_bytes, "node_bytes": tier.node_bytes}
+    return asdict(tier) | {"pools": pools} | sums
+
+
+def _pool(cost: PoolCost) -> dict[str, Any]:
+    return {name: _plain(value) for name, value in asdict(cost).items()}
+
+
+def _capacity_document(capacity: Capacity | None) -> dict[str, Any] | None:
+    if capacity is None:
+        return None
+    return {name: _plain(value) for name, value in asdict(capacity).items()}
+
+
+def _plain(value: Any) -> Any:
+    return float(value) if isinstance(value, Fraction) else value

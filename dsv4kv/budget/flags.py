@@ -1,0 +1,125 @@
+"""The flags of engines in a command: parted from options of ours, read, and merged to inputs."""
+
+from collections.abc import Container, Iterable
+from dataclasses import dataclass
+
+from dsv4kv.engines.flags import (
+    OWN_DRAFTS,
+    OWN_TIER,
+    SIMPLE,
+    Flag,
+    Texts,
+    find_flag,
+    flag_for,
+    flags_of,
+)
+from dsv4kv.engines.names import FAMILIES
+from dsv4kv.errors import ConfigError
+
+Pairs = list[tuple[str, str]]
+"""Flags with their values, empty for a switch."""
+
+
+def take_flags(arguments: Iterable[str], ours: Container[str]) -> tuple[Pairs, list[str]]:
+    """Part the flags of engines from options of ours, and from everything else.
+
+    Raises:
+        ConfigError: A flag whose value is missing.
+    """
+    taken: Pairs = []
+    rest: list[str] = []
+    following = iter(arguments)
+    for argument in following:
+        spelling, equals, value = argument.partition("=")
+        found = (find_flag(family, spelling) for family in FAMILIES)
+        flag = None if spelling in ours else next(filter(None, found), None)
+        if flag is None or not spelling.startswith("--"):
+            rest.append(argument)
+            continue
+        if not equals and not flag.switch:
+            value = next(following, "")
+            if not value:
+                raise ConfigError(f"{spelling}: the value is missing.")
+        taken.append((spelling, value))
+    return taken, rest
+
+
+@dataclass(frozen=True)
+class GivenFlag:
+    """One flag that was given.
+
+    Attributes:
+        value: As given; empty for a switch.
+        flag: What is known of it; None where nothing is.
+        texts: What of ours it means; empty where it changes nothing, or is not counted.
+    """
+
+    spelling: str
+    value: str
+    flag: Flag | None
+    texts: Texts
+
+    @property
+    def effect(self) -> str:
+        """What it does to sizes; empty where that is not known."""
+        return self.flag.effect if self.flag else ""
+
+    @property
+    def uncounted(self) -> bool:
+        """Whether it changes sizes in a way that is not counted."""
+        return self.flag is not None and self.flag.means is None
+
+
+def read_flag(family: str, spelling: str, value: str) -> GivenFlag:
+    """Read one flag; raises ``ConfigError`` for a value that is not of its kind."""
+    flag = find_flag(family, spelling)
+    if flag is None or flag.means is None:
+        return GivenFlag(spelling, value, flag, {})
+    try:
+        return GivenFlag(spelling, value, flag, flag.means.of("on" if flag.switch else value))
+    except ConfigError as error:
+        raise ConfigError(f"{spelling}: {error}") from None
+
+
+def merge(family: str, given: Iterable[GivenFlag]) -> Texts:
+    """Our inputs from what was given, the last of equal flags counting.
+
+    Tensor parallel ranks may be those of all replicas (SGLang's, with DP attention).
+    """
+    texts: Texts = {}
+    for each in given:
+        texts |= each.texts
+    if own := texts.pop(OWN_DRAFTS, None):
+        texts.setdefault("draft-tokens", own)
+    simple, tier = texts.pop(SIMPLE, None), texts.pop(OWN_TIER, None)
+    if tier and "host-size" in texts:
+        texts.setdefault("host-tier", "simple" if simple and tier == "native" else tier)
+        if tier == "lmcache":  # its server has a size of its own
+            del texts["host-size"]
+    inside = texts.pop("dp-attention", None)
+    if not FAMILIES[family].launch.tp_spans_replicas:
+        return texts
+    if not inside and texts.get("dp", "1") != "1":
+        texts |= {"dp-attention": "off"} | {"ep": texts.get("ep", texts.get("tp", "1"))}
+    if inside and "dp" in texts:
+        ranks, replicas = int(texts.get("tp", 1)), int(texts["dp"])
+        if replicas < 1 or ranks % replicas:
+            raise ConfigError(
+                f"--dp-size {replicas} does not divide --tp-size {ranks}: with "
+                "--enable-dp-attention replicas are ranks of one server."
+            )
+        texts["tp"] = str(ranks // replicas)
+    return texts
+
+
+def wrong_engine(family: str, spelling: str) -> ConfigError:
+    """The sentence about a flag of another engine: whose it is, and what says the same."""
+    owner = next(name for name in FAMILIES if find_flag(name, spelling))
+    flag = find_flag(owner, spelling)
+    name = flag.means.input if flag and flag.means else ""
+    if flags_of(family):
+        same = flag_for(family, name) if name else ""
+        instead = f"{family} calls it {same}" if same else f"{family} has no such flag"
+    else:
+        instead = f"add --engine {owner}" + (f", or give --{name}" if name else "")
+    return ConfigError(f"{spelling} is a flag of {owner}: {instead}.")

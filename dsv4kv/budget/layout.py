@@ -1,0 +1,132 @@
+"""How a deployment is spread over GPUs: tensor, data, pipeline and expert parallelism."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import lcm
+
+from dsv4kv.errors import ConfigError
+from dsv4kv.model.config import DSV4Config
+
+NODE_GPUS = 8
+"""GPUs of one server, the widest tensor parallelism that is chosen unasked."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A deployment of ``tp * dp * pp`` GPUs.
+
+    Attributes:
+        tp: Tensor parallel: ranks that share the work of one replica and each hold its whole KV.
+        dp: Data parallel: replicas, each with requests (and KV) of its own.
+        pp: Pipeline parallel: stages, each with a share of the layers.
+        ep: Expert parallel: ranks of a stage that the routed experts are spread over.
+    """
+
+    tp: int = 1
+    dp: int = 1
+    pp: int = 1
+    ep: int = 1
+
+    @property
+    def gpus(self) -> int:
+        """GPUs altogether."""
+        return self.tp * self.dp * self.pp
+
+    @cached_property
+    def expert_ranks(self) -> int:
+        """Ranks of a stage that hold one copy of its routed experts between them."""
+        return lcm(self.tp, self.ep)
+
+    @property
+    def label(self) -> str:
+        """``TP8``, ``TP8 DP2 EP16``: what is more than one."""
+        sizes = {"TP": self.tp, "DP": self.dp, "PP": self.pp, "EP": self.ep}
+        return " ".join(f"{name}{size}" for name, size in sizes.items() if size > 1) or "TP1"
+
+
+@dataclass(frozen=True)
+class LayoutWish:
+    """What was asked for; None where nothing was."""
+
+    gpus: int | None = None
+    tp: int | None = None
+    dp: int | None = None
+    pp: int | None = None
+    ep: int | None = None
+
+
+def candidate_layouts(config: DSV4Config, wish: LayoutWish, most_gpus: int) -> list[Layout]:
+    """Layouts that meet a wish, from few GPUs to many; one where the GPUs are given.
+
+    Unasked, a replica grows by tensor parallelism to a server of eight GPUs and more servers are
+    more replicas, as engines are started by default.
+
+    Raises:
+        ConfigError: The wish contradicts itself or the model.
+    """
+    pp = wish.pp or 1
+    _check(config, "PP", pp, config.num_layers, "layers")
+    if wish.gpus is not None:
+        return [_finish(config, wish, *_divide(config, wish.gpus, wish, pp))]
+    if wish.tp is not None and wish.dp is not None:
+        pairs = [(wish.tp, wish.dp)]
+    elif wish.tp is not None:
+        replicas = most_gpus // (wish.tp * pp)
+        sizes = [dp for dp in range(1, replicas + 1) if _is_bought(wish.tp * dp * pp)]
+        pairs = [(wish.tp, dp) for dp in sizes]
+    elif wish.dp is not None:
+        pairs = [(tp, wish.dp) for tp in _tensor_sizes(config)]
+    else:
+        servers = most_gpus // (NODE_GPUS * pp)
+        pairs = [(tp, 1) for tp in _tensor_sizes(config)]
+        pairs += [(NODE_GPUS, dp) for dp in range(2, servers + 1)]
+    return [_finish(config, wish, tp, dp, pp) for tp, dp in pairs or [(wish.tp or 1, 1)]]
+
+
+def _is_bought(gpus: int) -> bool:
+    """Whether so many GPUs are a part of a server that experts divide into, or whole servers."""
+    return gpus in (1, 2, 4) or gpus % NODE_GPUS == 0
+
+
+def _tensor_sizes(config: DSV4Config) -> list[int]:
+    return [tp for tp in (1, 2, 4, NODE_GPUS) if config.num_heads % tp == 0]
+
+
+def _divide(config: DSV4Config, gpus: int, wish: LayoutWish, pp: int) -> tuple[int, int, int]:
+    given = {"TP": wish.tp, "DP": wish.dp, "PP": wish.pp}
+    named = " · ".join(f"{name}{size}" for name, size in given.items() if size)
+    known = (wish.tp or 1) * (wish.dp or 1) * pp
+    rest, left_over = divmod(gpus, known)
+    complete = wish.tp is not None and wish.dp is not None
+    if left_over or (complete and rest != 1):
+        raise ConfigError(
+            f"{named} is a layout of {known} GPUs{'' if complete else ' or a multiple'} and "
+            f"--gpus is {gpus}: TP · DP · PP must equal the GPUs. Change one of them, or leave "
+            "one out."
+        )
+    if wish.tp is not None:
+        return wish.tp, wish.dp or rest, pp
+    if wish.dp is not None:
+        return rest, wish.dp, pp
+    tp = max(size for size in _tensor_sizes(config) if rest % size == 0)
+    return tp, rest // tp, pp
+
+
+def _finish(config: DSV4Config, wish: LayoutWish, tp: int, dp: int, pp: int) -> Layout:
+    if config.num_heads % tp:
+        raise ConfigError(
+            f"TP{tp} cannot split {config.num_heads} attention heads of {config.name}: choose a "
+            "divisor of them, and spread the other GPUs over --dp or --pp."
+        )
+    ep = wish.ep or (tp * dp if dp > 1 else 1)
+    if (tp * dp) % ep:
+        raise ConfigError(
+            f"EP{ep} does not divide the {tp * dp} GPUs of a stage (TP{tp} · DP{dp}): experts are "
+            "spread over all of them or over equal groups."
+        )
+    return Layout(tp, dp, pp, ep)
+
+
+def _check(config: DSV4Config, name: str, size: int, most: int, what: str) -> None:
+    if size > most:
+        raise ConfigError(f"{name}{size} is more than the {most} {what} of {config.name}.")

@@ -1,0 +1,329 @@
+"""A sizing question with everything looked up: model, GPU, layout, weights, formats, engine."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import Any
+
+from dsv4kv.budget.gpus import Gpu
+from dsv4kv.budget.inputs import Inputs
+from dsv4kv.budget.layout import Layout, LayoutWish, candidate_layouts
+from dsv4kv.budget.lookup import GQA8, find_formats, find_gpu, find_model, find_weights
+from dsv4kv.budget.weights import Weights
+from dsv4kv.engines.contract import Default, Defaults, Deployment, Engine, Machine, Overhead
+from dsv4kv.engines.formats import PLACES, Site, stored_formats
+from dsv4kv.engines.names import engine_family, find_engine
+from dsv4kv.errors import ConfigError
+from dsv4kv.model.config import DSV4Config
+from dsv4kv.model.schedule import AttentionType, build_schedule
+from dsv4kv.model.schema import CacheFormats
+
+MOST_GPUS = 1024
+"""Where the search for enough GPUs ends."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What decides a deployment's sizes and is not its model, GPU or layout.
+
+    Attributes:
+        memory_fraction: Share of a GPU's memory that may be used.
+        reserve: Bytes of it kept for activations, graphs and communication.
+        step_tokens: Tokens of one step of one replica.
+        request_limit: Requests that one replica runs at once at most; None for any number.
+        logits_limit: Bytes that the indexer's logits are cut to; None where they are not.
+        frees_windows: Whether window slots that are out of the window are given back; None where
+            an engine has no choice.
+        replays_windows: Whether every request has windows of its own (SGLang's encoder replay).
+        extra_slots: Requests that a decode side receives while others run.
+        assumed: What was not given, by the name of the input.
+    """
+
+    memory_fraction: Fraction
+    reserve: int
+    step_tokens: int
+    overlap: int
+    in_flight_tokens: int
+    request_limit: int | None
+    logits_limit: int | None
+    frees_windows: bool | None
+    replays_windows: bool
+    extra_slots: int
+    assumed: Defaults
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One deployment on a known number of GPUs.
+
+    Attributes:
+        layout: How the model is spread over GPUs.
+        settings: As given, or the engine's own.
+        machine: The GPUs as the engine looks at them.
+    """
+
+    inputs: Inputs
+    config: DSV4Config
+    gpu: Gpu
+    layout: Layout
+    weights: Weights
+    formats: CacheFormats
+    engine: Engine
+    settings: Settings
+    machine: Machine
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens of the longest request that is asked for, or of the model's."""
+        return self.inputs.context or self.config.max_context_tokens
+
+    @property
+    def budget_bytes(self) -> int:
+        """Bytes of one GPU that may be used."""
+        return int(self.gpu.memory_bytes * self.settings.memory_fraction)
+
+    @property
+    def spare_bytes(self) -> int:
+        """Bytes of one GPU beyond these."""
+        return self.gpu.memory_bytes - self.budget_bytes
+
+    @cached_property
+    def stages(self) -> tuple[range, ...]:
+        """Layers of every pipeline stage, draft layers left out."""
+        sizes = self.engine.stage_layers(self.config.num_layers, self.layout.pp)
+        ends = [0, *accumulate(sizes)]
+        return tuple(range(begin, end) for begin, end in pairwise(ends))
+
+    def deployment(
+        self, stage: int, context_tokens: int, concurrency: int | None = None
+    ) -> Deployment:
+        """What one rank of a stage serves: ``concurrency`` requests of one replica.
+
+        An engine with a limit of requests sizes its cache for so many, whatever is asked.
+        """
+        inputs, settings = self.inputs, self.settings
+        return Deployment(
+            model=self.config,
+            formats=self.formats,
+            max_context_tokens=context_tokens,
+            in_flight_tokens=settings.in_flight_tokens,
+            layers=tuple(self.stages[stage]) if self.layout.pp > 1 else None,
+            draft_layers=self.drafts_of(stage),
+            concurrency=settings.request_limit or concurrency,
+            block_tokens=inputs.block_tokens,
+            state_bytes=2 if inputs.state == "bf16" else 4,
+            online_state=inputs.state == "online",
+            draft_tokens=inputs.draft_tokens,
+            arch=self.gpu.arch,
+            window_ratio=None if inputs.window_ratio is None else float(inputs.window_ratio),
+            frees_windows=settings.frees_windows,
+            replays_windows=settings.replays_windows,
+            bounded_replay=None
+            if inputs.bounded_replay is None
+            else inputs.bounded_replay == "on",
+            prefix_cache=inputs.prefix_cache == "on",
+            overlap=settings.overlap > 1,
+            role=inputs.role,
+            hisparse_ratio=inputs.hisparse_ratio if inputs.hisparse else 1,
+            extra_slots=settings.extra_slots,
+            stage=stage,
+        )
+
+    def overhead(self, stage: int, context_tokens: int) -> Overhead:
+        """What the engine is known to hold on a rank of a stage, other than weights and cache."""
+        deployment = self.deployment(stage, context_tokens)
+        step, given = self.settings.step_tokens, given_in(self.inputs)
+        return self.engine.overhead(deployment, step, self.machine, given)
+
+    def reserve_bytes(self, stage: int, context_tokens: int) -> int:
+        """Bytes kept for all but weights and cache: as given, or a guess not below the known."""
+        guess = self.settings.reserve
+        if "reserve" not in self.settings.assumed:
+            return guess
+        known = self.overhead(stage, context_tokens).reserve
+        return max(guess, sum(held.size_bytes for held in known))
+
+    @cached_property
+    def weight_bytes(self) -> tuple[int, ...]:
+        """Weights on one rank of every stage."""
+        loading = self.engine.loading(self.gpu.arch)
+        return tuple(
+            self.weights.rank_bytes(self.layout, layers, self.drafts_of(stage), loading)
+            for stage, layers in enumerate(self.stages)
+        )
+
+    @cached_property
+    def indexed_ratio(self) -> int | None:
+        """Fewest tokens that an indexer key stands for; None for a model without indexer."""
+        ratios = [
+            layer.ratio
+            for layer in build_schedule(self.config)
+            if layer.attn in (AttentionType.CSA, AttentionType.DSA)
+        ]
+        return min(ratios) if ratios and self.formats.indexer.entry_bytes else None
+
+    def drafts_of(self, stage: int) -> int:
+        """Draft layers of a stage: the last one has them."""
+        return self.inputs.draft_layers if stage == self.layout.pp - 1 else 0
+
+
+def given_in(inputs: Inputs) -> dict[str, Any]:
+    """What is given of a question, by name."""
+    return {name: value for name, value in vars(inputs).items() if value is not None}
+
+
+def resolve(inputs: Inputs) -> list[Scenario]:
+    """Look everything up; one scenario per possible layout, from few GPUs to many.
+
+    Raises:
+        ConfigError: An unknown name, a contradictory layout, weights that are not known.
+    """
+    config = find_model(inputs.model)
+    gpu = find_gpu(inputs)
+    engine = find_engine(inputs.engine)
+    _refuse(inputs, config, engine, gpu)
+    wish = LayoutWish(inputs.gpus, inputs.tp, inputs.dp, inputs.pp, inputs.ep)
+    weights = find_weights(inputs, config)
+    scenarios = []
+    for layout in candidate_layouts(config, wish, MOST_GPUS):
+        inside = layout.dp if inputs.dp_attention == "on" else 1
+        machine = Machine(
+            gpu.name, gpu.memory_bytes, layout.tp, inside, layout.pp, config.kind, gpu.arch
+        )
+        settings = _settle(inputs, engine, machine, layout.dp)
+        formats, reasons = _formats(inputs, config, engine, gpu, layout.tp)
+        settings = replace(settings, assumed=settings.assumed | reasons)
+        scenarios.append(
+            Scenario(inputs, config, gpu, layout, weights, formats, engine, settings, machine)
+        )
+    return scenarios
+
+
+def _settle(inputs: Inputs, engine: Engine, machine: Machine, replicas: int) -> Settings:
+    """Complete the inputs by the engine's own defaults.
+
+    SGLang is given the tokens of a step and the limit of requests for all replicas of a server,
+    which are ranks of data-parallel attention; every vLLM replica has its own.
+
+    Raises:
+        ConfigError: Tokens in flight given twice.
+    """
+    if inputs.in_flight_tokens and (inputs.step_tokens or inputs.overlap):
+        raise ConfigError(
+            "--in-flight-tokens is the tokens of a step times the steps that overlap: give it, or "
+            "those."
+        )
+    given = given_in(inputs)
+    assumed = {
+        name: default
+        for name, default in engine.defaults(machine, given).items()
+        if name not in given
+    }
+    shares = machine.dp if engine.shares_limits else 1
+    assumed |= dict(_as_asked(inputs, assumed, replicas // shares))
+    known = {name: default.value for name, default in assumed.items()} | given
+    step, overlap = known["step_tokens"] // shares, known["overlap"]
+    flight = step * overlap
+    if inputs.in_flight_tokens:
+        assumed.pop("step_tokens", None)
+        flight = inputs.in_flight_tokens
+        step = -(-flight // overlap)
+    if inputs.kv_memory or inputs.kv_blocks:
+        assumed.pop("memory_fraction", None)
+    limit, slots = known.get("request_limit"), known.get("window_slots")
+    return Settings(
+        memory_fraction=known["memory_fraction"],
+        reserve=known["reserve"],
+        step_tokens=max(step, 1),
+        overlap=overlap,
+        in_flight_tokens=max(flight, 1),
+        request_limit=None if limit is None else max(limit // shares, 1),
+        logits_limit=known.get("logits_limit"),
+        frees_windows=None if slots is None else slots != "kept",
+        replays_windows=slots == "own",
+        extra_slots=known.get("extra_slots", 0),
+        assumed=assumed,
+    )
+
+
+def _as_asked(inputs: Inputs, assumed: Defaults, replicas: int) -> Iterator[tuple[str, Default]]:
+    """A limit below the requests asked for is not what who asks will start."""
+    limit, asked = assumed.get("request_limit"), -(-(inputs.concurrency or 0) // replicas)
+    if limit and asked > limit.value:
+        reason = f"as many as are asked for; {limit.value:,} is {limit.reason}"
+        yield "request_limit", Default(asked, reason)
+
+
+def _refuse(inputs: Inputs, config: DSV4Config, engine: Engine, gpu: Gpu) -> None:
+    asked = {
+        "dcp": inputs.dcp > 1,
+        "prefill_cp": inputs.prefill_cp > 1,
+        "hisparse": inputs.hisparse,
+        "hisparse_radix": inputs.hisparse
+        and inputs.prefix_cache == "on"
+        and inputs.role != "decode",
+        "unified_memory": inputs.unified_memory,
+        "unified_kv": inputs.unified_kv and (gpu.arch or "").startswith("gfx"),
+    }
+    for limit in engine.family.limits:
+        if not asked.get(limit.asked) or config.kind not in limit.kinds:
+            continue
+        name = _NAMED[limit.asked]
+        if limit.said and engine.name == engine_family(engine.family.name)[-1]:
+            raise ConfigError(
+                f'{name}: {engine.name} refuses it for {config.name}: "{limit.said}".'
+            )
+        raise ConfigError(
+            f"{name}: what {engine.name} keeps of {config.name} with it is not sized."
+        )
+
+
+_NAMED = {
+    "dcp": "decode context parallelism",
+    "prefill_cp": "prefill context parallelism",
+    "hisparse": "HiSparse",
+    "hisparse_radix": "HiSparse",
+    "unified_memory": "unified memory (pools that borrow from each other)",
+    "unified_kv": "unified KV (a ring of windows for every request, on AMD's GPUs)",
+}
+
+
+def _formats(
+    inputs: Inputs, config: DSV4Config, engine: Engine, gpu: Gpu, tp: int
+) -> tuple[CacheFormats, Defaults]:
+    if config.name == GQA8:
+        return find_formats(inputs, config, tp), {}
+    asked = {place: getattr(inputs, f"{place}_format") for place in PLACES}
+    site = Site(
+        engine.name,
+        config,
+        gpu.arch,
+        tp,
+        split=inputs.role is not None,
+        backend=inputs.attention_backend,
+        dtype=inputs.cache_dtype,
+    )
+    stored = stored_formats(site, asked)
+    reasons = {
+        f"{place}_format": Default(name, reason)
+        for place, (name, reason) in stored.items()
+        if reason and not engine.own
+    }
+    main, window, indexer = (stored[place][0] for place in PLACES)
+    given = replace(inputs, main_format=main, window_format=window, indexer_format=indexer)
+    return find_formats(given, config, tp), reasons
+
+
+def fix_layout(scenario: Scenario) -> Inputs:
+    """The inputs of a scenario with its layout written out."""
+    layout = scenario.layout
+    return replace(
+        scenario.inputs,
+        gpus=layout.gpus,
+        tp=layout.tp,
+        dp=layout.dp,
+        pp=layout.pp,
+        ep=layout.ep,
+    )

@@ -1,0 +1,141 @@
+"""Sweeps: one answer for every combination of the values of some inputs."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dsv4kv.budget.answer import Answer, answer, published_bytes
+from dsv4kv.budget.inputs import READERS, Inputs, read_inputs
+from dsv4kv.budget.lookup import find_formats, find_model
+from dsv4kv.errors import ConfigError, DoesNotFit, find_name
+
+COLUMNS = (
+    "gpus",
+    "layout",
+    "fits",
+    "context_tokens",
+    "concurrency",
+    "max_concurrency",
+    "max_context_tokens",
+    "max_tokens",
+    "cached_bytes_per_request",
+    "bytes_per_token",
+    "fixed_bytes_per_request",
+    "weight_bytes_per_gpu",
+    "transient_bytes_per_gpu",
+    "cache_bytes_per_gpu",
+    "free_bytes_per_gpu",
+)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One input and the values it takes, as written."""
+
+    name: str
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One point of a sweep.
+
+    Attributes:
+        point: Value of every axis, as written.
+        cached_bytes: One request's cache at its context, once, without padding and state.
+        token_bytes: Marginal bytes of one token of context, likewise.
+        found: The answer; None where there is none.
+        too_much: Whether that is because no number of GPUs is enough.
+    """
+
+    point: dict[str, str]
+    inputs: Inputs
+    cached_bytes: int
+    token_bytes: float
+    found: Answer | None
+    problem: str | None = None
+    too_much: bool = False
+
+    @property
+    def fits(self) -> bool:
+        """False where what was asked does not fit; a point that cannot be asked is no verdict."""
+        return not self.too_much and (self.found is None or self.found.fits)
+
+
+def parse_axis(text: str) -> Axis:
+    """Parse ``context=4K,32K``; raises ``ConfigError`` for another input or no value."""
+    name, equals, rest = text.partition("=")
+    if not equals:
+        raise ConfigError(f"--axis {text}: write NAME=A,B, for example context=32K,128K.")
+    found = find_name(name, sorted(READERS), "input to sweep")
+    values = tuple(value.strip() for value in rest.split(","))
+    if not all(values) or len(set(values)) < len(values):
+        raise ConfigError(f"--axis {text}: a value is missing or comes twice.")
+    return Axis(found, values)
+
+
+def run_sweep(texts: Mapping[str, str], axes: Sequence[Axis]) -> list[Row]:
+    """Answer every combination, the last axis changing fastest.
+
+    A combination without an answer keeps its sentence; the sweep goes on.
+
+    Raises:
+        ConfigError: An axis given twice or also as an option, a value that cannot be read, or no
+            combination with an answer: the first one's sentence.
+        DoesNotFit: That sentence is that no number of GPUs is enough.
+    """
+    names = [axis.name for axis in axes]
+    for name in names:
+        if names.count(name) > 1 or name in texts:
+            raise ConfigError(f"--axis {name}: it is given twice: keep one.")
+    points = list(itertools.product(*(axis.values for axis in axes)))
+    rows = [_run(texts, names, point) for point in points]
+    if all(row.problem for row in rows):
+        raise (DoesNotFit if rows[0].too_much else ConfigError)(rows[0].problem or "")
+    return rows
+
+
+def _run(texts: Mapping[str, str], names: Sequence[str], values: tuple[str, ...]) -> Row:
+    point = dict(zip(names, values, strict=True))
+    inputs = read_inputs({**texts, **point})
+    config = find_model(inputs.model)
+    too_much = False
+    try:
+        found, problem = answer(inputs), None
+        context = found.context
+    except ConfigError as error:  # what one request takes is known even so
+        found, problem, too_much = None, str(error), isinstance(error, DoesNotFit)
+        context = inputs.context or config.max_context_tokens
+    cached, per_token = published_bytes(config, find_formats(inputs, config), context)
+    return Row(point, inputs, cached, float(per_token), found, problem, too_much)
+
+
+def to_values(row: Row) -> dict[str, Any]:
+    """One row as plain values: its axes, the columns, and the problem if there is one."""
+    return dict(row.point) | dict.fromkeys(COLUMNS) | _values(row) | {"problem": row.problem}
+
+
+def _values(row: Row) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "cached_bytes_per_request": row.cached_bytes,
+        "bytes_per_token": row.token_bytes,
+    }
+    if (found := row.found) is None:
+        return values
+    use, layout = found.use, found.scenario.layout
+    return values | {
+        "gpus": layout.gpus,
+        "layout": layout.label,
+        "fits": found.fits,
+        "context_tokens": found.context,
+        "concurrency": found.concurrency,
+        "max_concurrency": found.max_concurrency,
+        "max_context_tokens": found.max_context,
+        "max_tokens": found.max_tokens,
+        "fixed_bytes_per_request": sum(cost.fixed_bytes for cost in found.costs),
+        "weight_bytes_per_gpu": use.weights,
+        "transient_bytes_per_gpu": use.transient,
+        "cache_bytes_per_gpu": use.cache,
+        "free_bytes_per_gpu": use.free,
+    }

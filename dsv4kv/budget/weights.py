@@ -1,0 +1,352 @@
+"""What the weights take on a GPU, derived from a model's config.json.
+
+Counted are the matrices: attention, compressors, indexer, experts, router, embedding and output
+head. Left out are norms, scales of 128 x 128 blocks and hyper-connections, together below 0.1 %.
+An engine may load more than an even share of them: see ``Loading``.
+V4.1's engram tables are looked up row by row and lie in host memory by default (vLLM 0.33,
+``EngramConfig.cpu_offload``): they are counted there, not on a GPU.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import ceil
+from operator import add
+from typing import Any, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict
+
+from dsv4kv.budget.layout import Layout
+from dsv4kv.engines.contract import EVENLY, Loading
+from dsv4kv.model.config import DSV4Config, Positive
+from dsv4kv.model.schedule import AttentionType, LayerSpec, build_schedule
+from dsv4kv.units import format_bytes
+
+
+class WeightFacts(BaseModel):
+    """Sizes of the matrices, in the names of config.json; other keys of such a file are ignored.
+
+    Attributes:
+        published_parameters: What the model is said to have; only compared with.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    vocab_size: Positive
+    moe_intermediate_size: Positive
+    n_routed_experts: Positive
+    n_shared_experts: int = 1
+    first_k_dense_replace: int = 0
+    intermediate_size: Positive | None = None
+    q_lora_rank: Positive
+    o_lora_rank: Positive | None = None
+    o_groups: Positive | None = None
+    kv_lora_rank: Positive | None = None
+    qk_nope_head_dim: Positive | None = None
+    qk_rope_head_dim: Positive | None = None
+    v_head_dim: Positive | None = None
+    dspark_n_routed_experts: Positive | None = None
+    engram_num_embeddings: tuple[Positive, ...] = ()
+    engram_head_dim: Positive | None = None
+    expert_dtype: Literal["fp4", "fp8", "bf16"] | None = None
+    quantization_config: dict[str, Any] = {}
+    published_parameters: float | None = None
+    source: str = "Hugging Face config.json"
+
+    @property
+    def dense_dtype(self) -> str:
+        """Type of every matrix but experts, embedding and head."""
+        return "fp8" if self.quantization_config.get("quant_method") == "fp8" else "bf16"
+
+    @property
+    def expert_kind(self) -> str:
+        """Type of the routed experts."""
+        if self.quantization_config.get("moe_quant_algo") == "NVFP4":
+            return "nvfp4"
+        kind: str | None = self.expert_dtype or self.quantization_config.get("expert_dtype")
+        return kind or self.dense_dtype
+
+    @property
+    def engram_bytes(self) -> int:
+        """Engram tables: every row in fp8, with one scale byte for 32 channels."""
+        channels = self.engram_head_dim or 0
+        return sum(self.engram_num_embeddings) * (channels + channels // 32)
+
+
+def count_layer(config: DSV4Config, facts: WeightFacts, spec: LayerSpec) -> tuple[int, int]:
+    """Parameters of one layer: everything but routed experts, and those."""
+    flat = spec.attn is AttentionType.DSA
+    attention = _count_mla(config, facts) if flat else _count_attention(config, facts)
+    dense = attention + _count_compressors(config, facts, spec)
+    if facts.intermediate_size and spec.layer_idx < facts.first_k_dense_replace:
+        return dense + 3 * config.hidden_size * facts.intermediate_size, 0
+    expert = 3 * config.hidden_size * facts.moe_intermediate_size
+    router = config.hidden_size * facts.n_routed_experts
+    return dense + router + facts.n_shared_experts * expert, facts.n_routed_experts * expert
+
+
+def count_layers(
+    config: DSV4Config, facts: WeightFacts, specs: Iterable[LayerSpec]
+) -> list[tuple[int, int]]:
+    """``count_layer`` of several layers; those that are alike are counted once."""
+    known: dict[object, tuple[int, int]] = {}
+    counts = []
+    for spec in specs:
+        owns, dense = spec.kv_owner == spec.layer_idx, spec.layer_idx < facts.first_k_dense_replace
+        kind = spec.attn, spec.ratio, spec.selects, owns, dense
+        if kind not in known:
+            known[kind] = count_layer(config, facts, spec)
+        counts.append(known[kind])
+    return counts
+
+
+def _count_attention(config: DSV4Config, facts: WeightFacts) -> int:
+    """V4: low-rank queries, one KV vector, grouped low-rank output."""
+    hidden, heads = config.hidden_size, config.num_heads * config.head_dim
+    low = (facts.o_groups or 1) * (facts.o_lora_rank or hidden)
+    query = hidden * facts.q_lora_rank + facts.q_lora_rank * heads
+    return query + hidden * config.head_dim + heads * (facts.o_lora_rank or hidden) + low * hidden
+
+
+def _count_mla(config: DSV4Config, facts: WeightFacts) -> int:
+    """V3.2: multi-head latent attention."""
+    hidden, heads = config.hidden_size, config.num_heads
+    nope, rope = facts.qk_nope_head_dim or 0, facts.qk_rope_head_dim or 0
+    latent, value = facts.kv_lora_rank or 0, facts.v_head_dim or 0
+    query = hidden * facts.q_lora_rank + facts.q_lora_rank * heads * (nope + rope)
+    return (
+        query
+        + hidden * (latent + rope)
+        + latent * heads * (nope + value)
+        + (heads * value * hidden)
+    )
+
+
+def _count_compressors(config: DSV4Config, facts: WeightFacts, spec: LayerSpec) -> int:
+    """Compressor (KV and score projections) and indexer; V4's CSA projects two halves of each.
+
+    V4.1's keys come from the latent, and more layers select than store them.
+    """
+    indexer = config.index_heads * (facts.q_lora_rank * config.index_dim + config.hidden_size)
+    if spec.attn is AttentionType.DSA:
+        return indexer + config.hidden_size * config.index_dim
+    if spec.ratio in (1, 2):
+        projected = spec.ratio * config.hidden_size + config.index_dim
+        return indexer * spec.selects + projected * config.head_dim * spec.owns_kv
+    if not spec.owns_kv:
+        return 0
+    if spec.attn is AttentionType.HCA:
+        return 2 * config.hidden_size * config.head_dim
+    return indexer + 4 * config.hidden_size * (config.head_dim + config.index_dim)
+
+
+_EXPERT_BYTES = {
+    "fp4": Fraction(17, 32),  # MXFP4: 4 bits, one scale byte for 32
+    "nvfp4": Fraction(9, 16),  # 4 bits, one scale byte for 16
+    "fp8": Fraction(1),
+    "bf16": Fraction(2),
+}
+_BF16_BYTES = 2
+
+
+_NOTHING = Fraction(0)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Weights that are together.
+
+    Attributes:
+        dense_bytes: What all ranks of a replica share.
+        expert_bytes: The routed experts.
+        copied_bytes: Of ``dense_bytes``, what ``Loading.copies`` is about.
+        loaded_bytes: The same as it is loaded: compressors and router in bf16, with
+            hyper-connections in fp32.
+        widened_bytes: What ``Loading.widens_output`` adds.
+    """
+
+    dense_bytes: Fraction
+    expert_bytes: Fraction
+    copied_bytes: Fraction = _NOTHING
+    loaded_bytes: Fraction = _NOTHING
+    widened_bytes: Fraction = _NOTHING
+
+    def scaled(self, factor: Fraction) -> "Part":
+        """The same part at another size."""
+        return Part(*(size * factor for size in vars(self).values()))
+
+    def __add__(self, other: "Part") -> "Part":
+        return Part(*map(add, vars(self).values(), vars(other).values()))
+
+    def dense_on(self, tp: int, loading: Loading) -> Fraction:
+        """Bytes of the dense ones on one rank of a tensor parallel group."""
+        held = self.dense_bytes + self.widened_bytes * loading.widens_output
+        if not loading.copies:
+            return held / tp
+        return (held - self.copied_bytes) / tp + self.loaded_bytes
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights of a whole model, layer by layer.
+
+    Attributes:
+        embedding: The embedding; the output head is as large.
+        experts: Routed experts of a layer; None where they are not known to be whole.
+        parameters: How many there are, draft layers left out; None where that is not known.
+        source: How the bytes are known, in words.
+        host_bytes: Tables in host memory, once for every node.
+    """
+
+    layers: tuple[Part, ...]
+    draft: Part
+    embedding: Part
+    experts: int | None
+    parameters: int | None
+    source: str
+    host_bytes: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of one copy, draft layers left out."""
+        whole = sum(self.layers, self.embedding + self.embedding)
+        return ceil(whole.dense_bytes + whole.expert_bytes)
+
+    def rank_bytes(
+        self, layout: Layout, layers: range, draft_layers: int, loading: Loading = EVENLY
+    ) -> int:
+        """Bytes on one rank of the stage that holds ``layers`` (and the drafts, if the last)."""
+        parts = [self.layers[index] for index in layers]
+        if layers.start == 0:
+            parts.append(self.embedding)
+        if layers.stop == len(self.layers):
+            parts += [self.embedding, *[self.draft] * draft_layers]
+        whole = sum(parts, Part(_NOTHING, _NOTHING))
+        dense = whole.dense_on(layout.tp, loading)
+        if loading.draft_heads and draft_layers and layers.stop == len(self.layers):
+            dense += self.embedding.dense_bytes / layout.tp * (1 + Fraction(1, layout.dp))
+        return ceil(dense + whole.expert_bytes * self._share(layout))
+
+    def _share(self, layout: Layout) -> Fraction:
+        """Share of the routed experts on one rank: whole experts by EP, slices of them by TP.
+
+        Where EP does not divide the experts some ranks hold one more; these count.
+        """
+        if self.experts is None:
+            return Fraction(1, layout.expert_ranks)
+        held = ceil(self.experts / layout.ep)
+        return Fraction(held, self.experts) * layout.ep / layout.expert_ranks
+
+
+def derive_weights(config: DSV4Config, facts: WeightFacts) -> Weights:
+    """Work out the weights of a model from the sizes of its matrices."""
+    schedule = build_schedule(config)
+    counts = count_layers(config, facts, schedule)
+    draft = LayerSpec(len(schedule), schedule[0].attn, 0, len(schedule), is_draft=True)
+    fewer = {"n_routed_experts": facts.dspark_n_routed_experts or facts.n_routed_experts}
+    drafted, experts = count_layer(config, facts.model_copy(update=fewer), draft)
+    # a draft layer also mixes the embedding with the hidden state: two square matrices
+    mixing = 2 * config.hidden_size**2
+    embedding = facts.vocab_size * config.hidden_size
+    host = facts.engram_bytes
+    tables = f"; {format_bytes(host)} of engram tables in host memory, on no GPU" if host else ""
+    return Weights(
+        layers=_weigh_layers(config, facts, schedule, counts),
+        draft=_weigh(facts, drafted + mixing, experts, _find_copied(config, facts, draft, mixing)),
+        embedding=Part(Fraction(embedding * _BF16_BYTES), Fraction(0)),
+        experts=facts.n_routed_experts,
+        parameters=sum(map(sum, counts)) + 2 * embedding,
+        source=f"derived from {facts.source}: {facts.expert_kind} experts, "
+        f"{facts.dense_dtype} elsewhere, bf16 embedding and head{tables}",
+        host_bytes=host,
+    )
+
+
+def scale_weights(weights: Weights, total_bytes: int, source: str) -> Weights:
+    """The same weights, taking so many bytes altogether."""
+    factor = Fraction(total_bytes, weights.total_bytes)
+    return replace(
+        weights,
+        layers=tuple(part.scaled(factor) for part in weights.layers),
+        draft=weights.draft.scaled(factor),
+        embedding=weights.embedding.scaled(factor),
+        source=source,
+    )
+
+
+def spread_weights(config: DSV4Config, total_bytes: int) -> Weights:
+    """Weights of which only the size is known: as if all were routed experts, layer by layer."""
+    nothing = Part(Fraction(0), Fraction(0))
+    part = Part(Fraction(0), Fraction(total_bytes, config.num_layers))
+    source = "as given; what data parallelism replicates is not known and counted as split"
+    return Weights((part,) * config.num_layers, nothing, nothing, None, None, source)
+
+
+def _weigh_layers(
+    config: DSV4Config,
+    facts: WeightFacts,
+    schedule: Sequence[LayerSpec],
+    counts: Sequence[tuple[int, int]],
+) -> tuple[Part, ...]:
+    """Weights of every layer; those that are alike are weighed once."""
+    known: dict[object, Part] = {}
+    parts = []
+    for spec, count in zip(schedule, counts, strict=True):
+        owns = spec.kv_owner == spec.layer_idx
+        kind = spec.attn, spec.ratio, spec.selects, owns, count
+        if kind not in known:
+            known[kind] = _weigh(facts, *count, _find_copied(config, facts, spec))
+        parts.append(known[kind])
+    return tuple(parts)
+
+
+class _Copied(NamedTuple):
+    """Parameters that ``Loading`` is about.
+
+    Attributes:
+        as_stored: Of matrices that every rank holds whole, those loaded in the dense type.
+        in_bf16: Those loaded in bf16.
+        mixing: Of hyper-connections, in fp32; not counted among the matrices.
+        output: Of the first of the output's projections.
+    """
+
+    as_stored: int = 0
+    in_bf16: int = 0
+    mixing: int = 0
+    output: int = 0
+
+
+_STREAMS = 4  # hc_mult
+_MIXES = 2 * (2 + _STREAMS) * _STREAMS  # of them, before attention and before the experts
+
+
+def _find_copied(
+    config: DSV4Config, facts: WeightFacts, spec: LayerSpec, drafts: int = 0
+) -> _Copied:
+    """Of one layer of V4, with so many parameters that are a draft layer's alone.
+
+    Source: SGLang 0.5.15, ``models/deepseek_v4.py``, ``dsv4/compressor.py``, ``dsv4/indexer.py``.
+    """
+    if config.kind != "v4":
+        return _Copied()
+    hidden = config.hidden_size
+    query = config.index_heads * config.index_dim * facts.q_lora_rank
+    compressors = _count_compressors(config, facts, spec)
+    scores = query if spec.attn is AttentionType.CSA else 0
+    return _Copied(
+        as_stored=hidden * (facts.q_lora_rank + config.head_dim) + scores + drafts,
+        in_bf16=compressors - scores + hidden * facts.n_routed_experts,
+        mixing=_MIXES * _STREAMS * hidden,
+        output=config.num_heads * config.head_dim * (facts.o_lora_rank or hidden),
+    )
+
+
+def _weigh(facts: WeightFacts, dense: int, experts: int, copied: _Copied) -> Part:
+    each = _EXPERT_BYTES[facts.dense_dtype]
+    return Part(
+        dense * each,
+        experts * _EXPERT_BYTES[facts.expert_kind],
+        copied_bytes=(copied.as_stored + copied.in_bf16) * each,
+        loaded_bytes=copied.as_stored * each + copied.in_bf16 * _BF16_BYTES + copied.mixing * 4,
+        widened_bytes=copied.output * (_BF16_BYTES - each),
+    )

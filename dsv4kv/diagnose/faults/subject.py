@@ -1,0 +1,337 @@
+"""What is looked at: a launch command, the log of a start, or the result of a benchmark.
+
+Commands are read as ``dsv4kv budget --command`` reads them, arguments in a log by the engines' own
+echo of them, results as ``dsv4kv calibrate`` reads them.
+"""
+
+import ast
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+from dsv4kv.budget.flags import GivenFlag, merge, read_flag
+from dsv4kv.budget.gpus import gpu_names, load_gpu
+from dsv4kv.budget.servers import Launch, find_launches
+from dsv4kv.diagnose.faults.results import facts_of
+from dsv4kv.diagnose.faults.table import Truth, Values, release
+from dsv4kv.engines.flags import find_flag
+from dsv4kv.engines.logs.read import find_version, preset_named, read_lines
+from dsv4kv.engines.names import FAMILIES, replayed_engines
+from dsv4kv.errors import ConfigError
+from dsv4kv.files import Unparsable, parse_json
+from dsv4kv.replay.clock.measured import read_runs
+
+Kind = Literal["command", "log", "result"]
+_MOST_CHARACTERS = 2**18
+_MOST_LINES = 20_000  # of a log; a start has said everything by then
+_LOGGED = re.compile(
+    r"(?m)^(?:\([\w ]+ pid=\d+\)\s|\[\d{4}-\d\d-\d\d |(?:INFO|WARNING|ERROR|DEBUG) \d\d-\d\d "
+    r"|\d{4}-\d\d-\d\d[ T]\d\d:\d\d)"
+)
+_OTHER_MODEL = re.compile(
+    r"(?i)qwen|llama|mi[sx]tral|gemma|glm|kimi|gpt|phi-|minimax|ernie|hunyuan|granite|nemotron"
+)
+_V4_PARSER = re.compile(r"deepseek[-_]?v4(?![.\d])", re.IGNORECASE)
+_GPU_NAME = re.compile(r"NVIDIA (?:RTX )?([A-Z]{1,3}\d{2,4}(?:-3e)?)")
+_UNTAGGED = (0, 1)
+"""Of vLLM: the version of builds from no tag, whatever they were built from."""
+_ECHO = re.compile(r"non-default args: (\{.*)|\b(ServerArgs\(.*)")
+_PAIR = re.compile(
+    r"['\"]?(\w+)['\"]?\s*[:=]\s*"
+    r"('(?:[^'\\]|\\.)*'|\"[^\"]*\"|\w+\([^()]*\)|\{[^{}]*\}|[^,(){}\s]+)"
+)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One thing that is looked at.
+
+    Attributes:
+        title: What it is, for who reads.
+        kind: What kind of thing.
+        engine: ``vllm`` or ``sglang``, ``bench`` of a result; empty where that is not known.
+        version: Of the engine, where it is known.
+        flags: Flags by name, dashes for underscores; None where they are not known.
+        variables: The environment, as far as a command sets it; None of a log, which is silent.
+        inputs: What of ours the flags mean.
+        fields: Of a result: its fields, and what follows from them.
+        text: What is searched for lines.
+        model: A preset, ``v4`` where no more is known, ``other`` for another family; None where
+            it is not known.
+        arch: What the GPU's kernels are compiled for.
+    """
+
+    title: str
+    kind: Kind
+    engine: str
+    version: str | None = None
+    flags: Mapping[str, str] | None = None
+    variables: Mapping[str, str] | None = field(default_factory=dict)
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    fields: Mapping[str, str] = field(default_factory=dict)
+    text: str = ""
+    model: str | None = None
+    arch: str | None = None
+
+    def values(self, kind: str, name: str) -> Values:
+        """Of a flag, variable, input or field, by its name."""
+        if kind == "field":
+            return [self.fields[name]] if name in self.fields else []
+        of = self.variables if kind == "variable" else self.flags
+        if of is None:
+            return None
+        of = self.inputs if kind == "input" else of
+        key = _plain(name) if kind == "flag" else name
+        return [of[key]] if key in of else []
+
+    def says(self, pattern: str) -> Truth:
+        """Whether a line has it."""
+        return bool(re.search(pattern, self.text, re.MULTILINE))
+
+    def model_is(self, names: Sequence[str]) -> Truth:
+        """Whether the model is one of these, or of their families."""
+        if self.model is None:
+            return None
+        return any(self.model == name or self.model.startswith(f"{name}-") for name in names)
+
+    def gpu_is(self, archs: Sequence[str]) -> Truth:
+        """Whether the GPU's kernels are compiled for one of these."""
+        return None if self.arch is None else self.arch in archs
+
+
+def read_subjects(given: str, engine: str | None = None, gpu: str | None = None) -> list[Subject]:
+    """Everything in what was given: commands, a log, or runs of a benchmark.
+
+    Args:
+        given: A command, or the path of a file.
+        engine: What is served, with its version: ``vllm:0.33``.
+        gpu: Of the catalogue.
+
+    Raises:
+        ConfigError: It cannot be read, or nothing of it is known.
+    """
+    family, _, version = (engine or "").partition(":")
+    known = replayed_engines()
+    if family and family not in known:
+        raise ConfigError(
+            f"--engine {engine}: give {' or '.join(known)}, with a version: {known[0]}:0.33."
+        )
+    if version:
+        release(version)
+    arch = load_gpu(gpu).arch if gpu else None
+    path = _as_path(given)
+    found = _of_file(path) if path else _of_commands(given, "the command")
+    if not found:
+        raise ConfigError(
+            f"{given[:200]}: nothing is known of it: give a launch command of vLLM or SGLang, a "
+            "file with some, the log of a start, or a benchmark's result file."
+        )
+    return [_stated(each, family, version, arch) for each in found]
+
+
+def _stated(subject: Subject, family: str, version: str, arch: str | None) -> Subject:
+    """What was stated goes before what was read, for the engine that it was stated of."""
+    if subject.kind == "result":
+        return subject
+    if family and subject.engine and subject.engine != family:
+        return subject
+    own = subject.version if not version or family != (subject.engine or family) else version
+    return replace(
+        subject, engine=subject.engine or family, version=own, arch=arch or subject.arch
+    )
+
+
+def _as_path(given: str) -> Path | None:
+    text = given.strip()
+    if not text:
+        raise ConfigError("nothing to look at: give a command, or a file.")
+    path = Path(given) if len(given) < 1000 and "\n" not in given else None
+    with suppress(OSError, ValueError):
+        if path is not None and path.is_file():
+            return path
+    if " " not in text:
+        raise ConfigError(f"{given[:200]}: there is no such file.")
+    return None
+
+
+def _of_file(path: Path) -> list[Subject]:
+    text = "\n".join(islice(read_lines(path), _MOST_LINES))
+    if text.lstrip().startswith("{") and _is_result(text):
+        return list(_of_results(path))
+    if len(_LOGGED.findall(text)) > 1 or _ECHO.search(text):
+        return [_of_log(text, path.name)]
+    return _of_commands(text, path.name)
+
+
+# ---- results ------------------------------------------------------------------------------------
+
+
+def _is_result(text: str) -> bool:
+    first = text.lstrip().partition("\n")[0]
+    for candidate in (text, first):
+        with suppress(Unparsable):
+            document = parse_json(candidate)
+            return isinstance(document, dict) and bool({"completed", "duration"} & set(document))
+    return False
+
+
+def _of_results(path: Path) -> Iterator[Subject]:
+    runs = list(read_runs(path))
+    for number, (name, run) in enumerate(runs):
+        before = [document for _, document in runs[:number]]
+        yield Subject(name, "result", "bench", fields=facts_of(run, before))
+
+
+# ---- commands -----------------------------------------------------------------------------------
+
+
+def _of_commands(text: str, source: str) -> list[Subject]:
+    if len(text) > _MOST_CHARACTERS:
+        raise ConfigError(f"{source}: no launch command is longer than 256 KiB.")
+    try:
+        launches = list(find_launches(text))
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from None
+    known = replayed_engines()
+    return [_of_launch(launch, text) for launch in launches if launch.family in known]
+
+
+def _of_launch(launch: Launch, text: str) -> Subject:
+    flags = {_usual(launch.family, name): value for name, value in launch.flags}
+    title = launch.title if launch.line == 1 else f"{launch.title} (line {launch.line})"
+    return Subject(
+        title,
+        "command",
+        launch.family,
+        _tagged(launch.version),
+        flags,
+        dict(launch.variables),
+        _inputs(launch.family, [*launch.variables.items(), *launch.flags]),
+        text=text,
+        model=_model(flags),
+    )
+
+
+def _inputs(family: str, pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """What the flags mean; those that cannot be read mean nothing."""
+    flags: list[GivenFlag] = []
+    for name, value in pairs:
+        with suppress(ConfigError):
+            flags.append(read_flag(family, name, value))
+    with suppress(ConfigError):
+        return merge(family, flags)
+    return {name: text for flag in flags for name, text in flag.texts.items()}
+
+
+def _model(flags: Mapping[str, str]) -> str | None:
+    """The preset that is served, or its family, by its name or by its parsers."""
+    named = [flags.get(name, "") for name in ("--model", "--model-path", "--served-model-name")]
+    preset = next((found for name in named if (found := preset_named(name))), None)
+    if preset:
+        return preset
+    if any(_V4_PARSER.search(flags.get(name, "")) for name in _PARSERS):
+        return "v4"
+    return "other" if any(map(_OTHER_MODEL.search, named)) else None
+
+
+_PARSERS = ("--tokenizer-mode", "--reasoning-parser", "--tool-call-parser")
+
+
+def _tagged(version: str | None) -> str | None:
+    """A version that says what was built; None of a build from no tag."""
+    untagged = version is None or release(version)[:2] == _UNTAGGED
+    return None if untagged else version
+
+
+def _usual(family: str, spelling: str) -> str:
+    """A flag as its engine usually spells it: ``-sc`` is ``--speculative-config``."""
+    flag = find_flag(family, spelling)
+    return flag.name if flag else _plain(spelling)
+
+
+def _plain(name: str) -> str:
+    return "--" + name.lstrip("-").replace("_", "-") if name.startswith("--") else name
+
+
+# ---- logs ---------------------------------------------------------------------------------------
+
+
+def _of_log(text: str, source: str) -> Subject:
+    lines = text.splitlines()
+    version = next(filter(None, map(find_version, lines)), None)
+    engine = _engine_of(text)
+    echoed = next(filter(None, map(_echoed, lines)), None)
+    given = (echoed or {}).items()
+    flags = None if echoed is None else {_usual(engine, f"--{name}"): each for name, each in given}
+    gpu = _GPU_NAME.search(text)
+    return Subject(
+        f"{source}: {engine} {version or '(version unknown)'}",
+        "log",
+        engine,
+        _tagged(version),
+        flags,
+        None,
+        _inputs(engine, flags.items()) if flags else {},
+        text=text,
+        model=_model(flags or {}) or _model({"--model": _named_in(text)}),
+        arch=_arch_of(gpu[1]) if gpu else None,
+    )
+
+
+def _engine_of(text: str) -> str:
+    """The engine of a log: whose arguments it echoes, else whose name it has most often."""
+
+    def likely(name: str) -> tuple[bool, int]:
+        return FAMILIES[name].log_mark in text, text.lower().count(name)
+
+    return max(replayed_engines(), key=likely)
+
+
+def _named_in(text: str) -> str:
+    match = re.search(r"DeepSeek-?V[\d.]+(?:-?(?:Flash|Pro))?", text, re.IGNORECASE)
+    return match[0] if match else ""
+
+
+def _arch_of(name: str) -> str | None:
+    return load_gpu(name.lower()).arch if name.lower() in gpu_names() else None
+
+
+def _echoed(line: str) -> dict[str, str] | None:
+    """Arguments that an engine prints as it starts: a dictionary, or a call of ``ServerArgs``."""
+    match = _ECHO.search(line)
+    if match is None:
+        return None
+    text = next(filter(None, match.groups())).rstrip()
+    given = _literal(text)
+    if not isinstance(given, dict):  # something in it is no literal
+        given = {name: _literal(value) for name, value in _PAIR.findall(text)}
+    on = {name: value for name, value in given.items() if value is not None}
+    return {
+        name if value is not False else f"no_{name}": _written(value) for name, value in on.items()
+    }
+
+
+def _literal(text: str) -> Any:
+    """A value as Python prints it; of a call its keywords, of anything else its text."""
+    with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+        tree = ast.parse(text.strip(), mode="eval").body
+        if isinstance(tree, ast.Call):
+            return {
+                word.arg: _literal(ast.unparse(word.value)) for word in tree.keywords if word.arg
+            }
+        return ast.literal_eval(tree)
+    return text
+
+
+def _written(value: Any) -> str:
+    """As on a command line; a switch has no value."""
+    if isinstance(value, bool):
+        return ""
+    with suppress(TypeError, ValueError):
+        return json.dumps(value) if isinstance(value, dict | list) else str(value)
+    return str(value)

@@ -1,0 +1,323 @@
+"""A server of OpenAI's API: prompts as token ids where it takes them, else as words.
+
+The key of the API comes from the environment and goes into one header; nothing writes it down.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Any
+from urllib.parse import SplitResult
+
+from pydantic_core import from_json
+
+from dsv4kv.diagnose.probe.questioner import Answer, Prompt, Refused, Spent, Unreachable
+from dsv4kv.errors import ConfigError
+from dsv4kv.recording.logs import cached_by
+from dsv4kv.recording.metrics import MOST_BYTES, Values, parse
+from dsv4kv.recording.source import HTTP, parse_url
+
+if TYPE_CHECKING:
+    from dsv4kv.recording.http import Answer as Response
+
+KEYS = ("DSV4KV_API_KEY", "OPENAI_API_KEY")
+"""Variables of the environment that may hold the key, in order."""
+RESETS = ("/flush_cache", "/reset_prefix_cache")
+"""SGLang's and vLLM's (with ``VLLM_SERVER_DEV_MODE=1``)."""
+_LIKELIEST = 5
+_ASKED_S, _SPELLED_S = 10.0, 60.0
+_BUSY = {429, 503}
+_PATIENCE_S = (1.0, 2.0, 4.0, 8.0, 16.0)
+"""How long a server that is busy is left alone, each time; longer where it asks for it."""
+_TEXT = (
+    "time year people way day man thing woman life child world school state family student group "
+    "country problem hand part place case week company system program question work number night "
+    "point home water room mother area money story fact month lot right study book eye job word "
+    "business issue side kind head house service friend father power hour game line end member "
+    "law car city name team minute idea body back parent face others level office door health "
+    "person art war history party result change morning reason research girl guy food moment air "
+    "teacher force education foot boy age policy music market sense nation plan college interest "
+    "death course someone experience behind view tree fire glass stone river bridge ship north"
+)
+_WORDS = _TEXT.split()[:128]
+"""Common words, most of them one token: as many different ends can prompts have."""
+
+
+class OpenAiServer:
+    """A running server; see ``Server``.
+
+    Attributes:
+        model: The name that it is asked for.
+        spells: What prompts are made of: ``ids``, ``words`` or ``chat``.
+        around: As every ``Server``'s.
+        tokens: What it took to find that out.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        model: str | None = None,
+        metrics: str | None = None,
+        *,
+        most_s: float = 300.0,
+    ) -> None:
+        """Look at the server and find out what it takes.
+
+        ``most_s``: after so long every connection is cut.
+
+        Raises:
+            ConfigError: No address of a server, or a key that no header takes.
+            Unreachable: Nobody answers there.
+        """
+        self._ends_s = self.now_s() + most_s
+        self._at, self._metrics = _address(url), _address(metrics) if metrics else None
+        self._key = _key()
+        self.model = model or self._first_model()
+        self.spells, self.around, self.tokens = self._find_spelling()
+
+    @property
+    def behind(self) -> bool:
+        """As every ``Server``'s."""
+        return self.spells == "chat" and bool(self.around)
+
+    def ask(self, prompt: Prompt, outputs: int, salt: str | None, limit_s: float) -> Answer:
+        """The answer to a prompt; see ``Server``."""
+        return self._ask(self.spells, prompt, outputs, salt, limit_s)
+
+    def _ask(
+        self, spells: str, prompt: Prompt, outputs: int, salt: str | None, limit_s: float
+    ) -> Answer:
+        body = self._body(spells, prompt, outputs) | ({"cache_salt": salt} if salt else {})
+        path = "/v1/chat/completions" if spells == "chat" else "/v1/completions"
+        ends_s = min(self.now_s() + limit_s, self._ends_s)
+        left_s = ends_s - self.now_s()
+        late = Spent(f"no answer within the {left_s:,.0f} s that were left")
+        for patience_s in chain(_PATIENCE_S, repeat(None)):
+            begun_s = self.now_s()
+            heard = _Heard(begun_s, self.now_s)
+            try:
+                response = self._asked(path, json.dumps(body), ends_s - begun_s, heard.take_line)
+            except TimeoutError:
+                raise late from None
+            except OSError as error:
+                raise Unreachable(_gone(self._at, error)) from None
+            if response.status == 200:
+                return heard.answer(self._at, self.now_s())
+            if response.status not in _BUSY or patience_s is None:
+                raise _refusal(response)
+            wait_s = max(patience_s or 0.0, _asked_for_s(response))
+            if wait_s >= ends_s - self.now_s():
+                raise Spent(f"the server is busy ({response.status}), for longer than was left")
+            self.wait(wait_s)
+        raise AssertionError  # patience has no end
+
+    def _body(self, spells: str, prompt: Prompt, outputs: int) -> dict[str, Any]:
+        text = " ".join(_WORDS[each % len(_WORDS)] for each in prompt)
+        body: dict[str, Any] = {
+            "model": self.model,
+            "max_tokens": outputs,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        scored = outputs > 1
+        if spells == "chat":
+            likely = {"logprobs": True, "top_logprobs": _LIKELIEST} if scored else {}
+            return body | likely | {"messages": [{"role": "user", "content": text}]}
+        likely = {"logprobs": _LIKELIEST} if scored else {}
+        return body | likely | {"prompt": list(prompt) if spells == "ids" else text}
+
+    def counters(self) -> tuple[Values, bool] | None:
+        """What its page of metrics counts; None where none is named or it does not answer."""
+        if self._metrics is None:
+            return None
+        from dsv4kv.recording.http import ask
+
+        page = self._metrics._replace(path=self._metrics.path or "/metrics").geturl()
+        limit_s = min(_ASKED_S, self._ends_s - self.now_s())
+        with suppress(OSError):
+            response = ask(page, limit_s, most_bytes=MOST_BYTES)
+            text = response.content.decode("utf-8", "replace")
+            if response.status == 200 and response.is_whole:
+                return parse(text)[0], "spec_decode" in text or "spec_accept" in text
+        return None
+
+    def reset(self) -> bool:
+        """Ask for an empty cache, as either engine is asked."""
+        for path in RESETS:
+            with suppress(OSError):
+                if self._asked(path, "").status == 200:
+                    return True
+        return False
+
+    def now_s(self) -> float:
+        """Seconds of a clock that never goes back."""
+        return time.monotonic()
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        time.sleep(seconds)
+
+    def _asked(
+        self,
+        path: str,
+        body: str | None = None,
+        limit_s: float = _ASKED_S,
+        take: Callable[[bytes], object] | None = None,
+    ) -> "Response":
+        """What the server answers; with a body, even an empty one, to a ``POST``."""
+        from dsv4kv.recording.http import ask
+
+        headers = {"Content-Type": "application/json"}
+        headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        url = self._at._replace(path=self._at.path + path).geturl()
+        limit_s = min(limit_s, self._ends_s - self.now_s())
+        sent = None if body is None else body.encode()
+        return ask(url, limit_s, body=sent, headers=headers, take=take)
+
+    def _first_model(self) -> str:
+        try:
+            response = self._asked("/v1/models")
+            if response.status == 200:
+                return str(from_json(response.content)["data"][0]["id"])
+        except OSError as error:
+            raise Unreachable(_gone(self._at, error)) from None
+        except (ValueError, LookupError, TypeError):
+            pass
+        raise ConfigError(
+            f"{self._at.netloc} names no model at /v1/models: give --model NAME, and a key in "
+            f"{KEYS[0]} if it wants one."
+        )
+
+    def _find_spelling(self) -> tuple[str, int, int]:
+        """The first way to spell a prompt that the server takes, tokens it adds, and of it all."""
+        why, prompt = "", tuple(range(2000, 2008))
+        for spells in ("ids", "words", "chat"):
+            try:
+                answer = self._ask(spells, prompt, 1, None, _SPELLED_S)
+            except Refused as refusal:
+                why = str(refusal)
+            except Spent as spent:
+                raise Unreachable(f"{self._at.netloc} does not answer: {spent}") from None
+            else:
+                around = max(0, answer.prompt_tokens - len(prompt))
+                return spells, around, answer.prompt_tokens + 1
+        raise ConfigError(f"{self._at.netloc} takes neither completions nor chats: {why}.")
+
+
+class _Heard:
+    """A streamed answer as it comes."""
+
+    def __init__(self, begun_s: float, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._begun_s, self._first_s, self._now_s = begun_s, 0.0, now_s
+        self._words: list[str] = []
+        self._likely: list[Mapping[str, float]] = []
+        self._usage: Mapping[str, Any] = {}
+        self._error = ", or reports no usage in streams"
+
+    def take_line(self, line: bytes) -> bool:
+        """Of a stream of events (``data: {…}``); whether it was the last."""
+        data = line.strip().removeprefix(b"data:").strip()
+        if data.startswith(b"{"):
+            with suppress(ValueError):
+                self.take(from_json(data), self._now_s())
+        return data == b"[DONE]"
+
+    def take(self, event: Mapping[str, Any], now_s: float) -> None:
+        if isinstance(event.get("error"), dict):
+            self._error = f": {_plain(str(event['error'].get('message')))}"
+        if isinstance(event.get("usage"), dict):
+            self._usage = event["usage"]
+        choices = event.get("choices")
+        for choice in choices if isinstance(choices, list) else []:
+            self._first_s = self._first_s or now_s - self._begun_s
+            logprobs = choice.get("logprobs") if isinstance(choice, dict) else None
+            if isinstance(logprobs, dict):
+                with suppress(ValueError, LookupError, TypeError, AttributeError):  # not as agreed
+                    self._take_likely(logprobs)
+
+    def _take_likely(self, logprobs: Mapping[str, Any]) -> None:
+        """Log-probabilities as completions or chats give them."""
+        if isinstance(logprobs.get("content"), list):
+            for each in logprobs["content"]:
+                self._words.append(str(each.get("token")))
+                likeliest = each.get("top_logprobs") or [each]
+                self._likely.append({str(e["token"]): float(e["logprob"]) for e in likeliest})
+            return
+        self._words += map(str, logprobs.get("tokens") or [])
+        self._likely += [
+            {str(word): float(value) for word, value in (each or {}).items()}
+            for each in logprobs.get("top_logprobs") or []
+        ]
+
+    def answer(self, at: SplitResult, now_s: float) -> Answer:
+        """The whole answer; raises ``Unreachable`` for one without its count of tokens."""
+        count = self._usage.get("prompt_tokens")
+        if type(count) is not int or not self._first_s:
+            raise Unreachable(f"{at.netloc} broke off an answer{self._error}")
+        details = self._usage.get("prompt_tokens_details")
+        details = details if isinstance(details, dict) else {}
+        cached = details.get("cached_tokens", self._usage.get("cached_tokens"))
+        return Answer(
+            count,
+            cached if type(cached) is int else None,
+            self._first_s,
+            tuple(self._words),
+            tuple(self._likely),
+            cached_by(details or None) or {},
+            now_s - self._begun_s,
+        )
+
+
+def _address(url: str) -> SplitResult:
+    sentence = (
+        f"{url.rpartition('@')[2]!r} is no address of a server: give http://HOST:PORT, and a key "
+        f"in {KEYS[0]}."
+    )
+    parts = parse_url(url if "://" in url else f"http://{url}", HTTP, sentence)
+    if "@" in parts.netloc:
+        raise ConfigError(sentence)
+    path = parts.path.rstrip("/")
+    return parts._replace(path=path.removesuffix("/v1"))
+
+
+def _key() -> str:
+    """The key that the environment has, if any."""
+    name = next((name for name in KEYS if os.environ.get(name, "").strip()), KEYS[0])
+    key = os.environ.get(name, "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError(f"{name} holds characters that no header takes: set another.")
+    return key
+
+
+def _asked_for_s(response: "Response") -> float:
+    """Seconds after which a busy server wants to be asked again; 0 where it does not say."""
+    said = response.headers.get("retry-after") or ""
+    return float(said) if said.isascii() and said.isdigit() else 0.0
+
+
+def _refusal(response: "Response") -> Exception:
+    """What a status other than 200 means: a prompt that is not taken, or a server in trouble."""
+    said = _plain(response.content[:2_000].decode("utf-8", "replace"))
+    if response.status in {401, 403}:
+        return ConfigError(f"the server wants another key: set {KEYS[0]} ({response.status}).")
+    if 300 <= response.status < 400:
+        there = response.headers.get("location") or "an address it does not name"
+        return ConfigError(
+            f"the server sends requests on ({response.status}) to {_plain(there)}: give that one."
+        )
+    if 400 <= response.status < 500:
+        return Refused(f"the server refused a prompt ({response.status}: {said})")
+    return Unreachable(f"the server answered {response.status}: {said}")
+
+
+def _plain(text: str) -> str:
+    """What a server said, on one line and without commands to a terminal."""
+    return "".join(each for each in " ".join(text.split()) if each.isprintable())[:200]
+
+
+def _gone(at: SplitResult, error: Exception) -> str:
+    return f"{at.netloc} does not answer ({_plain(str(error)) or type(error).__name__})"

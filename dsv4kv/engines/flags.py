@@ -1,0 +1,182 @@
+"""Flags and variables of engines that change sizes, and what of ours they mean.
+
+Every engine's folder has its rows in ``flags.py``; the options of ``budget``, ``--command``, the
+advice and the docs read them. A flag whose input is empty changes sizes in a way that no answer
+counts; its text says which.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+
+from dsv4kv.engines.names import FAMILIES
+from dsv4kv.errors import ConfigError
+
+Texts = dict[str, str]
+"""Values as written, by the option names of our inputs."""
+_SCALE = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_SCALE |= {letter.upper(): 2 ** (10 * power) for power, letter in enumerate("kmgt", 1)}
+_NUMBER = re.compile(r"(-?\d[\d_,]{0,30}(?:\.\d{1,12})?)\s*([kmgtKMGT]?)(?:i?B)?")
+_OFF = ("false", "0", "no", "off", "")
+
+_PLAIN_NUMBER = re.compile(r"\d{1,20}(?:\.\d{1,12})?")
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What of ours a value means.
+
+    Attributes:
+        of: Reads a value; raises ``ConfigError``.
+        input: The one input that takes a plain value; empty where there is none or several.
+    """
+
+    of: Callable[[str], Texts]
+    input: str = ""
+
+
+def as_is(name: str) -> Meaning:
+    """A value as it is written."""
+    return Meaning(lambda text: {name: text}, name)
+
+
+def counted(name: str) -> Meaning:
+    """A number with the engines' suffixes: 8k is 8,000, 8K is 8,192; -1 and auto are no number."""
+
+    def read(text: str) -> Texts:
+        if text.lower() in ("auto", "none", "-1"):
+            return {}
+        match = _NUMBER.fullmatch(text)
+        if match is None:
+            raise ConfigError(f"{text!r} is not a number: write 8192, 8k (8,000) or 8K (8,192).")
+        number = Fraction(match[1].replace(",", "").replace("_", "")) * _SCALE.get(match[2], 1)
+        return {name: str(int(number))}
+
+    return Meaning(read, name)
+
+
+def switched(name: str, on: str, off: str | None = None) -> Meaning:
+    """What a switch means when it is on, or is set to something that is off."""
+
+    def read(text: str) -> Texts:
+        value = off if text.lower() in _OFF else on
+        return {} if value is None else {name: value}
+
+    return Meaning(read)
+
+
+def named(name: str) -> Meaning:
+    """A name as the engine has it, or its own choice."""
+    return Meaning(lambda text: {} if text.lower() in ("auto", "none", "null") else {name: text})
+
+
+def cache_dtype(text: str) -> Texts:
+    """What an engine calls its entries."""
+    return {} if text == "auto" else {"cache-dtype": "bfloat16" if text == "bf16" else text}
+
+
+def read_object(text: str) -> dict[str, object]:
+    """A JSON object; raises ``ConfigError``."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{text[:60]!r} is not a JSON object.")
+    return found
+
+
+OWN_DRAFTS = "own-draft-tokens"  # for merge
+
+OWN_TIER, SIMPLE = "own-host-tier", "simple-offload"  # for merge
+
+DRAFT_LAYERS = {"dspark": 3, "mtp": 1, "eagle": 1, "nextn": 1, "deepseek": 1}
+"""Layers with a window that a way to draft adds, by a part of its name."""
+
+
+def find_drafts(method: str) -> Texts:
+    """Draft layers of a method; raises ``ConfigError`` for one that is not counted."""
+    if method.lower() in ("", "none"):
+        return {}
+    for part, layers in DRAFT_LAYERS.items():
+        if part in method.lower():
+            return {"draft-layers": str(layers)}
+    raise ConfigError(f"drafts by {method!r} are not counted: mtp and dspark are.")
+
+
+def in_bytes(number: object, unit: int, name: str) -> str:
+    """A number of units; raises ``ConfigError`` with their ``name``."""
+    if not _PLAIN_NUMBER.fullmatch(str(number)):
+        raise ConfigError(f"{str(number)[:60]!r} is not a number of {name}: write 100 or 0.5.")
+    return str(int(Fraction(str(number)) * unit))
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A flag or variable of an engine.
+
+    Attributes:
+        spellings: Its names, the usual one first; a variable is in capitals.
+        effect: What it does to sizes.
+        means: What of ours a value means; None where it is not counted.
+        switch: Whether it takes no value.
+    """
+
+    spellings: tuple[str, ...]
+    effect: str
+    means: Meaning | None = None
+    switch: bool = False
+
+    @property
+    def name(self) -> str:
+        """The usual spelling."""
+        return self.spellings[0]
+
+    @property
+    def is_variable(self) -> bool:
+        """Whether it is a variable of the environment."""
+        return self.name[0] != "-"
+
+
+def flag(spellings: str, effect: str, means: Meaning | None = None) -> Flag:
+    """A flag with a value."""
+    return Flag(tuple(spellings.split()), effect, means)
+
+
+def switch(spellings: str, effect: str, means: Meaning | None = None) -> Flag:
+    """A flag without one."""
+    return Flag(tuple(spellings.split()), effect, means, switch=True)
+
+
+NOTHING = Meaning(lambda _: {})
+HOST = "host memory"
+PART = "ranks that a request's context is spread over: refused by name"
+WEIGHTS = "changes the weights: give their size with --weights"
+GRAPHS = "memory of CUDA graphs, which --reserve stands for"
+
+
+def flags_of(family: str) -> tuple[Flag, ...]:
+    """Every flag of an engine; none where its folder has none."""
+    found = FAMILIES.get(family)
+    if found is None or not found.has_flags:
+        return ()
+    flags: tuple[Flag, ...] = found.load("flags").FLAGS
+    return flags
+
+
+def find_flag(family: str, spelling: str) -> Flag | None:
+    """The flag of a spelling, dashes or underscores; None where the engine has no such flag."""
+    wanted = _plain(spelling)
+    return next((flag for flag in flags_of(family) if wanted in map(_plain, flag.spellings)), None)
+
+
+def flag_for(family: str, name: str) -> str:
+    """How an engine calls an input of ours: ``--max-num-seqs`` for ``request-limit``."""
+    flags = (flag for flag in flags_of(family) if flag.means and flag.means.input == name)
+    return next((flag.name for flag in flags), f"--{name}")
+
+
+def _plain(spelling: str) -> str:
+    return spelling.replace("_", "-") if spelling.startswith("--") else spelling

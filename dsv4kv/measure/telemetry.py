@@ -1,0 +1,215 @@
+"""What a machine does while it is measured: clocks, limits, power, and who else is there.
+
+A process of its own polls (``polling``): nothing here runs on the measuring thread or takes
+its interpreter lock.
+"""
+
+import json
+import os
+import subprocess
+import tempfile
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter_ns, sleep
+from types import TracebackType
+from typing import IO, Any, Self
+
+from dsv4kv.measure.protocol import Timing
+from dsv4kv.processes import python, with_package
+
+THROTTLED = 0x8 | 0x20 | 0x40 | 0x80
+"""NVML's clock event reasons that make a sample worthless: hardware slowdown, thermal slowdown by
+software and by hardware, power brake. The power cap is how the part is meant to run."""
+
+INTERVAL_NS = 40_000_000  # 25 Hz; drivers renew most values every 20 to 100 ms
+
+_MODULE = "dsv4kv.measure.polling"
+_PATIENCE_S = 5.0  # for the first poll and the last: a driver that hangs is not waited for
+_LOOK_S = 0.005
+
+
+@dataclass
+class Table:
+    """Polls of one kind.
+
+    Attributes:
+        at_ns: When each was, of ``perf_counter_ns``.
+        columns: Answers by name, as many as polls; None where there was none.
+    """
+
+    at_ns: list[int] = field(default_factory=list)
+    columns: dict[str, list[Any]] = field(default_factory=dict)
+
+    def add(self, at_ns: int, answers: dict[str, Any]) -> None:
+        """Add one poll."""
+        for name in answers:
+            self.columns.setdefault(name, [None] * len(self.at_ns))
+        self.at_ns.append(at_ns)
+        for name, column in self.columns.items():
+            column.append(answers.get(name))
+
+
+@dataclass
+class Readings:
+    """Everything that was polled.
+
+    Attributes:
+        facts: What does not change of the GPU; empty without one.
+        often: Its state at every poll.
+        seldom: Its state at every fifth.
+        host: The host's.
+        absent: What could not be read, or not every time, and why.
+    """
+
+    facts: dict[str, Any] = field(default_factory=dict)
+    often: Table = field(default_factory=Table)
+    seldom: Table = field(default_factory=Table)
+    host: Table = field(default_factory=Table)
+    absent: dict[str, str] = field(default_factory=dict)
+
+
+def parse_lines(lines: Iterable[bytes]) -> Readings:
+    """Read what ``poll`` wrote; a line that was cut off is left out."""
+    found = Readings()
+    tables = {"often": found.often, "seldom": found.seldom, "host": found.host}
+    for line in lines:
+        try:
+            answers = json.loads(line)
+        except ValueError:
+            continue
+        kind = answers.pop("kind")
+        if kind == "facts":
+            found.facts = answers
+        elif kind == "absent":
+            found.absent |= answers
+        else:
+            tables[kind].add(answers.pop("at"), answers)
+    return found
+
+
+@dataclass(frozen=True)
+class Window:
+    """A stretch of time in which one thing was measured; times of ``perf_counter_ns``.
+
+    Attributes:
+        name: An operation, a peak, or a part of the run: ``serve``, ``memcpy``.
+        layer_type: Of an operation.
+        temperature: ``cold`` or ``hot`` where an operation was timed both ways.
+        started_ns: Begin.
+        ended_ns: End.
+        timing: How it was timed, where by ``protocol``.
+    """
+
+    name: str
+    layer_type: str | None
+    temperature: str | None
+    started_ns: int
+    ended_ns: int
+    timing: Timing | None = None
+
+
+class Telemetry:
+    """Polls from ``with`` to its end; never raises because something cannot be polled.
+
+    Attributes:
+        started_ns: When it began, of ``perf_counter_ns``.
+        interval_ns: Between two polls.
+        windows: What was measured during the polls.
+        readings: What was polled, once it has ended.
+    """
+
+    def __init__(self, gpu_uuid: str | None = None, interval_ns: int = INTERVAL_NS) -> None:
+        """Poll the host, and the GPU of that UUID."""
+        self.started_ns = perf_counter_ns()
+        self.interval_ns = interval_ns
+        self.windows: list[Window] = []
+        self.readings = Readings()
+        self._uuid = gpu_uuid
+        self._lines: IO[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            self._lines = tempfile.TemporaryFile()
+            self._process = _start(self._uuid, self.interval_ns, self._lines)
+            _wait_for_first_poll(self._process, self._lines)
+        except OSError as error:
+            self.readings.absent["telemetry"] = f"could not begin ({error.strerror})"
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._process is not None:
+            died = self._process.poll() is not None
+            self._stop(self._process)
+            assert self._lines is not None
+            self._lines.seek(0)
+            self.readings = parse_lines(self._lines)
+            if died:
+                self.readings.absent["telemetry"] = "polling ended before the run did"
+        if self._lines is not None:
+            self._lines.close()
+
+    @contextmanager
+    def window(self, name: str) -> Iterator[None]:
+        """Keep when a part of the run begins and ends."""
+        started_ns = perf_counter_ns()
+        try:
+            yield
+        finally:
+            self.windows.append(Window(name, None, None, started_ns, perf_counter_ns()))
+
+    def was_throttled(self, started_ns: int, ended_ns: int) -> bool:
+        """Whether a poll between two moments, or the last before, found the GPU throttled.
+
+        So far: polls of the last ``interval_ns`` may not have arrived.
+        """
+        often = self._polled().often
+        reasons = often.columns.get("reasons", [])
+        first = max(0, bisect_right(often.at_ns, started_ns) - 1)
+        last = bisect_right(often.at_ns, ended_ns)
+        return any((each or 0) & THROTTLED for each in reasons[first:last])
+
+    def _polled(self) -> Readings:
+        """What was polled until now."""
+        if self._lines is None or self._lines.closed:
+            return self.readings
+        size = os.fstat(self._lines.fileno()).st_size
+        return parse_lines(os.pread(self._lines.fileno(), size, 0).splitlines())
+
+    def _stop(self, process: "subprocess.Popen[bytes]") -> None:
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            process.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait_for_first_poll(process: "subprocess.Popen[bytes]", lines: IO[bytes]) -> None:
+    """Until the host was polled, which comes last: what is measured has a poll before it."""
+    waited_s = 0.0
+    while process.poll() is None and waited_s < _PATIENCE_S:
+        if b'"host"' in os.pread(lines.fileno(), 1 << 16, 0):
+            return
+        sleep(_LOOK_S)
+        waited_s += _LOOK_S
+
+
+def _start(uuid: str | None, interval_ns: int, lines: IO[bytes]) -> "subprocess.Popen[bytes]":
+    """Start the polling process: out of reach of Ctrl-C, which ends the run and not its record."""
+    return subprocess.Popen(
+        python("-m", _MODULE, str(os.getpid()), str(interval_ns), *([uuid] if uuid else [])),
+        stdin=subprocess.PIPE,
+        stdout=lines,
+        stderr=subprocess.DEVNULL,
+        env=with_package(os.environ),
+        start_new_session=True,
+    )

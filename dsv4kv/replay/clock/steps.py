@@ -1,0 +1,139 @@
+"""What a step of a deployment takes, by a few coefficients of its kind of GPU."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from dsv4kv.budget.layout import Layout
+from dsv4kv.core.clock import Timer
+from dsv4kv.core.linear import LinearTimes
+from dsv4kv.replay.clock.coefficients import BORROWED, CONSTANTS, Coefficients, HeldOut
+from dsv4kv.replay.clock.weights import WeightModel
+
+
+class StepTimes(Protocol):
+    """Times of steps by one source.
+
+    Attributes:
+        source: Where they come from, in words.
+        client_s: Seconds from sending a request to its being scheduled, and back.
+    """
+
+    source: str
+    client_s: float
+
+    @property
+    def timer(self) -> Timer:
+        """What times the steps of a replay."""
+
+    @property
+    def held_out(self) -> HeldOut:
+        """Error of times on points that were not fitted, by what was timed."""
+
+    @property
+    def extrapolated(self) -> list[str]:
+        """What was timed outside of what was measured, as phrases; the error is wider for it."""
+
+    def constants(self) -> list[tuple[str, float, str]]:
+        """The numbers that times depend on: name, value, unit."""
+
+
+def decode_s(times: StepTimes, rows: int, context: int, draft_tokens: int = 0) -> float:
+    """Seconds of a step in which so many requests of a context decode."""
+    tokens, timer = rows * (1 + draft_tokens), times.timer
+    return timer.seconds(timer.step(rows, tokens, tokens * context, 0, 0, 0))
+
+
+def prompt_s(times: StepTimes, tokens: int, prefix: int = 0, ranks: int = 1) -> float:
+    """Seconds of a chunk of a prompt after a prefix, one on each of ``ranks``."""
+    timer = times.timer
+    return timer.seconds(timer.step(0, 0, 0, ranks * tokens, tokens, tokens * prefix))
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A model on GPUs.
+
+    Attributes:
+        layers: Layers of it.
+        state_bytes: Of a token's hidden state, in bf16.
+        weights: What they cost.
+        layout: How it is spread.
+        draft_passes: Passes of the draft layer in each step.
+        all_to_all: Whether tokens go to the experts' ranks and back through DeepEP.
+        bytes_per_s: Memory bandwidth of one GPU on the datasheet.
+    """
+
+    layers: int
+    state_bytes: int
+    weights: WeightModel
+    layout: Layout
+    draft_passes: int
+    all_to_all: bool
+    bytes_per_s: float
+
+    def rows_per_rank(self, rows: int) -> int:
+        """Requests on the fullest rank, where stages of a pipeline work on parts of a batch."""
+        return -(-rows // (self.layout.dp * self.layout.pp))
+
+    def weight_bytes(self, tokens: int) -> int:
+        """Weights that one rank reads of all its layers for so many tokens of all ranks."""
+        layout, weights = self.layout, self.weights
+        share = layout.expert_ranks / (layout.tp * layout.dp)  # of the tokens, to one copy
+        touched: float = 1 - weights.left_alone ** (tokens * share)
+        own = weights.expert_bytes * touched / layout.expert_ranks
+        return round(weights.dense_bytes / layout.tp + own)
+
+    def mflop(self, tokens: int, fullest: int) -> int:
+        """10^6 operations of a rank's matrices, for tokens of all and of the fullest."""
+        layout, weights = self.layout, self.weights
+        dense = weights.active_parameters - weights.expert_parameters
+        together = min(tokens, fullest * layout.expert_ranks // layout.tp)
+        routed = together * weights.expert_parameters / layout.expert_ranks
+        return round(2 * (fullest * dense / layout.tp + routed) / 1e6)
+
+
+class ModelTimes:
+    """Times by a few coefficients; see ``StepTimes``."""
+
+    def __init__(self, deployment: Deployment, coefficients: Coefficients) -> None:
+        self._made, self.coefficients, self.layout = deployment, coefficients, deployment.layout
+        error = coefficients.held_out  # of points without a pipeline
+        self.held_out = error.widened(BORROWED) if self.layout.pp > 1 else error
+        self.source = coefficients.source
+        self.client_s = coefficients.client_ms / 1e3
+        self.extrapolated: list[str] = []  # coefficients have no nodes to be outside of
+        context_ns = coefficients.context_ns
+        if self.layout.tp > 1:
+            context_ns = coefficients.split_context_ns
+        rates = (
+            coefficients.decode_layer_us / 1e6,
+            coefficients.draft_us / 1e6,
+            1 / (coefficients.bandwidth_share * deployment.bytes_per_s),
+            context_ns / 1e12,
+            coefficients.prompt_layer_us / 1e6,
+            1e6 / (coefficients.tflops * 1e12),
+            coefficients.state_passes / deployment.bytes_per_s,
+            coefficients.all_to_all_ns / 1e9,
+            coefficients.prefix_ns / 1e12,
+            0.0,
+        )
+        self.timer = LinearTimes(
+            rates,
+            deployment.bytes_per_s * self.layout.gpus,
+            deployment.layers,
+            deployment.draft_passes,
+            self.layout.dp * self.layout.pp,
+            deployment.state_bytes,
+            deployment.all_to_all,
+            deployment.weight_bytes,
+            deployment.mflop,
+        )
+
+    def constants(self) -> list[tuple[str, float, str]]:
+        """See ``StepTimes``."""
+        rows = CONSTANTS.items()
+        return [(name, getattr(self.coefficients, key), unit) for key, (name, unit) in rows]
+
+    def by(self, coefficients: Coefficients) -> "ModelTimes":
+        """The same deployment by other coefficients."""
+        return ModelTimes(self._made, coefficients)

@@ -1,0 +1,285 @@
+"""A fleet in the record: a case like that of one replay, and what every replica did."""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from statistics import mean
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+
+from dsv4kv.config.fleet import SloSection
+from dsv4kv.config.load import Point
+from dsv4kv.config.replay import ReplayConfig
+from dsv4kv.replay.fleet.outcome import (
+    Fates,
+    held_blocks,
+    ideal_saved_tokens,
+    repeated_bytes,
+    shared_bytes,
+)
+from dsv4kv.replay.fleet.replica import Replica
+from dsv4kv.replay.fleet.run import Fleet, FleetOutcome
+from dsv4kv.replay.run import (
+    arrival_span_ns,
+    describe_cache,
+    describe_replay,
+    describe_tier,
+    describe_totals,
+    list_constants,
+    list_latencies,
+    serve_alone,
+)
+from dsv4kv.replay.tiers import Tiers
+from dsv4kv.runs.part import Part
+from dsv4kv.runs.replay import (
+    Constant,
+    FleetReplica,
+    ReplayFleet,
+    ReplayPool,
+    ReplayResult,
+    ReplaySeries,
+    ReplayTier,
+    ReplayTiers,
+)
+from dsv4kv.runs.schema import NOTHING_CHECKED, Case, Totals
+from dsv4kv.traces.request import Request
+
+_NS = 1e9
+PartT = TypeVar("PartT", bound=Part)
+
+
+def serve_point(
+    point: Point[ReplayConfig],
+    requests: Sequence[Request],
+    on_progress: Callable[[int], None],
+) -> Case:
+    """Replay a point: by one server, or by a fleet where there is one; see ``Serve``."""
+    if not point.config.fleet.exists:
+        return serve_alone(point, requests, on_progress)
+    fleet, interrupted = Fleet(point.config, requests), False
+    try:
+        for done in fleet.run():
+            on_progress(done)
+    except KeyboardInterrupt:
+        interrupted = True
+    outcome = fleet.outcome(ended=not interrupted)
+    fates = Fates.of(outcome)
+    problem = None if interrupted else _find_problem(outcome, fates)
+    status: Literal["failed", "incomplete", "complete"] = (
+        "failed" if problem else "incomplete" if interrupted else "complete"
+    )
+    return Case(
+        axis=point.axis,
+        status=status,
+        error=problem,
+        config=point.config.model_dump(mode="json"),
+        backend="replay",
+        cache=describe_cache(outcome.replicas[0].replay),
+        totals=_totals(outcome, fates),
+        operations=[],
+        latencies=list_latencies(
+            fates.samples_ns, [replica.replay.times for replica in outcome.replicas]
+        ),
+        memcpy=None,
+        verification=NOTHING_CHECKED,
+        replay=describe_all(outcome, fates),
+    )
+
+
+def _find_problem(outcome: FleetOutcome, fates: Fates) -> str | None:
+    """What must not happen and did."""
+    if not fates.numbers:
+        return (
+            f"none of {len(outcome.requests):,} requests fits any replica: give more "
+            "cache.memory_bytes or cache.num_blocks, or raise cache.max_context_tokens."
+        )
+    for replica in outcome.replicas:
+        ledger = replica.replay.scheduler.cache
+        if held := ledger.private + ledger.shared:
+            return f"{held} blocks of {replica.name} are still held although every request ended."
+    return None
+
+
+def describe_all(outcome: FleetOutcome, fates: Fates) -> ReplayResult:
+    """All replicas as if they were one, and each."""
+    replays = [replica.replay for replica in outcome.replicas]
+    found = [describe_replay(replace(each, tiers=None)) for each in replays]
+    computing = found[: len(outcome.pools[0])]
+    first = found[0]
+    return first.model_copy(
+        update={
+            "pools": add_pools([each.pools for each in found]),
+            "constants": list(_all_constants(outcome.replicas)),
+            "extrapolated": list(dict.fromkeys(each for r in found for each in r.extrapolated)),
+            "remainder_bytes": sum(each.remainder_bytes for each in found),
+            "rounding_bytes": sum(each.rounding_bytes for each in found),
+            "reuse": add([r.reuse for r in computing], same=("shared_tokens",)),
+            "work": add([each.work for each in found]),
+            "arrived_ns": arrival_span_ns(outcome.config, outcome.requests),
+            "mean_decoding": mean(r.mean_decoding for r in found[-len(outcome.pools[-1]) :]),
+            "pauses": sum(each.pauses for each in found),
+            "evictions": sum(each.evictions for each in found),
+            "rejected": _add_values("", [each.rejected for each in found], ()),
+            "series": add_series([each.series for each in found], outcome.config.measure.points),
+            "tiers": _add_tiers([each.tiers for each in replays if each.tiers]),
+            "fleet": describe_fleet(outcome, fates),
+        }
+    )
+
+
+def add(parts: Sequence[PartT], same: Collection[str] = ()) -> PartT:
+    """The sum of all numbers, but of those that are the ``same`` for each, as words are."""
+    fields = type(parts[0]).model_fields
+    columns = {name: [getattr(part, name) for part in parts] for name in fields}
+    return type(parts[0])(**{n: _add_values(n, values, same) for n, values in columns.items()})
+
+
+def _add_values(name: str, values: Sequence[Any], same: Collection[str]) -> Any:
+    first = values[0]
+    if name in same or first is None or isinstance(first, str):
+        return first
+    if isinstance(first, dict):
+        total = Counter[str]()
+        for each in values:
+            total.update(each)
+        return dict(sorted(total.items()))
+    return sum(values)
+
+
+def add_pools(replicas: Sequence[Sequence[ReplayPool]]) -> list[ReplayPool]:
+    """The pools of all replicas by their names, a row for every size of a unit."""
+    alike: dict[str, dict[int, list[ReplayPool]]] = {}
+    for pool in (pool for pools in replicas for pool in pools):
+        alike.setdefault(pool.name, {}).setdefault(pool.unit_bytes, []).append(pool)
+    return [_add_alike(pools) for sizes in alike.values() for pools in sizes.values()]
+
+
+def _add_alike(pools: Sequence[ReplayPool]) -> ReplayPool:
+    whole = add([pool.model_copy(update={"units": None}) for pool in pools], same=("unit_bytes",))
+    units = [pool.units for pool in pools if pool.units is not None]
+    return whole.model_copy(update={"units": sum(units) if len(units) == len(pools) else None})
+
+
+def _all_constants(replicas: Sequence[Replica]) -> Iterator[Constant]:
+    """Those of the first replica, and where others differ, theirs by the first of their kind."""
+    known: set[tuple[str, float, str, str]] = set()
+    kinds = {each.settings: each for each in reversed(replicas)}
+    for replica in reversed(kinds.values()):
+        rows = list_constants(replica.replay)
+        first = replica is replicas[0]
+        for row in rows:
+            if (key := (row.name, row.value, row.unit, row.source)) not in known:
+                name = row.name if first else f"{replica.name}: {row.name}"
+                yield row.model_copy(update={"name": name})
+            if first:
+                known.add(key)
+
+
+def _add_tiers(found: Sequence[Tiers]) -> ReplayTiers | None:
+    """What several replicas have in common counts once."""
+    if not found:
+        return None
+    named: dict[str, dict[int, ReplayTier]] = {}
+    for tiers in found:
+        for tier in tiers.tiers:
+            named.setdefault(tier.name, {})[id(tier)] = describe_tier(tier, tiers)
+    objects, asked = found[0].stored.objects, [tiers.asked for tiers in found]
+    whole = [add(list(tiers.values())) for tiers in named.values()]
+    return ReplayTiers(
+        tiers=whole,
+        object_tokens=found[0].object_tokens,
+        context_bytes=objects.context_bytes,
+        tail_bytes=objects.tail_bytes,
+        asked_tokens=sum(each.tokens for each in asked),
+        restored_tokens=sum(each.restored for each in asked),
+        restored_requests=sum(each.requests for each in asked),
+        lost_tokens=_add_values("", [tier.lost_tokens for tier in whole], ()),
+    )
+
+
+def add_series(series: Sequence[ReplaySeries], points: int) -> ReplaySeries:
+    """What all held, at no more moments than ``points``: of each what it had held last."""
+    times = np.unique(np.concatenate([np.array(each.at_ns, np.int64) for each in series]))
+    if len(times) > points:
+        times = times[np.linspace(0, len(times) - 1, points).astype(int)]
+    names = ReplaySeries.model_fields.keys() - {"at_ns"}
+    sums = {name: np.zeros(len(times), np.int64) for name in names}
+    for each in series:
+        place = np.searchsorted(np.array(each.at_ns, np.int64), times, side="right")
+        for name in names:
+            sums[name] += np.array([0, *getattr(each, name)], np.int64)[place]
+    return ReplaySeries(at_ns=times.tolist(), **{n: s.tolist() for n, s in sums.items()})
+
+
+def _totals(outcome: FleetOutcome, fates: Fates) -> Totals:
+    found = [describe_totals(each.replay, ended=outcome.ended) for each in outcome.replicas]
+    total = add(found)
+    return total.model_copy(
+        update={
+            "requests": len(fates.numbers),
+            "input_tokens": sum(outcome.prompts[n].input_tokens for n in fates.numbers),
+            "output_tokens": sum(outcome.answers[n].output_tokens for n in fates.numbers),
+            "wall_ns": round(outcome.wall_s * _NS),
+        }
+    )
+
+
+def describe_fleet(outcome: FleetOutcome, fates: Fates) -> ReplayFleet:
+    """Every replica, and what they would have been as one."""
+    fleet = outcome.config.fleet
+    replicas = [
+        _describe_replica(outcome, replica, decodes=place >= len(outcome.pools[0]))
+        for place, replica in enumerate(outcome.replicas)
+    ]
+    memories = [replica.replay.memory for replica in outcome.pools[0]]
+    pooled_tokens = sum(memory.num_blocks * memory.block_tokens for memory in memories)
+    tokens = min(replica.parts.shared_tokens for replica in outcome.pools[0])
+    ideal = partial(ideal_saved_tokens, outcome.requests, tokens)
+    good = fates.good(fleet.slo)
+    return ReplayFleet(
+        router=fleet.router,
+        decode_router=fleet.decode_router if fleet.is_split else None,
+        replicas=replicas,
+        prompt_tokens=sum(replica.prompt_tokens for replica in replicas[: len(outcome.pools[0])]),
+        saved_tokens=sum(replica.saved_tokens for replica in replicas),
+        pooled_saved_tokens=ideal(pooled_tokens // tokens),
+        ideal_saved_tokens=ideal(),
+        held_bytes=sum(replica.held_bytes for replica in replicas),
+        repeated_bytes=repeated_bytes(outcome),
+        slo=_limits_ns(fleet.slo),
+        good_requests=len(good),
+        good_output_tokens=sum(outcome.answers[number].output_tokens for number in good),
+        gpu_hour_price=fleet.gpu_hour_price,
+    )
+
+
+def _limits_ns(slo: SloSection) -> dict[str, float]:
+    return {name: limit_s * _NS for name, limit_s in slo.limits_s.items()}
+
+
+def _describe_replica(outcome: FleetOutcome, replica: Replica, *, decodes: bool) -> FleetReplica:
+    scheduler, link = replica.replay.scheduler, replica.link
+    answers = [each for each in replica.served if outcome.answers[each.number] is each]
+    tally, clock = replica.replay.prompts.tally, scheduler.clock
+    is_split = replica.config.fleet.is_split
+    queued = replica.replay.outcome.samples_ns["queueing"]
+    return FleetReplica(
+        name=replica.name,
+        role="decode" if decodes else "prefill" if is_split else "both",
+        gpus=replica.config.cost.gpus,
+        requests=len(replica.served),
+        prompt_tokens=tally.prompt_tokens,
+        saved_tokens=0 if decodes else tally.saved_tokens,
+        computed_tokens=scheduler.computed_tokens,
+        output_tokens=sum(each.output_tokens for each in answers if each.finished_s is not None),
+        peak_requests=replica.replay.outcome.peak_requests,
+        busy_ns=round((clock.now_s - clock.idle_s) * _NS),
+        queued_ns=sum(queued),
+        held_bytes=len(held_blocks(replica)) * shared_bytes(replica),
+        sent_bytes=link.moved_bytes,
+        sending_ns=round(link.busy_s * _NS),
+        sending_waited_ns=round(link.waited_s * _NS),
+        settings=replica.settings,
+    )

@@ -1,0 +1,131 @@
+"""What came of a fleet, in numbers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import lcm
+from typing import Any, Self
+
+import numpy as np
+
+from dsv4kv.config.fleet import SloSection
+from dsv4kv.core.paths import NumberedPaths
+from dsv4kv.prefix.paths import find_reuse, number_prompts
+from dsv4kv.replay.fleet.replica import Replica
+from dsv4kv.replay.fleet.run import FleetOutcome
+from dsv4kv.traces.collect import collect_paths
+from dsv4kv.traces.request import Request
+
+
+def ideal_saved_tokens(
+    requests: Sequence[Request], block_tokens: int, blocks: int | None = None
+) -> int:
+    """Prompt tokens that one pool would save, one request at a time; 0 without ids.
+
+    ``blocks`` of ``block_tokens`` are all it has, evicted least recently used first; None forgets
+    nothing. The last token of a prompt is always computed.
+    """
+    if not any(len(request.prefix_hashes) for request in requests):
+        return 0
+    table = collect_paths(requests)
+    reuse = find_reuse(table, block_tokens, whole_blocks=True)
+    usable = (table.input_tokens - 1) // block_tokens
+    found = reuse.found_blocks(blocks)
+    return int((found.clip(max=usable) * block_tokens).sum())
+
+
+def shared_bytes(replica: Replica) -> int:
+    """Bytes of one of a replica's shared blocks."""
+    return replica.replay.scheduler.cache.per_shared * replica.replay.memory.block_bytes
+
+
+def held_blocks(replica: Replica) -> "np.ndarray[Any, np.dtype[np.int64]]":
+    """int64: the shared blocks that the prompts it was given would find again."""
+    look_up = replica.replay.scheduler.prompts.look_up
+    return _joined([served.keys[: look_up(served)] for served in replica.served])
+
+
+def repeated_bytes(outcome: FleetOutcome) -> int:
+    """What a replica has cached that one before it has, too.
+
+    Replicas whose blocks have other names, as by another rule or of another size, are compared
+    in whole blocks of the least common multiple.
+    """
+    replicas = outcome.replicas
+    names = {
+        (each.config.prefix.rule, each.config.prefix.speculation, each.parts.shared_tokens)
+        for each in replicas
+    }
+    size = lcm(*(each.parts.shared_tokens for each in replicas))
+    if len(names) == 1:
+        held = [held_blocks(replica) for replica in replicas]
+    elif any(len(request.prefix_hashes) for request in outcome.requests):
+        paths = number_prompts(collect_paths(outcome.requests), size)
+        held = [_held_of(replica, paths, size) for replica in replicas]
+    else:
+        return 0
+    seen, total = np.zeros(0, np.int64), 0
+    for replica, blocks in zip(replicas, held, strict=True):
+        each = size // replica.parts.shared_tokens * shared_bytes(replica)
+        total += int(np.isin(blocks, seen).sum()) * each
+        seen = np.union1d(seen, blocks)
+    return total
+
+
+def _held_of(
+    replica: Replica, paths: NumberedPaths, tokens: int
+) -> "np.ndarray[Any, np.dtype[np.int64]]":
+    """The same as ``held_blocks``, in blocks of so many tokens that have these names."""
+    found = [(served.number, replica.found_tokens(served)) for served in replica.served]
+    return _joined([paths.path(number)[: held // tokens] for number, held in found])
+
+
+def _joined(blocks: Sequence[list[int]]) -> "np.ndarray[Any, np.dtype[np.int64]]":
+    columns = [np.array(each, np.int64) for each in blocks]
+    return np.unique(np.concatenate([np.zeros(0, np.int64), *columns]))
+
+
+_NS = 1e9
+
+
+@dataclass(frozen=True)
+class Fates:
+    """What requests waited for, in the order in which they ended.
+
+    Attributes:
+        numbers: Requests that were served to their end.
+        samples_ns: Times by name, as ``replay.outcome`` has them; a split fleet's first token is
+            the decode replica's.
+        times: The same by request, in s by name.
+    """
+
+    numbers: list[int]
+    samples_ns: dict[str, list[int]]
+    times: dict[int, dict[str, float]]
+
+    @classmethod
+    def of(cls, outcome: FleetOutcome) -> Self:
+        """Those of a fleet's requests."""
+        ended = [
+            (served.finished_s, served.number, replica.replay.outcome)
+            for replica in outcome.replicas
+            for served in replica.served
+            if served.finished_s is not None and outcome.answers[served.number] is served
+        ]
+        times = {
+            number: its.times(outcome.answers[number], outcome.prompts[number])
+            for _, number, its in sorted(ended, key=lambda each: each[:2])
+        }
+        samples: dict[str, list[int]] = {n: [] for n in ("queueing", "ttft", "tpot", "latency")}
+        for spans in times.values():
+            for name, span_s in spans.items():
+                samples[name].append(round(span_s * _NS))
+        return cls(list(times), samples, times)
+
+    def good(self, slo: SloSection) -> list[int]:
+        """Requests that kept every limit; a time that a request has not, it keeps."""
+        limits = slo.limits_s
+        return [
+            number
+            for number, spans in self.times.items()
+            if all(spans.get(name, 0.0) <= limit_s for name, limit_s in limits.items())
+        ]

@@ -1,0 +1,532 @@
+"""Which replica a request goes to: the rules of public routers."""
+
+from bisect import bisect_left
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from functools import cached_property
+from hashlib import blake2b
+from math import exp, inf
+from random import Random
+from typing import Any
+
+from dsv4kv.choices import ROUTERS
+from dsv4kv.config.fleet import DynamoSection, FleetSection, LlmdSection
+from dsv4kv.core.fleet import Asked, View
+
+Views = Sequence[View]
+
+PRESETS: dict[str, dict[str, float]] = {
+    "cache_aware": {
+        "cache_threshold": 0.3,
+        "balance_abs_threshold": 64,
+        "balance_rel_threshold": 1.5,
+        "max_tree_size": 67_108_864,
+        "eviction_interval_secs": 120,
+    },
+    "cache_aware:library": {
+        "cache_threshold": 0.5,
+        "balance_abs_threshold": 32,
+        "balance_rel_threshold": 1.1,
+        "max_tree_size": 10_000,
+        "eviction_interval_secs": 30,
+    },
+    "dynamo": {"overlap_score_credit": 1.0, "prefill_load_scale": 1.0},
+    "dynamo-agentic": {
+        "overlap_score_credit": 2.0,
+        "prefill_load_scale": 4.0,
+        "decode_active_request_weight": 64.0,
+    },
+    "dynamo-decode": {},
+}
+"""Settings of a router's section that its name stands for; the others are 0."""
+
+LOOKS = {
+    "least_loaded": "requests",
+    "power_of_two": "requests",
+    "prefix_hash": "requests",
+    "cache_aware": "requests",
+    "cache_aware:library": "requests",
+    "dynamo": "prefix blocks",
+    "dynamo-agentic": "prefix blocks",
+    "dynamo-decode": "blocks",
+    "llm-d": "load",
+    "llm-d:precise": "load prefix",
+    "production-stack:kvaware": "prefix",
+}
+"""What a router wants to know of replicas; one without a row looks at none."""
+
+BY_SESSION = ("consistent_hashing", "prefix_hash", "production-stack:kvaware")
+"""Routers that ask for the session of a request."""
+
+
+def least(costs: Sequence[float], draw: Random) -> int:
+    """The place of the smallest; among equals any."""
+    smallest = min(costs)
+    places = [place for place, cost in enumerate(costs) if cost == smallest]
+    return places[0] if len(places) == 1 else draw.choice(places)
+
+
+def least_requests(views: Views) -> int:
+    """The replica with the fewest requests; among equals the first."""
+    return min(range(len(views)), key=lambda place: views[place].requests)
+
+
+class History:
+    """What was sent where, and is taken to be cached there: evictions are not known.
+
+    A prompt's blocks are touched last to first, so what was used least recently is never before
+    what is kept.
+    """
+
+    def __init__(self, replicas: int, ttl_s: float | None = None) -> None:
+        """``ttl_s`` is how long a block counts; None for good."""
+        self._kept: list[OrderedDict[int, float]] = [OrderedDict() for _ in range(replicas)]
+        self._ttl_s = ttl_s
+
+    def matched_tokens(self, asked: Asked) -> list[int]:
+        """Leading tokens of a prompt that each replica was sent before."""
+        blocks = asked.blocks
+        oldest_s = -1.0 if self._ttl_s is None else asked.now_s - self._ttl_s
+        return [
+            asked.id_tokens
+            * bisect_left(blocks, True, key=lambda block: kept.get(block, -2.0) < oldest_s)
+            for kept in self._kept
+        ]
+
+    def last_used_s(self, asked: Asked, replica: int, tokens: int) -> float:
+        """When the last of so many matched tokens was sent there."""
+        return self._kept[replica][asked.blocks[tokens // asked.id_tokens - 1]] if tokens else -1.0
+
+    def add(self, asked: Asked, replica: int, most_tokens: int | None = None) -> None:
+        """A request is sent somewhere; ``most_tokens`` of its prompt count."""
+        kept, count = self._kept[replica], len(asked.blocks)
+        if most_tokens is not None:
+            count = min(count, most_tokens // max(1, asked.id_tokens))
+        for block in reversed(asked.blocks[:count]):
+            kept[block] = asked.now_s
+            kept.move_to_end(block)
+
+    def shrink(self, most_blocks: int) -> None:
+        """Forget of every replica what was used least recently, beyond so many blocks."""
+        for kept in self._kept:
+            while len(kept) > most_blocks:
+                kept.popitem(last=False)
+
+
+_POINTS = 160  # of a node: as ketama's
+
+
+class Ring:
+    """Consistent hashing: the replica whose point on a ring comes next after a key's.
+
+    Where the points lie depends on the addresses of servers in reality, so who is chosen is
+    arbitrary, and that equal keys go to one replica, is not.
+    """
+
+    def __init__(self, replicas: int) -> None:
+        points = [(_hash(f"{r}-{n}"), r) for r in range(replicas) for n in range(_POINTS)]
+        self._points = sorted(points)
+        self._places = [point for point, _ in self._points]
+
+    def find(self, key: object) -> int:
+        """The replica of a key."""
+        place = bisect_left(self._places, _hash(str(key)))
+        return self._points[place % len(self._points)][1]
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest())
+
+
+class Router:
+    """Chooses replicas; this one in turn.
+
+    Attributes:
+        looks: What it wants to know: ``requests``; ``prefix``, what is cached of a prompt;
+            ``blocks``, those in use; ``load``, queues and usage. Where empty it gets no views.
+        by_session: Whether it asks for the session of a request.
+    """
+
+    def __init__(self, name: str, section: FleetSection, replicas: int, draw: Random) -> None:
+        self.looks = frozenset(LOOKS.get(name, "").split())
+        self.by_session = name in BY_SESSION
+        self.name, self.section, self.replicas, self.draw = name, section, replicas, draw
+        self.past = History(replicas)
+        self._next = 0
+
+    @cached_property
+    def ring(self) -> Ring:
+        """The replicas on a ring."""
+        return Ring(self.replicas)
+
+    def settings(self, given: Any) -> dict[str, Any]:
+        """A section with the numbers that the router's name stands for where none is given."""
+        preset = PRESETS[self.name]
+        values = given.model_dump()
+        return {n: preset.get(n, 0.0) if v is None else v for n, v in values.items()}
+
+    def choose(self, asked: Asked, views: Views) -> int:
+        """The replica that a request goes to."""
+        self._next += 1
+        return (self._next - 1) % self.replicas
+
+    def sent(self, asked: Asked, replica: int) -> None:
+        """It goes there."""
+
+
+class AtRandom(Router):
+    """Any, all alike."""
+
+    def choose(self, asked: Asked, views: Views) -> int:
+        """Any."""
+        return self.draw.randrange(self.replicas)
+
+
+class LeastLoaded(Router):
+    """The one with the fewest requests; among equals the first."""
+
+    def choose(self, asked: Asked, views: Views) -> int:
+        """The one with the fewest requests."""
+        return least_requests(views)
+
+
+class PowerOfTwo(Router):
+    """Of two different ones at random the one with fewer requests; of equals the first drawn.
+
+    Source: ``sgl-model-gateway/src/policies/power_of_two.rs``, without loads in tokens.
+    """
+
+    def choose(self, asked: Asked, views: Views) -> int:
+        """The better one of two."""
+        if len(views) == 1:
+            return 0
+        one = self.draw.randrange(len(views))
+        other = (one + 1 + self.draw.randrange(len(views) - 1)) % len(views)
+        return one if views[one].requests <= views[other].requests else other
+
+
+# ---- SGLang's gateway ---------------------------------------------------------------------------
+
+
+def is_imbalanced(loads: Sequence[int], absolute: float, relative: float) -> bool:
+    """Whether one replica has so many more requests than another that prefixes do not count."""
+    most, fewest = max(loads), min(loads)
+    return most - fewest > absolute and most > relative * fewest
+
+
+_CHARACTERS = 4  # of a token's text, about; the gateway's tree counts them
+
+
+class CacheAware(Router):
+    """The longest prefix in one tree of its own past, while nobody has far more requests.
+
+    Where several replicas have the longest, the one last sent it (the gateway takes any that its
+    map names first). Source: ``sgl-model-gateway/src/policies/cache_aware.rs``; facts of SGLang
+    0.5.23. ``library`` has the defaults of the gateway as a library, not the command line's.
+    """
+
+    def __init__(self, name: str, section: FleetSection, replicas: int, draw: Random) -> None:
+        super().__init__(name, section, replicas, draw)
+        self.rule = self.settings(section.gateway)
+        self._evict_s = self.rule["eviction_interval_secs"]
+
+    def choose(self, asked: Asked, views: Views) -> int:
+        """Least requests where that is out of balance or too little is matched."""
+        rule, loads = self.rule, [view.requests for view in views]
+        if is_imbalanced(loads, rule["balance_abs_threshold"], rule["balance_rel_threshold"]):
+            return least_requests(views)
+        found = self.past.matched_tokens(asked)
+        longest = max(found)
+        if longest <= rule["cache_threshold"] * asked.input_tokens:
+            return least_requests(views)
+        best = [place for place, tokens in enumerate(found) if tokens == longest]
+        return max(best, key=lambda place: self.past.last_used_s(asked, place, longest))
+
+    def sent(self, asked: Asked, replica: int) -> None:
+        """Remember it; from time to time forget what was used least recently."""
+        self.past.add(asked, replica)
+        if asked.now_s >= self._evict_s and asked.id_tokens:
+            self.past.shrink(int(self.rule["max_tree_size"] // (_CHARACTERS * asked.id_tokens)))
+            self._evict_s = asked.now_s + self.rule["eviction_interval_secs"]
+
+
+def first_tokens(asked: Asked, tokens: int) -> object:
+    """What distinguishes prompts by their first tokens: the id that covers the last of them."""
+    if not asked.blocks:
+        return asked.session
+    return asked.blocks[min(len(asked.blocks), -(-tokens // asked.id_tokens)) - 1]
+
+
+def carries(load: int, loads: Sequence[int], factor: float) -> bool:
+    """Whether a replica may take one more: has at most ``factor`` times the mean with it."""
+    return not sum(loads) or load <= (sum(loads) + 1) / len(loads) * factor
+
+
+class PrefixHash(Router):
+    """By a hash of the first tokens, unless that replica has far more requests than the mean.
+
+    Source: ``sgl-model-gateway/src/policies/prefix_hash.rs``. Ids of a trace that stand for more
+    tokens are hashed as a whole.
+    """
+
+    def choose(self, asked: Asked, views: Views) -> int:
+        """The ring's, or the least loaded that may take one more, or the ring's all the same."""
+        rule = self.section.gateway
+        first = self.ring.find(first_tokens(asked, rule.prefix_token_count))
+        loads = [view.requests for view in views]
+        able = [p for p, load in enumerate(loads) if carries(load, loads, rule.load_factor)]
+        if first in able or not able:
+            return first
+        return min(able, key=loads.__getitem__)
+
+
+class ConsistentHashing(Router):
+    """By a hash of the session.
+
+    Source: ``sgl-model-gateway/src/policies/consistent_hashing.rs``; ``session`` of vLLM's
+    production stack does the same.
+    """
+
+    def choose(self, asked: Asked, views: Views) -> int:
+        """The ring's."""
+        return self.ring.find(asked.session)
+
+
+# ---- dynamo -------------------------------------------------------------------------------------
+
+
+def dynamo_costs(
+    rule: DynamoSection, asked: Asked, views: Views, block_tokens: int
+) -> list[float]:
+    """The cost of every replica, in blocks.
+
+    What is cached is taken from the prompt tokens to compute, and not below zero (``clamp``; the
+    documentation of 1.3 lets it be negative). A replica with more prompt tokens to compute than
+    the one with the fewest gets less for its prefix (``overlap_score_credit_decay``).
+    Source: ai-dynamo 1.6.1, ``lib/kv-router/src/scheduling/selector/default.rs``.
+    """
+    credit, decay = rule.overlap_score_credit or 0.0, rule.overlap_score_credit_decay or 0.0
+    request_blocks = max(1, -(-asked.input_tokens // block_tokens))
+    scale, request = rule.prefill_load_scale or 0.0, rule.decode_active_request_weight or 0.0
+    floor = 0.0 if rule.clamp else -inf
+    fewest = min([view.prefill_tokens for view in views])
+    costs = []
+    for view in views:
+        prefill_tokens = view.prefill_tokens
+        excess = (prefill_tokens - fewest) / block_tokens / request_blocks
+        overlap = credit / (1 + decay * excess) * view.device_tokens
+        overlap += rule.host_cache_hit_weight * view.host_tokens
+        overlap += rule.disk_cache_hit_weight * view.disk_tokens
+        overlap += rule.shared_cache_multiplier * view.shared_tokens
+        prefill = max(floor, (prefill_tokens + asked.input_tokens - overlap) / block_tokens)
+        costs.append(scale * prefill + view.decode_blocks + request * view.requests)
+    return costs
+
+
+class Dynamo(Router):
+    """dynamo's KV router: prompt tokens to compute, blocks in use and requests, in blocks.
+
+    At ``router_temperature`` 0 the least cost, among equals any; above it P ∝ exp(−cost/range/T).
+    Without ``use_kv_events`` it knows what it sent where in the last ``router_ttl_secs``.
+    """
+
+    def __init__(self, name: str, section: FleetSection, replicas: int, draw: Random) -> None:
+        super().__init__(name, section, replicas, draw)
+        self.rule = DynamoSection(**self.settings(section.dynamo))
+        self.past = History(replicas, self.rule.router_ttl_secs)
+
+    def choose(self, asked: Asked, views: Views) -> int:
+        """The least cost, or one by chance."""
+        if not self.rule.use_kv_events:
+            for view, tokens in zip(views, self.past.matched_tokens(asked), strict=True):
+                view.device_tokens = tokens
+        costs = dynamo_costs(self.rule, asked, views, self.section.block_tokens or 1)
+        if not self.rule.router_temperature:
+            return least(costs, self.draw)
+        weights = softmin(costs, self.rule.router_temperature)
+        return self.draw.choices(range(len(costs)), weights)[0]
+
+    def sent(self, asked: Asked, replica: int) -> None:
+        """Remember it, where no events report it."""
+        if not self.rule.use_kv_events:
+            self.past.add(asked, replica)
+
+
+def softmin(costs: Sequence[float], temperature: float) -> list[float]:
+    """Probabilities of replicas by their costs, the range of which is the unit."""
+    low, width = min(costs), max(costs) - min(costs)
+    weights = [exp(-(cost - low) / (width * temperature)) if width else 1.0 for cost in costs]
+    return [weight / sum(weights) for weight in weights]
+
+
+# ---- llm-d --------------------------------------------------------------------------------------
+
+
+def prefix_score(rule: LlmdSection, tokens: int, matched_tokens: int) -> float:
+    """``prefix-cache-scorer``: the part of a prompt's leading blocks that a replica was sent."""
+    size, most = rule.block_size_tokens, rule.max_prefix_blocks_to_match
+    total = min(tokens // size, most)
+    if not total:
+        return 0.0
+    matched = min(matched_tokens // size, total)
+    share, weight = rule.length_weight, matched / total
+    if not share:
+        return weight
+    length = min(1.0, matched * size / rule.max_length_tokens)
+    return share * length**2 + (1 - share) * weight
+
+
+def precise_scores(found: Sequence[float]) -> list[float]:
+    """``precise-prefix-cache-scorer``: from 0 for the least to 1 of those that have anything.
+
+    Source: ``precise_prefix_cache.go``, ``utils.go``.
+    """
+    there = [tokens for tokens in found if tokens] or [0]
+    low, width = min(there), max(there) - min(there)
+    return [((t - low) / width if width else 1.0) if t else 0.0 for t in found]
+
+
+def spread(values: Sequence[float]) -> list[float]:
+    """From 0 for the least to 1 for the greatest; 1 for all where they are equal."""
+    low, width = min(values), max(values) - min(values)
+    return [(value - low) / width if width else 1.0 for value in values]
+
+
+def load_aware_score(waiting: int, threshold: int) -> float:
+    """``load-aware-scorer``: 0.5 without a queue, and less the longer it is."""
+    return 0.5 * (1 - min(waiting, threshold) / threshold)
+
+
+def llmd_scores(rule: LlmdSection, prefixes: Sequence[float], views: Views) -> list[float]:
+    """The weighted sum of all scorers, for every replica.
+
+    Source: llm-d-inference-scheduler and gateway-api-inference-extension, ``scorer``: prefixes as
+    given, ``kv-cache-utilization-scorer`` 1 − usage, ``queue-scorer`` from 1 for the shortest
+    queue to 0 for the longest, ``load-aware-scorer``.
+    """
+    queues = spread([-view.waiting for view in views])
+    return [
+        rule.prefix_weight * prefix
+        + rule.kv_utilization_weight * (1 - view.usage)
+        + rule.queue_weight * queue
+        + rule.load_aware_weight * load_aware_score(view.waiting, rule.queue_threshold)
+        for prefix, view, queue in zip(prefixes, views, queues, strict=True)
+    ]
+
+
+class Llmd(Router):
+    """llm-d's endpoint picker, with a prefix index of what it sent itself or, precise, of events.
+
+    By events what is on the GPUs counts 1, in host memory ``cpu_tier_weight``.
+    """
+
+    def choose(self, asked: Asked, views: Views) -> int:
+        """The greatest score; among equals any."""
+        rule = self.section.llmd
+        if "prefix" in self.looks:
+            host = rule.cpu_tier_weight
+            found = [view.device_tokens + host * view.host_tokens for view in views]
+            prefixes = precise_scores(found)
+        else:
+            matched = self.past.matched_tokens(asked)
+            prefixes = [prefix_score(rule, asked.input_tokens, tokens) for tokens in matched]
+        scores = llmd_scores(rule, prefixes, views)
+        return least([-score for score in scores], self.draw)
+
+    def sent(self, asked: Asked, replica: int) -> None:
+        """Remember its leading blocks, and of all the most recent, where no events report them."""
+        rule = self.section.llmd
+        if asked.id_tokens and "prefix" not in self.looks:
+            size = rule.block_size_tokens
+            self.past.add(asked, replica, size * rule.max_prefix_blocks_to_match)
+            self.past.shrink(rule.lru_capacity_per_server * size // asked.id_tokens)
+
+
+# ---- vLLM's production stack --------------------------------------------------------------------
+
+_QPS_WINDOW_S = 60.0
+
+
+class LeastQps(Router):
+    """The one with the fewest requests a second in the last minute; one that never had any first.
+
+    Source: ``src/vllm_router/routers/routing_logic.py``, ``_qps_routing``.
+    """
+
+    def __init__(self, name: str, section: FleetSection, replicas: int, draw: Random) -> None:
+        super().__init__(name, section, replicas, draw)
+        self._times: list[deque[float]] = [deque() for _ in range(replicas)]
+        self._known: set[int] = set()
+
+    def choose(self, asked: Asked, views: Views) -> int:
+        """The one with the fewest."""
+        counts = []
+        for place, times in enumerate(self._times):
+            while times and times[0] < asked.now_s - _QPS_WINDOW_S:
+                times.popleft()
+            counts.append(len(times) if place in self._known else -1)
+        return counts.index(min(counts))
+
+    def sent(self, asked: Asked, replica: int) -> None:
+        """Count it."""
+        self._times[replica].append(asked.now_s)
+        self._known.add(replica)
+
+
+class KvAware(Router):
+    """The one with the longest prefix, where all but the last tokens are cached; else by session.
+
+    Source: the same, ``KvawareRouter``: LMCache's lookup names one replica [?: the one with the
+    most is taken here], ``kv_aware_threshold`` 2,000 tokens.
+    """
+
+    def choose(self, asked: Asked, views: Views) -> int:
+        """The one with the longest prefix, or the session's."""
+        found = [view.device_tokens + view.host_tokens for view in views]
+        longest = max(found)
+        needed = max(0, asked.input_tokens - self.section.stack.kv_aware_threshold)
+        if not longest or longest < needed:
+            return self.ring.find(asked.session)
+        return found.index(longest)
+
+
+class PrefixAware(Router):
+    """Any of those with the longest prefix in a trie that forgets nothing.
+
+    Source: the same, ``PrefixAwareRouter``; its chunks are 128 characters, the trace's ids here.
+    """
+
+    def choose(self, asked: Asked, views: Views) -> int:
+        """Any with the longest."""
+        return least([-tokens for tokens in self.past.matched_tokens(asked)], self.draw)
+
+    def sent(self, asked: Asked, replica: int) -> None:
+        """Remember it."""
+        self.past.add(asked, replica)
+
+
+class Affinity(Router):
+    """Keeps a session with its replica, for a while after it was last used (dynamo's option)."""
+
+    def __init__(self, router: Router, ttl_s: float) -> None:
+        self.router, self.looks, self.by_session = router, router.looks, True
+        self._ttl_s = ttl_s
+        self._last: dict[int, tuple[int, float]] = {}
+
+    def choose(self, asked: Asked, views: Views) -> int:
+        """The session's replica; the router's where it has none any more."""
+        replica, used_s = self._last.get(asked.session, (0, float("-inf")))
+        if asked.now_s - used_s <= self._ttl_s:
+            return replica
+        return self.router.choose(asked, views)
+
+    def sent(self, asked: Asked, replica: int) -> None:
+        """Remember where the session is."""
+        self._last[asked.session] = replica, asked.now_s
+        self.router.sent(asked, replica)
+
+
+def open_router(name: str, section: FleetSection, replicas: int, draw: Random) -> Router:
+    """A router of ``choices.ROUTERS`` for so many replicas, with the section's settings."""
+    router: Router = ROUTERS[name].load()(name, section, replicas, draw)
+    return router

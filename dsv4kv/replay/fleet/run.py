@@ -1,0 +1,376 @@
+"""Serving a trace by several replicas: what comes next, anywhere, is done next."""
+
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count
+from random import Random
+
+from dsv4kv.config.fleet import GroupSection
+from dsv4kv.config.load import change_config
+from dsv4kv.config.replay import ReplayConfig, TiersSection
+from dsv4kv.core.fleet import Asked, View, look_at
+from dsv4kv.core.served import NEVER, Served
+from dsv4kv.errors import ConfigError
+from dsv4kv.replay.build import Parts, find_parts
+from dsv4kv.replay.fleet.replica import Replica
+from dsv4kv.replay.fleet.routers import Affinity, Router, open_router
+from dsv4kv.replay.fleet.sessions import check_sessions, find_sessions, find_turns
+from dsv4kv.replay.fleet.transfer import Link, find_sent
+from dsv4kv.replay.requests import begin_serving
+from dsv4kv.replay.tiers import SharedTiers
+from dsv4kv.traces.request import Request
+
+FindParts = Callable[[ReplayConfig, Sequence[Request]], Parts]
+"""Works out what replicas that are set alike have in common: ``find_parts``, or remembers it."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Replicas that are set alike; ``settings`` differ from the rest of the configuration."""
+
+    name: str
+    replicas: int
+    config: ReplayConfig
+    settings: Sequence[str] = ()
+
+
+def list_pools(config: ReplayConfig) -> list[tuple[list[Group], str]]:
+    """The groups of every pool and its router, prefill first; raises ``ConfigError``."""
+    fleet = config.fleet
+    if fleet.is_split:
+        computing = _change(config, fleet.prefill.settings, "prefill")
+        decoding = _change(config, fleet.decode.settings, "decode")
+        decoding = decoding.model_copy(update={"tiers": TiersSection()})
+        return [
+            ([_group("prefill", fleet.prefill, computing)], fleet.router),
+            ([_group("decode", fleet.decode, decoding)], fleet.decode_router),
+        ]
+    groups = [Group("replica", fleet.replicas, config)] if fleet.replicas else []
+    for text in fleet.mixed:
+        number, *settings = _words(text)
+        if not number.isdecimal() or not int(number):
+            raise ConfigError(
+                f"fleet.mixed has {text!r}: begin with how many replicas: 4 cost.gpus=4."
+            )
+        changed = _change(config, settings, "mixed")
+        groups.append(Group("replica", int(number), changed, settings))
+    return [(groups, fleet.router)]
+
+
+def _group(name: str, section: GroupSection, config: ReplayConfig) -> Group:
+    return Group(name, section.replicas, config, section.settings)
+
+
+def _check_shared(replicas: Sequence[Replica], names: Sequence[str]) -> None:
+    """Refuse a tier that replicas share and see differently; raises ``ConfigError``."""
+    kinds = {
+        name: {
+            (
+                each.config.prefix.rule,
+                each.parts.shared_tokens,
+                each.config.tiers.layout,
+                getattr(each.config.tiers, name).model_dump_json(),
+            )
+            for each in replicas
+        }
+        for name in names
+    }
+    for name in (name for name, found in kinds.items() if len(found) > 1):
+        raise ConfigError(
+            f"fleet.shared_tiers has {name}, and replicas differ in prefix.rule, in the tokens of "
+            f"a block or in tiers.{name}: they would keep objects that no other finds. Set these "
+            "alike, or share no tier."
+        )
+
+
+def _words(text: str) -> list[str]:
+    """As a shell has them, so that quotes keep a value with blanks together; one at least."""
+    try:
+        return shlex.split(text) or [""]
+    except ValueError as error:
+        raise ConfigError(f"fleet.mixed has {text!r}: {error}: close its quotes.") from None
+
+
+def _change(config: ReplayConfig, settings: Sequence[str], name: str) -> ReplayConfig:
+    """A configuration with some settings changed."""
+    if not settings:
+        return config
+    for text in settings:
+        if text.startswith(("fleet.", "workload.")):
+            raise ConfigError(
+                f"fleet.{name} has {text!r}, which is not of a replica: set it for all."
+            )
+    return change_config(config, settings, f"fleet.{name}:")
+
+
+@dataclass(frozen=True)
+class FleetOutcome:
+    """Replicas by pool, and requests by number where prompts were computed and decoded.
+
+    ``ended`` is whether every request was served or rejected.
+    """
+
+    config: ReplayConfig
+    requests: Sequence[Request]
+    pools: list[list[Replica]]
+    prompts: dict[int, Served]
+    answers: dict[int, Served]
+    ended: bool
+
+    @property
+    def replicas(self) -> list[Replica]:
+        """Those of all pools."""
+        return [replica for pool in self.pools for replica in pool]
+
+    @property
+    def wall_s(self) -> float:
+        """When the last answer ended."""
+        return max(replica.now_s for replica in self.replicas)
+
+
+def run_fleet(config: ReplayConfig, requests: Sequence[Request]) -> FleetOutcome:
+    """Serve all requests; raises ``Dsv4kvError`` as ``build_replay`` does."""
+    fleet = Fleet(config, requests)
+    for _ in fleet.run():
+        pass
+    return fleet.outcome(ended=True)
+
+
+class Pool:
+    """Replicas behind a router.
+
+    Attributes:
+        replicas: The replicas.
+        router: The router.
+    """
+
+    def __init__(self, replicas: list[Replica], router: Router, delay_s: float) -> None:
+        """``delay_s`` is how late the router knows what is cached, and queues."""
+        self.replicas = replicas
+        self.router, self._delay_s = router, delay_s
+        parts = {id(replica.parts): replica.parts for replica in replicas}
+        self._parts = list(parts.values())
+        self._kinds = [list(parts).index(id(replica.parts)) for replica in replicas]
+        self._endpoints = [replica.endpoint for replica in replicas]
+        self._has_tiers = any(replica.replay.tiers for replica in replicas)
+
+    def route(self, asked: Asked, make: Callable[[Parts], Served]) -> tuple[int, Served]:
+        """Choose a replica; ``make`` has the request as a replica would serve it.
+
+        All replicas that the router looks at, and the one that is chosen, take their turns first.
+        """
+        alike = [make(parts) for parts in self._parts]
+        looks, views = self.router.looks, list[View]()
+        if looks:
+            by_prefix = "prefix" in looks
+            keys = [each.keys if by_prefix else [] for each in alike]
+            views = look_at(self._endpoints, self._kinds, asked, alike, keys)
+            if by_prefix and self._has_tiers:
+                until_s = asked.now_s - self._delay_s
+                for replica, kind, view in zip(self.replicas, self._kinds, views, strict=True):
+                    replica.look_below(view, keys[kind], until_s)
+        place = self.router.choose(asked, views)
+        self.router.sent(asked, place)
+        endpoint, served = self._endpoints[place], alike[self._kinds[place]]
+        endpoint.advance(asked.now_s)
+        if looks:
+            endpoint.send(asked, served, views[place].device_tokens)
+        endpoint.give(served)
+        return place, served
+
+
+class Fleet:
+    """All replicas in one virtual time.
+
+    A replica takes its turns when a router looks at it or sends it a request. Replicas that others
+    depend on take theirs in the order of time: all where they share a tier or where requests wait
+    for answers, those that compute prompts for others, and those that wait for such a prompt.
+    """
+
+    def __init__(
+        self,
+        config: ReplayConfig,
+        requests: Sequence[Request],
+        find: FindParts = find_parts,
+        *,
+        records: bool = True,
+    ) -> None:
+        """Build all replicas; raises as ``run_fleet`` does.
+
+        ``records`` is whether replicas keep what the record of a run has.
+        """
+        self._config, self._requests, self._find, self._records = config, requests, find, records
+        fleet = config.fleet
+        check_sessions(requests, fleet)
+        self._shared = SharedTiers(fleet.shared_tiers)
+        self._draw = Random(config.measure.seed)
+        self._pools = [
+            self._open(groups, name, decodes=stage > 0)
+            for stage, (groups, name) in enumerate(list_pools(config))
+        ]
+        _check_shared(self._pools[0].replicas, fleet.shared_tiers)
+        self._in_order = fleet.sessions == "think" or bool(fleet.shared_tiers)
+        self._sessions = [0] * len(requests)
+        if fleet.sessions == "think" or any(pool.router.by_session for pool in self._pools):
+            self._sessions = find_sessions(requests)
+        self._arrivals: list[tuple[float, int, int]] = []  # when, whose, to which pool
+        self._next: dict[tuple[int, bool], list[tuple[int, float]]] = {}
+        self._prompts: dict[int, Served] = {}
+        self._answers: dict[int, Served] = {}
+        self._senders: dict[int, Link] = {}
+        self._busy: list[tuple[float, int, int, int]] = []  # when, entry, pool, replica
+        self._entries: dict[tuple[int, int], int] = {}
+        self._order, self._done = count(), 0
+        for number, turn in enumerate(find_turns(requests, self._sessions, config)):
+            if turn.after is None:
+                heappush(self._arrivals, (turn.gap_s, number, 0))
+            else:
+                after = self._next.setdefault((turn.after, turn.answered), [])
+                after.append((number, turn.gap_s))
+
+    def _open(self, groups: Sequence[Group], name: str, *, decodes: bool) -> Pool:
+        fleet, replicas = self._config.fleet, list[Replica]()
+        parts = [self._find(group.config, self._requests) for group in groups]
+        if fleet.block_tokens is None:
+            fleet = fleet.model_copy(update={"block_tokens": parts[0].memory.block_tokens})
+        router = open_router(name, fleet, sum(group.replicas for group in groups), self._draw)
+        if fleet.router_session_affinity_ttl_secs:
+            router = Affinity(router, fleet.router_session_affinity_ttl_secs)
+        for group, its_parts in zip(groups, parts, strict=True):
+            sent = find_sent(group.config, its_parts.memory)
+            for _ in range(group.replicas):
+                replica = Replica(
+                    f"{group.name} {len(replicas)}",
+                    group.config,
+                    its_parts,
+                    self._requests,
+                    self._shared,
+                    router.looks,
+                    Link(fleet.transfer, sent),
+                    shlex.join(group.settings),
+                    decodes=decodes,
+                    records=self._records,
+                )
+                replicas.append(replica)
+        return Pool(replicas, router, fleet.event_delay_ms / 1e3)
+
+    def outcome(self, *, ended: bool) -> FleetOutcome:
+        """The result so far."""
+        return FleetOutcome(
+            config=self._config,
+            requests=self._requests,
+            pools=[pool.replicas for pool in self._pools],
+            prompts=self._prompts,
+            answers=self._answers,
+            ended=ended,
+        )
+
+    def close(self) -> None:
+        """Let go of the requests; replicas are left to the collector of cycles."""
+        for pool in self._pools:
+            for replica in pool.replicas:
+                replica.endpoint.served.clear()
+        self._prompts.clear()
+        self._answers.clear()
+
+    def run(self) -> Iterator[int]:
+        """Serve every request to its end; gives how many are done whenever one has come."""
+        while True:
+            comes_s = self._arrivals[0][0] if self._arrivals else NEVER
+            turn_s = self._next_turn_s()
+            if turn_s < comes_s:
+                self._turn(comes_s)
+            elif comes_s < NEVER:
+                self._receive(*heappop(self._arrivals))
+                yield self._done
+            else:
+                break
+        for stage, pool in enumerate(self._pools):
+            for place, replica in enumerate(pool.replicas):
+                replica.endpoint.advance(NEVER)
+                self._collect(stage, place)
+        yield self._done
+
+    def _turn(self, until_s: float) -> None:
+        """The next replica of those in order takes a turn."""
+        _, _, stage, place = heappop(self._busy)
+        endpoint = self._pools[stage].replicas[place].endpoint
+        again_s = endpoint.turn(min(until_s, self._next_turn_s()))
+        self._schedule(stage, place, again_s)
+        self._collect(stage, place)
+
+    def _next_turn_s(self) -> float:
+        """When a replica of those in order has something to do next."""
+        busy = self._busy
+        while busy and self._entries[busy[0][2:]] != busy[0][1]:
+            heappop(busy)
+        return busy[0][0] if busy else NEVER
+
+    def _schedule(self, stage: int, place: int, when_s: float) -> None:
+        """Let a replica take its turns in order, if others depend on it."""
+        received = self._pools[stage].replicas[place].received
+        sends = len(self._pools) > 1 and not stage
+        if self._in_order or sends or (received and received.senders):
+            self._entries[stage, place] = entry = next(self._order)
+            if when_s < NEVER:
+                heappush(self._busy, (when_s, entry, stage, place))
+
+    def _receive(self, now_s: float, number: int, stage: int) -> None:
+        """A request comes to a pool."""
+        request = self._requests[number]
+        asked = Asked(
+            number,
+            now_s,
+            request.input_tokens,
+            self._sessions[number],
+            request.prefix_hashes,
+            request.hash_block_tokens,
+        )
+        longest = self._config.workload.max_output_tokens
+        if len(self._pools) > 1 and not stage:
+            longest = 1 if longest is None else min(1, longest)
+
+        def make(parts: Parts) -> Served:
+            return begin_serving(number, request, now_s, parts.keys, longest)
+
+        pool = self._pools[stage]
+        place, served = pool.route(asked, make)
+        replica = pool.replicas[place]
+        if stage:
+            assert replica.received
+            served.sent_tokens = request.input_tokens - 1
+            replica.received.senders[number] = self._senders.pop(number)
+        else:
+            self._prompts[number] = served
+            self._follow(number, now_s, answered=False)
+        self._answers[number] = served
+        self._schedule(stage, place, max(now_s, replica.now_s))
+        self._collect(stage, place)
+
+    def _collect(self, stage: int, place: int) -> None:
+        """Take the requests that have ended on a replica."""
+        replica = self._pools[stage].replicas[place]
+        if not replica.endpoint.ended:
+            return
+        ended, replica.endpoint.ended = replica.endpoint.ended, []
+        for served in ended:
+            output = self._requests[served.number].output_tokens
+            if self._config.workload.max_output_tokens is not None:
+                output = min(output, self._config.workload.max_output_tokens)
+            goes_on = len(self._pools) > 1 and not stage and output > 1
+            if goes_on and served.finished_s is not None:
+                self._senders[served.number] = replica.link
+                heappush(self._arrivals, (served.finished_s, served.number, 1))
+                continue
+            self._done += 1
+            client_s = replica.parts.times.client_s if replica.parts.times else 0.0
+            self._follow(served.number, replica.now_s + client_s, answered=True)
+
+    def _follow(self, number: int, now_s: float, *, answered: bool) -> None:
+        """What comes after a request, or its answer."""
+        if not self._next:
+            return
+        for after, gap_s in self._next.pop((number, answered), ()):
+            heappush(self._arrivals, (now_s + gap_s, after, 0))

@@ -1,0 +1,409 @@
+"""The hit rate of a trace by capacity, what V4's rules make of it, and what engines would."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from dsv4kv.core.paths import NumberedPaths
+from dsv4kv.core.strategy import Strategy
+from dsv4kv.engines.names import find_rule
+from dsv4kv.engines.prefix import DEFAULT_CHUNK_TOKENS, Pool, find_drafts, run_rule
+from dsv4kv.errors import ConfigError
+from dsv4kv.model.config import DSV4Config
+from dsv4kv.prefix.outcome import Outcome
+from dsv4kv.prefix.paths import Ints, PathTable, Reuse, find_reuse, number_prompts
+from dsv4kv.processes import map_parallel
+from dsv4kv.replay.mrc.strategies import (
+    PrefixCosts,
+    apply_policy,
+    apply_strategy,
+    parse_strategy,
+    prefix_costs,
+)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Hits by capacity, exact at every capacity.
+
+    Between two corners the number of hit blocks grows in a straight line.
+
+    Attributes:
+        references: Blocks of all prompts.
+        corners: int64[corners]: capacities in blocks, rising from 0.
+        hit_blocks: int64[corners]: blocks found at each.
+    """
+
+    references: int
+    corners: Ints
+    hit_blocks: Ints
+
+    def capacity_for(self, share: float) -> int | None:
+        """The smallest capacity in blocks that reaches a share of the most that can be hit."""
+        wanted = share * int(self.hit_blocks[-1])
+        if not wanted:
+            return None
+        at = int(np.searchsorted(self.hit_blocks, wanted))
+        rise = self.hit_blocks[at] - self.hit_blocks[at - 1]
+        run = self.corners[at] - self.corners[at - 1]
+        step = (wanted - self.hit_blocks[at - 1]) * run / rise
+        return int(self.corners[at - 1] + np.ceil(step))
+
+
+def trace_curve(reuse: Reuse) -> Curve:
+    """Sum up all stretches: one is found from ``above`` on, block by block, until its end."""
+    length = reuse.end - reuse.begin
+    places = np.concatenate([reuse.above, reuse.above + length])
+    slopes = np.concatenate([np.ones_like(length), -np.ones_like(length)])
+    corners, inverse = np.unique(np.concatenate([[0], places]), return_inverse=True)
+    slope = np.bincount(inverse[1:], slopes, len(corners)).cumsum().astype(np.int64)
+    hits = np.concatenate([[0], np.cumsum(slope[:-1] * np.diff(corners))])
+    return Curve(int(reuse.blocks.sum()), corners, hits)
+
+
+def pick_capacities(reuse: Reuse, points: int) -> Sequence[int]:
+    """Capacities worth showing, in blocks: from the longest prompt to just below all there is."""
+    low = max(1, int(reuse.blocks.max()))
+    high = int((reuse.above + reuse.end - reuse.begin).max(initial=low))
+    return [int(c) for c in np.unique(np.geomspace(low, max(low, high), points + 1).round())][:-1]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked about a trace.
+
+    Attributes:
+        model: Whose cache it is.
+        block_tokens: Tokens of a block; None takes the trace's own.
+        capacities_tokens: Capacities in tokens; empty for ``points`` of them.
+        points: How many capacities are picked.
+        strategies: Names of strategies for windows and states.
+        rules: Names of engines' rules.
+        speculations: Names of ways to draft, for every rule.
+        policies: Names of eviction policies.
+        chunk_tokens: Tokens of a prompt computed at once, where a rule asks.
+        snap: Keep checkpoints out of partial last blocks.
+        arch: GPU for which V4.1's blocks are sized; None takes it as a datacenter Blackwell.
+        host_bytes: Memory behind every capacity, to be read on.
+    """
+
+    model: DSV4Config
+    block_tokens: int | None = None
+    capacities_tokens: tuple[int, ...] = ()
+    points: int = 9
+    strategies: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ()
+    speculations: tuple[str, ...] = ("none",)
+    policies: tuple[str, ...] = ()
+    chunk_tokens: int = DEFAULT_CHUNK_TOKENS
+    snap: bool = True
+    arch: str | None = None
+    host_bytes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Behind:
+    """Host memory behind a capacity of the GPUs.
+
+    It keeps what they keep, too, so what can be found is what the larger of both holds.
+
+    Attributes:
+        gpu_tokens: The GPUs' capacity.
+        host_bytes: Its own.
+        host_tokens: Tokens of context that fit there, windows and states left out.
+        gpu_hits: Share of prompt tokens found on the GPUs alone.
+        token_hits: Share found in either.
+        strategies: What the strategies make of it.
+    """
+
+    gpu_tokens: int
+    host_bytes: int
+    host_tokens: int
+    gpu_hits: float
+    token_hits: float
+    strategies: tuple[Outcome, ...]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One capacity.
+
+    Attributes:
+        capacity_tokens: In tokens of context, as asked for; None for a cache without bound.
+        capacity_blocks: In whole blocks.
+        capacity_bytes: In bytes of the model's compressed cache.
+        rejected: Requests that are longer: they can never run, hit nothing and leave nothing.
+        block_hits: Share of block references found.
+        token_hits: Share of prompt tokens found.
+        strategies: What the strategies make of it.
+        rules: What the rules make of a pool of this size.
+        policies: What other policies make of it.
+        block_error: Half of the 95 % interval of ``block_hits``; 0 where they are exact.
+        token_error: The same of ``token_hits``.
+    """
+
+    capacity_tokens: int | None
+    capacity_blocks: int | None
+    capacity_bytes: int | None
+    rejected: int
+    block_hits: float
+    token_hits: float
+    strategies: tuple[Outcome, ...]
+    rules: tuple[Outcome, ...]
+    policies: tuple[Outcome, ...] = ()
+    block_error: float = 0.0
+    token_error: float = 0.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A trace measured.
+
+    Attributes:
+        requests: Its requests.
+        input_tokens: Tokens of all prompts.
+        references: Blocks of all prompts.
+        block_tokens: Tokens of a block.
+        trace_block_tokens: Tokens of an id of the trace.
+        costs: What its prefixes weigh.
+        points: By capacity, the unbounded cache last.
+        enough_tokens: The capacity at which 90 % of all that can be hit is.
+        arch: GPU for which V4.1's blocks are sized; None where none was named.
+        behind: Host memory behind the capacities, by both.
+        kept_share: Of all blocks, those that the curve was measured on; 1 where it is exact.
+        kept_references: References to them.
+    """
+
+    requests: int
+    input_tokens: int
+    references: int
+    block_tokens: int
+    trace_block_tokens: int
+    costs: PrefixCosts
+    points: tuple[Point, ...]
+    enough_tokens: int | None
+    arch: str | None = None
+    behind: tuple[Behind, ...] = ()
+    kept_share: float = 1.0
+    kept_references: int = 0
+
+
+def measure_trace(
+    table: PathTable,
+    question: Question,
+    watch: Callable[[int, int], object] | None = None,
+    jobs: int = 1,
+) -> Answer:
+    """Answer a question about a trace; ``watch`` hears how many of how many steps are done.
+
+    ``jobs``: processes for the rules, each with the trace in memory.
+
+    Raises:
+        ConfigError: Names that there are not, blocks that do not fit, a capacity in which no
+            request can run.
+    """
+    grain = question.block_tokens or table.block_tokens
+    reuse = find_reuse(table, grain)
+    costs = prefix_costs(question.model)
+    strategies = [
+        parse_strategy(name, window_tokens=costs.window_tokens, layers=costs.layers)
+        for name in question.strategies
+    ]
+    sizes: list[int | None] = [*question.capacities_tokens]
+    if question.host_bytes and not sizes:
+        raise ConfigError("--host adds to a cache on the GPUs: say how large that is, --capacity.")
+    if not sizes:
+        sizes = [blocks * grain for blocks in pick_capacities(reuse, question.points)]
+    parts = _part_by_size(table, reuse, [*sizes, None])
+    enough = trace_curve(reuse).capacity_for(0.9)
+    steps = len(parts) + len(sizes) * len(question.rules) * len(question.speculations)
+    numbers = iter(range(1, steps + 1))
+
+    def on_step() -> None:
+        done = next(numbers)
+        if watch:
+            watch(done, steps)
+
+    rules = _run_rules(table, question, sizes, jobs, on_step)
+    answered = []
+    for tokens, part in parts:
+        outcomes = [rules[point] for point in _points_of(question, [tokens])]
+        answered.append(_measure(part, tokens, question, strategies, costs, outcomes))
+        on_step()
+    return Answer(
+        requests=len(table),
+        input_tokens=table.total_input_tokens,
+        references=int(reuse.blocks.sum()),
+        block_tokens=grain,
+        trace_block_tokens=table.block_tokens,
+        costs=costs,
+        points=tuple(answered),
+        enough_tokens=None if enough is None else enough * grain,
+        arch=question.arch,
+        behind=tuple(
+            _measure_behind(part, tokens, size, strategies, costs, snap=question.snap)
+            for tokens, part in parts
+            if tokens is not None
+            for size in question.host_bytes
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The requests of a trace that can run.
+
+    Attributes:
+        whole: All requests.
+        references: Blocks of all prompts.
+        requests: int64: those that can.
+        table: Only they.
+        reuse: What they share.
+        numbered: Their prompts as numbers of blocks, for policies.
+    """
+
+    whole: PathTable
+    references: int
+    requests: Ints
+    table: PathTable
+    reuse: Reuse
+    numbered: NumberedPaths
+
+
+def _part_by_size(
+    table: PathTable, reuse: Reuse, sizes: Sequence[int | None]
+) -> list[tuple[int | None, _Part]]:
+    """Every capacity in tokens, None for no bound, with the requests that can run in it."""
+    grain = reuse.grain_tokens
+    blocks = [None if size is None else size // grain for size in sizes]
+    counts = [len(table) if b is None else int((reuse.blocks <= b).sum()) for b in blocks]
+    parts = {}
+    for count in sorted(set(counts)):
+        if not count:
+            least = min(size for size in sizes if size is not None)
+            raise ConfigError(
+                f"a capacity of {least:,} tokens is smaller than every prompt, "
+                f"of {int(reuse.tokens.min()):,} tokens and more: no request could run."
+            )
+        parts[count] = _part(table, reuse, count)
+    return [(size, parts[count]) for size, count in zip(sizes, counts, strict=True)]
+
+
+def _part(table: PathTable, reuse: Reuse, count: int) -> _Part:
+    """The ``count`` shortest requests."""
+    whole, references = table, int(reuse.blocks.sum())
+    requests = np.sort(np.argsort(reuse.blocks, kind="stable")[:count])
+    if count < len(whole):
+        table = whole.select(requests)
+        reuse = find_reuse(table, reuse.grain_tokens)
+    numbered = number_prompts(table, reuse.grain_tokens, whole_blocks=False)
+    return _Part(whole, references, requests, table, reuse, numbered)
+
+
+def _measure(
+    part: _Part,
+    tokens: int | None,
+    question: Question,
+    strategies: Sequence[Strategy],
+    costs: PrefixCosts,
+    rules: Sequence[Outcome],
+) -> Point:
+    """Hits as shares of all prompts; those that cannot run hit nothing."""
+    reuse, prompts = part.reuse, part.whole.input_tokens
+    blocks = None if tokens is None else tokens // reuse.grain_tokens
+    return Point(
+        capacity_tokens=tokens,
+        capacity_blocks=blocks,
+        capacity_bytes=None if tokens is None else int(tokens * costs.token_bytes),
+        rejected=len(part.whole) - len(part.table),
+        block_hits=int(reuse.found_blocks(blocks).sum()) / part.references,
+        token_hits=int(reuse.found_tokens(blocks).sum()) / part.whole.total_input_tokens,
+        strategies=tuple(
+            apply_strategy(s, part.table, reuse, blocks, snap=question.snap).among(
+                prompts, part.requests
+            )
+            for s in strategies
+        ),
+        rules=tuple(rules),
+        policies=tuple(
+            apply_policy(name, part.table, reuse, part.numbered, blocks).among(
+                prompts, part.requests
+            )
+            for name in question.policies
+            if blocks is not None
+        ),
+    )
+
+
+def _measure_behind(
+    part: _Part,
+    gpu_tokens: int,
+    host_bytes: int,
+    strategies: Sequence[Strategy],
+    costs: PrefixCosts,
+    *,
+    snap: bool,
+) -> Behind:
+    """Requests that the GPUs can run, on the same curve further right."""
+    reuse, prompts = part.reuse, part.whole.input_tokens
+    host_tokens = int(host_bytes / costs.token_bytes)
+    both = max(gpu_tokens, host_tokens) // reuse.grain_tokens
+    gpu_hits, token_hits = (
+        int(reuse.found_tokens(blocks).sum()) / part.whole.total_input_tokens
+        for blocks in (gpu_tokens // reuse.grain_tokens, both)
+    )
+    outcomes = (apply_strategy(s, part.table, reuse, both, snap=snap) for s in strategies)
+    return Behind(
+        gpu_tokens,
+        host_bytes,
+        host_tokens,
+        gpu_hits,
+        token_hits,
+        tuple(outcome.among(prompts, part.requests) for outcome in outcomes),
+    )
+
+
+_RulePoint = tuple[int, str, str]
+"""Capacity in tokens, rule, and how it drafts."""
+
+
+def _points_of(question: Question, sizes: Sequence[int | None]) -> list[_RulePoint]:
+    return [
+        (tokens, name, drafts)
+        for tokens in sizes
+        if tokens is not None
+        for name in question.rules
+        for drafts in question.speculations
+    ]
+
+
+def _run_rules(
+    table: PathTable,
+    question: Question,
+    sizes: Sequence[int | None],
+    jobs: int,
+    on_step: Callable[[], None],
+) -> dict[_RulePoint, Outcome]:
+    """Rules at every capacity, each with the blocks of its engine unless others are asked for."""
+    found, points = {}, _points_of(question, sizes)
+    run = partial(_run_rule, table, question)
+    one_by_one = ((point, run(point)) for point in points)
+    for point, outcome in map_parallel(run, points, jobs) if jobs > 1 else one_by_one:
+        found[point] = outcome
+        on_step()
+    return found
+
+
+def _run_rule(table: PathTable, question: Question, point: _RulePoint) -> Outcome:
+    tokens, name, drafts = point
+    grain = question.block_tokens or default_block(name, table, question.arch)
+    how, chunk, arch = find_drafts(name, drafts), question.chunk_tokens, question.arch
+    pool = Pool(table, tokens, grain, question.model, chunk, how, arch)
+    return replace(run_rule(name, pool), speculation=drafts)
+
+
+def default_block(rule: str, table: PathTable, arch: str | None = None) -> int:
+    """Blocks an engine takes for DeepSeek-V4: 256 tokens; for the ideal rule the trace's own."""
+    return find_rule(rule).block_tokens_on(arch) or table.block_tokens

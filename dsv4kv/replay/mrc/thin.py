@@ -1,0 +1,302 @@
+"""The hit rate of a trace that does not fit into memory, from some of its blocks, with its error.
+
+After Waldspurger et al., "Efficient MRC construction with SHARDS" (FAST 2015): of all blocks those
+are kept whose ids a hash chooses, and a cache is made smaller by the same share. Two things are
+done otherwise. Of every two neighbouring ids exactly one is kept, time and again until the rest
+fits: long runs of ids stay runs, and are thinned without looking at their ids. And misses are what
+is estimated: blocks that all prompts begin with are many references, and found whether they are
+kept or not.
+
+Which ids are kept, and that there is one parent of each, does not depend on the order of the
+trace: what is kept is a trace itself, whose reuse is found as that of any other.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsv4kv.errors import ConfigError, TraceError
+from dsv4kv.prefix.paths import Ints, PathTable, Reuse, find_reuse, join_runs
+from dsv4kv.replay.mrc.curves import Answer, Point, Question, pick_capacities, trace_curve
+from dsv4kv.replay.mrc.strategies import prefix_costs
+
+_SPLITS = 3
+PARTS = 2**_SPLITS
+"""Parts of what is kept, whose spread gives its error."""
+_STUDENT_T = 2.365  # 97.5 %, PARTS - 1 degrees of freedom
+RUN_BYTES = 512
+"""Memory that a kept run of ids takes, with what is found out about it: measured, rounded up."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Blocks of some requests.
+
+    Attributes:
+        request: int64[runs]: whose the run is, from 0 without gaps, rising.
+        start: int64[runs]: its first number.
+        count: int64[runs]: its length.
+        lack: int64[requests]: tokens that the request's last block is short of, where it is kept.
+    """
+
+    request: Ints
+    start: Ints
+    count: Ints
+    lack: Ints
+
+    @classmethod
+    def all_of(cls, table: PathTable) -> "Kept":
+        """Every block of a trace; requests without any are left out."""
+        request = np.repeat(np.arange(len(table)), np.diff(table.offsets))
+        before = np.concatenate([[0], table.ends[:-1]])
+        before[_firsts(request)] = 0
+        lack = np.maximum(0, table.counts * table.block_tokens - table.input_tokens)
+        return cls(request, table.starts, table.ends - before, lack)._without_empty()
+
+    def halved(self, level: int, side: int = 0) -> "Kept":
+        """One of every two neighbouring ids, numbered anew; the other with ``side`` 1.
+
+        ``level`` is another number for every halving.
+        """
+        last = self.start + self.count - 1
+        low, high = self.start >> 1, last >> 1
+        # a run's ends may be one half of a pair: its only one here
+        low_kept = (self.start & 1 == 0) | (_choice(low, level, side) == 1)
+        high_kept = (last & 1 == 1) | (_choice(high, level, side) == 0)
+        begin, end = low + ~low_kept, high - ~high_kept
+        ends = _choice(high, level, side) == last & 1
+        kept_last = np.zeros(len(self.lack), bool)
+        kept_last[self.request] = ends  # of several runs the last one's is written last
+        some = end >= begin
+        runs = join_runs(self.request[some], begin[some], (end - begin + 1)[some])
+        return Kept(*runs, self.lack * kept_last)._without_empty()
+
+    def _without_empty(self) -> "Kept":
+        some = np.zeros(len(self.lack), bool)
+        some[self.request] = True
+        return Kept((some.cumsum() - 1)[self.request], self.start, self.count, self.lack[some])
+
+    @classmethod
+    def together(cls, parts: Sequence["Kept"]) -> "Kept":
+        """Requests of one part after those of another."""
+        before = np.cumsum([0, *(len(part.lack) for part in parts)])
+        request = [part.request + first for part, first in zip(parts, before, strict=False)]
+        return cls(
+            np.concatenate(request),
+            np.concatenate([part.start for part in parts]),
+            np.concatenate([part.count for part in parts]),
+            np.concatenate([part.lack for part in parts]),
+        )
+
+    def table(self, block_tokens: int) -> PathTable:
+        """A trace of these blocks alone, without times."""
+        requests = len(self.lack)
+        offsets = np.searchsorted(self.request, np.arange(requests + 1))
+        ends = self.count.cumsum()
+        counts = np.diff(np.concatenate([[0], ends])[offsets])
+        before = np.repeat(counts.cumsum() - counts, np.diff(offsets))
+        return PathTable(
+            block_tokens,
+            np.zeros(requests),
+            counts * block_tokens - self.lack,
+            np.zeros(requests, np.int64),
+            counts,
+            offsets,
+            self.start,
+            ends - before,
+        )
+
+
+def hash_numbers(numbers: Ints) -> NDArray[np.float64]:
+    """0 to below 1 by splitmix64 (Steele et al., OOPSLA 2014), the same on every machine."""
+    mixed = (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+    return ((mixed ^ (mixed >> np.uint64(31))) >> np.uint64(11)) / 2.0**53
+
+
+def _firsts(request: Ints) -> NDArray[np.bool_]:
+    """Which runs are the first of their request."""
+    return np.concatenate([[True], request[1:] != request[:-1]])[: len(request)]
+
+
+def _choice(pairs: Ints, level: int, side: int) -> Ints:
+    """0 or 1 for every pair of ids: which of both is kept."""
+    chosen = hash_numbers(pairs + level * 0x5851F42D4C957F2D % 2**62) >= 0.5
+    return chosen.astype(np.int64) ^ side
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What is known of the whole trace.
+
+    Attributes:
+        requests: Its requests.
+        input_tokens: Tokens of all prompts.
+        references: Ids of all prompts.
+        path_tokens: Tokens that they stand for.
+        longest: Ids of the longest prompt.
+        block_tokens: Tokens of an id.
+    """
+
+    requests: int
+    input_tokens: int
+    references: int
+    path_tokens: int
+    longest: int
+    block_tokens: int
+
+
+def thin(tables: Iterable[PathTable], most_runs: int) -> tuple[Totals, Kept, int]:
+    """Keep blocks of a trace in as many runs as fit.
+
+    Returns:
+        What is known of all of it, what is kept, and how often it was halved.
+
+    Raises:
+        TraceError: No request has ids.
+    """
+    parts, held, level = list[Kept](), 0, 0
+    requests = tokens = references = path_tokens = longest = block_tokens = 0
+    for table in tables:
+        requests += len(table)
+        tokens += table.total_input_tokens
+        references += table.references
+        path_tokens += int(table.path_tokens.sum())
+        longest = max(longest, int(table.counts.max(initial=0)))
+        block_tokens = block_tokens or table.block_tokens
+        part = Kept.all_of(table)
+        for done in range(level):
+            part = part.halved(done)
+        parts.append(part)
+        held += len(part.start)
+        while held > most_runs:
+            parts = [Kept.together(parts).halved(level)]
+            held, level = len(parts[0].start), level + 1
+    if not references:
+        raise TraceError("no request has block ids: what its prompts share is not known.")
+    totals = Totals(requests, tokens, references, path_tokens, longest, block_tokens)
+    return totals, Kept.together(parts), level
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What is found of some blocks: one in ``every``.
+
+    Attributes:
+        reuse: Theirs.
+        every: How many each of them represents.
+    """
+
+    reuse: Reuse
+    every: int
+
+    def misses(self, capacity_blocks: int | None) -> NDArray[np.float64]:
+        """float64[2]: blocks and tokens of all prompts that a cache does not find."""
+        reuse = self.reuse
+        all_of_it = np.array([reuse.blocks.sum(), reuse.tokens.sum()], np.float64)
+        if capacity_blocks is None:
+            return self.every * (all_of_it - self._found(None))
+        # a cache finds what has fewer blocks above it: n of them show as n / every, rounded at
+        # random up or down
+        place = (capacity_blocks - 1) / self.every + (1 + 1 / self.every) / 2
+        low = int(place)
+        found = self._found(low) + (place - low) * (self._found(low + 1) - self._found(low))
+        return self.every * (all_of_it - found)
+
+    def _found(self, blocks: int | None) -> NDArray[np.float64]:
+        found = self.reuse.found_blocks(blocks).sum(), self.reuse.found_tokens(blocks).sum()
+        return np.array(found, np.float64)
+
+
+def measure_stream(tables: Iterable[PathTable], question: Question, memory_bytes: int) -> Answer:
+    """Hits by capacity of a trace that is read once, in about so much memory.
+
+    Args:
+        tables: The trace, some requests at a time.
+        question: Whose cache it is, and its capacities.
+        memory_bytes: For what is kept of the trace.
+
+    Raises:
+        TraceError: No request has ids.
+        ConfigError: A capacity below the longest prompt, or memory for nothing.
+    """
+    if memory_bytes < PARTS * RUN_BYTES:
+        raise ConfigError(f"--memory {memory_bytes:,} B holds nothing of a trace: give 64MiB.")
+    totals, kept, level = thin(tables, memory_bytes // RUN_BYTES)
+    grain = totals.block_tokens
+    whole = _Part(find_reuse(kept.table(grain), grain), 2**level)
+    splits = _split(kept, level) if level else []
+    split = [_Part(find_reuse(k.table(grain), grain), PARTS * 2**level) for k in splits]
+    sizes: list[int | None] = [*question.capacities_tokens] or [
+        max(blocks * whole.every, totals.longest) * grain
+        for blocks in pick_capacities(whole.reuse, question.points)
+    ]
+    longest_tokens = totals.longest * grain
+    if (least := min(question.capacities_tokens, default=longest_tokens)) < longest_tokens:
+        raise ConfigError(
+            f"a capacity of {least:,} tokens is smaller than the longest prompt, "
+            f"{longest_tokens:,} tokens: take a larger one, or leave --memory out."
+        )
+    costs, found = prefix_costs(question.model), list[Point]()
+    sizes = [*dict.fromkeys(sizes), None]
+    for size in sizes:
+        blocks = None if size is None else size // grain
+        hits, error = _estimate(whole, split, totals, blocks)
+        found.append(
+            Point(
+                capacity_tokens=size,
+                capacity_blocks=blocks,
+                capacity_bytes=None if size is None else int(size * costs.token_bytes),
+                rejected=0,
+                block_hits=float(hits[0]),
+                token_hits=float(hits[1]),
+                strategies=(),
+                rules=(),
+                block_error=float(error[0]),
+                token_error=float(error[1]),
+            )
+        )
+    enough = trace_curve(whole.reuse).capacity_for(0.9)
+    return Answer(
+        requests=totals.requests,
+        input_tokens=totals.input_tokens,
+        references=totals.references,
+        block_tokens=grain,
+        trace_block_tokens=grain,
+        costs=costs,
+        points=tuple(found),
+        enough_tokens=None if enough is None else enough * whole.every * grain,
+        kept_share=1 / whole.every,
+        kept_references=int(kept.count.sum()),
+    )
+
+
+def _split(kept: Kept, level: int) -> list[Kept]:
+    """Parts that have no block in common."""
+    parts = [kept]
+    for more in range(_SPLITS):
+        parts = [part.halved(level + more, side) for part in parts for side in (0, 1)]
+    return parts
+
+
+def _estimate(
+    whole: _Part, split: Sequence[_Part], totals: Totals, blocks: int | None
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Shares of blocks and of prompt tokens found, and half of the 95 % intervals.
+
+    The parts' spread shows how much chance there is; how far their mean is from the whole, what
+    keeping fewer blocks does apart from chance. Less than one kept block cannot be resolved.
+    """
+    known = np.array([totals.references, totals.path_tokens], np.float64)
+    asked = np.array([totals.references, totals.input_tokens], np.float64)
+    hits = (known - whole.misses(blocks)) / asked
+    if not split:
+        return hits, np.zeros(2)
+    each = np.array([(known - part.misses(blocks)) / asked for part in split])
+    chance = _STUDENT_T * each.std(axis=0, ddof=1) / sqrt(len(split))
+    one_kept = whole.every * np.array([1, totals.block_tokens]) / asked
+    return hits.clip(0, 1), np.maximum(one_kept, chance + abs(hits - each.mean(axis=0)))

@@ -1,0 +1,396 @@
+"""The search: kinds of deployment by their least cost, each with as few replicas as keep limits.
+
+Bounds give the fewest replicas that can do, and the best answer so far the most that are worth
+trying, so most kinds are ruled out by one simulation or none. More replicas are assumed to be no
+worse.
+"""
+
+import gc
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from operator import attrgetter
+from types import MappingProxyType
+
+from dsv4kv.config.replay import ReplayConfig
+from dsv4kv.errors import ConfigError, DoesNotFit
+from dsv4kv.processes import without_collector
+from dsv4kv.replay.build import Parts, find_parts
+from dsv4kv.replay.fleet.run import FindParts
+from dsv4kv.replay.plan.question import Question
+from dsv4kv.replay.plan.servers import Bounds, layouts_of, open_server
+from dsv4kv.replay.plan.trial import Kind, Split, Trial, simulate
+from dsv4kv.traces.request import Request
+from dsv4kv.units import counted
+
+_GARBAGE = 1_500_000
+"""Objects after which simulations are searched for cycles; the collector is off while planning."""
+WINDOW = 400
+"""Requests of the window that deployments are screened on."""
+_BURST = 10.0
+"""A trace that spans less than this part of the longest limit of waiting has no sustained rate."""
+_FEWER = 4
+"""How many times fewer units than the window needed are tried first on the whole trace."""
+_SOON = 4
+"""Units are doubled up to this many times the first number, then the maximum is tried."""
+_NEARER, _NEAR = 1.03, 1.1
+"""Precision of the highest rate, on a window and on a long trace: the clock's error is larger."""
+_MIN_SPEED = 1e-3
+"""The lowest rate that is tried: a trace takes a thousand times as long."""
+_FASTER, _LITTLE_FASTER = 2.0, 1.25
+"""Steps of the rate until a limit breaks, and where a window gave the first rate."""
+
+
+@dataclass
+class Tally:
+    """Deployments considered (kinds × replicas), pruned without a simulation, and why.
+
+    ``reasons`` are by a kind's label; ``least_s`` has a limit's lower bound and its server.
+    """
+
+    considered: int = 0
+    pruned: dict[str, int] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+    least_s: dict[str, tuple[float, str]] = field(default_factory=dict)
+
+    def prune(self, why: str, count: int) -> None:
+        """Count deployments that are ruled out."""
+        self.pruned[why] = self.pruned.get(why, 0) + count
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The best deployment, the best of other servers, and the simulations of both windows.
+
+    Attributes:
+        safer: The cheapest that keeps limits by more than the clock's error; None where there is
+            none, or the best does.
+        nearest: Where there is no best, the deployment that came nearest to the limits.
+        window: Requests of the window, or of the trace if it is no longer.
+    """
+
+    best: Trial | None
+    second: Trial | None
+    safer: Trial | None
+    nearest: Trial | None
+    trials: list[Trial]
+    confirmed: list[Trial]
+    tally: Tally
+    window: int
+
+
+def list_kinds(
+    question: Question,
+    settings: Sequence[str],
+    engine: str,
+    gpus: Sequence[str],
+    routers: Sequence[str],
+    preset: str,
+    tally: Tally,
+    splits: Sequence[Split | None] = (None,),
+    args: Mapping[str, str] = MappingProxyType({"": ""}),
+) -> list[Kind]:
+    """Return the kinds that bounds do not rule out; ``tally`` counts the others.
+
+    ``args`` are alternative flags of the launch command, by name. Raises ``ConfigError``.
+    """
+    kinds = []
+    for gpu in gpus:
+        for layout, (variant, words) in product(layouts_of(preset), args.items()):
+            units = [layout.gpus * sum(split or (1,)) for split in splits]
+            count = sum(map(question.counts, units)) * len(routers)
+            tally.considered += count
+            label = f"{gpu} {layout.label} {variant}".rstrip()
+            try:
+                server = open_server(question, settings, engine, gpu, layout, variant, words)
+            except DoesNotFit as error:
+                tally.prune("memory", count)
+                tally.reasons[label] = f"memory: {str(error).partition('. ')[0]}"
+                continue
+            bounds = Bounds(server, question)
+            for slo, least_s in bounds.least_s.items():
+                here = least_s, server.label
+                tally.least_s[slo] = min(here, tally.least_s.get(slo, here))
+            if (broken := bounds.broken()) is not None:
+                tally.prune(broken, count)
+                tally.reasons[label] = f"{broken} of a single request"
+                continue
+            kinds += [Kind(server, each, bounds, split) for split in splits for each in routers]
+    return kinds
+
+
+def remember_parts() -> FindParts:
+    """Return a ``find_parts`` that runs once for all simulations of a server on a window."""
+    known: dict[tuple[str, int], Parts] = {}
+
+    def find(config: ReplayConfig, requests: Sequence[Request]) -> Parts:
+        key = config.model_dump_json(exclude={"fleet", "workload"}), len(requests)
+        if key not in known:
+            known[key] = find_parts(config, requests)
+        return known[key]
+
+    return find
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """Kinds by label, units and speeds by servers that are tried first, and how precise a rate."""
+
+    preferred: Collection[str] = ()
+    units: Mapping[str, int] = field(default_factory=dict)
+    speeds: Mapping[str, float] = field(default_factory=dict)
+    nearer: float = _NEARER
+
+
+@dataclass
+class Search:
+    """A search on one window of a trace; nothing is simulated twice.
+
+    ``looser`` are simulations with limits that allow more, ``known`` those so far.
+    """
+
+    question: Question
+    kinds: Sequence[Kind]
+    requests: Sequence[Request]
+    tally: Tally = field(default_factory=Tally)
+    start: WarmStart = WarmStart()
+    find_parts: FindParts = field(default_factory=remember_parts)
+    on_trial: Callable[[], None] = lambda: None
+    looser: Mapping[tuple[object, ...], Trial] = field(default_factory=dict)
+    known: dict[tuple[object, ...], Trial] = field(default_factory=dict, init=False)
+
+    @property
+    def trials(self) -> list[Trial]:
+        """All simulations so far."""
+        return list(self.known.values())
+
+    def restart(self, found: Sequence[Trial], requests: Sequence[Request]) -> "Search":
+        """Return a search on another window, of the servers of ``found``."""
+        servers = {each.kind.servers for each in found}
+        start = WarmStart(
+            preferred={each.kind.label for each in found},
+            units={each.kind.servers: each.units // _FEWER for each in found},
+            speeds={each.kind.servers: each.speed for each in found if each.meets},
+            nearer=_NEAR,
+        )
+        kinds = [kind for kind in self.kinds if kind.servers in servers]
+        return replace(self, kinds=kinds, requests=requests, tally=Tally(), start=start)
+
+    def _simulate(self, kind: Kind, units: int, speed: float, *, to_end: bool = False) -> Trial:
+        asked, find = self.question, self.find_parts
+        trial = simulate(asked, self.requests, kind, units, speed, find, to_end=to_end)
+        if gc.get_freeze_count() and gc.get_count()[0] > _GARBAGE:
+            gc.collect()
+            gc.freeze()
+        self.on_trial()
+        return trial
+
+    def _try(self, kind: Kind, units: int, speed: float) -> Trial:
+        key = kind.key(units, speed)
+        if key in self.looser:
+            return self.looser[key].under(self.question.slos)
+        if key not in self.known:
+            self.known[key] = self._simulate(kind, units, speed)
+        return self.known[key]
+
+    def find_best(self) -> list[Trial]:
+        """Return the best deployment, then the best of other servers, if any.
+
+        The best is the cheapest or, where the number of GPUs is given, has the highest rate.
+        """
+        if not self.question.exactly:
+            return self.find_cheapest()
+        best = self.find_fastest(self.kinds)
+        if best is None:
+            return []
+        second = self.find_fastest([k for k in self.kinds if k.servers != best.kind.servers])
+        return [best, second] if second else [best]
+
+    def find_cheapest(self, count: int = 2) -> list[Trial]:
+        """Return the cheapest deployment that keeps every limit, then that of other servers.
+
+        With a ``count`` of 1 there is no second.
+        """
+        asked, found = self.question, list[Trial]()
+
+        def order(kind: Kind) -> tuple[bool, float]:
+            least = kind.cost(kind.min_units(asked.speed), asked)
+            return kind.label not in self.start.preferred, least
+
+        for kind in sorted(self.kinds, key=order):
+            others = [each for each in found if each.kind.servers != kind.servers]
+            others = others if count > 1 else []
+            if trial := self._find_fewest_units(kind, found, others):
+                found = sorted([*others, trial], key=attrgetter("cost"))[:count]
+        return found
+
+    def _find_fewest_units(
+        self, kind: Kind, found: Sequence[Trial], others: Sequence[Trial]
+    ) -> Trial | None:
+        """Return the fewest units that keep every limit, if they are worth having.
+
+        They must cost less than the trial that they would replace: the one of ``found`` by the
+        same servers, or the second where ``others`` are two.
+        """
+        asked, speed = self.question, self.question.speed
+        low, high = kind.min_units(speed), asked.most_gpus // kind.gpus
+        name, reason = "unit" if kind.split else "replica", "more than allowed"
+        to_beat = [each for each in found if each not in others] or found[1:]
+        if to_beat and high and kind.cost(high, asked) >= to_beat[0].cost:
+            reason = f"no cheaper than the {'answer' if to_beat[0] is found[0] else 'runner-up'}"
+            while high and kind.cost(high, asked) >= to_beat[0].cost:
+                high -= 1
+        if low > high:
+            needed = f"{counted(low, name)} or more for the prompts, {reason}"
+            self.tally.reasons.setdefault(kind.label, needed)
+            return None
+        units = high if to_beat else max(low, min(high, self.start.units.get(kind.servers, 1)))
+        while not to_beat and found and units < high and kind.cost(units, asked) < found[0].cost:
+            units += 1  # the runner-up is most likely no cheaper than the best
+        soon = _SOON * units
+        while not (trial := self._try(kind, units, speed)).meets:
+            if units == high:
+                broken = f"a limit is broken by {counted(high, name)}, and more are {reason}"
+                self.tally.reasons.setdefault(kind.label, broken)
+                return None
+            low, units = units + 1, min(2 * units, high) if units < soon else high
+        while low < trial.units:
+            tried = self._try(kind, (low + trial.units) // 2, speed)
+            low, trial = (low, tried) if tried.meets else (tried.units + 1, trial)
+        return trial
+
+    def find_fastest(self, kinds: Sequence[Kind]) -> Trial | None:
+        """Return the deployment of all GPUs that keeps every limit at the highest rate."""
+        gpus = self.question.most_gpus
+        best: Trial | None = None
+        for kind in sorted(kinds, key=lambda k: k.label not in self.start.preferred):
+            if gpus % kind.gpus:
+                reason = f"{counted(gpus, 'GPU')} are no multiple of {kind.gpus}"
+                self.tally.reasons.setdefault(kind.label, reason)
+            else:
+                best = self._find_highest_rate(kind, gpus // kind.gpus, best) or best
+        return best
+
+    def _find_highest_rate(self, kind: Kind, units: int, best: Trial | None) -> Trial | None:
+        """Return a deployment at its highest rate, if that is higher than the best's.
+
+        Where the first rate breaks a limit, half of it is tried twice, then the lowest.
+        """
+        start, nearer = self.start, self.start.nearer
+        begin = start.speeds.get(kind.servers, self.question.speed)
+        further = _LITTLE_FASTER if kind.servers in start.speeds else _FASTER
+        speed = best.speed * nearer if best else begin
+        found, high = None, math.inf
+        while found is None or high > nearer * found.speed:
+            self._check_span(kind, speed)
+            if kind.min_units(speed) <= units and self._try(kind, units, speed).meets:
+                found = self._try(kind, units, speed)
+            elif not found and (best or speed <= _MIN_SPEED):
+                return None
+            else:
+                high = speed
+            if found:
+                speed = further * found.speed if high == math.inf else (found.speed * high) ** 0.5
+            else:
+                speed = high / 2 if high > begin / 4 else _MIN_SPEED
+        return found
+
+    def _check_span(self, kind: Kind, speed: float) -> None:
+        span_s = (self.requests[-1].arrival_s - self.requests[0].arrival_s) / speed
+        wait_s = max(slo.limit_s for slo in self.question.slos if slo.name != "tpot")
+        if span_s < wait_s / _BURST:
+            raise ConfigError(
+                f"{kind.label} keeps the limits even where all of "
+                f"{counted(len(self.requests), 'request')} come within {span_s:.2g} s: too "
+                "few to say what rate it sustains. Give a longer trace, or tighter limits."
+            )
+
+    def find_safer(self, best: Trial) -> Trial | None:
+        """Return the best that keeps limits by more than the clock's error, if ``best`` does not.
+
+        It is searched for with limits divided by that error; where the number of GPUs is given,
+        among the servers of ``best``.
+        """
+        asked = self.question
+        if not best.near(asked.slos):
+            return None
+        slos = tuple(replace(s, limit_s=s.limit_s / best.error(s)) for s in asked.slos)
+        tight = replace(asked, slos=slos, speed=best.speed, asked=asked.slos)
+        bounds = {id(kind.bounds): replace(kind.bounds, question=tight) for kind in self.kinds}
+        kinds = [replace(kind, bounds=bounds[id(kind.bounds)]) for kind in self.kinds]
+        kinds = [kind for kind in kinds if kind.bounds.broken() is None]
+        start = replace(self.start, units={}, speeds={best.kind.servers: best.speed})
+        search = replace(
+            self, question=tight, kinds=kinds, tally=Tally(), start=start, looser=self.known
+        )
+        if asked.exactly:
+            safer = search.find_fastest([k for k in kinds if k.servers == best.kind.servers])
+        else:
+            safer = next(iter(search.find_cheapest(1)), None)
+        if safer:
+            self.known.setdefault(safer.kind.key(safer.units, safer.speed), safer)
+        return safer
+
+    def list_nearest(self) -> list[Trial]:
+        """Return the trial that came nearest to keeping the limits, then that of other servers."""
+        slos, found = self.question.slos, dict[str, Trial]()
+        most = {trial.kind.label: trial for trial in sorted(self.trials, key=lambda t: t.units)}
+        for trial in sorted(most.values(), key=lambda t: (-t.came, -t.served, t.excess(slos))):
+            found.setdefault(trial.kind.servers, trial)
+        return [*found.values()][:2]
+
+    def find_nearest(self) -> Trial | None:
+        """Return the trial that came nearest to keeping the limits, simulated to its end."""
+        for each in self.list_nearest():
+            if each.values_s:
+                return each
+            return self._simulate(each.kind, each.units, each.speed, to_end=True)
+        return None
+
+
+def plan(search: Search) -> Answer:
+    """Search the window, then search its two best servers again on the whole trace.
+
+    Where no deployment keeps the limits on the window, the two nearest are searched again.
+    """
+    gc.freeze()  # else requests are searched for cycles again and again, a fifth of the time
+    with without_collector():
+        answer = _plan(search)
+        gc.freeze()  # nor is the rest worth a search: the program ends
+        return answer
+
+
+def _plan(search: Search) -> Answer:
+    question, last = search.question, search
+    found = search.find_best()
+    screened = found or search.list_nearest()
+    if screened and len(search.requests) < len(question.requests):
+        last = search.restart(screened, question.requests)
+        found = last.find_best()
+    best, second, *_ = *found, None, None
+    if best and last is not search and not question.exactly:
+        first = search.restart(found, search.requests).find_safer(best)
+        last.start = replace(last.start, preferred={first.kind.label} if first else ())
+    safer = last.find_safer(best) if best else None
+    if best and safer and not question.exactly and safer.cost <= best.cost:
+        second = second if safer.kind.servers == best.kind.servers else best
+        best, safer = safer, None
+    nearest = None if best else last.find_nearest()
+    confirmed = [] if last is search else last.trials
+    trials, tally = search.trials, search.tally
+    simulated = sum(tally.pruned.values()) + len(trials)
+    tally.prune("work or cost", max(0, tally.considered - simulated))
+    return Answer(best, second, safer, nearest, trials, confirmed, tally, len(search.requests))
+
+
+def front(
+    trials: Sequence[Trial], label: str, cost: Callable[[Trial], float] = attrgetter("cost")
+) -> list[Trial]:
+    """Return the Pareto front of cost and the time of ``label``, the cheapest first."""
+    kept: list[Trial] = []
+    whole = [each for each in trials if each.values_s]
+    for trial in sorted(whole, key=lambda each: (cost(each), each.values_s[label])):
+        if not kept or trial.values_s[label] < kept[-1].values_s[label]:
+            kept.append(trial)
+    return kept

@@ -1,0 +1,280 @@
+"""One deployment, simulated until it is clear whether it keeps the limits."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from operator import add, gt
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from dsv4kv.config.fleet import GroupSection
+from dsv4kv.core.served import Served
+from dsv4kv.engines.names import sends_of
+from dsv4kv.errors import ConfigError
+from dsv4kv.replay.build import find_parts
+from dsv4kv.replay.fleet.outcome import Fates
+from dsv4kv.replay.fleet.replica import Replica
+from dsv4kv.replay.fleet.run import FindParts, Fleet, FleetOutcome
+from dsv4kv.replay.plan.question import Question, Slo
+from dsv4kv.replay.plan.servers import Bounds, Server
+from dsv4kv.traces.request import Request
+
+_CHECKS = 100
+"""How often a simulation checks whether its limits are lost."""
+
+
+class Split(NamedTuple):
+    """Replicas of a unit that compute prompts, and replicas that decode."""
+
+    prefill: int
+    decode: int
+
+
+def parse_splits(texts: Sequence[str]) -> list[Split | None]:
+    """Read ``none`` and ``1:2``; raises ``ConfigError``."""
+    splits = list[Split | None]()
+    for text in dict.fromkeys(texts):
+        match = re.fullmatch(r"([1-9]\d*):([1-9]\d*)", text, re.ASCII)
+        if match is None and text != "none":
+            raise ConfigError(
+                f"--split {text}: write prefill and decode replicas, 1:2, or none for replicas "
+                "that do both."
+            )
+        splits.append(Split(int(match[1]), int(match[2])) if match else None)
+    return splits
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Servers of one kind behind a router, alike or in units of prefill and decode replicas."""
+
+    server: Server
+    router: str
+    bounds: Bounds
+    split: Split | None = None
+
+    @property
+    def label(self) -> str:
+        """``h200 TP8 behind dynamo``, ``h200 TP8 1:2 behind dynamo``."""
+        return f"{self.servers} behind {self.router}"
+
+    @property
+    def servers(self) -> str:
+        """``h200 TP8``, ``h200 TP8 1:2``, ``h200 TP8 args 2``."""
+        ratio = " {}:{}".format(*self.split) if self.split else ""
+        return f"{self.server.label}{ratio} {self.server.variant}".rstrip()
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of a unit."""
+        return self.server.layout.gpus * sum(self.split or (1,))
+
+    def cost(self, units: int, question: Question) -> float:
+        """GPUs, or money in an hour where GPUs have prices."""
+        return units * self.gpus * question.price(self.server.gpu)
+
+    def min_units(self, speed: float) -> int:
+        """Fewest units that can compute the prompts in time."""
+        return -(-self.bounds.replicas(speed) // (self.split or (1,))[0])
+
+    def key(self, units: int, speed: float) -> tuple[object, ...]:
+        """Identify a simulation; the router does not matter with a single replica."""
+        alone = units * (self.split or (1,))[0] == 1
+        return self.servers, "" if alone else self.router, units, speed
+
+    def fleet(self, units: int) -> dict[str, Any]:
+        """Settings of ``fleet`` for ``units``."""
+        if self.split is None:
+            return {"replicas": units, "router": self.router}
+        prefill, decode = (GroupSection(replicas=units * each) for each in self.split)
+        asked = self.server.config
+        sends = sends_of(asked.server.engine or "")
+        transfer = asked.fleet.transfer.model_copy(update={"engine": sends})
+        groups = {"prefill": prefill, "decode": decode}
+        return {**groups, "router": self.router, "transfer": transfer}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A simulated deployment.
+
+    Attributes:
+        units: Number of replicas, or of units of prefill and decode replicas.
+        speed: Trace seconds per second.
+        cost: GPUs, or money in an hour.
+        values_s: The percentile that each limit is about, in s by label; empty where the
+            simulation ended early.
+        rate: Requests that arrive, per s.
+        good: Share of requests that keep every limit.
+        came: Requests that arrived before it ended.
+        hit_share: Share of prompt tokens that hit the prefix cache.
+        busy_share: Share of the time in which replicas compute, of the busiest role.
+    """
+
+    kind: Kind
+    units: int
+    speed: float
+    cost: float
+    values_s: dict[str, float]
+    rate: float
+    good: float
+    meets: bool
+    requests: int
+    came: int
+    served: int
+    hit_share: float = 0.0
+    busy_share: float = 0.0
+    tpot_p99_s: float = 0.0
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all replicas."""
+        return self.units * self.kind.gpus
+
+    def tightest(self, slos: Sequence[Slo]) -> Slo:
+        """Return the limit with the largest ratio of time to limit."""
+        return max(slos, key=lambda slo: self.values_s.get(slo.label, 0.0) / slo.limit_s)
+
+    def excess(self, slos: Sequence[Slo]) -> float:
+        """Return the largest ratio of time to limit."""
+        slo = self.tightest(slos)
+        return self.values_s.get(slo.label, 0.0) / slo.limit_s
+
+    def under(self, slos: Sequence[Slo]) -> Self:
+        """Return the same trial judged by tighter limits; ``good`` stays."""
+        kept = self.meets and all(self.values_s[slo.label] <= slo.limit_s for slo in slos)
+        return replace(self, meets=kept)
+
+    def near(self, slos: Sequence[Slo]) -> list[Slo]:
+        """Return the limits that it keeps by less than the clock's error."""
+        return [slo for slo in slos if self.values_s[slo.label] * self.error(slo) > slo.limit_s]
+
+    def error(self, slo: Slo) -> float:
+        """Return the factor within which the clock gets the time of a limit right."""
+        return self.kind.server.times.held_out.of(slo.name)
+
+
+class LateRequests:
+    """Counts requests that break limits while a fleet serves them."""
+
+    def __init__(self, slos: Sequence[Slo], count: int) -> None:
+        """Of ``count`` requests in all."""
+        self._slos = slos
+        self._allowed = [(1 - slo.percent / 100) * (count - 1) + 1 for slo in slos]
+        self._late = [0] * len(slos)  # of requests that have ended
+        self._open: dict[int, list[Served]] = {}  # by replica
+        self._seen: dict[int, int] = {}  # requests of a replica that were looked at
+
+    def lose_a_limit(self, so_far: FleetOutcome) -> bool:
+        """Whether a limit is lost whatever happens to the other requests."""
+        unfinished = [0] * len(self._slos)
+        for pool in so_far.pools:
+            for replica in pool:
+                place, given, still_open = id(replica), replica.served, list[Served]()
+                begun, seen = self._open.get(place, ()), self._seen.get(place, 0)
+                if not begun and seen == len(given):
+                    continue
+                for served in (*begun, *given[seen:]):
+                    if so_far.answers[served.number] is not served:  # it moved on to decode
+                        continue
+                    ended = served.finished_s is not None and pool is so_far.pools[-1]
+                    if not ended:
+                        still_open.append(served)
+                    counts = self._late if ended else unfinished
+                    times_s = _times_so_far(replica, served, so_far.prompts[served.number])
+                    for slot, slo in enumerate(self._slos):
+                        counts[slot] += times_s.get(slo.name, 0.0) > slo.limit_s
+                self._open[place], self._seen[place] = still_open, len(given)
+        return any(map(gt, map(add, unfinished, self._late), self._allowed))
+
+
+def _times_so_far(replica: Replica, served: Served, asked: Served) -> dict[str, float]:
+    """Times of a request; of one that has not ended, what they are at least."""
+    if served.finished_s is not None:
+        return replica.replay.outcome.times(served, asked)
+    first_s = replica.now_s if served.first_token_s is None else served.first_token_s
+    return {"latency": replica.now_s - asked.arrival_s, "ttft": first_s - asked.arrival_s}
+
+
+def simulate(
+    question: Question,
+    requests: Sequence[Request],
+    kind: Kind,
+    units: int,
+    speed: float,
+    find: FindParts = find_parts,
+    *,
+    to_end: bool = False,
+) -> Trial:
+    """Serve requests until all are served or, unless ``to_end``, a limit is lost."""
+    base, slos, count = kind.server.config, question.slos, len(requests)
+    fleet = base.fleet.model_copy(update=kind.fleet(units))
+    workload = base.workload.model_copy(update={"speed": speed})
+    config = base.model_copy(update={"fleet": fleet, "workload": workload})
+    made, late = Fleet(config, requests, find, records=False), LateRequests(slos, count)
+    span_s = (requests[-1].arrival_s - requests[0].arrival_s) / speed
+    trial = Trial(
+        kind,
+        units,
+        speed,
+        cost=kind.cost(units, question),
+        values_s={},
+        rate=count / max(span_s, 1e-9),
+        good=0.0,
+        meets=False,
+        requests=count,
+        came=count,
+        served=0,
+    )
+    interval, lost = max(1, count // _CHECKS), False
+    for number, _ in enumerate(made.run(), 1):
+        if not to_end and number % interval == 0:
+            lost = late.lose_a_limit(made.outcome(ended=False))
+            if lost:
+                break
+    so_far = made.outcome(ended=not lost)
+    if lost:
+        served = sum(each.finished_s is not None for each in so_far.answers.values())
+        trial = replace(trial, came=len(so_far.answers), served=served)
+        made.close()
+        return trial
+    fates = Fates.of(so_far)
+    values_s = {
+        slo.label: float(np.percentile(fates.samples_ns[slo.name] or [0], slo.percent)) / 1e9
+        for slo in slos
+    }
+    asked = question.asked or slos
+    limits = {slo.name: min(s.limit_s for s in asked if s.name == slo.name) for slo in asked}
+    good = sum(
+        all(spans.get(name, 0.0) <= limit for name, limit in limits.items())
+        for spans in fates.times.values()
+    )
+    served = len(fates.numbers)
+    meets = served == count and all(values_s[slo.label] <= slo.limit_s for slo in slos)
+    hit_share, busy_share = _hit_share(so_far), max(map(_busy_share, so_far.pools))
+    made.close()
+    return replace(
+        trial,
+        values_s=values_s,
+        good=good / count,
+        meets=meets,
+        served=served,
+        hit_share=hit_share,
+        busy_share=busy_share,
+        tpot_p99_s=float(np.percentile(fates.samples_ns.get("tpot") or [0], 99)) / 1e9,
+    )
+
+
+def _hit_share(outcome: FleetOutcome) -> float:
+    tallies = [replica.replay.prompts.tally for replica in outcome.pools[0]]
+    tokens = sum(tally.prompt_tokens for tally in tallies)
+    return sum(tally.saved_tokens for tally in tallies) / tokens if tokens else 0.0
+
+
+def _busy_share(pool: Sequence[Replica]) -> float:
+    """Of the time from the first arrival to the last answer of the pool's last replica."""
+    clocks = [replica.replay.scheduler.clock for replica in pool]
+    end_s = max(clock.now_s for clock in clocks)
+    busy_s = sum(clock.now_s - clock.idle_s for clock in clocks)
+    return busy_s / end_s / len(clocks) if end_s else 0.0

@@ -1,0 +1,211 @@
+"""Ways to break a cache while it serves: each must be found out."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from dsv4kv.cache.manager import KVCacheManager, StateCachePool
+from dsv4kv.cache.step import Step
+from dsv4kv.model.schedule import AttentionType
+from dsv4kv.ops import cpu
+from dsv4kv.ops.compressor import Compressor
+from dsv4kv.ops.spec import OPERATIONS
+from dsv4kv.ops.storage import PageStore
+from tests.bench.serve.serving import Meddle
+
+Break = Callable[[pytest.MonkeyPatch], Meddle | None]
+"""Breaks the operations, or returns what breaks the cache between two steps."""
+
+
+def at_step(step: int, harm: Callable[[KVCacheManager], None]) -> Break:
+    """Harm the cache once, after so many steps."""
+
+    def meddle(manager: KVCacheManager, done: int) -> None:
+        if done == step:
+            harm(manager)
+
+    return lambda _patch: meddle
+
+
+def flip_page_byte(layer: int, part: str, offset: int) -> Break:
+    """Flip one byte in the page of the first block that a request holds."""
+
+    def harm(manager: KVCacheManager) -> None:
+        table = manager.tables[0]
+        slot = int(np.argmax(table.held))
+        store = getattr(manager.pools[layer], part)
+        store.pages[table.blocks[0, slot, 0], offset] ^= 0xFF
+
+    return at_step(2, harm)
+
+
+def flip_window_byte(kind: AttentionType) -> Break:
+    def harm(manager: KVCacheManager) -> None:
+        manager.states[kind].windows[0].pages[0, 100] ^= 0xFF
+
+    return at_step(1, harm)
+
+
+def swap_blocks(rows: tuple[int, int], columns: tuple[int, int], step: int) -> Break:
+    """Swap two entries of the block table."""
+
+    def harm(manager: KVCacheManager) -> None:
+        blocks = manager.tables[0].blocks[0]
+        assert (blocks[rows, columns] >= 0).all()
+        blocks[rows, columns] = blocks[rows[::-1], columns[::-1]]
+
+    return at_step(step, harm)
+
+
+def zero_pages(part: str, layer: int) -> Break:
+    def harm(manager: KVCacheManager) -> None:
+        getattr(manager.pools[layer], part).pages.zero_()
+
+    return at_step(3, harm)
+
+
+def replace_op(name: str, wrong: Callable[..., Any], module: Any = cpu) -> Break:
+    """Put ``wrong(right, *arguments)`` in the place of an operation."""
+
+    def install(patch: pytest.MonkeyPatch) -> None:
+        right = getattr(module, name)
+
+        def called(*arguments: Any, **tensors: Any) -> Any:
+            if tensors:
+                arguments = tuple(tensors[each] for each in OPERATIONS[name].names)
+            return wrong(right, *arguments)
+
+        patch.setattr(module, name, called)
+
+    return install
+
+
+def skip_call(number: int) -> Callable[..., None]:
+    calls = iter(range(10**6))
+
+    def wrong(right: Callable[..., None], *arguments: Any) -> None:
+        if next(calls) != number:
+            right(*arguments)
+
+    return wrong
+
+
+def shift_positions(argument: int, by: int) -> Callable[..., None]:
+    """Hand the operation positions that are off."""
+
+    def wrong(right: Callable[..., None], *arguments: Any) -> None:
+        changed = list(arguments)
+        changed[argument] = changed[argument] + by
+        right(*changed)
+
+    return wrong
+
+
+def forget_reset(patch: pytest.MonkeyPatch) -> Meddle:
+    """Slots are reset when the cache is built and never again."""
+
+    def meddle(manager: KVCacheManager, _done: int) -> None:
+        patch.setattr(StateCachePool, "reset_slot", lambda _pool, _slot: None)
+
+    return meddle
+
+
+def lengths_off_by(by: int) -> Break:
+    def install(patch: pytest.MonkeyPatch) -> None:
+        right = Step.of
+
+        def of(*arguments: Any) -> Step:
+            step = right(*arguments)
+            lengths = {ratio: (each + by).clamp_min(0) for ratio, each in step.lengths.items()}
+            return replace(step, lengths=lengths)
+
+        patch.setattr(Step, "of", of)
+
+    return install
+
+
+def wrong_ring(
+    right: Callable[..., None], ring: PageStore, values: Tensor, slots: Tensor, positions: Tensor
+) -> None:
+    right(ring, values, slots, positions % (ring.layout.entries - 1))
+
+
+def wrong_state_ring(
+    right: Callable[..., None],
+    compressor: Compressor,
+    state: Tensor,
+    kv: Tensor,
+    score: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+) -> None:
+    """Too small by one group: the previous group is overwritten."""
+    right(compressor, state, kv, score, slots, positions % compressor.ratio)
+
+
+def neighbour_state(
+    right: Callable[..., None],
+    compressor: Compressor,
+    state: Tensor,
+    kv: Tensor,
+    score: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+) -> None:
+    right(compressor, state, kv, score, slots.roll(1), positions)
+
+
+def once_per_position(argument: int) -> Callable[..., None]:
+    """Skip positions of the only request seen before: those of rejected drafts."""
+    seen: set[tuple[int, int]] = set()
+
+    def wrong(right: Callable[..., None], *arguments: Any) -> None:
+        memory = next(a for a in arguments if isinstance(a, Tensor | PageStore))
+        where = memory if isinstance(memory, Tensor) else memory.pages
+        keys = [(where.data_ptr(), position) for position in arguments[argument].tolist()]
+        new = torch.tensor([key not in seen for key in keys])
+        seen.update(keys)
+        right(*(a[new] if isinstance(a, Tensor) and a is not memory else a for a in arguments))
+
+    return wrong
+
+
+def losing_chunk(
+    right: Callable[..., None], compressor: Compressor, state: Tensor, *rest: Any
+) -> None:
+    """The rows that a chunk leaves in the state are lost."""
+    right(compressor, state.clone(), *rest)
+
+
+def swapped_halves(
+    right: Callable[..., tuple[Tensor, Tensor]], compressor: Compressor, kv: Tensor, score: Tensor
+) -> tuple[Tensor, Tensor]:
+    return right(compressor, kv.roll(compressor.dim, -1), score.roll(compressor.dim, -1))
+
+
+def unbiased_state(right: Callable[..., None], compressor: Compressor, *rest: Any) -> None:
+    right(replace(compressor, ape=torch.zeros_like(compressor.ape)), *rest)
+
+
+def plain_mean(_right: Callable[..., Tensor], kv: Tensor, _score: Tensor) -> Tensor:
+    return kv.mean(dim=1)
+
+
+def lose_all_but_the_first(right: Callable[..., None], *arguments: Any) -> None:
+    """Outputs of the first request alone."""
+    right(*arguments)
+    arguments[-1][1:] = 0
+
+
+def leave_a_row_over(
+    right: Callable[..., None], ring: PageStore, slots: Tensor, tokens: Tensor, out: Tensor
+) -> None:
+    """A row beyond the tokens there are is not zeroed."""
+    right(ring, slots, tokens, out)
+    for row, count in zip(out, tokens.tolist(), strict=True):
+        row[count : count + 1] = 1

@@ -1,0 +1,74 @@
+"""Small serving runs with real bytes, in one call."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from unittest.mock import patch
+
+from dsv4kv.bench.build import Drive, build_drive, loop_settings, plan_from
+from dsv4kv.bench.serve import inputs
+from dsv4kv.bench.serve.loop import LoopTotals, ServingLoop
+from dsv4kv.bench.serve.verifier import Verifier
+from dsv4kv.cache.manager import KVCacheManager
+from dsv4kv.config.bench import BenchConfig
+from dsv4kv.config.load import load_config
+from dsv4kv.measure.recorder import Recorder
+from dsv4kv.ops.registry import load_backend
+from dsv4kv.traces.request import Request
+
+Meddle = Callable[[KVCacheManager, int], None]
+"""Is given the cache and the number of steps before the last, between two steps."""
+
+_TINY = (
+    "cache.max_context_tokens=512",
+    "workload.concurrency=2",
+    "workload.step_tokens=64",
+    "measure.warmup_steps=0",
+    "measure.verify_every=1",
+    "workload.step=gather",
+)
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a run leaves behind."""
+
+    totals: LoopTotals
+    manager: KVCacheManager
+    recorder: Recorder
+    verifier: Verifier
+
+
+def make_config(*settings: str) -> BenchConfig:
+    """V4-Flash's layers 0 (SWA), 2 (CSA) and 3 (HCA), every step checked, with settings."""
+    given = {setting.partition("=")[0] for setting in settings}
+    tiny = [setting for setting in _TINY if setting.partition("=")[0] not in given]
+    return load_config("smoke", [*tiny, *settings]).config
+
+
+def make_requests(*lengths: tuple[int, int]) -> list[Request]:
+    """Requests of (input, output) tokens."""
+    return [Request(0.0, input_tokens, output_tokens) for input_tokens, output_tokens in lengths]
+
+
+def drive_on_cpu(config: BenchConfig, manager: KVCacheManager, recorder: Recorder) -> Drive:
+    """What moves the bytes of a cache on the CPU."""
+    return build_drive(config, manager, recorder, load_backend("cpu"))
+
+
+def serve(
+    lengths: Iterable[tuple[int, int]], *settings: str, meddle: Meddle | None = None
+) -> Served:
+    """Serve requests of (input, output) tokens with data, until a check fails."""
+    config = make_config(*settings)
+    manager, recorder = KVCacheManager(plan_from(config)), Recorder()
+    with patch.object(inputs, "_DISTINCT_TOKENS", 521):  # enough, and drawn eight times as fast
+        drive = drive_on_cpu(config, manager, recorder)
+        verifier = drive.verifier
+        requests, settled = make_requests(*lengths), loop_settings(config)
+        loop = ServingLoop(manager, requests, settled, recorder, drive.executor)
+        for _ in loop.steps():
+            if verifier.failures:
+                break  # the rest of the run would add nothing
+            if meddle:
+                meddle(manager, loop.totals.steps)
+    return Served(loop.totals, manager, recorder, verifier)

@@ -1,0 +1,286 @@
+"""A step's operations: what is chosen, what is counted, and what is timed."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from dsv4kv.bench.build import plan_from
+from dsv4kv.bench.serve import executor, loop, operations
+from dsv4kv.bench.serve.executor import StepTokens
+from dsv4kv.bench.serve.inputs import EntryChooser, InputBank, Queries
+from dsv4kv.bench.serve.operations import Outputs, Reads
+from dsv4kv.bench.serve.verifier import Verifier
+from dsv4kv.cache.layers import LayerCache
+from dsv4kv.cache.manager import KVCacheManager, prepare_forward
+from dsv4kv.cache.step import Step
+from dsv4kv.measure import recorder
+from dsv4kv.measure.recorder import Recorder
+from dsv4kv.ops import cpu
+from tests.bench.serve.serving import drive_on_cpu, make_config, serve
+
+# ---- chosen entries -----------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 2**20), min_size=1, max_size=8),
+    topk=st.integers(1, 2048),
+    seed=st.integers(0, 99),
+)
+def test_chosen_entries_are_distinct_and_visible_and_as_many_as_there_are(
+    lengths: list[int], topk: int, seed: int
+) -> None:
+    chosen = EntryChooser(topk, seed).choose(np.array(lengths)).numpy()
+    assert chosen.shape == (len(lengths), topk)
+    assert chosen.dtype == np.int32
+    for row, length in zip(chosen, lengths, strict=True):
+        found = row[row >= 0]
+        assert len(found) == len(set(found.tolist())) == min(length, topk)
+        assert (found < length).all()
+        assert (row[len(found) :] == -1).all()
+
+
+def test_chosen_entries_are_scattered_over_the_whole_request() -> None:
+    chosen = EntryChooser(512, 0).choose(np.array([262_144])).numpy()[0]
+    assert not (np.diff(chosen) > 0).all()
+    assert np.histogram(chosen, bins=8, range=(0, 262_144))[0].tolist() == [64] * 8
+
+
+def test_every_step_chooses_anew() -> None:
+    choose = EntryChooser(512, 0).choose
+    lengths = np.array([10_000])
+    assert not np.array_equal(choose(lengths).numpy(), choose(lengths).numpy())
+
+
+# ---- input data ---------------------------------------------------------------------------------
+
+
+def test_drafts_that_will_be_rejected_have_data_of_their_own() -> None:
+    step = Bench("workload.speculative.draft_tokens=2").step([10, 20], [13, 23])
+    step = replace(step, requests=np.array([5, 9]), kept=np.array([11, 23]))
+    positions = np.array([10, 11, 12])
+    rejected = np.array([False, True, True])
+    assert np.array_equal(step.rows(0, positions), InputBank.rows(5, positions, rejected))
+    assert np.array_equal(step.rows(1, positions + 10), InputBank.rows(9, positions + 10))
+    both = step.rows(np.array([0, 1]), np.array([12, 22]))
+    assert both.tolist() == [*step.rows(0, np.array([12])), *step.rows(1, np.array([22]))]
+
+
+# ---- counted work -------------------------------------------------------------------------------
+
+Counts = dict[tuple[str, str], tuple[int, int]]
+"""Entries and bytes by operation and layer type."""
+
+ENTRY = 448 + 8 + 128  # fp8_ds_mla: e4m3 values, scales, bf16 rope channels
+KEY = 64 + 4  # mxfp4
+READ = ENTRY + 2 * 512  # an entry in, bf16 out
+READ_KEY = KEY + 2 * 128
+
+
+class Bench:
+    """A cache with its executor, to be driven step by step."""
+
+    def __init__(self, *options: str) -> None:
+        self.config = make_config(*options)
+        self.manager = KVCacheManager(plan_from(self.config))
+        self.recorder = Recorder()
+        drive = drive_on_cpu(self.config, self.manager, self.recorder)
+        self.executor, self.verifier = drive.executor, drive.verifier
+
+    def step(self, before: Sequence[int], after: Sequence[int]) -> StepTokens:
+        """A step of new requests that already have ``before`` tokens."""
+        slots = [self.manager.admit_request() for _ in before]
+        prepare_forward(self.manager, slots, before, after)
+        batch = Step.of(self.manager, slots, before, after)
+        return StepTokens(batch, np.arange(len(slots)), np.array(after))
+
+    def counts(self) -> Counts:
+        """Work of the only call of every operation."""
+        return {
+            key: (samples.entries[0], samples.bytes[0])
+            for key, samples in self.recorder.operations.items()
+            if len(samples.ns) == len(samples.entries) == len(samples.bytes) == 1
+        }
+
+
+def test_a_decode_step_counts_its_work() -> None:
+    bench = Bench()
+    bench.executor.decode(bench.step([127, 300], [128, 301]))
+    expected: Counts = {
+        # only the first request completes an entry: 128 tokens are whole groups of 4 and 128
+        ("state_append", "csa"): (2, 2 * 1024 * 4 * 4),
+        ("state_append", "hca"): (2, 2 * 512 * 4 * 4),
+        ("indexer_state_append", "csa"): (2, 2 * 256 * 4 * 4),
+        ("flush", "csa"): (1, 8 * 512 * 8 + ENTRY),
+        ("flush", "hca"): (1, 128 * 512 * 8 + ENTRY),
+        ("indexer_flush", "csa"): (1, 8 * 128 * 8 + KEY),
+        # 32 and 75 entries of 4 tokens in 1 and 3 blocks, 1 and 2 entries of 128 tokens
+        ("indexer_gather_all", "csa"): (107, 4 * 4 + 107 * READ_KEY),
+        ("gather_topk", "csa"): (107, 2 * 512 * 4 + 107 * READ),
+        ("gather_all", "hca"): (3, 3 * 4 + 3 * READ),
+    }
+    for kind in ("swa", "csa", "hca"):
+        expected["window_insert", kind] = (2, 2 * (2 * 512 + 8 + ENTRY))
+        expected["gather_window", kind] = (256, 2 * 8 + 256 * READ)
+    assert bench.counts() == expected
+
+
+def test_no_more_entries_are_counted_than_are_chosen() -> None:
+    bench = Bench("cache.max_context_tokens=4096")
+    bench.executor.decode(bench.step([3000, 9], [3001, 10]))
+    assert bench.counts()["gather_topk", "csa"] == (514, 2 * 512 * 4 + 514 * READ)
+
+
+def test_a_prompt_chunk_counts_its_work() -> None:
+    bench = Bench("workload.step_tokens=200")
+    bench.executor.prefill(bench.step([0], [130]))
+    expected: Counts = {
+        # the rows that stay in the state: 8 of CSA, 128 of HCA
+        ("compress_chunk", "csa"): (130, (130 + 8) * 1024 * 8 + 32 * ENTRY),
+        ("compress_chunk", "hca"): (130, (130 + 128) * 512 * 8 + ENTRY),
+        ("indexer_compress_chunk", "csa"): (130, (130 + 8) * 256 * 8 + 32 * KEY),
+        ("gather_all", "csa"): (32, 4 + 32 * READ),
+        ("gather_all", "hca"): (1, 4 + READ),
+        ("indexer_gather_all", "csa"): (32, 4 + 32 * READ_KEY),
+    }
+    for kind in ("swa", "csa", "hca"):  # two tokens are overwritten before they are stored
+        expected["window_insert", kind] = (128, 128 * (2 * 512 + 8 + ENTRY))
+    assert bench.counts() == expected
+
+
+def test_online_states_count_three_vectors() -> None:
+    bench = Bench("cache.state=online", "model.layers=[3]")
+    bench.executor.decode(bench.step([127], [128]))
+    counts = bench.counts()
+    assert counts["state_append", "hca"] == (1, 512 * (2 + 3 + 3) * 4)
+    assert counts["flush", "hca"] == (1, 2 * 512 * 4 + ENTRY)
+
+
+def test_what_has_no_work_is_not_counted() -> None:
+    bench = Bench()
+    bench.executor.decode(bench.step([1], [2]))
+    counted = {name for name, _ in bench.recorder.operations}
+    assert counted == {
+        "window_insert",
+        "gather_window",
+        "state_append",
+        "indexer_state_append",
+    }
+
+
+def test_drafts_are_inserted_like_tokens() -> None:
+    bench = Bench("workload.speculative.draft_tokens=3")
+    bench.executor.decode(bench.step([125, 9], [129, 13]))
+    counts = bench.counts()
+    assert counts["window_insert", "swa"][0] == 8
+    assert counts["state_append", "csa"][0] == 8
+    assert counts["flush", "csa"][0] == 2  # tokens 125 … 128 and 9 … 12 end a group each
+    assert counts["flush", "hca"][0] == 1
+
+
+def test_layers_of_one_type_are_counted_together() -> None:
+    bench = Bench("model.layers=[2, 4]")
+    bench.executor.decode(bench.step([127], [128]))
+    assert {len(each.ns) for each in bench.recorder.operations.values()} == {2}
+
+
+# ---- observed and timed -------------------------------------------------------------------------
+
+
+def test_only_observed_steps_are_shown() -> None:
+    assert not serve([(20, 5)], "measure.verify_every=0").verifier.checks
+    every = serve([(20, 5)], "measure.verify_every=1").verifier.checks
+    assert every == {"gather_window": 4 * 3, "compressed KV": 5, "indexer keys": 5}
+    second = serve([(20, 5)], "measure.verify_every=2").verifier.checks
+    assert second == {"gather_window": 2 * 3, "compressed KV": 3, "indexer keys": 3}
+
+
+def test_warm_up_steps_leave_no_samples() -> None:
+    every = serve([(20, 9)], "measure.warmup_steps=0").recorder.operations
+    later = serve([(20, 9)], "measure.warmup_steps=5").recorder.operations
+    assert len(every["window_insert", "swa"].ns) == 9
+    assert len(later["window_insert", "swa"].ns) == 4
+    assert not serve([(20, 9)], "measure.warmup_steps=99").recorder.operations
+
+
+def test_inputs_choices_and_checks_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a clock that only operations and checks move, a step takes what its operations do.
+
+    Of operations that an operation consists of, none takes time of its own.
+    """
+    now, inside = [0], [False]
+    for module in (recorder, executor, operations, loop):
+        monkeypatch.setattr(module, "perf_counter_ns", lambda: now[0])
+
+    def take(target: Any, name: str, duration: int) -> None:
+        right = getattr(target, name)
+
+        def slow(*arguments: Any, **options: Any) -> Any:
+            if inside[0]:
+                return right(*arguments, **options)
+            now[0] += duration
+            inside[0] = target is cpu
+            try:
+                return right(*arguments, **options)
+            finally:
+                inside[0] = False
+
+        monkeypatch.setattr(target, name, slow)
+
+    for name in ("window_insert", "state_append", "flush", "compress_chunk"):
+        take(cpu, name, 7)
+    for name in ("gather_topk", "gather_all", "gather_window"):
+        take(cpu, name, 7)
+    for owner, name in (
+        (Verifier, "window_gathered"),
+        (Verifier, "entries_gathered"),
+        (EntryChooser, "choose"),
+        (StepTokens, "rows"),
+        (Outputs, "take"),
+    ):
+        take(owner, name, 1_000_000)
+    found = serve([(20, 9)]).recorder
+    assert {ns for each in found.operations.values() for ns in each.ns} == {7}
+    calls = sum(len(each.ns) for each in found.operations.values())
+    assert sum(found.latencies["step"]) == 7 * calls
+
+
+def test_outputs_are_reused_until_more_is_needed() -> None:
+    outputs = Outputs(torch.device("cpu"), index_topk=512, window_tokens=128)
+    first = outputs.take("out", 4, 8)
+    assert outputs.take("out", 2, 8).data_ptr() == first.data_ptr()
+    assert outputs.take("other", 2, 8).data_ptr() != first.data_ptr()
+    larger = outputs.take("out", 8, 8)
+    assert larger.shape == (8, 8)
+    assert outputs.take("out", 4, 8).data_ptr() == larger.data_ptr()
+
+
+def test_the_model_decides_how_many_entries_are_chosen() -> None:
+    shown: list[Tensor] = []
+
+    class Observer:
+        def window_gathered(self, layer: LayerCache, step: StepTokens, out: Tensor) -> None:
+            assert out.shape == (1, 128, 512)
+
+        def entries_gathered(
+            self, layer: LayerCache, step: StepTokens, indices: Tensor, out: Tensor, indexer: bool
+        ) -> None:
+            shown.append(indices)
+
+        def layer_attended(
+            self, layer: LayerCache, step: StepTokens, asked: Queries, found: Reads
+        ) -> None:
+            raise AssertionError("nothing is read in place")
+
+    bench = Bench("model.preset=v4-pro", "model.layers=[2]")
+    bench.executor.observer = Observer()
+    step = bench.step([200], [201])
+    bench.executor.decode(StepTokens(step.batch, step.requests, step.kept, observed=True))
+    assert [indices.shape for indices in shown] == [(1, 50), (1, 1024)]

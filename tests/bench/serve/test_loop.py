@@ -1,0 +1,378 @@
+"""The serving loop: what goes in comes out, whatever is served over whatever cache."""
+
+from collections import Counter, deque
+from dataclasses import replace
+from itertools import pairwise
+from typing import cast
+
+import numpy as np
+import pytest
+from hypothesis import given
+from numpy.typing import NDArray
+
+from dsv4kv.bench.serve.executor import StepExecutor, StepTokens
+from dsv4kv.bench.serve.loop import LoopSettings, ServingLoop
+from dsv4kv.cache.manager import KVCacheManager
+from dsv4kv.errors import CacheError
+from dsv4kv.measure.recorder import Recorder
+from tests.bench.serve.scenes import Scene, run, scenes
+from tests.bench.serve.serving import make_requests
+
+
+@given(scenes())
+def test_every_request_is_served_once_in_order_or_rejected(scene: Scene) -> None:
+    log = run(scene)
+    count = len(scene.served)
+    assert log.admitted == list(range(count))
+    assert sorted(log.released) == log.admitted
+    assert log.totals.requests == count
+    assert log.totals.rejected == len(scene.lengths) - count
+
+
+@given(scenes())
+def test_each_request_feeds_all_its_tokens_without_gap_or_repeat(scene: Scene) -> None:
+    moves = run(scene).tokens()
+    for request, length in enumerate(scene.served):
+        steps = moves[request]
+        assert steps[0][0] == 0
+        assert all(kept == before for (_, kept), (before, _) in pairwise(steps))
+        assert all(kept > before for before, kept in steps)
+        assert steps[-1][1] == scene.fed(length)
+
+
+@given(scenes())
+def test_token_totals_are_those_of_the_trace(scene: Scene) -> None:
+    log = run(scene)
+    assert log.totals.input_tokens == sum(length[0] for length in scene.served)
+    assert log.totals.output_tokens == sum(scene.outputs(length[1]) for length in scene.served)
+    assert sum(log.progress) == sum(scene.fed(length) for length in scene.served)
+    assert log.totals.steps == len(log.steps) == len(log.progress)
+
+
+@given(scenes())
+def test_nothing_is_held_after_the_run_and_never_more_than_there_is(scene: Scene) -> None:
+    log = run(scene)
+    plan = log.manager.plan
+    assert log.manager.num_held_blocks == 0
+    assert log.manager.num_free_slots == plan.num_slots
+    peak = max((step.held for step in log.steps), default=0)
+    assert log.totals.peak_blocks == peak
+    assert peak <= sum(plan.num_blocks[group.name] * group.lanes for group in plan.groups)
+
+
+@given(scenes())
+def test_no_more_than_concurrency_requests_run_at_once(scene: Scene) -> None:
+    log = run(scene)
+    peak = max((step.running for step in log.steps), default=0)
+    assert log.totals.peak_requests == peak <= scene.settings.concurrency
+
+
+@given(scenes())
+def test_a_step_takes_decode_tokens_and_prompt_up_to_its_budget(scene: Scene) -> None:
+    served = scene.served
+    for step in run(scene).steps:
+        decoders = [r for r, before in step.before.items() if before >= served[r][0]]
+        decode = sum(step.take(request) for request in decoders)
+        prompt = sum(step.take(request) for request in step.before) - decode
+        assert prompt <= max(0, scene.settings.step_tokens - decode)
+        assert all(1 <= step.take(r) <= 1 + scene.settings.draft_tokens for r in decoders)
+
+
+@given(scenes())
+def test_prompts_end_in_the_order_of_admission(scene: Scene) -> None:
+    log = run(scene)
+    ends = [
+        next(
+            i
+            for i, step in enumerate(log.steps)
+            if request in step.before and step.after[request] >= length[0]
+        )
+        for request, length in enumerate(scene.served)
+    ]
+    assert ends == sorted(ends)
+
+
+@given(scenes())
+def test_drafts_are_what_decoding_took_beyond_one_and_kept_or_rolled_back(scene: Scene) -> None:
+    log, served = run(scene), scene.served
+    drafted = rolled_back = 0
+    for step in log.steps:
+        for request, before in step.before.items():
+            drafted += step.take(request) - 1 if before >= served[request][0] else 0
+            rolled_back += step.after[request] - step.kept[request]
+            assert step.kept[request] > before
+    assert log.totals.drafted_tokens == drafted
+    assert log.totals.rolled_back_tokens == rolled_back
+    if scene.settings.acceptance == 1:
+        assert rolled_back == 0
+    if scene.settings.acceptance == 0:
+        assert rolled_back == drafted
+
+
+@given(scenes())
+def test_the_same_seed_gives_the_same_run(scene: Scene) -> None:
+    first, second = run(scene), run(scene)
+    assert first.steps == second.steps
+    assert replace(first.totals, wall_ns=0) == replace(second.totals, wall_ns=0)
+
+
+@given(scenes(max_draft_tokens=0))
+def test_a_naive_simulation_takes_the_same_steps(scene: Scene) -> None:
+    log = run(scene)
+    assert [{r: step.take(r) for r in step.before} for step in log.steps] == simulate(scene)
+
+
+def simulate(scene: Scene) -> list[dict[int, int]]:
+    """Tokens that every request takes in every step, request by request and one at a time."""
+    waiting = deque(enumerate(scene.served))
+    running: dict[int, tuple[int, int]] = {}
+    done: Counter[int] = Counter()
+    steps = []
+    while waiting or running:
+        while waiting and len(running) < scene.settings.concurrency:
+            together = [*running.values(), waiting[0][1]]
+            needs = [sum(blocks) for blocks in zip(*map(scene.blocks, together), strict=True)]
+            if any(need > pool for need, pool in zip(needs, scene.pools(), strict=True)):
+                break
+            running.update([waiting.popleft()])
+        take = {r: 1 for r, length in running.items() if done[r] >= length[0]}
+        budget = scene.settings.step_tokens - len(take)
+        for request, (prompt, _) in running.items():
+            if request not in take and budget > 0:
+                take[request] = min(prompt - done[request], budget)
+                budget -= take[request]
+        done.update(take)
+        running = {r: length for r, length in running.items() if done[r] < scene.fed(length)}
+        steps.append(take)
+    return steps
+
+
+PLAIN = LoopSettings(concurrency=2, step_tokens=100)
+
+
+def test_a_case_worked_out_by_hand() -> None:
+    log = run(Scene([(150, 3), (60, 1), (10, 2), (5, 0)], PLAIN))
+    assert [{r: step.take(r) for r in step.before} for step in log.steps] == [
+        {0: 100},  # the first prompt fills the step
+        {0: 50, 1: 50},  # its rest gives an output token, the second prompt begins
+        {0: 1, 1: 10},  # decoding goes first; request 1 ends with its only output
+        {0: 1, 2: 10},  # request 0 returns its third output, which is not fed
+        {2: 1, 3: 5},
+    ]
+    assert log.released == [1, 0, 2, 3]
+    assert (log.totals.input_tokens, log.totals.output_tokens) == (225, 6)
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "steps", "drafted", "rolled_back"),
+    [(1.0, 1 + 2, 3 + 3, 0), (0.0, 1 + 8, 5 * 3 + 2 + 1, 5 * 3 + 2 + 1)],
+)
+def test_drafts_worked_out_by_hand(
+    acceptance: float, steps: int, drafted: int, rolled_back: int
+) -> None:
+    speculative = replace(PLAIN, draft_tokens=3, acceptance=acceptance)
+    totals = run(Scene([(10, 9)], speculative)).totals  # eight outputs are fed
+    assert (totals.steps, totals.output_tokens) == (steps, 9)
+    assert (totals.drafted_tokens, totals.rolled_back_tokens) == (drafted, rolled_back)
+
+
+def test_acceptance_is_the_chance_of_each_draft_after_an_accepted_one() -> None:
+    speculative = replace(PLAIN, concurrency=8, draft_tokens=2, acceptance=0.6)
+    totals = run(Scene([(10, 400)] * 40, speculative)).totals
+    kept = totals.drafted_tokens - totals.rolled_back_tokens
+    assert kept / totals.drafted_tokens == pytest.approx((0.6 + 0.6**2) / 2, abs=0.02)
+
+
+def test_a_pool_too_small_for_all_at_once_serves_everything_one_after_the_other() -> None:
+    log = run(Scene([(250, 5)] * 5, replace(PLAIN, concurrency=3), num_blocks=3))
+    assert (log.totals.requests, log.totals.peak_requests, log.totals.rejected) == (5, 1, 0)
+
+
+def test_a_small_request_does_not_overtake_one_that_waits_for_blocks() -> None:
+    log = run(Scene([(250, 5), (250, 5), (10, 1)], replace(PLAIN, concurrency=3), num_blocks=3))
+    assert log.released[0] == 0
+    assert log.totals.peak_requests == 2  # the small one runs beside the second
+
+
+@pytest.mark.parametrize(
+    "scene",
+    [
+        Scene([(150, 1), (513, 1), (20, 3)], PLAIN),
+        Scene([(150, 1), (500, 14), (20, 3)], PLAIN),
+        Scene([(150, 1), (390, 1), (20, 3)], PLAIN, num_blocks=3),
+    ],
+    ids=["prompt beyond the context", "outputs beyond the context", "beyond the pool"],
+)
+def test_a_request_larger_than_the_cache_is_rejected_and_the_others_served(scene: Scene) -> None:
+    totals = run(scene).totals
+    assert (totals.requests, totals.rejected, totals.input_tokens) == (2, 1, 170)
+
+
+def test_the_longest_request_that_fits_is_served() -> None:
+    assert run(Scene([(500, 13)], PLAIN)).totals.requests == 1  # its last output is not fed
+
+
+def test_without_requests_there_is_no_step() -> None:
+    log = run(Scene([], PLAIN))
+    assert (log.totals.steps, log.totals.wall_ns, log.progress) == (0, 0, [])
+
+
+class Collector:
+    """Takes the place of the executor and keeps what it is given."""
+
+    def __init__(self, fail_after: int | None = None) -> None:
+        self.steps: list[tuple[str, StepTokens]] = []
+        self.prepared: list[tuple[list[int], list[int]]] = []
+        self._fail_after = fail_after
+
+    def decode(self, step: StepTokens) -> None:
+        self._collect("decode", step)
+
+    def prefill(self, step: StepTokens) -> None:
+        self._collect("prefill", step)
+
+    def prepare(self, slots: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:
+        self.prepared.append((slots.tolist(), tokens.tolist()))
+
+    def _collect(self, kind: str, step: StepTokens) -> None:
+        if len(self.steps) == self._fail_after:
+            raise KeyboardInterrupt
+        self.steps.append((kind, step))
+
+
+def make_loop(
+    collector: Collector, plan: LoopSettings, *lengths: tuple[int, int]
+) -> tuple[ServingLoop, Recorder, KVCacheManager]:
+    log = run(Scene([], plan))
+    recorder = Recorder()
+    executor = cast(StepExecutor, collector)
+    loop = ServingLoop(log.manager, make_requests(*lengths), plan, recorder, executor)
+    return loop, recorder, log.manager
+
+
+def test_the_executor_gets_decoders_together_and_each_prompt_chunk_alone() -> None:
+    collector = Collector()
+    loop, _, _ = make_loop(collector, replace(PLAIN, concurrency=3), (4, 3), (5, 3), (120, 1))
+    loop.run()
+    told = [
+        (kind, step.requests.tolist(), step.batch.num_tokens) for kind, step in collector.steps
+    ]
+    assert told == [
+        ("prefill", [0], 4),
+        ("prefill", [1], 5),
+        ("prefill", [2], 91),
+        ("decode", [0, 1], 2),
+        ("prefill", [2], 29),
+        ("decode", [0, 1], 2),
+    ]
+
+
+def test_requests_are_numbered_in_order_of_admission_whatever_their_slot() -> None:
+    collector = Collector()
+    loop, _, _ = make_loop(collector, replace(PLAIN, concurrency=1), (4, 1), (9999, 1), (5, 1))
+    loop.run()
+    assert [step.requests.tolist() for _, step in collector.steps] == [[0], [1]]
+
+
+def test_a_step_knows_which_of_its_drafts_will_be_rejected() -> None:
+    collector = Collector()
+    plan = replace(PLAIN, draft_tokens=2, acceptance=0.5)
+    loop, _, _ = make_loop(collector, plan, (10, 40))
+    loop.run()
+    ends = [(int(step.kept[0]), int(step.batch.tokens_after[0])) for _, step in collector.steps]
+    starts = [int(step.batch.positions[0]) for _, step in collector.steps]
+    assert starts == [0, *(kept for kept, _ in ends[:-1])]
+    assert {after - kept for kept, after in ends} == {0, 1, 2}
+
+
+def test_the_executor_hears_of_rejected_drafts_with_what_is_left() -> None:
+    collector = Collector()
+    plan = replace(PLAIN, draft_tokens=2, acceptance=0.5)
+    loop, _, _ = make_loop(collector, plan, (10, 40))
+    loop.run()
+    ends = [(int(step.kept[0]), int(step.batch.tokens_after[0])) for _, step in collector.steps]
+    assert collector.prepared[0] == ([0], [10])  # the prompt
+    assert collector.prepared[1:] == [([0], [kept]) for kept, after in ends if kept < after]
+
+
+def test_a_step_with_prompt_chunks_is_prepared_for_all_its_requests_at_once() -> None:
+    collector = Collector()
+    loop, _, _ = make_loop(collector, replace(PLAIN, concurrency=3), (4, 3), (5, 3), (120, 1))
+    loop.run()
+    first, second = collector.prepared
+    assert first == ([0, 1, 2], [4, 5, 91])
+    assert second == ([0, 1, 2], [5, 6, 120])
+
+
+@pytest.mark.parametrize(("every", "observed"), [(0, []), (1, [0, 1, 2, 3, 4, 5]), (4, [0, 4])])
+def test_every_so_many_steps_are_observed(every: int, observed: list[int]) -> None:
+    collector = Collector()
+    loop, _, _ = make_loop(collector, replace(PLAIN, verify_every=every), (4, 6))
+    loop.run()
+    assert [i for i, (_, step) in enumerate(collector.steps) if step.observed] == observed
+
+
+def test_warm_up_steps_leave_no_latencies() -> None:
+    loop, recorder, _ = make_loop(Collector(), replace(PLAIN, warmup_steps=3), (150, 6))
+    totals = loop.run()
+    assert totals.steps == 7  # two chunks and five decode steps
+    kept = {name: len(samples) for name, samples in recorder.latencies.items()}
+    assert kept == {"prepare": 4, "step": 4, "decode_step": 4, "release": 1}
+
+
+def test_each_action_is_timed_once() -> None:
+    three = replace(PLAIN, concurrency=3)
+    loop, recorder, _ = make_loop(Collector(), three, (4, 3), (5, 3), (120, 1))
+    loop.run()
+    kept = {name: len(samples) for name, samples in recorder.latencies.items()}
+    assert kept == {"admit": 3, "prepare": 3, "step": 3, "decode_step": 1, "release": 3}
+
+
+def test_rolling_back_is_timed_apart_from_preparing() -> None:
+    plan = replace(PLAIN, draft_tokens=2, acceptance=0.0)
+    loop, recorder, _ = make_loop(Collector(), plan, (10, 6))
+    loop.run()
+    assert len(recorder.latencies["prepare"]) == 6
+    assert len(recorder.latencies["rollback"]) == 4  # the last of five has no draft
+
+
+def test_an_interrupted_run_has_the_totals_of_the_steps_before() -> None:
+    loop, _, manager = make_loop(Collector(fail_after=3), PLAIN, (150, 30))
+    with pytest.raises(KeyboardInterrupt):
+        loop.run()
+    assert (loop.totals.steps, loop.totals.input_tokens, loop.totals.output_tokens) == (3, 150, 2)
+    assert loop.totals.wall_ns > 0
+    assert manager.num_held_blocks > 0
+
+
+def test_a_refusal_of_the_cache_ends_the_run_with_its_sentence() -> None:
+    loop, _, manager = make_loop(Collector(), PLAIN, (150, 3))
+    for _ in range(7):  # another user of the pool
+        manager.allocate_block()
+    with pytest.raises(CacheError, match=r"raise cache\.num_blocks"):
+        loop.run()
+
+
+Held = tuple[int, int]
+
+
+def test_a_request_is_released_by_the_generation_it_was_admitted_with() -> None:
+    loop, _, manager = make_loop(
+        Collector(), replace(PLAIN, concurrency=2), (5, 1), (5, 1), (5, 1)
+    )
+    admitted, released = list[Held](), list[Held]()
+    admit, release = manager.admit_request, manager.release_request
+
+    def admit_request() -> int:
+        slot = admit()
+        admitted.append((slot, manager.generation(slot)))
+        return slot
+
+    def release_request(slot: int, generation: int) -> None:
+        released.append((slot, generation))
+        release(slot, generation)
+
+    manager.admit_request, manager.release_request = admit_request, release_request  # type: ignore[method-assign]
+    loop.run()
+    assert sorted(released) == sorted(admitted) == sorted(set(admitted))
+    assert len(admitted) == 3

@@ -1,0 +1,375 @@
+"""Shared, copied, evicted and resumed prefixes: the bits of a run without any reuse."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from dsv4kv.bench.build import build_manager, build_reuse, loop_settings, plan_from
+from dsv4kv.bench.serve import inputs
+from dsv4kv.bench.serve.executor import StepTokens
+from dsv4kv.bench.serve.inputs import PromptContents
+from dsv4kv.bench.serve.loop import LoopTotals, ServingLoop
+from dsv4kv.bench.serve.reuse import PrefixReuse, prompt_keys
+from dsv4kv.cache.blocks import BlockPool
+from dsv4kv.cache.checkpoints import CheckpointPool
+from dsv4kv.cache.layers import LayerCache
+from dsv4kv.errors import CacheError, ConfigError, NotOwner
+from dsv4kv.measure.recorder import Recorder
+from dsv4kv.ops.registry import load_backend
+from dsv4kv.traces.request import Request
+from tests.bench.serve.serving import drive_on_cpu, make_config
+from tests.examples import examples
+
+COMMON = (
+    "cache.max_context_tokens=1024",
+    "workload.concurrency=3",
+    "workload.step_tokens=200",
+    "model.layers=[0,2,3,4]",
+)
+Place = tuple[int, int, str, int]  # request, layer, kind of output, entry or position
+
+
+@pytest.fixture(autouse=True)
+def few_distinct_tokens() -> Iterator[None]:
+    with patch.object(inputs, "_DISTINCT_TOKENS", 521):
+        yield
+
+
+def draw_requests(count: int, block_tokens: int = 128, seed: int = 0) -> list[Request]:
+    """Prompts down a tree of two branches a block, each with an end of its own."""
+    random, requests = np.random.default_rng(seed), []
+    for number in range(count):
+        depth, node, hashes = int(random.integers(1, 6)), 0, []
+        for _ in range(depth):
+            node = 2 * node + int(random.integers(1, 3))
+            hashes.append(node)
+        tokens = max(1, depth * block_tokens + int(random.integers(-30, 40)))
+        needed = -(-tokens // block_tokens)
+        own = [100_000 + 100 * number + i for i in range(needed - depth)]
+        requests.append(
+            Request(
+                0.0,
+                tokens,
+                int(random.integers(1, 6)),
+                tuple((hashes + own)[:needed]),
+                block_tokens,
+            )
+        )
+    return requests
+
+
+class Gathered:
+    """Everything that was gathered, by where it belongs."""
+
+    def __init__(self) -> None:
+        self.rows: dict[Place, torch.Tensor] = {}
+        self.conflicts = 0
+
+    def _keep(self, place: Place, row: torch.Tensor) -> None:
+        found = self.rows.setdefault(place, row.clone())
+        self.conflicts += not torch.equal(found, row)
+
+    def window_gathered(self, layer: LayerCache, step: StepTokens, out: torch.Tensor) -> None:
+        for b, serial in enumerate(step.requests.tolist()):
+            end = int(step.batch.tokens_after[b])
+            if end > step.kept[b]:
+                continue  # rejected drafts are of no consequence
+            visible = min(end, out.shape[1])
+            for i in range(0, visible, 7):
+                place = (serial, layer.schema.layer.layer_idx, "window", end - visible + i)
+                self._keep(place, out[b, i])
+
+    def entries_gathered(
+        self,
+        layer: LayerCache,
+        step: StepTokens,
+        indices: torch.Tensor,
+        out: torch.Tensor,
+        indexer: bool,
+    ) -> None:
+        kind = "keys" if indexer else "entries"
+        for b, serial in enumerate(step.requests.tolist()):
+            if int(step.batch.tokens_after[b]) > step.kept[b]:
+                continue
+            for k, entry in enumerate(indices[b].tolist()):
+                if entry >= 0:
+                    self._keep((serial, layer.schema.layer.layer_idx, kind, entry), out[b, k])
+
+
+def serve(
+    requests: Sequence[Request], *options: str, observer: Any = None
+) -> tuple[LoopTotals, PrefixReuse | None, list[str]]:
+    """Serve with data; totals, what was reused, and failed checks."""
+    config = make_config(*COMMON, *options)
+    manager, recorder = build_manager(config, plan_from(config), None), Recorder()
+    drive = drive_on_cpu(config, manager, recorder)
+    if observer is not None:
+        drive.executor.observer = observer
+    reuse = build_reuse(config, manager, load_backend("cpu"))
+    served = (manager, requests, loop_settings(config), recorder, drive.executor)
+    loop = ServingLoop(*served, reuse, PromptContents())
+    totals = loop.run()
+    if reuse is not None:
+        reuse.forget()
+    assert manager.num_held_blocks == 0
+    return totals, reuse, drive.verifier.failures
+
+
+@lru_cache(maxsize=2)  # most variants have the same
+def serve_without_reuse(options: tuple[str, ...]) -> tuple[LoopTotals, Gathered]:
+    gathered = Gathered()
+    totals, _, _ = serve(draw_requests(14), *options, observer=gathered)
+    return totals, gathered
+
+
+RADIX = "cache.prefix.index=radix"
+VARIANTS = {
+    "to 128 tokens": (RADIX,),
+    "in whole blocks": ("cache.prefix.index=block_hash",),
+    "blocks evicted": (RADIX, "cache.num_blocks=14"),
+    "checkpoints evicted": (RADIX, "cache.prefix.checkpoints=2"),
+    "periodic": (RADIX, "cache.prefix.windows=periodic", "cache.prefix.period_tokens=256"),
+    "ends alone": (RADIX, "cache.prefix.windows=ends"),
+    "blocks copied": (RADIX, "cache.block_tokens=512"),
+    "blocks copied in a tight pool": (RADIX, "cache.block_tokens=256", "cache.num_blocks=9"),
+    "drafts": (
+        *(RADIX, "cache.block_tokens=256"),
+        *("workload.speculative.draft_tokens=2", "workload.speculative.acceptance=0.5"),
+    ),
+    "online state": (RADIX, "cache.state=online"),
+}
+
+
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
+def test_what_is_gathered_has_the_bits_of_a_run_without_reuse(options: tuple[str, ...]) -> None:
+    with_reuse = Gathered()
+    totals, reuse, _ = serve(draw_requests(14), *options, observer=with_reuse)
+    same = tuple(option for option in options if "prefix" not in option)
+    plain, without = serve_without_reuse(same)
+    assert reuse is not None
+    assert totals.resumed_tokens > 500
+    assert totals.input_tokens + totals.resumed_tokens == plain.input_tokens
+    assert totals.output_tokens == plain.output_tokens
+    assert with_reuse.conflicts == without.conflicts == 0
+    both = with_reuse.rows.keys() & without.rows.keys()
+    assert len(both) > 0.9 * len(without.rows)
+    for place in both:
+        assert torch.equal(with_reuse.rows[place], without.rows[place]), place
+
+
+@pytest.mark.parametrize("name", ["blocks copied", "blocks copied in a tight pool"])
+def test_a_block_is_copied_where_a_request_goes_on_inside_it(name: str) -> None:
+    _, reuse, failures = serve(draw_requests(14), *VARIANTS[name])
+    assert reuse is not None
+    assert reuse.totals.copied_blocks > 0
+    assert failures == []
+
+
+def test_evictions_are_counted() -> None:
+    _, blocks = decide(draw_requests(14), *VARIANTS["blocks evicted"])
+    _, checkpoints = decide(draw_requests(14), *VARIANTS["checkpoints evicted"])
+    assert blocks.totals.evicted_blocks > 0
+    assert checkpoints.totals.evicted_checkpoints > 0
+    assert checkpoints.totals.saved_checkpoints > 2
+
+
+def test_junctions_win_back_what_ends_alone_lose() -> None:
+    (ends, _), (junctions, _) = (
+        decide(draw_requests(30, seed=1), RADIX, f"cache.prefix.windows={windows}")
+        for windows in ("ends", "ends+junctions")
+    )
+    assert junctions.resumed_tokens > ends.resumed_tokens
+
+
+def decide(requests: Sequence[Request], *options: str) -> tuple[LoopTotals, PrefixReuse]:
+    """Totals of a run without data, and what was reused."""
+    config = make_config(*COMMON, *options, "workload.data=none")
+    manager = build_manager(config, plan_from(config), None)
+    reuse = build_reuse(config, manager, load_backend("cpu"))
+    assert reuse is not None
+    loop = ServingLoop(manager, requests, loop_settings(config), Recorder(), None, reuse)
+    return loop.run(), reuse
+
+
+# ---- that the checks can fail -------------------------------------------------------------------
+
+
+def restore_another(patcher: Callable[..., Any]) -> Any:
+    right = CheckpointPool.restore
+
+    def restore(self: CheckpointPool, checkpoint: int, slot: int) -> None:
+        others = [i for i in range(4) if i != checkpoint]
+        for other in others:
+            with suppress(CacheError):
+                return right(self, other, slot)
+        return None
+
+    return patcher(CheckpointPool, "restore", restore)
+
+
+def restore_nothing(patcher: Callable[..., Any]) -> Any:
+    return patcher(CheckpointPool, "restore", lambda self, checkpoint, slot: None)
+
+
+def copy_nothing(patcher: Callable[..., Any]) -> Any:
+    return patcher(load_backend("cpu"), "page_copy", lambda store, sources, targets: None)
+
+
+def forget_to_keep(patcher: Callable[..., Any]) -> Any:
+    """Blocks of a cached prefix go back to the pool with their first owner."""
+    return patcher(BlockPool, "retain", lambda self, ids: None)
+
+
+@pytest.mark.parametrize("defect", [restore_another, restore_nothing, copy_nothing])
+def test_a_prefix_that_is_not_brought_back_is_found(defect: Callable[..., Any]) -> None:
+    with defect(patch.object):
+        _, _, failures = serve(draw_requests(14), *VARIANTS["blocks copied"])
+    assert failures
+
+
+def test_blocks_that_nobody_counts_are_refused() -> None:
+    with (
+        forget_to_keep(patch.object),
+        pytest.raises(NotOwner, match=r"^blocks .* Nothing was changed"),
+    ):
+        serve(draw_requests(14), *VARIANTS["to 128 tokens"])
+
+
+# ---- bookkeeping under any requests -------------------------------------------------------------
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> tuple[list[Request], list[str]]:
+    requests = draw_requests(draw(st.integers(1, 12)), 256, seed=draw(st.integers(0, 99)))
+    block_tokens = draw(st.sampled_from((128, 256, 512)))
+    index = draw(st.sampled_from(("radix", "block_hash"))) if block_tokens <= 256 else "radix"
+    options = [
+        f"cache.block_tokens={block_tokens}",
+        f"cache.prefix.index={index}",
+        f"cache.prefix.policy={draw(st.sampled_from(('lru', 'lfu', 'sieve', 's3fifo', 'arc')))}",
+        f"cache.prefix.windows={draw(st.sampled_from(('ends', 'ends+junctions', 'periodic')))}",
+        f"cache.prefix.checkpoints={draw(st.integers(1, 5))}",
+        f"cache.num_blocks={draw(st.integers(5, 30)) * 256 // block_tokens + 2}",
+        f"cache.prefix.period_tokens={draw(st.sampled_from((256, 512)))}",
+        "cache.max_context_tokens=2048",
+        "workload.data=none",
+    ]
+    return requests, options
+
+
+def _request(input_tokens: int, output_tokens: int, *hashes: int) -> Request:
+    return Request(0.0, input_tokens, output_tokens, hashes, 256)
+
+
+HALF_A_BLOCK_SHARED = (
+    [
+        _request(746, 4, 2, 6, 13),
+        _request(1058, 5, 2, 6, 14, 30, 100_100),
+        _request(1280, 4, 2, 6, 13, 27, 56),
+        _request(738, 1, 2, 5, 12),
+        _request(1272, 5, 1, 4, 9, 20, 42),
+        _request(1061, 2, 2, 5, 12, 26, 100_500),
+    ],
+    [
+        "cache.block_tokens=512",
+        "cache.prefix.index=radix",
+        "cache.prefix.policy=lru",
+        "cache.prefix.windows=ends",
+        "cache.prefix.checkpoints=1",
+        "cache.num_blocks=6",
+        "cache.prefix.period_tokens=256",
+        "cache.max_context_tokens=2048",
+        "workload.data=none",
+    ],
+)
+"""The last prompt pins two blocks to share one: half of it is also in another prompt's block."""
+
+NO_BLOCK_TO_COPY_TO = (
+    [
+        _request(267, 3, 1, 100_000),
+        _request(498, 5, 1, 4),
+        _request(1253, 4, 1, 4, 9, 19, 40),
+        _request(226, 1, 2),
+        _request(499, 5, 2, 5),
+    ],
+    [each.replace("num_blocks=6", "num_blocks=4") for each in HALF_A_BLOCK_SHARED[1]],
+)
+"""What is cached besides is in use: evicting it frees nothing, and nothing can be copied."""
+
+
+@examples(150)
+@given(workloads())
+@example(HALF_A_BLOCK_SHARED)
+@example(NO_BLOCK_TO_COPY_TO)
+def test_references_equal_owners_at_every_step(case: tuple[list[Request], list[str]]) -> None:
+    requests, options = case
+    given = {option.partition("=")[0] for option in options}
+    config = make_config(*(o for o in COMMON if o.partition("=")[0] not in given), *options)
+    manager = build_manager(config, plan_from(config), None)
+    reuse = build_reuse(config, manager, load_backend("cpu"))
+    assert reuse is not None
+    cached: Counter[int] = Counter()
+    index, (table,) = reuse._index, manager.tables
+    insert, evict = index.insert, index.evict
+
+    def kept(*arguments: Any) -> Any:
+        found = insert(*arguments)
+        cached.update(found)
+        return found
+
+    def gone(count: int) -> Any:
+        found = evict(count)
+        cached.subtract(found)
+        return found
+
+    def check() -> None:
+        owners = Counter(block for block in table.blocks.flatten().tolist() if block >= 0)
+        owners.update(cached)
+        everything = np.arange(table.allocator.num_blocks)
+        refs = reuse._allocator.refs(everything).tolist()
+        assert refs == [owners[block] for block in everything.tolist()]
+
+    loop = ServingLoop(manager, requests, loop_settings(config), Recorder(), None, reuse)
+    with patch.object(index, "insert", kept), patch.object(index, "evict", gone):
+        for _ in loop.steps():
+            check()
+        totals = loop.totals
+        reuse.forget()
+    assert manager.num_held_blocks == 0
+    assert totals.requests + totals.rejected == len(requests)
+    assert reuse._checkpoints.num_free == config.cache.prefix.checkpoints
+
+
+# ---- keys and refusals --------------------------------------------------------------------------
+
+
+def test_keys_stand_for_whole_parts_of_a_prompt() -> None:
+    request = Request(0.0, 1200, 5, (7, 9, 30), 512)
+    assert prompt_keys(request, 512) == [7, 9]
+    assert prompt_keys(request, 256) == [14, 15, 18, 19]
+    assert prompt_keys(request, 128) == [28, 29, 30, 31, 36, 37, 38, 39, 120]
+    assert prompt_keys(Request(0.0, 1200, 5), 128) == []
+
+
+def test_hashes_of_other_lengths_than_keys_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"covers 16 tokens, and prefixes .* of 128"):
+        prompt_keys(Request(0.0, 64, 5, (1, 2, 3, 4), 16), 128)
+
+
+def test_a_configuration_that_cannot_share_says_what_to_set() -> None:
+    for setting, wanted in (
+        ("cache.sharing=layer", "sharing to model"),
+        ("cache.prepare=device", "prepare to host"),
+    ):
+        options = [o for o in COMMON if o.partition("=")[0] != setting.partition("=")[0]]
+        with pytest.raises(ConfigError, match=wanted):
+            make_config(*options, "cache.prefix.index=radix", setting)

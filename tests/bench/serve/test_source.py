@@ -1,0 +1,64 @@
+"""The requests a configuration asks for."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsv4kv.bench.serve.loop import count_tokens, open_requests
+from dsv4kv.config.bench import Synthetic, WorkloadSection
+from dsv4kv.errors import TraceError
+from dsv4kv.traces import read_trace
+from dsv4kv.traces.synth import synthesize
+
+SYNTHETIC = Synthetic(requests=20)
+
+
+def synthetic(skip: int = 0, limit: int | None = None) -> WorkloadSection:
+    return WorkloadSection(trace=None, synthetic=SYNTHETIC, skip=skip, limit=limit)
+
+
+def test_without_a_trace_the_synthetic_requests_are_served() -> None:
+    assert list(open_requests(synthetic(), seed=3)) == list(synthesize(SYNTHETIC, 3))
+
+
+def test_a_trace_is_served_in_its_order() -> None:
+    assert list(open_requests(WorkloadSection(), seed=0)) == list(read_trace("builtin:chat"))
+
+
+@given(skip=st.integers(0, 25), limit=st.none() | st.integers(1, 25))
+def test_skip_and_limit_take_a_slice(skip: int, limit: int | None) -> None:
+    every = list(synthesize(SYNTHETIC, 0))
+    end = None if limit is None else skip + limit
+    assert list(open_requests(synthetic(skip, limit), seed=0)) == every[skip:end]
+
+
+def test_every_call_starts_anew() -> None:
+    workload = synthetic()
+    next(open_requests(workload, seed=0))
+    assert len(list(open_requests(workload, seed=0))) == 20
+
+
+def test_the_seed_changes_synthetic_requests_and_no_trace() -> None:
+    workload = WorkloadSection()
+    assert list(open_requests(synthetic(), 0)) != list(open_requests(synthetic(), 1))
+    assert list(open_requests(workload, 0)) == list(open_requests(workload, 1))
+
+
+def test_tokens_are_counted_over_the_slice() -> None:
+    expected = sum(request.total_tokens for request in list(synthesize(SYNTHETIC, 5))[4:10])
+    assert count_tokens(synthetic(4, 6), seed=5) == expected
+
+
+@pytest.mark.parametrize(
+    ("workload", "source"),
+    [
+        (synthetic(skip=20), "the synthetic workload"),
+        (WorkloadSection(skip=100_000), "builtin:chat"),
+    ],
+)
+def test_skipping_everything_is_refused(workload: WorkloadSection, source: str) -> None:
+    with pytest.raises(TraceError) as refusal:
+        count_tokens(workload, seed=0)
+    assert str(refusal.value) == (
+        f"{source}: no request is left after skipping {workload.skip}: lower workload.skip."
+    )

@@ -1,0 +1,105 @@
+"""Every option gains what it says, and where nothing fits the cheapest that helps leads."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsv4kv.budget.advice import Option, advise
+from dsv4kv.budget.fit import fits, max_concurrency, tightest_free_bytes
+from dsv4kv.budget.inputs import READERS
+from dsv4kv.budget.scenario import Scenario, fix_layout, resolve
+from dsv4kv.engines.flags import find_flag
+from tests.budget.questions import ask, scenario, scenarios
+from tests.examples import examples
+
+
+def changes(options: list[Option]) -> list[str]:
+    return [option.change for option in options]
+
+
+def typed(found: Scenario, change: str) -> Scenario:
+    """The deployment after options are typed as an option of the advice says."""
+    words = change.replace("=", " ").split()
+    family = found.engine.name.partition(":")[0]
+    texts: dict[str, str] = {}
+    for spelling, value in zip(words[::2], words[1::2], strict=True):
+        flag = find_flag(family, spelling)
+        means = flag.means if flag else None
+        texts |= means.of(value) if means else {spelling.removeprefix("--"): value}
+    kept = {
+        name: str(value)
+        for name in READERS
+        if (value := getattr(fix_layout(found), name.replace("-", "_"))) is not None
+    }
+    spread = {"gpus", "tp", "dp", "ep"} & set(texts)
+    if spread:
+        kept = {
+            name: text for name, text in kept.items() if name not in {"gpus", "tp", "dp", "ep"}
+        }
+    return resolve(ask(**{k.replace("-", "_"): v for k, v in (kept | texts).items()}))[0]
+
+
+@examples(50)
+@given(scenarios(), st.sampled_from([4096, 2**17, 2**20]), st.integers(1, 2000))
+def test_every_option_gains_what_it_says(found: Scenario, tokens: int, load: int) -> None:
+    before = tightest_free_bytes(found, tokens, load)
+    for option in advise(found, tokens, load):
+        if option.change.startswith(("without", "--concurrency", "--context")):
+            continue
+        after = typed(found, option.change)
+        assert tightest_free_bytes(after, tokens, load) - before == option.freed_bytes
+        assert option.freed_bytes > 0 or option.concurrency > max_concurrency(found, tokens)
+        assert fits(after, tokens, load) == option.fits
+        assert max_concurrency(after, tokens) == option.concurrency
+
+
+@examples(50)
+@given(scenarios(), st.sampled_from([4096, 2**17, 2**20]), st.integers(1, 5000))
+def test_what_does_not_fit_has_its_helpful_options_first(
+    found: Scenario, tokens: int, load: int
+) -> None:
+    lucky = [option.fits for option in advise(found, tokens, load)]
+    assert lucky == sorted(lucky, reverse=True)
+
+
+def test_what_fits_is_told_its_largest_gain_first() -> None:
+    options = advise(scenario(gpus="8"), 2**20, 1)
+    gains = [(option.concurrency, option.freed_bytes) for option in options]
+    assert gains == sorted(gains, reverse=True)
+    assert all(option.fits for option in options)
+
+
+def test_everything_that_could_be_smaller_is_offered() -> None:
+    wasteful = scenario(
+        hbm="200GiB",
+        gpus="8",
+        main_format="bf16",
+        window_format="bf16",
+        indexer_format="bf16",
+        block_tokens="512",
+        draft_layers="1",
+        draft_tokens="2",
+    )
+    assert set(changes(advise(wasteful, 100_100, 80))) == {
+        "--step-tokens 2048",
+        "--tp 1 --dp 8",
+        "--tp 2 --dp 4",
+        "--tp 4 --dp 2",
+        "without --block-tokens",
+        "without drafts",
+        "--indexer-format mxfp4",
+        "--main-format fp8_ds_mla",
+        "--window-format fp8_ds_mla",
+        "--memory-fraction 0.95",
+    }
+
+
+def test_an_engine_is_advised_in_its_own_flags() -> None:
+    told = changes(advise(scenario(gpus="8", engine="vllm:0.33"), 2**20, 26))
+    assert {"--max-num-batched-tokens 2048", "--gpu-memory-utilization 0.95"} < set(told)
+
+
+def test_a_limit_of_requests_that_binds_is_advised_to_be_raised() -> None:
+    found = scenario(gpus="8", tp="1", engine="sglang:0.5.23")
+    raised = advise(found, 131_072, 256)[0]
+    assert (raised.change, max_concurrency(found, 131_072)) == ("--max-running-requests 512", 256)
+    assert raised.concurrency == 512

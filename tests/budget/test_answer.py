@@ -1,0 +1,110 @@
+"""One question, asked in any direction, and deployments beside it."""
+
+import re
+
+import pytest
+
+from dsv4kv.budget.answer import answer, options_of
+from dsv4kv.errors import ConfigError
+from tests.budget.questions import ask
+
+MILLION = 2**20
+
+
+def test_given_too_much_it_says_by_how_much_and_what_to_do() -> None:
+    found = answer(ask(gpus="8", context="128K", concurrency="3000"))
+    assert not found.fits
+    assert found.use.free < 0
+    first = options_of(found)[0]
+    assert first.fits
+
+
+def test_where_no_number_of_gpus_is_enough_the_cheapest_help_is_told() -> None:
+    with pytest.raises(ConfigError) as refusal:
+        answer(ask(gpu="rtx-4090", context="1M", concurrency="1M"))
+    told = str(refusal.value)
+    assert told.startswith("1,048,576 requests of 1,048,576 tokens cannot fit on 1,024 GPUs")
+    assert "every GPU lacks" in told
+    assert "with --concurrency 512 it fits on these" in told
+
+
+@pytest.mark.parametrize(
+    ("texts", "gib"),
+    [
+        ({"model": "v4-flash"}, 3.435),
+        ({"model": "v4-pro"}, 4.918),
+        ({"model": "v4-flash", "engine": "vllm:0.33"}, 3.435),
+        ({"model": "v4-flash", "gpus": "8", "tp": "8"}, 3.435),
+        ({"model": "gqa8", "weights": "1GiB", "gpus": "8", "tp": "8"}, 244.0),
+    ],
+)
+def test_the_figure_that_papers_quote_does_not_depend_on_engine_or_layout(
+    texts: dict[str, str], gib: float
+) -> None:
+    """arXiv:2606.19348; GQA-8: 8 heads x 128 x 2 x 2 B x 61 layers = 249,856 B per token."""
+    assert round(answer(ask(**texts, context="1M")).cached_bytes / 2**30, 3) == gib
+
+
+def test_all_stages_take_what_the_smallest_holds_and_each_prints_its_line() -> None:
+    found = answer(ask(engine="sglang", model="v4-pro", gpus="16", pp="2"))
+    units = [stage.units for stage in found.stages if stage]
+    assert found.capacity
+    assert found.capacity.units == min(units) < max(units)
+    layers = [line.split("layers=")[1] for line in found.log_lines if "PP slice" in line]
+    assert layers == ["[0,30) local=30/62", "[30,61) local=31/62"]
+    assert [line[:4] for line in found.log_lines] == ["PP0 ", "PP0 ", "PP1 ", "PP1 "]
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        (
+            "sglang",
+            "Loaded weights leave no GPU memory .* Raise --mem-fraction-static above 2.895",
+        ),
+        ("vllm", "No available memory for the cache blocks. Try increasing `gpu_memory_utili"),
+        ("dsv4kv", None),
+    ],
+)
+def test_weights_that_leave_nothing_are_refused_in_the_engines_words(
+    engine: str, said: str | None
+) -> None:
+    """SGLang 0.5.23: ``_profile_available_bytes``; vLLM 0.33.0: ``kv_cache_planning.py``."""
+    found = answer(ask(engine=engine, model="v4-pro", gpus="2"))
+    assert not found.fits
+    assert found.capacity is None
+    assert re.match(said, found.log_lines[0]) if said else found.log_lines == ()
+
+
+def test_a_window_pool_that_binds_decides_how_many_requests_fit() -> None:
+    """Up to 0.5.19 unless slots out of the window are given back: a tenth of the full tokens."""
+    texts = {"model": "v4-pro", "gpus": "8", "context": "4608"}
+    kept, freed = (
+        answer(ask(engine="sglang:0.5.17", window_slots=how, **texts)) for how in ("kept", "freed")
+    )
+    newer = answer(ask(engine="sglang:0.5.19", **texts))
+    slots = 169_216 - 8_192  # less a chunk
+    assert kept.max_concurrency == slots // 4_608 == 34
+    assert freed.max_concurrency == newer.max_concurrency > 200
+    for found, here in ((kept, "0"), (freed, "1")):
+        assert found.capacity
+        assert re.search(f"window slots 34 that keep .* here {here}", found.capacity.note)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "drafts", "observed"),
+    [
+        (4_156 + 252, {}, 132),
+        (4_144 + 257, {"draft_layers": "1", "draft_tokens": "2"}, 102),
+    ],
+)
+def test_as_many_run_as_were_seen_to_run(
+    tokens: int, drafts: dict[str, str], observed: int
+) -> None:
+    """To an eighth: Flash on 8 x H100, SGLang 0.5.15's cookbook.
+
+    A request that runs has its prompt and on average half of its output, by the means.
+    """
+    texts = {"gpu": "h100", "tp": "8", "dp": "1", "context": f"{tokens}"}
+    found = answer(ask(engine="sglang:0.5.15", **texts, **drafts))
+    assert found.max_concurrency == pytest.approx(observed, rel=1 / 8)

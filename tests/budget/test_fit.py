@@ -1,0 +1,175 @@
+"""What fits follows from one forward function, and every inverse question agrees with it."""
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from dsv4kv.budget.fit import (
+    available_bytes,
+    costs_of,
+    fewest_gpus,
+    fits,
+    free_bytes,
+    logits_bytes,
+    max_concurrency,
+    max_context,
+    tightest_free_bytes,
+    transient_bytes,
+    use_of,
+)
+from dsv4kv.budget.scenario import Scenario, resolve
+from tests.budget.questions import ENGINES, GIB, ask, scenario, scenarios
+from tests.examples import examples
+
+CONTEXTS = st.integers(1, 2**20)
+LOADS = st.integers(1, 3000)
+FEW = examples(60)
+
+
+@FEW
+@given(scenarios(), CONTEXTS, CONTEXTS, LOADS)
+def test_a_longer_context_never_leaves_more(
+    found: Scenario, one: int, other: int, load: int
+) -> None:
+    short, long = sorted((one, other))
+    left = [tightest_free_bytes(found, tokens, load) for tokens in (long, short)]
+    assert left == sorted(left)
+
+
+@FEW
+@given(scenarios(), CONTEXTS, LOADS, LOADS)
+def test_more_requests_never_leave_more(
+    found: Scenario, tokens: int, one: int, other: int
+) -> None:
+    few, many = sorted((one, other))
+    left = [tightest_free_bytes(found, tokens, load) for load in (many, few)]
+    assert left == sorted(left)
+
+
+@FEW
+@given(ENGINES, st.integers(20, 400), st.integers(20, 400), CONTEXTS)
+def test_more_memory_never_holds_fewer_requests(
+    engine: str, one: int, other: int, tokens: int
+) -> None:
+    """Of equal chunks: from 160 GiB on the engines take larger ones unasked, which cost more."""
+    held = [
+        max_concurrency(
+            scenario(engine=engine, hbm=f"{size}GiB", gpus="8", step_tokens="8192"), tokens
+        )
+        for size in sorted((one, other))
+    ]
+    assert held == sorted(held)
+
+
+@FEW
+@given(scenarios(), CONTEXTS)
+def test_the_most_requests_fit_and_one_more_a_replica_does_not(
+    found: Scenario, tokens: int
+) -> None:
+    most, replicas = max_concurrency(found, tokens), found.layout.dp
+    assert most % replicas == 0
+    assert most == 0 or fits(found, tokens, most)
+    assert not fits(found, tokens, most + 1)
+
+
+@FEW
+@given(scenarios(), LOADS)
+def test_the_longest_context_fits_and_one_token_more_does_not(found: Scenario, load: int) -> None:
+    longest, limit = max_context(found, load), found.config.max_context_tokens
+    assert 0 <= longest <= limit
+    assert longest == 0 or fits(found, longest, load)
+    assert longest == limit or not fits(found, longest + 1, load)
+
+
+@FEW
+@given(scenarios(), CONTEXTS)
+def test_the_two_inverses_agree(found: Scenario, tokens: int) -> None:
+    most = max_concurrency(found, tokens)
+    assume(most)
+    assert max_context(found, most) >= tokens
+    assert max_context(found, most + 1) < tokens
+
+
+@FEW
+@given(ENGINES, st.sampled_from(["h100", "h200"]), CONTEXTS, LOADS)
+def test_the_fewest_gpus_are_enough_and_the_next_fewer_are_not(
+    engine: str, gpu: str, tokens: int, load: int
+) -> None:
+    candidates = resolve(ask(engine=engine, gpu=gpu))
+    found = fewest_gpus(candidates, tokens, load)
+    enough = [each for each in candidates if fits(each, tokens, load)]
+    assert found == (enough[0] if enough else None)
+
+
+@FEW
+@given(scenarios(), CONTEXTS, LOADS)
+def test_the_parts_of_a_gpu_add_up_and_none_is_negative(
+    found: Scenario, tokens: int, load: int
+) -> None:
+    use = use_of(found, tokens, load)
+    parts = (use.weights, use.reserve, use.transient, use.shared, use.fixed, use.in_flight)
+    assert all(part >= 0 for part in (*parts, use.tokens, use.lost))
+    assert sum(parts) + use.tokens + use.lost + use.free == use.budget
+    assert use.free == free_bytes(found, use.stage, tokens, load)
+    assert use.free == min(
+        free_bytes(found, stage, tokens, load) for stage in range(found.layout.pp)
+    )
+
+
+@given(st.integers(1, 8192), st.integers(1, 64))
+def test_decoding_requests_of_whole_blocks_lose_only_padding(blocks: int, load: int) -> None:
+    found = scenario(gpus="1", hbm="2TiB")
+    use = use_of(found, 128 * blocks, load)
+    padding = sum(cost.padding_bytes for cost in costs_of(found, 0, 128 * blocks, load))
+    assert use.lost == load * 128 * blocks * padding
+
+
+@pytest.mark.parametrize(
+    ("engine", "logits", "charged"),
+    [
+        ("dsv4kv", 2**29, 2**29),  # a chunk is scored in pieces, as vLLM does
+        ("vllm:0.33", 2**29, 2**29),  # profiled at its bound before the cache is sized
+        ("vllm:0.22", 2**29, 2**29),
+        ("sglang:0.5.23", 3_105_549_293, 0),  # a fifth of 1 - 0.897 of 143,771 MiB, from these
+        ("sglang:0.5.20", 2**33, 0),  # 8,192 rows x 262,144 keys x 4 B: 8 GiB of 14.5 GiB
+        ("trtllm", 2**29, 2**29),
+    ],
+)
+def test_logits_of_a_chunk_at_a_million_tokens_are_as_large_as_the_engine_lets_them(
+    engine: str, logits: int, charged: int
+) -> None:
+    """vLLM: VLLM_SPARSE_INDEXER_MAX_LOGITS_MB; SGLang 0.5.21: mqa_logits_utils.py."""
+    found = scenario(gpus="8", engine=engine)
+    assert logits_bytes(found, 2**20) == logits
+    assert transient_bytes(found, 2**20) == charged
+
+
+@pytest.mark.parametrize(
+    ("version", "gpu", "bound_gib"),
+    [
+        ("0.5.21", "b200", 2),
+        ("0.5.22", "b200", 2),
+        ("0.5.23", "b200", 1),
+        ("0.5.23", "rtx-pro-6000", 2),
+        ("0.5.22", "h200", 3),
+        ("0.5.23", "h200", 3),
+    ],
+)
+def test_the_scores_of_v41_are_bounded_by_version_and_gpu_in_sglang(
+    version: str, gpu: str, bound_gib: int
+) -> None:
+    """2 GiB with DeepGEMM, of which bf16 fills half; in torch three times 1 GiB is live."""
+    found = scenario(gpu=gpu, gpus="8", model="v4.1-flash", engine=f"sglang:{version}")
+    assert found.settings.logits_limit == bound_gib * GIB
+
+
+def test_memory_or_blocks_for_kv_replace_what_is_left() -> None:
+    """7,236 blocks of 1,039,680 B are the 7.01 GiB of a published log of vLLM 0.26."""
+    texts = {"gpus": "2", "engine": "vllm:0.26", "draft_layers": "1"}
+    for told in ({"kv_blocks": "7236"}, {"kv_memory": "7.01GiB"}):
+        found = scenario(**texts, **told)
+        available = available_bytes(found, 0, 912_128)
+        assert available // 1_039_680 in (7_236, 7_239)
+        most = found.engine.capacity(found.deployment(0, 912_128), available)
+        assert most.units == available // 1_039_680
+    assert found.settings.assumed.get("memory_fraction") is None

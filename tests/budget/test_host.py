@@ -1,0 +1,179 @@
+"""Host memory beside the GPUs: pools, what they keep, and what an engine refuses."""
+
+import pytest
+
+from dsv4kv.budget.answer import Answer, answer
+from dsv4kv.budget.launch import read_command
+from dsv4kv.errors import ConfigError
+from tests.budget.questions import GIB, ask
+
+FLASH = {"model": "v4-flash", "gpu": "h200", "gpus": "8", "context": "128K"}
+HICACHE = FLASH | {"engine": "sglang", "host_tier": "hicache", "host_ratio": "2"}
+
+
+def found(**texts: str) -> Answer:
+    return answer(ask(**texts))
+
+
+def test_the_command_of_a_server_asks_for_its_host_pools() -> None:
+    reading = read_command(
+        "sglang serve deepseek-ai/DeepSeek-V4-Flash --tp 8 --enable-hierarchical-cache "
+        "--hicache-ratio 2 --hicache-write-policy write_through --hicache-mem-layout layer_first "
+        "--hicache-storage-backend file"
+    )
+    assert not reading.uncounted
+    assert not reading.unknown
+    texts = {name.replace("-", "_"): text for name, text in reading.texts.items()}
+    host = found(**(texts | {"gpu": "h200", "context": "128K"})).host
+    own = found(**HICACHE).host
+    assert host is not None
+    assert own is not None
+    assert host.pools == own.pools
+    assert host.gpu_bytes == 0 < own.gpu_bytes  # layer_first needs no staging
+    assert "storage backend file" in " ".join(host.notes)
+
+
+@pytest.mark.parametrize(
+    ("texts", "sentence"),
+    [
+        ({"host_size": "100GB", "host_ratio": ""}, "does not support --hicache-size"),
+        ({"host_ratio": ""}, "auto-sizing does not support DeepSeekV4TokenToKVPool"),
+        ({"prefix_cache": "off"}, "--disable-radix-cache"),
+        ({"block_tokens": "128"}, "pages of 256 tokens"),
+        ({"host_layout": "page_head"}, "choose one"),
+        ({"engine": "sglang:0.5.20"}, "as sglang:0.5.23 sizes it"),
+        ({"engine": "vllm"}, "has none"),
+        ({"engine": "trtllm", "host_ratio": ""}, "has none"),
+    ],
+)
+def test_what_the_engine_refuses_is_refused_in_its_words(
+    texts: dict[str, str], sentence: str
+) -> None:
+    asked = {name: text for name, text in (HICACHE | texts).items() if text}
+    with pytest.raises(ConfigError, match=sentence):
+        found(**asked)
+
+
+def test_host_pools_beyond_a_nodes_memory_are_refused_as_the_engine_refuses_them() -> None:
+    """A rank's share of what is free, 10 GiB kept; the first pool that is too much is named."""
+    whole = found(**HICACHE).host
+    assert whole is not None
+    enough = whole.node_bytes + 10 * GIB
+    assert found(**HICACHE, host_memory=f"{enough}").fits
+    short = found(**HICACHE, host_memory=f"{enough - 8}")
+    assert not short.fits
+    assert short.refused
+    assert short.host is not None
+    assert "its host pool deepseek_v4_c128 takes" in short.host.refusal
+
+
+OFFLOADED = FLASH | {"engine": "vllm", "host_tier": "native", "host_size": "100GiB"}
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "pages"),
+    [
+        ("--kv-offloading-size 100", "OffloadingConnector", 106_997),
+        ("--kv-offloading-size 12.5", "OffloadingConnector", 13_374),
+        (
+            """--kv-transfer-config '{"kv_connector": "SimpleCPUOffloadConnector"}'""",
+            "SimpleCPUOffloadConnector",
+            1_071,  # 8 GiB of eight ranks
+        ),
+    ],
+)
+def test_the_flags_of_vllm_ask_for_its_host_memory(words: str, name: str, pages: int) -> None:
+    command = f"vllm serve deepseek-ai/DeepSeek-V4-Flash -tp 8 --max-model-len 128K {words}"
+    texts = {key.replace("-", "_"): text for key, text in read_command(command).texts.items()}
+    host = found(**(texts | {"gpu": "h200"})).host
+    assert host is not None
+    assert (host.name, host.pools[0].pages) == (name, pages)
+
+
+LMCACHE = FLASH | {"engine": "vllm", "host_tier": "lmcache", "host_size": "100GiB"}
+
+
+@pytest.mark.parametrize(
+    ("texts", "sentence"),
+    [
+        ({"host_chunk": "100"}, "a multiple of 256"),
+        ({"model": "v4.1-flash", "gpu": "b200"}, "not known"),
+        ({"host_tier": "lmcache-local"}, "does not start V4"),
+        ({"engine": "vllm:0.28"}, "as vllm:0.33 sizes it"),
+    ],
+)
+def test_what_lmcache_cannot_keep_is_told(texts: dict[str, str], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        found(**(LMCACHE | texts))
+
+
+def test_vllm_without_a_size_or_with_too_little_memory_is_told() -> None:
+    with pytest.raises(ConfigError, match="needs a size"):
+        found(**(FLASH | {"engine": "vllm", "host_tier": "native"}))
+    short = found(**OFFLOADED, host_memory="64GiB")
+    assert not short.fits
+    assert short.host is not None
+    assert "of a node's memory, of which" in short.host.refusal
+
+
+@pytest.mark.parametrize(
+    ("engine", "tokens", "sent"),
+    [
+        ("vllm", 8192, 50_677_056),
+        ("vllm", 131_072, 531_752_256),
+        ("sglang", 8192, 40_102_656),
+        ("sglang", 131_072, 519_242_496),
+        ("sglang", 131_073, 538_886_464),  # a page more, and a page of pending rows of HCA
+    ],
+)
+def test_a_prompt_sends_its_pages_and_its_last_window_to_the_decode_side(
+    engine: str, tokens: int, sent: int
+) -> None:
+    asked = FLASH | {"engine": engine, "context": f"{tokens}"}
+    assert found(**asked, role="prefill").sent_bytes == sent
+    assert found(**asked, role="decode").sent_bytes == sent
+    assert found(**asked).sent_bytes is None
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        ("vllm serve deepseek-ai/DeepSeek-V4-Flash -tp 8 -dcp 8", "DCP with hybrid KV cache"),
+        ("vllm serve deepseek-ai/DeepSeek-V4-Pro -tp 8 -pcp 2", "PCP only supports full"),
+        ("vllm serve deepseek-ai/DeepSeek-V3.2 -tp 8 -dcp 8", "v3.2 with it is not sized"),
+        (
+            """vllm serve deepseek-ai/DeepSeek-V4-Flash --kv-transfer-config \\
+            '{"kv_connector": "HiSparseConnector"}'""",
+            "HiSparse does not support DeepSeek V4",
+        ),
+        ("sglang serve deepseek-ai/DeepSeek-V4-Flash --tp 8 --dcp-size 4", "is not sized"),
+        ("sglang serve deepseek-ai/DeepSeek-V4-Flash --tp 8 --enable-prefill-cp", "not sized"),
+        ("sglang serve deepseek-ai/DeepSeek-V4.1-Flash --tp 8 --enable-hisparse", "HiSparse yet"),
+        ("sglang serve deepseek-ai/DeepSeek-V4-Flash --enable-hisparse", "--disable-radix-cache"),
+        ("sglang serve deepseek-ai/DeepSeek-V3.2 --tp 8 --enable-hisparse", "is not sized"),
+        ("sglang serve deepseek-ai/DeepSeek-V4-Flash --enable-unified-memory", "unified memory"),
+    ],
+)
+def test_what_is_not_sized_is_refused_by_name_with_the_engines_reason(
+    command: str, sentence: str
+) -> None:
+    texts = {key.replace("-", "_"): text for key, text in read_command(command).texts.items()}
+    with pytest.raises(ConfigError, match=sentence):
+        found(**(texts | {"gpu": "b200", "context": "64K"}))
+
+
+@pytest.mark.parametrize(
+    ("texts", "sentence"),
+    [
+        (OFFLOADED | {"retention": "100"}, "a multiple of its block, 256"),
+        (HICACHE | {"host_ratio": "1e999999999"}, "not a number"),
+        (OFFLOADED | {"engine": "vllm:0.26"}, "as vllm:0.33 sizes it"),
+        (
+            FLASH | {"engine": "sglang:0.5.19", "hisparse": "on", "prefix_cache": "off"},
+            "HiSparse is sized as sglang:0.5.23",
+        ),
+    ],
+)
+def test_odd_host_memory_is_told_in_a_sentence(texts: dict[str, str], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        found(**texts)

@@ -1,0 +1,173 @@
+"""A launch command is read: all that changes sizes is used, or named as not counted."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from dsv4kv.budget.answer import answer
+from dsv4kv.budget.inputs import read_inputs
+from dsv4kv.budget.launch import command_document, flag_costs, read_command
+from dsv4kv.errors import ConfigError
+from tests.budget.launches import LAUNCHES, Published
+
+READ = [each for each in LAUNCHES if not each.refused]
+REFUSED = [each for each in LAUNCHES if each.refused]
+
+
+def by_source(published: Published) -> str:
+    return published.source
+
+
+@pytest.mark.parametrize("published", READ, ids=by_source)
+def test_a_published_command_means_what_it_says(published: Published) -> None:
+    reading = read_command(published.text)
+    assert reading.texts.items() >= published.texts.items()
+    assert {told.spelling for told in reading.uncounted} == set(published.uncounted)
+    assert answer(read_inputs({**reading.texts, "gpu": published.gpu})).max_context >= 0
+
+
+@pytest.mark.parametrize("published", REFUSED, ids=by_source)
+def test_a_published_command_that_cannot_be_read_is_a_sentence(published: Published) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        read_command(published.text)
+    assert published.refused in str(refusal.value)
+
+
+def test_a_model_that_a_path_does_not_tell_is_given_beside_the_command() -> None:
+    (published,) = [each for each in LAUNCHES if each.source == "vllm#51041"]
+    texts = read_command(published.text, model="v4-flash").texts
+    assert texts["engine"] == "vllm:0.26.0"
+    assert (texts["tp"], texts["step-tokens"], texts["draft-layers"]) == ("4", "8192", "3")
+
+
+def test_the_server_of_the_guide_is_read_flag_by_flag() -> None:
+    guide = Path(__file__).parents[2] / "docs" / "server.compose.yaml"
+    reading = read_command(str(guide))
+    asked = {name: reading.texts[name] for name in ("engine", "model", "tp", "context")}
+    assert asked["model"] == "v4-flash"
+    assert (asked["engine"], asked["tp"], asked["context"]) == ("vllm", "4", "131072")
+    events = {"--kv-events-config", "--enable-prompt-tokens-details"}
+    assert {each.spelling for each in reading.unknown} == events
+
+
+SCRIPT = """\
+#!/bin/bash
+# two servers
+TP=8
+vllm serve deepseek-ai/DeepSeek-V4-Flash --tensor-parallel-size $TP --max-num-seqs 64 &
+vllm serve deepseek-ai/DeepSeek-V4-Pro --tensor-parallel-size ${TP} > log 2>&1
+"""
+
+
+def test_of_several_commands_one_is_chosen_by_number_or_by_a_part(tmp_path: Path) -> None:
+    path = tmp_path / "serve.sh"
+    path.write_text(SCRIPT, "utf-8")
+    with pytest.raises(ConfigError) as refusal:
+        read_command(str(path))
+    assert str(refusal.value) == (
+        f"{path}: 2 commands: choose with --which, a number or a part of it: 1: vllm "
+        "deepseek-ai/DeepSeek-V4-Flash (line 4); 2: vllm deepseek-ai/DeepSeek-V4-Pro (line 5)."
+    )
+    assert read_command(str(path), "2").texts["model"] == "v4-pro"
+    assert read_command(str(path), "V4-Flash").texts["request-limit"] == "64"
+    for which in ("3", "DeepSeek", "qwen"):
+        with pytest.raises(ConfigError, match=f"--which {which}: "):
+            read_command(str(path), which)
+
+
+def test_a_mapping_of_flags_is_a_command() -> None:
+    text = "model: deepseek-ai/DeepSeek-V4-Pro\ntensor-parallel-size: 8\nmax-model-len: 128k\n"
+    texts = read_command(text).texts
+    assert (texts["engine"], texts["model"], texts["context"]) == ("vllm", "v4-pro", "128000")
+
+
+def test_a_pod_has_its_command_arguments_and_environment() -> None:
+    text = """
+spec:
+  containers:
+    - name: server
+      image: vllm/vllm-openai:v0.33.0
+      env:
+        - name: VLLM_SPARSE_INDEXER_MAX_LOGITS_MB
+          value: "256"
+      args: ["--model", "deepseek-ai/DeepSeek-V4-Flash", "--max-num-seqs", "8"]
+"""
+    texts = read_command(text).texts
+    assert (texts["engine"], texts["logits-limit"], texts["request-limit"]) == (
+        "vllm:0.33.0", "256MiB", "8",
+    )  # fmt: skip
+
+
+def costs(command: str, **given: str) -> dict[str, tuple[int, int]]:
+    reading = read_command(command)
+    found = answer(read_inputs({**reading.texts, **given}))
+    return {
+        cost.flag.spelling: (cost.taken_bytes, cost.requests)
+        for cost in flag_costs(reading, given, found)
+    }
+
+
+def test_what_a_flag_costs_is_the_difference_to_the_command_without_it() -> None:
+    found = costs(
+        "vllm serve deepseek-ai/DeepSeek-V4-Flash --tensor-parallel-size 8 --max-model-len 128K "
+        "--max-num-batched-tokens 16384 --gpu-memory-utilization 0.95 --block-size 256",
+        gpu="h200",
+    )
+    assert set(found) == {
+        "--max-num-batched-tokens", "--gpu-memory-utilization", "--block-size",
+    }  # fmt: skip
+    taken, requests = found["--max-num-batched-tokens"]
+    assert taken > 0 > requests  # 8,192 unless given
+    taken, requests = found["--gpu-memory-utilization"]
+    assert taken < 0 < requests  # 0.92 unless given
+    assert found["--block-size"] == (0, 0)
+
+
+def test_a_document_names_what_is_counted_what_is_not_and_what_is_unknown() -> None:
+    reading = read_command(
+        "vllm serve deepseek-ai/DeepSeek-V4-Flash --max-num-seqs 8 --cpu-offload-gb 100 --hm 1"
+    )
+    found = command_document(reading, [])
+    assert [row["word"] for row in found["counted"]] == ["--model", "--max-num-seqs"]
+    assert [row["word"] for row in found["not_counted"]] == ["--cpu-offload-gb"]
+    assert found["not_known_to_change_sizes"] == ["--hm"]
+
+
+SERVE = "vllm serve deepseek-ai/DeepSeek-V4-Flash"
+ODD = (
+    "", " ", "\n\n", "\0", "'", '"', "vllm serve '", "vllm", "vllm serve", "serve", "{", "{}",
+    "[]", "[[[", "- " * 500, "a: &a [*a]", "{" * 5000, "[" * 5000, "x" * 300_000,
+    "no/such/file.sh", "missing.yaml", "/", "/dev/null", "🙂", "vllm serve 🙂",
+    "vllm serve --model", "$(", "${", "$",
+    f"{SERVE} --max-model-len", f"{SERVE} --max-model-len -5", f"{SERVE} --max-model-len 1e9",
+    f"{SERVE} --max-model-len 99999999999999999999999999999999999",
+    f"{SERVE} --tensor-parallel-size 0", f"{SERVE} --tensor-parallel-size 3",
+    f"{SERVE} -tp 8 --data-parallel-size 9999999", f"{SERVE} --gpu-memory-utilization 92",
+    f"{SERVE} --speculative-config " + "'" + '{"a":' * 3000 + "'",
+    f"{SERVE} --speculative-config '[]'", f"{SERVE} --attention-config null",
+    f"{SERVE} --kv-cache-dtype nvfp4_ds_mla", f"{SERVE} --speculative-config '{{\"method\":3}}'",
+    "services: {a: {image: vllm/x, command: null}}", "services: {a: {command: [1, 2, [3]]}}",
+    "&" * 1000, "\\\n" * 5000, "A=${A:-$A}\nvllm serve $A", "vllm serve " + "--a " * 20_000,
+    "sglang serve --tp 8 --dp 3 --enable-dp-attention --model v4-flash",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ODD, ids=lambda text: repr(text[:30]))
+def test_an_odd_command_is_answered_or_a_sentence_in_bounded_time(text: str) -> None:
+    before = time.process_time()
+    told = ""
+    try:
+        reading = read_command(text)
+        answer(read_inputs({**reading.texts, "gpu": "h200"}))
+    except ConfigError as error:
+        told = str(error)
+    assert not told or told.endswith((".", "…", ")"))
+    assert len(told) < 1500
+    assert time.process_time() - before < 5
+
+
+def test_a_number_in_a_flags_json_makes_no_yaml_of_a_line() -> None:
+    reading = read_command(f"""{SERVE} --speculative-config '{{"method": "mtp", "n": 1}}' -tp 4""")
+    assert reading.texts["tp"] == "4"
+    assert reading.texts["draft-layers"] == "1"

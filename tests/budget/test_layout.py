@@ -1,0 +1,70 @@
+"""A layout is what was asked for, or the engines' default; contradictions get a sentence."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsv4kv.budget.layout import Layout, LayoutWish, candidate_layouts
+from dsv4kv.errors import ConfigError
+from dsv4kv.model.presets import load_model
+
+FLASH = load_model("v4-flash")
+SIZES = st.none() | st.sampled_from([1, 2, 4, 8, 16, 64])
+
+
+def layouts(most_gpus: int = 64, **wish: int) -> list[Layout]:
+    return candidate_layouts(FLASH, LayoutWish(**wish), most_gpus)
+
+
+@pytest.mark.parametrize(
+    ("wish", "expected"),
+    [
+        ({"gpus": 1}, Layout()),
+        ({"gpus": 8}, Layout(tp=8)),
+        ({"gpus": 4}, Layout(tp=4)),
+        ({"gpus": 24}, Layout(tp=8, dp=3, ep=24)),
+        ({"gpus": 6}, Layout(tp=2, dp=3, ep=6)),
+        ({"gpus": 8, "tp": 1}, Layout(dp=8, ep=8)),
+        ({"gpus": 8, "dp": 2}, Layout(tp=4, dp=2, ep=8)),
+        ({"gpus": 8, "pp": 2}, Layout(tp=4, pp=2)),
+        ({"gpus": 16, "pp": 2, "ep": 8}, Layout(tp=8, pp=2, ep=8)),
+        ({"tp": 4, "dp": 2}, Layout(tp=4, dp=2, ep=8)),
+    ],
+)
+def test_what_is_left_out_is_filled_in(wish: dict[str, int], expected: Layout) -> None:
+    assert layouts(**wish) == [expected]
+
+
+@given(SIZES, SIZES, SIZES, SIZES)
+def test_a_layout_is_the_one_asked_for_or_a_refusal(
+    gpus: int | None, tp: int | None, dp: int | None, pp: int | None
+) -> None:
+    try:
+        found = candidate_layouts(FLASH, LayoutWish(gpus, tp, dp, pp), 64)
+    except ConfigError:
+        return
+    for layout in found:
+        assert layout.gpus == (gpus or layout.tp * layout.dp * layout.pp)
+        assert (layout.tp, layout.dp, layout.pp) == (tp or layout.tp, dp or layout.dp, pp or 1)
+        assert FLASH.num_heads % layout.tp == 0
+
+
+@pytest.mark.parametrize(
+    ("wish", "sentence"),
+    [
+        (
+            {"gpus": 8, "tp": 4, "dp": 4},
+            "TP4 · DP4 is a layout of 16 GPUs and --gpus is 8: TP · DP · PP must equal the GPUs",
+        ),
+        ({"gpus": 6, "tp": 4}, "TP4 is a layout of 4 GPUs or a multiple and --gpus is 6"),
+        ({"gpus": 16, "tp": 4, "dp": 2}, "TP4 · DP2 is a layout of 8 GPUs and --gpus is 16"),
+        ({"tp": 3}, "TP3 cannot split 64 attention heads of v4-flash"),
+        ({"tp": 128}, "TP128 cannot split 64 attention heads"),
+        ({"gpus": 8, "tp": 1, "ep": 3}, "EP3 does not divide the 8 GPUs of a stage"),
+        ({"pp": 44}, "PP44 is more than the 43 layers of v4-flash"),
+    ],
+)
+def test_a_contradictory_layout_is_a_sentence(wish: dict[str, int], sentence: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        layouts(**wish)
+    assert str(refusal.value).startswith(sentence)

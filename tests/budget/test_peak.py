@@ -1,0 +1,34 @@
+"""From a GPU's memory to its KV: every line has a source, and nothing is lost between them."""
+
+import pytest
+
+from dsv4kv.budget.answer import Peak, answer, peak_of
+from dsv4kv.budget.fit import available_bytes
+from tests.budget.questions import ask
+
+
+def peak(**texts: str) -> Peak:
+    return peak_of(answer(ask(gpus="8", **texts)))
+
+
+@pytest.mark.parametrize("engine", ["dsv4kv", "vllm:0.26", "vllm:0.33", "sglang:0.5.23", "trtllm"])
+@pytest.mark.parametrize("model", ["v4-flash", "v4-pro"])
+def test_what_is_taken_and_what_is_left_are_the_whole(engine: str, model: str) -> None:
+    found = answer(ask(gpus="8", engine=engine, model=model))
+    lines = peak_of(found).lines
+    sums = {kind: sum(line.size_bytes for line in lines if line.kind == kind)
+            for kind in ("whole", "taken", "left")}  # fmt: skip
+    assert sums["taken"] + sums["left"] == sums["whole"] == found.scenario.gpu.memory_bytes
+    assert sums["left"] == available_bytes(found.scenario, found.use.stage, found.context)
+    assert all(line.source for line in lines if line.kind != "left")
+
+
+def test_what_vllm_says_of_itself_stands_in_lines_of_its_own() -> None:
+    sizes = {line.what: line.size_bytes for line in peak(engine="vllm:0.33").lines}
+    assert sizes["workspace of prompts"] == 1_128_824_832
+    assert sizes["indices of HCA entries"] == 536_903_680
+    assert sizes["indexer logits"] == 2**29
+    assert "the rest of the reserve" in sizes
+    older = {line.what for line in peak(engine="vllm:0.26").lines}
+    assert "reserve" in older
+    assert "workspace of prompts" not in older

@@ -1,0 +1,87 @@
+"""A question is looked up: model, GPU, weights, formats; what is unknown gets a sentence."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsv4kv.budget.lookup import GQA8
+from dsv4kv.errors import ConfigError
+from tests.budget.questions import GIB, scenario
+from tests.model.test_huggingface import document, published
+
+
+@pytest.mark.parametrize(
+    ("texts", "sentence"),
+    [
+        (
+            {"model": "v4-flahs"},
+            "no model 'v4-flahs' (did you mean v4-flash or v4.1-flash?): give",
+        ),
+        ({"gpu": "h2000"}, "no GPU 'h2000' (did you mean h200 or gh200?): give one of a100-40gb"),
+        ({"engine": "vlm:0.33"}, "no engine 'vlm:0.33' (did you mean vllm:0.33"),
+        (
+            {"gpu": "h200", "hbm": "80GiB"},
+            "--gpu h200 and --hbm 80.0 GiB both give a GPU's memory: keep one.",
+        ),
+        (
+            {"weights": "1GiB", "weight_bytes_per_param": "1"},
+            "--weights and --weight-bytes-per-param both give the size",
+        ),
+        ({"model": GQA8}, "how large the weights of gqa8 are is not known"),
+        ({"main_format": "fp7"}, "'fp7' is not a main format: choose fp8_ds_mla, bf16, fp8, fp4,"),
+    ],
+)
+def test_what_cannot_be_looked_up_is_a_sentence(texts: dict[str, str], sentence: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        scenario(**texts)
+    assert str(refusal.value).startswith(sentence)
+
+
+def test_a_config_that_is_not_v4_is_refused_with_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "llama", "num_hidden_layers": 32}), "utf-8")
+    with pytest.raises(ConfigError) as refusal:
+        scenario(model=str(path))
+    assert str(refusal.value) == (
+        f"{path}: hidden_size is missing: is this the config of a DeepSeek-V4 model?"
+    )
+
+
+@pytest.mark.parametrize(("file", "preset"), [("v4-flash", "v4-flash"), ("v3.2", "v3.2")])
+def test_a_published_config_is_sized_like_its_preset(file: str, preset: str) -> None:
+    found, expected = (
+        scenario(model=str(published(file)), gpus="8"),
+        scenario(model=preset, gpus="8"),
+    )
+    assert found.weight_bytes == expected.weight_bytes
+    assert found.stages == expected.stages
+
+
+def test_a_config_without_the_sizes_of_its_matrices_needs_its_weights(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(document()), "utf-8")
+    with pytest.raises(ConfigError, match=r"weights of .* is not known: give --weights"):
+        scenario(model=str(path))
+    assert scenario(model=str(path), weights="8GiB", gpus="8").weight_bytes == (GIB,)
+
+
+@given(st.sampled_from(["v4-flash", "v4-pro"]), st.integers(1, 8), st.integers(0, 3))
+def test_stages_hold_every_layer_once_and_the_last_one_the_drafts(
+    model: str, stages: int, drafts: int
+) -> None:
+    found = scenario(model=model, tp="1", dp="1", pp=str(stages), draft_layers=str(drafts))
+    held = [layer for stage in found.stages for layer in stage]
+    assert held == list(range(found.config.num_layers))
+    counts = [found.deployment(stage, 1000).draft_layers for stage in range(stages)]
+    assert counts == [0] * (stages - 1) + [drafts]
+
+
+def test_tensor_parallelism_splits_the_heads_of_the_baseline_but_not_the_latent() -> None:
+    """GQA-8: 8 KV heads x 128 channels x 2 x 2 B = 4,096 B a layer; DeepSeek has one KV head."""
+    for tp, dims in ((1, 2048), (8, 256), (16, 256)):
+        baseline = scenario(model=GQA8, weights="1GiB", tp=str(tp), dp="1")
+        assert baseline.formats.main.dims == dims
+        assert scenario(tp=str(tp), dp="1").formats.main.dims == 512

@@ -1,0 +1,63 @@
+"""A sweep answers every combination; its table and CSV tell the same numbers."""
+
+import csv
+import io
+
+import pytest
+
+from dsv4kv.budget.answer import answer
+from dsv4kv.budget.sweep import COLUMNS, Axis, parse_axis, run_sweep, to_values
+from dsv4kv.errors import ConfigError
+from dsv4kv.view.render import to_csv
+from dsv4kv.view.table import tabulate
+from tests.budget.questions import ask
+
+CONTEXTS = Axis("context", ("4K", "32K", "1M"))
+GPUS = Axis("gpu", ("h200", "b200"))
+EIGHT = {"gpus": "8"}
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("context", "--axis context: write NAME=A,B"),
+        ("contxt=4K", "no input to sweep 'contxt' (did you mean context"),
+        ("context=4K,", "--axis context=4K,: a value is missing or comes twice."),
+        ("context=4K,4K", "--axis context=4K,4K: a value is missing or comes twice."),
+    ],
+)
+def test_a_wrong_axis_is_a_sentence(text: str, sentence: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        parse_axis(text)
+    assert str(refusal.value).startswith(sentence)
+
+
+def test_every_combination_has_the_answer_that_it_has_alone() -> None:
+    rows = run_sweep(EIGHT, [CONTEXTS, GPUS])
+    points = [tuple(row.point.values()) for row in rows]
+    assert points == [(context, gpu) for context in CONTEXTS.values for gpu in GPUS.values]
+    for row in rows:
+        assert row.found is not None
+        alone = answer(ask(**EIGHT, **row.point))
+        assert row.found.use == alone.use
+        assert row.found.max_concurrency == alone.max_concurrency
+
+
+def test_a_combination_without_an_answer_keeps_its_sentence_and_its_cache() -> None:
+    """The weights of the baseline are not known; its cache is: 249,856 B per token."""
+    first, second = run_sweep(EIGHT, [Axis("model", ("v4-flash", "gqa8"))])
+    assert first.problem is None
+    assert second.found is None
+    assert second.problem is not None
+    assert "weights of gqa8" in second.problem
+    assert second.token_bytes == 249_856
+
+
+def test_csv_has_a_line_for_every_row_and_the_numbers_of_the_answers() -> None:
+    rows = run_sweep(EIGHT, [CONTEXTS, Axis("model", ("v4-flash", "gqa8"))])
+    text = to_csv(tabulate([to_values(row) for row in rows]))
+    lines = list(csv.DictReader(io.StringIO(text)))
+    assert list(lines[0]) == ["context", "model", *COLUMNS, "problem"]
+    for line, row in zip(lines, rows, strict=True):
+        wanted = {k: "" if v is None else str(v) for k, v in to_values(row).items()}
+        assert line == wanted

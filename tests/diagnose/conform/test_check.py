@@ -1,0 +1,193 @@
+"""The model checker, over a manager in plain Python: what is planted is found and made short."""
+
+import json
+import random
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from dsv4kv.diagnose.conform.check import INVARIANTS, conform
+from dsv4kv.diagnose.conform.drawn import DRAWN, draw_vllm, expect, least_blocks
+from dsv4kv.diagnose.conform.driven import broken, serve
+from dsv4kv.diagnose.conform.pytest_file import test_file as file_of
+from dsv4kv.diagnose.conform.run import drive
+from dsv4kv.diagnose.conform.sequences import PAGE, Operation, Sequence, shrink
+from dsv4kv.errors import PeerUnavailable
+from tests.diagnose.conform.toy import Toy
+
+
+def test_a_sound_manager_passes() -> None:
+    verdict = conform(Toy(), 4000, seed=0)
+    assert not verdict.failures
+    assert verdict.operations >= 4000
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [("leak", "blocks"), ("misses", "hits"), ("stuck", "ends"), ("raises", "calls")],
+)
+def test_a_planted_fault_is_found_and_shrunk(fault: str, kind: str) -> None:
+    verdict = conform(Toy(fault), 4000, seed=0)
+    assert [*verdict.failures] == [kind]
+    assert kind in INVARIANTS
+    found = verdict.failures[kind].sequence
+    assert len(found.operations) <= 6
+    assert Toy(fault).ask(found)["kind"] == kind
+    assert not Toy().ask(found)
+
+
+class Stubborn(Toy):
+    """The first sequence breaks as long as it has fifty operations, later ones with three."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first: dict[str, object] = {}
+
+    def ask(self, sequence: Sequence) -> dict[str, object]:
+        self.first = self.first or sequence.settings
+        least = 50 if sequence.settings == self.first else 3
+        broken = len(sequence.operations) >= least
+        return {"kind": "blocks", "says": "lost", "at": least} if broken else {}
+
+
+def test_where_the_first_failure_stays_long_the_next_ones_are_shrunk_as_well() -> None:
+    """What it takes may be spread over operations of which none can be left out alone."""
+    failure = conform(Stubborn(), 400, seed=1).failures["blocks"]
+    assert len(failure.sequence.operations) == 3
+    assert failure.found_after == 50
+
+
+def test_a_chunk_of_host_memory_that_is_lost_is_found_and_shrunk() -> None:
+    """In the sequences that have host memory, and only there."""
+    assert not conform(Toy(), 4000, seed=0, host=True).failures
+    assert not conform(Toy("loses"), 4000, seed=0).failures
+    verdict = conform(Toy("loses"), 8000, seed=0, host=True)
+    assert [*verdict.failures] == ["blocks"]
+    assert len(verdict.failures["blocks"].sequence.operations) <= 6
+
+
+def test_host_memory_that_is_not_driven_is_a_sentence() -> None:
+    manager = Toy()
+    manager.traits = {**Toy.traits, "host": False}
+    with pytest.raises(PeerUnavailable, match=r"vllm 1\.0 is not driven: leave out --host"):
+        conform(manager, 10, seed=0, host=True)
+
+
+def test_with_host_memory_prompts_that_are_served_alone_are_loaded() -> None:
+    """Their rule is that of a cache in which all of a prompt but its last token can be hit."""
+    traits = {"lookahead": True, "retention": True, "host": True}
+    drawn = [draw_vllm(random.Random(seed), traits, host=True) for seed in range(40)]
+    for sequence in drawn:
+        assert sequence.settings["host_chunks"] > 0
+        served = [operation for operation in sequence.operations if operation[0] == "serve"]
+        assert all(tokens % PAGE for _, _, _, tokens, _ in served)
+    kinds = {operation[0] for sequence in drawn for operation in sequence.operations}
+    assert {"land", "empty", "serve"} <= kinds
+
+
+def test_a_shorter_sequence_is_held_against_what_the_rule_says_of_it() -> None:
+    """Without the prompt that was hit, the next one hits less."""
+    first, second = [1, 2, 3], [1, 2, 4]
+    drawn = draw_vllm(random.Random(0), Toy.traits)
+    settings = drawn.settings | {"blocks": 8000, "speculation": "none"}
+    both = Sequence(settings, (("serve", 0, first, 768, 0), ("serve", 1, second, 768, 0)))
+    alone = Sequence(settings, both.operations[1:])
+    assert [operation[4] for operation in expect(both).operations] == [0, 512]
+    assert [operation[4] for operation in expect(alone).operations] == [0]
+
+
+def test_nothing_can_be_left_out_of_what_was_shrunk() -> None:
+    def broken_by(sequence: Sequence) -> bool:
+        return {("step", 3), ("reset",)} <= {*sequence.operations}
+
+    noise: list[Operation] = [("step", n % 3) for n in range(100)]
+    noise[17], noise[71] = ("step", 3), ("reset",)
+    found = shrink(Sequence({}, tuple(noise)), broken_by)
+    assert found.operations == (("step", 3), ("reset",))
+
+
+@pytest.mark.parametrize("engine", DRAWN)
+def test_every_prompt_fits_the_context_and_the_pools_hold_it(engine: str) -> None:
+    known = {"lookahead": True, "retention": True, "newest": True, "host": True}
+    drawn = [DRAWN[engine](random.Random(seed), known) for seed in range(40)]
+    for sequence in drawn:
+        settings = sequence.settings
+        longest = settings["context"]
+        ahead = (1 + settings.get("ahead", False)) * settings["chunk_tokens"]
+        least = least_blocks(longest, ahead) if engine == "vllm" else longest // PAGE
+        assert settings["blocks"] >= least
+        admitted = [op for op in sequence.operations if op[0] == "admit"]
+        assert all(tokens + output <= longest for *_, tokens, output in admitted)
+    assert {sequence.operations[0][0] for sequence in drawn} == {"serve", "admit"}
+
+
+def test_the_least_pool_is_what_vllm_asks_for() -> None:
+    """``ceil(n/256) + 2(ceil(m/64)+1) + ceil(k/4)+1 + ceil(m/8)+1`` of a chunk of 512."""
+    n, m, k = 1600, 127 + 512, 7 + 512
+    tails = 2 * (-(-m // 64) + 1) + -(-k // 4) + 1 + -(-m // 8) + 1
+    assert least_blocks(n, 512) == -(-n // 256) + tails
+
+
+@pytest.mark.parametrize(
+    ("held", "free", "counted", "says"),
+    [
+        ([0, 1, 0, 0], [2, 3], 2, ""),
+        ([0, 1, 0, 0], [2], 1, "1 of 3 blocks are lost"),
+        ([0, 1, 0, 0], [2, 3, 3], 3, "free twice"),
+        ([0, 1, 0, 0], [1, 2, 3], 3, "free and held"),
+        ([0, 1, 0, 0], [2, 3], 3, "counts 3"),
+    ],
+)
+def test_a_block_is_free_or_held(
+    held: list[int], free: list[int], counted: int, says: str
+) -> None:
+    if not says:
+        broken.check_free(held, free, counted)
+        return
+    with pytest.raises(broken.Broken, match=says) as raised:
+        broken.check_free(held, free, counted)
+    assert raised.value.kind == "blocks"
+
+
+@pytest.mark.parametrize("engine", DRAWN)
+def test_the_file_of_a_failure_is_python_without_dsv4kv(engine: str) -> None:
+    failure = conform(Toy("leak"), 2000, seed=0).failures["blocks"]
+    text = file_of(engine, "1.0", failure)
+    made = compile(text, "case.py", "exec")
+    assert "test_blocks" in made.co_names
+    assert "import dsv4kv" not in text
+    assert "from ." not in text
+    assert all(f"{operation!r}" in text for operation in failure.sequence.operations)
+
+
+def test_an_engine_that_is_not_installed_is_a_sentence() -> None:
+    with (
+        pytest.raises(PeerUnavailable, match=r"vllm is not installed there.*--python"),
+        drive("vllm"),
+    ):
+        pass
+    with pytest.raises(PeerUnavailable, match="no Python at /nowhere"), drive("vllm", "/nowhere"):
+        pass
+    with (
+        pytest.raises(PeerUnavailable, match="holds no folder vllm"),
+        drive("vllm", package=Path(__file__).parent),
+    ):
+        pass
+
+
+def test_questions_and_answers_are_lines(tmp_path: Path) -> None:
+    """As the driver's process has them."""
+    session = SimpleNamespace(apply=lambda _: None, end=lambda: None)
+    driver = SimpleNamespace(
+        NAME="toy",
+        load=lambda _: "engine",
+        traits=lambda _: {},
+        Session=lambda *_: session,
+    )
+    question = asdict(Sequence({}, (("step", 0),)))
+    with (tmp_path / "told").open("w+") as told:
+        serve.serve(driver, None, [json.dumps(question)], told)
+        told.seek(0)
+        assert told.read().splitlines() == ['{"version": "unknown", "traits": {}}', "{}"]

@@ -1,0 +1,128 @@
+"""A cache manager in plain Python with the faults that are planted in it, and its driver.
+
+Blocks of 64 tokens of one family; a prompt hits as vLLM's densest rule has it in a roomy pool: in
+pages of 256 tokens, never its last token, with drafts never its last block.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+from dsv4kv.diagnose.conform.driven import broken, serve
+from dsv4kv.diagnose.conform.sequences import PAGE, Operation, Sequence
+
+BLOCK = 64
+Key = tuple[int, ...]
+
+
+class Toy:
+    """A manager that can be asked, with its faults by name."""
+
+    engine, version = "vllm", "1.0"
+    traits = {"lookahead": False, "retention": False, "host": True}  # noqa: RUF012
+
+    def __init__(self, *faults: str) -> None:
+        self.faults = faults
+        self.asked = 0
+
+    def ask(self, sequence: Sequence) -> dict[str, Any]:
+        self.asked += 1
+        asked = {"settings": sequence.settings, "operations": sequence.operations}
+        driver = SimpleNamespace(Session=Session, NAME="toy")
+        return serve.run(driver, self.faults, asked)
+
+
+class Session:
+    """An empty cache; operations are those of ``dsv4kv/diagnose/conform/sequences.py``."""
+
+    def __init__(self, faults: Iterable[str], settings: dict[str, Any]) -> None:
+        self._faults, self._settings = set(faults), settings
+        self._free = deque(range(1, 200))
+        self._requests: dict[int, list[int]] = {}
+        self._preempted: dict[int, int] = {}
+        self._cached: set[Key] = set()
+        self._stores: list[int] = []
+        self._chunks = deque(range(1, 50))
+
+    def apply(self, operation: Operation) -> None:
+        name, *rest = operation
+        with broken.called("toy"):
+            getattr(self, f"_do_{name}")(*rest)
+        held = [0] * 200
+        for block in (block for blocks in self._requests.values() for block in blocks):
+            held[block] += 1
+        broken.check_free(held, list(self._free), len(self._free))
+        chunks = [0] * 50
+        for chunk in self._stores:
+            chunks[chunk] += 1
+        broken.check_free(chunks, list(self._chunks), len(self._chunks))
+
+    def end(self) -> None:
+        for number in [*self._requests]:
+            self._let_go(number)
+        if len(self._free) != 199 or ("stuck" in self._faults and self._preempted):
+            raise broken.Broken("ends", "not all blocks are free")
+
+    def _do_admit(self, number: int, pages: list[int], tokens: int, output: int) -> None:
+        if "raises" in self._faults and tokens == 4 * PAGE:
+            raise IndexError("list index out of range")
+        self._requests[number] = []
+        del pages, output
+
+    def _do_step(self, accepted: int) -> None:
+        for blocks in self._requests.values():
+            if len(blocks) < 4 and self._free:
+                blocks.append(self._free.popleft())
+        del accepted
+
+    def _do_finish(self, accepted: int) -> None:
+        del accepted
+        if self._requests:
+            self._let_go(next(iter(self._requests)))
+
+    def _do_abort(self, number: int) -> None:
+        if number in self._requests:
+            if "leak" in self._faults and self._preempted.get(number, 0) > 1:
+                self._requests[number][:1] = []
+            self._let_go(number)
+
+    def _do_preempt(self) -> None:
+        for number in [*self._requests]:
+            self._preempted[number] = self._preempted.get(number, 0) + 1
+            self._let_go(number, keep=True)
+
+    def _do_land(self, number: int) -> None:
+        if self._stores:
+            self._chunks.append(self._stores.pop(number % len(self._stores)))
+
+    def _do_empty(self) -> None:
+        """Stores that are under way give back their chunks when they end, but one."""
+        self._cached.clear()
+        if "loses" in self._faults and len(self._stores) > 1:
+            del self._stores[0]
+
+    def _do_reset(self) -> None:
+        self._cached.clear()
+
+    def _do_serve(self, number: int, pages: list[int], tokens: int, expected: int) -> None:
+        keys = [_key(pages, end) for end in range(BLOCK, tokens + 1, BLOCK)]
+        spare = BLOCK if self._settings["speculation"] != "none" else 0
+        ends = range(PAGE, tokens, PAGE)
+        found = [end for end in ends if self._cached.issuperset(keys[: (end + spare) // BLOCK])]
+        found = [end for end in found if end + spare < tokens]
+        hit = 0 if "misses" in self._faults and spare else max(found, default=0)
+        self._cached.update(keys)
+        if hit != expected:
+            raise broken.Broken("hits", f"{number} hits {hit}, the rule says {expected}")
+
+    def _let_go(self, number: int, *, keep: bool = False) -> None:
+        self._free.extend(self._requests.pop(number))
+        if self._settings.get("host_chunks") and self._chunks:
+            self._stores.append(self._chunks.popleft())
+        if keep:
+            self._requests = {number: [], **self._requests}
+
+
+def _key(pages: list[int], end: int) -> Key:
+    return (*pages[: -(-end // PAGE)], end)

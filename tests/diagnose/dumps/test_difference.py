@@ -1,0 +1,98 @@
+"""Two dumps of one content: the first difference, and its kind."""
+
+import numpy as np
+import pytest
+import torch
+
+from dsv4kv.diagnose.dumps.difference import Comparison, compare_dumps
+from dsv4kv.diagnose.dumps.reading import Bytes
+from dsv4kv.model.config import inverse_frequencies
+from dsv4kv.model.formats import FORMATS
+from tests.diagnose.dumps.pages import FLASH, latents, record_of, written
+
+MAIN = FORMATS["main"]["fp8_ds_mla"]
+ROW, COUNT = MAIN.data_row_bytes, 256
+SCALES = 64 * ROW
+SOUND = written(MAIN, 64, latents(COUNT, 512, seed=3))
+
+
+def compare(other: Bytes, table: list[int] | None = None, page_entries: int = 64) -> Comparison:
+    tables = np.arange(len(SOUND)), np.array(table or range(len(other)))
+    records = record_of(MAIN, 64), record_of(MAIN, page_entries)
+    return compare_dumps(records, (SOUND, other), tables, ratio=4, first=0, model=FLASH)
+
+
+def test_pages_of_other_ids_and_sizes_are_equal_by_position() -> None:
+    assert compare(SOUND[[2, 0, 3, 1]], [1, 3, 0, 2]) == Comparison(COUNT, COUNT, [])
+    large = written(MAIN, 256, latents(COUNT, 512, seed=3))
+    assert compare(large, page_entries=256) == Comparison(COUNT, COUNT, [])
+
+
+def test_rows_that_only_one_dump_has_are_counted() -> None:
+    assert compare(SOUND[:3]) == Comparison(192, 192, [], alone=(64, 0))
+    longer = np.concatenate([SOUND, SOUND[:1], np.zeros_like(SOUND[:1])])
+    assert compare(longer) == Comparison(COUNT, COUNT, [], alone=(0, 64))
+
+
+def step(found: Bytes) -> None:
+    found[1, 5 * ROW + 3] ^= 1
+
+
+def scale(found: Bytes) -> None:
+    found[1, SCALES + 5 * 8 + 3] += 1
+
+
+def rope(found: Bytes) -> None:
+    found[1, 5 * ROW + 448 : 6 * ROW] = found[0, 448:ROW]  # of other content, which no turn makes
+
+
+def missing(found: Bytes) -> None:
+    found[1, 5 * ROW : 6 * ROW] = 0
+    found[1, SCALES + 40 : SCALES + 48] = 0
+
+
+def other_content(found: Bytes) -> None:
+    strange = written(MAIN, 64, latents(64, 512, seed=77))
+    found[1, 5 * ROW : 6 * ROW] = strange[0, :ROW]
+
+
+def elsewhere(found: Bytes) -> None:
+    found[1, 5 * ROW : 6 * ROW] = found[2, 9 * ROW : 10 * ROW]
+    found[1, SCALES + 40 : SCALES + 48] = found[2, SCALES + 72 : SCALES + 80]
+
+
+@pytest.mark.parametrize(
+    ("plant", "kind"),
+    [(step, "one step"), (scale, "scale"), (rope, "rope"), (missing, "missing"),
+     (other_content, "other content"), (elsewhere, "elsewhere")],
+    ids=lambda each: getattr(each, "__name__", each),
+)  # fmt: skip
+def test_a_planted_difference_is_named_and_placed(plant: object, kind: str) -> None:
+    other = SOUND.copy()
+    assert callable(plant)
+    plant(other)
+    found = compare(other)
+    (difference,) = found.differences
+    assert (found.rows, found.equal) == (COUNT, COUNT - 1)
+    assert (difference.kind, difference.entry, difference.position) == (kind, 69, 276)
+    assert ("entry 137" in difference.detail) == (kind == "elsewhere")
+
+
+def test_a_turn_of_rope_is_told_in_tokens() -> None:
+    """As where positions are counted from another token: here by 12."""
+    rows = latents(COUNT, 512, seed=3)
+    speeds = torch.tensor(inverse_frequencies(FLASH, 4, "float32"))
+    turn = torch.polar(torch.ones(1), 12 * speeds)
+    tail = torch.view_as_complex(rows[:, -64:].float().reshape(COUNT, 32, 2)) * turn
+    rows[:, -64:] = torch.view_as_real(tail).reshape(COUNT, 64).bfloat16()
+    found = compare(written(MAIN, 64, rows))
+    first = found.differences[0]
+    assert (first.kind, first.entry, first.detail) == ("position", 0, "+12 tokens")
+
+
+def test_the_first_kind_comes_first() -> None:
+    other = SOUND.copy()
+    scale(other)
+    other[0, 3 * ROW + 9] ^= 1
+    kinds = [(each.kind, each.entry) for each in compare(other).differences]
+    assert kinds == [("one step", 3), ("scale", 69)]

@@ -1,0 +1,234 @@
+"""Dumps of every kind are read, and hostile ones are refused with a sentence."""
+
+import io
+import json
+import os
+import pickle
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dsv4kv.diagnose.dumps.reading import MOST_BYTES, read_dump, read_table
+from dsv4kv.errors import TraceError
+
+PAGES = np.arange(4 * 96, dtype=np.uint8).reshape(4, 96)
+
+
+def safetensors(header: object, data: bytes = b"") -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def npy(shape: str, dtype: str = "'|u1'") -> bytes:
+    header = f"{{'descr': {dtype}, 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode()
+
+
+def test_every_kind_of_file_gives_its_bytes(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", PAGES)
+    np.save(tmp_path / "b.npy", PAGES.view(np.float16))
+    torch.save(torch.from_numpy(PAGES), tmp_path / "c.pt")
+    torch.save({"kv": torch.from_numpy(PAGES).view(torch.bfloat16)}, tmp_path / "d.pt")
+    entry = {"dtype": "U8", "shape": [4, 96], "data_offsets": [0, 384]}
+    (tmp_path / "e.safetensors").write_bytes(safetensors({"kv": entry}, PAGES.tobytes()))
+    (tmp_path / "f.bin").write_bytes(PAGES.tobytes())
+    for name in "abcdef":
+        (path,) = tmp_path.glob(f"{name}.*")
+        dump = read_dump(path)
+        assert dump.data.tobytes() == PAGES.tobytes()
+        assert dump.shape == ((384,) if name == "f" else (4, 96))
+
+
+class Evil:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return exec, ("raise SystemExit('it ran')",)
+
+
+HOSTILE = {
+    "empty.npy": (b"", "is empty"),
+    "huge.npy": (npy("(1 << 60,)"), "has no header of numpy.save"),
+    "large.npy": (
+        npy("(4503599627370496, 4096)"),
+        "says that it holds 18,446,744,073,709,551,616",
+    ),
+    "negative.npy": (npy("(-4, -96)") + PAGES.tobytes(), "shape is (-4, -96)"),
+    "open.npy": (npy("(" * 5_000), "has no header of numpy.save"),
+    "zero.npy": (npy("(0, 584)"), "holds 0 B: give 1 to"),
+    "cut.npy": (npy("(4, 96)") + PAGES.tobytes()[:-1], "384 B, and holds 383 B"),
+    "objects.npy": (npy("(4,)", "'|O'") + pickle.dumps([Evil()]), "Python objects"),
+    "pickle.pkl": (pickle.dumps(Evil()), "is a pickle, which runs code"),
+    "long.safetensors": (b"\xff" * 16, "a header of 18,446,744,073,709,551,615 B"),
+    "text.safetensors": (safetensors(b"{" * 32), "its header is no JSON"),
+    "beyond.safetensors": (
+        safetensors({"a": {"dtype": "U8", "shape": [9], "data_offsets": [0, 9]}}, b"1234"),
+        "said to be where the file is not",
+    ),
+    "wrong.safetensors": (
+        safetensors({"a": {"dtype": "F32", "shape": [9], "data_offsets": [0, 4]}}, b"1234"),
+        "says that it holds 36 B, and holds 4 B",
+    ),
+    "none.safetensors": (safetensors({}), "holds no tensor"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_file_is_refused_with_a_sentence(name: str, tmp_path: Path) -> None:
+    content, sentence = HOSTILE[name]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(TraceError) as refusal:
+        read_dump(tmp_path / name)
+    assert sentence in str(refusal.value)
+    assert name in str(refusal.value)
+
+
+def test_a_sparse_file_is_refused_before_its_zeros_are_read(tmp_path: Path) -> None:
+    with (tmp_path / "tier.bin").open("wb") as file:
+        file.truncate(MOST_BYTES + 1)
+    with pytest.raises(TraceError, match="holds 68,719,476,737 B: give 1 to"):
+        read_dump(tmp_path / "tier.bin")
+
+
+def test_what_torch_saved_with_code_in_it_does_not_run(tmp_path: Path) -> None:
+    torch.save({"kv": Evil()}, tmp_path / "evil.pt")
+    with pytest.raises(TraceError, match="holds no tensor"):
+        read_dump(tmp_path / "evil.pt")
+
+
+@pytest.mark.parametrize(
+    ("tensor", "sentence"),
+    [
+        (torch.zeros(1).expand(10**6, 10**6), "says that it holds 4,000,000,000,000 B"),
+        (torch.zeros(4, 4).to_sparse(), "is no array of numbers on a CPU (sparse_tensor"),
+        (torch.zeros(4, 4, device="meta"), "is no array of numbers on a CPU (meta_tensor"),
+        (torch.tensor(5), "is no array of numbers on a CPU"),
+        ({"deeper": {"kv": torch.zeros(4)}}, "holds no tensor, or only deeper"),
+    ],
+)
+def test_a_tensor_without_bytes_of_its_own_in_the_file_is_refused(
+    tensor: object, sentence: str, tmp_path: Path
+) -> None:
+    torch.save(tensor, tmp_path / "odd.pt")
+    with pytest.raises(TraceError) as refusal:
+        read_dump(tmp_path / "odd.pt")
+    assert sentence in str(refusal.value)
+
+
+def test_one_of_several_tensors_is_named(tmp_path: Path) -> None:
+    torch.save({"a": torch.zeros(3), "b": torch.ones(2)}, tmp_path / "two.pt")
+    with pytest.raises(TraceError, match="has 2 tensors: name one with --tensor: a, b"):
+        read_dump(tmp_path / "two.pt")
+    with pytest.raises(TraceError, match="has no tensor 'c': it has a, b"):
+        read_dump(tmp_path / "two.pt", "c")
+    assert read_dump(tmp_path / "two.pt", "b").shape == (8,)
+
+
+def saved(pickled: bytes) -> bytes:
+    with zipfile.ZipFile(found := io.BytesIO(), "w") as archive:
+        archive.writestr("a/data.pkl", pickled)
+        archive.writestr("a/version", "3\n")
+        archive.writestr("a/data/0", PAGES.tobytes())
+    return found.getvalue()
+
+
+def tensor(shape: tuple[int, ...], strides: tuple[int, ...], offset: int = 0) -> bytes:
+    """A pickle of a tensor of bytes, as torch.save writes it."""
+    storage = b"((Vstorage\nctorch\nByteStorage\nV0\nVcpu\nJ\x80\x01\0\0tQ"
+    sizes = [pickle.dumps(each, 2)[2:-1] for each in (offset, shape, strides)]
+    return b"ctorch._utils\n_rebuild_tensor_v2\n" + storage + b"".join(sizes) + b"tR."
+
+
+MIB = b"X" + (1 << 20).to_bytes(4, "little") + b"x" * (1 << 20)
+PICKLES = {
+    "called": b"cbuiltins\nbytearray\nJ\0\0\0\x60\x85R.",  # 1.6 GB of zeros
+    "many": b"(" + b"}" * (1 << 22) + b"l.",
+    "memo": b"Nr\xff\xff\xff\x0f.",
+    "lists": MIB + b"q\0(" + b"h\0" * 5_000 + b"tq\1(" + b"h\1" * 5_000 + b"t.",
+    "laughs": b"}N" + b"\x85q\0h\0\x86" * 200 + b"Ns.",  # a key, were it hashed
+    "deep": b"N" + b"\x85" * 500_000 + b".",
+    "number": b"\x8b" + (1 << 20).to_bytes(4, "little") + b"\x7f" * (1 << 20) + b".",
+    "elsewhere": tensor((4, 96), (96, 1), 1),
+    "strides": tensor((96, 4), (1 << 20, 1)),
+}
+
+
+@pytest.mark.parametrize("name", [*PICKLES, "inflated", "length.npy", "shape.safetensors"])
+def test_a_small_file_costs_neither_memory_nor_time(name: str, tmp_path: Path) -> None:
+    path = tmp_path / (name if "." in name else f"{name}.pt")
+    if name in PICKLES:
+        path.write_bytes(saved(PICKLES[name]))
+    elif name == "inflated":
+        with (
+            zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive,
+            archive.open("a/data.pkl", "w") as pickled,
+        ):
+            pickled.write(b"].")
+            for _ in range(1_100):
+                pickled.write(bytes(1 << 20))
+        with zipfile.ZipFile(path, "a") as archive:
+            archive.writestr("a/version", "3\n")
+    elif name == "length.npy":
+        path.write_bytes(b"\x93NUMPY\x02\0\xff\xff\xff\x7f")
+        os.truncate(path, 2**31 + 100)
+    else:
+        header = {"a": {"dtype": "U8", "shape": [2**61] * 200_000, "data_offsets": [0, 9]}}
+        path.write_bytes(safetensors(header, b"123456789"))
+    bounded = 'ulimit -d 1048576; ulimit -t 60; exec "$0" "$@"'  # KiB, seconds of the processor
+    command = [sys.executable, "-P", "-m", "dsv4kv", "inspect", str(path)]
+    done = subprocess.run(
+        ["sh", "-c", bounded, *command], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 4, done.stderr
+    assert path.name in done.stderr
+
+
+def test_a_number_without_bound_is_no_size(tmp_path: Path) -> None:
+    header = b'{"a": {"dtype": "U8", "shape": [1e999], "data_offsets": [0, 9]}}'
+    (tmp_path / "a.safetensors").write_bytes(safetensors(header, b"123456789"))
+    with pytest.raises(TraceError, match="has no dtype, shape and offsets"):
+        read_dump(tmp_path / "a.safetensors")
+
+
+@pytest.mark.parametrize("name", ["", "fifo", "absent"])
+def test_what_is_no_file_is_refused(name: str, tmp_path: Path) -> None:
+    if name == "fifo":
+        os.mkfifo(tmp_path / name)
+    with pytest.raises(TraceError, match=r"director|pipe|No such"):
+        read_dump(tmp_path / name)
+
+
+def test_a_table_names_pages_that_there_are(tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text("[2, 0, 1]")
+    np.save(tmp_path / "t.npy", np.array([[2, 0], [1, 3]], np.int32))
+    assert read_table(tmp_path / "t.json", 3).tolist() == [2, 0, 1]
+    assert read_table(tmp_path / "t.npy", 4).tolist() == [2, 0, 1, 3]
+    with pytest.raises(TraceError, match=r"names page 3: the dump has pages 0 … 2"):
+        read_table(tmp_path / "t.npy", 3)
+    (tmp_path / "x.json").write_text('["a"]')
+    with pytest.raises(TraceError, match="is no table of pages"):
+        read_table(tmp_path / "x.json", 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("huge.npy", npy("(4503599627370496, 512)")),
+        ("many.npz", saved(b"")),
+        ("deep.json", b"[" * 100_000 + b"]" * 100_000),
+        ("true.json", b"[true, false]"),
+    ],
+)
+def test_a_hostile_table_is_refused(name: str, content: bytes, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(TraceError, match="is no table of pages"):
+        read_table(tmp_path / name, 3)
+
+
+def test_a_table_is_no_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "table.npy")
+    with pytest.raises(TraceError, match="is no table of pages"):
+        read_table(tmp_path / "table.npy", 3)

@@ -1,0 +1,168 @@
+"""The table's language: what a condition says, what is not known, and what is refused."""
+
+from datetime import date
+from typing import Any
+
+import pytest
+import yaml
+
+from dsv4kv.diagnose.faults.judge import judge
+from dsv4kv.diagnose.faults.results import facts_of
+from dsv4kv.diagnose.faults.subject import Subject
+from dsv4kv.diagnose.faults.table import Condition, Fault, Truth, load_faults, read_faults, release
+from dsv4kv.errors import ConfigError
+
+ROW: dict[str, Any] = {
+    "id": "a-fault", "engine": "vllm", "versions": ">=0.21,<0.23", "when": [{"flag": "--a"}],
+    "symptom": "It goes wrong.", "effect": "0 % found", "workaround": "Take another.",
+    "source": "https://github.com/vllm-project/vllm/issues/1", "seen": "2026-11-01",
+    "until": "2027-11-01",
+}  # fmt: skip
+SERVER = Subject(
+    "it", "command", "vllm", "0.22", {"--block-size": "128", "--on": ""}, {"V": "1"},
+    {"tp": "8"}, text="one line\nanother", model="v4-flash", arch="sm_90",
+)  # fmt: skip
+TODAY = date(2026, 11, 23)
+
+
+def fault(**changes: Any) -> Fault:
+    (found,) = read_faults(yaml.safe_dump([ROW | changes]), "rows.yaml")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("condition", "truth"),
+    [
+        ({"flag": "--on"}, True),
+        ({"flag": "--off"}, False),
+        ({"flag": "--off", "given": False}, True),
+        ({"flag": "--block_size", "is": ["128"]}, True),
+        ({"flag": "--block-size", "above": 128}, False),
+        ({"flag": "--block-size", "below": 129}, True),
+        ({"flag": "--on", "above": 0}, False),
+        ({"variable": "V", "has": ["1"]}, True),
+        ({"input": "tp", "is": ["8"]}, True),
+        ({"field": "anything"}, False),
+        ({"line": "^ano"}, True),
+        ({"line": "^ther"}, False),
+        ({"model": ["v4"]}, True),
+        ({"model": ["v4.1", "v3.2"]}, False),
+        ({"gpu": ["sm_90"]}, True),
+        ({"any": [{"flag": "--off"}, {"flag": "--on"}]}, True),
+        ({"none": [{"flag": "--off"}, {"flag": "--on"}]}, False),
+    ],
+)
+def test_a_condition_says_one_thing(condition: dict[str, Any], truth: Truth) -> None:
+    assert Condition.model_validate(condition).holds(SERVER) is truth
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [{"flag": "--on"}, {"model": ["v4"]}, {"gpu": ["sm_90"]}, {"none": [{"model": ["v4"]}]}],
+)
+def test_of_what_is_not_known_nothing_is_true_or_false(condition: dict[str, Any]) -> None:
+    assert Condition.model_validate(condition).holds(Subject("it", "log", "vllm")) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"colour": "red"}, "a-fault: colour is no key: id, engine, versions"),
+        ({"when": [{"flags": "--a"}]}, "when.0.flags is no key: flag, variable"),
+        ({"when": []}, "when: "),
+        ({"when": [{}]}, "a condition is about one of flag, variable, input"),
+        ({"when": [{"flag": "--a", "line": "b"}]}, "a condition is about one of"),
+        ({"when": [{"flag": "--a", "above": 1, "below": 2}]}, "flag takes no above with below"),
+        ({"when": [{"model": ["v4"], "given": True}]}, "model takes no given"),
+        ({"when": [{"line": "("}]}, "is no regular expression"),
+        ({"versions": "0.21 or so"}, "'0.21 or so' is no range of versions: write >=0.21,<0.23"),
+        ({"source": "a blog"}, "source: "),
+        ({"engine": "ollama"}, "engine: "),
+    ],
+)
+def test_a_row_that_says_something_else_is_refused(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        fault(**changes)
+    assert sentence in str(refused.value)
+    assert str(refused.value).startswith("rows.yaml, a-fault: ")
+
+
+@pytest.mark.parametrize("text", ["{", "one: 1", "- 7"])
+def test_what_is_no_list_of_rows_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^rows\.yaml"):
+        read_faults(text, "rows.yaml")
+
+
+@pytest.mark.parametrize(
+    ("versions", "version", "truth"),
+    [
+        (">=0.21,<0.23", "0.21", True),
+        (">=0.21,<0.23", "v0.22.1rc2", True),
+        (">=0.21,<0.23", "0.23.0", False),
+        ("<=0.5.20", "0.5.9", True),
+        ("==0.27.1", "0.27", False),
+        ("*", None, True),
+        (">=0.21", None, None),
+    ],
+)
+def test_versions_are_compared_by_their_numbers(
+    versions: str, version: str | None, truth: Truth
+) -> None:
+    assert fault(versions=versions).covers(version) is truth
+
+
+def test_what_is_no_version_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'main' is no version"):
+        release("main")
+
+
+def doubts(subject: Subject, today: date = TODAY, **changes: Any) -> list[tuple[str, ...]]:
+    return [each.doubts for each in judge([subject], [fault(**changes)], today)]
+
+
+def test_a_finding_is_sure_where_everything_is_known() -> None:
+    known = Subject("it", "command", "vllm", "0.22", {"--a": ""})
+    assert doubts(known) == [()]
+    assert doubts(Subject("it", "command", "sglang", "0.22", {"--a": ""})) == []
+
+
+def test_without_a_version_a_finding_is_possible_and_not_silent() -> None:
+    (found,) = doubts(Subject("it", "command", "vllm", None, {"--a": ""}))
+    assert found == ("the version is not known: vllm >=0.21,<0.23 has it",)
+
+
+def test_without_a_model_or_gpu_a_finding_is_possible() -> None:
+    when = [{"flag": "--a"}, {"model": ["v4"]}, {"gpu": ["sm_90"]}]
+    (found,) = doubts(Subject("it", "command", "vllm", "0.22", {"--a": ""}), when=when)
+    assert found == ("the model is not known", "the GPU is not known: add --gpu")
+
+
+def test_without_arguments_nothing_follows_from_them() -> None:
+    assert doubts(Subject("it", "log", "vllm", "0.22")) == []
+
+
+def test_a_row_that_nobody_looked_at_for_long_is_only_possible() -> None:
+    known = Subject("it", "command", "vllm", "0.22", {"--a": ""})
+    (found,) = doubts(known, today=date(2027, 11, 2))
+    assert found == ("vllm#1 was last checked in 2026-11",)
+
+
+def test_every_shipped_row_has_a_name_of_its_own_a_thread_and_versions() -> None:
+    faults = load_faults()
+    assert len({each.id for each in faults}) == len(faults) >= 30
+    for each in faults:
+        assert each.source.startswith("https://github.com/")
+        assert each.covers("0.0.1") in (True, False)
+        assert each.id.startswith(f"{each.engine}-")
+        assert each.seen < each.until
+
+
+def test_what_follows_from_a_result() -> None:
+    run = {"completed": 8, "num_prompts": 10, "max_concurrency": 4, "dataset_name": "random",
+           "total_input_tokens": 8000, "median_ttft_ms": 100.0, "output_lens": [4, 4, 2, 4],
+           "errors": ["", "x"]}  # fmt: skip
+    facts = facts_of(run, [run | {"median_ttft_ms": 400.0}])
+    assert facts["failed_requests"] == "2"
+    assert (facts["rounds"], facts["prompt_tokens_per_s"]) == ("2", "10000")
+    assert (facts["repeats"], facts["repeats_ttft"]) == ("yes", "0.25")
+    assert (facts["random_tokens"], facts["full_outputs"]) == ("yes", "0.75")

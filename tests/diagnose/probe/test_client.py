@@ -1,0 +1,345 @@
+"""The client asks a server over HTTP, and the command shows what it learned."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from typer.testing import CliRunner
+
+from dsv4kv.cli import app
+from dsv4kv.diagnose.probe.client import KEYS, OpenAiServer, _Heard
+from dsv4kv.diagnose.probe.questioner import Refused, Unreachable
+from dsv4kv.errors import ConfigError
+from tests.diagnose.probe.fakes import FakeServer, Setting, open_cache
+
+KEY = "sk-not-to-be-written"
+
+
+@contextmanager
+def serving(
+    fake: FakeServer, *, takes: str = "ids", first: tuple[int, int, dict[str, str]] | None = None
+) -> Iterator[tuple[str, list[Any]]]:
+    """A fake server behind a socket: its address, and what was asked.
+
+    ``first``: how many prompts it answers with a status and headers instead.
+    """
+    heard: list[Any] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+        def do_GET(self) -> None:
+            metrics = "".join(f"{k} {v}\n" for k, v in fake.values.items())
+            models = json.dumps({"data": [{"id": "a-model"}]})
+            self._say(200, metrics if self.path == "/metrics" else models)
+
+        def do_POST(self) -> None:
+            body: dict[str, Any] = json.loads(
+                self.rfile.read(int(self.headers.get("content-length") or 0)) or "{}"
+            )
+            heard.append((self.path, body, self.headers.get("authorization")))
+            if first and len(heard) <= first[0]:
+                self.send_response(first[1])
+                for name, value in first[2].items():
+                    self.send_header(name, value)
+                self.send_header("content-length", "9")
+                self.end_headers()
+                self.wfile.write(b"\x1b[31mbusy")
+                return
+            prompt: Any = body.get("prompt", body.get("messages"))
+            spelled = "ids" if isinstance(prompt, list) else "words"
+            spelled = "chat" if "chat" in self.path else spelled
+            if self.path in {"/flush_cache", "/reset_prefix_cache"} or spelled != takes:
+                self._say(400, "not that")
+                return
+            tokens = _tokens(prompt)
+            try:
+                answer = fake.ask(tokens, body["max_tokens"], body.get("cache_salt"), 9.0)
+            except Unreachable:
+                self.close_connection = True
+                return
+            except Refused as refusal:
+                self._say(400, str(refusal))
+                return
+            details = {"cached_tokens": answer.cached_tokens}
+            usage = {"prompt_tokens": answer.prompt_tokens, "prompt_tokens_details": details}
+            told = {"tokens": answer.words, "top_logprobs": answer.likely}
+            chat = [
+                {"token": word, "logprob": each[word],
+                 "top_logprobs": [{"token": t, "logprob": p} for t, p in each.items()]}
+                for word, each in zip(answer.words, answer.likely, strict=True)
+            ]  # fmt: skip
+            logprobs = {"content": chat} if takes == "chat" else told
+            events = [
+                {"choices": [{"text": "x", "logprobs": logprobs}]},
+                {"choices": [], "usage": usage},
+            ]
+            lines = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+            self._say(200, lines + "data: [DONE]\n\n")
+
+        def _say(self, status: int, text: str) -> None:
+            self.send_response(status)
+            self.send_header("content-length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
+        thread = threading.Thread(target=listening.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.server_address[1]}", heard
+        finally:
+            listening.shutdown()
+            thread.join()
+
+
+def _tokens(prompt: Any) -> tuple[int, ...]:
+    """Of ids, a text, or a chat: a token for every word."""
+    if isinstance(prompt, list) and isinstance(prompt[0], int):
+        return tuple(prompt)
+    text = prompt if isinstance(prompt, str) else prompt[0]["content"]
+    return tuple(sum(word.encode()) for word in text.split())
+
+
+def fake(**options: Any) -> FakeServer:
+    return FakeServer(open_cache(Setting("vllm", 60, 128)), **options)
+
+
+@pytest.mark.parametrize("takes", ["ids", "words", "chat"])
+def test_a_prompt_is_spelled_as_the_server_takes_it(takes: str) -> None:
+    with serving(fake(), takes=takes) as (url, _):
+        server = OpenAiServer(f"{url}/v1/")
+        assert (server.model, server.spells) == ("a-model", takes)
+        prompt = tuple(range(3000, 3300))
+        cold, warm = (server.ask(prompt, 2, None, 10.0) for _ in range(2))
+    assert (cold.prompt_tokens, cold.cached_tokens, warm.cached_tokens) == (300, 0, 256)
+    assert warm.likely == cold.likely
+    assert len(cold.words) == 2
+    assert 0 < warm.ttft_s < 10
+
+
+def test_the_command_finds_the_rule_and_writes_no_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEYS[0], KEY)
+    page = tmp_path / "page.html"
+    with serving(fake()) as (url, heard):
+        words = ["probe", url, "--metrics", f"{url}/metrics", "--html", str(page), "--json"]
+        ended = CliRunner().invoke(app, [*words, "--seed", "1", "--tokens", "600K", "--reset"])
+    assert ended.exit_code == 0, ended.output
+    document = json.loads(ended.stdout)
+    told = {each["question"]: each["value"] for each in document["conclusions"]}
+    assert (told["step"], told["smallest prefix"]) == (128, 129)
+    assert document["spent"]["tokens"] <= 600 * 1024
+    assert "at most 614,400 tokens in 300 s" in ended.stderr
+    assert {key for _, _, key in heard} == {f"Bearer {KEY}"}
+    assert KEY not in ended.output + page.read_text("utf-8")
+    assert "hits grow by 128 tokens" in page.read_text("utf-8")
+
+
+def test_a_server_that_dies_ends_with_a_sentence_and_what_was_learned() -> None:
+    with serving(fake(dies_at=80)) as (url, _):
+        ended = CliRunner().invoke(app, ["probe", url, "--seed", "1"])
+    assert ended.exit_code == 5
+    assert "hits grow by 128 tokens" in ended.stdout
+    assert "the server stopped answering: 127.0.0.1" in ended.stdout
+    assert "undecidable" in ended.stdout
+
+
+def test_a_fault_ends_with_1() -> None:
+    with serving(fake(finds=False)) as (url, _):
+        ended = CliRunner().invoke(app, ["probe", url, "--seed", "1"])
+    assert ended.exit_code == 1
+    assert "0 % of a prompt hits" in ended.stdout
+
+
+@pytest.mark.parametrize("url", ["ftp://host", "http://", "http://user:secret@host", "http://h:x"])
+def test_no_address_of_a_server_is_refused_without_its_secrets(url: str) -> None:
+    with pytest.raises(ConfigError, match="no address of a server") as refused:
+        OpenAiServer(url)
+    assert "secret" not in str(refused.value)
+
+
+def test_nobody_there_is_a_sentence() -> None:
+    ended = CliRunner().invoke(app, ["probe", "127.0.0.1:1"])
+    assert ended.exit_code == 5
+    assert "error: 127.0.0.1:1 does not answer" in ended.stderr
+
+
+def test_a_busy_server_is_asked_again_when_it_wants(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited, ticks = list[float](), count(100.0, 0.001)
+    monkeypatch.setattr(OpenAiServer, "wait", lambda _, seconds: waited.append(seconds))
+    monkeypatch.setattr(OpenAiServer, "now_s", lambda _: next(ticks) + sum(waited))
+    with serving(fake(), first=(2, 429, {"retry-after": "9"})) as (url, heard):
+        server = OpenAiServer(url)
+        answer = server.ask(tuple(range(3000, 3300)), 1, None, 30.0)
+    assert server.spells == "ids"
+    assert len(heard) == 4
+    assert waited == [9, 9]
+    assert answer.took_s < 1
+
+
+def test_a_server_that_stays_busy_does_not_outlast_the_budget() -> None:
+    begun_s = time.monotonic()
+    with serving(fake(), first=(9, 503, {"retry-after": "600"})) as (url, heard):
+        ended = CliRunner().invoke(app, ["probe", url, "--budget", "50s"])
+    assert ended.exit_code == 5
+    assert "busy (503), for longer than was left" in ended.stderr
+    assert len(heard) == 1
+    assert time.monotonic() - begun_s < 45
+
+
+def test_a_server_that_sends_on_is_a_sentence_and_gets_no_key_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(KEYS[0], KEY)
+    with serving(fake(), first=(9, 308, {"location": "https://elsewhere/v1"})) as (url, heard):
+        ended = CliRunner().invoke(app, ["probe", url])
+    assert ended.exit_code == 2
+    assert "(308) to https://elsewhere/v1: give that one" in ended.stderr
+    assert len(heard) == 1
+
+
+def test_what_a_server_says_gives_no_command_to_the_terminal() -> None:
+    with serving(fake(), first=(9, 500, {})) as (url, _):
+        ended = CliRunner().invoke(app, ["probe", url])
+    assert "busy" in ended.stderr
+    assert "\x1b" not in ended.output
+
+
+@pytest.mark.parametrize("key", ["sk-secret\r\nX: y", "sk-\u2028secret"])
+def test_a_key_that_no_header_takes_is_not_shown(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEYS[0], key)
+    ended = CliRunner().invoke(app, ["probe", "127.0.0.1:1", "--model", "m"])
+    assert ended.exit_code == 2
+    assert f"{KEYS[0]} holds characters" in ended.stderr
+    assert "secret" not in ended.output
+
+
+def test_a_keys_last_newline_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEYS[0], f"{KEY}\r\n")
+    with serving(fake()) as (url, heard):
+        OpenAiServer(url)
+    assert {key for _, _, key in heard} == {f"Bearer {KEY}"}
+
+
+@contextmanager
+def dripping(beginning: bytes, drop: bytes) -> Iterator[str]:
+    """A server that begins an answer and goes on for ever, a little at a time."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        ended = threading.Event()
+
+        def drip() -> None:
+            with suppress(OSError):
+                while not ended.is_set():
+                    connected, _ = listening.accept()
+                    with connected, suppress(OSError):
+                        connected.sendall(beginning)
+                        while not ended.wait(0.05):
+                            connected.sendall(drop)
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            ended.set()
+            with suppress(OSError):
+                socket.create_connection(listening.getsockname()).close()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("beginning", "drop"),
+    [
+        (b"HTTP/1.1 200 OK\r\n\r\n", b": still there\n"),
+        (b"HTTP/1.1 200 OK\r\n\r\ndata: {", b" "),
+        (b"HTTP/1.1 200 OK\r\nx-slow: ", b"y"),
+    ],
+)
+def test_a_server_that_answers_for_ever_is_cut_off_at_the_end_of_the_budget(
+    beginning: bytes, drop: bytes
+) -> None:
+    begun_s = time.monotonic()
+    with dripping(beginning, drop) as url:
+        ended = CliRunner().invoke(app, ["probe", url, "--budget", "1s", "--model", "m"])
+    assert ended.exit_code == 5
+    assert "does not answer: no answer within" in ended.stderr
+    assert time.monotonic() - begun_s < 60
+
+
+def test_answers_in_another_shape_have_no_log_probabilities() -> None:
+    heard = _Heard(0.0)
+    for told in ({"content": [3]}, {"content": [{"top_logprobs": [{"token": "a"}]}]},
+                 {"tokens": 3}, {"top_logprobs": [{"a": None}]}):  # fmt: skip
+        heard.take({"choices": [{"logprobs": told}], "usage": {"prompt_tokens": 5}}, 1.0)
+    assert heard.answer(urlsplit("http://host"), 2.0).likely == ()
+
+
+def test_ctrl_c_prints_what_was_learned() -> None:
+    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # children inherit it
+    try:
+        with serving(slow(0.01)) as (url, heard):
+            command = [sys.executable, "-m", "dsv4kv", "probe", url, "--seed", "1"]
+            with subprocess.Popen(command, stdout=-1, stderr=-1, encoding="utf-8") as running:
+                while len(heard) < 80 and running.poll() is None:
+                    time.sleep(0.01)
+                running.send_signal(signal.SIGINT)
+                stdout, stderr = running.communicate(timeout=300)
+    finally:
+        signal.signal(signal.SIGINT, ignored)
+    assert running.returncode == 130, stderr
+    assert "hits grow by 128 tokens" in stdout
+    assert "undecidable: interrupted" in stdout
+    assert "Traceback" not in stderr
+
+
+def slow(seconds: float) -> FakeServer:
+    """A server that takes so long for every prompt."""
+    made = fake()
+    cache = made.cache
+
+    def serve(prompt: Any) -> int:
+        time.sleep(seconds)
+        return cache(prompt)
+
+    made.cache = serve
+    return made
+
+
+def test_a_budget_that_no_prompt_fits_is_refused() -> None:
+    for words in (["--tokens", "5"], ["--budget", "0s"]):
+        ended = CliRunner().invoke(app, ["probe", "127.0.0.1:1", *words])
+        assert ended.exit_code == 2
+        assert "takes 3,000 tokens and a second at least" in ended.stderr
+
+
+def test_a_page_of_metrics_that_does_not_answer_is_said_to() -> None:
+    with serving(fake()) as (url, _):
+        words = ["probe", url, "--metrics", "127.0.0.1:1", "--tokens", "20K"]
+        ended = CliRunner().invoke(app, words)
+    assert ended.exit_code == 0
+    assert "--metrics 127.0.0.1:1 does not answer" in ended.stderr
+    assert "is sent again hits 97.5%" in ended.stdout
+
+
+def test_an_error_in_a_stream_is_passed_on() -> None:
+    heard = _Heard(0.0)
+    heard.take({"error": {"message": "out of \x1b[31mblocks"}}, 1.0)
+    with pytest.raises(Unreachable, match=r"broke off an answer: out of \[31mblocks"):
+        heard.answer(urlsplit("http://host"), 2.0)

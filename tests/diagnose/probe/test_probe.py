@@ -1,0 +1,329 @@
+"""A server is asked, and what was planted in it is found."""
+
+import random
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dsv4kv.diagnose.probe.conclusions import Conclusion, Known
+from dsv4kv.diagnose.probe.experiments import PLANNED, Examination, examine
+from dsv4kv.diagnose.probe.questioner import Answer, Ledger, Prompt, Questioner, Refused
+from tests.diagnose.probe.fakes import FakeServer, Setting, draw_setting, open_cache
+from tests.examples import FULL
+
+SEEDS = range(20 if FULL else 3)
+ENGINES = ("vllm", "vllm-v4", "sglang", "sglang-v4")
+ANSWERS = [question for planned in PLANNED.values() for question in planned.answers]
+NEXT = {"none": 0, "dspark": 0, "mtp": 1}
+
+
+def probe(server: FakeServer, most_tokens: int = 10**8, most_s: float = 1e9) -> Examination:
+    return examine(Questioner(server, Ledger(most_tokens, most_s), 7), Known())
+
+
+def values(found: Examination) -> dict[str, Conclusion]:
+    return {each.question: each for each in found.conclusions}
+
+
+def server(setting: Setting | None = None, **faults: object) -> FakeServer:
+    cache = open_cache(setting or Setting("vllm", 300))
+    return replace(FakeServer(cache), **faults)  # type: ignore[arg-type]
+
+
+def check(setting: Setting, found: Examination) -> None:
+    """Everything that was set is recovered, and nothing is called a fault."""
+    told = values(found)
+    size, v4 = setting.page_tokens, setting.engine.endswith("v4")
+    assert told["step"].value == size
+    if setting.speculation == "mtp+connector":
+        lost = (size, 0) if not v4 else (63, 64) if setting.retention is None else (255, 256)
+        assert (told["drafts"].value, told["next token"].value) == lost
+    else:
+        assert told["next token"].value == NEXT[setting.speculation]
+    branches = told["branches"].value
+    match setting.retention:
+        case None:
+            assert branches == size or told["branches"].level == "undecided"
+        case 0:
+            assert branches == 0 or setting.engine == "sglang-v4"
+        case interval:
+            assert branches == interval
+    if not v4:
+        held = told["capacity"].value
+        assert isinstance(held, int)
+        assert abs(held - setting.pages * size) <= size
+    assert not [each for each in found.conclusions if each.level == "bad"]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_settings_are_recovered_and_noise_is_no_fault(engine: str, seed: int) -> None:
+    setting = draw_setting(engine, seed)
+    check(setting, probe(server(setting, noise=0.02, seed=seed, salts=bool(seed % 2))))
+
+
+def test_a_cache_that_finds_nothing_with_drafts_is_a_fault() -> None:
+    told = values(probe(server(finds=False, drafts=True, counts=True)))
+    assert told["hits"].level == "bad"
+    assert "the server drafts" in told["hits"].answer
+    assert all(each.level == "undecided" for name, each in told.items() if name != "hits")
+
+
+@pytest.mark.parametrize("salts", [True, False])
+def test_answers_that_a_hit_makes_wrong_are_a_fault(salts: bool) -> None:
+    told = values(probe(server(stale=0.5, noise=0.02, salts=salts)))
+    assert told["equality"].level == "bad"
+    assert [name for name, each in told.items() if each.level == "bad"] == ["equality"]
+
+
+def test_a_tier_that_stores_and_is_never_read_is_a_fault() -> None:
+    told = values(probe(server(stored=1.0, counts=True)))
+    assert (told["tier"].value, told["tier"].level) == ("never read", "bad")
+
+
+def test_a_tier_that_is_read_is_no_fault() -> None:
+    told = values(probe(server(stored=1.0, counts=True, restores=True)))
+    assert (told["tier"].value, told["tier"].level) == ("read", "note")
+
+
+@pytest.mark.parametrize(("lead", "trail"), [(1, 0), (3, 5)])
+def test_tokens_that_a_server_puts_around_prompts_are_counted(lead: int, trail: int) -> None:
+    setting = Setting("vllm", 300, 128, speculation="mtp")
+    bare, found = (values(probe(server(setting, **about)))
+                   for about in ({}, {"lead": lead, "trail": trail}))  # fmt: skip
+    undecided = {"next token"} if trail else set()
+    assert {name for name, each in found.items() if each.level == "undecided"} == undecided
+    assert {name: each.value for name, each in found.items() if name not in undecided} == {
+        name: each.value for name, each in bare.items() if name not in undecided
+    }
+
+
+def test_words_that_are_no_token_each_leave_the_step_undecided() -> None:
+    found = values(probe(server(splits=7)))
+    assert found["hits"].level == "good"
+    assert found["step"].level == "undecided"
+    assert "other tokens than words" in found["step"].answer
+
+
+def test_counters_tell_where_answers_do_not() -> None:
+    setting = Setting("vllm", 300, 128)
+    check(setting, probe(server(setting, tells=False, counts=True)))
+
+
+def test_time_tells_of_hits_where_nothing_else_does_and_of_nothing_else() -> None:
+    told = values(probe(server(tells=False)))
+    assert told.pop("hits").value == "by time"
+    assert {each.level for each in told.values()} == {"undecided"}
+    assert "--enable-prompt-tokens-details" in told["step"].answer
+
+
+def test_without_tokens_or_times_hits_are_undecidable() -> None:
+    assert {each.level for each in probe(server(tells=False, finds=False)).conclusions} == {
+        "undecided"
+    }
+
+
+@pytest.mark.parametrize("dies_at", [1, 2, 40, 120])
+def test_what_was_learned_of_a_server_that_dies_is_kept(dies_at: int) -> None:
+    found = probe(server(dies_at=dies_at))
+    told = values(found)
+    assert "ConnectionResetError" in found.died
+    assert not [each for each in found.conclusions if each.level == "bad"]
+    assert (told["hits"].level == "good") == (dies_at > 2)
+    assert (told["step"].value == 256) == (dies_at == 120)
+    assert told["capacity"].level == "undecided"
+
+
+@pytest.mark.parametrize("most_tokens", [1_000, 50_000, 400_000, 600_000])
+def test_a_budget_of_tokens_is_never_exceeded_and_says_what_it_left_open(most_tokens: int) -> None:
+    asked = Questioner(server(), Ledger(most_tokens, 1e9), 1)
+    found = examine(asked, Known())
+    assert asked.ledger.tokens <= most_tokens
+    said = f"the budget of {most_tokens:,} tokens"
+    assert any(said in each.answer for each in found.conclusions)
+
+
+def test_a_budget_of_time_is_never_exceeded() -> None:
+    fake = server()
+    examine(Questioner(fake, Ledger(10**8, 5.0), 1), Known(wait_s=60.0))
+    assert fake.clock_s <= 5.0
+
+
+def test_every_question_is_answered_once_whatever_happens() -> None:
+    for fake in (server(), server(finds=False), server(dies_at=50)):
+        asked = [name for name in ANSWERS if name != "waiting"]
+        assert sorted(each.question for each in probe(fake).conclusions) == sorted(asked)
+
+
+def test_a_wait_is_asked_for_where_it_is_wanted() -> None:
+    found = examine(Questioner(server(), Ledger(10**8, 1e9), 1), Known(wait_s=60.0))
+    assert values(found)["waiting"].level == "good"
+
+
+class Replicas:
+    """Caches behind one address, taken by turns or by chance."""
+
+    def __init__(self, *, by_chance: bool) -> None:
+        self._caches = [open_cache(Setting("vllm", 300)) for _ in range(2)]
+        self._draw, self._turns, self._by_chance = random.Random(1), 0, by_chance
+
+    def __call__(self, prompt: Prompt) -> int:
+        self._turns += 1
+        turn = self._draw.randrange(2) if self._by_chance else self._turns
+        return self._caches[turn % 2](prompt)
+
+
+@pytest.mark.parametrize("by_chance", [False, True])
+def test_replicas_behind_one_address_are_not_taken_for_a_cache(by_chance: bool) -> None:
+    found = probe(FakeServer(Replicas(by_chance=by_chance)))
+    assert {each.level for each in found.conclusions} == {"undecided"}
+    assert "replicas behind one address" in values(found)["step"].answer
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3])
+def test_of_a_cache_that_loses_at_random_no_size_is_told(share: float) -> None:
+    draw, cache = random.Random(5), open_cache(Setting("vllm", 300))
+    found = values(probe(FakeServer(lambda prompt: cache(prompt) * (draw.random() >= share))))
+    assert {found[name].level for name in ("step", "drafts", "capacity")} == {"undecided"}
+
+
+def test_prompts_that_were_asked_before_with_the_same_seed_are_noticed() -> None:
+    fake = server(Setting("vllm", 3000))
+    first, again = probe(fake, 500_000), probe(fake, 500_000)
+    assert values(first)["branches"].level == "good"
+    assert {each.level for each in again.conclusions} == {"undecided"}
+    assert "the same --seed was asked before" in values(again)["hits"].answer
+
+
+@pytest.mark.parametrize("lead", [300, 1000])
+def test_a_template_longer_than_a_block_is_said_to_hide_the_step(lead: int) -> None:
+    told = values(probe(server(lead=lead)))
+    assert told.pop("hits").level == "good"
+    assert {each.level for each in told.values()} == {"undecided"}
+    assert "tokens of a template hit" in told["step"].answer
+
+
+class Counting(FakeServer):
+    """Its page of metrics is ``late`` by so many samples, or counts prompts of ``others``."""
+
+    late = 0
+    others = 0
+    page = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._told: list[dict[str, float]] = [{}]
+
+    def counters(self) -> tuple[dict[str, float], bool] | None:
+        if not self.page:
+            return {}, False
+        queries = self.values.get("vllm:prefix_cache_queries", 0.0) + self.others * len(self._told)
+        self._told.append(self.values | {"vllm:prefix_cache_queries": queries})
+        return self._told[max(0, len(self._told) - 1 - self.late)], False
+
+
+def counting(**about: int) -> Counting:
+    fake = Counting(open_cache(Setting("vllm", 300, 128)), tells=False, counts=True)
+    vars(fake).update(about)
+    return fake
+
+
+def test_counters_that_lag_behind_the_answer_are_waited_for() -> None:
+    check(Setting("vllm", 300, 128), probe(counting(late=1)))
+
+
+@pytest.mark.parametrize("about", [{"others": 50}, {"page": False}])
+def test_counters_of_other_prompts_are_not_believed(about: dict[str, int]) -> None:
+    told = values(probe(counting(**about)))
+    assert (told["hits"].value, told["hits"].level) == ("by time", "good")
+    assert "its metrics count other prompts than these" in told["step"].answer
+
+
+@pytest.mark.parametrize(
+    ("off", "noise", "level"), [(0.03, 0.0, "note"), (0.2, 0.0, "note"), (1.0, 0.0, "bad")]
+)
+def test_rounding_of_other_shapes_is_no_fault(off: float, noise: float, level: str) -> None:
+    """Cold answers are equal to the bit on an idle server: they have the same shapes."""
+    assert values(probe(server(stale=off, noise=noise)))["equality"].level == level
+
+
+class Longest(FakeServer):
+    """Takes prompts of up to so many tokens."""
+
+    longest = 4000
+
+    def ask(self, prompt: Prompt, *about: Any) -> Answer:
+        if len(prompt) > self.longest:
+            raise Refused("the server refused a prompt (400: maximum context length)")
+        return super().ask(prompt, *about)
+
+
+def test_a_server_of_short_prompts_is_asked_short_ones() -> None:
+    told = values(probe(Longest(open_cache(Setting("vllm", 300)))))
+    assert (told["hits"].level, told["step"].value) == ("good", 256)
+    assert told["branches"].answer == "the server takes no prompts that are long enough"
+
+
+def test_hits_that_do_not_grow_end_the_search() -> None:
+    """OpenAI-like servers may count blocks, or no more than so many tokens."""
+    cache = open_cache(Setting("vllm", 300))
+    asked = Questioner(FakeServer(lambda prompt: min(cache(prompt), 256)), Ledger(10**8, 1e9), 7)
+    told = {each.question: each for each in examine(asked, Known()).conclusions}
+    assert told["step"].level == told["capacity"].level == "undecided"
+    assert asked.ledger.tokens < 600_000
+
+
+def test_a_tier_that_stores_what_is_asked_for_again_is_no_fault() -> None:
+    """A prompt that is lost after it was asked for once was never stored there."""
+    fake, seen = server(counts=True), Counter[Prompt]()
+    cold = fake.cache
+
+    def serve(prompt: Prompt) -> int:
+        seen[prompt] += 1
+        hit = cold(prompt)
+        stored = 256.0 * (seen[prompt] == 2)
+        loaded = 256.0 * (seen[prompt] > 3 and hit < 1024)
+        for name, more in (("store", stored), ("load", loaded)):
+            key = f"vllm:kv_offload_{name}_tokens"
+            fake.values[key] = fake.values.get(key, 0.0) + more
+        return hit + int(loaded)
+
+    fake.cache = serve
+    assert values(probe(fake))["tier"].value == "read"
+
+
+def test_ctrl_c_keeps_what_was_learned() -> None:
+    fake = server()
+    ask = fake.ask
+
+    def interrupted(*about: Any) -> Answer:
+        if fake.asked == 120:
+            raise KeyboardInterrupt
+        return ask(*about)
+
+    fake.ask = interrupted  # type: ignore[method-assign, assignment]
+    found = probe(fake)
+    assert found.interrupted
+    assert not found.died
+    assert values(found)["step"].value == 256
+    assert values(found)["capacity"].answer == "interrupted"
+
+
+def test_the_servers_own_count_of_tokens_is_what_the_budget_is_about() -> None:
+    """Words that are two tokens each cost two."""
+    fake = server(splits=1)
+    counted = 0
+    ask = fake.ask
+
+    def count(*about: Any) -> Answer:
+        nonlocal counted
+        answer = ask(*about)
+        counted += answer.prompt_tokens
+        return answer
+
+    fake.ask = count  # type: ignore[method-assign, assignment]
+    ledger = Ledger(30_000, 1e9)
+    examine(Questioner(fake, ledger, 7), Known())
+    assert counted <= ledger.tokens <= 30_000

@@ -1,0 +1,147 @@
+"""What engines keep in host memory and send of a prompt: bytes, pages, chunks, to the integer."""
+
+from fractions import Fraction
+from functools import partial
+
+import pytest
+
+from dsv4kv.engines.contract import Capacity, Deployment
+from dsv4kv.engines.host import HostTier, HostWish, Sent
+from dsv4kv.engines.names import find_engine
+from dsv4kv.engines.vllm.host import chunk_bytes, offloaded_groups, stored_chunks
+from dsv4kv.engines.vllm.sizes import VllmEngine
+from dsv4kv.model.presets import load_model
+from dsv4kv.model.schema import choose_formats
+
+MODELS = ("v4-flash", "v4-pro")
+CSA, HCA, LAYERS = {"v4-flash": 21, "v4-pro": 30}, {"v4-flash": 20, "v4-pro": 31}, (43, 61)
+LENGTHS = (8192, 131_072, 1_048_576)
+PROMPTS = (2_048, 8_192, 131_072, 1_048_576)
+
+
+def deployment(name: str) -> Deployment:
+    model = load_model(name)
+    formats = choose_formats(model, indexer="fp8")
+    return Deployment(model, formats, model.max_context_tokens, in_flight_tokens=8192)
+
+
+def vllm() -> VllmEngine:
+    engine = find_engine("vllm:0.33")
+    assert isinstance(engine, VllmEngine)
+    return engine
+
+
+def capacity(units: int, unit_bytes: int = 0) -> Capacity:
+    return Capacity(0, units, Fraction(unit_bytes), Fraction(1), None, Fraction(1), ())
+
+
+HICACHE_PAGES = {
+    "kv": (0, 0),
+    "deepseek_v4_c4": (786_240, 1_123_200),
+    "deepseek_v4_c4_indexer": (177_408, 253_440),
+    "deepseek_v4_c128": (34_560, 53_568),
+    "swa": (6_439_680, 9_135_360),
+    "deepseek_v4_c4_state": (1_376_256, 1_966_080),
+    "deepseek_v4_c4_indexer_state": (344_064, 491_520),
+}
+
+WINDOWED = ("swa", "deepseek_v4_c4_state", "deepseek_v4_c4_indexer_state")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_hicache_has_these_pools_and_none_of_hca_states(name: str) -> None:
+    wish = HostWish("hicache", ratio=Fraction(2))
+    full = capacity(1_000 * 256)
+    tier: HostTier = find_engine("sglang:0.5.23").host_tier(deployment(name), full, wish)
+    pages = {pool: sizes[MODELS.index(name)] for pool, sizes in HICACHE_PAGES.items()}
+    assert {pool.name: pool.page_bytes for pool in tier.pools} == pages
+    assert {pool.pages for pool in tier.pools} == {2_000, 200}
+
+
+CHUNKS = {
+    None: (184, 736, 11_776, 94_208),
+    0: (30, 54, 534, 4_118),
+    4_096: (30, 98, 1_238, 9_750),
+    32_768: (30, 54, 622, 4_822),
+}
+"""Chunks stored of prompts by retention; the mask of vLLM's own code answered so."""
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("retention", CHUNKS)
+def test_a_prompt_leaves_so_many_chunks_in_vllms_host_memory(
+    name: str, retention: int | None
+) -> None:
+    groups = offloaded_groups(vllm(), deployment(name), retention)
+    found = [sum(stored_chunks(group, 256, n, retention) for group in groups) for n in PROMPTS]
+    assert tuple(found) == CHUNKS[retention]
+
+
+@pytest.mark.parametrize(
+    ("name", "block_bytes", "chunk"),
+    [("v4-flash", 1_002_240, 1_003_520), ("v4-pro", 1_435_968, 1_437_696)],
+)
+def test_a_chunk_is_a_block_of_the_pool_in_whole_pages_of_4096(
+    name: str, block_bytes: int, chunk: int
+) -> None:
+    given = deployment(name)
+    assert vllm().layout(given).unit_bytes == block_bytes
+    wish = HostWish("native", size_bytes=100 * 2**30)
+    (pool,) = vllm().host_tier(given, capacity(1, block_bytes), wish).pools
+    assert (pool.page_bytes, pool.pages) == (chunk, 100 * 2**30 // chunk)
+
+
+@pytest.mark.parametrize(
+    ("name", "token", "tail"),
+    [
+        ("v4-flash", Fraction("3850.25"), 15_420_416),
+        ("v4-pro", Fraction("5511.4375"), 23_270_400),
+    ],
+)
+@pytest.mark.parametrize("chunk", [256, 4_096, 32_768])
+def test_lmcache_keeps_context_by_the_token_and_a_tail_by_the_chunk(
+    name: str, token: Fraction, tail: int, chunk: int
+) -> None:
+    groups = vllm().layout(deployment(name)).groups
+    assert chunk_bytes(groups, chunk) == token * chunk + tail
+    wish = HostWish("lmcache", size_bytes=10 * 2**30, chunk_tokens=chunk)
+    (pool,) = vllm().host_tier(deployment(name), capacity(1), wish).pools
+    assert pool.page_bytes == -(-(token * chunk + tail) // 4_096) * 4_096
+
+
+def sent(engine: str, model: str, tokens: int) -> Sent:
+    found = find_engine(engine).sent(deployment(model), tokens)
+    assert found is not None
+    return found
+
+
+of_vllm, of_sglang = partial(sent, "vllm:0.33"), partial(sent, "sglang:0.5.23")
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("tokens", LENGTHS)
+def test_vllm_sends_padded_pages_of_the_context_and_a_fixed_part(model: str, tokens: int) -> None:
+    """Its NIXL connector clips windows to 3, 3, 17 and 3 blocks (vLLM 0.33.0, base_scheduler)."""
+    csa, hca, layers = CSA[model], HCA[model], LAYERS[MODELS.index(model)]
+    page = csa * (37_440 + 8_640) + hca * 1_728
+    fixed = 3 * layers * 37_440 + 3 * csa * (32_832 + 8_640) + 17 * hca * 32_832
+    pages = tokens // 256
+    assert of_vllm(model, tokens) == Sent(
+        pages * page + fixed, pages * (2 * csa + hca) + 3 * layers + 6 * csa + 17 * hca
+    )
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("tokens", [*LENGTHS, 127, 128, 129, 255, 256, 257, 131_073])
+def test_sglang_sends_pages_one_or_two_windows_and_the_open_group(model: str, tokens: int) -> None:
+    """SGLang 0.5.23, disaggregation/prefill.py: a window page more where it begins before."""
+    csa, hca, layers = CSA[model], HCA[model], LAYERS[MODELS.index(model)]
+    page = csa * (37_440 + 8_448) + hca * 1_728
+    window = layers * 149_760 + csa * (65_536 + 16_384)
+    pages = -(-tokens // 256)
+    tails = 1 if tokens % 256 == 0 or tokens % 256 >= 128 or tokens < 128 else 2
+    pending = bool(tokens % 128)
+    assert of_sglang(model, tokens) == Sent(
+        pages * page + tails * window + pending * hca * 128 * 4_096,
+        pages * (2 * csa + hca) + tails * (layers + 2 * csa) + pending * hca,
+    )

@@ -1,0 +1,304 @@
+"""Fits the coefficients in ``configs/gpus`` and the factors of the step tables: ``python -m
+tests.replay.clock.fit`` prints both with their errors, ``--write`` stores them.
+
+What is fitted is shared: Hopper and Blackwell differ by matrix rates, machines with Grace CPUs by
+one factor and by their clients. What the points cannot tell apart is taken from the step tables:
+a draft pass, the context of a decoded token, the prefix of a prompt's.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+from unittest.mock import patch
+
+import numpy as np
+
+from dsv4kv.budget.gpus import load_gpu
+from dsv4kv.core.linear import COUNTS
+from dsv4kv.replay.clock.coefficients import Coefficients, HeldOut
+from dsv4kv.replay.clock.tables import Factors
+from tests.replay.clock.points import Floats, Point, Spent, count_point, points
+
+GUESSES = {
+    "decode_layer_us": (133.0, 0.5),
+    "prompt_layer_us": (2000.0, 0.6),
+    "state_passes": (100.0, 0.7),
+    "all_to_all_ns": (800.0, 0.7),
+    "client_ms": (120.0, 0.4),
+    "grace": (1.24, 0.15),
+    "grace_client_ms": (250.0, 0.5),
+    "hopper_w4a16_tflops": (120.0, 0.5),
+    "hopper_fp8_tflops": (700.0, 0.5),
+    "blackwell_tflops": (1400.0, 0.5),
+}
+"""A guess and how far it may be off, as the spread of its logarithm."""
+
+BANDWIDTH_SHARE = 0.9
+CONTEXTS = {  # (all heads, split), ns: step tables, 4K to 128K at 64 requests, drafts included
+    "h100": (500.0, 1350.0),
+    "h200": (500.0, 1150.0),
+    "b200": (300.0, 950.0),
+    "b300": (300.0, 950.0),
+    "gb200": (320.0, 950.0),
+    "gb300": (320.0, 850.0),
+}
+SOURCE = "SGLang 0.5.15's cookbook, 30 points; contexts, drafts of SGLang 0.5.14's step tables"
+WEIGHTS = np.array([0.6, 1.0, 1.0])
+"""Of TTFT, TPOT and throughput: a TTFT's median is hit by burst and client."""
+_HUBER = 0.3
+_PRIOR = 0.3
+Values = dict[str, float]
+
+
+def resolve(values: Values, gpu: str, experts: str, held_out: HeldOut) -> Coefficients:
+    """The coefficients of one GPU."""
+    hopper, grace = gpu.startswith("h"), gpu.startswith("g")
+    slower = values["grace"] if grace else 1.0
+    rate = "hopper_fp8" if experts == "fp8" else "hopper_w4a16"
+    whole, split = CONTEXTS[gpu]
+    return Coefficients(
+        decode_layer_us=values["decode_layer_us"] * slower,
+        draft_us=700 * slower,
+        bandwidth_share=BANDWIDTH_SHARE,
+        context_ns=whole,
+        split_context_ns=split,
+        prompt_layer_us=values["prompt_layer_us"] * slower,
+        state_passes=values["state_passes"],
+        all_to_all_ns=values["all_to_all_ns"],
+        tflops=values[f"{rate if hopper else 'blackwell'}_tflops"],
+        prefix_ns=90,
+        client_ms=values["grace_client_ms" if grace else "client_ms"],
+        held_out=held_out,
+        source=SOURCE,
+    )
+
+
+NO_ERROR = HeldOut(ttft=1, tpot=1, throughput=1)
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A point and what took time in it."""
+
+    point: Point
+    spent: Spent
+
+    def predict(self, rates: Floats, client_s: float) -> Floats:
+        """TTFT and TPOT, medians in ms, and tokens a second of a GPU."""
+        row, spent = self.point.row, self.spent
+        turns = row["num_prompts"] / min(256, row["concurrency"])
+        ttft_s, tpot_s, whole_s = spent.seconds(rates)
+        speed = spent.tokens / (whole_s + client_s * turns) / row["gpus"]
+        return np.array([(np.median(ttft_s) + client_s) * 1e3, np.median(tpot_s) * 1e3, speed])
+
+
+Each = TypeVar("Each", Counted, "Looked")
+Predict = Callable[[Values, Each], Floats]
+
+
+def by_model(values: Values, each: Counted) -> Floats:
+    """A point by the coefficients of its GPU."""
+    gpu, experts = each.point.gpu, each.point.row["quant"]
+    return by_coefficients(resolve(values, gpu, experts, NO_ERROR), each)
+
+
+def by_coefficients(made: Coefficients, each: Counted) -> Floats:
+    """A point by coefficients."""
+    point = each.point
+    bandwidth = (load_gpu(point.gpu).bandwidth_gbps or 0) * 1e9
+    context_ns = made.context_ns if point.row["dp"] > 1 else made.split_context_ns
+    rates = {
+        "decode_layers": made.decode_layer_us / 1e6,
+        "draft_passes": made.draft_us / 1e6,
+        "weight_bytes": 1 / (made.bandwidth_share * bandwidth),
+        "context_tokens": context_ns / 1e12,
+        "prompt_layers": made.prompt_layer_us / 1e6,
+        "mflop": 1e-6 / made.tflops,
+        "state_bytes": made.state_passes / bandwidth,
+        "sent_tokens": made.all_to_all_ns / 1e9,
+        "prefix_tokens": made.prefix_ns / 1e12,
+    }
+    return each.predict(np.array([rates.get(name, 0) for name in COUNTS]), made.client_ms / 1e3)
+
+
+def errors(predict: Predict[Each], values: Values, counted: Sequence[Each]) -> Floats:
+    """Logarithms of predicted over measured: float64[points, 3]."""
+    return np.array([np.log(predict(values, each) / each.point.measured) for each in counted])
+
+
+def fit(
+    predict: Predict[Each], guesses: dict[str, tuple[float, float]], counted: Sequence[Each]
+) -> Values:
+    """Least squares on logarithms, large errors counting less, guesses held loosely."""
+    names = list(guesses)
+
+    def values_of(steps: Floats) -> Values:
+        return {
+            name: guesses[name][0] * float(np.exp(x)) for name, x in zip(names, steps, strict=True)
+        }
+
+    def residuals(steps: Floats) -> Floats:
+        found = (errors(predict, values_of(steps), counted) * WEIGHTS).ravel()
+        soft = np.sign(found) * _HUBER * np.sqrt(2 * (np.sqrt(1 + (found / _HUBER) ** 2) - 1))
+        spreads = np.array([guesses[name][1] for name in names])
+        return np.concatenate([soft, _PRIOR * steps / spreads])
+
+    return values_of(_least_squares(residuals, len(names)))
+
+
+def _least_squares(residuals: Callable[[Floats], Floats], size: int) -> Floats:
+    """Levenberg and Marquardt, from 0."""
+    steps, damping = np.zeros(size), 1e-2
+    now = residuals(steps)
+    for _ in range(25):
+        slopes = np.stack(
+            [(residuals(steps + each) - now) / 1e-3 for each in 1e-3 * np.eye(size)], 1
+        )
+        normal = slopes.T @ slopes + damping * np.eye(size)
+        step = np.linalg.solve(normal, -slopes.T @ now)
+        then = residuals(steps + step)
+        if then @ then < now @ now:
+            steps, now, damping = steps + step, then, damping / 3
+        else:
+            damping *= 5
+        if np.abs(step).max() < 2e-3:
+            break
+    return steps
+
+
+def leave_out(
+    predict: Predict[Each], guesses: dict[str, tuple[float, float]], counted: Sequence[Each]
+) -> Floats:
+    """Errors of every point, fitted on those of other GPUs alone: float64[points, 3]."""
+    found = np.zeros((len(counted), 3))
+    for gpu in sorted({each.point.gpu for each in counted}):
+        others = [each for each in counted if each.point.gpu != gpu]
+        own = [place for place, each in enumerate(counted) if each.point.gpu == gpu]
+        values = fit(predict, guesses, others)
+        found[own] = errors(predict, values, [counted[place] for place in own])
+    return found
+
+
+_LITTLE = 1e-6
+"""Next to nothing: steps end one after the other even where they do not count."""
+TABLE_GUESSES = {"decode": (1.07, 0.3), "prompt": (1.35, 0.5), "client_ms": (120.0, 0.5)}
+
+
+@dataclass(frozen=True)
+class Looked:
+    """A point by its step table: decoding and prompts apart, neither scaled."""
+
+    decode: Counted
+    prompt: Counted
+
+    @property
+    def point(self) -> Point:
+        return self.decode.point
+
+
+def by_table(values: Values, each: Looked) -> Floats:
+    """A point by its step table and three factors."""
+    decode, prompt = each.decode.spent, each.prompt.spent
+    spent = replace(
+        decode, steps=values["decode"] * decode.steps + values["prompt"] * prompt.steps
+    )
+    rates = np.array([1e-12 if name == "measured_ps" else 0 for name in COUNTS])
+    return Counted(each.point, spent).predict(rates, values["client_ms"] / 1e3)
+
+
+def count_table() -> list[Looked]:
+    """The points that a shipped table is there for."""
+    found = []
+    for point in points():
+        if point.gpu == "gb200":  # of which there is none
+            continue
+        parts = []
+        for decode, prompt in ((1.0, _LITTLE), (_LITTLE, 1.0)):
+            only = Factors(decode=decode, prompt=prompt, client_ms=0, held_out=NO_ERROR)
+            with patch("dsv4kv.replay.clock.tables.shipped_factors", return_value=only):
+                parts.append(Counted(point, count_point(point, cost__source="table")))
+        found.append(Looked(*parts))
+    return found
+
+
+def factors(logs: Floats) -> HeldOut:
+    """What nine of ten errors are within, rounded up to a tenth."""
+    within = np.ceil(np.exp(np.quantile(np.abs(logs), 0.9, axis=0)) * 10) / 10
+    return HeldOut(**dict(zip(("ttft", "tpot", "throughput"), within.tolist(), strict=True)))
+
+
+def count_model() -> list[Counted]:
+    """All points, replayed by source model."""
+    return [Counted(point, count_point(point)) for point in points()]
+
+
+def describe(logs: Floats, counted: Sequence[Each]) -> str:
+    """Median errors by GPU, in percent."""
+    percent = np.abs(np.exp(logs) - 1) * 100
+    lines = ["| GPU left out | points | TTFT | TPOT | throughput |", "|---|---|---|---|---|"]
+    for gpu in [*sorted({each.point.gpu for each in counted}), "all"]:
+        own = [place for place, each in enumerate(counted) if gpu in ("all", each.point.gpu)]
+        medians = " | ".join(f"{median:.0f} %" for median in np.median(percent[own], axis=0))
+        lines.append(f"| {gpu} | {len(own)} | {medians} |")
+    return "\n".join(lines)
+
+
+def block(coefficients: Coefficients, kind: str) -> str:
+    """One entry of ``clock`` in a GPU's file."""
+    rows = [f"  {kind}:"]
+    for name, value in coefficients:
+        if isinstance(value, float):
+            rows.append(f"    {name}: {float(f'{value:.3g}'):g}")
+    error = ", ".join(f"{name}: {value:g}" for name, value in coefficients.held_out)
+    return "\n".join([*rows, f"    held_out: {{{error}}}", f"    source: {coefficients.source}"])
+
+
+def write(values: Values, held_out: HeldOut) -> None:
+    """Store the coefficients of every GPU."""
+    for gpu in CONTEXTS:
+        kinds = ("fp4", "fp8") if gpu.startswith("h") else ("fp4",)
+        blocks = [block(resolve(values, gpu, kind, held_out), kind) for kind in kinds]
+        path = Path(__file__).parents[3] / "configs" / "gpus" / f"{gpu}.yaml"
+        head = re.sub(r"clock:\n.*", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+        path.write_text(head + "\n".join(["clock:", *blocks, ""]), encoding="utf-8")
+
+
+def write_table(values: Values, held_out: HeldOut) -> None:
+    """Store the factors of the shipped tables."""
+    path = Path(__file__).parents[3] / "configs" / "steps" / "sglang-0.5.14.json"
+    rounded = {name: float(f"{value:.3g}") for name, value in values.items()}
+    line = json.dumps(rounded | {"held_out": held_out.model_dump()})
+    text = path.read_text(encoding="utf-8")
+    path.write_text(re.sub(r'"factors": .*', f'"factors": {line},', text), encoding="utf-8")
+
+
+def _report(
+    predict: Predict[Each], guesses: dict[str, tuple[float, float]], counted: Sequence[Each]
+) -> tuple[Values, HeldOut]:
+    """Fit, leave every GPU out, and print."""
+    logs = leave_out(predict, guesses, counted)
+    values = fit(predict, guesses, counted)
+    for each, log in zip(counted, logs, strict=True):
+        print(f"{each.point.name:42}", *(f"{ratio:6.2f}" for ratio in np.exp(log)))
+    print(describe(logs, counted))
+    print({name: float(f"{value:.3g}") for name, value in values.items()}, factors(logs))
+    return values, factors(logs)
+
+
+def main() -> None:
+    """Both sources."""
+    stores = "--write" in sys.argv
+    model = _report(by_model, GUESSES, count_model())
+    if stores:
+        write(*model)
+    table = _report(by_table, TABLE_GUESSES, count_table())
+    if stores:
+        write_table(*table)
+
+
+if __name__ == "__main__":
+    main()

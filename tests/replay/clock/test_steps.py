@@ -1,0 +1,167 @@
+"""Times of steps: what they grow with, what divides them, and that grouping changes nothing."""
+
+from operator import add
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsv4kv.budget.layout import Layout
+from dsv4kv.core.linear import NOTHING
+from dsv4kv.replay.clock.coefficients import BORROWED, Coefficients, HeldOut
+from dsv4kv.replay.clock.steps import Deployment, ModelTimes, StepTimes, decode_s, prompt_s
+from dsv4kv.replay.clock.tables import Factors, StepTable, TableTimes
+from dsv4kv.replay.clock.weights import WeightModel
+
+WEIGHTS = WeightModel(
+    dense_bytes=10 * 10**9,
+    expert_bytes=140 * 10**9,
+    held_bytes=151 * 10**9,
+    experts=256,
+    experts_per_token=6,
+    active_parameters=13 * 10**9,
+    source="made up",
+    expert_parameters=6 * 10**9,
+)
+COEFFICIENTS = Coefficients(
+    decode_layer_us=150,
+    draft_us=700,
+    bandwidth_share=0.5,
+    context_ns=300,
+    split_context_ns=900,
+    prompt_layer_us=1000,
+    state_passes=100,
+    all_to_all_ns=1000,
+    tflops=500,
+    prefix_ns=90,
+    client_ms=150,
+    held_out=HeldOut(ttft=2.0, tpot=1.5, throughput=1.4),
+    source="made up",
+)
+TP4, DP4 = Layout(tp=4), Layout(dp=4, ep=4)
+HELD_OUT = HeldOut(ttft=2, tpot=1.5, throughput=1.4)
+PLAIN = Factors(client_ms=100, held_out=HELD_OUT)
+TABLE = StepTable(
+    batch_per_rank=(1, 8, 64),
+    decode_ms={1024: (5, 7, 12), 4096: (5.5, 8, 15), 65_536: (6, 12, 40)},
+    prefill_tokens=(256, 1024, 4096),
+    prefill_ms_by_prefix={0: (16, 30, 80), 16_384: (17, 33, 90)},
+)
+
+
+def deploy(layout: Layout = TP4, drafts: int = 0, *, all_to_all: bool = False) -> Deployment:
+    return Deployment(43, 8192, WEIGHTS, layout, drafts, all_to_all, bytes_per_s=4e12)
+
+
+def model(layout: Layout = TP4, drafts: int = 0) -> StepTimes:
+    return ModelTimes(deploy(layout, drafts), COEFFICIENTS)
+
+
+def test_a_decode_step_is_the_literal_sum_of_its_terms() -> None:
+    rows, context, drafts = 10, 5000, 3
+    tokens = rows * (1 + drafts)
+    read = 10e9 / 4 + 140e9 / 4 * (1 - (250 / 256) ** tokens)
+    expected_s = (
+        43 * 150e-6
+        + drafts * 700e-6
+        + read / (0.5 * 4e12)
+        + tokens * context / 1000 * 900e-9
+        + 2 * tokens * (7e9 + 6e9) / 4 / 500e12
+    )
+    assert decode_s(model(TP4, drafts), rows, context, drafts) == pytest.approx(expected_s, 1e-9)
+
+
+def test_a_prompt_chunk_is_the_literal_sum_of_its_terms() -> None:
+    tokens, prefix = 4096, 20_000
+    flop = 2 * tokens * (7e9 + 6e9) / 4
+    read = 10e9 / 4 + 140e9 / 4 * (1 - (250 / 256) ** tokens)
+    expected_s = (
+        flop / 500e12
+        + read / 2e12
+        + tokens * prefix / 1000 * 90e-9
+        + 100 * 43 * tokens * 8192 / 4e12
+    )
+    assert prompt_s(model(), tokens, prefix) == pytest.approx(expected_s, 1e-6)
+
+
+def test_a_chunk_takes_no_less_than_its_launches() -> None:
+    launches_s = 43 * 1000e-6
+    assert prompt_s(model(), 1) == prompt_s(model(), 100) == pytest.approx(launches_s)
+    assert prompt_s(model(), 4096) > launches_s
+
+
+@pytest.mark.parametrize("layout", [TP4, DP4, Layout(tp=2, dp=2, ep=4), Layout(tp=2, pp=2)])
+@given(rows=st.integers(1, 300), context=st.integers(0, 10**6), more=st.integers(0, 50))
+def test_a_decode_step_grows_with_requests_and_contexts(
+    layout: Layout, rows: int, context: int, more: int
+) -> None:
+    times = model(layout)
+    one = decode_s(times, rows, context)
+    assert decode_s(times, rows + more, context) >= one
+    assert decode_s(times, rows, context + more) >= one
+
+
+@given(st.integers(1, 60_000), st.integers(0, 10**6), st.integers(0, 500))
+def test_a_prompt_chunk_grows_with_tokens_and_prefix(tokens: int, prefix: int, more: int) -> None:
+    one = prompt_s(model(), tokens, prefix)
+    assert prompt_s(model(), tokens + more, prefix) >= one
+    assert prompt_s(model(), tokens, prefix + more) >= one
+
+
+def slope_s(layout: Layout) -> float:
+    """Seconds that 124K more context add to a step of 64 requests."""
+    times = model(layout)
+    return decode_s(times, 64, 131_072) - decode_s(times, 64, 4096)
+
+
+def test_tensor_parallelism_does_not_divide_the_reading_of_contexts_and_replicas_do() -> None:
+    assert slope_s(TP4) == pytest.approx(slope_s(Layout(tp=8)))
+    assert slope_s(DP4) == pytest.approx(slope_s(Layout()) / 4)
+
+
+def test_every_draft_is_a_pass_and_a_token_more() -> None:
+    passes = [model(TP4, drafts).timer.step(1, 1, 0, 0, 0, 0)[1] for drafts in (0, 3)]
+    assert passes == [0, 3]
+    assert decode_s(model(TP4, 3), 8, 100, 3) > decode_s(model(), 8, 100) + 3 * 700e-6
+
+
+def test_a_chunk_on_one_rank_takes_as_long_as_one_on_each() -> None:
+    """Replicas step together; only the experts see the tokens of all."""
+    timer = model(DP4).timer
+    first, second = (timer.step(0, 0, 0, ranks * 4096, 4096, 0) for ranks in (1, 4))
+    experts_mflop = 3 * 4096 * 2 * 6e9 / 4 / 1e6
+    assert second[5] - first[5] == pytest.approx(experts_mflop)
+
+
+def test_a_chunk_takes_decoding_requests_along_in_its_own_pass() -> None:
+    timer = model().timer
+    mixed = timer.step(8, 8, 800, 4096, 4096, 0)
+    assert (mixed[0], mixed[4]) == (0, 0)
+    assert mixed[3] == timer.step(8, 8, 800, 0, 0, 0)[3]
+
+
+def test_a_pipeline_of_which_there_are_no_points_is_less_sure() -> None:
+    wide = ModelTimes(deploy(Layout(tp=2, pp=2)), COEFFICIENTS).held_out
+    assert wide == COEFFICIENTS.held_out.widened(BORROWED)
+    assert ModelTimes(deploy(DP4), COEFFICIENTS).held_out == COEFFICIENTS.held_out
+
+
+@pytest.mark.parametrize("layout", [TP4, DP4, Layout(tp=2, pp=2)])
+@pytest.mark.parametrize("table", [False, True])
+@given(
+    rows=st.integers(1, 40),
+    steps=st.integers(1, 30),
+    contexts=st.integers(0, 10**6),
+    until_s=st.floats(0, 1),
+)
+def test_steps_together_are_those_one_by_one(
+    layout: Layout, table: bool, rows: int, steps: int, contexts: int, until_s: float
+) -> None:
+    timer = model(layout).timer
+    if table:
+        timer = TableTimes(deploy(layout), TABLE, PLAIN, "made up")
+    counts, taken = NOTHING, 0
+    while taken < steps and (not taken or 0.25 + timer.seconds(counts) < until_s):
+        step = timer.step(rows, rows, contexts + taken * rows, 0, 0, 0)
+        counts, taken = tuple(map(add, counts, step)), taken + 1
+    assert timer.decode(NOTHING, rows, contexts, steps, 0.0, 0.25, until_s) == (taken, counts)

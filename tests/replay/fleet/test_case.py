@@ -1,0 +1,261 @@
+"""A fleet in the record."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dsv4kv.config.fleet import MOST_REPLICAS, FleetSection, unused_setting
+from dsv4kv.config.load import Point, expand_axes, load_config
+from dsv4kv.config.replay import ReplayConfig
+from dsv4kv.errors import ConfigError
+from dsv4kv.replay.build import read_requests
+from dsv4kv.replay.fleet.case import add_series, serve_point
+from dsv4kv.replay.fleet.outcome import repeated_bytes, shared_bytes
+from dsv4kv.replay.fleet.run import list_pools, run_fleet
+from dsv4kv.replay.run import Invocation, run_replay
+from dsv4kv.runs.replay import ReplayResult, ReplaySeries
+from dsv4kv.runs.schema import Case, RunRecord
+from tests.replay.scenes import SMALL, random_requests, request, small_config
+
+SETTINGS = SMALL | {"workload.trace": "builtin:chat", "workload.speed": 40}
+
+
+def run(axes: list[str] | None = None, **chosen: Any) -> RunRecord:
+    """The record of the small trace."""
+    chosen_settings = SETTINGS | {name.replace("__", "."): value for name, value in chosen.items()}
+    overrides = [f"{name}={value}" for name, value in chosen_settings.items()]
+    loaded = load_config(None, overrides, ReplayConfig)
+    points = expand_axes(loaded, overrides, axes or [])
+    invocation = Invocation(["dsv4kv"], loaded, points, overrides, axes or [], serve=serve_point)
+    return run_replay(invocation, lambda done, total: None)
+
+
+def result(case: Case) -> ReplayResult:
+    assert case.replay is not None
+    return case.replay
+
+
+@pytest.mark.parametrize("tiers", [{}, {"tiers__host__capacity_bytes": "100MiB"}])
+def test_a_fleet_of_one_is_recorded_as_one_server_and_its_fleet(tiers: dict[str, Any]) -> None:
+    (fleet,), (alone,) = run(fleet__replicas=1, **tiers).cases, run(**tiers).cases
+    found = result(fleet)
+    assert found.fleet is not None
+    assert found.model_copy(update={"fleet": None}) == result(alone)
+    assert fleet.totals == alone.totals
+    assert fleet.cache == alone.cache
+    samples = {each.name: sorted(each.samples_ns) for each in fleet.latencies}
+    assert samples == {each.name: sorted(each.samples_ns) for each in alone.latencies}
+
+
+def test_what_replicas_did_adds_up() -> None:
+    record = run(fleet__replicas=3, fleet__router="dynamo", tiers__host__capacity_bytes="100MiB")
+    (case,) = record.cases
+    found, fleet = result(case), result(case).fleet
+    assert case.totals is not None
+    assert fleet is not None
+    assert case.status == "complete"
+    replicas = fleet.replicas
+    assert sum(each.requests for each in replicas) == case.totals.requests == 48
+    assert sum(each.computed_tokens for each in replicas) == found.reuse.computed_tokens
+    assert sum(each.output_tokens for each in replicas) == case.totals.output_tokens
+    assert fleet.saved_tokens == found.reuse.saved_tokens <= fleet.ideal_saved_tokens
+    assert fleet.pooled_saved_tokens <= fleet.ideal_saved_tokens
+    assert [each.name for each in replicas] == ["replica 0", "replica 1", "replica 2"]
+    assert fleet.gpus == 24
+    assert fleet.imbalance is not None
+    assert fleet.imbalance >= 1
+    assert RunRecord.model_validate_json(record.model_dump_json()) == record
+
+
+@pytest.mark.parametrize(("limit_ms", "share"), [(1e-6, 0), (1e6, 48)])
+def test_requests_that_keep_the_slo_are_good(limit_ms: float, share: int) -> None:
+    (case,) = run(fleet__replicas=2, fleet__slo__ttft_ms=limit_ms).cases
+    fleet = result(case).fleet
+    assert fleet is not None
+    assert fleet.good_requests == share
+    assert (fleet.good_output_tokens > 0) == (share > 0)
+    assert fleet.slo == pytest.approx({"ttft": limit_ms * 1e6})
+
+
+def test_a_split_fleet_is_recorded_with_what_it_sent() -> None:
+    (case,) = run(fleet__prefill__replicas=1, fleet__decode__replicas=2).cases
+    fleet = result(case).fleet
+    assert fleet is not None
+    assert [each.role for each in fleet.replicas] == ["prefill", "decode", "decode"]
+    prefill, *decode = fleet.replicas
+    assert prefill.sent_bytes > 0
+    assert all(not each.sent_bytes and not each.saved_tokens for each in decode)
+    assert case.totals is not None
+    assert prefill.output_tokens == 0
+    assert sum(each.output_tokens for each in decode) == case.totals.output_tokens
+    assert fleet.decode_router == "dynamo-decode"
+    assert case.totals.requests == 48
+
+
+def test_a_fleet_that_is_interrupted_is_recorded_as_far_as_it_came() -> None:
+    overrides = [f"{name}={value}" for name, value in (SETTINGS | {"fleet.replicas": 2}).items()]
+    loaded = load_config(None, overrides, ReplayConfig)
+    (point,) = expand_axes(loaded, overrides, [])
+
+    def stop(done: int) -> None:
+        if done == 20:
+            raise KeyboardInterrupt
+
+    case = serve_point(point, read_requests(point.config), stop)
+    assert (case.status, case.error) == ("incomplete", None)
+    assert case.totals is not None
+    assert 0 < case.totals.requests < 48
+    assert Case.model_validate_json(case.model_dump_json()) == case
+
+
+def test_a_fleet_that_no_request_fits_has_failed() -> None:
+    (case,) = run(fleet__replicas=2, cache__num_blocks=1).cases
+    assert case.status == "failed"
+    assert "none of 48 requests fits any replica" in str(case.error)
+
+
+def test_series_of_replicas_add_up_to_what_all_held() -> None:
+    def series(at: list[int], values: list[int]) -> ReplaySeries:
+        names = ReplaySeries.model_fields.keys() - {"at_ns"}
+        return ReplaySeries(at_ns=at, **dict.fromkeys(names, values))
+
+    both = add_series([series([0, 10], [1, 2]), series([5, 10, 20], [10, 20, 30])], 16)
+    assert (both.at_ns, both.running) == ([0, 5, 10, 20], [1, 11, 22, 32])
+    few = add_series([series(list(range(99)), list(range(99)))], 16)
+    assert len(few.at_ns) == 16
+    assert np.all(np.diff(few.at_ns) > 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"router": "dynamo"}, "fleet.router is given and there is no fleet"),
+        ({"slo": {"ttft_ms": 5}}, "fleet.slo is given and there is no fleet"),
+        ({"sessions": "think"}, "fleet.sessions is given and there is no fleet"),
+        ({"gpu_hour_price": 2.0}, "fleet.gpu_hour_price is given and there is no fleet"),
+        ({"replicas": 2, "think_s": 0.0}, "fleet.sessions is trace"),
+        (
+            {"replicas": 2, "decode_router": "dynamo"},
+            "fleet.decode_router is given and no replica",
+        ),
+        ({"replicas": 2, "transfer": {"gbps": 1}}, "fleet.transfer is given and no replica"),
+        ({"replicas": 2, "shared_tiers": ["remote"]}, "shared_tiers has remote, and there is no"),
+        ({"replicas": 2, "shared_tiers": ["host"]}, ""),
+        ({"replicas": 2, "router": "dynamo", "sessions": "think", "think_s": 0.0}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_setting_without_effect_is_told_with_what_to_do(
+    given: dict[str, Any], said: str
+) -> None:
+    found = unused_setting([FleetSection.model_validate(given)], {"host"})
+    assert said in found
+    assert bool(found) == bool(said)
+
+
+MIXED: dict[str, Any] = {
+    "fleet__replicas": 1,
+    "fleet__mixed": '["2 cache.block_tokens=256 cost.gpus=4", '
+    '"1 prefix.rule=vllm-v4:semantic cache.num_blocks=4000"]',
+}
+
+
+def test_what_replicas_with_other_blocks_hold_twice_is_counted_by_the_trace() -> None:
+    """Two replicas of 128 and of 256 tokens a block, each given both of two equal prompts."""
+    config = small_config(
+        fleet__replicas=1, fleet__mixed='["1 cache.block_tokens=256"]', cache__num_blocks=64
+    )
+    same = [request(range(1, 6), at=float(at)) for at in range(4)]
+    alone = [request(range(100, 104), at=4.0), request(range(200, 204), at=5.0)]
+    outcome = run_fleet(config, [*same, *alone])
+    _, second = outcome.replicas
+    assert [len(each.served) for each in outcome.replicas] == [3, 3]
+    # five blocks of 128 tokens are two whole ones of 256; what comes once is held once
+    assert repeated_bytes(outcome) == 2 * shared_bytes(second)
+
+
+def test_names_of_blocks_by_different_rules_are_never_compared() -> None:
+    """An engine numbers blocks from 0 on, as a trace's ids may, too."""
+    config = small_config(
+        fleet__replicas=1,
+        fleet__mixed='["1 prefix.rule=vllm cache.block_tokens=128"]',
+        cache__num_blocks=640,
+    )
+    apart = [request(range(4 * n, 4 * n + 4), at=float(n)) for n in range(6)]
+    assert repeated_bytes(run_fleet(config, apart)) == 0
+
+
+def test_quotes_keep_a_value_with_blanks_together() -> None:
+    config = small_config(
+        fleet__mixed="""['2 "server.command=--tp 4 --mem-fraction-static 0.88" cost.gpus=4']"""
+    )
+    ((group,), _), *rest = list_pools(config)
+    assert not rest
+    assert group.config.server.command == "--tp 4 --mem-fraction-static 0.88"
+    with pytest.raises(ConfigError, match="close its quotes"):
+        list_pools(small_config(fleet__mixed="""['2 "server.command=--tp 4']"""))
+    with pytest.raises(ConfigError, match="begin with how many replicas"):
+        list_pools(small_config(fleet__mixed="[' ']"))
+
+
+@pytest.mark.parametrize(
+    "fleet",
+    [
+        {"replicas": 100_000},
+        {"replicas": 1, "mixed": ("4096 cost.gpus=4",)},
+        {"prefill": {"replicas": 4000}, "decode": {"replicas": 97}},
+    ],
+)
+def test_more_replicas_than_can_be_looked_at_are_refused(fleet: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"replicas are more than a fleet may have, 4,096"):
+        FleetSection(**fleet)
+    assert FleetSection(replicas=MOST_REPLICAS).exists
+
+
+KINDS = (
+    "cost.gpu=b200 cost.gpus=4",
+    "cost.gpus=4 cost.tp=1 cost.dp=4",
+    "cache.block_tokens=256",
+    "prefix.rule=vllm-v4:semantic cache.num_blocks=500",
+    "prefix.rule=sglang-v4:tail cache.num_blocks=500",
+    "cache.num_blocks=6",
+    "scheduler.max_requests=2",
+)
+
+
+@settings(max_examples=10)
+@given(
+    seed=st.integers(0, 10**6),
+    kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=4),
+    router=st.sampled_from(["round_robin", "dynamo", "cache_aware", "llm-d:precise"]),
+)
+def test_whatever_is_mixed_adds_up(seed: int, kinds: list[str], router: str) -> None:
+    config = small_config(
+        fleet__replicas=1,
+        fleet__mixed=json.dumps([f"{1 + n % 2} {kind}" for n, kind in enumerate(kinds)]),
+        fleet__router=router,
+        cost__source="model",
+    )
+    requests = random_requests(seed, 30, 10)
+    case = serve_point(Point({}, config), requests, lambda done: None)
+    found, totals, fleet = result(case), case.totals, result(case).fleet
+    assert case.status == "complete"
+    assert totals is not None
+    assert fleet is not None
+    replicas = fleet.replicas
+    assert sum(each.requests for each in replicas) == totals.requests + totals.rejected == 30
+    assert sum(each.output_tokens for each in replicas) == totals.output_tokens
+    assert sum(each.prompt_tokens for each in replicas) == fleet.prompt_tokens
+    computed = sum(each.computed_tokens for each in replicas)
+    assert computed == found.reuse.computed_tokens
+    assert computed - found.reuse.again_tokens + fleet.saved_tokens == fleet.prompt_tokens
+    assert fleet.saved_tokens <= fleet.ideal_saved_tokens
+    assert fleet.repeated_bytes <= fleet.held_bytes
+    assert fleet.gpus == sum(each.gpus for each in replicas)
+    units = sum(pool.units or 0 for pool in found.pools if pool.name == "blocks")
+    assert units == sum(500 if "=500" in e.settings else 6 if e.settings == KINDS[5] else 64
+                        for e in replicas)  # fmt: skip

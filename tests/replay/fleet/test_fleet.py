@@ -1,0 +1,346 @@
+"""Several replicas in one virtual time."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from dsv4kv.choices import ROUTERS
+from dsv4kv.config.load import load_config
+from dsv4kv.config.replay import ReplayConfig
+from dsv4kv.core.fleet import Asked, InUse
+from dsv4kv.core.served import Served
+from dsv4kv.errors import ConfigError
+from dsv4kv.replay.build import build_replay
+from dsv4kv.replay.fleet.outcome import (
+    held_blocks,
+    ideal_saved_tokens,
+    repeated_bytes,
+    shared_bytes,
+)
+from dsv4kv.replay.fleet.routers import Ring
+from dsv4kv.replay.fleet.run import FleetOutcome, run_fleet
+from dsv4kv.replay.fleet.sessions import find_sessions
+from dsv4kv.replay.fleet.transfer import find_sent
+from dsv4kv.replay.memory import plan_memory
+from dsv4kv.replay.run import describe_replay, describe_totals
+from dsv4kv.traces.request import Request
+from tests.replay.scenes import LONG, SHORT, random_requests, request, small_config
+
+RULES = ("ideal", "vllm", "sglang", "vllm-v4:semantic", "sglang-v4:tail")
+TIERS: tuple[dict[str, Any], ...] = ({}, {"tiers__host__ratio": 2})
+
+
+def times(served: Served) -> tuple[float | None, ...]:
+    """When what became of a request."""
+    return served.arrival_s, served.admitted_s, served.first_token_s, served.finished_s
+
+
+def found(outcome: FleetOutcome) -> Any:
+    """Everything that every replica of a fleet has found."""
+    return [
+        (
+            describe_replay(each.replay).model_dump(),
+            describe_totals(each.replay, ended=True),
+            each.replay.outcome.samples_ns,
+        )
+        for each in outcome.replicas
+    ]
+
+
+@settings(max_examples=20)
+@given(
+    seed=st.integers(0, 10**6),
+    router=st.sampled_from(sorted(ROUTERS)),
+    rule=st.sampled_from(RULES),
+    blocks=st.sampled_from([64, 120, 400]),
+    drafts=st.sampled_from([0, 2]),
+    tiers=st.sampled_from(TIERS),
+    delay_ms=st.sampled_from([0, 50]),
+)
+def test_a_fleet_of_one_is_the_single_replay_bit_for_bit(
+    seed: int, router: str, rule: str, blocks: int, drafts: int, tiers: Any, delay_ms: int
+) -> None:
+    requests = random_requests(seed, 12, 8, LONG if seed % 3 == 0 else SHORT, block=256)
+    chosen: dict[str, Any] = {
+        "prefix__rule": rule,
+        "cache__num_blocks": blocks,
+        "scheduler__speculative__draft_tokens": drafts,
+        **tiers,
+    }
+    alone = build_replay(small_config(**chosen), requests)
+    alone.scheduler.run()
+    config = small_config(
+        fleet__replicas=1, fleet__router=router, fleet__event_delay_ms=delay_ms, **chosen
+    )
+    (replica,) = found(run_fleet(config, requests))
+    assert replica == (
+        describe_replay(alone).model_dump(),
+        describe_totals(alone, ended=True),
+        alone.outcome.samples_ns,
+    )
+
+
+def apart(ids: Sequence[Sequence[int]], gap_s: float = 100.0) -> list[Request]:
+    """Requests so far apart that each is alone."""
+    return [request(each, at=gap_s * number) for number, each in enumerate(ids)]
+
+
+CHAT = [[1], [1, 2], [1, 2, 3], [1, 9], [1, 2, 3, 4], [7], [7, 8], [1, 9, 10], [7, 8, 11, 12]]
+AMPLE = {"cache__num_blocks": 4096, "prefix__strategy": "full"}
+
+
+def saved_tokens(outcome: FleetOutcome) -> int:
+    return sum(r.replay.prompts.tally.saved_tokens for r in outcome.pools[0])
+
+
+@pytest.mark.parametrize("router", ["round_robin", "random", "dynamo", "llm-d"])
+def test_ample_memory_that_all_share_saves_what_one_ideal_pool_saves(router: str) -> None:
+    requests = apart(CHAT)
+    alone = run_fleet(small_config(fleet__replicas=1, **AMPLE), requests)
+    shared = {
+        "tiers__remote__capacity_bytes": 1 << 40,
+        "tiers__compare": False,
+        "fleet__shared_tiers": ["remote"],
+        "fleet__dynamo__shared_cache_multiplier": 1.0,
+    }
+    fleet = {"fleet__replicas": 3, "fleet__router": router}
+    assert saved_tokens(run_fleet(small_config(**fleet, **AMPLE), requests)) <= saved_tokens(alone)
+    together = run_fleet(small_config(**fleet, **AMPLE, **shared), requests)
+    assert saved_tokens(together) == saved_tokens(alone) == ideal_saved_tokens(requests, 128)
+    if router == "round_robin":
+        assert [len(replica.served) for replica in together.replicas] == [3, 3, 3]
+
+
+@settings(max_examples=15)
+@example(seed=0, router="cache_aware", rule="vllm-v4:semantic", split=True, think=False)
+@given(
+    seed=st.integers(0, 10**6),
+    router=st.sampled_from(sorted(ROUTERS)),
+    rule=st.sampled_from(RULES),
+    split=st.booleans(),
+    think=st.booleans(),
+)
+def test_every_request_is_served_once_and_in_order(
+    seed: int, router: str, rule: str, split: bool, think: bool
+) -> None:
+    requests = random_requests(seed, 25, 8, SHORT, block=256)
+    kind: dict[str, Any] = {"fleet__replicas": 2, "fleet__mixed": ["1 cost.gpus=4"]}
+    if split:
+        kind = {"fleet__prefill__replicas": 2, "fleet__decode__replicas": 2}
+    sessions = "think" if think else "trace"
+    config = small_config(
+        prefix__rule=rule,
+        cache__num_blocks=400,
+        fleet__router=router,
+        fleet__sessions=sessions,
+        **kind,
+    )
+    outcome = run_fleet(config, requests)
+    assert sorted(outcome.prompts) == sorted(outcome.answers) == list(range(len(requests)))
+    for number, each in enumerate(requests):
+        prompt, answer = outcome.prompts[number], outcome.answers[number]
+        assert (prompt is not answer) == (split and each.output_tokens > 1)
+        moments = [*times(prompt), *(times(answer) if answer is not prompt else ())]
+        assert None not in moments
+        assert moments == sorted(moments)  # type: ignore[type-var]
+        assert answer.generated == each.output_tokens
+    for replica in outcome.replicas:
+        ledger = replica.replay.scheduler.cache
+        assert not ledger.private + ledger.shared
+        assert not replica.received or not replica.received.senders
+
+
+def test_a_decode_replica_waits_for_the_prompt_and_computes_its_last_token() -> None:
+    config = small_config(
+        fleet__prefill__replicas=1,
+        fleet__decode__replicas=1,
+        fleet__transfer__gbps=0.1,
+        fleet__transfer__setup_ms=3.0,
+        fleet__transfer__descriptor_us=100.0,
+    )
+    outcome = run_fleet(config, [request([1, 2], input_tokens=300)])
+    (prefill,), (decode,) = outcome.pools
+    memory = decode.parts.memory
+    size = 3 * memory.block_bytes + memory.slot_bytes
+    answer = outcome.answers[0]
+    assert prefill.link.moved_bytes == size
+    there_s = answer.arrival_s + 3e-3 + 4 * 3 * 100e-6 + size / 1e8  # pages of three layers
+    assert answer.ready_s == pytest.approx(there_s, rel=1e-12)
+    assert answer.first_token_s is not None
+    assert answer.first_token_s > there_s
+    assert decode.replay.scheduler.computed_tokens == 1
+    assert prefill.replay.scheduler.computed_tokens == 300
+
+
+def test_what_a_decode_replica_has_is_not_sent_again() -> None:
+    config = small_config(
+        fleet__prefill__replicas=1, fleet__decode__replicas=1, prefix__strategy="full"
+    )
+    outcome = run_fleet(config, apart([[1, 2, 3, 4], [1, 2, 3, 4, 5]]))
+    (prefill,), (decode,) = outcome.pools
+    memory = decode.parts.memory
+    assert prefill.link.moved_bytes == (4 + 1) * memory.block_bytes + 2 * memory.slot_bytes
+
+
+@pytest.mark.parametrize("engine", ["vllm:0.33", "sglang:0.5.23"])
+def test_engines_send_what_they_are_known_to_send(engine: str) -> None:
+    config = load_config(
+        None,
+        [
+            "model.preset=v4-flash",
+            "cost.gpus=8",
+            "fleet.prefill.replicas=1",
+            "fleet.decode.replicas=1",
+            f"fleet.transfer.engine={engine}",
+        ],
+        ReplayConfig,
+    ).config
+    sent = find_sent(config, plan_memory(config))
+    whole, rest = sent(131_072, 0), sent(131_072, 65_536)
+    assert whole.descriptors - rest.descriptors == 256 * 62  # of 256 tokens each
+    assert (whole.bytes - rest.bytes) % 256 == 0
+    if engine == "vllm:0.33":
+        assert whole.descriptors == 512 * 62 + 595
+
+
+def test_a_turn_comes_a_think_time_after_the_answer_before_it() -> None:
+    first = Request(0.0, 128, 40, (1,), 128, session=4, answer_s=7.0)
+    second = Request(10.0, 256, 4, (1, 2), 128, session=4, answer_s=1.0)
+    beside = Request(10.5, 256, 4, (1, 5), 128, session=4, answer_s=1.0)
+    config = small_config(fleet__replicas=2, fleet__sessions="think")
+    answers = run_fleet(config, [first, second, beside]).answers
+    finished_s = answers[0].finished_s
+    assert finished_s is not None
+    assert answers[1].arrival_s == pytest.approx(finished_s + 3.0, rel=1e-12)
+    assert answers[2].arrival_s == pytest.approx(finished_s + 3.5, rel=1e-12)
+    config = small_config(fleet__replicas=2, fleet__sessions="think", fleet__think_s=0.5)
+    answers = run_fleet(config, [first, second]).answers
+    assert answers[1].arrival_s == pytest.approx(finished_s + 0.5, rel=1e-12)
+
+
+@pytest.mark.parametrize(("delay_ms", "replica"), [(0, 0), (9_000, 0), (11_000, 1)])
+def test_a_router_knows_what_is_cached_after_the_delay_of_events(
+    delay_ms: float, replica: int
+) -> None:
+    ring = Ring(2)  # by which sessions go where nothing is known to be cached
+    one, other = (next(n for n in range(99) if ring.find(n) == place) for place in (0, 1))
+    requests = [
+        Request(0.0, 512, 1, (1, 2, 3, 4), 128, session=one),
+        Request(10.2, 640, 1, (1, 2, 3, 4, 5), 128, session=other),
+    ]
+    config = small_config(
+        fleet__replicas=2,
+        fleet__router="production-stack:kvaware",
+        fleet__stack__kv_aware_threshold=200,
+        fleet__event_delay_ms=delay_ms,
+        **AMPLE,
+    )
+    outcome = run_fleet(config, requests)
+    found = [[each.number for each in each.served] for each in outcome.replicas]
+    assert found == ([[0, 1], []] if replica == 0 else [[0], [1]])
+
+
+@pytest.mark.parametrize(
+    ("chosen", "sentence"),
+    [
+        ({"fleet__mixed": ["cost.gpus=4"]}, "begin with how many replicas: 4 cost.gpus=4"),
+        ({"fleet__mixed": ["2 cost.gpu=h2OO"]}, "h2OO"),
+        ({"fleet__mixed": ["2 cost.gqus=4"]}, "fleet.mixed: cost.gqus=4: unknown key"),
+    ],
+)
+def test_replicas_that_cannot_be_set_so_are_refused(chosen: Any, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        run_fleet(small_config(**chosen), random_requests(1, 4))
+
+
+def test_a_router_knows_which_blocks_are_in_use_as_their_users_come_and_go() -> None:
+    known, draw, given, size = InUse(), Random(0), dict[int, Asked](), 128
+    for number in range(200):
+        if given and draw.random() < 0.5:
+            known.remove(given.pop(draw.choice([*given])))
+        other = draw.choice([each.blocks for each in given.values()] or [[]])
+        ids = (*other[: draw.randint(0, 6)], 10 * number, 10 * number + 1)
+        asked = Asked(number, 0.0, size * len(ids), ids=ids, id_tokens=size)
+        in_use = set(ids).union(*(each.blocks for each in given.values()))
+        assert known.tokens_with(asked) == size * len(in_use)
+        known.add(asked)
+        given[number] = asked
+
+
+def test_requests_without_a_session_are_not_one_session() -> None:
+    draw = [request(at=0.1 * n, input_tokens=100) for n in range(6)]
+    some = [replace(each, session=n % 2) for n, each in enumerate(draw[:2])]
+    found = find_sessions([*some, *draw[2:]])
+    assert found[:2] == [0, 1]
+    assert len(set(found)) == 6
+    assert len(set(find_sessions(draw))) == 6
+
+
+@pytest.mark.parametrize(
+    "asked", [{"fleet__router_session_affinity_ttl_secs": 60}, {"fleet__sessions": "think"}]
+)
+def test_keeping_sessions_is_refused_where_a_trace_has_none(asked: dict[str, Any]) -> None:
+    bare = [request(at=0.1 * n, input_tokens=100) for n in range(4)]
+    config = small_config(fleet__replicas=2, **asked)
+    with pytest.raises(ConfigError, match="neither sessions nor block ids, so every request is"):
+        run_fleet(config, bare)
+    run_fleet(config, [*bare, request([1], at=1.0)])
+    run_fleet(small_config(fleet__replicas=2, fleet__router="consistent_hashing"), bare)
+
+
+V41 = {"model__preset": "v4.1-flash", "model__layers": "[0, 1, 2, 3, 4]"}
+
+
+@settings(max_examples=10)
+@given(
+    seed=st.integers(0, 10**6),
+    router=st.sampled_from(sorted(ROUTERS)),
+    rule=st.sampled_from(["vllm-v41", "sglang-v41", "sglang-v41:encoder"]),
+    gpu=st.sampled_from(["h200", "b200"]),
+    blocks=st.sampled_from([150, 400]),
+)
+def test_a_fleet_by_v41s_rules_is_the_single_replay_or_several_of_them(
+    seed: int, router: str, rule: str, gpu: str, blocks: int
+) -> None:
+    requests = random_requests(seed, 12, 8, SHORT, block=256)
+    chosen = {**V41, "prefix__rule": rule, "cost__gpu": gpu, "cache__num_blocks": blocks}
+    alone = build_replay(small_config(**chosen), requests)
+    alone.scheduler.run()
+    (one,) = found(run_fleet(small_config(**chosen, fleet__replicas=1), requests))
+    assert one[0] == describe_replay(alone).model_dump()
+    assert one[2] == alone.outcome.samples_ns
+    # blocks of 64 tokens on Hopper, and in vLLM of 128 elsewhere
+    mixed = {"fleet__mixed": '["2 cost.gpu=b200"]', "fleet__replicas": 1, "fleet__router": router}
+    several = run_fleet(small_config(**chosen, **mixed), requests)
+    served = sum(len(each.replay.outcome.samples_ns["ttft"]) for each in several.replicas)
+    rejected = sum(each.replay.outcome.rejected.total() for each in several.replicas)
+    assert served + rejected == len(requests)
+    sizes = [each.parts.shared_tokens for each in several.replicas]
+    saved = saved_tokens(several)
+    assert saved <= ideal_saved_tokens(requests, min(sizes))
+    assert repeated_bytes(several) <= sum(
+        len(held_blocks(each)) * shared_bytes(each) for each in several.replicas
+    )
+
+
+@pytest.mark.parametrize(
+    "differs",
+    ["cache.block_tokens=256", "prefix.rule=vllm-v4:semantic", "tiers.remote.capacity_bytes=2GiB"],
+)
+def test_a_tier_that_all_share_is_the_same_for_all(differs: str) -> None:
+    """By another rule, or in blocks of another size, ids name something else."""
+    chosen = {
+        "tiers__remote__capacity_bytes": "1GiB",
+        "fleet__shared_tiers": "[remote]",
+        "fleet__replicas": 1,
+        "cache__num_blocks": 400,
+    }
+    requests = random_requests(1, 8, 6)
+    with pytest.raises(ConfigError, match=r"shared_tiers has remote, and replicas differ"):
+        run_fleet(small_config(**chosen, fleet__mixed=f'["1 {differs}"]'), requests)
+    run_fleet(small_config(**chosen, fleet__mixed='["1 cost.gpu=b200 cost.gpus=4"]'), requests)

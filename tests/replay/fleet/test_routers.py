@@ -1,0 +1,247 @@
+"""The rules of routers, on examples worked out by hand."""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from dsv4kv.choices import ROUTERS
+from dsv4kv.config.fleet import DynamoSection, FleetSection, LlmdSection
+from dsv4kv.core.fleet import Asked, View
+from dsv4kv.replay.fleet.routers import (
+    Affinity,
+    History,
+    Ring,
+    Router,
+    carries,
+    dynamo_costs,
+    is_imbalanced,
+    llmd_scores,
+    load_aware_score,
+    open_router,
+    precise_scores,
+    prefix_score,
+    softmin,
+)
+
+
+def asked(ids: Sequence[int] = (), *, at: float = 0.0, session: int = 0, tokens: int = 0) -> Asked:
+    """A request whose ids stand for 100 tokens each."""
+    return Asked(0, at, tokens or 100 * len(ids), session, ids, 100 if ids else 0)
+
+
+def opened(name: str, replicas: int = 2, **settings: object) -> Router:
+    return open_router(name, FleetSection(block_tokens=16, **settings), replicas, Random(0))
+
+
+def send(router: Router, replica: int, request: Asked) -> None:
+    router.sent(request, replica)
+
+
+HOT = View(device_tokens=96, decode_blocks=20, requests=2)
+BUSY = View(device_tokens=32, prefill_tokens=80, decode_blocks=8, requests=1)
+TEN_BLOCKS = asked(tokens=160)
+
+
+def dynamo(name: str, **settings: object) -> DynamoSection:
+    router = opened(name, dynamo=DynamoSection(**settings))
+    rule: DynamoSection = router.rule  # type: ignore[attr-defined]
+    return rule
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "costs"),
+    [
+        # (160 − 96) / 16 + 20, and (80 + 160 − 32) / 16 + 8
+        ("dynamo", {}, [24.0, 21.0]),
+        # 4 · max(0, 160 − 2 · 96) / 16 + 20 + 64 · 2, and 4 · (240 − 2 · 32) / 16 + 8 + 64
+        ("dynamo-agentic", {}, [148.0, 116.0]),
+        # 4 · −2 + 20 + 128
+        ("dynamo-agentic", {"clamp": False}, [140.0, 116.0]),
+        # 80 tokens beyond the other are half of the request: 2 / 3 of the credit
+        ("dynamo", {"overlap_score_credit_decay": 1.0}, [24.0, 8 + (240 - 32 / 1.5) / 16]),
+        ("dynamo-decode", {}, [20.0, 8.0]),
+        ("dynamo-decode", {"decode_active_request_weight": 2.0}, [24.0, 10.0]),
+    ],
+)
+def test_dynamos_costs(name: str, settings: dict[str, object], costs: list[float]) -> None:
+    found = dynamo_costs(dynamo(name, **settings), TEN_BLOCKS, [HOT, BUSY], 16)
+    assert found == pytest.approx(costs, rel=1e-15)
+    assert opened(name, dynamo=DynamoSection(**settings)).choose(TEN_BLOCKS, [HOT, BUSY]) == 1
+
+
+def test_dynamos_temperature_makes_costs_to_probabilities() -> None:
+    # exp(0), exp(−1/2), exp(−1) over their sum
+    assert softmin([1, 2, 3], 1.0) == pytest.approx([0.506480, 0.307196, 0.186324], abs=1e-6)
+    assert softmin([5, 5], 0.1) == [0.5, 0.5]
+    router = opened("dynamo", 3, dynamo=DynamoSection(router_temperature=1.0))
+    views = [View(decode_blocks=blocks) for blocks in (1, 2, 3)]
+    drawn = Counter(router.choose(TEN_BLOCKS, views) for _ in range(4000))
+    assert [drawn[place] / 4000 for place in range(3)] == pytest.approx(
+        [0.506, 0.307, 0.186], abs=0.03
+    )
+
+
+def test_dynamo_without_events_knows_what_it_sent_for_two_minutes() -> None:
+    router = opened("dynamo", dynamo=DynamoSection(use_kv_events=False))
+    first = asked([1, 2, 3])
+    send(router, 1, first)
+    for at, place in ((119.0, 1), (121.0, 0)):
+        views = [View(), View(decode_blocks=1)]
+        assert router.choose(asked([1, 2, 3, 4], at=at), views) == place
+
+
+def test_the_gateway_is_out_of_balance_beyond_both_thresholds() -> None:
+    assert is_imbalanced([100, 30], 64, 1.5)
+    assert not is_imbalanced([94, 30], 64, 1.5)  # 64 is not more than 64
+    assert not is_imbalanced([300, 220], 64, 1.5)  # 300 is not more than 330
+    assert is_imbalanced([44, 11], 32, 1.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "matched", "place"),
+    [
+        ("cache_aware", 1, 0),  # 25 % is not more than 30 %
+        ("cache_aware", 2, 1),
+        ("cache_aware:library", 2, 0),  # 50 % is not more than 50 %
+        ("cache_aware:library", 3, 1),
+    ],
+)
+def test_the_gateway_goes_by_prefix_where_enough_matches(
+    name: str, matched: int, place: int
+) -> None:
+    router = opened(name)
+    send(router, 1, asked([1, 2, 3, 4][:matched]))
+    assert router.choose(asked([1, 2, 3, 4]), [View(requests=0), View(requests=9)]) == place
+
+
+def test_the_gateways_tree_forgets_what_was_used_least_recently() -> None:
+    router = opened("cache_aware:library")  # 10,000 characters are 25 ids of 100 tokens
+    send(router, 1, asked(range(10), at=1.0))
+    send(router, 1, asked(range(100, 125), at=31.0))
+    views = [View(), View(requests=1)]
+    assert router.choose(asked(range(10), at=32.0), views) == 0
+    assert router.choose(asked(range(100, 125), at=32.0), views) == 1
+
+
+def test_power_of_two_takes_the_better_of_two() -> None:
+    router = opened("power_of_two", 3)
+    views = [View(requests=n) for n in (5, 0, 9)]
+    drawn = Counter(router.choose(asked(), views) for _ in range(3000))
+    # the best is among two of three pairs, the worst never wins
+    assert drawn[2] == 0
+    assert drawn[1] / 3000 == pytest.approx(2 / 3, abs=0.03)
+
+
+def test_prefix_hash_goes_elsewhere_beyond_its_load_factor() -> None:
+    # the original's own test: 100 requests on 4 servers, at most 101 / 4 · 1.25 = 31.6
+    loads = [30, 35, 20, 15]
+    assert [carries(load, loads, 1.25) for load in loads] == [True, False, True, True]
+    assert carries(0, [0, 0, 0, 0], 1.25)
+    router = opened("prefix_hash", 4)
+    place = router.choose(asked([7, 8, 9]), [View()] * 4)
+    assert router.choose(asked([7, 8, 9, 10]), [View()] * 4) == place
+    views = [View(requests=35 if n == place else 5 * n) for n in range(4)]
+    fewest = min(n for n in range(4) if n != place)
+    assert router.choose(asked([7, 8, 9]), views) == fewest
+
+
+def test_consistent_hashing_keeps_sessions_and_moves_few_when_a_replica_joins() -> None:
+    keys = range(2000)
+    before, after = Ring(4), Ring(5)
+    moved = sum(before.find(key) != after.find(key) for key in keys)
+    assert 0.12 < moved / len(keys) < 0.28  # a fifth
+    shares = Counter(before.find(key) for key in keys)
+    assert min(shares.values()) > 350
+
+
+def test_llm_ds_scores() -> None:
+    rule = LlmdSection()
+    assert prefix_score(rule, 8192, 2048) == 0.5  # 128 blocks of the 256 that are looked at
+    assert prefix_score(rule, 1600, 800) == 0.5
+    squared = LlmdSection(length_weight=0.5, max_length_tokens=4096)
+    assert prefix_score(squared, 8192, 2048) == 0.5 * 0.25 + 0.5 * 0.5
+    assert [load_aware_score(n, 128) for n in (0, 64, 128, 300)] == [0.5, 0.25, 0.0, 0.0]
+    views = [View(waiting=4, usage=0.75), View(waiting=0, usage=0.25), View(waiting=1, usage=0.5)]
+    # 3 · prefix + 2 · (1 − usage) + 2 · (longest − queue) / (longest − shortest)
+    assert llmd_scores(rule, [0.5, 0.0, 1.0], views) == [2.0, 3.5, 5.5]
+
+
+def test_llm_ds_index_keeps_the_leading_blocks_of_what_it_sent() -> None:
+    router = opened("llm-d", llmd=LlmdSection(max_prefix_blocks_to_match=25))  # 4 ids
+    send(router, 1, asked(range(8)))
+    views = [View(), View()]
+    assert router.choose(asked([*range(4), 90, 91]), views) == 1
+    assert router.past.matched_tokens(asked(range(8))) == [0, 400]
+
+
+def test_llm_ds_precise_scores_go_from_the_least_to_the_most_of_those_that_have_any() -> None:
+    assert precise_scores((100, 50, 0)) == [1.0, 0.0, 0.0]
+    assert precise_scores((100, 80, 60)) == [1.0, 0.5, 0.0]
+    assert precise_scores((0, 7, 0)) == [0.0, 1.0, 0.0]
+    assert precise_scores((0, 0, 0)) == [0.0, 0.0, 0.0]
+
+
+def test_the_production_stack_counts_requests_of_the_last_minute() -> None:
+    router = opened("production-stack:qps", 3)
+    views = [View()] * 3
+    for at, place in ((0.0, 0), (1.0, 1), (2.0, 2), (3.0, 0), (60.5, 0), (61.5, 1)):
+        assert router.choose(asked(at=at), views) == place
+        send(router, place, asked(at=at))
+
+
+def test_the_production_stack_goes_by_session_where_more_than_2000_tokens_are_missing() -> None:
+    router = opened("production-stack:kvaware", 4)
+    session = router.choose(asked(tokens=5000, session=3), [View()] * 4)
+    other = (session + 1) % 4
+
+    def place(cached: int) -> int:
+        views = [View(device_tokens=cached if n == other else 0) for n in range(4)]
+        return router.choose(asked(tokens=5000, session=3), views)
+
+    assert [place(cached) for cached in (2999, 3000)] == [session, other]
+
+
+STACK = json.loads((Path(__file__).parent / "production_stack.json").read_text())
+"""Answers of the original, to prompts of 128 characters for an id."""
+
+
+def test_the_trie_finds_what_the_original_finds() -> None:
+    past = History(4)
+    for ids, matched, replicas, chosen in STACK["trie"]:
+        request = asked(ids)
+        found = past.matched_tokens(request)
+        best = [place for place, tokens in enumerate(found) if tokens == max(found)]
+        assert (max(found) // 100, best) == (matched, replicas)
+        past.add(request, chosen)
+
+
+def test_a_session_stays_for_as_long_as_it_is_used() -> None:
+    router = Affinity(opened("round_robin", 3), 10.0)
+    views = [View()] * 3
+    for at, session, place in ((0, 1, 0), (1, 2, 1), (9, 1, 0), (18, 1, 0), (29, 1, 2)):
+        request = asked(at=float(at), session=session)
+        assert router.choose(request, views) == place
+        send(router, place, request)
+
+
+def test_a_history_knows_leading_blocks_alone() -> None:
+    past = History(1)
+    past.add(asked([1, 2, 3]), 0)
+    assert past.matched_tokens(asked([1, 2, 9, 3])) == [200]
+    assert past.matched_tokens(asked([2, 3])) == [200]  # an id has one history
+    past.shrink(2)
+    assert past.matched_tokens(asked([1, 2, 3])) == [200]
+
+
+@pytest.mark.parametrize("name", sorted(ROUTERS))
+def test_every_router_chooses_a_replica_without_ids(name: str) -> None:
+    router = opened(name, 3)
+    for number in range(9):
+        request = Asked(number, float(number), 100)
+        place = router.choose(request, [View() for _ in range(3)])
+        assert 0 <= place < 3
+        router.sent(request, place)

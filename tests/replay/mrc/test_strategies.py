@@ -1,0 +1,199 @@
+"""Where a hit resumes, what is written, and where the rest went, against a plain replay."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsv4kv.core.strategy import Strategy
+from dsv4kv.errors import ConfigError
+from dsv4kv.prefix.outcome import Outcome
+from dsv4kv.prefix.paths import find_reuse
+from dsv4kv.replay.mrc.strategies import apply_strategy, parse_strategy
+from tests.prefix.test_paths import found_by_lru
+from tests.prefix.traces import (
+    BLOCK,
+    Text,
+    conversation,
+    needs_conversation,
+    texts,
+    to_table,
+)
+
+NAMES = ["full", "periodic:8", "periodic:4", "zero", "zero:bounded", "ends", "ends+junctions"]
+CAPACITIES = st.one_of(st.none(), st.integers(0, 25))
+
+
+def parse(name: str, window: int = 2, layers: int = 3) -> Strategy:
+    return parse_strategy(name, window_tokens=window, layers=layers)
+
+
+class PlainCheckpoints:
+    """Checkpoints by the text they end; a text's checkpoint goes when its last block is missed."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.kept: set[Text] = set()
+        self.ever: set[Text] = set()
+        self.written = self.forgotten = 0
+
+    def serve(self, prompt: Text, found: int) -> int:
+        places = range(BLOCK, len(prompt) + 1, BLOCK)
+        self.kept -= {prompt[:place] for place in places if place > found}
+        start = max((p for p in places if p <= found and prompt[:p] in self.kept), default=0)
+        once = max((p for p in places if p <= found and prompt[:p] in self.ever), default=0)
+        self.forgotten += once - start
+        new = {len(prompt) // BLOCK * BLOCK}
+        new |= {found} if self.kind == "ends+junctions" else set()
+        new = {place for place in new if place > start}
+        self.written += len(new)
+        self.kept |= {prompt[:place] for place in new}
+        self.ever |= {prompt[:place] for place in new}
+        return start
+
+
+@given(texts(), st.sampled_from(["ends", "ends+junctions"]), CAPACITIES)
+def test_marks_are_found_where_prompts_left_them_and_go_with_their_blocks(
+    prompts: list[Text], name: str, capacity: int | None
+) -> None:
+    table = to_table(prompts)
+    outcome = apply_strategy(parse(name), table, find_reuse(table, BLOCK), capacity)
+    found = found_by_lru(prompts, BLOCK, 10**6 if capacity is None else capacity, whole=False)
+    plain = PlainCheckpoints(name)
+    expected = [
+        plain.serve(prompt, min(blocks * BLOCK, len(prompt)) // BLOCK * BLOCK)
+        for prompt, blocks in zip(prompts, found, strict=True)
+    ]
+    assert outcome.resumed_tokens.tolist() == expected
+    assert (outcome.checkpoints, outcome.losses.evicted_checkpoint) == (
+        plain.written,
+        plain.forgotten,
+    )
+
+
+def test_a_checkpoint_that_went_with_its_block_is_missed_when_the_block_is_there_again() -> None:
+    first = tuple(range(2 * BLOCK))
+    other = tuple(range(100, 100 + 5 * BLOCK))
+    prompts = [first, other, (*first, *range(200, 200 + 2 * BLOCK)), (*first, 300)]
+    table = to_table(prompts)
+    outcome = apply_strategy(parse("ends"), table, find_reuse(table, BLOCK), 5)
+    assert outcome.losses.evicted_checkpoint == 2 * BLOCK
+    assert outcome.hit_tokens == 0
+
+
+@given(texts(), st.sampled_from(NAMES), CAPACITIES)
+def test_hits_and_losses_add_up_to_what_a_cache_without_bound_hits(
+    prompts: list[Text], name: str, capacity: int | None
+) -> None:
+    table = to_table(prompts)
+    reuse = find_reuse(table, BLOCK)
+    outcome = apply_strategy(parse(name), table, reuse, capacity)
+    assert outcome.hit_tokens + outcome.losses.total == reuse.found_tokens(None).sum()
+    assert (outcome.resumed_tokens >= 0).all()
+
+
+@given(texts(), st.sampled_from(NAMES[:5]), CAPACITIES)
+def test_a_whole_trace_resumes_as_its_requests_do_one_by_one(
+    prompts: list[Text], name: str, capacity: int | None
+) -> None:
+    table, strategy = to_table(prompts), parse(name)
+    reuse = find_reuse(table, BLOCK)
+    whole = reuse.found_tokens(capacity) // BLOCK * BLOCK
+    resumed = [strategy.resume_tokens(found, ()) for found in whole.tolist()]
+    assert apply_strategy(strategy, table, reuse, capacity).resumed_tokens.tolist() == resumed
+
+
+@given(texts(), CAPACITIES)
+def test_periodic_checkpoints_are_those_a_prompt_leaves_behind_what_it_found(
+    prompts: list[Text], capacity: int | None
+) -> None:
+    table, strategy = to_table(prompts), parse("periodic:8")
+    reuse = find_reuse(table, BLOCK)
+    whole = reuse.found_tokens(capacity) // BLOCK * BLOCK
+    written = sum(
+        len(strategy.places_to_keep(0, found, len(prompt) // BLOCK * BLOCK))
+        for prompt, found in zip(prompts, whole.tolist(), strict=True)
+    )
+    assert apply_strategy(strategy, table, reuse, capacity).checkpoints == written
+
+
+def test_zero_computes_a_window_for_every_layer_again_and_bounded_one_in_all() -> None:
+    assert parse("zero", window=128, layers=43).resume_tokens(10_000, ()) == 10_000 - 5_504
+    # the replayed window ends with the first new token
+    assert parse("zero:bounded", window=128).resume_tokens(10_000, ()) == 10_000 - 127
+    assert parse("zero", window=128, layers=43).resume_tokens(5_000, ()) == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_where_a_model_has_no_windows_every_block_found_is_resumed(name: str) -> None:
+    table = to_table([tuple(range(14)), tuple(range(14))])
+    outcome = apply_strategy(parse(name, window=0), table, find_reuse(table, 4))
+    assert outcome.resumed_tokens.tolist() == [0, 12]
+    assert outcome.losses.no_checkpoint == outcome.losses.replay == 0
+
+
+def test_a_checkpoint_inside_a_partial_last_block_is_never_found_so_it_is_moved_out() -> None:
+    prompt = tuple(range(7))  # blocks of ids are 4 tokens: the second is partial
+    table = to_table([prompt, (*prompt, 8, 9)])
+    reuse = find_reuse(table, 2)
+    snapped = apply_strategy(parse("ends"), table, reuse)
+    assert snapped.resumed_tokens.tolist() == [0, 4]
+    assert snapped.unreachable_checkpoints == 0
+    left = apply_strategy(parse("ends"), table, reuse, snap=False)
+    assert left.unreachable_checkpoints == 2
+    assert left.checkpoints == (snapped.checkpoints or 0) + 2
+
+
+@pytest.mark.parametrize("name", ["some", "periodic", "periodic:-1", "periodic:1K", "zero:"])
+def test_there_is_no_other_strategy(name: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"is not a strategy.*: choose one of full, periodic:TOKENS"
+    ):
+        parse(name)
+
+
+def test_a_period_of_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match="periodic:0 has no period"):
+        parse("periodic:0")
+
+
+def test_a_period_that_does_not_fit_the_blocks_is_refused() -> None:
+    table = to_table([(1, 2, 3, 4, 5)])
+    with pytest.raises(ConfigError, match="a period of 6 tokens does not fit blocks of 4"):
+        apply_strategy(parse("periodic:6"), table, find_reuse(table, 4))
+
+
+# Mooncake's conversation trace, compressed cache without bound: not computed, written per token
+PUBLISHED = {
+    ("full", 43): (0.3734, 1.0),
+    ("periodic:512", 43): (0.3734, 0.241),
+    ("periodic:1024", 43): (0.3396, 0.123),
+    ("periodic:2048", 43): (0.3210, 0.059),
+    ("periodic:4096", 43): (0.2912, 0.028),
+    ("periodic:8192", 43): (0.2397, 0.012),
+    ("zero", 43): (0.2153, 0.0),
+    ("zero", 61): (0.1812, 0.0),
+    ("zero:bounded", 43): (0.3628, 0.0),
+    ("ends", 43): (0.3497, 0.014),
+    ("ends+junctions", 43): (0.3586, 0.014),
+}
+
+
+def on_conversation(name: str, layers: int) -> Outcome:
+    table = conversation()
+    strategy = parse(name, window=128, layers=layers)
+    return apply_strategy(strategy, table, find_reuse(table, 512))
+
+
+@needs_conversation
+@pytest.mark.parametrize(("name", "layers"), PUBLISHED)
+def test_the_conversation_trace_resumes_as_published(name: str, layers: int) -> None:
+    outcome = on_conversation(name, layers)
+    found = (round(outcome.hit_share, 4), round(outcome.written_per_new_token, 3))
+    assert found == PUBLISHED[name, layers]
+
+
+@needs_conversation
+def test_ends_and_junctions_are_nearly_full_at_a_seventieth_of_its_writes() -> None:
+    full, marked = on_conversation("full", 43), on_conversation("ends+junctions", 43)
+    assert marked.hit_tokens / full.hit_tokens == pytest.approx(0.96, abs=0.005)
+    assert marked.written_per_new_token == pytest.approx(0.0145, abs=1e-4)

@@ -1,0 +1,409 @@
+"""The cheapest deployment: true bounds, a search that finds it, a command that starts it."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+
+from dsv4kv.budget.inputs import read_inputs
+from dsv4kv.budget.launch import read_command
+from dsv4kv.budget.launch_line import launch_command
+from dsv4kv.budget.layout import Layout
+from dsv4kv.budget.scenario import resolve
+from dsv4kv.errors import ConfigError
+from dsv4kv.replay.plan.question import (
+    Question,
+    Slo,
+    busiest,
+    parse_slos,
+    poisson,
+    unseen_tokens,
+)
+from dsv4kv.replay.plan.search import WINDOW, Search, Tally, list_kinds, plan
+from dsv4kv.replay.plan.servers import Bounds, layouts_of, name_args, open_server
+from dsv4kv.replay.plan.trial import Kind, Split, parse_splits, simulate
+from dsv4kv.traces.request import Request
+from tests.replay.clock.test_fit import run
+
+MODEL = "v4-flash"
+SETTINGS = [f"model.preset={MODEL}"]
+LOOSE = parse_slos(["ttft_p90=100s", "tpot_p50=10s"])
+
+
+def small_trace(seed: int, count: int = 40, gap_s: float = 0.05) -> list[Request]:
+    """Prompts of one to twenty blocks of 512 tokens, half of them a longer version of another."""
+    draw, now_s, made = Random(seed), 0.0, list[Request]()
+    for number in range(count):
+        ids: Sequence[int] = tuple(draw.choice(made).prefix_hashes) if number % 2 else ()
+        new = draw.randint(1, 20)
+        ids = (*ids[:20], *(1000 * number + each for each in range(new)))
+        made.append(Request(now_s, 512 * len(ids), draw.randint(2, 60), ids, 512))
+        now_s += draw.expovariate(1 / gap_s)
+    return made
+
+
+def question(seed: int, *slos: str, **chosen: float) -> Question:
+    """About a small trace, with 8 GPUs at most."""
+    made = Question(small_trace(seed), parse_slos(slos), most_gpus=8)
+    return replace(made, **chosen)  # type: ignore[arg-type]
+
+
+def open_search(
+    asked: Question, kinds: Sequence[Kind], tally: Tally | None = None, window: int = WINDOW
+) -> Search:
+    return Search(asked, kinds, busiest(asked.requests, window), tally or Tally())
+
+
+def kinds_of(
+    asked: Question,
+    engine: str = "sglang",
+    tally: Tally | None = None,
+    gpus: Sequence[str] = ("h200", "b200"),
+    splits: Sequence[Split | None] = (None,),
+) -> list[Kind]:
+    routers = ["round_robin", "dynamo"]
+    return list_kinds(asked, SETTINGS, engine, gpus, routers, MODEL, tally or Tally(), splits)
+
+
+def brute_force(asked: Question, kinds: Sequence[Kind]) -> float | None:
+    """The least cost, of every number of replicas of every kind, simulated."""
+    costs = (
+        replicas * kind.gpus * asked.price(kind.server.gpu)
+        for kind in kinds
+        for replicas in range(1, asked.most_gpus // kind.gpus + 1)
+        if replicas > 1 or kind.router == "round_robin"
+        if simulate(asked, asked.requests, kind, replicas, asked.speed).meets
+    )
+    return min(costs, default=None)
+
+
+SPLITS = (Split(1, 1), Split(2, 1))
+
+
+@pytest.mark.parametrize(
+    ("seed", "ttft", "splits"),
+    [(1, "1500ms", (None,)), (2, "2500ms", (None,)), (1, "2500ms", SPLITS)],
+)
+def test_brute_force_finds_nothing_cheaper(
+    seed: int, ttft: str, splits: Sequence[Split | None]
+) -> None:
+    asked = question(seed, f"ttft_p90={ttft}", "tpot_p50=30ms", speed=4.0)
+    asked = replace(asked, requests=asked.requests[:16])
+    everything = replace(asked, slos=LOOSE)  # whose bounds rule nothing out
+    everything_asked = [
+        replace(kind, bounds=replace(kind.bounds, question=asked))
+        for kind in kinds_of(everything, gpus=["b200"], splits=splits)
+    ]
+    best = brute_force(asked, everything_asked)
+    kinds = kinds_of(asked, gpus=["b200"], splits=splits)
+    found = plan(open_search(asked, kinds)).best
+    assert best is not None
+    assert found is not None
+    assert found.meets
+    assert found.cost == best
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+@pytest.mark.parametrize("seed", [3, 4])
+def test_no_request_is_faster_than_the_bounds(engine: str, seed: int) -> None:
+    asked = replace(question(seed, "ttft_p90=100s", "tpot_p50=10s"), slos=LOOSE)
+    for kind in kinds_of(asked, engine, splits=(None, Split(1, 1)))[::8]:
+        for percent in (10.0, 50.0, 90.0):
+            slos = (Slo("ttft", percent, 1e3), Slo("tpot", percent, 1e3))
+            trial = simulate(replace(asked, slos=slos), asked.requests, kind, 2, 1.0)
+            floor = np.percentile(kind.bounds.ttft_s, percent, method="lower")
+            assert floor <= trial.values_s[f"ttft_p{percent:g}"]
+            assert kind.bounds.tpot_s <= trial.values_s[f"tpot_p{percent:g}"]
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_fewer_replicas_than_the_work_needs_break_a_limit(engine: str) -> None:
+    asked = question(5, "ttft_p90=600ms")
+    refuted = 0
+    for layout in (Layout(tp=4), Layout(tp=2, dp=2, ep=4)):
+        kind_server = open_server(asked, SETTINGS, engine, "b200", layout)
+        bounds = Bounds(kind_server, asked)
+        kind, speed = Kind(kind_server, "round_robin", bounds), 100.0
+        fewest = bounds.replicas(speed)
+        if fewest > 1:
+            refuted += 1
+            assert not simulate(asked, asked.requests, kind, fewest - 1, speed).meets
+    assert refuted
+
+
+@pytest.mark.parametrize("slo", ["ttft_p50=300ms", "ttft_p90=900ms", "latency_p50=800ms"])
+@pytest.mark.parametrize("split", [None, Split(1, 1)])
+def test_a_simulation_that_is_given_up_would_have_broken_a_limit(
+    monkeypatch: pytest.MonkeyPatch, slo: str, split: Split | None
+) -> None:
+    asked = question(6, slo)
+    kind = kinds_of(replace(asked, slos=LOOSE), splits=[split])[0]
+    given_up = simulate(asked, asked.requests, kind, 1, 50.0)
+    assert not given_up.meets
+    assert not given_up.values_s
+    whole = simulate(asked, asked.requests, kind, 1, 50.0, to_end=True)
+    assert not whole.meets
+    assert whole.excess(asked.slos) > 1
+    for speed in (1.0, 2.0, 5.0, 10.0):
+        quick, sure = (
+            simulate(asked, asked.requests, kind, 1, speed, to_end=each) for each in (False, True)
+        )
+        assert quick.meets == sure.meets
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm", "sglang:0.5.15"])
+@pytest.mark.parametrize("preset", ["v4-flash", "v4-pro"])
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_a_launch_command_is_read_as_the_layout_it_was_written_for(
+    engine: str, preset: str, drafts: int
+) -> None:
+    for layout in layouts_of(preset):
+        command = launch_command(engine, preset, layout, drafts)
+        reading = read_command(command)
+        assert not reading.unknown
+        assert not reading.uncounted
+        texts = {**reading.texts, "gpu": "b300"}
+        (scenario,) = resolve(read_inputs(texts))
+        found = scenario.layout
+        assert (found.tp, found.dp, found.pp) == (layout.tp, layout.dp, layout.pp)
+        assert found.expert_ranks == layout.expert_ranks
+        assert texts["model"] == preset
+
+
+def test_every_deployment_considered_is_ruled_out_or_simulated() -> None:
+    asked, tally = question(1, "ttft_p90=900ms", "tpot_p50=30ms"), Tally()
+    answer = plan(open_search(asked, kinds_of(asked, tally=tally, gpus=["b200"]), tally))
+    assert sum(tally.pruned.values()) + len(answer.trials) == tally.considered
+    assert tally.considered == 2 * sum(8 // each.gpus for each in layouts_of(MODEL))
+
+
+def test_of_two_that_cost_as_much_the_one_that_is_not_near_is_the_answer() -> None:
+    """Of one TP2 and one DP2 EP2 the second is faster here, and the first is tried first."""
+    asked = question(1, "ttft_p90=20s")
+    kinds = [k for k in kinds_of(asked, gpus=["b200"]) if k.gpus == 2]
+    times = {
+        kind.servers: simulate(asked, asked.requests, kind, 1, 20.0).values_s["ttft_p90"]
+        for kind in kinds
+    }
+    fast, slow = sorted(times, key=lambda servers: times[servers])
+    kinds.sort(key=lambda kind: kind.servers != slow)
+    factor = kinds[0].server.times.held_out.ttft
+    limit = Slo("ttft", 90, max(times[slow], times[fast] * factor) + 1e-6)
+    assert times[slow] * factor > limit.limit_s
+    asked = replace(asked, slos=(limit,), speed=20.0, most_gpus=2)
+    answer = plan(open_search(asked, kinds))
+    assert answer.best is not None
+    assert answer.best.kind.servers == fast
+    assert not answer.best.near(asked.slos)
+    assert answer.second is not None
+    assert answer.second.kind.servers == slow
+    assert answer.safer is None
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_safer_answer_is_what_a_search_with_its_limits_finds(seed: int) -> None:
+    asked = question(seed, "ttft_p90=3s", speed=2.0)
+    answer = plan(open_search(asked, kinds_of(asked, gpus=["b200"])))
+    assert answer.best is not None
+    safer = answer.safer or answer.best
+    assert not safer.near(asked.slos)
+    limits = tuple(replace(s, limit_s=s.limit_s / answer.best.error(s)) for s in asked.slos)
+    tight = replace(asked, slos=limits)
+    alone = open_search(tight, kinds_of(tight, gpus=["b200"])).find_cheapest()[0]
+    assert (safer.kind.label, safer.units) == (alone.kind.label, alone.units)
+
+
+def test_the_whole_trace_says_how_many_are_enough_and_not_its_fullest_window() -> None:
+    burst = small_trace(1, count=30, gap_s=0.001)
+    calm = [replace(each, arrival_s=100.0 + 10 * n) for n, each in enumerate(small_trace(2, 90))]
+    asked = Question([*burst, *calm], parse_slos(["ttft_p50=500ms"]), most_gpus=64)
+    kinds = [kind for kind in kinds_of(asked, gpus=["b200"]) if kind.server.label == "b200 TP2"]
+    search = open_search(asked, kinds, window=30)
+    answer = plan(search)
+    assert answer.best is not None
+    assert answer.best.requests == len(asked.requests)
+    whole = brute_force(replace(asked, most_gpus=8), kinds)
+    assert whole is not None
+    assert answer.best.cost == whole
+    assert answer.best.cost < search.find_cheapest()[0].cost
+
+
+def test_with_think_times_a_queue_makes_requests_come_later_and_one_replica_may_do() -> None:
+    session = [replace(each, session=0) for each in small_trace(1, gap_s=0.001)]
+    asked = Question(session, parse_slos(["ttft_p90=2s"]), most_gpus=8)
+    answers = {}
+    for sessions in ("trace", "think"):
+        settings = [*SETTINGS, f"fleet.sessions={sessions}"]
+        gpus, routers = ["b200"], ["round_robin"]
+        kinds = list_kinds(asked, settings, "sglang", gpus, routers, MODEL, Tally())
+        (kind,) = [each for each in kinds if each.server.label == "b200 TP2"]
+        answers[sessions] = kind.min_units(100.0), simulate(asked, session, kind, 1, 100.0).meets
+    assert answers == {"trace": (2, False), "think": (1, True)}
+
+
+def test_where_nothing_does_the_nearest_and_the_least_possible_are_said() -> None:
+    words = ["plan", "builtin:chat", "--gpu", "b200", "--most-gpus", "2", "--speed", "1000"]
+    done = run([*words, "--slo", "ttft_p90=400ms", "--slo", "tpot_p50=500ms", "--json", "-"])
+    assert done.exit_code == 1
+    document = json.loads(done.stdout)
+    assert document["best"] is None
+    assert document["nearest"]["seconds"]["ttft_p90"] > 0.4 > document["least_seconds"]["ttft_p90"]
+    said = run([*words, "--slo", "ttft_p90=400ms"])
+    assert "nearest: 1 × b200" in said.stdout
+    said = run([*words, "--slo", "ttft_p90=1ms"])
+    assert "of requests alone is" in " ".join(said.stdout.split())
+
+
+def test_the_highest_rate_of_some_gpus_keeps_the_limits_and_a_higher_one_does_not() -> None:
+    asked = replace(question(1, "ttft_p90=700ms"), exactly=True)
+    kinds = [kind for kind in kinds_of(asked) if kind.server.label == "b200 TP8"][:1]
+    best = plan(open_search(asked, kinds)).best
+    assert best is not None
+    assert best.gpus == 8
+    assert best.meets
+    assert not simulate(asked, asked.requests, kinds[0], 1, best.speed * 1.1).meets
+
+
+def test_a_trace_too_short_to_say_what_rate_is_sustained_is_refused() -> None:
+    asked = replace(question(1, "ttft_p90=20s"), exactly=True)
+    kinds = [kind for kind in kinds_of(asked, gpus=["b200"]) if kind.server.label == "b200 TP8"]
+    with pytest.raises(ConfigError, match="too few to say what rate it sustains"):
+        plan(open_search(asked, kinds[:1]))
+
+
+def test_prompt_tokens_seen_before_need_not_be_computed() -> None:
+    first, longer = Request(0, 1024, 1, (1, 2), 512), Request(1, 1536, 1, (1, 2, 3), 512)
+    assert unseen_tokens([first, longer, first]) == [1024, 512, 1]
+    assert unseen_tokens([first, longer, first], any_order=True) == [1, 512, 1]
+
+
+def test_the_busiest_window_has_the_most_prompt_tokens_a_second() -> None:
+    trace = [Request(float(n), 1000 if 5 <= n < 8 else 10, 1) for n in range(12)]
+    found = busiest(trace, 3)
+    assert [each.input_tokens for each in found] == [1000] * 3
+    assert [each.arrival_s for each in found] == [0.0, 1.0, 2.0]
+    assert busiest(trace, 50) == trace
+
+
+def test_static_requests_come_at_their_rate_and_share_nothing() -> None:
+    found = poisson(4132, 510, 20.0, seed=0)
+    assert found == poisson(4132, 510, 20.0, seed=0)
+    assert len(found) / found[-1].arrival_s == pytest.approx(20, rel=0.05)
+    assert unseen_tokens(found) == [4132] * len(found)
+
+
+def test_a_queue_that_grows_breaks_a_limit_however_long_it_is() -> None:
+    """One b200 TP2 computes about 16 such prompts a second."""
+    slos = parse_slos(["ttft_p90=20s"])
+    requests = poisson(2000, 300, 20.0, 0, slos)
+    assert requests[-1].arrival_s > 190
+    asked = Question(requests, slos, most_gpus=4)
+    kinds = [kind for kind in kinds_of(asked, gpus=["b200"]) if kind.server.label == "b200 TP2"]
+    assert not simulate(asked, requests, kinds[0], 1, 1.0).meets
+    assert simulate(asked, requests, kinds[0], 2, 1.0).meets
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        (["ttft=2s"], "write a time, its percentile and its limit"),
+        (["ttft_p99=0s"], "write a time"),
+        (["ttft_p99=2s", "ttft_p99=3s"], "has a limit already"),
+        (["tpot_p50=50ms"], "how long a request may wait"),
+        ([], "how long a request may wait"),
+    ],
+)
+def test_limits_that_cannot_be_searched_for_are_refused(texts: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse_slos(texts)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--price", "h200=0", "--price", "b200=4"], "more than 0"),
+        (["--price", "h200=nan", "--price", "b200=4"], "more than 0"),
+        (["--price", "h200=inf", "--price", "b200=4"], "more than 0"),
+        (["--price", "h100=2"], "h100 is not asked about: --gpu h200,b200"),
+        (["--price", "h200=2"], "give one for b200"),
+        (["--price", "h200=2", "--price", "h200=3"], "has a price already"),
+        (["--gpu", ""], "--gpu '': name at least one"),
+        (["--router", ","], "--router '': name at least one"),
+        (["--split", ""], "--split '': name at least one"),
+        (["--gpus", "4", "--most-gpus", "2"], "keep one"),
+        (
+            ["--slo", "tpot_p50=9ms", "--isl", "9", "--osl", "1", "--rate", "1"],
+            "every answer has one token",
+        ),
+        *[
+            (["--set", f"{key}=2"], f"plan decides {key.removesuffix('.replicas')}")
+            for key in ("cost.tp", "workload.speed", "model.preset", "fleet.prefill.replicas")
+        ],
+        (["--speed", "inf"], "Invalid value for '--speed'"),
+    ],
+)
+def test_what_would_have_no_effect_or_no_sense_is_refused(words: list[str], said: str) -> None:
+    trace = [] if "--isl" in words else ["builtin:chat"]
+    done = run(["plan", *trace, "--slo", "ttft_p99=2s", *words])
+    assert done.exit_code == 2, done.output
+    assert said in " ".join(done.output.split())
+
+
+def test_a_request_is_good_that_keeps_the_tightest_limit_of_every_time() -> None:
+    asked = question(1, "ttft_p50=1ms", "ttft_p90=100s")
+    kind = kinds_of(replace(asked, slos=LOOSE))[0]
+    for slos in (asked.slos, asked.slos[::-1]):
+        loose = replace(asked, slos=tuple(replace(slo, percent=99.9) for slo in slos))
+        assert simulate(loose, asked.requests[:1], kind, 1, 1.0).good == 0.0
+
+
+def test_a_split_deployment_is_counted_named_and_launched_by_role() -> None:
+    words = ["plan", "builtin:chat", "--slo", "ttft_p90=5s", "--gpu", "b200", "--split", "1:2"]
+    printed = run([*words, "--json", "-", "--most-gpus", "12"])
+    best = json.loads(printed.stdout)["best"]
+    assert (best["prefill_replicas"], best["decode_replicas"], best["replicas"]) == (1, 2, 3)
+    assert best["gpus"] == 3 * {"TP2": 2, "DP2 EP2": 2}[best["layout"]]
+    roles = [command.split()[-1] for command in best["commands"].values()]
+    assert roles == ["prefill", "decode"]
+
+
+HOST = "--enable-hierarchical-cache --hicache-ratio 4"
+
+
+def test_args_are_tried_and_the_answer_is_launched_with_those_that_do() -> None:
+    """Prompts that come back after the GPU has lost them: only host memory keeps them."""
+    ids = [tuple(range(200 * number, 200 * number + 200)) for number in range(12)]
+    requests = [Request(20.0 * n, 102_401, 2, each, 512) for n, each in enumerate(2 * ids)]
+    asked = Question(requests, parse_slos(["ttft_p40=4s"]), most_gpus=2)
+    few = "--max-total-tokens 600000"
+    alternatives = name_args([few, f"{few} --chunked-prefill-size 4096", f"{few} {HOST}"])
+    assert [*alternatives] == ["args 1", "args 2", "args 3"]
+    kinds = list_kinds(
+        asked, SETTINGS, "sglang", ["h200"], ["round_robin"], MODEL, Tally(), args=alternatives
+    )
+    best = plan(open_search(asked, kinds)).best
+    assert best is not None
+    assert best.kind.servers.endswith("args 3")
+    assert best.kind.server.command.endswith(HOST)
+    assert best.kind.server.parts.config.tiers.host.ratio == 4
+
+
+def test_args_that_choose_a_layout_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--args '--dp-size 2 .*layouts are searched"):
+        open_server(
+            question(1, "ttft_p90=2s"),
+            SETTINGS,
+            "sglang",
+            "h200",
+            Layout(tp=2),
+            args="--dp-size 2 --enable-dp-attention --ep-size 2",
+        )
+
+
+@pytest.mark.parametrize("text", ["1", "0:1", "a:b", "1:2:3", "-1:1"])
+def test_a_split_of_another_form_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="write prefill and decode replicas"):
+        parse_splits([text])

@@ -6,10 +6,11 @@ runs.
 """
 
 import hashlib
-from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from math import inf
 from pathlib import Path
+
+import numpy as np
 
 from dsv4kv.choices import TRACE_FORMATS, listed
 from dsv4kv.errors import ConfigError, TraceError
@@ -204,29 +205,35 @@ def _placed_rows(path: Path, options: ReadOptions) -> Iterator[tuple[str, Reques
 
 
 def _batches_of_rows(path: Path, options: ReadOptions) -> Iterator[Batch]:
-    """Rows as columns; where the clock runs backwards they are read one by one, which says so."""
     before_s, count = -inf, 0
     for rows in read_rows(path, options):
-        batch = rows.batch
-        if not (options.any_order or batch.follows(before_s)):
-            placed = ((place_of_row(path, count + n), r) for n, r in enumerate(rows.requests()))
-            deque(_in_order(placed, False, before_s), 0)
-        before_s, count = float(batch.arrival_s[-1]), count + len(batch.arrival_s)
-        yield batch
+        arrival_s = rows.batch.arrival_s
+        early = np.flatnonzero(np.diff(arrival_s, prepend=before_s) < 0)
+        if len(early) and not options.any_order:
+            at = int(early[0])
+            before_s = float(arrival_s[at - 1]) if at else before_s
+            raise _backwards(place_of_row(path, count + at), float(arrival_s[at]), before_s)
+        before_s, count = float(arrival_s[-1]), count + len(arrival_s)
+        yield rows.batch
 
 
 def _in_order(
-    placed: Iterable[tuple[str, Request]], any_order: bool, before_s: float = -inf
+    placed: Iterable[tuple[str, Request]], any_order: bool
 ) -> Iterator[tuple[str, Request]]:
+    before_s = -inf
     for place, request in placed:
         if request.arrival_s < before_s and not any_order:
-            raise TraceError(
-                f"{place}: the request arrives at {request.arrival_s:,.3f} s, the one before it "
-                f"at {before_s:,.3f} s: the clock runs backwards. Sort the trace: dsv4kv trace "
-                "convert SOURCE OUT --sort."
-            )
+            raise _backwards(place, request.arrival_s, before_s)
         before_s = request.arrival_s
         yield place, request
+
+
+def _backwards(place: str, arrival_s: float, before_s: float) -> TraceError:
+    return TraceError(
+        f"{place}: the request arrives at {arrival_s:,.3f} s, the one before it at "
+        f"{before_s:,.3f} s: the clock runs backwards. Sort the trace: dsv4kv trace convert "
+        "SOURCE OUT --sort."
+    )
 
 
 def _read_requests(

@@ -286,10 +286,6 @@ class Batch:
     start: Ints
     count: Ints
 
-    def follows(self, before_s: float) -> bool:
-        """Whether nothing arrives before ``before_s`` or before the request above it."""
-        return bool(before_s <= self.arrival_s[0] and (np.diff(self.arrival_s) >= 0).all())
-
     @classmethod
     def of(cls, requests: Sequence[Request]) -> Self:
         """The same requests, at least one, as columns."""

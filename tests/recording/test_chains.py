@@ -108,52 +108,6 @@ def _later(payload: bytes) -> bytes:
     return msgspec.msgpack.encode([at_s + 1000.0, events, rank])
 
 
-@needs_samples
-@pytest.mark.parametrize("name", SAMPLES)
-@pytest.mark.parametrize("form", ["arrays", "digests"])
-def test_old_arrays_and_whole_digests_give_the_same_chains(
-    name: str, form: str, tmp_path: Path
-) -> None:
-    written = {"arrays": _as_arrays, "digests": _with_digests}[form]
-    (tmp_path / "one").mkdir()
-    (tmp_path / "one" / "salt").write_bytes(b"1" * 32)
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "salt").write_bytes(b"1" * 32)
-    one = stores(tmp_path / "one", sample(name))
-    messages = [[topic, number, written(payload)] for topic, number, payload in sample(name)]
-    other = stores(tmp_path / "other", messages)
-    assert lengths(one) == lengths(other)
-    assert [store.ids for store in one] == [store.ids for store in other]
-
-
-def _as_arrays(payload: bytes) -> bytes:
-    at_s, events, rank = msgspec.msgpack.decode(payload)
-    names = "block_hashes parent_block_hash token_ids block_size lora_id medium lora_name"
-    names += " extra_keys group_idx kv_cache_spec_kind kv_cache_spec_sliding_window"
-    fields = {
-        "BlockStored": names.split(),
-        "BlockRemoved": ["block_hashes", "medium", "group_idx"],
-        "AllBlocksCleared": [],
-    }
-    arrays = [
-        [event["type"], *(event.get(name) for name in fields[event["type"]])] for event in events
-    ]
-    return msgspec.msgpack.encode([at_s, arrays, rank])
-
-
-def _with_digests(payload: bytes) -> bytes:
-    def digest(value: int | None) -> bytes | None:
-        return None if value is None else bytes(24) + (value % 2**64).to_bytes(8, "big")
-
-    at_s, events, rank = msgspec.msgpack.decode(payload)
-    for event in events:
-        if "block_hashes" in event:
-            event["block_hashes"] = [digest(one) for one in event["block_hashes"]]
-        if "parent_block_hash" in event:
-            event["parent_block_hash"] = digest(event["parent_block_hash"])
-    return msgspec.msgpack.encode([at_s, events, rank])
-
-
 def block(number: int, size: int = 16) -> list[int]:
     return list(range(number * size, number * size + size))
 

@@ -39,10 +39,6 @@ def taken(sequence: Sequence, messages: Iterable[Frames]) -> list[Short]:
     return short([*items, *sequence.give_up(at_once=True)])
 
 
-def test_messages_come_out_as_they_came() -> None:
-    assert taken(Sequence(), Server(4).sent) == [0, 1, 2, 3]
-
-
 @given(st.permutations(range(12)), st.lists(st.integers(0, 11)))
 def test_swapped_and_repeated_messages_come_out_in_order_and_once(
     order: list[int], again: list[int]

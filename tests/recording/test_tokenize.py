@@ -239,23 +239,6 @@ def test_a_text_that_goes_on_has_the_tokens_of_the_whole(
         before = text + answer
 
 
-@pytest.mark.parametrize(
-    ("added", "texts"),
-    [
-        (["<a><a>"], ["<a><a><a>", "<a><a><a>"]),  # a token that overlaps itself
-        (["<a>", "b<a>c"], ["b<a>", "b<a>c"]),  # one that becomes a part of a longer one
-    ],
-)
-def test_a_text_is_not_cut_where_a_token_may_be_another(
-    added: list[str], texts: list[str]
-) -> None:
-    made = tokenizers.Tokenizer(tokenizers.models.BPE(*_merges(), unk_token="?"))
-    made.add_tokens([tokenizers.AddedToken(text, normalized=False) for text in added])
-    incremental = Incremental(made)
-    for text in texts:
-        assert incremental.encode(text).tolist() == made.encode(text).ids
-
-
 def _merges() -> tuple[dict[str, int], list[tuple[str, str]]]:
     letters = ["?", *sorted({*"".join(ADDED), *"abcA<> ▁Ġ"})]
     merges = [("a", "b"), ("ab", "c"), ("▁", "a"), ("Ġ", "a"), ("<", "a"), ("c", "<")]

@@ -22,7 +22,7 @@ from typing import Any, overload
 from dsv4kv.errors import TraceError
 from dsv4kv.recording.folder import Record, read_stream
 from dsv4kv.recording.metrics import count
-from dsv4kv.recording.source import is_exchange
+from dsv4kv.recording.run import is_exchange
 from dsv4kv.recording.veil import ROOT, chained
 from dsv4kv.traces.request import Request
 from dsv4kv.units import counted

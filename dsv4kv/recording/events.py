@@ -28,7 +28,7 @@ from typing import Any
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.files import read_document
 from dsv4kv.recording.folder import Record, Recording
-from dsv4kv.recording.source import missing_package, parse_url
+from dsv4kv.recording.run import missing_package, parse_url
 from dsv4kv.recording.veil import LEAST_TOKENS, Veil
 from dsv4kv.recording.wire import Batch, Event, Removed, Stored, Unreadable, unpack
 
@@ -50,25 +50,8 @@ class Message:
     payload: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """Numbers that never came, both included."""
-
-    first: int
-    last: int
-
-
-@dataclass(frozen=True, slots=True)
-class Restarted:
-    """The publisher counts from 0 again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unread:
-    """Something came that could not be read."""
-
-
-Item = Message | Gap | Restarted | Unread
+Item = Message | Record
+"""A message, or the record that says what is wrong: a gap, a restart, something unreadable."""
 Ask = Callable[[int], Iterable[list[bytes]]]
 """Gives the frames of everything from a number on that a publisher still has."""
 
@@ -120,7 +103,7 @@ class Sequence:
         try:
             message = parse(frames)
         except Unreadable:
-            yield Unread()
+            yield {"what": "unreadable"}
             return
         if message.number < self.next:
             if self._is_known(message):
@@ -143,7 +126,7 @@ class Sequence:
         late = self._clock() - self._since_s > WAIT_S
         if self._early and (at_once or late or len(self._early) > _WAITING):
             first = min(self._early)
-            yield Gap(self.next, first - 1)
+            yield {"what": "gap", "first": self.next, "last": first - 1}
             self.next = first
             yield from self._in_turn()
             if at_once:
@@ -159,7 +142,7 @@ class Sequence:
         yield from self.give_up(at_once=True)
         self.next = 0
         self._came.clear()
-        yield Restarted()
+        yield {"what": "restart", "place": [-1, 0.0]}
 
     def _ask_again(self, first: int) -> Iterator[Item]:
         """Take what is sent again, as long as that helps: a publisher drops what is too much."""
@@ -269,14 +252,8 @@ class Publisher:
     def write(self, items: Iterable[Item]) -> None:
         """Write messages, gaps and restarts."""
         for item in items:
-            self._recording.write("events", {"source": self.name} | self._record(item))
-
-    def _record(self, item: Item) -> Record:
-        if isinstance(item, Gap):
-            return {"what": "gap", "first": item.first, "last": item.last}
-        if isinstance(item, Restarted):
-            return {"what": "restart", "place": [-1, 0.0]}
-        return {"what": "unreadable"} if isinstance(item, Unread) else self._batch(item)
+            record = self._batch(item) if isinstance(item, Message) else item
+            self._recording.write("events", {"source": self.name} | record)
 
     def _batch(self, message: Message) -> Record:
         batch = message.batch

@@ -14,13 +14,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from time import time
+from time import monotonic, time
+from typing import Any
 
 from pydantic_core import from_json
 
 from dsv4kv.recording.folder import STREAMS, WHERE, Record, read_stream, segments
-from dsv4kv.recording.metrics import Counted, Values, count
-from dsv4kv.recording.source import count_requests
+from dsv4kv.recording.metrics import Counted, Values, count, hits_of
+from dsv4kv.recording.run import count_requests, is_exchange
+from dsv4kv.units import counted
 
 _USED = {
     "vllm": ("vllm:kv_cache_usage_perc",),
@@ -39,6 +41,8 @@ _WAITING = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
 _PREEMPTED = ("vllm:num_preemptions", "sglang:num_retracted_requests")
 _RANK = re.compile(r"(?:dp_rank|engine)=\d+")
 _STARTED = "process_start_time_seconds"
+
+_KNOWN = 65_536  # ids of requests that a line about them tells apart
 
 Window = tuple[float, float]
 """When something happened: after the one and not after the other."""
@@ -432,8 +436,7 @@ class Watched:
         grown = Counter[str]()
         for each in counted.values():
             grown.update(each.grown)
-        pairs = [hits[1:] for each in counted.values() if (hits := each.hits())]
-        return dict(grown), (sum(found for found, _ in pairs), sum(asked for _, asked in pairs))
+        return dict(grown), hits_of(counted.values())
 
     def _forget(self) -> None:
         begin_s = self._now_s - self.window_s
@@ -472,3 +475,69 @@ def _sum(values: Values, names: tuple[str, ...]) -> float | None:
 def _gauge(values: Values, names: tuple[str, ...]) -> int | None:
     found = _sum(values, names)
     return None if found is None else int(found)
+
+
+class Live:
+    """Counts what is written, for a line about it."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock, self._begun_s = clock, clock()
+        self._lately: tuple[float, int] = (self._begun_s, 0)
+        self._known: dict[Any, bool] = {}  # ids, and whether an exchange had it
+        self._counted = dict[str, Counted]()
+        self.batches = self.gaps = self.unread = self.samples = 0
+        self.requests = self.without_usage = 0
+        self.input_tokens = self.cached_tokens = 0
+
+    def hear(self, stream: str, record: Record) -> None:
+        """Count a record."""
+        if stream == "events":
+            self.batches += "events" in record
+            self.unread += record.get("what") == "unreadable"
+            if record.get("what") == "gap":
+                self.gaps += record["last"] - record["first"] + 1
+        elif stream == "metrics" and "values" in record:
+            self.samples += 1
+            self._counted.setdefault(record["source"], Counted()).add(record["values"])
+        elif stream == "requests" and "input_tokens" in record:
+            self._request(record)
+        elif stream == "requests":
+            self.without_usage += record.get("end") == "done"
+
+    def _request(self, record: Record) -> None:
+        """Logs have several lines of a request; the last thousands are known again."""
+        name, exchange = record.get("id", self.requests), is_exchange(record)
+        self.requests += name not in self._known or (exchange and self._known[name])
+        self._known[name] = exchange or self._known.get(name, False)
+        if len(self._known) > _KNOWN:
+            del self._known[next(iter(self._known))]
+        if "cached_tokens" in record:
+            self.input_tokens += record["input_tokens"]
+            self.cached_tokens += record["cached_tokens"]
+
+    def line(self) -> str:
+        """What has been recorded; requests per second are those since the last line."""
+        now_s = self._clock()
+        before_s, before = self._lately
+        self._lately = now_s, self.requests
+        rate = (self.requests - before) / max(now_s - before_s, 1e-9)
+        parts = [
+            f"{now_s - self._begun_s:,.0f} s",
+            f"{counted(self.requests, 'request')} ({rate:,.1f}/s)",
+            f"hit rate by the server {self._hit_rate()}",
+            f"{counted(self.batches, 'message')} of events",
+            f"{self.gaps:,} missing",
+            counted(self.samples, "sample"),
+        ]
+        if self.unread:
+            parts.insert(5, f"{self.unread:,} that could not be read")
+        if self.without_usage:
+            parts.insert(2, f"{self.without_usage:,} without usage")
+        return ", ".join(parts)
+
+    def _hit_rate(self) -> str:
+        """By its counters, where these are sampled, else by what it says of each request."""
+        hits, asked = hits_of(self._counted.values())
+        if not asked:
+            hits, asked = self.cached_tokens, self.input_tokens
+        return f"{hits / asked:.1%}" if asked else "not known"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dsv4kv.errors import ConfigError
 from dsv4kv.recording.folder import Recording, read_stream
 from dsv4kv.recording.metrics import Counted, Metrics, Values, count, parse
-from dsv4kv.recording.run import Live
+from dsv4kv.recording.server import Live
 
 VLLM = """\
 # HELP vllm:prefix_cache_queries_total Prefix cache queries, in tokens.

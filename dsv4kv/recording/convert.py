@@ -38,13 +38,11 @@ class Block:
         before: The block before it; None where the chain begins.
         ids: Its ids, ``grain`` tokens each, made of everything up to there.
         tokens: From the chain's beginning to its end.
-        whole: Whether the chain's beginning was seen.
     """
 
     before: "Block | None"
     ids: tuple[int, ...]
     tokens: int
-    whole: bool = True
 
 
 @dataclass(slots=True, eq=False)
@@ -55,14 +53,12 @@ class Store:
         at_s: When, by the server's clock; never before the prompt was computed.
         cached_tokens: Of the prompt's full blocks, which were cached before.
         output_tokens: Of single blocks that were stored behind it later.
-        session: The session's number, if requests named it.
         end: Last block of the prompt.
         grain_tokens: What an id stands for.
     """
 
     at_s: float
     cached_tokens: int
-    session: int | None
     end: Block
     grain_tokens: int
     output_tokens: int = 0
@@ -106,68 +102,31 @@ class _Server:
         self.cached.clear()
         self.tips.clear()
 
-
-@dataclass(slots=True)
-class Tally:
-    """What else was found.
-
-    Attributes:
-        gaps: Messages that never came.
-        restarts: How often a server began anew.
-        removed: Blocks that left the GPU's memory.
-        orphans: Requests whose chain begins before the recording, or in a gap.
-    """
-
-    gaps: int = 0
-    restarts: int = 0
-    removed: int = 0
-    orphans: int = 0
-
-
-class Chains:
-    """Reads the records of the stream ``events``, in order."""
-
-    def __init__(self) -> None:
-        self.tally = Tally()
-        self._servers: dict[str, _Server] = {}
-
-    def read(self, records: Iterable[Record]) -> list[Store]:
-        """Everything that was stored by requests, in order."""
-        return [store for record in records for store in self._take(record)]
-
-    def _take(self, record: Record) -> Iterator[Store]:
-        server = self._servers.setdefault(record["source"], _Server())
-        what = record.get("what")
-        if what == "gap":
-            self.tally.gaps += record["last"] - record["first"] + 1
-        elif what == "restart":
-            self.tally.restarts += 1
-            server.forget()
-        elif what is None:
-            yield from self._batch(server, record)
-
-    def _batch(self, server: _Server, record: Record) -> Iterator[Store]:
+    def take(self, record: Record) -> list[Store]:
+        """What requests stored, by one record of events."""
         new: list[Store] = []
-        for event in record["events"]:
+        if record.get("what") == "restart":
+            self.forget()
+        for event in record.get("events", ()):
             if "cleared" in event:
-                server.forget()
+                self.forget()
             elif event.get("medium") not in _GPU:
                 continue
-            elif "removed" in event and event.get("group") in server.group:
-                self.tally.removed += len(server.cached.intersection(event["removed"]))
-                server.cached.difference_update(event["removed"])
-            elif "stored" in event and _is_chain(event, server):
-                self._store(server, event, record["ts"], new)
-        yield from new
+            elif "removed" in event and event.get("group") in self.group:
+                self.cached.difference_update(event["removed"])
+            elif "stored" in event and _is_chain(event, self):
+                self._store(event, record["ts"], new)
+        return new
 
-    def _store(self, server: _Server, event: Record, at_s: float, new: list[Store]) -> None:
+    def _store(self, event: Record, at_s: float, new: list[Store]) -> None:
         names, size, parent = event["stored"], int(event["size"]), event["parent"]
-        before = None if parent is None else server.blocks.setdefault(parent, _orphan())
-        already = _leading(names, server.cached) * size
+        # of a block that was never announced nothing is known, nor of what comes before it
+        before = None if parent is None else self.blocks.setdefault(parent, Block(None, (), 0))
+        already = _leading(names, self.cached) * size
         blocks = _link(before, event)
-        server.blocks |= zip(names, blocks, strict=True)
-        server.cached.update(names)
-        store = server.tips.pop(parent, None)
+        self.blocks |= zip(names, blocks, strict=True)
+        self.cached.update(names)
+        store = self.tips.pop(parent, None)
         if store in new:  # what one step stores behind each other is one request's
             store.cached_tokens += already if store.cached_tokens == store.tokens else 0
             store.end = blocks[-1]
@@ -175,16 +134,19 @@ class Chains:
             store.output_tokens += size
         else:
             cached = already + (before.tokens if before else 0)
-            grain = event.get("grain", size)
-            store = Store(at_s, cached, event.get("session"), blocks[-1], grain)
-            self.tally.orphans += not store.end.whole
+            store = Store(at_s, cached, blocks[-1], event.get("grain", size))
             new.append(store)
-        server.tips[names[-1]] = store
+        self.tips[names[-1]] = store
 
 
-def _orphan() -> Block:
-    """A block of which nothing is known, nor of what comes before it."""
-    return Block(None, (), 0, whole=False)
+def find_stores(records: Iterable[Record]) -> list[Store]:
+    """Everything that requests stored, in order, by records of the stream ``events``."""
+    servers: dict[str, _Server] = {}
+    return [
+        store
+        for record in records
+        for store in servers.setdefault(record["source"], _Server()).take(record)
+    ]
 
 
 def _is_chain(event: Record, server: _Server) -> bool:
@@ -212,8 +174,7 @@ def _link(before: Block | None, event: Record) -> list[Block]:
     blocks: list[Block] = []
     for number in range(len(names)):
         own = tuple(ids[number * each : (number + 1) * each])
-        whole = before is None or before.whole
-        before = Block(before, own, tokens + (number + 1) * size, whole)
+        before = Block(before, own, tokens + (number + 1) * size)
         blocks.append(before)
     return blocks
 
@@ -322,7 +283,7 @@ def read_recording(folder: Path) -> Recorded:
     rows, unsized = _complete(read_stream(folder, "requests"))
     stores_only = not rows
     if stores_only:
-        rows = [_row_of(store) for store in Chains().read(read_stream(folder, "events"))]
+        rows = [_row_of(store) for store in find_stores(read_stream(folder, "events"))]
     if not rows and unsized:
         raise TraceError(
             f"{folder}: {counted(unsized, 'request')} recorded, and of none is the length known: "

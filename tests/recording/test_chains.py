@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dsv4kv.recording.convert import Chains, Store
+from dsv4kv.recording.convert import Store, find_stores
 from tests.recording.frames import (
     CLEARED,
     PUBLISHED,
@@ -24,7 +24,7 @@ from tests.recording.frames import (
 
 
 def stores(folder: Path, messages: Iterable[Frames]) -> list[Store]:
-    return Chains().read(recorded(folder, list(messages)))
+    return find_stores(recorded(folder, list(messages)))
 
 
 def asked(name: str) -> list[dict[str, Any]]:
@@ -162,8 +162,7 @@ def test_what_is_stored_elsewhere_is_not_cached_on_the_gpu(tmp_path: Path) -> No
 
 
 def test_a_chain_whose_beginning_was_not_seen_is_known_as_such(tmp_path: Path) -> None:
-    chains = Chains()
-    found = chains.read(
+    found = find_stores(
         recorded(
             tmp_path / "recording",
             [
@@ -173,17 +172,13 @@ def test_a_chain_whose_beginning_was_not_seen_is_known_as_such(tmp_path: Path) -
             ],
         )
     )
-    assert [store.end.whole for store in found] == [False] * 3
     assert found[1].ids[:2] == found[0].ids
     assert set(found[2].ids).isdisjoint(found[0].ids)  # equal tokens behind other ones
-    assert chains.tally.orphans == 3
 
 
-def test_a_gap_is_counted_and_its_chains_go_on_behind_it(tmp_path: Path) -> None:
-    chains = Chains()
+def test_chains_go_on_behind_a_gap(tmp_path: Path) -> None:
     messages = [frames(0, CLEARED), frames(3, stored([2], 1, block(0), 16))]
-    found = chains.read(recorded(tmp_path / "recording", messages))
-    assert chains.tally.gaps == 2
+    found = find_stores(recorded(tmp_path / "recording", messages))
     assert lengths(found) == [(16, 0, 0)]
 
 
@@ -202,4 +197,4 @@ def test_blocks_of_single_tokens_are_chains_by_the_servers_names(tmp_path: Path)
 def test_two_servers_with_equal_names_are_kept_apart() -> None:
     event = {"stored": [1], "parent": None, "chain": True, "size": 16, "ids": [3], "grain": 16}
     records = [{"source": f"events:{server}", "ts": 0.0, "events": [event]} for server in range(2)]
-    assert lengths(Chains().read(records)) == [(16, 0, 0), (16, 0, 0)]
+    assert lengths(find_stores(records)) == [(16, 0, 0), (16, 0, 0)]

@@ -227,10 +227,10 @@ class Incremental:
 
     def _parts(self, text: str) -> list[str]:
         """A text, cut before every added token."""
-        parts = [text]
+        parts = [("", text)]
         for pattern in self._passes:
-            parts = [each for part in parts for each in _cut_before(pattern, part)]
-        return parts
+            parts = [each for token, after in parts for each in _cut_before(pattern, token, after)]
+        return [token + after for token, after in parts if token or after]
 
     def _encode(self, text: str, *, special: bool = False) -> list[int]:
         # of the two ways to encode this one does not work out where tokens begin in the text
@@ -239,12 +239,11 @@ class Incremental:
         return ids
 
 
-def _cut_before(pattern: re.Pattern[str], text: str) -> Iterator[str]:
-    begin, *rest = pattern.split(text)
-    if begin:
-        yield begin
-    for token, after in zip(rest[::2], rest[1::2], strict=True):
-        yield token + after
+def _cut_before(pattern: re.Pattern[str], token: str, after: str) -> Iterator[tuple[str, str]]:
+    """What comes after a token, cut before others; the token itself is whole already."""
+    begin, *rest = pattern.split(after)
+    yield token, begin
+    yield from zip(rest[::2], rest[1::2], strict=True)
 
 
 def _shared(one: "array[int]", other: "array[int]") -> int:

@@ -239,6 +239,13 @@ def test_a_text_that_goes_on_has_the_tokens_of_the_whole(
         before = text + answer
 
 
+def test_a_token_that_is_looked_for_later_is_not_found_inside_of_another() -> None:
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(*_merges(), unk_token="?"))
+    for text, normalized in (("<a>", True), ("b<a", False)):
+        made.add_tokens([tokenizers.AddedToken(text, normalized=normalized)])
+    assert Incremental(made).encode("ab ab<a>").tolist() == made.encode("ab ab<a>").ids
+
+
 def _merges() -> tuple[dict[str, int], list[tuple[str, str]]]:
     letters = ["?", *sorted({*"".join(ADDED), *"abcA<> ▁Ġ"})]
     merges = [("a", "b"), ("ab", "c"), ("▁", "a"), ("Ġ", "a"), ("<", "a"), ("c", "<")]

@@ -168,7 +168,7 @@ def test_the_command_tells_estimates_with_their_intervals(tmp_path: Path) -> Non
     write_trace(requests, path)
     code, told = answer(str(path), "--memory", "1MB")
     assert code == 0
-    assert "Estimated from one in" in told
+    assert "estimated from 0.031 of all blocks" in told
     first, error = re.findall(r"(\d\.\d+) ± (\d\.\d+)", told)[0]
     assert len(first) == len(error)
     assert len(error.removeprefix("0.").lstrip("0")) <= 2

@@ -201,7 +201,7 @@ def _run(
 ) -> None:
     """Profile, keep the record, and show it."""
     from dsv4kv.bench.profile import run_profile
-    from dsv4kv.measure.profilers.sessions import name_files
+    from dsv4kv.measure.profilers.launch import name_files
     from dsv4kv.runs.imported import load_profile
     from dsv4kv.runs.store import save_record
     from dsv4kv.view.profile import write_timeline

@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import ConfigError, TraceError
-from dsv4kv.traces import FORMATS, read_trace, records
-from dsv4kv.traces import files as lines_module
+from dsv4kv.traces import FORMATS, files, read_trace
 from dsv4kv.traces.parquet import MAGIC
 
 GOOD = {"arrival_s": 0.0, "input_tokens": 8, "output_tokens": 1}
@@ -263,8 +262,7 @@ def test_blank_lines_without_end_are_not_read_for_ever(tmp_path: Path) -> None:
 def test_a_document_without_end_does_not_fill_the_memory(
     begin: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (lines_module, records):
-        monkeypatch.setattr(module, "DOCUMENT_BYTES", 1000)
+    monkeypatch.setattr(files, "DOCUMENT_BYTES", 1000)
     path = tmp_path / "trace"
     path.write_text(begin + " \n" * 1000)
     with pytest.raises(TraceError, match=sentence):

@@ -18,6 +18,7 @@ from dsv4kv.cli.options import (
     argument,
     flag,
     option,
+    to_file,
     write_json,
 )
 from dsv4kv.cli.runs import say_saved
@@ -104,7 +105,8 @@ def profile(
         bool, flag("--verbose -v --full", "Every kernel, its full name and how it was launched.")
     ] = False,
     timeline: Annotated[
-        list[Path] | None, option("Write one step: .svg, or .json for Perfetto.", "FILE")
+        list[Path] | None,
+        option("Write one step: .svg, or .json for Perfetto.", "FILE", callback=to_file),
     ] = None,
     timeout: Annotated[
         float, option("Seconds that nsys or ncu may take.", rare=True, min=1)

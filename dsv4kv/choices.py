@@ -180,30 +180,30 @@ ROUTERS = {
 """Who chooses the replica of a request."""
 
 TRACE_FORMATS = {
-    "bailian": Choice("Bailian's JSON lines, ids of 16 tokens", "traces.bailian:BAILIAN"),
-    "mooncake": Choice("Mooncake's JSON lines, ids of 512", "traces.mooncake:MOONCAKE"),
+    "bailian": Choice("Bailian's JSON lines, ids of 16 tokens", "traces.formats:BAILIAN"),
+    "mooncake": Choice("Mooncake's JSON lines, ids of 512", "traces.formats:MOONCAKE"),
     "mooncake-delta": Choice(
-        "turns that say what is new in a session", "traces.mooncake:MOONCAKE_DELTA"
+        "turns that say what is new in a session", "traces.formats:MOONCAKE_DELTA"
     ),
     "weka": Choice("a conversation, or a folder of them", "traces.weka:WEKA"),
-    "azure": Choice("Azure's CSV, only lengths", "traces.lengths:AZURE"),
-    "burstgpt": Choice("BurstGPT's CSV, only lengths", "traces.lengths:BURSTGPT"),
-    "sharegpt": Choice("lengths of ShareGPT samples", "traces.lengths:SHAREGPT"),
-    "timed": Choice("JSON lines whose names are given", "traces.timed:TIMED"),
+    "azure": Choice("Azure's CSV, only lengths", "traces.formats:AZURE"),
+    "burstgpt": Choice("BurstGPT's CSV, only lengths", "traces.formats:BURSTGPT"),
+    "sharegpt": Choice("lengths of ShareGPT samples", "traces.formats:SHAREGPT"),
+    "timed": Choice("JSON lines whose names are given", "traces.formats:TIMED"),
     "parquet": Choice("a row for every request", "traces.parquet:PARQUET"),
-    "dsv4kv": Choice("the toolkit's own", "traces.native:NATIVE"),
+    "dsv4kv": Choice("the toolkit's own", "traces.formats:NATIVE"),
 }
 """Formats that traces are read from. Where a line has marks of two, the first is taken."""
 
 TRACE_LINES = {
-    "dsv4kv": Choice("the toolkit's own format", "traces.native:format_native"),
-    "mooncake": Choice("ids of 512 tokens", "traces.mooncake:format_mooncake"),
+    "dsv4kv": Choice("the toolkit's own format", "traces.formats:format_native"),
+    "mooncake": Choice("ids of 512 tokens", "traces.formats:format_mooncake"),
     "mooncake-delta": Choice(
         "turns of a session say what is new; sessions are found by what prompts begin with",
-        "traces.mooncake:format_mooncake_delta",
+        "traces.formats:format_mooncake_delta",
     ),
     "timed": Choice(
-        "times in s; read it with --format timed --id-tokens N", "traces.timed:format_timed"
+        "times in s; read it with --format timed --id-tokens N", "traces.formats:format_timed"
     ),
 }
 """Formats that traces are written in, a line for every request."""

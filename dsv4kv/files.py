@@ -186,7 +186,7 @@ def write_named(path: Path, text: str, option: str) -> None:
         ConfigError: It cannot be written.
     """
     with refused_by(option, path), replacing(path) as file:
-        file.write(text.encode())
+        file.write(whole_text(text).encode())
 
 
 @contextmanager
@@ -334,6 +334,12 @@ def load_yaml(text: str) -> list[Any]:
 def whole_text(text: str) -> str:
     """The text with ``?`` for halves of characters: JSON can name them, no file can hold them."""
     return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def whole_json(document: Any) -> Any:
+    """A JSON document whose texts are whole, as ``whole_text`` makes them."""
+    text = json.dumps(document, ensure_ascii=False)
+    return document if (whole := whole_text(text)) == text else json.loads(whole)
 
 
 _PACKAGE = Path(__file__).resolve().parent

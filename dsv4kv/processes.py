@@ -50,7 +50,7 @@ def with_package(environment: Mapping[str, str], tree: Path = OWN_TREE) -> dict[
     return {**environment, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Have the kernel kill this process when its parent ends, however that ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -154,7 +154,7 @@ def map_parallel(
 
 
 def _run(work: Callable[[Any], Any], item: Any) -> tuple[Any, Any]:
-    _end_with_parent()
+    end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
     return item, work(item)
 

@@ -4,7 +4,9 @@ Memory and token counts are binary (1K = 1,024; 1 GiB = 2^30 B); rates are decim
 (1 GB/s = 10^9 B/s), as hardware datasheets give them.
 """
 
+import math
 import re
+from collections.abc import Iterable
 from decimal import Decimal
 from fractions import Fraction
 
@@ -21,6 +23,17 @@ _QUANTITY = re.compile(
 )
 
 _DURATION = re.compile(r"^\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([smh]?)\s*$", re.I | re.ASCII)
+
+MOST_POINTS = 4096
+"""Points of one sweep, whose configurations are all held."""
+
+
+def check_points(values: Iterable[int]) -> None:
+    """Raise ``ConfigError`` where axes of so many values each have too many points."""
+    if math.prod(values) > MOST_POINTS:
+        raise ConfigError(
+            f"--axis: more than {MOST_POINTS:,} points: leave values out, or sweep in parts."
+        )
 
 
 def parse_count(text: str) -> int:

@@ -155,8 +155,6 @@ THINNED = {
     "measure/test_telemetry.py::test_a_throttled_gpu_is_seen_while_the_run_goes_on": 3,
     "measure/test_statistics.py::"
     "test_the_interval_covers_the_true_median_in_95_percent_of_runs": 2,
-    "measure/test_verdict.py::"
-    "test_of_many_rows_of_equals_hardly_a_comparison_calls_one_a_change": 1,
     "moving/test_side.py::test_bytes_of_others_are_found_by_their_digests": 2,
     "moving/test_side.py::test_decode_steps_after_a_transfer_read_what_they_would_have_read": 1,
     "replay/mrc/test_policy.py::test_the_conversation_trace_hits_as_published": 1,

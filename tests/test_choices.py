@@ -35,7 +35,7 @@ NEW = """
 import json, sys
 from dsv4kv.choices import POLICIES, TRACE_FORMATS, Choice
 POLICIES["mru"] = Choice("the most recently used", "core.policies:FIFO")
-TRACE_FORMATS["mine"] = Choice("my own", "traces.native:NATIVE")
+TRACE_FORMATS["mine"] = Choice("my own", "traces.formats:NATIVE")
 from typer.testing import CliRunner
 from dsv4kv.cli import app
 done = {

@@ -31,8 +31,7 @@ from dsv4kv.choices import PEERS
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.errors import CacheError, PeerUnavailable, VerificationError
 from dsv4kv.measure.environment import memory_peak_bytes
-from dsv4kv.measure.memcpy import measure_memcpy
-from dsv4kv.measure.protocol import Budget
+from dsv4kv.measure.protocol import Budget, measure_memcpy
 from dsv4kv.measure.recorder import Recorder
 from dsv4kv.measure.telemetry import Table, Telemetry, Window
 from dsv4kv.measure.turns import Turns, one_cpu

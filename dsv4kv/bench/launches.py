@@ -297,7 +297,7 @@ def _empty_record(request: Request, started_utc: str) -> RunRecord:
     """The frame of a record where no launch left one."""
     loaded = request.loaded
     return RunRecord(
-        run_id="",
+        run_id=request.run_id,
         started_utc=started_utc,
         ended_utc=started_utc,
         status="failed",

@@ -26,12 +26,9 @@ from dsv4kv.config.load import LoadedConfig
 from dsv4kv.errors import ConfigError, ProfileError
 from dsv4kv.files import replacing
 from dsv4kv.measure.environment import capture_environment
-from dsv4kv.measure.memcpy import measure_memcpy
 from dsv4kv.measure.profilers.attached import Attached, CudaProfiler, Kineto, has_nvtx
 from dsv4kv.measure.profilers.classify import shipped_rules
-from dsv4kv.measure.profilers.files import read_profile
-from dsv4kv.measure.profilers.ranges import STEP
-from dsv4kv.measure.profilers.sessions import (
+from dsv4kv.measure.profilers.launch import (
     Command,
     Profiled,
     find_tool,
@@ -39,12 +36,14 @@ from dsv4kv.measure.profilers.sessions import (
     ncu_profile,
     nsys_profile,
     require_tool,
-    run_ncu,
-    run_nsys,
+    run_profiler,
     version_of,
 )
+from dsv4kv.measure.profilers.trace import STEP
+from dsv4kv.measure.protocol import measure_memcpy
 from dsv4kv.measure.recorder import Recorder
 from dsv4kv.processes import python
+from dsv4kv.runs.imported import read_profile
 from dsv4kv.runs.kernel_table import build_table
 from dsv4kv.runs.profile import Profile
 from dsv4kv.runs.schema import Case, Environment, Memcpy, Peak, RunRecord
@@ -171,12 +170,10 @@ def _run_kineto(plan: Plan) -> tuple[RunRecord, Profiled]:
 
 
 def _run_tool(plan: Plan, command: Command) -> tuple[RunRecord, Profiled]:
-    output, record_file = plan.folder / OUTPUT, plan.folder / RUN
-    if plan.tool == "nsys":
-        report = output.with_suffix(".nsys-rep")
-        profiled = run_nsys(command.words[0], command, report, plan.timeout_s)
-    else:
-        profiled = run_ncu(command, output.with_suffix(".ncu-rep"), plan.timeout_s)
+    record_file = plan.folder / RUN
+    suffix = ".nsys-rep" if plan.tool == "nsys" else ".ncu-rep"
+    report = (plan.folder / OUTPUT).with_suffix(suffix)
+    profiled = run_profiler(command, report, plan.timeout_s)
     if not record_file.is_file():
         raise ProfileError(
             f"the profiled program ended before it wrote its record. {name_files(plan.folder)}"

@@ -9,6 +9,7 @@ from dsv4kv.budget.answer import Answer, answer, published_bytes
 from dsv4kv.budget.inputs import READERS, Inputs, read_inputs
 from dsv4kv.budget.lookup import find_formats, find_model
 from dsv4kv.errors import ConfigError, DoesNotFit, find_name
+from dsv4kv.units import check_points
 
 COLUMNS = (
     "gpus",
@@ -89,6 +90,7 @@ def run_sweep(texts: Mapping[str, str], axes: Sequence[Axis]) -> list[Row]:
     for name in names:
         if names.count(name) > 1 or name in texts:
             raise ConfigError(f"--axis {name}: it is given twice: keep one.")
+    check_points(len(axis.values) for axis in axes)
     points = list(itertools.product(*(axis.values for axis in axes)))
     rows = [_run(texts, names, point) for point in points]
     if all(row.problem for row in rows):

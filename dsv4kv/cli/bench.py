@@ -139,7 +139,7 @@ def bench(
     stderr = open_console(stderr=True, quiet=silent)
     request = Request("bench", config, overrides, axes, out, resume)
     if launches > 1:
-        if resume:
+        if resume is not None:
             raise ConfigError(
                 f"--resume {resume}: launches are not resumed: leave --launches out."
             )

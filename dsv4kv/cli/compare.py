@@ -220,7 +220,7 @@ def _judge(
     before: "Side", after: "Side", floor: float, *, force: bool, intended: bool
 ) -> "Comparison":
     from dsv4kv.compare.comparison import compare as judge_sides
-    from dsv4kv.compare.differences import list_differences
+    from dsv4kv.compare.comparison import list_differences
     from dsv4kv.compare.floor import find_floor
 
     differences = list_differences(before, after)

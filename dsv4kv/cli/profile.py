@@ -18,6 +18,7 @@ from dsv4kv.cli.options import (
     argument,
     flag,
     option,
+    to_file,
     write_json,
 )
 from dsv4kv.cli.runs import say_saved
@@ -104,7 +105,8 @@ def profile(
         bool, flag("--verbose -v --full", "Every kernel, its full name and how it was launched.")
     ] = False,
     timeline: Annotated[
-        list[Path] | None, option("Write one step: .svg, or .json for Perfetto.", "FILE")
+        list[Path] | None,
+        option("Write one step: .svg, or .json for Perfetto.", "FILE", callback=to_file),
     ] = None,
     timeout: Annotated[
         float, option("Seconds that nsys or ncu may take.", rare=True, min=1)
@@ -199,7 +201,7 @@ def _run(
 ) -> None:
     """Profile, keep the record, and show it."""
     from dsv4kv.bench.profile import run_profile
-    from dsv4kv.measure.profilers.sessions import name_files
+    from dsv4kv.measure.profilers.launch import name_files
     from dsv4kv.runs.imported import load_profile
     from dsv4kv.runs.store import save_record
     from dsv4kv.view.profile import write_timeline

@@ -15,7 +15,7 @@ from dsv4kv.view.console import open_console, say
 if TYPE_CHECKING:
     from dsv4kv.cli.progress import Redrawn
     from dsv4kv.recording.folder import Recording
-    from dsv4kv.recording.source import Source
+    from dsv4kv.recording.run import Source
     from dsv4kv.recording.veil import Veil
 
 EPILOG = examples(
@@ -89,9 +89,10 @@ def record(
     """
     from dsv4kv.cli.progress import Redrawn
     from dsv4kv.recording.folder import Recording
+    from dsv4kv.recording.logs import RequestLog
     from dsv4kv.recording.metrics import Metrics
-    from dsv4kv.recording.run import Live, run
-    from dsv4kv.recording.tail import RequestLog
+    from dsv4kv.recording.run import run
+    from dsv4kv.recording.server import Live
     from dsv4kv.recording.veil import Veil
     from dsv4kv.view.render import show
 

@@ -1,5 +1,6 @@
 """Runs on the command line: sweeps that are kept and resumed, a record, and an exit code."""
 
+import shlex
 import signal
 import tempfile
 import threading
@@ -159,9 +160,10 @@ def keep_points(
     from dsv4kv.runs.store import POINTS, new_run_id
     from dsv4kv.traces import resolve_trace, trace_sha256
 
-    if len(points) == 1 and not request.resume:
+    if len(points) == 1 and request.resume is None:
         return None
     now, here = datetime.now(UTC), capture_environment()
+    wanted = [(point.axis, point.config.model_dump(mode="json")) for point in points]
     asked = Asked(
         run_id=new_run_id(loaded.config.name, now),
         started_utc=now.isoformat(timespec="seconds"),
@@ -175,16 +177,16 @@ def keep_points(
         traces_sha256={
             trace: trace_sha256(resolve_trace(trace)) for trace in sorted({t for t in traces if t})
         },
-        points_sha256=hash_points([point.config.model_dump(mode="json") for point in points]),
+        points_sha256=hash_points([config for _, config in wanted]),
         count=len(points),
     )
-    if request.resume:
-        return open_points(find_points(request.resume, request.out), asked)
+    if request.resume is not None:
+        return open_points(find_points(request.resume, request.out), asked, wanted)
     name = f"{asked.run_id}{POINTS}"
     try:
-        return open_points(request.out / name, asked)
+        return open_points(request.out / name, asked, wanted)
     except RecordError:  # where the record will be, too, which says so
-        return open_points(Path(tempfile.gettempdir()) / name, asked)
+        return open_points(Path(tempfile.gettempdir()) / name, asked, wanted)
 
 
 def close_sweep(sweep: "Sweep", command: str) -> None:
@@ -194,6 +196,6 @@ def close_sweep(sweep: "Sweep", command: str) -> None:
         return
     if points.missing:
         say(f"{points.missing:,} of {points.asked.count:,} points are missing.", err=True)
-        say(f"resume: dsv4kv {command} --resume {points.path}", err=True)
+        say(f"resume: dsv4kv {command} --resume {shlex.quote(str(points.path))}", err=True)
     else:
         points.path.unlink(missing_ok=True)

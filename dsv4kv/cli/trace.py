@@ -200,7 +200,7 @@ def convert(
     from dsv4kv.recording.folder import is_recording
     from dsv4kv.traces import is_stores_only, read_trace
     from dsv4kv.traces.collect import place_of
-    from dsv4kv.traces.histories import check_histories_of
+    from dsv4kv.traces.summary import check_histories_of
 
     _check_out(out, to)
     stop = None if limit is None else skip + limit
@@ -259,7 +259,7 @@ def _write(requests: "Iterable[Request]", out: Path, to: str, *, stores: bool) -
 def _convert_recording(folder: Path, out: Path, to: str, part: slice) -> None:
     """Write what was recorded, and say what the server said of it."""
     from dsv4kv.recording.convert import describe, in_blocks, read_recording
-    from dsv4kv.traces.mooncake import BLOCK_TOKENS
+    from dsv4kv.traces.formats import BLOCK_TOKENS
 
     recorded = read_recording(folder)
     requests: Iterable[Request] = recorded.requests[part]
@@ -332,7 +332,7 @@ def tokenize(
     from dsv4kv.recording import tokenize as made
     from dsv4kv.recording.convert import in_blocks
     from dsv4kv.recording.datasets import DataOptions, read_dialogues
-    from dsv4kv.traces.mooncake import BLOCK_TOKENS
+    from dsv4kv.traces.formats import BLOCK_TOKENS
 
     _check_out(out, to)
     for name, value in (("--rate", rate), ("--gap", gap)):

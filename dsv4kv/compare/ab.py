@@ -65,26 +65,20 @@ def _with_package(tree: Path, revision: str) -> Path:
 
 
 def _git(*arguments: str, doing: str) -> str:
+    # Inside a git hook, GIT_DIR and GIT_INDEX_FILE would point git elsewhere.
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
     try:
-        done = _run_git(*arguments)
+        done = subprocess.run(
+            ("git", *arguments), capture_output=True, env=environment, text=True, check=False
+        )
     except OSError as error:
         raise ConfigError(f"git cannot be run ({error.strerror}): install it.") from None
     if done.returncode:
-        errors = done.stderr.strip().splitlines()
-        if errors and "not a git repository" in errors[-1]:
+        errors = done.stderr.strip().splitlines() or ["it does not say why"]
+        if "not a git repository" in errors[-1]:
             raise ConfigError(f"git could not {doing}: {_CLONE}")
-        raise ConfigError(
-            f"git could not {doing}: {errors[-1] if errors else 'it does not say why'}."
-        )
+        raise ConfigError(f"git could not {doing}: {errors[-1]}.")
     return done.stdout.strip()
-
-
-def _run_git(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    # Inside a git hook, GIT_DIR and GIT_INDEX_FILE would point git elsewhere.
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
-    return subprocess.run(
-        ("git", *arguments), capture_output=True, env=environment, text=True, check=False
-    )
 
 
 Unit = Literal["step", "launch"]
@@ -101,29 +95,19 @@ _YAML = (".yaml", ".yml")
 
 @dataclass(frozen=True)
 class Duel:
-    """Two things to run interleaved.
+    """Two things to run interleaved."""
 
-    Attributes:
-        references: What was named for A and for B.
-        config: What both run; None takes the default, or is not there where A and B are
-            configurations.
-        overrides: ``a.b=c`` settings of both.
-        axes: ``a.b=1,2`` sweeps of both.
-        launches: Of each side.
-        argv: The command line.
-        order_seed: Of the order in which they run.
-        turns: What alternates. Steps: a launch of each side at the same time, which takes the
-            memory of two. Launches: one process at a time. None: steps, but for runs on a GPU.
-    """
-
-    references: tuple[str, str]
+    references: tuple[str, str]  # what was named for A and for B
     config: str | None
-    overrides: Sequence[str]
-    axes: Sequence[str]
-    launches: int
+    """What both run; None takes the default, or is not there where A and B are configurations."""
+    overrides: Sequence[str]  # ``a.b=c`` settings of both
+    axes: Sequence[str]  # ``a.b=1,2`` sweeps of both
+    launches: int  # of each side
     argv: list[str]
-    order_seed: int
+    order_seed: int  # of the order in which they run
     turns: Unit | None = None
+    """What alternates. Steps: a launch of each side at the same time, which takes the memory of
+    two. Launches: one process at a time. None: steps, but for runs on a GPU."""
 
     @property
     def kind(self) -> str:

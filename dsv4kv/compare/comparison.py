@@ -1,17 +1,97 @@
-"""The comparison itself: a verdict for every quantity that both sides measured, and for all."""
+"""Whether two sides may be compared, and a verdict for every quantity of both and for all."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 
-from dsv4kv.compare.differences import Difference
 from dsv4kv.compare.floor import Floor
 from dsv4kv.compare.side import Launched, Side, list_launched, list_losses
 from dsv4kv.measure.verdict import Judgement, Launches, Verdict, judge, judge_exact, judge_pairs
 from dsv4kv.runs.quantities import Quantity, axis_text, ratio_of_calls
+from dsv4kv.runs.schema import RunRecord
 from dsv4kv.units import format_bytes
+
+# What dsv4kv is compared for, and what no run shares with the next.
+_MEANT = ("versions.dsv4kv", "git_sha", "git_dirty", "load_1min")
+_VARIABLES = "variables."  # not there means not set, and that is a difference
+
+Kind = Literal["machine", "config", "unknown"]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A field in which the sides differ."""
+
+    kind: Kind
+    """``machine`` (hardware and software), ``config``, or ``unknown`` for a field that only one of
+    two versions of dsv4kv has; the last does not prevent a comparison."""
+    field: str  # dotted path
+    before: str  # values of the one side, as text
+    after: str  # values of the other
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.field}: {self.before} against {self.after}"
+
+
+def list_differences(before: Side, after: Side) -> list[Difference]:
+    """Everything that two sides must share and do not; a side must also agree with itself."""
+    machines = _compare_fields("machine", *(_gather(_machine, side) for side in (before, after)))
+    configs = _compare_fields("config", *(_gather(_settings, side) for side in (before, after)))
+    return [*machines, *configs]
+
+
+def _compare_fields(
+    kind: Kind, before: dict[str, list[str]], after: dict[str, list[str]]
+) -> Iterator[Difference]:
+    for field in [*before, *(field for field in after if field not in before)]:
+        first, second = before.get(field, []), after.get(field, [])
+        known = bool(first and second) or field.startswith(_VARIABLES)
+        if len(first) > 1 or first != second:
+            shown = [" or ".join(values) or "not there" for values in (first, second)]
+            yield Difference(kind if known else "unknown", field, *shown)
+
+
+def _gather(read: Any, side: Side) -> dict[str, list[str]]:
+    """Every value that the records of a side have in a field, each once."""
+    found: dict[str, list[str]] = {}
+    for record in side.records:
+        for field, value in read(record):
+            values = found.setdefault(field, [])
+            if (text := "unknown" if value is None else str(value)) not in values:
+                values.append(text)
+    return found
+
+
+def _machine(record: RunRecord) -> Iterator[tuple[str, Any]]:
+    values = record.environment.model_dump(mode="json")
+    values["gpu"] = values["gpu"] or {"name": "none"}
+    for field, value in _flatten(values):
+        if field not in _MEANT:
+            yield field, value
+
+
+def _settings(record: RunRecord) -> Iterator[tuple[str, Any]]:
+    """Settings of every case, under the point of the sweep they belong to."""
+    yield "trace_sha256", record.trace_sha256
+    for case in record.cases:
+        prefix = f"[{axis_text(case)}] " if case.axis else ""
+        yield f"{prefix}ran on", case.device
+        yield f"{prefix}backend_version", case.backend_version
+        for field, value in _flatten(case.config):
+            if field != "name":
+                yield prefix + field, value
+
+
+def _flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
 
 Ratios = dict[str, float]  # of every pair, by its name
 
@@ -40,22 +120,15 @@ OTHER_WORK = "other work"
 
 @dataclass(frozen=True)
 class Row:
-    """One quantity on both sides.
-
-    Attributes:
-        quantity: What was measured.
-        before: Median of every launch in ns.
-        after: Likewise.
-        judgement: The verdict on it.
-        factors: What times of a model are right within, before and after; None where they were
-            measured, or nothing is known of their error.
-    """
+    """One quantity on both sides."""
 
     quantity: Quantity
-    before: Launches
+    before: Launches  # median of every launch in ns
     after: Launches
     judgement: Judgement
     factors: tuple[float | None, float | None] = (None, None)
+    """What times of a model are right within, before and after; None where they were measured, or
+    nothing is known of their error."""
 
     @property
     def other_work(self) -> bool:
@@ -65,34 +138,22 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two sides and what may be said about them.
+    """Two sides and what may be said about them."""
 
-    Attributes:
-        before: The side that is compared with.
-        after: The side that is judged.
-        floor: The smallest change that counts.
-        rows: Every quantity of both sides.
-        overall: The verdict on the geometric mean of all rows but those of other work; None
-            without such a row.
-        in_turns: Whether steps of both sides were interleaved; then launches are judged in pairs.
-        virtual: Whether all times are those of a model, and changes exact.
-        missing: Quantities that only one side has, and which one.
-        losses: Launches and cases that could not be used, a sentence each.
-        differences: Fields in which the sides differ.
-        intended: Whether the sides were made to differ, as in A against B.
-    """
-
-    before: Side
-    after: Side
-    floor: Floor
-    rows: tuple[Row, ...]
+    before: Side  # the side that is compared with
+    after: Side  # the side that is judged
+    floor: Floor  # the smallest change that counts
+    rows: tuple[Row, ...]  # every quantity of both sides
     overall: Judgement | None
+    """The verdict on the geometric mean of all rows but those of other work; None without such a
+    row."""
     in_turns: bool
-    virtual: bool
-    missing: tuple[str, ...]
-    losses: tuple[str, ...]
-    differences: tuple[Difference, ...]
-    intended: bool
+    """Whether steps of both sides were interleaved; then launches are judged in pairs."""
+    virtual: bool  # whether all times are those of a model, and changes exact
+    missing: tuple[str, ...]  # quantities that only one side has, and which one
+    losses: tuple[str, ...]  # launches and cases that could not be used, a sentence each
+    differences: tuple[Difference, ...]  # fields in which the sides differ
+    intended: bool  # whether the sides were made to differ, as in A against B
 
     @property
     def forced(self) -> bool:
@@ -127,7 +188,9 @@ def compare(
     """Judge every quantity that both sides have; list_differences comes before."""
     first, second = list_launched(before), list_launched(after)
     both = [quantity for quantity in first if quantity in second]
-    shared = [q for q in both if _positive(first[q] + second[q])]
+    shared = [  # a clock that is too coarse gives 0, which has no ratio
+        q for q in both if all(each.measured.median_ns > 0 for each in first[q] + second[q])
+    ]
     verdicts = len(shared) + 1  # and the mean
     pairs = {q: pair_up(first[q], second[q]) for q in shared}
     rows = tuple(_row(q, first[q], second[q], pairs[q], floor.value, verdicts) for q in shared)
@@ -196,19 +259,13 @@ def _is_virtual(launched: Sequence[Launched]) -> bool:
 
 def _other_work(before: Sequence[Launched], after: Sequence[Launched], floor: float) -> str:
     """How the bytes of a call differ by more than the floor; empty where they do not."""
-    sizes = [_bytes_per_call(launches) for launches in (before, after)]
+    sizes = [
+        sum(each.measured.bytes_per_call for each in launched) / len(launched)
+        for launched in (before, after)
+    ]
     if abs(sizes[1] - sizes[0]) <= floor * sizes[0]:
         return ""
     return f"{OTHER_WORK}: {' against '.join(map(format_bytes, sizes))} a call"
-
-
-def _bytes_per_call(launched: Sequence[Launched]) -> float:
-    return sum(each.measured.bytes_per_call for each in launched) / len(launched)
-
-
-def _positive(launched: Sequence[Launched]) -> bool:
-    """Whether every median is a time; a clock that is too coarse gives 0, which has no ratio."""
-    return all(each.measured.median_ns > 0 for each in launched)
 
 
 def _judge_all(

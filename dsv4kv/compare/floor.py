@@ -25,17 +25,11 @@ class Floor:
 
 @dataclass(frozen=True)
 class NoiseFloors:
-    """A machine's A/A noise floor: 97.5 % of ratios are nearer to 1, as a fraction.
+    """A machine's A/A noise floor: 97.5 % of ratios are nearer to 1, as a fraction."""
 
-    Attributes:
-        alone: Of launches one by one.
-        in_turns: Of launches with interleaved steps; None where none were.
-        hostname_sha256: The machine's; None where it is not known.
-    """
-
-    alone: float
-    in_turns: float | None
-    hostname_sha256: str | None
+    alone: float  # of launches one by one
+    in_turns: float | None  # of launches with interleaved steps; None where none were
+    hostname_sha256: str | None  # the machine's; None where it is not known
 
     def is_of(self, hostname_sha256: str) -> bool:
         """Whether they may be that machine's: homes are often shared."""

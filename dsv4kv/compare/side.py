@@ -15,33 +15,23 @@ from dsv4kv.runs.store import dumps, load_record
 
 @dataclass(frozen=True)
 class Side:
-    """One side.
-
-    Attributes:
-        name: As it was named.
-        records: Runs of it; every launch of every run counts.
-    """
+    """One side."""
 
     name: str
-    records: tuple[RunRecord, ...]
+    records: tuple[RunRecord, ...]  # runs of it; every launch of every run counts
 
 
 @dataclass(frozen=True)
 class Launched:
-    """A quantity as one launch measured it.
-
-    Attributes:
-        measured: Its samples.
-        process: Which record of the side and which launch of it: identifies a launch.
-        began_s: When that launch began, in seconds.
-        pair: Shared with the launch of the other side that it was interleaved with; empty
-            where none did.
-    """
+    """A quantity as one launch measured it."""
 
     measured: Measured
     process: tuple[int, int]
-    began_s: float
+    """Which record of the side and which launch of it: identifies a launch."""
+    began_s: float  # when that launch began, in seconds
     pair: str = ""
+    """Shared with the launch of the other side that it was interleaved with; empty where none
+    did."""
 
 
 def load_side(text: str) -> Side:

@@ -24,7 +24,7 @@ from dsv4kv.config.systems import SystemsConfig
 from dsv4kv.config.tiers import TiersConfig
 from dsv4kv.config.transfer import TransferConfig
 from dsv4kv.errors import ConfigError
-from dsv4kv.units import parse_bytes, parse_count
+from dsv4kv.units import check_points, parse_bytes, parse_count
 
 ConfigT = TypeVar("ConfigT", bound=Section)
 T = TypeVar("T")
@@ -149,10 +149,11 @@ def expand_axes(
 
     Raises:
         ConfigError: A key that is swept twice or also set, an axis without values or with one
-            value twice, or values that do not validate: all of them, a line each.
+            value twice, too many points, or values that do not validate: all of them, a line each.
     """
     root = type(loaded.config)
     settings = _parse_overrides(overrides, root)
+    check_points([sum(text.count(",") + 1 for text in axes)])  # before they are parsed
     swept = _gather(partial(_parse_axis, root), axes)
     given = {setting.path: setting.option for setting in settings}
     for path, option in ((axis[0].path, axis[0].option) for axis in swept):
@@ -161,6 +162,7 @@ def expand_axes(
                 f"{option}: {'.'.join(path)} is also given by {given[path]}: keep one."
             )
         given[path] = option
+    check_points(map(len, swept))
     document = _Document(loaded.text, str(find_config(loaded.source, root)), root)
 
     def point(chosen: Sequence[_Setting]) -> Point[ConfigT]:

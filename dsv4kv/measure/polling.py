@@ -22,35 +22,17 @@ Reader = Callable[[Any, Any], int | float | str | None]
 _VALUE_TYPES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 
 
-def _call(function: str, *constants: str) -> Reader:
-    """The value of a function that takes the device and constants, named as in the library."""
-    return lambda nvml, gpu: getattr(nvml, function)(
-        gpu, *(getattr(nvml, constant) for constant in constants)
-    )
-
-
-def _attribute(function: str, attribute: str, *constants: str) -> Reader:
-    """One attribute of what such a function returns."""
-    ask = _call(function, *constants)
-    return lambda nvml, gpu: getattr(ask(nvml, gpu), attribute)
-
-
-def _field(constant: str) -> Reader:
-    """A field value, of whichever type it is."""
-
-    def read(nvml: Any, gpu: Any) -> int:
-        (answer,) = nvml.nvmlDeviceGetFieldValues(gpu, [getattr(nvml, constant)])
-        if answer.nvmlReturn != nvml.NVML_SUCCESS:
-            raise nvml.NVMLError(answer.nvmlReturn)
-        return int(getattr(answer.value, _VALUE_TYPES[answer.valueType]))
-
-    return read
+def _field(nvml: Any, gpu: Any, number: int) -> int:
+    (answer,) = nvml.nvmlDeviceGetFieldValues(gpu, [number])
+    if answer.nvmlReturn != nvml.NVML_SUCCESS:
+        raise nvml.NVMLError(answer.nvmlReturn)
+    return int(getattr(answer.value, _VALUE_TYPES[answer.valueType]))
 
 
 def _violation(policy: str) -> Reader:
     """Nanoseconds so far in which a limit held clocks down: no poll is needed to notice it."""
-    return _attribute(
-        "nvmlDeviceGetViolationStatus", "violationTime", f"NVML_PERF_POLICY_{policy}"
+    return lambda nvml, gpu: int(
+        nvml.nvmlDeviceGetViolationStatus(gpu, getattr(nvml, policy)).violationTime
     )
 
 
@@ -62,43 +44,46 @@ def _reasons(nvml: Any, gpu: Any) -> int:
         return int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu))
 
 
-def _ecc(kind: str) -> Reader:
-    counter = f"NVML_MEMORY_ERROR_TYPE_{kind}"
-    return _call("nvmlDeviceGetTotalEccErrors", counter, "NVML_VOLATILE_ECC")
-
-
 FACTS: dict[str, Reader] = {
-    "name": _call("nvmlDeviceGetName"),
-    "power_limit_mw": _call("nvmlDeviceGetEnforcedPowerLimit"),
-    "most_sm_clock_mhz": _call("nvmlDeviceGetMaxClockInfo", "NVML_CLOCK_SM"),
-    "most_memory_clock_mhz": _call("nvmlDeviceGetMaxClockInfo", "NVML_CLOCK_MEM"),
+    "name": lambda nvml, gpu: nvml.nvmlDeviceGetName(gpu),
+    "power_limit_mw": lambda nvml, gpu: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu),
+    "most_sm_clock_mhz": lambda nvml, gpu: nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_SM),
+    "most_memory_clock_mhz": lambda nvml, gpu: nvml.nvmlDeviceGetMaxClockInfo(
+        gpu, nvml.NVML_CLOCK_MEM
+    ),
     "ecc": lambda nvml, gpu: nvml.nvmlDeviceGetEccMode(gpu)[0],
     "mig": lambda nvml, gpu: nvml.nvmlDeviceGetMigMode(gpu)[0],
-    "persistence": _call("nvmlDeviceGetPersistenceMode"),
+    "persistence": lambda nvml, gpu: nvml.nvmlDeviceGetPersistenceMode(gpu),
 }
 """Asked once."""
 
 OFTEN: dict[str, Reader] = {
-    "sm_clock_mhz": _call("nvmlDeviceGetClockInfo", "NVML_CLOCK_SM"),
-    "memory_clock_mhz": _call("nvmlDeviceGetClockInfo", "NVML_CLOCK_MEM"),
+    "sm_clock_mhz": lambda nvml, gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
+    "memory_clock_mhz": lambda nvml, gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM),
     "reasons": _reasons,
-    "power_mw": _field("NVML_FI_DEV_POWER_INSTANT"),
-    "energy_mj": _field("NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION"),
-    "temperature_c": _call("nvmlDeviceGetTemperature", "NVML_TEMPERATURE_GPU"),
-    "power_violation_ns": _violation("POWER"),
-    "thermal_violation_ns": _violation("THERMAL"),
-    "board_violation_ns": _violation("BOARD_LIMIT"),
-    "reliability_violation_ns": _violation("RELIABILITY"),
+    "power_mw": lambda nvml, gpu: _field(nvml, gpu, nvml.NVML_FI_DEV_POWER_INSTANT),
+    "energy_mj": lambda nvml, gpu: _field(nvml, gpu, nvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION),
+    "temperature_c": lambda nvml, gpu: nvml.nvmlDeviceGetTemperature(
+        gpu, nvml.NVML_TEMPERATURE_GPU
+    ),
+    "power_violation_ns": _violation("NVML_PERF_POLICY_POWER"),
+    "thermal_violation_ns": _violation("NVML_PERF_POLICY_THERMAL"),
+    "board_violation_ns": _violation("NVML_PERF_POLICY_BOARD_LIMIT"),
+    "reliability_violation_ns": _violation("NVML_PERF_POLICY_RELIABILITY"),
 }
 """Asked at every poll."""
 
 SELDOM: dict[str, Reader] = {
-    "memory_used_bytes": _attribute("nvmlDeviceGetMemoryInfo", "used"),
-    "pcie_generation": _call("nvmlDeviceGetCurrPcieLinkGeneration"),
-    "pcie_width": _call("nvmlDeviceGetCurrPcieLinkWidth"),
-    "pcie_replays": _call("nvmlDeviceGetPcieReplayCounter"),
-    "ecc_corrected": _ecc("CORRECTED"),
-    "ecc_uncorrected": _ecc("UNCORRECTED"),
+    "memory_used_bytes": lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).used,
+    "pcie_generation": lambda nvml, gpu: nvml.nvmlDeviceGetCurrPcieLinkGeneration(gpu),
+    "pcie_width": lambda nvml, gpu: nvml.nvmlDeviceGetCurrPcieLinkWidth(gpu),
+    "pcie_replays": lambda nvml, gpu: nvml.nvmlDeviceGetPcieReplayCounter(gpu),
+    "ecc_corrected": lambda nvml, gpu: nvml.nvmlDeviceGetTotalEccErrors(
+        gpu, nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_VOLATILE_ECC
+    ),
+    "ecc_uncorrected": lambda nvml, gpu: nvml.nvmlDeviceGetTotalEccErrors(
+        gpu, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+    ),
 }
 """Asked at every fifth poll; so are other processes and DRAM utilisation, which take more."""
 
@@ -153,11 +138,7 @@ class GpuGone(Exception):
 
 
 class NvmlGpu:
-    """One GPU, by the UUID that CUDA knows it by: NVML numbers them otherwise than CUDA does.
-
-    Attributes:
-        absent: What could not be read, or not every time, and why.
-    """
+    """One GPU, by the UUID that CUDA knows it by: NVML numbers them otherwise than CUDA does."""
 
     def __init__(self, nvml: Any, uuid: str, own_pid: int) -> None:
         """Open the library (the module ``pynvml``) and find the GPU.
@@ -165,7 +146,7 @@ class NvmlGpu:
         Raises:
             GpuGone: No library, no driver, or no such GPU.
         """
-        self.absent: dict[str, str] = {}
+        self.absent: dict[str, str] = {}  # what could not be read, and why
         self._nvml, self._own_pid = nvml, own_pid
         self._often, self._seldom = dict(OFTEN), dict(SELDOM)
         self._seldom["other_processes"] = self._count_others
@@ -220,17 +201,14 @@ class NvmlGpu:
                 # functions and their answers change from version to version of the package
                 self._drop(readers, name, f"this nvidia-ml-py answers otherwise ({error})")
             except self._nvml.NVMLError as error:
-                self._refused(readers, name, error)
+                if error.value in self._codes(_GONE):
+                    raise GpuGone(f"NVML: {error}") from None
+                if error.value in self._codes(_FINAL):
+                    self._drop(readers, name, str(error))
+                else:
+                    self._failures[name] += 1
+                    self.absent[name] = f"{error}, {self._failures[name]} times"
         return found
-
-    def _refused(self, readers: dict[str, Reader], name: str, error: Any) -> None:
-        if error.value in self._codes(_GONE):
-            raise GpuGone(f"NVML: {error}")
-        if error.value in self._codes(_FINAL):
-            self._drop(readers, name, str(error))
-            return
-        self._failures[name] += 1
-        self.absent[name] = f"{error}, {self._failures[name]} times"
 
     def _drop(self, readers: dict[str, Reader], name: str, reason: str) -> None:
         del readers[name]
@@ -255,15 +233,11 @@ _BUSY = ("user", "nice", "system", "irq", "softirq", "steal")  # where a system 
 
 
 class HostReader:
-    """Reads a machine's state while process ``pid`` is measured on it.
-
-    Attributes:
-        absent: What could not be read, and why.
-    """
+    """Reads a machine's state while process ``pid`` is measured on it."""
 
     def __init__(self, pid: int, cpus: Path = Path("/sys/devices/system/cpu")) -> None:
         """Read the clocks of CPUs below ``cpus``."""
-        self.absent: dict[str, str] = {}
+        self.absent: dict[str, str] = {}  # what could not be read, and why
         self._pid, self._cpus = pid, cpus
 
     def read(self) -> dict[str, int | float]:

@@ -24,36 +24,25 @@ Throttled = Callable[[int, int], bool]
 
 @dataclass(frozen=True)
 class Rules:
-    """How long to warm up and to sample; times in nanoseconds, tolerances as fractions.
-
-    Attributes:
-        unit_ns: A unit of work lasts at least this: shorter ones are repeated, so that events
-            (0.5 µs apart at best) and launches hardly count.
-        warmup_ns: Least time to warm up a device that was idle: clocks and voltage settle.
-        window_ns: The last two windows of this length must agree before sampling begins.
-        rewarm_window_ns: The same, for a device that has worked until just now.
-        idle_ns: A device without work for longer is warmed up as an idle one.
-        flat: How far the medians of two windows may differ.
-        most_warmup_ns: Sampling begins after so long in any case.
-        batch_ns: Work handed over at once, before anybody looks at the samples.
-        fewest_samples: Needed at least.
-        least_ns: Sampled time needed at least: device counters see no less.
-        half_width: Wanted half-width of the median's interval, as a fraction of the median.
-        most_ns: Sampling ends after so long, known or not.
-    """
+    """How long to warm up and to sample; times in nanoseconds, tolerances as fractions."""
 
     unit_ns: int = 1_000_000
+    """A unit of work lasts at least this: shorter ones are repeated, so that events (0.5 µs apart
+    at best) and launches hardly count."""
     warmup_ns: int = 3_000_000_000
+    """Least time to warm up a device that was idle: clocks and voltage settle."""
     window_ns: int = 1_000_000_000
-    rewarm_window_ns: int = 100_000_000
-    idle_ns: int = 1_000_000_000
-    flat: float = 0.005
-    most_warmup_ns: int = 10_000_000_000
-    batch_ns: int = 100_000_000
-    fewest_samples: int = 30
-    least_ns: int = 500_000_000
+    """The last two windows of this length must agree before sampling begins."""
+    rewarm_window_ns: int = 100_000_000  # the same, for a device that has worked until just now
+    idle_ns: int = 1_000_000_000  # a device without work for longer is warmed up as an idle one
+    flat: float = 0.005  # how far the medians of two windows may differ
+    most_warmup_ns: int = 10_000_000_000  # sampling begins after so long in any case
+    batch_ns: int = 100_000_000  # work handed over at once, before anybody looks at the samples
+    fewest_samples: int = 30  # needed at least
+    least_ns: int = 500_000_000  # sampled time needed at least: device counters see no less
     half_width: float = 0.005
-    most_ns: int = 10_000_000_000
+    """Wanted half-width of the median's interval, as a fraction of the median."""
+    most_ns: int = 10_000_000_000  # sampling ends after so long, known or not
 
     @property
     def least_total_ns(self) -> int:
@@ -78,26 +67,16 @@ _MOST_AT_ONCE = 256  # a device's queue takes about a thousand launches
 
 @dataclass(frozen=True)
 class Timing:
-    """Samples, and how they came about.
-
-    Attributes:
-        samples_ns: Nanoseconds of one call, one element per unit of work; none where all were
-            throttled.
-        calls: Equal calls in a unit of work; every sample is the mean of so many.
-        started_ns: When sampling began, of ``perf_counter_ns``.
-        ended_ns: When it ended.
-        warmup_ns: How long was warmed up before.
-        converged: Whether the median is as well known as the rules want it.
-        throttled: Samples left out, as the device was throttled during them.
-    """
+    """Samples, and how they came about."""
 
     samples_ns: list[int]
-    calls: int
-    started_ns: int
-    ended_ns: int
-    warmup_ns: int
-    converged: bool
-    throttled: int = 0
+    """Nanoseconds of one call, one element per unit of work; none where all were throttled."""
+    calls: int  # equal calls in a unit of work; every sample is the mean of so many
+    started_ns: int  # when sampling began, of ``perf_counter_ns``
+    ended_ns: int  # when it ended
+    warmup_ns: int  # how long was warmed up before
+    converged: bool  # whether the median is as well known as the rules want it
+    throttled: int = 0  # samples left out, as the device was throttled during them
 
 
 def measure(
@@ -323,3 +302,34 @@ class Budget:
         """Time for the first of so many measurements; None where not even ``least_ns`` is left."""
         left_ns = self._end_ns - self._clock_ns()
         return None if left_ns < least_ns else max(least_ns, left_ns // measurements)
+
+
+_FILL = 0x5A  # not zero: untouched zero pages share one physical page and copy too fast
+
+
+def measure_memcpy(size_bytes: int, repeats: int = 10) -> list[int]:
+    """Durations in ns of ``repeats`` copies of ``size_bytes`` bytes, after one untimed copy.
+
+    A copy reads and writes every byte, so it moves twice its size. It runs in this process, on the
+    torch threads set by the caller.
+    """
+    copy = _prepare_copy(size_bytes)
+    copy()
+    return [_repeat(copy, 1, perf_counter_ns) for _ in range(repeats)]
+
+
+def time_memcpy(size_bytes: int, rules: Rules | None = None) -> Timing:
+    """Copies of ``size_bytes`` bytes by the protocol, as a calibration takes them: seconds."""
+    return time_calls(_prepare_copy(size_bytes), rules)
+
+
+def _prepare_copy(size_bytes: int) -> Callable[[], None]:
+    import torch
+
+    source = torch.full((size_bytes,), _FILL, dtype=torch.uint8)
+    destination = torch.ones_like(source)
+
+    def copy() -> None:
+        destination.copy_(source)
+
+    return copy

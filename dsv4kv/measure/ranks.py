@@ -28,17 +28,11 @@ Logs = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times as long ``after`` takes as ``before``.
+    """How many times as long ``after`` takes as ``before``."""
 
-    Attributes:
-        value: Hodges and Lehmann's estimate.
-        low: Lower end of its interval.
-        high: Upper end.
-    """
-
-    value: float
-    low: float
-    high: float
+    value: float  # hodges and Lehmann's estimate
+    low: float  # lower end of its interval
+    high: float  # upper end
 
     def inside(self, bound: float) -> bool:
         """Whether the whole interval is within 1 / bound and bound."""

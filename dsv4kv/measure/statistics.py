@@ -23,17 +23,12 @@ _FEWEST_SAMPLES = 6  # for an interval: the range of five covers the median in 9
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number and its 95 % interval.
+    """A number and its 95 % interval."""
 
-    Attributes:
-        value: The number.
-        half_width: Half of the interval, or its longer arm; None where it is unknown.
-        arms: How far it reaches below and above the value; None where that is the same.
-    """
-
-    value: float
-    half_width: float | None
+    value: float  # the number
+    half_width: float | None  # half of the interval, or its longer arm; None where it is unknown
     arms: tuple[float, float] | None = None
+    """How far it reaches below and above the value; None where that is the same."""
 
     @property
     def is_lopsided(self) -> bool:
@@ -43,31 +38,20 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Summary:
-    """What the samples of one quantity say, in the unit of the samples.
+    """What the samples of one quantity say, in the unit of the samples."""
 
-    Attributes:
-        n: Number of samples, outliers included.
-        median: Middle of the samples.
-        ci_low: Lower end of the median's 95 % interval; None below six samples.
-        ci_high: Upper end of that interval.
-        iqr: Distance between the quartiles.
-        minimum: Smallest sample.
-        maximum: Largest sample.
-        total: Sum of the samples.
-        outliers: Samples beyond the Tukey fences (1.5 IQR outside the quartiles); none is dropped.
-        percentiles: Those of 50, 90, 99 and 99.9 that at least ten samples are beyond.
-    """
-
-    n: int
-    median: float
-    ci_low: float | None
-    ci_high: float | None
-    iqr: float
-    minimum: float
-    maximum: float
-    total: float
+    n: int  # number of samples, outliers included
+    median: float  # middle of the samples
+    ci_low: float | None  # lower end of the median's 95 % interval; None below six samples
+    ci_high: float | None  # upper end of that interval
+    iqr: float  # distance between the quartiles
+    minimum: float  # smallest sample
+    maximum: float  # largest sample
+    total: float  # sum of the samples
     outliers: int
+    """Samples beyond the Tukey fences (1.5 IQR outside the quartiles); none is dropped."""
     percentiles: dict[float, float]
+    """Those of 50, 90, 99 and 99.9 that at least ten samples are beyond."""
 
     @property
     def estimate(self) -> Estimate:

@@ -32,15 +32,11 @@ _LOOK_S = 0.005
 
 @dataclass
 class Table:
-    """Polls of one kind.
+    """Polls of one kind."""
 
-    Attributes:
-        at_ns: When each was, of ``perf_counter_ns``.
-        columns: Answers by name, as many as polls; None where there was none.
-    """
-
-    at_ns: list[int] = field(default_factory=list)
+    at_ns: list[int] = field(default_factory=list)  # when each was, of ``perf_counter_ns``
     columns: dict[str, list[Any]] = field(default_factory=dict)
+    """Answers by name, as many as polls; None where there was none."""
 
     def add(self, at_ns: int, answers: dict[str, Any]) -> None:
         """Add one poll."""
@@ -53,21 +49,15 @@ class Table:
 
 @dataclass
 class Readings:
-    """Everything that was polled.
-
-    Attributes:
-        facts: What does not change of the GPU; empty without one.
-        often: Its state at every poll.
-        seldom: Its state at every fifth.
-        host: The host's.
-        absent: What could not be read, or not every time, and why.
-    """
+    """Everything that was polled."""
 
     facts: dict[str, Any] = field(default_factory=dict)
-    often: Table = field(default_factory=Table)
-    seldom: Table = field(default_factory=Table)
-    host: Table = field(default_factory=Table)
+    """What does not change of the GPU; empty without one."""
+    often: Table = field(default_factory=Table)  # its state at every poll
+    seldom: Table = field(default_factory=Table)  # its state at every fifth
+    host: Table = field(default_factory=Table)  # the host's
     absent: dict[str, str] = field(default_factory=dict)
+    """What could not be read, or not every time, and why."""
 
 
 def parse_lines(lines: Iterable[bytes]) -> Readings:
@@ -91,41 +81,25 @@ def parse_lines(lines: Iterable[bytes]) -> Readings:
 
 @dataclass(frozen=True)
 class Window:
-    """A stretch of time in which one thing was measured; times of ``perf_counter_ns``.
+    """A stretch of time in which one thing was measured; times of ``perf_counter_ns``."""
 
-    Attributes:
-        name: An operation, a peak, or a part of the run: ``serve``, ``memcpy``.
-        layer_type: Of an operation.
-        temperature: ``cold`` or ``hot`` where an operation was timed both ways.
-        started_ns: Begin.
-        ended_ns: End.
-        timing: How it was timed, where by ``protocol``.
-    """
-
-    name: str
-    layer_type: str | None
-    temperature: str | None
+    name: str  # an operation, a peak, or a part of the run: ``serve``, ``memcpy``
+    layer_type: str | None  # of an operation
+    temperature: str | None  # ``cold`` or ``hot`` where an operation was timed both ways
     started_ns: int
     ended_ns: int
-    timing: Timing | None = None
+    timing: Timing | None = None  # how it was timed, where by ``protocol``
 
 
 class Telemetry:
-    """Polls from ``with`` to its end; never raises because something cannot be polled.
-
-    Attributes:
-        started_ns: When it began, of ``perf_counter_ns``.
-        interval_ns: Between two polls.
-        windows: What was measured during the polls.
-        readings: What was polled, once it has ended.
-    """
+    """Polls from ``with`` to its end; never raises because something cannot be polled."""
 
     def __init__(self, gpu_uuid: str | None = None, interval_ns: int = INTERVAL_NS) -> None:
         """Poll the host, and the GPU of that UUID."""
-        self.started_ns = perf_counter_ns()
-        self.interval_ns = interval_ns
-        self.windows: list[Window] = []
-        self.readings = Readings()
+        self.started_ns = perf_counter_ns()  # when it began
+        self.interval_ns = interval_ns  # between two polls
+        self.windows: list[Window] = []  # what was measured during the polls
+        self.readings = Readings()  # what was polled, once it has ended
         self._uuid = gpu_uuid
         self._lines: IO[bytes] | None = None
         self._process: subprocess.Popen[bytes] | None = None

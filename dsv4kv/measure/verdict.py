@@ -43,32 +43,22 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Launches:
-    """One quantity over the launches of one side.
+    """One quantity over the launches of one side."""
 
-    Attributes:
-        values: Median of each launch, above 0; any unit of time.
-        order: When each launch ran: any clock that both sides share. None if that is not known.
-    """
-
-    values: Sequence[float]
+    values: Sequence[float]  # median of each launch, above 0; any unit of time
     order: Sequence[float] | None = None
+    """When each launch ran: any clock that both sides share. None if that is not known."""
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """A verdict and what it rests on.
+    """A verdict and what it rests on."""
 
-    Attributes:
-        verdict: What may be said.
-        ratio: How many times as long the side after takes, by Hodges and Lehmann's estimate.
-        interval: Ends of the ratio's interval; None where the launches are too few to know.
-        reason: Why it is UNCLEAR.
-    """
-
-    verdict: Verdict
-    ratio: float
+    verdict: Verdict  # what may be said
+    ratio: float  # how many times as long the side after takes, by Hodges and Lehmann's estimate
     interval: tuple[float, float] | None
-    reason: str = ""
+    """Ends of the ratio's interval; None where the launches are too few to know."""
+    reason: str = ""  # why it is UNCLEAR
 
 
 def judge(

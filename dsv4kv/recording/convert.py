@@ -1,18 +1,190 @@
-"""A recording as requests of a trace."""
+"""A recording as requests of a trace.
+
+What a server stored, put back together from its events.
+
+A stretch of blocks that a server announces belongs behind the block that it names. So every block
+has a chain back to where its prompt began, and ids like those of any trace. Of a stretch that
+begins a request, the part that was cached already is known: it is what comes before it, and what
+of it is announced although it was there (``kv_cache_report_mode=full``).
+
+What cannot be known: a prompt that is cached as a whole is not announced at all; prompts end at
+the last full block; a prompt and what is generated after it look alike. A single block right
+behind a request's last one is taken as generated; more of them are taken as another request, also
+where one was computed in several steps.
+"""
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, overload
 
 from dsv4kv.errors import TraceError
-from dsv4kv.recording.chains import Chains, Store
 from dsv4kv.recording.folder import Record, read_stream
 from dsv4kv.recording.metrics import count
-from dsv4kv.recording.source import is_exchange
+from dsv4kv.recording.run import is_exchange
+from dsv4kv.recording.veil import ROOT, chained
 from dsv4kv.traces.request import Request
 from dsv4kv.units import counted
+
+_GPU = {None, "GPU"}
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """A block of a chain.
+
+    Attributes:
+        before: The block before it; None where the chain begins.
+        ids: Its ids, ``grain`` tokens each, made of everything up to there.
+        tokens: From the chain's beginning to its end.
+    """
+
+    before: "Block | None"
+    ids: tuple[int, ...]
+    tokens: int
+
+
+@dataclass(slots=True, eq=False)
+class Store:
+    """What was stored at once behind what was there: a request, as far as events know.
+
+    Attributes:
+        at_s: When, by the server's clock; never before the prompt was computed.
+        cached_tokens: Of the prompt's full blocks, which were cached before.
+        output_tokens: Of single blocks that were stored behind it later.
+        end: Last block of the prompt.
+        grain_tokens: What an id stands for.
+    """
+
+    at_s: float
+    cached_tokens: int
+    end: Block
+    grain_tokens: int
+    output_tokens: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Of the prompt's full blocks."""
+        return self.end.tokens
+
+    @property
+    def ids(self) -> list[int]:
+        """Ids of the prompt, first to last."""
+        found: list[int] = []
+        block: Block | None = self.end
+        while block is not None:
+            found += reversed(block.ids)
+            block = block.before
+        return found[::-1]
+
+
+@dataclass(slots=True)
+class _Server:
+    """What one publisher has announced.
+
+    Attributes:
+        blocks: All blocks that were ever announced, by the server's name.
+        cached: Names of those that are in the GPU's memory.
+        tips: Requests by the block that was stored last behind them.
+        group: The first of its groups that keeps everything; empty until it is known.
+        size: Tokens of its blocks; stretches of smaller ones are parts of blocks.
+    """
+
+    blocks: dict[int, Block] = field(default_factory=dict)
+    cached: set[int] = field(default_factory=set)
+    tips: dict[int, Store] = field(default_factory=dict)
+    group: list[int | None] = field(default_factory=list)
+    size: int = 0
+
+    def forget(self) -> None:
+        """Nothing is cached any more; chains are still known."""
+        self.cached.clear()
+        self.tips.clear()
+
+    def take(self, record: Record) -> list[Store]:
+        """What requests stored, by one record of events."""
+        new: list[Store] = []
+        if record.get("what") == "restart":
+            self.forget()
+        for event in record.get("events", ()):
+            if "cleared" in event:
+                self.forget()
+            elif event.get("medium") not in _GPU:
+                continue
+            elif "removed" in event and event.get("group") in self.group:
+                self.cached.difference_update(event["removed"])
+            elif "stored" in event and _is_chain(event, self):
+                self._store(event, record["ts"], new)
+        return new
+
+    def _store(self, event: Record, at_s: float, new: list[Store]) -> None:
+        names, size, parent = event["stored"], int(event["size"]), event["parent"]
+        # of a block that was never announced nothing is known, nor of what comes before it
+        before = None if parent is None else self.blocks.setdefault(parent, Block(None, (), 0))
+        already = _leading(names, self.cached) * size
+        blocks = _link(before, event)
+        self.blocks |= zip(names, blocks, strict=True)
+        self.cached.update(names)
+        store = self.tips.pop(parent, None)
+        if store in new:  # what one step stores behind each other is one request's
+            store.cached_tokens += already if store.cached_tokens == store.tokens else 0
+            store.end = blocks[-1]
+        elif store and len(names) == 1 and not already:
+            store.output_tokens += size
+        else:
+            cached = already + (before.tokens if before else 0)
+            store = Store(at_s, cached, blocks[-1], event.get("grain", size))
+            new.append(store)
+        self.tips[names[-1]] = store
+
+
+def find_stores(records: Iterable[Record]) -> list[Store]:
+    """Everything that requests stored, in order, by records of the stream ``events``."""
+    servers: dict[str, _Server] = {}
+    return [
+        store
+        for record in records
+        for store in servers.setdefault(record["source"], _Server()).take(record)
+    ]
+
+
+def _is_chain(event: Record, server: _Server) -> bool:
+    """Whether what was stored is of the group that keeps everything, and there is something."""
+    if not event["chain"] or not event["stored"]:
+        return False
+    if not server.group:
+        server.group.append(event.get("group"))
+    if event.get("group") not in server.group:
+        return False
+    server.size = max(server.size, int(event["size"]))
+    return int(event["size"]) == server.size
+
+
+def _leading(names: list[int], cached: set[int]) -> int:
+    return next((at for at, name in enumerate(names) if name not in cached), len(names))
+
+
+def _link(before: Block | None, event: Record) -> list[Block]:
+    names, size = event["stored"], event["size"]
+    contents = event.get("ids") or names
+    each = len(contents) // len(names)
+    ids = list(chained(contents, _last_id(before, event["parent"])))
+    tokens = before.tokens if before else 0
+    blocks: list[Block] = []
+    for number in range(len(names)):
+        own = tuple(ids[number * each : (number + 1) * each])
+        before = Block(before, own, tokens + (number + 1) * size)
+        blocks.append(before)
+    return blocks
+
+
+def _last_id(block: Block | None, name: int) -> int:
+    """The id that a chain goes on from; a block of which nothing is known has its name."""
+    if block is None:
+        return ROOT
+    return block.ids[-1] if block.ids else name
+
 
 _MERGED = (
     *("arrival_s", "first_s", "last_s", "input_tokens", "output_tokens", "cached_tokens"),
@@ -111,7 +283,7 @@ def read_recording(folder: Path) -> Recorded:
     rows, unsized = _complete(read_stream(folder, "requests"))
     stores_only = not rows
     if stores_only:
-        rows = [_row_of(store) for store in Chains().read(read_stream(folder, "events"))]
+        rows = [_row_of(store) for store in find_stores(read_stream(folder, "events"))]
     if not rows and unsized:
         raise TraceError(
             f"{folder}: {counted(unsized, 'request')} recorded, and of none is the length known: "

@@ -6,18 +6,42 @@
 
 JSON lines or one JSON array, plain or gzip; what does not begin like one is text, every line of it
 a prompt. Memory is one record.
+
+Chat templates: messages become the text that a model is given.
+
+A template is Jinja, rendered in a sandbox as Transformers 5.23 does
+(``utils/chat_template_utils.py``), or a Python file with the function ``encode_messages`` that
+DeepSeek publishes with V3.2 and V4 instead of one (``encoding/encoding_dsv4.py``).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from importlib.util import module_from_spec, spec_from_file_location
+from inspect import signature
 from itertools import repeat
 from pathlib import Path
 from reprlib import repr as shortened
 from typing import Any
 
-from dsv4kv.traces.files import Defect, TraceLines, Watch, open_trace
-from dsv4kv.traces.records import is_array, json_array, parse_object, read_time
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from dsv4kv.errors import ConfigError
+from dsv4kv.files import Unparsable, read_document, read_json
+from dsv4kv.traces.files import (
+    Defect,
+    TraceLines,
+    Watch,
+    is_array,
+    json_array,
+    open_trace,
+    parse_object,
+    read_time,
+)
 from dsv4kv.units import UNITS_PER_SECOND
 
 Message = dict[str, Any]
@@ -185,7 +209,6 @@ def _text(number: int, content: Any) -> str | None:
 
 
 def _time(record: Mapping[str, Any], options: DataOptions) -> float | None:
-    """When it was sent, in seconds; None where the record does not say."""
     assert options.time is not None
     value = record.get(options.time)
     if value is None:
@@ -200,3 +223,210 @@ def _time(record: Mapping[str, Any], options: DataOptions) -> float | None:
             f"{options.time} is {shortened(value)}, expected an ISO 8601 time or a number"
         ) from None
     return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+
+
+Render = Callable[[Sequence[Message], Sequence[Any] | None, Mapping[str, Any]], str]
+"""Makes the text of messages, of the tools they may call and of options of their own."""
+
+_CONFIG = "tokenizer_config.json"
+_FILES = ("chat_template.jinja", "chat_template.json")
+_ENCODER = "encode_messages"
+_MODE = "thinking_mode"
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+
+
+def load_template(folder: Path, given: str | None, options: Mapping[str, Any]) -> Render | None:
+    """The template of a tokenizer, or the one that was given; None where there is none.
+
+    Args:
+        folder: Of the tokenizer.
+        given: A file, of Jinja or, where it ends in ``.py``, of Python, which is run; or the name
+            of one of the tokenizer's templates.
+        options: Of the template, for all messages.
+
+    Raises:
+        ConfigError: It cannot be read, or is none.
+    """
+    if given and given.endswith(".py"):
+        return _encoder(Path(given), options)
+    config = _read_config(folder)
+    named = _named(folder, config)
+    if given and Path(given).is_file():
+        named = {"default": _read_text(Path(given))}
+    elif given:
+        if given not in named:
+            own = f"; the tokenizer has {', '.join(named)}" if named else ""
+            raise ConfigError(f"--chat-template {given}: there is no such file{own}.")
+        named = {"default": named[given]}
+    if not named:
+        return None
+    own_tokens = {
+        name: value.get("content") if isinstance(value, dict) else value
+        for name, value in config.items()
+        if name.endswith("_token")
+    }
+    special = {name: value for name, value in own_tokens.items() if isinstance(value, str)}
+    return _jinja(named, {**special, **options})
+
+
+def find_encoders(folder: Path) -> list[Path]:
+    """Python files next to a tokenizer that may be used as a template."""
+    return sorted(folder.glob("encoding/encoding*.py"))
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / _CONFIG
+    if not path.exists():
+        return {}
+    config = _read_json(path)
+    if not isinstance(config, dict):
+        raise ConfigError(f"{path}: it is no object, so no configuration of a tokenizer.")
+    return config
+
+
+def _named(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """The tokenizer's templates by name; a file goes before what the configuration says."""
+    for path in (folder / name for name in _FILES):
+        if path.exists():
+            document = _read_json(path) if path.suffix == ".json" else _read_text(path)
+            found = document.get("chat_template") if isinstance(document, dict) else document
+            more = (folder / "additional_chat_templates").glob("*.jinja")
+            return {each.stem: _read_text(each) for each in more} | {"default": str(found)}
+    found = config.get("chat_template") or {}
+    if isinstance(found, list):
+        return {str(each["name"]): str(each["template"]) for each in found}
+    return {"default": str(found)} if found else {}
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return read_document(path).decode()
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
+        raise ConfigError(f"{path}: cannot be read ({why}).") from None
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return read_json(path)
+    except (OSError, Unparsable) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{path}: cannot be read ({why}).") from None
+
+
+class _Generation(Extension):
+    """``{% generation %}`` marks what the model wrote; it changes nothing of the text."""
+
+    tags = {"generation"}  # noqa: RUF012 (as its base declares it)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _jinja(named: Mapping[str, str], options: Mapping[str, Any]) -> Render:
+    """Render by the template called default; with tools by ``tool_use``, if there is one."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    compiled = {}
+    for name, text in named.items():
+        try:
+            compiled[name] = environment.from_string(text)
+        except (TemplateError, TypeError) as error:
+            raise ConfigError(f"the chat template {name} is broken: {error}.") from None
+
+    def render(
+        messages: Sequence[Message], tools: Sequence[Any] | None, own: Mapping[str, Any]
+    ) -> str:
+        name = "tool_use" if tools and "tool_use" in compiled else "default"
+        values = {
+            **options,
+            **own,
+            "messages": [_reasoned(message) for message in messages],
+            "tools": tools,
+            "documents": None,
+            "add_generation_prompt": True,
+        }
+        try:
+            return compiled[name].render(values)
+        except Exception as error:  # a template can fail in any way
+            raise _refusal(error) from None
+
+    return render
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _refuse(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _refusal(error: Exception) -> Defect:
+    return Defect(f"the chat template refuses it ({type(error).__name__}: {error})")
+
+
+def _reasoned(message: Message) -> Message:
+    """What a model thought goes by several names; templates look for the first two."""
+    thought = next((message[name] for name in _REASONING if name in message), None)
+    return message if thought is None else {"thinking": thought, **message, _REASONING[0]: thought}
+
+
+def _encoder(path: Path, options: Mapping[str, Any]) -> Render:
+    """DeepSeek's encoder; tools are of the first system message."""
+    spec = spec_from_file_location(path.stem, path)
+    assert spec is not None  # it ends in .py
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        encode = getattr(module, _ENCODER)
+    except Exception as error:
+        raise ConfigError(
+            f"--chat-template {path}: cannot be used ({error}): it should define {_ENCODER}, as "
+            "DeepSeek's encoding/encoding_dsv4.py does."
+        ) from None
+    if _MODE in signature(encode).parameters and _MODE not in options:
+        raise ConfigError(
+            f"--chat-template {path}: servers differ in whether a model thinks by default: give "
+            f"--template-options with {_MODE}, thinking as vLLM or chat as SGLang."
+        )
+
+    def render(
+        messages: Sequence[Message], tools: Sequence[Any] | None, own: Mapping[str, Any]
+    ) -> str:
+        try:
+            return str(encode(_with_tools(messages, tools), **{**options, **own}))
+        except Exception as error:
+            raise _refusal(error) from None
+
+    return render
+
+
+def _with_tools(messages: Sequence[Message], tools: Sequence[Any] | None) -> list[Message]:
+    found = [dict(message) for message in messages]
+    if not tools:
+        return found
+    system = next((each for each in found if each["role"] == "system"), None)
+    if system is None:
+        system = {"role": "system", "content": ""}
+        found.insert(0, system)
+    system["tools"] = tools
+    return found

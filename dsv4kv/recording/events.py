@@ -9,9 +9,17 @@ anything: the server's names of blocks, tokens, sessions, adapters.
 
 ``ids`` are numbers of the tokens of every block, ``grain`` tokens each, without what comes before.
 Of blocks that are no ``chain``, those of windows, nothing but their names is written.
+
+Messages of one publisher in their order, whatever the network did to them.
+
+A publisher numbers its messages from 0 and keeps the last thousands for whoever asks again. What
+comes twice is dropped. What comes too early waits for what is missing, which is asked for; once
+``WAIT_S`` have passed it is a gap. Numbers that begin anew are a publisher that was restarted.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from threading import Event as Stop
 from time import monotonic
@@ -20,19 +28,158 @@ from typing import Any
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.files import read_document
 from dsv4kv.recording.folder import Record, Recording
-from dsv4kv.recording.sequence import (
-    END,
-    Gap,
-    Item,
-    Message,
-    Restarted,
-    Sequence,
-    Unread,
-    parse,
-)
-from dsv4kv.recording.source import missing_package, parse_url
+from dsv4kv.recording.run import missing_package, parse_url
 from dsv4kv.recording.veil import LEAST_TOKENS, Veil
-from dsv4kv.recording.wire import Event, Removed, Stored, Unreadable
+from dsv4kv.recording.wire import Batch, Event, Removed, Stored, Unreadable, unpack
+
+WAIT_S = 2.0
+_WAITING = 256  # messages held while one is missing; then it is a gap, too
+_REMEMBERED = 4096  # of which it is known that they came
+
+_NUMBER_BYTES = 8
+END = b"\xff" * _NUMBER_BYTES
+"""In place of a number: everything asked for has been sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One that could be read."""
+
+    number: int
+    batch: Batch
+    payload: bytes
+
+
+Item = Message | Record
+"""A message, or the record that says what is wrong: a gap, a restart, something unreadable."""
+Ask = Callable[[int], Iterable[list[bytes]]]
+"""Gives the frames of everything from a number on that a publisher still has."""
+
+
+def parse(frames: list[bytes]) -> Message:
+    """Read a message: topic, number, payload; what is sent again has an empty frame before.
+
+    Raises:
+        Unreadable: It has too few frames, no number or no batch.
+    """
+    if len(frames) < 2 or len(frames[-2]) != _NUMBER_BYTES:
+        raise Unreadable("it has no number")
+    number, payload = int.from_bytes(frames[-2], "big"), frames[-1]
+    if number >= 2**63:
+        raise Unreadable("it has no number")
+    return Message(number, unpack(payload), payload)
+
+
+class Sequence:
+    """Puts the messages of one publisher in order.
+
+    Attributes:
+        next: Number that comes next.
+    """
+
+    def __init__(
+        self,
+        ask: Ask = lambda _: (),
+        *,
+        after: tuple[int, float] | None = None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        """``after``: number and time of the last message before this process."""
+        self.next, self._last_s = (after[0] + 1, after[1]) if after else (0, 0.0)
+        self._ask, self._clock = ask, clock
+        self._early: dict[int, Message] = {}
+        self._since_s = 0.0  # when something began to be missing
+        self._came: dict[int, bytes] = {}
+
+    def catch_up(self) -> Iterator[Item]:
+        """Take what the publisher still has, from where this sequence is.
+
+        The last message that came is asked for, too: another in its place is another publisher's.
+        """
+        yield from self._ask_again(max(0, self.next - 1))
+
+    def take(self, frames: list[bytes]) -> Iterator[Item]:
+        """Take one message as it came; give everything whose turn it is now."""
+        try:
+            message = parse(frames)
+        except Unreadable:
+            yield {"what": "unreadable"}
+            return
+        if message.number < self.next:
+            if self._is_known(message):
+                return
+            yield from self._restart()
+            self._hold(message)
+            yield from self._ask_again(0)
+        elif message.number > self.next and message.number not in self._early:
+            asked = bool(self._early)
+            self._hold(message)
+            if not asked:
+                yield from self._ask_again(self.next)
+        else:
+            self._hold(message)
+        yield from self._in_turn()
+        yield from self.give_up()
+
+    def give_up(self, *, at_once: bool = False) -> Iterator[Item]:
+        """Call missing what has been missing for too long."""
+        late = self._clock() - self._since_s > WAIT_S
+        if self._early and (at_once or late or len(self._early) > _WAITING):
+            first = min(self._early)
+            yield {"what": "gap", "first": self.next, "last": first - 1}
+            self.next = first
+            yield from self._in_turn()
+            if at_once:
+                yield from self.give_up(at_once=True)
+
+    def _is_known(self, message: Message) -> bool:
+        """Whether an old number is an old message, and not one of a new publisher."""
+        if message.number in self._came:
+            return self._came[message.number] == _digest(message)
+        return message.batch.at_s <= self._last_s
+
+    def _restart(self) -> Iterator[Item]:
+        yield from self.give_up(at_once=True)
+        self.next = 0
+        self._came.clear()
+        yield {"what": "restart", "place": [-1, 0.0]}
+
+    def _ask_again(self, first: int) -> Iterator[Item]:
+        """Take what is sent again, as long as that helps: a publisher drops what is too much."""
+        reached = None
+        while reached != self.next:
+            reached = self.next
+            for frames in self._ask(first):
+                try:
+                    message = parse(frames)
+                except Unreadable:
+                    continue
+                if message.number < self.next and not self._is_known(message):
+                    yield from self._restart()
+                if message.number >= self.next:
+                    self._hold(message)
+                yield from self._in_turn()
+            first = self.next
+
+    def _hold(self, message: Message) -> None:
+        if not self._early:
+            self._since_s = self._clock()
+        self._early.setdefault(message.number, message)
+
+    def _in_turn(self) -> Iterator[Item]:
+        while message := self._early.pop(self.next, None):
+            self.next += 1
+            self._last_s = message.batch.at_s
+            self._came[message.number] = _digest(message)
+            if len(self._came) > _REMEMBERED:
+                del self._came[next(iter(self._came))]
+            self._since_s = self._clock()
+            yield message
+
+
+def _digest(message: Message) -> bytes:
+    return blake2b(message.payload, digest_size=8).digest()
+
 
 _MEDIA = {None, "CPU", "CPU_PINNED", "DISK", "EXTERNAL", "GPU", "STORAGE"}
 _POLL_MS = 100
@@ -66,7 +213,6 @@ def _stored(event: Stored, veil: Veil) -> Record:
 
 
 def _medium(event: Stored | Removed) -> str | None:
-    """Where the blocks are, in words that are known."""
     return event.medium if event.medium in _MEDIA else "OTHER"
 
 
@@ -106,14 +252,8 @@ class Publisher:
     def write(self, items: Iterable[Item]) -> None:
         """Write messages, gaps and restarts."""
         for item in items:
-            self._recording.write("events", {"source": self.name} | self._record(item))
-
-    def _record(self, item: Item) -> Record:
-        if isinstance(item, Gap):
-            return {"what": "gap", "first": item.first, "last": item.last}
-        if isinstance(item, Restarted):
-            return {"what": "restart", "place": [-1, 0.0]}
-        return {"what": "unreadable"} if isinstance(item, Unread) else self._batch(item)
+            record = self._batch(item) if isinstance(item, Message) else item
+            self._recording.write("events", {"source": self.name} | record)
 
     def _batch(self, message: Message) -> Record:
         batch = message.batch
@@ -219,7 +359,6 @@ class Socket:
                 self._publisher.write(sequence.catch_up())
 
     def _ask(self, context: Any, first: int) -> Iterator[list[bytes]]:
-        """Everything from a number on that the publisher still has."""
         if self._replay is None:
             return
         with context.socket(self._zmq.DEALER) as socket:

@@ -107,7 +107,6 @@ class Stream:
         return os.fdopen(descriptor, "ab")
 
     def _recall(self, path: Path) -> bool:
-        """Learn how far the sources had come; whether the file says so."""
         record = None
         for record in _records(path, last=False):
             self.last_s = record.get("at", self.last_s)
@@ -250,7 +249,6 @@ def _number(path: Path) -> int:
 
 
 def _cut_torn_line(path: Path) -> None:
-    """Cut a file after its last whole line."""
     with path.open("r+b") as file:
         end = keep = file.seek(0, os.SEEK_END)
         while keep:

@@ -11,7 +11,7 @@ from threading import Event as Stop
 from typing import Any
 
 from dsv4kv.recording.folder import Recording
-from dsv4kv.recording.source import HTTP, parse_url
+from dsv4kv.recording.run import HTTP, parse_url
 
 Values = dict[str, float]
 
@@ -153,6 +153,12 @@ def count(samples: Iterable[Mapping[str, Any]]) -> dict[str, Counted]:
         if "values" in sample:
             counted.setdefault(sample["source"], Counted()).add(sample["values"])
     return counted
+
+
+def hits_of(counted: Iterable[Counted]) -> tuple[int, int]:
+    """Tokens found and tokens asked for, by all of them together."""
+    pairs = [hits[1:] for each in counted if (hits := each.hits())]
+    return sum(found for found, _ in pairs), sum(asked for _, asked in pairs)
 
 
 class Metrics:

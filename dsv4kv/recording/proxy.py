@@ -38,7 +38,7 @@ from yarl import URL
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.recording.folder import Record, Recording
 from dsv4kv.recording.http import fail_with_connection
-from dsv4kv.recording.source import HTTP, PROXY, parse_url
+from dsv4kv.recording.run import HTTP, PROXY, parse_url
 from dsv4kv.recording.usage import (
     Ends,
     parse_body,

@@ -1,85 +1,72 @@
-"""Runs the sources of a recording side by side until all have ended or somebody ends them."""
+"""Sources of a recording: each runs until it is stopped, all side by side."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from threading import Event as Stop
 from threading import Thread
 from time import monotonic
-from typing import Any
+from typing import Protocol
+from urllib.parse import SplitResult, urlsplit
 
+from dsv4kv.errors import ConfigError
 from dsv4kv.recording.folder import Record, Recording
-from dsv4kv.recording.metrics import Counted
-from dsv4kv.recording.source import Source, is_exchange
-from dsv4kv.units import counted
 
 SYNC_S = 1.0
-_KNOWN = 65_536
 _JOIN_S = 10.0
+PROXY = "proxy:"
+"""How the name of a proxy begins, as a source."""
+HTTP = ("http", "https")
 
 
-class Live:
-    """Counts what is written, for a line about it."""
+class Source(Protocol):
+    """Runs in a thread of its own and writes what it hears."""
 
-    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
-        self._clock, self._begun_s = clock, clock()
-        self._lately: tuple[float, int] = (self._begun_s, 0)
-        self._known: dict[Any, bool] = {}  # ids, and whether an exchange had it
-        self._counted = dict[str, Counted]()
-        self.batches = self.gaps = self.unread = self.samples = 0
-        self.requests = self.without_usage = 0
-        self.input_tokens = self.cached_tokens = 0
+    def run(self, stop: Stop) -> None:
+        """Listen until ``stop`` is set, or until there is nothing more; then write what is left.
 
-    def hear(self, stream: str, record: Record) -> None:
-        """Count a record."""
-        if stream == "events":
-            self.batches += "events" in record
-            self.unread += record.get("what") == "unreadable"
-            if record.get("what") == "gap":
-                self.gaps += record["last"] - record["first"] + 1
-        elif stream == "metrics" and "values" in record:
-            self.samples += 1
-            self._counted.setdefault(record["source"], Counted()).add(record["values"])
-        elif stream == "requests" and "input_tokens" in record:
-            self._request(record)
-        elif stream == "requests":
-            self.without_usage += record.get("end") == "done"
+        Raises:
+            Dsv4kvError: It cannot listen, or the recording cannot be written.
+        """
 
-    def _request(self, record: Record) -> None:
-        """Logs have several lines of a request; the last thousands are known again."""
-        name, exchange = record.get("id", self.requests), is_exchange(record)
-        self.requests += name not in self._known or (exchange and self._known[name])
-        self._known[name] = exchange or self._known.get(name, False)
-        if len(self._known) > _KNOWN:
-            del self._known[next(iter(self._known))]
-        if "cached_tokens" in record:
-            self.input_tokens += record["input_tokens"]
-            self.cached_tokens += record["cached_tokens"]
 
-    def line(self) -> str:
-        """What has been recorded; requests per second are those since the last line."""
-        now_s = self._clock()
-        before_s, before = self._lately
-        self._lately = now_s, self.requests
-        rate = (self.requests - before) / max(now_s - before_s, 1e-9)
-        parts = [
-            f"{now_s - self._begun_s:,.0f} s",
-            f"{counted(self.requests, 'request')} ({rate:,.1f}/s)",
-            f"hit rate by the server {self._hit_rate()}",
-            f"{counted(self.batches, 'message')} of events",
-            f"{self.gaps:,} missing",
-            counted(self.samples, "sample"),
-        ]
-        if self.unread:
-            parts.insert(5, f"{self.unread:,} that could not be read")
-        if self.without_usage:
-            parts.insert(2, f"{self.without_usage:,} without usage")
-        return ", ".join(parts)
+def parse_url(url: str, schemes: Collection[str], sentence: str) -> SplitResult:
+    """The parts of an address that has a host, of one of the schemes.
 
-    def _hit_rate(self) -> str:
-        """By its counters, where these are sampled, else by what it says of each request."""
-        counters = [one for each in self._counted.values() if (one := each.hits())]
-        hits = sum(found for _, found, _ in counters) if counters else self.cached_tokens
-        asked = sum(total for _, _, total in counters) if counters else self.input_tokens
-        return f"{hits / asked:.1%}" if asked else "not known"
+    Raises:
+        ConfigError: It is none; with the sentence.
+    """
+    try:
+        url.encode()  # which fails at half characters, as the next does at long names
+        parts = urlsplit(url)
+        host = (parts.hostname or "").encode("idna").decode()
+        good = parts.scheme in schemes and host and host.isprintable() and (parts.port or True)
+    except ValueError:
+        good = False
+    if not good:
+        raise ConfigError(sentence)
+    return parts
+
+
+def missing_package(package: str) -> ConfigError:
+    """The sentence about a package of the extra."""
+    return ConfigError(
+        f"recording needs the package {package}, which is not installed: "
+        "pip install 'dsv4kv[record]'."
+    )
+
+
+def is_exchange(row: Record) -> bool:
+    """Whether a row of ``requests`` is a request of its own, as a proxy's is, whatever its id."""
+    return str(row.get("source", "")).startswith(PROXY)
+
+
+def count_requests(rows: Iterable[Record]) -> int:
+    """How many requests there are: of those in a log, several rows have one id."""
+    seen, logged, exchanges = set[object](), set[object](), 0
+    for number, row in enumerate(rows):
+        exchange = is_exchange(row)
+        exchanges += exchange
+        (seen if exchange else logged).add(row.get("id", f"row {number}"))
+    return exchanges + len(logged - seen)
 
 
 def run(
@@ -121,7 +108,6 @@ def run(
 
 
 def _wait(threads: Sequence[Thread], seconds: float) -> None:
-    """Wait; less where the last thread ends before."""
     end_s = monotonic() + seconds
     for thread in threads:
         thread.join(max(0.0, end_s - monotonic()))

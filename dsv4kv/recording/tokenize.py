@@ -9,15 +9,18 @@ are in what is made of them: ids are those of ``Veil``.
 import heapq
 import json
 import os
+import re
 import secrets
 import signal
 from array import array
 from bisect import bisect
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import count, islice
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,15 +28,20 @@ import numpy as np
 
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.files import read_document, whole_text
-from dsv4kv.recording.datasets import ASSISTANT, Dialogue, Message, Refused
-from dsv4kv.recording.templates import find_encoders, load_template
+from dsv4kv.processes import end_with_parent
+from dsv4kv.recording.datasets import (
+    ASSISTANT,
+    Dialogue,
+    Message,
+    Refused,
+    find_encoders,
+    load_template,
+)
 from dsv4kv.recording.veil import GRAIN_TOKENS, ROOT, Veil, chained
 from dsv4kv.traces.files import Defect
 from dsv4kv.traces.request import Request
 
 if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
-
     from tokenizers import Tokenizer
 
 _BATCH = 32  # records that a process is given at once
@@ -71,12 +79,11 @@ class Turn(NamedTuple):
 
 
 Turns = list[Turn] | Refused
-Tokenize = Callable[[Iterable[Dialogue | Refused]], list[Turns]]
 
 
 @dataclass(frozen=True)
 class Job:
-    """How text becomes ids; every process opens one of its own.
+    """How text becomes ids.
 
     Attributes:
         tokenizer: Folder with a ``tokenizer.json``, or such a file.
@@ -92,20 +99,16 @@ class Job:
     options: Mapping[str, Any] = field(default_factory=dict)
     block_tokens: int = GRAIN_TOKENS
 
-    def open(self) -> Tokenize:
+
+class Conversations:
+    """Makes turns of conversations."""
+
+    def __init__(self, job: Job) -> None:
         """Load the tokenizer and its template.
 
         Raises:
             ConfigError: One of them is missing or broken.
         """
-        made = _Conversations(self)
-        return lambda dialogues: [made.turns(each) for each in dialogues]
-
-
-class _Conversations:
-    """Makes turns of conversations."""
-
-    def __init__(self, job: Job) -> None:
         folder = job.tokenizer if job.tokenizer.is_dir() else job.tokenizer.parent
         self._folder = folder
         self._tokens = Incremental(load_tokenizer(job.tokenizer))
@@ -177,10 +180,10 @@ def _said(message: Message) -> str:
 
 
 class Incremental:
-    """Tokenizes prompts and their answers; what came before is not tokenized again.
+    """Tokenizes prompts and their answers; parts of the last prompt are not tokenized again.
 
     A token that was added to the vocabulary splits a text before anything else happens to it. So
-    at such tokens, and there alone, a text can be cut, and its parts tokenized one by one.
+    a text is cut before such tokens, and what is between two of them has tokens of its own.
 
     Attributes:
         kept: Leading tokens of the last prompt that are those of the one before.
@@ -188,56 +191,46 @@ class Incremental:
 
     def __init__(self, tokenizer: "Tokenizer") -> None:
         self._tokenizer = tokenizer
+        added = [token for token in tokenizer.get_added_tokens_decoder().values() if token.content]
         as_written = str(tokenizer.normalizer) in {"None", "Sequence(normalizers=[])"}
-        added = tokenizer.get_added_tokens_decoder()
-        self._added = [token.content for token in added.values()]
-        self._begins = {content[0] for content in self._added}
-        self._longest = max(map(len, self._added), default=0)
-        self._cuts = {
-            number: token.content
-            for number, token in added.items()
-            if not (token.lstrip or token.rstrip or token.single_word)
-            and (as_written or not token.normalized)
-            and not _overlaps_itself(token.content)
-        }
+        # a tokenizer looks for those that are not normalized first, then for the others
+        passes = [[token for token in added if token.normalized is late] for late in (False, True)]
+        self._passes = []
+        for tokens in passes if as_written else passes[:1]:
+            if any(token.lstrip or token.rstrip or token.single_word for token in tokens):
+                break
+            names = sorted((token.content for token in tokens), key=len, reverse=True)
+            if names:  # of several that begin at a place the longest is taken
+                self._passes.append(re.compile(f"({'|'.join(map(re.escape, names))})"))
+        self._known: dict[str, list[int]] = {}
         self._text, self._tokens = "", array("q")
-        self._answered: tuple[str, list[int]] = "", []
         self.kept = 0
 
     def encode(self, text: str, *, special: bool = False) -> "array[int]":
         """Tokens of a prompt, whose special tokens are in the text or, if ``special``, added."""
-        text = whole_text(text)
-        cut = None if special else self._last_cut(_shared(self._text, text))
-        if cut is not None and not self._can_cut(text, cut.place):
-            cut = None
-        rest = [] if cut is None else self._encode_on(text[cut.place :])
-        if cut is None or rest[:1] != [cut.token]:  # it may have become a part of a longer one
-            self.kept, tokens = 0, array("q", self._encode(text, special=special))
-        else:
-            self.kept, tokens = cut.tokens + 1, self._tokens[: cut.tokens]
-            tokens.extend(rest)
-        self._text, self._tokens = text, tokens
+        text, before = whole_text(text), self._tokens
+        tokens = array("q", self._encode(text, special=True) if special else self._cut(text))
+        self._text, self._tokens, self.kept = text, tokens, _shared(before, tokens)
         return tokens
 
     def answer(self, text: str) -> int:
         """Tokens of what follows on the last prompt."""
         text = whole_text(text)
-        cut = self._last_cut(len(self._text))
-        if cut is None:
+        if len(self._parts(self._text)) < 2:
             return len(self._encode(text))
-        said = self._text[cut.place :] + text
-        self._answered = said, self._encode(said)
-        return max(0, len(self._answered[1]) - (len(self._tokens) - cut.tokens))
+        return max(0, len(self._cut(self._text + text)) - len(self._tokens))
 
-    def _encode_on(self, text: str) -> list[int]:
-        """Tokens of a text, which may begin with the last answer."""
-        said, tokens = self._answered
-        rest = text[len(said) :]
-        goes_on = said and text.startswith(said) and rest.startswith(self._contents)
-        if not goes_on or not self._can_cut(text, len(said)):
-            return self._encode(text)
-        after = self._encode(rest)
-        return tokens + after if after[0] in self._cuts else self._encode(text)
+    def _cut(self, text: str) -> list[int]:
+        known = {part: self._known.get(part) or self._encode(part) for part in self._parts(text)}
+        self._known = known
+        return [token for part in self._parts(text) for token in known[part]]
+
+    def _parts(self, text: str) -> list[str]:
+        """A text, cut before every added token."""
+        parts = [("", text)]
+        for pattern in self._passes:
+            parts = [each for token, after in parts for each in _cut_before(pattern, token, after)]
+        return [token + after for token, after in parts if token or after]
 
     def _encode(self, text: str, *, special: bool = False) -> list[int]:
         # of the two ways to encode this one does not work out where tokens begin in the text
@@ -245,51 +238,15 @@ class Incremental:
         ids: list[int] = encoding.ids
         return ids
 
-    def _can_cut(self, text: str, place: int) -> bool:
-        """Whether no added token may lie across a place."""
-        return not any(
-            text[at] in self._begins
-            and any(
-                text.startswith(token, at) and at + len(token) > place for token in self._added
-            )
-            for at in range(max(0, place - self._longest + 1), place)
-        )
 
-    @cached_property
-    def _contents(self) -> tuple[str, ...]:
-        return tuple(self._cuts.values())
-
-    def _last_cut(self, end: int) -> "_Cut | None":
-        """The last place in the first ``end`` characters of the last prompt to cut it at."""
-        present = set(self._tokens) & self._cuts.keys()
-        places = {self._text.rfind(self._cuts[token], 0, end): token for token in present}
-        place = max(places, default=-1)
-        if place < 0:
-            return None
-        token = places[place]
-        if self._tokens.count(token) != self._text.count(self._cuts[token]):
-            return None  # a part of some of them belongs to another token
-        at = -1
-        for _ in range(self._text.count(self._cuts[token], 0, place) + 1):
-            at = self._tokens.index(token, at + 1)
-        return _Cut(place, at, token)
+def _cut_before(pattern: re.Pattern[str], token: str, after: str) -> Iterator[tuple[str, str]]:
+    """What comes after a token, cut before others; the token itself is whole already."""
+    begin, *rest = pattern.split(after)
+    yield token, begin
+    yield from zip(rest[::2], rest[1::2], strict=True)
 
 
-class _Cut(NamedTuple):
-    """Where a text is cut: characters and tokens before it, and the token that is there."""
-
-    place: int
-    tokens: int
-    token: int
-
-
-def _overlaps_itself(token: str) -> bool:
-    """Whether it could begin before another of it ends: which of the two is it then?"""
-    return any(token.startswith(token[start:]) for start in range(1, len(token)))
-
-
-def _shared(one: str, other: str) -> int:
-    """Leading characters that are the same."""
+def _shared(one: "array[int]", other: "array[int]") -> int:
     most = min(len(one), len(other))
     if one[:most] == other[:most]:
         return most
@@ -332,75 +289,43 @@ def tokenize(
 
     Raises:
         ConfigError: The tokenizer or its template cannot be used.
+        TraceError: A process was killed.
     """
-    here = job.open()  # what is wrong is found before anything is started
-    rows = iter(dialogues)
-    batches = iter(lambda: list(islice(rows, _BATCH)), [])
+    here = Conversations(job)  # what is wrong is found before anything is started
     if processes == 1:
-        for batch in batches:
-            yield from here(batch)
+        yield from map(here.turns, dialogues)
         return
     del here
-    with _workers(job, processes) as pipes:
-        waiting: list[Connection] = []
-        for number, batch in enumerate(batches):
+    rows, waiting = iter(dialogues), deque[Future[list[Turns]]]()
+    pool = ProcessPoolExecutor(processes, get_context("spawn"), _begin, (job,))
+    try:
+        while batch := list(islice(rows, _BATCH)):
             if len(waiting) == _AHEAD * processes:
-                yield from _receive(waiting.pop(0))
-            pipes[number % processes].send(batch)
-            waiting.append(pipes[number % processes])
-        for pipe in waiting:
-            yield from _receive(pipe)
-
-
-@contextmanager
-def _workers(job: Job, processes: int) -> Iterator[list["Connection"]]:
-    """Processes that tokenize, and the pipes to them; they end when these are closed."""
-    from multiprocessing import get_context
-
-    spawn = get_context("spawn")
-    pipes: list[Connection] = []
-    running = []
-    try:
-        for _ in range(processes):
-            near, far = spawn.Pipe()
-            pipes.append(near)
-            running.append(spawn.Process(target=_work, args=(far, job), daemon=True))
-            running[-1].start()
-            far.close()
-        yield pipes
-    finally:
-        for pipe in pipes:
-            pipe.close()
-        for process in running:
-            process.terminate()
-            process.join()
-
-
-def _work(pipe: "Connection", job: Job) -> None:
-    """What a process does; Ctrl-C is for the one that started it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    made = job.open()
-    with suppress(EOFError, BrokenPipeError):
-        while True:
-            batch = pipe.recv()
-            try:
-                pipe.send(made(batch))
-            except ConfigError as error:
-                pipe.send(error)
-
-
-def _receive(pipe: "Connection") -> list[Turns]:
-    try:
-        found = pipe.recv()
-    except EOFError:
+                yield from waiting.popleft().result()
+            waiting.append(pool.submit(_work, batch))
+        while waiting:
+            yield from waiting.popleft().result()
+    except BrokenProcessPool:
         raise TraceError(
             "a process that tokenizes was killed; was there too little memory? Take fewer: "
             "--processes 1."
         ) from None
-    if isinstance(found, ConfigError):
-        raise found
-    turns: list[Turns] = found
-    return turns
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+_here: list[Conversations] = []
+"""What a process works with."""
+
+
+def _begin(job: Job) -> None:
+    end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
+    _here.append(Conversations(job))
+
+
+def _work(dialogues: list[Dialogue | Refused]) -> list[Turns]:
+    return list(map(_here[0].turns, dialogues))
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,6 @@ def _plain(text: bytes) -> str:
 
 
 def _counts(usage: Mapping[str, Any]) -> Record:
-    """Token counts of any of the APIs."""
     detailed = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
     details = detailed if isinstance(detailed, dict) else {}
     cached = details.get("cached_tokens", usage.get("cached_tokens"))

@@ -34,8 +34,7 @@ from dsv4kv.replay.server import by_server, holds_chunks
 from dsv4kv.replay.tiers import SharedTiers, Tiers, build_tiers
 from dsv4kv.traces import ReadOptions, read_trace
 from dsv4kv.traces.collect import check_histories, collect_paths, place_of
-from dsv4kv.traces.request import Request
-from dsv4kv.traces.runs import IdRuns, list_runs
+from dsv4kv.traces.request import IdRuns, Request, list_runs
 from dsv4kv.traces.synth import synthesize
 
 

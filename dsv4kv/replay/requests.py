@@ -9,8 +9,7 @@ from dsv4kv.config.replay import ArrivalSection
 from dsv4kv.core.paths import NumberedPaths
 from dsv4kv.core.served import NEVER, Served
 from dsv4kv.errors import ConfigError, TraceError
-from dsv4kv.traces.request import Request
-from dsv4kv.traces.runs import IdRuns, signed
+from dsv4kv.traces.request import IdRuns, Request, signed
 
 KeysOf = Callable[[int, Request], list[int]]
 """The whole shared blocks of a request, known by its place in the trace."""

@@ -8,8 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsv4kv.measure.profilers.classify import CATEGORIES, OTHER, Category, Rule, find_rule
-from dsv4kv.measure.profilers.ranges import INPUTS
-from dsv4kv.measure.profilers.trace import KINDS, NONE, OP, RANGE, Column, Trace, Work, constant
+from dsv4kv.measure.profilers.trace import (
+    INPUTS,
+    KINDS,
+    NONE,
+    OP,
+    RANGE,
+    Column,
+    Trace,
+    Work,
+    constant,
+)
 from dsv4kv.runs.profile import KernelRow, KernelTable, OperationRow, StepTimes, Timeline
 from dsv4kv.units import counted
 

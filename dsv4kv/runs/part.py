@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 
 def _check_moment(text: str) -> str:
@@ -14,6 +14,9 @@ def _check_moment(text: str) -> str:
 
 Moment = Annotated[str, AfterValidator(_check_moment)]
 """A time as ISO 8601 with its zone, which can be compared with any other."""
+
+RunId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+"""Unique name of a run, which is the name of its file without an ending."""
 
 Temperature = Literal["cold", "hot", "L2-resident"]
 """How an operation was timed, see ``Operation.temperature``."""

@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
 from dsv4kv.errors import RecordError
-from dsv4kv.files import read_document, replacing
+from dsv4kv.files import read_document, replacing, whole_json
 from dsv4kv.processes import map_parallel
-from dsv4kv.runs.part import Moment, Part
+from dsv4kv.runs.part import Moment, Part, RunId
 from dsv4kv.runs.schema import Case
 from dsv4kv.runs.store import POINTS, digest
 
@@ -26,12 +26,12 @@ from dsv4kv.runs.store import POINTS, digest
 class Asked(Part):
     """What a sweep was asked; one that is resumed must agree."""
 
-    run_id: str
+    run_id: RunId
     """Name of the run that gathers it."""
     started_utc: Moment
     """When it was begun, ISO 8601."""
-    command: str
-    """``replay`` or ``bench``."""
+    command: Literal["replay", "bench"]
+    """What does its points."""
     version: str
     """Of dsv4kv, with the revision if it runs from a source tree."""
     machine: str | None
@@ -64,6 +64,7 @@ _AGREE = {
     "config_sha256": "another text of the configuration",
     "traces_sha256": "another trace",
     "points_sha256": "other settings or axes",
+    "count": "another number of points",
 }
 
 
@@ -97,7 +98,7 @@ class Points:
         Raises:
             RecordError: The file cannot be written.
         """
-        line = _Line(point=number, case=case).model_dump_json()
+        line = json.dumps(whole_json(_Line(point=number, case=case).model_dump(mode="json")))
         try:
             with self.path.open("ab") as file:
                 file.write(f"{line}\n".encode())
@@ -119,7 +120,7 @@ def find_points(run: str, out: Path) -> Path:
         RecordError: There is none.
     """
     name = Path(run).name.removesuffix(POINTS).removesuffix(".json")
-    places = [Path(run), Path(run).with_name(f"{name}{POINTS}"), out / f"{name}{POINTS}"]
+    places = [Path(run), Path(run).parent / f"{name}{POINTS}", out / f"{name}{POINTS}"]
     for path in places:
         if path.is_file() and path.name.endswith(POINTS):
             return path
@@ -144,12 +145,20 @@ def read_points(path: Path) -> Points:
     return points
 
 
-def open_points(path: Path, asked: Asked) -> Points:
+def open_points(
+    path: Path, asked: Asked, points: Sequence[tuple[dict[str, Any], dict[str, Any]]]
+) -> Points:
     """Begin a sweep's file, or resume the one that is there.
+
+    Args:
+        path: Where it is.
+        asked: What is asked now.
+        points: Values on the axes and the whole configuration of every point.
 
     Raises:
         RecordError: It cannot be written or read, or is of another sweep.
     """
+    asked = Asked.model_validate(whole_json(asked.model_dump()))
     try:
         if path.exists():
             if not path.read_bytes().endswith(b"\n"):
@@ -161,15 +170,22 @@ def open_points(path: Path, asked: Asked) -> Points:
                 file.write(f"{asked.model_dump_json()}\n".encode())
     except OSError as error:
         raise RecordError(f"{path} cannot be written ({error.strerror}).") from None
-    points = read_points(path)
+    found = read_points(path)
     for name, what in _AGREE.items():
-        there, now = getattr(points.asked, name), getattr(asked, name)
+        there, now = getattr(found.asked, name), getattr(asked, name)
         if there != now:
             raise RecordError(
                 f"{path} is of {what} ({_shown(there)}, now {_shown(now)}): go on with what it "
                 "was begun with, or begin a new sweep."
             )
-    return points
+    for number, case in found.cases.items():
+        wanted = whole_json(list(points[number])) if number in range(len(points)) else None
+        if [case.axis, case.config] != wanted or case.launch:
+            raise RecordError(
+                f"{path} has a line of point {number} that is none of this sweep: remove it, "
+                "and the point is done again, or begin a new sweep."
+            )
+    return found
 
 
 def _shown(value: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, Self
 from pydantic import Field, model_validator
 
 from dsv4kv.model.schema import Sharing
-from dsv4kv.runs.part import Moment, Part, Temperature
+from dsv4kv.runs.part import Moment, Part, RunId, Temperature
 from dsv4kv.runs.profile import Profile
 from dsv4kv.runs.replay import ReplayResult
 from dsv4kv.runs.telemetry import MemorySeries, Telemetry
@@ -331,7 +331,7 @@ class RunRecord(Part):
 
     schema_version: Literal[1] = SCHEMA_VERSION
     """Version of this schema."""
-    run_id: str
+    run_id: RunId
     """Unique name: UTC time, config name, random suffix."""
     started_utc: Moment
     """Start, ISO 8601."""

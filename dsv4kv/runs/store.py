@@ -20,8 +20,8 @@ from typing import Any, NoReturn
 from pydantic import ValidationError
 
 from dsv4kv.errors import ConfigError, RecordError
-from dsv4kv.files import read_document, replacing
-from dsv4kv.runs.part import Moment, Part
+from dsv4kv.files import read_document, replacing, whole_json
+from dsv4kv.runs.part import Moment, Part, RunId
 from dsv4kv.runs.schema import SCHEMA_VERSION, RunRecord
 
 DIGEST = "content_sha256"
@@ -105,7 +105,7 @@ def dumps(record: RunRecord) -> str:
     Raises:
         ValueError: A value that JSON has no word for (NaN, infinity).
     """
-    document = record.model_dump(mode="json")
+    document = whole_json(record.model_dump(mode="json"))
     return _layout(document | {DIGEST: digest(document)}, "\n") + "\n"
 
 
@@ -192,7 +192,7 @@ def _refuse_constant(name: str) -> NoReturn:
 class Summary(Part):
     """What a list shows of a record; ``cases`` are points of the sweep."""
 
-    run_id: str
+    run_id: RunId
     started_utc: Moment
     status: str
     config: str

@@ -36,31 +36,21 @@ Column = Sequence[Value | None] | None
 
 @dataclass(frozen=True)
 class WindowState:
-    """The machine during a window; None where it was not recorded.
-
-    Attributes:
-        sm_clock_mhz: Lowest and highest clock of the multiprocessors.
-        memory_clock_mhz: Likewise the memory's.
-        limits: What held clocks down, and for which share of the time.
-        power_w: Mean power.
-        energy_j: Energy, for windows of two seconds and more.
-        temperature_c: Highest temperature.
-        dram_percent: Mean utilisation of the GPU's memory by its own counters.
-        other_processes: Most other processes that computed on the GPU at once.
-        cpu_mhz: Lowest and highest clock of the CPU that the run was on.
-        other_cpus: CPUs that others kept busy, in the mean.
-    """
+    """The machine during a window; None where it was not recorded."""
 
     sm_clock_mhz: tuple[Value, Value] | None = None
-    memory_clock_mhz: tuple[Value, Value] | None = None
+    """Lowest and highest clock of the multiprocessors."""
+    memory_clock_mhz: tuple[Value, Value] | None = None  # likewise the memory's
     limits: dict[str, float] = field(default_factory=dict)
-    power_w: float | None = None
-    energy_j: float | None = None
-    temperature_c: Value | None = None
-    dram_percent: float | None = None
-    other_processes: Value | None = None
+    """What held clocks down, and for which share of the time."""
+    power_w: float | None = None  # mean power
+    energy_j: float | None = None  # energy, for windows of two seconds and more
+    temperature_c: Value | None = None  # highest temperature
+    dram_percent: float | None = None  # mean utilisation of the GPU's memory by its own counters
+    other_processes: Value | None = None  # most other processes that computed on the GPU at once
     cpu_mhz: tuple[Value, Value] | None = None
-    other_cpus: float | None = None
+    """Lowest and highest clock of the CPU that the run was on."""
+    other_cpus: float | None = None  # CPUs that others kept busy, in the mean
 
     @property
     def clock_moved(self) -> bool:

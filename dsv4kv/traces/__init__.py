@@ -6,35 +6,31 @@ runs.
 """
 
 import hashlib
-from collections import deque
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
-from io import DEFAULT_BUFFER_SIZE
-from itertools import islice
 from math import inf
 from pathlib import Path
+
+import numpy as np
 
 from dsv4kv.choices import TRACE_FORMATS, listed
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.files import shipped
-from dsv4kv.traces.batch import BATCH_REQUESTS, Batch, LineShape, batches_of
 from dsv4kv.traces.files import (
-    CHUNKS_BUFFER_BYTES,
     DEFAULTS,
     Defect,
     ReadOptions,
     TraceLines,
+    is_array,
+    json_array,
     open_trace,
+    parse_object,
 )
-from dsv4kv.traces.format import TraceFormat
-from dsv4kv.traces.lengths import INPUT_NAMES, parse_row
+from dsv4kv.traces.formats import INPUT_NAMES, TraceFormat, parse_row
 from dsv4kv.traces.parquet import is_parquet, place_of_row, read_rows
-from dsv4kv.traces.records import is_array, json_array, parse_object
-from dsv4kv.traces.request import Request
-from dsv4kv.traces.stores import is_marked, is_stores_only, refuse_stores
+from dsv4kv.traces.request import Batch, Request, batches_of
 from dsv4kv.traces.summary import LengthSummary, TraceSummary, summarize, summarize_batches
 from dsv4kv.traces.weka import conversation_files, read_weka_folder, write_weka
-from dsv4kv.traces.writer import write_oracle, write_trace
+from dsv4kv.traces.writer import STORES_MARK, write_oracle, write_trace
 
 _BUILTIN = "builtin:"
 _SUFFIX = ".jsonl.gz"
@@ -99,7 +95,6 @@ def _builtins() -> list[str]:
 
 
 def _list_files(folder: Path) -> str:
-    """Say which traces are in a folder, as the end of a sentence; empty if none do."""
     suffixes = (".jsonl", ".json", ".csv", ".gz", ".parquet")
     names = sorted(file.name for file in folder.glob("*") if file.name.endswith(suffixes))
     if not names:
@@ -151,7 +146,7 @@ def read_trace(
 def read_batches(
     source: str | Path, trace_format: str = "auto", options: ReadOptions = DEFAULTS
 ) -> Iterator[Batch]:
-    """Return the requests of ``read_trace`` as columns; what it refuses is refused alike.
+    """Return the requests of ``read_trace`` as columns; 256 at a time where they come one by one.
 
     Raises:
         TraceError, ConfigError: As ``read_trace`` does.
@@ -161,10 +156,7 @@ def read_batches(
     if is_parquet(path):
         _only_parquet(path, name)
         return _batches_of_rows(path, options)
-    shape = FORMATS[name].columns if name in FORMATS else None
-    if shape is None or path.is_dir():
-        return batches_of(read_trace(path, name, options))
-    return _read_batches(path, name, shape, options)
+    return batches_of(read_trace(path, name, options))
 
 
 def read_placed_trace(
@@ -213,87 +205,77 @@ def _placed_rows(path: Path, options: ReadOptions) -> Iterator[tuple[str, Reques
 
 
 def _batches_of_rows(path: Path, options: ReadOptions) -> Iterator[Batch]:
-    """Rows as columns; where the clock runs backwards they are read one by one, which says so."""
     before_s, count = -inf, 0
     for rows in read_rows(path, options):
-        batch = rows.batch
-        if not (options.any_order or batch.follows(before_s)):
-            placed = ((place_of_row(path, count + n), r) for n, r in enumerate(rows.requests()))
-            deque(_in_order(placed, False, before_s), 0)
-        before_s, count = float(batch.arrival_s[-1]), count + len(batch.arrival_s)
-        yield batch
+        arrival_s = rows.batch.arrival_s
+        early = np.flatnonzero(np.diff(arrival_s, prepend=before_s) < 0)
+        if len(early) and not options.any_order:
+            at = int(early[0])
+            before_s = float(arrival_s[at - 1]) if at else before_s
+            raise _backwards(place_of_row(path, count + at), float(arrival_s[at]), before_s)
+        before_s, count = float(arrival_s[-1]), count + len(arrival_s)
+        yield rows.batch
 
 
 def _in_order(
-    placed: Iterable[tuple[str, Request]], any_order: bool, before_s: float = -inf
+    placed: Iterable[tuple[str, Request]], any_order: bool
 ) -> Iterator[tuple[str, Request]]:
-    """Refuse a clock that runs backwards, unless it may."""
+    before_s = -inf
     for place, request in placed:
         if request.arrival_s < before_s and not any_order:
-            raise TraceError(
-                f"{place}: the request arrives at {request.arrival_s:,.3f} s, the one before it "
-                f"at {before_s:,.3f} s: the clock runs backwards. Sort the trace: dsv4kv trace "
-                "convert SOURCE OUT --sort."
-            )
+            raise _backwards(place, request.arrival_s, before_s)
         before_s = request.arrival_s
         yield place, request
+
+
+def _backwards(place: str, arrival_s: float, before_s: float) -> TraceError:
+    return TraceError(
+        f"{place}: the request arrives at {arrival_s:,.3f} s, the one before it at "
+        f"{before_s:,.3f} s: the clock runs backwards. Sort the trace: dsv4kv trace convert "
+        "SOURCE OUT --sort."
+    )
 
 
 def _read_requests(
     path: Path, trace_format: str, options: ReadOptions
 ) -> Iterator[tuple[str, Request]]:
     name = detect_format(path) if trace_format == "auto" else trace_format
-    with _opened(path, name, options) as lines:
-        yield from _placed(lines, str(path), FORMATS[name].read(lines, options))
-
-
-def _read_batches(
-    path: Path, name: str, shape: LineShape, options: ReadOptions
-) -> Iterator[Batch]:
-    """Read plain lines at once and others one by one, which says what is wrong with them."""
-    before_s = -inf
-    with _opened(path, name, options, CHUNKS_BUFFER_BYTES) as lines:
-        size = BATCH_REQUESTS if is_array(lines.peek()) else 1
-        one_by_one = _placed(lines, str(path), FORMATS[name].read(lines, options))
-        while True:
-            chunk = lines.chunk()
-            batch = shape.read(chunk) if chunk else None
-            if batch and (options.any_order or batch.follows(before_s)):
-                lines.skip(chunk)
-            else:
-                placed = islice(one_by_one, len(chunk) or size)
-                requests = [row for _, row in _in_order(placed, options.any_order, before_s)]
-                if not requests:
-                    return
-                batch = Batch.of(requests)
-            before_s = float(batch.arrival_s[-1])
-            yield batch
-
-
-def _placed(
-    lines: TraceLines, file: str, requests: Iterator[Request]
-) -> Iterator[tuple[str, Request]]:
-    count = 0
-    for count, request in enumerate(requests, start=1):  # noqa: B007
-        yield f"{file}:{lines.number}", request
-    if not count:
-        raise Defect("the trace has no requests")
-
-
-@contextmanager
-def _opened(
-    path: Path, name: str, options: ReadOptions, buffer_bytes: int = DEFAULT_BUFFER_SIZE
-) -> Iterator[TraceLines]:
-    """Open a trace that is not empty; a ``Defect`` inside the block says what the format is."""
-    with open_trace(path, buffer_bytes, options.watch) as lines:
+    with open_trace(path, options.watch) as lines:
         try:
             if not lines.peek():
                 raise Defect("the file is empty")
-            if is_marked(lines.peek()) and not options.stores:
-                raise refuse_stores(path)
-            yield lines
+            if _is_marked(lines.peek()) and not options.stores:
+                raise TraceError(
+                    f"{path}: this trace says what a server stored, not what was asked of it: "
+                    "prompts that were cached as a whole are missing, so it has no hit rate. "
+                    "Record requests, too: dsv4kv record --proxy or --requests."
+                )
+            count = 0
+            for count, request in enumerate(FORMATS[name].read(lines, options), 1):  # noqa: B007
+                yield f"{path}:{lines.number}", request
+            if not count:
+                raise Defect("the trace has no requests")
         except Defect as defect:
             raise Defect(f"{defect}. A {name} trace is {FORMATS[name].shape}") from None
+
+
+def is_stores_only(path: Path) -> bool:
+    """Whether a trace is of what a server stored, where nobody saw what was asked of it.
+
+    A prompt that is cached as a whole leaves nothing in a server's events, so such a trace has no
+    hit rate.
+
+    Raises:
+        TraceError: It cannot be read.
+    """
+    if not path.is_file() or is_parquet(path):
+        return False
+    with open_trace(path) as lines:
+        return _is_marked(lines.peek())
+
+
+def _is_marked(line: str) -> bool:
+    return f'"{STORES_MARK}"' in line and parse_object(line).get(STORES_MARK) is True
 
 
 def _detect(lines: TraceLines) -> str:

@@ -1,6 +1,5 @@
 """A trace as the flat arrays that its analysis works on, and what is wrong with its ids."""
 
-from array import array
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -8,13 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from dsv4kv.errors import TraceError
-from dsv4kv.prefix.paths import PathTable, find_contradiction
+from dsv4kv.prefix.paths import PathTable
 from dsv4kv.traces import read_placed_trace, read_trace
-from dsv4kv.traces.batch import Batch
 from dsv4kv.traces.files import DEFAULTS, ReadOptions
-from dsv4kv.traces.histories import Conflict, contradiction
-from dsv4kv.traces.request import Request
-from dsv4kv.traces.runs import GatheredRuns
+from dsv4kv.traces.request import Batch, Request, batches_of
+from dsv4kv.traces.summary import Histories
 
 
 def collect_paths(requests: Iterable[Request]) -> PathTable:
@@ -23,55 +20,46 @@ def collect_paths(requests: Iterable[Request]) -> PathTable:
     Raises:
         TraceError: There are no requests, none has ids, ids beyond 64 bits, or two block sizes.
     """
-    runs = GatheredRuns()
-    arrival, tokens_in, tokens_out, counts = array("d"), array("q"), array("q"), array("q")
-    block_tokens = 0
-    for number, request in enumerate(requests):
-        ids = request.prefix_hashes
-        arrival.append(request.arrival_s)
-        tokens_in.append(request.input_tokens)
-        tokens_out.append(request.output_tokens)
-        counts.append(len(ids))
-        block_tokens = block_tokens or request.hash_block_tokens
-        runs.add(number, ids)
-    if not block_tokens or not any(counts):
+    batches = list(batches_of(requests))
+    if not any(len(batch.request) for batch in batches):
         raise TraceError(
             "no request has block ids: what its prompts share is not known. Take a trace with "
             "hash_ids, or make one with: dsv4kv trace synth."
         )
-    request_of, start, count = runs.columns()
-    offsets = np.searchsorted(request_of, np.arange(len(counts) + 1))
-    total = np.cumsum(count)
-    before = np.concatenate([[0], total])[offsets[request_of]]
-    return PathTable(
-        block_tokens=block_tokens,
-        arrival_s=np.frombuffer(arrival),
-        input_tokens=np.frombuffer(tokens_in, np.int64),
-        output_tokens=np.frombuffer(tokens_out, np.int64),
-        counts=np.frombuffer(counts, np.int64),
-        offsets=offsets,
-        starts=start,
-        ends=total - before,
+    begins = np.cumsum([0, *(len(batch.arrival_s) for batch in batches)])
+    request = [begin + batch.request for begin, batch in zip(begins, batches, strict=False)]
+    return _table(
+        Batch(
+            np.concatenate([batch.arrival_s for batch in batches]),
+            np.concatenate([batch.input_tokens for batch in batches]),
+            np.concatenate([batch.output_tokens for batch in batches]),
+            next(size for batch in batches if (size := batch.hash_block_tokens)),
+            np.concatenate(request),
+            np.concatenate([batch.start for batch in batches]),
+            np.concatenate([batch.count for batch in batches]),
+        )
     )
 
 
 def tables_of(batches: Iterable[Batch]) -> Iterator[PathTable]:
     """Some requests after the other as such arrays, for analysis that keeps no trace."""
-    for batch in batches:
-        requests = len(batch.arrival_s)
-        offsets = np.searchsorted(batch.request, np.arange(requests + 1))
-        total = batch.count.cumsum()
-        until = np.concatenate([[0], total])[offsets]
-        yield PathTable(
-            block_tokens=batch.hash_block_tokens,
-            arrival_s=batch.arrival_s,
-            input_tokens=batch.input_tokens,
-            output_tokens=batch.output_tokens,
-            counts=np.diff(until),
-            offsets=offsets,
-            starts=batch.start,
-            ends=total - until[batch.request],
-        )
+    return map(_table, batches)
+
+
+def _table(batch: Batch) -> PathTable:
+    offsets = np.searchsorted(batch.request, np.arange(len(batch.arrival_s) + 1))
+    total = batch.count.cumsum()
+    until = np.concatenate([[0], total])[offsets]
+    return PathTable(
+        block_tokens=batch.hash_block_tokens,
+        arrival_s=batch.arrival_s,
+        input_tokens=batch.input_tokens,
+        output_tokens=batch.output_tokens,
+        counts=np.diff(until),
+        offsets=offsets,
+        starts=batch.start,
+        ends=total - until[batch.request],
+    )
 
 
 def load_paths(
@@ -93,9 +81,12 @@ def check_histories(table: PathTable, name: Callable[[int], str]) -> None:
     Raises:
         TraceError: An id follows two different blocks.
     """
-    if (wrong := find_contradiction(table)) is None:
-        return
-    raise contradiction(Conflict(wrong.request, wrong.earlier, wrong.id), name)
+    request = np.repeat(np.arange(len(table)), np.diff(table.offsets))
+    before = np.concatenate([[0], table.ends[:-1]])
+    before[table.offsets[request] == np.arange(len(request))] = 0
+    with Histories(len(request) + 1) as histories:  # one batch, as it fits already
+        histories.add_runs(request, table.starts, table.ends - before)
+        histories.check(name)
 
 
 def place_of(request: int, source: str | Path, trace_format: str, options: ReadOptions) -> str:

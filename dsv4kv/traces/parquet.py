@@ -26,12 +26,18 @@ from numpy.typing import NDArray
 
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.prefix.paths import Ints
-from dsv4kv.traces.batch import Batch
-from dsv4kv.traces.files import Defect, ReadOptions, TimedFields, TraceLines
-from dsv4kv.traces.format import TraceFormat, plain
-from dsv4kv.traces.records import MAX_TOKENS, MOST_S, ODD_ID
-from dsv4kv.traces.request import Request
-from dsv4kv.traces.runs import IdRuns, RunBuffer, as_runs
+from dsv4kv.traces.files import (
+    MAX_TOKENS,
+    MOST_S,
+    ODD_ID,
+    Defect,
+    ReadOptions,
+    TimedFields,
+    TraceLines,
+    writing,
+)
+from dsv4kv.traces.formats import TraceFormat
+from dsv4kv.traces.request import Batch, IdRuns, Request, RunBuffer, as_runs
 from dsv4kv.units import UNITS_PER_SECOND
 
 MAGIC = b"PAR1"
@@ -127,8 +133,6 @@ def place_of_row(path: Path, number: int) -> str:
 
 
 class _Reader:
-    """Reads columns by the names that a file has."""
-
     def __init__(self, names: Sequence[str], options: ReadOptions, path: Path) -> None:
         native = _NATIVE.time in names
         self._path, self._names = path, _NATIVE if native else options.fields
@@ -201,7 +205,6 @@ class _Reader:
         return Rows(batch, sizes, self._read_turns(group))
 
     def _read_turns(self, group: Any) -> Turns:
-        """Session and seconds of the answer of every request, where the file has them."""
         session, answer = (
             group.column(name).to_pylist() if name else [None] * group.num_rows
             for name in self._turns
@@ -234,7 +237,6 @@ class _Reader:
         return owner, self._whole(column.flatten(), name)
 
     def _numbers(self, column: Any, name: str, kinds: str) -> NDArray[Any]:
-        """Values of a column without gaps, whose NumPy type is of these kinds."""
         if column.null_count:
             raise TraceError(f"{self._path}: column {name} has rows without a value.")
         values: NDArray[Any] = column.to_numpy(zero_copy_only=False)
@@ -258,8 +260,6 @@ def write_parquet(requests: Iterable[Request], path: Path) -> int:
         TraceError: It cannot be written, or there are no requests.
         ConfigError: pyarrow is not installed.
     """
-    from dsv4kv.traces.writer import writing
-
     arrow, parquet = _import(path)
     if path.suffix == ".gz":
         raise TraceError(f"{path}: Parquet is compressed already: leave .gz out.")
@@ -282,7 +282,6 @@ def write_parquet(requests: Iterable[Request], path: Path) -> int:
 
 
 def _take_group(arrow: Any, left: Iterator[Request]) -> list[Any]:
-    """Columns of the next row group; none at the end."""
     arrival, whole = array("d"), [array("q") for _ in range(3)]
     runs, edges, turns = [array("q"), array("q")], array("i", [0]), list[Any]()
     for request in left:
@@ -324,12 +323,12 @@ def _import(path: Path) -> tuple[Any, Any]:
     return pyarrow, parquet
 
 
-def _refuse_lines(lines: TraceLines) -> Iterator[Request]:
+def _refuse_lines(lines: TraceLines, _: ReadOptions) -> Iterator[Request]:
     raise Defect(f"this is no Parquet file: it does not begin with {MAGIC.decode()}")
 
 
 PARQUET = TraceFormat(
-    plain(_refuse_lines),
+    _refuse_lines,
     frozenset(),
     "a Parquet file with columns arrival_s, input_tokens, output_tokens, or as --fields names",
 )

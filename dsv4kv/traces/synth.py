@@ -130,7 +130,6 @@ def chat_trace(conversations: int, seed: int) -> list[Request]:
 def _converse(
     rng: np.random.Generator, ids: Iterator[int], blocks: list[int], arrival_s: float
 ) -> Iterator[Request]:
-    """Yield the turns of one conversation; it ends before its prompt would grow too long."""
     input_tokens = SYSTEM_TOKENS
     for _ in range(rng.geometric(1 / _MEAN_TURNS)):
         input_tokens += draw_length(_MESSAGE, rng)

@@ -24,11 +24,18 @@ import numpy as np
 from dsv4kv.errors import TraceError
 from dsv4kv.files import replacing_folder
 from dsv4kv.prefix.paths import Ints
-from dsv4kv.traces.files import Defect, ReadOptions, TraceLines, open_trace
-from dsv4kv.traces.format import TraceFormat, plain
-from dsv4kv.traces.records import parse_object, read_time, read_tokens, required
-from dsv4kv.traces.request import Request
-from dsv4kv.traces.runs import GrowingRuns, IdRuns, Sessions, as_runs, full_blocks
+from dsv4kv.traces.files import (
+    Defect,
+    ReadOptions,
+    TraceLines,
+    open_trace,
+    parse_object,
+    read_time,
+    read_tokens,
+    required,
+)
+from dsv4kv.traces.formats import TraceFormat
+from dsv4kv.traces.request import GrowingRuns, IdRuns, Request, Sessions, as_runs, full_blocks
 
 _LIST = re.compile(r'(?<!\\)"hash_ids"\s*:\s*\[')
 ID_BOUND = 2**40
@@ -73,7 +80,6 @@ def lifted(value: Any, lists: list[IdRuns]) -> IdRuns | None:
 
 
 def _read_list(body: str, before: str, growing: GrowingRuns) -> bool:
-    """Turn the numbers of one list into those of another that may begin with the same text."""
     same = body.rfind(",", 0, _common_length(body, before)) + 1
     try:
         rest = json.loads(f"[{body[same:]}]")
@@ -89,7 +95,6 @@ def _read_list(body: str, before: str, growing: GrowingRuns) -> bool:
 
 
 def _common_length(one: str, other: str) -> int:
-    """Characters that two texts begin with."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -144,8 +149,7 @@ def read_weka_folder(folder: Path, options: ReadOptions) -> Iterator[Placed]:
     yield from placed
 
 
-def read_weka(lines: TraceLines) -> Iterator[Request]:
-    """Yield the requests of one conversation in order of arrival."""
+def _read_weka(lines: TraceLines, _: ReadOptions) -> Iterator[Request]:
     placed = read_placed(lines, 0, 0.0)
     yield from (request for _, request in sorted(placed, key=lambda item: item[1].arrival_s))
 
@@ -223,13 +227,11 @@ def _read_request(record: dict[str, Any], time_s: float, blocks: _Blocks) -> Req
 
 
 def _answer_s(value: Any) -> float | None:
-    """How long an answer took; a trace need not say so."""
     is_time = type(value) in (int, float) and 0 <= value < float("inf")
     return float(value) if is_time else None
 
 
 def _read_ids(value: Any, blocks: _Blocks) -> IdRuns:
-    """Ids of a request as the file has them, checked."""
     ids = lifted(value, blocks.lists)
     if ids is None:
         if type(value) is not list or not set(map(type, value)) <= {int}:
@@ -338,7 +340,7 @@ def _number_anew(starts: Ints, counts: Ints) -> tuple[Ints, Ints]:
 
 
 WEKA = TraceFormat(
-    plain(read_weka),
+    _read_weka,
     frozenset({"hash_id_scope"}),
     'one conversation, {"block_size": tokens, "hash_id_scope": "local" or "global", '
     '"requests": [{"t": s, "type": …, "in": tokens, "out": tokens, "hash_ids": [...]}]}, or a '

@@ -6,10 +6,7 @@ is none. A prompt's blocks are written last to first, as a prefix cache touches 
 so that a capacity counts blocks.
 """
 
-import gzip
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from io import BufferedWriter
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +14,12 @@ from numpy.typing import NDArray
 
 from dsv4kv.choices import TRACE_LINES, choose
 from dsv4kv.errors import TraceError
-from dsv4kv.files import replacing
 from dsv4kv.prefix.paths import PathTable
+from dsv4kv.traces.files import writing
 from dsv4kv.traces.request import Request
-from dsv4kv.traces.stores import marked
+
+STORES_MARK = "stores_only"
+"""Field of every line of a trace of what a server stored."""
 
 
 def write_trace(
@@ -39,39 +38,13 @@ def write_trace(
     write_lines = choose(TRACE_LINES, trace_format, "a format that traces are written in").load()
     lines = write_lines(requests)
     with writing(path) as file:
-        for line in marked(lines) if stores else lines:
-            file.write(line.encode())
+        for line in lines:
+            marked = f'{line.rstrip()[:-1]},"{STORES_MARK}":true}}\n' if stores else line
+            file.write(marked.encode())
             count += 1
         if not count:
             raise TraceError(f"{path}: not written, there are no requests.")
     return count
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[BufferedWriter | gzip.GzipFile]:
-    """Open a file that appears when the block succeeds, compressed where its name says so.
-
-    Raises:
-        TraceError: It cannot be written.
-    """
-    if path.is_dir():
-        raise TraceError(f"{path} is a folder: name the file to write.")
-    try:
-        with replacing(path) as raw, _compressing(raw, path) as file:
-            yield file
-    except OSError as error:
-        raise TraceError(f"{path}: cannot be written ({error.strerror or error}).") from None
-
-
-@contextmanager
-def _compressing(file: BufferedWriter, path: Path) -> Iterator[BufferedWriter | gzip.GzipFile]:
-    """Compress what is written where the name asks for it."""
-    if path.suffix != ".gz":
-        yield file
-        return
-    # no time and no name in the header: equal traces are equal files
-    with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as compressed:
-        yield compressed
 
 
 RECORD = np.dtype([("time", "<u4"), ("id", "<u8"), ("size", "<u4"), ("next", "<i8")])

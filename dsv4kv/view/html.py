@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.files import replacing
+from dsv4kv.files import replacing, whole_text
 from dsv4kv.view.plots import file_name, to_png, to_svg, to_svg_file
 from dsv4kv.view.table import MARKS, Chart, Page, Table
 
@@ -28,7 +28,7 @@ def render_page(page: Page) -> str:
         marks={level: sign for level, (sign, _) in MARKS.items()},
         svg=lambda chart: to_svg(chart, f"{next(numbers)}"),
     )
-    return html.lstrip()
+    return whole_text(html.lstrip())
 
 
 def write_page(page: Page, target: Path) -> None:

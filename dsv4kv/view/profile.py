@@ -14,7 +14,7 @@ from typing import Any
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import write_named
 from dsv4kv.measure.profilers.classify import CACHE_CATEGORIES, CATEGORIES, OTHER, shorten
-from dsv4kv.measure.profilers.ranges import INPUTS
+from dsv4kv.measure.profilers.trace import INPUTS
 from dsv4kv.measure.statistics import divide, summarize
 from dsv4kv.runs.profile import (
     KernelRow,

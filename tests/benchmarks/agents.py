@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dsv4kv.traces.request import Request
-from dsv4kv.traces.runs import IdRuns
+from dsv4kv.traces.request import IdRuns, Request
 from dsv4kv.traces.weka import write_weka
 
 BLOCK_TOKENS = 64

@@ -32,6 +32,12 @@ def test_a_wrong_axis_is_a_sentence(text: str, sentence: str) -> None:
     assert str(refusal.value).startswith(sentence)
 
 
+def test_a_sweep_of_too_many_points_is_refused_before_they_are_made() -> None:
+    contexts = Axis("context", tuple(map(str, range(1, 5000))))
+    with pytest.raises(ConfigError, match="more than 4,096 points"):
+        run_sweep({}, [contexts, Axis("concurrency", contexts.values), GPUS])
+
+
 def test_every_combination_has_the_answer_that_it_has_alone() -> None:
     rows = run_sweep(EIGHT, [CONTEXTS, GPUS])
     points = [tuple(row.point.values()) for row in rows]

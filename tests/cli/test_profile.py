@@ -280,7 +280,7 @@ def test_ctrl_c_names_what_is_left(nsys: Tool, monkeypatch: pytest.MonkeyPatch) 
         log.with_name("step.nsys-rep").touch()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dsv4kv.measure.profilers.sessions.run_child", interrupted)
+    monkeypatch.setattr("dsv4kv.measure.profilers.launch.run_child", interrupted)
     result = profile("--nsys")
     assert result.exit_code == 130
     assert re.search(r"stopped\. Files left: results/\S+/step\.nsys-rep\.", result.stderr)
@@ -288,7 +288,7 @@ def test_ctrl_c_names_what_is_left(nsys: Tool, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_timeout_is_told_with_what_is_left(nsys: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dsv4kv.measure.profilers.sessions.GRACE_S", 0.3)
+    monkeypatch.setattr("dsv4kv.measure.profilers.launch.GRACE_S", 0.3)
     nsys.does("profile", hangs="ears")
     sentence = refused(profile("--nsys", "--timeout", "2"), 9)
     assert "did not end within 2 s" in sentence

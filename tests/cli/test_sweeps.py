@@ -1,5 +1,6 @@
 """Sweeps of ``replay`` and ``bench``: in parallel, interrupted, killed and resumed."""
 
+import json
 import os
 import random
 import shutil
@@ -136,10 +137,70 @@ def test_points_that_cannot_be_kept_end_the_sweep_with_a_sentence() -> None:
         points.keep(2, points.cases[1])
 
 
-def test_what_is_no_sweep_is_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / "a.points.jsonl").write_text("{}\n")
-    result = invoke("replay", "--resume", "a.points.jsonl")
+@pytest.mark.usefixtures("interrupted")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"run_id": "/tmp/victim"},
+        {"run_id": "../victim"},
+        {"run_id": "x; touch /tmp/y"},
+        {"command": "replay; id;"},
+    ],
+    ids=str,
+)
+def test_what_is_no_sweep_is_a_sentence(changes: dict[str, str]) -> None:
+    path = points_of()
+    first, *lines = path.read_text().splitlines()
+    path.write_text("\n".join([json.dumps(json.loads(first) | changes), *lines]))
+    result = invoke("replay", "--resume", str(path))
     assert (result.exit_code, "is no sweep of this dsv4kv" in result.stderr) == (7, True)
+    assert "resume with" not in invoke("results", "list").stdout
+
+
+@pytest.mark.usefixtures("interrupted")
+@pytest.mark.parametrize(
+    ("point", "changes"),
+    [(-1, {}), (1, {}), (99, {}), (0, {"axis": {}}), (0, {"config": {}}), (0, {"launch": 1})],
+)
+def test_a_line_that_is_no_point_of_the_sweep_is_refused(
+    point: int, changes: dict[str, object]
+) -> None:
+    path = points_of()
+    asked, first, *_ = path.read_text().splitlines()
+    line = {"point": point, "case": json.loads(first)["case"] | changes}
+    path.write_text("\n".join([asked, json.dumps(line)]))
+    result = invoke("replay", "--resume", str(path))
+    expected = f"line of point {point} that is none of this sweep: remove it"
+    assert (result.exit_code, expected in " ".join(result.stderr.split())) == (7, True)
+
+
+@pytest.mark.usefixtures("interrupted")
+def test_a_sweep_of_another_number_of_points_is_refused() -> None:
+    path = points_of()
+    path.write_text(path.read_text().replace('"count":4', '"count":1000000000'))
+    result = invoke("replay", "--resume", str(path))
+    assert (result.exit_code, "another number of points" in result.stderr) == (7, True)
+
+
+@pytest.mark.parametrize("command", ["replay", "bench", "replay --axis prefix.policy=lru,arc"])
+def test_a_run_without_a_name_is_not_resumed(command: str) -> None:
+    result = invoke(*command.split(), "--resume", "")
+    assert (result.exit_code, "there is no results/.points.jsonl" in result.stderr) == (7, True)
+
+
+@pytest.mark.parametrize("target", ["--out caf\udce9", "--chart caf\udce9.svg", "--axis"])
+def test_a_name_that_is_no_utf_8_loses_nothing(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a folder, of a page and of a trace, which the record and lines of points name."""
+    trace = Path("caf\udce9.jsonl")
+    trace.write_text('{"timestamp": 0, "input_length": 6, "output_length": 3, "hash_ids": [1]}\n')
+    words = ["replay", str(trace), "-q", *target.split()]
+    words += ["prefix.policy=lru,arc"] if target == "--axis" else []
+    monkeypatch.setattr(sys, "argv", ["dsv4kv", *words])
+    assert invoke(*words).exit_code == 0
+    (path,) = (path for path in Path().glob("*/*.json"))
+    assert load_record(path).trace_source == "caf?.jsonl"
 
 
 @pytest.mark.usefixtures("interrupted")

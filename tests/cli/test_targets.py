@@ -139,7 +139,9 @@ def test_a_pipe_is_written_to_and_stays_a_pipe() -> None:
     assert Path("pipe").is_fifo()
 
 
-@pytest.mark.parametrize("command", ["report FILE --html", "replay FILE --json"])
+@pytest.mark.parametrize(
+    "command", ["report FILE --html", "replay FILE --json", "profile --from FILE --timeline"]
+)
 def test_what_a_command_reads_is_not_written_over(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dsv4kv.compare.differences import list_differences
+from dsv4kv.compare.comparison import list_differences
 from dsv4kv.runs.schema import GpuFacts, RunRecord
 from tests.compare.launched import make_launched_case, make_launched_record, make_side
 from tests.runs.records import make_environment

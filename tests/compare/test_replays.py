@@ -69,12 +69,6 @@ def test_times_of_a_clock_stand_beside_what_they_are_right_within() -> None:
     }
 
 
-def test_rates_as_given_have_no_error_to_print() -> None:
-    stated = ("--set", "cost.source=stated")
-    told = run("compare", replay("a.json", *stated), replay("b.json", *stated)).stdout
-    assert "÷" not in told
-
-
 def test_a_sweep_of_replays_is_compared_point_by_point() -> None:
     axis = ("--axis", "prefix.strategy=zero,full")
     before, after = replay("a.json", *axis), replay("b.json", *axis, "--policy", "fifo")
@@ -83,9 +77,3 @@ def test_a_sweep_of_replays_is_compared_point_by_point() -> None:
         "strategy=zero",
         "strategy=full",
     }
-
-
-def test_markdown_of_replays_has_their_reuse() -> None:
-    told = run("compare", replay("a.json"), replay("b.json"), "--markdown").stdout
-    assert "| reuse | before | after |" in told
-    assert "| prompt tokens saved | " in told

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.load import Point, expand_axes, load_config
+from dsv4kv.errors import ConfigError
 
 from .conftest import Load
 
@@ -58,6 +59,21 @@ def test_a_value_with_a_colon_needs_no_quotes(expand: Expand) -> None:
 
 def test_the_axis_tells_validated_values(expand: Expand) -> None:
     assert expand("cache.max_context_tokens=1M")[0].axis == {"cache.max_context_tokens": 2**20}
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [
+        ("cache.sharing=" + ",".join(["type"] * 200_000),),
+        ("measure.seed=" + ",".join(map(str, range(70))), "name=" + ",".join(map(str, range(70)))),
+    ],
+    ids=["one axis", "their product"],
+)
+def test_too_many_points_are_refused_before_they_are_made(
+    axes: tuple[str, ...], expand: Expand
+) -> None:
+    with pytest.raises(ConfigError, match="--axis: more than 4,096 points: leave values out"):
+        expand(*axes)
 
 
 def test_the_file_and_the_overrides_stand_beneath_the_axes(expand: Expand) -> None:

@@ -31,19 +31,12 @@ Machine = Callable[[Generator, Logs], Logs]  # noise of launches; 1 where one is
 
 @dataclass(frozen=True)
 class Scene:
-    """What is simulated.
+    """What is simulated."""
 
-    Attributes:
-        turns: How launches take turns.
-        machine: Name of what disturbs them.
-        slowdown: Of the side after, as a fraction.
-        verdicts: Made at once, each on a row with noise of its own.
-    """
-
-    turns: Unit
-    machine: str
-    slowdown: float = 0.0
-    verdicts: int = 1
+    turns: Unit  # how launches take turns
+    machine: str  # name of what disturbs them
+    slowdown: float = 0.0  # of the side after, as a fraction
+    verdicts: int = 1  # made at once, each on a row with noise of its own
 
     @property
     def trials(self) -> int:

@@ -23,17 +23,13 @@ FIELDS = {
 
 @dataclass
 class FakeNvml:
-    """One GPU; tests change its answers while it is polled.
-
-    Attributes:
-        answers: Replaces the answer of a function, by name; called with the arguments.
-        lacking: Functions that this version of the Python package does not have.
-        calls: Names of the functions called.
-    """
+    """One GPU; tests change its answers while it is polled."""
 
     answers: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    """Replaces the answer of a function, by name; called with the arguments."""
     lacking: set[str] = field(default_factory=set)
-    calls: list[str] = field(default_factory=list)
+    """Functions that this version of the Python package does not have."""
+    calls: list[str] = field(default_factory=list)  # names of the functions called
     clocks: dict[int, int] = field(default_factory=lambda: dict(CLOCKS))
     reasons: int = 0
     violation_ns: dict[int, int] = field(default_factory=dict)
@@ -46,7 +42,7 @@ class FakeNvml:
             return getattr(pynvml, name)  # constants, structures and errors
         if name in self.lacking:
             raise AttributeError(f"module 'pynvml' has no attribute '{name}'")
-        answer = self.answers.get(name) or getattr(self, f"_{name}", None)
+        answer = (self._usual() | self.answers).get(name)
         if answer is None:
             return refuse(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
@@ -58,66 +54,38 @@ class FakeNvml:
 
         return call
 
-    def _nvmlInit(self) -> None:  # noqa: N802
-        pass
+    def _usual(self) -> dict[str, Callable[..., Any]]:
+        """What the GPU answers where no test says otherwise; all else is not supported."""
+        return {
+            "nvmlInit": lambda: None,
+            "nvmlDeviceGetHandleByUUID": _find,
+            "nvmlDeviceGetName": lambda _: "NVIDIA H200",
+            "nvmlDeviceGetEccMode": lambda _: [1, 1],
+            "nvmlDeviceGetEnforcedPowerLimit": lambda _: 700_000,
+            "nvmlDeviceGetMaxClockInfo": lambda _, kind: CLOCKS[kind],
+            "nvmlDeviceGetClockInfo": lambda _, kind: self.clocks[kind],
+            "nvmlDeviceGetCurrentClocksEventReasons": lambda _: self.reasons,
+            "nvmlDeviceGetTemperature": lambda *_: 61,
+            "nvmlDeviceGetFieldValues": lambda _, ids: [field_value(*FIELDS[one]) for one in ids],
+            "nvmlDeviceGetViolationStatus": lambda _, policy: SimpleNamespace(
+                referenceTime=0, violationTime=self.violation_ns.get(policy, 0)
+            ),
+            "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(total=141 << 30, used=12 << 30),
+            "nvmlDeviceGetTotalEccErrors": lambda _, kind, _counter: (
+                3 if kind == pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED else 0
+            ),
+            "nvmlDeviceGetCurrPcieLinkGeneration": lambda _: 5,
+            "nvmlDeviceGetCurrPcieLinkWidth": lambda _: 16,
+            "nvmlDeviceGetComputeRunningProcesses": lambda _: [
+                SimpleNamespace(pid=pid) for pid in self.pids
+            ],
+            "nvmlGpmQueryDeviceSupport": lambda _: SimpleNamespace(isSupportedDevice=1),
+            "nvmlGpmSampleAlloc": pynvml.c_nvmlGpmSample_t,
+            "nvmlGpmSampleGet": lambda _, sample: sample,
+            "nvmlGpmMetricsGet": self._measure_dram,
+        }
 
-    def _nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
-        if uuid == UUID:
-            return "handle"
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
-
-    def _nvmlDeviceGetName(self, _gpu: Any) -> str:  # noqa: N802
-        return "NVIDIA H200"
-
-    def _nvmlDeviceGetEccMode(self, _gpu: Any) -> list[int]:  # noqa: N802
-        return [1, 1]
-
-    def _nvmlDeviceGetEnforcedPowerLimit(self, _gpu: Any) -> int:  # noqa: N802
-        return 700_000
-
-    def _nvmlDeviceGetMaxClockInfo(self, _gpu: Any, kind: int) -> int:  # noqa: N802
-        return CLOCKS[kind]
-
-    def _nvmlDeviceGetClockInfo(self, _gpu: Any, kind: int) -> int:  # noqa: N802
-        return self.clocks[kind]
-
-    def _nvmlDeviceGetCurrentClocksEventReasons(self, _gpu: Any) -> int:  # noqa: N802
-        return self.reasons
-
-    def _nvmlDeviceGetTemperature(self, _gpu: Any, _sensor: int) -> int:  # noqa: N802
-        return 61
-
-    def _nvmlDeviceGetFieldValues(self, _gpu: Any, ids: list[int]) -> list[Any]:  # noqa: N802
-        return [field_value(*FIELDS[each]) for each in ids]
-
-    def _nvmlDeviceGetViolationStatus(self, _gpu: Any, policy: int) -> Any:  # noqa: N802
-        return SimpleNamespace(referenceTime=0, violationTime=self.violation_ns.get(policy, 0))
-
-    def _nvmlDeviceGetMemoryInfo(self, _gpu: Any) -> Any:  # noqa: N802
-        return SimpleNamespace(total=141 << 30, used=12 << 30)
-
-    def _nvmlDeviceGetTotalEccErrors(self, _gpu: Any, kind: int, _counter: int) -> int:  # noqa: N802
-        return 3 if kind == pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED else 0
-
-    def _nvmlDeviceGetCurrPcieLinkGeneration(self, _gpu: Any) -> int:  # noqa: N802
-        return 5
-
-    def _nvmlDeviceGetCurrPcieLinkWidth(self, _gpu: Any) -> int:  # noqa: N802
-        return 16
-
-    def _nvmlDeviceGetComputeRunningProcesses(self, _gpu: Any) -> list[Any]:  # noqa: N802
-        return [SimpleNamespace(pid=pid) for pid in self.pids]
-
-    def _nvmlGpmQueryDeviceSupport(self, _gpu: Any) -> Any:  # noqa: N802
-        return SimpleNamespace(isSupportedDevice=1)
-
-    def _nvmlGpmSampleAlloc(self) -> Any:  # noqa: N802
-        return pynvml.c_nvmlGpmSample_t()
-
-    def _nvmlGpmSampleGet(self, _gpu: Any, sample: Any) -> Any:  # noqa: N802
-        return sample
-
-    def _nvmlGpmMetricsGet(self, question: Any) -> Any:  # noqa: N802
+    def _measure_dram(self, question: Any) -> Any:
         assert question.version == pynvml.NVML_GPM_METRICS_GET_VERSION
         assert (question.numMetrics, question.metrics[0].metricId) == (
             1,
@@ -125,6 +93,12 @@ class FakeNvml:
         )
         question.metrics[0].value = self.dram_percent
         return question
+
+
+def _find(uuid: str) -> str:
+    if uuid == UUID:
+        return "handle"
+    raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
 
 
 def field_value(union_member: str, value_type: int, value: int) -> Any:

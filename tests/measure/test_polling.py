@@ -79,12 +79,6 @@ def test_a_process_that_has_ended_is_absent_and_the_machine_is_not(root: Path) -
     assert "process" in host.absent["own_cpu_ns"]
 
 
-def test_a_machine_without_proc_tells_its_load_alone(root: Path) -> None:
-    (root / "proc/stat").unlink()
-    (root / f"proc/{PID}/stat").unlink()
-    assert set(read(root).read()) == {"load_1min"}
-
-
 def test_the_memory_peak_is_at_least_what_was_just_taken() -> None:
     before = memory_peak_bytes()
     taken = bytearray(b"x") * (64 << 20)
@@ -344,12 +338,6 @@ def test_what_changes_seldom_is_asked_at_every_fifth_poll_and_at_the_end() -> No
     assert [(line["at"] - 1_000) // INTERVAL_NS for line in lines["host"]] == at
 
 
-def test_the_last_poll_comes_after_the_end_was_asked_for() -> None:
-    run = Run(FakeNvml(), polls=1)
-    run.events = {1: lambda: setattr(run.nvml, "reasons", 0x20)}
-    assert [line["reasons"] for line in run.go()["often"]] == [0, 0x20]
-
-
 def test_polls_that_come_too_late_are_left_out_and_not_made_up_for() -> None:
     run = Run(FakeNvml(), polls=6, delay_ns=INTERVAL_NS * 3 // 4)  # two or more lines a poll
     at = [line["at"] for line in run.go()["often"]]
@@ -369,37 +357,8 @@ def test_a_gpu_that_disappears_leaves_what_it_told_and_the_reason() -> None:
     assert run.nvml.calls.count("nvmlDeviceGetClockInfo") == 2 * 8 + 1  # and no more
 
 
-def test_one_that_disappears_between_two_questions_of_a_poll_is_no_error() -> None:
-    nvml = FakeNvml()
-
-    def lose(_gpu: Any, _kind: int) -> int:
-        nvml.gone = True
-        return 1_980
-
-    gpu = NvmlGpu(nvml, UUID, OWN_PID)
-    nvml.answers["nvmlDeviceGetClockInfo"] = lose
-    lines = Run(nvml, polls=3).go(gpu)
-    assert lines["often"] == []
-    assert "in the middle" in lines["absent"][0]["gpu"]
-
-
-def test_a_gpu_that_changes_clock_in_the_middle_is_told_from_then_on() -> None:
-    run = Run(FakeNvml(), polls=10)
-    run.events = {6: lambda: run.nvml.clocks.update({pynvml.NVML_CLOCK_SM: 1_200})}
-    clocks = [line["sm_clock_mhz"] for line in run.go()["often"]]
-    assert clocks == [1_980] * 6 + [1_200] * 5
-
-
 def test_without_a_gpu_the_host_is_polled_alone() -> None:
     lines: list[dict[str, Any]] = []
     stops = iter([False] * 6 + [True])
     poll(None, HostReader(1), lines.append, lambda _: next(stops), INTERVAL_NS)
     assert {line["kind"] for line in lines} == {"host", "absent"}
-
-
-@pytest.mark.parametrize("polls", [1, 7])
-def test_what_is_absent_is_told_last(polls: int) -> None:
-    run = Run(FakeNvml(), polls=polls)
-    run.go()
-    assert run.lines[-1]["kind"] == "absent"
-    assert run.lines[-1]["pcie_replays"] == "Not Supported"

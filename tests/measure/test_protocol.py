@@ -1,18 +1,31 @@
 """When measuring begins and ends, on a machine whose speed the test decides."""
 
-import math
+import subprocess
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.measure.protocol import Rules, Throttled, Timing, is_known, measure, rounds_for
+from dsv4kv.measure.protocol import (
+    RULES,
+    Budget,
+    Rules,
+    Throttled,
+    Timing,
+    is_known,
+    measure,
+    measure_memcpy,
+    rounds_for,
+    time_calls,
+    time_memcpy,
+)
 
-RULES = Rules()
 S, MS = 1_000_000_000, 1_000_000
 Speed = Callable[[float], float]
 """Nanoseconds of a unit by the seconds that have passed."""
@@ -119,17 +132,6 @@ def test_a_clock_that_steps_down_is_not_taken_for_knowledge() -> None:
     assert is_known(samples[:300], RULES)
 
 
-def test_fewer_than_six_samples_are_known_to_no_finite_precision() -> None:
-    assert not is_known([5, 5, 5, 5, 5], RULES)
-    assert is_known([5, 5], Rules(half_width=math.inf))
-
-
-def test_a_sample_is_one_of_the_calls_of_a_unit() -> None:
-    timing = Machine(lambda _: 1 * MS).measure(calls=250)
-    assert set(timing.samples_ns) == {4_000}
-    assert timing.calls == 250
-
-
 @pytest.mark.parametrize("unit_ns", [20_000, 1 * MS, 60 * MS, 400 * MS])
 def test_nobody_waits_long_before_the_samples_are_looked_at(unit_ns: int) -> None:
     machine = Machine(lambda _: unit_ns)
@@ -143,15 +145,6 @@ def test_work_is_repeated_until_it_lasts_a_millisecond(unit_ns: int) -> None:
     rounds = rounds_for(Machine(lambda _: unit_ns).take, RULES, 1 << 20)
     assert rounds == 1 or (rounds - 1) * unit_ns < RULES.unit_ns
     assert rounds * unit_ns >= RULES.unit_ns
-
-
-def test_the_first_unit_brings_code_and_does_not_count() -> None:
-    machine = Machine(lambda s: 100_000 if s else 5 * MS)
-    assert rounds_for(machine.take, RULES, 1 << 20) == 10
-
-
-def test_work_is_not_repeated_more_often_than_it_can_be() -> None:
-    assert rounds_for(Machine(lambda _: 10).take, RULES, 512) == 512
 
 
 # ---- a device that is throttled -----------------------------------------------------------------
@@ -175,3 +168,131 @@ def test_a_device_that_is_throttled_all_the_time_gives_no_samples() -> None:
 
 def overlaps(first_ns: int, last_ns: int, started_ns: int, ended_ns: int) -> bool:
     return started_ns < last_ns and first_ns < ended_ns
+
+
+TICK_NS = 250  # a coarse clock
+QUICK = Rules(warmup_ns=3_000_000, window_ns=1_000_000, least_ns=1_000_000)
+
+
+@dataclass
+class Host:
+    call_ns: int
+    now_ns: int = 0
+    calls: int = 0
+
+    def call(self) -> None:
+        self.calls += 1
+        self.now_ns += self.call_ns
+
+    def clock_ns(self) -> int:
+        return self.now_ns // TICK_NS * TICK_NS
+
+
+def test_a_short_call_is_repeated_until_a_coarse_clock_resolves_it() -> None:
+    host = Host(call_ns=37)
+    quicker = replace(QUICK, fewest_samples=5)
+    timing = time_calls(host.call, quicker, host.clock_ns)
+    assert timing.converged
+    assert set(timing.samples_ns) == {37}
+    assert timing.calls * 37 >= QUICK.unit_ns - TICK_NS
+
+
+def test_a_long_call_is_a_sample_of_its_own() -> None:
+    host = Host(call_ns=3_000_000)
+    timing = time_calls(host.call, QUICK, host.clock_ns)
+    assert timing.calls == 1
+    assert set(timing.samples_ns) == {3_000_000}
+
+
+LEAST_NS = RULES.least_total_ns
+
+
+@dataclass
+class Clock:
+    now_ns: int = 0
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+
+def test_what_one_measurement_leaves_the_others_have() -> None:
+    clock = Clock()
+    budget = Budget(10, clock)
+    assert budget.share_ns(5, S) == 2 * S
+    clock.now_ns += S  # it needed half of that
+    assert budget.share_ns(4, S) == 9 * S // 4
+
+
+def test_where_not_all_can_have_the_least_the_first_have_it() -> None:
+    clock = Clock()
+    budget = Budget(2.5, clock)
+    shares = []
+    for left in (4, 3, 2, 1):
+        shares.append(budget.share_ns(left, S))
+        clock.now_ns += shares[-1] or 0
+    assert shares == [S, S, None, None]
+
+
+@given(total_ms=st.integers(1, 30_000))
+def test_rules_within_a_time_end_in_it(total_ms: int) -> None:
+    rules = RULES.within(total_ms * 1_000_000)
+    assert rules.most_warmup_ns + rules.most_ns <= total_ms * 1_000_000
+    assert rules.warmup_ns <= rules.most_warmup_ns
+
+
+@pytest.mark.parametrize("seconds", [0.7, 5, 60])
+def test_figures_of_a_gpu_end_with_their_budget(seconds: float) -> None:
+    """Rows that never converge take all they may, and one batch each beyond it."""
+    clock, batch_ns = Clock(), RULES.batch_ns
+    budget = Budget(seconds, clock)
+    for left in range(30, 0, -1):
+        share_ns = budget.share_ns(left, LEAST_NS)
+        clock.now_ns += 0 if share_ns is None else share_ns + batch_ns
+    assert clock.now_ns <= seconds * S + batch_ns + LEAST_NS
+
+
+def test_every_repeat_gives_one_positive_duration() -> None:
+    samples_ns = measure_memcpy(2**20, repeats=7)
+    assert len(samples_ns) == 7
+    assert all(isinstance(sample, int) and sample > 0 for sample in samples_ns)
+
+
+def test_every_copy_fills_the_destination_with_what_the_source_holds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    copies: list[tuple[int, bool]] = []
+    copy = torch.Tensor.copy_
+
+    def observed(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        copy(target, source)
+        copies.append((target.nbytes, torch.equal(target, source) and bool(source.all())))
+        return target
+
+    monkeypatch.setattr(torch.Tensor, "copy_", observed)
+    measure_memcpy(2**20, repeats=3)
+    assert copies == [(2**20, True)] * 4
+
+
+def test_a_calibration_copies_by_the_protocol() -> None:
+    rules = Rules(warmup_ns=0, window_ns=0, most_warmup_ns=0, batch_ns=0, least_ns=0, most_ns=1)
+    timing = time_memcpy(2**10, rules)
+    assert timing.calls > 10  # a kilobyte takes far less than a millisecond
+    assert min(timing.samples_ns) > 0
+
+
+def test_importing_the_measure_modules_does_not_import_torch() -> None:
+    code = (
+        "import sys, dsv4kv.measure.protocol, dsv4kv.measure.statistics;"
+        "from dsv4kv.measure.environment import capture_environment;"
+        "capture_environment(); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_polling_process_starts_with_little() -> None:
+    code = (
+        "import sys, dsv4kv.measure.polling\n"
+        "print(*{'torch', 'numpy', 'pydantic', 'pynvml', 'rich'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == []

@@ -1,13 +1,14 @@
 """What the recorder keeps, under a clock that the test moves."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.measure import recorder as module
-from dsv4kv.measure.recorder import Recorder
+from dsv4kv.measure.recorder import DeviceClock, Event, Recorder
 
 Pass = Callable[[int], None]
 
@@ -49,12 +50,6 @@ def test_operations_are_kept_by_name_and_layer_type_with_their_work() -> None:
         ("flush", "hca"): ([10], [1], [100]),
     }
     assert recorder.latencies["step"].tolist() == [50]
-
-
-def test_an_operation_without_work_is_no_sample() -> None:
-    recorder = Recorder()
-    recorder.keep_all([], [("flush", "csa", 3, 0, 0, 0)])
-    assert not recorder.operations
 
 
 def test_during_warm_up_nothing_is_kept() -> None:
@@ -102,3 +97,63 @@ def test_time_is_excluded_even_when_the_work_fails(wait: Pass) -> None:
     with pytest.raises(KeyboardInterrupt), recorder.excluded():
         fail()
     assert recorder.now_ns() == start
+
+
+@dataclass
+class Device:
+    """A clock in milliseconds, and whether the host has waited for it."""
+
+    now_ms: float = 0.0
+    waits: int = 0
+    events: int = 0
+    log: list[str] = field(default_factory=list)
+
+    def make_event(self) -> "Moment":
+        self.events += 1
+        return Moment(self)
+
+
+@dataclass
+class Moment:
+    device: Device
+    at_ms: float = -1.0
+
+    def record(self) -> None:
+        self.device.log.append("record")
+        self.at_ms = self.device.now_ms
+
+    def synchronize(self) -> None:
+        self.device.waits += 1
+
+    def elapsed_time(self, end: Event) -> float:
+        assert isinstance(end, Moment)
+        assert self.device.waits, "read before the device was done"
+        return end.at_ms - self.at_ms
+
+
+def test_spans_are_told_by_name_in_order_and_in_nanoseconds() -> None:
+    device = Device()
+    clock = DeviceClock(device.make_event)
+    for name, duration_ms in (("graph", 0.25), ("eager", 3.0), ("graph", 0.0015)):
+        with clock.span(name):
+            device.now_ms += duration_ms
+    assert clock.read_ns() == {"graph": [250_000, 1_500], "eager": [3_000_000]}
+
+
+def test_nothing_waits_for_the_device_before_the_spans_are_read() -> None:
+    device = Device()
+    clock = DeviceClock(device.make_event)
+    for _ in range(5):
+        with clock.span("step"):
+            pass
+    assert device.waits == 0
+    clock.read_ns()
+    assert device.waits == 1
+
+
+def test_a_span_that_fails_is_not_kept() -> None:
+    device = Device()
+    clock = DeviceClock(device.make_event)
+    with pytest.raises(KeyboardInterrupt), clock.span("step"):
+        raise KeyboardInterrupt
+    assert clock.read_ns() == {}

@@ -2,8 +2,6 @@
 
 import math
 import statistics
-from dataclasses import replace
-from time import process_time
 
 import numpy as np
 import pytest
@@ -86,15 +84,6 @@ def test_the_interval_covers_the_true_median_in_95_percent_of_runs(n: int) -> No
     assert covered / 2000 < 0.985
 
 
-def test_a_hundred_thousand_samples_take_milliseconds() -> None:
-    samples = np.random.default_rng(2).integers(1, 10**6, 100_000)
-    start = process_time()
-    summary = summarize(samples.tolist())
-    assert process_time() - start < 2
-    assert summary.ci_low is not None
-    assert 0 < summary.median - summary.ci_low < 10_000
-
-
 @given(st.sampled_from([(19, 50), (99, 90), (999, 99), (9999, 99.9)]))
 def test_a_percentile_is_told_only_with_ten_samples_beyond_it(case: tuple[int, float]) -> None:
     too_few, percentile = case
@@ -115,21 +104,10 @@ def test_the_fences_lie_one_and_a_half_quartile_ranges_outside(sample: int, outl
     assert summarize([*range(100, 109), sample]).outliers == outliers
 
 
-def test_samples_on_the_fence_are_no_outliers() -> None:
-    assert summarize([0, 1, 2, 3, 4, 7]).outliers == 0  # fences at -2.5 and 7.5
-    assert summarize([5, 5, 5, 5]).outliers == 0
-
-
 def test_the_half_width_is_the_longer_arm_of_the_interval() -> None:
     summary = summarize([1, 2, 3, 4, 5, 100])
     assert (summary.ci_low, summary.ci_high) == (1, 100)
     assert summary.estimate == Estimate(3.5, 96.5, (2.5, 96.5))
-
-
-@pytest.mark.parametrize(("low", "high"), [(4.0, 11.0), (9.0, 16.0)])
-def test_either_arm_may_be_the_longer(low: float, high: float) -> None:
-    summary = replace(summarize(range(20)), median=10.0, ci_low=low, ci_high=high)
-    assert summary.estimate == Estimate(10.0, 6.0, (10.0 - low, high - 10.0))
 
 
 @pytest.mark.parametrize(
@@ -168,12 +146,6 @@ def test_a_rate_is_all_work_over_all_time(pairs: list[tuple[int, int]]) -> None:
     assert rate is not None
     assert rate.value == pytest.approx(sum(amounts) / sum(times))
     assert (rate.half_width is None) == (len(pairs) < 6)
-
-
-def test_a_rate_counts_large_calls_by_their_time() -> None:
-    rate = estimate_rate([1] * 99 + [10_000], [10] * 99 + [1000])
-    assert rate is not None
-    assert rate.value == pytest.approx(10_099 / 1_990)
 
 
 def test_calls_of_unequal_size_at_one_speed_leave_no_uncertainty() -> None:
@@ -235,3 +207,30 @@ def test_a_quotient_with_an_unknown_part_is_unknown(
 ) -> None:
     above, below = pair
     assert divide(Estimate(1.0, above), by=Estimate(2.0, below)) == Estimate(0.5, None)
+
+
+# Abramowitz and Stegun, Handbook of Mathematical Functions, table 26.10
+PRINTED = {
+    (1, 0.025): 12.706,
+    (2, 0.025): 4.303,
+    (3, 0.025): 3.182,
+    (6, 0.025): 2.447,
+    (13, 0.025): 2.160,
+    (30, 0.025): 2.042,
+    (1, 0.005): 63.657,
+    (4, 0.005): 4.604,
+    (5, 0.0005): 6.869,
+    (6, 0.0005): 5.959,
+}
+
+
+@pytest.mark.parametrize(("freedom", "tail"), PRINTED)
+def test_quantiles_are_those_of_the_printed_tables(freedom: int, tail: float) -> None:
+    assert t_quantile(tail, freedom) == pytest.approx(PRINTED[freedom, tail], abs=6e-4)
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 5, 8, 51])
+def test_a_rarer_tail_begins_further_out(freedom: int) -> None:
+    quantiles = [t_quantile(tail, freedom) for tail in (0.4, 0.1, 0.01, 1e-3, 1e-5)]
+    assert quantiles == sorted(quantiles)
+    assert quantiles[0] > 0

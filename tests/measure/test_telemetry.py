@@ -101,17 +101,6 @@ def test_a_poll_is_of_the_window_that_it_falls_into_or_precedes() -> None:
     assert not Telemetry().was_throttled(0, 10)
 
 
-def test_the_last_poll_comes_after_all_windows(library: Any) -> None:
-    library()
-    with Telemetry(UUID, INTERVAL_NS) as telemetry:
-        wait_for_polls(telemetry, 1)
-        with telemetry.window("serve"):
-            pass
-    (window,) = telemetry.windows
-    assert window.name == "serve"
-    assert window.started_ns <= window.ended_ns < telemetry.readings.often.at_ns[-1]
-
-
 def test_a_library_that_takes_its_process_along_leaves_what_was_told(library: Any) -> None:
     library("if asked == 7: os._exit(139)")
     with Telemetry(UUID, INTERVAL_NS) as telemetry:

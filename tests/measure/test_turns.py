@@ -104,20 +104,3 @@ def test_both_stay_on_one_cpu_while_they_take_turns_and_no_longer() -> None:
     with one_cpu():
         assert os.sched_getaffinity(0) == {max(allowed)}
     assert os.sched_getaffinity(0) == allowed
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="threads are not bound here")
-def test_ctrl_c_leaves_the_thread_free_again() -> None:
-    allowed = os.sched_getaffinity(0)
-    bound = one_cpu()
-    bound.__enter__()
-    bound.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
-    assert os.sched_getaffinity(0) == allowed
-
-
-def test_where_threads_are_not_bound_to_cpus_nothing_happens(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delattr(os, "sched_setaffinity", raising=False)
-    with one_cpu():
-        pass

@@ -6,9 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from dsv4kv.recording.events import Publisher
+from dsv4kv.recording.events import Publisher, Sequence
 from dsv4kv.recording.folder import Record, Recording, read_stream
-from dsv4kv.recording.sequence import Sequence
 from dsv4kv.recording.veil import Veil
 
 PUBLISHED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "kv_events"

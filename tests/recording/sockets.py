@@ -7,7 +7,7 @@ from time import monotonic, sleep
 
 import zmq
 
-from dsv4kv.recording.sequence import END
+from dsv4kv.recording.events import END
 from tests.recording.frames import Frames
 
 PATIENCE_S = 120.0

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dsv4kv.recording.chains import Chains, Store
+from dsv4kv.recording.convert import Store, find_stores
 from tests.recording.frames import (
     CLEARED,
     PUBLISHED,
@@ -24,7 +24,7 @@ from tests.recording.frames import (
 
 
 def stores(folder: Path, messages: Iterable[Frames]) -> list[Store]:
-    return Chains().read(recorded(folder, list(messages)))
+    return find_stores(recorded(folder, list(messages)))
 
 
 def asked(name: str) -> list[dict[str, Any]]:
@@ -108,52 +108,6 @@ def _later(payload: bytes) -> bytes:
     return msgspec.msgpack.encode([at_s + 1000.0, events, rank])
 
 
-@needs_samples
-@pytest.mark.parametrize("name", SAMPLES)
-@pytest.mark.parametrize("form", ["arrays", "digests"])
-def test_old_arrays_and_whole_digests_give_the_same_chains(
-    name: str, form: str, tmp_path: Path
-) -> None:
-    written = {"arrays": _as_arrays, "digests": _with_digests}[form]
-    (tmp_path / "one").mkdir()
-    (tmp_path / "one" / "salt").write_bytes(b"1" * 32)
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "salt").write_bytes(b"1" * 32)
-    one = stores(tmp_path / "one", sample(name))
-    messages = [[topic, number, written(payload)] for topic, number, payload in sample(name)]
-    other = stores(tmp_path / "other", messages)
-    assert lengths(one) == lengths(other)
-    assert [store.ids for store in one] == [store.ids for store in other]
-
-
-def _as_arrays(payload: bytes) -> bytes:
-    at_s, events, rank = msgspec.msgpack.decode(payload)
-    names = "block_hashes parent_block_hash token_ids block_size lora_id medium lora_name"
-    names += " extra_keys group_idx kv_cache_spec_kind kv_cache_spec_sliding_window"
-    fields = {
-        "BlockStored": names.split(),
-        "BlockRemoved": ["block_hashes", "medium", "group_idx"],
-        "AllBlocksCleared": [],
-    }
-    arrays = [
-        [event["type"], *(event.get(name) for name in fields[event["type"]])] for event in events
-    ]
-    return msgspec.msgpack.encode([at_s, arrays, rank])
-
-
-def _with_digests(payload: bytes) -> bytes:
-    def digest(value: int | None) -> bytes | None:
-        return None if value is None else bytes(24) + (value % 2**64).to_bytes(8, "big")
-
-    at_s, events, rank = msgspec.msgpack.decode(payload)
-    for event in events:
-        if "block_hashes" in event:
-            event["block_hashes"] = [digest(one) for one in event["block_hashes"]]
-        if "parent_block_hash" in event:
-            event["parent_block_hash"] = digest(event["parent_block_hash"])
-    return msgspec.msgpack.encode([at_s, events, rank])
-
-
 def block(number: int, size: int = 16) -> list[int]:
     return list(range(number * size, number * size + size))
 
@@ -208,8 +162,7 @@ def test_what_is_stored_elsewhere_is_not_cached_on_the_gpu(tmp_path: Path) -> No
 
 
 def test_a_chain_whose_beginning_was_not_seen_is_known_as_such(tmp_path: Path) -> None:
-    chains = Chains()
-    found = chains.read(
+    found = find_stores(
         recorded(
             tmp_path / "recording",
             [
@@ -219,17 +172,13 @@ def test_a_chain_whose_beginning_was_not_seen_is_known_as_such(tmp_path: Path) -
             ],
         )
     )
-    assert [store.end.whole for store in found] == [False] * 3
     assert found[1].ids[:2] == found[0].ids
     assert set(found[2].ids).isdisjoint(found[0].ids)  # equal tokens behind other ones
-    assert chains.tally.orphans == 3
 
 
-def test_a_gap_is_counted_and_its_chains_go_on_behind_it(tmp_path: Path) -> None:
-    chains = Chains()
+def test_chains_go_on_behind_a_gap(tmp_path: Path) -> None:
     messages = [frames(0, CLEARED), frames(3, stored([2], 1, block(0), 16))]
-    found = chains.read(recorded(tmp_path / "recording", messages))
-    assert chains.tally.gaps == 2
+    found = find_stores(recorded(tmp_path / "recording", messages))
     assert lengths(found) == [(16, 0, 0)]
 
 
@@ -248,4 +197,4 @@ def test_blocks_of_single_tokens_are_chains_by_the_servers_names(tmp_path: Path)
 def test_two_servers_with_equal_names_are_kept_apart() -> None:
     event = {"stored": [1], "parent": None, "chain": True, "size": 16, "ids": [3], "grain": 16}
     records = [{"source": f"events:{server}", "ts": 0.0, "events": [event]} for server in range(2)]
-    assert lengths(Chains().read(records)) == [(16, 0, 0), (16, 0, 0)]
+    assert lengths(find_stores(records)) == [(16, 0, 0), (16, 0, 0)]

@@ -8,8 +8,8 @@ import pytest
 from dsv4kv.errors import TraceError
 from dsv4kv.recording.convert import describe, read_recording
 from dsv4kv.recording.folder import Record, Recording
-from dsv4kv.recording.run import Live
-from dsv4kv.recording.source import count_requests
+from dsv4kv.recording.run import count_requests
+from dsv4kv.recording.server import Live
 
 
 def recorded(folder: Path, rows: list[Record]) -> Path:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.recording.folder import Recording, read_stream
-from dsv4kv.recording.metrics import Counted, Metrics, count, parse
-from dsv4kv.recording.run import Live
+from dsv4kv.recording.metrics import Counted, Metrics, Values, count, parse
+from dsv4kv.recording.server import Live
 
 VLLM = """\
 # HELP vllm:prefix_cache_queries_total Prefix cache queries, in tokens.
@@ -59,40 +59,42 @@ def test_samples_that_differ_in_what_is_not_kept_are_added_up() -> None:
     assert parse("\n".join(lines))[0] == {"sglang:prompt_tokens_total": 6.0}
 
 
-def test_the_hit_rate_is_of_what_the_counters_grew_and_not_of_a_gauge() -> None:
+def sglang(*samples: tuple[int, int, int]) -> list[Values]:
+    return [parse(SGLANG % sample)[0] for sample in samples]
+
+
+RANKS = [VLLM, VLLM.replace(" 500.0", " 900.0").replace(" 250.0", " 260.0")]
+HITS = {
+    "what counters grew, and no gauge": (
+        sglang((100, 0, 1000), (150, 30, 1400), (160, 30, 1500)),
+        ("SGLang", 90, 500),
+        0,
+    ),
+    "several ranks": ([parse(page)[0] for page in RANKS], ("vLLM", 10, 400), 0),
+    "a counter that fell began anew": (
+        sglang((100, 0, 1000), (150, 0, 1400), (20, 0, 60)),
+        ("SGLang", 70, 460),
+        1,
+    ),
+    "a label that comes later": (
+        [
+            {"sglang:prompt_tokens_total": 10.0},
+            {"sglang:prompt_tokens_total": 20.0, "sglang:cached_tokens_total": 4.0},
+        ],
+        ("SGLang", 4, 10),
+        0,
+    ),
+    "gauges may fall": ([{"vllm:kv_cache_usage_perc": value} for value in (0.9, 0.1)], None, 0),
+}
+
+
+@pytest.mark.parametrize("name", HITS)
+def test_hits_are_what_counters_grew_by(name: str) -> None:
+    samples, hits, restarts = HITS[name]
     counted = Counted()
-    for sample in ((100, 0, 1000), (150, 30, 1400), (160, 30, 1500)):
-        counted.add(parse(SGLANG % sample)[0])
-    assert counted.hits() == ("SGLang", 90, 500)
-
-
-def test_of_several_ranks_all_count() -> None:
-    counted = Counted()
-    counted.add(parse(VLLM)[0])
-    counted.add(parse(VLLM.replace(" 500.0", " 900.0").replace(" 250.0", " 260.0"))[0])
-    assert counted.hits() == ("vLLM", 10, 400)
-
-
-def test_a_counter_that_fell_began_anew() -> None:
-    counted = Counted()
-    for sample in ((100, 0, 1000), (150, 0, 1400), (20, 0, 60)):
-        counted.add(parse(SGLANG % sample)[0])
-    assert counted.hits() == ("SGLang", 70, 460)
-    assert counted.restarts == 1
-
-
-def test_a_label_that_comes_later_counts_from_nothing() -> None:
-    counted = Counted()
-    counted.add({"sglang:prompt_tokens_total": 10.0})
-    counted.add({"sglang:prompt_tokens_total": 20.0, "sglang:cached_tokens_total": 4.0})
-    assert counted.hits() == ("SGLang", 4, 10)
-
-
-def test_gauges_may_fall() -> None:
-    counted = Counted()
-    for value in (0.9, 0.1):
-        counted.add({"vllm:kv_cache_usage_perc": value})
-    assert counted.restarts == 0
+    for sample in samples:
+        counted.add(sample)
+    assert (counted.hits(), counted.restarts) == (hits, restarts)
 
 
 @given(st.lists(st.integers(0, 1000), min_size=2, max_size=20))

@@ -3,8 +3,10 @@
 import asyncio
 import socket
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,18 +23,16 @@ from tests.recording.serving import PIECES, Server, proxying, serving
 COMPLETIONS = "/v1/chat/completions"
 
 
+@dataclass
 class Scene:
-    """A server, a proxy in front of it, and a client.
+    """A server, a proxy in front of it that writes rows into a folder, and a client."""
 
-    Attributes:
-        rows: What the proxy has written.
-    """
-
-    def __init__(
-        self, server: Server, direct: str, url: str, rows: list[Record], client: ClientSession
-    ) -> None:
-        self.server, self.direct, self.url = server, direct, url
-        self.rows, self.client = rows, client
+    folder: Path
+    server: Server
+    direct: str
+    url: str
+    rows: list[Record]
+    client: ClientSession
 
     async def ask(self, *, through: bool = True, **body: Any) -> bytes:
         """The whole answer to a request for tokens."""
@@ -55,138 +55,129 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
         manager = proxying(tmp_path / "recording", direct)
         url, rows = await asyncio.to_thread(manager.__enter__)
         try:
-            yield Scene(server, direct, url, rows, client)
+            yield Scene(tmp_path / "recording", server, direct, url, rows, client)
         finally:
             await client.close()
             await asyncio.to_thread(manager.__exit__, None, None, None)
 
 
-def test_an_answer_is_passed_on_and_its_usage_written(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with scene(tmp_path) as here:
-            for mode in ("plain", "stream"):
-                through = await here.ask(mode=mode, tokens=300, cached=256)
-                here.server.seen = 0
-                assert through == await here.ask(through=False, mode=mode, tokens=300, cached=256)
-                here.server.seen = 0
-            row = await here.row(2)
-            assert {name: row[name] for name in ("input_tokens", "output_tokens")} == {
-                "input_tokens": 300,
-                "output_tokens": PIECES,
-            }
-            assert (row["cached_tokens"], row["status"], row["end"]) == (256, 200, "done")
-            assert row["arrival_s"] <= row["first_s"] <= row["last_s"]
-            assert row["id"] == here.rows[0]["id"]
+def in_scene(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """A test that is given a scene."""
+    names = [each for each in signature(test).parameters.values() if each.name != "here"]
+    folder = Parameter("tmp_path", Parameter.POSITIONAL_OR_KEYWORD)
 
-    asyncio.run(test())
+    def run(tmp_path: Path, **given: Any) -> None:
+        async def play() -> None:
+            async with scene(tmp_path) as here:
+                await test(here, **given)
+
+        asyncio.run(play())
+
+    run.__name__ = test.__name__
+    run.__signature__ = Signature([folder, *names])  # type: ignore[attr-defined]
+    return run
+
+
+@in_scene
+async def test_an_answer_is_passed_on_and_its_usage_written(here: Scene) -> None:
+    for mode in ("plain", "stream"):
+        through = await here.ask(mode=mode, tokens=300, cached=256)
+        here.server.seen = 0
+        assert through == await here.ask(through=False, mode=mode, tokens=300, cached=256)
+        here.server.seen = 0
+    row = await here.row(2)
+    assert {name: row[name] for name in ("input_tokens", "output_tokens")} == {
+        "input_tokens": 300,
+        "output_tokens": PIECES,
+    }
+    assert (row["cached_tokens"], row["status"], row["end"]) == (256, 200, "done")
+    assert row["arrival_s"] <= row["first_s"] <= row["last_s"]
+    assert row["id"] == here.rows[0]["id"]
 
 
 @pytest.mark.parametrize(("coding", "cached"), [("gzip", 256), ("br", None)])
-def test_usage_is_read_in_a_packed_answer_that_is_passed_on_packed(
-    coding: str, cached: int | None, tmp_path: Path
+@in_scene
+async def test_usage_is_read_in_a_packed_answer_that_is_passed_on_packed(
+    here: Scene, coding: str, cached: int | None
 ) -> None:
-    async def test() -> None:
-        async with scene(tmp_path) as here:
-            body = {"mode": "packed", "coding": coding}
-            url, plain = here.url + COMPLETIONS, here.direct + COMPLETIONS
-            async with ClientSession(auto_decompress=False) as client:
-                through, direct = [await client.post(one, json=body) for one in (url, plain)]
-                assert await through.read() == await direct.read()
-            assert (await here.row()).get("cached_tokens") == cached
-
-    asyncio.run(test())
+    body = {"mode": "packed", "coding": coding}
+    url, plain = here.url + COMPLETIONS, here.direct + COMPLETIONS
+    async with ClientSession(auto_decompress=False) as client:
+        through, direct = [await client.post(one, json=body) for one in (url, plain)]
+        assert await through.read() == await direct.read()
+    assert (await here.row()).get("cached_tokens") == cached
 
 
-def test_usage_of_another_shape_is_written_as_far_as_it_is_known(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with scene(tmp_path) as here:
-            await here.ask(mode="odd")
-            row = await here.row()
-            assert (row["input_tokens"], row["cached_tokens"], row["end"]) == (300, 64, "done")
-
-    asyncio.run(test())
+@in_scene
+async def test_usage_of_another_shape_is_written_as_far_as_it_is_known(here: Scene) -> None:
+    await here.ask(mode="odd")
+    row = await here.row()
+    assert (row["input_tokens"], row["cached_tokens"], row["end"]) == (300, 64, "done")
 
 
-def test_paths_methods_headers_and_bodies_are_passed_on_as_they_are(tmp_path: Path) -> None:
+@in_scene
+async def test_paths_methods_headers_and_bodies_are_passed_on_as_they_are(here: Scene) -> None:
     path = "/echo/%2e%2e//a%20b/../c?q=%C3%A9&q=2&x"
     body = bytes(range(256)) * 300
 
-    async def test() -> None:
-        async with scene(tmp_path) as here:
-            raw = b"PUT %b HTTP/1.1\r\nHost: proxied\r\nX-A: 1\r\nX-a: 2\r\nCookie: c=3\r\n"
-            raw += b"Connection: X-Hop, close\r\nX-Hop: 9\r\nX-Odd: \xc3\xa9\r\n"
-            raw += b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n%b"
-            address = urlsplit(here.url)
-            reader, writer = await asyncio.open_connection(address.hostname, address.port)
-            writer.write(raw % (path.encode(), len(body), body))
-            answer = await reader.read()
-            writer.close()
-            head, _, content = answer.partition(b"\r\n\r\n")
-            assert content == body
-            assert head.splitlines()[0] == b"HTTP/1.1 203 Non-Authoritative Information"
-            assert head.count(b"Set-Cookie: ") == 2
-            assert f"X-Path: {path}".encode() in head
-            passed = dict(here.server.headers)
-            assert [value for name, value in here.server.headers if name.lower() == b"x-a"] == [
-                b"1",
-                b"2",
-            ]
-            assert passed[b"X-Odd"] == "é".encode()
-            assert b"X-Hop" not in passed
-            assert b"User-Agent" not in passed
-            assert here.rows == []
-
-    asyncio.run(test())
+    raw = b"PUT %b HTTP/1.1\r\nHost: proxied\r\nX-A: 1\r\nX-a: 2\r\nCookie: c=3\r\n"
+    raw += b"Connection: X-Hop, close\r\nX-Hop: 9\r\nX-Odd: \xc3\xa9\r\n"
+    raw += b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n%b"
+    address = urlsplit(here.url)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    writer.write(raw % (path.encode(), len(body), body))
+    answer = await reader.read()
+    writer.close()
+    head, _, content = answer.partition(b"\r\n\r\n")
+    assert content == body
+    assert head.splitlines()[0] == b"HTTP/1.1 203 Non-Authoritative Information"
+    assert head.count(b"Set-Cookie: ") == 2
+    assert f"X-Path: {path}".encode() in head
+    passed = dict(here.server.headers)
+    assert [value for name, value in here.server.headers if name.lower() == b"x-a"] == [
+        b"1",
+        b"2",
+    ]
+    assert passed[b"X-Odd"] == "é".encode()
+    assert b"X-Hop" not in passed
+    assert b"User-Agent" not in passed
+    assert here.rows == []
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "DELETE"])
-def test_other_methods_are_passed_on(method: str, tmp_path: Path) -> None:
-    async def test() -> None:
-        async with scene(tmp_path) as here:
-            answers = []
-            for url in (here.url, here.direct):
-                async with here.client.request(method, f"{url}/echo") as answer:
-                    names = {
-                        name: value for name, value in answer.headers.items() if name != "Date"
-                    }
-                    answers.append((answer.status, names, await answer.read()))
-            assert answers[0] == answers[1]
-
-    asyncio.run(test())
+@in_scene
+async def test_other_methods_are_passed_on(here: Scene, method: str) -> None:
+    answers = []
+    for url in (here.url, here.direct):
+        async with here.client.request(method, f"{url}/echo") as answer:
+            names = {name: value for name, value in answer.headers.items() if name != "Date"}
+            answers.append((answer.status, names, await answer.read()))
+    assert answers[0] == answers[1]
 
 
-def test_a_server_that_fails_fails_here_as_well(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with scene(tmp_path) as here:
-            assert await here.ask(mode="fail") == await here.ask(through=False, mode="fail")
-            row = await here.row()
-            assert (row["status"], row["end"]) == (503, "done")
-
-    asyncio.run(test())
+@in_scene
+async def test_a_server_that_fails_fails_here_as_well(here: Scene) -> None:
+    assert await here.ask(mode="fail") == await here.ask(through=False, mode="fail")
+    row = await here.row()
+    assert (row["status"], row["end"]) == (503, "done")
 
 
-def test_an_answer_that_is_cut_is_cut_here_as_well(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with scene(tmp_path) as here:
-            with pytest.raises(ClientError):
-                await here.ask(mode="leave")
-            row = await here.row()
-            assert (row["status"], row["end"]) == (200, "server left")
-            assert await here.ask()  # the next one is served
-
-    asyncio.run(test())
+@in_scene
+async def test_an_answer_that_is_cut_is_cut_here_as_well(here: Scene) -> None:
+    with pytest.raises(ClientError):
+        await here.ask(mode="leave")
+    row = await here.row()
+    assert (row["status"], row["end"]) == (200, "server left")
+    assert await here.ask()  # the next one is served
 
 
-def test_a_client_that_leaves_leaves_the_server_too(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with scene(tmp_path) as here:
-            async with here.client.post(here.url + COMPLETIONS, json={"mode": "stall"}) as answer:
-                await answer.content.readany()
-                answer.close()
-            await asyncio.wait_for(here.server.left.wait(), 30)
-            assert (await here.row())["end"] == "client left"
-
-    asyncio.run(test())
+@in_scene
+async def test_a_client_that_leaves_leaves_the_server_too(here: Scene) -> None:
+    async with here.client.post(here.url + COMPLETIONS, json={"mode": "stall"}) as answer:
+        await answer.content.readany()
+        answer.close()
+    await asyncio.wait_for(here.server.left.wait(), 30)
+    assert (await here.row())["end"] == "client left"
 
 
 def test_without_a_server_the_answer_says_so(tmp_path: Path) -> None:
@@ -206,39 +197,33 @@ def test_without_a_server_the_answer_says_so(tmp_path: Path) -> None:
         asyncio.run(test(url, rows))
 
 
-def test_much_is_passed_on_in_little_memory(tmp_path: Path) -> None:
+@in_scene
+async def test_much_is_passed_on_in_little_memory(here: Scene) -> None:
     import tracemalloc
 
-    async def test() -> None:
-        async with scene(tmp_path) as here:
-            tracemalloc.start()
-            async with here.client.post(
-                here.url + COMPLETIONS, json={"mode": "much", "mib": 32}
-            ) as answer:
-                size = 0
-                async for part in answer.content.iter_any():
-                    first = size // 2**20 % 251
-                    assert part[0] == first
-                    size += len(part)
-            assert size == 32 * 2**20
-            assert tracemalloc.get_traced_memory()[1] < 8 * 2**20
-            tracemalloc.stop()
-
-    asyncio.run(test())
+    tracemalloc.start()
+    async with here.client.post(
+        here.url + COMPLETIONS, json={"mode": "much", "mib": 32}
+    ) as answer:
+        size = 0
+        async for part in answer.content.iter_any():
+            first = size // 2**20 % 251
+            assert part[0] == first
+            size += len(part)
+    assert size == 32 * 2**20
+    assert tracemalloc.get_traced_memory()[1] < 8 * 2**20
+    tracemalloc.stop()
 
 
-def test_a_slow_client_slows_the_server_and_fills_no_memory(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with scene(tmp_path) as here:
-            async with here.client.post(
-                here.url + COMPLETIONS, json={"mode": "much", "mib": 64}
-            ) as answer:
-                await answer.content.readany()
-                await asyncio.sleep(0.3)
-                answer.close()
-            assert (await here.row())["end"] == "client left"
-
-    asyncio.run(test())
+@in_scene
+async def test_a_slow_client_slows_the_server_and_fills_no_memory(here: Scene) -> None:
+    async with here.client.post(
+        here.url + COMPLETIONS, json={"mode": "much", "mib": 64}
+    ) as answer:
+        await answer.content.readany()
+        await asyncio.sleep(0.3)
+        answer.close()
+    assert (await here.row())["end"] == "client left"
 
 
 @pytest.mark.parametrize(
@@ -255,54 +240,45 @@ def test_a_slow_client_slows_the_server_and_fills_no_memory(tmp_path: Path) -> N
         b"POST /v1/chat/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
     ],
 )
-def test_hostile_requests_do_no_harm(raw: bytes, tmp_path: Path) -> None:
-    async def test() -> None:
-        async with scene(tmp_path) as here:
-            address = urlsplit(here.url)
-            reader, writer = await asyncio.open_connection(address.hostname, address.port)
-            writer.write(raw)
-            writer.write_eof()
-            await reader.read()
-            writer.close()
-            assert await here.ask(tokens=7)
-            while not any(row.get("input_tokens") == 7 for row in here.rows):
-                await asyncio.sleep(0.01)
-
-    asyncio.run(test())
+@in_scene
+async def test_hostile_requests_do_no_harm(here: Scene, raw: bytes) -> None:
+    address = urlsplit(here.url)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    writer.write(raw)
+    writer.write_eof()
+    await reader.read()
+    writer.close()
+    assert await here.ask(tokens=7)
+    while not any(row.get("input_tokens") == 7 for row in here.rows):
+        await asyncio.sleep(0.01)
 
 
-def test_trailers_of_a_request_are_no_fields_of_the_next(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with scene(tmp_path) as here:
-            address = urlsplit(here.url)
-            reader, writer = await asyncio.open_connection(address.hostname, address.port)
-            writer.write(
-                b"POST /echo/a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
-                b"1\r\na\r\n0\r\nX-Evil: 1\r\n\r\nGET /echo/b HTTP/1.1\r\nHost: a\r\n"
-                b"Connection: close\r\n\r\n"
-            )
-            answer = await reader.read()
-            writer.close()
-            assert b"X-Path: /echo/a" in answer
-            assert b"X-Evil" not in dict(here.server.headers)
-
-    asyncio.run(test())
+@in_scene
+async def test_trailers_of_a_request_are_no_fields_of_the_next(here: Scene) -> None:
+    address = urlsplit(here.url)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    writer.write(
+        b"POST /echo/a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"1\r\na\r\n0\r\nX-Evil: 1\r\n\r\nGET /echo/b HTTP/1.1\r\nHost: a\r\n"
+        b"Connection: close\r\n\r\n"
+    )
+    answer = await reader.read()
+    writer.close()
+    assert b"X-Path: /echo/a" in answer
+    assert b"X-Evil" not in dict(here.server.headers)
 
 
-def test_a_client_that_leaves_in_the_middle_of_its_request_is_written(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with scene(tmp_path) as here:
-            address = urlsplit(here.url)
-            _, writer = await asyncio.open_connection(address.hostname, address.port)
-            writer.write(
-                f"POST {COMPLETIONS} HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{{".encode()
-            )
-            await writer.drain()
-            writer.close()
-            row = await here.row()
-            assert (row["status"], row["end"]) == (0, "client left")
-
-    asyncio.run(test())
+@in_scene
+async def test_a_client_that_leaves_in_the_middle_of_its_request_is_written(here: Scene) -> None:
+    address = urlsplit(here.url)
+    _, writer = await asyncio.open_connection(address.hostname, address.port)
+    writer.write(
+        f"POST {COMPLETIONS} HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{{".encode()
+    )
+    await writer.drain()
+    writer.close()
+    row = await here.row()
+    assert (row["status"], row["end"]) == (0, "client left")
 
 
 def test_credentials_of_the_servers_url_are_sent_unless_a_client_has_its_own(
@@ -383,58 +359,48 @@ def test_requests_that_run_at_the_end_finish_and_are_written(tmp_path: Path) -> 
     assert row["end"] == "done"
 
 
-def test_prompts_share_ids_as_far_as_they_share_text(tmp_path: Path) -> None:
+@in_scene
+async def test_prompts_share_ids_as_far_as_they_share_text(here: Scene) -> None:
     def messages(*texts: str) -> list[Record]:
         return [{"role": "user", "content": text} for text in texts]
 
     system, one, other = "s" * 2000, "a" * 900, "b" * 900
 
-    async def test() -> None:
-        async with scene(tmp_path) as here:
-            for texts, tokens in (
-                ((system, one), 800),
-                ((system, other), 800),
-                ((system, one, other), 1050),
-                ((system, one), 800),
-            ):
-                await here.ask(messages=messages(*texts), tokens=tokens)
-            await here.row(4)
-            first, second, third, again = (row["ids"] for row in here.rows)
-            assert len(first) == 800 // 64
-            assert first == again
-            assert [a == b for a, b in zip(first, second, strict=True)] == [True] * 8 + [False] * 4
-            assert third[:11] == first[:11]
-            assert {row["ids_of"] for row in here.rows} == {"text"}
-
-    asyncio.run(test())
+    for texts, tokens in (
+        ((system, one), 800),
+        ((system, other), 800),
+        ((system, one, other), 1050),
+        ((system, one), 800),
+    ):
+        await here.ask(messages=messages(*texts), tokens=tokens)
+    await here.row(4)
+    first, second, third, again = (row["ids"] for row in here.rows)
+    assert len(first) == 800 // 64
+    assert first == again
+    assert [a == b for a, b in zip(first, second, strict=True)] == [True] * 8 + [False] * 4
+    assert third[:11] == first[:11]
+    assert {row["ids_of"] for row in here.rows} == {"text"}
 
 
-def test_prompts_that_are_tokens_have_the_ids_of_logs(tmp_path: Path) -> None:
-    async def test() -> bytes:
-        async with scene(tmp_path) as here:
-            await here.ask(prompt=list(range(300)), tokens=300)
-            row = await here.row()
-            salt = (tmp_path / "recording" / "salt").read_bytes()
-            assert row["ids"] == Veil(salt).prompt(range(300))
-            assert "ids_of" not in row
-            return salt
-
-    asyncio.run(test())
+@in_scene
+async def test_prompts_that_are_tokens_have_the_ids_of_logs(here: Scene) -> None:
+    await here.ask(prompt=list(range(300)), tokens=300)
+    row = await here.row()
+    salt = (here.folder / "salt").read_bytes()
+    assert row["ids"] == Veil(salt).prompt(range(300))
+    assert "ids_of" not in row
 
 
-def test_a_session_is_known_by_a_header_or_a_field(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with scene(tmp_path) as here:
-            url = here.url + COMPLETIONS
-            async with here.client.post(url, json={}, headers={"X-Session-ID": "me"}) as answer:
-                await answer.read()
-            await here.ask(session_id="me")
-            await here.ask(prompt_cache_key="you")
-            await here.row(3)
-            first, second, third = (row["session"] for row in here.rows)
-            assert first == second != third
-
-    asyncio.run(test())
+@in_scene
+async def test_a_session_is_known_by_a_header_or_a_field(here: Scene) -> None:
+    url = here.url + COMPLETIONS
+    async with here.client.post(url, json={}, headers={"X-Session-ID": "me"}) as answer:
+        await answer.read()
+    await here.ask(session_id="me")
+    await here.ask(prompt_cache_key="you")
+    await here.row(3)
+    first, second, third = (row["session"] for row in here.rows)
+    assert first == second != third
 
 
 def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:

@@ -14,12 +14,11 @@ from dsv4kv.cli import app
 from dsv4kv.engines.names import find_rule
 from dsv4kv.engines.prefix import Pool, run_rule
 from dsv4kv.model.presets import load_model
-from dsv4kv.recording.chains import Chains
-from dsv4kv.recording.convert import read_recording
+from dsv4kv.recording.convert import find_stores, read_recording
 from dsv4kv.recording.events import MessageFile, Publisher
 from dsv4kv.recording.folder import Recording, read_stream
+from dsv4kv.recording.logs import RequestLog
 from dsv4kv.recording.server import read_server
-from dsv4kv.recording.tail import RequestLog
 from dsv4kv.recording.veil import Veil
 from dsv4kv.replay.against import spans_of
 from dsv4kv.replay.paced import play
@@ -160,7 +159,7 @@ def test_events_alone_tell_what_was_cached_of_prompts_that_are_computed_at_once(
         if engine == "vllm" and max(prompts) > workload.chunk_tokens:
             continue
         folder = record(tmp_path / str(number), engine, workload)
-        stores = Chains().read(read_stream(folder, "events"))
+        stores = find_stores(read_stream(folder, "events"))
         whole = [tokens // size * size for tokens in prompts]
         told = [pair for pair in zip(whole, workload.hits, strict=True) if pair[0] - pair[1]]
         found = [(store.tokens, store.cached_tokens) for store in stores]
@@ -174,7 +173,7 @@ def test_blocks_that_are_cached_in_part_are_no_prompts_of_their_own(
 ) -> None:
     for number, workload in enumerate(workloads("vllm", rule)):
         folder = record(tmp_path / str(number), "vllm", workload)
-        stores = Chains().read(read_stream(folder, "events"))
+        stores = find_stores(read_stream(folder, "events"))
         assert {store.tokens % workload.page for store in stores} == {0}
 
 

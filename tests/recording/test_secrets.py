@@ -16,8 +16,8 @@ from aiohttp import ClientSession
 
 from dsv4kv.recording.events import MessageFile, Publisher
 from dsv4kv.recording.folder import Recording, read_stream, segments
+from dsv4kv.recording.logs import RequestLog
 from dsv4kv.recording.metrics import Metrics
-from dsv4kv.recording.tail import RequestLog
 from dsv4kv.recording.veil import Veil
 from tests.recording.frames import frames, stored
 from tests.recording.serving import proxying, serving

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.recording.sequence import WAIT_S, Gap, Item, Message, Restarted, Sequence
+from dsv4kv.recording.events import WAIT_S, Item, Message, Sequence
 from tests.recording.frames import CLEARED, Frames, frames
 
 Short = int | tuple[int, int] | str
@@ -17,10 +17,10 @@ def short(items: Iterable[Item]) -> list[Short]:
     for item in items:
         if isinstance(item, Message):
             names.append(item.number)
-        elif isinstance(item, Gap):
-            names.append((item.first, item.last))
+        elif item["what"] == "gap":
+            names.append((item["first"], item["last"]))
         else:
-            names.append("restart" if isinstance(item, Restarted) else "unreadable")
+            names.append(item["what"])
     return names
 
 
@@ -37,10 +37,6 @@ class Server:
 def taken(sequence: Sequence, messages: Iterable[Frames]) -> list[Short]:
     items = [item for message in messages for item in sequence.take(message)]
     return short([*items, *sequence.give_up(at_once=True)])
-
-
-def test_messages_come_out_as_they_came() -> None:
-    assert taken(Sequence(), Server(4).sent) == [0, 1, 2, 3]
 
 
 @given(st.permutations(range(12)), st.lists(st.integers(0, 11)))
@@ -130,4 +126,4 @@ def test_another_publisher_in_the_place_of_the_one_before_is_a_restart() -> None
 def test_restarts_are_told_from_messages_that_come_twice() -> None:
     server = Server(3)
     assert taken(Sequence(), server.sent + server.sent) == [0, 1, 2]
-    assert isinstance(next(Sequence(after=(9, 9.0)).take(frames(0, at_s=10.0))), Restarted)
+    assert short(Sequence(after=(9, 9.0)).take(frames(0, at_s=10.0)))[0] == "restart"

@@ -11,7 +11,7 @@ import pytest
 
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.recording.folder import Record, Recording, read_stream
-from dsv4kv.recording.tail import RequestLog
+from dsv4kv.recording.logs import RequestLog
 from dsv4kv.recording.veil import Veil
 from tests.recording.sockets import wait_until
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from dsv4kv.cli import app
 from dsv4kv.recording.folder import Record, Recording, read_stream
-from dsv4kv.recording.watched import Follower, Glance, Watched
+from dsv4kv.recording.server import Follower, Glance, Watched
 from dsv4kv.replay.whatif import Asked, WhatIf, what_if
 from dsv4kv.view.render import show
 from dsv4kv.view.watch import dashboard, watch_line

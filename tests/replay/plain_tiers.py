@@ -12,6 +12,7 @@ from itertools import count
 from math import ceil
 from typing import Any
 
+from dsv4kv.core.radix import SglangCache
 from dsv4kv.core.served import Hit, Served
 from dsv4kv.replay.build import Replay
 from dsv4kv.replay.tier import Tier
@@ -130,6 +131,9 @@ class PlainTiers:
         self._really = tiers.offer, tiers.forget, tiers.fetch, tiers.restore
         for name in ("offer", "forget", "fetch", "restore"):
             setattr(tiers, name, getattr(self, name))
+        cache = getattr(replay.scheduler.prompts, "_cache", None)
+        if isinstance(cache, SglangCache):
+            cache.watch(self.forget)  # was bound to what is replaced
 
     def units(self, served: Served, blocks: int) -> list[int]:
         keys = served.keys[:blocks]

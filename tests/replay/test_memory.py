@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.replay.memory import plan_memory
 from dsv4kv.replay.requests import check_order, keys_on, shared_tokens
-from dsv4kv.traces.runs import IdRuns
+from dsv4kv.traces.request import IdRuns
 from tests.replay.scenes import replay, request, small_config
 
 GIB = 2**30

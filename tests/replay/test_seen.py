@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.core.losses import SeenIds
-from dsv4kv.traces.runs import IdRuns, list_runs
+from dsv4kv.traces.request import IdRuns, list_runs
 
 
 def random_chains(seed: int, count: int) -> list[list[int]]:

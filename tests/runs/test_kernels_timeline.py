@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.measure.profilers.chrome_file import ChromeFile
+from dsv4kv.measure.profilers.kineto import ChromeFile
 from dsv4kv.runs import kernel_table as picking
 from dsv4kv.runs.profile import Timeline
 from dsv4kv.view.plots import to_svg_file

@@ -256,10 +256,11 @@ LAUNCH = {
         ({"started_utc": "2026-11-21T04:19:03"}, "has no time zone"),
         ({"launches": [LAUNCH | {"ended_utc": "soon"}]}, "launches.0.ended_utc: "),
         ({"launches": [LAUNCH | {"launch": 1}]}, "not numbered from 0"),
+        ({"run_id": "../../victim"}, "run_id: String should match pattern"),
     ],
     ids=str,
 )
-def test_moments_and_launches_that_make_no_sense_are_refused(
+def test_names_moments_and_launches_that_make_no_sense_are_refused(
     tmp_path: Path, changes: dict[str, Any], reason: str
 ) -> None:
     assert reason in refusal(edited(tmp_path / "run.json", **changes))

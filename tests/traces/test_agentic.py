@@ -9,7 +9,7 @@ import pytest
 
 from dsv4kv.errors import TraceError
 from dsv4kv.traces import ReadOptions, read_placed_trace, read_trace
-from dsv4kv.traces.runs import IdRuns
+from dsv4kv.traces.request import IdRuns
 
 WEKA = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "weka"
 needs_weka = pytest.mark.skipif(

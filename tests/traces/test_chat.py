@@ -3,7 +3,7 @@
 import gzip
 import itertools
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
@@ -18,8 +18,6 @@ from dsv4kv.traces.synth import (
     SYSTEM_TOKENS,
     chat_trace,
 )
-
-SEEDS = range(8)
 
 
 def conversations(trace: list[Request]) -> list[list[Request]]:
@@ -54,30 +52,27 @@ def test_the_shipped_trace_is_small_and_shaped_like_chat() -> None:
     assert summary.output_tokens.total / summary.requests == pytest.approx(80, rel=0.1)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_the_same_seed_gives_the_same_trace_and_another_another(seed: int) -> None:
-    assert chat_trace(5, seed) == chat_trace(5, seed) != chat_trace(5, seed + 1)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_requests_come_in_order_of_arrival_from_zero(seed: int) -> None:
-    arrivals = [request.arrival_s for request in chat_trace(20, seed)]
-    assert arrivals == sorted(arrivals)
-    assert arrivals[0] == 0.0
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_every_prompt_begins_with_the_system_prompt_and_has_room_for_a_message(seed: int) -> None:
+@pytest.mark.parametrize("seed", range(8))
+def test_conversations_share_the_system_prompt_and_turns_what_came_before(seed: int) -> None:
     trace = chat_trace(20, seed)
+    assert trace == chat_trace(20, seed) != chat_trace(20, seed + 1)
+    arrivals = [request.arrival_s for request in trace]
+    assert (arrivals, arrivals[0]) == (sorted(arrivals), 0.0)
     system_blocks = SYSTEM_TOKENS // BLOCK_TOKENS
     assert len({request.prefix_hashes[:system_blocks] for request in trace}) == 1
-    assert all(SYSTEM_TOKENS < request.input_tokens <= MAX_PROMPT_TOKENS for request in trace)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_turn_holds_the_earlier_prompt_and_its_answer_and_comes_after_it(seed: int) -> None:
+    references = Counter(block for request in trace for block in request.prefix_hashes)
+    for request in trace:
+        assert SYSTEM_TOKENS < request.input_tokens <= MAX_PROMPT_TOKENS
+        assert len(request.prefix_hashes) == -(-request.input_tokens // BLOCK_TOKENS)
+        assert request.hash_block_tokens == BLOCK_TOKENS
+        if request.input_tokens % BLOCK_TOKENS:  # a partial block never recurs
+            assert references[request.prefix_hashes[-1]] == 1
+    seen: set[int] = set()
     later_turns = 0
-    for turns in conversations(chat_trace(20, seed)):
+    for turns in conversations(trace):
+        own = {block for turn in turns for block in turn.prefix_hashes[system_blocks:]}
+        assert not own & seen
+        seen |= own
         for before, after in itertools.pairwise(turns):
             full_blocks = before.input_tokens // BLOCK_TOKENS
             assert after.prefix_hashes[:full_blocks] == before.prefix_hashes[:full_blocks]
@@ -85,29 +80,3 @@ def test_a_turn_holds_the_earlier_prompt_and_its_answer_and_comes_after_it(seed:
             assert after.arrival_s > before.arrival_s
             later_turns += 1
     assert later_turns > 10
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_conversations_share_the_system_prompt_alone(seed: int) -> None:
-    system_blocks = SYSTEM_TOKENS // BLOCK_TOKENS
-    seen: set[int] = set()
-    for turns in conversations(chat_trace(20, seed)):
-        own = {block for turn in turns for block in turn.prefix_hashes[system_blocks:]}
-        assert not own & seen
-        seen |= own
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_partial_last_block_never_recurs(seed: int) -> None:
-    trace = chat_trace(20, seed)
-    references = [block for request in trace for block in request.prefix_hashes]
-    partial = [r.prefix_hashes[-1] for r in trace if r.input_tokens % BLOCK_TOKENS]
-    assert partial
-    assert all(references.count(block) == 1 for block in partial)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_prompt_has_an_id_per_block_the_last_perhaps_partial(seed: int) -> None:
-    for request in chat_trace(20, seed):
-        assert len(request.prefix_hashes) == -(-request.input_tokens // BLOCK_TOKENS)
-        assert request.hash_block_tokens == BLOCK_TOKENS

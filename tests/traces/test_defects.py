@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import ConfigError, TraceError
-from dsv4kv.traces import FORMATS, read_trace, records
-from dsv4kv.traces import files as lines_module
+from dsv4kv.traces import FORMATS, files, read_trace
 from dsv4kv.traces.parquet import MAGIC
 
 GOOD = {"arrival_s": 0.0, "input_tokens": 8, "output_tokens": 1}
@@ -135,6 +134,7 @@ DEFECTS = {
     "open quote": (AZURE + '2023-11-16 18:17:03,"1,1\n', 3, "broken CSV"),
     "old line ends": ("TIMESTAMP,ContextTokens\r2023-11-16,1\r", 1, "broken CSV"),
     "burstgpt failed request": (BURST + "5,0,0\n", 2, "take the BurstGPT_without_fails files"),
+    "burstgpt time beyond sense": (BURST + "1e300,1,1\n", 2, "Timestamp is '1e300'"),
     "burstgpt time": (BURST + "5,1,1\nnan,1,1\n", 3, "Timestamp is 'nan', expected a number"),
     "mooncake id of 65 bits": (
         lines(MOONCAKE | {"hash_ids": [2**64]}),
@@ -272,8 +272,7 @@ def test_blank_lines_without_end_are_not_read_for_ever(
 def test_a_document_without_end_does_not_fill_the_memory(
     begin: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (lines_module, records):
-        monkeypatch.setattr(module, "DOCUMENT_BYTES", 1000)
+    monkeypatch.setattr(files, "DOCUMENT_BYTES", 1000)
     path = tmp_path / "trace"
     path.write_text(begin + " \n" * 1000)
     with pytest.raises(TraceError, match=sentence):

@@ -1,7 +1,6 @@
 """Ids kept as runs are the ids, and a trace in arrays is the trace."""
 
 import json
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +11,7 @@ from hypothesis import strategies as st
 from dsv4kv.errors import TraceError
 from dsv4kv.traces import read_trace, write_oracle, write_trace
 from dsv4kv.traces.collect import collect_paths, load_paths
-from dsv4kv.traces.request import Request
-from dsv4kv.traces.runs import GrowingRuns, IdRuns
+from dsv4kv.traces.request import GrowingRuns, IdRuns, Request
 from dsv4kv.traces.writer import RECORD
 from tests.prefix.traces import ids_of
 
@@ -41,12 +39,6 @@ def test_slices_of_runs_are_those_of_the_numbers(numbers: list[int], part: slice
     assert IdRuns.of(numbers)[part] == tuple(numbers[part])
 
 
-@given(IDS)
-def test_runs_are_as_few_as_can_be(numbers: list[int]) -> None:
-    breaks = sum(b != a + 1 for a, b in pairwise(numbers))
-    assert len(IdRuns.of(numbers).starts) == breaks + bool(numbers)
-
-
 @given(IDS, st.data())
 def test_the_first_of_runs_are_the_first_numbers(numbers: list[int], data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(numbers)))
@@ -65,18 +57,6 @@ def test_runs_that_are_cut_and_grow_are_the_numbers_in_as_few_runs(
         numbers = [*numbers[:kept], *more]
         assert growing.runs() == tuple(numbers)
         assert len(growing.runs().starts) == len(IdRuns.of(numbers).starts)
-
-
-@given(IDS, st.integers(-9, 9), st.integers(-9, 9))
-def test_runs_lie_between_bounds_if_every_number_does(
-    numbers: list[int], low: int, high: int
-) -> None:
-    assert IdRuns.of(numbers).lie_in(low, high) == all(low <= n < high for n in numbers)
-
-
-def test_an_index_beyond_the_runs_is_refused() -> None:
-    with pytest.raises(IndexError):
-        IdRuns.of([1, 2, 3])[3]
 
 
 @given(st.lists(IDS, min_size=1), st.booleans())
@@ -139,11 +119,6 @@ def test_ids_that_contradict_each_other_name_both_lines(tmp_path: Path) -> None:
         TraceError, match=rf"^{path}:3: block id 3 has another history than at {path}:1: an id"
     ):
         load_paths(path)
-
-
-def test_an_id_that_begins_a_prompt_and_follows_another_contradicts(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match=r"trace\.jsonl:2: block id 2 has another history"):
-        load_paths(mooncake(tmp_path, [1, 2, 3], [2]))
 
 
 def test_a_clock_that_runs_backwards_names_its_line_and_what_to_do(tmp_path: Path) -> None:

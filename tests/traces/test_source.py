@@ -9,10 +9,6 @@ from dsv4kv.errors import TraceError
 from dsv4kv.traces import read_trace, resolve_trace, trace_sha256
 
 
-def test_the_shipped_chat_is_found_by_name() -> None:
-    assert resolve_trace("builtin:chat").name == "chat.jsonl.gz"
-
-
 def test_an_unknown_builtin_lists_the_shipped() -> None:
     with pytest.raises(TraceError, match=r"^builtin:talk is not shipped; there is: builtin:chat"):
         resolve_trace("builtin:talk")
@@ -39,11 +35,6 @@ def test_a_folder_without_conversations_is_refused_and_its_traces_are_listed(
         r"file; in .*: a\.jsonl\.$",
     ):
         resolve_trace(tmp_path)
-
-
-def test_a_folder_of_conversations_is_a_trace(tmp_path: Path) -> None:
-    (tmp_path / "a.json").touch()
-    assert resolve_trace(tmp_path) == tmp_path
 
 
 def test_the_digest_of_a_folder_follows_its_names_and_its_bytes(tmp_path: Path) -> None:
@@ -73,8 +64,3 @@ def test_the_digest_is_that_of_the_bytes_on_disk(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     path.write_bytes(b"\x1f\x8b any bytes")
     assert trace_sha256(path) == hashlib.sha256(b"\x1f\x8b any bytes").hexdigest()
-
-
-def test_the_digest_of_a_file_that_is_gone_is_refused_as_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="cannot be read"):
-        trace_sha256(tmp_path / "gone")

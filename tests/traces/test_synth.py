@@ -62,10 +62,6 @@ def test_the_same_seed_gives_the_same_requests(settings: Synthetic, seed: int) -
     assert list(synthesize(settings, seed)) == list(synthesize(settings, seed))
 
 
-def test_another_seed_gives_other_requests() -> None:
-    assert list(synthesize(Synthetic(), 1)) != list(synthesize(Synthetic(), 2))
-
-
 @given(SMALL, st.integers(0, 1000))
 def test_more_requests_go_on_where_fewer_end(settings: Synthetic, seed: int) -> None:
     longer = settings.model_copy(update={"requests": settings.requests + 5})
@@ -93,10 +89,6 @@ def test_fixed_lengths_are_the_mean_itself() -> None:
     assert set(input_lengths(Lengths(kind="fixed", mean=777))) == {777}
 
 
-def test_uniform_lengths_reach_both_ends() -> None:
-    assert set(input_lengths(Lengths(kind="uniform", low=3, high=6))) == {3, 4, 5, 6}
-
-
 @pytest.mark.parametrize("sigma", [0.0, 0.5, 0.8])
 def test_log_normal_lengths_have_the_mean_and_spread_asked_for(sigma: float) -> None:
     drawn = np.array(input_lengths(Lengths(mean=1000, sigma=sigma, high=10**7)))
@@ -119,14 +111,6 @@ def test_poisson_gaps_have_the_mean_and_spread_of_an_exponential() -> None:
     assert (gaps >= 0).all()
     assert gaps.mean() == pytest.approx(0.2, rel=4 / math.sqrt(4000))
     assert gaps.std() == pytest.approx(0.2, rel=0.1)
-
-
-def test_without_a_rate_all_requests_wait_from_the_start() -> None:
-    assert {request.arrival_s for request in synthesize(Synthetic(), 0)} == {0.0}
-
-
-def test_without_branches_nothing_is_shared() -> None:
-    assert summarize(synthesize(Synthetic(prefix_branches=0), 0)).hit_blocks == 0
 
 
 def test_every_prompt_shares_the_walk_where_there_is_one_branch() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import TraceError
-from dsv4kv.traces import ReadOptions, detect_format, read_trace, resolve_trace, write_trace
+from dsv4kv.traces import ReadOptions, detect_format, read_trace, write_trace
 from dsv4kv.traces.request import Request
 
 REQUEST = Request(0.25, 100, 7, (3, 4), 64)
@@ -112,7 +112,3 @@ def test_reading_holds_a_few_lines_whatever_the_size_of_the_file(tmp_path: Path)
     tracemalloc.stop()
     assert count == 2_000
     assert peak_bytes < 300_000  # the file's text has 1.5 MB, its requests far more
-
-
-def test_the_shipped_trace_is_in_the_own_format() -> None:
-    assert detect_format(resolve_trace("builtin:chat")) == "dsv4kv"

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from dsv4kv.errors import TraceError
 from dsv4kv.traces import ReadOptions, read_trace, write_trace, write_weka
-from dsv4kv.traces.mooncake import in_units
-from dsv4kv.traces.request import Request
-from dsv4kv.traces.runs import IdRuns, Sessions
+from dsv4kv.traces.formats import in_units
+from dsv4kv.traces.request import IdRuns, Request, Sessions
 
 
 @st.composite
@@ -52,26 +51,14 @@ def in_order(trace: Sequence[Request]) -> list[Counter[Request]]:
     return [Counter(r for r in trace if r.arrival_s == moment) for moment in moments]
 
 
-@given(chained(512))
-def test_mooncake_lines_read_back(trace: list[Request]) -> None:
-    path = Path(mkdtemp()) / "trace.jsonl"
-    assert write_trace(trace, path, "mooncake") == len(trace)
-    assert list(read_trace(path)) == trace
-
-
-@given(chained(512))
-def test_mooncake_deltas_read_back(trace: list[Request]) -> None:
-    path = Path(mkdtemp()) / "trace.jsonl"
-    assert write_trace(trace, path, "mooncake-delta") == len(trace)
-    assert list(read_trace(path, "mooncake-delta")) == trace
-
-
-@given(chained())
-def test_timed_lines_read_back(trace: list[Request]) -> None:
+@pytest.mark.parametrize("name", ["mooncake", "mooncake-delta", "timed"])
+@given(data=st.data())
+def test_lines_of_other_formats_read_back(name: str, data: st.DataObject) -> None:
+    trace = data.draw(chained(None if name == "timed" else 512))
     path = Path(mkdtemp()) / "trace.jsonl.gz"
-    assert write_trace(trace, path, "timed") == len(trace)
+    assert write_trace(trace, path, name) == len(trace)
     options = ReadOptions(id_tokens=trace[0].hash_block_tokens)
-    assert list(read_trace(path, "timed", options)) == trace
+    assert list(read_trace(path, name, options)) == trace
 
 
 @given(chained())
@@ -233,8 +220,3 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="No such file or directory"):
         write_weka(trace, tmp_path / "missing" / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
-
-
-def test_an_empty_folder_is_filled(tmp_path: Path) -> None:
-    assert write_weka([Request(0.0, 4, 1, (1,), 4)], tmp_path) == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["conversation-0.json"]

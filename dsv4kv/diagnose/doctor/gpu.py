@@ -39,7 +39,7 @@ def check_gpu(versions: dict[str, str | None]) -> Iterator[Check]:
 
 def check_profilers(*, has_gpu: bool) -> Iterator[Check]:
     """Check for nsys and ncu, which say little without a GPU."""
-    from dsv4kv.measure.profilers.sessions import find_tool, version_of
+    from dsv4kv.measure.profilers.launch import find_tool, version_of
 
     for name, (enables, title) in _PROFILERS.items():
         path = find_tool(name)

@@ -18,7 +18,7 @@ from dsv4kv.diagnose.probe.questioner import Answer, Prompt, Refused, Spent, Unr
 from dsv4kv.errors import ConfigError
 from dsv4kv.recording.logs import cached_by
 from dsv4kv.recording.metrics import MOST_BYTES, Values, parse
-from dsv4kv.recording.source import HTTP, parse_url
+from dsv4kv.recording.run import HTTP, parse_url
 
 if TYPE_CHECKING:
     from dsv4kv.recording.http import Answer as Response

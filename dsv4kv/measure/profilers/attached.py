@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dsv4kv.files import temporary_folder
-from dsv4kv.measure.profilers.ranges import DOMAIN
+from dsv4kv.measure.profilers.trace import DOMAIN
 
 _HOST_NAME = re.compile(r'"host_name":\s*"[^"]*"')
 _HEAD_CHARACTERS = 1 << 16

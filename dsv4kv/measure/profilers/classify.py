@@ -87,19 +87,13 @@ OTHER: Final[Category] = "other"
 
 @dataclass(frozen=True)
 class Rule:
-    """Kernels of one kind.
+    """Kernels of one kind."""
 
-    Attributes:
-        engine: Whose they are.
-        pattern: Is searched in the short name.
-        category: What they do.
-        operation: Operation of the toolkit that they belong to; None for those of others.
-    """
-
-    engine: str
-    pattern: re.Pattern[str]
-    category: Category
+    engine: str  # whose they are
+    pattern: re.Pattern[str]  # is searched in the short name
+    category: Category  # what they do
     operation: str | None = None
+    """Operation of the toolkit that they belong to; None for those of others."""
 
 
 @cache

@@ -1,27 +1,37 @@
-"""Reads Chrome traces of ``torch.profiler`` (Kineto), of GPUs and of CPUs."""
+"""Reads Chrome traces of ``torch.profiler`` (Kineto), of GPUs and of CPUs.
 
+They are read event by event: as objects, a million events take gigabytes.
+"""
+
+import gzip
+import io
 import json
+import os
 import re
+import zlib
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic_core import from_json
 
 from dsv4kv.errors import ProfileError
-from dsv4kv.files import whole_text
-from dsv4kv.measure.profilers.chrome_file import ChromeFile, Event
-from dsv4kv.measure.profilers.ranges import STEP, THREAD_BITS, Ranges, enclosing
+from dsv4kv.files import explain, open_regular, whole_text
 from dsv4kv.measure.profilers.steps import (
     NO_STEPS,
+    THREAD_BITS,
     Launches,
+    Ranges,
     choose_ranges,
-    find_steps,
+    enclosing,
     note_instead,
     note_usual,
+    trace_launches,
 )
 from dsv4kv.measure.profilers.trace import (
     CORRELATION_BITS,
@@ -31,7 +41,7 @@ from dsv4kv.measure.profilers.trace import (
     NONE,
     OP,
     RANGE,
-    Calls,
+    STEP,
     Column,
     LaunchShape,
     Names,
@@ -39,9 +49,164 @@ from dsv4kv.measure.profilers.trace import (
     Work,
     constant,
     find,
-    pick,
+    make_work,
 )
 from dsv4kv.processes import without_collector
+
+Event = dict[str, Any]
+
+_CHUNK = 1 << 18
+_EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
+_LONGEST = 1 << 24  # characters before the first event, or of one
+_BETWEEN = re.compile(r"[\s,]*")
+_WHOLE = re.compile(r'(\})\s*,\s*\{\s*"(?:ph|cat|name|pid|tid|ts)"')  # and the next one begins
+_TAIL = 1 << 16  # characters at the end of a chunk in which the last whole event is looked for
+_CLOSED = "\n  }"  # an event's end in torch's own layout, in which strings have no line ends
+_NO_JSON = re.compile(r"(:\s*)-?(?:inf|nan)\b(?=\s*[,}\]])")  # as C++ writes it
+_PACKED = 100  # characters of a byte at most: traces have about 20
+_GZIP = b"\x1f\x8b"
+
+
+@contextmanager
+def open_text(path: Path) -> Iterator[TextIO]:
+    """A text file, packed or not.
+
+    Raises:
+        ProfileError: It cannot be opened, or is no file.
+    """
+    try:
+        file = open_regular(path)
+    except OSError as error:
+        raise ProfileError(
+            f"{path} cannot be read ({error.strerror}): name a Chrome trace, .json or .json.gz."
+        ) from None
+    with file:
+        packed = file.read(len(_GZIP)) == _GZIP
+        file.seek(0)
+        raw = gzip.GzipFile(fileobj=file) if packed else file
+        buffer = io.BufferedReader(raw)
+        with io.TextIOWrapper(buffer, encoding="utf-8-sig", errors="replace") as text:
+            yield text
+
+
+class ChromeFile:
+    """A Chrome trace: iterating gives the events.
+
+    Attributes:
+        around: The text before the events, and after them once all are read.
+        broken: Events that are no JSON: torch writes quotes in names of ranges as they are.
+
+    Raises:
+        ProfileError: While iterating: it is no Chrome trace, or is cut short.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.around = ""
+        self.broken = 0
+        self._left = 0
+
+    def __iter__(self) -> Iterator[Event]:
+        with open_text(self.path) as file:
+            self._left = _PACKED * os.fstat(file.fileno()).st_size + _LONGEST
+            try:
+                yield from self._events(file, self._skip_head(file))
+            except (RecursionError, ValueError) as error:
+                raise ProfileError(f"{self.path} has {explain(error)}.") from None
+            except (OSError, EOFError, zlib.error) as error:
+                raise ProfileError(f"{self.path} is damaged or cut short ({error}).") from None
+
+    def _skip_head(self, file: TextIO) -> str:
+        text = ""
+        while chunk := self._read(file):
+            text += chunk
+            if text.lstrip().startswith("["):  # a list of events alone is a trace, too
+                return text.lstrip()[1:]
+            if found := _EVENTS.search(text):
+                self.around = text[: found.start()]
+                return text[found.end() :]
+            if len(text) > _LONGEST:
+                break
+        raise ProfileError(
+            f"{self.path} has no traceEvents: it is no Chrome trace, which torch.profiler "
+            "writes with export_chrome_trace."
+        )
+
+    def _events(self, file: TextIO, text: str) -> Iterator[Event]:
+        decode, at, fresh = json.JSONDecoder(strict=False).raw_decode, 0, True
+        while True:
+            if fresh:
+                whole, at = _decode_together(text)
+                yield from whole
+                fresh = False
+            between = _BETWEEN.match(text, at)
+            assert between is not None  # it fits nothing, too
+            at = between.end()
+            if text.startswith("]", at):
+                self.around += text[at:] + self._read(file)
+                return
+            try:
+                event, at = decode(text, at)
+            except json.JSONDecodeError:
+                end = _end_of_event(text, at)
+                if end < 0:
+                    text, fresh = self._more(file, text[at:]), True
+                    continue
+                event, at = self._mended(text[at:end]), end
+            if isinstance(event, dict):
+                yield event
+
+    def _read(self, file: TextIO) -> str:
+        chunk = file.read(_CHUNK)
+        self._left -= len(chunk)
+        if self._left < 0:
+            raise ProfileError(
+                f"{self.path} unpacks to over {_PACKED} times its size: no trace does."
+            )
+        return chunk
+
+    def _mended(self, text: str) -> Event | None:
+        """A whole event that is no JSON, its numbers made so; None where that does not help."""
+        try:
+            event: Event = json.loads(_NO_JSON.sub(r"\1NaN", text), strict=False)
+            return event
+        except json.JSONDecodeError:
+            self.broken += 1
+            return None
+
+    def _more(self, file: TextIO, text: str) -> str:
+        """Text whose first event has no end yet: with numbers made JSON, or more of the file."""
+        mended = _NO_JSON.sub(r"\1NaN", text)
+        if mended != text:
+            return mended
+        chunk = self._read(file)
+        if not chunk or len(text) > _LONGEST:
+            raise ProfileError(
+                f"{self.path} has an event that does not end: it is damaged or cut short."
+            )
+        return text + chunk
+
+
+def _decode_together(text: str) -> tuple[list[Event], int]:
+    """All events at once that are known to be whole, and where the last of them ends.
+
+    None, and 0, where their ends are not clear or one is no JSON: then they are read one by one.
+    """
+    ends = [found.end(1) for found in _WHOLE.finditer(text, max(0, len(text) - _TAIL))]
+    if not ends:
+        return [], 0
+    try:
+        events = from_json("[" + text[: ends[-1]].lstrip(", \t\r\n") + "]")
+    except ValueError:
+        return [], 0
+    return [event for event in events if isinstance(event, dict)], ends[-1]
+
+
+def _end_of_event(text: str, at: int) -> int:
+    """Where an event in torch's own layout ends; -1 if it has another layout, or no end."""
+    end = text.find(_CLOSED, at) if text.startswith("{\n", at) else -1
+    return end + len(_CLOSED) if end > 0 and text.count('"ph"', at, end) == 1 else -1
+
 
 _LIMIT = 1 << 63
 _AT_ONCE = 1 << 14
@@ -86,16 +251,9 @@ def whole_number(value: object) -> int:
     return number if -_LIMIT <= number < _LIMIT else NONE
 
 
-_ON_GPU = {
-    "kernel": KERNEL,
-    "gpu_memcpy": MEMCPY,
-    "gpu_memset": MEMSET,
-    "Kernel": KERNEL,  # as written before torch 1.12
-    "Memcpy": MEMCPY,
-    "Memset": MEMSET,
-}
-_CALLS = ("cuda_runtime", "cuda_driver", "Runtime")
-_ON_CPU = {"cpu_op": OP, "user_annotation": RANGE, "Operator": OP}
+_ON_GPU = {"kernel": KERNEL, "gpu_memcpy": MEMCPY, "gpu_memset": MEMSET}
+_CALLS = ("cuda_runtime", "cuda_driver")
+_ON_CPU = {"cpu_op": OP, "user_annotation": RANGE}
 _GRAPH_LAUNCH = "GraphLaunch"
 _NS = 1000  # a microsecond
 _LATEST = 2**61 / _NS  # in µs, so that differences fit an int64; today is 2^60.6
@@ -105,23 +263,14 @@ _HOST_COLUMNS = 5  # name, kind, begin, end, thread
 
 
 class Events:
-    """Work of the GPU, calls of the host, and what the host did, in columns.
-
-    Attributes:
-        names: Of kernels, operations and ranges.
-        gpu: Name, kind, begin, end, device, stream, correlation, bytes, shape, graph node.
-        calls: Thread, begin, end, correlation, 1 where it launches a graph.
-        host: Name, kind, begin, end, thread.
-        shapes: Launch shapes, in the order of their numbers.
-        timeless: Events left out, as they do not say when they began or how long they took.
-    """
+    """Work of the GPU, calls of the host, and what the host did, in columns."""
 
     def __init__(self) -> None:
-        self.names = Names()
+        self.names = Names()  # of kernels, operations and ranges
         self.gpu, self.calls = Columns(_GPU_COLUMNS), Columns(_CALL_COLUMNS)
         self.host = Columns(_HOST_COLUMNS)
         self.shapes: dict[LaunchShape, int] = {}
-        self.timeless = 0
+        self.timeless = 0  # events left out, as they do not say when or how long
         self._numbers: dict[tuple[object, ...], int] = {}
         self._threads: dict[tuple[object, object], int] = {}
         self._processes: dict[object, int] = {}
@@ -290,38 +439,30 @@ def read_kineto(path: Path, step: str = STEP) -> Trace:
 
 
 def _read_gpu(file: ChromeFile, events: Events, ranges: Ranges, step: str) -> Trace:
-    names = events.names.listed()
     thread, begin, finish, key, of_graph = events.calls.done()
-    called = Ranges(thread, begin, finish, constant(len(thread), NONE))
     name, kind, start, end, device, stream, correlation, size, shape, node = events.gpu.done()
-    call = find(key, correlation)
-    launches = Launches(called, of_graph > 0, call, name, start, end - start)
-    made = launches.made
-    is_step, fit = choose_ranges(step, ranges, events.names.known, thread[made], begin[made])
-    steps = find_steps(step, ranges, is_step, fit, names, launches)
-    return Trace(
-        tool="kineto",
-        names=names,
-        work=Work(
-            name=name,
-            kind=kind,
-            start_ns=start,
-            end_ns=end,
-            self_ns=end - start,
-            device=np.maximum(device, 0),
-            stream=stream,
-            shape=shape,
-            node=np.maximum(node, 0),
-            step=pick(steps.step, call),
-            phase=pick(steps.phase, call),
-            bytes=size,
-        ),
+    work = make_work(
+        name,
+        kind,
+        start,
+        end,
+        device=np.maximum(device, 0),
+        stream=stream,
+        shape=shape,
+        node=np.maximum(node, 0),
+        bytes=size,
+    )
+    called = Ranges(thread, begin, finish, constant(len(thread), NONE))
+    launches = Launches(called, of_graph > 0, find(key, correlation), work)
+    devices = _read_devices(file.around)
+    return trace_launches(
+        "kineto",
+        step,
+        ranges,
+        events.names,
+        launches,
         shapes=list(events.shapes),
-        steps_ns=steps.times_ns,
-        calls=Calls(begin[made], finish[made], steps.step[made]),
-        devices=_read_devices(file.around),
-        warnings=steps.warnings,
-        notes=steps.notes,
+        devices=devices,
     )
 
 
@@ -348,20 +489,15 @@ def _cpu_work(host: list[Column], ranges: Ranges, is_step: NDArray[np.bool_]) ->
     kept[np.flatnonzero(host[1] == RANGE)[is_step]] = False
     name, kind, start, end, thread = (column[kept] for column in host)
     in_step, phase = enclosing(ranges, is_step, thread, start)
-    rows = len(name)
-    return Work(
-        name=name,
-        kind=kind,
-        start_ns=start,
-        end_ns=end,
+    return make_work(
+        name,
+        kind,
+        start,
+        end,
         self_ns=self_ns[kept],
-        device=constant(rows, 0),
         stream=thread & ((1 << THREAD_BITS) - 1),
-        shape=constant(rows, NONE),
-        node=constant(rows, 0),
         step=in_step,
         phase=phase,
-        bytes=constant(rows, NONE),
     )
 
 

@@ -5,27 +5,27 @@ for, and no version is asked.
 """
 
 import sqlite3
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dsv4kv.errors import ProfileError
-from dsv4kv.measure.profilers.ranges import DOMAIN, STEP, Ranges, fitting
-from dsv4kv.measure.profilers.steps import Launches, choose_ranges, find_steps
+from dsv4kv.measure.profilers.steps import Launches, Ranges, fitting, trace_launches
 from dsv4kv.measure.profilers.trace import (
     CORRELATION_BITS,
+    DOMAIN,
     GRAPH,
     KERNEL,
+    KINDS,
     MEMCPY,
     MEMSET,
     NONE,
-    Calls,
+    STEP,
     Column,
     LaunchShape,
     Names,
@@ -33,12 +33,12 @@ from dsv4kv.measure.profilers.trace import (
     Work,
     constant,
     find,
+    make_work,
+    no_rows,
     number_rows,
-    pick,
 )
 from dsv4kv.units import counted
 
-_AT_ONCE = 1 << 12
 _MOST_VARIABLES = 500  # old SQLite takes 999 of them in a statement
 _LONGEST_TEXT = 1 << 24
 _TABLES = "SELECT name FROM sqlite_master WHERE type = 'table' AND sql LIKE 'CREATE TABLE%'"
@@ -46,35 +46,6 @@ _OPERATIONS = 64  # of SQLite for each byte of the file: whole exports take one 
 _FEWEST_OPERATIONS = 1 << 24
 _LOOK_EVERY = 1 << 20
 _OF_NSYS = ("CUPTI_ACTIVITY_", "META_DATA_", "NVTX_EVENTS", "StringIds", "TARGET_INFO_")
-
-
-@dataclass(frozen=True)
-class Packed:
-    """Columns read as one number, which takes a fraction of the time of one each.
-
-    Attributes:
-        columns: Their names; the last has the lowest bits.
-        bits: Of each; higher ones of a value are lost.
-    """
-
-    columns: tuple[str, ...]
-    bits: tuple[int, ...]
-
-    def unpack(self, value: int) -> list[int] | None:
-        """The columns' values; None where one of them was missing or null."""
-        if value == NONE:
-            return None
-        shifts = [sum(self.bits[place + 1 :]) for place in range(len(self.bits))]
-        return [
-            value >> shift & (1 << bits) - 1 for shift, bits in zip(shifts, self.bits, strict=True)
-        ]
-
-    def sql(self, there: Collection[str]) -> str:
-        """The expression of a table that has these columns."""
-        packed = "0"
-        for name, bits in zip(self.columns, self.bits, strict=True):
-            packed = f"({packed} << {bits} | ({_value(name, there)} & {(1 << bits) - 1}))"
-        return packed
 
 
 class Database:
@@ -94,21 +65,30 @@ class Database:
             return set()
         return {str(row[1]) for row in self._connection.execute(f'PRAGMA table_info("{table}")')}
 
-    def read(self, table: str, columns: Sequence[str | Packed]) -> list[Column]:
-        """Columns int64[rows] in the order asked for; null and missing values are ``NONE``."""
-        width = len(columns)
-        parts = (
-            np.fromiter(chain.from_iterable(rows), np.int64, len(rows) * width)
-            for rows in self._select(table, columns)
-        )
-        return _columns(parts, width, self._count(table))
-
-    def read_named(
-        self, table: str, columns: Sequence[str], text: str, names: Names
+    def read(
+        self,
+        table: str,
+        columns: Sequence[str],
+        text: str | None = None,
+        number: Callable[[object], int] | None = None,
     ) -> list[Column]:
-        """As ``read``, and last the number of every row's text; ``NONE`` where it has none."""
-        parts = (_numbered(rows, names) for rows in self._select(table, columns, text))
-        return _columns(parts, len(columns) + 1, self._count(table))
+        """Columns int64[rows] in the order asked for; null and missing values are ``NONE``.
+
+        With ``text`` the last column is the ``number`` of that one's value. It is one statement,
+        since each may go through the rows in its own order.
+        """
+        there, width = self.columns_of(table), len(columns) + bool(text)
+        if not there:
+            return [no_rows() for _ in range(width)]
+        wanted = [f"IFNULL({_value(name, there)}, {NONE})" for name in columns]
+        wanted += [_value(text, there)] if text else []
+        rows: Iterable[tuple[Any, ...]] = self._connection.execute(
+            f'SELECT {", ".join(wanted)} FROM "{table}"'
+        )
+        if number:
+            rows = ((*row[:-1], number(row[-1])) for row in rows)
+        flat = np.fromiter(chain.from_iterable(rows), np.int64)
+        return list(np.ascontiguousarray(flat.reshape(-1, width).T))
 
     def rows(self, table: str, columns: Sequence[str]) -> list[tuple[object, ...]]:
         """Rows of a small table as they are; none where a column is missing."""
@@ -129,29 +109,6 @@ class Database:
             query = f"SELECT id, value FROM StringIds WHERE id IN ({marks})"
             found.update(self._connection.execute(query, some))
         return {number: text for number, text in found.items() if isinstance(text, str)}
-
-    def _count(self, table: str) -> int:
-        if table not in self.tables:
-            return 0
-        ((count,),) = self._connection.execute(f'SELECT COUNT(*) FROM "{table}"')
-        return int(count)
-
-    def _select(
-        self, table: str, columns: Sequence[str | Packed], text: str | None = None
-    ) -> Iterator[list[tuple[Any, ...]]]:
-        """Rows in batches: one statement, since each may go through the rows in its own order."""
-        there = self.columns_of(table)
-        if not there:
-            return
-        values = [
-            _value(one, there) if isinstance(one, str) else one.sql(there) for one in columns
-        ]
-        wanted = [f"IFNULL({value}, {NONE})" for value in values]
-        if text is not None:
-            wanted.append(_value(text, there))
-        cursor = self._connection.execute(f'SELECT {", ".join(wanted)} FROM "{table}"')
-        while rows := cursor.fetchmany(_AT_ONCE):
-            yield rows
 
 
 @contextmanager
@@ -201,24 +158,6 @@ def _value(name: str, there: Collection[str]) -> str:
     return f'"{name}"' if name in there else "NULL"
 
 
-def _numbered(rows: Sequence[tuple[Any, ...]], names: Names) -> Column:
-    """Rows one after another, the text at the end of each as its number."""
-    *numbers, texts = zip(*rows, strict=True)
-    known = [names.number(text) if isinstance(text, str) else NONE for text in texts]
-    return np.array([*numbers, known], dtype=np.int64).T.ravel()
-
-
-def _columns(parts: Iterable[Column], width: int, count: int) -> list[Column]:
-    """Columns of ``count`` rows that come in parts, one row after another."""
-    whole, first = np.empty((width, count), dtype=np.int64), 0
-    for part in parts:
-        table = part.reshape(-1, width)
-        whole[:, first : first + len(table)] = table.T
-        first += len(table)
-    return list(whole[:, :first])  # fewer where a damaged index counted them
-
-
-_TABLE = "NVTX_EVENTS"
 _PUSH_POP, _START_END, _DOMAIN_MADE = 59, 60, 75
 
 
@@ -228,11 +167,11 @@ def read_ranges(database: Database, names: Names, step: str) -> Ranges:
     A range's name is plain ``text``, or a registered string (``textId``). An event that does not
     say what it is is one if it has an end.
     """
-    start, end, kind, domain, thread, text_id, text = database.read_named(
-        _TABLE,
+    start, end, kind, domain, thread, text_id, text = database.read(
+        "NVTX_EVENTS",
         ("start", "end", "eventType", "domainId", "globalTid", "textId"),
         "text",
-        names,
+        lambda text: names.number(text) if isinstance(text, str) else NONE,
     )
     name = np.where(text == NONE, number_texts(database, text_id, names, ""), text)
     typeless = (kind == NONE) & (end != NONE)
@@ -256,12 +195,12 @@ def number_texts(database: Database, ids: Column, names: Names, instead: str) ->
     return np.array(numbers, dtype=np.int64)[inverse]
 
 
-TABLES = "CUPTI_ACTIVITY_KIND_"
+_PREFIX = "CUPTI_ACTIVITY_KIND_"
 _PLACE = ("start", "end", "deviceId", "streamId", "globalPid", "correlationId", "graphNodeId")
-_GRID = Packed(("gridX", "gridY", "gridZ"), (31, 16, 16))  # CUDA allows no more
-_BLOCK = Packed(("blockX", "blockY", "blockZ"), (16, 16, 16))
-_SHARED = ("staticSharedMemory", "dynamicSharedMemory")
-_SHAPE = (_GRID, _BLOCK, "registersPerThread", *_SHARED)
+_SHAPE = (
+    *("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ"),
+    *("registersPerThread", "staticSharedMemory", "dynamicSharedMemory"),
+)
 _TITLES = ("demangledName", "shortName", "mangledName")
 _COPIES = {
     1: "host to device",
@@ -277,146 +216,92 @@ _PID_BIT, _PID_MASK = 24, (1 << 24) - 1
 CORRELATION_MASK = (1 << CORRELATION_BITS) - 1
 
 
-@dataclass(frozen=True)
-class Launched:
-    """Columns of work, and what finds the call that launched it; see ``trace.Work``."""
-
-    name: Column
-    kind: Column
-    start_ns: Column
-    end_ns: Column
-    device: Column
-    stream: Column
-    launch: Column
-    node: Column
-    shape: Column
-    bytes: Column
-
-    def __len__(self) -> int:
-        return len(self.name)
-
-    @property
-    def pid(self) -> Column:
-        """Processes that launched; 0 where they are not known."""
-        return self.launch >> CORRELATION_BITS
-
-    def where(self, chosen: NDArray[np.bool_]) -> "Launched":
-        """Some of the rows."""
-        return Launched(**{one.name: getattr(self, one.name)[chosen] for one in fields(self)})
-
-
 def launch_key(pid: Column, correlation: Column) -> Column:
     """One number for a process and its correlation id; global ids keep the pid from bit 24 on."""
     process = np.where(pid == NONE, 0, (pid >> _PID_BIT) & _PID_MASK)
     return (process << CORRELATION_BITS) | (correlation & CORRELATION_MASK)
 
 
-def read_work(database: Database, names: Names) -> tuple[Launched, list[LaunchShape]]:
-    """All work of all GPUs, and the launch shapes of its kernels."""
-    kernels, shapes = _read_kernels(database, names)
-    tables = [
-        kernels,
-        _read_copies(database, names),
-        _read_sets(database, names),
-        _read_graphs(database, names),
-    ]
-    return Launched(
-        **{
-            column.name: np.concatenate([getattr(table, column.name) for table in tables])
-            for column in fields(Launched)
-        }
-    ), shapes
+def read_work(database: Database, names: Names) -> tuple[Work, Column, list[LaunchShape]]:
+    """All work of all GPUs, the keys of the calls that launched it, and kernels' launch shapes."""
+    known = database.columns_of(f"{_PREFIX}KERNEL")
+    title = next((one for one in _TITLES if one in known), _TITLES[0])
+    kernels, (text, *sizes) = _read_table(database, KERNEL, title, *_SHAPE)
+    kernels["name"] = number_texts(database, text, names, "kernel {}")
+    kernels["shape"], shapes = number_rows(sizes)
+    copies, (copies["bytes"], way) = _read_table(database, MEMCPY, "bytes", "copyKind")
+    copies["name"] = _name_each(
+        way, names, lambda one: f"memcpy {_COPIES.get(one, f'of kind {one}')}"
+    )
+    fills, (fills["bytes"],) = _read_table(database, MEMSET, "bytes")
+    fills["name"] = _name_each(fills["kind"], names, lambda _: "memset")
+    graphs, (graph,) = _read_table(database, GRAPH, "graphId")
+    graphs["name"] = _name_each(graph, names, lambda one: f"CUDA graph {one}")
+    tables = (kernels, copies, fills, graphs)
+    columns = {
+        name: np.concatenate(
+            [table.get(name, constant(len(table["kind"]), NONE)) for table in tables]
+        )
+        for name in (*kernels, "bytes")
+    }
+    launch = columns.pop("launch")
+    return make_work(**columns), launch, [_shape(sizes) for sizes in shapes]
 
 
-def _read_kernels(database: Database, names: Names) -> tuple[Launched, list[LaunchShape]]:
-    table = f"{TABLES}KERNEL"
-    title = next((one for one in _TITLES if one in database.columns_of(table)), _TITLES[0])
-    text, *columns = database.read(table, [title, *_PLACE, *_SHAPE])
-    name = number_texts(database, text, names, "kernel {}")
-    numbers, distinct = number_rows(columns[len(_PLACE) :])
-    shapes = [_shape(values) for values in distinct]
-    return _launched(KERNEL, columns[: len(_PLACE)], name, shape=numbers), shapes
+def _read_table(
+    database: Database, kind: int, *more: str
+) -> tuple[dict[str, Column], list[Column]]:
+    """What is known of all work of a kind, and more columns of its table."""
+    table = _PREFIX + ("GRAPH_TRACE" if kind == GRAPH else KINDS[kind].upper())
+    start, end, device, stream, pid, correlation, node, *others = database.read(
+        table, (*_PLACE, *more)
+    )
+    return {
+        "kind": constant(len(start), kind),
+        "start_ns": start,
+        "end_ns": end,
+        "device": np.maximum(device, 0),
+        "stream": stream,
+        "launch": launch_key(pid, correlation),
+        "node": np.maximum(node, 0),
+    }, others
 
 
-def _shape(values: Sequence[int]) -> LaunchShape:
-    grid, block, registers, *shared = values
-    known = [size for size in shared if size != NONE]
+def _name_each(values: Column, names: Names, title: Callable[[int], str]) -> Column:
+    distinct, inverse = np.unique(values, return_inverse=True)
+    numbers = [names.number(title(one)) for one in distinct.tolist()]
+    return np.array(numbers, dtype=np.int64)[inverse]
+
+
+def _shape(sizes: Sequence[int]) -> LaunchShape:
+    known = [size for size in sizes[7:] if size != NONE]
     return LaunchShape(
-        grid=_triple(_GRID.unpack(grid)),
-        block=_triple(_BLOCK.unpack(block)),
-        registers=None if registers == NONE else registers,
+        grid=_triple(*sizes[:3]),
+        block=_triple(*sizes[3:6]),
+        registers=None if sizes[6] == NONE else sizes[6],
         shared_bytes=sum(known) if known else None,
     )
 
 
-def _triple(sizes: list[int] | None) -> tuple[int, int, int] | None:
-    if sizes is None:
-        return None
-    x, y, z = sizes
-    return x, y, z
-
-
-def _read_copies(database: Database, names: Names) -> Launched:
-    *place, size, way = database.read(f"{TABLES}MEMCPY", [*_PLACE, "bytes", "copyKind"])
-    name = np.empty_like(way)
-    for one in np.unique(way).tolist():
-        name[way == one] = names.number(f"memcpy {_COPIES.get(one, f'of kind {one}')}")
-    return _launched(MEMCPY, place, name, size=size)
-
-
-def _read_sets(database: Database, names: Names) -> Launched:
-    *place, size = database.read(f"{TABLES}MEMSET", [*_PLACE, "bytes"])
-    name = constant(len(size), names.number("memset") if len(size) else NONE)
-    return _launched(MEMSET, place, name, size=size)
-
-
-def _read_graphs(database: Database, names: Names) -> Launched:
-    *place, graph = database.read(f"{TABLES}GRAPH_TRACE", [*_PLACE, "graphId"])
-    name = np.empty_like(graph)
-    for one in np.unique(graph).tolist():
-        name[graph == one] = names.number(f"CUDA graph {one}")
-    return _launched(GRAPH, place, name)
-
-
-def _launched(
-    kind: int,
-    place: list[Column],
-    name: Column,
-    *,
-    shape: Column | None = None,
-    size: Column | None = None,
-) -> Launched:
-    start, end, device, stream, pid, correlation, node = place
-    nothing = constant(len(name), NONE)
-    return Launched(
-        name=name,
-        kind=constant(len(name), kind),
-        start_ns=start,
-        end_ns=end,
-        device=np.maximum(device, 0),
-        stream=stream,
-        launch=launch_key(pid, correlation),
-        node=np.maximum(node, 0),
-        shape=nothing if shape is None else shape,
-        bytes=nothing if size is None else size,
-    )
+def _triple(x: int, y: int, z: int) -> tuple[int, int, int] | None:
+    return None if NONE in (x, y, z) else (x, y, z)
 
 
 _GPUS, _OF_PROCESSES = "TARGET_INFO_GPU", "TARGET_INFO_CUDA_DEVICE"
 _CUDA_BITS = 32
 
 
-def read_devices(database: Database, launched: Launched) -> tuple[Column, dict[int, str]]:
+def read_devices(database: Database, work: Work, launch: Column) -> tuple[Column, dict[int, str]]:
     """Number of the GPU of every piece of work, and the names of GPUs by number.
 
     Where the export says which GPU a process calls by which CUDA number, the numbers are those
     of the machine; else they are CUDA's.
     """
     process, cuda, gpu = database.read(_OF_PROCESSES, ("pid", "cudaId", "gpuId"))
-    found = find(_key(process, cuda), _key(launched.pid, launched.device))
+    found = find(_key(process, cuda), _key(launch >> CORRELATION_BITS, work.device))
     if len(found) and np.all(found != NONE) and np.all(gpu >= 0):
         return gpu[found], _names(database, "id")
-    return launched.device, _names(database, "cuDevice") or _names(database, "id")
+    return work.device, _names(database, "cuDevice") or _names(database, "id")
 
 
 def _key(process: Column, cuda: Column) -> Column:
@@ -439,103 +324,41 @@ def read_nsys(path: Path, step: str = STEP) -> Trace:
         ProfileError: It cannot be read.
     """
     with open_database(path) as database:
-        return _read(database, step)
+        names = Names()
+        work, launch, shapes = read_work(database, names)
+        ended = work.end_ns >= work.start_ns  # a capture may cut work off
+        work, launch, left = work.where(ended), launch[ended], int(np.count_nonzero(~ended))
+        called, keys = _read_calls(database, launch)
+        call, of_graph = find(keys, launch), np.zeros(len(called), dtype=np.bool_)
+        of_graph[call[(call != NONE) & ((work.node > 0) | (work.kind == GRAPH))]] = True
+        ranges = read_ranges(database, names, step)
+        device, devices = read_devices(database, work, launch)
+        launches = Launches(called, of_graph, call, replace(work, device=device))
+        unended = [f"left out: {counted(left, 'piece')} of work without an end"] if left else []
+        return trace_launches(
+            "nsys",
+            step,
+            ranges,
+            names,
+            launches,
+            shapes=shapes,
+            devices=devices,
+            version=_read_version(database),
+            warnings=[*_read_diagnostics(database), *_judge(work)],
+            notes=unended,
+        )
 
 
-def _read(database: Database, step: str) -> Trace:
-    names = Names()
-    launched, shapes = read_work(database, names)
-    launched, unended = _with_ends(launched)
-    called, keys = _read_calls(database, launched)
-    launches = _launches(launched, called, find(keys, launched.launch))
-    ranges = read_ranges(database, names, step)
-    made = launches.made
-    is_step, fit = choose_ranges(
-        step, ranges, names.known, called.thread[made], called.start_ns[made]
-    )
-    ends = [ranges.end_ns, called.end_ns, launched.end_ns]
-    ranges, is_step, cut_off = _settle_cut_off(ranges, is_step, ends)
-    steps = find_steps(step, ranges, is_step, fit, names.listed(), launches)
-    device, devices = read_devices(database, launched)
-    return Trace(
-        tool="nsys",
-        names=names.listed(),
-        work=_work(
-            launched, device, *(pick(one, launches.call) for one in (steps.step, steps.phase))
-        ),
-        shapes=shapes,
-        steps_ns=steps.times_ns,
-        calls=Calls(called.start_ns[made], called.closed_ns[made], steps.step[made]),
-        devices=devices,
-        version=_read_version(database),
-        warnings=[*_read_diagnostics(database), *_judge(launched), *steps.warnings],
-        notes=[*steps.notes, *cut_off, *unended],
-    )
-
-
-def _with_ends(launched: Launched) -> tuple[Launched, list[str]]:
-    """The work whose end is known, and a note of the other: a capture may cut it off."""
-    ended = launched.end_ns >= launched.start_ns
-    left = int(np.count_nonzero(~ended))
-    if not left:
-        return launched, []
-    return launched.where(ended), [f"left out: {counted(left, 'piece')} of work without an end"]
-
-
-def _launches(launched: Launched, called: Ranges, call: Column) -> Launches:
-    of_graph = np.zeros(len(called), dtype=np.bool_)
-    of_graph[call[(call != NONE) & ((launched.node > 0) | (launched.kind == GRAPH))]] = True
-    spent = launched.end_ns - launched.start_ns
-    return Launches(called, of_graph, call, launched.name, launched.start_ns, spent)
-
-
-def _settle_cut_off(
-    ranges: Ranges, is_step: NDArray[np.bool_], ends: list[Column]
-) -> tuple[Ranges, NDArray[np.bool_], list[str]]:
-    """Ranges without the steps that have no end, which are steps, and a note of those.
-
-    A capture that stops inside a step cuts it off: it has no duration and not all of its work.
-    Where there are no others, they last until the last of the profile's ends.
-    """
-    cut_off = is_step & (ranges.end_ns < ranges.start_ns)
-    count = int(np.count_nonzero(cut_off))
-    if not count:
-        return ranges, is_step, []
-    dropped = f"{counted(count, 'step')} without an end"
-    if np.any(is_step & ~cut_off):
-        return ranges.where(~cut_off), is_step[~cut_off], [f"left out: {dropped}"]
-    last = max(int(times.max(initial=NONE)) for times in ends)
-    closed = replace(ranges, end_ns=np.where(cut_off, last, ranges.end_ns))
-    return closed, is_step, [f"{dropped}: taken to last until the end of the profile"]
-
-
-def _read_calls(database: Database, launched: Launched) -> tuple[Ranges, Column]:
+def _read_calls(database: Database, launch: Column) -> tuple[Ranges, Column]:
     """Calls of the host, as ranges without names, and the keys that work finds them by."""
     thread, start, end, correlation = database.read(
-        f"{TABLES}RUNTIME", ("globalTid", "start", "end", "correlationId")
+        f"{_PREFIX}RUNTIME", ("globalTid", "start", "end", "correlationId")
     )
     keys = launch_key(thread, correlation)
-    if not np.any(launched.launch > CORRELATION_MASK):
+    if not np.any(launch > CORRELATION_MASK):
         keys &= CORRELATION_MASK  # an old export: work does not name its process
     keys[correlation == NONE] = NONE  # or unified memory's copies, without one, would find it
     return Ranges(thread, start, end, constant(len(thread), NONE)), keys
-
-
-def _work(launched: Launched, device: Column, step: Column, phase: Column) -> Work:
-    return Work(
-        name=launched.name,
-        kind=launched.kind,
-        start_ns=launched.start_ns,
-        end_ns=launched.end_ns,
-        self_ns=launched.end_ns - launched.start_ns,
-        device=device,
-        stream=launched.stream,
-        shape=launched.shape,
-        node=launched.node,
-        step=step,
-        phase=phase,
-        bytes=launched.bytes,
-    )
 
 
 def _read_diagnostics(database: Database) -> list[str]:
@@ -552,12 +375,12 @@ def _read_diagnostics(database: Database) -> list[str]:
     return [*(f"nsys: {text}" for text in texts[:_MOST_SHOWN]), *more]
 
 
-def _judge(launched: Launched) -> list[str]:
-    graphs = np.count_nonzero(launched.kind == GRAPH)
+def _judge(work: Work) -> list[str]:
+    graphs = np.count_nonzero(work.kind == GRAPH)
     if graphs:
         note = f"{graphs} launches of graphs were traced as a whole, their kernels are not in the"
         return [f"{note} file: profile with --cuda-graph-trace=node."]
-    if not np.any(launched.kind == KERNEL):
+    if not np.any(work.kind == KERNEL):
         return ["the file has no GPU kernels: was the profiler on while the steps ran?"]
     return []
 

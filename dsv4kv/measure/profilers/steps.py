@@ -3,14 +3,23 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsv4kv.measure.profilers.ranges import Ranges, enclosing, fitting, process_of
-from dsv4kv.measure.profilers.trace import NONE, Column, constant, pick
+from dsv4kv.measure.profilers.trace import (
+    NONE,
+    Calls,
+    Column,
+    Names,
+    Trace,
+    Work,
+    constant,
+    pick,
+)
+from dsv4kv.units import counted
 
 USUAL: Final = ("execute_*", "step[*", "[Executor] _forward_step *", "ProfilerStep#*")
 """What engines call a step: vLLM's execute_model and execute_context_…, SGLang's step[DECODE bs=8]
@@ -20,27 +29,116 @@ _SUGGESTED = 4
 _NUMBER = re.compile(r"\d+")
 _LONG = 3.0  # a pause between steps over the longest inside of one, at least
 _ALIKE = 2 / 3  # of the steps begin with the same work, at least
+THREAD_BITS = 24
+"""Of a thread's number; its process is above them, as in the global ids of nsys."""
+_OPEN = np.iinfo(np.int64).max
+_ENDS, _BEGINS = 0, 1
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """Columns of marked ranges."""
+
+    thread: Column  # which thread they were marked on, and above ``THREAD_BITS`` of which process
+    start_ns: Column
+    end_ns: Column  # end; ``NONE`` where it was never closed
+    name: Column  # numbers of their names
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+    def where(self, chosen: NDArray[np.bool_]) -> "Ranges":
+        """Some of the rows."""
+        columns = (self.thread, self.start_ns, self.end_ns, self.name)
+        return Ranges(*(column[chosen] for column in columns))
+
+    @property
+    def closed_ns(self) -> Column:
+        """Ends; a range that was never closed lasts for ever."""
+        return np.where(self.end_ns < self.start_ns, _OPEN, self.end_ns)
+
+
+def process_of(thread: Column) -> Column:
+    """Processes of threads."""
+    return thread >> THREAD_BITS
+
+
+def fitting(names: Mapping[str, int], pattern: str) -> Column:
+    """Numbers of the names that fit a pattern, in which ``*`` stands for anything."""
+    parts = map(re.escape, pattern.split("*"))
+    wanted = re.compile(".*".join(parts), re.DOTALL)
+    fits = [number for name, number in names.items() if wanted.fullmatch(name)]
+    return np.array(fits, dtype=np.int64)
+
+
+def enclosing(
+    ranges: Ranges, is_step: NDArray[np.bool_], thread: Column, time_ns: Column
+) -> tuple[Column, Column]:
+    """The step and the phase that moments on threads are in.
+
+    Returns:
+        Step as a number among the ranges that are steps, in their order, and phase as the name's
+        number of the innermost range that is no step; ``NONE`` each where there is none.
+    """
+    step, phase = constant(len(thread), NONE), constant(len(thread), NONE)
+    if not len(ranges):
+        return step, phase
+    steps_before = np.cumsum(is_step) - 1
+    for one in np.unique(ranges.thread):
+        here, mine = np.flatnonzero(thread == one), np.flatnonzero(ranges.thread == one)
+        times, inner, outer = _sweep(ranges, mine, is_step)
+        found = np.searchsorted(times, time_ns[here], side="right")
+        inner, outer = inner[found], outer[found]
+        step[here] = np.where(outer == NONE, NONE, steps_before[outer])
+        named = (inner != NONE) & ~is_step[inner]
+        phase[here] = np.where(named, ranges.name[inner], NONE)
+    return step, phase
+
+
+def _sweep(
+    ranges: Ranges, mine: Column, is_step: NDArray[np.bool_]
+) -> tuple[Column, Column, Column]:
+    """Moments at which a thread's ranges change, the innermost from then on, and its step.
+
+    The columns of ranges have an element more than the moments: the first is before all of them.
+    """
+    mine = mine[ranges.closed_ns[mine] > ranges.start_ns[mine]]  # else nothing is in it
+    times = np.concatenate([ranges.start_ns[mine], ranges.closed_ns[mine]])
+    kinds = np.repeat([_BEGINS, _ENDS], len(mine))
+    # outer ranges open before inner ones that begin with them, and close after those
+    latest_first = np.concatenate([-ranges.closed_ns[mine], -ranges.start_ns[mine]])
+    order = np.lexsort((latest_first, kinds, times))
+    numbers, begins = np.tile(mine, 2)[order].tolist(), (kinds[order] == _BEGINS).tolist()
+    are_steps = np.tile(is_step[mine], 2)[order].tolist()
+    open_ranges: list[int] = []
+    open_steps: list[int] = []
+    inner, outer = [NONE], [NONE]
+    for i, begins_here, is_one in zip(numbers, begins, are_steps, strict=True):
+        for stack in (open_ranges, open_steps) if is_one else (open_ranges,):
+            _step_over(stack, i, begins_here)
+        inner.append(open_ranges[-1] if open_ranges else NONE)
+        outer.append(open_steps[-1] if open_steps else NONE)
+    return times[order], np.array(inner, dtype=np.int64), np.array(outer, dtype=np.int64)
+
+
+def _step_over(stack: list[int], number: int, begins: bool) -> None:
+    """Open a range, or close it: the last one, or one below where ranges overlap."""
+    if begins:
+        stack.append(number)
+    elif stack[-1] == number:
+        stack.pop()
+    else:
+        stack.remove(number)
 
 
 @dataclass(frozen=True)
 class Launches:
-    """What the host launched.
+    """What the host launched."""
 
-    Attributes:
-        called: Calls of the host.
-        of_graph: Of every call, whether it launches a graph.
-        call: Of every piece of work, the row of its call, or ``NONE``.
-        name: Of every piece of work.
-        start_ns: Of every piece of work.
-        spent_ns: Of every piece of work, how long it took.
-    """
-
-    called: Ranges
-    of_graph: NDArray[np.bool_]
-    call: Column
-    name: Column
-    start_ns: Column
-    spent_ns: Column
+    called: Ranges  # calls of the host, without names
+    of_graph: NDArray[np.bool_]  # of every call, whether it launches a graph
+    call: Column  # of every piece of work, the row of its call, or ``NONE``
+    work: Work  # what was launched
 
     @property
     def made(self) -> Column:
@@ -51,28 +149,76 @@ class Launches:
         """Of every call, the name of the first work that it launched, or ``NONE``."""
         found = constant(len(self.called), NONE)
         known = np.flatnonzero(self.call != NONE)
-        latest_first = known[np.argsort(-self.start_ns[known], kind="stable")]
-        found[self.call[latest_first]] = self.name[latest_first]  # the last to be written stays
+        latest_first = known[np.argsort(-self.work.start_ns[known], kind="stable")]
+        found[self.call[latest_first]] = self.work.name[latest_first]  # the last one stays
         return found
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Steps, and what is in them.
+    """Steps, and what is in them."""
 
-    Attributes:
-        times_ns: int64[S, 2], begin and end of every step on the host.
-        step: Of every call, into the steps, or ``NONE``.
-        phase: Of every call, the number of its innermost range's name, or ``NONE``.
-        notes: How they were found.
-        warnings: What is wrong with them.
+    times_ns: Column  # int64[S, 2], begin and end of every step on the host
+    step: Column  # of every call, into the steps, or ``NONE``
+    phase: Column  # of every call, the number of its innermost range's name, or ``NONE``
+    notes: list[str]  # how they were found
+    warnings: list[str]  # what is wrong with them
+
+
+def trace_launches(
+    tool: str, step: str, ranges: Ranges, names: Names, launches: Launches, **more: Any
+) -> Trace:
+    """The trace of GPUs' work, in the steps that are marked or that repeat.
+
+    Steps are the marked ranges that ``choose_ranges`` finds. Without any a step is what a process
+    launches between long pauses; or a launch of a graph, where nothing else is launched. If that
+    gives none there are none, and all work is reported together.
+
+    ``more`` is of the ``Trace``: its warnings come before those of the steps, its notes after.
     """
+    called, made, work = launches.called, launches.made, launches.work
+    is_step, fit = choose_ranges(
+        step, ranges, names.known, called.thread[made], called.start_ns[made]
+    )
+    ends = (ranges.end_ns, called.end_ns, work.end_ns)
+    ranges, is_step, cut_off = _settle_cut_off(ranges, is_step, ends)
+    if np.any(is_step):
+        steps = _marked(step, fit, ranges, is_step, launches)
+    else:
+        cuts, reason = _repeating(launches)
+        note = note_instead(step, reason, ranges, names.listed())
+        steps = Steps(*_times(called, cuts), constant(len(called), NONE), [note], [])
+    of_work = {name: pick(getattr(steps, name), launches.call) for name in ("step", "phase")}
+    return Trace(
+        tool=tool,
+        names=names.listed(),
+        work=replace(work, **of_work),
+        steps_ns=steps.times_ns,
+        calls=Calls(called.start_ns[made], called.closed_ns[made], steps.step[made]),
+        warnings=[*more.pop("warnings", []), *steps.warnings],
+        notes=[*steps.notes, *cut_off, *more.pop("notes", [])],
+        **more,
+    )
 
-    times_ns: Column
-    step: Column
-    phase: Column
-    notes: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
+
+def _settle_cut_off(
+    ranges: Ranges, is_step: NDArray[np.bool_], ends: Iterable[Column]
+) -> tuple[Ranges, NDArray[np.bool_], list[str]]:
+    """Ranges without the steps that have no end, which are steps, and a note of those.
+
+    A capture that stops inside a step cuts it off: it has no duration and not all of its work.
+    Where there are no others, they last until the last of the profile's ends.
+    """
+    cut_off = is_step & (ranges.end_ns < ranges.start_ns)
+    count = int(np.count_nonzero(cut_off))
+    if not count:
+        return ranges, is_step, []
+    dropped = f"{counted(count, 'step')} without an end"
+    if np.any(is_step & ~cut_off):
+        return ranges.where(~cut_off), is_step[~cut_off], [f"left out: {dropped}"]
+    last = max(int(times.max(initial=NONE)) for times in ends)
+    closed = replace(ranges, end_ns=np.where(cut_off, last, ranges.end_ns))
+    return closed, is_step, [f"{dropped}: taken to last until the end of the profile"]
 
 
 def choose_ranges(
@@ -80,15 +226,8 @@ def choose_ranges(
 ) -> tuple[NDArray[np.bool_], str]:
     """Which ranges are the steps: those that fit ``step``, or else that engines call so.
 
-    Args:
-        step: The name asked for.
-        ranges: All ranges.
-        names: Numbers of names.
-        thread: Of every moment at which work was launched.
-        time_ns: The moments.
-
-    Returns:
-        Whether a range is a step, and what all of them fit.
+    ``thread`` and ``time_ns`` are those of the launches. Returns whether a range is a step, and
+    what all of them fit.
     """
     asked = np.isin(ranges.name, fitting(names, step))
     if np.any(asked):
@@ -98,29 +237,6 @@ def choose_ranges(
         if np.any(is_step) and np.any(_lie_in(ranges, is_step, thread, time_ns)[0] != NONE):
             return is_step, usual
     return asked, step
-
-
-def find_steps(
-    step: str,
-    ranges: Ranges,
-    is_step: NDArray[np.bool_],
-    fit: str,
-    names: Sequence[str],
-    launches: Launches,
-) -> Steps:
-    """The steps of work on GPUs.
-
-    They are the marked ranges that ``choose_ranges`` found. Without any a step is what a process
-    launches between long pauses; or a launch of a graph, where nothing else is launched. If that
-    gives none there are none, and all work is reported together.
-    """
-    if np.any(is_step):
-        return _marked(step, fit, ranges, is_step, launches)
-    cuts, reason = _repeating(launches)
-    no_phase = constant(len(launches.called), NONE)
-    return Steps(
-        *_times(launches.called, cuts), no_phase, [note_instead(step, reason, ranges, names)]
-    )
 
 
 def note_instead(step: str, instead: str, ranges: Ranges, names: Sequence[str]) -> str:
@@ -138,7 +254,7 @@ def note_usual(step: str, fit: str) -> list[str]:
 def _marked(
     step: str, fit: str, ranges: Ranges, is_step: NDArray[np.bool_], launches: Launches
 ) -> Steps:
-    called, call, spent = launches.called, launches.call, launches.spent_ns
+    called, call, spent = launches.called, launches.call, launches.work.self_ns
     in_step, phase, adopted = _lie_in(ranges, is_step, called.thread, called.start_ns)
     times_ns = np.stack([ranges.start_ns, ranges.closed_ns], axis=1)[is_step]
     inside = pick(in_step, call) != NONE

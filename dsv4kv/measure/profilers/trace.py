@@ -5,7 +5,7 @@ a million objects would not fit in.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Final
 
 import numpy as np
@@ -20,59 +20,58 @@ KINDS: Final = ("kernel", "memcpy", "memset", "graph", "op", "range")
 KERNEL, MEMCPY, MEMSET, GRAPH, OP, RANGE = range(len(KINDS))
 NONE: Final = -1
 """Stands for an absent index, size or count in a column."""
+STEP: Final = "step"
+"""The range around a step, in ``DOMAIN``."""
+DOMAIN: Final = "dsv4kv"
+"""NVTX domain of the toolkit's ranges."""
+INPUTS: Final = "inputs"
+"""The range around synthetic inputs: making a step's data, and counting its bytes."""
 
 
 @dataclass(frozen=True)
 class LaunchShape:
-    """How a kernel was launched; None where the profile does not say.
+    """How a kernel was launched; None where the profile does not say."""
 
-    Attributes:
-        grid: Blocks (x, y, z).
-        block: Threads of a block (x, y, z).
-        registers: Registers of a thread.
-        shared_bytes: Shared memory of a block, static and dynamic.
-    """
-
-    grid: tuple[int, int, int] | None
-    block: tuple[int, int, int] | None
+    grid: tuple[int, int, int] | None  # blocks (x, y, z)
+    block: tuple[int, int, int] | None  # threads of a block (x, y, z)
     registers: int | None
-    shared_bytes: int | None
+    shared_bytes: int | None  # shared memory of a block, static and dynamic
 
 
 @dataclass(frozen=True)
 class Work:
-    """Columns of equal length, one row for each piece of work.
+    """Columns of equal length, one row for each piece of work."""
 
-    Attributes:
-        name: Into ``Trace.names``.
-        kind: Into ``KINDS``.
-        start_ns: Begin.
-        end_ns: End.
-        self_ns: Time that no piece of work inside accounts for; all of it on a GPU.
-        device: Number of the GPU; 0 on a CPU.
-        stream: Stream, or thread on a CPU.
-        shape: Into ``Trace.shapes``, or ``NONE``.
-        node: Graph node, 0 outside graphs.
-        step: Into the steps of the trace, or ``NONE``.
-        phase: Into ``Trace.names``: the innermost range inside the step, or ``NONE``.
-        bytes: Bytes moved, as counted by the profiler, or ``NONE``.
-    """
-
-    name: Column
-    kind: Column
+    name: Column  # into ``Trace.names``
+    kind: Column  # into ``KINDS``
     start_ns: Column
     end_ns: Column
-    self_ns: Column
-    device: Column
-    stream: Column
-    shape: Column
-    node: Column
-    step: Column
-    phase: Column
-    bytes: Column
+    self_ns: Column  # time that no piece of work inside accounts for; all of it on a GPU
+    device: Column  # number of the GPU; 0 on a CPU
+    stream: Column  # stream, or thread on a CPU
+    shape: Column  # into ``Trace.shapes``, or ``NONE``
+    node: Column  # graph node, 0 outside graphs
+    step: Column  # into the steps of the trace, or ``NONE``
+    phase: Column  # into ``Trace.names``: the innermost range inside the step, or ``NONE``
+    bytes: Column  # bytes moved, as counted by the profiler, or ``NONE``
 
     def __len__(self) -> int:
         return len(self.name)
+
+    def where(self, chosen: NDArray[np.bool_]) -> "Work":
+        """Some of the rows."""
+        return Work(**{one.name: getattr(self, one.name)[chosen] for one in fields(self)})
+
+
+def make_work(
+    name: Column, kind: Column, start_ns: Column, end_ns: Column, **known: Column
+) -> Work:
+    """Work of which other columns may be unknown."""
+    absent, zero = constant(len(name), NONE), constant(len(name), 0)
+    others = dict.fromkeys(("shape", "step", "phase", "bytes"), absent)
+    others |= dict.fromkeys(("device", "stream", "node"), zero)
+    others["self_ns"] = end_ns - start_ns
+    return Work(name, kind, start_ns, end_ns, **others | known)
 
 
 @dataclass(frozen=True)
@@ -89,40 +88,21 @@ def no_rows() -> Column:
     return np.empty(0, dtype=np.int64)
 
 
-def no_calls() -> Calls:
-    """No launch is known."""
-    return Calls(no_rows(), no_rows(), no_rows())
-
-
 @dataclass(frozen=True)
 class Trace:
-    """One profile.
+    """One profile."""
 
-    Attributes:
-        tool: ``nsys``, ``ncu`` or ``kineto``.
-        names: Kernels, operations and ranges.
-        work: What was done.
-        shapes: Launch shapes.
-        steps_ns: int64[S, 2], begin and end of every step on the host.
-        calls: What the host called to launch.
-        devices: Names of GPUs by number.
-        has_clock: Whether begins are real: ncu runs every kernel alone.
-        version: Version of the tool or of its file format.
-        warnings: What spoils the numbers, worst first.
-        notes: What else to know.
-    """
-
-    tool: str
-    names: list[str]
+    tool: str  # ``nsys``, ``ncu`` or ``kineto``
+    names: list[str]  # kernels, operations and ranges
     work: Work
     shapes: list[LaunchShape]
-    steps_ns: Column
-    calls: Calls = field(default_factory=no_calls)
-    devices: dict[int, str] = field(default_factory=dict)
-    has_clock: bool = True
-    version: str | None = None
-    warnings: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    steps_ns: Column  # int64[S, 2], begin and end of every step on the host
+    calls: Calls = field(default_factory=lambda: Calls(no_rows(), no_rows(), no_rows()))
+    devices: dict[int, str] = field(default_factory=dict)  # names of GPUs by number
+    has_clock: bool = True  # whether begins are real: ncu runs every kernel alone
+    version: str | None = None  # version of the tool or of its file format
+    warnings: list[str] = field(default_factory=list)  # what spoils the numbers, worst first
+    notes: list[str] = field(default_factory=list)  # what else to know
 
 
 def constant(rows: int, value: int) -> Column:

@@ -7,8 +7,7 @@ from typing import NamedTuple
 from dsv4kv.config.fleet import FleetSection
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.errors import ConfigError
-from dsv4kv.traces.request import Request
-from dsv4kv.traces.runs import Sessions
+from dsv4kv.traces.request import Request, Sessions
 
 
 def find_sessions(requests: Sequence[Request]) -> list[int]:

@@ -14,15 +14,12 @@ _PID = 1
 
 @dataclass
 class Capture:
-    """What a host launched, in whole microseconds; a GPU does it in the order of the launches.
-
-    Attributes:
-        calls: Begin, thread, whether it launches a graph, and kernels with how long they take.
-        ranges: Name, begin, end and thread of marked ranges.
-    """
+    """What a host launched, in whole microseconds; a GPU does it in the order of the launches."""
 
     calls: list[tuple[int, int, bool, Sequence[tuple[str, int]]]] = field(default_factory=list)
+    """Begin, thread, whether it launches a graph, and kernels with how long they take."""
     ranges: list[tuple[str, int, int, int]] = field(default_factory=list)
+    """Name, begin, end and thread of marked ranges."""
 
     def launch(
         self, at_us: int, *kernels: tuple[str, int], graph: bool = False, thread: int = 0

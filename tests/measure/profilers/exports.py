@@ -21,7 +21,7 @@ COLUMNS: Mapping[str, Sequence[str]] = {
     f"{_PREFIX}RUNTIME": ("start", "end", "globalTid", "correlationId", "nameId"),
     f"{_PREFIX}MEMCPY": (*_PLACE, "bytes", "copyKind"),
     f"{_PREFIX}MEMSET": (*_PLACE, "bytes"),
-    f"{_PREFIX}GRAPH_TRACE": ("start", "end", "deviceId", "streamId", "correlationId", "graphId"),
+    f"{_PREFIX}GRAPH_TRACE": (*_PLACE, "graphId"),
     "NVTX_EVENTS": ("start", "end", "eventType", "text", "textId", "domainId", "globalTid"),
     "DIAGNOSTIC_EVENT": ("timestamp", "severity", "text"),
     "TARGET_INFO_GPU": ("id", "name", "cuDevice"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dsv4kv.errors import ProfileError
-from dsv4kv.measure.profilers.files import read_profile
+from dsv4kv.runs.imported import read_profile
 from tests.measure.profilers.exports import two_replays
 from tests.measure.profilers.traces import gpu_events, save
 

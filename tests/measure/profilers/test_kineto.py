@@ -5,13 +5,20 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from pydantic_core import from_json
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dsv4kv.errors import ProfileError
-from dsv4kv.measure.profilers.chrome_file import ChromeFile
-from dsv4kv.measure.profilers.kineto import read_kineto
+from dsv4kv.measure.profilers.kineto import (
+    ChromeFile,
+    Columns,
+    read_kineto,
+    self_times,
+    whole_number,
+)
 from dsv4kv.measure.profilers.trace import KINDS, NONE, LaunchShape, Trace
 from tests.examples import FULL
 from tests.measure.profilers.traces import cpu_events, event, gpu_events, save
@@ -42,12 +49,6 @@ def test_work_of_a_gpu_is_told_with_step_and_phase(name: str, tmp_path: Path) ->
     assert told(trace) == [*steps, ("kernel", "lost", NONE, None)]
     assert trace.devices == {0: "A GPU"}
     assert trace.calls.step.tolist() == [0, 1]
-
-
-def test_microseconds_with_decimals_are_whole_nanoseconds(tmp_path: Path) -> None:
-    work = read_kineto(save(tmp_path / "t.json", gpu_events())).work
-    assert (work.end_ns - work.start_ns)[0] == 30_500
-    assert (work.start_ns[1] - work.end_ns[0]) == 1_500
 
 
 def test_launch_shapes_of_kernels_are_kept(tmp_path: Path) -> None:
@@ -81,40 +82,6 @@ def test_a_trace_may_be_a_list_of_events_alone(tmp_path: Path) -> None:
     assert len(read_kineto(path).work) == 7
 
 
-def test_names_of_the_first_kineto_are_known(tmp_path: Path) -> None:
-    events = [
-        event("Runtime", "cudaLaunchKernel", 0, 5, correlation=1),
-        event("Kernel", "flush", 10, 5, correlation=1, device=0, stream="stream 7"),
-    ]
-    trace = read_kineto(save(tmp_path / "t.json", events))
-    assert told(trace) == [("kernel", "flush", NONE, None)]
-    assert trace.work.stream.tolist() == [NONE]
-
-
-def test_another_range_can_be_the_step(tmp_path: Path) -> None:
-    path = save(tmp_path / "t.json", gpu_events())
-    assert len(read_kineto(path, "replay").steps_ns) == 2
-    assert len(read_kineto(path, "re*y").steps_ns) == 2
-
-
-def test_where_only_graphs_are_launched_every_launch_is_a_step(tmp_path: Path) -> None:
-    trace = read_kineto(save(tmp_path / "t.json", gpu_events()), "gone")
-    assert [step for *_, step, _ in told(trace)] == [0, 0, 0, 1, 1, 1, NONE]
-    assert trace.steps_ns.tolist() == [[20_000, 25_000], [1_020_000, 1_025_000]]
-    (note,) = trace.notes
-    assert note.startswith("no range is named 'gone': every launch of a graph is one; ranges")
-    assert note.endswith("'step' (2 times), 'replay' (2 times)")
-
-
-def test_without_ranges_and_graphs_there_are_no_steps(tmp_path: Path) -> None:
-    for events in (gpu_events(), cpu_events()):
-        for one in events:
-            one["name"] = one["name"].replace("cudaGraphLaunch", "cudaLaunchKernel")
-        trace = read_kineto(save(tmp_path / "t.json", events), "gone")
-        assert len(trace.steps_ns) == 0
-        assert "no range is named 'gone': there are no steps" in trace.notes[-1]
-
-
 def test_ranks_in_one_file_have_steps_of_their_own_and_gpus_named_behind_the_events(
     tmp_path: Path,
 ) -> None:
@@ -144,12 +111,6 @@ def test_events_that_do_not_tell_their_time_are_left_out_and_counted(
     assert len(trace.work) == 5
     told = "left out: 2 events that have no start time or no duration"
     assert trace.warnings == [told]
-
-
-def test_steps_in_which_nothing_was_launched_are_warned_of(tmp_path: Path) -> None:
-    events = [*gpu_events(), {**event("user_annotation", "elsewhere", 0, 9_000), "pid": 2}]
-    (warning,) = read_kineto(save(tmp_path / "t.json", events), "elsewhere").warnings
-    assert "no work was launched inside of ranges named 'elsewhere'" in warning
 
 
 @pytest.mark.parametrize("number", ["NaN", "-Infinity", "inf", "-inf", "nan", "-nan"])
@@ -184,13 +145,6 @@ def test_arguments_that_are_none_of_torchs_are_done_without(
     trace = read_kineto(save(tmp_path / "t.json", events))
     assert [step for *_, step, _ in told(trace)] == [0, 0, 0, 1, 1, 1, NONE]
     assert trace.work.start_ns[:2].tolist() == [110_000, 142_000]
-
-
-def test_events_without_arguments_have_no_launch(tmp_path: Path) -> None:
-    events = gpu_events()
-    for one in events:
-        one["args"] = None
-    assert {step for *_, step, _ in told(read_kineto(save(tmp_path / "t.json", events)))} == {NONE}
 
 
 def test_names_may_hold_any_bytes(tmp_path: Path) -> None:
@@ -279,11 +233,6 @@ def test_bytes_that_are_no_text_are_refused(content: bytes, tmp_path: Path) -> N
         read_kineto(path)
 
 
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ProfileError, match="cannot be read"):
-        read_kineto(tmp_path / "gone.json")
-
-
 @pytest.mark.parametrize("indent", [0, 3])
 def test_events_are_found_wherever_a_chunk_ends(
     indent: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -292,25 +241,8 @@ def test_events_are_found_wherever_a_chunk_ends(
     expected = list(ChromeFile(path))
     assert len(expected) == 16
     for size in (1, 7, 64):
-        monkeypatch.setattr("dsv4kv.measure.profilers.chrome_file._CHUNK", size)
+        monkeypatch.setattr("dsv4kv.measure.profilers.kineto._CHUNK", size)
         assert list(ChromeFile(path)) == expected
-
-
-def test_all_events_of_a_chunk_but_the_last_are_decoded_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As one by one they take twice as long."""
-    decoded = list[int]()
-
-    def count(text: str) -> list[object]:
-        events = from_json(text)
-        decoded.append(len(events))
-        return list(events)
-
-    monkeypatch.setattr("dsv4kv.measure.profilers.chrome_file.from_json", count)
-    for indent in (None, 2):
-        path = save(tmp_path / "t.json", gpu_events(), indent=indent)
-        assert len(list(ChromeFile(path))) == decoded.pop() + 1 == 16
 
 
 @pytest.mark.parametrize(
@@ -334,9 +266,9 @@ def test_events_together_are_those_one_by_one(
     path = save(tmp_path / "t.json", events, indent=indent, after={"others": others})
     text = path.read_text().replace('"HERE"', odd)
     path.write_text(text)
-    monkeypatch.setattr("dsv4kv.measure.profilers.chrome_file._CHUNK", size)
+    monkeypatch.setattr("dsv4kv.measure.profilers.kineto._CHUNK", size)
     together = list(ChromeFile(path))
-    monkeypatch.setattr("dsv4kv.measure.profilers.chrome_file._TAIL", 0)
+    monkeypatch.setattr("dsv4kv.measure.profilers.kineto._TAIL", 0)
     assert repr(together) == repr(list(ChromeFile(path)))
     expected = json.loads(text.replace(" nan", " NaN"), strict=False)["traceEvents"]
     assert repr(together) == repr(expected)
@@ -355,3 +287,88 @@ def test_an_event_needs_less_than_500_bytes_of_memory(tmp_path: Path) -> None:
     tracemalloc.stop()
     assert len(trace.work) == rows
     assert peak / rows < 500
+
+
+Row = tuple[int, int, int]
+"""Thread, begin, end."""
+
+
+def own(*rows: Row) -> list[int]:
+    table = np.array(rows, dtype=np.int64).reshape(-1, 3)
+    found: list[int] = self_times(table[:, 0], table[:, 1], table[:, 2]).tolist()
+    return found
+
+
+def test_an_operation_takes_itself_what_those_inside_leave() -> None:
+    assert own((1, 0, 100), (1, 10, 40), (1, 20, 30), (1, 50, 60)) == [60, 20, 10, 10]
+
+
+def test_the_order_of_rows_does_not_matter() -> None:
+    assert own((1, 20, 30), (1, 0, 100), (1, 10, 40)) == [10, 70, 20]
+
+
+def test_operations_of_other_threads_take_nothing_away() -> None:
+    assert own((1, 0, 100), (2, 10, 40)) == [100, 30]
+
+
+def test_operations_one_after_the_other_are_not_inside() -> None:
+    assert own((1, 0, 50), (1, 50, 80)) == [50, 30]
+
+
+def test_one_that_outlasts_its_outer_takes_only_what_they_share() -> None:
+    assert own((1, 0, 50), (1, 40, 80)) == [40, 40]
+
+
+def test_no_operations_take_no_time() -> None:
+    assert own() == []
+
+
+@given(st.lists(st.tuples(st.integers(1, 2), st.integers(0, 5), st.integers(1, 40)), max_size=8))
+def test_own_times_of_nested_operations_add_up_to_the_outermost(
+    drawn: list[tuple[int, int, int]],
+) -> None:
+    # every next one lies inside the last of its thread, or begins anew behind all of them
+    rows: list[Row] = []
+    last: dict[int, tuple[int, int]] = {}
+    outermost = 0
+    for thread, skip, length in drawn:
+        begin, end = last.get(thread, (0, 0))
+        if end - begin > skip + 1:
+            inner = (begin + skip, min(end, begin + skip + length))
+        else:
+            clear = max([row[2] for row in rows] + [0])
+            inner = (clear, clear + length)
+            outermost += length
+        rows.append((thread, *inner))
+        last[thread] = inner
+    assert sum(own(*rows)) == outermost
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5_000])
+def test_rows_come_back_as_columns_in_their_order(rows: int) -> None:
+    columns = Columns(2)
+    for row in range(rows):
+        columns.add(row, -row)
+    assert len(columns) == rows
+    for _ in range(2):  # they can be asked for again
+        first, second = columns.done()
+        assert first.tolist() == list(range(rows))
+        assert second.tolist() == [-row for row in range(rows)]
+
+
+def test_what_is_no_number_is_none_and_leaves_its_neighbours_alone() -> None:
+    columns = Columns(3)
+    columns.add(1, None, 3)
+    columns.add("stream 7", 2**64, 6)
+    assert [column.tolist() for column in columns.done()] == [[1, NONE], [NONE, NONE], [3, 6]]
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [
+        *((7, 7), (7.9, 7), (True, 1), (-(2**63), -(2**63)), (2**63 - 1, 2**63 - 1)),
+        *((value, NONE) for value in (None, "7", [7], 2**63, float("nan"), float("inf"))),
+    ],
+)
+def test_a_whole_number_fits_a_column(value: object, number: int) -> None:
+    assert whole_number(value) == number

@@ -3,6 +3,7 @@
 import sqlite3
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from tests.examples import FULL
 from tests.measure.profilers.exports import (
     _SHAPE,
     GLOBAL_PID,
+    MARK,
     PID,
     START_END,
     THREAD,
@@ -76,22 +78,32 @@ def test_calls_that_launch_are_told_with_their_step(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("registered", [False, True])
-def test_plain_and_registered_names_of_ranges_are_the_same(
-    registered: bool, tmp_path: Path
+@pytest.mark.parametrize(
+    ("step", "steps", "ranges"),
+    [
+        ("step", 1, [("step", {"registered": True})]),
+        ("step", 1, [("step", {"kind": START_END}), ("step", {"kind": MARK})]),
+        ("step", 1, [("step", {}), ("step", {"domain": 0})]),  # our own domain has some
+        ("step", 2, [("step", {"domain": 0}), ("step", {"domain": 5})]),
+        ("ProfilerStep#*", 2, [("ProfilerStep#1", {}), ("ProfilerStep#22", {}), ("Step#3", {})]),
+        ("step[DECODE bs=8]", 1, [("step[DECODE bs=8]", {}), ("stepD", {})]),
+        ("a.c", 1, [("a.c", {}), ("abc", {})]),
+        ("(x)", 1, [("(x)", {}), ("x", {})]),
+    ],
+)
+def test_which_ranges_are_the_steps(
+    step: str, steps: int, ranges: list[tuple[str, dict[str, Any]]], tmp_path: Path
 ) -> None:
     export = Export()
-    export.range("step", 0, 100, registered=registered)
-    export.call(1, 10, 20)
-    export.kernel("flush", 1, 30, 40)
-    assert read(export, tmp_path).work.step.tolist() == [0]
-
-
-def test_start_end_ranges_are_ranges_and_marks_are_not(tmp_path: Path) -> None:
-    export = Export()
-    export.range("step", 0, 100, kind=START_END)
-    export.range("step", 50, None, kind=34)
-    assert len(read(export, tmp_path).steps_ns) == 1
+    export.domain()
+    for number, (name, options) in enumerate(ranges):
+        at = number * 1_000
+        export.range(name, at, None if options.get("kind") == MARK else at + 900, **options)
+        export.call(number, at + 10, at + 20)
+        export.kernel("flush", number, at + 30, at + 40)
+    trace = read(export, tmp_path, step)
+    assert len(trace.steps_ns) == steps
+    assert np.count_nonzero(trace.work.step == NONE) == len(ranges) - steps
 
 
 def test_the_only_step_lasts_to_the_profiles_end_if_the_capture_cut_it_off(
@@ -127,28 +139,6 @@ def test_work_without_a_call_is_in_no_step_though_a_call_has_no_number_either(
     assert np.count_nonzero(read(export, tmp_path).work.step == NONE) == 1
 
 
-def test_steps_of_other_domains_do_not_count_beside_our_own(tmp_path: Path) -> None:
-    export = two_replays()
-    export.range("step", 0, 400_000, domain=0)
-    assert len(read(export, tmp_path).steps_ns) == 2
-
-
-def test_any_domain_will_do_where_none_is_ours(tmp_path: Path) -> None:
-    export = Export()
-    export.range("step", 0, 100, domain=0)
-    export.domain("other", number=5)
-    export.range("step", 200, 300, domain=5)
-    assert len(read(export, tmp_path).steps_ns) == 2
-
-
-def test_a_range_of_another_name_can_be_the_step(tmp_path: Path) -> None:
-    export = Export()
-    export.range("execute_model", 0, 100, domain=0)
-    export.call(1, 10, 20)
-    export.kernel("flush", 1, 30, 40)
-    assert read(export, tmp_path, "execute_model").work.step.tolist() == [0]
-
-
 def test_kernels_outside_any_range_have_no_step(tmp_path: Path) -> None:
     export = two_replays()
     export.call(77, 500_000, 501_000)
@@ -158,16 +148,6 @@ def test_kernels_outside_any_range_have_no_step(tmp_path: Path) -> None:
         ("kernel", "void dsv::flush<int>(int*)", NONE, None),
         ("kernel", "void dsv::never_launched<int>(int*)", NONE, None),
     ]
-
-
-def test_where_only_graphs_are_launched_every_launch_is_a_step(tmp_path: Path) -> None:
-    export = two_replays()
-    del export.rows["NVTX_EVENTS"], export.rows["CUPTI_ACTIVITY_KIND_MEMCPY"]
-    trace = read(export, tmp_path)
-    kernels = trace.work.kind == 0
-    assert trace.work.step[kernels].tolist() == [0, 0, 0, 1, 1, 1]
-    assert trace.steps_ns.tolist() == [[5_000, 8_000], [105_000, 108_000]]
-    assert trace.notes == ["no range is named 'step': every launch of a graph is one"]
 
 
 def test_ranges_that_repeat_are_named_where_none_is_the_step(tmp_path: Path) -> None:
@@ -183,21 +163,6 @@ def test_ranges_that_repeat_are_named_where_none_is_the_step(tmp_path: Path) -> 
     )
 
 
-def test_a_star_in_the_name_of_a_step_stands_for_anything(tmp_path: Path) -> None:
-    export = Export()
-    for number, name in enumerate(["ProfilerStep#1", "ProfilerStep#22", "Step#3"]):
-        export.range(name, number * 1_000, number * 1_000 + 900)
-    assert len(read(export, tmp_path, "ProfilerStep#*").steps_ns) == 2
-
-
-@pytest.mark.parametrize("name", ["step[DECODE bs=8]", "a.c", "(x)"])
-def test_other_signs_in_the_name_of_a_step_stand_for_themselves(name: str, tmp_path: Path) -> None:
-    export = Export()
-    export.range(name, 0, 900)
-    export.range("abc", 1_000, 1_900)
-    assert len(read(export, tmp_path, name).steps_ns) == 1
-
-
 def test_steps_in_which_nothing_was_launched_are_warned_of(tmp_path: Path) -> None:
     export = two_replays()
     export.range("elsewhere", 0, 900_000, thread=THREAD + (1 << 24))
@@ -206,34 +171,14 @@ def test_steps_in_which_nothing_was_launched_are_warned_of(tmp_path: Path) -> No
     assert read(export, _folder(tmp_path)).warnings == []
 
 
-def test_ranges_of_no_length_are_in_nobodys_way(tmp_path: Path) -> None:
-    export = two_replays()
-    export.range("nothing", 6_000, 6_000)
-    assert told(read(export, tmp_path)) == told(read(two_replays(), _folder(tmp_path)))
-
-
-def test_without_ranges_and_graphs_there_are_no_steps(tmp_path: Path) -> None:
-    export = two_replays(nodes=False)
-    del export.rows["NVTX_EVENTS"], export.rows["CUPTI_ACTIVITY_KIND_MEMCPY"]
-    trace = read(export, tmp_path)
-    assert len(trace.steps_ns) == 0
-    assert set(trace.work.step.tolist()) == {NONE}
-    told = "no range is named 'step': there are no steps, and the whole capture is reported"
-    assert trace.notes == [told]
-
-
 def test_graphs_traced_as_a_whole_are_told_and_warned_of(tmp_path: Path) -> None:
     export = two_replays()
     del export.rows["CUPTI_ACTIVITY_KIND_KERNEL"]
     for step in (0, 1):
         begin = 30_000 + step * 100_000
         place = {"deviceId": 0, "streamId": 7, "correlationId": 100 + step}
-        export.columns["CUPTI_ACTIVITY_KIND_GRAPH_TRACE"].append("globalPid")
         times = {"start": begin, "end": begin + 34_000}
         export.add("GRAPH_TRACE", **times, **place, graphId=1, globalPid=GLOBAL_PID)
-    export.columns["CUPTI_ACTIVITY_KIND_GRAPH_TRACE"] = list(
-        dict.fromkeys(export.columns["CUPTI_ACTIVITY_KIND_GRAPH_TRACE"])
-    )
     trace = read(export, tmp_path)
     graphs = [one for one in told(trace) if one[0] == "graph"]
     assert graphs == [
@@ -251,16 +196,6 @@ def test_diagnostics_worth_telling_are_warnings_the_worst_first(tmp_path: Path) 
     export.add("DIAGNOSTIC_EVENT", timestamp=9, severity=2, text="a bit was lost")
     warnings = read(export, tmp_path).warnings
     assert warnings == ["nsys: all was lost", "nsys: a bit was lost"]
-
-
-def test_of_many_diagnostics_the_first_are_told(tmp_path: Path) -> None:
-    export = two_replays()
-    for number in range(30):
-        export.add("DIAGNOSTIC_EVENT", timestamp=0, severity=2, text=f"lost\n buffer {number}")
-    export.add("DIAGNOSTIC_EVENT", timestamp=0, severity=None, text="of unknown weight")
-    warnings = read(export, tmp_path).warnings
-    assert warnings[0] == "nsys: lost buffer 0"
-    assert warnings[8:] == ["nsys: and 22 more in DIAGNOSTIC_EVENT"]
 
 
 def test_several_gpus_and_processes_are_kept_apart(tmp_path: Path) -> None:
@@ -474,12 +409,6 @@ def test_kernels_whose_name_was_not_kept_have_a_number(tmp_path: Path) -> None:
     names = [name for kind, name, *_ in told(read(export, tmp_path)) if kind == "kernel"]
     assert len(set(names)) == 3
     assert all(name.startswith("kernel ") for name in names)
-
-
-def test_the_version_of_the_export_is_told(tmp_path: Path) -> None:
-    export = two_replays()
-    export.add("META_DATA_EXPORT", name="EXPORT_SCHEMA_VERSION", value="3.19.1")
-    assert read(export, tmp_path).version == "export schema 3.19.1"
 
 
 def test_secrets_that_a_report_keeps_are_not_read(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.measure.profilers.ranges import Ranges, enclosing
+from dsv4kv.measure.profilers.steps import Ranges, enclosing
 from dsv4kv.measure.profilers.trace import NONE
 
 STEP, PHASE, INNER = 0, 1, 2

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from dsv4kv.measure.profilers.classify import shipped_rules
-from dsv4kv.measure.profilers.files import read_profile
 from dsv4kv.measure.profilers.steps import USUAL
+from dsv4kv.runs.imported import read_profile
 from dsv4kv.runs.kernel_table import build_table
 from dsv4kv.runs.profile import KernelTable
 from tests.measure.profilers.captures import (

@@ -59,16 +59,13 @@ NCU_HELP = "--graph-profiling --cache-control --clock-control --force-overwrite 
 
 @dataclass
 class Tool:
-    """A fake profiler on PATH.
-
-    Attributes:
-        plan: What it does, by its verb: ``says``, ``writes`` (a file to copy), ``runs`` (the
-            program, too), ``hangs``, ``code``.
-    """
+    """A fake profiler on PATH."""
 
     folder: Path
     name: str
     plan: dict[str, Any]
+    """What it does, by its verb: ``says``, ``writes`` (a file to copy), ``runs`` (the program,
+    too), ``hangs``, ``code``."""
 
     @property
     def path(self) -> Path:

@@ -252,9 +252,9 @@ def test_where_nothing_does_the_nearest_and_the_least_possible_are_said() -> Non
     assert document["best"] is None
     assert document["nearest"]["seconds"]["ttft_p90"] > 0.4 > document["least_seconds"]["ttft_p90"]
     said = run([*words, "--slo", "ttft_p90=400ms"])
-    assert "nearest: 1 × b200" in said.stdout
+    assert "Nearest: 1 × b200" in said.stdout
     said = run([*words, "--slo", "ttft_p90=1ms"])
-    assert "of requests alone is" in " ".join(said.stdout.split())
+    assert "of a single request is at least" in " ".join(said.stdout.split())
 
 
 def test_the_highest_rate_of_some_gpus_keeps_the_limits_and_a_higher_one_does_not() -> None:

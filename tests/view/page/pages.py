@@ -123,8 +123,7 @@ def make_hostile_record() -> RunRecord:
         environment=environment,
         reproduce=ATTACK,
         config_source=ATTACK,
-        run_id=ATTACK,
-    )
+    ).model_copy(update={"run_id": ATTACK})
 
 
 def make_memory() -> MemorySeries:

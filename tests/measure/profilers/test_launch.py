@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 
 from dsv4kv.errors import ProfileError
-from dsv4kv.measure.profilers import sessions as child
-from dsv4kv.measure.profilers.sessions import (
-    ChildTimeout,
+from dsv4kv.measure.profilers import launch
+from dsv4kv.measure.profilers.launch import (
+    NCU_METRICS,
     Profiled,
     ask,
-    export_nsys,
     ncu_profile,
+    nsys_export,
     nsys_profile,
+    require_tool,
     run_child,
-    run_ncu,
-    run_nsys,
-    scrub,
+    run_profiler,
+    version_of,
 )
 from dsv4kv.processes import Child
 from tests.measure.profilers.exports import two_replays
@@ -65,9 +65,9 @@ def profile(tool: Tool, folder: Path, timeout_s: float = 60) -> Profiled:
     output = folder / "step"
     if tool.name == "nsys":
         command = nsys_profile(str(tool.path), output, PROGRAM)
-        return run_nsys(str(tool.path), command, folder / "step.nsys-rep", timeout_s)
+        return run_profiler(command, folder / "step.nsys-rep", timeout_s)
     command = ncu_profile(str(tool.path), output, PROGRAM, None, own_domain=True)
-    return run_ncu(command, folder / "step.ncu-rep", timeout_s)
+    return run_profiler(command, folder / "step.ncu-rep", timeout_s)
 
 
 def refused(tool: Tool, folder: Path, timeout_s: float = 60) -> str:
@@ -119,29 +119,18 @@ def test_an_export_that_fails_is_told_and_the_report_named(
     assert "step.nsys-rep." in sentence.partition("Files left")[2]
 
 
-def test_options_that_were_left_out_are_noted(
-    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    old = NSYS_HELP.replace("--discard-environment=", "")
-    nsys = install("nsys", tmp_path, monkeypatch, profile=old)
-    nsys.does("profile", writes=_file(tmp_path, "a report"))
-    nsys.does("export", writes=two_replays().save(tmp_path / "ready.sqlite"))
-    (note,) = profile(nsys, folder).notes
-    assert note == "this nsys does not know --discard-environment=true: left out"
-
-
 def test_a_program_that_fails_fails_the_profile_with_its_words(nsys: Tool, folder: Path) -> None:
     program = [sys.executable, "-c", "import sys; sys.exit('error: no such configuration')"]
     command = nsys_profile(str(nsys.path), folder / "step", program)
     with pytest.raises(ProfileError, match="error: no such configuration"):
-        run_nsys(str(nsys.path), command, folder / "step.nsys-rep", 60)
+        run_profiler(command, folder / "step.nsys-rep", 60)
 
 
 @pytest.mark.parametrize("how", ["ears", "deaf"])
 def test_a_hang_is_ended_and_what_it_left_is_named(
     how: str, nsys: Tool, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(child, "GRACE_S", 0.3)
+    monkeypatch.setattr(launch, "GRACE_S", 0.3)
     nsys.does("profile", hangs=how)
     wait = Child.wait
 
@@ -160,7 +149,7 @@ def test_a_hang_is_ended_and_what_it_left_is_named(
 def test_ctrl_c_ends_the_child_and_is_passed_on(
     nsys: Tool, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(child, "GRACE_S", 5.0)
+    monkeypatch.setattr(launch, "GRACE_S", 5.0)
     nsys.does("profile", hangs="ears")
 
     def interrupt() -> None:
@@ -205,16 +194,6 @@ def test_no_call_sees_a_secret_and_all_see_what_changes_speed(
         assert environment["OMP_NUM_THREADS"] == "1"
 
 
-def test_scrubbing_keeps_known_names_only() -> None:
-    given = {"PATH": "/bin", "AWS_SECRET_ACCESS_KEY": "x", "HOME": "/root", "MY_OWN": "y"}
-    assert scrub(given) == {"PATH": "/bin", "HOME": "/root"}
-
-
-def test_ncu_profiles(ncu: Tool, folder: Path) -> None:
-    found = profile(ncu, folder)
-    assert found == Profiled(folder / "step.ncu-rep", [folder / "step.ncu-rep"], [])
-
-
 def test_counters_that_may_not_be_read_are_told_with_the_line_that_helps(
     ncu: Tool, folder: Path
 ) -> None:
@@ -243,12 +222,98 @@ def test_a_question_that_hangs_is_answered_with_nothing() -> None:
     assert ask([sys.executable, "-c", "import time; time.sleep(60)"], timeout_s=0.5) == ""
 
 
-def test_an_export_that_hangs_is_ended(
-    nsys: Tool, folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_nsys_traces_nodes_of_graphs_between_start_and_stop_and_keeps_no_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(child, "GRACE_S", 0.3)
-    nsys.does("export", hangs="ears")
-    (folder / "step.nsys-rep").touch()
-    report, database = folder / "step.nsys-rep", folder / "step.sqlite"
-    with pytest.raises(ChildTimeout):
-        export_nsys(str(nsys.path), report, database, 1.5)
+    nsys = install("nsys", tmp_path, monkeypatch)
+    command = nsys_profile(str(nsys.path), Path("out/step"), PROGRAM)
+    assert command.words == [
+        str(nsys.path),
+        "profile",
+        "--trace=cuda,nvtx",
+        "--sample=none",
+        "--cpuctxsw=none",
+        "--cuda-graph-trace=node",
+        "--capture-range=cudaProfilerApi",
+        "--capture-range-end=stop",
+        "--discard-environment=true",
+        "--force-overwrite=true",
+        "--output=out/step",
+        *PROGRAM,
+    ]
+    assert command.dropped == []
+
+
+def test_options_that_the_installed_nsys_does_not_list_are_dropped_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = NSYS_HELP.replace("--discard-environment=", "").replace("--cpuctxsw=", "")
+    nsys = install("nsys", tmp_path, monkeypatch, profile=old, export="--type= --output=")
+    command = nsys_profile(str(nsys.path), Path("out/step"), PROGRAM)
+    assert command.dropped == ["--cpuctxsw=none", "--discard-environment=true"]
+    assert not set(command.dropped) & set(command.words)
+    export = nsys_export(str(nsys.path), Path("a.nsys-rep"), Path("a.sqlite"))
+    assert export.words[1:] == ["export", "--type=sqlite", "--output=a.sqlite", "a.nsys-rep"]
+
+
+def test_a_help_that_says_nothing_drops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nsys = install("nsys", tmp_path, monkeypatch, profile="")
+    assert nsys_profile(str(nsys.path), Path("step"), PROGRAM).dropped == []
+
+
+@pytest.mark.parametrize("missing", ["--capture-range=", "--capture-range-end="])
+def test_an_option_is_not_taken_for_known_because_another_begins_alike(
+    missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nsys = install("nsys", tmp_path, monkeypatch, profile=NSYS_HELP.replace(missing, ""))
+    (dropped,) = nsys_profile(str(nsys.path), Path("step"), PROGRAM).dropped
+    assert dropped.startswith(missing)
+
+
+def test_ncu_leaves_caches_and_clocks_alone_and_looks_at_steps_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ncu = install("ncu", tmp_path, monkeypatch)
+    command = ncu_profile(str(ncu.path), Path("step"), PROGRAM, "gather", own_domain=True)
+    assert command.words == [
+        str(ncu.path),
+        "--nvtx",
+        "--nvtx-include=dsv4kv@step/",
+        "--graph-profiling=node",
+        "--cache-control=none",
+        "--clock-control=none",
+        "--force-overwrite",
+        "--kernel-name=regex:gather",
+        f"--metrics={','.join(NCU_METRICS)}",
+        "--export=step",
+        *PROGRAM,
+    ]
+
+
+def test_without_a_domain_of_its_own_ncu_finds_steps_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ncu = install("ncu", tmp_path, monkeypatch)
+    words = ncu_profile(str(ncu.path), Path("step"), PROGRAM, None, own_domain=False).words
+    assert "--nvtx-include=step/" in words
+    assert not any(word.startswith("--kernel-name") for word in words)
+
+
+@pytest.mark.parametrize(
+    ("name", "version"), [("nsys", "2025.5.1.121-255136380782v0"), ("ncu", "2025.3.1.0")]
+)
+def test_the_version_is_what_the_tool_says(
+    name: str, version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert version_of(str(install(name, tmp_path, monkeypatch).path)) == version
+
+
+def test_a_tool_that_is_not_there_is_named_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ProfileError, match="nsys is not on PATH: install NVIDIA Nsight Systems"):
+        require_tool("nsys", "Nsight Systems")
+    assert version_of("/nowhere/nsys") is None

@@ -5,14 +5,14 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from dsv4kv.errors import ProfileError
 from dsv4kv.measure.environment import SPEED_VARIABLES
-from dsv4kv.measure.profilers.ranges import DOMAIN, STEP
+from dsv4kv.measure.profilers.trace import DOMAIN, STEP
 from dsv4kv.processes import Child, with_package
 
 KEPT_VARIABLES = (
@@ -43,10 +43,6 @@ GRACE_S = 15.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class ChildTimeout(ProfileError):
-    """The child did not end in time and was ended."""
-
-
 def scrub(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables that a child may have."""
     return {name: environment[name] for name in KEPT_VARIABLES if name in environment}
@@ -58,8 +54,7 @@ def run_child(command: Sequence[str], log: Path, timeout_s: float) -> int:
     Ctrl-C ends the child and everything it started before it is passed on.
 
     Raises:
-        ChildTimeout: It ran longer than ``timeout_s``.
-        ProfileError: It cannot be started.
+        ProfileError: It cannot be started, or ran longer than ``timeout_s`` and was ended.
     """
     with log.open("ab") as output:
         try:
@@ -70,7 +65,7 @@ def run_child(command: Sequence[str], log: Path, timeout_s: float) -> int:
         try:
             return child.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            raise ChildTimeout(
+            raise ProfileError(
                 f"{Path(command[0]).name} did not end within {timeout_s:g} s and was ended."
             ) from None
         finally:
@@ -134,15 +129,10 @@ _VERSION = re.compile(r"version\s+(\S+)", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Command:
-    """A command line.
+    """A command line."""
 
-    Attributes:
-        words: The program and its arguments.
-        dropped: Options that the installed version does not know.
-    """
-
-    words: list[str]
-    dropped: list[str]
+    words: list[str]  # the program and its arguments
+    dropped: list[str]  # options that the installed version does not know
 
 
 def find_tool(name: str) -> str | None:
@@ -218,33 +208,39 @@ _ALLOW_COUNTERS = (
 
 @dataclass(frozen=True)
 class Profiled:
-    """What a profiler left.
+    """What a profiler left."""
 
-    Attributes:
-        file: The file to read.
-        files: All files.
-        notes: Options that it did not know.
-    """
-
-    file: Path
+    file: Path  # the file to read
     files: list[Path]
-    notes: list[str]
+    notes: list[str]  # options that it did not know
 
 
-def run_nsys(nsys: str, command: Command, report: Path, timeout_s: float) -> Profiled:
-    """Profile with nsys and export the report.
+def run_profiler(command: Command, report: Path, timeout_s: float) -> Profiled:
+    """Profile with nsys, and export its report, or with ncu.
 
     Raises:
-        ProfileError: nsys fails, hangs, or leaves no report; the sentence names what is left.
+        ProfileError: It fails, hangs, may not read the counters, or leaves no report; the sentence
+            names what is left.
     """
-    log = report.with_name(LOG)
-    with _naming_what_is_left(report.parent):
+    tool, log = "ncu" if report.suffix == ".ncu-rep" else "nsys", report.with_name(LOG)
+    try:
         code = run_child(command.words, log, timeout_s)
-        if code not in (0, _ENDED_BY_NSYS):
-            raise ProfileError(f"nsys ended with exit code {code}: {_last_lines(log)}")
+        if _NO_COUNTERS in log.read_text(errors="replace"):
+            raise ProfileError(
+                f"ncu may not read the GPU's counters ({_NO_COUNTERS}): run as root, or "
+                f"`{_ALLOW_COUNTERS}` and reboot; in a container add --cap-add=SYS_ADMIN."
+            )
+        if code and (tool, code) != ("nsys", _ENDED_BY_NSYS):
+            raise ProfileError(f"{tool} ended with exit code {code}: {_last_lines(log)}")
         if not report.is_file():
-            raise ProfileError(f"nsys wrote no report {report.name}: {_last_lines(log)}")
-        return export_nsys(nsys, report, report.with_suffix(".sqlite"), timeout_s, command.dropped)
+            why = ", so no kernel was chosen" if tool == "ncu" else ""
+            raise ProfileError(f"{tool} wrote no report {report.name}{why}: {_last_lines(log)}")
+        if tool == "ncu":
+            return Profiled(report, [report], _warnings(command.dropped, tool))
+        database = report.with_suffix(".sqlite")
+        return export_nsys(command.words[0], report, database, timeout_s, command.dropped)
+    except ProfileError as error:
+        raise ProfileError(f"{error} {name_files(report.parent)}") from None
 
 
 def export_nsys(
@@ -263,38 +259,6 @@ def export_nsys(
             "of a newer nsys, export it with that one."
         )
     return Profiled(database, [report, database], _warnings([*dropped, *export.dropped], "nsys"))
-
-
-def run_ncu(command: Command, report: Path, timeout_s: float) -> Profiled:
-    """Profile with ncu.
-
-    Raises:
-        ProfileError: ncu fails, hangs, may not read the counters, or leaves no report.
-    """
-    log = report.with_name(LOG)
-    with _naming_what_is_left(report.parent):
-        code = run_child(command.words, log, timeout_s)
-        if _NO_COUNTERS in log.read_text(errors="replace"):
-            raise ProfileError(
-                f"ncu may not read the GPU's counters ({_NO_COUNTERS}): run as root, or "
-                f"`{_ALLOW_COUNTERS}` and reboot; in a container add --cap-add=SYS_ADMIN."
-            )
-        if code:
-            raise ProfileError(f"ncu ended with exit code {code}: {_last_lines(log)}")
-        if not report.is_file():
-            raise ProfileError(
-                f"ncu wrote no report {report.name}, so no kernel was chosen: {_last_lines(log)}"
-            )
-    return Profiled(report, [report], _warnings(command.dropped, "ncu"))
-
-
-@contextmanager
-def _naming_what_is_left(folder: Path) -> Iterator[None]:
-    """Add the files of a folder to the sentence of an error."""
-    try:
-        yield
-    except ProfileError as error:
-        raise type(error)(f"{error} {name_files(folder)}") from None
 
 
 def name_files(folder: Path) -> str:

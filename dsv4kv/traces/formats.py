@@ -1,0 +1,500 @@
+"""Formats of one request a line, read and written.
+
+``mooncake`` (kvcache-ai/Mooncake): JSON lines, times in milliseconds; each of the ``hash_ids``
+stands for 512 tokens and their history, the last may be partial.
+
+``mooncake-delta``: later turns of a session carry only what is new. A line has the fields of a
+Mooncake line, and ``session_id``. ``input_length`` and ``hash_ids`` of a later turn count from the
+end of its turn before; its time may be a ``delay`` in milliseconds after that turn's.
+
+``bailian`` (alibaba-edu/qwen-bailian-usagetraces-anon): times in seconds, ids of 16 tokens.
+
+``timed``: the same fields by any names, in any unit, with ids of any size.
+
+``dsv4kv``: the toolkit's own, all a ``Request`` knows; the last three fields are optional, and ids
+that come in long runs are written as ``prefix_runs``: first id and count of every run.
+
+    {"arrival_s":0.5,"input_tokens":130,"output_tokens":9,"prefix_hashes":[4,7],
+     "hash_block_tokens":128,"session":3,"answer_s":1.5}
+
+``azure`` (Azure/AzurePublicDataset, 2023 and 2024): CSV without blocks. Times are wall clock with
+up to nine fractional digits; 2024 adds a UTC offset. Without an offset a time is read as UTC.
+
+``burstgpt``: CSV without blocks, times in seconds.
+
+``sharegpt``: prompt and output lengths, JSON lines or one JSON array. Lengths go by several names;
+a list of token ids stands for its length. ``arrival_s`` is optional (0: all wait from the start).
+"""
+
+import csv
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from dsv4kv.errors import TraceError
+from dsv4kv.traces.files import (
+    DEFAULTS,
+    MAX_TOKENS,
+    MOST_S,
+    ODD_ID,
+    Defect,
+    ReadOptions,
+    TimedFields,
+    TraceLines,
+    checked_ids,
+    checked_tokens,
+    json_line,
+    json_records,
+    read_block_ids,
+    read_counted_ids,
+    read_numbers,
+    read_time,
+    read_tokens,
+    required,
+)
+from dsv4kv.traces.request import IdRuns, Request, Sessions, full_blocks, signed
+from dsv4kv.units import UNITS_PER_SECOND
+
+Reader = Callable[[TraceLines, ReadOptions], Iterator[Request]]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFormat:
+    """How to read a format, and how to know it.
+
+    Attributes:
+        read: Yields the requests of an open trace.
+        marks: A first line with any of these fields is of this format; none if it must be named.
+        shape: What a line or header looks like, for error messages.
+    """
+
+    read: Reader
+    marks: frozenset[str]
+    shape: str
+
+
+BLOCK_TOKENS = 512
+"""Tokens of a Mooncake id."""
+
+
+def _read_rows(
+    lines: TraceLines,
+    names: TimedFields,
+    block_tokens: int,
+    unit: str = "seconds",
+    per_second: float = 1.0,
+    *,
+    partial: bool = False,
+) -> Iterator[Request]:
+    """Yield the requests of JSON lines; ids of ``block_tokens`` tokens, 0 where they have none."""
+    for record in json_records(lines):
+        tokens = read_tokens(record, names.input, low=1)
+        ids: Sequence[int] = ()
+        if block_tokens:
+            ids = read_counted_ids(record, names.ids, tokens, block_tokens, partial=partial)
+        elif names.ids in record:
+            raise Defect(f"{names.ids} is given, but not the tokens per id (--id-tokens)")
+        arrival_s = read_time(record, names.time, unit) / per_second
+        yield Request(
+            arrival_s, tokens, read_tokens(record, names.output, low=0), ids, block_tokens
+        )
+
+
+MOONCAKE = TraceFormat(
+    lambda lines, _: _read_rows(
+        lines, DEFAULTS.fields, BLOCK_TOKENS, "milliseconds", 1e3, partial=True
+    ),
+    frozenset({"hash_ids"}),
+    '{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [...]}',
+)
+BAILIAN = TraceFormat(
+    lambda lines, _: _read_rows(lines, DEFAULTS.fields, 16),
+    frozenset({"parent_chat_id"}),
+    '{"chat_id": …, "parent_chat_id": …, "timestamp": s, "input_length": tokens, '
+    '"output_length": tokens, "hash_ids": [...]}',
+)
+TIMED = TraceFormat(
+    lambda lines, options: _read_rows(
+        lines,
+        options.fields,
+        options.id_tokens or 0,
+        options.time_unit,
+        UNITS_PER_SECOND[options.time_unit],
+    ),
+    frozenset(),
+    "JSON lines with a time, two lengths and perhaps block ids, by the names, unit and size "
+    "given as options",
+)
+
+
+def in_units(seconds: float, per_second: int) -> int | float:
+    """A time that is the same number of seconds when it is read back, whole where it can be.
+
+    Where no float is, it is the nearest.
+    """
+    value = seconds * per_second
+    near = (round(value), value, math.nextafter(value, math.inf), math.nextafter(value, -math.inf))
+    return next((one for one in near if one / per_second == seconds), value)
+
+
+def format_mooncake(requests: Iterable[Request]) -> Iterator[str]:
+    """Lines of a trace.
+
+    Raises:
+        TraceError: A request's ids are not those of this format.
+    """
+    for number, request in enumerate(requests):
+        _check_mooncake(number, request)
+        known = request.session is not None
+        yield _format_line(request, 0, **({"session_id": f"{request.session}"} if known else {}))
+
+
+def _check_mooncake(number: int, request: Request) -> None:
+    blocks = -(-request.input_tokens // BLOCK_TOKENS)
+    if request.hash_block_tokens != BLOCK_TOKENS or len(request.prefix_hashes) != blocks:
+        size, count = request.hash_block_tokens, len(request.prefix_hashes)
+        has = f"{count:,} ids of {size:,} tokens" if size else "no ids"
+        raise TraceError(
+            f"a mooncake trace has an id for every {BLOCK_TOKENS} tokens of a prompt, the last "
+            f"may be partial, and request {number} has {has} for {request.input_tokens:,}: take "
+            "another format."
+        )
+
+
+def _format_line(request: Request, first: int = 0, **others: Any) -> str:
+    record = {
+        "timestamp": in_units(request.arrival_s, 1000),
+        "input_length": request.input_tokens,
+        "output_length": request.output_tokens,
+        "hash_ids": list(request.prefix_hashes)[first:],
+    }
+    return json_line(record | others)
+
+
+_START = Request(0.0, 0, 0, (), BLOCK_TOKENS)
+
+
+def _read_mooncake_delta(lines: TraceLines, _: ReadOptions) -> Iterator[Request]:
+    """Yield the turns with their whole prompts, in order of arrival; equal times in file order.
+
+    All lines are read before the first is yielded: a delay may put a turn after later lines.
+    """
+    sessions: dict[str, Request] = {}
+    turns = []
+    for record in json_records(lines):
+        session = str(required(record, "session_id"))
+        turn = _extend(sessions.get(session), record)
+        sessions[session] = turn
+        turns.append(turn)
+    yield from sorted(turns, key=lambda turn: turn.arrival_s)
+
+
+def _extend(before: Request | None, record: dict[str, Any]) -> Request:
+    if before is not None and "timestamp" not in record:
+        arrival_s = before.arrival_s + read_time(record, "delay", "milliseconds") / 1e3
+    else:
+        arrival_s = read_time(record, "timestamp", "milliseconds") / 1e3
+    before = before or _START
+    input_tokens = before.input_tokens + read_tokens(record, "input_length", low=1)
+    if input_tokens > MAX_TOKENS:
+        raise Defect(f"the session's prompt has grown to {input_tokens:,} tokens")
+    return replace(
+        before,
+        arrival_s=arrival_s,
+        input_tokens=input_tokens,
+        output_tokens=read_tokens(record, "output_length", low=0),
+        prefix_hashes=_extend_ids(before, read_block_ids(record, "hash_ids"), input_tokens),
+    )
+
+
+def _extend_ids(before: Request, new: tuple[int, ...], input_tokens: int) -> tuple[int, ...]:
+    """A partial last block of the turn before is written anew, or keeps its id."""
+    blocks = -(-input_tokens // BLOCK_TOKENS)
+    earlier = tuple(before.prefix_hashes)
+    full = before.input_tokens // BLOCK_TOKENS
+    for kept in (earlier[:full], earlier):
+        if len(kept) + len(new) == blocks:
+            return kept + new
+    raise Defect(
+        f"hash_ids has {len(new):,} ids, expected {blocks - full:,}: the turn makes the session's "
+        f"prompt {blocks:,} blocks of {BLOCK_TOKENS} tokens, of which it had {full:,}"
+    )
+
+
+def format_mooncake_delta(requests: Iterable[Request]) -> Iterator[str]:
+    """Lines of a trace whose sessions are found by what its prompts begin with.
+
+    Raises:
+        TraceError: A request's ids are not those of this format.
+    """
+    sessions = Sessions()
+    for number, request in enumerate(requests):
+        _check_mooncake(number, request)
+        session, before = sessions.place(request)
+        known, first = (before.input_tokens, full_blocks(before)) if before else (0, 0)
+        new = request.input_tokens - known
+        yield _format_line(request, first, session_id=session, input_length=new)
+
+
+MOONCAKE_DELTA = TraceFormat(
+    _read_mooncake_delta,
+    frozenset(),
+    '{"session_id": …, "timestamp" or "delay": ms, "input_length": new tokens, '
+    '"output_length": tokens, "hash_ids": [new ids]}',
+)
+
+
+def format_timed(requests: Iterable[Request]) -> Iterator[str]:
+    """Lines of a trace: times in seconds, the names that are read if none are given."""
+    names = DEFAULTS.fields
+    for request in requests:
+        record: dict[str, Any] = {
+            names.time: request.arrival_s,
+            names.input: request.input_tokens,
+            names.output: request.output_tokens,
+        }
+        if request.hash_block_tokens:
+            record[names.ids] = list(request.prefix_hashes)
+        yield json_line(record)
+
+
+def _read_native(lines: TraceLines, _: ReadOptions) -> Iterator[Request]:
+    block_tokens = 0
+    for record in json_records(lines):
+        request = _read_native_request(record)
+        block_tokens = block_tokens or request.hash_block_tokens
+        if request.hash_block_tokens not in {0, block_tokens}:
+            raise Defect(
+                f"hash_block_tokens is {request.hash_block_tokens}, earlier lines have "
+                f"{block_tokens}: a trace has one block size"
+            )
+        yield request
+
+
+def format_native(requests: Iterable[Request]) -> Iterator[str]:
+    """Lines of a trace."""
+    for request in requests:
+        record: dict[str, Any] = {
+            "arrival_s": request.arrival_s,
+            "input_tokens": request.input_tokens,
+            "output_tokens": request.output_tokens,
+        }
+        if request.hash_block_tokens:
+            ids = request.prefix_hashes
+            if isinstance(ids, IdRuns):
+                record["prefix_runs"] = np.stack([ids.starts, ids.counts], axis=1).ravel().tolist()
+            else:
+                record["prefix_hashes"] = ids
+            record["hash_block_tokens"] = request.hash_block_tokens
+        turn = {"session": request.session, "answer_s": request.answer_s}
+        record |= {name: value for name, value in turn.items() if value is not None}
+        yield json_line(record)
+
+
+def _read_native_request(record: dict[str, Any]) -> Request:
+    input_tokens = read_tokens(record, "input_tokens", low=1)
+    listed = {"prefix_hashes", "prefix_runs", "hash_block_tokens"} & record.keys()
+    block_tokens = read_tokens(record, "hash_block_tokens", low=1) if listed else 0
+    session = record.get("session")  # what others call so may be anything
+    answer_s = record.get("answer_s")
+    hashes: Sequence[int] = ()
+    if "prefix_runs" in record:
+        hashes = _read_runs(record, input_tokens, block_tokens)
+    elif listed:
+        hashes = read_counted_ids(
+            {"prefix_hashes": []} | record, "prefix_hashes", input_tokens, block_tokens
+        )
+    return Request(
+        arrival_s=read_time(record, "arrival_s", "seconds"),
+        input_tokens=input_tokens,
+        output_tokens=read_tokens(record, "output_tokens", low=0),
+        prefix_hashes=hashes,
+        hash_block_tokens=block_tokens,
+        session=session if type(session) is int else None,
+        answer_s=answer_s if type(answer_s) is float and 0 <= answer_s < math.inf else None,
+    )
+
+
+def _read_runs(record: dict[str, Any], input_tokens: int, block_tokens: int) -> IdRuns:
+    numbers = read_numbers(record, "prefix_runs")
+    full, partial = divmod(input_tokens, block_tokens)
+    starts, counts = numbers[::2], numbers[1::2]
+    if (
+        len(numbers) % 2
+        or min(counts, default=1) < 1
+        or sum(counts) not in {full, full + bool(partial)}
+    ):
+        raise Defect(
+            "prefix_runs is no list of first id, count, first id, count, … of the "
+            f"{full + bool(partial):,} blocks of {block_tokens} tokens"
+        )
+    # no run may contain it: then all ids are checked where the ends are
+    odd = (
+        ODD_ID
+        for start, count in zip(starts, counts, strict=True)
+        if ODD_ID - start in range(count)
+    )
+    ends = (start + count - 1 for start, count in zip(starts, counts, strict=True))
+    checked_ids((*starts, *ends, *odd), "prefix_runs")
+    return IdRuns(np.array(signed(starts)), np.array(counts, np.int64))
+
+
+NATIVE = TraceFormat(
+    _read_native,
+    frozenset({"input_tokens", "prefix_hashes", "prefix_runs"}),
+    '{"arrival_s": seconds, "input_tokens": tokens, "output_tokens": tokens}',
+)
+
+
+_WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}")
+
+
+def parse_row(line: str) -> list[str]:
+    """Split one line into its fields, without the spaces around them."""
+    try:
+        return [field.strip() for field in next(csv.reader([line], strict=True), [])]
+    except csv.Error as error:
+        raise Defect(f"broken CSV ({error})") from None
+
+
+def _csv_rows(lines: TraceLines, columns: tuple[str, ...]) -> Iterator[dict[str, str]]:
+    lines.peek()
+    header = parse_row(next(lines))
+    missing = [name for name in columns if name not in header]
+    if missing:
+        raise Defect(f"the header has no column {' or '.join(missing)}")
+    try:
+        for row in csv.reader(lines, strict=True):
+            if row and not (len(row) == 1 and not row[0].strip()):  # blank lines
+                yield _name_fields(header, row)
+    except csv.Error as error:
+        raise Defect(f"broken CSV ({error})") from None
+
+
+def _row_tokens(row: dict[str, str], name: str, low: int) -> int:
+    text = row[name].strip()
+    value = int(text) if _WHOLE_NUMBER.fullmatch(text) else text
+    return checked_tokens(value, name, low)
+
+
+def _name_fields(header: list[str], row: list[str]) -> dict[str, str]:
+    if len(row) != len(header):
+        raise Defect(f"the row has {len(row)} fields, the header {len(header)}")
+    return dict(zip(header, row, strict=True))
+
+
+_AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_TIME = re.compile(
+    r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)?", re.ASCII
+)
+
+
+def _read_azure(lines: TraceLines, _: ReadOptions) -> Iterator[Request]:
+    """Yield the requests; arrivals count from the first row."""
+    first_ns: int | None = None
+    for row in _csv_rows(lines, _AZURE):
+        time_ns = _parse_time_ns(row["TIMESTAMP"].strip())
+        first_ns = time_ns if first_ns is None else first_ns
+        yield Request(
+            arrival_s=(time_ns - first_ns) / 1e9,
+            input_tokens=_row_tokens(row, "ContextTokens", low=1),
+            output_tokens=_row_tokens(row, "GeneratedTokens", low=0),
+        )
+
+
+def _parse_time_ns(text: str) -> int:
+    """Nanoseconds since 1970; datetime alone would drop the seventh fractional digit."""
+    match = _TIME.fullmatch(text)
+    try:
+        if match is None:
+            raise ValueError
+        moment = datetime.fromisoformat(match[1] + (match[3] or ""))
+    except ValueError:
+        raise Defect(
+            f"TIMESTAMP is {text[:40]!r}, expected a time such as 2023-11-16 18:17:03.9799600"
+        ) from None
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return int(moment.timestamp()) * 10**9 + int((match[2] or "").ljust(9, "0"))
+
+
+_BURSTGPT = ("Timestamp", "Request tokens", "Response tokens")
+
+
+def _read_burstgpt(lines: TraceLines, _: ReadOptions) -> Iterator[Request]:
+    """Yield the requests; arrivals count from the first row."""
+    first_s: float | None = None
+    for row in _csv_rows(lines, _BURSTGPT):
+        time_s = _parse_time_s(row["Timestamp"])
+        first_s = time_s if first_s is None else first_s
+        if row["Request tokens"].strip() == "0":
+            raise Defect(
+                "Request tokens is 0: a failed request, which never held cache; "
+                "take the BurstGPT_without_fails files of the same release"
+            )
+        yield Request(
+            arrival_s=time_s - first_s,
+            input_tokens=_row_tokens(row, "Request tokens", low=1),
+            output_tokens=_row_tokens(row, "Response tokens", low=0),
+        )
+
+
+def _parse_time_s(text: str) -> float:
+    try:
+        time_s = float(text)
+    except ValueError:
+        time_s = math.nan
+    if not abs(time_s) <= MOST_S:
+        raise Defect(f"Timestamp is {text[:40]!r}, expected a number of seconds")
+    return time_s
+
+
+INPUT_NAMES = ("prompt_len", "input_length", "prompt_tokens", "prompt_token_ids", "input_ids")
+OUTPUT_NAMES = (
+    "output_len",
+    "output_length",
+    "completion_tokens",
+    "output_token_ids",
+    "output_ids",
+)
+
+
+def _read_sharegpt(lines: TraceLines, _: ReadOptions) -> Iterator[Request]:
+    """Yield the requests; the first of the known names in a record is taken."""
+    for record in json_records(lines):
+        yield Request(
+            arrival_s=read_time(record, "arrival_s", "seconds") if "arrival_s" in record else 0.0,
+            input_tokens=_read_length(record, INPUT_NAMES, low=1),
+            output_tokens=_read_length(record, OUTPUT_NAMES, low=0),
+        )
+
+
+def _read_length(record: dict[str, Any], names: Sequence[str], low: int) -> int:
+    name = next((name for name in names if name in record), None)
+    if name is None:
+        raise Defect(f"one of {', '.join(names)} is missing")
+    value = record[name]
+    if type(value) is list and set(map(type, value)) <= {int}:
+        value = len(value)
+    return checked_tokens(value, name, low)
+
+
+AZURE = TraceFormat(
+    _read_azure,
+    frozenset({"ContextTokens", "GeneratedTokens"}),
+    "CSV with TIMESTAMP,ContextTokens,GeneratedTokens",
+)
+BURSTGPT = TraceFormat(
+    _read_burstgpt,
+    frozenset({"Request tokens", "Response tokens"}),
+    "CSV with Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type",
+)
+SHAREGPT = TraceFormat(
+    _read_sharegpt,
+    frozenset(INPUT_NAMES),
+    '{"prompt_len": tokens, "output_len": tokens}',
+)

@@ -56,6 +56,7 @@ app = group(
     "dsv4kv trace info builtin:chat",
 )
 
+_YEAR_S = 365 * 86_400
 _SHORT_S = 1.0  # nobody wonders what takes less
 _PARALLEL_BYTES = 2**22  # of less, starting processes takes longer than tokenizing
 _CUT_TOKENS = 131_072  # where synthetic lengths are cut by default
@@ -109,8 +110,8 @@ def read_options(
     names = fields.split(",") if fields else []
     if fields and (len(names) not in {3, 4} or not all(names)):
         raise typer.BadParameter(f"--fields {fields}: give three or four names, commas between")
-    if not 0 <= stagger < float("inf"):
-        raise typer.BadParameter(f"--stagger {stagger}: give seconds, 0 or more")
+    if not 0 <= stagger <= _YEAR_S:
+        raise typer.BadParameter(f"--stagger {stagger}: give seconds, from 0 to {_YEAR_S:,}")
     if id_tokens is not None and id_tokens < 1:
         raise typer.BadParameter(f"--id-tokens {id_tokens}: an id stands for 1 token or more")
     return ReadOptions(TimedFields(*names), time_unit, id_tokens, stagger, **more)
@@ -335,8 +336,8 @@ def tokenize(
 
     _check_out(out, to)
     for name, value in (("--rate", rate), ("--gap", gap)):
-        if not 0 < value < float("inf"):
-            raise typer.BadParameter(f"{name} {value}: give a number above 0")
+        if not 1e-6 <= value <= 1e6:
+            raise typer.BadParameter(f"{name} {value}: give a number from 0.000001 to 1,000,000")
     options = _object(template_options, "--template-options")
     job = made.Job(tokenizer, made.read_salt(salt), template, options, block_tokens)
     counts = made.Counts()
@@ -545,8 +546,10 @@ def synth(
     out: Annotated[Path, argument(_LINES, "OUT", show_default=True)],
     shape: Annotated[Literal["tree", "chat"], option(_SHAPE)] = "tree",
     seed: Annotated[int, option("Seed: the same one, the same trace.", min=0)] = 0,
-    conversations: Annotated[int, option("Conversations.", min=1, panel="Shape chat")] = 12,
-    requests: Annotated[int, option("Requests.", min=1, **_TREE)] = 64,
+    conversations: Annotated[
+        int, option("Conversations.", min=1, max=1_000_000, panel="Shape chat")
+    ] = 12,
+    requests: Annotated[int, option("Requests.", min=1, max=10_000_000, **_TREE)] = 64,
     input_mean: Annotated[
         int, option("Mean prompt (log-normal), in tokens.", min=1, **_TREE)
     ] = 1024,
@@ -566,7 +569,9 @@ def synth(
     prefix_depth: Annotated[
         int, option("Levels of the prefix tree.", rare=True, min=1, max=10_000, **_TREE)
     ] = 2,
-    prefix_tokens: Annotated[int, option("Tokens that a level adds.", min=1, **_TREE)] = 512,
+    prefix_tokens: Annotated[
+        int, option("Tokens that a level adds.", min=1, max=2**31 - 1, **_TREE)
+    ] = 512,
     hash_block_tokens: Annotated[
         int, option("Tokens one prefix hash stands for.", rare=True, min=1, max=2**31 - 1, **_TREE)
     ] = 512,
@@ -584,8 +589,10 @@ def synth(
                 raise typer.BadParameter(f"--{spelt} belongs to --shape {other}, not {shape}")
     if input_mean > input_max:
         raise typer.BadParameter(f"--input-mean {input_mean} is above --input-max {input_max}")
-    if arrival_rate is not None and not arrival_rate > 0:
-        raise typer.BadParameter(f"--arrival-rate {arrival_rate} is not above 0 per second")
+    if arrival_rate is not None and not 1e-6 <= arrival_rate <= 1e6:
+        raise typer.BadParameter(
+            f"--arrival-rate {arrival_rate}: give requests per second, from 0.000001 to 1,000,000"
+        )
     settings = Synthetic(
         requests=requests,
         input=Lengths(mean=input_mean, high=input_max),

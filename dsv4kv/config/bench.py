@@ -26,6 +26,11 @@ from dsv4kv.ops.spec import VARIANTS, explain
 
 Positive = Annotated[int, Field(gt=0, lt=2**63)]
 NonNegative = Annotated[int, Field(ge=0, lt=2**63)]
+YEAR_S = 365 * 86_400
+Speed = Annotated[float, Field(ge=1e-6, le=10**6)]  # wide, and times stay numbers
+Share = Annotated[float, Field(ge=0, le=1)]
+Seconds = Annotated[float, Field(ge=0, le=YEAR_S)]
+SecondsAboveZero = Annotated[float, Field(gt=0, le=YEAR_S)]
 
 
 class OneOf:
@@ -152,7 +157,7 @@ class Lengths(Section):
     """Shape of the distribution."""
     mean: Positive = 1024
     """Mean (the value itself if ``fixed``), in tokens."""
-    sigma: Annotated[float, Field(ge=0)] = 0.8
+    sigma: Annotated[float, Field(ge=0, le=10)] = 0.8
     """Log-normal shape parameter (standard deviation of the logarithm)."""
     low: Positive = 1
     """Smallest length; also the lower end of ``uniform``, in tokens."""
@@ -169,17 +174,17 @@ class Lengths(Section):
 class Synthetic(Section):
     """A generated workload."""
 
-    requests: Positive = 64
+    requests: Annotated[int, Field(gt=0, le=10_000_000)] = 64
     """Number of requests."""
     input: Lengths = Lengths()
     """Prompt lengths."""
     output: Lengths = Lengths(mean=128)
     """Generated lengths."""
-    arrival_rate: Annotated[float, Field(gt=0)] | None = None
+    arrival_rate: Speed | None = None
     """Poisson arrivals per second; null makes all requests wait from the start (closed loop)."""
-    prefix_branches: NonNegative = 0
+    prefix_branches: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """Children of each node of the shared-prefix tree; 0 shares nothing."""
-    prefix_depth: Positive = 2
+    prefix_depth: Annotated[int, Field(gt=0, le=10_000)] = 2
     """Levels of the shared-prefix tree."""
     prefix_tokens: Positive = 512
     """Tokens that one level of the shared-prefix tree adds."""
@@ -192,7 +197,7 @@ class Speculative(Section):
 
     draft_tokens: NonNegative = 0
     """Drafted tokens per decode step; 0 turns speculation off."""
-    acceptance: Annotated[float, Field(ge=0, le=1)] = 0.7
+    acceptance: Share = 0.7
     """Probability that a draft is accepted, given that all before it were."""
 
 
@@ -291,7 +296,7 @@ class MeasureSection(Section):
     """Check sampled outputs against the reference every so many steps; 0 never."""
     memcpy_bytes: Annotated[int, Field(ge=2**20)] = 2**28
     """Size of the copy that gives this machine's memcpy bandwidth, in bytes."""
-    figures_seconds: Annotated[float, Field(gt=0)] = 60.0
+    figures_seconds: SecondsAboveZero = 60.0
     """Most seconds for figures of single operations on a GPU; what they do not suffice for is
     reported as not measured."""
     threads: Positive = 1

@@ -10,40 +10,50 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from dsv4kv.choices import ROUTERS, explained
-from dsv4kv.config.bench import NonNegative, OneOf, Positive, Section
+from dsv4kv.config.bench import (
+    YEAR_S,
+    NonNegative,
+    OneOf,
+    Positive,
+    Seconds,
+    SecondsAboveZero,
+    Section,
+    Share,
+    Speed,
+)
 from dsv4kv.engines.names import TRANSFERS
 
 MOST_REPLICAS = 4096
 """Of a fleet. A router looks at each of them for every request: with so many, hours of trace take
 minutes, and with ten times as many, hours."""
 
-Share = Annotated[float, Field(ge=0, le=1)]
-AtLeastZero = Annotated[float, Field(ge=0)]
-AboveZero = Annotated[float, Field(gt=0)]
+Weight = Annotated[float, Field(ge=0, le=10**9)]
+Milliseconds = Annotated[float, Field(ge=0, le=YEAR_S * 10**3)]
+LimitMs = Annotated[float, Field(gt=0, le=YEAR_S * 10**3)]
 
 
 class DynamoSection(Section):
     """dynamo's KV router (1.6.1); null takes what the router's name stands for."""
 
-    overlap_score_credit: AtLeastZero | None = None
+    overlap_score_credit: Weight | None = None
     """What a cached prompt block takes from the cost: 1; agentic 2; decode 0."""
-    overlap_score_credit_decay: AtLeastZero | None = None
+    overlap_score_credit_decay: Weight | None = None
     """How fast that fades for a replica with more prompt tokens to compute than others: 0."""
-    prefill_load_scale: AtLeastZero | None = None
+    prefill_load_scale: Weight | None = None
     """Cost of a prompt block to compute: 1; agentic 4; decode 0."""
-    decode_active_request_weight: AtLeastZero | None = None
+    decode_active_request_weight: Weight | None = None
     """Cost of a request, in blocks: 0; agentic 64."""
-    host_cache_hit_weight: AtLeastZero = 0.75
+    host_cache_hit_weight: Weight = 0.75
     """What a block in host memory takes from the cost."""
-    disk_cache_hit_weight: AtLeastZero = 0.25
+    disk_cache_hit_weight: Weight = 0.25
     """What a block on a disk takes from it."""
-    shared_cache_multiplier: AtLeastZero = 0.0
+    shared_cache_multiplier: Weight = 0.0
     """What a block in a tier that all share takes from it."""
-    router_temperature: AtLeastZero = 0.0
+    router_temperature: Weight = 0.0
     """0 takes the least cost; more leaves it to chance: P ∝ exp(-cost / (range · temperature))."""
     use_kv_events: bool = True
     """Whether replicas announce what they cache; else the router counts what it sent there."""
-    router_ttl_secs: AboveZero = 120.0
+    router_ttl_secs: SecondsAboveZero = 120.0
     """How long that counts."""
     clamp: bool = True
     """Whether the prompt blocks to compute can be less than none."""
@@ -57,28 +67,28 @@ class GatewaySection(Section):
     balance_abs_threshold: NonNegative | None = None
     """Requests that one replica must have more than another to be out of balance: 64; library
     32."""
-    balance_rel_threshold: AtLeastZero | None = None
+    balance_rel_threshold: Weight | None = None
     """And how many times as many: 1.5; library 1.1."""
     max_tree_size: Positive | None = None
     """Characters that its tree keeps of a replica, 4 for a token: 67,108,864; library 10,000."""
-    eviction_interval_secs: AboveZero | None = None
+    eviction_interval_secs: SecondsAboveZero | None = None
     """Time between evictions from it: 120; library 30."""
     prefix_token_count: Positive = 256
     """Tokens that prefix_hash looks at."""
-    load_factor: AboveZero = 1.25
+    load_factor: Annotated[float, Field(gt=0, le=10**9)] = 1.25
     """How many times the mean of requests a replica may have, by prefix_hash."""
 
 
 class LlmdSection(Section):
     """llm-d's endpoint picker: weights of its scorers, and its index of what it sent where."""
 
-    prefix_weight: AtLeastZero = 3.0
+    prefix_weight: Weight = 3.0
     """Weight of the prefix, approximate or precise."""
-    kv_utilization_weight: AtLeastZero = 2.0
+    kv_utilization_weight: Weight = 2.0
     """Weight of unused blocks."""
-    queue_weight: AtLeastZero = 2.0
+    queue_weight: Weight = 2.0
     """Weight of a short queue."""
-    load_aware_weight: AtLeastZero = 0.0
+    load_aware_weight: Weight = 0.0
     """Weight of the load-aware scorer."""
     queue_threshold: Positive = 128
     """Queue at which that one is 0."""
@@ -119,22 +129,22 @@ class TransferSection(Section):
     engine: Annotated[str, OneOf(TRANSFERS)] = Field(
         "blocks", description=f"How many bytes and pieces: {explained(TRANSFERS)}."
     )
-    gbps: AboveZero = 50.0
+    gbps: Speed = 50.0
     """What one rank of a replica sends in a second, in 10^9 B; ranks send the same, at once."""
-    setup_ms: AtLeastZero = 1.0
+    setup_ms: Milliseconds = 1.0
     """Time before a transfer begins, in ms."""
-    descriptor_us: AtLeastZero = 0.5
+    descriptor_us: Annotated[float, Field(ge=0, le=10**6)] = 0.5
     """Time of each piece of memory that it names, in µs."""
 
 
 class SloSection(Section):
     """What a request must keep to count as good; null does not matter."""
 
-    ttft_ms: AboveZero | None = None
+    ttft_ms: LimitMs | None = None
     """Time until its first token, in ms."""
-    tpot_ms: AboveZero | None = None
+    tpot_ms: LimitMs | None = None
     """Mean time of a further token, in ms."""
-    latency_ms: AboveZero | None = None
+    latency_ms: LimitMs | None = None
     """Time until its last token, in ms."""
 
     @property
@@ -163,14 +173,14 @@ class FleetSection(Section):
     """Who chooses the decode replica."""
     block_tokens: Positive | None = None
     """Tokens of a router's block; null takes the cache's."""
-    event_delay_ms: AtLeastZero = 0.0
+    event_delay_ms: Milliseconds = 0.0
     """Time until a router knows what a replica has cached or evicted, and its queue, in ms."""
-    router_session_affinity_ttl_secs: AtLeastZero = 0.0
+    router_session_affinity_ttl_secs: Seconds = 0.0
     """How long a session stays with its replica after it was last used, in s; 0 leaves it to the
     router."""
     sessions: Literal["trace", "think"] = "trace"
     """When a request comes: as the trace says, or a think time after the answer before it."""
-    think_s: AtLeastZero | None = None
+    think_s: Seconds | None = None
     """Think time, in s; null takes the trace's: its time since the answer before, or since the
     request before where answers have no times."""
     shared_tiers: tuple[Literal["host", "disk", "remote"], ...] = ()
@@ -187,7 +197,7 @@ class FleetSection(Section):
     """How prompts get from a prefill replica to a decode replica."""
     slo: SloSection = SloSection()
     """What a request must keep to count as good."""
-    gpu_hour_price: AtLeastZero | None = None
+    gpu_hour_price: Weight | None = None
     """What a GPU costs in an hour, in any money."""
 
     @property

@@ -10,22 +10,23 @@ from pydantic import Field, model_validator
 from dsv4kv.choices import CLOCKS, PREFETCH_POLICIES, STRATEGIES, WRITE_POLICIES, explained
 from dsv4kv.config.bench import (
     POLICY,
+    YEAR_S,
     ModelSection,
     NonNegative,
     OneOf,
     Policy,
     Positive,
     RequestsSection,
+    Seconds,
     Section,
+    Share,
     Speculative,
+    Speed,
 )
 from dsv4kv.config.fleet import FleetSection
 from dsv4kv.engines.names import RULES
 from dsv4kv.engines.rule import SPECULATIONS
 from dsv4kv.model.schema import StateFormat
-
-Share = Annotated[float, Field(ge=0, le=1)]
-AboveZero = Annotated[float, Field(gt=0)]
 
 
 class PoolSection(Section):
@@ -111,11 +112,11 @@ class ArrivalSection(RequestsSection):
 
     arrivals: Literal["trace", "closed"] = "trace"
     """When the trace says, or as many at once as concurrency allows, in its order."""
-    speed: AboveZero = 1.0
+    speed: Speed = 1.0
     """Seconds of the trace that pass in one second of the replay."""
     concurrency: Positive = 64
     """Requests in flight with closed arrivals."""
-    stagger_s: Annotated[float, Field(ge=0)] = 0.0
+    stagger_s: Seconds = 0.0
     """Seconds from the start of one conversation of a weka folder to the next."""
     max_output_tokens: Positive | None = None
     """Cut longer outputs to this many tokens; null keeps the trace's."""
@@ -154,7 +155,7 @@ class CostSection(Section):
     )
     gpu: str | None = "h200"
     """A GPU of the catalogue; null where bandwidth_gbps is given."""
-    gpus: Positive = 8
+    gpus: Annotated[int, Field(gt=0, le=65_536)] = 8
     """GPUs that bear a step together."""
     tp: Positive | None = None
     """Ranks that share one request's work, and each hold its whole KV; null takes all GPUs of a
@@ -179,18 +180,18 @@ class CostSection(Section):
     """Routed experts a token passes in every layer (num_experts_per_tok)."""
     weight_bytes: Positive | None = None
     """Size of all weights in bytes; null derives it from the model's matrices."""
-    bandwidth_gbps: AboveZero | None = None
+    bandwidth_gbps: Speed | None = None
     """By source stated: memory bandwidth of one GPU in 10^9 B/s, instead of the datasheet's."""
     peaks: str | None = None
     """By source stated: a run record of ``dsv4kv bench`` whose measured copy is the bandwidth of
     one GPU."""
-    bandwidth_share: Annotated[float, Field(gt=0, le=1)] = 0.9
+    bandwidth_share: Annotated[float, Field(ge=1e-6, le=1)] = 0.9
     """By source stated: part of a datasheet's bandwidth that a step gets; what is measured or
     given counts whole."""
-    tflops: AboveZero = 800.0
+    tflops: Speed = 800.0
     """By source stated: arithmetic that prompts and decoding get out of one GPU, in 10^12
     operations a second."""
-    overhead_us: NonNegative = 2000
+    overhead_us: Annotated[int, Field(ge=0, le=YEAR_S * 10**6)] = 2000
     """By source stated: time of a step that depends on nothing, in µs."""
 
     @property
@@ -219,14 +220,14 @@ class TierSection(Section):
     capacity_bytes: Positive | None = None
     """Its memory for what is kept of prompts, in bytes; null where ratio sizes it, or there is no
     such tier."""
-    ratio: AboveZero | None = None
+    ratio: Annotated[float, Field(gt=0, le=10**6)] | None = None
     """Its blocks for one of the GPU's, those of context and those of windows apart, as SGLang's
     hicache-ratio; instead of capacity_bytes."""
-    read_gbps: AboveZero = 50.0
+    read_gbps: Speed = 50.0
     """What is read from it in a second, in 10^9 B."""
-    write_gbps: AboveZero = 50.0
+    write_gbps: Speed = 50.0
     """What is written to it in a second, in 10^9 B."""
-    latency_us: Annotated[float, Field(ge=0)] = 10.0
+    latency_us: Annotated[float, Field(ge=0, le=YEAR_S * 10**6)] = 10.0
     """Time of one operation whatever its size, in µs: one moves an object of one family."""
     parallel: Positive = 16
     """Operations whose latencies overlap."""
@@ -285,9 +286,9 @@ class TiersSection(Section):
     """Fetch so many tokens or more."""
     prefetch_share: Share = 0.5
     """Part of the first tier that may be on its way into it at once."""
-    prefetch_timeout_s: Annotated[float, Field(ge=0)] = 1.0
+    prefetch_timeout_s: Seconds = 1.0
     """Longest wait for what is fetched, in s."""
-    prefetch_timeout_per_1024_s: Annotated[float, Field(ge=0)] = 0.25
+    prefetch_timeout_per_1024_s: Seconds = 0.25
     """And so much longer for 1,024 tokens of it, in s."""
 
     @property

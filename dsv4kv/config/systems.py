@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from dsv4kv.choices import SYSTEMS, explained
-from dsv4kv.config.bench import NonNegative, OneOf, Positive, Section
+from dsv4kv.config.bench import NonNegative, OneOf, Positive, Seconds, Section
 
 
 class ChatSection(Section):
@@ -81,7 +81,7 @@ class BlocksSection(Section):
 class CallsSection(Section):
     """How single calls are timed, next to the plain re-statement."""
 
-    seconds: Annotated[float, Field(ge=0)] = 0.25
+    seconds: Seconds = 0.25
     """Time for each row; their calls are interleaved. 0 times nothing."""
     rounds: Annotated[int, Field(ge=6)] = 200
     """Most calls of each."""

@@ -8,7 +8,14 @@ from typing import Annotated
 from pydantic import Field
 
 from dsv4kv.choices import TRANSPORTS, explained
-from dsv4kv.config.bench import Formats, NonNegative, OneOf, Positive, Section
+from dsv4kv.config.bench import (
+    Formats,
+    NonNegative,
+    OneOf,
+    Positive,
+    SecondsAboveZero,
+    Section,
+)
 from dsv4kv.model.schema import StateFormat
 
 
@@ -59,7 +66,7 @@ class TransferConfig(Section):
     """Steps that both go on for; everything they read is compared."""
     rounds: Annotated[int, Field(ge=6)] = 15
     """How often the request is read to be timed."""
-    timeout_s: Annotated[float, Field(gt=0)] = 60.0
+    timeout_s: SecondsAboveZero = 60.0
     """Longest time without an answer, in seconds."""
     seed: NonNegative = 0
     """Seed of all data."""

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import math
 import os
 import re
 import reprlib
@@ -19,11 +18,14 @@ from pydantic_core import from_json
 
 from dsv4kv.errors import TraceError
 from dsv4kv.files import DOCUMENT_BYTES, Unparsable, explain, open_regular, parse_json, replacing
+from dsv4kv.units import UNITS_PER_SECOND
 
 _GZIP_MAGIC = b"\x1f\x8b"
 # A request of 1M tokens listed token by token is below 10 MB; a "line" beyond this is no trace.
-# Nor is so much of nothing: blank lines one after the other count as one.
+# Nor is so much of nothing: blank lines one after the other count as one, each as 64 bytes or
+# more, for gzip packs a thousand of them into one byte.
 _MAX_LINE_BYTES = 2**26
+_BLANK_BYTES = 2**6
 _PIECE_BYTES = 2**20  # of a document that is read in parts
 
 
@@ -120,8 +122,9 @@ class TraceLines:
             if not line:
                 raise StopIteration
             if len(line) + blank > _MAX_LINE_BYTES:
-                raise Defect(f"the line is longer than {_MAX_LINE_BYTES // 2**20} MiB")
-            blank += len(line)
+                limit = f"longer than {_MAX_LINE_BYTES // 2**20} MiB"
+                raise Defect(f"the line is {limit}, or follows too many blank ones")
+            blank += max(len(line), _BLANK_BYTES)
             if self.number == 1:
                 line = line.removeprefix(BOM_UTF8)
             if line and not line.isspace():
@@ -209,6 +212,9 @@ DEFAULTS = ReadOptions()
 
 # Keeps lengths in 32 bits; a larger number is a mistaken unit, not a prompt.
 MAX_TOKENS = 2**31 - 1
+MOST_S = 10**12
+"""Of any time, in seconds: 31,710 years."""
+_PER_SECOND = UNITS_PER_SECOND | {"seconds": 1, "milliseconds": 10**3}
 # The largest of signed 64 bits: a run that ends with it would have no end. No id is that.
 ODD_ID = 2**63 - 1
 
@@ -229,10 +235,13 @@ def checked_tokens(value: Any, name: str, low: int) -> int:
 
 
 def read_time(record: Mapping[str, Any], name: str, unit: str) -> float:
-    """Return a finite time, in the file's own unit."""
+    """Return a time within ``MOST_S`` of 0, in the file's own unit."""
     value = required(record, name)
-    if type(value) not in {int, float} or not _is_finite(value):
-        raise Defect(f"{name} is {reprlib.repr(value)}, expected a finite number of {unit}")
+    most = MOST_S * _PER_SECOND[unit]
+    if type(value) not in {int, float} or not abs(value) <= most:
+        raise Defect(
+            f"{name} is {reprlib.repr(value)}, expected {unit} from -{most:,} to {most:,}"
+        )
     return float(value)
 
 
@@ -274,13 +283,6 @@ def required(record: Mapping[str, Any], name: str) -> Any:
     if name not in record:
         raise Defect(f"{name} is missing")
     return record[name]
-
-
-def _is_finite(value: float) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # a whole number beyond the range of a float
-        return False
 
 
 _DECODER = json.JSONDecoder()

@@ -40,6 +40,7 @@ from dsv4kv.errors import TraceError
 from dsv4kv.traces.files import (
     DEFAULTS,
     MAX_TOKENS,
+    MOST_S,
     ODD_ID,
     Defect,
     ReadOptions,
@@ -447,7 +448,7 @@ def _parse_time_s(text: str) -> float:
         time_s = float(text)
     except ValueError:
         time_s = math.nan
-    if not math.isfinite(time_s):
+    if not abs(time_s) <= MOST_S:
         raise Defect(f"Timestamp is {text[:40]!r}, expected a number of seconds")
     return time_s
 

@@ -28,6 +28,7 @@ from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.prefix.paths import Ints
 from dsv4kv.traces.files import (
     MAX_TOKENS,
+    MOST_S,
     ODD_ID,
     Defect,
     ReadOptions,
@@ -173,7 +174,9 @@ class _Reader:
         full, part = np.divmod(tokens_in, np.maximum(sizes, 1))
         most = np.where(sizes > 0, full + (part > 0), 0)
         wrong = {
-            f"{names.time} is not a finite number": ~np.isfinite(arrival),
+            f"{names.time} is not within {MOST_S:,} s of 0": ~(
+                np.abs(arrival) <= MOST_S * self._per_second
+            ),
             f"{names.input} is not from 1 to {MAX_TOKENS:,}": (tokens_in < 1)
             | (tokens_in > MAX_TOKENS),
             f"{names.output} is not from 0 to {MAX_TOKENS:,}": (tokens_out < 0)

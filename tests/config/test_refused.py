@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from dsv4kv.config.load import expand_axes, load_config
+from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.errors import ConfigError
 
 REFUSED = Path(__file__).with_name("refused.txt")
@@ -51,6 +52,25 @@ def test_a_configuration_is_refused_with_its_sentences(
     assert found
     assert found == told
     assert not [word for word in ("pydantic", "http", "Input", "extra_") if word in str(told)]
+
+
+BEYOND_SENSE = """
+cost.bandwidth_gbps=1e308 cost.bandwidth_gbps=1e-308 cost.tflops=1e-308 cost.gpus=1000000
+cost.bandwidth_share=1e-308 cost.overhead_us=9223372036854775807
+fleet.transfer.gbps=1e-308 fleet.transfer.setup_ms=1e308 fleet.transfer.descriptor_us=1e308
+fleet.slo.ttft_ms=1e308 fleet.think_s=1e308 fleet.dynamo.prefill_load_scale=1e308
+tiers.host.ratio=1e308 tiers.disk.write_gbps=1e-308 tiers.remote.latency_us=1e308
+workload.speed=1e-308 workload.synthetic.requests=100000000
+workload.synthetic.input.sigma=1e308 workload.synthetic.arrival_rate=1e-308
+workload.synthetic.prefix_depth=100000000 workload.synthetic.prefix_branches=100000000
+"""
+
+
+@pytest.mark.parametrize("setting", BEYOND_SENSE.split())
+def test_a_number_beyond_sense_is_refused_with_its_range(setting: str) -> None:
+    key, value = setting.split("=")
+    with pytest.raises(ConfigError, match=rf"{key} is .*{value[-3:]}'?: give an? .*at most"):
+        load_config(None, [setting], ReplayConfig)
 
 
 def main() -> None:

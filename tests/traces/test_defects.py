@@ -50,7 +50,13 @@ DEFECTS = {
     "negative output": (lines(GOOD | {"output_tokens": -1}), 1, "tokens from 0 to"),
     "absurd prompt": (lines(GOOD | {"input_tokens": 2**31}), 1, "input_tokens is 2147483648"),
     "time is not a number": (lines(GOOD | {"arrival_s": float("nan")}), 1, "arrival_s is nan"),
-    "infinite time": (lines(GOOD | {"arrival_s": 10**400}), 1, "expected a finite number"),
+    "infinite time": (lines(GOOD | {"arrival_s": 10**400}), 1, "expected seconds from"),
+    "time beyond sense": (
+        lines(MOONCAKE, MOONCAKE | {"timestamp": 1e300}),
+        2,
+        "timestamp is 1e+300",
+    ),
+    "time before sense": (lines(GOOD | {"arrival_s": -1e300}), 1, "arrival_s is -1e+300"),
     "bool for a time": (lines(GOOD | {"arrival_s": False}), 1, "arrival_s is False"),
     "too many hashes": (
         lines(GOOD | {"prefix_hashes": [1, 2], "hash_block_tokens": 8}),
@@ -128,6 +134,7 @@ DEFECTS = {
     "open quote": (AZURE + '2023-11-16 18:17:03,"1,1\n', 3, "broken CSV"),
     "old line ends": ("TIMESTAMP,ContextTokens\r2023-11-16,1\r", 1, "broken CSV"),
     "burstgpt failed request": (BURST + "5,0,0\n", 2, "take the BurstGPT_without_fails files"),
+    "burstgpt time beyond sense": (BURST + "1e300,1,1\n", 2, "Timestamp is '1e300'"),
     "burstgpt time": (BURST + "5,1,1\nnan,1,1\n", 3, "Timestamp is 'nan', expected a number"),
     "mooncake id of 65 bits": (
         lines(MOONCAKE | {"hash_ids": [2**64]}),
@@ -242,12 +249,15 @@ def test_a_line_without_end_does_not_fill_the_memory(tmp_path: Path) -> None:
         list(read_trace(path))
 
 
-def test_blank_lines_without_end_are_not_read_for_ever(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("width", "line"), [(2**20, 65), (1, 2**20 + 1)])
+def test_blank_lines_without_end_are_not_read_for_ever(
+    width: int, line: int, tmp_path: Path
+) -> None:
     path = tmp_path / "trace.gz"
     with gzip.open(path, "wb", compresslevel=1) as file:
         for _ in range(65):
-            file.write(b" " * (2**20 - 1) + b"\n")
-    with pytest.raises(TraceError, match=r"trace\.gz:65: the line is longer than 64 MiB"):
+            file.write((b" " * (width - 1) + b"\n") * (2**20 // width))
+    with pytest.raises(TraceError, match=rf"trace\.gz:{line}: the line is longer than 64 MiB"):
         list(read_trace(path))
 
 

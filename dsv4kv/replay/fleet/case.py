@@ -201,16 +201,17 @@ def _add_tiers(found: Sequence[Tiers]) -> ReplayTiers | None:
 
 def add_series(series: Sequence[ReplaySeries], points: int) -> ReplaySeries:
     """What all held, at no more moments than ``points``: of each what it had held last."""
-    times = np.unique(np.concatenate([np.array(each.at_ns, np.int64) for each in series]))
+    # int64 would end after 292 years, and within 104 days these are exact
+    times = np.unique(np.concatenate([np.array(each.at_ns, np.float64) for each in series]))
     if len(times) > points:
         times = times[np.linspace(0, len(times) - 1, points).astype(int)]
     names = ReplaySeries.model_fields.keys() - {"at_ns"}
     sums = {name: np.zeros(len(times), np.int64) for name in names}
     for each in series:
-        place = np.searchsorted(np.array(each.at_ns, np.int64), times, side="right")
+        place = np.searchsorted(np.array(each.at_ns, np.float64), times, side="right")
         for name in names:
             sums[name] += np.array([0, *getattr(each, name)], np.int64)[place]
-    return ReplaySeries(at_ns=times.tolist(), **{n: s.tolist() for n, s in sums.items()})
+    return ReplaySeries(at_ns=[int(t) for t in times], **{n: s.tolist() for n, s in sums.items()})
 
 
 def _totals(outcome: FleetOutcome, fates: Fates) -> Totals:

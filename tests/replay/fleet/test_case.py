@@ -125,6 +125,7 @@ def test_series_of_replicas_add_up_to_what_all_held() -> None:
 
     both = add_series([series([0, 10], [1, 2]), series([5, 10, 20], [10, 20, 30])], 16)
     assert (both.at_ns, both.running) == ([0, 5, 10, 20], [1, 11, 22, 32])
+    assert add_series([series([2**64], [1])], 16).at_ns == [2**64]  # more than 292 years
     few = add_series([series(list(range(99)), list(range(99)))], 16)
     assert len(few.at_ns) == 16
     assert np.all(np.diff(few.at_ns) > 0)

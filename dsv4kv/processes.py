@@ -15,6 +15,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from threading import Event, Timer
 from typing import IO, Any, TypeVar
 
 from dsv4kv import __version__
@@ -56,6 +57,68 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def find_program(name: str) -> str | None:
+    """Path of a program: of a name, by the absolute entries of ``PATH`` only.
+
+    An empty or relative entry would run what lies in the current folder.
+    """
+    if os.sep in name:
+        return shutil.which(name)
+    entries = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    return shutil.which(name, path=os.pathsep.join(filter(os.path.isabs, entries)))
+
+
+def run_bounded(
+    command: Sequence[str],
+    env: Mapping[str, str],
+    timeout_s: float,
+    *,
+    stderr: int = subprocess.DEVNULL,
+    most_bytes: int = 2**24,
+) -> tuple[int, str]:
+    """Exit code of a command and what it prints.
+
+    Raises:
+        OSError: There is no such program.
+        subprocess.TimeoutExpired: It was killed: it ran longer, or printed more than
+            ``most_bytes``.
+    """
+    program = find_program(command[0])
+    if program is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
+    with subprocess.Popen(
+        [program, *command[1:]],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        env=env,
+        process_group=0,
+    ) as process:
+        killed = Event()
+
+        def kill() -> None:
+            killed.set()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+        timer = Timer(timeout_s, kill)
+        timer.start()
+        try:
+            assert process.stdout is not None
+            output = process.stdout.read(most_bytes + 1)
+            if len(output) > most_bytes:
+                kill()
+            code = process.wait()
+        except BaseException:
+            kill()
+            raise
+        finally:
+            timer.cancel()
+    if killed.is_set():
+        raise subprocess.TimeoutExpired(command, timeout_s)
+    return code, output.decode(errors="replace")
+
+
 class Child:
     """A command in a process group of its own; on Linux it ends with this process.
 
@@ -76,11 +139,12 @@ class Child:
         Raises:
             OSError: There is no such program.
         """
-        if shutil.which(command[0]) is None:
+        program = find_program(command[0])
+        if program is None:
             raise OSError(errno.ENOEXEC, "there is no such program", command[0])
         wrapper = [sys.executable, "-I", "-S", "-c", _ENDING_WITH_PARENT]
         self._process = subprocess.Popen(
-            [*(wrapper if sys.platform == "linux" else []), *command],
+            [*(wrapper if sys.platform == "linux" else []), program, *command[1:]],
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,

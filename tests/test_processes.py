@@ -12,7 +12,7 @@ import pytest
 
 from dsv4kv.budget.lookup import find_model
 from dsv4kv.errors import ConfigError, Dsv4kvError
-from dsv4kv.processes import Child, map_parallel
+from dsv4kv.processes import Child, find_program, map_parallel, run_bounded
 from dsv4kv.replay.mrc.curves import Question, measure_trace
 from dsv4kv.traces.collect import load_paths
 from tests.process_tree import descendants, is_running
@@ -141,3 +141,27 @@ def test_rules_of_a_trace_are_the_same_in_parallel() -> None:
     assert [(o.label, o.hit_tokens) for o in one[0].rules] == [
         (o.label, o.hit_tokens) for o in two[0].rules
     ]
+
+
+@pytest.mark.parametrize("entry", ["", ".", "bin"])
+def test_nothing_of_the_current_folder_is_run_as_a_program(
+    entry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in (tmp_path, tmp_path / "bin"):
+        folder.mkdir(exist_ok=True)
+        (folder / "nsys").write_text("#!/bin/sh\n")
+        (folder / "nsys").chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", os.pathsep.join([entry, os.environ["PATH"]]))
+    assert find_program("nsys") is None
+    with pytest.raises(OSError, match="no such program"):
+        Child(["nsys"])
+    with pytest.raises(FileNotFoundError):
+        run_bounded(["nsys"], os.environ, 60)
+
+
+def test_a_program_that_prints_without_end_is_killed() -> None:
+    with pytest.raises(subprocess.TimeoutExpired):
+        run_bounded(["yes"], os.environ, 60, most_bytes=2**20)
+    with pytest.raises(subprocess.TimeoutExpired):
+        run_bounded(["sleep", "600"], os.environ, 0.1)

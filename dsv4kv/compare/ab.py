@@ -26,10 +26,11 @@ from dsv4kv.config.load import LoadedConfig, expand_axes, find_config, load_conf
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import temporary_folder
 from dsv4kv.measure.environment import capture_environment
-from dsv4kv.processes import OWN_TREE
+from dsv4kv.processes import OWN_TREE, run_bounded
 from dsv4kv.runs.store import new_run_id
 
 HERE = "."
+_GIT_TIMEOUT_S = 600.0
 _CLONE = "run --ab with revisions in a clone of dsv4kv, or name two configurations or backends."
 
 
@@ -65,20 +66,27 @@ def _with_package(tree: Path, revision: str) -> Path:
 
 
 def _git(*arguments: str, doing: str) -> str:
-    # Inside a git hook, GIT_DIR and GIT_INDEX_FILE would point git elsewhere.
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
     try:
-        done = subprocess.run(
-            ("git", *arguments), capture_output=True, env=environment, text=True, check=False
-        )
+        code, last = _run_git(*arguments)
     except OSError as error:
         raise ConfigError(f"git cannot be run ({error.strerror}): install it.") from None
-    if done.returncode:
-        errors = done.stderr.strip().splitlines() or ["it does not say why"]
-        if "not a git repository" in errors[-1]:
-            raise ConfigError(f"git could not {doing}: {_CLONE}")
-        raise ConfigError(f"git could not {doing}: {errors[-1]}.")
-    return done.stdout.strip()
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"git could not {doing}: it did not end, and was killed.") from None
+    if code and "not a git repository" in last:
+        raise ConfigError(f"git could not {doing}: {_CLONE}")
+    if code:
+        raise ConfigError(f"git could not {doing}: {last or 'it does not say why'}.")
+    return last
+
+
+def _run_git(*arguments: str) -> tuple[int, str]:
+    """Exit code, and the last line that it prints."""
+    # Inside a git hook, GIT_DIR and GIT_INDEX_FILE would point git elsewhere.
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
+    code, printed = run_bounded(
+        ("git", *arguments), environment, _GIT_TIMEOUT_S, stderr=subprocess.STDOUT
+    )
+    return code, printed.strip().rpartition("\n")[2]
 
 
 Unit = Literal["step", "launch"]

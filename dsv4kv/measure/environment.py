@@ -16,6 +16,8 @@ from typing import Any
 
 import pynvml
 
+from dsv4kv.processes import run_bounded
+
 SPEED_VARIABLES = (
     "CUDA_DEVICE_MAX_CONNECTIONS",
     "CUDA_LAUNCH_BLOCKING",
@@ -151,9 +153,7 @@ def _output_of(*command: str) -> str | None:
     # Inside a git hook, GIT_DIR would point git at another repository.
     environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
     try:
-        done = subprocess.run(
-            command, capture_output=True, env=environment, timeout=_COMMAND_TIMEOUT_S, check=True
-        )
+        code, printed = run_bounded(command, environment, _COMMAND_TIMEOUT_S)
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.decode(errors="replace").strip()
+    return None if code else printed.strip()

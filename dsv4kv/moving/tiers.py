@@ -284,9 +284,11 @@ class _ComputingModel:
 
 def _check_restored(name: str, library: Library, tokens: int, found: Restored) -> None:
     if not found.tokens or found.failed:
+        cause = f" (the first: {library.failure})" if library.failure else ""
         raise StoreUnavailable(
             f"{name}: {tokens:,} tokens were stored and {found.tokens:,} came back; "
-            f"{library.failures} calls failed and {library.damaged_objects} objects were damaged: "
+            f"{library.failures} calls failed{cause} and "
+            f"{library.damaged_objects} objects were damaged: "
             "give the store more room, or take another place."
         )
 

@@ -275,6 +275,8 @@ class RequestLog:
         Raises:
             ConfigError: There is no such file or folder.
         """
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise ConfigError(f"--requests {path}: this is no file: name a log or a folder.")
         if not path.exists():
             raise ConfigError(
                 f"--requests {path}: there is no such log: start the server with its log of "

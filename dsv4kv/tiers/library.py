@@ -73,6 +73,7 @@ class Library:
         block_tokens: Of a block.
         damaged_objects: Found with other bytes than were stored.
         failures: Calls that the store could not answer.
+        failure: What the first of them said.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Library:
         self.namespace = namespace_of(cache.manager.plan, revision)
         self.block_tokens = cache.manager.plan.schemas[0].block_tokens
         self.damaged_objects = self.failures = 0
+        self.failure = ""
         families = cache.families.values()
         self._pages = [family for family in families if family.kept is Kept.PAGES]
         self._tails = [family for family in families if family.kept is not Kept.PAGES]
@@ -197,11 +199,15 @@ class Library:
 
     # What is there
 
+    def _fail(self, error: StoreUnavailable) -> None:
+        self.failures += 1
+        self.failure = self.failure or str(error)
+
     def _exists(self, names: Sequence[str]) -> Found:
         try:
             return self.store.exists(names)
-        except StoreUnavailable:
-            self.failures += 1
+        except StoreUnavailable as error:
+            self._fail(error)
             return np.zeros(len(names), dtype=np.bool_)
 
     def _manifests(self, prefix: Prefix, *, whole: bool) -> NDArray[np.bool_]:
@@ -265,8 +271,8 @@ class Library:
         """Keep objects, or none; returns the bytes written."""
         try:
             self.store.put(names, data)
-        except StoreUnavailable:
-            self.failures += 1
+        except StoreUnavailable as error:
+            self._fail(error)
             self._delete(names)
             return 0
         self._written += names
@@ -275,8 +281,8 @@ class Library:
     def _delete(self, names: Sequence[str]) -> None:
         try:
             self.store.delete(names)
-        except StoreUnavailable:
-            self.failures += 1
+        except StoreUnavailable as error:
+            self._fail(error)
 
     def _store_pages(self, prefix: Prefix, slot: int, part: range) -> int:
         """Store blocks of which an object is missing."""
@@ -338,8 +344,8 @@ class Library:
     def _get(self, names: Sequence[str], into: Sequence[Bytes]) -> Found:
         try:
             return self.store.get(names, into)
-        except StoreUnavailable:
-            self.failures += 1
+        except StoreUnavailable as error:
+            self._fail(error)
             return np.zeros(len(names), dtype=np.bool_)
 
     def _read(self, names: Sequence[str], digests: Sequence[bytes], into: Sequence[Bytes]) -> bool:

@@ -6,6 +6,8 @@ The package is redis-py, the extra ``redis``. What is kept for how long is the s
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from threading import local
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,8 @@ from dsv4kv.tiers.store import Bytes, Found, Namespace, Seals, cut
 
 TIMEOUT_S = 5.0
 _TRIP_BYTES = 32 << 20  # sent or answered at once: a server keeps as much for every client
+_OTHER_BYTES = 1 << 20  # of an answer beside the objects asked for
+_TIMEOUTS = 10  # in which an answer has come to its end
 
 
 def open_redis(place: str, namespace: Namespace) -> "RedisStore":
@@ -31,7 +35,7 @@ class RedisStore:
         Args:
             url: ``redis://…``, ``rediss://…`` for TLS or ``unix://…``, as redis-py has them.
             namespace: Whose objects these are.
-            timeout_s: How long the server may be silent.
+            timeout_s: How long the server may be silent; whole answers have ten times as long.
 
         Raises:
             ConfigError: The package is not installed, or there is no such URL.
@@ -47,6 +51,7 @@ class RedisStore:
         from redis.retry import Retry
 
         self._errors, self.damaged = redis.exceptions, 0
+        self._timeout_s, self._asked = timeout_s, local()
         self._seals, self._prefix = Seals(namespace), f"{namespace.digest}/"
         try:
             self._client: Any = redis.Redis.from_url(
@@ -55,6 +60,7 @@ class RedisStore:
                 socket_connect_timeout=timeout_s,
                 retry=Retry(NoBackoff(), 0),
                 protocol=2,
+                redis_connect_func=self._bound,
             )
         except ValueError as error:
             raise ConfigError(f"redis: this is no server's address: {error}.") from None
@@ -94,10 +100,20 @@ class RedisStore:
         """See ``Store``."""
         self._client.close()
 
+    def _bound(self, connection: Any) -> None:
+        """Greet a server from which no more is read than was asked for."""
+        connection._sock = _Bounded(connection._sock, self._allowance)
+        connection.on_connect()
+
+    def _allowance(self) -> tuple[int, float]:
+        most = getattr(self._asked, "size", 0) + _OTHER_BYTES
+        return most, monotonic() + _TIMEOUTS * self._timeout_s
+
     def _ask(self, ask: Callable[[Any, int], object], sizes: Sequence[int]) -> list[Any]:
         """The server's answers, asked for in as few trips as memory allows."""
         answers = list[Any]()
         for trip in cut(sizes, _TRIP_BYTES):
+            self._asked.size = sum(sizes[trip.start : trip.stop])
             with self._translated(), self._client.pipeline(transaction=False) as pipe:
                 for number in trip:
                     ask(pipe, number)
@@ -138,11 +154,43 @@ class RedisStore:
                 f"redis at {self._where}: no room for another object ({_short(error)}): delete "
                 "some, raise maxmemory, or let the server evict by maxmemory-policy."
             ) from None
-        except (self._errors.RedisError, OSError, ValueError) as error:
+        except (self._errors.RedisError, OSError, ValueError, RecursionError) as error:
             raise StoreUnavailable(
                 f"redis at {self._where}: no answer that can be used ({_short(error)}): is it a "
                 "Redis or Valkey server, and can it be written?"
             ) from None
+
+
+class _Bounded:
+    """A socket that reads so many bytes, and for so long, after what was sent last."""
+
+    def __init__(self, line: Any, allowance: Callable[[], tuple[int, float]]) -> None:
+        self._line, self._allowance = line, allowance
+        self._left, self._end_s = allowance()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._line, name)
+
+    def sendall(self, data: bytes) -> None:
+        self._line.sendall(data)
+        self._left, self._end_s = self._allowance()
+
+    def recv(self, size: int) -> bytes:
+        data: bytes = self._line.recv(size)
+        self._count(len(data))
+        return data
+
+    def recv_into(self, *room: Any) -> int:
+        size: int = self._line.recv_into(*room)
+        self._count(size)
+        return size
+
+    def _count(self, size: int) -> None:
+        self._left -= size
+        if self._left < 0:
+            raise ValueError("its answer is longer than what was asked for")
+        if monotonic() > self._end_s:
+            raise ValueError("its answer does not end")
 
 
 def _short(error: Exception) -> str:

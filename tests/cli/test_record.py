@@ -93,6 +93,21 @@ def test_an_address_that_is_none_is_a_sentence(
     assert re.search(r"(?m)^error: .*: give (http|tcp|PORT)", done.stderr)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--metrics http://127.0.0.1:1 --seconds 1 --every 1e308", "--every"),
+        ("--metrics http://127.0.0.1:1 --seconds 1 --every nan", "--every"),
+        ("--events tcp://127.0.0.1:1 --replay tcp://127.0.0.1:1 --ranks 100000000", "--ranks"),
+        ("--requests /dev/zero --once", "is no file"),
+    ],
+)
+def test_what_no_source_can_be_is_a_sentence(words: str, said: str, tmp_path: Path) -> None:
+    done = run("record", tmp_path / "recording", *words.split())
+    assert done.exit_code == 2, done.output
+    assert said in done.stderr
+
+
 def test_a_recording_becomes_a_trace_in_order_of_arrival(asked: Path, tmp_path: Path) -> None:
     done = run("trace", "convert", asked, tmp_path / "trace.jsonl")
     assert done.exit_code == 0, done.output

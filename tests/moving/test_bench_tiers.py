@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 from dsv4kv.bench.serve import inputs, placing
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cli import app
+from dsv4kv.errors import StoreUnavailable
 from dsv4kv.measure.statistics import Estimate
 from dsv4kv.moving import copies
 from dsv4kv.moving.tiers import time_copies, time_disk
@@ -191,6 +192,18 @@ def test_a_store_that_loses_objects_fails_the_run_with_a_sentence(
     done = tiers("--set", "stores=[memory]", "--set", "lengths=[256]", folder=tmp_path)
     assert done.exit_code == 5
     assert "256 tokens were stored and 0 came back" in " ".join(done.stderr.split())
+
+
+def test_a_store_that_fails_is_told_with_its_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise StoreUnavailable("NOAUTH Authentication required")
+
+    monkeypatch.setattr(MemoryStore, "put", fail)
+    done = tiers("--set", "stores=[memory]", "--set", "lengths=[256]", folder=tmp_path)
+    assert done.exit_code == 5
+    assert "the first: NOAUTH" in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,7 +11,7 @@ from typing import IO, Any
 
 from dsv4kv.diagnose.conform.sequences import Sequence
 from dsv4kv.errors import PeerUnavailable
-from dsv4kv.processes import Child
+from dsv4kv.processes import Child, find_program
 
 FOLDER = Path(__file__).parent
 # older Pythons, as engines have, know no -P: "" is the current folder
@@ -82,7 +81,7 @@ def drive(engine: str, python: str | None = None, package: Path | None = None) -
     Raises:
         PeerUnavailable: No such Python, or no such engine that it can import.
     """
-    program = shutil.which(python or sys.executable)
+    program = find_program(python or sys.executable)
     if program is None:
         raise PeerUnavailable(f"there is no Python at {python}: name the engine's own.")
     if package is not None and not (package / engine).is_dir():

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from pathlib import Path
 from dsv4kv.errors import ProfileError
 from dsv4kv.measure.environment import SPEED_VARIABLES
 from dsv4kv.measure.profilers.trace import DOMAIN, STEP
-from dsv4kv.processes import Child, with_package
+from dsv4kv.processes import Child, find_program, run_bounded, with_package
 
 KEPT_VARIABLES = (
     *SPEED_VARIABLES,
@@ -36,6 +35,8 @@ KEPT_VARIABLES = (
     "XDG_CACHE_HOME",
 )
 """All that a profiled program gets to see: reports of profilers keep the whole environment."""
+
+_PRINTED_BYTES = 2**28  # ncu prints a line for every kernel
 
 GRACE_S = 15.0
 """How long a child may take to end after each signal: nsys writes its report first."""
@@ -75,18 +76,15 @@ def run_child(command: Sequence[str], log: Path, timeout_s: float) -> int:
 def ask(command: Sequence[str], timeout_s: float = 60.0) -> str:
     """What a command prints, on both streams; empty where it cannot be run."""
     try:
-        done = subprocess.run(
+        return run_bounded(
             command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            scrub(os.environ),
+            timeout_s,
             stderr=subprocess.STDOUT,
-            env=scrub(os.environ),
-            timeout=timeout_s,
-            check=False,
-        )
+            most_bytes=_PRINTED_BYTES,
+        )[1]
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout.decode(errors="replace")
 
 
 def _end(child: Child) -> None:
@@ -137,7 +135,7 @@ class Command:
 
 def find_tool(name: str) -> str | None:
     """Path of a profiler on ``PATH``."""
-    return shutil.which(name)
+    return find_program(name)
 
 
 def require_tool(name: str, package: str) -> str:

@@ -8,7 +8,6 @@ one piece.
 import importlib.util
 import os
 import re
-import shutil
 import struct
 import subprocess
 from collections import Counter
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from dsv4kv.errors import CudaUnavailable, DeviceError
 from dsv4kv.files import temporary_folder
+from dsv4kv.processes import find_program
 
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _NO_CONTENT = 8  # SHT_NOBITS
@@ -108,7 +108,7 @@ def find_tool(name: str) -> Path:
     for place in (spec.submodule_search_locations or ()) if spec else ():
         for found in sorted(Path(place).glob(f"*/bin/{name}"), reverse=True):
             return found
-    if on_path := shutil.which(name):
+    if on_path := find_program(name):
         return Path(on_path)
     raise CudaUnavailable(
         f"{name} is not here: pip install 'dsv4kv[cuda]', which brings nvidia-cuda-{name} (or put "

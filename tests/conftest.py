@@ -70,17 +70,17 @@ SLOW = {
     " test_kernels test_launches test_profile test_profile_docs test_progress test_record"
     " test_replay test_results test_shell test_sweeps test_without_torch",
     "replay/clock": "test_points",
-    "compare": "test_ab test_comparison test_worktrees",
+    "bench/compare": "test_ab test_comparison test_worktrees",
     "engines": "logs/test_recovery logs/test_waterfall oracles test_own test_rules",
     "measure": "profilers test_claims test_imports test_repetition test_statistics test_verdict",
-    "moving": "test_bench_tiers test_bench_transfer test_side",
+    "transfer": "test_bench_tiers test_bench_transfer test_side",
     "replay/mrc": "test_policy test_strategies test_thin",
     "ops": "peers test_codec test_entry_content test_number_grids test_one_code_apart"
     " test_streaming test_variants reads",
     "replay/plan": "test_plan",
     "prefix": "test_policies test_policies_libcachesim",
     "diagnose/probe": "test_probe",
-    "recording": "test_folder test_proxy test_tokenize",
+    "record": "test_folder test_proxy test_tokenize",
     "replay": "test_machine test_preemption"
     " test_real_trace test_rules test_rules_machine test_tiers",
     "runs": "test_store",
@@ -155,8 +155,8 @@ THINNED = {
     "measure/test_telemetry.py::test_a_throttled_gpu_is_seen_while_the_run_goes_on": 3,
     "measure/test_statistics.py::"
     "test_the_interval_covers_the_true_median_in_95_percent_of_runs": 2,
-    "moving/test_side.py::test_bytes_of_others_are_found_by_their_digests": 2,
-    "moving/test_side.py::test_decode_steps_after_a_transfer_read_what_they_would_have_read": 1,
+    "transfer/test_side.py::test_bytes_of_others_are_found_by_their_digests": 2,
+    "transfer/test_side.py::test_decode_steps_after_a_transfer_read_what_they_would_have_read": 1,
     "replay/mrc/test_policy.py::test_the_conversation_trace_hits_as_published": 1,
     "replay/mrc/test_strategies.py::test_the_conversation_trace_resumes_as_published": 2,
     "replay/mrc/test_thin.py::test_intervals_hold_the_exact_curve_of_the_conversation_trace": 1,
@@ -179,9 +179,9 @@ THINNED = {
     "prefix/test_policies_libcachesim.py::"
     "test_blocks_of_the_conversation_trace_hit_as_in_libcachesim": 1,
     "prefix/test_policies_libcachesim.py::test_single_blocks_hit_as_in_libcachesim": 3,
-    "recording/test_published.py::"
+    "record/test_published.py::"
     "test_a_recording_replayed_by_the_same_rule_hits_what_the_manager_answered": 3,
-    "recording/test_published.py::"
+    "record/test_published.py::"
     "test_a_replay_at_the_servers_pace_evicts_as_many_blocks_as_were_announced": 3,
     "replay/test_cost.py::test_the_shares_of_a_step_by_key_format": 4,
     "replay/test_machine.py::test_replays_of_all_kinds_share_keep_and_evict_as_told_plainly": 2,
@@ -211,7 +211,7 @@ THINNED = {
     "test_endings.py::test_the_program_ends_as_by_ctrl_c": 1,
     "tiers/test_library.py::test_a_prompt_that_comes_back_goes_on_as_if_it_had_never_left": 4,
     "tiers/test_library.py::test_every_store_brings_back_the_same": 3,
-    "moving/test_rows.py::test_rows_are_the_same_in_another_cache": 2,
+    "transfer/test_rows.py::test_rows_are_the_same_in_another_cache": 2,
     "view/page/test_browser.py::"
     "test_a_page_opens_without_complaint_request_or_sideways_scrolling": 3,
     "view/test_odd_profiles.py::test_odd_values_anywhere_in_a_trace_are_left_out_or_refused": 5,

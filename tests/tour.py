@@ -24,7 +24,7 @@ from pathlib import Path
 from rich.cells import cell_len
 
 from dsv4kv.runs.store import dumps
-from tests.compare.launched import make_launched_record
+from tests.bench.compare.launched import make_launched_record
 from tests.measure.profilers.exports import two_replays
 from tests.measure.profilers.traces import cpu_events, save
 from tests.test_documented_commands import HELPS, PAGES, ROOT, SHOWN

@@ -225,7 +225,7 @@ def _bench_tiers(
 ) -> None:
     """Prefixes in host memory and on disk."""
     from dsv4kv.config.tiers import TiersConfig
-    from dsv4kv.moving.tiers import dumps, run_tiers
+    from dsv4kv.transfer.tiers import dumps, run_tiers
     from dsv4kv.view.tiers import report_tiers
 
     def run(point: "Point[TiersConfig]") -> _Ran:
@@ -248,8 +248,8 @@ def _bench_transfer(
     """Be the prefill side at ``listen``, the decode side of ``connect``, or run both."""
     from dsv4kv.config.load import load_config
     from dsv4kv.config.transfer import TransferConfig
-    from dsv4kv.moving import transfer
-    from dsv4kv.moving.prefill import serve
+    from dsv4kv.transfer import transfer
+    from dsv4kv.transfer.prefill import serve
     from dsv4kv.view.transfer import report_transfer
 
     if listen and connect:

@@ -25,9 +25,9 @@ from dsv4kv.errors import INTERRUPTED, ConfigError
 from dsv4kv.view.console import open_console, say
 
 if TYPE_CHECKING:
-    from dsv4kv.compare.ab import Duel
-    from dsv4kv.compare.comparison import Comparison
-    from dsv4kv.compare.side import Side
+    from dsv4kv.bench.compare.ab import Duel
+    from dsv4kv.bench.compare.comparison import Comparison
+    from dsv4kv.bench.compare.side import Side
     from dsv4kv.measure.verdict import Verdict
 
 _AB = {"panel": "With --ab"}
@@ -97,9 +97,9 @@ def compare(
     A launch is the unit: each gives one median per quantity, and the verdict is made over them.
     SLOWER as soon as one quantity is; UNCLEAR where the mean of all is, or something is missing.
     """
-    from dsv4kv.compare.floor import parse_floor
-    from dsv4kv.compare.side import check_name
-    from dsv4kv.compare.side import save_baseline as save
+    from dsv4kv.bench.compare.floor import parse_floor
+    from dsv4kv.bench.compare.side import check_name
+    from dsv4kv.bench.compare.side import save_baseline as save
 
     if fail_on not in ("slower", "unclear"):
         raise ConfigError(f"--fail-on {fail_on}: choose slower or unclear.")
@@ -166,7 +166,7 @@ def _stored(
     sides: list[str], baseline: str | None, save_baseline: str | None, out: Path
 ) -> "tuple[Side | None, Side]":
     """The side before (None if one is only to be saved) and the side after."""
-    from dsv4kv.compare.side import load_baseline, load_side
+    from dsv4kv.bench.compare.side import load_baseline, load_side
 
     if baseline and len(sides) == 1:
         return load_baseline(baseline, out), load_side(sides[0])
@@ -189,7 +189,7 @@ def _plan(
     turns: str | None,
     order_seed: int | None,
 ) -> "Duel":
-    from dsv4kv.compare.ab import Duel, Unit
+    from dsv4kv.bench.compare.ab import Duel, Unit
 
     unit = next((each for each in get_args(Unit) if each == turns), None)
     if turns and not unit:
@@ -201,8 +201,8 @@ def _plan(
 
 def _measure(duel: "Duel", out: Path) -> "tuple[Side, Side, bool]":
     """Run both sides, keep their records, and say whether Ctrl-C ended it."""
+    from dsv4kv.bench.compare.ab import run_duel
     from dsv4kv.cli.progress import Watcher
-    from dsv4kv.compare.ab import run_duel
     from dsv4kv.runs.store import save_record
 
     stderr = open_console(stderr=True)
@@ -219,9 +219,9 @@ def _measure(duel: "Duel", out: Path) -> "tuple[Side, Side, bool]":
 def _judge(
     before: "Side", after: "Side", floor: float, *, force: bool, intended: bool
 ) -> "Comparison":
-    from dsv4kv.compare.comparison import compare as judge_sides
-    from dsv4kv.compare.comparison import list_differences
-    from dsv4kv.compare.floor import find_floor
+    from dsv4kv.bench.compare.comparison import compare as judge_sides
+    from dsv4kv.bench.compare.comparison import list_differences
+    from dsv4kv.bench.compare.floor import find_floor
 
     differences = list_differences(before, after)
     unlike = [each for each in differences if each.kind != "unknown"]

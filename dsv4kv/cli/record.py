@@ -9,14 +9,14 @@ from dsv4kv import __version__
 from dsv4kv.cli import examples
 from dsv4kv.cli.options import Text, argument, flag, option
 from dsv4kv.errors import ConfigError
-from dsv4kv.recording.veil import GRAIN_TOKENS, LEAST_TOKENS
+from dsv4kv.record.veil import GRAIN_TOKENS, LEAST_TOKENS
 from dsv4kv.view.console import open_console, say
 
 if TYPE_CHECKING:
     from dsv4kv.cli.progress import Redrawn
-    from dsv4kv.recording.folder import Recording
-    from dsv4kv.recording.run import Source
-    from dsv4kv.recording.veil import Veil
+    from dsv4kv.record.folder import Recording
+    from dsv4kv.record.run import Source
+    from dsv4kv.record.veil import Veil
 
 EPILOG = examples(
     "dsv4kv record server --events tcp://127.0.0.1:5557                 until Ctrl-C",
@@ -89,12 +89,12 @@ def record(
     read back. A recording that was interrupted, also by kill -9, goes on where it stopped.
     """
     from dsv4kv.cli.progress import Redrawn
-    from dsv4kv.recording.folder import Recording
-    from dsv4kv.recording.logs import RequestLog
-    from dsv4kv.recording.metrics import Metrics
-    from dsv4kv.recording.run import run
-    from dsv4kv.recording.server import Live
-    from dsv4kv.recording.veil import Veil
+    from dsv4kv.record.folder import Recording
+    from dsv4kv.record.logs import RequestLog
+    from dsv4kv.record.metrics import Metrics
+    from dsv4kv.record.run import run
+    from dsv4kv.record.server import Live
+    from dsv4kv.record.veil import Veil
     from dsv4kv.view.render import show
 
     if not (events or proxy or requests or metrics):
@@ -143,7 +143,7 @@ def _events_of(
     *,
     verbatim: bool,
 ) -> "Iterator[Source]":
-    from dsv4kv.recording.events import MessageFile, Publisher, Socket, ranks_of
+    from dsv4kv.record.events import MessageFile, Publisher, Socket, ranks_of
 
     if events is None:
         return
@@ -157,7 +157,7 @@ def _events_of(
 
 
 def _proxies_of(proxies: list[str], recording: "Recording", veil: "Veil") -> "Iterator[Source]":
-    from dsv4kv.recording.proxy import Proxy, parse_address
+    from dsv4kv.record.proxy import Proxy, parse_address
 
     for number, text in enumerate(proxies):
         address = parse_address(text)

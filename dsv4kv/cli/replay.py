@@ -126,7 +126,7 @@ def replay(
     Which blocks are found, evicted and held is exact; times come with their error.
     """
     from dsv4kv.config.replay import ReplayConfig
-    from dsv4kv.recording.folder import is_recording
+    from dsv4kv.record.folder import is_recording
     from dsv4kv.view.config import schema_table
     from dsv4kv.view.render import show
 
@@ -215,9 +215,9 @@ def _compare(
     from dsv4kv.budget.launch import read_command
     from dsv4kv.cli.progress import Watcher
     from dsv4kv.engines.logs.read import read_log
-    from dsv4kv.recording.convert import read_recording
-    from dsv4kv.recording.folder import is_recording
-    from dsv4kv.recording.server import read_server
+    from dsv4kv.record.convert import read_recording
+    from dsv4kv.record.folder import is_recording
+    from dsv4kv.record.server import read_server
     from dsv4kv.replay.against import MOST_PLAYS, check_comparable, compare_with_server
     from dsv4kv.replay.settings import open_pool, settings_of
     from dsv4kv.view.against import against_document, against_page

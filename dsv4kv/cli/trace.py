@@ -197,7 +197,7 @@ def convert(
 
     A recording becomes a trace of its requests; without a source of them, of what was stored.
     """
-    from dsv4kv.recording.folder import is_recording
+    from dsv4kv.record.folder import is_recording
     from dsv4kv.traces import is_stores_only, read_trace
     from dsv4kv.traces.collect import place_of
     from dsv4kv.traces.summary import check_histories_of
@@ -258,7 +258,7 @@ def _write(requests: "Iterable[Request]", out: Path, to: str, *, stores: bool) -
 
 def _convert_recording(folder: Path, out: Path, to: str, part: slice) -> None:
     """Write what was recorded, and say what the server said of it."""
-    from dsv4kv.recording.convert import describe, in_blocks, read_recording
+    from dsv4kv.record.convert import describe, in_blocks, read_recording
     from dsv4kv.traces.formats import BLOCK_TOKENS
 
     recorded = read_recording(folder)
@@ -329,9 +329,9 @@ def tokenize(
     template writes it, so turns share what a server could reuse. No text and no token is written.
     """
     from dsv4kv.processes import usable_cores
-    from dsv4kv.recording import tokenize as made
-    from dsv4kv.recording.convert import in_blocks
-    from dsv4kv.recording.datasets import DataOptions, read_dialogues
+    from dsv4kv.record import tokenize as made
+    from dsv4kv.record.convert import in_blocks
+    from dsv4kv.record.datasets import DataOptions, read_dialogues
     from dsv4kv.traces.formats import BLOCK_TOKENS
 
     _check_out(out, to)

@@ -15,7 +15,7 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.view.console import open_console
 
 if TYPE_CHECKING:
-    from dsv4kv.recording.server import Follower, Glance, Watched
+    from dsv4kv.record.server import Follower, Glance, Watched
     from dsv4kv.replay.whatif import Asked, WhatIf
 
 EPILOG = examples(
@@ -51,8 +51,8 @@ def watch(
     other settings, to say which would find more. In a pipe it prints a line every 10 seconds.
     """
     from dsv4kv.budget.launch import read_command
-    from dsv4kv.recording.folder import is_recording
-    from dsv4kv.recording.server import Follower, Watched
+    from dsv4kv.record.folder import is_recording
+    from dsv4kv.record.server import Follower, Watched
     from dsv4kv.replay.whatif import Asked
 
     if not is_recording(recording):

@@ -16,8 +16,8 @@ from dsv4kv.engines.names import find_rule
 from dsv4kv.engines.prefix import Pool
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.prefix.paths import find_reuse
-from dsv4kv.recording.convert import Recorded
-from dsv4kv.recording.server import Server
+from dsv4kv.record.convert import Recorded
+from dsv4kv.record.server import Server
 from dsv4kv.replay.paced import Played, Span, play
 
 MINUTE_S = 60.0

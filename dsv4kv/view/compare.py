@@ -6,9 +6,9 @@ from dataclasses import asdict, replace
 from math import log
 from typing import Any, Final, Literal
 
-from dsv4kv.compare.comparison import OTHER_WORK, Comparison
-from dsv4kv.compare.comparison import Row as ComparisonRow
-from dsv4kv.compare.side import Side, count_launches
+from dsv4kv.bench.compare.comparison import OTHER_WORK, Comparison
+from dsv4kv.bench.compare.comparison import Row as ComparisonRow
+from dsv4kv.bench.compare.side import Side, count_launches
 from dsv4kv.measure.statistics import summarize
 from dsv4kv.measure.verdict import CONFIDENCE, Judgement, Launches, Verdict
 from dsv4kv.runs.quantities import axis_text

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from dsv4kv.recording.server import Glance
+from dsv4kv.record.server import Glance
 from dsv4kv.replay.whatif import Setting, WhatIf
 from dsv4kv.units import counted
 from dsv4kv.view.quantity import quantity, share

@@ -18,8 +18,8 @@ from dsv4kv.bench.calibrate import (
     run_calibration,
     save_calibration,
 )
+from dsv4kv.bench.compare.floor import calibration_path, read_noise_floors
 from dsv4kv.bench.launches import Outcome, Task
-from dsv4kv.compare.floor import calibration_path, read_noise_floors
 from dsv4kv.errors import Dsv4kvError
 from dsv4kv.measure.ranks import compare_pairs, compare_sides
 from dsv4kv.runs.schema import Peak, RunRecord

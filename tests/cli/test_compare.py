@@ -16,8 +16,8 @@ from typer.testing import CliRunner, Result
 from dsv4kv.cli import app
 from dsv4kv.runs.schema import RunRecord
 from dsv4kv.runs.store import load_record, save_record
+from tests.bench.compare.launched import make_launched_case, make_launched_record
 from tests.bench.settings import TINY
-from tests.compare.launched import make_launched_case, make_launched_record
 from tests.runs.records import make_environment
 
 TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}

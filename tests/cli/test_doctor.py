@@ -9,9 +9,9 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 from typer.testing import CliRunner, Result
 
+from dsv4kv.bench.compare.floor import read_noise_floors
 from dsv4kv.bench.launches import Outcome, Task
 from dsv4kv.cli import app
-from dsv4kv.compare.floor import read_noise_floors
 from dsv4kv.diagnose.doctor.machine import Check
 from tests.bench.test_calibrate import make_launches
 from tests.cli.test_shell import run_python

@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 
 from dsv4kv.cli import app
 from dsv4kv.runs.store import dumps, save_record
+from tests.bench.compare.launched import make_launched_record
 from tests.commands import write_files
-from tests.compare.launched import make_launched_record
 from tests.engines.logs.startup import SGLANG, VLLM_0_26, VLLM_0_33
 from tests.runs.records import make_environment, make_record, make_sweep_cases
 

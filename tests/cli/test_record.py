@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 from dsv4kv import __version__
 from dsv4kv.cli import app
-from dsv4kv.recording.folder import Recording, read_stream
+from dsv4kv.record.folder import Recording, read_stream
 from tests.ports import free_port
-from tests.recording.frames import frames, stored
-from tests.recording.serving import serving
+from tests.record.frames import frames, stored
+from tests.record.serving import serving
 from tests.tour import PLACES, Runner
 
 TOKENS = list(range(1024))

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 from dsv4kv.cli import app
 from dsv4kv.runs.store import save_record
 from dsv4kv.view.runs import report_record
-from tests.compare.launched import make_launched_record
+from tests.bench.compare.launched import make_launched_record
 from tests.runs.records import make_failed_case, make_record, make_sweep_cases
 from tests.view.terminal import shown
 

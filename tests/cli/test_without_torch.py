@@ -11,7 +11,7 @@ import pytest
 
 from dsv4kv.cli import COMMANDS
 from dsv4kv.runs.store import dumps
-from tests.compare.launched import make_launched_record
+from tests.bench.compare.launched import make_launched_record
 
 LOG = Path(__file__).parents[1] / "recording" / "logs" / "vllm.log"
 BROKEN = "libcudart.so.13: cannot open shared object file"
@@ -114,5 +114,5 @@ for room in map(importlib.import_module, sys.argv[1:]):
     for module in pkgutil.walk_packages(room.__path__, room.__name__ + "."):
         importlib.import_module(module.name)
 """
-    rooms = ("dsv4kv.measure", "dsv4kv.view", "dsv4kv.compare", "dsv4kv.diagnose.doctor")
+    rooms = ("dsv4kv.measure", "dsv4kv.view", "dsv4kv.bench.compare", "dsv4kv.diagnose.doctor")
     subprocess.run([sys.executable, "-c", program, *rooms], check=True)

@@ -16,8 +16,8 @@ from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.load import load_config
 from dsv4kv.config.tiers import TiersConfig
 from dsv4kv.measure.recorder import Recorder
-from dsv4kv.moving.tiers import run_tiers
 from dsv4kv.ops.registry import load_backend
+from dsv4kv.transfer.tiers import run_tiers
 from tests.bench.serve.gpu_serving import TwinBench, cache_bytes
 from tests.bench.serve.serving import make_config
 from tests.bench.settings import tiny_config

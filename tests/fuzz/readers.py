@@ -13,9 +13,9 @@ import torch
 import yaml
 
 from dsv4kv.runs.store import DIGEST, digest, dumps
+from tests.bench.compare.launched import make_launched_record
 from tests.budget.launches import LAUNCHES
 from tests.commands import COMMANDS, leaves, write_files
-from tests.compare.launched import make_launched_record
 from tests.diagnose.faults.results import SGLANG as SGLANG_RUN
 from tests.diagnose.faults.results import VLLM as VLLM_RUN
 from tests.engines.logs.startup import REFUSAL, SGLANG, VLLM_0_26, VLLM_0_33

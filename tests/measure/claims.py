@@ -16,7 +16,7 @@ import numpy as np
 from numpy.random import Generator, default_rng
 from numpy.typing import NDArray
 
-from dsv4kv.compare.ab import Unit, draw_order
+from dsv4kv.bench.compare.ab import Unit, draw_order
 from dsv4kv.measure.verdict import Judgement, Launches, Verdict, judge, judge_pairs
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "compare.md"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.random import default_rng
 
-from dsv4kv.compare.ab import draw_order
+from dsv4kv.bench.compare.ab import draw_order
 from dsv4kv.measure.verdict import Verdict
 from tests.measure.claims import (
     BEGIN,

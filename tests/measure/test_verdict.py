@@ -8,7 +8,7 @@ import pytest
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from dsv4kv.compare.ab import draw_order
+from dsv4kv.bench.compare.ab import draw_order
 from dsv4kv.measure.verdict import Judgement, Launches, Verdict, judge, judge_exact, judge_pairs
 
 SAME, FASTER, SLOWER, UNCLEAR = Verdict

@@ -9,7 +9,7 @@ from typing import Any
 
 from dsv4kv.runs.schema import RunRecord
 from dsv4kv.runs.store import dumps, record_schema, schema_text
-from tests.compare.launched import make_launched_record
+from tests.bench.compare.launched import make_launched_record
 from tests.runs.records import make_record
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "docs" / "record-schema.json"

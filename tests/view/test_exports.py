@@ -6,7 +6,7 @@ import json
 
 from dsv4kv.measure.statistics import estimate_rate, summarize
 from dsv4kv.view.exports import to_csv, to_json_lines, to_markdown, to_rows
-from tests.compare.launched import make_launched_record
+from tests.bench.compare.launched import make_launched_record
 from tests.runs.records import make_failed_case, make_record, make_sweep_cases
 
 

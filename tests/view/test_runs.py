@@ -12,7 +12,7 @@ from dsv4kv.runs.telemetry import HostSamples
 from dsv4kv.view.bench import checked, judge_run
 from dsv4kv.view.runs import report_record
 from dsv4kv.view.table import Finding, text_of
-from tests.compare.launched import make_launched_case, make_launched_record, make_launches
+from tests.bench.compare.launched import make_launched_case, make_launched_record, make_launches
 from tests.runs.records import (
     make_cache,
     make_case,

@@ -27,7 +27,7 @@ def examine(calibration: Path) -> Iterator[Check]:
 
 
 def _check_calibration(path: Path, hostname_sha256: str) -> Check:
-    from dsv4kv.compare.floor import read_noise_floors
+    from dsv4kv.bench.compare.floor import read_noise_floors
     from dsv4kv.errors import ConfigError
 
     name, enables = "calibration", "compare: this machine's A/A noise floor"

@@ -16,12 +16,12 @@ from pydantic_core import from_json
 
 from dsv4kv.diagnose.probe.questioner import Answer, Prompt, Refused, Spent, Unreachable
 from dsv4kv.errors import ConfigError
-from dsv4kv.recording.logs import cached_by
-from dsv4kv.recording.metrics import MOST_BYTES, Values, parse
-from dsv4kv.recording.run import HTTP, parse_url
+from dsv4kv.record.logs import cached_by
+from dsv4kv.record.metrics import MOST_BYTES, Values, parse
+from dsv4kv.record.run import HTTP, parse_url
 
 if TYPE_CHECKING:
-    from dsv4kv.recording.http import Answer as Response
+    from dsv4kv.record.http import Answer as Response
 
 KEYS = ("DSV4KV_API_KEY", "OPENAI_API_KEY")
 """Variables of the environment that may hold the key, in order."""
@@ -134,7 +134,7 @@ class OpenAiServer:
         """What its page of metrics counts; None where none is named or it does not answer."""
         if self._metrics is None:
             return None
-        from dsv4kv.recording.http import ask
+        from dsv4kv.record.http import ask
 
         page = self._metrics._replace(path=self._metrics.path or "/metrics").geturl()
         limit_s = min(_ASKED_S, self._ends_s - self.now_s())
@@ -169,7 +169,7 @@ class OpenAiServer:
         take: Callable[[bytes], object] | None = None,
     ) -> "Response":
         """What the server answers; with a body, even an empty one, to a ``POST``."""
-        from dsv4kv.recording.http import ask
+        from dsv4kv.record.http import ask
 
         headers = {"Content-Type": "application/json"}
         headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}

@@ -7,7 +7,7 @@ from math import ceil
 from typing import Protocol
 
 from dsv4kv.errors import StoreUnavailable
-from dsv4kv.recording.metrics import Counted, Values
+from dsv4kv.record.metrics import Counted, Values
 
 Prompt = tuple[int, ...]
 """Token ids, or numbers of words where a server takes text alone."""

@@ -12,7 +12,7 @@ from dsv4kv.engines.names import RULES
 from dsv4kv.engines.prefix import Pool, cut_groups, rule_of
 from dsv4kv.engines.rule import SPECULATIONS
 from dsv4kv.model.presets import load_model
-from dsv4kv.recording.metrics import Values
+from dsv4kv.record.metrics import Values
 from tests.prefix.traces import to_table
 
 MODEL = load_model("v4-flash")

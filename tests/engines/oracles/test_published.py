@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kv.recording.wire import Event, Removed, Stored, unpack
+from dsv4kv.record.wire import Event, Removed, Stored, unpack
 from tests.engines.oracles.published import RULES, Workload, published, read_published
 
 

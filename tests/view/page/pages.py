@@ -3,8 +3,8 @@
 from functools import cache
 from typing import Any
 
-from dsv4kv.compare.comparison import Comparison, compare
-from dsv4kv.compare.floor import Floor
+from dsv4kv.bench.compare.comparison import Comparison, compare
+from dsv4kv.bench.compare.floor import Floor
 from dsv4kv.config.load import expand_axes, load_config
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.measure.verdict import Verdict
@@ -23,7 +23,7 @@ from dsv4kv.view.compare import comparison_page
 from dsv4kv.view.html import render_page
 from dsv4kv.view.runs import runs_page
 from dsv4kv.view.table import Page
-from tests.compare.launched import make_launched_record, make_side
+from tests.bench.compare.launched import make_launched_record, make_side
 from tests.runs.records import (
     make_case,
     make_environment,

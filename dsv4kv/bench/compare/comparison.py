@@ -1,0 +1,320 @@
+"""Whether two sides may be compared, and a verdict for every quantity of both and for all."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from dsv4kv.bench.compare.floor import Floor
+from dsv4kv.bench.compare.side import Launched, Side, list_launched, list_losses
+from dsv4kv.measure.verdict import Judgement, Launches, Verdict, judge, judge_exact, judge_pairs
+from dsv4kv.runs.quantities import Quantity, axis_text, ratio_of_calls
+from dsv4kv.runs.schema import RunRecord
+from dsv4kv.units import format_bytes
+
+# What dsv4kv is compared for, and what no run shares with the next.
+_MEANT = ("versions.dsv4kv", "git_sha", "git_dirty", "load_1min")
+_VARIABLES = "variables."  # not there means not set, and that is a difference
+
+Kind = Literal["machine", "config", "unknown"]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A field in which the sides differ."""
+
+    kind: Kind
+    """``machine`` (hardware and software), ``config``, or ``unknown`` for a field that only one of
+    two versions of dsv4kv has; the last does not prevent a comparison."""
+    field: str  # dotted path
+    before: str  # values of the one side, as text
+    after: str  # values of the other
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.field}: {self.before} against {self.after}"
+
+
+def list_differences(before: Side, after: Side) -> list[Difference]:
+    """Everything that two sides must share and do not; a side must also agree with itself."""
+    machines = _compare_fields("machine", *(_gather(_machine, side) for side in (before, after)))
+    configs = _compare_fields("config", *(_gather(_settings, side) for side in (before, after)))
+    return [*machines, *configs]
+
+
+def _compare_fields(
+    kind: Kind, before: dict[str, list[str]], after: dict[str, list[str]]
+) -> Iterator[Difference]:
+    for field in [*before, *(field for field in after if field not in before)]:
+        first, second = before.get(field, []), after.get(field, [])
+        known = bool(first and second) or field.startswith(_VARIABLES)
+        if len(first) > 1 or first != second:
+            shown = [" or ".join(values) or "not there" for values in (first, second)]
+            yield Difference(kind if known else "unknown", field, *shown)
+
+
+def _gather(read: Any, side: Side) -> dict[str, list[str]]:
+    """Every value that the records of a side have in a field, each once."""
+    found: dict[str, list[str]] = {}
+    for record in side.records:
+        for field, value in read(record):
+            values = found.setdefault(field, [])
+            if (text := "unknown" if value is None else str(value)) not in values:
+                values.append(text)
+    return found
+
+
+def _machine(record: RunRecord) -> Iterator[tuple[str, Any]]:
+    values = record.environment.model_dump(mode="json")
+    values["gpu"] = values["gpu"] or {"name": "none"}
+    for field, value in _flatten(values):
+        if field not in _MEANT:
+            yield field, value
+
+
+def _settings(record: RunRecord) -> Iterator[tuple[str, Any]]:
+    """Settings of every case, under the point of the sweep they belong to."""
+    yield "trace_sha256", record.trace_sha256
+    for case in record.cases:
+        prefix = f"[{axis_text(case)}] " if case.axis else ""
+        yield f"{prefix}ran on", case.device
+        yield f"{prefix}backend_version", case.backend_version
+        for field, value in _flatten(case.config):
+            if field != "name":
+                yield prefix + field, value
+
+
+def _flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+Ratios = dict[str, float]  # of every pair, by its name
+
+
+def pair_up(before: Sequence[Launched], after: Sequence[Launched]) -> Ratios:
+    """How many times as long the side after takes in each pair; empty without pairs."""
+    firsts = {each.pair: each.measured for each in before if each.pair}
+    return {
+        each.pair: ratio_of_calls(firsts[each.pair], each.measured)
+        for each in after
+        if each.pair in firsts
+    }
+
+
+def mean_of_rows(rows: Mapping[Quantity, Ratios]) -> list[float]:
+    """Geometric mean over all rows, pair by pair; pairs that lack a row are out."""
+    whole = set.intersection(*(set(ratios) for ratios in rows.values())) if rows else set()
+    return [
+        float(np.exp(np.mean([np.log(ratios[pair]) for ratios in rows.values()])))
+        for pair in sorted(whole)
+    ]
+
+
+OTHER_WORK = "other work"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One quantity on both sides."""
+
+    quantity: Quantity
+    before: Launches  # median of every launch in ns
+    after: Launches
+    judgement: Judgement
+    factors: tuple[float | None, float | None] = (None, None)
+    """What times of a model are right within, before and after; None where they were measured, or
+    nothing is known of their error."""
+
+    @property
+    def other_work(self) -> bool:
+        """Whether a call did other work on the one side than on the other."""
+        return self.judgement.reason.startswith(OTHER_WORK)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two sides and what may be said about them."""
+
+    before: Side  # the side that is compared with
+    after: Side  # the side that is judged
+    floor: Floor  # the smallest change that counts
+    rows: tuple[Row, ...]  # every quantity of both sides
+    overall: Judgement | None
+    """The verdict on the geometric mean of all rows but those of other work; None without such a
+    row."""
+    in_turns: bool
+    """Whether steps of both sides were interleaved; then launches are judged in pairs."""
+    virtual: bool  # whether all times are those of a model, and changes exact
+    missing: tuple[str, ...]  # quantities that only one side has, and which one
+    losses: tuple[str, ...]  # launches and cases that could not be used, a sentence each
+    differences: tuple[Difference, ...]  # fields in which the sides differ
+    intended: bool  # whether the sides were made to differ, as in A against B
+
+    @property
+    def forced(self) -> bool:
+        """Whether the sides differ where they must not, and are compared all the same."""
+        return not self.intended and any(each.kind != "unknown" for each in self.differences)
+
+    def conclude(self, *, fail_on_unclear: bool = False) -> Verdict:
+        """One verdict: SLOWER as soon as a row is.
+
+        UNCLEAR where the mean of all rows is, where something is missing or lost, or, with
+        ``fail_on_unclear``, where any row is.
+        """
+        found = {row.judgement.verdict for row in self.rows}
+        mean = self.overall.verdict if self.overall else Verdict.UNCLEAR
+        if Verdict.SLOWER in (mean, *found):
+            return Verdict.SLOWER
+        if mean is Verdict.UNCLEAR or self.missing or _empty_case(self):
+            return Verdict.UNCLEAR
+        if fail_on_unclear and Verdict.UNCLEAR in found:
+            return Verdict.UNCLEAR
+        return Verdict.FASTER if Verdict.FASTER in (mean, *found) else Verdict.SAME
+
+
+def compare(
+    before: Side,
+    after: Side,
+    floor: Floor,
+    differences: Sequence[Difference] = (),
+    *,
+    intended: bool = False,
+) -> Comparison:
+    """Judge every quantity that both sides have; list_differences comes before."""
+    first, second = list_launched(before), list_launched(after)
+    both = [quantity for quantity in first if quantity in second]
+    shared = [  # a clock that is too coarse gives 0, which has no ratio
+        q for q in both if all(each.measured.median_ns > 0 for each in first[q] + second[q])
+    ]
+    verdicts = len(shared) + 1  # and the mean
+    pairs = {q: pair_up(first[q], second[q]) for q in shared}
+    rows = tuple(_row(q, first[q], second[q], pairs[q], floor.value, verdicts) for q in shared)
+    alike = {row.quantity: pairs[row.quantity] for row in rows if not row.other_work}
+    return Comparison(
+        before=before,
+        after=after,
+        floor=floor,
+        rows=rows,
+        overall=_judge_all(first, second, alike, floor.value, verdicts),
+        in_turns=any(pairs.values()),
+        virtual=bool(rows) and all(_is_virtual(first[q] + second[q]) for q in shared),
+        missing=tuple(
+            f"{quantity} is only in {side.name}"
+            for side, own, other in ((before, first, second), (after, second, first))
+            for quantity in own
+            if quantity not in other
+        ),
+        losses=(
+            *(loss for side in (before, after) for loss in list_losses(side)),
+            *(f"{q} is too short for this clock: 0 ns" for q in both if q not in shared),
+        ),
+        differences=tuple(differences),
+        intended=intended,
+    )
+
+
+def _row(
+    quantity: Quantity,
+    before: Sequence[Launched],
+    after: Sequence[Launched],
+    pairs: Ratios,
+    floor: float,
+    verdicts: int,
+) -> Row:
+    sides = _launches(before), _launches(after)
+    if _is_virtual([*before, *after]):
+        judgement = judge_exact(_median(sides[0]), _median(sides[1]), floor)
+    elif pairs:
+        judgement = judge_pairs(list(pairs.values()), floor, verdicts)
+    else:
+        judgement = judge(*sides, floor, verdicts)
+    if reason := _other_work(before, after, floor):
+        judgement = replace(judgement, verdict=Verdict.UNCLEAR, reason=reason)
+    return Row(quantity, *sides, judgement, (_factor(before), _factor(after)))
+
+
+def _launches(launched: Sequence[Launched]) -> Launches:
+    return Launches(
+        [each.measured.median_ns for each in launched], [each.began_s for each in launched]
+    )
+
+
+def _factor(launched: Sequence[Launched]) -> float | None:
+    """What the least sure of them is right within."""
+    return max((each.measured.factor for each in launched if each.measured.factor), default=None)
+
+
+def _median(launches: Launches) -> float:
+    return float(np.median(launches.values))
+
+
+def _is_virtual(launched: Sequence[Launched]) -> bool:
+    return all(each.measured.virtual for each in launched)
+
+
+def _other_work(before: Sequence[Launched], after: Sequence[Launched], floor: float) -> str:
+    """How the bytes of a call differ by more than the floor; empty where they do not."""
+    sizes = [
+        sum(each.measured.bytes_per_call for each in launched) / len(launched)
+        for launched in (before, after)
+    ]
+    if abs(sizes[1] - sizes[0]) <= floor * sizes[0]:
+        return ""
+    return f"{OTHER_WORK}: {' against '.join(map(format_bytes, sizes))} a call"
+
+
+def _judge_all(
+    before: dict[Quantity, list[Launched]],
+    after: dict[Quantity, list[Launched]],
+    pairs: dict[Quantity, Ratios],
+    floor: float,
+    verdicts: int,
+) -> Judgement | None:
+    """The verdict on the geometric mean of rows; None without a launch that has them all."""
+    if any(pairs.values()):
+        ratios = mean_of_rows(pairs)
+        return judge_pairs(ratios, floor, verdicts) if ratios else None
+    first, second = (_mean_of_rows(side, list(pairs)) for side in (before, after))
+    if not first.values or not second.values:
+        return None
+    if all(_is_virtual(side[quantity]) for side in (before, after) for quantity in pairs):
+        return judge_exact(_median(first), _median(second), floor)
+    return judge(first, second, floor, verdicts)
+
+
+def _mean_of_rows(
+    measured: dict[Quantity, list[Launched]], quantities: Sequence[Quantity]
+) -> Launches:
+    """Geometric mean of the rows' medians, launch by launch; launches that lack a row are out.
+
+    Rows of one launch rise and fall together, so the mean is taken within a launch and its
+    interval over launches, as for any row.
+    """
+    logs: dict[tuple[int, int], list[float]] = {}
+    began_s: dict[tuple[int, int], float] = {}
+    for quantity in quantities:
+        for each in measured[quantity]:
+            logs.setdefault(each.process, []).append(math.log(each.measured.median_ns))
+            began_s[each.process] = each.began_s
+    whole = {key: values for key, values in logs.items() if len(values) == len(quantities)}
+    means = [math.exp(sum(values) / len(values)) for values in whole.values()]
+    return Launches(means, [began_s[key] for key in whole])
+
+
+def _empty_case(comparison: Comparison) -> bool:
+    """Whether a side lacks a case: none of its launches brought it to its end.
+
+    What both sides skip, as this machine lacks what it takes, is nobody's loss.
+    """
+    sides = [
+        [case for record in side.records for case in record.cases]
+        for side in (comparison.before, comparison.after)
+    ]
+    tried = {axis_text(case) for side in sides for case in side if case.status != "skipped"}
+    ended = [{axis_text(case) for case in side if case.status == "complete"} for side in sides]
+    return not tried or any(tried - each for each in ended)

@@ -1,0 +1,476 @@
+"""A recording as requests of a trace.
+
+What a server stored, put back together from its events.
+
+A stretch of blocks that a server announces belongs behind the block that it names. So every block
+has a chain back to where its prompt began, and ids like those of any trace. Of a stretch that
+begins a request, the part that was cached already is known: it is what comes before it, and what
+of it is announced although it was there (``kv_cache_report_mode=full``).
+
+What cannot be known: a prompt that is cached as a whole is not announced at all; prompts end at
+the last full block; a prompt and what is generated after it look alike. A single block right
+behind a request's last one is taken as generated; more of them are taken as another request, also
+where one was computed in several steps.
+"""
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, overload
+
+from dsv4kv.errors import TraceError
+from dsv4kv.record.folder import Record, read_stream
+from dsv4kv.record.metrics import count
+from dsv4kv.record.run import is_exchange
+from dsv4kv.record.veil import ROOT, chained
+from dsv4kv.traces.request import Request
+from dsv4kv.units import counted
+
+_GPU = {None, "GPU"}
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """A block of a chain.
+
+    Attributes:
+        before: The block before it; None where the chain begins.
+        ids: Its ids, ``grain`` tokens each, made of everything up to there.
+        tokens: From the chain's beginning to its end.
+    """
+
+    before: "Block | None"
+    ids: tuple[int, ...]
+    tokens: int
+
+
+@dataclass(slots=True, eq=False)
+class Store:
+    """What was stored at once behind what was there: a request, as far as events know.
+
+    Attributes:
+        at_s: When, by the server's clock; never before the prompt was computed.
+        cached_tokens: Of the prompt's full blocks, which were cached before.
+        output_tokens: Of single blocks that were stored behind it later.
+        end: Last block of the prompt.
+        grain_tokens: What an id stands for.
+    """
+
+    at_s: float
+    cached_tokens: int
+    end: Block
+    grain_tokens: int
+    output_tokens: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Of the prompt's full blocks."""
+        return self.end.tokens
+
+    @property
+    def ids(self) -> list[int]:
+        """Ids of the prompt, first to last."""
+        found: list[int] = []
+        block: Block | None = self.end
+        while block is not None:
+            found += reversed(block.ids)
+            block = block.before
+        return found[::-1]
+
+
+@dataclass(slots=True)
+class _Server:
+    """What one publisher has announced.
+
+    Attributes:
+        blocks: All blocks that were ever announced, by the server's name.
+        cached: Names of those that are in the GPU's memory.
+        tips: Requests by the block that was stored last behind them.
+        group: The first of its groups that keeps everything; empty until it is known.
+        size: Tokens of its blocks; stretches of smaller ones are parts of blocks.
+    """
+
+    blocks: dict[int, Block] = field(default_factory=dict)
+    cached: set[int] = field(default_factory=set)
+    tips: dict[int, Store] = field(default_factory=dict)
+    group: list[int | None] = field(default_factory=list)
+    size: int = 0
+
+    def forget(self) -> None:
+        """Nothing is cached any more; chains are still known."""
+        self.cached.clear()
+        self.tips.clear()
+
+    def take(self, record: Record) -> list[Store]:
+        """What requests stored, by one record of events."""
+        new: list[Store] = []
+        if record.get("what") == "restart":
+            self.forget()
+        for event in record.get("events", ()):
+            if "cleared" in event:
+                self.forget()
+            elif event.get("medium") not in _GPU:
+                continue
+            elif "removed" in event and event.get("group") in self.group:
+                self.cached.difference_update(event["removed"])
+            elif "stored" in event and _is_chain(event, self):
+                self._store(event, record["ts"], new)
+        return new
+
+    def _store(self, event: Record, at_s: float, new: list[Store]) -> None:
+        names, size, parent = event["stored"], int(event["size"]), event["parent"]
+        # of a block that was never announced nothing is known, nor of what comes before it
+        before = None if parent is None else self.blocks.setdefault(parent, Block(None, (), 0))
+        already = _leading(names, self.cached) * size
+        blocks = _link(before, event)
+        self.blocks |= zip(names, blocks, strict=True)
+        self.cached.update(names)
+        store = self.tips.pop(parent, None)
+        if store in new:  # what one step stores behind each other is one request's
+            store.cached_tokens += already if store.cached_tokens == store.tokens else 0
+            store.end = blocks[-1]
+        elif store and len(names) == 1 and not already:
+            store.output_tokens += size
+        else:
+            cached = already + (before.tokens if before else 0)
+            store = Store(at_s, cached, blocks[-1], event.get("grain", size))
+            new.append(store)
+        self.tips[names[-1]] = store
+
+
+def find_stores(records: Iterable[Record]) -> list[Store]:
+    """Everything that requests stored, in order, by records of the stream ``events``."""
+    servers: dict[str, _Server] = {}
+    return [
+        store
+        for record in records
+        for store in servers.setdefault(record["source"], _Server()).take(record)
+    ]
+
+
+def _is_chain(event: Record, server: _Server) -> bool:
+    """Whether what was stored is of the group that keeps everything, and there is something."""
+    if not event["chain"] or not event["stored"]:
+        return False
+    if not server.group:
+        server.group.append(event.get("group"))
+    if event.get("group") not in server.group:
+        return False
+    server.size = max(server.size, int(event["size"]))
+    return int(event["size"]) == server.size
+
+
+def _leading(names: list[int], cached: set[int]) -> int:
+    return next((at for at, name in enumerate(names) if name not in cached), len(names))
+
+
+def _link(before: Block | None, event: Record) -> list[Block]:
+    names, size = event["stored"], event["size"]
+    contents = event.get("ids") or names
+    each = len(contents) // len(names)
+    ids = list(chained(contents, _last_id(before, event["parent"])))
+    tokens = before.tokens if before else 0
+    blocks: list[Block] = []
+    for number in range(len(names)):
+        own = tuple(ids[number * each : (number + 1) * each])
+        before = Block(before, own, tokens + (number + 1) * size)
+        blocks.append(before)
+    return blocks
+
+
+def _last_id(block: Block | None, name: int) -> int:
+    """The id that a chain goes on from; a block of which nothing is known has its name."""
+    if block is None:
+        return ROOT
+    return block.ids[-1] if block.ids else name
+
+
+_MERGED = (
+    *("arrival_s", "first_s", "last_s", "input_tokens", "output_tokens", "cached_tokens"),
+    *("session", "ids", "grain", "ids_of"),
+)
+_OWN_IDS = 2**62
+"""The first of ids that are nobody else's; none of 63 bits is likely to be one of them."""
+_STORES_ONLY = (
+    "stores-only: these are prompts as the server stored them; those that were cached as a whole "
+    "are missing, so there is no hit rate"
+)
+
+_NO_USAGE = (
+    "answers had no usage; streamed ones have it if clients ask for it (stream_options: "
+    "include_usage) or the server adds it (vLLM's --enable-force-include-usage)"
+)
+
+
+class Rows(Sequence[Request]):
+    """Requests of rows that are in order, each made when it is asked for: rows are smaller."""
+
+    def __init__(self, rows: Sequence[Record], whole: "Rows | None" = None) -> None:
+        """``whole``: what these rows are a part of; times and sessions are counted in it."""
+        self._rows = rows
+        self._begun_s: float = whole._begun_s if whole else rows[0]["arrival_s"]
+        named = dict.fromkeys(row["session"] for row in rows if "session" in row)
+        own = {name: number for number, name in enumerate(named)}
+        self._sessions: dict[int, int] = whole._sessions if whole else own
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, place: int) -> Request: ...
+    @overload
+    def __getitem__(self, place: slice) -> "Rows": ...
+    def __getitem__(self, place: int | slice) -> "Request | Rows":
+        if isinstance(place, slice):
+            return Rows(self._rows[place], self)
+        return self._request(self._rows[place])
+
+    def __iter__(self) -> Iterator[Request]:
+        return map(self._request, self._rows)
+
+    def _request(self, row: Record) -> Request:
+        """Ids are of full blocks; what is behind the last of a prompt has none."""
+        last_s = row.get("last_s")
+        return Request(
+            arrival_s=row["arrival_s"] - self._begun_s,
+            input_tokens=row["input_tokens"],
+            output_tokens=row.get("output_tokens", 0),
+            prefix_hashes=tuple(row.get("ids", ())),
+            hash_block_tokens=row.get("grain", 0),
+            session=self._sessions.get(row.get("session", -1)),
+            answer_s=None if last_s is None else max(0.0, last_s - row["arrival_s"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What a recording says of requests.
+
+    Attributes:
+        requests: In order of arrival, which counts from the first.
+        stores_only: Whether nobody saw the requests, but only what was stored for them: what was
+            cached as a whole is missing, so no hit rate follows.
+        cached_tokens: By the server, of every request; None where it did not say.
+        begun_s: When the first arrived, seconds since 1970.
+        first_s: When every request's first token went out, as arrivals count; None if not known.
+        last_s: Likewise its last.
+        ids_of: What every request's ids are made of: ``tokens``; ``text``, then what they share is
+            estimated; or ``length``, then they share nothing.
+        own_blocks: Blocks of prompts without ids in a trace that has some: they share nothing.
+        counters: Whose counters, tokens found, tokens asked for, of every server sampled.
+        unsized: Requests that were answered and are left out, as no record has their lengths.
+    """
+
+    requests: Sequence[Request]
+    stores_only: bool
+    cached_tokens: list[int | None]
+    begun_s: float
+    first_s: list[float | None]
+    last_s: list[float | None]
+    ids_of: list[str]
+    own_blocks: int
+    counters: list[tuple[str, int, int]]
+    unsized: int
+
+
+def read_recording(folder: Path) -> Recorded:
+    """The requests of a recording: as a proxy or a log saw them, else as its events show them.
+
+    Raises:
+        TraceError: It cannot be read, or nothing was requested.
+    """
+    rows, unsized = _complete(read_stream(folder, "requests"))
+    stores_only = not rows
+    if stores_only:
+        rows = [_row_of(store) for store in find_stores(read_stream(folder, "events"))]
+    if not rows and unsized:
+        raise TraceError(
+            f"{folder}: {counted(unsized, 'request')} recorded, and of none is the length known: "
+            f"{_NO_USAGE}."
+        )
+    if not rows:
+        raise TraceError(
+            f"{folder}: no request was recorded: give record a source of requests (--proxy or "
+            "--requests), or one of events (--events)."
+        )
+    counters = count(read_stream(folder, "metrics")).values()
+    hits = [hits for counted in counters if (hits := counted.hits())]
+    return _put_together(
+        rows, str(folder), stores_only=stores_only, counters=hits, unsized=unsized
+    )
+
+
+def collect_requests(records: Iterable[Record], source: str) -> Recorded | None:
+    """Some requests of a recording, by their records; None if there are none.
+
+    Raises:
+        TraceError: They have ids of several sizes.
+    """
+    rows, unsized = _complete(records)
+    if not rows:
+        return None
+    return _put_together(rows, source, stores_only=False, counters=[], unsized=unsized)
+
+
+def _put_together(
+    rows: list[Record],
+    source: str,
+    *,
+    stores_only: bool,
+    counters: list[tuple[str, int, int]],
+    unsized: int,
+) -> Recorded:
+    rows.sort(key=lambda row: row["arrival_s"])
+    sizes = {row["grain"] for row in rows if row.get("ids")}
+    if len(sizes) > 1:
+        raise TraceError(
+            f"{source}: ids of {' and '.join(map(str, sorted(sizes)))} tokens: a trace has one "
+            "size; record servers of different block sizes separately."
+        )
+    own_blocks = sum(_name_blocks(rows, size) for size in sizes)
+    begun_s = rows[0]["arrival_s"]
+    return Recorded(
+        Rows(rows),
+        stores_only,
+        [row.get("cached_tokens") for row in rows],
+        begun_s,
+        [_since(begun_s, row.get("first_s")) for row in rows],
+        [_since(begun_s, row.get("last_s")) for row in rows],
+        [row.get("ids_of") or "tokens" for row in rows],
+        own_blocks,
+        counters,
+        unsized,
+    )
+
+
+def describe(recorded: Recorded) -> list[str]:
+    """What the server reported of the requests, in sentences."""
+    left_out = (
+        f"{counted(recorded.unsized, 'request')} left out: their length is not known: {_NO_USAGE}"
+    )
+    missing = [left_out] if recorded.unsized else []
+    if recorded.stores_only:
+        return [_STORES_ONLY, *missing]
+    counters = [
+        f"by {engine}'s counters {found:,} of {asked:,} prompt tokens were cached "
+        f"({found / asked:.2%}), from the first sample to the last"
+        for engine, found, asked in recorded.counters
+    ]
+    by_text = recorded.ids_of.count("text")
+    prompts, blocks = counted(by_text, "prompt"), counted(recorded.own_blocks, "block")
+    text = [f"ids of {prompts} are of text: what they share is estimated"]
+    own = [f"{blocks} of prompts of which only the length is known are taken to share nothing"]
+    return [
+        _describe_requests(recorded),
+        *(text if by_text else []),
+        *(own if recorded.own_blocks else []),
+        *missing,
+        *counters,
+    ]
+
+
+def _describe_requests(recorded: Recorded) -> str:
+    known = [
+        (request.input_tokens, cached)
+        for request, cached in zip(recorded.requests, recorded.cached_tokens, strict=True)
+        if cached is not None
+    ]
+    if not known:
+        return "the server did not say how many tokens were cached"
+    asked, cached = (sum(column) for column in zip(*known, strict=True))
+    return (
+        f"by the server {cached:,} of {asked:,} prompt tokens were cached ({cached / asked:.2%}), "
+        f"of {len(known):,} of {counted(len(recorded.requests), 'request')}"
+    )
+
+
+def _complete(records: Iterable[Record]) -> tuple[list[Record], int]:
+    """Requests whose length is known; what a log says of a proxy's exchange is put to it.
+
+    Each exchange is a request. Of several with one id a log says nothing: nobody knows of which.
+    And how many others a proxy saw answered.
+    """
+    logged, exchanges = dict[Any, Record](), dict[Any, list[Record]]()
+    for number, record in enumerate(records):
+        if "what" in record:
+            continue
+        row = {name: record[name] for name in _MERGED if record.get(name) is not None}
+        if "ids" in row:
+            row["ids"] = array("q", row["ids"])  # there are thousands, of many requests
+        key = record.get("id", f"request {number}")
+        if is_exchange(record):
+            row["done"] = record.get("end") == "done" and record.get("status", 0) < 400
+            exchanges.setdefault(key, []).append(row)
+        else:
+            logged[key] = _together(logged.get(key, {}), row)
+    for key, same in exchanges.items():
+        said = logged.pop(key, {})
+        if len(same) == 1:
+            same[0] = _together(same[0], said)
+    rows = [*logged.values(), *(row for same in exchanges.values() for row in same)]
+    unsized = sum(row.pop("done", False) and not _is_known(row) for row in rows)
+    return [row for row in rows if _is_known(row)], unsized
+
+
+def _together(row: Record, other: Record) -> Record:
+    return other | row | (_ids_of(other) or _ids_of(row))
+
+
+def _is_known(row: Record) -> bool:
+    return bool(row.get("input_tokens")) and "arrival_s" in row
+
+
+def _name_blocks(rows: Iterable[Record], size: int) -> int:
+    """Give prompts without ids such as nobody else has; of how many blocks there were none."""
+    begin = end = _OWN_IDS
+    for row in rows:
+        if not row.get("ids"):
+            begin, end = end, end + row["input_tokens"] // size
+            row |= {"ids": range(begin, end), "grain": size, "ids_of": "length"}
+    return end - _OWN_IDS
+
+
+def _ids_of(row: Record) -> Record:
+    """Ids that are of tokens: none are better."""
+    known = "ids" in row and row.get("ids_of") != "text"
+    return {name: row[name] for name in ("ids", "grain")} | {"ids_of": None} if known else {}
+
+
+def _row_of(store: Store) -> Record:
+    return {
+        "arrival_s": store.at_s,
+        "input_tokens": store.tokens,
+        "output_tokens": store.output_tokens,
+        "ids": array("q", store.ids),
+        "grain": store.grain_tokens,
+    }
+
+
+def _since(begun_s: float, at_s: float | None) -> float | None:
+    return None if at_s is None else at_s - begun_s
+
+
+def in_blocks(requests: Iterable[Request], size: int) -> Iterator[Request]:
+    """The same requests with ids of ``size`` tokens, as formats of one size want them.
+
+    An id stands for everything before it, so of those in a block the last is kept. The rest of a
+    prompt has the id of nothing else: whether it recurs is not known.
+
+    Raises:
+        TraceError: ``size`` is no multiple of what an id stands for.
+    """
+    for number, request in enumerate(requests):
+        if not request.hash_block_tokens:
+            yield request
+            continue
+        step, rest = divmod(size, request.hash_block_tokens)
+        if rest:
+            raise TraceError(
+                f"ids of {request.hash_block_tokens:,} tokens cannot be put together to blocks of "
+                f"{size:,}: take another format."
+            )
+        full = request.input_tokens // size
+        ids = tuple(request.prefix_hashes[step - 1 : full * step : step])
+        tail = (_OWN_IDS - 1 - number,) if request.input_tokens % size else ()
+        yield replace(request, prefix_hashes=ids + tail, hash_block_tokens=size)

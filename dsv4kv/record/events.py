@@ -1,0 +1,409 @@
+"""KV events of a server, from its sockets or from a file of its messages.
+
+What is written of a batch has the shape of the batch, and numbers in place of what identifies
+anything: the server's names of blocks, tokens, sessions, adapters.
+
+    {"at":…, "source":"events:0", "place":[12,ts], "ts":…, "rank":0, "events":[
+      {"stored":[…], "parent":…, "size":256, "chain":true, "grain":64, "ids":[…], "session":…},
+      {"removed":[…]}, {"cleared":true}]}
+
+``ids`` are numbers of the tokens of every block, ``grain`` tokens each, without what comes before.
+Of blocks that are no ``chain``, those of windows, nothing but their names is written.
+
+Messages of one publisher in their order, whatever the network did to them.
+
+A publisher numbers its messages from 0 and keeps the last thousands for whoever asks again. What
+comes twice is dropped. What comes too early waits for what is missing, which is asked for; once
+``WAIT_S`` have passed it is a gap. Numbers that begin anew are a publisher that was restarted.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from threading import Event as Stop
+from time import monotonic
+from typing import Any
+
+from dsv4kv.errors import ConfigError, TraceError
+from dsv4kv.files import read_document
+from dsv4kv.record.folder import Record, Recording
+from dsv4kv.record.run import missing_package, parse_url
+from dsv4kv.record.veil import LEAST_TOKENS, Veil
+from dsv4kv.record.wire import Batch, Event, Removed, Stored, Unreadable, unpack
+
+WAIT_S = 2.0
+_WAITING = 256  # messages held while one is missing; then it is a gap, too
+_REMEMBERED = 4096  # of which it is known that they came
+
+_NUMBER_BYTES = 8
+END = b"\xff" * _NUMBER_BYTES
+"""In place of a number: everything asked for has been sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One that could be read."""
+
+    number: int
+    batch: Batch
+    payload: bytes
+
+
+Item = Message | Record
+"""A message, or the record that says what is wrong: a gap, a restart, something unreadable."""
+Ask = Callable[[int], Iterable[list[bytes]]]
+"""Gives the frames of everything from a number on that a publisher still has."""
+
+
+def parse(frames: list[bytes]) -> Message:
+    """Read a message: topic, number, payload; what is sent again has an empty frame before.
+
+    Raises:
+        Unreadable: It has too few frames, no number or no batch.
+    """
+    if len(frames) < 2 or len(frames[-2]) != _NUMBER_BYTES:
+        raise Unreadable("it has no number")
+    number, payload = int.from_bytes(frames[-2], "big"), frames[-1]
+    if number >= 2**63:
+        raise Unreadable("it has no number")
+    return Message(number, unpack(payload), payload)
+
+
+class Sequence:
+    """Puts the messages of one publisher in order.
+
+    Attributes:
+        next: Number that comes next.
+    """
+
+    def __init__(
+        self,
+        ask: Ask = lambda _: (),
+        *,
+        after: tuple[int, float] | None = None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        """``after``: number and time of the last message before this process."""
+        self.next, self._last_s = (after[0] + 1, after[1]) if after else (0, 0.0)
+        self._ask, self._clock = ask, clock
+        self._early: dict[int, Message] = {}
+        self._since_s = 0.0  # when something began to be missing
+        self._came: dict[int, bytes] = {}
+
+    def catch_up(self) -> Iterator[Item]:
+        """Take what the publisher still has, from where this sequence is.
+
+        The last message that came is asked for, too: another in its place is another publisher's.
+        """
+        yield from self._ask_again(max(0, self.next - 1))
+
+    def take(self, frames: list[bytes]) -> Iterator[Item]:
+        """Take one message as it came; give everything whose turn it is now."""
+        try:
+            message = parse(frames)
+        except Unreadable:
+            yield {"what": "unreadable"}
+            return
+        if message.number < self.next:
+            if self._is_known(message):
+                return
+            yield from self._restart()
+            self._hold(message)
+            yield from self._ask_again(0)
+        elif message.number > self.next and message.number not in self._early:
+            asked = bool(self._early)
+            self._hold(message)
+            if not asked:
+                yield from self._ask_again(self.next)
+        else:
+            self._hold(message)
+        yield from self._in_turn()
+        yield from self.give_up()
+
+    def give_up(self, *, at_once: bool = False) -> Iterator[Item]:
+        """Call missing what has been missing for too long."""
+        late = self._clock() - self._since_s > WAIT_S
+        if self._early and (at_once or late or len(self._early) > _WAITING):
+            first = min(self._early)
+            yield {"what": "gap", "first": self.next, "last": first - 1}
+            self.next = first
+            yield from self._in_turn()
+            if at_once:
+                yield from self.give_up(at_once=True)
+
+    def _is_known(self, message: Message) -> bool:
+        """Whether an old number is an old message, and not one of a new publisher."""
+        if message.number in self._came:
+            return self._came[message.number] == _digest(message)
+        return message.batch.at_s <= self._last_s
+
+    def _restart(self) -> Iterator[Item]:
+        yield from self.give_up(at_once=True)
+        self.next = 0
+        self._came.clear()
+        yield {"what": "restart", "place": [-1, 0.0]}
+
+    def _ask_again(self, first: int) -> Iterator[Item]:
+        """Take what is sent again, as long as that helps: a publisher drops what is too much."""
+        reached = None
+        while reached != self.next:
+            reached = self.next
+            for frames in self._ask(first):
+                try:
+                    message = parse(frames)
+                except Unreadable:
+                    continue
+                if message.number < self.next and not self._is_known(message):
+                    yield from self._restart()
+                if message.number >= self.next:
+                    self._hold(message)
+                yield from self._in_turn()
+            first = self.next
+
+    def _hold(self, message: Message) -> None:
+        if not self._early:
+            self._since_s = self._clock()
+        self._early.setdefault(message.number, message)
+
+    def _in_turn(self) -> Iterator[Item]:
+        while message := self._early.pop(self.next, None):
+            self.next += 1
+            self._last_s = message.batch.at_s
+            self._came[message.number] = _digest(message)
+            if len(self._came) > _REMEMBERED:
+                del self._came[next(iter(self._came))]
+            self._since_s = self._clock()
+            yield message
+
+
+def _digest(message: Message) -> bytes:
+    return blake2b(message.payload, digest_size=8).digest()
+
+
+_MEDIA = {None, "CPU", "CPU_PINNED", "DISK", "EXTERNAL", "GPU", "STORAGE"}
+_POLL_MS = 100
+_ANSWER_MS = 2_000  # without an answer so long, nothing more is sent again
+_QUIET_S = 5.0  # without a message so long, it is asked whether the last ones were lost
+_MOST_BYTES = 2**28  # of one message; a larger one is none
+
+
+def veiled(event: Event, veil: Veil) -> Record:
+    """What is written of an event."""
+    if isinstance(event, Stored):
+        return _stored(event, veil)
+    if isinstance(event, Removed):
+        record: Record = {"removed": [veil.name(one) for one in event.hashes]}
+        return record | _given(medium=_medium(event), group=event.group)
+    return {"cleared": True}
+
+
+def _stored(event: Stored, veil: Veil) -> Record:
+    record: Record = {
+        "stored": [veil.name(one) for one in event.hashes],
+        "parent": None if event.parent is None else veil.name(event.parent),
+        "size": event.block_tokens,
+        "chain": event.is_chain,
+    }
+    if event.is_chain and event.block_tokens >= LEAST_TOKENS:
+        grain = veil.grain_of(event.block_tokens)
+        record |= {"grain": grain, "ids": list(_contents(event, grain, veil))}
+    session = None if event.session is None else veil.name(event.session)
+    return record | _given(medium=_medium(event), group=event.group, session=session)
+
+
+def _medium(event: Stored | Removed) -> str | None:
+    return event.medium if event.medium in _MEDIA else "OTHER"
+
+
+def _contents(event: Stored, grain: int, veil: Veil) -> Iterator[int]:
+    if not event.extras:
+        yield from veil.content(event.tokens, grain)
+        return
+    size = event.block_tokens
+    for number, extra in enumerate(event.extras):
+        yield from veil.content(event.tokens[number * size : (number + 1) * size], grain, extra)
+
+
+def _given(**fields: Any) -> Record:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+class Publisher:
+    """What came from one publisher, written in order."""
+
+    def __init__(self, number: int, recording: Recording, veil: Veil, *, verbatim: bool) -> None:
+        """``verbatim``: keep the payloads as well, and with them the tokens."""
+        self.name = f"events:{number}"
+        self._number, self._recording = number, recording
+        self._veil, self._verbatim = veil, verbatim
+
+    def of_rank(self, rank: int) -> "Publisher":
+        """That of a rank of the same server, named as if it were listened to."""
+        number = self._number + rank
+        return Publisher(number, self._recording, self._veil, verbatim=self._verbatim)
+
+    @property
+    def came(self) -> tuple[int, float] | None:
+        """Number and time of its last message, also before this process."""
+        place = self._recording.place("events", self.name)
+        return None if place is None else (place[0], place[1])
+
+    def write(self, items: Iterable[Item]) -> None:
+        """Write messages, gaps and restarts."""
+        for item in items:
+            record = self._batch(item) if isinstance(item, Message) else item
+            self._recording.write("events", {"source": self.name} | record)
+
+    def _batch(self, message: Message) -> Record:
+        batch = message.batch
+        record: Record = {
+            "place": [message.number, batch.at_s],
+            "ts": batch.at_s,
+            "rank": batch.rank,
+            "events": [veiled(event, self._veil) for event in batch.events],
+        }
+        if self._verbatim:
+            from base64 import b64encode
+
+            record["payload"] = b64encode(message.payload).decode()
+        return record
+
+
+class MessageFile:
+    """A file of messages as they came: a msgpack array of ``[topic, number, payload]``.
+
+    Every rank of a server numbers its own.
+    """
+
+    def __init__(self, path: Path, publisher: Publisher) -> None:
+        """Read the file.
+
+        Raises:
+            TraceError: It cannot be read, or is none.
+        """
+        self._publisher = publisher
+        self._messages = _read_messages(path)
+
+    def run(self, stop: Stop) -> None:
+        """Write all of it."""
+        ranks: dict[int, tuple[Publisher, Sequence]] = {}
+        for frames in self._messages:
+            if stop.is_set():
+                return
+            rank = _rank(frames)
+            if rank not in ranks:
+                publisher = self._publisher.of_rank(rank)
+                ranks[rank] = publisher, Sequence(after=publisher.came)
+            publisher, sequence = ranks[rank]
+            publisher.write(sequence.take(frames))
+        for publisher, sequence in ranks.values():
+            publisher.write(sequence.give_up(at_once=True))
+
+
+def _rank(frames: list[bytes]) -> int:
+    """Who sent a message; what cannot be read may be anybody's."""
+    try:
+        return parse(frames).batch.rank
+    except Unreadable:
+        return 0
+
+
+def _read_messages(path: Path) -> list[list[bytes]]:
+    msgpack = _package("msgspec").msgpack
+    try:
+        messages = msgpack.decode(read_document(path), type=list[list[bytes]])
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read ({error.strerror}).") from None
+    except ValueError as error:
+        raise TraceError(
+            f"{path}: this is no file of messages ({error}): it is a msgpack array of [topic, "
+            "number, payload]."
+        ) from None
+    return list(messages)
+
+
+class Socket:
+    """A publisher's socket, and the one that sends again what was lost."""
+
+    def __init__(self, url: str, replay: str | None, publisher: Publisher) -> None:
+        """``replay``: the second socket's address, if there is one."""
+        self._zmq = _package("zmq")
+        _package("msgspec")
+        self._url, self._replay, self._publisher = url, replay, publisher
+
+    def run(self, stop: Stop) -> None:
+        """Listen until ``stop`` is set."""
+        with self._zmq.Context() as context, context.socket(self._zmq.SUB) as socket:
+            socket.setsockopt(self._zmq.LINGER, 0)
+            socket.setsockopt(self._zmq.MAXMSGSIZE, _MOST_BYTES)
+            socket.setsockopt(self._zmq.SUBSCRIBE, b"")
+            self._connect(socket, self._url)
+            sequence = Sequence(
+                lambda first: self._ask(context, first), after=self._publisher.came
+            )
+            self._publisher.write(sequence.catch_up())
+            self._listen(socket, sequence, stop)
+            self._publisher.write(sequence.give_up(at_once=True))
+
+    def _listen(self, socket: Any, sequence: Sequence, stop: Stop) -> None:
+        heard_s, asked = monotonic(), True
+        while not stop.is_set():
+            if socket.poll(_POLL_MS):
+                self._publisher.write(sequence.take(socket.recv_multipart()))
+                heard_s, asked = monotonic(), False
+                continue
+            self._publisher.write(sequence.give_up())
+            if not asked and monotonic() - heard_s > _QUIET_S:
+                asked = True
+                self._publisher.write(sequence.catch_up())
+
+    def _ask(self, context: Any, first: int) -> Iterator[list[bytes]]:
+        if self._replay is None:
+            return
+        with context.socket(self._zmq.DEALER) as socket:
+            socket.setsockopt(self._zmq.LINGER, 0)
+            socket.setsockopt(self._zmq.RCVHWM, 0)  # a publisher drops what is not taken
+            socket.setsockopt(self._zmq.MAXMSGSIZE, _MOST_BYTES)
+            self._connect(socket, self._replay)
+            socket.send_multipart([b"", first.to_bytes(8, "big")])
+            while socket.poll(_ANSWER_MS):
+                frames = socket.recv_multipart()
+                if len(frames) > 1 and frames[-2] == END:
+                    return
+                yield frames
+
+    def _connect(self, socket: Any, url: str) -> None:
+        try:
+            socket.connect(url)
+        except self._zmq.ZMQError as error:
+            raise ConfigError(f"{url}: cannot be listened to ({error}).") from None
+
+
+def ranks_of(url: str, ranks: int) -> list[str]:
+    """Addresses of a server's ranks: rank r publishes r ports above the first.
+
+    Raises:
+        ConfigError: It is no such address.
+    """
+    sentence = (
+        f"{url!r} is not the address of a publisher: give tcp://HOST:PORT, as the server's "
+        "--kv-events-config has it (with its host in place of *)."
+    )
+    if url.startswith("ipc://") and ranks == 1:
+        return [url]
+    parts = parse_url(url, ("tcp",), sentence)
+    port = parts.port
+    if not port or port + ranks > 2**16:
+        raise ConfigError(sentence)
+    host = parts.netloc.rpartition(":")[0]
+    return [f"tcp://{host}:{port + rank}" for rank in range(ranks)]
+
+
+def _package(name: str) -> Any:
+    from importlib import import_module
+
+    try:
+        return import_module(name)
+    except ImportError:
+        raise missing_package("pyzmq" if name == "zmq" else name) from None

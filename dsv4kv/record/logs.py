@@ -1,0 +1,383 @@
+"""Lines of logs about requests: what each engine and tool writes, read alike.
+
+A row has what its line says: ``id``, ``arrival_s`` and others since 1970, lengths in tokens,
+``cached_tokens`` as the server counted them, ``session``, and ``ids`` of ``grain`` tokens. Lines
+of one request are put together later by its ``id``. What identifies anything is a number by then.
+
+Read in SGLang 0.5.23 (``request_logger.py``, ``request_metrics_exporter.py``), vLLM 0.33
+(``request_logger.py``), LMCache 0.5.6 (``lookup_hash.py``), in AIPerf's record models and in the
+description of Dynamo's ``dynamo.request.trace.v1``.
+
+Logs of requests, followed while they grow: a file, or a folder into which files come.
+
+How far each file has been read is written with its rows, so that no line is read twice or left
+out when a recording goes on. A file that another takes the place of is read to its end first.
+"""
+
+import gzip
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from io import BufferedIOBase
+from math import isfinite
+from pathlib import Path
+from threading import Event as Stop
+from typing import Any
+
+from pydantic_core import from_json
+
+from dsv4kv.errors import ConfigError, TraceError
+from dsv4kv.record.folder import Record, Recording
+from dsv4kv.record.veil import Veil
+from dsv4kv.units import counted
+
+
+class _Other(ValueError):
+    """The line is not what it looked like."""
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """A format of lines.
+
+    Attributes:
+        mark: What such a line has; others may have it, too.
+        read: Makes a row of it, or raises.
+    """
+
+    mark: str
+    read: Callable[[str, Veil], Record]
+
+
+def read_line(line: str, veil: Veil) -> Record | None:
+    """The row of a line of any format; None if it is about no request."""
+    for log in LOGS.values():
+        if log.mark in line:
+            try:
+                row = log.read(line, veil)
+            except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
+                continue
+            if all(isfinite(value) for value in row.values() if isinstance(value, float)):
+                return {name: value for name, value in row.items() if value is not None}
+    return None
+
+
+def _sglang(line: str, veil: Veil) -> Record:
+    """``--log-requests --log-requests-format json``; ids from level 3 on."""
+    record = _object(line)
+    asked = record["obj"]
+    row = {"id": veil.name(_text(record["rid"]))} | _session(asked.get("session_id"), veil)
+    if record["event"] == "request.received":
+        return row | {"arrival_s": _clock(record["timestamp"])} | _prompt(asked, veil)
+    if record["event"] != "request.finished":
+        raise _Other
+    info = record["out"]["meta_info"]
+    return row | _finished_at(info, _clock(record["timestamp"])) | _prompt(asked, veil)
+
+
+def _sglang_metrics(line: str, veil: Veil) -> Record:
+    """``--export-metrics-to-file-dir``: a line for every request that has ended."""
+    info = _object(line)
+    asked = from_json(info["request_parameters"])
+    row = {"id": veil.name(_text(info["id"]))} | _session(asked.get("session_id"), veil)
+    return row | _finished_at(info, None) | _prompt(asked, veil)
+
+
+def _finished_at(info: Mapping[str, Any], end_s: float | None) -> Record:
+    latency_s = info.get("e2e_latency")
+    arrival_s = info.get("request_received_ts")
+    if arrival_s is None and end_s is not None and latency_s is not None:
+        arrival_s = end_s - latency_s
+    last_s = arrival_s + latency_s if arrival_s is not None and latency_s is not None else end_s
+    first_s = info.get("first_token_latency")
+    return {
+        "arrival_s": _optional(arrival_s, float),
+        "first_s": None if first_s is None or arrival_s is None else arrival_s + float(first_s),
+        "last_s": _optional(last_s, float),
+        "input_tokens": _tokens(info["prompt_tokens"]),
+        "output_tokens": _tokens(info["completion_tokens"]),
+        "cached_tokens": _optional(info.get("cached_tokens"), _tokens),
+        "cached_by": cached_by(info.get("cached_tokens_details")),
+    }
+
+
+def cached_by(details: Any) -> dict[str, int] | None:
+    """Cached tokens by where they were found, as SGLang reports them."""
+    if not isinstance(details, dict):
+        return None
+    known = ("device", "host", "storage")
+    return {name: _tokens(details[name]) for name in known if details.get(name) is not None}
+
+
+_VLLM_TIME = r"(\d\d-\d\d \d\d:\d\d:\d\d)"
+_VLLM_ASKED = re.compile(
+    _VLLM_TIME + r" \[[^]]*\] (?:Received request|Request) (\S+?)(?: details)?: prompt: .*"
+    r", prompt_token_ids: \[([\d, ]*)\]"
+)
+_VLLM_ANSWERED = re.compile(
+    _VLLM_TIME + r" \[[^]]*\] Generated response (\S+)(?: \(streaming complete\))? details: "
+    r"output_token_ids: [\[(]([\d, ]*)[\])]\s*"
+)
+
+
+def _vllm(line: str, veil: Veil) -> Record:
+    """``--enable-log-requests`` with ``VLLM_LOGGING_LEVEL=DEBUG``: tokens asked, then answered."""
+    if asked := _VLLM_ASKED.search(line):
+        row = {"id": veil.name(asked[2]), "arrival_s": _month_clock(asked[1])}
+        return row | _prompt({"input_ids": _numbers(asked[3])}, veil)
+    if answered := _VLLM_ANSWERED.search(line):
+        row = {"id": veil.name(answered[2]), "last_s": _month_clock(answered[1])}
+        return row | {"output_tokens": len(_numbers(answered[3]))}
+    raise _Other
+
+
+def _dynamo(line: str, veil: Veil) -> Record:
+    """``DYN_REQUEST_TRACE=1``: lengths and hashes of what is in each block and before it."""
+    record = _object(line)
+    if "schema" not in record:  # some sinks wrap it
+        record = next(each for each in record.values() if isinstance(each, dict))
+    if record["event_type"] != "request_end":
+        raise _Other
+    request = record["request"]
+    replay = request["replay"]
+    size, hashes = _tokens(replay["trace_block_size"]), replay["input_sequence_hashes"]
+    return {
+        "id": veil.name(_text(request["request_id"])),
+        "arrival_s": float(request["request_received_ms"]) / 1e3,
+        "last_s": float(record["event_time_unix_ms"]) / 1e3,
+        "output_tokens": _tokens(request["output_tokens"]),
+        "cached_tokens": _optional(request.get("cached_tokens"), _tokens),
+        **_hashed(_tokens(replay["input_length"]), size, hashes, veil),
+        **_session((record.get("agent_context") or {}).get("session_id"), veil),
+    }
+
+
+def _aiperf(line: str, veil: Veil) -> Record:
+    """``profile_export.jsonl``: what a benchmark's clients saw."""
+    record = _object(line)
+    when, metrics = record["metadata"], record["metrics"]
+    arrival_s = when["request_start_ns"] / 1e9
+    first = metrics.get("time_to_first_token")
+    return {
+        "id": veil.name(_text(when["x_request_id"])),
+        "arrival_s": arrival_s,
+        "first_s": None if first is None else arrival_s + first["value"] / 1e3,
+        "last_s": when["request_end_ns"] / 1e9,
+        "input_tokens": _tokens(metrics["input_sequence_length"]["value"]),
+        "output_tokens": _tokens(metrics["output_sequence_length"]["value"]),
+        **_session(when.get("x_correlation_id") or when.get("conversation_id"), veil),
+    }
+
+
+def _lmcache(line: str, veil: Veil) -> Record:
+    """Lookup hashes: chunks that were looked for, each named by itself and all before it."""
+    record = _object(line)
+    return {
+        "id": veil.name(_text(record["request_id"])),
+        "arrival_s": float(record["timestamp"]),
+        **_hashed(
+            _tokens(record["seq_len"]), _tokens(record["chunk_size"]), record["chunk_hashes"], veil
+        ),
+    }
+
+
+LOGS = {
+    "sglang": Log('"event": "request.', _sglang),
+    "sglang-metrics": Log('"request_parameters"', _sglang_metrics),
+    "vllm": Log("token_ids: ", _vllm),
+    "dynamo": Log("dynamo.request.trace.", _dynamo),
+    "aiperf": Log('"request_start_ns"', _aiperf),
+    "lmcache": Log('"chunk_hashes"', _lmcache),
+}
+"""Formats of lines. A line is read by the first that can."""
+
+
+def _object(line: str) -> dict[str, Any]:
+    """The object of a line, behind whatever a logger put before it."""
+    record = from_json(line[line.index("{") :])
+    if not isinstance(record, dict):
+        raise _Other
+    return record
+
+
+def _prompt(asked: Mapping[str, Any], veil: Veil) -> Record:
+    tokens = asked.get("input_ids")
+    if not isinstance(tokens, list) or not tokens or set(map(type, tokens)) != {int}:
+        return {}
+    apart = [asked.get(name) for name in ("lora_path", "lora_id", "cache_salt", "extra_key")]
+    extra = apart if any(each is not None for each in apart) else None
+    ids = veil.prompt(tokens, extra)
+    return {"input_tokens": len(tokens), "ids": ids, "grain": veil.grain}
+
+
+def _hashed(tokens: int, size: int, hashes: Any, veil: Veil) -> Record:
+    """Ids of a prompt whose blocks are named already, the last perhaps in part."""
+    if not size or not isinstance(hashes, list) or len(hashes) < tokens // size:
+        raise _Other
+    full = tokens // size
+    return {
+        "input_tokens": tokens,
+        "ids": [veil.name(one) for one in hashes[:full]],
+        "grain": size,
+    }
+
+
+def _session(name: Any, veil: Veil) -> Record:
+    return {} if name is None else {"session": veil.name(_text(name))}
+
+
+def _clock(text: str) -> float:
+    """Seconds since 1970 of a time that a server on this machine's clock wrote."""
+    return datetime.fromisoformat(text).timestamp()
+
+
+def _month_clock(text: str) -> float:
+    """… without a year: that of the last such day."""
+    now = datetime.now(UTC).astimezone()
+    found = datetime.strptime(f"{now.year}-{text}", "%Y-%m-%d %H:%M:%S").astimezone()
+    return (found if found <= now else found.replace(year=now.year - 1)).timestamp()
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(one) for one in text.split(",") if one.strip()]
+
+
+def _tokens(value: Any) -> int:
+    if type(value) not in {int, float} or value != int(value) or not 0 <= value < 2**31:
+        raise _Other
+    return int(value)
+
+
+def _optional(value: Any, kind: Callable[[Any], Any]) -> Any:
+    return None if value is None else kind(value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise _Other
+    return value
+
+
+_POLL_S = 0.3
+_MOST_BYTES = 2**26  # of a line; a longer one is about no request
+
+
+class RequestLog:
+    """A source of requests that others write."""
+
+    def __init__(
+        self, number: int, path: Path, recording: Recording, veil: Veil, *, follow: bool = True
+    ) -> None:
+        """``follow``: wait for more until stopped.
+
+        Raises:
+            ConfigError: There is no such file or folder.
+        """
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise ConfigError(f"--requests {path}: this is no file: name a log or a folder.")
+        if not path.exists():
+            raise ConfigError(
+                f"--requests {path}: there is no such log: start the server with its log of "
+                "requests first (dsv4kv record --help names them)."
+            )
+        self._name, self._path, self._follow = f"requests:{number}", path, follow
+        self._recording, self._veil = recording, veil
+        self._open: dict[Path, _Growing] = {}
+        self._lines = self._rows = 0
+
+    def run(self, stop: Stop) -> None:
+        """Read what is there, then what comes.
+
+        Raises:
+            TraceError: No line of it was about a request.
+        """
+        try:
+            self._read()
+            while self._follow and not stop.wait(_POLL_S):
+                self._read()
+            if self._follow:
+                self._read()
+        finally:
+            for file in self._open.values():
+                file.close()
+        if self._lines and not self._rows:
+            raise TraceError(
+                f"--requests {self._path}: {counted(self._lines, 'line')} read, and none is of a "
+                "log of requests that record knows (dsv4kv record --help names them): name "
+                "another log, or turn on the server's."
+            )
+
+    def _read(self) -> None:
+        for path in sorted(self._path.iterdir()) if self._path.is_dir() else [self._path]:
+            source = f"{self._name}:{self._veil.name(path.name)}"
+            if path not in self._open and path.is_file():
+                place = self._recording.place("requests", source)
+                self._open[path] = _Growing(path, place)
+                self._rows += place is not None  # rows of it were written before
+            if path in self._open:
+                self._take(source, self._open[path])
+
+    def _take(self, source: str, file: "_Growing") -> None:
+        for line in file.lines(last=not self._follow):
+            row = read_line(line.decode("utf-8", "replace"), self._veil)
+            self._lines += 1
+            if row is not None:
+                self._rows += 1
+                place = {"source": source, "place": file.place}
+                self._recording.write("requests", row | place)
+
+
+class _Growing:
+    def __init__(self, path: Path, place: Any = None) -> None:
+        """``place``: how far it was read before."""
+        self._path = path
+        self._begin()
+        if place and place[0] == self._inode:
+            self._at = place[1]
+
+    @property
+    def place(self) -> list[int]:
+        """Which file it is, and how many of its bytes have been read."""
+        return [self._inode, self._at]
+
+    def lines(self, *, last: bool) -> Iterator[bytes]:
+        """Whole lines that have come; ``last``: and what is behind them."""
+        yield from self._whole(last=last)
+        if self._is_replaced():
+            yield from self._whole(last=True)
+            self.close()
+            self._begin()
+            yield from self._whole(last=last)
+
+    def close(self) -> None:
+        """It is followed no more."""
+        self._file.close()
+
+    def _begin(self) -> None:
+        opened: Callable[[Path, str], Any] = gzip.open if self._path.suffix == ".gz" else open
+        self._file: BufferedIOBase = opened(self._path, "rb")
+        self._inode = self._path.stat().st_ino
+        self._at = 0
+
+    def _whole(self, *, last: bool) -> Iterator[bytes]:
+        while True:
+            try:
+                self._file.seek(self._at)
+                line = self._file.readline(_MOST_BYTES)
+            except (EOFError, zlib.error, gzip.BadGzipFile):  # its end has not been written yet
+                return
+            whole = line.endswith(b"\n") or len(line) == _MOST_BYTES
+            if not line or not (whole or last):
+                return
+            self._at += len(line)
+            yield line
+
+    def _is_replaced(self) -> bool:
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            return False
+        emptied = self._path.suffix != ".gz" and found.st_size < self._at
+        return found.st_ino != self._inode or emptied

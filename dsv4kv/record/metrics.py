@@ -1,0 +1,203 @@
+"""A server's own counters, sampled: what it counted, never the mean of a gauge.
+
+Read from the Prometheus text of vLLM and SGLang. Only what speaks of the cache is kept, with
+labels that say where tokens were found and which rank counted; names of models are not.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from math import isfinite
+from threading import Event as Stop
+from typing import Any
+
+from dsv4kv.record.folder import Recording
+from dsv4kv.record.run import HTTP, parse_url
+
+Values = dict[str, float]
+
+_KEPT = re.compile(
+    r"vllm:(external_)?prefix_cache_(queries|hits)(_total)?"
+    r"|vllm:prompt_tokens(_cached)?(_by_source)?(_total)?"
+    r"|vllm:(generation_tokens|num_preemptions|request_success)(_total)?"
+    r"|vllm:(kv_cache_usage_perc|num_requests_(running|waiting))"
+    r"|vllm:(kv_offload|simple_kv_offload|nixl|mooncake|kv_block)_\w+"
+    r"|sglang:(cached|prompt|generation|backuped|prefetched|load_back|evicted)_tokens(_total)?"
+    r"|sglang:num_(retracted_requests|requests)_total"
+    r"|sglang:(num_running_reqs|num_queue_reqs|(full_|swa_)?token_usage|cache_hit_rate)"
+    r"|sglang:(max_total_num_tokens|page_size|kv_used_tokens)"
+    r"|sglang:(hicache|kv_transfer)_\w+|sglang:(prefetch|backup)_bandwidth\w*"
+    r"|process_start_time_seconds"
+)
+_LABELS = {"cache_source", "dp_rank", "engine", "pp_rank", "source", "tp_rank"}
+_SETTINGS = {
+    "block_size",
+    "cache_dtype",
+    "enable_prefix_caching",
+    "gpu_memory_utilization",
+    "kv_cache_memory_bytes",
+    "num_cpu_blocks",
+    "num_gpu_blocks",
+    "num_gpu_blocks_override",
+    "page_size",
+    "prefix_caching_hash_algo",
+    "sliding_window",
+}
+"""Of the server's configuration, what is written down."""
+_WORD = re.compile(r"[a-z0-9_.]{1,32}|True|False|None")
+_NAME = re.compile(r"[\w:]+")
+_TIMEOUT_S = 5.0
+MOST_BYTES = 2**23
+"""Of a page; servers' have some hundred kilobytes for every rank."""
+_PARSED_BYTES, _LINE_BYTES = 2**21, 2**12  # of lines that are kept: the parser takes its time
+
+_HITS = {
+    "vLLM": ("vllm:prefix_cache_hits", "vllm:prefix_cache_queries"),
+    "SGLang": ("sglang:cached_tokens", "sglang:prompt_tokens"),
+}
+"""Whose counters make a hit rate: tokens found, of tokens asked for."""
+
+
+def parse(text: str) -> tuple[Values, dict[str, str]]:
+    """The samples of a page that are kept, and the server's settings.
+
+    Samples that differ only in labels that are not kept are added up.
+    """
+    values: Values = {}
+    settings: dict[str, str] = {}
+    for name, labels, value in _samples(text):
+        if name.endswith("cache_config_info"):
+            settings |= {
+                key: found
+                for key, found in labels.items()
+                if key in _SETTINGS and _WORD.fullmatch(found)
+            }
+        else:
+            key = _key(name, labels)
+            values[key] = values.get(key, 0.0) + value
+    return values, settings
+
+
+def _is_read(name: str) -> bool:
+    kept = _KEPT.fullmatch(name) and not name.endswith(("_bucket", "_created"))
+    return bool(kept) or name.endswith("cache_config_info")
+
+
+def _samples(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
+    from prometheus_client.parser import text_string_to_metric_families
+
+    left = _PARSED_BYTES
+    for line in text.splitlines():
+        name = _NAME.match(line)
+        if not name or not _is_read(name[0]) or len(line) > min(left, _LINE_BYTES):
+            continue
+        left -= len(line)
+        try:
+            (family,) = text_string_to_metric_families(line)
+            value = float(family.samples[0].value)
+        except (ValueError, OverflowError):  # one line that is none leaves the others
+            continue
+        if isfinite(value):
+            yield family.samples[0].name, family.samples[0].labels, value
+
+
+def _key(name: str, labels: Mapping[str, str]) -> str:
+    known = sorted(key for key in _LABELS & labels.keys() if _WORD.fullmatch(labels[key]))
+    kept = ",".join(f"{key}={labels[key]}" for key in known)
+    return f"{name}{{{kept}}}" if kept else name
+
+
+class Counted:
+    """How much counters have grown over samples; one that fell began anew with its server."""
+
+    def __init__(self) -> None:
+        self.grown: Values = {}
+        self.restarts = 0
+        self._last: Values = {}
+
+    def add(self, values: Mapping[str, float]) -> None:
+        """The next sample; of the first nothing is known to have grown."""
+        fell = False
+        for name, value in values.items():
+            before = self._last.get(name, value if not self._last else 0.0)
+            if value < before and _is_counter(name):
+                before, fell = 0.0, True
+            self.grown[name] = self.grown.get(name, 0.0) + value - before
+        self.restarts += fell
+        self._last = dict(values)
+
+    def hits(self) -> tuple[str, int, int] | None:
+        """Whose counters, tokens found, tokens asked for; None if nothing was asked for."""
+        for engine, names in _HITS.items():
+            found, asked = (self._sum(name) for name in names)
+            if asked:
+                return engine, round(found), round(asked)
+        return None
+
+    def _sum(self, name: str) -> float:
+        totals = (name, f"{name}_total")
+        return sum(value for key, value in self.grown.items() if key.partition("{")[0] in totals)
+
+
+def _is_counter(name: str) -> bool:
+    """Whether a fall means that it began anew: gauges may fall."""
+    base = name.partition("{")[0]
+    return base.endswith(("_total", "_count", "_sum")) or base in {
+        name for names in _HITS.values() for name in names
+    }
+
+
+def count(samples: Iterable[Mapping[str, Any]]) -> dict[str, Counted]:
+    """Growth by source, of the records of the stream ``metrics``."""
+    counted: dict[str, Counted] = {}
+    for sample in samples:
+        if "values" in sample:
+            counted.setdefault(sample["source"], Counted()).add(sample["values"])
+    return counted
+
+
+def hits_of(counted: Iterable[Counted]) -> tuple[int, int]:
+    """Tokens found and tokens asked for, by all of them together."""
+    pairs = [hits[1:] for each in counted if (hits := each.hits())]
+    return sum(found for found, _ in pairs), sum(asked for _, asked in pairs)
+
+
+class Metrics:
+    """Samples a page every few seconds."""
+
+    def __init__(self, number: int, url: str, every_s: float, recording: Recording) -> None:
+        """``number``: of the page among those that are sampled.
+
+        Raises:
+            ConfigError: It is no address of a page.
+        """
+        shown = url.rpartition("@")[2]
+        parse_url(url, HTTP, f"{shown!r} is no page of metrics: give http://HOST:PORT/metrics.")
+        self._name, self._url, self._every_s = f"metrics:{number}", url, every_s
+        self._recording = recording
+        self._settings: dict[str, str] = {}
+
+    def run(self, stop: Stop) -> None:
+        """Sample at once, every few seconds and at the end."""
+        self._sample()
+        while not stop.wait(self._every_s):
+            self._sample()
+        self._sample()
+
+    def _sample(self) -> None:
+        from dsv4kv.record.http import ask
+
+        try:
+            page = ask(self._url, _TIMEOUT_S, most_bytes=MOST_BYTES)
+            why = f"status {page.status}" if page.status != 200 else ""
+            why = why or ("" if page.is_whole else "page too long")
+        except OSError as error:
+            why = type(error).__name__
+        if why:
+            self._recording.write("metrics", {"source": self._name, "what": "gap", "why": why})
+            return
+        values, settings = parse(page.content.decode("utf-8", "replace"))
+        self._recording.write("metrics", {"source": self._name, "values": values})
+        if settings != self._settings:
+            self._settings = settings
+            note = {"what": "server", "source": self._name, "settings": settings}
+            self._recording.write("notes", note)

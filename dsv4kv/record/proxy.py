@@ -1,0 +1,488 @@
+"""A proxy in front of an OpenAI-compatible server, which writes down when and how much.
+
+Everything is passed on as it comes, in either direction: bodies, statuses, headers other than
+those of the connection itself. Of each request for tokens there is a row: when it arrived, when
+the first and the last byte of its answer went out, what its ``usage`` says, how it ended. Nothing
+else of it is written, and nothing of who sent it.
+
+Each request has a connection to the server of its own: what a server sends behind an answer is
+the answer to nothing.
+"""
+
+import asyncio
+import resource
+from base64 import b64encode
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from logging import CRITICAL, Logger
+from threading import Event as Stop
+from time import monotonic, time
+from typing import Any
+from urllib.parse import SplitResult, unquote
+
+from aiohttp import (
+    ClientError,
+    ClientResponse,
+    ClientSession,
+    ClientTimeout,
+    DummyCookieJar,
+    StreamReader,
+    TCPConnector,
+    web,
+)
+from aiohttp.http import RawRequestMessage
+from yarl import URL
+
+from dsv4kv.errors import ConfigError, TraceError
+from dsv4kv.record.folder import Record, Recording
+from dsv4kv.record.http import fail_with_connection
+from dsv4kv.record.run import HTTP, PROXY, parse_url
+from dsv4kv.record.usage import (
+    Ends,
+    parse_body,
+    prompt_text,
+    prompt_tokens,
+    session_of,
+    text_block_bytes,
+    text_ids,
+)
+from dsv4kv.record.veil import Veil
+
+_LOOPBACK = "127.0.0.1"
+_RECORDED = ("/completions", "/responses", "/messages", "/generate")
+_KEPT_BODY_BYTES = 2**23  # of a request; of a longer one no ids are made
+_KEPT_BYTES = 2**27  # of all requests that run
+_LONG_BYTES = 2**18  # a row of more is made beside the others' streams
+_SMALL_BYTES = 2**16  # a body of no more is taken before the server is asked
+_CONNECT_S = 30.0
+_IDLE_S = 30.0  # a connection's, without a whole head
+_STALL_S = 120.0  # for a client that neither sends nor takes what it has to
+_FINISH_S = 2.5  # for requests that run when the proxy is ended, and again once they are cut
+_POLL_S = 0.05
+_MOST_DESCRIPTORS = 8_192
+_WAITING = 1_024
+_OWN_DESCRIPTORS = 64  # the recording's and those of other sources
+_OF_CONNECTIONS = {
+    *("connection", "content-length", "expect", "host", "keep-alive", "proxy-authenticate"),
+    *("proxy-authorization", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"),
+}
+"""Fields that speak of one connection (RFC 9110 §7.6.1), and those that are made anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a proxy listens and what is behind it."""
+
+    host: str
+    port: int
+    upstream: SplitResult
+
+    @property
+    def is_public(self) -> bool:
+        """Whether others than this machine reach it."""
+        return self.host not in {_LOOPBACK, "::1", "localhost"}
+
+
+def parse_address(text: str) -> Address:
+    """Read ``[HOST:]PORT=URL``; without a host only this machine reaches it.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    listen, _, upstream = text.partition("=")
+    host, _, port = listen.rpartition(":")
+    shown = f"{listen}={upstream.rpartition('@')[2]}"
+    sentence = f"--proxy {shown}: give PORT=URL, such as 8001=http://127.0.0.1:8000."
+    own = parse_url(f"tcp://{host or _LOOPBACK}:{port}", ("tcp",), sentence)
+    if own.hostname is None or own.port is None:
+        raise ConfigError(sentence)
+    return Address(own.hostname, own.port, parse_url(upstream.rstrip("/"), HTTP, sentence))
+
+
+class _Fault(Exception):
+    """What is wrong with a request, for whoever sent it; and the status that says so."""
+
+    def __init__(self, text: str, status: int = 400) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class _Answer(web.StreamResponse):
+    """The server's answer on its way to the client; ``said``: names of its fields."""
+
+    said: frozenset[str] = frozenset()
+    _send_headers_immediately = False  # but with what is there already of the body
+
+
+@dataclass(slots=True)
+class _Exchange:
+    """A request on its way to the server and back; what is known of it so far."""
+
+    request: web.BaseRequest
+    arrival_s: float = field(default_factory=time)
+    first_s: float = 0.0
+    last_s: float = 0.0
+    status: int = 0
+    end: str = "server not reached"
+    body: bytearray = field(default_factory=bytearray)
+    is_kept: bool = True
+    ends: Ends = field(default_factory=Ends)
+    fault: _Fault | None = None
+    answer: ClientResponse | None = None
+
+
+@dataclass(slots=True)
+class _Open:
+    """Connections of clients: those that have asked for something, and since when others wait."""
+
+    descriptors: int
+    busy: set["_Connection"] = field(default_factory=set)
+    idle: dict["_Connection", float] = field(default_factory=dict)
+
+    def make_room(self) -> None:
+        """Close what has waited longest, or a tenth of that without ever asking for anything."""
+        now_s = monotonic()
+        while self.idle and len(self.idle) + 2 * len(self.busy) > self.descriptors:
+            waited = {each: now_s - since_s for each, since_s in self.idle.items()}
+            longest = max(waited, key=lambda each: waited[each] * (1 if each.has_asked else 10))
+            del self.idle[longest]
+            longest.line.abort()
+
+
+class _Connection(web.RequestHandler):
+    """A client's connection.
+
+    aiohttp 3.14 lets a handler wait for ever for a body with an error in it, and forgets a request
+    whose head came together with that.
+    """
+
+    __slots__ = ("_body", "_open", "has_asked", "line")
+
+    def __init__(self, server: web.Server, opened: _Open, **settings: Any) -> None:
+        super().__init__(server, loop=asyncio.get_running_loop(), **settings)
+        self._open, self.has_asked = opened, False
+        self._body: StreamReader | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        assert isinstance(transport, asyncio.Transport)
+        self.line = transport
+        self._open.idle[self] = monotonic()
+        self._open.make_room()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        super().connection_lost(exc)
+        self._open.idle.pop(self, None)
+
+    def begin(self, body: StreamReader) -> None:
+        """A request is answered now."""
+        self._open.idle.pop(self, None)
+        self._open.busy.add(self)
+        self._open.make_room()
+        self.has_asked, self._body = True, body
+        self._tell()
+
+    def end(self) -> None:
+        """Another may follow."""
+        self._open.busy.discard(self)
+        self._body = None
+        if self.transport is not None:
+            self._open.idle[self] = monotonic()
+
+    def data_received(self, data: bytes) -> None:
+        head = data.find(b"\r\n\r\n") + 4 if b"\r\n\r\n" in data else len(data)
+        super().data_received(data[:head])
+        if head < len(data):
+            super().data_received(data[head:])
+        self._tell()
+
+    def _tell(self) -> None:
+        malformed = self._messages and not isinstance(self._messages[-1][0], RawRequestMessage)
+        if malformed and self._body is not None and not self._body.is_eof():
+            self._body.set_exception(_Fault("a body that is malformed"))
+
+
+class Proxy:
+    """Listens at an address until it is stopped.
+
+    Attributes:
+        port: Where it listens, once it does.
+    """
+
+    def __init__(
+        self, number: int, address: Address, recording: Recording, veil: Veil, *, proxies: int = 1
+    ) -> None:
+        """``number``: of the proxy among the ``proxies`` of the recording."""
+        self._name, self._address = f"{PROXY}{number}", address
+        self._recording, self._veil = recording, veil
+        url = address.upstream
+        self._url = url._replace(netloc=url.netloc.rpartition("@")[2], query="", fragment="")
+        self._credentials = ""
+        if url.username is not None:
+            user = f"{unquote(url.username)}:{unquote(url.password or '')}"
+            self._credentials = f"Basic {b64encode(user.encode()).decode()}"
+        self._most = min(_MOST_DESCRIPTORS, _descriptors() // proxies)
+        self._failure: TraceError | None = None
+        self._session: ClientSession | None = None
+        self._writer = ThreadPoolExecutor(1)
+        self._kept_bytes = 0
+        self.port = 0
+
+    def run(self, stop: Stop) -> None:
+        """Pass requests on; those that run at the end may finish for a moment."""
+        asyncio.run(self._listen(stop))
+
+    async def _listen(self, stop: Stop) -> None:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self._serve)
+        app.on_response_prepare.append(_take_added)
+        quiet: dict[str, Any] = {"access_log": None, "logger": Logger("proxy", CRITICAL + 1)}
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=_FINISH_S, **quiet)
+        await runner.setup()
+        at_once = max(8, min(self._most // 16, _WAITING))
+        opened = _Open(max(8, self._most - 3 * at_once))
+
+        def accept() -> _Connection:
+            assert runner.server is not None
+            return _Connection(
+                runner.server,
+                opened,
+                auto_decompress=False,
+                keepalive_timeout=_IDLE_S,
+                lingering_time=1.0,
+                **quiet,
+            )
+
+        loop, place = asyncio.get_running_loop(), (self._address.host, self._address.port)
+        try:
+            # no more are taken at once than there are descriptors; the others wait for their turn
+            server = await loop.create_server(accept, *place, backlog=at_once)
+            for listening in server.sockets:
+                with listening.dup() as twin:
+                    twin.listen(_WAITING)
+        except OSError as error:
+            raise ConfigError(
+                f"--proxy: cannot listen on {place[0]}:{place[1]} ({error.strerror}): take "
+                "another port."
+            ) from None
+        self._session = ClientSession(
+            connector=TCPConnector(limit=0, force_close=True),
+            cookie_jar=DummyCookieJar(),
+            timeout=ClientTimeout(total=None, sock_connect=_CONNECT_S),
+            auto_decompress=False,
+            skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
+        )
+        async with self._session:
+            self.port = server.sockets[0].getsockname()[1]
+            while not stop.is_set() and self._failure is None:
+                await asyncio.sleep(_POLL_S)
+            server.close()
+            await runner.cleanup()
+        self._writer.shutdown()
+        if self._failure is not None:
+            raise self._failure
+
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        """Pass a request on and its answer back; a row of it if it is for tokens."""
+        exchange, connection = _Exchange(request), request.protocol
+        assert isinstance(connection, _Connection)
+        connection.begin(request.content)
+        try:
+            return await self._pass(exchange)
+        except _Fault as fault:
+            exchange.end = "client left"
+            return await _say(exchange, str(fault), fault.status)
+        except (asyncio.CancelledError, ConnectionError):
+            exchange.end = "client left"
+            raise
+        finally:
+            exchange.last_s = time()
+            connection.end()
+            self._record(exchange)
+
+    async def _pass(self, exchange: _Exchange) -> web.StreamResponse:
+        request = exchange.request
+        target = request.raw_path
+        if not target.startswith("/"):  # the server that a client may name before it
+            target = "/" + target.partition("://")[2].partition("/")[2]
+        coding = ",".join(request.headers.getall("Transfer-Encoding", []))
+        if coding.strip().lower() not in {"", "chunked"} or not target.isascii():
+            raise _Fault("a request that is not plain HTTP/1.1")
+        fields = _passed_on(request.raw_headers)
+        if self._credentials and not any(name.lower() == "authorization" for name, _ in fields):
+            fields.append(("Authorization", self._credentials))
+        data: bytes | AsyncIterator[bytes] | None = None
+        if request.body_exists:
+            data, length = self._upload(exchange), request.content_length
+            if length is not None and length <= _SMALL_BYTES:
+                data = b"".join([part async for part in data])
+            elif length is not None:
+                fields.append(("Content-Length", str(length)))
+        url = URL(self._url.geturl() + target, encoded=True)
+        assert self._session is not None
+        asked = self._session.request(
+            request.method, url, headers=fields, data=data, allow_redirects=False
+        )
+        try:
+            answer = exchange.answer = await asked
+            if answer.status == 101:
+                raise ClientError("it was asked for no other protocol")
+        except (ClientError, OSError):
+            if exchange.fault:
+                raise exchange.fault from None
+            return await _say(exchange, "the server cannot be reached", 502)
+        async with answer:
+            return await self._answer(exchange, answer)
+
+    async def _upload(self, exchange: _Exchange) -> AsyncIterator[bytes]:
+        """The body of a request, as it comes; kept until it is too long."""
+        try:
+            while True:
+                async with asyncio.timeout(_STALL_S):
+                    part = await exchange.request.content.readany()
+                if not part:
+                    return
+                self._keep(exchange, part)
+                yield part
+        except TimeoutError:
+            exchange.fault = _Fault("a body that does not come", 408)
+        except _Fault as fault:
+            exchange.fault = fault
+        if exchange.answer:
+            exchange.answer.close()
+        raise exchange.fault
+
+    def _keep(self, exchange: _Exchange, part: bytes) -> None:
+        length = len(exchange.body) + len(part)
+        if length > _KEPT_BODY_BYTES or self._kept_bytes + len(part) > _KEPT_BYTES:
+            self._let_go(exchange)
+        if exchange.is_kept:
+            self._kept_bytes += len(part)
+            exchange.body += part
+
+    async def _answer(self, exchange: _Exchange, answer: ClientResponse) -> web.StreamResponse:
+        """Pass the answer on as it comes."""
+        fail_with_connection(answer)
+        exchange.status = answer.status
+        exchange.ends = Ends(answer.headers.get("Content-Encoding", ""))
+        passed = _Answer(status=answer.status, reason=answer.reason)
+        fields = _passed_on(answer.raw_headers)
+        passed.said = frozenset(name.lower() for name, _ in fields)
+        for name, value in fields:
+            passed.headers.add(name, value)
+        passed.content_length = answer.content_length
+        if "Transfer-Encoding" in exchange.request.headers:
+            passed.force_close()  # aiohttp 3.14 puts its trailers before the next request's fields
+        await passed.prepare(exchange.request)
+        if not answer.content.total_bytes:
+            exchange.request.writer.send_headers()
+        try:
+            while True:
+                exchange.end = "server left"
+                part = await answer.content.readany()
+                exchange.end = "client left"
+                if not part:
+                    break
+                exchange.first_s = exchange.first_s or time()
+                async with asyncio.timeout(_STALL_S):
+                    await passed.write(part)
+                exchange.ends.add(part)
+            await passed.write_eof()
+            exchange.end = "done"
+        except (ClientError, OSError):
+            if exchange.fault:
+                exchange.end = "client left"
+            if exchange.request.transport is not None:  # cut here as it was there
+                exchange.request.transport.abort()
+        return passed
+
+    def _record(self, exchange: _Exchange) -> None:
+        """Write the row of a request for tokens; one that takes long is in nobody's way."""
+        request, loop = exchange.request, asyncio.get_running_loop()
+        if request.method != "POST" or not request.path.endswith(_RECORDED):
+            self._let_go(exchange)
+        elif len(exchange.body) > _LONG_BYTES:
+            written = loop.run_in_executor(self._writer, self._write, exchange)
+            written.add_done_callback(lambda _: self._let_go(exchange))
+        else:
+            self._write(exchange)
+            self._let_go(exchange)
+
+    def _let_go(self, exchange: _Exchange) -> None:
+        self._kept_bytes -= len(exchange.body)
+        exchange.is_kept, exchange.body = False, bytearray()
+
+    def _write(self, exchange: _Exchange) -> None:
+        row: Record = {
+            "source": self._name,
+            "arrival_s": exchange.arrival_s,
+            "last_s": exchange.last_s,
+            "status": exchange.status,
+            "end": exchange.end,
+        }
+        if exchange.first_s:
+            row["first_s"] = exchange.first_s
+        with suppress(Exception):  # whatever was said, the row is written
+            row |= exchange.ends.row(self._veil)
+        with suppress(Exception):
+            body = parse_body(bytes(exchange.body))
+            row |= session_of(exchange.request.headers, body, self._veil)
+            row |= self._ids(body, row.get("input_tokens", 0))
+        try:
+            self._recording.write("requests", row)
+        except TraceError as error:
+            self._failure = error
+
+    def _ids(self, body: dict[str, Any], tokens: int) -> Record:
+        """Ids of a prompt, by its tokens or by its text, if its length is known."""
+        grain = self._veil.grain
+        if given := prompt_tokens(body):
+            return {"ids": self._veil.prompt(given), "grain": grain} if tokens else {}
+        text = prompt_text(body)
+        block_bytes = self._recording.place("requests", self._name)
+        block_bytes = block_bytes or text_block_bytes(text, tokens, grain)
+        if not block_bytes or not tokens or not text:
+            return {}
+        ids = text_ids(text, tokens, block_bytes, self._veil)
+        return {"ids": ids, "grain": grain, "ids_of": "text", "place": block_bytes}
+
+
+def _descriptors() -> int:
+    """How many connections may have; as many as the system allows are asked for."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 2**20 if limit == resource.RLIM_INFINITY else max(24, limit - _OWN_DESCRIPTORS)
+
+
+def _passed_on(raw: tuple[tuple[bytes, bytes], ...]) -> list[tuple[str, str]]:
+    """Fields that do not speak of the connection, as they are spelled the first time."""
+    fields = [[each.decode("utf-8", "surrogateescape") for each in one] for one in raw]
+    named = ",".join(value for name, value in fields if name.lower() == "connection").lower()
+    own = _OF_CONNECTIONS.union(each.strip() for each in named.split(","))
+    spelled: dict[str, str] = {}
+    return [
+        (spelled.setdefault(name.lower(), name), value)
+        for name, value in fields
+        if name.lower() not in own
+    ]
+
+
+async def _take_added(_: web.Request, response: web.StreamResponse) -> None:
+    """What aiohttp says where the server said nothing is taken away again."""
+    if isinstance(response, _Answer):
+        for name in {"content-type", "date", "server"} - response.said:
+            response.headers.pop(name, None)
+
+
+async def _say(exchange: _Exchange, text: str, status: int) -> web.StreamResponse:
+    """An answer of the proxy's own, the last on its connection."""
+    exchange.status = status if status < 500 else 0
+    own = web.Response(status=status, text=f"dsv4kv record: {text}.\n")
+    own.force_close()
+    await own.prepare(exchange.request)
+    await own.write_eof()
+    return own

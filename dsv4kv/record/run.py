@@ -1,0 +1,120 @@
+"""Sources of a recording: each runs until it is stopped, all side by side."""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from threading import Event as Stop
+from threading import Thread
+from time import monotonic
+from typing import Protocol
+from urllib.parse import SplitResult, urlsplit
+
+from dsv4kv.errors import ConfigError
+from dsv4kv.record.folder import Record, Recording
+
+SYNC_S = 1.0
+_JOIN_S = 10.0
+PROXY = "proxy:"
+"""How the name of a proxy begins, as a source."""
+HTTP = ("http", "https")
+
+
+class Source(Protocol):
+    """Runs in a thread of its own and writes what it hears."""
+
+    def run(self, stop: Stop) -> None:
+        """Listen until ``stop`` is set, or until there is nothing more; then write what is left.
+
+        Raises:
+            Dsv4kvError: It cannot listen, or the recording cannot be written.
+        """
+
+
+def parse_url(url: str, schemes: Collection[str], sentence: str) -> SplitResult:
+    """The parts of an address that has a host, of one of the schemes.
+
+    Raises:
+        ConfigError: It is none; with the sentence.
+    """
+    try:
+        url.encode()  # which fails at half characters, as the next does at long names
+        parts = urlsplit(url)
+        host = (parts.hostname or "").encode("idna").decode()
+        good = parts.scheme in schemes and host and host.isprintable() and (parts.port or True)
+    except ValueError:
+        good = False
+    if not good:
+        raise ConfigError(sentence)
+    return parts
+
+
+def missing_package(package: str) -> ConfigError:
+    """The sentence about a package of the extra."""
+    return ConfigError(
+        f"recording needs the package {package}, which is not installed: "
+        "pip install 'dsv4kv[record]'."
+    )
+
+
+def is_exchange(row: Record) -> bool:
+    """Whether a row of ``requests`` is a request of its own, as a proxy's is, whatever its id."""
+    return str(row.get("source", "")).startswith(PROXY)
+
+
+def count_requests(rows: Iterable[Record]) -> int:
+    """How many requests there are: of those in a log, several rows have one id."""
+    seen, logged, exchanges = set[object](), set[object](), 0
+    for number, row in enumerate(rows):
+        exchange = is_exchange(row)
+        exchanges += exchange
+        (seen if exchange else logged).add(row.get("id", f"row {number}"))
+    return exchanges + len(logged - seen)
+
+
+def run(
+    sources: Sequence[Source],
+    recording: Recording,
+    *,
+    limit_s: float | None = None,
+    tick: Callable[[], object] = lambda: None,
+) -> None:
+    """Listen to all sources; sync every second, then ``tick``.
+
+    Ends when every source has, after ``limit_s``, or by Ctrl-C. What has come is written then.
+
+    Raises:
+        Dsv4kvError: A source cannot listen, or the recording cannot be written.
+    """
+    stop, failures = Stop(), list[BaseException]()
+    threads = [
+        Thread(target=_guarded, args=(each, stop, failures), daemon=True) for each in sources
+    ]
+    end_s = None if limit_s is None else monotonic() + limit_s
+    try:
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads) and not failures:
+            left_s = SYNC_S if end_s is None else min(SYNC_S, end_s - monotonic())
+            if left_s <= 0:
+                break
+            _wait(threads, left_s)
+            recording.sync()
+            tick()
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(_JOIN_S)
+        recording.sync()
+        if failures:
+            raise failures[0]
+
+
+def _wait(threads: Sequence[Thread], seconds: float) -> None:
+    end_s = monotonic() + seconds
+    for thread in threads:
+        thread.join(max(0.0, end_s - monotonic()))
+
+
+def _guarded(source: Source, stop: Stop, failures: list[BaseException]) -> None:
+    try:
+        source.run(stop)
+    except BaseException as error:  # raised again where the others are ended
+        failures.append(error)

@@ -1,0 +1,543 @@
+"""What a recorded server did to its cache, by its events, its counters and its gauges.
+
+Times are seconds since 1970. What a server does not say is None or empty, never a guess.
+
+A recording while it grows: what its server's cache did in the last minutes.
+
+Only whole lines are read, each once, so another process may be writing. Memory is that of the last
+minutes, and of the numbers of blocks that are cached.
+"""
+
+import re
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from time import monotonic, time
+from typing import Any
+
+from pydantic_core import from_json
+
+from dsv4kv.record.folder import STREAMS, WHERE, Record, read_stream, segments
+from dsv4kv.record.metrics import Counted, Values, count, hits_of
+from dsv4kv.record.run import count_requests, is_exchange
+from dsv4kv.units import counted
+
+_USED = {
+    "vllm": ("vllm:kv_cache_usage_perc",),
+    "sglang": ("sglang:full_token_usage", "sglang:token_usage"),
+}
+"""Share of the pool that requests use, 0 to 1; the first that is there counts."""
+_SIZES = {"sglang:max_total_num_tokens": "num_tokens", "sglang:page_size": "page_size"}
+"""Gauges that are settings."""
+_BY_SOURCE = {
+    "vllm:prompt_tokens_cached_by_source": "source",
+    "sglang:cached_tokens": "cache_source",
+}
+"""Counters of tokens found, and the label that says where."""
+_RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs")
+_WAITING = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
+_PREEMPTED = ("vllm:num_preemptions", "sglang:num_retracted_requests")
+_RANK = re.compile(r"(?:dp_rank|engine)=\d+")
+_STARTED = "process_start_time_seconds"
+
+_KNOWN = 65_536  # ids of requests that a line about them tells apart
+
+Window = tuple[float, float]
+"""When something happened: after the one and not after the other."""
+
+
+@dataclass(slots=True)
+class Held:
+    """What a publisher's events say is cached on the GPU.
+
+    Attributes:
+        blocks: Blocks by cache group: stored, less those that were removed.
+        stored: Blocks ever stored.
+        removed: Blocks ever removed.
+    """
+
+    blocks: Counter[int] = field(default_factory=Counter)
+    stored: int = 0
+    removed: int = 0
+    _sizes: dict[int, int] = field(default_factory=dict)
+    _parts: Counter[tuple[int, int]] = field(default_factory=Counter)  # of blocks, and no blocks
+
+    def take(self, record: Record) -> int:
+        """Read a record of events; returns the blocks that were removed."""
+        before = self.removed
+        if record.get("what") == "restart":
+            self._clear()
+        for event in record.get("events", ()):
+            if "cleared" in event:
+                self._clear()
+            elif event.get("medium") in {None, "GPU"}:
+                self._count(event)
+        return self.removed - before
+
+    def _count(self, event: Record) -> None:
+        group = event.get("group", 0)
+        if "stored" in event:
+            names, size = event["stored"], event["size"]
+            if size < self._sizes.setdefault(group, size):
+                self._parts.update((group, name) for name in names)
+                return
+            self._sizes[group] = size
+            self.stored += len(names)
+            self.blocks[group] += len(names)
+        else:
+            removed = [name for name in event["removed"] if not self._is_part(group, name)]
+            self.removed += len(removed)
+            self.blocks[group] -= min(len(removed), self.blocks[group])
+
+    def _is_part(self, group: int, name: int) -> bool:
+        left = self._parts.pop((group, name), 0)
+        if left > 1:
+            self._parts[group, name] = left - 1
+        return left > 0
+
+    def _clear(self) -> None:
+        self.blocks.clear()
+        self._parts.clear()
+
+
+@dataclass(frozen=True)
+class Server:
+    """What was recorded of a server.
+
+    Attributes:
+        family: ``vllm`` or ``sglang``, by the names of its counters; empty if there are none.
+        settings: What its metrics say of its configuration.
+        restarts: When its cache began anew.
+        unrecorded: When nobody recorded.
+        lost_messages: Messages of events that never came.
+        evicted: When, how many blocks; None without events.
+        used: At every sample, the share of the pool that requests used.
+        preempted: When, how many requests; None without such a counter.
+        counted: When, how many tokens its counters grew by: found, and asked for.
+        replicas: Caches that it has, by the ranks that count or publish.
+    """
+
+    family: str
+    settings: dict[str, str]
+    restarts: list[Window]
+    unrecorded: list[Window]
+    lost_messages: int
+    evicted: list[tuple[float, int]] | None
+    used: list[tuple[float, float]]
+    preempted: list[tuple[float, int]] | None
+    counted: list[tuple[float, int, int]]
+    replicas: int = 1
+
+
+def read_server(folder: Path) -> Server:
+    """Read what a recording says of its server.
+
+    Raises:
+        TraceError: It cannot be read.
+    """
+    samples = [each for each in read_stream(folder, "metrics") if "values" in each]
+    notes = list(read_stream(folder, "notes"))
+    events = list(_slim(read_stream(folder, "events")))
+    family = next((found for found in map(family_of, samples) if found), "")
+    return Server(
+        family=family,
+        settings={
+            name: value
+            for stream, records in (("notes", notes), ("metrics", samples))
+            for record in records
+            for name, value in settings_in(stream, record).items()
+        },
+        restarts=_merge([*_restarts_announced(events), *_restarts_counted(samples)]),
+        unrecorded=[(note["from_s"], note["at"]) for note in notes if note.get("what") == "gap"],
+        lost_messages=sum(
+            each["last"] - each["first"] + 1 for each in events if each.get("what") == "gap"
+        ),
+        evicted=[(each["ts"], each["removed"]) for each in events if each.get("removed")]
+        if events
+        else None,
+        used=[(each["at"], used) for each in samples if (used := used_share(each["values"]))
+              is not None],
+        preempted=_preempted(samples),
+        counted=list(_counted(samples)),
+        replicas=_replicas(samples[-1:], events),
+    )  # fmt: skip
+
+
+def used_share(values: Values) -> float | None:
+    """The share of its pool that a server's requests use; of several ranks the fullest."""
+    for names in _USED.values():
+        for name in names:
+            if found := [value for key, value in values.items() if _base(key) == name]:
+                return max(found)
+    return None
+
+
+def _counted(samples: Iterable[Record]) -> Iterator[tuple[float, int, int]]:
+    counted: dict[str, Counted] = {}
+    for sample in samples:
+        of_page = counted.setdefault(sample["source"], Counted())
+        before = of_page.hits() or ("", 0, 0)
+        of_page.add(sample["values"])
+        _, found, asked = of_page.hits() or before
+        if asked > before[2]:
+            yield sample["at"], found - before[1], asked - before[2]
+
+
+def _slim(records: Iterable[Record]) -> Iterator[Record]:
+    held: dict[str, Held] = {}
+    for record in records:
+        removed = held.setdefault(record["source"], Held()).take(record)
+        cleared = any("cleared" in event for event in record.get("events", ()))
+        yield {
+            "source": record["source"],
+            "ts": record.get("ts"),
+            "what": record.get("what"),
+            "cleared": cleared,
+            "removed": removed,
+        } | {name: record[name] for name in ("first", "last") if name in record}
+
+
+def family_of(sample: Record) -> str:
+    """Whose counters a sample has; empty if it is neither's."""
+    names = {key.partition(":")[0] for key in sample["values"]}
+    return next((family for family in _USED if family in names), "")
+
+
+def settings_in(stream: str, record: Record) -> dict[str, str]:
+    """The server's settings that a record has."""
+    if stream == "notes" and record.get("what") == "server":
+        return dict(record["settings"])
+    if stream == "metrics":
+        values = record.get("values", {}).items()
+        return {
+            _SIZES[_base(key)]: f"{value:.0f}" for key, value in values if _base(key) in _SIZES
+        }
+    return {}
+
+
+def _replicas(samples: Iterable[Record], events: Iterable[Record]) -> int:
+    """Ranks whose caches are their own, by labels of counters or by publishers."""
+    keys = [key for sample in samples for key in sample["values"]]
+    ranks = {rank for key in keys for rank in _RANK.findall(key)}
+    return max(1, len(ranks), len({event["source"] for event in events}))
+
+
+def _restarts_announced(events: Iterable[Record]) -> Iterator[Window]:
+    """By events: messages are numbered anew, or a cache that held something is cleared."""
+    last: dict[str, float] = {}
+    restarted: set[str] = set()
+    for event in events:
+        source, ts = event["source"], event["ts"]
+        if event["what"] == "restart":
+            restarted.add(source)
+        if ts is None:
+            continue
+        if source in last and (event["cleared"] or source in restarted):
+            yield last[source], ts
+        restarted.discard(source)
+        last[source] = ts
+
+
+def _restarts_counted(samples: Iterable[Record]) -> Iterator[Window]:
+    """By metrics: the process began later than before, or its counters fell."""
+    by_source: dict[str, list[Record]] = {}
+    for sample in samples:
+        by_source.setdefault(sample["source"], []).append(sample)
+    for each in by_source.values():
+        for before, after in pairwise(each):
+            started = [one["values"].get(_STARTED) for one in (before, after)]
+            counted = Counted()
+            counted.add(before["values"])
+            counted.add(after["values"])
+            if None not in started and started[0] != started[1]:
+                yield float(started[1]), float(started[1])
+            elif counted.restarts:
+                yield before["at"], after["at"]
+
+
+def _merge(windows: list[Window]) -> list[Window]:
+    """Windows of one event, seen twice, as what they have in common."""
+    merged: list[Window] = []
+    for begin, end in sorted(windows):
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = (begin, max(begin, min(end, merged[-1][1])))
+        else:
+            merged.append((begin, end))
+    return merged
+
+
+def _preempted(samples: list[Record]) -> list[tuple[float, int]] | None:
+    totals = [
+        (each["at"], total)
+        for each in samples
+        if (total := _sum(each["values"], _PREEMPTED)) is not None
+    ]
+    if not totals:
+        return None
+    grown = (
+        (at, int(after - before if after >= before else after))
+        for (_, before), (at, after) in pairwise(totals)
+    )
+    return [(at, count) for at, count in grown if count]
+
+
+def _base(key: str) -> str:
+    return key.partition("{")[0]
+
+
+class Follower:
+    """New records of a recording, as they come."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._at: dict[Path, int] = {}  # bytes read of every file
+
+    def read(self) -> Iterator[tuple[str, Record]]:
+        """The stream and the record of every whole line that has come since."""
+        for stream in STREAMS:
+            for path in segments(self._folder, stream):
+                if path.stat().st_size > self._at.get(path, 0):
+                    for record in self._lines(path):
+                        yield stream, record
+
+    def _lines(self, path: Path) -> Iterator[Record]:
+        with path.open("rb") as file:
+            file.seek(self._at.get(path, 0))
+            for line in file:
+                if not line.endswith(b"\n"):  # its end has not been written yet
+                    return
+                self._at[path] = self._at.get(path, 0) + len(line)
+                try:
+                    record = from_json(line)
+                except ValueError:  # trace convert says which line is damaged
+                    continue
+                if isinstance(record, dict) and record.get("what") != WHERE:
+                    yield record
+
+
+@dataclass(frozen=True)
+class Glance:
+    """What a server's cache did in the last minutes.
+
+    Attributes:
+        window_s: How long these are, of what has been recorded.
+        silent_s: Since when nothing was recorded.
+        found: Tokens found and tokens asked for, by who says so.
+        sources: Tokens found by where they were, by the counters, or else by the answers.
+        requests: That arrived.
+        stored: Blocks stored, by events; None without.
+        removed: Blocks evicted, likewise.
+        preempted: Requests preempted; None without such a counter.
+        used: Share of the pool that requests use now; None without such a gauge.
+        running: Requests that run now.
+        waiting: Requests that wait now.
+        groups: Cached blocks by cache group: inferred from events, as no server says it.
+    """
+
+    window_s: float
+    silent_s: float
+    found: dict[str, tuple[int, int]]
+    sources: dict[str, int]
+    requests: int
+    stored: int | None
+    removed: int | None
+    preempted: int | None
+    used: float | None
+    running: int | None
+    waiting: int | None
+    groups: dict[int, int]
+
+
+@dataclass
+class Watched:
+    """What has come of the last minutes.
+
+    Attributes:
+        window_s: How long these are at most.
+        clock: Returns the time, in seconds since 1970.
+        settings: Of the server, from its metrics.
+        family: Whose counters they are.
+    """
+
+    window_s: float
+    clock: Callable[[], float] = time
+    settings: dict[str, str] = field(default_factory=dict)
+    family: str = ""
+    _first_s: float = 0.0
+    _now_s: float = 0.0
+    _rows: deque[Record] = field(default_factory=deque)
+    _samples: deque[Record] = field(default_factory=deque)
+    _moved: deque[tuple[float, int, int]] = field(default_factory=deque)
+    _held: dict[str, Held] = field(default_factory=dict)
+
+    def take(self, stream: str, record: Record) -> None:
+        """Read the next record."""
+        self._now_s = max(self._now_s, record.get("at", 0.0))
+        self._first_s = self._first_s or self._now_s
+        if stream == "events":
+            self._events(record)
+        elif stream == "metrics" and "values" in record:
+            self._samples.append(record)
+            self.family = self.family or family_of(record)
+        elif stream == "requests":
+            self._rows.append(record)
+        self.settings |= settings_in(stream, record)
+        self._forget()
+
+    @property
+    def rows(self) -> list[Record]:
+        """Records of requests."""
+        return list(self._rows)
+
+    @property
+    def server(self) -> Server:
+        """What is known of the server's settings."""
+        return Server(self.family, dict(self.settings), [], [], 0, None, [], None, [])
+
+    def glance(self) -> Glance:
+        """What the last minutes were."""
+        values = self._samples[-1]["values"] if self._samples else {}
+        grown, hits = self._grown()
+        answered = [row for row in self._rows if "cached_tokens" in row and "input_tokens" in row]
+        cached = sum(row["cached_tokens"] for row in answered)
+        asked = sum(row["input_tokens"] for row in answered)
+        by = {"its counters": hits, "its answers": (cached, asked)}
+        groups = Counter[int]()
+        for held in self._held.values():
+            groups.update(held.blocks)
+        counted = [sum(each) for each in list(zip(*self._moved, strict=True))[1:]] or [0, 0]
+        stored, removed = counted if self._held else (None, None)
+        preempted = _sum(grown, _PREEMPTED)
+        return Glance(
+            max(1.0, min(self.window_s, self._now_s - self._first_s)),
+            max(0.0, self.clock() - self._now_s),
+            {name: pair for name, pair in by.items() if pair[1]},
+            _by_source(grown) or _answered_by_source(answered),
+            count_requests(self._rows),
+            stored,
+            removed,
+            None if preempted is None else int(preempted),
+            used_share(values),
+            _gauge(values, _RUNNING),
+            _gauge(values, _WAITING),
+            dict(sorted(groups.items())),
+        )
+
+    def _events(self, record: Record) -> None:
+        held = self._held.setdefault(record["source"], Held())
+        before = held.stored
+        removed = held.take(record)
+        self._moved.append((record["at"], held.stored - before, removed))
+
+    def _grown(self) -> tuple[Values, tuple[int, int]]:
+        counted = count(self._samples)
+        grown = Counter[str]()
+        for each in counted.values():
+            grown.update(each.grown)
+        return dict(grown), hits_of(counted.values())
+
+    def _forget(self) -> None:
+        begin_s = self._now_s - self.window_s
+        for records in (self._rows, self._samples):
+            while records and records[0].get("at", 0.0) < begin_s:
+                records.popleft()
+        while self._moved and self._moved[0][0] < begin_s:
+            self._moved.popleft()
+
+
+def _by_source(grown: Values) -> dict[str, int]:
+    found = Counter[str]()
+    for key, value in grown.items():
+        name, _, labels = key.partition("{")
+        label = _BY_SOURCE.get(name.removesuffix("_total"))
+        for part in labels.rstrip("}").split(",") if label else ():
+            named, _, where = part.partition("=")
+            if named == label:
+                found[where] += round(value)
+    return dict(found)
+
+
+def _answered_by_source(rows: Iterable[Record]) -> dict[str, int]:
+    found = Counter[str]()
+    for row in rows:
+        found.update(row.get("cached_by", {}))
+    return dict(found)
+
+
+def _sum(values: Values, names: tuple[str, ...]) -> float | None:
+    """All samples of any of the names together, with or without ``_total``."""
+    found = [value for key, value in values.items() if _base(key).removesuffix("_total") in names]
+    return sum(found) if found else None
+
+
+def _gauge(values: Values, names: tuple[str, ...]) -> int | None:
+    found = _sum(values, names)
+    return None if found is None else int(found)
+
+
+class Live:
+    """Counts what is written, for a line about it."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock, self._begun_s = clock, clock()
+        self._lately: tuple[float, int] = (self._begun_s, 0)
+        self._known: dict[Any, bool] = {}  # ids, and whether an exchange had it
+        self._counted = dict[str, Counted]()
+        self.batches = self.gaps = self.unread = self.samples = 0
+        self.requests = self.without_usage = 0
+        self.input_tokens = self.cached_tokens = 0
+
+    def hear(self, stream: str, record: Record) -> None:
+        """Count a record."""
+        if stream == "events":
+            self.batches += "events" in record
+            self.unread += record.get("what") == "unreadable"
+            if record.get("what") == "gap":
+                self.gaps += record["last"] - record["first"] + 1
+        elif stream == "metrics" and "values" in record:
+            self.samples += 1
+            self._counted.setdefault(record["source"], Counted()).add(record["values"])
+        elif stream == "requests" and "input_tokens" in record:
+            self._request(record)
+        elif stream == "requests":
+            self.without_usage += record.get("end") == "done"
+
+    def _request(self, record: Record) -> None:
+        """Logs have several lines of a request; the last thousands are known again."""
+        name, exchange = record.get("id", self.requests), is_exchange(record)
+        self.requests += name not in self._known or (exchange and self._known[name])
+        self._known[name] = exchange or self._known.get(name, False)
+        if len(self._known) > _KNOWN:
+            del self._known[next(iter(self._known))]
+        if "cached_tokens" in record:
+            self.input_tokens += record["input_tokens"]
+            self.cached_tokens += record["cached_tokens"]
+
+    def line(self) -> str:
+        """What has been recorded; requests per second are those since the last line."""
+        now_s = self._clock()
+        before_s, before = self._lately
+        self._lately = now_s, self.requests
+        rate = (self.requests - before) / max(now_s - before_s, 1e-9)
+        parts = [
+            f"{now_s - self._begun_s:,.0f} s",
+            f"{counted(self.requests, 'request')} ({rate:,.1f}/s)",
+            f"hit rate by the server {self._hit_rate()}",
+            f"{counted(self.batches, 'message')} of events",
+            f"{self.gaps:,} missing",
+            counted(self.samples, "sample"),
+        ]
+        if self.unread:
+            parts.insert(5, f"{self.unread:,} that could not be read")
+        if self.without_usage:
+            parts.insert(2, f"{self.without_usage:,} without usage")
+        return ", ".join(parts)
+
+    def _hit_rate(self) -> str:
+        """By its counters, where these are sampled, else by what it says of each request."""
+        hits, asked = hits_of(self._counted.values())
+        if not asked:
+            hits, asked = self.cached_tokens, self.input_tokens
+        return f"{hits / asked:.1%}" if asked else "not known"

@@ -1,0 +1,448 @@
+"""A data set as a trace: every answer of a conversation is a request, known by ids of its blocks.
+
+A prompt is what a server would be given: the messages before an answer as the chat template makes
+a text of them, tokenized. So the prompts of a conversation begin with each other as far as the
+template lets them, and what their ids share is what a server could reuse. Neither text nor tokens
+are in what is made of them: ids are those of ``Veil``.
+"""
+
+import heapq
+import json
+import os
+import re
+import secrets
+import signal
+from array import array
+from bisect import bisect
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from itertools import count, islice
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from dsv4kv.errors import ConfigError, TraceError
+from dsv4kv.files import read_document, whole_text
+from dsv4kv.processes import end_with_parent
+from dsv4kv.record.datasets import (
+    ASSISTANT,
+    Dialogue,
+    Message,
+    Refused,
+    find_encoders,
+    load_template,
+)
+from dsv4kv.record.veil import GRAIN_TOKENS, ROOT, Veil, chained
+from dsv4kv.traces.files import Defect
+from dsv4kv.traces.request import Request
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+_BATCH = 32  # records that a process is given at once
+_AHEAD = 2  # batches that wait for each
+_LEAST_SALT_BYTES, _MOST_SALT_BYTES = 16, 64  # the most that BLAKE2b takes
+
+
+def read_salt(path: Path | None) -> bytes:
+    """A secret that is kept, or a new one.
+
+    Raises:
+        ConfigError: It cannot be read, or is so short that it could be guessed.
+    """
+    if path is None:
+        return secrets.token_bytes(32)
+    try:
+        salt = read_document(path)
+    except OSError as error:
+        raise ConfigError(f"--salt {path}: cannot be read ({error.strerror}).") from None
+    if not _LEAST_SALT_BYTES <= len(salt) <= _MOST_SALT_BYTES:
+        raise ConfigError(
+            f"--salt {path}: it has {len(salt):,} bytes, give {_LEAST_SALT_BYTES} to "
+            f"{_MOST_SALT_BYTES}: a recording's salt, or random ones."
+        )
+    return salt
+
+
+class Turn(NamedTuple):
+    """A prompt: when it was sent, if that is known, its tokens, its answer's, its blocks' ids."""
+
+    sent_s: float | None
+    input_tokens: int
+    output_tokens: int | None
+    ids: tuple[int, ...]
+
+
+Turns = list[Turn] | Refused
+
+
+@dataclass(frozen=True)
+class Job:
+    """How text becomes ids.
+
+    Attributes:
+        tokenizer: Folder with a ``tokenizer.json``, or such a file.
+        salt: The secret of the ids.
+        template: Chat template, as ``load_template`` takes it.
+        options: Of the template.
+        block_tokens: What an id stands for.
+    """
+
+    tokenizer: Path
+    salt: bytes
+    template: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    block_tokens: int = GRAIN_TOKENS
+
+
+class Conversations:
+    """Makes turns of conversations."""
+
+    def __init__(self, job: Job) -> None:
+        """Load the tokenizer and its template.
+
+        Raises:
+            ConfigError: One of them is missing or broken.
+        """
+        folder = job.tokenizer if job.tokenizer.is_dir() else job.tokenizer.parent
+        self._folder = folder
+        self._tokens = Incremental(load_tokenizer(job.tokenizer))
+        self._render = load_template(folder, job.template, job.options)
+        self._veil, self._block_tokens = Veil(job.salt), job.block_tokens
+        self._ids: list[int] = []
+
+    def turns(self, dialogue: Dialogue | Refused) -> Turns:
+        """The requests of a record, or why there are none."""
+        if isinstance(dialogue, Refused):
+            return dialogue
+        try:
+            return list(self._prompt(dialogue) if not dialogue.messages else self._chat(dialogue))
+        except Defect as defect:
+            return Refused(dialogue.place, str(defect))
+
+    def _prompt(self, dialogue: Dialogue) -> Iterator[Turn]:
+        yield self._turn(
+            dialogue.sent_s[0], self._tokens.encode(dialogue.prompt, special=True), dialogue.answer
+        )
+
+    def _chat(self, dialogue: Dialogue) -> Iterator[Turn]:
+        if self._render is None:
+            raise self._no_template()
+        messages = dialogue.messages
+        answers = [
+            place
+            for place, message in enumerate(messages)
+            if message["role"] == ASSISTANT
+            and any(before["role"] != ASSISTANT for before in messages[:place])
+        ]
+        if messages[-1]["role"] != ASSISTANT:
+            answers.append(len(messages))  # not yet answered
+        if not answers:
+            raise Defect("all messages are the assistant's: there is no prompt")
+        for place in answers:
+            text = self._render(messages[:place], dialogue.tools, dialogue.options)
+            answer = _said(messages[place]) if place < len(messages) else None
+            yield self._turn(dialogue.sent_s[place - 1], self._tokens.encode(text), answer)
+
+    def _turn(self, sent_s: float | None, tokens: "array[int]", answer: str | None) -> Turn:
+        """Blocks that are those of the prompt before keep their ids; a partial one has its own."""
+        if not tokens:
+            raise Defect("the prompt has no tokens")
+        size, full = self._block_tokens, len(tokens) // self._block_tokens
+        kept = self._ids[: self._tokens.kept // size]
+        fresh = self._veil.content(tokens[len(kept) * size :], size)
+        self._ids = [*kept, *chained(fresh, kept[-1] if kept else ROOT)]
+        rest = tokens[full * size :]
+        last = self._veil.content(rest, len(rest)) if rest else []
+        ids = (*self._ids, *chained(last, self._ids[-1] if self._ids else ROOT))
+        output = None if answer is None else self._tokens.answer(answer)
+        return Turn(sent_s, len(tokens), output, ids)
+
+    def _no_template(self) -> ConfigError:
+        encoders = find_encoders(self._folder)
+        hint = f", such as {encoders[0]}, which is run" if encoders else ""
+        return ConfigError(
+            f"{self._folder}: the tokenizer has no chat template: give one, --chat-template "
+            f"FILE{hint}."
+        )
+
+
+def _said(message: Message) -> str:
+    """What a model wrote; calls of tools as the JSON that they were given as."""
+    calls = message.get("tool_calls")
+    parts = [message.get("reasoning_content"), message.get("content"), calls and json.dumps(calls)]
+    return "".join(part for part in parts if isinstance(part, str))
+
+
+class Incremental:
+    """Tokenizes prompts and their answers; parts of the last prompt are not tokenized again.
+
+    A token that was added to the vocabulary splits a text before anything else happens to it. So
+    a text is cut before such tokens, and what is between two of them has tokens of its own.
+
+    Attributes:
+        kept: Leading tokens of the last prompt that are those of the one before.
+    """
+
+    def __init__(self, tokenizer: "Tokenizer") -> None:
+        self._tokenizer = tokenizer
+        added = [token for token in tokenizer.get_added_tokens_decoder().values() if token.content]
+        as_written = str(tokenizer.normalizer) in {"None", "Sequence(normalizers=[])"}
+        # a tokenizer looks for those that are not normalized first, then for the others
+        passes = [[token for token in added if token.normalized is late] for late in (False, True)]
+        self._passes = []
+        for tokens in passes if as_written else passes[:1]:
+            if any(token.lstrip or token.rstrip or token.single_word for token in tokens):
+                break
+            names = sorted((token.content for token in tokens), key=len, reverse=True)
+            if names:  # of several that begin at a place the longest is taken
+                self._passes.append(re.compile(f"({'|'.join(map(re.escape, names))})"))
+        self._known: dict[str, list[int]] = {}
+        self._text, self._tokens = "", array("q")
+        self.kept = 0
+
+    def encode(self, text: str, *, special: bool = False) -> "array[int]":
+        """Tokens of a prompt, whose special tokens are in the text or, if ``special``, added."""
+        text, before = whole_text(text), self._tokens
+        tokens = array("q", self._encode(text, special=True) if special else self._cut(text))
+        self._text, self._tokens, self.kept = text, tokens, _shared(before, tokens)
+        return tokens
+
+    def answer(self, text: str) -> int:
+        """Tokens of what follows on the last prompt."""
+        text = whole_text(text)
+        if len(self._parts(self._text)) < 2:
+            return len(self._encode(text))
+        return max(0, len(self._cut(self._text + text)) - len(self._tokens))
+
+    def _cut(self, text: str) -> list[int]:
+        known = {part: self._known.get(part) or self._encode(part) for part in self._parts(text)}
+        self._known = known
+        return [token for part in self._parts(text) for token in known[part]]
+
+    def _parts(self, text: str) -> list[str]:
+        """A text, cut before every added token."""
+        parts = [("", text)]
+        for pattern in self._passes:
+            parts = [each for token, after in parts for each in _cut_before(pattern, token, after)]
+        return [token + after for token, after in parts if token or after]
+
+    def _encode(self, text: str, *, special: bool = False) -> list[int]:
+        # of the two ways to encode this one does not work out where tokens begin in the text
+        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)
+        ids: list[int] = encoding.ids
+        return ids
+
+
+def _cut_before(pattern: re.Pattern[str], token: str, after: str) -> Iterator[tuple[str, str]]:
+    """What comes after a token, cut before others; the token itself is whole already."""
+    begin, *rest = pattern.split(after)
+    yield token, begin
+    yield from zip(rest[::2], rest[1::2], strict=True)
+
+
+def _shared(one: "array[int]", other: "array[int]") -> int:
+    most = min(len(one), len(other))
+    if one[:most] == other[:most]:
+        return most
+    return bisect(range(1, most + 1), 0, key=lambda length: one[:length] != other[:length])
+
+
+def load_tokenizer(place: Path) -> "Tokenizer":
+    """A tokenizer of a folder or file, which neither cuts nor fills what it is given.
+
+    Raises:
+        ConfigError: There is none, or the package is missing.
+    """
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # it is given one text at a time
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise ConfigError(
+            "tokenizing needs the package tokenizers, which is not installed: "
+            "pip install 'dsv4kv[tokenize]'."
+        ) from None
+    path = place / "tokenizer.json" if place.is_dir() else place
+    if not path.is_file():
+        raise ConfigError(
+            f"--tokenizer {place}: there is no {path.name}: name the folder of a model that has "
+            "one, as Hugging Face's fast tokenizers do."
+        )
+    try:
+        tokenizer: Tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the package has no narrower one
+        raise ConfigError(f"--tokenizer {path}: cannot be used ({error}).") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def tokenize(
+    dialogues: Iterable[Dialogue | Refused], job: Job, processes: int = 1
+) -> Iterator[Turns]:
+    """The turns of every record, in their order, whatever the number of processes.
+
+    Raises:
+        ConfigError: The tokenizer or its template cannot be used.
+        TraceError: A process was killed.
+    """
+    here = Conversations(job)  # what is wrong is found before anything is started
+    if processes == 1:
+        yield from map(here.turns, dialogues)
+        return
+    del here
+    rows, waiting = iter(dialogues), deque[Future[list[Turns]]]()
+    pool = ProcessPoolExecutor(processes, get_context("spawn"), _begin, (job,))
+    try:
+        while batch := list(islice(rows, _BATCH)):
+            if len(waiting) == _AHEAD * processes:
+                yield from waiting.popleft().result()
+            waiting.append(pool.submit(_work, batch))
+        while waiting:
+            yield from waiting.popleft().result()
+    except BrokenProcessPool:
+        raise TraceError(
+            "a process that tokenizes was killed; was there too little memory? Take fewer: "
+            "--processes 1."
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+_here: list[Conversations] = []
+"""What a process works with."""
+
+
+def _begin(job: Job) -> None:
+    end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
+    _here.append(Conversations(job))
+
+
+def _work(dialogues: list[Dialogue | Refused]) -> list[Turns]:
+    return list(map(_here[0].turns, dialogues))
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """When requests arrive whose data set does not say so.
+
+    Attributes:
+        rate: Conversations that begin in a second, on average (a Poisson process).
+        gap_s: Mean time from a turn to the next of its conversation (exponential).
+        seed: Seed: the same one, the same times.
+    """
+
+    rate: float = 1.0
+    gap_s: float = 20.0
+    seed: int = 0
+
+
+@dataclass
+class Counts:
+    """What a data set was made of.
+
+    Attributes:
+        refused: Records left out.
+        first: The first of them.
+        unanswered: Requests of whose answers nothing is known.
+    """
+
+    conversations: int = 0
+    requests: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    unanswered: int = 0
+    refused: int = 0
+    first: Refused | None = None
+
+
+def arrange(
+    conversations: Iterable[Turns],
+    arrivals: Arrivals,
+    counts: Counts,
+    *,
+    block_tokens: int = GRAIN_TOKENS,
+    output_tokens: int = 0,
+    skip: bool = False,
+) -> Iterator[Request]:
+    """Requests in order of arrival, from 0; memory is the conversations that have begun.
+
+    Args:
+        conversations: Turns of each, in order of the first.
+        arrivals: When they arrive, where they do not say so.
+        counts: Counted into.
+        block_tokens: What an id stands for.
+        output_tokens: Of requests of whose answers nothing is known.
+        skip: Leave out what was refused.
+
+    Raises:
+        TraceError: A record was refused, or conversations begin in another order.
+    """
+    begins, gaps = np.random.default_rng(arrivals.seed).spawn(2)
+    waiting: list[tuple[float, int, Request]] = []
+    places, begin_s, origin_s = count(), 0.0, None
+    for turns in conversations:
+        if isinstance(turns, Refused):
+            if not skip:
+                raise TraceError(f"{turns.place}: {turns.why}.")
+            counts.refused, counts.first = counts.refused + 1, counts.first or turns
+            continue
+        drawn_s = begin_s + begins.exponential(1 / arrivals.rate)
+        at_s = drawn_s if turns[0].sent_s is None else turns[0].sent_s
+        origin_s = at_s if origin_s is None else origin_s
+        if at_s < begin_s and counts.conversations:
+            raise TraceError(
+                f"conversation {counts.conversations + 1} begins {begin_s - at_s:,.3f} s before "
+                "the one above it: sort the data by time."
+            )
+        begin_s = at_s
+        while waiting and waiting[0][0] < begin_s:
+            yield heapq.heappop(waiting)[2]
+        for number, turn in enumerate(turns):
+            if number:
+                after_s = at_s + gaps.exponential(arrivals.gap_s)
+                at_s = after_s if turn.sent_s is None else max(at_s, turn.sent_s)
+            request = Request(
+                arrival_s=round(at_s - origin_s, 6),
+                input_tokens=turn.input_tokens,
+                output_tokens=output_tokens if turn.output_tokens is None else turn.output_tokens,
+                prefix_hashes=turn.ids,
+                hash_block_tokens=block_tokens,
+                session=counts.conversations,
+            )
+            heapq.heappush(waiting, (at_s, next(places), request))
+            _count(counts, turn, request)
+        counts.conversations += 1
+    while waiting:
+        yield heapq.heappop(waiting)[2]
+
+
+def _count(counts: Counts, turn: Turn, request: Request) -> None:
+    counts.requests += 1
+    counts.input_tokens += request.input_tokens
+    counts.output_tokens += request.output_tokens
+    counts.unanswered += turn.output_tokens is None
+
+
+def describe(counts: Counts, output_tokens: int) -> Iterator[str]:
+    """What the trace was made of, in sentences."""
+    yield (
+        f"{counts.conversations:,} conversations, {counts.requests:,} requests, "
+        f"{counts.input_tokens:,} prompt tokens, {counts.output_tokens:,} of answers"
+    )
+    if counts.unanswered:
+        yield (
+            f"{counts.unanswered:,} requests have no answer in the data: {output_tokens:,} output "
+            "tokens are taken (--output-tokens)"
+        )
+    if counts.first:
+        yield (
+            f"{counts.refused:,} records left out, the first {counts.first.place}: "
+            f"{counts.first.why}"
+        )

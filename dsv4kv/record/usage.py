@@ -1,0 +1,164 @@
+"""What a request to an OpenAI-compatible API and its answer say of tokens.
+
+Of an answer, streamed or not, only its beginning and its end are looked at: there are its id and
+its ``usage``. Of a prompt only its tokens, if it is given as such, or its text, which is cut to
+pieces of as many bytes as an id's tokens had in the first prompt whose length was reported.
+"""
+
+import json
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from pydantic_core import from_json
+
+from dsv4kv.record.folder import Record
+from dsv4kv.record.logs import cached_by
+from dsv4kv.record.veil import Veil, chained
+
+KEPT_HEAD_BYTES = 4_096
+KEPT_TAIL_BYTES = 65_536
+_LEAST_TOKENS = 256  # of the first prompt: in a shorter one, what a template adds weighs more
+_MOST_TOKENS = 2**24  # of a prompt or an answer; who counts more counts something else
+_UNSEEN_TOKENS = 2**16  # of images and the like, whose text is shorter than its tokens
+_UNPACKED_BYTES = 2**24  # looked at of an answer
+_TRIES = 4  # to read what may be the usage
+_SESSION_HEADERS = ("x-session-id", "x-conversation-id", "x-correlation-id", "x-smg-routing-key")
+_SESSION_FIELDS = ("session_id", "prompt_cache_key")
+_PACKED = ("gzip", "x-gzip", "deflate")
+_ANY_WINDOW = 47  # of zlib: 32 KiB, gzip's head or zlib's
+_ID = re.compile(rb'(?<!\\)"id"\s*:\s*"((?:[^"\\]|\\.)*)"')
+_USAGE = re.compile(rb'(?<!\\)"(?:usage|meta_info)"\s*:\s*(?=\{)')
+
+
+class Ends:
+    """Beginning and end of what is passed through; memory is these.
+
+    Args:
+        coding: What the answer is packed with, its ``Content-Encoding``.
+    """
+
+    def __init__(self, coding: str = "") -> None:
+        self._head, self._tail = bytearray(), bytearray()
+        packed = coding.strip().lower() in _PACKED
+        self._unpack = zlib.decompressobj(_ANY_WINDOW) if packed else None
+        self._left = _UNPACKED_BYTES
+
+    def add(self, chunk: bytes) -> None:
+        """The next part."""
+        if self._unpack is None:
+            self._keep(chunk)
+            return
+        with suppress(zlib.error):
+            while chunk and not self._unpack.eof and self._left > 0:
+                part = self._unpack.decompress(chunk, KEPT_TAIL_BYTES)
+                self._left -= len(part)
+                self._keep(part)
+                chunk = self._unpack.unconsumed_tail
+
+    def _keep(self, chunk: bytes) -> None:
+        if len(self._head) < KEPT_HEAD_BYTES:
+            self._head += chunk[: KEPT_HEAD_BYTES - len(self._head)]
+        self._tail += chunk[-KEPT_TAIL_BYTES:]
+        if len(self._tail) > 2 * KEPT_TAIL_BYTES:
+            del self._tail[:-KEPT_TAIL_BYTES]
+
+    def row(self, veil: Veil) -> Record:
+        """Id and token counts, as far as the answer has them."""
+        found = _ID.search(self._head)
+        row: Record = {"id": veil.name(_plain(found[1]))} if found else {}
+        for match in reversed(list(_USAGE.finditer(self._tail))[-_TRIES:]):
+            try:
+                text = self._tail[match.end() :].decode("utf-8", "replace")
+                usage, _ = json.JSONDecoder().raw_decode(text)
+                return row | _counts(usage)
+            except (ValueError, RecursionError):
+                continue
+        return row
+
+
+def _plain(text: bytes) -> str:
+    try:
+        return str(from_json(b'"' + text + b'"'))
+    except ValueError:
+        return text.decode("utf-8", "replace")
+
+
+def _counts(usage: Mapping[str, Any]) -> Record:
+    detailed = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
+    details = detailed if isinstance(detailed, dict) else {}
+    cached = details.get("cached_tokens", usage.get("cached_tokens"))
+    counts = {
+        "input_tokens": usage.get("prompt_tokens", usage.get("input_tokens")),
+        "output_tokens": usage.get("completion_tokens", usage.get("output_tokens")),
+        "cached_tokens": usage.get("cache_read_input_tokens", cached),
+        "cached_by": cached_by(usage.get("cached_tokens_details") or details or None),
+    }
+    return {name: value for name, value in counts.items() if _is_count(value)}
+
+
+def _is_count(value: Any) -> bool:
+    """Whether these are token counts: a server may say anything."""
+    if isinstance(value, dict):
+        return bool(value) and all(map(_is_count, value.values()))
+    return type(value) is int and 0 <= value < _MOST_TOKENS
+
+
+def session_of(headers: Mapping[str, str], body: Mapping[str, Any], veil: Veil) -> Record:
+    """The session, by a header or a field that names it."""
+    named = [headers.get(name) for name in _SESSION_HEADERS]
+    named += [body.get(name) for name in _SESSION_FIELDS]
+    name = next((name for name in named if isinstance(name, str) and name), None)
+    return {} if name is None else {"session": veil.name(name)}
+
+
+def parse_body(content: bytes) -> dict[str, Any]:
+    """The object of a request; an empty one if it is none."""
+    try:
+        body = from_json(content)
+    except ValueError:
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def prompt_tokens(body: Mapping[str, Any]) -> list[int] | None:
+    """The tokens of a prompt that is given as such."""
+    for name in ("prompt", "input_ids", "prompt_token_ids"):
+        tokens = body.get(name)
+        if isinstance(tokens, list) and tokens and set(map(type, tokens)) == {int}:
+            return tokens
+    return None
+
+
+def prompt_text(body: Mapping[str, Any]) -> bytes:
+    """What a template makes a prompt of, in its order: tools, instructions, messages."""
+    return "\n".join(_texts(body)).encode("utf-8", "replace")
+
+
+def _texts(body: Mapping[str, Any]) -> Iterator[str]:
+    for name in ("tools", "system", "instructions", "prompt", "text", "input", "messages"):
+        value = body.get(name)
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, str):
+                yield each
+            elif each is not None:
+                yield json.dumps(each, ensure_ascii=False, sort_keys=True)
+
+
+def text_block_bytes(text: bytes, tokens: int, grain: int) -> float | None:
+    """Bytes of text that ``grain`` tokens have in a prompt; None where that does not show."""
+    return len(text) / tokens * grain if _LEAST_TOKENS <= tokens <= len(text) else None
+
+
+def text_ids(text: bytes, tokens: int, block_bytes: float, veil: Veil) -> list[int]:
+    """Ids of as many blocks as a prompt of that many tokens fills, made of its text.
+
+    Two prompts share ids as far as their texts are the same. The last id stands for all the text
+    that is left, so that prompts that differ anywhere are not the same.
+    """
+    blocks = min(tokens, len(text) + _UNSEEN_TOKENS) // veil.grain
+    edges = [round(number * block_bytes) for number in range(blocks)]
+    pieces = [text[a:b] for a, b in zip(edges, [*edges[1:], None], strict=True)]
+    return list(chained(map(veil.name, pieces)))

@@ -1,0 +1,203 @@
+"""A against B: in which order they run, what each runs, and what is kept."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from dsv4kv.bench.compare.ab import Duel, Unit, draw_order, run_duel
+from dsv4kv.bench.compare.side import count_launches
+from dsv4kv.bench.launches import Outcome, Task
+from dsv4kv.errors import ConfigError
+from dsv4kv.processes import OWN_TREE
+from tests.runs.records import make_case, make_record
+
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+SEED = 46  # draws A B B A A B, of steps and of launches
+
+
+def duel(
+    first: str,
+    second: str,
+    *,
+    config: str | None = None,
+    overrides: Sequence[str] = (),
+    axes: Sequence[str] = (),
+) -> Duel:
+    return Duel((first, second), config, overrides, axes, 3, ["dsv4kv"], order_seed=SEED)
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
+    """The tasks that were run; each leaves a record at once."""
+    tasks: list[Task] = []
+
+    def run(together: Sequence[Task], _timeout_s: float) -> list[Outcome]:
+        pair = f"pair-{len(tasks)}" if len(together) == 2 else ""
+        outcomes = []
+        for task in together:
+            began = NOON + timedelta(minutes=len(tasks))
+            tasks.append(task)
+            record = make_record(make_case())
+            outcomes.append(Outcome(task, began, began, "complete", None, record, False, 0, pair))
+        return outcomes
+
+    monkeypatch.setattr("dsv4kv.bench.launches.run_fresh", run)
+    return tasks
+
+
+def run(asked: Duel) -> None:
+    run_duel(asked, lambda _outcomes, _task: None)
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(
+    ("launches", "blocks"), [(1, [1]), (3, [3]), (4, [4]), (7, [7]), (8, [4, 4]), (15, [5, 5, 5])]
+)
+def test_every_block_of_launches_has_as_many_of_either_side(
+    launches: int, blocks: list[int], seed: int
+) -> None:
+    order = draw_order(launches, "launch", seed)
+    for size in blocks:
+        block, order = order[: 2 * size], order[2 * size :]
+        assert block.count(0) == block.count(1) == size
+    assert order == []
+
+
+def test_within_a_block_every_order_is_as_likely() -> None:
+    """What the intervals rest on: 70 orders of four and four, 100 times each on average."""
+    drawn = Counter(tuple(draw_order(4, "launch", seed)) for seed in range(7000))
+    assert len(drawn) == 70
+    assert sum((times - 100) ** 2 / 100 for times in drawn.values()) < 125  # of chi², 69 degrees
+
+
+@pytest.mark.parametrize("launches", [1, 4, 7])
+def test_of_pairs_either_side_is_the_first_as_often(launches: int) -> None:
+    for seed in range(20):
+        order = draw_order(launches, "step", seed)
+        pairs = list(zip(order[::2], order[1::2], strict=True))
+        assert set(pairs) <= {(0, 1), (1, 0)}
+        assert len(pairs) == launches
+        assert pairs.count((1, 0)) == launches // 2
+
+
+@pytest.mark.parametrize("unit", ["step", "launch"])
+def test_the_order_is_its_seeds_and_another_seed_has_another(unit: Unit) -> None:
+    assert draw_order(9, unit, 1) == draw_order(9, unit, 1)
+    assert len({tuple(draw_order(9, unit, seed)) for seed in range(9)}) > 5
+
+
+def test_two_configurations_run_as_they_are(ran: list[Task], tmp_path: Path) -> None:
+    other = tmp_path / "other.yaml"
+    other.write_text("cache: {block_tokens: 256}")
+    run(duel("config:smoke", str(other), overrides=["measure.seed=3"]))
+    assert [task.arguments for task in ran[:2]] == [
+        ("smoke", "--set", "measure.seed=3"),
+        (str(other), "--set", "measure.seed=3"),
+    ]
+    assert {task.tree for task in ran} == {OWN_TREE}
+
+
+def test_two_backends_run_the_same_configuration(ran: list[Task]) -> None:
+    run(duel("backend:cpu", "backend:mine.py:gather", config="smoke", axes=["measure.seed=1,2"]))
+    assert [task.arguments for task in ran[:2]] == [
+        ("smoke", "--set", f"backend={backend}", "--axis", "measure.seed=1,2")
+        for backend in ('"cpu"', '"mine.py:gather"')
+    ]
+
+
+def test_two_revisions_run_the_text_of_this_configuration_in_trees_of_their_own(
+    ran: list[Task], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from contextlib import nullcontext
+
+    trees = {"main": tmp_path / "main", ".": tmp_path / "here"}
+    monkeypatch.setattr("dsv4kv.bench.compare.ab.checked_out", lambda ref: nullcontext(trees[ref]))
+    run(duel("git:main", ".", config="smoke"))
+    assert [task.tree for task in ran[:2]] == [tmp_path / "main", tmp_path / "here"]
+    (source,) = {task.arguments[0] for task in ran}
+    assert Path(source).is_absolute()
+    assert Path(source).name == "smoke.yaml"
+
+
+def test_each_side_keeps_its_own_launches_under_its_name(ran: list[Task]) -> None:
+    (before, after), interrupted = run_duel(
+        duel("backend:cpu", "backend:reference", config="smoke"), lambda _outcomes, _task: None
+    )
+    assert not interrupted
+    assert (before.name, after.name) == ("A (backend:cpu)", "B (backend:reference)")
+    assert count_launches(before) == count_launches(after) == 3
+    minutes = [
+        [launch.started_utc[14:16] for launch in side.records[0].launches]
+        for side in (before, after)
+    ]
+    assert minutes == [["00", "03", "04"], ["01", "02", "05"]]
+    assert before.records[0].reproduce == (
+        "dsv4kv compare --ab backend:cpu backend:reference --config smoke --launches 3 "
+        f"--order-seed {SEED}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("turns", "driver", "device", "pairs"),
+    [
+        ("step", None, "auto", ["pair-0", "pair-2", "pair-4"]),
+        ("step", "580.95", "cuda", ["pair-0", "pair-2", "pair-4"]),
+        ("launch", None, "cpu", ["", "", ""]),
+        (None, None, "auto", ["pair-0", "pair-2", "pair-4"]),
+        (None, "580.95", "cpu", ["pair-0", "pair-2", "pair-4"]),
+        (None, "580.95", "auto", ["", "", ""]),
+    ],
+)
+def test_steps_take_turns_unless_a_gpu_would_have_to_hold_two_caches(
+    ran: list[Task],
+    monkeypatch: pytest.MonkeyPatch,
+    turns: Unit | None,
+    driver: str | None,
+    device: str,
+    pairs: list[str],
+) -> None:
+    monkeypatch.setattr(
+        "dsv4kv.bench.compare.ab.capture_environment", lambda: {"versions": {"driver": driver}}
+    )
+    asked = duel("backend:cpu", "backend:cpu", config="smoke", overrides=[f"device={device}"])
+    sides, _ = run_duel(replace(asked, turns=turns), lambda _outcomes, _task: None)
+    for side in sides:
+        record = side.records[0]
+        assert [launch.pair for launch in record.launches] == pairs
+        assert ("--turns" in record.reproduce) == (turns is not None)
+    assert "".join(task.side for task in ran) == "ABBAAB"
+
+
+def test_ctrl_c_leaves_both_sides_with_what_they_have(ran: list[Task]) -> None:
+    def interrupt(outcomes: Sequence[Outcome], _task: Task) -> None:
+        if len(outcomes) == 4:
+            raise KeyboardInterrupt
+
+    sides, interrupted = run_duel(duel("backend:cpu", "backend:cpu"), interrupt)
+    assert interrupted
+    assert [count_launches(side) for side in sides] == [2, 2]
+    assert {side.records[0].status for side in sides} == {"incomplete"}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "config", "sentence"),
+    [
+        ("main", "mine.yaml", None, "one is a git, the other a config"),
+        ("backend:cpu", "main", None, "one is a backend, the other a git"),
+        ("config:smoke", "config:default", "smoke", "A and B are the configurations"),
+        ("config:smke", "config:default", None, "did you mean smoke"),
+        ("gone.yaml", "gone.yaml", None, "cannot be read"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_before_anything_runs(
+    ran: list[Task], first: str, second: str, config: str | None, sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        run(duel(first, second, config=config))
+    assert ran == []

@@ -1,0 +1,237 @@
+"""Comparisons of made-up runs: which rows there are, what is said of them, and of all."""
+
+from typing import Any
+
+import pytest
+
+from dsv4kv.bench.compare.comparison import Comparison, Difference, compare
+from dsv4kv.bench.compare.floor import Floor
+from dsv4kv.measure.verdict import Verdict
+from dsv4kv.runs.schema import Case, Launch, RunRecord
+from dsv4kv.view.compare import explain
+from tests.bench.compare.launched import (
+    make_launched_case,
+    make_launched_record,
+    make_launches,
+    make_side,
+)
+from tests.runs.records import make_failed_case, make_latency
+
+FLOOR = Floor(0.01, "as configured")
+SAME, FASTER, SLOWER, UNCLEAR = Verdict
+
+
+def compared(before: RunRecord, after: RunRecord, **options: Any) -> Comparison:
+    return compare(make_side("A", before), make_side("B", after), FLOOR, **options)
+
+
+def verdicts(comparison: Comparison) -> dict[str, Verdict]:
+    return {str(row.quantity): row.judgement.verdict for row in comparison.rows}
+
+
+def test_runs_of_equals_are_the_same_row_by_row() -> None:
+    found = compared(make_launched_record(seed=1), make_launched_record(seed=2))
+    assert set(verdicts(found)) == {"gather_topk csa", "flush csa", "window_insert csa", "step"}
+    assert set(verdicts(found).values()) == {SAME}
+    assert found.overall
+    assert found.overall.verdict is SAME
+    assert found.conclude() is SAME
+
+
+def test_one_slow_operation_makes_the_whole_slower() -> None:
+    slow = make_launched_record(seed=2, factors={"flush": 1.1})
+    found = compared(make_launched_record(seed=1), slow)
+    assert verdicts(found) == {
+        "gather_topk csa": SAME,
+        "flush csa": SLOWER,
+        "window_insert csa": SAME,
+        "step": SAME,
+    }
+    assert found.conclude() is SLOWER
+
+
+def test_a_slow_and_a_fast_operation_are_slower() -> None:
+    factors = {"flush": 1.1, "gather_topk": 0.5}
+    found = compared(make_launched_record(seed=1), make_launched_record(seed=2, factors=factors))
+    assert found.overall
+    assert found.overall.verdict is FASTER
+    assert found.conclude() is SLOWER
+
+
+def test_the_geometric_mean_is_that_of_the_rows() -> None:
+    factors = dict.fromkeys(("gather_topk", "flush", "window_insert", "step"), 1.25)
+    before = make_launched_record(seed=1)
+    found = compared(before, make_launched_record(seed=1, factors=factors))
+    assert found.overall
+    assert found.overall.ratio == pytest.approx(1.25, rel=0.002)
+    assert found.overall.verdict is SLOWER
+
+
+def test_unclear_rows_count_only_if_asked() -> None:
+    noisy = [
+        make_launched_case(launch, {"flush": factor}, 2)
+        for launch, factor in enumerate((0.9, 1.1, 1.0, 0.92, 1.08, 0.95, 1.05))
+    ]
+    found = compared(make_launched_record(seed=1), make_launched_record(cases=noisy))
+    assert verdicts(found)["flush csa"] is UNCLEAR
+    assert found.overall
+    assert found.overall.verdict is SAME
+    assert found.conclude() is SAME
+    assert found.conclude(fail_on_unclear=True) is UNCLEAR
+
+
+def test_launches_of_several_records_count_together() -> None:
+    before, after = (
+        make_side(name, *(make_launched_record(1, seed=10 * n + i, launches=[]) for i in range(7)))
+        for n, name in enumerate("AB")
+    )
+    found = compare(before, after, FLOOR)
+    assert {len(row.before.values) for row in found.rows} == {7}
+    assert found.conclude() is SAME
+
+
+def test_points_of_a_sweep_are_compared_with_themselves() -> None:
+    def sweep(seed: int, slow: dict[str, float]) -> RunRecord:
+        cases = [
+            make_launched_case(
+                launch, slow if batch == 8 else {}, seed + batch, axis={"batch": batch}
+            )
+            for launch in range(7)
+            for batch in (1, 8)
+        ]
+        return make_launched_record(cases=cases)
+
+    found = compared(sweep(1, {}), sweep(2, {"flush": 1.2}))
+    slower = [row.quantity for row in found.rows if row.judgement.verdict is SLOWER]
+    assert [(quantity.axis, quantity.name) for quantity in slower] == [("batch=8", "flush")]
+    assert len(found.rows) == 8
+
+
+def test_an_operation_that_moves_other_bytes_a_call_is_not_judged() -> None:
+    before = make_launched_record(seed=1)
+    cases = [
+        case.model_copy(
+            update={
+                "operations": [
+                    each.model_copy(update={"bytes": [2 * size for size in each.bytes]})
+                    if each.name == "flush"
+                    else each
+                    for each in case.operations
+                ]
+            }
+        )
+        for case in make_launched_record(seed=2, factors={"flush": 2.0}).cases
+    ]
+    found = compared(before, make_launched_record(cases=cases))
+    (flush,) = (row for row in found.rows if row.quantity.name == "flush")
+    assert flush.judgement.verdict is UNCLEAR
+    assert flush.judgement.reason == "other work: 73.0 KiB against 146 KiB a call"
+    assert flush.judgement.ratio == pytest.approx(2, rel=0.02)
+    assert explain(found).endswith("; the mean is without other work (1 rows)")
+    assert found.overall
+    assert found.overall.verdict is SAME  # of the others: a mean over other work says nothing
+    assert found.overall.ratio == pytest.approx(1, abs=0.01)
+
+
+def test_what_only_one_side_measured_is_named_and_keeps_the_whole_unclear() -> None:
+    cases = [
+        case.model_copy(update={"operations": case.operations[1:]})
+        for case in make_launched_record(seed=2).cases
+    ]
+    found = compared(make_launched_record(seed=1), make_launched_record(cases=cases))
+    assert found.missing == ("gather_topk csa is only in A",)
+    assert found.conclude() is UNCLEAR
+
+
+def test_a_median_of_zero_has_no_ratio_and_no_row() -> None:
+    def with_zero(seed: int) -> RunRecord:
+        cases = [
+            case.model_copy(
+                update={
+                    "latencies": [
+                        *case.latencies,
+                        make_latency("admit").model_copy(update={"samples_ns": [0] * 9}),
+                    ]
+                }
+            )
+            for case in make_launched_record(seed=seed).cases
+        ]
+        return make_launched_record(cases=cases)
+
+    found = compared(with_zero(1), with_zero(2))
+    assert "admit" not in verdicts(found)
+    assert found.losses == ("admit is too short for this clock: 0 ns",)
+    assert found.conclude() is SAME
+
+
+# ---- launches and cases that went wrong ---------------------------------------------------------
+
+
+def crashed(launch: int) -> Launch:
+    return make_launches(7)[launch].model_copy(
+        update={"status": "crashed", "error": "killed by SIGSEGV"}
+    )
+
+
+def test_a_lost_launch_is_told_and_the_others_are_compared() -> None:
+    before = make_launched_record(seed=1)
+    launches = [*before.launches[:2], crashed(2), *before.launches[3:]]
+    after = make_launched_record(
+        seed=2, cases=[c for c in make_launched_record(seed=2).cases if c.launch != 2],
+        launches=launches,
+    )  # fmt: skip
+    found = compared(before, after)
+    assert found.losses == ("B: launch 2 crashed: killed by SIGSEGV",)
+    assert {len(row.after.values) for row in found.rows} == {6}
+    assert found.conclude() is SAME
+
+
+@pytest.mark.parametrize("status", ["failed", "incomplete", "skipped"])
+def test_a_case_that_no_launch_brought_to_its_end_keeps_the_whole_unclear(status: Any) -> None:
+    def with_case(seed: int, extra: Case) -> RunRecord:
+        cases = make_launched_record(seed=seed).cases
+        return make_launched_record(cases=[*cases, extra])
+
+    whole = make_launched_case(0, {}, 1, axis={"batch": 9})
+    bad = make_failed_case("no block is free", axis={"batch": 9}, status=status)
+    found = compared(with_case(1, whole), with_case(2, bad))
+    assert f"B: batch=9, launch 0 {status}: no block is free" in found.losses
+    assert found.conclude() is UNCLEAR
+
+
+@pytest.mark.parametrize(("status", "verdict"), [("failed", UNCLEAR), ("skipped", SAME)])
+def test_a_case_that_fails_on_both_sides_is_a_loss_and_one_that_both_skip_is_none(
+    status: Any, verdict: Verdict
+) -> None:
+    bad = make_failed_case("no block is free", axis={"batch": 9}, status=status)
+    sides = [
+        make_launched_record(cases=[*make_launched_record(seed=seed).cases, bad])
+        for seed in (1, 2)
+    ]
+    assert compared(*sides).conclude() is verdict
+
+
+def test_nothing_in_common_is_unclear() -> None:
+    failed = make_launched_record(cases=[make_failed_case()], launches=[])
+    found = compared(make_launched_record(), failed)
+    assert found.rows == ()
+    assert found.overall is None
+    assert found.conclude() is UNCLEAR
+
+
+# ---- unlike sides -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "intended", "forced"),
+    [("config", False, True), ("machine", False, True), ("config", True, False),
+     ("unknown", False, False)],
+)  # fmt: skip
+def test_a_comparison_is_forced_if_its_sides_were_not_meant_to_differ(
+    kind: Any, intended: bool, forced: bool
+) -> None:
+    difference = Difference(kind, "cpu", "one", "another")
+    found = compared(
+        make_launched_record(), make_launched_record(), differences=[difference], intended=intended
+    )
+    assert found.forced is forced

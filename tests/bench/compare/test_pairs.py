@@ -1,0 +1,143 @@
+"""Launches whose steps took turns: what the machine does to both says nothing of either."""
+
+from random import Random
+
+import pytest
+
+from dsv4kv.bench.compare.comparison import Comparison, compare
+from dsv4kv.bench.compare.floor import Floor
+from dsv4kv.measure.verdict import Verdict
+from dsv4kv.runs.schema import Case, RunRecord
+from dsv4kv.view.compare import explain
+from tests.bench.compare.launched import make_launched_case, make_launches, make_side
+from tests.runs.records import make_record
+
+FLOOR = Floor(0.01, "as configured")
+SAME, FASTER, SLOWER, UNCLEAR = Verdict
+CALLS = 51
+
+
+def in_turns(case: Case) -> Case:
+    assert case.totals
+    return case.model_copy(update={"totals": case.totals.model_copy(update={"steps_in_turns": 9})})
+
+
+def moody_record(
+    seed: int,
+    factors: dict[str, float] | None = None,
+    *,
+    order: tuple[int, ...] = tuple(range(7)),
+    calls: int = CALLS,
+    took_turns: bool = True,
+) -> RunRecord:
+    """Seven launches on a machine that is several times as slow at times, call by call."""
+    cases = []
+    for launch, pair in enumerate(order):
+        mood = Random(f"mood {pair}")
+        hour = mood.uniform(1, 2)
+        moods = [hour * mood.choice((1.0, 1.7, 3.0)) for _ in range(CALLS)]
+        case = make_launched_case(launch, factors or {}, seed)
+        operations = [
+            operation.model_copy(
+                update={
+                    "samples_ns": [
+                        round(ns * m) for ns, m in zip(operation.samples_ns, moods, strict=True)
+                    ][:calls],
+                    "entries": operation.entries[:calls],
+                    "bytes": operation.bytes[:calls],
+                }
+            )
+            for operation in case.operations
+        ]
+        case = case.model_copy(update={"operations": operations, "latencies": []})
+        cases.append(in_turns(case) if took_turns else case)
+    launches = [
+        each.model_copy(update={"pair": f"pair-{pair}"})
+        for each, pair in zip(make_launches(len(order)), order, strict=True)
+    ]
+    return make_record(*cases, launches=launches, run_id=f"run-{seed}")
+
+
+def compared(before: RunRecord, after: RunRecord) -> Comparison:
+    return compare(make_side("A", before), make_side("B", after), FLOOR)
+
+
+def verdicts(comparison: Comparison) -> dict[str, Verdict]:
+    return {row.quantity.name: row.judgement.verdict for row in comparison.rows}
+
+
+def test_what_the_machine_did_to_both_launches_of_a_pair_cancels() -> None:
+    found = compared(moody_record(1), moody_record(2, {"flush": 1.05}))
+    assert found.in_turns
+    assert verdicts(found) == {"gather_topk": SAME, "flush": SLOWER, "window_insert": SAME}
+    ratios = {row.quantity.name: row.judgement.ratio for row in found.rows}
+    assert ratios["flush"] == pytest.approx(1.05, abs=0.01)
+    assert "interleaved steps" in explain(found)
+
+
+def test_the_same_launches_told_as_having_run_alone_say_nothing() -> None:
+    """The proof that pairing is what tells: its input is the only difference."""
+    found = compared(
+        moody_record(1, took_turns=False), moody_record(2, {"flush": 1.05}, took_turns=False)
+    )
+    assert not found.in_turns
+    assert verdicts(found)["flush"] is UNCLEAR
+
+
+def test_launches_are_paired_by_name_and_not_by_number() -> None:
+    shuffled = moody_record(2, {"flush": 1.05}, order=(3, 1, 6, 0, 5, 2, 4))
+    assert verdicts(compared(moody_record(1), shuffled))["flush"] is SLOWER
+
+
+def test_a_launch_without_its_partner_is_left_out() -> None:
+    before, after = moody_record(1), moody_record(2, {"flush": 1.05})
+    after = after.model_copy(update={"cases": after.cases[1:], "launches": after.launches})
+    found = compared(before, after)
+    whole = compared(before, moody_record(2, {"flush": 1.05}))
+    assert verdicts(found)["flush"] is SLOWER
+    assert found.rows[0].judgement.interval != whole.rows[0].judgement.interval
+
+
+def test_calls_of_other_number_are_compared_by_their_medians() -> None:
+    """Of a fast machine throughout: the medians of 51 and of 40 calls agree."""
+    before = make_record(
+        *(in_turns(make_launched_case(launch, {}, 1)) for launch in range(7)),
+        launches=make_launches(7, in_turns=True),
+    )
+    fewer = [
+        case.model_copy(
+            update={
+                "operations": [
+                    each.model_copy(
+                        update={
+                            "samples_ns": [round(1.1 * ns) for ns in each.samples_ns[:40]],
+                            "entries": each.entries[:40],
+                            "bytes": each.bytes[:40],
+                        }
+                    )
+                    for each in case.operations
+                ]
+            }
+        )
+        for case in before.cases
+    ]
+    after = make_record(*fewer, launches=make_launches(7, in_turns=True))
+    found = compared(before, after)
+    flush = next(row for row in found.rows if row.quantity.name == "flush")
+    assert flush.judgement.verdict is SLOWER
+    assert flush.judgement.ratio == pytest.approx(1.1, abs=0.01)
+
+
+def test_the_mean_over_rows_is_taken_within_a_pair() -> None:
+    found = compared(
+        moody_record(1), moody_record(2, dict.fromkeys(("flush", "gather_topk"), 1.2))
+    )
+    assert found.overall
+    assert found.overall.ratio == pytest.approx(1.2 ** (2 / 3), abs=0.01)
+    assert found.overall.verdict is SLOWER
+
+
+def test_a_pair_of_which_one_knew_of_no_turns_is_no_pair() -> None:
+    """As of a revision that is older than turns."""
+    found = compared(moody_record(1), moody_record(2, took_turns=False))
+    assert not found.in_turns

@@ -1,0 +1,200 @@
+"""From a server's events come the chains of its prompts, and what of them was cached."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from dsv4kv.record.convert import Store, find_stores
+from tests.record.frames import (
+    CLEARED,
+    PUBLISHED,
+    SAMPLES,
+    Frames,
+    frames,
+    needs_samples,
+    recorded,
+    removed,
+    sample,
+    stored,
+)
+
+
+def stores(folder: Path, messages: Iterable[Frames]) -> list[Store]:
+    return find_stores(recorded(folder, list(messages)))
+
+
+def asked(name: str) -> list[dict[str, Any]]:
+    """What was asked of the engine's own cache, and what it answered."""
+    (path,) = PUBLISHED.glob(f"{name}.requests.json*")
+    text = path.read_text()
+    rows = json.loads(text) if path.suffix == ".json" else map(json.loads, text.splitlines())
+    return list(rows)
+
+
+def lengths(found: Iterable[Store]) -> list[tuple[int, int, int]]:
+    return [(store.tokens, store.cached_tokens, store.output_tokens) for store in found]
+
+
+BLOCK = {SAMPLES[0]: 256, SAMPLES[1]: 16, SAMPLES[2]: 256}
+UNSEEN = {SAMPLES[0]: {2}}  # cached as a whole: it leaves no event
+
+
+def order(kind: str, messages: list[Frames]) -> list[Frames]:
+    """The same messages as a network may give them."""
+    swapped = [messages[number ^ 1] for number in range(len(messages) & ~1)]
+    return {
+        "as sent": messages,
+        "swapped": swapped + messages[len(swapped) :],
+        "twice": [message for message in messages for _ in range(2)],
+        "all again": messages + messages,
+    }[kind]
+
+
+@needs_samples
+@pytest.mark.parametrize("kind", ["as sent", "swapped", "twice", "all again"])
+@pytest.mark.parametrize("name", SAMPLES)
+def test_prompts_and_cached_tokens_are_those_that_the_engine_told(
+    name: str, kind: str, tmp_path: Path
+) -> None:
+    size = BLOCK[name]
+    seen = [row for n, row in enumerate(asked(name)) if n not in UNSEEN.get(name, ())]
+    expected = [(row["prompt_tokens"] // size * size, row["cached_tokens"], 0) for row in seen]
+    assert lengths(stores(tmp_path / "recording", order(kind, sample(name)))) == expected
+
+
+@needs_samples
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_prompt_shares_ids_with_another_as_far_as_it_shares_tokens(
+    name: str, tmp_path: Path
+) -> None:
+    found = stores(tmp_path / "recording", sample(name))
+    seen = set[int]()
+    for store in found:
+        ids = store.ids
+        assert len(ids) * store.grain_tokens == store.tokens
+        assert len(set(ids)) == len(ids)
+        known = [one in seen for one in ids]
+        # nothing of these samples was evicted and asked for again
+        shared = sum(known) * store.grain_tokens
+        assert shared // BLOCK[name] * BLOCK[name] == store.cached_tokens
+        assert known == sorted(known, reverse=True)
+        seen.update(ids)
+
+
+@needs_samples
+@pytest.mark.parametrize("name", SAMPLES[:1])
+def test_a_restarted_server_gives_the_same_chains_and_nothing_is_cached_any_more(
+    name: str, tmp_path: Path
+) -> None:
+    messages = [message for message in sample(name) if b"AllBlocksCleared" not in message[2]]
+    later = [[topic, number, _later(payload)] for topic, number, payload in messages]
+    found = stores(tmp_path / "recording", messages + later)
+    before, after = found[: len(found) // 2], found[len(found) // 2 :]
+    assert lengths(after) == lengths(before)
+    assert [store.ids for store in after] == [store.ids for store in before]
+
+
+def _later(payload: bytes) -> bytes:
+    """A batch of a server with another seed of its names, later."""
+    at_s, events, rank = msgspec.msgpack.decode(payload)
+    for event in events:
+        event["block_hashes"] = [one ^ 1 for one in event["block_hashes"]]
+        if event["parent_block_hash"] is not None:
+            event["parent_block_hash"] ^= 1
+    return msgspec.msgpack.encode([at_s + 1000.0, events, rank])
+
+
+def block(number: int, size: int = 16) -> list[int]:
+    return list(range(number * size, number * size + size))
+
+
+def test_single_blocks_behind_a_request_are_what_it_generated(tmp_path: Path) -> None:
+    found = stores(
+        tmp_path / "recording",
+        [
+            frames(0, stored([1, 2], None, block(0, 32), 16)),
+            frames(1, stored([3], 2, block(2), 16)),
+            frames(2, stored([4], 3, block(3), 16)),
+            frames(3, stored([5], 2, block(4), 16)),  # another prompt that parts from it
+        ],
+    )
+    assert lengths(found) == [(32, 0, 32), (48, 32, 0)]
+
+
+def test_stretches_of_one_step_that_follow_each_other_are_one_request(tmp_path: Path) -> None:
+    events = stored([1, 2], None, block(0, 32), 16), stored([3], 2, block(2), 16)
+    assert lengths(stores(tmp_path / "recording", [frames(0, *events)])) == [(48, 0, 0)]
+
+
+def test_what_was_evicted_is_not_cached_and_what_other_groups_lost_is(tmp_path: Path) -> None:
+    both = stored([1, 2], None, block(0, 32), 16, group_idx=0)
+    window = stored([2], 1, block(1), 16, group_idx=1, kv_cache_spec_sliding_window=128)
+    found = stores(
+        tmp_path / "recording",
+        [
+            frames(0, both, window),
+            frames(1, removed(2, group_idx=1)),
+            frames(2, both),
+            frames(3, removed(2, group_idx=0)),
+            frames(4, both),
+            frames(5, CLEARED),
+            frames(6, both),
+        ],
+    )
+    assert lengths(found) == [(32, 0, 0), (32, 32, 0), (32, 16, 0), (32, 0, 0)]
+
+
+def test_what_is_stored_elsewhere_is_not_cached_on_the_gpu(tmp_path: Path) -> None:
+    found = stores(
+        tmp_path / "recording",
+        [
+            frames(0, stored([1], None, block(0), 16, medium="CPU")),
+            frames(1, stored([1], None, block(0), 16, medium="GPU")),
+            frames(2, removed(1, medium="CPU")),
+            frames(3, stored([1], None, block(0), 16, medium="GPU")),
+        ],
+    )
+    assert lengths(found) == [(16, 0, 0), (16, 16, 0)]
+
+
+def test_a_chain_whose_beginning_was_not_seen_is_known_as_such(tmp_path: Path) -> None:
+    found = find_stores(
+        recorded(
+            tmp_path / "recording",
+            [
+                frames(0, stored([8, 9], 7, block(0, 32), 16)),
+                frames(1, stored([10, 11], 9, block(1, 32), 16)),
+                frames(2, stored([18, 19], 17, block(0, 32), 16)),
+            ],
+        )
+    )
+    assert found[1].ids[:2] == found[0].ids
+    assert set(found[2].ids).isdisjoint(found[0].ids)  # equal tokens behind other ones
+
+
+def test_chains_go_on_behind_a_gap(tmp_path: Path) -> None:
+    messages = [frames(0, CLEARED), frames(3, stored([2], 1, block(0), 16))]
+    found = find_stores(recorded(tmp_path / "recording", messages))
+    assert lengths(found) == [(16, 0, 0)]
+
+
+def test_blocks_of_single_tokens_are_chains_by_the_servers_names(tmp_path: Path) -> None:
+    found = stores(
+        tmp_path / "recording",
+        [
+            frames(0, stored([1, 2, 3], None, [5, 6, 7], 1)),
+            frames(1, stored([4, 5], 2, [8, 9], 1)),
+        ],
+    )
+    assert lengths(found) == [(3, 0, 0), (4, 2, 0)]
+    assert found[1].ids[:2] == found[0].ids[:2]
+
+
+def test_two_servers_with_equal_names_are_kept_apart() -> None:
+    event = {"stored": [1], "parent": None, "chain": True, "size": 16, "ids": [3], "grain": 16}
+    records = [{"source": f"events:{server}", "ts": 0.0, "events": [event]} for server in range(2)]
+    assert lengths(find_stores(records)) == [(16, 0, 0), (16, 0, 0)]

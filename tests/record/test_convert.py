@@ -1,0 +1,107 @@
+"""A recording's requests become those of a trace, and take little memory until then."""
+
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from dsv4kv.errors import TraceError
+from dsv4kv.record.convert import describe, read_recording
+from dsv4kv.record.folder import Record, Recording
+from dsv4kv.record.run import count_requests
+from dsv4kv.record.server import Live
+
+
+def recorded(folder: Path, rows: list[Record]) -> Path:
+    with Recording(folder) as recording:
+        for row in rows:
+            recording.write("requests", {"source": "proxy:0", "grain": 64} | row)
+    return folder
+
+
+def test_the_ids_of_a_recording_take_little_more_than_eight_bytes_each(tmp_path: Path) -> None:
+    requests, ids = 60, 4_000
+    folder = recorded(
+        tmp_path / "server",
+        [
+            {"arrival_s": float(n), "input_tokens": ids * 64, "ids": [n + 2**61] * ids}
+            for n in range(requests)
+        ],
+    )
+    read_recording(folder)  # what is imported is not counted
+    tracemalloc.start()
+    try:
+        found = read_recording(folder)
+        held, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(found.requests[-1].prefix_hashes) == ids
+    assert held < 9 * requests * ids
+    assert peak < 12 * requests * ids
+
+
+def test_sessions_are_numbered_and_answers_have_their_times(tmp_path: Path) -> None:
+    rows: list[Record] = [
+        {"arrival_s": 7.5, "input_tokens": 5, "session": 2**60, "last_s": 9.0},
+        {"arrival_s": 5.0, "input_tokens": 5, "session": 2**61, "last_s": 5.25},
+        {"arrival_s": 8.0, "input_tokens": 5, "session": 2**61},
+        {"arrival_s": 9.0, "input_tokens": 5},
+    ]
+    found = read_recording(recorded(tmp_path / "server", rows)).requests
+    assert [request.session for request in found] == [0, 1, 0, None]
+    assert [request.answer_s for request in found] == [0.25, 1.5, None, None]
+
+
+def test_a_part_is_counted_as_the_whole_is(tmp_path: Path) -> None:
+    rows: list[Record] = [
+        {"arrival_s": 10.0 + n, "input_tokens": 5, "session": n} for n in range(4)
+    ]
+    whole = read_recording(recorded(tmp_path / "server", rows)).requests
+    assert list(whole[1:3]) == list(whole)[1:3]
+    assert [request.session for request in whole[2:]] == [2, 3]
+    assert whole[2:][0].arrival_s == 2.0
+    assert list(whole[4:]) == []
+
+
+ASKED: Record = {"source": "proxy:0", "arrival_s": 1.0, "status": 200, "end": "done"}
+
+
+def test_requests_of_unknown_length_are_left_out_and_that_is_told(tmp_path: Path) -> None:
+    failed = [ASKED | {"status": 503}, ASKED | {"end": "client left"}]
+    folder = recorded(tmp_path, [ASKED | {"input_tokens": 300}, ASKED, ASKED, *failed])
+    read = read_recording(folder)
+    assert (len(read.requests), read.unsized) == (1, 2)
+    assert "2 requests left out: their length is not known: answers had no usage" in "; ".join(
+        describe(read)
+    )
+
+
+def test_where_no_length_is_known_the_sentence_says_why(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="2 requests recorded, and of none is the length known"):
+        read_recording(recorded(tmp_path, [ASKED, ASKED]))
+
+
+def test_every_exchange_is_a_request_whatever_its_answers_id(tmp_path: Path) -> None:
+    rows = [ASKED | {"arrival_s": float(n), "input_tokens": 64 + n, "id": 7} for n in range(240)]
+    log: Record = {"source": "requests:0:1", "id": 7, "arrival_s": 500.0, "input_tokens": 64}
+    live = Live()
+    for row in [*rows, log]:
+        live.hear("requests", row)
+    read = read_recording(recorded(tmp_path, [*rows, log]))
+    assert [each.input_tokens for each in read.requests] == [64 + n for n in range(240)]
+    assert (live.requests, count_requests([log, *rows])) == (240, 240)
+
+
+@pytest.mark.parametrize("first", ["log", "proxy"])
+def test_what_a_log_says_of_an_exchange_is_of_that_request(first: str, tmp_path: Path) -> None:
+    log: Record = {"source": "requests:0:1", "id": 7, "arrival_s": 0.5, "cached_tokens": 32}
+    log |= {"ids": [5], "input_tokens": 64}
+    exchange = ASKED | {"id": 7, "input_tokens": 64, "ids": [9], "ids_of": "text"}
+    rows = [log, exchange] if first == "log" else [exchange, log]
+    live = Live()
+    for row in rows:
+        live.hear("requests", row)
+    read = read_recording(recorded(tmp_path, rows))
+    (request,) = read.requests
+    assert (request.prefix_hashes, read.ids_of, read.cached_tokens) == ((5,), ["tokens"], [32])
+    assert (live.requests, count_requests(rows)) == (1, 1)

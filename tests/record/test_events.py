@@ -1,0 +1,245 @@
+"""Events come from sockets and files alike, and what the network lost is sent again."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from dsv4kv.errors import ConfigError, TraceError
+from dsv4kv.record import events
+from dsv4kv.record.events import MessageFile, Publisher, Socket, ranks_of
+from dsv4kv.record.folder import Record, Recording, read_stream
+from dsv4kv.record.veil import Veil
+from tests.record import sockets
+from tests.record.frames import (
+    CLEARED,
+    PUBLISHED,
+    SAMPLES,
+    Frames,
+    frames,
+    needs_samples,
+    recorded,
+    removed,
+    sample,
+    stored,
+)
+from tests.record.sockets import PATIENCE_S, publishing, wait_until
+
+TOKENS = list(range(256))
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a publisher that answers may take longer than is waited for elsewhere."""
+    monkeypatch.setattr(events, "_ANSWER_MS", int(PATIENCE_S * 1000))
+
+
+@contextmanager
+def listening(
+    folder: Path, server: sockets.Publisher, *, replay: bool = True
+) -> Iterator[list[Record]]:
+    """Record a publisher that has this listener when the block begins; gives what was heard."""
+    stop, heard = threading.Event(), list[Record]()
+
+    def hear(stream: str, record: Record) -> None:
+        if stream == "events":
+            heard.append(plain(record))
+
+    again = f"tcp://127.0.0.1:{server.replay_port}" if replay else None
+    with Recording(folder, hear=hear) as recording:
+        publisher = Publisher(0, recording, Veil(recording.salt), verbatim=False)
+        socket = Socket(f"tcp://127.0.0.1:{server.port}", again, publisher)
+        thread = threading.Thread(target=socket.run, args=(stop,))
+        thread.start()
+        try:
+            server.wait_for_a_listener()
+            yield heard
+        finally:
+            stop.set()
+            thread.join()
+
+
+def plain(record: Record) -> Record:
+    """A record without the times of this machine."""
+    return {name: value for name, value in record.items() if name not in ("at", "source")}
+
+
+def with_salt(folder: Path) -> Path:
+    """A folder whose recording has the secret that all of this file have."""
+    folder.mkdir()
+    (folder / "salt").write_bytes(b"0" * 32)
+    return folder
+
+
+def numbers(heard: list[Record]) -> list[object]:
+    return [record.get("what") or record["place"][0] for record in heard]
+
+
+@needs_samples
+@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("lost", [(), (1, 2)])
+def test_a_socket_gives_what_the_file_gives_also_what_was_lost(
+    name: str, lost: tuple[int, ...], tmp_path: Path
+) -> None:
+    messages = sample(name)
+    folder = with_salt(tmp_path / "live")
+    with publishing() as server, listening(folder, server) as heard:
+        for number, message in enumerate(messages):
+            server.send(message, lose=number in lost)
+        wait_until(lambda: len(heard) == len(messages))
+    with Recording(with_salt(tmp_path / "filed")) as recording:
+        publisher = Publisher(0, recording, Veil(recording.salt), verbatim=False)
+        MessageFile(PUBLISHED / f"{name}.frames.msgpack", publisher).run(threading.Event())
+    filed = [plain(record) for record in read_stream(tmp_path / "filed", "events")]
+    assert heard == filed
+    assert [plain(record) for record in read_stream(folder, "events")] == filed
+
+
+def test_what_was_sent_before_anybody_listened_is_asked_for(tmp_path: Path) -> None:
+    with publishing() as server:
+        for number in range(3):
+            server.send(frames(number, CLEARED), lose=True)
+        with listening(tmp_path / "recording", server) as heard:
+            wait_until(lambda: numbers(heard) == [0, 1, 2])
+
+
+def test_a_recording_goes_on_with_what_came_while_nobody_listened(tmp_path: Path) -> None:
+    with publishing() as server:
+        server.send(frames(0, CLEARED), lose=True)
+        with listening(tmp_path / "recording", server) as heard:
+            wait_until(lambda: numbers(heard) == [0])
+        server.send(frames(1, CLEARED), lose=True)
+        with listening(tmp_path / "recording", server) as heard:
+            wait_until(lambda: numbers(heard) == [1])
+    assert numbers(list(read_stream(tmp_path / "recording", "events"))) == [0, 1]
+
+
+def test_a_server_that_is_restarted_is_heard_again(tmp_path: Path) -> None:
+    with publishing() as server:
+        ports = server.port, server.replay_port
+        folder = tmp_path / "recording"
+        with listening(folder, server) as heard:
+            server.send(frames(0, CLEARED, at_s=1.0))
+            server.send(frames(1, CLEARED, at_s=2.0))
+            wait_until(lambda: numbers(heard) == [0, 1])
+            server.close()
+            with publishing(*ports) as again:
+                again.send(frames(0, CLEARED, at_s=50.0), lose=True)
+                again.wait_for_a_listener()
+                again.send(frames(1, CLEARED, at_s=51.0))
+                wait_until(lambda: numbers(heard) == [0, 1, "restart", 0, 1])
+
+
+def test_without_a_replay_socket_what_was_lost_is_a_gap(tmp_path: Path) -> None:
+    with (
+        publishing() as server,
+        listening(tmp_path / "recording", server, replay=False) as heard,
+    ):
+        for number in range(3):
+            server.send(frames(number, CLEARED), lose=number == 1)
+        wait_until(lambda: numbers(heard) == [0])
+    assert heard[1:] == [
+        {"what": "gap", "first": 1, "last": 1},
+        {"place": [2, 2.0], "ts": 2.0, "rank": 0, "events": [{"cleared": True}]},
+    ]
+
+
+def test_equal_blocks_have_equal_numbers_in_one_recording_and_no_other(tmp_path: Path) -> None:
+    first = stored([1, 2], None, TOKENS, 128)
+    again = stored([8, 9], 7, [*TOKENS[128:], *TOKENS[:128]], 128)
+    messages = [frames(0, first), frames(1, again)]
+    one, other = (recorded(tmp_path / name, messages) for name in ("one", "other"))
+    whole, swapped = (record["events"][0]["ids"] for record in one)
+    assert len(set(whole)) == 4
+    assert swapped == whole[2:] + whole[:2]
+    assert set(whole).isdisjoint(other[0]["events"][0]["ids"])
+    assert set(one[0]["events"][0]["stored"]).isdisjoint(other[0]["events"][0]["stored"])
+
+
+@pytest.mark.parametrize(
+    "more", [{"lora_name": "a"}, {"cache_salt": "a"}, {"extra_keys": [["a"], None]}]
+)
+def test_what_tells_blocks_of_equal_tokens_apart_does_so_here(
+    more: Record, tmp_path: Path
+) -> None:
+    events = [stored([1, 2], None, TOKENS, 128, **fields) for fields in ({}, more)]
+    (record,) = recorded(tmp_path / "recording", [frames(0, *events)])
+    plain_ids, others = (event["ids"] for event in record["events"])
+    assert plain_ids[:2] != others[:2]
+
+
+def test_a_block_and_its_removal_have_one_number(tmp_path: Path) -> None:
+    message = frames(0, stored([-1], None, TOKENS[:16], 16), removed(2**64 - 1))
+    (record,) = recorded(tmp_path / "recording", [message])
+    kept, gone = record["events"]
+    assert kept["stored"] == gone["removed"]
+
+
+def test_of_blocks_so_small_that_counting_would_tell_no_content_is_written(
+    tmp_path: Path,
+) -> None:
+    (record,) = recorded(tmp_path / "recording", [frames(0, stored([1, 2], None, [5, 6], 1))])
+    assert "ids" not in record["events"][0]
+
+
+def test_payloads_are_kept_only_where_that_was_asked(tmp_path: Path) -> None:
+    message = frames(0, stored([1], None, TOKENS, 256))
+    with Recording(tmp_path / "recording") as recording:
+        path = tmp_path / "messages"
+        path.write_bytes(msgspec.msgpack.encode([message]))
+        publisher = Publisher(0, recording, Veil(recording.salt), verbatim=True)
+        MessageFile(path, publisher).run(threading.Event())
+    (record,) = read_stream(tmp_path / "recording", "events")
+    assert msgspec.json.decode(f'"{record["payload"]}"', type=bytes) == message[2]
+    assert "payload" not in recorded(tmp_path / "other", [message])[0]
+
+
+def test_ranks_in_one_file_count_apart(tmp_path: Path) -> None:
+    path, size = tmp_path / "messages", 256
+    first, second = (list(range(begin, begin + size)) for begin in (0, size))
+    sent = [
+        frames(number, stored([10 * rank + number], parent, tokens, size), rank=rank)
+        for number, tokens in enumerate((first, second))
+        for rank, parent in ((0, number - 1), (1, 10 + number - 1))
+    ]
+    path.write_bytes(msgspec.msgpack.encode(sent))
+    with Recording(tmp_path / "recording") as recording:
+        publisher = Publisher(0, recording, Veil(recording.salt), verbatim=False)
+        MessageFile(path, publisher).run(threading.Event())
+    records = list(read_stream(tmp_path / "recording", "events"))
+    assert [(one["source"], one["rank"], one["place"][0]) for one in records] == [
+        ("events:0", 0, 0),
+        ("events:1", 1, 0),
+        ("events:0", 0, 1),
+        ("events:1", 1, 1),
+    ]
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", msgspec.msgpack.encode([[1, 2]])])
+def test_a_file_of_something_else_is_refused(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "messages"
+    path.write_bytes(content)
+    with Recording(tmp_path / "recording") as recording:
+        publisher = Publisher(0, recording, Veil(recording.salt), verbatim=False)
+        with pytest.raises(TraceError, match="this is no file of messages"):
+            MessageFile(path, publisher)
+
+
+def test_every_rank_publishes_a_port_above_the_last() -> None:
+    assert ranks_of("tcp://host:5557", 3) == [f"tcp://host:{port}" for port in (5557, 5558, 5559)]
+    assert ranks_of("tcp://[::1]:5557", 1) == ["tcp://[::1]:5557"]
+
+
+@pytest.mark.parametrize("url", ["http://host:1", "tcp://host", "tcp://:1", "tcp://h:99999", "x"])
+def test_what_is_no_address_of_a_publisher_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="give tcp://HOST:PORT"):
+        ranks_of(url, 1)
+
+
+def test_what_cannot_be_read_is_a_record_that_says_so(tmp_path: Path) -> None:
+    odd: list[Frames] = [[], [b""], [b"", b"", b""], frames(0, CLEARED)]
+    heard: list[Record] = recorded(tmp_path / "recording", odd)
+    assert [record.get("what") for record in heard] == ["unreadable"] * 3 + [None]

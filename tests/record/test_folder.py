@@ -1,0 +1,186 @@
+"""A recording survives whatever ends it."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dsv4kv.errors import TraceError
+from dsv4kv.record import folder as under_test
+from dsv4kv.record.folder import Recording, is_recording, read_stream, segments
+
+KILLS = int(os.environ.get("DSV4KV_KILLS", "3"))
+
+_WRITER = """\
+import sys
+from pathlib import Path
+from dsv4kv.record.folder import Recording
+
+with Recording(Path(sys.argv[1]), rotate_bytes=4096) as recording:
+    number = recording.place("events", "one") or 0
+    while True:
+        for number in range(number + 1, number + 50):
+            recording.write("events", {"source": "one", "place": number})
+        recording.sync()
+        print(number, flush=True)
+"""
+
+
+def numbers(folder: Path) -> list[int]:
+    return [record["place"] for record in read_stream(folder, "events")]
+
+
+def test_a_kill_loses_nothing_that_was_synced_and_leaves_a_gap(tmp_path: Path) -> None:
+    folder, pause = tmp_path / "recording", random.Random(0)
+    for kill in range(KILLS):
+        command = [sys.executable, "-c", _WRITER, str(folder)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            time.sleep(pause.random() / 20)
+            process.send_signal(signal.SIGKILL)
+            synced = [int(line) for line in process.stdout.read().splitlines() if line][-2:-1]
+        whole = numbers(folder)
+        assert all(number == at for at, number in enumerate(whole, 1))
+        assert len(whole) >= max(synced, default=0)
+        gaps = [note for note in read_stream(folder, "notes") if note["what"] == "gap"]
+        assert len(gaps) == kill
+        assert all(gap["why"] == "killed" and gap["from_s"] <= gap["at"] for gap in gaps)
+    assert len(segments(folder, "events")) > 1
+
+
+def test_whatever_is_left_of_the_last_line_the_others_are_kept(tmp_path: Path) -> None:
+    folder = tmp_path / "recording"
+    with Recording(folder) as recording:
+        for number in (1, 2, 3):
+            recording.write("events", {"source": "one", "place": number})
+    (path,) = segments(folder, "events")
+    whole = path.read_bytes()
+    begin = whole.rstrip(b"\n").rindex(b"\n") + 1
+    for end in range(begin, len(whole), 5):
+        path.write_bytes(whole[:end])
+        assert numbers(folder) == [1, 2]
+        with Recording(folder) as recording:
+            assert recording.place("events", "one") == 2
+        assert path.read_bytes() == whole[:begin]
+
+
+def test_a_long_torn_line_is_cut_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(under_test, "_CUT_BYTES", 16)
+    with Recording(tmp_path / "recording") as recording:
+        recording.write("events", {"source": "one", "place": 1})
+    (path,) = segments(tmp_path / "recording", "events")
+    with path.open("ab") as file:
+        file.write(b'{"at":' + b"1" * 100)
+    with Recording(tmp_path / "recording"):
+        assert numbers(tmp_path / "recording") == [1]
+
+
+def test_a_file_with_one_torn_line_begins_anew(tmp_path: Path) -> None:
+    with Recording(tmp_path / "recording"):
+        pass
+    (path,) = segments(tmp_path / "recording", "events")
+    path.write_bytes(b'{"at":1')
+    with Recording(tmp_path / "recording") as recording:
+        recording.write("events", {"source": "one", "place": 1})
+    assert numbers(tmp_path / "recording") == [1]
+
+
+def test_a_recording_goes_on_where_each_source_stopped_also_in_an_older_file(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "recording"
+    with Recording(folder, rotate_bytes=200) as recording:
+        recording.write("events", {"source": "early", "place": [7, 1.5]})
+        for number in range(30):
+            recording.write("events", {"source": "late", "place": number})
+    assert len(segments(folder, "events")) > 5
+    with Recording(folder, rotate_bytes=200) as recording:
+        assert recording.place("events", "early") == [7, 1.5]
+        assert recording.place("events", "late") == 29
+        assert recording.place("events", "never") is None
+
+
+def test_a_file_that_was_begun_and_not_written_hides_no_place(tmp_path: Path) -> None:
+    folder = tmp_path / "recording"
+    with Recording(folder) as recording:
+        recording.write("events", {"source": "one", "place": 1})
+    (folder / "events.000001.jsonl").touch()
+    with Recording(folder) as recording:
+        assert recording.place("events", "one") == 1
+
+
+def test_stops_and_starts_are_notes_with_the_time_between(tmp_path: Path) -> None:
+    clock = iter(range(100))
+    for _ in range(2):
+        with Recording(tmp_path / "recording", clock=lambda: next(clock)):
+            pass
+    notes = list(read_stream(tmp_path / "recording", "notes"))
+    assert [note["what"] for note in notes] == ["start", "stop", "gap", "start", "stop"]
+    gap = notes[2]
+    assert (gap["from_s"], gap["at"], gap["why"]) == (1, 2, "stopped")
+
+
+def test_two_processes_do_not_record_into_one_folder(tmp_path: Path) -> None:
+    with (
+        Recording(tmp_path / "recording"),
+        pytest.raises(TraceError, match="by another process: name another folder"),
+    ):
+        Recording(tmp_path / "recording")
+
+
+def test_a_folder_of_other_things_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("mine")
+    with pytest.raises(TraceError, match="with other files: name a new one"):
+        Recording(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+    assert not is_recording(tmp_path)
+
+
+def test_only_its_owner_may_read_a_recording(tmp_path: Path) -> None:
+    folder = tmp_path / "recording"
+    with Recording(folder):
+        pass
+    assert folder.stat().st_mode & 0o077 == 0
+    assert all(path.stat().st_mode & 0o077 == 0 for path in folder.iterdir())
+
+
+def test_a_full_disk_is_said_and_what_was_written_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    folder = tmp_path / "recording"
+    with Recording(folder) as recording:
+        recording.write("events", {"source": "one", "place": 1})
+        recording.sync()
+        recording.write("events", {"source": "one", "place": 2})
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(TraceError, match=r"No space left on device.*is kept"):
+            recording.sync()
+    assert numbers(folder)[:1] == [1]
+
+
+def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "recording"
+    with Recording(folder) as recording:
+        for number in (1, 2):
+            recording.write("events", {"source": "one", "place": number})
+    (path,) = segments(folder, "events")
+    path.write_text("{oh\n" + path.read_text())
+    with pytest.raises(TraceError, match=r"events.000000.jsonl:1: this line is damaged"):
+        numbers(folder)
+
+
+def test_lines_are_plain_json(tmp_path: Path) -> None:
+    with Recording(tmp_path / "recording", clock=lambda: 5.0) as recording:
+        recording.write("metrics", {"values": {"a": 1.5}})
+    (path,) = segments(tmp_path / "recording", "metrics")
+    assert json.loads(path.read_text()) == {"at": 5.0, "values": {"a": 1.5}}

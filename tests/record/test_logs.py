@@ -1,0 +1,156 @@
+"""What engines and tools log of requests is read: lengths, hits, times, sessions, ids.
+
+The lines in ``logs/`` were written by the classes of SGLang 0.5.23 (``RequestLogger`` at levels 3,
+0 and 2, ``FileRequestMetricsExporter``), vLLM 0.33 (``RequestLogger``, ``NewLineFormatter``) and
+LMCache 0.5.6 (``LookupHashLoggingSubscriber``) for requests made up here; those of Dynamo and
+AIPerf follow their descriptions.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsv4kv.record.folder import Record
+from dsv4kv.record.logs import LOGS, read_line
+from dsv4kv.record.veil import Veil
+
+LINES = {path.stem: path for path in (Path(__file__).parent / "logs").iterdir()}
+VEIL = Veil(b"s" * 32)
+
+
+def rows(name: str, veil: Veil = VEIL) -> list[Record]:
+    lines = LINES[name].read_text("utf-8").splitlines()
+    return [row for line in lines if (row := read_line(line, veil)) is not None]
+
+
+def facts(row: Record, *names: str) -> list[object]:
+    return [row.get(name) for name in names]
+
+
+def test_every_format_has_lines_here() -> None:
+    assert set(LINES) == set(LOGS)
+
+
+def test_sglang_tells_everything_at_level_3() -> None:
+    received, finished, *_ = rows("sglang")
+    assert received["id"] == finished["id"]
+    assert received["session"] == finished["session"] == VEIL.name("sess")
+    assert received["ids"] == finished["ids"] == VEIL.prompt(range(1, 200))
+    assert facts(finished, "input_tokens", "output_tokens", "cached_tokens") == [199, 2, 128]
+    assert finished["cached_by"] == {"device": 64, "host": 64}
+    assert finished["last_s"] - finished["arrival_s"] == pytest.approx(0.5)
+
+
+def test_sglang_below_level_3_has_no_ids_and_still_tells_lengths() -> None:
+    _, _, _, nothing, _, cut = rows("sglang")
+    assert facts(nothing, "ids", "input_tokens", "cached_tokens") == [None, 199, 128]
+    assert facts(cut, "ids", "input_tokens", "cached_tokens") == [None, 3000, 128]
+
+
+def test_sglangs_files_of_metrics_tell_when_a_request_came() -> None:
+    (row,) = rows("sglang-metrics")
+    assert facts(row, "arrival_s", "first_s", "last_s") == [
+        1795391347.25,
+        1795391347.375,
+        1795391347.75,
+    ]
+    assert facts(row, "input_tokens", "output_tokens", "cached_tokens") == [199, 2, 128]
+    assert row["ids"] == VEIL.prompt(range(1, 200))
+
+
+def test_vllms_debug_log_tells_tokens_and_not_those_that_a_prompt_quotes() -> None:
+    asked, answered, other, other_answered = rows("vllm")
+    assert asked["id"] == answered["id"]
+    assert asked["ids"] == VEIL.prompt(range(1, 151))
+    assert facts(asked, "input_tokens", "output_tokens") == [150, None]
+    assert answered["output_tokens"] == 3
+    assert other["input_tokens"] == 70
+    assert other_answered["output_tokens"] == 2  # of pieces that were streamed none counts
+
+
+def test_a_line_of_older_versions_of_vllm_is_read() -> None:
+    line = (
+        "INFO 11-22 10:00:00 [logger.py:43] Received request cmpl-1: prompt: 'a', params: "
+        "SamplingParams(n=1), prompt_token_ids: [5, 6, 7], prompt_embeds shape: None."
+    )
+    row = read_line(line, VEIL)
+    assert row is not None
+    assert row["input_tokens"] == 3
+
+
+def test_dynamo_names_blocks_by_what_came_before() -> None:
+    first, second, wrapped = rows("dynamo")
+    assert facts(first, "input_tokens", "output_tokens", "cached_tokens") == [150, 20, 0]
+    assert facts(first, "arrival_s", "last_s") == [1795391350.25, 1795391351.15]
+    assert len(first["ids"]) == 2  # of full blocks
+    assert second["ids"][0] == first["ids"][0] == wrapped["ids"][0]
+    assert second["ids"][1] != first["ids"][1]
+    assert first["grain"] == 64
+    assert first["session"] == second["session"]
+
+
+def test_aiperf_tells_what_clients_saw_of_requests_that_ended_well() -> None:
+    (row,) = rows("aiperf")
+    assert facts(row, "input_tokens", "output_tokens") == [550, 9]
+    assert row["arrival_s"] == pytest.approx(1759813207.5329)
+    assert row["first_s"] - row["arrival_s"] == pytest.approx(0.255886568)
+
+
+def test_lmcache_names_chunks() -> None:
+    first, second = rows("lmcache")
+    assert facts(first, "input_tokens", "grain", "arrival_s") == [700, 256, 1795391350.5]
+    assert first["ids"][0] == second["ids"][0]
+    assert first["ids"][1] != second["ids"][1]
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("lmcache", "1795391350.5", "NaN"),
+        ("lmcache", '"chunk_size": 256', '"chunk_size": 0'),
+        ("dynamo", '"trace_block_size": 64', '"trace_block_size": 0'),
+        ("dynamo", "1795391350250", "Infinity"),
+        ("sglang", '"e2e_latency": ', '"e2e_latency": 1e999, "was": '),
+    ],
+)
+def test_a_line_with_a_number_that_is_none_tells_of_no_request(
+    name: str, before: str, after: str
+) -> None:
+    line = next(one for one in LINES[name].read_text("utf-8").splitlines() if before in one)
+    assert read_line(line, VEIL) is not None
+    assert read_line(line.replace(before, after), VEIL) is None
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_what_was_said_and_who_said_it_is_in_no_row(name: str) -> None:
+    text = json.dumps(rows(name))
+    for word in ("secret", "sess", "req-", "cmpl", "agent", "r-1", "worker", "7609a2e7", "0x01"):
+        assert f'{word}"' not in text.replace('"session"', "")
+        assert f'"{word}' not in text.replace('"session"', "")
+    assert "5, 6, 7, 8" not in text
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_equal_lines_have_other_numbers_in_another_recording(name: str) -> None:
+    one, other = (rows(name, Veil(salt * 32)) for salt in (b"1", b"2"))
+    assert [row["id"] for row in one] != [row["id"] for row in other]
+
+
+@pytest.mark.parametrize("name", LINES)
+@given(data=st.data())
+def test_a_line_that_was_damaged_is_a_row_or_none(name: str, data: st.DataObject) -> None:
+    line = data.draw(st.sampled_from(LINES[name].read_text("utf-8").splitlines()))
+    at = data.draw(st.integers(0, len(line)))
+    junk = data.draw(st.sampled_from(["", "null", "-1", '"', "[]", "1e999", "{}", "x", "9" * 40]))
+    read_line(line[:at] + junk + line[at + len(junk) :], VEIL)
+    read_line(line[:at], VEIL)
+
+
+def test_a_token_of_more_than_63_bits_loses_no_row() -> None:
+    line = LINES["sglang"].read_text("utf-8").splitlines()[0]
+    row = read_line(line.replace("[1, 2, 3,", f"[{2**63}, 2, 3,"), VEIL)
+    assert row is not None
+    assert (row["input_tokens"], len(row["ids"])) == (199, 3)

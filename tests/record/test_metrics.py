@@ -1,0 +1,203 @@
+"""A server's counters are sampled, and what they grew is what it did."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsv4kv.errors import ConfigError
+from dsv4kv.record.folder import Recording, read_stream
+from dsv4kv.record.metrics import Counted, Metrics, Values, count, parse
+from dsv4kv.record.server import Live
+
+VLLM = """\
+# HELP vllm:prefix_cache_queries_total Prefix cache queries, in tokens.
+# TYPE vllm:prefix_cache_queries_total counter
+vllm:prefix_cache_queries_total{engine="0",model_name="secret/model"} 1e+03
+vllm:prefix_cache_queries_total{engine="1",model_name="secret/model"} 500.0
+vllm:prefix_cache_queries_created{engine="0",model_name="secret/model"} 1.7e+09
+vllm:prefix_cache_hits_total{engine="0",model_name="secret/model"} 250.0 1795391350123
+vllm:prompt_tokens_cached_by_source_total{engine="0",model_name="m",source="host"} 7
+vllm:kv_cache_usage_perc{engine="0",model_name="secret/model"} 0.5
+vllm:cache_config_info{block_size="256",engine="0",num_gpu_blocks="7236",path="/home/me"} 1.0
+vllm:e2e_request_latency_seconds_bucket{le="0.3",model_name="secret/model"} 5
+vllm:nixl_xfer_time_seconds_bucket{le="0.3",model_name="secret/model"} 5
+vllm:nixl_xfer_time_seconds_sum{model_name="secret/model"} 2.5
+process_start_time_seconds 1.79e+09
+"""
+SGLANG = """\
+sglang:cache_hit_rate{model_name="m"} 0.9
+sglang:cached_tokens_total{cache_source="device",model_name="m"} %d
+sglang:cached_tokens_total{cache_source="host",model_name="m"} %d
+sglang:prompt_tokens_total{model_name="m"} %d
+"""
+
+
+def test_what_speaks_of_the_cache_is_kept_with_its_ranks_and_sources() -> None:
+    values, settings = parse(VLLM)
+    assert values == {
+        "vllm:prefix_cache_queries_total{engine=0}": 1000.0,
+        "vllm:prefix_cache_queries_total{engine=1}": 500.0,
+        "vllm:prefix_cache_hits_total{engine=0}": 250.0,
+        "vllm:prompt_tokens_cached_by_source_total{engine=0,source=host}": 7.0,
+        "vllm:kv_cache_usage_perc{engine=0}": 0.5,
+        "vllm:nixl_xfer_time_seconds_sum": 2.5,
+        "process_start_time_seconds": 1.79e9,
+    }
+    assert settings == {"block_size": "256", "num_gpu_blocks": "7236"}
+
+
+def test_samples_that_differ_in_what_is_not_kept_are_added_up() -> None:
+    lines = [f'sglang:prompt_tokens_total{{model_name="{name}"}} 3' for name in ("a", "b")]
+    assert parse("\n".join(lines))[0] == {"sglang:prompt_tokens_total": 6.0}
+
+
+def sglang(*samples: tuple[int, int, int]) -> list[Values]:
+    return [parse(SGLANG % sample)[0] for sample in samples]
+
+
+RANKS = [VLLM, VLLM.replace(" 500.0", " 900.0").replace(" 250.0", " 260.0")]
+HITS = {
+    "what counters grew, and no gauge": (
+        sglang((100, 0, 1000), (150, 30, 1400), (160, 30, 1500)),
+        ("SGLang", 90, 500),
+        0,
+    ),
+    "several ranks": ([parse(page)[0] for page in RANKS], ("vLLM", 10, 400), 0),
+    "a counter that fell began anew": (
+        sglang((100, 0, 1000), (150, 0, 1400), (20, 0, 60)),
+        ("SGLang", 70, 460),
+        1,
+    ),
+    "a label that comes later": (
+        [
+            {"sglang:prompt_tokens_total": 10.0},
+            {"sglang:prompt_tokens_total": 20.0, "sglang:cached_tokens_total": 4.0},
+        ],
+        ("SGLang", 4, 10),
+        0,
+    ),
+    "gauges may fall": ([{"vllm:kv_cache_usage_perc": value} for value in (0.9, 0.1)], None, 0),
+}
+
+
+@pytest.mark.parametrize("name", HITS)
+def test_hits_are_what_counters_grew_by(name: str) -> None:
+    samples, hits, restarts = HITS[name]
+    counted = Counted()
+    for sample in samples:
+        counted.add(sample)
+    assert (counted.hits(), counted.restarts) == (hits, restarts)
+
+
+@given(st.lists(st.integers(0, 1000), min_size=2, max_size=20))
+def test_growth_over_any_samples_is_that_of_its_parts(values: list[int]) -> None:
+    counted = Counted()
+    for value in values:
+        counted.add({"sglang:prompt_tokens_total": float(value)})
+    parts = [b - a if b >= a else b for a, b in pairwise(values)]
+    assert counted.grown["sglang:prompt_tokens_total"] == sum(parts)
+
+
+@given(st.text('vllm:prompt_tokens{}="\\, #1e+N\n', max_size=80))
+def test_any_page_is_read(text: str) -> None:
+    parse(text)
+
+
+@pytest.mark.parametrize("line", ["vllm:prompt_tokens_total NaN", "vllm:prompt_tokens +Inf", "x"])
+def test_what_is_no_number_is_left_out(line: str) -> None:
+    assert parse(line) == ({}, {})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "vllm:x{" + "a" * 40_000 + "}",
+        "vllm:prompt_tokens_total{" + "a" * 40_000 + "} 1",
+        'vllm:prompt_tokens_total{a="' + "\\" * 4_000 + '"} 1',
+        "\n".join(["vllm:prompt_tokens_total{" + 'a="",' * 800 + "} 1"] * 500),
+        "\n".join(['vllm:prompt_tokens_total{a="' + '\\"' * 2_000 + '"} 1'] * 2_000),
+    ],
+)
+def test_a_line_that_is_none_takes_no_time(line: str) -> None:
+    begun_s = time.process_time()
+    parse(line)
+    assert time.process_time() - begun_s < 5  # the first took 15 s
+
+
+def test_a_page_that_does_not_end_is_a_gap(tmp_path: Path) -> None:
+    stop = threading.Event()
+    stop.set()
+    with serving(["# \n" * 3_000_000]) as url, Recording(tmp_path / "recording") as recording:
+        Metrics(0, url, 1.0, recording).run(stop)
+    samples = list(read_stream(tmp_path / "recording", "metrics"))
+    assert [sample["why"] for sample in samples] == ["page too long"] * 2
+
+
+@contextmanager
+def serving(pages: list[str]) -> Iterator[str]:
+    """Serves a page after the other, the last one again; an empty one is an error."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            page = pages.pop(0) if len(pages) > 1 else pages[0]
+            self.send_response(200 if page else 503)
+            self.end_headers()
+            with suppress(ConnectionError):  # who has read enough leaves
+                self.wfile.write(page.encode())
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/metrics"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_a_page_is_sampled_and_one_that_is_missed_is_a_gap(tmp_path: Path) -> None:
+    folder, stop, live = tmp_path / "recording", threading.Event(), Live()
+    pages = [SGLANG % (0, 0, 0), "", SGLANG % (30, 10, 100)]
+    with serving(pages) as url, Recording(folder, hear=live.hear) as recording:
+        source = Metrics(0, url, 0.01, recording)
+        thread = threading.Thread(target=source.run, args=(stop,))
+        thread.start()
+        while live.samples < 2:
+            thread.join(0.01)
+        stop.set()
+        thread.join()
+    samples = list(read_stream(folder, "metrics"))
+    assert samples[1]["why"] == "status 503"
+    assert count(samples)["metrics:0"].hits() == ("SGLang", 40, 100)
+    assert "hit rate by the server 40.0%" in live.line()
+
+
+def test_settings_are_noted_once(tmp_path: Path) -> None:
+    stop = threading.Event()
+    stop.set()
+    with serving([VLLM]) as url, Recording(tmp_path / "recording") as recording:
+        Metrics(0, url, 1.0, recording).run(stop)  # samples twice
+    notes = list(read_stream(tmp_path / "recording", "notes"))
+    assert [note["settings"] for note in notes if note["what"] == "server"] == [
+        {"block_size": "256", "num_gpu_blocks": "7236"}
+    ]
+
+
+@pytest.mark.parametrize("url", ["host:8000/metrics", "file:///etc/passwd", "http://"])
+def test_what_is_no_page_is_refused(url: str, tmp_path: Path) -> None:
+    with (
+        Recording(tmp_path / "recording") as recording,
+        pytest.raises(ConfigError, match="give http://HOST:PORT/metrics"),
+    ):
+        Metrics(0, url, 1.0, recording)

@@ -1,0 +1,432 @@
+"""The proxy passes everything on as it is, and writes down when and how much."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from inspect import Parameter, Signature, signature
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from aiohttp import ClientError, ClientSession
+
+from dsv4kv.errors import ConfigError, TraceError
+from dsv4kv.record.folder import Record, Recording, read_stream
+from dsv4kv.record.proxy import Proxy, parse_address
+from dsv4kv.record.veil import Veil
+from tests.record.serving import PIECES, Server, proxying, serving
+
+COMPLETIONS = "/v1/chat/completions"
+
+
+@dataclass
+class Scene:
+    """A server, a proxy in front of it that writes rows into a folder, and a client."""
+
+    folder: Path
+    server: Server
+    direct: str
+    url: str
+    rows: list[Record]
+    client: ClientSession
+
+    async def ask(self, *, through: bool = True, **body: Any) -> bytes:
+        """The whole answer to a request for tokens."""
+        url = self.url if through else self.direct
+        async with self.client.post(url + COMPLETIONS, json=body) as answer:
+            return await answer.read()
+
+    async def row(self, count: int = 1) -> Record:
+        """The last row, once there are so many."""
+        for _ in range(3000):
+            if len(self.rows) >= count:
+                return self.rows[-1]
+            await asyncio.sleep(0.01)
+        raise AssertionError(self.rows)
+
+
+@asynccontextmanager
+async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
+    async with serving() as (server, direct), ClientSession() as client:
+        manager = proxying(tmp_path / "recording", direct)
+        url, rows = await asyncio.to_thread(manager.__enter__)
+        try:
+            yield Scene(tmp_path / "recording", server, direct, url, rows, client)
+        finally:
+            await client.close()
+            await asyncio.to_thread(manager.__exit__, None, None, None)
+
+
+def in_scene(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """A test that is given a scene."""
+    names = [each for each in signature(test).parameters.values() if each.name != "here"]
+    folder = Parameter("tmp_path", Parameter.POSITIONAL_OR_KEYWORD)
+
+    def run(tmp_path: Path, **given: Any) -> None:
+        async def play() -> None:
+            async with scene(tmp_path) as here:
+                await test(here, **given)
+
+        asyncio.run(play())
+
+    run.__name__ = test.__name__
+    run.__signature__ = Signature([folder, *names])  # type: ignore[attr-defined]
+    return run
+
+
+@in_scene
+async def test_an_answer_is_passed_on_and_its_usage_written(here: Scene) -> None:
+    for mode in ("plain", "stream"):
+        through = await here.ask(mode=mode, tokens=300, cached=256)
+        here.server.seen = 0
+        assert through == await here.ask(through=False, mode=mode, tokens=300, cached=256)
+        here.server.seen = 0
+    row = await here.row(2)
+    assert {name: row[name] for name in ("input_tokens", "output_tokens")} == {
+        "input_tokens": 300,
+        "output_tokens": PIECES,
+    }
+    assert (row["cached_tokens"], row["status"], row["end"]) == (256, 200, "done")
+    assert row["arrival_s"] <= row["first_s"] <= row["last_s"]
+    assert row["id"] == here.rows[0]["id"]
+
+
+@pytest.mark.parametrize(("coding", "cached"), [("gzip", 256), ("br", None)])
+@in_scene
+async def test_usage_is_read_in_a_packed_answer_that_is_passed_on_packed(
+    here: Scene, coding: str, cached: int | None
+) -> None:
+    body = {"mode": "packed", "coding": coding}
+    url, plain = here.url + COMPLETIONS, here.direct + COMPLETIONS
+    async with ClientSession(auto_decompress=False) as client:
+        through, direct = [await client.post(one, json=body) for one in (url, plain)]
+        assert await through.read() == await direct.read()
+    assert (await here.row()).get("cached_tokens") == cached
+
+
+@in_scene
+async def test_usage_of_another_shape_is_written_as_far_as_it_is_known(here: Scene) -> None:
+    await here.ask(mode="odd")
+    row = await here.row()
+    assert (row["input_tokens"], row["cached_tokens"], row["end"]) == (300, 64, "done")
+
+
+@in_scene
+async def test_paths_methods_headers_and_bodies_are_passed_on_as_they_are(here: Scene) -> None:
+    path = "/echo/%2e%2e//a%20b/../c?q=%C3%A9&q=2&x"
+    body = bytes(range(256)) * 300
+
+    raw = b"PUT %b HTTP/1.1\r\nHost: proxied\r\nX-A: 1\r\nX-a: 2\r\nCookie: c=3\r\n"
+    raw += b"Connection: X-Hop, close\r\nX-Hop: 9\r\nX-Odd: \xc3\xa9\r\n"
+    raw += b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n%b"
+    address = urlsplit(here.url)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    writer.write(raw % (path.encode(), len(body), body))
+    answer = await reader.read()
+    writer.close()
+    head, _, content = answer.partition(b"\r\n\r\n")
+    assert content == body
+    assert head.splitlines()[0] == b"HTTP/1.1 203 Non-Authoritative Information"
+    assert head.count(b"Set-Cookie: ") == 2
+    assert f"X-Path: {path}".encode() in head
+    passed = dict(here.server.headers)
+    assert [value for name, value in here.server.headers if name.lower() == b"x-a"] == [
+        b"1",
+        b"2",
+    ]
+    assert passed[b"X-Odd"] == "é".encode()
+    assert b"X-Hop" not in passed
+    assert b"User-Agent" not in passed
+    assert here.rows == []
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "DELETE"])
+@in_scene
+async def test_other_methods_are_passed_on(here: Scene, method: str) -> None:
+    answers = []
+    for url in (here.url, here.direct):
+        async with here.client.request(method, f"{url}/echo") as answer:
+            names = {name: value for name, value in answer.headers.items() if name != "Date"}
+            answers.append((answer.status, names, await answer.read()))
+    assert answers[0] == answers[1]
+
+
+@in_scene
+async def test_a_server_that_fails_fails_here_as_well(here: Scene) -> None:
+    assert await here.ask(mode="fail") == await here.ask(through=False, mode="fail")
+    row = await here.row()
+    assert (row["status"], row["end"]) == (503, "done")
+
+
+@in_scene
+async def test_an_answer_that_is_cut_is_cut_here_as_well(here: Scene) -> None:
+    with pytest.raises(ClientError):
+        await here.ask(mode="leave")
+    row = await here.row()
+    assert (row["status"], row["end"]) == (200, "server left")
+    assert await here.ask()  # the next one is served
+
+
+@in_scene
+async def test_a_client_that_leaves_leaves_the_server_too(here: Scene) -> None:
+    async with here.client.post(here.url + COMPLETIONS, json={"mode": "stall"}) as answer:
+        await answer.content.readany()
+        answer.close()
+    await asyncio.wait_for(here.server.left.wait(), 30)
+    assert (await here.row())["end"] == "client left"
+
+
+def test_without_a_server_the_answer_says_so(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    async def test(url: str, rows: list[Record]) -> None:
+        async with ClientSession() as client, client.post(url + COMPLETIONS, json={}) as answer:
+            assert answer.status == 502
+            assert "cannot be reached" in await answer.text()
+        while not rows:
+            await asyncio.sleep(0.01)
+        assert rows[0]["end"] == "server not reached"
+
+    with proxying(tmp_path / "recording", f"http://127.0.0.1:{port}") as (url, rows):
+        asyncio.run(test(url, rows))
+
+
+@in_scene
+async def test_much_is_passed_on_in_little_memory(here: Scene) -> None:
+    import tracemalloc
+
+    tracemalloc.start()
+    async with here.client.post(
+        here.url + COMPLETIONS, json={"mode": "much", "mib": 32}
+    ) as answer:
+        size = 0
+        async for part in answer.content.iter_any():
+            first = size // 2**20 % 251
+            assert part[0] == first
+            size += len(part)
+    assert size == 32 * 2**20
+    assert tracemalloc.get_traced_memory()[1] < 8 * 2**20
+    tracemalloc.stop()
+
+
+@in_scene
+async def test_a_slow_client_slows_the_server_and_fills_no_memory(here: Scene) -> None:
+    async with here.client.post(
+        here.url + COMPLETIONS, json={"mode": "much", "mib": 64}
+    ) as answer:
+        await answer.content.readany()
+        await asyncio.sleep(0.3)
+        answer.close()
+    assert (await here.row())["end"] == "client left"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"\x00\xff\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+        b"GET /echo HTTP/1.1\r\nX-A: b\r\n c\r\nBad Header\r\n\r\n",
+        b"GET /echo HTTP/1.1\r\nX-Odd: \xff\xfe\r\nCookie: \xe9\r\n\r\n",
+        b"GET /echo HTTP/1.0\r\n\r\n",
+        b"GET / HTTP/1.1\r\nX-Long: " + b"a" * 2**18 + b"\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: 99999\r\n\r\n{",
+        b"POST /v1/chat/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    ],
+)
+@in_scene
+async def test_hostile_requests_do_no_harm(here: Scene, raw: bytes) -> None:
+    address = urlsplit(here.url)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    writer.write(raw)
+    writer.write_eof()
+    await reader.read()
+    writer.close()
+    assert await here.ask(tokens=7)
+    while not any(row.get("input_tokens") == 7 for row in here.rows):
+        await asyncio.sleep(0.01)
+
+
+@in_scene
+async def test_trailers_of_a_request_are_no_fields_of_the_next(here: Scene) -> None:
+    address = urlsplit(here.url)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    writer.write(
+        b"POST /echo/a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"1\r\na\r\n0\r\nX-Evil: 1\r\n\r\nGET /echo/b HTTP/1.1\r\nHost: a\r\n"
+        b"Connection: close\r\n\r\n"
+    )
+    answer = await reader.read()
+    writer.close()
+    assert b"X-Path: /echo/a" in answer
+    assert b"X-Evil" not in dict(here.server.headers)
+
+
+@in_scene
+async def test_a_client_that_leaves_in_the_middle_of_its_request_is_written(here: Scene) -> None:
+    address = urlsplit(here.url)
+    _, writer = await asyncio.open_connection(address.hostname, address.port)
+    writer.write(
+        f"POST {COMPLETIONS} HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{{".encode()
+    )
+    await writer.drain()
+    writer.close()
+    row = await here.row()
+    assert (row["status"], row["end"]) == (0, "client left")
+
+
+def test_credentials_of_the_servers_url_are_sent_unless_a_client_has_its_own(
+    tmp_path: Path,
+) -> None:
+    async def test() -> None:
+        async with serving() as (server, direct), ClientSession() as client:
+            upstream = direct.replace("://", "://me:p%40ss@")
+            manager = proxying(tmp_path / "recording", upstream)
+            url, _ = await asyncio.to_thread(manager.__enter__)
+            try:
+                seen = []
+                for own in ({}, {"Authorization": "Bearer key"}):
+                    async with client.get(f"{url}/echo", headers=own):
+                        seen.append(dict(server.headers)[b"Authorization"])
+                        assert dict(server.headers)[b"Host"] == urlsplit(direct).netloc.encode()
+                assert seen == [b"Basic bWU6cEBzcw==", b"Bearer key"]
+            finally:
+                await client.close()
+                await asyncio.to_thread(manager.__exit__, None, None, None)
+
+    asyncio.run(test())
+
+
+def test_a_recording_that_cannot_be_written_ends_the_proxy_with_its_sentence(
+    tmp_path: Path,
+) -> None:
+    failures = list[BaseException]()
+
+    def fail(stream: str, record: Record) -> None:
+        if stream == "requests":
+            raise TraceError("the disk is full")
+
+    async def test() -> None:
+        async with serving() as (_, direct), ClientSession() as client:
+            with Recording(tmp_path / "recording", hear=fail) as recording:
+                proxy = Proxy(0, parse_address(f"0={direct}"), recording, Veil(recording.salt))
+
+                def run() -> None:
+                    try:
+                        proxy.run(threading.Event())
+                    except TraceError as error:
+                        failures.append(error)
+
+                thread = threading.Thread(target=run)
+                thread.start()
+                while not proxy.port:
+                    await asyncio.sleep(0.01)
+                url = f"http://127.0.0.1:{proxy.port}{COMPLETIONS}"
+                async with client.post(url, json={"mode": "plain"}) as answer:
+                    assert answer.status == 200
+                await asyncio.to_thread(thread.join)
+
+    asyncio.run(test())
+    assert [str(failure) for failure in failures] == ["the disk is full"]
+
+
+def test_requests_that_run_at_the_end_finish_and_are_written(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with serving() as (_, direct), ClientSession() as client:
+            with Recording(tmp_path / "recording") as recording:
+                stop = threading.Event()
+                address = parse_address(f"0={direct}")
+                proxy = Proxy(0, address, recording, Veil(recording.salt))
+                thread = threading.Thread(target=proxy.run, args=(stop,))
+                thread.start()
+                while not proxy.port:
+                    await asyncio.sleep(0.01)
+                url = f"http://127.0.0.1:{proxy.port}{COMPLETIONS}"
+                async with client.post(url, json={"mode": "much", "mib": 8}) as answer:
+                    await answer.content.readexactly(2**20)
+                    stop.set()
+                    assert len(await answer.read()) == 7 * 2**20
+                await asyncio.to_thread(thread.join)
+
+    asyncio.run(test())
+    (row,) = read_stream(tmp_path / "recording", "requests")
+    assert row["end"] == "done"
+
+
+@in_scene
+async def test_prompts_share_ids_as_far_as_they_share_text(here: Scene) -> None:
+    def messages(*texts: str) -> list[Record]:
+        return [{"role": "user", "content": text} for text in texts]
+
+    system, one, other = "s" * 2000, "a" * 900, "b" * 900
+
+    for texts, tokens in (
+        ((system, one), 800),
+        ((system, other), 800),
+        ((system, one, other), 1050),
+        ((system, one), 800),
+    ):
+        await here.ask(messages=messages(*texts), tokens=tokens)
+    await here.row(4)
+    first, second, third, again = (row["ids"] for row in here.rows)
+    assert len(first) == 800 // 64
+    assert first == again
+    assert [a == b for a, b in zip(first, second, strict=True)] == [True] * 8 + [False] * 4
+    assert third[:11] == first[:11]
+    assert {row["ids_of"] for row in here.rows} == {"text"}
+
+
+@in_scene
+async def test_prompts_that_are_tokens_have_the_ids_of_logs(here: Scene) -> None:
+    await here.ask(prompt=list(range(300)), tokens=300)
+    row = await here.row()
+    salt = (here.folder / "salt").read_bytes()
+    assert row["ids"] == Veil(salt).prompt(range(300))
+    assert "ids_of" not in row
+
+
+@in_scene
+async def test_a_session_is_known_by_a_header_or_a_field(here: Scene) -> None:
+    url = here.url + COMPLETIONS
+    async with here.client.post(url, json={}, headers={"X-Session-ID": "me"}) as answer:
+        await answer.read()
+    await here.ask(session_id="me")
+    await here.ask(prompt_cache_key="you")
+    await here.row(3)
+    first, second, third = (row["session"] for row in here.rows)
+    assert first == second != third
+
+
+def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
+    with socket.socket() as taken, Recording(tmp_path / "recording") as recording:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = parse_address(f"{taken.getsockname()[1]}=http://127.0.0.1:1")
+        with pytest.raises(ConfigError, match="take another port"):
+            Proxy(0, address, recording, Veil(recording.salt)).run(threading.Event())
+
+
+def test_only_this_machine_reaches_a_proxy_unless_a_host_is_named() -> None:
+    own, named = parse_address("8001=http://h:8000"), parse_address("0.0.0.0:8001=http://h:8000/")
+    assert (own.host, own.port, own.upstream.geturl(), own.is_public) == (
+        "127.0.0.1",
+        8001,
+        "http://h:8000",
+        False,
+    )
+    assert named.is_public
+    assert not parse_address("[::1]:8001=http://h").is_public
+
+
+@pytest.mark.parametrize(
+    "text", ["8001", "x=http://h", "8001=h:8000", "99999=http://h", "=http://h"]
+)
+def test_what_is_no_address_of_a_proxy_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="give PORT=URL"):
+        parse_address(text)

@@ -1,0 +1,129 @@
+"""Messages come out in order, once, whatever the network did; what never came is a gap."""
+
+from collections.abc import Iterable
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsv4kv.record.events import WAIT_S, Item, Message, Sequence
+from tests.record.frames import CLEARED, Frames, frames
+
+Short = int | tuple[int, int] | str
+
+
+def short(items: Iterable[Item]) -> list[Short]:
+    """Numbers, gaps as pairs, restarts and what cannot be read as words."""
+    names: list[Short] = []
+    for item in items:
+        if isinstance(item, Message):
+            names.append(item.number)
+        elif item["what"] == "gap":
+            names.append((item["first"], item["last"]))
+        else:
+            names.append(item["what"])
+    return names
+
+
+class Server:
+    """A publisher that remembers what it sent."""
+
+    def __init__(self, count: int, begun_s: float = 0.0) -> None:
+        self.sent = [frames(number, CLEARED, at_s=begun_s + number) for number in range(count)]
+
+    def again(self, first: int) -> list[Frames]:
+        return [[b"", *message] for message in self.sent[first:]]
+
+
+def taken(sequence: Sequence, messages: Iterable[Frames]) -> list[Short]:
+    items = [item for message in messages for item in sequence.take(message)]
+    return short([*items, *sequence.give_up(at_once=True)])
+
+
+@given(st.permutations(range(12)), st.lists(st.integers(0, 11)))
+def test_swapped_and_repeated_messages_come_out_in_order_and_once(
+    order: list[int], again: list[int]
+) -> None:
+    sent = Server(12).sent
+    assert taken(Sequence(), [sent[number] for number in order + again]) == list(range(12))
+
+
+@given(st.lists(st.integers(0, 11), unique=True, min_size=1).map(sorted))
+def test_what_did_not_come_is_sent_again(came: list[int]) -> None:
+    server = Server(12)
+    sequence = Sequence(lambda first: server.again(first)[: came[-1] + 1 - first])
+    assert taken(sequence, [server.sent[number] for number in came]) == list(range(came[-1] + 1))
+
+
+def test_a_publisher_that_sends_again_in_parts_is_asked_as_long_as_it_helps() -> None:
+    server = Server(12)
+    sequence = Sequence(lambda first: server.again(first)[:3])
+    assert taken(sequence, [server.sent[11]]) == list(range(12))
+
+
+@given(st.sets(st.integers(0, 11), max_size=6))
+def test_what_never_comes_is_a_gap_where_it_is_missing(lost: set[int]) -> None:
+    came = [message for number, message in enumerate(Server(12).sent) if number not in lost]
+    found = taken(Sequence(), came)
+    numbers = [one for one in found if isinstance(one, int)]
+    missing = [n for one in found if isinstance(one, tuple) for n in range(one[0], one[1] + 1)]
+    assert sorted([*numbers, *missing]) == list(range(max(numbers) + 1))
+    assert numbers == sorted(set(range(12)) - lost)
+
+
+def test_a_message_that_was_cut_is_one_that_did_not_come() -> None:
+    server = Server(4)
+    topic, number, payload = server.sent[1]
+    came = [server.sent[0], [topic, number, payload[:-1]], [number], *server.sent[2:]]
+    torn = ["unreadable"] * 2
+    assert taken(Sequence(), came) == [0, *torn, (1, 1), 2, 3]
+    assert taken(Sequence(server.again), came) == [0, *torn, 1, 2, 3]
+
+
+def test_what_is_missing_is_waited_for_so_long() -> None:
+    now_s = [0.0]
+    sequence, sent = Sequence(clock=lambda: now_s[0]), Server(4).sent
+    assert short(sequence.take(sent[0])) == [0]
+    assert short(sequence.take(sent[2])) == []
+    now_s[0] = WAIT_S
+    assert short(sequence.give_up()) == []
+    now_s[0] += 0.1
+    assert short(sequence.give_up()) == [(1, 1), 2]
+
+
+def test_no_more_than_so_many_wait() -> None:
+    sent = Server(600).sent
+    sequence = Sequence(clock=lambda: 0.0)
+    assert short(item for message in sent[1:] for item in sequence.take(message)) == [
+        (0, 0),
+        *range(1, 600),
+    ]
+
+
+def test_a_server_that_begins_anew_is_a_restart() -> None:
+    before, after = Server(3), Server(2, begun_s=100.0)
+    assert taken(Sequence(), before.sent + after.sent) == [0, 1, 2, "restart", 0, 1]
+
+
+def test_of_a_restarted_server_the_first_messages_are_asked_for() -> None:
+    before, after = Server(5), Server(4, begun_s=100.0)
+    sequence = Sequence(after.again)
+    assert taken(sequence, [*before.sent, after.sent[3]]) == [*range(5), "restart", *range(4)]
+
+
+def test_a_recording_goes_on_after_its_last_message() -> None:
+    server = Server(6)
+    sequence = Sequence(server.again, after=(2, 2.0))
+    assert short(sequence.catch_up()) == [3, 4, 5]
+    assert taken(sequence, server.sent) == []
+
+
+def test_another_publisher_in_the_place_of_the_one_before_is_a_restart() -> None:
+    after = Server(6, begun_s=100.0)
+    sequence = Sequence(after.again, after=(2, 2.0))
+    assert short(sequence.catch_up()) == ["restart", *range(6)]
+
+
+def test_restarts_are_told_from_messages_that_come_twice() -> None:
+    server = Server(3)
+    assert taken(Sequence(), server.sent + server.sent) == [0, 1, 2]
+    assert short(Sequence(after=(9, 9.0)).take(frames(0, at_s=10.0)))[0] == "restart"

@@ -1,0 +1,141 @@
+"""Logs are followed while they grow, and no line is read twice or left out."""
+
+import gzip
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from dsv4kv.errors import ConfigError, TraceError
+from dsv4kv.record.folder import Record, Recording, read_stream
+from dsv4kv.record.logs import RequestLog
+from dsv4kv.record.veil import Veil
+from tests.record.sockets import wait_until
+
+
+def line(number: int) -> str:
+    """A lookup of LMCache's that is so many tokens long."""
+    row = {"request_id": f"r{number}", "timestamp": float(number), "chunk_size": 256}
+    return json.dumps(row | {"seq_len": number, "chunk_hashes": []}) + "\n"
+
+
+def read(folder: Path, log: Path) -> list[int]:
+    """Read what is there now; everything that was recorded."""
+    with Recording(folder) as recording:
+        source = RequestLog(0, log, recording, Veil(recording.salt), follow=False)
+        source.run(threading.Event())
+    return [record["input_tokens"] for record in read_stream(folder, "requests")]
+
+
+@contextmanager
+def following(folder: Path, log: Path) -> Iterator[list[int]]:
+    """Follow a log; gives what was read."""
+    stop, heard = threading.Event(), list[int]()
+
+    def hear(stream: str, record: Record) -> None:
+        if stream == "requests":
+            heard.append(record["input_tokens"])
+
+    with Recording(folder, hear=hear) as recording:
+        source = RequestLog(0, log, recording, Veil(recording.salt))
+        thread = threading.Thread(target=source.run, args=(stop,))
+        thread.start()
+        try:
+            yield heard
+        finally:
+            stop.set()
+            thread.join()
+
+
+def test_a_log_is_read_on_where_it_was_left(tmp_path: Path) -> None:
+    log, folder = tmp_path / "log", tmp_path / "recording"
+    log.write_text(line(1) + "of something else\n" + line(2))
+    assert read(folder, log) == [1, 2]
+    with log.open("a") as file:
+        file.write(line(3))
+    assert read(folder, log) == [1, 2, 3]
+
+
+def test_what_comes_is_read_whole_lines_only(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(line(1))
+    with following(tmp_path / "recording", log) as heard, log.open("a") as file:
+        file.write(line(2)[:10])
+        file.flush()
+        wait_until(lambda: heard == [1])
+        file.write(line(2)[10:])
+        file.flush()
+        wait_until(lambda: heard == [1, 2])
+
+
+def test_a_log_that_is_rotated_is_read_to_its_end_and_then_the_next(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(line(1))
+    with following(tmp_path / "recording", log) as heard:
+        wait_until(lambda: heard == [1])
+        with log.open("a") as file:
+            file.write(line(2))
+        log.rename(tmp_path / "log.1")
+        log.write_text(line(3))
+        wait_until(lambda: heard == [1, 2, 3])
+
+
+def test_a_log_that_is_emptied_is_read_from_its_beginning(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(line(1) + line(2))
+    with following(tmp_path / "recording", log) as heard:
+        wait_until(lambda: heard == [1, 2])
+        log.write_text(line(3))
+        wait_until(lambda: heard == [1, 2, 3])
+
+
+def test_files_that_come_into_a_folder_are_read(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "log_10").write_text(line(1))
+    with following(tmp_path / "recording", logs) as heard:
+        wait_until(lambda: heard == [1])
+        (logs / "log_11").write_text(line(2))
+        wait_until(lambda: heard == [1, 2])
+    (logs / "log_11").write_text(line(2) + line(3))
+    assert read(tmp_path / "recording", logs) == [1, 2, 3]
+
+
+def test_a_compressed_log_is_read_as_far_as_it_is_written(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl.gz"
+    whole = gzip.compress((line(1) * 2000 + line(2)).encode())
+    log.write_bytes(whole[: len(whole) // 2])
+    before = read(tmp_path / "recording", log)
+    log.write_bytes(whole)
+    assert before[:1] in ([], [1])
+    assert read(tmp_path / "recording", log) == [1] * 2000 + [2]
+
+
+def test_a_line_without_end_is_read_where_nothing_more_is_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(line(1) + line(2).rstrip())
+    assert read(tmp_path / "recording", tmp_path / "log") == [1, 2]
+
+
+def test_a_log_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with (
+        Recording(tmp_path / "recording") as recording,
+        pytest.raises(ConfigError, match="there is no such log"),
+    ):
+        RequestLog(0, tmp_path / "log", recording, Veil(recording.salt))
+
+
+def test_a_log_of_which_no_line_is_understood_is_an_error(tmp_path: Path) -> None:
+    log, folder = tmp_path / "log", tmp_path / "recording"
+    log.write_text("INFO started\n" * 3)
+    with pytest.raises(TraceError, match="3 lines read, and none is of a log of requests"):
+        read(folder, log)
+    log.write_text(line(1))
+    assert read(folder, log) == [1]
+    with log.open("a") as file:
+        file.write("INFO nothing to do\n")
+    assert read(folder, log) == [1]
+    log.write_text("")
+    assert read(tmp_path / "other", log) == []

@@ -1,0 +1,546 @@
+"""A data set's trace has the lengths, the ids and the order that a server would see."""
+
+import json
+import random
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
+
+from dsv4kv.cli import app  # noqa: E402
+from dsv4kv.engines.names import RULES  # noqa: E402
+from dsv4kv.engines.prefix import Pool, run_rule  # noqa: E402
+from dsv4kv.engines.rule import SPECULATIONS  # noqa: E402
+from dsv4kv.errors import ConfigError, TraceError  # noqa: E402
+from dsv4kv.record.datasets import (  # noqa: E402
+    DataOptions,
+    load_template,
+    read_dialogues,
+)
+from dsv4kv.record.tokenize import (  # noqa: E402
+    Arrivals,
+    Counts,
+    Incremental,
+    Job,
+    arrange,
+    tokenize,
+)
+from dsv4kv.record.veil import Veil  # noqa: E402
+from dsv4kv.tiers.prefixes import page_digests  # noqa: E402
+from dsv4kv.traces import read_trace  # noqa: E402
+from dsv4kv.traces.collect import collect_paths  # noqa: E402
+from dsv4kv.traces.request import Request  # noqa: E402
+from tests.engines.oracles import chains  # noqa: E402
+from tests.engines.oracles.recorded import PAGE, Trace, read_traces  # noqa: E402
+from tests.engines.oracles.test_recorded import MODEL, V41  # noqa: E402
+from tests.record import rendered  # noqa: E402
+
+SALT = bytes(range(32))
+TEMPLATE = (
+    "<s>{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+WORDS = ["the", "cache", "keeps", "what", "a", "prompt", "begins", "with", "again", "é", "漢字"]
+ONE_A_SECOND = Arrivals()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model's folder: byte-level BPE with ChatML's tokens."""
+    folder = tmp_path_factory.mktemp("model")
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<s>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    made.train_from_iterator([" ".join(WORDS)] * 4, trainer)
+    made.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 0)]
+    )
+    made.save(str(folder / "tokenizer.json"))
+    config = {"chat_template": TEMPLATE, "bos_token": {"content": "<s>"}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer whose tokens are the numbers that a text is written in."""
+    names = {str(number): number for number in range(60_000)}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(names, unk_token="0"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    path = tmp_path_factory.mktemp("numbers") / "tokenizer.json"
+    made.save(str(path))
+    return path
+
+
+def say(draw: random.Random, words: int) -> str:
+    return " ".join(draw.choices(WORDS, k=words))
+
+
+def talks(count: int) -> list[list[tuple[str, str]]]:
+    """Conversations by role; one in three is not answered yet."""
+    draw = random.Random(count)
+    made = []
+    for number in range(count):
+        turns = [("system", "be brief")] if number % 2 else []
+        for _ in range(draw.randint(1, 4)):
+            turns += [("user", say(draw, 40)), ("assistant", say(draw, 60))]
+        made.append(turns[: -1 if number % 3 == 0 else None])
+    return made
+
+
+def as_openai(turns: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    return {"messages": [{"role": role, "content": text} for role, text in turns]}
+
+
+def as_sharegpt(turns: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    names = {"user": "human", "assistant": "gpt"}
+    return {"conversations": [{"from": names.get(r, r), "value": text} for r, text in turns]}
+
+
+def write(path: Path, rows: Sequence[Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def make(
+    data: Path, tokenizer: Path, arrivals: Arrivals = ONE_A_SECOND, **options: Any
+) -> list[Request]:
+    """The requests of a data set."""
+    job = Job(tokenizer, options.pop("salt", SALT), block_tokens=options.get("block_tokens", 64))
+    processes = options.pop("processes", 1)
+    read = DataOptions(**{n: options.pop(n) for n in ("text", "time") if n in options})
+    made = tokenize(read_dialogues(data, read), job, processes)
+    return list(arrange(made, arrivals, Counts(), **options))
+
+
+def test_a_request_has_the_tokens_of_its_rendered_prompt_and_of_its_answer(
+    tmp_path: Path, model: Path
+) -> None:
+    made = make(write(tmp_path / "data", [as_openai(turns) for turns in talks(9)]), model)
+    known = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json"))
+    render, veil = load_template(model, None, {}), Veil(SALT)
+    assert render
+    expected = []
+    for session, turns in enumerate(talks(9)):
+        for place in (*(n for n, turn in enumerate(turns) if turn[0] == "assistant"), None):
+            if place is None and turns[-1][0] == "assistant":
+                continue
+            before = as_openai(turns[:place])["messages"]
+            tokens = known.encode(render(before, None, {}), add_special_tokens=False).ids
+            answer = known.encode(turns[place][1]).ids[1:] if place is not None else []
+            expected.append((session, len(tokens), len(answer), tuple(veil.prompt(tokens))))
+    assert expected == sorted(
+        [(r.session, r.input_tokens, r.output_tokens, tuple(full(r))) for r in made],
+        key=lambda row: row[:2],
+    )
+
+
+def test_turns_of_a_conversation_begin_with_all_full_blocks_of_the_one_before(
+    tmp_path: Path, model: Path
+) -> None:
+    made = make(write(tmp_path / "data", [as_openai(turns) for turns in talks(9)]), model)
+    last: dict[int | None, Request] = {}
+    for request in made:
+        before = last.setdefault(request.session, request)
+        assert request.prefix_hashes[: len(full(before))] == full(before)
+        last[request.session] = request
+    assert len(last) == 9
+    assert any(len(request.prefix_hashes) > 5 for request in made)
+
+
+def test_a_data_set_is_the_same_in_every_shape(tmp_path: Path, model: Path) -> None:
+    rows = [as_openai(turns) for turns in talks(6)]
+    lines = make(write(tmp_path / "lines", rows), model)
+    array = tmp_path / "array"
+    array.write_text(json.dumps([as_sharegpt(turns) for turns in talks(6)], indent=2))
+    parts = tmp_path / "parts"
+    for row in rows:
+        for message in row["messages"]:
+            message["content"] = [{"type": "text", "text": message["content"]}]
+    write(parts, [{"custom_id": "1", "body": row} for row in rows])
+    assert lines == make(array, model) == make(parts, model)
+
+
+def test_prompts_get_the_special_tokens_that_a_completion_gets(
+    tmp_path: Path, model: Path
+) -> None:
+    texts = [say(random.Random(n), 90) for n in range(3)]
+    known = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json"))
+    plain = tmp_path / "plain.txt"
+    plain.write_text("\n\n".join(texts) + "\n")
+    made = make(plain, model)
+    assert [request.input_tokens for request in made] == [len(known.encode(t).ids) for t in texts]
+    assert made == make(write(tmp_path / "rows", [{"prompt": text} for text in texts]), model)
+    odd = tmp_path / "odd.txt"
+    odd.write_text("{not JSON}\n")
+    assert [request.input_tokens for request in make(odd, model, text=True)] == [
+        len(known.encode("{not JSON}").ids)
+    ]
+
+
+@pytest.mark.slow
+def test_processes_make_the_trace_that_one_makes(tmp_path: Path, model: Path) -> None:
+    data = write(tmp_path / "data", [as_openai(turns) for turns in talks(100)])
+    assert make(data, model, processes=2) == make(data, model)
+
+
+ADDED = ["<a>", "<ab>", "b<a", ">c", "<a><a>", "b<a>c", "aba"]
+Split = Callable[[], Any]
+SPLITS: dict[str, Split] = {
+    "bytes": partial(tokenizers.pre_tokenizers.ByteLevel, add_prefix_space=True),
+    "metaspace": partial(tokenizers.pre_tokenizers.Metaspace, prepend_scheme="first"),
+    "words": tokenizers.pre_tokenizers.Whitespace,
+}
+
+
+@given(
+    st.data(),
+    st.sampled_from(sorted(SPLITS)),
+    st.sampled_from([None, "lower", "prepend"]),
+    st.lists(
+        st.tuples(st.sampled_from(ADDED), st.booleans(), st.booleans()), unique_by=lambda a: a[0]
+    ),
+)
+def test_a_text_that_goes_on_has_the_tokens_of_the_whole(
+    data: st.DataObject, split: str, normal: str | None, added: list[tuple[str, bool, bool]]
+) -> None:
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(*_merges(), unk_token="?"))
+    made.pre_tokenizer = SPLITS[split]()
+    normals = {
+        "lower": tokenizers.normalizers.Lowercase,
+        "prepend": lambda: tokenizers.normalizers.Prepend("▁"),
+    }
+    if normal:
+        made.normalizer = normals[normal]()
+    made.add_tokens([tokenizers.AddedToken(text, normalized=n, rstrip=r) for text, n, r in added])
+    pieces = st.sampled_from([*ADDED, "a", "b", "c", " ", "A", "<", ">", "ab ab"])
+    texts = st.lists(pieces, max_size=8).map("".join)
+    incremental, before = Incremental(made), ""
+    for _ in range(3):
+        kept = before if data.draw(st.booleans()) else before[: data.draw(st.integers(0, 20))]
+        text = kept + data.draw(texts)
+        tokens = made.encode(text, add_special_tokens=False).ids
+        assert incremental.encode(text).tolist() == tokens
+        answer = data.draw(texts)
+        incremental.answer(answer)
+        before = text + answer
+
+
+def test_a_token_that_is_looked_for_later_is_not_found_inside_of_another() -> None:
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(*_merges(), unk_token="?"))
+    for text, normalized in (("<a>", True), ("b<a", False)):
+        made.add_tokens([tokenizers.AddedToken(text, normalized=normalized)])
+    assert Incremental(made).encode("ab ab<a>").tolist() == made.encode("ab ab<a>").ids
+
+
+def _merges() -> tuple[dict[str, int], list[tuple[str, str]]]:
+    letters = ["?", *sorted({*"".join(ADDED), *"abcA<> ▁Ġ"})]
+    merges = [("a", "b"), ("ab", "c"), ("▁", "a"), ("Ġ", "a"), ("<", "a"), ("c", "<")]
+    names = [*letters, *("".join(pair) for pair in merges)]
+    return {name: number for number, name in enumerate(names)}, merges
+
+
+def pattern(chains_of: Sequence[Sequence[object]]) -> list[list[int]]:
+    """Chains by which of their names are equal."""
+    known: dict[object, int] = {}
+    return [[known.setdefault(name, len(known)) for name in chain] for chain in chains_of]
+
+
+def full(request: Request) -> Sequence[int]:
+    """Ids of full blocks."""
+    return request.prefix_hashes[: request.input_tokens // request.hash_block_tokens]
+
+
+def spell(path: Path, prompts: Sequence[Sequence[int]]) -> Path:
+    return write(path, [{"prompt": " ".join(map(str, tokens))} for tokens in prompts])
+
+
+@pytest.mark.parametrize("number", range(chains.SETTINGS))
+def test_ids_are_equal_where_vllms_own_hashes_are_and_hit_what_its_cache_hit(
+    number: int, tmp_path: Path, numbers: Path
+) -> None:
+    asked = chains.read()[number]
+    block, ahead = asked["block"], asked["look_ahead"]
+    grain = 1 if ahead else block  # a block's hash covers tokens behind it: ids must be finer
+    made = make(spell(tmp_path / "data", asked["prompts"]), numbers, block_tokens=grain)
+    ends = [range(block + ahead, len(tokens) + 1, block) for tokens in asked["prompts"]]
+    ids = [
+        [request.prefix_hashes[end // grain - 1] for end in each]
+        for request, each in zip(made, ends, strict=True)
+    ]
+    assert pattern(ids) == pattern(asked["hashes"])
+    drafts = SPECULATIONS["mtp" if ahead else "none"]
+    assert drafts.key_tokens == ahead
+    pool = Pool(collect_paths(made), 10_000 * block, block, MODEL, speculation=drafts)
+    assert run_rule("vllm", pool).resumed_tokens.tolist() == asked["hits"]
+    assert any(asked["hits"])
+
+
+@pytest.mark.parametrize("page", [1, 16, 64])
+def test_ids_are_equal_where_sglangs_page_digests_are(
+    page: int, tmp_path: Path, numbers: Path
+) -> None:
+    prompts = [
+        prompt for seed in range(9) for prompt in chains.draw_prompts(random.Random(seed), page)
+    ]
+    made = make(spell(tmp_path / "data", prompts), numbers, block_tokens=page)
+    digests = [page_digests(tokens, page) for tokens in prompts]
+    assert pattern([full(request) for request in made]) == pattern(digests)
+
+
+def recorded() -> Iterator[tuple[str, Trace]]:
+    """A trace of every rule that an engine's own manager answered."""
+    for engine in ("vllm", "sglang"):
+        rules = {trace.rule: trace for trace in read_traces(engine)}
+        yield from ((rule, trace) for rule, trace in rules.items() if RULES[rule].engine)
+
+
+@pytest.mark.parametrize(("rule", "trace"), list(recorded()))
+def test_the_trace_of_a_text_hits_what_the_engines_own_managers_hit(
+    rule: str, trace: Trace, tmp_path: Path, numbers: Path
+) -> None:
+    spelled = [
+        [page * PAGE + place for page in pages for place in range(PAGE)][:tokens]
+        for tokens, pages in trace.prompts
+    ]
+    data = spell(tmp_path / "data", spelled)
+    size = RULES[rule].block_tokens
+    model = MODEL if "v4" in RULES[rule].kinds else V41
+    for speculation, hits in trace.hits.items():
+        drafts, chunk = SPECULATIONS[speculation], trace.chunk_pages * PAGE
+        table = collect_paths(make(data, numbers, block_tokens=1 if drafts.key_tokens else 64))
+        pool = Pool(table, trace.pages * size, size, model, chunk, drafts)
+        assert run_rule(rule, pool).resumed_tokens.tolist() == hits
+
+
+def test_a_recording_of_the_same_tokens_with_the_same_salt_has_the_same_ids(
+    tmp_path: Path, numbers: Path
+) -> None:
+    tokens = list(range(1, 300))
+    data = spell(tmp_path / "data", [tokens])
+    (request,) = make(data, numbers)
+    assert list(full(request)) == Veil(SALT).prompt(tokens)
+    (other,) = make(data, numbers, salt=SALT[::-1])
+    assert not {*request.prefix_hashes} & {*other.prefix_hashes}
+
+
+def test_templates_make_what_transformers_makes(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(rendered.SPECIAL))
+    told = json.loads(rendered.FILE.read_text("utf-8"))
+    assert len(told) == len(rendered.cases())
+    for case, text in zip(rendered.cases(), told, strict=True):
+        file = tmp_path / "given.jinja"
+        file.write_text(rendered.TEMPLATES[case["template"]])
+        render = load_template(tmp_path, str(file), case["options"])
+        assert render
+        if text is not None:
+            assert render(case["messages"], case["tools"], {}) == text
+            continue
+        with pytest.raises(ValueError, match="the chat template refuses it"):
+            render(case["messages"], case["tools"], {})
+    assert None in told
+
+
+ENCODER = """
+def encode_messages(messages, thinking_mode, drop_thinking=True):
+    said = "".join(f"[{m['role']}{'+' if m.get('tools') else ''}]{m['content']}" for m in messages)
+    return thinking_mode + said
+"""
+
+
+def test_an_encoder_in_python_is_a_template_once_it_is_told_whether_to_think(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "encoding_dsv4.py"
+    file.write_text(ENCODER)
+    with pytest.raises(ConfigError, match="thinking as vLLM or chat as SGLang"):
+        load_template(tmp_path, str(file), {})
+    render = load_template(tmp_path, str(file), {"thinking_mode": "chat"})
+    assert render
+    messages = [{"role": "user", "content": "hi"}]
+    assert render(messages, None, {}) == "chat[user]hi"
+    assert render(messages, [{}], {"thinking_mode": "x"}) == "x[system+][user]hi"
+
+
+def test_conversations_arrive_at_the_rate_and_their_turns_after_each_other(
+    tmp_path: Path, model: Path
+) -> None:
+    rows = [as_openai([("user", "a"), ("assistant", "b")] * 2)] * 400
+    data = write(tmp_path / "data", rows)
+    made = make(data, model, Arrivals(rate=5.0, gap_s=3.0, seed=1))
+    assert made == make(data, model, Arrivals(rate=5.0, gap_s=3.0, seed=1))
+    times = [request.arrival_s for request in made]
+    assert times == sorted(times)
+    assert times[0] == 0
+    begins = {r.session: r.arrival_s for r in reversed(made)}
+    assert 60 < max(begins.values()) < 100  # 400 at 5 a second
+    ends = {r.session: r.arrival_s for r in made}
+    gaps = [ends[session] - begin for session, begin in begins.items()]
+    assert 2.5 < sum(gaps) / len(gaps) < 3.5
+
+
+def test_times_of_the_data_are_kept(tmp_path: Path, model: Path) -> None:
+    def at(time: object, *more: object) -> dict[str, Any]:
+        turns = [("user", "a"), ("assistant", "b"), ("user", "c")]
+        row = as_openai(turns)
+        for message, when in zip(row["messages"][2:], more, strict=False):
+            message["ts"] = when
+        return row | {"ts": time}
+
+    rows = [
+        at("2024-05-01T10:00:00Z", "2024-05-01T10:00:30+00:00"),
+        at("2024-05-01T12:00:10+02:00"),
+    ]
+    made = make(write(tmp_path / "data", rows), model, time="ts")
+    assert [r.arrival_s for r in made if r.session == 0] == [0.0, 30.0]
+    assert next(r.arrival_s for r in made if r.session == 1) == 10.0
+    assert len(made) == 4
+    late = write(tmp_path / "late", [at(10), at(5)])
+    with pytest.raises(TraceError, match=r"conversation 2 begins 5\.000 s before the one above"):
+        make(late, model, time="ts")
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["trace", "tokenize", *map(str, arguments)])
+    return result.exit_code, " ".join(result.output.split())
+
+
+GOOD = json.dumps(as_openai([("user", "hi")]))
+ODD = {
+    "broken JSON": (f"{GOOD}\n{{oops", ":2: broken JSON"),
+    "a number": (f"{GOOD}\n17", ":2: a JSON int where an object is expected"),
+    "nothing known": (
+        '{"a": 1}',
+        ":1: none of messages, conversations, conversation, prompt, text",
+    ),
+    "no messages": ('{"conversations": []}', "expected a list of messages, at least one"),
+    "no object": ('{"messages": ["hi"]}', ":1: message 1 is 'hi', expected an object"),
+    "unknown role": (
+        '{"messages": [{"role": "narrator", "content": "x"}]}',
+        ":1: message 1 is by 'narrator', expected one of system, developer, user, assistant",
+    ),
+    "unknown speaker": ('{"conversations": [{"from": "cat", "value": "x"}]}', "is by 'cat'"),
+    "a speaker that is none": (
+        '{"conversations": [{"from": ["human"], "value": "q"}]}',
+        ":1: message 1 is by ['human'], expected one of",
+    ),
+    "options that are none": (
+        '{"messages": [{"role": "user", "content": "q"}], "chat_template_kwargs": ["x"]}',
+        ":1: chat_template_kwargs is ['x'], expected an object",
+    ),
+    "no content": ('{"messages": [{"role": "user"}]}', ":1: message 1 has no content"),
+    "a picture": (
+        '{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}',
+        "only text can be tokenized",
+    ),
+    "assistant alone": (
+        '{"conversations": [{"from": "gpt", "value": "x"}]}',
+        "all messages are the assistant's",
+    ),
+    "a prompt of numbers": ('{"prompt": [1, 2]}', ":1: prompt is [1, 2], expected a text"),
+    "array without end": (f"[{GOOD},\n{GOOD}", ":2: after this element the JSON array neither"),
+    "empty": ("", "the file is empty"),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_defect_of_the_data_names_file_and_line(name: str, tmp_path: Path, model: Path) -> None:
+    text, sentence = ODD[name]
+    data, out = tmp_path / "data", tmp_path / "out"
+    data.write_text(text)
+    code, said = run(data, out, "--tokenizer", model)
+    assert code == TraceError.exit_code
+    assert "".join(f"{data}{sentence}".split()) in "".join(said.split()) or sentence in said
+    assert not out.exists()
+
+
+def test_defects_are_left_out_and_counted_if_that_is_asked(tmp_path: Path, model: Path) -> None:
+    data, out = tmp_path / "data", tmp_path / "out"
+    data.write_text("\n".join([GOOD, *(ODD[name][0] for name in ("a number", "no messages"))]))
+    code, said = run(data, out, "--tokenizer", model, "--skip-defects")
+    assert code == 0
+    assert "2 records left out, the first" in said
+    assert len(list(read_trace(out))) == 2
+
+
+def test_what_is_no_tokenizer_and_no_template_is_said(tmp_path: Path, model: Path) -> None:
+    data, out = tmp_path / "data", tmp_path / "out"
+    data.write_text(GOOD)
+    empty, broken = tmp_path / "empty", tmp_path / "broken"
+    (empty / "encoding").mkdir(parents=True)
+    broken.mkdir()
+    (broken / "tokenizer.json").write_text("{}")
+    template = tmp_path / "bad.jinja"
+    template.write_text("{% if %}")
+    refusing = tmp_path / "refusing.jinja"
+    refusing.write_text("{{ raise_exception('not today') }}")
+    for arguments, code, sentence in (
+        (["--tokenizer", empty], 2, "there is no tokenizer.json"),
+        (["--tokenizer", broken], 2, "cannot be used"),
+        (
+            ["--tokenizer", model, "--chat-template", template],
+            2,
+            "chat template default is broken",
+        ),
+        (["--tokenizer", model, "--chat-template", "none"], 2, "the tokenizer has default"),
+        (["--tokenizer", model, "--chat-template", refusing], 4, "(TemplateError: not today)"),
+        (["--tokenizer", model, "--salt", data / "x"], 2, "--salt"),
+        (["--tokenizer", model, "--template-options", "[]"], 2, "give a JSON object"),
+        (["--tokenizer", model, "--rate", "0"], 2, "give a number from 0.000001"),
+    ):
+        told, said = run(data, out, *arguments)
+        assert (told, sentence in said) == (code, True), said
+    (empty / "encoding" / "encoding_dsv4.py").touch()
+    (empty / "tokenizer.json").write_bytes((model / "tokenizer.json").read_bytes())
+    told, said = run(data, out, "--tokenizer", empty)
+    assert told == 2
+    assert "no chat template" in said
+    assert "encoding_dsv4.py, which is run" in said
+
+
+@pytest.mark.parametrize("to", ["dsv4kv", "mooncake", "mooncake-delta", "timed", "weka", "oracle"])
+def test_every_format_that_is_written_takes_it_and_none_tells_text_or_tokens(
+    to: str, tmp_path: Path, numbers: Path
+) -> None:
+    marked = list(range(50_001, 51_301))
+    rows = [{"prompt": " ".join(map(str, marked[:n])), "id": "SECRET"} for n in (1300, 1200, 40)]
+    out = tmp_path / "out"
+    code, said = run(write(tmp_path / "data", rows), out, "--tokenizer", numbers, "--to", to)
+    assert code == 0, said
+    files = [path for path in (out, *out.glob("*")) if path.is_file()]
+    text = b"".join(path.read_bytes() for path in files)
+    assert text
+    assert b"SECRET" not in text
+    assert not {*map(int, re.findall(rb"\d+", text))} & {*marked}
+    if to in {"dsv4kv", "mooncake", "weka"}:
+        made = list(read_trace(out))
+        assert [request.input_tokens for request in made] == [1300, 1200, 40]
+        assert made[0].prefix_hashes[:2] == made[1].prefix_hashes[:2]
+
+
+def test_the_guide_leads_from_conversations_to_an_answer(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "record.md").read_text("utf-8")
+    section = page.partition("## A data set instead of a server")[2].partition("\n## ")[0]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").symlink_to(model)
+    write(tmp_path / "conversations.jsonl", [as_sharegpt(turns) for turns in talks(30)])
+    commands = [line for line in section.splitlines() if line.startswith("dsv4kv ")]
+    assert len(commands) == 3
+    for command in commands:
+        done = CliRunner().invoke(app, command.split()[1:])
+        assert done.exit_code == 0, f"{command}: {done.output}"

@@ -1,0 +1,213 @@
+"""A recording is watched while it grows: each record once, and the last minutes of all."""
+
+import asyncio
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession
+from rich.console import Console
+from typer.testing import CliRunner
+
+from dsv4kv.cli import app
+from dsv4kv.record.folder import Record, Recording, read_stream
+from dsv4kv.record.server import Follower, Glance, Watched
+from dsv4kv.replay.whatif import Asked, WhatIf, what_if
+from dsv4kv.view.render import show
+from dsv4kv.view.watch import dashboard, watch_line
+from tests.record.frames import frames, recorded, stored
+from tests.record.frames import removed as removed_blocks
+from tests.record.serving import proxying, serving
+from tests.replay.test_against import BEGUN_S, BLOCKS, CHUNK, Scene, record
+
+STEP = f"scheduler.step_tokens={CHUNK}"
+
+
+def watched(folder: Path, window_s: float = 600.0, *, now_s: float = BEGUN_S) -> Watched:
+    found = Watched(window_s, lambda: now_s)
+    for stream, each in Follower(folder).read():
+        found.take(stream, each)
+    return found
+
+
+def numbers(follower: Follower) -> list[int]:
+    return [each["n"] for stream, each in follower.read() if stream == "requests"]
+
+
+def test_every_record_is_read_once_also_over_files_and_half_lines(tmp_path: Path) -> None:
+    with Recording(tmp_path / "server", rotate_bytes=200) as recording:
+        follower = Follower(tmp_path / "server")
+        for n in range(3):
+            recording.write("requests", {"n": n})
+        recording.sync()
+        assert numbers(follower) == [0, 1, 2]
+        for n in range(3, 20):
+            recording.write("requests", {"n": n})
+        recording.sync()
+        last = sorted((tmp_path / "server").glob("requests.*"))[-1]
+        with last.open("a") as torn:
+            torn.write('{"n":')
+        assert numbers(follower) == list(range(3, 20))
+        with last.open("a") as whole:
+            whole.write('20,"at":1.0}\nno record\n')
+        assert numbers(follower) == [20]
+        assert numbers(follower) == []
+
+
+@pytest.mark.parametrize("family", BLOCKS)
+def test_hits_are_those_that_the_server_told_in_the_last_minutes(
+    family: str, tmp_path: Path
+) -> None:
+    scene = Scene(family)
+    folder = record(tmp_path / "server", scene)
+    whole, late = watched(folder).glance(), watched(folder, 60.0).glance()
+    asked = sum(request.input_tokens for request in scene.requests)
+    assert whole.found["its answers"] == (sum(scene.hits), asked)
+    rows = list(zip(scene.requests, scene.hits, strict=True))
+    end_s = watched(folder)._now_s - BEGUN_S
+    expected = [(r.input_tokens, hit) for r, hit in rows if r.arrival_s >= end_s - 60.0]
+    assert late.found["its answers"] == (sum(h for _, h in expected), sum(t for t, _ in expected))
+    assert late.requests == len(expected) < whole.requests
+    assert late.window_s == 60.0
+
+
+def test_tokens_found_are_told_apart_by_where_they_were(tmp_path: Path) -> None:
+    with Recording(tmp_path / "server") as recording:
+        for times in (1, 4):
+            values = {
+                "vllm:prompt_tokens_cached_by_source_total{engine=0,source=device}": 30.0 * times,
+                "vllm:prompt_tokens_cached_by_source_total{engine=0,source=host}": 10.0 * times,
+                "vllm:prefix_cache_hits_total": 30.0 * times,
+                "vllm:prefix_cache_queries_total": 100.0 * times,
+                "vllm:num_preemptions_total": float(times),
+                "vllm:num_requests_running": 7.0,
+                "vllm:kv_cache_usage_perc": 0.25,
+            }
+            recording.write("metrics", {"source": "metrics:0", "values": values})
+    glance = watched(tmp_path / "server").glance()
+    assert glance.found == {"its counters": (90, 300)}
+    assert glance.sources == {"device": 90, "host": 30}
+    assert (glance.preempted, glance.running, glance.used) == (3, 7, 0.25)
+
+
+def test_where_no_counter_says_where_tokens_were_the_answers_do(tmp_path: Path) -> None:
+    rows = ({"device": 64, "host": 0}, {"device": 128, "host": 256}, None)
+    with Recording(tmp_path / "server") as recording:
+        for number, found in enumerate(rows):
+            row: Record = {"source": "requests:0", "id": number, "input_tokens": 500}
+            row |= {"cached_tokens": sum(found.values()), "cached_by": found} if found else {}
+            recording.write("requests", row)
+    glance = watched(tmp_path / "server").glance()
+    assert glance.sources == {"device": 192, "host": 256}
+    assert glance.found == {"its answers": (448, 1000)}
+
+
+def test_blocks_by_group_are_stored_less_evicted_and_said_to_be_inferred(tmp_path: Path) -> None:
+    tokens = list(range(512))
+    recorded(
+        tmp_path / "server",
+        [
+            frames(0, stored([1, 2], None, tokens, 256, group_idx=0)),
+            frames(1, stored([3, 4, 5], None, tokens, 64, group_idx=1)),
+            frames(2, removed_blocks(4, group_idx=1)),
+        ],
+    )
+    glance = watched(tmp_path / "server").glance()
+    assert glance.groups == {0: 2, 1: 2}
+    assert (glance.stored, glance.removed) == (5, 1)
+    assert "Cached blocks (inferred)" in drawn(glance, None)
+
+
+def drawn(glance: Glance, found: WhatIf | None) -> str:
+    console = Console(width=110, file=StringIO())
+    show(dashboard(glance, found), console)
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+def replayed(folder: Path, *given: str) -> WhatIf:
+    seen = watched(folder)
+    return what_if(seen.rows, seen.server, Asked(given=(STEP, *given)), folder)
+
+
+def test_what_the_present_setting_loses_is_what_another_would_find(tmp_path: Path) -> None:
+    scene = Scene()
+    found = replayed(record(tmp_path / "server", scene))
+    assert found.rule == "vllm-v4:semantic"
+    assert found.present.name == "prefix_cache_retention_interval=0"
+    assert found.losses.evicted_block > 0
+    names = {each.name for each in found.others}
+    assert {"prefix_cache_retention_interval=4096", "2 times the blocks"} <= names
+    assert found.better is not None
+    assert found.better.name == "2 times the blocks"
+    gained = found.better.hit_tokens - found.present.hit_tokens
+    lost = found.losses.evicted_block + found.losses.evicted_checkpoint
+    assert 0 < gained <= lost
+    text = drawn(watched(tmp_path / "server").glance(), found)
+    for words in ("Lost with the present setting", "more memory", "Other settings"):
+        assert words in text
+
+
+def test_where_nothing_can_be_replayed_the_reason_is_shown(tmp_path: Path) -> None:
+    folder = record(tmp_path / "server", Scene())
+    for path in folder.glob("metrics.*"):
+        path.unlink()
+    found = replayed(folder)
+    assert "whose server it is is not known" in found.problem
+    assert "no replay:" in drawn(watched(folder).glance(), found)
+
+
+def test_a_pipe_gets_the_most_important_in_a_line(tmp_path: Path) -> None:
+    folder = record(tmp_path / "server", Scene())
+    done = run("watch", folder, "--seconds", "0", "--set", STEP)
+    assert done.exit_code == 0, done.output
+    (line,) = done.output.splitlines()
+    assert "hit rate 65" in line
+    assert "2 times the blocks would hit" in line
+
+
+def test_a_recording_that_nothing_is_added_to_is_said_to_be_silent(tmp_path: Path) -> None:
+    folder = record(tmp_path / "server", Scene())
+    end_s = watched(folder)._now_s
+    assert "nothing was" not in watch_line(watched(folder, now_s=end_s + 5.0).glance(), None)
+    line = watch_line(watched(folder, now_s=end_s + 300.0).glance(), None)
+    assert line.startswith("nothing was recorded for 300 s")
+
+
+def test_a_server_is_watched_through_its_proxy(tmp_path: Path) -> None:
+    async def ask(url: str) -> None:
+        async with ClientSession() as client:
+            for number in range(4):
+                body = {"tokens": 400, "cached": 100 * number, "prompt": list(range(400))}
+                async with client.post(f"{url}/v1/chat/completions", json=body) as answer:
+                    await answer.read()
+
+    async def test() -> None:
+        async with serving() as (_, direct):
+            with proxying(tmp_path / "server", direct) as (url, _):
+                await asyncio.wait_for(ask(url), 60)
+
+    asyncio.run(test())
+    glance = watched(tmp_path / "server").glance()
+    assert glance.found == {"its answers": (600, 1600)}
+    assert glance.requests == 4
+
+
+def test_what_is_no_recording_cannot_be_watched(tmp_path: Path) -> None:
+    done = run("watch", tmp_path)
+    assert done.exit_code == 2
+    assert "is no recording" in done.output
+
+
+def test_watching_changes_nothing(tmp_path: Path) -> None:
+    folder = record(tmp_path / "server", Scene())
+    before: list[Record] = list(read_stream(folder, "requests"))
+    files = {path: path.read_bytes() for path in folder.iterdir()}
+    run("watch", folder, "--seconds", "0", "--set", STEP)
+    assert {path: path.read_bytes() for path in folder.iterdir()} == files
+    assert list(read_stream(folder, "requests")) == before
+
+
+def run(*words: object) -> Any:
+    return CliRunner().invoke(app, [str(word) for word in words])

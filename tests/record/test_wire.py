@@ -1,0 +1,138 @@
+"""Batches of either engine and any age are read alike; what is none says so."""
+
+import math
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsv4kv.record.wire import Batch, Cleared, Removed, Stored, Unreadable, unpack
+from tests.record.frames import CLEARED, removed, stored
+
+TOKENS = list(range(32))
+
+
+def batch(*events: Any, rest: tuple[Any, ...] = (0,)) -> Batch:
+    return unpack(msgspec.msgpack.encode([1.5, list(events), *rest]))
+
+
+def test_maps_and_arrays_are_the_same_events() -> None:
+    maps = [stored([1, 2], 9, TOKENS, 16, medium="GPU"), removed(1, medium="GPU"), CLEARED]
+    arrays = [
+        ["BlockStored", [1, 2], 9, TOKENS, 16, None, "GPU"],
+        ["BlockRemoved", [1], "GPU"],
+        ["AllBlocksCleared"],
+    ]
+    assert batch(*maps) == batch(*arrays)
+
+
+def test_the_oldest_arrays_end_before_the_medium() -> None:
+    expected = (Stored((1, 2), None, tuple(TOKENS), 16), Removed((1,)), Cleared())
+    arrays = [["BlockStored", [1, 2], None, TOKENS, 16, None], ["BlockRemoved", [1]]]
+    assert batch(*arrays, ["AllBlocksCleared"]).events == expected
+
+
+def test_fields_and_events_of_later_versions_are_left_alone() -> None:
+    event = stored([1], None, TOKENS[:16], 16, origin="reuse", ownership={"tier": 2})
+    known = batch(stored([1], None, TOKENS[:16], 16))
+    assert batch(event, {"type": "BlockMoved"}, ["BlockPinned", 3], rest=(0, "more")) == known
+
+
+def test_signed_and_unsigned_numbers_name_the_same_block() -> None:
+    one, other = (batch(stored([value], None, TOKENS[:16], 16)) for value in (-1, 2**64 - 1))
+    assert one == other
+
+
+def test_blocks_may_be_named_by_whole_digests() -> None:
+    (event,) = batch(stored([b"a" * 32], b"b" * 32, TOKENS[:16], 16)).events
+    assert isinstance(event, Stored)
+    assert (event.hashes, event.parent) == ((b"a" * 32,), b"b" * 32)
+
+
+def test_of_tokens_in_pairs_the_first_counts() -> None:
+    pairs = [[token, token + 1] for token in TOKENS]
+    assert batch(stored([1, 2], None, pairs, 16)) == batch(stored([1, 2], None, TOKENS, 16))
+
+
+def test_the_rank_may_be_left_out() -> None:
+    assert batch(CLEARED, rest=()).rank == batch(CLEARED, rest=(None,)).rank == 0
+    assert batch(CLEARED, rest=(3,)).rank == 3
+
+
+@pytest.mark.parametrize(
+    ("more", "is_chain"),
+    [
+        ({}, True),
+        ({"kv_cache_spec_kind": "mla_attention"}, True),
+        ({"kv_cache_spec_kind": "sliding_window_mla"}, False),
+        ({"kv_cache_spec_kind": "mamba"}, False),
+        ({"kv_cache_spec_kind": "chunked_local_attention"}, False),
+        ({"kv_cache_spec_sliding_window": 128}, False),
+    ],
+)
+def test_groups_of_windows_and_states_are_no_chains(more: dict[str, Any], is_chain: bool) -> None:
+    (event,) = batch(stored([1, 2], None, TOKENS, 16, **more)).events
+    assert isinstance(event, Stored)
+    assert event.is_chain == is_chain
+
+
+def test_an_offloaded_block_without_tokens_says_where_it_is_and_leaves_its_batch_readable() -> (
+    None
+):
+    """As vLLM's offloading connector announces blocks unless it describes them (vllm#43468)."""
+    offloaded = stored([1], None, [], 0, medium="CPU")
+    gpu, cpu = batch(stored([1, 2], None, TOKENS, 16), offloaded).events
+    assert isinstance(gpu, Stored)
+    assert isinstance(cpu, Stored)
+    assert gpu.is_chain
+    assert (cpu.hashes, cpu.medium, cpu.is_chain) == ((1,), "CPU", False)
+
+
+@pytest.mark.parametrize("at_s", [math.nan, math.inf])
+def test_a_batch_of_no_time_is_unreadable(at_s: float) -> None:
+    with pytest.raises(Unreadable):
+        unpack(msgspec.msgpack.encode([at_s, [CLEARED], 0]))
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"type": "BlockStored"},
+        {"block_hashes": [1]},
+        stored([1.5], None, TOKENS, 16),
+        stored([1], None, ["one"], 16),
+        stored([1], None, [*TOKENS[1:], 2**63], 16),
+        stored([1], None, [*TOKENS[1:], -1], 16),
+        stored([1], None, [*TOKENS[1:], True], 16),
+        stored([1], None, TOKENS, 0),
+        stored([1, 2], None, TOKENS, 16, extra_keys=[["a"]]),
+        [],
+        7,
+    ],
+)
+def test_an_event_without_what_it_needs_makes_the_batch_unreadable(event: Any) -> None:
+    with pytest.raises(Unreadable):
+        batch(event)
+
+
+@given(st.binary(max_size=64))
+def test_any_bytes_are_a_batch_or_unreadable(payload: bytes) -> None:
+    try:
+        unpack(payload)
+    except Unreadable:
+        return
+
+
+def test_a_payload_nested_too_deeply_is_unreadable() -> None:
+    with pytest.raises(Unreadable):
+        unpack(b"\x91" * 100_000)
+
+
+@given(st.data())
+def test_a_payload_that_was_cut_is_unreadable(data: st.DataObject) -> None:
+    whole = msgspec.msgpack.encode([1.5, [stored([1, 2], None, TOKENS, 16)], 0])
+    end = data.draw(st.integers(0, len(whole) - 1))
+    with pytest.raises(Unreadable):
+        unpack(whole[:end])

@@ -176,7 +176,7 @@ def test_a_store_that_is_said_to_have_ended_too_early_is_found_and_shrunk() -> N
     ("engine", "fault", "operations"),
     [
         ("vllm", "vllm", 200_000),
-        ("vllm", "host", 10_000),
+        ("vllm", "host", 30_000),
         ("sglang", "sglang", 20_000),
         ("sglang", "hicache", 10_000),
     ],

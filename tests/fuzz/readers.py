@@ -289,7 +289,7 @@ READERS = {
     ),
     "requests": Reader(
         (("record", "recording", "--requests", "FILE", "--once", "--quiet"),),
-        _text(*(path.read_text() for path in (_HERE / "recording" / "logs").iterdir())),
+        _text(*(path.read_text() for path in (_HERE / "record" / "logs").iterdir())),
         (damage, odd_json, odd_words),
         "requests.log",
     ),

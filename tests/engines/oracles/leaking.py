@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-sys.path.append(str(Path(__file__).parents[3] / "dsv4kv" / "conform"))
+sys.path.append(str(Path(__file__).parents[3] / "dsv4kv" / "diagnose" / "conform"))
 from driven import serve, sglang, vllm
 from driven.sglang import PAGE
 

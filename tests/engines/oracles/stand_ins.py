@@ -5,5 +5,5 @@
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[3] / "dsv4kv" / "conform"))
+sys.path.append(str(Path(__file__).parents[3] / "dsv4kv" / "diagnose" / "conform"))
 from driven.stand_ins import bare_package, stand_in  # noqa: F401

@@ -16,7 +16,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import patch
 
-sys.path.append(str(Path(__file__).parents[3] / "dsv4kv" / "conform"))
+sys.path.append(str(Path(__file__).parents[3] / "dsv4kv" / "diagnose" / "conform"))
 from driven import vllm
 from driven.vllm import PAGE
 

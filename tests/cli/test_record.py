@@ -205,7 +205,7 @@ def test_an_empty_recording_says_what_to_give(tmp_path: Path) -> None:
     assert "no request was recorded" in done.output
 
 
-LOGS = Path(__file__).parents[1] / "recording" / "logs"
+LOGS = Path(__file__).parents[1] / "record" / "logs"
 
 
 def test_a_log_of_requests_becomes_a_trace(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from dsv4kv.cli import COMMANDS
 from dsv4kv.runs.store import dumps
 from tests.bench.compare.launched import make_launched_record
 
-LOG = Path(__file__).parents[1] / "recording" / "logs" / "vllm.log"
+LOG = Path(__file__).parents[1] / "record" / "logs" / "vllm.log"
 BROKEN = "libcudart.so.13: cannot open shared object file"
 PROGRAM = """
 import json, sys

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from dsv4kv.config.load import Loaded, Point
 from dsv4kv.config.replay import ReplayConfig, TierSection
@@ -412,7 +412,7 @@ class Server:
         except Dsv4kvError as error:
             if count == 1:
                 raise
-            return _unbuilt(point, str(error))
+            return make_case(point, str(error))
 
     def _read(self, config: ReplayConfig) -> list[Request]:
         key = (config.workload, config.measure.seed)
@@ -455,21 +455,13 @@ def serve_alone(
         interrupted = True
     if ended:
         problem = _find_problem(replay)
-    status: Literal["failed", "incomplete", "complete"] = (
-        "failed" if problem else "incomplete" if interrupted else "complete"
-    )
-    return Case(
-        axis=point.axis,
-        status=status,
-        error=problem,
-        config=point.config.model_dump(mode="json"),
-        backend="replay",
+    return make_case(
+        point,
+        problem,
+        interrupted=interrupted,
         cache=describe_cache(replay),
         totals=describe_totals(replay, ended=ended),
-        operations=[],
         latencies=list_latencies(replay.outcome.samples_ns, [replay.times]),
-        memcpy=None,
-        verification=NOTHING_CHECKED,
         replay=describe_replay(replay),
     )
 
@@ -488,19 +480,30 @@ def _find_problem(replay: Replay) -> str | None:
     return None
 
 
-def _unbuilt(point: Point[ReplayConfig], problem: str) -> Case:
+def make_case(
+    point: Point[ReplayConfig],
+    problem: str | None,
+    *,
+    interrupted: bool = False,
+    cache: CacheSummary | None = None,
+    totals: Totals | None = None,
+    latencies: Sequence[Latency] = (),
+    replay: ReplayResult | None = None,
+) -> Case:
+    """Make the case of a point: failed where there is a problem, else as far as it came."""
     return Case(
         axis=point.axis,
-        status="failed",
+        status="failed" if problem else "incomplete" if interrupted else "complete",
         error=problem,
         config=point.config.model_dump(mode="json"),
         backend="replay",
-        cache=None,
-        totals=None,
+        cache=cache,
+        totals=totals,
         operations=[],
-        latencies=[],
+        latencies=list(latencies),
         memcpy=None,
         verification=NOTHING_CHECKED,
+        replay=replay,
     )
 
 

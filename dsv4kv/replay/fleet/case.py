@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import mean
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from dsv4kv.replay.run import (
     describe_totals,
     list_constants,
     list_latencies,
+    make_case,
     serve_alone,
 )
 from dsv4kv.replay.tiers import Tiers
@@ -43,7 +44,7 @@ from dsv4kv.runs.replay import (
     ReplayTier,
     ReplayTiers,
 )
-from dsv4kv.runs.schema import NOTHING_CHECKED, Case, Totals
+from dsv4kv.runs.schema import Case, Totals
 from dsv4kv.traces.request import Request
 
 _NS = 1e9
@@ -66,24 +67,15 @@ def serve_point(
         interrupted = True
     outcome = fleet.outcome(ended=not interrupted)
     fates = Fates.of(outcome)
-    problem = None if interrupted else _find_problem(outcome, fates)
-    status: Literal["failed", "incomplete", "complete"] = (
-        "failed" if problem else "incomplete" if interrupted else "complete"
-    )
-    return Case(
-        axis=point.axis,
-        status=status,
-        error=problem,
-        config=point.config.model_dump(mode="json"),
-        backend="replay",
+    return make_case(
+        point,
+        None if interrupted else _find_problem(outcome, fates),
+        interrupted=interrupted,
         cache=describe_cache(outcome.replicas[0].replay),
         totals=_totals(outcome, fates),
-        operations=[],
         latencies=list_latencies(
             fates.samples_ns, [replica.replay.times for replica in outcome.replicas]
         ),
-        memcpy=None,
-        verification=NOTHING_CHECKED,
         replay=describe_all(outcome, fates),
     )
 

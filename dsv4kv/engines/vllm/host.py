@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from dsv4kv.engines.contract import Capacity, Deployment
 from dsv4kv.engines.host import HostPool, HostTier, HostWish, Offloaded, objects_of
 from dsv4kv.engines.rule import Group, Retention
-from dsv4kv.engines.vllm.layout import Table
+from dsv4kv.engines.vllm.layout import LayerGroup
 from dsv4kv.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def _chunks(
     return HostPool(f"chunks of {tokens:,} tokens", size_bytes // chunk, chunk)
 
 
-def chunk_bytes(tables: Sequence[Table], chunk_tokens: int) -> int:
+def chunk_bytes(tables: Sequence[LayerGroup], chunk_tokens: int) -> int:
     """Bytes of a chunk: whole of the context, of a window what it ends with; without padding.
 
     Raises:

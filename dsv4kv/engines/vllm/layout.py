@@ -56,7 +56,7 @@ class Page:
 
 
 @dataclass(frozen=True)
-class Table:
+class LayerGroup:
     """Layers under one block table; before they are split, a bucket of layers.
 
     Attributes:
@@ -109,13 +109,13 @@ class Table:
         live = min((self.window_tokens or 0) - 1 + in_flight_tokens, tokens)
         return -(-live // self.block_tokens) + 1
 
-    def on_this_rank(self) -> "Table":
+    def on_this_rank(self) -> "LayerGroup":
         """The same group with the pages of held layers only."""
         rows = tuple(row for row in self.rows if row[0].layer.held)
         return replace(self, rows=rows)
 
 
-def build_buckets(deployment: Deployment, layers: Sequence[Layer]) -> list[Table]:
+def build_buckets(deployment: Deployment, layers: Sequence[Layer]) -> list[LayerGroup]:
     """The full-context bucket first, then windows and states, where there are any.
 
     Raises:
@@ -132,7 +132,7 @@ def stride_bytes(deployment: Deployment) -> int:
     return lcm(formats.window.entry_bytes, formats.main.entry_bytes)
 
 
-def _v4_buckets(deployment: Deployment, layers: Sequence[Layer]) -> list[Table]:
+def _v4_buckets(deployment: Deployment, layers: Sequence[Layer]) -> list[LayerGroup]:
     _check(deployment)
     block = deployment.block_tokens or DEFAULT_BLOCK_TOKENS
     compressed = [layer for layer in layers if layer.kind in _RATIO]
@@ -140,8 +140,8 @@ def _v4_buckets(deployment: Deployment, layers: Sequence[Layer]) -> list[Table]:
         raise ConfigError("vLLM's V4 rules need at least one CSA or HCA layer.")
     window = deployment.model.window_tokens
     buckets = [
-        Table(tuple(_context_pages(deployment, block, layer) for layer in compressed), block),
-        Table(
+        LayerGroup(tuple(_context_pages(deployment, block, layer) for layer in compressed), block),
+        LayerGroup(
             tuple((_window_page(deployment, layer),) for layer in layers),
             WINDOW_BLOCK_TOKENS,
             window,
@@ -150,19 +150,19 @@ def _v4_buckets(deployment: Deployment, layers: Sequence[Layer]) -> list[Table]:
     for kind, span in (("csa", 8), ("hca", 128)):  # CSA overlaps: its state spans two groups of 4
         rows = tuple(_state_pages(deployment, layer) for layer in compressed if layer.kind == kind)
         if rows:
-            buckets.append(Table(rows, _STATE_BLOCK_TOKENS[kind], span))
+            buckets.append(LayerGroup(rows, _STATE_BLOCK_TOKENS[kind], span))
     return buckets
 
 
-def _v41_buckets(deployment: Deployment, layers: Sequence[Layer]) -> list[Table]:
+def _v41_buckets(deployment: Deployment, layers: Sequence[Layer]) -> list[LayerGroup]:
     """Owners' entries and keys; windows of every layer; rings of the owners of ratio 2."""
     block = deployment.block_tokens or _v41_block(deployment)
     _check_v41(deployment, layers, block)
     owners = [layer for layer in layers if layer.owns]
     window, rows = deployment.model.window_tokens, _ring_rows(deployment.draft_tokens)
     buckets = [
-        Table(tuple(_owned_pages(deployment, block, layer) for layer in owners), block),
-        Table(
+        LayerGroup(tuple(_owned_pages(deployment, block, layer) for layer in owners), block),
+        LayerGroup(
             tuple((_window_page(deployment, layer, _V41_WINDOW_BLOCK),) for layer in layers),
             _V41_WINDOW_BLOCK,
             window,
@@ -170,7 +170,7 @@ def _v41_buckets(deployment: Deployment, layers: Sequence[Layer]) -> list[Table]
     ]
     state = rows * 2 * deployment.model.head_dim * _STATE_BYTES
     rings = tuple((Page("state", layer, state, state),) for layer in owners if layer.ratio == 2)
-    return [*buckets, Table(rings, rows, ring=True)] if rings else buckets
+    return [*buckets, LayerGroup(rings, rows, ring=True)] if rings else buckets
 
 
 def _v41_block(deployment: Deployment) -> int:
@@ -217,7 +217,7 @@ def _owned_pages(deployment: Deployment, block_tokens: int, layer: Layer) -> tup
     )
 
 
-def _flat_buckets(deployment: Deployment, layers: Sequence[Layer]) -> list[Table]:
+def _flat_buckets(deployment: Deployment, layers: Sequence[Layer]) -> list[LayerGroup]:
     """Every layer's entries, and keys where it has an indexer: a draft layer has one."""
     formats, block = deployment.formats, deployment.block_tokens or _FLAT_BLOCK_TOKENS
     _check_keys_and_state(deployment)
@@ -232,11 +232,11 @@ def _flat_buckets(deployment: Deployment, layers: Sequence[Layer]) -> list[Table
             sizes["indexer"] = formats.indexer.entry_bytes * block
         return tuple(Page(pool, layer, size, size) for pool, size in sizes.items())
 
-    return [Table(tuple(pages(layer) for layer in layers), block)]
+    return [LayerGroup(tuple(pages(layer) for layer in layers), block)]
 
 
 _FLAT_BLOCK_TOKENS = 64
-_BUCKETS: dict[str, Callable[[Deployment, Sequence[Layer]], list[Table]]] = {
+_BUCKETS: dict[str, Callable[[Deployment, Sequence[Layer]], list[LayerGroup]]] = {
     "v4": _v4_buckets,
     "v41": _v41_buckets,
     "flat": _flat_buckets,
@@ -302,7 +302,9 @@ def _aligned(pool: str, layer: Layer, deployment: Deployment, used_bytes: int) -
 # ---- groups and their blocks --------------------------------------------------------------------
 
 
-def split_buckets(buckets: Sequence[Table], grouping: Grouping, *, pad: bool) -> list[Table]:
+def split_buckets(
+    buckets: Sequence[LayerGroup], grouping: Grouping, *, pad: bool
+) -> list[LayerGroup]:
     """The groups of a model: the full-context bucket whole, the others in nearly equal parts.
 
     Args:
@@ -340,7 +342,7 @@ def closest_divisor(counts: Sequence[int], lowest: int) -> int:
     )
 
 
-def block_bytes(groups: Sequence[Table], packing: Packing, full: Table) -> int:
+def block_bytes(groups: Sequence[LayerGroup], packing: Packing, full: LayerGroup) -> int:
     """Bytes of one block over all held layers, whichever group it belongs to.
 
     Args:
@@ -359,7 +361,7 @@ def block_bytes(groups: Sequence[Table], packing: Packing, full: Table) -> int:
     return sum(size * count for size, count in slots.items())
 
 
-def _layer_tuples(bucket: Table) -> Table:
+def _layer_tuples(bucket: LayerGroup) -> LayerGroup:
     """The same pages in rows of one page of each size; padded alike, a layer's two become two."""
     by_size: dict[int, list[Page]] = {}
     for page in bucket.pages:
@@ -367,7 +369,7 @@ def _layer_tuples(bucket: Table) -> Table:
     return replace(bucket, rows=tuple(zip(*by_size.values(), strict=True)))
 
 
-def _part_counts(buckets: Sequence[Table]) -> list[int]:
+def _part_counts(buckets: Sequence[LayerGroup]) -> list[int]:
     """Buckets of equally many pages of each size repeat a pattern; mixed ones stay whole."""
     balanced = [bucket for bucket in buckets if len(set(bucket.sizes.values())) == 1]
     lowest = max((bucket.repeats for bucket in balanced if len(bucket.sizes) > 1), default=0)
@@ -377,7 +379,7 @@ def _part_counts(buckets: Sequence[Table]) -> list[int]:
     return [-(-bucket.repeats // divisor) if bucket in balanced else 1 for bucket in buckets]
 
 
-def _state_parts(buckets: Sequence[Table]) -> list[int]:
+def _state_parts(buckets: Sequence[LayerGroup]) -> list[int]:
     """Without a pattern, windows and states fill what a block must hold anyway."""
     anchor = max(
         bucket.page_bytes if bucket.whole else bucket.pages[0].page_bytes for bucket in buckets
@@ -388,12 +390,12 @@ def _state_parts(buckets: Sequence[Table]) -> list[int]:
     ]
 
 
-def _padded(bucket: Table, full: Table) -> Table:
+def _padded(bucket: LayerGroup, full: LayerGroup) -> LayerGroup:
     rows = tuple(tuple(_pad(page, full) for page in row) for row in bucket.rows)
     return replace(bucket, rows=rows)
 
 
-def _pad(page: Page, full: Table) -> Page:
+def _pad(page: Page, full: LayerGroup) -> Page:
     larger = [size for size in full.sizes if size >= page.page_bytes]
     if not larger:
         raise ConfigError(
@@ -413,12 +415,12 @@ class BlockLayout:
         held: The same groups with this rank's layers only.
     """
 
-    groups: tuple[Table, ...]
-    held: tuple[Table, ...]
+    groups: tuple[LayerGroup, ...]
+    held: tuple[LayerGroup, ...]
     unit_bytes: int
 
     @property
-    def weighed(self) -> list[Table]:
+    def weighed(self) -> list[LayerGroup]:
         """What vLLM weighs a request by: a group without a layer here as in the whole model."""
         pairs = zip(self.held, self.groups, strict=True)
         return [held if held.rows else group for held, group in pairs]

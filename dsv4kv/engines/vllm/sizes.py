@@ -37,7 +37,7 @@ from dsv4kv.engines.host import HostTier, HostWish, Offloaded, Sent, sent_of
 from dsv4kv.engines.names import chosen_rule
 from dsv4kv.engines.rule import Group, Layout, Piece, Rule
 from dsv4kv.engines.vllm import FAMILY, Release, host
-from dsv4kv.engines.vllm.layout import BlockLayout, Page, Table, block_bytes, lay_out
+from dsv4kv.engines.vllm.layout import BlockLayout, LayerGroup, Page, block_bytes, lay_out
 
 _LARGE = 70 * GIB
 _LARGEST = 160 * GIB
@@ -63,7 +63,7 @@ def _overlap(release: Release, machine: Machine) -> tuple[int, str]:
 _Kind = tuple[str, str]  # pool and layer type
 
 
-def _context_costs(full: Table, unit_bytes: int) -> list[PoolCost]:
+def _context_costs(full: LayerGroup, unit_bytes: int) -> list[PoolCost]:
     pages = _by_kind(full.pages)
     if not pages:  # a pipeline stage without compressed layers holds the blocks all the same
         return [PoolCost("main", "all", 0, padding_bytes=Fraction(unit_bytes, full.block_tokens))]
@@ -84,7 +84,7 @@ def _context_costs(full: Table, unit_bytes: int) -> list[PoolCost]:
 
 
 def _window_costs(
-    groups: Sequence[Table], unit_bytes: int, deployment: Deployment
+    groups: Sequence[LayerGroup], unit_bytes: int, deployment: Deployment
 ) -> list[PoolCost]:
     context, steady = deployment.max_context_tokens, 1 + deployment.draft_tokens
     fixed: Counter[_Kind] = Counter()
@@ -109,7 +109,7 @@ def _window_costs(
     ]
 
 
-def _share(total_bytes: int, group: Table) -> dict[_Kind, int]:
+def _share(total_bytes: int, group: LayerGroup) -> dict[_Kind, int]:
     """Bytes by kind, in proportion to the pages, adding up exactly."""
     pages = _by_kind(group.pages)
     if not pages:
@@ -339,7 +339,7 @@ class VllmEngine(Engine):
         return sent_of(self.rule(deployment).layout, tokens, clips=True)
 
 
-def _group(table: Table, held: Table, *, cached: bool) -> Group:
+def _group(table: LayerGroup, held: LayerGroup, *, cached: bool) -> Group:
     """A table as a rule has it, with the bytes of this rank's layers."""
     page = table.pages[0]
     storage = "window" if page.pool == "window" else f"{page.layer.kind} state"

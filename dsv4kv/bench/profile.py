@@ -31,7 +31,6 @@ from dsv4kv.measure.profilers.classify import shipped_rules
 from dsv4kv.measure.profilers.launch import (
     Command,
     Profiled,
-    find_tool,
     name_files,
     ncu_profile,
     nsys_profile,
@@ -42,7 +41,7 @@ from dsv4kv.measure.profilers.launch import (
 from dsv4kv.measure.profilers.trace import STEP
 from dsv4kv.measure.protocol import measure_memcpy
 from dsv4kv.measure.recorder import Recorder
-from dsv4kv.processes import python
+from dsv4kv.processes import find_program, python
 from dsv4kv.runs.imported import read_profile
 from dsv4kv.runs.kernel_table import build_table
 from dsv4kv.runs.profile import Profile
@@ -81,7 +80,7 @@ def choose_tool(wanted: Tool | None, device: str) -> tuple[Tool, str]:
     """The profiler to use, and why; ``device`` is ``auto``, ``cpu`` or ``cuda``."""
     if wanted is not None:
         return wanted, f"asked for with --{wanted}"
-    nsys = find_tool("nsys")
+    nsys = find_program("nsys")
     if find_device(device) is None:
         return "torch", "torch.profiler, since there is no GPU"
     if nsys is None:

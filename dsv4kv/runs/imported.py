@@ -14,10 +14,11 @@ from dsv4kv.errors import ProfileError
 from dsv4kv.files import open_regular, temporary_folder
 from dsv4kv.measure.profilers.classify import shipped_rules
 from dsv4kv.measure.profilers.kineto import open_text, read_kineto
-from dsv4kv.measure.profilers.launch import export_nsys, find_tool
+from dsv4kv.measure.profilers.launch import export_nsys
 from dsv4kv.measure.profilers.ncu import read_ncu
 from dsv4kv.measure.profilers.nsys import read_nsys
 from dsv4kv.measure.profilers.trace import STEP, Trace
+from dsv4kv.processes import find_program
 from dsv4kv.runs.kernel_table import build_table
 from dsv4kv.runs.profile import KernelTable, Profile
 from dsv4kv.runs.quantities import Yardstick, yardsticks
@@ -73,7 +74,7 @@ def _first_bytes(path: Path, *, packed: bool) -> bytes:
 def _read_report(path: Path, step: str) -> Trace:
     if not path.is_file():
         raise ProfileError(f"{path} does not exist: name a report of nsys, .nsys-rep.")
-    exported, nsys = path.with_suffix(".sqlite"), find_tool("nsys")
+    exported, nsys = path.with_suffix(".sqlite"), find_program("nsys")
     is_old = exported.is_file() and exported.stat().st_mtime < path.stat().st_mtime
     if exported.is_file() and not (is_old and nsys):
         trace = read_nsys(exported, step)

@@ -10,6 +10,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from dsv4kv.diagnose.doctor.machine import Check, Status
+from dsv4kv.processes import find_program
 from dsv4kv.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -39,10 +40,10 @@ def check_gpu(versions: dict[str, str | None]) -> Iterator[Check]:
 
 def check_profilers(*, has_gpu: bool) -> Iterator[Check]:
     """Check for nsys and ncu, which say little without a GPU."""
-    from dsv4kv.measure.profilers.launch import find_tool, version_of
+    from dsv4kv.measure.profilers.launch import version_of
 
     for name, (enables, title) in _PROFILERS.items():
-        path = find_tool(name)
+        path = find_program(name)
         if path is None:
             advice = f"install {title} and put it on PATH; without it: profile --torch"
             lacking = Check("profilers", name, "missing", "not on PATH", enables, advice)

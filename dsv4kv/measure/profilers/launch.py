@@ -133,18 +133,13 @@ class Command:
     dropped: list[str]  # options that the installed version does not know
 
 
-def find_tool(name: str) -> str | None:
-    """Path of a profiler on ``PATH``."""
-    return find_program(name)
-
-
 def require_tool(name: str, package: str) -> str:
     """Path of a profiler.
 
     Raises:
         ProfileError: It is not installed.
     """
-    found = find_tool(name)
+    found = find_program(name)
     if found is None:
         raise ProfileError(
             f"{name} is not on PATH: install NVIDIA {package} (it comes with the CUDA toolkit, or "

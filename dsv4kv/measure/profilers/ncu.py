@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dsv4kv.errors import ProfileError
-from dsv4kv.measure.profilers.launch import ask, find_tool
+from dsv4kv.measure.profilers.launch import ask
 from dsv4kv.measure.profilers.trace import (
     KERNEL,
     NONE,
@@ -25,6 +25,7 @@ from dsv4kv.measure.profilers.trace import (
     constant,
     make_work,
 )
+from dsv4kv.processes import find_program
 
 _HEAD = '"ID",'
 _TIMEOUT_S = 120.0
@@ -124,7 +125,7 @@ def _metrics_of(action: Any) -> Metrics:
 
 
 def _kernels_by_ncu(path: Path) -> Iterator[tuple[str, Metrics]]:
-    ncu = find_tool("ncu")
+    ncu = find_program("ncu")
     if ncu is None:
         raise ProfileError(
             f"{path} needs the ncu-report package to be read (pip install 'dsv4kv[profile]'), or "

@@ -145,11 +145,6 @@ class Reuse:
         np.add.at(found, self.request, length)
         return found
 
-    @property
-    def different_blocks(self) -> int:
-        """Blocks without those that an earlier request had."""
-        return int((self.blocks - self.found_blocks(None)).sum())
-
     def found_tokens(self, capacity_blocks: int | None) -> Ints:
         """The same in tokens; a prompt found whole counts its partial block too."""
         return np.minimum(self.found_blocks(capacity_blocks) * self.grain_tokens, self.tokens)

@@ -118,23 +118,6 @@ class PlainRefCounts:
         self.stack.release(oldest)
 
 
-_POWERS: dict[int, Tensor] = {}
-
-
-def plain_hashes(tokens: Tensor, block_tokens: int) -> list[int]:
-    """Chained polynomial hashes of full blocks, one tensor product for each."""
-    powers = _POWERS.get(block_tokens)
-    if powers is None:
-        powers = torch.tensor([pow(31, n, 2**61 - 1) for n in range(block_tokens)])
-        _POWERS[block_tokens] = powers
-    hashes, before = [], 0
-    for at in range(0, len(tokens) - block_tokens + 1, block_tokens):
-        block = int((tokens[at : at + block_tokens] * powers).sum())
-        before = (before * 1_000_003 ^ block) % (2**61 - 1) + 1
-        hashes.append(before)
-    return hashes
-
-
 class PlainRouting:
     """Experts of the tokens of every block, stored token by token."""
 

@@ -9,7 +9,6 @@ from tests.measure.profilers.traces import Event, event, save
 
 ATTENTION, INSERT, PRODUCT = "kernel_unified_attention_2d", "reshape_and_cache_flash", "nvjet"
 PREPARE, SAMPLE = "prepare_inputs", "sample_tokens"
-_PID = 1
 
 
 @dataclass

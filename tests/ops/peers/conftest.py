@@ -9,8 +9,6 @@ import pytest
 
 WritePackage = Callable[..., None]
 
-_PEER_PACKAGES = ("vllm", "sglang", "flag_gems", "flash_mla")
-
 
 @pytest.fixture
 def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WritePackage]:

@@ -132,9 +132,6 @@ def test_sglang_s_rules_compute_prompts_alone_and_vllm_s_mix_them() -> None:
         assert made.scheduler._limits.alone == alone
 
 
-ON_EIGHT = {"cost__dp": 8, "scheduler__prompts": "alone"}
-
-
 def test_replicas_step_together_so_prompts_of_one_take_the_time_of_all() -> None:
     """Eight prompts at once, one on each rank, take little longer than one."""
     shared: dict[str, Any] = {

@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -194,7 +193,9 @@ def map_parallel(
         ConfigError: Ray is not installed, or there is no cluster there.
         Dsv4kvError: A worker was killed; what ``work`` raises is raised here.
     """
-    # joblib imports numpy, which only commands that work in parallel pay for
+    # joblib imports numpy and pools, which only commands that work in parallel pay for
+    from concurrent.futures.process import BrokenProcessPool
+
     from joblib import Parallel, delayed, parallel_config
 
     backend, lost = ("loky", BrokenProcessPool) if ray is None else _connect(ray)

@@ -102,10 +102,24 @@ class Retention:
     def places(self, prompt_tokens: int, block_tokens: int) -> list[int]:
         """Tokens of a prompt behind which it leaves windows by period and end, rising."""
         period = block_tokens if self.period_tokens is None else self.period_tokens
-        places = set(range(period, prompt_tokens + 1, period)) if period else set[int]()
-        if self.ends:
-            places.add((prompt_tokens - 1) // block_tokens * block_tokens)
-        return sorted(places - {0})
+        return sorted(kept_places(prompt_tokens, period, (block_tokens, 1) if self.ends else None))
+
+
+def kept_places(prompt_tokens: int, period_tokens: int, end: tuple[int, int] | None) -> set[int]:
+    """Tokens of a prompt behind which windows and states are kept, none of them 0.
+
+    Args:
+        prompt_tokens: Its length.
+        period_tokens: Every so many; 0 for none.
+        end: ``(grain, before)``: ``before`` tokens before its end, floored to a multiple of
+            ``grain``; None for none.
+    """
+    period = period_tokens
+    places = set(range(period, prompt_tokens + 1, period)) if period else set[int]()
+    if end is not None:
+        grain, before = end
+        places.add((prompt_tokens - before) // grain * grain)
+    return places - {0}
 
 
 NOWHERE, EVERYWHERE = Retention(), Retention(None)

@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 
 from dsv4kv.choices import TIER_WINDOWS, unknown
+from dsv4kv.engines.rule import kept_places
 from dsv4kv.errors import ConfigError
 
 BOUNDED = "zero:bounded"
@@ -37,11 +38,7 @@ class Windows:
             resumed_tokens: Where computing began.
             found_tokens: Tokens of it whose pages were found.
         """
-        period = self.period_tokens
-        places = set(range(period, prompt_tokens + 1, period)) if period else set[int]()
-        if self.end is not None:
-            grain, before = self.end
-            places.add((prompt_tokens - before) // grain * grain)
+        places = kept_places(prompt_tokens, self.period_tokens, self.end)
         if self.junctions:
             places.add(found_tokens)
         return sorted(place for place in places if place > resumed_tokens)

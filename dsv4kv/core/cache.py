@@ -1,12 +1,12 @@
 """Blocks that requests hold and share, whichever rule decides what is cached in them."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 
 from dsv4kv.core.served import Hit, Served
 
 
-class Cache(ABC):
+class Cache:
     """Blocks of one pool: free, held by one request, shared by several, cached.
 
     Attributes:

@@ -1,6 +1,6 @@
 """What requests find of their prompts, where they resume, and what they leave cached."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -39,7 +39,7 @@ Places = Callable[[Served, int, int], Sequence[int]]
 """Blocks behind which a request has left tails, of those cached between two counts of them."""
 
 
-class Prompts(ABC):
+class Prompts:
     """See the module.
 
     Attributes:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -159,6 +160,7 @@ def _events_of(
 def _proxies_of(proxies: list[str], recording: "Recording", veil: "Veil") -> "Iterator[Source]":
     from dsv4kv.record.proxy import Proxy, parse_address
 
+    warn = partial(say, err=True)
     for number, text in enumerate(proxies):
         address = parse_address(text)
         if address.is_public:
@@ -168,4 +170,4 @@ def _proxies_of(proxies: list[str], recording: "Recording", veil: "Veil") -> "It
                 "encrypted.",
                 err=True,
             )
-        yield Proxy(number, address, recording, veil, proxies=len(proxies))
+        yield Proxy(number, address, recording, veil, proxies=len(proxies), warn=warn)

@@ -11,8 +11,9 @@ the answer to nothing.
 
 import asyncio
 import resource
+import socket
 from base64 import b64encode
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -58,12 +59,14 @@ _LONG_BYTES = 2**18  # a row of more is made beside the others' streams
 _SMALL_BYTES = 2**16  # a body of no more is taken before the server is asked
 _CONNECT_S = 30.0
 _IDLE_S = 30.0  # a connection's, without a whole head
+_GRACE_S = 0.25  # an idle connection is not closed for others before
 _STALL_S = 120.0  # for a client that neither sends nor takes what it has to
 _FINISH_S = 2.5  # for requests that run when the proxy is ended, and again once they are cut
 _POLL_S = 0.05
 _MOST_DESCRIPTORS = 8_192
 _WAITING = 1_024
-_OWN_DESCRIPTORS = 64  # the recording's and those of other sources
+_OWN_DESCRIPTORS = 64  # the recording's and the other sources'
+_LEAST_DESCRIPTORS = 128
 _OF_CONNECTIONS = {
     *("connection", "content-length", "expect", "host", "keep-alive", "proxy-authenticate"),
     *("proxy-authorization", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"),
@@ -133,22 +136,42 @@ class _Exchange:
     answer: ClientResponse | None = None
 
 
-@dataclass(slots=True)
 class _Open:
-    """Connections of clients: those that have asked for something, and since when others wait."""
+    """Connections of clients, at most ``limit`` of them.
 
-    descriptors: int
-    busy: set["_Connection"] = field(default_factory=set)
-    idle: dict["_Connection", float] = field(default_factory=dict)
+    Attributes:
+        busy: With a request that is being answered.
+        idle: The others, and since when they are.
+        changed: Set when a connection became idle or was closed.
+    """
 
-    def make_room(self) -> None:
-        """Close what has waited longest, or a tenth of that without ever asking for anything."""
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.busy = set[_Connection]()
+        self.idle = dict[_Connection, float]()
+        self.changed = asyncio.Event()
+
+    def make_room(self) -> float:
+        """Close an idle connection if no other can be accepted.
+
+        One that never sent a request goes before one that did, unless idle for a tenth of the
+        time.
+
+        Returns:
+            Seconds until one may be closed; 0 if there is room.
+        """
+        if len(self.idle) + len(self.busy) < self.limit:
+            return 0.0
         now_s = monotonic()
-        while self.idle and len(self.idle) + 2 * len(self.busy) > self.descriptors:
-            waited = {each: now_s - since_s for each, since_s in self.idle.items()}
-            longest = max(waited, key=lambda each: waited[each] * (1 if each.has_asked else 10))
+        idle_s = {each: now_s - since_s for each, since_s in self.idle.items()}
+        closable = [each for each, seconds in idle_s.items() if seconds >= _GRACE_S]
+        if closable:
+            longest = max(closable, key=lambda each: idle_s[each] * (1 if each.has_asked else 10))
             del self.idle[longest]
             longest.line.abort()
+            return 0.0
+        self.changed.clear()
+        return _GRACE_S - max(idle_s.values(), default=_GRACE_S - _IDLE_S)
 
 
 class _Connection(web.RequestHandler):
@@ -170,17 +193,16 @@ class _Connection(web.RequestHandler):
         assert isinstance(transport, asyncio.Transport)
         self.line = transport
         self._open.idle[self] = monotonic()
-        self._open.make_room()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)
         self._open.idle.pop(self, None)
+        self._open.changed.set()
 
     def begin(self, body: StreamReader) -> None:
         """A request is answered now."""
         self._open.idle.pop(self, None)
         self._open.busy.add(self)
-        self._open.make_room()
         self.has_asked, self._body = True, body
         self._tell()
 
@@ -190,6 +212,7 @@ class _Connection(web.RequestHandler):
         self._body = None
         if self.transport is not None:
             self._open.idle[self] = monotonic()
+        self._open.changed.set()
 
     def data_received(self, data: bytes) -> None:
         head = data.find(b"\r\n\r\n") + 4 if b"\r\n\r\n" in data else len(data)
@@ -212,9 +235,28 @@ class Proxy:
     """
 
     def __init__(
-        self, number: int, address: Address, recording: Recording, veil: Veil, *, proxies: int = 1
+        self,
+        number: int,
+        address: Address,
+        recording: Recording,
+        veil: Veil,
+        *,
+        proxies: int = 1,
+        warn: Callable[[str], object] = lambda _: None,
     ) -> None:
-        """``number``: of the proxy among the ``proxies`` of the recording."""
+        """Prepare to listen.
+
+        Args:
+            number: Of the proxy among the ``proxies`` of the recording.
+            address: Where it listens, and the server.
+            recording: Where rows are written.
+            veil: Makes ids of prompts.
+            proxies: How many share the process's file descriptors.
+            warn: Is given a sentence once, when clients have to wait for a file descriptor.
+
+        Raises:
+            ConfigError: The process may open fewer than 128 files.
+        """
         self._name, self._address = f"{PROXY}{number}", address
         self._recording, self._veil = recording, veil
         url = address.upstream
@@ -223,7 +265,8 @@ class Proxy:
         if url.username is not None:
             user = f"{unquote(url.username)}:{unquote(url.password or '')}"
             self._credentials = f"Basic {b64encode(user.encode()).decode()}"
-        self._most = min(_MOST_DESCRIPTORS, _descriptors() // proxies)
+        self._limit = min(_MOST_DESCRIPTORS, _descriptors() // proxies) // 2
+        self._warn = warn
         self._failure: TraceError | None = None
         self._session: ClientSession | None = None
         self._writer = ThreadPoolExecutor(1)
@@ -241,10 +284,9 @@ class Proxy:
         quiet: dict[str, Any] = {"access_log": None, "logger": Logger("proxy", CRITICAL + 1)}
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=_FINISH_S, **quiet)
         await runner.setup()
-        at_once = max(8, min(self._most // 16, _WAITING))
-        opened = _Open(max(8, self._most - 3 * at_once))
+        opened = _Open(self._limit)
 
-        def accept() -> _Connection:
+        def connect() -> _Connection:
             assert runner.server is not None
             return _Connection(
                 runner.server,
@@ -257,11 +299,10 @@ class Proxy:
 
         loop, place = asyncio.get_running_loop(), (self._address.host, self._address.port)
         try:
-            # no more are taken at once than there are descriptors; the others wait for their turn
-            server = await loop.create_server(accept, *place, backlog=at_once)
-            for listening in server.sockets:
-                with listening.dup() as twin:
-                    twin.listen(_WAITING)
+            server = await loop.create_server(connect, *place, start_serving=False)
+            listening = [each.dup() for each in server.sockets]
+            for each in listening:
+                each.listen(_WAITING)
         except OSError as error:
             raise ConfigError(
                 f"--proxy: cannot listen on {place[0]}:{place[1]} ({error.strerror}): take "
@@ -274,15 +315,48 @@ class Proxy:
             auto_decompress=False,
             skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
         )
+        self._session._retry_connection = False  # else aiohttp 3.14 sends a GET twice
         async with self._session:
+            accepting = [
+                loop.create_task(self._accept(each, opened, connect)) for each in listening
+            ]
             self.port = server.sockets[0].getsockname()[1]
             while not stop.is_set() and self._failure is None:
                 await asyncio.sleep(_POLL_S)
+            for task in accepting:
+                task.cancel()
+            await asyncio.gather(*accepting, return_exceptions=True)
             server.close()
             await runner.cleanup()
         self._writer.shutdown()
         if self._failure is not None:
             raise self._failure
+
+    async def _accept(
+        self, listening: socket.socket, opened: _Open, connect: Callable[[], _Connection]
+    ) -> None:
+        """Accept one connection after the other; clients wait where there is no room."""
+        loop = asyncio.get_running_loop()
+        with listening:
+            while True:
+                while wait_s := opened.make_room():
+                    self._warn_once()
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(wait_s):
+                            await opened.changed.wait()
+                try:
+                    line, _ = await loop.sock_accept(listening)
+                    await loop.connect_accepted_socket(connect, line)
+                except OSError:  # the client left, or other sources have taken the descriptors
+                    await asyncio.sleep(_POLL_S)
+
+    def _warn_once(self) -> None:
+        warn, self._warn = self._warn, lambda _: None
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        warn(
+            f"--proxy: {self._limit:,} connections are open, as many as {limit:,} file "
+            "descriptors allow; further clients wait. Raise `ulimit -n`."
+        )
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         """Pass a request on and its answer back; a row of it if it is for tokens."""
@@ -455,7 +529,14 @@ def _descriptors() -> int:
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 2**20 if limit == resource.RLIM_INFINITY else max(24, limit - _OWN_DESCRIPTORS)
+    if limit == resource.RLIM_INFINITY:
+        return _MOST_DESCRIPTORS
+    if limit < _LEAST_DESCRIPTORS:
+        raise ConfigError(
+            f"--proxy: {limit} file descriptors are allowed here, and it needs "
+            f"{_LEAST_DESCRIPTORS}: run `ulimit -n 1024` first."
+        )
+    return limit - _OWN_DESCRIPTORS
 
 
 def _passed_on(raw: tuple[tuple[bytes, bytes], ...]) -> list[tuple[str, str]]:

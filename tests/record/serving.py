@@ -43,6 +43,7 @@ class Server:
         app = web.Application(client_max_size=2**30)
         app.router.add_post("/v1/chat/completions", self.complete)
         app.router.add_route("*", "/echo{path:.*}", self.echo)
+        app.router.add_route("*", "/cut", self.cut)
         return app
 
     async def echo(self, request: web.Request) -> web.StreamResponse:
@@ -51,6 +52,13 @@ class Server:
         content = await request.read()
         headers = [("X-Path", request.raw_path), ("Set-Cookie", "a=1"), ("Set-Cookie", "b=2")]
         return web.Response(body=content, headers=headers, status=203)
+
+    async def cut(self, request: web.Request) -> web.StreamResponse:
+        """Close the connection without an answer."""
+        self.seen += 1
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         """Answer as ``mode`` says."""
@@ -63,6 +71,10 @@ class Server:
     async def _plain(self, request: web.Request, body: Record) -> web.StreamResponse:
         told = usage(body.get("tokens", 300), cached_tokens=body.get("cached", 0))
         return web.json_response({"id": f"chatcmpl-{self.seen}", "choices": [], "usage": told})
+
+    async def _late(self, request: web.Request, body: Record) -> web.StreamResponse:
+        await asyncio.sleep(0.2)
+        return await self._plain(request, body)
 
     async def _packed(self, request: web.Request, body: Record) -> web.StreamResponse:
         document = {"id": "chatcmpl", "text": "a" * 10**6, "usage": usage(300, cached_tokens=256)}

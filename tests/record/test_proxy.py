@@ -1,24 +1,28 @@
 """The proxy passes everything on as it is, and writes down when and how much."""
 
 import asyncio
+import signal
 import socket
+import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from inspect import Parameter, Signature, signature
 from pathlib import Path
+from subprocess import PIPE, STDOUT, Popen
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from aiohttp import ClientError, ClientSession
+from aiohttp import ClientError, ClientSession, TCPConnector
 
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.record.folder import Record, Recording, read_stream
 from dsv4kv.record.proxy import Proxy, parse_address
 from dsv4kv.record.veil import Veil
 from tests.record.serving import PIECES, Server, proxying, serving
+from tests.record.stress import until_open
 
 COMPLETIONS = "/v1/chat/completions"
 
@@ -169,6 +173,61 @@ async def test_an_answer_that_is_cut_is_cut_here_as_well(here: Scene) -> None:
     row = await here.row()
     assert (row["status"], row["end"]) == (200, "server left")
     assert await here.ask()  # the next one is served
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@in_scene
+async def test_a_request_without_an_answer_is_sent_once(here: Scene, method: str) -> None:
+    async with here.client.request(method, here.url + "/cut") as answer:
+        assert answer.status == 502
+    assert here.server.seen == 1
+
+
+def recording(folder: Path, descriptors: int, port: int, upstream: str) -> Popen[str]:
+    command = f"ulimit -n {descriptors}; exec {sys.executable} -P -m dsv4kv record {folder} "
+    command += f"--proxy {port}={upstream}"
+    return Popen(["bash", "-c", command], stdout=PIPE, stderr=STDOUT, text=True)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+@pytest.mark.slow
+def test_clients_wait_where_descriptors_run_out(tmp_path: Path) -> None:
+    port, clients = free_port(), 100
+
+    async def ask() -> list[int]:
+        statuses = list[int]()
+        async with ClientSession(connector=TCPConnector(limit=0)) as client:
+
+            async def one() -> None:
+                url = f"http://127.0.0.1:{port}{COMPLETIONS}"
+                async with client.post(url, json={"mode": "late"}) as answer:
+                    statuses.append(answer.status)
+
+            await asyncio.gather(*(one() for _ in range(clients)))
+        return statuses
+
+    async def test() -> None:
+        async with serving() as (_, direct):
+            made = recording(tmp_path / "recording", 128, port, direct)
+            await until_open(port)
+            assert await ask() == [200] * clients
+            made.send_signal(signal.SIGINT)
+            said, _ = await asyncio.to_thread(made.communicate)
+            assert made.returncode == 0
+            assert said.count("further clients wait") == 1
+
+    asyncio.run(test())
+
+
+def test_a_proxy_needs_128_descriptors(tmp_path: Path) -> None:
+    made = recording(tmp_path / "recording", 100, free_port(), "http://127.0.0.1:1")
+    said, _ = made.communicate()
+    assert made.returncode == 2
+    assert "ulimit -n 1024" in said
 
 
 @in_scene

@@ -59,7 +59,8 @@ _LONG_BYTES = 2**18  # a row of more is made beside the others' streams
 _SMALL_BYTES = 2**16  # a body of no more is taken before the server is asked
 _CONNECT_S = 30.0
 _IDLE_S = 30.0  # a connection's, without a whole head
-_GRACE_S = 0.25  # an idle connection is not closed for others before
+_GRACE_S = 0.25  # an idle connection is closed for others then
+_KEPT_S = 2.5  # the same for one that has sent a request before
 _STALL_S = 120.0  # for a client that neither sends nor takes what it has to
 _FINISH_S = 2.5  # for requests that run when the proxy is ended, and again once they are cut
 _POLL_S = 0.05
@@ -154,24 +155,24 @@ class _Open:
     def make_room(self) -> float:
         """Close an idle connection if no other can be accepted.
 
-        One that never sent a request goes before one that did, unless idle for a tenth of the
-        time.
-
         Returns:
             Seconds until one may be closed; 0 if there is room.
         """
         if len(self.idle) + len(self.busy) < self.limit:
             return 0.0
-        now_s = monotonic()
-        idle_s = {each: now_s - since_s for each, since_s in self.idle.items()}
-        closable = [each for each, seconds in idle_s.items() if seconds >= _GRACE_S]
-        if closable:
-            longest = max(closable, key=lambda each: idle_s[each] * (1 if each.has_asked else 10))
-            del self.idle[longest]
-            longest.line.abort()
-            return 0.0
         self.changed.clear()
-        return _GRACE_S - max(idle_s.values(), default=_GRACE_S - _IDLE_S)
+        now_s = monotonic()
+        left_s = {
+            each: (_KEPT_S if each.has_asked else _GRACE_S) - (now_s - since_s)
+            for each, since_s in self.idle.items()
+        }
+        first = min(left_s, key=lambda each: left_s[each], default=None)
+        if first is None:
+            return _IDLE_S
+        if left_s[first] <= 0:
+            del self.idle[first]
+            first.line.abort()
+        return max(0.0, left_s[first])
 
 
 class _Connection(web.RequestHandler):

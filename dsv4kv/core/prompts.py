@@ -97,10 +97,10 @@ class Prompts:
     def commit(self, served: Served) -> int:
         """Store what a request has computed; returns the bytes moved for it."""
 
-    def answered(self, served: Served) -> None:  # noqa: B027
+    def answered(self, served: Served) -> None:
         """The step that ended a prompt is over, and the request decodes from now on."""
 
-    def decoded(self, due: Sequence[Served]) -> None:  # noqa: B027
+    def decoded(self, due: Sequence[Served]) -> None:
         """Requests that need or free something have taken a step."""
 
     def next_event(self, served: Served, due: int) -> int:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ValidationError
+from pydantic import Field, StringConstraints, ValidationError
 
 from dsv4kv.errors import RecordError
 from dsv4kv.files import read_document, replacing, whole_json
@@ -21,6 +21,8 @@ from dsv4kv.processes import map_parallel
 from dsv4kv.runs.part import Moment, Part, RunId
 from dsv4kv.runs.schema import Case
 from dsv4kv.runs.store import POINTS, digest
+
+Option = Annotated[str, StringConstraints(max_length=2**20)]
 
 
 class Asked(Part):
@@ -40,9 +42,9 @@ class Asked(Part):
     """Path or name of the configuration file."""
     config_sha256: str
     """Digest of its text, before overrides."""
-    overrides: list[str]
+    overrides: list[Option] = Field(max_length=1_000)
     """``a.b=c`` options in effect."""
-    axes: list[str]
+    axes: list[Option] = Field(max_length=1_000)
     """``a.b=1,2`` options."""
     traces_sha256: dict[str, str]
     """Digest of every trace, by its name."""

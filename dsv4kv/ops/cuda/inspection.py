@@ -17,7 +17,7 @@ from pathlib import Path
 
 from dsv4kv.errors import CudaUnavailable, DeviceError
 from dsv4kv.files import temporary_folder
-from dsv4kv.processes import find_program
+from dsv4kv.processes import find_program, run_bounded
 
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _NO_CONTENT = 8  # SHT_NOBITS
@@ -221,13 +221,17 @@ def _parameter_bytes(elf_text: str, kernel: str) -> tuple[int, ...]:
 def _run(tool: str, *arguments: str) -> str:
     program = find_tool(tool)
     folder = f"{find_tool('nvdisasm').parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    done = subprocess.run(
-        [str(program), *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PATH": folder},
-    )
-    if done.returncode:
-        raise DeviceError(f"{tool} failed ({done.stderr.strip()}): install one as new as NVRTC.")
-    return done.stdout
+    try:
+        code, printed = run_bounded(
+            [str(program), *arguments],
+            {**os.environ, "PATH": folder},
+            600.0,
+            stderr=subprocess.STDOUT,
+            most_bytes=2**30,
+        )
+    except subprocess.TimeoutExpired:
+        code, printed = -1, "it printed without end"
+    if code:
+        words = printed.strip()[-500:]
+        raise DeviceError(f"{tool} failed ({words}): install one as new as NVRTC.")
+    return printed

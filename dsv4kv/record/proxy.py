@@ -266,7 +266,7 @@ class Proxy:
         if url.username is not None:
             user = f"{unquote(url.username)}:{unquote(url.password or '')}"
             self._credentials = f"Basic {b64encode(user.encode()).decode()}"
-        self._limit = min(_MOST_DESCRIPTORS, _descriptors() // proxies) // 2
+        self._limit = max(4, min(_MOST_DESCRIPTORS, _descriptors() // proxies) // 2)
         self._warn = warn
         self._failure: TraceError | None = None
         self._session: ClientSession | None = None

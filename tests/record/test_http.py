@@ -503,12 +503,3 @@ def test_what_a_row_cannot_be_made_of_stops_no_answer(
     went = Through(tmp_path, answer, asking(raw))
     assert went.got.endswith(b"\r\n\r\nab")
     assert [row["end"] for row in went.rows] == ["done"]
-
-
-def test_the_descriptors_of_several_proxies_are_shared() -> None:
-    address = parse_address("0=http://127.0.0.1:1")
-    one, two = (
-        Proxy(0, address, None, Veil(b"x"), proxies=count)._most  # type: ignore[arg-type]
-        for count in (1, 10**6)
-    )
-    assert two < one <= 8_192

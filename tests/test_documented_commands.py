@@ -18,9 +18,12 @@ COMMAND = re.compile(r"^\s*(?:\$ |- run: )?(?:sudo )?(dsv4kv (?!prints:).*)$", r
 
 
 def commands(page: Path) -> list[str]:
-    """Commands in the blocks of a page, each on one line."""
-    text = "\n".join(BLOCK.findall(page.read_text("utf-8")))
-    return COMMAND.findall(re.sub(r"\\\n\s*", "", text))
+    """Commands in the blocks of a page, each on one line, and in the table of questions."""
+    whole = page.read_text("utf-8")
+    text = "\n".join(BLOCK.findall(whole))
+    questions = re.findall(r"^\| .*\? \| `(.*?)` \|", whole, re.MULTILINE)
+    shown = COMMAND.findall(re.sub(r"\\\n\s*", "", text))
+    return [*shown, *(f"dsv4kv {command}" for command in questions)]
 
 
 def parts_of(command: Any) -> dict[str, Any]:

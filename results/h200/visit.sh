@@ -17,7 +17,8 @@ if [ "${1-}" = wheels ]; then  # for the machine's Python, not for this one
   exec "$PYTHON" -m pip download --quiet --no-deps --only-binary=:all: --dest "$here/.wheels" \
     --implementation cp --python-version 3.12 --platform manylinux_2_17_x86_64 \
     --platform manylinux2014_x86_64 pydantic==2.14.3 pydantic-core==2.50.4 \
-    annotated-types==0.8.0 typing-inspection==0.4.5 typing-extensions==4.16.0
+    annotated-types==0.8.0 typing-inspection==0.4.5 typing-extensions==4.16.0 \
+    platformdirs==4.14.7
 fi
 export PYTHONPATH=$here:${here%/results/h200}${PYTHONPATH:+:$PYTHONPATH}
 exec "$PYTHON" -m visit "$@"

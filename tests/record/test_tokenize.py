@@ -534,8 +534,7 @@ def test_every_format_that_is_written_takes_it_and_none_tells_text_or_tokens(
 def test_the_guide_leads_from_conversations_to_an_answer(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "record.md").read_text("utf-8")
-    section = page.partition("## A data set instead of a server")[2].partition("\n## ")[0]
+    section = (Path(__file__).parents[2] / "docs" / "tokenize.md").read_text("utf-8")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").symlink_to(model)
     write(tmp_path / "conversations.jsonl", [as_sharegpt(turns) for turns in talks(30)])

@@ -8,7 +8,7 @@ CONFIG ?= default
 
 ENGINES ?= build/engines
 
-.PHONY: bench check check-fast claims clean compiled compilers core endure engines full fuzz house kills python reach shuffle site tour traces
+.PHONY: bench check check-fast claims clean compiled compilers core endure engines full fuzz house kills python reach shuffle site tour traces words
 
 bench: $(VENV)/installed
 	$(BIN)/dsv4kv bench $(CONFIG)
@@ -109,6 +109,10 @@ core: $(VENV)/installed-test
 # The source tree as a newcomer meets it: modules, lines, rooms that a decode step crosses.
 house: $(VENV)/installed-test
 	$(BIN)/python -m tests.house
+
+# Phrases that make pages, messages and docstrings hard to read.
+words: $(VENV)/installed-test
+	$(BIN)/python -m tests.words
 
 # The documentation as a site with a gallery of pages, in build/site.
 site: $(VENV)/installed

@@ -20,7 +20,7 @@ from dsv4kv.replay.mrc.strategies import parse_strategy
 from dsv4kv.view.replay import BELOW
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-NAMES = ("budget", "lint", "prefix", "replay", "fleet")
+NAMES = ("budget", "budget-engines", "explain", "flags", "fleet", "lint", "prefix", "replay")
 PAGES = {name: (DOCS / f"{name}.md").read_text("utf-8") for name in NAMES}
 BLOCK = re.compile(r"^```(\S*) ?(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
@@ -83,8 +83,8 @@ def test_a_replay_of_the_pages_runs(
 
 def test_every_flag_of_an_engine_is_on_its_page_with_what_it_decides() -> None:
     for flag in (flag for family in FAMILIES for flag in flags_of(family)):
-        assert f"`{flag.name}`" in PAGES["budget"]
-        assert not flag.means or f"| `{flag.name}` | {flag.effect} |" in PAGES["budget"]
+        assert f"`{flag.name}`" in PAGES["flags"]
+        assert not flag.means or f"| `{flag.name}` | {flag.effect} |" in PAGES["flags"]
     for engine in ("vllm", "sglang", "trtllm"):
         assert any(f"--engine {engine}" in text.splitlines()[0] for text in SESSIONS)
 

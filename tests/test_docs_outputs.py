@@ -20,7 +20,7 @@ from dsv4kv.replay.mrc.strategies import parse_strategy
 from dsv4kv.view.replay import BELOW
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-NAMES = ("budget", "budget-engines", "explain", "flags", "fleet", "lint", "prefix", "replay")
+NAMES = ("budget", "budget-engines", "explain", "flags", "fleet", "lint", "prefix", "replay", "replay-engines", "replay-tiers")
 PAGES = {name: (DOCS / f"{name}.md").read_text("utf-8") for name in NAMES}
 BLOCK = re.compile(r"^```(\S*) ?(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
@@ -33,7 +33,7 @@ def blocks() -> list[tuple[str, str, str]]:
 
 
 SESSIONS = [text for kind, _, text in blocks() if kind == "console"]
-RUNS = re.findall(r"^dsv4kv replay .*$", PAGES["replay"] + PAGES["fleet"], re.MULTILINE)
+RUNS = re.findall(r"^dsv4kv replay .*$", "\n".join(PAGES.values()), re.MULTILINE)
 
 
 def write_files(folder: Path) -> None:
@@ -92,7 +92,7 @@ def test_every_flag_of_an_engine_is_on_its_page_with_what_it_decides() -> None:
 def test_the_pages_explain_every_rule_strategy_router_and_loss() -> None:
     for name in RULES:
         family, _, setting = name.partition(":")
-        for page in (PAGES["replay"], PAGES["prefix"]):
+        for page in (PAGES["replay-engines"], PAGES["prefix"]):
             assert f"`{family}" in page
             assert not setting or f":{setting}`" in page
     for name in STRATEGIES:
@@ -100,7 +100,7 @@ def test_the_pages_explain_every_rule_strategy_router_and_loss() -> None:
     for name in ROUTERS:
         assert f"`{name}`" in PAGES["fleet"]
     for words, _ in BELOW.values():
-        assert f"| {words} |" in PAGES["replay"]
+        assert f"| {words} |" in PAGES["replay-tiers"]
     kept = r"^\| `([a-z:+0-9]+)` \| (?:every|a check|nothing|also)"
     for name in re.findall(kept, PAGES["prefix"], re.MULTILINE):
         assert parse_strategy(name, window_tokens=128, layers=43).name == name

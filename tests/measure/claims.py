@@ -1,4 +1,4 @@
-"""What docs/compare.md says of its verdicts, simulated on machines whose truth is known.
+"""What docs/claims.md says of verdicts, simulated on machines whose truth is known.
 
 ``make claims`` simulates every figure anew and writes the tables into the page, which takes some
 minutes; ``test_claims.py`` holds what stands there against a few trials of its own.
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dsv4kv.bench.compare.ab import Unit, draw_order
 from dsv4kv.measure.verdict import Judgement, Launches, Verdict, judge, judge_pairs
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "compare.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "claims.md"
 LAUNCHES = (4, 5, 7, 15)
 TRIALS = 4000
 FAMILY_TRIALS = 1000  # of many verdicts each

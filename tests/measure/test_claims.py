@@ -1,4 +1,4 @@
-"""What docs/compare.md says of its verdicts: that it is simulated, and that it is enough."""
+"""What docs/claims.md says of verdicts: that it is simulated, and that it is enough."""
 
 from math import sqrt
 from os import environ

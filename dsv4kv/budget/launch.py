@@ -227,11 +227,7 @@ def command_document(reading: Reading, costs: Iterable[FlagCost]) -> dict[str, A
             for flag in reading.counted
         ],
         "not_counted": [
-            {
-                "word": flag.spelling,
-                "value": flag.value,
-                "why": flag.effect,
-            }
+            {"word": flag.spelling, "value": flag.value, "why": flag.effect}
             for flag in reading.uncounted
         ],
         "not_known_to_change_sizes": [flag.spelling for flag in reading.unknown],

@@ -320,10 +320,5 @@ def fix_layout(scenario: Scenario) -> Inputs:
     """The inputs of a scenario with its layout written out."""
     layout = scenario.layout
     return replace(
-        scenario.inputs,
-        gpus=layout.gpus,
-        tp=layout.tp,
-        dp=layout.dp,
-        pp=layout.pp,
-        ep=layout.ep,
+        scenario.inputs, gpus=layout.gpus, tp=layout.tp, dp=layout.dp, pp=layout.pp, ep=layout.ep
     )

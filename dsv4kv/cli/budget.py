@@ -201,24 +201,25 @@ def budget(
 
 def _explain(paths: list[Path], *, as_json: bool, verbose: bool) -> None:
     """Explain a start-up log, or what is between two; ends with 1 if a start was refused."""
-    from dsv4kv.engines.logs.explain import compare_logs, explain_log
+    from dsv4kv.engines.logs.explain import explain_startup, make_waterfall
+    from dsv4kv.engines.logs.read import read_log
     from dsv4kv.view.explain import explanation_page, waterfall_page
     from dsv4kv.view.render import show
 
     if len(paths) > 2:
         raise ConfigError(f"{len(paths)} logs: give one to explain, or two to compare.")
-    if len(paths) == 1:
-        log = explain_log(paths[0])
-        document, page, explained = asdict(log), explanation_page(log), [log]
+    explained = [explain_startup(read_log(path)) for path in paths]
+    if len(explained) == 1:
+        log = explained[0][0]
+        document, page = asdict(log), explanation_page(log)
     else:
-        found = compare_logs(*paths)
-        document, page = asdict(found), waterfall_page(found)
-        explained = [found.before, found.after]
+        waterfall = make_waterfall(*explained)
+        document, page = asdict(waterfall), waterfall_page(waterfall)
     if as_json:
         print_json(document)
     else:
         show(page.in_full() if verbose else page.answer)
-    _end(fits=all(each.printed_tokens is not None for each in explained))
+    _end(fits=all(log.printed_tokens is not None for log, _ in explained))
 
 
 def _write_launch(found: "Answer", texts: dict[str, str], option: "Option | None") -> str:

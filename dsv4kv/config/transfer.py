@@ -8,14 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from dsv4kv.choices import TRANSPORTS, explained
-from dsv4kv.config.bench import (
-    Formats,
-    NonNegative,
-    OneOf,
-    Positive,
-    SecondsAboveZero,
-    Section,
-)
+from dsv4kv.config.bench import Formats, NonNegative, OneOf, Positive, SecondsAboveZero, Section
 from dsv4kv.model.schema import StateFormat
 
 

@@ -18,21 +18,13 @@ if TYPE_CHECKING:
 MIB, GIB = 2**20, 2**30
 
 LogitsRoom = Literal["share", "profiled", "headroom"]
-"""Where the indexer's logits find their memory: in the share of a GPU that may be used, and no
-more than a step needs; there, and at their bound before the cache is sized, whatever a step needs;
-or in what that share leaves of the GPU."""
+"""Where the indexer's logits of a step are allocated: in a GPU's usable share as needed, there
+at their limit before the cache is sized, or in what the share leaves free."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The GPUs of a deployment, as an engine looks at them when it starts.
-
-    Attributes:
-        gpu: Name of each in the catalogue.
-        dp: Replicas in one server, as ranks of its attention.
-        kind: Generation of the model: ``v4``, ``v41``, ``flat``.
-        arch: What the GPU's kernels are compiled for: ``sm_90``; None where it is not known.
-    """
+    """The GPUs of a deployment when its engine starts; ``dp`` counts replicas in one server."""
 
     gpu: str
     memory_bytes: int
@@ -43,34 +35,25 @@ class Machine:
     arch: str | None = None
 
 
-@dataclass(frozen=True)
-class Default:
-    """A value that nobody gave, and whose it is."""
+class Default(NamedTuple):
+    """A default value and its reason."""
 
     value: Any
     reason: str
 
 
 Given = Mapping[str, Any]
-"""What is given, by the name of the input; an engine may go by it."""
+"""Given settings by the name of the input."""
 Defaults = dict[str, Default]
-"""By the name of the input: ``memory_fraction``, ``reserve`` (bytes), ``step_tokens`` (as
-the engine takes it: SGLang spreads it over its replicas), ``overlap`` (steps), ``request_limit``
-(likewise), ``logits_limit`` (bytes), ``window_slots``."""
+"""By the name of the input; ``step_tokens`` and ``request_limit`` as the engine takes them."""
 
 SHARE, RESERVE = Fraction(9, 10), 4 * GIB
-"""Of a GPU, the share that this toolkit takes to be usable; of that, what it keeps for all but
-weights and cache."""
+"""The toolkit's own usable share of a GPU, and its reserve for all but weights and cache."""
 UNMEASURED = Default(RESERVE, "activations, graphs, communication: this toolkit's guess")
-"""Where an engine measures what is neither weights nor cache, and prints it."""
 
 
 class Held(NamedTuple):
-    """One thing that is held.
-
-    Attributes:
-        source: Version and file that say so.
-    """
+    """Memory held for one purpose, and the version and file that say so."""
 
     what: str
     size_bytes: int
@@ -78,27 +61,17 @@ class Held(NamedTuple):
 
 
 class Overhead(NamedTuple):
-    """All that is known to be held.
-
-    Attributes:
-        reserve: In the share of a GPU that may be used.
-        headroom: In what that share leaves of the GPU.
-        unknown: What no code says the size of: not counted by itself.
-    """
+    """Memory known to be held in the usable share and in the headroom; names of the unknown."""
 
     reserve: tuple[Held, ...]
     headroom: tuple[Held, ...]
     unknown: tuple[str, ...]
 
 
-_MEASURED = (
-    "activations of a step",
-    "workspaces of experts",
-    "CUDA graphs",
-    "buffers of NCCL and DeepEP",
+UNKNOWN = Overhead((), (), (
+    "activations of a step", "workspaces of experts", "CUDA graphs", "buffers of NCCL and DeepEP",
     "CUDA context",
-)
-UNKNOWN = Overhead((), (), _MEASURED)
+))  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -106,26 +79,20 @@ class Deployment:
     """One replica of a model on one rank (GPU): what an engine sizes.
 
     Attributes:
-        layers: Indices of the layers this rank holds, draft layers left out; None for all.
-        draft_layers: Draft (MTP, DSpark) layers this rank holds: sliding window only.
-        max_context_tokens: Longest request (``max_model_len``).
-        in_flight_tokens: Tokens one request may have in flight: the chunk budget of a step
-            (``max_num_batched_tokens``, ``chunked_prefill_size``) times the batches that run at
-            once (vLLM up to 0.25 does not count batches: there it is the chunk budget alone).
-        concurrency: Requests to be served at once (``max_num_seqs``, ``max_running_requests``);
-            None where it is what is asked for.
-        block_tokens: Tokens of context one block covers; None takes the engine's own.
+        in_flight_tokens: Tokens one request may have in flight: tokens of a step times the
+            batches that run at once (up to vLLM 0.25 those of one batch).
+        layers: Indices of the layers this rank holds, without drafts; None for all.
+        concurrency: Requests to be served at once; None for as many as are asked for.
+        block_tokens: Tokens of context in a block; None takes the engine's own.
         state_bytes: Bytes of one element of the compressor state: 4 (float32) or 2 (bfloat16).
         online_state: HCA keeps its state as a running softmax.
-        window_ratio: SGLang's ``swa_full_tokens_ratio``; None where it is not given.
-        arch: What the GPU's kernels are compiled for: ``sm_90``; None where it is not known.
-        frees_windows: SGLang gives back the window slots that a running request has left behind;
-            None where it is the version's own.
+        window_ratio: SGLang's ``swa_full_tokens_ratio``.
+        arch: What the GPU's kernels are compiled for: ``sm_90``.
+        frees_windows: SGLang frees window slots that a running request has left behind.
         replays_windows: SGLang's encoder replay: every request of V4.1 has windows of its own.
-        bounded_replay: Whether windows of V4.1 are computed again behind a hit (vLLM), or late
-            layers run a prompt's last window alone (SGLang); None where it is the version's own.
-        hisparse_ratio: Compressed entries of CSA layers for one that is on the GPU (SGLang's
-            HiSparse); 1 keeps all of them there.
+        bounded_replay: V4.1 recomputes windows behind a hit (vLLM), or runs late layers on a
+            prompt's last window alone (SGLang); None is the version's own.
+        hisparse_ratio: Compressed entries of CSA layers for one on the GPU (SGLang's HiSparse).
     """
 
     model: DSV4Config
@@ -159,10 +126,10 @@ class PoolCost:
     Attributes:
         pool: ``main``, ``indexer``, ``window``, ``state`` or ``tables``.
         layer_type: ``swa``, ``csa``, ``hca``, ``dsa``, ``draft`` or ``all``.
-        fixed_bytes: Of every request, whatever its length, in steady decode.
-        in_flight_bytes: Reserved for every request on top, for the tokens in flight.
-        marginal_bytes: Of every token of context, useful bytes only.
-        padding_bytes: Of every token of context on top, lost to alignment of full pages.
+        fixed_bytes: Per request, whatever its length, in steady decode.
+        in_flight_bytes: Per request on top, reserved for the tokens in flight.
+        marginal_bytes: Per token of context, useful bytes only.
+        padding_bytes: Per token of context on top, lost to alignment of full pages.
         shared_bytes: Held once, however many requests run.
     """
 
@@ -178,17 +145,16 @@ class PoolCost:
 
 @dataclass(frozen=True)
 class Capacity:
-    """What an engine makes of the memory it is given.
+    """What fits into the memory an engine is given.
 
     Attributes:
-        cache_bytes: Bytes of the memory that become cache.
         units: Blocks (or, for SGLang, full tokens) that fit.
         unit_bytes: Bytes of one of them, over all layers.
         units_per_request: Of one request of ``max_context_tokens``, reserve included.
         printed_tokens: The number of tokens that the engine prints; None where it prints none.
         concurrency: Requests of ``max_context_tokens`` that fit at once, as the engine counts.
         log_lines: The lines the engine logs, word for word, without prefixes.
-        note: Which pool binds, in a sentence; empty where there is one.
+        note: Which of several pools binds, in a sentence.
     """
 
     cache_bytes: int
@@ -203,15 +169,13 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Loading:
-    """What an engine loads beyond an even share of the checkpoint; known of V4.
+    """What an engine loads of V4 beyond an even share of the checkpoint.
 
     Attributes:
-        copies: Every rank of a tensor parallel group holds whole what cannot be split by heads:
-            projections to the query's latent and the KV head, compressors, indexer, router and
-            hyper-connections.
+        copies: Every tensor parallel rank holds a copy of what heads cannot split: projections
+            to the query's latent and KV head, compressors, indexer, router, hyper-connections.
         widens_output: The first of the output's two projections is unpacked to bf16.
-        draft_heads: Drafts still have an embedding and a head of their own when the cache is
-            sized.
+        draft_heads: Drafts have an own embedding and head when the cache is sized.
     """
 
     copies: bool = False
@@ -223,19 +187,14 @@ EVENLY = Loading()
 
 
 class Engine:
-    """One version of an engine: pure functions of a deployment.
+    """One version of an engine: pure functions of a deployment, which raise ``ConfigError``.
 
     Attributes:
-        seen_in_logs: Whether the sizes were checked against published start-up logs; otherwise
-            they are derived from the engine's source alone, and every answer says so.
-        own: Whether it is this toolkit's cache, which counts requests, not blocks.
-        logits_room: Where the indexer's logits of a step find their memory.
+        seen_in_logs: Sizes were checked against published start-up logs, not only its source.
+        own: It is this toolkit's cache.
         unit: What ``Capacity`` counts: ``block``, ``full token``.
-        block_tokens: Tokens of a block where none are given.
-        holds_chunks: Whether a running request holds the windows of all of its prompt's last chunk
-            (SGLang); else that of its end alone.
-        shares_limits: Whether the tokens of a step and the limit of requests are those of all
-            replicas.
+        holds_chunks: A running request holds all windows of its prompt's last chunk (SGLang).
+        shares_limits: Tokens of a step and the request limit are those of all replicas.
     """
 
     family: ClassVar[Family]
@@ -249,36 +208,27 @@ class Engine:
     shares_limits: ClassVar[bool] = False
 
     def costs(self, deployment: Deployment) -> tuple[PoolCost, ...]:
-        """Every pool's fixed, in-flight and marginal bytes; raises ``ConfigError``."""
+        """Every pool's fixed, in-flight and marginal bytes."""
         raise NotImplementedError
 
     def request_bytes(self, deployment: Deployment, tokens: int, *, in_flight: int) -> int:
-        """Bytes that a request of so many tokens takes out of the cache.
-
-        Whole blocks and pages, with the reserve for ``in_flight`` tokens; monotone in both.
-        """
+        """Bytes of whole blocks that a request takes, with the reserve for tokens in flight."""
         raise NotImplementedError
 
     def capacity(self, deployment: Deployment, available_bytes: int) -> Capacity:
-        """What fits into ``available_bytes`` of one rank; raises ``ConfigError``."""
+        """What fits into ``available_bytes`` of one rank."""
         raise NotImplementedError
 
     def shared_bytes(self, deployment: Deployment) -> int:
         """Bytes held once, before any request."""
-        del deployment
         return 0
 
     def blocks(self, deployment: Deployment, units: int) -> tuple[int, int | None]:
         """Blocks of context, and pages of windows where these have a pool of their own."""
-        del deployment
         return units, None
 
     def rule(self, deployment: Deployment, flags: Given | None = None) -> Rule:
-        """How prefixes are kept and found, with settings that choose a variant; ``ConfigError``.
-
-        Here every block has the window of its end, and the state of CSA layers.
-        """
-        del flags
+        """How prefixes are kept and found; ``flags`` are settings that choose a variant."""
         self.costs(deployment)  # says what the engine does not serve
         model = deployment.model
         block = deployment.block_tokens or self.block_tokens
@@ -288,8 +238,7 @@ class Engine:
         return Rule(Layout(tuple(groups), 0, model.window_tokens), EVERYWHERE, Policy())
 
     def defaults(self, machine: Machine, given: Given) -> Defaults:
-        """What the engine takes where nothing is given, on these GPUs; here this toolkit's."""
-        del machine, given
+        """What the engine takes on these GPUs where nothing is given."""
         own = "this toolkit's"
         return {
             "memory_fraction": Default(SHARE, own),
@@ -303,12 +252,10 @@ class Engine:
         self, deployment: Deployment, step_tokens: int, machine: Machine, given: Given
     ) -> Overhead:
         """What is held on a GPU other than weights and cache, as far as that is known."""
-        del deployment, step_tokens, machine, given
         return UNKNOWN
 
     def loading(self, arch: str | None) -> Loading:
         """What it loads of weights on such a GPU beyond an even share of them."""
-        del arch
         return EVENLY
 
     def stage_layers(self, layers: int, stages: int) -> tuple[int, ...]:
@@ -317,34 +264,23 @@ class Engine:
         return tuple(size + (stage < extra) for stage in range(stages))
 
     def starved(self, free_bytes: int, weight_bytes: int, fraction: Fraction) -> str:
-        """What it prints where weights leave nothing for a cache; empty where not known.
-
-        ``free_bytes`` of a GPU were free before its weights; a ``fraction`` may be used.
-        """
-        del free_bytes, weight_bytes, fraction
+        """What it prints where weights leave nothing for a cache; empty where not known."""
         return ""
 
     def host_tier(
         self, deployment: Deployment, capacity: Capacity, wish: "HostWish"
     ) -> "HostTier":
-        """What it keeps in host memory; raises ``ConfigError`` for what it has not, or refuses."""
-        del deployment, capacity
+        """What it keeps in host memory."""
         raise ConfigError(f"--host-tier {wish.tier}: {self.name} has none.")
 
     def objects(
         self, deployment: Deployment, retention: int | None, chunk_tokens: int | None
     ) -> "Offloaded":
-        """What a tier keeps of a prompt; in chunks of LMCache, where their tokens are given.
-
-        Raises:
-            ConfigError: A layout or blocks that it does not have.
-        """
-        del deployment, retention, chunk_tokens
+        """What a tier keeps of a prompt; in chunks of LMCache, where their tokens are given."""
         raise ConfigError(f"what {self.name} keeps beyond the GPU is not known.")
 
     def sent(self, deployment: Deployment, tokens: int) -> "Sent | None":
         """What a rank of a prefill side sends of a prompt; None where that is not known."""
-        del deployment, tokens
         return None
 
 
@@ -359,10 +295,9 @@ class Layer:
 
     Attributes:
         kind: ``swa``, ``csa``, ``hca``, ``dsa`` or ``draft``.
-        held: Whether this rank holds it.
         ratio: Tokens per compressed entry; 0 without compressed KV.
         owner: Layer whose compressed KV it reads.
-        selects: Whether its indexer selects the top k.
+        selects: Its indexer selects the top k.
     """
 
     index: int
@@ -382,18 +317,15 @@ class Layer:
 def layers_of(
     deployment: Deployment, engine: str, kinds: tuple[str, ...] = V4_ONLY
 ) -> tuple[Layer, ...]:
-    """Every layer of the model and the drafts of this rank, in model order.
-
-    Raises:
-        ConfigError: A model whose layout the engine's rules do not describe, or an unknown layer.
-    """
+    """Every layer of the model and the drafts of this rank; ``ConfigError`` for other models."""
     model = deployment.model
     unlike = set(model.compress_ratios) - _RATIOS[model.kind]
     shared = (model.kv_owners is not None) != (model.kind == "v41")
     if model.kind not in kinds or unlike or shared:
+        others = ", of V4.1 (ratio 0, 1 and 2, with owners) and of V3.2"
         raise ConfigError(
             f"the rules of {engine} are those of DeepSeek-V4 (layers of ratio 0, 4 and 128, each "
-            f"with its own cache){_OTHERS if len(kinds) > 1 else ''}, which {model.name} is not: "
+            f"with its own cache){others if len(kinds) > 1 else ''}, which {model.name} is not: "
             "choose such a model, or the engine dsv4kv."
         )
     wanted = None if deployment.layers is None else set(deployment.layers)
@@ -411,6 +343,3 @@ def layers_of(
     ]
     drafts = range(model.num_layers, model.num_layers + deployment.draft_layers)
     return (*own, *(Layer(index, DRAFT, held=True) for index in drafts))
-
-
-_OTHERS = ", of V4.1 (ratio 0, 1 and 2, with owners) and of V3.2"

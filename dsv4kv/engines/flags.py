@@ -37,22 +37,30 @@ class Meaning:
     input: str = ""
 
 
+def scaled(text: str) -> int | None:
+    """A number with the engines' suffixes: 8k is 8,000, 8K is 8,192; None for anything else."""
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        return None
+    number = Fraction(match[1].replace(",", "").replace("_", ""))
+    return int(number * _SCALE.get(match[2], 1))
+
+
 def as_is(name: str) -> Meaning:
     """A value as it is written."""
     return Meaning(lambda text: {name: text}, name)
 
 
 def counted(name: str) -> Meaning:
-    """A number with the engines' suffixes: 8k is 8,000, 8K is 8,192; -1 and auto are no number."""
+    """A number with a suffix; ``-1`` and ``auto`` mean the engine's own."""
 
     def read(text: str) -> Texts:
         if text.lower() in ("auto", "none", "-1"):
             return {}
-        match = _NUMBER.fullmatch(text)
-        if match is None:
+        number = scaled(text)
+        if number is None:
             raise ConfigError(f"{text!r} is not a number: write 8192, 8k (8,000) or 8K (8,192).")
-        number = Fraction(match[1].replace(",", "").replace("_", "")) * _SCALE.get(match[2], 1)
-        return {name: str(int(number))}
+        return {name: str(number)}
 
     return Meaning(read, name)
 

@@ -1,17 +1,14 @@
-"""How an engine keeps, finds and moves prefixes, as data that everything else derives from.
+"""How an engine keeps, finds and moves prefixes, as data.
 
 ``Engine.rule`` gives a deployment's ``Rule``: its layout, where windows stay cached, and how
-requests are admitted. Pool sizes, prefix hits, host tiers, transfers and what a hit needs are
-functions of it. Engines' folders have rows of ``Variant`` for the rules that users name, and one
-``Family`` for what holds of all versions.
+requests are admitted. Prefix hits, host tiers and transfers are functions of it. An engine's
+folder has one ``Family`` for all versions, with a ``Variant`` for every rule that users name.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Literal, NamedTuple
-
-from dsv4kv.errors import ConfigError
 
 ENGINE_BLOCK_TOKENS = 256
 """Tokens of a block or page that engines take for DeepSeek-V4."""
@@ -20,12 +17,7 @@ KINDS = ("v4", "v41", "flat")
 
 
 class Piece(NamedTuple):
-    """A part of a block: one pool or buffer kind over all layers of a rank.
-
-    Attributes:
-        name: As the engine calls it.
-        buffers: Buffers of layers, each with its page.
-    """
+    """A part of a block: one pool over all layers of a rank; every buffer has a page of it."""
 
     name: str
     block_bytes: int
@@ -38,11 +30,9 @@ class Group:
 
     Attributes:
         storage: ``context``, ``window``, ``csa state`` or ``hca state``.
-        block_tokens: Tokens of a block.
         seen_tokens: Tokens before the next one that it reads; None for all of them.
-        cached: Whether other requests find its blocks; else a hit computes them again.
-        ring: One block of a request is written round and round.
-        pieces: What a block is made of.
+        cached: Other requests find its blocks; else a hit computes them again.
+        ring: A request has one block, written round and round.
     """
 
     storage: str
@@ -70,12 +60,9 @@ class Group:
 
 @dataclass(frozen=True)
 class Layout:
-    """What a rank stores.
+    """What a rank stores: the group of the whole context first, then windows and states.
 
-    Attributes:
-        groups: The whole context first, then windows and states.
-        unit_bytes: Bytes of a block of the one pool that all groups share; 0 for pools apart.
-        window_tokens: Tokens of the model's window; 0 without one.
+    ``unit_bytes`` are those of a block of the one pool that all groups share; 0 for pools apart.
     """
 
     groups: tuple[Group, ...]
@@ -85,10 +72,10 @@ class Layout:
 
 @dataclass(frozen=True)
 class Retention:
-    """Behind which tokens windows and states stay cached.
+    """After which tokens windows and states stay cached.
 
     Attributes:
-        period_tokens: Every so many; 0 for none, None for every block.
+        period_tokens: Every period; 0 for none, None for every block.
         ends: At the last block boundary before a prompt's last token.
         junctions: Where the context that a prompt found ends, if its windows end before.
         chunks: At the end of every chunk of a prompt.
@@ -100,22 +87,19 @@ class Retention:
     chunks: bool = False
 
     def places(self, prompt_tokens: int, block_tokens: int) -> list[int]:
-        """Tokens of a prompt behind which it leaves windows by period and end, rising."""
+        """Places in a prompt, rising, whose windows stay by period and end."""
         period = block_tokens if self.period_tokens is None else self.period_tokens
         return sorted(kept_places(prompt_tokens, period, (block_tokens, 1) if self.ends else None))
 
 
 def kept_places(prompt_tokens: int, period_tokens: int, end: tuple[int, int] | None) -> set[int]:
-    """Tokens of a prompt behind which windows and states are kept, none of them 0.
+    """Places above 0 of a prompt whose windows and states are kept.
 
-    Args:
-        prompt_tokens: Its length.
-        period_tokens: Every so many; 0 for none.
-        end: ``(grain, before)``: ``before`` tokens before its end, floored to a multiple of
-            ``grain``; None for none.
+    Every multiple of the period, unless that is 0; and for an ``end`` of ``(grain, before)`` the
+    place ``before`` tokens before the prompt's end, floored to a multiple of ``grain``.
     """
-    period = period_tokens
-    places = set(range(period, prompt_tokens + 1, period)) if period else set[int]()
+    step = period_tokens
+    places = set(range(step, prompt_tokens + 1, step)) if step else set[int]()
     if end is not None:
         grain, before = end
         places.add((prompt_tokens - before) // grain * grain)
@@ -131,14 +115,14 @@ class Policy:
 
     Attributes:
         index: ``hashed`` blocks of one pool, or a ``radix`` tree of pages.
-        finds_scheduled: Blocks are found as soon as they are scheduled, by requests that are
-            admitted to the same step (vLLM, in ``allocate_slots``).
-        prompts_alone: Prompts are computed in steps of their own, and requests retracted where
-            those that decode lack pages (SGLang).
+        finds_scheduled: A block is found once it is scheduled, by requests of the same step too
+            (vLLM, in ``allocate_slots``).
+        prompts_alone: Prompts are computed in steps of their own, and requests retracted when
+            decoding lacks pages (SGLang).
         replays: A hit's last window is computed again; a hit of a window or less is none.
         leaves_window: No hit covers a prompt's last window; else not its last token.
         drops: A hit gives up its last block, for a draft model to compute.
-        writes_evicted: Host memory can be given what the GPU evicts (``write_back``).
+        writes_evicted: The GPU's evicted blocks can be written to host memory (``write_back``).
         host_by_ratio: Host memory is sized by a ratio of the GPU's pools alone.
     """
 
@@ -156,21 +140,15 @@ class Policy:
         return window_tokens if self.leaves_window else 1
 
     def replayed(self, window_tokens: int) -> int:
-        """Tokens at a hit's end that are computed again; a hit of so many or fewer is none."""
+        """Tokens at a hit's end that are computed again; no hit is that short."""
         return window_tokens if self.replays else 0
 
 
 @dataclass(frozen=True)
 class Need:
-    """What one kind of storage must still hold for a hit.
+    """What every block table (``groups``) of one storage must hold for a hit.
 
-    Attributes:
-        storage: Which. Where a hit ends at a multiple of 128 tokens nothing of an HCA entry is
-            pending; vLLM asks for it anyway.
-        groups: Block tables of that kind; each must hold it.
-        block_tokens: Tokens of a block.
-        tail_tokens: Tokens before the hit's end that must be there; None for all of them.
-        blocks: Blocks in a row at the hit's end; None for all of them.
+    ``tail_tokens`` before the hit's end and as many ``blocks`` in a row; None for all.
     """
 
     storage: str
@@ -184,8 +162,8 @@ class Need:
 class Rule:
     """How one deployment keeps, finds and moves prefixes.
 
-    A hit ends at a whole block of context and never covers a prompt's last token, whose logits
-    are still wanted. At that end every window and state must be there too.
+    A hit ends at a whole block of context, where every window and state must be cached too, and
+    never covers a prompt's last token, whose logits are still wanted.
     Source: vLLM 0.33 (``kv_cache_manager.py``, ``single_type_kv_cache_manager.py``,
     ``scheduler.py``), SGLang 0.5.23 (radix tree; ``swa_reprefill_tail_tokens``), TensorRT-LLM's
     block reuse; report arXiv:2606.19348 §3.5.2 for the dsv4kv cache.
@@ -217,13 +195,7 @@ class Rule:
         return self.block_tokens * blocks + self.uncovered_tokens
 
     def hit_tokens(self, cached_tokens: int, prompt_tokens: int) -> int:
-        """The longest hit of a prompt that shares its first ``cached_tokens`` with the cache.
-
-        Raises:
-            ConfigError: A negative count.
-        """
-        if cached_tokens < 0 or prompt_tokens < 0:
-            raise ConfigError("tokens of a prompt and of a cached prefix cannot be negative.")
+        """The longest hit of a prompt that shares its first ``cached_tokens`` with the cache."""
         usable = min(cached_tokens, prompt_tokens - self.uncovered_tokens)
         blocks = max(0, usable // self.block_tokens - self.policy.drops)
         found = blocks * self.block_tokens
@@ -246,17 +218,11 @@ class Rule:
 
 @dataclass(frozen=True)
 class Speculation:
-    """What drafts do to prefix hits, by how they are made.
+    """What a way to draft does to prefix hits.
 
     A draft layer's entry at a block's last position is computed from the token after it, so
     prompts that diverge right after a block cannot share that block as it is. Engines either let
-    the key of a block cover that token, or give up what a hit matched last.
-
-    Attributes:
-        explains: What it costs, in one line.
-        setting: What a user of the engine writes to have it.
-        key_tokens: Tokens after a block that its key covers.
-        drops: Whether a hit gives up the last block that the draft's group matched.
+    the block's key cover ``key_tokens`` after it, or drop the last block of a hit.
     """
 
     explains: str
@@ -287,18 +253,13 @@ class Variant:
     """A rule that users name, for a deployment of its engine's newest version.
 
     Attributes:
-        explains: What it does, in one line.
         engine: Whose rule, with its version; empty for the rule of no engine.
         setting: What a user of the engine writes to have it.
         flags: Settings that choose it, by the names of ``budget``'s inputs.
         default_for: Generations for which the engine has it, where ``flags`` are as given.
-        drafts: Ways to draft of which its hits are known, by name.
-        groups: Whether requests have windows and states in blocks or pages; else in slots.
-        retention: Where windows and states stay cached.
-        policy: How requests are admitted, and what a hit is.
-        block_tokens: Tokens of a block that the engine takes.
-        hopper_block_tokens: The same on Hopper, where it takes others there.
-        remedies: What gets tokens back that are lost, by the reason of the loss.
+        drafts: Ways to draft with which its hits are known.
+        groups: Windows and states are kept in blocks or pages; else in slots of requests.
+        remedies: What gets lost tokens back, by the reason of the loss.
     """
 
     explains: str
@@ -332,22 +293,18 @@ class Variant:
 class Launch:
     """How servers of an engine are started.
 
-    ``arguments``, ``replicas`` and ``drafts`` are formatted with ``model``, ``tp``, ``dp``,
-    ``pp``, ``ep``, ``ranks`` (tp · dp), ``count`` of drafts, ``verified`` (count + 1) and
-    ``host_gib``; so are ``stages`` and the flags of ``written``.
+    Texts are formatted with ``model``, ``tp``, ``dp``, ``pp``, ``ep``, ``ranks`` (tp · dp),
+    ``count`` of drafts, ``verified`` (count + 1), ``host_gib`` and ``role``.
 
     Attributes:
         words: Words that begin a command, most specific first.
         images: Parts of names of container images.
-        program: What is run.
-        arguments: Of one replica.
-        stages: For several pipeline stages.
-        replicas: For several.
-        drafts: For drafts by MTP.
-        role: For a prefill or decode side, with ``role``.
-        written: Flags and variables that say an input in words of their own, by
-            ``input=value``.
-        counts_verified: Draft tokens are counted with the token that is verified with them.
+        stages: Arguments for several pipeline stages.
+        replicas: Arguments for several replicas.
+        drafts: Arguments for drafts by MTP.
+        role: Arguments for a prefill or decode side.
+        written: Flags and variables for an ``input=value``.
+        counts_verified: Draft tokens include the token that is verified with them.
         tp_spans_replicas: Tensor parallel ranks are counted over all replicas.
     """
 
@@ -365,12 +322,9 @@ class Launch:
 
 
 class Limit(NamedTuple):
-    """What an engine refuses, or is not sized with.
+    """An input that an engine refuses for some generations of models, or is not sized with.
 
-    Attributes:
-        asked: What is asked for, by the name of the input.
-        kinds: Generations of models that it is about.
-        said: What its newest version says; empty where it starts, and is not sized.
+    ``said`` is what its newest version says; empty where it starts, and is not sized.
     """
 
     asked: str
@@ -383,15 +337,11 @@ class Family:
     """An engine: its folder's row.
 
     Attributes:
-        name: As users write it: ``vllm``.
-        title: Its own name: ``vLLM``.
         sizes: ``module:class`` in its folder that sizes caches, called with a version.
         versions: Rows with ``newest`` and ``oldest``, the oldest first; none for an engine of
             one version.
         assumes: Settings that choose a rule, where they are not given.
-        has_flags: Whether its folder has ``flags``.
-        launch: How its servers are started.
-        limits: What it refuses.
+        has_flags: Its folder has ``flags``.
         host_tiers: What keeps prefixes in host memory, by name, in one line each.
         result_fields: Fields that only results of its own benchmark have.
         log_mark: What a log of its start has before the arguments.

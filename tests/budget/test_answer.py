@@ -93,10 +93,7 @@ def test_a_window_pool_that_binds_decides_how_many_requests_fit() -> None:
 
 @pytest.mark.parametrize(
     ("tokens", "drafts", "observed"),
-    [
-        (4_156 + 252, {}, 132),
-        (4_144 + 257, {"draft_layers": "1", "draft_tokens": "2"}, 102),
-    ],
+    [(4_156 + 252, {}, 132), (4_144 + 257, {"draft_layers": "1", "draft_tokens": "2"}, 102)],
 )
 def test_as_many_run_as_were_seen_to_run(
     tokens: int, drafts: dict[str, str], observed: int

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from dsv4kv.budget.fit import (
     available_bytes,
     costs_of,
-    fewest_gpus,
     fits,
     free_bytes,
     logits_bytes,
@@ -17,8 +16,8 @@ from dsv4kv.budget.fit import (
     transient_bytes,
     use_of,
 )
-from dsv4kv.budget.scenario import Scenario, resolve
-from tests.budget.questions import ENGINES, GIB, ask, scenario, scenarios
+from dsv4kv.budget.scenario import Scenario
+from tests.budget.questions import ENGINES, GIB, scenario, scenarios
 from tests.examples import examples
 
 CONTEXTS = st.integers(1, 2**20)
@@ -88,17 +87,6 @@ def test_the_two_inverses_agree(found: Scenario, tokens: int) -> None:
     assume(most)
     assert max_context(found, most) >= tokens
     assert max_context(found, most + 1) < tokens
-
-
-@FEW
-@given(ENGINES, st.sampled_from(["h100", "h200"]), CONTEXTS, LOADS)
-def test_the_fewest_gpus_are_enough_and_the_next_fewer_are_not(
-    engine: str, gpu: str, tokens: int, load: int
-) -> None:
-    candidates = resolve(ask(engine=engine, gpu=gpu))
-    found = fewest_gpus(candidates, tokens, load)
-    enough = [each for each in candidates if fits(each, tokens, load)]
-    assert found == (enough[0] if enough else None)
 
 
 @FEW

@@ -4,18 +4,8 @@ import pytest
 
 from dsv4kv.budget.flags import merge, read_flag, take_flags, wrong_engine
 from dsv4kv.budget.inputs import read_inputs
-from dsv4kv.engines.flags import Texts, find_flag, flags_of
-from dsv4kv.engines.names import FAMILIES
+from dsv4kv.engines.flags import Texts, find_flag
 from dsv4kv.errors import ConfigError
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_word_of_an_engine_is_spelled_once_and_says_what_it_does(family: str) -> None:
-    spellings = [spelling for flag in flags_of(family) for spelling in flag.spellings]
-    assert len(spellings) == len(set(spellings))
-    for flag in flags_of(family):
-        assert flag.effect
-        assert flag.is_variable == flag.name.isupper()
 
 
 @pytest.mark.parametrize(

@@ -27,11 +27,6 @@ def expand(load: Load) -> Callable[..., list[Point[BenchConfig]]]:
 Expand = Callable[..., list[Point[BenchConfig]]]
 
 
-def test_without_axes_there_is_the_configuration_alone(load: Load) -> None:
-    loaded = load("name: a", "cache.block_tokens=256")
-    assert expand_axes(loaded, ["cache.block_tokens=256"], []) == [Point({}, loaded.config)]
-
-
 @given(
     st.lists(st.integers(1, 50), min_size=1, max_size=4, unique=True),
     st.lists(st.sampled_from(["model", "type", "layer"]), min_size=1, max_size=3, unique=True),
@@ -51,14 +46,6 @@ def test_commas_inside_brackets_and_quotes_do_not_split(expand: Expand) -> None:
     cases = expand("model.layers=[0,2], [0,2,3],null", 'name="a,b",c')
     assert [case.axis["model.layers"] for case in cases[::2]] == [[0, 2], [0, 2, 3], None]
     assert [case.config.name for case in cases[:2]] == ["a,b", "c"]
-
-
-def test_a_value_with_a_colon_needs_no_quotes(expand: Expand) -> None:
-    assert expand("workload.trace=builtin:chat,null")[0].config.workload.trace == "builtin:chat"
-
-
-def test_the_axis_tells_validated_values(expand: Expand) -> None:
-    assert expand("cache.max_context_tokens=1M")[0].axis == {"cache.max_context_tokens": 2**20}
 
 
 @pytest.mark.parametrize(

@@ -7,23 +7,11 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from dsv4kv.config.bench import BenchConfig
-from dsv4kv.config.load import LoadedConfig, load_config, shipped_names
+from dsv4kv.config.load import LoadedConfig, load_config
 from dsv4kv.errors import ConfigError
-from dsv4kv.files import shipped
 from tests.examples import examples
 
 from .conftest import Load, Refuse, Write
-
-
-def test_no_source_takes_the_shipped_default() -> None:
-    assert load_config(None) == load_config("default")
-
-
-@pytest.mark.parametrize("name", ["default", "smoke", "bookkeeping"])
-def test_a_bare_name_takes_the_shipped_file(name: str) -> None:
-    text = (shipped("configs") / "bench" / f"{name}.yaml").read_text(encoding="utf-8")
-    loaded = load_config(name)
-    assert (loaded.source, loaded.text, loaded.config.name) == (name, text, name)
 
 
 def test_a_file_comes_before_a_shipped_name(write: Write) -> None:
@@ -35,12 +23,6 @@ def test_a_folder_does_not_hide_a_shipped_name(write: Write) -> None:
     write("")
     Path("smoke").mkdir()
     assert load_config("smoke").config.name == "smoke"
-
-
-def test_the_digest_is_of_the_bytes_of_the_file_before_overrides(write: Write) -> None:
-    content = "\ufeffname: mine\r\n".encode()
-    loaded = load_config(write(content), ["name=other"])
-    assert loaded.sha256 == hashlib.sha256(content).hexdigest()
 
 
 def test_a_loaded_config_tells_text_and_source_as_given(write: Write) -> None:
@@ -62,16 +44,6 @@ def test_a_missing_file_lists_the_shipped_names_and_the_nearest(write: Write) ->
     )
 
 
-def test_a_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="Is a directory"):
-        load_config(str(tmp_path))
-
-
-def test_a_key_left_out_keeps_its_default(load: Load) -> None:
-    config = load("cache: {block_tokens: 256}").config
-    assert config == BenchConfig.model_validate({"cache": {"block_tokens": 256}})
-
-
 def test_a_section_in_part_keeps_the_defaults_of_its_place(load: Load) -> None:
     lengths = load("workload: {synthetic: {output: {sigma: 0.5}}}").config.workload.synthetic
     assert lengths.output.mean == BenchConfig().workload.synthetic.output.mean == 128
@@ -79,10 +51,6 @@ def test_a_section_in_part_keeps_the_defaults_of_its_place(load: Load) -> None:
 
 def test_a_section_with_all_keys_commented_out_keeps_its_defaults(load: Load) -> None:
     assert load("cache:\n  # block_tokens: 256\n").config == BenchConfig()
-
-
-def test_an_empty_mapping_is_all_defaults(load: Load) -> None:
-    assert load("{}").config == BenchConfig()
 
 
 def test_anchors_and_merge_keys_work(load: Load) -> None:
@@ -178,10 +146,6 @@ def test_any_yaml_values_load_or_are_refused(load: Load, pairs: list[tuple[str, 
     assert told(load, "\n".join(lines))
 
 
-def test_the_shipped_names_are_the_shipped_files() -> None:
-    assert shipped_names() == ["bookkeeping", "default", "gpu", "smoke"]
-
-
 @pytest.mark.parametrize(
     ("override", "section", "key", "value"),
     [
@@ -203,21 +167,6 @@ def test_a_value_is_read_as_yaml(
     assert getattr(getattr(load("{}", override).config, section), key) == value
 
 
-def test_an_override_beats_the_file_and_leaves_the_rest(load: Load) -> None:
-    config = load("cache: {block_tokens: 256, sharing: type}", "cache.block_tokens=512").config
-    assert (config.cache.block_tokens, config.cache.sharing) == (512, "type")
-
-
-def test_an_override_of_a_nested_key_keeps_the_defaults_beside_it(load: Load) -> None:
-    assert load("{}", "workload.synthetic.output.sigma=0.5").config.workload.synthetic.output == (
-        BenchConfig().workload.synthetic.output.model_copy(update={"sigma": 0.5})
-    )
-
-
-def test_of_two_overrides_of_a_key_the_last_counts(load: Load) -> None:
-    assert load("{}", "name=a", "name=b").config.name == "b"
-
-
 def test_an_override_mends_a_wrong_value_of_the_file(load: Load) -> None:
     assert load("cache: {block_tokens: 1}", "cache.block_tokens=128").config == BenchConfig()
 
@@ -228,18 +177,3 @@ def test_aliases_that_grow_without_end_are_refused(refuse: Refuse, merge: str) -
     levels += [f"a{i}: &a{i} {merge % ', '.join([f'*a{i - 1}'] * 9)}" for i in range(1, 12)]
     (line,) = refuse("\n".join(levels))
     assert line.endswith(": YAML that holds itself, or many times the same.")
-
-
-def test_a_long_text_is_shown_in_short(refuse: Refuse) -> None:
-    (line,) = refuse(f"device: {'x' * 10_000}\n")
-    assert "..." in line
-    assert len(line) < 120
-
-
-def test_a_number_too_long_to_be_one_is_refused(refuse: Refuse) -> None:
-    (line,) = refuse(f"cache: {{num_blocks: {'9' * 5000}}}\n")
-    assert line.startswith("bench.yaml:1: cache.num_blocks is '9999")
-
-
-def test_a_right_file_has_no_problems(load: Load) -> None:
-    assert load("name: 'on'\n").config.name == "on"

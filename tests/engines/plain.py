@@ -48,12 +48,7 @@ class PlainVllmGroups(PlainVllm):
     """Tables of context, windows and states over one queue; a name is (group, block)."""
 
     def __init__(
-        self,
-        blocks: int,
-        grain: int,
-        groups: Sequence[Group],
-        retention: int | None,
-        chunk: int,
+        self, blocks: int, grain: int, groups: Sequence[Group], retention: int | None, chunk: int
     ) -> None:
         super().__init__(blocks, grain)
         self.groups, self.retention, self.chunk = groups, retention, chunk

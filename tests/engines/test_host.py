@@ -8,7 +8,7 @@ import pytest
 from dsv4kv.engines.contract import Capacity, Deployment
 from dsv4kv.engines.host import HostTier, HostWish, Sent
 from dsv4kv.engines.names import find_engine
-from dsv4kv.engines.vllm.host import chunk_bytes, offloaded_groups, stored_chunks
+from dsv4kv.engines.vllm.host import offloaded_groups, stored_chunks
 from dsv4kv.engines.vllm.sizes import VllmEngine
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import choose_formats
@@ -75,38 +75,6 @@ def test_a_prompt_leaves_so_many_chunks_in_vllms_host_memory(
     groups = offloaded_groups(vllm(), deployment(name), retention)
     found = [sum(stored_chunks(group, 256, n, retention) for group in groups) for n in PROMPTS]
     assert tuple(found) == CHUNKS[retention]
-
-
-@pytest.mark.parametrize(
-    ("name", "block_bytes", "chunk"),
-    [("v4-flash", 1_002_240, 1_003_520), ("v4-pro", 1_435_968, 1_437_696)],
-)
-def test_a_chunk_is_a_block_of_the_pool_in_whole_pages_of_4096(
-    name: str, block_bytes: int, chunk: int
-) -> None:
-    given = deployment(name)
-    assert vllm().layout(given).unit_bytes == block_bytes
-    wish = HostWish("native", size_bytes=100 * 2**30)
-    (pool,) = vllm().host_tier(given, capacity(1, block_bytes), wish).pools
-    assert (pool.page_bytes, pool.pages) == (chunk, 100 * 2**30 // chunk)
-
-
-@pytest.mark.parametrize(
-    ("name", "token", "tail"),
-    [
-        ("v4-flash", Fraction("3850.25"), 15_420_416),
-        ("v4-pro", Fraction("5511.4375"), 23_270_400),
-    ],
-)
-@pytest.mark.parametrize("chunk", [256, 4_096, 32_768])
-def test_lmcache_keeps_context_by_the_token_and_a_tail_by_the_chunk(
-    name: str, token: Fraction, tail: int, chunk: int
-) -> None:
-    groups = vllm().layout(deployment(name)).groups
-    assert chunk_bytes(groups, chunk) == token * chunk + tail
-    wish = HostWish("lmcache", size_bytes=10 * 2**30, chunk_tokens=chunk)
-    (pool,) = vllm().host_tier(deployment(name), capacity(1), wish).pools
-    assert pool.page_bytes == -(-(token * chunk + tail) // 4_096) * 4_096
 
 
 def sent(engine: str, model: str, tokens: int) -> Sent:

@@ -3,14 +3,12 @@
 from fractions import Fraction
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.dsv4kv.sizes import OwnEngine
-from dsv4kv.errors import ConfigError
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import Sharing, choose_formats
 from tests.examples import examples
@@ -76,19 +74,3 @@ def test_costs_add_up_to_a_request_of_whole_blocks(model: str, blocks: int, size
     fixed = sum(cost.fixed_bytes for cost in costs)
     per_token = sum((cost.marginal_bytes + cost.padding_bytes for cost in costs), Fraction(0))
     assert fixed + context * per_token == engine.request_bytes(whole, context, in_flight=1)
-
-
-@given(st.integers(0, 40), st.integers(0, 99))
-def test_capacity_is_the_requests_that_memory_holds(requests: int, rest: int) -> None:
-    engine, small = OwnEngine(), deployment(layers=(0, 2, 3))
-    one = engine.request_bytes(small, 1000, in_flight=1)
-    found = engine.capacity(small, requests * one + rest)
-    assert found.concurrency == requests
-    assert found.cache_bytes == requests * one
-    assert found.units == requests * found.units_per_request == requests * 8
-    assert found.printed_tokens == requests * 1000
-
-
-def test_a_bf16_state_is_refused_with_what_there_is() -> None:
-    with pytest.raises(ConfigError, match="keeps its compressor state in float32: choose the"):
-        OwnEngine().costs(deployment(state_bytes=2))

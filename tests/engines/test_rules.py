@@ -10,14 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.engines.names import RULES
-from dsv4kv.engines.prefix import (
-    Pool,
-    open_cache,
-    open_hashed,
-    rule_of,
-    run_rule,
-    serve_alone,
-)
+from dsv4kv.engines.prefix import Pool, open_cache, open_hashed, rule_of, run_rule, serve_alone
 from dsv4kv.engines.rule import Group, Layout, Policy, Retention, Rule
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
@@ -27,13 +20,7 @@ from dsv4kv.prefix.paths import PathTable, find_reuse
 from dsv4kv.traces.collect import collect_paths
 from dsv4kv.traces.request import Request
 from tests.engines.plain import PlainSglang, PlainVllm, PlainVllmGroups
-from tests.prefix.traces import (
-    Text,
-    conversation,
-    needs_conversation,
-    texts,
-    to_table,
-)
+from tests.prefix.traces import Text, conversation, needs_conversation, texts, to_table
 
 GRAINS = st.sampled_from([1, 2, 4, 8])
 MODEL = load_model("v4-flash")
@@ -102,12 +89,7 @@ def test_sglangs_hits_are_those_of_a_tree_searched_for_its_oldest_leaf(
 GROUPS = (Group("window", 2, 2), Group("window", 1, 1))
 
 
-@given(
-    texts(),
-    st.sampled_from([None, 0, 8, 16]),
-    st.sampled_from([4, 8, 64]),
-    st.integers(0, 80),
-)
+@given(texts(), st.sampled_from([None, 0, 8, 16]), st.sampled_from([4, 8, 64]), st.integers(0, 80))
 def test_vllms_groups_hit_what_single_blocks_of_all_groups_hit(
     prompts: list[Text], retention: int | None, chunk: int, spare: int
 ) -> None:

@@ -48,7 +48,6 @@ class OwnEngine(Engine):
 
     def request_bytes(self, deployment: Deployment, tokens: int, *, in_flight: int) -> int:
         """Bytes of one request of so many tokens: blocks, slot, table row."""
-        del in_flight  # blocks of a step's tokens are among the request's own
         # neither context nor load decides what a layer stores: searches ask for thousands of both
         key = replace(deployment, max_context_tokens=1, concurrency=None)
         held = _lay_out(self.sharing, key)

@@ -1,19 +1,17 @@
 """A start-up log explained, and two of them compared.
 
-The configuration behind the log's number, what it means, what really fits, and what would change
-it most. Between two logs one thing after the other is taken from the first configuration to the
-second; each step is what the number changes by. The order is fixed: a step's size depends on
-those before it.
+An explanation says which configuration printed the number, what it means, what really fits, and
+which settings would change it most. Between two logs, settings are changed from the first to the
+second one at a time, in a fixed order; a step is what the printed number changes by.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from pathlib import Path
 from typing import Literal
 
 from dsv4kv.engines.contract import GIB, Deployment, Engine
-from dsv4kv.engines.logs.read import Reading, StartupLog, draft_method, named_model, read_log
+from dsv4kv.engines.logs.read import Reading, StartupLog, draft_method, named_model
 from dsv4kv.engines.logs.recover import Recovery, likeliest, recover
 from dsv4kv.engines.names import find_engine
 from dsv4kv.errors import ConfigError
@@ -23,20 +21,20 @@ from dsv4kv.units import format_bytes
 
 How = Literal["read", "inferred", "assumed"]
 _CONTEXTS = (4096, 32_768, 131_072, 1_048_576)
-_ECHOED = (
-    ("tensor parallel", "tensor_parallel"),
-    ("data parallel", "data_parallel"),
-    ("pipeline parallel", "pipeline_parallel"),
-    ("memory fraction", "memory_fraction"),
-    ("cache dtype", "cache_dtype"),
-    ("max requests", "requests"),
-    ("tokens of a step", "batched"),
-)
+_ECHOED = {
+    "tensor parallel": "tensor_parallel",
+    "data parallel": "data_parallel",
+    "pipeline parallel": "pipeline_parallel",
+    "memory fraction": "memory_fraction",
+    "cache dtype": "cache_dtype",
+    "max requests": "requests",
+    "tokens of a step": "batched",
+}
 
 
 @dataclass(frozen=True)
 class Statement:
-    """One thing known of the configuration, and how."""
+    """One setting of the configuration, and how it is known."""
 
     what: str
     value: str
@@ -56,12 +54,8 @@ class RankSize:
 class Split:
     """One request of full context, in the engine's units (blocks, full tokens).
 
-    Attributes:
-        context: For its tokens.
-        fixed: For windows and states in steady decode.
-        in_flight: On top, for tokens in flight.
-        counted: What the engine divides by; the sum of the three.
-        held: What it really takes in steady decode.
+    ``counted``, which the engine divides by, is the sum of the first three; ``held`` is what the
+    request takes in steady decode.
     """
 
     context: float
@@ -98,15 +92,14 @@ class Explanation:
     """A log explained.
 
     Attributes:
-        seen_in_logs: Those rules were checked against published logs.
+        seen_in_logs: These rules were checked against published logs.
         ranks: What every rank printed, the smallest first; the smallest is explained.
         candidates: Other configurations that agree with the log as well.
         printed_tokens: The log's number; None where the engine refused to start.
-        shown_tokens: The same number, or what it would have been had it started.
-        cache_bytes: Bytes of the memory they take.
-        in_flight_bytes: Of every request on top, reserved.
-        padding_bytes_per_token: Of it, what alignment loses.
-        measured: GiB of all but the cache, as the log says, by what they are.
+        shown_tokens: The same by the rules, had it started.
+        in_flight_bytes: Reserved on top for the tokens in flight, per request.
+        padding_bytes_per_token: Part of ``bytes_per_token`` lost to alignment.
+        measured: GiB of everything but the cache, as the log says.
         meaning: The number in sentences.
     """
 
@@ -137,19 +130,18 @@ class Explanation:
     changes: tuple[Change, ...]
     meaning: tuple[str, ...]
 
-
-def explain_log(path: Path) -> Explanation:
-    """Read and explain a start-up log.
-
-    Raises:
-        ConfigError: A file that cannot be read, that says nothing of a cache's size, or whose
-            model has another cache than DeepSeek-V4.
-    """
-    return explain_startup(read_log(path))[0]
+    @property
+    def number(self) -> int:
+        """The printed tokens; of a refused start, what would have been printed."""
+        return self.shown_tokens if self.printed_tokens is None else self.printed_tokens
 
 
 def explain_startup(log: StartupLog) -> tuple[Explanation, Recovery]:
-    """Explain the smallest size of a log; raises ``ConfigError`` as ``explain_log`` does."""
+    """Explain the smallest size of a log.
+
+    Raises:
+        ConfigError: A log that is not understood, or of a model other than DeepSeek-V4 and V4.1.
+    """
     reading = log.readings[0]
     found = recover(log, reading)
     if not found:
@@ -163,13 +155,6 @@ def explain_startup(log: StartupLog) -> tuple[Explanation, Recovery]:
             f"{log.source}: not understood: its numbers follow from no known rules, and it does "
             "not say which model it is of: give the log from its first line, with the arguments."
         )
-    others = tuple(other.title for other in likeliest(found)[1:]) if best.exact else ()
-    return _explanation(log, reading, best, others), best
-
-
-def _explanation(
-    log: StartupLog, reading: Reading, best: Recovery, others: tuple[str, ...]
-) -> Explanation:
     engine, deployment = best.engine, best.deployment
     capacity, costs = engine.capacity(deployment, best.available_bytes), engine.costs(deployment)
     marginal = sum((cost.marginal_bytes for cost in costs), Fraction(0))
@@ -180,17 +165,24 @@ def _explanation(
         "No known engine version reproduces this log (fork, limit or unmodelled feature?). "
         f"Closest match: {best.title}; treat what follows as a guess."
     )
-    return Explanation(
+    explanation = Explanation(
         source=log.source,
         engine=engine.name,
         seen_in_logs=engine.seen_in_logs,
         exact=best.exact,
         title=best.title,
-        ranks=tuple(_rank_size(other) for other in log.readings),
+        ranks=tuple(
+            RankSize(
+                each.rank,
+                each.printed_tokens,
+                each.number("available_gib") or each.number("available_bytes"),
+            )
+            for each in log.readings
+        ),
         statements=tuple(_statements(log, reading, best)),
-        candidates=others,
+        candidates=tuple(other.title for other in likeliest(found)[1:]) if best.exact else (),
         printed_tokens=reading.printed_tokens,
-        shown_tokens=shown_tokens(engine, deployment, best.available_bytes),
+        shown_tokens=_shown_tokens(engine, deployment, best.available_bytes),
         concurrency=float(capacity.concurrency),
         context_tokens=deployment.max_context_tokens,
         in_flight_tokens=deployment.in_flight_tokens,
@@ -208,19 +200,15 @@ def _explanation(
         changes=_changes(best, log),
         meaning=(*([] if best.exact else [doubt]), *rules.meaning(reading, best, capacity, parts)),
     )
+    return explanation, best
 
 
-def shown_tokens(engine: Engine, deployment: Deployment, available_bytes: int) -> int:
+def _shown_tokens(engine: Engine, deployment: Deployment, available_bytes: int) -> int:
     """The number that is printed, or that would be, had the engine not refused to start."""
     capacity = engine.capacity(deployment, available_bytes)
     if capacity.printed_tokens is not None:
         return capacity.printed_tokens
     return int(capacity.concurrency * deployment.max_context_tokens)
-
-
-def _rank_size(reading: Reading) -> RankSize:
-    memory = reading.number("available_gib") or reading.number("available_bytes")
-    return RankSize(reading.rank, reading.printed_tokens, memory)
 
 
 def _statements(log: StartupLog, reading: Reading, found: Recovery) -> Iterator[Statement]:
@@ -244,7 +232,7 @@ def _statements(log: StartupLog, reading: Reading, found: Recovery) -> Iterator[
         yield known("blocks", f"{found.units:,}", False)
     else:
         yield known("state", "fp32" if deployment.state_bytes == 4 else "bf16", False)
-    for what, name in _ECHOED:
+    for what, name in _ECHOED.items():
         if value := log.text(name):
             yield known(what, value, True)
 
@@ -270,11 +258,11 @@ def _fits(found: Recovery, cache_bytes: int) -> tuple[Fit, ...]:
 
 def _changes(found: Recovery, log: StartupLog) -> tuple[Change, ...]:
     """Every change with its gain, the one that alters the number most first."""
-    now = shown_tokens(found.engine, found.deployment, found.available_bytes)
+    now = _shown_tokens(found.engine, found.deployment, found.available_bytes)
     changes = []
     for what, engine, deployment, memory in _trials(found):
         try:
-            tokens = shown_tokens(engine, deployment, memory)
+            tokens = _shown_tokens(engine, deployment, memory)
         except ConfigError:  # the engine does not serve it
             continue
         changes.append(Change(what, tokens, tokens - now))
@@ -313,11 +301,7 @@ def _trials(found: Recovery) -> Iterator[tuple[str, Engine, Deployment, int]]:
 
 @dataclass(frozen=True)
 class Step:
-    """One difference, and what it does to the number of tokens.
-
-    Attributes:
-        what: The difference: ``rules vllm:0.26 → vllm:0.33``.
-    """
+    """One difference (``rules vllm:0.26 → vllm:0.33``), and the number and units after it."""
 
     what: str
     gain_tokens: int
@@ -329,13 +313,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Waterfall:
-    """From one log's number to the other's.
-
-    Attributes:
-        steps: The changes from one to the other; their gains add up to the difference exactly.
-        start_tokens: The first log's number; for a refused start, what would have been printed.
-        end_tokens: The second log's number.
-    """
+    """From one log's number to the other's; the gains of the steps add up to the difference."""
 
     before: Explanation
     after: Explanation
@@ -344,28 +322,27 @@ class Waterfall:
     end_tokens: int
 
 
-def compare_logs(before: Path, after: Path) -> Waterfall:
-    """Explain two logs and the difference of their numbers; raises ``ConfigError``."""
-    return make_waterfall(explain_startup(read_log(before)), explain_startup(read_log(after)))
-
-
 def make_waterfall(
     before: tuple[Explanation, Recovery], after: tuple[Explanation, Recovery]
 ) -> Waterfall:
     """Steps between two explained logs."""
     (first, start), (second, end) = before, after
+    unexplained = "not explained by the rules of"
+    path = [(f"{unexplained} {first.engine}", start), *_path(start, end)]
+    reached = [
+        (what, state, _shown_tokens(state.engine, state.deployment, state.available_bytes))
+        for what, state in path
+    ]
+    reached.append((f"{unexplained} {second.engine}", path[-1][1], second.number))
     steps: list[Step] = []
-    tokens = _number(first)
-    for what, state in [("", start), *_path(start, end)]:
-        reached = shown_tokens(state.engine, state.deployment, state.available_bytes)
-        if what or reached != tokens:
-            label = what or f"not explained by the rules of {first.engine}"
-            steps.append(_step(label, state, tokens, reached))
-        tokens, last = reached, state
-    if tokens != _number(second):
-        label = f"not explained by the rules of {second.engine}"
-        steps.append(_step(label, last, tokens, _number(second)))
-    return Waterfall(first, second, tuple(steps), _number(first), _number(second))
+    tokens = first.number
+    for what, state, now in reached:
+        if now != tokens or not what.startswith(unexplained):
+            capacity = state.engine.capacity(state.deployment, state.available_bytes)
+            size, needed = float(capacity.unit_bytes), float(capacity.units_per_request)
+            steps.append(Step(what, now - tokens, now, size, capacity.units, needed))
+        tokens = now
+    return Waterfall(first, second, tuple(steps), first.number, second.number)
 
 
 _SETTINGS: dict[str, tuple[str, ...]] = {
@@ -383,7 +360,7 @@ _SETTINGS: dict[str, tuple[str, ...]] = {
 
 
 def _path(start: Recovery, goal: Recovery) -> Iterator[tuple[str, Recovery]]:
-    """Every difference with the configuration after it; what is the same gives no step."""
+    """Every difference with the configuration after it."""
     now, other = start, start.deployment.model.kind != goal.deployment.model.kind
     if now.engine.name != goal.engine.name:
         label = f"rules {now.engine.name} → {goal.engine.name}"
@@ -415,20 +392,3 @@ def _setting_text(deployment: Deployment, name: str) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "default" if value is None else f"{value:,}"
-
-
-def _step(what: str, state: Recovery, before: int, after: int) -> Step:
-    capacity = state.engine.capacity(state.deployment, state.available_bytes)
-    return Step(
-        what=what,
-        gain_tokens=after - before,
-        tokens=after,
-        unit_bytes=float(capacity.unit_bytes),
-        units=capacity.units,
-        units_per_request=float(capacity.units_per_request),
-    )
-
-
-def _number(explanation: Explanation) -> int:
-    printed = explanation.printed_tokens
-    return explanation.shown_tokens if printed is None else printed

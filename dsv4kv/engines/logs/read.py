@@ -8,13 +8,12 @@ import gzip
 import re
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from math import inf
 from pathlib import Path
 from typing import IO, cast
 
+from dsv4kv.engines.flags import scaled
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import open_regular
 from dsv4kv.model.presets import preset_names
@@ -37,8 +36,11 @@ def read_lines(path: Path) -> Iterator[str]:
         ConfigError: A file that cannot be read.
     """
     try:
-        with ExitStack() as stack:
-            file = _open(path, stack)
+        with open_regular(path) as plain:
+            magic = plain.read(len(_GZIP_MAGIC))
+            plain.seek(0)
+            packed = magic == _GZIP_MAGIC
+            file = cast(IO[bytes], gzip.GzipFile(fileobj=plain)) if packed else plain
             while raw := file.readline(_LONGEST_LINE_BYTES):
                 text = raw.decode("utf-8", errors="replace")
                 if "\x1b" in text:
@@ -53,15 +55,6 @@ def rank_of(line: str) -> str:
     """The process or ranks that a line's prefix names: ``Worker_TP3``, ``DP0 TP1``, or nothing."""
     match = _RANK.search(line[:200])
     return (match["process"] or match["ranks"]).strip() if match else ""
-
-
-def _open(path: Path, stack: ExitStack) -> IO[bytes]:
-    file = stack.enter_context(open_regular(path))
-    magic = file.read(len(_GZIP_MAGIC))
-    file.seek(0)
-    if magic != _GZIP_MAGIC:
-        return file
-    return cast(IO[bytes], stack.enter_context(gzip.open(file)))
 
 
 _NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"
@@ -125,7 +118,6 @@ def find_fields(line: str) -> dict[str, str]:
 
 
 def _is_likely(text: str) -> bool:
-    """Whether a field is no number, or one that a log of a server may have."""
     digits = text.partition(".")[0].replace(",", "")
     return len(text) <= _LONGEST and (not digits.isdecimal() or int(digits) <= _LARGEST)
 
@@ -185,7 +177,6 @@ _NAMED = (
     ("model", re.compile(r"\bmodel\s{2,}(\S+)\s*$")),  # of the banner
 )
 _NOTHING = {"none", "null", "-1"}
-_SCALE = {"k": 1000, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
 def find_arguments(line: str) -> Iterator[tuple[str, str]]:
@@ -200,15 +191,6 @@ def find_arguments(line: str) -> Iterator[tuple[str, str]]:
     for name, pattern in _NAMED:
         if found := pattern.search(line):
             yield name, found[1]
-
-
-def whole_number(text: str | None) -> int | None:
-    """``8192``, ``8_192``, ``128k`` (thousands) or ``128K`` (binary), as vLLM takes them."""
-    match = re.fullmatch(r"(\d[\d_]*(?:\.\d+)?)([kmgKMG]?)", text or "")
-    if match is None or len(match[0]) > _LONGEST:
-        return None
-    number = int(Fraction(match[1].replace("_", "")) * _SCALE.get(match[2], 1))
-    return number if number <= _LARGEST else None
 
 
 @dataclass(frozen=True)
@@ -232,7 +214,7 @@ class Reading:
     def whole(self, name: str) -> int | None:
         """A field as a whole number; None where it is missing."""
         text = self.fields.get(name)
-        return None if text is None else int(Fraction(text.replace(",", "")))
+        return None if text is None else int(float(text.replace(",", "")))
 
     @property
     def printed_tokens(self) -> int | None:
@@ -276,19 +258,16 @@ class StartupLog:
         return number if 0 < number < inf else None
 
     def whole(self, name: str) -> int | None:
-        """An argument's last value as a whole number."""
-        return whole_number(self.text(name))
+        """An argument's last value as a whole number, as large as a server may have."""
+        number = scaled(self.text(name) or "")
+        return number if number is not None and 0 <= number <= _LARGEST else None
 
 
 _REPLICA = re.compile(r"DP(\d+)")
 
 
 def read_log(path: Path) -> StartupLog:
-    """Read a start-up log.
-
-    Raises:
-        ConfigError: A file that cannot be read, or that says nothing of a cache's size.
-    """
+    """Read a start-up log; ``ConfigError`` for one that says nothing of a cache's size."""
     return parse_log(read_lines(path), source=str(path))
 
 

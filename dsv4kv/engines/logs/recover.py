@@ -6,6 +6,7 @@ from itertools import product
 from typing import Any
 
 from dsv4kv.engines.contract import Deployment, Engine
+from dsv4kv.engines.flags import DRAFT_LAYERS
 from dsv4kv.engines.formats import Site, stored_formats
 from dsv4kv.engines.logs.read import (
     V41,
@@ -21,7 +22,6 @@ from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import CacheFormats, choose_formats
 
-_DRAFT_LAYERS = {"mtp": 1, "eagle": 1, "nextn": 1, "dspark": 3}
 _ENTRY = "fp8_ds_mla"
 _FORMAT = {"bf16": "bf16", "bfloat16": "bf16", "fp8_inc": "fp8"}
 _FORMAT |= dict.fromkeys(("auto", "fp8", "fp8_e4m3", _ENTRY), _ENTRY)
@@ -76,20 +76,16 @@ def recover(log: StartupLog, reading: Reading) -> list[Recovery]:
         ConfigError: The log names a model whose cache is not DeepSeek-V4's.
     """
     rules = FAMILIES[log.family].load("log")
-    found = _distinct(rules.recover(log, reading)) or _distinct(rules.nearest(log, reading))
-    return sorted(found, key=lambda recovery: recovery.score, reverse=True)
+    first: dict[tuple[str, int], Recovery] = {}
+    for search in (rules.recover, rules.nearest):
+        for found in [] if first else search(log, reading):
+            first.setdefault((found.title, found.units), found)
+    return sorted(first.values(), key=lambda recovery: recovery.score, reverse=True)
 
 
 def likeliest(recoveries: list[Recovery]) -> list[Recovery]:
     """Those that agree with the log as well as the first does."""
     return [found for found in recoveries if found.score == recoveries[0].score]
-
-
-def _distinct(found: Iterable[Recovery]) -> list[Recovery]:
-    first: dict[tuple[str, int], Recovery] = {}
-    for recovery in found:
-        first.setdefault((recovery.title, recovery.units), recovery)
-    return list(first.values())
 
 
 def engines_of(log: StartupLog) -> tuple[list[Any], bool]:
@@ -176,7 +172,7 @@ def _cache_dtype(log: StartupLog, known: Iterable[str]) -> str:
 
 def _drafts(log: StartupLog) -> list[tuple[int, bool]]:
     method = draft_method(log) or ""
-    named = [(layers, True) for part, layers in _DRAFT_LAYERS.items() if part in method]
+    named = [(layers, True) for part, layers in DRAFT_LAYERS.items() if part in method]
     return named[:1] or [(0, False), (1, False), (3, False)]
 
 

@@ -7,7 +7,6 @@ Source: SGLang 0.5.12 to 0.5.23, ``pool_configurator.py``. Floats are used where
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 
 from dsv4kv.engines.contract import DRAFT, Deployment, layers_of
@@ -26,57 +25,81 @@ _EVICTION_TOKENS = 128  # SGLANG_SWA_EVICTION_INTERVAL
 _LEAST_GUESSED_REQUESTS, _MOST_GUESSED_REQUESTS = 2048, 4096
 
 
-@dataclass(frozen=True)
 class Pools:
-    """What one rank's layers cost.
+    """Prices, fixed sizes and slots of one rank's pools.
 
     Attributes:
         low: Ratio (1 or 2) of every held owner of V4.1.
         windows: Layers whose windows are priced.
         inflation: Factor for the draft worker: (layers + 1) / layers.
-        csa_ring: Rows of CSA state that belong to a window or page.
-        hca_ring: Rows of HCA state that belong to a request (or window).
+        csa_ring: Rows of CSA state of a window or page.
+        hca_ring: Rows of HCA state of a request (or window).
+        request_windows: The pool of windows has a fixed size.
+        decodes: Prompts are filled elsewhere: no chunks, and no prefixes kept for reuse.
+        window_entry_bytes: Priced bytes of a window entry, page padding included.
+        window_bytes_per_token: Priced bytes of a window slot in every layer, with its CSA state.
+        bytes_per_full_token: The coefficient that SGLang divides by and logs.
+        chunk_tokens: Tokens of one step; two are in flight where steps overlap.
+        window_tokens_per_request: Window slots of one request at worst, in steady decode.
+        fixed_window_tokens: Window slots of a fixed size.
     """
 
-    build: Build
-    deployment: Deployment
-    csa: int
-    hca: int
-    low: tuple[int, ...]
-    windows: int
-    inflation: float
-    page_tokens: int
-    csa_ring: int
-    hca_ring: int
+    def __init__(self, build: Build, deployment: Deployment) -> None:
+        """Price one rank; raises ``ConfigError`` for what SGLang does not serve."""
+        _check(build, deployment)
+        model, formats, drafts = deployment.model, deployment.formats, deployment.draft_tokens
+        layers = layers_of(deployment, f"sglang:{build.newest}", build.kinds)
+        own = [layer for layer in layers if layer.held and layer.kind != DRAFT]
+        kinds, sources = [layer.kind for layer in own], model.kv_owners or ()
+        self.build, self.deployment = build, deployment
+        self.low = tuple(sorted(layer.ratio for layer in own if layer.index in sources))
+        if sources and not self.low:
+            raise ConfigError(
+                f"stage {deployment.stage} holds no layer of {model.name} that stores compressed "
+                "KV, and SGLang does not start with such a stage: choose fewer of them (--pp)."
+            )
+        self.csa, self.hca = 0 if self.low else kinds.count("csa"), kinds.count("hca")
+        self.windows = len(kinds) if build.stage_layers else len(model.compress_ratios)
+        speculative = deployment.draft_layers > 0 or drafts > 0  # on every stage of a pipeline
+        shares = speculative and not deployment.replays_windows
+        self.inflation = (self.windows + 1) / self.windows if shares else 1.0
+        self.page_tokens = page = deployment.block_tokens or DEFAULT_PAGE_TOKENS
+        self.csa_ring = 16 if speculative else 8
+        self.hca_ring = 1 if deployment.online_state else 256 if speculative else 128
+        frees, ratio = deployment.frees_windows, deployment.window_ratio
+        self.frees_windows = build.frees_windows if frees is None else frees
+        self.window_ratio = DEFAULT_WINDOW_RATIO if ratio is None else ratio
+        sized = build.request_windows and ratio is None and deployment.concurrency is not None
+        self.request_windows = sized or deployment.replays_windows
+        self.decodes = build.request_windows and deployment.role == "decode"
+        self.extra_slots = deployment.extra_slots if self.decodes else 0
 
-    @property
-    def window_ratio(self) -> float:
-        """Window slots for one full token; meaningless where windows have a fixed size."""
-        given = self.deployment.window_ratio
-        return DEFAULT_WINDOW_RATIO if given is None else given
+        self.window_entry_bytes = self._priced(formats.window, 1)
+        self.low_key_bytes = formats.indexer.entry_bytes  # in 4 bits on every GPU
+        self.pair_ring = 1 << (drafts + 1).bit_length() if drafts else 2
+        self.pair_row_bytes = 2 * model.head_dim * 4
+        vectors = 3 if deployment.online_state else 2
+        self.hca_row_bytes = vectors * model.head_dim * deployment.state_bytes
+        span = page if build.state_per == "page" else model.window_tokens
+        state = 4 * (model.head_dim + model.index_dim) * deployment.state_bytes
+        hca = 0.0
+        if not build.hca_state_fixed:
+            hca = self.hca_ring / model.window_tokens * self.hca_row_bytes * self.hca
+        csa = self.csa_ring / span * state * self.csa
+        self.window_bytes_per_token = self.window_entry_bytes * self.windows + csa + hca
+        spread = 4 * deployment.hisparse_ratio
+        csa = 1 / spread * self.entry_bytes(4) + 1 / 4 * CHARGED_INDEXER_BYTES
+        low = sum((self.entry_bytes(each) + self.low_key_bytes) / each for each in self.low)
+        context = csa * self.csa + 1 / 128 * self.entry_bytes(128) * self.hca + low
+        share = 0.0 if self.request_windows else self.window_ratio
+        price = share * self.window_bytes_per_token + context
+        self.bytes_per_full_token = price * self.inflation
 
-    @property
-    def frees_windows(self) -> bool:
-        """Whether a running request gives back window slots that are out of its window."""
-        given = self.deployment.frees_windows
-        return self.build.frees_windows if given is None else given
-
-    @property
-    def request_windows(self) -> bool:
-        """Whether windows have a fixed size."""
-        ratio, requests = self.deployment.window_ratio, self.deployment.concurrency
-        sized = self.build.request_windows and ratio is None and requests is not None
-        return sized or self.deployment.replays_windows
-
-    @property
-    def decodes(self) -> bool:
-        """Whether prompts are filled elsewhere: no chunks, and no prefixes kept for reuse."""
-        return self.build.request_windows and self.deployment.role == "decode"
-
-    @property
-    def extra_slots(self) -> int:
-        """Requests that are received while others run, with states of their own."""
-        return self.deployment.extra_slots if self.decodes else 0
+        self.chunk_tokens = deployment.in_flight_tokens // (1 + deployment.overlap)
+        trailing = model.window_tokens + _EVICTION_TOKENS * max(1, drafts) + page
+        ahead = 2 * drafts if deployment.overlap else -(-drafts // page) * page
+        self.window_tokens_per_request = trailing + (ahead if drafts else page)
+        self.fixed_window_tokens = self._fixed_window_tokens()
 
     def entry_bytes(self, ratio: int) -> float:
         """Priced bytes of one compressed entry, page padding included."""
@@ -85,114 +108,14 @@ class Pools:
             return entry.entry_bytes
         return self._priced(entry, ratio)
 
-    @property
-    def window_entry_bytes(self) -> float:
-        """Priced bytes of one window entry, page padding included."""
-        return self._priced(self.deployment.formats.window, 1)
-
     def _priced(self, entry: EntryFormat, ratio: int) -> float:
         if not self.build.padded:
             return entry.entry_bytes
         page = PageLayout(entry, self.page_tokens // ratio)
         return page.page_bytes / page.entries
 
-    @property
-    def context_bytes_per_token(self) -> float:
-        """Of compressed entries and indexer keys, for one full token."""
-        spread = 4 * self.deployment.hisparse_ratio
-        csa = 1 / spread * self.entry_bytes(4) + 1 / 4 * CHARGED_INDEXER_BYTES
-        low = sum((self.entry_bytes(ratio) + self.low_key_bytes) / ratio for ratio in self.low)
-        return csa * self.csa + 1 / 128 * self.entry_bytes(128) * self.hca + low
-
-    @property
-    def low_key_bytes(self) -> int:
-        """Bytes of an indexer key of V4.1, which SGLang keeps in 4 bits on every GPU."""
-        return self.deployment.formats.indexer.entry_bytes
-
-    def reserved_bytes(self, full_tokens: int) -> float:
-        """Pages of V4.1's entries and keys beyond those of so many full tokens."""
-        if not self.build.v41_pages:
-            return 0.0
-        records = self.deployment.formats.window.name != "fp8_ds_mla"
-        page, keys = self.page_tokens, _WIDE_KEY_PAGE if records else _KEY_PAGE
-        total = 0.0
-        for ratio in self.low:
-            slots = -(-((full_tokens + page) // ratio + keys) // keys) * keys
-            total += page * self.entry_bytes(ratio)
-            total += (slots - full_tokens // ratio) * self.low_key_bytes
-        return total
-
-    def pair_state_bytes(self, requests: int) -> int:
-        """Fixed bytes of V4.1's pending pairs for so many requests: one more and a spare ring."""
-        ring = self.pair_ring
-        rows = (requests + self.extra_slots + 1) * ring + ring + 1
-        rows = -(-rows // 2) * 2
-        return rows * self.pair_row_bytes * self.low.count(2)
-
-    @property
-    def pair_ring(self) -> int:
-        """Rows of a request's pending pair, in one layer."""
-        drafts = self.deployment.draft_tokens
-        return 1 << (drafts + 1).bit_length() if drafts else 2
-
-    @property
-    def pair_row_bytes(self) -> int:
-        """Bytes of one of them."""
-        return 2 * self.deployment.model.head_dim * 4
-
-    @property
-    def window_bytes_per_token(self) -> float:
-        """Of a window slot in every layer, with the CSA state that goes with it."""
-        model, size = self.deployment.model, self.deployment.state_bytes
-        span = self.page_tokens if self.build.state_per == "page" else model.window_tokens
-        state = 4 * (model.head_dim + model.index_dim) * size
-        hca = 0.0
-        if not self.build.hca_state_fixed:
-            hca = self.hca_ring / model.window_tokens * self.hca_row_bytes * self.hca
-        csa = self.csa_ring / span * state * self.csa
-        return self.window_entry_bytes * self.windows + csa + hca
-
-    @property
-    def hca_row_bytes(self) -> int:
-        """Bytes of one row of HCA state in one layer."""
-        vectors = 3 if self.deployment.online_state else 2
-        return vectors * self.deployment.model.head_dim * self.deployment.state_bytes
-
-    @property
-    def bytes_per_full_token(self) -> float:
-        """The coefficient that SGLang divides by and logs."""
-        ratio = 0.0 if self.request_windows else self.window_ratio
-        priced = ratio * self.window_bytes_per_token + self.context_bytes_per_token
-        return priced * self.inflation
-
-    def hca_state_bytes(self, requests: int) -> int:
-        """Fixed bytes of HCA states for so many requests: one more, a spare ring, whole 128s."""
-        if not self.build.hca_state_fixed or not self.hca:
-            return 0
-        slots = requests + self.extra_slots + 1
-        rows = -(-(slots * self.hca_ring + self.hca_ring + 1) // 128) * 128
-        if self.deployment.online_state:
-            rows = slots + self.hca_ring + 1
-        return rows * self.hca_row_bytes * self.hca
-
-    @property
-    def chunk_tokens(self) -> int:
-        """Tokens of one step; two are in flight where steps overlap."""
-        return self.deployment.in_flight_tokens // (1 + self.deployment.overlap)
-
-    @property
-    def window_tokens_per_request(self) -> int:
-        """Window slots that one request may hold at worst, in steady decode."""
-        window, page = self.deployment.model.window_tokens, self.page_tokens
-        drafts = self.deployment.draft_tokens
-        trailing = window + _EVICTION_TOKENS * max(1, drafts) + page
-        if not drafts:
-            return trailing + page
-        return trailing + (2 * drafts if self.deployment.overlap else -(-drafts // page) * page)
-
-    @property
-    def fixed_window_tokens(self) -> int:
-        """Window slots of a fixed size; where prefixes are cached, with four tails a request."""
+    def _fixed_window_tokens(self) -> int:
+        """Where prefixes are cached, with four tails a request."""
         if not self.request_windows or self.deployment.replays_windows:
             return 0
         requests, page = self.deployment.concurrency or 0, self.page_tokens
@@ -205,8 +128,35 @@ class Pools:
             tails = 4 * requests * tail * self.deployment.prefix_cache
         return -(-(live + tails) // page) * page
 
-    @property
-    def own_window_bytes(self) -> int:
+    def reserved_bytes(self, full_tokens: int) -> float:
+        """Pages of V4.1's entries and keys beyond those of the full tokens."""
+        if not self.build.v41_pages:
+            return 0.0
+        records = self.deployment.formats.window.name != "fp8_ds_mla"
+        page, keys = self.page_tokens, _WIDE_KEY_PAGE if records else _KEY_PAGE
+        total = 0.0
+        for ratio in self.low:
+            slots = -(-((full_tokens + page) // ratio + keys) // keys) * keys
+            total += page * self.entry_bytes(ratio)
+            total += (slots - full_tokens // ratio) * self.low_key_bytes
+        return total
+
+    def pair_state_bytes(self, requests: int) -> int:
+        """Fixed bytes of V4.1's pending pairs: one request more and a spare ring."""
+        rows = (requests + self.extra_slots + 1) * self.pair_ring + self.pair_ring + 1
+        return -(-rows // 2) * 2 * self.pair_row_bytes * self.low.count(2)
+
+    def hca_state_bytes(self, requests: int) -> int:
+        """Fixed bytes of HCA states: one request more, a spare ring, whole 128s."""
+        if not self.build.hca_state_fixed or not self.hca:
+            return 0
+        slots = requests + self.extra_slots + 1
+        rows = -(-(slots * self.hca_ring + self.hca_ring + 1) // 128) * 128
+        if self.deployment.online_state:
+            rows = slots + self.hca_ring + 1
+        return rows * self.hca_row_bytes * self.hca
+
+    def _own_window_bytes(self) -> int:
         """V4.1's windows of every request, and what a step writes in addition.
 
         Drafts have rings of their own. Rows are priced as V4's, whatever is stored.
@@ -227,7 +177,7 @@ class Pools:
         windows = self.fixed_window_tokens * self.window_bytes_per_token * self.inflation
         return {
             "c128_state_fixed": self.hca_state_bytes(requests),
-            "swa_fixed": windows + self.own_window_bytes,
+            "swa_fixed": windows + self._own_window_bytes(),
             "c2_state_fixed": self.pair_state_bytes(requests),
             "swa_ring_fixed": 0,
             "c4_state_fixed": 0,
@@ -246,10 +196,9 @@ class Pools:
         """Full tokens that fit into what fixed sizes leave, in whole pages."""
         fixed = sum(self.fixed_bytes(self.requests(available_bytes)).values())
         room, page = max(available_bytes - fixed, 0), self.page_tokens
-        tokens = int(room / self.bytes_per_full_token) // page * page
-        while (
-            tokens > 0 and tokens * self.bytes_per_full_token + self.reserved_bytes(tokens) > room
-        ):
+        price = self.bytes_per_full_token
+        tokens = int(room / price) // page * page
+        while tokens > 0 and tokens * price + self.reserved_bytes(tokens) > room:
             tokens -= page
         return tokens
 
@@ -260,14 +209,25 @@ class Pools:
         return int(full_tokens * self.window_ratio) // self.page_tokens * self.page_tokens
 
 
+build_pools = lru_cache(maxsize=256)(Pools)
+
+
 def lay_out(pools: Pools) -> Layout:
     """Pages of context, and of windows with the states of CSA layers that go with them."""
-    deployment, page = pools.deployment, pools.page_tokens
-    window = deployment.model.window_tokens
-    groups = [Group("context", page, pieces=tuple(_context_pieces(pools)))]
-    windows = tuple(_window_pieces(pools))
-    cached = not deployment.replays_windows
-    return Layout((*groups, Group("window", page, window, cached, pieces=windows)), 0, window)
+    deployment, page, ring = pools.deployment, pools.page_tokens, pools.csa_ring
+    model, layers = deployment.model, pools.windows + deployment.draft_layers
+    window = PageLayout(deployment.formats.window, page).page_bytes
+    windows = [Piece("swa", layers * window, layers)]
+    if pools.csa:
+        row = 4 * ring * deployment.state_bytes * pools.csa
+        windows.append(Piece("deepseek_v4_c4_state", row * model.head_dim, pools.csa))
+        windows.append(Piece("deepseek_v4_c4_indexer_state", row * model.index_dim, pools.csa))
+    seen, cached = model.window_tokens, not deployment.replays_windows
+    groups = (
+        Group("context", page, pieces=tuple(_context_pieces(pools))),
+        Group("window", page, seen, cached, pieces=tuple(windows)),
+    )
+    return Layout(groups, 0, seen)
 
 
 def _context_pieces(pools: Pools) -> Iterator[Piece]:
@@ -286,52 +246,6 @@ def _context_pieces(pools: Pools) -> Iterator[Piece]:
         yield Piece(f"{name}_indexer", rows * (key - _SCALE_BYTES * apart), count)
         if apart:
             yield Piece(f"{name}_indexer_scale", rows * _SCALE_BYTES, count)
-
-
-def _window_pieces(pools: Pools) -> Iterator[Piece]:
-    deployment = pools.deployment
-    layers = pools.windows + deployment.draft_layers
-    window = PageLayout(deployment.formats.window, pools.page_tokens).page_bytes
-    yield Piece("swa", layers * window, layers)
-    if pools.csa:
-        row, model = 4 * pools.csa_ring * deployment.state_bytes * pools.csa, deployment.model
-        yield Piece("deepseek_v4_c4_state", row * model.head_dim, pools.csa)
-        yield Piece("deepseek_v4_c4_indexer_state", row * model.index_dim, pools.csa)
-
-
-@lru_cache(maxsize=256)
-def build_pools(build: Build, deployment: Deployment) -> Pools:
-    """Price one rank; raises ``ConfigError`` for what SGLang does not serve."""
-    _check(build, deployment)
-    layers = layers_of(deployment, f"sglang:{build.newest}", build.kinds)
-    own = [layer for layer in layers if layer.held and layer.kind != DRAFT]
-    sources = deployment.model.kv_owners or ()
-    low = tuple(sorted(layer.ratio for layer in own if layer.index in sources))
-    if sources and not low:
-        raise ConfigError(
-            f"stage {deployment.stage} holds no layer of {deployment.model.name} that stores "
-            "compressed KV, and SGLang does not start with such a stage: choose fewer of them "
-            "(--pp)."
-        )
-    kinds = [layer.kind for layer in own]
-    drafts = deployment.draft_layers
-    windows = len(kinds)
-    if not build.stage_layers:
-        windows = len(deployment.model.compress_ratios)
-    speculative = drafts > 0 or deployment.draft_tokens > 0  # on every stage of a pipeline
-    shares = speculative and not deployment.replays_windows
-    return Pools(
-        build=build,
-        deployment=deployment,
-        csa=0 if low else kinds.count("csa"),
-        low=low,
-        hca=kinds.count("hca"),
-        windows=windows,
-        inflation=(windows + 1) / windows if shares else 1.0,
-        page_tokens=deployment.block_tokens or DEFAULT_PAGE_TOKENS,
-        csa_ring=16 if speculative else 8,
-        hca_ring=1 if deployment.online_state else 256 if speculative else 128,
-    )
 
 
 _V4_PAIR = ("fp8_ds_mla", "fp8_ds_mla")

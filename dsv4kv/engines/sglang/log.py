@@ -6,13 +6,7 @@ from itertools import product
 
 from dsv4kv.engines.contract import GIB, Capacity, Deployment
 from dsv4kv.engines.logs.read import Reading, StartupLog, draft_method
-from dsv4kv.engines.logs.recover import (
-    Recovery,
-    Setup,
-    block_tokens,
-    engines_of,
-    possible_setups,
-)
+from dsv4kv.engines.logs.recover import Recovery, Setup, block_tokens, engines_of, possible_setups
 from dsv4kv.engines.sglang.sizes import SglangEngine
 from dsv4kv.errors import ConfigError
 from dsv4kv.units import format_bytes

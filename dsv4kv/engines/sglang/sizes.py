@@ -8,7 +8,7 @@ and start-up logs of 0.5.15 and of the build of September 2026. The prefill grap
 off by default in all of them. Memory before weights: InferenceX#2128.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from math import ceil
@@ -24,7 +24,6 @@ from dsv4kv.engines.contract import (
     Engine,
     Given,
     Held,
-    Layer,
     Loading,
     Machine,
     Overhead,
@@ -60,23 +59,18 @@ def _class_of(machine: Machine) -> tuple[int, int]:
     return _LARGEST
 
 
-def _overlap(machine: Machine) -> Default:
-    if machine.pp > 1:  # overrides.py, _pipeline_parallel_overlap_disable
-        return Default(1, "SGLang's overlap schedule is off with pipeline stages")
-    return Default(2, "SGLang schedules a step while one runs (overlap schedule)")
-
-
-_ESTIMATED = "SGLang's own estimate, handle_gpu_memory_settings"
-
-
-def kept_parts(build: Build, machine: Machine, given: Given) -> dict[str, float]:
+def _kept_parts(build: Build, machine: Machine, given: Given) -> dict[str, float]:
     """What SGLang leaves free of a GPU for all but weights and cache: MiB, by purpose."""
     tokens, graph = _class_of(machine)
     if build.caps_graphs:
         graph = min(graph, given.get("request_limit") or graph)
+    what, live = "activations of a chunk", given.get("step_tokens") or tokens
+    if given.get("role") == "decode":
+        what = "activations of a step"
+        live = (given.get("request_limit") or graph) * (given.get("draft_tokens") or 1)
     parts = {
         "metadata of attention": 512.0,
-        **_activations(given, tokens, graph),
+        what: max(live, 2048) * 1.5,
         "buffers between ranks": machine.tp * machine.dp * machine.pp / 8 * 1024,
         "CUDA graphs": 2.0 * graph,
     }
@@ -91,51 +85,20 @@ def kept_parts(build: Build, machine: Machine, given: Given) -> dict[str, float]
     return parts
 
 
-def _activations(given: Given, tokens: int, graph: int) -> dict[str, float]:
-    if given.get("role") == "decode":
-        running = (given.get("request_limit") or graph) * (given.get("draft_tokens") or 1)
-        return {"activations of a step": max(running, 2048) * 1.5}
-    return {"activations of a chunk": max(given.get("step_tokens") or tokens, 2048) * 1.5}
-
-
-def _extra_slots(machine: Machine, given: Given) -> Default:
-    """Requests that the decode side receives while others run: twice as many as run, if few do."""
-    limit = given.get("request_limit")
-    each = max(1, limit // machine.dp) if limit else _FEW + 1
-    reason = "SGLang's disaggregation_decode_extra_slots for so many requests"
-    return Default(2 * each if each <= _FEW else 0, reason)
-
-
 def _logits_limit(build: Build, machine: Machine, used: Fraction) -> Default:
+    """V4.1 is scored by DeepGEMM from SM100 on, in torch below (``v41_indexer/scoring.py``)."""
     if not build.bounds_logits:
         return Default(None, "none: this SGLang scores a chunk at once")
-    if machine.kind == "v41":
-        return _v41_limit(build, machine.arch or "sm_100")
-    left = int(machine.memory_bytes * max(0.0, 1.0 - float(used)))
-    bound = min(int(left * 0.2), int(machine.memory_bytes * 0.3))
-    return Default(bound, "SGLang's bound: a fifth of what mem_fraction_static leaves")
-
-
-def _v41_limit(build: Build, arch: str) -> Default:
-    """DeepGEMM scores from SM100 on, torch below. Source: ``v41_indexer/scoring.py``."""
+    arch = machine.arch or "sm_100"
+    if machine.kind != "v41":
+        left = int(machine.memory_bytes * max(0.0, 1.0 - float(used)))
+        bound = min(int(left * 0.2), int(machine.memory_bytes * 0.3))
+        return Default(bound, "SGLang's bound: a fifth of what mem_fraction_static leaves")
     if not arch.startswith(("sm_10", "sm_12")):
         return Default(3 * GIB, "SGLang scores V4.1 in torch below SM100: 1 GiB, three times live")
     if build.half_scores and arch.startswith("sm_10"):
         return Default(GIB, "SGLang's bound of V4.1's scores, 2 GiB, half filled in bf16")
     return Default(2 * GIB, "SGLang's bound of V4.1's scores")
-
-
-_STARVED = "Not enough memory. Please try to increase --mem-fraction-static."
-
-
-def _slice_line(deployment: Deployment) -> str:
-    if deployment.layers is None:
-        return ""
-    held, every = deployment.layers, len(deployment.model.compress_ratios)
-    return (
-        f"DSV4 pool PP slice: rank={deployment.stage} layers=[{held[0]},{held[-1] + 1}) "
-        f"local={len(held)}/{every}"
-    )
 
 
 def _calculation_line(
@@ -170,7 +133,7 @@ def _refusal(pools: Pools, available_bytes: int, full: int) -> str:
             f"is sliding_window_size ({window}) + page_size ({page}). Increase "
             "--swa-full-tokens-ratio or the total KV budget."
         )
-    return "" if full else _STARVED
+    return "" if full else "Not enough memory. Please try to increase --mem-fraction-static."
 
 
 class SglangEngine(Engine):
@@ -188,7 +151,7 @@ class SglangEngine(Engine):
         self.holds_chunks = not build.frees_windows
 
     def pools(self, deployment: Deployment) -> Pools:
-        """Prices of one rank; raises ``ConfigError`` for what SGLang does not serve."""
+        """Prices of one rank."""
         return build_pools(self.build, deployment)
 
     def rule(self, deployment: Deployment, flags: Given | None = None) -> Rule:
@@ -259,8 +222,14 @@ class SglangEngine(Engine):
         fixed = pools.fixed_bytes(pools.requests(available_bytes))
         flight = deployment.in_flight_tokens if pools.frees_windows else 1
         needed = _full_tokens(pools, deployment.max_context_tokens, flight)
-        refused = _refusal(pools, available_bytes, full)
-        line = _calculation_line(pools, available_bytes, fixed, full)
+        refused, lines = _refusal(pools, available_bytes, full), list[str]()
+        if held := deployment.layers:
+            every = len(deployment.model.compress_ratios)
+            lines.append(
+                f"DSV4 pool PP slice: rank={deployment.stage} layers=[{held[0]},{held[-1] + 1}) "
+                f"local={len(held)}/{every}"
+            )
+        lines.append(refused or _calculation_line(pools, available_bytes, fixed, full))
         taken = int(full * pools.bytes_per_full_token + sum(fixed.values()))
         return Capacity(
             cache_bytes=min(available_bytes, taken),
@@ -269,20 +238,20 @@ class SglangEngine(Engine):
             units_per_request=Fraction(needed),
             printed_tokens=None if refused else full,
             concurrency=Fraction(full, needed),
-            log_lines=tuple(filter(None, (_slice_line(deployment), refused or line))),
+            log_lines=tuple(lines),
             note=_bound(pools, full),
         )
 
     def defaults(self, machine: Machine, given: Given) -> Defaults:
-        build = self.build
+        build, mib = self.build, machine.memory_bytes / MIB
         tokens, _ = _class_of(machine)
-        mib = machine.memory_bytes / MIB
-        kept = sum(kept_parts(build, machine, given).values())
+        kept = sum(_kept_parts(build, machine, given).values())
         share = Fraction(str(round((mib - kept) / mib, 3)))
         used = given.get("memory_fraction") or share
-        decodes = given.get("role") == "decode"
-        return {
-            **({"extra_slots": _extra_slots(machine, given)} if decodes else {}),
+        overlap = Default(2, "SGLang schedules a step while one runs (overlap schedule)")
+        if machine.pp > 1:  # overrides.py, _pipeline_parallel_overlap_disable
+            overlap = Default(1, "SGLang's overlap schedule is off with pipeline stages")
+        defaults = {
             "memory_fraction": Default(
                 share, "SGLang's mem_fraction_static for such a chunk and so many GPUs"
             ),
@@ -291,7 +260,7 @@ class SglangEngine(Engine):
                 "taken before weights are loaded, as logged on H200: a guess elsewhere",
             ),
             "step_tokens": Default(tokens, "SGLang's chunked_prefill_size for this memory"),
-            "overlap": _overlap(machine),
+            "overlap": overlap,
             "request_limit": Default(_REQUESTS, "SGLang's max_running_requests for DeepSeek-V4"),
             "logits_limit": _logits_limit(build, machine, used),
             "window_slots": Default(
@@ -299,15 +268,22 @@ class SglangEngine(Engine):
                 "SGLang's SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS in this version",
             ),
         }
+        if given.get("role") != "decode":
+            return defaults
+        limit = given.get("request_limit")
+        each = max(1, limit // machine.dp) if limit else _FEW + 1
+        reason = "SGLang's disaggregation_decode_extra_slots for so many requests"
+        return {"extra_slots": Default(2 * each if each <= _FEW else 0, reason)} | defaults
 
     def overhead(
         self, deployment: Deployment, step_tokens: int, machine: Machine, given: Given
     ) -> Overhead:
         """What SGLang itself takes to be needed in what its share leaves of a GPU."""
-        del deployment, step_tokens
-        parts = kept_parts(self.build, machine, given)
-        headroom = [Held(what, int(mib * MIB), _ESTIMATED) for what, mib in parts.items() if mib]
-        return Overhead((), tuple(headroom), _UNKNOWN)
+        parts = _kept_parts(self.build, machine, given)
+        source = "SGLang's own estimate, handle_gpu_memory_settings"
+        headroom = [Held(what, int(mib * MIB), source) for what, mib in parts.items() if mib]
+        unknown = ("what a step really uses of what is left free", "buffers of DeepEP")
+        return Overhead((), tuple(headroom), unknown)
 
     def loading(self, arch: str | None) -> Loading:
         """Copies of what has no heads to split by; below SM100 one projection in bf16.
@@ -361,24 +337,19 @@ class SglangEngine(Engine):
 
     # ---- V3.2: one pool of tokens (``DefaultPoolConfigurator`` of ``pool_configurator.py``) -----
 
-    def _layers(self, deployment: Deployment) -> tuple[Sequence[Layer], Sequence[Layer]]:
-        """Layers that this rank holds, and those with indexer keys; drafts are like the others."""
-        every = layers_of(deployment, self.name, self.build.kinds)
-        held = [layer for layer in every if layer.held]
+    def _flat(self, deployment: Deployment) -> Layout:
+        held = [e for e in layers_of(deployment, self.name, self.build.kinds) if e.held]
+        keyed = sum(layer.selects or layer.kind == DRAFT for layer in held)
         if deployment.formats.indexer.entry_bytes != _KEY_BYTES:
             raise ConfigError(
                 f"SGLang keeps V3.2's indexer keys in fp8, not {deployment.formats.indexer.name}: "
                 "choose it."
             )
-        return held, [layer for layer in held if layer.selects or layer.kind == DRAFT]
-
-    def _flat(self, deployment: Deployment) -> Layout:
-        held, keyed = self._layers(deployment)
         page = deployment.block_tokens or _FLAT_PAGE_TOKENS
         entry = deployment.formats.main.entry_bytes * len(held)
         pieces = (
             Piece("kv", page * entry, len(held)),
-            Piece("indexer", page * _KEY_BYTES * len(keyed), len(keyed)),
+            Piece("indexer", page * _KEY_BYTES * keyed, keyed),
         )
         return Layout((Group("context", page, pieces=pieces),))
 
@@ -410,9 +381,6 @@ class SglangEngine(Engine):
         )
 
 
-_UNKNOWN = ("what a step really uses of what is left free", "buffers of DeepEP")
-
-
 def _full_tokens(pools: Pools, tokens: int, in_flight: int) -> int:
     """Full tokens that a request takes out of the pool, in whole pages.
 
@@ -435,7 +403,7 @@ def _bound(pools: Pools, full: int) -> str:
         return ""
     tokens, chunk = pools.deployment.max_context_tokens, pools.chunk_tokens
     kept, freed = (
-        (full - spare) // _full_tokens(replace(pools, deployment=other), tokens, 1)
+        (full - spare) // _full_tokens(build_pools(pools.build, other), tokens, 1)
         for other, spare in (
             (replace(pools.deployment, frees_windows=False), int(chunk / pools.window_ratio)),
             (replace(pools.deployment, frees_windows=True), 0),
@@ -477,9 +445,11 @@ def _context_costs(pools: Pools) -> list[PoolCost]:
         count = pools.low.count(ratio)
         rows.append(("main", "csa", count, ratio, main, pools.entry_bytes(ratio)))
         rows.append(("indexer", "csa", count, ratio, keys, pools.low_key_bytes))
-    rows.append(("main", "csa", pools.csa, spread, main, pools.entry_bytes(4)))
-    rows.append(("indexer", "csa", pools.csa, 4, keys, CHARGED_INDEXER_BYTES))
-    rows.append(("main", "hca", pools.hca, 128, main, pools.entry_bytes(128)))
+    rows += [
+        ("main", "csa", pools.csa, spread, main, pools.entry_bytes(4)),
+        ("indexer", "csa", pools.csa, 4, keys, CHARGED_INDEXER_BYTES),
+        ("main", "hca", pools.hca, 128, main, pools.entry_bytes(128)),
+    ]
     return [
         PoolCost(
             pool,

@@ -31,7 +31,6 @@ class TrtllmEngine(Engine):
 
     def request_bytes(self, deployment: Deployment, tokens: int, *, in_flight: int) -> int:
         """Whole blocks of context, windows and states; a step's tokens are among the context."""
-        del in_flight
         costs, block = self.costs(deployment), _block_tokens(deployment)
         per_token = sum((cost.marginal_bytes for cost in costs), Fraction(0))
         covered = -(-tokens // block) * block

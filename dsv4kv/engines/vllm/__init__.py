@@ -3,15 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from dsv4kv.engines.rule import (
-    EVERYWHERE,
-    Family,
-    Launch,
-    Limit,
-    Policy,
-    Retention,
-    Variant,
-)
+from dsv4kv.engines.rule import EVERYWHERE, Family, Launch, Limit, Policy, Retention, Variant
 
 Grouping = Literal["tuples", "patterns"]
 Packing = Literal["tuples", "slots", "widest"]
@@ -55,12 +47,7 @@ class Release:
 
 _V0_27 = Release("0.27", "0.27", packing="widest", weighted=False)
 _V0_28 = replace(
-    _V0_27,
-    newest="0.28",
-    oldest="0.28",
-    one_line=True,
-    largest_tokens=16_384,
-    overlap_stages=True,
+    _V0_27, newest="0.28", oldest="0.28", one_line=True, largest_tokens=16_384, overlap_stages=True
 )
 RELEASES = (
     Release("0.22", "0.20", packing="tuples", batches_counted=False, seen_in_logs=True),

@@ -100,7 +100,6 @@ def _size_lmcache(
 
     LMCacheConnectorV1: chunks in the memory of the first rank.
     """
-    del capacity
     local, kind = wish.tier == "lmcache-local", deployment.model.kind
     if kind == "v41" and not local:
         raise ConfigError(

@@ -315,7 +315,6 @@ class VllmEngine(Engine):
 
     def starved(self, free_bytes: int, weight_bytes: int, fraction: Fraction) -> str:
         """The refusal before any block is counted (``kv_cache_planning.py``)."""
-        del free_bytes, weight_bytes, fraction
         return (
             "No available memory for the cache blocks. Try increasing `gpu_memory_utilization` "
             "when initializing the engine"

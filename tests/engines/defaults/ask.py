@@ -192,10 +192,7 @@ def ask_sglang(folder, gpu, layout):
         own = cut(folder / "sglang/srt/server_args.py", "_handle_gpu_memory_settings", **given)
         run = own._handle_gpu_memory_settings
     run(*(cfg, mib)[: run.__code__.co_argcount])
-    return {
-        "memory_fraction": cfg.mem_fraction_static,
-        "step_tokens": cfg.chunked_prefill_size,
-    }
+    return {"memory_fraction": cfg.mem_fraction_static, "step_tokens": cfg.chunked_prefill_size}
 
 
 def main():

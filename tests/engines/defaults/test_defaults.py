@@ -17,7 +17,6 @@ import pytest
 from dsv4kv.budget.gpus import load_gpu
 from dsv4kv.engines.contract import Defaults, Machine
 from dsv4kv.engines.names import ENGINES, find_engine
-from dsv4kv.errors import ConfigError
 from tests.budget.questions import scenario
 
 RECORDED = Path(__file__).parent / "recorded.jsonl"
@@ -81,20 +80,3 @@ def test_a_limit_below_what_is_asked_for_is_raised_and_said() -> None:
     assert found.settings.assumed["request_limit"].reason.startswith("as many as are asked for")
     given = scenario(engine="sglang:0.5.23", gpus="8", concurrency="1000", request_limit="64")
     assert given.settings.request_limit == 64
-
-
-@pytest.mark.parametrize(
-    ("engine", "gpu", "sentence"),
-    [
-        ("vllm:0.33", "h200", "keeps mxfp4 only on sm_100, sm_103, gfx950, and this GPU is sm_90"),
-        ("vllm:0.33", "rtx-pro-6000", "and this GPU is sm_120"),
-        ("sglang:0.5.23", "h100", "sm_121, gfx950, and this GPU is sm_90"),
-    ],
-)
-def test_fp4_keys_are_refused_where_the_engine_refuses_them(
-    engine: str, gpu: str, sentence: str
-) -> None:
-    """vLLM: ``dsa_indexer_uses_fp4``; SGLang: ``serving_hook.py``."""
-    with pytest.raises(ConfigError, match=sentence):
-        scenario(engine=engine, gpu=gpu, gpus="8", indexer_format="mxfp4")
-    assert scenario(engine=engine, gpu=gpu, gpus="8").formats.indexer.name == "fp8"

@@ -1,7 +1,6 @@
 """Reading start-up logs."""
 
 import gzip
-import os
 import random
 import re
 from pathlib import Path
@@ -13,10 +12,8 @@ from hypothesis import strategies as st
 from dsv4kv.engines.logs.read import (
     find_arguments,
     parse_log,
-    rank_of,
     read_lines,
     read_log,
-    whole_number,
 )
 from dsv4kv.errors import ConfigError
 from tests.engines.logs.startup import (
@@ -32,20 +29,6 @@ from tests.engines.logs.startup import (
 NOISE = st.text(st.characters(codec="utf-8", exclude_characters="\n\r"), max_size=60).filter(
     lambda text: "cache" not in text and "=" not in text and ":" not in text
 )
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("(EngineCore_DP0 pid=123) INFO 08-07 21:32:22 x", "EngineCore_DP0"),
-        ("2026-08-07T10:00:07Z stderr F (Worker_TP3 pid=9) x", "Worker_TP3"),
-        ("[2026-09-01 12:00:00 TP0] DSV4", "TP0"),
-        ("[2026-05-13 02:15:18 DP0 TP3 EP3] DSV4", "DP0 TP3 EP3"),
-        ("INFO 08-07 plain", ""),
-    ],
-)
-def test_a_line_names_its_rank(line: str, expected: str) -> None:
-    assert rank_of(line) == expected
 
 
 @pytest.mark.parametrize(
@@ -67,20 +50,6 @@ def test_a_line_names_its_rank(line: str, expected: str) -> None:
 )
 def test_arguments_are_found_in_every_spelling(line: str, expected: tuple[str, str]) -> None:
     assert list(find_arguments(line)) == [expected]
-
-
-def test_numbers_are_read_as_vllm_takes_them() -> None:
-    given = ("8192", "8_192", "128k", "128K", "1M", "1.5k", "auto", None, "9" * 5000)
-    expected = [8192, 8192, 128_000, 131_072, 1_048_576, 1500, None, None, None]
-    assert [whole_number(text) for text in given] == expected
-
-
-def test_a_refusal_is_recognised() -> None:
-    (reading,) = parsed(REFUSAL).readings
-    assert reading.whole("refused_context") == 30_000
-    assert reading.number("needed_gib") == 6.66
-    assert reading.number("checked_gib") == 5.44
-    assert reading.whole("fitting") == 13_528
 
 
 @pytest.mark.parametrize(
@@ -159,12 +128,6 @@ def test_any_line_end_and_compression_reads_the_same(end: str, tmp_path: Path) -
     assert read_log(plain).readings[0].rank == "EngineCore"
 
 
-def test_bytes_that_are_no_text_do_not_stop_the_reading(tmp_path: Path) -> None:
-    path = tmp_path / "a.log"
-    path.write_bytes(b"\xff\xfe\x00\x80 junk\n" + "\n".join(VLLM_0_26).encode() + b"\n\xc3")
-    assert read_log(path).readings[0].whole("tokens") == 1_009_661
-
-
 def test_a_line_without_end_is_read_in_pieces(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     path.write_bytes(b"x" * (3 << 20))
@@ -225,9 +188,3 @@ def test_numbers_that_no_server_prints_are_none(number: str) -> None:
     (reading,) = parse_log((odd + good).splitlines(), "log").readings
     assert reading.whole("tokens") == 63_859
     assert reading.whole("context") == 33_792
-
-
-def test_a_log_that_is_a_pipe_is_a_sentence(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "log")
-    with pytest.raises(ConfigError, match="it is a pipe or a device"):
-        read_log(tmp_path / "log")

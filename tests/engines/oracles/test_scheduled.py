@@ -14,14 +14,7 @@ from dsv4kv.engines import names
 from dsv4kv.engines.names import find_rule
 from dsv4kv.replay.build import Wiring, build_replay
 from dsv4kv.traces.request import Request
-from tests.engines.oracles.scheduled import (
-    AMPLE,
-    PAGE,
-    Step,
-    Workload,
-    answered,
-    read_workloads,
-)
+from tests.engines.oracles.scheduled import AMPLE, PAGE, Step, Workload, answered, read_workloads
 
 RULES = {None: "dense", 0: "semantic", 4096: "4096"}
 

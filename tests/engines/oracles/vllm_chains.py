@@ -53,10 +53,7 @@ def answer(engine, asked: dict) -> dict:
         )
         blocks, hit, _ = manager.get_computed_blocks(request)
         manager.allocate_slots(
-            request,
-            len(tokens) - hit,
-            num_new_computed_tokens=hit,
-            new_computed_blocks=blocks,
+            request, len(tokens) - hit, num_new_computed_tokens=hit, new_computed_blocks=blocks
         )
         request.num_computed_tokens = len(tokens)
         manager.free(request)

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.names import ENGINES, find_engine
-from dsv4kv.engines.vllm.sizes import VllmEngine
 from tests.engines.sizing.deployments import GIB, deployments
 
 OTHERS = [name for name in ENGINES if name != "dsv4kv"]
@@ -55,19 +54,3 @@ def test_costs_of_the_pools_add_up_to_the_blocks_of_a_request(
     assert fixed + per_token * tokens == engine.request_bytes(
         deployment, tokens, in_flight=deployment.in_flight_tokens
     )
-
-
-@pytest.mark.parametrize("name", VLLM)
-@given(deployments(), st.integers(1, 300 * GIB))
-def test_the_printed_number_is_blocks_by_blocks_of_a_request_times_its_length(
-    name: str, deployment: Deployment, memory: int
-) -> None:
-    engine = find_engine(name)
-    assert isinstance(engine, VllmEngine)
-    capacity = engine.capacity(deployment, memory)
-    if capacity.printed_tokens is not None:
-        exact = capacity.units * deployment.max_context_tokens / capacity.units_per_request
-        assert abs(capacity.printed_tokens - exact) <= 1
-        assert f"{capacity.printed_tokens:,} tokens" in capacity.log_lines[1]
-    else:
-        assert capacity.log_lines[-1].startswith("ValueError")

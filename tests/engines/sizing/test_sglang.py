@@ -76,30 +76,6 @@ def test_published_lines_of_earlier_versions_are_met(
     ) in lines
 
 
-@pytest.mark.parametrize(
-    ("requests", "flight", "drafts", "overlap", "prefix_cache", "expected"),
-    [
-        (256, 16_384, 0, True, True, 606_464),
-        (256, 16_384, 0, True, False, 213_248),
-        (256, 8_192, 0, False, True, 598_272),
-        (256, 8_192, 4, True, True, 633_088),
-        (256, 4_096, 4, False, True, 692_480),
-        (256 // 8, 2_048, 0, True, True, 76_032),
-        (100 // 8, 4_096, 0, True, True, 32_000),
-        (1, 512, 4, False, False, 2_048),  # three requests on eight replicas
-    ],
-)
-def test_the_pool_of_windows_has_the_slots_that_sglangs_own_function_answers(
-    requests: int, flight: int, drafts: int, overlap: bool, prefix_cache: bool, expected: int
-) -> None:
-    """SGLang 0.5.23: ``_resolve_swa_cap_tokens`` and ``compute_swa_request_cap``, run."""
-    deployment = deploy(
-        concurrency=requests, flight=flight, drafts=bool(drafts), draft_tokens=drafts
-    )
-    asked = replace(deployment, overlap=overlap, prefix_cache=prefix_cache)
-    assert sglang("0.5.23").pools(asked).fixed_window_tokens == expected
-
-
 @pytest.mark.parametrize(("version", "kept"), [("0.5.17", True), ("0.5.19", False)])
 def test_a_request_holds_windows_of_its_whole_prompt_unless_it_gives_them_back(
     version: str, kept: bool

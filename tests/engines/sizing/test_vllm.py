@@ -9,8 +9,6 @@ import pytest
 
 from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.names import find_engine
-from dsv4kv.engines.vllm import RELEASES
-from dsv4kv.engines.vllm.layout import closest_divisor
 from dsv4kv.engines.vllm.sizes import VllmEngine
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.presets import load_model
@@ -41,21 +39,6 @@ def test_a_block_has_its_published_bytes(
 ) -> None:
     layout = vllm(version).layout(deploy(model, drafts=drafts))
     assert layout.unit_bytes == expected
-
-
-@pytest.mark.parametrize(
-    ("counts", "lowest", "expected"),
-    [
-        ([21, 44, 21, 20], 21, 22),  # Flash: 4 of padding against 20
-        ([31, 62, 30, 31], 31, 31),  # Pro
-        ([46, 21, 20], 21, 23),  # Flash with three drafts
-        ([6, 6], 1, 6),  # of 1, 2, 3 and 6 without padding, the largest
-    ],
-)
-def test_window_groups_are_cut_where_least_is_padded_and_of_several_the_largest(
-    counts: list[int], lowest: int, expected: int
-) -> None:
-    assert closest_divisor(counts, lowest) == expected
 
 
 def test_the_log_of_0_26_with_a_draft_layer_is_met_to_the_last_integer() -> None:
@@ -99,15 +82,6 @@ def test_the_reserve_in_flight_has_its_published_blocks(flight: int, expected: i
     """Counted as 0.26 does, weighted by each group's bytes."""
     counted = vllm("0.26").blocks_counted(deploy(flight=flight), MILLION)
     assert counted - MILLION // 256 == expected
-
-
-def test_stages_cover_every_page_once() -> None:
-    stages = (tuple(range(15)), tuple(range(15, 31)), tuple(range(31, 43)))
-    for release in RELEASES:
-        whole = vllm(release.newest).layout(deploy()).groups
-        parts = [vllm(release.newest).layout(deploy(layers=stage)).held for stage in stages]
-        for index, group in enumerate(whole):
-            assert sum(part[index].page_bytes for part in parts) == group.page_bytes
 
 
 @pytest.mark.parametrize(

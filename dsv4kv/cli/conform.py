@@ -9,7 +9,7 @@ import typer
 from dsv4kv.cli import examples
 from dsv4kv.cli.options import AsJson, Text, argument, flag, option, print_json
 from dsv4kv.files import write_named
-from dsv4kv.view.console import open_console
+from dsv4kv.view.console import open_console, say
 
 EPILOG = examples(
     "dsv4kv conform vllm                                  the vLLM of this environment",
@@ -66,8 +66,11 @@ def conform(
         )
     else:
         show(report_conformity(engine, manager.version, verdict))
-    if pytest and failures:
-        shortest = min(failures, key=lambda each: len(each.sequence.operations))
+    repeating = [each for each in failures if each.repeats]
+    if pytest and repeating:
+        shortest = min(repeating, key=lambda each: len(each.sequence.operations))
         write_named(pytest, test_file(engine, manager.version, shortest), "--pytest")
+    elif pytest and failures:
+        say(f"--pytest {pytest}: not written, as no failure repeated", err=True)
     if failures:
         raise typer.Exit(1)

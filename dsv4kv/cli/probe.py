@@ -54,8 +54,7 @@ def probe(
     why it cannot be known. Ends with 1 if a fault is found, 5 if the server stops answering.
     """
     from dsv4kv.diagnose.probe.client import OpenAiServer
-    from dsv4kv.diagnose.probe.conclusions import Known
-    from dsv4kv.diagnose.probe.experiments import SHORT_TOKENS, examine, fixed_tokens
+    from dsv4kv.diagnose.probe.experiments import SHORT_TOKENS, Known, examine, fixed_tokens
     from dsv4kv.diagnose.probe.questioner import Ledger, Questioner
     from dsv4kv.view.html import write_page
     from dsv4kv.view.probe import probe_page

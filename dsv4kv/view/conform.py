@@ -30,10 +30,12 @@ def report_conformity(engine: str, version: str, verdict: Verdict) -> Iterator[P
     for failure in verdict.failures.values():
         settings = ", ".join(f"{name} {v}" for name, v in failure.sequence.settings.items())
         yield from ("", Text(f"{failure.kind}: {failure.says}", "bad"))
-        yield Text(
-            f"first seen after {counted(failure.found_after, 'operation')}; the shortest has "
-            f"{len(failure.sequence.operations)}, with {settings}:",
-            "dim",
-        )
+        seen = f"first seen after {counted(failure.found_after, 'operation')}"
+        length = f"{len(failure.sequence.operations)}, with {settings}:"
+        if failure.repeats:
+            yield Text(f"{seen}; the shortest has {length}", "dim")
+        else:
+            yield Text(f"{seen}; did not repeat when the same sequence ran again", "warning")
+            yield Text(f"the sequence has {length}", "dim")
         for operation in failure.sequence.operations:
             yield Text("  " + " ".join(map(str, operation)))

@@ -60,6 +60,19 @@ def test_json_has_the_verdict_and_the_sequence(monkeypatch: pytest.MonkeyPatch) 
     assert failure["sequence"]["operations"][-1][0] == "serve"
 
 
+def test_a_failure_that_does_not_repeat_is_told_and_no_test_is_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    case = tmp_path / "case.py"
+    words = ["--operations", "4000", "--pytest", str(case)]
+    result = conform(monkeypatch, *words, fault="wears")
+    assert result.exit_code == 1
+    assert "blocks: 1 of 199 blocks are lost" in result.stdout
+    assert "did not repeat when the same sequence ran again" in result.stdout
+    assert f"--pytest {case}: not written, as no failure repeated" in result.stderr
+    assert not case.exists()
+
+
 def test_an_engine_that_is_absent_ends_with_8() -> None:
     result = CliRunner().invoke(app, ["conform", "vllm", "--python", "/nowhere"])
     assert result.exit_code == 8

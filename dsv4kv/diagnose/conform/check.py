@@ -3,7 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from dsv4kv.diagnose.conform.drawn import DRAWN, expect
@@ -21,20 +21,14 @@ INVARIANTS = {
 
 
 class Manager(Protocol):
-    """An engine's manager that can be asked.
-
-    Attributes:
-        engine: Whose it is.
-        version: The engine's.
-        traits: What of the rules of hits it has.
-    """
+    """An engine's manager that can be asked: the engine, its version, and traits of its hits."""
 
     engine: str
     version: str
     traits: dict[str, bool]
 
     def ask(self, sequence: Sequence) -> dict[str, Any]:
-        """``kind``, ``says`` and ``at`` of what broke; empty where nothing did."""
+        """``broken``: by invariant, how it broke and after how many operations; and ``done``."""
 
 
 SHORT, STUBBORN = 20, 5
@@ -47,15 +41,17 @@ class Failure:
 
     Attributes:
         kind: Which of ``INVARIANTS``.
-        says: What was seen, at the end of the shortest sequence.
-        sequence: The shortest that was found.
+        says: What was seen: at the end of the shortest sequence, or at first if it did not repeat.
+        sequence: The shortest that was found; the first if it did not repeat.
         found_after: Operations that had been done when it was first seen.
+        repeats: Whether the invariant breaks each time that the sequence is asked.
     """
 
     kind: str
     says: str
     sequence: Sequence
     found_after: int
+    repeats: bool
 
 
 @dataclass
@@ -63,10 +59,10 @@ class Verdict:
     """What came of a check.
 
     Attributes:
-        operations: Done, and how many sequences they were.
-        sequences: See there.
+        operations: Operations done.
+        sequences: Sequences they were in.
         failures: By invariant, the shortest of each that was found.
-        broken: Sequences by the invariant that broke first.
+        broken: In how many sequences each invariant broke.
     """
 
     operations: int = 0
@@ -101,29 +97,39 @@ def conform(
         source = random.Random(f"{seed} {verdict.sequences}")
         sequence = DRAWN[manager.engine](source, manager.traits, host=host)
         answer = manager.ask(sequence)
+        for kind, (says, after) in answer["broken"].items():
+            first = Failure(kind, says, sequence, verdict.operations + after, repeats=False)
+            _note(verdict, manager, first)
         verdict.sequences += 1
-        verdict.operations += answer.get("at", len(sequence.operations))
-        if answer:
-            _note(verdict, manager, sequence, answer["kind"])
+        verdict.operations += answer["done"]
         show(verdict)
     return verdict
 
 
-def _note(verdict: Verdict, manager: Manager, sequence: Sequence, kind: str) -> None:
+def _note(verdict: Verdict, manager: Manager, first: Failure) -> None:
     """Count a sequence that broke, and keep what can be made of it if it is the shortest."""
-    verdict.broken[kind] += 1
-    known = verdict.failures.get(kind)
-    if known and (len(known.sequence.operations) <= SHORT or verdict.broken[kind] > STUBBORN):
-        return
-    after = known.found_after if known else verdict.operations
-    found = _shortest(manager, sequence, kind, after)
-    if known is None or len(found.sequence.operations) < len(known.sequence.operations):
-        verdict.failures[kind] = found
+    verdict.broken[first.kind] += 1
+    known = verdict.failures.get(first.kind)
+    if known is None:
+        verdict.failures[first.kind] = _shortest(manager, first)
+    elif _rank(known) > (False, SHORT) and verdict.broken[first.kind] <= STUBBORN:
+        found = replace(_shortest(manager, first), found_after=known.found_after)
+        verdict.failures[first.kind] = min(known, found, key=_rank)
 
 
-def _shortest(manager: Manager, sequence: Sequence, kind: str, after: int) -> Failure:
-    def broken(shorter: Sequence) -> bool:
-        return manager.ask(expect(shorter)).get("kind") == kind
+def _rank(failure: Failure) -> tuple[bool, int]:
+    return not failure.repeats, len(failure.sequence.operations)
 
-    found = expect(shrink(sequence, broken))
-    return Failure(kind, manager.ask(found)["says"], found, after)
+
+def _shortest(manager: Manager, first: Failure) -> Failure:
+    """The failure by its shortest sequence; as it is where that does not break it again."""
+
+    def said(sequence: Sequence) -> str:
+        says, _ = manager.ask(sequence)["broken"].get(first.kind, ("", 0))
+        return str(says)
+
+    if not said(first.sequence):
+        return first
+    found = expect(shrink(first.sequence, lambda shorter: bool(said(expect(shorter)))))
+    says = said(found)
+    return replace(first, says=says, sequence=found, repeats=True) if says else first

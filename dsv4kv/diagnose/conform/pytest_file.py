@@ -26,10 +26,9 @@ def test_{kind}():
 
     Seen with {engine} {version}: {says}.
     """
-    session = Session(load(os.environ.get("PACKAGE")), SETTINGS)
-    for operation in OPERATIONS:
-        session.apply(operation)
-    session.end()
+    engine = load(os.environ.get("PACKAGE"))
+    broken, _ = run(NAME, lambda: Session(engine, SETTINGS), OPERATIONS)
+    assert not broken, broken
 '''
 
 

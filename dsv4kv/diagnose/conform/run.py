@@ -44,7 +44,7 @@ class Driven:
         self.traits: dict[str, bool] = first["traits"]
 
     def ask(self, sequence: Sequence) -> dict[str, Any]:
-        """``kind``, ``says`` and ``at`` of what broke; empty where nothing did."""
+        """``broken``: by invariant, how it broke and after how many operations; and ``done``."""
         with suppress(BrokenPipeError):  # then there is no answer either
             self._given.write(json.dumps(asdict(sequence)) + "\n")
             self._given.flush()

@@ -34,6 +34,7 @@ _MOST_PICKLE = 2**24
 _MOST_OPERATIONS = 2**20  # some 30,000 tensors
 _MOST_DIMS = 32
 _LONGEST_NAME = 200
+_LONGEST_QUOTE = 300  # of a file's own words in a sentence
 _NPY = b"\x93NUMPY"
 _SAFETENSORS_BYTES = {
     "U8": 1, "I8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
@@ -106,15 +107,20 @@ def read_dump(path: Path, tensor: str | None = None) -> Dump:
 
 
 def _choose(path: Path, names: list[str], asked: str | None) -> str:
+    listed = _quote(", ".join(names[:20]) or "none")
     if asked is not None and asked not in names:
-        raise TraceError(f"{path} has no tensor {asked!r}: it has {', '.join(names) or 'none'}.")
+        raise TraceError(f"{path} has no tensor {_quote(asked)!r}: it has {listed}.")
     if not names:
         raise TraceError(f"{path} holds no tensor, or only deeper than a dict or list of them.")
     if asked is None and len(names) != 1:
-        raise TraceError(
-            f"{path} has {len(names)} tensors: name one with --tensor: {', '.join(names[:20])}."
-        )
+        raise TraceError(f"{path} has {len(names)} tensors: name one with --tensor: {listed}.")
     return asked if asked is not None else names[0]
+
+
+def _quote(said: object) -> str:
+    """What a file says, or an error about it, as much as belongs in a sentence."""
+    text = str(said)
+    return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}…"
 
 
 def _read_npy(path: Path, size: int) -> tuple[NDArray[Any], tuple[int, ...]]:
@@ -126,10 +132,11 @@ def _read_npy(path: Path, size: int) -> tuple[NDArray[Any], tuple[int, ...]]:
         read = {(1, 0): "read_array_header_1_0", (2, 0): "read_array_header_2_0"}[version]
         given = getattr(np.lib.format, read)(head, max_header_size=_MOST_NPY_HEADER)
         shape, columns_first, dtype = given
+        _whole_numbers([abs(n) for n in shape], _MOST_DIMS)
     except (
         ValueError, TypeError, LookupError, SyntaxError, TokenError, RecursionError, MemoryError
     ) as error:  # fmt: skip
-        raise TraceError(f"{path} has no header of numpy.save: {error}.") from error
+        raise TraceError(f"{path} has no header of numpy.save: {_quote(error)}.") from error
     start = head.tell()
     if dtype.hasobject:
         raise TraceError(f"{path} holds Python objects, which are pickled: save numbers.")
@@ -170,6 +177,7 @@ def _read_safetensors(
     for name, entry in header.items() if isinstance(header, dict) else ():
         if name == "__metadata__":
             continue
+        name = name[:_LONGEST_NAME]  # noqa: PLW2901
         try:
             itemsize = _SAFETENSORS_BYTES[entry["dtype"]]
             shape = _whole_numbers(entry["shape"], _MOST_DIMS)
@@ -208,9 +216,9 @@ def _read_torch(path: Path) -> Iterator[tuple[str, tuple[Bytes, tuple[int, ...]]
             for name, each in _tensors(saved):
                 yield name, _map_tensor(path, name, each, records)
     except (*_DAMAGED, zipfile.BadZipFile, zlib.error) as error:
-        reason = f"{error}" or type(error).__name__
+        reason = _quote(error) or type(error).__name__
         raise TraceError(
-            f"{path} is not read: it holds more than tensors, or is damaged ({reason[:120]})."
+            f"{path} is not read: it holds more than tensors, or is damaged ({reason})."
         ) from error
 
 
@@ -334,7 +342,7 @@ def _map_tensor(
     kind = tensor.name.rpartition("_rebuild_")[2]
     if kind not in ("tensor", "tensor_v2", "tensor_v3"):
         raise TraceError(
-            f"{path}: tensor {name!r} is no array of numbers on a CPU ({kind}): save "
+            f"{path}: tensor {name!r} is no array of numbers on a CPU ({_quote(kind)}): save "
             ".cpu().contiguous() of it."
         )
     storage, offset, shape, strides = tensor.arguments[:4]
@@ -388,7 +396,7 @@ def read_table(path: Path, pages: int) -> NDArray[np.int64]:
         table = numbers.reshape(-1).astype(np.int64, casting="safe")
     except (OSError, ValueError, TypeError, MemoryError, RecursionError, TraceError) as error:
         raise TraceError(
-            f"{path} is no table of pages, integers as .npy or JSON: {error}."
+            f"{path} is no table of pages, integers as .npy or JSON: {_quote(error)}."
         ) from error
     beyond = table[(table < 0) | (table >= pages)]
     if len(beyond):

@@ -6,12 +6,10 @@ from the answers is reported as undecidable, with the reason.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import gcd
 from statistics import median
 
-from dsv4kv.diagnose.probe.capacity import FOREIGN_STEPS, capacity
-from dsv4kv.diagnose.probe.conclusions import Conclusion, Experiment, Known, undecided
 from dsv4kv.diagnose.probe.questioner import (
     Answer,
     Prompt,
@@ -37,6 +35,69 @@ prompt, while two cold ones have the same and may be equal to the bit."""
 _REPEATS = 4
 """How often a prompt is sent to see whether it hits each time."""
 _LEAST_LIKELY = -20.0
+_FOREIGN_STEPS = 16
+"""Blocks of a prompt that others' are pushed out with."""
+_NEAR = 3
+"""Hits with nothing in between, whose times stand for the GPU's."""
+_SLOWER = 2.0
+_STORES = ("backuped_tokens", "kv_offload_store", "kv_offload_bytes", "simple_kv_offload_store",
+           "kv_offload_total_bytes")  # fmt: skip
+_LOADS = ("load_back_tokens", "prefetched_tokens", "kv_offload_load", "external_prefix_cache_hits",
+          "simple_kv_offload_load")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """What is known of one question.
+
+    Attributes:
+        question: Its name.
+        answer: A sentence; why it is undecidable where it is.
+        value: The same for programs: tokens, or a word; None where it is undecidable.
+        level: ``good``, ``note``, ``bad`` for a fault, ``undecided``.
+        advice: The setting to change.
+    """
+
+    question: str
+    answer: str
+    value: int | str | None = None
+    level: str = "note"
+    advice: str = ""
+
+
+@dataclass
+class Known:
+    """What later experiments build on.
+
+    Attributes:
+        hitting: Tokens of a prompt that hits when it is sent again.
+        step: Tokens by which hits grow; 0 while it is not known.
+        smallest: Tokens of the shortest prompt that hits when it is sent again.
+        lost: Tokens that a hit gives up in addition to a prompt's last.
+        reset: Whether the cache may be emptied.
+        wait_s: How long to wait in the experiment that does.
+        why: Why nothing can be built on it.
+    """
+
+    hitting: int = 0
+    step: int = 0
+    smallest: int = 0
+    lost: int = 0
+    reset: bool = False
+    wait_s: float = 0.0
+    why: str = ""
+
+    def whole(self, tokens: int) -> int:
+        """What of so many common tokens is hit where blocks are all that matters."""
+        return max(0, tokens - self.lost) // self.step * self.step
+
+
+Experiment = Callable[[Questioner, Known], Iterator[Conclusion]]
+
+
+def undecided(question: str, why: str) -> Conclusion:
+    """A question that cannot be answered."""
+    return Conclusion(question, why, level="undecided")
 
 
 def again(q: Questioner, known: Known) -> Iterator[Conclusion]:
@@ -68,6 +129,18 @@ def again(q: Questioner, known: Known) -> Iterator[Conclusion]:
         yield Conclusion("hits", f"{said} {share:.1%}", warm.cached_tokens, "good")
     else:
         yield _nothing_hits(q, known, warm.prompt_tokens)
+
+
+def _overcounted(answer: Answer) -> Conclusion:
+    cached, tokens = answer.cached_tokens, answer.prompt_tokens
+    return Conclusion(
+        "hits",
+        f"of a prompt of {tokens:,} tokens the server reports {cached:,} as cached: more than "
+        "there are",
+        cached,
+        "bad",
+        "its cached_tokens are wrong, and so are hit rates and bills that are made of them",
+    )
 
 
 def _first_hit(q: Questioner, sizes: tuple[int, ...]) -> tuple[Answer, Answer]:
@@ -223,7 +296,7 @@ _LOOK_AHEAD = "MTP's drafts ask for it; DSpark's, or none, would not"
 
 def branches(q: Questioner, known: Known) -> Iterator[Conclusion]:
     """Prompts that part in the middle of one that is cached."""
-    rest = max(FOREIGN_STEPS * known.step // 4, 600)
+    rest = max(_FOREIGN_STEPS * known.step // 4, 600)
     hits: dict[int, int] = {}
     for common in INSIDE_TOKENS:
         start = q.draw(common)
@@ -310,8 +383,8 @@ def equality(q: Questioner, known: Known) -> Iterator[Conclusion]:
     if len(apart) < _TRIALS:
         yield undecided("equality", "prompts did not hit again and again")
         return
-    most, off = max(noise), median(apart)
-    said = f"{off:.2g} nats from cold ones, where cold ones differ by up to {most:.2g}"
+    most, off = max(noise), max(apart)  # the worst: a rare stale hit is wrong, too
+    said = f"up to {off:.2g} nats from cold ones, which differ by up to {most:.2g}"
     if off <= _NOISE_FACTOR * most:
         yield Conclusion("equality", f"answers from the cache are {said}", "equal", "good")
     elif off <= _NOISE_FACTOR * most + _ROUNDING_NATS:
@@ -351,6 +424,140 @@ def distance(one: Answer, other: Answer) -> float:
         if max(theirs, key=lambda each: theirs[each], default=word) != word:
             break
     return most
+
+
+@dataclass
+class _Trials:
+    """A prompt, so many tokens of others, and the prompt again: whether it is lost.
+
+    Attributes:
+        tokens: What the prompt hits as long as it is whole.
+        near: Times to the first token of hits with few tokens in between; s.
+        far: And with more of them.
+        low: The most steps of others that do not lose a prompt.
+        high: The fewest that do; None while none did.
+        shrunk: The most that did not lose one at first, where they always do at last.
+    """
+
+    q: Questioner
+    known: Known
+    tokens: int
+    near: list[float] = field(default_factory=list)
+    far: list[float] = field(default_factory=list)
+    low: int = 0
+    high: int | None = None
+    shrunk: int = 0
+
+    def lost(self, foreign_steps: int, sent: int = 1) -> bool:
+        """``sent``: how often the prompt is, before."""
+        q, lost, step = self.q, self.known.lost, self.known.step
+        prompt = q.draw(self.tokens + lost + 1)
+        for _ in range(sent):
+            q.ask(prompt)
+        whole, rest = divmod(foreign_steps, _FOREIGN_STEPS)
+        for steps in [*[_FOREIGN_STEPS] * whole, *([rest] if rest else [])]:
+            q.ask(q.draw(steps * step + 1 + lost % step))  # so that its last block is kept, too
+        answer = q.ask(prompt)
+        hit = answer.cached_tokens == self.tokens
+        times = self.near if foreign_steps <= _FOREIGN_STEPS else self.far
+        times.extend([answer.ttft_s] * hit)
+        return not hit
+
+    def search(self) -> str:
+        """Find ``low`` and ``high``; why there are none, if so."""
+        if any(self.lost(0) for _ in range(_NEAR)):
+            return "a prompt is lost with nothing in between"
+        reach = _FOREIGN_STEPS
+        while not self.lost(reach):
+            self.low, reach = reach, 2 * reach
+        self.high = reach
+        while self.high - self.low > 1:
+            middle = (self.low + self.high) // 2
+            if self.lost(middle):
+                self.high = middle
+            else:
+                self.low = middle
+        lost = self.lost(self.low)
+        if (lost and self._shrinks()) or (not lost and self.lost(self.high)):
+            return ""
+        return "the same tokens in between lose a prompt once, and once they do not"
+
+    def _shrinks(self) -> bool:
+        """Whether what did not lose a prompt always does now, and fewer steps never do."""
+        if not all(self.lost(self.low) for _ in range(_NEAR)):
+            return False
+        now = self.low // 2
+        while now and self.lost(now):
+            now //= 2
+        self.shrunk, self.low = self.low, now
+        return not any(self.lost(now) for _ in range(_NEAR))
+
+
+def capacity(q: Questioner, known: Known) -> Iterator[Conclusion]:
+    """How many tokens of others come in between until a prompt no longer hits whole."""
+    trials = _Trials(q, known, known.whole(known.smallest - 1 + known.lost + 3 * known.step))
+    stored, why = _moved(q, _STORES), ""
+    try:
+        known.why = trials.search()
+        if known.why:
+            return
+        if _moved(q, _STORES) > stored and not _loaded(q):
+            trials.lost(trials.high or 0, sent=3)  # some tiers store what is asked for again
+    except (Spent, Refused) as end:
+        why = f"; {end}"
+    held, most = (
+        trials.tokens + (known.lost // known.step + steps) * known.step
+        for steps in (trials.low, trials.shrunk)
+    )
+    if trials.high is None:
+        said = f"more than {held:,} tokens are held before one is lost{why}"
+        yield undecided("capacity", said)
+    elif trials.shrunk:
+        said = f"the pool SHRINKS: it held {most:,} tokens at first, and {held:,} or more at last"
+        advice = "it loses blocks: restart the server, and try its manager with dsv4kv conform"
+        yield Conclusion("capacity", said + why, held, "bad", advice)
+    else:
+        error = (trials.high - trials.low) * known.step
+        said = f"{held:,} tokens (+ {error:,}) are held before a prompt is lost{why}"
+        yield Conclusion("capacity", said, held)
+    yield from _tiers(q, stored, (trials.near, trials.far), is_lost=trials.high is not None)
+
+
+def _moved(q: Questioner, words: tuple[str, ...]) -> float:
+    return sum(value for key, value in q.counted.grown.items() if any(w in key for w in words))
+
+
+def _loaded(q: Questioner) -> float:
+    """What the server says came back from beyond the GPU; answers count tokens."""
+    return q.restored or _moved(q, _LOADS)
+
+
+def _tiers(
+    q: Questioner,
+    stored: float,
+    times: tuple[list[float], list[float]],
+    *,
+    is_lost: bool,
+) -> Iterator[Conclusion]:
+    """Whether anything comes back from beyond the GPU's memory."""
+    near, far = times
+    if loaded := _loaded(q):
+        yield Conclusion("tier", f"a tier is read back: the server counts {loaded:,.0f}", "read")
+    elif _moved(q, _STORES) > stored and is_lost:
+        yield Conclusion(
+            "tier",
+            "a tier stores and is never read: prompts are lost while its store counters grow",
+            "never read",
+            "bad",
+            "look at the tier's lookups: keys, its window groups, the policy that prefetches",
+        )
+    elif near and far and min(far) > _SLOWER * max(near):
+        said = f"hits after others' tokens come {median(far) / median(near):.1f} times later"
+        yield Conclusion("tier", f"a slower tier is read back: {said}", "read")
+    elif is_lost:
+        yield Conclusion("tier", "no tier brings back what the GPU has lost", "none")
+    else:
+        yield undecided("tier", "nothing was lost that a tier could bring back")
 
 
 def waiting(q: Questioner, known: Known) -> Iterator[Conclusion]:
@@ -439,6 +646,9 @@ def examine(
             except (Spent, Refused) as error:
                 why = str(error)
                 known.why = "" if known.step else why
+        if q.overcounted and known.why != (fault := _overcounted(q.overcounted)).answer:
+            conclusions = [fault, *(each for each in conclusions if each.question != "hits")]
+            known.why = fault.answer
         answered = {each.question for each in conclusions}
         missing = [question for question in planned.answers if question not in answered]
         conclusions.extend(undecided(question, why or known.why) for question in missing)

@@ -134,6 +134,7 @@ class Questioner:
         restored: Tokens that it says it found beyond the GPU.
         others: Whether its counters count what was not asked here, or not what was.
         splits: Whether it counts other tokens than were drawn: words that are no token each.
+        overcounted: The first answer that has more cached tokens than its prompt has tokens.
         experiment: What is being asked for.
     """
 
@@ -145,6 +146,7 @@ class Questioner:
         self.observed: list[Observed] = []
         self.counted, self.drafts, self.experiment = Counted(), False, ""
         self.splits = False
+        self.overcounted: Answer | None = None
         self.restored = 0
         self.others = False
         self._random = random.Random(seed)
@@ -188,6 +190,8 @@ class Questioner:
             self._sample()
         if answer.cached_tokens is None and before is not None:
             answer = replace(answer, cached_tokens=self._settle(before, answer.prompt_tokens))
+        if (answer.cached_tokens or 0) > answer.prompt_tokens:
+            self.overcounted = self.overcounted or answer
         self.restored += sum(answer.cached_by.get(tier, 0) for tier in ("host", "storage"))
         self.observed.append(
             Observed(self.experiment, answer.prompt_tokens, answer.cached_tokens, answer.ttft_s)

@@ -58,6 +58,9 @@ HOSTILE = {
     ),
     "negative.npy": (npy("(-4, -96)") + PAGES.tobytes(), "shape is (-4, -96)"),
     "open.npy": (npy("(" * 5_000), "has no header of numpy.save"),
+    "words.npy": (npy("'" + "x" * 50_000), "has no header of numpy.save"),
+    "dims.npy": (npy("(" + "1, " * 10_000 + ")"), "has no header of numpy.save"),
+    "digits.npy": (npy(f"(1 << 9, {'9' * 4_000})"), "has no header of numpy.save"),
     "zero.npy": (npy("(0, 584)"), "holds 0 B: give 1 to"),
     "cut.npy": (npy("(4, 96)") + PAGES.tobytes()[:-1], "384 B, and holds 383 B"),
     "objects.npy": (npy("(4,)", "'|O'") + pickle.dumps([Evil()]), "Python objects"),
@@ -73,17 +76,32 @@ HOSTILE = {
         "says that it holds 36 B, and holds 4 B",
     ),
     "none.safetensors": (safetensors({}), "holds no tensor"),
+    "name.safetensors": (safetensors({"n" * 50_000: {}}), "has no dtype, shape and offsets"),
+    "names.safetensors": (
+        safetensors(
+            {
+                f"{n}{'n' * 500}": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}
+                for n in range(900)
+            },
+            b"1",
+        ),
+        "has 900 tensors: name one with --tensor",
+    ),
+    "kind.pt": (b"", "is no array of numbers on a CPU (kkk"),
 }
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_file_is_refused_with_a_sentence(name: str, tmp_path: Path) -> None:
     content, sentence = HOSTILE[name]
+    if name == "kind.pt":
+        content = saved(b"ctorch._utils\n_rebuild_" + b"k" * 50_000 + b"\n)R.")
     (tmp_path / name).write_bytes(content)
     with pytest.raises(TraceError) as refusal:
         read_dump(tmp_path / name)
     assert sentence in str(refusal.value)
     assert name in str(refusal.value)
+    assert len(str(refusal.value)) < len(str(tmp_path)) + 600
 
 
 def test_a_sparse_file_is_refused_before_its_zeros_are_read(tmp_path: Path) -> None:

@@ -3,12 +3,18 @@
 import random
 from collections import Counter
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 import pytest
 
-from dsv4kv.diagnose.probe.conclusions import Conclusion, Known
-from dsv4kv.diagnose.probe.experiments import PLANNED, Examination, examine
+from dsv4kv.diagnose.probe.experiments import (
+    PLANNED,
+    Conclusion,
+    Examination,
+    Known,
+    examine,
+)
 from dsv4kv.diagnose.probe.questioner import Answer, Ledger, Prompt, Questioner, Refused
 from tests.diagnose.probe.fakes import FakeServer, Setting, draw_setting, open_cache
 from tests.examples import FULL
@@ -327,3 +333,52 @@ def test_the_servers_own_count_of_tokens_is_what_the_budget_is_about() -> None:
     ledger = Ledger(30_000, 1e9)
     examine(Questioner(fake, ledger, 7), Known())
     assert counted <= ledger.tokens <= 30_000
+
+
+@pytest.mark.parametrize("more", [128, 256])
+def test_more_cached_tokens_than_a_prompt_has_are_a_fault(more: int) -> None:
+    """A server that reports a block too many of every hit."""
+    cache = open_cache(Setting("vllm", 300))
+    told = values(probe(FakeServer(lambda prompt: (hit := cache(prompt)) and hit + more)))
+    assert told["hits"].level == "bad"
+    assert "more than there are" in told["hits"].answer
+    assert {each.level for name, each in told.items() if name != "hits"} == {"undecided"}
+
+
+def test_one_stale_hit_of_six_is_a_fault() -> None:
+    fake, noise = server(noise=0.02), random.Random(1)
+
+    def output(prompt: Prompt, outputs: int, wrong: float) -> Any:
+        stale = wrong if outputs > 1 and noise.random() < 0.1 else 0.0
+        return FakeServer._output(fake, prompt, outputs, stale)
+
+    fake.stale = 1.0
+    fake._output = output  # type: ignore[method-assign]
+    assert values(probe(fake))["equality"].level == "bad"
+
+
+class Shrinking:
+    """An LRU cache of blocks that loses one of them for ever with every tenth prompt."""
+
+    def __init__(self, blocks: int, size: int = 256) -> None:
+        self._blocks, self._size, self._asked = blocks, size, 0
+        self._held: dict[Prompt, None] = {}
+
+    def __call__(self, prompt: Prompt) -> int:
+        self._asked += 1
+        self._blocks -= self._asked % 10 == 0
+        keys = [prompt[:end] for end in range(self._size, len(prompt) + 1, self._size)]
+        hits = list(takewhile(self._held.__contains__, keys[: (len(prompt) - 1) // self._size]))
+        for key in reversed(keys):
+            self._held.pop(key, None)
+            self._held[key] = None
+        for key in list(self._held)[: max(0, len(self._held) - self._blocks)]:
+            del self._held[key]
+        return self._size * len(hits)
+
+
+def test_a_pool_that_shrinks_is_a_fault() -> None:
+    told = values(probe(FakeServer(Shrinking(300))))
+    assert told["step"].value == 256
+    assert told["capacity"].level == "bad"
+    assert "the pool SHRINKS" in told["capacity"].answer

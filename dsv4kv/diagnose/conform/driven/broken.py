@@ -1,22 +1,54 @@
-"""What the drivers of all engines share: how an invariant is said to be broken."""
+"""What the drivers of all engines share: a sequence is run, and broken invariants are noted."""
 
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager, suppress
 from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from .stand_ins import stand_in
 
+NOTED: dict[str, str] = {}
+"""By invariant, the first sentence about how it broke in the present sequence."""
+
 
 class Broken(Exception):
-    """An invariant that does not hold: which, and a sentence."""
+    """An invariant that does not hold, after which the sequence cannot go on."""
 
-    def __init__(self, kind: str, says: str) -> None:
-        super().__init__(says)
-        self.kind, self.says = kind, says
+
+def note(kind: str, says: str) -> None:
+    """An invariant does not hold; the sequence goes on, to find whether others break as well.
+
+    Errors of the engine, and how a sequence ends, count only where nothing broke before: they may
+    follow from what did.
+    """
+    if not NOTED or kind not in ("calls", "ends"):
+        NOTED.setdefault(kind, says)
+
+
+def run(
+    engine: str, open_session: Callable[[], Any], operations: Iterable[Sequence[Any]]
+) -> tuple[dict[str, tuple[str, int]], int]:
+    """Do all operations of a sequence on a new session.
+
+    Returns:
+        By invariant that broke: how, and after how many operations. Then operations done.
+    """
+    NOTED.clear()
+    found: dict[str, int] = {}
+    done = 0
+    with suppress(Broken), called(engine):
+        session = open_session()
+        for operation in operations:
+            done += 1
+            session.apply(operation)
+            found = dict.fromkeys(NOTED, done) | found
+        if not NOTED:
+            session.end()
+    return {kind: (says, found.get(kind, done)) for kind, says in NOTED.items()}, done
 
 
 def find_package(engine: str, folder: str | Path | None) -> Path:
@@ -53,19 +85,26 @@ def called(engine: str) -> Iterator[None]:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{frame.filename.rpartition(f'/{engine}/')[2]}, line {frame.lineno}"
         said = f": {error}" if str(error) else f" at {frame.line!r}"
-        sentence = f"{engine} raised {type(error).__name__}{said} ({place})"
-        raise Broken("calls", sentence) from error
+        note("calls", f"{engine} raised {type(error).__name__}{said} ({place})")
+        raise Broken from error
 
 
 def check_free(held: Sequence[int], free: Sequence[int], counted: int) -> None:
     """Every block but the first is either held or free; the free are counted and once there."""
-    if len(free) != counted:
-        raise Broken("blocks", f"the free queue has {len(free)} blocks and counts {counted}")
-    if len(set(free)) != len(free):
-        raise Broken("blocks", "a block is free twice")
-    if any(held[number] for number in free):
-        raise Broken("blocks", "a block is free and held")
     total = len(held) - 1
     lost = total - len(free) - sum(map(bool, held))
-    if lost:
-        raise Broken("blocks", f"{lost} of {total} blocks are lost: neither free nor held")
+    if len(free) != counted:
+        note("blocks", f"the free queue has {len(free)} blocks and counts {counted}")
+    elif len(set(free)) != len(free):
+        note("blocks", "a block is free twice")
+    elif any(held[number] for number in free):
+        note("blocks", "a block is free and held")
+    elif lost:
+        note("blocks", f"{lost} of {total} blocks are lost: neither free nor held")
+
+
+def check_left(left: Mapping[str, Sized]) -> None:
+    """Nothing is kept of any request when all have ended."""
+    for what, each in left.items():
+        if each:
+            note("ends", f"all requests have ended, and {len(each)} {what} are left")

@@ -19,7 +19,7 @@ from collections import deque
 from contextlib import nullcontext
 from types import SimpleNamespace
 
-from .broken import Broken, check_free
+from .broken import Broken, check_free, check_left, note
 
 HICACHE = [
     "sglang.kernels.ops.attention.dsv4.kv_layout",
@@ -149,7 +149,7 @@ class HostCopies:
         for name, family, chunk, page, held in copy.moves:
             if not isinstance(held, int):
                 source = self._source(copy, name, chunk, family, page)
-                raise Broken("reads", f"{source} is copied, and holds nothing whole")
+                note("reads", f"{source} is copied, and holds nothing whole")
         for name, family, chunk, page, _ in copy.moves:
             if stores:
                 self._host.pop((name, chunk), None)
@@ -181,7 +181,7 @@ class HostCopies:
         for name, family, chunk, page, held in copy.moves:
             if self._held(name, family, chunk, page, copy.stores) != held:
                 source = self._source(copy, name, chunk, family, page)
-                raise Broken("reads", f"{source} changes under a copy of it")
+                note("reads", f"{source} changes under a copy of it")
             if copy.stores:
                 self._host[name, chunk] = held
             else:
@@ -196,9 +196,9 @@ class HostCopies:
             names = sorted(name for name, _ in found)
             if names != self._names[family]:
                 what = f"page {page} of {family} is copied by {', '.join(names)}"
-                raise Broken("reads", f"{what}, and not once by {', '.join(self._names[family])}")
+                note("reads", f"{what}, and not once by {', '.join(self._names[family])}")
             if len({held for _, held in found}) > 1:
-                raise Broken("reads", f"page {page} of {family} is copied of different prompts")
+                note("reads", f"page {page} of {family} is copied of different prompts")
 
     @staticmethod
     def _source(copy, name, chunk, family, page):
@@ -360,7 +360,8 @@ class HostMemory:
         cache.unlock(lock)
         cache.dec_host_lock_ref(node, pin)
         if 0 < loaded < promised:
-            raise Broken("calls", f"{promised} tokens were promised by host memory, {loaded} come")
+            note("calls", f"{promised} tokens were promised by host memory, {loaded} come")
+            raise Broken
         request.prefix_len += loaded
         request.kv.cache_protected_len = request.prefix_len
         request.host_hit_length = request.swa_host_hit_length = 0
@@ -390,7 +391,7 @@ class HostMemory:
                     held[1 + page] += 1
                     if held[1 + page] > 1:
                         what = f"page {page} of {kind.name} in host memory"
-                        raise Broken("blocks", f"{what} is held twice")
+                        note("blocks", f"{what} is held twice")
             parts = (pool.free_slots, *pool.release_slots)
             free = [1 + page for part in parts for page in _pages(part)]
             check_free(held, free, pool.available_size() // SLOTS)
@@ -398,19 +399,18 @@ class HostMemory:
     def check_end(self):
         """Every store is readable or dropped, nothing is kept of any request, all can be freed."""
         cache, controller = self._cache, self._controller
-        left = {
-            "stores": cache.ongoing_write_through,
-            "loads": cache.ongoing_load_back,
-            "queued copies": [*controller.write_queue, *controller.load_queue],
-            "unread ends of copies": [*controller.ack_write_queue, *controller.ack_load_queue],
-        }
-        for what, each in left.items():
-            if each:
-                raise Broken("ends", f"all requests have ended, and {len(each)} {what} are left")
+        check_left(
+            {
+                "stores": cache.ongoing_write_through,
+                "loads": cache.ongoing_load_back,
+                "queued copies": [*controller.write_queue, *controller.load_queue],
+                "unread ends of copies": [*controller.ack_write_queue, *controller.ack_load_queue],
+            }
+        )
         for kind, pool in self._allocated:
             cache.evict_host(pool.size, kind)
         for kind, pool in self._allocated:
             free, total = pool.available_size() // SLOTS, pool.size // SLOTS
             if free != total:
                 what = f"{free} of {total} pages of {kind.name} in host memory are free"
-                raise Broken("ends", f"all has ended, and {what}")
+                note("ends", f"all has ended, and {what}")

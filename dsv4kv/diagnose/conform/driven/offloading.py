@@ -13,7 +13,7 @@ import importlib
 import logging
 from types import SimpleNamespace
 
-from .broken import Broken, check_free
+from .broken import check_free, check_left, note
 
 CHUNK_BYTES = 4096
 
@@ -91,7 +91,7 @@ class Copies:
         source, target = self._sides(stores)
         for begin, end, held in copies:
             if source.get(begin) != held:
-                raise Broken("reads", f"{self._name(stores, begin)} changes under a copy of it")
+                note("reads", f"{self._name(stores, begin)} changes under a copy of it")
             target[end] = held
         self._ended.append(job)
 
@@ -116,7 +116,7 @@ class Copies:
         wanted = self.wanted.pop(job, {})
         for begin, end in pairs:
             if end in busy:
-                raise Broken("reads", f"{self._name(not stores, end)} has another copy under way")
+                note("reads", f"{self._name(not stores, end)} has another copy under way")
             held = source.get(begin)
             self._check(self._name(stores, begin), held, wanted.get(end))
             target.pop(end, None)
@@ -144,7 +144,7 @@ class Copies:
         else:
             return
         asked = f"{name} is copied as tokens to {end} of group {group}"
-        raise Broken("reads", f"{asked}, and holds {what}")
+        note("reads", f"{asked}, and holds {what}")
 
 
 class Host:
@@ -227,14 +227,14 @@ class Host:
         """Chunks are free or held, and counted; no block that a load writes is given back."""
         given = self.copies.blocks(stores=False) & {*free}
         if given:
-            raise Broken("blocks", f"block {min(given)} is free, and a load writes it")
+            note("blocks", f"block {min(given)} is free, and a load writes it")
         chunks, manager = self._chunks(), self._manager
         made = manager._num_allocated_chunks
         held = [0] * (1 + made)  # the first is nobody's, as among blocks
         for chunk in chunks.values():
             held[1 + chunk.chunk_id] += 1
             if held[1 + chunk.chunk_id] > 1:
-                raise Broken("blocks", f"chunk {chunk.chunk_id} of host memory is held twice")
+                note("blocks", f"chunk {chunk.chunk_id} of host memory is held twice")
         unmade = manager._num_chunks - made
         given = [1 + number for number in manager._free_list]
         check_free(held, given, manager._get_num_free_chunks() - unmade)
@@ -246,17 +246,18 @@ class Host:
         for job in self._side._jobs.values():
             for key in job.keys:
                 if key not in uses:
-                    raise Broken("blocks", "a copy under way has lost its chunk of host memory")
+                    note("blocks", "a copy under way has lost its chunk of host memory")
+                    return
                 uses[key] = -1 if job.is_store else uses[key] + 1
         for key, chunk in chunks.items():
             if chunk.ref_cnt != uses[key]:
                 what = f"chunk {chunk.chunk_id} of host memory says {chunk.ref_cnt} copies"
-                raise Broken("blocks", f"{what}, and {uses[key]} are under way")
+                note("blocks", f"{what}, and {uses[key]} are under way")
         idle = sum(not chunk.ref_cnt for chunk in chunks.values())
         counted = self._manager._num_evictable_cache_chunks
         if counted != idle:
             what = f"{counted} chunks of host memory are counted as idle"
-            raise Broken("blocks", f"{what}, and {idle} are")
+            note("blocks", f"{what}, and {idle} are")
 
     def _chunks(self):
         policy = self._manager._policy
@@ -265,14 +266,15 @@ class Host:
     def check_end(self):
         """Every store is readable or dropped, and nothing is kept of any request."""
         side = self._side
-        left = {
-            "copies": side._jobs,
-            "requests": side._req_status,
-            "fences of blocks": side._block_id_to_pending_jobs,
-            "chunks said to be loaded": side._chunks_being_loaded,
-            "copies flushed by a reset": side._reset_fence,
-            "unreadable chunks": [each for each in self._chunks().values() if not each.is_ready],
-        }
-        for what, each in left.items():
-            if each:
-                raise Broken("ends", f"all requests have ended, and {len(each)} {what} are left")
+        check_left(
+            {
+                "copies": side._jobs,
+                "requests": side._req_status,
+                "fences of blocks": side._block_id_to_pending_jobs,
+                "chunks said to be loaded": side._chunks_being_loaded,
+                "copies flushed by a reset": side._reset_fence,
+                "unreadable chunks": [
+                    each for each in self._chunks().values() if not each.is_ready
+                ],
+            }
+        )

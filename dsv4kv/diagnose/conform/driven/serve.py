@@ -1,8 +1,7 @@
 """Runs sequences for another process: a JSON object a line, in and out.
 
 In: ``settings`` and ``operations``. Out: first what the engine is, or ``missing``: why it cannot
-be had; then for every sequence ``kind`` of the invariant that broke, ``says`` and ``at`` which
-operation, or none of them.
+be had; then for every sequence what ``run`` says of it: ``broken`` and ``done``.
 """
 
 import json
@@ -12,22 +11,15 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import IO, Any
 
-from .broken import Broken, called, find_version
+from .broken import find_version, run
 
 
-def run(driver: Any, engine: Any, asked: dict[str, Any]) -> dict[str, Any]:
-    """Do all operations of a sequence; what broke, if anything did."""
-    at = 0
-    try:
-        with called(driver.NAME):
-            session = driver.Session(engine, asked["settings"])
-        for operation in asked["operations"]:
-            session.apply(operation)
-            at += 1
-        session.end()
-    except Broken as broken:
-        return {"kind": broken.kind, "says": broken.says, "at": at}
-    return {}
+def answer(driver: Any, engine: Any, asked: dict[str, Any]) -> dict[str, Any]:
+    """What broke in a sequence, and how many of its operations were done."""
+    broken, done = run(
+        driver.NAME, lambda: driver.Session(engine, asked["settings"]), asked["operations"]
+    )
+    return {"broken": broken, "done": done}
 
 
 def serve(driver: Any, folder: str | None, given: Iterable[str], answers: IO[str]) -> None:
@@ -45,7 +37,7 @@ def serve(driver: Any, folder: str | None, given: Iterable[str], answers: IO[str
         reply({"missing": f"{error}" or type(error).__name__})
         return
     for line in given:
-        reply(run(driver, engine, json.loads(line)))
+        reply(answer(driver, engine, json.loads(line)))
 
 
 def main() -> None:

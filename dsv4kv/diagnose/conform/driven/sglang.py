@@ -20,7 +20,7 @@ from collections import deque
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
-from .broken import Broken, called, check_free, find_package
+from .broken import Broken, check_free, find_package, note
 from .hicache import HICACHE, HostMemory, attach, load_hicache, open_pool, prepare
 from .stand_ins import bare_package, stand_in
 
@@ -62,7 +62,8 @@ def load(folder=None, *more):
     hosted = (folder / HOSTED).exists()
     more = [*more, *(HICACHE if hosted else ())]
     packages = ["sglang", "sglang.srt", MEMORY, f"{MEMORY}.allocator", "sglang.srt.model_executor"]
-    packages += [above for real in more for above in _above(real)]
+    for parts in (real.split(".") for real in more):
+        packages += [".".join(parts[:count]) for count in range(1, len(parts))]
     for name in dict.fromkeys(packages):
         bare_package(name, str(folder.joinpath(*name.split("."))))
     stand_in("sglang", "sgl_kernel", "triton", *zmq, "torch_npu", real=[*REAL, *more])
@@ -97,12 +98,6 @@ def load(folder=None, *more):
     torch.set_num_threads(1)
     hicache = load_hicache() if hosted else None
     return SimpleNamespace(**locals())
-
-
-def _above(name):
-    """The packages that a module is in."""
-    parts = name.split(".")
-    return [".".join(parts[:count]) for count in range(1, len(parts))]
 
 
 def _ceil_align(value, size):
@@ -141,31 +136,25 @@ def _fill_in():
     ranks.rank_consensus = as_it_is
     platforms.current_platform.get_paged_allocator_cls = lambda: None
     session.is_virtual_node = lambda _: False
-    session.StreamingSession = NoSession
+    session.StreamingSession = _no_session
     interleave.page_interleave_shard_size = lambda _: 1
     context.get_serving().strip_thinking_cache = False
 
 
-class NoSession:
+def _no_session(*_, **__):
     """No request belongs to a session."""
 
-    def __init__(self, *_, **__):
-        self.slots = {}
-
-    def try_match_prefix(self, params):
-        return None
-
-    def try_cache_finished_req(self, request):
+    def no(*_, **__):
         return False
 
-    def will_lend_record(self, _):
-        return False
-
-    def try_checkpoint(self, *_, **__):
-        return False
-
-    def any_holding_kv(self):
-        return False
+    return SimpleNamespace(
+        slots={},
+        try_match_prefix=lambda _: None,
+        try_cache_finished_req=no,
+        will_lend_record=no,
+        try_checkpoint=no,
+        any_holding_kv=no,
+    )
 
 
 def _class_of(path, name, names):
@@ -181,13 +170,8 @@ class Request:
     """What the cache asks of a request."""
 
     def __init__(self, engine, tokens):
-        self.rid, self.priority, self.session_id, self.extra_key, self.cache_salt = (
-            "",
-            0,
-            None,
-            None,
-            None,
-        )
+        self.rid, self.priority = "", 0
+        self.session_id = self.extra_key = self.cache_salt = None
         self.kv_rotation_base = self.lock = self.last_node = None
         self.origin_input_ids = self.full_untruncated_fill_ids = tokens
         self.swa_branching_seqlen = self.mamba_branching_seqlen = None
@@ -351,35 +335,32 @@ class Session:
     def apply(self, operation):
         """Do one and look at the pools."""
         name, *rest = operation
-        with called(NAME):
-            getattr(self, f"_do_{name}")(*rest)
-            self._count_pages()
+        getattr(self, f"_do_{name}")(*rest)
+        self._count_pages()
 
     def end(self):
         """Let everything come to its end; then nothing is locked, and all can be evicted."""
-        with called(NAME):
-            patience = 3000
-            while self._waiting or self._running or self._chunked:
-                self._do_step()
-                if self._host:
-                    self._host.copies.land_all()
-                patience -= 1
-                if not patience:
-                    raise Broken("ends", "requests do not end in 3,000 steps")
-            self._count_pages()
+        patience = 3000
+        while self._waiting or self._running or self._chunked:
+            self._do_step()
             if self._host:
-                self._host.settle()
-            self._cache.sanity_check()
-            self._evict_all()
-            if self._host:
-                self._host.check_end()
+                self._host.copies.land_all()
+            patience -= 1
+            if not patience:
+                note("ends", "requests do not end in 3,000 steps")
+                raise Broken
+        self._count_pages()
+        if self._host:
+            self._host.settle()
+        self._cache.sanity_check()
+        self._evict_all()
+        if self._host:
+            self._host.check_end()
         for name, pool in (("context", "full"), ("windows", "swa")):
             free = getattr(self._allocator, f"{pool}_available_size")() // PAGE
             total = self._settings["pages" if pool == "full" else "window_pages"]
             if free != total:
-                raise Broken(
-                    "ends", f"all has ended, and {free} of {total} pages of {name} are free"
-                )
+                note("ends", f"all has ended, and {free} of {total} pages of {name} are free")
 
     def _evict_all(self):
         everything = self._settings["pages"] * PAGE
@@ -445,7 +426,7 @@ class Session:
         self._release(request, checkpoint=True)
         if hit != expected:
             what = f"a prompt of {tokens} tokens hits {hit} of them"
-            raise Broken("hits", f"{what}, where the rule says {expected}")
+            note("hits", f"{what}, where the rule says {expected}")
 
     # steps
 
@@ -609,7 +590,7 @@ class Session:
                 what = f"windows have nothing of its page {place}"
             else:
                 continue
-            raise Broken("reads", f"request {request.rid} goes on at token {position}, and {what}")
+            note("reads", f"request {request.rid} goes on at token {position}, and {what}")
 
     def _count_pages(self):
         """Every page is free, the tree's, or of one request; so are those of windows."""
@@ -627,14 +608,14 @@ class Session:
         for page in (slots // PAGE).tolist():
             held[page] += 1
             if held[page] > 1:
-                raise Broken("blocks", f"page {page} of context is held twice")
+                note("blocks", f"page {page} of context is held twice")
         free = self._allocator.full_attn_allocator.get_all_free_pages().tolist()
         check_free(held, free, self._allocator.full_available_size() // PAGE)
         held = [0] * (windows + 1)
         for page in (self._allocator.full_to_swa_index_mapping[slots] // PAGE).tolist():
             held[page] += 1
             if page and held[page] > 1:
-                raise Broken("blocks", f"page {page} of windows is held twice")
+                note("blocks", f"page {page} of windows is held twice")
         held[0] = 0
         free = self._allocator.swa_attn_allocator.get_all_free_pages().tolist()
         check_free(held, free, self._allocator.swa_available_size() // PAGE)

@@ -14,7 +14,7 @@ from collections import deque
 from functools import cache
 from types import SimpleNamespace
 
-from .broken import Broken, add_absent, called, check_free, find_package
+from .broken import Broken, add_absent, check_free, find_package, note
 from .offloading import CHUNK_BYTES, Host, configure, load_offloading
 
 NAME = "vllm"
@@ -186,10 +186,7 @@ def _agree(held, chain):
 
 
 class Session:
-    """An empty scheduler; ``apply`` operations one after the other, ``end`` after the last.
-
-    Both raise ``Broken``.
-    """
+    """An empty scheduler; ``apply`` operations one after the other, ``end`` after the last."""
 
     def __init__(self, engine, settings):
         self._engine, self._settings = engine, settings
@@ -219,22 +216,20 @@ class Session:
     def apply(self, operation):
         """Do one and look at the pool."""
         name, *rest = operation
-        with called(NAME):
-            getattr(self, f"_do_{name}")(*rest)
+        getattr(self, f"_do_{name}")(*rest)
         self._count_blocks()
 
     def end(self):
         """Let everything come to its end: then all blocks are free."""
-        with called(NAME):
-            self._run_out()
+        self._run_out()
         self._count_blocks()
         if self._host:
             self._host.check_end()
         free, total = self._pool.get_num_free_blocks(), self._settings["blocks"]
         if free != total:
-            raise Broken("ends", f"all requests have ended, and {free} of {total} blocks are free")
+            note("ends", f"all requests have ended, and {free} of {total} blocks are free")
         if not self._manager.reset_prefix_cache():
-            raise Broken("ends", "all requests have ended, and the prefix cache cannot be reset")
+            note("ends", "all requests have ended, and the prefix cache cannot be reset")
 
     def _run_out(self):
         idle, known, requests = 0, None, self._scheduler.requests
@@ -246,7 +241,8 @@ class Session:
             idle, known = (0 if now != known else idle + 1), now
             if idle > PATIENCE:
                 left = ", ".join(requests) or "that have ended"
-                raise Broken("ends", f"requests {left} get no more tokens in {PATIENCE} steps")
+                note("ends", f"requests {left} get no more tokens in {PATIENCE} steps")
+                raise Broken
         while self._flying:
             self._update(0)
 
@@ -312,15 +308,13 @@ class Session:
         self._run_out()
         hit = self._hits[str(number)]
         if hit != expected:
-            raise Broken(
-                "hits",
-                f"a prompt of {tokens} tokens hits {hit} of them, where the rule says {expected}",
-            )
+            what = f"a prompt of {tokens} tokens hits {hit} of them"
+            note("hits", f"{what}, where the rule says {expected}")
 
     # a step
 
     def _advance(self, accepted):
-        """Schedule a step, and update the oldest there is room for; whether there was work."""
+        """Schedule a step, and update the oldest that there is no room for."""
         depth = 2 if self._settings["ahead"] else 1
         if len(self._flying) == depth:
             self._update(accepted)
@@ -345,7 +339,6 @@ class Session:
         self._flying.append((output, samples, report))
         if depth == 1:
             self._update(accepted)
-        return bool(requests)
 
     def _unsure(self, rid, preemptions):
         """Drafts of steps under way: where all are rejected, a step goes on so much earlier."""
@@ -420,11 +413,9 @@ class Session:
             table = self._groups[group].req_to_blocks[rid]
             for place in range(begin // span, -(-end // span)):
                 if place >= len(table) or table[place].is_null:
-                    raise Broken(
-                        "reads",
-                        f"request {rid} computes token {max(begin, place * span)} and has no "
-                        f"block for it in group {group}",
-                    )
+                    what = f"request {rid} computes token {max(begin, place * span)}"
+                    note("reads", f"{what} and has no block for it in group {group}")
+                    continue
                 block = table[place]
                 held = self._content.get(block.block_id)
                 filled = min(end, (place + 1) * span)
@@ -452,11 +443,9 @@ class Session:
                     what = "has another prompt's"
                 else:
                     continue
-                raise Broken(
-                    "reads",
-                    f"request {rid} goes on at token {position} (it hit {self._hits[rid]}), and "
-                    f"group {group} {what} tokens {place * span} to {end}",
-                )
+                at = f"request {rid} goes on at token {position} (it hit {self._hits[rid]})"
+                note("reads", f"{at}, and group {group} {what} tokens {place * span} to {end}")
+                return
 
     def _check_copied(self, rid, begin, end):
         """A step computes these positions; no copy of their blocks is under way."""
@@ -464,11 +453,8 @@ class Session:
         for group, span in enumerate(self._spans if copied else ()):
             for block in self._groups[group].req_to_blocks[rid][begin // span : -(-end // span)]:
                 if block.block_id in copied:
-                    raise Broken(
-                        "reads",
-                        f"request {rid} computes tokens {begin} to {end} into block "
-                        f"{block.block_id}, of which a copy is under way",
-                    )
+                    into = f"tokens {begin} to {end} into block {block.block_id}"
+                    note("reads", f"request {rid} computes {into}, of which a copy is under way")
 
     def _count_blocks(self):
         """Every block is free, or held as often as it says, by requests of one group."""
@@ -476,10 +462,9 @@ class Session:
         for block, count in zip(self._pool.blocks, counts):
             if block.ref_cnt != count and not block.is_null:
                 what = f"block {block.block_id} says that {block.ref_cnt} use it, and {count} do"
-                raise Broken("blocks", what)
+                note("blocks", what)
             if count > 1 and block.block_hash is None:
-                what = f"block {block.block_id} is held {count} times and is not cached"
-                raise Broken("blocks", what)
+                note("blocks", f"block {block.block_id} is held {count} times and is not cached")
         free = [block.block_id for block in self._pool.free_block_queue.get_all_free_blocks()]
         check_free(counts, free, self._pool.get_num_free_blocks())
         if self._host:
@@ -495,7 +480,7 @@ class Session:
                         counts[block.block_id] += 1
                         if owners.setdefault(block.block_id, group) != group:
                             both = f"groups {owners[block.block_id]} and {group}"
-                            raise Broken("blocks", f"{both} hold block {block.block_id}")
+                            note("blocks", f"{both} hold block {block.block_id}")
         for _, deferred in getattr(self._scheduler, "deferred_frees", ()):
             for block in deferred:
                 counts[block.block_id] += 1

@@ -55,10 +55,10 @@ compilers: $(VENV)/installed-test
 traces: $(VENV)/installed-test
 	DSV4KV_WHOLE_TRACES=1 $(BIN)/pytest tests/prefix/test_policies_libcachesim.py tests/engines/test_rules.py
 
-# A million operations of every allocator, index and cache; about an hour.
+# A million steps of a cache that shares blocks and runs out of them; about an hour.
 endure: $(VENV)/installed-test
 	DSV4KV_ENDURANCE_OPERATIONS=1000000 \
-	  $(BIN)/pytest --numprocesses auto tests/cache/test_endurance.py
+	  $(BIN)/pytest --numprocesses auto tests/cache/test_sharing_machine.py
 
 # Twenty thousand odd files for every command that reads one; about an hour.
 fuzz: $(VENV)/installed-test

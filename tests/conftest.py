@@ -65,7 +65,7 @@ SLOW = {
     " test_docs_outputs test_docs_records test_endings test_install test_kills test_processes",
     "bench": "test_build test_calibrate test_case test_gpu_case test_launches test_memory_series"
     " test_profiled test_run test_telemetry test_timed_kernels",
-    "cache": "test_blocks_machine test_endurance test_machine test_sharing_machine",
+    "cache": "test_blocks_machine test_machine test_sharing_machine",
     "cli": "test_bench test_budget test_compare test_doctor test_foreign_code test_golden"
     " test_kernels test_launches test_profile test_profile_docs test_progress test_record"
     " test_replay test_results test_shell test_sweeps test_without_torch",
@@ -108,7 +108,7 @@ THINNED = {
     "bench/test_launches.py::test_a_process_that_leaves_no_record_says_why": 3,
     "bench/test_launches.py::test_of_two_launches_one_that_crashes_leaves_the_other_to_its_end": 0,
     "bench/test_launches.py::test_two_launches_of_the_same_do_every_step_in_turns": 0,
-    "cache/test_endurance.py::test_no_block_is_lost_in_many_operations": 9,
+    "cache/test_sharing_machine.py::test_no_block_is_lost_in_many_operations": 1,
     "cli/test_bench.py::test_sigint_while_the_trace_is_counted_ends_quietly": 0,
     "cli/test_budget.py::test_what_does_not_fit_ends_with_1_however_it_was_asked": 3,
     "cli/test_compare.py::"

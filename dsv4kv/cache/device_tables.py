@@ -6,22 +6,15 @@ the same steps without hearing of the host's.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dsv4kv.cache.blocks import Ids
 from dsv4kv.cache.table import BlockTable
 from dsv4kv.errors import CacheError
 from dsv4kv.ops.cuda.launch import run
-from dsv4kv.ops.launches.prepare import (
-    DeviceTable,
-    Refusal,
-    plan_prepare,
-    plan_release,
-)
+from dsv4kv.ops.launches.prepare import DeviceTable, Refusal, plan_prepare, plan_release
 
 
 def stage(numbers: Tensor, device: torch.device) -> Tensor:
@@ -35,11 +28,14 @@ def stage(numbers: Tensor, device: torch.device) -> Tensor:
     return numbers.pin_memory().to(device, non_blocking=True)
 
 
-class DeviceTables(Protocol):
-    """Block tables on a device, and what keeps them equal to the host's."""
+class DeviceTables:
+    """Block tables on a device, kept equal to the host's.
 
-    def cells(self, table: BlockTable) -> Tensor:
-        """int32[lanes, slots, width] on the device; never moves."""
+    Attributes:
+        cells: By host table, int32[lanes, slots, width] on the device; never moves.
+    """
+
+    cells: dict[BlockTable, Tensor]
 
     def publish(self) -> None:
         """Before a step's operations: bring over what the host has changed."""
@@ -52,54 +48,46 @@ class DeviceTables(Protocol):
 
     def check(self) -> None:
         """Raise ``CacheError`` unless the device's tables are the host's; waits for the device."""
+        self.publish()
+        for table, cells in self.cells.items():
+            differing = np.argwhere(cells.cpu().numpy() != table.blocks)
+            if len(differing):
+                lane, slot, column = differing[0]
+                found = int(cells[lane, slot, column])
+                raise CacheError(
+                    f"{len(differing)} cells of table {table.group.name} on the device are not "
+                    f"the host's, first lane {lane}, slot {slot}, column {column}: {found} "
+                    f"instead of {table.blocks[lane, slot, column]}."
+                )
 
 
-class CopiedTables:
+class CopiedTables(DeviceTables):
     """Copies of the host's tables; ``prepare: host``."""
 
     def __init__(self, tables: Sequence[BlockTable], device: torch.device) -> None:
         """Copy every table once; from then on they note what changes."""
         self._device = device
-        self._copies: dict[BlockTable, Tensor] = {}
+        self.cells = {}
         for table in tables:
             table.changes = []
-            self._copies[table] = stage(torch.from_numpy(table.blocks), device)
-
-    def cells(self, table: BlockTable) -> Tensor:
-        """See ``DeviceTables``."""
-        return self._copies[table]
+            self.cells[table] = stage(torch.from_numpy(table.blocks), device)
 
     def publish(self) -> None:
-        """See ``DeviceTables``."""
-        for table, copy in self._copies.items():
-            if table.changes:
-                self._bring(table, table.changes, copy)
-                table.changes = []
-
-    def prepare(self, slots: Tensor, tokens: Tensor) -> None:
-        """See ``DeviceTables``: the host has done it, and ``publish`` copies it."""
-
-    def release(self, slot: int) -> None:
-        """See ``DeviceTables``: noted like any other change."""
-
-    def check(self) -> None:
-        """See ``DeviceTables``."""
-        self.publish()
-        for table, copy in self._copies.items():
-            _check_equal(table, copy)
-
-    def _bring(self, table: BlockTable, changes: Sequence[tuple[Ids, Ids]], copy: Tensor) -> None:
-        """Write the changed cells as they are by now; one named twice is written twice."""
-        rows, columns = (np.concatenate(each) for each in zip(*changes, strict=True))
-        lanes, slots, width = table.blocks.shape
-        lane_starts = np.arange(lanes)[:, None] * (slots * width)
-        cells = (lane_starts + rows * width + columns).ravel()
-        delta = np.stack([cells, table.blocks.reshape(-1)[cells]])
-        index, blocks = stage(torch.from_numpy(delta), self._device)
-        copy.view(-1).index_copy_(0, index, blocks.int())
+        """Copy the cells that changed as they are now, in one transfer for each table."""
+        for table, copy in self.cells.items():
+            if not table.changes:
+                continue
+            rows, columns = (np.concatenate(each) for each in zip(*table.changes, strict=True))
+            table.changes = []
+            lanes, slots, width = table.blocks.shape
+            lane_starts = np.arange(lanes)[:, None] * (slots * width)
+            cells = (lane_starts + rows * width + columns).ravel()
+            delta = np.stack([cells, table.blocks.reshape(-1)[cells]])
+            index, blocks = stage(torch.from_numpy(delta), self._device)
+            copy.view(-1).index_copy_(0, index, blocks.int())
 
 
-class KernelTables:
+class KernelTables(DeviceTables):
     """Tables that kernels keep, first node of every graph; ``prepare: device``.
 
     The host goes through the same steps and so knows, without asking, what the device holds.
@@ -120,43 +108,25 @@ class KernelTables:
             )
             for table in tables
         }
-
-    def cells(self, table: BlockTable) -> Tensor:
-        """See ``DeviceTables``."""
-        return self._kept[table].cells
-
-    def publish(self) -> None:
-        """See ``DeviceTables``: nothing comes from the host."""
+        self.cells = {table: kept.cells for table, kept in self._kept.items()}
 
     def prepare(self, slots: Tensor, tokens: Tensor) -> None:
-        """See ``DeviceTables``."""
+        """As the first node of every graph."""
         for launch in plan_prepare(tuple(self._kept.values()), slots, tokens):
             run(launch)
 
     def release(self, slot: int) -> None:
-        """See ``DeviceTables``."""
+        """Give the slot's blocks back here, too."""
         slots = stage(torch.tensor([slot]), self._device)
         for launch in plan_release(tuple(self._kept.values()), slots):
             run(launch)
 
     def check(self) -> None:
-        """See ``DeviceTables``; also what the kernels refused."""
+        """Also raise what the kernels refused."""
         for table, kept in self._kept.items():
-            refused = Refusal(int(kept.status[0]))
-            if refused:
+            if refused := Refusal(int(kept.status[0])):
                 raise CacheError(
                     f"the kernels that keep table {table.group.name} refused a step that the host "
                     f"took: {refused!r}."
                 )
-            _check_equal(table, kept.cells)
-
-
-def _check_equal(table: BlockTable, cells: Tensor) -> None:
-    differing = np.argwhere(cells.cpu().numpy() != table.blocks)
-    if len(differing):
-        lane, slot, column = differing[0]
-        raise CacheError(
-            f"{len(differing)} cells of table {table.group.name} on the device are not the "
-            f"host's, first lane {lane}, slot {slot}, column {column}: "
-            f"{int(cells[lane, slot, column])} instead of {table.blocks[lane, slot, column]}."
-        )
+        super().check()

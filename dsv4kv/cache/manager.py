@@ -228,14 +228,10 @@ class KVCacheManager:
         """int32[slots, width]: a layer's block table where its pools are; never moves."""
         if self.device_tables is None:
             return table.view(layer_idx)
-        return self.device_tables.cells(table)[table.group.lane_of(layer_idx)]
+        return self.device_tables.cells[table][table.group.lane_of(layer_idx)]
 
     def allocate_block(self, group: int = 0) -> Ids:
-        """Take one block outside any request (for checkpoints and copies).
-
-        int64[1], or int64[lanes, 1] with several lanes, as ``tables[group].allocator.release``
-        takes it back.
-        """
+        """Take one block outside any request; ``tables[group].allocator`` takes it back."""
         return self.tables[group].allocator.acquire(1)
 
     def memory_bytes(self) -> int:

@@ -21,8 +21,9 @@ class BlockTable:
     Attributes:
         group: The layers the table serves.
         allocator: Free blocks of the layers' pools.
-        blocks: int32[lanes, slots, width] on the host; ``NO_BLOCK`` beyond what is held.
-        held: int64[slots], blocks each slot holds (in every lane).
+        blocks: int32[lanes, slots, width] on the host, the same ids in every lane; ``NO_BLOCK``
+            beyond what is held.
+        held: int64[slots], blocks each slot holds.
         returns: int64[slots], how often each slot gave blocks back. What was worked out from
             ``blocks`` before may name another request's blocks since.
         changes: Cells (slots, columns) written since whoever keeps a copy last took them; None
@@ -38,7 +39,7 @@ class BlockTable:
     ) -> None:
         """Build an empty table whose rows can hold ``max_context_tokens`` tokens."""
         self.group = group
-        self.allocator = BlockPool(num_blocks, group.lanes)
+        self.allocator = BlockPool(num_blocks)
         width = group.blocks_for(max_context_tokens)
         self.blocks = np.full((group.lanes, num_slots, width), NO_BLOCK, dtype=np.int32)
         self.held = np.zeros(num_slots, dtype=np.int64)
@@ -76,7 +77,7 @@ class BlockTable:
         short = int(np.add.reduce(np.maximum(lacking, 0))) - self.allocator.num_free
         if short > 0:
             rows, columns = self._surplus(slots, lacking)
-            short -= self.allocator.num_freed(self._ids(self.blocks[:, rows, columns]))
+            short -= self.allocator.num_freed(self.blocks[0, rows, columns])
         if short > 0:
             raise OutOfBlocks(
                 f"the step needs {short} blocks more than the {self.allocator.num_free} free of "
@@ -92,7 +93,7 @@ class BlockTable:
         held = self.held[slots]
         if np.count_nonzero(lacking < 0):
             rows, columns = self._surplus(slots, lacking)
-            self.allocator.release(self._ids(self.blocks[:, rows, columns]))
+            self.allocator.release(self.blocks[0, rows, columns])
             self.returns[slots[lacking < 0]] += 1
             self.blocks[:, rows, columns] = NO_BLOCK
             self._note(rows, columns)
@@ -114,12 +115,10 @@ class BlockTable:
         held = int(self.held[slot])
         if not held:
             return
-        row = self.blocks[:, slot, :held]
-        self.allocator.release(self._ids(row))
+        self.allocator.release(self.blocks[0, slot, :held])
         self.returns[slot] += 1
-        row[...] = NO_BLOCK
-        if self.changes is not None:
-            self.changes.append((np.full(held, slot), np.arange(held)))
+        self.blocks[:, slot, :held] = NO_BLOCK
+        self._note(np.full(held, slot), np.arange(held))
         self.held[slot] = 0
 
     def _surplus(self, slots: Ids, lacking: Ids) -> Cells:
@@ -129,11 +128,6 @@ class BlockTable:
     def _note(self, rows: Ids, columns: Ids) -> None:
         if self.changes is not None:
             self.changes.append((rows, columns))
-
-    def _ids(self, blocks: NDArray[np.int32]) -> Ids:
-        """int32[lanes, n] blocks as the allocator takes them."""
-        ids = blocks.astype(np.int64)
-        return ids[0] if self.group.lanes == 1 else ids
 
 
 def _cells(slots: Ids, starts: Ids, counts: Ids) -> Cells:

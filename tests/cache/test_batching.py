@@ -33,18 +33,6 @@ def test_blocks_are_counted_once_however_many_requests_share_them() -> None:
     assert (counts.active_used, counts.paused_used, counts.paused_available) == (0, 4, 1)
 
 
-def test_requests_resume_oldest_first_and_none_overtakes() -> None:
-    pool = BlockPool(6)
-    paused = PausedRequests(pool, budget_blocks=6)
-    for name, missing in (("old", 2), ("middle", 3), ("new", 1)):
-        paused.pause(name, pool.acquire(1), missing)
-    assert [name for name, _ in paused.resume()] == ["old"]
-    assert pool.num_unused == 1, "enough for the newest, whose turn it is not"
-    pool.release(np.array([pool.num_held - 1]))
-    assert paused.resume() == []
-    assert len(paused) == 2
-
-
 def test_a_resumed_request_gets_the_blocks_it_was_missing() -> None:
     pool = BlockPool(4)
     paused = PausedRequests(pool, budget_blocks=4)
@@ -55,17 +43,6 @@ def test_a_resumed_request_gets_the_blocks_it_was_missing() -> None:
     assert len(paused) == 0
 
 
-def test_beyond_the_budget_the_newest_are_evicted_until_the_others_can_resume() -> None:
-    pool = BlockPool(8)
-    paused = PausedRequests(pool, budget_blocks=2)
-    for name in ("first", "second", "third", "fourth"):
-        paused.pause(name, pool.acquire(2))
-    assert paused.evict_over_budget() == ["fourth"]
-    assert [name for name, _ in paused.resume()] == ["first", "second"]
-    assert paused.counts().paused_available == 0
-    assert paused.evict_over_budget() == []
-
-
 def test_what_is_free_lets_requests_resume_before_any_is_evicted() -> None:
     pool = BlockPool(8)
     paused = PausedRequests(pool, budget_blocks=2)
@@ -73,20 +50,6 @@ def test_what_is_free_lets_requests_resume_before_any_is_evicted() -> None:
         paused.pause(name, pool.acquire(2))
     assert paused.evict_over_budget() == []
     assert [name for name, _ in paused.resume()] == ["first", "second"]
-
-
-def test_blocks_that_others_hold_make_no_room() -> None:
-    pool = BlockPool(6)
-    paused = PausedRequests(pool, budget_blocks=1)
-    shared, own = pool.acquire(2), [pool.acquire(1) for _ in range(3)]
-    pool.retain(np.concatenate([shared, shared]))  # a request that runs
-    pool.acquire(1)
-    paused.pause("old", own[0], missing=2)
-    paused.pause("middle", own[1])
-    paused.pause("new", np.concatenate([shared, own[2]]))
-    # "new" gives back one block where three are missing: "middle" has to go as well
-    assert paused.evict_over_budget() == ["new", "middle"]
-    assert [name for name, _ in paused.resume()] == ["old"]
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -128,12 +91,6 @@ def plain_evictions(
     raise AssertionError("without paused requests nothing is over budget")
 
 
-def test_what_paused_requests_may_still_keep_is_not_for_running_ones() -> None:
-    pool = BlockPool(8)
-    assert PausedRequests(pool, budget_blocks=3).counts().active_available == 5
-    assert PausedRequests(pool, budget_blocks=0).counts().active_available == 8
-
-
 def test_pausing_twice_or_without_the_blocks_is_refused() -> None:
     pool = BlockPool(4)
     paused = PausedRequests(pool, budget_blocks=2)
@@ -143,12 +100,6 @@ def test_pausing_twice_or_without_the_blocks_is_refused() -> None:
     with pytest.raises(NotOwner):
         paused.pause("b", ids(3))
     assert len(paused) == 1
-
-
-@pytest.mark.parametrize("budget", [-1, 5])
-def test_a_budget_that_cannot_be_kept_is_refused(budget: int) -> None:
-    with pytest.raises(ConfigError, match=r"give 0\.\.4"):
-        PausedRequests(BlockPool(4), budget)
 
 
 def test_the_newest_can_be_evicted_where_nobody_else_gives_blocks_back() -> None:
@@ -161,15 +112,6 @@ def test_the_newest_can_be_evicted_where_nobody_else_gives_blocks_back() -> None
     assert [name for name, _ in paused.resume()] == ["old"]
     with pytest.raises(CacheError, match="no request is paused"):
         paused.evict_newest()
-
-
-def test_forgetting_gives_no_blocks_back() -> None:
-    pool = BlockPool(4)
-    paused = PausedRequests(pool, budget_blocks=4)
-    paused.pause("old", pool.acquire(1))
-    paused.pause("new", pool.acquire(1))
-    assert paused.forget() == ["old", "new"]
-    assert (len(paused), pool.num_held) == (0, 2)
 
 
 # ---- experts by block ---------------------------------------------------------------------------

@@ -336,12 +336,12 @@ class CacheMachine(RuleBasedStateMachine):
         for table in self.manager.tables:
             allocator = table.allocator
             spare = [block for owner, block in self.spare if owner is table]
-            rows = [row[row != NO_BLOCK] for row in table.blocks]
-            held = np.concatenate([np.stack(rows), *(b.reshape(len(rows), 1) for b in spare)], 1)
-            assert allocator.num_held == held.shape[1] == table.held.sum() + len(spare)
+            rows = table.blocks[0]
+            held = np.concatenate([rows[rows != NO_BLOCK], *spare])
+            assert (table.blocks == rows).all()
+            assert allocator.num_held == len(held) == table.held.sum() + len(spare)
             assert allocator.num_free == allocator.num_blocks - allocator.num_held
-            ids = held.astype(np.int64)
-            allocator.check_held(ids if table.group.lanes > 1 else ids[0])
+            allocator.check_held(held)
 
     def every_request_holds_what_it_needs_and_no_one_else_anything(self) -> None:
         for slot in range(self.manager.plan.num_slots):

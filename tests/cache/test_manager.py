@@ -1,79 +1,155 @@
-"""Slots and blocks have owners, and memory stays where it is."""
+"""Slots and blocks have owners; a step has its blocks or changes nothing."""
 
+import math
 from collections.abc import Callable
+from functools import partial
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
+import torch
+from torch.overrides import TorchFunctionMode
 
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
-from dsv4kv.errors import NotOwner, OutOfBlocks, OutOfSlots
+from dsv4kv.cache.table import NO_BLOCK
+from dsv4kv.errors import CacheError, ContextOverflow, NotOwner, OutOfBlocks, OutOfSlots
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import AttentionType
-from dsv4kv.model.schema import Sharing
-from tests.cache.caches import admit, allocators, bookkeeping, small_plan, snapshot
+from dsv4kv.model.schema import Sharing, StateFormat
+from tests.cache.caches import admit, bookkeeping, small_plan, snapshot
 
 BY_SHARING = pytest.mark.parametrize("sharing", ["model", "type", "layer"])
 
 
-def refuses(manager: KVCacheManager, call: Callable[[], object], match: str) -> None:
+class NoTorch(TorchFunctionMode):
+    """Fails at any use of torch."""
+
+    def __torch_function__(self, func: Callable[..., Any], *args: object, **_: object) -> NoReturn:
+        raise AssertionError(f"{func} was called")
+
+
+def refuses(
+    manager: KVCacheManager, error: type[CacheError], match: str, *step: Any, call: Any = None
+) -> None:
+    """A step, or another call, is refused and nothing at all has changed."""
     before = snapshot(manager)
-    with pytest.raises(NotOwner, match=match):
-        call()
+    with pytest.raises(error, match=match):
+        call() if call else prepare_forward(manager, *step)
     assert snapshot(manager) == before
 
 
-def test_lower_slots_are_given_first() -> None:
+# ---- preparing a step ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sharing", ["type", "layer"])
+@pytest.mark.parametrize("exhausted", [0, 1])
+def test_one_exhausted_pool_leaves_all_pools_as_they_were(
+    sharing: Sharing, exhausted: int
+) -> None:
+    manager = bookkeeping(sharing=sharing, num_blocks=8)
+    slots = admit(manager, 2)
+    for _ in range(7):
+        manager.allocate_block(exhausted)
+    refuses(manager, OutOfBlocks, "than the 1 free of 8", slots, [0, 0], [256, 128])
+
+
+@BY_SHARING
+@pytest.mark.parametrize("block_tokens", [128, 256, 384])
+@pytest.mark.parametrize("context", [8_000, 1_000_000])
+def test_a_context_that_is_no_multiple_of_a_block_stays_in_its_row(
+    sharing: Sharing, block_tokens: int, context: int
+) -> None:
+    manager = bookkeeping(
+        sharing=sharing, block_tokens=block_tokens, max_context_tokens=context, num_slots=3
+    )
+    slots = admit(manager, 3)
+    prepare_forward(manager, slots[1:2], [0], [context])
+    assert manager.tokens[slots[1]] == context
+    for table in manager.tables:
+        needed = table.group.blocks_for(context)
+        assert table.held[slots[1]] == needed
+        assert (table.blocks[:, slots[1], :needed] != NO_BLOCK).all()
+        assert (table.blocks[:, [0, 2]] == NO_BLOCK).all()
+        ratio = table.group.ratio
+        assert table.blocks.shape[2] * block_tokens >= context - context % ratio
+    refuses(manager, ContextOverflow, "1 tokens and", slots[1:2], [0], [context + 1])
+
+
+@pytest.mark.parametrize(
+    ("slots", "before", "after"),
+    [([0, 1], [0], [1]), ([0], [0, 0], [1]), ([0], [0], [1, 1]), ([[0]], [[0]], [[1]]), (0, 0, 1)],
+)
+def test_lists_of_different_lengths_are_refused(
+    slots: object, before: object, after: object
+) -> None:
     manager = bookkeeping()
-    assert admit(manager, 3) == [0, 1, 2]
-    assert manager.num_free_slots == 0
+    admit(manager, 2)
+    refuses(manager, CacheError, "must be three lists of one length", slots, before, after)
+
+
+@pytest.mark.parametrize("slot", [1, 2, 3, -1, -3, -4, -6, 10**6])
+def test_a_slot_in_which_no_request_runs_is_refused(slot: int) -> None:
+    manager = bookkeeping()
+    first, second, third = admit(manager, 3)
+    manager.release_request(second, manager.generation(second))
+    manager.release_request(third, manager.generation(third))
+    refuses(manager, NotOwner, "not all are held", [first, slot], [0, 0], [128, 128])
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, -1), (-1, 5), (-(2**62), -1)])
+def test_negative_tokens_are_refused(before: int, after: int) -> None:
+    manager = bookkeeping()
+    slots = admit(manager, 2)
+    refuses(manager, CacheError, "fewer than 0 tokens", slots, [0, before], [100, after])
+
+
+def test_layers_without_compressed_kv_are_prepared_without_tables() -> None:
+    manager = bookkeeping(layers=[0, 1])
+    (slot,) = admit(manager, 1)
+    prepare_forward(manager, [slot], [0], [1000])
+    assert manager.tokens[slot] == 1000
+    refuses(manager, ContextOverflow, "a table row holds 1000", [slot], [1000], [1001])
+
+
+def test_no_step_touches_a_tensor() -> None:
+    """Host arrays are the truth: nothing waits for a device."""
+    manager = KVCacheManager(small_plan())
+    slots = admit(manager, 2)
+    with NoTorch():
+        prepare_forward(manager, slots, [0, 0], [700, 128])
+        prepare_forward(manager, slots, [700, 128], [500, 129])
+        manager.release_request(slots[0], manager.generation(slots[0]))
+    with pytest.raises(AssertionError, match="was called"), NoTorch():
+        torch.zeros(1).item()
+
+
+def test_a_block_that_another_request_holds_too_does_not_become_free() -> None:
+    """One goes back by a shared block while the other needs one: refused, and nothing is lost."""
+    manager = bookkeeping(sharing="model", num_blocks=3)
+    (table,), (first, second, third) = manager.tables, admit(manager, 3)
+    prepare_forward(manager, [first], [0], [256])
+    shared = table.blocks[0, first, :2].astype(np.int64)
+    table.allocator.retain(shared)
+    table.adopt(second, shared)
+    manager.tokens[second] = 256
+    prepare_forward(manager, [third], [0], [128])
+    before = table.blocks.tolist(), table.held.tolist(), manager.tokens.tolist()
+    with pytest.raises(OutOfBlocks, match=r"Nothing was changed\."):
+        prepare_forward(manager, [second, third], [256, 128], [100, 256])
+    assert (table.blocks.tolist(), table.held.tolist(), manager.tokens.tolist()) == before
+    assert table.allocator.refs(shared).tolist() == [2, 2]
+    prepare_forward(manager, [second, first, third], [256, 256, 128], [0, 128, 256])
+    assert table.held.tolist() == [1, 0, 2]
+
+
+# ---- slots, blocks and memory -------------------------------------------------------------------
 
 
 def test_more_requests_than_slots_are_refused_with_what_to_raise() -> None:
     manager = bookkeeping()
     admit(manager, 3)
-    before = snapshot(manager)
-    with pytest.raises(OutOfSlots, match=r"all 3 slots are taken: raise cache\.num_slots"):
-        manager.admit_request()
-    assert snapshot(manager) == before
-
-
-@BY_SHARING
-def test_a_released_request_leaves_nothing_behind(sharing: Sharing) -> None:
-    manager = bookkeeping(sharing=sharing)
-    slots = admit(manager, 2)
-    prepare_forward(manager, slots, [0, 0], [1000, 300])
-    kept = [table.blocks[:, slots[1]].tolist() for table in manager.tables]
-    manager.release_request(slots[0], manager.generation(slots[0]))
-    assert manager.tokens[slots[0]] == 0
-    for table, row in zip(manager.tables, kept, strict=True):
-        assert table.held[slots[0]] == 0
-        assert (table.blocks[:, slots[0]] == -1).all()
-        assert table.blocks[:, slots[1]].tolist() == row
-        assert table.allocator.num_held == table.held.sum()
-    manager.release_request(slots[1], manager.generation(slots[1]))
-    assert manager.num_held_blocks == 0
-    assert all(a.num_free == a.num_blocks for a in allocators(manager))
-
-
-def test_a_new_request_in_an_old_slot_starts_at_nothing() -> None:
-    manager = bookkeeping(num_slots=1)
-    prepare_forward(manager, admit(manager, 1), [0], [999])
-    manager.release_request(0, manager.generation(0))
-    assert manager.admit_request() == 0
-    assert manager.tokens[0] == 0
-    assert manager.num_held_blocks == 0
-
-
-def test_a_request_released_twice_is_refused() -> None:
-    manager = bookkeeping()
-    slots = admit(manager, 2)
-    prepare_forward(manager, slots, [0, 0], [300, 300])
-    manager.release_request(slots[0], manager.generation(slots[0]))
-    refuses(
-        manager,
-        lambda: manager.release_request(slots[0], manager.generation(slots[0])),
-        "slots 0: not all are held",
-    )
+    sentence = r"all 3 slots are taken: raise cache\.num_slots"
+    refuses(manager, OutOfSlots, sentence, call=manager.admit_request)
 
 
 @pytest.mark.parametrize("generation", [0, 1])
@@ -81,26 +157,8 @@ def test_a_request_released_twice_is_refused() -> None:
 def test_a_slot_out_of_range_is_refused(slot: int, generation: int) -> None:
     manager = bookkeeping()
     admit(manager, 3)
-    refuses(manager, lambda: manager.release_request(slot, generation), f"slots {slot}: ")
-
-
-def test_an_old_owner_cannot_release_the_new_one() -> None:
-    manager = bookkeeping(num_slots=1)
-    (slot,) = admit(manager, 1)
-    old = manager.generation(slot)
-    manager.release_request(slot, old)
-    admit(manager, 1)
-    prepare_forward(manager, [slot], [0], [500])
-    assert manager.generation(slot) > old
-    refuses(manager, lambda: manager.release_request(slot, old), "not all are still held")
-    manager.release_request(slot, manager.generation(slot))
-    assert manager.num_free_slots == 1
-
-
-def test_generations_of_many_slots_are_those_of_each() -> None:
-    manager = bookkeeping()
-    slots = np.array(admit(manager, 3)[::-1])
-    assert manager.generations(slots).tolist() == [manager.generation(s) for s in slots.tolist()]
+    release = partial(manager.release_request, slot, generation)
+    refuses(manager, NotOwner, f"slots {slot}: ", call=release)
 
 
 def test_held_blocks_are_counted_in_every_lane() -> None:
@@ -108,28 +166,6 @@ def test_held_blocks_are_counted_in_every_lane() -> None:
         manager = bookkeeping(sharing=sharing)
         prepare_forward(manager, admit(manager, 1), [0], [300])
         assert manager.num_held_blocks == blocks
-
-
-@BY_SHARING
-def test_a_block_outside_any_request_is_taken_and_given_back(sharing: Sharing) -> None:
-    manager = bookkeeping(sharing=sharing, num_blocks=2)
-    for group, table in enumerate(manager.tables):
-        block = manager.allocate_block(group)
-        assert block.size == table.group.lanes
-        assert table.allocator.num_free == 1
-        manager.allocate_block(group)
-        with pytest.raises(OutOfBlocks):
-            manager.allocate_block(group)
-        table.allocator.release(block)
-        assert table.allocator.num_free == 1
-
-
-def test_a_block_taken_outside_is_no_requests() -> None:
-    manager = bookkeeping(num_blocks=3)
-    block = manager.allocate_block()
-    prepare_forward(manager, admit(manager, 1), [0], [256])
-    assert int(block[0]) not in manager.tables[0].blocks[0, 0, :2].tolist()
-    assert manager.tables[0].allocator.num_free == 0
 
 
 def test_memory_never_moves() -> None:
@@ -149,14 +185,6 @@ def test_memory_never_moves() -> None:
     manager.release_request(slots[1], manager.generation(slots[1]))
     admit(manager, 1)
     assert addresses() == before
-
-
-def test_a_table_view_shows_what_is_prepared_later() -> None:
-    manager = bookkeeping()
-    view = manager.tables[0].view(2)
-    prepare_forward(manager, admit(manager, 1), [0], [300])
-    assert view[0].tolist() == manager.tables[0].blocks[0, 0].tolist()
-    assert view[0, :3].min() >= 0
 
 
 def test_of_a_type_s_layers_those_that_pool_have_a_state_and_all_have_a_window() -> None:
@@ -186,3 +214,42 @@ def test_a_slot_holds_blocks_it_shares_and_then_its_own() -> None:
     assert table.allocator.refs(shared).tolist() == [1, 1]
     manager.release_request(second, manager.generation(second))
     assert table.allocator.num_held == 0
+
+
+# ---- pools and states ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", ["ring", "online"])
+def test_admitting_forgets_a_slot_in_all_layers_and_no_other(state: StateFormat) -> None:
+    manager = KVCacheManager(small_plan(state=state))
+    tensors = [tensor for states in manager.states.values() for tensor in states.states()]
+    for fresh in (True, False):
+        slot = slice(None) if fresh else admit(manager, 1)[0]
+        for tensor in tensors:
+            scores = 1 if tensor.dim() == 5 else 0  # of a ring; maxima of an online state
+            found = tensor[:, slot].flatten(0, -len(tensor.shape[2:]) - 1)
+            assert bool((found[:, scores] == -math.inf).all())
+            assert not found[:, [i for i in range(found.shape[1]) if i != scores]].any()
+            assert fresh or bool((tensor[:, 1:] == 7.0).all())
+            tensor.fill_(7.0)
+
+
+@pytest.mark.parametrize("state", ["ring", "online"])
+def test_states_have_a_row_for_each_layer_that_has_one(state: StateFormat) -> None:
+    states = KVCacheManager(small_plan(state=state)).states
+    shapes = {
+        attn: [None if each is None else tuple(each.shape) for each in pair]
+        for attn, pool in states.items()
+        for pair in [(pool.state, pool.indexer_state)]
+    }
+    assert shapes == {
+        AttentionType.SWA: [None, None],
+        AttentionType.CSA: [(2, 3, 2, 8, 1024), (2, 3, 2, 8, 256)],
+        AttentionType.HCA: [(2, 3, 3, 512) if state == "online" else (2, 3, 2, 128, 512), None],
+    }
+    assert [len(pool.windows) for pool in states.values()] == [1, 2, 2]
+
+
+def test_layers_of_a_stage_keep_their_numbers() -> None:
+    manager = KVCacheManager(small_plan(layers=[23, 24], stage=1, stages=2))
+    assert set(manager.pools) == {23, 24}

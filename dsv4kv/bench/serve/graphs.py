@@ -153,7 +153,7 @@ class DecodeGraphs:
             self._tables.prepare(view.request_slots, view.tokens_after)
             for (table, ratio, per_block), entries in view.families.items():
                 numbers = view.token_slots, view.positions, entries
-                launch(plan_completed(self._tables.cells(table), ratio, per_block, *numbers))
+                launch(plan_completed(self._tables.cells[table], ratio, per_block, *numbers))
             settings = Run(self._outputs, self._longest_tokens, show=show)
             run_layers(self._work, view, inputs, settings)
 
@@ -193,7 +193,7 @@ def foresee_modules(
         if tables is not None:
             for (table, ratio, per_block), entries in step.families.items():
                 numbers = step.token_slots, step.positions, entries
-                launch(plan_completed(tables.cells(table), ratio, per_block, *numbers))
+                launch(plan_completed(tables.cells[table], ratio, per_block, *numbers))
             tables.release(0)
             most = min(plan.num_slots, MOST_REQUESTS)
             for requests in (*(1 << i for i in range(most.bit_length())), most):  # of every graph

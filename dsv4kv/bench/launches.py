@@ -20,7 +20,7 @@ from dsv4kv.config.load import LoadedConfig
 from dsv4kv.errors import DEFECT, INTERRUPTED, Dsv4kvError, RecordError
 from dsv4kv.files import temporary_folder
 from dsv4kv.measure.environment import capture_environment
-from dsv4kv.measure.turns import VARIABLE, Ring
+from dsv4kv.measure.turns import VARIABLE, ring
 from dsv4kv.processes import OWN_TREE, Child, python, with_package
 from dsv4kv.runs.schema import Environment, Launch, RunRecord
 from dsv4kv.runs.store import load_record
@@ -76,7 +76,7 @@ def run_fresh(tasks: Sequence[Task], timeout_s: float) -> list[Outcome]:
     with ExitStack() as stack:
         folders = [stack.enter_context(temporary_folder("dsv4kv-launch-")) for _ in tasks]
         with ExitStack() as ends:
-            places = ends.enter_context(Ring()).places if len(tasks) > 1 else ((),)
+            places = ends.enter_context(ring()) if len(tasks) > 1 else ((),)
             running = [_Running(*each) for each in zip(tasks, folders, places, strict=True)]
         codes = _wait(running, timeout_s)
         pair = secrets.token_hex(4) if len(tasks) > 1 else ""

@@ -10,13 +10,14 @@ import resource
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pynvml
 
-from dsv4kv.processes import run_bounded
+from dsv4kv.processes import run_bounded, usable_cores
 
 SPEED_VARIABLES = (
     "CUDA_DEVICE_MAX_CONNECTIONS",
@@ -37,6 +38,8 @@ SPEED_VARIABLES = (
     "PYTORCH_CUDA_ALLOC_CONF",
 )
 
+T = TypeVar("T")
+
 _SOURCE_TREE = Path(__file__).resolve().parents[2]
 _CPUINFO = Path("/proc/cpuinfo")  # names of CPUs, which psutil does not have
 _GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
@@ -51,11 +54,12 @@ def capture_environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "python": platform.python_version(),
         "cpu": _cpu_model(),
-        "cpu_count": _cpu_count(),
-        "memory_bytes": _memory_bytes(),
-        "load_1min": _load_1min(),
-        "governor": _read_line(_GOVERNOR),
-        "versions": _versions(),
+        "cpu_count": usable_cores(),
+        "memory_bytes": _known(lambda: os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
+        "load_1min": _known(lambda: os.getloadavg()[0]),
+        "governor": (_known(_GOVERNOR.read_text) or "").strip() or None,
+        "versions": {name: package_version(name) for name in ("dsv4kv", "torch", "numpy")}
+        | _driver_versions(),
         "variables": {k: os.environ[k] for k in SPEED_VARIABLES if k in os.environ},
         "git_sha": git_sha,
         "git_dirty": git_dirty,
@@ -65,23 +69,14 @@ def capture_environment() -> dict[str, Any]:
 def _cpu_model() -> str | None:
     if platform.system() == "Darwin":
         return _output_of("sysctl", "-n", "machdep.cpu.brand_string") or None
-    try:
-        lines = _CPUINFO.read_text(errors="replace").splitlines()
-    except OSError:
-        return None
+    lines = (_known(lambda: _CPUINFO.read_text(errors="replace")) or "").splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else None  # ARM kernels name no model
 
 
-def _cpu_count() -> int | None:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()
-
-
-def _memory_bytes() -> int | None:
+def _known(ask: Callable[[], T]) -> T | None:
     try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return ask()
     except (ValueError, OSError):
         return None
 
@@ -90,25 +85,6 @@ def memory_peak_bytes() -> int:
     """Most memory that this process has had resident."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-def _load_1min() -> float | None:
-    try:
-        return os.getloadavg()[0]
-    except OSError:
-        return None
-
-
-def _read_line(path: Path) -> str | None:
-    try:
-        return path.read_text().strip() or None
-    except OSError:
-        return None
-
-
-def _versions() -> dict[str, str | None]:
-    packages = {name: package_version(name) for name in ("dsv4kv", "torch", "numpy")}
-    return packages | _driver_versions()
 
 
 def package_version(name: str) -> str | None:
@@ -123,15 +99,11 @@ def _driver_versions() -> dict[str, str | None]:
     """CUDA version the driver supports, and the driver's own; None without a driver."""
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return {"cuda": None, "driver": None}
-    try:
         cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()
         driver = pynvml.nvmlSystemGetDriverVersion()
+        pynvml.nvmlShutdown()
     except pynvml.NVMLError:
         return {"cuda": None, "driver": None}
-    finally:
-        pynvml.nvmlShutdown()
     return {"cuda": f"{cuda // 1000}.{cuda % 1000 // 10}", "driver": str(driver)}
 
 

@@ -1,7 +1,7 @@
 """The polling process, over NVML: ``python -m dsv4kv.measure.polling PID NS [UUID]``.
 
 Writes JSON lines to standard output and ends with its standard input: also when the run dies. What
-does not answer is absent, and it is said why.
+does not answer is ``absent``, with the reason.
 """
 
 import json
@@ -30,7 +30,7 @@ def _field(nvml: Any, gpu: Any, number: int) -> int:
 
 
 def _violation(policy: str) -> Reader:
-    """Nanoseconds so far in which a limit held clocks down: no poll is needed to notice it."""
+    """Nanoseconds so far in which a limit held clocks down, between two polls too."""
     return lambda nvml, gpu: int(
         nvml.nvmlDeviceGetViolationStatus(gpu, getattr(nvml, policy)).violationTime
     )
@@ -42,6 +42,12 @@ def _reasons(nvml: Any, gpu: Any) -> int:
         return int(nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu))
     except (AttributeError, nvml.NVMLError_FunctionNotFound):
         return int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu))
+
+
+def _ecc_errors(kind: str) -> Reader:
+    return lambda nvml, gpu: nvml.nvmlDeviceGetTotalEccErrors(
+        gpu, getattr(nvml, f"NVML_MEMORY_ERROR_TYPE_{kind}"), nvml.NVML_VOLATILE_ECC
+    )
 
 
 FACTS: dict[str, Reader] = {
@@ -78,58 +84,41 @@ SELDOM: dict[str, Reader] = {
     "pcie_generation": lambda nvml, gpu: nvml.nvmlDeviceGetCurrPcieLinkGeneration(gpu),
     "pcie_width": lambda nvml, gpu: nvml.nvmlDeviceGetCurrPcieLinkWidth(gpu),
     "pcie_replays": lambda nvml, gpu: nvml.nvmlDeviceGetPcieReplayCounter(gpu),
-    "ecc_corrected": lambda nvml, gpu: nvml.nvmlDeviceGetTotalEccErrors(
-        gpu, nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_VOLATILE_ECC
-    ),
-    "ecc_uncorrected": lambda nvml, gpu: nvml.nvmlDeviceGetTotalEccErrors(
-        gpu, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
-    ),
+    "ecc_corrected": _ecc_errors("CORRECTED"),
+    "ecc_uncorrected": _ecc_errors("UNCORRECTED"),
 }
 """Asked at every fifth poll; so are other processes and DRAM utilisation, which take more."""
 
 
-class DramWitness:
-    """DRAM bandwidth utilisation between one call and the next."""
+def _dram_percent(nvml: Any, gpu: Any) -> Reader:
+    """Reads DRAM bandwidth utilisation since the last call; ``NVMLError`` without counters."""
+    if not nvml.nvmlGpmQueryDeviceSupport(gpu).isSupportedDevice:
+        raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
+    samples = [nvml.nvmlGpmSampleAlloc(), nvml.nvmlGpmSampleAlloc()]
+    nvml.nvmlGpmSampleGet(gpu, samples[1])
 
-    def __init__(self, nvml: Any, gpu: Any) -> None:
-        """Begin; raises ``NVMLError`` where the GPU or driver has no such counters."""
-        if not nvml.nvmlGpmQueryDeviceSupport(gpu).isSupportedDevice:
-            raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
-        self._nvml, self._gpu = nvml, gpu
-        self._older, self._newer = nvml.nvmlGpmSampleAlloc(), nvml.nvmlGpmSampleAlloc()
-        nvml.nvmlGpmSampleGet(gpu, self._newer)
-
-    def percent(self) -> float:
-        """Mean since the last call (or since the beginning), of the memory's full rate."""
-        nvml = self._nvml
-        self._older, self._newer = self._newer, self._older
-        nvml.nvmlGpmSampleGet(self._gpu, self._newer)
+    def read(nvml: Any, gpu: Any) -> float:
+        samples.reverse()
+        nvml.nvmlGpmSampleGet(gpu, samples[1])
         question = nvml.c_nvmlGpmMetricsGet_t()
         question.version, question.numMetrics = nvml.NVML_GPM_METRICS_GET_VERSION, 1
-        question.sample1, question.sample2 = self._older, self._newer
+        question.sample1, question.sample2 = samples
         question.metrics[0].metricId = nvml.NVML_GPM_METRIC_DRAM_BW_UTIL
         answer = nvml.nvmlGpmMetricsGet(question).metrics[0]
         if answer.nvmlReturn != nvml.NVML_SUCCESS:
             raise nvml.NVMLError(answer.nvmlReturn)
         return float(answer.value)
 
+    return read
+
 
 Answers = dict[str, int | float | str | None]
 
 _PREFIXES = ("GPU-", "MIG-")
-_FINAL = (
-    "NVML_ERROR_NOT_SUPPORTED",
-    "NVML_ERROR_NO_PERMISSION",
-    "NVML_ERROR_FUNCTION_NOT_FOUND",
-    "NVML_ERROR_INVALID_ARGUMENT",
-)
+_FINAL = ("NOT_SUPPORTED", "NO_PERMISSION", "FUNCTION_NOT_FOUND", "INVALID_ARGUMENT")
 _GONE = (
-    "NVML_ERROR_GPU_IS_LOST",
-    "NVML_ERROR_UNINITIALIZED",
-    "NVML_ERROR_DRIVER_NOT_LOADED",
-    "NVML_ERROR_LIBRARY_NOT_FOUND",
-    "NVML_ERROR_RESET_REQUIRED",
-    "NVML_ERROR_LIB_RM_VERSION_MISMATCH",
+    *("GPU_IS_LOST", "UNINITIALIZED", "DRIVER_NOT_LOADED", "LIBRARY_NOT_FOUND", "RESET_REQUIRED"),
+    "LIB_RM_VERSION_MISMATCH",
 )
 
 
@@ -141,38 +130,47 @@ class NvmlGpu:
     """One GPU, by the UUID that CUDA knows it by: NVML numbers them otherwise than CUDA does."""
 
     def __init__(self, nvml: Any, uuid: str, own_pid: int) -> None:
-        """Open the library (the module ``pynvml``) and find the GPU.
-
-        Raises:
-            GpuGone: No library, no driver, or no such GPU.
-        """
+        """Open the library (the module ``pynvml``); ``GpuGone`` without driver or such a GPU."""
         self.absent: dict[str, str] = {}  # what could not be read, and why
         self._nvml, self._own_pid = nvml, own_pid
-        self._often, self._seldom = dict(OFTEN), dict(SELDOM)
-        self._seldom["other_processes"] = self._count_others
+        others = {"other_processes": self._count_others}
+        self._readers = {"facts": {**FACTS}, "often": {**OFTEN}, "seldom": SELDOM | others}
         self._failures: Counter[str] = Counter()
         try:
             nvml.nvmlInit()
             self._gpu = self._find(uuid)
         except nvml.NVMLError as error:
             raise GpuGone(f"NVML: {error}") from None
-        self._add_witness()
+        try:
+            self._readers["seldom"]["dram_percent"] = _dram_percent(nvml, self._gpu)
+        except (AttributeError, nvml.NVMLError) as error:
+            self.absent["dram_percent"] = str(error)
 
-    def facts(self) -> Answers:
-        """What does not change."""
-        return self._ask(dict(FACTS))
-
-    def often(self) -> Answers:
-        """Clocks, limits, power and temperature.
+    def ask(self, kind: str) -> Answers:
+        """Answers by name of ``facts``, ``often`` or ``seldom``.
 
         Raises:
             GpuGone: The GPU or its driver no longer answers.
         """
-        return self._ask(self._often)
-
-    def seldom(self) -> Answers:
-        """Memory, other processes, errors and DRAM utilisation; raises as ``often`` does."""
-        return self._ask(self._seldom)
+        found: Answers = {}
+        readers = self._readers[kind]
+        for name, read in list(readers.items()):
+            try:
+                found[name] = read(self._nvml, self._gpu)
+            except (AttributeError, TypeError, ValueError, IndexError) as error:
+                # functions and their answers change from version to version of the package
+                self.absent[name] = f"this nvidia-ml-py answers otherwise ({error})"
+                del readers[name]
+            except self._nvml.NVMLError as error:
+                if error.value in self._codes(_GONE):
+                    raise GpuGone(f"NVML: {error}") from None
+                self.absent[name] = str(error)
+                if error.value in self._codes(_FINAL):
+                    del readers[name]
+                else:
+                    self._failures[name] += 1
+                    self.absent[name] = f"{error}, {self._failures[name]} times"
+        return found
 
     def _find(self, uuid: str) -> Any:
         bare = uuid.removeprefix(_PREFIXES[0]).removeprefix(_PREFIXES[1])
@@ -183,48 +181,14 @@ class NvmlGpu:
                 continue
         raise GpuGone(f"NVML knows no GPU {uuid}")
 
-    def _add_witness(self) -> None:
-        try:
-            witness = DramWitness(self._nvml, self._gpu)
-        except (AttributeError, self._nvml.NVMLError) as error:
-            self.absent["dram_percent"] = str(error)
-        else:
-            self._seldom["dram_percent"] = lambda _nvml, _gpu: witness.percent()
-
-    def _ask(self, readers: dict[str, Reader]) -> Answers:
-        """Answers by name; a reader that can never answer is taken out."""
-        found: Answers = {}
-        for name, read in list(readers.items()):
-            try:
-                found[name] = read(self._nvml, self._gpu)
-            except (AttributeError, TypeError, ValueError, IndexError) as error:
-                # functions and their answers change from version to version of the package
-                self._drop(readers, name, f"this nvidia-ml-py answers otherwise ({error})")
-            except self._nvml.NVMLError as error:
-                if error.value in self._codes(_GONE):
-                    raise GpuGone(f"NVML: {error}") from None
-                if error.value in self._codes(_FINAL):
-                    self._drop(readers, name, str(error))
-                else:
-                    self._failures[name] += 1
-                    self.absent[name] = f"{error}, {self._failures[name]} times"
-        return found
-
-    def _drop(self, readers: dict[str, Reader], name: str, reason: str) -> None:
-        del readers[name]
-        self.absent[name] = reason
-
     def _codes(self, names: tuple[str, ...]) -> set[int]:
-        return {getattr(self._nvml, name) for name in names}
+        return {getattr(self._nvml, f"NVML_ERROR_{name}") for name in names}
 
     def _count_others(self, nvml: Any, gpu: Any) -> int | None:
-        """Processes that compute there, this run apart; None where it does not see itself.
-
-        In a container the driver reports process ids of the machine, which are not ours.
-        """
         running = {process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(gpu)}
         if self._own_pid in running:
             return len(running) - 1
+        # in a container the driver reports process ids of the machine, which are not ours
         self.absent["other_processes"] = "the driver does not show this run by its own process id"
         return None
 
@@ -245,8 +209,8 @@ class HostReader:
         readers: dict[str, Callable[[], int | float]] = {
             "load_1min": lambda: os.getloadavg()[0],
             "cpu_mhz": self._clock_mhz,
-            "machine_busy_ns": _machine_busy_ns,
-            "own_cpu_ns": self._own_cpu_ns,
+            "machine_busy_ns": lambda: _busy_ns(psutil.cpu_times()),
+            "own_cpu_ns": lambda: _busy_ns(psutil.Process(self._pid).cpu_times()),
         }
         found: dict[str, int | float] = {}
         for name, read in readers.items():
@@ -263,16 +227,9 @@ class HostReader:
         cpu = psutil.Process(self._pid).cpu_num()
         return int((self._cpus / f"cpu{cpu}/cpufreq/scaling_cur_freq").read_text()) // 1000
 
-    def _own_cpu_ns(self) -> int:
-        times = psutil.Process(self._pid).cpu_times()
-        busy_s: float = times.user + times.system
-        return round(busy_s * 1e9)
 
-
-def _machine_busy_ns() -> int:
-    times = psutil.cpu_times()
-    busy_s = sum(float(getattr(times, name, 0.0)) for name in _BUSY)
-    return round(busy_s * 1e9)
+def _busy_ns(times: Any) -> int:
+    return round(sum(float(getattr(times, kind, 0.0)) for kind in _BUSY) * 1e9)
 
 
 SELDOM_EVERY = 5  # polls
@@ -296,7 +253,13 @@ def poll(
     due_ns, count, ended = clock_ns(), 0, False
     while True:
         seldom = ended or count % SELDOM_EVERY == 0
-        gpu = _poll_gpu(gpu, write, clock_ns, seldom=seldom)
+        if gpu is not None:
+            try:
+                for kind in ("often", "seldom") if seldom else ("often",):
+                    write({"kind": kind, "at": clock_ns(), **gpu.ask(kind)})
+            except GpuGone as gone:
+                write({"kind": "absent", **gpu.absent, "gpu": f"{gone}, in the middle of the run"})
+                gpu = None
         if seldom:
             write({"kind": "host", "at": clock_ns(), **host.read()})
         if ended:
@@ -309,44 +272,23 @@ def poll(
     write({"kind": "absent", **host.absent, **(gpu.absent if gpu else {})})
 
 
-def _poll_gpu(
-    gpu: NvmlGpu | None, write: Write, clock_ns: Callable[[], int], *, seldom: bool
-) -> NvmlGpu | None:
-    """Ask a GPU; None once it no longer answers."""
-    if gpu is None:
-        return None
-    try:
-        write({"kind": "often", "at": clock_ns(), **gpu.often()})
-        if seldom:
-            write({"kind": "seldom", "at": clock_ns(), **gpu.seldom()})
-    except GpuGone as gone:
-        write({"kind": "absent", **gpu.absent, "gpu": f"{gone}, in the middle of the run"})
-        return None
-    return gpu
-
-
 def main(pid: int, interval_ns: int, uuid: str | None = None) -> None:
     """Poll the host that process ``pid`` is on, and the GPU that it uses."""
-    poll(_open_gpu(uuid, pid), HostReader(pid), _write, _stopped, interval_ns)
+    gpu = None
+    if uuid is not None:
+        try:
+            import pynvml
 
-
-def _open_gpu(uuid: str | None, pid: int) -> NvmlGpu | None:
-    if uuid is None:
-        return None
-    try:
-        import pynvml
-
-        gpu = NvmlGpu(pynvml, uuid, pid)
-        _write({"kind": "facts", "uuid": uuid, **gpu.facts()})
-    except (ImportError, GpuGone) as error:
-        _write({"kind": "absent", "gpu": str(error)})
-        return None
-    return gpu
+            gpu = NvmlGpu(pynvml, uuid, pid)
+            _write({"kind": "facts", "uuid": uuid, **gpu.ask("facts")})
+        except (ImportError, GpuGone) as error:
+            _write({"kind": "absent", "gpu": str(error)})
+            gpu = None
+    poll(gpu, HostReader(pid), _write, _stopped, interval_ns)
 
 
 def _write(line: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(line) + "\n")
-    sys.stdout.flush()
+    print(json.dumps(line), flush=True)  # noqa: T201
 
 
 def _stopped(seconds: float) -> bool:

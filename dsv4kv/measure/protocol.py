@@ -6,6 +6,7 @@ The same for GPUs and CPUs: what differs is how units of work are timed, which i
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter_ns
 
 import numpy as np
@@ -95,8 +96,12 @@ def measure(
     started_ns = clock_ns()
     batches, converged = _sample(take, unit_ns, rules, clock_ns)
     ended_ns = clock_ns()
-    units_ns = [unit for batch in _unthrottled(batches, throttled) for unit in batch.units_ns]
-    left_out = sum(len(batch.units_ns) for batch in batches) - len(units_ns)
+    whole = [unit for *_, units in batches for unit in units]
+    units_ns = whole
+    # asking is costly: once where the device was never throttled
+    if throttled is not None and throttled(batches[0][0], batches[-1][1]):
+        units_ns = [unit for *span, units in batches if not throttled(*span) for unit in units]
+    left_out = len(whole) - len(units_ns)
     return Timing(
         samples_ns=[round(unit / calls) for unit in units_ns],
         calls=calls,
@@ -118,10 +123,9 @@ def rounds_for(take: Take, rules: Rules, most: int) -> int:
 
 
 def is_known(samples_ns: Sequence[int], rules: Rules) -> bool:
-    """Whether the median is known to ``rules.half_width``.
+    """Whether the median is known to ``rules.half_width``, and the halves agree.
 
-    Its interval takes samples for independent. One that still drifts, or that jumps between two
-    values, has a narrow interval around nothing: so the halves have to agree as well.
+    A median that still drifts, or jumps between two values, has a narrow interval around nothing.
     """
     estimate, middle = summarize(samples_ns).estimate, len(samples_ns) // 2
     spread = math.inf if estimate.half_width is None else estimate.half_width
@@ -151,13 +155,8 @@ def _window_median(take: Take, window_ns: int, rules: Rules, clock_ns: Clock) ->
     return float(np.median(found))
 
 
-@dataclass(frozen=True)
-class _Batch:
-    """Units that were handed over at once."""
-
-    started_ns: int
-    ended_ns: int
-    units_ns: list[int]
+_Batch = tuple[int, int, list[int]]
+"""Begin, end and samples of units that were handed over at once."""
 
 
 def _sample(
@@ -168,7 +167,7 @@ def _sample(
     found: list[int] = []
     while True:
         began_ns, units_ns = clock_ns(), take(count)
-        batches.append(_Batch(began_ns, clock_ns(), units_ns))
+        batches.append((began_ns, clock_ns(), units_ns))
         found += units_ns
         elapsed_ns = clock_ns() - started_ns
         enough = len(found) >= rules.fewest_samples and elapsed_ns >= rules.least_ns
@@ -176,13 +175,6 @@ def _sample(
             return batches, True
         if elapsed_ns >= rules.most_ns:
             return batches, False
-
-
-def _unthrottled(batches: Sequence[_Batch], throttled: Throttled | None) -> Sequence[_Batch]:
-    """Those that the device was not throttled in; asking is costly, so once where it never was."""
-    if throttled is None or not throttled(batches[0].started_ns, batches[-1].ended_ns):
-        return batches
-    return [each for each in batches if not throttled(each.started_ns, each.ended_ns)]
 
 
 def _batch(unit_ns: float, rules: Rules) -> int:
@@ -194,10 +186,9 @@ _MOST_ROUNDS = 1 << 20
 
 
 def time_calls(
-    call: Callable[[], None], rules: Rules | None = None, clock_ns: Clock = perf_counter_ns
+    call: Callable[[], object], rules: Rules = RULES, clock_ns: Clock = perf_counter_ns
 ) -> Timing:
     """Time a call by the rules that hold on a GPU too; a sample is the mean of equal calls."""
-    rules = rules or RULES
 
     def take(count: int, rounds: int) -> list[int]:
         return [_repeat(call, rounds, clock_ns) for _ in range(count)]
@@ -206,7 +197,7 @@ def time_calls(
     return measure(lambda n: take(n, rounds), rounds, rules, clock_ns=clock_ns)
 
 
-def _repeat(call: Callable[[], None], rounds: int, clock_ns: Clock) -> int:
+def _repeat(call: Callable[[], object], rounds: int, clock_ns: Clock) -> int:
     started_ns = clock_ns()
     for _ in range(rounds):
         call()
@@ -237,12 +228,7 @@ class ReplayTimer:
     ) -> None:
         """Time with events that ``make_event`` makes.
 
-        Args:
-            make_event: Makes a moment on the device's clock.
-            sleep: Lets the device wait for so many cycles; None where it cannot.
-            rules: When to begin and to end.
-            clock_ns: The host's clock.
-            throttled: Says it of that clock's moments; None where nobody knows.
+        ``sleep`` lets the device wait for a number of cycles; None where it cannot.
         """
         self._make_event = make_event
         self._sleep = sleep
@@ -287,10 +273,10 @@ _FOREVER_NS = 1 << 62
 
 
 class Budget:
-    """So many seconds from now on.
+    """A number of seconds from now on, for several measurements.
 
-    Whoever needs less than its share leaves the rest to those that follow; where not all can have
-    the least they need, the first have it.
+    A measurement that needs less than its share leaves the rest to those that follow; where not
+    all can have the least they need, the first have it.
     """
 
     def __init__(self, seconds: float | None, clock_ns: Clock = perf_counter_ns) -> None:
@@ -310,26 +296,20 @@ _FILL = 0x5A  # not zero: untouched zero pages share one physical page and copy 
 def measure_memcpy(size_bytes: int, repeats: int = 10) -> list[int]:
     """Durations in ns of ``repeats`` copies of ``size_bytes`` bytes, after one untimed copy.
 
-    A copy reads and writes every byte, so it moves twice its size. It runs in this process, on the
-    torch threads set by the caller.
+    A copy moves twice its size. It runs on the torch threads set by the caller.
     """
     copy = _prepare_copy(size_bytes)
     copy()
     return [_repeat(copy, 1, perf_counter_ns) for _ in range(repeats)]
 
 
-def time_memcpy(size_bytes: int, rules: Rules | None = None) -> Timing:
+def time_memcpy(size_bytes: int, rules: Rules = RULES) -> Timing:
     """Copies of ``size_bytes`` bytes by the protocol, as a calibration takes them: seconds."""
     return time_calls(_prepare_copy(size_bytes), rules)
 
 
-def _prepare_copy(size_bytes: int) -> Callable[[], None]:
+def _prepare_copy(size_bytes: int) -> Callable[[], object]:
     import torch
 
     source = torch.full((size_bytes,), _FILL, dtype=torch.uint8)
-    destination = torch.ones_like(source)
-
-    def copy() -> None:
-        destination.copy_(source)
-
-    return copy
+    return partial(torch.ones_like(source).copy_, source)

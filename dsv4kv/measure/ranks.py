@@ -1,11 +1,9 @@
-"""How many times as long, and an interval of it that holds what it promises.
+"""Ratio of the times of two sides, and its confidence interval by rank tests.
 
 The ratio is Hodges and Lehmann's (Annals of Mathematical Statistics 34, 1963): the middle of the
-ratios of every launch of one side to every launch of the other. It is nearly as sharp as a mean
-where the noise is normal, and hardly moved by single launches where it is not. The interval ends
-at the ratios that a test by ranks would just not reject: Mann and Whitney's of two sides,
-Wilcoxon's signed ranks of pairs. Their chances are counted, not approximated: the interval is true
-for any noise that both sides share, and the same launches always give the same one.
+ratios of every launch of one side to every launch of the other. The interval ends at the ratios
+that a rank test would just not reject: Mann-Whitney's of two sides, Wilcoxon's signed ranks of
+pairs, counted exactly.
 
 Ranks of few launches cannot be as rare as many verdicts at once need. Then the interval is all
 that was seen or Student's t, whichever is wider; and below ``fewest_launches`` there is none.
@@ -42,8 +40,7 @@ class Ratio:
 def fewest_launches(tail: float) -> int:
     """Launches of each side that carry an interval with so rare a tail.
 
-    Launches of equals may be fast or slow by chance, and then one side is all fast and the other
-    all slow in one of ``4 ** launches`` cases. No statistic can distinguish that from a change.
+    By chance one side is all fast and the other all slow in one of ``4 ** launches`` cases.
     """
     return max(_FEWEST_LAUNCHES, math.ceil(math.log(1 / tail, 4)))
 
@@ -72,10 +69,7 @@ def middle(compared: Logs) -> float:
 def ratio_of_sides(before: Sequence[float], after: Sequence[float], tail: float) -> Ratio:
     """Ratio of two independent sets of launches, at least two each, with values above 0.
 
-    Args:
-        before: One value per launch, such as the median of its samples.
-        after: Likewise.
-        tail: Chance that the truth is beyond either end.
+    ``tail`` is the chance that the truth is beyond either end.
     """
     compared = compare_sides(before, after)
     if cut := _cut_of_sides(len(before), len(after), tail):
@@ -99,7 +93,6 @@ def _between(compared: Logs, low: float, high: float) -> Ratio:
 
 
 def _as_wide_as(compared: Logs, mean: float, reach: float) -> Ratio:
-    """All that was seen, or Student's interval where that goes further."""
     low, high = min(compared[0], mean - reach), max(compared[-1], mean + reach)
     return _between(compared, low, high)
 
@@ -118,38 +111,22 @@ def _welch(first: Logs, second: Logs, tail: float) -> float:
 
 @lru_cache
 def _cut_of_sides(before: int, after: int, tail: float) -> int:
-    return _count_cut(_rank_sums(before, after), tail)
-
-
-@lru_cache
-def _cut_of_pairs(pairs: int, tail: float) -> int:
-    return _count_cut(_signed_rank_sums(pairs), tail)
-
-
-def _count_cut(ways: NDArray[np.object_], tail: float) -> int:
-    """How many of the smallest statistics are together as rare as the tail; 0 if not even one."""
-    allowed = tail * int(ways.sum())
-    return int(np.searchsorted(np.cumsum(ways), allowed, "right"))
-
-
-def _rank_sums(before: int, after: int) -> NDArray[np.object_]:
-    """In how many orders of two equal sides so many launches after are below one before.
-
-    Coefficients of Gauss's binomial: the product of (1 - x^(before + k)) / (1 - x^k) up to after.
-    """
+    """How many of the smallest Mann-Whitney statistics together are as rare as the tail."""
+    # coefficients of Gauss's binomial: the product of (1 - x^(before + k)) / (1 - x^k) up to after
     ways = np.zeros(before * after + 1, object)
     ways[0] = 1
     for k in range(1, after + 1):
         ways[before + k :] -= ways[: -(before + k)].copy()
         for start in range(k):
             ways[start::k] = np.cumsum(ways[start::k])
-    return ways
+    return int(np.searchsorted(np.cumsum(ways), tail * int(ways.sum()), "right"))
 
 
-def _signed_rank_sums(pairs: int) -> NDArray[np.object_]:
-    """In how many of the 2^pairs signs the ranks of the positive ones have each sum."""
+@lru_cache
+def _cut_of_pairs(pairs: int, tail: float) -> int:
+    """How many of the smallest signed-rank sums together are as rare as the tail."""
     ways = np.zeros(pairs * (pairs + 1) // 2 + 1, object)
     ways[0] = 1
     for rank in range(1, pairs + 1):
         ways[rank:] += ways[:-rank].copy()
-    return ways
+    return int(np.searchsorted(np.cumsum(ways), tail * int(ways.sum()), "right"))

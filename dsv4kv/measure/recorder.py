@@ -5,12 +5,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter_ns
 from typing import Protocol
 
-
-def _samples() -> "array[int]":
-    return array("q")
+_samples = partial(array, "q")
 
 
 @dataclass

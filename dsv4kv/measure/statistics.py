@@ -63,11 +63,7 @@ class Summary:
 
 
 def summarize(samples_ns: Sequence[float]) -> Summary:
-    """Summarize samples; quantiles interpolate linearly between neighbours.
-
-    Raises:
-        ValueError: No samples.
-    """
+    """Summarize samples; quantiles interpolate linearly. ``ValueError`` without samples."""
     if not len(samples_ns):
         raise ValueError("no samples to summarize")
     ordered = np.sort(np.asarray(samples_ns, dtype=np.float64))
@@ -93,17 +89,13 @@ def summarize(samples_ns: Sequence[float]) -> Summary:
 def estimate_rate(amounts: Sequence[float], durations: Sequence[float]) -> Estimate | None:
     """Rate of calls of unequal size: all work over all time (bytes over ns is GB/s).
 
-    The calls of one operation differ in size by orders of magnitude. A median of per-call rates
-    would let the many small calls speak for the few that move the bytes; the ratio of the sums
-    is the rate the run really had. Its uncertainty is that of a ratio estimator: with residuals
-    r = amount - rate * duration, the standard error is sqrt(n / (n - 1) * sum(r^2)) / total time
-    (W. G. Cochran, Sampling Techniques, 6.4), times Student's t for a 95 % interval.
+    A median of per-call rates would let many small calls outvote the few that move the bytes.
+    The uncertainty is that of a ratio estimator: with residuals r = amount - rate * duration, the
+    standard error is sqrt(n / (n - 1) * sum(r^2)) / total time (W. G. Cochran, Sampling
+    Techniques, 6.4), times Student's t for a 95 % interval.
 
-    Returns:
-        None if there were no calls or no time passed; below six calls no half-width.
-
-    Raises:
-        ValueError: Not one duration per amount.
+    Returns None if no time passed; below six calls there is no half-width. Raises ``ValueError``
+    where there is not one duration per amount.
     """
     work, time = np.asarray(amounts, np.float64), np.asarray(durations, np.float64)
     if len(work) != len(time):
@@ -119,16 +111,14 @@ def estimate_rate(amounts: Sequence[float], durations: Sequence[float]) -> Estim
 
 
 def divide(estimate: Estimate, by: Estimate) -> Estimate:
-    """Quotient of two independent estimates; errors of their logarithms add as squares.
-
-    It is low where the dividend is low and the divisor high. Unknown if the divisor may be 0.
-    """
+    """Quotient of two independent estimates; its error is unknown if the divisor may be 0."""
     value = estimate.value / by.value
     if estimate.half_width is None or by.half_width is None:
         return Estimate(value, None)
     (down, up), (by_down, by_up) = _factors(estimate), _factors(by)
     if math.isinf(up) or math.isinf(by_down):
         return Estimate(value, None)
+    # errors of the logarithms add as squares
     below = -value * math.expm1(-math.hypot(down, by_up))
     above = value * math.expm1(math.hypot(up, by_down))
     return Estimate(value, max(below, above), (below, above))
@@ -139,21 +129,19 @@ def _factors(estimate: Estimate) -> tuple[float, float]:
     assert estimate.half_width is not None
     below, above = estimate.arms or (estimate.half_width, estimate.half_width)
     value = estimate.value
-    return _logarithm(value, value - below), _logarithm(value + above, value)
-
-
-def _logarithm(high: float, low: float) -> float:
-    if high == low:
-        return 0.0
-    return math.log(high / low) if low > 0 else math.inf
+    pairs = (value, value - below), (value + above, value)
+    first, second = (
+        0.0 if high == low else math.log(high / low) if low > 0 else math.inf
+        for high, low in pairs
+    )
+    return first, second
 
 
 def _median_interval(ordered: NDArray[np.float64]) -> tuple[float, float] | None:
-    """Ends of the median's interval: two order statistics.
+    """Ends of the median's interval, two order statistics; None below six samples.
 
     The k-th smallest is above the median only if fewer than k samples are below it, and that
-    count is binomial(n, 1/2) whatever the distribution. This is where a bootstrap of the median
-    converges to, exact for every n and cheap for any. None below six samples.
+    count is binomial(n, 1/2) whatever the distribution.
     """
     n = len(ordered)
     log_factorial = np.concatenate(([0.0], np.cumsum(np.log(np.arange(1, n + 1)))))
@@ -177,7 +165,7 @@ def _student_quantile(freedom: int) -> float:
 
 
 def t_quantile(tail: float, freedom: int) -> float:
-    """What |t| exceeds on one side with probability ``tail``, above 0 and below 0.5.
+    """Student's t that is exceeded on one side with probability ``tail``, above 0 and below 0.5.
 
     By bisection of the closed form for whole degrees of freedom (Abramowitz and Stegun,
     Handbook of Mathematical Functions, 26.7.3 and 26.7.4).

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter_ns, sleep
-from types import TracebackType
 from typing import IO, Any, Self
 
 from dsv4kv.measure.protocol import Timing
@@ -63,7 +62,6 @@ class Readings:
 def parse_lines(lines: Iterable[bytes]) -> Readings:
     """Read what ``poll`` wrote; a line that was cut off is left out."""
     found = Readings()
-    tables = {"often": found.often, "seldom": found.seldom, "host": found.host}
     for line in lines:
         try:
             answers = json.loads(line)
@@ -75,7 +73,7 @@ def parse_lines(lines: Iterable[bytes]) -> Readings:
         elif kind == "absent":
             found.absent |= answers
         else:
-            tables[kind].add(answers.pop("at"), answers)
+            getattr(found, kind).add(answers.pop("at"), answers)
     return found
 
 
@@ -105,26 +103,33 @@ class Telemetry:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
+        uuid = [self._uuid] if self._uuid else []
         try:
             self._lines = tempfile.TemporaryFile()
-            self._process = _start(self._uuid, self.interval_ns, self._lines)
-            _wait_for_first_poll(self._process, self._lines)
+            self._process = subprocess.Popen(
+                python("-m", _MODULE, str(os.getpid()), str(self.interval_ns), *uuid),
+                stdin=subprocess.PIPE,
+                stdout=self._lines,
+                stderr=subprocess.DEVNULL,
+                env=with_package(os.environ),
+                start_new_session=True,  # Ctrl-C ends the run and not its record
+            )
         except OSError as error:
             self.readings.absent["telemetry"] = f"could not begin ({error.strerror})"
+            return self
+        # the host is polled last: from then on all that is measured has a poll before it
+        for _ in range(round(_PATIENCE_S / _LOOK_S)):
+            first_polls = os.pread(self._lines.fileno(), 1 << 16, 0)
+            if b'"host"' in first_polls or self._process.poll() is not None:
+                break
+            sleep(_LOOK_S)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._process is not None:
             died = self._process.poll() is not None
             self._stop(self._process)
-            assert self._lines is not None
-            self._lines.seek(0)
-            self.readings = parse_lines(self._lines)
+            self.readings = self._polled()
             if died:
                 self.readings.absent["telemetry"] = "polling ended before the run did"
         if self._lines is not None:
@@ -151,7 +156,6 @@ class Telemetry:
         return any((each or 0) & THROTTLED for each in reasons[first:last])
 
     def _polled(self) -> Readings:
-        """What was polled until now."""
         if self._lines is None or self._lines.closed:
             return self.readings
         size = os.fstat(self._lines.fileno()).st_size
@@ -165,25 +169,3 @@ class Telemetry:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def _wait_for_first_poll(process: "subprocess.Popen[bytes]", lines: IO[bytes]) -> None:
-    """Until the host was polled, which comes last: what is measured has a poll before it."""
-    waited_s = 0.0
-    while process.poll() is None and waited_s < _PATIENCE_S:
-        if b'"host"' in os.pread(lines.fileno(), 1 << 16, 0):
-            return
-        sleep(_LOOK_S)
-        waited_s += _LOOK_S
-
-
-def _start(uuid: str | None, interval_ns: int, lines: IO[bytes]) -> "subprocess.Popen[bytes]":
-    """Start the polling process: out of reach of Ctrl-C, which ends the run and not its record."""
-    return subprocess.Popen(
-        python("-m", _MODULE, str(os.getpid()), str(interval_ns), *([uuid] if uuid else [])),
-        stdin=subprocess.PIPE,
-        stdout=lines,
-        stderr=subprocess.DEVNULL,
-        env=with_package(os.environ),
-        start_new_session=True,
-    )

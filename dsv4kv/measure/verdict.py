@@ -1,9 +1,4 @@
-"""Whether a change is one: verdicts over launches, not over the samples of one.
-
-Samples of one process agree better with each other than with the next process, whose memory is
-elsewhere and whose machine has moved on. So a launch gives one number, its median, and verdicts
-are made over launches.
-"""
+"""Verdicts on changes, over launches: samples of one process agree better than two processes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -68,13 +63,8 @@ def judge(
 
     SLOWER and FASTER need the whole interval of the ratio beyond the floor. SAME needs it within
     the floor, or around 1 and within three floors. The rest is UNCLEAR, and so is what a drift of
-    the machine would explain.
-
-    Args:
-        before: The side that is compared with.
-        after: The side that is judged.
-        floor: Relative change that is too small to matter, or to trust on this machine.
-        verdicts: How many are made at once: each gets its share of the 5 % (Bonferroni).
+    the machine would explain. Each of ``verdicts`` made at once gets its share of the 5 %
+    (Bonferroni).
     """
     tail = _TAIL / verdicts
     if reason := _too_few((len(before.values), len(after.values)), verdicts, "one launch a side"):
@@ -92,14 +82,9 @@ def judge(
 def judge_pairs(
     ratios: Sequence[float], floor: float = DEFAULT_FLOOR, verdicts: int = 1
 ) -> Judgement:
-    """Compare two sides whose launches were interleaved step by step, as ``judge`` does others.
+    """``judge`` of launches that were interleaved step by step, by the ratio of each pair.
 
     Whatever the machine did, it did to both launches of a pair: no drift has to be looked for.
-
-    Args:
-        ratios: Of each pair, how many times as long the side after takes; at least one.
-        floor: As in ``judge``.
-        verdicts: As in ``judge``.
     """
     if reason := _too_few((len(ratios),), verdicts, "one pair of launches"):
         return Judgement(Verdict.UNCLEAR, middle(compare_pairs(ratios)), None, reason)
@@ -147,12 +132,7 @@ def _too_few(launches: Sequence[int], verdicts: int, alone: str) -> str:
 
 
 def _without_drift(before: Launches, after: Launches) -> tuple[Sequence[float], Sequence[float]]:
-    """Both sides less the trend they share over time, if there is one.
-
-    Interleaved launches lose little by it: their sides are centred on about the same moment.
-    Runs one after the other do: what looks like a change may be the machine's way from the one
-    to the other.
-    """
+    """Both sides less the trend they share over time, if there is one."""
     if before.order is None or after.order is None:
         return before.values, after.values
     logs = np.log([*before.values, *after.values])
@@ -161,17 +141,11 @@ def _without_drift(before: Launches, after: Launches) -> tuple[Sequence[float], 
     design = np.column_stack((1 - is_after, is_after, rank - rank.mean()))
     apart = max(before.order) < min(after.order) or max(after.order) < min(before.order)
     least = _DRIFT_T_APART if apart else _DRIFT_T_IN_TURNS
-    trend = _significant_trend(design, logs, least)
+    trend, freedom = 0.0, len(logs) - design.shape[1]
+    if freedom >= 1 and np.linalg.matrix_rank(design) == design.shape[1]:
+        fitted, *_ = np.linalg.lstsq(design, logs, rcond=None)
+        variance = float(np.sum((logs - design @ fitted) ** 2)) / freedom
+        error = float(np.sqrt(variance * np.linalg.inv(design.T @ design)[2, 2]))
+        trend = float(fitted[2]) if abs(fitted[2]) > least * error else 0.0
     flat = np.exp(logs - trend * design[:, 2])
     return flat[is_after == 0].tolist(), flat[is_after == 1].tolist()
-
-
-def _significant_trend(design: np.ndarray, logs: np.ndarray, least: float) -> float:
-    """Slope of the last column by least squares; 0 unless it stands out of the residuals."""
-    freedom = len(logs) - design.shape[1]
-    if freedom < 1 or np.linalg.matrix_rank(design) < design.shape[1]:
-        return 0.0
-    fitted, *_ = np.linalg.lstsq(design, logs, rcond=None)
-    variance = float(np.sum((logs - design @ fitted) ** 2)) / freedom
-    error = float(np.sqrt(variance * np.linalg.inv(design.T @ design)[2, 2]))
-    return float(fitted[2]) if abs(fitted[2]) > least * error else 0.0

@@ -98,7 +98,7 @@ def test_everything_that_is_asked_has_a_field_in_the_record() -> None:
 
 def test_a_gpu_tells_its_state() -> None:
     gpu = open_gpu(FakeNvml(reasons=0x4, violation_ns={pynvml.NVML_PERF_POLICY_THERMAL: 9}))
-    assert gpu.often() == {
+    assert gpu.ask("often") == {
         "sm_clock_mhz": 1_980,
         "memory_clock_mhz": 3_201,
         "reasons": 0x4,
@@ -115,7 +115,7 @@ def test_a_gpu_tells_its_state() -> None:
 
 def test_what_changes_seldom_is_told_too() -> None:
     gpu = open_gpu(FakeNvml(pids=[OWN_PID, 7, 8]))
-    assert gpu.seldom() == {
+    assert gpu.ask("seldom") == {
         "memory_used_bytes": 12 << 30,
         "pcie_generation": 5,
         "pcie_width": 16,
@@ -129,7 +129,7 @@ def test_what_changes_seldom_is_told_too() -> None:
 
 def test_facts_are_told_and_those_refused_are_absent_with_the_reason() -> None:
     gpu = open_gpu(FakeNvml())
-    facts = gpu.facts()
+    facts = gpu.ask("facts")
     assert (facts["name"], facts["power_limit_mw"], facts["ecc"]) == ("NVIDIA H200", 700_000, 1)
     assert "mig" not in facts
     assert gpu.absent["mig"] == "Not Supported"
@@ -149,7 +149,7 @@ def test_what_is_refused_for_good_is_asked_once_and_the_rest_goes_on(
     nvml = FakeNvml(answers={"nvmlDeviceGetTemperature": refuse(code)})
     gpu = open_gpu(nvml)
     for _ in range(3):
-        answers = gpu.often()
+        answers = gpu.ask("often")
         assert "temperature_c" not in answers
         assert answers["sm_clock_mhz"] == 1_980
     assert nvml.calls.count("nvmlDeviceGetTemperature") == 1
@@ -165,20 +165,20 @@ def test_what_fails_at_times_is_asked_again_and_counted() -> None:
         return 61
 
     gpu = open_gpu(FakeNvml(answers={"nvmlDeviceGetTemperature": temperature}))
-    assert ["temperature_c" in gpu.often() for _ in range(3)] == [False, True, False]
+    assert ["temperature_c" in gpu.ask("often") for _ in range(3)] == [False, True, False]
     assert gpu.absent == {"temperature_c": "Timeout, 2 times"}
 
 
 def test_a_package_without_a_function_is_said_and_the_rest_goes_on() -> None:
     gpu = open_gpu(FakeNvml(lacking={"nvmlDeviceGetViolationStatus", "nvmlGpmQueryDeviceSupport"}))
-    assert gpu.often()["sm_clock_mhz"] == 1_980
+    assert gpu.ask("often")["sm_clock_mhz"] == 1_980
     assert "nvmlDeviceGetViolationStatus" in gpu.absent["power_violation_ns"]
     assert "nvmlGpmQueryDeviceSupport" in gpu.absent["dram_percent"]
 
 
 def test_an_answer_of_another_form_is_said_and_the_rest_goes_on() -> None:
     gpu = open_gpu(FakeNvml(answers={"nvmlDeviceGetEccMode": lambda _: 1}))
-    facts = gpu.facts()
+    facts = gpu.ask("facts")
     assert facts["name"] == "NVIDIA H200"
     assert "not subscriptable" in gpu.absent["ecc"]
 
@@ -191,7 +191,7 @@ def test_an_older_library_tells_reasons_under_their_older_name(way: str) -> None
         nvml.lacking.add(name)
     else:
         nvml.answers[name] = refuse(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-    assert open_gpu(nvml).often()["reasons"] == 0x40
+    assert open_gpu(nvml).ask("often")["reasons"] == 0x40
 
 
 def test_a_field_that_carries_an_error_is_absent() -> None:
@@ -201,7 +201,7 @@ def test_a_field_that_carries_an_error_is_absent() -> None:
         return [answer] * len(ids)
 
     gpu = open_gpu(FakeNvml(answers={"nvmlDeviceGetFieldValues": fields}))
-    assert not {"power_mw", "energy_mj"} & set(gpu.often())
+    assert not {"power_mw", "energy_mj"} & set(gpu.ask("often"))
     assert gpu.absent == {"power_mw": "Not Supported", "energy_mj": "Not Supported"}
 
 
@@ -219,7 +219,7 @@ def test_without_the_counters_of_hopper_dram_utilisation_is_absent(how: str) -> 
         "metric": {"nvmlGpmMetricsGet": metrics},
     }
     gpu = open_gpu(FakeNvml(answers=answers[how]))
-    assert "dram_percent" not in gpu.seldom()
+    assert "dram_percent" not in gpu.ask("seldom")
     assert gpu.absent["dram_percent"] == "Not Supported"
 
 
@@ -237,20 +237,20 @@ def test_dram_utilisation_is_between_the_last_two_samples() -> None:
 
     gpu = open_gpu(FakeNvml(answers={"nvmlGpmSampleGet": sample, "nvmlGpmMetricsGet": metrics}))
     for _ in range(3):
-        gpu.seldom()
+        gpu.ask("seldom")
     assert [count for count, _ in asked] == [2, 3, 4]  # one before the first answer
     assert taken[0] == taken[2] != taken[1] == taken[3]  # the older one is taken anew
 
 
 def test_a_run_that_the_driver_does_not_know_by_its_id_knows_no_others() -> None:
     gpu = open_gpu(FakeNvml(pids=[7]))
-    assert gpu.seldom()["other_processes"] is None
+    assert gpu.ask("seldom")["other_processes"] is None
     assert "own process id" in gpu.absent["other_processes"]
 
 
 def test_the_gpu_is_found_by_its_uuid_with_or_without_prefix() -> None:
     for uuid in (UUID, UUID.removeprefix("GPU-")):
-        assert open_gpu(FakeNvml(), uuid).often()["sm_clock_mhz"] == 1_980
+        assert open_gpu(FakeNvml(), uuid).ask("often")["sm_clock_mhz"] == 1_980
 
 
 def test_a_part_of_a_split_gpu_is_found_by_its_own_prefix() -> None:
@@ -260,7 +260,7 @@ def test_a_part_of_a_split_gpu_is_found_by_its_own_prefix() -> None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
 
     nvml = FakeNvml(answers={"nvmlDeviceGetHandleByUUID": find})
-    assert open_gpu(nvml, "11111111-2222").often()["sm_clock_mhz"] == 1_980
+    assert open_gpu(nvml, "11111111-2222").ask("often")["sm_clock_mhz"] == 1_980
 
 
 def test_a_gpu_that_nvml_does_not_know_is_gone() -> None:
@@ -283,12 +283,12 @@ def test_without_library_or_driver_the_gpu_is_gone_with_the_reason(code: int, re
 def test_a_gpu_that_falls_off_the_bus_is_gone() -> None:
     nvml = FakeNvml()
     gpu = open_gpu(nvml)
-    gpu.often()
+    gpu.ask("often")
     nvml.gone = True
     with pytest.raises(GpuGone, match="GPU is lost"):
-        gpu.often()
+        gpu.ask("often")
     with pytest.raises(GpuGone, match="GPU is lost"):
-        gpu.seldom()
+        gpu.ask("seldom")
 
 
 INTERVAL_NS = 40_000_000

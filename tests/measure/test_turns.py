@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kv.measure.turns import VARIABLE, Ring, Turns, one_cpu
+from dsv4kv.measure.turns import VARIABLE, Turns, one_cpu, ring
 from dsv4kv.processes import OWN_TREE
 
 # Writes its name at each of its turns; leaves, or dies, after so many.
@@ -32,7 +32,7 @@ if end == "killed": os.kill(os.getpid(), 9)
 def run_two(log: Path, *processes: tuple[str, int, float, str]) -> str:
     """What two processes wrote; capitals where they took turns."""
     log.touch()
-    with Ring() as ring:
+    with ring() as places:
         started = [
             subprocess.Popen(
                 [sys.executable, "-c", PROGRAM, str(log), *map(str, process)],
@@ -40,7 +40,7 @@ def run_two(log: Path, *processes: tuple[str, int, float, str]) -> str:
                 | {"PYTHONPATH": str(OWN_TREE), VARIABLE: ",".join(map(str, place))},
                 pass_fds=place,
             )
-            for process, place in zip(processes, ring.places, strict=True)
+            for process, place in zip(processes, places, strict=True)
         ]
     for each in started:
         each.wait(300)
@@ -78,10 +78,8 @@ def test_a_process_without_a_place_in_a_ring_takes_no_turns() -> None:
 @pytest.fixture
 def pair() -> Iterator[tuple[Turns, Turns]]:
     """Both places in this process."""
-    ring = Ring()
-    yield Turns(*ring.places[0]), Turns(*ring.places[1])
-    for end in (end for place in ring.places for end in place):
-        os.close(end)
+    with ring() as (first, second):
+        yield Turns(*first), Turns(*second)
 
 
 def test_a_turn_is_waited_for_without_being_handed_on(pair: tuple[Turns, Turns]) -> None:

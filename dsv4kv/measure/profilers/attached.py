@@ -1,7 +1,8 @@
 """Profilers as the profiled process sees them: when they look, and how ranges are marked.
 
-That process has torch; whoever only asks for ``has_nvtx`` need not, so it is imported late.
+That process has torch; ``has_nvtx`` needs none, so torch is imported late.
 """
+# ruff: noqa: D102, methods are described by ``Attached``
 
 import gzip
 import importlib.util
@@ -38,14 +39,13 @@ def has_nvtx() -> bool:
     return importlib.util.find_spec("nvtx") is not None
 
 
-class CudaProfiler:
+class CudaProfiler(Attached):
     """nsys or ncu around this process: delimited by cudaProfilerStart and Stop, ranges by NVTX.
 
     Without a GPU it marks ranges, where it can, and does nothing else.
     """
 
     def start(self) -> None:
-        """See ``Attached``."""
         import torch
 
         if torch.cuda.is_available():
@@ -53,7 +53,6 @@ class CudaProfiler:
             torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
 
     def stop(self) -> None:
-        """See ``Attached``."""
         import torch
 
         if torch.cuda.is_available():
@@ -61,7 +60,6 @@ class CudaProfiler:
             torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
 
     def mark(self, name: str) -> AbstractContextManager[object]:
-        """See ``Attached``."""
         if has_nvtx():
             nvtx: Any = importlib.import_module("nvtx")
             marked: AbstractContextManager[object] = nvtx.annotate(name, domain=DOMAIN)
@@ -71,7 +69,7 @@ class CudaProfiler:
         return torch.cuda.nvtx.range(name) if torch.cuda.is_available() else nullcontext()
 
 
-class Kineto:
+class Kineto(Attached):
     """torch.profiler in this process; begun after graphs are captured, or it misses kernels."""
 
     def __init__(self) -> None:
@@ -83,12 +81,10 @@ class Kineto:
         self._profile = torch.profiler.profile(activities=activities)
 
     def start(self) -> None:
-        """See ``Attached``."""
         with _silent_stderr():
             self._profile.start()
 
     def stop(self) -> None:
-        """See ``Attached``."""
         import torch
 
         if torch.cuda.is_available():
@@ -97,7 +93,6 @@ class Kineto:
             self._profile.stop()
 
     def mark(self, name: str) -> AbstractContextManager[object]:
-        """See ``Attached``."""
         import torch
 
         return torch.profiler.record_function(name)
@@ -117,7 +112,7 @@ class Kineto:
 
 @contextmanager
 def _silent_stderr() -> Iterator[None]:
-    """Kineto writes when it starts and stops to the process's stderr, whatever its log level."""
+    # Kineto writes to the process's stderr when it starts and stops, whatever its log level
     kept = os.dup(2)
     try:
         with Path(os.devnull).open("wb") as nothing:

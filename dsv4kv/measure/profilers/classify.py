@@ -4,7 +4,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Final, Literal, get_args
 
 import yaml
@@ -41,7 +40,6 @@ def shorten(name: str) -> str:
 
 
 def _wrapped(name: str, short: str) -> str:
-    """What a wrapper was made for, its first template argument; others are returned."""
     while _WRAPPER.fullmatch(short):
         found = re.search(_FIRST_ARGUMENT.format(short), name)
         if found is None:
@@ -51,10 +49,7 @@ def _wrapped(name: str, short: str) -> str:
 
 
 def _last_of_mangled(name: str) -> str:
-    """``_ZN4vllm4copyIiEEvPT_`` is ``copy``: profilers fail to demangle the longest names.
-
-    Those are of CUTLASS more often than not, and so what a wrapper was made for is looked for.
-    """
+    """``_ZN4vllm4copyIiEEvPT_`` is ``copy``: profilers fail to demangle the longest names."""
     begin = _MANGLED.match(name)
     at, last = begin.end() if begin else 0, name
     while True:
@@ -68,7 +63,6 @@ def _last_of_mangled(name: str) -> str:
 
 
 def _outside_brackets(name: str) -> str:
-    """The name without template arguments and parameters."""
     depth, kept = 0, []
     for letter in name:
         depth += letter in _OPEN
@@ -104,7 +98,14 @@ def shipped_rules() -> tuple[Rule, ...]:
     """
     folder = shipped("configs") / "profile"
     paths = sorted(folder.glob("*.yaml"), key=lambda path: (path.stem != "dsv4kv", path.stem))
-    rules = [rule for path in paths for rule in _read(path)]
+    rules: list[Rule] = []
+    for document in (yaml.safe_load(path.read_text(encoding="utf-8")) for path in paths):
+        for category, listed in document["rules"].items():
+            operations = listed if isinstance(listed, dict) else dict.fromkeys(listed)
+            rules += [
+                Rule(document["engine"], re.compile(pattern), category, operation)
+                for pattern, operation in operations.items()
+            ]
     own = [
         Rule("dsv4kv", re.compile(f"^{operation}$"), OTHER, operation)
         for operation in OPERATIONS
@@ -117,17 +118,3 @@ def find_rule(name: str, rules: Sequence[Rule]) -> Rule | None:
     """The first rule that a kernel's name fits, None where none does."""
     short = shorten(name)
     return next((rule for rule in rules if rule.pattern.search(short)), None)
-
-
-def _read(path: Path) -> list[Rule]:
-    document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    return [
-        Rule(document["engine"], re.compile(pattern), category, operation)
-        for category, listed in document["rules"].items()
-        for pattern, operation in _pairs(listed)
-    ]
-
-
-def _pairs(listed: list[str] | dict[str, str | None]) -> list[tuple[str, str | None]]:
-    """Patterns, each with its operation where the file gives one."""
-    return list(listed.items()) if isinstance(listed, dict) else [(one, None) for one in listed]

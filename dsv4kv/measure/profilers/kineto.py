@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic_core import from_json
 
 from dsv4kv.errors import ProfileError
@@ -46,7 +45,6 @@ from dsv4kv.measure.profilers.trace import (
     LaunchShape,
     Names,
     Trace,
-    Work,
     constant,
     find,
     make_work,
@@ -69,11 +67,7 @@ _GZIP = b"\x1f\x8b"
 
 @contextmanager
 def open_text(path: Path) -> Iterator[TextIO]:
-    """A text file, packed or not.
-
-    Raises:
-        ProfileError: It cannot be opened, or is no file.
-    """
+    """A text file, packed or not; ``ProfileError`` where it cannot be opened or is no file."""
     try:
         file = open_regular(path)
     except OSError as error:
@@ -81,11 +75,9 @@ def open_text(path: Path) -> Iterator[TextIO]:
             f"{path} cannot be read ({error.strerror}): name a Chrome trace, .json or .json.gz."
         ) from None
     with file:
-        packed = file.read(len(_GZIP)) == _GZIP
-        file.seek(0)
-        raw = gzip.GzipFile(fileobj=file) if packed else file
-        buffer = io.BufferedReader(raw)
-        with io.TextIOWrapper(buffer, encoding="utf-8-sig", errors="replace") as text:
+        packed = file.peek(len(_GZIP)).startswith(_GZIP)
+        raw = io.BufferedReader(gzip.GzipFile(fileobj=file)) if packed else file
+        with io.TextIOWrapper(raw, encoding="utf-8-sig", errors="replace") as text:
             yield text
 
 
@@ -152,7 +144,11 @@ class ChromeFile:
                 if end < 0:
                     text, fresh = self._more(file, text[at:]), True
                     continue
-                event, at = self._mended(text[at:end]), end
+                try:
+                    event = json.loads(_NO_JSON.sub(r"\1NaN", text[at:end]), strict=False)
+                except json.JSONDecodeError:
+                    self.broken, event = self.broken + 1, None
+                at = end
             if isinstance(event, dict):
                 yield event
 
@@ -165,17 +161,7 @@ class ChromeFile:
             )
         return chunk
 
-    def _mended(self, text: str) -> Event | None:
-        """A whole event that is no JSON, its numbers made so; None where that does not help."""
-        try:
-            event: Event = json.loads(_NO_JSON.sub(r"\1NaN", text), strict=False)
-            return event
-        except json.JSONDecodeError:
-            self.broken += 1
-            return None
-
     def _more(self, file: TextIO, text: str) -> str:
-        """Text whose first event has no end yet: with numbers made JSON, or more of the file."""
         mended = _NO_JSON.sub(r"\1NaN", text)
         if mended != text:
             return mended
@@ -188,10 +174,7 @@ class ChromeFile:
 
 
 def _decode_together(text: str) -> tuple[list[Event], int]:
-    """All events at once that are known to be whole, and where the last of them ends.
-
-    None, and 0, where their ends are not clear or one is no JSON: then they are read one by one.
-    """
+    """Decode all whole events at once; they and where the last ends, or none where one fails."""
     ends = [found.end(1) for found in _WHOLE.finditer(text, max(0, len(text) - _TAIL))]
     if not ends:
         return [], 0
@@ -203,13 +186,12 @@ def _decode_together(text: str) -> tuple[list[Event], int]:
 
 
 def _end_of_event(text: str, at: int) -> int:
-    """Where an event in torch's own layout ends; -1 if it has another layout, or no end."""
+    """End of an event in torch's own layout; -1 in another layout, or without an end."""
     end = text.find(_CLOSED, at) if text.startswith("{\n", at) else -1
     return end + len(_CLOSED) if end > 0 and text.count('"ph"', at, end) == 1 else -1
 
 
 _LIMIT = 1 << 63
-_AT_ONCE = 1 << 14
 
 
 class Columns:
@@ -217,29 +199,21 @@ class Columns:
 
     def __init__(self, width: int) -> None:
         self._width, self._flat = width, array("q")
-        self._fresh: list[Any] = []
 
     def __len__(self) -> int:
-        return (len(self._flat) + len(self._fresh)) // self._width
+        return len(self._flat) // self._width
 
     def add(self, *row: Any) -> None:
         """Add a row of ``width`` values."""
-        self._fresh.extend(row)
-        if len(self._fresh) > _AT_ONCE:
-            self._settle()
+        try:
+            self._flat.extend(array("q", row))  # nearly always
+        except (TypeError, OverflowError):
+            self._flat.extend(map(whole_number, row))
 
     def done(self) -> list[Column]:
         """int64[rows] for each column."""
-        self._settle()
-        rows = np.frombuffer(self._flat, dtype=np.int64).reshape(-1, self._width)
-        return [rows[:, i].copy() for i in range(self._width)]
-
-    def _settle(self) -> None:
-        try:
-            self._flat.extend(array("q", self._fresh))  # nearly always
-        except (TypeError, OverflowError):
-            self._flat.extend(map(whole_number, self._fresh))
-        self._fresh.clear()
+        rows = np.array(self._flat, dtype=np.int64).reshape(-1, self._width)
+        return list(np.ascontiguousarray(rows.T))
 
 
 def whole_number(value: object) -> int:
@@ -276,32 +250,25 @@ class Events:
         self._processes: dict[object, int] = {}
         self._ranks: dict[str, int] = {}
         self._zero: float | None = None
-        self._takers: dict[object, tuple[Callable[[Event, int], None], int]] = {
-            **{category: (self._take_gpu, kind) for category, kind in _ON_GPU.items()},
-            **{category: (self._take_host, kind) for category, kind in _ON_CPU.items()},
-            **dict.fromkeys(_CALLS, (self._take_call, NONE)),
-        }
 
     def take(self, event: Event) -> None:
         """Sort one event in; most are none of these and are left out."""
         category = event.get("cat")
-        taker = self._takers.get(category) if isinstance(category, str) else None
-        if taker is None or event.get("ph") != "X":
+        if event.get("ph") != "X" or not isinstance(category, str):
             return
-        take, kind = taker
         try:
-            take(event, kind)
+            if category in _ON_GPU:
+                self._take_gpu(event, _ON_GPU[category])
+            elif category in _ON_CPU:
+                name = self.names.number(str(event.get("name", "")))
+                times = self._times(event)
+                self.host.add(name, _ON_CPU[category], *times, self._thread(event))
+            elif category in _CALLS:
+                correlation = self._key(event, _arguments(event).get("correlation"))
+                of_graph = _GRAPH_LAUNCH in str(event.get("name"))
+                self.calls.add(self._thread(event), *self._times(event), correlation, of_graph)
         except (KeyError, TypeError, ValueError, OverflowError):
             self.timeless += 1
-
-    def _take_call(self, event: Event, _kind: int) -> None:
-        correlation = self._key(event, _arguments(event).get("correlation"))
-        of_graph = _GRAPH_LAUNCH in str(event.get("name"))
-        self.calls.add(self._thread(event), *self._times(event), correlation, of_graph)
-
-    def _take_host(self, event: Event, kind: int) -> None:
-        name = self.names.number(str(event.get("name", "")))
-        self.host.add(name, kind, *self._times(event), self._thread(event))
 
     def _take_gpu(self, event: Event, kind: int) -> None:
         get = _arguments(event).get
@@ -318,7 +285,6 @@ class Events:
         )
 
     def _shape(self, get: Callable[[str], Any]) -> int:
-        """Number of a launch shape: many launches have few."""
         grid, block = get("grid"), get("block")
         resources = get("registers per thread"), get("shared memory")
         try:  # as they are there: nearly always known
@@ -337,11 +303,8 @@ class Events:
         return number
 
     def _key(self, event: Event, correlation: object) -> object:
-        """What work finds its call by: every rank counts anew.
-
-        SGLang puts the traces of all ranks into one file and their names before the pids:
-        ``[TP01] 4711``. A trace of one process has numbers there.
-        """
+        # SGLang puts the traces of all ranks, each of which counts anew, into one file and their
+        # names before the pids: ``[TP01] 4711``. A trace of one process has numbers there.
         pid = event.get("pid")
         if not isinstance(pid, str):
             return correlation
@@ -350,11 +313,10 @@ class Events:
         return NONE if number == NONE else rank << CORRELATION_BITS | number
 
     def _times(self, event: Event) -> tuple[int, int]:
-        """Begin and end in ns since the first event, so that a double keeps every digit."""
         start, length = float(event["ts"]), float(event["dur"])
         if not (abs(start) < _LATEST and length < _LATEST):  # nor is it so for what is no number
             raise OverflowError
-        if self._zero is None:
+        if self._zero is None:  # times since the first event: a double keeps every digit
             self._zero = start
         begin = round((start - self._zero) * _NS)
         return begin, begin + max(0, round(length * _NS))
@@ -372,7 +334,6 @@ def _arguments(event: Event) -> dict[str, Any]:
 
 
 def _triple(sizes: Any) -> tuple[int, int, int] | None:
-    """Blocks or threads (x, y, z); None where it is not that."""
     try:
         x, y, z = sizes
         return int(x), int(y), int(z)
@@ -423,11 +384,13 @@ def read_kineto(path: Path, step: str = STEP) -> Trace:
             f"{path} has no kernel and no operation with a time: it is no trace of "
             "torch.profiler, or the profiler was off while the steps ran."
         )
-    name, kind, start, end, thread = events.host.done()
+    name, kind, start, end, thread = host = events.host.done()
     marked = kind == RANGE
     ranges = Ranges(thread[marked], start[marked], end[marked], name[marked])
-    read = _read_gpu if len(events.gpu) else _read_cpu
-    trace = read(file, events, ranges, step)
+    if len(events.gpu):
+        trace = _read_gpu(events, ranges, step, _read_devices(file.around))
+    else:
+        trace = _read_cpu(events.names, host, ranges, step)
     left_out = {
         "are no JSON, as with quotes in their names": file.broken,
         "have no start time or no duration": events.timeless,
@@ -438,71 +401,40 @@ def read_kineto(path: Path, step: str = STEP) -> Trace:
     return replace(trace, warnings=[*trace.warnings, *dropped])
 
 
-def _read_gpu(file: ChromeFile, events: Events, ranges: Ranges, step: str) -> Trace:
+def _read_gpu(events: Events, ranges: Ranges, step: str, devices: dict[int, str]) -> Trace:
     thread, begin, finish, key, of_graph = events.calls.done()
     name, kind, start, end, device, stream, correlation, size, shape, node = events.gpu.done()
-    work = make_work(
-        name,
-        kind,
-        start,
-        end,
-        device=np.maximum(device, 0),
-        stream=stream,
-        shape=shape,
-        node=np.maximum(node, 0),
-        bytes=size,
-    )
+    place = {"device": np.maximum(device, 0), "stream": stream, "node": np.maximum(node, 0)}
+    work = make_work(name, kind, start, end, shape=shape, bytes=size, **place)
     called = Ranges(thread, begin, finish, constant(len(thread), NONE))
     launches = Launches(called, of_graph > 0, find(key, correlation), work)
-    devices = _read_devices(file.around)
-    return trace_launches(
-        "kineto",
-        step,
-        ranges,
-        events.names,
-        launches,
-        shapes=list(events.shapes),
-        devices=devices,
-    )
+    known = {"shapes": list(events.shapes), "devices": devices}
+    return trace_launches("kineto", step, ranges, events.names, launches, **known)
 
 
-def _read_cpu(_file: ChromeFile, events: Events, ranges: Ranges, step: str) -> Trace:
-    names, host = events.names.listed(), events.host.done()
-    is_step, fit = choose_ranges(step, ranges, events.names.known, host[4], host[2])
+def _read_cpu(names: Names, host: list[Column], ranges: Ranges, step: str) -> Trace:
+    _, kind, start, end, thread = host
+    is_step, fit = choose_ranges(step, ranges, names.known, thread, start)
     notes = note_usual(step, fit)
     if not np.any(is_step):
-        notes = [note_instead(step, NO_STEPS, ranges, names)]
+        notes = [note_instead(step, NO_STEPS, ranges, names.listed())]
+    self_ns = self_times(thread, start, end)
+    kept = np.ones(len(self_ns), dtype=np.bool_)
+    kept[np.flatnonzero(kind == RANGE)[is_step]] = False  # steps themselves are no work
+    in_step, phase = enclosing(ranges, is_step, thread[kept], start[kept])
+    place = {"stream": thread[kept] & ((1 << THREAD_BITS) - 1), "step": in_step, "phase": phase}
+    work = make_work(*(column[kept] for column in host[:4]), self_ns=self_ns[kept], **place)
     return Trace(
         tool="kineto",
-        names=names,
-        work=_cpu_work(host, ranges, is_step),
+        names=names.listed(),
+        work=work,
         shapes=[],
         steps_ns=np.stack([ranges.start_ns, ranges.closed_ns], axis=1)[is_step],
         notes=[_CPU, *notes],
     )
 
 
-def _cpu_work(host: list[Column], ranges: Ranges, is_step: NDArray[np.bool_]) -> Work:
-    """Operations and marked ranges; the steps themselves are none of them."""
-    self_ns = self_times(*(host[i] for i in (4, 2, 3)))
-    kept = np.ones(len(self_ns), dtype=np.bool_)
-    kept[np.flatnonzero(host[1] == RANGE)[is_step]] = False
-    name, kind, start, end, thread = (column[kept] for column in host)
-    in_step, phase = enclosing(ranges, is_step, thread, start)
-    return make_work(
-        name,
-        kind,
-        start,
-        end,
-        self_ns=self_ns[kept],
-        stream=thread & ((1 << THREAD_BITS) - 1),
-        step=in_step,
-        phase=phase,
-    )
-
-
 def _read_devices(around: str) -> dict[int, str]:
-    """Names of the GPUs, which the file lists before its events, or after if it was merged."""
     found = _DEVICES.search(around)
     if found is None:
         return {}

@@ -4,7 +4,7 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,88 +14,16 @@ from dsv4kv.measure.environment import SPEED_VARIABLES
 from dsv4kv.measure.profilers.trace import DOMAIN, STEP
 from dsv4kv.processes import Child, find_program, run_bounded, with_package
 
-KEPT_VARIABLES = (
+# All that a profiled program gets to see: reports of profilers keep the whole environment.
+_KEPT_VARIABLES = (
     *SPEED_VARIABLES,
-    "CONDA_PREFIX",
-    "CUDA_DEVICE_ORDER",
-    "CUDA_HOME",
-    "CUDA_PATH",
-    "DSV4KV_CACHE_DIR",
-    "HOME",
-    "LANG",
-    "LC_ALL",
-    "LD_LIBRARY_PATH",
-    "NVIDIA_DRIVER_CAPABILITIES",
-    "NVIDIA_VISIBLE_DEVICES",
-    "PATH",
-    "PYTHONPATH",
-    "TMPDIR",
-    "USER",
-    "VIRTUAL_ENV",
-    "XDG_CACHE_HOME",
+    *("CONDA_PREFIX", "CUDA_DEVICE_ORDER", "CUDA_HOME", "CUDA_PATH", "DSV4KV_CACHE_DIR", "HOME"),
+    *("LANG", "LC_ALL", "LD_LIBRARY_PATH", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_VISIBLE_DEVICES"),
+    *("PATH", "PYTHONPATH", "TMPDIR", "USER", "VIRTUAL_ENV", "XDG_CACHE_HOME"),
 )
-"""All that a profiled program gets to see: reports of profilers keep the whole environment."""
-
 _PRINTED_BYTES = 2**28  # ncu prints a line for every kernel
-
 GRACE_S = 15.0
 """How long a child may take to end after each signal: nsys writes its report first."""
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
-def scrub(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that a child may have."""
-    return {name: environment[name] for name in KEPT_VARIABLES if name in environment}
-
-
-def run_child(command: Sequence[str], log: Path, timeout_s: float) -> int:
-    """Run a command to its end, its output in ``log``; returns its exit code.
-
-    Ctrl-C ends the child and everything it started before it is passed on.
-
-    Raises:
-        ProfileError: It cannot be started, or ran longer than ``timeout_s`` and was ended.
-    """
-    with log.open("ab") as output:
-        try:
-            seen = with_package(scrub(os.environ))
-            child = Child(command, stdout=output, stderr=output, env=seen)
-        except OSError as error:
-            raise ProfileError(f"{command[0]} cannot be started: {error.strerror}.") from None
-        try:
-            return child.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            raise ProfileError(
-                f"{Path(command[0]).name} did not end within {timeout_s:g} s and was ended."
-            ) from None
-        finally:
-            _end(child)
-
-
-def ask(command: Sequence[str], timeout_s: float = 60.0) -> str:
-    """What a command prints, on both streams; empty where it cannot be run."""
-    try:
-        return run_bounded(
-            command,
-            scrub(os.environ),
-            timeout_s,
-            stderr=subprocess.STDOUT,
-            most_bytes=_PRINTED_BYTES,
-        )[1]
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-
-
-def _end(child: Child) -> None:
-    """End the child and its group, politely first; nothing where it has ended."""
-    for number in _SIGNALS:
-        with suppress(subprocess.TimeoutExpired):
-            child.signal(number)
-            child.wait(GRACE_S)
-            return
-    child.kill()
-
 
 NCU_METRICS = (
     "gpu__time_duration.sum",
@@ -104,7 +32,6 @@ NCU_METRICS = (
     "lts__t_sector_hit_rate.pct",
     "launch__registers_per_thread",
 )
-
 _NSYS_PROFILE = (
     "--trace=cuda,nvtx",
     "--sample=none",
@@ -124,6 +51,61 @@ _NCU = (
 )
 _VERSION = re.compile(r"version\s+(\S+)", re.IGNORECASE)
 
+LOG = "log.txt"
+_ENDED_BY_NSYS = 143  # 128 + SIGTERM: nsys ends the program with its capture
+_SHOWN_LINES = 5
+_NO_COUNTERS = "ERR_NVGPUCTRPERM"
+_ALLOW_COUNTERS = (
+    "echo 'options nvidia NVreg_RestrictProfilingToAdminUsers=0' | "
+    "sudo tee /etc/modprobe.d/nvidia-profiling.conf"
+)
+
+
+def _environment() -> dict[str, str]:
+    return {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+
+
+def run_child(command: Sequence[str], log: Path, timeout_s: float) -> int:
+    """Run a command to its end, its output in ``log``; returns its exit code.
+
+    Ctrl-C ends the child and everything it started before it is passed on.
+
+    Raises:
+        ProfileError: It cannot be started, or ran longer than ``timeout_s`` and was ended.
+    """
+    with log.open("ab") as output:
+        try:
+            seen = with_package(_environment())
+            child = Child(command, stdout=output, stderr=output, env=seen)
+        except OSError as error:
+            raise ProfileError(f"{command[0]} cannot be started: {error.strerror}.") from None
+        try:
+            return child.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise ProfileError(
+                f"{Path(command[0]).name} did not end within {timeout_s:g} s and was ended."
+            ) from None
+        finally:
+            _end(child)
+
+
+def ask(command: Sequence[str], timeout_s: float = 60.0) -> str:
+    """What a command prints, on both streams; empty where it cannot be run."""
+    limits = {"stderr": subprocess.STDOUT, "most_bytes": _PRINTED_BYTES}
+    try:
+        return run_bounded(command, _environment(), timeout_s, **limits)[1]
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def _end(child: Child) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with suppress(subprocess.TimeoutExpired):
+            child.signal(number)
+            child.wait(GRACE_S)
+            return
+    child.kill()
+
 
 @dataclass(frozen=True)
 class Command:
@@ -134,11 +116,7 @@ class Command:
 
 
 def require_tool(name: str, package: str) -> str:
-    """Path of a profiler.
-
-    Raises:
-        ProfileError: It is not installed.
-    """
+    """Path of a profiler; ``ProfileError`` where it is not installed."""
     found = find_program(name)
     if found is None:
         raise ProfileError(
@@ -156,13 +134,13 @@ def version_of(tool: str) -> str | None:
 
 def nsys_profile(nsys: str, output: Path, program: Sequence[str]) -> Command:
     """``nsys profile`` of a program, into ``output`` with ``.nsys-rep`` after."""
-    kept, dropped = _known(_NSYS_PROFILE, ask([nsys, "profile", "--help"]))
+    kept, dropped = _known(_NSYS_PROFILE, [nsys, "profile", "--help"])
     return Command([nsys, "profile", *kept, f"--output={output}", *program], dropped)
 
 
 def nsys_export(nsys: str, report: Path, database: Path) -> Command:
     """``nsys export`` of a report."""
-    kept, dropped = _known(_NSYS_EXPORT, ask([nsys, "export", "--help"]))
+    kept, dropped = _known(_NSYS_EXPORT, [nsys, "export", "--help"])
     return Command([nsys, "export", *kept, f"--output={database}", str(report)], dropped)
 
 
@@ -174,7 +152,7 @@ def ncu_profile(
     ``kernels`` is a regular expression of names. Without a domain of their own (the ``nvtx``
     package is missing) steps are found by name alone.
     """
-    kept, dropped = _known(_NCU, ask([ncu, "--help"]))
+    kept, dropped = _known(_NCU, [ncu, "--help"])
     steps = f"{DOMAIN}@{STEP}/" if own_domain else f"{STEP}/"
     chosen = [f"--kernel-name=regex:{kernels}"] if kernels else []
     metrics = f"--metrics={','.join(NCU_METRICS)}"
@@ -182,26 +160,16 @@ def ncu_profile(
     return Command([ncu, *options, f"--export={output}", *program], dropped)
 
 
-def _known(options: Sequence[str], help_text: str) -> tuple[list[str], list[str]]:
-    """Options that a help text lists, and the others; all where there is no help."""
-    listed = set(re.findall(r"--[a-z][a-z-]*", help_text))
+def _known(options: Sequence[str], ask_help: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Options that the help lists, and the others; all are known where there is no help."""
+    listed = set(re.findall(r"--[a-z][a-z-]*", ask(ask_help)))
     known = [one for one in options if not listed or one.partition("=")[0] in listed]
     return known, [one for one in options if one not in known]
 
 
-LOG = "log.txt"
-_ENDED_BY_NSYS = 143  # 128 + SIGTERM: nsys ends the program with its capture
-_SHOWN_LINES = 5
-_NO_COUNTERS = "ERR_NVGPUCTRPERM"
-_ALLOW_COUNTERS = (
-    "echo 'options nvidia NVreg_RestrictProfilingToAdminUsers=0' | "
-    "sudo tee /etc/modprobe.d/nvidia-profiling.conf"
-)
-
-
 @dataclass(frozen=True)
 class Profiled:
-    """What a profiler left."""
+    """Files of a profiler."""
 
     file: Path  # the file to read
     files: list[Path]
@@ -239,11 +207,7 @@ def run_profiler(command: Command, report: Path, timeout_s: float) -> Profiled:
 def export_nsys(
     nsys: str, report: Path, database: Path, timeout_s: float, dropped: Sequence[str] = ()
 ) -> Profiled:
-    """Export a report into a database.
-
-    Raises:
-        ProfileError: The export fails or hangs.
-    """
+    """Export a report into a database; ``ProfileError`` where that fails or hangs."""
     export, log = nsys_export(nsys, report, database), database.with_name(LOG)
     code = run_child(export.words, log, timeout_s)
     if code or not database.is_file():
@@ -261,13 +225,11 @@ def name_files(folder: Path) -> str:
 
 
 def _warnings(dropped: Sequence[str], tool: str) -> list[str]:
-    if not dropped:
-        return []
-    return [f"this {tool} does not know {', '.join(dict.fromkeys(dropped))}: left out"]
+    names = ", ".join(dict.fromkeys(dropped))
+    return [f"this {tool} does not know {names}: left out"] if names else []
 
 
 def _last_lines(log: Path) -> str:
-    """The end of a log, on one line."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
     last = " | ".join(line for line in lines[-_SHOWN_LINES:] if line)
     return f"it says: {last}." if last else "it says nothing."

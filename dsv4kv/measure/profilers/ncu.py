@@ -9,7 +9,6 @@ import importlib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,6 @@ from dsv4kv.measure.profilers.launch import ask
 from dsv4kv.measure.profilers.trace import (
     KERNEL,
     NONE,
-    Column,
     LaunchShape,
     Names,
     Trace,
@@ -73,6 +71,12 @@ def read_ncu(path: Path) -> Trace:
     duration = np.maximum(timed, 0)
     ends = np.cumsum(duration)
     kind = constant(len(name), KERNEL)
+    warnings, untimed = [], int(np.count_nonzero(timed == NONE))
+    if not rows:
+        warnings = ["the report has no kernels: ncu chose none, or it is no report."]
+    elif untimed:
+        share = f"{untimed:,} of {len(timed):,} kernels"
+        warnings = [f"{share} have no {_DURATION} and count as 0: collect it"]
     return Trace(
         tool="ncu",
         names=names.listed(),
@@ -81,19 +85,9 @@ def read_ncu(path: Path) -> Trace:
         steps_ns=np.empty((0, 2), dtype=np.int64),
         devices=dict(enumerate(devices)),
         has_clock=False,
-        warnings=_judge(timed),
+        warnings=warnings,
         notes=["ncu runs each kernel by itself: its times have no gaps"],
     )
-
-
-def _judge(timed: Column) -> list[str]:
-    untimed = int(np.count_nonzero(timed == NONE))
-    if not len(timed):
-        return ["the report has no kernels: ncu chose none, or it is no report."]
-    warning = (
-        f"{untimed:,} of {len(timed):,} kernels have no {_DURATION} and count as 0: collect it"
-    )
-    return [warning] if untimed else []
 
 
 def _kernels(path: Path) -> Iterator[tuple[str, Metrics]]:
@@ -108,20 +102,16 @@ def _kernels(path: Path) -> Iterator[tuple[str, Metrics]]:
             part = context.range_by_idx(i)
             for j in range(part.num_actions()):
                 action = part.action_by_idx(j)
-                yield str(action.name()), _metrics_of(action)
+                found: Metrics = {}
+                for name in _WANTED:
+                    metric = action.metric_by_name(name)
+                    with suppress(ValueError):  # no number
+                        if metric is not None:
+                            value = metric.as_string() if name == _DEVICE else metric.as_double()
+                            found[name] = value, str(metric.unit() or "")
+                yield str(action.name()), found
     except Exception as error:  # the package raises whatever its C++ does
         raise ProfileError(f"{path} cannot be read as a report of ncu ({error}).") from None
-
-
-def _metrics_of(action: Any) -> Metrics:
-    found: Metrics = {}
-    for name in _WANTED:
-        metric = action.metric_by_name(name)
-        with suppress(ValueError):  # no number
-            if metric is not None:
-                value = metric.as_string() if name == _DEVICE else metric.as_double()
-                found[name] = value, str(metric.unit() or "")
-    return found
 
 
 def _kernels_by_ncu(path: Path) -> Iterator[tuple[str, Metrics]]:
@@ -161,29 +151,20 @@ def _metrics_in(row: dict[str, str], units: dict[str, str]) -> Metrics:
 
 def _numbers(metrics: Metrics, shapes: dict[LaunchShape, int]) -> tuple[int, int, int]:
     """Duration in ns, DRAM bytes and shape."""
-    grid, block = _triple(metrics, _GRID), _triple(metrics, _BLOCK)
-    registers, shared = _value(metrics, _REGISTERS), [_value(metrics, name) for name in _SHARED]
-    known = [size for size in shared if size is not None]
-    shape = LaunchShape(grid, block, registers, sum(known) or None)
-    duration = _value(metrics, _DURATION)
-    sizes = [size for name in _DRAM if (size := _value(metrics, name)) is not None]
-    return (
-        NONE if duration is None else duration,
-        sum(sizes) if len(sizes) == len(_DRAM) else NONE,
-        shapes.setdefault(shape, len(shapes)),
-    )
+    found: dict[str, int] = {}  # in ns or bytes; what is no number is left out
+    for name, (value, unit) in metrics.items():
+        with suppress(ValueError):
+            number = float(value) * _UNITS.get(unit.partition("/")[0], 1.0)  # of a block, a thread
+            if abs(number) < _MOST:
+                found[name] = round(number)
 
+    def triple(names: tuple[str, ...]) -> tuple[int, int, int] | None:
+        return (found[names[0]], found[names[1]], found[names[2]]) if has(names) else None
 
-def _triple(metrics: Metrics, names: tuple[str, ...]) -> tuple[int, int, int] | None:
-    x, y, z = (_value(metrics, name) for name in names)
-    return None if x is None or y is None or z is None else (x, y, z)
+    def has(names: tuple[str, ...]) -> bool:
+        return set(names) <= set(found)
 
-
-def _value(metrics: Metrics, name: str) -> int | None:
-    """A metric in ns or bytes; None where it was not collected, or is no number."""
-    value, unit = metrics.get(name, ("", ""))
-    try:
-        number = float(value) * _UNITS.get(unit.partition("/")[0], 1.0)  # a block's, a thread's
-    except ValueError:
-        return None
-    return round(number) if abs(number) < _MOST else None
+    shared = sum(found.get(name, 0) for name in _SHARED) or None
+    shape = LaunchShape(triple(_GRID), triple(_BLOCK), found.get(_REGISTERS), shared)
+    moved = sum(found[name] for name in _DRAM) if has(_DRAM) else NONE
+    return found.get(_DURATION, NONE), moved, shapes.setdefault(shape, len(shapes))

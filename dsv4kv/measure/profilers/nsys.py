@@ -5,7 +5,7 @@ for, and no version is asked.
 """
 
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import chain
@@ -34,7 +34,6 @@ from dsv4kv.measure.profilers.trace import (
     constant,
     find,
     make_work,
-    no_rows,
     number_rows,
 )
 from dsv4kv.units import counted
@@ -74,14 +73,15 @@ class Database:
     ) -> list[Column]:
         """Columns int64[rows] in the order asked for; null and missing values are ``NONE``.
 
-        With ``text`` the last column is the ``number`` of that one's value. It is one statement,
-        since each may go through the rows in its own order.
+        With ``text`` the last column is the ``number`` of that column's value.
         """
         there, width = self.columns_of(table), len(columns) + bool(text)
         if not there:
-            return [no_rows() for _ in range(width)]
-        wanted = [f"IFNULL({_value(name, there)}, {NONE})" for name in columns]
-        wanted += [_value(text, there)] if text else []
+            return [constant(0, 0) for _ in range(width)]
+        known = {name: f'"{name}"' if name in there else "NULL" for name in (*columns, text or "")}
+        wanted = [f"IFNULL({known[name]}, {NONE})" for name in columns]
+        wanted += [known[text]] if text else []
+        # one statement: each may go through the rows in its own order
         rows: Iterable[tuple[Any, ...]] = self._connection.execute(
             f'SELECT {", ".join(wanted)} FROM "{table}"'
         )
@@ -122,7 +122,11 @@ def open_database(path: Path) -> Iterator[Database]:
         raise ProfileError(f"{path} does not exist: name a profile, as results/RUN/step.sqlite.")
     try:
         with closing(_connect(path)) as connection:
-            _limit(connection, path.stat().st_size)
+            # a damaged file can lead SQLite in a circle: reading it ends with an error
+            most = _FEWEST_OPERATIONS + _OPERATIONS * path.stat().st_size
+            looks = iter(range(most // _LOOK_EVERY))
+            connection.set_progress_handler(lambda: next(looks, None) is None, _LOOK_EVERY)
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_TEXT)
             database = Database(connection)
             if not any(table.startswith(_OF_NSYS) for table in database.tables):
                 raise ProfileError(f"{path} is a database without any table that nsys exports.")
@@ -146,26 +150,13 @@ def _connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _limit(connection: sqlite3.Connection, size: int) -> None:
-    """Let reading end with an error: a damaged file can lead SQLite in a circle."""
-    most = _FEWEST_OPERATIONS + _OPERATIONS * size
-    looks = iter(range(most // _LOOK_EVERY))
-    connection.set_progress_handler(lambda: next(looks, None) is None, _LOOK_EVERY)
-    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_TEXT)
-
-
-def _value(name: str, there: Collection[str]) -> str:
-    return f'"{name}"' if name in there else "NULL"
-
-
 _PUSH_POP, _START_END, _DOMAIN_MADE = 59, 60, 75
 
 
 def read_ranges(database: Database, names: Names, step: str) -> Ranges:
-    """Ranges of all domains; where the toolkit's own has steps, those of others are none.
+    """Ranges of all domains; where the toolkit's own domain has steps, no other range is one.
 
-    A range's name is plain ``text``, or a registered string (``textId``). An event that does not
-    say what it is is one if it has an end.
+    A range's name is plain ``text``, or a registered string (``textId``).
     """
     start, end, kind, domain, thread, text_id, text = database.read(
         "NVTX_EVENTS",
@@ -174,7 +165,7 @@ def read_ranges(database: Database, names: Names, step: str) -> Ranges:
         lambda text: names.number(text) if isinstance(text, str) else NONE,
     )
     name = np.where(text == NONE, number_texts(database, text_id, names, ""), text)
-    typeless = (kind == NONE) & (end != NONE)
+    typeless = (kind == NONE) & (end != NONE)  # an event that does not say what it is
     is_range = (kind == _PUSH_POP) | (kind == _START_END) | typeless
     made = (kind == _DOMAIN_MADE) & (name == names.known.get(DOMAIN, NONE))
     is_step = is_range & np.isin(name, fitting(names.known, step))
@@ -185,14 +176,9 @@ def read_ranges(database: Database, names: Names, step: str) -> Ranges:
 
 
 def number_texts(database: Database, ids: Column, names: Names, instead: str) -> Column:
-    """Number the registered strings of a column of ids; ``instead`` of one that is not there.
-
-    A ``{}`` in ``instead`` stands for the id.
-    """
-    distinct, inverse = np.unique(ids, return_inverse=True)
-    texts = database.strings(distinct.tolist())
-    numbers = [names.number(texts.get(one, instead.format(one))) for one in distinct.tolist()]
-    return np.array(numbers, dtype=np.int64)[inverse]
+    """Number the registered strings of a column of ids; ``instead``, with {} the id, of others."""
+    texts = database.strings(np.unique(ids).tolist())
+    return _name_each(ids, names, lambda one: texts.get(one, instead.format(one)))
 
 
 _PREFIX = "CUPTI_ACTIVITY_KIND_"
@@ -251,7 +237,6 @@ def read_work(database: Database, names: Names) -> tuple[Work, Column, list[Laun
 def _read_table(
     database: Database, kind: int, *more: str
 ) -> tuple[dict[str, Column], list[Column]]:
-    """What is known of all work of a kind, and more columns of its table."""
     table = _PREFIX + ("GRAPH_TRACE" if kind == GRAPH else KINDS[kind].upper())
     start, end, device, stream, pid, correlation, node, *others = database.read(
         table, (*_PLACE, *more)
@@ -287,7 +272,6 @@ def _triple(x: int, y: int, z: int) -> tuple[int, int, int] | None:
     return None if NONE in (x, y, z) else (x, y, z)
 
 
-_GPUS, _OF_PROCESSES = "TARGET_INFO_GPU", "TARGET_INFO_CUDA_DEVICE"
 _CUDA_BITS = 32
 
 
@@ -297,20 +281,20 @@ def read_devices(database: Database, work: Work, launch: Column) -> tuple[Column
     Where the export says which GPU a process calls by which CUDA number, the numbers are those
     of the machine; else they are CUDA's.
     """
-    process, cuda, gpu = database.read(_OF_PROCESSES, ("pid", "cudaId", "gpuId"))
-    found = find(_key(process, cuda), _key(launch >> CORRELATION_BITS, work.device))
+    names = {
+        column: {
+            gpu: str(name)
+            for gpu, name in database.rows("TARGET_INFO_GPU", (column, "name"))
+            if isinstance(gpu, int)
+        }
+        for column in ("id", "cuDevice")
+    }
+    process, cuda, gpu = database.read("TARGET_INFO_CUDA_DEVICE", ("pid", "cudaId", "gpuId"))
+    wanted = (launch >> CORRELATION_BITS) << _CUDA_BITS | work.device
+    found = find(process << _CUDA_BITS | cuda, wanted)
     if len(found) and np.all(found != NONE) and np.all(gpu >= 0):
-        return gpu[found], _names(database, "id")
-    return work.device, _names(database, "cuDevice") or _names(database, "id")
-
-
-def _key(process: Column, cuda: Column) -> Column:
-    return (process << _CUDA_BITS) | cuda
-
-
-def _names(database: Database, number: str) -> dict[int, str]:
-    rows = database.rows(_GPUS, (number, "name"))
-    return {gpu: str(name) for gpu, name in rows if isinstance(gpu, int)}
+        return gpu[found], names["id"]
+    return work.device, names["cuDevice"] or names["id"]
 
 
 _WORTH_TELLING = 2  # severity of a diagnostic: 1 is information
@@ -334,23 +318,19 @@ def read_nsys(path: Path, step: str = STEP) -> Trace:
         ranges = read_ranges(database, names, step)
         device, devices = read_devices(database, work, launch)
         launches = Launches(called, of_graph, call, replace(work, device=device))
-        unended = [f"left out: {counted(left, 'piece')} of work without an end"] if left else []
-        return trace_launches(
-            "nsys",
-            step,
-            ranges,
-            names,
-            launches,
-            shapes=shapes,
-            devices=devices,
-            version=_read_version(database),
-            warnings=[*_read_diagnostics(database), *_judge(work)],
-            notes=unended,
-        )
+        more = {
+            "shapes": shapes,
+            "devices": devices,
+            "version": _read_version(database),
+            "warnings": [*_read_diagnostics(database), *_judge(work)],
+            "notes": [f"left out: {counted(left, 'piece')} of work without an end"]
+            if left
+            else [],
+        }
+        return trace_launches("nsys", step, ranges, names, launches, **more)
 
 
 def _read_calls(database: Database, launch: Column) -> tuple[Ranges, Column]:
-    """Calls of the host, as ranges without names, and the keys that work finds them by."""
     thread, start, end, correlation = database.read(
         f"{_PREFIX}RUNTIME", ("globalTid", "start", "end", "correlationId")
     )
@@ -362,7 +342,7 @@ def _read_calls(database: Database, launch: Column) -> tuple[Ranges, Column]:
 
 
 def _read_diagnostics(database: Database) -> list[str]:
-    """What nsys itself complained about, worst first."""
+    """Complaints of nsys itself, worst first."""
     rows = database.rows("DIAGNOSTIC_EVENT", ("severity", "text"))
     notes = [
         (severity, " ".join(str(text).split()))

@@ -58,11 +58,6 @@ class Ranges:
         return np.where(self.end_ns < self.start_ns, _OPEN, self.end_ns)
 
 
-def process_of(thread: Column) -> Column:
-    """Processes of threads."""
-    return thread >> THREAD_BITS
-
-
 def fitting(names: Mapping[str, int], pattern: str) -> Column:
     """Numbers of the names that fit a pattern, in which ``*`` stands for anything."""
     parts = map(re.escape, pattern.split("*"))
@@ -98,9 +93,9 @@ def enclosing(
 def _sweep(
     ranges: Ranges, mine: Column, is_step: NDArray[np.bool_]
 ) -> tuple[Column, Column, Column]:
-    """Moments at which a thread's ranges change, the innermost from then on, and its step.
+    """Moments at which a thread's ranges change, and the innermost range and step from then on.
 
-    The columns of ranges have an element more than the moments: the first is before all of them.
+    The last two have an element more than the moments: the first is before all of them.
     """
     mine = mine[ranges.closed_ns[mine] > ranges.start_ns[mine]]  # else nothing is in it
     times = np.concatenate([ranges.start_ns[mine], ranges.closed_ns[mine]])
@@ -115,20 +110,15 @@ def _sweep(
     inner, outer = [NONE], [NONE]
     for i, begins_here, is_one in zip(numbers, begins, are_steps, strict=True):
         for stack in (open_ranges, open_steps) if is_one else (open_ranges,):
-            _step_over(stack, i, begins_here)
+            if begins_here:
+                stack.append(i)
+            elif stack[-1] == i:
+                stack.pop()
+            else:  # ranges overlap
+                stack.remove(i)
         inner.append(open_ranges[-1] if open_ranges else NONE)
         outer.append(open_steps[-1] if open_steps else NONE)
     return times[order], np.array(inner, dtype=np.int64), np.array(outer, dtype=np.int64)
-
-
-def _step_over(stack: list[int], number: int, begins: bool) -> None:
-    """Open a range, or close it: the last one, or one below where ranges overlap."""
-    if begins:
-        stack.append(number)
-    elif stack[-1] == number:
-        stack.pop()
-    else:
-        stack.remove(number)
 
 
 @dataclass(frozen=True)
@@ -145,25 +135,6 @@ class Launches:
         """Rows of the calls that launched work."""
         return np.unique(self.call[self.call != NONE])
 
-    def first_names(self) -> Column:
-        """Of every call, the name of the first work that it launched, or ``NONE``."""
-        found = constant(len(self.called), NONE)
-        known = np.flatnonzero(self.call != NONE)
-        latest_first = known[np.argsort(-self.work.start_ns[known], kind="stable")]
-        found[self.call[latest_first]] = self.work.name[latest_first]  # the last one stays
-        return found
-
-
-@dataclass(frozen=True)
-class Steps:
-    """Steps, and what is in them."""
-
-    times_ns: Column  # int64[S, 2], begin and end of every step on the host
-    step: Column  # of every call, into the steps, or ``NONE``
-    phase: Column  # of every call, the number of its innermost range's name, or ``NONE``
-    notes: list[str]  # how they were found
-    warnings: list[str]  # what is wrong with them
-
 
 def trace_launches(
     tool: str, step: str, ranges: Ranges, names: Names, launches: Launches, **more: Any
@@ -176,27 +147,41 @@ def trace_launches(
 
     ``more`` is of the ``Trace``: its warnings come before those of the steps, its notes after.
     """
-    called, made, work = launches.called, launches.made, launches.work
+    called, made, call, work = launches.called, launches.made, launches.call, launches.work
     is_step, fit = choose_ranges(
         step, ranges, names.known, called.thread[made], called.start_ns[made]
     )
     ends = (ranges.end_ns, called.end_ns, work.end_ns)
     ranges, is_step, cut_off = _settle_cut_off(ranges, is_step, ends)
+    warnings: list[str] = more.pop("warnings", [])
     if np.any(is_step):
-        steps = _marked(step, fit, ranges, is_step, launches)
+        in_step, phase, adopted = _lie_in(ranges, is_step, called.thread, called.start_ns)
+        times_ns = np.stack([ranges.start_ns, ranges.closed_ns], axis=1)[is_step]
+        inside, notes = pick(in_step, call) != NONE, note_usual(step, fit)
+        others = inside & (pick(adopted.astype(np.int64), call) == 1)
+        if np.any(others):
+            share = work.self_ns[others].sum() / max(1, work.self_ns[inside].sum())
+            note = f"{share * 100:.1f} % of the time of work in steps was launched by other"
+            notes.append(f"{note} threads, of the same process and inside of the steps' times")
+        if len(call) and not np.any(inside):
+            note = f"no work was launched inside of ranges named {fit!r}, by their processes"
+            warnings.append(f"{note}: name others with --step.")
     else:
         cuts, reason = _repeating(launches)
-        note = note_instead(step, reason, ranges, names.listed())
-        steps = Steps(*_times(called, cuts), constant(len(called), NONE), [note], [])
-    of_work = {name: pick(getattr(steps, name), launches.call) for name in ("step", "phase")}
+        notes = [note_instead(step, reason, ranges, names.listed())]
+        in_step, phase = constant(len(called), NONE), constant(len(called), NONE)
+        for number, rows in enumerate(cuts):
+            in_step[rows] = number
+        times = [(called.start_ns[rows].min(), called.closed_ns[rows].max()) for rows in cuts]
+        times_ns = np.array(times, dtype=np.int64).reshape(-1, 2)
     return Trace(
         tool=tool,
         names=names.listed(),
-        work=replace(work, **of_work),
-        steps_ns=steps.times_ns,
-        calls=Calls(called.start_ns[made], called.closed_ns[made], steps.step[made]),
-        warnings=[*more.pop("warnings", []), *steps.warnings],
-        notes=[*steps.notes, *cut_off, *more.pop("notes", [])],
+        work=replace(work, step=pick(in_step, call), phase=pick(phase, call)),
+        steps_ns=times_ns,
+        calls=Calls(called.start_ns[made], called.closed_ns[made], in_step[made]),
+        warnings=warnings,
+        notes=[*notes, *cut_off, *more.pop("notes", [])],
         **more,
     )
 
@@ -204,10 +189,9 @@ def trace_launches(
 def _settle_cut_off(
     ranges: Ranges, is_step: NDArray[np.bool_], ends: Iterable[Column]
 ) -> tuple[Ranges, NDArray[np.bool_], list[str]]:
-    """Ranges without the steps that have no end, which are steps, and a note of those.
+    """Drop steps without an end, which a capture cut off; where all are, the last end is theirs.
 
-    A capture that stops inside a step cuts it off: it has no duration and not all of its work.
-    Where there are no others, they last until the last of the profile's ends.
+    Returns ranges, which of them are steps, and a note.
     """
     cut_off = is_step & (ranges.end_ns < ranges.start_ns)
     count = int(np.count_nonzero(cut_off))
@@ -241,33 +225,23 @@ def choose_ranges(
 
 def note_instead(step: str, instead: str, ranges: Ranges, names: Sequence[str]) -> str:
     """What stands for the steps that nobody marked, and which ranges might be them."""
-    found = _suggest(ranges, names)
-    more = f"; ranges that repeat, for --step: {', '.join(found)}" if found else ""
+    calls, spent = Counter[str](), Counter[str]()
+    lasted = np.maximum(ranges.end_ns - ranges.start_ns, 0)
+    counts = np.bincount(ranges.name, minlength=len(names)).tolist()
+    totals = np.bincount(ranges.name, lasted, len(names)).tolist()
+    for number in np.unique(ranges.name).tolist():
+        name = _NUMBER.sub("*", names[number])
+        calls[name] += counts[number]
+        spent[name] += totals[number]
+    often = [name for name, _ in spent.most_common() if name and calls[name] > 1]
+    found = ", ".join(f"{name!r} ({calls[name]:,} times)" for name in often[:_SUGGESTED])
+    more = f"; ranges that repeat, for --step: {found}" if found else ""
     return f"no range is named {step!r}: {instead}{more}"
 
 
 def note_usual(step: str, fit: str) -> list[str]:
     """That other ranges are the steps than those asked for."""
     return [] if fit == step else [f"no range is named {step!r}: the steps are those of {fit!r}"]
-
-
-def _marked(
-    step: str, fit: str, ranges: Ranges, is_step: NDArray[np.bool_], launches: Launches
-) -> Steps:
-    called, call, spent = launches.called, launches.call, launches.work.self_ns
-    in_step, phase, adopted = _lie_in(ranges, is_step, called.thread, called.start_ns)
-    times_ns = np.stack([ranges.start_ns, ranges.closed_ns], axis=1)[is_step]
-    inside = pick(in_step, call) != NONE
-    notes, warnings = note_usual(step, fit), list[str]()
-    others = inside & (pick(adopted.astype(np.int64), call) == 1)
-    if np.any(others):
-        share = spent[others].sum() / max(1, spent[inside].sum())
-        note = f"{share * 100:.1f} % of the time of work in steps was launched by other threads"
-        notes.append(f"{note}, of the same process and inside of the steps' times")
-    if len(call) and not np.any(inside):
-        note = f"no work was launched inside of ranges named {fit!r}, by their processes"
-        warnings.append(f"{note}: name others with --step.")
-    return Steps(times_ns, in_step, phase, notes, warnings)
 
 
 def _lie_in(
@@ -280,7 +254,7 @@ def _lie_in(
     """
     step, phase = enclosing(ranges, is_step, thread, time_ns)
     adopted = np.zeros(len(step), dtype=np.bool_)
-    process, owner = process_of(thread), process_of(ranges.thread[is_step])
+    process, owner = thread >> THREAD_BITS, ranges.thread[is_step] >> THREAD_BITS
     begin, end = ranges.start_ns[is_step], ranges.closed_ns[is_step]
     for one in np.unique(owner):
         mine = np.flatnonzero(owner == one)
@@ -295,7 +269,7 @@ def _lie_in(
 
 
 def _outermost(ranges: Ranges, chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Those of the ranges that are in no other of them on their thread."""
+    """Whether a chosen range is in no other chosen one of its thread."""
     kept = np.zeros(len(ranges), dtype=np.bool_)
     rows, closed = np.flatnonzero(chosen), ranges.closed_ns
     until: dict[int, int] = {}
@@ -308,8 +282,12 @@ def _outermost(ranges: Ranges, chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 def _repeating(launches: Launches) -> tuple[list[Column], str]:
     """The calls of every step, and what a step is; no step where nothing repeats."""
-    made = launches.made
-    process, first = process_of(launches.called.thread[made]), launches.first_names()
+    made, work = launches.made, launches.work
+    process = launches.called.thread[made] >> THREAD_BITS
+    first = constant(len(launches.called), NONE)  # name of the first work that a call launched
+    known = np.flatnonzero(launches.call != NONE)
+    latest_first = known[np.argsort(-work.start_ns[known], kind="stable")]
+    first[launches.call[latest_first]] = work.name[latest_first]  # the last one stays
     cuts: list[Column] = []
     only_graphs = bool(len(made)) and bool(np.all(launches.of_graph[made]))
     if only_graphs and len(np.unique(first[made])) == 1:
@@ -326,10 +304,8 @@ def _repeating(launches: Launches) -> tuple[list[Column], str]:
 
 
 def _between_pauses(begin_ns: Column, first: Column, rows: Column) -> list[Column]:
-    """Rows between pauses that are clearly longer than others, if what follows them is alike.
-
-    A pause is from begin to begin: copies that wait for the GPU wait inside of their call.
-    """
+    """Rows between pauses that are clearly longer than others, if what follows them is alike."""
+    # a pause is from begin to begin: copies that wait for the GPU wait inside of their call
     pauses = np.diff(begin_ns)
     by_length = np.argsort(-pauses, kind="stable")
     lengths = np.maximum(pauses[by_length], 1)
@@ -349,28 +325,3 @@ def _are_alike(parts: Sequence[Column]) -> bool:
         return np.array_equal(parts[0], parts[1])
     ((_, most),) = Counter(int(part[0]) for part in parts).most_common(1)
     return most >= _ALIKE * len(parts)
-
-
-def _times(called: Ranges, cuts: Iterable[Column]) -> tuple[Column, Column]:
-    """Begin and end of every step, and the step of every call."""
-    step, times = constant(len(called), NONE), []
-    for number, rows in enumerate(cuts):
-        step[rows] = number
-        times.append((called.start_ns[rows].min(), called.closed_ns[rows].max()))
-    return np.array(times, dtype=np.int64).reshape(-1, 2), step
-
-
-def _suggest(ranges: Ranges, names: Sequence[str]) -> list[str]:
-    """Names of ranges that came more than once, the longest in all first; ``*`` for numbers."""
-    calls: dict[str, int] = {}
-    spent: dict[str, int] = {}
-    lasted = np.maximum(ranges.end_ns - ranges.start_ns, 0)
-    counts = np.bincount(ranges.name, minlength=len(names)).tolist()
-    totals = np.bincount(ranges.name, lasted, len(names)).tolist()
-    for number in np.unique(ranges.name).tolist():
-        name = _NUMBER.sub("*", names[number])
-        calls[name] = calls.get(name, 0) + counts[number]
-        spent[name] = spent.get(name, 0) + totals[number]
-    often = [name for name, count in calls.items() if count > 1 and name]
-    often.sort(key=lambda name: -spent[name])
-    return [f"{name!r} ({calls[name]:,} times)" for name in often[:_SUGGESTED]]

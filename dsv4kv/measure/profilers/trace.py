@@ -83,9 +83,14 @@ class Calls:
     step: Column
 
 
-def no_rows() -> Column:
-    """An empty column."""
-    return np.empty(0, dtype=np.int64)
+def constant(rows: int, value: int) -> Column:
+    """A column of one value."""
+    return np.full(rows, value, dtype=np.int64)
+
+
+def no_calls() -> Calls:
+    """No host calls."""
+    return Calls(constant(0, 0), constant(0, 0), constant(0, 0))
 
 
 @dataclass(frozen=True)
@@ -97,17 +102,12 @@ class Trace:
     work: Work
     shapes: list[LaunchShape]
     steps_ns: Column  # int64[S, 2], begin and end of every step on the host
-    calls: Calls = field(default_factory=lambda: Calls(no_rows(), no_rows(), no_rows()))
+    calls: Calls = field(default_factory=no_calls)
     devices: dict[int, str] = field(default_factory=dict)  # names of GPUs by number
     has_clock: bool = True  # whether begins are real: ncu runs every kernel alone
     version: str | None = None  # version of the tool or of its file format
     warnings: list[str] = field(default_factory=list)  # what spoils the numbers, worst first
     notes: list[str] = field(default_factory=list)  # what else to know
-
-
-def constant(rows: int, value: int) -> Column:
-    """A column of one value."""
-    return np.full(rows, value, dtype=np.int64)
 
 
 _LONGEST = 1 << 14  # CUTLASS has names of thousands
@@ -132,7 +132,6 @@ class Names:
 
 
 CORRELATION_BITS = 32  # of a key; above them is what the correlation ids are unique in
-_MIX = np.int64(0x9E3779B97F4A7C1 | 1)  # odd: multiplying by it loses nothing
 
 
 def find(keys: Column, wanted: Column) -> Column:
@@ -153,16 +152,9 @@ def pick(column: Column, rows: Column) -> Column:
 
 
 def number_rows(columns: Sequence[Column]) -> tuple[Column, list[list[int]]]:
-    """Number the rows of columns, equal ones alike: millions of launches have few shapes.
-
-    Returns:
-        int64[rows], and the rows that they number.
-    """
-    mixed = np.zeros(len(columns[0]), dtype=np.int64)
-    with np.errstate(over="ignore"):
-        for column in columns:
-            mixed = (mixed ^ column) * _MIX
-            mixed ^= mixed >> 29
+    """Number the rows of columns, equal ones alike: int64[rows], and the rows they number."""
+    factors = np.random.default_rng(0).integers(1 << 62, size=len(columns))
+    mixed = np.stack(columns, axis=1) @ factors  # unique(axis=0) would take seconds for a million
     _, first, numbers = np.unique(mixed, return_index=True, return_inverse=True)
     rows = [[int(column[row]) for column in columns] for row in first.tolist()]
     return numbers.astype(np.int64), rows

@@ -6,11 +6,9 @@ runs.
 """
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from math import inf
 from pathlib import Path
-
-import numpy as np
 
 from dsv4kv.choices import TRACE_FORMATS, listed
 from dsv4kv.errors import ConfigError, TraceError
@@ -20,15 +18,16 @@ from dsv4kv.traces.files import (
     Defect,
     ReadOptions,
     TraceLines,
+    backwards,
     is_array,
     json_array,
     open_trace,
     parse_object,
 )
 from dsv4kv.traces.formats import INPUT_NAMES, TraceFormat, parse_row
-from dsv4kv.traces.parquet import is_parquet, place_of_row, read_rows
+from dsv4kv.traces.parquet import is_parquet, read_columns, read_rows
 from dsv4kv.traces.request import Batch, Request, batches_of
-from dsv4kv.traces.summary import LengthSummary, TraceSummary, summarize, summarize_batches
+from dsv4kv.traces.summary import LengthSummary, TraceSummary, summarize_batches
 from dsv4kv.traces.weka import conversation_files, read_weka_folder, write_weka
 from dsv4kv.traces.writer import STORES_MARK, write_oracle, write_trace
 
@@ -43,9 +42,14 @@ def resolve_trace(source: str | Path) -> Path:
     Raises:
         TraceError: There is no such file; the sentence lists what there is.
     """
+    folder, path = shipped("configs") / "traces", Path(source)
+    names = sorted(
+        f"{_BUILTIN}{file.name.removesuffix(_SUFFIX)}" for file in folder.glob(f"*{_SUFFIX}")
+    )
     if isinstance(source, str) and source.startswith(_BUILTIN):
-        return _resolve_builtin(source)
-    path = Path(source)
+        if source not in names:
+            raise TraceError(f"{source} is not shipped; there is: {', '.join(names)}.")
+        return folder / f"{source.removeprefix(_BUILTIN)}{_SUFFIX}"
     try:
         is_folder, is_file = path.is_dir(), path.is_file()
     except OSError as error:
@@ -55,17 +59,17 @@ def resolve_trace(source: str | Path) -> Path:
             f"{path} is a folder without conversations (*.json, *.json.gz): name one trace "
             f"file{_list_files(path)}."
         )
-    if path.exists() and not is_folder and not is_file:
+    if is_folder or is_file:
+        return path
+    if path.exists():
         raise TraceError(
             f"{path}: it is a pipe or a device, and a trace is read more than once: write it to a "
             "file."
         )
-    if not is_folder and not is_file:
-        raise TraceError(
-            f"{path}: there is no such trace file; shipped: "
-            f"{', '.join(_builtins())}{_list_files(path.parent)}."
-        )
-    return path
+    raise TraceError(
+        f"{path}: there is no such trace file; shipped: {', '.join(names)}"
+        f"{_list_files(path.parent)}."
+    )
 
 
 def trace_sha256(path: Path) -> str:
@@ -81,17 +85,6 @@ def trace_sha256(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror}).") from None
-
-
-def _resolve_builtin(source: str) -> Path:
-    if source not in _builtins():
-        raise TraceError(f"{source} is not shipped; there is: {', '.join(_builtins())}.")
-    return shipped("configs") / "traces" / (source.removeprefix(_BUILTIN) + _SUFFIX)
-
-
-def _builtins() -> list[str]:
-    files = (shipped("configs") / "traces").glob(f"*{_SUFFIX}")
-    return sorted(_BUILTIN + file.name.removesuffix(_SUFFIX) for file in files)
 
 
 def _list_files(folder: Path) -> str:
@@ -115,7 +108,6 @@ __all__ = [
     "read_placed_trace",
     "read_trace",
     "resolve_trace",
-    "summarize",
     "summarize_batches",
     "trace_sha256",
     "write_oracle",
@@ -146,100 +138,36 @@ def read_trace(
 def read_batches(
     source: str | Path, trace_format: str = "auto", options: ReadOptions = DEFAULTS
 ) -> Iterator[Batch]:
-    """Return the requests of ``read_trace`` as columns; 256 at a time where they come one by one.
-
-    Raises:
-        TraceError, ConfigError: As ``read_trace`` does.
-    """
-    path = resolve_trace(source)
-    name = detect_format(path) if trace_format == "auto" else trace_format
-    if is_parquet(path):
-        _only_parquet(path, name)
-        return _batches_of_rows(path, options)
-    return batches_of(read_trace(path, name, options))
+    """Return the requests of ``read_trace`` as columns, some at a time; raises as it does."""
+    requests, path = read_trace(source, trace_format, options), resolve_trace(source)
+    return read_columns(path, options) if is_parquet(path) else batches_of(requests)
 
 
 def read_placed_trace(
     source: str | Path, trace_format: str = "auto", options: ReadOptions = DEFAULTS
 ) -> Iterator[tuple[str, Request]]:
-    """Return the requests with their places, ``file:line``, for sentences about them.
-
-    Raises:
-        TraceError, ConfigError: As ``read_trace`` does.
-    """
+    """Return the requests with their places, ``file:line``; raises as ``read_trace`` does."""
     if trace_format not in ("auto", *FORMATS):
         raise ConfigError(f"{trace_format!r} is not a trace format: take auto, {listed(FORMATS)}.")
     path = resolve_trace(source)
     if is_parquet(path):
-        _only_parquet(path, trace_format)
-        return _in_order(_placed_rows(path, options), options.any_order)
+        if trace_format not in ("auto", "parquet"):
+            raise TraceError(
+                f"{path} is a Parquet file, no {trace_format} trace: leave --format out."
+            )
+        return read_rows(path, options)
     if not path.is_dir():
-        return _in_order(_read_requests(path, trace_format, options), options.any_order)
+        return _read_lines(path, trace_format, options)
     if trace_format not in ("auto", "weka"):
         raise TraceError(f"{path} is a folder: a {trace_format} trace is one file.")
     return read_weka_folder(path, options)
 
 
-def detect_format(path: Path) -> str:
-    """Return the name of the format that the file's first line shows; a folder is ``weka``.
-
-    Raises:
-        TraceError: The line fits none, or cannot be read.
-    """
-    if path.is_dir():
-        return "weka"
-    if is_parquet(path):
-        return "parquet"
-    with open_trace(path) as lines:
-        return _detect(lines)
-
-
-def _only_parquet(path: Path, trace_format: str) -> None:
-    if trace_format not in ("auto", "parquet"):
-        raise TraceError(f"{path} is a Parquet file, no {trace_format} trace: leave --format out.")
-
-
-def _placed_rows(path: Path, options: ReadOptions) -> Iterator[tuple[str, Request]]:
-    requests = (request for rows in read_rows(path, options) for request in rows.requests())
-    return ((place_of_row(path, number), request) for number, request in enumerate(requests))
-
-
-def _batches_of_rows(path: Path, options: ReadOptions) -> Iterator[Batch]:
-    before_s, count = -inf, 0
-    for rows in read_rows(path, options):
-        arrival_s = rows.batch.arrival_s
-        early = np.flatnonzero(np.diff(arrival_s, prepend=before_s) < 0)
-        if len(early) and not options.any_order:
-            at = int(early[0])
-            before_s = float(arrival_s[at - 1]) if at else before_s
-            raise _backwards(place_of_row(path, count + at), float(arrival_s[at]), before_s)
-        before_s, count = float(arrival_s[-1]), count + len(arrival_s)
-        yield rows.batch
-
-
-def _in_order(
-    placed: Iterable[tuple[str, Request]], any_order: bool
-) -> Iterator[tuple[str, Request]]:
-    before_s = -inf
-    for place, request in placed:
-        if request.arrival_s < before_s and not any_order:
-            raise _backwards(place, request.arrival_s, before_s)
-        before_s = request.arrival_s
-        yield place, request
-
-
-def _backwards(place: str, arrival_s: float, before_s: float) -> TraceError:
-    return TraceError(
-        f"{place}: the request arrives at {arrival_s:,.3f} s, the one before it at "
-        f"{before_s:,.3f} s: the clock runs backwards. Sort the trace: dsv4kv trace convert "
-        "SOURCE OUT --sort."
-    )
-
-
-def _read_requests(
+def _read_lines(
     path: Path, trace_format: str, options: ReadOptions
 ) -> Iterator[tuple[str, Request]]:
     name = detect_format(path) if trace_format == "auto" else trace_format
+    before_s = -inf
     with open_trace(path, options.watch) as lines:
         try:
             if not lines.peek():
@@ -250,10 +178,13 @@ def _read_requests(
                     "prompts that were cached as a whole are missing, so it has no hit rate. "
                     "Record requests, too: dsv4kv record --proxy or --requests."
                 )
-            count = 0
-            for count, request in enumerate(FORMATS[name].read(lines, options), 1):  # noqa: B007
-                yield f"{path}:{lines.number}", request
-            if not count:
+            for request in FORMATS[name].read(lines, options):
+                place = f"{path}:{lines.number}"
+                if request.arrival_s < before_s and not options.any_order:
+                    raise backwards(place, request.arrival_s, before_s)
+                before_s = request.arrival_s
+                yield place, request
+            if before_s == -inf:
                 raise Defect("the trace has no requests")
         except Defect as defect:
             raise Defect(f"{defect}. A {name} trace is {FORMATS[name].shape}") from None
@@ -278,18 +209,28 @@ def _is_marked(line: str) -> bool:
     return f'"{STORES_MARK}"' in line and parse_object(line).get(STORES_MARK) is True
 
 
-def _detect(lines: TraceLines) -> str:
-    line = lines.peek()
-    if not line:
-        raise Defect("the file is empty")
-    if line.strip() == "{":
-        return "weka"  # the only one that is a single object, here over many lines
-    names = _field_names(lines, line)
-    for name, trace_format in FORMATS.items():
-        if trace_format.marks.intersection(names):
-            return name
-    shapes = "; ".join(f"{name}: {entry.shape}" for name, entry in FORMATS.items())
-    raise Defect(f"the first line is of no known format. Known are {shapes}")
+def detect_format(path: Path) -> str:
+    """Return the name of the format that the file's first line shows; a folder is ``weka``.
+
+    Raises:
+        TraceError: The line fits none, or cannot be read.
+    """
+    if path.is_dir():
+        return "weka"
+    if is_parquet(path):
+        return "parquet"
+    with open_trace(path) as lines:
+        line = lines.peek()
+        if not line:
+            raise Defect("the file is empty")
+        if line.strip() == "{":
+            return "weka"  # the only one that is a single object, here over many lines
+        names = _field_names(lines, line)
+        for name, trace_format in FORMATS.items():
+            if trace_format.marks.intersection(names):
+                return name
+        shapes = "; ".join(f"{name}: {entry.shape}" for name, entry in FORMATS.items())
+        raise Defect(f"the first line is of no known format. Known are {shapes}")
 
 
 def _field_names(lines: TraceLines, line: str) -> Collection[str]:

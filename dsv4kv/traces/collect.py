@@ -1,8 +1,10 @@
 """A trace as the flat arrays that its analysis works on, and what is wrong with its ids."""
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -10,7 +12,7 @@ from dsv4kv.errors import TraceError
 from dsv4kv.prefix.paths import PathTable
 from dsv4kv.traces import read_placed_trace, read_trace
 from dsv4kv.traces.files import DEFAULTS, ReadOptions
-from dsv4kv.traces.request import Batch, Request, batches_of
+from dsv4kv.traces.request import NO_IDS, Batch, Request, batches_of
 from dsv4kv.traces.summary import Histories
 
 
@@ -18,31 +20,35 @@ def collect_paths(requests: Iterable[Request]) -> PathTable:
     """Read all requests into arrays; memory is that of the runs.
 
     Raises:
-        TraceError: There are no requests, none has ids, ids beyond 64 bits, or two block sizes.
+        TraceError: There are no requests, none has ids, or ids beyond 64 bits.
     """
     batches = list(batches_of(requests))
     if not any(len(batch.request) for batch in batches):
-        raise TraceError(
-            "no request has block ids: what its prompts share is not known. Take a trace with "
-            "hash_ids, or make one with: dsv4kv trace synth."
-        )
-    begins = np.cumsum([0, *(len(batch.arrival_s) for batch in batches)])
-    request = [begin + batch.request for begin, batch in zip(begins, batches, strict=False)]
+        raise TraceError(NO_IDS)
+    before = np.cumsum([0, *(len(batch.arrival_s) for batch in batches)])
+    moved = [
+        replace(batch, request=first + batch.request)
+        for first, batch in zip(before, batches, strict=False)
+    ]
+
+    def column(name: str) -> Any:
+        return np.concatenate([getattr(batch, name) for batch in moved])
+
     return _table(
         Batch(
-            np.concatenate([batch.arrival_s for batch in batches]),
-            np.concatenate([batch.input_tokens for batch in batches]),
-            np.concatenate([batch.output_tokens for batch in batches]),
-            next(size for batch in batches if (size := batch.hash_block_tokens)),
-            np.concatenate(request),
-            np.concatenate([batch.start for batch in batches]),
-            np.concatenate([batch.count for batch in batches]),
+            column("arrival_s"),
+            column("input_tokens"),
+            column("output_tokens"),
+            max(batch.hash_block_tokens for batch in batches),
+            column("request"),
+            column("start"),
+            column("count"),
         )
     )
 
 
 def tables_of(batches: Iterable[Batch]) -> Iterator[PathTable]:
-    """Some requests after the other as such arrays, for analysis that keeps no trace."""
+    """Tables of consecutive requests, for an analysis that does not hold the trace."""
     return map(_table, batches)
 
 
@@ -84,8 +90,9 @@ def check_histories(table: PathTable, name: Callable[[int], str]) -> None:
     request = np.repeat(np.arange(len(table)), np.diff(table.offsets))
     before = np.concatenate([[0], table.ends[:-1]])
     before[table.offsets[request] == np.arange(len(request))] = 0
-    with Histories(len(request) + 1) as histories:  # one batch, as it fits already
-        histories.add_runs(request, table.starts, table.ends - before)
+    columns = table.arrival_s, table.input_tokens, table.output_tokens, table.block_tokens
+    with Histories(len(request) + 1) as histories:  # in memory, as it fits already
+        histories.add(0, Batch(*columns, request, table.starts, table.ends - before))
         histories.check(name)
 
 

@@ -38,7 +38,13 @@ class Defect(ValueError):
     """What is wrong with the line just read: a sentence without place and full stop."""
 
 
-_NOT_TEXT = Defect("this is not UTF-8 text, neither plain nor gzip")
+def backwards(place: str, arrival_s: float, before_s: float) -> TraceError:
+    """The error of a request that arrives before the one above it."""
+    return TraceError(
+        f"{place}: the request arrives at {arrival_s:,.3f} s, the one before it at "
+        f"{before_s:,.3f} s: the clock runs backwards. Sort the trace: dsv4kv trace convert "
+        "SOURCE OUT --sort."
+    )
 
 
 class TraceLines:
@@ -56,7 +62,7 @@ class TraceLines:
         compressed = file.peek(2)[:2] == _GZIP_MAGIC
         self._raw, self._size, self._watch = file, os.fstat(file.fileno()).st_size, watch
         self._file = gzip.GzipFile(fileobj=file) if compressed else file
-        self._ahead: str | None = None
+        self._ahead = ""  # a line that has been peeked at
         self._decoder = getincrementaldecoder("utf-8")()
         self.number = 0
 
@@ -64,91 +70,70 @@ class TraceLines:
         return self
 
     def __next__(self) -> str:
-        if self._ahead is not None:
-            line, self._ahead = self._ahead, None
-            return line
-        return self._read()
+        line = self.peek()
+        if not line:
+            raise StopIteration
+        self._ahead = ""
+        return line
 
     def peek(self) -> str:
         """Return the next line without consuming it; ``""`` at the end."""
-        if self._ahead is None:
-            try:
-                self._ahead = self._read()
-            except StopIteration:
-                return ""
-        return self._ahead
-
-    def rest(self) -> str:
-        """Return all that is left, of one document."""
-        begin = self._ahead or ""
-        self._ahead = None
-        try:
-            content = self._file.read(DOCUMENT_BYTES + 1)
-        except _BROKEN as error:
-            raise _broken(error) from None
-        text = _decode(content)
-        if len(begin) + len(text) > DOCUMENT_BYTES:
-            raise Defect(
-                f"the document is larger than {DOCUMENT_BYTES // 2**20} MiB, and is read as a "
-                "whole: write one request a line"
-            )
-        return begin + text
-
-    def piece(self, least_bytes: int = 0) -> str:
-        """Return what comes next of one document, lines or parts of them; ``""`` at the end."""
-        if self._ahead is not None:
-            line, self._ahead = self._ahead, None
-            return line
-        self._report_position()
-        try:
-            content = self._file.read(max(least_bytes, _PIECE_BYTES))
-        except _BROKEN as error:
-            raise _broken(error) from None
-        try:
-            return self._decoder.decode(content, final=not content)
-        except UnicodeDecodeError:
-            raise _NOT_TEXT from None
-
-    def _read(self) -> str:
         blank = 0
-        while True:
+        while not self._ahead:
             self.number += 1
             if not self.number % _WATCHED_LINES:
                 self._report_position()
-            try:
-                line = self._file.readline(_MAX_LINE_BYTES + 1)
-            except _BROKEN as error:
-                raise _broken(error) from None
+            line = self._read(self._file.readline, _MAX_LINE_BYTES + 1)
             if not line:
-                raise StopIteration
+                break
             if len(line) + blank > _MAX_LINE_BYTES:
                 limit = f"longer than {_MAX_LINE_BYTES // 2**20} MiB"
                 raise Defect(f"the line is {limit}, or follows too many blank ones")
             blank += max(len(line), _BLANK_BYTES)
             if self.number == 1:
                 line = line.removeprefix(BOM_UTF8)
-            if line and not line.isspace():
-                return _decode(line)
+            if not line.isspace():
+                self._ahead = _decode(line)
+        return self._ahead
+
+    def rest(self) -> str:
+        """Return all that is left, of one document."""
+        begin, self._ahead = self._ahead, ""
+        text = begin + _decode(self._read(self._file.read, DOCUMENT_BYTES + 1))
+        if len(text) > DOCUMENT_BYTES:
+            raise Defect(
+                f"the document is larger than {DOCUMENT_BYTES // 2**20} MiB, and is read as a "
+                "whole: write one request a line"
+            )
+        return text
+
+    def piece(self, least_bytes: int = 0) -> str:
+        """Return what comes next of one document, lines or parts of them; ``""`` at the end."""
+        if self._ahead:
+            line, self._ahead = self._ahead, ""
+            return line
+        self._report_position()
+        content = self._read(self._file.read, max(least_bytes, _PIECE_BYTES))
+        return _decode(content, lambda part: self._decoder.decode(part, final=not part))
+
+    def _read(self, read: Callable[[int], bytes], most_bytes: int) -> bytes:
+        try:
+            return read(most_bytes)
+        except EOFError:
+            raise Defect("the gzip data ends early: the file is truncated") from None
+        except (OSError, zlib.error) as error:
+            raise Defect(f"the file cannot be read ({error})") from None
 
     def _report_position(self) -> None:
         if self._watch:
             self._watch(self._raw.tell(), self._size)
 
 
-def _decode(content: bytes) -> str:
+def _decode(content: bytes, decode: Callable[[bytes], str] = bytes.decode) -> str:
     try:
-        return content.decode()
+        return decode(content)
     except UnicodeDecodeError:
-        raise _NOT_TEXT from None
-
-
-_BROKEN = (EOFError, OSError, zlib.error)
-
-
-def _broken(error: Exception) -> Defect:
-    if isinstance(error, EOFError):
-        return Defect("the gzip data ends early: the file is truncated")
-    return Defect(f"the file cannot be read ({error})")
+        raise Defect("this is not UTF-8 text, neither plain nor gzip") from None
 
 
 @contextmanager
@@ -245,11 +230,6 @@ def read_time(record: Mapping[str, Any], name: str, unit: str) -> float:
     return float(value)
 
 
-def read_block_ids(record: Mapping[str, Any], name: str) -> tuple[int, ...]:
-    """Return a list of ids as a tuple."""
-    return checked_ids(read_numbers(record, name), name)
-
-
 def read_numbers(record: Mapping[str, Any], name: str) -> tuple[int, ...]:
     """Return a list of whole numbers as a tuple."""
     value = required(record, name)
@@ -260,22 +240,16 @@ def read_numbers(record: Mapping[str, Any], name: str) -> tuple[int, ...]:
 
 def checked_ids(ids: tuple[int, ...], name: str) -> tuple[int, ...]:
     """Refuse numbers that are no ids, or that would be taken for others."""
-    if not ids:
+    high = max(ids, default=0)
+    allowed = range(2**64) if high > ODD_ID else range(-(2**63), ODD_ID)
+    is_odd = high >= ODD_ID and ODD_ID in ids
+    if min(ids, default=0) in allowed and high in allowed and not is_odd:
         return ids
-    low, high = min(ids), max(ids)
-    if low >= 0 and high < ODD_ID:
-        return ids
-    wrong = next((i for i in (low, high) if not -(2**63) <= i < 2**64), None)
-    if wrong is None and ODD_ID in ids:
-        wrong = ODD_ID
-    if wrong is None and low < 0 and high > ODD_ID:
-        wrong = low  # an unsigned number is next to it
-    if wrong is not None:
-        raise Defect(
-            f"{name} has {reprlib.repr(wrong)}, expected numbers of 64 bits, all unsigned or all "
-            "signed, other than 2^63 - 1"
-        )
-    return ids
+    wrong = next(number for number in ids if number not in allowed or number == ODD_ID)
+    raise Defect(
+        f"{name} has {reprlib.repr(wrong)}, expected numbers of 64 bits, all unsigned or all "
+        "signed, other than 2^63 - 1"
+    )
 
 
 def required(record: Mapping[str, Any], name: str) -> Any:
@@ -311,13 +285,10 @@ def parse_object(line: str) -> dict[str, Any]:
         return _checked_object(from_json(line))
     except Defect:
         raise
-    except ValueError:  # not so fast, but takes half characters, and says what is wrong
-        return _checked_object(_parse(line))
-
-
-def _parse(line: str) -> Any:
+    except ValueError:  # json is slower, but takes half characters, and says what is wrong
+        pass
     try:
-        return parse_json(line)
+        return _checked_object(parse_json(line))
     except Unparsable as error:
         cut = (
             "" if line.endswith("\n") else "; the file ends inside this line and may be truncated"
@@ -330,82 +301,76 @@ def json_array(lines: TraceLines) -> Iterator[dict[str, Any]]:
 
     ``lines.number`` follows the elements, so that a defect names its own line.
     """
-    window = _Window(lines)
-    separator = window.separator()
+    array = _Array(lines)
+    separator = array.separator()
     while separator != "]":
-        yield _checked_object(window.element())
-        separator = window.separator()
+        value, end = array.element()
+        yield _checked_object(value)
+        array.move(end)
+        separator = array.separator()
         if not separator:
             raise Defect("after this element the JSON array neither continues nor ends")
-    if not window.is_empty():
+    if not array.is_empty():
         raise Defect("text follows the end of the JSON array")
 
 
-class _Window:
-    """The text of an array from the line on in which its next element begins."""
+class _Array:
+    """The text of an array around the place that has been reached, from a line's begin on."""
 
     def __init__(self, lines: TraceLines) -> None:
         lines.peek()
-        self._lines, self._text = lines, lines.piece()
-        self._position = self._text.index("[") + 1
-        self._first = self._line = lines.number  # of the text, and at ``counted``
-        self._counted = self._read = 0  # read since an element ended
+        self._lines, self._text, self._place = lines, lines.piece(), 0
+        self._line = lines.number  # of the place
+        self.move(self._text.index("[") + 1)
+
+    def move(self, place: int) -> None:
+        """Go on to a place of the text."""
+        self._line += self._text.count("\n", self._place, place)
+        self._place = place
 
     def separator(self) -> str:
         """Pass a comma or a bracket, if there is one, and the white space around it."""
-        found = _SEPARATOR.match(self._text, self._position)
-        assert found is not None  # every part of the pattern may be empty
-        while found.end() == len(self._text) and self._grow():
-            found = _SEPARATOR.match(self._text, self._position)
-            assert found is not None
-        self._position = found.end()
+        while True:
+            found = _SEPARATOR.match(self._text, self._place)
+            assert found is not None  # every part of the pattern may be empty
+            if found.end() < len(self._text) or not self._grow():
+                break
+        self.move(found.end())
         return found[1]
 
-    def element(self) -> Any:
-        """Pass one element."""
-        self._count(self._position)
+    def element(self) -> tuple[Any, int]:
+        """The value that begins here, and where it ends."""
         self._lines.number = self._line
         while True:
             try:
-                value, self._position = _DECODER.raw_decode(self._text, self._position)
+                return _DECODER.raw_decode(self._text, self._place)
             except (ValueError, RecursionError) as error:
                 if self._is_cut(error) and self._grow():
                     continue
-                reason = explain(error)
-                self._lines.number = self._first + reason.line - 1
-                raise Defect(str(reason)) from None
-            self._read = 0
-            return value
+                if isinstance(error, json.JSONDecodeError):
+                    self._lines.number += self._text.count("\n", self._place, error.pos)
+                raise Defect(str(explain(error))) from None
 
     def is_empty(self) -> bool:
         """Whether nothing is left."""
-        return self._position == len(self._text)
+        return self._place == len(self._text)
 
     def _is_cut(self, error: Exception) -> bool:
-        """Whether an element may only go on behind what has been read."""
+        """Whether an element may go on in the text that has not been read."""
         return isinstance(error, json.JSONDecodeError) and (
             error.msg.startswith("Unterminated") or error.pos > len(self._text) - _LONGEST_WORD
         )
 
     def _grow(self) -> bool:
         """Read on, and forget the lines before; whether there was more."""
-        begin = self._text.rfind("\n", 0, self._position) + 1
+        if len(self._text) - self._place > DOCUMENT_BYTES:
+            raise Defect(f"an element is longer than {DOCUMENT_BYTES >> 20} MiB")
+        begin = self._text.rfind("\n", 0, self._place) + 1
         left = self._text[begin:]
         more = self._lines.piece(len(left))
-        self._read += len(more)
-        if self._read > DOCUMENT_BYTES:
-            raise Defect(f"an element is longer than {DOCUMENT_BYTES >> 20} MiB")
         if more:
-            self._count(begin)
-            self._first += self._text.count("\n", 0, begin)
-            self._text, self._position = left + more, self._position - begin
-            self._counted -= begin
+            self._text, self._place = left + more, self._place - begin
         return bool(more)
-
-    def _count(self, position: int) -> None:
-        if position > self._counted:
-            self._line += self._text.count("\n", self._counted, position)
-            self._counted = position
 
 
 def _checked_object(value: Any) -> dict[str, Any]:
@@ -429,7 +394,7 @@ def read_counted_ids(
     Raises:
         Defect: No list of whole numbers, or more or fewer ids than blocks.
     """
-    ids = read_block_ids(record, name)
+    ids = checked_ids(read_numbers(record, name), name)
     blocks = -(-input_tokens // block_tokens)
     if len(ids) != blocks and (partial or len(ids) != input_tokens // block_tokens):
         raise Defect(
@@ -449,17 +414,12 @@ def writing(path: Path) -> Iterator[BufferedWriter | gzip.GzipFile]:
     if path.is_dir():
         raise TraceError(f"{path} is a folder: name the file to write.")
     try:
-        with replacing(path) as raw, _compressing(raw, path) as file:
-            yield file
+        with replacing(path) as raw:
+            if path.suffix != ".gz":
+                yield raw
+                return
+            # no time and no name in the header: equal traces are equal files
+            with gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as compressed:
+                yield compressed
     except OSError as error:
         raise TraceError(f"{path}: cannot be written ({error.strerror or error}).") from None
-
-
-@contextmanager
-def _compressing(file: BufferedWriter, path: Path) -> Iterator[BufferedWriter | gzip.GzipFile]:
-    if path.suffix != ".gz":
-        yield file
-        return
-    # no time and no name in the header: equal traces are equal files
-    with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as compressed:
-        yield compressed

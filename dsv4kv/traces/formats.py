@@ -30,7 +30,7 @@ import csv
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -50,7 +50,6 @@ from dsv4kv.traces.files import (
     checked_tokens,
     json_line,
     json_records,
-    read_block_ids,
     read_counted_ids,
     read_numbers,
     read_time,
@@ -188,8 +187,7 @@ def _read_mooncake_delta(lines: TraceLines, _: ReadOptions) -> Iterator[Request]
     turns = []
     for record in json_records(lines):
         session = str(required(record, "session_id"))
-        turn = _extend(sessions.get(session), record)
-        sessions[session] = turn
+        sessions[session] = turn = _extend(sessions.get(session), record)
         turns.append(turn)
     yield from sorted(turns, key=lambda turn: turn.arrival_s)
 
@@ -203,23 +201,14 @@ def _extend(before: Request | None, record: dict[str, Any]) -> Request:
     input_tokens = before.input_tokens + read_tokens(record, "input_length", low=1)
     if input_tokens > MAX_TOKENS:
         raise Defect(f"the session's prompt has grown to {input_tokens:,} tokens")
-    return replace(
-        before,
-        arrival_s=arrival_s,
-        input_tokens=input_tokens,
-        output_tokens=read_tokens(record, "output_length", low=0),
-        prefix_hashes=_extend_ids(before, read_block_ids(record, "hash_ids"), input_tokens),
-    )
-
-
-def _extend_ids(before: Request, new: tuple[int, ...], input_tokens: int) -> tuple[int, ...]:
-    """A partial last block of the turn before is written anew, or keeps its id."""
+    output_tokens = read_tokens(record, "output_length", low=0)
+    new = checked_ids(read_numbers(record, "hash_ids"), "hash_ids")
+    earlier, full = tuple(before.prefix_hashes), before.input_tokens // BLOCK_TOKENS
     blocks = -(-input_tokens // BLOCK_TOKENS)
-    earlier = tuple(before.prefix_hashes)
-    full = before.input_tokens // BLOCK_TOKENS
+    # a partial last block of the turn before has a new id, or keeps its own
     for kept in (earlier[:full], earlier):
         if len(kept) + len(new) == blocks:
-            return kept + new
+            return Request(arrival_s, input_tokens, output_tokens, kept + new, BLOCK_TOKENS)
     raise Defect(
         f"hash_ids has {len(new):,} ids, expected {blocks - full:,}: the turn makes the session's "
         f"prompt {blocks:,} blocks of {BLOCK_TOKENS} tokens, of which it had {full:,}"
@@ -263,19 +252,6 @@ def format_timed(requests: Iterable[Request]) -> Iterator[str]:
         yield json_line(record)
 
 
-def _read_native(lines: TraceLines, _: ReadOptions) -> Iterator[Request]:
-    block_tokens = 0
-    for record in json_records(lines):
-        request = _read_native_request(record)
-        block_tokens = block_tokens or request.hash_block_tokens
-        if request.hash_block_tokens not in {0, block_tokens}:
-            raise Defect(
-                f"hash_block_tokens is {request.hash_block_tokens}, earlier lines have "
-                f"{block_tokens}: a trace has one block size"
-            )
-        yield request
-
-
 def format_native(requests: Iterable[Request]) -> Iterator[str]:
     """Lines of a trace."""
     for request in requests:
@@ -296,28 +272,36 @@ def format_native(requests: Iterable[Request]) -> Iterator[str]:
         yield json_line(record)
 
 
-def _read_native_request(record: dict[str, Any]) -> Request:
-    input_tokens = read_tokens(record, "input_tokens", low=1)
-    listed = {"prefix_hashes", "prefix_runs", "hash_block_tokens"} & record.keys()
-    block_tokens = read_tokens(record, "hash_block_tokens", low=1) if listed else 0
-    session = record.get("session")  # what others call so may be anything
-    answer_s = record.get("answer_s")
-    hashes: Sequence[int] = ()
-    if "prefix_runs" in record:
-        hashes = _read_runs(record, input_tokens, block_tokens)
-    elif listed:
-        hashes = read_counted_ids(
-            {"prefix_hashes": []} | record, "prefix_hashes", input_tokens, block_tokens
+def _read_native(lines: TraceLines, _: ReadOptions) -> Iterator[Request]:
+    earlier = 0
+    for record in json_records(lines):
+        input_tokens = read_tokens(record, "input_tokens", low=1)
+        listed = {"prefix_hashes", "prefix_runs", "hash_block_tokens"} & record.keys()
+        block_tokens = read_tokens(record, "hash_block_tokens", low=1) if listed else 0
+        session = record.get("session")  # what others call so may be anything
+        answer_s = record.get("answer_s")
+        hashes: Sequence[int] = ()
+        if "prefix_runs" in record:
+            hashes = _read_runs(record, input_tokens, block_tokens)
+        elif listed:
+            hashes = read_counted_ids(
+                {"prefix_hashes": []} | record, "prefix_hashes", input_tokens, block_tokens
+            )
+        earlier = earlier or block_tokens
+        if block_tokens not in {0, earlier}:
+            raise Defect(
+                f"hash_block_tokens is {block_tokens}, earlier lines have "
+                f"{earlier}: a trace has one block size"
+            )
+        yield Request(
+            arrival_s=read_time(record, "arrival_s", "seconds"),
+            input_tokens=input_tokens,
+            output_tokens=read_tokens(record, "output_tokens", low=0),
+            prefix_hashes=hashes,
+            hash_block_tokens=block_tokens,
+            session=session if type(session) is int else None,
+            answer_s=answer_s if type(answer_s) is float and 0 <= answer_s < math.inf else None,
         )
-    return Request(
-        arrival_s=read_time(record, "arrival_s", "seconds"),
-        input_tokens=input_tokens,
-        output_tokens=read_tokens(record, "output_tokens", low=0),
-        prefix_hashes=hashes,
-        hash_block_tokens=block_tokens,
-        session=session if type(session) is int else None,
-        answer_s=answer_s if type(answer_s) is float and 0 <= answer_s < math.inf else None,
-    )
 
 
 def _read_runs(record: dict[str, Any], input_tokens: int, block_tokens: int) -> IdRuns:
@@ -333,14 +317,10 @@ def _read_runs(record: dict[str, Any], input_tokens: int, block_tokens: int) -> 
             "prefix_runs is no list of first id, count, first id, count, … of the "
             f"{full + bool(partial):,} blocks of {block_tokens} tokens"
         )
-    # no run may contain it: then all ids are checked where the ends are
-    odd = (
-        ODD_ID
-        for start, count in zip(starts, counts, strict=True)
-        if ODD_ID - start in range(count)
-    )
-    ends = (start + count - 1 for start, count in zip(starts, counts, strict=True))
-    checked_ids((*starts, *ends, *odd), "prefix_runs")
+    runs = list(zip(starts, counts, strict=True))
+    ends = (start + count - 1 for start, count in runs)
+    odd = (ODD_ID for start, count in runs if start <= ODD_ID < start + count)
+    checked_ids((*starts, *ends, *odd), "prefix_runs")  # then all ids between are ids
     return IdRuns(np.array(signed(starts)), np.array(counts, np.int64))
 
 
@@ -362,49 +342,48 @@ def parse_row(line: str) -> list[str]:
         raise Defect(f"broken CSV ({error})") from None
 
 
-def _csv_rows(lines: TraceLines, columns: tuple[str, ...]) -> Iterator[dict[str, str]]:
+def _read_csv(
+    lines: TraceLines,
+    columns: tuple[str, str, str],
+    parse_time: Callable[[str], float],
+    per_second: float,
+    failed: str = "",
+) -> Iterator[Request]:
+    """Yield the requests; arrivals count from the first row.
+
+    ``columns`` are time, prompt and output; ``failed`` is what is wrong with a prompt of 0 tokens.
+    """
     lines.peek()
-    header = parse_row(next(lines))
-    missing = [name for name in columns if name not in header]
-    if missing:
+    header, first = parse_row(next(lines)), None
+    if missing := [name for name in columns if name not in header]:
         raise Defect(f"the header has no column {' or '.join(missing)}")
     try:
-        for row in csv.reader(lines, strict=True):
-            if row and not (len(row) == 1 and not row[0].strip()):  # blank lines
-                yield _name_fields(header, row)
+        for fields in csv.reader(lines, strict=True):
+            if len(fields) <= 1 and not "".join(fields).strip():
+                continue  # a blank line
+            if len(fields) != len(header):
+                raise Defect(f"the row has {len(fields)} fields, the header {len(header)}")
+            row = dict(zip(header, map(str.strip, fields), strict=True))
+            moment = parse_time(row[columns[0]])
+            first = moment if first is None else first
+            if failed and row[columns[1]] == "0":
+                raise Defect(failed)
+            tokens_in = _row_tokens(row, columns[1], low=1)
+            tokens_out = _row_tokens(row, columns[2], low=0)
+            yield Request((moment - first) / per_second, tokens_in, tokens_out)
     except csv.Error as error:
         raise Defect(f"broken CSV ({error})") from None
 
 
 def _row_tokens(row: dict[str, str], name: str, low: int) -> int:
-    text = row[name].strip()
+    text = row[name]
     value = int(text) if _WHOLE_NUMBER.fullmatch(text) else text
     return checked_tokens(value, name, low)
 
 
-def _name_fields(header: list[str], row: list[str]) -> dict[str, str]:
-    if len(row) != len(header):
-        raise Defect(f"the row has {len(row)} fields, the header {len(header)}")
-    return dict(zip(header, row, strict=True))
-
-
-_AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _TIME = re.compile(
     r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)?", re.ASCII
 )
-
-
-def _read_azure(lines: TraceLines, _: ReadOptions) -> Iterator[Request]:
-    """Yield the requests; arrivals count from the first row."""
-    first_ns: int | None = None
-    for row in _csv_rows(lines, _AZURE):
-        time_ns = _parse_time_ns(row["TIMESTAMP"].strip())
-        first_ns = time_ns if first_ns is None else first_ns
-        yield Request(
-            arrival_s=(time_ns - first_ns) / 1e9,
-            input_tokens=_row_tokens(row, "ContextTokens", low=1),
-            output_tokens=_row_tokens(row, "GeneratedTokens", low=0),
-        )
 
 
 def _parse_time_ns(text: str) -> int:
@@ -422,27 +401,6 @@ def _parse_time_ns(text: str) -> int:
     return int(moment.timestamp()) * 10**9 + int((match[2] or "").ljust(9, "0"))
 
 
-_BURSTGPT = ("Timestamp", "Request tokens", "Response tokens")
-
-
-def _read_burstgpt(lines: TraceLines, _: ReadOptions) -> Iterator[Request]:
-    """Yield the requests; arrivals count from the first row."""
-    first_s: float | None = None
-    for row in _csv_rows(lines, _BURSTGPT):
-        time_s = _parse_time_s(row["Timestamp"])
-        first_s = time_s if first_s is None else first_s
-        if row["Request tokens"].strip() == "0":
-            raise Defect(
-                "Request tokens is 0: a failed request, which never held cache; "
-                "take the BurstGPT_without_fails files of the same release"
-            )
-        yield Request(
-            arrival_s=time_s - first_s,
-            input_tokens=_row_tokens(row, "Request tokens", low=1),
-            output_tokens=_row_tokens(row, "Response tokens", low=0),
-        )
-
-
 def _parse_time_s(text: str) -> float:
     try:
         time_s = float(text)
@@ -451,6 +409,27 @@ def _parse_time_s(text: str) -> float:
     if not abs(time_s) <= MOST_S:
         raise Defect(f"Timestamp is {text[:40]!r}, expected a number of seconds")
     return time_s
+
+
+AZURE = TraceFormat(
+    lambda lines, _: _read_csv(
+        lines, ("TIMESTAMP", "ContextTokens", "GeneratedTokens"), _parse_time_ns, 1e9
+    ),
+    frozenset({"ContextTokens", "GeneratedTokens"}),
+    "CSV with TIMESTAMP,ContextTokens,GeneratedTokens",
+)
+BURSTGPT = TraceFormat(
+    lambda lines, _: _read_csv(
+        lines,
+        ("Timestamp", "Request tokens", "Response tokens"),
+        _parse_time_s,
+        1.0,
+        failed="Request tokens is 0: a failed request, which never held cache; "
+        "take the BurstGPT_without_fails files of the same release",
+    ),
+    frozenset({"Request tokens", "Response tokens"}),
+    "CSV with Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type",
+)
 
 
 INPUT_NAMES = ("prompt_len", "input_length", "prompt_tokens", "prompt_token_ids", "input_ids")
@@ -483,16 +462,6 @@ def _read_length(record: dict[str, Any], names: Sequence[str], low: int) -> int:
     return checked_tokens(value, name, low)
 
 
-AZURE = TraceFormat(
-    _read_azure,
-    frozenset({"ContextTokens", "GeneratedTokens"}),
-    "CSV with TIMESTAMP,ContextTokens,GeneratedTokens",
-)
-BURSTGPT = TraceFormat(
-    _read_burstgpt,
-    frozenset({"Request tokens", "Response tokens"}),
-    "CSV with Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type",
-)
 SHAREGPT = TraceFormat(
     _read_sharegpt,
     frozenset(INPUT_NAMES),

@@ -14,9 +14,8 @@ A file without these has the names, unit and tokens per id that options give, as
 Ids of unsigned 64 bits are kept as the signed numbers of the same bits.
 """
 
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import islice
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsv4kv.errors import ConfigError, TraceError
-from dsv4kv.prefix.paths import Ints
+from dsv4kv.prefix.paths import Ints, join_runs
 from dsv4kv.traces.files import (
     MAX_TOKENS,
     MOST_S,
@@ -34,55 +33,17 @@ from dsv4kv.traces.files import (
     ReadOptions,
     TimedFields,
     TraceLines,
+    backwards,
     writing,
 )
 from dsv4kv.traces.formats import TraceFormat
-from dsv4kv.traces.request import Batch, IdRuns, Request, RunBuffer, as_runs
+from dsv4kv.traces.request import Batch, IdRuns, Request, as_runs
 from dsv4kv.units import UNITS_PER_SECOND
 
 MAGIC = b"PAR1"
-_GROUP_ROWS, _GROUP_RUNS = 2**16, 2**20
-_BATCH_ROWS = 2**13
+_GROUP_ROWS = 2**13
 _NATIVE = TimedFields("arrival_s", "input_tokens", "output_tokens", "prefix_hashes")
-
 _RUNS = ("run_starts", "run_counts")
-_TURNS = ("session", "answer_s")
-Turns = tuple[list[int | None], list[float | None]]
-
-
-class Rows:
-    """Some rows of a file, as columns.
-
-    Attributes:
-        batch: All but what rows say of themselves.
-        hash_block_tokens: int64[requests]: tokens that an id of the request stands for.
-        turns: Session and seconds of the answer of every request, None where it is not known.
-    """
-
-    def __init__(self, batch: Batch, hash_block_tokens: Ints, turns: Turns) -> None:
-        """Take over the columns."""
-        self.batch, self.hash_block_tokens, self.turns = batch, hash_block_tokens, turns
-
-    def requests(self) -> Iterator[Request]:
-        """The same, one by one."""
-        batch = self.batch
-        edges = np.searchsorted(batch.request, np.arange(len(batch.arrival_s) + 1)).tolist()
-        rows = zip(
-            batch.arrival_s.tolist(),
-            batch.input_tokens.tolist(),
-            batch.output_tokens.tolist(),
-            self.hash_block_tokens.tolist(),
-            edges[:-1],
-            edges[1:],
-            *self.turns,
-            strict=True,
-        )
-        for arrival_s, tokens_in, tokens_out, size, low, high, session, answer_s in rows:
-            starts, counts = batch.start[low:high], batch.count[low:high]
-            ids: Sequence[int] = IdRuns(starts, counts)
-            if high - low == len(ids):
-                ids = tuple(starts.tolist())
-            yield Request(arrival_s, tokens_in, tokens_out, ids, size, session, answer_s)
 
 
 def is_parquet(path: Path) -> bool:
@@ -96,30 +57,65 @@ def is_parquet(path: Path) -> bool:
         raise TraceError(f"{path}: cannot be opened ({error.strerror}).") from None
 
 
-def read_rows(path: Path, options: ReadOptions) -> Iterator[Rows]:
-    """Read a file; memory is that of a row group.
+def read_rows(path: Path, options: ReadOptions) -> Iterator[tuple[str, Request]]:
+    """Yield the requests with their places, ``file:row``; rows count from 1.
+
+    Raises:
+        TraceError, ConfigError: As ``read_columns`` does.
+    """
+    number = 0
+    for batch, sizes, group in _read_groups(path, options):
+        edges = np.searchsorted(batch.request, np.arange(len(sizes) + 1)).tolist()
+        columns = (batch.arrival_s, batch.input_tokens, batch.output_tokens, sizes)
+        rows = zip(*(column.tolist() for column in columns), edges, edges[1:], strict=False)
+        turns = (
+            group.column(name).to_pylist() if name in group.schema.names else [None] * len(sizes)
+            for name in ("session", "answer_s")
+        )
+        for row, session, answer_s in zip(rows, *turns, strict=True):
+            arrival_s, tokens_in, tokens_out, size, low, high = row
+            number += 1
+            ids: Sequence[int] = IdRuns(batch.start[low:high], batch.count[low:high])
+            if high - low == len(ids):
+                ids = tuple(ids)
+            known = type(answer_s) is float and 0 <= answer_s < inf
+            turn = session if type(session) is int else None, answer_s if known else None
+            yield f"{path}:{number}", Request(arrival_s, tokens_in, tokens_out, ids, size, *turn)
+
+
+def read_columns(path: Path, options: ReadOptions) -> Iterator[Batch]:
+    """Yield the requests as columns; memory is that of a row group.
 
     Raises:
         TraceError: It is no Parquet file, lacks columns, or a row is defective.
         ConfigError: pyarrow is not installed.
     """
+    return (batch for batch, *_ in _read_groups(path, options))
+
+
+def _read_groups(path: Path, options: ReadOptions) -> Iterator[tuple[Batch, Ints, Any]]:
+    """Some rows after the other, tokens per id of each, and what pyarrow read."""
     arrow, parquet = _import(path)
-    size, block_tokens, done = path.stat().st_size, 0, 0
+    size, block_tokens, done, before_s = path.stat().st_size, 0, 0, -inf
     try:
         # buffered ahead, every row group that was read would stay in memory
         file = parquet.ParquetFile(path, page_checksum_verification=True, pre_buffer=False)
-        reader = _Reader(file.schema_arrow.names, options, path)
-        total = file.metadata.num_rows
-        for group in file.iter_batches(_BATCH_ROWS, columns=reader.columns):
-            rows = reader.read(group, done)
-            sizes = set(rows.hash_block_tokens.tolist()) - {0}
-            if len(sizes | ({block_tokens} - {0})) > 1:
+        names = _find_columns(file.schema_arrow.names, options, path)
+        for group in file.iter_batches(_GROUP_ROWS, columns=names):
+            batch, sizes = _check(group, options, path, done)
+            if len({*sizes.tolist(), block_tokens} - {0}) > 1:
                 raise TraceError(f"{path}: rows have several block sizes: a trace has one.")
-            block_tokens = block_tokens or rows.batch.hash_block_tokens
-            done += len(rows.hash_block_tokens)
+            early = np.flatnonzero(np.diff(batch.arrival_s, prepend=before_s) < 0)
+            if len(early) and not options.any_order:
+                at = int(early[0])
+                before_s = batch.arrival_s[at - 1] if at else before_s
+                raise backwards(f"{path}:{done + at + 1}", batch.arrival_s[at], before_s)
+            before_s = float(batch.arrival_s[-1])
+            block_tokens = block_tokens or batch.hash_block_tokens
+            done += len(sizes)
             if options.watch:
-                options.watch(size * done // total, size)
-            yield rows
+                options.watch(size * done // file.metadata.num_rows, size)
+            yield batch, sizes, group
     except (arrow.ArrowException, OSError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise TraceError(f"{path}: cannot be read as Parquet ({reason}).") from None
@@ -127,128 +123,102 @@ def read_rows(path: Path, options: ReadOptions) -> Iterator[Rows]:
         raise TraceError(f"{path}: the trace has no requests.")
 
 
-def place_of_row(path: Path, number: int) -> str:
-    """Where a request is, for sentences about it: rows count from 1."""
-    return f"{path}:{number + 1}"
-
-
-class _Reader:
-    def __init__(self, names: Sequence[str], options: ReadOptions, path: Path) -> None:
-        native = _NATIVE.time in names
-        self._path, self._names = path, _NATIVE if native else options.fields
-        self._per_second = 1.0 if native else UNITS_PER_SECOND[options.time_unit]
-        self._id_tokens = None if native else options.id_tokens
-        needed = (self._names.time, self._names.input, self._names.output)
-        if missing := [name for name in needed if name not in names]:
+def _find_columns(names: Sequence[str], options: ReadOptions, path: Path) -> list[str]:
+    """The columns to read, of those that there are; raises ``TraceError``."""
+    native = _NATIVE.time in names
+    wanted = _NATIVE if native else options.fields
+    needed = [wanted.time, wanted.input, wanted.output]
+    if missing := [name for name in needed if name not in names]:
+        raise TraceError(
+            f"{path}: it has no column {missing[0]}, only {', '.join(names)}: name the "
+            "columns of time, prompt and output length: --fields T,IN,OUT[,IDS]."
+        )
+    if native:
+        ids = _RUNS if set(_RUNS) <= set(names) else (wanted.ids,)
+        more = (*ids, "hash_block_tokens", "session", "answer_s")
+    else:
+        more = (wanted.ids,)
+        if wanted.ids in names and options.id_tokens is None:
             raise TraceError(
-                f"{path}: it has no column {missing[0]}, only {', '.join(names)}: name the "
-                "columns of time, prompt and output length: --fields T,IN,OUT[,IDS]."
+                f"{path}: {wanted.ids} is given, but not the tokens per id: --id-tokens."
             )
-        self._runs = list(_RUNS) if native and set(_RUNS) <= set(names) else []
-        ids = [] if self._runs or self._names.ids not in names else [self._names.ids]
-        if ids and not native and self._id_tokens is None:
-            raise TraceError(f"{path}: {ids[0]} is given, but not the tokens per id: --id-tokens.")
-        self._ids = bool(ids)
-        self._sized = native and "hash_block_tokens" in names
-        self._turns = [name if native and name in names else None for name in _TURNS]
-        turns = [name for name in self._turns if name]
-        self.columns = [*needed, *self._runs, *ids, *["hash_block_tokens"] * self._sized, *turns]
+    return needed + [name for name in more if name in names]
 
-    def read(self, group: Any, before: int) -> Rows:
-        """Rows, after so many of the file.
 
-        Raises:
-            TraceError: One is defective.
-        """
-        names, rows = self._names, group.num_rows
-        arrival = self._numbers(group.column(names.time), names.time, "iuf").astype(np.float64)
-        tokens_in, tokens_out = (
-            self._whole(group.column(name), name) for name in (names.input, names.output)
-        )
-        sizes = np.full(rows, self._id_tokens or 0, np.int64)
-        if self._sized:
-            sizes = self._whole(group.column("hash_block_tokens"), "hash_block_tokens")
-        owner, start, count = self._read_ids(group)
-        blocks = np.zeros(rows, np.int64)
-        np.add.at(blocks, owner, count)
-        full, part = np.divmod(tokens_in, np.maximum(sizes, 1))
-        most = np.where(sizes > 0, full + (part > 0), 0)
-        wrong = {
-            f"{names.time} is not within {MOST_S:,} s of 0": ~(
-                np.abs(arrival) <= MOST_S * self._per_second
-            ),
-            f"{names.input} is not from 1 to {MAX_TOKENS:,}": (tokens_in < 1)
-            | (tokens_in > MAX_TOKENS),
-            f"{names.output} is not from 0 to {MAX_TOKENS:,}": (tokens_out < 0)
-            | (tokens_out > MAX_TOKENS),
-            "hash_block_tokens is negative": sizes < 0,
-            "it has more or fewer ids than blocks": (sizes > 0)
-            & (blocks != most)
-            & (blocks != full)
-            | (sizes <= 0) & (blocks > 0),
-            "a run of ids has no length, or reaches 2^63 - 1": np.bincount(
-                owner,
-                (count < 1) | (count > MAX_TOKENS) | (start > ODD_ID - count.clip(1)),
-                rows,
-            )
-            > 0,
-        }
-        for what, where in wrong.items():
-            if where.any():
-                place = place_of_row(self._path, before + int(where.argmax()))
-                raise TraceError(f"{place}: {what}.")
-        runs = RunBuffer()
-        runs.extend(owner, start, count)
-        size = int(sizes.max(initial=0))
-        seconds = arrival / self._per_second
-        batch = Batch(seconds, tokens_in, tokens_out, size, *runs.pop())
-        return Rows(batch, sizes, self._read_turns(group))
+def _check(group: Any, options: ReadOptions, path: Path, before: int) -> tuple[Batch, Ints]:
+    """The columns of rows, after ``before`` of the file, and tokens per id of each.
 
-    def _read_turns(self, group: Any) -> Turns:
-        session, answer = (
-            group.column(name).to_pylist() if name else [None] * group.num_rows
-            for name in self._turns
-        )
-        return (
-            [value if type(value) is int else None for value in session],
-            [value if type(value) is float and 0 <= value < inf else None for value in answer],
-        )
+    Raises:
+        TraceError: A row is defective.
+    """
+    rows, native = group.num_rows, _NATIVE.time in group.schema.names
+    wanted = _NATIVE if native else options.fields
+    per_second = 1.0 if native else UNITS_PER_SECOND[options.time_unit]
+    sizes = np.full(rows, 0 if native else options.id_tokens or 0)
+    if native and "hash_block_tokens" in group.schema.names:
+        sizes = _whole(group.column("hash_block_tokens"), "hash_block_tokens", path)
+    arrival = _numbers(group.column(wanted.time), wanted.time, path, "iuf") / per_second
+    tokens_in = _whole(group.column(wanted.input), wanted.input, path)
+    tokens_out = _whole(group.column(wanted.output), wanted.output, path)
+    owner, start, count = _read_ids(group, wanted.ids, path)
+    blocks = np.zeros(rows, np.int64)
+    np.add.at(blocks, owner, count)
+    full, part = np.divmod(tokens_in, np.maximum(sizes, 1))
+    is_counted = np.where(sizes > 0, (blocks == full) | (blocks == full + (part > 0)), blocks == 0)
+    odd = (count < 1) | (count > MAX_TOKENS) | (start > ODD_ID - count.clip(1))
+    good = {
+        f"{wanted.time} is not within {MOST_S:,} s of 0": np.abs(arrival) <= MOST_S,
+        f"{wanted.input} is not from 1 to {MAX_TOKENS:,}": (tokens_in >= 1)
+        & (tokens_in <= MAX_TOKENS),
+        f"{wanted.output} is not from 0 to {MAX_TOKENS:,}": (tokens_out >= 0)
+        & (tokens_out <= MAX_TOKENS),
+        "hash_block_tokens is negative": sizes >= 0,
+        "it has more or fewer ids than blocks": is_counted,
+        "a run of ids has no length, or reaches 2^63 - 1": np.bincount(owner, odd, rows) == 0,
+    }
+    for what, where in good.items():
+        if not where.all():
+            raise TraceError(f"{path}:{before + int(where.argmin()) + 1}: {what}.")
+    size = int(sizes.max(initial=0))
+    return Batch(arrival, tokens_in, tokens_out, size, *join_runs(owner, start, count)), sizes
 
-    def _read_ids(self, group: Any) -> tuple[Ints, Ints, Ints]:
-        """Request, first id and length of every run as the file has them."""
-        if self._runs:
-            (owner, start), (_, count) = (self._lists(group, name) for name in self._runs)
-            if len(start) != len(count):
-                raise TraceError(f"{self._path}: run_starts and run_counts are not as many.")
-            return owner, start, count
-        if self._ids:
-            owner, start = self._lists(group, self._names.ids)
-            return owner, start, np.ones(len(start), np.int64)
-        nothing = np.zeros(0, np.int64)
-        return nothing, nothing, nothing
 
-    def _lists(self, group: Any, name: str) -> tuple[Ints, Ints]:
-        """Request and value of everything in a column of lists."""
-        column = group.column(name)
-        if not hasattr(column, "flatten") or not hasattr(column.type, "value_type"):
-            raise TraceError(f"{self._path}: column {name} is {column.type}, not a list.")
-        lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-        owner = np.repeat(np.arange(len(lengths)), lengths.astype(np.int64))
-        return owner, self._whole(column.flatten(), name)
+def _read_ids(group: Any, name: str, path: Path) -> tuple[Ints, Ints, Ints]:
+    """Row, first id and length of every run as the file has them."""
+    if set(_RUNS) <= set(group.schema.names):
+        (owner, start), (_, count) = (_lists(group.column(each), each, path) for each in _RUNS)
+        if len(start) != len(count):
+            raise TraceError(f"{path}: run_starts and run_counts are not as many.")
+        return owner, start, count
+    if name in group.schema.names:
+        owner, start = _lists(group.column(name), name, path)
+        return owner, start, np.ones(len(start), np.int64)
+    nothing = np.zeros(0, np.int64)
+    return nothing, nothing, nothing
 
-    def _numbers(self, column: Any, name: str, kinds: str) -> NDArray[Any]:
-        if column.null_count:
-            raise TraceError(f"{self._path}: column {name} has rows without a value.")
-        values: NDArray[Any] = column.to_numpy(zero_copy_only=False)
-        if values.dtype.kind not in kinds:
-            what = "numbers" if "f" in kinds else "whole numbers"
-            raise TraceError(f"{self._path}: column {name} is {column.type}, not {what}.")
-        return values
 
-    def _whole(self, column: Any, name: str) -> Ints:
-        values = self._numbers(column, name, "iu")
-        # unsigned ones wrap around, which keeps ids apart
-        return values.view(np.int64) if values.dtype == np.uint64 else values.astype(np.int64)
+def _lists(column: Any, name: str, path: Path) -> tuple[Ints, Ints]:
+    """Row and value of everything in a column of lists."""
+    if not hasattr(column, "flatten") or not hasattr(column.type, "value_type"):
+        raise TraceError(f"{path}: column {name} is {column.type}, not a list.")
+    lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+    owner = np.repeat(np.arange(len(lengths)), lengths.astype(np.int64))
+    return owner, _whole(column.flatten(), name, path)
+
+
+def _whole(column: Any, name: str, path: Path) -> Ints:
+    # unsigned ones wrap around, which keeps ids apart
+    return _numbers(column, name, path, "iu").astype(np.int64)
+
+
+def _numbers(column: Any, name: str, path: Path, kinds: str) -> NDArray[Any]:
+    if column.null_count:
+        raise TraceError(f"{path}: column {name} has rows without a value.")
+    values: NDArray[Any] = column.to_numpy(zero_copy_only=False)
+    if values.dtype.kind not in kinds:
+        what = "numbers" if "f" in kinds else "whole numbers"
+        raise TraceError(f"{path}: column {name} is {column.type}, not {what}.")
+    return values
 
 
 def write_parquet(requests: Iterable[Request], path: Path) -> int:
@@ -263,52 +233,25 @@ def write_parquet(requests: Iterable[Request], path: Path) -> int:
     arrow, parquet = _import(path)
     if path.suffix == ".gz":
         raise TraceError(f"{path}: Parquet is compressed already: leave .gz out.")
-    names = {"arrival_s": arrow.float64(), "input_tokens": arrow.int64()}
-    names |= {"output_tokens": arrow.int64(), "hash_block_tokens": arrow.int32()}
-    names |= {name: arrow.list_(arrow.int64()) for name in _RUNS}
-    names |= dict(zip(_TURNS, (arrow.int64(), arrow.float64()), strict=True))
-    schema, total, left = arrow.schema(list(names.items())), 0, iter(requests)
-    first = next(left, None)
-    if first is None:
+    ids = arrow.list_(arrow.int64())
+    lengths = dict.fromkeys(("input_tokens", "output_tokens"), arrow.int64())
+    types = {"arrival_s": arrow.float64(), **lengths, "hash_block_tokens": arrow.int32()}
+    types |= {**dict.fromkeys(_RUNS, ids), "session": arrow.int64(), "answer_s": arrow.float64()}
+    schema, total, left = arrow.schema(list(types.items())), 0, iter(requests)
+    rows = list(islice(left, _GROUP_ROWS))
+    if not rows:
         raise TraceError(f"{path}: not written, there are no requests.")
-    left = chain([first], left)
     options = {"compression": "zstd", "write_page_checksum": True}
     with writing(path) as raw, parquet.ParquetWriter(raw, schema, **options) as file:
-        while columns := _take_group(arrow, left):
-            group = arrow.record_batch(columns, schema=schema)
-            file.write_batch(group)
-            total += group.num_rows
+        while rows:
+            runs = [as_runs(each.prefix_hashes) for each in rows]
+            columns = {n: [getattr(row, n) for row in rows] for n in types.keys() - {*_RUNS}}
+            columns |= {"run_starts": [r.starts for r in runs]}
+            columns |= {"run_counts": [r.counts for r in runs]}
+            file.write_batch(arrow.record_batch(columns, schema=schema))
+            total += len(rows)
+            rows = list(islice(left, _GROUP_ROWS))
     return total
-
-
-def _take_group(arrow: Any, left: Iterator[Request]) -> list[Any]:
-    arrival, whole = array("d"), [array("q") for _ in range(3)]
-    runs, edges, turns = [array("q"), array("q")], array("i", [0]), list[Any]()
-    for request in left:
-        turns.append((request.session, request.answer_s))
-        arrival.append(request.arrival_s)
-        values = (request.input_tokens, request.output_tokens, request.hash_block_tokens)
-        for column, value in zip(whole, values, strict=True):
-            column.append(value)
-        ids = as_runs(request.prefix_hashes)
-        runs[0].frombytes(ids.starts.tobytes())
-        runs[1].frombytes(ids.counts.tobytes())
-        edges.append(len(runs[0]))
-        if len(arrival) == _GROUP_ROWS or len(runs[0]) >= _GROUP_RUNS:
-            break
-    if not arrival:
-        return []
-    plain_columns = [arrow.array(np.frombuffer(arrival)), *map(_as_arrow(arrow), whole)]
-    plain_columns[3] = plain_columns[3].cast(arrow.int32())
-    offsets = arrow.array(np.frombuffer(edges, np.int32))
-    lists = [arrow.ListArray.from_arrays(offsets, _as_arrow(arrow)(each)) for each in runs]
-    session, answer_s = zip(*turns, strict=True)
-    known = arrow.array(session, arrow.int64()), arrow.array(answer_s, arrow.float64())
-    return [*plain_columns, *lists, *known]
-
-
-def _as_arrow(arrow: Any) -> Any:
-    return lambda column: arrow.array(np.frombuffer(column, np.int64))
 
 
 def _import(path: Path) -> tuple[Any, Any]:

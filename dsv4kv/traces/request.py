@@ -1,7 +1,4 @@
-"""Requests of a trace: block ids as runs of consecutive ids, requests as columns, sessions.
-
-Agentic prompts list ids 59 to 1 as runs.
-"""
+"""Requests of a trace: block ids as runs of consecutive ids, requests as columns, sessions."""
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,6 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsv4kv.prefix.paths import Ints, join_runs
+
+NO_IDS = (
+    "no request has block ids: what its prompts share is not known. Take a trace with hash_ids, "
+    "or make one with: dsv4kv trace synth."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class Request:
 
 
 class IdRuns(Sequence[int]):
-    """A sequence of whole numbers that takes the memory of its runs; equal to any equal sequence.
+    """Whole numbers in the memory of their runs of consecutive ones; equal to any equal sequence.
 
     Attributes:
         starts: int64[runs]: first number of every run.
@@ -64,19 +66,15 @@ class IdRuns(Sequence[int]):
 
     @classmethod
     def of(cls, numbers: Sequence[int]) -> Self:
-        """Find the runs of a list.
-
-        Raises:
-            OverflowError: A number that 64 bits cannot hold.
-        """
-        values = np.array(numbers, np.int64)
+        """Find the runs of a list of 64-bit numbers; raises ``OverflowError`` for larger ones."""
+        values = np.array(array("q", numbers))  # a list takes numpy five times as long
         breaks = np.flatnonzero(values[1:] != values[:-1] + 1) + 1
         edges = np.concatenate([[0], breaks, [len(values)]]) if len(values) else breaks
         first = edges[:-1]
         return cls(values[first], edges[1:] - first)
 
     def first(self, count: int) -> "IdRuns":
-        """The first ``count`` numbers, of at least so many."""
+        """The first ``count`` numbers; there must be as many."""
         whole = int(self._ends.searchsorted(count))
         counts = self.counts[: whole + 1].copy()
         if whole < len(counts):
@@ -85,22 +83,13 @@ class IdRuns(Sequence[int]):
         return IdRuns(self.starts[: whole + 1][kept], counts[kept])
 
     def moved(self, offset: int) -> "IdRuns":
-        """All numbers, ``offset`` more."""
+        """All numbers plus ``offset``."""
         return IdRuns(self.starts + offset, self.counts)
 
     def array(self) -> NDArray[np.int64]:
         """All numbers, int64."""
-        steps = np.ones(len(self), dtype=np.int64)
-        if steps.size:
-            firsts = self._ends - self.counts
-            steps[firsts[1:]] = self.starts[1:] - (self.starts + self.counts)[:-1] + 1
-            steps[0] = self.starts[0]
-        return steps.cumsum()
-
-    def lie_in(self, low: int, high: int) -> bool:
-        """Whether all numbers are from ``low`` to below ``high``."""
-        starts, ends = self.starts, self.starts + self.counts
-        return bool((starts >= low).all() and (ends <= high).all())
+        shift = self.starts - (self._ends - self.counts)
+        return np.repeat(shift, self.counts) + np.arange(len(self))
 
     @property
     def _ends(self) -> NDArray[np.int64]:
@@ -117,39 +106,17 @@ class IdRuns(Sequence[int]):
     @overload
     def __getitem__(self, index: slice) -> tuple[int, ...]: ...
     def __getitem__(self, index: int | slice) -> int | tuple[int, ...]:
-        places = range(len(self))[index]
-        if isinstance(places, int):
-            run = int(self._ends.searchsorted(places, side="right"))
-            return int(self.starts[run]) + places - int(self._ends[run] - self.counts[run])
-        if places.step != 1:
-            return tuple(self)[index]
-        return tuple(islice(self._from(places.start), len(places)))
+        if isinstance(index, slice):
+            return tuple(self.array()[index].tolist())
+        place = range(len(self))[index]
+        run = int(self._ends.searchsorted(place, side="right"))
+        return int(self.starts[run]) + place - int(self._ends[run] - self.counts[run])
 
     def __iter__(self) -> Iterator[int]:
-        return self._from(0)
-
-    def _from(self, place: int) -> Iterator[int]:
-        """Numbers from a place on; only the runs from there are looked at."""
-        run = int(self._ends.searchsorted(place, side="right"))
-        before = int(self._ends[run - 1]) if run else 0
-        starts, counts = self.starts[run:].tolist(), self.counts[run:].tolist()
-        for start, count in zip(starts, counts, strict=True):
-            yield from range(start + max(0, place - before), start + count)
-            before += count
+        return iter(self.array().tolist())
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Sequence):
-            return NotImplemented
-        if isinstance(other, IdRuns) and self._has_runs_of(other):
-            return True
-        return len(self) == len(other) and all(
-            one == two for one, two in zip(self, other, strict=True)
-        )
-
-    def _has_runs_of(self, other: "IdRuns") -> bool:
-        return np.array_equal(self.starts, other.starts) and np.array_equal(
-            self.counts, other.counts
-        )
+        return tuple(self) == tuple(other) if isinstance(other, Sequence) else NotImplemented
 
     def __hash__(self) -> int:
         return hash(tuple(self))
@@ -158,57 +125,15 @@ class IdRuns(Sequence[int]):
         return f"IdRuns({len(self):,} ids in {len(self.starts):,} runs)"
 
 
-class GrowingRuns:
-    """Numbers of one list after the other, of which each mostly begins as the one before."""
-
-    def __init__(self) -> None:
-        self._starts: list[int] = []
-        self._counts: list[int] = []
-        self._total = 0
-
-    def cut(self, count: int) -> None:
-        """Keep the first ``count`` numbers, of at least so many."""
-        gone, self._total = self._total - count, count
-        while gone and gone >= self._counts[-1]:
-            gone -= self._counts.pop()
-            self._starts.pop()
-        if gone:
-            self._counts[-1] -= gone
-
-    def extend(self, numbers: Sequence[int]) -> None:
-        """Append numbers, of 64 bits; a run that goes on in them stays one."""
-        starts, counts = self._starts, self._counts
-        following = starts[-1] + counts[-1] if starts else None
-        for number in numbers:
-            if number == following:
-                counts[-1] += 1
-            else:
-                starts.append(number)
-                counts.append(1)
-            following = number + 1
-        self._total += len(numbers)
-
-    def lists(self) -> tuple[list[int], list[int]]:
-        """First number and length of every run."""
-        return self._starts, self._counts
-
-    def runs(self) -> IdRuns:
-        """The numbers as they are now."""
-        return IdRuns(np.array(self._starts, np.int64), np.array(self._counts, np.int64))
-
-
-def list_runs(ids: Sequence[int]) -> tuple[list[int], list[int]]:
-    """First id and length of every run: without arrays, which are dear where there are few."""
-    if type(ids) is IdRuns:  # isinstance asks Sequence's registry
-        return ids.starts.tolist(), ids.counts.tolist()
-    growing = GrowingRuns()
-    growing.extend(ids)
-    return growing.lists()
-
-
 def as_runs(ids: Sequence[int]) -> IdRuns:
     """Ids as runs, if they are not yet; unsigned ones wrap around."""
     return ids if isinstance(ids, IdRuns) else IdRuns.of(signed(ids))
+
+
+def list_runs(ids: Sequence[int]) -> tuple[list[int], list[int]]:
+    """First id and length of every run."""
+    runs = as_runs(ids)
+    return runs.starts.tolist(), runs.counts.tolist()
 
 
 def signed(ids: Sequence[int]) -> "array[int]":
@@ -219,54 +144,14 @@ def signed(ids: Sequence[int]) -> "array[int]":
         return array("q", [(number + 2**63) % 2**64 - 2**63 for number in ids])
 
 
-class RunBuffer:
-    """Ids of requests as they come."""
-
-    def __init__(self) -> None:
-        self._clear()
-
-    def __len__(self) -> int:
-        """Runs, not yet joined."""
-        return len(self._start)
-
-    def add(self, request: int, ids: Sequence[int]) -> None:
-        """Add all ids of a request; requests come in order."""
-        if type(ids) is IdRuns:  # isinstance asks Sequence's registry, for every request
-            self._start.frombytes(ids.starts.tobytes())
-            self._count.frombytes(ids.counts.tobytes())
-            rows = len(ids.starts)
-        else:
-            self._start.extend(signed(ids))
-            rows = len(ids)
-            self._count.extend(_ONE * rows)
-        self._request.extend(array("q", [request]) * rows)
-
-    def extend(self, request: Ints, start: Ints, count: Ints) -> None:
-        """Add runs of requests, int64[runs] each; in order."""
-        self._request.frombytes(request.tobytes())
-        self._start.frombytes(start.tobytes())
-        self._count.frombytes(count.tobytes())
-
-    def pop(self) -> tuple[Ints, Ints, Ints]:
-        """Take out request, first id and length of every maximal run, int64[runs] each."""
-        columns = (self._request, self._start, self._count)
-        request, start, count = (np.frombuffer(column, np.int64) for column in columns)
-        self._clear()
-        return join_runs(request, start, count)
-
-    def _clear(self) -> None:
-        self._request, self._start, self._count = array("q"), array("q"), array("q")
-
-
+BATCH_REQUESTS = 256
+"""Requests read together: few, for their prompts may be long."""
 _ONE = array("q", [1])
-
-
-_BATCH_REQUESTS = 256  # few, for their prompts may be long
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Requests that follow each other.
+    """Consecutive requests as columns.
 
     Attributes:
         arrival_s: float64[requests].
@@ -288,23 +173,32 @@ class Batch:
 
     @classmethod
     def of(cls, requests: Sequence[Request]) -> Self:
-        """The same requests, at least one, as columns."""
-        runs = RunBuffer()
-        for number, request in enumerate(requests):
-            runs.add(number, request.prefix_hashes)
+        """The columns of at least one request."""
+        start, count, lengths = array("q"), array("q"), list[int]()
+        for each in requests:
+            ids = each.prefix_hashes
+            if type(ids) is IdRuns:  # isinstance asks Sequence's registry, for every request
+                start.frombytes(ids.starts.tobytes())
+                count.frombytes(ids.counts.tobytes())
+                lengths.append(len(ids.starts))
+            else:
+                start.extend(signed(ids))
+                count.extend(_ONE * len(ids))
+                lengths.append(len(ids))
+        request = np.repeat(np.arange(len(requests)), lengths)
         return cls(
-            np.array([request.arrival_s for request in requests], np.float64),
-            np.array([request.input_tokens for request in requests], np.int64),
-            np.array([request.output_tokens for request in requests], np.int64),
-            next((size for request in requests if (size := request.hash_block_tokens)), 0),
-            *runs.pop(),
+            np.array([each.arrival_s for each in requests], np.float64),
+            np.array([each.input_tokens for each in requests], np.int64),
+            np.array([each.output_tokens for each in requests], np.int64),
+            next((size for each in requests if (size := each.hash_block_tokens)), 0),
+            *join_runs(request, np.frombuffer(start, np.int64), np.frombuffer(count, np.int64)),
         )
 
 
 def batches_of(requests: Iterable[Request]) -> Iterator[Batch]:
-    """The same requests as columns."""
+    """The requests as columns, a few hundred at a time."""
     left = iter(requests)
-    while rows := list(islice(left, _BATCH_REQUESTS)):
+    while rows := list(islice(left, BATCH_REQUESTS)):
         yield Batch.of(rows)
 
 
@@ -323,7 +217,7 @@ class Sessions:
 
     def place(self, request: Request) -> tuple[int, Request | None]:
         """The session's number, in the order in which they begin, and its turn before this one."""
-        ids = request.prefix_hashes
+        ids = tuple(request.prefix_hashes)
         end = next((block for block in reversed(ids) if block in self._last), None)
         if end is not None and _goes_on(self._last[end][1], request):
             session, before = self._last.pop(end)
@@ -346,8 +240,6 @@ def _goes_on(before: Request, request: Request) -> bool:
     if request.input_tokens <= before.input_tokens:
         return False
     count = full_blocks(before)
-    return _first(request.prefix_hashes, count) == _first(before.prefix_hashes, count)
-
-
-def _first(ids: Sequence[int], count: int) -> Sequence[int]:
-    return ids.first(count) if isinstance(ids, IdRuns) else ids[:count]
+    prompts = (as_runs(each.prefix_hashes) for each in (before, request))
+    one, other = (prompt.first(min(count, len(prompt))).array() for prompt in prompts)
+    return np.array_equal(one, other)

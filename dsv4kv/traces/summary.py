@@ -13,10 +13,10 @@ merged range by range.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from io import FileIO
+from itertools import islice
 from math import inf
 from tempfile import TemporaryFile
 from typing import Any, NamedTuple, Self
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from dsv4kv.errors import TraceError
 from dsv4kv.prefix.paths import Ints
-from dsv4kv.traces.request import Batch, Request, RunBuffer, batches_of
+from dsv4kv.traces.request import BATCH_REQUESTS, Batch, Request
 
 RUN = np.dtype(
     [("start", "i8"), ("last", "i8"), ("parent", "i8"), ("root", "?"), ("request", "i8")]
@@ -36,7 +36,7 @@ RUN = np.dtype(
 Runs = NDArray[np.void]
 
 _BATCH_RUNS = 2**18
-_SAMPLE = 2**10  # rows of a batch that are read at once; of so many one is looked at for ranges
+_SAMPLE = 2**10  # rows of a sorted batch that are read together; the first of them is sampled
 
 
 class _Conflict(NamedTuple):
@@ -48,7 +48,7 @@ class _Conflict(NamedTuple):
 
 
 class Histories:
-    """Reads the ids of requests, in order; a context, for its temporary file.
+    """Checks and counts the ids of requests, added in order; a context, for its temporary file.
 
     Attributes:
         references: Ids of all requests together.
@@ -57,37 +57,33 @@ class Histories:
     def __init__(self, batch_runs: int = _BATCH_RUNS) -> None:
         self.references = 0
         self._most = batch_runs
-        self._buffer = RunBuffer()
+        self._parts, self._held = [np.zeros(0, RUN)], 0
         self._batches: list[_Sorted] = []
         self._conflicts: list[_Conflict] = []
-        self._files = ExitStack()
         self._file: FileIO | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._files.close()
+        if self._file is not None:
+            self._file.close()
 
-    def add(self, request: int, ids: Sequence[int]) -> None:
-        """Add all ids of a request.
-
-        Raises:
-            TraceError: The temporary folder is full.
-        """
-        self.references += len(ids)
-        self._buffer.add(request, ids)
-        self._keep_if_full()
-
-    def add_runs(self, request: Ints, start: Ints, count: Ints) -> None:
-        """Add all ids of the next requests: int64[runs] each, in order.
+    def add(self, first: int, batch: Batch) -> None:
+        """Add the ids of some requests, of which ``first`` is the first one's number.
 
         Raises:
             TraceError: The temporary folder is full.
         """
-        self.references += int(count.sum())
-        self._buffer.extend(request, start, count)
-        self._keep_if_full()
+        self.references += int(batch.count.sum())
+        rows = np.empty(len(batch.start), RUN)
+        rows["start"], rows["last"] = batch.start, batch.start + batch.count - 1
+        rows["request"], rows["root"] = first + batch.request, _changes(batch.request)
+        rows["parent"] = np.where(rows["root"], 0, np.roll(rows["last"], 1))
+        self._parts.append(rows)
+        self._held += len(rows)
+        if self._held >= self._most:
+            self._spill()
 
     def check(self, name: Callable[[int], str]) -> int:
         """Count the different ids; ``name`` says where a request is.
@@ -96,7 +92,7 @@ class Histories:
             TraceError: An id has two histories.
         """
         distinct, furthest = 0, np.zeros(0, RUN)
-        for runs in self._ranges(self._pop()):
+        for runs in self._ranges(self._sort()):
             distinct += int((runs["last"] - runs["start"] + 1).sum())
             furthest = self._find_inside(np.concatenate([furthest, runs]))
         if self._conflicts:
@@ -109,29 +105,27 @@ class Histories:
             )
         return distinct
 
-    def _pop(self) -> Runs:
-        return self._once(_rows(*self._buffer.pop()))
+    def _sort(self) -> Runs:
+        rows = self._longest(np.concatenate(self._parts))
+        self._parts, self._held = [np.zeros(0, RUN)], 0
+        return rows
 
-    def _keep_if_full(self) -> None:
-        """Move a full batch to disk: nothing is left of it, however this process ends."""
-        if len(self._buffer) < self._most:
-            return
-        runs = self._pop()
+    def _spill(self) -> None:
+        """Move the rows to an unnamed file, which ends with this process."""
         try:
             if self._file is None:
-                self._file = self._files.enter_context(TemporaryFile(buffering=0))  # noqa: SIM115
-            self._batches.append(_Sorted(self._file, runs))
+                self._file = TemporaryFile(buffering=0)  # noqa: SIM115
+            self._batches.append(_Sorted(self._file, self._sort()))
         except OSError as error:
             raise TraceError(
                 f"a temporary file cannot be written ({error.strerror or error}): a long trace is "
                 "sorted on disk; name a folder with room in TMPDIR."
             ) from None
 
-    def _once(self, rows: Runs) -> Runs:
-        """The longest run of every first id, sorted; remembers one after two parents."""
+    def _longest(self, rows: Runs) -> Runs:
+        """The longest run of every first id, sorted; remembers an id after two parents."""
         rows = rows[rows["start"].argsort(kind="stable")]
-        start = rows["start"]
-        begins = _changes(start)
+        begins = _changes(rows["start"])
         first, number = np.flatnonzero(begins), begins.cumsum() - 1
         group = first[number]
         parent, root = rows["parent"], rows["root"]
@@ -164,28 +158,23 @@ class Histories:
         )
 
     def _ranges(self, rest: Runs) -> Iterator[Runs]:
-        """All rows, by rising ranges of first ids; ``rest`` is the batch that came last."""
-        if not self._batches:
-            yield rest
-            return
-        kept = [batch.samples for batch in self._batches]
-        samples = np.sort(np.concatenate([*kept, rest["start"][::_SAMPLE]]))
-        for edge in [*np.unique(samples[:: max(1, self._most // _SAMPLE)])[1:].tolist(), None]:
+        """All rows, by rising ranges of first ids; ``rest`` are those in memory."""
+        samples = np.sort(
+            np.concatenate([*(batch.samples for batch in self._batches), rest["start"][::_SAMPLE]])
+        )
+        step = max(1, self._most // _SAMPLE)
+        edges = np.unique(samples[::step])[1:].tolist() if self._batches else []
+        for edge in [*edges, None]:
             cut = len(rest) if edge is None else rest["start"].searchsorted(edge)
             parts = [batch.below(edge) for batch in self._batches]
-            yield self._once(np.concatenate([*parts, rest[:cut]]))
+            yield self._longest(np.concatenate([*parts, rest[:cut]]))
             rest = rest[cut:]
 
 
 class _Sorted:
-    """Rows of a sorted batch on disk, read once; memory is that of a few.
-
-    Attributes:
-        samples: Every so many rows' first id.
-    """
+    """Rows of a sorted batch on disk, read once, ``_SAMPLE`` at a time; ``samples`` are theirs."""
 
     def __init__(self, file: FileIO, rows: Runs) -> None:
-        """Write the rows after what the file has."""
         self.samples: Ints = rows["start"][::_SAMPLE].copy()
         self._file = file
         self._place, self._left = file.tell(), len(rows)
@@ -194,21 +183,19 @@ class _Sorted:
 
     def below(self, edge: int | None) -> Runs:
         """The next rows, whose first ids are below ``edge``; all that are left without one."""
-        parts: list[Runs] = []
-        while len(self._held) or self._read():
+        parts: list[Runs] = [self._held[:0]]
+        while len(self._held) or self._left:
+            if not len(self._held):
+                self._file.seek(self._place)
+                self._held = np.fromfile(self._file, RUN, min(_SAMPLE, self._left))
+                self._place += self._held.nbytes
+                self._left -= len(self._held)
             cut = len(self._held) if edge is None else self._held["start"].searchsorted(edge)
             parts.append(self._held[:cut])
             self._held = self._held[cut:]
             if len(self._held):
                 break
-        return np.concatenate(parts) if parts else self._held
-
-    def _read(self) -> bool:
-        self._file.seek(self._place)
-        self._held = np.fromfile(self._file, RUN, min(_SAMPLE, self._left))
-        self._place += self._held.nbytes
-        self._left -= len(self._held)
-        return len(self._held) > 0
+        return np.concatenate(parts)
 
 
 def check_histories_of(
@@ -219,19 +206,13 @@ def check_histories_of(
     Raises:
         TraceError: An id has two histories; ``name`` says where a request is.
     """
+    left, count = iter(requests), 0
     with Histories() as histories:
-        for number, request in enumerate(requests):
-            histories.add(number, request.prefix_hashes)
-            yield request
+        while rows := list(islice(left, BATCH_REQUESTS)):
+            histories.add(count, Batch.of(rows))
+            count += len(rows)
+            yield from rows
         histories.check(name)
-
-
-def _rows(request: Ints, start: Ints, count: Ints) -> Runs:
-    rows = np.empty(len(start), RUN)
-    rows["start"], rows["last"], rows["request"] = start, start + count - 1, request
-    rows["root"] = _changes(request)
-    rows["parent"] = np.where(rows["root"], 0, np.roll(rows["last"], 1))
-    return rows
 
 
 def _changes(values: Ints) -> NDArray[np.bool_]:
@@ -290,13 +271,6 @@ class TraceSummary:
         return self.hit_blocks / self.block_references if self.block_references else None
 
 
-def summarize(
-    requests: Iterable[Request], name: Callable[[int], str] = "request {}".format
-) -> TraceSummary:
-    """Summarise in one pass, as ``summarize_batches`` does."""
-    return summarize_batches(batches_of(requests), name)
-
-
 def summarize_batches(batches: Iterable[Batch], name: Callable[[int], str]) -> TraceSummary:
     """Summarise in one pass; memory is that of a batch and of the different lengths.
 
@@ -315,7 +289,7 @@ def summarize_batches(batches: Iterable[Batch], name: Callable[[int], str]) -> T
             first_s = min(first_s, float(batch.arrival_s.min()))
             last_s = max(last_s, float(batch.arrival_s.max()))
             hash_block_tokens = hash_block_tokens or batch.hash_block_tokens
-            histories.add_runs(count + batch.request, batch.start, batch.count)
+            histories.add(count, batch)
             count += len(batch.arrival_s)
         if not count:
             raise TraceError("There are no requests to summarise.")

@@ -61,36 +61,26 @@ class _PrefixTree:
     def __init__(self, settings: Synthetic) -> None:
         self._settings = settings
         self._shared: dict[tuple[tuple[int, ...], int], int] = {}
-        self._next_id = 0
+        self._ids = itertools.count()
 
     def hash_blocks(self, input_tokens: int, rng: np.random.Generator) -> tuple[int, ...]:
-        """Walk anew and return one id per block of the prompt, the last perhaps partial.
+        """Draw a walk and return one id per block of the prompt, the last perhaps partial.
 
         A block inside the walk is known by the path that leads to its last token and by where it
         ends: equal ids mean equal tokens and equal history. A prompt shorter than the walk is cut.
         """
-        walk = self._walk(rng)
-        block_tokens, level_tokens = self._settings.hash_block_tokens, self._settings.prefix_tokens
-        ids = []
-        for start in range(0, input_tokens, block_tokens):
-            end = min(start + block_tokens, input_tokens)
-            levels = -(-end // level_tokens)
-            if levels > len(walk):
-                ids.append(self._fresh_id())
-                continue
+        tree, walk, ids = self._settings, (), list[int]()
+        if tree.prefix_branches:
+            walk = tuple(rng.integers(tree.prefix_branches, size=tree.prefix_depth).tolist())
+        for start in range(0, input_tokens, tree.hash_block_tokens):
+            end = min(start + tree.hash_block_tokens, input_tokens)
+            levels = -(-end // tree.prefix_tokens)
             key = (walk[:levels], end)
-            if key not in self._shared:
-                self._shared[key] = self._fresh_id()
-            ids.append(self._shared[key])
+            known = self._shared.get(key) if levels <= len(walk) else None
+            ids.append(next(self._ids) if known is None else known)
+            if levels <= len(walk):
+                self._shared[key] = ids[-1]
         return tuple(ids)
-
-    def _walk(self, rng: np.random.Generator) -> tuple[int, ...]:
-        branches, depth = self._settings.prefix_branches, self._settings.prefix_depth
-        return tuple(rng.integers(branches, size=depth).tolist()) if branches else ()
-
-    def _fresh_id(self) -> int:
-        self._next_id += 1
-        return self._next_id - 1
 
 
 CONVERSATIONS = 12

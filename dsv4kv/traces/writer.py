@@ -6,17 +6,16 @@ is none. A prompt's blocks are written last to first, as a prefix cache touches 
 so that a capacity counts blocks.
 """
 
+from array import array
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dsv4kv.choices import TRACE_LINES, choose
 from dsv4kv.errors import TraceError
-from dsv4kv.prefix.paths import PathTable
 from dsv4kv.traces.files import writing
-from dsv4kv.traces.request import Request
+from dsv4kv.traces.request import NO_IDS, Request, as_runs
 
 STORES_MARK = "stores_only"
 """Field of every line of a trace of what a server stored."""
@@ -34,11 +33,10 @@ def write_trace(
         TraceError: The file cannot be written, there are no requests, or the format (one of
             ``TRACE_LINES``) cannot express one.
     """
-    count = 0
     write_lines = choose(TRACE_LINES, trace_format, "a format that traces are written in").load()
-    lines = write_lines(requests)
+    count = 0
     with writing(path) as file:
-        for line in lines:
+        for line in write_lines(requests):
             marked = f'{line.rstrip()[:-1]},"{STORES_MARK}":true}}\n' if stores else line
             file.write(marked.encode())
             count += 1
@@ -56,45 +54,26 @@ def write_oracle(requests: Iterable[Request], path: Path) -> int:
     They are held in memory, 24 bytes each. A file whose name ends in ``.gz`` is compressed.
 
     Raises:
-        TraceError: The file cannot be written, or there are no block ids.
+        TraceError: The file cannot be written, there are no block ids, or times beyond 32 bits
+            of seconds.
     """
-    from dsv4kv.traces.collect import collect_paths
-
-    records = to_records(collect_paths(requests))
+    ids, counts, arrival_s = [np.zeros(0, np.int64)], array("q"), array("d")
+    for request in requests:
+        ids.append(as_runs(request.prefix_hashes).array()[::-1])
+        counts.append(len(ids[-1]))
+        arrival_s.append(request.arrival_s)
+    records = np.zeros(sum(counts), RECORD)
+    if not len(records):
+        raise TraceError(NO_IDS)
+    if max(arrival_s) - min(arrival_s) >= 2**32:
+        raise TraceError("the trace is longer than 2^32 s, which oracleGeneral cannot represent.")
+    records["time"] = np.repeat(np.array(arrival_s) - min(arrival_s), counts)
+    records["id"] = np.concatenate(ids).view(np.uint64)
+    records["size"] = 1
+    records["next"] = -1
+    order = records["id"].argsort(kind="stable")
+    same = records["id"][order[1:]] == records["id"][order[:-1]]
+    records["next"][order[:-1][same]] = order[1:][same]
     with writing(path) as file:
         file.write(records.tobytes())
     return len(records)
-
-
-def to_records(table: PathTable) -> NDArray[np.void]:
-    """RECORD[references] of a trace.
-
-    Raises:
-        TraceError: Times beyond 32 bits of seconds.
-    """
-    start_s = float(table.arrival_s.min())
-    if table.arrival_s.max() - start_s >= 2**32:
-        raise TraceError("the trace is longer than 2^32 s, which oracleGeneral cannot represent.")
-    request = np.repeat(np.arange(len(table)), table.counts)
-    counts = np.diff(table.ends, prepend=0)
-    heads = table.offsets[:-1][np.diff(table.offsets) > 0]
-    counts[heads] = table.ends[heads]
-    first = np.repeat(table.starts - (np.cumsum(counts) - counts), counts)
-    ids = first + np.arange(len(first))
-    last = np.cumsum(table.counts)[request] - 1
-    begin = last - table.counts[request] + 1
-    backwards = last - (np.arange(len(ids)) - begin)
-    records = np.zeros(len(ids), RECORD)
-    records["time"] = (table.arrival_s[request] - start_s).astype(np.uint32)
-    records["id"] = ids[backwards].view(np.uint64)
-    records["size"] = 1
-    records["next"] = _next_use(ids[backwards])
-    return records
-
-
-def _next_use(ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    order = np.argsort(ids, kind="stable")
-    follows = np.full(len(ids), -1, np.int64)
-    same = ids[order[1:]] == ids[order[:-1]]
-    follows[order[:-1][same]] = order[1:][same]
-    return follows

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.errors import ConfigError, TraceError
+from dsv4kv.errors import TraceError
 from dsv4kv.traces import FORMATS, files, read_trace
 from dsv4kv.traces.parquet import MAGIC
 
@@ -41,32 +41,21 @@ DEFECTS = {
     "deep nesting": (lines(GOOD) + "[" * 100_000, 2, "nested too deeply"),
     "endless number": (lines(GOOD) + '{"arrival_s": ' + "9" * 5000 + "}\n", 2, "unreadable JSON"),
     "missing field": (lines({"input_tokens": 8, "output_tokens": 1}), 1, "arrival_s is missing"),
-    "text for a number": (lines(GOOD | {"input_tokens": "8"}), 1, "input_tokens is '8', expected"),
     "bool for a number": (lines(GOOD | {"output_tokens": True}), 1, "output_tokens is True"),
     "float for a count": (lines(GOOD | {"input_tokens": 8.0}), 1, "input_tokens is 8.0"),
-    "null": (lines(GOOD | {"input_tokens": None}), 1, "input_tokens is None"),
     "zero prompt": (lines(GOOD, GOOD | {"input_tokens": 0}), 2, "from 1 to 2,147,483,647"),
-    "negative prompt": (lines(GOOD | {"input_tokens": -5}), 1, "input_tokens is -5"),
     "negative output": (lines(GOOD | {"output_tokens": -1}), 1, "tokens from 0 to"),
     "absurd prompt": (lines(GOOD | {"input_tokens": 2**31}), 1, "input_tokens is 2147483648"),
     "time is not a number": (lines(GOOD | {"arrival_s": float("nan")}), 1, "arrival_s is nan"),
-    "infinite time": (lines(GOOD | {"arrival_s": 10**400}), 1, "expected seconds from"),
     "time beyond sense": (
         lines(MOONCAKE, MOONCAKE | {"timestamp": 1e300}),
         2,
         "timestamp is 1e+300",
     ),
-    "time before sense": (lines(GOOD | {"arrival_s": -1e300}), 1, "arrival_s is -1e+300"),
-    "bool for a time": (lines(GOOD | {"arrival_s": False}), 1, "arrival_s is False"),
     "too many hashes": (
         lines(GOOD | {"prefix_hashes": [1, 2], "hash_block_tokens": 8}),
         1,
         "prefix_hashes has 2 ids, expected 1: one per 8 of 8 tokens",
-    ),
-    "too few hashes": (
-        lines(GOOD | {"prefix_hashes": [1], "hash_block_tokens": 4}),
-        1,
-        "prefix_hashes has 1 ids, expected 2",
     ),
     "hashes without a size": (
         lines(GOOD | {"prefix_hashes": [1]}),
@@ -88,16 +77,10 @@ DEFECTS = {
         1,
         "prefix_hashes is ['a'], expected a list of whole numbers",
     ),
-    "mooncake bool among ids": (lines(MOONCAKE | {"hash_ids": [True]}), 1, "hash_ids is [True]"),
     "mooncake with too few ids": (
         lines(MOONCAKE | {"input_length": 2000}),
         1,
         "hash_ids has 1 ids, expected 4: one per 512 of 2,000 tokens",
-    ),
-    "mooncake without a time": (
-        lines(MOONCAKE, {k: v for k, v in MOONCAKE.items() if k != "timestamp"}),
-        2,
-        "timestamp is missing",
     ),
     "sharegpt without a length": (
         lines({"prompt_len": 3}),
@@ -109,9 +92,7 @@ DEFECTS = {
         1,
         "input_ids is 0, expected",
     ),
-    "sharegpt text for ids": (lines({"input_ids": ["a"], "output_ids": [1]}), 1, "is ['a']"),
     "array cut off": ('[\n{"prompt_len": 1,\n"output_len": 1},\n{"prom', 4, "broken JSON"),
-    "array without end": ('[{"prompt_len": 1, "output_len": 1}', 1, "neither continues nor ends"),
     "array without comma": (
         '[\n{"prompt_len": 1, "output_len": 1}\n{"prompt_len": 1}\n]',
         2,
@@ -127,21 +108,15 @@ DEFECTS = {
     "azure without a column": ("TIMESTAMP,ContextTokens\n", 1, "no column GeneratedTokens"),
     "azure row cut off": (AZURE + "2023-11-16 18:17:03.97,48", 2, "2 fields, the header 3"),
     "azure time cut off": (AZURE + "2023-11-16 18:1,48,1\n", 2, "TIMESTAMP is '2023-11-16 18:1'"),
-    "azure impossible date": (AZURE + "2023-11-31 18:17:03,48,1\n", 2, "expected a time such as"),
-    "azure float": (AZURE + "2023-11-16 18:17:03,48.0,1\n", 2, "ContextTokens is '48.0'"),
-    "azure zero prompt": (AZURE + "2023-11-16 18:17:03,0,1\n", 2, "ContextTokens is 0"),
-    "azure negative": (AZURE + "2023-11-16 18:17:03,1,-1\n", 2, "GeneratedTokens is -1"),
     "open quote": (AZURE + '2023-11-16 18:17:03,"1,1\n', 3, "broken CSV"),
     "old line ends": ("TIMESTAMP,ContextTokens\r2023-11-16,1\r", 1, "broken CSV"),
     "burstgpt failed request": (BURST + "5,0,0\n", 2, "take the BurstGPT_without_fails files"),
     "burstgpt time beyond sense": (BURST + "1e300,1,1\n", 2, "Timestamp is '1e300'"),
-    "burstgpt time": (BURST + "5,1,1\nnan,1,1\n", 3, "Timestamp is 'nan', expected a number"),
     "mooncake id of 65 bits": (
         lines(MOONCAKE | {"hash_ids": [2**64]}),
         1,
         "has 18446744073709551616",
     ),
-    "mooncake id below 64 bits": (lines(MOONCAKE | {"hash_ids": [-(2**63) - 1]}), 1, "of 64 bits"),
     "mooncake id that no run can end with": (
         lines(MOONCAKE | {"hash_ids": [2**63 - 1]}),
         1,
@@ -157,11 +132,6 @@ DEFECTS = {
         1,
         "prefix_runs has 18446744073709551616, expected",
     ),
-    "run that ends with the odd one": (
-        lines(GOOD | {"prefix_runs": [2**63 - 2, 2], "hash_block_tokens": 4}),
-        1,
-        "prefix_runs has 9223372036854775807",
-    ),
     "run across the odd one": (
         lines(GOOD | {"prefix_runs": [2**63 - 2, 4], "hash_block_tokens": 2}),
         1,
@@ -172,7 +142,6 @@ DEFECTS = {
         2,
         "the request arrives at 0.000 s, the one before it at 5.000 s: the clock runs backwards",
     ),
-    "array of something else": ('[{"a": 1}]', 1, "no known format"),
     "burstgpt empty field": (BURST + "5,,1\n", 2, "Request tokens is ''"),
 }
 
@@ -196,23 +165,6 @@ def test_a_defect_ends_with_the_shape_of_the_format(name: str, tmp_path: Path) -
         list(read_trace(path, name))
 
 
-WRONG = {
-    "mooncake": [lines(GOOD), lines({"prompt_len": 1, "output_len": 1}), AZURE, BURST],
-    "azure": [lines(GOOD), lines(MOONCAKE), BURST],
-    "burstgpt": [lines(GOOD), lines(MOONCAKE), AZURE],
-    "sharegpt": [lines(GOOD), AZURE, BURST],
-    "dsv4kv": [lines(MOONCAKE), lines({"prompt_len": 1, "output_len": 1}), AZURE, BURST],
-}
-
-
-@pytest.mark.parametrize(("name", "text"), [(n, text) for n in WRONG for text in WRONG[n]])
-def test_a_trace_read_in_the_wrong_format_is_refused(name: str, text: str, tmp_path: Path) -> None:
-    path = tmp_path / "trace"
-    path.write_text(text)
-    with pytest.raises(TraceError, match=f"trace:1: .* A {name} trace is "):
-        list(read_trace(path, name))
-
-
 def test_the_requests_before_a_defect_are_read(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     path.write_text(lines(GOOD, GOOD) + "{oops}\n")
@@ -231,13 +183,6 @@ def test_a_truncated_gzip_says_so(kept: float, tmp_path: Path) -> None:
     path = tmp_path / "trace.gz"
     path.write_bytes(whole[: int(len(whole) * kept)])
     with pytest.raises(TraceError, match=r"trace\.gz:\d+: the gzip data ends early: .*truncated"):
-        list(read_trace(path))
-
-
-def test_a_damaged_gzip_says_so(tmp_path: Path) -> None:
-    path = tmp_path / "trace.gz"
-    path.write_bytes(b"\x1f\x8b\x08\x00" + bytes(range(256)))
-    with pytest.raises(TraceError, match=r"trace\.gz:1: the file cannot be read"):
         list(read_trace(path))
 
 
@@ -318,8 +263,3 @@ def test_a_trace_with_a_few_bytes_changed_is_read_or_refused(
     path.write_bytes(damaged)
     with suppress(TraceError):
         assert all(request.input_tokens >= 1 for request in read_trace(path))
-
-
-def test_an_unknown_format_lists_the_known(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="'orc' is not a trace format: take auto, bailian"):
-        read_trace(tmp_path / "trace", "orc")

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import TraceError
-from dsv4kv.traces import FORMATS, ReadOptions, detect_format, files, read_trace
+from dsv4kv.traces import FORMATS, detect_format, files, read_trace
 from dsv4kv.traces.request import Request
 
 MOONCAKE = """\
@@ -121,14 +121,6 @@ def test_burstgpt_arrivals_count_from_the_first_row(write: Write) -> None:
     assert list(read_trace(write(BURSTGPT))) == [Request(0.0, 472, 18), Request(40.5, 1087, 230)]
 
 
-def test_burstgpt_columns_are_found_by_name(write: Write) -> None:
-    text = (
-        "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens\n"
-        '5,s1,0.3,"GPT-4, turbo",32,8\n'
-    )
-    assert list(read_trace(write(text))) == [Request(0.0, 32, 8)]
-
-
 def test_sharegpt_lengths_go_by_several_names_and_may_be_token_ids(write: Write) -> None:
     assert list(read_trace(write(SHAREGPT))) == [
         Request(0.0, 12, 3),
@@ -138,31 +130,11 @@ def test_sharegpt_lengths_go_by_several_names_and_may_be_token_ids(write: Write)
     ]
 
 
-def test_a_sharegpt_array_is_the_same_as_its_lines(write: Write) -> None:
-    from_lines = list(read_trace(write(SHAREGPT)))
-    array = "\n[\n" + SHAREGPT.strip().replace("\n", " ,\n") + "\n]\n"
-    assert list(read_trace(write(array))) == from_lines
-
-
 def test_the_own_format_says_everything_and_leaves_out_what_is_not_known(write: Write) -> None:
     assert list(read_trace(write(NATIVE))) == [
         Request(0.5, 130, 9, (4, 7), 128),
         Request(1.0, 20, 0),
     ]
-
-
-def test_the_own_format_may_leave_out_the_hash_of_a_partial_block(write: Write) -> None:
-    text = (
-        '{"arrival_s":0,"input_tokens":130,"output_tokens":9,"prefix_hashes":[4],'
-        '"hash_block_tokens":128}\n'
-    )
-    assert list(read_trace(write(text))) == [Request(0.0, 130, 9, (4,), 128)]
-
-
-def test_where_times_do_not_count_requests_stay_in_file_order(write: Write) -> None:
-    path = write("".join(reversed(MOONCAKE.splitlines(keepends=True))))
-    requests = read_trace(path, options=ReadOptions(any_order=True))
-    assert [request.arrival_s for request in requests] == [1.5, 0.0]
 
 
 MARKED = [name for name, entry in FORMATS.items() if entry.marks]
@@ -171,12 +143,6 @@ MARKED = [name for name, entry in FORMATS.items() if entry.marks]
 @pytest.mark.parametrize("name", MARKED)
 def test_a_format_with_marks_is_known_by_its_first_line(name: str, write: Write) -> None:
     assert detect_format(write(SAMPLES[name])) == name
-
-
-@pytest.mark.parametrize("name", MARKED)
-def test_a_named_format_reads_as_the_detected_one(name: str, write: Write) -> None:
-    path = write(SAMPLES[name])
-    assert list(read_trace(path, name)) == list(read_trace(path))
 
 
 @pytest.mark.parametrize("name", SAMPLES)

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import TraceError
-from dsv4kv.traces import summarize
 from dsv4kv.traces import summary as histories_module
-from dsv4kv.traces.request import IdRuns, Request
+from dsv4kv.traces.request import Batch, IdRuns, Request
 from dsv4kv.traces.summary import Histories
 from tests.examples import examples
+from tests.traces.scenes import summarize
 
 SMALL = st.lists(st.lists(st.integers(0, 8), min_size=1, max_size=6, unique=True), min_size=1)
 BATCHES = st.sampled_from([1, 2, 3, 5, 9, 1000])
@@ -22,7 +22,8 @@ def read(prompts: list[list[int]], batch: int, runs: bool = False) -> Histories:
     """The ids of all prompts, in batches of so many runs."""
     histories = Histories(batch)
     for number, ids in enumerate(prompts):
-        histories.add(number, IdRuns.of(ids) if runs else tuple(ids))
+        prompt = IdRuns.of(ids) if runs else tuple(ids)
+        histories.add(number, Batch.of([Request(0.0, max(1, len(ids)), 0, prompt, 1)]))
     return histories
 
 
@@ -85,14 +86,15 @@ def test_a_summary_refuses_ids_with_two_histories() -> None:
 
 def test_memory_does_not_grow_with_the_trace(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr(histories_module, "_SAMPLE", 16)  # small beside a batch, as it is
-    ones = np.ones(1000, np.int64)
+    lengths, floats = np.ones(1000, np.int64), np.zeros(1000)
 
     def peak_bytes(thousands: int) -> int:
         starts = np.random.default_rng(0).permutation(thousands * 1000).reshape(-1, 1000) * 2
         tracemalloc.start()
         with Histories(2000) as histories:
             for first, start in enumerate(starts):
-                histories.add_runs(first * 1000 + np.arange(1000), start, ones)
+                ids = 1, np.arange(1000), start, lengths
+                histories.add(first * 1000, Batch(floats, lengths, lengths, *ids))
             assert histories.check(str) == starts.size
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
@@ -100,13 +102,6 @@ def test_memory_does_not_grow_with_the_trace(monkeypatch) -> None:  # type: igno
 
     peak_bytes(4)  # numpy imports some of itself late
     assert peak_bytes(40) < 2 * peak_bytes(10)
-
-
-def test_nothing_of_the_batches_is_left_behind(tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with read([[1], [2], [3]], 1) as histories:
-        assert not list(tmp_path.iterdir())  # files have no names
-        assert histories.check(str) == 3
 
 
 def test_a_temporary_folder_that_cannot_be_written_is_a_sentence(monkeypatch) -> None:  # type: ignore[no-untyped-def]

@@ -1,6 +1,7 @@
 """Traces in Parquet files read back as they were written, and are told as other traces are."""
 
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -20,14 +21,12 @@ from dsv4kv.traces import (
     parquet,
     read_batches,
     read_trace,
-    resolve_trace,
     summarize_batches,
     write_trace,
 )
 from dsv4kv.traces.files import TimedFields
 from dsv4kv.traces.parquet import MAGIC, write_parquet
-from dsv4kv.traces.request import Request
-from tests.traces.test_batches import row_of, rows_of
+from dsv4kv.traces.request import Batch, Request, batches_of, signed
 from tests.traces.test_writers import chained
 
 
@@ -45,12 +44,32 @@ def write_columns(path: Path, **columns: Any) -> Path:
     return path
 
 
+Row = tuple[float, int, int, tuple[int, ...]]
+
+
+def rows_of(batches: Iterable[Batch]) -> list[Row]:
+    """The requests of columns."""
+    rows: list[Row] = []
+    for batch in batches:
+        ids: list[list[int]] = [[] for _ in batch.arrival_s]
+        runs = zip(batch.request.tolist(), batch.start.tolist(), batch.count.tolist(), strict=True)
+        for request, start, count in runs:
+            ids[request].extend(range(start, start + count))
+        columns = (batch.arrival_s, batch.input_tokens, batch.output_tokens)
+        rows += zip(*(column.tolist() for column in columns), map(tuple, ids), strict=True)
+    return rows
+
+
 @given(trace=chained())
 def test_a_trace_reads_back_as_requests_and_as_columns(arrow: Any, trace: list[Request]) -> None:
     path = Path(mkdtemp()) / "trace.parquet"
     assert write_parquet(trace, path) == len(trace)
     assert list(read_trace(path)) == trace
-    assert rows_of(read_batches(path)) == list(map(row_of, trace))
+    expected = [
+        (each.arrival_s, each.input_tokens, each.output_tokens, tuple(signed(each.prefix_hashes)))
+        for each in trace
+    ]
+    assert rows_of(read_batches(path)) == rows_of(batches_of(trace)) == expected
 
 
 @pytest.mark.parametrize("name", ["turns.parquet", "turns.jsonl"])
@@ -69,14 +88,13 @@ def test_row_groups_end_where_memory_would(
     arrow: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parquet, "_GROUP_ROWS", 20)
-    monkeypatch.setattr(parquet, "_BATCH_ROWS", 7)
     trace = list(read_trace("builtin:chat"))
     path, heard = tmp_path / "chat.parquet", list[tuple[int, int]]()
     write_parquet(iter(trace), path)
     assert arrow.parquet.ParquetFile(path).num_row_groups == 3
     assert list(read_trace(path, options=ReadOptions(watch=lambda *n: heard.append(n)))) == trace
     assert heard[-1] == (path.stat().st_size, path.stat().st_size)
-    assert len(heard) == 7
+    assert len(heard) == 3
 
 
 def test_requests_without_ids_have_none(arrow: Any, tmp_path: Path) -> None:
@@ -123,18 +141,6 @@ def test_columns_of_others_are_named_by_options(arrow: Any, tmp_path: Path) -> N
     assert [r.prefix_hashes for r in read_trace(path, options=without)] == [(), ()]
     with pytest.raises(TraceError, match="blocks is given, but not the tokens per id"):
         next(read_trace(path, options=ReadOptions(names, "ms")))
-
-
-def test_all_ids_stand_in_the_place_of_runs(arrow: Any, tmp_path: Path) -> None:
-    path = write_columns(
-        tmp_path / "a",
-        arrival_s=[0.0],
-        input_tokens=[40],
-        output_tokens=[1],
-        hash_block_tokens=[16],
-        prefix_hashes=[[5, 6, 9]],
-    )
-    assert list(read_trace(path)) == [Request(0.0, 40, 1, (5, 6, 9), 16)]
 
 
 DEFECTS: dict[str, dict[str, Any]] = {
@@ -192,11 +198,6 @@ def test_a_file_with_a_few_bytes_changed_is_refused_or_read(arrow: Any, tmp_path
         path.write_bytes(damaged)
         with suppress(TraceError):
             assert list(read_trace(path)) == trace
-
-
-def test_lines_are_no_parquet_file() -> None:
-    with pytest.raises(TraceError, match="this is no Parquet file"):
-        next(read_trace(resolve_trace("builtin:chat"), "parquet"))
 
 
 def test_without_pyarrow_a_sentence_says_what_to_install(

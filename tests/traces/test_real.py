@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kv.traces import detect_format, read_trace, summarize, write_trace
+from dsv4kv.traces import detect_format, read_trace, write_trace
+from tests.traces.scenes import summarize
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 MOONCAKE = DATA / "mooncake" / "conversation_trace.jsonl"

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from tempfile import mkdtemp
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from dsv4kv.errors import TraceError
 from dsv4kv.traces import read_trace, write_oracle, write_trace
 from dsv4kv.traces.collect import collect_paths, load_paths
-from dsv4kv.traces.request import GrowingRuns, IdRuns, Request
+from dsv4kv.traces.request import IdRuns, Request
 from dsv4kv.traces.writer import RECORD
 from tests.prefix.traces import ids_of
 
@@ -34,29 +35,10 @@ def test_runs_are_the_numbers_they_were_made_of(numbers: list[int], offset: int)
     assert [runs[i] for i in range(-len(expected), len(expected))] == [*expected, *expected]
 
 
-@given(IDS, st.slices(12))
-def test_slices_of_runs_are_those_of_the_numbers(numbers: list[int], part: slice) -> None:
-    assert IdRuns.of(numbers)[part] == tuple(numbers[part])
-
-
 @given(IDS, st.data())
 def test_the_first_of_runs_are_the_first_numbers(numbers: list[int], data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(numbers)))
     assert IdRuns.of(numbers).first(at) == tuple(numbers[:at])
-
-
-@given(st.lists(IDS, max_size=6), st.data())
-def test_runs_that_are_cut_and_grow_are_the_numbers_in_as_few_runs(
-    lists: list[list[int]], data: st.DataObject
-) -> None:
-    growing, numbers = GrowingRuns(), list[int]()
-    for more in lists:
-        kept = data.draw(st.integers(0, len(numbers)))
-        growing.cut(kept)
-        growing.extend(more)
-        numbers = [*numbers[:kept], *more]
-        assert growing.runs() == tuple(numbers)
-        assert len(growing.runs().starts) == len(IdRuns.of(numbers).starts)
 
 
 @given(st.lists(IDS, min_size=1), st.booleans())
@@ -77,12 +59,6 @@ def test_a_trace_in_arrays_has_every_id_of_every_request(
         runs = table.offsets[number + 1] - table.offsets[number]
         assert runs == len(IdRuns.of(ids).starts)
     assert table.references == sum(map(len, prompts))
-
-
-def test_unsigned_ids_of_64_bits_stay_apart() -> None:
-    ids = (2**64 - 1, 5, 2**63)
-    table = collect_paths([Request(0.0, 3, 0, ids, 1)])
-    assert len(set(ids_of(table, 0))) == 3
 
 
 def test_runs_are_written_as_runs_and_read_back(tmp_path: Path) -> None:
@@ -121,39 +97,13 @@ def test_ids_that_contradict_each_other_name_both_lines(tmp_path: Path) -> None:
         load_paths(path)
 
 
-def test_a_clock_that_runs_backwards_names_its_line_and_what_to_do(tmp_path: Path) -> None:
-    path = mooncake(tmp_path, [1], [2], [3], times=(0, 9000, 8000))
-    with pytest.raises(
-        TraceError,
-        match=rf"^{path}:3: the request arrives at 8\.000 s, the one before it at 9\.000 s: the "
-        r"clock runs backwards. Sort the trace: dsv4kv trace convert",
-    ):
-        load_paths(path)
-
-
-def test_a_trace_without_ids_cannot_be_analysed(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"prompt_len": 3, "output_len": 1}\n')
-    with pytest.raises(TraceError, match="no request has block ids"):
-        load_paths(path)
-
-
-def test_oracle_records_are_24_bytes_and_know_their_next_use(tmp_path: Path) -> None:
-    path = tmp_path / "out.oracleGeneral"
-    trace = [Request(10.0, 3, 0, (1, 2, 3), 1), Request(12.9, 2, 0, (1, 2), 1)]
-    assert write_oracle(trace, path) == 5
-    assert path.stat().st_size == 5 * 24
-    records = np.fromfile(path, RECORD).tolist()
-    assert records == [(0, 3, 1, -1), (0, 2, 1, 3), (0, 1, 1, 4), (2, 2, 1, -1), (2, 1, 1, -1)]
-
-
 @given(st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=5, unique=True), min_size=1))
 def test_oracle_records_list_every_reference_last_block_first(prompts: list[list[int]]) -> None:
-    from dsv4kv.traces.writer import to_records
-
-    table = collect_paths(Request(0.0, len(p), 0, tuple(p), 1) for p in prompts)
+    trace = [Request(0.0, len(p), 0, tuple(p), 1) for p in prompts]
     flat = [block for prompt in prompts for block in reversed(prompt)]
-    records = to_records(table)
+    path = Path(mkdtemp()) / "out"
+    assert write_oracle(trace, path) == len(flat)
+    records = np.fromfile(path, RECORD)
     assert records["id"].tolist() == flat
     later = [next((j for j in range(i + 1, len(flat)) if flat[j] == b), -1)
              for i, b in enumerate(flat)]  # fmt: skip

@@ -110,13 +110,3 @@ def test_a_timed_trace_may_have_no_ids(tmp_path: Path) -> None:
     line = {name: value for name, value in TIMED.items() if name != "blocks"}
     (request,) = read_trace(write(tmp_path, line), "timed", ReadOptions(NAMES))
     assert (request.prefix_hashes, request.hash_block_tokens) == ((), 0)
-
-
-def test_ids_of_a_timed_trace_need_their_size(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match=r":1: blocks is given, but not the tokens per id"):
-        list(read_trace(write(tmp_path, TIMED), "timed", ReadOptions(NAMES)))
-
-
-def test_a_timed_trace_whose_ids_do_not_fit_names_its_line(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match=r":1: blocks has 2 ids, expected 4: one per 30 of 100"):
-        list(read_trace(write(tmp_path, TIMED), "timed", ReadOptions(NAMES, id_tokens=30)))

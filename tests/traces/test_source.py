@@ -1,17 +1,11 @@
 """A trace is a file, or one that the toolkit ships; anything else is told what there is."""
 
-import hashlib
 from pathlib import Path
 
 import pytest
 
 from dsv4kv.errors import TraceError
-from dsv4kv.traces import read_trace, resolve_trace, trace_sha256
-
-
-def test_an_unknown_builtin_lists_the_shipped() -> None:
-    with pytest.raises(TraceError, match=r"^builtin:talk is not shipped; there is: builtin:chat"):
-        resolve_trace("builtin:talk")
+from dsv4kv.traces import resolve_trace, trace_sha256
 
 
 def test_a_missing_file_lists_the_traces_beside_it_and_the_shipped(tmp_path: Path) -> None:
@@ -53,14 +47,3 @@ def test_the_digest_of_a_folder_follows_its_names_and_its_bytes(tmp_path: Path) 
 def test_a_name_no_file_can_have_is_refused_as_a_sentence(name: str) -> None:
     with pytest.raises(TraceError):
         resolve_trace(name)
-
-
-def test_a_missing_file_is_refused_before_the_first_request_is_asked_for(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="no such trace file"):
-        read_trace(tmp_path / "missing.jsonl")
-
-
-def test_the_digest_is_that_of_the_bytes_on_disk(tmp_path: Path) -> None:
-    path = tmp_path / "trace"
-    path.write_bytes(b"\x1f\x8b any bytes")
-    assert trace_sha256(path) == hashlib.sha256(b"\x1f\x8b any bytes").hexdigest()

@@ -2,13 +2,11 @@
 
 import math
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.errors import TraceError
-from dsv4kv.traces import summarize
 from dsv4kv.traces.request import Request
+from tests.traces.scenes import summarize
 
 LENGTHS = st.lists(st.integers(1, 2**31 - 1), min_size=1, max_size=200)
 
@@ -48,22 +46,3 @@ def test_hits_are_the_leading_blocks_some_earlier_prompt_began_with(
     assert summary.hit_blocks == hits
     assert summary.block_references == sum(map(len, trace))
     assert summary.distinct_blocks == len({block for prompt in trace for block in prompt})
-
-
-def test_a_trace_without_hashes_has_no_hit_share() -> None:
-    summary = summarize([Request(0.0, 8, 1)])
-    assert (summary.hash_block_tokens, summary.block_references) == (0, 0)
-    assert summary.hit_share is None
-
-
-def test_nothing_cannot_be_summarised() -> None:
-    with pytest.raises(TraceError, match="no requests to summarise"):
-        summarize([])
-
-
-def test_totals_duration_block_size_and_share_are_those_of_all_requests() -> None:
-    trace = [Request(3.0, 2**31 - 1, 2**31 - 1)] * 2
-    trace += [Request(t, 2, 0, ids, 1) for t, ids in ((1.5, (1, 2)), (9.0, (1, 3)))]
-    summary = summarize(trace)
-    assert summary.output_tokens.total == 2 * (2**31 - 1)
-    assert (summary.duration_s, summary.hash_block_tokens, summary.hit_share) == (7.5, 1, 0.25)

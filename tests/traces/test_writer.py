@@ -1,6 +1,5 @@
 """What is written reads back, in the same bytes every time, whole or not at all."""
 
-import gzip
 import os
 import tracemalloc
 from collections.abc import Iterator
@@ -53,17 +52,6 @@ def test_equal_traces_are_equal_files_whatever_their_name_and_time(tmp_path: Pat
     assert one.read_bytes()[3:8] == bytes(5)
 
 
-def test_only_a_name_ending_in_gz_is_compressed(tmp_path: Path) -> None:
-    write_trace([REQUEST], tmp_path / "a.jsonl")
-    write_trace([REQUEST], tmp_path / "a.gz")
-    plain = (tmp_path / "a.jsonl").read_bytes()
-    assert plain == gzip.decompress((tmp_path / "a.gz").read_bytes())
-    assert plain == (
-        b'{"arrival_s":0.25,"input_tokens":100,"output_tokens":7,'
-        b'"prefix_hashes":[3,4],"hash_block_tokens":64}\n'
-    )
-
-
 def broken_trace() -> Iterator[Request]:
     yield REQUEST
     raise TraceError("trace:2: defect.")
@@ -84,22 +72,6 @@ def test_a_trace_can_be_written_over_the_file_it_is_read_from(tmp_path: Path) ->
     write_trace([REQUEST] * 3, path)
     assert write_trace(read_trace(path), path) == 3
     assert list(read_trace(path)) == [REQUEST] * 3
-
-
-def test_an_empty_trace_is_not_written(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="not written, there are no requests"):
-        write_trace([], tmp_path / "out.jsonl")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_that_does_not_exist_is_refused_as_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match=r"out\.jsonl: cannot be written \(No such file"):
-        write_trace([REQUEST], tmp_path / "missing" / "out.jsonl")
-
-
-def test_a_folder_is_not_written_over(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="is a folder: name the file to write"):
-        write_trace([REQUEST], tmp_path)
 
 
 def test_reading_holds_a_few_lines_whatever_the_size_of_the_file(tmp_path: Path) -> None:

@@ -303,7 +303,7 @@ class VirtualClock:
         return self._timer.seconds(self.counts) + copies_s
 
 
-def _no_keys() -> list[int]:
+def _no_keys(served: Served) -> list[int]:
     return []
 
 

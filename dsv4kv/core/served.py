@@ -23,6 +23,9 @@ class Hit(NamedTuple):
     marked: int
 
 
+_NO_MARKS: list[int] = []
+
+
 class Served:
     """One request; lengths in tokens.
 
@@ -68,13 +71,22 @@ class Served:
         evictions: How often it was preempted and recomputed.
     """
 
+    __slots__ = (
+        "_keys", "admitted_s", "arrival_s", "begun", "blocked_by", "blocks", "committed",
+        "deferred", "drafts", "due", "ended_s", "evictions", "find_keys", "finished_s",
+        "first_token_s", "found", "generated", "held", "id_tokens", "ids", "input_tokens",
+        "lease", "left", "marks", "number", "offered", "output_tokens", "pauses", "place",
+        "position", "prompt_tokens", "rank", "reached", "ready_s", "saved", "sent_tokens",
+        "stored", "verified", "windows",
+    )  # fmt: skip
+
     def __init__(
         self,
         number: int,
         arrival_s: float,
         input_tokens: int,
         output_tokens: int,
-        find_keys: Callable[[], list[int]],
+        find_keys: "Callable[[Served], list[int]]",
         ids: Sequence[int],
         id_tokens: int,
     ) -> None:
@@ -89,7 +101,7 @@ class Served:
         self.saved = self.stored = self.reached = self.offered = self.sent_tokens = 0
         self.lease: Lease | None = None
         self.held: object = None
-        self.marks: list[int] = []
+        self.marks = _NO_MARKS
         self.blocked_by: Served | None = None
         self.deferred = False
         self.ready_s = self.ended_s = 0.0
@@ -105,7 +117,7 @@ class Served:
     def keys(self) -> list[int]:
         """The whole shared blocks of its prompt.  Many wait: found when first asked for."""
         if self._keys is None:
-            self._keys = self.find_keys()
+            self._keys = self.find_keys(self)
         return self._keys
 
     def forget_keys(self) -> None:

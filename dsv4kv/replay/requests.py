@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import pairwise
 
 from dsv4kv.config.replay import ArrivalSection
@@ -11,8 +10,8 @@ from dsv4kv.core.served import NEVER, Served
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.traces.request import IdRuns, Request, signed
 
-KeysOf = Callable[[int, Request], list[int]]
-"""The whole shared blocks of a request, known by its place in the trace."""
+KeysOf = Callable[[Served], list[int]]
+"""The whole shared blocks of a request."""
 
 
 def shared_tokens(trace_block_tokens: int, cache_block_tokens: int) -> int:
@@ -36,18 +35,19 @@ def shared_tokens(trace_block_tokens: int, cache_block_tokens: int) -> int:
 
 def keys_in(paths: NumberedPaths) -> KeysOf:
     """The keys of prompts that are known as numbers of blocks."""
-    return lambda number, _: paths.path(number)
+    return lambda served: paths.path(served.number)
 
 
 def keys_on(tokens: int) -> KeysOf:
     """The keys of prompts in shared blocks of so many tokens: the id behind every whole one."""
 
-    def keys(number: int, request: Request) -> list[int]:
-        if not request.hash_block_tokens or not len(request.prefix_hashes):
+    def keys(served: Served) -> list[int]:
+        ids = served.ids
+        if not served.id_tokens or not len(ids):
             return []
-        step, ids = max(1, tokens // request.hash_block_tokens), request.prefix_hashes
+        step = max(1, tokens // served.id_tokens)
         known = ids.array().tolist() if isinstance(ids, IdRuns) else signed(ids).tolist()
-        return known[step - 1 :: step][: request.input_tokens // tokens]
+        return known[step - 1 :: step][: served.input_tokens // tokens]
 
     return keys
 
@@ -62,7 +62,7 @@ def begin_serving(
         arrival_s=arrival_s,
         input_tokens=request.input_tokens,
         output_tokens=output if longest_output is None else min(output, longest_output),
-        find_keys=partial(keys, number, request),
+        find_keys=keys,
         ids=request.prefix_hashes,
         id_tokens=request.hash_block_tokens,
     )

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.replay.memory import plan_memory
-from dsv4kv.replay.requests import check_order, keys_on, shared_tokens
-from dsv4kv.traces.request import IdRuns
+from dsv4kv.replay.requests import begin_serving, check_order, keys_on, shared_tokens
+from dsv4kv.traces.request import IdRuns, Request
 from tests.replay.scenes import replay, request, small_config
 
 GIB = 2**30
@@ -105,24 +105,28 @@ def test_a_rule_of_another_generation_is_refused_before_its_blocks_are_sized(
         plan_memory(config)
 
 
+def keys_of(made: Request, tokens: int) -> list[int]:
+    return begin_serving(0, made, 0.0, keys_on(tokens), None).keys
+
+
 def test_keys_are_the_ids_behind_whole_shared_blocks() -> None:
     ids = list(range(10, 20))
     made = request(ids, input_tokens=9 * 64 + 5, block=64)
-    assert keys_on(128)(0, made) == [11, 13, 15, 17]
-    assert keys_on(64)(0, made) == ids[:9]
-    assert keys_on(128)(0, request(input_tokens=500)) == []
+    assert keys_of(made, 128) == [11, 13, 15, 17]
+    assert keys_of(made, 64) == ids[:9]
+    assert keys_of(request(input_tokens=500), 128) == []
 
 
 @given(st.lists(st.integers(0, 50), max_size=30), st.sampled_from([64, 128, 256]))
 def test_runs_of_ids_have_the_keys_of_their_ids(ids: list[int], tokens: int) -> None:
     plain = request(ids, block=64)
     runs = type(plain)(0.0, max(1, plain.input_tokens), 1, IdRuns.of(ids), 64)
-    assert keys_on(tokens)(0, runs) == keys_on(tokens)(0, plain)
+    assert keys_of(runs, tokens) == keys_of(plain, tokens)
 
 
 def test_unsigned_ids_stay_apart() -> None:
     ids = [2**64 - 1, 2**63, 5]
-    assert len(set(keys_on(128)(0, request(ids)))) == 3
+    assert len(set(keys_of(request(ids), 128))) == 3
 
 
 def test_a_clock_that_runs_backwards_is_told_with_its_request() -> None:

@@ -20,7 +20,18 @@ from dsv4kv.replay.mrc.strategies import parse_strategy
 from dsv4kv.view.replay import BELOW
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-NAMES = ("budget", "budget-engines", "explain", "flags", "fleet", "lint", "prefix", "replay", "replay-engines", "replay-tiers")
+NAMES = (
+    "budget",
+    "budget-engines",
+    "explain",
+    "flags",
+    "fleet",
+    "lint",
+    "prefix",
+    "replay",
+    "replay-engines",
+    "replay-tiers",
+)
 PAGES = {name: (DOCS / f"{name}.md").read_text("utf-8") for name in NAMES}
 BLOCK = re.compile(r"^```(\S*) ?(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}

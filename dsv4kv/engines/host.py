@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from fractions import Fraction
 
-from dsv4kv.engines.rule import Group, Layout
+from dsv4kv.engines.rule import Layout
 
 
 @dataclass(frozen=True)
@@ -13,9 +13,8 @@ class HostWish:
     Attributes:
         size_bytes: Memory that the tier is given, as its engine counts it.
         memory_bytes: Memory that is free on a node before the engine starts.
-        layout: How SGLang lays pages out on the host.
-        retention: Tokens between the boundaries whose windows vLLM keeps, in addition to the last;
-            0 keeps only the last, None those of every block.
+        retention: Tokens between the windows that vLLM keeps besides the last; None for those of
+            every block.
     """
 
     tier: str
@@ -48,12 +47,7 @@ class HostPool:
 
 @dataclass(frozen=True)
 class Sent:
-    """What a rank of a prefill side sends of a prompt to its decode side.
-
-    Attributes:
-        descriptors: Pieces of memory that they are named as, before neighbours are merged: pages
-            of every layer's buffer.
-    """
+    """What a rank of a prefill side sends of a prompt, in pages of layers' buffers."""
 
     bytes: int
     descriptors: int
@@ -61,10 +55,9 @@ class Sent:
 
 @dataclass(frozen=True)
 class HostTier:
-    """What one rank, or one replica, keeps in host memory.
+    """What one rank or replica keeps in host memory.
 
     Attributes:
-        pools: Its pools, in the order in which they are made.
         copies: Ranks or replicas of a node that have such pools, each its own.
         keeps: What the pools hold, in words and counts.
         holder: Whose the pools are: ``rank``, ``replica`` or ``server``.
@@ -94,15 +87,12 @@ class HostTier:
 
 @dataclass(frozen=True)
 class Offloaded:
-    """What a tier keeps of a prompt: blocks, and windows with states where it can be resumed.
-
-    ``pages`` of a pool are here the objects of one block or place; an operation moves one.
+    """What a tier keeps of a prompt; a pool's ``pages`` are objects, moved one at a time.
 
     Attributes:
-        context: A block, or as many as ``blocks`` says.
-        tail: Windows and states at a place; empty where blocks alone are enough to go on.
-        blocks: Blocks of context that are kept and found together.
-        ends_inside: Whether the windows and states at its end are in ``context``.
+        context: Of ``blocks`` blocks, which are kept and found together.
+        tail: Windows and states at a place to resume at; empty where none are needed.
+        ends_inside: The windows and states at its end are in ``context``.
     """
 
     context: tuple[HostPool, ...]
@@ -112,7 +102,7 @@ class Offloaded:
 
     @property
     def context_bytes(self) -> int:
-        """Bytes of ``blocks`` blocks."""
+        """Bytes of the blocks."""
         return sum(pool.total_bytes for pool in self.context)
 
     @property
@@ -121,7 +111,7 @@ class Offloaded:
         return sum(pool.total_bytes for pool in self.tail)
 
     def operations(self, contexts: int, tails: int) -> int:
-        """Operations that move so many of both."""
+        """Operations that move contexts and tails."""
         of_context = sum(pool.pages for pool in self.context)
         return contexts * of_context + tails * sum(pool.pages for pool in self.tail)
 
@@ -129,27 +119,27 @@ class Offloaded:
 def objects_of(layout: Layout, align: int = 1) -> Offloaded:
     """Objects of a block of context, and of a boundary's windows and states.
 
-    A block of one pool that all groups share is an object, its bytes a multiple of ``align``; of
-    pools apart every pool's part of a block is one.
+    In one pool for all groups a block is an object, its bytes a multiple of ``align``; in separate
+    pools every part of a block is one.
     """
     full, *others = layout.groups
     behind = [group for group in others if group.cached and not group.ring]
     if not layout.unit_bytes:
-        return Offloaded(_pools(full), sum(map(_pools, behind), ()))
+        context, places = (
+            tuple(HostPool(each.name, 1, each.block_bytes) for g in groups for each in g.pieces)
+            for groups in ([full], behind)
+        )
+        return Offloaded(context, places)
     size = -(-layout.unit_bytes // align) * align
     tail = sum(group.needed for group in behind)
     pools = (HostPool("windows and states", tail, size),) if tail else ()
     return Offloaded((HostPool("context", 1, size),), pools)
 
 
-def _pools(group: Group) -> tuple[HostPool, ...]:
-    return tuple(HostPool(each.name, 1, each.block_bytes) for each in group.pieces)
-
-
 def sent_of(layout: Layout, tokens: int, *, clips: bool = False) -> Sent:
-    """What a rank sends of a prompt: whole blocks, of a window those that it covers.
+    """What a rank sends of a prompt: whole blocks, of a window those it covers.
 
-    With ``clips`` it is as many blocks of every window as one may ever cover.
+    With ``clips`` as many blocks of a window as it may ever cover.
     """
     size = descriptors = 0
     for group in layout.groups:

@@ -44,17 +44,13 @@ class Pool:
     """The cache that a rule is given, and the trace.
 
     Attributes:
-        tokens: Size in tokens of context: so many whole blocks.
-        block_tokens: Tokens of a block or page.
-        chunk_tokens: Tokens of a prompt computed at once, where it matters.
-        arch: What the GPU's kernels are compiled for, by which V4.1's blocks go in vLLM:
-            ``sm_90``; None takes it as a datacenter Blackwell.
+        chunk_tokens: Tokens of a prompt computed at once.
+        arch: What the GPU's kernels are compiled for, which decides V4.1's blocks in vLLM:
+            ``sm_90``; None is a datacenter Blackwell.
         windows: Pages of SGLang's pool of windows; None for a tenth of the pages.
-        holds_chunks: SGLang up to 0.5.17: a running request holds the windows of the last chunk
-            of its prompt, all of them; later that of its end alone.
-        tokens_per_step: Tokens of a request that a decode step gives, on average.
-        numbered: The prompts as numbers of blocks, distinguished also by the tokens after them
-            that a draft asks for; None where they are not known yet.
+        holds_chunks: A running request holds all windows of its prompt's last chunk (SGLang).
+        tokens_per_step: Tokens of a request in a decode step, on average.
+        numbered: The prompts as numbers of blocks; None where they are not known yet.
         step_tokens: Most tokens of a request in a decode step.
     """
 
@@ -132,11 +128,7 @@ def rule_of(variant: Variant, pool: Pool) -> Rule:
 
 
 def open_cache(variant: Variant, pool: Pool) -> EngineCache:
-    """An empty cache of a variant.
-
-    Raises:
-        ConfigError: Blocks in which windows have no room, or a retention that is no whole blocks.
-    """
+    """An empty cache of a variant; ``ConfigError`` for blocks without room for its windows."""
     rule = rule_of(variant, pool)
     if variant.policy.index == "hashed":
         return open_hashed(rule, pool)
@@ -144,7 +136,7 @@ def open_cache(variant: Variant, pool: Pool) -> EngineCache:
 
 
 def open_hashed(rule: Rule, pool: Pool) -> HashedCache:
-    """An empty cache of hashed blocks in one pool; raises as ``open_cache`` does."""
+    """An empty cache of hashed blocks in one pool."""
     size, drafts, period = pool.block_tokens, pool.speculation, rule.retention.period_tokens
     if (period or 0) % size:
         raise ConfigError(f"a retention of {period} tokens must be whole blocks of {size} tokens.")
@@ -177,28 +169,24 @@ def cut_groups(rule: Rule, pool: Pool) -> list[hashed.Group]:
     """Windows and states as the cache takes them."""
     drafts = pool.speculation
     groups = [_cut_group(group, drafts) for group in rule.layout.groups[1:]]
-    if drafts.drops:
-        ends = [
-            group.needed * group.block_tokens + max(0, group.parts[-1].end_tokens)
-            for group in groups
-            if group.parts
-        ]
-        if max(ends, default=0) > pool.block_tokens:
-            raise ConfigError(
-                f"what drafts make of hits is not known for blocks of {pool.block_tokens} tokens: "
-                f"a window and the block after it are {max(ends)}. vLLM takes "
-                f"{ENGINE_BLOCK_TOKENS}."
-            )
+    longest = max(
+        (g.needed * g.block_tokens + max(0, g.parts[-1].end_tokens) for g in groups if g.parts),
+        default=0,
+    )
+    if drafts.drops and longest > pool.block_tokens:
+        raise ConfigError(
+            f"what drafts make of hits is not known for blocks of {pool.block_tokens} tokens: a "
+            f"window and the block after it are {longest}. vLLM takes {ENGINE_BLOCK_TOKENS}."
+        )
     return groups
 
 
 def _cut_group(group: Group, drafts: Speculation) -> hashed.Group:
     """A group with what is cached and found of it together.
 
-    Where keys cover tokens behind a block, the last block of a tail is one that prompts which part
-    there do not share, and those before it are shared. A group of windows, of whose hit the last
-    block is given up for a draft's layer, needs one block more, behind the hit. Draft layers add
-    no group: their windows share the groups that are there.
+    Where keys cover tokens after a block, prompts that diverge after a tail share all of its
+    blocks but the last. Where a hit drops its last block for a draft's layer, windows need one
+    block more, after the hit. Windows of draft layers are in the groups that are there.
     """
     size, needed = group.block_tokens, group.needed
     if group.ring:  # one block of a request, as if of more tokens than there are
@@ -213,7 +201,7 @@ def _cut_group(group: Group, drafts: Speculation) -> hashed.Group:
 
 
 def open_radix(rule: Rule, pool: Pool, *, windows: bool) -> SglangCache:
-    """An empty tree of pages, with a pool of windows or without; raises as ``open_cache`` does."""
+    """An empty tree of pages, with a pool of windows or without."""
     size, keys, window = pool.block_tokens, pool.speculation.key_tokens, pool.model.window_tokens
     numbered = pool.numbered or number_prompts(pool.table, size, keys)
     if not windows:
@@ -256,7 +244,7 @@ class GroupHits:
         resumed: int64[requests]: where all groups agreed.
         found: int64[requests]: what the context group alone held.
         marked: int64[requests]: the last boundary up to there whose windows were ever cached.
-        rejected: bool[requests]: whether the request can never run; then it hits nothing.
+        rejected: bool[requests]: the request can never run, and hits nothing.
     """
 
     resumed: Ints
@@ -288,18 +276,18 @@ def run_rule(name: str, pool: Pool) -> Outcome:
             f"a pool of {pool.tokens:,} tokens is smaller than every prompt, of "
             f"{int(tokens.min()):,} tokens and more: no request could run."
         )
-    if len(fitting) == len(tokens):
-        return replace(_serve(rule, pool), name=name)
-    outcome = _serve(rule, replace(pool, table=pool.table.select(fitting)))
-    return replace(outcome.among(tokens, fitting), name=name)
+    if len(fitting) < len(tokens):
+        pool = replace(pool, table=pool.table.select(fitting))
+    outcome = _serve(name, rule, pool)
+    return outcome if len(fitting) == len(tokens) else outcome.among(tokens, fitting)
 
 
-def _serve(variant: Variant, pool: Pool) -> Outcome:
+def _serve(name: str, variant: Variant, pool: Pool) -> Outcome:
     if not variant.engine:
         reuse = find_reuse(pool.table, pool.block_tokens)
         found, once = reuse.found_tokens(pool.blocks), reuse.found_tokens(None)
         losses = Losses(evicted_block=int((once - found).sum()))
-        return Outcome("", found, pool.table.total_input_tokens, losses, int(found.sum()))
+        return Outcome(name, found, pool.table.total_input_tokens, losses, int(found.sum()))
     if variant.policy.index == "hashed" and not variant.groups:
         pool = replace(pool, chunk_tokens=pool.block_tokens * pool.blocks)
     elif variant.policy.index == "hashed" and pool.chunk_tokens % pool.block_tokens:
@@ -308,7 +296,7 @@ def _serve(variant: Variant, pool: Pool) -> Outcome:
             f"{pool.block_tokens} tokens."
         )
     hits = serve_alone(open_cache(variant, pool), pool.table.input_tokens)
-    return count_hits(variant, pool, hits)
+    return count_hits(name, variant, pool, hits)
 
 
 def draft_needs(variant: Variant, pool: Pool) -> tuple[int, int]:
@@ -322,7 +310,7 @@ def draft_needs(variant: Variant, pool: Pool) -> tuple[int, int]:
     return max(part.end_tokens for group in groups for part in group.parts), 0
 
 
-def count_hits(variant: Variant, pool: Pool, hits: GroupHits) -> Outcome:
+def count_hits(name: str, variant: Variant, pool: Pool, hits: GroupHits) -> Outcome:
     """Hits in tokens, and what an unbounded cache of single tokens would have hit beyond them."""
     window = pool.model.window_tokens
     uncovered, replayed = variant.policy.uncovered(window), variant.policy.replayed(window)
@@ -353,7 +341,7 @@ def count_hits(variant: Variant, pool: Pool, hits: GroupHits) -> Outcome:
         replay=int((hits.resumed * size - begun).sum()),
     )
     return Outcome(
-        "",  # whoever chose the rule names it
+        name,
         begun,
         pool.table.total_input_tokens,
         losses,

@@ -18,9 +18,8 @@ from dsv4kv.engines.logs.read import (
 )
 from dsv4kv.engines.names import FAMILIES, engine_family, find_engine
 from dsv4kv.errors import ConfigError
-from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.presets import load_model
-from dsv4kv.model.schema import CacheFormats, choose_formats
+from dsv4kv.model.schema import choose_formats
 
 _ENTRY = "fp8_ds_mla"
 _FORMAT = {"bf16": "bf16", "bfloat16": "bf16", "fp8_inc": "fp8"}
@@ -70,16 +69,13 @@ class Recovery:
 
 
 def recover(log: StartupLog, reading: Reading) -> list[Recovery]:
-    """Configurations that print what the log says, the likeliest first; else the nearest.
-
-    Raises:
-        ConfigError: The log names a model whose cache is not DeepSeek-V4's.
-    """
+    """Configurations that print what the log says, the likeliest first; else the nearest."""
     rules = FAMILIES[log.family].load("log")
     first: dict[tuple[str, int], Recovery] = {}
-    for search in (rules.recover, rules.nearest):
-        for found in [] if first else search(log, reading):
-            first.setdefault((found.title, found.units), found)
+    for found in rules.recover(log, reading):
+        first.setdefault((found.title, found.units), found)
+    for found in rules.nearest(log, reading) if not first else ():
+        first.setdefault((found.title, found.units), found)
     return sorted(first.values(), key=lambda recovery: recovery.score, reverse=True)
 
 
@@ -98,65 +94,47 @@ def engines_of(log: StartupLog) -> tuple[list[Any], bool]:
     return [find_engine(name) for name in reversed(engine_family(log.family))], False
 
 
-# ---- models and formats -------------------------------------------------------------------------
+def possible_deployments(log: StartupLog) -> Iterator[tuple[Deployment, int]]:
+    """Every model, number of draft layers and format that the log does not rule out.
 
-
-@dataclass(frozen=True)
-class Setup:
-    """A model and what is served of it, with how well the log's words agree.
-
-    Attributes:
-        draft_layers: Draft layers in addition to the model's own.
-        agreeing: Statements of the log that agree: model name, drafts, indexer format.
-        arch: What the GPU's kernels are compiled for, where formats go by it (V4.1).
-    """
-
-    model: DSV4Config
-    formats: CacheFormats
-    draft_layers: int
-    agreeing: int
-    arch: str | None = None
-
-
-def possible_setups(log: StartupLog) -> Iterator[Setup]:
-    """Every model, number of draft layers and indexer format that the log does not rule out.
+    With the number of the log's statements that agree: model name, drafts, indexer format. V4.1 is
+    stored as the newest engine does on each GPU and backend.
 
     Raises:
         ConfigError: The log names a model whose cache is not DeepSeek-V4's, or a cache dtype
             that no published log of it has had.
     """
-    named = named_model(log)
-    if named == V41:
-        yield from _setups_of_v41(log)
-        return
-    dtype = _cache_dtype(log, _FORMAT)
-    main = _FORMAT[dtype]
-    for name in [named] if named else v4_presets():
-        model = load_model(name)
-        for (drafts, drafts_agree), (keys, keys_agree) in product(_drafts(log), _indexers(log)):
-            agreeing = (named is not None) + drafts_agree + keys_agree
-            yield Setup(model, choose_formats(model, main, main, keys), drafts, agreeing)
-
-
-def _setups_of_v41(log: StartupLog) -> Iterator[Setup]:
-    """Every way in which the newest engine stores V4.1, by GPU, backend and indexer keys."""
-    rules, engine = FAMILIES[log.family].load("log"), engine_family(log.family)[-1]
-    model, dtype = load_model(V41), _cache_dtype(log, rules.V41_DTYPES)
+    named, rules = named_model(log), FAMILIES[log.family].load("log")
+    block, smallest = log.whole("block"), 64 if named == V41 else 128
+    block = block if block and block % smallest == 0 else None  # that of another table
+    dtype = _cache_dtype(log, rules.V41_DTYPES if named == V41 else _FORMAT)
     ranks = (log.whole("tensor_parallel") or 1) // (log.whole("data_parallel") or 1)
+    sites = rules.V41_SITES if named == V41 else ((None, None),)
     seen = set()
-    for (arch, backend), (drafts, agree), (keys, read) in product(
-        rules.V41_SITES, _drafts(log), _indexers(log)
+    for name, (arch, backend), (drafts, agree), (keys, read) in product(
+        [named] if named else v4_presets(), sites, _drafts(log), _indexers(log)
     ):
-        site = Site(engine, model, arch, max(ranks, 1), backend=backend, dtype=dtype)
-        asked = "mxfp4" if keys == "mxfp4" else None
-        try:
-            names = [name for name, _ in stored_formats(site, {"indexer": asked}).values()]
-        except ConfigError:  # not on this GPU
-            continue
-        if (key := (arch, *names, drafts)) not in seen:
+        model, names = load_model(name), [_FORMAT.get(dtype, dtype)] * 2 + [keys]
+        if named == V41:
+            engine, asked = engine_family(log.family)[-1], "mxfp4" if keys == "mxfp4" else None
+            site = Site(engine, model, arch, max(ranks, 1), backend=backend, dtype=dtype)
+            try:
+                names = [each for each, _ in stored_formats(site, {"indexer": asked}).values()]
+            except ConfigError:  # not on this GPU
+                continue
+        if (key := (name, arch, *names, drafts)) not in seen:
             seen.add(key)
-            formats = choose_formats(model, *names)
-            yield Setup(model, formats, drafts, 1 + agree + read, arch)
+            deployment = Deployment(
+                model,
+                choose_formats(model, *names),
+                max_context_tokens=log.whole("context") or model.max_context_tokens,
+                in_flight_tokens=1,
+                draft_layers=drafts,
+                block_tokens=block,
+                draft_tokens=(log.whole("draft_tokens") or 0) if drafts else 0,
+                arch=arch,
+            )
+            yield deployment, (named is not None) + agree + read
 
 
 def _cache_dtype(log: StartupLog, known: Iterable[str]) -> str:
@@ -181,9 +159,3 @@ def _indexers(log: StartupLog) -> list[tuple[str, bool]]:
     if fp4 is None:
         return [("fp8", False), ("mxfp4", False)]
     return [("mxfp4" if fp4.lower() == "true" else "fp8", True)]
-
-
-def block_tokens(log: StartupLog) -> int | None:
-    """The block or page size of the arguments; other tables' sizes are no such multiples."""
-    block, smallest = log.whole("block"), 64 if named_model(log) == V41 else 128
-    return block if block and block % smallest == 0 else None

@@ -24,7 +24,10 @@ _STAGED_PAGES = 64  # _WRITE_BACK_STAGING_PAGE_CHUNK
 _LAYOUTS = ("page_first", "layer_first", "page_first_direct")
 _RATIO = Fraction(2)
 _SHARE, _SLACK = 0.8, 0.05  # hicache_host_memory_fraction; what auto-sizing leaves of it
-_ORDER = ("kv", "swa", "c4", "c4_indexer", "c4_indexer_scale", "c4_state", "c4_indexer_state")
+_ORDER = (
+    *("kv", "swa", "deepseek_v4_c4", "deepseek_v4_c4_indexer", "deepseek_v4_c4_indexer_scale"),
+    *("deepseek_v4_c4_state", "deepseek_v4_c4_indexer_state"),
+)
 """In which pools are made, which decides which of them is one too many; others come after."""
 
 
@@ -36,25 +39,13 @@ def size_tier(
         name = "HiSparse" if wish.tier == "hisparse" else "HiCache"
         raise ConfigError(f"{name} is sized as {_SINCE} sizes it, not {engine.name}: ask for it.")
     if wish.tier == "hisparse":
-        tier = _hisparse_tier(engine, deployment, capacity.units, wish)
-    else:
-        _check(deployment, wish)
-        sized = _flat_tier if deployment.model.kind == "flat" else _v4_tier
-        tier = sized(engine, deployment, capacity.units, wish)
-    return replace(tier, refusal=_refusal(tier, wish))
-
-
-def _hisparse_tier(
-    engine: "SglangEngine", deployment: Deployment, full_tokens: int, wish: HostWish
-) -> HostTier:
-    pools, entries = engine.pools(deployment), _PAGE // 4
-    page = pools.csa * PageLayout(deployment.formats.main, entries).page_bytes
-    pages = -(-(full_tokens // 4) // entries)
-    kept = {"tokens of context, of which the GPU holds a part": full_tokens}
-    return HostTier("HiSparse", (HostPool("dsv4_hisparse_c4", pages, page),), wish.ranks, kept)
-
-
-def _check(deployment: Deployment, wish: HostWish) -> None:
+        full, entries = capacity.units, _PAGE // 4
+        page = engine.pools(deployment).csa
+        page *= PageLayout(deployment.formats.main, entries).page_bytes
+        pool = HostPool("dsv4_hisparse_c4", -(-(full // 4) // entries), page)
+        kept = {"tokens of context, of which the GPU holds a part": full}
+        tier = HostTier("HiSparse", (pool,), wish.ranks, kept)
+        return replace(tier, refusal=_refusal(tier, wish))
     if not deployment.prefix_cache or deployment.role == "decode":
         raise ConfigError(
             "--enable-hierarchical-cache: SGLang refuses it with --disable-radix-cache, which a "
@@ -65,6 +56,10 @@ def _check(deployment: Deployment, wish: HostWish) -> None:
             f"--hicache-mem-layout {wish.layout}: SGLang keeps these models in "
             f"{', '.join(_LAYOUTS)}: choose one."
         )
+    sized = _flat_tier if deployment.model.kind == "flat" else _v4_tier
+    tier = sized(engine, deployment, capacity.units, wish)
+    notes = f"Beyond it, pages go to the storage backend {wish.storage}, which is not sized."
+    return replace(tier, notes=(notes,) if wish.storage else (), refusal=_refusal(tier, wish))
 
 
 def _v4_tier(
@@ -97,20 +92,15 @@ def _v4_tier(
     kept = {"tokens of context": pages * _PAGE}
     if objects.tail:
         kept["windows (a prefix resumes where it has one)"] = tails
+    places = {name: place for place, name in enumerate(_ORDER)}
     staged = (min(pool.pages, _STAGED_PAGES) * pool.page_bytes for pool in made)
     return HostTier(
         "HiCache",
-        tuple(sorted(made, key=_place)),
+        tuple(sorted(made, key=lambda pool: places.get(pool.name, len(_ORDER)))),
         wish.ranks,
         kept,
-        notes=_notes(wish),
         gpu_bytes=sum(staged) if wish.layout == "page_first" else 0,
     )
-
-
-def _place(pool: HostPool) -> int:
-    name = pool.name.removeprefix("deepseek_v4_")
-    return _ORDER.index(name) if name in _ORDER else len(_ORDER)
 
 
 def paged_objects(engine: "SglangEngine", deployment: Deployment) -> Offloaded:
@@ -135,7 +125,7 @@ def _flat_tier(
     pages = tokens // page + 1
     made = (replace(kv, pages=pages), replace(keys, pages=pages + 1))
     kept = {"tokens of context": pages * page}
-    return HostTier("HiCache", made, wish.ranks, kept, notes=_notes(wish))
+    return HostTier("HiCache", made, wish.ranks, kept)
 
 
 def _fitting_ratio(cell: int, full_tokens: int, page: int, wish: HostWish) -> Fraction:
@@ -162,9 +152,3 @@ def _refusal(tier: HostTier, wish: HostWish) -> str:
             )
         free -= pool.total_bytes * wish.ranks
     return ""
-
-
-def _notes(wish: HostWish) -> tuple[str, ...]:
-    if wish.storage is None:
-        return ()
-    return (f"Beyond it, pages go to the storage backend {wish.storage}, which is not sized.",)

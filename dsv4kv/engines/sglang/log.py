@@ -6,7 +6,7 @@ from itertools import product
 
 from dsv4kv.engines.contract import GIB, Capacity, Deployment
 from dsv4kv.engines.logs.read import Reading, StartupLog, draft_method
-from dsv4kv.engines.logs.recover import Recovery, Setup, block_tokens, engines_of, possible_setups
+from dsv4kv.engines.logs.recover import Recovery, engines_of, possible_deployments
 from dsv4kv.engines.sglang.sizes import SglangEngine
 from dsv4kv.errors import ConfigError
 from dsv4kv.units import format_bytes
@@ -48,16 +48,18 @@ def _configurations(log: StartupLog, reading: Reading) -> Iterator[tuple[Recover
     engines, named = engines_of(log)
     shown = {name for name in reading.fields if name.endswith("_fixed")}
     alike = [each for each in engines if shown == set(each.build.fields)]
-    for engine, setup in product(engines if named else alike or engines, possible_setups(log)):
-        for deployment in _deployments(log, reading, setup):
+    for engine, (base, agreeing) in product(
+        engines if named else alike or engines, possible_deployments(log)
+    ):
+        for deployment in _deployments(log, reading, base):
             try:
                 price = engine.pools(deployment).bytes_per_full_token
             except ConfigError:  # this version does not serve it
                 continue
-            yield _found(engine, deployment, reading), setup.agreeing, price
+            yield _found(engine, deployment, reading), agreeing, price
 
 
-def _deployments(log: StartupLog, reading: Reading, setup: Setup) -> Iterator[Deployment]:
+def _deployments(log: StartupLog, reading: Reading, base: Deployment) -> Iterator[Deployment]:
     """State formats and window ratios that are possible; what the log prints comes first."""
     reported = log.number("window_ratio")
     limit, replicas = log.whole("requests"), log.whole("data_parallel") or 1
@@ -65,18 +67,11 @@ def _deployments(log: StartupLog, reading: Reading, setup: Setup) -> Iterator[De
     stage, first, end = (reading.whole(name) for name in ("stage", "first", "end"))
     overlaps = stage is None and not log.is_on("overlap_off")
     for state, ratio in product((4, 2), [reported] if reported else [None, 0.1]):
-        deployment = Deployment(
-            model=setup.model,
-            formats=setup.formats,
-            max_context_tokens=log.whole("context") or setup.model.max_context_tokens,
+        deployment = replace(
+            base,
             in_flight_tokens=(1 + overlaps) * (log.whole("batched") or _DEFAULT_CHUNK),
-            draft_layers=setup.draft_layers,
-            concurrency=requests,
             state_bytes=state,
-            draft_tokens=log.whole("draft_tokens") or 0 if setup.draft_layers else 0,
-            block_tokens=block_tokens(log),
             window_ratio=ratio,
-            arch=setup.arch,
             prefix_cache=not log.is_on("radix_off"),
             overlap=overlaps,
             replays_windows=log.is_on("own_windows"),

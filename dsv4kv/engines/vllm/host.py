@@ -34,13 +34,11 @@ def size_tier(
     engine: "VllmEngine", deployment: Deployment, capacity: Capacity, wish: HostWish
 ) -> HostTier:
     """The tier of a wish; raises ``ConfigError`` for what it does not have, or refuses."""
-    sizes = {
-        "native": _size_offloading,
-        "simple": _size_simple,
-        "lmcache": _size_lmcache,
-        "lmcache-local": _size_lmcache,
-    }
-    tier = sizes[wish.tier](engine, deployment, capacity, wish)
+    if wish.tier.startswith("lmcache"):
+        tier = _size_lmcache(engine, deployment, wish)
+    else:
+        sized = _size_offloading if wish.tier == "native" else _size_simple
+        tier = sized(engine, deployment, capacity, wish)
     if wish.memory_bytes is None or tier.node_bytes <= wish.memory_bytes:
         return tier
     refusal = (
@@ -58,21 +56,19 @@ def _size_offloading(
         raise ConfigError(
             "vLLM's OffloadingConnector needs a size: add --kv-offloading-size, GiB."
         )
-    groups = offloaded_groups(engine, deployment, wish.retention)
     shared = shares_copy(deployment, wish)
     copies = 1 if shared else wish.replica_ranks
     chunk = _aligned(int(capacity.unit_bytes) * copies)
-    chunks = wish.size_bytes // chunk
+    pool = HostPool("chunks of a block", wish.size_bytes // chunk, chunk)
     whose = "one copy serves all its ranks" if shared else f"{copies} ranks have a copy each"
+    whose = whose if wish.replica_ranks > 1 else "alone"
     return HostTier(
         "OffloadingConnector",
-        (HostPool("chunks of a block", chunks, chunk),),
+        (pool,),
         wish.node_replicas,
-        _kept(groups, chunks, deployment.max_context_tokens, wish.retention),
+        _kept(engine, deployment, pool.pages, wish.retention),
         holder="replica",
-        notes=(
-            f"A chunk is a block of any group; {whose if wish.replica_ranks > 1 else 'alone'}.",
-        ),
+        notes=(f"A chunk is a block of any group; {whose}.",),
     )
 
 
@@ -82,24 +78,18 @@ def _size_simple(
     """SimpleCPUOffloadConnector: blocks of every rank's share of the size."""
     given = _SIMPLE_BYTES if wish.size_bytes is None else wish.size_bytes
     block = int(capacity.unit_bytes)
-    blocks = max(1, given // wish.replica_ranks // block)
-    groups = offloaded_groups(engine, deployment, wish.retention)
+    pool = HostPool("blocks", max(1, given // wish.replica_ranks // block), block)
     return HostTier(
         "SimpleCPUOffloadConnector",
-        (HostPool("blocks", blocks, block),),
+        (pool,),
         wish.ranks,
-        _kept(groups, blocks, deployment.max_context_tokens, wish.retention),
+        _kept(engine, deployment, pool.pages, wish.retention),
         notes=(f"{given:,} B are for all {wish.replica_ranks} ranks of a replica.",),
     )
 
 
-def _size_lmcache(
-    engine: "VllmEngine", deployment: Deployment, capacity: Capacity, wish: HostWish
-) -> HostTier:
-    """LMCacheMPConnector: chunks in a server's memory, whose size is its own.
-
-    LMCacheConnectorV1: chunks in the memory of the first rank.
-    """
+def _size_lmcache(engine: "VllmEngine", deployment: Deployment, wish: HostWish) -> HostTier:
+    """LMCacheMPConnector: a server's memory; LMCacheConnectorV1: memory of the first rank."""
     local, kind = wish.tier == "lmcache-local", deployment.model.kind
     if kind == "v41" and not local:
         raise ConfigError(
@@ -130,11 +120,7 @@ def _chunks(
 
 
 def chunk_bytes(tables: Sequence[LayerGroup], chunk_tokens: int) -> int:
-    """Bytes of a chunk: whole of the context, of a window what it ends with; without padding.
-
-    Raises:
-        ConfigError: A chunk that is no multiple of every block.
-    """
+    """Bytes of a chunk, without padding: all of its context, and the windows at its end."""
     total = 0
     for table in tables:
         if chunk_tokens <= 0 or chunk_tokens % table.block_tokens:
@@ -196,7 +182,7 @@ def _aligned(size_bytes: int) -> int:
 
 
 def counted_tokens(groups: Sequence[Group], chunks: int, context_tokens: int) -> int:
-    """Tokens that vLLM counts for chunks, in requests of one length."""
+    """Tokens that vLLM counts for the chunks, in requests of one length."""
     each = 0
     for group in groups:
         needed = -(-context_tokens // group.block_tokens)
@@ -207,14 +193,9 @@ def counted_tokens(groups: Sequence[Group], chunks: int, context_tokens: int) ->
 
 
 def stored_chunks(group: Group, align: int, prompt_tokens: int, retention: int | None) -> int:
-    """Chunks of a group that are stored of a prompt.
+    """Chunks of a group that are stored of a prompt, where hits end at multiples of ``align``.
 
-    Args:
-        group: The group.
-        align: Tokens of a block of the whole context, where hits end.
-        prompt_tokens: Tokens of the prompt.
-        retention: Tokens between the boundaries whose windows are kept, in addition to the last;
-            0 keeps only the last, None those of every block.
+    Windows are kept at every multiple of ``retention`` tokens (None: every block) and at the end.
     """
     size, need = group.block_tokens, group.needed
     chunks = prompt_tokens // size
@@ -232,23 +213,17 @@ def stored_chunks(group: Group, align: int, prompt_tokens: int, retention: int |
 
 
 def _kept(
-    groups: Sequence[Group], chunks: int, context: int, retention: int | None
+    engine: "VllmEngine", deployment: Deployment, chunks: int, retention: int | None
 ) -> dict[str, int]:
-    align = groups[0].block_tokens
-    found = {
-        f"tokens in requests of {context:,}, as vLLM counts": counted_tokens(
-            groups, chunks, context
-        )
-    }
+    groups = offloaded_groups(engine, deployment, retention)
+    context, align = deployment.max_context_tokens, groups[0].block_tokens
+    counted = counted_tokens(groups, chunks, context)
+    found = {f"tokens in requests of {context:,}, as vLLM counts": counted}
     windowed = len(groups) > 1
     for every in {retention: 0, None: 0} if windowed else {None: 0}:
         each = sum(stored_chunks(group, align, context, every) for group in groups)
-        way = f" ({_way(every)})" if windowed else ""
+        way = "windows at every block" if every is None else "windows at the end alone"
+        way = f"windows every {every:,} tokens" if every else way
+        way = f" ({way})" if windowed else ""
         found[f"prompts of {context:,} tokens at {each:,} chunks{way}"] = chunks // max(each, 1)
     return found
-
-
-def _way(retention: int | None) -> str:
-    if retention is None:
-        return "windows at every block"
-    return f"windows every {retention:,} tokens" if retention else "windows at the end alone"

@@ -11,23 +11,18 @@ Source: vLLM 0.20 to 0.33, ``vllm/models/deepseek_v4``, ``DeepseekV4SWACache``,
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import lcm
 
 from dsv4kv.engines.contract import DRAFT, Deployment, Layer, layers_of
 from dsv4kv.engines.vllm import Grouping, Packing, Release
 from dsv4kv.errors import ConfigError
-from dsv4kv.model.formats import EntryFormat
 
-DEFAULT_BLOCK_TOKENS = 256
-WINDOW_BLOCK_TOKENS = 64
-_STATE_BLOCK_TOKENS = {"csa": 4, "hca": 8}
-_RATIO = {"csa": 4, "hca": 128}
 _STATE_BYTES = 4  # vLLM asserts float32
 _PACKED_ALIGN, _PLAIN_ALIGN = 576, 512  # fp8_ds_mla pages; V4.1's records and plain rows
-_V41_WINDOW_BLOCK, _V41_RING_ROWS = 32, 8
+_WINDOW_BLOCK = {"v4": 64, "v41": 32}
 _WHOLE = "fp8_group32_interleaved"
 _PAIRS = {
     ("fp8_ds_mla", "fp8_ds_mla"),
@@ -41,13 +36,7 @@ _PAIRS = {
 
 @dataclass(frozen=True)
 class Page:
-    """One layer's part of a block.
-
-    Attributes:
-        pool: ``main``, ``indexer``, ``window`` or ``state``.
-        page_bytes: Bytes, padding included.
-        used_bytes: Bytes of entries.
-    """
+    """One layer's part of a block: bytes with padding, and bytes of entries."""
 
     pool: str
     layer: Layer
@@ -61,7 +50,6 @@ class LayerGroup:
 
     Attributes:
         rows: Every layer's pages, in model order.
-        block_tokens: Tokens one block covers.
         window_tokens: Tokens behind the current one that stay readable; None keeps all.
         ring: One block of a request is written round and round.
     """
@@ -76,17 +64,17 @@ class LayerGroup:
         """Whether it keeps the whole context."""
         return self.window_tokens is None and not self.ring
 
-    @property
+    @cached_property
     def pages(self) -> tuple[Page, ...]:
         """Pages of one block, over all layers."""
         return tuple(page for row in self.rows for page in row)
 
-    @property
+    @cached_property
     def page_bytes(self) -> int:
         """Bytes of one block's pages."""
         return sum(page.page_bytes for page in self.pages)
 
-    @property
+    @cached_property
     def sizes(self) -> Counter[int]:
         """How many pages of a block have which size."""
         return Counter(page.page_bytes for page in self.pages)
@@ -97,7 +85,7 @@ class LayerGroup:
         return max(self.sizes.values(), default=0)
 
     def blocks(self, tokens: int, in_flight_tokens: int) -> int:
-        """Blocks of a request of so many tokens, with a reserve for those in flight.
+        """Blocks of a request, with a reserve for the tokens in flight.
 
         Outside the window a block is given back once its tokens are settled, so those in flight
         keep theirs; the window may start inside a block, which costs one more.
@@ -109,11 +97,6 @@ class LayerGroup:
         live = min((self.window_tokens or 0) - 1 + in_flight_tokens, tokens)
         return -(-live // self.block_tokens) + 1
 
-    def on_this_rank(self) -> "LayerGroup":
-        """The same group with the pages of held layers only."""
-        rows = tuple(row for row in self.rows if row[0].layer.held)
-        return replace(self, rows=rows)
-
 
 def build_buckets(deployment: Deployment, layers: Sequence[Layer]) -> list[LayerGroup]:
     """The full-context bucket first, then windows and states, where there are any.
@@ -121,56 +104,54 @@ def build_buckets(deployment: Deployment, layers: Sequence[Layer]) -> list[Layer
     Raises:
         ConfigError: A format, state or block size that vLLM does not have, or no compressed layer.
     """
-    return _BUCKETS[deployment.model.kind](deployment, layers)
+    model, formats, kind = deployment.model, deployment.formats, deployment.model.kind
+    block = deployment.block_tokens
+    if block is None:
+        block = {"v4": 256, "v41": _v41_block(deployment), "flat": 64}[kind]
+    _check(deployment, layers, block)
+    flat = kind == "flat"
+    align = _PACKED_ALIGN if formats.window.name == "fp8_ds_mla" else _PLAIN_ALIGN
+    align = 1 if flat else align
 
+    def page(pool: str, layer: Layer, used_bytes: int) -> Page:
+        return Page(pool, layer, -(-used_bytes // align) * align, used_bytes)
 
-def stride_bytes(deployment: Deployment) -> int:
-    """What the bytes of a block are a multiple of: V4.1's records are rows of the whole cache."""
-    formats = deployment.formats
-    if formats.window.name != _WHOLE:
-        return 1
-    return lcm(formats.window.entry_bytes, formats.main.entry_bytes)
+    def context(layer: Layer) -> tuple[Page, ...]:
+        entries = block // max(layer.ratio, 1)
+        main = page("main", layer, entries * formats.main.entry_bytes)
+        keyed = layer.selects or layer.kind == DRAFT if flat else layer.kind != "hca"
+        if not keyed:
+            return (main,)
+        return main, page("indexer", layer, entries * formats.indexer.entry_bytes)
 
-
-def _v4_buckets(deployment: Deployment, layers: Sequence[Layer]) -> list[LayerGroup]:
-    _check(deployment)
-    block = deployment.block_tokens or DEFAULT_BLOCK_TOKENS
-    compressed = [layer for layer in layers if layer.kind in _RATIO]
-    if not compressed:
+    owners = [layer for layer in layers if flat or layer.owns]
+    if not owners:
         raise ConfigError("vLLM's V4 rules need at least one CSA or HCA layer.")
-    window = deployment.model.window_tokens
-    buckets = [
-        LayerGroup(tuple(_context_pages(deployment, block, layer) for layer in compressed), block),
-        LayerGroup(
-            tuple((_window_page(deployment, layer),) for layer in layers),
-            WINDOW_BLOCK_TOKENS,
-            window,
-        ),
-    ]
-    for kind, span in (("csa", 8), ("hca", 128)):  # CSA overlaps: its state spans two groups of 4
-        rows = tuple(_state_pages(deployment, layer) for layer in compressed if layer.kind == kind)
-        if rows:
-            buckets.append(LayerGroup(rows, _STATE_BLOCK_TOKENS[kind], span))
+    full = LayerGroup(tuple(map(context, owners)), block)
+    if flat:
+        return [full]
+    size = _WINDOW_BLOCK[kind]
+    window = size * formats.window.entry_bytes
+    rows = tuple((page("window", layer, window),) for layer in layers)
+    buckets = [full, LayerGroup(rows, size, model.window_tokens)]
+    if kind == "v41":
+        # rows of a step, drafts included, and the one before: a power of two, 8 at least
+        held = max(8, 1 << (deployment.draft_tokens + 1).bit_length())
+        state = held * 2 * model.head_dim * _STATE_BYTES
+        rings = tuple((Page("state", e, state, state),) for e in owners if e.ratio == 2)
+        return [*buckets, LayerGroup(rings, held, ring=True)] if rings else buckets
+    # kv and score of every token; CSA overlaps: two halves, and a state that spans two groups of 4
+    for owner, tokens, span, channels in (("csa", 4, 8, 4), ("hca", 8, 128, 2)):
+        dims = (model.head_dim, model.index_dim) if owner == "csa" else (model.head_dim,)
+        used = [tokens * channels * dim * _STATE_BYTES for dim in dims]
+        states = tuple(
+            tuple(page("state", layer, each) for each in used)
+            for layer in owners
+            if layer.kind == owner
+        )
+        if states:
+            buckets.append(LayerGroup(states, tokens, span))
     return buckets
-
-
-def _v41_buckets(deployment: Deployment, layers: Sequence[Layer]) -> list[LayerGroup]:
-    """Owners' entries and keys; windows of every layer; rings of the owners of ratio 2."""
-    block = deployment.block_tokens or _v41_block(deployment)
-    _check_v41(deployment, layers, block)
-    owners = [layer for layer in layers if layer.owns]
-    window, rows = deployment.model.window_tokens, _ring_rows(deployment.draft_tokens)
-    buckets = [
-        LayerGroup(tuple(_owned_pages(deployment, block, layer) for layer in owners), block),
-        LayerGroup(
-            tuple((_window_page(deployment, layer, _V41_WINDOW_BLOCK),) for layer in layers),
-            _V41_WINDOW_BLOCK,
-            window,
-        ),
-    ]
-    state = rows * 2 * deployment.model.head_dim * _STATE_BYTES
-    rings = tuple((Page("state", layer, state, state),) for layer in owners if layer.ratio == 2)
-    return [*buckets, LayerGroup(rings, rows, ring=True)] if rings else buckets
 
 
 def _v41_block(deployment: Deployment) -> int:
@@ -181,24 +162,33 @@ def _v41_block(deployment: Deployment) -> int:
     return 64 if hopper else 128
 
 
-def _ring_rows(draft_tokens: int) -> int:
-    """Rows of a step, drafts included, and the one before: a power of two, 8 at least."""
-    return max(_V41_RING_ROWS, 1 << (draft_tokens + 1).bit_length())
-
-
-def _check_v41(deployment: Deployment, layers: Sequence[Layer], block: int) -> None:
-    formats, smallest = deployment.formats, _v41_block(deployment)
-    if (formats.main.name, formats.window.name) not in _PAIRS:
-        pairs = "; ".join(f"{main} and {window}" for main, window in sorted(_PAIRS))
+def _check(deployment: Deployment, layers: Sequence[Layer], block: int) -> None:
+    formats, kind = deployment.formats, deployment.model.kind
+    main, window = formats.main.name, formats.window.name
+    if kind == "v4" and formats.main != formats.window:
         raise ConfigError(
-            f"vLLM keeps V4.1 not in {formats.main.name} with windows in {formats.window.name}: "
-            f"choose {pairs}."
+            f"vLLM keeps window and compressed KV in one format, not {window} and {main}: choose "
+            "fp8_ds_mla, bf16 or fp8 for both."
         )
-    _check_keys_and_state(deployment)
+    if kind == "v41" and (main, window) not in _PAIRS:
+        pairs = "; ".join(" and ".join(pair) for pair in sorted(_PAIRS))
+        raise ConfigError(
+            f"vLLM keeps V4.1 not in {main} with windows in {window}: choose {pairs}."
+        )
+    if formats.indexer.name == "bf16":
+        raise ConfigError("vLLM keeps indexer keys in fp8 or mxfp4, not bf16: choose one of them.")
+    if deployment.state_bytes != _STATE_BYTES or deployment.online_state:
+        raise ConfigError(
+            "vLLM keeps the compressor state of every token of a window in float32: "
+            "choose the state fp32."
+        )
+    smallest, of = {
+        "v4": (128, ""),
+        "v41": (_v41_block(deployment), " for V4.1"),
+        "flat": (64, " for V3.2"),
+    }[kind]
     if block <= 0 or block % smallest:
-        raise ConfigError(
-            f"block_tokens is {block}: vLLM needs a multiple of {smallest} for V4.1."
-        )
+        raise ConfigError(f"block_tokens is {block}: vLLM needs a multiple of {smallest}{of}.")
     held = {layer.index for layer in layers if layer.held}
     for layer in layers:
         if layer.held and layer.ratio and layer.owner not in held:
@@ -207,96 +197,6 @@ def _check_v41(deployment: Deployment, layers: Sequence[Layer], block: int) -> N
                 "pipeline stage: vLLM does not serve that; choose stages that begin at layer "
                 f"{', '.join(str(owner) for owner in deployment.model.kv_owners or ())}."
             )
-
-
-def _owned_pages(deployment: Deployment, block_tokens: int, layer: Layer) -> tuple[Page, ...]:
-    entries, formats = block_tokens // layer.ratio, deployment.formats
-    return (
-        _page("main", layer, deployment, formats.main, entries),
-        _page("indexer", layer, deployment, formats.indexer, entries),
-    )
-
-
-def _flat_buckets(deployment: Deployment, layers: Sequence[Layer]) -> list[LayerGroup]:
-    """Every layer's entries, and keys where it has an indexer: a draft layer has one."""
-    formats, block = deployment.formats, deployment.block_tokens or _FLAT_BLOCK_TOKENS
-    _check_keys_and_state(deployment)
-    if block <= 0 or block % _FLAT_BLOCK_TOKENS:
-        raise ConfigError(
-            f"block_tokens is {block}: vLLM needs a multiple of {_FLAT_BLOCK_TOKENS} for V3.2."
-        )
-
-    def pages(layer: Layer) -> tuple[Page, ...]:
-        sizes = {"main": formats.main.entry_bytes * block}
-        if layer.selects or layer.kind == DRAFT:
-            sizes["indexer"] = formats.indexer.entry_bytes * block
-        return tuple(Page(pool, layer, size, size) for pool, size in sizes.items())
-
-    return [LayerGroup(tuple(pages(layer) for layer in layers), block)]
-
-
-_FLAT_BLOCK_TOKENS = 64
-_BUCKETS: dict[str, Callable[[Deployment, Sequence[Layer]], list[LayerGroup]]] = {
-    "v4": _v4_buckets,
-    "v41": _v41_buckets,
-    "flat": _flat_buckets,
-}
-
-
-def _check(deployment: Deployment) -> None:
-    formats, block = deployment.formats, deployment.block_tokens
-    if formats.main != formats.window:
-        raise ConfigError(
-            f"vLLM keeps window and compressed KV in one format, not {formats.window.name} and "
-            f"{formats.main.name}: choose fp8_ds_mla, bf16 or fp8 for both."
-        )
-    _check_keys_and_state(deployment)
-    if block is not None and (block <= 0 or block % 128):
-        raise ConfigError(f"block_tokens is {block}: vLLM needs a multiple of 128.")
-
-
-def _check_keys_and_state(deployment: Deployment) -> None:
-    if deployment.formats.indexer.name == "bf16":
-        raise ConfigError("vLLM keeps indexer keys in fp8 or mxfp4, not bf16: choose one of them.")
-    if deployment.state_bytes != _STATE_BYTES or deployment.online_state:
-        raise ConfigError(
-            "vLLM keeps the compressor state of every token of a window in float32: "
-            "choose the state fp32."
-        )
-
-
-def _context_pages(deployment: Deployment, block_tokens: int, layer: Layer) -> tuple[Page, ...]:
-    entries = block_tokens // _RATIO[layer.kind]
-    pages = [_page("main", layer, deployment, deployment.formats.main, entries)]
-    if layer.kind == "csa":
-        pages.append(_page("indexer", layer, deployment, deployment.formats.indexer, entries))
-    return tuple(pages)
-
-
-def _window_page(deployment: Deployment, layer: Layer, entries: int = WINDOW_BLOCK_TOKENS) -> Page:
-    return _page("window", layer, deployment, deployment.formats.window, entries)
-
-
-def _page(
-    pool: str, layer: Layer, deployment: Deployment, entry: EntryFormat, entries: int
-) -> Page:
-    return _aligned(pool, layer, deployment, entries * entry.entry_bytes)
-
-
-def _state_pages(deployment: Deployment, layer: Layer) -> tuple[Page, ...]:
-    """Kv and score of every token: two halves of 512 channels for CSA, one for HCA."""
-    model, tokens = deployment.model, _STATE_BLOCK_TOKENS[layer.kind]
-    dims = (model.head_dim, model.index_dim) if layer.kind == "csa" else (model.head_dim,)
-    channels = 4 if layer.kind == "csa" else 2
-    return tuple(
-        _aligned("state", layer, deployment, tokens * channels * dim * _STATE_BYTES)
-        for dim in dims
-    )
-
-
-def _aligned(pool: str, layer: Layer, deployment: Deployment, used_bytes: int) -> Page:
-    align = _PACKED_ALIGN if deployment.formats.window.name == "fp8_ds_mla" else _PLAIN_ALIGN
-    return Page(pool, layer, -(-used_bytes // align) * align, used_bytes)
 
 
 # ---- groups and their blocks --------------------------------------------------------------------
@@ -391,19 +291,17 @@ def _state_parts(buckets: Sequence[LayerGroup]) -> list[int]:
 
 
 def _padded(bucket: LayerGroup, full: LayerGroup) -> LayerGroup:
-    rows = tuple(tuple(_pad(page, full) for page in row) for row in bucket.rows)
-    return replace(bucket, rows=rows)
+    def pad(page: Page) -> Page:
+        larger = [size for size in full.sizes if size >= page.page_bytes]
+        if not larger:
+            raise ConfigError(
+                f"this vLLM keeps a {page.pool} page of {page.page_bytes:,} B in the place of a "
+                f"page of compressed KV, of which the largest has {max(full.sizes):,} B: it needs "
+                "a CSA layer, and blocks of 256 tokens or more."
+            )
+        return replace(page, page_bytes=min(larger))
 
-
-def _pad(page: Page, full: LayerGroup) -> Page:
-    larger = [size for size in full.sizes if size >= page.page_bytes]
-    if not larger:
-        raise ConfigError(
-            f"this vLLM keeps a {page.pool} page of {page.page_bytes:,} B in the place of a page "
-            f"of compressed KV, of which the largest has {max(full.sizes):,} B: "
-            "it needs a CSA layer, and blocks of 256 tokens or more."
-        )
-    return replace(page, page_bytes=min(larger))
+    return replace(bucket, rows=tuple(tuple(map(pad, row)) for row in bucket.rows))
 
 
 @dataclass(frozen=True)
@@ -434,11 +332,17 @@ class BlockLayout:
 def lay_out(release: Release, deployment: Deployment) -> BlockLayout:
     """Groups and bytes of a block; raises ``ConfigError`` for what vLLM does not serve."""
     layers = layers_of(deployment, f"vllm:{release.newest}", release.kinds)
-    buckets = build_buckets(deployment, layers)
-    groups = split_buckets(buckets, release.grouping, pad=release.weighted)
-    held = [group.on_this_rank() for group in groups]
+    groups = split_buckets(
+        build_buckets(deployment, layers), release.grouping, pad=release.weighted
+    )
+    held = [
+        replace(group, rows=tuple(row for row in group.rows if row[0].layer.held))
+        for group in groups
+    ]
     unit = block_bytes(held, release.packing, groups[0])
     if not unit:
         raise ConfigError("this rank holds no layer with a cache: give it at least one layer.")
-    stride = stride_bytes(deployment)
+    formats, stride = deployment.formats, 1
+    if formats.window.name == _WHOLE:  # V4.1's records are rows of the whole cache
+        stride = lcm(formats.window.entry_bytes, formats.main.entry_bytes)
     return BlockLayout(tuple(groups), tuple(held), -(-unit // stride) * stride)

@@ -12,7 +12,7 @@ from itertools import product
 
 from dsv4kv.engines.contract import GIB, Capacity, Deployment
 from dsv4kv.engines.logs.read import Reading, StartupLog
-from dsv4kv.engines.logs.recover import Recovery, Setup, block_tokens, engines_of, possible_setups
+from dsv4kv.engines.logs.recover import Recovery, engines_of, possible_deployments
 from dsv4kv.engines.vllm.sizes import VllmEngine
 from dsv4kv.errors import ConfigError
 from dsv4kv.units import format_bytes
@@ -28,13 +28,18 @@ _SMALL_CHUNK, _SHORT_CONTEXT = 2048, 131_072
 
 @dataclass(frozen=True)
 class _Search:
-    """A log's words, one reading's numbers, and a version of one setup that may give them."""
+    """A log, one reading, and a version with a deployment of one token in flight to try."""
 
     log: StartupLog
     reading: Reading
     engine: VllmEngine
-    setup: Setup
-    context: int
+    deployment: Deployment
+    agreeing: int
+
+    @property
+    def context(self) -> int:
+        """Tokens of the longest request."""
+        return self.deployment.max_context_tokens
 
     @cached_property
     def flights(self) -> list[int]:
@@ -50,24 +55,8 @@ class _Search:
             batches = batches[:1] if self.log.is_on("async") else batches[1:]
         return [count * batched for count in dict.fromkeys(batches)]
 
-    @cached_property
-    def deployment(self) -> Deployment:
-        """With a token in flight."""
-        setup, drafts = self.setup, self.log.whole("draft_tokens") or 0
-        return Deployment(
-            model=setup.model,
-            formats=setup.formats,
-            max_context_tokens=self.context,
-            in_flight_tokens=1,
-            draft_layers=setup.draft_layers,
-            concurrency=self.log.whole("requests"),
-            block_tokens=block_tokens(self.log),
-            draft_tokens=drafts if setup.draft_layers else 0,
-            arch=setup.arch,
-        )
-
     def blocks_counted(self, flight: int) -> int:
-        """Blocks of a request with so many tokens in flight."""
+        """Blocks of a request with these tokens in flight."""
         flying = replace(self.deployment, in_flight_tokens=flight)
         return self.engine.blocks_counted(flying, self.context)
 
@@ -81,7 +70,7 @@ class _Search:
         flight, likely = self._choose(*flights), self.flights
         agrees = int(flight in likely) if likely else 0
         roundness = next(rank for rank, step in enumerate(_ROUND) if flight % step == 0)
-        score = (agrees, self.setup.agreeing, -roundness)
+        score = (agrees, self.agreeing, -roundness)
         found = Recovery(self.engine, self.deployment, memory, units, flights, score)
         return found.with_flight(flight)
 
@@ -99,9 +88,10 @@ def _searches(log: StartupLog, reading: Reading) -> Iterator[_Search]:
     if context is None:
         return
     engines, named = engines_of(log)
-    for engine, setup in product(engines, possible_setups(log)):
+    for engine, (deployment, agreeing) in product(engines, possible_deployments(log)):
         one_line = "tokens" not in reading.fields or engine.release.one_line == reading.one_line
-        search = _Search(log, reading, engine, setup, context)
+        asked = replace(deployment, max_context_tokens=context, concurrency=log.whole("requests"))
+        search = _Search(log, reading, engine, asked, agreeing)
         if named or one_line:
             try:
                 _ = search.unit_bytes
@@ -125,7 +115,7 @@ def nearest(log: StartupLog, reading: Reading) -> Iterator[Recovery]:
             needed, context = search.blocks_counted(flight), search.context
             span = _block_range(search) or range(tokens * needed // context, 0)
             off = abs(span.start * context // needed - tokens)
-            memory, score = span.start * search.unit_bytes, (search.setup.agreeing, -off)
+            memory, score = span.start * search.unit_bytes, (search.agreeing, -off)
             found = search.found(memory, span.start, (flight, flight)).with_flight(flight)
             yield replace(found, score=score, exact=False)
 

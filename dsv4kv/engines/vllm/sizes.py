@@ -11,7 +11,7 @@ Source: vLLM 0.20.2 to 0.33.0 (``gpu_worker.py``, ``kv_cache_utils.py``, ``kv_ca
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from math import prod
@@ -52,12 +52,15 @@ def _size_batches(release: Release, machine: Machine) -> tuple[int, int, str]:
     return 2048, 256, f"{machine.gpu}" if small else "GPUs below 70 GiB"
 
 
-def _overlap(release: Release, machine: Machine) -> tuple[int, str]:
+def _overlap(release: Release, machine: Machine) -> Default:
+    if not release.batches_counted:
+        return Default(1, "this vLLM counts the tokens of one step")
     if machine.pp == 1:
-        return 2, "vLLM schedules a step while one runs (async_scheduling)"
+        return Default(2, "vLLM schedules a step while one runs (async_scheduling)")
+    why = "a step in every stage of the pipeline"
     if release.overlap_stages:
-        return machine.pp + 1, "a step in every stage of the pipeline, and one scheduled"
-    return machine.pp, "a step in every stage of the pipeline"
+        return Default(machine.pp + 1, f"{why}, and one scheduled")
+    return Default(machine.pp, why)
 
 
 _Kind = tuple[str, str]  # pool and layer type
@@ -68,18 +71,11 @@ def _context_costs(full: LayerGroup, unit_bytes: int) -> list[PoolCost]:
     if not pages:  # a pipeline stage without compressed layers holds the blocks all the same
         return [PoolCost("main", "all", 0, padding_bytes=Fraction(unit_bytes, full.block_tokens))]
     costs = []
-    for (pool, layer_type), held in pages.items():
+    for kind, held in pages.items():
         whole = Fraction(unit_bytes * sum(page.page_bytes for page in held), full.page_bytes)
         used = Fraction(sum(page.used_bytes for page in held), full.block_tokens)
-        costs.append(
-            PoolCost(
-                pool,
-                layer_type,
-                len({page.layer for page in held}),
-                marginal_bytes=used,
-                padding_bytes=whole / full.block_tokens - used,
-            )
-        )
+        padding, count = whole / full.block_tokens - used, len({page.layer for page in held})
+        costs.append(PoolCost(*kind, count, marginal_bytes=used, padding_bytes=padding))
     return costs
 
 
@@ -98,14 +94,8 @@ def _window_costs(
         for kind, pages in _by_kind(group.pages).items():
             layers.setdefault(kind, set()).update(page.layer.index for page in pages)
     return [
-        PoolCost(
-            pool,
-            layer_type,
-            len(layers.get((pool, layer_type), ())),
-            fixed_bytes=count,
-            in_flight_bytes=flight[pool, layer_type],
-        )
-        for (pool, layer_type), count in fixed.items()
+        PoolCost(*kind, len(layers.get(kind, ())), fixed_bytes=size, in_flight_bytes=flight[kind])
+        for kind, size in fixed.items()
     ]
 
 
@@ -133,44 +123,7 @@ def _by_kind(pages: Sequence[Page]) -> dict[_Kind, list[Page]]:
     return kinds
 
 
-_DOCS = "https://docs.vllm.ai/en/latest/configuration/conserving_memory/"
-
-
-def _size_lines(
-    available_bytes: int, tokens: int, context: int, concurrency: float, *, one_line: bool
-) -> tuple[str, ...]:
-    size = f"GPU KV cache size: {tokens:,} tokens"
-    most = f"Maximum concurrency for {context:,} tokens per request: {concurrency:.2f}x"
-    memory = f"Available KV cache memory: {_gib(available_bytes)} GiB"
-    return (memory, f"{size}, {most}") if one_line else (memory, size, most)
-
-
-def _refusal_lines(
-    available_bytes: int, checked_bytes: int, needed_bytes: int, context: int, fitting: int
-) -> tuple[str, ...]:
-    """The memory, and the error that ends the start; ``fitting`` 0 where no length fits."""
-    memory = f"Available KV cache memory: {_gib(available_bytes)} GiB"
-    if checked_bytes <= 0:
-        error = (
-            "ValueError: No available memory for the cache blocks. "
-            "Try increasing `gpu_memory_utilization` when initializing the engine "
-            "(this flag also controls CPU memory reservation on the CPU backend, despite its "
-            f"name). See {_DOCS} for more details."
-        )
-        return (memory, error)
-    estimate = (
-        f"Based on the available memory, the estimated maximum model length is {fitting}. "
-        if fitting
-        else ""
-    )
-    error = (
-        f"ValueError: To serve at least one request with the model's max seq len ({context}), "
-        f"({_gib(needed_bytes)} GiB KV cache is needed, which is larger than the available KV "
-        f"cache memory ({_gib(checked_bytes)} GiB). {estimate}Try increasing "
-        "`gpu_memory_utilization` (which also controls CPU memory on the CPU backend) or "
-        f"decreasing `max_model_len` when initializing the engine. See {_DOCS} for more details."
-    )
-    return (memory, error)
+_DOCS = "See https://docs.vllm.ai/en/latest/configuration/conserving_memory/ for more details."
 
 
 def _gib(count: int) -> str:
@@ -188,7 +141,7 @@ class VllmEngine(Engine):
         self.name, self.seen_in_logs = f"vllm:{release.newest}", release.seen_in_logs
 
     def layout(self, deployment: Deployment) -> BlockLayout:
-        """Groups and bytes of a block; raises ``ConfigError`` for what vLLM does not serve."""
+        """Groups and bytes of a block."""
         # neither context nor load decides the layout: searches ask for thousands of both
         key = replace(deployment, max_context_tokens=1, in_flight_tokens=1, concurrency=None)
         return lay_out(self.release, key)
@@ -244,12 +197,15 @@ class VllmEngine(Engine):
         layout, context = self.layout(deployment), deployment.max_context_tokens
         blocks = max(0, available_bytes) // layout.unit_bytes
         needed = self.blocks_counted(deployment, context)
-        refused = self._refusal(deployment, available_bytes)
         concurrency = blocks / needed  # a float, as in vLLM: the line truncates its product
-        printed = None if refused else int(concurrency * context)
-        lines = refused or _size_lines(
-            available_bytes, printed or 0, context, concurrency, one_line=self.release.one_line
-        )
+        printed, lines = None, [f"Available KV cache memory: {_gib(available_bytes)} GiB"]
+        if refused := self._refusal(deployment, available_bytes):
+            lines.append(refused)
+        else:
+            printed = int(concurrency * context)
+            size = f"GPU KV cache size: {printed:,} tokens"
+            most = f"Maximum concurrency for {context:,} tokens per request: {concurrency:.2f}x"
+            lines += [f"{size}, {most}"] if self.release.one_line else [size, most]
         return Capacity(
             cache_bytes=blocks * layout.unit_bytes,
             units=blocks,
@@ -257,44 +213,53 @@ class VllmEngine(Engine):
             units_per_request=Fraction(needed),
             printed_tokens=printed,
             concurrency=Fraction(blocks, needed),
-            log_lines=lines,
+            log_lines=tuple(lines),
         )
 
-    def _refusal(self, deployment: Deployment, available_bytes: int) -> tuple[str, ...]:
-        context = deployment.max_context_tokens
-        checked = available_bytes
+    def _refusal(self, deployment: Deployment, available_bytes: int) -> str:
+        """The error that ends the start; empty where the longest request fits."""
+        context, checked = deployment.max_context_tokens, available_bytes
         if self.release.null_block:
             checked -= self.layout(deployment).unit_bytes
-        if checked > 0 and self.needed_bytes(deployment, context) <= checked:
-            return ()
+        if checked <= 0:
+            return (
+                "ValueError: No available memory for the cache blocks. "
+                "Try increasing `gpu_memory_utilization` when initializing the engine "
+                "(this flag also controls CPU memory reservation on the CPU backend, despite its "
+                f"name). {_DOCS}"
+            )
+        needed = self.needed_bytes(deployment, context)
+        if needed <= checked:
+            return ""
         fitting = bisect_right(
             range(1, context), checked, key=lambda tokens: self.needed_bytes(deployment, tokens)
         )
-        needed = self.needed_bytes(deployment, context)
-        return _refusal_lines(available_bytes, checked, needed, context, fitting)
+        estimate = "Based on the available memory, the estimated maximum model length is "
+        return (
+            f"ValueError: To serve at least one request with the model's max seq len ({context}), "
+            f"({_gib(needed)} GiB KV cache is needed, which is larger than the available KV cache "
+            f"memory ({_gib(checked)} GiB). {f'{estimate}{fitting}. ' if fitting else ''}Try "
+            "increasing `gpu_memory_utilization` (which also controls CPU memory on the CPU "
+            f"backend) or decreasing `max_model_len` when initializing the engine. {_DOCS}"
+        )
 
     def needed_bytes(self, deployment: Deployment, tokens: int) -> int:
         """What the check at start asks for one request; not what the log counts with."""
         layout = self.layout(deployment)
-        unit = (
-            layout.unit_bytes
-            if self.release.grouping == "patterns"
-            else block_bytes(layout.weighed, "tuples", layout.groups[0])
-        )
+        unit = layout.unit_bytes
+        if self.release.grouping == "tuples":
+            unit = block_bytes(layout.weighed, "tuples", layout.groups[0])
         return unit * layout.blocks(tokens, deployment.in_flight_tokens)
 
     def defaults(self, machine: Machine, given: Given) -> Defaults:
         release = self.release
         tokens, requests, of = _size_batches(release, machine)
         limit = min(requests, given.get("step_tokens") or tokens)
-        overlap, why = 1, "this vLLM counts the tokens of one step"
-        if release.batches_counted:
-            overlap, why = _overlap(release, machine)
         return {
             "memory_fraction": Default(Fraction(92, 100), "vLLM's gpu_memory_utilization"),
             "reserve": UNMEASURED,
             "step_tokens": Default(tokens, f"vLLM's max_num_batched_tokens on {of}"),
-            "overlap": Default(overlap, why),
+            "overlap": _overlap(release, machine),
             "request_limit": Default(limit, f"vLLM's max_num_seqs on {of}, of every replica"),
             "logits_limit": Default(512 * MIB, "vLLM's VLLM_SPARSE_INDEXER_MAX_LOGITS_MB"),
         }
@@ -315,10 +280,8 @@ class VllmEngine(Engine):
 
     def starved(self, free_bytes: int, weight_bytes: int, fraction: Fraction) -> str:
         """The refusal before any block is counted (``kv_cache_planning.py``)."""
-        return (
-            "No available memory for the cache blocks. Try increasing `gpu_memory_utilization` "
-            "when initializing the engine"
-        )
+        remedy = "Try increasing `gpu_memory_utilization` when initializing the engine"
+        return f"No available memory for the cache blocks. {remedy}"
 
     def host_tier(self, deployment: Deployment, capacity: Capacity, wish: HostWish) -> HostTier:
         return host.size_tier(self, deployment, capacity, wish)
@@ -365,38 +328,21 @@ _RADIX_BYTES = 1024 * 1024
 _FLASHINFER_BYTES = 128 * 1024 * 1024  # _FLASHINFER_DSV4_WORKSPACE_BUFFER_SIZE
 _TOPK_ALIGN = 128
 
-_Tensor = tuple[int, ...]
-"""Its shape, and the bytes of an element."""
-
 
 def overhead_of(deployment: Deployment, step_tokens: int, *, flashinfer: bool = False) -> Overhead:
     """Workspace and buffers of one rank for a step of so many tokens, by backend."""
-    if flashinfer:
-        own = Held(
-            "workspace of FlashInfer", _FLASHINFER_BYTES, "vLLM 0.33.0: flashinfer_sparse.py"
-        )
-        return Overhead((own,), (), UNKNOWN.unknown)
-    reserve = [
-        Held(
-            "workspace of prompts",
-            workspace_bytes(deployment, step_tokens),
-            "vLLM 0.33.0: four prompts' KV in bf16, or keys of the indexer",
-        ),
-        Held(
-            "top-k indices",
-            step_tokens * deployment.model.index_topk * 4,
-            "vLLM 0.33.0: topk_indices_buffer",
-        ),
-    ]
-    if 128 in deployment.model.compress_ratios:
-        reserve.append(
-            Held(
-                "indices of HCA entries",
-                hca_index_bytes(deployment, step_tokens),
-                "vLLM 0.33.0: two c128a buffers, for prompts and for decoding",
-            )
-        )
-    return Overhead(tuple(reserve), (), UNKNOWN.unknown)
+    rows = [("workspace of FlashInfer", _FLASHINFER_BYTES, "flashinfer_sparse.py")]
+    if not flashinfer:
+        size, indices = workspace_bytes(deployment, step_tokens), deployment.model.index_topk * 4
+        rows = [
+            ("workspace of prompts", size, "four prompts' KV in bf16, or keys of the indexer"),
+            ("top-k indices", step_tokens * indices, "topk_indices_buffer"),
+        ]
+        if 128 in deployment.model.compress_ratios:
+            size, why = hca_index_bytes(deployment, step_tokens), "two c128a buffers, for prompts"
+            rows.append(("indices of HCA entries", size, f"{why} and for decoding"))
+    held = (Held(what, size, f"vLLM 0.33.0: {source}") for what, size, source in rows)
+    return Overhead(tuple(held), (), UNKNOWN.unknown)
 
 
 def workspace_bytes(deployment: Deployment, step_tokens: int) -> int:
@@ -405,12 +351,12 @@ def workspace_bytes(deployment: Deployment, step_tokens: int) -> int:
     ratio = min(filter(None, model.compress_ratios))
     keys = context * (576 * 2 // 132) * (5 if context <= _LONG_CONTEXT else 2) // ratio
     key = deployment.formats.indexer
-    wanted = [_sum([(keys, key.value_bytes, 1), (keys, key.scale_bytes, 1), (_RADIX_BYTES, 1)])]
+    wanted = [_sum((keys, key.value_bytes, 1), (keys, key.scale_bytes, 1), (_RADIX_BYTES, 1))]
     if model.kind != "flat":
         rows = -(-context // ratio) + model.window_tokens + step_tokens
         chosen = _align(model.index_topk + model.window_tokens, _TOPK_ALIGN)
         gathered = (_GATHERED_PROMPTS, rows, model.head_dim, 2)
-        wanted.append(_sum([gathered, (step_tokens, chosen, 4), (step_tokens, 4)]))
+        wanted.append(_sum(gathered, (step_tokens, chosen, 4), (step_tokens, 4)))
     return max(wanted)
 
 
@@ -420,7 +366,8 @@ def hca_index_bytes(deployment: Deployment, step_tokens: int) -> int:
     return step_tokens * (2 * width + 1) * 4
 
 
-def _sum(tensors: Iterable[_Tensor]) -> int:
+def _sum(*tensors: tuple[int, ...]) -> int:
+    """Bytes of tensors, each its shape and the bytes of an element."""
     return sum(_align(prod(tensor), 256) for tensor in tensors)
 
 

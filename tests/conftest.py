@@ -229,10 +229,10 @@ of a check has most of the property. ``make full`` tries every one."""
 @pytest.fixture
 def fresh_faults(monkeypatch: pytest.MonkeyPatch) -> None:
     """Judge faults on a day of 2026: their rows are in doubt after a day that each names."""
-    from dsv4kv.diagnose.faults import judge
+    from dsv4kv.diagnose.faults import table
 
-    given, day = judge.judge, date(2026, 11, 26)
-    monkeypatch.setattr(judge, "judge", lambda subjects, faults, _: given(subjects, faults, day))
+    given, day = table.judge, date(2026, 11, 26)
+    monkeypatch.setattr(table, "judge", lambda subjects, faults, _: given(subjects, faults, day))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

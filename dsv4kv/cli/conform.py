@@ -34,8 +34,7 @@ def conform(
     """Check an engine's cache manager: no block lost, no false hit, no request stuck."""
     from dsv4kv.cli.progress import Watcher
     from dsv4kv.diagnose.conform.check import conform as check
-    from dsv4kv.diagnose.conform.pytest_file import test_file
-    from dsv4kv.diagnose.conform.run import drive
+    from dsv4kv.diagnose.conform.check import drive, test_file
     from dsv4kv.view.conform import report_conformity
     from dsv4kv.view.render import show
 

@@ -29,7 +29,7 @@ def doctor(
 ) -> None:
     """Report what this machine has and lacks; fails if the default bench could not run."""
     from dsv4kv.bench.compare.floor import calibration_path
-    from dsv4kv.diagnose.doctor.examine import examine
+    from dsv4kv.diagnose.doctor import examine
     from dsv4kv.view.doctor import report_checks
     from dsv4kv.view.render import show
 

@@ -11,7 +11,7 @@ from dsv4kv.cli.options import AsJson, Text, argument, option, print_json
 from dsv4kv.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dsv4kv.diagnose.dumps.inspection import Inspection
+    from dsv4kv.diagnose.dumps.difference import Inspection
 
 EPILOG = examples(
     "dsv4kv inspect pages.npy                                  which record, which faults",
@@ -49,8 +49,8 @@ def inspect(
 
     With two dumps: the first difference by position, and of what kind it is.
     """
-    from dsv4kv.diagnose.dumps.inspection import Asked, Context, compare
-    from dsv4kv.diagnose.dumps.inspection import inspect as look
+    from dsv4kv.diagnose.dumps.difference import Asked, Context, compare
+    from dsv4kv.diagnose.dumps.difference import inspect as look
     from dsv4kv.model.presets import load_model
     from dsv4kv.view.inspect import report_comparison, report_inspection
     from dsv4kv.view.render import show

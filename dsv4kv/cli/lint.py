@@ -36,9 +36,8 @@ def lint(
     run. What depends on something unknown, a version or a model, is possible. Ends with
     1 if a fault is found for sure.
     """
-    from dsv4kv.diagnose.faults.judge import judge
     from dsv4kv.diagnose.faults.subject import read_subjects
-    from dsv4kv.diagnose.faults.table import load_faults
+    from dsv4kv.diagnose.faults.table import judge, load_faults
     from dsv4kv.view.lint import report_findings
     from dsv4kv.view.render import show
 

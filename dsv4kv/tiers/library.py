@@ -18,9 +18,8 @@ from dsv4kv.errors import CacheError, StoreUnavailable
 from dsv4kv.model.plan import CHECKPOINT_TOKENS
 from dsv4kv.tiers.families import Family, Kept
 from dsv4kv.tiers.objects import CacheBytes, Objects
-from dsv4kv.tiers.prefixes import Manifest, Prefix, digest, namespace_of, resume_points
+from dsv4kv.tiers.prefixes import Manifest, Prefix, Windows, digest, namespace_of, resume_points
 from dsv4kv.tiers.store import Bytes, Found, Store, cut
-from dsv4kv.tiers.windows import Windows
 
 _CHUNK_BYTES = 32 << 20  # moved at a time: enough for many threads of a store, little of memory
 _ATTEMPTS = 4  # resume points that are tried before a prompt is computed from its first token

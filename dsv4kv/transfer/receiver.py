@@ -15,13 +15,16 @@ from dsv4kv.errors import CacheError, StoreUnavailable, VerificationError
 from dsv4kv.tiers.families import Kept
 from dsv4kv.transfer.frames import MESSAGE, Wire, check_token, greet
 from dsv4kv.transfer.manifest import (
+    Descriptors,
     Manifest,
     Memory,
     check_manifest,
+    coalesce,
+    describe,
     make_manifest,
     read_manifest,
 )
-from dsv4kv.transfer.rows import Descriptors, Moved, coalesce, describe
+from dsv4kv.transfer.outcome import Moved
 from dsv4kv.transfer.transports import MappedReader, Places, Reader, WireReader
 
 

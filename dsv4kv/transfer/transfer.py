@@ -32,6 +32,7 @@ from dsv4kv.model.schema import choose_formats
 from dsv4kv.processes import Child, python, with_package
 from dsv4kv.transfer.frames import is_loopback
 from dsv4kv.transfer.manifest import Manifest, Memory, Segment, attach
+from dsv4kv.transfer.outcome import Costs, Outcome, Run
 from dsv4kv.transfer.prefill import Side, cache_of
 from dsv4kv.transfer.receiver import (
     Peer,
@@ -43,7 +44,6 @@ from dsv4kv.transfer.receiver import (
     receive_layers,
     timed,
 )
-from dsv4kv.transfer.transfer_outcome import Costs, Outcome, Run
 from dsv4kv.transfer.transports import (
     LIBRARIES,
     NotHere,

@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from dsv4kv.diagnose.doctor.machine import Check
+from dsv4kv.diagnose.doctor import Check
 from dsv4kv.view.table import Finding, Level, Part, Table, Text, mark
 
 _LEVELS: dict[str, Level] = {"good": "good", "note": "note", "missing": "missing", "broken": "bad"}

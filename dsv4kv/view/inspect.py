@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 
 from dsv4kv.diagnose.dumps import difference, faults
-from dsv4kv.diagnose.dumps.difference import Comparison
-from dsv4kv.diagnose.dumps.inspection import Inspection
+from dsv4kv.diagnose.dumps.difference import Comparison, Inspection
 from dsv4kv.diagnose.dumps.records import SURE
 from dsv4kv.units import counted
 from dsv4kv.view.quantity import quantity

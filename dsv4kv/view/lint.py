@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from dsv4kv.diagnose.faults.judge import Finding as Found
 from dsv4kv.diagnose.faults.subject import Subject
+from dsv4kv.diagnose.faults.table import Finding as Found
 from dsv4kv.units import counted
 from dsv4kv.view.table import ABSENT, Finding, Part, Table
 

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from dsv4kv.cli import app
-from dsv4kv.diagnose.conform import run
+from dsv4kv.diagnose.conform import check
 from tests.diagnose.conform.toy import Toy
 
 
@@ -20,7 +20,7 @@ def conform(monkeypatch: pytest.MonkeyPatch, *options: str, fault: str = "") -> 
     def toy(*_: Any) -> Iterator[Toy]:
         yield Toy(fault)
 
-    monkeypatch.setattr(run, "drive", toy)
+    monkeypatch.setattr(check, "drive", toy)
     return CliRunner().invoke(app, ["conform", "vllm", "--operations", "1500", *options])
 
 

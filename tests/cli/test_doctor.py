@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 from dsv4kv.bench.compare.floor import read_noise_floors
 from dsv4kv.bench.launches import Outcome, Task
 from dsv4kv.cli import app
-from dsv4kv.diagnose.doctor.machine import Check
+from dsv4kv.diagnose.doctor import Check
 from tests.bench.test_calibrate import make_launches
 from tests.cli.test_shell import run_python
 
@@ -30,7 +30,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Check]:
     """What is found on this machine; its cache is the test's."""
     checks = list(CHECKS)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("dsv4kv.diagnose.doctor.examine.examine", lambda _path: iter(checks))
+    monkeypatch.setattr("dsv4kv.diagnose.doctor.examine", lambda _path: iter(checks))
     return checks
 
 

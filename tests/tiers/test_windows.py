@@ -4,7 +4,7 @@ import pytest
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.presets import load_model
-from dsv4kv.tiers.windows import Windows, parse_windows
+from dsv4kv.tiers.prefixes import Windows, parse_windows
 
 
 def windows(text: str, model: str = "v4-flash", block_tokens: int = 256) -> Windows:

@@ -15,8 +15,8 @@ from dsv4kv.measure.recorder import Recorder
 from dsv4kv.ops.cuda import launch as launching
 from dsv4kv.tiers.library import Library, Restored
 from dsv4kv.tiers.objects import CacheBytes, Mover, differences
+from dsv4kv.tiers.prefixes import Windows, parse_windows
 from dsv4kv.tiers.store import Bytes, Found, Store
-from dsv4kv.tiers.windows import Windows, parse_windows
 from tests.bench.serve.serving import drive_on_cpu, make_config
 from tests.gpu_twin import TwinGpu
 

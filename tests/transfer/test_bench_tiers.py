@@ -18,9 +18,9 @@ from dsv4kv.errors import StoreUnavailable
 from dsv4kv.measure.statistics import Estimate
 from dsv4kv.tiers.objects import CacheBytes, Mover, Objects
 from dsv4kv.tiers.store import MemoryStore
-from dsv4kv.transfer import copies
+from dsv4kv.transfer import tiers as bench_tiers
+from dsv4kv.transfer.outcome import FamilyRow, PrefixRow, TiersOutcome, Way
 from dsv4kv.transfer.tiers import time_copies, time_disk
-from dsv4kv.transfer.tiers_outcome import FamilyRow, PrefixRow, TiersOutcome, Way
 from dsv4kv.view.render import show
 from dsv4kv.view.tiers import report_tiers
 from tests.gpu_twin import TwinGpu, twin_gpu
@@ -138,7 +138,7 @@ def gpu() -> Iterator[TwinGpu]:
     with (
         twin_gpu() as made,
         patch.object(CacheBytes, "__init__", on_twin),
-        patch.multiple(copies, _STEPS=6, _WARM_STEPS=1),
+        patch.multiple(bench_tiers, _STEPS=6, _WARM_STEPS=1),
     ):
         yield made
 

@@ -22,10 +22,10 @@ from dsv4kv.config.load import load_config
 from dsv4kv.config.transfer import TransferConfig
 from dsv4kv.errors import ConfigError, StoreUnavailable
 from dsv4kv.transfer.manifest import Manifest, Memory, make_manifest
+from dsv4kv.transfer.outcome import Outcome
 from dsv4kv.transfer.prefill import Prefill, Side, cache_of
 from dsv4kv.transfer.receiver import Peer, receive_layers
 from dsv4kv.transfer.transfer import LISTENING, TOKEN, dumps, parse_address, run_transfer
-from dsv4kv.transfer.transfer_outcome import Outcome
 from dsv4kv.transfer.transports import MappedReader
 from tests.transfer.test_libraries import NEEDS_MOONCAKE
 

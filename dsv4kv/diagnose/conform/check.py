@@ -1,14 +1,116 @@
 """Random sequences against an engine's manager, until so many operations are done."""
 
+import json
+import os
 import random
+import re
+import sys
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import IO, Any, Protocol
 
-from dsv4kv.diagnose.conform.drawn import DRAWN, expect
-from dsv4kv.diagnose.conform.sequences import Sequence, shrink
+from dsv4kv.diagnose.conform.sequences import DRAWN, Sequence, expect, shrink
 from dsv4kv.errors import PeerUnavailable
+from dsv4kv.processes import Child, find_program
+
+FOLDER = Path(__file__).parent
+# older Pythons, as engines have, know no -P: "" is the current folder
+_START = (
+    "import sys; sys.path[:] = [*filter(None, sys.path), {folder!r}]; "
+    "from driven.serve import main; main()"
+)
+
+
+class _Undriven(PeerUnavailable):
+    """Why an engine's Python does not answer."""
+
+
+class Driven:
+    """A driver that answers.
+
+    Attributes:
+        engine: Whose manager it drives.
+        version: The engine's.
+        traits: What of the rules of hits it has.
+    """
+
+    def __init__(self, engine: str, given: IO[str], answers: IO[str]) -> None:
+        """Wait until the engine is there; raises ``PeerUnavailable`` with why it is not."""
+        self.engine, self._given, self._answers = engine, given, answers
+        first = self._answer()
+        if "missing" in first:
+            raise _Undriven(first["missing"])
+        self.version: str = first["version"]
+        self.traits: dict[str, bool] = first["traits"]
+
+    def ask(self, sequence: Sequence) -> dict[str, Any]:
+        """``broken``: by invariant, how it broke and after how many operations; and ``done``."""
+        with suppress(BrokenPipeError):  # then there is no answer either
+            self._given.write(json.dumps(asdict(sequence)) + "\n")
+            self._given.flush()
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        line = self._answers.readline()
+        if not line:
+            raise _Undriven("its Python has ended")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+@contextmanager
+def _asking(given: int) -> Iterator[IO[str]]:
+    """What is written to; whether anybody still reads it shows in the answers."""
+    file = os.fdopen(given, "w")
+    try:
+        yield file
+    finally:
+        with suppress(BrokenPipeError):
+            file.close()
+
+
+@contextmanager
+def drive(engine: str, python: str | None = None, package: Path | None = None) -> Iterator[Driven]:
+    """Start a driver; it ends with the block.
+
+    Args:
+        engine: ``vllm`` or ``sglang``.
+        python: The engine's Python; None for this one.
+        package: The folder that the engine's package is in, where it is not installed.
+
+    Raises:
+        PeerUnavailable: No such Python, or no such engine that it can import.
+    """
+    program = find_program(python or sys.executable)
+    if program is None:
+        raise PeerUnavailable(f"there is no Python at {python}: name the engine's own.")
+    if package is not None and not (package / engine).is_dir():
+        raise PeerUnavailable(
+            f"{package} holds no folder {engine}: name the one that the package is in."
+        )
+    questions, given = os.pipe()
+    answered, answers = os.pipe()
+    start = _START.format(folder=str(FOLDER))
+    where = str(package.resolve()) if package else ""
+    with _asking(given) as ask, os.fdopen(answered) as hear:
+        command = [program, "-c", start, engine, where, str(questions)]
+        child = Child(command, stdout=answers, pass_fds=(questions,))
+        os.close(questions)
+        os.close(answers)
+        try:
+            yield Driven(engine, ask, hear)
+        except _Undriven as error:
+            raise PeerUnavailable(
+                f"{engine} cannot be checked with {program}: {error}. Take the Python of an "
+                f"environment in which {engine} is installed (--python), or a folder with its "
+                "package (--package)."
+            ) from None
+        finally:
+            child.kill()
+
 
 INVARIANTS = {
     "blocks": "no block is lost, or held by two that do not share it",
@@ -133,3 +235,52 @@ def _shortest(manager: Manager, first: Failure) -> Failure:
     found = expect(shrink(first.sequence, lambda shorter: bool(said(expect(shorter)))))
     says = said(found)
     return replace(first, says=says, sequence=found, repeats=True) if says else first
+
+
+_PARTS = {
+    "vllm": ("broken", "offloading", "vllm"),
+    "sglang": ("broken", "hicache", "sglang"),
+}
+_DRIVEN = Path(__file__).parent / "driven"
+_RELATIVE = re.compile(r"^from \.\w+ import .*\n", re.MULTILINE)
+_HEADER = re.compile(r"\A(# .*\n)*")
+
+_TEST = '''
+
+SETTINGS = {settings}
+OPERATIONS = [
+{operations}
+]
+
+
+def test_{kind}():
+    """{invariant}.
+
+    Seen with {engine} {version}: {says}.
+    """
+    engine = load(os.environ.get("PACKAGE"))
+    broken, _ = run(NAME, lambda: Session(engine, SETTINGS), OPERATIONS)
+    assert not broken, broken
+'''
+
+
+def test_file(engine: str, version: str, failure: Failure) -> str:
+    """The text of the file: stand-ins, the driver and the sequence."""
+    parts = [(_DRIVEN / f"{name}.py").read_text("utf-8") for name in _PARTS[engine]]
+    code = "\n\n".join(_RELATIVE.sub("", _HEADER.sub("", part)) for part in parts)
+    sequence = failure.sequence
+    test = _TEST.format(
+        settings=repr(sequence.settings),
+        operations="\n".join(f"    {operation!r}," for operation in sequence.operations),
+        kind=failure.kind,
+        invariant=INVARIANTS[failure.kind].capitalize(),
+        engine=engine,
+        version=version,
+        says=failure.says.replace("\\", "/"),
+    )
+    about = (
+        f'"""{engine}\'s own cache manager without tensors: pytest this file where {engine} is '
+        "installed.\n\nWhere it is only unpacked, PACKAGE names the folder. Made by dsv4kv "
+        'conform.\n"""\n\nimport os\n'
+    )
+    return about + code + test

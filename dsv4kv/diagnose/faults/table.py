@@ -7,9 +7,10 @@ of it; nothing of it is run. What is not known makes a condition neither true no
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import date
 from functools import cache
-from typing import Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
 import yaml
 from pydantic import (
@@ -24,6 +25,9 @@ from pydantic import (
 from dsv4kv.engines.names import replayed_engines
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import shipped, shipped_names
+
+if TYPE_CHECKING:
+    from dsv4kv.diagnose.faults.subject import Subject
 
 ANY_VERSION = "*"
 _COMPARE: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
@@ -42,22 +46,6 @@ Values = Sequence[str] | None
 """What is known of a thing: its values, none where it is not there; None where nobody said."""
 Truth = bool | None
 """Whether a condition holds; None where that is not known."""
-
-
-class Known(Protocol):
-    """What is known of what a fault may be in."""
-
-    def values(self, kind: str, name: str) -> Values:
-        """Of a flag, variable, input or field, by its name."""
-
-    def says(self, pattern: str) -> Truth:
-        """Whether a line has it."""
-
-    def model_is(self, names: Sequence[str]) -> Truth:
-        """Whether the model is one of these, or of their families."""
-
-    def gpu_is(self, archs: Sequence[str]) -> Truth:
-        """Whether the GPU's kernels are compiled for one of these."""
 
 
 class _Row(BaseModel):
@@ -121,7 +109,7 @@ class Condition(_Row):
             raise ValueError(f"{things[0]} takes no {' with '.join(predicates)}")
         return self
 
-    def holds(self, known: Known) -> Truth:
+    def holds(self, known: "Subject") -> Truth:
         """Whether it holds."""
         if self.any is not None:
             return some(each.holds(known) for each in self.any)
@@ -294,3 +282,69 @@ def load_faults() -> tuple[Fault, ...]:
         for name in names
         for fault in read_faults((folder / f"{name}.yaml").read_text("utf-8"), f"{name}.yaml")
     )
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A fault that a subject has, or may have.
+
+    Attributes:
+        fault: The row.
+        subject: What has it.
+        doubts: What is not known, in words; empty where it is sure.
+    """
+
+    fault: Fault
+    subject: "Subject"
+    doubts: tuple[str, ...]
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether nothing is in doubt."""
+        return not self.doubts
+
+    def as_values(self) -> dict[str, Any]:
+        """As plain values."""
+        row = self.fault.model_dump(mode="json", exclude={"when"})
+        return {"of": self.subject.title, "sure": self.is_sure, "doubts": list(self.doubts)} | row
+
+
+def judge(subjects: Sequence["Subject"], faults: Sequence[Fault], today: date) -> list[Finding]:
+    """What is found of all subjects, what is sure first."""
+    found = [each for subject in subjects for each in _judge_one(subject, faults, today)]
+    return sorted(found, key=lambda each: not each.is_sure)
+
+
+def _judge_one(subject: "Subject", faults: Sequence[Fault], today: date) -> Iterator[Finding]:
+    for fault in faults:
+        if fault.engine != subject.engine:
+            continue
+        covered = fault.covers(subject.version)
+        held = [condition.holds(subject) for condition in fault.when]
+        if covered is False or False in held:
+            continue
+        pairs = zip(held, fault.when, strict=True)
+        unknown = [each for truth, each in pairs if truth is None]
+        if all(map(_is_likely, unknown)):
+            yield Finding(fault, subject, tuple(_doubts(fault, covered, unknown, today)))
+
+
+def _is_likely(unknown: Condition) -> bool:
+    """Whether a fault is shown although this is unknown: most set no variable, all have a GPU."""
+    unset = unknown.variable is not None and unknown.given is False
+    return unset or unknown.model is not None or unknown.gpu is not None
+
+
+def _doubts(
+    fault: Fault, covered: Truth, unknown: Sequence[Condition], today: date
+) -> Iterator[str]:
+    if covered is None:
+        yield f"the version is not known: {fault.engine} {fault.versions} has it"
+    if any(each.model for each in unknown):
+        yield "the model is not known"
+    if any(each.variable for each in unknown):
+        yield "a log does not show the environment"
+    if any(each.gpu for each in unknown):
+        yield "the GPU is not known: add --gpu"
+    if today > fault.until:
+        yield f"{fault.thread} was last checked in {fault.seen:%Y-%m}"

@@ -8,18 +8,20 @@ from types import SimpleNamespace
 
 import pytest
 
-from dsv4kv.diagnose.conform.check import INVARIANTS, conform
-from dsv4kv.diagnose.conform.drawn import (
+from dsv4kv.diagnose.conform.check import INVARIANTS, conform, drive
+from dsv4kv.diagnose.conform.check import test_file as file_of
+from dsv4kv.diagnose.conform.driven import broken, serve
+from dsv4kv.diagnose.conform.sequences import (
     DRAWN,
+    PAGE,
+    Operation,
+    Sequence,
     draw_sglang,
     draw_vllm,
     expect,
     least_blocks,
+    shrink,
 )
-from dsv4kv.diagnose.conform.driven import broken, serve
-from dsv4kv.diagnose.conform.pytest_file import test_file as file_of
-from dsv4kv.diagnose.conform.run import drive
-from dsv4kv.diagnose.conform.sequences import PAGE, Operation, Sequence, shrink
 from dsv4kv.errors import PeerUnavailable
 from tests.diagnose.conform.toy import Toy
 

@@ -6,10 +6,16 @@ from typing import Any
 import pytest
 import yaml
 
-from dsv4kv.diagnose.faults.judge import judge
-from dsv4kv.diagnose.faults.results import facts_of
-from dsv4kv.diagnose.faults.subject import Subject
-from dsv4kv.diagnose.faults.table import Condition, Fault, Truth, load_faults, read_faults, release
+from dsv4kv.diagnose.faults.subject import Subject, facts_of
+from dsv4kv.diagnose.faults.table import (
+    Condition,
+    Fault,
+    Truth,
+    judge,
+    load_faults,
+    read_faults,
+    release,
+)
 from dsv4kv.errors import ConfigError
 
 ROW: dict[str, Any] = {

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kv.diagnose.conform.check import Verdict, conform
-from dsv4kv.diagnose.conform.pytest_file import test_file as file_of
-from dsv4kv.diagnose.conform.run import Driven, drive
+from dsv4kv.diagnose.conform.check import Driven, Verdict, conform, drive
+from dsv4kv.diagnose.conform.check import test_file as file_of
 from dsv4kv.diagnose.conform.sequences import Operation, Sequence
 
 HERE = Path(__file__).parent

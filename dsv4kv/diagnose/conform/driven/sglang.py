@@ -20,9 +20,8 @@ from collections import deque
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
-from .broken import Broken, check_free, find_package, note
+from .broken import Broken, bare_package, check_free, find_package, note, stand_in
 from .hicache import HICACHE, HostMemory, attach, load_hicache, open_pool, prepare
-from .stand_ins import bare_package, stand_in
 
 NAME = "sglang"
 MEMORY = "sglang.srt.mem_cache"

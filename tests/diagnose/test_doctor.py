@@ -1,0 +1,290 @@
+"""What doctor says of a machine, by what is there; clocks that agree and clocks that do not."""
+
+import json
+from collections import namedtuple
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from dsv4kv.diagnose import doctor
+from dsv4kv.diagnose.doctor import Check
+from dsv4kv.errors import CudaUnavailable
+from tests.gpu_twin import TwinGpu, twin_device
+
+Usage = namedtuple("Usage", "total used free")
+HERE: dict[str, Any] = {
+    "cpu": "AMD EPYC 9554", "cpu_count": 8, "load_1min": 0.4, "governor": "performance",
+    "memory_bytes": 32 << 30,
+}  # fmt: skip
+DRIVER: dict[str, str | None] = {"driver": "580.65.06", "cuda": "13.0"}
+NO_DRIVER: dict[str, str | None] = {"driver": None, "cuda": None}
+S = 1_000_000_000
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Quiet, with 24 GiB of memory available, an empty disk and no GPU."""
+    memory = SimpleNamespace(available=24 << 30)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(1 << 40, 0, 1 << 39))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(doctor, "_DRIVER_PARAMETERS", tmp_path / "params")
+    monkeypatch.setattr(doctor, "_OWN_STATUS", tmp_path / "status")
+
+
+def by_name(checks: Any) -> dict[str, Check]:
+    return {check.name: check for check in checks}
+
+
+def test_every_topic_is_looked_at(tmp_path: Path) -> None:
+    topics = [check.topic for check in doctor.examine(tmp_path / "none.json")]
+    assert list(dict.fromkeys(topics)) == [
+        "machine", "software", "GPU", "profilers", "peers", "timers",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "found", "advice"),
+    [
+        (None, "missing", "none yet", "dsv4kv doctor --calibrate"),
+        ("{", "missing", "holds no noise_floor", ""),
+        ({"noise_floor": 0.02, "machine": {"hostname_sha256": "f" * 64}}, "missing",
+         "that of another machine", ""),
+        ({"noise_floor": 0.0234}, "good", "noise floor 2.34 %, 20", ""),
+        ({"noise_floor": 0.66}, "note", "noise floor 66 %", "a floor this wide hides changes"),
+    ],
+)  # fmt: skip
+def test_a_calibration_is_told(
+    content: Any, status: str, found: str, advice: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "calibration.json"
+    if content is not None:
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+    check = by_name(doctor.examine(path))["calibration"]
+    assert check.status == status
+    assert found in check.found
+    assert advice in str(check.advice)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "status", "said"),
+    [
+        ({}, "memory", "good", "32.0 GiB in all, 24.0 GiB available"),
+        ({"load_1min": 1.9}, "load", "good", ""),
+        ({"load_1min": 2.1}, "load", "note", "other processes run"),
+        ({"governor": "powersave"}, "governor", "note", "frequency-set --governor performance"),
+        ({"cpu": None, "cpu_count": None}, "CPU", "good", "model unknown, ? to use"),
+        ({"load_1min": None}, "load", "note", "not available"),
+        ({"governor": None}, "governor", "note", "not available"),
+        ({"available": 512 << 20}, "memory", "broken", "needs about 1.00 GiB: end other programs"),
+        ({"available": None, "memory_bytes": None}, "memory", "note", "not available"),
+    ],
+)
+def test_the_host_is_judged(
+    changes: dict[str, Any], name: str, status: str, said: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    if "available" in changes:
+
+        def look() -> SimpleNamespace:
+            if changes["available"] is None:
+                raise OSError
+            return SimpleNamespace(available=changes["available"])
+
+        monkeypatch.setattr(psutil, "virtual_memory", look)
+    checks = by_name(doctor.check_machine(HERE | changes, tmp_path / "results"))
+    assert checks[name].status == status
+    assert said in f"{checks[name].found} {checks[name].advice}"
+    assert bool(checks[name].advice) == (status in ("note", "broken") and "not avail" not in said)
+
+
+def test_a_folder_is_judged_by_the_one_it_will_be_made_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = tmp_path / "results"
+    assert doctor.check_folder("t", "n", results / "a" / "b", "e", "a").status == "good"
+    assert not results.exists()
+    results.write_text("a file")
+    check = doctor.check_folder("t", "n", results, "e", "name another")
+    assert (check.status, check.advice) == ("missing", "name another")
+    assert by_name(doctor.check_machine(HERE, results))["results"].status == "missing"
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(results))
+    assert by_name(doctor.check_machine(HERE, results))["results"].status == "broken"
+    monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(1 << 40, 0, 5 << 20))
+    check = doctor.check_folder("t", "n", tmp_path, "e", "a")
+    assert check.status == "missing"
+    assert check.found.endswith("5.00 MiB free")
+
+
+def test_packages_and_tools_are_told_with_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def absent(*_: object) -> Any:
+        raise CudaUnavailable("it is not here.")
+
+    checks = by_name(doctor.check_software())
+    assert (checks["torch"].status, checks["torch"].found) == ("good", torch.__version__)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("DSV4KV_CACHE_DIR", str(tmp_path / "file"))
+    monkeypatch.setattr("dsv4kv.ops.cuda.compile.nvrtc_version", absent)
+    monkeypatch.setattr("dsv4kv.ops.cuda.inspection.find_tool", absent)
+    checks = by_name(doctor.check_software())
+    assert checks["kernel cache"].status == "missing"
+    assert (checks["NVRTC"].found, checks["NVRTC"].status) == ("it is not here.", "missing")
+    assert checks["NVRTC"].advice == "pip install 'dsv4kv[cuda]'"
+    assert checks["nvdisasm"].advice == "pip install nvidia-cuda-nvdisasm"
+
+
+def test_a_package_that_cannot_be_imported_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> None:
+        raise OSError("libtorch_cpu.so: cannot open shared object file")
+
+    monkeypatch.setattr(doctor, "import_module", fail)
+    check = by_name(doctor.check_software())["torch"]
+    assert check.status == "broken"
+    assert "(OSError: libtorch_cpu.so: cannot open" in check.found
+    assert check.advice == "install it again: pip install --force-reinstall torch"
+
+
+@pytest.mark.parametrize("has_gpu", [True, False])
+def test_peers_and_profilers_are_advised_where_they_could_run(
+    has_gpu: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "vllm.py").write_text("raise RuntimeError('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    checks = by_name(doctor.check_peers(has_gpu=has_gpu))
+    assert set(checks) == {"vllm", "sglang", "flash_mla", "flag_gems"}
+    assert (checks["vllm"].status, checks["vllm"].enables) == ("good", "bench --backend vllm")
+    assert (checks["sglang"].status, bool(checks["sglang"].advice)) == ("missing", has_gpu)
+    assert checks["flash_mla"].advice is None
+    tool = tmp_path / "nsys"
+    tool.write_text("#!/bin/sh\necho NVIDIA Nsight Systems version 2025.5.1.121-3638\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    nsys, ncu = doctor.check_profilers(has_gpu=has_gpu)
+    assert (nsys.status, nsys.found) == ("good", f"2025.5.1.121-3638, {tool}")
+    assert (ncu.status, bool(ncu.advice)) == ("missing", has_gpu)
+
+
+@pytest.mark.parametrize(
+    ("versions", "capability", "built", "status", "said"),
+    [
+        (NO_DRIVER, None, None, "missing", "none"),
+        (DRIVER, None, None, "missing", "is built without CUDA pip install torch if needed"),
+        (DRIVER, None, "13.2", "missing", "built for CUDA 13.2, the driver is for 13.0"),
+        (DRIVER, (9, 0), "13.0", "good", "NVIDIA H200, capability 9.0, 140 GiB, torch for CUDA"),
+        (DRIVER, (7, 5), "13.0", "broken", "kernels need capability 8.0: run with --device cpu."),
+    ],
+)
+def test_a_gpu_is_told_by_driver_and_torch(
+    versions: dict[str, Any], capability: tuple[int, int] | None, built: str | None, status: str,
+    said: str, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(torch.version, "cuda", built)
+    if capability:
+        major, minor = capability
+        facts = SimpleNamespace(
+            name="NVIDIA H200", major=major, minor=minor, total_memory=140 << 30
+        )
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: facts)
+    checks = by_name(doctor.check_gpu(versions))
+    assert ("counters" in checks) == (versions is DRIVER)
+    assert checks["GPU"].status == status
+    assert said.partition(" pip")[0] in f"{checks['GPU'].found} {checks['GPU'].advice}"
+    assert ("Else the CPU backend runs" in str(checks["driver"].advice)) == (versions is NO_DRIVER)
+
+
+@pytest.mark.parametrize(
+    ("parameter", "capabilities", "status"),
+    [
+        ("RmProfilingAdminOnly: 0\n", 0, "good"),
+        ("RmProfilingAdminOnly: 1\n", 0, "missing"),
+        ("RmProfilingAdminOnly: 1\n", 1 << 21, "good"),
+        ("RmProfilingAdminOnly: 1\n", 1 << 38, "good"),
+        ("RmProfilingAdminOnly: 1\n", 1 << 20, "missing"),
+        ("Something: 1\n", 0, "note"),
+        (None, 0, "note"),
+    ],
+)
+def test_counters_are_for_those_whom_the_driver_lets(
+    tmp_path: Path, parameter: str | None, capabilities: int, status: str
+) -> None:
+    if parameter:
+        (tmp_path / "params").write_text(f"Other: 3\n{parameter}")
+    (tmp_path / "status").write_text(f"Name:\tpython\nCapEff:\t{capabilities:016x}\n")
+    check = by_name(doctor.check_gpu(DRIVER))["counters"]
+    assert check.status == status
+    assert ("NVreg_RestrictProfilingToAdminUsers=0" in str(check.advice)) == (status == "missing")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_gpus_clock_is_checked_and_one_in_trouble_ends_nothing(
+    fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(_: object) -> Check:
+        if fails:
+            raise RuntimeError("CUDA out of memory. Tried …\nmore")
+        return Check("timers", "GPU events", "good", "agree", "")
+
+    monkeypatch.setattr("dsv4kv.bench.device.find_device", lambda _: twin_device(TwinGpu()))
+    monkeypatch.setattr(doctor, "check_device_clock", check)
+    found = by_name(doctor.examine(tmp_path))["GPU events"]
+    expected = ("missing", "CUDA out of memory. Tried …") if fails else ("good", "agree")
+    assert (found.status, found.found) == expected
+
+
+class Clocks:
+    """Time passes in a sleep and by 30 ns with every look; the wall's clock may run otherwise."""
+
+    def __init__(self, wall_rate: float, step_ns: int) -> None:
+        self.now_ns, self.wall_rate, self.step_ns = 5 * S, wall_rate, step_ns
+
+    def look(self) -> int:
+        self.now_ns += 30
+        return self.now_ns // self.step_ns * self.step_ns
+
+    def wall(self) -> int:
+        return round(self.now_ns * self.wall_rate)
+
+    def sleep(self, seconds: float) -> None:
+        self.now_ns += round(seconds * S)
+
+
+@pytest.mark.parametrize(
+    ("rate", "step_ns", "clock", "resolution"),
+    [
+        (1.0005, 10, "good", "good"),
+        (0.99, 10, "note", "good"),
+        (1.01, 10, "note", "good"),
+        (0.0, 10, "note", "good"),
+        (1.0, 2_000, "good", "note"),
+        (1.0, 10 * S, "note", "note"),
+    ],
+)
+def test_the_hosts_clock_is_held_against_the_walls(
+    rate: float, step_ns: int, clock: str, resolution: str
+) -> None:
+    clocks = Clocks(rate, step_ns)
+    checks = by_name(doctor.check_host_clocks(clocks.look, clocks.wall, clocks.sleep))
+    assert checks["perf_counter"].status == clock
+    assert bool(checks["perf_counter"].advice) == (clock == "note")
+    assert checks["resolution"].status == resolution
+
+
+@pytest.mark.parametrize(("host_ns", "status"), [(100_900_000, "good"), (102_000_000, "note")])
+def test_a_gpus_events_are_held_against_the_host(host_ns: int, status: str) -> None:
+    assert doctor.compare_device_clock(100_000_000, host_ns).status == status
+
+
+def test_both_time_the_same_copies() -> None:
+    """Events of the twin are a microsecond apart, so is a reading of this clock."""
+    looks = iter(range(0, 10**9, 1_000))
+    check = doctor.check_device_clock(twin_device(TwinGpu()), 64, lambda: next(looks))
+    assert check.status == "good"
+    assert check.found.startswith("1.00 µs against 1.00 µs of perf_counter")

@@ -49,7 +49,7 @@ def inspect(
 
     With two dumps: the first difference by position, and of what kind it is.
     """
-    from dsv4kv.diagnose.dumps.difference import Asked, Context, compare
+    from dsv4kv.diagnose.dumps.difference import Context, compare
     from dsv4kv.diagnose.dumps.difference import inspect as look
     from dsv4kv.model.presets import load_model
     from dsv4kv.view.inspect import report_comparison, report_inspection
@@ -58,10 +58,11 @@ def inspect(
     if table2 and not dump2:
         raise ConfigError("--table2 is of a second dump: name that, too, or give --table.")
     context = Context(load_model(model), ratio, first, held)
-    found = [look(dump, Asked(tensor, format_, entries, table), context)]
+    asked: dict[str, Any] = {"tensor": tensor, "format_name": format_}
+    found = [look(dump, context, **asked, entries=entries, table_file=table)]
     comparison = None
     if dump2 is not None:
-        found.append(look(dump2, Asked(tensor, format_, None, table2), context))
+        found.append(look(dump2, context, **asked, table_file=table2))
         comparison = compare(found[0], found[1], context)
     if as_json:
         dumps = [_to_values(each) for each in found]

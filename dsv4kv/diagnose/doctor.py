@@ -33,24 +33,17 @@ Status = Literal["good", "note", "missing", "broken"]
 
 @dataclass(frozen=True)
 class Check:
-    """A finding about this machine.
-
-    Attributes:
-        topic: What it belongs to: ``machine``, ``software``, ``GPU``, ``profilers``, ``peers`` or
-            ``timers``.
-        name: What was looked at.
-        status: ``missing`` leaves something out, ``broken`` something that `dsv4kv bench` needs.
-        found: What is there.
-        enables: What it is for.
-        advice: What to do; None where nothing is to be done.
-    """
+    """A finding about this machine."""
 
     topic: str
-    name: str
+    """What it belongs to: ``machine``, ``software``, ``GPU``, ``profilers``, ``peers`` or
+    ``timers``."""
+    name: str  # what was looked at
     status: Status
-    found: str
-    enables: str
-    advice: str | None = None
+    """``missing`` leaves something out, ``broken`` something that `dsv4kv bench` needs."""
+    found: str  # what is there
+    enables: str  # what it is for
+    advice: str | None = None  # what to do; None where nothing is to be done
 
 
 _WIDE = 0.05  # compare is to find changes of a few per cent

@@ -139,38 +139,26 @@ SHORT, STUBBORN = 20, 5
 
 @dataclass(frozen=True)
 class Failure:
-    """An invariant that broke.
+    """An invariant that broke."""
 
-    Attributes:
-        kind: Which of ``INVARIANTS``.
-        says: What was seen: at the end of the shortest sequence, or at first if it did not repeat.
-        sequence: The shortest that was found; the first if it did not repeat.
-        found_after: Operations that had been done when it was first seen.
-        repeats: Whether the invariant breaks each time that the sequence is asked.
-    """
-
-    kind: str
+    kind: str  # which of ``INVARIANTS``
     says: str
-    sequence: Sequence
-    found_after: int
-    repeats: bool
+    """What was seen: at the end of the shortest sequence, or at first if it did not repeat."""
+    sequence: Sequence  # the shortest that was found; the first if it did not repeat
+    found_after: int  # operations that had been done when it was first seen
+    repeats: bool  # whether the invariant breaks each time that the sequence is asked
 
 
 @dataclass
 class Verdict:
-    """What came of a check.
+    """What came of a check."""
 
-    Attributes:
-        operations: Operations done.
-        sequences: Sequences they were in.
-        failures: By invariant, the shortest of each that was found.
-        broken: In how many sequences each invariant broke.
-    """
-
-    operations: int = 0
-    sequences: int = 0
+    operations: int = 0  # operations done
+    sequences: int = 0  # sequences they were in
     failures: dict[str, Failure] = field(default_factory=dict)
+    """By invariant, the shortest of each that was found."""
     broken: Counter[str] = field(default_factory=Counter)
+    """In how many sequences each invariant broke."""
 
 
 def conform(

@@ -35,15 +35,10 @@ Operation = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Sequence:
-    """What is asked of a manager.
+    """What is asked of a manager."""
 
-    Attributes:
-        settings: Of its pools and its scheduler.
-        operations: One after the other, on an empty cache.
-    """
-
-    settings: dict[str, Any]
-    operations: tuple[Operation, ...]
+    settings: dict[str, Any]  # of its pools and its scheduler
+    operations: tuple[Operation, ...]  # one after the other, on an empty cache
 
 
 def draw_prompts(

@@ -53,82 +53,24 @@ _TURNS_LOOKED_FOR = 4
 
 @dataclass(frozen=True)
 class Difference:
-    """One kind of difference.
+    """One kind of difference."""
 
-    Attributes:
-        kind: A key of ``MEANINGS``.
-        rows: How many rows differ so.
-        entry: The first: logical entry of the request,
-        position: and its position in tokens.
-        detail: What more is known of the first.
-    """
-
-    kind: str
-    rows: int
-    entry: int
-    position: int
-    detail: str = ""
+    kind: str  # a key of ``MEANINGS``
+    rows: int  # how many rows differ so
+    entry: int  # the first: logical entry of the request,
+    position: int  # and its position in tokens
+    detail: str = ""  # what more is known of the first
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What two dumps share.
+    """What two dumps share."""
 
-    Attributes:
-        rows: Logical rows that both have.
-        equal: Bit for bit.
-        differences: By kind, in the order of the first row.
-        alone: Rows that the first and the second hold behind the last of the other.
-    """
-
-    rows: int
-    equal: int
-    differences: list[Difference]
+    rows: int  # logical rows that both have
+    equal: int  # bit for bit
+    differences: list[Difference]  # by kind, in the order of the first row
     alone: tuple[int, int] = (0, 0)
-
-
-def compare_dumps(
-    records: tuple[Record, Record],
-    pages: tuple[Bytes, Bytes],
-    tables: tuple[NDArray[np.int64], NDArray[np.int64]],
-    *,
-    ratio: int,
-    first: int,
-    model: DSV4Config,
-) -> Comparison:
-    """Rows by logical position; formats are equal, pages may be of other sizes."""
-    one, other = (
-        parse(record.layout, each[table])
-        for record, each, table in zip(records, pages, tables, strict=True)
-    )
-    entry = records[0].layout.format
-    count = min(len(one.live), len(other.live))
-    alike = (_whole(one)[:count] == _whole(other)[:count]).all(axis=1)
-    used = one.live[:count] | other.live[:count]
-    names = _names(entry, one, other, count)
-    known = {row.tobytes(): i for i, row in enumerate(_whole(one)[:count]) if one.live[i]}
-    kinds: dict[str, list[tuple[int, str]]] = {}
-    turns = _Turns(frequencies(model, ratio))
-    for i in np.flatnonzero(~alike & used).tolist():
-        kind, detail = names[i], ""
-        if kind == "rope":
-            turn = turns.find(one.tail[i], other.tail[i])
-            if turn is not None:
-                kind, detail = "position", f"{turn.tokens:+,} tokens"
-        elif kind == "other content":
-            place = known.get(_whole(other)[i].tobytes())
-            if place is not None:
-                kind, detail = "elsewhere", f"it is entry {first + place:,} of the first"
-        kinds.setdefault(kind, []).append((i, detail))
-    differences = [
-        Difference(
-            kind, len(hits), first + hits[0][0], (first + hits[0][0]) * max(ratio, 1), hits[0][1]
-        )
-        for kind, hits in kinds.items()
-    ]
-    order = sorted(differences, key=lambda each: each.entry)
-    alone = int(one.live[count:].sum()), int(other.live[count:].sum())
-    return Comparison(int(used.sum()), int((alike & used).sum()), order, alone)
+    """Rows that the first and the second hold behind the last of the other."""
 
 
 class _Turns:
@@ -194,106 +136,84 @@ def _signs(entry: EntryFormat, codes: Bytes) -> Mask:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What somebody knows of a dump.
-
-    Attributes:
-        tensor: Which one of a file.
-        format: Name of the record; None to find out.
-        entries: Of a page; None to find out.
-        table: File with a request's pages in logical order.
-    """
-
-    tensor: str | None = None
-    format: str | None = None
-    entries: int | None = None
-    table: Path | None = None
-
-
-@dataclass(frozen=True)
 class Context:
-    """What somebody knows of the request whose pages they are.
+    """What somebody knows of the request whose pages they are."""
 
-    Attributes:
-        model: Whose RoPE it is.
-        ratio: Tokens of an entry, 0 for a window; None where it is not known.
-        first: Entry of the first row.
-        entries: That it should have; None where nobody said.
-    """
-
-    model: DSV4Config
-    ratio: int | None = None
-    first: int = 0
-    num_entries: int | None = None
+    model: DSV4Config  # whose RoPE it is
+    ratio: int | None = None  # tokens of an entry, 0 for a window; None where it is not known
+    first: int = 0  # entry of the first row
+    held: int | None = None  # entries that it should have; None where nobody said
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """One dump.
+    """One dump."""
 
-    Attributes:
-        dump: Its bytes.
-        record: What it holds; None where that is not recognised.
-        tried: Candidates, the best first.
-        unmarked: Rows without a mark that it may be.
-        pages: uint8[N, page bytes]; all bytes as one page where the record is not known.
-        table: Pages in the order that they are looked at.
-        faults: Of the record's rows.
-    """
-
-    dump: Dump
-    record: Record | None
-    tried: list[Candidate]
-    unmarked: list[str]
-    pages: Bytes
-    table: NDArray[np.int64]
-    faults: list[Fault]
+    dump: Dump  # its bytes
+    record: Record | None  # what it holds; None where that is not recognised
+    tried: list[Candidate]  # candidates, the best first
+    unmarked: list[str]  # rows without a mark that it may be
+    pages: Bytes  # uint8[N, page bytes]; all bytes as one page where the record is not known
+    table: NDArray[np.int64]  # pages in the order that they are looked at
+    faults: list[Fault]  # of the record's rows
 
 
-def inspect(path: Path, asked: Asked, context: Context) -> Inspection:
+def inspect(
+    path: Path,
+    context: Context,
+    *,
+    tensor: str | None = None,
+    format_name: str | None = None,
+    entries: int | None = None,
+    table_file: Path | None = None,
+) -> Inspection:
     """Read a dump, recognise its record, and find its faults.
+
+    Args:
+        path: The dump.
+        context: Of its request.
+        tensor: Which one of a file.
+        format_name: The record's; None to find out.
+        entries: Of a page; None to find out.
+        table_file: The request's pages in logical order.
 
     Raises:
         TraceError: A file that cannot be read.
         ConfigError: A format that no pages of this size have.
     """
-    dump = read_dump(path, asked.tensor)
-    tried = candidates(dump, asked.entries, asked.format)
-    if asked.format and asked.format not in {name for name, *_ in known_records()}:
-        names = ", ".join(sorted({name for name, *_ in known_records()}))
-        raise ConfigError(f"--format {asked.format}: there is no such record: give {names}.")
-    if asked.format and not tried:
+    dump = read_dump(path, tensor)
+    tried = candidates(dump, entries, format_name)
+    names = sorted({name for name, *_ in known_records()})
+    if format_name and format_name not in names:
         raise ConfigError(
-            f"--format {asked.format}: {dump.title} is {len(dump.data):,} B, which are no whole "
+            f"--format {format_name}: there is no such record: give {', '.join(names)}."
+        )
+    if format_name and not tried:
+        raise ConfigError(
+            f"--format {format_name}: {dump.title} is {len(dump.data):,} B, which are no whole "
             "pages of it: say --entries, or leave --format out."
         )
-    best = tried[0] if asked.format else recognise(tried)
+    best = tried[0] if format_name else recognise(tried)
     if best is None:
         pages = dump.data[None]
         return Inspection(dump, None, tried, unmarked(dump), pages, np.zeros(0, np.int64), [])
     record = best.record
     pages = dump.data.reshape(-1, record.layout.page_bytes)
     table, request = np.arange(len(pages)), None
-    if asked.table:
-        table = read_table(asked.table, len(pages))
-    if asked.table or context.ratio is not None:
+    if table_file:
+        table = read_table(table_file, len(pages))
+    if table_file or context.ratio is not None:
         ratio = context.ratio or 0
-        request = Request(table, ratio, context.first, context.model, context.num_entries)
-    _check_held(context.num_entries, record, request)
-    faults = find_faults(record, pages, request)
-    return Inspection(dump, record, tried, [], pages, table, faults)
-
-
-def _check_held(held: int | None, record: Record, request: Request | None) -> None:
-    if held is None:
-        return
-    if request is None:
+        request = Request(table, ratio, context.first, context.model, context.held)
+    rows = len(table) * record.layout.entries
+    if context.held is not None and request is None:
         raise ConfigError("--held counts a request's entries: give --ratio, or its --table.")
-    rows = len(request.table) * record.layout.entries
-    if held > rows:
+    if context.held is not None and context.held > rows:
         raise ConfigError(
-            f"--held {held:,}: these pages have {rows:,} rows: others of the request are missing."
+            f"--held {context.held:,}: these pages have {rows:,} rows: others of the request are "
+            "missing."
         )
+    return Inspection(dump, record, tried, [], pages, table, find_faults(record, pages, request))
 
 
 def compare(one: Inspection, other: Inspection, context: Context) -> Comparison:
@@ -309,18 +229,37 @@ def compare(one: Inspection, other: Inspection, context: Context) -> Comparison:
                 f"{each.dump.title} is not recognised: name its record with --format."
             )
         records.append(each.record)
-    first, second = records
     kinds = [(record.name, record.layout.format.entry_bytes) for record in records]
     if kinds[0] != kinds[1]:
         raise ConfigError(
-            f"{one.dump.title} holds {first.name} and {other.dump.title} {second.name}: rows of "
+            f"{one.dump.title} holds {kinds[0][0]} and {other.dump.title} {kinds[1][0]}: rows of "
             "two formats are not compared byte by byte."
         )
-    return compare_dumps(
-        (first, second),
-        (one.pages, other.pages),
-        (one.table, other.table),
-        ratio=context.ratio or 0,
-        first=context.first,
-        model=context.model,
+    entry, ratio, first = records[0].layout.format, context.ratio or 0, context.first
+    left, right = (
+        parse(record.layout, each.pages[each.table])
+        for record, each in zip(records, (one, other), strict=True)
     )
+    count = min(len(left.live), len(right.live))
+    alike = (_whole(left)[:count] == _whole(right)[:count]).all(axis=1)
+    used = left.live[:count] | right.live[:count]
+    names = _names(entry, left, right, count)
+    known = {row.tobytes(): i for i, row in enumerate(_whole(left)[:count]) if left.live[i]}
+    hits: dict[str, list[tuple[int, str]]] = {}
+    turns = _Turns(frequencies(context.model, ratio))
+    for i in np.flatnonzero(~alike & used).tolist():
+        kind, detail = names[i], ""
+        if kind == "rope" and (turn := turns.find(left.tail[i], right.tail[i])):
+            kind, detail = "position", f"{turn.tokens:+,} tokens"
+        elif kind == "other content":
+            place = known.get(_whole(right)[i].tobytes())
+            if place is not None:
+                kind, detail = "elsewhere", f"it is entry {first + place:,} of the first"
+        hits.setdefault(kind, []).append((first + i, detail))
+    differences = [
+        Difference(kind, len(found), found[0][0], found[0][0] * max(ratio, 1), found[0][1])
+        for kind, found in hits.items()
+    ]
+    order = sorted(differences, key=lambda each: each.entry)
+    alone = int(left.live[count:].sum()), int(right.live[count:].sum())
+    return Comparison(int(used.sum()), int((alike & used).sum()), order, alone)

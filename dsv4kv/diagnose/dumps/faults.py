@@ -42,15 +42,10 @@ _AT_ONCE = 2**13
 
 @dataclass(frozen=True)
 class Turn:
-    """How far one row is from another.
+    """How far one row is from another."""
 
-    Attributes:
-        tokens: Positions, negative for an earlier one.
-        share: Of the difference that it explains, 1 for all.
-    """
-
-    tokens: int
-    share: float
+    tokens: int  # positions, negative for an earlier one
+    share: float  # of the difference that it explains, 1 for all
 
 
 def pairs_of(tail: Bytes) -> Pairs:
@@ -133,42 +128,25 @@ _SHOWN_SHIFTS = 64  # bytes by which a page may be shifted, to either side
 
 @dataclass(frozen=True)
 class Fault:
-    """One kind of fault.
+    """One kind of fault."""
 
-    Attributes:
-        kind: A key of ``MEANINGS``.
-        rows: How many rows, or pages, have it.
-        page: The first: which page of the dump,
-        entry: which row of it; None for all.
-        position: Where in its request, in tokens; None where that is not known.
-        detail: What more is known of the first.
-    """
-
-    kind: str
-    rows: int
-    page: int
-    entry: int | None = None
-    position: int | None = None
-    detail: str = ""
+    kind: str  # a key of ``MEANINGS``
+    rows: int  # how many rows, or pages, have it
+    page: int  # the first: which page of the dump,
+    entry: int | None = None  # which row of it; None for all
+    position: int | None = None  # where in its request, in tokens; None where that is not known
+    detail: str = ""  # what more is known of the first
 
 
 @dataclass(frozen=True)
 class Request:
-    """Whose pages they are.
+    """Whose pages they are."""
 
-    Attributes:
-        table: Pages in logical order.
-        ratio: Tokens of an entry; 0 for a window of single tokens.
-        first: Entry that the first row is.
-        model: Whose RoPE it is.
-        entries: That there should be; None where nobody said.
-    """
-
-    table: NDArray[np.int64]
-    ratio: int
-    first: int
-    model: DSV4Config
-    entries: int | None = None
+    table: NDArray[np.int64]  # pages in logical order
+    ratio: int  # tokens of an entry; 0 for a window of single tokens
+    first: int  # entry that the first row is
+    model: DSV4Config  # whose RoPE it is
+    entries: int | None = None  # that there should be; None where nobody said
 
     def positions(self, page_entries: int) -> NDArray[np.int64]:
         """Of every row in logical order, in tokens."""

@@ -52,20 +52,14 @@ _TORCH_BYTES = {
 
 @dataclass(frozen=True)
 class Dump:
-    """One tensor of a file.
+    """One tensor of a file."""
 
-    Attributes:
-        path: Of the file.
-        name: Of the tensor in it; empty where a file is one tensor.
-        data: All of its bytes, uint8[n].
-        shape: Its sizes with elements as bytes: the last one is a row's. Of a file without a
-            shape one size.
-    """
-
-    path: Path
-    name: str
-    data: Bytes
+    path: Path  # of the file
+    name: str  # of the tensor in it; empty where a file is one tensor
+    data: Bytes  # all of its bytes, uint8[n]
     shape: tuple[int, ...]
+    """Its sizes with elements as bytes: the last one is a row's. Of a file without a shape one
+    size."""
 
     @property
     def title(self) -> str:

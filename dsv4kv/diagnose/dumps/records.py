@@ -37,19 +37,12 @@ _VLLM_ALIGN = 576  # what vLLM 0.33 rounds pages of indexer keys up to
 
 @dataclass(frozen=True)
 class Record:
-    """A record in an arrangement of pages.
+    """A record in an arrangement of pages."""
 
-    Attributes:
-        name: Of its format.
-        of: Whose it is.
-        layout: Where everything is in a page.
-        usual: Engines arrange it so.
-    """
-
-    name: str
-    of: str
-    layout: PageLayout
-    usual: bool = True
+    name: str  # of its format
+    of: str  # whose it is
+    layout: PageLayout  # where everything is in a page
+    usual: bool = True  # engines arrange it so
 
     @property
     def arrangement(self) -> str:
@@ -69,34 +62,21 @@ class Record:
 
 @dataclass(frozen=True)
 class Parsed:
-    """Rows of pages, in order.
+    """Rows of pages, in order."""
 
-    Attributes:
-        codes: Values, uint8[n, value bytes].
-        scales: With padding, uint8[n, scale bytes].
-        tail: uint8[n, tail bytes].
-        live: Rows that are not all zero, bool[n].
-    """
-
-    codes: Bytes
-    scales: Bytes
-    tail: Bytes
-    live: Mask
+    codes: Bytes  # values, uint8[n, value bytes]
+    scales: Bytes  # with padding, uint8[n, scale bytes]
+    tail: Bytes  # uint8[n, tail bytes]
+    live: Mask  # rows that are not all zero, bool[n]
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """How well a record fits.
+    """How well a record fits."""
 
-    Attributes:
-        record: Which.
-        fits: Share of the rows that hold something.
-        rows: How many do.
-    """
-
-    record: Record
-    fits: float
-    rows: int
+    record: Record  # which
+    fits: float  # share of the rows that hold something
+    rows: int  # how many do
 
 
 def parse(layout: PageLayout, pages: Bytes) -> Parsed:

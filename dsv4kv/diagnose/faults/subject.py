@@ -18,7 +18,7 @@ from typing import Any, Literal
 from dsv4kv.budget.flags import GivenFlag, merge, read_flag
 from dsv4kv.budget.gpus import gpu_names, load_gpu
 from dsv4kv.budget.servers import Launch, find_launches
-from dsv4kv.diagnose.faults.table import Truth, Values, release
+from dsv4kv.diagnose.faults.table import plain, release
 from dsv4kv.engines.flags import find_flag
 from dsv4kv.engines.logs.read import find_version, preset_named, read_lines
 from dsv4kv.engines.names import FAMILIES, replayed_engines
@@ -49,59 +49,31 @@ _PAIR = re.compile(
 
 @dataclass(frozen=True)
 class Subject:
-    """One thing that is looked at.
+    """One thing that is looked at."""
 
-    Attributes:
-        title: What it is, for who reads.
-        kind: What kind of thing.
-        engine: ``vllm`` or ``sglang``, ``bench`` of a result; empty where that is not known.
-        version: Of the engine, where it is known.
-        flags: Flags by name, dashes for underscores; None where they are not known.
-        variables: The environment, as far as a command sets it; None of a log, which is silent.
-        inputs: What of ours the flags mean.
-        fields: Of a result: its fields, and what follows from them.
-        text: What is searched for lines.
-        model: A preset, ``v4`` where no more is known, ``other`` for another family; None where
-            it is not known.
-        arch: What the GPU's kernels are compiled for.
-    """
-
-    title: str
-    kind: Kind
-    engine: str
-    version: str | None = None
+    title: str  # what it is, for who reads
+    kind: Kind  # what kind of thing
+    engine: str  # ``vllm`` or ``sglang``, ``bench`` of a result; empty where that is not known
+    version: str | None = None  # of the engine, where it is known
     flags: Mapping[str, str] | None = None
+    """Flags by name, dashes for underscores; None where they are not known."""
     variables: Mapping[str, str] | None = field(default_factory=dict)
-    inputs: Mapping[str, str] = field(default_factory=dict)
+    """The environment, as far as a command sets it; None of a log, which is silent."""
+    inputs: Mapping[str, str] = field(default_factory=dict)  # what of ours the flags mean
     fields: Mapping[str, str] = field(default_factory=dict)
-    text: str = ""
+    """Of a result: its fields, and what follows from them."""
+    text: str = ""  # what is searched for lines
     model: str | None = None
-    arch: str | None = None
+    """A preset, ``v4`` where no more is known, ``other`` for another family; None where it is not
+    known."""
+    arch: str | None = None  # what the GPU's kernels are compiled for
 
-    def values(self, kind: str, name: str) -> Values:
-        """Of a flag, variable, input or field, by its name."""
-        if kind == "field":
-            return [self.fields[name]] if name in self.fields else []
-        of = self.variables if kind == "variable" else self.flags
-        if of is None:
-            return None
-        of = self.inputs if kind == "input" else of
-        key = _plain(name) if kind == "flag" else name
-        return [of[key]] if key in of else []
-
-    def says(self, pattern: str) -> Truth:
-        """Whether a line has it."""
-        return bool(re.search(pattern, self.text, re.MULTILINE))
-
-    def model_is(self, names: Sequence[str]) -> Truth:
-        """Whether the model is one of these, or of their families."""
-        if self.model is None:
-            return None
-        return any(self.model == name or self.model.startswith(f"{name}-") for name in names)
-
-    def gpu_is(self, archs: Sequence[str]) -> Truth:
-        """Whether the GPU's kernels are compiled for one of these."""
-        return None if self.arch is None else self.arch in archs
+    def given(self, kind: str) -> Mapping[str, str] | None:
+        """All flags, variables, inputs or fields; None where they are not known."""
+        if kind == "input":
+            return None if self.flags is None else self.inputs
+        kinds = {"flag": self.flags, "variable": self.variables, "field": self.fields}
+        return kinds[kind]
 
 
 def read_subjects(given: str, engine: str | None = None, gpu: str | None = None) -> list[Subject]:
@@ -251,11 +223,7 @@ def _tagged(version: str | None) -> str | None:
 def _usual(family: str, spelling: str) -> str:
     """A flag as its engine usually spells it: ``-sc`` is ``--speculative-config``."""
     flag = find_flag(family, spelling)
-    return flag.name if flag else _plain(spelling)
-
-
-def _plain(name: str) -> str:
-    return "--" + name.lstrip("-").replace("_", "-") if name.startswith("--") else name
+    return flag.name if flag else plain(spelling)
 
 
 # ---- logs ---------------------------------------------------------------------------------------

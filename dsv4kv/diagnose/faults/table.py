@@ -5,8 +5,9 @@ what a command means in our words, a field of a result, a line, the model, the G
 of it; nothing of it is run. What is not known makes a condition neither true nor false.
 """
 
+import operator
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import cache
@@ -30,20 +31,14 @@ if TYPE_CHECKING:
     from dsv4kv.diagnose.faults.subject import Subject
 
 ANY_VERSION = "*"
-_COMPARE: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
-    ">=": lambda one, other: one >= other,
-    "<=": lambda one, other: one <= other,
-    "==": lambda one, other: one == other,
-    "!=": lambda one, other: one != other,
-    ">": lambda one, other: one > other,
-    "<": lambda one, other: one < other,
-}
+_COMPARE = {
+    ">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne, ">": operator.gt,
+    "<": operator.lt,
+}  # fmt: skip
 _CLAUSE = re.compile(r"(>=|<=|==|!=|>|<)\s*(\d+(?:\.\d+){0,3})")
 _RELEASE = re.compile(r"v?(\d+(?:\.\d+){0,3})")
 _PLACES = 4
 
-Values = Sequence[str] | None
-"""What is known of a thing: its values, none where it is not there; None where nobody said."""
 Truth = bool | None
 """Whether a condition holds; None where that is not known."""
 
@@ -56,39 +51,25 @@ Names = Annotated[tuple[str, ...], Field(min_length=1)]
 
 
 class Condition(_Row):
-    """One condition: about exactly one thing, with at most one predicate.
-
-    Attributes:
-        flag: A flag of the engine, dashes or underscores; without a predicate: it is given.
-        variable: A variable of the environment, likewise.
-        input: What the command means in the words of ``dsv4kv budget``: ``host-tier``.
-        field: A field of a result, or what follows from its fields (``results.py``).
-        line: A regular expression that a line has.
-        model: Presets, or families of them: ``v4``, ``v4.1``, ``v3.2``.
-        gpu: What the GPU's kernels are compiled for: ``sm_90``.
-        any: At least one of these holds.
-        none: None of these holds.
-        is_: The value is one of these.
-        has: The value has one of these in it, in capitals or not.
-        above: The value is a number above this.
-        below: The value is a number below this.
-        given: Whether it is given at all.
-    """
+    """One condition: about exactly one thing, with at most one predicate."""
 
     flag: str | None = None
-    variable: str | None = None
+    """A flag of the engine, dashes or underscores; without a predicate: it is given."""
+    variable: str | None = None  # A variable of the environment, likewise
     input: str | None = None
+    """What the command means in the words of ``dsv4kv budget``: ``host-tier``."""
     field: str | None = None
-    line: str | None = None
-    model: Names | None = None
-    gpu: Names | None = None
-    any: "tuple[Condition, ...] | None" = None
-    none: "tuple[Condition, ...] | None" = None
-    is_: Names | None = Field(None, alias="is")
-    has: Names | None = None
-    above: float | None = None
-    below: float | None = None
-    given: bool | None = None
+    """A field of a result, or what follows from its fields (``results.py``)."""
+    line: str | None = None  # A regular expression that a line has
+    model: Names | None = None  # presets, or families of them: ``v4``, ``v4.1``, ``v3.2``
+    gpu: Names | None = None  # what the GPU's kernels are compiled for: ``sm_90``
+    any: "tuple[Condition, ...] | None" = None  # at least one of these holds
+    none: "tuple[Condition, ...] | None" = None  # none of these holds
+    is_: Names | None = Field(None, alias="is")  # the value is one of these
+    has: Names | None = None  # the value has one of these in it, in capitals or not
+    above: float | None = None  # the value is a number above this
+    below: float | None = None  # the value is a number below this
+    given: bool | None = None  # whether it is given at all
 
     @field_validator("line")
     @classmethod
@@ -109,35 +90,37 @@ class Condition(_Row):
             raise ValueError(f"{things[0]} takes no {' with '.join(predicates)}")
         return self
 
-    def holds(self, known: "Subject") -> Truth:
+    def holds(self, subject: "Subject") -> Truth:
         """Whether it holds."""
-        if self.any is not None:
-            return some(each.holds(known) for each in self.any)
-        if self.none is not None:
-            return _not(some(each.holds(known) for each in self.none))
+        for group, wanted in ((self.any, True), (self.none, False)):
+            if group is not None:
+                truths = [each.holds(subject) for each in group]
+                return wanted if True in truths else None if None in truths else not wanted
         if self.line is not None:
-            return known.says(self.line)
-        if self.model is not None:
-            return known.model_is(self.model)
-        if self.gpu is not None:
-            return known.gpu_is(self.gpu)
-        kind = next(name for name in _VALUED if getattr(self, name) is not None)
-        values = known.values(kind, getattr(self, kind))
-        return None if values is None else self._fits(values)
+            return bool(re.search(self.line, subject.text, re.MULTILINE))
+        if self.model is not None and subject.model is not None:
+            return any(f"{subject.model}-".startswith(f"{name}-") for name in self.model)
+        if self.gpu is not None and subject.arch is not None:
+            return subject.arch in self.gpu
+        kind = next((name for name in _VALUED if getattr(self, name) is not None), None)
+        given = subject.given(kind) if kind else None
+        return None if given is None or kind is None else self._fits(given, getattr(self, kind))
 
-    def _fits(self, values: Sequence[str]) -> bool:
-        if self.given is not None:
-            return bool(values) == self.given
+    def _fits(self, given: Mapping[str, str], name: str) -> bool:
+        value = given.get(plain(name) if self.flag else name)
+        if value is None or self.given is not None:
+            return (value is not None) == (self.given is not False)
         if self.is_ is not None:
-            return any(value.lower() in {one.lower() for one in self.is_} for value in values)
+            return value.lower() in {one.lower() for one in self.is_}
         if self.has is not None:
-            return any(one.lower() in value.lower() for value in values for one in self.has)
-        numbers = [number for value in values if (number := _number(value)) is not None]
-        if self.above is not None:
-            return any(number > self.above for number in numbers)
-        if self.below is not None:
-            return any(number < self.below for number in numbers)
-        return bool(values)
+            return any(one.lower() in value.lower() for one in self.has)
+        if self.above is None and self.below is None:
+            return True
+        try:
+            number = float(value)
+        except ValueError:
+            return False
+        return number > self.above if self.above is not None else number < (self.below or 0.0)
 
 
 _VALUED = ("flag", "variable", "input", "field")
@@ -146,34 +129,22 @@ _PREDICATES = ("is_", "has", "above", "below", "given")
 
 
 class Fault(_Row):
-    """One known fault.
+    """One known fault."""
 
-    Attributes:
-        id: Its name.
-        engine: Whose; ``bench`` is a trap of benchmarks.
-        versions: Releases that have it: clauses such as ``>=0.21``, all of which hold; ``*`` is
-            any.
-        fixed_in: The release that has it no more; None where there is none yet.
-        when: Conditions, all of which hold.
-        symptom: What is seen.
-        effect: How much it costs, with its unit and where that was measured.
-        workaround: What to do.
-        source: The thread.
-        seen: When that was last looked at.
-        until: When it should be looked at again; a finding after that is only possible.
-    """
-
-    id: str = Field(pattern=r"[a-z0-9-]+")
-    engine: str
+    id: str = Field(pattern=r"[a-z0-9-]+")  # its name
+    engine: str  # whose; ``bench`` is a trap of benchmarks
     versions: str
-    fixed_in: str | None = None
-    when: tuple[Condition, ...] = Field(min_length=1)
-    symptom: str = Field(min_length=10)
+    """Releases that have it: clauses such as ``>=0.21``, all of which hold; ``*`` is any."""
+    fixed_in: str | None = None  # the release that has it no more; None where there is none yet
+    when: tuple[Condition, ...] = Field(min_length=1)  # conditions, all of which hold
+    symptom: str = Field(min_length=10)  # what is seen
     effect: str = Field(min_length=3)
-    workaround: str = Field(min_length=5)
+    """How much it costs, with its unit and where that was measured."""
+    workaround: str = Field(min_length=5)  # what to do
     source: str = Field(pattern=r"https://github\.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+")
-    seen: date
-    until: date
+    """The thread."""
+    seen: date  # when that was last looked at
+    until: date  # when it should be looked at again; a finding after that is only possible
 
     @field_validator("engine")
     @classmethod
@@ -225,23 +196,9 @@ def _clauses(text: str) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield match[1], _padded(match[2])
 
 
-def some(truths: Iterable[Truth]) -> Truth:
-    """Whether any is true; None where that depends on one that is not known."""
-    found = list(truths)
-    if True in found:
-        return True
-    return None if None in found else False
-
-
-def _not(truth: Truth) -> Truth:
-    return None if truth is None else not truth
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
+def plain(name: str) -> str:
+    """A flag with dashes for underscores."""
+    return "--" + name.lstrip("-").replace("_", "-") if name.startswith("--") else name
 
 
 def read_faults(text: str, source: str) -> list[Fault]:
@@ -276,27 +233,20 @@ def _explain(error: ValidationError) -> str:
 def load_faults() -> tuple[Fault, ...]:
     """All rows that are shipped, by file and in order."""
     folder = shipped("configs") / "faults"
-    names = shipped_names("faults")
     return tuple(
         fault
-        for name in names
+        for name in shipped_names("faults")
         for fault in read_faults((folder / f"{name}.yaml").read_text("utf-8"), f"{name}.yaml")
     )
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A fault that a subject has, or may have.
+    """A fault that a subject has, or may have."""
 
-    Attributes:
-        fault: The row.
-        subject: What has it.
-        doubts: What is not known, in words; empty where it is sure.
-    """
-
-    fault: Fault
-    subject: "Subject"
-    doubts: tuple[str, ...]
+    fault: Fault  # the row
+    subject: "Subject"  # what has it
+    doubts: tuple[str, ...]  # what is not known, in words; empty where it is sure
 
     @property
     def is_sure(self) -> bool:

@@ -48,44 +48,27 @@ _LOADS = ("load_back_tokens", "prefetched_tokens", "kv_offload_load", "external_
 
 @dataclass(frozen=True)
 class Conclusion:
-    """What is known of one question.
+    """What is known of one question."""
 
-    Attributes:
-        question: Its name.
-        answer: A sentence; why it is undecidable where it is.
-        value: The same for programs: tokens, or a word; None where it is undecidable.
-        level: ``good``, ``note``, ``bad`` for a fault, ``undecided``.
-        advice: The setting to change.
-    """
-
-    question: str
-    answer: str
+    question: str  # its name
+    answer: str  # a sentence; why it is undecidable where it is
     value: int | str | None = None
-    level: str = "note"
-    advice: str = ""
+    """The same for programs: tokens, or a word; None where it is undecidable."""
+    level: str = "note"  # ``good``, ``note``, ``bad`` for a fault, ``undecided``
+    advice: str = ""  # the setting to change
 
 
 @dataclass
 class Known:
-    """What later experiments build on.
+    """What later experiments build on."""
 
-    Attributes:
-        hitting: Tokens of a prompt that hits when it is sent again.
-        step: Tokens by which hits grow; 0 while it is not known.
-        smallest: Tokens of the shortest prompt that hits when it is sent again.
-        lost: Tokens that a hit gives up in addition to a prompt's last.
-        reset: Whether the cache may be emptied.
-        wait_s: How long to wait in the experiment that does.
-        why: Why nothing can be built on it.
-    """
-
-    hitting: int = 0
-    step: int = 0
-    smallest: int = 0
-    lost: int = 0
-    reset: bool = False
-    wait_s: float = 0.0
-    why: str = ""
+    hitting: int = 0  # tokens of a prompt that hits when it is sent again
+    step: int = 0  # tokens by which hits grow; 0 while it is not known
+    smallest: int = 0  # tokens of the shortest prompt that hits when it is sent again
+    lost: int = 0  # tokens that a hit gives up in addition to a prompt's last
+    reset: bool = False  # whether the cache may be emptied
+    wait_s: float = 0.0  # how long to wait in the experiment that does
+    why: str = ""  # why nothing can be built on it
 
     def whole(self, tokens: int) -> int:
         """What of so many common tokens is hit where blocks are all that matters."""
@@ -428,25 +411,17 @@ def distance(one: Answer, other: Answer) -> float:
 
 @dataclass
 class _Trials:
-    """A prompt, so many tokens of others, and the prompt again: whether it is lost.
-
-    Attributes:
-        tokens: What the prompt hits as long as it is whole.
-        near: Times to the first token of hits with few tokens in between; s.
-        far: And with more of them.
-        low: The most steps of others that do not lose a prompt.
-        high: The fewest that do; None while none did.
-        shrunk: The most that did not lose one at first, where they always do at last.
-    """
+    """A prompt, so many tokens of others, and the prompt again: whether it is lost."""
 
     q: Questioner
     known: Known
-    tokens: int
+    tokens: int  # what the prompt hits as long as it is whole
     near: list[float] = field(default_factory=list)
-    far: list[float] = field(default_factory=list)
-    low: int = 0
-    high: int | None = None
-    shrunk: int = 0
+    """Times to the first token of hits with few tokens in between; s."""
+    far: list[float] = field(default_factory=list)  # and with more of them
+    low: int = 0  # the most steps of others that do not lose a prompt
+    high: int | None = None  # the fewest that do; None while none did
+    shrunk: int = 0  # the most that did not lose one at first, where they always do at last
 
     def lost(self, foreign_steps: int, sent: int = 1) -> bool:
         """``sent``: how often the prompt is, before."""
@@ -606,17 +581,11 @@ PLANNED: Mapping[str, Planned] = {
 
 @dataclass(frozen=True)
 class Examination:
-    """What a server's answers show.
+    """What a server's answers show."""
 
-    Attributes:
-        conclusions: By question.
-        died: Why the server could not be asked to the end; empty if it could.
-        interrupted: Whether Ctrl-C ended it.
-    """
-
-    conclusions: list[Conclusion]
-    died: str = ""
-    interrupted: bool = False
+    conclusions: list[Conclusion]  # by question
+    died: str = ""  # why the server could not be asked to the end; empty if it could
+    interrupted: bool = False  # whether Ctrl-C ended it
 
 
 def fixed_tokens() -> int:

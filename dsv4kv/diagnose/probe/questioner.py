@@ -33,25 +33,17 @@ class Spent(Exception):
 
 @dataclass(frozen=True)
 class Answer:
-    """What a server said to one prompt.
+    """What a server said to one prompt."""
 
-    Attributes:
-        prompt_tokens: As it counts them.
-        cached_tokens: Of these, found in its cache; None where it does not report that.
-        cached_by: The same by tier, where it reports that.
-        took_s: From when it was asked, and not too busy to answer, to the end.
-        ttft_s: Until the first token came.
-        words: The tokens of its answer.
-        likely: For every one of them, the log-probabilities of the likeliest, in nats.
-    """
-
-    prompt_tokens: int
-    cached_tokens: int | None
-    ttft_s: float
-    words: tuple[str, ...] = ()
+    prompt_tokens: int  # as it counts them
+    cached_tokens: int | None  # of these, found in its cache; None where it does not report that
+    ttft_s: float  # until the first token came
+    words: tuple[str, ...] = ()  # the tokens of its answer
     likely: tuple[Mapping[str, float], ...] = ()
+    """For every one of them, the log-probabilities of the likeliest, in nats."""
     cached_by: Mapping[str, int] = field(default_factory=dict)
-    took_s: float = 0.0
+    """The same by tier, where it reports that."""
+    took_s: float = 0.0  # from when it was asked, and not too busy to answer, to the end
 
 
 class Server(Protocol):
@@ -92,15 +84,10 @@ class Server(Protocol):
 
 @dataclass
 class Ledger:
-    """What may be spent, and what is.
+    """What may be spent, and what is."""
 
-    Attributes:
-        most_tokens: Of all prompts and answers.
-        most_s: Of all of it.
-    """
-
-    most_tokens: int
-    most_s: float
+    most_tokens: int  # of all prompts and answers
+    most_s: float  # of all of it
     tokens: int = 0
     prompts: int = 0
     s_per_token: float = 0.0

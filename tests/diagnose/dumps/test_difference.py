@@ -1,11 +1,14 @@
 """Two dumps of one content: the first difference, and its kind."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
-from dsv4kv.diagnose.dumps.difference import Comparison, compare_dumps
-from dsv4kv.diagnose.dumps.reading import Bytes
+from dsv4kv.diagnose.dumps import difference
+from dsv4kv.diagnose.dumps.difference import Comparison, Context, Inspection
+from dsv4kv.diagnose.dumps.reading import Bytes, Dump
 from dsv4kv.model.config import inverse_frequencies
 from dsv4kv.model.formats import FORMATS
 from tests.diagnose.dumps.pages import FLASH, latents, record_of, written
@@ -17,9 +20,16 @@ SOUND = written(MAIN, 64, latents(COUNT, 512, seed=3))
 
 
 def compare(other: Bytes, table: list[int] | None = None, page_entries: int = 64) -> Comparison:
-    tables = np.arange(len(SOUND)), np.array(table or range(len(other)))
-    records = record_of(MAIN, 64), record_of(MAIN, page_entries)
-    return compare_dumps(records, (SOUND, other), tables, ratio=4, first=0, model=FLASH)
+    one, second = (
+        Inspection(
+            Dump(Path("x"), "", pages, pages.shape), record_of(MAIN, size), [], [], pages, ids, []
+        )
+        for pages, size, ids in (
+            (SOUND, 64, np.arange(len(SOUND))),
+            (other, page_entries, np.array(table or range(len(other)))),
+        )
+    )
+    return difference.compare(one, second, Context(FLASH, 4))
 
 
 def test_pages_of_other_ids_and_sizes_are_equal_by_position() -> None:

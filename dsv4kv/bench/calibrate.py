@@ -21,7 +21,7 @@ from dsv4kv.files import replacing
 from dsv4kv.measure.protocol import time_memcpy
 from dsv4kv.measure.ranks import Logs, compare_pairs, compare_sides
 from dsv4kv.runs.quantities import Measured, Quantity, by_quantity, list_measured, ratio_of_calls
-from dsv4kv.runs.schema import Environment, RunRecord
+from dsv4kv.runs.schema import RunRecord
 
 LAUNCHES = 14  # seven on a side, or seven pairs
 
@@ -68,29 +68,35 @@ def run_calibration(on_progress: OnProgress) -> tuple[list[Outcome], list[Outcom
     if any(case.device == "cuda" for case in cases):
         return alone, []
 
-    def count_all(done: Sequence[Outcome], task: Task) -> None:
-        on_progress([*alone, *done], task)
-
-    return alone, run_launches(calibration_tasks(), count_all, together=2)
+    return alone, run_launches(
+        calibration_tasks(), lambda done, task: on_progress([*alone, *done], task), together=2
+    )
 
 
 def calibrate(
     alone: Sequence[Outcome], in_turns: Sequence[Outcome], memcpy_gbps: float
 ) -> Calibration:
-    """What came of the launches.
+    """What came of the launches that ran one by one, and of those that ran two by two, if any.
 
-    Args:
-        alone: Launches that ran one by one, see ``run_calibration``.
-        in_turns: Launches that ran two by two; may be empty.
-        memcpy_gbps: Rate of plain copies on the host, read and written bytes.
-
-    Raises:
-        Dsv4kvError: One of them was not complete.
+    ``memcpy_gbps``: rate of plain copies on the host, read and written bytes. Raises
+    ``Dsv4kvError`` where a launch was not complete.
     """
     records = _complete(alone)
     both = _complete(in_turns) if in_turns else []
-    medians_ns = _medians_ns(records)
-    pair_ratios = _pair_ratios(both)
+    medians_ns = {
+        str(quantity): [each.median_ns for each in launches]
+        for quantity, launches in _often_measured(records).items()
+    }
+    pair_ratios = {
+        str(quantity): [
+            ratio_of_calls(*pair) for pair in zip(launches[::2], launches[1::2], strict=True)
+        ]
+        for quantity, launches in _often_measured(both).items()
+    }
+    peaks: dict[str, list[float]] = {}
+    for peak in (peak for record in records for case in record.cases for peak in case.peaks):
+        peaks.setdefault(peak.name, []).append(peak.bytes / float(np.median(peak.samples_ns)))
+    machine = {"hostname_sha256", "platform", "cpu", "cpu_count", "memory_bytes"}
     return Calibration(
         noise_floor=noise_floor(list(medians_ns.values())),
         noise_floor_in_turns=noise_floor_in_turns(list(pair_ratios.values())) if both else None,
@@ -98,8 +104,11 @@ def calibrate(
         launches=len(records) + len(both),
         medians_ns=medians_ns,
         pair_ratios=pair_ratios,
-        peaks_gbps={"memcpy": memcpy_gbps, **_peaks_gbps(records)},
-        machine=_identify(records[-1].environment),
+        peaks_gbps={"memcpy": memcpy_gbps}
+        | {name: float(np.median(rates)) for name, rates in peaks.items()},
+        machine=records[-1].environment.model_dump(
+            mode="json", include=machine | {"versions", "gpu"}
+        ),
     )
 
 
@@ -116,11 +125,9 @@ def save_calibration(calibration: Calibration, path: Path) -> None:
 
 
 def noise_floor(medians: Sequence[Sequence[float]], seed: int = 0) -> float:
-    """97.5 % quantile of how far equals are from 1, over all quantities together.
+    """97.5 % quantile of how far equals are from 1, over all quantities.
 
-    Args:
-        medians: For each quantity the median of every launch.
-        seed: Of the deals.
+    ``medians``: for each quantity the median of every launch; ``seed``: of the deals.
     """
     random = np.random.default_rng(seed)
     found = []
@@ -132,12 +139,7 @@ def noise_floor(medians: Sequence[Sequence[float]], seed: int = 0) -> float:
 
 
 def noise_floor_in_turns(ratios: Sequence[Sequence[float]], seed: int = 0) -> float:
-    """97.5 % quantile of how far pairs of equals are from 1, over all quantities together.
-
-    Args:
-        ratios: For each quantity the ratio of every pair.
-        seed: Of the deals.
-    """
+    """Likewise of pairs, by the ratios of all pairs for each quantity."""
     random = np.random.default_rng(seed)
     found = []
     for values in ratios:
@@ -162,25 +164,8 @@ def _complete(outcomes: Sequence[Outcome]) -> list[RunRecord]:
     return records
 
 
-def _medians_ns(records: Sequence[RunRecord]) -> dict[str, list[float]]:
-    """Medians of quantities that every launch has enough samples of."""
-    return {
-        str(quantity): [each.median_ns for each in launches]
-        for quantity, launches in _often_measured(records).items()
-    }
-
-
-def _pair_ratios(records: Sequence[RunRecord]) -> dict[str, list[float]]:
-    """Ratios of quantities that every launch has enough samples of, pair by pair."""
-    return {
-        str(quantity): [
-            ratio_of_calls(*pair) for pair in zip(launches[::2], launches[1::2], strict=True)
-        ]
-        for quantity, launches in _often_measured(records).items()
-    }
-
-
 def _often_measured(records: Sequence[RunRecord]) -> dict[Quantity, list[Measured]]:
+    """Quantities that every launch has enough samples of."""
     measured = [each for record in records for each in list_measured(record)]
     return {
         quantity: launches
@@ -188,16 +173,3 @@ def _often_measured(records: Sequence[RunRecord]) -> dict[Quantity, list[Measure
         if len(launches) == len(records)
         and min(len(each.samples_ns) for each in launches) >= _FEWEST_SAMPLES
     }
-
-
-def _peaks_gbps(records: Sequence[RunRecord]) -> dict[str, float]:
-    """Of GPUs, the median of all launches."""
-    found: dict[str, list[float]] = {}
-    for peak in (peak for record in records for case in record.cases for peak in case.peaks):
-        found.setdefault(peak.name, []).append(peak.bytes / float(np.median(peak.samples_ns)))
-    return {name: float(np.median(rates)) for name, rates in found.items()}
-
-
-def _identify(environment: Environment) -> dict[str, Any]:
-    wanted = {"hostname_sha256", "platform", "cpu", "cpu_count", "memory_bytes", "versions", "gpu"}
-    return environment.model_dump(mode="json", include=wanted)

@@ -1,5 +1,6 @@
 """Run one configuration from the first request to the last and report what happened."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -23,7 +24,7 @@ from dsv4kv.bench.device import CudaDevice, check_prepare, find_device
 from dsv4kv.bench.figures import measure_operations
 from dsv4kv.bench.memory import MemoryWatch
 from dsv4kv.bench.serve.inputs import PromptContents
-from dsv4kv.bench.serve.loop import LoopTotals, ServingLoop, open_requests
+from dsv4kv.bench.serve.loop import ServingLoop, open_requests
 from dsv4kv.bench.serve.verifier import Verifier
 from dsv4kv.bench.timing import EMPTY_GRAPH, CallTimer, measure_peaks
 from dsv4kv.cache.manager import KVCacheManager
@@ -38,7 +39,7 @@ from dsv4kv.measure.turns import Turns, one_cpu
 from dsv4kv.model.plan import CachePlan, bytes_per_token
 from dsv4kv.ops.check import check_backend
 from dsv4kv.ops.registry import ResolvedBackend, resolve_backend
-from dsv4kv.ops.spec import Choice, choose
+from dsv4kv.ops.spec import choose
 from dsv4kv.runs.part import Part
 from dsv4kv.runs.schema import (
     CacheSummary,
@@ -63,19 +64,11 @@ from dsv4kv.runs.telemetry import Telemetry as TelemetryRecord
 
 def describe_cache(config: BenchConfig, plan: CachePlan, manager: KVCacheManager) -> CacheSummary:
     """The cache that was built, planned and allocated."""
-    layers: dict[str, int] = {}
-    for schema in plan.schemas:
-        layers[schema.layer.attn.value] = layers.get(schema.layer.attn.value, 0) + 1
-    first = {"main": None, "window": None, "indexer": None} | {
-        place: page.format.name
+    pages = [
+        (place, getattr(schema, place))
+        for place in ("main", "window", "indexer")
         for schema in plan.schemas
-        for place, page in (
-            ("main", schema.main),
-            ("window", schema.window),
-            ("indexer", schema.indexer),
-        )
-        if page
-    }
+    ]
     allocated = manager.memory_by_pool()
     pools = [
         Pool(
@@ -92,11 +85,11 @@ def describe_cache(config: BenchConfig, plan: CachePlan, manager: KVCacheManager
     ]
     return CacheSummary(
         model=plan.config.name,
-        layers=layers,
+        layers=dict(Counter(schema.layer.attn.value for schema in plan.schemas)),
         total_layers=plan.config.num_layers,
         block_tokens=config.cache.block_tokens,
         sharing=config.cache.sharing,
-        formats={place: name for place, name in first.items() if name},
+        formats={place: page.format.name for place, page in pages if page},
         state=config.cache.state,
         num_blocks=max(plan.num_blocks.values(), default=0),
         total_blocks=sum(plan.num_blocks[group.name] * group.lanes for group in plan.groups),
@@ -210,12 +203,19 @@ def run_case(
         DeviceError: The device or the package of a backend is not there.
         VerificationError: Operations that come from elsewhere differ from the reference.
     """
-    setup = set_up(config, memory_bytes)
+    setup, memcpy = set_up(config, memory_bytes), None
     with Telemetry(gpu_uuid(setup.device)) as telemetry:
-        memcpy = _measure_memcpy(setup, telemetry)
+        if setup.drive is not None and setup.device is None:
+            size = config.measure.memcpy_bytes
+            with telemetry.window("memcpy"):
+                memcpy = Memcpy(bytes=2 * size, samples_ns=measure_memcpy(size))
         with telemetry.window("serve"):
             totals, memory, interrupted, problem = _serve(setup, on_progress, turns)
-        problem = problem or _check_tables(setup)
+        try:
+            if setup.manager.device_tables is not None:
+                setup.manager.device_tables.check()
+        except CacheError as error:
+            problem = problem or str(error)
         cache = describe_cache(config, setup.plan, setup.manager)
         verifier = setup.drive.verifier if setup.drive else None
         problem = problem or find_problem(cache, totals, verifier)
@@ -294,7 +294,9 @@ def _resolve(config: BenchConfig, plan: CachePlan, device: CudaDevice | None) ->
     own = "cuda" if device else "cpu"
     if device is None and config.backend in PEERS:
         raise PeerUnavailable(f"{config.backend} runs on a GPU, and the cache is on the CPU.")
-    resolved = resolve_backend(config.backend or own, own, _choose_variants(config, device))
+    architecture = device.architecture if device else None  # several ways only on a GPU
+    variants = choose(config.ops.variant.model_dump(), architecture)
+    resolved = resolve_backend(config.backend or own, own, variants)
     if resolved.foreign and config.workload.data == "real":
         where = device.device if device else torch.device("cpu")
         wrong = check_backend(resolved, plan, where, config.measure.seed)
@@ -302,11 +304,6 @@ def _resolve(config: BenchConfig, plan: CachePlan, device: CudaDevice | None) ->
             sentences = "\n".join(map(str, wrong))
             raise VerificationError(f"{sentences}\nNothing was timed.")
     return resolved
-
-
-def _choose_variants(config: BenchConfig, device: CudaDevice | None) -> Choice:
-    """How the toolkit's own operations are done: several ways only on a GPU."""
-    return choose(config.ops.variant.model_dump(), device.architecture if device else None)
 
 
 def _serve(
@@ -342,31 +339,8 @@ def _serve(
     ended = not interrupted and problem is None
     if ended and reuse is not None:
         reuse.forget()
-    totals = _totals(loop.totals, manager.num_held_blocks if ended else 0)
+    totals = Totals(**asdict(loop.totals), blocks_left=manager.num_held_blocks if ended else 0)
     return totals, memory.series(), interrupted, problem
-
-
-def _totals(totals: LoopTotals, blocks_left: int) -> Totals:
-    return Totals(**asdict(totals), blocks_left=blocks_left)
-
-
-def _check_tables(setup: Setup) -> str | None:
-    """Whether the tables on the device are still the host's."""
-    try:
-        if setup.manager.device_tables is not None:
-            setup.manager.device_tables.check()
-    except CacheError as error:
-        return str(error)
-    return None
-
-
-def _measure_memcpy(setup: Setup, telemetry: Telemetry) -> Memcpy | None:
-    """The yardstick of a run on the CPU."""
-    if setup.drive is None or setup.device is not None:
-        return None
-    size = setup.config.measure.memcpy_bytes
-    with telemetry.window("memcpy"):
-        return Memcpy(bytes=2 * size, samples_ns=measure_memcpy(size))
 
 
 def _measure_device(
@@ -401,55 +375,35 @@ def gpu_uuid(device: CudaDevice | None) -> str | None:
 def describe_telemetry(telemetry: Telemetry) -> TelemetryRecord:
     """Everything that was polled, and when what was measured."""
     readings, began_ns = telemetry.readings, telemetry.started_ns
+    empty = (each.timing for each in telemetry.windows if each.name == EMPTY_GRAPH)
     return TelemetryRecord(
         interval_ns=telemetry.interval_ns,
         windows=[_describe_window(window, began_ns) for window in telemetry.windows],
-        gpu=_known(GpuState, readings.facts) if readings.facts else None,
+        gpu=GpuState.model_validate(readings.facts) if readings.facts else None,
         gpu_samples=_samples(GpuSamples, readings.often, began_ns),
         gpu_checks=_samples(GpuChecks, readings.seldom, began_ns),
         host_samples=_samples(HostSamples, readings.host, began_ns),
         memory_peak_bytes=memory_peak_bytes(),
-        empty_graph_ns=_empty_graph_ns(telemetry.windows),
+        empty_graph_ns=next((timing.samples_ns for timing in empty if timing), None),
         absent=dict(sorted(readings.absent.items())),
     )
 
 
 def _describe_window(window: Window, began_ns: int) -> MeasuredWindow:
-    timing = window.timing
-    return MeasuredWindow.model_validate(
-        {
-            "name": window.name,
-            "layer_type": window.layer_type,
-            "temperature": window.temperature,
-            "started_ns": window.started_ns - began_ns,
-            "ended_ns": window.ended_ns - began_ns,
-            "calls": timing.calls if timing else None,
-            "warmup_ns": timing.warmup_ns if timing else None,
-            "converged": timing.converged if timing else None,
-        }
-    )
+    facts = {name: getattr(window, name) for name in ("name", "layer_type", "temperature")}
+    facts |= {name: getattr(window, name) - began_ns for name in ("started_ns", "ended_ns")}
+    if window.timing:
+        facts |= {n: getattr(window.timing, n) for n in ("calls", "warmup_ns", "converged")}
+    return MeasuredWindow.model_validate(facts)
 
 
 def _samples(part: type[P], table: Table, began_ns: int) -> P | None:
     if not table.at_ns:
         return None
+    answers = {
+        name: column
+        for name, column in table.columns.items()
+        if any(element is not None for element in column)
+    }
     at_ns = [at - began_ns for at in table.at_ns]
-    return _known(part, {"at_ns": at_ns, **table.columns})
-
-
-def _known(part: type[P], answers: dict[str, Any]) -> P:
-    """A part of the record; a column without any answer is null."""
-    return part.model_validate(
-        {
-            name: value
-            for name, value in answers.items()
-            if not isinstance(value, list) or any(element is not None for element in value)
-        }
-    )
-
-
-def _empty_graph_ns(windows: list[Window]) -> list[int] | None:
-    for window in windows:
-        if window.name == EMPTY_GRAPH and window.timing:
-            return window.timing.samples_ns
-    return None
+    return part.model_validate({"at_ns": at_ns, **answers})

@@ -87,8 +87,6 @@ def run_fresh(tasks: Sequence[Task], timeout_s: float) -> list[Outcome]:
 
 
 class _Running:
-    """A process that has been started; what it says and leaves goes to ``folder``."""
-
     def __init__(self, task: Task, folder: Path, place: tuple[int, ...]) -> None:
         self.task = task
         self.started = datetime.now(UTC)
@@ -105,29 +103,23 @@ class _Running:
 
     def conclude(self, code: int, end: End, timeout_s: float, pair: str) -> Outcome:
         """What became of it, now that it has ended."""
-        ended = datetime.now(UTC)
-        record, problem = _read_record(self._out)
-        output = self._log.read_text(errors="replace")
+        ended, record, problem = datetime.now(UTC), None, None
+        try:
+            record = next((load_record(path) for path in sorted(self._out.glob("*.json"))), None)
+        except RecordError as error:
+            problem = f"left a record that this dsv4kv cannot read: {error}"
         if record is None:
-            status, error = _classify(code, output)
+            status, reason = _classify(code, self._log.read_text(errors="replace"))
         else:
             status = record.status
-            error = next((case.error for case in record.cases if case.error), None)
+            reason = next((case.error for case in record.cases if case.error), None)
         if end == "timeout":
-            status, error = "timeout", f"still ran after {timeout_s:,.0f} s and was ended"
+            status, reason = "timeout", f"still ran after {timeout_s:,.0f} s and was ended"
         elif end == "interrupted" and record is None:  # however it died: Ctrl-C was the reason
-            status, error = "incomplete", _STOPPED
-        return Outcome(
-            task=self.task,
-            started=self.started,
-            ended=ended,
-            status=status,
-            error=problem or error,
-            record=record,
-            interrupted=end == "interrupted",
-            exit_code=code,
-            pair=pair,
-        )
+            status, reason = "incomplete", _STOPPED
+        reason, interrupted = problem or reason, end == "interrupted"
+        span = self.started, ended
+        return Outcome(self.task, *span, status, reason, record, interrupted, code, pair)
 
 
 def _wait(running: Sequence[_Running], timeout_s: float) -> list[tuple[int, End]]:
@@ -136,8 +128,11 @@ def _wait(running: Sequence[_Running], timeout_s: float) -> list[tuple[int, End]
     codes: list[tuple[int, End]] = []
     try:
         for each in running:
-            code = _wait_until(each.process, deadline_s)
-            codes.append(code)
+            try:
+                code = each.process.wait(max(0.0, deadline_s - time.monotonic()))
+                codes.append((code, ""))
+            except subprocess.TimeoutExpired:
+                codes.append((each.process.kill(), "timeout"))
     except KeyboardInterrupt:
         left = running[len(codes) :]
         for each in left:
@@ -146,27 +141,11 @@ def _wait(running: Sequence[_Running], timeout_s: float) -> list[tuple[int, End]
     return codes
 
 
-def _wait_until(process: Child, deadline_s: float) -> tuple[int, End]:
-    try:
-        return process.wait(max(0.0, deadline_s - time.monotonic())), ""
-    except subprocess.TimeoutExpired:
-        return process.kill(), "timeout"
-
-
 def _wait_patiently(process: Child) -> int:
     try:
         return process.wait(_GRACE_S)
     except (subprocess.TimeoutExpired, KeyboardInterrupt):  # a second Ctrl-C waits no longer
         return process.kill()
-
-
-def _read_record(folder: Path) -> tuple[RunRecord | None, str | None]:
-    """The record that the process left, or why it cannot be used."""
-    paths = sorted(folder.glob("*.json"))
-    try:
-        return (load_record(paths[0]) if paths else None), None
-    except RecordError as error:
-        return None, f"left a record that this dsv4kv cannot read: {error}"
 
 
 def _classify(code: int, output: str) -> tuple[Status, str | None]:
@@ -216,12 +195,8 @@ def run_launches(
 ) -> list[Outcome]:
     """Run tasks one after the other; a launch that goes wrong is an outcome like others.
 
-    Ctrl-C ends the row; what there is comes back.
-
-    Args:
-        tasks: What to launch.
-        on_progress: Is called before each launch (or each two) with the outcomes so far.
-        together: 2 runs tasks two by two, their steps interleaved.
+    Ctrl-C ends the row; what there is comes back. ``on_progress`` is called before each launch
+    with the outcomes so far. ``together``: 2 runs tasks two by two, their steps interleaved.
 
     Raises:
         Dsv4kvError: The first launch of a side was refused, as all others would be.
@@ -235,7 +210,11 @@ def run_launches(
             outcomes += ran
             for outcome in ran:
                 if outcome.refused and outcome.task not in before:
-                    _refuse(outcome)
+                    side = f"{outcome.task.side}: " if outcome.task.side else ""
+                    lines = str(outcome.error).splitlines()
+                    error = Dsv4kvError("\n".join(side + line for line in lines))
+                    error.exit_code = outcome.exit_code
+                    raise error
             if any(outcome.interrupted for outcome in ran):
                 break
     except KeyboardInterrupt:  # between two launches
@@ -284,13 +263,6 @@ def merge(outcomes: Sequence[Outcome], request: Request) -> RunRecord:
 def _timeout_s(outcomes: Sequence[Outcome]) -> float:
     slowest = max((outcome.duration_s for outcome in outcomes if outcome.record), default=0.0)
     return max(_SHORTEST_TIMEOUT_S, _PATIENCE * slowest) if slowest else _FIRST_TIMEOUT_S
-
-
-def _refuse(outcome: Outcome) -> None:
-    side = f"{outcome.task.side}: " if outcome.task.side else ""
-    error = Dsv4kvError("\n".join(side + line for line in str(outcome.error).splitlines()))
-    error.exit_code = outcome.exit_code
-    raise error
 
 
 def _empty_record(request: Request, started_utc: str) -> RunRecord:

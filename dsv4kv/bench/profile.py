@@ -94,12 +94,7 @@ def name_folder(loaded: LoadedConfig, out: Path) -> Path:
 
 
 def make_command(plan: Plan) -> Command:
-    """The profiler's command line.
-
-    Raises:
-        ProfileError: It is not installed.
-        ConfigError: It has none, as it runs inside the process.
-    """
+    """The profiler's command line; ``ProfileError`` where it is not installed, or has none."""
     program = python("-m", "dsv4kv", "profile", plan.loaded.source)
     program += [word for each in plan.overrides for word in ("--set", each)]
     program += ["--steps", str(plan.num_steps), "--child", str(plan.folder / RUN)]
@@ -126,8 +121,13 @@ _KINETO_TRACE = "step.trace.json.gz"
 
 def be_profiled(plan: Plan, target: Path) -> None:
     """Be the profiled program: run the workload and write what it did to ``target``."""
+
+    def write(record: RunRecord) -> None:
+        with replacing(target) as file:
+            file.write(dumps(record).encode())
+
     target.parent.mkdir(parents=True, exist_ok=True)
-    _run_in_process(plan, CudaProfiler(), lambda record: _write(target, dumps(record)))
+    _run_in_process(plan, CudaProfiler(), write)
 
 
 def run_profile(plan: Plan, *, memory: bool) -> RunRecord:
@@ -144,7 +144,10 @@ def run_profile(plan: Plan, *, memory: bool) -> RunRecord:
     (case,) = record.cases
     assert case.profile is not None
     table = build_table(read_profile(profiled.file), shipped_rules(), case.profile.useful_bytes)
-    more = {"notes": [*profiled.notes, *table.notes], "tool_version": _version(command, record)}
+    torch = record.environment.versions.get("torch")  # whose profiler comes with it
+    own = f"torch {torch}" if torch else None
+    version = version_of(command.words[0]) if command.words else own
+    more = {"notes": [*profiled.notes, *table.notes], "tool_version": version}
     profile = case.profile.model_copy(
         update={
             "why": plan.why,
@@ -180,47 +183,31 @@ def _run_tool(plan: Plan, command: Command) -> tuple[RunRecord, Profiled]:
     return load_record(record_file), profiled
 
 
-def _version(command: Command, record: RunRecord) -> str | None:
-    """Version of the profiler: torch's own comes with torch."""
-    if command.words:
-        return version_of(command.words[0])
-    torch = record.environment.versions.get("torch")
-    return f"torch {torch}" if torch else None
-
-
 def _run_in_process(plan: Plan, profiler: Attached, keep: Callable[[RunRecord], None]) -> None:
     started, config = datetime.now(UTC), plan.loaded.config
     environment = Environment(**capture_environment(), gpu=describe_gpu(config.device))
+    trace = config.workload.trace
 
     def keep_case(case: Case) -> None:
-        keep(_record(plan, environment, started, case))
+        keep(
+            RunRecord(
+                run_id=plan.folder.resolve().name,
+                started_utc=started.isoformat(timespec="seconds"),
+                ended_utc=datetime.now(UTC).isoformat(timespec="seconds"),
+                status="complete",
+                argv=list(plan.argv),
+                reproduce=reproduce(plan),
+                config_source=plan.loaded.source,
+                config_sha256=plan.loaded.sha256,
+                trace_source=trace,
+                trace_sha256=trace_sha256(resolve_trace(trace)) if trace else None,
+                seed=config.measure.seed,
+                environment=environment,
+                cases=[case],
+            )
+        )
 
     run_profiled(config, profiler, plan.num_steps, keep_case, environment.memory_bytes)
-
-
-def _record(plan: Plan, environment: Environment, started: datetime, case: Case) -> RunRecord:
-    config = plan.loaded.config
-    trace = config.workload.trace
-    return RunRecord(
-        run_id=plan.folder.resolve().name,
-        started_utc=started.isoformat(timespec="seconds"),
-        ended_utc=datetime.now(UTC).isoformat(timespec="seconds"),
-        status="complete",
-        argv=list(plan.argv),
-        reproduce=reproduce(plan),
-        config_source=plan.loaded.source,
-        config_sha256=plan.loaded.sha256,
-        trace_source=trace,
-        trace_sha256=trace_sha256(resolve_trace(trace)) if trace else None,
-        seed=config.measure.seed,
-        environment=environment,
-        cases=[case],
-    )
-
-
-def _write(path: Path, text: str) -> None:
-    with replacing(path) as file:
-        file.write(text.encode())
 
 
 class Enough(Exception):
@@ -277,14 +264,14 @@ class ProfiledExecutor(StepExecutor):
     watch: Watch  # looks
 
     def decode(self, step: StepTokens) -> None:
-        """See ``StepExecutor``."""
+        """Look at a step if it is time, and count the bytes that it must move."""
         with self.watch.look_at(step):
             super().decode(step)
             if self.watch.active:
                 self._count_bytes(step)
 
     def _count_bytes(self, step: StepTokens) -> None:
-        """Bytes by kernel: those of indexer keys and of compressed KV have one name on a GPU."""
+        # on a GPU the kernels on indexer keys and on compressed KV have one name
         work, on_gpu = self.work_of(step), self.gpu is not None
         for layer in self.layers:
             for operation, indexer in self.step_operations(layer):
@@ -311,10 +298,19 @@ def run_profiled(
         ConfigError: The workload moves no data, or never has a step of so many requests.
         Dsv4kvError: As ``run_case``.
     """
-    setup = set_up(_adapt(config), memory_bytes)
+    # no checks, which would be profiled, too; and one way of launching, graphs if it may
+    way = "graph" if config.workload.decode == "both" else config.workload.decode
+    workload = config.workload.model_copy(update={"decode": way})
+    measure = config.measure.model_copy(update={"verify_every": 0})
+    adapted = config.model_copy(update={"workload": workload, "measure": measure})
+    setup = set_up(adapted, memory_bytes)
     if setup.drive is None:
         raise ConfigError("workload.data is none, and so there is nothing to profile: set real.")
-    memcpy, peaks = _measure_yardsticks(setup)
+    size, memcpy, peaks = config.measure.memcpy_bytes, None, list[Peak]()
+    if setup.device is not None:
+        peaks = measure_peaks(setup.device, size)
+    else:
+        memcpy = Memcpy(bytes=2 * size, samples_ns=measure_memcpy(size))
     watch = Watch(profiler, steps, config.workload.concurrency, config.measure.warmup_steps)
     _serve(setup, setup.drive.executor, watch)
     case = Case(
@@ -342,14 +338,6 @@ def run_profiled(
     profiler.stop()
 
 
-def _adapt(config: BenchConfig) -> BenchConfig:
-    """No checks, which would be profiled, too; and one way of launching, graphs if it may."""
-    way = "graph" if config.workload.decode == "both" else config.workload.decode
-    workload = config.workload.model_copy(update={"decode": way})
-    measure = config.measure.model_copy(update={"verify_every": 0})
-    return config.model_copy(update={"workload": workload, "measure": measure})
-
-
 def _serve(setup: Setup, executor: StepExecutor, watch: Watch) -> None:
     config, recorder = setup.config, Recorder()
     kept = {each.name: getattr(executor, each.name) for each in fields(executor) if each.init}
@@ -375,10 +363,3 @@ def _serve(setup: Setup, executor: StepExecutor, watch: Watch) -> None:
             "requests, so no steady one to profile: lower workload.concurrency or "
             "measure.warmup_steps, or take a longer workload."
         )
-
-
-def _measure_yardsticks(setup: Setup) -> tuple[Memcpy | None, list[Peak]]:
-    size = setup.config.measure.memcpy_bytes
-    if setup.device is not None:
-        return None, measure_peaks(setup.device, size)
-    return Memcpy(bytes=2 * size, samples_ns=measure_memcpy(size)), []

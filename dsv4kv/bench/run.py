@@ -4,10 +4,11 @@ import shlex
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Literal, Protocol
 
 from dsv4kv.bench.case import run_case, unbuilt_case
 from dsv4kv.bench.device import describe_gpu
+from dsv4kv.bench.launches import bench_arguments
 from dsv4kv.bench.serve.loop import count_tokens
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.load import LoadedConfig, Point
@@ -69,13 +70,14 @@ def run_bench(invocation: Invocation, watcher: Watcher) -> RunRecord:
 
     cases = run_points(invocation.sweep, len(points), work)
     statuses = [case.status for case in cases] + ["incomplete"] * (len(cases) < len(points))
+    words = bench_arguments(invocation.loaded.source, invocation.overrides, invocation.axes)
     return RunRecord(
         run_id=kept.asked.run_id if kept else new_run_id(config.name, started),
         started_utc=kept.asked.started_utc if kept else started.isoformat(timespec="seconds"),
         ended_utc=datetime.now(UTC).isoformat(timespec="seconds"),
         status=next((s for s in ("failed", "incomplete") if s in statuses), "complete"),
         argv=invocation.argv,
-        reproduce=_reproduce(invocation),
+        reproduce=shlex.join(["dsv4kv", "bench", *words]),
         config_source=invocation.loaded.source,
         config_sha256=invocation.loaded.sha256,
         trace_source=trace,
@@ -112,22 +114,11 @@ def _run(
     """Run one case; in a sweep, one that cannot begin leaves the others' results alone."""
     try:
         return run_case(point.axis, point.config, watcher.advance, memory_bytes, turns)
-    except PeerUnavailable as error:
+    except (Dsv4kvError, KeyboardInterrupt) as error:
         if alone:
             raise
-        return unbuilt_case(point.axis, point.config, "skipped", str(error))
-    except Dsv4kvError as error:
-        if alone:
-            raise
-        return unbuilt_case(point.axis, point.config, "failed", str(error))
-    except KeyboardInterrupt:
-        if alone:
-            raise
-        return unbuilt_case(point.axis, point.config, "incomplete", None)
-
-
-def _reproduce(invocation: Invocation) -> str:
-    options = [("--set", each) for each in invocation.overrides]
-    options += [("--axis", each) for each in invocation.axes]
-    words = ["dsv4kv", "bench", invocation.loaded.source]
-    return shlex.join(words + [word for option in options for word in option])
+        if isinstance(error, KeyboardInterrupt):
+            return unbuilt_case(point.axis, point.config, "incomplete", None)
+        lacks = isinstance(error, PeerUnavailable)
+        status: Literal["skipped", "failed"] = "skipped" if lacks else "failed"
+        return unbuilt_case(point.axis, point.config, status, str(error))

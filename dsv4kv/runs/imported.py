@@ -38,10 +38,7 @@ def read_profile(path: Path, step: str = STEP) -> Trace:
     """Read ``.nsys-rep``, ``.sqlite``, ``.json``, ``.json.gz`` or ``.ncu-rep``.
 
     Ranges that fit ``step`` are the steps. A report of nsys is exported by nsys, unless an export
-    is next to it. A database and a trace may have any name.
-
-    Raises:
-        ProfileError: It cannot be read, or what reads it is not installed.
+    is next to it. A database and a trace may have any name. Raises ``ProfileError``.
     """
     name = path.name.lower()
     if name.endswith(_REPORTS):
@@ -115,20 +112,21 @@ def load_profile(path: Path, step: str) -> Source:
         ProfileError: It cannot be read, or the record has no profile.
         RecordError: It is a damaged record.
     """
-    if path.suffix == ".json" and _is_record(path):
-        return _from_record(path)
-    table = build_table(read_profile(path, step), shipped_rules())
-    return Source(
-        Profile(
+    if path.suffix != ".json" or not _is_record(path):
+        profile = Profile(
             why=f"read from {path.name}",
             command=[],
             files=[str(path)],
             step_requests=[],
             useful_bytes={},
-            table=table,
-        ),
-        yardstick=None,
-    )
+            table=build_table(read_profile(path, step), shipped_rules()),
+        )
+        return Source(profile, yardstick=None)
+    record = load_record(path)
+    for case in record.cases:
+        if case.profile is not None and case.profile.table is not None:
+            return Source(case.profile, next(iter(yardsticks(case)), None), record)
+    raise ProfileError(f"{path} is a run record without a profile: make one with dsv4kv profile.")
 
 
 def _is_record(path: Path) -> bool:
@@ -139,32 +137,20 @@ def _is_record(path: Path) -> bool:
             return False
 
 
-def _from_record(path: Path) -> Source:
-    record = load_record(path)
-    for case in record.cases:
-        if case.profile is not None and case.profile.table is not None:
-            return Source(case.profile, next(iter(yardsticks(case)), None), record)
-    raise ProfileError(f"{path} is a run record without a profile: make one with dsv4kv profile.")
-
-
 ELSEWHERE = "not in the profile"
 """Platform and Python of a run that a profile says nothing of."""
 
 
 def record_of_profile(profile: Profile, path: Path, step: str, argv: Sequence[str]) -> RunRecord:
-    """Make a record of a profile that was read from a file.
+    """Make a record of a profile that was read from a file; its machine is unknown.
 
-    Machine and software are unknown: those of this process are not where the profile is from.
-
-    Args:
-        profile: What the file says, with its kernel table.
-        path: The file.
-        step: Range that was taken for a step.
-        argv: Command line that read it.
+    ``step`` is the range that was taken for a step, ``argv`` the command line.
     """
     assert profile.table is not None
     now = datetime.now(UTC)
     moment = now.isoformat(timespec="seconds")
+    with path.open("rb") as file:
+        content_sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     case = Case(
         axis={},
         status="complete",
@@ -188,7 +174,7 @@ def record_of_profile(profile: Profile, path: Path, step: str, argv: Sequence[st
         argv=list(argv),
         reproduce=shlex.join(["dsv4kv", "profile", "--from", str(path), "--step", step]),
         config_source=str(path),
-        config_sha256=_sha256(path),
+        config_sha256=content_sha256,
         trace_source=None,
         trace_sha256=None,
         seed=0,
@@ -208,8 +194,3 @@ def record_of_profile(profile: Profile, path: Path, step: str, argv: Sequence[st
         ),
         cases=[case],
     )
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

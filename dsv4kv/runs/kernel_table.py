@@ -1,8 +1,7 @@
 """Makes the one kernel table of a profile, whichever profiler it is from."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,183 +21,10 @@ from dsv4kv.measure.profilers.trace import (
 from dsv4kv.runs.profile import KernelRow, KernelTable, OperationRow, StepTimes, Timeline
 from dsv4kv.units import counted
 
-
-def on_cpu(work: Work) -> bool:
-    """Whether the work is that of a CPU: a profile has one or the other."""
-    return bool(len(work)) and bool(np.all(work.kind >= OP))
-
-
-def find_gaps(trace: Trace) -> Column:
-    """Idle time on its GPU before each piece of work, within its step; ``NONE`` for the first.
-
-    Pieces that run while others do have no gap before them. All is one step where there are none.
-    """
-    work = trace.work
-    gaps = constant(len(work), NONE)
-    if not trace.has_clock or on_cpu(work):
-        return gaps
-    for rows in _groups(work, np.ones(len(work), dtype=np.bool_)):
-        latest = np.maximum.accumulate(work.end_ns[rows])
-        gaps[rows[1:]] = np.maximum(0, work.start_ns[rows[1:]] - latest[:-1])
-    return gaps
-
-
-def time_steps(trace: Trace, gaps: Column) -> StepTimes | None:
-    """A row for each step on each GPU; None where the profile has no steps or no clock."""
-    if not len(trace.steps_ns) or not trace.has_clock:
-        return None
-    if on_cpu(trace.work):
-        return _cpu_steps(trace)
-    return _gpu_steps(trace, gaps)
-
-
-def _groups(work: Work, chosen: NDArray[np.bool_]) -> Iterator[Column]:
-    """Rows of each step on each GPU, in order of their begins."""
-    rows = np.flatnonzero(chosen)
-    order = rows[np.lexsort((work.start_ns[rows], work.device[rows], work.step[rows]))]
-    if not len(order):
-        return
-    changed = (np.diff(work.step[order]) != 0) | (np.diff(work.device[order]) != 0)
-    yield from np.split(order, np.flatnonzero(changed) + 1)
-
-
-def _gpu_steps(trace: Trace, gaps: Column) -> StepTimes | None:
-    work, calls, steps = trace.work, trace.calls, len(trace.steps_ns)
-    known = calls.step >= 0
-    spent = np.bincount(calls.step[known], (calls.end_ns - calls.start_ns)[known], steps)
-    made = np.bincount(calls.step[known], minlength=steps)
-    rows = []
-    for group in _groups(work, work.step >= 0):
-        step = int(work.step[group[0]])
-        begin, end = trace.steps_ns[step].tolist()
-        span = int(work.end_ns[group].max() - work.start_ns[group[0]])
-        gap = int(np.maximum(gaps[group], 0).sum())
-        device, launches = int(work.device[group[0]]), int(made[step])
-        launch = round(spent[step])
-        rows.append((device, end - begin, span, span - gap, gap, launch, 0, launches, len(group)))
-    return _columns(rows) if rows else None
-
-
-def _cpu_steps(trace: Trace) -> StepTimes:
-    """Time in torch operations, around them in marked operations, and outside of both."""
-    work, steps = trace.work, len(trace.steps_ns)
-    number = trace.names.index(INPUTS) if INPUTS in trace.names else NONE
-    is_input = (work.phase == number) & (work.phase != NONE)
-    inside = (work.step >= 0) & ~is_input
-
-    def total(rows: NDArray[np.bool_]) -> Column:
-        return np.bincount(work.step[rows], work.self_ns[rows], steps).astype(np.int64)
-
-    def count(kind: int) -> Column:
-        return np.bincount(work.step[inside & (work.kind == kind)], minlength=steps)
-
-    host = trace.steps_ns[:, 1] - trace.steps_ns[:, 0]
-    torch_ns, around_ns = total(inside & (work.kind == OP)), total(inside & (work.kind == RANGE))
-    inputs_ns = total((work.step >= 0) & is_input)
-    columns = (
-        constant(steps, 0),
-        host,
-        host,
-        torch_ns,
-        host - torch_ns - around_ns - inputs_ns,
-        around_ns,
-        inputs_ns,
-        count(RANGE),
-        count(OP),
-    )
-    return _columns(list(zip(*(column.tolist() for column in columns), strict=True)))
-
-
-def _columns(rows: Sequence[tuple[int, ...]]) -> StepTimes:
-    names = list(StepTimes.model_fields)
-    return StepTimes(**dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)))
-
-
 MOST_PIECES = 20_000
 HOST = "host"
 _LAUNCH = "launch"
 _NUMBERS = re.compile(r"(\d+)")
-
-RuleOf = Callable[[int, int, int], Rule | None]
-"""Rule of a piece of work by the numbers of its name, kind and phase."""
-_Piece = tuple[str, Category, str, int, int]
-"""Name, category, lane, begin and duration in ns."""
-
-
-def pick_step(trace: Trace, rule_of: RuleOf) -> Timeline | None:
-    """The step of median length, or all of a profile without steps; None without a clock."""
-    work, calls = trace.work, trace.calls
-    if not trace.has_clock or not len(work):
-        return None
-    step = _median_step(trace)
-    rows = np.arange(len(work)) if step == NONE else np.flatnonzero(work.step == step)
-    rows = rows[np.argsort(work.start_ns[rows], kind="stable")]
-    made = np.flatnonzero(calls.step == step)
-    begins = [work.start_ns[rows[:1]], calls.start_ns[made]]
-    first = int(np.concatenate(begins).min())
-    launched = zip(calls.start_ns[made].tolist(), calls.end_ns[made].tolist(), strict=True)
-    pieces = _pieces(trace, rows[:MOST_PIECES], first, rule_of)
-    pieces += [(_LAUNCH, OTHER, HOST, begin - first, end - begin) for begin, end in launched]
-    return _timeline(pieces[: 2 * MOST_PIECES], left_out=max(0, len(rows) - MOST_PIECES))
-
-
-def _median_step(trace: Trace) -> int:
-    """The step whose work takes a median time from begin to end; ``NONE`` without steps."""
-    work, steps = trace.work, len(trace.steps_ns)
-    rows = np.flatnonzero(work.step >= 0)
-    if not len(rows):
-        return NONE
-    begin, end = np.full(steps, np.iinfo(np.int64).max), np.zeros(steps, dtype=np.int64)
-    np.minimum.at(begin, work.step[rows], work.start_ns[rows])
-    np.maximum.at(end, work.step[rows], work.end_ns[rows])
-    there = np.unique(work.step[rows])
-    order = there[np.argsort((end - begin)[there], kind="stable")]
-    return int(order[len(order) // 2])
-
-
-def _pieces(trace: Trace, rows: Column, first_ns: int, rule_of: RuleOf) -> list[_Piece]:
-    work = trace.work
-    place = "thread {stream}" if on_cpu(work) else "GPU {device} stream {stream}"
-    columns = (
-        work.name,
-        work.kind,
-        work.phase,
-        work.device,
-        work.stream,
-        work.start_ns,
-        work.end_ns,
-    )
-    pieces: list[_Piece] = []
-    for name, kind, phase, device, stream, start, end in zip(
-        *(column[rows].tolist() for column in columns), strict=True
-    ):
-        rule = rule_of(name, kind, phase)
-        category = rule.category if rule else OTHER
-        lane = place.format(device=device, stream=stream)
-        pieces.append((trace.names[name], category, lane, start - first_ns, end - start))
-    return pieces
-
-
-def _by_numbers(lane: str) -> list[int | str]:
-    """So that stream 7 comes before stream 13."""
-    return [int(part) if part.isdecimal() else part for part in _NUMBERS.split(lane)]
-
-
-def _timeline(pieces: Sequence[_Piece], left_out: int) -> Timeline:
-    numbers: dict[tuple[str, Category], int] = {}
-    lanes = sorted({lane for _, _, lane, _, _ in pieces}, key=_by_numbers)
-    return Timeline(
-        name=[numbers.setdefault((name, kind), len(numbers)) for name, kind, *_ in pieces],
-        names=[name for name, _ in numbers],
-        categories=[category for _, category in numbers],
-        lanes=lanes,
-        lane=[lanes.index(lane) for _, _, lane, _, _ in pieces],
-        start_ns=[start for *_, start, _ in pieces],
-        duration_ns=[duration for *_, duration in pieces],
-        left_out=left_out,
-    )
-
-
 _FEWEST_FOR_P95 = 200  # ten of them are beyond it
 _ITSELF = "itself"
 
@@ -214,12 +40,10 @@ class _Classes:
         self._categories: Column = np.array(numbers, dtype=np.int64)
 
     def rule_of(self, name: int, kind: int, phase: int) -> Rule | None:
-        """The rule of a piece of work by the numbers of its name, its kind and its phase."""
         number = phase if kind == OP else name
         return None if number == NONE else self._rules[number]
 
     def operation_of(self, name: int, kind: int, rule: Rule | None) -> str | None:
-        """The toolkit's operation that it belongs to."""
         if rule is None or kind == OP:
             return None
         return self._names[name] if rule.operation == _ITSELF else rule.operation
@@ -239,60 +63,78 @@ def build_table(
     ``useful_bytes`` are those of all steps by operation. Where the profile has steps, work
     outside of them is only counted.
     """
-    work, useful = trace.work, useful_bytes or {}
-    gaps, nodes = find_gaps(trace), np.unique(work.node[work.node > 0])
+    work, gaps, classes = trace.work, _find_gaps(trace), _Classes(trace.names, rules)
     inside = work.step >= 0 if len(trace.steps_ns) else np.ones(len(work), dtype=np.bool_)
     chosen, outside = np.flatnonzero(inside), np.flatnonzero(~inside)
-    classes, steps = _Classes(trace.names, rules), _count_steps(trace)
-    groups = _equal(chosen, classes.keys(work)[chosen])
-    kernels = [_row(trace, rows, gaps, nodes, classes) for rows in groups]
+    # a step on a GPU that launched nothing is none
+    steps = len(trace.steps_ns) if _on_cpu(work) else len(np.unique(work.step[work.step >= 0]))
+    idle = len(trace.steps_ns) - steps
+    left_out = [f"left out: {counted(idle, 'step')} without work"] if idle else []
+    used = [] if _on_cpu(work) else np.unique(work.device).tolist()
+    nodes, keys = np.unique(work.node[work.node > 0]), classes.keys(work)[chosen]
+    kernels = [_row(trace, rows, gaps, nodes, classes) for rows in _equal(chosen, keys)]
     kernels.sort(key=lambda row: -row.total_ns)
-    operations = _operations(trace, chosen, kernels, useful)
+    operations = _operations(trace, chosen, kernels, useful_bytes or {})
     return KernelTable(
         tool=trace.tool,
         tool_version=trace.version,
-        devices=_devices(trace),
+        devices=[name for number in used if (name := trace.devices.get(number))],
         kernels=_with_bytes(kernels, operations),
         operations=operations,
         num_steps=steps,
-        steps=time_steps(trace, gaps),
-        timeline=pick_step(trace, classes.rule_of),
+        steps=_time_steps(trace, gaps),
+        timeline=_pick_step(trace, classes),
         outside_calls=len(outside),
         outside_ns=int(work.self_ns[outside].sum()),
         warnings=trace.warnings,
-        notes=[*trace.notes, *_note_idle(len(trace.steps_ns) - steps)],
+        notes=[*trace.notes, *left_out],
     )
 
 
-def _count_steps(trace: Trace) -> int:
-    """Steps in which work was done: on a CPU all, on GPUs not those that launched nothing."""
-    step = trace.work.step
-    return len(trace.steps_ns) if on_cpu(trace.work) else len(np.unique(step[step >= 0]))
+def _on_cpu(work: Work) -> bool:
+    """Whether the work is that of a CPU: a profile has one or the other."""
+    return bool(len(work)) and bool(np.all(work.kind >= OP))
 
 
-def _note_idle(steps: int) -> list[str]:
-    return [f"left out: {counted(steps, 'step')} without work"] if steps else []
+def _find_gaps(trace: Trace) -> Column:
+    """Idle time on its GPU before each piece of work, within its step; ``NONE`` for the first.
+
+    All is one step where there are none.
+    """
+    work = trace.work
+    gaps = constant(len(work), NONE)
+    if trace.has_clock and not _on_cpu(work):
+        for rows in _groups(work, np.ones(len(work), dtype=np.bool_)):
+            latest = np.maximum.accumulate(work.end_ns[rows])
+            gaps[rows[1:]] = np.maximum(0, work.start_ns[rows[1:]] - latest[:-1])
+    return gaps
 
 
-def _devices(trace: Trace) -> list[str]:
-    """Names of the GPUs that worked."""
-    used = [] if on_cpu(trace.work) else np.unique(trace.work.device).tolist()
-    return [name for number in used if (name := trace.devices.get(number))]
+def _groups(work: Work, chosen: NDArray[np.bool_]) -> Iterator[Column]:
+    """Rows of each step on each GPU, in order of their begins."""
+    rows = np.flatnonzero(chosen)
+    order = rows[np.lexsort((work.start_ns[rows], work.device[rows], work.step[rows]))]
+    changed = (np.diff(work.step[order]) != 0) | (np.diff(work.device[order]) != 0)
+    yield from np.split(order, np.flatnonzero(changed) + 1) if len(order) else ()
 
 
 def _equal(rows: Column, keys: Column) -> Iterator[Column]:
     """Rows with equal keys, together."""
     order = np.argsort(keys, kind="stable")
-    if len(order):
-        yield from np.split(rows[order], np.flatnonzero(np.diff(keys[order])) + 1)
+    changed = np.flatnonzero(np.diff(keys[order])) + 1
+    yield from np.split(rows[order], changed) if len(order) else ()
+
+
+# ---- kernels and operations
 
 
 def _row(trace: Trace, rows: Column, gaps: Column, nodes: Column, classes: _Classes) -> KernelRow:
     work = trace.work
     name, kind = int(work.name[rows[0]]), int(work.kind[rows[0]])
-    phase = _most_frequent(work.phase[rows])
+    phase, most = _most_frequent(work.phase[rows]), _most_frequent(work.shape[rows])
+    shape = trace.shapes[most] if most != NONE else None
     rule = classes.rule_of(name, kind, phase)
-    times, gap, counted = np.sort(work.self_ns[rows]), gaps[rows], work.bytes[rows]
+    times, gap, sizes = np.sort(work.self_ns[rows]), gaps[rows], work.bytes[rows]
     gap = gap[gap != NONE]
     return KernelRow(
         name=trace.names[name],
@@ -306,37 +148,16 @@ def _row(trace: Trace, rows: Column, gaps: Column, nodes: Column, classes: _Clas
         median_ns=round(float(np.median(times))),
         p95_ns=round(float(np.percentile(times, 95))) if len(times) >= _FEWEST_FOR_P95 else None,
         min_ns=int(times[0]),
-        **_shape(trace, work.shape[rows]),
+        grid=list(shape.grid) if shape and shape.grid else None,
+        block=list(shape.block) if shape and shape.block else None,
+        registers=shape.registers if shape else None,
+        shared_bytes=shape.shared_bytes if shape else None,
+        shapes=len(np.unique(work.shape[rows])),
         node=_place(nodes, work.node[rows]),
         gap_ns=round(float(np.median(gap))) if len(gap) else None,
         useful_bytes=None,
-        counted_bytes=int(counted.sum()) if np.all(counted != NONE) else None,
+        counted_bytes=int(sizes.sum()) if np.all(sizes != NONE) else None,
     )
-
-
-def _shape(trace: Trace, shapes: Column) -> dict[str, Any]:
-    most = _most_frequent(shapes)
-    shape = trace.shapes[most] if most != NONE else None
-    return {
-        "grid": list(shape.grid) if shape and shape.grid else None,
-        "block": list(shape.block) if shape and shape.block else None,
-        "registers": shape.registers if shape else None,
-        "shared_bytes": shape.shared_bytes if shape else None,
-        "shapes": len(np.unique(shapes)),
-    }
-
-
-def _place(nodes: Column, mine: Column) -> int | None:
-    """Place of the first of my nodes in its graph.
-
-    Ids grow in the order of capture, and have the number of their graph in the upper half.
-    """
-    mine = mine[mine > 0]
-    if not len(mine):
-        return None
-    first = int(mine.min())
-    before, up_to = np.searchsorted(nodes, (first >> 32 << 32, first)).tolist()
-    return 1 + int(up_to) - int(before)
 
 
 def _most_frequent(numbers: Column) -> int:
@@ -344,40 +165,45 @@ def _most_frequent(numbers: Column) -> int:
     return int(values[counts.argmax()])
 
 
+def _place(nodes: Column, mine: Column) -> int | None:
+    """Place of the first of a kernel's nodes in its graph."""
+    mine = mine[mine > 0]
+    if not len(mine):
+        return None
+    first = int(mine.min())  # ids grow in the order of capture, the graph's in the upper half
+    before, up_to = np.searchsorted(nodes, (first >> 32 << 32, first)).tolist()
+    return 1 + int(up_to) - int(before)
+
+
 def _operations(
     trace: Trace, chosen: Column, kernels: Sequence[KernelRow], useful: Mapping[str, int]
 ) -> list[OperationRow]:
-    """Operations: all their kernels together; on a CPU their ranges, whole."""
-    whole = _whole_ranges(trace, chosen)
+    """Operations: all their kernels together; on a CPU their ranges, with what runs inside."""
+    work = trace.work
+    ranges = chosen[work.kind[chosen] == RANGE]
+    lasted = (work.end_ns - work.start_ns)[ranges]
+    spent = np.bincount(work.name[ranges], lasted, len(trace.names))
+    whole = {trace.names[i]: round(spent[i]) for i in np.unique(work.name[ranges]).tolist()}
     found: dict[str, list[KernelRow]] = {}
     for row in kernels:
         if row.operation is not None:
             found.setdefault(row.operation, []).append(row)
-    rows = [
-        OperationRow(
-            name=name,
-            category=parts[0].category,
-            calls=max(part.calls for part in parts),
-            total_ns=whole.get(name, sum(part.total_ns for part in parts)),
-            useful_bytes=useful.get(name),
-            dram_bytes=_sum_counted(parts) if trace.tool == "ncu" else None,
+    rows = []
+    for name, parts in found.items():
+        sizes = [part.counted_bytes for part in parts if part.counted_bytes is not None]
+        rows.append(
+            OperationRow(
+                name=name,
+                category=parts[0].category,
+                calls=max(part.calls for part in parts),
+                total_ns=whole.get(name, sum(part.total_ns for part in parts)),
+                useful_bytes=useful.get(name),
+                dram_bytes=sum(sizes)
+                if trace.tool == "ncu" and len(sizes) == len(parts)
+                else None,
+            )
         )
-        for name, parts in found.items()
-    ]
     return sorted(rows, key=lambda row: -row.total_ns)
-
-
-def _whole_ranges(trace: Trace, chosen: Column) -> dict[str, int]:
-    """Durations of marked ranges, what runs inside included."""
-    work = trace.work
-    rows = chosen[work.kind[chosen] == RANGE]
-    spent = np.bincount(work.name[rows], (work.end_ns - work.start_ns)[rows], len(trace.names))
-    return {trace.names[i]: round(spent[i]) for i in np.unique(work.name[rows]).tolist()}
-
-
-def _sum_counted(parts: Sequence[KernelRow]) -> int | None:
-    counted = [part.counted_bytes for part in parts]
-    return sum(size for size in counted if size is not None) if None not in counted else None
 
 
 def _with_bytes(
@@ -392,3 +218,110 @@ def _with_bytes(
         else row
         for row in kernels
     ]
+
+
+# ---- steps
+
+
+def _time_steps(trace: Trace, gaps: Column) -> StepTimes | None:
+    """A row for each step on each GPU; None where the profile has no steps or no clock."""
+    if not len(trace.steps_ns) or not trace.has_clock:
+        return None
+    rows = _cpu_steps(trace) if _on_cpu(trace.work) else _gpu_steps(trace, gaps)
+    columns = zip(StepTimes.model_fields, zip(*rows, strict=True), strict=True)
+    return StepTimes(**{name: list(column) for name, column in columns}) if rows else None
+
+
+def _gpu_steps(trace: Trace, gaps: Column) -> list[tuple[int, ...]]:
+    work, calls, steps = trace.work, trace.calls, len(trace.steps_ns)
+    known = calls.step >= 0
+    spent = np.bincount(calls.step[known], (calls.end_ns - calls.start_ns)[known], steps)
+    made = np.bincount(calls.step[known], minlength=steps)
+    rows: list[tuple[int, ...]] = []
+    for group in _groups(work, work.step >= 0):
+        step = int(work.step[group[0]])
+        begin, end = trace.steps_ns[step].tolist()
+        span = int(work.end_ns[group].max() - work.start_ns[group[0]])
+        gap = int(np.maximum(gaps[group], 0).sum())
+        device, launches = int(work.device[group[0]]), int(made[step])
+        launch = round(spent[step])
+        rows.append((device, end - begin, span, span - gap, gap, launch, 0, launches, len(group)))
+    return rows
+
+
+def _cpu_steps(trace: Trace) -> list[tuple[int, ...]]:
+    """Time in torch operations, around them in marked operations, and outside of both."""
+    work, steps = trace.work, len(trace.steps_ns)
+    number = trace.names.index(INPUTS) if INPUTS in trace.names else NONE
+    is_input = (work.phase == number) & (work.phase != NONE)
+    inside = (work.step >= 0) & ~is_input
+
+    def total(rows: NDArray[np.bool_]) -> Column:
+        return np.bincount(work.step[rows], work.self_ns[rows], steps).astype(np.int64)
+
+    def count(kind: int) -> Column:
+        return np.bincount(work.step[inside & (work.kind == kind)], minlength=steps)
+
+    host = trace.steps_ns[:, 1] - trace.steps_ns[:, 0]
+    torch_ns, around_ns = total(inside & (work.kind == OP)), total(inside & (work.kind == RANGE))
+    inputs_ns = total((work.step >= 0) & is_input)
+    outside = host - torch_ns - around_ns - inputs_ns
+    times = (constant(steps, 0), host, host, torch_ns, outside, around_ns, inputs_ns)
+    columns = (*times, count(RANGE), count(OP))
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def _pick_step(trace: Trace, classes: _Classes) -> Timeline | None:
+    """The step of median length, or all of a profile without steps; None without a clock."""
+    work, calls = trace.work, trace.calls
+    if not trace.has_clock or not len(work):
+        return None
+    step = _median_step(trace)
+    rows = np.arange(len(work)) if step == NONE else np.flatnonzero(work.step == step)
+    rows = rows[np.argsort(work.start_ns[rows], kind="stable")]
+    made = np.flatnonzero(calls.step == step)
+    first = int(np.concatenate([work.start_ns[rows[:1]], calls.start_ns[made]]).min())
+    pieces: list[tuple[str, Category, str, int, int]] = []  # with lane, begin and duration in ns
+    columns = (work.name, work.kind, work.phase, work.device, work.stream)
+    for name, kind, phase, device, stream, start, end in zip(
+        *(each[rows[:MOST_PIECES]].tolist() for each in (*columns, work.start_ns, work.end_ns)),
+        strict=True,
+    ):
+        rule = classes.rule_of(name, kind, phase)
+        lane = f"thread {stream}" if kind >= OP else f"GPU {device} stream {stream}"
+        category = rule.category if rule else OTHER
+        pieces.append((trace.names[name], category, lane, start - first, end - start))
+    launched = zip(calls.start_ns[made].tolist(), calls.end_ns[made].tolist(), strict=True)
+    pieces += [(_LAUNCH, OTHER, HOST, begin - first, end - begin) for begin, end in launched]
+    pieces = pieces[: 2 * MOST_PIECES]
+    numbers: dict[tuple[str, Category], int] = {}
+    lanes = sorted({lane for _, _, lane, _, _ in pieces}, key=_by_numbers)
+    return Timeline(
+        name=[numbers.setdefault((name, kind), len(numbers)) for name, kind, *_ in pieces],
+        names=[name for name, _ in numbers],
+        categories=[category for _, category in numbers],
+        lanes=lanes,
+        lane=[lanes.index(lane) for _, _, lane, _, _ in pieces],
+        start_ns=[start for *_, start, _ in pieces],
+        duration_ns=[duration for *_, duration in pieces],
+        left_out=max(0, len(rows) - MOST_PIECES),
+    )
+
+
+def _median_step(trace: Trace) -> int:
+    """The step whose work takes a median time from begin to end; ``NONE`` without steps."""
+    work, steps = trace.work, len(trace.steps_ns)
+    rows = np.flatnonzero(work.step >= 0)
+    if not len(rows):
+        return NONE
+    begin, end = np.full(steps, np.iinfo(np.int64).max), np.zeros(steps, dtype=np.int64)
+    np.minimum.at(begin, work.step[rows], work.start_ns[rows])
+    np.maximum.at(end, work.step[rows], work.end_ns[rows])
+    there = np.unique(work.step[rows])
+    order = there[np.argsort((end - begin)[there], kind="stable")]
+    return int(order[len(order) // 2])
+
+
+def _by_numbers(lane: str) -> list[int | str]:
+    """So that stream 7 comes before stream 13."""
+    return [int(part) if part.isdecimal() else part for part in _NUMBERS.split(lane)]

@@ -95,11 +95,7 @@ class Points:
         return self.asked.count - len(self.cases)
 
     def keep(self, number: int, case: Case) -> None:
-        """Append a finished point, on disk when this returns.
-
-        Raises:
-            RecordError: The file cannot be written.
-        """
+        """Append a finished point, on disk when this returns; raises ``RecordError``."""
         line = json.dumps(whole_json(_Line(point=number, case=case).model_dump(mode="json")))
         try:
             with self.path.open("ab") as file:
@@ -116,11 +112,7 @@ class Points:
 
 
 def find_points(run: str, out: Path) -> Path:
-    """File of a sweep by the run's name, its record or itself.
-
-    Raises:
-        RecordError: There is none.
-    """
+    """File of a sweep by the run's name, its record or itself; ``RecordError`` without one."""
     name = Path(run).name.removesuffix(POINTS).removesuffix(".json")
     places = [Path(run), Path(run).parent / f"{name}{POINTS}", out / f"{name}{POINTS}"]
     for path in places:
@@ -152,13 +144,8 @@ def open_points(
 ) -> Points:
     """Begin a sweep's file, or resume the one that is there.
 
-    Args:
-        path: Where it is.
-        asked: What is asked now.
-        points: Values on the axes and the whole configuration of every point.
-
-    Raises:
-        RecordError: It cannot be written or read, or is of another sweep.
+    ``points`` are the values on the axes and the whole configuration of each. Raises
+    ``RecordError`` where the file cannot be written or read, or is of another sweep.
     """
     asked = Asked.model_validate(whole_json(asked.model_dump()))
     try:
@@ -236,11 +223,8 @@ def run_points(
 ) -> list[Case]:
     """Do every point that is not finished yet; Ctrl-C ends with those that are, if any.
 
-    Args:
-        sweep: How.
-        count: Points, which are numbered from 0.
-        work: Does one.
-        on_progress: Called with how many of how many are finished, where several run at once.
+    Points are numbered from 0. ``on_progress`` is called with how many of how many are finished,
+    where several run at once.
     """
     cases = dict(sweep.points.cases) if sweep.points else {}
     numbers = [number for number in range(count) if number not in cases]

@@ -2,13 +2,13 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from dsv4kv.budget.gpus import Gpu, gpu_names, load_gpu
+from dsv4kv.budget.gpus import gpu_names, load_gpu
 from dsv4kv.measure.statistics import Estimate, estimate_rate, summarize
 from dsv4kv.runs.schema import Case, GpuFacts, Operation, RunRecord
 
@@ -122,36 +122,27 @@ def ratio_of_calls(before: Measured, after: Measured) -> float:
     return float(np.exp(np.median(np.log(second[both] / first[both]))))
 
 
-def is_virtual(case: Case) -> bool:
-    """Whether a case is a replay whose steps were counted and not done."""
-    return case.replay is not None and case.replay.data is None
-
-
 def measured_in(case: Case) -> Iterator[Measured]:
     """Those of one case: operations first."""
     axis = axis_text(case)
+    virtual = case.replay is not None and case.replay.data is None  # steps counted and not done
     for each in case.operations:
         if each.samples_ns:
             quantity = Quantity(axis, each.name, each.layer_type, each.temperature or "")
             yield Measured(quantity, case.launch, each.samples_ns, each.bytes)
     for latency in case.latencies:
         if latency.samples_ns:
-            quantity = Quantity(axis, latency.name)
-            virtual = is_virtual(case)
-            samples, factor = latency.samples_ns, latency.factor
-            yield Measured(quantity, case.launch, samples, (), virtual, factor)
+            quantity, samples = Quantity(axis, latency.name), latency.samples_ns
+            yield Measured(quantity, case.launch, samples, (), virtual, latency.factor)
 
 
 def latency_median(case: Case, name: str) -> Estimate | None:
     """Median of a latency in ns; None where it was not measured."""
-    for latency in case.latencies:
-        if latency.name == name and latency.samples_ns:
-            return summarize(latency.samples_ns).estimate
-    return None
+    return over_launches(_samples(case, name))
 
 
 def within(value: float, factor: float) -> Estimate:
-    """A time of a clock that is right within a factor, which is its error."""
+    """A clock's time with the factor that it is right within as its error."""
     arms = value - value / factor, value * factor - value
     return Estimate(value, max(arms), arms)
 
@@ -222,12 +213,9 @@ def yardsticks(case: Case) -> list[Yardstick]:
     found = [
         Yardstick(peak.name, peak.bytes, peak.samples_ns, peak.throttled) for peak in case.peaks
     ]
-    return sorted(found, key=_order)
-
-
-def _order(yardstick: Yardstick) -> tuple[bool, float]:
-    is_copy, rate = yardstick.name in COPIES, yardstick.rate
-    return not is_copy, -rate.value if rate and is_copy else 0.0
+    copies = [each for each in found if each.name in COPIES]
+    copies.sort(key=lambda each: -each.rate.value if each.rate else 0.0)
+    return [*copies, *(each for each in found if each.name not in COPIES)]
 
 
 _MEMORY_WITHIN = 0.03  # a driver keeps a part of the memory, a product with more has 10 % more
@@ -238,27 +226,24 @@ _SLOWER_MEMORY = "pcie"  # cards with the name and size of a module, and other m
 
 def datasheet_gbps(gpu: GpuFacts) -> int | None:
     """Memory bandwidth in GB/s; None rather than a guess."""
-    return _on_datasheet(gpu, lambda known: known.bandwidth_gbps)
+    return _on_datasheet(gpu, "bandwidth_gbps")
 
 
 def datasheet_tflops(gpu: GpuFacts, *, fp8: bool) -> int | None:
     """Dense rate of the tensor cores in TFLOP/s, of FP8 or bf16; None rather than a guess."""
-    return _on_datasheet(gpu, lambda known: known.fp8_tflops if fp8 else known.bf16_tflops)
+    return _on_datasheet(gpu, "fp8_tflops" if fp8 else "bf16_tflops")
 
 
-def _on_datasheet(gpu: GpuFacts, read: Callable[[Gpu], int | None]) -> int | None:
-    """What all GPUs of the catalogue say that this may be."""
-    same = (known for known in map(load_gpu, gpu_names()) if _is_same(known, gpu))
-    found = {figure for known in same if (figure := read(known))}
+def _on_datasheet(gpu: GpuFacts, figure: str) -> int | None:
+    """The figure on which all GPUs of the catalogue agree that this may be."""
+    words, found = set(_WORD.findall(gpu.name.lower())), set[int]()
+    for known in map(load_gpu, gpu_names()):
+        needed = {word for word in _WORD.findall(known.name) if not _SIZE.fullmatch(word)}
+        alike = abs(gpu.memory_bytes / known.memory_bytes - 1) < _MEMORY_WITHIN
+        if needed <= words and _SLOWER_MEMORY not in words and alike:
+            found.add(getattr(known, figure) or 0)
+    found.discard(0)
     return found.pop() if len(found) == 1 else None
-
-
-def _is_same(known: Gpu, gpu: GpuFacts) -> bool:
-    words = set(_WORD.findall(gpu.name.lower()))
-    needed = {word for word in _WORD.findall(known.name) if not _SIZE.fullmatch(word)}
-    if not needed <= words or _SLOWER_MEMORY in words:
-        return False
-    return abs(gpu.memory_bytes / known.memory_bytes - 1) < _MEMORY_WITHIN
 
 
 # ---- shares of a decode step
@@ -304,7 +289,9 @@ def step_shares(case: Case) -> list[StepShare]:
             share = found[kind]
             found[kind] = replace(share, bytes=share.bytes + size, ns=share.ns + time_ns)
     shares = [share for share in found.values() if share.ns]
-    return [*shares, StepShare(BOOKKEEPING, 0, _bookkeeping_ns(case))] if shares else []
+    prepare = _samples(case, "prepare")
+    bookkeeping = StepShare(BOOKKEEPING, 0, sum(prepare) / len(prepare) if prepare else 0)
+    return [*shares, bookkeeping] if shares else []
 
 
 def kind_of(name: str) -> str:
@@ -325,11 +312,6 @@ def per_step(case: Case, operation: Operation) -> tuple[float, float, float]:
     if not steps or not isinstance(workload, dict) or not workload.get("context"):
         return 0, 0, 0
     return len(samples) / steps, sum(operation.bytes) / steps, sum(samples) / steps
-
-
-def _bookkeeping_ns(case: Case) -> float:
-    samples = _samples(case, "prepare")
-    return sum(samples) / len(samples) if samples else 0
 
 
 def _samples(case: Case, name: str) -> Sequence[int]:

@@ -43,13 +43,18 @@ def save_record(record: RunRecord, folder: Path) -> Saved:
     Raises:
         RecordError: Neither folder can be written.
     """
-    text = dumps(record)
+    content, name = dumps(record).encode(), f"{record.run_id}.json"
     try:
-        return Saved(_write(text, record.run_id, folder), None)
+        folder.mkdir(parents=True, exist_ok=True)
+        with replacing(folder / name) as file:
+            file.write(content)
+        return Saved(folder / name, None)
     except OSError as error:
         refused = f"{folder} cannot be written ({error.strerror})"
+    path = Path(tempfile.gettempdir()) / name
     try:
-        path = _write(text, record.run_id, Path(tempfile.gettempdir()))
+        with replacing(path) as file:
+            file.write(content)
     except OSError as error:
         raise RecordError(
             f"{refused}, nor can the temporary folder ({error.strerror}): free some space, or set "
@@ -59,12 +64,7 @@ def save_record(record: RunRecord, folder: Path) -> Saved:
 
 
 def load_record(path: Path) -> RunRecord:
-    """Read a record from a file.
-
-    Raises:
-        RecordError: No such file, not a whole run record, changed since it was written, or of a
-            version this program does not know.
-    """
+    """Read a record from a file; ``RecordError`` as ``loads``, or where it cannot be read."""
     return loads(_read(path), str(path))
 
 
@@ -72,10 +72,21 @@ def loads(text: str, name: str) -> RunRecord:
     """Read a record from its text; ``name`` says in errors where that came from.
 
     Raises:
-        RecordError: As ``load_record``.
+        RecordError: Not a whole run record, changed since it was written, or of a version this
+            program does not know.
     """
     document = _read_document(text, name)
-    _check_digest(document, name)
+    found = document.pop(DIGEST, None)
+    if found is None and "launches" in document:  # the first records have neither
+        raise RecordError(
+            f"{name} has no {DIGEST}, which dsv4kv writes: it was changed by hand or cut short. "
+            "Take the file as dsv4kv wrote it."
+        )
+    if found is not None and found != digest(document):
+        raise RecordError(
+            f"{name} was changed after it was written: its {DIGEST} is not that of its values. "
+            "Take the file as dsv4kv wrote it."
+        )
     try:
         return RunRecord.model_validate(document, strict=True)
     except ValidationError as error:
@@ -88,7 +99,17 @@ def loads(text: str, name: str) -> RunRecord:
 
 
 def _read_document(text: str, name: str) -> dict[str, Any]:
-    document = _parse(text, name)
+    try:
+        document: Any = json.loads(text, parse_constant=_refuse_constant)
+        if "\\u" in text:  # halves of a character, which no text can have
+            json.dumps(document, ensure_ascii=False).encode()
+    except json.JSONDecodeError as error:
+        raise RecordError(
+            f"{name}:{error.lineno}: not JSON ({error.msg}): the file is damaged or cut short, or "
+            "it is not a run record."
+        ) from None
+    except (ValueError, RecursionError):  # NaN, a number of thousands of digits, endless nesting
+        raise RecordError(_no_record(name)) from None
     if not isinstance(document, dict) or "schema_version" not in document:
         raise RecordError(f"{name} is JSON but not a run record: it has no schema_version.")
     if document["schema_version"] != SCHEMA_VERSION:
@@ -115,24 +136,6 @@ def digest(document: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _check_digest(document: dict[str, Any], name: str) -> None:
-    """Take the digest out of the document and compare; the first records have none.
-
-    They are recognised by lacking what records got after the digest: ``launches``.
-    """
-    found = document.pop(DIGEST, None)
-    if found is None and "launches" in document:
-        raise RecordError(
-            f"{name} has no {DIGEST}, which dsv4kv writes: it was changed by hand or cut short. "
-            "Take the file as dsv4kv wrote it."
-        )
-    if found is not None and found != digest(document):
-        raise RecordError(
-            f"{name} was changed after it was written: its {DIGEST} is not that of its values. "
-            "Take the file as dsv4kv wrote it."
-        )
-
-
 def _layout(value: Any, newline: str) -> str:
     inner = newline + " "
     if isinstance(value, dict) and value:
@@ -141,14 +144,6 @@ def _layout(value: Any, newline: str) -> str:
     if isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
         return "[" + inner + ("," + inner).join(_layout(v, inner) for v in value) + newline + "]"
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
-
-
-def _write(text: str, run_id: str, folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{run_id}.json"
-    with replacing(path) as file:
-        file.write(text.encode())
-    return path
 
 
 def _read(path: Path) -> str:
@@ -164,21 +159,6 @@ def _read(path: Path) -> str:
         raise RecordError(f"{path} cannot be read ({error.strerror}).") from None
     except UnicodeDecodeError:
         raise RecordError(_no_record(str(path))) from None
-
-
-def _parse(text: str, name: str) -> Any:
-    try:
-        document = json.loads(text, parse_constant=_refuse_constant)
-        if "\\u" in text:  # halves of a character, which no text can have
-            json.dumps(document, ensure_ascii=False).encode()
-        return document
-    except json.JSONDecodeError as error:
-        raise RecordError(
-            f"{name}:{error.lineno}: not JSON ({error.msg}): the file is damaged or cut short, or "
-            "it is not a run record."
-        ) from None
-    except (ValueError, RecursionError):  # NaN, a number of thousands of digits, endless nesting
-        raise RecordError(_no_record(name)) from None
 
 
 def _no_record(name: str) -> str:
@@ -280,28 +260,25 @@ def choose(
 ) -> list[Entry]:
     """Runs that fit every condition given, oldest first; never a file that is no record.
 
-    Args:
-        entries: The folder's.
-        keep: All but the newest so many.
-        older_than_days: Started longer ago than this.
-        status: Of this status.
-        now: The time; None takes the clock's.
-
-    Raises:
-        ConfigError: No such status.
+    ``keep`` leaves out the newest of that number. Raises ``ConfigError`` for an unknown status.
     """
     if status is not None and status not in _STATUSES:
         raise ConfigError(f"--status {status}: choose {', '.join(_STATUSES)}.")
-    before = _days_ago(now or datetime.now(UTC), older_than_days or 0)
-    readable = [(entry, entry.summary) for entry in entries if entry.summary]
-    readable.sort(key=lambda pair: _started(pair[1]))
+    now = now or datetime.now(UTC)
+    earliest = datetime.min.replace(tzinfo=UTC)
+    before = now - timedelta(days=min(older_than_days or 0, (now - earliest).days))
+    readable = [
+        (datetime.fromisoformat(entry.summary.started_utc), entry.summary.status, entry)
+        for entry in entries
+        if entry.summary
+    ]
+    readable.sort(key=lambda run: run[0])
     if keep is not None:
         readable = readable[: max(0, len(readable) - keep)]
     return [
         entry
-        for entry, summary in readable
-        if (older_than_days is None or _started(summary) < before)
-        and (status is None or summary.status == status)
+        for started, ended_as, entry in readable
+        if (older_than_days is None or started < before) and status in (None, ended_as)
     ]
 
 
@@ -321,16 +298,6 @@ def remove(folder: Path, entries: Sequence[Entry]) -> None:
             ) from None
 
 
-def _days_ago(now: datetime, days: int) -> datetime:
-    """So long before ``now``, or as far back as dates go."""
-    earliest = datetime.min.replace(tzinfo=UTC)
-    return now - timedelta(days=min(days, (now - earliest).days))
-
-
-def _started(summary: Summary) -> datetime:
-    return datetime.fromisoformat(summary.started_utc)
-
-
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _LONGEST_NAME = 60  # a file name may have 255 bytes
 
@@ -344,8 +311,8 @@ def new_run_id(name: str, now: datetime) -> str:
     return f"{now.astimezone(UTC):%Y%m%dT%H%M%SZ}-{safe_name}-{secrets.token_hex(3)}"
 
 
-def record_schema() -> dict[str, Any]:
-    """JSON Schema (2020-12) of the files that ``dsv4kv bench`` writes."""
+def schema_text() -> str:
+    """JSON Schema (2020-12) of the files that ``dsv4kv bench`` writes, as it is published."""
     schema = RunRecord.model_json_schema(mode="serialization")
     schema["properties"][DIGEST] = {
         "description": (
@@ -356,12 +323,8 @@ def record_schema() -> dict[str, Any]:
         "title": "Content Sha256",
         "type": "string",
     }
-    return {
+    head = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"dsv4kv run record, version {SCHEMA_VERSION}",
-    } | {key: value for key, value in schema.items() if key != "title"}
-
-
-def schema_text() -> str:
-    """The schema as it is published."""
-    return json.dumps(record_schema(), indent=2) + "\n"
+    }
+    return json.dumps(head | schema | head, indent=2) + "\n"

@@ -4,7 +4,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dsv4kv.runs.telemetry import GpuSamples, HostSamples, MeasuredWindow, Samples, Telemetry
+from dsv4kv.runs.telemetry import GpuSamples, MeasuredWindow, Samples, Telemetry
 
 REASONS = {
     0x4: "power cap",
@@ -73,6 +73,8 @@ def window_state(telemetry: Telemetry, window: MeasuredWindow) -> WindowState:
     energy_mj = _growth(gpu, "energy_mj", window)
     is_long = window.ended_ns - window.started_ns >= _ENERGY_FROM_NS
     dram_percent = _values(checks, "dram_percent", window, since_last=True)
+    busy_ns = _growth(host, "machine_busy_ns", window)
+    own_ns = _growth(host, "own_cpu_ns", window)
     return WindowState(
         sm_clock_mhz=_range(_values(gpu, "sm_clock_mhz", window)),
         memory_clock_mhz=_range(_values(gpu, "memory_clock_mhz", window)),
@@ -83,7 +85,7 @@ def window_state(telemetry: Telemetry, window: MeasuredWindow) -> WindowState:
         dram_percent=sum(dram_percent) / len(dram_percent) if dram_percent else None,
         other_processes=max(_values(checks, "other_processes", window), default=None),
         cpu_mhz=_range(_values(host, "cpu_mhz", window)),
-        other_cpus=_other_cpus(host, window),
+        other_cpus=max(0.0, (busy_ns[0] - own_ns[0]) / busy_ns[1]) if busy_ns and own_ns else None,
     )
 
 
@@ -102,18 +104,10 @@ def _limits(gpu: GpuSamples | None, window: MeasuredWindow) -> dict[str, float]:
     return found
 
 
-def _other_cpus(host: HostSamples | None, window: MeasuredWindow) -> float | None:
-    everybody = _growth(host, "machine_busy_ns", window)
-    own = _growth(host, "own_cpu_ns", window)
-    if everybody is None or own is None:
-        return None
-    return max(0.0, (everybody[0] - own[0]) / everybody[1])
-
-
 def _values(
     samples: Samples | None, column: str, window: MeasuredWindow, *, since_last: bool = False
 ) -> list[Value]:
-    """What was reported inside a window; where no poll fell inside, the polls around it.
+    """Values of the polls inside a window; where there are none, of the polls around it.
 
     With ``since_last`` a value is about the time since the poll before, and that must be inside.
     """
@@ -133,10 +127,9 @@ def _values(
 def _growth(
     samples: Samples | None, column: str, window: MeasuredWindow
 ) -> tuple[Value, int] | None:
-    """How much a counter grew from the last poll before a window to the first after it.
+    """Growth of a counter from the last poll before a window to the first after, and ns between.
 
-    Returns:
-        The growth, and the nanoseconds between the two polls; None without both.
+    None without both polls.
     """
     series: Column = getattr(samples, column, None)
     if samples is None or series is None:

@@ -38,8 +38,6 @@ _CLONE = "run --ab with revisions in a clone of dsv4kv, or name two configuratio
 def checked_out(revision: str) -> Iterator[Path]:
     """A folder with the files of a revision; ``.`` is the source tree as it is now.
 
-    The folder is gone when the block ends, however it ends.
-
     Raises:
         ConfigError: Not a revision, not in a source tree of dsv4kv, or git refuses.
     """
@@ -66,27 +64,22 @@ def _with_package(tree: Path, revision: str) -> Path:
 
 
 def _git(*arguments: str, doing: str) -> str:
+    """Run git; the last line that it prints."""
+    # Inside a git hook, GIT_DIR and GIT_INDEX_FILE would point git elsewhere.
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
+    command = "git", *arguments
     try:
-        code, last = _run_git(*arguments)
+        code, printed = run_bounded(command, environment, _GIT_TIMEOUT_S, stderr=subprocess.STDOUT)
     except OSError as error:
         raise ConfigError(f"git cannot be run ({error.strerror}): install it.") from None
     except subprocess.TimeoutExpired:
         raise ConfigError(f"git could not {doing}: it did not end, and was killed.") from None
+    last = printed.strip().rpartition("\n")[2]
     if code and "not a git repository" in last:
         raise ConfigError(f"git could not {doing}: {_CLONE}")
     if code:
         raise ConfigError(f"git could not {doing}: {last or 'it does not say why'}.")
     return last
-
-
-def _run_git(*arguments: str) -> tuple[int, str]:
-    """Exit code, and the last line that it prints."""
-    # Inside a git hook, GIT_DIR and GIT_INDEX_FILE would point git elsewhere.
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
-    code, printed = run_bounded(
-        ("git", *arguments), environment, _GIT_TIMEOUT_S, stderr=subprocess.STDOUT
-    )
-    return code, printed.strip().rpartition("\n")[2]
 
 
 Unit = Literal["step", "launch"]
@@ -138,16 +131,16 @@ class _Plan:
 
 
 def run_duel(duel: Duel, on_progress: OnProgress) -> tuple[tuple[Side, Side], bool]:
-    """Run both sides interleaved; Ctrl-C leaves what was measured.
-
-    Returns:
-        Side A and side B, and whether Ctrl-C ended it.
+    """Run both sides interleaved: side A and side B, and whether Ctrl-C ended it early.
 
     Raises:
         ConfigError: A reference, revision or configuration that cannot be used.
         Dsv4kvError: The first launch of a side was refused.
     """
-    with _plans(duel) as plans:
+    if duel.kind == "config" and duel.config is not None:
+        raise ConfigError(f"--config {duel.config}: A and B are the configurations: leave it out.")
+    with ExitStack() as stack:  # revisions are checked out as long as the block lasts
+        plans = [_plan(duel, index, stack) for index in range(2)]
         unit = duel.turns or _choose_unit(plans)
         order = draw_order(duel.launches, unit, duel.order_seed)
         tasks = [plans[side].task for side in order]
@@ -159,11 +152,10 @@ def run_duel(duel: Duel, on_progress: OnProgress) -> tuple[tuple[Side, Side], bo
 
 
 def draw_order(launches: int, unit: Unit, seed: int) -> list[int]:
-    """Which side runs when, 0 or 1: by chance, so that no rhythm of the machine is a side's own.
+    """Which side runs when, 0 or 1, drawn at random.
 
     With interleaved steps a launch of each side runs at the same time, and either is first as
-    often. Launches one by one are shuffled within blocks that hold as many of the one side as of
-    the other: whatever rises or falls in the meantime, both sides get about as much of it.
+    often. Launches one by one are shuffled within blocks that hold as many of each side.
     """
     random = Random(seed)
     if unit == "step":
@@ -193,15 +185,6 @@ def _parse(reference: str) -> tuple[str, str]:
     return ("config" if reference.endswith(_YAML) else "git"), reference
 
 
-@contextmanager
-def _plans(duel: Duel) -> Iterator[list[_Plan]]:
-    """Both sides, ready to run; revisions are checked out as long as the block lasts."""
-    if duel.kind == "config" and duel.config is not None:
-        raise ConfigError(f"--config {duel.config}: A and B are the configurations: leave it out.")
-    with ExitStack() as stack:
-        yield [_plan(duel, index, stack) for index in range(2)]
-
-
 def _plan(duel: Duel, index: int, stack: ExitStack) -> _Plan:
     kind, value = duel.kind, _parse(duel.references[index])[1]
     overrides = [*duel.overrides, *([f"backend={json.dumps(value)}"] if kind == "backend" else [])]
@@ -215,17 +198,13 @@ def _plan(duel: Duel, index: int, stack: ExitStack) -> _Plan:
 
 
 def _side(duel: Duel, plan: _Plan, outcomes: Sequence[Outcome]) -> Side:
-    own = [outcome for outcome in outcomes if outcome.task.side == plan.task.side]
-    run_id = new_run_id(plan.loaded.config.name, own[0].started if own else datetime.now(UTC))
-    request = Request(duel.argv, _reproduce(duel), plan.loaded, duel.launches, run_id)
-    reference = duel.references[NAMES.index(plan.task.side)]
-    return Side(f"{plan.task.side} ({reference})", (merge(own, request),))
-
-
-def _reproduce(duel: Duel) -> str:
     words = ["dsv4kv", "compare", "--ab", *duel.references]
     words += ["--config", duel.config] if duel.config else []
     words += bench_arguments("", duel.overrides, duel.axes)[1:]
     words += ["--turns", duel.turns] if duel.turns else []
     words += ["--launches", str(duel.launches), "--order-seed", str(duel.order_seed)]
-    return shlex.join(words)
+    own = [outcome for outcome in outcomes if outcome.task.side == plan.task.side]
+    run_id = new_run_id(plan.loaded.config.name, own[0].started if own else datetime.now(UTC))
+    request = Request(duel.argv, shlex.join(words), plan.loaded, duel.launches, run_id)
+    reference = duel.references[NAMES.index(plan.task.side)]
+    return Side(f"{plan.task.side} ({reference})", (merge(own, request),))

@@ -1,7 +1,7 @@
 """Whether two sides may be compared, and a verdict for every quantity of both and for all."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -97,22 +97,13 @@ Ratios = dict[str, float]  # of every pair, by its name
 
 
 def pair_up(before: Sequence[Launched], after: Sequence[Launched]) -> Ratios:
-    """How many times as long the side after takes in each pair; empty without pairs."""
+    """Ratio of the times, after to before, of each pair; empty without pairs."""
     firsts = {each.pair: each.measured for each in before if each.pair}
     return {
         each.pair: ratio_of_calls(firsts[each.pair], each.measured)
         for each in after
         if each.pair in firsts
     }
-
-
-def mean_of_rows(rows: Mapping[Quantity, Ratios]) -> list[float]:
-    """Geometric mean over all rows, pair by pair; pairs that lack a row are out."""
-    whole = set.intersection(*(set(ratios) for ratios in rows.values())) if rows else set()
-    return [
-        float(np.exp(np.mean([np.log(ratios[pair]) for ratios in rows.values()])))
-        for pair in sorted(whole)
-    ]
 
 
 OTHER_WORK = "other work"
@@ -185,7 +176,7 @@ def compare(
     *,
     intended: bool = False,
 ) -> Comparison:
-    """Judge every quantity that both sides have; list_differences comes before."""
+    """Judge every quantity that both sides have; ``differences`` are of ``list_differences``."""
     first, second = list_launched(before), list_launched(after)
     both = [quantity for quantity in first if quantity in second]
     shared = [  # a clock that is too coarse gives 0, which has no ratio
@@ -227,6 +218,7 @@ def _row(
     verdicts: int,
 ) -> Row:
     sides = _launches(before), _launches(after)
+    factors = [[e.measured.factor for e in side if e.measured.factor] for side in (before, after)]
     if _is_virtual([*before, *after]):
         judgement = judge_exact(_median(sides[0]), _median(sides[1]), floor)
     elif pairs:
@@ -235,18 +227,15 @@ def _row(
         judgement = judge(*sides, floor, verdicts)
     if reason := _other_work(before, after, floor):
         judgement = replace(judgement, verdict=Verdict.UNCLEAR, reason=reason)
-    return Row(quantity, *sides, judgement, (_factor(before), _factor(after)))
+    # the least sure of a side counts
+    least_sure = max(factors[0], default=None), max(factors[1], default=None)
+    return Row(quantity, *sides, judgement, least_sure)
 
 
 def _launches(launched: Sequence[Launched]) -> Launches:
     return Launches(
         [each.measured.median_ns for each in launched], [each.began_s for each in launched]
     )
-
-
-def _factor(launched: Sequence[Launched]) -> float | None:
-    """What the least sure of them is right within."""
-    return max((each.measured.factor for each in launched if each.measured.factor), default=None)
 
 
 def _median(launches: Launches) -> float:
@@ -277,7 +266,9 @@ def _judge_all(
 ) -> Judgement | None:
     """The verdict on the geometric mean of rows; None without a launch that has them all."""
     if any(pairs.values()):
-        ratios = mean_of_rows(pairs)
+        whole = set.intersection(*map(set, pairs.values()))  # pairs that lack no row
+        logs = [[np.log(row[pair]) for row in pairs.values()] for pair in sorted(whole)]
+        ratios = [float(np.exp(np.mean(each))) for each in logs]
         return judge_pairs(ratios, floor, verdicts) if ratios else None
     first, second = (_mean_of_rows(side, list(pairs)) for side in (before, after))
     if not first.values or not second.values:
@@ -290,11 +281,8 @@ def _judge_all(
 def _mean_of_rows(
     measured: dict[Quantity, list[Launched]], quantities: Sequence[Quantity]
 ) -> Launches:
-    """Geometric mean of the rows' medians, launch by launch; launches that lack a row are out.
-
-    Rows of one launch rise and fall together, so the mean is taken within a launch and its
-    interval over launches, as for any row.
-    """
+    """Geometric mean of the rows' medians, launch by launch; launches that lack a row are out."""
+    # rows of one launch rise and fall together: the interval is over launches, as for any row
     logs: dict[tuple[int, int], list[float]] = {}
     began_s: dict[tuple[int, int], float] = {}
     for quantity in quantities:

@@ -37,11 +37,7 @@ class NoiseFloors:
 
 
 def parse_floor(text: str) -> float:
-    """``1%``, ``1 %`` or ``0.01``, as a fraction.
-
-    Raises:
-        ConfigError: Not a number from 0 to below 1.
-    """
+    """``1%``, ``1 %`` or ``0.01``, as a fraction; ``ConfigError`` for others."""
     number = text.strip().removesuffix("%")
     try:
         value = float(number) / (100 if number != text.strip() else 1)
@@ -81,11 +77,7 @@ def calibration_path() -> Path:
 
 
 def read_noise_floors(path: Path) -> NoiseFloors | None:
-    """What ``dsv4kv doctor --calibrate`` found; None where it never ran.
-
-    Raises:
-        ConfigError: A file that is there and does not say.
-    """
+    """What ``dsv4kv doctor --calibrate`` found; None without a file."""
     try:
         stored = read_json(path)
         machine = stored.get("machine")

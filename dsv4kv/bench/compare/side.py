@@ -37,9 +37,7 @@ class Launched:
 def load_side(text: str) -> Side:
     """Read a side: a record, several separated by commas, or a folder of them.
 
-    Raises:
-        ConfigError: A comma with nothing before or behind it.
-        RecordError: A file that cannot be read, or a folder without records.
+    Raises ``ConfigError`` for an empty name, ``RecordError`` for a file that cannot be read.
     """
     parts = [part.strip() for part in text.split(",")]
     if not all(parts):
@@ -108,7 +106,6 @@ def _expand(path: Path) -> Sequence[Path]:
 
 
 def _pair(record: RunRecord, case: Case) -> str:
-    """Launches that were not interleaved, as one of them does not support it, are no pair."""
     alternated = case.totals is not None and case.totals.steps_in_turns > 0
     return record.launches[case.launch].pair if record.launches and alternated else ""
 
@@ -126,9 +123,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 def save_baseline(side: Side, name: str, results: Path) -> Path:
     """Keep the record of a side as a baseline; one of that name is replaced whole.
 
-    Raises:
-        ConfigError: A name that is no file name, or a side of several records.
-        RecordError: The folder cannot be written.
+    Raises ``ConfigError`` for a bad name or several records, ``RecordError`` where it cannot be
+    written.
     """
     if len(side.records) != 1:
         raise ConfigError(
@@ -148,12 +144,7 @@ def save_baseline(side: Side, name: str, results: Path) -> Path:
 
 
 def load_baseline(name: str, results: Path) -> Side:
-    """Read a baseline.
-
-    Raises:
-        ConfigError: None of that name.
-        RecordError: It cannot be read.
-    """
+    """Read a baseline; ``ConfigError`` for an unknown name, ``RecordError`` for a bad file."""
     path = _path(name, results)
     if not path.is_file():
         names = list_baselines(results)
@@ -170,11 +161,7 @@ def list_baselines(results: Path) -> list[str]:
 
 
 def check_name(name: str) -> None:
-    """Whether a baseline may have that name.
-
-    Raises:
-        ConfigError: It may not.
-    """
+    """Raise ``ConfigError`` for a name that a baseline may not have."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"{name!r} is no name for a baseline: letters, digits, dots, hyphens and underscores."

@@ -47,37 +47,22 @@ class Request:
         return len(self.turn.prompt) + self.turn.answer_tokens - len(self.tokens)
 
 
-@dataclass
-class BatchCounts:
-    """What happened, since the start or a reset of the counters.
-
-    Attributes:
-        prompt_tokens: Tokens of prompts, with those computed again after a preemption.
-        reused: Those of them that were cached.
-        deferred: Times a request waited a step for a prefix that another one was computing.
-        paused: Times a request could not cross the end of its last block.
-        restarted: Requests that were paused, then preempted: they lost their blocks.
-        kept_blocks: Most blocks that paused requests alone held between two steps.
-        blocks: Blocks by the kind of event.
-    """
-
-    prompt_tokens: int = 0
-    reused: int = 0
-    deferred: int = 0
-    paused: int = 0
-    restarted: int = 0
-    kept_blocks: int = 0
-    blocks: Counter[str] = field(default_factory=Counter)
+_COUNTED: dict[str, Unit] = {
+    "prompt tokens reused": "tokens",
+    "prompt tokens": "tokens",  # with those computed again after a preemption
+    "requests deferred": "requests",  # a step for a prefix that another one was computing
+    "requests paused": "requests",  # times a request could not cross the end of its last block
+    "requests restarted": "requests",  # paused, then preempted: they lost their blocks
+    "most kept by paused requests": "blocks",  # of theirs alone, between two steps
+    "blocks handed out": "blocks",
+    "blocks evicted": "blocks",
+    "blocks registered": "blocks",
+}
+_EVENTS = {"acquired": "blocks handed out"}
 
 
 class Batch:
-    """Serves conversations; a step admits what fits and decodes a token of every request.
-
-    Attributes:
-        blocks: The blocks.
-        counts: What happened.
-        checks: Answers, KV and routing compared with what they are without a cache.
-    """
+    """Serves conversations; a step admits what fits and decodes a token of every request."""
 
     def __init__(self, config: SystemsConfig, model: Model, policy: Policy) -> None:
         """Allocate the pool; ``ConfigError`` if the longest conversation does not fit into it."""
@@ -95,7 +80,7 @@ class Batch:
         shape = size, len(model.layers), TOP_K
         self.blocks = KVBlockAllocator(total + 1, section.paused_blocks, shape, policy)
         self.kv: Kv = np.zeros((total + 1, size, KV_WORDS), dtype=np.uint64)
-        self.counts, self.checks = BatchCounts(), Checks()
+        self.counts, self.checks = Counter[str](), Checks()
         self.blocks.pool.observers.append(self._count)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
@@ -121,9 +106,10 @@ class Batch:
             evicted = [paused.evict_newest()]  # nobody is left who could give blocks back
         for each in evicted:
             assert isinstance(each, Request)
-            self.counts.restarted += 1
             self._preempt(each)
-        self.counts.kept_blocks = max(self.counts.kept_blocks, self.blocks.get_paused_used())
+        self.counts["requests restarted"] += len(evicted)
+        kept = "most kept by paused requests"
+        self.counts[kept] = max(self.counts[kept], self.blocks.get_paused_used())
 
     def reset(self, *, preserve_prefix_cache: bool, preserve_counters: bool) -> None:
         """Take all blocks from all requests, which are recomputed."""
@@ -133,10 +119,10 @@ class Batch:
             self._preempt(request)
         self.running.clear()
         if not preserve_counters:
-            self.counts = BatchCounts()
+            self.counts.clear()
 
     def _count(self, event: BlockEvent) -> None:
-        self.counts.blocks[event.kind] += event.ids.size
+        self.counts[_EVENTS.get(event.kind, f"blocks {event.kind}")] += event.ids.size
 
     def _preempt(self, request: Request) -> None:
         request.blocks, request.written, request.digests = NO_BLOCKS, 0, None
@@ -163,13 +149,12 @@ class Batch:
             else:
                 self.waiting.appendleft(request)
                 break
-        self.counts.deferred += len(deferred)
+        self.counts["requests deferred"] += len(deferred)
         self.waiting.extendleft(reversed(deferred))
         for request, digests in admitted:
             self._write(request, len(request.tokens), digests)
 
     def _start(self, request: Request, matched: Ids) -> bool:
-        """Share the blocks it found and take the others; False if there are too few."""
         tokens, size = len(request.tokens), self._size
         matched = matched[: resumable_blocks(len(matched), tokens, size)]
         own = self.blocks.allocate_memory_blocks(-(-tokens // size) - len(matched), matched)
@@ -177,12 +162,11 @@ class Batch:
             return False
         request.blocks = np.concatenate([matched, own])
         request.written = len(matched) * size
-        self.counts.prompt_tokens += tokens
-        self.counts.reused += request.written
+        self.counts["prompt tokens"] += tokens
+        self.counts["prompt tokens reused"] += request.written
         return True
 
     def _write(self, request: Request, end: int, digests: Digests) -> None:
-        """Compute a prompt's tokens up to ``end``."""
         start, size = request.written, self._size
         tokens, places = request.tokens[start:end], np.arange(start, end)
         kv = self._model.compute(tokens, self._last(request) if start else None)
@@ -193,7 +177,6 @@ class Batch:
         self._register(request, digests, start // size)
 
     def _register(self, request: Request, digests: Digests, first: int) -> None:
-        """Let full blocks from ``first`` on be found."""
         request.digests = digests
         names = [NO_HASH, *digests.block_ids().tolist()]
         blocks = request.blocks[first : len(digests)]
@@ -201,7 +184,6 @@ class Batch:
         self.blocks.register_kv_block_hashes(blocks, names[first + 1 :], parents)
 
     def _last(self, request: Request) -> Kv:
-        """KV of the last token that has been written."""
         block, place = divmod(request.written - 1, self._size)
         last: Kv = self.kv[request.blocks[block], place]
         return last
@@ -235,13 +217,12 @@ class Batch:
             self._finish(request)
 
     def _has_room(self, request: Request) -> bool:
-        """Whether the next token has a block; pauses the request if none can be had."""
         if request.written < len(request.blocks) * self._size:
             return True
         block = self.blocks.allocate_memory_blocks(1)
         if block is None:
             self.blocks.paused.pause(request, request.blocks)
-            self.counts.paused += 1
+            self.counts["requests paused"] += 1
             return False
         request.blocks = np.concatenate([request.blocks, block])
         return True
@@ -275,10 +256,6 @@ class Batch:
                     preserve_prefix_cache=reset in ("prefix_cache", "both"),
                     preserve_counters=reset in ("counters", "both"),
                 )
-        self._check_end()
-
-    def _check_end(self) -> None:
-        """Nothing is held at the end, and what is cached can be evicted to the last block."""
         pool, check = self.blocks.pool, self.checks.check
         check("blocks", not pool.num_held, f"blocks: {pool.num_held} are still held at the end.")
         cached = pool.num_cached
@@ -295,31 +272,22 @@ def run_blocks(config: SystemsConfig, model: Model) -> Outcome:
         batch = Batch(config, model, policy)
         batch.checks = checks
         batch.serve(config)
-        counts = batch.counts
-        found: list[tuple[str, Unit, int]] = [
-            ("prompt tokens reused", "tokens", counts.reused),
-            ("prompt tokens", "tokens", counts.prompt_tokens),
-            ("requests deferred", "requests", counts.deferred),
-            ("requests paused", "requests", counts.paused),
-            ("requests restarted", "requests", counts.restarted),
-            ("most kept by paused requests", "blocks", counts.kept_blocks),
-            ("blocks handed out", "blocks", counts.blocks["acquired"]),
-            ("blocks evicted", "blocks", counts.blocks["evicted"]),
-            ("blocks registered", "blocks", counts.blocks["registered"]),
-        ]
         if policy != "ref_zero" or chosen == policy:
             rows.counted("pool of KV", "B", batch.kv.nbytes)
-        for quantity, unit, number in found:
-            rows.counted(f"{policy}: {quantity}", unit, number)
+        for quantity, unit in _COUNTED.items():
+            rows.counted(f"{policy}: {quantity}", unit, batch.counts[quantity])
     if config.calls.seconds:
         _time_blocks(rows, config.calls.cached_blocks)
         _time_routing(rows, len(model.layers))
-        _time_hashing(rows, config)
+        length, draw = config.calls.prompt_tokens, np.random.default_rng(config.seed)
+        prompt = draw.integers(0, VOCABULARY, length).astype(np.int32)
+        for name in HASHES:
+            digest = partial(BlockHasher(128, name).digest, prompt)
+            rows.timed(f"hash {length:,} tokens, {name}", digest)
     return Outcome("blocks", rows, checks)
 
 
 def _time_blocks(rows: Rows, num_cached: int) -> None:
-    """Time calls in a pool that is full of cached blocks, in chains."""
     blocks = KVBlockAllocator(4096 + 1, _COUNT, (128, 1, TOP_K))
     numbers, held = iter(range(1, 2**62, _COUNT)), list[Ids]()
 
@@ -359,17 +327,7 @@ def _time_blocks(rows: Rows, num_cached: int) -> None:
     rows.timed(f"evict 1 of {num_cached:,}", partial(large.evict_lru_blocks, 1))
 
 
-def _time_hashing(rows: Rows, config: SystemsConfig) -> None:
-    length = config.calls.prompt_tokens
-    prompt = np.random.default_rng(config.seed).integers(0, VOCABULARY, length).astype(np.int32)
-    for name in HASHES:
-        rows.timed(
-            f"hash {length:,} tokens, {name}", partial(BlockHasher(128, name).digest, prompt)
-        )
-
-
 def _time_routing(rows: Rows, num_layers: int) -> None:
-    """Store the experts of 1,024 tokens in blocks of 128, and put them together again."""
     blocks = KVBlockAllocator(8 + 1, 0, (128, num_layers, TOP_K))
     ids = blocks.allocate_memory_blocks(8)
     assert ids is not None

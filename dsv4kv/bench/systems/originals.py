@@ -1,13 +1,9 @@
-"""The block pool of a batching engine under the names of the engine it reproduces.
-
-Who ports code finds here what each of its calls is called in ``cache.blocks`` and
-``cache.batching``.
-"""
+"""The block pool under a batching engine's names of the calls, to port code from it."""
 
 import numpy as np
 
-from dsv4kv.cache.batching import BlockCounts, PausedRequests, Routing, RoutingStore
-from dsv4kv.cache.blocks import NO_BLOCKS, BlockPool, Ids, Policy
+from dsv4kv.cache.batching import PausedRequests, Routing, RoutingStore
+from dsv4kv.cache.blocks import BlockPool, Policy
 
 
 class KVBlockAllocator:
@@ -25,12 +21,16 @@ class KVBlockAllocator:
         self.paused = PausedRequests(pool, paused_blocks)
         self.routing = RoutingStore(pool, *routing_shape)
         self.dummy_block_idx = pool.dummy_block
+        self.counts = self.paused.counts
+        self.reset = pool.reset
+        self.allocate_memory_blocks = pool.allocate
         self.retain_memory_blocks = pool.retain
         self.release_memory_blocks = pool.release
         self.register_kv_block_hashes = pool.register
         self.find_kv_blocks = pool.find
         self.update_timestamps = pool.touch
         self.evict_lru_blocks = pool.evict
+        self.store_routing_per_block = self.routing.store
         self.get_block_routing = self.routing.of_block
         self.reconstruct_routing_from_blocks = self.routing.reconstruct
 
@@ -38,21 +38,9 @@ class KVBlockAllocator:
         """Whether ``count`` blocks can be had beside cached ones that are about to be retained."""
         return 0 <= count <= self.pool.num_free - max(potential_matched_count, 0)
 
-    def allocate_memory_blocks(self, count: int, matched: Ids = NO_BLOCKS) -> Ids | None:
-        """Take blocks, evicting cached ones if need be; None without room for all."""
-        return self.pool.allocate(count, matched)
-
     def get_evictable_block_count(self) -> int:
         """Cached blocks that no held one follows."""
         return self.pool.num_evictable
-
-    def reset(self, *, preserve_prefix_cache: bool = False) -> None:
-        """Take all blocks from all requests."""
-        self.pool.reset(preserve_prefix_cache=preserve_prefix_cache)
-
-    def counts(self) -> BlockCounts:
-        """All of the following counts at once."""
-        return self.paused.counts()
 
     def get_total_used(self) -> int:
         """Blocks that are held."""
@@ -73,10 +61,6 @@ class KVBlockAllocator:
     def get_paused_avail(self) -> int:
         """What is left of the paused requests' budget."""
         return self.counts().paused_available
-
-    def store_routing_per_block(self, ids: Ids, flat: Routing) -> None:
-        """Store experts int16[T, L, k] of consecutive tokens, the first in ``ids[0]``."""
-        self.routing.store(ids, flat)
 
     def store_block_routing(self, block: int, position: int, routing: Routing) -> None:
         """Store experts int16[n, L, k] of tokens of one block, from ``position`` on."""

@@ -55,22 +55,20 @@ def bench_config(config: SystemsConfig) -> BenchConfig:
 
 def run_pools(config: SystemsConfig, _: Model) -> Outcome:
     """Move the layers' bytes, and time the manager's calls over a whole model."""
-    case, rows, checks = (
-        run_case({}, bench_config(config), lambda _: None),
-        Rows(config.calls),
-        Checks(),
-    )
+    case = run_case({}, bench_config(config), lambda _: None)
+    rows, checks = Rows(config.calls), Checks()
     for name, count in case.verification.by_operation.items():
         checks.check(name, True, "", count)
     problems = case.verification.failures or ([case.error] if case.error else [])
     checks.failures += [f"pools: {problem}" for problem in problems]
     assert case.cache is not None
     assert case.totals is not None
-    for quantity, names in (
-        ("pages of the layers", ("main", "indexer")),
-        ("windows and states of the layers", ("window", "state")),
-        ("block tables", ("tables",)),
-    ):
+    parts = {
+        "pages of the layers": ("main", "indexer"),
+        "windows and states of the layers": ("window", "state"),
+        "block tables": ("tables",),
+    }
+    for quantity, names in parts.items():
         size = sum(pool.allocated_bytes for pool in case.cache.pools if pool.name in names)
         rows.counted(quantity, "B", size)
     rows.counted("requests served", "requests", case.totals.requests)
@@ -82,7 +80,6 @@ def run_pools(config: SystemsConfig, _: Model) -> Outcome:
 
 
 def _time_calls(model: DSV4Config, rows: Rows, batches: Sequence[int]) -> None:
-    """Time the block pool, and the manager over all layers of a model."""
     pool = BlockPool(2**16)
     ids = pool.acquire(_COUNT)
     # The blocks last returned are handed out first: the ids stay the same.
@@ -111,13 +108,12 @@ def _time_calls(model: DSV4Config, rows: Rows, batches: Sequence[int]) -> None:
     rows.timed(f"roll back {batch} prompts of {_PROMPT:,}", back, start)
     tables = sum(table.blocks.nbytes for table in manager.tables)
     rows.counted(f"block tables of {batch} requests", "B", tables)
-    _time_requests(rows, *_bookkeeping(model, 8), layers)
+    _time_requests(rows, _bookkeeping(model, 8)[0], layers)
 
 
-Prepare = Callable[[Ids, Ids], None]
-
-
-def _bookkeeping(model: DSV4Config, batch: int) -> tuple[KVCacheManager, Prepare]:
+def _bookkeeping(
+    model: DSV4Config, batch: int
+) -> tuple[KVCacheManager, Callable[[Ids, Ids], None]]:
     """The manager without data with ``batch`` requests, and what prepares a step of all."""
     plan = plan_cache(model, max_context_tokens=_CONTEXT, num_slots=batch)
     manager = KVCacheManager(plan, data=False)
@@ -125,8 +121,7 @@ def _bookkeeping(model: DSV4Config, batch: int) -> tuple[KVCacheManager, Prepare
     return manager, partial(prepare_forward, manager, slots)
 
 
-def _time_requests(rows: Rows, manager: KVCacheManager, _: Prepare, layers: int) -> None:
-    """Admit and release one request."""
+def _time_requests(rows: Rows, manager: KVCacheManager, layers: int) -> None:
     one, taken = np.array([0]), list[Ids]()
 
     def leave() -> None:

@@ -2,7 +2,7 @@
 
 import gc
 import tracemalloc
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from functools import partial
 
@@ -29,27 +29,12 @@ from dsv4kv.prefix.rows import Found, PrefixCacheManager, Seat, SlotScheduler
 _SLOTS = 1024  # of the allocator that is timed
 
 
-@dataclass
-class Reuse:
-    """What serving reused: of the prompts' tokens, those not computed again and those copied.
-
-    ``occupied`` requests took a slot as it was; of ``stale`` ones the slot had changed between
-    being queued and starting.
-    """
-
-    prompt_tokens: int = 0
-    reused: int = 0
-    copied: int = 0
-    occupied: int = 0
-    stale: int = 0
-
-
-_QUANTITIES: dict[str, tuple[str, Unit]] = {
-    "prompt_tokens": ("prompt tokens", "tokens"),
-    "reused": ("of them reused", "tokens"),
-    "copied": ("of those copied from another slot", "tokens"),
-    "occupied": ("requests in a slot as it was", "requests"),
-    "stale": ("requests whose slot had changed", "requests"),
+_COUNTED: dict[str, Unit] = {
+    "prompt tokens": "tokens",
+    "of them reused": "tokens",
+    "of those copied from another slot": "tokens",
+    "requests in a slot as it was": "requests",
+    "requests whose slot had changed": "requests",  # between being queued and starting
 }
 
 
@@ -81,7 +66,7 @@ class SlotServer:
         self.cache = PrefixCacheManager(
             section.cached_tokens, None, self.rows.copy, self.slots.version
         )
-        self.reuse, self.checks = Reuse(), Checks()
+        self.reuse, self.checks = Counter[str](), Checks()
         self._model, self._chat = model, Chat(config.chat, config.seed)
         self._scheduler = SlotScheduler(self.slots, self.cache)
         self._waiting: deque[tuple[Turn, Found]] = deque()
@@ -110,19 +95,17 @@ class SlotServer:
             if seat is None:
                 return
             self._waiting.popleft()
-            reuse = self.reuse
-            reuse.prompt_tokens += len(turn.prompt)
-            reuse.reused += seat.start
-            reuse.copied += seat.copied
-            reuse.occupied += seat.start > 0 and not seat.copied
-            reuse.stale += found.length > 0 and not seat.start
+            self.reuse["prompt tokens"] += len(turn.prompt)
+            self.reuse["of them reused"] += seat.start
+            self.reuse["of those copied from another slot"] += seat.copied
+            self.reuse["requests in a slot as it was"] += seat.start > 0 and not seat.copied
+            self.reuse["requests whose slot had changed"] += found.length > 0 and not seat.start
             running = _Running(turn, seat, turn.prompt)
             self._compute(running, seat.start)
             self._scheduler.record(seat, turn.prompt)
             self._running.append(running)
 
     def _compute(self, running: _Running, start: int) -> None:
-        """Compute tokens from ``start`` on, from what the row holds before them."""
         row: Kv = self.rows.kv[running.seat.slot]
         before = row[start - 1] if start else None
         computed = self._model.compute(running.tokens[start:], before)
@@ -147,8 +130,8 @@ def run_slots(config: SystemsConfig, model: Model) -> Outcome:
     server, rows = SlotServer(config, model), Rows(config.calls)
     server.serve()
     rows.counted("rows of KV", "B", server.rows.kv.nbytes)
-    for name, (quantity, unit) in _QUANTITIES.items():
-        rows.counted(quantity, unit, getattr(server.reuse, name))
+    for quantity, unit in _COUNTED.items():
+        rows.counted(quantity, unit, server.reuse[quantity])
     if config.calls.seconds:
         random, length = np.random.default_rng(config.seed), config.calls.prompt_tokens
         prompts = [random.integers(0, VOCABULARY, length).astype(np.int32) for _ in range(4)]
@@ -176,7 +159,6 @@ def _time_slots(rows: Rows) -> None:
 
 
 def _time_tree(rows: Rows, prompts: list[Tokens]) -> None:
-    """Insert, find, pin, release and copy one of several prompts that are cached."""
     length, new, leases = len(prompts[0]), prompts[0].copy(), list[Lease]()
     cache = PrefixCacheManager(10**9)
     for slot, prompt in enumerate(prompts):

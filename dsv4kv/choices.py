@@ -160,12 +160,12 @@ ROUTERS = {
     ),
     "dynamo-agentic": Choice("… with --agentic", "replay.fleet.routers:Dynamo"),
     "dynamo-decode": Choice(
-        "… for decode replicas: the least to decode", "replay.fleet.routers:Dynamo"
+        "… for decode replicas: the least to decode", "replay.fleet.routers:DynamoDecode"
     ),
     "llm-d": Choice(
         "llm-d: prefix by its own past, unused blocks, short queue", "replay.fleet.routers:Llmd"
     ),
-    "llm-d:precise": Choice("… prefix by events", "replay.fleet.routers:Llmd"),
+    "llm-d:precise": Choice("… prefix by events", "replay.fleet.routers:LlmdPrecise"),
     "production-stack:qps": Choice(
         "vLLM's: the fewest requests in the last minute", "replay.fleet.routers:LeastQps"
     ),

@@ -19,7 +19,6 @@ import numpy as np
 
 from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
-from dsv4kv.core.clock import VirtualClock
 from dsv4kv.core.linear import COUNTS
 from dsv4kv.core.served import Served
 from dsv4kv.engines.names import FAMILIES
@@ -48,12 +47,16 @@ class Spent:
         rates = np.append(times.timer.rates, _waiting_s(run, times))
         values = {"ttft": self.ttft @ rates + times.client_s, "tpot": self.tpot @ rates}
         ordered = {name: np.sort(each) for name, each in values.items()}
-        found = [
-            ordered[name].mean() if math.isnan(share) else _percentile(ordered[name], share)
-            for name, share, _ in run.latencies
-        ]
-        whole_s = [self.whole @ rates + times.client_s] if run.duration_s else []
-        return np.array([*found, *whole_s])
+        found = []
+        for name, share, _ in run.latencies:
+            times_s = ordered[name]
+            place, places = share / 100 * (len(times_s) - 1), np.arange(len(times_s))
+            found.append(
+                times_s.mean() if math.isnan(share) else np.interp(place, places, times_s)
+            )
+        if run.duration_s:
+            found.append(self.whole @ rates + times.client_s)
+        return np.array(found)
 
 
 def _waiting_s(run: Measured, times: ModelTimes) -> float:
@@ -61,35 +64,11 @@ def _waiting_s(run: Measured, times: ModelTimes) -> float:
     return 1.0 if run.concurrency is None else times.client_s
 
 
-def _percentile(ordered: Floats, share: float) -> float:
-    place = share / 100 * (len(ordered) - 1)
-    before = int(place)
-    after = min(before + 1, len(ordered) - 1)
-    return float(ordered[before] + (place - before) * (ordered[after] - ordered[before]))
-
-
 def quantities_of(run: Measured) -> tuple[list[str], Floats]:
     """What was measured, by name, and how many seconds."""
     names = [name for name, *_ in run.latencies] + ["throughput"] * bool(run.duration_s)
     seconds = [seconds for *_, seconds in run.latencies]
     return names, np.array(seconds + ([run.duration_s] if run.duration_s else []))
-
-
-class _Moments:
-    """What had been counted whenever time had passed."""
-
-    def __init__(self) -> None:
-        self.instants, self.counted = [0.0], [[0.0] * (len(COUNTS) + 1)]
-
-    def take(self, clock: VirtualClock) -> None:
-        """Look at the clock."""
-        self.instants.append(clock.now_s)
-        self.counted.append([*map(float, clock.done.counts), clock.idle_s])
-
-    def at(self, moments: Sequence[float]) -> Floats:
-        """What had been counted at some moments: float64[n, COUNTS + 1]."""
-        counted = np.array(self.counted)
-        return np.stack([np.interp(moments, self.instants, column) for column in counted.T], 1)
 
 
 @dataclass(frozen=True)
@@ -120,20 +99,28 @@ class Scene:
         """Replay the run by some coefficients, and count."""
         wiring = Wiring(parts=replace(self.parts, times=times))
         scheduler = build_replay(self.config, self.run.requests, wiring=wiring).scheduler
-        seen, scheduler.ended = _Moments(), list[Served]()
+        scheduler.ended = list[Served]()
         clock, steps = scheduler.clock, 0
+        instants, counted = [0.0], [[0.0] * (len(COUNTS) + 1)]
         while scheduler.turn():
             if clock.steps > steps:  # it may have waited
-                seen.take(clock)
+                instants.append(clock.now_s)
+                counted.append([*map(float, clock.done.counts), clock.idle_s])
             steps = clock.steps
+
+        def at(moments: Sequence[float]) -> Floats:
+            """What had been counted at some moments: float64[n, COUNTS + 1]."""
+            columns = np.array(counted).T
+            return np.stack([np.interp(moments, instants, column) for column in columns], 1)
+
         rows = [_moments_of(served) for served in scheduler.ended]
         last_s = max(row[2] for row in rows)
         rows = [row for row in rows if row[3] > 1]
         if not rows:
             raise ConfigError(f"{self.run.name}: no request has a second token: nothing to fit.")
-        arrived, first, last = (seen.at([row[i] for row in rows]) for i in range(3))
+        arrived, first, last = (at([row[i] for row in rows]) for i in range(3))
         further = np.array([row[3] - 1 for row in rows], dtype=float)[:, None]
-        (whole,) = seen.at([last_s])
+        (whole,) = at([last_s])
         spent = first - arrived, (last - first) / further, whole
         for each in spent:
             each[..., -1] /= _waiting_s(self.run, times)
@@ -165,30 +152,23 @@ def _deployment(config: str | None, overrides: Sequence[str], run: Measured) -> 
     if FAMILIES[run.engine].prompts_alone:
         own.append("scheduler.prompts=alone")
     made = load_config(config, [*own, *overrides], ReplayConfig).config
-    drafts = made.scheduler.speculative.draft_tokens
-    if run.accepted and run.accepted > drafts + 1:
+    drafts, tokens = made.scheduler.speculative.draft_tokens, run.accepted
+    if tokens and tokens > drafts + 1:
         raise ConfigError(
-            f"{run.name} says that a step yields {run.accepted:g} tokens of a request, and with "
+            f"{run.name} says that a step yields {tokens:g} tokens of a request, and with "
             f"scheduler.speculative.draft_tokens={drafts} it yields {drafts + 1} at most: give "
             "the server's own by --set."
         )
-    if drafts and run.accepted:
-        chance = _acceptance(run.accepted, drafts)
-        settled = [*own, *overrides, f"scheduler.speculative.acceptance={chance:.6f}"]
+    if drafts and tokens:
+        # the chance of a draft whose forerunners were accepted, by bisection
+        low, high = 0.0, 1.0
+        for _ in range(40):
+            chance = (low + high) / 2
+            yields = sum(chance**each for each in range(drafts + 1))
+            low, high = (chance, high) if yields < tokens else (low, chance)
+        settled = [*own, *overrides, f"scheduler.speculative.acceptance={(low + high) / 2:.6f}"]
         made = load_config(config, settled, ReplayConfig).config
     return made
-
-
-def _acceptance(tokens: float, drafts: int) -> float:
-    """The chance of a draft whose forerunners were accepted, for so many tokens of a step."""
-    low, high = 0.0, 1.0
-    for _ in range(40):
-        middle = (low + high) / 2
-        if sum(middle**each for each in range(drafts + 1)) < tokens:
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2
 
 
 HELD = ("state_passes", "all_to_all_ns")
@@ -292,17 +272,24 @@ def fit_runs(scenes: Sequence[Scene], on_replay: Callable[[int, int], None]) -> 
         if best is None or off < best[0]:
             best = off, now, spent
         then = _fit(scenes, spent, before, now)
-        if _near(then, now):
+        pairs = {name: (getattr(then, name), getattr(now, name)) for name in FITTED}
+        if all(abs(new - old) <= _SETTLED * old for new, old in pairs.values()):
             break
-        now = _between(now, then) if number else then
+        middle = {name: math.sqrt(new * old) for name, (new, old) in pairs.items()}
+        now = now.model_copy(update=middle) if number else then
     assert best is not None
     _, now, spent = best
     left_out = _leave_out(scenes, spent, before, now)
     compared = list(_compare(scenes, spent, now, left_out))
-    held_out = _held_out(compared, before.held_out)
+    run, others = scenes[0].run, f" and {len(scenes) - 1} more" if len(scenes) > 1 else ""
     rounded = {name: float(f"{getattr(now, name):.4g}") for name in FITTED}
-    said = {"source": _source(scenes), "measured_on": scenes[0].measured_on}
-    fitted = now.model_copy(update=rounded | {"held_out": held_out} | said)
+    said = {
+        "held_out": _held_out(compared, before.held_out),
+        "source": f"dsv4kv calibrate on {run.name}{others} ({run.engine}); what these leave "
+        f"open: {before.source}",
+        "measured_on": scenes[0].measured_on,
+    }
+    fitted = now.model_copy(update=rounded | said)
     assumed = dict.fromkeys(scene.run.assumed for scene in scenes if scene.run.assumed)
     estimates = _estimates(scenes, spent, before, fitted)
     doubts = _doubts(compared, list(_compare(scenes, spent, before, [None] * len(scenes))))
@@ -330,26 +317,6 @@ def _doubts(fitted: Sequence[Compared], known: Sequence[Compared]) -> tuple[str,
     return tuple(found)
 
 
-def _near(one: Coefficients, other: Coefficients) -> bool:
-    pairs = [(getattr(one, name), getattr(other, name)) for name in FITTED]
-    return all(abs(a - b) <= _SETTLED * b for a, b in pairs)
-
-
-def _between(one: Coefficients, other: Coefficients) -> Coefficients:
-    means = {name: math.sqrt(getattr(one, name) * getattr(other, name)) for name in FITTED}
-    return one.model_copy(update=means)
-
-
-def _source(scenes: Sequence[Scene]) -> str:
-    """What the coefficients go by, for whoever reads them in a replay."""
-    first, count = scenes[0], len(scenes)
-    others = f" and {count - 1} more" if count > 1 else ""
-    return (
-        f"dsv4kv calibrate on {first.run.name}{others} ({first.run.engine}); what these leave "
-        f"open: {first.times.coefficients.source}"
-    )
-
-
 def _fit(
     scenes: Sequence[Scene], spent: Sequence[Spent], before: Coefficients, start: Coefficients
 ) -> Coefficients:
@@ -367,12 +334,6 @@ def _moved(before: Coefficients, steps: Floats) -> Coefficients:
     return before.model_copy(update=values)
 
 
-def _error(scene: Scene, quantity: str) -> float:
-    if scene.run.concurrency == 1:
-        return 1.0
-    return _QUEUED_TTFT if quantity == "ttft" else _QUEUED
-
-
 def _known(coefficients: Coefficients, name: str) -> float:
     """A coefficient; one of 0 could not grow."""
     return max(float(getattr(coefficients, name)), _TINY)
@@ -386,7 +347,9 @@ def _residuals(
     for scene, each in zip(scenes, spent, strict=True):
         names, measured = quantities_of(scene.run)
         predicted = each.predict(scene.run, scene.times.by(coefficients))
-        weights = [1 / (_error(scene, name) * np.sqrt(names.count(name))) for name in names]
+        queued = {"ttft": _QUEUED_TTFT} if scene.run.concurrency != 1 else {}
+        usual = _QUEUED if queued else 1.0
+        weights = [1 / (queued.get(name, usual) * np.sqrt(names.count(name))) for name in names]
         found.append(np.log(predicted / measured) * weights)
     return np.concatenate(found)
 
@@ -437,7 +400,10 @@ def _leave_out(
     scenes: Sequence[Scene], spent: Sequence[Spent], before: Coefficients, start: Coefficients
 ) -> list[Floats | None]:
     """Predictions of every run by what was fitted on all that are no repeats of it."""
-    kinds = [_repeated(scene.run) for scene in scenes]
+    kinds = list[tuple[object, ...]]()
+    for run in (scene.run for scene in scenes):
+        lengths = sorted((each.input_tokens, each.output_tokens) for each in run.requests)
+        kinds.append((run.engine, run.concurrency, *lengths))
     if len(set(kinds)) < FEWEST_TO_LEAVE_OUT:
         return [None] * len(scenes)
     found: list[Floats | None] = []
@@ -446,12 +412,6 @@ def _leave_out(
         fitted = _fit([scenes[i] for i in others], [spent[i] for i in others], before, start)
         found.append(spent[place].predict(scene.run, scene.times.by(fitted)))
     return found
-
-
-def _repeated(run: Measured) -> tuple[object, ...]:
-    """What repeats of a run have in common: how many at once, and how long they are."""
-    lengths = sorted((each.input_tokens, each.output_tokens) for each in run.requests)
-    return run.engine, run.concurrency, *lengths
 
 
 def _compare(

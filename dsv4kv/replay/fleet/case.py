@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from statistics import mean
@@ -9,7 +10,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from dsv4kv.config.fleet import SloSection
 from dsv4kv.config.load import Point
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.replay.fleet.outcome import (
@@ -20,7 +20,7 @@ from dsv4kv.replay.fleet.outcome import (
     shared_bytes,
 )
 from dsv4kv.replay.fleet.replica import Replica
-from dsv4kv.replay.fleet.run import Fleet, FleetOutcome
+from dsv4kv.replay.fleet.run import Fleet
 from dsv4kv.replay.run import (
     arrival_span_ns,
     describe_cache,
@@ -59,64 +59,58 @@ def serve_point(
     """Replay a point: by one server, or by a fleet where there is one; see ``Serve``."""
     if not point.config.fleet.exists:
         return serve_alone(point, requests, on_progress)
-    fleet, interrupted = Fleet(point.config, requests), False
-    try:
+    fleet, problem = Fleet(point.config, requests), None
+    with suppress(KeyboardInterrupt):
         for done in fleet.run():
             on_progress(done)
-    except KeyboardInterrupt:
-        interrupted = True
-    outcome = fleet.outcome(ended=not interrupted)
-    fates = Fates.of(outcome)
+    fates = Fates.of(fleet)
+    if fleet.ended and not fates.numbers:
+        problem = (
+            f"none of {len(fleet.requests):,} requests fits any replica: give more "
+            "cache.memory_bytes or cache.num_blocks, or raise cache.max_context_tokens."
+        )
+    for replica in fleet.replicas if fleet.ended else ():
+        ledger = replica.replay.scheduler.cache
+        if not problem and (held := ledger.private + ledger.shared):
+            problem = (
+                f"{held} blocks of {replica.name} are still held although every request ended."
+            )
     return make_case(
         point,
-        None if interrupted else _find_problem(outcome, fates),
-        interrupted=interrupted,
-        cache=describe_cache(outcome.replicas[0].replay),
-        totals=_totals(outcome, fates),
+        problem,
+        interrupted=not fleet.ended,
+        cache=describe_cache(fleet.replicas[0].replay),
+        totals=_totals(fleet, fates),
         latencies=list_latencies(
-            fates.samples_ns, [replica.replay.times for replica in outcome.replicas]
+            fates.samples_ns, [replica.replay.times for replica in fleet.replicas]
         ),
-        replay=describe_all(outcome, fates),
+        replay=describe_all(fleet, fates),
     )
 
 
-def _find_problem(outcome: FleetOutcome, fates: Fates) -> str | None:
-    """What must not happen and did."""
-    if not fates.numbers:
-        return (
-            f"none of {len(outcome.requests):,} requests fits any replica: give more "
-            "cache.memory_bytes or cache.num_blocks, or raise cache.max_context_tokens."
-        )
-    for replica in outcome.replicas:
-        ledger = replica.replay.scheduler.cache
-        if held := ledger.private + ledger.shared:
-            return f"{held} blocks of {replica.name} are still held although every request ended."
-    return None
-
-
-def describe_all(outcome: FleetOutcome, fates: Fates) -> ReplayResult:
+def describe_all(fleet: Fleet, fates: Fates) -> ReplayResult:
     """All replicas as if they were one, and each."""
-    replays = [replica.replay for replica in outcome.replicas]
+    replays = [replica.replay for replica in fleet.replicas]
     found = [describe_replay(replace(each, tiers=None)) for each in replays]
-    computing = found[: len(outcome.pools[0])]
+    computing = found[: len(fleet.pools[0])]
     first = found[0]
     return first.model_copy(
         update={
             "pools": add_pools([each.pools for each in found]),
-            "constants": list(_all_constants(outcome.replicas)),
+            "constants": list(_all_constants(fleet.replicas)),
             "extrapolated": list(dict.fromkeys(each for r in found for each in r.extrapolated)),
             "remainder_bytes": sum(each.remainder_bytes for each in found),
             "rounding_bytes": sum(each.rounding_bytes for each in found),
             "reuse": add([r.reuse for r in computing], same=("shared_tokens",)),
             "work": add([each.work for each in found]),
-            "arrived_ns": arrival_span_ns(outcome.config, outcome.requests),
-            "mean_decoding": mean(r.mean_decoding for r in found[-len(outcome.pools[-1]) :]),
+            "arrived_ns": arrival_span_ns(fleet.config, fleet.requests),
+            "mean_decoding": mean(r.mean_decoding for r in found[-len(fleet.pools[-1]) :]),
             "pauses": sum(each.pauses for each in found),
             "evictions": sum(each.evictions for each in found),
             "rejected": _add_values("", [each.rejected for each in found], ()),
-            "series": add_series([each.series for each in found], outcome.config.measure.points),
+            "series": add_series([each.series for each in found], fleet.config.measure.points),
             "tiers": _add_tiers([each.tiers for each in replays if each.tiers]),
-            "fleet": describe_fleet(outcome, fates),
+            "fleet": describe_fleet(fleet, fates),
         }
     )
 
@@ -145,13 +139,13 @@ def add_pools(replicas: Sequence[Sequence[ReplayPool]]) -> list[ReplayPool]:
     alike: dict[str, dict[int, list[ReplayPool]]] = {}
     for pool in (pool for pools in replicas for pool in pools):
         alike.setdefault(pool.name, {}).setdefault(pool.unit_bytes, []).append(pool)
-    return [_add_alike(pools) for sizes in alike.values() for pools in sizes.values()]
-
-
-def _add_alike(pools: Sequence[ReplayPool]) -> ReplayPool:
-    whole = add([pool.model_copy(update={"units": None}) for pool in pools], same=("unit_bytes",))
-    units = [pool.units for pool in pools if pool.units is not None]
-    return whole.model_copy(update={"units": sum(units) if len(units) == len(pools) else None})
+    found = []
+    for pools in (pools for sizes in alike.values() for pools in sizes.values()):
+        counts = [pool.units for pool in pools if pool.units is not None]
+        bare = [pool.model_copy(update={"units": None}) for pool in pools]
+        units = sum(counts) if len(counts) == len(pools) else None
+        found.append(add(bare, same=("unit_bytes",)).model_copy(update={"units": units}))
+    return found
 
 
 def _all_constants(replicas: Sequence[Replica]) -> Iterator[Constant]:
@@ -206,55 +200,51 @@ def add_series(series: Sequence[ReplaySeries], points: int) -> ReplaySeries:
     return ReplaySeries(at_ns=[int(t) for t in times], **{n: s.tolist() for n, s in sums.items()})
 
 
-def _totals(outcome: FleetOutcome, fates: Fates) -> Totals:
-    found = [describe_totals(each.replay, ended=outcome.ended) for each in outcome.replicas]
+def _totals(fleet: Fleet, fates: Fates) -> Totals:
+    found = [describe_totals(each.replay, ended=fleet.ended) for each in fleet.replicas]
     total = add(found)
     return total.model_copy(
         update={
             "requests": len(fates.numbers),
-            "input_tokens": sum(outcome.prompts[n].input_tokens for n in fates.numbers),
-            "output_tokens": sum(outcome.answers[n].output_tokens for n in fates.numbers),
-            "wall_ns": round(outcome.wall_s * _NS),
+            "input_tokens": sum(fleet.prompts[n].input_tokens for n in fates.numbers),
+            "output_tokens": sum(fleet.answers[n].output_tokens for n in fates.numbers),
+            "wall_ns": round(fleet.wall_s * _NS),
         }
     )
 
 
-def describe_fleet(outcome: FleetOutcome, fates: Fates) -> ReplayFleet:
+def describe_fleet(fleet: Fleet, fates: Fates) -> ReplayFleet:
     """Every replica, and what they would have been as one."""
-    fleet = outcome.config.fleet
+    section, computing = fleet.config.fleet, fleet.pools[0]
     replicas = [
-        _describe_replica(outcome, replica, decodes=place >= len(outcome.pools[0]))
-        for place, replica in enumerate(outcome.replicas)
+        _describe_replica(fleet, replica, decodes=place >= len(computing))
+        for place, replica in enumerate(fleet.replicas)
     ]
-    memories = [replica.replay.memory for replica in outcome.pools[0]]
+    memories = [replica.replay.memory for replica in computing]
     pooled_tokens = sum(memory.num_blocks * memory.block_tokens for memory in memories)
-    tokens = min(replica.parts.shared_tokens for replica in outcome.pools[0])
-    ideal = partial(ideal_saved_tokens, outcome.requests, tokens)
-    good = fates.good(fleet.slo)
+    tokens = min(replica.parts.shared_tokens for replica in computing)
+    ideal = partial(ideal_saved_tokens, fleet.requests, tokens)
+    good = fates.good(section.slo)
     return ReplayFleet(
-        router=fleet.router,
-        decode_router=fleet.decode_router if fleet.is_split else None,
+        router=section.router,
+        decode_router=section.decode_router if section.is_split else None,
         replicas=replicas,
-        prompt_tokens=sum(replica.prompt_tokens for replica in replicas[: len(outcome.pools[0])]),
+        prompt_tokens=sum(replica.prompt_tokens for replica in replicas[: len(computing)]),
         saved_tokens=sum(replica.saved_tokens for replica in replicas),
         pooled_saved_tokens=ideal(pooled_tokens // tokens),
         ideal_saved_tokens=ideal(),
         held_bytes=sum(replica.held_bytes for replica in replicas),
-        repeated_bytes=repeated_bytes(outcome),
-        slo=_limits_ns(fleet.slo),
+        repeated_bytes=repeated_bytes(fleet),
+        slo={name: limit_s * _NS for name, limit_s in section.slo.limits_s.items()},
         good_requests=len(good),
-        good_output_tokens=sum(outcome.answers[number].output_tokens for number in good),
-        gpu_hour_price=fleet.gpu_hour_price,
+        good_output_tokens=sum(fleet.answers[number].output_tokens for number in good),
+        gpu_hour_price=section.gpu_hour_price,
     )
 
 
-def _limits_ns(slo: SloSection) -> dict[str, float]:
-    return {name: limit_s * _NS for name, limit_s in slo.limits_s.items()}
-
-
-def _describe_replica(outcome: FleetOutcome, replica: Replica, *, decodes: bool) -> FleetReplica:
+def _describe_replica(fleet: Fleet, replica: Replica, *, decodes: bool) -> FleetReplica:
     scheduler, link = replica.replay.scheduler, replica.link
-    answers = [each for each in replica.served if outcome.answers[each.number] is each]
+    answers = [each for each in replica.served if fleet.answers[each.number] is each]
     tally, clock = replica.replay.prompts.tally, scheduler.clock
     is_split = replica.config.fleet.is_split
     queued = replica.replay.outcome.samples_ns["queueing"]

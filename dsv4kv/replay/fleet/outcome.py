@@ -11,7 +11,7 @@ from dsv4kv.config.fleet import SloSection
 from dsv4kv.core.paths import NumberedPaths
 from dsv4kv.prefix.paths import find_reuse, number_prompts
 from dsv4kv.replay.fleet.replica import Replica
-from dsv4kv.replay.fleet.run import FleetOutcome
+from dsv4kv.replay.fleet.run import Fleet
 from dsv4kv.traces.collect import collect_paths
 from dsv4kv.traces.request import Request
 
@@ -44,13 +44,13 @@ def held_blocks(replica: Replica) -> "np.ndarray[Any, np.dtype[np.int64]]":
     return _joined([served.keys[: look_up(served)] for served in replica.served])
 
 
-def repeated_bytes(outcome: FleetOutcome) -> int:
+def repeated_bytes(fleet: Fleet) -> int:
     """What a replica has cached that one before it has, too.
 
     Replicas whose blocks have other names, as by another rule or of another size, are compared
     in whole blocks of the least common multiple.
     """
-    replicas = outcome.replicas
+    replicas = fleet.replicas
     names = {
         (each.config.prefix.rule, each.config.prefix.speculation, each.parts.shared_tokens)
         for each in replicas
@@ -58,8 +58,8 @@ def repeated_bytes(outcome: FleetOutcome) -> int:
     size = lcm(*(each.parts.shared_tokens for each in replicas))
     if len(names) == 1:
         held = [held_blocks(replica) for replica in replicas]
-    elif any(len(request.prefix_hashes) for request in outcome.requests):
-        paths = number_prompts(collect_paths(outcome.requests), size)
+    elif any(len(request.prefix_hashes) for request in fleet.requests):
+        paths = number_prompts(collect_paths(fleet.requests), size)
         held = [_held_of(replica, paths, size) for replica in replicas]
     else:
         return 0
@@ -103,16 +103,16 @@ class Fates:
     times: dict[int, dict[str, float]]
 
     @classmethod
-    def of(cls, outcome: FleetOutcome) -> Self:
+    def of(cls, fleet: Fleet) -> Self:
         """Those of a fleet's requests."""
         ended = [
             (served.finished_s, served.number, replica.replay.outcome)
-            for replica in outcome.replicas
+            for replica in fleet.replicas
             for served in replica.served
-            if served.finished_s is not None and outcome.answers[served.number] is served
+            if served.finished_s is not None and fleet.answers[served.number] is served
         ]
         times = {
-            number: its.times(outcome.answers[number], outcome.prompts[number])
+            number: its.times(fleet.answers[number], fleet.prompts[number])
             for _, number, its in sorted(ended, key=lambda each: each[:2])
         }
         samples: dict[str, list[int]] = {n: [] for n in ("queueing", "ttft", "tpot", "latency")}

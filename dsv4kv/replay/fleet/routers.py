@@ -40,39 +40,9 @@ PRESETS: dict[str, dict[str, float]] = {
 }
 """Settings of a router's section that its name stands for; the others are 0."""
 
-LOOKS = {
-    "least_loaded": "requests",
-    "power_of_two": "requests",
-    "prefix_hash": "requests",
-    "cache_aware": "requests",
-    "cache_aware:library": "requests",
-    "dynamo": "prefix blocks",
-    "dynamo-agentic": "prefix blocks",
-    "dynamo-decode": "blocks",
-    "llm-d": "load",
-    "llm-d:precise": "load prefix",
-    "production-stack:kvaware": "prefix",
-}
-"""What a router wants to know of replicas; one without a row looks at none."""
-
-BY_SESSION = ("consistent_hashing", "prefix_hash", "production-stack:kvaware")
-"""Routers that ask for the session of a request."""
-
-
-def least(costs: Sequence[float], draw: Random) -> int:
-    """The place of the smallest; among equals any."""
-    smallest = min(costs)
-    places = [place for place, cost in enumerate(costs) if cost == smallest]
-    return places[0] if len(places) == 1 else draw.choice(places)
-
-
-def least_requests(views: Views) -> int:
-    """The replica with the fewest requests; among equals the first."""
-    return min(range(len(views)), key=lambda place: views[place].requests)
-
 
 class History:
-    """What was sent where, and is taken to be cached there: evictions are not known.
+    """Which blocks were sent where, and are assumed to be cached there: evictions are not known.
 
     A prompt's blocks are touched last to first, so what was used least recently is never before
     what is kept.
@@ -94,11 +64,11 @@ class History:
         ]
 
     def last_used_s(self, asked: Asked, replica: int, tokens: int) -> float:
-        """When the last of so many matched tokens was sent there."""
+        """When the last of ``tokens`` matched tokens was sent there."""
         return self._kept[replica][asked.blocks[tokens // asked.id_tokens - 1]] if tokens else -1.0
 
     def add(self, asked: Asked, replica: int, most_tokens: int | None = None) -> None:
-        """A request is sent somewhere; ``most_tokens`` of its prompt count."""
+        """A request is sent somewhere; at most ``most_tokens`` of its prompt count."""
         kept, count = self._kept[replica], len(asked.blocks)
         if most_tokens is not None:
             count = min(count, most_tokens // max(1, asked.id_tokens))
@@ -107,7 +77,7 @@ class History:
             kept.move_to_end(block)
 
     def shrink(self, most_blocks: int) -> None:
-        """Forget of every replica what was used least recently, beyond so many blocks."""
+        """Keep of every replica the ``most_blocks`` that were used most recently."""
         for kept in self._kept:
             while len(kept) > most_blocks:
                 kept.popitem(last=False)
@@ -119,8 +89,8 @@ _POINTS = 160  # of a node: as ketama's
 class Ring:
     """Consistent hashing: the replica whose point on a ring comes next after a key's.
 
-    Where the points lie depends on the addresses of servers in reality, so who is chosen is
-    arbitrary, and that equal keys go to one replica, is not.
+    A server's points depend on its address, so which replica a key gets here is arbitrary; that
+    equal keys go to one replica is not.
     """
 
     def __init__(self, replicas: int) -> None:
@@ -139,55 +109,53 @@ def _hash(text: str) -> int:
 
 
 class Router:
-    """Chooses replicas; this one in turn.
+    """Chooses the replica of a request, which ``sent`` reports back; this one in turn.
 
     Attributes:
-        looks: What it wants to know: ``requests``; ``prefix``, what is cached of a prompt;
+        looks: What it has to know: ``requests``; ``prefix``, what is cached of a prompt;
             ``blocks``, those in use; ``load``, queues and usage. Where empty it gets no views.
-        by_session: Whether it asks for the session of a request.
+        by_session: Whether it needs the session of a request.
     """
 
+    looks: frozenset[str] = frozenset()
+    by_session = False
+
     def __init__(self, name: str, section: FleetSection, replicas: int, draw: Random) -> None:
-        self.looks = frozenset(LOOKS.get(name, "").split())
-        self.by_session = name in BY_SESSION
         self.name, self.section, self.replicas, self.draw = name, section, replicas, draw
         self.past = History(replicas)
         self._next = 0
 
     @cached_property
     def ring(self) -> Ring:
-        """The replicas on a ring."""
         return Ring(self.replicas)
 
     def settings(self, given: Any) -> dict[str, Any]:
-        """A section with the numbers that the router's name stands for where none is given."""
+        """A section, with the preset of the router's name where a value is null."""
         preset = PRESETS[self.name]
         values = given.model_dump()
         return {n: preset.get(n, 0.0) if v is None else v for n, v in values.items()}
 
     def choose(self, asked: Asked, views: Views) -> int:
-        """The replica that a request goes to."""
         self._next += 1
         return (self._next - 1) % self.replicas
 
-    def sent(self, asked: Asked, replica: int) -> None:
-        """It goes there."""
+    def sent(self, asked: Asked, replica: int) -> None: ...
 
 
 class AtRandom(Router):
-    """Any, all alike."""
+    """Any, all with the same chance."""
 
     def choose(self, asked: Asked, views: Views) -> int:
-        """Any."""
         return self.draw.randrange(self.replicas)
 
 
 class LeastLoaded(Router):
     """The one with the fewest requests; among equals the first."""
 
+    looks = frozenset({"requests"})
+
     def choose(self, asked: Asked, views: Views) -> int:
-        """The one with the fewest requests."""
-        return least_requests(views)
+        return min(range(len(views)), key=lambda place: views[place].requests)
 
 
 class PowerOfTwo(Router):
@@ -196,8 +164,9 @@ class PowerOfTwo(Router):
     Source: ``sgl-model-gateway/src/policies/power_of_two.rs``, without loads in tokens.
     """
 
+    looks = frozenset({"requests"})
+
     def choose(self, asked: Asked, views: Views) -> int:
-        """The better one of two."""
         if len(views) == 1:
             return 0
         one = self.draw.randrange(len(views))
@@ -207,77 +176,64 @@ class PowerOfTwo(Router):
 
 # ---- SGLang's gateway ---------------------------------------------------------------------------
 
-
-def is_imbalanced(loads: Sequence[int], absolute: float, relative: float) -> bool:
-    """Whether one replica has so many more requests than another that prefixes do not count."""
-    most, fewest = max(loads), min(loads)
-    return most - fewest > absolute and most > relative * fewest
-
-
 _CHARACTERS = 4  # of a token's text, about; the gateway's tree counts them
 
 
-class CacheAware(Router):
-    """The longest prefix in one tree of its own past, while nobody has far more requests.
+class CacheAware(LeastLoaded):
+    """The longest prefix in one tree of its own past; the fewest requests where that is short.
 
-    Where several replicas have the longest, the one last sent it (the gateway takes any that its
+    The fewest requests, too, where one replica has more than another by both thresholds. Where
+    several replicas have the longest prefix, the one last sent it (the gateway takes any that its
     map names first). Source: ``sgl-model-gateway/src/policies/cache_aware.rs``; facts of SGLang
     0.5.23. ``library`` has the defaults of the gateway as a library, not the command line's.
     """
 
     def __init__(self, name: str, section: FleetSection, replicas: int, draw: Random) -> None:
         super().__init__(name, section, replicas, draw)
-        self.rule = self.settings(section.gateway)
-        self._evict_s = self.rule["eviction_interval_secs"]
+        self._rule = self.settings(section.gateway)
+        self._evict_s = self._rule["eviction_interval_secs"]
 
     def choose(self, asked: Asked, views: Views) -> int:
-        """Least requests where that is out of balance or too little is matched."""
-        rule, loads = self.rule, [view.requests for view in views]
-        if is_imbalanced(loads, rule["balance_abs_threshold"], rule["balance_rel_threshold"]):
-            return least_requests(views)
+        rule, loads = self._rule, [view.requests for view in views]
+        most, fewest = max(loads), min(loads)
+        is_far = most - fewest > rule["balance_abs_threshold"]
         found = self.past.matched_tokens(asked)
         longest = max(found)
-        if longest <= rule["cache_threshold"] * asked.input_tokens:
-            return least_requests(views)
+        if (is_far and most > rule["balance_rel_threshold"] * fewest) or (
+            longest <= rule["cache_threshold"] * asked.input_tokens
+        ):
+            return super().choose(asked, views)
         best = [place for place, tokens in enumerate(found) if tokens == longest]
         return max(best, key=lambda place: self.past.last_used_s(asked, place, longest))
 
     def sent(self, asked: Asked, replica: int) -> None:
-        """Remember it; from time to time forget what was used least recently."""
         self.past.add(asked, replica)
         if asked.now_s >= self._evict_s and asked.id_tokens:
-            self.past.shrink(int(self.rule["max_tree_size"] // (_CHARACTERS * asked.id_tokens)))
-            self._evict_s = asked.now_s + self.rule["eviction_interval_secs"]
-
-
-def first_tokens(asked: Asked, tokens: int) -> object:
-    """What distinguishes prompts by their first tokens: the id that covers the last of them."""
-    if not asked.blocks:
-        return asked.session
-    return asked.blocks[min(len(asked.blocks), -(-tokens // asked.id_tokens)) - 1]
-
-
-def carries(load: int, loads: Sequence[int], factor: float) -> bool:
-    """Whether a replica may take one more: has at most ``factor`` times the mean with it."""
-    return not sum(loads) or load <= (sum(loads) + 1) / len(loads) * factor
+            self.past.shrink(int(self._rule["max_tree_size"] // (_CHARACTERS * asked.id_tokens)))
+            self._evict_s = asked.now_s + self._rule["eviction_interval_secs"]
 
 
 class PrefixHash(Router):
     """By a hash of the first tokens, unless that replica has far more requests than the mean.
 
-    Source: ``sgl-model-gateway/src/policies/prefix_hash.rs``. Ids of a trace that stand for more
-    tokens are hashed as a whole.
+    Then the one with the fewest requests; a replica may have ``load_factor`` times the mean that
+    there is with this request. Source: ``sgl-model-gateway/src/policies/prefix_hash.rs``. Ids of a
+    trace that stand for more tokens are hashed as a whole.
     """
 
+    looks = frozenset({"requests"})
+    by_session = True
+
     def choose(self, asked: Asked, views: Views) -> int:
-        """The ring's, or the least loaded that may take one more, or the ring's all the same."""
-        rule = self.section.gateway
-        first = self.ring.find(first_tokens(asked, rule.prefix_token_count))
+        rule, blocks = self.section.gateway, asked.blocks
+        key: object = asked.session
+        if blocks:
+            key = blocks[min(len(blocks), -(-rule.prefix_token_count // asked.id_tokens)) - 1]
+        first = self.ring.find(key)
         loads = [view.requests for view in views]
-        able = [p for p, load in enumerate(loads) if carries(load, loads, rule.load_factor)]
-        if first in able or not able:
-            return first
-        return min(able, key=loads.__getitem__)
+        most = (sum(loads) + 1) / len(loads) * rule.load_factor if sum(loads) else inf
+        able = [place for place, load in enumerate(loads) if load <= most]
+        return first if first in able or not able else min(able, key=loads.__getitem__)
 
 
 class ConsistentHashing(Router):
@@ -287,12 +243,20 @@ class ConsistentHashing(Router):
     production stack does the same.
     """
 
+    by_session = True
+
     def choose(self, asked: Asked, views: Views) -> int:
-        """The ring's."""
         return self.ring.find(asked.session)
 
 
 # ---- dynamo -------------------------------------------------------------------------------------
+
+
+def _least(costs: Sequence[float], draw: Random) -> int:
+    """The place of the smallest; among equals any."""
+    smallest = min(costs)
+    places = [place for place, cost in enumerate(costs) if cost == smallest]
+    return places[0] if len(places) == 1 else draw.choice(places)
 
 
 def dynamo_costs(
@@ -323,6 +287,13 @@ def dynamo_costs(
     return costs
 
 
+def softmin(costs: Sequence[float], temperature: float) -> list[float]:
+    """Probabilities of replicas by their costs, the range of which is the unit."""
+    low, width = min(costs), max(costs) - min(costs)
+    weights = [exp(-(cost - low) / (width * temperature)) if width else 1.0 for cost in costs]
+    return [weight / sum(weights) for weight in weights]
+
+
 class Dynamo(Router):
     """dynamo's KV router: prompt tokens to compute, blocks in use and requests, in blocks.
 
@@ -330,33 +301,32 @@ class Dynamo(Router):
     Without ``use_kv_events`` it knows what it sent where in the last ``router_ttl_secs``.
     """
 
+    looks = frozenset({"prefix", "blocks"})
+
     def __init__(self, name: str, section: FleetSection, replicas: int, draw: Random) -> None:
         super().__init__(name, section, replicas, draw)
         self.rule = DynamoSection(**self.settings(section.dynamo))
         self.past = History(replicas, self.rule.router_ttl_secs)
 
     def choose(self, asked: Asked, views: Views) -> int:
-        """The least cost, or one by chance."""
         if not self.rule.use_kv_events:
             for view, tokens in zip(views, self.past.matched_tokens(asked), strict=True):
                 view.device_tokens = tokens
         costs = dynamo_costs(self.rule, asked, views, self.section.block_tokens or 1)
         if not self.rule.router_temperature:
-            return least(costs, self.draw)
+            return _least(costs, self.draw)
         weights = softmin(costs, self.rule.router_temperature)
         return self.draw.choices(range(len(costs)), weights)[0]
 
     def sent(self, asked: Asked, replica: int) -> None:
-        """Remember it, where no events report it."""
         if not self.rule.use_kv_events:
             self.past.add(asked, replica)
 
 
-def softmin(costs: Sequence[float], temperature: float) -> list[float]:
-    """Probabilities of replicas by their costs, the range of which is the unit."""
-    low, width = min(costs), max(costs) - min(costs)
-    weights = [exp(-(cost - low) / (width * temperature)) if width else 1.0 for cost in costs]
-    return [weight / sum(weights) for weight in weights]
+class DynamoDecode(Dynamo):
+    """The same for decode replicas, whose prompts are computed elsewhere."""
+
+    looks = frozenset({"blocks"})
 
 
 # ---- llm-d --------------------------------------------------------------------------------------
@@ -386,60 +356,55 @@ def precise_scores(found: Sequence[float]) -> list[float]:
     return [((t - low) / width if width else 1.0) if t else 0.0 for t in found]
 
 
-def spread(values: Sequence[float]) -> list[float]:
-    """From 0 for the least to 1 for the greatest; 1 for all where they are equal."""
-    low, width = min(values), max(values) - min(values)
-    return [(value - low) / width if width else 1.0 for value in values]
-
-
-def load_aware_score(waiting: int, threshold: int) -> float:
-    """``load-aware-scorer``: 0.5 without a queue, and less the longer it is."""
-    return 0.5 * (1 - min(waiting, threshold) / threshold)
-
-
 def llmd_scores(rule: LlmdSection, prefixes: Sequence[float], views: Views) -> list[float]:
     """The weighted sum of all scorers, for every replica.
 
     Source: llm-d-inference-scheduler and gateway-api-inference-extension, ``scorer``: prefixes as
-    given, ``kv-cache-utilization-scorer`` 1 − usage, ``queue-scorer`` from 1 for the shortest
-    queue to 0 for the longest, ``load-aware-scorer``.
+    given; ``kv-cache-utilization-scorer`` 1 − usage; ``queue-scorer`` from 1 for the shortest
+    queue to 0 for the longest; ``load-aware-scorer`` 0.5 without a queue, 0 from a threshold on.
     """
-    queues = spread([-view.waiting for view in views])
+    longest, most = max(view.waiting for view in views), rule.queue_threshold
+    width = longest - min(view.waiting for view in views)
     return [
         rule.prefix_weight * prefix
         + rule.kv_utilization_weight * (1 - view.usage)
-        + rule.queue_weight * queue
-        + rule.load_aware_weight * load_aware_score(view.waiting, rule.queue_threshold)
-        for prefix, view, queue in zip(prefixes, views, queues, strict=True)
+        + rule.queue_weight * ((longest - view.waiting) / width if width else 1.0)
+        + rule.load_aware_weight * (0.5 * (1 - min(view.waiting, most) / most))
+        for prefix, view in zip(prefixes, views, strict=True)
     ]
 
 
 class Llmd(Router):
-    """llm-d's endpoint picker, with a prefix index of what it sent itself or, precise, of events.
+    """llm-d's endpoint picker, with a prefix index of what it sent itself; among equals any."""
 
-    By events what is on the GPUs counts 1, in host memory ``cpu_tier_weight``.
-    """
+    looks = frozenset({"load"})
+
+    def prefixes(self, asked: Asked, views: Views) -> list[float]:
+        matched = self.past.matched_tokens(asked)
+        return [prefix_score(self.section.llmd, asked.input_tokens, tokens) for tokens in matched]
 
     def choose(self, asked: Asked, views: Views) -> int:
-        """The greatest score; among equals any."""
-        rule = self.section.llmd
-        if "prefix" in self.looks:
-            host = rule.cpu_tier_weight
-            found = [view.device_tokens + host * view.host_tokens for view in views]
-            prefixes = precise_scores(found)
-        else:
-            matched = self.past.matched_tokens(asked)
-            prefixes = [prefix_score(rule, asked.input_tokens, tokens) for tokens in matched]
-        scores = llmd_scores(rule, prefixes, views)
-        return least([-score for score in scores], self.draw)
+        scores = llmd_scores(self.section.llmd, self.prefixes(asked, views), views)
+        return _least([-score for score in scores], self.draw)
 
     def sent(self, asked: Asked, replica: int) -> None:
-        """Remember its leading blocks, and of all the most recent, where no events report them."""
         rule = self.section.llmd
-        if asked.id_tokens and "prefix" not in self.looks:
+        if asked.id_tokens:
             size = rule.block_size_tokens
             self.past.add(asked, replica, size * rule.max_prefix_blocks_to_match)
             self.past.shrink(rule.lru_capacity_per_server * size // asked.id_tokens)
+
+
+class LlmdPrecise(Llmd):
+    """With an index by events: tokens on the GPUs count 1, in host memory ``cpu_tier_weight``."""
+
+    looks = frozenset({"load", "prefix"})
+
+    def prefixes(self, asked: Asked, views: Views) -> list[float]:
+        host = self.section.llmd.cpu_tier_weight
+        return precise_scores([view.device_tokens + host * view.host_tokens for view in views])
+
+    def sent(self, asked: Asked, replica: int) -> None: ...
 
 
 # ---- vLLM's production stack --------------------------------------------------------------------
@@ -459,7 +424,6 @@ class LeastQps(Router):
         self._known: set[int] = set()
 
     def choose(self, asked: Asked, views: Views) -> int:
-        """The one with the fewest."""
         counts = []
         for place, times in enumerate(self._times):
             while times and times[0] < asked.now_s - _QPS_WINDOW_S:
@@ -468,7 +432,6 @@ class LeastQps(Router):
         return counts.index(min(counts))
 
     def sent(self, asked: Asked, replica: int) -> None:
-        """Count it."""
         self._times[replica].append(asked.now_s)
         self._known.add(replica)
 
@@ -480,8 +443,10 @@ class KvAware(Router):
     most is taken here], ``kv_aware_threshold`` 2,000 tokens.
     """
 
+    looks = frozenset({"prefix"})
+    by_session = True
+
     def choose(self, asked: Asked, views: Views) -> int:
-        """The one with the longest prefix, or the session's."""
         found = [view.device_tokens + view.host_tokens for view in views]
         longest = max(found)
         needed = max(0, asked.input_tokens - self.section.stack.kv_aware_threshold)
@@ -497,31 +462,28 @@ class PrefixAware(Router):
     """
 
     def choose(self, asked: Asked, views: Views) -> int:
-        """Any with the longest."""
-        return least([-tokens for tokens in self.past.matched_tokens(asked)], self.draw)
+        return _least([-tokens for tokens in self.past.matched_tokens(asked)], self.draw)
 
     def sent(self, asked: Asked, replica: int) -> None:
-        """Remember it."""
         self.past.add(asked, replica)
 
 
 class Affinity(Router):
-    """Keeps a session with its replica, for a while after it was last used (dynamo's option)."""
+    """Keeps a session with its replica until ``ttl_s`` after its last use (dynamo's option)."""
+
+    by_session = True
 
     def __init__(self, router: Router, ttl_s: float) -> None:
-        self.router, self.looks, self.by_session = router, router.looks, True
-        self._ttl_s = ttl_s
+        self.router, self.looks, self._ttl_s = router, router.looks, ttl_s
         self._last: dict[int, tuple[int, float]] = {}
 
     def choose(self, asked: Asked, views: Views) -> int:
-        """The session's replica; the router's where it has none any more."""
-        replica, used_s = self._last.get(asked.session, (0, float("-inf")))
+        replica, used_s = self._last.get(asked.session, (0, -inf))
         if asked.now_s - used_s <= self._ttl_s:
             return replica
         return self.router.choose(asked, views)
 
     def sent(self, asked: Asked, replica: int) -> None:
-        """Remember where the session is."""
         self._last[asked.session] = replica, asked.now_s
         self.router.sent(asked, replica)
 

@@ -105,51 +105,11 @@ def _change(config: ReplayConfig, settings: Sequence[str], name: str) -> ReplayC
     return change_config(config, settings, f"fleet.{name}:")
 
 
-@dataclass(frozen=True)
-class FleetOutcome:
-    """Replicas by pool, and requests by number where prompts were computed and decoded.
-
-    ``ended`` is whether every request was served or rejected.
-    """
-
-    config: ReplayConfig
-    requests: Sequence[Request]
-    pools: list[list[Replica]]
-    prompts: dict[int, Served]
-    answers: dict[int, Served]
-    ended: bool
-
-    @property
-    def replicas(self) -> list[Replica]:
-        """Those of all pools."""
-        return [replica for pool in self.pools for replica in pool]
-
-    @property
-    def wall_s(self) -> float:
-        """When the last answer ended."""
-        return max(replica.now_s for replica in self.replicas)
-
-
-def run_fleet(config: ReplayConfig, requests: Sequence[Request]) -> FleetOutcome:
-    """Serve all requests; raises ``Dsv4kvError`` as ``build_replay`` does."""
-    fleet = Fleet(config, requests)
-    for _ in fleet.run():
-        pass
-    return fleet.outcome(ended=True)
-
-
 class Pool:
-    """Replicas behind a router.
-
-    Attributes:
-        replicas: The replicas.
-        router: The router.
-    """
+    """Replicas behind a router, which learns what is cached, and queues, ``delay_s`` late."""
 
     def __init__(self, replicas: list[Replica], router: Router, delay_s: float) -> None:
-        """``delay_s`` is how late the router knows what is cached, and queues."""
-        self.replicas = replicas
-        self.router, self._delay_s = router, delay_s
+        self.replicas, self.router, self._delay_s = replicas, router, delay_s
         parts = {id(replica.parts): replica.parts for replica in replicas}
         self._parts = list(parts.values())
         self._kinds = [list(parts).index(id(replica.parts)) for replica in replicas]
@@ -187,6 +147,14 @@ class Fleet:
     A replica takes its turns when a router looks at it or sends it a request. Replicas that others
     depend on take theirs in the order of time: all where they share a tier or where requests wait
     for answers, those that compute prompts for others, and those that wait for such a prompt.
+
+    Attributes:
+        config: The configuration.
+        requests: All requests.
+        pools: Replicas by pool, prefill first.
+        prompts: Requests by number, where their prompts are computed.
+        answers: Requests by number, where they decode.
+        ended: Whether every request was served or rejected.
     """
 
     def __init__(
@@ -197,11 +165,13 @@ class Fleet:
         *,
         records: bool = True,
     ) -> None:
-        """Build all replicas; raises as ``run_fleet`` does.
+        """Build all replicas; raises ``Dsv4kvError`` as ``build_replay`` does.
 
         ``records`` is whether replicas keep what the record of a run has.
         """
-        self._config, self._requests, self._find, self._records = config, requests, find, records
+        self.config, self.requests, self.ended = config, requests, False
+        self.prompts, self.answers = dict[int, Served](), dict[int, Served]()
+        self._find, self._records = find, records
         fleet = config.fleet
         check_sessions(requests, fleet)
         self._shared = SharedTiers(fleet.shared_tiers)
@@ -210,29 +180,39 @@ class Fleet:
             self._open(groups, name, decodes=stage > 0)
             for stage, (groups, name) in enumerate(list_pools(config))
         ]
-        _check_shared(self._pools[0].replicas, fleet.shared_tiers)
+        self.pools = [pool.replicas for pool in self._pools]
+        _check_shared(self.pools[0], fleet.shared_tiers)
         self._in_order = fleet.sessions == "think" or bool(fleet.shared_tiers)
         self._sessions = [0] * len(requests)
         if fleet.sessions == "think" or any(pool.router.by_session for pool in self._pools):
             self._sessions = find_sessions(requests)
         self._arrivals: list[tuple[float, int, int]] = []  # when, whose, to which pool
         self._next: dict[tuple[int, bool], list[tuple[int, float]]] = {}
-        self._prompts: dict[int, Served] = {}
-        self._answers: dict[int, Served] = {}
         self._senders: dict[int, Link] = {}
         self._busy: list[tuple[float, int, int, int]] = []  # when, entry, pool, replica
         self._entries: dict[tuple[int, int], int] = {}
         self._order, self._done = count(), 0
-        for number, turn in enumerate(find_turns(requests, self._sessions, config)):
-            if turn.after is None:
-                heappush(self._arrivals, (turn.gap_s, number, 0))
+        for number, (after, answered, gap_s) in enumerate(
+            find_turns(requests, self._sessions, config)
+        ):
+            if after is None:
+                heappush(self._arrivals, (gap_s, number, 0))
             else:
-                after = self._next.setdefault((turn.after, turn.answered), [])
-                after.append((number, turn.gap_s))
+                self._next.setdefault((after, answered), []).append((number, gap_s))
+
+    @property
+    def replicas(self) -> list[Replica]:
+        """Those of all pools."""
+        return [replica for pool in self.pools for replica in pool]
+
+    @property
+    def wall_s(self) -> float:
+        """When the last answer ended."""
+        return max(replica.now_s for replica in self.replicas)
 
     def _open(self, groups: Sequence[Group], name: str, *, decodes: bool) -> Pool:
-        fleet, replicas = self._config.fleet, list[Replica]()
-        parts = [self._find(group.config, self._requests) for group in groups]
+        fleet, replicas = self.config.fleet, list[Replica]()
+        parts = [self._find(group.config, self.requests) for group in groups]
         if fleet.block_tokens is None:
             fleet = fleet.model_copy(update={"block_tokens": parts[0].memory.block_tokens})
         router = open_router(name, fleet, sum(group.replicas for group in groups), self._draw)
@@ -245,7 +225,7 @@ class Fleet:
                     f"{group.name} {len(replicas)}",
                     group.config,
                     its_parts,
-                    self._requests,
+                    self.requests,
                     self._shared,
                     router.looks,
                     Link(fleet.transfer, sent),
@@ -256,24 +236,12 @@ class Fleet:
                 replicas.append(replica)
         return Pool(replicas, router, fleet.event_delay_ms / 1e3)
 
-    def outcome(self, *, ended: bool) -> FleetOutcome:
-        """The result so far."""
-        return FleetOutcome(
-            config=self._config,
-            requests=self._requests,
-            pools=[pool.replicas for pool in self._pools],
-            prompts=self._prompts,
-            answers=self._answers,
-            ended=ended,
-        )
-
     def close(self) -> None:
         """Let go of the requests; replicas are left to the collector of cycles."""
-        for pool in self._pools:
-            for replica in pool.replicas:
-                replica.endpoint.served.clear()
-        self._prompts.clear()
-        self._answers.clear()
+        for replica in self.replicas:
+            replica.endpoint.served.clear()
+        self.prompts.clear()
+        self.answers.clear()
 
     def run(self) -> Iterator[int]:
         """Serve every request to its end; gives how many are done whenever one has come."""
@@ -287,16 +255,17 @@ class Fleet:
                 yield self._done
             else:
                 break
-        for stage, pool in enumerate(self._pools):
-            for place, replica in enumerate(pool.replicas):
+        for stage, pool in enumerate(self.pools):
+            for place, replica in enumerate(pool):
                 replica.endpoint.advance(NEVER)
                 self._collect(stage, place)
+        self.ended = True
         yield self._done
 
     def _turn(self, until_s: float) -> None:
         """The next replica of those in order takes a turn."""
         _, _, stage, place = heappop(self._busy)
-        endpoint = self._pools[stage].replicas[place].endpoint
+        endpoint = self.pools[stage][place].endpoint
         again_s = endpoint.turn(min(until_s, self._next_turn_s()))
         self._schedule(stage, place, again_s)
         self._collect(stage, place)
@@ -310,7 +279,7 @@ class Fleet:
 
     def _schedule(self, stage: int, place: int, when_s: float) -> None:
         """Let a replica take its turns in order, if others depend on it."""
-        received = self._pools[stage].replicas[place].received
+        received = self.pools[stage][place].received
         sends = len(self._pools) > 1 and not stage
         if self._in_order or sends or (received and received.senders):
             self._entries[stage, place] = entry = next(self._order)
@@ -319,7 +288,7 @@ class Fleet:
 
     def _receive(self, now_s: float, number: int, stage: int) -> None:
         """A request comes to a pool."""
-        request = self._requests[number]
+        request = self.requests[number]
         asked = Asked(
             number,
             now_s,
@@ -328,7 +297,7 @@ class Fleet:
             request.prefix_hashes,
             request.hash_block_tokens,
         )
-        longest = self._config.workload.max_output_tokens
+        longest = self.config.workload.max_output_tokens
         if len(self._pools) > 1 and not stage:
             longest = 1 if longest is None else min(1, longest)
 
@@ -343,22 +312,22 @@ class Fleet:
             served.sent_tokens = request.input_tokens - 1
             replica.received.senders[number] = self._senders.pop(number)
         else:
-            self._prompts[number] = served
+            self.prompts[number] = served
             self._follow(number, now_s, answered=False)
-        self._answers[number] = served
+        self.answers[number] = served
         self._schedule(stage, place, max(now_s, replica.now_s))
         self._collect(stage, place)
 
     def _collect(self, stage: int, place: int) -> None:
         """Take the requests that have ended on a replica."""
-        replica = self._pools[stage].replicas[place]
+        replica = self.pools[stage][place]
         if not replica.endpoint.ended:
             return
         ended, replica.endpoint.ended = replica.endpoint.ended, []
         for served in ended:
-            output = self._requests[served.number].output_tokens
-            if self._config.workload.max_output_tokens is not None:
-                output = min(output, self._config.workload.max_output_tokens)
+            output = self.requests[served.number].output_tokens
+            if self.config.workload.max_output_tokens is not None:
+                output = min(output, self.config.workload.max_output_tokens)
             goes_on = len(self._pools) > 1 and not stage and output > 1
             if goes_on and served.finished_s is not None:
                 self._senders[served.number] = replica.link

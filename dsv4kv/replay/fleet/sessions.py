@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import count
-from typing import NamedTuple
 
 from dsv4kv.config.fleet import FleetSection
 from dsv4kv.config.replay import ReplayConfig
@@ -43,18 +42,9 @@ def check_sessions(requests: Sequence[Request], fleet: FleetSection) -> None:
         )
 
 
-class Turn(NamedTuple):
-    """When a request comes.
-
-    Attributes:
-        after: The request that it follows; None where it comes by itself.
-        answered: Whether it follows its answer, rather than its arrival.
-        gap_s: How much later; by itself, since the start.
-    """
-
-    after: int | None
-    answered: bool
-    gap_s: float
+Turn = tuple[int | None, bool, float]
+"""The request that one follows, None where it comes by itself; whether it follows its answer
+rather than its arrival; and how much later, by itself since the start, in s."""
 
 
 def find_turns(
@@ -68,28 +58,19 @@ def find_turns(
     none, so the time since the request before is an upper bound.
     """
     first_s, speed = (requests[0].arrival_s if requests else 0.0), config.workload.speed
-    thinks, past = config.fleet.sessions == "think", dict[int, list[int]]()
+    thinks, think_s = config.fleet.sessions == "think", config.fleet.think_s
+    past = dict[int, list[int]]()
     for number, request in enumerate(requests):
         before = past.setdefault(sessions[number], []) if thinks else []
-        if before:
-            yield _follow(requests, before, request, config.fleet.think_s, speed)
+        ends_s = {n: requests[n].arrival_s + (requests[n].answer_s or 0.0) for n in before}
+        seen = [each for each in before if ends_s[each] <= request.arrival_s]
+        if seen:
+            last = max(seen, key=lambda each: (ends_s[each], each))
+            gap_s = (request.arrival_s - ends_s[last]) / speed
+            yield last, True, gap_s if think_s is None else think_s
+        elif before:
+            last = before[-1]
+            yield last, False, (request.arrival_s - requests[last].arrival_s) / speed
         else:
-            yield Turn(None, False, (request.arrival_s - first_s) / speed)
+            yield None, False, (request.arrival_s - first_s) / speed
         before.append(number)
-
-
-def _follow(
-    requests: Sequence[Request],
-    before: Sequence[int],
-    request: Request,
-    think_s: float | None,
-    speed: float,
-) -> Turn:
-    ends_s = {n: requests[n].arrival_s + (requests[n].answer_s or 0.0) for n in before}
-    seen = [number for number in before if ends_s[number] <= request.arrival_s]
-    if not seen:
-        last = before[-1]
-        return Turn(last, False, (request.arrival_s - requests[last].arrival_s) / speed)
-    last = max(seen, key=lambda number: (ends_s[number], number))
-    gap_s = (request.arrival_s - ends_s[last]) / speed
-    return Turn(last, True, gap_s if think_s is None else think_s)

@@ -15,7 +15,7 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.replay.build import find_parts
 from dsv4kv.replay.fleet.outcome import Fates
 from dsv4kv.replay.fleet.replica import Replica
-from dsv4kv.replay.fleet.run import FindParts, Fleet, FleetOutcome
+from dsv4kv.replay.fleet.run import FindParts, Fleet
 from dsv4kv.replay.plan.question import Question, Slo
 from dsv4kv.replay.plan.servers import Bounds, Server
 from dsv4kv.traces.request import Request
@@ -166,7 +166,7 @@ class LateRequests:
         self._open: dict[int, list[Served]] = {}  # by replica
         self._seen: dict[int, int] = {}  # requests of a replica that were looked at
 
-    def lose_a_limit(self, so_far: FleetOutcome) -> bool:
+    def lose_a_limit(self, so_far: Fleet) -> bool:
         """Whether a limit is lost whatever happens to the other requests."""
         unfinished = [0] * len(self._slos)
         for pool in so_far.pools:
@@ -230,16 +230,15 @@ def simulate(
     interval, lost = max(1, count // _CHECKS), False
     for number, _ in enumerate(made.run(), 1):
         if not to_end and number % interval == 0:
-            lost = late.lose_a_limit(made.outcome(ended=False))
+            lost = late.lose_a_limit(made)
             if lost:
                 break
-    so_far = made.outcome(ended=not lost)
     if lost:
-        served = sum(each.finished_s is not None for each in so_far.answers.values())
-        trial = replace(trial, came=len(so_far.answers), served=served)
+        served = sum(each.finished_s is not None for each in made.answers.values())
+        trial = replace(trial, came=len(made.answers), served=served)
         made.close()
         return trial
-    fates = Fates.of(so_far)
+    fates = Fates.of(made)
     values_s = {
         slo.label: float(np.percentile(fates.samples_ns[slo.name] or [0], slo.percent)) / 1e9
         for slo in slos
@@ -252,7 +251,7 @@ def simulate(
     )
     served = len(fates.numbers)
     meets = served == count and all(values_s[slo.label] <= slo.limit_s for slo in slos)
-    hit_share, busy_share = _hit_share(so_far), max(map(_busy_share, so_far.pools))
+    hit_share, busy_share = _hit_share(made), max(map(_busy_share, made.pools))
     made.close()
     return replace(
         trial,
@@ -266,8 +265,8 @@ def simulate(
     )
 
 
-def _hit_share(outcome: FleetOutcome) -> float:
-    tallies = [replica.replay.prompts.tally for replica in outcome.pools[0]]
+def _hit_share(fleet: Fleet) -> float:
+    tallies = [replica.replay.prompts.tally for replica in fleet.pools[0]]
     tokens = sum(tally.prompt_tokens for tally in tallies)
     return sum(tally.saved_tokens for tally in tallies) / tokens if tokens else 0.0
 

@@ -15,10 +15,11 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.replay.build import read_requests
 from dsv4kv.replay.fleet.case import add_series, serve_point
 from dsv4kv.replay.fleet.outcome import repeated_bytes, shared_bytes
-from dsv4kv.replay.fleet.run import list_pools, run_fleet
+from dsv4kv.replay.fleet.run import list_pools
 from dsv4kv.replay.run import Invocation, run_replay
 from dsv4kv.runs.replay import ReplayResult, ReplaySeries
 from dsv4kv.runs.schema import Case, RunRecord
+from tests.replay.fleet.scenes import run_fleet
 from tests.replay.scenes import SMALL, random_requests, request, small_config
 
 SETTINGS = SMALL | {"workload.trace": "builtin:chat", "workload.speed": 40}
@@ -177,17 +178,6 @@ def test_what_replicas_with_other_blocks_hold_twice_is_counted_by_the_trace() ->
     assert [len(each.served) for each in outcome.replicas] == [3, 3]
     # five blocks of 128 tokens are two whole ones of 256; what comes once is held once
     assert repeated_bytes(outcome) == 2 * shared_bytes(second)
-
-
-def test_names_of_blocks_by_different_rules_are_never_compared() -> None:
-    """An engine numbers blocks from 0 on, as a trace's ids may, too."""
-    config = small_config(
-        fleet__replicas=1,
-        fleet__mixed='["1 prefix.rule=vllm cache.block_tokens=128"]',
-        cache__num_blocks=640,
-    )
-    apart = [request(range(4 * n, 4 * n + 4), at=float(n)) for n in range(6)]
-    assert repeated_bytes(run_fleet(config, apart)) == 0
 
 
 def test_quotes_keep_a_value_with_blanks_together() -> None:

@@ -1,7 +1,6 @@
 """Several replicas in one virtual time."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -23,12 +22,12 @@ from dsv4kv.replay.fleet.outcome import (
     shared_bytes,
 )
 from dsv4kv.replay.fleet.routers import Ring
-from dsv4kv.replay.fleet.run import FleetOutcome, run_fleet
-from dsv4kv.replay.fleet.sessions import find_sessions
+from dsv4kv.replay.fleet.run import Fleet
 from dsv4kv.replay.fleet.transfer import find_sent
 from dsv4kv.replay.memory import plan_memory
 from dsv4kv.replay.run import describe_replay, describe_totals
 from dsv4kv.traces.request import Request
+from tests.replay.fleet.scenes import run_fleet
 from tests.replay.scenes import LONG, SHORT, random_requests, request, small_config
 
 RULES = ("ideal", "vllm", "sglang", "vllm-v4:semantic", "sglang-v4:tail")
@@ -40,7 +39,7 @@ def times(served: Served) -> tuple[float | None, ...]:
     return served.arrival_s, served.admitted_s, served.first_token_s, served.finished_s
 
 
-def found(outcome: FleetOutcome) -> Any:
+def found(outcome: Fleet) -> Any:
     """Everything that every replica of a fleet has found."""
     return [
         (
@@ -94,7 +93,7 @@ CHAT = [[1], [1, 2], [1, 2, 3], [1, 9], [1, 2, 3, 4], [7], [7, 8], [1, 9, 10], [
 AMPLE = {"cache__num_blocks": 4096, "prefix__strategy": "full"}
 
 
-def saved_tokens(outcome: FleetOutcome) -> int:
+def saved_tokens(outcome: Fleet) -> int:
     return sum(r.replay.prompts.tally.saved_tokens for r in outcome.pools[0])
 
 
@@ -270,15 +269,6 @@ def test_a_router_knows_which_blocks_are_in_use_as_their_users_come_and_go() -> 
         assert known.tokens_with(asked) == size * len(in_use)
         known.add(asked)
         given[number] = asked
-
-
-def test_requests_without_a_session_are_not_one_session() -> None:
-    draw = [request(at=0.1 * n, input_tokens=100) for n in range(6)]
-    some = [replace(each, session=n % 2) for n, each in enumerate(draw[:2])]
-    found = find_sessions([*some, *draw[2:]])
-    assert found[:2] == [0, 1]
-    assert len(set(found)) == 6
-    assert len(set(find_sessions(draw))) == 6
 
 
 @pytest.mark.parametrize(

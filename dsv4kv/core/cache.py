@@ -1,9 +1,12 @@
 """Blocks that requests hold and share, whichever rule decides what is cached in them."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dsv4kv.core.served import Hit, Served
+
+Evicted = Callable[[Sequence[int], Sequence[int]], None]
+"""Hears the numbers of pages that are evicted, rising, and of those whose windows are."""
 
 
 class Cache:
@@ -15,11 +18,13 @@ class Cache:
         written: Windows and states that were copied to be kept, so far.
         dropped: Of which evicted for others.
         orphaned: Of which evicted with the block before them.
+        evicted: What prompts share and was evicted so far.
+        freed: Grows whenever blocks come free.
     """
 
     def __init__(self, total: int, per_shared: int = 1) -> None:
         self.total, self.per_shared = total, per_shared
-        self.written = self.dropped = self.orphaned = 0
+        self.written = self.dropped = self.orphaned = self.evicted = self.freed = 0
 
     @property
     @abstractmethod
@@ -42,19 +47,13 @@ class Cache:
         """Blocks that can be had: free, or to be evicted, less those promised."""
 
     @property
-    @abstractmethod
-    def evicted(self) -> int:
-        """What prompts share and was evicted so far."""
-
-    @property
-    @abstractmethod
-    def freed(self) -> int:
-        """Changes whenever a prompt may fit that did not."""
-
-    @property
     def windows(self) -> int:
         """Windows and states, or pages of windows, that are kept apart from blocks."""
         return 0
+
+    def state(self) -> int:
+        """A number that changes whenever a prompt may fit that did not."""
+        return self.freed
 
     @abstractmethod
     def take(self, blocks: int) -> None:
@@ -66,7 +65,13 @@ class EngineCache(Cache):
 
     Requests are known by their places in the trace.  Blocks of decoded tokens belong to nobody:
     the trace has no ids for them.
+
+    Attributes:
+        reserves: Whether requests take the blocks of every step by ``lacks`` and ``reserve``;
+            else a prompt has all of its blocks when it begins, and ``take`` gives further ones.
     """
+
+    reserves = False
 
     def __init__(self, total: int, block_tokens: int, chunk_tokens: int) -> None:
         super().__init__(total)
@@ -80,6 +85,25 @@ class EngineCache(Cache):
     @abstractmethod
     def refuses_alone(self, request: int, tokens: int) -> bool:
         """Whether a prompt has no room even where no other request runs."""
+
+    def admitted_blocks(self, tokens: int, resumed: int) -> int:
+        """Blocks that a prompt behind a hit has still to be left, once it has begun."""
+        return 0
+
+    def lacks(self, request: int, end: int) -> int:
+        """Blocks that a request lacks for tokens up to ``end``; frees those behind windows."""
+        return 0
+
+    def reserve(self, request: int, position: int) -> int:
+        """Give a decoding request at ``position`` blocks for its next step.
+
+        Blocks behind its windows are freed first, either way.  Returns the tokens at which it
+        next needs or frees a block; -1 where there are too few.
+        """
+        raise NotImplementedError
+
+    def watch(self, on_evicted: Evicted) -> None:
+        """Call this from now on with what is evicted, before it is, where tiers may want it."""
 
     def chunk_ends(self, begin: int, tokens: int) -> list[int]:
         """Where the chunks of a prompt end that begins to be computed there."""

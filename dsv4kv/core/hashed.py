@@ -10,9 +10,9 @@ Source: vLLM 0.33, ``single_type_kv_cache_manager.py``, ``kv_cache_coordinator.p
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
-from dsv4kv.core.cache import EngineCache
 from dsv4kv.core.pool import BlockPool, Entry
 from dsv4kv.core.served import Hit, Served
+from dsv4kv.core.strategy import kept_places
 
 UNBOUNDED_TOKENS = 1 << 40
 """Tokens of the one block of a ring: more than a request has."""
@@ -104,13 +104,14 @@ class Held:
         self.steady = False
 
 
-class HashedCache(EngineCache):
+class HashedCache(BlockPool):
     """A block pool with vLLM's groups; see the module.
 
     Attributes:
-        pool: The blocks.
         groups: Windows and states.
     """
+
+    reserves = True
 
     def __init__(
         self,
@@ -143,7 +144,7 @@ class HashedCache(EngineCache):
             step_tokens: Tokens of a decode step, drafts included.
         """
         super().__init__(blocks, block_tokens, chunk_tokens)
-        self.pool, self.groups = BlockPool(blocks), groups
+        self.groups = groups
         self.replayed_tokens = replayed_tokens
         self._path_of, self._numbers = path_of, numbers
         self._retention, self._drops, self._step = retention, drops, step_tokens
@@ -163,43 +164,15 @@ class HashedCache(EngineCache):
         self._waits: list[int] = []  # steps until the next that needs or frees one
         self._fill_tables()
 
-    # ---- what there is --------------------------------------------------------------------------
-
-    @property
-    def freed(self) -> int:
-        """Changes whenever a prompt may fit that did not."""
-        return self.pool.changes * (self.total + 1) + self.available
-
-    @property
-    def evicted(self) -> int:
-        """Cached blocks evicted so far."""
-        return self.pool.evicted
-
-    @property
-    def cached(self) -> int:
-        """Cached blocks that no request uses."""
-        return self.pool.idle
-
-    @property
-    def shared(self) -> int:
-        """Cached blocks that requests use."""
-        return self.pool.busy
-
-    @property
-    def private(self) -> int:
-        """Blocks that one request holds for itself."""
-        return self.total - self.pool.uncached - self.pool.idle - self.pool.busy
-
-    @property
-    def available(self) -> int:
-        """Blocks that are free or can be evicted."""
-        return self.pool.uncached + self.pool.idle
+    def state(self) -> int:
+        """A number that changes whenever a prompt may fit that did not."""
+        return self.changes * (self.total + 1) + self.available
 
     # ---- hits -----------------------------------------------------------------------------------
 
     def find(self, request: int, tokens: int) -> Hit:
         """What a prompt would hit; looked up once for as long as nothing is cached or evicted."""
-        asked = (request, tokens, self.pool.changes)
+        asked = (request, tokens, self.changes)
         if asked != self._asked:
             path, followed = self._read_paths(request)
             self._asked = asked
@@ -213,7 +186,7 @@ class HashedCache(EngineCache):
         return self._paths
 
     def _look_up(self, path: list[int], followed: list[int], limit: int) -> tuple[int, int, int]:
-        cached = self.pool.cached
+        cached = self.entries
         limit = min(limit, len(path))
         found = 0
         while found < limit and path[found] in cached:
@@ -235,7 +208,7 @@ class HashedCache(EngineCache):
 
     def _has_windows(self, path: list[int], followed: list[int], end: int) -> bool:
         """Whether all groups have what a hit behind so many blocks needs."""
-        cached = self.pool.cached
+        cached = self.entries
         for part in self._parts:
             numbers = followed if part.followed else path
             if end > len(numbers) or part.row + numbers[end - 1] not in cached:
@@ -285,7 +258,7 @@ class HashedCache(EngineCache):
         if not resumed:
             return 0
         path, followed = self._read_paths(request)
-        cached, idle = self.pool.cached, 0
+        cached, idle = self.entries, 0
         for number in path[:resumed]:
             idle += _idle_blocks(cached[number])
         for part in self._parts:
@@ -298,12 +271,12 @@ class HashedCache(EngineCache):
         """Use what a prompt hits."""
         hit = self.find(request, tokens)
         resumed = hit.resumed
-        pool, at = self.pool, resumed * self.block_tokens
+        at = resumed * self.block_tokens
         path, followed = self._read_paths(request)
         held = Held(path, followed, at)
         for number in path[:resumed]:
-            entry = pool.cached[number]
-            pool.touch(entry)
+            entry = self.entries[number]
+            self.touch(entry)
             held.context.append(entry)
         for group in self.groups:
             table = BlockTable(group, group.start(at))
@@ -311,12 +284,12 @@ class HashedCache(EngineCache):
                 for part in group.parts:
                     if part.end_tokens <= 0:
                         numbers = followed if part.followed else path
-                        entry = pool.cached[part.row + numbers[resumed - 1]]
-                        pool.touch(entry)
+                        entry = self.entries[part.row + numbers[resumed - 1]]
+                        self.touch(entry)
                         table.entries.append(entry)
                         table.ends.append(at + part.end_tokens)
             held.tables.append(table)
-        pool.get_new_blocks(self._recomputed(resumed))
+        self.get_new_blocks(self._recomputed(resumed))
         self._plan_windows(held, tokens, resumed, hit.found)
         self._running[request] = held
         return hit
@@ -327,18 +300,16 @@ class HashedCache(EngineCache):
         if self._retention is None or not self._parts:
             return
         last, whole = (tokens - 1) // size, tokens // size
-        special = {max(0, last - 1), max(0, whole - 1)} if self._drops else {last}
+        special = kept_places(most, self._retention // size, None)
+        special |= {max(0, last - 1), max(0, whole - 1)} if self._drops else {last}
         if found > resumed:
             special.add(found)
-        if self._retention:
-            step = self._retention // size
-            special.update(range(step, most + 1, step))
         held.kept = held.kept_drafts = sorted([end for end in special if end <= most])
         if self._drops and found != resumed:
             held.kept_drafts = sorted({*held.kept, found - 1})
 
     def lacks(self, request: int, end: int) -> int:
-        """Blocks that a request lacks for tokens up to ``end``; frees those behind windows."""
+        """Blocks that it lacks for tokens up to ``end``; frees those behind windows."""
         held = self._running[request]
         if end <= held.position:
             return 0
@@ -350,7 +321,7 @@ class HashedCache(EngineCache):
         held = self._running[request]
         if position > held.position:
             self._slide(held, held.position)
-            self.pool.get_new_blocks(self._between(held.position, position))
+            self.get_new_blocks(self._between(held.position, position))
             self._cache_context(held, position)
             self._cache_windows(held, position)
             held.position = held.prompt = position
@@ -360,10 +331,10 @@ class HashedCache(EngineCache):
         size, path = self.block_tokens, held.path
         for block in range(held.position // size, end // size):
             if block < len(path):
-                held.context.append(self.pool.cache(path[block], 1))
+                held.context.append(self.cache(path[block], 1))
             elif block == len(path) < len(held.followed):
                 # a last whole block with no token behind it: cached under a key nobody asks for
-                held.context.append(self.pool.cache(self._numbers, 1))
+                held.context.append(self.cache(self._numbers, 1))
 
     def _cache_windows(self, held: Held, end: int) -> None:
         size, marking = self.block_tokens, self._marking
@@ -383,37 +354,29 @@ class HashedCache(EngineCache):
                     number = numbers[place - 1] if place else self._numbers
                     if part is marking and (self._retention is None or place in held.kept):
                         self._marked.add(number)
-                    table.entries.append(self.pool.cache(part.row + number, part.blocks))
+                    table.entries.append(self.cache(part.row + number, part.blocks))
                     table.ends.append(place * size + part.end_tokens)
             if len(table.group.parts) > 1 and len(table.ends) > before + 1:
                 _sort_from(table, before)
 
-    def held(self, request: int) -> Held:
-        """Blocks of a running request."""
-        return self._running[request]
-
-    def reserve(self, held: Held, position: int) -> int:
-        """Give a decoding request at ``position`` blocks for its next step.
-
-        Blocks behind its windows are freed first, either way.  Returns the tokens at which it
-        next needs or frees a block; -1 where there are too few.
-        """
-        pool = self.pool
+    def reserve(self, request: int, position: int) -> int:
+        """Give a decoding request blocks for its next step; see ``EngineCache``."""
+        held = self._running[request]
         if held.steady:
             place = position % self._period
             if held.slid < position:
                 held.slid = position
-                pool.uncached += self._frees[place]
+                self.uncached += self._frees[place]
             needed = self._needs[place]
         else:
             self._slide(held, position)
             needed = self._between(held.position, position + self._step)
-        if needed > pool.uncached:
-            if needed > pool.uncached + pool.idle:
+        if needed > self.uncached:
+            if needed > self.uncached + self.idle:
                 return -1
-            pool.get_new_blocks(needed)
+            self.get_new_blocks(needed)
         else:
-            pool.uncached -= needed
+            self.uncached -= needed
         held.position = position + self._step
         if held.steady:
             return position + 1 + self._waits[(position + 1) % self._period]
@@ -440,7 +403,7 @@ class HashedCache(EngineCache):
         for request in due:
             held = self._running[request.number]
             if held.position > request.position:
-                self.pool.uncached += self._between(request.position, held.position)
+                self.uncached += self._between(request.position, held.position)
                 held.position = request.position
 
     def take(self, blocks: int) -> None:
@@ -458,7 +421,7 @@ class HashedCache(EngineCache):
             self._release(table, min(start, before))
             table.start = max(table.start, start)
             blocks += -(-position // size) - max(before, start) // size
-        self.pool.get_new_blocks(blocks)
+        self.get_new_blocks(blocks)
         held.position = position
 
     def loaded(self, request: int, begin: int, end: int, position: int) -> None:
@@ -475,13 +438,12 @@ class HashedCache(EngineCache):
     def end(self, request: int, decoded_blocks: int = 0, position: int = 0) -> int:
         """Free everything, context first, last blocks first; returns the blocks that it cached."""
         held = self._running.pop(request)
-        pool = self.pool
         if held.steady:
             for table in held.tables:
                 table.start = table.group.start(held.slid)
         for entry in reversed(held.context):
-            pool.free(entry)
-        pool.uncached += -(-held.position // self.block_tokens) - len(held.context)
+            self.free(entry)
+        self.uncached += -(-held.position // self.block_tokens) - len(held.context)
         for table in held.tables:
             size = table.group.block_tokens
             self._release(table, -(-held.position // size) * size)
@@ -511,24 +473,24 @@ class HashedCache(EngineCache):
         size, start = table.group.block_tokens, table.start
         if upto <= start:
             return
-        self.pool.uncached += (upto - start) // size
+        self.uncached += (upto - start) // size
         table.start = upto
-        ends, entries, pool = table.ends, table.entries, self.pool
+        ends, entries = table.ends, table.entries
         count, first = len(ends), table.first
         last = first
         while last < count and ends[last] <= upto:
             last += 1
         past = last
         while past < count and ends[past] - table.group.needed * size < upto:
-            pool.split(entries[past], (ends[past] - upto) // size)
+            self.split(entries[past], (ends[past] - upto) // size)
             past += 1
         for place in range(past - 1, first - 1, -1):
             entry = entries[place]
             nearest, farthest = (ends[place] - upto) // size, (ends[place] - start) // size
             for piece in entry.pieces or [entry]:
                 if nearest <= piece.after < farthest:
-                    pool.uncached -= piece.blocks
-                    pool.free(piece)
+                    self.uncached -= piece.blocks
+                    self.free(piece)
         table.first = last
 
     def _fill_tables(self) -> None:

@@ -5,6 +5,7 @@ nothing have no identity and are counted.
 Source: vLLM 0.33, ``v1/core/block_pool.py``, ``kv_cache_utils.py`` (``FreeKVCacheBlockQueue``).
 """
 
+from dsv4kv.core.cache import EngineCache
 from dsv4kv.errors import OutOfBlocks
 
 
@@ -45,25 +46,39 @@ class Entry:
 _NO_PIECES: list[Entry] = []
 
 
-class BlockPool:
+class BlockPool(EngineCache):
     """Blocks of one size, evicted in the order in which they were freed.
 
     Attributes:
-        total: All blocks.
         uncached: Free blocks that hold nothing; they are allocated first.
         idle: Cached blocks that no request uses.
         busy: Cached blocks that requests use.
-        evicted: Cached blocks evicted so far.
-        cached: The oldest entry of every key.
-        changes: Number of times that ``cached`` changed.
+        entries: The oldest entry of every key.
+        changes: Number of times that ``entries`` changed.
     """
 
-    def __init__(self, blocks: int) -> None:
-        self.total = self.uncached = blocks
-        self.idle = self.busy = self.evicted = self.changes = 0
-        self.cached: dict[int, Entry] = {}
+    def __init__(self, blocks: int, block_tokens: int = 1, chunk_tokens: int = 1) -> None:
+        super().__init__(blocks, block_tokens, chunk_tokens)
+        self.uncached = blocks
+        self.idle = self.busy = self.changes = 0
+        self.entries: dict[int, Entry] = {}
         self._front, self._back = Entry(-1, 0), Entry(-1, 0)
         self._front.behind, self._back.before = self._back, self._front
+
+    @property
+    def cached(self) -> int:
+        """Cached blocks that no request uses."""
+        return self.idle
+
+    @property
+    def shared(self) -> int:
+        """Cached blocks that requests use."""
+        return self.busy
+
+    @property
+    def private(self) -> int:
+        """Blocks that one request holds for itself."""
+        return self.total - self.uncached - self.idle - self.busy
 
     @property
     def available(self) -> int:
@@ -102,9 +117,9 @@ class BlockPool:
         entry = Entry(key, blocks)
         self.busy += blocks
         self.changes += 1
-        older = self.cached.get(key)
+        older = self.entries.get(key)
         if older is None:
-            self.cached[key] = entry
+            self.entries[key] = entry
             return entry
         while older.copy is not None:
             older = older.copy
@@ -160,12 +175,12 @@ class BlockPool:
             return
         entry.found = False
         self.changes += 1
-        older = self.cached[entry.key]
+        older = self.entries[entry.key]
         if older is entry:
             if entry.copy is None:
-                del self.cached[entry.key]
+                del self.entries[entry.key]
             else:
-                self.cached[entry.key] = entry.copy
+                self.entries[entry.key] = entry.copy
             return
         while older.copy is not entry:
             assert older.copy is not None

@@ -7,7 +7,7 @@ with the least output, and the toolkit's own rule pauses the youngest, which kee
 from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING
 
-from dsv4kv.core.hashed import HashedCache, Held
+from dsv4kv.core.cache import EngineCache
 from dsv4kv.core.served import Served, insert_by_age
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ class LastAdmitted(Preemption):
     order of admission and, first come, first served, preempts ``running[-1]`` until they suffice.
     """
 
-    def __init__(self, scheduler: "Scheduler", cache: HashedCache) -> None:
+    def __init__(self, scheduler: "Scheduler", cache: EngineCache) -> None:
         super().__init__(scheduler)
         self._cache = cache
 
@@ -207,9 +207,7 @@ class LastAdmitted(Preemption):
         while place < len(decoding):
             served = decoding[place]
             if served.position >= served.due:
-                held = served.held
-                assert isinstance(held, Held)
-                due = cache.reserve(held, served.position)
+                due = cache.reserve(served.number, served.position)
                 if due < 0:
                     running = decoding[:place]
                     place -= self._preempt() in running

@@ -6,9 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from dsv4kv.core.cache import Cache, EngineCache
-from dsv4kv.core.hashed import HashedCache
 from dsv4kv.core.losses import ReuseTally
-from dsv4kv.core.radix import SglangCache
 from dsv4kv.core.served import Hit, Served
 from dsv4kv.core.strategy import Strategy
 from dsv4kv.core.tree import PrefixTree
@@ -54,7 +52,7 @@ class Prompts:
     def __init__(self, cache: Cache, tally: ReuseTally, below: Below | None) -> None:
         self.cache, self.tally, self.below = cache, tally, below
         self.restored = self.kept_bytes = 0
-        self.stepped: HashedCache | None = None
+        self.stepped: EngineCache | None = None
         self._tokens = tally.shared_tokens
 
     def refuses(self, served: Served) -> str:
@@ -127,10 +125,10 @@ class EnginePrompts(Prompts):
         """``windows``: whether a hit needs them.  Tails at ``places`` are offered to tiers."""
         super().__init__(cache, tally, below)
         self._cache, self._windows, self._places = cache, windows, places
-        if isinstance(cache, HashedCache):
+        if cache.reserves:
             self.stepped = cache
-        elif isinstance(cache, SglangCache) and below is not None:
-            cache.watch(below.forget)  # others never write what they evict
+        if below is not None:
+            cache.watch(below.forget)
         self._back: dict[int, tuple[int, int]] = {}  # blocks that a tier brings back
 
     def refuses(self, served: Served) -> str:
@@ -177,8 +175,6 @@ class EnginePrompts(Prompts):
     def answered(self, served: Served) -> None:
         """What was only for the prompt is freed."""
         self._cache.decode(served.number)
-        if self.stepped is not None:
-            served.held = self.stepped.held(served.number)
 
     def decoded(self, due: Sequence[Served]) -> None:
         """Generated tokens have windows, too."""
@@ -195,7 +191,6 @@ class EnginePrompts(Prompts):
         self._offer(served, before)
         self._back.pop(served.number, None)
         served.blocks = served.committed = served.found = 0
-        served.held = None
 
     def _offer(self, served: Served, before: int) -> None:
         """Blocks are cached: remember it, and let tiers have them."""
@@ -230,7 +225,7 @@ class IdealCache(Cache):
         super().__init__(total, per_shared)
         self.tree = tree
         self.below: Below | None = None
-        self._private = self._evicted = self._freed = 0
+        self._private = 0
         self._batch = max(1, total // per_shared // _BATCHES)
         self._capacity = checkpoints
         self._kept: OrderedDict[int, None] = OrderedDict()  # keys of blocks before checkpoints
@@ -257,16 +252,6 @@ class IdealCache(Cache):
         return self.total - self._private - self.shared
 
     @property
-    def evicted(self) -> int:
-        """Shared blocks evicted so far."""
-        return self._evicted
-
-    @property
-    def freed(self) -> int:
-        """Grows whenever more may have become available."""
-        return self._freed
-
-    @property
     def windows(self) -> int:
         """Checkpoints that are kept."""
         return len(self._kept)
@@ -283,7 +268,7 @@ class IdealCache(Cache):
     def give(self, blocks: int) -> None:
         """Take private blocks back, or let the tree have them."""
         self._private -= blocks
-        self._freed += 1
+        self.freed += 1
 
     def _evict(self, missing: int) -> None:
         """Evict a batch, or all that it takes where that comes to the same."""
@@ -291,7 +276,7 @@ class IdealCache(Cache):
         assert tree is not None
         batches = -(-missing // (self._batch * self.per_shared)) if tree.blockwise else 1
         gone = tree.evict(min(batches * self._batch, tree.evictable))
-        self._evicted += len(gone)
+        self.evicted += len(gone)
         kept, tails = self._kept, [key for key in gone if key in self._kept]
         for key in tails:
             del kept[key]

@@ -23,7 +23,7 @@ Source: SGLang 0.5.23, ``radix_cache.py``, ``unified_radix_cache.py`` (``checkpo
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 
-from dsv4kv.core.cache import EngineCache
+from dsv4kv.core.cache import EngineCache, Evicted
 from dsv4kv.core.served import Hit, Served
 from dsv4kv.errors import OutOfBlocks
 
@@ -33,9 +33,6 @@ _EVICTION_STEPS = 128  # SGLANG_SWA_EVICTION_INTERVAL
 _SPARE_PAGES = 5
 """Window pages a request holds in addition to a chunk's whole pages: two of its hit, two behind
 the chunk before, one that a chunk begins in."""
-
-Evicted = Callable[[Sequence[int], Sequence[int]], None]
-"""Hears the numbers of pages that are evicted, rising, and of those whose windows are."""
 
 
 class TreeNode:
@@ -129,7 +126,7 @@ class SglangCache(EngineCache):
         super().__init__(pages, page_tokens, chunk_tokens)
         self.replayed_tokens = replayed_tokens
         self.free = pages
-        self.stored = self.locked = self._evicted = self._freed = 0
+        self.stored = self.locked = 0
         self.root = TreeNode(None, [], 0)
         self._size, self._path_of = page_tokens, path_of
         self._key, self._uncovered = key_tokens, uncovered_tokens
@@ -157,16 +154,6 @@ class SglangCache(EngineCache):
     def shared(self) -> int:
         """Pages of the tree that running requests need."""
         return self.locked
-
-    @property
-    def evicted(self) -> int:
-        """Pages evicted so far."""
-        return self._evicted
-
-    @property
-    def freed(self) -> int:
-        """Grows whenever a prompt may fit that did not."""
-        return self._freed
 
     @property
     def private(self) -> int:
@@ -224,7 +211,7 @@ class SglangCache(EngineCache):
                 node = self._add(node, running.path, full)
             self._inc_lock_ref(node, running.node)
             running.node, running.pages = node, rest
-            self._freed += 1
+            self.freed += 1
         return running.node.end
 
     def loaded(self, request: int, begin: int, end: int, position: int) -> None:
@@ -238,7 +225,7 @@ class SglangCache(EngineCache):
         running = self._running.pop(request)
         self._dec_lock_ref(running.node)
         self.free += running.pages + decoded_blocks
-        self._freed += 1
+        self.freed += 1
         return running.node.end
 
     def take(self, blocks: int) -> None:
@@ -355,7 +342,7 @@ class SglangCache(EngineCache):
         pages, parent = node.end - node.begin, _above(node)
         self.free += pages
         self.stored -= pages
-        self._evicted += pages
+        self.evicted += pages
         self._changes += 1
         node.parent = None
         del parent.children[node.key[0]]
@@ -493,7 +480,7 @@ class SglangWindowCache(SglangCache):
         self._alloc_windows(pages)
         running.position = position
         self._cache(running, slide=not self._dense)
-        self._freed += 1
+        self.freed += 1
         return running.node.end
 
     def decode(self, request: int) -> None:
@@ -503,7 +490,7 @@ class SglangWindowCache(SglangCache):
         held = end - running.begin + self._pages(running.position) - max(running.freed, end)
         self._spare_windows += running.windows - held
         running.windows = held
-        self._freed += 1
+        self.freed += 1
 
     def decoded(self, due: Sequence[Served]) -> None:
         """Windows of generated tokens; those that are out of the window are freed."""
@@ -535,7 +522,7 @@ class SglangWindowCache(SglangCache):
         self._dec_swa_lock_ref(running.node, running.begin)
         self._promised -= running.pages
         self._spare_windows += running.windows
-        self._freed += 1
+        self.freed += 1
         return stored
 
     def _needed_windows(self, tokens: int, resumed: int, locked: int) -> int:
@@ -562,7 +549,7 @@ class SglangWindowCache(SglangCache):
             self._alloc_windows(pages)
         elif pages < 0:
             self.free_windows -= pages
-            self._freed += 1
+            self.freed += 1
         self._spare_windows -= pages
 
     def _cache(self, running: Running, *, slide: bool) -> None:

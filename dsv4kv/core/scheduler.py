@@ -41,7 +41,7 @@ class Admission:
         self.deferrals = 0
         self._cache, self._prompts = prompts.cache, prompts
         self._limits, self._preemption = limits, preemption
-        self._stuck_at = -1  # cache.freed when a request last had to wait for blocks
+        self._stuck_at = -1  # cache.state() when a request last had to wait for blocks
 
     def take(self, budgets: list[int], prefilling: list[Served]) -> Served | None:
         """Take the oldest request out that can begin; None if none can.
@@ -50,7 +50,7 @@ class Admission:
         can begin.  Where the oldest that could lacks blocks, nobody overtakes it, and it is not
         looked at again before blocks have come back.
         """
-        if self._stuck_at == self._cache.freed:
+        if self._stuck_at == self._cache.state():
             return None
         for place, served in enumerate(self.waiting):
             if not budgets[served.rank] or self._still_blocked(served, prefilling):
@@ -62,7 +62,7 @@ class Admission:
             needed = self._limits.blocks_for(served.prompt_tokens)
             if self._prompts.fits(served, found, needed, promised, budgets[served.rank]):
                 return self.waiting.pop(place)
-            self._stuck_at = self._cache.freed
+            self._stuck_at = self._cache.state()
             return None
         return None
 

@@ -43,7 +43,6 @@ class Served:
             what it had generated.
         blocks: Blocks it holds, shared ones included.
         lease: What it holds of the prefix tree.
-        held: What it holds of an engine's cache, where that is asked for in every step.
         found: Shared blocks that were cached when it was admitted.
         committed: Shared blocks of it that the index holds.
         saved: Tokens of its prompt that it did not have to compute when it was first admitted.
@@ -74,7 +73,7 @@ class Served:
     __slots__ = (
         "_keys", "admitted_s", "arrival_s", "begun", "blocked_by", "blocks", "committed",
         "deferred", "drafts", "due", "ended_s", "evictions", "find_keys", "finished_s",
-        "first_token_s", "found", "generated", "held", "id_tokens", "ids", "input_tokens",
+        "first_token_s", "found", "generated", "id_tokens", "ids", "input_tokens",
         "lease", "left", "marks", "number", "offered", "output_tokens", "pauses", "place",
         "position", "prompt_tokens", "rank", "reached", "ready_s", "saved", "sent_tokens",
         "stored", "verified", "windows",
@@ -100,7 +99,6 @@ class Served:
         self.generated = self.position = self.blocks = self.found = self.committed = 0
         self.saved = self.stored = self.reached = self.offered = self.sent_tokens = 0
         self.lease: Lease | None = None
-        self.held: object = None
         self.marks = _NO_MARKS
         self.blocked_by: Served | None = None
         self.deferred = False

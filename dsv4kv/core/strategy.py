@@ -10,6 +10,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 
+def kept_places(prompt_tokens: int, period_tokens: int, end: tuple[int, int] | None) -> set[int]:
+    """Tokens of a prompt behind which windows and states are kept, none of them 0.
+
+    Args:
+        prompt_tokens: Its length.
+        period_tokens: Every so many; 0 for none.
+        end: ``(grain, before)``: ``before`` tokens before its end, floored to a multiple of
+            ``grain``; None for none.
+    """
+    period = period_tokens
+    places = set(range(period, prompt_tokens + 1, period)) if period else set[int]()
+    if end is not None:
+        grain, before = end
+        places.add((prompt_tokens - before) // grain * grain)
+    return places - {0}
+
+
 @dataclass(frozen=True)
 class Strategy:
     """One way to keep windows and states.
@@ -64,12 +81,11 @@ class Strategy:
             prompt_tokens: Its length, already cut to where a later prompt can part from it.
         """
         if self.kind == "periodic":
-            period = self.period_tokens
-            first = (found_tokens // period + 1) * period
-            return list(range(first, prompt_tokens + 1, period))
+            places = kept_places(prompt_tokens, self.period_tokens, None)
+            return sorted([place for place in places if place > found_tokens])
         if not self.keeps_marks:
             return []
-        ends = [prompt_tokens]
-        if self.kind == "ends+junctions" and resumed_tokens < found_tokens != prompt_tokens:
-            ends = sorted([found_tokens, prompt_tokens])
-        return [place for place in ends if place > resumed_tokens]
+        places = kept_places(prompt_tokens, 0, (1, 0))
+        if self.kind == "ends+junctions" and resumed_tokens < found_tokens:
+            places.add(found_tokens)
+        return sorted([place for place in places if place > resumed_tokens])

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
+from dsv4kv.core.strategy import kept_places
+
 ENGINE_BLOCK_TOKENS = 256
 """Tokens of a block or page that engines take for DeepSeek-V4."""
 KINDS = ("v4", "v41", "flat")
@@ -90,20 +92,6 @@ class Retention:
         """Places in a prompt, rising, whose windows stay by period and end."""
         period = block_tokens if self.period_tokens is None else self.period_tokens
         return sorted(kept_places(prompt_tokens, period, (block_tokens, 1) if self.ends else None))
-
-
-def kept_places(prompt_tokens: int, period_tokens: int, end: tuple[int, int] | None) -> set[int]:
-    """Places above 0 of a prompt whose windows and states are kept.
-
-    Every multiple of the period, unless that is 0; and for an ``end`` of ``(grain, before)`` the
-    place ``before`` tokens before the prompt's end, floored to a multiple of ``grain``.
-    """
-    step = period_tokens
-    places = set(range(step, prompt_tokens + 1, step)) if step else set[int]()
-    if end is not None:
-        grain, before = end
-        places.add((prompt_tokens - before) // grain * grain)
-    return places - {0}
 
 
 NOWHERE, EVERYWHERE = Retention(), Retention(None)

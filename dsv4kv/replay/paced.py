@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from dsv4kv.core.cache import EngineCache
-from dsv4kv.core.hashed import HashedCache
 from dsv4kv.engines.prefix import Pool, open_cache
 from dsv4kv.engines.rule import Variant
 
@@ -42,11 +41,6 @@ class Played:
     evicted: list[tuple[float, int]] = field(default_factory=list)
     used: list[int] = field(default_factory=list)
     preempted: list[float] = field(default_factory=list)
-
-    @property
-    def total(self) -> int:
-        """Tokens that all requests hit."""
-        return sum(self.hits)
 
 
 def play(
@@ -108,9 +102,8 @@ class _Paced:
                 self._played.used.append(self._cache.private + self._cache.shared)
             elif what == _BEGIN:
                 advance()
-                self._arrive(number)
-                for each in self._coming(number):
-                    heapq.heappush(agenda, each)
+                self._begin_or_wait(number)
+                self._plan(number, agenda)
             elif what == _STORE:
                 self._store(number)
             elif what == _GROW:
@@ -120,19 +113,18 @@ class _Paced:
             self._note_evictions(at)
         return self._played
 
-    def _coming(self, number: int) -> list[tuple[float, int, int]]:
-        """What becomes of a request that begins."""
+    def _plan(self, number: int, agenda: list[tuple[float, int, int]]) -> None:
+        """Enter when a request gives its first token, takes further blocks, and ends."""
         _, first_s, last_s = self._spans[number]
         size, tokens = self._pool.block_tokens, self._tokens[number]
         grown = -(-(tokens + max(0, self._outputs[number] - 1)) // size) - -(-tokens // size)
         step_s = (last_s - first_s) / max(1, grown)
-        return [
-            (first_s, number, _STORE),
-            *((first_s + (n + 0.5) * step_s, number, _GROW) for n in range(grown)),
-            (last_s, number, _END),
-        ]
+        heapq.heappush(agenda, (first_s, number, _STORE))
+        for place in range(grown):
+            heapq.heappush(agenda, (first_s + (place + 0.5) * step_s, number, _GROW))
+        heapq.heappush(agenda, (last_s, number, _END))
 
-    def _arrive(self, number: int) -> None:
+    def _begin_or_wait(self, number: int) -> None:
         if self._cache.refuses(self._tokens[number]):
             self._played.rejected += 1
         else:
@@ -141,24 +133,15 @@ class _Paced:
 
     def _admit(self) -> None:
         """Begin with those that wait, in their order, as long as there is room."""
-        while self._waiting and self._cache.fits(
-            self._waiting[0],
-            self._tokens[self._waiting[0]],
-            self._promised(),
-            self._pool.chunk_tokens,
-        ):
-            number = self._waiting.popleft()
-            self._begin(number)
-            if number in self._waiting:  # it was preempted
+        cache, size, waiting = self._cache, self._pool.block_tokens, self._waiting
+        while waiting:
+            number, begun = waiting[0], self._resumed.items()
+            promised = sum(cache.admitted_blocks(self._tokens[n], at // size) for n, at in begun)
+            if not cache.fits(number, self._tokens[number], promised, self._pool.chunk_tokens):
                 return
-
-    def _promised(self) -> int:
-        """Blocks for prompts that have begun and are not computed yet; SGLang's have theirs."""
-        cache, size = self._cache, self._pool.block_tokens
-        if not isinstance(cache, HashedCache):
-            return 0
-        begun = self._resumed.items()
-        return sum([cache.admitted_blocks(self._tokens[each], at // size) for each, at in begun])
+            self._begin(waiting.popleft())
+            if number in waiting:  # it was preempted
+                return
 
     def _begin(self, number: int) -> None:
         resumed = self._cache.begin(number, self._tokens[number]).resumed
@@ -179,29 +162,26 @@ class _Paced:
         begun = self._resumed.pop(number, None)
         if begun is None:
             return
-        tokens = self._tokens[number]
-        cache = self._cache
+        tokens, cache = self._tokens[number], self._cache
         for end in cache.chunk_ends(begun, tokens):
-            if isinstance(cache, HashedCache):
-                while cache.lacks(number, end):
-                    if self._preempt() == number:
-                        return
+            while cache.lacks(number, end):
+                if self._preempt() == number:
+                    return
             cache.compute(number, end)
         if self._outputs[number] > 1:
             cache.decode(number)
-            if isinstance(cache, HashedCache):
-                cache.lacks(number, tokens + 1)  # frees what is behind windows
+            cache.lacks(number, tokens + 1)  # frees what is behind windows
 
     def _grow(self, number: int) -> None:
         """Take a block for what is generated; the youngest request gives way."""
         if number not in self._running:
             return
         cache, blocks, size = self._cache, self._running[number], self._pool.block_tokens
-        if isinstance(cache, HashedCache):  # its windows move on, too
+        if cache.reserves:  # its windows move on, too
             end = (-(-self._tokens[number] // size) + blocks) * size
             position = self._due.get(number, self._tokens[number])
             while position <= end:
-                while (due := cache.reserve(cache.held(number), position)) < 0:
+                while (due := cache.reserve(number, position)) < 0:
                     if self._preempt() == number:
                         return
                 position = self._due[number] = max(due, position + 1)

@@ -19,7 +19,7 @@ import xxhash
 from numpy.typing import ArrayLike, NDArray
 
 from dsv4kv.choices import TIER_WINDOWS, unknown
-from dsv4kv.engines.rule import kept_places
+from dsv4kv.core.strategy import kept_places
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.plan import CachePlan
 from dsv4kv.tiers.families import Family, Kept, families_of

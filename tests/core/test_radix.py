@@ -52,7 +52,7 @@ def test_a_decoding_request_holds_windows_of_its_last_chunk_or_page_and_of_what_
     cache.decode(0)
     assert cache.available == 60 - held
     cache.take(3)
-    one = Served(0, 0.0, 24, 999, list, (), 0)
+    one = Served(0, 0.0, 24, 999, lambda _: [], (), 0)
     one.begun, one.position, one.blocks = 24, 36, 9
     cache.decoded([one])
     assert cache.available == 60 - held - 3

@@ -11,7 +11,7 @@ from tests.replay.scenes import replay, request
 RATES = Rates(bytes_per_s=3e12, operations_per_s=7e14, overhead_s=1e-3, source="")
 MADE = replay([request([1, 2, 3], output=900)])
 
-SERVED = Served(0, 0.0, 1, 1, list, (), 0)
+SERVED = Served(0, 0.0, 1, 1, lambda _: [], (), 0)
 
 
 def clock() -> VirtualClock:

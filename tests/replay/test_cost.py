@@ -23,7 +23,7 @@ RATES = Rates(1e12, 1e15, 1e-3, "")
 
 
 def served(number: int = 0, begun: int = 0, verified: int = 0) -> Served:
-    made = Served(number, 0.0, 1, 1, list, (), 0)
+    made = Served(number, 0.0, 1, 1, lambda _: [], (), 0)
     made.begun, made.verified = begun, verified
     return made
 

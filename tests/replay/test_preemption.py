@@ -8,7 +8,6 @@ from typing import Any, cast
 import pytest
 
 from dsv4kv.core import COMPILED
-from dsv4kv.core.hashed import Held
 from dsv4kv.core.preemption import LastAdmitted, Retraction
 from dsv4kv.core.scheduler import Scheduler
 from dsv4kv.core.served import Served
@@ -22,9 +21,8 @@ INTERPRETED = pytest.mark.skipif(COMPILED, reason="compiled rules take no other 
 
 def served(number: int, prompt: int, output: int, done: int = 0) -> Served:
     """A request that has generated ``done`` tokens and was admitted after those before it."""
-    made = Served(number, 0.0, prompt, output, list, (), 0)
+    made = Served(number, 0.0, prompt, output, lambda _: [], (), 0)
     made.generated, made.place, made.left = done, number, output - done
-    made.held = Held([], [], number)
     return made
 
 
@@ -51,8 +49,7 @@ class Running:
         self.decoding.remove(request)
         self.cache.available += self.holds.get(request.number, 0)
 
-    def reserve(self, held: Held, position: int) -> int:
-        number = held.position
+    def reserve(self, number: int, position: int) -> int:
         if self.lacks_of[number] > self.cache.available:
             return -1
         self.cache.available -= self.lacks_of[number]

@@ -54,10 +54,10 @@ def check_tree(cache: SglangCache) -> None:
 
 def check_pool(cache: HashedCache) -> None:
     """Every block is free, in the queue, used as often as its references say, or one request's."""
-    pool, own = cache.pool, 0
-    waiting = list(queue_of(pool))
+    own = 0
+    waiting = list(queue_of(cache))
     assert not any(entry.refs for entry in waiting)
-    assert pool.idle == sum(entry.blocks for entry in waiting)
+    assert cache.idle == sum(entry.blocks for entry in waiting)
     held = Counter[Entry]()
     for one in cache._running.values():
         cached = list(held_by(one))
@@ -69,10 +69,10 @@ def check_pool(cache: HashedCache) -> None:
             own -= start // table.group.block_tokens
         own -= sum(entry.blocks for entry in cached)
     assert {entry: entry.refs for entry in held} == held
-    assert pool.busy == sum(entry.blocks for entry in held)
-    assert pool.uncached >= 0
-    assert pool.uncached + pool.idle + pool.busy + own == pool.total
-    for key, entry in pool.cached.items():
+    assert cache.busy == sum(entry.blocks for entry in held)
+    assert cache.uncached >= 0
+    assert cache.uncached + cache.idle + cache.busy + own == cache.total
+    for key, entry in cache.entries.items():
         assert entry.key == key
         assert entry.found
 

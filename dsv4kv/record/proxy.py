@@ -327,6 +327,8 @@ class Proxy:
             for task in accepting:
                 task.cancel()
             await asyncio.gather(*accepting, return_exceptions=True)
+            for each in listening:
+                each.close()
             server.close()
             await runner.cleanup()
         self._writer.shutdown()
@@ -338,18 +340,17 @@ class Proxy:
     ) -> None:
         """Accept one connection after the other; clients wait where there is no room."""
         loop = asyncio.get_running_loop()
-        with listening:
-            while True:
-                while wait_s := opened.make_room():
-                    self._warn_once()
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(wait_s):
-                            await opened.changed.wait()
-                try:
-                    line, _ = await loop.sock_accept(listening)
-                    await loop.connect_accepted_socket(connect, line)
-                except OSError:  # the client left, or other sources have taken the descriptors
-                    await asyncio.sleep(_POLL_S)
+        while True:
+            while wait_s := opened.make_room():
+                self._warn_once()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(wait_s):
+                        await opened.changed.wait()
+            try:
+                line, _ = await loop.sock_accept(listening)
+                await loop.connect_accepted_socket(connect, line)
+            except OSError:  # the client left, or other sources have taken the descriptors
+                await asyncio.sleep(_POLL_S)
 
     def _warn_once(self) -> None:
         warn, self._warn = self._warn, lambda _: None

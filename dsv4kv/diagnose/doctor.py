@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 
-from dsv4kv.errors import CudaUnavailable, DeviceError
-from dsv4kv.measure.environment import capture_environment
+from dsv4kv.errors import ConfigError, CudaUnavailable, DeviceError
+from dsv4kv.measure.environment import capture_environment, package_version
 from dsv4kv.processes import find_program
 from dsv4kv.units import format_bytes, format_duration
 
@@ -27,26 +27,21 @@ if TYPE_CHECKING:
 
     from dsv4kv.bench.device import CudaDevice
 
-
 Status = Literal["good", "note", "missing", "broken"]
+Clock = Callable[[], int]
 
 
 @dataclass(frozen=True)
 class Check:
     """A finding about this machine."""
 
-    topic: str
-    """What it belongs to: ``machine``, ``software``, ``GPU``, ``profilers``, ``peers`` or
-    ``timers``."""
+    topic: str  # ``machine``, ``software``, ``GPU``, ``profilers``, ``peers`` or ``timers``
     name: str  # what was looked at
     status: Status
     """``missing`` leaves something out, ``broken`` something that `dsv4kv bench` needs."""
     found: str  # what is there
     enables: str  # what it is for
     advice: str | None = None  # what to do; None where nothing is to be done
-
-
-_WIDE = 0.05  # compare is to find changes of a few per cent
 
 
 def examine(calibration: Path) -> Iterator[Check]:
@@ -60,32 +55,6 @@ def examine(calibration: Path) -> Iterator[Check]:
     yield from check_profilers(has_gpu=has_gpu)
     yield from check_peers(has_gpu=has_gpu)
     yield from check_host_clocks()
-    yield from _check_device_clock()
-
-
-def _check_calibration(path: Path, hostname_sha256: str) -> Check:
-    from dsv4kv.bench.compare.floor import read_noise_floors
-    from dsv4kv.errors import ConfigError
-
-    name, enables = "calibration", "compare: this machine's A/A noise floor"
-    advice = "dsv4kv doctor --calibrate, while nothing else runs (minutes)"
-    try:
-        floors = read_noise_floors(path)
-    except ConfigError as error:
-        return Check("machine", name, "missing", str(error), enables, advice)
-    if floors is None:
-        return Check("machine", name, "missing", "none yet", enables, advice)
-    if not floors.is_of(hostname_sha256):
-        return Check("machine", name, "missing", "that of another machine", enables, advice)
-    percent = floors.alone * 100
-    if floors.alone > _WIDE:
-        advice = f"a floor this wide hides changes. Again: {advice}"
-        return Check("machine", name, "note", f"noise floor {percent:.0f} %", enables, advice)
-    day = datetime.fromtimestamp(path.stat().st_mtime, UTC).date().isoformat()
-    return Check("machine", name, "good", f"noise floor {percent:.2f} %, {day}", enables)
-
-
-def _check_device_clock() -> Iterator[Check]:
     try:
         from dsv4kv.bench.device import find_device
     except Exception:  # torch cannot be imported, which check_software reports
@@ -95,13 +64,13 @@ def _check_device_clock() -> Iterator[Check]:
         try:
             yield check_device_clock(device)
         except RuntimeError as error:  # out of memory, or a driver in trouble
-            first_line = str(error).partition("\n")[0]
-            yield Check(
-                "timers", "GPU events", "missing", first_line, "every time that is reported"
-            )
+            line = str(error).partition("\n")[0]
+            yield Check("timers", "GPU events", "missing", line, "every time that is reported")
 
 
-_MACHINE = "machine"
+# ---- the machine --------------------------------------------------------------------------------
+
+_WIDE = 0.05  # compare is to find changes of a few per cent
 _NEEDED_BYTES = 1 << 30  # torch, two buffers of 256 MiB for memcpy, and the default cache
 _LEAST_DISK_BYTES = 100 << 20
 _QUIET_LOAD = 0.25  # per CPU
@@ -110,13 +79,52 @@ _FAST_GOVERNORS = ("performance", "schedutil")  # the latter follows the load wi
 
 def check_machine(environment: dict[str, Any], results: Path = Path("results")) -> Iterator[Check]:
     """Check the host, as ``capture_environment`` found it, and where records will go."""
-    count = environment["cpu_count"]
-    detail = f"{environment['cpu'] or 'model unknown'}, {count or '?'} to use"
-    yield Check(_MACHINE, "CPU", "good", detail, "the CPU backend")
-    yield _check_load(environment["load_1min"], count)
-    yield _check_governor(environment["governor"])
-    yield _check_memory(environment["memory_bytes"])
-    yield _check_results(results)
+    machine, count, load = "machine", environment["cpu_count"], environment["load_1min"]
+    found = f"{environment['cpu'] or 'model unknown'}, {count or '?'} to use"
+    yield Check(machine, "CPU", "good", found, "the CPU backend")
+
+    status: Status = "good"
+    enables, advice, found = "timings without interference", None, "not available"
+    if load is not None:
+        found = f"{load:.1f}"
+    if load is not None and count is not None and load > _QUIET_LOAD * count:
+        advice = "other processes run: stop them, or measure later; more launches help a little."
+    status = "note" if load is None or advice else "good"
+    yield Check(machine, "load", status, found, enables, advice)
+
+    governor = environment["governor"]
+    enables, advice = "a CPU clock that does not fall between steps", None
+    if governor and governor not in _FAST_GOVERNORS:
+        advice = "sudo cpupower frequency-set --governor performance"
+    status = "good" if governor in _FAST_GOVERNORS else "note"
+    found = governor or "not available (as in most virtual machines)"
+    yield Check(machine, "governor", status, found, enables, advice)
+
+    total, available, advice = environment["memory_bytes"], _available_bytes(), None
+    sizes = ((total, "in all"), (available, "available"))
+    found = ", ".join(f"{format_bytes(size)} {word}" for size, word in sizes if size is not None)
+    status = "good" if found else "note"
+    if available is not None and available < _NEEDED_BYTES:
+        status = "broken"
+        advice = f"the default needs about {format_bytes(_NEEDED_BYTES)}: end other programs."
+    found = found or "not available"
+    yield Check(machine, "memory", status, found, "caches with real data", advice)
+
+    spare = Path(tempfile.gettempdir())
+    advice = f"name another with --out; until then records go to {spare}."
+    check = check_folder(machine, "results", results, "run records", advice)
+    if check.status == "missing" and check_folder("", "", spare, "", "").status == "missing":
+        advice = "free some space, or name a folder with --out."
+        found = f"neither {results} nor {spare} takes files"
+        check = replace(check, status="broken", found=found, advice=advice)
+    yield check
+
+
+def _available_bytes() -> int | None:
+    try:
+        return int(psutil.virtual_memory().available)
+    except (OSError, RuntimeError, ValueError):  # a container without /proc/meminfo
+        return None
 
 
 def check_folder(topic: str, name: str, folder: Path, enables: str, advice: str) -> Check:
@@ -127,160 +135,111 @@ def check_folder(topic: str, name: str, folder: Path, enables: str, advice: str)
     if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
         return Check(topic, name, "missing", f"{folder} cannot be written", enables, advice)
     free = shutil.disk_usage(there).free
-    detail = f"{folder}, {format_bytes(free)} free"
+    found = f"{folder}, {format_bytes(free)} free"
     if free < _LEAST_DISK_BYTES:
-        return Check(topic, name, "missing", detail, enables, "free some space.")
-    return Check(topic, name, "good", detail, enables)
+        return Check(topic, name, "missing", found, enables, "free some space.")
+    return Check(topic, name, "good", found, enables)
 
 
-def _check_load(load: float | None, count: int | None) -> Check:
-    enables = "timings without interference"
-    if load is None:
-        return Check(_MACHINE, "load", "note", "not available", enables)
-    busy = count is not None and load > _QUIET_LOAD * count
-    advice = "other processes run: stop them, or measure later; more launches help a little."
-    status: Status = "note" if busy else "good"
-    return Check(_MACHINE, "load", status, f"{load:.1f}", enables, advice if busy else None)
+def _check_calibration(path: Path, hostname_sha256: str) -> Check:
+    from dsv4kv.bench.compare.floor import read_noise_floors
 
-
-def _check_governor(governor: str | None) -> Check:
-    enables = "a CPU clock that does not fall between steps"
-    if governor is None:
-        return Check(
-            _MACHINE, "governor", "note", "not available (as in most virtual machines)", enables
-        )
-    if governor in _FAST_GOVERNORS:
-        return Check(_MACHINE, "governor", "good", governor, enables)
-    advice = "sudo cpupower frequency-set --governor performance"
-    return Check(_MACHINE, "governor", "note", governor, enables, advice)
-
-
-def _check_memory(total_bytes: int | None) -> Check:
-    available = _available_bytes()
-    sizes = [
-        f"{format_bytes(size)} {word}"
-        for size, word in ((total_bytes, "in all"), (available, "available"))
-        if size is not None
-    ]
-    detail, enables = ", ".join(sizes) or "not available", "caches with real data"
-    if available is not None and available < _NEEDED_BYTES:
-        advice = f"the default needs about {format_bytes(_NEEDED_BYTES)}: end other programs."
-        return Check(_MACHINE, "memory", "broken", detail, enables, advice)
-    return Check(_MACHINE, "memory", "good" if sizes else "note", detail, enables)
-
-
-def _available_bytes() -> int | None:
+    advice = "dsv4kv doctor --calibrate, while nothing else runs (minutes)"
+    lacking = Check(
+        "machine", "calibration", "missing", "none yet", "compare: this machine's A/A noise floor",
+        advice,
+    )  # fmt: skip
     try:
-        return int(psutil.virtual_memory().available)
-    except (OSError, RuntimeError, ValueError):  # a container without /proc/meminfo
-        return None
+        floors = read_noise_floors(path)
+    except ConfigError as error:
+        return replace(lacking, found=str(error))
+    if floors is None:
+        return lacking
+    if not floors.is_of(hostname_sha256):
+        return replace(lacking, found="that of another machine")
+    percent = floors.alone * 100
+    if floors.alone > _WIDE:
+        advice = f"a floor this wide hides changes. Again: {advice}"
+        found = f"noise floor {percent:.0f} %"
+        return replace(lacking, status="note", found=found, advice=advice)
+    day = datetime.fromtimestamp(path.stat().st_mtime, UTC).date().isoformat()
+    return replace(
+        lacking, status="good", found=f"noise floor {percent:.2f} %, {day}", advice=None
+    )
 
 
-def _check_results(folder: Path) -> Check:
-    """Records go to the temporary folder where they cannot go where they should."""
-    spare = Path(tempfile.gettempdir())
-    advice = f"name another with --out; until then records go to {spare}."
-    found = check_folder(_MACHINE, "results", folder, "run records", advice)
-    if found.status == "missing":
-        other = check_folder(_MACHINE, "results", spare, "run records", "")
-        if other.status == "missing":
-            detail = f"neither {folder} nor {spare} takes files"
-            advice = "free some space, or name a folder with --out."
-            return Check(_MACHINE, "results", "broken", detail, "run records", advice)
-    return found
+# ---- packages -----------------------------------------------------------------------------------
 
-
-_CUDA_EXTRA = "pip install 'dsv4kv[cuda]'"
 _NEEDED = {"torch": "everything that moves bytes", "numpy": "bookkeeping and statistics"}
 _DISASSEMBLERS = ("cuobjdump", "nvdisasm")
 _PEERS = {
-    "vllm": "vllm",
-    "sglang": "sglang",
+    "vllm": "bench --backend vllm",
+    "sglang": "bench --backend sglang",
     "flash_mla": None,
-    "flag_gems": "flaggems",
+    "flag_gems": "bench --backend flaggems",
 }
-"""Packages, and the backends that they are."""
-
 _NOT_TIMED = "nothing to time: it has neither gather nor insert of its own"
 
 
 def check_software() -> Iterator[Check]:
     """Check what is imported, compiled with, and looked at."""
-    needed = [_check_needed(name, enables) for name, enables in _NEEDED.items()]
-    yield from needed
-    yield _check_core()
-    if needed[0].status == "broken":
-        return  # nothing is known of kernels without torch
-    yield _check_nvrtc()
-    yield _check_cubin_cache()
+    from dsv4kv.core import COMPILED
+
+    has_torch = True
+    for name, enables in _NEEDED.items():
+        try:
+            version = str(import_module(name).__version__)
+            yield Check("software", name, "good", version, enables)
+        except Exception as error:
+            has_torch &= name != "torch"
+            advice = f"install it again: pip install --force-reinstall {name}"
+            found = f"cannot be imported ({type(error).__name__}: {error})"
+            yield Check("software", name, "broken", found, enables, advice)
+    enables = "replays, plans and hit rates by an engine's rule"
+    core_advice: str | None = None
+    if not COMPILED:
+        core_advice = (
+            "2 to 3 times as fast compiled: install a wheel, or run `make core` in a checkout."
+        )
+    found = "compiled" if COMPILED else "interpreted"
+    yield Check("software", "core", "good", found, enables, core_advice)
+    if not has_torch:
+        return  # nothing is known of kernels without it
+    from dsv4kv.ops.cuda import compile as compiling
+    from dsv4kv.ops.cuda import inspection
+
+    enables = "compiling kernels, without a GPU too"
+    try:
+        yield Check("software", "NVRTC", "good", compiling.nvrtc_version(), enables)
+    except (DeviceError, ImportError) as error:
+        advice = "pip install 'dsv4kv[cuda]'"
+        yield Check("software", "NVRTC", "missing", str(error), enables, advice)
+    advice = "name a folder that can be with DSV4KV_CACHE_DIR."
+    folder, enables = compiling.cache_folder(), "kernels that are compiled once"
+    yield check_folder("software", "kernel cache", folder, enables, advice)
+    enables = "dsv4kv kernels: what kernels compile to"
     for tool in _DISASSEMBLERS:
-        yield _check_disassembler(tool)
+        try:
+            yield Check("software", tool, "good", str(inspection.find_tool(tool)), enables)
+        except (CudaUnavailable, ImportError):
+            advice = f"pip install nvidia-cuda-{tool}"
+            yield Check("software", tool, "missing", "not installed", enables, advice)
 
 
 def check_peers(*, has_gpu: bool) -> Iterator[Check]:
     """Packages of others; they are not imported, and without a GPU nobody needs them."""
-    from dsv4kv.measure.environment import package_version
-
-    for package, backend in _PEERS.items():
-        enables = f"bench --backend {backend}" if backend else _NOT_TIMED
+    for package, enables in _PEERS.items():
         if find_spec(package) is None:
-            advice = f"to compare with it: pip install {package}" if has_gpu and backend else None
-            yield Check("peers", package, "missing", "not installed", enables, advice)
+            advice = f"to compare with it: pip install {package}" if has_gpu and enables else None
+            found = "not installed"
+            yield Check("peers", package, "missing", found, enables or _NOT_TIMED, advice)
         else:
             version = package_version(package) or "installed, version unknown"
-            yield Check("peers", package, "good", version, enables)
+            yield Check("peers", package, "good", version, enables or _NOT_TIMED)
 
 
-def _check_needed(name: str, enables: str) -> Check:
-    try:
-        module = import_module(name)
-    except Exception as error:
-        advice = f"install it again: pip install --force-reinstall {name}"
-        detail = f"cannot be imported ({type(error).__name__}: {error})"
-        return Check("software", name, "broken", detail, enables, advice)
-    return Check("software", name, "good", str(module.__version__), enables)
+# ---- the GPU ------------------------------------------------------------------------------------
 
-
-def _check_core() -> Check:
-    from dsv4kv.core import COMPILED
-
-    enables = "replays, plans and hit rates by an engine's rule"
-    if COMPILED:
-        return Check("software", "core", "good", "compiled", enables)
-    advice = "2 to 3 times as fast compiled: install a wheel, or run `make core` in a checkout."
-    return Check("software", "core", "good", "interpreted", enables, advice)
-
-
-def _check_nvrtc() -> Check:
-    enables = "compiling kernels, without a GPU too"
-    try:
-        from dsv4kv.ops.cuda.compile import nvrtc_version
-
-        return Check("software", "NVRTC", "good", nvrtc_version(), enables)
-    except (DeviceError, ImportError) as error:
-        return Check("software", "NVRTC", "missing", str(error), enables, _CUDA_EXTRA)
-
-
-def _check_cubin_cache() -> Check:
-    from dsv4kv.ops.cuda.compile import cache_folder
-
-    advice = "name a folder that can be with DSV4KV_CACHE_DIR."
-    enables = "kernels that are compiled once"
-    return check_folder("software", "kernel cache", cache_folder(), enables, advice)
-
-
-def _check_disassembler(tool: str) -> Check:
-    enables = "dsv4kv kernels: what kernels compile to"
-    try:
-        from dsv4kv.ops.cuda.inspection import find_tool
-
-        return Check("software", tool, "good", str(find_tool(tool)), enables)
-    except (CudaUnavailable, ImportError):
-        advice = f"pip install nvidia-cuda-{tool}"
-        return Check("software", tool, "missing", "not installed", enables, advice)
-
-
-_GPU = "GPU"
 _DRIVER_PARAMETERS = Path("/proc/driver/nvidia/params")
 _OWN_STATUS = Path("/proc/self/status")  # capabilities, which psutil does not have
 _MAY_PROFILE = (21, 38)  # CAP_SYS_ADMIN, CAP_PERFMON
@@ -297,9 +256,9 @@ def check_gpu(versions: dict[str, str | None]) -> Iterator[Check]:
     enables = "GPU runs and their telemetry"
     if driver is None:
         advice = "on a machine with an NVIDIA GPU: install its driver. Else the CPU backend runs."
-        yield Check(_GPU, "driver", "missing", "none that answers", enables, advice)
+        yield Check("GPU", "driver", "missing", "none that answers", enables, advice)
     else:
-        yield Check(_GPU, "driver", "good", f"{driver}, for CUDA up to {cuda}", enables)
+        yield Check("GPU", "driver", "good", f"{driver}, for CUDA up to {cuda}", enables)
     yield _check_torch(driver, cuda)
     if driver is not None:
         yield _check_counters()
@@ -322,72 +281,70 @@ def check_profilers(*, has_gpu: bool) -> Iterator[Check]:
 
 def _check_torch(driver: str | None, cuda: str | None) -> Check:
     """Whether torch sees a GPU, and if not, whose fault that is."""
-    name, enables = "GPU", "bench --device cuda"
+    lacking = Check("GPU", "GPU", "missing", "none", "bench --device cuda")
     try:
         import torch
+
+        from dsv4kv.ops.cuda.compile import OLDEST
     except Exception:  # reported where packages are
-        return Check(_GPU, name, "missing", "torch cannot be imported", enables)
+        return replace(lacking, found="torch cannot be imported")
     built = torch.version.cuda
     if torch.cuda.is_available():
-        return _describe(torch.cuda.get_device_properties(torch.cuda.current_device()), built)
+        facts = torch.cuda.get_device_properties(torch.cuda.current_device())
+        capability = f"{facts.name}, capability {facts.major}.{facts.minor}"
+        found = f"{capability}, {format_bytes(facts.total_memory)}, torch for CUDA {built}"
+        if 10 * facts.major + facts.minor < OLDEST:
+            advice = (
+                f"kernels need capability {OLDEST // 10}.{OLDEST % 10}: run with --device cpu."
+            )
+            return replace(lacking, status="broken", found=found, advice=advice)
+        return replace(lacking, status="good", found=found)
     if driver is None:
-        return Check(_GPU, name, "missing", "none", enables)
+        return lacking
     if built is None:
         advice = f"install a torch built for CUDA: pip install torch --index-url {_CUDA_WHEELS}…"
-        detail = f"torch {torch.__version__} is built without CUDA"
-        return Check(_GPU, name, "missing", detail, enables, advice)
-    detail = f"torch is built for CUDA {built}, the driver is for {cuda}, and torch sees no GPU"
+        found = f"torch {torch.__version__} is built without CUDA"
+        return replace(lacking, found=found, advice=advice)
+    found = f"torch is built for CUDA {built}, the driver is for {cuda}, and torch sees no GPU"
     advice = "update the driver, look at CUDA_VISIBLE_DEVICES, and at /dev/nvidia* in containers."
-    return Check(_GPU, name, "missing", detail, enables, advice)
-
-
-def _describe(facts: Any, built: str | None) -> Check:
-    from dsv4kv.ops.cuda.compile import OLDEST
-
-    detail = (
-        f"{facts.name}, capability {facts.major}.{facts.minor}, "
-        f"{format_bytes(facts.total_memory)}, torch for CUDA {built}"
-    )
-    if 10 * facts.major + facts.minor < OLDEST:
-        advice = f"kernels need capability {OLDEST // 10}.{OLDEST % 10}: run with --device cpu."
-        return Check(_GPU, "GPU", "broken", detail, "bench --device cuda", advice)
-    return Check(_GPU, "GPU", "good", detail, "bench --device cuda")
+    return replace(lacking, found=found, advice=advice)
 
 
 def _check_counters() -> Check:
     """Whether this user may read performance counters, by what the driver was loaded with."""
     name, enables = "counters", "profile --ncu"
-    try:
-        for_admins = re.search(r"RmProfilingAdminOnly:\s*(\d)", _DRIVER_PARAMETERS.read_text())
-    except OSError:
-        for_admins = None
+    for_admins = _search(r"RmProfilingAdminOnly:\s*(\d)", _DRIVER_PARAMETERS)
     if for_admins is None:
-        return Check(_GPU, name, "note", "the driver does not report who may read them", enables)
-    if for_admins[1] == "0":
-        return Check(_GPU, name, "good", "for everybody", enables)
-    if _is_admin():
-        return Check(_GPU, name, "good", "for administrators, and this is one", enables)
+        found = "the driver does not report who may read them"
+        return Check("GPU", name, "note", found, enables)
+    if for_admins == "0":
+        return Check("GPU", name, "good", "for everybody", enables)
+    capabilities = int(_search(r"CapEff:\s*([0-9a-f]+)", _OWN_STATUS) or "0", 16)
+    if any(capabilities >> bit & 1 for bit in _MAY_PROFILE):
+        return Check("GPU", name, "good", "for administrators, and this is one", enables)
     advice = (
         "load the driver with NVreg_RestrictProfilingToAdminUsers=0 (see NVIDIA's page "
         "ERR_NVGPUCTRPERM), or give the process CAP_SYS_ADMIN"
     )
-    return Check(_GPU, name, "missing", "for administrators only", enables, advice)
+    return Check("GPU", name, "missing", "for administrators only", enables, advice)
 
 
-def _is_admin() -> bool:
+def _search(pattern: str, file: Path) -> str | None:
     try:
-        effective = re.search(r"CapEff:\s*([0-9a-f]+)", _OWN_STATUS.read_text())
+        found = re.search(pattern, file.read_text())
     except OSError:
-        return False
-    return effective is not None and any(int(effective[1], 16) >> bit & 1 for bit in _MAY_PROFILE)
+        return None
+    return found and found[1]
 
 
-Clock = Callable[[], int]
+# ---- clocks -------------------------------------------------------------------------------------
 
 _SPAN_S = 0.2
 _HOST_WITHIN = 0.002  # time servers slew a wall clock by 0.05 % at most; the rest is scheduling
 _GPU_WITHIN = 0.01  # launching and waking up, next to 100 ms of work
 _LOOKS = 2_000
+_BYTES = 1 << 28
+_WORK_NS = 100_000_000
 
 
 def check_host_clocks(
@@ -405,10 +362,9 @@ def check_host_clocks(
     steps = [after - before for before, after in pairwise(looks)]
     step_ns = min((step for step in steps if step), default=0)
     cost_ns = (looks[-1] - looks[0]) / len(steps)
-    coarse = not step_ns or step_ns > 1_000
-    detail = f"steps of {format_duration(step_ns)}, {format_duration(cost_ns)} a call"
-    status: Status = "note" if coarse else "good"
-    yield Check("timers", "resolution", status, detail, "operations of microseconds")
+    found = f"steps of {format_duration(step_ns)}, {format_duration(cost_ns)} a call"
+    status: Status = "good" if 0 < step_ns <= 1_000 else "note"
+    yield Check("timers", "resolution", status, found, "operations of microseconds")
 
 
 def compare_device_clock(device_ns: int, host_ns: int) -> Check:
@@ -421,19 +377,11 @@ def _compare(
     name: str, elapsed_ns: int, other: str, other_ns: int, within: float, advice: str
 ) -> Check:
     apart = abs(elapsed_ns / other_ns - 1) if other_ns else 1.0
-    detail = (
-        f"{format_duration(elapsed_ns)} against {format_duration(other_ns)} of {other}: "
-        f"{apart * 100:.3f} % apart"
-    )
-    agree = apart <= within
-    return Check(
-        "timers", name, "good" if agree else "note", detail, "every time that is reported",
-        None if agree else advice,
-    )  # fmt: skip
-
-
-_BYTES = 1 << 28
-_WORK_NS = 100_000_000
+    times = f"{format_duration(elapsed_ns)} against {format_duration(other_ns)} of {other}"
+    found, enables = f"{times}: {apart * 100:.3f} % apart", "every time that is reported"
+    if apart <= within:
+        return Check("timers", name, "good", found, enables)
+    return Check("timers", name, "note", found, enables, advice)
 
 
 def check_device_clock(

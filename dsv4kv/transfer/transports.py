@@ -9,6 +9,7 @@ both ask nobody for a token.
 import base64
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from time import monotonic, sleep
 from typing import Any, Protocol
@@ -113,10 +114,10 @@ class Library:
 
     def __init__(self, memory: Memory, host: str) -> None:
         """Let others, who know this machine as ``host``, read a cache; raises ``NotHere``."""
-        self._addresses = [address_of(region) for region in memory.regions]
         self._theirs = np.empty(0, dtype=np.int64)
         self._timeout_s = 0.0
-        self._open(self.load(), memory, host)
+        facts = self._open(self.load(), memory, host)
+        self._facts = {"addresses": [address_of(region) for region in memory.regions], **facts}
 
     @classmethod
     def load(cls) -> Any:
@@ -132,16 +133,14 @@ class Library:
 
     def describe(self) -> dict[str, Any]:
         """What a reader must know."""
-        return {"addresses": self._addresses, **self._facts()}
+        return self._facts
 
     def connect(self, sender: dict[str, Any], timeout_s: float) -> None:
         """Read from the peer that describes itself so; ``StoreUnavailable`` if it is none."""
         self._timeout_s = timeout_s
-        try:
+        with self._explained(f"the sender's {self.called} is none"):
             self._theirs = np.array(sender["addresses"], dtype=np.int64)
             self._meet(sender)
-        except Exception as error:  # whatever its bindings raise
-            raise StoreUnavailable(f"the sender's {self.called} is none: {error}.") from None
 
     def read(self, places: Places, into: Sequence[memoryview]) -> None:
         """See ``Reader``."""
@@ -150,12 +149,17 @@ class Library:
         if places[:, 0].min() < 0 or places[:, 0].max() >= len(self._theirs):
             raise StoreUnavailable("the sender has no such regions.")
         theirs = (self._theirs[places[:, 0]] + places[:, 1]).tolist()
-        self._read([address_of(view) for view in into], theirs, places[:, 2].tolist())
+        with self._explained(self.called):
+            self._read([address_of(view) for view in into], theirs, places[:, 2].tolist())
 
-    def _open(self, module: Any, memory: Memory, host: str) -> None:
-        raise NotImplementedError
+    @contextmanager
+    def _explained(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # whatever its bindings raise
+            raise StoreUnavailable(f"{what}: {str(error).rstrip('.')}.") from None
 
-    def _facts(self) -> dict[str, Any]:
+    def _open(self, module: Any, memory: Memory, host: str) -> dict[str, Any]:
         raise NotImplementedError
 
     def _meet(self, sender: dict[str, Any]) -> None:
@@ -171,15 +175,13 @@ class Nixl(Library):
     module, called = "nixl._api", "NIXL"
     installed_by = "pip install --no-deps nixl nixl-cu13 (-cu12 where torch has that)"
 
-    def _open(self, module: Any, memory: Memory, host: str) -> None:
-        self._name = f"dsv4kv-{os.getpid()}-{os.urandom(4).hex()}"  # no other agent's
-        self._agent = module.nixl_agent(self._name, module.nixl_agent_config(backends=["UCX"]))
+    def _open(self, module: Any, memory: Memory, host: str) -> dict[str, Any]:
+        name = f"dsv4kv-{os.getpid()}-{os.urandom(4).hex()}"  # no other agent's
+        self._agent = module.nixl_agent(name, module.nixl_agent_config(backends=["UCX"]))
         pools = [(address_of(region), len(region), 0, "") for region in memory.regions]
         self._registered = self._agent.register_memory(pools, "DRAM")
-
-    def _facts(self) -> dict[str, Any]:
         metadata = base64.b64encode(self._agent.get_agent_metadata()).decode()
-        return {"name": self._name, "metadata": metadata}
+        return {"name": name, "metadata": metadata}
 
     def _meet(self, sender: dict[str, Any]) -> None:
         self._remote = sender["name"]
@@ -187,23 +189,20 @@ class Nixl(Library):
 
     def _read(self, ours: list[int], theirs: list[int], sizes: list[int]) -> None:
         agent, device = self._agent, [0] * len(sizes)
+        left, right = (
+            agent.get_xfer_descs(list(zip(each, sizes, device, strict=True)), "DRAM")
+            for each in (ours, theirs)
+        )
+        handle = agent.initialize_xfer("READ", left, right, self._remote, b"")
         try:
-            left, right = (
-                agent.get_xfer_descs(list(zip(each, sizes, device, strict=True)), "DRAM")
-                for each in (ours, theirs)
-            )
-            handle = agent.initialize_xfer("READ", left, right, self._remote, b"")
-            try:
-                agent.transfer(handle)
-                deadline = monotonic() + self._timeout_s
-                while (state := agent.check_xfer_state(handle)) != "DONE":
-                    if state == "ERR" or monotonic() > deadline:
-                        raise StoreUnavailable(f"not read in {self._timeout_s:g} s: {state}")
-                    sleep(0)
-            finally:
-                agent.release_xfer_handle(handle)
-        except Exception as error:  # whatever its bindings raise
-            raise StoreUnavailable(f"NIXL: {error}.") from None
+            agent.transfer(handle)
+            deadline = monotonic() + self._timeout_s
+            while (state := agent.check_xfer_state(handle)) != "DONE":
+                if state == "ERR" or monotonic() > deadline:
+                    raise StoreUnavailable(f"not read in {self._timeout_s:g} s: {state}")
+                sleep(0)
+        finally:
+            agent.release_xfer_handle(handle)
 
 
 class Mooncake(Library):
@@ -215,7 +214,7 @@ class Mooncake(Library):
         "and libibverbs1, librdmacm1, libnl-3-200 and libnl-route-3-200"
     )
 
-    def _open(self, module: Any, memory: Memory, host: str) -> None:
+    def _open(self, module: Any, memory: Memory, host: str) -> dict[str, Any]:
         self._engine = module.TransferEngine()
         protocol = os.environ.get("MOONCAKE_PROTOCOL", "tcp")
         failed = self._engine.initialize(host, "P2PHANDSHAKE", protocol, "")
@@ -225,10 +224,7 @@ class Mooncake(Library):
             raise StoreUnavailable(
                 f"Mooncake cannot move this cache's memory at {host} ({failed})."
             )
-        self._at = f"{host}:{self._engine.get_rpc_port()}"
-
-    def _facts(self) -> dict[str, Any]:
-        return {"at": self._at}
+        return {"at": f"{host}:{self._engine.get_rpc_port()}"}
 
     def _meet(self, sender: dict[str, Any]) -> None:
         self._remote = str(sender["at"])
@@ -238,8 +234,8 @@ class Mooncake(Library):
             some = [each[first : first + _MOST] for each in (ours, theirs, sizes)]
             if self._engine.batch_transfer_sync_read(self._remote, *some):
                 raise StoreUnavailable(
-                    f"Mooncake did not read from {self._remote} in {self._timeout_s:g} s: the "
-                    "sender is gone, or has no such memory."
+                    f"{self._remote} was not read in {self._timeout_s:g} s: the sender is gone, "
+                    "or has no such memory"
                 )
 
 

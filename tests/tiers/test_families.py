@@ -231,15 +231,3 @@ def test_what_a_gpu_puts_is_where_the_cpu_puts_it(model: str) -> None:
             paged.mover.by_pages("take", family, rows, again)
             assert again.tobytes() == data.tobytes()
     assert bits(plain.manager) == bits(gathered.manager) == bits(paged.manager)
-
-
-def test_layers_with_blocks_of_their_own_are_gathered_from_those() -> None:
-    manager = filled("v4-flash", {}, sharing="layer")
-    objects = CacheBytes(manager)
-    family = objects.families["csa"]
-    rows = np.array([[0, 1], [3, 2]])
-    found = room(family, 2)
-    objects.take(family, rows, found)
-    for i in range(2):
-        for k, layer in enumerate(family.layers):
-            assert bytes(found[i, k]) == piece_of(manager, family, layer, int(rows[k, i]))

@@ -13,7 +13,7 @@ from dsv4kv.errors import StoreFull, StoreUnavailable
 from dsv4kv.tiers import file_store
 from dsv4kv.tiers.file_store import FileStore
 from dsv4kv.tiers.store import Bytes, Namespace
-from tests.tiers.kinds import FLASH, SIZES, content, poisoned
+from tests.tiers.kinds import FLASH, content, poisoned
 
 PRO = Namespace("deepseek-ai/DeepSeek-V4-Pro", "0731", {"entries": "fp8_ds_mla"})
 MINE, OTHER = "aa/x.c4", "aa/y.c4"
@@ -70,15 +70,6 @@ def test_a_planted_fault_is_found_counted_and_removed(
     assert store.get([MINE], rooms[:1]).all()
     assert (rooms[0] == content(4, SIZE)).all()
     assert store.damaged == 1
-
-
-def test_an_object_of_another_length_is_not_taken_for_a_damaged_one(tmp_path: Path) -> None:
-    store = FileStore(tmp_path, FLASH)
-    store.put([MINE], [content(1, SIZE)])
-    for size in SIZES:
-        assert not store.get([MINE], [poisoned(size)]).any()
-    assert store.damaged == 0
-    assert store.get([MINE], [poisoned(SIZE)]).all()
 
 
 def test_an_object_that_is_put_anew_while_the_old_one_is_read_stays(
@@ -151,19 +142,6 @@ def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreUnavailable, match=r"cannot be used as a store .*: name a folder"):
         FileStore(tmp_path / "file", FLASH)
-
-
-def test_whatever_their_names_objects_are_there_when_the_folder_is_opened_again(
-    tmp_path: Path,
-) -> None:
-    names = ["probe", "config.json", ".unfinished-1", "0", "aa/probe"]
-    store = FileStore(tmp_path, FLASH)
-    store.put(names, [content(number, SIZE) for number in range(len(names))])
-    store.close()
-    again, rooms = FileStore(tmp_path, FLASH), [poisoned(SIZE) for _ in names]
-    assert again.get(names, rooms).all()
-    assert all((room == content(number, SIZE)).all() for number, room in enumerate(rooms))
-    again.close()
 
 
 def test_the_folder_says_whose_objects_it_holds_and_is_refused_to_others(tmp_path: Path) -> None:

@@ -2,16 +2,13 @@
 
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import OutOfBlocks, StoreFull, StoreUnavailable
-from dsv4kv.tiers.file_store import FileStore
 from dsv4kv.tiers.library import Restored, Stored
-from dsv4kv.tiers.prefixes import namespace_of
 from dsv4kv.tiers.store import Bytes, Found, MemoryStore, Store
 from tests.examples import examples
 from tests.tiers.world import PlainStore, World, on_twin, tokens_of
@@ -81,18 +78,6 @@ def test_every_exact_strategy_restores_the_bits_of_a_run_that_never_left(
     check_round_trip(world(model), windows, length, chunks, length + more)
 
 
-@pytest.mark.parametrize("length", [3, 257, 300])
-@pytest.mark.parametrize("model", ["v4-flash", "v4.1-flash"])
-def test_every_store_brings_back_the_same(length: int, model: str, tmp_path: Path) -> None:
-    here = world(model)
-    files = FileStore(tmp_path, namespace_of(here.manager.plan, "1"))
-    for store in (MemoryStore(1 << 30), files):
-        found = check_round_trip(here, "ends", length, [], length + 20, store)
-        assert found == length
-        store.close()
-    assert files.damaged == 0
-
-
 @examples(15)
 @given(
     turns=st.lists(st.tuples(st.integers(1, 3), st.sampled_from((3, 128, 130, 259, 384))),
@@ -143,47 +128,12 @@ def test_larger_blocks_and_open_groups() -> None:
     assert check_round_trip(here, "zero", 700, [], 800) == 0  # 3 layers take 512, in whole blocks
 
 
-def test_nothing_stored_is_nothing_found() -> None:
-    here = world()
-    library = here.library(PlainStore())
-    slot = here.admit()
-    assert library.store_prefix(library.prefix([]), slot).tokens == 0
-    assert library.restore(library.prefix(tokens_of(1, 300)), slot).tokens == 0
-    assert here.manager.num_held_blocks == 0
-    here.release(slot)
-
-
 @pytest.mark.parametrize("model", ["v4-flash", "v4.1-flash"])
 def test_a_cache_on_a_gpu_stores_and_restores_the_same(model: str) -> None:
     here = world(model)
     with on_twin(here.cache) as stream:
         assert check_round_trip(here, "ends", 300, [], 431) == 300
     assert stream.waited > 10
-
-
-class Watched(PlainStore):
-    """Says what it was asked for, and where objects are to be read."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked: list[list[str]] = []
-
-    def get(self, names: Sequence[str], into: Sequence[Bytes]) -> Found:
-        self.asked.append(list(names))
-        return super().get(names, into)
-
-
-def test_digests_of_what_another_process_stored_are_read_many_at_a_time() -> None:
-    here, store = world(), Watched()
-    slot = here.admit()
-    for end in (512, 640):  # the second library has seen none of the first one's pages
-        here.compute(slot, 1, end)
-        library = here.library(store)
-        assert library.store_prefix(library.prefix(tokens_of(1, end)), slot).tokens == end
-        pages = [names for names in store.asked if len(names) > 1]
-    assert sorted(map(len, pages)) == [4, 4, 4]  # of entries, keys and entries of 128 tokens
-    assert sum(len(names) == 1 for names in store.asked) == 0
-    here.release(slot)
 
 
 def test_a_prefix_that_does_not_fit_is_refused_and_nothing_has_changed() -> None:

@@ -1,14 +1,13 @@
 """Names of prefixes, and what may be found under them."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.model.plan import CachePlan, plan_cache
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import choose_formats
-from dsv4kv.tiers.families import Kept, families_of
+from dsv4kv.tiers.families import families_of
 from dsv4kv.tiers.prefixes import Manifest, Prefix, namespace_of, resume_points
 
 FLASH = load_model("v4-flash")
@@ -86,13 +85,3 @@ def test_resume_points_are_where_every_family_says_so(data: st.DataObject, count
         if all(all(each[:n]) for each in pages) and all(each[n - 1] for each in tails)
     ]
     assert resume_points(as_arrays[0], as_arrays[1], count).tolist() == expected
-
-
-@pytest.mark.parametrize("tokens", [1, 4, 128, 130, 256, 512, 515])
-def test_a_family_has_a_name_for_every_object_it_needs(tokens: int) -> None:
-    for family in families_of(plan(block_tokens=256)):
-        names = prefix(600).names(family, tokens)
-        assert len(set(names)) == len(names) == family.objects(tokens)
-        assert all(name.endswith(f".{family.name}") for name in names)
-        if family.kept is not Kept.PAGES:
-            assert all(prefix(600).key(tokens) in name for name in names)

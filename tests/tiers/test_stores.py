@@ -79,16 +79,6 @@ def test_only_its_own_bytes_of_the_destination_are_written(kind: str, folder: Pa
 
 
 @KINDS
-def test_what_is_kept_is_a_copy(kind: str, folder: Path) -> None:
-    with opened(kind, folder) as store:
-        mine, room = content(1, 5000), poisoned(5000)
-        store.put(["x"], [mine])
-        mine[:] = 0
-        assert store.get(["x"], [room]).all()
-        assert (room == content(1, 5000)).all()
-
-
-@KINDS
 def test_a_name_that_several_write_and_read_at_once_is_one_of_theirs_whole(
     kind: str, folder: Path
 ) -> None:

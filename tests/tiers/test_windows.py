@@ -17,27 +17,6 @@ def windows(text: str, model: str = "v4-flash", block_tokens: int = 256) -> Wind
     )
 
 
-def test_places_of_a_prompt() -> None:
-    places = {
-        name: windows(name).places(1100, 256, 512)
-        for name in ("full", "periodic:300", "zero", "zero:bounded", "ends", "ends+junctions",
-                     "sglang", "vllm:dense", "vllm:0", "vllm:512", "lmcache:256")
-    }  # fmt: skip
-    assert places == {
-        "full": [512, 768, 1024],
-        "periodic:300": [300, 600, 900],
-        "zero": [],
-        "zero:bounded": [],
-        "ends": [1100],
-        "ends+junctions": [512, 1100],
-        "sglang": [1024],
-        "vllm:dense": [512, 768, 1024],
-        "vllm:0": [1024],
-        "vllm:512": [512, 1024],
-        "lmcache:256": [512, 768, 1024],
-    }
-
-
 # Chunks that vLLM 0.33.0's reachable_block_mask keeps: one for every 256 tokens of the prompt, and
 # 22 of windows and states for every place.
 CHUNKS = {

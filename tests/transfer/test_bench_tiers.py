@@ -2,12 +2,10 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -20,9 +18,6 @@ from dsv4kv.tiers.objects import CacheBytes, Mover, Objects
 from dsv4kv.tiers.store import MemoryStore
 from dsv4kv.transfer import tiers as bench_tiers
 from dsv4kv.transfer.outcome import FamilyRow, PrefixRow, TiersOutcome, Way
-from dsv4kv.transfer.tiers import time_copies, time_disk
-from dsv4kv.view.render import show
-from dsv4kv.view.tiers import report_tiers
 from tests.gpu_twin import TwinGpu, twin_gpu
 from tests.tiers.world import Launches
 
@@ -229,13 +224,6 @@ def test_what_cannot_be_run_gets_a_sentence(
     assert sentence in " ".join(done.stderr.split())
 
 
-def test_a_folder_that_cannot_be_written_gets_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    done = tiers(folder=tmp_path / "file" / "below")
-    assert done.exit_code == 5
-    assert "files cannot be written there" in done.stderr
-
-
 def estimate(value: float) -> Estimate:
     return Estimate(value, value / 10)
 
@@ -268,22 +256,3 @@ def test_the_answer_says_whether_it_is_worth_it_what_costs_most_and_what_limits(
     way = Way(estimate(8e7))
     elsewhere.families = [FamilyRow("file", "csa", 256, 786_240, way, way)]
     assert elsewhere.answers()[0].endswith("from 2,048 tokens. csa takes 100% of the time.")
-
-
-def test_tables_fit_a_narrow_terminal(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    show(report_tiers(made_up(5e7)))
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 80
-    assert any("1.52" in line and "65,536" in line for line in lines)  # 12 MB read for 7.9
-
-
-def test_yardsticks_move_objects_of_their_size(tmp_path: Path) -> None:
-    memory, disk = time_copies(3, 5_000), time_disk(tmp_path, 3, 5_000, 2)
-    with closing(disk):
-        taken = [next(limit) for limit in (memory, disk) for _ in range(4)]
-        assert (tmp_path / "raw").stat().st_size == 3 * 5_000
-    assert np.all(np.array(taken) > 0)
-    assert list(tmp_path.iterdir()) == []

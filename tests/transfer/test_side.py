@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
 from dsv4kv.config.bench import BenchConfig
@@ -173,11 +172,3 @@ def test_virtual_page_numbers_are_found_by_decoding_on() -> None:
     table.blocks[0, slot] = truth
     received = receive(target.memory, manifest, [MappedReader(source.memory.regions)])
     assert target.decode(received.slot, 0, 1) != source.decode(slot, 0, 1)
-
-
-def test_without_a_fault_the_same_request_is_accepted() -> None:
-    source, target = side(DRAFTS), side(DRAFTS, drafts=2)
-    slot = source.prefill(0, 200)
-    there = move(source, slot, target, 200)
-    assert target.rows(there) == source.rows(slot)
-    assert np.array_equal(target.memory.manager.tokens, [200, 0, 0])

@@ -14,7 +14,6 @@ from dsv4kv.diagnose.faults.table import (
     judge,
     load_faults,
     read_faults,
-    release,
 )
 from dsv4kv.errors import ConfigError
 
@@ -117,11 +116,6 @@ def test_versions_are_compared_by_their_numbers(
     assert fault(versions=versions).covers(version) is truth
 
 
-def test_what_is_no_version_is_refused() -> None:
-    with pytest.raises(ConfigError, match="'main' is no version"):
-        release("main")
-
-
 def doubts(subject: Subject, today: date = TODAY, **changes: Any) -> list[tuple[str, ...]]:
     return [each.doubts for each in judge([subject], [fault(**changes)], today)]
 
@@ -141,10 +135,6 @@ def test_without_a_model_or_gpu_a_finding_is_possible() -> None:
     when = [{"flag": "--a"}, {"model": ["v4"]}, {"gpu": ["sm_90"]}]
     (found,) = doubts(Subject("it", "command", "vllm", "0.22", {"--a": ""}), when=when)
     assert found == ("the model is not known", "the GPU is not known: add --gpu")
-
-
-def test_without_arguments_nothing_follows_from_them() -> None:
-    assert doubts(Subject("it", "log", "vllm", "0.22")) == []
 
 
 def test_a_row_that_nobody_looked_at_for_long_is_only_possible() -> None:

@@ -322,13 +322,6 @@ def slow(seconds: float) -> FakeServer:
     return made
 
 
-def test_a_budget_that_no_prompt_fits_is_refused() -> None:
-    for words in (["--tokens", "5"], ["--budget", "0s"]):
-        ended = CliRunner().invoke(app, ["probe", "127.0.0.1:1", *words])
-        assert ended.exit_code == 2
-        assert "takes 3,000 tokens and a second at least" in ended.stderr
-
-
 def test_a_page_of_metrics_that_does_not_answer_is_said_to() -> None:
     with serving(fake()) as (url, _):
         words = ["probe", url, "--metrics", "127.0.0.1:1", "--tokens", "20K"]
@@ -336,10 +329,3 @@ def test_a_page_of_metrics_that_does_not_answer_is_said_to() -> None:
     assert ended.exit_code == 0
     assert "--metrics 127.0.0.1:1 does not answer" in ended.stderr
     assert "is sent again hits 97.5%" in ended.stdout
-
-
-def test_an_error_in_a_stream_is_passed_on() -> None:
-    heard = _Heard(0.0)
-    heard.take({"error": {"message": "out of \x1b[31mblocks"}}, 1.0)
-    with pytest.raises(Unreachable, match=r"broke off an answer: out of \[31mblocks"):
-        heard.answer(urlsplit("http://host"), 2.0)

@@ -34,14 +34,6 @@ class Points:
     """Tokens whose pages are there, to be resumed at by computing the window again, rising."""
 
 
-@dataclass(frozen=True)
-class Stored:
-    """What a request left: ``tokens`` after which it can be resumed (0: it cannot), and bytes."""
-
-    tokens: int
-    written_bytes: int
-
-
 Placed = tuple[Family, int, Objects]
 """Objects of a family, and the number of the first in the prefix."""
 
@@ -109,7 +101,10 @@ class Library:
         Inside a block these are the places where a prompt of this library ended or this one does.
         """
         size, inside = self.block_tokens, self._places_inside(prefix)
-        with_tail, bare = (self._manifests(prefix, whole=each) for each in (True, False))
+        with_tail = self._exists(prefix.block_names("manifest", len(prefix.keys)))
+        bare = np.zeros_like(with_tail)  # these count where windows are computed again
+        if self.windows.replay_tokens:
+            bare = self._exists(prefix.block_names("pages", len(prefix.keys)))
         ends = np.flatnonzero(with_tail | bare) + 1
         last = max([*ends[-1:].tolist(), *(n // size for n in inside)], default=0)
         pages = [self._exists(prefix.names(family, last * size)) for family in self._pages]
@@ -126,12 +121,15 @@ class Library:
                 replays += [n] if self._is_there(prefix, n, whole=False) else []
         return Points(tuple(sorted(points)), tuple(sorted(replays)))
 
-    def store_prefix(self, prefix: Prefix, slot: int) -> Stored:
+    def store_prefix(self, prefix: Prefix, slot: int) -> int:
         """Store what a request holds now: whole pages, and a resume point if one is due here.
 
         Args:
             prefix: Its tokens so far, or more of its prompt.
             slot: Of the request.
+
+        Returns:
+            Tokens after which it can be resumed; 0 if it cannot.
 
         Raises:
             CacheError: The request has more tokens than the prefix.
@@ -143,14 +141,13 @@ class Library:
                 "that the request has."
             )
         whole = tokens in self.windows.places(len(prefix), 0, tokens)
-        written = sum(
+        for part in self._parts(tokens // self.block_tokens):
             self._store_pages(prefix, slot, part)
-            for part in self._parts(tokens // self.block_tokens)
-        )
         if not tokens or not (whole or self.windows.replay_tokens):
-            return Stored(0, written)
-        written += self._store_point(prefix, slot, tokens, whole=whole)
-        return Stored(tokens if self._is_there(prefix, tokens, whole=whole) else 0, written)
+            return 0
+        if not self._is_there(prefix, tokens, whole=whole):
+            self._store_point(prefix, slot, tokens, whole=whole)
+        return tokens if self._is_there(prefix, tokens, whole=whole) else 0
 
     def restore(self, prefix: Prefix, slot: int) -> Restored:
         """Give a request that was just admitted as much of its prompt as can be.
@@ -209,13 +206,6 @@ class Library:
             self._fail(error)
             return np.zeros(len(names), dtype=np.bool_)
 
-    def _manifests(self, prefix: Prefix, *, whole: bool) -> NDArray[np.bool_]:
-        """Which blocks a manifest ends at; bare ones count where windows are computed again."""
-        if not whole and not self.windows.replay_tokens:
-            return np.zeros(len(prefix.keys), dtype=np.bool_)
-        kind = "manifest" if whole else "pages"
-        return self._exists(prefix.block_names(kind, len(prefix.keys)))
-
     def _tails_at(
         self, prefix: Prefix, family: Family, marked: NDArray[np.bool_]
     ) -> NDArray[np.bool_]:
@@ -266,16 +256,16 @@ class Library:
 
     # Storing
 
-    def _write(self, names: Sequence[str], data: Sequence[Bytes]) -> int:
-        """Keep objects, or none; returns the bytes written."""
+    def _write(self, names: Sequence[str], data: Sequence[Bytes]) -> bool:
+        """Keep objects, or none; whether they are kept."""
         try:
             self.store.put(names, data)
         except StoreUnavailable as error:
             self._fail(error)
             self._delete(names)
-            return 0
+            return False
         self._written += names
-        return sum(each.nbytes for each in data)
+        return True
 
     def _delete(self, names: Sequence[str]) -> None:
         try:
@@ -283,14 +273,14 @@ class Library:
         except StoreUnavailable as error:
             self._fail(error)
 
-    def _store_pages(self, prefix: Prefix, slot: int, part: range) -> int:
+    def _store_pages(self, prefix: Prefix, slot: int, part: range) -> None:
         """Store blocks of which an object is missing."""
         end = part.stop * self.block_tokens
         names = [prefix.names(family, end)[part.start :] for family in self._pages]
         there = [self._exists(each) for each in names]
         some = np.flatnonzero(~np.logical_and.reduce(there)).tolist() if there else []
         if not some:
-            return 0
+            return
         chosen, data = list[str](), list[Bytes]()
         for family, of_family in zip(self._pages, names, strict=True):
             units, room = self.cache.units(family, slot, end), self._room(family, len(some))
@@ -298,12 +288,10 @@ class Library:
             chosen += [of_family[i] for i in some]
             data += list(room.reshape(len(some), -1))
         self._digests |= {name: digest(each) for name, each in zip(chosen, data, strict=True)}
-        return self._write(chosen, data)
+        self._write(chosen, data)
 
-    def _store_point(self, prefix: Prefix, slot: int, tokens: int, *, whole: bool) -> int:
+    def _store_point(self, prefix: Prefix, slot: int, tokens: int, *, whole: bool) -> None:
         """Store what a resume point does not share with others, and last its manifest."""
-        if self._is_there(prefix, tokens, whole=whole):
-            return 0
         own = dict[str, Bytes]()
         for family, number, name in self._own(prefix, tokens, whole=whole):
             data = self.cache.new_objects(family, 1)
@@ -314,16 +302,14 @@ class Library:
         for family in self._families(whole=whole):
             known = self._learn(prefix.names(family, tokens), family.object_bytes)
             if known is None:
-                return 0
+                return
             digests[family.name] = known
         if tokens % self.block_tokens:
             before = prefix.key(tokens // self.block_tokens * self.block_tokens)
             self._inside.setdefault(before, set()).add(tokens % self.block_tokens)
-        written = self._write(list(own), list(own.values()))
-        if own and not written:
-            return 0
-        manifest = Manifest(tokens, digests).dump()
-        return written + self._write([prefix.manifest_name(tokens, whole=whole)], [manifest])
+        if self._write(list(own), list(own.values())):
+            manifest = Manifest(tokens, digests).dump()
+            self._write([prefix.manifest_name(tokens, whole=whole)], [manifest])
 
     def _learn(self, names: Sequence[str], size: int) -> list[bytes] | None:
         """Digests of objects as they are kept; None if one is nowhere.

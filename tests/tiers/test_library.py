@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import OutOfBlocks, StoreFull, StoreUnavailable
-from dsv4kv.tiers.library import Restored, Stored
+from dsv4kv.tiers.library import Restored
 from dsv4kv.tiers.store import Bytes, Found, MemoryStore, Store
 from tests.examples import examples
 from tests.tiers.world import PlainStore, World, on_twin, tokens_of
@@ -221,11 +221,11 @@ def test_a_store_that_cannot_answer_has_nothing_and_keeps_nothing(error: StoreUn
     library, slot, back = here.library(store), here.admit(), here.admit()
     prefix, store.error = library.prefix(tokens_of(1, 300)), error
     here.compute(slot, 1, 300)
-    assert library.store_prefix(prefix, slot) == Stored(0, 0)
+    assert library.store_prefix(prefix, slot) == 0
     assert store.objects == {}
     assert library.failures > 0
     store.error = None
-    assert library.store_prefix(prefix, slot).tokens == 300
+    assert library.store_prefix(prefix, slot) == 300
     store.error = error
     assert library.restore(prefix, back) == Restored()
     store.error = None

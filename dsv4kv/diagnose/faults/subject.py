@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from dsv4kv.budget.flags import GivenFlag, merge, read_flag
 from dsv4kv.budget.gpus import gpu_names, load_gpu
-from dsv4kv.budget.servers import Launch, find_launches
+from dsv4kv.budget.servers import find_launches
 from dsv4kv.diagnose.faults.table import plain, release
 from dsv4kv.engines.flags import find_flag
 from dsv4kv.engines.logs.read import find_version, preset_named, read_lines
@@ -38,6 +38,7 @@ _OTHER_MODEL = re.compile(
 )
 _V4_PARSER = re.compile(r"deepseek[-_]?v4(?![.\d])", re.IGNORECASE)
 _GPU_NAME = re.compile(r"NVIDIA (?:RTX )?([A-Z]{1,3}\d{2,4}(?:-3e)?)")
+_MODEL_NAME = re.compile(r"(?i)DeepSeek-?V[\d.]+(?:-?(?:Flash|Pro))?")
 _UNTAGGED = (0, 1)
 """Of vLLM: the version of builds from no tag, whatever they were built from."""
 _ECHO = re.compile(r"non-default args: (\{.*)|\b(ServerArgs\(.*)")
@@ -103,19 +104,13 @@ def read_subjects(given: str, engine: str | None = None, gpu: str | None = None)
             f"{given[:200]}: nothing is known of it: give a launch command of vLLM or SGLang, a "
             "file with some, the log of a start, or a benchmark's result file."
         )
-    return [_stated(each, family, version, arch) for each in found]
-
-
-def _stated(subject: Subject, family: str, version: str, arch: str | None) -> Subject:
-    """What was stated goes before what was read, for the engine that it was stated of."""
-    if subject.kind == "result":
-        return subject
-    if family and subject.engine and subject.engine != family:
-        return subject
-    own = subject.version if not version or family != (subject.engine or family) else version
-    return replace(
-        subject, engine=subject.engine or family, version=own, arch=arch or subject.arch
-    )
+    for number, subject in enumerate(found):
+        of = subject.engine or family
+        if subject.kind != "result" and of == (family or of):
+            # what was stated goes before what was read, for the engine that it was stated of
+            stated = version if family == of and version else subject.version
+            found[number] = replace(subject, engine=of, version=stated, arch=arch or subject.arch)
+    return found
 
 
 def _as_path(given: str) -> Path | None:
@@ -133,30 +128,24 @@ def _as_path(given: str) -> Path | None:
 
 def _of_file(path: Path) -> list[Subject]:
     text = "\n".join(islice(read_lines(path), _MOST_LINES))
-    if text.lstrip().startswith("{") and _is_result(text):
-        return list(_of_results(path))
+    if text.lstrip().startswith("{"):
+        for candidate in (text, text.lstrip().partition("\n")[0]):
+            with suppress(Unparsable):
+                document = parse_json(candidate)
+                if isinstance(document, dict) and {"completed", "duration"} & set(document):
+                    return _of_results(list(read_runs(path)))
+                break
     if len(_LOGGED.findall(text)) > 1 or _ECHO.search(text):
         return [_of_log(text, path.name)]
     return _of_commands(text, path.name)
 
 
-# ---- results ------------------------------------------------------------------------------------
-
-
-def _is_result(text: str) -> bool:
-    first = text.lstrip().partition("\n")[0]
-    for candidate in (text, first):
-        with suppress(Unparsable):
-            document = parse_json(candidate)
-            return isinstance(document, dict) and bool({"completed", "duration"} & set(document))
-    return False
-
-
-def _of_results(path: Path) -> Iterator[Subject]:
-    runs = list(read_runs(path))
-    for number, (name, run) in enumerate(runs):
-        before = [document for _, document in runs[:number]]
-        yield Subject(name, "result", "bench", fields=facts_of(run, before))
+def _of_results(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Subject]:
+    documents = [run for _, run in runs]
+    return [
+        Subject(name, "result", "bench", fields=facts_of(run, documents[:number]))
+        for number, (name, run) in enumerate(runs)
+    ]
 
 
 # ---- commands -----------------------------------------------------------------------------------
@@ -170,23 +159,20 @@ def _of_commands(text: str, source: str) -> list[Subject]:
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from None
     known = replayed_engines()
-    return [_of_launch(launch, text) for launch in launches if launch.family in known]
-
-
-def _of_launch(launch: Launch, text: str) -> Subject:
-    flags = {_usual(launch.family, name): value for name, value in launch.flags}
-    title = launch.title if launch.line == 1 else f"{launch.title} (line {launch.line})"
-    return Subject(
-        title,
-        "command",
-        launch.family,
-        _tagged(launch.version),
-        flags,
-        dict(launch.variables),
-        _inputs(launch.family, [*launch.variables.items(), *launch.flags]),
-        text=text,
-        model=_model(flags),
-    )
+    found = []
+    for launch in (each for each in launches if each.family in known):
+        flags = {_usual(launch.family, name): value for name, value in launch.flags}
+        title = launch.title if launch.line == 1 else f"{launch.title} (line {launch.line})"
+        pairs = [*launch.variables.items(), *launch.flags]
+        inputs = _inputs(launch.family, pairs)
+        version, variables = _tagged(launch.version), dict(launch.variables)
+        found.append(
+            Subject(
+                title, "command", launch.family, version, flags, variables, inputs, text=text,
+                model=_model(flags),
+            )
+        )  # fmt: skip
+    return found
 
 
 def _inputs(family: str, pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
@@ -232,11 +218,15 @@ def _usual(family: str, spelling: str) -> str:
 def _of_log(text: str, source: str) -> Subject:
     lines = text.splitlines()
     version = next(filter(None, map(find_version, lines)), None)
-    engine = _engine_of(text)
-    echoed = next(filter(None, map(_echoed, lines)), None)
-    given = (echoed or {}).items()
-    flags = None if echoed is None else {_usual(engine, f"--{name}"): each for name, each in given}
-    gpu = _GPU_NAME.search(text)
+    # the engine whose arguments it echoes, else whose name it has most often
+    engine = max(
+        replayed_engines(),
+        key=lambda name: (FAMILIES[name].log_mark in text, text.lower().count(name)),
+    )
+    given = next(filter(None, map(_echoed, lines)), None)
+    flags = given and {_usual(engine, f"--{name}"): each for name, each in given.items()}
+    gpu, name = _GPU_NAME.search(text), _MODEL_NAME.search(text)
+    device = gpu[1].lower() if gpu else ""
     return Subject(
         f"{source}: {engine} {version or '(version unknown)'}",
         "log",
@@ -246,27 +236,9 @@ def _of_log(text: str, source: str) -> Subject:
         None,
         _inputs(engine, flags.items()) if flags else {},
         text=text,
-        model=_model(flags or {}) or _model({"--model": _named_in(text)}),
-        arch=_arch_of(gpu[1]) if gpu else None,
+        model=_model(flags or {}) or _model({"--model": name[0] if name else ""}),
+        arch=load_gpu(device).arch if device in gpu_names() else None,
     )
-
-
-def _engine_of(text: str) -> str:
-    """The engine of a log: whose arguments it echoes, else whose name it has most often."""
-
-    def likely(name: str) -> tuple[bool, int]:
-        return FAMILIES[name].log_mark in text, text.lower().count(name)
-
-    return max(replayed_engines(), key=likely)
-
-
-def _named_in(text: str) -> str:
-    match = re.search(r"DeepSeek-?V[\d.]+(?:-?(?:Flash|Pro))?", text, re.IGNORECASE)
-    return match[0] if match else ""
-
-
-def _arch_of(name: str) -> str | None:
-    return load_gpu(name.lower()).arch if name.lower() in gpu_names() else None
 
 
 def _echoed(line: str) -> dict[str, str] | None:

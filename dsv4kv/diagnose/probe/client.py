@@ -108,7 +108,9 @@ class OpenAiServer:
                 return heard.answer(self._at, self.now_s())
             if response.status not in _BUSY or patience_s is None:
                 raise _refusal(response)
-            wait_s = max(patience_s or 0.0, _asked_for_s(response))
+            asked = response.headers.get("retry-after") or ""
+            asked_s = float(asked) if asked.isascii() and asked.isdigit() else 0.0
+            wait_s = max(patience_s, asked_s)
             if wait_s >= ends_s - self.now_s():
                 raise Spent(f"the server is busy ({response.status}), for longer than was left")
             self.wait(wait_s)
@@ -291,12 +293,6 @@ def _key() -> str:
     if not (key.isascii() and key.isprintable()):
         raise ConfigError(f"{name} holds characters that no header takes: set another.")
     return key
-
-
-def _asked_for_s(response: "Response") -> float:
-    """Seconds after which a busy server wants to be asked again; 0 where it does not say."""
-    said = response.headers.get("retry-after") or ""
-    return float(said) if said.isascii() and said.isdigit() else 0.0
 
 
 def _refusal(response: "Response") -> Exception:

@@ -111,7 +111,16 @@ def again(q: Questioner, known: Known) -> Iterator[Conclusion]:
             known.why = f"of every prompt {fresh:,} tokens of a template hit"
         yield Conclusion("hits", f"{said} {share:.1%}", warm.cached_tokens, "good")
     else:
-        yield _nothing_hits(q, known, warm.prompt_tokens)
+        known.why = "nothing hits"
+        most = f"{warm.prompt_tokens:,} tokens{': the server drafts' if q.drafts else ''}"
+        yield Conclusion(
+            "hits",
+            f"0 % of a prompt hits that is sent again, up to {most}",
+            0,
+            "bad",
+            "leave --no-enable-prefix-caching and --disable-radix-cache out; with speculative "
+            "decoding try without it, or a vLLM that has #44082",
+        )
 
 
 def _overcounted(answer: Answer) -> Conclusion:
@@ -154,19 +163,6 @@ def _hits_again(q: Questioner, warm: Answer) -> list[int]:
         for _ in range(_REPEATS):
             hits.append(q.hit(prompt))
     return hits
-
-
-def _nothing_hits(q: Questioner, known: Known, tokens: int) -> Conclusion:
-    known.why = "nothing hits"
-    drafts = ": the server drafts" if q.drafts else ""
-    return Conclusion(
-        "hits",
-        f"0 % of a prompt hits that is sent again, up to {tokens:,} tokens{drafts}",
-        0,
-        "bad",
-        "leave --no-enable-prefix-caching and --disable-radix-cache out; with speculative "
-        "decoding try without it, or a vLLM that has #44082",
-    )
 
 
 def _by_time(
@@ -297,11 +293,14 @@ def branches(q: Questioner, known: Known) -> Iterator[Conclusion]:
             said = "a prompt that parts in the middle of another never hits"
             yield Conclusion("branches", said, "never", advice=_RETAIN)
             return
-        said = f"a prompt that parts in the middle of others hits from the {_nth(when)} on"
+        said = f"a prompt that parts in the middle of others hits from the {_NTH[when]} on"
         yield Conclusion("branches", said, 0, advice=_RETAIN)
         return
-    dense = all(hit in _floors(n, known.step, known) for n, hit in hits.items())
-    if dense:
+    ends = (known.lost, known.lost + 1)
+    if all(
+        any(hit == max(0, n - lost) // known.step * known.step for lost in ends)
+        for n, hit in hits.items()
+    ):
         said = f"a prompt that parts anywhere hits: windows are kept every {known.step:,} tokens"
         yield Conclusion("branches", said, known.step, "good")
         return
@@ -315,20 +314,14 @@ def branches(q: Questioner, known: Known) -> Iterator[Conclusion]:
             said = f"inside a prompt hits end at multiples of {interval:,} tokens"
             yield Conclusion("branches", said, interval)
             return
-    ends = ", ".join(f"{hit:,} of {n:,}" for n, hit in hits.items())
-    yield undecided("branches", f"hits of common tokens follow no interval: {ends}")
+    found_of = ", ".join(f"{hit:,} of {n:,}" for n, hit in hits.items())
+    yield undecided("branches", f"hits of common tokens follow no interval: {found_of}")
 
 
 _RETAIN = "vLLM: --prefix-cache-retention-interval 4096; SGLang: keep windows dense"
 
 
-def _floors(common: int, interval: int, known: Known) -> set[int]:
-    """Hits of so many common tokens where a window is kept in every interval."""
-    return {max(0, common - lost) // interval * interval for lost in (known.lost, known.lost + 1)}
-
-
-def _nth(number: int) -> str:
-    return {2: "second", 3: "third", 4: "fourth"}[number]
+_NTH = {2: "second", 3: "third", 4: "fourth"}
 
 
 def growing(q: Questioner, known: Known) -> Iterator[Conclusion]:
@@ -361,8 +354,11 @@ def equality(q: Questioner, known: Known) -> Iterator[Conclusion]:
             return
         if warm.cached_tokens:
             apart.append(distance(cold, warm))
-        noise.append(distance(cold, other) if (other := _cold(q, known, prompt, number))
-                     else _short_noise(q, known))  # fmt: skip
+        other = _cold(q, known, prompt, number)
+        if other is None:
+            short = q.draw(known.smallest - 1)
+            cold, other = (q.ask(short, outputs=_OUTPUTS) for _ in range(2))
+        noise.append(distance(cold, other))
     if len(apart) < _TRIALS:
         yield undecided("equality", "prompts did not hit again and again")
         return
@@ -391,11 +387,6 @@ def _cold(q: Questioner, known: Known, prompt: Prompt, number: int) -> Answer | 
     except Refused:
         return None
     return None if answer.cached_tokens else answer
-
-
-def _short_noise(q: Questioner, known: Known) -> float:
-    prompt = q.draw(known.smallest - 1)
-    return distance(*(q.ask(prompt, outputs=_OUTPUTS) for _ in range(2)))
 
 
 def distance(one: Answer, other: Answer) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from dsv4kv.diagnose.conform.sequences import DRAWN, Sequence, expect, shrink
 from dsv4kv.errors import PeerUnavailable
@@ -122,17 +122,6 @@ INVARIANTS = {
 """What must hold after every operation, by name."""
 
 
-class Manager(Protocol):
-    """An engine's manager that can be asked: the engine, its version, and traits of its hits."""
-
-    engine: str
-    version: str
-    traits: dict[str, bool]
-
-    def ask(self, sequence: Sequence) -> dict[str, Any]:
-        """``broken``: by invariant, how it broke and after how many operations; and ``done``."""
-
-
 SHORT, STUBBORN = 20, 5
 """Operations that are short enough to read, and failures that are shrunk to get there."""
 
@@ -162,7 +151,7 @@ class Verdict:
 
 
 def conform(
-    manager: Manager,
+    manager: Driven,
     operations: int,
     seed: int,
     show: Callable[[Verdict], None] = lambda _: None,
@@ -185,7 +174,7 @@ def conform(
     verdict = Verdict()
     while verdict.operations < operations:
         source = random.Random(f"{seed} {verdict.sequences}")
-        sequence = DRAWN[manager.engine](source, manager.traits, host=host)
+        sequence = DRAWN[manager.engine](source, manager.traits, host)
         answer = manager.ask(sequence)
         for kind, (says, after) in answer["broken"].items():
             first = Failure(kind, says, sequence, verdict.operations + after, repeats=False)
@@ -196,7 +185,7 @@ def conform(
     return verdict
 
 
-def _note(verdict: Verdict, manager: Manager, first: Failure) -> None:
+def _note(verdict: Verdict, manager: Driven, first: Failure) -> None:
     """Count a sequence that broke, and keep what can be made of it if it is the shortest."""
     verdict.broken[first.kind] += 1
     known = verdict.failures.get(first.kind)
@@ -211,7 +200,7 @@ def _rank(failure: Failure) -> tuple[bool, int]:
     return not failure.repeats, len(failure.sequence.operations)
 
 
-def _shortest(manager: Manager, first: Failure) -> Failure:
+def _shortest(manager: Driven, first: Failure) -> Failure:
     """The failure by its shortest sequence; as it is where that does not break it again."""
 
     def said(sequence: Sequence) -> str:

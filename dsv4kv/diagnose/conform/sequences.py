@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil
-from typing import Any, Protocol
+from typing import Any
 
 from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.names import RULES, find_engine
@@ -150,7 +150,7 @@ _RETENTION = {
 }
 
 
-def draw_vllm(draw: random.Random, traits: Traits, *, host: bool = False) -> Sequence:
+def draw_vllm(draw: random.Random, traits: Traits, host: bool = False) -> Sequence:
     """A sequence for vLLM: a pool of at least what it demands at its start.
 
     With ``host`` memory a prompt that is served alone finds the GPU's cache empty: all that it
@@ -196,7 +196,7 @@ def _draw_host(draw: random.Random, *, served: bool) -> dict[str, Any]:
     }
 
 
-def draw_sglang(draw: random.Random, traits: Traits, *, host: bool = False) -> Sequence:
+def draw_sglang(draw: random.Random, traits: Traits, host: bool = False) -> Sequence:
     """A sequence for SGLang: pages of context, and of windows for all that run and a chunk.
 
     With ``host`` memory a prompt that is served alone finds the GPU's cache empty.
@@ -230,12 +230,8 @@ def draw_sglang(draw: random.Random, traits: Traits, *, host: bool = False) -> S
     return _operate(draw, settings, longest, served=served)
 
 
-class Draw(Protocol):
-    """Draws a sequence for an engine of such traits, with host memory or without."""
-
-    def __call__(self, draw: random.Random, traits: Traits, *, host: bool = False) -> Sequence:
-        """See there."""
-
+Draw = Callable[[random.Random, Traits, bool], Sequence]
+"""Draws a sequence for an engine of such traits, with host memory or without."""
 
 DRAWN: dict[str, Draw] = {
     "vllm": draw_vllm,

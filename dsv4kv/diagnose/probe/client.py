@@ -47,12 +47,12 @@ _WORDS = _TEXT.split()[:128]
 
 
 class OpenAiServer:
-    """A running server; see ``Server``.
+    """A running server, and its clock.
 
     Attributes:
         model: The name that it is asked for.
         spells: What prompts are made of: ``ids``, ``words`` or ``chat``.
-        around: As every ``Server``'s.
+        around: Tokens that it puts around every prompt: a first one, a chat's template.
         tokens: What it took to find that out.
     """
 
@@ -80,11 +80,19 @@ class OpenAiServer:
 
     @property
     def behind(self) -> bool:
-        """As every ``Server``'s."""
+        """Whether some of the tokens around a prompt may come behind it."""
         return self.spells == "chat" and bool(self.around)
 
     def ask(self, prompt: Prompt, outputs: int, salt: str | None, limit_s: float) -> Answer:
-        """The answer to a prompt; see ``Server``."""
+        """The answer to a prompt; with more than one output token it has log-probabilities.
+
+        ``salt`` keeps it apart from equal prompts.
+
+        Raises:
+            Unreachable: No answer, or a broken one.
+            Refused: The server does not take it.
+            Spent: There is none within ``limit_s``.
+        """
         return self._ask(self.spells, prompt, outputs, salt, limit_s)
 
     def _ask(
@@ -133,7 +141,7 @@ class OpenAiServer:
         return body | likely | {"prompt": list(prompt) if spells == "ids" else text}
 
     def counters(self) -> tuple[Values, bool] | None:
-        """What its page of metrics counts; None where none is named or it does not answer."""
+        """Its counters, and whether they speak of drafts; None where it has no page of them."""
         if self._metrics is None:
             return None
         from dsv4kv.record.http import ask

@@ -4,10 +4,13 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from dsv4kv.errors import StoreUnavailable
-from dsv4kv.record.metrics import Counted, Values
+from dsv4kv.record.metrics import Counted
+
+if TYPE_CHECKING:
+    from dsv4kv.diagnose.probe.client import OpenAiServer
 
 Prompt = tuple[int, ...]
 """Token ids, or numbers of words where a server takes text alone."""
@@ -44,42 +47,6 @@ class Answer:
     cached_by: Mapping[str, int] = field(default_factory=dict)
     """The same by tier, where it reports that."""
     took_s: float = 0.0  # from when it was asked, and not too busy to answer, to the end
-
-
-class Server(Protocol):
-    """A server, and its clock."""
-
-    @property
-    def around(self) -> int:
-        """Tokens that it puts around every prompt: a first one, a chat's template."""
-
-    @property
-    def behind(self) -> bool:
-        """Whether some of them may come behind it."""
-
-    def ask(self, prompt: Prompt, outputs: int, salt: str | None, limit_s: float) -> Answer:
-        """The answer to a prompt.
-
-        ``salt`` keeps it apart from equal prompts. With more than one output token it has
-        log-probabilities, too.
-
-        Raises:
-            Unreachable: No answer, or a broken one.
-            Refused: The server does not take it.
-            Spent: There is none within ``limit_s``.
-        """
-
-    def counters(self) -> tuple[Values, bool] | None:
-        """Its counters, and whether they speak of drafts; None where there are none."""
-
-    def reset(self) -> bool:
-        """Empty its cache; returns whether it did."""
-
-    def now_s(self) -> float:
-        """Seconds that have passed."""
-
-    def wait(self, seconds: float) -> None:
-        """Let time pass."""
 
 
 @dataclass
@@ -126,7 +93,7 @@ class Questioner:
     """
 
     def __init__(
-        self, server: Server, ledger: Ledger, seed: int, begun_s: float | None = None
+        self, server: "OpenAiServer", ledger: Ledger, seed: int, begun_s: float | None = None
     ) -> None:
         """``begun_s``: on the server's clock, when the budget of time began; now if left out."""
         self.server, self.ledger = server, ledger
@@ -160,7 +127,7 @@ class Questioner:
 
         Raises:
             Spent: It does not fit the budget.
-            Unreachable: As ``Server.ask`` says, and so for ``Refused``.
+            Unreachable: As ``OpenAiServer.ask`` says, and so for ``Refused``.
         """
         ledger, before = self.ledger, self._counters() if self._counts else None
         expected = ceil(len(prompt) * self._swell) + outputs

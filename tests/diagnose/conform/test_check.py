@@ -5,6 +5,7 @@ import random
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ from dsv4kv.diagnose.conform.sequences import (
     shrink,
 )
 from dsv4kv.errors import PeerUnavailable
-from tests.diagnose.conform.toy import Toy
+from tests.diagnose.conform.toy import TRAITS, Toy
 
 
 def test_a_sound_manager_passes() -> None:
@@ -72,7 +73,7 @@ class Stubborn(Toy):
         super().__init__()
         self.first: dict[str, object] = {}
 
-    def ask(self, sequence: Sequence) -> dict[str, object]:
+    def ask(self, sequence: Sequence) -> dict[str, Any]:
         self.first = self.first or sequence.settings
         least = 50 if sequence.settings == self.first else 3
         broken = {"blocks": ("lost", least)} if len(sequence.operations) >= least else {}
@@ -97,7 +98,7 @@ def test_a_chunk_of_host_memory_that_is_lost_is_found_and_shrunk() -> None:
 
 def test_host_memory_that_is_not_driven_is_a_sentence() -> None:
     manager = Toy()
-    manager.traits = {**Toy.traits, "host": False}
+    manager.traits = {**TRAITS, "host": False}
     with pytest.raises(PeerUnavailable, match=r"vllm 1\.0 is not driven: leave out --host"):
         conform(manager, 10, seed=0, host=True)
 
@@ -117,7 +118,7 @@ def test_with_host_memory_prompts_that_are_served_alone_are_loaded() -> None:
 def test_a_shorter_sequence_is_held_against_what_the_rule_says_of_it() -> None:
     """Without the prompt that was hit, the next one hits less."""
     first, second = [1, 2, 3], [1, 2, 4]
-    drawn = draw_vllm(random.Random(0), Toy.traits)
+    drawn = draw_vllm(random.Random(0), TRAITS)
     settings = drawn.settings | {"blocks": 8000, "speculation": "none"}
     both = Sequence(settings, (("serve", 0, first, 768, 0), ("serve", 1, second, 768, 0)))
     alone = Sequence(settings, both.operations[1:])
@@ -138,7 +139,7 @@ def test_nothing_can_be_left_out_of_what_was_shrunk() -> None:
 @pytest.mark.parametrize("engine", DRAWN)
 def test_every_prompt_fits_the_context_and_the_pools_hold_it(engine: str) -> None:
     known = {"lookahead": True, "retention": True, "newest": True, "host": True}
-    drawn = [DRAWN[engine](random.Random(seed), known) for seed in range(40)]
+    drawn = [DRAWN[engine](random.Random(seed), known, False) for seed in range(40)]
     for sequence in drawn:
         settings = sequence.settings
         longest = settings["context"]

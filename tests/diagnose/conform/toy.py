@@ -14,20 +14,20 @@ from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
+from dsv4kv.diagnose.conform.check import Driven
 from dsv4kv.diagnose.conform.driven import broken, serve
 from dsv4kv.diagnose.conform.sequences import PAGE, Operation, Sequence
 
 BLOCK = 64
+TRAITS = {"lookahead": False, "retention": False, "host": True}
 Key = tuple[int, ...]
 
 
-class Toy:
+class Toy(Driven):
     """A manager that can be asked, with its faults by name, and blocks that it ever freed."""
 
-    engine, version = "vllm", "1.0"
-    traits = {"lookahead": False, "retention": False, "host": True}  # noqa: RUF012
-
     def __init__(self, *faults: str) -> None:
+        self.engine, self.version, self.traits = "vllm", "1.0", TRAITS
         self.faults, self.freed = faults, 0
 
     def ask(self, sequence: Sequence) -> dict[str, Any]:

@@ -25,8 +25,13 @@ ANSWERS = [question for planned in PLANNED.values() for question in planned.answ
 NEXT = {"none": 0, "dspark": 0, "mtp": 1}
 
 
-def probe(server: FakeServer, most_tokens: int = 10**8, most_s: float = 1e9) -> Examination:
-    return examine(Questioner(server, Ledger(most_tokens, most_s), 7), Known())
+def probe(server: Any, most_tokens: int = 10**8, most_s: float = 1e9) -> Examination:
+    return examine(asking(server, Ledger(most_tokens, most_s), 7), Known())
+
+
+def asking(server: Any, ledger: Ledger, seed: int) -> Questioner:
+    """A fake is asked as a server is."""
+    return Questioner(server, ledger, seed)
 
 
 def values(found: Examination) -> dict[str, Conclusion]:
@@ -144,7 +149,7 @@ def test_what_was_learned_of_a_server_that_dies_is_kept(dies_at: int) -> None:
 
 @pytest.mark.parametrize("most_tokens", [1_000, 50_000, 400_000, 600_000])
 def test_a_budget_of_tokens_is_never_exceeded_and_says_what_it_left_open(most_tokens: int) -> None:
-    asked = Questioner(server(), Ledger(most_tokens, 1e9), 1)
+    asked = asking(server(), Ledger(most_tokens, 1e9), 1)
     found = examine(asked, Known())
     assert asked.ledger.tokens <= most_tokens
     said = f"the budget of {most_tokens:,} tokens"
@@ -153,7 +158,7 @@ def test_a_budget_of_tokens_is_never_exceeded_and_says_what_it_left_open(most_to
 
 def test_a_budget_of_time_is_never_exceeded() -> None:
     fake = server()
-    examine(Questioner(fake, Ledger(10**8, 5.0), 1), Known(wait_s=60.0))
+    examine(asking(fake, Ledger(10**8, 5.0), 1), Known(wait_s=60.0))
     assert fake.clock_s <= 5.0
 
 
@@ -164,7 +169,7 @@ def test_every_question_is_answered_once_whatever_happens() -> None:
 
 
 def test_a_wait_is_asked_for_where_it_is_wanted() -> None:
-    found = examine(Questioner(server(), Ledger(10**8, 1e9), 1), Known(wait_s=60.0))
+    found = examine(asking(server(), Ledger(10**8, 1e9), 1), Known(wait_s=60.0))
     assert values(found)["waiting"].level == "good"
 
 
@@ -275,7 +280,7 @@ def test_a_server_of_short_prompts_is_asked_short_ones() -> None:
 def test_hits_that_do_not_grow_end_the_search() -> None:
     """OpenAI-like servers may count blocks, or no more than so many tokens."""
     cache = open_cache(Setting("vllm", 300))
-    asked = Questioner(FakeServer(lambda prompt: min(cache(prompt), 256)), Ledger(10**8, 1e9), 7)
+    asked = asking(FakeServer(lambda prompt: min(cache(prompt), 256)), Ledger(10**8, 1e9), 7)
     told = {each.question: each for each in examine(asked, Known()).conclusions}
     assert told["step"].level == told["capacity"].level == "undecided"
     assert asked.ledger.tokens < 600_000
@@ -331,7 +336,7 @@ def test_the_servers_own_count_of_tokens_is_what_the_budget_is_about() -> None:
 
     fake.ask = count  # type: ignore[method-assign, assignment]
     ledger = Ledger(30_000, 1e9)
-    examine(Questioner(fake, ledger, 7), Known())
+    examine(asking(fake, ledger, 7), Known())
     assert counted <= ledger.tokens <= 30_000
 
 

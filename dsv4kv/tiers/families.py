@@ -10,15 +10,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import prod
-from typing import Literal, get_args
+from typing import Literal
 
 from dsv4kv.model.formats import PageLayout
 from dsv4kv.model.plan import CachePlan
-from dsv4kv.model.schedule import LayerSpec
 from dsv4kv.model.schema import LayerCacheSchema
 
 Part = Literal["main", "indexer", "window", "state", "indexer_state"]
 """What of a layer a family holds, as its schema names it."""
+
+_PARTS: dict[Part, str] = {
+    "main": "main",
+    "indexer": "indexer",
+    "window": "window",
+    "state": "state_shape",
+    "indexer_state": "indexer_state_shape",
+}
+"""The attribute of a layer's schema that says how large a part is."""
 
 _FLOAT_BYTES = 4
 
@@ -86,58 +94,37 @@ def families_in(layers: Sequence[LayerCacheSchema]) -> tuple[Family, ...]:
     ``csa-2``, ``csa-1``. Draft layers' windows are among the others: without them a draft after
     the prefix would read another request's.
     """
-    return tuple(
-        _family(name, part, [s for s in schemas if _held(s, part)])
-        for part in get_args(Part)
-        for name, schemas in _kinds(layers, part).items()
-        if any(_held(s, part) for s in schemas)
-    )
-
-
-def _held(schema: LayerCacheSchema, part: Part) -> PageLayout | tuple[int, ...] | None:
-    """A layer's page or state; nothing where it has none."""
-    held: PageLayout | tuple[int, ...] | None = {
-        "main": schema.main,
-        "indexer": schema.indexer,
-        "window": schema.window,
-        "state": schema.state_shape,
-        "indexer_state": schema.indexer_state_shape,
-    }[part]
-    return held
-
-
-def _kinds(schemas: Sequence[LayerCacheSchema], part: Part) -> dict[str, list[LayerCacheSchema]]:
-    """Layers by the family's name; all windows are one."""
-    if part == "window":
-        return {part: list(schemas)}
-    owners = [schema for schema in schemas if schema.main]
+    owners = [schema for schema in layers if schema.main]
     ratios = {(schema.layer.attn, schema.layer.ratio) for schema in owners}
-    kinds: dict[str, list[LayerCacheSchema]] = {}
-    for schema in owners:
-        spec = schema.layer
-        several = sum(attn is spec.attn for attn, _ in ratios) > 1
-        name = f"{spec.attn}-{spec.ratio}" if several else spec.attn.value
-        kinds.setdefault(name if part == "main" else f"{name}_{part}", []).append(schema)
-    return kinds
+    families: list[Family] = []
+    for part, attribute in _PARTS.items():
+        kinds: dict[str, list[LayerCacheSchema]] = {}
+        for schema in layers if part == "window" else owners:
+            spec = schema.layer
+            several = sum(attn is spec.attn for attn, _ in ratios) > 1
+            kind = f"{spec.attn}-{spec.ratio}" if several else spec.attn.value
+            name = {"main": kind, "window": "window"}.get(part, f"{kind}_{part}")
+            if getattr(schema, attribute):
+                kinds.setdefault(name, []).append(schema)
+        families += [
+            _family(name, part, getattr(schemas[0], attribute), schemas)
+            for name, schemas in kinds.items()
+        ]
+    return tuple(families)
 
 
-def _family(name: str, part: Part, schemas: Sequence[LayerCacheSchema]) -> Family:
-    spec, held = schemas[0].layer, _held(schemas[0], part)
+def _family(
+    name: str, part: Part, held: PageLayout | tuple[int, ...], schemas: Sequence[LayerCacheSchema]
+) -> Family:
+    spec = schemas[0].layer
     layers = tuple(schema.layer.layer_idx for schema in schemas)
-    if part == "window":
-        assert isinstance(held, PageLayout)
-        return Family(
-            name, part, Kept.WINDOW, layers, 1, held.entries, held.page_bytes, layout=held
-        )
     if isinstance(held, PageLayout):
-        size = schemas[0].block_tokens, held.page_bytes
-        return Family(name, part, Kept.PAGES, layers, spec.ratio, *size, layout=held)
-    assert held
+        kept, ratio, tokens = Kept.PAGES, spec.ratio, schemas[0].block_tokens
+        if part == "window":
+            kept, ratio, tokens = Kept.WINDOW, 1, held.entries
+        return Family(name, part, kept, layers, ratio, tokens, held.page_bytes, layout=held)
     positions = held[1] if len(held) == 3 else 1  # a running softmax has no positions
     size = positions, prod(held) * _FLOAT_BYTES
-    return Family(name, part, _state_kept(spec), layers, spec.ratio, *size, state_shape=held)
-
-
-def _state_kept(spec: LayerSpec) -> Kept:
-    """Overlapping groups also pool tokens before a resume point where one of them ends."""
-    return Kept.WINDOW if spec.overlaps else Kept.OPEN
+    # overlapping groups also pool tokens before a resume point where one of them ends
+    kept = Kept.WINDOW if spec.overlaps else Kept.OPEN
+    return Family(name, part, kept, layers, spec.ratio, *size, state_shape=held)

@@ -140,7 +140,7 @@ class Library:
                 f"slot {slot} has {tokens} tokens and the prefix {len(prefix)}: give the tokens "
                 "that the request has."
             )
-        whole = tokens in self.windows.places(len(prefix), 0, tokens)
+        whole = tokens in self.windows.places(len(prefix), tokens)
         for part in self._parts(tokens // self.block_tokens):
             self._store_pages(prefix, slot, part)
         if not tokens or not (whole or self.windows.replay_tokens):

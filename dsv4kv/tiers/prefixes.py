@@ -184,18 +184,17 @@ class Windows:
     windows are kept."""
     exact: bool = True  # whether that gives the bits of a run that never left
 
-    def places(self, prompt_tokens: int, resumed_tokens: int, found_tokens: int) -> list[int]:
+    def places(self, prompt_tokens: int, found_tokens: int = 0) -> list[int]:
         """Where a prompt leaves windows and states while it is computed, rising.
 
         Args:
             prompt_tokens: Its length.
-            resumed_tokens: Where computing began.
             found_tokens: Tokens of it whose pages were found.
         """
         places = kept_places(prompt_tokens, self.period_tokens, self.end)
         if self.junctions:
             places.add(found_tokens)
-        return sorted(place for place in places if place > resumed_tokens)
+        return sorted(places - {0})
 
 
 def parse_windows(text: str, *, block_tokens: int, window_tokens: int, layers: int) -> Windows:
@@ -214,8 +213,6 @@ def parse_windows(text: str, *, block_tokens: int, window_tokens: int, layers: i
     if not window_tokens:
         return Windows(text, period_tokens=block_tokens)
     name, _, number = text.partition(":")
-    if re.fullmatch("[0-9]{1,9}", number):
-        return _with_number(text, name, int(number), block_tokens)
     replay = -(-window_tokens * layers // block_tokens) * block_tokens
     plain = {
         "full": Windows(text, period_tokens=block_tokens),
@@ -226,16 +223,12 @@ def parse_windows(text: str, *, block_tokens: int, window_tokens: int, layers: i
         "sglang": Windows(text, end=(block_tokens, 0)),
         "vllm:dense": Windows(text, period_tokens=block_tokens),
     }
-    if text not in plain:
-        raise unknown(TIER_WINDOWS, text, "a strategy for windows")
-    return plain[text]
-
-
-def _with_number(text: str, name: str, tokens: int, block_tokens: int) -> Windows:
+    if text in plain:
+        return plain[text]
     # behind vLLM a hit leaves the last token to be computed
     ends = {"vllm": (block_tokens, 1), "periodic": None, "lmcache": None}
-    if name not in ends:
+    if name not in ends or not re.fullmatch("[0-9]{1,9}", number):
         raise unknown(TIER_WINDOWS, text, "a strategy for windows")
-    if not tokens and ends[name] is None:
+    if not int(number) and ends[name] is None:
         raise ConfigError(f"{text} has no period: write {name}:4096.")
-    return Windows(text, period_tokens=tokens, end=ends[name])
+    return Windows(text, period_tokens=int(number), end=ends[name])

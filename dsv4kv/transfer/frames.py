@@ -156,33 +156,24 @@ class Wire:
         with suppress(OSError):  # closed: the call itself will say so
             self._socket.settimeout(max(deadline - monotonic(), 1e-3))
         while first < len(left):
-            moved = self._one(call, _batch(left, first), deadline)
+            try:
+                moved = call(_batch(left, first))
+            except TimeoutError:
+                raise StoreUnavailable(
+                    f"{self.peer} did not answer in time ({self.timeout_s:g} s, and its data at "
+                    f"{SLOWEST_BYTES_PER_S / 1e6:g} MB/s): hung up."
+                ) from None
+            except (OSError, ValueError) as error:  # ValueError: closed by another thread
+                raise StoreUnavailable(f"the connection to {self.peer} broke: {error}.") from None
+            if not moved:
+                raise StoreUnavailable(f"{self.peer} hung up in the middle.")
+            if monotonic() > deadline:
+                raise StoreUnavailable(f"{self.peer} is too slow: hung up.")
             while first < len(left) and moved >= len(left[first]):
                 moved -= len(left[first])
                 first += 1
             if moved:
                 left[first] = left[first][moved:]
-
-    def _one(
-        self,
-        call: Callable[[Sequence[memoryview]], int],
-        views: Sequence[memoryview],
-        deadline: float,
-    ) -> int:
-        try:
-            moved = call(views)
-        except TimeoutError:
-            raise StoreUnavailable(
-                f"{self.peer} did not answer in time ({self.timeout_s:g} s, and its data at "
-                f"{SLOWEST_BYTES_PER_S / 1e6:g} MB/s): hung up."
-            ) from None
-        except (OSError, ValueError) as error:  # ValueError: closed by another thread
-            raise StoreUnavailable(f"the connection to {self.peer} broke: {error}.") from None
-        if not moved:
-            raise StoreUnavailable(f"{self.peer} hung up in the middle.")
-        if monotonic() > deadline:
-            raise StoreUnavailable(f"{self.peer} is too slow: hung up.")
-        return moved
 
 
 def _batch(views: Sequence[memoryview], first: int) -> Sequence[memoryview]:

@@ -1,6 +1,6 @@
 """The memory of a cache as another process reads it, and what a sender says of a request there."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -237,7 +237,11 @@ class Memory:
             self.numbers[name] = len(self.regions)
             self.regions += [pool.numpy().reshape(-1).data for pool in pools]
         self.segment = segment
-        self.offsets = _offsets(self.regions, segment.bytes) if segment else []
+        self.offsets: list[int] = []
+        if segment:
+            views = (segment.bytes, *self.regions)
+            base, *addresses = (np.frombuffer(each, np.uint8).ctypes.data for each in views)
+            self.offsets = [address - base for address in addresses]
 
     def ids(self, family: Family, slot: int, tokens: int) -> Ids:
         """Pages of a request that hold ``tokens`` tokens: int64[layers, n]; slots of the rest."""
@@ -250,22 +254,15 @@ class Memory:
     def digests(self, family: Family, ids: Ids, rows: range, page_rows: int) -> list[str]:
         """A digest of every ``page_rows`` rows, of all layers: equal rows, equal digest."""
         geometry, first = self.geometries[family.name], self.numbers[family.name]
-        pools = self.regions[first : first + len(family.layers)]
-        return [digest(pools, geometry, ids, page) for page in _by_page(rows, page_rows)]
-
-
-def digest(pools: Sequence[memoryview], geometry: Geometry, ids: Ids, rows: range) -> str:
-    """Hex digest of rows, layer by layer: pools of the layers, ids int64[layers, n]."""
-    found = blake2b(digest_size=_DIGEST_BYTES)
-    for pool, numbers in zip(pools, ids, strict=True):
-        for part in stretches(geometry, numbers, rows):
-            found.update(pool[part])
-    return found.hexdigest()
-
-
-def _by_page(rows: range, page_rows: int) -> Iterator[range]:
-    for start in range(rows.start // page_rows * page_rows, rows.stop, page_rows):
-        yield range(max(start, rows.start), min(start + page_rows, rows.stop))
+        pools, digests = self.regions[first : first + len(family.layers)], []
+        for start in range(rows.start // page_rows * page_rows, rows.stop, page_rows):
+            page = range(max(start, rows.start), min(start + page_rows, rows.stop))
+            found = blake2b(digest_size=_DIGEST_BYTES)
+            for pool, numbers in zip(pools, ids, strict=True):
+                for part in stretches(geometry, numbers, page):
+                    found.update(pool[part])
+            digests.append(found.hexdigest())
+        return digests
 
 
 def share(manager: KVCacheManager) -> Segment:
@@ -288,11 +285,6 @@ def share(manager: KVCacheManager) -> Segment:
         tensor.set_(moved)  # type: ignore[call-overload]
         offset += _aligned(tensor.nbytes)
     return segment
-
-
-def _offsets(regions: Sequence[memoryview], base: memoryview) -> list[int]:
-    addresses = [np.frombuffer(each, dtype=np.uint8).ctypes.data for each in (base, *regions)]
-    return [address - addresses[0] for address in addresses[1:]]
 
 
 def _aligned(size: int) -> int:
@@ -436,7 +428,8 @@ def _check_rows(name: str, offered: FamilyRows, needed: range) -> None:
 
 
 def _refusal(what: str, theirs: object, ours: object) -> ConfigError:
+    said = f"{theirs}"[:200]
     return ConfigError(
-        f"the two caches differ: {what}: {theirs} there and {ours} here. Rows are moved bit for "
+        f"the two caches differ: {what}: {said} there and {ours} here. Rows are moved bit for "
         "bit, so build both alike."
     )

@@ -9,7 +9,7 @@ import os
 import shutil
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import asdict
 from functools import partial
 from itertools import cycle, islice, zip_longest
@@ -79,8 +79,9 @@ def run_tiers(config: TiersConfig, on_step: OnStep) -> TiersOutcome:
     windows = _windows(config, plan)
     if any(_kept_at(windows, tokens) < tokens for tokens in config.lengths):
         plan = plan_from(_bench_config(config, 3))
-    bench = _bench_config(config, plan.num_slots)
-    outcome = TiersOutcome(plan.config.name, _gpu(config), config.windows, exact=windows.exact)
+    bench, cost = _bench_config(config, plan.num_slots), config.cost
+    gpu = f"{cost.gpus} × {cost.gpu}" if cost.gpu else f"{cost.gpus} GPU"
+    outcome = TiersOutcome(plan.config.name, gpu, config.windows, exact=windows.exact)
     steps = [(name, tokens) for name in config.stores for tokens in sorted(set(config.lengths))]
     with _folder(config) as folder:
         _check_room(config, plan, folder)
@@ -136,12 +137,15 @@ class _Run:
     ) -> None:
         self.config, self.cache, self.requests = config, cache, requests
         self.windows, self.outcome = windows, outcome
-        self._computing = _ComputingModel(config, cache.manager.plan)
+        self._prefill_ns = _prefill_model(config, cache.manager.plan)
 
     def open(self, place: str, folder: Path) -> Store:
         namespace = namespace_of(self.cache.manager.plan, _REVISION)
         if place == "memory":
-            return MemoryStore(4 * _prefix_bytes(self.cache, max(self.config.lengths)))
+            longest = max(self.config.lengths)
+            return MemoryStore(
+                4 * sum(f.objects(longest) * f.object_bytes for f in self._families())
+            )
         if place == "file":
             return FileStore(folder, namespace, threads=self.config.threads)
         return open_store(place, namespace)
@@ -151,7 +155,9 @@ class _Run:
         requests = self.requests
         library = Library(self.cache, store, self.windows, revision=_REVISION)
         ends = sorted({_kept_at(self.windows, tokens), tokens})
-        stored = [self._placed(end) for end in ends]
+        stored = [requests.admit() for _ in ends]
+        for slot, end in zip(stored, ends, strict=True):
+            requests.place(slot, _SERIAL, end)
         back, found = self._measure_prefix(name, library, stored, tokens)
         if found.point > found.tokens:
             self._compute(back, found.point)
@@ -170,11 +176,6 @@ class _Run:
 
     def _compute(self, slot: int, tokens: int) -> None:
         self.requests.compute(slot, _SERIAL, *range(0, tokens, _STEP_TOKENS), tokens)
-
-    def _placed(self, tokens: int) -> int:
-        slot = self.requests.admit()
-        self.requests.place(slot, _SERIAL, tokens)
-        return slot
 
     def _measure_prefix(
         self, name: str, library: Library, stored: Sequence[int], tokens: int
@@ -198,7 +199,7 @@ class _Run:
             library.clear()
         useful = sum(f.useful_bytes(tokens) for f in self._families() if f.kept is Kept.PAGES)
         stored_ns, looked_up, restored = (_estimate(list(e)) for e in zip(*rounds, strict=True))
-        again, computed = (self._computing.prefill_ns(n, tokens) for n in (found.tokens, 0))
+        again, computed = (self._prefill_ns(n, tokens) for n in (found.tokens, 0))
         counts = tokens, len(prefix.keys), useful, found.read_bytes, found.tokens
         times = stored_ns, looked_up, restored, again, computed
         row = PrefixRow(name, *counts, *times)
@@ -229,7 +230,13 @@ class _Run:
         whole, names = list(data.reshape(count, -1)), [f"{family.name}/{n}" for n in range(count)]
         here, there = (self.cache.units(family, slot, tokens) for slot in slots)
         ours, limits = list[tuple[int, int]](), list[tuple[int, int]]()
-        with closing(self._limit(store, count, family.object_bytes)) as limit:
+        size = family.object_bytes
+        limit = None  # often not known
+        if isinstance(store, FileStore):
+            limit = time_disk(store.folder, count, size, self.config.threads)
+        elif isinstance(store, MemoryStore):
+            limit = time_copies(count, size)
+        with closing(limit) if limit else nullcontext():
             for _ in range(self.config.rounds):
                 start_ns = perf_counter_ns()
                 self.cache.take(family, here, data)
@@ -241,54 +248,39 @@ class _Run:
                 right = [digest(each) for each in whole] == digests
                 self.cache.put(family, there, data)
                 ours.append((written_ns, perf_counter_ns() - start_ns))
-                limits += islice(limit, 1)
+                limits += islice(limit or (), 1)
                 self.outcome.checks += count
                 if not (found.all() and right):
                     failure = f"{name}: {family.name} came back with other bytes."
                     self.outcome.failures.append(failure)
                 store.delete(names)
         ways = [
-            Way(_estimate(list(taken)), _estimate(list(known)) if known else None)
-            for taken, known in zip_longest(zip(*ours, strict=True), zip(*limits, strict=True))
+            Way(_estimate(list(taken)), _estimate(list(least)) if least else None)
+            for taken, least in zip_longest(zip(*ours, strict=True), zip(*limits, strict=True))
         ]
-        return FamilyRow(name, family.name, count, family.object_bytes, *ways)
-
-    def _limit(
-        self, store: Store, count: int, size: int
-    ) -> Generator[tuple[int, int], None, None]:
-        """Nanoseconds to write and to read as many objects, nothing else done; often not known."""
-        if isinstance(store, FileStore):
-            yield from time_disk(store.folder, count, size, self.config.threads)
-        elif isinstance(store, MemoryStore):
-            yield from time_copies(count, size)
+        return FamilyRow(name, family.name, count, size, *ways)
 
     def _families(self) -> list[Family]:
         return list(self.cache.families.values())
 
 
-class _ComputingModel:
-    """How long a prompt takes to compute, as ``replay`` models it."""
+def _prefill_model(config: TiersConfig, plan: CachePlan) -> Callable[[int, int], float | None]:
+    """Nanoseconds from a prompt's first token on, chunk by chunk, as ``replay`` models it.
 
-    def __init__(self, config: TiersConfig, plan: CachePlan) -> None:
-        replay = ReplayConfig(model=config.model, cost=config.cost)
-        self._step = config.prefill_tokens
-        self._known = find_weight_facts(config.model.preset, plan.config) is not None
-        if self._known:
-            tables = StepTables(plan.config, plan.schemas, max(config.lengths))
-            weights = build_weights(replay, plan.config, plan.schemas)
-            stated = config.cost.clock == "stated"
-            self._clock = VirtualClock(
-                tables.weighed(weights),
-                find_rates(config.cost) if stated else None,
-                None if stated else open_times(replay, plan.config, plan.schemas, weights).timer,
-            )
-
-    def prefill_ns(self, first: int, tokens: int) -> float | None:
-        """Nanoseconds from a prompt's ``first`` token on, chunk by chunk.
-
-        None for a model whose weights are not known.
-        """
-        return self._clock.prompt_s(first, tokens, self._step) * 1e9 if self._known else None
+    None for a model whose weights are not known.
+    """
+    replay = ReplayConfig(model=config.model, cost=config.cost)
+    if find_weight_facts(config.model.preset, plan.config) is None:
+        return lambda first, tokens: None
+    tables = StepTables(plan.config, plan.schemas, max(config.lengths))
+    weights = build_weights(replay, plan.config, plan.schemas)
+    stated = config.cost.clock == "stated"
+    clock = VirtualClock(
+        tables.weighed(weights),
+        find_rates(config.cost) if stated else None,
+        None if stated else open_times(replay, plan.config, plan.schemas, weights).timer,
+    )
+    return lambda first, tokens: clock.prompt_s(first, tokens, config.prefill_tokens) * 1e9
 
 
 def _check_restored(name: str, library: Library, tokens: int, found: Restored) -> None:
@@ -362,16 +354,7 @@ def _kept_at(windows: Windows, tokens: int) -> int:
     """Where a prompt is resumed at: the last place of its windows, the end if none is kept."""
     if windows.replay_tokens:
         return tokens
-    return max(windows.places(tokens, 0, 0), default=0)
-
-
-def _gpu(config: TiersConfig) -> str:
-    cost = config.cost
-    return f"{cost.gpus} × {cost.gpu}" if cost.gpu else f"{cost.gpus} GPU"
-
-
-def _prefix_bytes(cache: CacheBytes, tokens: int) -> int:
-    return sum(f.objects(tokens) * f.object_bytes for f in cache.families.values())
+    return max(windows.places(tokens), default=0)
 
 
 def _check_room(config: TiersConfig, plan: CachePlan, folder: Path) -> None:

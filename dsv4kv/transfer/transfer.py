@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial
-from itertools import pairwise
 from math import ceil
 from select import select
 from signal import SIGTERM
@@ -31,7 +30,7 @@ from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import choose_formats
 from dsv4kv.processes import Child, python, with_package
 from dsv4kv.transfer.frames import is_loopback
-from dsv4kv.transfer.manifest import Manifest, Memory, Segment, attach
+from dsv4kv.transfer.manifest import Manifest, Memory, attach
 from dsv4kv.transfer.outcome import Costs, Outcome, Run
 from dsv4kv.transfer.prefill import Side, cache_of
 from dsv4kv.transfer.receiver import (
@@ -105,14 +104,10 @@ class Decode:
         self._config, self._side, self._transport = config, side, transport
         count = config.connections if transport == "tcp" else 1
         self._mapped: Reader | None = None
-        self._stack = ExitStack()
         with ExitStack() as stack:
-            self._peers = [
+            self._peer, *self._peers = (
                 stack.enter_context(Peer(address, token=token, timeout_s=config.timeout_s))
-                for _ in range(count)
-            ]
-            self._peer = stack.enter_context(
-                Peer(address, token=token, timeout_s=config.timeout_s)
+                for _ in range(1 + count)
             )
             self._stack = stack.pop_all()
 
@@ -124,30 +119,30 @@ class Decode:
 
     def run(self) -> Run:
         """Move a prompt at its end and one layer by layer; then time reads of a long request."""
-        peer, memory, merge = self._peer, self._side.memory, self._config.merge
-        ranks = [self._rank() for _ in range(self._config.ranks - 1)]
+        peer, memory, config = self._peer, self._side.memory, self._config
+        plan = plan_from(cache_of(config, config.decode, 1))
+        ranks = [Memory(KVCacheManager(plan)) for _ in range(config.ranks - 1)]
         if self._transport in LIBRARIES:
             LIBRARIES[self._transport].load()  # before anything is computed for it
 
         def at_end(request: int) -> Received:
             manifest = peer.manifest(request)
-            readers = self._readers(manifest)
-            received = receive(memory, manifest, readers, merge=merge)
+            received = receive(memory, manifest, self._readers(manifest), merge=config.merge)
             fan_out(memory, received, ranks)
             return received
 
         def by_layer(request: int) -> Received:
-            return receive_layers(memory, peer, request, self._readers(None)[0], merge=merge)
+            reader = self._readers(None)[0]
+            return receive_layers(memory, peer, request, reader, merge=config.merge)
 
         at_end_ns, failures = self._move("at its end", at_end)
         by_layer_ns, more = self._move("layer by layer", by_layer)
-        request = self._ask_for("hold")
+        request = int(peer.ask({"op": "hold"})["request"])
         manifest = peer.manifest(request)
         readers = self._readers(manifest)
-        received = receive(memory, manifest, readers, merge=merge)
+        received = receive(memory, manifest, readers, merge=config.merge)
         timings = self._measure(manifest, received, readers[0])
         self._leave(request, received)
-        pages = sum(len(each.digests) for each in manifest.families.values())
         return Run(
             self._transport,
             received.moved,
@@ -155,23 +150,28 @@ class Decode:
             at_end_ns,
             by_layer_ns,
             copies=len(ranks),
-            pages=pages,
+            pages=sum(len(each.digests) for each in manifest.families.values()),
             failures=failures + more,
         )
 
     def _move(self, how: str, take: Callable[[int], Received]) -> tuple[int, list[str]]:
-        """Let a prompt be computed, take it in and go on: how long it took, and what is wrong."""
-        start = perf_counter_ns()
-        request = self._ask_for("compute")
+        """Let a prompt be computed, take it in and go on: how long it took, and what is wrong.
+
+        Both sides decode, and what they read must be equal. The request is forgotten by both.
+        """
+        start, steps = perf_counter_ns(), self._config.decode_steps
+        request = int(self._peer.ask({"op": "compute"})["request"])
         try:
             received = take(request)
         except VerificationError as error:
             self._peer.ask({"op": "release", "request": request})
             return perf_counter_ns() - start, [f"{self._transport}, {how}: {error}"]
-        return perf_counter_ns() - start, self._decode_on(how, request, received)
-
-    def _ask_for(self, what: str) -> int:
-        return int(self._peer.ask({"op": what})["request"])
+        taken_ns = perf_counter_ns() - start
+        stayed = self._peer.ask({"op": "decode", "request": request})["digest"]
+        came = self._side.decode(received.slot, 0, steps)
+        self._leave(request, received)
+        unlike = f"{steps} decode steps do not read what a request reads that never left."
+        return taken_ns, [f"{self._transport}, {how}: {unlike}"] * (came != stayed)
 
     def _leave(self, request: int, received: Received) -> None:
         self._peer.ask({"op": "release", "request": request})
@@ -181,8 +181,15 @@ class Decode:
         """Of the sender's memory: sockets, or its segment, which the first request names."""
         if self._transport == "tcp":
             return [peer.reader for peer in self._peers]
-        if self._transport in LIBRARIES:
-            self._mapped = self._mapped or self._meet(self._transport)
+        if self._mapped is None and self._transport in LIBRARIES:
+            try:
+                met = self._peer.ask({"op": "meet", "by": self._transport})
+            except StoreUnavailable as error:
+                raise NotHere(str(error)) from None
+            os.environ["MC_TRANSFER_TIMEOUT"] = str(ceil(self._config.timeout_s))
+            library = LIBRARIES[self._transport](self._side.memory, self._peer.wire.here)
+            library.connect(met, self._config.timeout_s)
+            self._mapped = library
         if self._mapped is None:
             assert manifest is not None
             try:
@@ -190,32 +197,8 @@ class Decode:
             except StoreUnavailable as error:
                 raise NotHere(str(error)) from None
             self._peer.ask({"op": "mapped"})
-            self._mapped = _segment_reader(segment, manifest)
+            self._mapped = mapped(segment.bytes, manifest.regions)
         return [self._mapped]
-
-    def _meet(self, library: str) -> Reader:
-        try:
-            met = self._peer.ask({"op": "meet", "by": library})
-        except StoreUnavailable as error:
-            raise NotHere(str(error)) from None
-        os.environ["MC_TRANSFER_TIMEOUT"] = str(ceil(self._config.timeout_s))
-        reader = LIBRARIES[library](self._side.memory, self._peer.wire.here)
-        reader.connect(met, self._config.timeout_s)
-        return reader
-
-    def _rank(self) -> Memory:
-        return Memory(KVCacheManager(plan_from(cache_of(self._config, self._config.decode, 1))))
-
-    def _decode_on(self, how: str, request: int, received: Received) -> list[str]:
-        """Both sides go on; what they read must be equal. The request is forgotten by both."""
-        steps = self._config.decode_steps
-        stayed = self._peer.ask({"op": "decode", "request": request})["digest"]
-        came = self._side.decode(received.slot, 0, steps)
-        self._leave(request, received)
-        if came == stayed:
-            return []
-        unlike = "decode steps do not read what a request reads that never left."
-        return [f"{self._transport}, {how}: {steps} {unlike}"]
 
     def _measure(
         self, manifest: Manifest, received: Received, reader: Reader
@@ -288,14 +271,6 @@ def _fit(reader: Reader, read: Read) -> tuple[float, float, float]:
     byte_ns = (larger - many) / (count * (large - small))
     descriptor_ns = (many - one) / max(count - 1, 1) - small * byte_ns
     return one - descriptor_ns - small * byte_ns, descriptor_ns, byte_ns
-
-
-def _segment_reader(segment: Segment, manifest: Manifest) -> Reader:
-    """A reader of all regions that a manifest places in a segment."""
-    ends = sorted([*manifest.regions, len(segment.bytes)])
-    following = dict(pairwise(ends))
-    lengths = [following[start] - start for start in manifest.regions]
-    return mapped(segment.bytes, manifest.regions, lengths)
 
 
 def engines_beside(config: TransferConfig) -> dict[str, Sent | None]:

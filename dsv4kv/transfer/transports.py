@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from itertools import pairwise
 from time import monotonic, sleep
 from typing import Any, Protocol
 
@@ -67,15 +68,19 @@ class WireReader:
             self._wire.receive_into(into[part])
 
 
-def mapped(segment: memoryview, offsets: Sequence[int], lengths: Sequence[int]) -> MappedReader:
-    """A reader of regions of a shared segment; raises ``StoreUnavailable`` where it is shorter."""
-    for offset, length in zip(offsets, lengths, strict=True):
-        if offset + length > len(segment):
-            raise StoreUnavailable(
-                f"the sender has {length:,} B at {offset:,} of a segment of {len(segment):,} B: "
-                "its manifest is wrong."
-            )
-    return MappedReader([segment[o : o + n] for o, n in zip(offsets, lengths, strict=True)])
+def mapped(segment: memoryview, offsets: Sequence[int]) -> MappedReader:
+    """A reader of regions of a shared segment, each up to the next one.
+
+    Raises ``StoreUnavailable`` where the segment is shorter.
+    """
+    ends = sorted({*offsets, len(segment)})
+    if ends[-1] > len(segment):
+        raise StoreUnavailable(
+            f"the sender has a region at {ends[-1]:,} of a segment of {len(segment):,} B: its "
+            "manifest is wrong."
+        )
+    following = dict(pairwise(ends))
+    return MappedReader([segment[start : following.get(start, start)] for start in offsets])
 
 
 def parse_places(payload: bytes) -> Places:

@@ -37,7 +37,7 @@ def check_round_trip(
     library = here.library(store or PlainStore(), windows=windows)
     prefix = library.prefix(tokens_of(1, length))
     stayed, left = here.admit(), here.admit()
-    stops = library.windows.places(length, 0, 0)
+    stops = library.windows.places(length)
     for slot in (stayed, left):
         for stop in sorted({*chunks, *stops, length}):
             here.compute(slot, 1, min(stop, length))
@@ -174,7 +174,7 @@ def test_a_request_can_resume_where_everything_is_there(lost: set[int], period: 
     here, store = world("v4-flash", "model.layers=[2,3]"), PlainStore()
     library = here.library(store, windows=period)
     prefix, slot = library.prefix(tokens_of(1, 700)), here.admit()
-    for end in sorted({*library.windows.places(700, 0, 0), 700}):
+    for end in sorted({*library.windows.places(700), 700}):
         here.compute(slot, 1, end)
         library.store_prefix(prefix, slot)
     here.release(slot)

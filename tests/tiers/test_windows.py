@@ -30,8 +30,8 @@ CHUNKS = {
 @pytest.mark.parametrize("tokens", CHUNKS)
 def test_as_many_chunks_are_kept_as_vllms_mask_keeps(tokens: int) -> None:
     for name, chunks in CHUNKS[tokens].items():
-        assert tokens // 256 + 22 * len(windows(name).places(tokens, 0, 0)) == chunks, name
-    assert len(windows("vllm:dense").places(tokens, 0, 0)) == tokens // 256
+        assert tokens // 256 + 22 * len(windows(name).places(tokens)) == chunks, name
+    assert len(windows("vllm:dense").places(tokens)) == tokens // 256
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from dsv4kv.transfer.frames import DATA, Wire, admit, check_token
 from dsv4kv.transfer.manifest import Manifest, Memory, make_manifest, read_manifest
 from dsv4kv.transfer.receiver import Peer, receive
 from dsv4kv.transfer.sender import Sender
-from dsv4kv.transfer.transports import MappedReader, parse_places
+from dsv4kv.transfer.transports import MappedReader, mapped, parse_places
 from tests.transfer.test_rows import cache, rows_of, running
 
 TOKEN = "sixteen letters and more"
@@ -188,6 +188,11 @@ def test_nothing_is_read_but_the_caches_pools(
     assert sentence in waited(sender)[0]
     with pytest.raises(StoreUnavailable, match=sentence):
         MappedReader(Memory(SOURCE).regions).read(np.array(places), into)
+
+
+def test_regions_beyond_their_segment_are_refused() -> None:
+    with pytest.raises(StoreUnavailable, match="its manifest is wrong"):
+        mapped(memoryview(bytearray(100)), [96, 200])
 
 
 def test_a_sender_that_dies_in_the_middle_leaves_nothing_behind() -> None:

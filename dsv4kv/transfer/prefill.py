@@ -93,7 +93,12 @@ class Prefill:
             case {"op": "hold"}:
                 return {"request": self._compute(None, self._config.timed_tokens, wire)}
             case {"op": "meet", "by": str(library)} if library in LIBRARIES:
-                return self._register(library, wire.here).describe()
+                with self._lock:
+                    key = library, wire.here
+                    if key not in self._registered:
+                        made = LIBRARIES[library](self._side.memory, wire.here)
+                        self._registered[key] = made
+                    return self._registered[key].describe()
             case {"op": "mapped"}:
                 self.forget()
                 return {}
@@ -108,14 +113,6 @@ class Prefill:
                     self._release_unowned(request)
                 return {}
         raise StoreUnavailable(f"{str(message['op'])[:40]!r} is not asked here.")
-
-    def _register(self, library: str, here: str) -> Library:
-        with self._lock:
-            known = self._registered.get((library, here))
-            if known is None:
-                known = LIBRARIES[library](self._side.memory, here)
-                self._registered[library, here] = known
-        return known
 
     def forget(self) -> None:
         """The shared memory needs its name no more."""

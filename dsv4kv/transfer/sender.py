@@ -3,8 +3,8 @@
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Self
 
 from dsv4kv.errors import ConfigError, Dsv4kvError, StoreUnavailable
@@ -30,23 +30,23 @@ class Offer:
 
     def begin(self, chunk: Manifest) -> None:
         """A chunk of the prompt, after its ``prefix``, is being computed in these pages."""
-        with self._noted():
-            self._chunks[chunk.prefix] = chunk
+        self._chunks[chunk.prefix] = chunk
+        self._notify()
 
     def reach(self, layer: int, tokens: int) -> None:
         """A layer has the rows of so many tokens."""
-        with self._noted():
-            self._tokens[layer] = tokens
+        self._tokens[layer] = tokens
+        self._notify()
 
     def finish(self, manifest: Manifest) -> None:
         """All rows are there."""
-        with self._noted():
-            self._manifest = manifest
+        self._manifest = manifest
+        self._notify()
 
     def fail(self, reason: str) -> None:
         """It will not be computed."""
-        with self._noted():
-            self._failure = reason
+        self._failure = reason
+        self._notify()
 
     def wait_for(self, layer: int, tokens: int, timeout_s: float) -> None:
         """Wait until a layer has the rows of so many tokens."""
@@ -63,10 +63,8 @@ class Offer:
         assert self._manifest is not None
         return self._manifest
 
-    @contextmanager
-    def _noted(self) -> Iterator[None]:
+    def _notify(self) -> None:
         with self._changed:
-            yield
             self._changed.notify_all()
 
     def _wait(self, ready: Callable[[], bool], timeout_s: float) -> None:
@@ -76,8 +74,8 @@ class Offer:
         with self._changed:
             if not self._changed.wait_for(over, timeout_s):
                 raise StoreUnavailable(f"the prompt was not computed within {timeout_s:g} s.")
-            if self._failure:
-                raise StoreUnavailable(f"the prompt was not computed: {self._failure}")
+        if self._failure:
+            raise StoreUnavailable(f"the prompt was not computed: {self._failure}")
 
 
 class Sender:

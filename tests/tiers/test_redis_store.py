@@ -5,10 +5,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from dsv4kv.errors import ConfigError, StoreFull, StoreUnavailable
@@ -16,7 +17,7 @@ from dsv4kv.tiers.redis_store import RedisStore, open_redis
 from dsv4kv.tiers.store import Namespace
 from tests.tiers.kinds import FLASH, NEEDS_REDIS, content, poisoned, redis_server
 
-pytestmark = NEEDS_REDIS
+pytest.importorskip("redis")
 PRO = Namespace("deepseek-ai/DeepSeek-V4-Pro", "0731", {"entries": "fp8_ds_mla"})
 MINE, OTHER = "aa/x.c4", "aa/y.c4"
 SIZE = 37_440
@@ -48,6 +49,7 @@ FAULTS: dict[str, Callable[[Any], bytes]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
+@NEEDS_REDIS
 def test_a_planted_fault_is_found_counted_and_removed(fault: str, url: str) -> None:
     store, pro = RedisStore(url, FLASH), RedisStore(url, PRO)
     store.put([MINE, OTHER], [content(1, SIZE), content(2, SIZE)])
@@ -60,6 +62,7 @@ def test_a_planted_fault_is_found_counted_and_removed(fault: str, url: str) -> N
     pro.close()
 
 
+@NEEDS_REDIS
 def test_what_was_put_anew_since_it_was_found_damaged_stays(url: str) -> None:
     with closing(RedisStore(url, FLASH)) as store:
         store.put([MINE], [content(1, SIZE)])
@@ -68,6 +71,7 @@ def test_what_was_put_anew_since_it_was_found_damaged_stays(url: str) -> None:
 
 
 @pytest.mark.parametrize("call", CALLS)
+@NEEDS_REDIS
 def test_a_server_that_is_gone_is_a_sentence_and_one_that_is_back_answers(
     call: str, tmp_path: Path
 ) -> None:
@@ -86,6 +90,7 @@ def test_a_server_that_is_gone_is_a_sentence_and_one_that_is_back_answers(
 
 
 @pytest.mark.parametrize("call", CALLS)
+@NEEDS_REDIS
 def test_a_server_that_is_silent_is_waited_for_no_longer_than_its_timeout(
     call: str, url: str
 ) -> None:
@@ -100,6 +105,7 @@ def test_a_server_that_is_silent_is_waited_for_no_longer_than_its_timeout(
         assert (room == content(1, SIZE)).all()
 
 
+@NEEDS_REDIS
 def test_a_server_without_room_is_full_and_keeps_what_it_has(url: str) -> None:
     with closing(RedisStore(url, FLASH)) as store:
         store.put([MINE], [content(1, SIZE)])
@@ -118,39 +124,68 @@ GARBAGE = {
 }
 
 
+ANSWERS = {
+    "a value without end": (b"$99999999999\r\n", b"x" * 65_536, "longer than"),
+    "a line without end": (b"+", b"a" * 65_536, "longer than"),
+    "lists without end": (b"*99999999\r\n", b"*0\r\n" * 9_999, "longer than"),
+    "lists in lists": (b"*1\r\n" * 100_000, b"", "recursion"),
+    "byte by byte": (b"+", b"a", "does not end"),
+    "no password": (b"-NOAUTH Authentication required.\r\n", b"", "NOAUTH|Authentication"),
+    "moved": (b"-MOVED 3999 127.0.0.1:6381\r\n", b"", "MOVED|3999"),
+    "full": (b"-OOM command not allowed when used memory\r\n", b"", "used memory"),
+}
+
+
 @contextmanager
-def stranger(answer: bytes) -> Iterator[str]:
-    """The address of somebody who gives everybody the same answer and no other."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
+def answering(first: bytes, rest: bytes = b"", *, greets: bool = True) -> Iterator[str]:
+    """The URL of a server that greets as Redis does, and then answers so, ``rest`` for ever."""
+    ended = threading.Event()
 
-        def serve() -> None:
-            while True:
-                try:
-                    peer, _ = server.accept()
-                except OSError:
-                    return
-                if not answer:
-                    peer.close()
+    def serve(peer: socket.socket) -> None:
+        with suppress(OSError), peer:
+            while (first or greets) and (asked := peer.recv(2**20)):
+                if greets and (b"CLIENT" in asked or b"PING" in asked):
+                    peer.sendall(b"+OK\r\n" * max(1, asked.count(b"SETINFO")))
                     continue
-                peer.recv(1000)
-                peer.sendall(answer)
-                peers.append(peer)
+                peer.sendall(first)
+                while rest and not ended.is_set():
+                    peer.sendall(rest)
+                    time.sleep(0.05 if len(rest) == 1 else 0)
 
-        peers: list[socket.socket] = []
-        thread = threading.Thread(target=serve)
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=serve, args=(server.accept()[0],), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=accept)
         thread.start()
-        yield f"127.0.0.1:{server.getsockname()[1]}"
+        yield f"redis://127.0.0.1:{server.getsockname()[1]}"
+        ended.set()
         server.shutdown(socket.SHUT_RDWR)
         thread.join()
-        for peer in peers:
-            peer.close()
 
 
 @pytest.mark.parametrize("kind", GARBAGE)
 def test_a_stranger_on_the_port_is_a_sentence(kind: str) -> None:
     said = pytest.raises(StoreUnavailable, match=r"redis at 127\.0\.0\.1:\d+: no answer")
-    with stranger(GARBAGE[kind]) as address, said:
-        RedisStore(f"redis://{address}", FLASH, timeout_s=0.2)
+    with answering(GARBAGE[kind], greets=False) as url, said:
+        RedisStore(url, FLASH, timeout_s=0.2)
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_an_answer_is_bounded_and_its_error_is_named(kind: str) -> None:
+    first, rest, said = ANSWERS[kind]
+    memory, begun_s = psutil.Process().memory_info, time.monotonic()
+    with (
+        answering(first, rest) as url,
+        closing(RedisStore(url, FLASH, timeout_s=0.2)) as store,
+    ):
+        before = memory().rss
+        with pytest.raises(StoreUnavailable, match=said):
+            store.get(["aa/x.c4"], [poisoned(SIZE)])
+        assert memory().rss - before < 2**26
+    assert time.monotonic() - begun_s < 20
 
 
 def test_passwords_are_not_told() -> None:

@@ -59,7 +59,7 @@ class Condition(_Row):
     input: str | None = None
     """What the command means in the words of ``dsv4kv budget``: ``host-tier``."""
     field: str | None = None
-    """A field of a result, or what follows from its fields (``results.py``)."""
+    """A field of a result, or what follows from its fields (``facts_of``)."""
     line: str | None = None  # A regular expression that a line has
     model: Names | None = None  # presets, or families of them: ``v4``, ``v4.1``, ``v3.2``
     gpu: Names | None = None  # what the GPU's kernels are compiled for: ``sm_90``

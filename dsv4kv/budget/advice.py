@@ -21,10 +21,9 @@ _FORMATS = (
 
 @dataclass(frozen=True)
 class Option:
-    """One change of the deployment.
+    """One change of the deployment: the options to give (``--in-flight-tokens 2048``), and why.
 
     Attributes:
-        change: The options to give: ``--in-flight-tokens 2048``.
         freed_bytes: Bytes it frees on the tightest GPU.
         concurrency: Requests of the same context that fit with it, at once.
         fits: Whether what was asked fits with it.
@@ -40,7 +39,7 @@ class Option:
 
 
 def advise(scenario: Scenario, context_tokens: int, concurrency: int) -> list[Option]:
-    """Changes that gain something, those first with which most requests fit.
+    """Changes that gain something, those with which most requests fit first.
 
     Where it does not fit, those that make it fit come first, the cheapest leading: settings,
     formats, less headroom, more GPUs, then serving less.
@@ -66,19 +65,19 @@ def _changes(scenario: Scenario) -> Iterator[tuple[dict[str, Any], str, str]]:
     family = scenario.engine.name.partition(":")[0]
     if settings.in_flight_tokens > _LESS_IN_FLIGHT:
         name = "in_flight_tokens" if inputs.in_flight_tokens else "step_tokens"
-        yield (
-            {name: _LESS_IN_FLIGHT},
-            f"{_word(family, name)} {_LESS_IN_FLIGHT}",
-            "smaller chunks of prompts",
-        )
+        change = f"{_word(family, name)} {_LESS_IN_FLIGHT}"
+        yield {name: _LESS_IN_FLIGHT}, change, "smaller chunks of prompts"
     if settings.frees_windows is False:
-        yield (
-            {"window_slots": "freed"},
-            "SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS=1",
-            "frees window slots out of the window",
-        )
-    if settings.request_limit:
-        yield from _limits(limit_of(scenario), _word(family, "request_limit"))
+        change = "SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS=1"
+        yield {"window_slots": "freed"}, change, "frees window slots out of the window"
+    if settings.request_limit:  # as it is given: SGLang's is of all replicas
+        limit = inputs.request_limit or settings.assumed["request_limit"].value
+        flag = _word(family, "request_limit")
+        twice = "twice as many concurrent requests"
+        yield {"request_limit": 2 * limit}, f"{flag} {2 * limit}", twice
+        half = max(limit // 2, 1)  # half of one is that one, which gains nothing
+        fewer = "half as many, less allocated at start-up"
+        yield {"request_limit": half}, f"{flag} {half}", fewer
     ranks = scenario.layout.tp * scenario.layout.dp
     for tp in (tp for tp in range(1, scenario.layout.tp) if ranks % tp == 0):
         copies = f"{'fewer' if tp > 1 else 'no'} copies of the KV cache"
@@ -89,29 +88,12 @@ def _changes(scenario: Scenario) -> Iterator[tuple[dict[str, Any], str, str]]:
     if inputs.block_tokens is not None:
         yield {"block_tokens": None}, "without --block-tokens", "the engine's own block size"
     if inputs.draft_layers or inputs.draft_tokens:
-        drafts = {"draft_layers": 0, "draft_tokens": 0}
-        yield drafts, "without drafts", "no speculation"
+        yield {"draft_layers": 0, "draft_tokens": 0}, "without drafts", "no speculation"
     for field, name, reason in _FORMATS:
         yield {field: name}, f"--{field.replace('_', '-')} {name}", reason
     if settings.memory_fraction < _MORE_MEMORY:
-        share = float(_MORE_MEMORY)
-        yield (
-            {"memory_fraction": _MORE_MEMORY},
-            f"{_word(family, 'memory_fraction')} {share:g}",
-            "less headroom",
-        )
-
-
-def _limits(limit: int, flag: str) -> Iterator[tuple[dict[str, Any], str, str]]:
-    yield {"request_limit": 2 * limit}, f"{flag} {2 * limit}", "twice as many concurrent requests"
-    if half := limit // 2:
-        yield {"request_limit": half}, f"{flag} {half}", "half as many, less allocated at start-up"
-
-
-def limit_of(scenario: Scenario) -> int:
-    """The engine's limit of requests as it is given: SGLang's is of all replicas."""
-    given = scenario.inputs.request_limit
-    return given or scenario.settings.assumed["request_limit"].value
+        change = f"{_word(family, 'memory_fraction')} {float(_MORE_MEMORY):g}"
+        yield {"memory_fraction": _MORE_MEMORY}, change, "less headroom"
 
 
 def _word(family: str, name: str) -> str:

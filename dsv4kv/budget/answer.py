@@ -1,7 +1,7 @@
 """The answer to a sizing question, in whichever direction it was asked."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,8 +24,8 @@ from dsv4kv.budget.fit import (
 from dsv4kv.budget.inputs import Inputs
 from dsv4kv.budget.layout import NODE_GPUS
 from dsv4kv.budget.lookup import find_formats
-from dsv4kv.budget.scenario import Scenario, resolve
-from dsv4kv.engines.contract import Capacity, Deployment, PoolCost
+from dsv4kv.budget.scenario import Scenario, Settings, resolve
+from dsv4kv.engines.contract import Capacity, Deployment, Overhead, PoolCost
 from dsv4kv.engines.flags import flag_for
 from dsv4kv.engines.host import HostTier, HostWish
 from dsv4kv.engines.names import FAMILIES
@@ -47,19 +47,15 @@ class Answer:
     Attributes:
         context: Tokens of a request: as asked, or the most that fit, or the model's limit.
         concurrency: Requests at once: as asked, or the most that fit; 1 where none does.
-        fits: Whether so many of them fit.
-        max_concurrency: Most requests of the context at once.
         max_context: Longest context of as many requests as asked (else of one), up to the model's.
         use: Memory of the tightest GPU.
-        cached_bytes: One request's entries, keys and windows over all layers, once: no padding, no
-            state, no copies. The figure that papers quote.
+        cached_bytes: One request's entries, keys and windows over all layers, without padding,
+            state and copies: the figure that papers quote.
         token_bytes: Marginal bytes of one token of context, likewise.
         kv_copies: Copies of every request's KV among the GPUs.
-        stages: What the engine makes of the memory that weights and reserve leave on a GPU of
-            every stage; None where they leave nothing.
-        host: What one GPU's rank keeps in host memory; None for nothing.
-        sent_bytes: Bytes of a prompt that a rank of the prefill side sends to the decode side;
-            None where they are one server, or it is not known.
+        stages: The capacity of every pipeline stage; None where nothing is left for a cache.
+        host: What one GPU's rank keeps in host memory.
+        sent_bytes: Bytes of a prompt that a prefill rank sends to the decode side, where known.
     """
 
     scenario: Scenario
@@ -79,7 +75,7 @@ class Answer:
 
     @property
     def capacity(self) -> Capacity | None:
-        """The smallest stage's, which all take; None where one of them has nothing left."""
+        """The smallest stage's, which all stages take; None where one has nothing left."""
         known = [each for each in self.stages if each]
         if len(known) < len(self.stages):
             return None
@@ -88,24 +84,20 @@ class Answer:
     @property
     def log_lines(self) -> tuple[str, ...]:
         """What the engine prints when it starts; with a pipeline, with the stage before it."""
-        lines = [self._lines_of(stage) for stage in range(len(self.stages))]
-        if len(lines) == 1:
-            return lines[0]
-        return tuple(f"PP{stage} {line}" for stage, own in enumerate(lines) for line in own)
-
-    def _lines_of(self, stage: int) -> tuple[str, ...]:
-        found, scenario = self.stages[stage], self.scenario
-        if found:
-            return found.log_lines
+        scenario, lines = self.scenario, list[str]()
         free = scenario.gpu.memory_bytes - scenario.settings.reserve
-        weights, fraction = scenario.weight_bytes[stage], scenario.settings.memory_fraction
-        said = scenario.engine.starved(free, weights, fraction)
-        return (said,) if said else ()
+        for stage, found in enumerate(self.stages):
+            weights, fraction = scenario.weight_bytes[stage], scenario.settings.memory_fraction
+            said = scenario.engine.starved(free, weights, fraction)
+            own = found.log_lines if found else filter(None, [said])
+            prefix = f"PP{stage} " if len(self.stages) > 1 else ""
+            lines += [f"{prefix}{line}" for line in own]
+        return tuple(lines)
 
     @property
     def refused(self) -> bool:
-        """Whether the engine refuses to start, wherever its requests would find their memory."""
-        return _refused(self.capacity) or _refused_host(self.host)
+        """Whether the engine refuses to start."""
+        return _refused(self.capacity) or bool(self.host and self.host.refusal)
 
     @property
     def max_tokens(self) -> int:
@@ -133,13 +125,15 @@ def answer(inputs: Inputs) -> Answer:
     )
     replica = scenario.deployment(use.stage, context, -(-concurrency // scenario.layout.dp))
     host = host_of(scenario, replica, stages[use.stage])
-    cached, per_token = _request_bytes(scenario, context)
+    sent = scenario.engine.sent(replica, context) if inputs.role else None
+    formats = find_formats(inputs, scenario.config)
+    cached, per_token = published_bytes(scenario.config, formats, context)
+    refused = any(map(_refused, stages)) or bool(host and host.refusal)
     return Answer(
         scenario=scenario,
         context=context,
         concurrency=concurrency,
-        fits=fits(scenario, context, concurrency)
-        and not (any(map(_refused, stages)) or _refused_host(host)),
+        fits=fits(scenario, context, concurrency) and not refused,
         max_concurrency=most,
         max_context=max_context(scenario, inputs.concurrency or 1),
         use=use,
@@ -149,18 +143,14 @@ def answer(inputs: Inputs) -> Answer:
         kv_copies=count_copies(scenario),
         stages=stages,
         host=host,
-        sent_bytes=_sent_bytes(scenario, replica),
+        sent_bytes=sent.bytes if sent else None,
     )
 
 
 def host_of(
     scenario: Scenario, deployment: Deployment, capacity: Capacity | None
 ) -> HostTier | None:
-    """The host pools of one rank; None where none are asked for, or the GPU has no cache.
-
-    Raises:
-        ConfigError: A tier that the engine does not have, or refuses.
-    """
+    """The host pools of one rank; None where none are asked for, or the GPU has no cache."""
     inputs, engine, layout = scenario.inputs, scenario.engine, scenario.layout
     tier = "hisparse" if inputs.hisparse else inputs.host_tier
     if tier is None or capacity is None or not capacity.units:
@@ -190,18 +180,6 @@ def host_of(
     return engine.host_tier(deployment, capacity, wish)
 
 
-def _sent_bytes(scenario: Scenario, deployment: Deployment) -> int | None:
-    if scenario.inputs.role is None:
-        return None
-    sent = scenario.engine.sent(deployment, deployment.max_context_tokens)
-    return sent.bytes if sent else None
-
-
-def options_of(found: Answer) -> list[Option]:
-    """What could be changed about a deployment."""
-    return advise(found.scenario, found.context, found.concurrency)
-
-
 def published_bytes(
     config: DSV4Config, formats: CacheFormats, context_tokens: int
 ) -> tuple[int, Fraction]:
@@ -217,29 +195,19 @@ def _choose(inputs: Inputs) -> Scenario:
     scenarios = resolve(inputs)
     if len(scenarios) == 1:
         return scenarios[0]
-    context = scenarios[0].context_tokens
-    found = fewest_gpus(scenarios, context, inputs.concurrency or 1)
-    if found is None:
-        raise _too_much(scenarios[-1], context, inputs.concurrency or 1)
-    return found
-
-
-def _too_much(last: Scenario, context_tokens: int, concurrency: int) -> DoesNotFit:
+    context, concurrency = scenarios[0].context_tokens, inputs.concurrency or 1
+    if found := fewest_gpus(scenarios, context, concurrency):
+        return found
+    last, asked = scenarios[-1], counted(concurrency, "request")
     if not within_limit(last, concurrency):
-        return DoesNotFit(
-            f"{count_requests(concurrency)} do not run concurrently: {limit_sentence(last)}."
-        )
-    missing = format_bytes(-tightest_free_bytes(last, context_tokens, concurrency))
-    helpful = [option for option in advise(last, context_tokens, concurrency) if option.fits]
-    remedy = (
-        f"with {helpful[0].change} it fits on these"
-        if helpful
-        else "ask for fewer or shorter requests, or lay it out with --dp or --pp"
-    )
-    return DoesNotFit(
-        f"{count_requests(concurrency)} of {context_tokens:,} tokens cannot fit on "
-        f"{last.layout.gpus:,} GPUs ({last.layout.label}), where the search ends: every GPU lacks "
-        f"{missing}; {remedy}."
+        raise DoesNotFit(f"{asked} do not run concurrently: {limit_sentence(last)}.")
+    missing = format_bytes(-tightest_free_bytes(last, context, concurrency))
+    remedy = "ask for fewer or shorter requests, or lay it out with --dp or --pp"
+    if helpful := [option for option in advise(last, context, concurrency) if option.fits]:
+        remedy = f"with {helpful[0].change} it fits on these"
+    raise DoesNotFit(
+        f"{asked} of {context:,} tokens cannot fit on {last.layout.gpus:,} GPUs "
+        f"({last.layout.label}), where the search ends: every GPU lacks {missing}; {remedy}."
     )
 
 
@@ -250,11 +218,6 @@ def limit_sentence(scenario: Scenario) -> str:
     source = "is its own" if "request_limit" in settings.assumed else "is given"
     replica = " a replica" if scenario.layout.dp > 1 else ""
     return f"{engine} runs {settings.request_limit:,}{replica} ({flag} {source})"
-
-
-def count_requests(count: int) -> str:
-    """``1 request``, ``64 requests``."""
-    return counted(count, "request")
 
 
 def capacity_of(
@@ -278,15 +241,6 @@ def _refused(capacity: Capacity | None) -> bool:
     return bool(capacity and capacity.log_lines and capacity.printed_tokens is None)
 
 
-def _refused_host(host: HostTier | None) -> bool:
-    return bool(host and host.refusal)
-
-
-def _request_bytes(scenario: Scenario, context_tokens: int) -> tuple[int, Fraction]:
-    whole = find_formats(scenario.inputs, scenario.config)
-    return published_bytes(scenario.config, whole, context_tokens)
-
-
 @dataclass(frozen=True)
 class Assumption:
     """One setting that nobody gave."""
@@ -302,14 +256,8 @@ def assumptions(scenario: Scenario) -> list[Assumption]:
     """What the engine takes where nothing is given."""
     family = scenario.engine.name.partition(":")[0]
     return [
-        Assumption(
-            name,
-            flag_for(family, name.replace("_", "-")),
-            default.value,
-            _shown(name, default.value),
-            default.reason,
-        )
-        for name, default in scenario.settings.assumed.items()
+        Assumption(name, flag_for(family, name.replace("_", "-")), value, _shown(name, value), why)
+        for name, (value, why) in scenario.settings.assumed.items()
     ]
 
 
@@ -326,12 +274,7 @@ Kind = Literal["whole", "taken", "part", "left"]
 
 @dataclass(frozen=True)
 class Line:
-    """One step from a GPU's memory to its KV.
-
-    Attributes:
-        kind: The ``whole``, what is ``taken`` of it, ``part`` of what was taken last, what is
-            ``left``.
-    """
+    """One step from a GPU's memory to its KV; a ``part`` is of the line before it."""
 
     kind: Kind
     what: str
@@ -341,12 +284,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Peak:
-    """The tightest GPU.
-
-    Attributes:
-        lines: In order; what is taken and what is left add up to the whole.
-        not_counted: What no line stands for: nothing says its size.
-    """
+    """The tightest GPU; what is taken and what is left add up to the whole."""
 
     lines: tuple[Line, ...]
     not_counted: tuple[str, ...]
@@ -355,12 +293,11 @@ class Peak:
 def peak_of(found: Answer) -> Peak:
     """What is live on the tightest GPU at the peak of a step, with a source for every line."""
     overhead = found.scenario.overhead(found.use.stage, found.context)
-    return Peak(tuple(_lines(found)), overhead.unknown)
+    return Peak(tuple(_lines(found, overhead)), overhead.unknown)
 
 
-def _lines(found: Answer) -> Iterator[Line]:
-    scenario, use = found.scenario, found.use
-    inputs, overhead = scenario.inputs, scenario.overhead(use.stage, found.context)
+def _lines(found: Answer, overhead: Overhead) -> Iterator[Line]:
+    scenario, use, inputs = found.scenario, found.use, found.scenario.inputs
     left = use.budget - use.weights - use.reserve - use.transient
     if inputs.kv_memory or inputs.kv_blocks:
         yield Line("left", "for KV", left, "as given")
@@ -423,21 +360,16 @@ def to_document(
         "engine": {
             "name": scenario.engine.name,
             "seen_in_logs": scenario.engine.seen_in_logs,
-            "capacity": _capacity_document(found.capacity),
+            "capacity": _plain(found.capacity),
             "log_lines": found.log_lines,
         },
         "gpu": {name: value for name, value in asdict(gpu).items() if name != "given_bytes"}
         | {"memory_bytes": gpu.memory_bytes, "memory_source": gpu.memory_source},
         "layout": asdict(layout)
         | {"gpus": layout.gpus, "label": layout.label, "kv_copies": found.kv_copies},
-        "inputs": {
-            _UNITS.get(name, name): _plain(value) for name, value in asdict(inputs).items()
-        },
-        "settings": _settings_document(scenario),
-        "assumed": [
-            {name: _plain(value) for name, value in asdict(line).items()}
-            for line in assumptions(scenario)
-        ],
+        "inputs": _with_units(inputs),
+        "settings": _with_units(scenario.settings),
+        "assumed": _plain(assumptions(scenario)),
         "formats": {
             place: getattr(scenario.formats, place).name for place in ("main", "window", "indexer")
         },
@@ -455,7 +387,7 @@ def to_document(
         "max_tokens": found.max_tokens,
         "request": _request(found),
         "gpu_memory": use_document(found.use),
-        "pools": [_pool(cost) for cost in found.costs],
+        "pools": _plain(list(found.costs)),
         "host": _host(found.host),
         "sent_bytes": found.sent_bytes,
         "concurrency_by_context": [
@@ -477,13 +409,6 @@ def to_document(
         ],
         "prefix": reuse_document(reuse),
     }
-
-
-def _settings_document(scenario: Scenario) -> dict[str, Any]:
-    units = {"reserve": "reserve_bytes", "logits_limit": "logits_limit_bytes"}
-    values = asdict(scenario.settings)
-    del values["assumed"]
-    return {units.get(name, name): _plain(value) for name, value in values.items()}
 
 
 def use_document(use: RankUse) -> dict[str, int]:
@@ -514,15 +439,16 @@ def _host(tier: HostTier | None) -> dict[str, Any] | None:
     return asdict(tier) | {"pools": pools} | sums
 
 
-def _pool(cost: PoolCost) -> dict[str, Any]:
-    return {name: _plain(value) for name, value in asdict(cost).items()}
-
-
-def _capacity_document(capacity: Capacity | None) -> dict[str, Any] | None:
-    if capacity is None:
-        return None
-    return {name: _plain(value) for name, value in asdict(capacity).items()}
+def _with_units(values: Inputs | Settings) -> dict[str, Any]:
+    plain = _plain(values)
+    plain.pop("assumed", None)
+    return {_UNITS.get(name, name): value for name, value in plain.items()}
 
 
 def _plain(value: Any) -> Any:
+    """A dataclass, or a list of them, as a document; fractions become floats."""
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return {name: _plain(each) for name, each in vars(value).items()}
     return float(value) if isinstance(value, Fraction) else value

@@ -2,12 +2,9 @@
 
 The model of a step: one request fills its context with a chunk of ``in_flight_tokens``, all others
 decode. So the reserve for tokens in flight is taken once per replica, and the indexer's logits of
-that chunk are the transient peak.
-
-Memory that comes and goes within a step: the indexer's logits. A CSA layer scores every query
-token of a chunk against every indexer key it may see, in float32, before the top k are taken.
-Engines cut the chunk where they would be too large, and find room for them in different places
-(``LogitsRoom``). No engine counts them as cache.
+that chunk are the transient peak: a CSA layer scores every query token of a chunk against every
+indexer key it may see, in float32, before the top k are taken. Engines cut the chunk where its
+logits would be too large, and allocate them in different places (``LogitsRoom``).
 Source: sglang#39095, vllm#45663; vLLM 0.20 to 0.33, SGLang 0.5.12 to 0.5.23.
 """
 
@@ -18,7 +15,7 @@ from math import ceil
 from dsv4kv.budget.layout import Layout
 from dsv4kv.budget.lookup import kv_heads
 from dsv4kv.budget.scenario import Scenario, fix_layout, resolve
-from dsv4kv.engines.contract import Deployment, PoolCost
+from dsv4kv.engines.contract import PoolCost
 from dsv4kv.errors import ConfigError
 
 _CSA_RATIO = 4
@@ -27,13 +24,7 @@ _LOGIT_BYTES = 4
 
 
 def indexer_logits_bytes(query_tokens: int, context_tokens: int) -> int:
-    """Bytes of one CSA layer's logits for a chunk of so many tokens at the end of a context.
-
-    Raises:
-        ConfigError: A negative count.
-    """
-    if query_tokens < 0 or context_tokens < 0:
-        raise ConfigError("tokens of a chunk and of a context cannot be negative.")
+    """Bytes of one CSA layer's logits for a chunk at the end of a context."""
     keys = -(-context_tokens // _CSA_RATIO)
     return query_tokens * -(-keys // _ALIGN_KEYS) * _ALIGN_KEYS * _LOGIT_BYTES
 
@@ -45,10 +36,10 @@ class RankUse:
     Attributes:
         budget: The share of it that may be used, or what the parts are given.
         reserve: Kept for activations, graphs and communication.
-        transient: Indexer logits, as far as they take of the budget.
-        headroom: Indexer logits beyond the budget, where an engine leaves them room there.
+        transient: Indexer logits within the budget.
+        headroom: Indexer logits beyond the budget.
         shared: Cache held without any request.
-        fixed: Cache that every request holds whatever its length.
+        fixed: Cache of every request, whatever its length.
         in_flight: Cache reserved for the tokens of a chunk.
         tokens: Cache that grows with the tokens, useful bytes.
         lost: Cache lost to alignment and to rounding up to whole blocks.
@@ -127,14 +118,14 @@ def transient_bytes(scenario: Scenario, context_tokens: int) -> int:
 
 
 def fits(scenario: Scenario, context_tokens: int, concurrency: int) -> bool:
-    """Whether every rank holds its part, and the engine runs so many at once."""
+    """Whether every rank holds its part, and the engine runs that many at once."""
     return within_limit(scenario, concurrency) and (
         tightest_free_bytes(scenario, context_tokens, concurrency) >= 0
     )
 
 
 def within_limit(scenario: Scenario, concurrency: int) -> bool:
-    """Whether the engine runs so many requests at once, wherever they find their memory."""
+    """Whether the engine runs that many requests at once, whatever memory there is."""
     limit = scenario.settings.request_limit
     return limit is None or ceil(concurrency / scenario.layout.dp) <= limit
 
@@ -146,7 +137,7 @@ def max_concurrency(scenario: Scenario, context_tokens: int) -> int:
 
 
 def max_context(scenario: Scenario, concurrency: int) -> int:
-    """Longest context of so many requests at once, at most the model's own; 0 where none fits."""
+    """Longest context of the requests at once, at most the model's own; 0 where none fits."""
     most = scenario.config.max_context_tokens
     return _largest(lambda tokens: fits(scenario, tokens, concurrency), most)
 
@@ -163,24 +154,10 @@ def fewest_gpus(
 
 def use_of(scenario: Scenario, context_tokens: int, concurrency: int) -> RankUse:
     """How the memory of the tightest rank is used."""
-    stages = range(scenario.layout.pp)
-    tightest = min(
-        stages, key=lambda stage: free_bytes(scenario, stage, context_tokens, concurrency)
+    stage = min(
+        range(scenario.layout.pp),
+        key=lambda stage: free_bytes(scenario, stage, context_tokens, concurrency),
     )
-    return _use_of_stage(scenario, tightest, context_tokens, concurrency)
-
-
-def costs_of(
-    scenario: Scenario, stage: int, context_tokens: int, concurrency: int
-) -> tuple[PoolCost, ...]:
-    """What one of so many requests costs on a rank of a stage, pool by pool."""
-    count = ceil(concurrency / scenario.layout.dp)
-    return scenario.engine.costs(scenario.deployment(stage, context_tokens, count))
-
-
-def _use_of_stage(
-    scenario: Scenario, stage: int, context_tokens: int, concurrency: int
-) -> RankUse:
     shared, in_flight, requests = _cache_bytes(scenario, stage, context_tokens, concurrency)
     count = ceil(concurrency / scenario.layout.dp)
     costs = costs_of(scenario, stage, context_tokens, concurrency)
@@ -205,25 +182,27 @@ def _use_of_stage(
     )
 
 
+def costs_of(
+    scenario: Scenario, stage: int, context_tokens: int, concurrency: int
+) -> tuple[PoolCost, ...]:
+    """What one request costs on a rank of a stage, pool by pool."""
+    count = ceil(concurrency / scenario.layout.dp)
+    return scenario.engine.costs(scenario.deployment(stage, context_tokens, count))
+
+
 def _cache_bytes(
     scenario: Scenario, stage: int, context_tokens: int, concurrency: int
 ) -> tuple[int, int, int]:
     """Bytes of cache on a rank: held anyway, reserved for a chunk, held by decoding requests."""
     count = ceil(concurrency / scenario.layout.dp)
     engine, deployment = scenario.engine, scenario.deployment(stage, context_tokens, count)
-    steady = engine.request_bytes(deployment, context_tokens, in_flight=decode_tokens(deployment))
-    filling = engine.request_bytes(deployment, context_tokens, in_flight=chunk_tokens(deployment))
+    decoded = 1 + deployment.draft_tokens
+    chunk = max(deployment.in_flight_tokens, decoded)
+    steady, filling = (
+        engine.request_bytes(deployment, context_tokens, in_flight=flight)
+        for flight in (decoded, chunk)
+    )
     return engine.shared_bytes(deployment), filling - steady, count * steady
-
-
-def decode_tokens(deployment: Deployment) -> int:
-    """Tokens in flight of a request that decodes: one and its drafts."""
-    return 1 + deployment.draft_tokens
-
-
-def chunk_tokens(deployment: Deployment) -> int:
-    """Tokens in flight of the request that fills its context."""
-    return max(deployment.in_flight_tokens, decode_tokens(deployment))
 
 
 def _largest(holds: Callable[[int], bool], most: int | None = None) -> int:

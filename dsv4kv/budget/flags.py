@@ -21,11 +21,7 @@ Pairs = list[tuple[str, str]]
 
 
 def take_flags(arguments: Iterable[str], ours: Container[str]) -> tuple[Pairs, list[str]]:
-    """Part the flags of engines from options of ours, and from everything else.
-
-    Raises:
-        ConfigError: A flag whose value is missing.
-    """
+    """Separate the flags of engines from options of ours and everything else."""
     taken: Pairs = []
     rest: list[str] = []
     following = iter(arguments)
@@ -46,13 +42,7 @@ def take_flags(arguments: Iterable[str], ours: Container[str]) -> tuple[Pairs, l
 
 @dataclass(frozen=True)
 class GivenFlag:
-    """One flag that was given.
-
-    Attributes:
-        value: As given; empty for a switch.
-        flag: What is known of it; None where nothing is.
-        texts: What of ours it means; empty where it changes nothing, or is not counted.
-    """
+    """One flag that was given, what is known of it, and the inputs that it means."""
 
     spelling: str
     value: str
@@ -63,11 +53,6 @@ class GivenFlag:
     def effect(self) -> str:
         """What it does to sizes; empty where that is not known."""
         return self.flag.effect if self.flag else ""
-
-    @property
-    def uncounted(self) -> bool:
-        """Whether it changes sizes in a way that is not counted."""
-        return self.flag is not None and self.flag.means is None
 
 
 def read_flag(family: str, spelling: str, value: str) -> GivenFlag:

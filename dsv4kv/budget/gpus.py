@@ -17,19 +17,13 @@ class Gpu:
     """One kind of GPU, or a plain amount of memory.
 
     Attributes:
-        name: Name in the catalogue.
-        title: Vendor and product.
         marketed_gb: Memory on the datasheet, in GB.
-        driver_mib: Memory as the driver reports it, in MiB; None where it is not known.
-        arch: What its kernels are compiled for: ``sm_90``, ``gfx950``; None where not known.
-        bandwidth_gbps: Memory bandwidth on the datasheet, in 10^9 B/s; None where not known.
-        fp8_tflops: Dense FP8 rate of its tensor cores on the datasheet, in 10^12 FLOP/s; None
-            where not known.
-        bf16_tflops: The same of bf16.
-        source: Where the numbers come from.
+        driver_mib: Memory as the driver reports it, in MiB.
+        arch: What its kernels are compiled for: ``sm_90``, ``gfx950``.
+        bandwidth_gbps: Memory bandwidth on the datasheet, in 10^9 B/s.
+        fp8_tflops: Dense FP8 rate of its tensor cores on the datasheet, in 10^12 FLOP/s.
         given_bytes: Memory as the user gave it, instead of the above.
-        clock: Coefficients of a step by the type of its experts, as ``clock.coefficients`` has
-            them; empty where no step of it is known.
+        clock: Coefficients of a step by the type of its experts (``clock.coefficients``).
     """
 
     name: str

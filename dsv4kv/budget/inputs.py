@@ -24,29 +24,25 @@ def _text(text: str) -> str:
 
 
 def _few(text: str) -> int:
-    count = parse_count(text)
-    if count > _MOST_DRAFTS:
+    if (count := parse_count(text)) > _MOST_DRAFTS:
         raise ConfigError(f"{text} is too many: give at most {_MOST_DRAFTS:,}.")
     return count
 
 
 def _positive(text: str) -> int:
-    count = parse_count(text)
-    if count < 1:
+    if (count := parse_count(text)) < 1:
         raise ConfigError(f"{text} is too few: give at least 1.")
     return count
 
 
 def _size(text: str) -> int:
-    size = parse_bytes(text)
-    if size < 1:
+    if (size := parse_bytes(text)) < 1:
         raise ConfigError(f"{text} is too little: give at least 1 B.")
     return size
 
 
 def _fraction(text: str) -> Fraction:
-    value = _number(text)
-    if not 0 < value <= 1:
+    if (value := _number(text)) > 1:
         raise ConfigError(f"{text} is no share of a GPU: give a number above 0, at most 1.")
     return value
 
@@ -95,36 +91,18 @@ On = Annotated[str | None, _one_of("on")]
 
 @dataclass(frozen=True)
 class Inputs:
-    """One sizing question: what every option of ``budget`` says, with how its text is read.
+    """One sizing question: a field for every option of ``budget``, with how its text is read.
 
-    None asks the tool to choose or to find out: the engine's own value, the most that fits, the
-    fewest GPUs.
+    None asks for the engine's own value, the most that fits, or the fewest GPUs. Fields that are
+    no options come from an engine's flags.
 
     Attributes:
-        model: Preset, ``gqa8``, or the path of a Hugging Face config.json.
-        hbm: Memory of a GPU in place of its name, in bytes.
-        concurrency: Requests at once over all replicas.
-        weights: Bytes of one copy of the weights.
-        kv_memory: Bytes of a GPU for KV, instead of what weights and reserve leave.
-        kv_blocks: Blocks (or full tokens) of a GPU, likewise.
-        state: Compressor state: fp32, bf16, or HCA's online softmax in fp32.
-        step_tokens: Tokens of one step, the prompt chunk: of one replica, SGLang's of all; so is
-            the limit of requests.
-        in_flight_tokens: Tokens of the steps that overlap, instead of the two.
-        window_slots: Whether SGLang's running requests have those out of the window ``freed`` or
-            ``kept``, or windows of their ``own`` (V4.1's encoder replay).
+        step_tokens: Tokens of one step of one replica, in SGLang of all; so is the request limit.
+        window_slots: In SGLang, a running request's slots out of the window are ``freed`` or
+            ``kept``, or it has windows of its ``own`` (V4.1's encoder replay).
         dcp: Ranks that a request's context is spread over in decode.
-        hisparse_ratio: Entries of the context for one that is on the GPU.
-        extra_slots: Requests that SGLang's decode side receives while others run.
-        host_ratio: Pages of the host for one of the GPU (HiCache).
-        host_size: Memory that the tier is given, as its engine counts it.
-        host_memory: Memory that is free on a node.
-        bounded_replay: Whether V4.1's windows are computed again behind a hit (vLLM), or late
-            layers run a prompt's last window alone (SGLang).
-        dp_attention: Whether SGLang's replicas are ranks of one server (``on``) or servers.
-        host_chunk: Tokens of a chunk (LMCache).
-        retention: Tokens between the boundaries of a prefix whose windows vLLM keeps, in addition
-            to the last; 0 keeps only the last, None (``dense``) those of every block.
+        bounded_replay: See ``Deployment``.
+        dp_attention: SGLang's replicas are ranks of one server (``on``) or servers.
     """
 
     model: Annotated[str, _text] = "v4-flash"
@@ -194,11 +172,10 @@ def read_inputs(texts: Mapping[str, str]) -> Inputs:
     Raises:
         ConfigError: A value that is not of its kind; names the option.
     """
-    return Inputs(**{name.replace("-", "_"): _read(name, text) for name, text in texts.items()})
-
-
-def _read(name: str, text: str) -> Any:
-    try:
-        return READERS[name](text.strip())
-    except ConfigError as error:
-        raise ConfigError(f"--{name}: {error}") from None
+    values = {}
+    for name, text in texts.items():
+        try:
+            values[name.replace("-", "_")] = READERS[name](text.strip())
+        except ConfigError as error:
+            raise ConfigError(f"--{name}: {error}") from None
+    return Inputs(**values)

@@ -1,7 +1,7 @@
 """A launch command: what its flags and variables mean, and what each of them costs."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from dsv4kv.budget.answer import Answer
 from dsv4kv.budget.fit import max_concurrency, tightest_free_bytes
 from dsv4kv.budget.flags import GivenFlag, merge, read_flag
 from dsv4kv.budget.inputs import read_inputs
-from dsv4kv.budget.scenario import Scenario, fix_layout, resolve
+from dsv4kv.budget.scenario import fix_layout, resolve
 from dsv4kv.budget.servers import Launch, find_launches
 from dsv4kv.engines.flags import Texts, find_flag
 from dsv4kv.engines.logs.read import preset_named
@@ -26,11 +26,7 @@ _LAYOUT = {"model", "tp", "dp", "pp", "ep", "dp-attention", "context"}
 
 @dataclass(frozen=True)
 class Reading:
-    """A launch command, read.
-
-    Attributes:
-        flags: Its flags and variables, in order; of variables those that an engine knows.
-    """
+    """A launch command, read; of its variables those that an engine knows."""
 
     launch: Launch
     flags: tuple[GivenFlag, ...]
@@ -38,27 +34,25 @@ class Reading:
 
     @property
     def counted(self) -> list[GivenFlag]:
-        """What is used."""
+        """Flags that are used."""
         return [each for each in self.flags if each.flag and each.flag.means]
 
     @property
     def uncounted(self) -> list[GivenFlag]:
-        """What changes sizes and is not counted."""
-        return [each for each in self.flags if each.uncounted]
+        """Flags that change sizes and are not counted."""
+        return [each for each in self.flags if each.flag and not each.flag.means]
 
     @property
     def unknown(self) -> list[GivenFlag]:
-        """What is not known to change sizes."""
+        """Flags that are not known to change sizes."""
         return [each for each in self.flags if each.flag is None]
 
 
 def read_command(given: str, which: str | None = None, model: str | None = None) -> Reading:
-    """Read a launch command, or the one of a file.
+    """Read a launch command, or a file with one.
 
-    Args:
-        given: The command, or the path of a file that has it.
-        which: Of several commands, its number from 1 or a part of it.
-        model: The model, where the command's name for it does not say.
+    Of several commands ``which`` is its number from 1 or a part of it; ``model`` is what it
+    serves, where its own name for the model does not say.
 
     Raises:
         ConfigError: No command, several of which none is chosen, or a value that cannot be read.
@@ -66,13 +60,10 @@ def read_command(given: str, which: str | None = None, model: str | None = None)
     source, text = _text_of(given)
     try:
         launches = list(find_launches(text))
+        return _interpret(_choose(launches, which), model)
     except ConfigError as error:
-        raise ConfigError(f"{source}: {error}") from None
-    launch = _choose(launches, which, source)
-    try:
-        return interpret(launch, model)
-    except ConfigError as error:
-        raise ConfigError(f"{source}: {error}") from None
+        told = str(error)
+        raise ConfigError(told if told.startswith("--which") else f"{source}: {told}") from None
 
 
 def _text_of(given: str) -> tuple[str, str]:
@@ -93,10 +84,10 @@ def _text_of(given: str) -> tuple[str, str]:
     return "--command", given[:_MOST_CHARACTERS]
 
 
-def _choose(launches: list[Launch], which: str | None, source: str) -> Launch:
+def _choose(launches: list[Launch], which: str | None) -> Launch:
     if not launches:
         raise ConfigError(
-            f"{source}: no launch command: looked for vllm serve, sglang serve, python -m "
+            "no launch command: looked for vllm serve, sglang serve, python -m "
             "sglang.launch_server, trtllm-serve, an image of theirs, or a mapping of their flags."
         )
     listed = "; ".join(
@@ -104,12 +95,17 @@ def _choose(launches: list[Launch], which: str | None, source: str) -> Launch:
         for number, launch in enumerate(launches, 1)
     )
     if which is None:
-        if len(set(map(_identity, launches))) > 1:
+        first = launches[0]
+        if any(
+            (each.family, each.flags, each.variables)
+            != (first.family, first.flags, first.variables)
+            for each in launches
+        ):
             raise ConfigError(
-                f"{source}: {len(launches)} commands: choose with --which, a number or a part of "
-                f"it: {listed}."
+                f"{len(launches)} commands: choose with --which, a number or a part of it: "
+                f"{listed}."
             )
-        return launches[0]
+        return first
     if which.isdecimal() and 1 <= int(which) <= len(launches):
         return launches[int(which) - 1]
     found = [launch for launch in launches if which in f"{launch.title} {launch.flags}"]
@@ -118,12 +114,7 @@ def _choose(launches: list[Launch], which: str | None, source: str) -> Launch:
     return found[0]
 
 
-def _identity(launch: Launch) -> tuple[Any, ...]:
-    return (launch.family, launch.flags, tuple(sorted(launch.variables.items())))
-
-
-def interpret(launch: Launch, model: str | None = None) -> Reading:
-    """What a command's flags and variables mean; raises ``ConfigError``."""
+def _interpret(launch: Launch, model: str | None = None) -> Reading:
     family = launch.family
     flags: list[GivenFlag] = []
     for name, value in launch.variables.items():
@@ -142,7 +133,12 @@ def interpret(launch: Launch, model: str | None = None) -> Reading:
             f"--model {named[:100]}: which model that is is not clear: add --model "
             "v4-flash, another preset, or the path of its config.json."
         )
-    return Reading(launch, tuple(flags), texts | {"engine": _engine(launch)})
+    name = f"{family}:{launch.version}" if launch.version else family
+    try:
+        find_engine(name)
+    except ConfigError:  # an unknown version: the newest one's rules
+        name = family
+    return Reading(launch, tuple(flags), texts | {"engine": name})
 
 
 def _merged(launch: Launch, flags: Iterable[GivenFlag]) -> Texts:
@@ -160,23 +156,11 @@ def _set(name: str, value: str) -> str:
     return value
 
 
-def _engine(launch: Launch) -> str:
-    """The version's rules where they are known, else the newest."""
-    name = f"{launch.family}:{launch.version}" if launch.version else launch.family
-    try:
-        find_engine(name)
-    except ConfigError:
-        return launch.family
-    return name
-
-
 @dataclass(frozen=True)
 class FlagCost:
-    """What one flag of a command costs, against the engine's own value.
+    """Bytes of the tightest GPU that one flag takes, and requests that it makes possible.
 
-    Attributes:
-        taken_bytes: Bytes of the tightest GPU that it takes; negative where it gives some.
-        requests: Requests of the same context at once that it makes possible, or costs.
+    Against the engine's own value; either may be negative.
     """
 
     flag: GivenFlag
@@ -185,7 +169,9 @@ class FlagCost:
 
 
 def flag_costs(reading: Reading, given: Texts, found: Answer) -> Iterator[FlagCost]:
-    """Every flag that could be left out, with what it costs; ``given`` comes on top of it."""
+    """Every flag that could be left out, with its cost; ``given`` overrides the command."""
+    fixed = fix_layout(found.scenario)
+    sizes = {name: str(getattr(fixed, name)) for name in ("gpus", "tp", "dp", "pp", "ep")}
     scenario, asked = found.scenario, (found.context, found.concurrency)
     whole = _merged(reading.launch, reading.flags)
     kept = {name: text for name, text in reading.texts.items() if name not in whole}
@@ -193,20 +179,14 @@ def flag_costs(reading: Reading, given: Texts, found: Answer) -> Iterator[FlagCo
         if not flag.texts or set(flag.texts) & (_LAYOUT | set(given)):
             continue
         others = _merged(reading.launch, [each for each in reading.flags if each is not flag])
-        texts = kept | others | given
+        texts = kept | others | given | sizes
         try:
-            (other,) = resolve(read_inputs(_laid_out(texts, scenario)))
+            (other,) = resolve(read_inputs(texts))
             taken = tightest_free_bytes(other, *asked) - tightest_free_bytes(scenario, *asked)
             more = found.max_concurrency - max_concurrency(other, found.context)
         except ConfigError:
             continue
         yield FlagCost(flag, taken, more)
-
-
-def _laid_out(texts: Mapping[str, str], scenario: Scenario) -> Texts:
-    fixed = fix_layout(scenario)
-    sizes = {name: str(getattr(fixed, name)) for name in ("gpus", "tp", "dp", "pp", "ep")}
-    return {**texts, **sizes}
 
 
 def command_document(reading: Reading, costs: Iterable[FlagCost]) -> dict[str, Any]:

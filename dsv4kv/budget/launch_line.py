@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import fields, replace
 from fractions import Fraction
 from typing import Any
@@ -33,11 +34,7 @@ _WRITTEN = {*_OURS, "model", "gpus", "tp", "dp", "pp", "ep", "draft_layers", "dr
 def launch_command(
     engine: str, preset: str, layout: Layout, drafts: int = 0, args: str = ""
 ) -> str:
-    """Return the command that starts one server, or one replica of a fleet.
-
-    Raises:
-        ConfigError: An engine, or a layout of it, whose flags are not known.
-    """
+    """The command that starts one server; ``ConfigError`` where its flags are not known."""
     family = family_of(engine)
     launch = family.launch if family else Launch()
     parts = {
@@ -61,9 +58,9 @@ def launch_command(
 
 
 def launch_line(scenario: Scenario, context_tokens: int, requests: int) -> str:
-    """Return the command that starts a deployment; empty where the engine has no such flags.
+    """The command that starts a deployment, read again and found to hold as many requests.
 
-    ``budget --command`` reads it, and finds that it holds as many requests of the context.
+    Empty where the engine has no such flags.
     """
     inputs, family = scenario.inputs, family_of(scenario.engine.name)
     assert family is not None
@@ -101,27 +98,16 @@ def _flags(family: str, launch: Launch, inputs: Inputs) -> Iterator[str]:
 
 
 def _flag(family: str, name: str, value: Any) -> str:
-    for flag in (flag for flag in flags_of(family) if flag.means):
-        assert flag.means is not None
-        if flag.means.input == name:
-            return _join(flag, _text(name, value))
-        if (flag.switch or flag.is_variable) and _means(flag) == {name: str(value)}:
-            return flag.name if flag.switch else _join(flag, "1")
+    text = f"{float(value):g}" if isinstance(value, Fraction) else str(value)
+    text = str(value >> 20) if name == "logits-limit" else text
+    for flag in flags_of(family):
+        if flag.means and flag.means.input == name:
+            return _join(flag, text)
+        if flag.means and (flag.switch or flag.is_variable):
+            with suppress(ConfigError):
+                if flag.means.of("1" if flag.is_variable else "on") == {name: str(value)}:
+                    return flag.name if flag.switch else _join(flag, "1")
     raise KeyError(name)
-
-
-def _means(flag: Flag) -> dict[str, str]:
-    assert flag.means is not None
-    try:
-        return flag.means.of("1" if flag.is_variable else "on")
-    except ConfigError:
-        return {}
-
-
-def _text(name: str, value: Any) -> str:
-    if name == "logits-limit":
-        return str(value >> 20)
-    return f"{float(value):g}" if isinstance(value, Fraction) else str(value)
 
 
 def _join(flag: Flag, text: str) -> str:

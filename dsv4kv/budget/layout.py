@@ -15,11 +15,8 @@ NODE_GPUS = 8
 class Layout:
     """A deployment of ``tp * dp * pp`` GPUs.
 
-    Attributes:
-        tp: Tensor parallel: ranks that share the work of one replica and each hold its whole KV.
-        dp: Data parallel: replicas, each with requests (and KV) of its own.
-        pp: Pipeline parallel: stages, each with a share of the layers.
-        ep: Expert parallel: ranks of a stage that the routed experts are spread over.
+    A tensor parallel rank holds the whole KV of its replica; ``ep`` ranks of a stage share its
+    routed experts.
     """
 
     tp: int = 1
@@ -58,22 +55,24 @@ class LayoutWish:
 def candidate_layouts(config: DSV4Config, wish: LayoutWish, most_gpus: int) -> list[Layout]:
     """Layouts that meet a wish, from few GPUs to many; one where the GPUs are given.
 
-    Unasked, a replica grows by tensor parallelism to a server of eight GPUs and more servers are
-    more replicas, as engines are started by default.
+    By default a replica grows by tensor parallelism to a server of eight GPUs, and more servers
+    are more replicas, as engines are started.
 
     Raises:
         ConfigError: The wish contradicts itself or the model.
     """
     pp = wish.pp or 1
-    _check(config, "PP", pp, config.num_layers, "layers")
+    if pp > config.num_layers:
+        raise ConfigError(f"PP{pp} is more than the {config.num_layers} layers of {config.name}.")
     if wish.gpus is not None:
         return [_finish(config, wish, *_divide(config, wish.gpus, wish, pp))]
     if wish.tp is not None and wish.dp is not None:
         pairs = [(wish.tp, wish.dp)]
     elif wish.tp is not None:
         replicas = most_gpus // (wish.tp * pp)
-        sizes = [dp for dp in range(1, replicas + 1) if _is_bought(wish.tp * dp * pp)]
-        pairs = [(wish.tp, dp) for dp in sizes]
+        counts = ((wish.tp * dp * pp, dp) for dp in range(1, replicas + 1))
+        # a part of a server that experts divide into, or whole servers
+        pairs = [(wish.tp, dp) for n, dp in counts if n in (1, 2, 4) or n % NODE_GPUS == 0]
     elif wish.dp is not None:
         pairs = [(tp, wish.dp) for tp in _tensor_sizes(config)]
     else:
@@ -81,11 +80,6 @@ def candidate_layouts(config: DSV4Config, wish: LayoutWish, most_gpus: int) -> l
         pairs = [(tp, 1) for tp in _tensor_sizes(config)]
         pairs += [(NODE_GPUS, dp) for dp in range(2, servers + 1)]
     return [_finish(config, wish, tp, dp, pp) for tp, dp in pairs or [(wish.tp or 1, 1)]]
-
-
-def _is_bought(gpus: int) -> bool:
-    """Whether so many GPUs are a part of a server that experts divide into, or whole servers."""
-    return gpus in (1, 2, 4) or gpus % NODE_GPUS == 0
 
 
 def _tensor_sizes(config: DSV4Config) -> list[int]:
@@ -125,8 +119,3 @@ def _finish(config: DSV4Config, wish: LayoutWish, tp: int, dp: int, pp: int) -> 
             "spread over all of them or over equal groups."
         )
     return Layout(tp, dp, pp, ep)
-
-
-def _check(config: DSV4Config, name: str, size: int, most: int, what: str) -> None:
-    if size > most:
-        raise ConfigError(f"{name}{size} is more than the {most} {what} of {config.name}.")

@@ -1,8 +1,7 @@
 """What a sizing question names: its model, GPU, formats and weights.
 
-The baseline that savings are computed against: grouped-query attention with 8 KV heads. A model of
-61 layers that stores, per token and layer, keys and values of 8 heads of 128 channels in bf16: 8 x
-128 x 2 x 2 = 4,096 B, 249,856 B over all layers. Source: the baseline of the DeepSeek-V4 report,
+The baseline GQA-8 stores, per token and layer, keys and values of 8 heads of 128 channels in bf16:
+8 x 128 x 2 x 2 = 4,096 B, 249,856 B over 61 layers. Source: the DeepSeek-V4 report,
 arXiv:2606.19348. The rest of it is DeepSeek-V3.2's, for comparison only.
 """
 
@@ -34,21 +33,6 @@ _KV_HEADS, _HEAD_DIM = 8, 128
 _NO_KEYS = EntryFormat("none", "bf16", 0)
 
 
-def gqa8_config() -> DSV4Config:
-    """The baseline as a model that keeps one uncompressed entry per token and layer."""
-    source = "GQA-8 baseline of arXiv:2606.19348"
-    return load_model("v3.2").model_copy(
-        update={"name": GQA8, "max_context_tokens": 1_048_576, "source": source}
-    )
-
-
-def gqa8_formats(config: DSV4Config, tp: int) -> CacheFormats:
-    """Entry of one token on one rank: tensor parallelism splits the 8 heads, no further."""
-    dims = 2 * _HEAD_DIM * (_KV_HEADS // min(tp, _KV_HEADS))
-    window = choose_formats(config).window
-    return CacheFormats(EntryFormat("bf16", "bf16", dims), window, _NO_KEYS)
-
-
 def kv_heads(config: DSV4Config) -> int:
     """KV heads that tensor parallelism can split: DeepSeek's models have one."""
     return _KV_HEADS if config.name == GQA8 else 1
@@ -59,21 +43,21 @@ def find_model(name: str) -> DSV4Config:
     if _model_file(name):
         return load_model(name)
     otherwise = ", or the path of a Hugging Face config.json"
-    return _known_model(find_name(name, _model_names(), "model", otherwise))
+    return _known_model(find_name(name, [*preset_names(), GQA8], "model", otherwise))
 
 
 @cache
 def _known_model(name: str) -> DSV4Config:
-    return gqa8_config() if name == GQA8 else load_model(name)
-
-
-def _model_names() -> list[str]:
-    return [*preset_names(), GQA8]
+    if name != GQA8:
+        return load_model(name)
+    source = "GQA-8 baseline of arXiv:2606.19348"
+    changed = {"name": GQA8, "max_context_tokens": 1_048_576, "source": source}
+    return load_model("v3.2").model_copy(update=changed)
 
 
 def _model_file(name: str) -> Path | None:
     """The config.json that a name is the path of; None for a known model or no file."""
-    return None if name in _model_names() else config_file(name)
+    return None if name in (*preset_names(), GQA8) else config_file(name)
 
 
 def find_gpu(inputs: Inputs) -> Gpu:
@@ -90,22 +74,23 @@ def find_gpu(inputs: Inputs) -> Gpu:
 
 def find_formats(inputs: Inputs, config: DSV4Config, tp: int = 1) -> CacheFormats:
     """Formats of the entries on one rank; raises ``ConfigError`` with the choices."""
-    if config.name == GQA8:
-        return gqa8_formats(config, tp)
+    if config.name == GQA8:  # tensor parallelism splits the 8 heads, no further
+        entry = EntryFormat("bf16", "bf16", 2 * _HEAD_DIM * (_KV_HEADS // min(tp, _KV_HEADS)))
+        return CacheFormats(entry, choose_formats(config).window, _NO_KEYS)
     return choose_formats(config, inputs.main_format, inputs.window_format, inputs.indexer_format)
 
 
 def find_weights(inputs: Inputs, config: DSV4Config) -> Weights:
-    """The weights given, or derived from the model.
-
-    Raises:
-        ConfigError: Given twice, or not given where nothing says how large they are.
-    """
+    """The weights given, or derived from the model; ``ConfigError`` where neither is known."""
     if inputs.weights is not None and inputs.weight_bytes_per_param is not None:
         raise ConfigError(
             "--weights and --weight-bytes-per-param both give the size of the weights: keep one."
         )
-    derived = _derive(inputs.model, config)
+    if _model_file(inputs.model) is None:
+        derived = _known_weights(config.name)
+    else:
+        facts = find_weight_facts(inputs.model, config)
+        derived = derive_weights(config, facts) if facts else None
     if inputs.weights is not None:
         if derived is None:
             return spread_weights(config, inputs.weights)
@@ -116,27 +101,14 @@ def find_weights(inputs: Inputs, config: DSV4Config) -> Weights:
             "size of the checkpoint."
         )
     if inputs.weight_bytes_per_param is not None and derived.parameters is not None:
-        total = int(derived.parameters * inputs.weight_bytes_per_param)
-        each = f"{float(inputs.weight_bytes_per_param):g} B for each"
-        return scale_weights(
-            derived, total, f"{derived.parameters / 1e9:,.0f}B parameters, {each}"
-        )
+        each, count = inputs.weight_bytes_per_param, derived.parameters
+        source = f"{count / 1e9:,.0f}B parameters, {float(each):g} B for each"
+        return scale_weights(derived, int(count * each), source)
     return derived
 
 
-def _derive(model: str, config: DSV4Config) -> Weights | None:
-    if _model_file(model) is None:
-        return _known_weights(config.name)
-    facts = find_weight_facts(model, config)
-    return None if facts is None else derive_weights(config, facts)
-
-
 def find_weight_facts(model: str, config: DSV4Config) -> WeightFacts | None:
-    """What the weights of a preset or of a config.json are made of; None where that is not known.
-
-    Raises:
-        ConfigError: A config.json that cannot be read.
-    """
+    """The sizes behind the weights of a preset or a config.json; None where not known."""
     own = _model_file(model)
     if own is None:
         return _known_facts(config.name)

@@ -23,15 +23,10 @@ PERIOD_TOKENS = 8192
 
 @dataclass(frozen=True)
 class Persistent:
-    """A prefix on disk.
+    """A prefix on disk: ``recompute_tokens`` at most are computed again before it is used.
 
-    Attributes:
-        strategy: ``full`` stores every window entry; ``periodic`` window and state at every
-            ``PERIOD_TOKENS``; ``zero`` neither.
-        context_bytes: Compressed entries and indexer keys.
-        window_bytes: Window entries.
-        state_bytes: Compressor states.
-        recompute_tokens: Tokens at most to be computed again before the prefix can be used.
+    The strategy ``full`` stores every window entry, ``periodic`` window and state at every
+    ``PERIOD_TOKENS``, ``zero`` neither.
     """
 
     strategy: str
@@ -50,10 +45,8 @@ class Persistent:
 class Reuse:
     """Prefixes of one deployment, on the ranks of its first stage.
 
-    Attributes:
-        useful_bytes: Of one token of context that leaves the GPU: entries and indexer keys.
-        padded_bytes: With the padding of the engine's pages.
-        persistent: A whole context stored in full, with checkpoints, without windows.
+    Bytes of one token of context that leaves the GPU are its entries and indexer keys, and
+    those with the padding of the engine's pages.
     """
 
     rule: Rule

@@ -1,6 +1,5 @@
 """A sizing question with everything looked up: model, GPU, layout, weights, formats, engine."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -26,19 +25,17 @@ MOST_GPUS = 1024
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides a deployment's sizes and is not its model, GPU or layout.
+    """What decides a deployment's sizes besides model, GPU and layout.
 
     Attributes:
-        memory_fraction: Share of a GPU's memory that may be used.
-        reserve: Bytes of it kept for activations, graphs and communication.
+        reserve: Bytes of the usable share kept for activations, graphs and communication.
         step_tokens: Tokens of one step of one replica.
-        request_limit: Requests that one replica runs at once at most; None for any number.
+        request_limit: Requests that one replica runs at once; None for any number.
         logits_limit: Bytes that the indexer's logits are cut to; None where they are not.
-        frees_windows: Whether window slots that are out of the window are given back; None where
-            an engine has no choice.
-        replays_windows: Whether every request has windows of its own (SGLang's encoder replay).
+        frees_windows: Window slots out of the window are freed; None for no choice.
+        replays_windows: Every request has windows of its own (SGLang's encoder replay).
         extra_slots: Requests that a decode side receives while others run.
-        assumed: What was not given, by the name of the input.
+        assumed: Defaults that were taken, by the name of the input.
     """
 
     memory_fraction: Fraction
@@ -56,13 +53,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Scenario:
-    """One deployment on a known number of GPUs.
-
-    Attributes:
-        layout: How the model is spread over GPUs.
-        settings: As given, or the engine's own.
-        machine: The GPUs as the engine looks at them.
-    """
+    """One deployment on a known number of GPUs."""
 
     inputs: Inputs
     config: DSV4Config
@@ -86,7 +77,7 @@ class Scenario:
 
     @property
     def spare_bytes(self) -> int:
-        """Bytes of one GPU beyond these."""
+        """Bytes of one GPU that stay free."""
         return self.gpu.memory_bytes - self.budget_bytes
 
     @cached_property
@@ -99,11 +90,8 @@ class Scenario:
     def deployment(
         self, stage: int, context_tokens: int, concurrency: int | None = None
     ) -> Deployment:
-        """What one rank of a stage serves: ``concurrency`` requests of one replica.
-
-        An engine with a limit of requests sizes its cache for so many, whatever is asked.
-        """
-        inputs, settings = self.inputs, self.settings
+        """What one rank of a stage serves: the request limit, else ``concurrency`` requests."""
+        inputs, settings, replay = self.inputs, self.settings, self.inputs.bounded_replay
         return Deployment(
             model=self.config,
             formats=self.formats,
@@ -120,9 +108,7 @@ class Scenario:
             window_ratio=None if inputs.window_ratio is None else float(inputs.window_ratio),
             frees_windows=settings.frees_windows,
             replays_windows=settings.replays_windows,
-            bounded_replay=None
-            if inputs.bounded_replay is None
-            else inputs.bounded_replay == "on",
+            bounded_replay=None if replay is None else replay == "on",
             prefix_cache=inputs.prefix_cache == "on",
             overlap=settings.overlap > 1,
             role=inputs.role,
@@ -133,17 +119,16 @@ class Scenario:
 
     def overhead(self, stage: int, context_tokens: int) -> Overhead:
         """What the engine is known to hold on a rank of a stage, other than weights and cache."""
-        deployment = self.deployment(stage, context_tokens)
-        step, given = self.settings.step_tokens, given_in(self.inputs)
-        return self.engine.overhead(deployment, step, self.machine, given)
+        deployment, given = self.deployment(stage, context_tokens), _given_in(self.inputs)
+        return self.engine.overhead(deployment, self.settings.step_tokens, self.machine, given)
 
     def reserve_bytes(self, stage: int, context_tokens: int) -> int:
         """Bytes kept for all but weights and cache: as given, or a guess not below the known."""
-        guess = self.settings.reserve
-        if "reserve" not in self.settings.assumed:
-            return guess
-        known = self.overhead(stage, context_tokens).reserve
-        return max(guess, sum(held.size_bytes for held in known))
+        reserve = self.settings.reserve
+        if "reserve" in self.settings.assumed:
+            known = self.overhead(stage, context_tokens).reserve
+            reserve = max(reserve, sum(held.size_bytes for held in known))
+        return reserve
 
     @cached_property
     def weight_bytes(self) -> tuple[int, ...]:
@@ -156,7 +141,7 @@ class Scenario:
 
     @cached_property
     def indexed_ratio(self) -> int | None:
-        """Fewest tokens that an indexer key stands for; None for a model without indexer."""
+        """Fewest tokens of an indexer key; None for a model without indexer."""
         ratios = [
             layer.ratio
             for layer in build_schedule(self.config)
@@ -169,8 +154,7 @@ class Scenario:
         return self.inputs.draft_layers if stage == self.layout.pp - 1 else 0
 
 
-def given_in(inputs: Inputs) -> dict[str, Any]:
-    """What is given of a question, by name."""
+def _given_in(inputs: Inputs) -> dict[str, Any]:
     return {name: value for name, value in vars(inputs).items() if value is not None}
 
 
@@ -180,49 +164,42 @@ def resolve(inputs: Inputs) -> list[Scenario]:
     Raises:
         ConfigError: An unknown name, a contradictory layout, weights that are not known.
     """
-    config = find_model(inputs.model)
-    gpu = find_gpu(inputs)
-    engine = find_engine(inputs.engine)
+    config, gpu, engine = find_model(inputs.model), find_gpu(inputs), find_engine(inputs.engine)
     _refuse(inputs, config, engine, gpu)
     wish = LayoutWish(inputs.gpus, inputs.tp, inputs.dp, inputs.pp, inputs.ep)
     weights = find_weights(inputs, config)
-    scenarios = []
-    for layout in candidate_layouts(config, wish, MOST_GPUS):
+
+    def scenario(layout: Layout) -> Scenario:
+        tp, pp, memory = layout.tp, layout.pp, gpu.memory_bytes
         inside = layout.dp if inputs.dp_attention == "on" else 1
-        machine = Machine(
-            gpu.name, gpu.memory_bytes, layout.tp, inside, layout.pp, config.kind, gpu.arch
-        )
+        machine = Machine(gpu.name, memory, tp, inside, pp, config.kind, gpu.arch)
         settings = _settle(inputs, engine, machine, layout.dp)
-        formats, reasons = _formats(inputs, config, engine, gpu, layout.tp)
+        formats, reasons = _formats(inputs, config, engine, gpu, tp)
         settings = replace(settings, assumed=settings.assumed | reasons)
-        scenarios.append(
-            Scenario(inputs, config, gpu, layout, weights, formats, engine, settings, machine)
-        )
-    return scenarios
+        return Scenario(inputs, config, gpu, layout, weights, formats, engine, settings, machine)
+
+    return [scenario(layout) for layout in candidate_layouts(config, wish, MOST_GPUS)]
 
 
 def _settle(inputs: Inputs, engine: Engine, machine: Machine, replicas: int) -> Settings:
     """Complete the inputs by the engine's own defaults.
 
-    SGLang is given the tokens of a step and the limit of requests for all replicas of a server,
-    which are ranks of data-parallel attention; every vLLM replica has its own.
-
-    Raises:
-        ConfigError: Tokens in flight given twice.
+    SGLang's tokens of a step and limit of requests are those of all replicas of a server, which
+    are ranks of data-parallel attention.
     """
     if inputs.in_flight_tokens and (inputs.step_tokens or inputs.overlap):
         raise ConfigError(
             "--in-flight-tokens is the tokens of a step times the steps that overlap: give it, or "
             "those."
         )
-    given = given_in(inputs)
-    assumed = {
-        name: default
-        for name, default in engine.defaults(machine, given).items()
-        if name not in given
-    }
+    given = _given_in(inputs)
+    defaults = engine.defaults(machine, given)
+    assumed = {name: default for name, default in defaults.items() if name not in given}
     shares = machine.dp if engine.shares_limits else 1
-    assumed |= dict(_as_asked(inputs, assumed, replicas // shares))
+    own, asked = assumed.get("request_limit"), inputs.concurrency or 0
+    if own and (asked := -(-asked // (replicas // shares))) > own.value:
+        reason = f"as many as are asked for; {own.value:,} is {own.reason}"
+        assumed["request_limit"] = Default(asked, reason)
     known = {name: default.value for name, default in assumed.items()} | given
     step, overlap = known["step_tokens"] // shares, known["overlap"]
     flight = step * overlap
@@ -246,14 +223,6 @@ def _settle(inputs: Inputs, engine: Engine, machine: Machine, replicas: int) -> 
         extra_slots=known.get("extra_slots", 0),
         assumed=assumed,
     )
-
-
-def _as_asked(inputs: Inputs, assumed: Defaults, replicas: int) -> Iterator[tuple[str, Default]]:
-    """A limit below the requests asked for is not what who asks will start."""
-    limit, asked = assumed.get("request_limit"), -(-(inputs.concurrency or 0) // replicas)
-    if limit and asked > limit.value:
-        reason = f"as many as are asked for; {limit.value:,} is {limit.reason}"
-        yield "request_limit", Default(asked, reason)
 
 
 def _refuse(inputs: Inputs, config: DSV4Config, engine: Engine, gpu: Gpu) -> None:
@@ -296,15 +265,8 @@ def _formats(
     if config.name == GQA8:
         return find_formats(inputs, config, tp), {}
     asked = {place: getattr(inputs, f"{place}_format") for place in PLACES}
-    site = Site(
-        engine.name,
-        config,
-        gpu.arch,
-        tp,
-        split=inputs.role is not None,
-        backend=inputs.attention_backend,
-        dtype=inputs.cache_dtype,
-    )
+    backend, split = inputs.attention_backend, inputs.role is not None
+    site = Site(engine.name, config, gpu.arch, tp, split, backend, inputs.cache_dtype)
     stored = stored_formats(site, asked)
     reasons = {
         f"{place}_format": Default(name, reason)

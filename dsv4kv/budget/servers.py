@@ -6,6 +6,7 @@ Nothing of it is run: of shell scripts, statements, quotes and variables are rea
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,12 +31,9 @@ _KEYWORDS = {"exec", "sudo", "nohup", "time", "env", "then", "do", "else", "comm
 
 
 def split_statements(text: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the words of every statement with its line, quotes and comments resolved.
+    """Yield the line and the words of every statement, quotes and comments resolved.
 
     Variables stay as they are written, hidden within single quotes.
-
-    Raises:
-        ConfigError: A quote that is not closed; names its line.
     """
     words: list[str] = []
     parts: list[str] = []  # of a word
@@ -54,18 +52,15 @@ def split_statements(text: str) -> Iterator[tuple[int, list[str]]]:
         elif kind not in ("join", "comment"):
             if not words and not parts:
                 first = text.count("\n", 0, match.start()) + 1
-            parts.append(_unquoted(kind, match[0]))
+            token = match[0][1:] if kind == "escape" else match[0]
+            if kind == "single":
+                token = token[1:-1].replace("$", _HIDDEN)
+            elif kind == "double":
+                token = re.sub(r'\\(["\\$`])', r"\1", token[1:-1].replace("\\\n", ""))
+            parts.append(token)
     words += ["".join(parts)] if parts else []
     if words:
         yield first, words
-
-
-def _unquoted(kind: str, token: str) -> str:
-    if kind == "single":
-        return token[1:-1].replace("$", _HIDDEN)
-    if kind == "double":
-        return re.sub(r'\\(["\\$`])', r"\1", token[1:-1].replace("\\\n", ""))
-    return token[1:] if kind == "escape" else token
 
 
 def fill_in(word: str, variables: Mapping[str, str]) -> str:
@@ -97,6 +92,8 @@ def take_assignments(words: list[str], variables: dict[str, str]) -> list[str]:
 
 
 _DEEPEST = 20
+_MODEL_FLAGS = ("--model", "--model-path")
+_NEGATIVE = re.compile(r"-\d+(\.\d+)?")
 _RUNNERS = {"docker", "podman", "nerdctl"}
 _VERSION = re.compile(r"v?(\d+\.\d+(?:\.\d+)?)")
 _PINNED = re.compile(rf"\b({'|'.join(FAMILIES)})\s*==\s*(\d+\.\d+(?:\.\d+)?)")
@@ -104,13 +101,9 @@ _PINNED = re.compile(rf"\b({'|'.join(FAMILIES)})\s*==\s*(\d+\.\d+(?:\.\d+)?)")
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch command.
+    """One launch command, with the version that its image or its installation names.
 
-    Attributes:
-        version: As its image or its installation names it; None where nothing does.
-        flags: Flags with their values, the model first; empty for a switch.
-        variables: What the environment is set to.
-        line: Where it begins, from 1.
+    Its flags have their values, empty for a switch, the model first; ``line`` counts from 1.
     """
 
     family: str
@@ -122,13 +115,8 @@ class Launch:
     @property
     def title(self) -> str:
         """The command in short: ``vllm serve deepseek-ai/DeepSeek-V4-Pro``."""
-        model = next((value for name, value in self.flags if find_model_flag(name)), "(no model)")
-        return f"{self.family} {model}"
-
-
-def find_model_flag(spelling: str) -> bool:
-    """Whether a flag names the model."""
-    return spelling in ("--model", "--model-path")
+        named = (value for name, value in self.flags if name in _MODEL_FLAGS)
+        return f"{self.family} {next(named, '(no model)')}"
 
 
 def find_launches(text: str) -> Iterator[Launch]:
@@ -142,49 +130,34 @@ def find_launches(text: str) -> Iterator[Launch]:
 
 
 def _as_yaml(text: str) -> Any:
-    """A mapping or a list of mappings; None for anything else, such as a script.
-
-    A line with JSON among its words is one, too, to YAML.
-    """
+    """A mapping or a list of mappings; None for anything else, such as a script."""
     if "\n" not in text.strip() and not text.lstrip().startswith(("{", "[")):
-        return None
+        return None  # a line with JSON among its words, which is a mapping to YAML
     try:
         documents = [each for each in load_yaml(text) if each is not None]
-        document = documents[0] if len(documents) == 1 else documents or None
     except Unparsable:
         return None
-    return document if isinstance(document, dict) or _all_mappings(document) else None
-
-
-def _all_mappings(document: Any) -> bool:
-    return isinstance(document, list) and all(isinstance(each, dict) for each in document)
+    document = documents[0] if len(documents) == 1 else documents
+    mappings = document if isinstance(document, list) else [document]
+    return document if mappings and all(isinstance(each, dict) for each in mappings) else None
 
 
 def _in_shell(text: str, variables: Mapping[str, str]) -> Iterator[Launch]:
+    # without Markdown's fences and prompts, lines kept
+    bare = re.sub(r"^\s*(```.*|[$>%]\s+(?=\S))", "", text, flags=re.MULTILINE)
     known = dict(variables)
-    for line, words in split_statements(_without_fences(text)):
+    for line, words in split_statements(bare.replace("`", " ")):
         own = dict(known)
         rest = take_assignments(words, own)
         if not rest:
             known = own
             continue
-        filled = [fill_in(word, own) for word in rest]
-        # a variable that holds flags is many words
-        flat = [part for word in filled for part in _spread(word)]
+        flat: list[str] = []
+        for word in (fill_in(word, own) for word in rest):
+            many = word.startswith("-") and " -" in word and "=" not in word
+            flat += word.split() if many else [word]  # a variable may hold several flags
         if launch := _launch(flat, own, line):
             yield launch
-
-
-def _without_fences(text: str) -> str:
-    """Markdown's fences and prompts left out, lines kept."""
-    bare = re.sub(r"^\s*(```.*|[$>%]\s+(?=\S))", "", text, flags=re.MULTILINE)
-    return bare.replace("`", " ")
-
-
-def _spread(word: str) -> list[str]:
-    if word.startswith("-") and " -" in word and not word.partition("=")[1]:
-        return word.split()
-    return [word]
 
 
 def _launch(words: list[str], variables: Mapping[str, str], line: int) -> Launch | None:
@@ -196,9 +169,8 @@ def _launch(words: list[str], variables: Mapping[str, str], line: int) -> Launch
                 before, after = words[:place], words[place + len(start) :]
                 return _make(family, after, {**variables, **_set_before(before)}, line, before)
     for place, word in enumerate(words):
-        owner = _family_of_image(word)
-        if owner and _RUNNERS & set(words[:place]):
-            before, after = words[:place], words[place + 1 :]
+        owner, before, after = _family_of_image(word), words[:place], words[place + 1 :]
+        if owner and _RUNNERS & set(before):
             own = {**variables, **_set_before(before)}
             return _make(owner, after, own, line, [word]) if after else None
     return None
@@ -208,14 +180,10 @@ def _family_of_image(word: str) -> str | None:
     """Whose server an image starts: ``vllm/vllm-openai:v0.26.0``; None for other words."""
     if word.startswith(("-", "/", ".")) or "=" in word or "/" not in word or ":/" in word:
         return None
-    return next(
-        (
-            name
-            for name, family in FAMILIES.items()
-            if any(part in word.lower() for part in family.launch.images)
-        ),
-        None,
-    )
+    for name, family in FAMILIES.items():
+        if any(part in word.lower() for part in family.launch.images):
+            return name
+    return None
 
 
 def _set_before(words: list[str]) -> dict[str, str]:
@@ -257,31 +225,24 @@ def _pairs(family: str, arguments: list[str]) -> Iterator[tuple[str, str]]:
             continue
         flag = find_flag(family, spelling)
         following = words[place] if place < len(words) else "-"
-        if not equals and not (flag and flag.switch) and _is_value(following):
+        is_value = not following.startswith("-") or _NEGATIVE.fullmatch(following)
+        if not equals and not (flag and flag.switch) and is_value:
             value, place = following, place + 1
         base, dot, key = spelling.partition(".")
         if dot:
             nested.setdefault(base, {})[key] = value
             continue
-        named = named or find_model_flag(spelling)
+        named = named or spelling in _MODEL_FLAGS
         if not named and flag is None and "deepseek" in value.lower() and "/" in value:
             named = True
             yield "--model", value
             value = ""
         yield spelling, value
     for base, values in nested.items():
-        yield base, json.dumps({key: _plain(value) for key, value in values.items()})
-
-
-def _plain(text: str) -> Any:
-    try:
-        return json.loads(text.lower() if text in ("True", "False") else text)
-    except ValueError:
-        return text
-
-
-def _is_value(word: str) -> bool:
-    return not word.startswith("-") or bool(re.fullmatch(r"-\d+(\.\d+)?", word))
+        for key, text in values.items():
+            with suppress(ValueError):
+                values[key] = json.loads(text.lower() if text in ("True", "False") else text)
+        yield base, json.dumps(values)
 
 
 _CONTAINER = ("command", "args", "entrypoint", "cmd")
@@ -293,15 +254,16 @@ def _in_yaml(
     if depth > _DEEPEST:
         return
     if isinstance(document, str):
-        yield from _located(_in_shell(document, variables), document, text)
+        for launch in _in_shell(document, variables):
+            yield _located(launch, document, text)
     elif isinstance(document, list):
         for each in document:
             yield from _in_yaml(each, variables, text, depth + 1)
     elif isinstance(document, dict):
         own = {**variables, **_environment(document)}
-        launch, part = _in_mapping(document, own)
-        if launch:
-            yield from _located(iter([launch]), part, text)
+        whole, part = _in_mapping(document, own)
+        if whole:
+            yield _located(whole, part, text)
             return
         for key, value in document.items():
             if key not in ("environment", "env", "image"):
@@ -314,16 +276,18 @@ def _in_mapping(
     """The command that a mapping is as a whole, and a part of its text."""
     container = [word for key in _CONTAINER for word in _words(document.get(key))]
     image = str(document.get("image", ""))
-    launch = _in_container(container, image, _placeholders(document, variables))
+    defaults = document.get("defaults")
+    named = document if not isinstance(defaults, dict) else {**document, **defaults}
+    plain = {str(k): str(v) for k, v in named.items() if isinstance(v, str | int | float)}
+    launch = _in_container(container, image, {**plain, **variables})
     if launch:
         return launch, container[0]
     if isinstance(document.get("base_args"), list):  # a recipe of vLLM's
         words = [str(document.get("model_id", "")), *_words(document["base_args"])]
         return _make("vllm", words, variables, 1), words[0]
-    flags = list(_flags(document))
+    family, flags = _flags(document)
     if flags:
-        pairs = tuple(pair for _, pair in flags)
-        return Launch(flags[0][0], None, pairs, variables), str(next(iter(document)))
+        return Launch(family, None, tuple(flags), variables), str(next(iter(document)))
     return None, ""
 
 
@@ -331,7 +295,10 @@ def _in_container(words: list[str], image: str, variables: Mapping[str, str]) ->
     """The server of a container's words, or of its image where these are flags alone."""
     if not words:
         return None
-    filled = [_fill_braces(fill_in(word, variables), variables) for word in words]
+    filled = [  # ${variable}, and {tensor_parallel} of a recipe
+        re.sub(r"(?<!\$)\{(\w+)\}", lambda m: variables.get(m[1], m[0]), fill_in(word, variables))
+        for word in words
+    ]
     script = "\n".join(word for word in filled if "\n" in word or " " in word)
     launch = _launch(filled, variables, 1)
     if launch is None and script:
@@ -343,18 +310,6 @@ def _in_container(words: list[str], image: str, variables: Mapping[str, str]) ->
         tag = _VERSION.search(image.rpartition(":")[2])
         launch = replace(launch, version=tag[1] if tag and family else None)
     return launch
-
-
-def _fill_braces(word: str, variables: Mapping[str, str]) -> str:
-    """``{tensor_parallel}`` of a recipe."""
-    return re.sub(r"(?<!\$)\{(\w+)\}", lambda match: variables.get(match[1], match[0]), word)
-
-
-def _placeholders(document: Mapping[Any, Any], variables: Mapping[str, str]) -> dict[str, str]:
-    defaults = document.get("defaults")
-    named = document if not isinstance(defaults, dict) else {**document, **defaults}
-    plain = {str(k): str(v) for k, v in named.items() if isinstance(v, str | int | float)}
-    return {**plain, **variables}
 
 
 def _environment(document: Mapping[Any, Any]) -> dict[str, str]:
@@ -379,24 +334,24 @@ def _words(value: Any) -> list[str]:
     return [str(each) for each in value] if isinstance(value, list) else []
 
 
-def _flags(document: Mapping[Any, Any]) -> Iterator[tuple[str, tuple[str, str]]]:
+def _flags(document: Mapping[Any, Any]) -> tuple[str, list[tuple[str, str]]]:
+    """The engine whose flags a mapping has, and these; nothing where they are too few."""
+    given = {f"--{str(key).lstrip('-')}": value for key, value in document.items()}
     for family in FAMILIES:
-        pairs = [
-            (f"--{str(key).lstrip('-')}", value)
-            for key, value in document.items()
-            if find_flag(family, f"--{str(key).lstrip('-')}")
-        ]
-        if len(pairs) >= min(3, len(document)) and len(pairs) >= 2:
-            for key, value in document.items():
-                if value is not False and value is not None:
-                    text = json.dumps(value) if isinstance(value, dict) else str(value)
-                    name = f"--{str(key).lstrip('-')}"
-                    yield family, (name, "" if value is True else text)
-            return
+        known = sum(find_flag(family, name) is not None for name in given)
+        if known >= min(3, len(document)) and known >= 2:
+            return family, [
+                (name, "" if value is True else _json(value))
+                for name, value in given.items()
+                if value is not False and value is not None
+            ]
+    return "", []
 
 
-def _located(launches: Iterator[Launch], part: str, text: str) -> Iterator[Launch]:
+def _json(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, dict) else str(value)
+
+
+def _located(launch: Launch, part: str, text: str) -> Launch:
     place = text.find(part.partition("\n")[0].strip()[:40])
-    line = text.count("\n", 0, max(place, 0))
-    for launch in launches:
-        yield replace(launch, line=launch.line + line)
+    return replace(launch, line=launch.line + text.count("\n", 0, max(place, 0)))

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from dsv4kv.budget.answer import Answer, answer, published_bytes
 from dsv4kv.budget.inputs import READERS, Inputs, read_inputs
@@ -30,8 +30,7 @@ COLUMNS = (
 )
 
 
-@dataclass(frozen=True)
-class Axis:
+class Axis(NamedTuple):
     """One input and the values it takes, as written."""
 
     name: str
@@ -40,14 +39,12 @@ class Axis:
 
 @dataclass(frozen=True)
 class Row:
-    """One point of a sweep.
+    """One point of a sweep, with the value of every axis as written.
 
     Attributes:
-        point: Value of every axis, as written.
-        cached_bytes: One request's cache at its context, once, without padding and state.
+        cached_bytes: One request's cache at its context, without padding, state and copies.
         token_bytes: Marginal bytes of one token of context, likewise.
-        found: The answer; None where there is none.
-        too_much: Whether that is because no number of GPUs is enough.
+        too_much: There is no answer because no number of GPUs is enough.
     """
 
     point: dict[str, str]
@@ -79,27 +76,25 @@ def parse_axis(text: str) -> Axis:
 def run_sweep(texts: Mapping[str, str], axes: Sequence[Axis]) -> list[Row]:
     """Answer every combination, the last axis changing fastest.
 
-    A combination without an answer keeps its sentence; the sweep goes on.
+    A combination without an answer keeps its sentence; if none has one, the first is raised.
 
     Raises:
-        ConfigError: An axis given twice or also as an option, a value that cannot be read, or no
-            combination with an answer: the first one's sentence.
-        DoesNotFit: That sentence is that no number of GPUs is enough.
+        ConfigError: An axis given twice or also as an option, or a value that cannot be read.
+        DoesNotFit: No number of GPUs is enough.
     """
     names = [axis.name for axis in axes]
     for name in names:
         if names.count(name) > 1 or name in texts:
             raise ConfigError(f"--axis {name}: it is given twice: keep one.")
     check_points(len(axis.values) for axis in axes)
-    points = list(itertools.product(*(axis.values for axis in axes)))
-    rows = [_run(texts, names, point) for point in points]
+    points = itertools.product(*(axis.values for axis in axes))
+    rows = [_run(texts, dict(zip(names, point, strict=True))) for point in points]
     if all(row.problem for row in rows):
         raise (DoesNotFit if rows[0].too_much else ConfigError)(rows[0].problem or "")
     return rows
 
 
-def _run(texts: Mapping[str, str], names: Sequence[str], values: tuple[str, ...]) -> Row:
-    point = dict(zip(names, values, strict=True))
+def _run(texts: Mapping[str, str], point: dict[str, str]) -> Row:
     inputs = read_inputs({**texts, **point})
     config = find_model(inputs.model)
     too_much = False
@@ -115,16 +110,10 @@ def _run(texts: Mapping[str, str], names: Sequence[str], values: tuple[str, ...]
 
 def to_values(row: Row) -> dict[str, Any]:
     """One row as plain values: its axes, the columns, and the problem if there is one."""
-    return dict(row.point) | dict.fromkeys(COLUMNS) | _values(row) | {"problem": row.problem}
-
-
-def _values(row: Row) -> dict[str, Any]:
-    values: dict[str, Any] = {
-        "cached_bytes_per_request": row.cached_bytes,
-        "bytes_per_token": row.token_bytes,
-    }
+    values: dict[str, Any] = dict(row.point) | dict.fromkeys(COLUMNS)
+    values |= {"cached_bytes_per_request": row.cached_bytes, "bytes_per_token": row.token_bytes}
     if (found := row.found) is None:
-        return values
+        return values | {"problem": row.problem}
     use, layout = found.use, found.scenario.layout
     return values | {
         "gpus": layout.gpus,
@@ -140,4 +129,5 @@ def _values(row: Row) -> dict[str, Any]:
         "transient_bytes_per_gpu": use.transient,
         "cache_bytes_per_gpu": use.cache,
         "free_bytes_per_gpu": use.free,
+        "problem": None,
     }

@@ -7,7 +7,6 @@ V4.1's engram tables are looked up row by row and lie in host memory by default 
 ``EngramConfig.cpu_offload``): they are counted there, not on a GPU.
 """
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil
@@ -26,8 +25,7 @@ from dsv4kv.units import format_bytes
 class WeightFacts(BaseModel):
     """Sizes of the matrices, in the names of config.json; other keys of such a file are ignored.
 
-    Attributes:
-        published_parameters: What the model is said to have; only compared with.
+    ``published_parameters`` are only compared with.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -74,7 +72,7 @@ class WeightFacts(BaseModel):
 
 
 def count_layer(config: DSV4Config, facts: WeightFacts, spec: LayerSpec) -> tuple[int, int]:
-    """Parameters of one layer: everything but routed experts, and those."""
+    """Parameters of one layer: all but the routed experts, and the routed experts."""
     flat = spec.attn is AttentionType.DSA
     attention = _count_mla(config, facts) if flat else _count_attention(config, facts)
     dense = attention + _count_compressors(config, facts, spec)
@@ -83,21 +81,6 @@ def count_layer(config: DSV4Config, facts: WeightFacts, spec: LayerSpec) -> tupl
     expert = 3 * config.hidden_size * facts.moe_intermediate_size
     router = config.hidden_size * facts.n_routed_experts
     return dense + router + facts.n_shared_experts * expert, facts.n_routed_experts * expert
-
-
-def count_layers(
-    config: DSV4Config, facts: WeightFacts, specs: Iterable[LayerSpec]
-) -> list[tuple[int, int]]:
-    """``count_layer`` of several layers; those that are alike are counted once."""
-    known: dict[object, tuple[int, int]] = {}
-    counts = []
-    for spec in specs:
-        owns, dense = spec.kv_owner == spec.layer_idx, spec.layer_idx < facts.first_k_dense_replace
-        kind = spec.attn, spec.ratio, spec.selects, owns, dense
-        if kind not in known:
-            known[kind] = count_layer(config, facts, spec)
-        counts.append(known[kind])
-    return counts
 
 
 def _count_attention(config: DSV4Config, facts: WeightFacts) -> int:
@@ -114,12 +97,8 @@ def _count_mla(config: DSV4Config, facts: WeightFacts) -> int:
     nope, rope = facts.qk_nope_head_dim or 0, facts.qk_rope_head_dim or 0
     latent, value = facts.kv_lora_rank or 0, facts.v_head_dim or 0
     query = hidden * facts.q_lora_rank + facts.q_lora_rank * heads * (nope + rope)
-    return (
-        query
-        + hidden * (latent + rope)
-        + latent * heads * (nope + value)
-        + (heads * value * hidden)
-    )
+    output = latent * heads * (nope + value) + heads * value * hidden
+    return query + hidden * (latent + rope) + output
 
 
 def _count_compressors(config: DSV4Config, facts: WeightFacts, spec: LayerSpec) -> int:
@@ -147,26 +126,23 @@ _EXPERT_BYTES = {
     "bf16": Fraction(2),
 }
 _BF16_BYTES = 2
-
-
 _NOTHING = Fraction(0)
 
 
 @dataclass(frozen=True)
 class Part:
-    """Weights that are together.
+    """Bytes of a layer or of several.
 
     Attributes:
-        dense_bytes: What all ranks of a replica share.
-        expert_bytes: The routed experts.
-        copied_bytes: Of ``dense_bytes``, what ``Loading.copies`` is about.
+        dense_bytes: All but the routed experts; the ranks of a replica share them.
+        copied_bytes: The share of ``dense_bytes`` that ``Loading.copies`` keeps on every rank.
         loaded_bytes: The same as it is loaded: compressors and router in bf16, with
             hyper-connections in fp32.
         widened_bytes: What ``Loading.widens_output`` adds.
     """
 
-    dense_bytes: Fraction
-    expert_bytes: Fraction
+    dense_bytes: Fraction = _NOTHING
+    expert_bytes: Fraction = _NOTHING
     copied_bytes: Fraction = _NOTHING
     loaded_bytes: Fraction = _NOTHING
     widened_bytes: Fraction = _NOTHING
@@ -178,13 +154,6 @@ class Part:
     def __add__(self, other: "Part") -> "Part":
         return Part(*map(add, vars(self).values(), vars(other).values()))
 
-    def dense_on(self, tp: int, loading: Loading) -> Fraction:
-        """Bytes of the dense ones on one rank of a tensor parallel group."""
-        held = self.dense_bytes + self.widened_bytes * loading.widens_output
-        if not loading.copies:
-            return held / tp
-        return (held - self.copied_bytes) / tp + self.loaded_bytes
-
 
 @dataclass(frozen=True)
 class Weights:
@@ -193,8 +162,7 @@ class Weights:
     Attributes:
         embedding: The embedding; the output head is as large.
         experts: Routed experts of a layer; None where they are not known to be whole.
-        parameters: How many there are, draft layers left out; None where that is not known.
-        source: How the bytes are known, in words.
+        parameters: Without draft layers; None where not known.
         host_bytes: Tables in host memory, once for every node.
     """
 
@@ -221,27 +189,22 @@ class Weights:
             parts.append(self.embedding)
         if layers.stop == len(self.layers):
             parts += [self.embedding, *[self.draft] * draft_layers]
-        whole = sum(parts, Part(_NOTHING, _NOTHING))
-        dense = whole.dense_on(layout.tp, loading)
+        whole = sum(parts, Part())
+        dense = (whole.dense_bytes + whole.widened_bytes * loading.widens_output) / layout.tp
+        if loading.copies:
+            dense += whole.loaded_bytes - whole.copied_bytes / layout.tp
         if loading.draft_heads and draft_layers and layers.stop == len(self.layers):
             dense += self.embedding.dense_bytes / layout.tp * (1 + Fraction(1, layout.dp))
-        return ceil(dense + whole.expert_bytes * self._share(layout))
-
-    def _share(self, layout: Layout) -> Fraction:
-        """Share of the routed experts on one rank: whole experts by EP, slices of them by TP.
-
-        Where EP does not divide the experts some ranks hold one more; these count.
-        """
-        if self.experts is None:
-            return Fraction(1, layout.expert_ranks)
-        held = ceil(self.experts / layout.ep)
-        return Fraction(held, self.experts) * layout.ep / layout.expert_ranks
+        share = Fraction(1, layout.expert_ranks)  # whole experts by EP, slices of them by TP
+        if self.experts is not None:  # where EP does not divide them some ranks hold one more
+            share *= Fraction(ceil(self.experts / layout.ep), self.experts) * layout.ep
+        return ceil(dense + whole.expert_bytes * share)
 
 
 def derive_weights(config: DSV4Config, facts: WeightFacts) -> Weights:
     """Work out the weights of a model from the sizes of its matrices."""
     schedule = build_schedule(config)
-    counts = count_layers(config, facts, schedule)
+    counts = [count_layer(config, facts, spec) for spec in schedule]
     draft = LayerSpec(len(schedule), schedule[0].attn, 0, len(schedule), is_draft=True)
     fewer = {"n_routed_experts": facts.dspark_n_routed_experts or facts.n_routed_experts}
     drafted, experts = count_layer(config, facts.model_copy(update=fewer), draft)
@@ -251,9 +214,12 @@ def derive_weights(config: DSV4Config, facts: WeightFacts) -> Weights:
     host = facts.engram_bytes
     tables = f"; {format_bytes(host)} of engram tables in host memory, on no GPU" if host else ""
     return Weights(
-        layers=_weigh_layers(config, facts, schedule, counts),
+        layers=tuple(
+            _weigh(facts, *count, _find_copied(config, facts, spec))
+            for spec, count in zip(schedule, counts, strict=True)
+        ),
         draft=_weigh(facts, drafted + mixing, experts, _find_copied(config, facts, draft, mixing)),
-        embedding=Part(Fraction(embedding * _BF16_BYTES), Fraction(0)),
+        embedding=Part(Fraction(embedding * _BF16_BYTES)),
         experts=facts.n_routed_experts,
         parameters=sum(map(sum, counts)) + 2 * embedding,
         source=f"derived from {facts.source}: {facts.expert_kind} experts, "
@@ -263,7 +229,7 @@ def derive_weights(config: DSV4Config, facts: WeightFacts) -> Weights:
 
 
 def scale_weights(weights: Weights, total_bytes: int, source: str) -> Weights:
-    """The same weights, taking so many bytes altogether."""
+    """The same weights with another total."""
     factor = Fraction(total_bytes, weights.total_bytes)
     return replace(
         weights,
@@ -276,38 +242,19 @@ def scale_weights(weights: Weights, total_bytes: int, source: str) -> Weights:
 
 def spread_weights(config: DSV4Config, total_bytes: int) -> Weights:
     """Weights of which only the size is known: as if all were routed experts, layer by layer."""
-    nothing = Part(Fraction(0), Fraction(0))
-    part = Part(Fraction(0), Fraction(total_bytes, config.num_layers))
+    part = Part(expert_bytes=Fraction(total_bytes, config.num_layers))
     source = "as given; what data parallelism replicates is not known and counted as split"
-    return Weights((part,) * config.num_layers, nothing, nothing, None, None, source)
-
-
-def _weigh_layers(
-    config: DSV4Config,
-    facts: WeightFacts,
-    schedule: Sequence[LayerSpec],
-    counts: Sequence[tuple[int, int]],
-) -> tuple[Part, ...]:
-    """Weights of every layer; those that are alike are weighed once."""
-    known: dict[object, Part] = {}
-    parts = []
-    for spec, count in zip(schedule, counts, strict=True):
-        owns = spec.kv_owner == spec.layer_idx
-        kind = spec.attn, spec.ratio, spec.selects, owns, count
-        if kind not in known:
-            known[kind] = _weigh(facts, *count, _find_copied(config, facts, spec))
-        parts.append(known[kind])
-    return tuple(parts)
+    return Weights((part,) * config.num_layers, Part(), Part(), None, None, source)
 
 
 class _Copied(NamedTuple):
     """Parameters that ``Loading`` is about.
 
     Attributes:
-        as_stored: Of matrices that every rank holds whole, those loaded in the dense type.
-        in_bf16: Those loaded in bf16.
-        mixing: Of hyper-connections, in fp32; not counted among the matrices.
-        output: Of the first of the output's projections.
+        as_stored: Parameters that every rank holds whole, loaded in the dense type.
+        in_bf16: Parameters that every rank holds whole, loaded in bf16.
+        mixing: Hyper-connections, in fp32; not counted among the matrices.
+        output: The first of the output's projections.
     """
 
     as_stored: int = 0
@@ -323,10 +270,7 @@ _MIXES = 2 * (2 + _STREAMS) * _STREAMS  # of them, before attention and before t
 def _find_copied(
     config: DSV4Config, facts: WeightFacts, spec: LayerSpec, drafts: int = 0
 ) -> _Copied:
-    """Of one layer of V4, with so many parameters that are a draft layer's alone.
-
-    Source: SGLang 0.5.15, ``models/deepseek_v4.py``, ``dsv4/compressor.py``, ``dsv4/indexer.py``.
-    """
+    """Source: SGLang 0.5.15, ``models/deepseek_v4.py``, ``dsv4/{compressor,indexer}.py``."""
     if config.kind != "v4":
         return _Copied()
     hidden = config.hidden_size

@@ -287,7 +287,8 @@ def _print_answer(
     as_json: bool,
     verbose: bool,
 ) -> None:
-    from dsv4kv.budget.answer import answer, options_of, peak_of, to_document
+    from dsv4kv.budget.advice import advise
+    from dsv4kv.budget.answer import answer, peak_of, to_document
     from dsv4kv.budget.fit import compare_layouts, curve
     from dsv4kv.budget.inputs import read_inputs
     from dsv4kv.budget.launch import command_document, flag_costs
@@ -296,7 +297,8 @@ def _print_answer(
     from dsv4kv.view.render import show
 
     found = answer(read_inputs(texts))
-    options, contexts = options_of(found), curve(found.scenario)
+    options = advise(found.scenario, found.context, found.concurrency)
+    contexts = curve(found.scenario)
     costs = flag_costs(*command, found) if command else ()
     if as_json:
         layouts = compare_layouts(found.scenario, found.context)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dsv4kv.budget.advice import Option
-from dsv4kv.budget.answer import Answer, assumptions, count_requests, limit_sentence, peak_of
+from dsv4kv.budget.answer import Answer, assumptions, limit_sentence, peak_of
 from dsv4kv.budget.fit import within_limit
 from dsv4kv.budget.layout import Layout
 from dsv4kv.budget.lookup import kv_heads
@@ -12,7 +12,7 @@ from dsv4kv.budget.scenario import Scenario
 from dsv4kv.budget.sweep import Row
 from dsv4kv.engines.contract import Capacity
 from dsv4kv.engines.host import HostTier
-from dsv4kv.units import format_bytes, format_count
+from dsv4kv.units import counted, format_bytes, format_count
 from dsv4kv.view.plots import MAX_LINES, Bar, Line, bars, lines
 from dsv4kv.view.quantity import size
 from dsv4kv.view.table import (
@@ -108,7 +108,7 @@ def _helps(found: Answer, option: Option) -> bool:
 def _answer(found: Answer) -> Finding:
     """What fits on what, in one sentence."""
     scenario, inputs = found.scenario, found.scenario.inputs
-    requests = count_requests(found.concurrency)
+    requests = counted(found.concurrency, "request")
     load = f"{requests} of {found.context:,} tokens"
     layout = scenario.layout
     on = _gpus(scenario)
@@ -124,7 +124,7 @@ def _answer(found: Answer) -> Finding:
         return Finding("bad", f"{load} {verb} not fit on {on}: {missing} too much per GPU; {of}.")
     fewest = ""
     if inputs.gpus is None and not (inputs.tp and inputs.dp):
-        asked = f"{count_requests(inputs.concurrency or 1)} of {found.context:,} tokens"
+        asked = f"{counted(inputs.concurrency or 1, 'request')} of {found.context:,} tokens"
         fewest = f" Min GPUs for {asked}: {layout.gpus:,}."
     if not within_limit(scenario, found.max_concurrency + 1):
         fewest += f" More never run concurrently: {limit_sentence(scenario)}."
@@ -262,7 +262,7 @@ def _next(found: Answer, options: Sequence[Option], launch: Launch) -> Iterator[
     if line := launch(best) if best or found.fits else "":
         scenario = best.scenario if best else found.scenario
         requests = best.concurrency if best else found.max_concurrency
-        yield from ("", Text(f"{count_requests(requests)}, {scenario.layout.label}:", "dim"))
+        yield from ("", Text(f"{counted(requests, 'request')}, {scenario.layout.label}:", "dim"))
         yield Command(line)
 
 

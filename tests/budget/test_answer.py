@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from dsv4kv.budget.answer import answer, options_of
+from dsv4kv.budget.advice import advise
+from dsv4kv.budget.answer import answer
 from dsv4kv.errors import ConfigError
 from tests.budget.questions import ask
 
@@ -15,7 +16,7 @@ def test_given_too_much_it_says_by_how_much_and_what_to_do() -> None:
     found = answer(ask(gpus="8", context="128K", concurrency="3000"))
     assert not found.fits
     assert found.use.free < 0
-    first = options_of(found)[0]
+    first = advise(found.scenario, found.context, found.concurrency)[0]
     assert first.fits
 
 

@@ -7,7 +7,7 @@ from dsv4kv.budget.lookup import find_weight_facts
 from dsv4kv.budget.weights import (
     WeightFacts,
     Weights,
-    count_layers,
+    count_layer,
     derive_weights,
     scale_weights,
 )
@@ -84,7 +84,7 @@ def build_weights(
     """Work out the weights of a configuration; raises as ``find_weights`` does."""
     facts, weights = find_weights(config, model)
     per_token = min(config.cost.experts_per_token, facts.n_routed_experts)
-    counts = count_layers(model, facts, [schema.layer for schema in schemas])
+    counts = [count_layer(model, facts, schema.layer) for schema in schemas]
     dense = sum(count for count, _ in counts) + facts.vocab_size * model.hidden_size
     routed = sum(count for _, count in counts) * per_token // facts.n_routed_experts
     parts = [_part(weights, schema) for schema in schemas]

@@ -66,16 +66,12 @@ def gpu_names() -> list[str]:
     return shipped_names("gpus")
 
 
+@cache
 def load_gpu(name: str) -> Gpu:
     """Look a GPU up by name; raises ``ConfigError`` with the nearest names."""
-    otherwise = ", or its memory with --hbm 141GiB"
-    return _read_gpu(find_name(name, gpu_names(), "GPU", otherwise))
-
-
-@cache
-def _read_gpu(name: str) -> Gpu:
-    text = (shipped("configs") / "gpus" / f"{name}.yaml").read_text(encoding="utf-8")
-    return Gpu(name=name, **yaml.safe_load(text))
+    known = find_name(name, gpu_names(), "GPU", ", or its memory with --hbm 141GiB")
+    text = (shipped("configs") / "gpus" / f"{known}.yaml").read_text(encoding="utf-8")
+    return Gpu(name=known, **yaml.safe_load(text))
 
 
 def plain_memory(memory_bytes: int) -> Gpu:

@@ -7,6 +7,7 @@ V4.1's engram tables are looked up row by row and lie in host memory by default 
 ``EngramConfig.cpu_offload``): they are counted there, not on a GPU.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil
@@ -83,6 +84,16 @@ def count_layer(config: DSV4Config, facts: WeightFacts, spec: LayerSpec) -> tupl
     return dense + router + facts.n_shared_experts * expert, facts.n_routed_experts * expert
 
 
+def find_alike(facts: WeightFacts, specs: Iterable[LayerSpec]) -> list[LayerSpec]:
+    """For every layer the first one that has the same matrices."""
+    first: dict[object, LayerSpec] = {}
+    alike = []
+    for spec in specs:
+        owns, dense = spec.kv_owner == spec.layer_idx, spec.layer_idx < facts.first_k_dense_replace
+        alike.append(first.setdefault((spec.attn, spec.ratio, spec.selects, owns, dense), spec))
+    return alike
+
+
 def _count_attention(config: DSV4Config, facts: WeightFacts) -> int:
     """V4: low-rank queries, one KV vector, grouped low-rank output."""
     hidden, heads = config.hidden_size, config.num_heads * config.head_dim
@@ -109,10 +120,11 @@ def _count_compressors(config: DSV4Config, facts: WeightFacts, spec: LayerSpec) 
     indexer = config.index_heads * (facts.q_lora_rank * config.index_dim + config.hidden_size)
     if spec.attn is AttentionType.DSA:
         return indexer + config.hidden_size * config.index_dim
+    owns = spec.owns_kv
     if spec.ratio in (1, 2):
         projected = spec.ratio * config.hidden_size + config.index_dim
-        return indexer * spec.selects + projected * config.head_dim * spec.owns_kv
-    if not spec.owns_kv:
+        return indexer * spec.selects + projected * config.head_dim * owns
+    if not owns:
         return 0
     if spec.attn is AttentionType.HCA:
         return 2 * config.hidden_size * config.head_dim
@@ -204,7 +216,12 @@ class Weights:
 def derive_weights(config: DSV4Config, facts: WeightFacts) -> Weights:
     """Work out the weights of a model from the sizes of its matrices."""
     schedule = build_schedule(config)
-    counts = [count_layer(config, facts, spec) for spec in schedule]
+    alike = find_alike(facts, schedule)
+    counts = {spec: count_layer(config, facts, spec) for spec in dict.fromkeys(alike)}
+    parts = {
+        spec: _weigh(facts, *count, _find_copied(config, facts, spec))
+        for spec, count in counts.items()
+    }
     draft = LayerSpec(len(schedule), schedule[0].attn, 0, len(schedule), is_draft=True)
     fewer = {"n_routed_experts": facts.dspark_n_routed_experts or facts.n_routed_experts}
     drafted, experts = count_layer(config, facts.model_copy(update=fewer), draft)
@@ -214,14 +231,11 @@ def derive_weights(config: DSV4Config, facts: WeightFacts) -> Weights:
     host = facts.engram_bytes
     tables = f"; {format_bytes(host)} of engram tables in host memory, on no GPU" if host else ""
     return Weights(
-        layers=tuple(
-            _weigh(facts, *count, _find_copied(config, facts, spec))
-            for spec, count in zip(schedule, counts, strict=True)
-        ),
+        layers=tuple(parts[spec] for spec in alike),
         draft=_weigh(facts, drafted + mixing, experts, _find_copied(config, facts, draft, mixing)),
         embedding=Part(Fraction(embedding * _BF16_BYTES)),
         experts=facts.n_routed_experts,
-        parameters=sum(map(sum, counts)) + 2 * embedding,
+        parameters=sum(sum(counts[spec]) for spec in alike) + 2 * embedding,
         source=f"derived from {facts.source}: {facts.expert_kind} experts, "
         f"{facts.dense_dtype} elsewhere, bf16 embedding and head{tables}",
         host_bytes=host,

@@ -318,28 +318,26 @@ def layers_of(
     deployment: Deployment, engine: str, kinds: tuple[str, ...] = V4_ONLY
 ) -> tuple[Layer, ...]:
     """Every layer of the model and the drafts of this rank; ``ConfigError`` for other models."""
-    model = deployment.model
-    unlike = set(model.compress_ratios) - _RATIOS[model.kind]
-    shared = (model.kv_owners is not None) != (model.kind == "v41")
-    if model.kind not in kinds or unlike or shared:
+    model, kind = deployment.model, deployment.model.kind
+    unlike = set(model.compress_ratios) - _RATIOS[kind]
+    shared = (model.kv_owners is not None) != (kind == "v41")
+    if kind not in kinds or unlike or shared:
         others = ", of V4.1 (ratio 0, 1 and 2, with owners) and of V3.2"
         raise ConfigError(
             f"the rules of {engine} are those of DeepSeek-V4 (layers of ratio 0, 4 and 128, each "
             f"with its own cache){others if len(kinds) > 1 else ''}, which {model.name} is not: "
             "choose such a model, or the engine dsv4kv."
         )
-    wanted = None if deployment.layers is None else set(deployment.layers)
-    held = {spec.layer_idx for spec in build_schedule(model, layers=wanted)}
-    own = [
-        Layer(
-            spec.layer_idx,
+    wanted, schedule = deployment.layers, build_schedule(model)
+    if wanted is not None:
+        wanted = tuple(spec.layer_idx for spec in build_schedule(model, layers=set(wanted)))
+    own = []
+    for spec in schedule:
+        attention, held = (
             AttentionType(spec.attn).value,
-            spec.layer_idx in held,
-            spec.ratio,
-            spec.kv_owner,
-            spec.selects,
+            wanted is None or spec.layer_idx in wanted,
         )
-        for spec in build_schedule(model)
-    ]
+        rest = (spec.ratio, spec.kv_owner, spec.selects)
+        own.append(Layer(spec.layer_idx, attention, held, *rest))
     drafts = range(model.num_layers, model.num_layers + deployment.draft_layers)
     return (*own, *(Layer(index, DRAFT, held=True) for index in drafts))

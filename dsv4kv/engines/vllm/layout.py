@@ -107,8 +107,8 @@ def build_buckets(deployment: Deployment, layers: Sequence[Layer]) -> list[Layer
     model, formats, kind = deployment.model, deployment.formats, deployment.model.kind
     block = deployment.block_tokens
     if block is None:
-        block = {"v4": 256, "v41": _v41_block(deployment), "flat": 64}[kind]
-    _check(deployment, layers, block)
+        block = _v41_block(deployment) if kind == "v41" else {"v4": 256, "flat": 64}[kind]
+    _check(deployment, kind, layers, block)
     flat = kind == "flat"
     align = _PACKED_ALIGN if formats.window.name == "fp8_ds_mla" else _PLAIN_ALIGN
     align = 1 if flat else align
@@ -162,8 +162,8 @@ def _v41_block(deployment: Deployment) -> int:
     return 64 if hopper else 128
 
 
-def _check(deployment: Deployment, layers: Sequence[Layer], block: int) -> None:
-    formats, kind = deployment.formats, deployment.model.kind
+def _check(deployment: Deployment, kind: str, layers: Sequence[Layer], block: int) -> None:
+    formats = deployment.formats
     main, window = formats.main.name, formats.window.name
     if kind == "v4" and formats.main != formats.window:
         raise ConfigError(

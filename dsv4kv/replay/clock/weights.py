@@ -9,6 +9,7 @@ from dsv4kv.budget.weights import (
     Weights,
     count_layer,
     derive_weights,
+    find_alike,
     scale_weights,
 )
 from dsv4kv.config.replay import ReplayConfig
@@ -84,7 +85,9 @@ def build_weights(
     """Work out the weights of a configuration; raises as ``find_weights`` does."""
     facts, weights = find_weights(config, model)
     per_token = min(config.cost.experts_per_token, facts.n_routed_experts)
-    counts = [count_layer(model, facts, schema.layer) for schema in schemas]
+    alike = find_alike(facts, [schema.layer for schema in schemas])
+    known = {spec: count_layer(model, facts, spec) for spec in dict.fromkeys(alike)}
+    counts = [known[spec] for spec in alike]
     dense = sum(count for count, _ in counts) + facts.vocab_size * model.hidden_size
     routed = sum(count for _, count in counts) * per_token // facts.n_routed_experts
     parts = [_part(weights, schema) for schema in schemas]

@@ -19,14 +19,9 @@ PLACES: tuple[Place, ...] = ("main", "window", "indexer")
 
 @dataclass(frozen=True)
 class Site:
-    """Where a cache is kept, as far as its formats go by it.
+    """What decides the formats of a cache; ``split`` runs prefill and decode apart.
 
-    Attributes:
-        arch: What the GPU's kernels are compiled for: ``sm_90``, ``gfx950``; None if not known.
-        tp: Ranks that share a layer's attention.
-        split: Whether prefill and decode run apart.
-        backend: The attention backend, as the engine names it; None takes its own.
-        dtype: ``--kv-cache-dtype``; ``auto`` takes the engine's own.
+    Backend and dtype (``--kv-cache-dtype``) are as the engine names them.
     """
 
     engine: str
@@ -56,12 +51,9 @@ class Site:
     @property
     def sglang_mega(self) -> bool:
         """SGLang's ``flashmla_mega`` for V4.1, which tensor-parallel attention turns off."""
-        chosen = self.backend == "flashmla_mega" or (self.backend is None and self._unshared)
+        unshared = self.split or self.tp == 1
+        chosen = self.backend == "flashmla_mega" or (self.backend is None and unshared)
         return self.sm100 and chosen and self.dtype in ("auto", "fp8_e4m3")
-
-    @property
-    def _unshared(self) -> bool:
-        return self.split or self.tp == 1
 
 
 class Stored(NamedTuple):
@@ -74,7 +66,6 @@ class Stored(NamedTuple):
 
 
 _ENTRY, _PLAIN = "fp8_ds_mla", "plain rows, which FlashInfer's backend stores on SM100"
-_OWN = Stored("", "", "", "the model's own")
 _AS_SM100 = "as on SM100: which GPU it is is not known"
 _WHOLE, _HALF = "fp8_group32_interleaved", "fp4_interleaved"
 
@@ -159,9 +150,16 @@ def stored_formats(site: Site, asked: Mapping[Place, str | None]) -> dict[Place,
     Raises:
         ConfigError: A format or dtype that the engine does not keep on such a GPU.
     """
-    _check_dtype(site)
-    own = site.model.formats
-    found = _row(site)
+    family, own, kind = site.engine.partition(":")[0], site.model.formats, site.model.kind
+    _check_dtype(site, family)
+    rows = (
+        stored
+        for engine, of, applies, stored in _TABLE
+        if (engine, of) == (family, kind) and applies(site)
+    )
+    found = next(rows, Stored("", "", "", "the model's own"))
+    if site.engine == "vllm:0.33" and site.sm100:
+        found = found._replace(indexer="fp8_ue8m0x4")
     chosen: dict[Place, tuple[str, str]] = {}
     for place in PLACES:
         name = asked.get(place)
@@ -173,32 +171,18 @@ def stored_formats(site: Site, asked: Mapping[Place, str | None]) -> dict[Place,
     return chosen
 
 
-def _row(site: Site) -> Stored:
-    family = site.engine.partition(":")[0]
-    for engine, kind, applies, stored in _TABLE:
-        if (engine, kind) == (family, site.model.kind) and applies(site):
-            scaled = site.engine == "vllm:0.33" and site.sm100
-            return stored._replace(indexer="fp8_ue8m0x4") if scaled else stored
-    return _OWN
-
-
-def _check_dtype(site: Site) -> None:
-    family, there = site.engine.partition(":")[0], replace(site, dtype="auto")
-    known = next(
-        (
-            dtypes
-            for engine, kinds, applies, dtypes in _DTYPES
-            if engine == family and site.model.kind in kinds and applies(there)
-        ),
-        None,
-    )
-    if known is None or site.dtype in ("auto", *known):
-        return
-    backend = f" and {site.backend}" if site.backend else ""
-    raise ConfigError(
-        f"--kv-cache-dtype {site.dtype}: {site.engine} keeps {site.model.name} on "
-        f"{site.arch or 'such a GPU'}{backend} in auto, {', '.join(known)}: choose one of these."
-    )
+def _check_dtype(site: Site, family: str) -> None:
+    there = replace(site, dtype="auto")
+    for engine, kinds, applies, dtypes in _DTYPES:
+        if engine == family and site.model.kind in kinds and applies(there):
+            if site.dtype in ("auto", *dtypes):
+                return
+            backend = f" and {site.backend}" if site.backend else ""
+            raise ConfigError(
+                f"--kv-cache-dtype {site.dtype}: {site.engine} keeps {site.model.name} on "
+                f"{site.arch or 'such a GPU'}{backend} in auto, {', '.join(dtypes)}: choose one "
+                "of these."
+            )
 
 
 def _check(site: Site, place: Place, name: str) -> None:

@@ -22,29 +22,18 @@ if TYPE_CHECKING:
 _FIRST = ("dsv4kv", "vllm", "sglang", "trtllm")
 
 
-def _find_families() -> Iterator[Family]:
-    for module in iter_modules(engines.__path__):
-        if module.ispkg:
-            found = getattr(import_module(f"dsv4kv.engines.{module.name}"), "FAMILY", None)
-            if found is not None:
-                yield found
-
-
-def _order(family: Family) -> int:
-    return _FIRST.index(family.name) if family.name in _FIRST else len(_FIRST)
-
-
-FAMILIES = {family.name: family for family in sorted(_find_families(), key=_order)}
+_FOLDERS = [module.name for module in iter_modules(engines.__path__) if module.ispkg]
+_FOLDERS.sort(key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
+_MODULES = (import_module(f"dsv4kv.engines.{name}") for name in _FOLDERS)
+FAMILIES: dict[str, Family] = {
+    each.FAMILY.name: each.FAMILY for each in _MODULES if hasattr(each, "FAMILY")
+}
 """Every engine's row, by its name without a version."""
 
 
 @dataclass(frozen=True)
 class SizedEngine:
-    """A row of ``ENGINES``.
-
-    Attributes:
-        version: A row of its versions; None where it has one alone.
-    """
+    """A row of ``ENGINES``: a version of an engine, None where it has one alone."""
 
     explains: str
     family: Family
@@ -107,7 +96,7 @@ def sends_of(engine: str) -> str:
 
 
 def replayed_engines() -> list[str]:
-    """Engines that have rules of their own."""
+    """Engines with rules of their own."""
     return [name for name, family in FAMILIES.items() if family.rules]
 
 
@@ -115,8 +104,7 @@ def find_engine(name: str) -> "Engine":
     """The rules of an engine: ``vllm:0.33``, a version between two, or ``vllm`` for the newest.
 
     Raises:
-        ConfigError: No such engine, or a version outside those whose rules are known; names the
-            nearest.
+        ConfigError: No such engine or version; names the nearest.
     """
     family, _, version = name.strip().lower().partition(":")
     known = engine_family(family)
@@ -152,11 +140,7 @@ def find_rule(name: str) -> Variant:
 
 
 def chosen_rule(family: Family, kind: str, flags: dict[str, Any]) -> str:
-    """Name of the rule that an engine has for a generation of models with these settings.
-
-    Raises:
-        ConfigError: It has none.
-    """
+    """The rule that an engine has for a generation of models with these settings."""
     given = {**family.assumes, **flags}
     own = {name: rule for name, rule in family.rules.items() if kind in rule.default_for}
     fitting = [name for name, rule in own.items() if rule.flags.items() <= given.items()]

@@ -97,9 +97,7 @@ FLAGS = (
     flag("--tensor-parallel-size -tp", "ranks of a replica", counted("tp")),
     flag("--pipeline-parallel-size -pp", "stages", counted("pp")),
     flag("--data-parallel-size -dp", "replicas, each with its cache", counted("dp")),
-    switch(
-        "--enable-expert-parallel -ep", "nothing: all ranks share the experts anyway", NOTHING
-    ),
+    switch("--enable-expert-parallel -ep", "nothing: all ranks share the experts anyway", NOTHING),
     flag("--max-model-len", "the longest request", counted("context")),
     flag("--max-num-seqs", "requests of a replica at once", counted("request-limit")),
     flag(
@@ -107,9 +105,7 @@ FLAGS = (
         "the reserve in flight of every request, twice with async scheduling",
         counted("step-tokens"),
     ),
-    flag(
-        "--gpu-memory-utilization", "share of a GPU that is used", as_is("memory-fraction")
-    ),
+    flag("--gpu-memory-utilization", "share of a GPU that is used", as_is("memory-fraction")),
     flag(
         "--kv-cache-memory-bytes",
         "memory for KV, whatever weights and utilization leave",
@@ -122,16 +118,13 @@ FLAGS = (
     flag("--attention-config -ac", "bytes of an indexer key", Meaning(_attention)),
     switch("--async-scheduling", "two steps in flight", switched("overlap", "2")),
     switch("--no-async-scheduling", "one step in flight", switched("overlap", "1")),
+    switch("--enable-prefix-caching", "nothing of vLLM's size", switched("prefix-cache", "on")),
     switch(
-        "--enable-prefix-caching", "nothing of vLLM's size", switched("prefix-cache", "on")
-    ),
-    switch(
-        "--no-enable-prefix-caching",
-        "nothing of vLLM's size",
-        switched("prefix-cache", "off"),
+        "--no-enable-prefix-caching", "nothing of vLLM's size", switched("prefix-cache", "off")
     ),
     flag(
-        "VLLM_SPARSE_INDEXER_MAX_LOGITS_MB", "the indexer's logits are cut to it",
+        "VLLM_SPARSE_INDEXER_MAX_LOGITS_MB",
+        "the indexer's logits are cut to it",
         Meaning(_logits, "logits-limit"),
     ),
     flag(
@@ -140,24 +133,19 @@ FLAGS = (
         named("attention-backend"),
     ),
     flag(
-        "--kv-offloading-size",
-        f"{HOST}: GiB of all ranks of a replica",
-        Meaning(_offloading_size),
+        "--kv-offloading-size", f"{HOST}: GiB of all ranks of a replica", Meaning(_offloading_size)
     ),
+    flag("--kv-offloading-backend", f"{HOST}: native unless given", Meaning(_offloading_tier)),
+    flag("VLLM_USE_SIMPLE_KV_OFFLOAD", f"{HOST}: blocks of every rank", switched(SIMPLE, "on")),
     flag(
-        "--kv-offloading-backend", f"{HOST}: native unless given", Meaning(_offloading_tier)
-    ),
-    flag(
-        "VLLM_USE_SIMPLE_KV_OFFLOAD", f"{HOST}: blocks of every rank",
-        switched(SIMPLE, "on"),
-    ),
-    flag(
-        "--kv-transfer-config", f"{HOST}; or what a prompt sends to the decode side",
+        "--kv-transfer-config",
+        f"{HOST}; or what a prompt sends to the decode side",
         Meaning(_transfer),
     ),
     flag("LMCACHE_CHUNK_SIZE", "tokens of LMCache's chunks", counted("host-chunk")),
     flag(
-        "LMCACHE_MAX_LOCAL_CPU_SIZE", "memory of LMCache in vLLM's process, GiB",
+        "LMCACHE_MAX_LOCAL_CPU_SIZE",
+        "memory of LMCache in vLLM's process, GiB",
         Meaning(lambda text: {"host-size": in_bytes(text, 2**30, "GiB")}),
     ),
     flag("LMCACHE_MAX_LOCAL_DISK_SIZE", "disk beyond LMCache's memory, GiB"),
@@ -169,10 +157,16 @@ FLAGS = (
         Meaning(_retention),
     ),
     flag("--prefix-match-unit", "where hits end"),
-    switch("--swa-bounded-replay", "V4.1's windows leave the prefix cache",
-            switched("bounded-replay", "on")),
-    switch("--no-swa-bounded-replay", "V4.1's windows are in the prefix cache",
-            switched("bounded-replay", "off")),
+    switch(
+        "--swa-bounded-replay",
+        "V4.1's windows leave the prefix cache",
+        switched("bounded-replay", "on"),
+    ),
+    switch(
+        "--no-swa-bounded-replay",
+        "V4.1's windows are in the prefix cache",
+        switched("bounded-replay", "off"),
+    ),
     flag("--engram-config", "V4.1's tables, in host memory by default"),
     flag("--decode-context-parallel-size -dcp", PART, counted("dcp")),
     flag("--prefill-context-parallel-size -pcp", PART, counted("prefill-cp")),
@@ -189,5 +183,5 @@ FLAGS = (
     switch("--enforce-eager", GRAPHS),
     switch("--enable-dbo", "half batches, each with buffers of its own"),
     flag("VLLM_USE_V2_MODEL_RUNNER", "steps in flight with pipeline stages"),
-)  # fmt: skip
+)
 """In the order in which they are listed."""

@@ -455,7 +455,7 @@ def mrc(
     from dsv4kv.replay.mrc.strategies import prefix_costs
     from dsv4kv.replay.mrc.thin import measure_stream
     from dsv4kv.traces import read_batches
-    from dsv4kv.traces.collect import load_paths, tables_of
+    from dsv4kv.traces.collect import load_paths
     from dsv4kv.view import trace as view
     from dsv4kv.view.plots import to_svg_file
     from dsv4kv.view.render import show
@@ -496,8 +496,8 @@ def mrc(
                     f"{name} needs whole prompts, and --memory {memory} keeps some of their "
                     "blocks: leave one of them out."
                 )
-            tables = tables_of(read_batches(source, trace_format, options))
-            answer = measure_stream(tables, question, parse_bytes(memory))
+            batches = read_batches(source, trace_format, options)
+            answer = measure_stream(batches, question, parse_bytes(memory))
         else:
             table = load_paths(source, trace_format, options)
     if not memory:

@@ -1,6 +1,6 @@
 """A trace as the flat arrays that its analysis works on, and what is wrong with its ids."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -34,7 +34,7 @@ def collect_paths(requests: Iterable[Request]) -> PathTable:
     def column(name: str) -> Any:
         return np.concatenate([getattr(batch, name) for batch in moved])
 
-    return _table(
+    return table_of(
         Batch(
             column("arrival_s"),
             column("input_tokens"),
@@ -47,24 +47,19 @@ def collect_paths(requests: Iterable[Request]) -> PathTable:
     )
 
 
-def tables_of(batches: Iterable[Batch]) -> Iterator[PathTable]:
-    """Tables of consecutive requests, for an analysis that does not hold the trace."""
-    return map(_table, batches)
-
-
-def _table(batch: Batch) -> PathTable:
-    offsets = np.searchsorted(batch.request, np.arange(len(batch.arrival_s) + 1))
-    total = batch.count.cumsum()
-    until = np.concatenate([[0], total])[offsets]
+def table_of(batch: Batch) -> PathTable:
+    """The table of some requests."""
+    counts = batch.ids_of_each()
+    before = np.repeat(counts.cumsum() - counts, np.bincount(batch.request, minlength=len(counts)))
     return PathTable(
         block_tokens=batch.hash_block_tokens,
         arrival_s=batch.arrival_s,
         input_tokens=batch.input_tokens,
         output_tokens=batch.output_tokens,
-        counts=np.diff(until),
-        offsets=offsets,
+        counts=counts,
+        offsets=np.searchsorted(batch.request, np.arange(len(counts) + 1)),
         starts=batch.start,
-        ends=total - until[batch.request],
+        ends=batch.count.cumsum() - before,
     )
 
 

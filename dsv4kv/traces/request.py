@@ -194,6 +194,12 @@ class Batch:
             *join_runs(request, np.frombuffer(start, np.int64), np.frombuffer(count, np.int64)),
         )
 
+    def ids_of_each(self) -> Ints:
+        """int64[requests]: ids of every prompt."""
+        counts = np.zeros(len(self.arrival_s), np.int64)
+        np.add.at(counts, self.request, self.count)
+        return counts
+
 
 def batches_of(requests: Iterable[Request]) -> Iterator[Batch]:
     """The requests as columns, a few hundred at a time."""

@@ -9,7 +9,7 @@ import pytest
 from dsv4kv.engines.prefix import Pool, run_rule
 from dsv4kv.model.presets import load_model
 from dsv4kv.prefix.paths import PathTable, find_reuse, number_prompts
-from dsv4kv.replay.mrc.curves import trace_curve
+from dsv4kv.replay.mrc.curves import hit_curve
 from dsv4kv.traces import read_trace
 from dsv4kv.traces.collect import collect_paths
 from tests.benchmarks.medians import PLAIN, Measure
@@ -40,8 +40,7 @@ def serve_plainly(paths: list[list[int]], capacity: int) -> int:
 
 
 def curve_of(table: PathTable) -> int:
-    curve = trace_curve(find_reuse(table, 512))
-    return int(np.interp(18_279, curve.corners, curve.hit_blocks))
+    return int(np.interp(18_279, *hit_curve(find_reuse(table, 512))))
 
 
 def plain_paths() -> list[list[int]]:

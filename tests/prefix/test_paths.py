@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.prefix.paths import find_reuse, number_prompts
-from dsv4kv.replay.mrc.curves import pick_capacities, trace_curve
+from dsv4kv.replay.mrc.curves import capacity_for, hit_curve, pick_capacities
 from tests.prefix.traces import (
     BLOCK,
     Text,
@@ -61,8 +61,7 @@ def test_the_curve_is_exact_at_every_capacity(
     prompts: list[Text], grain: int, capacities: list[int]
 ) -> None:
     reuse = find_reuse(to_table(prompts), grain)
-    curve = trace_curve(reuse)
-    hits = np.interp(capacities, curve.corners, curve.hit_blocks)
+    hits = np.interp(capacities, *hit_curve(reuse))
     assert hits.tolist() == [int(reuse.found_blocks(c).sum()) for c in capacities]
 
 
@@ -71,7 +70,7 @@ def test_the_capacity_for_a_share_is_the_smallest(
     prompts: list[Text], grain: int, share: float
 ) -> None:
     reuse = find_reuse(to_table(prompts), grain)
-    capacity = trace_curve(reuse).capacity_for(share)
+    capacity = capacity_for(reuse, share)
     wanted = share * int(reuse.found_blocks(None).sum())
     if capacity is None:
         assert wanted == 0

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 
 import numpy as np
 
@@ -24,43 +25,29 @@ from dsv4kv.replay.mrc.strategies import (
 )
 
 
-@dataclass(frozen=True)
-class Curve:
-    """Hits by capacity, exact at every capacity.
+def hit_curve(reuse: Reuse) -> tuple[Ints, Ints]:
+    """Capacities in blocks, rising from 0, and int64: blocks that each finds.
 
-    Between two corners the number of hit blocks grows in a straight line.
-
-    Attributes:
-        references: Blocks of all prompts.
-        corners: int64[corners]: capacities in blocks, rising from 0.
-        hit_blocks: int64[corners]: blocks found at each.
+    Between two of them the blocks that are found grow in a straight line: a stretch is found from
+    ``above`` on, block by block, until its end.
     """
-
-    references: int
-    corners: Ints
-    hit_blocks: Ints
-
-    def capacity_for(self, share: float) -> int | None:
-        """The smallest capacity in blocks that reaches a share of the most that can be hit."""
-        wanted = share * int(self.hit_blocks[-1])
-        if not wanted:
-            return None
-        at = int(np.searchsorted(self.hit_blocks, wanted))
-        rise = self.hit_blocks[at] - self.hit_blocks[at - 1]
-        run = self.corners[at] - self.corners[at - 1]
-        step = (wanted - self.hit_blocks[at - 1]) * run / rise
-        return int(self.corners[at - 1] + np.ceil(step))
-
-
-def trace_curve(reuse: Reuse) -> Curve:
-    """Sum up all stretches: one is found from ``above`` on, block by block, until its end."""
     length = reuse.end - reuse.begin
     places = np.concatenate([reuse.above, reuse.above + length])
     slopes = np.concatenate([np.ones_like(length), -np.ones_like(length)])
     corners, inverse = np.unique(np.concatenate([[0], places]), return_inverse=True)
     slope = np.bincount(inverse[1:], slopes, len(corners)).cumsum().astype(np.int64)
-    hits = np.concatenate([[0], np.cumsum(slope[:-1] * np.diff(corners))])
-    return Curve(int(reuse.blocks.sum()), corners, hits)
+    return corners, np.concatenate([[0], np.cumsum(slope[:-1] * np.diff(corners))])
+
+
+def capacity_for(reuse: Reuse, share: float) -> int | None:
+    """The smallest capacity in blocks that reaches a share of the most that can be hit."""
+    corners, hits = hit_curve(reuse)
+    wanted = share * int(hits[-1])
+    if not wanted:
+        return None
+    at = int(np.searchsorted(hits, wanted))
+    rise, run = hits[at] - hits[at - 1], corners[at] - corners[at - 1]
+    return int(corners[at - 1] + np.ceil((wanted - hits[at - 1]) * run / rise))
 
 
 def pick_capacities(reuse: Reuse, points: int) -> Sequence[int]:
@@ -217,7 +204,7 @@ def measure_trace(
     if not sizes:
         sizes = [blocks * grain for blocks in pick_capacities(reuse, question.points)]
     parts = _part_by_size(table, reuse, [*sizes, None])
-    enough = trace_curve(reuse).capacity_for(0.9)
+    enough = capacity_for(reuse, 0.9)
     steps = len(parts) + len(sizes) * len(question.rules) * len(question.speculations)
     numbers = iter(range(1, steps + 1))
 
@@ -226,11 +213,18 @@ def measure_trace(
         if watch:
             watch(done, steps)
 
-    rules = _run_rules(table, question, sizes, jobs, on_step)
+    bounded = [size for size in sizes if size is not None]
+    points = list(product(bounded, question.rules, question.speculations))
+    run, found = partial(_run_rule, table, question), dict[tuple[int, str, str], Outcome]()
+    one_by_one = ((point, run(point)) for point in points)
+    for point, outcome in map_parallel(run, points, jobs) if jobs > 1 else one_by_one:
+        found[point] = outcome
+        on_step()
     answered = []
     for tokens, part in parts:
-        outcomes = [rules[point] for point in _points_of(question, [tokens])]
-        answered.append(_measure(part, tokens, question, strategies, costs, outcomes))
+        here = product([] if tokens is None else [tokens], question.rules, question.speculations)
+        rules = [found[point] for point in here]
+        answered.append(_measure(part, tokens, question, strategies, costs, rules))
         on_step()
     return Answer(
         requests=len(table),
@@ -365,38 +359,8 @@ def _measure_behind(
     )
 
 
-_RulePoint = tuple[int, str, str]
-"""Capacity in tokens, rule, and how it drafts."""
-
-
-def _points_of(question: Question, sizes: Sequence[int | None]) -> list[_RulePoint]:
-    return [
-        (tokens, name, drafts)
-        for tokens in sizes
-        if tokens is not None
-        for name in question.rules
-        for drafts in question.speculations
-    ]
-
-
-def _run_rules(
-    table: PathTable,
-    question: Question,
-    sizes: Sequence[int | None],
-    jobs: int,
-    on_step: Callable[[], None],
-) -> dict[_RulePoint, Outcome]:
-    """Rules at every capacity, each with the blocks of its engine unless others are asked for."""
-    found, points = {}, _points_of(question, sizes)
-    run = partial(_run_rule, table, question)
-    one_by_one = ((point, run(point)) for point in points)
-    for point, outcome in map_parallel(run, points, jobs) if jobs > 1 else one_by_one:
-        found[point] = outcome
-        on_step()
-    return found
-
-
-def _run_rule(table: PathTable, question: Question, point: _RulePoint) -> Outcome:
+def _run_rule(table: PathTable, question: Question, point: tuple[int, str, str]) -> Outcome:
+    """A rule at a capacity in tokens, with a way to draft."""
     tokens, name, drafts = point
     grain = question.block_tokens or default_block(name, table, question.arch)
     how, chunk, arch = find_drafts(name, drafts), question.chunk_tokens, question.arch

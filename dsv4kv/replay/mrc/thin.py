@@ -12,7 +12,7 @@ trace: what is kept is a trace itself, whose reuse is found as that of any other
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 
 import numpy as np
@@ -20,8 +20,10 @@ from numpy.typing import NDArray
 
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.prefix.paths import Ints, PathTable, Reuse, find_reuse, join_runs
-from dsv4kv.replay.mrc.curves import Answer, Point, Question, pick_capacities, trace_curve
+from dsv4kv.replay.mrc.curves import Answer, Point, Question, capacity_for, pick_capacities
 from dsv4kv.replay.mrc.strategies import prefix_costs
+from dsv4kv.traces.collect import table_of
+from dsv4kv.traces.request import NO_IDS, Batch
 
 _SPLITS = 3
 PARTS = 2**_SPLITS
@@ -48,13 +50,10 @@ class Kept:
     lack: Ints
 
     @classmethod
-    def all_of(cls, table: PathTable) -> "Kept":
-        """Every block of a trace; requests without any are left out."""
-        request = np.repeat(np.arange(len(table)), np.diff(table.offsets))
-        before = np.concatenate([[0], table.ends[:-1]])
-        before[_firsts(request)] = 0
-        lack = np.maximum(0, table.counts * table.block_tokens - table.input_tokens)
-        return cls(request, table.starts, table.ends - before, lack)._without_empty()
+    def all_of(cls, batch: Batch) -> "Kept":
+        """Every block of some requests; requests without any are left out."""
+        lack = np.maximum(0, batch.ids_of_each() * batch.hash_block_tokens - batch.input_tokens)
+        return cls(batch.request, batch.start, batch.count, lack)._without_empty()
 
     def halved(self, level: int, side: int = 0) -> "Kept":
         """One of every two neighbouring ids, numbered anew; the other with ``side`` 1.
@@ -93,20 +92,11 @@ class Kept:
 
     def table(self, block_tokens: int) -> PathTable:
         """A trace of these blocks alone, without times."""
-        requests = len(self.lack)
-        offsets = np.searchsorted(self.request, np.arange(requests + 1))
-        ends = self.count.cumsum()
-        counts = np.diff(np.concatenate([[0], ends])[offsets])
-        before = np.repeat(counts.cumsum() - counts, np.diff(offsets))
-        return PathTable(
-            block_tokens,
-            np.zeros(requests),
-            counts * block_tokens - self.lack,
-            np.zeros(requests, np.int64),
-            counts,
-            offsets,
-            self.start,
-            ends - before,
+        nothing = np.zeros(len(self.lack), np.int64)
+        ids = self.request, self.start, self.count
+        batch = Batch(np.zeros(len(nothing)), nothing, nothing, block_tokens, *ids)
+        return table_of(
+            replace(batch, input_tokens=batch.ids_of_each() * block_tokens - self.lack)
         )
 
 
@@ -118,57 +108,51 @@ def hash_numbers(numbers: Ints) -> NDArray[np.float64]:
     return ((mixed ^ (mixed >> np.uint64(31))) >> np.uint64(11)) / 2.0**53
 
 
-def _firsts(request: Ints) -> NDArray[np.bool_]:
-    """Which runs are the first of their request."""
-    return np.concatenate([[True], request[1:] != request[:-1]])[: len(request)]
-
-
 def _choice(pairs: Ints, level: int, side: int) -> Ints:
     """0 or 1 for every pair of ids: which of both is kept."""
     chosen = hash_numbers(pairs + level * 0x5851F42D4C957F2D % 2**62) >= 0.5
     return chosen.astype(np.int64) ^ side
 
 
-@dataclass(frozen=True)
+@dataclass
 class Totals:
-    """What is known of the whole trace.
+    """Numbers of the whole trace: requests, tokens of prompts, ids, and tokens they stand for.
 
-    Attributes:
-        requests: Its requests.
-        input_tokens: Tokens of all prompts.
-        references: Ids of all prompts.
-        path_tokens: Tokens that they stand for.
-        longest: Ids of the longest prompt.
-        block_tokens: Tokens of an id.
+    ``longest`` is the number of ids of the longest prompt, ``block_tokens`` the tokens of an id.
     """
 
-    requests: int
-    input_tokens: int
-    references: int
-    path_tokens: int
-    longest: int
-    block_tokens: int
+    requests: int = 0
+    input_tokens: int = 0
+    references: int = 0
+    path_tokens: int = 0
+    longest: int = 0
+    block_tokens: int = 0
+
+    def add(self, batch: Batch) -> None:
+        """Count some requests more."""
+        counts = batch.ids_of_each()
+        self.requests += len(counts)
+        self.input_tokens += int(batch.input_tokens.sum())
+        self.references += int(counts.sum())
+        covered = np.minimum(batch.input_tokens, counts * batch.hash_block_tokens)
+        self.path_tokens += int(covered.sum())
+        self.longest = max(self.longest, int(counts.max()))
+        self.block_tokens = self.block_tokens or batch.hash_block_tokens
 
 
-def thin(tables: Iterable[PathTable], most_runs: int) -> tuple[Totals, Kept, int]:
+def thin(batches: Iterable[Batch], most_runs: int) -> tuple[Totals, Kept, int]:
     """Keep blocks of a trace in as many runs as fit.
 
     Returns:
-        What is known of all of it, what is kept, and how often it was halved.
+        Numbers of all of it, what is kept, and how often it was halved.
 
     Raises:
         TraceError: No request has ids.
     """
-    parts, held, level = list[Kept](), 0, 0
-    requests = tokens = references = path_tokens = longest = block_tokens = 0
-    for table in tables:
-        requests += len(table)
-        tokens += table.total_input_tokens
-        references += table.references
-        path_tokens += int(table.path_tokens.sum())
-        longest = max(longest, int(table.counts.max(initial=0)))
-        block_tokens = block_tokens or table.block_tokens
-        part = Kept.all_of(table)
+    parts, held, level, totals = list[Kept](), 0, 0, Totals()
+    for batch in batches:
+        totals.add(batch)
+        part = Kept.all_of(batch)
         for done in range(level):
             part = part.halved(done)
         parts.append(part)
@@ -176,9 +160,8 @@ def thin(tables: Iterable[PathTable], most_runs: int) -> tuple[Totals, Kept, int
         while held > most_runs:
             parts = [Kept.together(parts).halved(level)]
             held, level = len(parts[0].start), level + 1
-    if not references:
-        raise TraceError("no request has block ids: what its prompts share is not known.")
-    totals = Totals(requests, tokens, references, path_tokens, longest, block_tokens)
+    if not totals.references:
+        raise TraceError(NO_IDS)
     return totals, Kept.together(parts), level
 
 
@@ -212,11 +195,11 @@ class _Part:
         return np.array(found, np.float64)
 
 
-def measure_stream(tables: Iterable[PathTable], question: Question, memory_bytes: int) -> Answer:
+def measure_stream(batches: Iterable[Batch], question: Question, memory_bytes: int) -> Answer:
     """Hits by capacity of a trace that is read once, in about so much memory.
 
     Args:
-        tables: The trace, some requests at a time.
+        batches: The trace, some requests at a time.
         question: Whose cache it is, and its capacities.
         memory_bytes: For what is kept of the trace.
 
@@ -226,10 +209,12 @@ def measure_stream(tables: Iterable[PathTable], question: Question, memory_bytes
     """
     if memory_bytes < PARTS * RUN_BYTES:
         raise ConfigError(f"--memory {memory_bytes:,} B holds nothing of a trace: give 64MiB.")
-    totals, kept, level = thin(tables, memory_bytes // RUN_BYTES)
+    totals, kept, level = thin(batches, memory_bytes // RUN_BYTES)
     grain = totals.block_tokens
     whole = _Part(find_reuse(kept.table(grain), grain), 2**level)
-    splits = _split(kept, level) if level else []
+    splits = [kept] if level else []
+    for more in range(_SPLITS):  # in the end parts that have no block in common
+        splits = [part.halved(level + more, side) for part in splits for side in (0, 1)]
     split = [_Part(find_reuse(k.table(grain), grain), PARTS * 2**level) for k in splits]
     sizes: list[int | None] = [*question.capacities_tokens] or [
         max(blocks * whole.every, totals.longest) * grain
@@ -260,7 +245,7 @@ def measure_stream(tables: Iterable[PathTable], question: Question, memory_bytes
                 token_error=float(error[1]),
             )
         )
-    enough = trace_curve(whole.reuse).capacity_for(0.9)
+    enough = capacity_for(whole.reuse, 0.9)
     return Answer(
         requests=totals.requests,
         input_tokens=totals.input_tokens,
@@ -273,14 +258,6 @@ def measure_stream(tables: Iterable[PathTable], question: Question, memory_bytes
         kept_share=1 / whole.every,
         kept_references=int(kept.count.sum()),
     )
-
-
-def _split(kept: Kept, level: int) -> list[Kept]:
-    """Parts that have no block in common."""
-    parts = [kept]
-    for more in range(_SPLITS):
-        parts = [part.halved(level + more, side) for part in parts for side in (0, 1)]
-    return parts
 
 
 def _estimate(

@@ -215,19 +215,18 @@ def unseen_tokens(requests: Sequence[Request], *, any_order: bool = False) -> li
 
     With ``any_order``, no other request has them.
     """
-    known = _known_blocks(requests)
-    if any_order:
-        known = np.maximum(known, _known_blocks(requests[::-1])[::-1])
-    saved = (
-        min(blocks * request.hash_block_tokens, request.input_tokens - 1)
-        for request, blocks in zip(requests, known.tolist(), strict=True)
-    )
-    return [request.input_tokens - each for request, each in zip(requests, saved, strict=True)]
-
-
-def _known_blocks(requests: Sequence[Request]) -> NDArray[np.int64]:
-    """int64[requests]: leading blocks that an earlier request had."""
     if not any(len(request.prefix_hashes) for request in requests):
-        return np.zeros(len(requests), np.int64)
-    table = collect_paths(requests)
-    return find_reuse(table, table.block_tokens).found_blocks(None)
+        return [request.input_tokens for request in requests]
+
+    def known_blocks(requests: Sequence[Request]) -> NDArray[np.int64]:
+        """int64[requests]: leading blocks that an earlier request had."""
+        table = collect_paths(requests)
+        return find_reuse(table, table.block_tokens).found_blocks(None)
+
+    known = known_blocks(requests)
+    if any_order:
+        known = np.maximum(known, known_blocks(requests[::-1])[::-1])
+    return [
+        request.input_tokens - min(blocks * request.hash_block_tokens, request.input_tokens - 1)
+        for request, blocks in zip(requests, known.tolist(), strict=True)
+    ]

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import add, gt
 from typing import Any, NamedTuple, Self
 
@@ -213,62 +214,46 @@ def simulate(
     workload = base.workload.model_copy(update={"speed": speed})
     config = base.model_copy(update={"fleet": fleet, "workload": workload})
     made, late = Fleet(config, requests, find, records=False), LateRequests(slos, count)
-    span_s = (requests[-1].arrival_s - requests[0].arrival_s) / speed
-    trial = Trial(
-        kind,
-        units,
-        speed,
-        cost=kind.cost(units, question),
-        values_s={},
-        rate=count / max(span_s, 1e-9),
-        good=0.0,
-        meets=False,
-        requests=count,
-        came=count,
-        served=0,
-    )
     interval, lost = max(1, count // _CHECKS), False
     for number, _ in enumerate(made.run(), 1):
-        if not to_end and number % interval == 0:
-            lost = late.lose_a_limit(made)
-            if lost:
-                break
+        lost = not to_end and number % interval == 0 and late.lose_a_limit(made)
+        if lost:
+            break
+    span_s = (requests[-1].arrival_s - requests[0].arrival_s) / speed
+    rate, cost = count / max(span_s, 1e-9), kind.cost(units, question)
+    trial = partial(Trial, kind, units, speed, rate=rate, cost=cost, requests=count)
     if lost:
         served = sum(each.finished_s is not None for each in made.answers.values())
-        trial = replace(trial, came=len(made.answers), served=served)
+        came = len(made.answers)
         made.close()
-        return trial
+        return trial(values_s={}, good=0.0, meets=False, came=came, served=served)
     fates = Fates.of(made)
-    values_s = {
-        slo.label: float(np.percentile(fates.samples_ns[slo.name] or [0], slo.percent)) / 1e9
-        for slo in slos
-    }
-    asked = question.asked or slos
+
+    def percentile_s(name: str, percent: float) -> float:
+        return float(np.percentile(fates.samples_ns[name] or [0], percent)) / 1e9
+
+    values_s = {slo.label: percentile_s(slo.name, slo.percent) for slo in slos}
+    asked, served = question.asked or slos, len(fates.numbers)
     limits = {slo.name: min(s.limit_s for s in asked if s.name == slo.name) for slo in asked}
     good = sum(
         all(spans.get(name, 0.0) <= limit for name, limit in limits.items())
         for spans in fates.times.values()
     )
-    served = len(fates.numbers)
-    meets = served == count and all(values_s[slo.label] <= slo.limit_s for slo in slos)
-    hit_share, busy_share = _hit_share(made), max(map(_busy_share, made.pools))
+    tallies = [replica.replay.prompts.tally for replica in made.pools[0]]
+    tokens = sum(tally.prompt_tokens for tally in tallies)
+    saved_tokens = sum(tally.saved_tokens for tally in tallies)
+    busy_share = max(map(_busy_share, made.pools))
     made.close()
-    return replace(
-        trial,
+    return trial(
         values_s=values_s,
         good=good / count,
-        meets=meets,
+        meets=served == count and all(values_s[slo.label] <= slo.limit_s for slo in slos),
+        came=count,
         served=served,
-        hit_share=hit_share,
+        hit_share=saved_tokens / tokens if tokens else 0.0,
         busy_share=busy_share,
-        tpot_p99_s=float(np.percentile(fates.samples_ns.get("tpot") or [0], 99)) / 1e9,
+        tpot_p99_s=percentile_s("tpot", 99),
     )
-
-
-def _hit_share(fleet: Fleet) -> float:
-    tallies = [replica.replay.prompts.tally for replica in fleet.pools[0]]
-    tokens = sum(tally.prompt_tokens for tally in tallies)
-    return sum(tally.saved_tokens for tally in tallies) / tokens if tokens else 0.0
 
 
 def _busy_share(pool: Sequence[Replica]) -> float:

@@ -100,13 +100,3 @@ def test_what_the_planner_is_not_asked_for_is_a_sentence(
 ) -> None:
     with pytest.raises(ConfigError, match=f"not asked for {model} on {gpu}"):
         open_engine(deploy(layout), model, gpu)
-
-
-@pytest.mark.usefixtures("asked")
-def test_what_the_planner_refuses_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> float:
-        raise KeyError("MoE data missing")
-
-    monkeypatch.setattr(Engine, "decode_step_latency", refuse)
-    with pytest.raises(ConfigError, match=r"no times of v4-flash on b200.*MoE data missing"):
-        open_engine(deploy(), "v4-flash", "b200")

@@ -61,13 +61,6 @@ def test_without_lengths_every_request_has_the_mean_ones(tmp_path: Path) -> None
     assert any(math.isnan(share) for _, share, _ in run.latencies)
 
 
-def test_runs_of_a_file_of_lines_are_told_apart_by_their_line(tmp_path: Path) -> None:
-    assert [run.name for run in read(tmp_path, SGLANG, VLLM)] == [
-        "result.jsonl:1",
-        "result.jsonl:2",
-    ]
-
-
 def test_requests_that_failed_are_left_out(tmp_path: Path) -> None:
     (run,) = read(tmp_path, SGLANG | {"errors": ["", "timeout", "", ""]})
     assert len(run.requests) == 3
@@ -113,32 +106,20 @@ def test_what_is_no_result_is_refused(tmp_path: Path, text: str, sentence: str) 
     [
         ({"completed": 0}, "completed is 0: a number above 0"),
         ({"completed": 10**9}, "completed is 1,000,000,000: runs of up to 1,000,000 requests"),
-        ({"completed": "4"}, "completed is '4'"),
         ({"completed": True}, "completed is True"),
-        ({"duration": -4.0}, "duration is -4.0"),
         ({"duration": math.nan}, "duration is"),
-        ({"max_concurrency": 0}, "max_concurrency is 0"),
         ({"max_concurrency": "8"}, "max_concurrency is '8'"),
         ({"random_range_ratio": "x"}, "random_range_ratio is 'x': 0 to 1"),
-        ({"random_range_ratio": 2.0}, "random_range_ratio is 2.0"),
         ({"median_ttft_ms": -5.0}, "median_ttft_ms is -5.0"),
-        ({"accept_length": -2.0}, "accept_length is -2.0"),
         ({"errors": ["x"] * 4}, "none of its requests succeeded"),
         ({"errors": 5}, "errors is not a list of 4"),
-        ({"errors": ["", ""]}, "errors is not a list of 4"),
         ({"ttfts": [0.1, 0.2]}, "ttfts is not a list of 4"),
-        ({"itls": [[0.01]] * 2}, "itls is not a list of 4"),
-        ({"output_lens": [64, 64]}, "output_lens is not a list of 4"),
         ({"input_lens": {"a": 1}}, "input_lens is not a list"),
         ({"input_lens": ["a"] * 4}, "input_lens has something else than numbers"),
-        ({"input_lens": [-5] * 4}, "input_lens has something else than numbers"),
         ({"start_times": [0, None, 2, 3]}, "start_times has something else than numbers"),
-        ({"ttfts": [math.nan] * 4}, "ttfts has something else than numbers"),
         ({"ttfts": [-1.0] * 4}, "ttfts has something else than numbers"),
-        ({"itls": [5] * 4}, "itls has something else than numbers"),
         ({"itls": [[-0.1] * 9] * 4}, "itls has something else than numbers"),
         ({"ttfts": [0.0] * 4}, "a ttft of 0 s: times are above 0"),
-        ({"itls": [[0.0] * 9] * 4}, "a tpot of 0 s: times are above 0"),
     ],
 )
 def test_what_no_benchmark_writes_is_refused_by_its_name(

@@ -80,14 +80,6 @@ def test_a_gpu_without_points_takes_its_nearest_s_and_is_less_sure() -> None:
     assert borrowed.decode_layer_us == own.decode_layer_us
 
 
-def test_coefficients_of_a_file_are_taken(tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text(yaml.safe_dump(COEFFICIENTS.model_dump()))
-    made = served(lengths((300, 5)), cost__calibration=path)
-    assert made.times is not None
-    assert (made.times.source, made.times.client_s) == ("made up", 0.15)
-
-
 @pytest.mark.parametrize(
     ("changed", "said"),
     [

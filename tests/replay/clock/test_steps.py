@@ -119,27 +119,6 @@ def test_tensor_parallelism_does_not_divide_the_reading_of_contexts_and_replicas
     assert slope_s(DP4) == pytest.approx(slope_s(Layout()) / 4)
 
 
-def test_every_draft_is_a_pass_and_a_token_more() -> None:
-    passes = [model(TP4, drafts).timer.step(1, 1, 0, 0, 0, 0)[1] for drafts in (0, 3)]
-    assert passes == [0, 3]
-    assert decode_s(model(TP4, 3), 8, 100, 3) > decode_s(model(), 8, 100) + 3 * 700e-6
-
-
-def test_a_chunk_on_one_rank_takes_as_long_as_one_on_each() -> None:
-    """Replicas step together; only the experts see the tokens of all."""
-    timer = model(DP4).timer
-    first, second = (timer.step(0, 0, 0, ranks * 4096, 4096, 0) for ranks in (1, 4))
-    experts_mflop = 3 * 4096 * 2 * 6e9 / 4 / 1e6
-    assert second[5] - first[5] == pytest.approx(experts_mflop)
-
-
-def test_a_chunk_takes_decoding_requests_along_in_its_own_pass() -> None:
-    timer = model().timer
-    mixed = timer.step(8, 8, 800, 4096, 4096, 0)
-    assert (mixed[0], mixed[4]) == (0, 0)
-    assert mixed[3] == timer.step(8, 8, 800, 0, 0, 0)[3]
-
-
 def test_a_pipeline_of_which_there_are_no_points_is_less_sure() -> None:
     wide = ModelTimes(deploy(Layout(tp=2, pp=2)), COEFFICIENTS).held_out
     assert wide == COEFFICIENTS.held_out.widened(BORROWED)

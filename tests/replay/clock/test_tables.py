@@ -83,21 +83,9 @@ def test_a_shipped_table_is_as_sure_as_stated_within_its_last_nodes(
         assert not known.extrapolated
 
 
-def test_a_shipped_table_is_found_by_model_gpu_and_layout() -> None:
-    found = open_shipped(deploy(DP4, drafts=1), "v4-flash", "b300")
-    assert found.constants()[0][0] == "a decode step"
-    assert "aiconfigurator-core 0.12.0" in found.source
-
-
 def test_a_deployment_without_a_table_is_told_which_there_are() -> None:
     with pytest.raises(ConfigError, match=r"none of v4-flash b300 tp2 dp1.*v4-pro b200 tp8 dp8"):
         open_shipped(deploy(Layout(tp=2)), "v4-flash", "b300")
-
-
-def test_a_table_of_one_s_own_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "steps.json"
-    path.write_text(json.dumps(TABLE.model_dump()))
-    assert decode_s(open_own(deploy(DP4), path), 4, 1024) >= 5e-3
 
 
 @pytest.mark.parametrize(

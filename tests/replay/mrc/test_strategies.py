@@ -70,16 +70,6 @@ def test_marks_are_found_where_prompts_left_them_and_go_with_their_blocks(
     )
 
 
-def test_a_checkpoint_that_went_with_its_block_is_missed_when_the_block_is_there_again() -> None:
-    first = tuple(range(2 * BLOCK))
-    other = tuple(range(100, 100 + 5 * BLOCK))
-    prompts = [first, other, (*first, *range(200, 200 + 2 * BLOCK)), (*first, 300)]
-    table = to_table(prompts)
-    outcome = apply_strategy(parse("ends"), table, find_reuse(table, BLOCK), 5)
-    assert outcome.losses.evicted_checkpoint == 2 * BLOCK
-    assert outcome.hit_tokens == 0
-
-
 @given(texts(), st.sampled_from(NAMES), CAPACITIES)
 def test_hits_and_losses_add_up_to_what_a_cache_without_bound_hits(
     prompts: list[Text], name: str, capacity: int | None
@@ -89,17 +79,6 @@ def test_hits_and_losses_add_up_to_what_a_cache_without_bound_hits(
     outcome = apply_strategy(parse(name), table, reuse, capacity)
     assert outcome.hit_tokens + outcome.losses.total == reuse.found_tokens(None).sum()
     assert (outcome.resumed_tokens >= 0).all()
-
-
-@given(texts(), st.sampled_from(NAMES[:5]), CAPACITIES)
-def test_a_whole_trace_resumes_as_its_requests_do_one_by_one(
-    prompts: list[Text], name: str, capacity: int | None
-) -> None:
-    table, strategy = to_table(prompts), parse(name)
-    reuse = find_reuse(table, BLOCK)
-    whole = reuse.found_tokens(capacity) // BLOCK * BLOCK
-    resumed = [strategy.resume_tokens(found, ()) for found in whole.tolist()]
-    assert apply_strategy(strategy, table, reuse, capacity).resumed_tokens.tolist() == resumed
 
 
 @given(texts(), CAPACITIES)
@@ -151,11 +130,6 @@ def test_there_is_no_other_strategy(name: str) -> None:
         parse(name)
 
 
-def test_a_period_of_nothing_is_refused() -> None:
-    with pytest.raises(ConfigError, match="periodic:0 has no period"):
-        parse("periodic:0")
-
-
 def test_a_period_that_does_not_fit_the_blocks_is_refused() -> None:
     table = to_table([(1, 2, 3, 4, 5)])
     with pytest.raises(ConfigError, match="a period of 6 tokens does not fit blocks of 4"):
@@ -190,10 +164,3 @@ def test_the_conversation_trace_resumes_as_published(name: str, layers: int) -> 
     outcome = on_conversation(name, layers)
     found = (round(outcome.hit_share, 4), round(outcome.written_per_new_token, 3))
     assert found == PUBLISHED[name, layers]
-
-
-@needs_conversation
-def test_ends_and_junctions_are_nearly_full_at_a_seventieth_of_its_writes() -> None:
-    full, marked = on_conversation("full", 43), on_conversation("ends+junctions", 43)
-    assert marked.hit_tokens / full.hit_tokens == pytest.approx(0.96, abs=0.005)
-    assert marked.written_per_new_token == pytest.approx(0.0145, abs=1e-4)

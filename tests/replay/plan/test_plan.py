@@ -1,6 +1,5 @@
 """The cheapest deployment: true bounds, a search that finds it, a command that starts it."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
@@ -23,7 +22,7 @@ from dsv4kv.replay.plan.question import (
     unseen_tokens,
 )
 from dsv4kv.replay.plan.search import WINDOW, Search, Tally, list_kinds, plan
-from dsv4kv.replay.plan.servers import Bounds, layouts_of, name_args, open_server
+from dsv4kv.replay.plan.servers import Bounds, layouts_of, open_server
 from dsv4kv.replay.plan.trial import Kind, Split, parse_splits, simulate
 from dsv4kv.traces.request import Request
 from tests.replay.clock.test_fit import run
@@ -244,19 +243,6 @@ def test_with_think_times_a_queue_makes_requests_come_later_and_one_replica_may_
     assert answers == {"trace": (2, False), "think": (1, True)}
 
 
-def test_where_nothing_does_the_nearest_and_the_least_possible_are_said() -> None:
-    words = ["plan", "builtin:chat", "--gpu", "b200", "--most-gpus", "2", "--speed", "1000"]
-    done = run([*words, "--slo", "ttft_p90=400ms", "--slo", "tpot_p50=500ms", "--json", "-"])
-    assert done.exit_code == 1
-    document = json.loads(done.stdout)
-    assert document["best"] is None
-    assert document["nearest"]["seconds"]["ttft_p90"] > 0.4 > document["least_seconds"]["ttft_p90"]
-    said = run([*words, "--slo", "ttft_p90=400ms"])
-    assert "Nearest: 1 × b200" in said.stdout
-    said = run([*words, "--slo", "ttft_p90=1ms"])
-    assert "of a single request is at least" in " ".join(said.stdout.split())
-
-
 def test_the_highest_rate_of_some_gpus_keeps_the_limits_and_a_higher_one_does_not() -> None:
     asked = replace(question(1, "ttft_p90=700ms"), exactly=True)
     kinds = [kind for kind in kinds_of(asked) if kind.server.label == "b200 TP8"][:1]
@@ -278,21 +264,6 @@ def test_prompt_tokens_seen_before_need_not_be_computed() -> None:
     first, longer = Request(0, 1024, 1, (1, 2), 512), Request(1, 1536, 1, (1, 2, 3), 512)
     assert unseen_tokens([first, longer, first]) == [1024, 512, 1]
     assert unseen_tokens([first, longer, first], any_order=True) == [1, 512, 1]
-
-
-def test_the_busiest_window_has_the_most_prompt_tokens_a_second() -> None:
-    trace = [Request(float(n), 1000 if 5 <= n < 8 else 10, 1) for n in range(12)]
-    found = busiest(trace, 3)
-    assert [each.input_tokens for each in found] == [1000] * 3
-    assert [each.arrival_s for each in found] == [0.0, 1.0, 2.0]
-    assert busiest(trace, 50) == trace
-
-
-def test_static_requests_come_at_their_rate_and_share_nothing() -> None:
-    found = poisson(4132, 510, 20.0, seed=0)
-    assert found == poisson(4132, 510, 20.0, seed=0)
-    assert len(found) / found[-1].arrival_s == pytest.approx(20, rel=0.05)
-    assert unseen_tokens(found) == [4132] * len(found)
 
 
 def test_a_queue_that_grows_breaks_a_limit_however_long_it_is() -> None:
@@ -358,37 +329,6 @@ def test_a_request_is_good_that_keeps_the_tightest_limit_of_every_time() -> None
     for slos in (asked.slos, asked.slos[::-1]):
         loose = replace(asked, slos=tuple(replace(slo, percent=99.9) for slo in slos))
         assert simulate(loose, asked.requests[:1], kind, 1, 1.0).good == 0.0
-
-
-def test_a_split_deployment_is_counted_named_and_launched_by_role() -> None:
-    words = ["plan", "builtin:chat", "--slo", "ttft_p90=5s", "--gpu", "b200", "--split", "1:2"]
-    printed = run([*words, "--json", "-", "--most-gpus", "12"])
-    best = json.loads(printed.stdout)["best"]
-    assert (best["prefill_replicas"], best["decode_replicas"], best["replicas"]) == (1, 2, 3)
-    assert best["gpus"] == 3 * {"TP2": 2, "DP2 EP2": 2}[best["layout"]]
-    roles = [command.split()[-1] for command in best["commands"].values()]
-    assert roles == ["prefill", "decode"]
-
-
-HOST = "--enable-hierarchical-cache --hicache-ratio 4"
-
-
-def test_args_are_tried_and_the_answer_is_launched_with_those_that_do() -> None:
-    """Prompts that come back after the GPU has lost them: only host memory keeps them."""
-    ids = [tuple(range(200 * number, 200 * number + 200)) for number in range(12)]
-    requests = [Request(20.0 * n, 102_401, 2, each, 512) for n, each in enumerate(2 * ids)]
-    asked = Question(requests, parse_slos(["ttft_p40=4s"]), most_gpus=2)
-    few = "--max-total-tokens 600000"
-    alternatives = name_args([few, f"{few} --chunked-prefill-size 4096", f"{few} {HOST}"])
-    assert [*alternatives] == ["args 1", "args 2", "args 3"]
-    kinds = list_kinds(
-        asked, SETTINGS, "sglang", ["h200"], ["round_robin"], MODEL, Tally(), args=alternatives
-    )
-    best = plan(open_search(asked, kinds)).best
-    assert best is not None
-    assert best.kind.servers.endswith("args 3")
-    assert best.kind.server.command.endswith(HOST)
-    assert best.kind.server.parts.config.tiers.host.ratio == 4
 
 
 def test_args_that_choose_a_layout_are_refused() -> None:

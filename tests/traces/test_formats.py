@@ -81,23 +81,29 @@ def write(tmp_path: Path) -> Write:
     return write_text
 
 
-def test_mooncake_times_are_milliseconds_and_ids_stand_for_512_tokens(write: Write) -> None:
-    assert list(read_trace(write(MOONCAKE))) == [
-        Request(0.0, 513, 7, (0, 1), 512),
-        Request(1.5, 512, 0, (0,), 512),
-    ]
+EXPECTED = {
+    # ids of 512 tokens, times in milliseconds
+    MOONCAKE: [Request(0.0, 513, 7, (0, 1), 512), Request(1.5, 512, 0, (0,), 512)],
+    BAILIAN: [Request(0.5, 33, 2, (1, 2, 3), 16)],
+    # all seven digits of a second
+    AZURE_2023: [Request(0.0, 4808, 10), Request(0.0520001, 3180, 8)],
+    # an offset from UTC counts
+    AZURE_2024: [Request(0.0, 2162, 5), Request(0.99007, 2399, 6), Request(2.0, 76, 15)],
+    BURSTGPT: [Request(0.0, 472, 18), Request(40.5, 1087, 230)],
+    # lengths by several names, or lists of tokens
+    SHAREGPT: [
+        Request(0.0, 12, 3),
+        Request(0.0, 14, 5),
+        Request(0.0, 3, 0),
+        Request(2.5, 13, 0),
+    ],
+    NATIVE: [Request(0.5, 130, 9, (4, 7), 128), Request(1.0, 20, 0)],
+}
 
 
-def test_azure_2023_keeps_all_seven_digits_of_a_second(write: Write) -> None:
-    assert list(read_trace(write(AZURE_2023))) == [
-        Request(0.0, 4808, 10),
-        Request(0.0520001, 3180, 8),
-    ]
-
-
-def test_azure_2024_offsets_from_utc_are_honoured(write: Write) -> None:
-    arrivals = [request.arrival_s for request in read_trace(write(AZURE_2024))]
-    assert arrivals == [0.0, 0.99007, 2.0]
+@pytest.mark.parametrize("text", EXPECTED)
+def test_lines_become_the_requests_that_they_describe(text: str, write: Write) -> None:
+    assert list(read_trace(write(text))) == EXPECTED[text]
 
 
 @pytest.fixture
@@ -117,26 +123,6 @@ def test_azure_times_without_offset_are_utc_wherever_they_are_read(write: Write)
     assert [request.arrival_s for request in read_trace(write(text))] == [0.0, 1.0, 2.0]
 
 
-def test_burstgpt_arrivals_count_from_the_first_row(write: Write) -> None:
-    assert list(read_trace(write(BURSTGPT))) == [Request(0.0, 472, 18), Request(40.5, 1087, 230)]
-
-
-def test_sharegpt_lengths_go_by_several_names_and_may_be_token_ids(write: Write) -> None:
-    assert list(read_trace(write(SHAREGPT))) == [
-        Request(0.0, 12, 3),
-        Request(0.0, 14, 5),
-        Request(0.0, 3, 0),
-        Request(2.5, 13, 0),
-    ]
-
-
-def test_the_own_format_says_everything_and_leaves_out_what_is_not_known(write: Write) -> None:
-    assert list(read_trace(write(NATIVE))) == [
-        Request(0.5, 130, 9, (4, 7), 128),
-        Request(1.0, 20, 0),
-    ]
-
-
 MARKED = [name for name, entry in FORMATS.items() if entry.marks]
 
 
@@ -146,18 +132,13 @@ def test_a_format_with_marks_is_known_by_its_first_line(name: str, write: Write)
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_gzip_is_known_by_its_bytes_not_its_name(name: str, write: Write) -> None:
+def test_gzip_a_byte_order_mark_and_blank_lines_change_nothing(name: str, write: Write) -> None:
     path = write(SAMPLES[name])
     plain = list(read_trace(path, name))
-    path.write_bytes(gzip.compress(SAMPLES[name].encode()))
-    assert list(read_trace(path, name)) == plain
-
-
-@pytest.mark.parametrize("name", SAMPLES)
-def test_a_byte_order_mark_and_blank_lines_change_nothing(name: str, write: Write) -> None:
-    plain = list(read_trace(write(SAMPLES[name]), name))
     spaced = "\ufeff\n" + SAMPLES[name].replace("\n", "\n\n \n") + "\n\n"
-    assert list(read_trace(write(spaced), name)) == plain
+    for content in (gzip.compress(SAMPLES[name].encode()), spaced.encode()):
+        path.write_bytes(content)
+        assert list(read_trace(path, name)) == plain
 
 
 @pytest.mark.parametrize("name", ["mooncake", "bailian", "dsv4kv", "sharegpt"])

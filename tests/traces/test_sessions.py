@@ -78,20 +78,6 @@ def test_a_defective_turn_names_file_and_line(
         list(read_trace(write(tmp_path, *records), "mooncake-delta"))
 
 
-def test_bailian_ids_stand_for_16_tokens_and_times_are_seconds(tmp_path: Path) -> None:
-    line = {
-        "chat_id": 3,
-        "parent_chat_id": -1,
-        "timestamp": 61.5,
-        "input_length": 40,
-        "output_length": 7,
-        "type": "text",
-        "turn": 1,
-        "hash_ids": [4, 5, 6],
-    }
-    assert list(read_trace(write(tmp_path, line))) == [Request(61.5, 40, 7, (4, 5, 6), 16)]
-
-
 TIMED = {"at": 2500, "prompt": 100, "answer": 3, "blocks": [7, 8]}
 NAMES = TimedFields("at", "prompt", "answer", "blocks")
 

@@ -2,12 +2,11 @@
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 from random import Random
+from typing import NamedTuple
 
-from dsv4kv.config.fleet import GroupSection
 from dsv4kv.config.load import change_config
 from dsv4kv.config.replay import ReplayConfig, TiersSection
 from dsv4kv.core.fleet import Asked, View, look_at
@@ -26,8 +25,7 @@ FindParts = Callable[[ReplayConfig, Sequence[Request]], Parts]
 """Works out what replicas that are set alike have in common: ``find_parts``, or remembers it."""
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     """Replicas that are set alike; ``settings`` differ from the rest of the configuration."""
 
     name: str
@@ -40,16 +38,22 @@ def list_pools(config: ReplayConfig) -> list[tuple[list[Group], str]]:
     """The groups of every pool and its router, prefill first; raises ``ConfigError``."""
     fleet = config.fleet
     if fleet.is_split:
-        computing = _change(config, fleet.prefill.settings, "prefill")
-        decoding = _change(config, fleet.decode.settings, "decode")
-        decoding = decoding.model_copy(update={"tiers": TiersSection()})
-        return [
-            ([_group("prefill", fleet.prefill, computing)], fleet.router),
-            ([_group("decode", fleet.decode, decoding)], fleet.decode_router),
-        ]
+        pools = []
+        for name, section, router in (
+            ("prefill", fleet.prefill, fleet.router),
+            ("decode", fleet.decode, fleet.decode_router),
+        ):
+            made = _change(config, section.settings, name)
+            if name == "decode":
+                made = made.model_copy(update={"tiers": TiersSection()})
+            pools.append(([Group(name, section.replicas, made, section.settings)], router))
+        return pools
     groups = [Group("replica", fleet.replicas, config)] if fleet.replicas else []
     for text in fleet.mixed:
-        number, *settings = _words(text)
+        try:  # as a shell reads it, so that quotes keep a value with blanks together
+            number, *settings = shlex.split(text) or [""]
+        except ValueError as error:
+            raise ConfigError(f"fleet.mixed has {text!r}: {error}: close its quotes.") from None
         if not number.isdecimal() or not int(number):
             raise ConfigError(
                 f"fleet.mixed has {text!r}: begin with how many replicas: 4 cost.gpus=4."
@@ -59,14 +63,19 @@ def list_pools(config: ReplayConfig) -> list[tuple[list[Group], str]]:
     return [(groups, fleet.router)]
 
 
-def _group(name: str, section: GroupSection, config: ReplayConfig) -> Group:
-    return Group(name, section.replicas, config, section.settings)
+def _change(config: ReplayConfig, settings: Sequence[str], name: str) -> ReplayConfig:
+    for text in settings:
+        if text.startswith(("fleet.", "workload.")):
+            raise ConfigError(
+                f"fleet.{name} has {text!r}, which is not of a replica: set it for all."
+            )
+    return change_config(config, settings, f"fleet.{name}:") if settings else config
 
 
 def _check_shared(replicas: Sequence[Replica], names: Sequence[str]) -> None:
     """Refuse a tier that replicas share and see differently; raises ``ConfigError``."""
-    kinds = {
-        name: {
+    for name in names:
+        kinds = {
             (
                 each.config.prefix.rule,
                 each.parts.shared_tokens,
@@ -75,34 +84,12 @@ def _check_shared(replicas: Sequence[Replica], names: Sequence[str]) -> None:
             )
             for each in replicas
         }
-        for name in names
-    }
-    for name in (name for name, found in kinds.items() if len(found) > 1):
-        raise ConfigError(
-            f"fleet.shared_tiers has {name}, and replicas differ in prefix.rule, in the tokens of "
-            f"a block or in tiers.{name}: they would keep objects that no other finds. Set these "
-            "alike, or share no tier."
-        )
-
-
-def _words(text: str) -> list[str]:
-    """As a shell has them, so that quotes keep a value with blanks together; one at least."""
-    try:
-        return shlex.split(text) or [""]
-    except ValueError as error:
-        raise ConfigError(f"fleet.mixed has {text!r}: {error}: close its quotes.") from None
-
-
-def _change(config: ReplayConfig, settings: Sequence[str], name: str) -> ReplayConfig:
-    """A configuration with some settings changed."""
-    if not settings:
-        return config
-    for text in settings:
-        if text.startswith(("fleet.", "workload.")):
+        if len(kinds) > 1:
             raise ConfigError(
-                f"fleet.{name} has {text!r}, which is not of a replica: set it for all."
+                f"fleet.shared_tiers has {name}, and replicas differ in prefix.rule, in the "
+                f"tokens of a block or in tiers.{name}: they would keep objects that no other "
+                "finds. Set these alike, or share no tier."
             )
-    return change_config(config, settings, f"fleet.{name}:")
 
 
 class Pool:

@@ -59,21 +59,16 @@ def pick_capacities(reuse: Reuse, points: int) -> Sequence[int]:
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked about a trace.
+    """What is measured on a trace: capacities, and names of what is compared at each.
 
     Attributes:
         model: Whose cache it is.
         block_tokens: Tokens of a block; None takes the trace's own.
         capacities_tokens: Capacities in tokens; empty for ``points`` of them.
-        points: How many capacities are picked.
-        strategies: Names of strategies for windows and states.
-        rules: Names of engines' rules.
-        speculations: Names of ways to draft, for every rule.
-        policies: Names of eviction policies.
-        chunk_tokens: Tokens of a prompt computed at once, where a rule asks.
+        chunk_tokens: Tokens of a prompt computed at once, for rules that depend on it.
         snap: Keep checkpoints out of partial last blocks.
         arch: GPU for which V4.1's blocks are sized; None takes it as a datacenter Blackwell.
-        host_bytes: Memory behind every capacity, to be read on.
+        host_bytes: Host memory in addition to every capacity.
     """
 
     model: DSV4Config
@@ -94,15 +89,9 @@ class Question:
 class Behind:
     """Host memory behind a capacity of the GPUs.
 
-    It keeps what they keep, too, so what can be found is what the larger of both holds.
-
-    Attributes:
-        gpu_tokens: The GPUs' capacity.
-        host_bytes: Its own.
-        host_tokens: Tokens of context that fit there, windows and states left out.
-        gpu_hits: Share of prompt tokens found on the GPUs alone.
-        token_hits: Share found in either.
-        strategies: What the strategies make of it.
+    It keeps what they keep, too, so what can be found is what the larger of both holds: a share
+    ``token_hits`` of the prompt tokens instead of ``gpu_hits``. ``host_tokens`` of context fit,
+    windows and states left out.
     """
 
     gpu_tokens: int
@@ -124,9 +113,6 @@ class Point:
         rejected: Requests that are longer: they can never run, hit nothing and leave nothing.
         block_hits: Share of block references found.
         token_hits: Share of prompt tokens found.
-        strategies: What the strategies make of it.
-        rules: What the rules make of a pool of this size.
-        policies: What other policies make of it.
         block_error: Half of the 95 % interval of ``block_hits``; 0 where they are exact.
         token_error: The same of ``token_hits``.
     """
@@ -146,19 +132,14 @@ class Point:
 
 @dataclass(frozen=True)
 class Answer:
-    """A trace measured.
+    """The measurements of a trace.
 
     Attributes:
-        requests: Its requests.
-        input_tokens: Tokens of all prompts.
         references: Blocks of all prompts.
-        block_tokens: Tokens of a block.
         trace_block_tokens: Tokens of an id of the trace.
-        costs: What its prefixes weigh.
         points: By capacity, the unbounded cache last.
-        enough_tokens: The capacity at which 90 % of all that can be hit is.
+        enough_tokens: The capacity that reaches 90 % of all hits.
         arch: GPU for which V4.1's blocks are sized; None where none was named.
-        behind: Host memory behind the capacities, by both.
         kept_share: Of all blocks, those that the curve was measured on; 1 where it is exact.
         kept_references: References to them.
     """
@@ -226,6 +207,15 @@ def measure_trace(
         rules = [found[point] for point in here]
         answered.append(_measure(part, tokens, question, strategies, costs, rules))
         on_step()
+    behind = list[Behind]()
+    for gpu, (tokens, part) in zip(answered, parts, strict=True):
+        for size in question.host_bytes if tokens is not None else ():
+            host = int(size / costs.token_bytes)
+            bare = replace(question, policies=())
+            # what can be found is on the same curve further right
+            both = _measure(part, max(tokens or 0, host), bare, strategies, costs, [])
+            hits = gpu.token_hits, both.token_hits, both.strategies
+            behind.append(Behind(tokens or 0, size, host, *hits))
     return Answer(
         requests=len(table),
         input_tokens=table.total_input_tokens,
@@ -236,26 +226,15 @@ def measure_trace(
         points=tuple(answered),
         enough_tokens=None if enough is None else enough * grain,
         arch=question.arch,
-        behind=tuple(
-            _measure_behind(part, tokens, size, strategies, costs, snap=question.snap)
-            for tokens, part in parts
-            if tokens is not None
-            for size in question.host_bytes
-        ),
+        behind=tuple(behind),
     )
 
 
 @dataclass(frozen=True)
 class _Part:
-    """The requests of a trace that can run.
+    """The requests of a trace, ``whole`` with ``references`` blocks, that can run.
 
-    Attributes:
-        whole: All requests.
-        references: Blocks of all prompts.
-        requests: int64: those that can.
-        table: Only they.
-        reuse: What they share.
-        numbered: Their prompts as numbers of blocks, for policies.
+    ``requests`` are their places, int64; ``table``, ``reuse`` and ``numbered`` are theirs alone.
     """
 
     whole: PathTable
@@ -270,7 +249,7 @@ def _part_by_size(
     table: PathTable, reuse: Reuse, sizes: Sequence[int | None]
 ) -> list[tuple[int | None, _Part]]:
     """Every capacity in tokens, None for no bound, with the requests that can run in it."""
-    grain = reuse.grain_tokens
+    grain, references = reuse.grain_tokens, int(reuse.blocks.sum())
     blocks = [None if size is None else size // grain for size in sizes]
     counts = [len(table) if b is None else int((reuse.blocks <= b).sum()) for b in blocks]
     parts = {}
@@ -281,19 +260,14 @@ def _part_by_size(
                 f"a capacity of {least:,} tokens is smaller than every prompt, "
                 f"of {int(reuse.tokens.min()):,} tokens and more: no request could run."
             )
-        parts[count] = _part(table, reuse, count)
+        requests, some, its = np.arange(count), table, reuse
+        if count < len(table):
+            requests = np.sort(np.argsort(reuse.blocks, kind="stable")[:count])
+            some = table.select(requests)
+            its = find_reuse(some, grain)
+        numbered = number_prompts(some, grain, whole_blocks=False)
+        parts[count] = _Part(table, references, requests, some, its, numbered)
     return [(size, parts[count]) for size, count in zip(sizes, counts, strict=True)]
-
-
-def _part(table: PathTable, reuse: Reuse, count: int) -> _Part:
-    """The ``count`` shortest requests."""
-    whole, references = table, int(reuse.blocks.sum())
-    requests = np.sort(np.argsort(reuse.blocks, kind="stable")[:count])
-    if count < len(whole):
-        table = whole.select(requests)
-        reuse = find_reuse(table, reuse.grain_tokens)
-    numbered = number_prompts(table, reuse.grain_tokens, whole_blocks=False)
-    return _Part(whole, references, requests, table, reuse, numbered)
 
 
 def _measure(
@@ -328,34 +302,6 @@ def _measure(
             for name in question.policies
             if blocks is not None
         ),
-    )
-
-
-def _measure_behind(
-    part: _Part,
-    gpu_tokens: int,
-    host_bytes: int,
-    strategies: Sequence[Strategy],
-    costs: PrefixCosts,
-    *,
-    snap: bool,
-) -> Behind:
-    """Requests that the GPUs can run, on the same curve further right."""
-    reuse, prompts = part.reuse, part.whole.input_tokens
-    host_tokens = int(host_bytes / costs.token_bytes)
-    both = max(gpu_tokens, host_tokens) // reuse.grain_tokens
-    gpu_hits, token_hits = (
-        int(reuse.found_tokens(blocks).sum()) / part.whole.total_input_tokens
-        for blocks in (gpu_tokens // reuse.grain_tokens, both)
-    )
-    outcomes = (apply_strategy(s, part.table, reuse, both, snap=snap) for s in strategies)
-    return Behind(
-        gpu_tokens,
-        host_bytes,
-        host_tokens,
-        gpu_hits,
-        token_hits,
-        tuple(outcome.among(prompts, part.requests) for outcome in outcomes),
     )
 
 

@@ -72,7 +72,6 @@ class PrefixCosts:
         window_token_bytes: Window entries of one token, all layers together.
         state_bytes: Compressor states at the end of a block, where HCA layers have none.
         window_tokens: Tokens of a window; 0 without windows.
-        layers: Layers of the model.
     """
 
     token_bytes: Fraction
@@ -135,10 +134,14 @@ def apply_strategy(
     ends = reuse.tokens // lcm(grain, table.block_tokens) * lcm(grain, table.block_tokens)
     if strategy.keeps_marks:
         resumed, forgotten, kept = _follow_marks(strategy, reuse, whole, ends)
+        inside = int((reuse.tokens > ends).sum())
     else:
-        resumed, forgotten = _resume_all(strategy, whole), 0
-        kept = int((ends // period - whole // period).clip(0).sum()) if period else 0
-    inside = _count_inside(strategy, reuse.tokens, ends)
+        resumed, forgotten = np.maximum(0, whole - strategy.replay_tokens), 0
+        kept = inside = 0  # inside the partial last blocks of prompts
+        if period:
+            resumed = whole // period * period
+            kept = int((ends // period - whole // period).clip(0).sum())
+            inside = int((reuse.tokens // period - ends // period).sum())
     kept += 0 if snap else inside
     short = int((whole - resumed).sum())
     losses = Losses(
@@ -163,21 +166,6 @@ def apply_strategy(
         checkpoint_reads=0 if strategy.kind == "zero" else int((resumed > 0).sum()),
         unreachable_checkpoints=0 if snap else inside,
     )
-
-
-def _count_inside(strategy: Strategy, tokens: Ints, ends: Ints) -> int:
-    """Checkpoints that would be in the partial last blocks of prompts."""
-    if strategy.keeps_marks:
-        return int((tokens > ends).sum())
-    period = strategy.period_tokens
-    return int((tokens // period - ends // period).sum()) if period else 0
-
-
-def _resume_all(strategy: Strategy, whole: Ints) -> Ints:
-    """The vector form of ``Strategy.resume_tokens`` where no marks are needed."""
-    if strategy.kind == "periodic":
-        return whole // strategy.period_tokens * strategy.period_tokens
-    return np.maximum(0, whole - strategy.replay_tokens)
 
 
 def _follow_marks(

@@ -167,12 +167,7 @@ def thin(batches: Iterable[Batch], most_runs: int) -> tuple[Totals, Kept, int]:
 
 @dataclass(frozen=True)
 class _Part:
-    """What is found of some blocks: one in ``every``.
-
-    Attributes:
-        reuse: Theirs.
-        every: How many each of them represents.
-    """
+    """The reuse of some blocks, each of which represents ``every`` blocks."""
 
     reuse: Reuse
     every: int
@@ -196,12 +191,7 @@ class _Part:
 
 
 def measure_stream(batches: Iterable[Batch], question: Question, memory_bytes: int) -> Answer:
-    """Hits by capacity of a trace that is read once, in about so much memory.
-
-    Args:
-        batches: The trace, some requests at a time.
-        question: Whose cache it is, and its capacities.
-        memory_bytes: For what is kept of the trace.
+    """Hits by capacity of a trace that is read once; ``memory_bytes`` are for what is kept of it.
 
     Raises:
         TraceError: No request has ids.

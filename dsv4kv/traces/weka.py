@@ -11,7 +11,9 @@ numbered anew in their order where it cannot.
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from itertools import accumulate
 from math import inf
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,7 +46,8 @@ Placed = tuple[str, Request]
 
 def conversation_files(folder: Path) -> list[Path]:
     """The files of a folder that may be conversations, in order of their names."""
-    return sorted(path for path in folder.iterdir() if path.name.endswith(_SUFFIXES))
+    files = (path for path in folder.iterdir() if path.name.endswith(_SUFFIXES))
+    return sorted(files, key=attrgetter("name"))  # paths take ten times as long to compare
 
 
 def read_weka_folder(folder: Path, options: ReadOptions) -> Iterator[Placed]:
@@ -58,16 +61,15 @@ def read_weka_folder(folder: Path, options: ReadOptions) -> Iterator[Placed]:
     placed: list[Placed] = []
     sizes: dict[int, Path] = {}
     files = conversation_files(folder)
-    read, total = 0, sum(path.stat().st_size for path in files)
+    read = [0, *accumulate(path.stat().st_size for path in files)]
     for number, path in enumerate(files):
         with open_trace(path) as lines:
             found = _read_placed(lines, number, number * options.stagger_s)
         placed += [(f"{path}: {place}", request) for place, request in found]
         if found:
             sizes.setdefault(found[0][1].hash_block_tokens, path)
-        read += path.stat().st_size
         if options.watch:
-            options.watch(read, total)
+            options.watch(read[number + 1], read[-1])
     if len(sizes) > 1:
         (one, first), (two, second), *_ = sizes.items()
         raise TraceError(

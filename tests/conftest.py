@@ -186,7 +186,6 @@ THINNED = {
     "replay/test_cost.py::test_the_shares_of_a_step_by_key_format": 4,
     "replay/test_machine.py::test_replays_of_all_kinds_share_keep_and_evict_as_told_plainly": 2,
     "replay/test_real_trace.py::test_an_unbounded_replay_resumes_the_known_share": 0,
-    "replay/test_rules.py::test_the_shipped_trace_hits_the_same_with_the_engines_blocks": 8,
     "replay/test_rules.py::test_with_drafts_the_shipped_trace_hits_the_same": 8,
     "replay/test_server.py::test_as_many_requests_run_as_sglangs_cookbook_shows": 1,
     "replay/test_tiers.py::test_an_ample_tier_saves_what_an_ample_gpu_would": 4,

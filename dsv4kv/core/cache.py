@@ -20,11 +20,13 @@ class Cache:
         orphaned: Of which evicted with the block before them.
         evicted: What prompts share and was evicted so far.
         freed: Grows whenever blocks come free.
+        on_evicted: Hears what is evicted, before it is, where tiers may want it.
     """
 
     def __init__(self, total: int, per_shared: int = 1) -> None:
         self.total, self.per_shared = total, per_shared
         self.written = self.dropped = self.orphaned = self.evicted = self.freed = 0
+        self.on_evicted: Evicted | None = None
 
     @property
     @abstractmethod
@@ -101,9 +103,6 @@ class EngineCache(Cache):
         next needs or frees a block; -1 where there are too few.
         """
         raise NotImplementedError
-
-    def watch(self, on_evicted: Evicted) -> None:
-        """Call this from now on with what is evicted, before it is, where tiers may want it."""
 
     def chunk_ends(self, begin: int, tokens: int) -> list[int]:
         """Where the chunks of a prompt end that begins to be computed there."""

@@ -8,11 +8,12 @@ it, or sends it a request.
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Container, Sequence
+from dataclasses import dataclass
 from itertools import islice
 
-from dsv4kv.core.prompts import Below
+from dsv4kv.core.prompts import Journal
 from dsv4kv.core.scheduler import Scheduler
-from dsv4kv.core.served import NEVER, Hit, Served
+from dsv4kv.core.served import NEVER, Served
 
 
 class Asked:
@@ -49,40 +50,33 @@ class Asked:
         return self._blocks
 
 
+@dataclass
 class View:
     """What a router knows of a replica when a request comes.
 
     Attributes:
+        requests: Requests that it was sent and that have not ended.
+        prefill_tokens: Prompt tokens to compute of requests that it was sent.
+        decode_blocks: Blocks in use by requests that it was sent, and by this one.
         device_tokens: Leading prompt tokens that are known to be cached on the GPUs.
         host_tokens: Tokens behind these in host memory.
         disk_tokens: Tokens behind these on a disk of the replica.
         shared_tokens: Tokens behind ``device_tokens`` in a tier that all replicas share.
-        prefill_tokens: Prompt tokens to compute of requests that it was sent.
-        decode_blocks: Blocks in use by requests that it was sent, and by this one.
-        requests: Requests that it was sent and that have not ended.
-        waiting: Of these, without a slot, as last reported.
-        running: Of these, with a slot, as last reported.
+        waiting: Of its requests, without a slot, as last reported.
+        running: Of its requests, with a slot, as last reported.
         usage: Share of its blocks in use, as last reported.
     """
 
-    def __init__(
-        self,
-        requests: int = 0,
-        prefill_tokens: int = 0,
-        decode_blocks: int = 0,
-        device_tokens: int = 0,
-        host_tokens: int = 0,
-        disk_tokens: int = 0,
-        shared_tokens: int = 0,
-        waiting: int = 0,
-        running: int = 0,
-        usage: float = 0.0,
-    ) -> None:
-        self.requests, self.prefill_tokens = requests, prefill_tokens
-        self.decode_blocks, self.device_tokens = decode_blocks, device_tokens
-        self.host_tokens, self.disk_tokens = host_tokens, disk_tokens
-        self.shared_tokens = shared_tokens
-        self.waiting, self.running, self.usage = waiting, running, usage
+    requests: int = 0
+    prefill_tokens: int = 0
+    decode_blocks: int = 0
+    device_tokens: int = 0
+    host_tokens: int = 0
+    disk_tokens: int = 0
+    shared_tokens: int = 0
+    waiting: int = 0
+    running: int = 0
+    usage: float = 0.0
 
 
 def count_leading(blocks: Sequence[int], known: Container[int]) -> int:
@@ -133,52 +127,6 @@ class InUse:
         return count_leading(asked.blocks, self._users) * asked.id_tokens
 
 
-class Journal:
-    """Writes down what a cache stores and evicts, for routers; below are its tiers, see ``Below``.
-
-    A cache without tiers does not report evictions where an engine's rule is replayed.
-    """
-
-    def __init__(self, below: Below | None) -> None:
-        self._below = below
-        self._announced: dict[int, int] = {}  # blocks, by number of the request
-        self.stored: list[int] = []
-        self.evicted: list[int] = []
-
-    @property
-    def fetches(self) -> bool:
-        """As below."""
-        return self._below is not None and self._below.fetches
-
-    def fetch(self, served: Served, found: int, usable: int) -> None:
-        """As below."""
-        if self._below is not None:
-            self._below.fetch(served, found, usable)
-
-    def restore(self, served: Served, hit: Hit, usable: int) -> Hit:
-        """As below."""
-        return hit if self._below is None else self._below.restore(served, hit, usable)
-
-    def offer(self, served: Served, blocks: int, tails: Sequence[int]) -> None:
-        """Blocks are cached."""
-        before = self._announced.get(served.number, 0)
-        if blocks > before:
-            self.stored.extend(served.keys[before:blocks])
-            self._announced[served.number] = blocks
-        if self._below is not None:
-            self._below.offer(served, blocks, tails)
-
-    def forget(self, blocks: Sequence[int], tails: Sequence[int]) -> None:
-        """Blocks are evicted."""
-        self.evicted.extend(blocks)
-        if self._below is not None:
-            self._below.forget(blocks, tails)
-
-    def end(self, number: int) -> None:
-        """A request has ended."""
-        self._announced.pop(number, None)
-
-
 class Report:
     """What a replica announces after a turn: what it stored and evicted, and its load."""
 
@@ -197,7 +145,7 @@ class Report:
 class Endpoint:
     """Where a router sends requests to; feeds a scheduler and watches it.
 
-    It is the ``Source`` of the scheduler, and covers the tiers below.
+    It is the ``Source`` of the scheduler.
 
     Attributes:
         served: Requests that it was sent, in their order.
@@ -232,16 +180,11 @@ class Endpoint:
         self._in_use = InUse()
         self._cached: set[int] = set()
 
-    def cover(self, below: Below | None) -> Below | None:
-        """What stands between the cache and its tiers."""
-        if not self._prefix:
-            return below
-        self.journal = Journal(below)
-        return self.journal
-
     def run_by(self, scheduler: Scheduler, *, peeks: bool) -> None:
         """Set who serves; ``peeks`` where its cache does not report all that it evicts."""
         self._scheduler, self._peeks = scheduler, peeks
+        if self._prefix:
+            self.journal = scheduler.prompts.keep_journal()
         scheduler.ended = list[Served]()
 
     # ---- the scheduler's source -----------------------------------------------------------------

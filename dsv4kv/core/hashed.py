@@ -9,6 +9,7 @@ Source: vLLM 0.33, ``single_type_kv_cache_manager.py``, ``kv_cache_coordinator.p
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from math import lcm
 
 from dsv4kv.core.pool import BlockPool, Entry
 from dsv4kv.core.served import Hit, Served
@@ -497,9 +498,7 @@ class HashedCache(BlockPool):
         """What decode steps need and free, by tokens: windows repeat after a period."""
         groups = [group for group in self.groups if group.block_tokens < UNBOUNDED_TOKENS]
         self._rings = len(self.groups) - len(groups)
-        period = self.block_tokens
-        for group in groups:
-            period = period * group.block_tokens // _gcd(period, group.block_tokens)
+        period = lcm(self.block_tokens, *[group.block_tokens for group in groups])
         self._seen = max([group.seen for group in groups], default=0)
         self._period = period * (1 + self._seen // period)
         most = 0
@@ -556,12 +555,6 @@ def _end_of(part: Part) -> int:
     return part.end_tokens
 
 
-def _gcd(a: int, b: int) -> int:
-    while b:
-        a, b = b, a % b
-    return a
-
-
 def _idle_blocks(entry: Entry) -> int:
     """Blocks of an entry that no request uses."""
     if not entry.pieces:
@@ -570,7 +563,6 @@ def _idle_blocks(entry: Entry) -> int:
 
 
 def _sort_from(table: BlockTable, first: int) -> None:
-    """Put entries in the order of their ends, from one place on."""
     ends = table.ends[first:]
     order = sorted(range(len(ends)), key=ends.__getitem__)
     entries = table.entries[first:]

@@ -22,7 +22,6 @@ class Run:
         children: Runs after this one, by their first keys.
         keys: Its keys.
         values: What is cached for them, where the tree holds values.
-        key: What stands for it elsewhere, where its owner keeps that.
         rows: Rows that hold the chain up to here, newest first, where its owner keeps some.
         start: Keys before this run.
         length: Keys in it.
@@ -35,14 +34,13 @@ class Run:
     """
 
     __slots__ = (
-        "children", "key", "keys", "length", "moment", "parent", "pins", "queue", "rows", "stamp",
+        "children", "keys", "length", "moment", "parent", "pins", "queue", "rows", "stamp",
         "start", "ticket", "uses", "values",
     )  # fmt: skip
 
     def __init__(self, parent: "Run | None", keys: list[int], start: int, length: int) -> None:
         self.parent, self.keys, self.start, self.length = parent, keys, start, length
         self.children: dict[int, Run] = {}
-        self.key: object = None
         self.values: list[int] = []
         self.rows: list[tuple[int, int]] = []
         self.pins = self.ticket = self.moment = self.uses = self.queue = 0

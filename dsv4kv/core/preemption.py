@@ -18,13 +18,11 @@ class Preemption:
     """Makes room for the next step.
 
     Attributes:
-        paused: Requests that keep their blocks and do not run, oldest first.
         preempted: Whether the last ``settle`` preempted a request by an engine's rule, which then
             admits none in that step.
     """
 
     def __init__(self, scheduler: "Scheduler") -> None:
-        self.paused: list[Served] = []
         self.preempted = False
         self._scheduler = scheduler
 
@@ -55,7 +53,7 @@ class Pauses(Preemption):
     def __init__(self, scheduler: "Scheduler", most_blocks: int) -> None:
         """``most_blocks``: what paused requests may keep for themselves."""
         super().__init__(scheduler)
-        self._most_blocks = most_blocks
+        self._most_blocks, self._paused = most_blocks, scheduler.paused
 
     def settle(self) -> None:
         """Pause requests that lack blocks, preempt what may not keep its own, resume others."""
@@ -69,19 +67,18 @@ class Pauses(Preemption):
                 missing -= lacking[served]
                 scheduler.stop_decoding(served)
                 served.pauses += 1
-                insert_by_age(self.paused, served)
-        if self.paused:
-            while self.paused and self._staying_blocks() > self._most_blocks:
-                self._start_again()
-            able = self._able()
-            for served in self.paused[:able]:
-                scheduler.start_decoding(served)
-            del self.paused[:able]
+                insert_by_age(self._paused, served)
+        while self._paused and self._staying_blocks() > self._most_blocks:
+            self._start_again()
+        able = self._able()
+        for served in self._paused[:able]:
+            scheduler.start_decoding(served)
+        del self._paused[:able]
 
     def make_room(self) -> None:
         """No request runs: the oldest paused one must be able to resume next."""
-        if self._scheduler.lacks(self.paused[0]) > self._scheduler.cache.available:
-            assert len(self.paused) > 1, "a request does not fit although it is alone"
+        if self._scheduler.lacks(self._paused[0]) > self._scheduler.cache.available:
+            assert len(self._paused) > 1, "a request does not fit although it is alone"
             self._start_again()
 
     def promised(self, served: Served, begun: list[Served]) -> int:
@@ -91,22 +88,22 @@ class Pauses(Preemption):
     def _staying_blocks(self) -> int:
         """Blocks that those hold for themselves that could not resume now."""
         per_shared = self._scheduler.cache.per_shared
-        staying = self.paused[self._able() :]
+        staying = self._paused[self._able() :]
         return sum([each.blocks - each.committed * per_shared for each in staying])
 
     def _start_again(self) -> None:
         """Take everything from the youngest; it waits at the place of its age."""
-        served = self.paused.pop()
+        served = self._paused.pop()
         self._scheduler.start_again(served)
         insert_by_age(self._scheduler.waiting, served)
 
     def _able(self) -> int:
         """How many can resume next to those that run: the oldest, none overtakes another."""
-        if not self.paused:
+        if not self._paused:
             return 0
         scheduler = self._scheduler
         left = scheduler.cache.available - sum(scheduler.lacking().values())
-        needed = accumulate(map(scheduler.lacks, self.paused))
+        needed = accumulate(map(scheduler.lacks, self._paused))
         return sum(1 for _ in takewhile(lambda blocks: blocks <= left, needed))
 
 

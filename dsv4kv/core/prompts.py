@@ -37,6 +37,29 @@ Places = Callable[[Served, int, int], Sequence[int]]
 """Blocks behind which a request has left tails, of those cached between two counts of them."""
 
 
+class Journal:
+    """What a cache stores and evicts, in shared blocks, for routers.
+
+    A cache by vLLM's rules does not report evictions.
+    """
+
+    def __init__(self) -> None:
+        self._announced: dict[int, int] = {}  # blocks, by number of the request
+        self.stored: list[int] = []
+        self.evicted: list[int] = []
+
+    def store(self, served: Served, blocks: int) -> None:
+        """Leading blocks of a prompt are cached."""
+        before = self._announced.get(served.number, 0)
+        if blocks > before:
+            self.stored.extend(served.keys[before:blocks])
+            self._announced[served.number] = blocks
+
+    def end(self, number: int) -> None:
+        """A request has ended."""
+        self._announced.pop(number, None)
+
+
 class Prompts:
     """See the module.
 
@@ -44,6 +67,7 @@ class Prompts:
         cache: The blocks.
         tally: What was found, and why not more.
         below: Tiers below the GPU; None where there are none.
+        journal: Is kept for routers; None where none asks.
         restored: How often a request resumed after a window and a state that were kept.
         kept_bytes: Windows and states written so far.
         stepped: The cache, where decoding requests take blocks from it one after the other.
@@ -51,9 +75,32 @@ class Prompts:
 
     def __init__(self, cache: Cache, tally: ReuseTally, below: Below | None) -> None:
         self.cache, self.tally, self.below = cache, tally, below
+        self.journal: Journal | None = None
+        if below is not None:
+            cache.on_evicted = self.forget
         self.restored = self.kept_bytes = 0
         self.stepped: EngineCache | None = None
         self._tokens = tally.shared_tokens
+
+    def keep_journal(self) -> Journal:
+        """Write down from now on what is stored and evicted."""
+        self.journal = journal = Journal()
+        self.cache.on_evicted = self.forget
+        return journal
+
+    def forget(self, blocks: Sequence[int], tails: Sequence[int]) -> None:
+        """Shared blocks are evicted, and windows and states behind some."""
+        if self.journal is not None:
+            self.journal.evicted.extend(blocks)
+        if self.below is not None:
+            self.below.forget(blocks, tails)
+
+    def _offer(self, served: Served, blocks: int, tails: Sequence[int]) -> None:
+        """Leading blocks of a prompt are cached, and windows and states behind some."""
+        if self.journal is not None:
+            self.journal.store(served, blocks)
+        if self.below is not None:
+            self.below.offer(served, blocks, tails)
 
     def refuses(self, served: Served) -> str:
         """Why a request can never be served, other than its context; empty if it can."""
@@ -127,8 +174,6 @@ class EnginePrompts(Prompts):
         self._cache, self._windows, self._places = cache, windows, places
         if cache.reserves:
             self.stepped = cache
-        if below is not None:
-            cache.watch(below.forget)
         self._back: dict[int, tuple[int, int]] = {}  # blocks that a tier brings back
 
     def refuses(self, served: Served) -> str:
@@ -169,7 +214,7 @@ class EnginePrompts(Prompts):
             begin, before = self._back.pop(served.number)
             self._cache.loaded(served.number, begin, before, served.position)
         served.committed = self._cache.compute(served.number, served.position)
-        self._offer(served, before)
+        self._cached(served, before)
         return 0
 
     def answered(self, served: Served) -> None:
@@ -188,17 +233,16 @@ class EnginePrompts(Prompts):
         """Free everything that a request holds."""
         decoded, before = served.blocks - self._blocks(served.prompt_tokens), served.committed
         served.committed = self._cache.end(served.number, decoded, served.position)
-        self._offer(served, before)
+        self._cached(served, before)
         self._back.pop(served.number, None)
         served.blocks = served.committed = served.found = 0
 
-    def _offer(self, served: Served, before: int) -> None:
+    def _cached(self, served: Served, before: int) -> None:
         """Blocks are cached: remember it, and let tiers have them."""
         count = served.committed
         self.tally.store(served, count)
-        if self.below is not None:
-            tails = self._places(served, before, count) if self._places is not None else ()
-            self.below.offer(served, count, tails)
+        tails = self._places(served, before, count) if self._places is not None else ()
+        self._offer(served, count, tails)
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self._tokens)
@@ -215,7 +259,6 @@ class IdealCache(Cache):
 
     Attributes:
         tree: Shared blocks that are cached; None where nothing is reused.
-        below: Is told what is evicted.
     """
 
     def __init__(
@@ -224,7 +267,6 @@ class IdealCache(Cache):
         """``checkpoints``: their number at most; None is without limit."""
         super().__init__(total, per_shared)
         self.tree = tree
-        self.below: Below | None = None
         self._private = 0
         self._batch = max(1, total // per_shared // _BATCHES)
         self._capacity = checkpoints
@@ -281,8 +323,8 @@ class IdealCache(Cache):
         for key in tails:
             del kept[key]
         self.orphaned += len(tails)
-        if self.below is not None:
-            self.below.forget(gone, tails)
+        if self.on_evicted is not None:
+            self.on_evicted(gone, tails)
 
     def last_kept(self, keys: list[int], count: int) -> int:
         """Of so many leading keys those up to the last that has a checkpoint behind it."""
@@ -313,8 +355,8 @@ class IdealCache(Cache):
                 return False
             gone, _ = kept.popitem(last=False)
             self.dropped += 1
-            if self.below is not None:
-                self.below.forget((), (gone,))
+            if self.on_evicted is not None:
+                self.on_evicted((), (gone,))
         kept[key] = None
         self._ever.add(key)
         self.written += 1
@@ -335,7 +377,6 @@ class IdealPrompts(Prompts):
     ) -> None:
         """``beside_bytes``: windows and state that are kept with a shared block, where all are."""
         super().__init__(cache, tally, below)
-        cache.below = below
         self._cache, self._tree, self._strategy = cache, cache.tree, strategy
         self._checkpoint_bytes, self._beside_bytes = checkpoint_bytes, beside_bytes
         self._leaves_checkpoints = strategy.kind not in ("full", "zero")
@@ -402,8 +443,7 @@ class IdealPrompts(Prompts):
             self._cache.give(len(new) * self._cache.per_shared)
             served.committed = whole
             if self._strategy.kind == "full":
-                if self.below is not None:
-                    self.below.offer(served, whole, ())
+                self._offer(served, whole, ())
                 self.kept_bytes += len(new) * self._beside_bytes
                 return len(new) * self._beside_bytes
         return self._leave_checkpoints(served, whole)
@@ -435,7 +475,6 @@ class IdealPrompts(Prompts):
         while marks and marks[-1] <= whole:
             places.append(marks.pop())
             copied += self._cache.write(served.keys[places[-1] - 1])
-        if self.below is not None:
-            self.below.offer(served, whole, places)
+        self._offer(served, whole, places)
         self.kept_bytes += copied * self._checkpoint_bytes
         return 2 * copied * self._checkpoint_bytes  # read and written

@@ -23,7 +23,7 @@ Source: SGLang 0.5.23, ``radix_cache.py``, ``unified_radix_cache.py`` (``checkpo
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 
-from dsv4kv.core.cache import EngineCache, Evicted
+from dsv4kv.core.cache import EngineCache
 from dsv4kv.core.served import Hit, Served
 from dsv4kv.errors import OutOfBlocks
 
@@ -131,7 +131,6 @@ class SglangCache(EngineCache):
         self._size, self._path_of = page_tokens, path_of
         self._key, self._uncovered = key_tokens, uncovered_tokens
         self._running: dict[int, Running] = {}
-        self._on_evicted: Evicted | None = None
         self._clock = self._tickets = 0
         # a node is in it once at most, by its age or an earlier one; a locked leaf that comes
         # first leaves it until it is unlocked
@@ -140,10 +139,6 @@ class SglangCache(EngineCache):
         self._read, self._path = -1, list[int]()
         self._asked = (-1, 0, 0)
         self._answer: tuple[TreeNode, int] = self.root, 0
-
-    def watch(self, on_evicted: Evicted) -> None:
-        """Call this from now on with what is evicted, before it is."""
-        self._on_evicted = on_evicted
 
     @property
     def cached(self) -> int:
@@ -337,8 +332,8 @@ class SglangCache(EngineCache):
 
     def _evict(self, node: TreeNode) -> None:
         """Evict a leaf; its parent may be the next."""
-        if self._on_evicted is not None:
-            self._on_evicted(node.key, node.key if node.window >= 0 else [])
+        if self.on_evicted is not None:
+            self.on_evicted(node.key, node.key if node.window >= 0 else [])
         pages, parent = node.end - node.begin, _above(node)
         self.free += pages
         self.stored -= pages
@@ -668,8 +663,8 @@ class SglangWindowCache(SglangCache):
             if node.swa_lock_ref:
                 _unlink(node)
             elif node.children or node.lock_ref:
-                if self._on_evicted is not None:
-                    self._on_evicted([], node.key)
+                if self.on_evicted is not None:
+                    self.on_evicted([], node.key)
                 self._drop_windows(node)
             else:
                 self._evict(node)

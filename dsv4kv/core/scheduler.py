@@ -28,67 +28,6 @@ class Source(Protocol):
         """The next request if it has come, where so many are in flight."""
 
 
-class Admission:
-    """The queue; one that waits for a prefix lets others pass.
-
-    Attributes:
-        waiting: Requests in it, the next one first.
-        deferrals: Requests that ever waited for another one's prefix.
-    """
-
-    def __init__(self, prompts: Prompts, limits: "Limits", preemption: Preemption) -> None:
-        self.waiting: list[Served] = []
-        self.deferrals = 0
-        self._cache, self._prompts = prompts.cache, prompts
-        self._limits, self._preemption = limits, preemption
-        self._stuck_at = -1  # cache.state() when a request last had to wait for blocks
-
-    def take(self, budgets: list[int], prefilling: list[Served]) -> Served | None:
-        """Take the oldest request out that can begin; None if none can.
-
-        ``budgets``: prompt tokens that the next step has left for each rank; 0 where no request
-        can begin.  Where the oldest that could lacks blocks, nobody overtakes it, and it is not
-        looked at again before blocks have come back.
-        """
-        if self._stuck_at == self._cache.state():
-            return None
-        for place, served in enumerate(self.waiting):
-            if not budgets[served.rank] or self._still_blocked(served, prefilling):
-                continue
-            found = self._prompts.look_up(served)
-            if self._defers(served, found, prefilling):
-                continue
-            promised = self._preemption.promised(served, prefilling)
-            needed = self._limits.blocks_for(served.prompt_tokens)
-            if self._prompts.fits(served, found, needed, promised, budgets[served.rank]):
-                return self.waiting.pop(place)
-            self._stuck_at = self._cache.state()
-            return None
-        return None
-
-    def _still_blocked(self, served: Served, prefilling: list[Served]) -> bool:
-        """Whether the prefix a request waits for is still being computed."""
-        other = served.blocked_by
-        if other is None:
-            return False
-        if other in prefilling and other.committed <= served.found:
-            return True
-        served.blocked_by = None
-        return False
-
-    def _defers(self, served: Served, found: int, prefilling: list[Served]) -> bool:
-        """Whether another request is computing the block this one needs next."""
-        if not self._limits.defer or found >= self._prompts.usable(served):
-            return False
-        key = served.keys[found]
-        for other in prefilling:
-            if len(other.keys) > found >= other.committed and other.keys[found] == key:
-                self.deferrals += not served.deferred
-                served.deferred, served.blocked_by, served.found = True, other, found
-                return True
-        return False
-
-
 @dataclass(frozen=True)
 class Limits:
     """What a scheduler keeps to.
@@ -169,9 +108,12 @@ class Scheduler:
 
     Attributes:
         clock: Virtual time.
+        waiting: Requests without a slot, the next one first.
         decoding: Requests past their prompts, in the order in which these ended.
         prefilling: Requests with prompt tokens to compute, oldest first.
         loading: Requests that a tier brings something back for, in no order.
+        paused: Requests that keep their blocks and do not run, oldest first.
+        deferrals: Requests that ever waited for another one's prefix.
         prompts: What is reused.
         cache: The blocks.
         outcome: Collects what happens.
@@ -196,9 +138,12 @@ class Scheduler:
         outcome: Outcome,
     ) -> None:
         self.clock, self.prompts, self.cache, self.outcome = clock, prompts, prompts.cache, outcome
+        self.waiting: list[Served] = []
         self.decoding: list[Served] = []
         self.prefilling: list[Served] = []
         self.loading: list[Served] = []
+        self.paused: list[Served] = []
+        self.deferrals = 0
         self.ended: list[Served] | None = None
         self.records = True
         self.block_tokens = limits.block_tokens
@@ -207,34 +152,18 @@ class Scheduler:
         self._arrivals, self._limits, self._drafts = arrivals, limits, drafts
         self._finds_scheduled = limits.finds_scheduled
         self._stepped = prompts.stepped
-        self._preemption = self._open_preemption()
-        self._admission = Admission(prompts, limits, self._preemption)
+        self._preemption: Preemption
+        if self._stepped is not None:
+            self._preemption = LastAdmitted(self, self._stepped)
+        elif limits.paused_blocks is None:
+            self._preemption = Retraction(self)
+        else:
+            self._preemption = Pauses(self, limits.paused_blocks)
+        self._stuck_at = -1  # cache.state() when a request last had to wait for blocks
         self._admitted = self._received = 0
         self._held = [0] * limits.ranks  # slots of every rank
         self._delayed_steps = 0
         self._finished: list[Served] = []  # in the step under way
-
-    def _open_preemption(self) -> Preemption:
-        if self._stepped is not None:
-            return LastAdmitted(self, self._stepped)
-        if self._limits.paused_blocks is None:
-            return Retraction(self)
-        return Pauses(self, self._limits.paused_blocks)
-
-    @property
-    def paused(self) -> list[Served]:
-        """Requests that keep their blocks and do not run, oldest first."""
-        return self._preemption.paused
-
-    @property
-    def waiting(self) -> list[Served]:
-        """Requests without a slot, oldest first."""
-        return self._admission.waiting
-
-    @property
-    def deferrals(self) -> int:
-        """Requests that waited for another one's prefix."""
-        return self._admission.deferrals
 
     @property
     def in_slots(self) -> int:
@@ -267,7 +196,10 @@ class Scheduler:
             self._decode(1 if chunks else self._quiet_steps(), until_s)
         if self.records:
             self.outcome.stepped(self)
-        self._finish_decoding()
+        ended, self._finished = self._finished, []
+        for served in ended:
+            self.stop_decoding(served)
+            self._finish(served)
         return True
 
     def _quiet_steps(self) -> int:
@@ -303,8 +235,9 @@ class Scheduler:
     def _schedule(self) -> list[tuple[Served, Span]]:
         """Find out who runs, and the prompt chunks of the next step."""
         self._receive()
-        if self.loading:
-            self._go_on()
+        for served in [each for each in self.loading if each.ready_s <= self.clock.now_s]:
+            self.loading.remove(served)
+            insert_by_age(self.prefilling, served)
         self._preemption.settle()
         chunks = list[tuple[Served, Span]]()
         if not self.prefilling and not self.waiting:
@@ -352,12 +285,6 @@ class Scheduler:
                 self.prompts.arrive(served)
                 in_flight += 1
 
-    def _go_on(self) -> None:
-        """Compute the prompts of requests for which all has come back."""
-        for served in [each for each in self.loading if each.ready_s <= self.clock.now_s]:
-            self.loading.remove(served)
-            insert_by_age(self.prefilling, served)
-
     def _impossible(self, served: Served) -> str:
         """Why a request can never be served; empty if it can."""
         if served.total_tokens > self._limits.max_context_tokens:
@@ -388,7 +315,7 @@ class Scheduler:
                     left[rank] = 0
             if not any(left) or not self.waiting:
                 return
-            chosen = self._admission.take(left, [*self.prefilling, *self.loading])
+            chosen = self._take(left)
             if chosen is None:
                 return
             self._start(chosen)
@@ -396,6 +323,43 @@ class Scheduler:
                 self._add_chunk(chosen, chunks, budgets)
             else:
                 budgets[chosen.rank] -= chosen.prompt_tokens - chosen.position
+
+    def _take(self, budgets: list[int]) -> Served | None:
+        """Take the oldest request that can begin out of those that wait; None if none can.
+
+        ``budgets``: prompt tokens that the next step has left for each rank; 0 where no request
+        can begin.  Where the oldest that could lacks blocks, nobody overtakes it, and it is not
+        looked at again before blocks have come back.  One that waits for a prefix lets others
+        pass.
+        """
+        if self._stuck_at == self.cache.state():
+            return None
+        begun, prompts = [*self.prefilling, *self.loading], self.prompts
+        for place, served in enumerate(self.waiting):
+            if not budgets[served.rank] or _is_blocked(served, begun):
+                continue
+            found = prompts.look_up(served)
+            if self._limits.defer and self._defers(served, found, begun):
+                continue
+            promised = self._preemption.promised(served, begun)
+            needed = self._limits.blocks_for(served.prompt_tokens)
+            if prompts.fits(served, found, needed, promised, budgets[served.rank]):
+                return self.waiting.pop(place)
+            self._stuck_at = self.cache.state()
+            return None
+        return None
+
+    def _defers(self, served: Served, found: int, begun: list[Served]) -> bool:
+        """Whether another request is computing the block this one needs next."""
+        if found >= self.prompts.usable(served):
+            return False
+        key = served.keys[found]
+        for other in begun:
+            if len(other.keys) > found >= other.committed and other.keys[found] == key:
+                self.deferrals += not served.deferred
+                served.deferred, served.blocked_by, served.found = True, other, found
+                return True
+        return False
 
     def _add_chunk(
         self, served: Served, chunks: list[tuple[Served, Span]], budgets: list[int]
@@ -500,14 +464,12 @@ class Scheduler:
                 self._compute(served, after)
 
     def _compute(self, served: Served, position: int) -> None:
-        """Compute a prompt up to a position."""
         self.computed_tokens += position - served.position
         served.position = position
         served.reached = max(served.reached, position)
         self._copy(self.prompts.commit(served))
 
     def _end_prompt(self, served: Served) -> None:
-        """A prompt's end gives the first token."""
         self.prefilling.remove(served)
         if served.first_token_s is None:
             served.first_token_s = self.clock.now_s
@@ -577,13 +539,6 @@ class Scheduler:
         self.clock.wait_until(next_s)
         return True
 
-    def _finish_decoding(self) -> None:
-        ended, self._finished = self._finished, []
-        if ended:
-            for served in ended:
-                self.stop_decoding(served)
-                self._finish(served)
-
     def _finish(self, served: Served) -> None:
         served.finished_s = self.clock.now_s
         self._let_go(served)
@@ -602,6 +557,14 @@ class Scheduler:
         self.prompts.end(served)
 
     def _copy(self, moved_bytes: int) -> None:
-        """Move windows and states to or from where they are kept."""
         if moved_bytes:
             self.clock.copy(moved_bytes)
+
+
+def _is_blocked(served: Served, begun: list[Served]) -> bool:
+    """Whether the prefix a request waits for is still being computed."""
+    other = served.blocked_by
+    if other is not None and other in begun and other.committed <= served.found:
+        return True
+    served.blocked_by = None
+    return False

@@ -363,51 +363,49 @@ class _Comparison:
             found = _in_minutes(zip(arrivals[known], self._found[known].tolist(), strict=True))
         else:
             found = _in_minutes((since(at), count) for at, count, _ in server.counted)
-        sides = (
-            _Rows(
-                found,
-                _in_minutes((since(at), count) for at, count in server.evicted or ()),
-                _most((since(at), round(used * share)) for at, used in server.used),
-                _in_minutes((since(at), count) for at, count in server.preempted or ()),
-            ),
-            _Rows(
-                _in_minutes(
-                    zip(arrivals[known], np.array(played.hits)[known].tolist(), strict=True)
-                ),
-                _in_minutes(played.evicted),
-                _most(zip(self._looks, played.used, strict=False)),
-                _in_minutes((at, 1) for at in played.preempted),
-            ),
+        evicted = _in_minutes((since(at), count) for at, count in server.evicted or ())
+        used = _most((since(at), round(used * share)) for at, used in server.used)
+        preempted = _in_minutes((since(at), count) for at, count in server.preempted or ())
+        hits = _in_minutes(
+            zip(arrivals[known], np.array(played.hits)[known].tolist(), strict=True)
         )
+        evicted_here = _in_minutes(played.evicted)
+        used_here = _most(zip(self._looks, played.used, strict=False))
+        preempted_here = _in_minutes((at, 1) for at in played.preempted)
         requests, asked = np.bincount(places), np.bincount(places, tokens * known)
         for number in range(len(requests)):
-            of_server, of_replay = (rows.side(number) for rows in sides)
-            yield Minute(
-                number,
-                int(requests[number]),
-                int(asked[number]),
-                replace(
-                    of_server,
-                    evicted=None if server.evicted is None else of_server.evicted,
-                    preempted=None if server.preempted is None else of_server.preempted,
-                ),
-                of_replay,
+            of_server = Side(
+                found[number],
+                None if server.evicted is None else evicted[number],
+                used.get(number),
+                None if server.preempted is None else preempted[number],
             )
+            of_replay = Side(
+                hits[number], evicted_here[number], used_here.get(number), preempted_here[number]
+            )
+            yield Minute(number, int(requests[number]), int(asked[number]), of_server, of_replay)
 
     def _in_all(self, minutes: Sequence[Minute], played: Played) -> Minute:
         """The sums, with what is outside the minutes; of blocks in use the most."""
-        sides = [
-            _sum_up([getattr(each, name) for each in minutes]) for name in ("server", "replay")
-        ]
-        logged, evicted = self._server.evicted, sum(count for _, count in played.evicted)
-        evicted_there = None if logged is None else sum(count for _, count in logged)
-        return Minute(
-            -1,
-            len(self._spans),
-            self._asked,
-            replace(sides[0], hit_tokens=self._answered, evicted=evicted_there),
-            replace(sides[1], hit_tokens=self._sum(played), evicted=evicted),
+        used = [each.server.used for each in minutes if each.server.used is not None]
+        of_server = Side(
+            self._answered,
+            sum(count for _, count in self._server.evicted or ()),
+            max(used, default=None),
+            sum(each.server.preempted or 0 for each in minutes),
         )
+        if self._server.evicted is None:
+            of_server = replace(of_server, evicted=None)
+        if self._server.preempted is None:
+            of_server = replace(of_server, preempted=None)
+        used = [each.replay.used for each in minutes if each.replay.used is not None]
+        of_replay = Side(
+            self._sum(played),
+            sum(count for _, count in played.evicted),
+            max(used, default=None),
+            sum(each.replay.preempted or 0 for each in minutes),
+        )
+        return Minute(-1, len(self._spans), self._asked, of_server, of_replay)
 
     def _cautions(self, played: Played) -> Iterator[str]:
         if played.rejected:
@@ -439,21 +437,6 @@ class _Comparison:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """What one side did, by minute."""
-
-    hits: Counter[int]
-    evicted: Counter[int]
-    used: dict[int, int]
-    preempted: Counter[int]
-
-    def side(self, minute: int) -> Side:
-        """Of one minute."""
-        used = self.used.get(minute)
-        return Side(self.hits[minute], self.evicted[minute], used, self.preempted[minute])
-
-
 def _in_minutes(rows: Iterable[tuple[float, int]]) -> Counter[int]:
     found = Counter[int]()
     for at, count in rows:
@@ -467,16 +450,6 @@ def _most(rows: Iterable[tuple[float, int]]) -> dict[int, int]:
         minute = int(at // MINUTE_S)
         found[minute] = max(found.get(minute, 0), count)
     return found
-
-
-def _sum_up(sides: Sequence[Side]) -> Side:
-    def known(name: str) -> list[int]:
-        return [value for side in sides if (value := getattr(side, name)) is not None]
-
-    evicted, preempted = (
-        sum(values) if (values := known(name)) else None for name in ("evicted", "preempted")
-    )
-    return Side(sum(known("hit_tokens")), evicted, max(known("used"), default=None), preempted)
 
 
 def _clock(at_s: float) -> str:

@@ -7,15 +7,12 @@ from itertools import islice
 
 import numpy as np
 
-from dsv4kv.config.bench import Speculative
 from dsv4kv.config.replay import ArrivalSection, ReplayConfig
 from dsv4kv.core.clock import Rates, Tables, VirtualClock
 from dsv4kv.core.losses import ReuseTally
 from dsv4kv.core.outcome import Outcome
-from dsv4kv.core.paths import NumberedPaths
 from dsv4kv.core.prompts import Below, EnginePrompts, IdealCache, IdealPrompts, Prompts
 from dsv4kv.core.scheduler import Drafts, Limits, Scheduler, Source
-from dsv4kv.core.strategy import Strategy
 from dsv4kv.core.tree import PrefixTree
 from dsv4kv.engines.names import find_rule
 from dsv4kv.engines.prefix import Pool, draft_needs, find_drafts, open_cache
@@ -26,9 +23,8 @@ from dsv4kv.processes import without_collector
 from dsv4kv.replay.clock.sources import find_layout, open_times
 from dsv4kv.replay.clock.steps import StepTimes
 from dsv4kv.replay.clock.weights import WeightModel, build_weights
-from dsv4kv.replay.costs import fill_tables
+from dsv4kv.replay.costs import fill_tables, find_rates
 from dsv4kv.replay.memory import MemoryPlan, arch_of, check_fit, plan_memory
-from dsv4kv.replay.rates import find_rates
 from dsv4kv.replay.requests import Arrivals, KeysOf, keys_in, keys_on, shared_tokens
 from dsv4kv.replay.server import by_server, holds_chunks
 from dsv4kv.replay.tiers import SharedTiers, Tiers, build_tiers
@@ -101,19 +97,6 @@ def read_requests(config: ReplayConfig) -> list[Request]:
 
 
 @dataclass(frozen=True)
-class EnginePaths:
-    """The prompts of a trace, as an engine's cache is given them.
-
-    Attributes:
-        table: As paths of ids.
-        numbered: The blocks of each that can be shared, as numbers.
-    """
-
-    table: PathTable
-    numbered: NumberedPaths
-
-
-@dataclass(frozen=True)
 class Parts:
     """What all replays of a configuration and a trace have in common; nothing of it changes.
 
@@ -124,7 +107,7 @@ class Parts:
         times: How long steps take by another source; None by stated.
         weights: What weights cost.
         shared_tokens: Tokens of the blocks that prompts share.
-        engine: What an engine's cache is given of the trace; None for the toolkit's own.
+        engine: What an engine's cache is given; None for the toolkit's own, or without reuse.
         keys: The blocks of every prompt that can be shared.
         longest_tokens: How long a request gets.
     """
@@ -135,7 +118,7 @@ class Parts:
     times: StepTimes | None
     weights: WeightModel
     shared_tokens: int
-    engine: EnginePaths | None
+    engine: Pool | None
     keys: KeysOf
     longest_tokens: int
 
@@ -158,29 +141,42 @@ def find_parts(config: ReplayConfig, requests: Sequence[Request]) -> Parts:
     else:
         times = open_times(config, memory.model, memory.schemas, weights)
     trace_tokens = next((r.hash_block_tokens for r in requests if r.hash_block_tokens), 0)
-    engine = find_paths(config, memory, requests)
+    engine = _find_pool(config, memory, requests)
     tokens = memory.block_tokens if engine else shared_tokens(trace_tokens, memory.block_tokens)
     longest = min(memory.max_context_tokens, max(r.total_tokens for r in requests))
-    keys = keys_in(engine.numbered) if engine else keys_on(tokens)
+    keys = keys_in(engine.numbered) if engine and engine.numbered is not None else keys_on(tokens)
     return Parts(config, memory, rates, times, weights, tokens, engine, keys, longest)
 
 
-def find_paths(
+def _find_pool(
     config: ReplayConfig, memory: MemoryPlan, requests: Sequence[Request]
-) -> EnginePaths | None:
-    """The prompts for ``prefix.rule``; None for the toolkit's own, or without reuse.
+) -> Pool | None:
+    """The cache of ``prefix.rule`` and the prompts; None for the toolkit's own, or without reuse.
 
     Raises:
         ConfigError: Blocks that do not fit the trace's or the rule.
     """
-    rule = find_rule(config.prefix.rule)
-    if not rule.engine or not config.prefix.reuse:
+    if not find_rule(config.prefix.rule).engine or not config.prefix.reuse:
         return None
-    size = memory.block_tokens
+    size, speculative = memory.block_tokens, config.scheduler.speculative
     named = any(len(request.prefix_hashes) for request in requests)
     table = _collect(requests) if named else collect_paths(_name_apart(requests, size))
     drafts = find_drafts(config.prefix.rule, config.prefix.speculation)
-    return EnginePaths(table, number_prompts(table, size, drafts.key_tokens))
+    accepted = (speculative.acceptance**n for n in range(1, speculative.draft_tokens + 1))
+    return Pool(
+        table,
+        memory.num_blocks * size,
+        size,
+        memory.model,
+        config.scheduler.step_tokens,
+        drafts,
+        arch_of(config.cost),
+        windows=memory.num_checkpoints,
+        holds_chunks=holds_chunks(config.server),
+        tokens_per_step=1 + sum(accepted),
+        numbered=number_prompts(table, size, drafts.key_tokens),
+        step_tokens=1 + speculative.draft_tokens,
+    )
 
 
 def _name_apart(requests: Sequence[Request], block_tokens: int) -> Iterator[Request]:
@@ -191,26 +187,6 @@ def _name_apart(requests: Sequence[Request], block_tokens: int) -> Iterator[Requ
         ids = IdRuns(np.array([first]), np.array([count]))
         yield replace(request, prefix_hashes=ids, hash_block_tokens=block_tokens)
         first += count
-
-
-@dataclass(frozen=True)
-class Wiring:
-    """What makes a replay one of several; left out, it is alone.
-
-    Attributes:
-        parts: What all have in common.
-        source: Where its requests come from.
-        cover: What is put in front of the tiers below its cache, where there are any.
-        shared: Tiers that it has in common with others.
-    """
-
-    parts: Parts | None = None
-    source: Source | None = None
-    cover: Callable[[Below | None], Below | None] | None = None
-    shared: SharedTiers | None = None
-
-
-ALONE = Wiring()
 
 
 @dataclass(frozen=True)
@@ -256,9 +232,23 @@ class Replay:
 
 
 def build_replay(
-    config: ReplayConfig, requests: Sequence[Request], wiring: Wiring = ALONE
+    config: ReplayConfig,
+    requests: Sequence[Request],
+    *,
+    parts: Parts | None = None,
+    source: Source | None = None,
+    cover: Callable[[Below | None], Below | None] = lambda below: below,
+    shared: SharedTiers | None = None,
 ) -> Replay:
     """Build everything a replay needs.
+
+    Args:
+        config: What is asked for.
+        requests: The trace.
+        parts: What this replay has in common with others; found where it is not given.
+        source: Where its requests come from, if not from the trace.
+        cover: Gives what is put in front of the tiers below its cache.
+        shared: Tiers that it has in common with others.
 
     Raises:
         DoesNotFit: Weights and cache are more than the GPUs hold.
@@ -266,7 +256,7 @@ def build_replay(
         TraceError: The clock of the trace runs backwards.
         RecordError: The record that the bandwidth is to be taken from cannot be read.
     """
-    parts = wiring.parts or find_parts(config, requests)
+    parts = parts or find_parts(config, requests)
     config, memory = parts.config, parts.memory
     check_fit(config.cost, memory, parts.weights)
     clock = VirtualClock(parts.tables, parts.rates, parts.times.timer if parts.times else None)
@@ -276,18 +266,16 @@ def build_replay(
     reuse = any(request.hash_block_tokens for request in requests)
     if reuse:
         compute_s = partial(clock.prompt_s, chunk_tokens=step_tokens // ranks)
-        tiers = build_tiers(config, memory, parts.shared_tokens, clock, compute_s, wiring.shared)
-    below: Below | None = tiers
-    if wiring.cover:
-        below = wiring.cover(below)
+        tiers = build_tiers(config, memory, parts.shared_tokens, clock, compute_s, shared)
+    below = cover(tiers)
     if parts.engine:
-        prompts: Prompts = _engine_prompts(config, memory, parts.engine, below, tiers)
+        prompts = _engine_prompts(config, parts.engine, below, tiers)
     else:
         prompts = _own_prompts(config, memory, parts.shared_tokens, below, reuse=reuse)
     client_s = parts.times.client_s if parts.times else 0.0
     speculative = config.scheduler.speculative
     scheduler = Scheduler(
-        wiring.source or Arrivals(requests, config.workload, parts.keys, client_s),
+        source or Arrivals(requests, config.workload, parts.keys, client_s),
         _find_limits(config, memory, ranks),
         prompts,
         Drafts(speculative.draft_tokens, speculative.acceptance, config.measure.seed),
@@ -318,50 +306,31 @@ def _find_limits(config: ReplayConfig, memory: MemoryPlan, ranks: int) -> Limits
 
 
 def _engine_prompts(
-    config: ReplayConfig,
-    memory: MemoryPlan,
-    known: EnginePaths,
-    below: Below | None,
-    tiers: Tiers | None,
-) -> EnginePrompts:
+    config: ReplayConfig, pool: Pool, below: Below | None, tiers: Tiers | None
+) -> Prompts:
     """An empty cache by an engine's rule, for prompts that are known."""
-    rule, size = find_rule(config.prefix.rule), memory.block_tokens
-    pool = Pool(
-        known.table,
-        memory.num_blocks * size,
-        size,
-        memory.model,
-        config.scheduler.step_tokens,
-        find_drafts(config.prefix.rule, config.prefix.speculation),
-        arch_of(config.cost),
-        windows=memory.num_checkpoints,
-        holds_chunks=holds_chunks(config.server),
-        tokens_per_step=_tokens_per_step(config.scheduler.speculative),
-        numbered=known.numbered,
-        step_tokens=1 + config.scheduler.speculative.draft_tokens,
-    )
-    uncovered = rule.policy.uncovered(memory.model.window_tokens)
-    tally = ReuseTally(list_runs, size, draft_needs(rule, pool), uncovered)
+    rule = find_rule(config.prefix.rule)
+    uncovered = rule.policy.uncovered(pool.model.window_tokens)
+    tally = ReuseTally(list_runs, pool.block_tokens, draft_needs(rule, pool), uncovered)
     places = tiers.stored.places if tiers else None
     return EnginePrompts(open_cache(rule, pool), tally, below, places, windows=rule.windows)
 
 
-def _tokens_per_step(speculative: Speculative) -> float:
-    """Of a request, on average: one, and the drafts that are accepted."""
-    kept = (speculative.acceptance**draft for draft in range(1, speculative.draft_tokens + 1))
-    return 1 + sum(kept)
-
-
 def _own_prompts(
     config: ReplayConfig, memory: MemoryPlan, tokens: int, below: Below | None, *, reuse: bool
-) -> IdealPrompts:
+) -> Prompts:
     """The prefix tree, if there is anything to reuse, and the blocks of it."""
+    if memory.strategy.period_tokens % tokens:
+        raise ConfigError(
+            f"prefix.strategy is {memory.strategy.name}: prompts share blocks of {tokens:,} "
+            "tokens, and a checkpoint inside one is never found again: take a multiple of "
+            f"{tokens:,}."
+        )
     per_shared = tokens // memory.block_tokens
     tree = None
     if reuse and config.prefix.reuse:
         capacity = max(1, memory.num_blocks // per_shared)
         tree = PrefixTree(make_policy(config.prefix.policy, capacity))
-    _check_period(memory.strategy, tokens)
     return IdealPrompts(
         IdealCache(memory.num_blocks, per_shared, tree, memory.num_checkpoints),
         ReuseTally(list_runs, tokens),
@@ -370,12 +339,3 @@ def _own_prompts(
         memory.checkpoint_bytes,
         per_shared * memory.beside_bytes,
     )
-
-
-def _check_period(strategy: Strategy, tokens: int) -> None:
-    """Refuse checkpoints inside shared blocks: they would be written and never found."""
-    if strategy.period_tokens % tokens:
-        raise ConfigError(
-            f"prefix.strategy is {strategy.name}: prompts share blocks of {tokens:,} tokens, and "
-            f"a checkpoint inside one is never found again: take a multiple of {tokens:,}."
-        )

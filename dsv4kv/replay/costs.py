@@ -1,4 +1,4 @@
-"""What the cache operations of a step move and compute, as tables over the length of a request.
+"""What a step moves and computes, as tables over the length of a request, and stated rates.
 
 The terms are those of ``dsv4kv.ops``, the same that ``dsv4kv bench`` counts: a decode step writes
 a layer with one operation, scores keys, selects and attends, all in place; a prompt chunk inserts,
@@ -9,19 +9,25 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from pathlib import Path
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsv4kv.core.clock import Tables
+from dsv4kv.config.replay import CostSection
+from dsv4kv.core.clock import Rates, Tables
+from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.formats import EntryFormat, PageLayout
 from dsv4kv.model.schedule import keyed_layers
 from dsv4kv.model.schema import LayerCacheSchema, layer_kinds
 from dsv4kv.ops import spec
 from dsv4kv.ops.work import Pooling, decode_reads, pooling_of
+from dsv4kv.replay.clock.sources import find_gpu
 from dsv4kv.replay.clock.weights import WeightModel
-from dsv4kv.runs.quantities import kind_of
+from dsv4kv.runs.quantities import COPIES, kind_of, yardsticks
+from dsv4kv.runs.store import load_record
 
 Ints = NDArray[np.int64]
 
@@ -170,3 +176,46 @@ def fill_tables(
 ) -> StepTables:
     """Tables up to ``longest_tokens``; servers that are laid out otherwise have the same."""
     return StepTables(config, schemas, longest_tokens)
+
+
+def find_rates(cost: CostSection) -> Rates:
+    """Work out the rates.
+
+    Raises:
+        ConfigError: Two bandwidths or none, an unknown GPU, a record without peaks.
+        RecordError: The record cannot be read.
+    """
+    gbps, source = _bandwidth(cost)
+    return Rates(
+        bytes_per_s=gbps * 1e9 * cost.gpus,
+        operations_per_s=cost.tflops * 1e12 * cost.gpus,
+        overhead_s=cost.overhead_us / 1e6,
+        source=source,
+    )
+
+
+def _bandwidth(cost: CostSection) -> tuple[float, str]:
+    """GB/s of one GPU, and how that is known."""
+    if cost.bandwidth_gbps is not None and cost.peaks is not None:
+        raise ConfigError("cost.bandwidth_gbps and cost.peaks both give a bandwidth: keep one.")
+    if cost.bandwidth_gbps is not None:
+        return cost.bandwidth_gbps, "as given"
+    if cost.peaks is not None:
+        return _measured(cost.peaks)
+    gpu = find_gpu(cost)
+    if gpu.bandwidth_gbps is None:
+        raise ConfigError(
+            f"the bandwidth of {gpu.name} is not in the catalogue: give cost.bandwidth_gbps."
+        )
+    share = f"{cost.bandwidth_share:.0%} of {gpu.bandwidth_gbps:,} GB/s, {gpu.source}"
+    return gpu.bandwidth_gbps * cost.bandwidth_share, share
+
+
+def _measured(path: str) -> tuple[float, str]:
+    for case in load_record(Path(path)).cases:
+        for copy in yardsticks(case)[:1]:
+            if copy.name in ("memcpy", *COPIES) and copy.samples_ns:
+                return copy.bytes / median(copy.samples_ns), f"copy measured in {path}"
+    raise ConfigError(
+        f"{path} has no measured copy: take the record of a run of dsv4kv bench with real data."
+    )

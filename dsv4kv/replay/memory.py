@@ -6,12 +6,11 @@ from functools import cached_property, partial
 from math import ceil
 
 from dsv4kv.budget.gpus import Gpu, load_gpu
-from dsv4kv.config.replay import CostSection, PrefixSection, ReplayConfig
+from dsv4kv.config.replay import CostSection, ReplayConfig
 from dsv4kv.core.strategy import Strategy
 from dsv4kv.engines.contract import RESERVE, SHARE, Deployment
 from dsv4kv.engines.names import find_rule
 from dsv4kv.engines.prefix import WINDOW_RATIO, check_model, find_drafts, layout_of
-from dsv4kv.engines.rule import Variant
 from dsv4kv.errors import ConfigError, DoesNotFit
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.plan import bytes_per_token, checkpoint_bytes
@@ -29,29 +28,15 @@ from dsv4kv.replay.clock.weights import WeightModel
 from dsv4kv.replay.mrc.strategies import parse_strategy
 from dsv4kv.units import counted, format_bytes
 
-Kinds = Sequence[tuple[LayerCacheSchema, int]]
-"""Layers that are stored alike, and how many there are."""
+_CSA_RATIO = 4  # V4.1's pending pairs are rows of a request
+_WITHOUT_CHECKPOINTS = ("full", "zero")
+_BLOCK_TOKENS = 128  # where neither the configuration nor a rule says
 
 
-@dataclass(frozen=True)
-class EngineUnits:
-    """Bytes of an engine's units.
-
-    Attributes:
-        slot_bytes: What a running request takes in addition to blocks.
-        block_bytes: A block, or a page of context.
-        window_bytes: A page of a pool of windows; 0 where there is none.
-    """
-
-    slot_bytes: int
-    block_bytes: int
-    window_bytes: int = 0
-
-
-def engine_units(
+def _engine_bytes(
     config: ReplayConfig, model: DSV4Config, schemas: Sequence[LayerCacheSchema]
-) -> EngineUnits:
-    """The units of ``prefix.rule``.
+) -> tuple[int, int, int]:
+    """Bytes of a running request in addition to blocks, of a block, and of a page of windows.
 
     Groups share blocks of one size, which hold windows and states of running requests too (vLLM).
     Pools apart have pages of context, and pages of windows with CSA states (SGLang). A rule that
@@ -63,13 +48,16 @@ def engine_units(
     rule, kinds = find_rule(config.prefix.rule), layer_kinds(schemas)
     blocks = sum(layers * schema.block_bytes for schema, layers in kinds)
     if not rule.groups:
-        return EngineUnits(sum(layers * schema.slot_bytes for schema, layers in kinds), blocks)
+        return sum(layers * schema.slot_bytes for schema, layers in kinds), blocks, 0
     if rule.policy.index == "hashed":
         deployment = describe_deployment(config, model, schemas)
         on_gpu = replace(deployment, arch=arch_of(config.cost))
-        return EngineUnits(0, layout_of(rule, on_gpu).unit_bytes)
+        return 0, layout_of(rule, on_gpu).unit_bytes, 0
+    tokens = schemas[0].block_tokens
+    windows = sum(n * s.window.format.entry_bytes * tokens for s, n in kinds if s.window)
+    states = sum(n * s.state_bytes for s, n in kinds if s.layer.ratio == _CSA_RATIO)
     rings = sum(n * s.state_bytes for s, n in kinds if s.layer.ratio != _CSA_RATIO)
-    return EngineUnits(rings, blocks, _window_page_bytes(kinds))
+    return rings, blocks, windows + states
 
 
 def arch_of(cost: CostSection) -> str | None:
@@ -85,21 +73,23 @@ def _named_gpu(cost: CostSection) -> Gpu | None:
     return load_gpu(cost.gpu)
 
 
-def divide_for_engine(config: ReplayConfig, units: EngineUnits) -> tuple[int, int]:
+def _divide_for_engine(
+    config: ReplayConfig, slot_bytes: int, block_bytes: int, window_bytes: int
+) -> tuple[int | None, int]:
     """Pages of windows and blocks; raises ``ConfigError`` where not one block has room."""
     cache, slots = config.cache, config.scheduler.max_requests
     blocks = cache.num_blocks
     if blocks is None:
-        left = (cache.memory_bytes or 0) - slots * units.slot_bytes
-        blocks = left * WINDOW_RATIO // (WINDOW_RATIO * units.block_bytes + units.window_bytes)
+        left = (cache.memory_bytes or 0) - slots * slot_bytes
+        blocks = left * WINDOW_RATIO // (WINDOW_RATIO * block_bytes + window_bytes)
     if blocks < 1:
         raise ConfigError(
             f"cache.memory_bytes is {format_bytes(cache.memory_bytes or 0)}: {slots} slots of "
-            f"{format_bytes(units.slot_bytes)} leave no room for a block of "
-            f"{format_bytes(units.block_bytes)}, as prefix.rule {config.prefix.rule} has them: "
+            f"{format_bytes(slot_bytes)} leave no room for a block of "
+            f"{format_bytes(block_bytes)}, as prefix.rule {config.prefix.rule} has them: "
             "give more memory or lower scheduler.max_requests."
         )
-    if not units.window_bytes:
+    if not window_bytes:
         return 0, blocks
     windows = cache.num_checkpoints
     return blocks // WINDOW_RATIO if windows is None else windows, blocks
@@ -120,19 +110,6 @@ def describe_deployment(
         block_tokens=schemas[0].block_tokens,
         online_state=config.cache.state == "online",
     )
-
-
-def _window_page_bytes(kinds: Kinds) -> int:
-    """The window entries of a page's tokens, and the CSA states at its end."""
-    tokens = kinds[0][0].block_tokens
-    windows = sum(n * s.window.format.entry_bytes * tokens for s, n in kinds if s.window)
-    return windows + sum(n * s.state_bytes for s, n in kinds if s.layer.ratio == _CSA_RATIO)
-
-
-_CSA_RATIO = 4  # V4.1's pending pairs are rows of a request
-_WITHOUT_CHECKPOINTS = ("full", "zero")
-DEFAULT_BLOCK_TOKENS = 128
-"""Tokens of a block where neither the configuration nor a rule says."""
 
 
 @dataclass(frozen=True)
@@ -180,22 +157,18 @@ class MemoryPlan:
     @property
     def held_bytes(self) -> int:
         """All memory, or what slots, checkpoints of a known number and blocks take."""
-        if self.total_bytes is not None:
-            return self.total_bytes
-        return self._parts_bytes
+        return self._parts_bytes if self.total_bytes is None else self.total_bytes
+
+    @property
+    def remainder_bytes(self) -> int:
+        """Memory that is too little for one more block."""
+        return self.held_bytes - self._parts_bytes
 
     @property
     def _parts_bytes(self) -> int:
         checkpoints = (self.num_checkpoints or 0) * self.checkpoint_bytes
         slots = self.num_slots * self.slot_bytes
         return slots + checkpoints + self.num_blocks * self.block_bytes
-
-    @property
-    def remainder_bytes(self) -> int:
-        """Memory that is too little for one more block."""
-        if self.total_bytes is None:
-            return 0
-        return self.total_bytes - self._parts_bytes
 
 
 def plan_memory(config: ReplayConfig) -> MemoryPlan:
@@ -205,28 +178,40 @@ def plan_memory(config: ReplayConfig) -> MemoryPlan:
         ConfigError: The model has no blocks, or the memory does not hold the slots and a block;
             ``prefix.rule`` is of another generation of models.
     """
-    model, rule = load_model(config.model.preset), _read_rule(config.prefix)
+    model, rule = load_model(config.model.preset), find_rule(config.prefix.rule)
+    try:
+        find_drafts(config.prefix.rule, config.prefix.speculation)
+    except ConfigError as error:
+        raise ConfigError(f"prefix.speculation: {error}") from None
     check_model(config.prefix.rule, model)
-    own_tokens = rule.block_tokens_on(arch_of(config.cost)) or DEFAULT_BLOCK_TOKENS
+    own_tokens = rule.block_tokens_on(arch_of(config.cost)) or _BLOCK_TOKENS
     block_tokens = config.cache.block_tokens or own_tokens
     schemas = _schemas(config, model, block_tokens)
     groups = table_groups(schemas, "model")
     if not groups:
         raise ConfigError("none of the layers held has compressed KV: there is nothing to reuse.")
-    strategy = _read_strategy(config.prefix.strategy, model, schemas)
+    window = model.window_tokens if any(schema.window for schema in schemas) else 0
+    try:
+        strategy = parse_strategy(
+            config.prefix.strategy, window_tokens=window, layers=len(schemas)
+        )
+    except ConfigError as error:
+        raise ConfigError(f"prefix.strategy: {error}") from None
     kinds = layer_kinds(schemas)
     slot_bytes = sum(layers * schema.slot_bytes for schema, layers in kinds)
     kept_bytes = sum(layers * checkpoint_bytes(schema) for schema, layers in kinds)
     full = config.prefix.reuse and strategy.kind == "full"
-    beside_bytes = _full_bytes(kinds, block_tokens) if full else 0
+    beside_bytes = 0
+    if full:  # every window entry of a block's tokens, and the state at its end
+        entries = sum(n * s.window.format.entry_bytes for s, n in kinds if s.window)
+        states = sum(n * s.state_bytes for s, n in kinds if s.indexer)
+        beside_bytes = entries * block_tokens + states
     block_bytes = beside_bytes + sum(layers * schema.block_bytes for schema, layers in kinds)
     keeps = config.prefix.reuse and strategy.kind not in _WITHOUT_CHECKPOINTS
     if rule.engine:
-        units = engine_units(config, model, schemas)
-        slot_bytes, block_bytes, beside_bytes = units.slot_bytes, units.block_bytes, 0
-        kept_bytes = units.window_bytes
-        checkpoints: int | None
-        checkpoints, blocks = divide_for_engine(config, units)
+        beside_bytes = 0
+        slot_bytes, block_bytes, kept_bytes = _engine_bytes(config, model, schemas)
+        checkpoints, blocks = _divide_for_engine(config, slot_bytes, block_bytes, kept_bytes)
     else:
         checkpoints, blocks = _divide(config, slot_bytes, kept_bytes if keeps else 0, block_bytes)
     return MemoryPlan(
@@ -245,22 +230,6 @@ def plan_memory(config: ReplayConfig) -> MemoryPlan:
         max_context_tokens=config.cache.max_context_tokens or model.max_context_tokens,
         strategy=strategy,
     )
-
-
-def _read_rule(prefix: PrefixSection) -> Variant:
-    try:
-        find_drafts(prefix.rule, prefix.speculation)
-    except ConfigError as error:
-        raise ConfigError(f"prefix.speculation: {error}") from None
-    return find_rule(prefix.rule)
-
-
-def _read_strategy(text: str, model: DSV4Config, schemas: Sequence[LayerCacheSchema]) -> Strategy:
-    window = model.window_tokens if any(schema.window for schema in schemas) else 0
-    try:
-        return parse_strategy(text, window_tokens=window, layers=len(schemas))
-    except ConfigError as error:
-        raise ConfigError(f"prefix.strategy: {error}") from None
 
 
 def _schemas(
@@ -284,12 +253,6 @@ def _schemas(
         draft_tokens=config.scheduler.speculative.draft_tokens,
     )
     return tuple(map(build, specs))
-
-
-def _full_bytes(kinds: Kinds, block_tokens: int) -> int:
-    """Kept with one block: every window entry of its tokens, and the state at its end."""
-    entries = sum(n * s.window.format.entry_bytes * block_tokens for s, n in kinds if s.window)
-    return entries + sum(n * s.state_bytes for s, n in kinds if s.indexer)
 
 
 def _divide(

@@ -3,15 +3,14 @@
 import gc
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
 from dsv4kv.config.load import Loaded, Point
-from dsv4kv.config.replay import ReplayConfig, TierSection
-from dsv4kv.core.clock import VirtualClock
+from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.core.linear import COUNTS
 from dsv4kv.engines.names import find_rule
 from dsv4kv.errors import Dsv4kvError, TraceError
@@ -51,24 +50,62 @@ _NS = 1e9
 def describe_replay(replay: Replay) -> ReplayResult:
     """Everything that was found."""
     memory, outcome, scheduler = replay.memory, replay.outcome, replay.scheduler
+    tally, cache, clock = replay.prompts.tally, scheduler.cache, scheduler.clock
+    done = clock.done._asdict()
+    counts = dict(zip(COUNTS, done.pop("counts"), strict=True))
+    lost = tally.lost | {"in_flight": tally.in_flight_tokens}
+    moments = outcome.series.moments
+    names = [name for name in ReplaySeries.model_fields if name != "at_ns"]
+    pools = (
+        ("slots", memory.num_slots, memory.slot_bytes, outcome.peak_requests),
+        ("checkpoints", memory.num_checkpoints, memory.checkpoint_bytes, outcome.peak_checkpoints),
+        ("blocks", memory.num_blocks, memory.block_bytes, outcome.peak_blocks),
+    )
     return ReplayResult(
         constants=list_constants(replay),
         extrapolated=replay.times.extrapolated if replay.times else [],
-        pools=_pools(replay),
+        pools=[
+            ReplayPool(name=name, units=units, unit_bytes=size, peak_units=peak)
+            for name, units, size, peak in pools
+        ],
         remainder_bytes=memory.remainder_bytes,
         padding_bytes=round(
             memory.block_bytes - memory.beside_bytes - memory.block_tokens * memory.token_bytes
         ),
         rounding_bytes=round(outcome.peak_rounding_tokens * memory.token_bytes),
-        reuse=_reuse(replay),
+        reuse=Reuse(
+            rule=replay.config.prefix.rule,
+            setting=find_rule(replay.config.prefix.rule).setting,
+            shared_tokens=tally.shared_tokens,
+            requests=tally.requests,
+            resumed_requests=tally.found_requests,
+            prompt_blocks=tally.prompt_blocks,
+            found_blocks=tally.found_blocks,
+            prompt_tokens=tally.prompt_tokens,
+            seen_tokens=tally.seen_tokens,
+            saved_tokens=tally.saved_tokens,
+            lost_tokens={reason: tokens for reason, tokens in lost.items() if tokens},
+            computed_tokens=scheduler.computed_tokens,
+            again_tokens=scheduler.again_tokens,
+            deferred_requests=scheduler.deferrals,
+            restored_checkpoints=replay.prompts.restored,
+            written_checkpoints=cache.written,
+            evicted_checkpoints=cache.dropped,
+            orphaned_checkpoints=cache.orphaned,
+            kept_bytes=replay.prompts.kept_bytes,
+            evicted_blocks=cache.evicted,
+        ),
         clock="stated" if replay.times is None else replay.config.cost.clock,
-        work=_work(scheduler.clock),
+        work=ReplayWork(**done, counts=counts, idle_ns=round(clock.idle_s * _NS)),
         arrived_ns=arrival_span_ns(replay.config, replay.requests),
         mean_decoding=round(outcome.mean_decoding, 3),
         pauses=outcome.pauses,
         evictions=outcome.evictions,
         rejected=dict(sorted(outcome.rejected.items())),
-        series=_series(replay),
+        series=ReplaySeries(
+            at_ns=[round(moment.time_s * _NS) for moment in moments],
+            **{name: [getattr(moment, name) for moment in moments] for name in names},
+        ),
         tiers=_describe_tiers(replay.tiers) if replay.tiers else None,
     )
 
@@ -81,65 +118,39 @@ def arrival_span_ns(config: ReplayConfig, requests: Sequence[Request]) -> int | 
     return round(span_s / config.workload.speed * _NS)
 
 
-def _work(clock: VirtualClock) -> ReplayWork:
-    done = clock.done._asdict()
-    counts = dict(zip(COUNTS, done.pop("counts"), strict=True))
-    return ReplayWork(**done, counts=counts, idle_ns=round(clock.idle_s * _NS))
-
-
 def list_constants(replay: Replay) -> list[Constant]:
     """Every number that the times depend on, with its source."""
-    cost, weights = replay.config.cost, replay.parts.weights
-    rows: tuple[tuple[str, float, str, str], ...] = (
-        ("GPUs", cost.gpus, "", "as configured"),
-        *_list_rates(replay),
+    cost, weights, given = replay.config.cost, replay.parts.weights, "as configured"
+    times, rates = replay.times, replay.parts.rates
+    rows: list[tuple[str, float, str, str]] = [("GPUs", cost.gpus, "", given)]
+    if times is not None:
+        rows.append(("client, HTTP, tokenizer", times.client_s * 1e3, "ms", times.source))
+        rows += [(*constant, "likewise") for constant in times.constants()]
+    elif rates is not None:
+        gbps = rates.bytes_per_s / cost.gpus / 1e9
+        rows.append(("memory bandwidth of a GPU", gbps, "GB/s", rates.source))
+        rows.append(("arithmetic of a GPU", cost.tflops, "TFLOP/s", given))
+        rows.append(("overhead of a step", cost.overhead_us, "µs", given))
+    token_bytes, experts = replay.memory.token_bytes, weights.experts_per_token
+    rows += [
         ("weights read by every step", weights.dense_bytes / 1e9, "GB", weights.source),
         ("weights of all routed experts", weights.expert_bytes / 1e9, "GB", weights.source),
-        (
-            "experts a token passes",
-            weights.experts_per_token,
-            f"of {weights.experts}",
-            "num_experts_per_tok; chosen uniformly and independently",
-        ),
-        (
-            "active parameters",
-            weights.active_parameters / 1e9,
-            "10^9",
-            "matrices of the layers held and the output head",
-        ),
-        (
-            "cache entries of a token",
-            replay.memory.token_bytes,
-            "B",
-            "layer schemas; operations move what dsv4kv.ops.spec counts",
-        ),
-    )
+        ("experts a token passes", experts, f"of {weights.experts}", _CHOSEN),
+        ("active parameters", weights.active_parameters / 1e9, "10^9", _MATRICES),
+        ("cache entries of a token", token_bytes, "B", _SCHEMAS),
+    ]
     for tier in replay.tiers.tiers if replay.tiers else ():
-        rows = (*rows, *_tier_rows(tier.name, tier.section))
+        name, section, given = tier.name, tier.section, f"tiers.{tier.name}, as configured"
+        overlapping = f"{given}; of {section.parallel} at once"
+        rows.append((f"reading from {name}", section.read_gbps, "GB/s", given))
+        rows.append((f"writing to {name}", section.write_gbps, "GB/s", given))
+        rows.append((f"an operation of {name}", section.latency_us, "µs", overlapping))
     return [Constant(name=n, value=float(v), unit=u, source=s) for n, v, u, s in rows]
 
 
-def _list_rates(replay: Replay) -> Iterator[tuple[str, float, str, str]]:
-    """What turns steps into time, by the source that does."""
-    cost, rates, given = replay.config.cost, replay.parts.rates, "as configured"
-    if replay.times is not None:
-        client_ms = replay.times.client_s * 1e3
-        yield "client, HTTP, tokenizer", client_ms, "ms", replay.times.source
-        for name, value, unit in replay.times.constants():
-            yield name, value, unit, "likewise"
-    elif rates is not None:
-        gbps = rates.bytes_per_s / cost.gpus / 1e9
-        yield "memory bandwidth of a GPU", gbps, "GB/s", rates.source
-        yield "arithmetic of a GPU", cost.tflops, "TFLOP/s", given
-        yield "overhead of a step", cost.overhead_us, "µs", given
-
-
-def _tier_rows(name: str, tier: TierSection) -> Iterator[tuple[str, float, str, str]]:
-    given = f"tiers.{name}, as configured"
-    yield f"reading from {name}", tier.read_gbps, "GB/s", given
-    yield f"writing to {name}", tier.write_gbps, "GB/s", given
-    overlapping = f"{given}; of {tier.parallel} at once"
-    yield f"an operation of {name}", tier.latency_us, "µs", overlapping
+_CHOSEN = "num_experts_per_tok; chosen uniformly and independently"
+_MATRICES = "matrices of the layers held and the output head"
+_SCHEMAS = "layer schemas; operations move what dsv4kv.ops.spec counts"
 
 
 def describe_cache(replay: Replay) -> CacheSummary:
@@ -203,63 +214,16 @@ def list_latencies(
     ]
 
 
-def _pools(replay: Replay) -> list[ReplayPool]:
-    memory, outcome = replay.memory, replay.outcome
-    rows = (
-        ("slots", memory.num_slots, memory.slot_bytes, outcome.peak_requests),
-        (
-            "checkpoints",
-            memory.num_checkpoints,
-            memory.checkpoint_bytes,
-            outcome.peak_checkpoints,
-        ),
-        ("blocks", memory.num_blocks, memory.block_bytes, outcome.peak_blocks),
-    )
-    return [
-        ReplayPool(name=name, units=units, unit_bytes=size, peak_units=peak)
-        for name, units, size, peak in rows
-    ]
-
-
-def _reuse(replay: Replay) -> Reuse:
-    scheduler = replay.scheduler
-    prompts, tally = replay.prompts, replay.prompts.tally
-    cache = scheduler.cache
-    lost = tally.lost | {"in_flight": tally.in_flight_tokens}
-    return Reuse(
-        rule=replay.config.prefix.rule,
-        setting=find_rule(replay.config.prefix.rule).setting,
-        shared_tokens=tally.shared_tokens,
-        requests=tally.requests,
-        resumed_requests=tally.found_requests,
-        prompt_blocks=tally.prompt_blocks,
-        found_blocks=tally.found_blocks,
-        prompt_tokens=tally.prompt_tokens,
-        seen_tokens=tally.seen_tokens,
-        saved_tokens=tally.saved_tokens,
-        lost_tokens={reason: tokens for reason, tokens in lost.items() if tokens},
-        computed_tokens=scheduler.computed_tokens,
-        again_tokens=scheduler.again_tokens,
-        deferred_requests=scheduler.deferrals,
-        restored_checkpoints=prompts.restored,
-        written_checkpoints=cache.written,
-        evicted_checkpoints=cache.dropped,
-        orphaned_checkpoints=cache.orphaned,
-        kept_bytes=prompts.kept_bytes,
-        evicted_blocks=cache.evicted,
-    )
-
-
 def _describe_tiers(tiers: Tiers) -> ReplayTiers:
-    objects, asked = tiers.stored.objects, tiers.asked
+    objects = tiers.stored.objects
     return ReplayTiers(
         tiers=[describe_tier(tier, tiers) for tier in tiers.tiers],
         object_tokens=tiers.object_tokens,
         context_bytes=objects.context_bytes,
         tail_bytes=objects.tail_bytes,
-        asked_tokens=asked.tokens,
-        restored_tokens=asked.restored,
-        restored_requests=asked.requests,
+        asked_tokens=tiers.asked_tokens,
+        restored_tokens=tiers.restored_tokens,
+        restored_requests=tiers.restored_requests,
         lost_tokens=dict(sum((tier.lost for tier in tiers.tiers), Counter[str]())),
     )
 
@@ -285,16 +249,9 @@ def describe_tier(tier: Tier, tiers: Tiers) -> ReplayTier:
         write_ns=round(write.busy_s * _NS),
         read_waited_ns=round(read.waited_s * _NS),
         write_waited_ns=round(write.waited_s * _NS),
-        evicted_objects=tier.shelf.evicted,
+        evicted_objects=tier.evicted,
         lost_tokens=dict(tier.lost),
     )
-
-
-def _series(replay: Replay) -> ReplaySeries:
-    moments = replay.outcome.series.moments
-    names = [name for name in ReplaySeries.model_fields if name != "at_ns"]
-    columns = {name: [getattr(moment, name) for moment in moments] for name in names}
-    return ReplaySeries(at_ns=[round(moment.time_s * _NS) for moment in moments], **columns)
 
 
 OnProgress = Callable[[int, int], None]
@@ -370,9 +327,6 @@ def run_replay(invocation: Invocation, on_progress: OnProgress) -> RunRecord:
     )
 
 
-def _ignore(done: int, total: int) -> None: ...
-
-
 class Server:
     """Replays points by their numbers; a trace that one shares with the one before is read once.
 
@@ -390,7 +344,7 @@ class Server:
         self._traces_sha256 = dict(traces_sha256)  # of those that were not looked at yet
         self._known: tuple[Any, list[Request]] | None = None
 
-    def __call__(self, number: int, on_progress: OnProgress = _ignore) -> Case:
+    def __call__(self, number: int, on_progress: OnProgress = lambda done, total: None) -> Case:
         """Replay a point; ``on_progress`` hears of all of them.
 
         Raises:
@@ -398,12 +352,21 @@ class Server:
             TraceError: There is another trace here, which is no fault of the point.
         """
         point, count = self._points[number], len(self._points)
-        self._check_trace(point.config.workload.trace)
+        trace = point.config.workload.trace or ""
+        digest = self._traces_sha256.get(trace)
+        if digest and trace_sha256(resolve_trace(trace)) != digest:
+            raise TraceError(f"{trace} is another trace here than where the sweep was begun.")
+        self._traces_sha256.pop(trace, None)
         try:
             with without_collector():
-                requests = self._read(point.config)
-                so_far = partial(_count_all, on_progress, number, count, len(requests))
-                case = self._serve(point, requests, so_far)
+                key = (point.config.workload, point.config.measure.seed)
+                if self._known is None or self._known[0] != key:
+                    self._known = (key, read_requests(point.config))
+                requests = self._known[1]
+                total = len(requests)
+                case = self._serve(
+                    point, requests, lambda n: on_progress(number * total + n, count * total)
+                )
                 if count > 1:
                     gc.collect()  # caches are full of cycles
                 else:
@@ -413,23 +376,6 @@ class Server:
             if count == 1:
                 raise
             return make_case(point, str(error))
-
-    def _read(self, config: ReplayConfig) -> list[Request]:
-        key = (config.workload, config.measure.seed)
-        if self._known is None or self._known[0] != key:
-            self._known = (key, read_requests(config))
-        return self._known[1]
-
-    def _check_trace(self, trace: str | None) -> None:
-        if trace is None or trace not in self._traces_sha256:
-            return
-        if trace_sha256(resolve_trace(trace)) != self._traces_sha256[trace]:
-            raise TraceError(f"{trace} is another trace here than where the sweep was begun.")
-        del self._traces_sha256[trace]
-
-
-def _count_all(on_progress: OnProgress, case: int, cases: int, requests: int, done: int) -> None:
-    on_progress(case * requests + done, cases * requests)
 
 
 def serve_alone(
@@ -443,22 +389,20 @@ def serve_alone(
         Dsv4kvError: The point cannot be built.
     """
     replay = build_replay(point.config, requests)
-    interrupted, problem, ended = False, None, False
+    problem, ended = None, False
+    done = 0
     try:
-        done = 0
         while replay.scheduler.turn():
             if replay.outcome.finished > done:
                 done = replay.outcome.finished
                 on_progress(done)
-        ended = True
+        ended, problem = True, _find_problem(replay)
     except KeyboardInterrupt:
-        interrupted = True
-    if ended:
-        problem = _find_problem(replay)
+        pass
     return make_case(
         point,
         problem,
-        interrupted=interrupted,
+        interrupted=not ended,
         cache=describe_cache(replay),
         totals=describe_totals(replay, ended=ended),
         latencies=list_latencies(replay.outcome.samples_ns, [replay.times]),

@@ -56,7 +56,12 @@ def by_server(config: ReplayConfig) -> ReplayConfig:
         verified = scenario.engine.family.launch.counts_verified
         scheduler["speculative"] = _changed(speculative, draft_tokens=drafts - verified)
     sizes = {name: getattr(layout, name) for name in _SIZES}
-    rule = config.prefix.rule if config.prefix.rule != "ideal" else _rule(scenario)
+    rule = config.prefix.rule
+    if rule == "ideal":
+        kept = "freed" if settings.frees_windows else "kept"
+        slots = "own" if settings.replays_windows else kept
+        flags = {"retention": scenario.inputs.retention, "window_slots": slots}
+        rule = chosen_rule(scenario.engine.family, scenario.config.kind, flags)
     return _changed(
         config,
         server=_changed(config.server, engine=scenario.engine.name),
@@ -152,11 +157,3 @@ def _pools(scenario: Scenario) -> tuple[int, int | None]:
             )
         found.append(engine.blocks(scenario.deployment(stage, context), capacity.units))
     return min(found)
-
-
-def _rule(scenario: Scenario) -> str:
-    """The ``prefix.rule`` of a server."""
-    settings, family = scenario.settings, scenario.engine.family
-    slots = "own" if settings.replays_windows else "freed" if settings.frees_windows else "kept"
-    flags = {"retention": scenario.inputs.retention, "window_slots": slots}
-    return chosen_rule(family, scenario.config.kind, flags)

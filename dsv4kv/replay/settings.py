@@ -168,7 +168,9 @@ def open_pool(
     settings = [f"{each.key}={each.value}" for each in known if each.key != _BLOCK_TOKENS]
     if "cache.memory_bytes" not in asked:
         settings.insert(0, "cache.memory_bytes=null")
-    config = load_config(None, [*settings, *given, *_few_slots(known, asked)], ReplayConfig).config
+    if "scheduler.max_requests" not in asked:  # slots are not counted, nor refused for a step
+        settings.append("scheduler.max_requests=1")
+    config = load_config(None, [*settings, *given], ReplayConfig).config
     memory = plan_memory(config)
     found = next((int(each.value) for each in known if each.key == _BLOCK_TOKENS), None)
     size = memory.block_tokens if found is None or _BLOCK_TOKENS in asked else found
@@ -183,8 +185,3 @@ def open_pool(
         arch_of(config.cost),
     )
     return pool, config.prefix.rule
-
-
-def _few_slots(known: Sequence[Known], asked: set[str]) -> list[str]:
-    """Nobody counts slots here; a step of few tokens must not be refused for them."""
-    return [] if "scheduler.max_requests" in asked else ["scheduler.max_requests=1"]

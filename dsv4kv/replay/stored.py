@@ -1,9 +1,7 @@
 """What tiers keep of prompts by a rule: bytes, objects, and the places to resume at."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import partial
 from typing import NamedTuple
 
 from dsv4kv.config.replay import ReplayConfig, TierSection
@@ -20,9 +18,6 @@ from dsv4kv.replay.memory import MemoryPlan, arch_of, describe_deployment
 from dsv4kv.tiers.families import Kept, families_in
 from dsv4kv.units import format_bytes
 
-Places = Callable[[Served, int, int], Sequence[int]]
-"""Blocks behind which a prompt leaves tails while it is computed from one block to another."""
-
 
 @dataclass(frozen=True)
 class Stored:
@@ -30,13 +25,25 @@ class Stored:
 
     Attributes:
         objects: Of a block of context, and of a place to resume at.
-        places: Where an engine leaves these; the toolkit's own cache says so itself.
         useful_bytes: Of a token: entries and keys, without padding.
+        kept: Where an engine leaves tails; the toolkit's own cache says so itself.
+        block_tokens: Tokens of its blocks.
     """
 
     objects: Offloaded
-    places: Places
     useful_bytes: Fraction
+    kept: Retention
+    block_tokens: int
+
+    def places(self, served: Served, before: int, after: int) -> list[int]:
+        """Blocks behind which an engine leaves tails, of a prompt computed between two blocks.
+
+        SGLang's are at the end of every chunk, and where the context that was found ends.
+        """
+        size, places = self.block_tokens, {served.found, after}
+        if not self.kept.chunks:
+            places = {place // size for place in self.kept.places(served.prompt_tokens, size)}
+        return sorted(place for place in places if before < place <= after)
 
 
 def find_stored(config: ReplayConfig, memory: MemoryPlan, shared_tokens: int) -> Stored:
@@ -54,7 +61,8 @@ def find_stored(config: ReplayConfig, memory: MemoryPlan, shared_tokens: int) ->
         if chunk_tokens is not None:
             raise ConfigError(f"tiers.layout lmcache goes with rules of vLLM, not with {name}.")
         objects = _own_objects(memory, shared_tokens)
-        return Stored(objects, leave_nothing, bytes_per_token(memory.schemas))
+        useful_bytes = bytes_per_token(memory.schemas)
+        return Stored(objects, useful_bytes, NOWHERE, memory.block_tokens)
     engine = find_engine(rule.engine)
     deployment = _deployment(config, memory, engine.name)
     objects = engine.objects(deployment, config.tiers.retention_tokens, chunk_tokens)
@@ -67,7 +75,7 @@ def find_stored(config: ReplayConfig, memory: MemoryPlan, shared_tokens: int) ->
         build_schema(memory.model, each.layer, formats=deployment.formats)
         for each in memory.schemas
     ]
-    return Stored(objects, _places(kept, memory.block_tokens), bytes_per_token(schemas))
+    return Stored(objects, bytes_per_token(schemas), kept, memory.block_tokens)
 
 
 def _deployment(config: ReplayConfig, memory: MemoryPlan, engine: str) -> Deployment:
@@ -102,30 +110,6 @@ def _own_objects(memory: MemoryPlan, shared_tokens: int) -> Offloaded:
             return Offloaded(tuple(pages), tuple(ends))
 
 
-def leave_nothing(served: Served, before: int, after: int) -> Sequence[int]:
-    """Nothing is left: blocks are enough, or the cache says where itself."""
-    return ()
-
-
-def _places(kept: Retention, size: int) -> Places:
-    """Where an engine leaves windows; none where a hit asks for none."""
-    if kept == NOWHERE:
-        return leave_nothing
-    return _behind_chunks if kept.chunks else partial(_by_retention, kept, size)
-
-
-def _by_retention(
-    kept: Retention, size: int, served: Served, before: int, after: int
-) -> Sequence[int]:
-    places = (place // size for place in kept.places(served.prompt_tokens, size))
-    return [place for place in places if before < place <= after]
-
-
-def _behind_chunks(served: Served, before: int, after: int) -> Sequence[int]:
-    """At the end of every chunk, and where the context that was found ends (SGLang)."""
-    return sorted(place for place in {served.found, after} if before < place <= after)
-
-
 class Sizes(NamedTuple):
     """Bytes of a tier for context, and for tails where these have a pool of their own."""
 
@@ -141,7 +125,16 @@ def size_tier(name: str, config: ReplayConfig, memory: MemoryPlan, stored: Store
     """
     tier: TierSection = getattr(config.tiers, name)
     objects, policy = stored.objects, find_rule(config.prefix.rule).policy
-    sizes = _sizes(tier, memory, objects, apart=policy.index != "hashed")
+    sizes = Sizes(tier.capacity_bytes or 0, None)
+    if tier.ratio is not None:
+        blocks = int(memory.num_blocks * tier.ratio) // objects.context[0].pages
+        sizes = Sizes(blocks * objects.context_bytes, None)
+        if policy.index != "hashed" and objects.tail:  # vLLM's blocks hold either
+            windows = memory.num_blocks
+            if memory.num_checkpoints is not None:
+                windows = memory.num_checkpoints
+            tails = int(windows * tier.ratio) * objects.tail_bytes
+            sizes = Sizes(sizes.context_bytes, tails)
     if name == "host" and policy.host_by_ratio and tier.ratio is None:
         raise ConfigError(
             "tiers.host.capacity_bytes: SGLang sizes host memory only by --hicache-ratio for "
@@ -158,15 +151,3 @@ def size_tier(name: str, config: ReplayConfig, memory: MemoryPlan, stored: Store
             f"takes {format_bytes(objects.context_bytes)}: give it more."
         )
     return sizes
-
-
-def _sizes(tier: TierSection, memory: MemoryPlan, objects: Offloaded, *, apart: bool) -> Sizes:
-    """VLLM's blocks hold either; others have as many of each as ``ratio`` times the GPUs'."""
-    if tier.ratio is None:
-        return Sizes(tier.capacity_bytes or 0, None)
-    per_shared = objects.context[0].pages
-    blocks = int(memory.num_blocks * tier.ratio) // per_shared
-    if not apart or not objects.tail:
-        return Sizes(blocks * objects.context_bytes, None)
-    windows = memory.num_blocks if memory.num_checkpoints is None else memory.num_checkpoints
-    return Sizes(blocks * objects.context_bytes, int(windows * tier.ratio) * objects.tail_bytes)

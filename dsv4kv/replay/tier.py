@@ -1,4 +1,8 @@
-"""One tier: what it holds, and the transfers into it and out of it.
+"""One tier: the objects that it holds, and the transfers into it and out of it.
+
+An object is a block of context, or a tail: the windows and states with which a request goes on
+behind a block. Blocks are evicted after those behind them; a tail goes with its block, and may go
+before it.
 
 A transfer takes
 
@@ -9,12 +13,20 @@ and transfers of one direction wait for each other.
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from math import ceil
 
 from dsv4kv.config.replay import TierSection
+from dsv4kv.core.policies import Run
 from dsv4kv.prefix.policies import make_policy
-from dsv4kv.replay.shelf import Room, Shelf
 from dsv4kv.replay.stored import Sizes, Stored
+
+NEVER = float("inf")
+
+
+def tail_of(block: int) -> Hashable:
+    """The key of the tail behind a block."""
+    return "tail", block
 
 
 class Channel:
@@ -53,6 +65,24 @@ class Channel:
         return ceil(operations / self._parallel) * self._latency_s + size_bytes / self._bytes_per_s
 
 
+class _Room:
+    """Bytes, and the policy by which they are made free."""
+
+    def __init__(self, capacity_bytes: int, unit_bytes: int, eviction: str) -> None:
+        self.capacity_bytes, self.used_bytes = capacity_bytes, 0
+        self.policy = make_policy(eviction, max(1, capacity_bytes // max(1, unit_bytes)))
+        self.key_of: dict[Run, Hashable] = {}
+
+
+@dataclass(slots=True)
+class _Object:
+    room: _Room
+    size_bytes: int
+    parent: int | None
+    ready_s: float
+    run: Run
+
+
 class Tier:
     """One tier.
 
@@ -60,9 +90,9 @@ class Tier:
         name: ``host``, ``disk`` or ``remote``.
         section: How it is set.
         sizes: How its memory is divided.
-        shelf: What it holds.
         read: Transfers out of it.
         write: Transfers into it.
+        evicted: Objects that made room for others.
         hit_tokens: Tokens of prompts that it gave.
         lost: Tokens of prompts that it could have given, by why it did not.
         moved_blocks: Objects of context that it read or wrote.
@@ -70,68 +100,118 @@ class Tier:
     """
 
     def __init__(self, name: str, section: TierSection, sizes: Sizes, stored: Stored) -> None:
-        self.name, self.section, self.sizes, self.shelf = name, section, sizes, Shelf()
-        self.read, self.write = (
-            Channel(gbps, section) for gbps in (section.read_gbps, section.write_gbps)
-        )
-        self.hit_tokens = self.moved_blocks = self.peak_bytes = 0
+        self.name, self.section, self.sizes = name, section, sizes
+        self.read = Channel(section.read_gbps, section)
+        self.write = Channel(section.write_gbps, section)
+        self.evicted = self.hit_tokens = self.moved_blocks = self.peak_bytes = 0
         self.lost = Counter[str]()
-        self._objects = stored.objects
-        self._context_bytes = stored.objects.context_bytes
-        self._tail_bytes = stored.objects.tail_bytes
-        self.context = self._room(sizes.context_bytes, stored.objects.context_bytes)
-        self.tails = self.context
+        self._objects = objects = stored.objects
+        self._context_bytes, self._tail_bytes = objects.context_bytes, objects.tail_bytes
+        self._items: dict[Hashable, _Object] = {}
+        self._children: Counter[Hashable] = Counter()  # blocks behind blocks
+        self._context = _Room(sizes.context_bytes, self._context_bytes, section.eviction)
+        self._tails, self._rooms = self._context, [self._context]
         if sizes.tail_bytes is not None:
-            self.tails = self._room(sizes.tail_bytes, stored.objects.tail_bytes)
+            self._tails = _Room(sizes.tail_bytes, self._tail_bytes, section.eviction)
+            self._rooms.append(self._tails)
 
-    def _room(self, size_bytes: int, unit_bytes: int) -> Room:
-        policy = make_policy(self.section.eviction, max(1, size_bytes // max(1, unit_bytes)))
-        return Room(size_bytes, policy)
+    def __contains__(self, key: object) -> bool:
+        return key in self._items
 
-    @property
-    def used_bytes(self) -> int:
-        """What it holds."""
-        apart = self.tails is not self.context
-        return self.context.used_bytes + (self.tails.used_bytes if apart else 0)
+    def ready_s(self, key: Hashable) -> float:
+        """When an object can be read: once it is written; ``NEVER`` where it is not there."""
+        item = self._items.get(key)
+        return item.ready_s if item else NEVER
 
     def serve(self) -> None:
         """What follows is done for one request."""
-        for room in {id(room): room for room in (self.context, self.tails)}.values():
+        for room in self._rooms:
             room.policy.serve(0)
+
+    def use(self, key: Hashable) -> None:
+        """Use an object that is there."""
+        item = self._items[key]
+        item.room.policy.touch(item.run)
+        self._offer(key)
 
     def fits(self, key: Hashable) -> bool:
         """Whether it has room for such an object at all."""
-        size, room = self._place(key)
-        return size <= room.capacity_bytes
+        size_bytes, room = self._place(key)
+        return size_bytes <= room.capacity_bytes
 
     def put(self, key: Hashable, parent: int | None, ready_s: float) -> list[Hashable]:
-        """Keep an object from a moment on; returns what was evicted for it."""
-        size, room = self._place(key)
-        gone = self.shelf.put(key, size, parent, room, ready_s)
-        self.peak_bytes = max(self.peak_bytes, self.used_bytes)
-        return gone or []
+        """Keep an object that is not there, and fits, from a moment on.
+
+        ``parent`` is the block before a block. Returns what was evicted for it.
+        """
+        gone = list[Hashable]()
+        size_bytes, room = self._place(key)
+        if size_bytes > room.capacity_bytes:
+            return gone
+        room.policy.missed(key)
+        while room.used_bytes + size_bytes > room.capacity_bytes:
+            gone += self._evict(room)
+        run = Run(None, [], 0, 1)
+        self._items[key] = _Object(room, size_bytes, parent, ready_s, run)
+        if parent is not None:
+            self._children[parent] += 1
+            if parent in self._items:
+                self._items[parent].run.ticket = 0
+        room.used_bytes += size_bytes
+        room.key_of[run] = key
+        room.policy.admit(run, key)
+        self._offer(key)
+        self.peak_bytes = max(self.peak_bytes, sum(room.used_bytes for room in self._rooms))
+        return gone
+
+    def drop(self, key: Hashable) -> None:
+        """Forget an object that is there, and nothing else."""
+        item = self._items.pop(key)
+        item.room.used_bytes -= item.size_bytes
+        del item.room.key_of[item.run]
+        item.run.ticket = 0
+        if item.parent is not None:
+            self._children[item.parent] -= 1
+            if not self._children[item.parent]:
+                del self._children[item.parent]
+                self._offer(item.parent)
 
     def volume(self, keys: Sequence[Hashable]) -> tuple[int, int]:
         """Operations and bytes of some objects."""
         contexts = sum(isinstance(key, int) for key in keys)
-        tails, objects = len(keys) - contexts, self._objects
-        size = contexts * self._context_bytes + tails * self._tail_bytes
-        return objects.operations(contexts, tails), size
+        tails = len(keys) - contexts
+        size_bytes = contexts * self._context_bytes + tails * self._tail_bytes
+        return self._objects.operations(contexts, tails), size_bytes
 
     def load(self, now_s: float, keys: Sequence[Hashable]) -> float:
         """Read objects; returns when they are there."""
-        self._count(keys)
+        self.moved_blocks += sum(isinstance(key, int) for key in keys)
         return self.read.move(now_s, *self.volume(keys))
 
     def store(self, now_s: float, keys: Sequence[Hashable]) -> float:
         """Write objects; returns when they can be read."""
-        self._count(keys)
+        self.moved_blocks += sum(isinstance(key, int) for key in keys)
         return self.write.move(now_s, *self.volume(keys))
 
-    def _count(self, keys: Sequence[Hashable]) -> None:
-        self.moved_blocks += sum(isinstance(key, int) for key in keys)
-
-    def _place(self, key: Hashable) -> tuple[int, Room]:
+    def _place(self, key: Hashable) -> tuple[int, _Room]:
         if isinstance(key, int):
-            return self._context_bytes, self.context
-        return self._tail_bytes, self.tails
+            return self._context_bytes, self._context
+        return self._tail_bytes, self._tails
+
+    def _offer(self, key: Hashable) -> None:
+        """Let an object be evicted, unless a block is behind it."""
+        item = self._items.get(key)
+        if item and key not in self._children:
+            item.room.policy.offer(item.run)
+
+    def _evict(self, room: _Room) -> list[Hashable]:
+        run = room.policy.choose()
+        key = room.key_of[run]
+        room.policy.dropped(run, 1, key)
+        gone = [key]
+        if isinstance(key, int) and tail_of(key) in self._items:
+            gone.append(tail_of(key))
+        for each in gone:
+            self.drop(each)
+        self.evicted += len(gone)
+        return gone

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
 
 from dsv4kv.config.replay import ReplayConfig, TiersSection
 from dsv4kv.core.clock import VirtualClock
@@ -17,9 +16,8 @@ from dsv4kv.core.served import Hit, Served
 from dsv4kv.engines.names import find_rule
 from dsv4kv.errors import ConfigError
 from dsv4kv.replay.memory import MemoryPlan
-from dsv4kv.replay.shelf import NEVER, tail_of
 from dsv4kv.replay.stored import Stored, find_stored, size_tier
-from dsv4kv.replay.tier import Tier
+from dsv4kv.replay.tier import NEVER, Tier, tail_of
 
 
 @dataclass
@@ -39,37 +37,6 @@ class Fetch:
     awaited: list[Hashable] = field(default_factory=list)
     tokens: int = 0
     refused: str = ""
-
-
-class Look(NamedTuple):
-    """What a request sees of the tiers.
-
-    Attributes:
-        keys: Objects of context of its prompt.
-        ask: What was fetched for it.
-        at_s: The moment that counts.
-        reach: Leading objects that are on the GPU or in the first tier then.
-    """
-
-    keys: list[int]
-    ask: Fetch | None
-    at_s: float
-    reach: int
-
-
-@dataclass
-class Asked:
-    """What requests, when they were first admitted, asked of tiers; in tokens.
-
-    Attributes:
-        tokens: Cached once, and not on the GPU with what it takes to go on.
-        restored: Of which were brought back. The others are lost at a tier, for a reason.
-        requests: Requests that something was brought back for.
-    """
-
-    tokens: int = 0
-    restored: int = 0
-    requests: int = 0
 
 
 @dataclass(frozen=True)
@@ -100,8 +67,11 @@ class Tiers:
 
     Attributes:
         tiers: They.
-        asked: What was asked of them.
         stored: What they keep.
+        asked_tokens: Of requests when they were first admitted: cached once, and not on the GPU
+            with what it takes to go on.
+        restored_tokens: Of which were brought back. The others are lost at a tier, for a reason.
+        restored_requests: Requests that something was brought back for.
     """
 
     def __init__(
@@ -125,7 +95,8 @@ class Tiers:
             compute_s: Says how long computing a prompt from one token to another takes.
             parents: The block before every block that was offered.
         """
-        self.tiers, self.stored, self.asked = tiers, stored, Asked()
+        self.tiers, self.stored = tiers, stored
+        self.asked_tokens = self.restored_tokens = self.restored_requests = 0
         self._section, self._tokens, self._clock = section, block_tokens, clock
         self._compute_s, self._blocks = compute_s, stored.objects.blocks
         self._offers: Counter[Hashable] = Counter()
@@ -174,8 +145,8 @@ class Tiers:
         """Returns when they can be read."""
         new = []
         for key in keys:
-            if key in tier.shelf:
-                tier.shelf.use(key)
+            if key in tier:
+                tier.use(key)
             elif self._offers[key] >= tier.section.threshold and tier.fits(key):
                 new.append(key)
         if not new or tier.section.write == "write_back":
@@ -184,7 +155,7 @@ class Tiers:
 
     def _write_back(self, place: int, keys: Sequence[Hashable], now_s: float) -> None:
         tier = self.tiers[place]
-        new = [key for key in keys if key not in tier.shelf and tier.fits(key)]
+        new = [key for key in keys if key not in tier and tier.fits(key)]
         new = [key for key in new if self._offers[key] >= tier.section.admission]
         if new:
             tier.serve()
@@ -219,19 +190,19 @@ class Tiers:
         while reach < len(keys) and self._source(keys[reach], now_s):
             reach += 1
         best = self._last_end(keys, reach, lambda key: self._source(key, now_s) is not None)
-        shelf = self._first.shelf
+        host = self._first
         useful = best > (0 if self._needs_ends else first)
         wanted = self._needed(keys, first, best) if useful else []
-        missing = [key for key in wanted if key not in shelf]
-        present = [key for key in wanted if key in shelf]
-        ask.awaited = [key for key in present if shelf.ready_s(key) > now_s]
+        missing = [key for key in wanted if key not in host]
+        present = [key for key in wanted if key in host]
+        ask.awaited = [key for key in present if host.ready_s(key) > now_s]
         there = best * self._blocks  # a tail alone may save as much as all before it
         ask.tokens = (there - found if there > found else there) * self._tokens
         self._use(present)
         if not missing:
             return
         size = self._first.volume(missing)[1]
-        most = self._section.prefetch_share * self._first.context.capacity_bytes
+        most = self._section.prefetch_share * self._first.sizes.context_bytes
         if ask.tokens < self._section.prefetch_tokens:
             ask.refused = "too_short"
         elif self._on_the_way + size > most:
@@ -243,13 +214,13 @@ class Tiers:
     def _begin_fetch(self, ask: Fetch, missing: Sequence[Hashable], now_s: float) -> None:
         """Every tier sends what it has, block after block."""
         for tier in self._lower:
-            keys = [k for k in missing if k not in ask.own and tier.shelf.ready_s(k) <= now_s]
+            keys = [k for k in missing if k not in ask.own and tier.ready_s(k) <= now_s]
             if not keys:
                 continue
             begin_s = max(now_s, tier.read.free_s)
             end_s = tier.load(now_s, keys)
             for number, key in enumerate(keys, start=1):
-                tier.shelf.use(key)
+                tier.use(key)
                 there_s = begin_s + (end_s - begin_s) * number / len(keys)
                 ask.own[key] = tier, there_s
                 self._put(0, key, there_s)
@@ -259,16 +230,16 @@ class Tiers:
         """The moment at which what has come counts; what has not is given up."""
         if ask is None:
             return now_s
-        shelf, section = self._first.shelf, self._section
-        wanted = [*ask.own, *(key for key in ask.awaited if key in shelf)]
-        end_s = max((shelf.ready_s(key) for key in wanted if key in shelf), default=now_s)
+        host, section = self._first, self._section
+        wanted = [*ask.own, *(key for key in ask.awaited if key in host)]
+        end_s = max((host.ready_s(key) for key in wanted if key in host), default=now_s)
         limit_s = ask.since_s + section.prefetch_timeout_s
         limit_s += section.prefetch_timeout_per_1024_s * ask.tokens / 1024
         until_s = {"best_effort": now_s, "wait_complete": end_s, "timeout": min(end_s, limit_s)}
         at_s = max(now_s, until_s[section.prefetch])
         for key, (_, there_s) in ask.own.items():
-            if there_s > at_s and shelf.ready_s(key) == there_s:
-                shelf.drop(key)
+            if there_s > at_s and host.ready_s(key) == there_s:
+                host.drop(key)
         if ask.own:
             self._on_the_way -= self._first.volume(list(ask.own))[1]
         return at_s
@@ -281,14 +252,14 @@ class Tiers:
         Of its prompt ``usable`` blocks may be found at all. Context in the first tier is found,
         too, where there is nothing to go on behind it with.
         """
-        now_s, shelf = self._clock.now_s, self._first.shelf
+        now_s, host = self._clock.now_s, self._first
         ask = self._fetches.pop(served.number, None)
         served.ready_s = at_s = self._settle(ask, now_s)
         keys, size = self._keys(served, usable), self._blocks
         first = reach = hit.found // size
-        while reach < len(keys) and shelf.ready_s(keys[reach]) <= at_s:
+        while reach < len(keys) and host.ready_s(keys[reach]) <= at_s:
             reach += 1
-        best = self._last_end(keys, reach, lambda key: shelf.ready_s(key) <= at_s)
+        best = self._last_end(keys, reach, lambda key: host.ready_s(key) <= at_s)
         resumed, refused = max(hit.resumed, best * size), ""
         if resumed > hit.resumed:
             needed = self._needed(keys, first, best)
@@ -298,8 +269,9 @@ class Tiers:
                 served.ready_s = self._first.load(at_s, needed)
         found = hit.resumed if refused else resumed
         if served.admitted_s is None:
-            self._explain(Look(keys, ask, at_s, reach), hit.resumed, found, resumed, refused)
-            self._credit(keys, ask, (hit.resumed, first, found))
+            blocks = (hit.resumed, found, resumed)
+            self._explain(keys, ask, at_s, reach, blocks, refused)
+            self._credit(keys, ask, hit.resumed, first, found)
         if refused:
             return hit
         return Hit(found, max(hit.found, reach * size), max(hit.marked, found))
@@ -315,49 +287,63 @@ class Tiers:
         faster = self._compute_s(begin, end) < there_s - self._clock.now_s
         return "recomputed" if faster else ""
 
-    def _explain(self, look: Look, begun: int, found: int, could: int, refused: str) -> None:
-        """Count what could have been brought back beyond ``begun``, and why the rest was not.
+    def _explain(
+        self,
+        keys: Sequence[int],
+        ask: Fetch | None,
+        at_s: float,
+        reach: int,
+        blocks: tuple[int, int, int],
+        refused: str,
+    ) -> None:
+        """Count what could have been brought back, and why the rest was not.
 
-        In blocks: it was, up to ``found``; it could have been up to ``could``. The rest is lost at
-        the tier that could have given it.
+        Args:
+            keys: Objects of context of a prompt.
+            ask: What was fetched for it.
+            at_s: The moment that counts.
+            reach: Leading objects that are on the GPU or in the first tier then.
+            blocks: The GPU's hit; what was brought back, and could have been, reaches up to the
+                other two. The rest is lost at the tier that could have given it.
+            refused: Why nothing was brought back; empty if it was.
         """
-        size, keys, nowhere = self._blocks, look.keys, ("no_window", self._first)
+        (begun, found, could), size = blocks, self._blocks
+        nowhere = ("no_window", self._first)
         lost = Counter[tuple[str, Tier]]()
-        known = look.reach
+        known = reach
         while known < len(keys) and keys[known] in self._offers:
             known += 1
         at = found
         if refused:
             lost[refused, self._first] = could - found
             at = could
-        there = max(at, look.reach * size)
+        there = max(at, reach * size)
         if there > at:  # the context is there
-            place = self._last_end(keys, look.reach, lambda key: key in self._offers) * size
+            place = self._last_end(keys, reach, lambda key: key in self._offers) * size
             if place > at:
-                reason, tier = self._missing(look, self._end_of(keys[place // size - 1]))
+                reason, tier = self._missing(ask, at_s, self._end_of(keys[place // size - 1]))
                 reason = "window_evicted" if reason == "evicted" else reason
                 lost[reason, tier] += place - at
             lost[nowhere] += there - max(at, place)
         why = nowhere
-        for number in range(look.reach, known):
-            missing = self._missing(look, keys[number])
+        for number in range(reach, known):
+            missing = self._missing(ask, at_s, keys[number])
             why = missing if missing[0] else why
             end = max(there, (number + 1) * size)
             lost[why] += end - there
             there = end
-        asked, tokens = self.asked, self._tokens
-        asked.tokens += (there - begun) * tokens
-        asked.restored += (found - begun) * tokens
-        asked.requests += found > begun
+        self.asked_tokens += (there - begun) * self._tokens
+        self.restored_tokens += (found - begun) * self._tokens
+        self.restored_requests += found > begun
         for (reason, tier), count in lost.items():
             if count:
-                tier.lost[reason] += count * tokens
+                tier.lost[reason] += count * self._tokens
 
-    def _missing(self, look: Look, key: Hashable) -> tuple[str, Tier]:
+    def _missing(self, ask: Fetch | None, at_s: float, key: Hashable) -> tuple[str, Tier]:
         """Why an object cannot be read, empty if it can, and the tier that would have given it."""
-        ask, first = look.ask, self._first
-        ready_s = first.shelf.ready_s(key)
-        if ready_s <= look.at_s:
+        first = self._first
+        ready_s = first.ready_s(key)
+        if ready_s <= at_s:
             return "", first
         if ask and key in ask.own:
             return "prefetch_timeout", ask.own[key][0]
@@ -366,20 +352,18 @@ class Tiers:
         source = self._source(key, ask.since_s) if ask else None
         if ask and source:
             return ask.refused or "no_window", source
-        writing = next((tier for tier in self._lower if key in tier.shelf), None)
+        writing = next((tier for tier in self._lower if key in tier), None)
         if writing is None and key in self._kept:
             return "evicted", self._kept[key]
         return "not_written", writing or first
 
     def _credit(
-        self, keys: Sequence[int], ask: Fetch | None, blocks: tuple[int, int, int]
+        self, keys: Sequence[int], ask: Fetch | None, begun: int, first: int, found: int
     ) -> None:
-        """Count restored tokens for the tiers that they came from.
+        """Count blocks ``begun`` to ``found`` for the tiers that they came from.
 
-        ``blocks``: where the GPU's hit ends, where in objects its context does, and what was
-        brought back. Of context that the GPU has, only the tail came from a tier.
+        Of context that the GPU has, ``first`` objects, only the tail came from a tier.
         """
-        begun, first, found = blocks
         own = ask.own if ask else {}
         needed = self._needed(keys, first, found // self._blocks) if found > begun else []
         for block in range(begun, found):
@@ -417,14 +401,14 @@ class Tiers:
 
     def _source(self, key: Hashable, now_s: float) -> Tier | None:
         """The first tier that has an object; in the first it may still be on its way."""
-        if key in self._first.shelf:
+        if key in self._first:
             return self._first
-        return next((tier for tier in self._lower if tier.shelf.ready_s(key) <= now_s), None)
+        return next((tier for tier in self._lower if tier.ready_s(key) <= now_s), None)
 
     def _use(self, keys: Sequence[Hashable]) -> None:
         self._first.serve()
         for key in keys:
-            self._first.shelf.use(key)
+            self._first.use(key)
 
 
 def build_tiers(

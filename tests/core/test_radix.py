@@ -4,7 +4,6 @@ import pytest
 
 from dsv4kv.core.radix import SglangCache, SglangWindowCache
 from dsv4kv.core.served import Hit, Served
-from dsv4kv.errors import OutOfBlocks
 
 PAGE = 4
 Prompt = list[int]
@@ -65,41 +64,11 @@ def test_a_decoding_request_holds_windows_of_its_last_chunk_or_page_and_of_what_
     assert cache.available == 60
 
 
-def test_a_prompt_found_is_not_what_it_may_evict() -> None:
-    prompts = [text((1, 6)), text((1, 6), (2, 5))]
-    cache = SglangCache(12, PAGE, prompts.__getitem__)
-    run(cache, 0, 24)
-    cache.end(0, 0)
-    assert cache.fits(1, 44, 1, 8)
-    assert not cache.fits(1, 44, 2, 8)
-
-
-def test_a_peek_changes_nothing_and_tells_what_is_found() -> None:
-    prompts = [text((1, 6)), text((1, 4), (2, 3))]
-    cache = window_cache(prompts, 100, 20)
-    run(cache, 0, 24)
-    cache.end(0, 0)
-    before = (cache._clock, cache.shared, cache.stored)
-    assert (cache.peek(1, 28), cache.fits(1, 28, 0, 8)) == (4, True)
-    assert (cache._clock, cache.shared, cache.stored) == before
-    assert cache.begin(1, 28) == Hit(4, 4, 4)
-
-
-def test_blocks_for_decoded_tokens_that_are_not_there_are_refused() -> None:
-    cache = window_cache([text((1, 2))], 30, 30)
-    cache.begin(0, 8)
-    with pytest.raises(OutOfBlocks):
-        cache.take(31)
-    cache.take(3)
-    cache.end(0, 3)
-    assert cache.free == 30
-
-
 def test_windows_in_use_that_are_the_oldest_are_the_oldest_again_when_they_are_not() -> None:
     evicted: list[int] = []
     prompts = [text((letter, 3)) for letter in range(5)]
     cache = window_cache(prompts, 100, 8, holds_chunks=True)
-    cache.watch(lambda _, windows: evicted.extend(windows))
+    cache.on_evicted = lambda _, windows: evicted.extend(windows)
     cache.begin(0, 12)
     cache.compute(0, 8)
     for request in range(1, 5):  # two pages each: the last one evicts

@@ -25,17 +25,16 @@ class Block:
         self.uses = 1
         self.score = 0.0
         self.next_use = next_use
-        self.visited = False
 
 
 class PlainCache:
     """Prefix-closed eviction in the plainest way: every leaf is looked at for every block."""
 
-    def __init__(self, capacity: int, rank: Callable[[Block], Any] | None) -> None:
-        """``rank``: the least goes first; None is SIEVE."""
+    def __init__(self, capacity: int, rank: Callable[[Block], Any]) -> None:
+        """``rank``: the least goes first."""
         self.capacity, self.rank = capacity, rank
         self.blocks: dict[int, Block] = {}
-        self.age, self.hand, self.hit = 0.0, -NEVER, 0
+        self.age, self.hit = 0.0, 0
 
     def request(self, number: int, chain: Sequence[int], next_uses: Sequence[int]) -> None:
         cached = 0
@@ -44,7 +43,7 @@ class PlainCache:
         self.hit += cached
         for id_, next_use in zip(chain[:cached], next_uses, strict=False):
             block = self.blocks[id_]
-            block.used, block.next_use, block.visited = number, next_use, True
+            block.used, block.next_use = number, next_use
             block.uses += 1
             block.score = self.age + block.uses
         while len(self.blocks) + len(chain) - cached > self.capacity:
@@ -59,46 +58,13 @@ class PlainCache:
 
     def drop(self, kept: set[int]) -> None:
         leaves = [i for i, b in self.blocks.items() if not b.children and i not in kept]
-        victim = self.sieve(leaves) if self.rank is None else self.first(leaves)
-        gone = self.blocks.pop(victim)
+        gone = self.blocks.pop(min(leaves, key=lambda id_: self.rank(self.blocks[id_])))
         self.age = max(self.age, gone.score)
         if gone.parent is not None:
             self.blocks[gone.parent].children -= 1
-        if self.rank is None:
-            self.hand = gone.order + 1
-            ahead = (
-                b.order >= self.hand
-                for i, b in self.blocks.items()
-                if not b.children and i not in kept
-            )
-            if not any(ahead):
-                self.hand = -NEVER
-
-    def first(self, leaves: list[int]) -> int:
-        assert self.rank is not None
-        rank = self.rank
-        return min(leaves, key=lambda i: rank(self.blocks[i]))
-
-    def sieve(self, leaves: list[int]) -> int:
-        leaves.sort(key=lambda i: self.blocks[i].order)
-        ahead = [i for i in leaves if self.blocks[i].order >= self.hand]
-        for id_ in ahead + leaves:
-            if not self.blocks[id_].visited:
-                return id_
-            self.pass_by(self.blocks[id_])
-        return leaves[0]
-
-    def pass_by(self, block: Block) -> None:
-        """The hand passes a block and those before it that have always been used with it."""
-        block.visited = False
-        above = None if block.parent is None else self.blocks[block.parent]
-        if above and (above.children, above.stored, above.uses) == (1, block.stored, block.uses):
-            self.pass_by(above)
 
 
-def plain_hits(
-    chains: Sequence[list[int]], capacity: int, rank: Callable[[Block], Any] | None
-) -> int:
+def plain_hits(chains: Sequence[list[int]], capacity: int, rank: Callable[[Block], Any]) -> int:
     """Blocks hit by all chains, told block by block."""
     cache = PlainCache(capacity, rank)
     upcoming: dict[int, list[int]] = {}

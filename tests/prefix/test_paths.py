@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.prefix.paths import find_reuse, number_prompts
-from dsv4kv.replay.mrc.curves import capacity_for, hit_curve, pick_capacities
+from dsv4kv.replay.mrc.curves import capacity_for, hit_curve
 from tests.prefix.traces import (
     BLOCK,
     Text,
@@ -43,19 +43,6 @@ def test_what_a_cache_finds_is_what_a_list_in_order_of_use_finds(
     assert reuse.found_blocks(capacity).tolist() == expected
 
 
-@given(texts(), GRAINS, st.booleans())
-def test_stretches_follow_each_other_and_lie_ever_deeper(
-    prompts: list[Text], grain: int, whole: bool
-) -> None:
-    reuse = find_reuse(to_table(prompts), grain, whole_blocks=whole)
-    for request in range(len(prompts)):
-        mine = reuse.request == request
-        begin, end, above = reuse.begin[mine], reuse.end[mine], reuse.above[mine]
-        assert begin.tolist() == [0, *end[:-1].tolist()][: len(begin)]
-        assert (above[1:] >= (above + end - begin)[:-1]).all()
-        assert (reuse.owner[mine] < request).all()
-
-
 @given(texts(), GRAINS, st.lists(st.integers(0, 60), min_size=1))
 def test_the_curve_is_exact_at_every_capacity(
     prompts: list[Text], grain: int, capacities: list[int]
@@ -87,17 +74,6 @@ def test_equal_blocks_have_equal_numbers(prompts: list[Text], grain: int, whole:
         path = visible_blocks(prompt, grain, BLOCK, whole=whole)
         assert numbered.path(request) == [known.setdefault(block, len(known)) for block in path]
     assert numbered.count == len(known)
-
-
-@given(texts(), st.integers(1, 20))
-def test_picked_capacities_rise_from_the_longest_prompt_and_end_before_nothing_is_lost(
-    prompts: list[Text], points: int
-) -> None:
-    reuse = find_reuse(to_table(prompts), BLOCK)
-    picked = pick_capacities(reuse, points)
-    assert list(picked) == sorted(set(picked))
-    assert len(picked) <= points
-    assert all(capacity >= reuse.blocks.max() for capacity in picked)
 
 
 @pytest.mark.parametrize("grain", [0, -4, 3, 6, 10])
@@ -132,13 +108,6 @@ def test_the_conversation_trace_has_its_published_curve() -> None:
         for capacity in PUBLISHED
     }
     assert shares == PUBLISHED
-
-
-@needs_conversation
-@pytest.mark.parametrize(("grain", "tokens"), [(64, 41_646_761), (256, 41_400_489)])
-def test_smaller_blocks_hit_their_published_tokens(grain: int, tokens: int) -> None:
-    reuse = find_reuse(conversation(), grain)
-    assert reuse.found_tokens(9_358_848 // grain).sum() == tokens
 
 
 # ---- ids that contradict each other -------------------------------------------------------------

@@ -8,7 +8,6 @@ import pytest
 from dsv4kv.cache.slots import SlotAllocator
 from dsv4kv.errors import ConfigError
 from dsv4kv.prefix.rows import NOTHING, Found, PrefixCacheManager, Seat, SlotScheduler
-from tests.prefix.test_tree import every_run
 
 
 def cache(capacity: int = 100) -> PrefixCacheManager:
@@ -17,42 +16,6 @@ def cache(capacity: int = 100) -> PrefixCacheManager:
 
 def row(*tokens: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     return np.array(tokens, dtype=np.int32)
-
-
-def test_an_empty_cache_finds_nothing() -> None:
-    assert cache().find(row(1, 2)) == NOTHING
-    assert cache().find(row()) == NOTHING
-
-
-@pytest.mark.parametrize("length", range(1, 6))
-def test_a_prefix_is_found_to_the_token(length: int) -> None:
-    rows = cache()
-    rows.insert_row(row(1, 2, 3, 4, 5), slot=7, version=3)
-    assert rows.find(row(*[1, 2, 3, 4, 5][:length], 9, 9)) == Found(length, 7, 3)
-
-
-def test_each_branch_names_the_row_that_holds_it() -> None:
-    rows = cache()
-    rows.insert_row(row(1, 2, 3, 4), slot=0, version=1)
-    rows.insert_row(row(1, 2, 8, 9), slot=1, version=1)
-    assert rows.find(row(1, 2, 3, 4)) == Found(4, 0, 1)
-    assert rows.find(row(1, 2, 8)) == Found(3, 1, 1)
-
-
-def test_what_two_rows_hold_is_found_in_the_newer_one() -> None:
-    rows = cache()
-    rows.insert_row(row(1, 2, 3, 4), slot=0, version=1)
-    rows.insert_row(row(1, 2, 8, 9), slot=1, version=5)
-    assert rows.find(row(1, 2, 7)) == Found(2, 1, 5)
-    rows.insert_row(row(1, 2, 3, 4), slot=2, version=1)
-    assert rows.find(row(1, 2, 3, 4)) == Found(4, 2, 1)
-
-
-def test_a_prompt_longer_than_the_capacity_is_cached_as_far_as_there_is_room() -> None:
-    rows = cache(capacity=10)
-    prompt = np.arange(25, dtype=np.int32)
-    assert rows.insert_row(prompt, slot=0, version=1) == 10
-    assert rows.find(prompt).length == 10
 
 
 def test_the_capacity_is_never_exceeded_and_the_oldest_goes() -> None:
@@ -64,33 +27,6 @@ def test_the_capacity_is_never_exceeded_and_the_oldest_goes() -> None:
     assert rows.tree.cached == 10
     # Of the first prompt only its first token was used, and of old chains the end goes first.
     assert [rows.match(row(*[t] * 5)) for t in (1, 2, 3)] == [2, 5, 3]
-
-
-def test_a_prompt_does_not_evict_its_own_prefix_to_make_room() -> None:
-    rows = cache(capacity=6)
-    rows.insert_row(row(1, 2, 3, 4), 0, 1)
-    assert rows.insert_row(row(1, 2, 3, 4, 5, 6, 7, 8), 1, 1) == 6
-    assert rows.find(row(1, 2, 3, 4, 5, 6, 7, 8)).length == 6
-
-
-def test_copying_tells_both_slots_and_how_many_tokens() -> None:
-    calls = []
-    rows = PrefixCacheManager(100, copy_kv=lambda *call: calls.append(call))
-    rows.insert_row(row(1, 2, 3), slot=4, version=1)
-    assert rows.copy_kv(row(1, 2, 9), to_slot=6) == Found(2, 4, 1)
-    assert rows.copy_kv(row(9), to_slot=6) == NOTHING
-    assert calls == [(4, 6, 2)]
-
-
-def test_copying_without_a_way_to_copy_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no copy_kv was given"):
-        cache().copy_kv(row(1), 0)
-
-
-@pytest.mark.parametrize("capacity", [0, -1])
-def test_a_cache_of_nothing_is_refused(capacity: int) -> None:
-    with pytest.raises(ConfigError, match="give at least 1"):
-        PrefixCacheManager(capacity)
 
 
 @pytest.mark.parametrize(
@@ -125,17 +61,6 @@ def test_what_an_older_row_still_holds_is_found_when_the_newer_one_is_gone() -> 
     assert rows.find(row(1, 2, 3, 4)) == Found(3, older, 1)
     rows.insert_row(row(1, 9), newer, 2)
     assert rows.find(row(1, 2)) == Found(2, older, 1)
-
-
-def test_rows_that_are_gone_are_not_remembered_for_ever() -> None:
-    slots = SlotAllocator(2)
-    rows = PrefixCacheManager(100, version=slots.version)
-    for _ in range(50):
-        slot = slots.alloc()
-        rows.insert_row(row(1, 2, 3), slot, slots.version(slot))
-        slots.free(slot)
-    (run,) = every_run(rows.tree.root)
-    assert len(run.rows) <= 2
 
 
 # ---- seats -------------------------------------------------------------------------------------
@@ -202,29 +127,6 @@ def common(a: Text, b: Text) -> int:
     )
 
 
-def test_a_free_slot_that_ends_with_the_prefix_is_occupied_without_a_copy() -> None:
-    scene = Scene()
-    first = scene.serve((1, 2, 3))
-    version = scene.slots.version(first.slot)
-    again = scene.serve((1, 2, 3, 4))
-    assert (again.slot, again.start, again.copied) == (first.slot, 3, 0)
-    assert scene.slots.version(first.slot) == version
-
-
-def test_a_slot_that_goes_on_otherwise_or_is_in_use_is_copied_from() -> None:
-    scene = Scene()
-    first = scene.begin((1, 2, 3), NOTHING)
-    assert first is not None
-    second = scene.begin((1, 2, 9), scene.find((1, 2)))
-    assert second is not None
-    assert (second.slot != first.slot, second.start, second.copied) == (True, 2, 2)
-    scene.end(first, (1, 2, 3))
-    third = scene.begin((1, 2, 7), scene.find((1, 2)))
-    assert third is not None
-    assert (third.start, third.copied > 0) == (2, third.slot != first.slot)
-    scene.check_recorded()
-
-
 def test_a_slot_that_changed_since_the_request_was_queued_makes_it_start_at_0() -> None:
     scene = Scene()
     scene.serve((1, 2, 3))
@@ -235,20 +137,6 @@ def test_a_slot_that_changed_since_the_request_was_queued_makes_it_start_at_0() 
     late = scene.begin((1, 2, 3, 4), found)
     assert late is not None
     assert (late.slot, late.start, late.copied) == (0, 0, 0)
-
-
-def test_without_a_free_slot_nobody_is_seated() -> None:
-    scene = Scene()
-    for number in range(SLOTS):
-        scene.begin((number, 1), NOTHING)
-    assert scene.begin((7,), NOTHING) is None
-
-
-def test_what_are_no_tokens_takes_no_slot() -> None:
-    scene = Scene()
-    with pytest.raises(ConfigError, match=r"tokens must be 0\.\."):
-        scene.scheduler.begin(np.array([1, -2]), NOTHING)
-    assert scene.slots.free_count == SLOTS
 
 
 @pytest.mark.parametrize("capacity", [10**6, 12])

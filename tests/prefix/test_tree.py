@@ -208,13 +208,6 @@ def test_it_does_what_a_plain_index_does(
     serve_a_day(Engine(blocks, size, chained, policy), random.Random(seed), events)
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
-@pytest.mark.parametrize("size", [1, 4])
-def test_it_does_so_for_a_long_day(size: int, policy: str) -> None:
-    for blocks in (6, 12, 24):
-        serve_a_day(Engine(blocks, size, size > 1, policy), random.Random(1), 100)
-
-
 def test_misuse_is_refused_and_changes_nothing() -> None:
     tree = PrefixTree(make_policy("lru", 10), 1)
     lease = tree.pin([1, 2])

@@ -12,7 +12,6 @@ from itertools import count
 from math import ceil
 from typing import Any
 
-from dsv4kv.core.radix import SglangCache
 from dsv4kv.core.served import Hit, Served
 from dsv4kv.replay.build import Replay
 from dsv4kv.replay.tier import Tier
@@ -131,9 +130,6 @@ class PlainTiers:
         self._really = tiers.offer, tiers.forget, tiers.fetch, tiers.restore
         for name in ("offer", "forget", "fetch", "restore"):
             setattr(tiers, name, getattr(self, name))
-        cache = getattr(replay.scheduler.prompts, "_cache", None)
-        if isinstance(cache, SglangCache):
-            cache.watch(self.forget)  # was bound to what is replaced
 
     def units(self, served: Served, blocks: int) -> list[int]:
         keys = served.keys[:blocks]
@@ -311,15 +307,15 @@ class PlainTiers:
     def check(self) -> None:
         """The same objects, to be read from the same moments, and the same bytes moved."""
         for plain, real in zip(self.tiers, self.real.tiers, strict=True):
-            shelf = real.shelf._items
+            shelf = real._items
             assert {thing.key: thing.ready for thing in plain.things} == {
                 key: item.ready_s for key, item in shelf.items()
             }
             assert plain.moved == {
                 "read": real.read.moved_bytes, "write": real.write.moved_bytes,
             }  # fmt: skip
-        asked = self.real.asked
-        assert (asked.tokens, asked.restored) == (self.asked, self.restored)
+        asked, restored = self.real.asked_tokens, self.real.restored_tokens
+        assert (asked, restored) == (self.asked, self.restored)
         lost = sum(tier.lost.total() for tier in self.real.tiers)
-        assert asked.tokens == asked.restored + lost
-        assert asked.restored == sum(tier.hit_tokens for tier in self.real.tiers)
+        assert asked == restored + lost
+        assert restored == sum(tier.hit_tokens for tier in self.real.tiers)

@@ -73,14 +73,3 @@ def test_sglang_computes_prompts_alone_and_vllm_beside_what_decodes(
     chunks = 32 * 128 // 512
     steps = made.scheduler.clock.steps - alone.scheduler.clock.steps
     assert steps == (0 if decodes else chunks)
-
-
-def test_room_for_outputs_keeps_a_request_waiting_in_sglang_and_not_in_vllm() -> None:
-    requests = [request([1], output=3000), request([2], at=0.01, output=3000)]
-    peaks = {
-        rule: replay(
-            requests, prefix__rule=rule, cache__block_tokens=128, cache__num_blocks=40
-        ).outcome.peak_requests
-        for rule in ("vllm", "sglang")
-    }
-    assert peaks == {"vllm": 2, "sglang": 1}

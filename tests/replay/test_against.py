@@ -218,15 +218,6 @@ def test_prompts_that_are_found_while_they_are_computed_are_a_cause_of_their_own
     assert found["unexplained_tokens"] == 0
 
 
-def test_a_restart_within_a_small_pool_is_told_apart_from_it(tmp_path: Path) -> None:
-    scene = Scene(restarts=(130.1,), blocks=BLOCKS["vllm"] // 2)
-    found = against(record(tmp_path / "server", scene))
-    named = causes(found)
-    assert set(named) >= {"the cache began anew", "a smaller pool than stated"}
-    restart, pool = named["the cache began anew"][0], named["a smaller pool than stated"][0]
-    assert restart + pool == found["difference_tokens"]
-
-
 def test_where_only_counters_tell_the_server_is_compared_by_them(tmp_path: Path) -> None:
     scene = Scene(tells=False)
     found = against(record(tmp_path / "server", scene))
@@ -249,31 +240,6 @@ def test_prompts_of_which_only_the_length_is_known_are_a_cause_of_their_own(
     assert found["unexplained_tokens"] == 0
 
 
-def test_blocks_in_use_and_preemptions_stand_next_to_each_other(tmp_path: Path) -> None:
-    found = against(record(tmp_path / "server", Scene()))
-    server, replay = found["total"]["server"], found["total"]["replay"]
-    assert server["used"] == round(0.1 * BLOCKS["vllm"])
-    assert 0 < replay["used"] < BLOCKS["vllm"]
-    assert server["preempted"] == replay["preempted"] == 0
-    assert server["evicted"] is None  # no events were recorded
-
-
-def test_ranks_with_caches_of_their_own_are_a_caution(tmp_path: Path) -> None:
-    folder = record(tmp_path / "server", Scene())
-    with Recording(folder, clock=lambda: BEGUN_S + 270.0) as recording:
-        names = [f"vllm:kv_cache_usage_perc{{engine={rank}}}" for rank in range(2)]
-        values = dict.fromkeys(names, 0.5)
-        recording.write("metrics", {"source": "metrics:0", "values": values})
-    assert any("2 ranks have caches" in caution for caution in against(folder)["cautions"])
-
-
-def test_what_is_asked_for_goes_before_what_the_server_tells(tmp_path: Path) -> None:
-    folder = record(tmp_path / "server", Scene(blocks=BLOCKS["vllm"] // 2))
-    found = against(folder, "--set", f"cache.num_blocks={BLOCKS['vllm'] // 2}")
-    assert found["difference_tokens"] == 0
-    assert against(folder, "--rule", "vllm-v4:dense")["settings"][1]["source"] == "as given"
-
-
 def test_a_launch_command_tells_rule_model_and_steps(tmp_path: Path) -> None:
     folder = record(tmp_path / "server", Scene())
     command = "vllm serve deepseek-ai/DeepSeek-V4-Pro --prefix-cache-retention-interval 4096"
@@ -286,20 +252,6 @@ def test_a_launch_command_tells_rule_model_and_steps(tmp_path: Path) -> None:
         "cache.num_blocks": str(BLOCKS["vllm"]),
         "scheduler.step_tokens": "4096",
     }
-
-
-def test_a_terminal_and_a_page_show_all_of_it(tmp_path: Path) -> None:
-    folder = record(tmp_path / "server", Scene(restarts=(100.2,)))
-    step = ("--set", f"scheduler.step_tokens={CHUNK}")
-    done = run(
-        "replay", folder, "--against", *step, "--verbose", "--chart", tmp_path / "page.html"
-    )
-    assert done.exit_code == 0, done.output
-    page = (tmp_path / "page.html").read_text("utf-8")
-    for words in ("Server and replay", "the cache began anew"):
-        assert words in done.output
-        assert words in page
-    assert "all of the difference is explained" in " ".join(done.output.split())
 
 
 def refused(*words: object) -> str:

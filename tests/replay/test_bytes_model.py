@@ -14,17 +14,14 @@ from dsv4kv.bench.serve.operations import chunk_writes, decode_operations
 from dsv4kv.cache.layers import LayerCache, build_layers
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.core.clock import Rates, VirtualClock, Work
-from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.presets import load_model
-from dsv4kv.ops import spec
 from dsv4kv.ops.registry import load_backend
-from dsv4kv.ops.work import CountedLayers, Pooling, StepWork, pooling_of
+from dsv4kv.ops.work import CountedLayers, StepWork
 from dsv4kv.replay.clock.weights import WeightModel
 from dsv4kv.replay.costs import StepTables
 from dsv4kv.runs.quantities import kind_of
 from tests.bench.serve.serving import make_config
 from tests.examples import examples
-from tests.ops.test_step_reads import schemas
 
 LONGEST = 3000
 WEIGHTLESS = WeightModel(0, 0, 0, 1, 1, 0, "none")
@@ -119,80 +116,3 @@ def test_a_chunk_writes_what_bench_counts(model: str, before: int, tokens: int) 
         for name, indexer in chunk_writes(layer)
     )
     assert tables.weighed(WEIGHTLESS).chunk_bytes(before, after) == written
-
-
-@pytest.mark.parametrize("length", [1, 3, 4, 127, 128, 129, 2048, LONGEST])
-def test_a_chunk_gathers_what_is_visible(length: int) -> None:
-    layers, tables = held(HELD["v4-flash"])
-    read = 0
-    for schema in (layer.schema for layer in layers):
-        for page in filter(None, (schema.main, schema.indexer)):
-            entries = length // schema.layer.ratio
-            pages = -(-entries // page.entries)
-            read += spec.gather_all_bytes(page.format, entries, pages)
-    assert tables.visible[length] == read
-
-
-def poolings(config: DSV4Config) -> set[Pooling]:
-    """The layers' compressors, main and indexer."""
-    return {
-        pooling
-        for schema in schemas(config)
-        for indexer in (False, True)
-        if (pooling := pooling_of(schema, indexer=indexer))
-    }
-
-
-def test_the_states_of_v4_have_the_rows_that_the_report_says() -> None:
-    rows = {
-        (pool.ratio, pool.dim): (pool.rows, pool.channels, pool.state_rows)
-        for pool in poolings(load_model("v4-flash"))
-    }
-    assert rows == {(4, 512): (8, 1024, 8), (4, 128): (8, 256, 8), (128, 512): (128, 512, 128)}
-
-
-def test_a_group_of_v41_stands_alone() -> None:
-    (pool,) = poolings(load_model("v4.1-flash"))
-    assert (pool.ratio, pool.rows, pool.channels, pool.state_rows) == (2, 2, 512, 2)
-
-
-@pytest.mark.parametrize("model", ["v4-pro", "v4.1-flash", "v3.2"])
-def test_every_model_has_tables_that_grow_with_length(model: str) -> None:
-    config = load_model(model)
-    tables = StepTables(config, schemas(config), 1024)
-    assert tables.reads["attention"][1024] > tables.reads["attention"][1] > 0
-    assert tables.shared[1024] > tables.shared[4] > 0
-    assert tables.updates[2::2].min() > 0
-    assert tables.weighed(WEIGHTLESS).chunk_bytes(0, 1024) > 0
-
-
-def test_keys_are_read_by_the_layers_that_select() -> None:
-    """V4.1: eight, of which four own none; of these four, three score candidate blocks alone."""
-    config = load_model("v4.1-flash")
-    tables = StepTables(config, schemas(config), 1024)
-    half, whole = 512 * 68 + 8 * 4, 1024 * 68 + 8 * 4  # a block holds 128 tokens
-    assert tables.shared[1024] == 3 * half + whole
-
-
-def test_layers_for_which_another_one_selects_read_no_keys() -> None:
-    """IndexCache on V4: a flag of the schedule."""
-    config = load_model("v4-flash")
-    sharing = config.model_copy(update={"index_sources": (2, 10, 18, 26, 34, 42)})
-    every, some = (StepTables(each, schemas(each), 1024) for each in (config, sharing))
-    assert some.shared[1024] * 21 == every.shared[1024] * 6
-    for kind in ("scores", "top-k"):
-        assert some.reads[kind][1024] * 21 == every.reads[kind][1024] * 6
-    assert (some.reads["attention"] == every.reads["attention"]).all()
-    append = 2 * 2 * 256 * 4  # kv and score of a key's token, read and written
-    assert every.updates[1023] - some.updates[1023] == 15 * append
-    keys = 256 * (68 + 256) + 8 * 4
-    assert every.visible[1024] - some.visible[1024] == 15 * keys
-
-
-def test_layers_of_v32_for_which_another_one_selects_have_no_keys() -> None:
-    config = load_model("v3.2")
-    sharing = config.model_copy(update={"index_sources": tuple(range(0, 61, 4))})
-    every, some = (StepTables(each, schemas(each), 1024) for each in (config, sharing))
-    assert some.shared[1024] * 61 == every.shared[1024] * 16
-    assert every.updates[1024] - some.updates[1024] == 45 * (256 + 8 + 132)
-    assert (some.reads["attention"] == every.reads["attention"]).all()

@@ -33,24 +33,10 @@ def config(path: Path, *settings: str) -> ReplayConfig:
     return load_config("default", [f"workload.trace={path}", *settings], ReplayConfig).config
 
 
-def test_an_id_with_two_histories_is_refused_with_both_lines(tmp_path: Path) -> None:
-    path = write(tmp_path / "t.jsonl", [1, 2], [5, 6], [3, 2])
-    with pytest.raises(
-        TraceError,
-        match=r"t\.jsonl:3: block id 2 has another history than at .*t\.jsonl:1: an id identifies",
-    ):
-        read_requests(config(path))
-
-
 def test_lines_are_those_of_the_file_where_requests_are_skipped(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl", [9], [1, 2], [5, 6], [3, 2])
     with pytest.raises(TraceError, match=r"t\.jsonl:4: block id 2 has another .* at .*:2:"):
         read_requests(config(path, "workload.skip=1"))
-
-
-def test_what_is_left_out_may_contradict(tmp_path: Path) -> None:
-    path = write(tmp_path / "t.jsonl", [1, 2], [5, 6], [3, 2])
-    assert len(read_requests(config(path, "workload.limit=2"))) == 2
 
 
 def test_requests_without_a_file_are_told_by_number() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.core.clock import Rates, VirtualClock, Work
+from dsv4kv.core.clock import Rates, VirtualClock
 from dsv4kv.core.served import Served
 from tests.replay.scenes import replay, request
 
@@ -42,21 +42,6 @@ def test_time_never_runs_backwards_and_busy_time_is_that_of_the_work(
         assert made.now_s >= before_s
         before_s = made.now_s
         assert made.busy_s == RATES.duration_s(made.done)
-
-
-def test_waiting_for_what_is_past_changes_nothing() -> None:
-    made = clock()
-    for _ in range(10):
-        step(made, [])
-    busy_s = made.busy_s
-    made.wait_until(0.001)
-    assert (made.now_s, made.idle_s) == (busy_s, 0.0)
-
-
-def test_a_step_takes_overhead_and_bytes_and_arithmetic() -> None:
-    each = 10**11
-    work = Work(1, 10**12, each, each, each, each, each, operations=7 * 10**14)
-    assert RATES.duration_s(work) == pytest.approx(1e-3 + 1.5e12 / 3e12 + 1.0)
 
 
 def test_asking_how_long_a_prompt_would_take_takes_no_time() -> None:

@@ -1,12 +1,21 @@
-"""How the memory is divided, and the grid on which prompts share blocks."""
+"""How the memory is divided, and what is refused: by the toolkit's rule and by engines'."""
+
+import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsv4kv.errors import ConfigError, TraceError
+from dsv4kv.budget.answer import answer
+from dsv4kv.budget.inputs import read_inputs
+from dsv4kv.engines.contract import Deployment
+from dsv4kv.engines.names import RULES, find_engine
+from dsv4kv.errors import ConfigError, DoesNotFit, TraceError
+from dsv4kv.model.presets import load_model
+from dsv4kv.model.schema import choose_formats
+from dsv4kv.replay.build import build_replay
 from dsv4kv.replay.memory import plan_memory
-from dsv4kv.replay.requests import begin_serving, check_order, keys_on, shared_tokens
+from dsv4kv.replay.requests import begin_serving, check_order, keys_on
 from dsv4kv.traces.request import IdRuns, Request
 from tests.replay.scenes import replay, request, small_config
 
@@ -47,17 +56,9 @@ def test_the_parts_and_the_remainder_are_the_whole(
     assert bool(memory.num_checkpoints) <= (strategy == "ends")
 
 
-def test_a_block_of_full_carries_its_windows_and_a_state() -> None:
-    plain, full = (plan_memory(small_config(prefix__strategy=name)) for name in ("ends", "full"))
-    window = 3 * 128 * 584  # three layers, 128 tokens
-    assert full.beside_bytes == window + 81_920  # one CSA state
-    assert full.block_bytes == plain.block_bytes + full.beside_bytes
-
-
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"cache__num_blocks": None, "cache__memory_bytes": 2**20}, "leave no room for a block"),
         ({"prefix__strategy": "ends+junktions"}, r"did you mean ends\+junctions\?"),
         ({"prefix__policy": "lfuu"}, r"did you mean lfu\?"),
         ({"prefix__policy": "belady"}, "give one of lru, fifo, lfu"),
@@ -71,16 +72,6 @@ def test_a_memory_that_cannot_be_divided_is_a_sentence(
 ) -> None:
     with pytest.raises(ConfigError, match=sentence):
         plan_memory(small_config(**settings))
-
-
-# ---- the grid -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("trace", "cache", "shared"), [(512, 128, 512), (16, 128, 128), (64, 256, 256), (0, 128, 128)]
-)
-def test_prompts_share_blocks_of_the_larger_size(trace: int, cache: int, shared: int) -> None:
-    assert shared_tokens(trace, cache) == shared
 
 
 def test_block_sizes_that_do_not_divide_are_a_sentence() -> None:
@@ -136,3 +127,106 @@ def test_a_clock_that_runs_backwards_is_told_with_its_request() -> None:
     with pytest.raises(TraceError, match=r"workload\.arrivals=closed"):
         replay(requests)
     assert replay(requests, workload__arrivals="closed").outcome.finished == 3
+
+
+ENGINES = [name for name, rule in RULES.items() if rule.engine and "v4" in rule.kinds]
+FLASH = {"model__layers": None, "cache__num_blocks": None, "cache__memory_bytes": 40 * GIB}
+
+
+def test_vllms_blocks_are_those_that_its_sizing_rule_counts() -> None:
+    memory = plan_memory(small_config(prefix__rule="vllm-v4:dense", **FLASH))
+    model, engine = load_model("v4-flash"), find_engine("vllm:0.33")
+    deployment = Deployment(model, choose_formats(model, indexer="fp8"), 10**6, 512)
+    assert memory.block_bytes == engine.rule(deployment).layout.unit_bytes
+    assert memory.num_blocks == engine.capacity(deployment, 40 * GIB).units
+    assert (memory.slot_bytes, memory.num_checkpoints, memory.block_tokens) == (0, 0, 256)
+
+
+@settings(deadline=None)
+@given(st.integers(2**28, 2**34), st.sampled_from(ENGINES))
+def test_an_engines_parts_and_the_remainder_are_the_whole(memory_bytes: int, rule: str) -> None:
+    memory = plan_memory(
+        small_config(prefix__rule=rule, cache__num_blocks=None, cache__memory_bytes=memory_bytes)
+    )
+    windows = (memory.num_checkpoints or 0) * memory.checkpoint_bytes
+    parts = memory.num_slots * memory.slot_bytes + memory.num_blocks * memory.block_bytes
+    assert parts + windows + memory.remainder_bytes == memory_bytes
+    assert 0 <= memory.remainder_bytes < memory.block_bytes + memory.checkpoint_bytes
+
+
+@pytest.mark.parametrize("rule", [name for name in ENGINES if not name.startswith("vllm-v4")])
+def test_an_engines_memory_without_room_for_a_block_is_a_sentence(rule: str) -> None:
+    with pytest.raises(ConfigError, match=r"leave no room for a block .* as prefix\.rule"):
+        plan_memory(
+            small_config(prefix__rule=rule, cache__num_blocks=None, cache__memory_bytes=2**20)
+        )
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"prefix__rule": "vllm-v4:dens"}, r"prefix.rule is .* .did you mean vllm-v4:dense\?"),
+        ({"prefix__rule": "vllm", "prefix__policy": "arc"}, "prefix.policy says how the ideal"),
+        ({"prefix__rule": "sglang", "prefix__strategy": "full"}, "prefix.strategy says how the"),
+        ({"prefix__rule": "vllm-v4:dense", "cache__state": "online"}, "state fp32"),
+        (
+            {"prefix__rule": "vllm-v4:dense", "model__formats__indexer": "bf16"},
+            "indexer keys in fp8 or mxfp4",
+        ),
+    ],
+)
+def test_what_an_engine_does_not_have_is_a_sentence(
+    settings: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        plan_memory(small_config(**settings))
+
+
+@pytest.mark.parametrize(
+    ("rule", "blocks", "reason"),
+    [
+        ("vllm", 3, "longer than all blocks together"),
+        (
+            "vllm-v4:semantic",
+            60,
+            "longer than all blocks together, with windows and states of a chunk",
+        ),
+        ("sglang-v4:dense", 30, "longer than all windows together"),
+    ],
+)
+def test_a_request_that_can_never_run_is_refused_and_counted(
+    rule: str, blocks: int, reason: str
+) -> None:
+    requests = [request(range(8), output=1), request([50], output=1)]
+    made = replay(
+        requests, prefix__rule=rule, cache__num_blocks=blocks, cache__block_tokens=128,
+        scheduler__step_tokens=128,
+    )  # fmt: skip
+    assert made.outcome.rejected[reason] >= 1
+    assert made.outcome.finished + made.outcome.rejected.total() == 2
+
+
+WHOLE = {
+    "model__preset": "v4-pro",
+    "model__layers": None,
+    "cache__memory_bytes": "100GiB",
+    "cache__num_blocks": None,
+    "cost__gpu": "h200",
+}
+
+
+def test_the_fewest_gpus_named_fit_and_one_less_does_not() -> None:
+    with pytest.raises(DoesNotFit, match="do not fit on 1 GPU of h200: every GPU lacks") as caught:
+        build_replay(small_config(**WHOLE, cost__gpus=1), [request([1])])
+    fewest = int(re.findall(r"\. ([\d,]+) are the fewest", str(caught.value))[0])
+    build_replay(small_config(**WHOLE, cost__gpus=fewest), [request([1])])
+    with pytest.raises(DoesNotFit, match=f"{fewest} are the fewest"):
+        build_replay(small_config(**WHOLE, cost__gpus=fewest - 1), [request([1])])
+
+
+def test_weights_are_those_of_budget() -> None:
+    found = answer(read_inputs({"model": "v4-pro", "gpus": "16"}))
+    made = build_replay(small_config(**WHOLE, cost__gpus=16), [request([1])])
+    assert made.parts.weights.held_bytes == pytest.approx(
+        found.scenario.weights.total_bytes, abs=2
+    )

@@ -76,18 +76,6 @@ def test_the_same_requests_go_in_the_same_order_as_in_the_engine(engine: str) ->
         assert numbers == (expected[::-1] if engine == "vllm" else expected)
 
 
-@pytest.mark.parametrize("rule", ["vllm", "sglang"])
-def test_nobody_is_paused_by_an_engine_and_everybody_ends(rule: str) -> None:
-    # SGLang keeps room for outputs: it needs many steps to expect too little of them
-    requests = [request([i], at=i / 2, output=2000) for i in range(1, 13)]
-    config = small_config(cache__num_blocks=48, cache__block_tokens=128, prefix__rule=rule)
-    made = build_replay(config, requests)
-    while made.scheduler.turn():
-        assert not made.scheduler.paused
-    assert (made.outcome.pauses, made.outcome.finished) == (0, 12)
-    assert made.outcome.evictions > 0
-
-
 def test_vllm_preempts_a_prompt_that_was_admitted_last() -> None:
     requests = [request([1], output=600), request(range(10, 16), at=0.001, output=1)]
     config = small_config(

@@ -1,7 +1,6 @@
 """One request at a time and none of its output, a replay hits what ``trace mrc --rule`` hits."""
 
 import random
-import re
 from typing import Any
 
 import pytest
@@ -11,16 +10,15 @@ from hypothesis import strategies as st
 from dsv4kv.engines.names import RULES
 from dsv4kv.engines.prefix import Pool, run_rule
 from dsv4kv.engines.rule import SPECULATIONS
-from dsv4kv.errors import ConfigError
 from dsv4kv.model.presets import load_model
 from dsv4kv.prefix.outcome import Losses, Outcome
-from dsv4kv.replay.build import Replay, build_replay
+from dsv4kv.replay.build import Replay
 from dsv4kv.traces import read_trace
 from dsv4kv.traces.collect import collect_paths
 from dsv4kv.traces.request import Request
 from tests.examples import examples
 from tests.prefix.traces import Text, to_requests
-from tests.replay.scenes import replay, request, small_config
+from tests.replay.scenes import replay
 
 ENGINES = [name for name, rule in RULES.items() if rule.engine and "v4" in rule.kinds]
 MODEL = load_model("v4-flash")
@@ -158,15 +156,6 @@ def test_a_replay_hits_and_loses_what_the_rule_does_on_the_trace_alone(
     assert_same(made, analyse(requests, rule, blocks, BLOCK, CHUNK))
 
 
-@pytest.mark.parametrize("rule", ENGINES)
-@pytest.mark.parametrize("blocks", [500, 1000, 100_000])
-def test_the_shipped_trace_hits_the_same_with_the_engines_blocks(rule: str, blocks: int) -> None:
-    requests = list(read_trace("builtin:chat"))
-    made = replay_alone(requests, rule, blocks)
-    assert made.memory.block_tokens == 256
-    assert_same(made, analyse(requests, rule, blocks, 256, 512))
-
-
 @pytest.mark.parametrize(
     ("rule", "speculation"), [(rule, s) for rule in ENGINES for s in RULES[rule].drafts[2:]]
 )
@@ -179,13 +168,6 @@ def test_with_drafts_the_shipped_trace_hits_the_same(
     expected = analyse(requests, rule, blocks, 256, 512, speculation)
     assert_same(made, expected)
     assert expected.losses.draft > 0
-
-
-def test_drafts_that_an_engine_does_not_have_are_refused() -> None:
-    for rule, speculation in (("sglang", "mtp+connector"), ("ideal", "mtp")):
-        config = small_config(prefix__rule=rule, prefix__speculation=speculation)
-        with pytest.raises(ConfigError, match=f"what {re.escape(speculation)} makes of hits is "):
-            build_replay(config, list(read_trace("builtin:chat")))
 
 
 # ---- ideal --------------------------------------------------------------------------------------
@@ -206,66 +188,4 @@ def test_without_bound_ideal_saves_all_but_partial_blocks_and_last_tokens(
     assert tally.saved_tokens + computed == expected.hit_tokens == tally.seen_tokens
 
 
-@examples(100)
-@given(draw_prompts(letters=2), st.sampled_from([0, 1, 3, 10, 100]))
-def test_of_whole_blocks_that_go_on_ideal_hits_the_same_at_every_capacity(
-    prompts: list[Text], spare: int
-) -> None:
-    requests = lengthen(to_requests(prompts, 2))
-    made = replay_alone(requests, "ideal", 10 + spare, prefix__strategy="full")
-    expected = analyse(requests, "ideal", 10 + spare, BLOCK, CHUNK)
-    assert made.prompts.tally.saved_tokens == expected.hit_tokens
-    assert Losses(**made.prompts.tally.lost) == expected.losses
-
-
-def test_all_rules_see_the_same_tokens_whatever_their_blocks() -> None:
-    requests = list(read_trace("builtin:chat"))
-    seen = {
-        replay_alone(requests, rule, 1000).prompts.tally.seen_tokens
-        for rule in ("ideal", *ENGINES)
-    }
-    assert len(seen) == 1
-
-
 # ---- requests side by side ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("rule", ENGINES)
-def test_what_another_request_computes_is_found_waited_for_or_named(rule: str) -> None:
-    requests = [request([*range(1, 9), 100 + i], output=3) for i in range(3)]
-    chosen: dict[str, Any] = {"prefix__rule": rule, "cache__num_blocks": 3000,
-                              "cache__block_tokens": BLOCK}  # fmt: skip
-    chosen["scheduler__step_tokens"] = 4096
-    waited = replay(requests, **chosen)
-    if rule.startswith("vllm"):  # it finds what is scheduled before it in the same step
-        tally = waited.prompts.tally
-        assert waited.scheduler.deferrals == tally.in_flight_tokens == 0
-        assert tally.saved_tokens == 16 * BLOCK
-        return
-    assert waited.scheduler.deferrals == 2
-    assert waited.prompts.tally.in_flight_tokens == 0
-    rushed = replay(requests, prefix__defer=False, **chosen)
-    assert rushed.prompts.tally.in_flight_tokens == 16 * BLOCK
-
-
-def test_a_block_in_use_is_shared_and_counts_once() -> None:
-    requests = [
-        request([1, 2, 3, 4, 10], output=200),
-        request([1, 2, 3, 4, 20], at=0.1, output=1),
-    ]
-    config = small_config(prefix__rule="vllm", cache__block_tokens=BLOCK)
-    made = build_replay(config, requests)
-    while made.prompts.tally.requests < 2:
-        made.scheduler.turn()
-    ledger = made.scheduler.cache
-    assert made.prompts.tally.saved_tokens == 4 * BLOCK
-    assert ledger.shared + ledger.cached == 6
-
-
-def test_decoded_tokens_take_blocks_and_leave_none_behind() -> None:
-    requests = [request([1, 2], output=400), request([1, 2, 3], at=100, output=1)]
-    made = replay(requests, prefix__rule="vllm", cache__block_tokens=BLOCK, cache__num_blocks=9)
-    assert made.outcome.peak_blocks == 6  # 256 tokens of prompt, 399 of output
-    assert made.prompts.tally.saved_tokens == 2 * BLOCK
-    ledger = made.scheduler.cache
-    assert (ledger.available, ledger.cached) == (9, 3)

@@ -34,11 +34,3 @@ def test_what_was_seen_is_what_a_set_has(seed: int, count: int) -> None:
         known = seen.add(*list_runs(IdRuns.of(chain) if runs else chain))
         assert known == sum(one in plain for one in chain)
         plain.update(chain)
-
-
-def test_a_chain_that_goes_on_in_a_run_is_new_from_there() -> None:
-    seen = SeenIds()
-    assert seen.add(*list_runs([5, 6, 7])) == 0
-    assert seen.add(*list_runs([5, 6, 7, 8, 20])) == 3
-    assert seen.add(*list_runs([5, 6])) == 2
-    assert seen.add(*list_runs([5, 6, 7, 8, 20])) == 5

@@ -68,13 +68,6 @@ def test_as_many_requests_run_as_sglangs_cookbook_shows(
     )
 
 
-def test_requests_that_give_windows_back_run_up_to_the_engines_limit() -> None:
-    flags = "--tp 8 --mem-fraction-static 0.88"
-    kept = run("v4-pro", "h200", flags, 300, 256, OLD)
-    freed = run("v4-pro", "h200", flags, 300, 256, "sglang:0.5.18")
-    assert freed.peak_requests > 3 * kept.peak_requests
-
-
 @pytest.mark.parametrize("flags", ["", DRAFTS, "--page-size 512"])
 @pytest.mark.parametrize("engine", [OLD, "sglang:0.5.23", "vllm:0.33"])
 def test_the_pools_are_those_that_budget_prints(engine: str, flags: str) -> None:
@@ -122,34 +115,6 @@ def test_a_server_is_replayed_by_its_engines_rule(engine: str, command: str, rul
     assert by_server(chosen).prefix.rule == "vllm"
 
 
-@pytest.mark.parametrize(("engine", "unit_tokens"), [("vllm", 64), ("sglang", 1)])
-def test_a_server_of_v32_has_the_blocks_of_its_engine(engine: str, unit_tokens: int) -> None:
-    config = by_server(served_by(f"server.engine={engine}", "model.preset=v3.2"))
-    found = answer(read_inputs({"model": "v3.2", "gpu": "h200", "gpus": "8", "engine": engine}))
-    assert found.capacity
-    assert config.cache.block_tokens == 64
-    assert config.cache.num_blocks == found.capacity.units * unit_tokens // 64
-    assert config.prefix.rule == engine
-
-
-def test_replicas_of_one_server_have_their_pools_together() -> None:
-    one, all_ = (
-        by_server(
-            served_by(
-                "server.engine=sglang:0.5.23",
-                f"server.command={flags}",
-                "model.preset=v4-flash",
-            )
-        )
-        for flags in ("--tp 8", "--tp 8 --dp 8 --enable-dp-attention")
-    )
-    assert one.cache.num_blocks
-    assert all_.cache.num_blocks
-    assert all_.cache.num_blocks % 8 == 0
-    assert all_.cache.num_blocks > 5 * one.cache.num_blocks
-    assert all_.scheduler.max_requests == one.scheduler.max_requests == 256
-
-
 def test_host_memory_of_the_command_is_a_tier_of_the_engines_blocks() -> None:
     """Of vLLM's 200 GiB, as many chunks as ``budget`` counts; a tier that is given stays."""
     hicache = "--tp 8 --enable-hierarchical-cache --hicache-ratio 2.5"
@@ -170,11 +135,6 @@ def test_host_memory_of_the_command_is_a_tier_of_the_engines_blocks() -> None:
     assert round(held) == found.host.pools[0].pages
     plain = by_server(served_by(FLASH, "server.engine=sglang", "server.command=--tp 8"))
     assert plain.tiers == served_by().tiers
-
-
-def test_without_a_server_nothing_changes() -> None:
-    config = served_by()
-    assert by_server(config) is config
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Tiers below the GPU against a plain list of objects, and what follows from their rules."""
 
-from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -9,13 +8,11 @@ from hypothesis import strategies as st
 
 from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
-from dsv4kv.engines.host import HostTier, HostWish
-from dsv4kv.engines.names import find_engine
 from dsv4kv.errors import ConfigError
 from dsv4kv.replay.build import Replay, build_replay, read_requests
 from dsv4kv.replay.run import describe_replay
 from dsv4kv.runs.replay import ReplayTiers
-from tests.engines.test_host import CHUNKS, PROMPTS, WINDOWED, capacity, deployment
+from tests.engines.test_host import CHUNKS, PROMPTS
 from tests.examples import examples
 from tests.replay.plain_tiers import PlainTiers
 from tests.replay.scenes import (
@@ -163,67 +160,6 @@ def test_an_ample_tier_saves_what_an_ample_gpu_would(strategy: str, write: str) 
     ample = replay(requests, **chosen, cache__num_blocks=10_000, cache__num_checkpoints=None)
     saved = [made.prompts.tally.saved_tokens for made in (alone, tier, ample)]
     assert saved[0] < saved[1] == saved[2]
-
-
-@pytest.mark.parametrize("rule", ["sglang", "sglang-v4:tail", "sglang-v4:dense"])
-def test_an_ample_tier_that_sglang_writes_back_to_wins_what_one_written_through_does(
-    rule: str,
-) -> None:
-    """And is written less: what is never evicted is never written."""
-    requests = random_requests(7, 40, 8, SHORT, block=256)
-    chosen = AMPLE | ALONE | {"prefix__rule": rule, "scheduler__step_tokens": 256}
-    chosen |= {"cache__num_blocks": ENGINE_BLOCKS[rule.partition(":")[0]]}
-    chosen |= {"tiers__host__capacity_bytes": None, "tiers__host__ratio": 1000}
-    through, back = (
-        replay(requests, **chosen, tiers__host__write=write)
-        for write in ("write_through", "write_back")
-    )
-    saved = [made.prompts.tally.saved_tokens for made in (through, back)]
-    assert saved[0] == saved[1]
-    assert describe(back).restored_tokens > 0
-    written = [describe(made).tiers[0].written_bytes for made in (through, back)]
-    assert 0 < written[1] < written[0]
-
-
-def test_what_comes_back_takes_latency_by_the_operation_and_bytes_by_the_bandwidth() -> None:
-    """Six blocks of three families and a tail of three: 21 operations, four at once."""
-    first, other = request(range(1, 8), output=1), request(range(101, 117), output=1, at=5)
-    again = request(range(1, 8), output=1, at=10)
-    made = build_replay(
-        small_config(
-            cache__num_blocks=16,
-            tiers__host__capacity_bytes=10**9,
-            tiers__host__read_gbps=0.5,
-            tiers__host__latency_us=100,
-            tiers__host__parallel=4,
-            tiers__compare=False,
-            prefix__strategy="periodic:256",
-        ),
-        [first, other, again],
-    )
-    made.scheduler.run()
-    assert made.tiers
-    (host,) = made.tiers.tiers
-    objects = made.tiers.stored.objects
-    size = 6 * objects.context_bytes + objects.tail_bytes
-    assert (host.read.moved_bytes, host.read.operations) == (size, 21)
-    assert host.read.busy_s == pytest.approx(6 * 100e-6 + size / 0.5e9)
-    assert made.outcome.samples_ns["ttft"][-1] > host.read.busy_s * 1e9
-    assert host.hit_tokens == 6 * 128
-
-
-def test_a_tier_too_slow_is_read_by_engines_and_not_by_those_who_compare() -> None:
-    other = request(range(101, 110), output=1, at=5)
-    again = request([*range(1, 8), 50], output=1, at=10)
-    requests = [request(range(1, 8), output=1), other, again]
-    slow: dict[str, Any] = {"cache__num_blocks": 9, "tiers__host__capacity_bytes": 10**9}
-    slow |= {"tiers__host__read_gbps": 0.0001}
-    reads = {
-        compare: describe(replay(requests, **slow, tiers__compare=compare))
-        for compare in (True, False)
-    }
-    assert reads[False].restored_tokens > reads[True].restored_tokens == 0
-    assert reads[True].lost_tokens == {"recomputed": reads[False].restored_tokens}
 
 
 @pytest.mark.parametrize("rule", ["vllm", "vllm-v4:dense", "vllm-v4:semantic", "sglang-v4:tail"])
@@ -420,20 +356,3 @@ def test_a_preset_of_a_public_recipe_serves_the_shipped_trace(
     assert 0 < tier.peak_bytes == tier.written_bytes
     assert tier.amplification
     assert tier.amplification > 1
-
-
-def test_the_host_pools_of_a_preset_are_those_that_budget_sizes() -> None:
-    """Pages of context and of windows of one rank, HiCache's ratio 6 of the GPU's."""
-    tier = hicache_of_pro(11_907)
-    context = sum(pool.total_bytes for pool in tier.pools if pool.name not in WINDOWED)
-    config = load_config("agentx-h200", [], ReplayConfig).config
-    requests = [request(range(1, 5), block=256)]
-    (host,) = describe(build_replay(config, requests)).tiers
-    windows = sum(pool.total_bytes for pool in tier.pools) - context
-    assert (host.capacity_bytes, host.tail_capacity_bytes) == (context, windows)
-
-
-def hicache_of_pro(pages: int) -> HostTier:
-    engine = find_engine("sglang:0.5.23")
-    wish = HostWish("hicache", ratio=Fraction(6))
-    return engine.host_tier(deployment("v4-pro"), capacity(pages * 256), wish)

@@ -23,7 +23,7 @@ from dsv4kv.core.linear import COUNTS
 from dsv4kv.core.served import Served
 from dsv4kv.engines.names import FAMILIES
 from dsv4kv.errors import ConfigError
-from dsv4kv.replay.build import Parts, Wiring, build_replay, find_parts
+from dsv4kv.replay.build import Parts, build_replay, find_parts
 from dsv4kv.replay.clock.coefficients import Coefficients, HeldOut, MeasuredOn
 from dsv4kv.replay.clock.measured import Floats, Measured
 from dsv4kv.replay.clock.sources import find_gpu, name_deployment
@@ -97,8 +97,8 @@ class Scene:
 
     def count(self, times: ModelTimes) -> Spent:
         """Replay the run by some coefficients, and count."""
-        wiring = Wiring(parts=replace(self.parts, times=times))
-        scheduler = build_replay(self.config, self.run.requests, wiring=wiring).scheduler
+        parts = replace(self.parts, times=times)
+        scheduler = build_replay(self.config, self.run.requests, parts=parts).scheduler
         scheduler.ended = list[Served]()
         clock, steps = scheduler.clock, 0
         instants, counted = [0.0], [[0.0] * (len(COUNTS) + 1)]

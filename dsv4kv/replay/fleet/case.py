@@ -171,16 +171,16 @@ def _add_tiers(found: Sequence[Tiers]) -> ReplayTiers | None:
     for tiers in found:
         for tier in tiers.tiers:
             named.setdefault(tier.name, {})[id(tier)] = describe_tier(tier, tiers)
-    objects, asked = found[0].stored.objects, [tiers.asked for tiers in found]
+    objects = found[0].stored.objects
     whole = [add(list(tiers.values())) for tiers in named.values()]
     return ReplayTiers(
         tiers=whole,
         object_tokens=found[0].object_tokens,
         context_bytes=objects.context_bytes,
         tail_bytes=objects.tail_bytes,
-        asked_tokens=sum(each.tokens for each in asked),
-        restored_tokens=sum(each.restored for each in asked),
-        restored_requests=sum(each.requests for each in asked),
+        asked_tokens=sum(each.asked_tokens for each in found),
+        restored_tokens=sum(each.restored_tokens for each in found),
+        restored_requests=sum(each.restored_requests for each in found),
         lost_tokens=_add_values("", [tier.lost_tokens for tier in whole], ()),
     )
 

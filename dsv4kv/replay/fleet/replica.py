@@ -6,7 +6,7 @@ from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.core.fleet import Endpoint, View
 from dsv4kv.core.prompts import Below
 from dsv4kv.core.served import Served
-from dsv4kv.replay.build import Parts, Wiring, build_replay
+from dsv4kv.replay.build import Parts, build_replay
 from dsv4kv.replay.fleet.transfer import Link, Received
 from dsv4kv.replay.tiers import SharedTiers
 from dsv4kv.traces.request import Request
@@ -50,10 +50,11 @@ class Replica:
         self.endpoint = Endpoint(looks, delay_s, parts.shared_tokens, parts.memory.block_tokens)
 
         def cover(below: Below | None) -> Below | None:
-            return self.endpoint.cover(self.received or below)
+            return self.received or below
 
-        wiring = Wiring(parts, self.endpoint, cover, shared)
-        self.replay = build_replay(config, trace, wiring)
+        self.replay = build_replay(
+            config, trace, parts=parts, source=self.endpoint, cover=cover, shared=shared
+        )
         self.replay.scheduler.records = records
         self.endpoint.run_by(self.replay.scheduler, peeks=parts.engine is not None)
 
@@ -86,7 +87,7 @@ class Replica:
         for tier in tiers.tiers:
             name = "shared" if tier.name in self.config.fleet.shared_tiers else tier.name
             begin = end = first if name == "shared" else reach
-            while end < len(ends) and tier.shelf.ready_s(ends[end]) <= until_s:
+            while end < len(ends) and tier.ready_s(ends[end]) <= until_s:
                 end += 1
             if name in ("host", "disk", "shared"):
                 setattr(view, f"{name}_tokens", (end - begin) * each)

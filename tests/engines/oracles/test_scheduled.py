@@ -12,7 +12,7 @@ from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.core.served import Hit, Served
 from dsv4kv.engines import names
 from dsv4kv.engines.names import find_rule
-from dsv4kv.replay.build import Wiring, build_replay
+from dsv4kv.replay.build import build_replay
 from dsv4kv.traces.request import Request
 from tests.engines.oracles.scheduled import AMPLE, PAGE, Step, Workload, answered, read_workloads
 
@@ -36,7 +36,7 @@ def steps_of(workload: Workload) -> list[Step]:
     config = load_config(None, [f"{k}={v}" for k, v in settings.items()], ReplayConfig).config
     requests = [Request(0.0, n, out, tuple(pages), PAGE) for pages, n, out in workload.requests]
     watch = Watch()
-    scheduler = build_replay(config, requests, Wiring(cover=lambda _: watch)).scheduler
+    scheduler = build_replay(config, requests, cover=lambda _: watch).scheduler
     scheduler.ended, steps = list[Served](), list[Step]()
     while scheduler.turn():
         for served in (*scheduler.decoding, *scheduler.ended):

@@ -14,7 +14,7 @@ import numpy as np
 from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.core.served import Served
-from dsv4kv.replay.build import Parts, Wiring, build_replay, find_parts
+from dsv4kv.replay.build import Parts, build_replay, find_parts
 from dsv4kv.replay.clock.coefficients import Coefficients
 from dsv4kv.replay.clock.steps import ModelTimes
 from dsv4kv.traces.request import Request
@@ -51,7 +51,7 @@ class Server:
         config = self.config(*own, *more)
         parts = find_parts(config, requests)
         times = _times(parts).by(self.planted())
-        made = build_replay(config, requests, Wiring(parts=replace(parts, times=times)))
+        made = build_replay(config, requests, parts=replace(parts, times=times))
         made.scheduler.ended = ended = list[Served]()
         made.scheduler.run()
         assert not made.outcome.rejected

@@ -174,7 +174,6 @@ THINNED = {
     "ops/test_streaming.py::test_tokens_chunks_and_one_prompt_give_equal_pages_and_states": 3,
     "replay/plan/test_plan.py::test_brute_force_finds_nothing_cheaper": 1,
     "replay/plan/test_plan.py::test_no_request_is_faster_than_the_bounds": 1,
-    "prefix/test_policies.py::test_policies_with_memories_hit_what_their_rules_told_plainly_do": 3,
     "prefix/test_policies.py::test_runs_are_judged_as_their_blocks_would_be": 3,
     "prefix/test_policies_libcachesim.py::"
     "test_blocks_of_the_conversation_trace_hit_as_in_libcachesim": 1,

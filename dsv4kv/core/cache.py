@@ -65,8 +65,8 @@ class Cache:
 class EngineCache(Cache):
     """An engine's cache.
 
-    Requests are known by their places in the trace.  Blocks of decoded tokens belong to nobody:
-    the trace has no ids for them.
+    Requests are known by their places in the trace.  Blocks of decoded tokens cannot
+    be found again: the trace has no ids for them.
 
     Attributes:
         reserves: Whether requests take the blocks of every step by ``lacks`` and ``reserve``;
@@ -82,7 +82,7 @@ class EngineCache(Cache):
 
     @abstractmethod
     def refuses(self, tokens: int) -> str:
-        """Why a request of so many tokens can never run; empty if it can."""
+        """Why a request of this length can never run; empty if it can."""
 
     @abstractmethod
     def refuses_alone(self, request: int, tokens: int) -> bool:
@@ -109,15 +109,15 @@ class EngineCache(Cache):
         return [*range(begin + self.chunk_tokens, tokens, self.chunk_tokens), tokens]
 
     def computed_from(self, resumed: int) -> int:
-        """Tokens of a prompt that are not computed behind a hit of so many blocks."""
+        """Tokens of a prompt that a hit of ``resumed`` blocks saves."""
         return max(0, resumed * self.block_tokens - self.replayed_tokens)
 
     @abstractmethod
     def find(self, request: int, tokens: int) -> Hit:
-        """What a prompt of so many tokens would hit; nothing changes."""
+        """What a prompt of this length would hit; nothing changes."""
 
     def peek(self, request: int, tokens: int) -> int:
-        """Blocks of context that a prompt of so many tokens would find; nothing changes."""
+        """Blocks of context that a prompt of this length would find; nothing changes."""
         return self.find(request, tokens).found
 
     @abstractmethod
@@ -147,7 +147,7 @@ class EngineCache(Cache):
 
     @abstractmethod
     def end(self, request: int, decoded_blocks: int = 0, position: int = 0) -> int:
-        """Free everything, with so many blocks that decoding took.
+        """Free everything, blocks that decoding took included.
 
         Args:
             request: The request.

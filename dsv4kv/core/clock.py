@@ -127,8 +127,8 @@ class Tables(NamedTuple):
         shared: int64[n]: these keys of one step.
         visible: int64[n]: bytes that a prompt chunk reads that ends there.
         grown: int64[n]: bytes that prompt chunks write up to there.
-        kept: int64[m]: those of the last tokens of a chunk, by how many it has.
-        weight_bytes: Weights that a step of so many tokens reads.
+        kept: int64[m]: bytes for the last tokens of a chunk, by its length.
+        weight_bytes: Weights that a step reads, by its tokens.
     """
 
     sums: Ints

@@ -1,6 +1,6 @@
 """A replica behind a router: it takes its turns up to when it is asked, and what it has reported.
 
-What a replica does between two requests that it is given depends on nobody else, unless replicas
+What a replica does between two requests that it is given depends on no other, unless replicas
 share a tier, send prompts or requests wait for answers. So it is advanced when a router looks at
 it, or sends it a request.
 """
@@ -105,7 +105,7 @@ class InUse:
         return self.tokens + asked.input_tokens - self._shared(asked)
 
     def add(self, asked: Asked) -> None:
-        """Whoever uses a block uses those before it, so those in use are the first of a prompt."""
+        """A request that uses a block uses those before it: the blocks in use are a prefix."""
         self.tokens = self.tokens_with(asked)
         users, blocks = self._users, asked.blocks
         shared = count_leading(blocks, users)
@@ -170,7 +170,7 @@ class Endpoint:
         self._scheduler: Scheduler | None = None
         self._peeks = False
         self._feed: deque[Served] = deque()
-        self._quiet_s = 0.0  # nothing happens before that anybody could be told
+        self._quiet_s = 0.0  # nothing to report happens before
         self._sent: dict[int, tuple[Asked, int]] = {}  # not known to have ended; to compute
         self._unanswered: list[Served] = []
         self._ends: deque[tuple[float, int]] = deque()
@@ -251,7 +251,7 @@ class Endpoint:
         return view
 
     def send(self, asked: Asked, served: Served, found_tokens: int) -> None:
-        """A request was sent here, of which so many tokens are known to be cached."""
+        """A request was sent here; ``found_tokens`` of it are known to be cached."""
         rest = max(0, asked.input_tokens - found_tokens)
         self._sent[asked.number] = (asked, rest)
         self._unanswered.append(served)

@@ -54,7 +54,7 @@ class Group:
         self.cached, self.parts = cached, parts
 
     def start(self, position: int) -> int:
-        """Tokens before the blocks that are held where so many are computed."""
+        """Tokens before the blocks that are held at ``position``."""
         return max(0, position - self.seen) // self.block_tokens * self.block_tokens
 
 
@@ -208,7 +208,7 @@ class HashedCache(BlockPool):
         return resumed, found, max(resumed, marked)
 
     def _has_windows(self, path: list[int], followed: list[int], end: int) -> bool:
-        """Whether all groups have what a hit behind so many blocks needs."""
+        """Whether all groups have what a hit of ``end`` blocks needs."""
         cached = self.entries
         for part in self._parts:
             numbers = followed if part.followed else path
@@ -219,7 +219,7 @@ class HashedCache(BlockPool):
     # ---- requests -------------------------------------------------------------------------------
 
     def refuses(self, tokens: int) -> str:
-        """Why a request of so many tokens can never run; empty if it can."""
+        """Why a request of this length can never run; empty if it can."""
         if max(self.admitted_blocks(tokens, 0), self._most_blocks(tokens)) <= self.total:
             return ""
         chunk = ", with windows and states of a chunk" if self.groups else ""
@@ -334,7 +334,7 @@ class HashedCache(BlockPool):
             if block < len(path):
                 held.context.append(self.cache(path[block], 1))
             elif block == len(path) < len(held.followed):
-                # a last whole block with no token behind it: cached under a key nobody asks for
+                # a last whole block with no token behind it: its key is never looked up
                 held.context.append(self.cache(self._numbers, 1))
 
     def _cache_windows(self, held: Held, end: int) -> None:

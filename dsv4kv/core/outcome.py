@@ -16,7 +16,7 @@ class Moment(NamedTuple):
         time_s: When.
         own_blocks: Blocks that one request holds for itself.
         shared_blocks: Cached blocks that requests are using.
-        cached_blocks: Cached blocks that nobody is using.
+        cached_blocks: Cached blocks that no request is using.
         checkpoints: Checkpoints kept.
         running: Requests that hold a slot and run, or for which a tier brings something back.
         paused: Requests that hold a slot and do not.
@@ -105,7 +105,7 @@ class Outcome:
 
     @property
     def mean_decoding(self) -> float:
-        """Requests that decoded, on average while anybody ran."""
+        """Requests that decoded, on average while the server was busy."""
         return self._decoded_s / self._busy_s if self._busy_s else 0.0
 
     def finish(self, served: Served) -> None:

@@ -55,7 +55,7 @@ class Run:
 class Order:
     """A heap of offered runs, least stamp first; O(log n) amortised.
 
-    A run's ``ticket`` names its one valid entry.  Whoever uses the run sets the ticket to 0, and
+    A run's ``ticket`` names its one valid entry.  A use of the run sets the ticket to 0, and
     the entry is dropped when it comes up, or when stale entries are the majority.
     """
 

@@ -136,7 +136,7 @@ class Prompts:
 
     @abstractmethod
     def begin(self, served: Served, needed: int) -> int:
-        """Resume a request that needs so many blocks; returns the bytes moved for it."""
+        """Resume a request that needs ``needed`` blocks; returns the bytes moved for it."""
 
     @abstractmethod
     def commit(self, served: Served) -> int:
@@ -327,7 +327,7 @@ class IdealCache(Cache):
             self.on_evicted(gone, tails)
 
     def last_kept(self, keys: list[int], count: int) -> int:
-        """Of so many leading keys those up to the last that has a checkpoint behind it."""
+        """Of ``count`` leading keys those up to the last that has a checkpoint behind it."""
         kept = self._kept
         while count and keys[count - 1] not in kept:
             count -= 1

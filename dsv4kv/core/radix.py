@@ -142,7 +142,7 @@ class SglangCache(EngineCache):
 
     @property
     def cached(self) -> int:
-        """Pages of the tree that nobody uses."""
+        """Pages of the tree that no request uses."""
         return self.stored - self.locked
 
     @property
@@ -161,7 +161,7 @@ class SglangCache(EngineCache):
         return self.free + self.stored - self.locked
 
     def refuses(self, tokens: int) -> str:
-        """Why a request of so many tokens can never run; empty if it can."""
+        """Why a request of this length can never run; empty if it can."""
         return "longer than all blocks together" if self._pages(tokens) > self.total else ""
 
     def refuses_alone(self, request: int, tokens: int) -> bool:
@@ -174,7 +174,7 @@ class SglangCache(EngineCache):
         return [*range(begin + chunk, tokens, chunk), tokens]
 
     def find(self, request: int, tokens: int) -> Hit:
-        """What a prompt of so many tokens would find of context."""
+        """What a prompt of this length would find of context."""
         end = self._match(request, tokens)[1]
         return Hit(end, end, end)
 
@@ -216,7 +216,7 @@ class SglangCache(EngineCache):
             self.compute(request, at)
 
     def end(self, request: int, decoded_blocks: int = 0, position: int = 0) -> int:
-        """Give everything back, with so many pages that decoding took; returns those cached."""
+        """Free everything, pages that decoding took included; returns those cached."""
         running = self._running.pop(request)
         self._dec_lock_ref(running.node)
         self.free += running.pages + decoded_blocks
@@ -309,9 +309,9 @@ class SglangCache(EngineCache):
             node = node.parent
 
     def _unlocked(self, request: int, node: TreeNode, end: int) -> int:
-        """Pages that nobody keeps on a prompt's way, up to page ``end`` of a node on it."""
+        """Unlocked pages of a prompt's path, up to page ``end`` of a node on it."""
         if not end or not self.root.children[self._read_path(request)[0]].lock_ref:
-            return end  # below a node that nobody keeps is none that anybody does
+            return end  # below an unlocked node all are unlocked
         kept = end
         while not node.lock_ref:
             kept, node = node.begin, _above(node)
@@ -413,7 +413,7 @@ class SglangWindowCache(SglangCache):
         self._lag = max(window_tokens, page_tokens) + int(_EVICTION_STEPS / 2 * tokens_per_step)
         self._chunk_pages = -(-chunk_tokens // page_tokens)
         self._chunk_windows = self._chunk_pages + _SPARE_PAGES + key_tokens
-        self._promised, self._spare_windows = 0, window_pages  # not promised to anybody
+        self._promised, self._spare_windows = 0, window_pages  # not promised
         # nodes with windows are between these, by age; a locked one that comes first leaves the
         # list until it is unlocked
         self._oldest, self._newest = TreeNode(None, [], 0), TreeNode(None, [], 0)
@@ -434,7 +434,7 @@ class SglangWindowCache(SglangCache):
         return self.total_windows - self.free_windows
 
     def refuses(self, tokens: int) -> str:
-        """Why a request of so many tokens can never run; empty if it can."""
+        """Why a request of this length can never run; empty if it can."""
         pages = self._pages(tokens)
         if pages > self.total:
             return "longer than all blocks together"
@@ -504,7 +504,7 @@ class SglangWindowCache(SglangCache):
         return min(due, pages * size + self._lag - 1)
 
     def end(self, request: int, decoded_blocks: int = 0, position: int = 0) -> int:
-        """Give everything back, with so many pages that decoding took; returns those cached."""
+        """Free everything, pages that decoding took included; returns those cached."""
         running = self._running.pop(request)
         if position > running.tokens:
             self._grow(self._left_behind(running.tokens, position) - decoded_blocks)
@@ -566,7 +566,7 @@ class SglangWindowCache(SglangCache):
                 self._slide(running, known)
 
     def _slide(self, running: Running, tokens: int) -> None:
-        """Free the windows that lie a page and more before the last of so many tokens."""
+        """Free the windows that lie a page and more before the last of ``tokens``."""
         last = tokens - 1
         if last - self._window > running.freed * self._size:
             freed = max(running.freed, running.node.end)

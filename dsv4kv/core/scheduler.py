@@ -25,7 +25,7 @@ class Source(Protocol):
         """When the next request comes by itself; ``NEVER`` where none does."""
 
     def take(self, now_s: float, in_flight: int) -> Served | None:
-        """The next request if it has come, where so many are in flight."""
+        """The next request if it has come, with ``in_flight`` others unfinished."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Limits:
         return max(1, self.max_requests // self.ranks)
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that hold every complete entry of so many tokens."""
+        """Blocks that hold every complete entry of ``tokens``."""
         return -(-(tokens // self.ratio) // (self.block_tokens // self.ratio))
 
 
@@ -119,7 +119,7 @@ class Scheduler:
         outcome: Collects what happens.
         records: Whether ``outcome`` is kept.
         ended: Requests that ended or were rejected since this was last emptied; None where
-            nobody asks.
+            they are not asked for.
         block_tokens: Tokens of a block.
         computed_tokens: Prompt tokens computed, those computed again included.
         again_tokens: Of which had been computed before by a request that was preempted.
@@ -211,7 +211,7 @@ class Scheduler:
         return min([min(each.left, each.due - each.position) for each in self.decoding])
 
     def _decode(self, steps: int, until_s: float) -> None:
-        """Take a decode step, or up to ``steps`` while nobody comes."""
+        """Take a decode step, or up to ``steps`` until the next arrival."""
         if steps <= 1:
             self.clock.step(*self._advance(self.decoding), ())
             self._preemption.stepped(1)
@@ -328,7 +328,7 @@ class Scheduler:
         """Take the oldest request that can begin out of those that wait; None if none can.
 
         ``budgets``: prompt tokens that the next step has left for each rank; 0 where no request
-        can begin.  Where the oldest that could lacks blocks, nobody overtakes it, and it is not
+        can begin.  Where the oldest that could lacks blocks, no other overtakes it, and it is not
         looked at again before blocks have come back.  One that waits for a prefix lets others
         pass.
         """
@@ -370,7 +370,7 @@ class Scheduler:
         if take > 0 and self._preemption.goes_on(served, before + take):
             chunks.append((served, (before, before + take)))
             budgets[served.rank] -= take
-            if self._finds_scheduled and any(budgets):  # else nobody comes who could find it
+            if self._finds_scheduled and any(budgets):  # else no other request could find it
                 self._compute(served, before + take)
 
     def _start(self, served: Served) -> None:

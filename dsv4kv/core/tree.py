@@ -132,7 +132,7 @@ class PrefixTree:
         self._let_go(path_to(run), lease.moment)
 
     def evict(self, count: int) -> list[int]:
-        """Evict so many values, children before parents; they are returned.
+        """Evict ``count`` values, children before parents, and return them.
 
         Raises:
             OutOfBlocks: Fewer may be evicted; nothing changes.
@@ -148,7 +148,7 @@ class PrefixTree:
         return gone
 
     def serve(self, paths: Iterable[list[int]], capacity: int) -> list[int]:
-        """Serve chains one after the other, in room for so many keys; returns what each hits."""
+        """Serve chains in turn in a cache of ``capacity`` keys; returns what each hits."""
         found = list[int]()
         for path in paths:
             lease = self.pin(path)

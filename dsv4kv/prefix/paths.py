@@ -97,20 +97,6 @@ def join_runs(request: Ints, start: Ints, count: Ints) -> tuple[Ints, Ints, Ints
     return request[first], start[first], joined
 
 
-def check_grain(table: PathTable, grain_tokens: int) -> None:
-    """Refuse a block size that neither divides the trace's nor is a multiple of it.
-
-    Raises:
-        ConfigError: The sentence names both.
-    """
-    trace = table.block_tokens
-    if grain_tokens <= 0 or (trace % grain_tokens and grain_tokens % trace):
-        raise ConfigError(
-            f"blocks of {grain_tokens} tokens do not fit ids of {trace} tokens: take "
-            f"a divisor of {trace} or a multiple of it."
-        )
-
-
 @dataclass(frozen=True)
 class Reuse:
     """Every prompt's past, in blocks of ``grain_tokens``.
@@ -137,7 +123,7 @@ class Reuse:
     above: Ints
 
     def found_blocks(self, capacity_blocks: int | None) -> Ints:
-        """int64[requests]: leading blocks that a cache of so many blocks (None: any) holds."""
+        """int64[requests]: leading blocks found at a capacity (None: unbounded)."""
         length = self.end - self.begin
         if capacity_blocks is not None:
             length = np.clip(min(capacity_blocks, 2**62) - self.above, 0, length)
@@ -153,17 +139,7 @@ class Reuse:
 def find_reuse(
     table: PathTable, grain_tokens: int, *, whole_blocks: bool = False, key_tokens: int = 0
 ) -> Reuse:
-    """Find every prompt's past in one pass.
-
-    Args:
-        table: The trace.
-        grain_tokens: Tokens of a block.
-        whole_blocks: Leave a prompt's partial last block out of the cache.
-        key_tokens: Tokens after a block that distinguish it, as ``BlockPaths`` says.
-
-    Raises:
-        ConfigError: A block size that does not fit the trace's.
-    """
+    """Find every prompt's past in one pass; arguments and errors as ``cut_paths`` has them."""
     paths = cut_paths(table, grain_tokens, whole_blocks=whole_blocks, key_tokens=key_tokens)
     columns = np.array(paths.stretches(), np.int64).reshape(5, -1)
     blocks, tokens = (np.array(each, np.int64) for each in (paths.blocks, paths.tokens))
@@ -173,14 +149,7 @@ def find_reuse(
 def number_prompts(
     table: PathTable, block_tokens: int, key_tokens: int = 0, *, whole_blocks: bool = True
 ) -> NumberedPaths:
-    """Prompts of a trace as numbers of blocks; raises ``ConfigError`` for blocks that do not fit.
-
-    Args:
-        table: The trace.
-        block_tokens: Tokens of a block.
-        key_tokens: Tokens after a block that distinguish it, as ``BlockPaths`` says.
-        whole_blocks: Leave a prompt's partial last block out.
-    """
+    """Prompts of a trace as numbers of blocks; see ``cut_paths``."""
     return NumberedPaths(
         cut_paths(table, block_tokens, whole_blocks=whole_blocks, key_tokens=key_tokens)
     )
@@ -189,12 +158,27 @@ def number_prompts(
 def cut_paths(
     table: PathTable, block_tokens: int, *, whole_blocks: bool, key_tokens: int
 ) -> BlockPaths:
-    """The paths of a trace in blocks; raises ``ConfigError`` for blocks that do not fit."""
-    check_grain(table, block_tokens)
+    """The paths of a trace in blocks.
+
+    Args:
+        table: The trace.
+        block_tokens: Tokens of a block: a divisor of the trace's, or a multiple.
+        whole_blocks: Leave a prompt's partial last block out of the cache.
+        key_tokens: Tokens after a block that distinguish it, as ``BlockPaths`` says.
+
+    Raises:
+        ConfigError: A block size that does not fit the trace's; the sentence names both.
+    """
+    ids = table.block_tokens
+    if block_tokens <= 0 or (ids % block_tokens and block_tokens % ids):
+        raise ConfigError(
+            f"blocks of {block_tokens} tokens do not fit ids of {ids} tokens: take "
+            f"a divisor of {ids} or a multiple of it."
+        )
     return BlockPaths(
         (table.starts.tolist(), table.ends.tolist(), table.offsets.tolist()),
         table.path_tokens.tolist(),
-        table.block_tokens,
+        ids,
         block_tokens,
         whole_blocks=whole_blocks,
         key_tokens=key_tokens,

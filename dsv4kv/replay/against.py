@@ -125,7 +125,7 @@ def compare_with_server(
             at most.
 
     Raises:
-        TraceError: Nobody recorded requests, or what the server found.
+        TraceError: Requests, or what the server found, were not recorded.
     """
     return _Comparison(recorded, server, rule, pool, advance).explain()
 

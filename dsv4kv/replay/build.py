@@ -25,7 +25,7 @@ from dsv4kv.replay.clock.steps import StepTimes
 from dsv4kv.replay.clock.weights import WeightModel, build_weights
 from dsv4kv.replay.costs import fill_tables, find_rates
 from dsv4kv.replay.memory import MemoryPlan, arch_of, check_fit, plan_memory
-from dsv4kv.replay.requests import Arrivals, KeysOf, keys_in, keys_on, shared_tokens
+from dsv4kv.replay.requests import Arrivals, KeysOf, keys_on, shared_tokens
 from dsv4kv.replay.server import by_server, holds_chunks
 from dsv4kv.replay.tiers import SharedTiers, Tiers, build_tiers
 from dsv4kv.traces import ReadOptions, read_trace
@@ -144,7 +144,8 @@ def find_parts(config: ReplayConfig, requests: Sequence[Request]) -> Parts:
     engine = _find_pool(config, memory, requests)
     tokens = memory.block_tokens if engine else shared_tokens(trace_tokens, memory.block_tokens)
     longest = min(memory.max_context_tokens, max(r.total_tokens for r in requests))
-    keys = keys_in(engine.numbered) if engine and engine.numbered is not None else keys_on(tokens)
+    numbered = engine.numbered if engine else None
+    keys = keys_on(tokens) if numbered is None else lambda served: numbered.path(served.number)
     return Parts(config, memory, rates, times, weights, tokens, engine, keys, longest)
 
 

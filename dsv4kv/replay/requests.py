@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from dsv4kv.config.replay import ArrivalSection
-from dsv4kv.core.paths import NumberedPaths
 from dsv4kv.core.served import NEVER, Served
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.traces.request import IdRuns, Request, signed
@@ -33,13 +32,8 @@ def shared_tokens(trace_block_tokens: int, cache_block_tokens: int) -> int:
     return large
 
 
-def keys_in(paths: NumberedPaths) -> KeysOf:
-    """The keys of prompts that are known as numbers of blocks."""
-    return lambda served: paths.path(served.number)
-
-
 def keys_on(tokens: int) -> KeysOf:
-    """The keys of prompts in shared blocks of so many tokens: the id behind every whole one."""
+    """The keys of prompts in shared blocks of ``tokens``: the last id of every whole one."""
 
     def keys(served: Served) -> list[int]:
         ids = served.ids
@@ -100,7 +94,7 @@ class Arrivals:
         return self._when(self._requests[self._next])
 
     def take(self, now_s: float, in_flight: int) -> Served | None:
-        """The next request if it has come, where so many are in flight."""
+        """The next request if it has come, with ``in_flight`` others unfinished."""
         if self._next == len(self._requests):
             return None
         request = self._requests[self._next]

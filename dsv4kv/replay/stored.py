@@ -47,7 +47,7 @@ class Stored:
 
 
 def find_stored(config: ReplayConfig, memory: MemoryPlan, shared_tokens: int) -> Stored:
-    """What is kept by ``prefix.rule``, in shared blocks of so many tokens.
+    """What is kept by ``prefix.rule``, in shared blocks of ``shared_tokens``.
 
     Raises:
         ConfigError: A layout, formats or blocks that the rule's engine does not have.

@@ -46,7 +46,7 @@ class SharedTiers:
     Attributes:
         names: Which of ``host``, ``disk`` and ``remote``.
         tiers: They, by name.
-        parents: The block before every block that was offered, whoever did.
+        parents: The block before every block that any server offered.
     """
 
     names: Collection[str]

@@ -1,7 +1,5 @@
 """Every online policy over plain runs: an independent statement of its rule."""
 
-from collections.abc import Sequence
-
 from tests.prefix.plain_runs import Piece, PlainRuns
 
 
@@ -190,11 +188,3 @@ PLAIN: dict[str, type[PlainRuns]] = {
     "sieve": PlainSIEVE,
 }
 """By name in the registry."""
-
-
-def plain_run_hits(chains: Sequence[list[int]], capacity: int, name: str) -> int:
-    """Blocks hit by all chains, told piece by piece."""
-    cache = PLAIN[name](capacity)
-    for chain in chains:
-        cache.request(chain)
-    return cache.hit

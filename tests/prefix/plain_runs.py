@@ -1,6 +1,5 @@
 """A prefix-closed cache of runs in the plainest way: every leaf is looked at."""
 
-from collections.abc import Sequence
 from typing import Any
 
 
@@ -20,7 +19,7 @@ class PlainRuns:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.root = Piece([], None)
-        self.clock = self.hit = 0
+        self.clock = 0
         self.wanted: int | None = None
 
     def pieces(self) -> list[Piece]:
@@ -32,25 +31,6 @@ class PlainRuns:
 
     def size(self, queue: int | None = None) -> int:
         return sum(len(p.ids) for p in self.pieces() if queue is None or p.queue == queue)
-
-    def request(self, chain: Sequence[int]) -> None:
-        self.clock += 1
-        path = self.walk(list(chain))
-        hit = sum(len(piece.ids) for piece in path)
-        self.hit += hit
-        for piece in path:
-            self.use(piece)
-        missing = list(chain[hit:])
-        self.wanted = missing[0] if missing else None
-        if missing:
-            self.miss(missing[0])
-        self.make_room(self.size() + len(missing) - self.capacity, path)
-        self.clock += 1
-        if missing:
-            above = path[-1] if path else self.root
-            new = Piece(missing, above)
-            self.store(new)
-            above.below.append(new)
 
     def walk(self, chain: list[int]) -> list[Piece]:
         """Pieces that the chain runs through; the last one is split where it leaves it."""
@@ -76,18 +56,6 @@ class PlainRuns:
         for further in lower.below:
             further.above = lower
         piece.ids, piece.below = piece.ids[:size], [lower]
-
-    def make_room(self, count: int, kept: list[Piece]) -> None:
-        while count > 0:
-            leaves = [p for p in self.pieces() if not p.below and p not in kept]
-            piece = self.choose(leaves)
-            going = piece.ids[-count:]
-            piece.ids = piece.ids[: len(piece.ids) - len(going)]
-            count -= len(going)
-            if not piece.ids:
-                assert piece.above is not None
-                piece.above.below.remove(piece)
-            self.gone(piece, going)
 
     def miss(self, id_: int) -> None: ...
     def use(self, piece: Piece) -> None: ...

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from dsv4kv.errors import ConfigError
 from dsv4kv.prefix.policies import make_policy
 from tests.examples import examples
-from tests.prefix.plain_policies import PLAIN, plain_run_hits
 from tests.prefix.replays import Block, plain_hits, replay
 from tests.prefix.traces import CONVERSATION, needs_conversation
 
@@ -50,17 +49,6 @@ def traces(draw: st.DrawFn) -> list[list[int]]:
 def test_runs_are_judged_as_their_blocks_would_be(name: str, chains: list[list[int]]) -> None:
     policy = make_policy(name, CAPACITY, chains)
     assert replay(chains, CAPACITY, policy) == plain_hits(chains, CAPACITY, RULES[name])
-
-
-@pytest.mark.parametrize("capacity", [10, 24])
-@pytest.mark.parametrize("name", sorted(PLAIN))
-@given(chains=traces())
-@examples(100)
-def test_policies_with_memories_hit_what_their_rules_told_plainly_do(
-    name: str, capacity: int, chains: list[list[int]]
-) -> None:
-    policy = make_policy(name, capacity)
-    assert replay(chains, capacity, policy) == plain_run_hits(chains, capacity, name)
 
 
 def test_a_policy_that_does_not_exist_is_refused_with_those_that_do() -> None:

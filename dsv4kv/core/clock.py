@@ -174,11 +174,6 @@ class VirtualClock:
         return self.idle_s + self._busy_s
 
     @property
-    def busy_s(self) -> float:
-        """Seconds of work."""
-        return self._busy_s
-
-    @property
     def counts(self) -> Counts:
         """What took time so far, by ``COUNTS``."""
         return tuple(self._counts)

@@ -36,11 +36,6 @@ class Losses:
         """All tokens lost."""
         return sum(getattr(self, reason.name) for reason in fields(self))
 
-    def __add__(self, other: "Losses") -> "Losses":
-        return Losses(
-            **{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
-        )
-
 
 @dataclass(frozen=True)
 class Outcome:

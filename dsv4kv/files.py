@@ -24,10 +24,6 @@ from platformdirs import user_cache_path, user_data_path
 from dsv4kv.errors import ConfigError
 
 
-class NotPrivate(PermissionError):
-    """Others may have put there what is there: ``filename`` says where, ``strerror`` how."""
-
-
 @contextmanager
 def replacing(path: Path, mode: int = 0o666) -> Iterator[BufferedWriter]:
     """Open a file that takes the place of ``path`` if the block succeeds.
@@ -59,50 +55,6 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[BufferedWriter]:
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
-
-
-def read_private(path: Path) -> bytes:
-    """Content of a file that nobody but this user can have written or put there.
-
-    Raises:
-        NotPrivate: The file or its folder belongs to somebody else, can be written by others, or
-            is a link.
-        OSError: There is none, or it cannot be read.
-    """
-    folder = _open_private(path.parent, os.O_DIRECTORY)
-    try:
-        with os.fdopen(_open_private(path, 0, within=folder), "rb") as file:
-            return file.read()
-    finally:
-        os.close(folder)
-
-
-def check_private(folder: Path) -> None:
-    """Raise ``NotPrivate`` where ``read_private`` would for any file of this folder."""
-    os.close(_open_private(folder, os.O_DIRECTORY))
-
-
-def _open_private(path: Path, flags: int, within: int | None = None) -> int:
-    """A descriptor of what is there, which is looked at once it is open: no one can swap it."""
-    flags |= os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        found = os.open(path if within is None else path.name, flags, dir_fd=within)
-    except OSError as error:
-        if path.is_symlink():
-            raise NotPrivate(errno.EACCES, "it is a link", str(path)) from None
-        raise OSError(error.errno, error.strerror, str(path)) from None
-    facts = os.fstat(found)
-    kind = stat.S_ISDIR if flags & os.O_DIRECTORY else stat.S_ISREG
-    reasons = {
-        "it is no plain file": not kind(facts.st_mode),
-        "it belongs to another user": facts.st_uid != os.geteuid(),
-        "others can write to it": bool(facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH)),
-    }
-    for reason, holds in reasons.items():
-        if holds:
-            os.close(found)
-            raise NotPrivate(errno.EACCES, reason, str(path))
-    return found
 
 
 @contextmanager

@@ -144,11 +144,6 @@ def attend_query_bytes(tokens: int, heads: int, dims: int) -> int:
     return tokens * (_INDEX_BYTES + heads * (4 * dims + _FLOAT_BYTES))
 
 
-def page_copy_bytes(page_bytes: int, pages: int) -> int:
-    """Page copy: two page numbers in, each page read and written."""
-    return pages * (2 * page_bytes + 2 * _INDEX_BYTES)
-
-
 def index_scores_flops(scores: Count, heads: int, dims: int) -> Count:
     """Every head's query times the key of each score: 16,384 for 64 heads of 128 channels."""
     return 2 * scores * heads * dims
@@ -191,7 +186,6 @@ class Operation:
     signature: str  # arguments in order: ``name:type[sizes]``
     writes: tuple[str, ...]  # arguments that are written
     text: str  # what it does
-    moved: Callable[..., object]  # its useful bytes, of counts; see the function
     # it works on rings and states: other block tables give it no other bytes
     of_slots: bool = False
     # ways to do it on a GPU, the default first
@@ -264,7 +258,6 @@ OPERATIONS: dict[str, Operation] = {
         ("ring",),
         """Quantise values into row ``position mod ring length`` of each slot's page. Where several
         tokens of a slot fall on one row, the highest position is stored.""",
-        insert_bytes,
         of_slots=True,
         variants=_INSERTING,
     ),
@@ -272,7 +265,6 @@ OPERATIONS: dict[str, Operation] = {
         "store:pages values:bfloat16[E,D] entries:int64[E]",
         ("store",),
         "Quantise values into distinct physical entries.",
-        insert_bytes,
         variants=_INSERTING,
     ),
     "indexer_insert": Operation(
@@ -281,7 +273,6 @@ OPERATIONS: dict[str, Operation] = {
         """As ``entry_insert``; with ``hadamard`` keys are first rotated in float32 by
         Hadamard(128) / sqrt(128) and rounded to bf16 (reference inference code, SGLang,
         TensorRT-LLM; vLLM does not rotate).""",
-        insert_bytes,
     ),
     "norm_rope_insert": Operation(
         "compressor:compressor values:bfloat16[T,D] positions:int64[T] store:pages "
@@ -293,7 +284,6 @@ OPERATIONS: dict[str, Operation] = {
         DeepSeek-V4.1's entries where the ratio is 1, and its indexer keys: what comes in is the
         output of the projection, as in vLLM 0.33.0's ``indexer_k_norm_rope_store`` and SGLang
         0.5.23's ``c1_decode_norm_rope_store``.""",
-        insert_bytes,
     ),
     "state_append": Operation(
         "compressor:compressor state:float32 kv:float32[T,C] score:float32[T,C] slots:int64[T] "
@@ -303,7 +293,6 @@ OPERATIONS: dict[str, Operation] = {
         ``position mod R`` takes kv and score + ape; at most R tokens of a slot. Online state
         float32[S, 3, C]: folds one token per slot into (max, denominator, weighted sum); a
         position that starts a group starts afresh.""",
-        state_append_bytes,
         of_slots=True,
     ),
     "flush": Operation(
@@ -315,7 +304,6 @@ OPERATIONS: dict[str, Operation] = {
         of the group's first token, all in float32; rounding to bf16 after RoPE, or before it, or
         both, as the compressor says; Hadamard if it has it; quantise.
         ``(position + 1) mod ratio == 0`` for every position.""",
-        flush_bytes,
         of_slots=True,
         variants=_POOLING,
     ),
@@ -327,7 +315,6 @@ OPERATIONS: dict[str, Operation] = {
         not −1, ``flush``: the same bits as this backend's own. ``parts``: compressed KV, then
         indexer keys if the layer has them; a state has as many slots as the ring has pages. Tokens
         of one slot: at most R + 1 − the rows that an entry pools, one if the state is online.""",
-        step_write_bytes,
         of_slots=True,
         variants={
             "fused": Variant("one kernel for a layer's window, states and entries"),
@@ -341,7 +328,6 @@ OPERATIONS: dict[str, Operation] = {
         """Append and flush a prompt chunk of one request: equals ``state_append`` and ``flush``
         token by token for positions start … start + T − 1. ``entries``: of the
         (start + T) // ratio − start // ratio groups that end in it.""",
-        compress_chunk_bytes,
         variants=_POOLING,
     ),
     "gather_topk": Operation(
@@ -350,7 +336,6 @@ OPERATIONS: dict[str, Operation] = {
         ("out",),
         """Dequantise chosen logical entries, −1 or one beyond the length for none. ``table``:
         blocks of every slot; ``lengths``: valid entries of each request.""",
-        gather_topk_bytes,
         variants=_GATHERING,
     ),
     "gather_all": Operation(
@@ -359,7 +344,6 @@ OPERATIONS: dict[str, Operation] = {
         """Dequantise entries 0 … length − 1 of each request; M is at least the largest length. A
         request's rows after its length are zeros up to the largest one; rows after that are zeros
         or what they were, so that a captured launch may have room for more.""",
-        gather_all_bytes,
         variants=_GATHERING,
     ),
     "gather_window": Operation(
@@ -367,7 +351,6 @@ OPERATIONS: dict[str, Operation] = {
         ("out",),
         """Dequantise the last min(n, M) of n = ``tokens`` window entries, oldest first, then
         zeros. M may be smaller than the ring (rings are longer by the draft tokens).""",
-        gather_window_bytes,
         of_slots=True,
         variants=_GATHERING,
     ),
@@ -375,7 +358,6 @@ OPERATIONS: dict[str, Operation] = {
         "store:pages sources:int64[N] targets:int64[N]",
         ("store",),
         "Copy whole pages to distinct pages; no page is both source and target.",
-        page_copy_bytes,
     ),
     "indexer_query": Operation(
         "queries:bfloat16[T,H,D] weights:float32[T,H] turns:float32[T,R] hadamard:bool "
@@ -388,7 +370,6 @@ OPERATIONS: dict[str, Operation] = {
         So vLLM 0.33.0's ``fused_indexer_q_rope_quant`` (without Hadamard) and DeepSeek's inference
         code. SGLang 0.5.23's ``fused_q_indexer_rope_hadamard_quant`` rounds nothing to bf16 and
         takes amax / 448 as the scale. On SM100 both quantise queries of MXFP4 keys to MXFP4.""",
-        indexer_query_bytes,
     ),
     "index_scores": Operation(
         "store:pages table:int32[S,W] slots:int64[T] lengths:int64[T] queries:uint8[T,H,D] "
@@ -402,7 +383,6 @@ OPERATIONS: dict[str, Operation] = {
         ``blocks[t, c // (M / N)]``; −inf where there is no such block or key (DeepGEMM's
         ``fp8_fp4_paged_sparse_mqa_logits``, on SM100; elsewhere engines score every key and mask
         the rest).""",
-        index_scores_bytes,
     ),
     "select_blocks": Operation(
         "scores:float32[T,M] lengths:int64[T] block_entries:int out:int32[T,N]",
@@ -413,7 +393,6 @@ OPERATIONS: dict[str, Operation] = {
         No score is NaN. DeepSeek-V4.1: 2,048 blocks of 8. vLLM 0.33.0
         (``select_candidate_blocks``) and SGLang 0.5.23 (``amax_topk_blocks``) choose so, in no
         particular order.""",
-        select_blocks_bytes,
     ),
     "select_topk": Operation(
         "scores:float32[T,M] lengths:int64[T] blocks:int32[T,N]? table:int32[S,W] slots:int64[T] "
@@ -423,7 +402,6 @@ OPERATIONS: dict[str, Operation] = {
         Exact; of equal scores the lower index; −0 equals 0. Ascending, then −1 where the token
         sees fewer. Scores and ``blocks`` as in ``index_scores``, none NaN. Engines write one of
         them or both (SGLang 0.5.23's ``topk_transform_paged_v2``), in no particular order.""",
-        select_topk_bytes,
     ),
     "attend": Operation(
         "ring:pages slots:int64[T] tokens:int64[T] window:int entries:entries? "
@@ -437,7 +415,6 @@ OPERATIONS: dict[str, Operation] = {
         sink of −inf is none. ``lse``: natural logarithm of the sum of exp(scale · queries ·
         entry), without the sink. Where nothing is visible out is 0 and lse is +inf. So FlashMLA's
         ``flash_mla_with_kvcache`` (attn_sink, softmax_lse; tests/ref.py).""",
-        attended_bytes,
         variants={
             "warps": Variant("every warp decodes entries, then multiplies (mma)"),
             "groups": Variant("four warps decode while eight multiply (wgmma)", ("sm_90a",)),

@@ -51,27 +51,12 @@ class PageStore:
 
     def read(self, entries: Tensor) -> tuple[Tensor, Tensor | None]:
         """Bytes of physical entries int64[n] as ``codec.decode`` takes them."""
+        form, cut = self.layout.format, self.layout.scale_start
         data = self.data_rows().index_select(0, self.data_index(entries))
-        if self.layout.format.inline_scales:
-            return self._apart(data)
-        return data, self._read_scales(entries) if self.layout.format.scale_row_bytes else None
-
-    def read_pages(self, pages: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Bytes of all entries of pages int64[n], the same: uint8[n, P, ·] twice."""
-        form, size = self.layout.format, self.layout.entries
-        taken, end = self.pages.index_select(0, pages), size * form.data_row_bytes
-        data = taken[:, :end].view(len(pages), size, form.data_row_bytes)
         if form.inline_scales:
-            return self._apart(data)
-        if not form.scale_row_bytes:
-            return data, None
-        scales = taken[:, end : end + size * form.scale_row_bytes]
-        return data, scales.view(len(pages), size, form.scale_row_bytes)
-
-    def _apart(self, data: Tensor) -> tuple[Tensor, Tensor]:
-        cut = self.layout.scale_start
-        rest = cut + self.layout.format.scale_bytes
-        return torch.cat([data[..., :cut], data[..., rest:]], dim=-1), data[..., cut:rest]
+            end = cut + form.scale_bytes
+            return torch.cat([data[:, :cut], data[:, end:]], dim=1), data[:, cut:end]
+        return data, self._read_scales(entries) if form.scale_row_bytes else None
 
     def _read_scales(self, entries: Tensor) -> Tensor:
         """Scale rows uint8[n, ·]; 8 or 4 bytes go as one integer, far faster than as bytes."""

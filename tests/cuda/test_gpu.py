@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from dsv4kv.ops import cuda
-from dsv4kv.ops.check import COMPARE, check_scene
+from dsv4kv.ops.check import check_scene
 from dsv4kv.ops.cuda.compile import architecture_of
 from dsv4kv.ops.cuda.launch import prepare
 from dsv4kv.ops.launches.pages import plan_gather_topk
 from dsv4kv.ops.scenes import Arguments, Scene, make_call
-from dsv4kv.ops.spec import VARIANTS
+from dsv4kv.ops.spec import READS, VARIANTS
 from tests.cuda.waiting import forbidding_waits
 from tests.ops.operations import SCENES, SEED, bytes_after, on_twin
 from tests.ops.samples import same_bits
@@ -25,7 +25,7 @@ pytestmark = [
 ]
 
 each_scene = pytest.mark.parametrize("scene", SCENES.values(), ids=SCENES)
-SUMS = {"flush", "compress_chunk", "norm_rope_insert", "step_write", *COMPARE}
+SUMS = {"flush", "compress_chunk", "norm_rope_insert", "step_write", *READS}
 EXACT = {
     name: scene
     for name, scene in SCENES.items()

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from dsv4kv.errors import CudaUnavailable, DeviceError
 from dsv4kv.ops.cuda import launch as launching
-from dsv4kv.ops.cuda.launch import CudaDriver, Launcher, addresses_in, device_of, pack
+from dsv4kv.ops.cuda.launch import CudaDriver, Launcher, device_of, pack
 from dsv4kv.ops.launches.launch import KernelModule, Launch
-from tests.cuda.drivers import FakeDriver, GpuTensor, OtherGpuTensor, on_gpu
+from tests.cuda.drivers import FakeDriver, OtherGpuTensor, on_gpu
 
 MODULE = KernelModule("some.cuh", (("N", 1),))
 
@@ -41,17 +41,6 @@ def test_integers_arrive_whether_the_kernel_declares_32_or_64_bits(values: list[
     assert parameters(values, (8,) * len(values)) == as_i64
 
 
-@given(st.integers(-(2**63), 2**63 - 1))
-def test_64_bit_integers_arrive_whole(value: int) -> None:
-    assert parameters([value], (8,)) == [struct.pack("<q", value)]
-
-
-@given(st.floats(width=32))
-def test_float_bits_arrive_as_the_float(value: float) -> None:
-    (bits,) = struct.unpack("<I", struct.pack("<f", value))
-    assert parameters([bits], (4,)) == [struct.pack("<f", value)]
-
-
 def test_a_tensor_arrives_as_its_address() -> None:
     tensor, driver = torch.zeros(4), FakeDriver((8, 8))
     Launcher(driver, build).prepare(plan(on_gpu(tensor), on_gpu(tensor[1:])))()
@@ -65,26 +54,12 @@ def test_a_tensor_arrives_as_its_address() -> None:
     ]
 
 
-def test_addresses_follow_the_words() -> None:
-    packed = pack(plan(7, 8, 9), (4, 8, 4))
-    start = addresses_in(packed) - 3 * 8
-    assert list(packed) == [7, 8, 9, start, start + 8, start + 16]
-
-
 @pytest.mark.parametrize(("size", "value"), [(4, 2**32), (4, -(2**31) - 1), (8, 2**63)])
 def test_an_integer_that_does_not_fit_is_refused(size: int, value: int) -> None:
     with pytest.raises(DeviceError) as refusal:
         pack(plan(1, value), (4, size))
     assert str(refusal.value) == (
         f"some_kernel: argument 1 ({value}) does not fit into {size} bytes."
-    )
-
-
-def test_a_tensor_for_a_32_bit_parameter_is_refused() -> None:
-    with pytest.raises(DeviceError) as refusal:
-        pack(plan(torch.zeros(2, 3)), (4,))
-    assert str(refusal.value) == (
-        "some_kernel: argument 0 (float32[2, 3]) is a tensor where the kernel takes 4 bytes."
     )
 
 
@@ -121,11 +96,6 @@ def test_tensors_that_no_kernel_can_take_are_refused(
     assert str(refusal.value) == f"some_kernel: {problem}"
 
 
-def test_a_launch_without_tensors_is_refused() -> None:
-    with pytest.raises(DeviceError, match="some_kernel names no tensor, so no GPU"):
-        device_of(plan(1, 2))
-
-
 def test_a_module_is_built_and_loaded_once_a_device_and_a_kernel_looked_up_once() -> None:
     driver, tensors = FakeDriver((8,)), [on_gpu(torch.zeros(1)), on_gpu(torch.ones(1))]
     launcher = Launcher(driver, build)
@@ -152,42 +122,6 @@ def test_what_was_compiled_ahead_is_built_in_one_go_and_never_again() -> None:
     launcher.load([MODULE, other], 0)
     assert [modules for modules in built if modules] == [[MODULE, other]]
     assert driver.loads == [(0, cubin) for cubin in build([MODULE, other], "sm_90a")]
-
-
-def test_what_was_not_foreseen_is_built_at_its_first_launch() -> None:
-    driver = FakeDriver((8,))
-    launcher = Launcher(driver, build)
-    launcher.load([KernelModule("other.cuh", ())], 0)
-    launcher.prepare(plan(on_gpu(torch.zeros(1))))()
-    assert driver.loads[1:] == [(0, *build([MODULE], "sm_90a"))]
-    assert len(driver.launches) == 1
-
-
-def test_compiling_ahead_loads_on_the_device_that_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    driver = FakeDriver(())
-    monkeypatch.setattr(launching, "_launcher", lambda: Launcher(driver, build))
-    launching.compile_ahead(iter([MODULE]), torch.device("cuda", 1))
-    launching.compile_ahead(iter([MODULE]), torch.device("cuda"))
-    assert driver.loads == [
-        (1, *build([MODULE], "sm_80")),
-        (0, *build([MODULE], "sm_90a")),
-    ]
-
-
-def test_preparing_launches_nothing_and_the_call_launches_each_time() -> None:
-    driver = FakeDriver((8, 4))
-    call = Launcher(driver, build).prepare(plan(on_gpu(torch.zeros(1)), 5))
-    assert driver.launches == []
-    call()
-    call()
-    assert driver.launches[0] == driver.launches[1]
-    assert len(driver.lookups) == 1
-
-
-def test_a_gpu_tensor_of_the_tests_is_one_to_the_launcher() -> None:
-    assert device_of(plan(on_gpu(torch.zeros(1)))) == GpuTensor.device.index == 0
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -12,16 +12,12 @@ from hypothesis import strategies as st
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.formats import (
-    FLAT_FORMATS,
     FORMATS,
-    SIZED_FLAT_FORMATS,
-    EntryFormat,
     PageLayout,
     Place,
     entry_format,
     flat_entry_format,
     known_formats,
-    marginal_bytes,
 )
 
 ENTRY_BYTES = {
@@ -65,11 +61,6 @@ def test_an_entry_has_its_published_bytes(place: Place, name: str) -> None:
     assert entry_format(place, name).entry_bytes == ENTRY_BYTES[place, name]
 
 
-@pytest.mark.parametrize(("place", "name"), FORMAT_IDS)
-def test_an_entry_holds_every_channel_of_its_place(place: Place, name: str) -> None:
-    assert entry_format(place, name).dims == (128 if place == "indexer" else 512)
-
-
 @pytest.mark.parametrize(
     ("name", "entry_bytes"), [("fp8_ds_mla", 656), ("bf16", 1152), ("fp8", 576), ("nvfp4", 352)]
 )
@@ -101,46 +92,11 @@ def test_v41_pages_have_their_published_bytes(name: str, pages: tuple[int, ...])
     assert tuple(layout.page_bytes for layout in layouts) == pages
 
 
-@given(st.integers(1, 512), st.data())
-def test_an_interleaved_page_keeps_each_entrys_scales_behind_it(
-    entries: int, data: st.DataObject
-) -> None:
-    entry = data.draw(st.integers(0, entries - 1))
-    for name, values, scales in (("fp8_group32", 512, 16), ("fp4", 256, 32)):
-        layout = PageLayout(entry_format("main", f"{name}_interleaved"), entries)
-        assert layout.data_offset(entry) == entry * (values + scales)
-        assert layout.scale_offset(entry) == entry * (values + scales) + values
-        assert layout.padding_bytes == 0
-
-
 def test_v32_rows_keep_their_parts_in_the_order_of_flashmla() -> None:
     fp8, nvfp4 = flat_entry_format("fp8_ds_mla"), flat_entry_format("nvfp4")
     assert (PageLayout(fp8, 64).scale_offset(1), fp8.tail_start) == (656 + 512, 528)
     assert (PageLayout(nvfp4, 64).scale_offset(1), nvfp4.tail_start) == (352 + 320, 256)
     assert (nvfp4.tail_bytes, nvfp4.groups, nvfp4.scale_columns) == (64, 32, 4)
-
-
-@given(st.integers(1, 512), st.data())
-def test_an_fp8_ds_mla_page_keeps_data_rows_first_and_scale_rows_after(
-    entries: int, data: st.DataObject
-) -> None:
-    layout = PageLayout(entry_format("main", "fp8_ds_mla"), entries)
-    entry = data.draw(st.integers(0, entries - 1))
-    assert layout.data_offset(entry) == entry * 576
-    assert layout.scale_offset(entry) == entries * 576 + entry * 8
-
-
-@pytest.mark.parametrize(
-    ("name", "value_bytes", "scale_bytes"), [("fp8", 128, 4), ("mxfp4", 64, 4)]
-)
-@given(entries=st.integers(1, 64).map(lambda blocks: 32 * blocks))
-def test_an_indexer_page_keeps_all_values_then_all_scales_and_no_padding(
-    name: str, value_bytes: int, scale_bytes: int, entries: int
-) -> None:
-    layout = PageLayout(entry_format("indexer", name), entries)
-    assert layout.scale_start == entries * value_bytes
-    assert layout.page_bytes == entries * (value_bytes + scale_bytes)
-    assert layout.padding_bytes == 0
 
 
 @pytest.mark.parametrize(("place", "name"), MOVED_IDS)
@@ -157,13 +113,6 @@ def test_rows_of_a_page_are_rows_of_the_whole_store(
         assert layout.scale_start % entry.scale_row_bytes == 0
 
 
-@pytest.mark.parametrize("name", [*FLAT_FORMATS, *SIZED_FLAT_FORMATS])
-@given(blocks=st.integers(1, 64))
-def test_pages_of_v32_are_whole_rows(name: str, blocks: int) -> None:
-    layout = PageLayout(flat_entry_format(name), 128 * blocks)
-    assert layout.page_bytes == 128 * blocks * layout.format.data_row_bytes
-
-
 @pytest.mark.parametrize(("place", "name"), FORMAT_IDS)
 @given(data=st.data())
 def test_a_page_holds_its_entries_and_less_than_one_alignment_of_padding(
@@ -177,31 +126,8 @@ def test_a_page_holds_its_entries_and_less_than_one_alignment_of_padding(
     assert layout.page_bytes == entries * entry.entry_bytes + layout.padding_bytes
 
 
-@given(st.sampled_from(FORMAT_IDS), st.sampled_from([1, 2, 4, 128]))
-def test_a_token_adds_its_exact_share_of_an_entry(key: tuple[Place, str], ratio: int) -> None:
-    entry = entry_format(*key)
-    assert marginal_bytes(entry, ratio) * ratio == entry.entry_bytes
-
-
-def test_a_layer_without_compression_adds_nothing_per_token() -> None:
-    assert marginal_bytes(entry_format("main", "bf16"), 0) == 0
-    assert marginal_bytes(None, 4) == 0
-
-
-def test_scales_cover_every_quantised_channel_once() -> None:
-    scaled = [entry for key in FORMAT_IDS if (entry := entry_format(*key)).group]
-    assert scaled
-    assert all(entry.groups * entry.group == entry.value_dims for entry in scaled)
-    assert EntryFormat("plain", "bf16", 512).groups == 0
-
-
 @pytest.mark.parametrize("place", list(FORMATS))
 def test_an_unknown_format_is_refused_with_the_choices(place: Place) -> None:
     with pytest.raises(ConfigError, match="'int4' is not") as refusal:
         entry_format(place, "int4")
     assert all(name in str(refusal.value) for name in known_formats(place))
-
-
-def test_an_unknown_v32_format_is_refused_with_the_choices() -> None:
-    with pytest.raises(ConfigError, match="choose fp8_ds_mla, bf16, fp8, nvfp4"):
-        flat_entry_format("fp4")

@@ -10,7 +10,7 @@ from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.plan import CachePlan, plan_cache
 from dsv4kv.model.presets import load_model
-from dsv4kv.model.schema import Sharing, choose_formats
+from dsv4kv.model.schema import choose_formats
 from tests.examples import examples
 
 FLASH = load_model("v4-flash")
@@ -69,20 +69,6 @@ def test_bookkeeping_alone_takes_the_bytes_planned_for_tables() -> None:
     assert manager.memory_by_pool() == {("tables", "all", tables.unit_bytes): tables.total_bytes}
 
 
-@pytest.mark.parametrize("sharing", ["model", "type", "layer"])
-@pytest.mark.parametrize("model", ["v4-flash", "v4-pro", "v4.1-flash", "v3.2"])
-def test_planned_pools_add_up_to_the_layers_one_by_one(model: str, sharing: Sharing) -> None:
-    """Layers of one type may differ in size (DeepSeek-V4.1 has ratios 2 and 1)."""
-    whole = plan(config=load_model(model), sharing=sharing, max_context_tokens=129)
-    expected = 0
-    for schema in whole.schemas:
-        group = whole.group_of(schema.layer.layer_idx)
-        blocks = whole.num_blocks[group.name] if group else 0
-        expected += blocks * schema.block_bytes + whole.num_slots * schema.slot_bytes
-    tables = sum(pool.total_bytes for pool in whole.pools if pool.name == "tables")
-    assert whole.total_bytes == expected + tables
-
-
 @pytest.mark.parametrize(
     ("size", "what"),
     [("num_blocks", "blocks"), ("num_slots", "slots"), ("max_context_tokens", "context")],
@@ -100,19 +86,3 @@ def test_without_a_number_there_are_blocks_for_every_request(context: int, slots
         "csa": slots * max(1, (context + 124) >> 7),
         "hca": slots * max(1, context >> 7),
     }
-
-
-def test_blocks_that_are_given_are_taken_for_every_group() -> None:
-    assert plan(num_blocks=7, sharing="type").num_blocks == {"csa": 7, "hca": 7}
-
-
-def test_a_layer_without_compressed_kv_is_in_no_group() -> None:
-    whole = plan()
-    assert whole.group_of(0) is None
-    assert whole.group_of(2) is whole.groups[0]
-
-
-def test_a_model_of_windows_alone_has_no_tables_and_no_blocks() -> None:
-    windows = plan(layers=[0, 1])
-    assert (windows.groups, windows.num_blocks) == ((), {})
-    assert {pool.name for pool in windows.pools} == {"window"}

@@ -32,10 +32,3 @@ def test_a_compressed_layer_stretches_slow_pairs_16_times_and_keeps_fast_ones(ra
         assert found[i] == pytest.approx(expected, rel=1e-12)
     assert found[0] == 1.0
     assert found[-1] == pytest.approx(160_000.0 ** (-31 / 32) / 16, rel=1e-12)
-
-
-def test_frequencies_fall_from_pair_to_pair() -> None:
-    for ratio in (0, 4):
-        found = inverse_frequencies(FLASH, ratio, "float64")
-        assert list(found) == sorted(found, reverse=True)
-        assert len(found) == FLASH.rope_dim // 2

@@ -80,53 +80,9 @@ def test_pipeline_stages_split_the_layers_without_gap_or_overlap(
     assert max(sizes) - min(sizes) <= 1
 
 
-@given(MODELS, st.integers(2, 40), st.data())
-def test_a_pipeline_stage_keeps_the_layer_numbers_and_types_of_the_model(
-    model: str, stages: int, data: st.DataObject
-) -> None:
-    config = load_model(model)
-    stage = data.draw(st.integers(1, stages - 1))
-    whole = build_schedule(config)
-    part = build_schedule(config, stage=stage, stages=stages)
-    assert part[0].layer_idx > 0
-    for spec in part:
-        expected = whole[spec.layer_idx]
-        assert (spec.layer_idx, spec.attn, spec.ratio) == (
-            expected.layer_idx,
-            expected.attn,
-            expected.ratio,
-        )
-
-
-def test_only_the_last_stage_holds_the_draft_layers() -> None:
-    config = load_model("v4.1-flash")
-    stages = [build_schedule(config, stage=i, stages=4, draft_layers=True) for i in range(4)]
-    assert [sum(spec.is_draft for spec in stage) for stage in stages] == [0, 0, 0, 3]
-
-
-@given(MODELS, st.data())
-def test_a_subset_holds_just_its_layers_in_model_order(model: str, data: st.DataObject) -> None:
-    config = load_model(model)
-    layers = data.draw(st.sets(st.integers(0, config.num_layers - 1), min_size=1))
-    specs = build_schedule(config, layers=layers)
-    assert [spec.layer_idx for spec in specs] == sorted(layers)
-
-
 def test_a_layer_beyond_the_model_is_refused_with_the_range() -> None:
     with pytest.raises(ConfigError, match=r"layers \[43, 99\] are not among 0..42 of v4-flash"):
         build_schedule(load_model("v4-flash"), layers=[3, 43, 99])
-
-
-def test_a_layer_of_another_stage_is_refused_with_the_stage() -> None:
-    with pytest.raises(ConfigError, match=r"layers \[1\] .* 22\.\.42 .*\(stage 1 of 2\)"):
-        build_schedule(load_model("v4-flash"), layers=[1, 30], stage=1, stages=2)
-
-
-def test_a_draft_layer_is_held_only_if_asked_for() -> None:
-    config = load_model("v4-flash")
-    with pytest.raises(ConfigError, match="43"):
-        build_schedule(config, layers=[43])
-    assert build_schedule(config, layers=[43], draft_layers=True)[0].is_draft
 
 
 def test_holding_no_layer_is_refused() -> None:
@@ -138,12 +94,6 @@ def test_holding_no_layer_is_refused() -> None:
 def test_a_stage_that_cannot_be_is_refused(stage: int, stages: int) -> None:
     with pytest.raises(ConfigError, match=rf"stage {stage} of {stages} cannot be"):
         build_schedule(load_model("v4-flash"), stage=stage, stages=stages)
-
-
-@pytest.mark.parametrize("model", ["v4-flash", "v4-pro", "v3.2"])
-def test_every_compressed_layer_of_v4_owns_its_kv(model: str) -> None:
-    specs = build_schedule(load_model(model))
-    assert all(spec.owns_kv == (spec.ratio > 0) for spec in specs)
 
 
 def test_four_layers_of_v41_own_compressed_kv_and_the_others_read_it() -> None:

@@ -46,32 +46,12 @@ def test_a_table_holds_the_blocks_of_its_neediest_layer(
         assert group.blocks_for(tokens) == max(needs)
 
 
-@given(st.integers(0, 3000), st.sampled_from(SHARINGS))
-def test_blocks_grow_one_at_a_time(tokens: int, sharing: Sharing) -> None:
-    for group in groups_of("v4-flash", sharing).values():
-        assert group.blocks_for(tokens + 1) - group.blocks_for(tokens) in (0, 1)
-
-
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("sharing", SHARINGS)
 def test_every_layer_with_compressed_kv_is_in_one_group(model: str, sharing: Sharing) -> None:
     schemas = schemas_of(model)
     grouped = [layer for group in table_groups(schemas, sharing) for layer in group.layers]
     assert sorted(grouped) == [schema.layer.layer_idx for schema in schemas if schema.main]
-
-
-def test_sharing_by_model_is_one_table_for_all() -> None:
-    (group,) = table_groups(schemas_of("v4-pro"), "model")
-    assert (group.name, group.lanes, group.ratio, len(group.layers)) == ("model", 1, 4, 61)
-    assert {group.lane_of(layer) for layer in group.layers} == {0}
-
-
-def test_sharing_by_type_is_one_table_for_each_ratio() -> None:
-    assert {name: g.lanes for name, g in groups_of("v4-pro", "type").items()} == {
-        "hca": 1,
-        "csa": 1,
-    }
-    assert set(groups_of("v4.1-flash", "type")) == {"csa-2", "csa-1"}
 
 
 def test_sharing_by_layer_is_a_lane_for_each_layer() -> None:

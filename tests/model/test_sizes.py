@@ -7,8 +7,6 @@ vLLM and SGLang (584-byte entries; 132- and 68-byte indexer keys), vLLM's 656-by
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dsv4kv.model.plan import bytes_per_request, bytes_per_token
 from tests.model.layouts import schemas_of
@@ -85,26 +83,3 @@ def test_window_entries_of_a_context_would_be_eight_times_its_compressed_kv(
     windows = sum(schema.window.format.entry_bytes for schema in schemas if schema.window)
     main = bytes_per_request(schemas, 2**20).compressed / 2**20
     assert round(windows / main, 2) == ratio
-
-
-@given(st.sampled_from(["v4-flash", "v4-pro", "v4.1-flash", "v3.2"]), st.integers(0, 5000))
-def test_a_request_holds_whole_entries_and_at_most_a_window(model: str, tokens: int) -> None:
-    compressed = indexer = window = 0
-    for schema in schemas_of(model):
-        for page, kind in ((schema.main, "main"), (schema.indexer, "indexer")):
-            size = tokens // schema.layer.ratio * page.format.entry_bytes if page else 0
-            compressed += size if kind == "main" else 0
-            indexer += size if kind == "indexer" else 0
-        if schema.window:
-            window += min(tokens, 128) * schema.window.format.entry_bytes
-    held = bytes_per_request(schemas_of(model), tokens)
-    assert (held.compressed, held.indexer, held.window) == (compressed, indexer, window)
-    assert held.cached == compressed + indexer + window
-
-
-@given(st.sampled_from(["v4-flash", "v4-pro", "v4.1-flash"]), st.integers(0, 2000))
-def test_128_tokens_more_cost_128_times_the_bytes_of_a_token(model: str, blocks: int) -> None:
-    schemas = schemas_of(model)
-    start = 128 + 128 * blocks  # the window is full from here on
-    before, after = (bytes_per_request(schemas, n).cached for n in (start, start + 128))
-    assert after - before == 128 * bytes_per_token(schemas)

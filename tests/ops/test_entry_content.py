@@ -131,25 +131,6 @@ def test_rope_turns_interleaved_pairs_at_the_groups_first_position(
     _assert_rounded(found, expected)
 
 
-@each_backend
-def test_first_448_channels_do_not_rotate_and_take_the_norm_weight(backend: ModuleType) -> None:
-    compressor = replace(full_size_compressor("csa"), norm_weight=torch.arange(512) / 64)
-    found = _flushed(
-        backend, compressor, _constant_state(compressor, -torch.ones(512)), 4 * 999 + 3
-    )
-    torch.testing.assert_close(
-        found[:448], -compressor.norm_weight[:448].double(), rtol=2.0**-8, atol=0
-    )
-
-
-@each_backend
-def test_rmsnorm_keeps_tiny_entries_finite(backend: ModuleType) -> None:
-    compressor = small_compressor(4, overlap=True)
-    assert not bool(
-        _flushed(backend, compressor, _constant_state(compressor, torch.zeros(16)), 7).any()
-    )
-
-
 @pytest.mark.parametrize("overlap", [True, False])
 def test_large_scores_do_not_overflow_the_softmax(overlap: bool) -> None:
     compressor = small_compressor(4, overlap)

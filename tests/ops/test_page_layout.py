@@ -6,20 +6,11 @@ import pytest
 import torch
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.model.formats import EntryFormat, PageLayout, Place, entry_format
-from dsv4kv.ops import cpu, reference_codec
-from dsv4kv.ops.storage import PageStore
+from dsv4kv.model.formats import EntryFormat, Place, entry_format
+from dsv4kv.ops import reference_codec
 from tests.ops.samples import POISON, each_backend, each_entry, poisoned_store, random_values
 
 FP8_DS_MLA = entry_format("main", "fp8_ds_mla")
-
-
-@pytest.mark.parametrize(
-    ("entries", "page_bytes"),
-    [(1, 1_152), (2, 1_728), (32, 19_008), (64, 37_440), (256, 149_760)],
-)
-def test_fp8_ds_mla_page_has_the_published_size(entries: int, page_bytes: int) -> None:
-    assert poisoned_store(FP8_DS_MLA, entries, pages=2).pages.shape == (2, page_bytes)
 
 
 @each_backend
@@ -64,17 +55,6 @@ def test_insert_touches_only_the_bytes_of_its_entry(
     assert torch.equal(store.pages, expected)
 
 
-@pytest.mark.parametrize(("name", "value_bytes"), [("fp8", 128), ("mxfp4", 64)])
-def test_indexer_page_holds_all_values_then_all_scales(name: str, value_bytes: int) -> None:
-    entry = entry_format("indexer", name)
-    store = poisoned_store(entry, pages=1)
-    cpu.entry_insert(store, torch.ones(32, 128).bfloat16(), torch.arange(32))
-    assert store.pages.shape == (1, 32 * value_bytes + 32 * 4)
-    values, scales = store.pages[0, : 32 * value_bytes], store.pages[0, 32 * value_bytes :]
-    assert len(set(values.tolist())) == 1
-    assert torch.equal(scales.view(32, 4), scales[:4].expand(32, 4))
-
-
 @pytest.mark.parametrize(
     ("place", "name", "entries"), [("indexer", "mxfp4", 8), ("indexer", "fp8", 16)]
 )
@@ -84,9 +64,3 @@ def test_page_that_is_no_whole_number_of_rows_is_refused(
     # Its second page would start in the middle of a row: entries would land on scales.
     with pytest.raises(ConfigError, match=f"a page of {entries} {name} entries has"):
         poisoned_store(entry_format(place, name), entries)
-
-
-def test_allocated_pages_are_zero() -> None:
-    store = PageStore.allocate(PageLayout(FP8_DS_MLA, 32), 2, torch.device("cpu"))
-    assert not bool(store.pages.any())
-    assert store.num_entries == 64

@@ -5,15 +5,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.model.formats import EntryFormat, entry_format
+from dsv4kv.model.formats import EntryFormat
 from dsv4kv.ops import cpu
-from dsv4kv.ops import cpu as compression
 from tests.examples import examples
 from tests.ops.samples import (
     bf16_entry,
     fresh_ring,
     full_size_compressor,
-    generator,
     poisoned_store,
     random_tokens,
 )
@@ -47,22 +45,6 @@ def _equal(a: Request, b: Request) -> bool:
 @each_kind
 @some
 @given(data=st.data(), seed=seeds)
-def test_tokens_chunks_and_one_prompt_give_equal_pages_and_states(
-    kind: str, drafts: int, data: st.DataObject, seed: int
-) -> None:
-    sizes = data.draw(partitions(*SIZES[kind]))
-    streamed, chunked, whole = (_request(kind, sum(sizes), seed, drafts) for _ in range(3))
-    streamed.append(sum(sizes))
-    chunked.feed(("chunk", size) for size in sizes)
-    whole.chunk(sum(sizes))
-    assert _equal(streamed, chunked)
-    assert _equal(streamed, whole)
-
-
-@each_drafts
-@each_kind
-@some
-@given(data=st.data(), seed=seeds)
 def test_chunks_and_tokens_in_turns_give_equal_pages_and_states(
     kind: str, drafts: int, data: st.DataObject, seed: int
 ) -> None:
@@ -74,24 +56,6 @@ def test_chunks_and_tokens_in_turns_give_equal_pages_and_states(
     mixed.feed(zip(ways, sizes, strict=True))
     whole.chunk(sum(sizes))
     assert _equal(mixed, whole)
-
-
-@pytest.mark.parametrize(
-    ("kind", "entry"),
-    [
-        ("csa", entry_format("main", "fp8_ds_mla")),
-        ("hca", entry_format("main", "fp8_ds_mla")),
-        ("indexer", entry_format("indexer", "mxfp4")),
-    ],
-    ids=["csa", "hca", "indexer"],
-)
-def test_stored_bytes_of_the_models_own_formats_are_equal(kind: str, entry: EntryFormat) -> None:
-    _, longest, _ = SIZES[kind]
-    count = 3 * longest + 1
-    streamed, chunked = (_request(kind, count, 5, 0, entry) for _ in range(2))
-    streamed.append(count)
-    chunked.feed([("chunk", longest), ("chunk", 1), ("chunk", 2 * longest)])
-    assert _equal(streamed, chunked)
 
 
 @each_kind
@@ -150,14 +114,3 @@ def _draft_step(request: Request, kept: int) -> None:
         done // compressor.ratio,
     )
     request.fed += kept
-
-
-@pytest.mark.parametrize(("rows", "dim"), [(8, 512), (8, 128), (128, 512)])
-def test_pooling_one_group_gives_the_bits_of_pooling_many(rows: int, dim: int) -> None:
-    # Float32, before any rounding could hide a difference; rows as a ring hands them out. 70
-    # groups of 128 rows are more than are pooled at once.
-    random = generator(9)
-    kv, score = (torch.randn(70, rows, 2, dim, generator=random)[:, :, 0] for _ in range(2))
-    many = compression._pool(kv.contiguous(), score.contiguous())
-    single = [compression._pool(kv[i : i + 1], score[i : i + 1]) for i in range(70)]
-    assert torch.equal(many, torch.cat(single))

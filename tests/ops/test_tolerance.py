@@ -32,23 +32,11 @@ def make_entry(entry: EntryFormat) -> Tensor:
 
 
 @pytest.mark.parametrize("entry", EVERY_FORMAT)
-def test_an_equal_entry_is_right(entry: EntryFormat) -> None:
-    assert is_close(entry, make_entry(entry), make_entry(entry))
-
-
-@pytest.mark.parametrize("entry", EVERY_FORMAT)
 def test_an_entry_of_another_token_is_wrong(entry: EntryFormat) -> None:
     right = make_entry(entry)
     assert not is_close(entry, right.roll(1), right)
     assert not is_close(entry, torch.zeros_like(right), right)
     assert not is_close(entry, -right, right)
-
-
-@pytest.mark.parametrize("entry", EVERY_FORMAT)
-def test_a_group_of_another_scale_is_wrong(entry: EntryFormat) -> None:
-    found = make_entry(entry)
-    found[: entry.group or 16] *= 2
-    assert not is_close(entry, found, make_entry(entry))
 
 
 @pytest.mark.parametrize(
@@ -82,16 +70,6 @@ def test_one_lost_value_of_common_size_is_wrong(entry: EntryFormat) -> None:
         assert not is_close(entry, found, right)
 
 
-def test_a_key_may_be_a_step_from_zero() -> None:
-    """The smallest step of e2m1 is a twelfth of its group's largest value."""
-    entry = FORMATS["indexer"]["mxfp4"]
-    right = make_entry(entry)
-    channel = int((right == 0).nonzero()[0])
-    found = right.clone()
-    found[channel] = right[right != 0].abs().min()
-    assert is_close(entry, found, right, rotated=True)
-
-
 def test_codes_near_zero_that_a_float32_sum_cannot_tell_are_right() -> None:
     entry = FORMATS["main"]["bf16"]
     right = make_entry(entry)
@@ -109,13 +87,6 @@ def test_a_value_several_steps_off_is_wrong(entry: EntryFormat) -> None:
     largest = int(found[: entry.value_dims].abs().argmax())
     found[largest] *= {"bf16": 1 - 2.0**-5, "e4m3": 1 - 2.0**-2, "e2m1": 1 / 3}[entry.value]
     assert not is_close(entry, found, make_entry(entry))
-
-
-def test_channels_kept_in_bf16_are_held_to_bf16() -> None:
-    entry = FORMATS["main"]["fp8_ds_mla"]
-    found, right = make_entry(entry), make_entry(entry)
-    found[-1] *= 1.0625  # a step of e4m3
-    assert not is_close(entry, found, right)
 
 
 @pytest.mark.parametrize("entry", EVERY_FORMAT)
@@ -151,10 +122,3 @@ def test_a_flip_before_the_rotation_is_right_and_told_only_of_rotated_entries(
     assert is_close(entry, found, right, rotated=True)
     if entry.value == "bf16":
         assert not is_close(entry, found, right)
-
-
-@pytest.mark.parametrize("entry", list(FORMATS["indexer"].values()), ids=list(FORMATS["indexer"]))
-def test_a_rotated_entry_of_another_token_is_wrong_all_the_same(entry: EntryFormat) -> None:
-    right = make_entry(entry)
-    for found in (right.roll(1), torch.zeros_like(right), -right):
-        assert not is_close(entry, found, right, rotated=True)

@@ -7,8 +7,7 @@ from dsv4kv.config.keys import keys, keys_of
 from dsv4kv.config.load import expand_axes, load_config
 from dsv4kv.errors import ConfigError
 from dsv4kv.ops import spec
-from dsv4kv.ops.launches.catalogue import ARCHITECTURES
-from dsv4kv.ops.spec import VARIANTS, Variant, best, choose, portable
+from dsv4kv.ops.spec import VARIANTS, Variant, choose
 from tests.bench.settings import ANY_STEP, TINY, tiny_config
 from tests.gpu_twin import twin_gpu
 
@@ -30,14 +29,6 @@ def test_the_keys_of_a_configuration_are_the_registry() -> None:
         key = keys()[f"ops.variant.{operation}"]
         assert (key.choices, key.nullable, key.default) == (tuple(names), True, None)
         assert all(f"{name} ({one.meaning})" in key.description for name, one in names.items())
-
-
-@pytest.mark.parametrize("operation", VARIANTS)
-def test_every_gpu_has_a_variant_of_every_operation(operation: str) -> None:
-    assert {best(operation, architecture) for architecture in ARCHITECTURES} <= set(
-        VARIANTS[operation]
-    )
-    assert VARIANTS[operation][portable(operation)].architectures is None
 
 
 @pytest.mark.usefixtures("two_ways")

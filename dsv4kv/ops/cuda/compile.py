@@ -3,8 +3,8 @@
 Compiled kernels on disk: compiled once a machine, read in milliseconds afterwards. A file's name
 holds a digest of everything that decides its content: all sources, the macros, the options, the
 architecture and NVRTC's version. So nothing is ever out of date, and processes that compile the
-same at the same time write the same. What is loaded runs: of a folder or file that somebody else
-could have written nothing is taken.
+same at the same time write the same. What is loaded runs: of a folder that others could have
+written nothing is taken.
 
 Environment: ``DSV4KV_CACHE_DIR`` names the folder (default ``~/.cache/dsv4kv``, or under
 ``XDG_CACHE_HOME``).
@@ -14,15 +14,16 @@ import functools
 import hashlib
 import os
 import re
+import stat
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from dsv4kv.errors import CudaUnavailable, DeviceError
-from dsv4kv.files import NotPrivate, check_private, read_private, replacing, shipped, user_cache
+from dsv4kv.files import replacing, shipped, user_cache
 from dsv4kv.ops.launches.launch import KernelModule
 
 OPTIONS = (
@@ -147,14 +148,16 @@ def load_cubins(modules: Sequence[KernelModule], architecture: str) -> list[byte
         CudaUnavailable: A package is missing; says which.
         DeviceError: A module cannot be compiled for this architecture.
     """
-    names = [cache_name(module, architecture) for module in modules]
-    cubins = {name: cubin for name in names if (cubin := _find(name))}
-    named = zip(names, modules, strict=True)
-    absent = {name: module for name, module in named if name not in cubins}
-    for name, cubin in _compile_all(absent, architecture):
-        _keep(name, cubin)
-        cubins[name] = cubin
-    return [cubins[name] for name in names]
+    named = {cache_name(module, architecture): module for module in modules}
+    cubins = {name: cubin for name in named if (cubin := _find(name))}
+    absent = {name: module for name, module in named.items() if name not in cubins}
+    if absent:
+        with ThreadPoolExecutor() as pool:  # NVRTC lets go of the interpreter
+            compiled = pool.map(lambda each: compile_module(each, architecture), absent.values())
+            for name, cubin in zip(absent, compiled, strict=True):
+                _keep(name, cubin)
+                cubins[name] = cubin
+    return [cubins[cache_name(module, architecture)] for module in modules]
 
 
 def cache_name(module: KernelModule, architecture: str) -> str:
@@ -168,52 +171,41 @@ def cache_folder() -> Path:
     """Where machine code is kept: made on the first write."""
     if chosen := os.environ.get("DSV4KV_CACHE_DIR"):
         return Path(chosen) / "cubin"
-    caches = user_cache()
-    return caches / "cubin" if caches else _spare_folder()
-
-
-def _compile_all(
-    absent: Mapping[str, KernelModule], architecture: str
-) -> Iterator[tuple[str, bytes]]:
-    """Compile modules in threads, for which NVRTC lets go of the interpreter; (name, cubin)."""
-    if not absent:
-        return
-    with ThreadPoolExecutor() as pool:
-        cubins = pool.map(lambda module: compile_module(module, architecture), absent.values())
-        yield from zip(absent, cubins, strict=True)
+    spare = Path(tempfile.gettempdir()) / f"dsv4kv-{os.getuid()}"  # of a user without a home
+    return (user_cache() or spare) / "cubin"
 
 
 def _find(name: str) -> bytes | None:
     """The cubin of that name; None where it is absent or damaged, or not to be trusted."""
-    for folder in (cache_folder(), _spare_folder()):
-        try:
-            content = read_private(folder / name)
-        except NotPrivate as error:
-            _warn_foreign(error.filename, error.strerror)
-            continue
-        except OSError:
-            continue
-        head, _, cubin = content.partition(b"\n")
-        if head == _head(name, cubin):
+    folder = cache_folder()
+    try:
+        head, _, cubin = (folder / name).read_bytes().partition(b"\n")
+        if head == _head(name, cubin) and _is_trusted(folder):
             return cubin
+    except OSError:
+        pass
     return None
 
 
 def _keep(name: str, cubin: bytes) -> None:
-    """Write to the cache, or to the temporary folder where that cannot be written."""
-    for folder in (cache_folder(), _spare_folder()):
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            check_private(folder)
+    folder = cache_folder()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if _is_trusted(folder):
             with replacing(folder / name, mode=0o600) as file:
                 file.write(_head(name, cubin) + b"\n" + cubin)
-        except NotPrivate as error:
-            _warn_foreign(error.filename, error.strerror)
-        except OSError as error:
-            if folder == cache_folder():  # where the other fails too, every process compiles
-                _warn_once(folder, error.strerror or str(error))
-        else:
-            return
+    except OSError as error:
+        reason = error.strerror or str(error)
+        _warn(folder, f"cannot be written ({reason}): kernels are compiled in every process")
+
+
+def _is_trusted(folder: Path) -> bool:
+    """Whether nobody but this user can have written what is loaded from a folder."""
+    facts = folder.stat()
+    if facts.st_uid == os.geteuid() and not facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return True
+    _warn(folder, "is not trusted, as others can write to it: nothing there is loaded")
+    return False
 
 
 def _head(name: str, cubin: bytes) -> bytes:
@@ -231,26 +223,7 @@ def _sources_digest() -> str:
     return digest.hexdigest()
 
 
-def _spare_folder() -> Path:
-    return Path(tempfile.gettempdir()) / f"dsv4kv-cubin-{os.getuid()}"
-
-
 @functools.cache
-def _warn_foreign(path: str, reason: str) -> None:
-    warnings.warn(
-        f"{path} is not trusted ({reason}): nothing there is loaded and kernels are compiled "
-        "anew; make folder and files this user's alone (chmod 700), or name another folder with "
-        "DSV4KV_CACHE_DIR.",
-        RuntimeWarning,
-        stacklevel=2,
-    )
-
-
-@functools.cache
-def _warn_once(folder: Path, reason: str) -> None:
-    warnings.warn(
-        f"{folder} cannot be written ({reason}): compiled kernels are kept in {_spare_folder()} "
-        "where possible; name another folder with DSV4KV_CACHE_DIR.",
-        RuntimeWarning,
-        stacklevel=2,
-    )
+def _warn(folder: Path, problem: str) -> None:
+    advice = "make it this user's alone (chmod 700), or name another with DSV4KV_CACHE_DIR."
+    warnings.warn(f"{folder} {problem}; {advice}", RuntimeWarning, stacklevel=2)

@@ -87,18 +87,6 @@ def sglang_gather(
     return out
 
 
-def sglang_gather_of_next_row(
-    quant_k_cache: Tensor,
-    page_table_1_flattened: Tensor,
-    page_size: int,
-    out: Tensor | None = None,
-) -> Tensor:
-    """The same, off by one row."""
-    most = len(quant_k_cache) * page_size - 1
-    following = (page_table_1_flattened + 1).clamp(max=most)
-    return sglang_gather(quant_k_cache, following, page_size, out=out)
-
-
 def _gather(
     out: Tensor,
     k_cache: Tensor,

@@ -30,17 +30,16 @@ def test_every_operation_of_the_cpu_backend_passes(plan: CachePlan) -> None:
     assert check_backend(resolved, plan, CPU, seed=3) == []
 
 
-def test_our_own_backends_need_no_check() -> None:
-    assert check_backend(resolve_backend("cpu", "cpu"), SHIPPED, CPU) == []
-
-
 # Operation and defect, and what is said of the first pages it shows on.
 WRONG = {
     "gather_topk=next_row": (CSA, "request 0, row 2, channel 0 is "),
     "gather_topk=slots_in_order": (CSA, "it raised IndexError: index out of range"),
     "gather_all=double_scale": (CSA, "request 0, row 0, channel 64 is "),
     "gather_all=ignores_lengths": (CSA, "request 0, row 9, channel 0 is "),
-    "gather_all=leaves_rests": (CSA, "request 0, row 9, channel 0 is nan, and the row must be "),
+    "gather_all=leaves_rests": (
+        CSA,
+        "request 0, row 9, channel 0 is nan, and the reference has 0.",
+    ),
     "gather_all=returns_its_output": (CSA, "it left its output as it was: an operation writes "),
     "gather_all=changes_lengths": (CSA, "it changed its argument 'lengths'."),
     "gather_all=writes_behind_its_output": (CSA, "it wrote memory after what it was given."),
@@ -62,14 +61,17 @@ WRONG = {
     "step_write=forgets_the_indexer": ("csa layers", "state [0, 0, "),
     "compress_chunk=forgets_the_state": ("main states of csa layers", "state [2, 0, "),
     "indexer_query=folds_no_constant": ("64 heads", "token 0, head 0: its weight is "),
-    "indexer_query=turns_first_channels": ("64 heads", "token 0, head 0 has "),
+    "indexer_query=turns_first_channels": ("64 heads", "token 0, head 0, channel "),
     "index_scores=keeps_what_is_negative": (KEYS, "token 0, column 0 is "),
     "index_scores=scores_what_is_not_seen": (KEYS, ", and the reference has -inf."),
-    "select_blocks=forgets_the_newest_block": ("blocks of 8", "token 0 has "),
-    "select_topk=takes_the_last_of_equals": ("scores of all entries", " of 'out', and the "),
-    "select_topk=gives_logical_entries": ("scores of all entries", " of 'entries', and the "),
+    "select_blocks=forgets_the_newest_block": ("blocks of 8", "token 0, column "),
+    "select_topk=takes_the_last_of_equals": ("scores of all entries", "token 0, column "),
+    "select_topk=gives_logical_entries": (
+        "scores of all entries",
+        "'entries' of token 0, column ",
+    ),
     "attend=attends_without_sinks": ("swa layers' " + RING, "token 0, head 0, channel "),
-    "attend=counts_the_sink_in_lse": ("swa layers' " + RING, "token 0, head 0: lse is "),
+    "attend=counts_the_sink_in_lse": ("swa layers' " + RING, "'lse' of token 0, head 0 is "),
     "attend=attends_one_token_back": ("swa layers' " + RING, "token 0, head 0, channel "),
 }
 
@@ -134,10 +136,3 @@ def test_a_disagreement_is_a_sentence() -> None:
         "RuntimeError: invalid device function"
         for pages in (CSA, KEYS, HCA)
     ]
-
-
-@pytest.mark.parametrize("defect", ["gather_topk=next_row", "flush=rotates_at_the_last_token"])
-def test_equal_seeds_find_equal_things(defect: str) -> None:
-    operation, _, function = defect.partition("=")
-    name = f"{operation}=tests.ops.peers.wrong:{function}"
-    assert check(name) == check(name)

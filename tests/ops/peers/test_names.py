@@ -11,7 +11,7 @@ import torch
 from dsv4kv.choices import BACKENDS
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.formats import FORMATS, PageLayout
-from dsv4kv.ops import cpu, reference
+from dsv4kv.ops import reference
 from dsv4kv.ops.registry import resolve_backend
 from dsv4kv.ops.scenes import gather_all, make_call
 from dsv4kv.ops.spec import OPERATIONS
@@ -47,12 +47,6 @@ def test_an_unknown_name_is_refused_with_the_choices(
     )
     write_distribution("mine", "1", swift="mine:fast")
     assert "an installed entry point of dsv4kv.backends (swift)," in refusal("abacus")
-
-
-def test_a_base_is_one_of_our_own() -> None:
-    assert refusal("cpu", "vllm") == (
-        "'vllm' is not a backend of ours: choose one of reference, cpu, cuda."
-    )
 
 
 def test_what_a_name_does_not_bring_is_the_bases(write_module: Write) -> None:
@@ -104,17 +98,6 @@ def test_a_module_class_or_object_brings_every_function_named_as_an_operation(
         "space = SimpleNamespace(both=both)\n",
     )
     assert sorted(resolve_backend(f"mine:{attribute}", "cpu").foreign) == operations
-
-
-def test_of_several_functions_the_told_one_is_taken(write_module: Write) -> None:
-    write_module("mine", GATHER_ALL + "def flush(*arguments): pass\n")
-    assert resolve_backend("flush=mine:", "cpu").foreign == ("flush",)
-
-
-def test_built_in_functions_need_not_tell_their_parameters(write_module: Write) -> None:
-    write_module("mine", "fast = min\n")
-    assert resolve_backend("page_copy=mine:fast", "cpu").foreign == ("page_copy",)
-    assert refusal("mine:fast").startswith("backend 'mine:fast': neither its name nor")
 
 
 REFUSALS = {
@@ -171,17 +154,6 @@ def test_what_cannot_be_loaded_is_refused_in_a_sentence(name: str, write_module:
     assert refusal(name).startswith(f"backend {name!r}: {REFUSALS[name]}")
 
 
-@pytest.mark.parametrize(
-    ("name", "wanted"), [("mine:seven", f"any of {CHOICES}"), ("flush=mine:seven", "flush")]
-)
-def test_what_has_no_operation_is_refused(name: str, wanted: str, write_module: Write) -> None:
-    write_module("mine", "seven = 7")
-    assert refusal(name) == (
-        f"backend {name!r} is of type int: neither a function nor something with a function "
-        f"{wanted}."
-    )
-
-
 def test_a_module_in_the_current_folder_is_a_file_to_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,16 +200,6 @@ def test_a_file_s_neighbours_are_not_imported(
     )
 
 
-def test_a_path_that_a_module_adds_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_module: Write
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    write_module("mine", f"import sys\nsys.path.append('/my/kernels')\n{GATHER_ALL}")
-    resolve_backend("mine:gather_all", "cpu")
-    assert sys.path[-1] == "/my/kernels"
-
-
 def test_an_entry_point_is_a_backend_with_its_packages_version(
     write_module: Write, write_distribution: Write
 ) -> None:
@@ -247,14 +209,6 @@ def test_an_entry_point_is_a_backend_with_its_packages_version(
     assert (resolved.foreign, resolved.version) == (("gather_all",), "1.2")
     assert set(resolve_backend("whole", "cpu").foreign) == {"gather_all", "flush"}
     assert resolve_backend("flush=told", "cpu").foreign == ("flush",)
-
-
-def test_an_entry_point_never_takes_the_name_of_our_own(
-    write_module: Write, write_distribution: Write
-) -> None:
-    write_module("mine", GATHER_ALL)
-    write_distribution("mine", "1", cpu="mine:gather_all")
-    assert resolve_backend("cpu", "reference").backend is cpu
 
 
 def test_two_packages_with_one_name_are_refused(

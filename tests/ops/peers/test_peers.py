@@ -130,16 +130,6 @@ def test_pages_of_other_formats_are_left_to_the_base(name: str, write_module: Wr
     assert not resolved.serves("gather_all", "mxfp4")
 
 
-def test_attention_to_pages_of_which_some_are_of_another_format_is_the_bases(
-    write_module: Write,
-) -> None:
-    write_module(*PACKAGES["flashmla"])
-    mixed = cache(("bf16", "fp8_ds_mla", "mxfp4"))
-    standins.caches_seen.clear()
-    assert check_backend(resolve_backend("flashmla", "cpu"), mixed, CPU) == []
-    assert standins.caches_seen  # the layer that has a window alone
-
-
 def test_a_cache_without_such_pages_is_nothing_for_them(write_module: Write) -> None:
     write_module(*PACKAGES["vllm"])
     resolved = resolve_backend("vllm", "cpu")
@@ -149,15 +139,6 @@ def test_a_cache_without_such_pages_is_nothing_for_them(write_module: Write) -> 
         f"backend vllm has nothing to do here: it brings {', '.join(resolved.foreign)}, takes "
         "fp8_ds_mla pages only, and this cache holds bf16, mxfp4."
     )
-
-
-def test_a_wrong_package_is_named(write_module: Write) -> None:
-    write_module(
-        SGLANG_DEQUANT, SGLANG.replace("sglang_gather as", "sglang_gather_of_next_row as")
-    )
-    found = check_backend(resolve_backend("sglang", "cpu"), CACHES["as shipped"], CPU)
-    assert {each.operation for each in found} == OPERATIONS["sglang"]
-    assert all(each.backend == "sglang" for each in found)
 
 
 @each_package

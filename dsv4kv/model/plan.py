@@ -73,37 +73,6 @@ class PoolPlan:
         return self.layers * self.units * self.unit_bytes
 
 
-def plan_pools(
-    schemas: Sequence[LayerCacheSchema],
-    groups: Sequence[TableGroup],
-    num_blocks: dict[str, int],
-    num_slots: int,
-    max_context_tokens: int,
-) -> list[PoolPlan]:
-    """Bytes of every pool of a cache before it is built; ``num_blocks`` by table group."""
-    blocks_of = {layer: num_blocks[group.name] for group in groups for layer in group.layers}
-    layers: Counter[tuple[str, str, int, int]] = Counter()
-    for schema in schemas:
-        blocks = blocks_of.get(schema.layer.layer_idx, 0)
-        sizes = {
-            "main": (blocks, schema.main.page_bytes if schema.main else 0),
-            "indexer": (blocks, schema.indexer.page_bytes if schema.indexer else 0),
-            "window": (num_slots, schema.window_bytes),
-            "state": (num_slots, schema.state_bytes),
-        }
-        for name, (units, unit_bytes) in sizes.items():
-            if unit_bytes:
-                layers[name, schema.layer.attn.value, units, unit_bytes] += 1
-    plans = [PoolPlan(name, attn, n, *size) for (name, attn, *size), n in layers.items()]
-    width = {group: group.blocks_for(max_context_tokens) for group in groups}
-    row_bytes = sum(group.lanes * width[group] * TABLE_ENTRY_BYTES for group in groups)
-    tables = [PoolPlan("tables", "all", 1, num_slots, row_bytes)] if row_bytes else []
-    return sorted(plans, key=lambda plan: _ORDER.index(plan.name)) + tables
-
-
-_ORDER = ("main", "indexer", "window", "state")
-
-
 CHECKPOINT_TOKENS = 128
 """Groups of every compressor end at its multiples: a checkpoint is at one of them."""
 
@@ -142,9 +111,25 @@ class CachePlan:
     @property
     def pools(self) -> list[PoolPlan]:
         """Every pool with its predicted bytes."""
-        return plan_pools(
-            self.schemas, self.groups, self.num_blocks, self.num_slots, self.max_context_tokens
-        )
+        layers: Counter[tuple[str, str, int, int]] = Counter()
+        for schema in self.schemas:
+            group = self.group_of(schema.layer.layer_idx)
+            blocks = self.num_blocks[group.name] if group else 0
+            sizes = {
+                "main": (blocks, schema.main.page_bytes if schema.main else 0),
+                "indexer": (blocks, schema.indexer.page_bytes if schema.indexer else 0),
+                "window": (self.num_slots, schema.window_bytes),
+                "state": (self.num_slots, schema.state_bytes),
+            }
+            for name, (units, unit_bytes) in sizes.items():
+                if unit_bytes:
+                    layers[name, schema.layer.attn.value, units, unit_bytes] += 1
+        plans = [PoolPlan(name, attn, n, *size) for (name, attn, *size), n in layers.items()]
+        plans.sort(key=lambda plan: ("main", "indexer", "window", "state").index(plan.name))
+        row = sum(group.lanes * group.blocks_for(self.max_context_tokens) for group in self.groups)
+        if row:
+            plans.append(PoolPlan("tables", "all", 1, self.num_slots, row * TABLE_ENTRY_BYTES))
+        return plans
 
     @property
     def total_bytes(self) -> int:

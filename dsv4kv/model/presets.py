@@ -8,7 +8,6 @@ error: a file of another kind would be sized, but wrongly.
 """
 
 import re
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -96,7 +95,10 @@ def config_from_huggingface(document: dict[str, Any], name: str) -> DSV4Config:
     fields: dict[str, Any] = {
         ours: text[key] for ours, key in _OPTIONAL.items() if text.get(key) not in (None, [])
     }
-    fields |= {ours: _required(text, key) for ours, key in _NEEDED.items()}
+    for ours, key in _NEEDED.items():
+        if key not in text:
+            raise ConfigError(f"{key} is missing: is this the config of a DeepSeek-V4 model?")
+        fields[ours] = text[key]
     fields |= {"name": name, "source": "Hugging Face config.json"}
     keys = _PatternKeys.model_validate(text)
     if text.get("model_type") in _FLAT_MODEL_TYPES:
@@ -105,7 +107,13 @@ def config_from_huggingface(document: dict[str, Any], name: str) -> DSV4Config:
         fields |= {"compress_ratios": _compress_ratios(keys), "candidates": _candidates(keys)}
     if is_v41(text):
         fields["formats"] = V41_FORMATS
-    _refuse_unknown(key for key, value in text.items() if value is not None)
+    known = _READ | _OF_NO_CACHE
+    unread = [key for key, value in text.items() if value is not None and key not in known]
+    if unread := [key for key in unread if _OF_A_CACHE.search(key)]:
+        raise ConfigError(
+            f"{', '.join(unread)}: not known here, and by the name it may change what the cache "
+            "holds. Take it out of the file if it does not."
+        )
     return DSV4Config(**fields, yarn=_yarn(keys.rope_scaling or {}))
 
 
@@ -116,21 +124,6 @@ def is_v41(text: dict[str, Any]) -> bool:
 
 V41_FORMATS = DefaultFormats(main="fp4", window="fp8_group32", indexer="mxfp4")
 """What DeepSeek-V4.1 is served with on the GPUs it was made for."""
-
-
-def _refuse_unknown(keys: Iterable[str]) -> None:
-    unread = [key for key in keys if _OF_A_CACHE.search(key) and key not in _READ | _OF_NO_CACHE]
-    if unread:
-        raise ConfigError(
-            f"{', '.join(unread)}: not known here, and by the name it may change what the cache "
-            "holds. Take it out of the file if it does not."
-        )
-
-
-def _required(text: dict[str, Any], key: str) -> Any:
-    if key not in text:
-        raise ConfigError(f"{key} is missing: is this the config of a DeepSeek-V4 model?")
-    return text[key]
 
 
 def _flat_fields(keys: _PatternKeys) -> dict[str, Any]:
@@ -217,11 +210,14 @@ def load_model(name: str) -> DSV4Config:
             "or the path of a Hugging Face config.json."
         )
     try:
-        return config_from_huggingface(read_config(path), name=_model_name(path))
+        # a checkpoint folder's name for its config.json, else the file's own
+        stem = path.resolve().parent.name if path.name == "config.json" else path.stem
+        return config_from_huggingface(read_config(path), name=stem)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     except ValidationError as error:
-        problems = "; ".join(f"{_where(e['loc'])}: {e['msg']}" for e in error.errors())
+        found = [(".".join(map(str, e["loc"])) or "config", e["msg"]) for e in error.errors()]
+        problems = "; ".join(f"{where}: {problem}" for where, problem in found)
         raise ConfigError(f"{path}: {problems}.") from None
 
 
@@ -229,15 +225,6 @@ def load_model(name: str) -> DSV4Config:
 def _read_preset(name: str) -> DSV4Config:
     text = (shipped("configs") / "models" / f"{name}.yaml").read_text(encoding="utf-8")
     return DSV4Config(**yaml.safe_load(text))
-
-
-def _model_name(path: Path) -> str:
-    """A checkpoint folder's name for its ``config.json``, else the file's own."""
-    return path.resolve().parent.name if path.name == "config.json" else path.stem
-
-
-def _where(location: tuple[int | str, ...]) -> str:
-    return ".".join(str(part) for part in location) or "config"
 
 
 def config_file(name: str) -> Path | None:

@@ -21,15 +21,6 @@ class AttentionType(StrEnum):
     """DeepSeek-V3.2's sparse attention: one uncompressed entry per token."""
 
 
-class RouterMode(StrEnum):
-    """How a layer chooses the experts of a token."""
-
-    HASH = "hash"
-    """By a table of token ids: known without the hidden state."""
-    SCORE = "score"
-    """By scores of the hidden state."""
-
-
 HCA_RATIO = 128
 
 
@@ -42,7 +33,8 @@ class LayerSpec:
     ratio: int  # tokens per compressed entry; 0 without compressed KV
     kv_owner: int  # layer whose compressed KV and indexer keys this one reads
     is_draft: bool = False  # a draft (MTP) layer
-    router: RouterMode = RouterMode.SCORE  # how tokens reach the layer's experts
+    # experts are chosen by a table of token ids, not by scores of the hidden state
+    routes_by_id: bool = False
     # whether its indexer selects the top k; else it takes what a layer before selected
     selects: bool = True
 
@@ -139,11 +131,11 @@ def _with_owners(config: DSV4Config, chosen: list[int]) -> tuple[LayerSpec, ...]
     for index in chosen:
         ratio = config.compress_ratios[index]
         owner = keeper.setdefault(_owner(config, index), index) if ratio else index
-        router = RouterMode.HASH if index < config.num_hash_layers else RouterMode.SCORE
+        by_id = index < config.num_hash_layers
         is_draft = index >= config.num_layers
         selects = is_draft or config.index_sources is None or index in config.index_sources
         attention = _attention(config, ratio)
-        specs.append(LayerSpec(index, attention, ratio, owner, is_draft, router, selects))
+        specs.append(LayerSpec(index, attention, ratio, owner, is_draft, by_id, selects))
     return tuple(specs)
 
 

@@ -209,29 +209,22 @@ class TableGroup:
 
 def table_groups(schemas: Sequence[LayerCacheSchema], sharing: Sharing) -> tuple[TableGroup, ...]:
     """Group the layers that own compressed KV; empty when none does."""
-    owners = [schema for schema in schemas if schema.main]
-    if not owners:
-        return ()
-    if sharing == "model":
-        return (_group("model", owners, lanes=1),)
-    by_ratio: dict[int, list[LayerCacheSchema]] = {}
-    for schema in owners:
-        by_ratio.setdefault(schema.layer.ratio, []).append(schema)
-    return tuple(
-        _group(
-            _group_name(members[0], by_ratio), members, 1 if sharing == "type" else len(members)
+    members: dict[int, list[LayerCacheSchema]] = {}  # by ratio, or all together
+    for schema in schemas:
+        if schema.main:
+            members.setdefault(0 if sharing == "model" else schema.layer.ratio, []).append(schema)
+    kinds = [alike[0].layer.attn.value for alike in members.values()]
+    groups = []
+    for (ratio, alike), kind in zip(members.items(), kinds, strict=True):
+        name = kind if kinds.count(kind) == 1 else f"{kind}-{ratio}"
+        finest = min(alike, key=lambda schema: schema.layer.ratio)
+        groups.append(
+            TableGroup(
+                name if ratio else "model",
+                finest.layer.ratio,
+                finest.entries_per_block,
+                tuple(schema.layer.layer_idx for schema in alike),
+                len(alike) if sharing == "layer" else 1,
+            )
         )
-        for members in by_ratio.values()
-    )
-
-
-def _group(name: str, members: Sequence[LayerCacheSchema], lanes: int) -> TableGroup:
-    finest = min(members, key=lambda schema: schema.layer.ratio)
-    layers = tuple(schema.layer.layer_idx for schema in members)
-    return TableGroup(name, finest.layer.ratio, finest.entries_per_block, layers, lanes)
-
-
-def _group_name(schema: LayerCacheSchema, by_ratio: dict[int, list[LayerCacheSchema]]) -> str:
-    kind = schema.layer.attn.value
-    same_kind = sum(members[0].layer.attn == kind for members in by_ratio.values())
-    return kind if same_kind == 1 else f"{kind}-{schema.layer.ratio}"
+    return tuple(groups)

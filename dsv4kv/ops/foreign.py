@@ -8,7 +8,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module, metadata
 from importlib.metadata import entry_points
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -32,9 +32,6 @@ class Foreign:
     operations: Mapping[str, Function]  # by name in the table of operations
     version: str | None  # of the package they come from, where known
     formats: tuple[str, ...] | None = None  # entry formats they take; None takes all
-    # the same operations around functions that do nothing: the rest of a call, without the foreign
-    # function. Empty where the operations take the table's arguments as is
-    bridging: Mapping[str, Function] = field(default_factory=dict)
 
 
 def find_function(
@@ -91,11 +88,16 @@ def load_foreign(name: str) -> Foreign | None:
     Raises:
         ConfigError: It cannot be imported, or it is not clear which operation it is.
     """
+    try:
+        return _load(name)
+    except ConfigError as error:
+        raise ConfigError(f"backend {name!r}: {error}") from error.__cause__
+
+
+def _load(name: str) -> Foreign | None:
     operation, equals, rest = name.partition("=")
     if equals and operation not in OPERATIONS:
-        raise ConfigError(
-            f"backend {name!r}: {operation!r} is no operation: choose {', '.join(OPERATIONS)}."
-        )
+        raise ConfigError(f"{operation!r} is no operation: choose {', '.join(OPERATIONS)}.")
     located = _locate(rest if equals else name)
     if located is None:
         return None
@@ -105,13 +107,21 @@ def load_foreign(name: str) -> Foreign | None:
             target = target()
         except Exception as error:
             raise ConfigError(
-                f"backend {name!r}: {target.__name__}() failed ({type(error).__name__}: "
-                f"{error}): a class is made without arguments."
+                f"{target.__name__}() failed ({type(error).__name__}: {error}): a class is made "
+                "without arguments."
             ) from error
     operations = _operations(name, target, operation if equals else None)
     for each, function in operations.items():
-        _check_parameters(name, each, function)
-    return Foreign(operations, version, _formats(name, target))
+        expected, signature = OPERATIONS[each].names, _signature(function)
+        try:
+            if signature:
+                signature.bind(*expected)
+        except TypeError:
+            raise ConfigError(
+                f"{each} is called with ({', '.join(expected)}), by position, and this function "
+                f"takes {signature}."
+            ) from None
+    return Foreign(operations, version, _formats(target))
 
 
 def _locate(name: str) -> tuple[Any, str | None] | None:
@@ -120,39 +130,39 @@ def _locate(name: str) -> tuple[Any, str | None] | None:
     if len(found) > 1:
         owners = sorted(point.dist.name if point.dist else point.value for point in found)
         raise ConfigError(
-            f"{' and '.join(owners)} both bring a backend {name!r}: name the function itself, as "
+            f"{' and '.join(owners)} both bring it: name the function itself, as "
             "my_package.my_module:my_gather."
         )
     for point in found:
         version = point.dist.version if point.dist else None
-        return _import(name, point.module, point.attr or ""), version
+        return _import(point.module, point.attr or ""), version
     module, colon, attribute = name.rpartition(":")
     if not colon:
         return None
     if module.endswith(".py"):
-        return _get(name, _load_file(name, Path(module)), attribute), None
-    return _import(name, module, attribute), version_of(module.partition(".")[0])
+        return _get(_load_file(Path(module)), attribute), None
+    return _import(module, attribute), version_of(module.partition(".")[0])
 
 
-def _import(name: str, module: str, attribute: str) -> Any:
+def _import(module: str, attribute: str) -> Any:
     """The attribute path of an installed module; without one, the module itself."""
-    file = module.replace(".", "/") + ".py"
     if not all(part.isidentifier() for part in module.split(".")):
         raise ConfigError(
-            f"backend {name!r}: {module!r} is no module name: write my_gather.py:gather_topk for "
-            "a file, my_package.my_module:my_gather for an installed module."
+            f"{module!r} is no module name: write my_gather.py:gather_topk for a file, "
+            "my_package.my_module:my_gather for an installed module."
         )
     try:
-        found = import_module(module)
+        return _get(import_module(module), attribute)
+    except ConfigError:
+        raise
     except Exception as error:
-        if _is_missing(module, error):
-            here = f" For {file} in this folder write {file}:{attribute}."
-            raise ConfigError(
-                f"backend {name!r}: no module {module!r} is installed."
-                f"{here if Path(file).is_file() else ''}"
-            ) from None
-        raise _failed(name, module, error) from error
-    return _get(name, found, attribute)
+        if not _is_missing(module, error):
+            raise _failed(module, error) from error
+        file = module.replace(".", "/") + ".py"
+        here = f" For {file} in this folder write {file}:{attribute}."
+        raise ConfigError(
+            f"no module {module!r} is installed.{here if Path(file).is_file() else ''}"
+        ) from None
 
 
 def _is_missing(module: str, error: Exception) -> bool:
@@ -162,10 +172,10 @@ def _is_missing(module: str, error: Exception) -> bool:
     return f"{module}.".startswith(f"{error.name}.")
 
 
-def _load_file(name: str, path: Path) -> Any:
+def _load_file(path: Path) -> Any:
     """A module from a file; what it imports comes from installed packages."""
     if not os.path.isfile(path):  # noqa: PTH113 (is_file raises for a name that is too long)
-        raise ConfigError(f"backend {name!r}: there is no file {path}.")
+        raise ConfigError(f"there is no file {path}.")
     path = path.resolve()
     if str(path) in sys.modules:
         return sys.modules[str(path)]
@@ -177,53 +187,43 @@ def _load_file(name: str, path: Path) -> Any:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[spec.name]
-        raise _failed(name, path.name, error) from error
+        raise _failed(path.name, error) from error
     return module
 
 
-def _failed(name: str, module: str, error: Exception) -> ConfigError:
-    return ConfigError(
-        f"backend {name!r}: importing {module} failed ({type(error).__name__}: {error})."
-    )
+def _failed(module: str, error: Exception) -> ConfigError:
+    return ConfigError(f"importing {module} failed ({type(error).__name__}: {error}).")
 
 
-def _get(name: str, target: Any, path: str) -> Any:
+def _get(target: Any, path: str) -> Any:
     for part in filter(None, path.split(".")):
         if not hasattr(target, part):
             where = Path(getattr(target, "__name__", type(target).__name__)).name
-            raise ConfigError(f"backend {name!r}: {where} has no {part!r}.")
+            raise ConfigError(f"{where} has no {part!r}.")
         target = getattr(target, part)
     return target
 
 
 def _operations(name: str, target: Any, operation: str | None) -> dict[str, Function]:
-    named = {
-        each: getattr(target, each)
-        for each in OPERATIONS
-        if callable(getattr(target, each, None)) and operation in (None, each)
-    }
-    if named:
+    """Functions by operation: named as one, asked for as one, or with the parameters of one."""
+    wanted = [operation] if operation else list(OPERATIONS)
+    named = {name: getattr(target, name) for name in wanted if hasattr(target, name)}
+    if named := {name: each for name, each in named.items() if callable(each)}:
         return named
-    if callable(target):
-        return {operation or _guess(name, target): target}
-    wanted = operation or f"any of {', '.join(OPERATIONS)}"
+    if not callable(target):
+        raise ConfigError(
+            f"it is of type {type(target).__name__}: neither a function nor something with a "
+            f"function {operation or 'of an operation'}."
+        )
+    signature = _signature(target)
+    parameters = tuple(signature.parameters) if signature else None
+    alike = [each for each, row in OPERATIONS.items() if row.names == parameters]
+    own_name = getattr(target, "__name__", "")
+    if operation or own_name in OPERATIONS or alike:
+        return {operation or (own_name if own_name in OPERATIONS else alike[0]): target}
     raise ConfigError(
-        f"backend {name!r} is of type {type(target).__name__}: neither a function nor something "
-        f"with a function {wanted}."
-    )
-
-
-def _guess(name: str, function: Function) -> str:
-    """The operation of a function: its name is one, or it has the parameters of one."""
-    own_name, signature = getattr(function, "__name__", ""), _signature(function)
-    if own_name in OPERATIONS:
-        return own_name
-    for operation, row in OPERATIONS.items():
-        if signature and tuple(signature.parameters) == row.names:
-            return operation
-    raise ConfigError(
-        f"backend {name!r}: neither its name nor its parameters are those of an operation: "
-        f"write operation={name} with one of {', '.join(OPERATIONS)}."
+        "neither its name nor its parameters are those of an operation: write "
+        f"operation={name} with one of {', '.join(OPERATIONS)}."
     )
 
 
@@ -234,19 +234,7 @@ def _signature(function: Function) -> inspect.Signature | None:
         return None
 
 
-def _check_parameters(name: str, operation: str, function: Function) -> None:
-    expected, signature = OPERATIONS[operation].names, _signature(function)
-    try:
-        if signature:
-            signature.bind(*expected)
-    except TypeError:
-        raise ConfigError(
-            f"backend {name!r}: {operation} is called with ({', '.join(expected)}), by position, "
-            f"and this function takes {signature}."
-        ) from None
-
-
-def _formats(name: str, target: Any) -> tuple[str, ...] | None:
+def _formats(target: Any) -> tuple[str, ...] | None:
     """The attribute ``formats``: names of the entry formats that are taken; without it, all."""
     known = {each for formats in FORMATS.values() for each in formats}
     formats = getattr(target, "formats", None)
@@ -255,7 +243,7 @@ def _formats(name: str, target: Any) -> tuple[str, ...] | None:
     named = isinstance(formats, list | tuple | set | frozenset) and set(formats) <= known
     if not named or not formats:
         raise ConfigError(
-            f"backend {name!r}: its formats are {formats!r}: a tuple of names out of "
-            f"{', '.join(sorted(known))} is needed."
+            f"its formats are {formats!r}: a tuple of names out of {', '.join(sorted(known))} is "
+            "needed."
         )
     return tuple(sorted(formats))

@@ -1,7 +1,7 @@
 """Packages whose kernels read or write the same cache, as operations of the table.
 
-Each function imports a package and wraps its kernels; what a call adds to the kernel (rows of the
-table, lengths as int32, physical indices, zeros) is timed apart as ``bridging``.
+Each function imports a package and wraps its kernels. What a call adds to the kernel (rows of the
+table, lengths as int32, physical indices, zeros) is part of it; docs/backends.md lists it.
 """
 
 import math
@@ -31,11 +31,7 @@ def vllm() -> Foreign:
         find_function("vllm", {"vllm": "vllm"}, [f"{module}:{name}" for module in modules])[0]
         for name in ("dequantize_and_gather_k_cache", "quantize_and_insert_k_cache")
     )
-    bridging = _vllm(_nothing, _nothing)
-    return Foreign(_vllm(gather, insert), version_of("vllm"), _MLA, bridging)
 
-
-def _vllm(gather: Callable[..., Any], insert: Callable[..., Any]) -> dict[str, Function]:
     def paged(store: PageStore, out: Tensor, *requests: Any) -> None:
         shape = (len(store.pages), store.layout.entries, _ENTRY_BYTES)
         cache = store.pages.as_strided(shape, (store.layout.page_bytes, _ENTRY_BYTES, 1))
@@ -52,8 +48,9 @@ def _vllm(gather: Callable[..., Any], insert: Callable[..., Any]) -> dict[str, F
             rows[:-size].masked_fill_(slots[:-size] == slots[size:], -1)
         insert(values, ring.pages, rows, size)
 
-    gathers = _paged_gathers(paged)
-    return {**gathers, "entry_insert": entry_insert, "window_insert": window_insert}
+    found = _paged_gathers(paged)
+    found |= {"entry_insert": entry_insert, "window_insert": window_insert}
+    return Foreign(found, version_of("vllm"), _MLA)
 
 
 def flaggems() -> Foreign:
@@ -64,15 +61,12 @@ def flaggems() -> Foreign:
         f"flag_gems.fused.dsv4_attention:dsv4_{name}",
     )
     gather, _ = find_function("flaggems", {"flag_gems": "flag_gems"}, places)
-    return Foreign(_flaggems(gather), version_of("flag_gems"), _MLA, _flaggems(_nothing))
 
-
-def _flaggems(gather: Callable[..., Any]) -> dict[str, Function]:
     def paged(store: PageStore, out: Tensor, *requests: Any) -> None:
         # Whole pages in two dimensions: of three it would make a copy.
         gather(out, store.pages, *requests, store.layout.entries, 0)
 
-    return _paged_gathers(paged)
+    return Foreign(_paged_gathers(paged), version_of("flag_gems"), _MLA)
 
 
 def _paged_gathers(gather: Callable[..., None]) -> dict[str, Function]:
@@ -112,10 +106,7 @@ def sglang() -> Foreign:
         "sglang.srt.layers.attention.dsv4.dequant_k_cache:dequantize_k_cache_paged",
     )
     gather, _ = find_function("sglang", {"sglang": "sglang"}, places)
-    return Foreign(_sglang(gather), version_of("sglang"), _MLA, _sglang(_nothing))
 
-
-def _sglang(gather: Callable[..., Any]) -> dict[str, Function]:
     def gather_entries(store: PageStore, entries: Tensor, valid: Tensor, out: Tensor) -> None:
         """Entries int64[B, K] where bool[B, K] says so, zeros elsewhere: out bf16[B, K, 512]."""
         chosen = entries.where(valid, 0).view(-1)
@@ -149,7 +140,8 @@ def _sglang(gather: Callable[..., Any]) -> dict[str, Function]:
         entries = slots[:, None] * size + positions % size
         gather_entries(ring, entries, positions < tokens[:, None], out)
 
-    return {"gather_topk": gather_topk, "gather_all": gather_all, "gather_window": gather_window}
+    found: dict[str, Function] = {"gather_topk": gather_topk, "gather_all": gather_all}
+    return Foreign(found | {"gather_window": gather_window}, version_of("sglang"), _MLA)
 
 
 def deepgemm() -> Foreign:
@@ -159,36 +151,14 @@ def deepgemm() -> Foreign:
     Blocks are picked from the scores of all keys, which is what engines do where they have no
     kernel for chosen blocks.
     """
-    score, plan, multiprocessors = (
-        _of_either("deepgemm", _DEEPGEMM, ("deep_gemm", "vllm.third_party.deep_gemm"), name)
-        for name in (
-            "fp8_fp4_paged_mqa_logits",
-            "get_paged_mqa_logits_metadata",
-            "get_num_sms",
-        )
+    packages = {"deep_gemm": "sgl-deep-gemm", "vllm": "vllm"}
+    modules = ("deep_gemm", "vllm.third_party.deep_gemm")
+    names = ("fp8_fp4_paged_mqa_logits", "get_paged_mqa_logits_metadata", "get_num_sms")
+    (kernel, distribution), (plan, _), (multiprocessors, _) = (
+        find_function("deepgemm", packages, [f"{module}:{name}" for module in modules])
+        for name in names
     )
-    found = _deepgemm(score[0], plan[0], multiprocessors[0])
 
-    def no_scores(query: Any, cache: Tensor, weights: Tensor, *others: Any) -> Tensor:
-        return weights.new_empty(len(weights), others[-1])
-
-    bridging = _deepgemm(no_scores, _nothing, lambda: 0)
-    return Foreign(found, version_of(score[1]), ("fp8",), bridging)
-
-
-_DEEPGEMM = {"deep_gemm": "sgl-deep-gemm", "vllm": "vllm"}
-_FLASHMLA = {"flash_mla": "sgl-flash-mla", "vllm": "vllm"}
-
-
-def _of_either(
-    peer: str, packages: dict[str, str], modules: tuple[str, ...], name: str
-) -> tuple[Callable[..., Any], str]:
-    return find_function(peer, packages, [f"{module}:{name}" for module in modules])
-
-
-def _deepgemm(
-    kernel: Callable[..., Any], plan: Callable[..., Any], multiprocessors: Callable[[], int]
-) -> dict[str, Function]:
     def index_scores(
         store: PageStore,
         table: Tensor,
@@ -217,7 +187,7 @@ def _deepgemm(
         scores = scores[:, :width].float().masked_fill_(keys >= seen, -math.inf)
         out.copy_(scores if blocks is None else _picked(scores, blocks, out.shape[1]))
 
-    return {"index_scores": index_scores}
+    return Foreign({"index_scores": index_scores}, version_of(distribution), ("fp8",))
 
 
 def _picked(scores: Tensor, blocks: Tensor, width: int) -> Tensor:
@@ -234,23 +204,13 @@ def flashmla() -> Foreign:
     It takes every entry by its physical index, in rows of 64, and a plan, as lengths may have
     changed since the last call.
     """
-    modules = (
-        "flash_mla.flash_mla_interface",
-        "vllm.third_party.flashmla.flash_mla_interface",
-    )
-    attend, plan = (
-        _of_either("flashmla", _FLASHMLA, modules, name)
+    packages = {"flash_mla": "sgl-flash-mla", "vllm": "vllm"}
+    modules = ("flash_mla.flash_mla_interface", "vllm.third_party.flashmla.flash_mla_interface")
+    (kernel, distribution), (plan, _) = (
+        find_function("flashmla", packages, [f"{module}:{name}" for module in modules])
         for name in ("flash_mla_with_kvcache", "get_mla_metadata")
     )
 
-    def no_attention(queries: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        return queries, queries[..., 0].transpose(1, 2)
-
-    bridging = _flashmla(no_attention, lambda: (None, None))
-    return Foreign(_flashmla(attend[0], plan[0]), version_of(attend[1]), _MLA, bridging)
-
-
-def _flashmla(kernel: Callable[..., Any], plan: Callable[[], Any]) -> dict[str, Function]:
     def attend(
         ring: PageStore,
         slots: Tensor,
@@ -283,7 +243,7 @@ def _flashmla(kernel: Callable[..., Any], plan: Callable[[], Any]) -> dict[str, 
         out.copy_(found[:, 0])
         lse.copy_(sums[:, :, 0])
 
-    return {"attend": attend}
+    return Foreign({"attend": attend}, version_of(distribution), _MLA)
 
 
 def _pages(store: PageStore) -> Tensor:
@@ -309,7 +269,3 @@ def _rows(indices: Tensor) -> Tensor:
     """int32[T, 1, K], K the next multiple of 64."""
     spare = -indices.shape[1] % 64
     return torch.nn.functional.pad(indices.int(), (0, spare), value=-1)[:, None]
-
-
-def _nothing(*_: object, **__: object) -> None:
-    """Stands for a package's function where only what is around it is timed."""

@@ -1,6 +1,5 @@
 """The backends by name: our own, other packages', and what users bring."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import entry_points
@@ -9,7 +8,7 @@ from typing import Any, cast
 
 from dsv4kv.choices import BACKENDS, PEERS, choose, listed
 from dsv4kv.errors import ConfigError
-from dsv4kv.ops.foreign import GROUP, Foreign, Function, load_foreign
+from dsv4kv.ops.foreign import GROUP, Function, load_foreign
 from dsv4kv.ops.spec import OPERATIONS, Backend, Choice, write_in_turn
 from dsv4kv.ops.storage import Entries, PageStore
 
@@ -30,9 +29,6 @@ class ResolvedBackend:
     formats: tuple[str, ...] | None = None
     # of the operations that have several and are not foreign
     variants: Choice = field(default_factory=dict)
-    # ``backend`` with its packages' functions replaced by ones that do nothing: the rest of a
-    # call. None where a call does nothing else
-    bridging: Backend | None = None
 
     def serves(self, operation: str, format_name: str | None) -> bool:
         """Whether an operation is foreign on pages of a format; None for no pages."""
@@ -58,12 +54,13 @@ def resolve_backend(name: str, base: str, variants: Choice | None = None) -> Res
         PeerUnavailable: A known package that is not installed or has no such operation.
     """
     variants = variants or {}
-    functions = {operation: getattr(load_backend(base), operation) for operation in OPERATIONS}
+    own = load_backend(base)
+    functions = {operation: getattr(own, operation) for operation in OPERATIONS}
     for operation in variants.keys() & functions.keys():
         functions[operation] = partial(functions[operation], variant=variants[operation])
-    own = cast(Backend, SimpleNamespace(**functions)) if variants else load_backend(base)
     if name == base:
-        return ResolvedBackend(name, own, variants=variants)
+        varied = cast(Backend, SimpleNamespace(**functions)) if variants else own
+        return ResolvedBackend(name, varied, variants=variants)
     if name in BACKENDS:
         return ResolvedBackend(name, load_backend(name))
     foreign = PEERS[name].load()() if name in PEERS else load_foreign(name)
@@ -74,32 +71,17 @@ def resolve_backend(name: str, base: str, variants: Choice | None = None) -> Res
             f"an installed entry point of {GROUP} ({installed or 'there is none'}), "
             "or a function, as my_gather.py:gather_topk or my_package.my_module:my_gather."
         )
-    left = {key: each for key, each in variants.items() if key not in foreign.operations}
-    if variants and _has_pieces(foreign.operations):
-        left["step_write"] = "separate"
-    return ResolvedBackend(
-        name=name,
-        backend=_combine(foreign, foreign.operations, own),
-        foreign=tuple(foreign.operations),
-        version=foreign.version,
-        formats=foreign.formats,
-        variants=left,
-        bridging=_combine(foreign, foreign.bridging, own) if foreign.bridging else None,
-    )
-
-
-def _has_pieces(operations: Mapping[str, Function]) -> bool:
-    """Whether a step's write has to be done in pieces, some of which come from elsewhere."""
-    return "step_write" not in operations and bool(operations.keys() & set(_PIECES))
-
-
-def _combine(foreign: Foreign, operations: Mapping[str, Function], base: Backend) -> Backend:
-    functions = {operation: getattr(base, operation) for operation in OPERATIONS}
-    for name, function in operations.items():
-        functions[name] = partial(_call, name, function, functions[name], foreign.formats)
-    if _has_pieces(operations):  # or no step would call them
+    brought = foreign.operations
+    left = {key: each for key, each in variants.items() if key not in brought}
+    for operation, function in brought.items():
+        functions[operation] = partial(
+            _call, operation, function, functions[operation], foreign.formats
+        )
+    if "step_write" not in brought and brought.keys() & set(_PIECES):  # or no step calls them
         functions["step_write"] = partial(write_in_turn, *(functions[each] for each in _PIECES))
-    return cast(Backend, SimpleNamespace(**functions))
+        left |= {"step_write": "separate"} if variants else {}
+    backend = cast(Backend, SimpleNamespace(**functions))
+    return ResolvedBackend(name, backend, tuple(brought), foreign.version, foreign.formats, left)
 
 
 def _call(

@@ -9,9 +9,11 @@ from torch import Tensor
 
 from dsv4kv.model.formats import EntryFormat, PageLayout
 from dsv4kv.ops import cpu
+from dsv4kv.ops.compressor import Compressor
 from dsv4kv.ops.launches.launch import KernelModule, Launch
 from dsv4kv.ops.storage import PageStore
 from tests.examples import FULL
+from tests.kernels.shim.twin import run
 from tests.ops.samples import generator, nan_output, random_values
 
 TINY = EntryFormat("bf16", "bf16", 16)
@@ -38,6 +40,16 @@ def of_one_module_a_kernel(launches: Iterable[Launch]) -> Iterator[Launch]:
         kernel = launch.module.source, launch.kernel
         if FULL or modules.setdefault(kernel, launch.module) == launch.module:
             yield launch
+
+
+def run_all(launches: Iterable[Launch], *, reverse: bool = False) -> None:
+    for launch in launches:
+        run(launch, reverse=reverse)
+
+
+def dirty_scratch(compressor: Compressor, entries: int) -> Tensor:
+    """Room for pooled channels that nobody has cleared."""
+    return torch.full((entries, compressor.dim), torch.nan)
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from dsv4kv.files import shipped
 from dsv4kv.model.formats import FORMATS
 from dsv4kv.ops.launches.launch import Launch
 from dsv4kv.ops.launches.state import plan_compress_chunk, plan_flush, split_of
+from tests.kernels.launches import dirty_scratch
 from tests.kernels.shim.apart import run_each_apart
 from tests.kernels.shim.twin import run
-from tests.kernels.state_twin import dirty_scratch
 from tests.ops.samples import (
     bf16_entry,
     full_size_compressor,
@@ -24,12 +24,10 @@ from tests.ops.samples import (
     random_tokens,
 )
 
-HCA, CSA = full_size_compressor("hca"), full_size_compressor("csa")
+HCA = full_size_compressor("hca")
 ORDERS: tuple[dict[str, Any], ...] = (
     {}, {"reverse": True}, {"seed": 11}, {"seed": 12}, {"seed": 13},
 )  # fmt: skip
-_SHARED_BYTES = 228 << 10  # of a multiprocessor, and 1 KiB of it a block is the system's
-
 Plan = Callable[[str, Any], tuple[Launch, ...]]
 
 
@@ -87,25 +85,6 @@ def test_a_cluster_gives_the_bytes_of_scratch_in_every_order(plan: Plan) -> None
     expected = _pages(plan, "scratch")
     for order in ORDERS:
         assert torch.equal(_pages(plan, "cluster", **order), expected), order
-
-
-def test_a_cluster_is_one_launch_that_takes_no_scratch() -> None:
-    (launch,) = _flush()("cluster", poisoned_store(bf16_entry(HCA)))
-    assert (launch.kernel, launch.grid, launch.cluster) == ("flush", (4, 8), 8)
-    assert launch.arguments[7] == 0  # scratch
-
-
-def test_three_blocks_of_a_cluster_find_room_on_a_multiprocessor() -> None:
-    (launch,) = _flush()("cluster", poisoned_store(bf16_entry(HCA)))
-    assert 3 * (launch.shared_bytes + 1024) <= _SHARED_BYTES
-
-
-def test_an_entry_that_one_block_reads_needs_no_cluster() -> None:
-    numbers = torch.zeros(1, dtype=torch.int64)
-    store, state = poisoned_store(bf16_entry(CSA)), torch.zeros(1, 2, CSA.rows, CSA.channels)
-    rows = (CSA, state, numbers, numbers, store, numbers)
-    (scratch,), (cluster,) = (plan_flush(*rows, variant=name) for name in ("scratch", "cluster"))
-    assert (cluster.module, cluster.cluster) == (scratch.module, 1)
 
 
 OTHER_BYTES = {

@@ -14,7 +14,6 @@ from fnmatch import fnmatchcase
 import pytest
 import torch
 
-from dsv4kv.model.formats import FORMATS, PageLayout
 from dsv4kv.ops.cuda.survey import (
     Finding,
     broken_promises,
@@ -24,8 +23,7 @@ from dsv4kv.ops.cuda.survey import (
     survey,
 )
 from dsv4kv.ops.launches.catalogue import ARCHITECTURES, Example, catalogue
-from dsv4kv.ops.launches.pages import RESIDENT_BLOCKS, plan_entry_insert
-from dsv4kv.ops.storage import PageStore
+from dsv4kv.ops.launches.pages import RESIDENT_BLOCKS
 from tests.cuda.nvrtc import VERSIONS, compiling_with
 from tests.cuda.toolchain import needs_disassembler
 
@@ -72,15 +70,6 @@ def findings(version: str) -> list[Finding]:
         return survey(EXAMPLES, ARCHITECTURES_OF[version])
 
 
-def test_every_kernel_compiles_for_every_architecture(findings: list[Finding]) -> None:
-    """That it is for; a cluster is for those that have all that it takes."""
-    architectures = {finding.architecture for finding in findings}
-    wanted = [each for example in EXAMPLES for each in architectures if example.runs_on(each)]
-    assert len(findings) == len(wanted)
-    of_clusters = {found.architecture for found in findings if found.example.launch.cluster > 1}
-    assert of_clusters == architectures & {"sm_90a", "sm_100a"}
-
-
 def test_no_kernel_uses_local_memory_and_accesses_are_as_wide_as_promised(
     findings: list[Finding],
 ) -> None:
@@ -110,12 +99,6 @@ def test_plans_pass_the_arguments_that_kernels_take(findings: list[Finding]) -> 
             assert size == 8 if isinstance(argument, torch.Tensor) else size in {4, 8}
 
 
-def test_a_block_of_every_kernel_finds_its_registers(findings: list[Finding]) -> None:
-    for finding in findings:
-        threads = finding.example.launch.block
-        assert threads * finding.report.registers <= _HOPPER_REGISTERS, finding.name
-
-
 def test_grids_of_blocks_that_stay_are_what_132_multiprocessors_hold(
     findings: list[Finding],
 ) -> None:
@@ -143,24 +126,6 @@ def _resident_blocks(finding: Finding) -> int:
     """Blocks that the registers of a multiprocessor are enough for; a warp takes 256 at a time."""
     registers = -(-finding.report.registers // 8) * 8
     return _HOPPER_REGISTERS // (registers * finding.example.launch.block)
-
-
-def test_a_large_insert_launches_as_many_blocks_as_stay() -> None:
-    store = PageStore.allocate(PageLayout(FORMATS["main"]["fp8_ds_mla"], 32), 2, _META)
-    values = torch.empty(131_072, 512, dtype=torch.bfloat16, device=_META)
-    entries = torch.empty(131_072, dtype=torch.int64, device=_META)
-    assert plan_entry_insert(store, values, entries, variant="resident").grid == (528, 1)
-    assert INSERT_BLOCKS == 528
-
-
-def test_names_tell_the_examples_apart() -> None:
-    names = [name_of(example) for example in catalogue()]
-    assert len(set(names)) == len(names)
-
-
-def test_every_kernel_of_the_catalogue_is_compiled() -> None:
-    kernels = {example.launch.kernel for example in catalogue()}
-    assert {example.launch.kernel for example in EXAMPLES} == kernels
 
 
 def name_of(example: Example) -> str:

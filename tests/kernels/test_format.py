@@ -6,7 +6,6 @@ from torch import Tensor
 
 from dsv4kv.model.formats import FORMATS, EntryFormat, PageLayout
 from dsv4kv.ops import cpu
-from dsv4kv.ops.launches.launch import format_macros
 from dsv4kv.ops.launches.pages import plan_entry_insert, plan_gather_entries
 from dsv4kv.ops.storage import PageStore
 from tests.kernels.launches import decoded
@@ -85,29 +84,3 @@ def test_fp4_ties_and_their_neighbours_round_alike_under_every_scale() -> None:
     groups = torch.cat([largest[:, None].expand(-1, 2, -1), others], 2).flatten()
     values = torch.nn.functional.pad(groups, (0, -len(groups) % FP4.dims))
     assert_encodes_as_cpu(FP4, values.view(-1, FP4.dims))
-
-
-@pytest.mark.parametrize("size", [0.0, 1e-30, 1e-4, 447.0, 448.0, 449.0, 463.0, 465.0, 3e38])
-@each_entry
-def test_groups_of_one_size_encode_as_on_the_cpu_backend(entry: EntryFormat, size: float) -> None:
-    values = torch.full((2, entry.dims), size).bfloat16()
-    values[1] = -values[1]
-    assert_encodes_as_cpu(entry, values)
-
-
-def test_macros_name_the_layout() -> None:
-    assert dict(format_macros(PageLayout(FORMATS["main"]["fp8_ds_mla"], 64))) == {
-        "DSV_DIMS": 512,
-        "DSV_VALUE": 1,
-        "DSV_VALUE_DIMS": 448,
-        "DSV_GROUP": 64,
-        "DSV_SCALE": 1,
-        "DSV_SCALE_PADDING": 1,
-        "DSV_ENTRIES": 64,
-        "DSV_PAGE_BYTES": 37_440,
-        "DSV_DATA_ROW": 576,
-        "DSV_SCALE_BYTES": 8,
-        "DSV_SCALE_START": 36_864,
-        "DSV_SCALE_STRIDE": 8,
-        "DSV_TAIL_START": 448,
-    }

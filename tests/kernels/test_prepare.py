@@ -24,8 +24,7 @@ from dsv4kv.ops.launches.prepare import (
 )
 from tests.cache.caches import admit, bookkeeping
 from tests.examples import examples
-from tests.kernels.launches import each_order
-from tests.kernels.state_twin import run_all
+from tests.kernels.launches import each_order, run_all
 
 SLOTS, CONTEXT = 6, 1000
 SHARINGS: list[Sharing] = ["model", "type", "layer"]
@@ -134,32 +133,6 @@ def test_any_schedule_gives_the_tables_of_the_host(
             pair.check()
 
 
-@given(first=steps, second=steps)
-@some
-def test_a_step_prepared_twice_changes_nothing(
-    first: dict[int, int], second: dict[int, int]
-) -> None:
-    pair = Pair.of("type")
-    for step in (first, second):
-        pair.prepare(step)
-        once = snapshot(pair.device)
-        pair.prepare(step)
-        assert snapshot(pair.device) == once
-
-
-@given(tokens=st.integers(0, CONTEXT), drafts=st.integers(0, 300))
-@some
-def test_rolling_back_gives_back_what_was_drafted(tokens: int, drafts: int) -> None:
-    pair = Pair.of("model")
-    pair.prepare({0: tokens, 3: 500})
-    before = snapshot(pair.device)
-    pair.prepare({0: min(tokens + drafts, CONTEXT)})
-    pair.prepare({0: tokens})
-    pair.check()
-    after = snapshot(pair.device)
-    assert [table[:2] for table in after] == [table[:2] for table in before]  # cells, held
-
-
 @each_sharing
 def test_shortage_in_one_table_changes_nothing_in_any(sharing: Sharing) -> None:
     pair = Pair.of(sharing)
@@ -203,17 +176,6 @@ def test_padding_is_no_request() -> None:
     pair.prepare_device([-1, 2, -1, 0], [FAR, 300, -5, 40])
     prepare_forward(pair.host, [2, 0], [0, 0], [300, 40])
     pair.check()
-
-
-def test_released_slots_hold_nothing() -> None:
-    pair = Pair.of("layer")
-    pair.prepare({0: 200, 1: 700, 4: 1000})
-    pair.release([4, 0])
-    pair.check()
-    run_all(plan_release(pair.device, torch.tensor([-1, 4, 1])))
-    assert [int(table.num_free) for table in pair.device] == [
-        table.free.shape[1] for table in pair.device
-    ]
 
 
 @pytest.mark.parametrize("requests", [129, 1024])
@@ -273,11 +235,3 @@ def test_a_token_without_a_block_completes_nothing(slot: int, position: int) -> 
     numbers = torch.tensor([slot]), torch.tensor([position])
     run_all((plan_completed(table.cells, 4, 32, *numbers, entries),))
     assert entries.item() == -1
-
-
-def test_blocks_are_those_that_hold_every_complete_entry() -> None:
-    pair = Pair.of("model")
-    (table,) = pair.device
-    for tokens in (0, 3, 4, 127, 128, 131, 132, 255, 256, 260, CONTEXT):
-        pair.prepare_device([2], [tokens])
-        assert int(table.held[2]) == table.group.blocks_for(tokens)

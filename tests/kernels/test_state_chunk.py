@@ -1,7 +1,5 @@
 """Prompt chunks on the CPU twin: however tokens arrive, a ring gives the very same bits."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from hypothesis import given
@@ -11,11 +9,10 @@ from torch import Tensor
 from dsv4kv.ops import cpu
 from dsv4kv.ops.compressor import Compressor
 from dsv4kv.ops.launches.launch import Launch
-from dsv4kv.ops.launches.state import plan_compress_chunk, split_of
+from dsv4kv.ops.launches.state import plan_compress_chunk
 from tests.examples import examples
-from tests.kernels import state_twin
-from tests.kernels.launches import each_order
-from tests.kernels.state_twin import dirty_scratch, run_all
+from tests.kernels.launches import dirty_scratch, each_order, run_all
+from tests.ops.operations import TWIN
 from tests.ops.samples import (
     POISON,
     bf16_entry,
@@ -57,7 +54,7 @@ seeds = st.integers(0, 2**32 - 1)
 def _request(compressor: Compressor, state: Tensor, count: int, seed: int) -> Request:
     store = poisoned_store(bf16_entry(compressor), pages=PAGES)
     tokens = random_tokens(compressor, count, seed)
-    return Request(compressor, state, store, *tokens, backend=state_twin)
+    return Request(compressor, state, store, *tokens, backend=TWIN)
 
 
 def _same(a: Request, b: Request) -> bool:
@@ -187,32 +184,6 @@ def test_a_chunk_that_cannot_be_touches_nothing(state: str, numbers: list[int]) 
     assert same_bits(tensor, before)
 
 
-def test_a_chunk_that_completes_nothing_only_fills_the_state() -> None:
-    tensor = fresh_ring(CSA)
-    kv, score = random_tokens(CSA, 3, seed=1)
-    store = poisoned_store(bf16_entry(CSA), pages=1)
-    none = torch.empty(0, dtype=torch.int64)
-    launches = plan_compress_chunk(CSA, tensor, kv, score, torch.tensor([0, 0, 3]), store, none)
-    assert [launch.kernel for launch in launches] == ["state_keep"]
-    run_all(launches)
-    assert torch.equal(tensor[0, 0, :3], kv)
-
-
-@pytest.mark.parametrize("state", ["ring", "online"])
-def test_every_split_of_a_chunk_gives_the_same_bytes(state: str) -> None:
-    """In both orders of threads."""
-    results = []
-    for split, reverse in ((1, False), (1, True), (split_of(HCA), False), (split_of(HCA), True)):
-        tensor = fresh_online(HCA, 2) if state == "online" else fresh_ring(HCA, 2)
-        run_all(_chunk(HCA, tensor, [1, 0, 77], split, 300)[0], reverse=reverse)
-        launches, pages = _chunk(HCA, tensor, [1, 77, 300], split, 300)
-        run_all(launches, reverse=reverse)
-        results.append((pages, tensor))
-    for pages, tensor in results[1:]:
-        assert torch.equal(pages, results[0][0])
-        assert same_bits(tensor, results[0][1])
-
-
 def test_entries_of_minus_one_and_beyond_the_store_are_skipped() -> None:
     tensor, (kv, score) = fresh_ring(CSA), random_tokens(CSA, 16, seed=2)
     store = poisoned_store(bf16_entry(CSA), pages=1)
@@ -221,13 +192,3 @@ def test_entries_of_minus_one_and_beyond_the_store_are_skipped() -> None:
     run_all(plan_compress_chunk(CSA, tensor, kv, score, chunk, store, entries))
     written = (store.pages.view(32, -1) != POISON).any(dim=1)
     assert written.nonzero().flatten().tolist() == [0, 2]
-
-
-def test_groups_beyond_the_table_of_angles_are_skipped() -> None:
-    short = replace(CSA, rope=CSA.rope[:2])
-    tensor, (kv, score) = fresh_ring(CSA), random_tokens(CSA, 16, seed=2)
-    store = poisoned_store(bf16_entry(CSA), pages=1)
-    chunk = torch.tensor([0, 0, 16])
-    run_all(plan_compress_chunk(short, tensor, kv, score, chunk, store, torch.arange(4)))
-    written = (store.pages.view(32, -1) != POISON).any(dim=1)
-    assert written.nonzero().flatten().tolist() == [0, 1]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.presets import load_model
-from dsv4kv.model.schedule import AttentionType, LayerSpec, RouterMode, build_schedule
+from dsv4kv.model.schedule import AttentionType, LayerSpec, build_schedule
 
 MODELS = st.sampled_from(["v4-flash", "v4-pro", "v4.1-flash", "v3.2"])
 SWA, CSA, HCA, DSA = AttentionType
@@ -40,8 +40,7 @@ def test_the_first_layers_of_the_model_route_by_token_ids_on_whatever_stage(
 ) -> None:
     config = load_model(model)
     every = [s for i in range(stages) for s in build_schedule(config, stage=i, stages=stages)]
-    routers = [spec.router for spec in every]
-    assert routers == [RouterMode.HASH] * hashed + [RouterMode.SCORE] * (len(every) - hashed)
+    assert [spec.routes_by_id for spec in every] == [n < hashed for n in range(len(every))]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from dsv4kv.ops import cpu, cuda
 from dsv4kv.ops.cuda import launch as launching
 from dsv4kv.ops.launches.launch import Launch
 from dsv4kv.ops.scenes import Call, Scene, make_call, scenes_of
+from dsv4kv.ops.spec import OPERATIONS
 from dsv4kv.ops.storage import Entries, PageStore, PartWrite
 from tests.kernels.shim import twin
 
@@ -76,6 +77,10 @@ def on_twin(operation: str, **how: Any) -> Callable[..., None]:
             getattr(cuda, operation)(**tensors, **how)
 
     return run
+
+
+TWIN = SimpleNamespace(**{operation: on_twin(operation) for operation in OPERATIONS})
+"""The twin as a backend."""
 
 
 def on_cpu(operation: str) -> Callable[..., None]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from types import ModuleType
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
@@ -33,34 +33,33 @@ class Request:
     kv: Tensor
     score: Tensor
     fed: int = 0
-    backend: ModuleType = cpu
+    backend: Any = cpu
 
     def append(self, count: int) -> None:
         """Feed ``count`` tokens one at a time, flushing each entry as it completes."""
         slot = torch.tensor([0])
         for t in range(self.fed, self.fed + count):
             token, position = slice(t, t + 1), torch.tensor([t])
-            self.backend.state_append(
-                self.compressor, self.state, self.kv[token], self.score[token], slot, position
-            )
+            given = {"compressor": self.compressor, "state": self.state}
+            given |= {"slots": slot, "positions": position}
+            self.backend.state_append(**given, kv=self.kv[token], score=self.score[token])
             if (t + 1) % self.compressor.ratio == 0:
-                entry = position // self.compressor.ratio
-                self.backend.flush(self.compressor, self.state, slot, position, self.store, entry)
+                entries = position // self.compressor.ratio
+                self.backend.flush(**given, store=self.store, entries=entries)
         self.fed += count
 
     def chunk(self, count: int) -> None:
         """Feed ``count`` tokens at once."""
         m, tokens = self.compressor.ratio, slice(self.fed, self.fed + count)
-        entries = torch.arange(tokens.start // m, tokens.stop // m)
         self.backend.compress_chunk(
-            self.compressor,
-            self.state,
-            self.kv[tokens],
-            self.score[tokens],
-            0,
-            self.fed,
-            self.store,
-            entries,
+            compressor=self.compressor,
+            state=self.state,
+            kv=self.kv[tokens],
+            score=self.score[tokens],
+            slot=0,
+            start=self.fed,
+            store=self.store,
+            entries=torch.arange(tokens.start // m, tokens.stop // m),
         )
         self.fed += count
 

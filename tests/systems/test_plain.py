@@ -13,7 +13,6 @@ from dsv4kv.cache.batching import RoutingStore
 from dsv4kv.cache.blocks import BlockPool
 from dsv4kv.cache.slots import SlotAllocator
 from dsv4kv.errors import NotOwner
-from dsv4kv.model.schedule import RouterMode
 from dsv4kv.prefix.rows import PrefixCacheManager
 from tests.systems.plain import (
     PlainAllocator,
@@ -134,4 +133,4 @@ def test_hashed_layers_route_by_the_token_alone_and_the_others_by_its_history() 
     experts = MODEL.route(words, MODEL.compute(words, None))
     for number, spec in enumerate(MODEL.layers):
         same = np.array_equal(experts[0, number], experts[2, number])
-        assert same == (spec.router is RouterMode.HASH)
+        assert same == spec.routes_by_id

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dsv4kv.config.systems import CallsSection, ChatSection
 from dsv4kv.measure.statistics import Estimate, summarize
-from dsv4kv.model.schedule import LayerSpec, RouterMode
+from dsv4kv.model.schedule import LayerSpec
 
 Tokens = NDArray[np.int32]
 Kv = NDArray[np.uint64]
@@ -58,7 +58,7 @@ class Model:
         """Experts of tokens: int16[T, layers, k], by token id or by history as layers route."""
         places = np.arange(1, len(self.layers) * TOP_K + 1, dtype=np.uint64)
         factors = places.reshape(len(self.layers), TOP_K) * np.uint64(_FACTOR)
-        hashed = np.array([spec.router is RouterMode.HASH for spec in self.layers])
+        hashed = np.array([spec.routes_by_id for spec in self.layers])
         source = np.where(hashed, tokens.astype(np.uint64)[:, None] + np.uint64(1), kv[:, :1])
         experts = (source[:, :, None] * factors) >> np.uint64(40)
         chosen: NDArray[np.int16] = (experts % np.uint64(EXPERTS)).astype(np.int16)

@@ -217,7 +217,7 @@ def test_two_packages_with_one_name_are_refused(
     write_distribution("one", "1", swift="mine:fast")
     write_distribution("two", "1", swift="mine:fast")
     assert refusal("swift") == (
-        "one and two both bring a backend 'swift': name the function itself, as "
+        "backend 'swift': one and two both bring it: name the function itself, as "
         "my_package.my_module:my_gather."
     )
 

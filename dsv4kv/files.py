@@ -11,9 +11,8 @@ import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from io import DEFAULT_BUFFER_SIZE, BufferedReader, BufferedWriter, FileIO
 from pathlib import Path
 from typing import Any
@@ -26,15 +25,11 @@ from dsv4kv.errors import ConfigError
 
 @contextmanager
 def replacing(path: Path, mode: int = 0o666) -> Iterator[BufferedWriter]:
-    """Open a file that takes the place of ``path`` if the block succeeds.
+    """Open a file that takes the place of ``path`` if the block succeeds; raises ``OSError``.
 
     It has no name before that where the system can do so (Linux, most file systems): a process
     that is killed leaves nothing. Elsewhere it is a neighbour of ``path``. A device or a pipe
-    stays what it is and is written to, as /dev/null.
-    ``mode``: permissions, from which the umask takes away.
-
-    Raises:
-        OSError: The folder cannot be written, or ``path`` is one.
+    stays what it is and is written to. ``mode``: permissions, from which the umask takes away.
     """
     if _is_special(path):
         # a pipe that nobody reads is refused: opening it would wait for somebody
@@ -61,8 +56,7 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[BufferedWriter]:
 def replacing_folder(path: Path) -> Iterator[Path]:
     """Make a folder next to ``path`` that takes its place if the block succeeds.
 
-    Raises:
-        OSError: It cannot be written, or ``path`` is a file or a folder that is not empty.
+    Raises ``OSError``, also where ``path`` is a file or a folder that is not empty.
     """
     if path.is_file() or (path.is_dir() and any(path.iterdir())):
         raise OSError(errno.ENOTEMPTY, "there is something already", str(path))
@@ -106,23 +100,14 @@ def _check_access(path: Path, mode: int) -> None:
 
 
 def _is_special(path: Path) -> bool:
-    """Whether there is something that is neither a file nor a folder: a device, a pipe."""
-    try:
-        mode = path.stat().st_mode
-    except OSError:
-        return False
-    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 @contextmanager
 def refused_by(
     option: str, path: Path, instead: str = "name a file in a folder that exists"
 ) -> Iterator[None]:
-    """Say that what an option named cannot be written, and what to do ``instead``.
-
-    Raises:
-        ConfigError: In place of an ``OSError``.
-    """
+    """Turn an ``OSError`` of a file that an option named into a ``ConfigError`` with advice."""
     try:
         yield
     except OSError as error:
@@ -132,27 +117,19 @@ def refused_by(
 
 
 def write_named(path: Path, text: str, option: str) -> None:
-    """Write a file that an option named.
-
-    Raises:
-        ConfigError: It cannot be written.
-    """
+    """Write a file that an option named; ``ConfigError`` where it cannot be written."""
     with refused_by(option, path), replacing(path) as file:
         file.write(whole_text(text).encode())
 
 
 @contextmanager
 def temporary_folder(prefix: str, within: Path | None = None) -> Iterator[Path]:
-    """A new folder for this user alone, removed with the block.
-
-    ``within``: a folder; None for where temporary files are kept.
-    """
+    """A new folder for this user alone, in ``within`` or where temporary files are kept."""
     with tempfile.TemporaryDirectory(prefix=prefix, dir=within) as folder:
         yield Path(folder)
 
 
 def _open_unnamed(folder: Path, mode: int) -> int | None:
-    """A file of a folder that has no name yet; None where there can be none."""
     if not hasattr(os, "O_TMPFILE") or not Path("/proc/self/fd").is_dir():
         return None
     try:
@@ -175,11 +152,7 @@ _MOST_NODES = 2**18  # of a YAML text, each counted wherever it is used
 
 
 class Unparsable(ValueError):
-    """Why a text is no JSON, without a place.
-
-    Attributes:
-        line: Where, from 1; 1 where it is not known.
-    """
+    """Why a text is no JSON; ``line`` says where, from 1, and is 1 where it is not known."""
 
     def __init__(self, reason: str, line: int = 1) -> None:
         super().__init__(reason)
@@ -205,11 +178,7 @@ def open_regular(path: Path, buffer_bytes: int = DEFAULT_BUFFER_SIZE) -> Buffere
 
 
 def read_document(path: Path, most_bytes: int = DOCUMENT_BYTES) -> bytes:
-    """Read a whole file.
-
-    Raises:
-        OSError: It cannot be read, is no regular file, or is larger than ``most_bytes``.
-    """
+    """Read a whole regular file; ``OSError`` where it is larger than ``most_bytes``, too."""
     with open_regular(path) as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
@@ -218,12 +187,7 @@ def read_document(path: Path, most_bytes: int = DOCUMENT_BYTES) -> bytes:
 
 
 def read_json(path: Path, most_bytes: int = DOCUMENT_BYTES) -> Any:
-    """Read a JSON document.
-
-    Raises:
-        OSError: As ``read_document``.
-        Unparsable: As ``parse_json``, or it is no UTF-8.
-    """
+    """Read a JSON document; raises as ``read_document`` and ``parse_json``."""
     try:
         text = read_document(path, most_bytes).decode()
     except UnicodeDecodeError:
@@ -232,11 +196,7 @@ def read_json(path: Path, most_bytes: int = DOCUMENT_BYTES) -> Any:
 
 
 def parse_json(text: str) -> Any:
-    """Parse a JSON document.
-
-    Raises:
-        Unparsable: It is none, is nested too deeply, or has a number of thousands of digits.
-    """
+    """Parse a JSON document; ``Unparsable`` also where it is nested too deeply."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -268,11 +228,7 @@ def check_yaml_size(root: yaml.Node) -> None:
 
 
 def load_yaml(text: str) -> list[Any]:
-    """The documents of a YAML text, whose aliases and merges do not make it much larger.
-
-    Raises:
-        Unparsable: It is none, is nested too deeply, or holds itself.
-    """
+    """The documents of a YAML text; ``Unparsable`` also where aliases make it much larger."""
     try:
         for node in yaml.compose_all(text, yaml.SafeLoader):
             check_yaml_size(node)
@@ -305,27 +261,23 @@ def shipped(folder: str) -> Path:
 
 def shipped_names(kind: str) -> list[str]:
     """Names of the YAML files in a folder of ``configs/``, such as ``models``, sorted."""
-    return list(_names_in(kind))
-
-
-@cache
-def _names_in(kind: str) -> list[str]:
     return sorted(path.stem for path in (shipped("configs") / kind).glob("*.yaml"))
 
 
 def user_cache() -> Path | None:
     """The user's folder for what can be made again; None in a container's user without a home."""
-    try:
-        folder = user_cache_path("dsv4kv", appauthor=False)
-    except RuntimeError:
-        return None
-    return folder if folder.is_absolute() else None  # older versions leave the "~" of no home
+    return _of_user(user_cache_path)
 
 
 def user_calibrations() -> Path | None:
     """The user's folder of the clock's calibrations; None without a home."""
+    folder = _of_user(user_data_path)
+    return folder and folder / "calibrations"
+
+
+def _of_user(find: Callable[..., Path]) -> Path | None:
     try:
-        folder = user_data_path("dsv4kv", appauthor=False) / "calibrations"
+        folder = find("dsv4kv", appauthor=False)
     except RuntimeError:
         return None
-    return folder if folder.is_absolute() else None
+    return folder if folder.is_absolute() else None  # older versions leave the "~" of no home

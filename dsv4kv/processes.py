@@ -75,12 +75,10 @@ def run_bounded(
     stderr: int = subprocess.DEVNULL,
     most_bytes: int = 2**24,
 ) -> tuple[int, str]:
-    """Exit code of a command and what it prints.
+    """Exit code of a command and what it prints; ``OSError`` where there is no such program.
 
-    Raises:
-        OSError: There is no such program.
-        subprocess.TimeoutExpired: It was killed: it ran longer, or printed more than
-            ``most_bytes``.
+    Raises ``subprocess.TimeoutExpired`` where it was killed, as it ran longer or printed more than
+    ``most_bytes``.
     """
     program = find_program(command[0])
     if program is None:
@@ -133,11 +131,7 @@ class Child:
         env: Mapping[str, str] | None = None,
         pass_fds: Sequence[int] = (),
     ) -> None:
-        """Start it, with options of ``subprocess.Popen``.
-
-        Raises:
-            OSError: There is no such program.
-        """
+        """Start it, with options of ``subprocess.Popen``; ``OSError`` without such a program."""
         program = find_program(command[0])
         if program is None:
             raise OSError(errno.ENOEXEC, "there is no such program", command[0])
@@ -232,7 +226,7 @@ def _run_there(work: Callable[[Any], Any], folder: str, version: str, item: Any)
 
 
 def _connect(address: str) -> tuple[Any, Any]:
-    """Joblib's backend for a Ray cluster, and what is raised where a worker of it is lost."""
+    """Joblib's backend for a Ray cluster, and the error of a lost worker."""
     try:
         import ray
         from ray.util.joblib.ray_backend import RayBackend

@@ -56,11 +56,7 @@ def parse_bytes(text: str) -> int:
     decimal = match[3] is not None and match[3].upper() == "B" and prefix
     if not prefix:
         return _whole(text, match[1], 1)
-    return int(_product(match[1], _DECIMAL[prefix] if decimal else _BINARY[prefix]))
-
-
-def _product(number: str, factor: int) -> Fraction:
-    return Fraction(number.replace(",", "").replace("_", "")) * factor
+    return int(_number(match[1]) * (_DECIMAL[prefix] if decimal else _BINARY[prefix]))
 
 
 def parse_seconds(text: str) -> float:
@@ -71,8 +67,12 @@ def parse_seconds(text: str) -> float:
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2].lower()]
 
 
-def _whole(text: str, number: str, factor: int) -> int:
-    value = _product(number, factor)
+def _number(digits: str) -> Fraction:
+    return Fraction(digits.replace(",", "").replace("_", ""))
+
+
+def _whole(text: str, digits: str, factor: int) -> int:
+    value = _number(digits) * factor
     if value.denominator != 1:
         raise ConfigError(f"{text!r} is not a whole number of units.")
     return int(value)

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -196,15 +197,9 @@ def build_drive(
     plan, seed = manager.plan, config.measure.seed
     compressors = _draw_compressors(plan, seed)
     every = [part for pair in compressors.values() for part in pair if part]
-    given = [
-        page.format.dims
-        for schema in plan.schemas
-        for page, state in (
-            (schema.main, schema.state_shape),
-            (schema.indexer, schema.indexer_state_shape),
-        )
-        if page and not state
-    ]
+    pages = [(schema.main, schema.state_shape) for schema in plan.schemas]
+    pages += [(schema.indexer, schema.indexer_state_shape) for schema in plan.schemas]
+    given = [page.format.dims for page, state in pages if page and not state]
     topk, window = plan.config.index_topk, plan.config.window_tokens
     placed = 2 * window + plan.draft_tokens if config.workload.context else 0
     longest_chunk = min(max(config.workload.step_tokens, placed), plan.max_context_tokens)
@@ -213,7 +208,9 @@ def build_drive(
     layers = list(bound.values())
     contexts = PlacedContexts(layers, seed) if config.workload.context else None
     why = why_gathered(layers, foreign, on_gpu=device is not None)
-    in_place = reads_in_place(config, why)
+    queries = None
+    if reads_in_place(config, why):
+        queries = QueryBank(plan.config, querying_ratios(layers), manager.device, seed)
     verifier = Verifier(inputs, compressors, np.random.default_rng(seed), contexts)
     executor = StepExecutor(
         layers=layers,
@@ -224,7 +221,7 @@ def build_drive(
         outputs=Outputs(manager.device, topk, window),
         device=manager.device,
         contexts=contexts,
-        queries=_draw_queries(config, manager, layers) if in_place else None,
+        queries=queries,
     )
     if device is not None:
         modules = foresee_modules(layers, manager, executor.inputs, executor.queries)
@@ -265,13 +262,6 @@ def why_gathered(layers: Sequence[LayerCache], foreign: Collection[str], *, on_g
             if on_gpu and getattr(layer.backend, operation).__module__ == cpu_reads.__name__:
                 return f"{operation} has no kernel for a GPU"
     return ""
-
-
-def _draw_queries(
-    config: BenchConfig, manager: KVCacheManager, layers: Sequence[LayerCache]
-) -> QueryBank:
-    ratios = querying_ratios(layers)
-    return QueryBank(manager.plan.config, ratios, manager.device, config.measure.seed)
 
 
 def _build_gpu(
@@ -348,21 +338,14 @@ def _draw_compressors(plan: CachePlan, seed: int) -> Compressors:
     for schema in plan.schemas:
         spec = schema.layer
         if spec.owns_kv and spec.attn is not AttentionType.DSA:
-            rope = ropes[spec.ratio]
-            main = random_compressor(plan.config, spec, generator, rope=rope)
-            indexer = (
-                random_compressor(
-                    plan.config, spec, generator, rope=rope, indexer=True, hadamard=plan.hadamard
-                )
-                if schema.indexer
-                else None
-            )
+            draw = partial(random_compressor, plan.config, spec, generator, rope=ropes[spec.ratio])
+            main = draw()
+            indexer = draw(indexer=True, hadamard=plan.hadamard) if schema.indexer else None
             compressors[spec.layer_idx] = main, indexer
     return compressors
 
 
 def _moved(compressors: Compressors, device: torch.device) -> Compressors:
-    """The same on a device, where layers of one ratio share a table as well."""
     shared = {main.ratio: main.rope for main, _ in compressors.values()}
     ropes = {ratio: rope.to(device) for ratio, rope in shared.items()}
 

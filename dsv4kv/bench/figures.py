@@ -9,7 +9,7 @@ flushed or copied inside the timed region. Hot calls are one call again and agai
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -44,13 +44,8 @@ def uniform_step(requests: int, tokens: int, table: Tensor, group: EntryGroup | 
     """A decode step of requests in slots 0, 1, … that all have ``tokens`` tokens.
 
     ``tokens`` is a multiple of 128, so every layer completes an entry of every request. All is
-    worked out here, so that a timed call computes nothing but its operation.
-
-    Args:
-        requests: How many.
-        tokens: Of each of them.
-        table: int32[at least requests, width], blocks of every slot.
-        group: What decides which entries the layer writes; None without compressed KV.
+    worked out here, so that a timed call computes nothing but its operation. ``table``: blocks of
+    every slot, int32[at least requests, width]; ``group``: None without compressed KV.
     """
     slots = torch.arange(requests, device=table.device)
     after = torch.full((requests,), tokens, device=table.device)
@@ -239,17 +234,15 @@ def _alike(
     for first in layers:
         every = all_decode_operations(first, engine=engine)
         left = [each for each in every if each not in timed]
-        ratio, timed = first.schema.layer.ratio, timed | set(left)
+        timed |= set(left)
+        alike = [
+            layer
+            for layer in layers
+            if layer.schema.layer.ratio == first.schema.layer.ratio
+            and set(left) <= set(all_decode_operations(layer, engine=engine))
+        ]
         if left:
-            yield (
-                [
-                    layer
-                    for layer in layers
-                    if layer.schema.layer.ratio == ratio
-                    and set(left) <= set(all_decode_operations(layer, engine=engine))
-                ],
-                left,
-            )
+            yield alike, left
 
 
 def _stages(
@@ -265,8 +258,10 @@ def _measure(
     executor: StepExecutor, timer: CallTimer, figure: Figure, figures_left: int
 ) -> Operation | NotMeasured:
     most_ns = timer.share_ns(figures_left)
+    known: dict[str, Any] = {"name": figure.name, "layer_type": figure.layer_type}
+    unknown = known | {"temperature": "hot" if figure.hot else "cold"}
     if most_ns is None:
-        return _not_measured(figure, "budget")
+        return NotMeasured(**unknown, why="budget")
     layer, step, tokens = figure.stages[0]
     calls, turns = _make_calls(executor, timer, figure)
     after = np.full(step.num_requests, tokens)
@@ -279,10 +274,11 @@ def _measure(
     rounds = -(-FEWEST_CALLS // len(calls))
     timing = timer.measure(calls * rounds, figure.name, figure.layer_type, temperature, most_ns)
     if not timing.samples_ns:
-        return _not_measured(figure, "throttled")
+        return NotMeasured(**unknown, why="throttled")
+    # layers of the figure's type on which a decode step has the operation
+    same = [e for e in executor.layers if e.schema.layer.attn.value == figure.layer_type]
     return Operation(
-        name=figure.name,
-        layer_type=figure.layer_type,
+        **known,
         samples_ns=timing.samples_ns,
         entries=[entries] * len(timing.samples_ns),
         bytes=[moved] * len(timing.samples_ns),
@@ -290,24 +286,7 @@ def _measure(
         temperature=temperature,
         distinct_bytes=distinct,
         throttled=timing.throttled,
-        calls_per_step=_count_calls(executor, figure),
-    )
-
-
-def _count_calls(executor: StepExecutor, figure: Figure) -> int:
-    """Layers of the figure's type on which a decode step has the operation."""
-    same = [e for e in executor.layers if e.schema.layer.attn.value == figure.layer_type]
-    return sum(figure.operation in executor.step_operations(layer) for layer in same)
-
-
-def _not_measured(figure: Figure, why: str) -> NotMeasured:
-    return NotMeasured.model_validate(
-        {
-            "name": figure.name,
-            "layer_type": figure.layer_type,
-            "temperature": "hot" if figure.hot else "cold",
-            "why": why,
-        }
+        calls_per_step=sum(figure.operation in executor.step_operations(each) for each in same),
     )
 
 
@@ -349,7 +328,7 @@ def _make_calls(
 
 
 def _fill_reads(executor: StepExecutor, reads: Reads, stage: Stage) -> None:
-    """What the operations before would have written: any scores, and entries all over."""
+    """Fill what the operations before would have written: any scores, and entries all over."""
     layer, step, tokens = stage
     lengths = np.full(step.num_requests, tokens // max(1, layer.schema.layer.ratio))
     reads.chosen.copy_(executor.chooser.choose(lengths))

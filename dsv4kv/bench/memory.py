@@ -1,6 +1,7 @@
-"""Builds a configuration's pools alone and asks everybody how much memory that took."""
+"""Memory of the cache: an audit of its pools, and what is held while requests are served."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,8 @@ import pynvml
 import torch
 
 from dsv4kv.bench.build import build_manager, check_device_memory, plan_from
-from dsv4kv.bench.device import CudaDevice, find_device
+from dsv4kv.bench.device import find_device
 from dsv4kv.bench.serve.reuse import PrefixReuse
-from dsv4kv.cache.blocks import BlockPool
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.errors import ConfigError
@@ -37,20 +37,27 @@ def audit_memory(config: BenchConfig, folder: Path) -> MemoryAudit:
     plan, device = plan_from(config), find_device(config.device)
     if device is not None:
         check_device_memory(config, plan, device)
-    _record_history("all" if device else None)
-    before = _mark("before", device)
+    on_gpu = device is not None and device.device.type == "cuda"
+    snapshot = None
+    torch_memory: Any = torch.cuda.memory  # its allocator remembers what it does
+    if on_gpu:
+        torch_memory._record_memory_history(enabled="all")
+    before = _mark("before", on_gpu=on_gpu)
     manager = build_manager(config, plan, device)
-    after = _mark("after", device)
+    after = _mark("after", on_gpu=on_gpu)
+    if on_gpu:
+        snapshot = str(folder / SNAPSHOT)
+        torch_memory._dump_snapshot(snapshot)
+        torch_memory._record_memory_history(enabled=None)
     return MemoryAudit(
         planned_bytes=plan.total_bytes,
         pool_bytes=sum(manager.memory_by_pool().values()),
         marks=[before, after],
-        snapshot=_save_snapshot(folder / SNAPSHOT) if device else None,
+        snapshot=snapshot,
     )
 
 
-def _mark(moment: str, device: CudaDevice | None) -> MemoryMark:
-    on_gpu = device is not None and device.device.type == "cuda"
+def _mark(moment: str, *, on_gpu: bool) -> MemoryMark:
     if on_gpu:
         torch.cuda.synchronize()
     return MemoryMark(
@@ -75,22 +82,6 @@ def _used_on_gpu() -> int | None:
     return used
 
 
-def _record_history(kind: str | None) -> None:
-    """Let torch's allocator remember what it does, where it works on a GPU."""
-    if torch.cuda.is_available():
-        memory: Any = torch.cuda.memory
-        memory._record_memory_history(enabled=kind)
-
-
-def _save_snapshot(path: Path) -> str | None:
-    if not torch.cuda.is_available():
-        return None
-    memory: Any = torch.cuda.memory
-    memory._dump_snapshot(str(path))
-    _record_history(None)
-    return str(path)
-
-
 MOST_POINTS = 256
 """More cannot be distinguished in a chart, and a record of a hundred cases stays small."""
 _ORDER = ("main", "indexer", "window", "state", "checkpoints")
@@ -99,8 +90,7 @@ _ORDER = ("main", "indexer", "window", "state", "checkpoints")
 class MemoryWatch:
     """Keeps, of every stretch of steps, the moment at which most blocks were held.
 
-    Stretches begin as single steps. Whenever the points are too many, neighbours become one, so
-    that any run has between half of ``MOST_POINTS`` and all of them.
+    Stretches begin as single steps; whenever the points are too many, neighbours become one.
     """
 
     def __init__(
@@ -154,17 +144,14 @@ def _list_units(
 ) -> Iterator[tuple[str, int, Callable[[], int]]]:
     """What is counted: its name, how many there are, and how many are held now."""
     for table in manager.tables:
-        yield _blocks_name(table.group.name), table.allocator.num_blocks, _held(table.allocator)
+        held = partial(getattr, table.allocator, "num_held")
+        yield _blocks_name(table.group.name), table.allocator.num_blocks, held
     slots = manager.plan.num_slots
     yield "slots", slots, lambda: slots - manager.num_free_slots
     if reuse is not None:
         blocks = manager.tables[0].allocator.num_blocks
         yield "cached blocks", blocks, lambda: reuse.num_cached_blocks
         yield "checkpoints", reuse.num_checkpoints, lambda: reuse.num_saved_checkpoints
-
-
-def _held(allocator: BlockPool) -> Callable[[], int]:
-    return lambda: allocator.num_held
 
 
 def _blocks_name(group: str) -> str:

@@ -2,11 +2,9 @@
 
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from dsv4kv.bench.device import CudaDevice
 from dsv4kv.bench.serve.graphs import Graph
@@ -29,11 +27,7 @@ _CHAIN = 64  # empty kernels, one after the other
 
 
 class CallTimer:
-    """Times calls on one GPU, which stays warm from one to the next.
-
-    Attributes:
-        device: The GPU.
-    """
+    """Times calls on one GPU, which stays warm from one to the next."""
 
     def __init__(
         self,
@@ -42,14 +36,7 @@ class CallTimer:
         throttled: Throttled | None = None,
         budget: Budget | None = None,
     ) -> None:
-        """Time on ``device``.
-
-        Args:
-            device: The GPU.
-            windows: When what was timed is added to them.
-            throttled: Whether the GPU was, between two moments; None where nobody knows.
-            budget: The time that there is; None is as much as it takes.
-        """
+        """Time on ``device``, adding a window for each call to ``windows``, within a budget."""
         self.device = device
         self._windows = [] if windows is None else windows
         sleep: Any = torch.cuda._sleep if device.device.type == "cuda" else None
@@ -62,7 +49,7 @@ class CallTimer:
 
     def time(
         self,
-        calls: Sequence[Callable[[], None]],
+        calls: Sequence[Callable[[], object]],
         name: str,
         layer_type: str | None = None,
         temperature: str | None = None,
@@ -72,7 +59,7 @@ class CallTimer:
 
     def measure(
         self,
-        calls: Sequence[Callable[[], None]],
+        calls: Sequence[Callable[[], object]],
         name: str,
         layer_type: str | None = None,
         temperature: str | None = None,
@@ -99,7 +86,7 @@ class CallTimer:
         nothing = plan_nothing(torch.empty(1, device=self.device.device))
         return self.time([prepare(nothing)] * _CHAIN, EMPTY_KERNEL)
 
-    def _capture(self, calls: Sequence[Callable[[], None]]) -> Graph:
+    def _capture(self, calls: Sequence[Callable[[], object]]) -> Graph:
         def run() -> None:
             for call in calls:
                 call()
@@ -123,9 +110,9 @@ def measure_peaks(
     source = torch.empty(size_bytes, dtype=torch.uint8, device=device.device).random_(0, 256)
     target = torch.empty_like(source)
     sums = torch.empty(MOST_BLOCKS * THREADS, dtype=torch.int32, device=device.device)
-    calls: dict[PeakName, tuple[int, Callable[[], None]]] = {
+    calls: dict[PeakName, tuple[int, Callable[[], object]]] = {
         "copy": (2 * size_bytes, prepare(plan_copy_peak(source, target))),
-        "torch_copy": (2 * size_bytes, partial(_copy, target, source)),
+        "torch_copy": (2 * size_bytes, lambda: target.copy_(source)),
         "read": (size_bytes, prepare(plan_read_peak(source, sums))),
         "write": (size_bytes, prepare(plan_write_peak(target))),
     }
@@ -136,7 +123,3 @@ def measure_peaks(
             samples_ns, throttled = timing.samples_ns, timing.throttled
             peaks.append(Peak(name=name, bytes=moved, samples_ns=samples_ns, throttled=throttled))
     return peaks
-
-
-def _copy(target: Tensor, source: Tensor) -> None:
-    target.copy_(source)

@@ -55,7 +55,7 @@ class CountingTimer(CallTimer):
 
     def measure(
         self,
-        calls: Sequence[Callable[[], None]],
+        calls: Sequence[Callable[[], object]],
         name: str,
         layer_type: str | None = None,
         temperature: str | None = None,

@@ -213,15 +213,12 @@ class StepExecutor:
         return StepWork(self.counted, after, positions)
 
     def _run(self, step: StepTokens, show: Callable[..., None] | None) -> Run:
-        longest = int(step.batch.tokens_after.max())
-        return Run(self.outputs, longest, show=self._excluded(show) if show else None)
-
-    def _excluded(self, show: Callable[..., None]) -> Callable[..., None]:
         def look(*found: object) -> None:
+            assert show is not None
             with self.recorder.excluded():
                 show(*found)
 
-        return look
+        return Run(self.outputs, int(step.batch.tokens_after.max()), show=look if show else None)
 
     def _run_on_host(
         self,

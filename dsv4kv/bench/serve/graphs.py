@@ -78,19 +78,11 @@ class DecodeGraphs:
         dependent: bool = False,
         queries: QueryBank | None = None,
     ) -> None:
-        """Capture all of them.
+        """Capture all of them, with data of the shapes that steps will have.
 
-        Args:
-            layers: The cache.
-            tables: Its tables on the device.
-            inputs: Data of the shapes that steps will have.
-            capture: Makes the graphs, which share one pool of memory.
-            outputs: Where reads write; nobody else may let them grow.
-            most_requests: Largest batch.
-            tokens_each: Tokens of a request: one, and drafts.
-            longest_tokens: Tokens of the longest request: outputs have room for it.
-            dependent: A kernel is set up while the one before it still runs.
-            queries: What steps ask that read in place; None where they gather.
+        ``capture`` makes the graphs, which share one pool of memory; nothing else may let
+        ``outputs`` grow. ``tokens_each``: of a request, one and drafts. ``dependent``: a kernel is
+        set up while the one before it still runs. ``queries``: None where steps gather.
         """
         self._tables, self._dependent = tables, dependent
         self._outputs, self._longest_tokens = outputs, longest_tokens
@@ -103,12 +95,9 @@ class DecodeGraphs:
             (most_requests, outputs.index_topk), -1, dtype=torch.int32, device=device
         )
         gathered = [] if engine else selecting_ratios(layers)
-        taken = inputs.take(slice(0, tokens), {ratio: nothing.clone() for ratio in gathered})
-        if queries is not None:
-            rows = np.zeros(tokens, dtype=np.int64)
-            taken = replace(taken, queries=queries.take(rows, torch.from_numpy(rows)))
+        topk = {ratio: nothing.clone() for ratio in gathered}
         # A copy, for those of a bank may be views of it.
-        self._inputs = taken.of_tokens(Tensor.clone)
+        self._inputs = _any_inputs(inputs, queries, tokens, topk).of_tokens(Tensor.clone)
         self._graphs = [
             self._capture(capture, requests) for requests in batch_buckets(most_requests)
         ]
@@ -151,15 +140,29 @@ class DecodeGraphs:
 
         def run() -> None:
             self._tables.prepare(view.request_slots, view.tokens_after)
-            for (table, ratio, per_block), entries in view.families.items():
-                numbers = view.token_slots, view.positions, entries
-                launch(plan_completed(self._tables.cells[table], ratio, per_block, *numbers))
+            _find_completed(self._tables, view)
             settings = Run(self._outputs, self._longest_tokens, show=show)
             run_layers(self._work, view, inputs, settings)
 
         with dependent_launches(self._dependent):
             graph = capture(run)
         return DecodeGraph(requests, graph, tuple(last.values()))
+
+
+def _any_inputs(
+    inputs: InputBank, queries: QueryBank | None, tokens: int, topk: dict[int, Tensor]
+) -> StepInputs:
+    taken = inputs.take(slice(0, tokens), topk)
+    if queries is None:
+        return taken
+    rows = np.zeros(tokens, dtype=np.int64)
+    return replace(taken, queries=queries.take(rows, torch.from_numpy(rows)))
+
+
+def _find_completed(tables: DeviceTables, step: Step) -> None:
+    for (table, ratio, per_block), entries in step.families.items():
+        numbers = step.token_slots, step.positions, entries
+        launch(plan_completed(tables.cells(table), ratio, per_block, *numbers))
 
 
 def foresee_modules(
@@ -175,10 +178,7 @@ def foresee_modules(
     device, plan, engine = manager.device, manager.plan, queries is not None
     step = Step.room(manager.entry_groups, 1, 1, device)
     topk = torch.full((1, plan.config.index_topk), -1, dtype=torch.int32, device=device)
-    taken = inputs.take(slice(0, 1), dict.fromkeys(selecting_ratios(layers), topk))
-    if queries is not None:
-        rows = np.zeros(1, dtype=np.int64)
-        taken = replace(taken, queries=queries.take(rows, torch.from_numpy(rows)))
+    taken = _any_inputs(inputs, queries, 1, dict.fromkeys(selecting_ratios(layers), topk))
     outputs = Outputs(device, plan.config.index_topk, plan.config.window_tokens)
     run, tables = Run(outputs, plan.schemas[0].block_tokens), manager.device_tables
     with foresee() as modules:
@@ -191,9 +191,7 @@ def foresee_modules(
                 nothing = {"values": values.to(device), "entries": step.token_slots}
                 layer.backend.entry_insert(store=part.store, **nothing)
         if tables is not None:
-            for (table, ratio, per_block), entries in step.families.items():
-                numbers = step.token_slots, step.positions, entries
-                launch(plan_completed(tables.cells[table], ratio, per_block, *numbers))
+            _find_completed(tables, step)
             tables.release(0)
             most = min(plan.num_slots, MOST_REQUESTS)
             for requests in (*(1 << i for i in range(most.bit_length())), most):  # of every graph

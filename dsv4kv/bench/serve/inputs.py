@@ -87,8 +87,7 @@ class StepInputs:
 class InputBank:
     """Standard normal window values, kv and score rows, shared by all layers of one shape.
 
-    Attributes:
-        every: What all distinct tokens hand over, and some of them again: distinct + chunk rows.
+    ``every`` are the inputs of all distinct tokens, and some again: distinct + chunk rows.
     """
 
     def __init__(
@@ -106,12 +105,9 @@ class InputBank:
         generator = torch.Generator().manual_seed(seed)
         self._max_chunk = max_chunk
         window = self._draw(config.head_dim, generator).bfloat16()
-        kinds = dict.fromkeys(compressor.channels for compressor in compressors)
         rows = {
-            channels: CompressorInputs(
-                self._draw(channels, generator), self._draw(channels, generator)
-            )
-            for channels in kinds
+            channels: CompressorInputs(*(self._draw(channels, generator) for _ in range(2)))
+            for channels in dict.fromkeys(compressor.channels for compressor in compressors)
         }
         projected = {
             dims: self._draw(dims, generator).bfloat16()

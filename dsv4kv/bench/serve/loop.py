@@ -109,17 +109,11 @@ class ServingLoop:
         contents: PromptContents | None = None,
         turns: Turns | None = None,
     ) -> None:
-        """Prepare to serve.
+        """Prepare to serve requests in order.
 
-        Args:
-            manager: The cache.
-            requests: What to serve, in order.
-            settings: How.
-            recorder: Takes the samples.
-            executor: Moves the data; None keeps the books alone.
-            reuse: Resumes prompts after what earlier ones have in common with them.
-            contents: Says what that is, to the data too; ``reuse`` needs it.
-            turns: Steps alternate with those of another process; None where there is none.
+        ``executor`` moves the data; None runs the bookkeeping alone. ``reuse`` resumes prompts
+        after what earlier ones have in common with them, which ``contents`` knows. With ``turns``
+        steps alternate with those of another process.
         """
         self.totals = LoopTotals()
         self._manager = manager
@@ -160,9 +154,12 @@ class ServingLoop:
         """
         if self._turns is not None:
             self._turns.meet()
-        start_ns = self._now_ns()
+        start_ns = self._recorder.now_ns()
         while True:
-            in_turn = self._wait()
+            in_turn = False
+            if self._turns is not None:
+                with self._recorder.excluded():
+                    in_turn = self._turns.wait()
             try:
                 taken = self._step()
                 if taken is None:
@@ -178,20 +175,10 @@ class ServingLoop:
                 if self._turns is not None:
                     with self._recorder.excluded():
                         self._turns.hand_on()
-            self.totals.wall_ns = self._now_ns() - start_ns
-
-    def _wait(self) -> bool:
-        """Let the other process take its step, if there is one; whether it is there."""
-        if self._turns is None:
-            return False
-        with self._recorder.excluded():
-            return self._turns.wait()
-
-    def _now_ns(self) -> int:
-        return perf_counter_ns() - self._recorder.excluded_ns
+            self.totals.wall_ns = self._recorder.now_ns() - start_ns
 
     def _keep(self, name: str, start_ns: int) -> None:
-        self._latencies.append((name, self._now_ns() - start_ns))
+        self._latencies.append((name, self._recorder.now_ns() - start_ns))
 
     def _step(self) -> tuple[Slots, Slots, int] | None:
         """A step: its slots, the tokens each keeps and how many decode; None after the last."""
@@ -200,13 +187,17 @@ class ServingLoop:
         if not self._active.size:
             self._recorder.keep_all(self._latencies, [])
             return None
-        start_ns = self._now_ns()
+        start_ns = self._recorder.now_ns()
         slots, take, decoding = self._choose_tokens()
         kept = self._draw_kept(take, decoding)
         before = self._position[slots]
         after = before + take
         self._prepare("prepare", slots, before, after)
-        self._observe_peak()
+        held = self._manager.num_held_blocks
+        if held > self.totals.peak_blocks:
+            with self._recorder.excluded():
+                self.totals.peak_blocks = held
+                self.totals.peak_rounding_bytes = self._rounding.unused_bytes(self._active)
         if self._executor is not None:
             self._execute(self._executor, slots, before, after, before + kept, decoding)
         self._roll_back(slots, after, before + kept)
@@ -238,7 +229,7 @@ class ServingLoop:
         return max(0, min(request.output_tokens, limit) - 1)
 
     def _start(self, request: Request, blocks: Slots) -> None:
-        start_ns = self._now_ns()
+        start_ns = self._recorder.now_ns()
         slot = self._manager.admit_request()
         self._keep("admit", start_ns)
         self._active = np.append(self._active, slot)
@@ -246,8 +237,9 @@ class ServingLoop:
         self._serial[slot] = self._admitted
         resumed = self._begin_reuse(slot, request)
         if self._settings.context:
+            resumed = request.input_tokens
             with self._recorder.excluded():
-                resumed = self._place(slot, request.input_tokens)
+                self._place(slot, resumed)
         self._position[slot] = resumed
         self._prompt_left[slot] = request.input_tokens - resumed
         self._output_left[slot] = self._fed_outputs(request)
@@ -256,8 +248,8 @@ class ServingLoop:
         self._admitted += 1
         self.totals.peak_requests = max(self.totals.peak_requests, len(self._active))
 
-    def _place(self, slot: int, tokens: int) -> int:
-        """Let a request that was just admitted hold its prompt; returns the tokens of it."""
+    def _place(self, slot: int, tokens: int) -> None:
+        """Let a request that was just admitted hold its prompt."""
         manager, plan = self._manager, self._manager.plan
         slots, after = np.array([slot]), np.array([tokens])
         prepare_forward(manager, slots, np.zeros_like(after), after)
@@ -268,7 +260,6 @@ class ServingLoop:
             self._executor.place(StepTokens(batch, self._serial[slots], after))
         self.totals.placed_tokens += tokens
         self._progress += tokens
-        return tokens
 
     def _begin_reuse(self, slot: int, request: Request) -> int:
         """Tokens that the request need not compute."""
@@ -276,7 +267,7 @@ class ServingLoop:
             self._contents.add(self._admitted, request)
         if self._reuse is None:
             return 0
-        start_ns = self._now_ns()
+        start_ns = self._recorder.now_ns()
         resumed = self._reuse.begin(slot, request)
         self._keep("resume", start_ns)
         self._stop[slot] = self._reuse.next_stop(slot)
@@ -302,7 +293,7 @@ class ServingLoop:
         return slots, np.concatenate([take, chunk[some]]), len(decoding)
 
     def _prepare(self, name: str, slots: Slots, before: Slots, after: Slots) -> None:
-        start_ns = self._now_ns()
+        start_ns = self._recorder.now_ns()
         if self._reuse is not None:
             self._reuse.make_room(slots, after)
         prepare_forward(self._manager, slots, before, after)
@@ -357,7 +348,12 @@ class ServingLoop:
         self._position[slots] += kept
         self._output_left[decoders] -= kept[:decoding]
         self._prompt_left[chunks] -= kept[decoding:]
-        self._advance_reuse(chunks)
+        if self._reuse is not None:
+            for slot in chunks.tolist():
+                self._reuse.reach(slot, int(self._position[slot]))
+                self._stop[slot] = self._reuse.next_stop(slot)
+                if not self._prompt_left[slot]:
+                    self._reuse.finish_prompt(slot)
         answered = chunks[self._prompt_left[chunks] == 0]  # a prompt's end gives one token
         self.totals.input_tokens += int(kept[decoding:].sum())
         self.totals.output_tokens += int(
@@ -367,33 +363,17 @@ class ServingLoop:
         for slot in done.tolist():
             self._finish(slot)
 
-    def _advance_reuse(self, chunks: Slots) -> None:
-        if self._reuse is None:
-            return
-        for slot in chunks.tolist():
-            self._reuse.reach(slot, int(self._position[slot]))
-            self._stop[slot] = self._reuse.next_stop(slot)
-            if not self._prompt_left[slot]:
-                self._reuse.finish_prompt(slot)
-
     def _finish(self, slot: int) -> None:
         if self._contents is not None:
             self._contents.remove(int(self._serial[slot]))
         if self._reuse is not None:
             self._reuse.end(slot)
-        start_ns = self._now_ns()
+        start_ns = self._recorder.now_ns()
         self._manager.release_request(slot, int(self._generation[slot]))
         self._keep("release", start_ns)
         self._active = self._active[self._active != slot]
         self._reserved[:, slot] = 0
         self.totals.requests += 1
-
-    def _observe_peak(self) -> None:
-        held = self._manager.num_held_blocks
-        if held > self.totals.peak_blocks:
-            with self._recorder.excluded():
-                self.totals.peak_blocks = held
-                self.totals.peak_rounding_bytes = self._rounding.unused_bytes(self._active)
 
 
 def open_requests(workload: WorkloadSection, seed: int) -> Iterator[Request]:
@@ -411,9 +391,7 @@ def open_requests(workload: WorkloadSection, seed: int) -> Iterator[Request]:
 
 
 def count_tokens(workload: WorkloadSection, seed: int) -> int:
-    """Tokens of all requests, as progress counts them.
-
-    Reads the workload to its end, so that a defect shows early.
+    """Tokens of all requests, as progress counts them; reads the workload to its end.
 
     Raises:
         TraceError: The trace has a defect, or fewer requests than are skipped.

@@ -1,4 +1,4 @@
-"""Prompts that begin as an earlier one: its blocks shared, its window and state brought back."""
+"""Prefix caching: prompts share cached blocks and resume from saved windows and states."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -180,17 +180,15 @@ class PrefixReuse:
     def _resume(self, slot: int, keys: list[int]) -> int:
         """Resume after the last of the cached keys that can be; returns how many that is."""
         count = self._deepest_checkpoint(keys)
-        if count % self._block_keys and not self._free_one_beside(keys[:count]):
+        if count % self._block_keys and not self._while_pinned(
+            keys[:count], lambda _: self._free(1)
+        ):
             count = self._deepest_checkpoint(keys[: count // self._block_keys * self._block_keys])
             while count % self._block_keys:
                 count = self._deepest_checkpoint(keys[: count - 1])
         if count:
             self._share(slot, keys[:count])
         return count
-
-    def _free_one_beside(self, keys: list[int]) -> bool:
-        """Free a block while the chain's own are kept; False if none can be."""
-        return self._while_pinned(keys, lambda _: self._free(1))
 
     def _share(self, slot: int, keys: list[int]) -> None:
         """Let a slot share the blocks of a cached chain, and copy one that it will write in."""

@@ -1,8 +1,4 @@
-"""Checks what the cache returns against the reference, worked out from the inputs alone.
-
-A sampled output is right only if the token's data went through quantisation, ring, state,
-pooling, page and table of its own request: a recycled block, a stale row or a wrong table shows.
-"""
+"""Checks what the cache returns against the reference, computed from the inputs alone."""
 
 from collections import Counter
 from dataclasses import dataclass, field

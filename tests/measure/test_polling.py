@@ -9,7 +9,6 @@ import psutil
 import pynvml
 import pytest
 
-from dsv4kv.measure.environment import memory_peak_bytes
 from dsv4kv.measure.polling import (
     FACTS,
     OFTEN,
@@ -21,7 +20,7 @@ from dsv4kv.measure.polling import (
     poll,
 )
 from dsv4kv.runs.telemetry import GpuChecks, GpuSamples, GpuState
-from tests.measure.fake_nvml import OTHER_UUID, OWN_PID, UUID, FakeNvml, field_value, refuse
+from tests.measure.fake_nvml import OTHER_UUID, OWN_PID, UUID, FakeNvml, refuse
 
 PID = 77
 OWN = f"{PID} (a (strange) name) R 1 2 3 4 5 6 7 8 9 10 150 50 0 0 20 0 1 0 9 9 9 " + "0 " * 14
@@ -71,20 +70,6 @@ def test_what_a_machine_does_not_tell_is_absent_with_the_reason(root: Path) -> N
     }
 
 
-def test_a_process_that_has_ended_is_absent_and_the_machine_is_not(root: Path) -> None:
-    (root / f"proc/{PID}/stat").unlink()
-    host = read(root)
-    assert set(host.read()) == {"load_1min", "machine_busy_ns"}
-    assert set(host.absent) == {"cpu_mhz", "own_cpu_ns"}
-    assert "process" in host.absent["own_cpu_ns"]
-
-
-def test_the_memory_peak_is_at_least_what_was_just_taken() -> None:
-    before = memory_peak_bytes()
-    taken = bytearray(b"x") * (64 << 20)
-    assert memory_peak_bytes() >= max(before, len(taken))
-
-
 def open_gpu(nvml: FakeNvml, uuid: str = UUID) -> NvmlGpu:
     return NvmlGpu(nvml, uuid, OWN_PID)
 
@@ -125,14 +110,6 @@ def test_what_changes_seldom_is_told_too() -> None:
         "dram_percent": 87.5,
     }
     assert gpu.absent == {"pcie_replays": "Not Supported"}
-
-
-def test_facts_are_told_and_those_refused_are_absent_with_the_reason() -> None:
-    gpu = open_gpu(FakeNvml())
-    facts = gpu.ask("facts")
-    assert (facts["name"], facts["power_limit_mw"], facts["ecc"]) == ("NVIDIA H200", 700_000, 1)
-    assert "mig" not in facts
-    assert gpu.absent["mig"] == "Not Supported"
 
 
 @pytest.mark.parametrize(
@@ -176,13 +153,6 @@ def test_a_package_without_a_function_is_said_and_the_rest_goes_on() -> None:
     assert "nvmlGpmQueryDeviceSupport" in gpu.absent["dram_percent"]
 
 
-def test_an_answer_of_another_form_is_said_and_the_rest_goes_on() -> None:
-    gpu = open_gpu(FakeNvml(answers={"nvmlDeviceGetEccMode": lambda _: 1}))
-    facts = gpu.ask("facts")
-    assert facts["name"] == "NVIDIA H200"
-    assert "not subscriptable" in gpu.absent["ecc"]
-
-
 @pytest.mark.parametrize("way", ["package", "library"])
 def test_an_older_library_tells_reasons_under_their_older_name(way: str) -> None:
     name = "nvmlDeviceGetCurrentClocksEventReasons"
@@ -192,17 +162,6 @@ def test_an_older_library_tells_reasons_under_their_older_name(way: str) -> None
     else:
         nvml.answers[name] = refuse(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
     assert open_gpu(nvml).ask("often")["reasons"] == 0x40
-
-
-def test_a_field_that_carries_an_error_is_absent() -> None:
-    def fields(_gpu: Any, ids: list[int]) -> list[Any]:
-        answer = field_value("uiVal", 1, 0)
-        answer.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED
-        return [answer] * len(ids)
-
-    gpu = open_gpu(FakeNvml(answers={"nvmlDeviceGetFieldValues": fields}))
-    assert not {"power_mw", "energy_mj"} & set(gpu.ask("often"))
-    assert gpu.absent == {"power_mw": "Not Supported", "energy_mj": "Not Supported"}
 
 
 @pytest.mark.parametrize("how", ["refused", "unsupported", "metric"])
@@ -223,34 +182,10 @@ def test_without_the_counters_of_hopper_dram_utilisation_is_absent(how: str) -> 
     assert gpu.absent["dram_percent"] == "Not Supported"
 
 
-def test_dram_utilisation_is_between_the_last_two_samples() -> None:
-    taken: list[Any] = []
-    asked: list[tuple[Any, Any]] = []
-
-    def sample(_gpu: Any, sample: Any) -> Any:
-        taken.append(id(sample))
-        return sample
-
-    def metrics(question: Any) -> Any:
-        asked.append((len(taken), question))
-        return question
-
-    gpu = open_gpu(FakeNvml(answers={"nvmlGpmSampleGet": sample, "nvmlGpmMetricsGet": metrics}))
-    for _ in range(3):
-        gpu.ask("seldom")
-    assert [count for count, _ in asked] == [2, 3, 4]  # one before the first answer
-    assert taken[0] == taken[2] != taken[1] == taken[3]  # the older one is taken anew
-
-
 def test_a_run_that_the_driver_does_not_know_by_its_id_knows_no_others() -> None:
     gpu = open_gpu(FakeNvml(pids=[7]))
     assert gpu.ask("seldom")["other_processes"] is None
     assert "own process id" in gpu.absent["other_processes"]
-
-
-def test_the_gpu_is_found_by_its_uuid_with_or_without_prefix() -> None:
-    for uuid in (UUID, UUID.removeprefix("GPU-")):
-        assert open_gpu(FakeNvml(), uuid).ask("often")["sm_clock_mhz"] == 1_980
 
 
 def test_a_part_of_a_split_gpu_is_found_by_its_own_prefix() -> None:
@@ -323,12 +258,6 @@ class Run:
         poll(found, host, self.write, self.stopped, INTERVAL_NS, lambda: self.now_ns)
         kinds = ("often", "seldom", "host", "absent")
         return {kind: [each for each in self.lines if each["kind"] == kind] for kind in kinds}
-
-
-def test_polls_are_an_interval_apart() -> None:
-    lines = Run(FakeNvml(), polls=10).go()
-    at = [line["at"] for line in lines["often"]]
-    assert at == [1_000 + INTERVAL_NS * n for n in range(11)]
 
 
 def test_what_changes_seldom_is_asked_at_every_fifth_poll_and_at_the_end() -> None:

@@ -8,7 +8,6 @@ from functools import partial
 from random import Random
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,10 +19,8 @@ from dsv4kv.measure.protocol import (
     Timing,
     is_known,
     measure,
-    measure_memcpy,
     rounds_for,
     time_calls,
-    time_memcpy,
 )
 
 S, MS = 1_000_000_000, 1_000_000
@@ -75,11 +72,6 @@ def test_a_machine_that_was_idle_is_warmed_up_for_three_seconds_at_least() -> No
     assert 3 * S <= timing.warmup_ns < 4 * S
 
 
-def test_a_machine_that_has_just_worked_needs_two_short_windows() -> None:
-    timing = Machine(lambda _: 1 * MS).measure(was_idle=False)
-    assert 2 * RULES.rewarm_window_ns <= timing.warmup_ns < 1 * S
-
-
 def test_sampling_waits_until_the_clock_is_flat() -> None:
     falling = Machine(lambda s: 1 * MS * (1 + max(0.0, 6 - s) / 10))
     timing = falling.measure()
@@ -101,24 +93,10 @@ def test_steady_work_is_sampled_until_there_is_enough_of_it() -> None:
     assert RULES.fewest_samples <= len(slow.samples_ns) <= RULES.fewest_samples + 2
 
 
-def test_noise_takes_as_many_samples_as_it_needs() -> None:
-    some = Machine(noisy(1 * MS, 0.02)).measure()
-    more = Machine(noisy(1 * MS, 0.10)).measure()
-    assert some.converged
-    assert more.converged
-    assert 400 < len(some.samples_ns) < len(more.samples_ns)
-
-
 def test_too_much_noise_ends_after_ten_seconds_and_is_told() -> None:
     timing = Machine(noisy(1 * MS, 0.8)).measure()
     assert not timing.converged
     assert 10 * S <= timing.ended_ns - timing.started_ns < 11 * S
-
-
-def test_work_too_slow_for_thirty_samples_ends_as_well() -> None:
-    timing = Machine(lambda _: 2 * S).measure()
-    assert not timing.converged
-    assert len(timing.samples_ns) == 5
 
 
 def test_drift_is_not_taken_for_knowledge() -> None:
@@ -130,14 +108,6 @@ def test_a_clock_that_steps_down_is_not_taken_for_knowledge() -> None:
     samples = [1_000_000] * 300 + [1_050_000] * 299
     assert not is_known(samples, RULES)
     assert is_known(samples[:300], RULES)
-
-
-@pytest.mark.parametrize("unit_ns", [20_000, 1 * MS, 60 * MS, 400 * MS])
-def test_nobody_waits_long_before_the_samples_are_looked_at(unit_ns: int) -> None:
-    machine = Machine(lambda _: unit_ns)
-    machine.measure()
-    assert max(machine.taken) * unit_ns <= max(RULES.batch_ns, unit_ns) + unit_ns
-    assert max(machine.taken) <= 256  # of a device's queue
 
 
 @given(st.integers(1, 50_000_000))
@@ -197,13 +167,6 @@ def test_a_short_call_is_repeated_until_a_coarse_clock_resolves_it() -> None:
     assert timing.calls * 37 >= QUICK.unit_ns - TICK_NS
 
 
-def test_a_long_call_is_a_sample_of_its_own() -> None:
-    host = Host(call_ns=3_000_000)
-    timing = time_calls(host.call, QUICK, host.clock_ns)
-    assert timing.calls == 1
-    assert set(timing.samples_ns) == {3_000_000}
-
-
 LEAST_NS = RULES.least_total_ns
 
 
@@ -249,35 +212,6 @@ def test_figures_of_a_gpu_end_with_their_budget(seconds: float) -> None:
         share_ns = budget.share_ns(left, LEAST_NS)
         clock.now_ns += 0 if share_ns is None else share_ns + batch_ns
     assert clock.now_ns <= seconds * S + batch_ns + LEAST_NS
-
-
-def test_every_repeat_gives_one_positive_duration() -> None:
-    samples_ns = measure_memcpy(2**20, repeats=7)
-    assert len(samples_ns) == 7
-    assert all(isinstance(sample, int) and sample > 0 for sample in samples_ns)
-
-
-def test_every_copy_fills_the_destination_with_what_the_source_holds(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    copies: list[tuple[int, bool]] = []
-    copy = torch.Tensor.copy_
-
-    def observed(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-        copy(target, source)
-        copies.append((target.nbytes, torch.equal(target, source) and bool(source.all())))
-        return target
-
-    monkeypatch.setattr(torch.Tensor, "copy_", observed)
-    measure_memcpy(2**20, repeats=3)
-    assert copies == [(2**20, True)] * 4
-
-
-def test_a_calibration_copies_by_the_protocol() -> None:
-    rules = Rules(warmup_ns=0, window_ns=0, most_warmup_ns=0, batch_ns=0, least_ns=0, most_ns=1)
-    timing = time_memcpy(2**10, rules)
-    assert timing.calls > 10  # a kilobyte takes far less than a millisecond
-    assert min(timing.samples_ns) > 0
 
 
 def test_importing_the_measure_modules_does_not_import_torch() -> None:

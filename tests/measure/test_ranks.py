@@ -11,10 +11,7 @@ from hypothesis import strategies as st
 
 from dsv4kv.measure.ranks import (
     Ratio,
-    compare_pairs,
-    compare_sides,
     fewest_launches,
-    middle,
     ratio_of_pairs,
     ratio_of_sides,
 )
@@ -26,12 +23,6 @@ tails = st.floats(1 / 256, 0.2)
 
 def interval(ratio: Ratio) -> tuple[float, float]:
     return ratio.low, ratio.high
-
-
-def test_the_change_is_the_middle_of_all_ratios() -> None:
-    assert middle(compare_sides([1.0, 2.0, 4.0], [8.0])) == pytest.approx(4)
-    assert middle(compare_pairs([1.0, 4.0])) == pytest.approx(2)  # of 1, 2 and 4
-    assert ratio_of_sides([1.0] * 4, [3.0] * 4, 0.025).value == pytest.approx(3)
 
 
 @pytest.mark.parametrize(("before", "after"), [(4, 4), (5, 4), (4, 6), (7, 7)])
@@ -111,31 +102,6 @@ def test_the_interval_of_pairs_holds_the_ratio_and_turns_over_with_the_sides(
     back = ratio_of_pairs([1 / each for each in found], tail)
     assert there.low <= there.value <= there.high
     assert [1 / back.high, 1 / back.low] == pytest.approx(interval(there), rel=1e-6)
-
-
-@given(times, times, tails, st.floats(1e-3, 1e3))
-def test_the_unit_does_not_matter(
-    before: list[float], after: list[float], tail: float, unit: float
-) -> None:
-    found = ratio_of_sides(before, after, tail)
-    scaled = ratio_of_sides([unit * t for t in before], [unit * t for t in after], tail)
-    assert interval(scaled) == pytest.approx(interval(found), rel=1e-6)
-
-
-@given(times, times, tails, tails)
-def test_a_smaller_tail_never_narrows_the_interval(
-    before: list[float], after: list[float], first: float, second: float
-) -> None:
-    narrow = ratio_of_sides(before, after, max(first, second))
-    wide = ratio_of_sides(before, after, min(first, second))
-    assert wide.low <= narrow.low * (1 + 1e-12)
-    assert narrow.high <= wide.high * (1 + 1e-12)
-
-
-def test_equal_launches_leave_no_doubt() -> None:
-    for tail in (0.025, 0.005):
-        assert ratio_of_sides([7.0] * 4, [7.0] * 6, tail) == Ratio(1.0, 1.0, 1.0)
-        assert ratio_of_pairs([1.0] * 4, tail) == Ratio(1.0, 1.0, 1.0)
 
 
 @pytest.mark.parametrize(

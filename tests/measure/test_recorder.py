@@ -32,15 +32,6 @@ def samples(recorder: Recorder) -> dict[tuple[str, str], tuple[list[int], list[i
     }
 
 
-def test_a_latency_is_the_time_since_its_start(wait: Pass) -> None:
-    recorder = Recorder()
-    for duration in (5, 7):
-        start = recorder.now_ns()
-        wait(duration)
-        recorder.keep("prepare", start)
-    assert {k: v.tolist() for k, v in recorder.latencies.items()} == {"prepare": [5, 7]}
-
-
 def test_operations_are_kept_by_name_and_layer_type_with_their_work() -> None:
     recorder = Recorder()
     timed = [("flush", "csa", 30, 3, 300, 0), ("flush", "hca", 10, 1, 100, 0)]
@@ -50,25 +41,6 @@ def test_operations_are_kept_by_name_and_layer_type_with_their_work() -> None:
         ("flush", "hca"): ([10], [1], [100]),
     }
     assert recorder.latencies["step"].tolist() == [50]
-
-
-def test_during_warm_up_nothing_is_kept() -> None:
-    recorder = Recorder()
-    recorder.enabled = False
-    recorder.keep_all([("step", 1)], [("flush", "csa", 1, 1, 1, 0)])
-    assert not recorder.operations
-    assert not recorder.latencies
-
-
-def test_excluded_time_is_not_part_of_what_surrounds_it(wait: Pass) -> None:
-    recorder = Recorder()
-    start = recorder.now_ns()
-    wait(10)
-    with recorder.excluded():
-        wait(1_000)
-    wait(5)
-    recorder.keep("step", start)
-    assert recorder.latencies["step"].tolist() == [15]
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 10**6))))
@@ -138,22 +110,3 @@ def test_spans_are_told_by_name_in_order_and_in_nanoseconds() -> None:
         with clock.span(name):
             device.now_ms += duration_ms
     assert clock.read_ns() == {"graph": [250_000, 1_500], "eager": [3_000_000]}
-
-
-def test_nothing_waits_for_the_device_before_the_spans_are_read() -> None:
-    device = Device()
-    clock = DeviceClock(device.make_event)
-    for _ in range(5):
-        with clock.span("step"):
-            pass
-    assert device.waits == 0
-    clock.read_ns()
-    assert device.waits == 1
-
-
-def test_a_span_that_fails_is_not_kept() -> None:
-    device = Device()
-    clock = DeviceClock(device.make_event)
-    with pytest.raises(KeyboardInterrupt), clock.span("step"):
-        raise KeyboardInterrupt
-    assert clock.read_ns() == {}

@@ -83,13 +83,6 @@ def test_every_replay_has_a_pair_of_events_behind_one_sleep_a_batch() -> None:
     assert max(len(batch) for batch in device.batches()) == 1 + 3 * 4  # of 4 ms
 
 
-def test_a_device_that_cannot_sleep_is_timed_without() -> None:
-    device = Device()
-    timer = ReplayTimer(device.make_event, None, QUICK, lambda: device.now_ns)
-    assert timer.time(device.replay, 1).converged
-    assert "sleep" not in device.log
-
-
 def test_the_device_is_warmed_up_fully_once_and_briefly_from_then_on() -> None:
     device = Device()
     timer = device.timer()
@@ -111,10 +104,3 @@ def test_a_device_that_was_idle_in_between_is_warmed_up_again() -> None:
 def test_work_is_captured_as_often_as_makes_a_millisecond(replay_ns: int, rounds: int) -> None:
     device = Device(replay_ns)
     assert device.timer().rounds_for(device.replay) == rounds
-
-
-def test_the_time_of_sampling_leaves_the_warm_up_out() -> None:
-    device = Device()
-    timing = device.timer().time(device.replay, 1)
-    assert timing.started_ns == timing.warmup_ns
-    assert timing.ended_ns == device.now_ns == timing.started_ns + len(timing.samples_ns) * MS

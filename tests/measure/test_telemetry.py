@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dsv4kv.measure import telemetry as module
 from dsv4kv.measure.telemetry import Table, Telemetry, parse_lines
@@ -158,43 +156,8 @@ def test_the_process_ends_when_nobody_holds_its_input_any_more() -> None:
         assert process.wait(30) == 0
 
 
-def test_the_process_is_out_of_reach_of_ctrl_c() -> None:
-    with Telemetry() as telemetry:
-        assert telemetry._process is not None
-        assert os.getsid(telemetry._process.pid) == telemetry._process.pid
-
-
 def lines(*documents: dict[str, object]) -> list[bytes]:
     return [json.dumps(document).encode() + b"\n" for document in documents]
-
-
-@given(st.lists(st.dictionaries(st.sampled_from("abc"), st.integers(0, 9))))
-def test_every_column_is_as_long_as_there_are_polls(answers: list[dict[str, int]]) -> None:
-    table = Table()
-    for at, answer in enumerate(answers):
-        table.add(at, answer)
-    assert table.at_ns == list(range(len(answers)))
-    for name, column in table.columns.items():
-        assert column == [answer.get(name) for answer in answers]
-
-
-def test_kinds_go_to_tables_of_their_own() -> None:
-    found = parse_lines(
-        lines(
-            {"kind": "facts", "uuid": "GPU-1", "name": "H200"},
-            {"kind": "often", "at": 1, "reasons": 0},
-            {"kind": "host", "at": 2, "load_1min": 0.5},
-            {"kind": "often", "at": 3, "reasons": 4},
-            {"kind": "seldom", "at": 4, "pcie_width": 16},
-            {"kind": "absent", "cpu_mhz": "No such file"},
-            {"kind": "absent", "gpu": "lost"},
-        )
-    )
-    assert found.facts == {"uuid": "GPU-1", "name": "H200"}
-    assert (found.often.at_ns, found.often.columns) == ([1, 3], {"reasons": [0, 4]})
-    assert (found.host.at_ns, found.host.columns) == ([2], {"load_1min": [0.5]})
-    assert (found.seldom.at_ns, found.seldom.columns) == ([4], {"pcie_width": [16]})
-    assert found.absent == {"cpu_mhz": "No such file", "gpu": "lost"}
 
 
 def test_a_line_that_was_cut_off_is_left_out() -> None:

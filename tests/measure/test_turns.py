@@ -3,13 +3,11 @@
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from dsv4kv.measure.turns import VARIABLE, Turns, one_cpu, ring
+from dsv4kv.measure.turns import VARIABLE, one_cpu, ring
 from dsv4kv.processes import OWN_TREE
 
 # Writes its name at each of its turns; leaves, or dies, after so many.
@@ -68,32 +66,6 @@ def test_one_that_knows_of_no_turns_runs_first_and_alone(tmp_path: Path, first: 
     both = [("A", 3, 0.3, "ignorant"), ("B", 3, 0.0, "")]
     written = run_two(tmp_path / "log", *(both if first else both[::-1]))
     assert written == "aaabbb"
-
-
-def test_a_process_without_a_place_in_a_ring_takes_no_turns() -> None:
-    assert Turns.join({}) is None
-    assert Turns.join({VARIABLE: ""}) is None
-
-
-@pytest.fixture
-def pair() -> Iterator[tuple[Turns, Turns]]:
-    """Both places in this process."""
-    with ring() as (first, second):
-        yield Turns(*first), Turns(*second)
-
-
-def test_a_turn_is_waited_for_without_being_handed_on(pair: tuple[Turns, Turns]) -> None:
-    first, second = pair
-    first.meet()
-    second.meet()
-    assert first.wait()
-    waiting = threading.Thread(target=second.wait)
-    waiting.start()
-    waiting.join(0.1)
-    assert waiting.is_alive()
-    first.hand_on()
-    waiting.join(60)
-    assert not waiting.is_alive()
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="threads are not bound here")

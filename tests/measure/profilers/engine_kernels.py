@@ -71,6 +71,10 @@ ENGINES: dict[str, dict[str, tuple[str, ...]]] = {
             "sparse_attn_fwd_for_small_topk_kernel",
             "void sm100::prefill::fused_norm_rope_attn_rope_cast_fwd::core_attn::fwd_kernel<K>(P)",
             "_ZN7cutlass13device_kernelINS_4fmha6kernel36Sm100FmhaFwdKernelTmaWarpspecializedIN4",
+            "void sm90::flash_fwd_splitkv_mla_fp8_sparse_kernel<X>(P)",
+            "void smxx::flash_fwd_mla_combine_kernel<X>(P)",
+            "get_mla_metadata_kernel(P)",
+            "void flash_fwd_splitkv_mla_kernel<Traits>(Params)",
         )
     },
     "SGLang": {
@@ -94,6 +98,8 @@ ENGINES: dict[str, dict[str, tuple[str, ...]]] = {
             "_finish_paged_indexer_topk_kernel",
             "_quantize_fp4_indexer_kernel",
             "fast_hadamard_transform_kernel",
+            "void (anonymous namespace)::fused_store_indexer_cache<float>(P)",
+            "_get_k_and_s_triton_kernel",
         ),
         "compress": (
             "flash_c2_decode_kernel",
@@ -115,6 +121,7 @@ ENGINES: dict[str, dict[str, tuple[str, ...]]] = {
             "_fused_qk_rope_reshape_and_cache_kernel",
             "fused_fp8_qkv_kv_cache_kernel",
             "store_kvcache_kernel",
+            "_quantize_k_cache_fast_kernel",
         ),
         "gather": (
             "get_mla_kv_buffer_kernel",
@@ -123,6 +130,7 @@ ENGINES: dict[str, dict[str, tuple[str, ...]]] = {
             "load_to_gpu",
             "void transfer_kernel_impl<&get_global_offset_lf<void>, false>(void const*)",
             "transfer_page_head_kernel_impl",
+            "_dequantize_k_cache_paged_kernel",
         ),
         "attention": (
             "_init_compressed_attn_metadata_kernel",
@@ -135,15 +143,31 @@ ENGINES: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "TensorRT-LLM": {
-        "indexer": ("IndexerTopKWithSortKernel", "convertReqIndexToGlobalIndexKernel"),
-        "compress": ("prefillReductionKernel", "incrementalHcaCompressKernel"),
-        "insert": ("setPagedKVCacheForMLAKernel", "updateKVCacheForCrossAttention"),
+        "indexer": (
+            "IndexerTopKWithSortKernel",
+            "convertReqIndexToGlobalIndexKernel",
+            "tensorrt_llm::kernels::indexerKCacheScatterUnifiedKernel(int)",
+        ),
+        "compress": (
+            "prefillReductionKernel",
+            "incrementalHcaCompressKernel",
+            "void tensorrt_llm::kernels::compressor::pagedKvCompressKernel<512>(void*)",
+            "void tensorrt_llm::kernels::compressor::fusedPostProcessScatterKernel<512>(void*)",
+        ),
+        "insert": (
+            "setPagedKVCacheForMLAKernel",
+            "updateKVCacheForCrossAttention",
+            "void tensorrt_llm::kernels::applyMLARopeAndAssignQKVKernelGeneration<half>(half)",
+            "void tensorrt_llm::kernels::applyBiasRopeUpdateKVCacheV2<half>(P)",
+        ),
         "gather": ("loadPagedKVCacheForMLAKernel", "loadChunkedKVCacheForMLAKernel"),
         "attention": (
             "fmhaReductionKernel",
             "fmha_v2_flash_attention_bf16_64_128_S_q_kv_192x128_sm90_kernel",
             "masked_multihead_attention_kernel",
             "mergeAttnWithSoftmaxKernel",
+            "fmhaSm100fKernel_QkvE4m3OBfloat16H128PagedKvDenseStaticSwapsAbForGen",
+            "kernel_mha",
         ),
     },
     "vLLM": {
@@ -162,12 +186,16 @@ ENGINES: dict[str, dict[str, tuple[str, ...]]] = {
             "_prefill_topk_global_slots_kernel",
             "sparse_mla_index_remap_kernel",
             "_compute_global_topk_indices_and_lens_kernel",
+            "_fused_kv_compress_norm_rope_insert_indexer_mxfp4_attn",
+            "_convert_req_index_to_global_index_kernel",
         ),
         "compress": (
             "_fused_save_compress_norm_kernel",
             "_save_ring_rows_kernel",
             "_compress_gather_split_sparse_attn",
             "_finalize_norm_rope_quant_store_sparse_attn",
+            "_fused_kv_compress_norm_rope_insert_sparse_attn",
+            "_save_partial_states_kernel",
         ),
         "insert": (
             "fusedDeepseekV4FullCacheKernel",
@@ -177,6 +205,8 @@ ENGINES: dict[str, dict[str, tuple[str, ...]]] = {
             "_fused_norm_rope_kernel",
             "qknorm_rope_cache_kernel",
             "concat_and_cache_mla_rope_fused_kernel",
+            "quantize_and_insert_k_kernel",
+            "void vllm::reshape_and_cache_flash_kernel<float>(float)",
         ),
         "gather": (
             "_dequant_gather_kernel",
@@ -186,6 +216,7 @@ ENGINES: dict[str, dict[str, tuple[str, ...]]] = {
             "hisparse_gather_compact_kernel",
             "void vllm::copy_blocks_mla_kernel<float>(long*, long const*, int)",
             "_swap_blocks_kernel",
+            "_dequantize_and_gather_k_kernel",
         ),
         "attention": (
             "_combine_topk_swa_indices_kernel",

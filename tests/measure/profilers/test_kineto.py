@@ -14,10 +14,8 @@ from hypothesis import strategies as st
 from dsv4kv.errors import ProfileError
 from dsv4kv.measure.profilers.kineto import (
     ChromeFile,
-    Columns,
     read_kineto,
     self_times,
-    whole_number,
 )
 from dsv4kv.measure.profilers.trace import KINDS, NONE, LaunchShape, Trace
 from tests.examples import FULL
@@ -225,14 +223,6 @@ def test_a_packed_trace_that_is_cut_short_is_refused(tmp_path: Path) -> None:
         read_kineto(path)
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"\x1f\x8bnot packed"])
-def test_bytes_that_are_no_text_are_refused(content: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "t.json"
-    path.write_bytes(content)
-    with pytest.raises(ProfileError, match=r"t\.json"):
-        read_kineto(path)
-
-
 @pytest.mark.parametrize("indent", [0, 3])
 def test_events_are_found_wherever_a_chunk_ends(
     indent: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -299,28 +289,8 @@ def own(*rows: Row) -> list[int]:
     return found
 
 
-def test_an_operation_takes_itself_what_those_inside_leave() -> None:
-    assert own((1, 0, 100), (1, 10, 40), (1, 20, 30), (1, 50, 60)) == [60, 20, 10, 10]
-
-
-def test_the_order_of_rows_does_not_matter() -> None:
-    assert own((1, 20, 30), (1, 0, 100), (1, 10, 40)) == [10, 70, 20]
-
-
-def test_operations_of_other_threads_take_nothing_away() -> None:
-    assert own((1, 0, 100), (2, 10, 40)) == [100, 30]
-
-
-def test_operations_one_after_the_other_are_not_inside() -> None:
-    assert own((1, 0, 50), (1, 50, 80)) == [50, 30]
-
-
 def test_one_that_outlasts_its_outer_takes_only_what_they_share() -> None:
     assert own((1, 0, 50), (1, 40, 80)) == [40, 40]
-
-
-def test_no_operations_take_no_time() -> None:
-    assert own() == []
 
 
 @given(st.lists(st.tuples(st.integers(1, 2), st.integers(0, 5), st.integers(1, 40)), max_size=8))
@@ -342,33 +312,3 @@ def test_own_times_of_nested_operations_add_up_to_the_outermost(
         rows.append((thread, *inner))
         last[thread] = inner
     assert sum(own(*rows)) == outermost
-
-
-@pytest.mark.parametrize("rows", [0, 1, 5_000])
-def test_rows_come_back_as_columns_in_their_order(rows: int) -> None:
-    columns = Columns(2)
-    for row in range(rows):
-        columns.add(row, -row)
-    assert len(columns) == rows
-    for _ in range(2):  # they can be asked for again
-        first, second = columns.done()
-        assert first.tolist() == list(range(rows))
-        assert second.tolist() == [-row for row in range(rows)]
-
-
-def test_what_is_no_number_is_none_and_leaves_its_neighbours_alone() -> None:
-    columns = Columns(3)
-    columns.add(1, None, 3)
-    columns.add("stream 7", 2**64, 6)
-    assert [column.tolist() for column in columns.done()] == [[1, NONE], [NONE, NONE], [3, 6]]
-
-
-@pytest.mark.parametrize(
-    ("value", "number"),
-    [
-        *((7, 7), (7.9, 7), (True, 1), (-(2**63), -(2**63)), (2**63 - 1, 2**63 - 1)),
-        *((value, NONE) for value in (None, "7", [7], 2**63, float("nan"), float("inf"))),
-    ],
-)
-def test_a_whole_number_fits_a_column(value: object, number: int) -> None:
-    assert whole_number(value) == number

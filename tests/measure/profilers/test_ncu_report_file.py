@@ -135,11 +135,6 @@ def test_what_the_package_cannot_read_is_told_with_its_words(
         read_ncu(Path("step.ncu-rep"))
 
 
-def test_a_missing_report_is_refused(report: list[Range]) -> None:
-    with pytest.raises(ProfileError, match="does not exist"):
-        read_ncu(Path("gone.ncu-rep"))
-
-
 # ---- without the package ------------------------------------------------------------------------
 
 TABLE = """\

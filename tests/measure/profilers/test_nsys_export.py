@@ -1,7 +1,6 @@
 """Exports of nsys: steps, phases, names and sizes, whatever tables and columns there are."""
 
 import sqlite3
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,7 @@ import pytest
 from dsv4kv.errors import ProfileError
 from dsv4kv.measure.profilers.nsys import open_database, read_nsys
 from dsv4kv.measure.profilers.trace import KINDS, NONE, LaunchShape, Trace
-from tests.examples import FULL
 from tests.measure.profilers.exports import (
-    _SHAPE,
     GLOBAL_PID,
     MARK,
     PID,
@@ -65,17 +62,6 @@ def test_launch_shapes_nodes_and_sizes_are_kept(tmp_path: Path) -> None:
     assert {trace.shapes[i] for i in trace.work.shape[kernels]} == {SHAPE}
     assert trace.work.node[kernels].tolist() == [900, 901, 902] * 2
     assert trace.work.bytes.tolist() == [NONE] * 6 + [4096] * 2 + [512] * 2
-
-
-def test_calls_that_launch_are_told_with_their_step(tmp_path: Path) -> None:
-    calls = read(two_replays(), tmp_path).calls
-    found = zip(calls.start_ns.tolist(), calls.end_ns.tolist(), calls.step.tolist(), strict=True)
-    assert sorted(found) == [
-        (1_500, 2_500, 0),
-        (5_000, 8_000, 0),
-        (101_500, 102_500, 1),
-        (105_000, 108_000, 1),
-    ]
 
 
 @pytest.mark.parametrize(
@@ -137,17 +123,6 @@ def test_work_without_a_call_is_in_no_step_though_a_call_has_no_number_either(
     export.add("RUNTIME", start=10, end=20, globalTid=THREAD, correlationId=None)
     export.kernel("of unified memory", None, 90_000, 90_010)
     assert np.count_nonzero(read(export, tmp_path).work.step == NONE) == 1
-
-
-def test_kernels_outside_any_range_have_no_step(tmp_path: Path) -> None:
-    export = two_replays()
-    export.call(77, 500_000, 501_000)
-    export.kernel("flush", 77, 502_000, 503_000)
-    export.kernel("never_launched", 78, 504_000, 505_000)
-    assert told(read(export, tmp_path))[-2:] == [
-        ("kernel", "void dsv::flush<int>(int*)", NONE, None),
-        ("kernel", "void dsv::never_launched<int>(int*)", NONE, None),
-    ]
 
 
 def test_ranges_that_repeat_are_named_where_none_is_the_step(tmp_path: Path) -> None:
@@ -225,16 +200,6 @@ def test_cuda_devices_of_processes_are_the_gpus_of_the_machine(tmp_path: Path) -
     assert trace.devices == {2: "GPU number 2", 3: "GPU number 3"}
 
 
-def test_names_of_gpus_are_found_by_cudas_number_where_processes_are_not_told(
-    tmp_path: Path,
-) -> None:
-    export = Export()
-    export.kernel("flush", 1, 30, 40, deviceId=0)
-    export.add("TARGET_INFO_GPU", id=4, name="the one in use", cuDevice=0)
-    export.add("TARGET_INFO_GPU", id=0, name="another", cuDevice=None)
-    assert read(export, tmp_path).devices == {0: "the one in use"}
-
-
 @pytest.mark.parametrize("end", [None, 0, 20])
 def test_work_without_an_end_is_left_out_and_told(end: int | None, tmp_path: Path) -> None:
     export = two_replays()
@@ -242,18 +207,6 @@ def test_work_without_an_end_is_left_out_and_told(end: int | None, tmp_path: Pat
     trace = read(export, tmp_path)
     assert len(trace.work) == 10
     assert trace.notes == ["left out: 1 piece of work without an end"]
-
-
-def test_launches_as_large_as_cuda_allows_are_kept(tmp_path: Path) -> None:
-    export = Export()
-    grid, block = (2**31 - 1, 65_535, 65_535), (1_024, 1, 64)
-    sizes = [*grid, *block, 255, 0, 233_472]
-    export.kernel("flush", 1, 30, 40, **dict(zip(_SHAPE, sizes, strict=True)))
-    export.kernel("of_unknown_grid", 1, 50, 60, **dict(zip(_SHAPE[1:], sizes[1:], strict=True)))
-    shapes = read(export, tmp_path)
-    first, second = (shapes.shapes[i] for i in shapes.work.shape.tolist())
-    assert first == LaunchShape(grid, block, 255, 233_472)
-    assert second == LaunchShape(None, block, 255, 233_472)
 
 
 @pytest.mark.parametrize("table", sorted(set(two_replays().rows)))
@@ -267,14 +220,6 @@ def test_any_table_may_be_missing(table: str, tmp_path: Path) -> None:
         if name.endswith(("KERNEL", "MEMCPY", "MEMSET"))
     )
     assert len(trace.work) == left
-
-
-def test_an_export_without_work_says_so(tmp_path: Path) -> None:
-    export = Export()
-    export.string("nothing happened")
-    trace = read(export, tmp_path)
-    assert len(trace.work) == 0
-    assert "no GPU kernels" in trace.warnings[0]
 
 
 def test_a_database_of_something_else_is_refused(tmp_path: Path) -> None:
@@ -304,19 +249,6 @@ def test_tables_that_compute_what_they_say_are_not_read(trick: str, tmp_path: Pa
     assert set(trace.work.kind.tolist()) == {1, 2}  # copies and fills are told as before
 
 
-def test_triggers_are_not_run_and_nothing_is_written(tmp_path: Path) -> None:
-    path = two_replays().save(tmp_path / "step.sqlite")
-    with sqlite3.connect(path) as database:
-        database.execute(
-            "CREATE TRIGGER t AFTER INSERT ON StringIds BEGIN DELETE FROM StringIds; END"
-        )
-    database.close()
-    before = path.read_bytes()
-    assert told(read_nsys(path)) == told(read(two_replays(), _folder(tmp_path)))
-    assert path.read_bytes() == before
-    assert [one.name for one in tmp_path.iterdir() if one.is_file()] == ["step.sqlite"]
-
-
 def test_a_database_that_leads_in_a_circle_ends_with_a_sentence(tmp_path: Path) -> None:
     path = two_replays().save(tmp_path / "step.sqlite")
     with pytest.raises(ProfileError, match="interrupted"), open_database(path) as database:
@@ -339,14 +271,6 @@ def test_an_index_that_was_added_changes_nothing(tmp_path: Path) -> None:
         database.execute(f"CREATE INDEX added ON NVTX_EVENTS({columns})")
     database.close()
     assert told(read_nsys(path)) == before
-
-
-def test_a_database_with_a_write_ahead_log_is_read(tmp_path: Path) -> None:
-    path = two_replays().save(tmp_path / "step.sqlite")
-    with sqlite3.connect(path) as database:
-        database.execute("PRAGMA journal_mode=WAL")
-    database.close()
-    assert len(read_nsys(path).work) == 10
 
 
 def test_where_sqlite_may_write_no_lock_the_file_is_read_as_it_lies(
@@ -385,19 +309,6 @@ def test_columns_that_older_versions_lack_are_done_without(missing: str, tmp_pat
     assert trace.work.step.tolist() == [0, 0, 0, 1, 1, 1, 0, 1, 0, 1]
 
 
-def test_short_names_stand_for_full_ones_that_are_missing(tmp_path: Path) -> None:
-    export = two_replays()
-    export.columns["CUPTI_ACTIVITY_KIND_KERNEL"].remove("demangledName")
-    assert "flush" in read(export, tmp_path).names
-
-
-def test_columns_that_newer_versions_add_do_no_harm(tmp_path: Path) -> None:
-    export = two_replays()
-    for names in export.columns.values():
-        names[:0] = ["somethingNew"]
-    assert told(read(export, tmp_path)) == told(read(two_replays(), _folder(tmp_path)))
-
-
 def _folder(parent: Path) -> Path:
     (parent / "second").mkdir()
     return parent / "second"
@@ -409,12 +320,6 @@ def test_kernels_whose_name_was_not_kept_have_a_number(tmp_path: Path) -> None:
     names = [name for kind, name, *_ in told(read(export, tmp_path)) if kind == "kernel"]
     assert len(set(names)) == 3
     assert all(name.startswith("kernel ") for name in names)
-
-
-def test_secrets_that_a_report_keeps_are_not_read(tmp_path: Path) -> None:
-    export = two_replays()
-    export.add("TARGET_INFO_SYSTEM_ENV", name="HF_TOKEN", value="hf_secret")
-    assert "hf_secret" not in repr(read(export, tmp_path))
 
 
 @pytest.mark.parametrize("name", ["a b.sqlite", "it's.sqlite", "50%?#.sqlite"])
@@ -439,35 +344,8 @@ def test_what_is_no_database_is_refused_with_a_sentence(
         read_nsys(path)
 
 
-def test_a_missing_file_is_refused_with_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ProfileError, match="does not exist"):
-        read_nsys(tmp_path / "gone.sqlite")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_text_where_a_number_belongs_is_refused_with_a_sentence(tmp_path: Path) -> None:
     export = two_replays()
     export.rows["CUPTI_ACTIVITY_KIND_KERNEL"][0]["start"] = "soon"
     with pytest.raises(ProfileError, match="cannot be read as an export"):
         read(export, tmp_path)
-
-
-def test_a_row_needs_less_than_500_bytes_of_memory(tmp_path: Path) -> None:
-    """So that a million of them stay below 500 MB."""
-    export, rows = Export(), 40_000 if FULL else 10_000
-    export.string("void flush()")
-    for row in range(rows):
-        at = row * 100
-        if row % 100 == 0:
-            export.range("step", at, at + 50)
-        export.call(row, at, at + 10)
-        export.kernel("flush", row, at + 10, at + 90, gridX=row % 7, graphNodeId=row % 100 + 1)
-    path = export.save(tmp_path / "step.sqlite")
-    del export
-    tracemalloc.start()
-    trace = read_nsys(path)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert len(trace.work) == rows
-    assert np.all(trace.work.step[trace.work.node == 1] >= 0)
-    assert peak / rows < 500

@@ -21,27 +21,6 @@ def place(rows: list[Row], thread: int, *moments: int) -> list[tuple[int, int]]:
     return list(zip(step.tolist(), phase.tolist(), strict=True))
 
 
-def test_a_moment_belongs_to_its_step_and_to_the_innermost_range_in_it() -> None:
-    rows = [(1, 0, 100, STEP), (1, 10, 60, PHASE), (1, 20, 30, INNER), (1, 200, 300, STEP)]
-    assert place(rows, 1, 5, 15, 25, 35, 70, 250) == [
-        *((0, NONE), (0, PHASE), (0, INNER), (0, PHASE), (0, NONE)),
-        (1, NONE),
-    ]
-
-
-def test_before_between_and_after_ranges_there_is_no_step() -> None:
-    rows = [(1, 10, 20, STEP), (1, 30, 40, STEP)]
-    assert place(rows, 1, 5, 25, 45) == [(NONE, NONE)] * 3
-
-
-def test_a_range_begins_with_its_first_and_ends_before_its_last_moment() -> None:
-    assert place([(1, 10, 20, STEP)], 1, 10, 19, 20) == [(0, NONE), (0, NONE), (NONE, NONE)]
-
-
-def test_ranges_of_another_thread_are_not_seen() -> None:
-    assert place([(1, 0, 100, STEP)], 2, 50) == [(NONE, NONE)]
-
-
 def test_ranges_that_begin_together_are_nested_by_their_length() -> None:
     rows = [(1, 0, 10, PHASE), (1, 0, 100, STEP)]
     assert place(rows, 1, 5, 50) == [(0, PHASE), (0, NONE)]
@@ -54,13 +33,6 @@ def test_a_range_that_was_never_closed_lasts_for_ever() -> None:
 def test_a_phase_may_outlast_its_step() -> None:
     rows = [(1, 0, 50, STEP), (1, 10, 80, PHASE)]
     assert place(rows, 1, 20, 60) == [(0, PHASE), (NONE, PHASE)]
-
-
-def test_without_ranges_there_is_nothing() -> None:
-    thread, time = np.array([1]), np.array([5])
-    none = Ranges(*[np.zeros(0, dtype=np.int64)] * 4)
-    step, phase = enclosing(none, np.zeros(0, dtype=np.bool_), thread, time)
-    assert (step.tolist(), phase.tolist()) == ([NONE], [NONE])
 
 
 @st.composite

@@ -19,7 +19,6 @@ from tests.measure.profilers.captures import (
     launch_step,
     piecewise,
 )
-from tests.measure.profilers.engine_kernels import ENGINES
 
 EVERY_WRITER = pytest.mark.parametrize("writer", WRITERS)
 PAUSES = "no range is named 'step': a step is what the host launches between long pauses"
@@ -167,24 +166,3 @@ def test_work_of_another_thread_is_nobodys_where_two_steps_are_open(
     table = table_of(capture, writer, tmp_path)
     assert (calls_of(table, "mine"), calls_of(table, "of the second")) == (2, 1)
     assert table.outside_calls == 1
-
-
-@EVERY_WRITER
-@pytest.mark.parametrize("engine", ENGINES)
-def test_of_a_capture_of_an_engines_kernels_95_percent_are_known(
-    engine: str, writer: str, tmp_path: Path
-) -> None:
-    capture, at = Capture(), 0
-    for _ in range(3):
-        at += 5_000
-        capture.mark("execute_model", at, at + 4_000)
-        for kind, names in ENGINES[engine].items():
-            for number, name in enumerate(names):
-                at += 10
-                length = 10 + 3 * number + len(kind)
-                capture.launch(at, (name, length), graph=number % 2 > 0)
-        at += 4_000
-    table = table_of(capture, writer, tmp_path)
-    known = sum(row.total_ns for row in table.kernels if row.category != "other")
-    assert known >= 0.95 * capture.total_ns
-    assert inside_ns(table) == capture.total_ns

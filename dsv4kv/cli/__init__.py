@@ -261,7 +261,6 @@ def _take(option: str, words: list[str]) -> bool:
 
 
 def _describe_defect(error: Exception) -> str:
-    """What happened, where, and whom to report it to."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if f"{os.sep}dsv4kv{os.sep}" in frame.filename] or frames
     place = f"{Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name}" if own else "?"

@@ -7,25 +7,11 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 from dsv4kv.choices import BACKENDS, PEERS, listed
 from dsv4kv.cli import examples
-from dsv4kv.cli.options import (
-    RESULTS,
-    Axes,
-    JsonFile,
-    Out,
-    Quiet,
-    Resume,
-    Settings,
-    Text,
-    Verbose,
-    argument,
-    as_settings,
-    option,
-    write_json,
-)
+from dsv4kv.cli import options as opt
 from dsv4kv.cli.runs import Request, close_sweep, end_run, keep_points, keep_record
 from dsv4kv.errors import ConfigError, VerificationError
 from dsv4kv.files import shipped_names
@@ -35,10 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from dsv4kv.bench.launches import Outcome, Task
-    from dsv4kv.config.load import ConfigT, Point
-    from dsv4kv.config.systems import SystemsConfig
-    from dsv4kv.config.tiers import TiersConfig
-    from dsv4kv.config.transfer import TransferConfig
+    from dsv4kv.config.load import Point
     from dsv4kv.runs.points import Sweep
     from dsv4kv.runs.schema import RunRecord
     from dsv4kv.view.table import Part
@@ -54,15 +37,20 @@ EPILOG = examples(
     "dsv4kv bench transfer                             from a prefill to a decode process",
 )
 
-OWN = ("systems", "tiers", "transfer")
-"""Benchmarks with settings of their own, which keep no record."""
-
+OWN = {
+    "systems": (),
+    "tiers": ("device",),
+    "transfer": ("listen", "connect"),
+}
+"""Benchmarks with settings of their own, which keep no record, and options of each."""
+_BACKEND = f"Operations to run: {listed(BACKENDS | PEERS)}, or your own my_gather.py:gather_topk."
+_DATA = "real: run the kernels on real tensors; none: block accounting only."
 SHORTHANDS = {
-    "trace": "workload.trace",
-    "data": "workload.data",
-    "seed": "measure.seed",
-    "device": "device",
-    "backend": "backend",
+    "trace": opt.Row("Trace to replay: a file or builtin:chat.", key="workload.trace"),
+    "data": opt.Row(_DATA, key="workload.data", rare=True),
+    "seed": opt.Row("Seed of inputs and samples.", kind=int, key="measure.seed", rare=True),
+    "device": opt.Row("auto, cpu or cuda.", key="device"),
+    "backend": opt.Row(_BACKEND, key="backend"),
 }
 """Options that stand for settings."""
 
@@ -71,60 +59,46 @@ _CONFIG = (
     "keep a cache, side by side; tiers: prefixes in host memory and on disk; or transfer: a cache "
     "moved to another process."
 )
-_BACKEND = f"Operations to run: {listed(BACKENDS | PEERS)}, or your own my_gather.py:gather_topk."
 _LAUNCHES = "Fresh processes to run it in; tables then show medians over launches."
 
 
+@opt.takes(SHORTHANDS)
 def bench(
-    config: Annotated[Text, argument(_CONFIG)] = None,
-    trace: Annotated[Text, option("Trace to replay: a file or builtin:chat.")] = None,
-    data: Annotated[
-        Text, option("real moves bytes through every operation, none only keeps the books.")
-    ] = None,
-    set_: Settings = None,
-    axis: Axes = None,
-    resume: Resume = None,
-    seed: Annotated[int | None, option("Seed of inputs and samples.", rare=True)] = None,
-    device: Annotated[Text, option("auto, cpu or cuda.")] = None,
-    backend: Annotated[Text, option(_BACKEND)] = None,
-    launches: Annotated[int, option(_LAUNCHES, "N", min=1)] = 1,
+    given: dict[str, Any],
+    config: Annotated[opt.Text, opt.argument(_CONFIG)] = None,
+    set_: opt.Settings = None,
+    axis: opt.Axes = None,
+    resume: opt.Resume = None,
+    launches: Annotated[int, opt.option(_LAUNCHES, "N", min=1)] = 1,
     listen: Annotated[
-        Text, option("transfer: be the prefill side, here.", "HOST:PORT", rare=True)
+        opt.Text, opt.option("transfer: be the prefill side, here.", "HOST:PORT", rare=True)
     ] = None,
     connect: Annotated[
-        Text, option("transfer: the prefill side is there.", "HOST:PORT", rare=True)
+        opt.Text, opt.option("transfer: the prefill side is there.", "HOST:PORT", rare=True)
     ] = None,
-    out: Out = RESULTS,
-    json_: JsonFile = None,
-    verbose: Verbose = False,
-    quiet: Quiet = False,
+    out: opt.Out = opt.RESULTS,
+    json_: opt.JsonFile = None,
+    verbose: opt.Verbose = False,
+    quiet: opt.Quiet = False,
 ) -> None:
     """Serve a workload over the cache; measure, verify and record every operation.
 
     Without arguments this replays a short chat trace over three layers of DeepSeek-V4-Flash.
     """
     overrides, axes, silent = set_ or [], axis or [], quiet or json_ == "-"
-    ends = {"--listen": listen, "--connect": connect}
+    ends = {"listen": listen, "connect": connect}
     if config in OWN:
-        unused: dict[str, object] = {
-            "--trace": trace,
-            "--data": data,
-            "--resume": resume,
-            "--backend": backend,
-        }
-        unused |= {"--launches": launches > 1}
-        if config != "tiers":
-            unused["--device"] = device not in (None, "cpu")
-        if config != "transfer":
-            unused |= ends
-        if names := [name for name, value in unused.items() if value]:
+        used = {**given, "resume": resume, "launches": launches > 1, **ends}
+        used["device"] = given.get("device") != "cpu" and given.get("device")
+        used.pop("seed", None)
+        if names := [f"--{n}" for n, value in used.items() if value and n not in OWN[config]]:
             raise ConfigError(
                 f"{', '.join(names)} means nothing to bench {config}: leave it out; what it runs "
                 f"is set by --set (keys: docs/{config}.md)."
             )
-        keys = {"seed": "seed", "device": "device"}
-        of_tiers = device if config == "tiers" else None
-        overrides = [*overrides, *as_settings(keys, seed=seed, device=of_tiers)]
+        kept = {name: given.get(name) for name in ("seed", "device")}
+        keys = {"seed": "seed", "device": "device"} if config == "tiers" else {"seed": "seed"}
+        overrides = [*overrides, *opt.as_settings(keys, {name: kept[name] for name in keys})]
         if config == "transfer":
             _bench_transfer(overrides, axes, json_, listen, connect, silent=silent)
         else:
@@ -132,28 +106,25 @@ def bench(
             run(overrides, axes, json_, silent=silent)
         return
     for name in (name for name, end in ends.items() if end):
-        raise ConfigError(f"{name} is of bench transfer: leave it out, or run that.")
-    overrides = overrides + as_settings(
-        SHORTHANDS, trace=trace, data=data, seed=seed, device=device, backend=backend
-    )
+        raise ConfigError(f"--{name} is of bench transfer: leave it out, or run that.")
+    overrides = [*overrides, *opt.as_settings(SHORTHANDS, given)]
     stderr = open_console(stderr=True, quiet=silent)
     request = Request("bench", config, overrides, axes, out, resume)
-    if launches > 1:
+    if launches == 1:
+        record, sweep = _run_once(request.restated(), stderr)
+        keep_record(record, out, json_, silent=silent, verbose=verbose)
+        close_sweep(sweep, "bench")
+    else:
         if resume is not None:
             raise ConfigError(
                 f"--resume {resume}: launches are not resumed: leave --launches out."
             )
         record = _run_launches(request, launches, stderr)
         keep_record(record, out, json_, silent=silent, verbose=verbose)
-    else:
-        record, sweep = _run_once(request.restated(), stderr)
-        keep_record(record, out, json_, silent=silent, verbose=verbose)
-        close_sweep(sweep, "bench")
     end_run(record)
 
 
 def _run_once(request: Request, stderr: "Console") -> "tuple[RunRecord, Sweep]":
-    """Run in this process."""
     from dsv4kv.bench.run import Invocation, run_bench
     from dsv4kv.cli.progress import Watcher
     from dsv4kv.config.load import expand_axes, load_config
@@ -170,7 +141,7 @@ def _run_once(request: Request, stderr: "Console") -> "tuple[RunRecord, Sweep]":
 
 
 def _run_launches(asked: Request, launches: int, stderr: "Console") -> "RunRecord":
-    """Run in fresh processes that do not know of each other; what there is is kept after each."""
+    """Run in fresh processes; the record is saved after each of them."""
     from dsv4kv.bench.launches import Request as Launches
     from dsv4kv.bench.launches import Task, bench_arguments, merge, run_launches
     from dsv4kv.cli.progress import Watcher
@@ -196,26 +167,21 @@ def _run_launches(asked: Request, launches: int, stderr: "Console") -> "RunRecor
     return merge(outcomes, request)
 
 
-class _Ran(NamedTuple):
-    """What a benchmark with settings of its own gave: for people, as JSON, and what is wrong."""
-
-    report: "Iterable[Part]"
-    document: str
-    wrong: Sequence[str]
+Ran = tuple[Iterable["Part"], str, Sequence[str]]
+"""What a benchmark with settings of its own gave: for people, as JSON, and what is wrong."""
 
 
 def _bench_systems(
     overrides: Sequence[str], axes: Sequence[str], json_: str | None, *, silent: bool
 ) -> None:
-    """Three ways to keep a KV cache."""
     from dsv4kv.bench.systems.run import dumps, problems, run_systems
     from dsv4kv.config.systems import SystemsConfig
     from dsv4kv.view.systems import report_systems
 
-    def run(point: "Point[SystemsConfig]") -> _Ran:
+    def run(point: "Point[SystemsConfig]") -> Ran:
         with _watching("systems", silent=silent) as on_system:
             outcomes = run_systems(point.config, on_system)
-        return _Ran(report_systems(outcomes), dumps(point.config, outcomes), problems(outcomes))
+        return report_systems(outcomes), dumps(point.config, outcomes), problems(outcomes)
 
     _run_points(SystemsConfig, overrides, axes, run, json_, silent=silent)
 
@@ -223,15 +189,14 @@ def _bench_systems(
 def _bench_tiers(
     overrides: Sequence[str], axes: Sequence[str], json_: str | None, *, silent: bool
 ) -> None:
-    """Prefixes in host memory and on disk."""
     from dsv4kv.config.tiers import TiersConfig
     from dsv4kv.transfer.tiers import dumps, run_tiers
     from dsv4kv.view.tiers import report_tiers
 
-    def run(point: "Point[TiersConfig]") -> _Ran:
+    def run(point: "Point[TiersConfig]") -> Ran:
         with _watching("prefixes", silent=silent) as on_step:
             outcome = run_tiers(point.config, on_step)
-        return _Ran(report_tiers(outcome), dumps(point.config, outcome), outcome.failures)
+        return report_tiers(outcome), dumps(point.config, outcome), outcome.failures
 
     _run_points(TiersConfig, overrides, axes, run, json_, silent=silent)
 
@@ -266,7 +231,7 @@ def _bench_transfer(
         )
         return
 
-    def run(point: "Point[TransferConfig]") -> _Ran:
+    def run(point: "Point[TransferConfig]") -> Ran:
         with ExitStack() as stack:
             on_run = stack.enter_context(_watching("transports", silent=silent))
             if connect:
@@ -278,14 +243,13 @@ def _bench_transfer(
             outcome = transfer.run_transfer(point.config, *there, on_run)
         wrong = [failure for run in outcome.runs for failure in run.failures]
         report = report_transfer(point.config, outcome)
-        return _Ran(report, transfer.dumps(point.config, outcome), wrong)
+        return report, transfer.dumps(point.config, outcome), wrong
 
     _run_points(TransferConfig, overrides, axes, run, json_, silent=silent)
 
 
 @contextmanager
 def _watching(what: str, *, silent: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """Show how far a run is: yields what hears the next step's name, those done, and all."""
     from dsv4kv.cli.progress import Watcher
 
     with Watcher(open_console(stderr=True, quiet=silent), "bench", what) as watcher:
@@ -298,36 +262,32 @@ def _watching(what: str, *, silent: bool) -> Iterator[Callable[[str, int, int], 
 
 
 def _run_points(
-    root: "type[ConfigT]",
+    root: type[Any],
     overrides: Sequence[str],
     axes: Sequence[str],
-    run: "Callable[[Point[ConfigT]], _Ran]",
+    run: Callable[[Any], Ran],
     json_: str | None,
     *,
     silent: bool,
 ) -> None:
     """Run every point, print each report when it is there, and write the documents.
 
-    With axes the JSON is a list, each point's document with its values in ``axis``.
-
-    Raises:
-        ConfigError: A setting or an axis that is none; nothing is run then.
-        VerificationError: What is wrong at any point, after all.
+    With axes the JSON is a list of documents, each with its values in ``axis``.
     """
     from dsv4kv.config.load import expand_axes, load_config
     from dsv4kv.view.render import show
-    from dsv4kv.view.table import Text as Paragraph
+    from dsv4kv.view.table import Text
 
     documents, wrong = list[str](), list[str]()
     for point in expand_axes(load_config(None, overrides, root), overrides, axes):
-        ran = run(point)
+        report, document, failures = run(point)
         at = ", ".join(f"{key}={value}" for key, value in point.axis.items())
         if not silent:
-            show([Paragraph(at, "strong"), "", *ran.report, ""] if at else ran.report)
-        document = json.dumps({"axis": point.axis, **json.loads(ran.document)})
-        documents.append(document if at else ran.document)
-        wrong += [f"{at}: {each}" if at else each for each in ran.wrong]
+            show([Text(at, "strong"), "", *report, ""] if at else report)
+        with_axis = json.dumps({"axis": point.axis, **json.loads(document)})
+        documents.append(with_axis if at else document)
+        wrong += [f"{at}: {each}" if at else each for each in failures]
     if json_:
-        write_json(f"[{', '.join(documents)}]" if axes else documents[0], json_)
+        opt.write_json(f"[{', '.join(documents)}]" if axes else documents[0], json_)
     if wrong:
         raise VerificationError("\n".join(wrong))

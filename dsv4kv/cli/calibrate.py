@@ -1,22 +1,12 @@
 """``dsv4kv calibrate``: a clock that goes by a user's own measurements."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import yaml
 
 from dsv4kv.cli import examples
-from dsv4kv.cli.options import (
-    JsonFile,
-    Model,
-    Quiet,
-    Settings,
-    Text,
-    argument,
-    as_settings,
-    option,
-    write_json,
-)
+from dsv4kv.cli import options as opt
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import user_calibrations, write_named
 from dsv4kv.view.console import open_console, say
@@ -29,20 +19,27 @@ _RESULTS = (
     "What sglang.bench_serving --output-file or vllm bench serve --save-result wrote, several "
     "concurrencies if you can, one for 1."
 )
+SHORTHANDS = {
+    "model": opt.Row("A preset or a config.json.", "NAME|FILE", key="model.preset"),
+    "gpu": opt.Row("GPU type.", key="cost.gpu"),
+    "gpus": opt.Row("Number of GPUs.", kind=int, key="cost.gpus"),
+}
+"""Options that stand for settings."""
 
 
+@opt.takes(SHORTHANDS)
 def calibrate(
-    results: Annotated[list[Path], argument(_RESULTS)],
-    model: Model = None,
-    gpu: Annotated[Text, option("On which GPU.")] = None,
-    gpus: Annotated[int | None, option("On how many.")] = None,
-    set_: Settings = None,
-    config: Annotated[Text, option("A replay's configuration that has them.", "FILE")] = None,
-    name: Annotated[
-        Text, option("Store the calibration: as a name, or a .yaml.", "NAME|FILE")
+    results: Annotated[list[Path], opt.argument(_RESULTS)],
+    given: dict[str, Any],
+    set_: opt.Settings = None,
+    config: Annotated[
+        opt.Text, opt.option("Replay config with these settings.", "FILE", rare=True)
     ] = None,
-    json_: JsonFile = None,
-    quiet: Quiet = False,
+    name: Annotated[
+        opt.Text, opt.option("Store the calibration: as a name, or a .yaml.", "NAME|FILE")
+    ] = None,
+    json_: opt.JsonFile = None,
+    quiet: opt.Quiet = False,
 ) -> None:
     """Fit the clock of replay to measured runs of your own server.
 
@@ -55,15 +52,14 @@ def calibrate(
     from dsv4kv.view.render import show
 
     silent, target = quiet or json_ == "-", _target(name)
-    keys = {"model": "model.preset", "gpu": "cost.gpu", "gpus": "cost.gpus"}
-    given = as_settings(keys, model=model, gpu=gpu, gpus=gpus)
-    scenes = open_scenes(config, [*(set_ or []), *given], read_results(results))
+    settings = [*(set_ or []), *opt.as_settings(SHORTHANDS, given)]
+    scenes = open_scenes(config, settings, read_results(results))
     with Watcher(open_console(stderr=True, quiet=silent), "calibrate", "replays") as watcher:
         found = fit_runs(scenes, watcher.reach)
     if not silent:
         show(report_fit(found))
     if json_:
-        write_json(dumps(found), json_)
+        opt.write_json(dumps(found), json_)
     if target is None:
         return
     if found.doubts:

@@ -4,33 +4,20 @@ import secrets
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
 from dsv4kv.cli import examples
-from dsv4kv.cli.options import (
-    RESULTS,
-    AsJson,
-    Html,
-    Out,
-    Text,
-    Verbose,
-    argument,
-    flag,
-    option,
-    print_json,
-)
+from dsv4kv.cli import options as opt
 from dsv4kv.errors import INTERRUPTED, ConfigError
 from dsv4kv.view.console import open_console, say
 
 if TYPE_CHECKING:
-    from dsv4kv.bench.compare.ab import Duel
     from dsv4kv.bench.compare.comparison import Comparison
     from dsv4kv.bench.compare.side import Side
-    from dsv4kv.measure.verdict import Verdict
 
-_AB = {"panel": "With --ab"}
+_AB: dict[str, Any] = {"panel": "With --ab"}
 _SIDES = "Records of bench: a file, several with commas between them, or a folder."
 _AB_HELP = (
     "Measure both now, interleaved: git revisions (. is the source tree as it is), YAML files, or "
@@ -38,12 +25,10 @@ _AB_HELP = (
 )
 _TURNS = (
     "What alternates. step: two processes at once, step by step, which a noisy machine hardly "
-    "disturbs; needs the memory of two caches. launch: one process at a time. Left out: step, on "
-    "a GPU launch."
+    "disturbs; needs the memory of two caches. launch: one process at a time."
 )
 _ORDER = (
-    "Seed of the order in which launches of A and B run; the record's reproduce command has it. "
-    "Left out: a new one."
+    "Seed of the order in which launches of A and B run; the record's reproduce command has it."
 )
 _FAIL_ON = "unclear: end with 3 as soon as one row is UNCLEAR."
 _EXIT_CODES = {"SAME": 0, "FASTER": 0, "SLOWER": 1, "UNCLEAR": 3}
@@ -61,36 +46,45 @@ EPILOG = examples(
 
 
 def compare(
-    sides: Annotated[list[str] | None, argument(_SIDES, "[BEFORE] AFTER")] = None,
-    ab: Annotated[tuple[str, str] | None, option(_AB_HELP, "A B")] = None,
-    config: Annotated[Text, option("What both run.", show_default="default", **_AB)] = None,
+    sides: Annotated[list[str] | None, opt.argument(_SIDES, "[BEFORE] AFTER")] = None,
+    ab: Annotated[tuple[str, str] | None, opt.option(_AB_HELP, "A B")] = None,
+    config: Annotated[
+        opt.Text, opt.option("What both run.", show_default="default", **_AB)
+    ] = None,
     set_: Annotated[
-        list[str] | None, option("Change a setting of both.", "KEY=VALUE", "--set", **_AB)
+        list[str] | None,
+        opt.option("Change a setting of both.", "KEY=VALUE", "--set", rare=True, **_AB),
     ] = None,
     axis: Annotated[
-        list[str] | None, option("Sweep a setting of both.", "KEY=A,B,…", **_AB)
+        list[str] | None,
+        opt.option("Sweep a setting of both.", "KEY=A,B,…", rare=True, **_AB),
     ] = None,
     launches: Annotated[
-        int | None, option("Fresh processes of each side.", min=1, show_default="7", **_AB)
+        int | None, opt.option("Fresh processes of each side.", min=1, show_default="7", **_AB)
     ] = None,
     turns: Annotated[
-        Text, option(_TURNS, "step|launch", rare=True, show_default=False, **_AB)
+        opt.Text,
+        opt.option(_TURNS, "step|launch", rare=True, show_default="step, on a GPU launch", **_AB),
     ] = None,
     order_seed: Annotated[
-        int | None, option(_ORDER, rare=True, min=0, show_default=False, **_AB)
+        int | None, opt.option(_ORDER, rare=True, min=0, show_default="a new one", **_AB)
     ] = None,
-    baseline: Annotated[Text, option("The side before: a saved baseline.", "NAME")] = None,
-    save_baseline: Annotated[Text, option("Keep the side after as a baseline.", "NAME")] = None,
-    floor: Annotated[str, option("Smallest change that counts.", "SHARE")] = "1%",
-    fail_on: Annotated[str, option(_FAIL_ON, "slower|unclear")] = "slower",
-    force: Annotated[bool, flag("--force", "Compare unlike machines or configurations.")] = False,
-    as_json: AsJson = False,
-    as_markdown: Annotated[
-        bool, flag("--markdown", "Print Markdown, for a pull request.")
+    baseline: Annotated[opt.Text, opt.option("The side before: a saved baseline.", "NAME")] = None,
+    save_baseline: Annotated[
+        opt.Text, opt.option("Keep the side after as a baseline.", "NAME")
+    ] = None,
+    floor: Annotated[str, opt.option("Smallest change that counts.", "SHARE", rare=True)] = "1%",
+    fail_on: Annotated[str, opt.option(_FAIL_ON, "slower|unclear", rare=True)] = "slower",
+    force: Annotated[
+        bool, opt.flag("--force", "Compare unlike machines or configurations.", rare=True)
     ] = False,
-    verbose: Verbose = False,
-    html: Html = None,
-    out: Out = RESULTS,
+    as_json: opt.AsJson = False,
+    as_markdown: Annotated[
+        bool, opt.flag("--markdown", "Print Markdown, for a pull request.", rare=True)
+    ] = False,
+    verbose: opt.Verbose = False,
+    html: opt.Html = None,
+    out: opt.Out = opt.RESULTS,
 ) -> None:
     """Say whether one side is slower than another: SAME, FASTER, SLOWER or UNCLEAR.
 
@@ -100,6 +94,10 @@ def compare(
     from dsv4kv.bench.compare.floor import parse_floor
     from dsv4kv.bench.compare.side import check_name
     from dsv4kv.bench.compare.side import save_baseline as save
+    from dsv4kv.view import compare as view
+    from dsv4kv.view.html import write_page
+    from dsv4kv.view.render import show
+    from dsv4kv.view.table import Command
 
     if fail_on not in ("slower", "unclear"):
         raise ConfigError(f"--fail-on {fail_on}: choose slower or unclear.")
@@ -110,56 +108,54 @@ def compare(
     before: Side | None
     if ab:
         _refuse(sides or baseline, "--ab measures both sides now: leave records out.")
-        duel = _plan(ab, config, set_, axis, launches or _LAUNCHES, turns, order_seed)
-        before, after, interrupted = _measure(duel, out)
+        seed, asked = order_seed, (ab, config, set_ or [], axis or [], launches or _LAUNCHES)
+        seed = secrets.randbelow(1 << 32) if seed is None else seed
+        before, after, interrupted = _measure(*asked, turns, seed, out)
     else:
         given = config or set_ or axis or launches or turns or order_seed is not None
         _refuse(given, "--config, --set, --axis, --launches, --turns and --order-seed need --ab.")
         before, after = _stored(sides or [], baseline, save_baseline, out)
         _refuse(html and before is None, "--html shows a comparison: name a second side.")
-    if before is not None:
-        found = _judge(before, after, smallest, force=force, intended=bool(ab))
-        verdict = found.conclude(fail_on_unclear=fail_on == "unclear")
+    if before is None:
+        say(f"baseline: {save(after, str(save_baseline), out)}", err=True)
+        return
+    found = _judge(before, after, smallest, force=force, intended=bool(ab))
+    verdict = found.conclude(fail_on_unclear=fail_on == "unclear")
+    if as_json:
+        opt.print_json(view.to_document(found, verdict))
+    elif as_markdown:
+        say(view.to_markdown(found, verdict), end="")
+    else:
+        page = view.comparison_page(found, verdict)
         words = [*(sides or []), *(["--baseline", baseline] if baseline else [])]
-        again = "" if ab else f"dsv4kv compare {shlex.join(words)} --verbose"
-        _show(found, verdict, html, again, verbose, as_json=as_json, as_markdown=as_markdown)
+        again = ["", Command(f"dsv4kv compare {shlex.join(words)} --verbose")]
+        show(page.in_full() if verbose else [*page.answer, *([] if ab else again)])
+    if html:
+        write_page(view.comparison_page(found, verdict, records=True), html)
+        say(f"page: {html}", err=True)
     if save_baseline:
         say(f"baseline: {save(after, save_baseline, out)}", err=True)
-    if before is not None:
-        raise typer.Exit(INTERRUPTED if interrupted else _EXIT_CODES[verdict])
+    raise typer.Exit(INTERRUPTED if interrupted else _EXIT_CODES[verdict])
+
+
+def _judge(
+    before: "Side", after: "Side", floor: float, *, force: bool, intended: bool
+) -> "Comparison":
+    from dsv4kv.bench.compare.comparison import compare as judge
+    from dsv4kv.bench.compare.comparison import list_differences
+    from dsv4kv.bench.compare.floor import find_floor
+
+    differences = list_differences(before, after)
+    unlike = "\n".join(str(each) for each in differences if each.kind != "unknown")
+    end = f"{before.name} and {after.name} are not alike: --force compares them all the same."
+    _refuse(unlike and not (force or intended), f"{unlike}\n{end}")
+    smallest = find_floor(floor, (before, after))
+    return judge(before, after, smallest, differences, intended=intended)
 
 
 def _refuse(given: object, sentence: str) -> None:
     if given:
         raise ConfigError(sentence)
-
-
-def _show(
-    found: "Comparison",
-    verdict: "Verdict",
-    html: Path | None,
-    again: str,
-    verbose: bool,
-    *,
-    as_json: bool,
-    as_markdown: bool,
-) -> None:
-    from dsv4kv.view import compare as view
-    from dsv4kv.view.html import write_page
-    from dsv4kv.view.render import show
-    from dsv4kv.view.table import Command
-
-    if as_json:
-        print_json(view.to_document(found, verdict))
-    elif as_markdown:
-        say(view.to_markdown(found, verdict), end="")
-    else:
-        page = view.comparison_page(found, verdict)
-        more = ["", Command(again)] if again else []
-        show(page.in_full() if verbose else [*page.answer, *more])
-    if html:
-        write_page(view.comparison_page(found, verdict, records=True), html)
-        say(f"page: {html}", err=True)
 
 
 def _stored(
@@ -180,54 +176,29 @@ def _stored(
     )
 
 
-def _plan(
+def _measure(
     ab: tuple[str, str],
     config: str | None,
-    overrides: list[str] | None,
-    axes: list[str] | None,
+    overrides: list[str],
+    axes: list[str],
     launches: int,
     turns: str | None,
-    order_seed: int | None,
-) -> "Duel":
-    from dsv4kv.bench.compare.ab import Duel, Unit
-
-    unit = next((each for each in get_args(Unit) if each == turns), None)
-    if turns and not unit:
-        raise ConfigError(f"--turns {turns}: choose step or launch.")
-    seed = secrets.randbelow(1 << 32) if order_seed is None else order_seed
-    argv = ["dsv4kv", *sys.argv[1:]]
-    return Duel(ab, config, overrides or [], axes or [], launches, argv, seed, unit)
-
-
-def _measure(duel: "Duel", out: Path) -> "tuple[Side, Side, bool]":
-    """Run both sides, keep their records, and say whether Ctrl-C ended it."""
-    from dsv4kv.bench.compare.ab import run_duel
+    seed: int,
+    out: Path,
+) -> "tuple[Side, Side, bool]":
+    from dsv4kv.bench.compare.ab import Duel, Unit, run_duel
     from dsv4kv.cli.progress import Watcher
+    from dsv4kv.cli.runs import say_saved
     from dsv4kv.runs.store import save_record
 
-    stderr = open_console(stderr=True)
-    with Watcher(stderr, "bench", "launches", 2 * duel.launches) as watcher:
+    unit = next((each for each in get_args(Unit) if each == turns), None)
+    _refuse(turns and not unit, f"--turns {turns}: choose step or launch.")
+    argv = ["dsv4kv", *sys.argv[1:]]
+    duel = Duel(ab, config, overrides, axes, launches, argv, seed, unit)
+    with Watcher(open_console(stderr=True), "bench", "launches", 2 * launches) as watcher:
         sides, interrupted = run_duel(duel, watcher.show_launches)
     for side in sides:
         saved = save_record(side.records[0], out)
         say(f"record of {side.name}: {saved.path}", err=True)
-        if saved.problem:
-            say(f"warning: {saved.problem}", err=True)
+        say_saved(saved, silent=True)
     return *sides, interrupted
-
-
-def _judge(
-    before: "Side", after: "Side", floor: float, *, force: bool, intended: bool
-) -> "Comparison":
-    from dsv4kv.bench.compare.comparison import compare as judge_sides
-    from dsv4kv.bench.compare.comparison import list_differences
-    from dsv4kv.bench.compare.floor import find_floor
-
-    differences = list_differences(before, after)
-    unlike = [each for each in differences if each.kind != "unknown"]
-    if unlike and not force and not intended:
-        alike = f"{before.name} and {after.name} are not alike"
-        end = f"{alike}: --force compares them all the same."
-        raise ConfigError("\n".join([*map(str, unlike), end]))
-    smallest = find_floor(floor, (before, after))
-    return judge_sides(before, after, smallest, differences, intended=intended)

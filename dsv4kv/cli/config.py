@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from dsv4kv.cli import examples, group
-from dsv4kv.cli.options import Settings, Text, argument, flag, print_json
+from dsv4kv.cli import options as opt
 from dsv4kv.errors import ConfigError
 from dsv4kv.view.console import say
 
@@ -17,9 +17,9 @@ app = group(
 @app.command(epilog=examples("dsv4kv config show smoke > mine.yaml"))
 def show(
     source: Annotated[
-        Text, argument("A YAML file or a shipped name.", "CONFIG", show_default="default")
+        opt.Text, opt.argument("A YAML file or a shipped name.", "CONFIG", show_default="default")
     ] = None,
-    overrides: Settings = None,
+    overrides: opt.Settings = None,
 ) -> None:
     """Print the resolved configuration: every key with its value, as documented YAML."""
     from dsv4kv.config.keys import render_yaml
@@ -30,7 +30,7 @@ def show(
 
 @app.command(epilog=examples("dsv4kv config validate mine.yaml"))
 def validate(
-    sources: Annotated[list[str], argument("YAML files or shipped names.", "CONFIG")],
+    sources: Annotated[list[str], opt.argument("YAML files or shipped names.", "CONFIG")],
 ) -> None:
     """Check configurations: a line for each that is right, one for each thing that is wrong."""
     from dsv4kv.config.load import load_config
@@ -50,7 +50,7 @@ def validate(
 
 @app.command(epilog=examples("dsv4kv config schema --json"))
 def schema(
-    as_json: Annotated[bool, flag("--json", "Print the JSON schema.")] = False,
+    as_json: Annotated[bool, opt.flag("--json", "Print the JSON schema.")] = False,
 ) -> None:
     """Explain every key: type, what is allowed, default, meaning."""
     from dsv4kv.config.bench import BenchConfig
@@ -58,6 +58,6 @@ def schema(
     from dsv4kv.view.render import show
 
     if as_json:
-        print_json(BenchConfig.model_json_schema())
+        opt.print_json(BenchConfig.model_json_schema())
     else:
         show([schema_table()])

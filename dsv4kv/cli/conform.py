@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from dsv4kv.cli import examples
-from dsv4kv.cli.options import AsJson, Text, argument, flag, option, print_json
+from dsv4kv.cli import options as opt
 from dsv4kv.files import write_named
 from dsv4kv.view.console import open_console, say
 
@@ -22,14 +22,16 @@ _PYTEST = "File for the shortest failing sequence, as a test of its own."
 
 
 def conform(
-    engine: Annotated[Literal["vllm", "sglang"], argument("Whose manager.")],
-    python: Annotated[Text, option("Python of the engine's environment (this one).")] = None,
-    package: Annotated[Path | None, option(_PACKAGE, rare=True)] = None,
-    host: Annotated[bool, flag("--host", "With host memory behind it (vLLM, SGLang).")] = False,
-    operations: Annotated[int, option("How many to do.", min=1)] = 20_000,
-    seed: Annotated[int, option("Another one draws other sequences.", rare=True)] = 0,
-    pytest: Annotated[Path | None, option(_PYTEST)] = None,
-    as_json: AsJson = False,
+    engine: Annotated[Literal["vllm", "sglang"], opt.argument("Engine.")],
+    python: Annotated[
+        opt.Text, opt.option("Python of the engine's environment.", show_default="this one")
+    ] = None,
+    package: Annotated[Path | None, opt.option(_PACKAGE, rare=True)] = None,
+    host: Annotated[bool, opt.flag("--host", "With offloading to host memory.")] = False,
+    operations: Annotated[int, opt.option("Number of operations.", min=1, rare=True)] = 20_000,
+    seed: Annotated[int, opt.option("Seed of the operations.", rare=True)] = 0,
+    pytest: Annotated[Path | None, opt.option(_PYTEST)] = None,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Check an engine's cache manager: no block lost, no false hit, no request stuck."""
     from dsv4kv.cli.progress import Watcher
@@ -52,7 +54,7 @@ def conform(
         )
     failures = list(verdict.failures.values())
     if as_json:
-        print_json(
+        opt.print_json(
             {
                 "ok": not failures,
                 "engine": engine,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dsv4kv.cli import examples
-from dsv4kv.cli.options import AsJson, flag, print_json
+from dsv4kv.cli import options as opt
 from dsv4kv.errors import DeviceError
 from dsv4kv.view.console import open_console
 
@@ -25,7 +25,8 @@ _CALIBRATE = (
 
 
 def doctor(
-    calibrate: Annotated[bool, flag("--calibrate", _CALIBRATE)] = False, as_json: AsJson = False
+    calibrate: Annotated[bool, opt.flag("--calibrate", _CALIBRATE)] = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Report what this machine has and lacks; fails if the default bench could not run."""
     from dsv4kv.bench.compare.floor import calibration_path
@@ -40,7 +41,7 @@ def doctor(
     if as_json:
         rows = [asdict(check) for check in checks]
         found = asdict(calibration) if calibration else None
-        print_json({"ok": not broken, "checks": rows, "calibration": found})
+        opt.print_json({"ok": not broken, "checks": rows, "calibration": found})
     else:
         show(report_checks(checks))
         if calibration is not None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dsv4kv.cli import examples
-from dsv4kv.cli.options import AsJson, Text, argument, option, print_json
+from dsv4kv.cli import options as opt
 from dsv4kv.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,31 +19,32 @@ EPILOG = examples(
     "dsv4kv inspect kv.safetensors --tensor layer2 --table table.npy --ratio 4",
 )
 _SECOND = "The same content again: after a hit, or of the decode side."
+_FORMAT = "The record format, where bytes do not show it."
 _TABLE = "The request's pages in logical order (.npy, .json)."
 _RATIO = "Tokens of an entry: 4, 128; 0 for a window. Rows are in order then."
 
 
 def inspect(
-    dump: Annotated[Path, argument(".npy, .safetensors, torch.save, or a tier's file of bytes.")],
-    dump2: Annotated[Path | None, argument(_SECOND, show_default=True)] = None,
-    tensor: Annotated[Text, option("Which one of a file's tensors.", "NAME")] = None,
-    format_: Annotated[
-        Text, option("The record, where bytes do not show it.", "NAME", "--format", rare=True)
+    dump: Annotated[
+        Path, opt.argument(".npy, .safetensors, torch.save, or a tier's file of bytes.")
+    ],
+    dump2: Annotated[Path | None, opt.argument(_SECOND, show_default=True)] = None,
+    tensor: Annotated[
+        opt.Text, opt.option("Tensor of a file with several.", "NAME", rare=True)
     ] = None,
-    entries: Annotated[
-        int | None, option("Entries of a page, where it is not found out.", rare=True, min=1)
+    format_: Annotated[opt.Text, opt.option(_FORMAT, "NAME", "--format", rare=True)] = None,
+    entries: Annotated[int | None, opt.option("Entries of a page.", rare=True, min=1)] = None,
+    table: Annotated[Path | None, opt.option(_TABLE, "FILE")] = None,
+    table2: Annotated[
+        Path | None, opt.option("Block table of the second dump.", "FILE", rare=True)
     ] = None,
-    table: Annotated[Path | None, option(_TABLE, "FILE")] = None,
-    table2: Annotated[Path | None, option("Those of the second dump.", "FILE", rare=True)] = None,
-    ratio: Annotated[int | None, option(_RATIO, min=0, max=1 << 20)] = None,
+    ratio: Annotated[int | None, opt.option(_RATIO, min=0, max=1 << 20)] = None,
     first: Annotated[
-        int, option("Which entry the first row is.", rare=True, min=0, max=1 << 40)
+        int, opt.option("Entry of the first row.", rare=True, min=0, max=1 << 40)
     ] = 0,
-    held: Annotated[
-        int | None, option("Entries that the request should have.", rare=True, min=1)
-    ] = None,
-    model: Annotated[str, option("Whose RoPE it is.", "NAME|FILE")] = "v4-flash",
-    as_json: AsJson = False,
+    held: Annotated[int | None, opt.option("Expected entries.", rare=True, min=1)] = None,
+    model: Annotated[str, opt.option("Model (for RoPE).", "NAME|FILE", rare=True)] = "v4-flash",
+    as_json: opt.AsJson = False,
 ) -> None:
     """Find the record format and the faults of pages that were dumped from an engine.
 
@@ -66,7 +67,7 @@ def inspect(
         comparison = compare(found[0], found[1], context)
     if as_json:
         dumps = [_to_values(each) for each in found]
-        print_json({"dumps": dumps, "comparison": comparison and asdict(comparison)})
+        opt.print_json({"dumps": dumps, "comparison": comparison and asdict(comparison)})
     else:
         for each in found:
             show(report_inspection(each))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dsv4kv.cli import examples
-from dsv4kv.cli.options import AsJson, flag, option, print_json
+from dsv4kv.cli import options as opt
 from dsv4kv.errors import ConfigError
 from dsv4kv.view.console import open_console, say
 
@@ -20,22 +20,25 @@ EPILOG = examples(
     "dsv4kv kernels --check         fail on any change",
 )
 _CHECK = (
-    "Fail on local memory, on accesses narrower than promised and on any change against the "
+    "Fail on register spills, on accesses narrower than promised and on any change against the "
     "baseline."
 )
-_WRITE = "Take the machine code of now as baseline."
-_BASELINE = "The baseline's file (what is shipped for this version of NVRTC)."
+_ARCH = "Architecture, repeatable: sm_80, sm_90a, sm_100a, sm_120."
+_WRITE = "Save the current machine code as baseline."
+_BASELINE = "The baseline's file."
 
 
 def kernels(
     arch: Annotated[
         list[str] | None,
-        option("Architecture, repeatable: sm_80, sm_90a, sm_100a, sm_120 (all).", "SM"),
+        opt.option(_ARCH, "SM", show_default="all"),
     ] = None,
-    as_json: AsJson = False,
-    check: Annotated[bool, flag("--check", _CHECK)] = False,
-    write_baseline: Annotated[bool, flag("--write-baseline", _WRITE, rare=True)] = False,
-    baseline: Annotated[Path | None, option(_BASELINE, rare=True)] = None,
+    as_json: opt.AsJson = False,
+    check: Annotated[bool, opt.flag("--check", _CHECK)] = False,
+    write_baseline: Annotated[bool, opt.flag("--write-baseline", _WRITE, rare=True)] = False,
+    baseline: Annotated[
+        Path | None, opt.option(_BASELINE, rare=True, show_default="shipped for this NVRTC")
+    ] = None,
 ) -> None:
     """Compile every kernel that the shipped models need, and show what became of it."""
     from dsv4kv.cli.progress import Watcher
@@ -55,7 +58,7 @@ def kernels(
     with Watcher(stderr, "compiling", "architectures", len(architectures)) as watcher:
         findings = survey.survey(catalogue(), architectures, lambda _: watcher.advance())
     if as_json:
-        print_json({"nvrtc": nvrtc, "kernels": [_to_values(finding) for finding in findings]})
+        opt.print_json({"nvrtc": nvrtc, "kernels": [_to_values(finding) for finding in findings]})
     elif not check:
         one = arch and len(arch) == 1
         table = machine_code_table(findings) if one else registers_table(findings)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from dsv4kv.cli import examples
-from dsv4kv.cli.options import AsJson, Text, argument, option, print_json
+from dsv4kv.cli import options as opt
 
 FOUND = 1
 """Exit code where a known fault is found for sure."""
@@ -21,14 +21,16 @@ _GIVEN = (
     "A launch command of vLLM or SGLang, a file with some (script, YAML, compose), the log of a "
     "start, or the result file of a benchmark."
 )
-_ENGINE = "What is served: vllm:0.33. Left out: as the image or the log says."
+_ENGINE = "Engine and version: vllm:0.33."
 
 
 def lint(
-    given: Annotated[str, argument(_GIVEN, "COMMAND|LOG|RESULT")],
-    engine: Annotated[Text, option(_ENGINE, "NAME:VERSION")] = None,
-    gpu: Annotated[Text, option("On which GPU. Left out: as the log says.")] = None,
-    as_json: AsJson = False,
+    given: Annotated[str, opt.argument(_GIVEN, "COMMAND|LOG|RESULT")],
+    engine: Annotated[
+        opt.Text, opt.option(_ENGINE, "NAME:VERSION", show_default="of the image or log")
+    ] = None,
+    gpu: Annotated[opt.Text, opt.option("GPU type.", show_default="of the log")] = None,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Find known faults of engines, and traps of benchmarks, before they cost a day.
 
@@ -49,7 +51,7 @@ def lint(
             for each in subjects
         ]
         findings = [each.as_values() for each in found]
-        print_json({"looked_at": looked_at, "known_faults": len(faults), "findings": findings})
+        opt.print_json({"looked_at": looked_at, "known_faults": len(faults), "findings": findings})
     else:
         show(report_findings(subjects, found, len(faults)))
     if any(each.is_sure for each in found):

@@ -1,13 +1,14 @@
 """Options that several commands have, and files that options name to be written.
 
 A file or folder that cannot be written, or that the command reads, is refused before the work.
-What cannot be known before, a disk that fills up, is said when it happens.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -36,12 +37,48 @@ def argument(text: str, metavar: str | None = None, **more: Any) -> Any:
     return typer.Argument(help=text, metavar=metavar, **{"show_default": False} | more)
 
 
-def to_file(context: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
-    """Of an option that names files, refuse those that cannot be written; ``-`` is no file.
+class Row(NamedTuple):
+    """An option as a row of a command's table; ``default`` is shown, ``key`` is its setting."""
 
-    Raises:
-        ConfigError: With the option, as it would be after the work.
-    """
+    text: str
+    metavar: str | None = None
+    default: str | None = None
+    kind: Any = str
+    key: str = ""
+    panel: str | None = None
+    rare: bool = False
+    bounds: tuple[float | None, float | None] = (None, None)
+
+
+def takes(table: Mapping[str, Row]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of a table; its parameter ``given`` has those that were used."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def run(**values: Any) -> None:
+            given = {name: values.pop(name) for name in table}
+            command(given={n: v for n, v in given.items() if v is not None}, **values)
+
+        parameters: list[Parameter] = []
+        for name, own in signature(command).parameters.items():
+            parameters += map(_parameter, table, table.values()) if name == "given" else [own]
+        run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+        return run
+
+    return decorate
+
+
+def _parameter(name: str, row: Row) -> Parameter:
+    more = {"panel": row.panel, "rare": row.rare, "show_default": row.default or False}
+    low, high = row.bounds
+    kind: Any = Annotated[
+        row.kind | None, option(row.text, row.metavar, min=low, max=high, **more)
+    ]
+    return Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=kind)
+
+
+def to_file(context: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
+    """Refuse files that cannot be written; ``-`` is no file."""
     for each in value if isinstance(value, list) else [value]:
         if each not in (None, "-"):
             context.meta.setdefault(OUTPUTS, []).append((param, Path(each)))
@@ -50,8 +87,18 @@ def to_file(context: typer.Context, param: typer.CallbackParam, value: Any) -> A
     return value
 
 
+def to_chart(context: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
+    """Refuse as ``to_file``, and a file that is neither a picture nor a page."""
+    if to_file(context, param, value) is not None and value.suffix.lower() not in (
+        ".svg",
+        ".html",
+    ):
+        raise ConfigError(f"{param.opts[0]} {value}: name a file that ends in .svg or .html.")
+    return value
+
+
 def to_page(context: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
-    """As ``to_file`` for a file whose folder is made with it."""
+    """Refuse a file that cannot be written with its folder, which may have to be made."""
     if value is not None:
         path = Path(value)
         context.meta.setdefault(OUTPUTS, []).append((param, path))
@@ -61,13 +108,7 @@ def to_page(context: typer.Context, param: typer.CallbackParam, value: Any) -> A
 
 
 def to_folder(context: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
-    """Refuse a folder that was named and cannot be made or written.
-
-    One that was not named is left to whoever writes there, who may have another place.
-
-    Raises:
-        ConfigError: With the option.
-    """
+    """Refuse a folder that was named and cannot be written; the default one has a substitute."""
     named = context.get_parameter_source(str(param.name))
     if value is not None and named is not None and named.name == "COMMANDLINE":
         with refused_by(param.opts[0], Path(value), "name another folder"):
@@ -103,7 +144,7 @@ Settings = Annotated[
 ]
 Axes = Annotated[list[str] | None, option("Sweep a setting; repeatable.", "KEY=A,B,…", "--axis")]
 Model = Annotated[Text, option("A preset or a config.json.", "NAME|FILE")]
-Out = Annotated[Path, option("Folder for the run record.", callback=to_folder)]
+Out = Annotated[Path, option("Folder for the run record.", rare=True, callback=to_folder)]
 RESULTS = Path("results")
 Html = Annotated[Path | None, option("Also write a page to show.", "PAGE.html", callback=to_page)]
 AsJson = Annotated[bool, flag("--json", "Print one JSON document.")]
@@ -111,21 +152,17 @@ JsonFile = Annotated[
     Text, option("Also write it as JSON here; - prints it.", "FILE", "--json", callback=to_file)
 ]
 Verbose = Annotated[bool, flag("--verbose -v", "Print every table, not the answer only.")]
-Quiet = Annotated[bool, flag("--quiet -q", "Print problems only.")]
-_SWEEP = {"panel": "Sweep"}
-Jobs = Annotated[int, option("Points done at once.", "N", "--jobs", "-j", min=1, **_SWEEP)]
-OnRay = Annotated[
-    Text, option("Do the points on a Ray cluster; auto finds one.", "HOST:PORT", "--ray", **_SWEEP)
-]
+Quiet = Annotated[bool, flag("--quiet -q", "Print problems only.", rare=True)]
 Resume = Annotated[
-    Text, option("Go on with an interrupted sweep, by its name or file.", "RUN", **_SWEEP)
+    Text, option("Resume an interrupted sweep, by its name or file.", "RUN", rare=True)
 ]
 
 
-def as_settings(keys: Mapping[str, str], **given: str | float | None) -> list[str]:
-    """Options as ``KEY=VALUE``, by their keys; quoted so that YAML takes values as they are."""
+def as_settings(keys: Mapping[str, str | Row], given: Mapping[str, Any]) -> list[str]:
+    """Values as ``KEY=VALUE``, by their keys; quoted so that YAML takes them as they are."""
+    names = {name: row if isinstance(row, str) else row.key for name, row in keys.items()}
     return [
-        f"{keys[name]}={json.dumps(value)}" for name, value in given.items() if value is not None
+        f"{names[name]}={json.dumps(value)}" for name, value in given.items() if value is not None
     ]
 
 

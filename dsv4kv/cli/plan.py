@@ -1,5 +1,6 @@
 """``dsv4kv plan``: the cheapest deployment that keeps latencies on a trace."""
 
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -8,24 +9,11 @@ import typer
 
 from dsv4kv.choices import ROUTERS, choose
 from dsv4kv.cli import examples
-from dsv4kv.cli.options import (
-    JsonFile,
-    Quiet,
-    Settings,
-    Text,
-    Verbose,
-    argument,
-    as_settings,
-    option,
-    to_file,
-    write_json,
-)
+from dsv4kv.cli import options as opt
 from dsv4kv.errors import ConfigError
 from dsv4kv.view.console import open_console
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from dsv4kv.replay.plan.question import Slo
     from dsv4kv.traces.request import Request
 
@@ -40,50 +28,49 @@ _MOST = 4096
 """GPUs: a fleet has as many replicas."""
 _SHORT_S = 0.1
 """Seconds before there is a bar."""
-_TRACE = "A trace, as dsv4kv replay takes it; left out, --isl, --osl and --rate say."
-_SPLIT = "Prefill and decode replicas of a unit, 1:2 for one and two; none: alike."
-_ARGS = "Engine flags to try, host memory too; '' for none. args 2 is the second."
-_MOST_GPUS = "GPUs that a deployment may have at most, 256 if left out."
+_TRACE = "A trace, as dsv4kv replay takes it; or give --isl, --osl and --rate."
+_SPLIT = "Prefill:decode replica ratios to try; none: no disaggregation."
+_ARGS = "Engine flags to try, host memory too; repeatable, '' for none."
+_GPUS = "Fix the number of GPUs and maximise the request rate."
+_PRICE = "USD per GPU-hour; minimises cost instead of the number of GPUs."
 
 
 def plan(
-    trace: Annotated[Text, argument(_TRACE)] = None,
+    trace: Annotated[opt.Text, opt.argument(_TRACE)] = None,
     slo: Annotated[
-        list[str] | None, option("ttft_p99=2s, tpot_p50=50ms, latency_p90=30s.", "TIME_pN=LIMIT")
+        list[str] | None,
+        opt.option("ttft_p99=2s, tpot_p50=50ms, latency_p90=30s.", "TIME_pN=LIMIT"),
     ] = None,
-    gpu: Annotated[str, option("Kinds of GPU.", "A,B,…")] = "h200,b200",
-    router: Annotated[str, option("Routers, the best first.", "A,B,…")] = "round_robin,dynamo",
-    split: Annotated[str, option(_SPLIT, "A,B,…", rare=True)] = "none,1:1,1:2,2:1",
-    args: Annotated[list[str] | None, option(_ARGS, "FLAGS")] = None,
-    gpus: Annotated[
-        int | None, option("Instead: the highest rate of so many GPUs.", min=1, max=_MOST)
-    ] = None,
+    gpu: Annotated[str, opt.option("GPU types to try.", "A,B,…")] = "h200,b200",
+    router: Annotated[
+        str, opt.option("Routers to try.", "A,B,…", rare=True)
+    ] = "round_robin,dynamo",
+    split: Annotated[str, opt.option(_SPLIT, "A,B,…", rare=True)] = "none,1:1,1:2,2:1",
+    args: Annotated[list[str] | None, opt.option(_ARGS, "FLAGS", rare=True)] = None,
+    gpus: Annotated[int | None, opt.option(_GPUS, min=1, max=_MOST)] = None,
     most_gpus: Annotated[
-        int | None, option(_MOST_GPUS, rare=True, min=1, max=_MOST, show_default=False)
+        int | None,
+        opt.option("Max GPUs.", rare=True, min=1, max=_MOST, show_default="256"),
     ] = None,
-    price: Annotated[
-        list[str] | None, option("What an hour of a GPU costs: least money, then.", "GPU=USD")
-    ] = None,
+    price: Annotated[list[str] | None, opt.option(_PRICE, "GPU=USD", rare=True)] = None,
     speed: Annotated[
-        float, option("Play the trace so much faster.", rare=True, min=1e-3, max=1e6)
+        float, opt.option("Replay the trace faster by this factor.", rare=True, min=1e-3, max=1e6)
     ] = 1.0,
-    engine: Annotated[
-        str, option("Whose servers: sglang or vllm, or a version of theirs.")
-    ] = "sglang",
-    model: Annotated[str, option("The model.", "NAME|FILE")] = "v4-flash",
-    isl: Annotated[int | None, option("Tokens of every prompt.", min=1)] = None,
-    osl: Annotated[int | None, option("Tokens of every answer.", min=1)] = None,
+    engine: Annotated[str, opt.option("sglang or vllm, or a version of theirs.")] = "sglang",
+    model: Annotated[str, opt.option("A preset or a config.json.", "NAME|FILE")] = "v4-flash",
+    isl: Annotated[int | None, opt.option("Tokens of every prompt.", min=1)] = None,
+    osl: Annotated[int | None, opt.option("Tokens of every answer.", min=1)] = None,
     rate: Annotated[
-        float | None, option("Such requests a second, at random (Poisson).", min=1e-3, max=1e3)
+        float | None, opt.option("Requests a second (Poisson).", min=1e-3, max=1e3)
     ] = None,
-    set_: Settings = None,
+    set_: opt.Settings = None,
     html: Annotated[
         Path | None,
-        option("Also write a page with a picture of the front.", "PAGE.html", callback=to_file),
+        opt.option("Also write a page with the Pareto front.", "PAGE.html", callback=opt.to_file),
     ] = None,
-    json_: JsonFile = None,
-    verbose: Verbose = False,
-    quiet: Quiet = False,
+    json_: opt.JsonFile = None,
+    verbose: opt.Verbose = False,
+    quiet: opt.Quiet = False,
 ) -> None:
     """Find the fewest GPUs, or least money, that keep latencies at a trace's rate.
 
@@ -108,7 +95,7 @@ def plan(
     prices = asking.parse_prices(price or [], kinds)
     for each in routers:
         choose(ROUTERS, each, "a router")
-    settings = [*(set_ or []), *as_settings({"model": "model.preset"}, model=model)]
+    settings = [*(set_ or []), *opt.as_settings({"model": "model.preset"}, {"model": model})]
     splits = parse_splits(_split("--split", split))
     requests = _requests(trace, settings, isl, osl, rate, slos)
     most = gpus or most_gpus or asking.MOST_GPUS
@@ -128,7 +115,7 @@ def plan(
     if not silent:
         show(page.in_full() if verbose else page.answer)
     if json_:
-        write_json(dumps(answer, question), json_)
+        opt.write_json(dumps(answer, question), json_)
     if html:
         write_page(page, html)
     if answer.best is None:
@@ -136,7 +123,6 @@ def plan(
 
 
 def _split(option: str, text: str) -> list[str]:
-    """Names between commas, each once."""
     names = list(dict.fromkeys(each.strip() for each in text.split(",") if each.strip()))
     if not names:
         raise ConfigError(f"{option} '': name at least one.")
@@ -145,13 +131,12 @@ def _split(option: str, text: str) -> list[str]:
 
 def _requests(
     trace: str | None,
-    settings: "Sequence[str]",
+    settings: Sequence[str],
     isl: int | None,
     osl: int | None,
     rate: float | None,
     slos: "Sequence[Slo]",
 ) -> "list[Request]":
-    """Those of the trace, or those of one length."""
     from dsv4kv.config.load import load_config
     from dsv4kv.config.replay import ReplayConfig
     from dsv4kv.replay.build import read_requests
@@ -160,7 +145,7 @@ def _requests(
     static = [value is not None for value in (isl, osl, rate)]
     if any(static) == (trace is not None) or (any(static) and not all(static)):
         raise ConfigError("give a trace, or --isl, --osl and --rate for requests of one length.")
-    given = as_settings({"trace": "workload.trace"}, trace=trace)
+    given = opt.as_settings({"trace": "workload.trace"}, {"trace": trace})
     config = load_config(None, [*settings, *given], ReplayConfig).config
     if isl is not None and osl is not None and rate is not None:
         return poisson(isl, osl, rate, config.measure.seed, slos)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from dsv4kv.cli import examples
-from dsv4kv.cli.options import AsJson, Text, argument, flag, option, print_json, to_file
+from dsv4kv.cli import options as opt
 from dsv4kv.errors import INTERRUPTED, ConfigError, StoreUnavailable
 from dsv4kv.units import parse_count, parse_seconds
 from dsv4kv.view.console import say
@@ -26,26 +26,30 @@ _URL = (
     "A server of OpenAI's API: vLLM, SGLang or another. A key is taken from DSV4KV_API_KEY or "
     "OPENAI_API_KEY."
 )
-_RESET = "Empty its cache (/flush_cache, /reset_prefix_cache): others lose it."
+_RESET = "Flush the server's cache first (affects other users)."
 
 
 def probe(
-    url: Annotated[str, argument(_URL, "URL")],
-    model: Annotated[Text, option("Which model. Left out: the first it serves.", "NAME")] = None,
-    metrics: Annotated[Text, option("Its page of metrics, for hits and tiers.", "URL")] = None,
-    budget: Annotated[str, option("The most time: 90s, 5m, 1h.", "TIME")] = "5m",
-    tokens: Annotated[str, option("The most tokens of all prompts: 500K, 20M.", "COUNT")] = "4M",
+    url: Annotated[str, opt.argument(_URL, "URL")],
+    model: Annotated[
+        opt.Text, opt.option("Model to use.", "NAME", show_default="the first it serves")
+    ] = None,
+    metrics: Annotated[
+        opt.Text, opt.option("Its metrics page, for hits and tiers.", "URL")
+    ] = None,
+    budget: Annotated[str, opt.option("Max time: 90s, 5m, 1h.", "TIME")] = "5m",
+    tokens: Annotated[
+        str, opt.option("Max prompt tokens in total: 500K, 20M.", "COUNT", rare=True)
+    ] = "4M",
     wait: Annotated[
-        Text, option("Also ask whether a prompt is there after so long.", "TIME", rare=True)
+        opt.Text, opt.option("Re-check the prompt after this delay.", "TIME", rare=True)
     ] = None,
-    reset: Annotated[bool, flag("--reset", _RESET, rare=True)] = False,
-    seed: Annotated[
-        int | None, option("Of the random prompts. Left out: others every time.", rare=True)
-    ] = None,
+    reset: Annotated[bool, opt.flag("--reset", _RESET, rare=True)] = False,
+    seed: Annotated[int | None, opt.option("RNG seed.", show_default="random", rare=True)] = None,
     html: Annotated[
-        Path | None, option("Also write a page to show.", "PAGE.html", callback=to_file)
+        Path | None, opt.option("Also write a page to show.", "PAGE.html", callback=opt.to_file)
     ] = None,
-    as_json: AsJson = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Examine a running server's prefix cache with prompts that it has never seen.
 
@@ -84,7 +88,7 @@ def probe(
     found = examine(questioner, known, lambda name: say(f"… {name}", err=True))
     page = probe_page(found, ledger)
     if as_json:
-        print_json(
+        opt.print_json(
             {
                 "model": server.model,
                 "died": found.died,

@@ -2,25 +2,12 @@
 
 import shlex
 import sys
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from dsv4kv.choices import PROFILERS, listed
 from dsv4kv.cli import examples
-from dsv4kv.cli.options import (
-    RESULTS,
-    Html,
-    JsonFile,
-    Out,
-    Settings,
-    Text,
-    argument,
-    flag,
-    option,
-    to_file,
-    write_json,
-)
+from dsv4kv.cli import options as opt
 from dsv4kv.cli.runs import say_saved
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import shipped_names
@@ -35,7 +22,6 @@ if TYPE_CHECKING:
 _STEP = "step"
 _TIMELINES = ("timeline.svg", "timeline.json")
 """Pictures of one step, next to the profiler's own files."""
-_TIMEOUT_S = 600.0
 
 EPILOG = examples(
     "dsv4kv profile                                   nsys if it is there, else torch.profiler",
@@ -45,88 +31,65 @@ EPILOG = examples(
     "dsv4kv profile --diff before.json after.json     which kernels changed",
 )
 _WITH = {name: f"Profile with {row.explains}." for name, row in PROFILERS.items()}
+_CONFIG = f"A YAML file or a shipped name: {listed(shipped_names('bench'))}."
 _FROM = "Show a profile: .nsys-rep, .sqlite, .ncu-rep, a Chrome trace, or a run record."
 _RANGE = "Range that is a step, with --from and --diff; * stands for anything."
-
-
-@dataclass(frozen=True)
-class Forms:
-    """Where a record goes in addition to its file: ``--json`` and ``--html``."""
-
-    json: str | None
-    html: Path | None
-
-    @property
-    def alone(self) -> bool:
-        """Whether standard output is for the record alone."""
-        return self.json == "-"
-
-    def write(self, record: "RunRecord", saved: "Saved | None" = None) -> None:
-        """Write the record in every form, and say where it was saved."""
-        from dsv4kv.runs.store import dumps
-        from dsv4kv.view.html import write_page
-        from dsv4kv.view.runs import run_page
-
-        if saved:
-            say_saved(saved, silent=self.alone)
-        if self.json:
-            write_json(dumps(record), self.json)
-        if self.html:
-            write_page(run_page(record), self.html)
-            say(f"page: {self.html}", err=True)
+_FULL = "Every kernel, its full name and how it was launched."
 
 
 def profile(
-    config: Annotated[
-        Text, argument(f"A YAML file or a shipped name: {listed(shipped_names('bench'))}.")
-    ] = None,
-    nsys: Annotated[bool, flag("--nsys", _WITH["nsys"])] = False,
-    ncu: Annotated[bool, flag("--ncu", _WITH["ncu"])] = False,
-    torch: Annotated[bool, flag("--torch", _WITH["torch"])] = False,
-    auto: Annotated[
-        bool, flag("--auto", "nsys if it and a GPU are there, else torch.profiler.")
-    ] = False,
-    from_: Annotated[Path | None, option(_FROM, "FILE", "--from")] = None,
+    config: Annotated[opt.Text, opt.argument(_CONFIG)] = None,
+    nsys: Annotated[bool, opt.flag("--nsys", _WITH["nsys"])] = False,
+    ncu: Annotated[bool, opt.flag("--ncu", _WITH["ncu"])] = False,
+    torch: Annotated[bool, opt.flag("--torch", _WITH["torch"], rare=True)] = False,
+    from_: Annotated[Path | None, opt.option(_FROM, "FILE", "--from")] = None,
     diff: Annotated[
         tuple[Path, Path] | None,
-        option("Compare two profiles that exist.", "A B", show_default=False),
+        opt.option("Compare two profiles that exist.", "A B", show_default=False),
     ] = None,
-    set_: Settings = None,
-    steps: Annotated[int | None, option("Decode steps to profile: 10, with ncu 1.", min=1)] = None,
-    kernel: Annotated[Text, option("Kernels that ncu looks at: all.", "REGEX")] = None,
-    step: Annotated[str, option(_RANGE, "NAME", rare=True)] = _STEP,
+    set_: opt.Settings = None,
+    steps: Annotated[
+        int | None,
+        opt.option("Decode steps to profile.", show_default="10, with ncu 1", rare=True, min=1),
+    ] = None,
+    kernel: Annotated[
+        opt.Text, opt.option("Kernels that ncu profiles.", "REGEX", show_default="all", rare=True)
+    ] = None,
+    step: Annotated[str, opt.option(_RANGE, "NAME", rare=True)] = _STEP,
     memory: Annotated[
-        bool, flag("--memory", rare=True, text="Also count memory around building the pools.")
+        bool, opt.flag("--memory", "Also count memory around building the pools.", rare=True)
     ] = False,
     print_command: Annotated[
-        bool, flag("--print-command", "Print the profiler's command line only.")
+        bool, opt.flag("--print-command", "Print the profiler's command line only.", rare=True)
     ] = False,
-    verbose: Annotated[
-        bool, flag("--verbose -v --full", "Every kernel, its full name and how it was launched.")
-    ] = False,
+    verbose: Annotated[bool, opt.flag("--verbose -v --full", _FULL)] = False,
     timeline: Annotated[
         list[Path] | None,
-        option("Write one step: .svg, or .json for Perfetto.", "FILE", callback=to_file),
+        opt.option(
+            "Write one step: .svg, or .json for Perfetto.", "FILE", rare=True, callback=opt.to_file
+        ),
     ] = None,
     timeout: Annotated[
-        float, option("Seconds that nsys or ncu may take.", rare=True, min=1)
-    ] = _TIMEOUT_S,
-    out: Out = RESULTS,
-    json_: JsonFile = None,
-    html: Html = None,
-    child: Annotated[Path | None, option("", "FILE", hidden=True)] = None,
+        float, opt.option("Seconds that nsys or ncu may take.", rare=True, min=1)
+    ] = 600.0,
+    out: opt.Out = opt.RESULTS,
+    json_: opt.JsonFile = None,
+    html: opt.Html = None,
+    child: Annotated[Path | None, opt.option("", "FILE", hidden=True)] = None,
 ) -> None:
     """Profile decode steps of a workload, or show a profile of this or another program.
 
     A step's time goes to kernels, to gaps between them and to the host; kernels of vLLM, SGLang,
     FlashMLA and TensorRT-LLM are known by what they do to the KV cache.
     """
-    from dsv4kv.view.profile import refuse_other_names
+    from dsv4kv.runs.imported import load_profile, record_of_profile
+    from dsv4kv.runs.store import save_record
+    from dsv4kv.view.profile import diff_page, refuse_other_names
+    from dsv4kv.view.render import show
 
     tools: dict[Tool, bool] = {"nsys": nsys, "ncu": ncu, "torch": torch}
-    if sum([*tools.values(), auto, from_ is not None, diff is not None]) > 1:
-        raise ConfigError("--nsys, --ncu, --torch, --auto, --from and --diff: choose one of them.")
-    wanted: Tool | None = next((name for name, given in tools.items() if given), None)
+    if sum([*tools.values(), from_ is not None, diff is not None]) > 1:
+        raise ConfigError("--nsys, --ncu, --torch, --from and --diff: choose one of them.")
     idle: dict[str, object] = {"--step": step != _STEP}
     if from_ is not None or diff is not None:
         idle = {"CONFIG": config, "--set": set_, "--steps": steps, "--kernel": kernel}
@@ -140,49 +103,38 @@ def profile(
         )
     refuse_other_names(timeline or [])
     if diff is not None:
-        _show_diff(diff, step, verbose=verbose)
-    elif from_ is not None:
-        _keep_file(from_, step, timeline or [], out, Forms(json_, html), verbose=verbose)
-    elif child is not None:
-        from dsv4kv.bench.profile import be_profiled
-
-        plan = _make_plan(config, set_ or [], "nsys", steps, child.parent)
-        be_profiled(replace(plan, folder=child.parent), child)
-    else:
-        plan = _make_plan(config, set_ or [], wanted, steps, out, kernel, timeout)
-        if print_command:
-            _print_command(plan)
-        else:
-            _run(plan, out, timeline or [], Forms(json_, html), memory=memory, verbose=verbose)
-
-
-def _make_plan(
-    config: str | None,
-    overrides: list[str],
-    wanted: "Tool | None",
-    steps: int | None,
-    out: Path,
-    kernel: str | None = None,
-    timeout: float = _TIMEOUT_S,
-) -> "Plan":
-    from dsv4kv.bench.profile import Plan, choose_tool, name_folder
+        before, after = (load_profile(path, step).table for path in diff)
+        page = diff_page(before, after, (diff[0].name, diff[1].name))
+        show(page.in_full() if verbose else page.answer)
+        return
+    argv = ["dsv4kv", *sys.argv[1:]]
+    if from_ is not None:
+        source, saved = load_profile(from_, step), None
+        _show(source, from_, timeline or [], quiet=json_ == "-", verbose=verbose)
+        record = source.record
+        if record is None:  # a profiler's file: the record is all to keep
+            record = record_of_profile(source.profile, from_, step, argv)
+            saved = save_record(record, out)
+        _write(record, saved, json_, html)
+        return
+    from dsv4kv.bench.profile import Plan, be_profiled, choose_tool, name_folder
     from dsv4kv.config.load import load_config
 
+    given = next((name for name, chosen in tools.items() if chosen), None)
+    wanted: Tool | None = "nsys" if child else given
     if kernel is not None and wanted != "ncu":
         raise ConfigError("--kernel chooses kernels for ncu: add --ncu.")
-    loaded = load_config(config, overrides)
+    loaded = load_config(config, set_ or [])
     tool, why = choose_tool(wanted, loaded.config.device)
-    return Plan(
-        loaded=loaded,
-        overrides=overrides,
-        argv=["dsv4kv", *sys.argv[1:]],
-        tool=tool,
-        why=why,
-        steps=steps,
-        folder=name_folder(loaded, out),
-        kernels=kernel,
-        timeout_s=timeout,
-    )
+    folder = child.parent if child else name_folder(loaded, out)
+    plan = Plan(loaded, set_ or [], argv, tool, why, steps, folder, kernel, timeout)
+    if child is not None:
+        be_profiled(plan, child)
+    elif print_command:
+        _print_command(plan)
+    else:
+        record, saved = _run(plan, out, timeline or [], json_, memory=memory, verbose=verbose)
+        _write(record, saved, json_, html)
 
 
 def _print_command(plan: "Plan") -> None:
@@ -197,9 +149,14 @@ def _print_command(plan: "Plan") -> None:
 
 
 def _run(
-    plan: "Plan", out: Path, timelines: list[Path], forms: Forms, *, memory: bool, verbose: bool
-) -> None:
-    """Profile, keep the record, and show it."""
+    plan: "Plan",
+    out: Path,
+    timelines: list[Path],
+    json_: str | None,
+    *,
+    memory: bool,
+    verbose: bool,
+) -> "tuple[RunRecord, Saved]":
     from dsv4kv.bench.profile import run_profile
     from dsv4kv.measure.profilers.launch import name_files
     from dsv4kv.runs.imported import load_profile
@@ -217,26 +174,26 @@ def _run(
     if source.table.timeline:
         for name in _TIMELINES:
             write_timeline(source.table.timeline, plan.folder / name)
-    _show(source, saved.path, timelines, quiet=forms.alone, verbose=verbose)
-    if not forms.alone:
+    _show(source, saved.path, timelines, quiet=json_ == "-", verbose=verbose)
+    if json_ != "-":
         say(f"files: {plan.folder}")
-    forms.write(record, saved)
+    return record, saved
 
 
-def _keep_file(
-    path: Path, step: str, timelines: list[Path], out: Path, forms: Forms, *, verbose: bool
+def _write(
+    record: "RunRecord", saved: "Saved | None", json_: str | None, html: Path | None
 ) -> None:
-    """Show a profile that exists; one of a profiler becomes a record, which is all to keep."""
-    from dsv4kv.runs.imported import load_profile, record_of_profile
-    from dsv4kv.runs.store import save_record
+    from dsv4kv.runs.store import dumps
+    from dsv4kv.view.html import write_page
+    from dsv4kv.view.runs import run_page
 
-    source = load_profile(path, step)
-    _show(source, path, timelines, quiet=forms.alone, verbose=verbose)
-    if source.record is not None:
-        forms.write(source.record)
-        return
-    record = record_of_profile(source.profile, path, step, ["dsv4kv", *sys.argv[1:]])
-    forms.write(record, save_record(record, out))
+    if saved:
+        say_saved(saved, silent=json_ == "-")
+    if json_:
+        opt.write_json(dumps(record), json_)
+    if html:
+        write_page(run_page(record), html)
+        say(f"page: {html}", err=True)
 
 
 def _show(
@@ -255,14 +212,3 @@ def _show(
         if source.table.timeline is None:
             raise ConfigError(f"{path} has no timeline: ncu runs each kernel by itself.")
         write_timeline(source.table.timeline, target)
-
-
-def _show_diff(paths: tuple[Path, Path], step: str, *, verbose: bool) -> None:
-    from dsv4kv.runs.imported import load_profile
-    from dsv4kv.view.profile import diff_page
-    from dsv4kv.view.render import show
-
-    before, after = (load_profile(path, step).table for path in paths)
-    names = paths[0].name, paths[1].name
-    page = diff_page(before, after, names)
-    show(page.in_full() if verbose else page.answer)

@@ -120,7 +120,6 @@ class Watcher:
 
 
 def _columns(unit: str, *, known: bool) -> Iterator[ProgressColumn]:
-    """How much is done and, where the total is known, what is left."""
     if not known:
         yield TextColumn(f"{{task.completed:,.0f}} {unit}")
         return

@@ -4,17 +4,16 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from dsv4kv import __version__
 from dsv4kv.cli import examples
-from dsv4kv.cli.options import Text, argument, flag, option
+from dsv4kv.cli import options as opt
 from dsv4kv.errors import ConfigError
 from dsv4kv.record.veil import GRAIN_TOKENS, LEAST_TOKENS
 from dsv4kv.view.console import open_console, say
 
 if TYPE_CHECKING:
-    from dsv4kv.cli.progress import Redrawn
     from dsv4kv.record.folder import Recording
     from dsv4kv.record.run import Source
     from dsv4kv.record.veil import Veil
@@ -25,7 +24,10 @@ EPILOG = examples(
     "dsv4kv record server --proxy 8001=http://127.0.0.1:8000            requests through it",
     "dsv4kv record server --requests sglang.log --metrics http://127.0.0.1:30000/metrics",
 )
-_EVENTS, _REQUESTS, _METRICS = ({"panel": name} for name in ("KV events", "Requests", "Metrics"))
+_EVENTS: dict[str, Any] = {"panel": "KV events"}
+_REQUESTS: dict[str, Any] = {"panel": "Requests"}
+_METRICS: dict[str, Any] = {"panel": "Metrics"}
+_OUT = "Folder to record into; an existing recording is continued."
 _WHERE = (
     "Where the server publishes KV events (its --kv-events-config): tcp://HOST:PORT, or a file of "
     "such messages."
@@ -43,52 +45,42 @@ _LOGS = (
     "(JSON, level 3) or --export-metrics-to-file, vLLM's debug log, Dynamo's request trace, "
     "AIPerf's profile_export.jsonl, LMCache's lookup hashes."
 )
+_ONCE = "Read what the logs hold now, then end."
 _PAGE = "Page of the server's counters: http://HOST:PORT/metrics."
+_EVERY: dict[str, Any] = {"rare": True, "min": 0.1, "max": 86_400.0} | _METRICS
 _ID_TOKENS = (
     "Tokens that an id of a prompt stands for: no more than a block of the server, so that a "
     "replay can hit what it hit."
 )
+_LIMIT: dict[str, Any] = {"min": 0.0, "show_default": "until Ctrl-C"}
 
 
 def record(
-    out: Annotated[
-        Path,
-        argument(
-            "Folder to record into; an existing recording is continued.", "OUT", show_default=True
-        ),
-    ],
-    events: Annotated[Text, option(_WHERE, "URL|FILE", **_EVENTS)] = None,
-    replay: Annotated[Text, option(_AGAIN, "URL", rare=True, **_EVENTS)] = None,
-    ranks: Annotated[int, option(_RANKS, min=1, max=2**16, rare=True, **_EVENTS)] = 1,
-    verbatim: Annotated[bool, option(_VERBATIM, rare=True, **_EVENTS)] = False,
-    proxy: Annotated[list[str] | None, option(_PROXY, "[HOST:]PORT=URL", **_REQUESTS)] = None,
-    requests: Annotated[list[str] | None, option(_LOGS, "FILE", **_REQUESTS)] = None,
-    once: Annotated[bool, option("Read what the logs hold now, then end.", **_REQUESTS)] = False,
-    metrics: Annotated[list[str] | None, option(_PAGE, "URL", **_METRICS)] = None,
+    out: Annotated[Path, opt.argument(_OUT, "OUT", show_default=True)],
+    events: Annotated[opt.Text, opt.option(_WHERE, "URL|FILE", **_EVENTS)] = None,
+    replay: Annotated[opt.Text, opt.option(_AGAIN, "URL", rare=True, **_EVENTS)] = None,
+    ranks: Annotated[int, opt.option(_RANKS, min=1, max=2**16, rare=True, **_EVENTS)] = 1,
+    verbatim: Annotated[bool, opt.option(_VERBATIM, rare=True, **_EVENTS)] = False,
+    proxy: Annotated[list[str] | None, opt.option(_PROXY, "[HOST:]PORT=URL", **_REQUESTS)] = None,
+    requests: Annotated[list[str] | None, opt.option(_LOGS, "FILE", **_REQUESTS)] = None,
+    once: Annotated[bool, opt.option(_ONCE, rare=True, **_REQUESTS)] = False,
+    metrics: Annotated[list[str] | None, opt.option(_PAGE, "URL", **_METRICS)] = None,
     every_s: Annotated[
-        float,
-        option(
-            "Seconds from one sample to the next.",
-            "SECONDS",
-            "--every",
-            rare=True,
-            min=0.1,
-            max=86_400.0,
-            **_METRICS,
-        ),
+        float, opt.option("Seconds between samples.", "SECONDS", "--every", **_EVERY)
     ] = 5.0,
-    id_tokens: Annotated[int, option(_ID_TOKENS, rare=True, min=LEAST_TOKENS)] = GRAIN_TOKENS,
+    id_tokens: Annotated[int, opt.option(_ID_TOKENS, rare=True, min=LEAST_TOKENS)] = GRAIN_TOKENS,
     limit_s: Annotated[
-        float | None,
-        option("How long to record.", None, "--seconds", min=0.0, show_default="until Ctrl-C"),
+        float | None, opt.option("How long to record.", None, "--seconds", **_LIMIT)
     ] = None,
-    quiet: Annotated[bool, flag("--quiet", "Print no line while it records.")] = False,
+    quiet: opt.Quiet = False,
 ) -> None:
     """Record a running server's KV events, requests and metrics into a folder.
 
     Prompts, tokens, keys and addresses are not written: numbers stand for them that nobody can
     read back. A recording that was interrupted, also by kill -9, goes on where it stopped.
     """
+    from rich.text import Text as Line
+
     from dsv4kv.cli.progress import Redrawn
     from dsv4kv.record.folder import Recording
     from dsv4kv.record.logs import RequestLog
@@ -112,6 +104,11 @@ def record(
         "every_s": every_s,
         "id_tokens": id_tokens,
     }
+
+    def draw() -> None:
+        line = live.line()
+        screen.show(lambda: Line(line, no_wrap=True, overflow="ellipsis"), line)
+
     with Recording(out, hear=live.hear, about=about) as recording:
         veil = Veil(recording.salt, id_tokens)
         sources: list[Source] = [
@@ -125,14 +122,8 @@ def record(
         console = open_console(stderr=True, quiet=quiet)
         # Ctrl-C is the way to end it
         with suppress(KeyboardInterrupt), Redrawn(console, transient=True) as screen:
-            run(sources, recording, limit_s=limit_s, tick=lambda: _draw(screen, live.line()))
+            run(sources, recording, limit_s=limit_s, tick=draw)
     show([f"{out}: {live.line()}"])
-
-
-def _draw(screen: "Redrawn", line: str) -> None:
-    from rich.text import Text as Line
-
-    screen.show(lambda: Line(line, no_wrap=True, overflow="ellipsis"), line)
 
 
 def _events_of(

@@ -2,42 +2,21 @@
 
 import json
 import sys
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
 from dsv4kv.choices import POLICIES, STRATEGIES, listed
 from dsv4kv.cli import examples
-from dsv4kv.cli.options import (
-    RESULTS,
-    Axes,
-    Jobs,
-    JsonFile,
-    Model,
-    OnRay,
-    Out,
-    Quiet,
-    Resume,
-    Settings,
-    Text,
-    Verbose,
-    argument,
-    as_settings,
-    flag,
-    option,
-    to_file,
-    write_json,
-)
+from dsv4kv.cli import options as opt
 from dsv4kv.cli.runs import Request, close_sweep, end_run, keep_points, keep_record
 from dsv4kv.engines.names import RULES
 from dsv4kv.errors import ConfigError
-from dsv4kv.files import shipped_names, write_named
+from dsv4kv.files import shipped_names
 from dsv4kv.view.console import open_console, say
-
-if TYPE_CHECKING:
-    from dsv4kv.runs.points import Sweep
-    from dsv4kv.runs.schema import RunRecord
 
 EPILOG = examples(
     "dsv4kv replay builtin:chat --memory 100GiB                what is reused",
@@ -48,25 +27,42 @@ EPILOG = examples(
     "dsv4kv replay server --against                            a recorded server",
 )
 
+_step = partial(opt.Row, panel="Model of a step")
 SHORTHANDS = {
-    "trace": "workload.trace",
-    "model": "model.preset",
-    "memory": "cache.memory_bytes",
-    "policy": "prefix.policy",
-    "rule": "prefix.rule",
-    "strategy": "prefix.strategy",
-    "gpu": "cost.gpu",
-    "gpus": "cost.gpus",
-    "bandwidth": "cost.bandwidth_gbps",
-    "peaks": "cost.peaks",
-    "tflops": "cost.tflops",
+    "model": opt.Row("A preset or a config.json.", "NAME|FILE", key="model.preset"),
+    "memory": opt.Row("Memory of the cache: 100GiB.", "BYTES", key="cache.memory_bytes"),
+    "policy": opt.Row(
+        f"What is evicted first: {listed(POLICIES)}.", key="prefix.policy", rare=True
+    ),
+    "rule": opt.Row(f"Engine whose prefix cache to model: {listed(RULES)}.", key="prefix.rule"),
+    "strategy": opt.Row(
+        f"Where windows and states are kept: {listed(STRATEGIES)}.",
+        key="prefix.strategy",
+        rare=True,
+    ),
+    "gpu": _step("A GPU of the catalogue, for its times.", key="cost.gpu"),
+    "gpus": _step("GPUs that share the work of a step.", kind=int, key="cost.gpus"),
+    "bandwidth": _step(
+        "Memory bandwidth of one GPU instead.",
+        "GB/s",
+        None,
+        float,
+        "cost.bandwidth_gbps",
+        rare=True,
+    ),
+    "peaks": _step(
+        "Bandwidth as a run of `dsv4kv bench` measured it.",
+        "RUN.json",
+        key="cost.peaks",
+        rare=True,
+    ),
+    "tflops": _step("Arithmetic of one GPU.", "TFLOP/s", None, float, "cost.tflops", rare=True),
 }
 """Options that stand for settings."""
-_STEP = {"panel": "Model of a step"}
-_SERVER = {"panel": "A recorded server"}
+_SERVER: dict[str, Any] = {"panel": "A recorded server"}
 _TRACE = (
     "A trace file, a folder of weka conversations or [bold]builtin:chat[/bold]; with --against a "
-    "recording. Left out: what the configuration names."
+    "recording."
 )
 _CONFIG = f"A YAML file or a shipped name: {listed(shipped_names('replay'))}."
 _AGAINST = (
@@ -74,69 +70,63 @@ _AGAINST = (
     "server finds more or fewer tokens, and why."
 )
 _COMMAND = "The server's launch command, or a file with it: what its metrics do not report."
+_RAY = "Run the points of a sweep on a Ray cluster; auto finds one."
 
 
+@opt.takes(SHORTHANDS)
 def replay(
-    trace: Annotated[Text, argument(_TRACE)] = None,
-    config: Annotated[Text, option(_CONFIG, "FILE", show_default=False)] = None,
-    model: Model = None,
-    memory: Annotated[Text, option("Memory of the cache: 100GiB.", "BYTES")] = None,
-    policy: Annotated[Text, option(f"What is evicted first: {listed(POLICIES)}.")] = None,
-    rule: Annotated[Text, option(f"By whose rule prompts are reused: {listed(RULES)}.")] = None,
-    strategy: Annotated[
-        Text, option(f"What is kept of windows and states: {listed(STRATEGIES)}.")
+    given: dict[str, Any],
+    trace: Annotated[opt.Text, opt.argument(_TRACE, show_default="the configuration's")] = None,
+    config: Annotated[opt.Text, opt.option(_CONFIG, "FILE", rare=True)] = None,
+    against: Annotated[bool, opt.flag("--against", _AGAINST, **_SERVER)] = False,
+    command: Annotated[
+        opt.Text, opt.option(_COMMAND, "COMMAND|FILE", rare=True, **_SERVER)
     ] = None,
-    gpu: Annotated[Text, option("A GPU of the catalogue, for its times.", **_STEP)] = None,
-    gpus: Annotated[int | None, option("GPUs that share the work of a step.", **_STEP)] = None,
-    bandwidth: Annotated[
-        float | None, option("Memory bandwidth of one GPU instead.", "GB/s", rare=True, **_STEP)
-    ] = None,
-    peaks: Annotated[
-        Text,
-        option(
-            "Bandwidth as a run of `dsv4kv bench` measured it.", "RUN.json", rare=True, **_STEP
-        ),
-    ] = None,
-    tflops: Annotated[
-        float | None, option("Arithmetic of one GPU.", "TFLOP/s", rare=True, **_STEP)
-    ] = None,
-    against: Annotated[bool, flag("--against", _AGAINST, **_SERVER)] = False,
-    command: Annotated[Text, option(_COMMAND, "COMMAND|FILE", **_SERVER)] = None,
     log: Annotated[
         Path | None,
-        option("The log of the server's start, for the same.", "FILE", **_SERVER),
+        opt.option("The log of the server's start, for the same.", "FILE", rare=True, **_SERVER),
     ] = None,
-    set_: Settings = None,
-    axis: Axes = None,
-    jobs: Jobs = 1,
-    ray: OnRay = None,
-    resume: Resume = None,
+    set_: opt.Settings = None,
+    axis: opt.Axes = None,
+    jobs: Annotated[
+        int, opt.option("Parallel points of a sweep.", "N", "--jobs", "-j", min=1, rare=True)
+    ] = 1,
+    ray: Annotated[opt.Text, opt.option(_RAY, "HOST:PORT", rare=True)] = None,
+    resume: opt.Resume = None,
     chart: Annotated[
         Path | None,
-        option("Draw memory, requests and times: .svg or .html.", "FILE", callback=to_file),
+        opt.option("Draw memory and requests: .svg or .html.", "FILE", callback=opt.to_chart),
     ] = None,
-    out: Out = RESULTS,
-    json_: JsonFile = None,
-    verbose: Verbose = False,
-    quiet: Quiet = False,
-    schema: Annotated[bool, flag("--schema", "List every setting and end.")] = False,
+    out: opt.Out = opt.RESULTS,
+    json_: opt.JsonFile = None,
+    verbose: opt.Verbose = False,
+    quiet: opt.Quiet = False,
+    schema: Annotated[bool, opt.flag("--schema", "List all settings and exit.")] = False,
 ) -> None:
     """Serve a trace in virtual time: what is reused, what is lost and why, at what cost.
 
     Which blocks are found, evicted and held is exact; times come with their error.
     """
+    from dsv4kv.cli.progress import Watcher
+    from dsv4kv.config.fleet import unused_setting
+    from dsv4kv.config.load import expand_axes, load_config
     from dsv4kv.config.replay import ReplayConfig
     from dsv4kv.record.folder import is_recording
+    from dsv4kv.replay.fleet.case import serve_point
+    from dsv4kv.replay.run import Invocation, run_replay
+    from dsv4kv.runs.points import Sweep
     from dsv4kv.view.config import schema_table
+    from dsv4kv.view.html import write_chart
     from dsv4kv.view.render import show
+    from dsv4kv.view.replay import replay_page
 
     if schema:
         show([schema_table(ReplayConfig)])
         return
     silent = quiet or json_ == "-"
     if against:
-        given = [*(set_ or []), *as_settings(SHORTHANDS, memory=memory)]
-        asked = (trace, given, command, log, rule, model, chart, json_)
+        sets = [*(set_ or []), *opt.as_settings(SHORTHANDS, {"memory": given.get("memory")})]
+        asked = (trace, sets, command, log, given.get("rule"), given.get("model"), chart, json_)
         _compare(*asked, silent=silent, verbose=verbose)
         return
     if trace is not None and is_recording(Path(trace)):
@@ -146,41 +136,9 @@ def replay(
         )
     if command or log:
         raise typer.BadParameter("--command and --log are of a recorded server: add --against.")
-    if chart is not None and chart.suffix not in (".svg", ".html"):
-        raise ConfigError(f"--chart {chart}: name a file that ends in .svg or .html.")
-    short = as_settings(
-        SHORTHANDS, trace=trace, model=model, memory=memory, policy=policy, rule=rule,
-        strategy=strategy, gpu=gpu, gpus=gpus, bandwidth=bandwidth, peaks=peaks, tflops=tflops,
-    )  # fmt: skip
-    request = Request("replay", config, [*(set_ or []), *short], axis or [], out, resume)
-    at_once = None if ray and jobs == 1 else jobs
-    record, sweep = _run(request.restated(), at_once, ray, silent=silent)
-    keep_record(record, out, json_, silent=silent, verbose=verbose)
-    close_sweep(sweep, "replay")
-    if chart is not None:
-        from dsv4kv.view.html import render_page
-        from dsv4kv.view.plots import to_svg_file
-        from dsv4kv.view.replay import replay_page
-
-        page = replay_page(record)
-        text = render_page(page) if chart.suffix == ".html" else to_svg_file(page.charts()[0])
-        write_named(chart, text, "--chart")
-        if not silent:
-            say(f"chart: {chart}")
-    end_run(record)
-
-
-def _run(
-    request: Request, jobs: int | None, ray: str | None, *, silent: bool
-) -> "tuple[RunRecord, Sweep]":
-    from dsv4kv.cli.progress import Watcher
-    from dsv4kv.config.fleet import unused_setting
-    from dsv4kv.config.load import expand_axes, load_config
-    from dsv4kv.config.replay import ReplayConfig
-    from dsv4kv.replay.fleet.case import serve_point
-    from dsv4kv.replay.run import Invocation, run_replay
-    from dsv4kv.runs.points import Sweep
-
+    sets = [*(set_ or []), *opt.as_settings({"trace": "workload.trace"}, {"trace": trace})]
+    sets += opt.as_settings(SHORTHANDS, given)
+    request = Request("replay", config, sets, axis or [], out, resume).restated()
     loaded = load_config(request.config, request.overrides, ReplayConfig)
     points = expand_axes(loaded, request.overrides, request.axes)
     tiers = {name for point in points for name in point.config.tiers.levels}
@@ -188,19 +146,28 @@ def _run(
         raise ConfigError(why)
     traces = [point.config.workload.trace for point in points]
     kept = keep_points(request, loaded, points, traces, timed=False)
-    sweep = Sweep(kept, jobs if len(points) > 1 else 1, ray)
-    argv = ["dsv4kv", *sys.argv[1:]]
+    parallel = None if ray and jobs == 1 else jobs
+    sweep = Sweep(kept, parallel if len(points) > 1 else 1, ray)
     invocation = Invocation(
-        argv, loaded, points, request.overrides, request.axes, sweep, serve_point
-    )
+        ["dsv4kv", *sys.argv[1:]], loaded, points, request.overrides, request.axes, sweep,
+        serve_point,
+    )  # fmt: skip
     unit = "points" if sweep.parallel else "requests"
     with Watcher(open_console(stderr=True, quiet=silent), "replay", unit) as watcher:
-        return run_replay(invocation, watcher.reach), sweep
+        record = run_replay(invocation, watcher.reach)
+    keep_record(record, out, json_, silent=silent, verbose=verbose)
+    close_sweep(sweep, "replay")
+    if chart is not None:
+        page = replay_page(record)
+        write_chart(chart, page.charts()[0], page)
+        if not silent:
+            say(f"chart: {chart}")
+    end_run(record)
 
 
 def _compare(
     source: str | None,
-    given: list[str],
+    given: Sequence[str],
     command: str | None,
     log: Path | None,
     rule: str | None,
@@ -211,7 +178,6 @@ def _compare(
     silent: bool,
     verbose: bool,
 ) -> None:
-    """Replay a recording at its server's pace, with its settings and what is given."""
     from dsv4kv.budget.launch import read_command
     from dsv4kv.cli.progress import Watcher
     from dsv4kv.engines.logs.read import read_log
@@ -242,6 +208,6 @@ def _compare(
     if not silent:
         show(page.in_full() if verbose else page.answer)
     if json_:
-        write_json(json.dumps(against_document(source, found, known), indent=2), json_)
+        opt.write_json(json.dumps(against_document(source, found, known), indent=2), json_)
     if chart is not None:
         write_page(page, chart)

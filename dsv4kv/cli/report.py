@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 from dsv4kv.cli import examples
-from dsv4kv.cli.options import AsJson, Html, Text, Verbose, argument, flag, option, to_folder
+from dsv4kv.cli import options as opt
 from dsv4kv.errors import ConfigError, RecordError
 from dsv4kv.view.console import print_document, say
 
@@ -18,17 +18,21 @@ _EXPORT = "Print rows instead: one per quantity and launch, or a table for peopl
 
 def report(
     runs: Annotated[
-        list[Path] | None, argument("Records that `dsv4kv bench` saved.", "RUN.json…")
+        list[Path] | None, opt.argument("Records that `dsv4kv bench` saved.", "RUN.json…")
     ] = None,
-    as_json: AsJson = False,
-    export: Annotated[Text, option(_EXPORT, "csv|jsonl|markdown")] = None,
-    html: Html = None,
+    as_json: opt.AsJson = False,
+    export: Annotated[opt.Text, opt.option(_EXPORT, "csv|jsonl|markdown")] = None,
+    html: opt.Html = None,
     charts: Annotated[
         Path | None,
-        option("Write every chart there, as SVG and as PNG.", "FOLDER", callback=to_folder),
+        opt.option(
+            "Write all charts as SVG and PNG.", "FOLDER", rare=True, callback=opt.to_folder
+        ),
     ] = None,
-    verbose: Verbose = False,
-    schema: Annotated[bool, flag("--schema", "Print the JSON schema of records.")] = False,
+    verbose: opt.Verbose = False,
+    schema: Annotated[
+        bool, opt.flag("--schema", "Print the JSON schema of records.", rare=True)
+    ] = False,
 ) -> None:
     """Show saved runs again: machine, cache, rates, latencies and checks."""
     from dsv4kv.runs.store import load_record, schema_text

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from dsv4kv.cli import examples, group
-from dsv4kv.cli.options import RESULTS, AsJson, Text, Verbose, argument, flag, option, print_json
+from dsv4kv.cli import options as opt
 from dsv4kv.errors import ConfigError, RecordError
 from dsv4kv.view.console import say
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 app = group("List, show and prune saved runs.", "dsv4kv results list")
 
-Folder = Annotated[Path, option("Folder of records.", None, "--folder")]
+Folder = Annotated[Path, opt.option("Folder of records.", None, "--folder", rare=True)]
 
 
 @app.command("list", epilog=examples("dsv4kv results list --limit 10"))
 def list_(
-    folder: Folder = RESULTS,
-    as_json: AsJson = False,
+    folder: Folder = opt.RESULTS,
+    as_json: opt.AsJson = False,
     limit: Annotated[
-        int, option("Show the newest so many; 0 shows all. JSON has all.", min=0)
+        int, opt.option("Show the newest N; 0 shows all. JSON has all.", "N", min=0)
     ] = 100,
 ) -> None:
     """List saved runs, oldest first, and sweeps that are not finished."""
@@ -32,7 +32,7 @@ def list_(
 
     entries = list_entries(folder)
     if as_json:
-        print_json([entry.model_dump(mode="json") for entry in entries])
+        opt.print_json([entry.model_dump(mode="json") for entry in entries])
         return
     shown, sweeps = entries[-limit:], list_unfinished(folder)
     show_parts([runs_table(shown)])
@@ -48,10 +48,10 @@ def list_(
 @app.command(epilog=examples("dsv4kv results show last"))
 def show(
     run: Annotated[
-        str, argument("Beginning or end of a run's name, or last.", "RUN", show_default=True)
+        str, opt.argument("Beginning or end of a run's name, or last.", "RUN", show_default=True)
     ],
-    folder: Folder = RESULTS,
-    verbose: Verbose = False,
+    folder: Folder = opt.RESULTS,
+    verbose: opt.Verbose = False,
 ) -> None:
     """Show a run of the folder again, as `dsv4kv report` does."""
     from dsv4kv.runs.store import list_entries, load_record
@@ -65,15 +65,15 @@ def show(
 
 @app.command(epilog=examples("dsv4kv results prune --older-than 30 --yes"))
 def prune(
-    folder: Folder = RESULTS,
-    keep: Annotated[int | None, option("Remove all but the newest so many.", min=0)] = None,
+    folder: Folder = opt.RESULTS,
+    keep: Annotated[int | None, opt.option("Keep the newest N.", "N", min=0)] = None,
     older_than: Annotated[
-        int | None, option("Remove those older than this.", "DAYS", min=0)
+        int | None, opt.option("Only older runs.", "DAYS", min=0, rare=True)
     ] = None,
     status: Annotated[
-        Text, option("Remove those of this status.", "complete|incomplete|failed")
+        opt.Text, opt.option("Only runs of this status.", "complete|incomplete|failed", rare=True)
     ] = None,
-    yes: Annotated[bool, flag("--yes", "Remove; without it they are named.")] = False,
+    yes: Annotated[bool, opt.flag("--yes", "Delete; else they are only listed.")] = False,
 ) -> None:
     """Remove runs that fit every option given; baselines and unreadable files stay."""
     from dsv4kv.runs.store import choose, list_entries, remove

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from fractions import Fraction
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
@@ -21,7 +21,7 @@ from dsv4kv.choices import (
     listed,
 )
 from dsv4kv.cli import examples, group
-from dsv4kv.cli.options import AsJson, Text, Verbose, argument, flag, option, print_json, to_file
+from dsv4kv.cli import options as opt
 from dsv4kv.engines.names import RULES
 from dsv4kv.engines.rule import SPECULATIONS
 from dsv4kv.errors import ConfigError, TraceError
@@ -59,66 +59,63 @@ app = group(
 _YEAR_S = 365 * 86_400
 _SHORT_S = 1.0  # nobody wonders what takes less
 _PARALLEL_BYTES = 2**22  # of less, starting processes takes longer than tokenizing
-_CUT_TOKENS = 131_072  # where synthetic lengths are cut by default
 _STRATEGIES = "periodic:4096,zero,zero:bounded,ends+junctions"
-_SHAPES = {
-    "tree": "requests input_mean input_max output_mean arrival_rate "
-    "prefix_branches prefix_depth prefix_tokens hash_block_tokens",
-    "chat": "conversations",
-}
 
 # ---- options of several commands
 
-_READING: dict[str, Any] = {"panel": "Reading SOURCE", "rare": True}
-_DATA = {"panel": "Reading DATA"}
-_TIMES = {"panel": "Arrivals"}
-_OUTPUT = {"panel": "Output"}
-_TREE = {"panel": "Shape tree"}
 _SOURCE = (
     "A trace file, plain or gzip, a folder of weka conversations, or [bold]builtin:chat[/bold]."
 )
 _LINES = "File to write, as JSON lines; compressed if it ends in .gz."
 _FIELDS = (
     "Names of a timed trace's fields: time, prompt length, output length and, if it has them, "
-    "block ids. Left out: timestamp,input_length,output_length,hash_ids."
+    "block ids."
 )
-_UNITS = listed(UNITS_PER_SECOND)
+READING = {
+    "fields": opt.Row(
+        _FIELDS, "T,IN,OUT[,IDS]", "timestamp,input_length,output_length,hash_ids", rare=True
+    ),
+    "time_unit": opt.Row(
+        f"Unit of a timed trace: {listed(UNITS_PER_SECOND)}.", "UNIT", "s", UnitName, rare=True
+    ),
+    "id_tokens": opt.Row("Tokens per id of a timed trace.", "TOKENS", kind=int, rare=True),
+    "stagger": opt.Row(
+        "Seconds between the starts of a weka folder's conversations.",
+        "SECONDS",
+        "0",
+        float,
+        rare=True,
+    ),
+}
+"""Options of commands that read a trace."""
 
-Source = Annotated[str, argument(_SOURCE, "SOURCE", show_default=True)]
-OutFile = Annotated[Path, argument(f"{_LINES} For weka, a new folder.", "OUT", show_default=True)]
-To = Annotated[WrittenName, option(f"{explained(TRACE_LINES | TRACE_FILES)}.", None, "--to")]
+Source = Annotated[str, opt.argument(_SOURCE, "SOURCE", show_default=True)]
+OutFile = Annotated[
+    Path, opt.argument(f"{_LINES} For weka, a new folder.", "OUT", show_default=True)
+]
+To = Annotated[WrittenName, opt.option(f"{explained(TRACE_LINES | TRACE_FILES)}.", None, "--to")]
 Format = Annotated[
-    FormatName, option("Format of SOURCE; auto looks at its first line.", None, "--format")
-]
-Fields = Annotated[Text, option(_FIELDS, "T,IN,OUT[,IDS]", **_READING)]
-TimeUnit = Annotated[UnitName, option(f"Unit of a timed trace: {_UNITS}.", "UNIT", **_READING)]
-IdTokens = Annotated[
-    int | None, option("Tokens that one id of a timed trace stands for.", "TOKENS", **_READING)
-]
-Stagger = Annotated[
-    float,
-    option("Seconds between the starts of a weka folder's conversations.", "SECONDS", **_READING),
+    FormatName, opt.option("Format of SOURCE; auto looks at its first line.", None, "--format")
 ]
 
 
-def read_options(
-    fields: str | None, time_unit: str, id_tokens: int | None, stagger: float, **more: Any
-) -> "ReadOptions":
-    """What was given, checked; ``more`` are other fields of ``ReadOptions``."""
+def _read_options(given: dict[str, Any], **more: Any) -> "ReadOptions":
+    """Options of ``READING``, checked; ``more`` are other fields of ``ReadOptions``."""
     from dsv4kv.traces.files import ReadOptions, TimedFields
 
+    fields, stagger, id_tokens = (given.get(name) for name in ("fields", "stagger", "id_tokens"))
     names = fields.split(",") if fields else []
     if fields and (len(names) not in {3, 4} or not all(names)):
         raise typer.BadParameter(f"--fields {fields}: give three or four names, commas between")
-    if not 0 <= stagger <= _YEAR_S:
+    if stagger is not None and not 0 <= stagger <= _YEAR_S:
         raise typer.BadParameter(f"--stagger {stagger}: give seconds, from 0 to {_YEAR_S:,}")
     if id_tokens is not None and id_tokens < 1:
         raise typer.BadParameter(f"--id-tokens {id_tokens}: an id stands for 1 token or more")
-    return ReadOptions(TimedFields(*names), time_unit, id_tokens, stagger, **more)
+    unit = given.get("time_unit") or "s"
+    return ReadOptions(TimedFields(*names), unit, id_tokens, stagger or 0.0, **more)
 
 
 def _watch(name: str, unit: str) -> "Watcher":
-    """Show how far something is that may take a second or minutes."""
     from dsv4kv.cli.progress import Watcher
 
     return Watcher(open_console(stderr=True), name, unit, after_s=_SHORT_S)
@@ -126,7 +123,6 @@ def _watch(name: str, unit: str) -> "Watcher":
 
 @contextmanager
 def _watched_reading(name: str) -> "Iterator[Watch]":
-    """Show how much of a trace has been read, in MiB."""
     with _watch(name, "MiB") as watcher:
         yield lambda done, total: watcher.reach(done >> 20, total >> 20)
 
@@ -135,14 +131,12 @@ def _watched_reading(name: str) -> "Iterator[Watch]":
 
 
 @app.command(epilog=examples("dsv4kv trace info builtin:chat"))
+@opt.takes(READING)
 def info(
     source: Source,
+    given: dict[str, Any],
     trace_format: Format = "auto",
-    fields: Fields = None,
-    time_unit: TimeUnit = "s",
-    id_tokens: IdTokens = None,
-    stagger: Stagger = 0.0,
-    as_json: AsJson = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Say what a trace asks for: requests, lengths, and how much of its prompts repeats."""
     from dsv4kv import traces
@@ -153,7 +147,7 @@ def info(
     path = traces.resolve_trace(source)
     name = traces.detect_format(path) if trace_format == "auto" else trace_format
     stores = traces.is_stores_only(path)
-    options = read_options(fields, time_unit, id_tokens, stagger, stores=stores)
+    options = _read_options(given, stores=stores)
     with _watched_reading(f"reading {source}") as watch:
         batches = traces.read_batches(path, name, replace(options, watch=watch))
         summary = traces.summarize_batches(
@@ -162,11 +156,10 @@ def info(
     if as_json:
         document: dict[str, Any] = {"source": source, "format": name}
         document |= {"sha256": traces.trace_sha256(path), **asdict(summary)}
-        print_json(
-            document | ({"stores_only": True} if stores else {"hit_share": summary.hit_share})
-        )
-        return
-    show([f"{source} ({name})", *describe_trace(summary, stores=stores)])
+        document |= {"stores_only": True} if stores else {"hit_share": summary.hit_share}
+        opt.print_json(document)
+    else:
+        show([f"{source} ({name})", *describe_trace(summary, stores=stores)])
 
 
 @app.command(
@@ -176,39 +169,45 @@ def info(
         "dsv4kv trace convert recording trace.jsonl.gz",
     )
 )
+@opt.takes(READING)
 def convert(
     source: Source,
     out: OutFile,
+    given: dict[str, Any],
     trace_format: Format = "auto",
-    skip: Annotated[int, option("Requests to leave out at the start.", min=0)] = 0,
+    skip: Annotated[int, opt.option("Requests to skip at the start.", min=0, rare=True)] = 0,
     limit: Annotated[
-        int | None, option("Requests to write at most.", min=1, show_default="all")
+        int | None, opt.option("Max requests to write.", min=1, show_default="all")
     ] = None,
     sort: Annotated[
-        bool, flag("--sort", "Sort by arrival first; equal times keep their order.")
+        bool, opt.flag("--sort", "Sort by arrival; equal times keep their order.", rare=True)
     ] = False,
     to: To = "dsv4kv",
-    fields: Fields = None,
-    time_unit: TimeUnit = "s",
-    id_tokens: IdTokens = None,
-    stagger: Stagger = 0.0,
 ) -> None:
     """Write a trace, or a part of it, in another format; arrival times are kept.
 
     A recording becomes a trace of its requests; without a source of them, of what was stored.
     """
+    from dsv4kv.record.convert import describe, in_blocks, read_recording
     from dsv4kv.record.folder import is_recording
     from dsv4kv.traces import is_stores_only, read_trace
     from dsv4kv.traces.collect import place_of
+    from dsv4kv.traces.formats import BLOCK_TOKENS
     from dsv4kv.traces.summary import check_histories_of
 
     _check_out(out, to)
     stop = None if limit is None else skip + limit
     if is_recording(Path(source)):
-        _convert_recording(Path(source), out, to, slice(skip, stop))
+        recorded = read_recording(Path(source))
+        part: Iterable[Request] = recorded.requests[skip:stop]
+        if to.startswith("mooncake"):
+            part = in_blocks(part, BLOCK_TOKENS)
+        _write(part, out, to, stores=recorded.stores_only)
+        for sentence in describe(recorded):
+            say(sentence)
         return
     stores = is_stores_only(Path(source))
-    options = read_options(fields, time_unit, id_tokens, stagger, any_order=sort, stores=stores)
+    options = _read_options(given, any_order=sort, stores=stores)
 
     def check(requests: "Iterator[Request]", first: int) -> "Iterator[Request]":
         return check_histories_of(
@@ -226,11 +225,7 @@ def convert(
 
 
 def _check_out(out: Path, to: str) -> None:
-    """Refuse a file, or the folder of a format that is one, before anything is read.
-
-    Raises:
-        TraceError: It cannot be written.
-    """
+    """Refuse a file, or the folder of a format that is one, before anything is read."""
     if out.is_dir() and to != "weka":
         raise TraceError(f"{out} is a folder: name the file to write.")
     try:
@@ -240,7 +235,6 @@ def _check_out(out: Path, to: str) -> None:
 
 
 def _write(requests: "Iterable[Request]", out: Path, to: str, *, stores: bool) -> None:
-    """Write a trace and say how much of it there is."""
     from dsv4kv.traces import write_trace
 
     if stores and to in TRACE_FILES:
@@ -256,20 +250,6 @@ def _write(requests: "Iterable[Request]", out: Path, to: str, *, stores: bool) -
     say(f"{out}: {amount} written")
 
 
-def _convert_recording(folder: Path, out: Path, to: str, part: slice) -> None:
-    """Write what was recorded, and say what the server said of it."""
-    from dsv4kv.record.convert import describe, in_blocks, read_recording
-    from dsv4kv.traces.formats import BLOCK_TOKENS
-
-    recorded = read_recording(folder)
-    requests: Iterable[Request] = recorded.requests[part]
-    if to.startswith("mooncake"):
-        requests = in_blocks(requests, BLOCK_TOKENS)
-    _write(requests, out, to, stores=recorded.stores_only)
-    for sentence in describe(recorded):
-        say(sentence)
-
-
 # ---- tokenize
 
 _CONVERSATIONS = (
@@ -279,19 +259,18 @@ _CONVERSATIONS = (
 _TOKENIZER = "A model's folder, with its tokenizer.json; or such a file. Never downloaded."
 _TEMPLATE = (
     "Jinja file, or the name of one of the tokenizer's templates; a file in .py is run: "
-    "DeepSeek's encoding_dsv4.py. Left out: the tokenizer's own."
+    "DeepSeek's encoding_dsv4.py."
 )
 _TEMPLATE_OPTIONS = "Options of the template, such as '{\"enable_thinking\": false}'."
-_DEFECTS = "Leave out records that cannot be read, and count them; else the first ends it."
+_TEXT = "Every line is a prompt, whatever it looks like."
+_DEFECTS = "Skip and count records that cannot be read; else the first ends it."
 _UNANSWERED = "Output tokens of requests that the data has no answer to."
 _RATE = "Conversations that begin in a second (Poisson), if no time is given."
-_GAP = "Mean time from a turn to the next (exponential), in seconds."
+_GAP = "Mean time between turns (exponential), in seconds."
 _FIELD = "Field of records, or of messages, that says when they were sent: ISO 8601, or a number."
-_SALT = (
-    "Secret of the ids, 16 to 64 bytes: the same one, the same ids; a recording's, its. Left out: "
-    "random, and not kept."
-)
-_PROCESSES = "Processes that tokenize; of small data one."
+_UNIT = f"Unit of numbers: {listed(UNITS_PER_SECOND)}."
+_SALT = "Salt for block ids (16–64 bytes); reuse it, or a recording's, to get identical ids."
+_PROCESSES: dict[str, Any] = {"min": 1, "max": 1024, "show_default": "one for every core"}
 
 
 @app.command(
@@ -300,28 +279,26 @@ _PROCESSES = "Processes that tokenize; of small data one."
     )
 )
 def tokenize(
-    data: Annotated[Path, argument(_CONVERSATIONS, "DATA", show_default=True)],
+    data: Annotated[Path, opt.argument(_CONVERSATIONS, "DATA", show_default=True)],
     out: OutFile,
-    tokenizer: Annotated[Path, option(_TOKENIZER, "DIR", **_DATA)],
-    template: Annotated[Text, option(_TEMPLATE, "FILE|NAME", "--chat-template", **_DATA)] = None,
-    template_options: Annotated[str, option(_TEMPLATE_OPTIONS, "JSON", rare=True, **_DATA)] = "{}",
-    text: Annotated[
-        bool, flag("--text", "Every line is a prompt, whatever it looks like.", **_DATA)
-    ] = False,
-    skip: Annotated[bool, flag("--skip-defects", _DEFECTS, rare=True, **_DATA)] = False,
-    output_tokens: Annotated[int, option(_UNANSWERED, min=0, rare=True, **_DATA)] = 0,
-    rate: Annotated[float, option(_RATE, **_TIMES)] = 1.0,
-    gap: Annotated[float, option(_GAP, rare=True, **_TIMES)] = 20.0,
-    time_field: Annotated[Text, option(_FIELD, "NAME", rare=True, **_TIMES)] = None,
-    time_unit: Annotated[UnitName, option(f"Unit of numbers: {_UNITS}.", "UNIT", **_TIMES)] = "s",
-    seed: Annotated[int, option("Seed: the same one, the same times.", min=0, **_TIMES)] = 0,
-    block_tokens: Annotated[int, option("Tokens that an id stands for.", min=1, **_OUTPUT)] = 64,
-    salt: Annotated[Path | None, option(_SALT, "FILE", **_OUTPUT)] = None,
-    to: To = "dsv4kv",
-    processes: Annotated[
-        int | None,
-        option(_PROCESSES, min=1, max=1024, show_default="one for every core", rare=True),
+    tokenizer: Annotated[Path, opt.option(_TOKENIZER, "DIR")],
+    template: Annotated[
+        opt.Text,
+        opt.option(_TEMPLATE, "FILE|NAME", "--chat-template", show_default="the tokenizer's"),
     ] = None,
+    template_options: Annotated[str, opt.option(_TEMPLATE_OPTIONS, "JSON", rare=True)] = "{}",
+    text: Annotated[bool, opt.flag("--text", _TEXT, rare=True)] = False,
+    skip: Annotated[bool, opt.flag("--skip-defects", _DEFECTS, rare=True)] = False,
+    output_tokens: Annotated[int, opt.option(_UNANSWERED, min=0, rare=True)] = 0,
+    rate: Annotated[float, opt.option(_RATE)] = 1.0,
+    gap: Annotated[float, opt.option(_GAP, rare=True)] = 20.0,
+    time_field: Annotated[opt.Text, opt.option(_FIELD, "NAME", rare=True)] = None,
+    time_unit: Annotated[UnitName, opt.option(_UNIT, "UNIT", rare=True)] = "s",
+    seed: Annotated[int, opt.option("Seed of the times.", min=0, rare=True)] = 0,
+    block_tokens: Annotated[int, opt.option("Tokens per id.", min=1, rare=True)] = 64,
+    salt: Annotated[Path | None, opt.option(_SALT, "FILE", show_default="random")] = None,
+    to: To = "dsv4kv",
+    processes: Annotated[int | None, opt.option("Processes.", rare=True, **_PROCESSES)] = None,
 ) -> None:
     """Make a trace of conversations or prompts: lengths, sessions and ids of blocks of tokens.
 
@@ -345,9 +322,8 @@ def tokenize(
     count = processes or (usable_cores() if large else 1)
     with _watched_reading(f"tokenizing {data}") as watch:
         reading = DataOptions(text, time_field, time_unit, skip, watch)
-        turns = made.tokenize(read_dialogues(data, reading), job, count)
         requests = made.arrange(
-            turns,
+            made.tokenize(read_dialogues(data, reading), job, count),
             made.Arrivals(rate, gap, seed),
             counts,
             block_tokens=block_tokens,
@@ -373,14 +349,14 @@ def _object(text: str, name: str) -> dict[str, Any]:
 
 # ---- mrc
 
-_WHOSE = f"Whose cache: {listed(shipped_names('models'))}, or a Hugging Face config.json."
-_BLOCK = "Tokens of a block. Left out: the trace's own; for engines' rules 256."
+_MODEL = f"{listed(shipped_names('models'))}, or a Hugging Face config.json."
+_BLOCK = "Tokens of a block."
 _CAPACITY = (
     "Capacities of the cache, in tokens of context (9358848, 16M) or bytes of compressed cache "
-    "(100GiB), commas between. Left out: ten that show the curve."
+    "(100GiB), commas between."
 )
 _HOST = "Host memory in addition to the capacities (1TB), commas between: what it would win."
-_STRATEGY = f"What is kept of windows and states: {listed(STRATEGIES)}, or none; commas between."
+_STRATEGY = f"Where windows and states are kept: {listed(STRATEGIES)}, or none; commas between."
 _RULE = (
     f"Engines' rules, replayed at every capacity: {listed(RULES)}, or all. Exact for vLLM 0.33 "
     "and SGLang 0.5.23, whose defaults are vllm-v4:semantic and sglang-v4:tail."
@@ -389,18 +365,15 @@ _SPECULATION = (
     f"How the engines draft, for every rule: {listed(SPECULATIONS)} (MTP where a KV connector is "
     "set), commas between. It changes what hits."
 )
-_POLICY = (
-    f"Other eviction policies, simulated at every capacity: {listed(POLICIES | OFFLINE_POLICIES)}."
-)
+_POLICY = f"Eviction policies, at every capacity: {listed(POLICIES | OFFLINE_POLICIES)}."
 _MEMORY = (
     "Read a trace that does not fit: keep so much of it (1GiB), and estimate hits from some of "
     "its blocks, each with a 95 % interval. Only the curve: strategies, rules and policies need "
     "whole prompts."
 )
-_SNAP = (
-    "Leave checkpoints inside the partial last block of a prompt, which never comes again, too: "
-    "they are written and never found."
-)
+_CHUNK = "Tokens of a prompt computed at once (max_num_batched_tokens)."
+_GPU = "GPU for which vLLM sizes blocks of V4.1."
+_SNAP = "Also write checkpoints in a prompt's partial last block (never reused)."
 
 
 @app.command(
@@ -409,39 +382,43 @@ _SNAP = (
         "dsv4kv trace mrc builtin:chat --capacity 1M --rule all   by engines' rules",
     )
 )
+@opt.takes(READING)
 def mrc(
-    source: Annotated[str, argument(f"With block ids: {_SOURCE}", "SOURCE", show_default=True)],
-    model: Annotated[str, option(_WHOSE, "NAME|FILE")] = "v4-flash",
-    block_tokens: Annotated[Text, option(_BLOCK, "TOKENS", rare=True)] = None,
-    capacity: Annotated[Text, option(_CAPACITY, "SIZES")] = None,
-    host: Annotated[Text, option(_HOST, "SIZES", rare=True)] = None,
-    strategy: Annotated[str, option(_STRATEGY, "NAMES")] = _STRATEGIES,
-    rule: Annotated[Text, option(_RULE, "NAMES")] = None,
-    speculation: Annotated[str, option(_SPECULATION, "NAMES", rare=True)] = "none",
-    policy: Annotated[Text, option(_POLICY, "NAMES")] = None,
-    memory: Annotated[Text, option(_MEMORY, "BYTES", rare=True)] = None,
-    jobs: Annotated[int, option("Processes for the rules.", "N", "--jobs", "-j", min=1)] = 1,
-    chunk_tokens: Annotated[
-        str, option("Tokens of a prompt computed at once (max_num_batched_tokens).", "TOKENS")
-    ] = "8192",
-    gpu: Annotated[
-        Text,
-        option("GPU for which vLLM sizes blocks of V4.1. Left out: B200.", "NAME"),
+    source: Annotated[
+        str, opt.argument(f"With block ids: {_SOURCE}", "SOURCE", show_default=True)
+    ],
+    given: dict[str, Any],
+    model: Annotated[str, opt.option(_MODEL, "NAME|FILE")] = "v4-flash",
+    block_tokens: Annotated[
+        opt.Text,
+        opt.option(_BLOCK, "TOKENS", rare=True, show_default="the trace's; for rules 256"),
     ] = None,
-    no_snap: Annotated[bool, flag("--no-snap", _SNAP, rare=True)] = False,
-    trace_format: Format = "auto",
-    fields: Fields = None,
-    time_unit: TimeUnit = "s",
-    id_tokens: IdTokens = None,
-    stagger: Stagger = 0.0,
-    as_json: AsJson = False,
-    verbose: Verbose = False,
+    capacity: Annotated[
+        opt.Text, opt.option(_CAPACITY, "SIZES", show_default="ten that show the curve")
+    ] = None,
+    host: Annotated[opt.Text, opt.option(_HOST, "SIZES", rare=True)] = None,
+    strategy: Annotated[str, opt.option(_STRATEGY, "NAMES")] = _STRATEGIES,
+    rule: Annotated[opt.Text, opt.option(_RULE, "NAMES")] = None,
+    speculation: Annotated[str, opt.option(_SPECULATION, "NAMES", rare=True)] = "none",
+    policy: Annotated[opt.Text, opt.option(_POLICY, "NAMES", rare=True)] = None,
+    memory: Annotated[opt.Text, opt.option(_MEMORY, "BYTES", rare=True)] = None,
+    jobs: Annotated[
+        int, opt.option("Processes for the rules.", "N", "--jobs", "-j", min=1, rare=True)
+    ] = 1,
+    chunk_tokens: Annotated[str, opt.option(_CHUNK, "TOKENS", rare=True)] = "8192",
+    gpu: Annotated[opt.Text, opt.option(_GPU, "NAME", rare=True, show_default="b200")] = None,
+    no_snap: Annotated[bool, opt.flag("--no-snap", _SNAP, rare=True)] = False,
+    trace_format: Annotated[
+        FormatName, opt.option("Format of SOURCE.", None, "--format", rare=True)
+    ] = "auto",
+    as_json: opt.AsJson = False,
+    verbose: opt.Verbose = False,
     csv: Annotated[
         Path | None,
-        option("Write rows by capacity and rule as CSV.", "FILE", callback=to_file, **_OUTPUT),
+        opt.option("Write all rows as CSV.", "FILE", rare=True, callback=opt.to_file),
     ] = None,
     chart: Annotated[
-        Path | None, option("Draw the curves as SVG.", "FILE", callback=to_file, **_OUTPUT)
+        Path | None, opt.option("Draw the curves as SVG.", "FILE", callback=opt.to_file)
     ] = None,
 ) -> None:
     """Print the prefix hit rate of a trace by cache capacity, exactly, and why hits are lost.
@@ -461,6 +438,11 @@ def mrc(
     from dsv4kv.view.render import show
 
     drafts, config = _names(speculation), find_model(model)
+    token_bytes = prefix_costs(config).token_bytes
+    sizes = (
+        int(parse_bytes(one) / token_bytes) if one.upper().endswith("B") else parse_count(one)
+        for one in _names(capacity)
+    )
     every = (
         name
         for name, known in RULES.items()
@@ -471,7 +453,7 @@ def mrc(
     question = Question(
         model=config,
         block_tokens=parse_count(block_tokens) if block_tokens else None,
-        capacities_tokens=_capacities(capacity, prefix_costs(config).token_bytes),
+        capacities_tokens=tuple(sorted(sizes)),
         strategies=() if strategy == "none" else _names(strategy),
         rules=tuple(every) if rule == "all" else _names(rule),
         speculations=drafts,
@@ -482,7 +464,7 @@ def mrc(
         host_bytes=tuple(sorted(parse_bytes(one) for one in _names(host))),
     )
     with _watched_reading(f"reading {source}") as watch:
-        options = read_options(fields, time_unit, id_tokens, stagger, watch=watch)
+        options = _read_options(given, watch=watch)
         if memory:
             whole = {
                 "--strategy": question.strategies,
@@ -518,21 +500,38 @@ def _names(text: str | None) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip()) if text else ()
 
 
-def _capacities(text: str | None, token_bytes: Fraction) -> tuple[int, ...]:
-    """Capacities in tokens, rising; sizes end in B."""
-    sizes = (
-        int(parse_bytes(one) / token_bytes) if one.upper().endswith("B") else parse_count(one)
-        for one in _names(text)
-    )
-    return tuple(sorted(sizes))
-
-
 # ---- synth
 
 _SHAPE = (
     "tree: independent prompts that begin with text from a tree of shared prefixes. chat: "
     "conversations over one system prompt, each turn extending the last."
 )
+_tree = partial(opt.Row, metavar="N", kind=int, panel="Shape tree")
+_MOST = 2**31 - 1
+TREE = {
+    "requests": _tree("Requests.", default="64", bounds=(1, 10_000_000)),
+    "input_mean": _tree("Mean prompt (log-normal), in tokens.", default="1024", bounds=(1, _MOST)),
+    "input_max": _tree("Max prompt, in tokens.", default="131072", bounds=(1, _MOST), rare=True),
+    "output_mean": _tree(
+        "Mean output (log-normal), in tokens.", default="128", bounds=(1, 131_072), rare=True
+    ),
+    "arrival_rate": _tree(
+        "Poisson arrivals per second.", kind=float, default="all at the start", rare=True
+    ),
+    "prefix_branches": _tree(
+        "Children of each prefix; 0 shares nothing.", default="0", bounds=(0, 1_000_000)
+    ),
+    "prefix_depth": _tree(
+        "Levels of the prefix tree.", default="2", bounds=(1, 10_000), rare=True
+    ),
+    "prefix_tokens": _tree(
+        "Tokens that a level adds.", default="512", bounds=(1, _MOST), rare=True
+    ),
+    "hash_block_tokens": _tree(
+        "Tokens per prefix hash.", default="512", bounds=(1, _MOST), rare=True
+    ),
+}
+"""Options of the shape tree: settings of a synthetic workload of bench."""
 
 
 @app.command(
@@ -541,67 +540,46 @@ _SHAPE = (
         "dsv4kv trace synth chat.jsonl --shape chat",
     )
 )
+@opt.takes(TREE)
 def synth(
-    context: typer.Context,
-    out: Annotated[Path, argument(_LINES, "OUT", show_default=True)],
-    shape: Annotated[Literal["tree", "chat"], option(_SHAPE)] = "tree",
-    seed: Annotated[int, option("Seed: the same one, the same trace.", min=0)] = 0,
+    out: Annotated[Path, opt.argument(_LINES, "OUT", show_default=True)],
+    given: dict[str, Any],
+    shape: Annotated[Literal["tree", "chat"], opt.option(_SHAPE)] = "tree",
+    seed: Annotated[int, opt.option("Seed: the same one, the same trace.", min=0)] = 0,
     conversations: Annotated[
-        int, option("Conversations.", min=1, max=1_000_000, panel="Shape chat")
-    ] = 12,
-    requests: Annotated[int, option("Requests.", min=1, max=10_000_000, **_TREE)] = 64,
-    input_mean: Annotated[
-        int, option("Mean prompt (log-normal), in tokens.", min=1, **_TREE)
-    ] = 1024,
-    input_max: Annotated[
-        int, option("Cut prompts to this many tokens.", rare=True, min=1, max=2**31 - 1, **_TREE)
-    ] = _CUT_TOKENS,
-    output_mean: Annotated[
-        int, option("Mean output (log-normal), in tokens.", min=1, max=_CUT_TOKENS, **_TREE)
-    ] = 128,
-    arrival_rate: Annotated[
-        float | None,
-        option("Poisson arrivals per second.", show_default="all wait from the start", **_TREE),
+        int | None,
+        opt.option(
+            "Conversations.",
+            min=1,
+            max=1_000_000,
+            show_default="12",
+            panel="Shape chat",
+            rare=True,
+        ),
     ] = None,
-    prefix_branches: Annotated[
-        int, option("Children of each prefix; 0 shares nothing.", min=0, max=1_000_000, **_TREE)
-    ] = 0,
-    prefix_depth: Annotated[
-        int, option("Levels of the prefix tree.", rare=True, min=1, max=10_000, **_TREE)
-    ] = 2,
-    prefix_tokens: Annotated[
-        int, option("Tokens that a level adds.", min=1, max=2**31 - 1, **_TREE)
-    ] = 512,
-    hash_block_tokens: Annotated[
-        int, option("Tokens one prefix hash stands for.", rare=True, min=1, max=2**31 - 1, **_TREE)
-    ] = 512,
 ) -> None:
     """Make a trace; the same options and seed make the same file."""
     from dsv4kv.config.bench import Lengths, Synthetic
     from dsv4kv.traces import write_trace
     from dsv4kv.traces.synth import chat_trace, synthesize
 
-    for other in _SHAPES.keys() - {shape}:
-        for name in _SHAPES[other].split():
-            origin = context.get_parameter_source(name)
-            if origin is not None and origin.name == "COMMANDLINE":
-                spelt = name.replace("_", "-")
-                raise typer.BadParameter(f"--{spelt} belongs to --shape {other}, not {shape}")
-    if input_mean > input_max:
-        raise typer.BadParameter(f"--input-mean {input_mean} is above --input-max {input_max}")
-    if arrival_rate is not None and not 1e-6 <= arrival_rate <= 1e6:
+    wrong = [*given] if shape == "chat" else ["conversations"] if conversations else []
+    for name in wrong:
+        owner = "tree" if shape == "chat" else "chat"
+        spelt = name.replace("_", "-")
+        raise typer.BadParameter(f"--{spelt} belongs to --shape {owner}, not {shape}")
+    prompt = Lengths(mean=given.pop("input_mean", 1024))
+    if prompt.mean > (cut := given.pop("input_max", prompt.high)):
+        raise typer.BadParameter(f"--input-mean {prompt.mean} is above --input-max {cut}")
+    rate = given.get("arrival_rate")
+    if rate is not None and not 1e-6 <= rate <= 1e6:
         raise typer.BadParameter(
-            f"--arrival-rate {arrival_rate}: give requests per second, from 0.000001 to 1,000,000"
+            f"--arrival-rate {rate}: give requests per second, from 0.000001 to 1,000,000"
         )
-    settings = Synthetic(
-        requests=requests,
-        input=Lengths(mean=input_mean, high=input_max),
-        output=Lengths(mean=output_mean),
-        arrival_rate=arrival_rate,
-        prefix_branches=prefix_branches,
-        prefix_depth=prefix_depth,
-        prefix_tokens=prefix_tokens,
-        hash_block_tokens=hash_block_tokens,
+    prompt, output = (
+        prompt.model_copy(update={"high": cut}),
+        Lengths(mean=given.pop("output_mean", 128)),
     )
-    made = chat_trace(conversations, seed) if shape == "chat" else synthesize(settings, seed)
+    settings = Synthetic(input=prompt, output=output, **given)
+    made = chat_trace(conversations or 12, seed) if shape == "chat" else synthesize(settings, seed)
     say(f"{out}: {write_trace(made, out):,} requests written")

@@ -7,7 +7,7 @@ from typing import Any
 from dsv4kv.replay.against import Against, Minute
 from dsv4kv.replay.settings import Known
 from dsv4kv.view.quantity import quantity, share
-from dsv4kv.view.table import ABSENT, Facts, Finding, Number, Page, Part, Section, Table
+from dsv4kv.view.table import ABSENT, Columns, Facts, Finding, Number, Page, Part, Section, Table
 
 _MAX_MINUTES = 30
 _QUANTITIES = {
@@ -23,11 +23,11 @@ def against_page(name: str, found: Against, settings: Sequence[Known]) -> Page:
     parts: list[Part] = [
         Finding("warning" if found.unexplained else "good", answer(found)),
         *(Finding("warning", caution) for caution in found.cautions),
-        *("", total_table(found), "", causes_table(found)),
+        *("", _total_table(found), "", _causes_table(found)),
     ]
     facts = Facts({each.key: f"{each.value} ({each.source})" for each in settings})
     sections = [
-        Section("By minute", [minutes_table(found.minutes)]),
+        Section("By minute", [_minutes_table(found.minutes)]),
         Section("Settings of the replay", [facts]),
     ]
     return Page(f"{name} against a replay", parts, sections)
@@ -46,8 +46,7 @@ def answer(found: Against) -> str:
     return f"the server hit {server} of its prompt tokens, the replay {replay}: {left}"
 
 
-def total_table(found: Against) -> Table:
-    """Server, replay, difference, in total."""
+def _total_table(found: Against) -> Table:
     total = found.total
 
     def of(side: Any) -> Callable[[str], Number]:
@@ -67,7 +66,7 @@ def total_table(found: Against) -> Table:
     )
 
 
-def minutes_table(minutes: Sequence[Minute]) -> Table:
+def _minutes_table(minutes: Sequence[Minute]) -> Table:
     """The same by minute; of a long recording those that differ most."""
     shown, note = list(minutes), "minutes since the first request"
 
@@ -82,25 +81,20 @@ def minutes_table(minutes: Sequence[Minute]) -> Table:
         yield f"server {words}", lambda minute: quantity(getattr(minute.server, name))
         yield f"replay {words}", lambda minute: quantity(getattr(minute.replay, name))
 
-    return Table(
-        "By minute",
-        [
-            ("minute", lambda minute: quantity(minute.number)),
-            ("requests", lambda minute: quantity(minute.requests)),
-            ("prompt tokens", lambda minute: quantity(minute.prompt_tokens)),
-            *both("hit_tokens", "hit"),
-            ("difference", lambda each: _difference(each.server, each.replay, "hit_tokens")),
-            *both("evicted", "evicted"),
-            *both("used", "in use"),
-            *both("preempted", "preempted"),
-        ],
-        shown,
-        note=note,
-    )
+    columns: Columns = [
+        ("minute", lambda minute: quantity(minute.number)),
+        ("requests", lambda minute: quantity(minute.requests)),
+        ("prompt tokens", lambda minute: quantity(minute.prompt_tokens)),
+        *both("hit_tokens", "hit"),
+        ("difference", lambda each: _difference(each.server, each.replay, "hit_tokens")),
+        *both("evicted", "evicted"),
+        *both("used", "in use"),
+        *both("preempted", "preempted"),
+    ]
+    return Table("By minute", columns, shown, note=note)
 
 
-def causes_table(found: Against) -> Table:
-    """What explains the difference, in tokens that the server hit more than the replay."""
+def _causes_table(found: Against) -> Table:
     rows = [(each.name, f"{each.low:+,}", f"{each.high:+,}", each.seen) for each in found.causes]
     footer = [
         (name, f"{tokens:+,}", f"{tokens:+,}", "")

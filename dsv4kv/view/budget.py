@@ -18,6 +18,7 @@ from dsv4kv.view.quantity import size
 from dsv4kv.view.table import (
     ABSENT,
     Chart,
+    Columns,
     Command,
     Facts,
     Finding,
@@ -65,7 +66,7 @@ def budget_page(
         answer.append(Finding("warning", "--host-ratio and --host-size need a --host-tier"))
     answer += command
     if shown := useful[: 1 if command else _MAX_OPTIONS]:
-        answer += ["", options_table(shown, found)]
+        answer += ["", _options_table(shown, found)]
     answer += _next(found, useful, launch)
     scenario = found.scenario
     return Page(
@@ -85,7 +86,7 @@ def _sections(
     given: Mapping[str, str],
 ) -> Iterator[Section]:
     if len(useful) > shown:
-        yield Section("More options", [options_table(useful, found)])
+        yield Section("More options", [_options_table(useful, found)])
     capacity, engine = found.capacity, found.scenario.engine
     units = ""
     if capacity and not engine.own:
@@ -94,10 +95,10 @@ def _sections(
             f"request counts as {float(capacity.units_per_request):,.0f}."
         )
     missing = f"Not counted: {', '.join(peak_of(found).not_counted)}."
-    yield Section("Memory", [peak_table(found), missing, pools_table(found)], units)
+    yield Section("Memory", [_peak_table(found), missing, _pools_table(found)], units)
     if found.host:
-        yield Section("Host memory", list(host_parts(found.host)))
-    assumed: list[Part] = [assumed_table(found.scenario), *_assumed(found.scenario, given)]
+        yield Section("Host memory", list(_host_parts(found.host)))
+    assumed: list[Part] = [_assumed_table(found.scenario), *_assumed(found.scenario, given)]
     yield Section("Assumptions", assumed)
 
 
@@ -106,7 +107,6 @@ def _helps(found: Answer, option: Option) -> bool:
 
 
 def _answer(found: Answer) -> Finding:
-    """What fits on what, in one sentence."""
     scenario, inputs = found.scenario, found.scenario.inputs
     requests = counted(found.concurrency, "request")
     load = f"{requests} of {found.context:,} tokens"
@@ -143,7 +143,6 @@ def _gpus(scenario: Scenario) -> str:
 
 
 def _copies_sentence(found: Answer, options: Sequence[Option]) -> str:
-    """What tensor parallelism costs: the copies of the single KV head."""
     layout = found.scenario.layout
     heads = "single KV head" if kv_heads(found.scenario.config) == 1 else "too few KV heads"
     others = [each for each in options if _replaces(layout, each.scenario.layout)]
@@ -160,7 +159,6 @@ def _replaces(layout: Layout, other: Layout) -> bool:
 
 
 def _engine_lines(found: Answer) -> Iterator[Part]:
-    """What the engine will log for the memory left to it, and what its number means."""
     engine, capacity = found.scenario.engine, found.capacity
     seen = "" if engine.seen_in_logs else " (derived from its source, not seen in a log)"
     if found.log_lines:
@@ -174,7 +172,6 @@ def _engine_lines(found: Answer) -> Iterator[Part]:
 
 
 def _differences(found: Answer, capacity: Capacity) -> Iterator[str]:
-    """Why the lines say otherwise than the answer above, or than each other."""
     name, counted = found.scenario.engine.name, float(capacity.concurrency)
     counted *= found.scenario.layout.dp
     if capacity.log_lines and capacity.printed_tokens is None:
@@ -199,7 +196,6 @@ def _differences(found: Answer, capacity: Capacity) -> Iterator[str]:
 
 
 def _facts(found: Answer, curve: Sequence[tuple[int, int]]) -> Facts:
-    """Memory of a GPU, what one request costs, and how many fit at other contexts."""
     use = found.use
     sizes = {
         "weights": use.weights,
@@ -236,18 +232,15 @@ def _facts(found: Answer, curve: Sequence[tuple[int, int]]) -> Facts:
     return Facts(rows)
 
 
-def options_table(options: Sequence[Option], found: Answer) -> Table:
+def _options_table(options: Sequence[Option], found: Answer) -> Table:
     """What to change, and what it gains; where nothing fits, the cheapest that makes it fit."""
-    return Table(
-        "More requests" if found.fits else "To make it fit",
-        [
-            ("option", lambda option: Text(_shown(option), "strong" if found.fits else "good")),
-            ("requests", lambda o: Number(f"{found.max_concurrency:,} → {o.concurrency:,}")),
-            ("frees per GPU", lambda option: size(option.freed_bytes)),
-            ("why", lambda option: option.reason),
-        ],
-        options,
-    )
+    columns: Columns = [
+        ("option", lambda option: Text(_shown(option), "strong" if found.fits else "good")),
+        ("requests", lambda o: Number(f"{found.max_concurrency:,} → {o.concurrency:,}")),
+        ("frees per GPU", lambda option: size(option.freed_bytes)),
+        ("why", lambda option: option.reason),
+    ]
+    return Table("More requests" if found.fits else "To make it fit", columns, options)
 
 
 def _shown(option: Option) -> str:
@@ -257,7 +250,6 @@ def _shown(option: Option) -> str:
 
 
 def _next(found: Answer, options: Sequence[Option], launch: Launch) -> Iterator[Part]:
-    """The command that starts the best option, or what was asked."""
     best = options[0] if options else None
     if line := launch(best) if best or found.fits else "":
         scenario = best.scenario if best else found.scenario
@@ -267,7 +259,6 @@ def _next(found: Answer, options: Sequence[Option], launch: Launch) -> Iterator[
 
 
 def _assumed(scenario: Scenario, given: Mapping[str, str]) -> Iterator[Text]:
-    """The toolkit's own defaults, formats, sources and units."""
     inputs, config = scenario.inputs, scenario.config
     gpu = "" if inputs.hbm else scenario.gpu.name
     ours = {"model": inputs.model, "gpu": gpu, "state": inputs.state}
@@ -284,8 +275,7 @@ def _assumed(scenario: Scenario, given: Mapping[str, str]) -> Iterator[Text]:
     yield from (Text(f"{name}: {line}", "dim") for name, line in lines.items())
 
 
-def assumed_table(scenario: Scenario) -> Table:
-    """What the engine takes where nothing is given, and why."""
+def _assumed_table(scenario: Scenario) -> Table:
     return Table(
         "Engine defaults",
         [
@@ -326,45 +316,35 @@ def view_command(reading: "Reading", costs: "Iterable[FlagCost]") -> list[Part]:
     return parts
 
 
-def pools_table(found: Answer) -> Table:
-    """What one request costs on one GPU, pool by pool."""
+def _pools_table(found: Answer) -> Table:
 
     def per_token(bytes_: Any) -> Number:
         return Number(f"{float(bytes_):,.2f}" if bytes_ else ABSENT)
 
-    return Table(
-        "Pools",
-        [
-            ("pool", lambda cost: cost.pool),
-            ("layers", lambda cost: f"{cost.layer_type} × {cost.layers}"),
-            ("fixed", lambda cost: size(cost.fixed_bytes or None)),
-            ("in flight", lambda cost: size(cost.in_flight_bytes or None)),
-            ("B per token", lambda cost: per_token(cost.marginal_bytes)),
-            ("B lost per token", lambda cost: per_token(cost.padding_bytes)),
-        ],
-        found.costs,
-        note="one request on one GPU",
-        keys=2,
-    )
+    columns: Columns = [
+        ("pool", lambda cost: cost.pool),
+        ("layers", lambda cost: f"{cost.layer_type} × {cost.layers}"),
+        ("fixed", lambda cost: size(cost.fixed_bytes or None)),
+        ("in flight", lambda cost: size(cost.in_flight_bytes or None)),
+        ("B per token", lambda cost: per_token(cost.marginal_bytes)),
+        ("B lost per token", lambda cost: per_token(cost.padding_bytes)),
+    ]
+    return Table("Pools", columns, found.costs, note="one request on one GPU", keys=2)
 
 
-def peak_table(found: Answer) -> Table:
-    """What is allocated at the peak of a step, from the GPU's memory to its KV."""
+def _peak_table(found: Answer) -> Table:
     signs = {"whole": "", "taken": "− ", "part": "    of it ", "left": "= "}
+    columns: Columns = [
+        ("one GPU", lambda line: f"{signs[line.kind]}{line.what}"),
+        ("size", lambda line: size(line.size_bytes)),
+        ("source", lambda line: line.source.partition(";")[0]),
+    ]
     return Table(
-        "Peak memory",
-        [
-            ("one GPU", lambda line: f"{signs[line.kind]}{line.what}"),
-            ("size", lambda line: size(line.size_bytes)),
-            ("source", lambda line: line.source.partition(";")[0]),
-        ],
-        peak_of(found).lines,
-        note="from its memory to what is left for KV",
+        "Peak memory", columns, peak_of(found).lines, note="from its memory to what is left for KV"
     )
 
 
-def host_parts(host: HostTier) -> Iterator[Part]:
-    """Host memory, pool by pool, and its notes."""
+def _host_parts(host: HostTier) -> Iterator[Part]:
     yield Table(
         f"Host memory: {host.name}",
         [
@@ -385,23 +365,22 @@ def sweep_page(rows: Sequence[Row]) -> Page:
     """The best and the worst, the table, and a sentence for every point without an answer."""
     problems = {row.problem: _point(row) for row in reversed(rows) if row.problem}
     warnings = [Finding("warning", f"{point}: {problem}") for problem, point in problems.items()]
-    first, label = rows[0], choose_values(rows)[0]
+    first, label = rows[0], _choose_values(rows)[0]
     title = f"{first.inputs.model}, {label} by {', '.join(first.point)}, {first.inputs.engine}"
-    answer: list[Part] = [Text(f"{sweep_answer(rows)}.", "strong"), *warnings]
-    answer += ["", sweep_table(rows, _MAX_POINTS)]
+    answer: list[Part] = [Text(f"{_sweep_answer(rows)}.", "strong"), *warnings]
+    answer += ["", _sweep_table(rows, _MAX_POINTS)]
     found = next((row.found for row in rows if row.found), None)
     given = dict.fromkeys(first.point, "")
     assumed = [*_assumed(found.scenario, given)] if found else []
     sections = [
         Section("Chart", [sweep_chart(rows)]),
-        Section("All points", [sweep_table(rows)]),
+        Section("All points", [_sweep_table(rows)]),
         Section("Assumptions", assumed),
     ]
     return Page(title, answer, sections)
 
 
-def choose_values(rows: Sequence[Row]) -> tuple[str, Callable[[Row], float]]:
-    """Requests that fit, or for given ones the GPUs, the longest context or the cache."""
+def _choose_values(rows: Sequence[Row]) -> tuple[str, Callable[[Row], float]]:
     first = rows[0].inputs
     if any(row.found is None for row in rows):
         return "cache of one request, GiB", lambda row: row.cached_bytes / 2**30
@@ -414,9 +393,9 @@ def choose_values(rows: Sequence[Row]) -> tuple[str, Callable[[Row], float]]:
     return "requests", lambda row: row.found.max_concurrency if row.found else 0
 
 
-def sweep_answer(rows: Sequence[Row]) -> str:
+def _sweep_answer(rows: Sequence[Row]) -> str:
     """``Requests: 4,910 at context=4K, gpu=b200; 26 at context=1M, gpu=h200``."""
-    label, value_of = choose_values(rows)
+    label, value_of = _choose_values(rows)
     most, least = max(rows, key=value_of), min(rows, key=value_of)
     figures = [f"{_figure(value_of(row))} at {_point(row)}" for row in (most, least)]
     if value_of(most) == value_of(least):
@@ -434,7 +413,7 @@ def _point(row: Row) -> str:
 
 def sweep_chart(rows: Sequence[Row]) -> Chart:
     """A line over the swept numbers, the context before others; a bar a point without any."""
-    label, value_of = choose_values(rows)
+    label, value_of = _choose_values(rows)
     title = f"{label[0].upper()}{label[1:]}"
     inputs = {name: name.replace("-", "_") for name in rows[0].point}
     numbers = [n for n, at in inputs.items() if isinstance(getattr(rows[0].inputs, at), int)]
@@ -451,7 +430,7 @@ def sweep_chart(rows: Sequence[Row]) -> Chart:
     return lines(title, drawn, x=across, x_names=names, form="points")
 
 
-def sweep_table(rows: Sequence[Row], limit: int | None = None) -> Table:
+def _sweep_table(rows: Sequence[Row], limit: int | None = None) -> Table:
     """A row for every combination; at most ``limit``, and then without sizes per GPU."""
 
     def of(read: Callable[[Answer], str]) -> Callable[[Row], str]:

@@ -16,12 +16,11 @@ _QUANTITIES = {"ttft": "TTFT", "tpot": "TPOT", "throughput": "whole run"}
 
 def report_fit(fit: Fit) -> Iterator[Part]:
     """How far predictions are off, then both tables."""
-    yield from (Text(line, "strong") for line in answers(fit))
-    yield from ("", coefficients_table(fit), "", compared_table(fit))
+    yield from (Text(line, "strong") for line in _answers(fit))
+    yield from ("", _coefficients_table(fit), "", _compared_table(fit))
 
 
-def coefficients_table(fit: Fit) -> Table:
-    """One row for every coefficient."""
+def _coefficients_table(fit: Fit) -> Table:
 
     def fitted(each: Estimate) -> Number:
         if not each.determined:
@@ -42,8 +41,7 @@ def coefficients_table(fit: Fit) -> Table:
     )
 
 
-def compared_table(fit: Fit) -> Table:
-    """One row for every measurement: medians, means and whole runs."""
+def _compared_table(fit: Fit) -> Table:
 
     def name(each: Compared) -> str:
         mean = math.isnan(each.share) and each.quantity != "throughput"
@@ -72,8 +70,7 @@ def compared_table(fit: Fit) -> Table:
     )
 
 
-def answers(fit: Fit) -> Iterator[str]:
-    """The error on runs that were left out, and what would determine the rest."""
+def _answers(fit: Fit) -> Iterator[str]:
     errors = {name: fit.median_error(name) for name in _QUANTITIES}
     known = [
         f"{_QUANTITIES[name]} {f'{off:.0%}' if off >= 0.01 else 'under 1 %'}"

@@ -46,18 +46,18 @@ _MAX_LOSSES, _MAX_ROWS, _MAX_DRAWN = 20, 10, 100
 def comparison_page(comparison: Comparison, verdict: Verdict, *, records: bool = False) -> Page:
     """The verdict, the rows that carry it, and all rows; with ``records`` one of each side."""
     sides = (comparison.before, comparison.after)
-    warnings = list(list_warnings(comparison))
+    warnings = list(_list_warnings(comparison))
     answer: list[Part] = [Finding(LEVELS[verdict], conclude(comparison, verdict)), *warnings[:4]]
     if len(warnings) > 4:
         answer.append(Finding("warning", f"and {len(warnings) - 4} more: --verbose"))
-    parts: list[Part] = [*map(describe_side, sides)]
+    parts: list[Part] = [*map(_describe_side, sides)]
     if comparison.rows:
-        answer += ["", comparison_table(comparison, _MAX_ROWS)]
+        answer += ["", _comparison_table(comparison, _MAX_ROWS)]
         if (more := len(comparison.rows) - _MAX_ROWS) > 0:
             answer.append(Text(f"and {more} more rows: --verbose", "dim"))
-        parts += [comparison_table(comparison), Text(explain(comparison), "dim")]
+        parts += [_comparison_table(comparison), Text(explain(comparison), "dim")]
         parts.append(_chart(comparison))
-    reuse = list_reuse(*sides)
+    reuse = _list_reuse(*sides)
     if reuse:
         answer += ["", _reuse_table(reuse[:_MAX_ROWS])]
         parts.append(_reuse_table(reuse))
@@ -71,7 +71,7 @@ def comparison_page(comparison: Comparison, verdict: Verdict, *, records: bool =
     return Page(f"From {sides[0].name} to {sides[1].name}", answer, sections)
 
 
-def describe_side(side: Side) -> str:
+def _describe_side(side: Side) -> str:
     """Name, launches, revision: ``A (main): 7 launches, git 0123456789ab``."""
     count = count_launches(side)
     found = (record.environment for record in side.records)
@@ -118,8 +118,7 @@ def explain(comparison: Comparison) -> str:
     return f"{what}, all {count} verdicts together; floor {comparison.floor}{excluded}"
 
 
-def list_warnings(comparison: Comparison) -> Iterator[Finding]:
-    """What must be known before a comparison is believed."""
+def _list_warnings(comparison: Comparison) -> Iterator[Finding]:
     if comparison.forced:
         yield Finding("bad", "the sides are not alike and are compared all the same (--force):")
     for difference in comparison.differences:
@@ -130,7 +129,7 @@ def list_warnings(comparison: Comparison) -> Iterator[Finding]:
         yield Finding("warning", f"and {len(sentences) - _MAX_LOSSES} more")
 
 
-def comparison_table(comparison: Comparison, most: int | None = None) -> Table:
+def _comparison_table(comparison: Comparison, most: int | None = None) -> Table:
     """A row per quantity, and the geometric mean; with ``most`` those that changed most."""
     mean = comparison.overall
     table = _rows_table(comparison, _choose(comparison.rows, most))
@@ -195,7 +194,6 @@ def _verdict(judgement: Judgement) -> Text:
 
 
 def _median(row: ComparisonRow | Judgement, side: int, *, virtual: bool) -> Number:
-    """A median with its interval, or with what a model's times are right within."""
     if not isinstance(row, ComparisonRow):
         return Number("")
     launches, factor = (row.before, row.after)[side], row.factors[side]
@@ -228,7 +226,7 @@ def _chart(comparison: Comparison) -> Chart:
     return plots.bars(title, rows, unit="%", dots=True, band=(-floor, floor))
 
 
-def list_reuse(before: Side, after: Side) -> list[dict[str, str]]:
+def _list_reuse(before: Side, after: Side) -> list[dict[str, str]]:
     """What replays of both sides count, by case; without what is 0 on both."""
     first, second = (
         {
@@ -298,7 +296,7 @@ def to_document(comparison: Comparison, verdict: Verdict) -> dict[str, Any]:
         "after": side(comparison.after),
         "geometric_mean": judgement(comparison.overall) if comparison.overall else None,
         "rows": [row(each) for each in comparison.rows],
-        "reuse": list_reuse(comparison.before, comparison.after),
+        "reuse": _list_reuse(comparison.before, comparison.after),
         "missing": list(comparison.missing),
         "losses": list(comparison.losses),
         "differences": [asdict(difference) for difference in comparison.differences],
@@ -315,7 +313,7 @@ def _markdown(comparison: Comparison, verdict: Verdict) -> Iterator[str]:
     yield f"**dsv4kv {conclude(comparison, verdict)}**"
     yield ""
     for side in (comparison.before, comparison.after):
-        yield f"- {describe_side(side)}"
+        yield f"- {_describe_side(side)}"
     if comparison.forced:
         yield "- **the sides are not alike and are compared all the same (`--force`)**"
     yield from (f"- {difference}" for difference in comparison.differences)
@@ -328,7 +326,7 @@ def _markdown(comparison: Comparison, verdict: Verdict) -> Iterator[str]:
         summary = f"{len(others)} rows without a change that is one"
         yield from ("", f"<details><summary>{summary}</summary>", "")
         yield from (render_markdown(_rows_table(comparison, others)), "", "</details>")
-    if rows := list_reuse(comparison.before, comparison.after):
+    if rows := _list_reuse(comparison.before, comparison.after):
         yield from ("", render_markdown(_reuse_table(rows)))
     yield from ("", f"<sub>{explain(comparison)}</sub>")
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from dsv4kv.diagnose.conform.check import INVARIANTS, Verdict
 from dsv4kv.units import counted
-from dsv4kv.view.table import Finding, Part, Table, Text, mark
+from dsv4kv.view.table import Columns, Finding, Part, Table, Text, mark
 
 
 def report_conformity(engine: str, version: str, verdict: Verdict) -> Iterator[Part]:
@@ -16,17 +16,13 @@ def report_conformity(engine: str, version: str, verdict: Verdict) -> Iterator[P
     else:
         yield Finding("good", f"PASS: {done}")
     yield ""
-    yield Table(
-        "Invariants",
-        [
-            ("", lambda item: mark("bad" if item[0] in verdict.failures else "good")),
-            ("invariant", lambda item: item[0]),
-            ("broken in", lambda item: counted(verdict.broken[item[0]], "sequence")),
-            ("what holds", lambda item: item[1]),
-        ],
-        list(INVARIANTS.items()),
-        keys=2,
-    )
+    columns: Columns = [
+        ("", lambda item: mark("bad" if item[0] in verdict.failures else "good")),
+        ("invariant", lambda item: item[0]),
+        ("broken in", lambda item: counted(verdict.broken[item[0]], "sequence")),
+        ("what holds", lambda item: item[1]),
+    ]
+    yield Table("Invariants", columns, list(INVARIANTS.items()), keys=2)
     for failure in verdict.failures.values():
         settings = ", ".join(f"{name} {v}" for name, v in failure.sequence.settings.items())
         yield from ("", Text(f"{failure.kind}: {failure.says}", "bad"))

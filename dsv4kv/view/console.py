@@ -22,19 +22,17 @@ _UNPRINTED: dict[int, str | None] = dict.fromkeys(
 _ESCAPED = {code: f"\\u{code:04x}" for code in _UNPRINTED if code > 32}
 
 
-def printable(text: str) -> str:
-    """The text without what a terminal would take as a command."""
+def _printable(text: str) -> str:
     return text.translate(_UNPRINTED)
 
 
 def say(text: str, *, err: bool = False, end: str = "\n") -> None:
     """Print text on standard output, or sentences on standard error."""
-    whole = printable(text)
+    whole = _printable(text)
     typer.echo((_wrap(whole) if err and sys.stderr.isatty() else whole) + end, err=err, nl=False)
 
 
 def _wrap(text: str) -> str:
-    """Break lines between words, where a terminal would within them."""
     import shutil
     from textwrap import TextWrapper
 
@@ -66,7 +64,7 @@ def open_console(
         ) -> Iterable[Segment]:
             for text, style, control in super().render(renderable, options):
                 harmless = control or text.isprintable()
-                yield Segment(text if harmless else printable(text), style, control)
+                yield Segment(text if harmless else _printable(text), style, control)
 
     console = TextConsole(
         stderr=stderr, quiet=quiet, soft_wrap=soft_wrap, markup=False, emoji=False

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from dsv4kv.diagnose.doctor import Check
-from dsv4kv.view.table import Finding, Level, Part, Table, Text, mark
+from dsv4kv.view.table import Columns, Finding, Level, Part, Table, Text, mark
 
 _LEVELS: dict[str, Level] = {"good": "good", "note": "note", "missing": "missing", "broken": "bad"}
 _LONGEST_PATH = 36
@@ -26,21 +26,16 @@ def report_checks(checks: Sequence[Check]) -> Iterator[Part]:
             yield Finding(problem, f"{check.name}: {check.advice}")
     for topic in dict.fromkeys(check.topic for check in checks):
         yield ""
-        yield Table(
-            topic,
-            [
-                ("", lambda check: mark(_LEVELS[check.status])),
-                ("name", lambda check: check.name),
-                ("found", lambda check: Text(_short(check.found))),
-                ("enables", lambda check: Text(check.enables, "dim")),
-            ],
-            [check for check in checks if check.topic == topic],
-            keys=2,
-        )
+        columns: Columns = [
+            ("", lambda check: mark(_LEVELS[check.status])),
+            ("name", lambda check: check.name),
+            ("found", lambda check: Text(_short(check.found))),
+            ("enables", lambda check: Text(check.enables, "dim")),
+        ]
+        yield Table(topic, columns, [check for check in checks if check.topic == topic], keys=2)
 
 
 def _short(found: str) -> str:
-    """Long paths by how they end: a column is as wide as its longest word."""
     return " ".join(
         re.sub(rf"^/.*?(?=/.{{1,{_LONGEST_PATH}}}$)", "…", word)
         if len(word) > _LONGEST_PATH

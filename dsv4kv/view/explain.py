@@ -6,7 +6,18 @@ from typing import TYPE_CHECKING
 
 from dsv4kv.units import format_bytes
 from dsv4kv.view.quantity import quantity
-from dsv4kv.view.table import ABSENT, Command, Finding, Number, Page, Part, Section, Table, Text
+from dsv4kv.view.table import (
+    ABSENT,
+    Columns,
+    Command,
+    Finding,
+    Number,
+    Page,
+    Part,
+    Section,
+    Table,
+    Text,
+)
 
 if TYPE_CHECKING:
     from dsv4kv.engines.logs.explain import Change, Explanation, Step, Waterfall
@@ -40,7 +51,6 @@ def explanation_page(log: "Explanation") -> Page:
 
 
 def _head(log: "Explanation") -> Finding:
-    """How many requests the memory behind the number really holds."""
     most = log.fits[-1]
     read = {each.what: each.value for each in log.statements}.get("data parallel", "1")
     ranks = max(len(log.ranks), int(read) if read.isdigit() else 1)
@@ -54,27 +64,21 @@ def _head(log: "Explanation") -> Finding:
 
 
 def _ranks(log: "Explanation") -> Table:
-    return Table(
-        "Ranks, the smallest first: it is the one explained",
-        [
-            ("rank", lambda rank: rank.rank or ABSENT),
-            ("tokens", lambda r: Number("refused" if r.tokens is None else f"{r.tokens:,}")),
-            ("memory", lambda r: f"{r.available_gib:.2f} GiB" if r.available_gib else ""),
-        ],
-        log.ranks,
-    )
+    columns: Columns = [
+        ("rank", lambda rank: rank.rank or ABSENT),
+        ("tokens", lambda r: Number("refused" if r.tokens is None else f"{r.tokens:,}")),
+        ("memory", lambda r: f"{r.available_gib:.2f} GiB" if r.available_gib else ""),
+    ]
+    return Table("Ranks, the smallest first: it is the one explained", columns, log.ranks)
 
 
 def _statements(log: "Explanation") -> Table:
-    return Table(
-        "Configuration",
-        [
-            ("what", lambda each: each.what),
-            ("value", lambda each: Text(each.value)),
-            ("how it is known", lambda each: each.how),
-        ],
-        log.statements,
-    )
+    columns: Columns = [
+        ("what", lambda each: each.what),
+        ("value", lambda each: Text(each.value)),
+        ("how it is known", lambda each: each.how),
+    ]
+    return Table("Configuration", columns, log.statements)
 
 
 def _costs(log: "Explanation") -> Table:
@@ -93,16 +97,12 @@ def _costs(log: "Explanation") -> Table:
 
 
 def _fits(log: "Explanation") -> Table:
-    return Table(
-        "What fits in steady decode",
-        [
-            ("context", lambda fit: quantity(fit.context_tokens)),
-            ("requests", lambda fit: quantity(fit.requests)),
-            ("tokens", lambda fit: quantity(fit.tokens)),
-        ],
-        log.fits,
-        note="as far as memory goes",
-    )
+    columns: Columns = [
+        ("context", lambda fit: quantity(fit.context_tokens)),
+        ("requests", lambda fit: quantity(fit.requests)),
+        ("tokens", lambda fit: quantity(fit.tokens)),
+    ]
+    return Table("What fits in steady decode", columns, log.fits, note="as far as memory goes")
 
 
 def _measured(log: "Explanation") -> Table:
@@ -116,15 +116,12 @@ def _measured(log: "Explanation") -> Table:
 
 
 def _changes(changes: "Sequence[Change]") -> Table:
-    return Table(
-        "Biggest levers",
-        [
-            ("change", lambda change: Text(change.what)),
-            ("new value", lambda change: quantity(change.printed_tokens)),
-            ("difference", lambda change: Number(f"{change.gain_tokens:+,}")),
-        ],
-        changes,
-    )
+    columns: Columns = [
+        ("change", lambda change: Text(change.what)),
+        ("new value", lambda change: quantity(change.printed_tokens)),
+        ("difference", lambda change: Number(f"{change.gain_tokens:+,}")),
+    ]
+    return Table("Biggest levers", columns, changes)
 
 
 def _candidates(log: "Explanation") -> Iterator[Part]:

@@ -44,15 +44,14 @@ def to_rows(record: RunRecord) -> list[Row]:
     return [
         row
         for case in record.cases
-        for row in (*operation_rows(record, case), *kernel_rows(record, case))
+        for row in (*_operation_rows(record, case), *_kernel_rows(record, case))
     ]
 
 
-def operation_rows(record: RunRecord, case: Case) -> Iterator[Row]:
-    """One row per quantity of a case."""
+def _operation_rows(record: RunRecord, case: Case) -> Iterator[Row]:
     for each in measured_in(case):
         summary, rate = summarize(each.samples_ns), each.rate_gbps
-        yield of_case(record, case) | {
+        yield _of_case(record, case) | {
             "name": each.quantity.name,
             "layer_type": each.quantity.layer_type,
             "temperature": each.quantity.temperature,
@@ -71,17 +70,15 @@ def operation_rows(record: RunRecord, case: Case) -> Iterator[Row]:
         }
 
 
-def kernel_rows(record: RunRecord, case: Case) -> Iterator[Row]:
-    """One row per kernel of a case that was profiled."""
+def _kernel_rows(record: RunRecord, case: Case) -> Iterator[Row]:
     table = case.profile.table if case.profile else None
     for kernel in table.kernels if table else []:
         facts = {name.replace("calls", "samples"): getattr(kernel, name) for name in _KERNEL}
         named = {"name": kernel.name, "category": kernel.category}
-        yield of_case(record, case) | named | facts
+        yield _of_case(record, case) | named | facts
 
 
-def of_case(record: RunRecord, case: Case) -> Row:
-    """What every row begins with: the run, and which case of it."""
+def _of_case(record: RunRecord, case: Case) -> Row:
     return {
         "run_id": record.run_id,
         "config": record.config_source,
@@ -136,7 +133,6 @@ def _markdown(record: RunRecord) -> Iterator[str]:
 
 
 def _median(group: Sequence[Measured]) -> Number:
-    """Over the launches, or of the only one with its own interval."""
     if len(group) == 1:
         return us(summarize(group[0].samples_ns).estimate)
     return us(over_launches([each.median_ns for each in group]))
@@ -162,7 +158,7 @@ class Records:
     @cached_property
     def operations(self) -> "DataFrame":
         """How fast everything is: a row per quantity and launch, the same as ``--export csv``."""
-        return self._frame(operation_rows)
+        return self._frame(_operation_rows)
 
     @cached_property
     def samples(self) -> "DataFrame":
@@ -190,7 +186,7 @@ class Records:
     @cached_property
     def kernels(self) -> "DataFrame":
         """Which kernels took the time of what was profiled: a row per kernel."""
-        return self._frame(kernel_rows)
+        return self._frame(_kernel_rows)
 
     def _frame(self, rows: Callable[[RunRecord, Case], Iterable[Row]]) -> "DataFrame":
         from pandas import DataFrame
@@ -234,7 +230,7 @@ def _files(source: str | Path) -> list[Path]:
 
 def _case_rows(record: RunRecord, case: Case) -> Iterator[Row]:
     yield {
-        **of_case(record, case),
+        **_of_case(record, case),
         "started_utc": record.started_utc,
         "error": case.error,
         **_flat("totals", case.totals),
@@ -244,7 +240,7 @@ def _case_rows(record: RunRecord, case: Case) -> Iterator[Row]:
 
 def _sample_rows(record: RunRecord, case: Case) -> Iterator[Row]:
     for each in measured_in(case):
-        common = of_case(record, case) | {
+        common = _of_case(record, case) | {
             name: getattr(each.quantity, name) for name in ("name", "layer_type", "temperature")
         }
         for call, time_ns in enumerate(each.samples_ns):
@@ -271,17 +267,16 @@ def _moments(
     record: RunRecord, case: Case, columns: Mapping[str, list[Any]], **names: str
 ) -> Iterator[Row]:
     for values in zip(*columns.values(), strict=True):
-        yield {**of_case(record, case), **names, **dict(zip(columns, values, strict=True))}
+        yield {**_of_case(record, case), **names, **dict(zip(columns, values, strict=True))}
 
 
 def _replay_rows(record: RunRecord, case: Case) -> Iterator[Row]:
     if case.replay:
         found = {"saved_percent": saved_percent(case), **_flat("", case.replay)}
-        yield {**of_case(record, case), **found, **_flat("totals", case.totals)}
+        yield {**_of_case(record, case), **found, **_flat("totals", case.totals)}
 
 
 def _flat(prefix: str, part: Part | None) -> Row:
-    """Values of a part and of the parts in it, by dotted name, without lists."""
     return dict(_leaves(prefix, part.model_dump())) if part else {}
 
 

@@ -41,7 +41,7 @@ def header(record: RunRecord) -> Facts:
 
 def cache_facts(cache: CacheSummary) -> Facts:
     """Geometry of one case's cache."""
-    layers = layers_of([cache])
+    layers = _layers_of([cache])
     return Facts(
         {
             "cache": f"{cache.num_blocks:,} blocks of {cache.block_tokens:,} tokens, "
@@ -87,11 +87,10 @@ def totals_facts(totals: Totals, cache: CacheSummary | None) -> Facts:
 
 def layers_text(cases: Iterable[Case]) -> str:
     """``of 3 of 43 layers``: what is next to numbers of a part of a model; else empty."""
-    return layers_of([case.cache for case in cases if case.cache])
+    return _layers_of([case.cache for case in cases if case.cache])
 
 
-def layers_of(caches: Iterable[CacheSummary]) -> str:
-    """The same of caches."""
+def _layers_of(caches: Iterable[CacheSummary]) -> str:
     held = {(sum(cache.layers.values()), cache.total_layers) for cache in caches}
     if all(count == whole for count, whole in held):
         return ""

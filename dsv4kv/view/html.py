@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.files import replacing, whole_text
+from dsv4kv.files import replacing, whole_text, write_named
 from dsv4kv.view.plots import file_name, to_png, to_svg, to_svg_file
 from dsv4kv.view.table import MARKS, Chart, Page, Table
 
@@ -40,6 +40,12 @@ def write_page(page: Page, target: Path) -> None:
     with _refusing(target, "--html page.html"):
         target.parent.mkdir(parents=True, exist_ok=True)
         _replace(target, render_page(page).encode())
+
+
+def write_chart(target: Path, chart: Chart, page: Page) -> None:
+    """Write a chart as an SVG file, or where the file ends in .html its page."""
+    text = render_page(page) if target.suffix.lower() == ".html" else to_svg_file(chart)
+    write_named(target, text, "--chart")
 
 
 def write_charts(charts: Sequence[Chart], folder: Path) -> list[Path]:

@@ -7,7 +7,7 @@ from dsv4kv.diagnose.dumps.difference import Comparison, Inspection
 from dsv4kv.diagnose.dumps.records import SURE
 from dsv4kv.units import counted
 from dsv4kv.view.quantity import quantity
-from dsv4kv.view.table import Finding, Number, Part, Table
+from dsv4kv.view.table import Columns, Finding, Number, Part, Table
 
 _CANDIDATES = 3
 
@@ -30,15 +30,14 @@ def report_inspection(found: Inspection) -> Iterator[Part]:
         )
     if found.tried:
         yield ""
+        columns: Columns = [
+            ("record", lambda each: each.record.title),
+            ("of", lambda e: e.record.of + ("" if e.record.usual else "; no engine's")),
+            ("rows that fit", lambda each: Number(f"{each.fits:.1%}")),
+            ("rows", lambda each: quantity(each.rows)),
+        ]
         yield Table(
-            f"{found.dump.title}, {len(found.dump.data):,} B",
-            [
-                ("record", lambda each: each.record.title),
-                ("of", lambda e: e.record.of + ("" if e.record.usual else "; no engine's")),
-                ("rows that fit", lambda each: Number(f"{each.fits:.1%}")),
-                ("rows", lambda each: quantity(each.rows)),
-            ],
-            found.tried[:_CANDIDATES],
+            f"{found.dump.title}, {len(found.dump.data):,} B", columns, found.tried[:_CANDIDATES]
         )
 
 
@@ -97,14 +96,11 @@ def report_comparison(found: Comparison) -> Iterator[Part]:
             yield Finding("warning", f"the {which} dump has {more} more, which are not compared")
     if found.differences:
         yield ""
-        yield Table(
-            "Differences",
-            [
-                ("kind", lambda each: each.kind),
-                ("rows", lambda each: quantity(each.rows)),
-                ("first entry", lambda each: quantity(each.entry)),
-                ("token", lambda each: quantity(each.position)),
-                ("what it is", lambda each: _meaning(difference.MEANINGS, each)),
-            ],
-            found.differences,
-        )
+        columns: Columns = [
+            ("kind", lambda each: each.kind),
+            ("rows", lambda each: quantity(each.rows)),
+            ("first entry", lambda each: quantity(each.entry)),
+            ("token", lambda each: quantity(each.position)),
+            ("what it is", lambda each: _meaning(difference.MEANINGS, each)),
+        ]
+        yield Table("Differences", columns, found.differences)

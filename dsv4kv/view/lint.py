@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dsv4kv.diagnose.faults.subject import Subject
 from dsv4kv.diagnose.faults.table import Finding as Found
 from dsv4kv.units import counted
-from dsv4kv.view.table import ABSENT, Finding, Part, Table
+from dsv4kv.view.table import ABSENT, Columns, Finding, Part, Table
 
 
 def report_findings(
@@ -24,17 +24,14 @@ def report_findings(
         for each in found:
             once.setdefault(each.fault.id, each)
         yield ""
-        yield Table(
-            "Known faults",
-            [
-                ("fault", lambda each: each.fault.id),
-                ("found", lambda each: "yes" if each.is_sure else "possible"),
-                ("versions", lambda each: each.fault.versions.replace("*", "any")),
-                ("fixed in", lambda each: each.fault.fixed_in or ABSENT),
-                ("thread", lambda each: each.fault.source.removeprefix("https://")),
-            ],
-            list(once.values()),
-        )
+        columns: Columns = [
+            ("fault", lambda each: each.fault.id),
+            ("found", lambda each: "yes" if each.is_sure else "possible"),
+            ("versions", lambda each: each.fault.versions.replace("*", "any")),
+            ("fixed in", lambda each: each.fault.fixed_in or ABSENT),
+            ("thread", lambda each: each.fault.source.removeprefix("https://")),
+        ]
+        yield Table("Known faults", columns, list(once.values()))
 
 
 def _sum_up(subjects: Sequence[Subject], found: Sequence[Found], known: int) -> Finding:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Literal
 
 from dsv4kv.measure.statistics import Estimate, divide, summarize
@@ -20,8 +21,6 @@ from dsv4kv.view.facts import tokens_per_second
 from dsv4kv.view.quantity import format_number, format_quantity, format_setting
 from dsv4kv.view.table import Chart
 
-Reader = Callable[[Case], Estimate | None]
-"""Reads a number of a case; None where it has none."""
 Group = Sequence[Case]
 """Launches of one configuration."""
 
@@ -35,14 +34,14 @@ class Outcome:
 
     Attributes:
         title: What it is.
-        read: Reads it.
+        read: Reads it; None where a case has none.
         unit: ``ns``, ``B``, ``%`` (of prompt tokens), ``GB/s`` or ``tokens/s``.
         best: What the best of a sweep is called; empty where neither more nor less is better.
         sign: 1 where more is better, -1 where less is.
     """
 
     title: str
-    read: Reader
+    read: Callable[[Case], Estimate | None]
     unit: str
     best: str = ""
     sign: Literal[1, -1] = 1
@@ -71,15 +70,18 @@ def format_with_unit(estimate: Estimate, unit: str) -> str:
 
 def estimate_bar(name: str, estimate: Estimate, unit: str) -> plots.Bar:
     """A row of a chart."""
-    low, high = ends_of(estimate)
+    low, high = _ends(estimate)
     ends = (max(low, estimate.value * 0.01), high) if estimate.half_width else None
     return plots.Bar(name, estimate.value, format_with_unit(estimate, unit), ends)
 
 
-def graph_device_time(case: Case) -> Estimate | None:
-    """Median time of a decode step on the GPU in ns, as a graph if it ran as one."""
-    graph = latency_median(case, "decode_graph_device")
-    return graph or latency_median(case, "decode_eager_device")
+def _latency(case: Case, *names: str) -> Estimate | None:
+    return next((found for name in names if (found := latency_median(case, name))), None)
+
+
+def _exact(case: Case, read: Callable[[Case], float | None]) -> Estimate | None:
+    value = read(case)
+    return None if value is None else Estimate(value, 0.0)
 
 
 def _throughput(case: Case) -> Estimate | None:
@@ -87,29 +89,25 @@ def _throughput(case: Case) -> Estimate | None:
     return Estimate(speed, None) if speed else None
 
 
-def _exact(read: Callable[[Case], float | None]) -> Reader:
-    def reader(case: Case) -> Estimate | None:
-        value = read(case)
-        return None if value is None else Estimate(value, 0.0)
-
-    return reader
-
-
-def _latency(name: str) -> Reader:
-    return lambda case: latency_median(case, name)
-
-
-SAVED: Final = Outcome("Prompt tokens saved", _exact(saved_percent), "%", "Most saved")
-FIRST_TOKEN: Final = Outcome("TTFT, median", _latency("ttft"), "ns", "Lowest TTFT, median", -1)
 DECODE: Final = Outcome(
-    "Decode step on the GPU, median", graph_device_time, "ns", "Shortest decode step", -1
+    "Decode step on the GPU, median",
+    lambda case: _latency(case, "decode_graph_device", "decode_eager_device"),
+    "ns",
+    "Shortest decode step",
+    -1,
 )
-STEP: Final = Outcome("Step, median", _latency("step"), "ns", "Shortest step", -1)
+STEP: Final = Outcome(
+    "Step, median", lambda case: _latency(case, "step"), "ns", "Shortest step", -1
+)
 GATHER: Final = Outcome("Gather", gather_rate, "GB/s", "Fastest gather")
-PREPARE: Final = Outcome("Prepare, median", _latency("prepare"), "ns")
+PREPARE: Final = Outcome("Prepare, median", lambda case: _latency(case, "prepare"), "ns")
 TOKENS: Final = Outcome("Throughput", _throughput, "tokens/s", "Highest throughput")
-MEMORY: Final = Outcome("Memory allocated", _exact(allocated_bytes), "B")
-OUTCOMES: Final = (SAVED, FIRST_TOKEN, DECODE, STEP, GATHER, PREPARE, TOKENS, MEMORY)
+MEMORY: Final = Outcome("Memory allocated", partial(_exact, read=allocated_bytes), "B")
+OUTCOMES: Final = (
+    Outcome("Prompt tokens saved", partial(_exact, read=saved_percent), "%", "Most saved"),
+    Outcome("TTFT, median", lambda case: _latency(case, "ttft"), "ns", "Lowest TTFT, median", -1),
+    *(DECODE, STEP, GATHER, PREPARE, TOKENS, MEMORY),
+)
 """The most important first."""
 
 
@@ -128,80 +126,50 @@ def middle_launch(launches: Group) -> Case:
     return launches[timed[(len(timed) - 1) // 2][1]] if timed else launches[0]
 
 
-def ends_of(estimate: Estimate) -> tuple[float, float]:
-    """Where its interval ends; the value twice where there is none."""
+def _ends(estimate: Estimate) -> tuple[float, float]:
     half = estimate.half_width or 0.0
     below, above = estimate.arms or (half, half)
     return estimate.value - below, estimate.value + above
 
 
-def differ(estimates: Sequence[Estimate]) -> bool:
-    """Whether some two of them are apart, intervals and all, by 1 % at least."""
-    lows, highs = zip(*map(ends_of, estimates), strict=True)
+def _differ(estimates: Sequence[Estimate]) -> bool:
+    lows, highs = zip(*map(_ends, estimates), strict=True)
     return bool(max(lows) > min(highs) * _LEAST_CHANGE)
-
-
-@dataclass(frozen=True)
-class Best:
-    """The best of a sweep, and what it is better than.
-
-    Attributes:
-        estimate: The best.
-        at: Its setting.
-        alike: Number of other settings that do not differ from it beyond the intervals.
-        worst: The worst.
-        worst_at: Its setting.
-    """
-
-    estimate: Estimate
-    at: str
-    alike: int
-    worst: Estimate
-    worst_at: str
-
-
-def find_best(outcome: Outcome, groups: Sequence[Group]) -> Best | None:
-    """The best of an outcome; None where the settings do not change it."""
-    found = [
-        (estimate, settings_text(group[0]))
-        for group in groups
-        if (estimate := outcome.across(group)) is not None
-    ]
-    found.sort(key=lambda each: -outcome.sign * each[0].value)
-    if not found or not differ([estimate for estimate, _ in found]):
-        return None
-    (best, at), (worst, worst_at) = found[0], found[-1]
-    alike = sum(not differ([best, other]) for other, _ in found[1:])
-    return Best(best, at, alike, worst, worst_at)
-
-
-def settings_text(case: Case) -> str:
-    """``policy=lru, memory_bytes=6.00 GiB``."""
-    axes = axis_names([case])
-    return ", ".join(f"{axes[path]}={format_setting(path, v)}" for path, v in case.axis.items())
 
 
 def best_sentences(groups: Sequence[Group]) -> Iterator[str]:
     """``Shortest step: 1.2 ± 0.1 ms at block_tokens=256, 1.9 times as fast as at …``.
 
-    Only of outcomes whose interval is known.
+    Only of outcomes that the settings change and whose interval is known.
     """
+    axes = axis_names([group[0] for group in groups if group])
+
+    def setting(case: Case) -> str:
+        return ", ".join(f"{axes[p]}={format_setting(p, v)}" for p, v in case.axis.items())
+
     for outcome in OUTCOMES:
-        best = find_best(outcome, groups) if outcome.best else None
-        if best and best.estimate.half_width is not None:
-            alike = f" (and {counted(best.alike, 'other')} alike)" if best.alike else ""
-            figure, gain = outcome.text(best.estimate), _gain(outcome, best)
-            yield f"{outcome.best}: {figure} at {best.at}{alike}, {gain} at {best.worst_at}."
-
-
-def _gain(outcome: Outcome, best: Best) -> str:
-    if outcome.unit == "%":
-        return f"{best.estimate.value - best.worst.value:.1f} points more than"
-    if not best.worst.value or not best.estimate.value:
-        return f"{format_number(abs(best.estimate.value - best.worst.value))} {outcome.unit} from"
-    less = outcome.sign < 0
-    ratio = divide(best.worst, best.estimate) if less else divide(best.estimate, best.worst)
-    return f"{format_quantity(ratio)} times as {'fast' if less else 'much'} as"
+        found = [
+            (estimate, setting(group[0]))
+            for group in groups
+            if (estimate := outcome.across(group)) is not None
+        ]
+        found.sort(key=lambda each: -outcome.sign * each[0].value)
+        if not outcome.best or not found or not _differ([estimate for estimate, _ in found]):
+            continue
+        (best, at), (worst, worst_at) = found[0], found[-1]
+        if best.half_width is None:
+            continue
+        others = sum(not _differ([best, other]) for other, _ in found[1:])
+        alike = f" (and {counted(others, 'other')} alike)" if others else ""
+        if outcome.unit == "%":
+            gain = f"{best.value - worst.value:.1f} points more than"
+        elif not worst.value or not best.value:
+            gain = f"{format_number(abs(best.value - worst.value))} {outcome.unit} from"
+        else:
+            less = outcome.sign < 0
+            ratio = format_quantity(divide(worst, best) if less else divide(best, worst))
+            gain = f"{ratio} times as {'fast' if less else 'much'} as"
+        yield f"{outcome.best}: {outcome.text(best)} at {at}{alike}, {gain} at {worst_at}."
 
 
 def unchanged_sentence(groups: Sequence[Group]) -> str:
@@ -209,7 +177,7 @@ def unchanged_sentence(groups: Sequence[Group]) -> str:
     same = []
     for outcome in OUTCOMES:
         found = [known for group in groups if (known := outcome.across(group)) is not None]
-        if len(found) > 1 and not differ(found):
+        if len(found) > 1 and not _differ(found):
             ends = (f(found, key=lambda each: each.value) for f in (min, max))
             texts = dict.fromkeys(map(outcome.text, ends))
             same.append(f"{outcome.title.partition(',')[0].lower()} ({' to '.join(texts)})")
@@ -222,57 +190,53 @@ def sweep_charts(groups: Sequence[Group]) -> Iterator[Chart]:
     axes = axis_names(cases)
     if not axes:
         return
-    across = max(reversed(list(axes)), key=lambda path: (_is_ordered(cases, path),
-                 len({str(case.axis.get(path)) for case in cases})))  # fmt: skip
+
+    def is_ordered(path: str) -> bool:
+        values = [case.axis[path] for case in cases if path in case.axis]
+        return all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+
+    def rank(path: str) -> tuple[bool, int]:
+        return is_ordered(path), len({str(case.axis.get(path)) for case in cases})
+
+    across = max(reversed(list(axes)), key=rank)
     for outcome in OUTCOMES:
         found = [
             (case.axis, estimate)
             for case, group in zip(cases, groups, strict=True)
             if across in case.axis and (estimate := outcome.across(group)) is not None
         ]
-        if found and differ([estimate for _, estimate in found]):
-            yield _chart(outcome, found, axes, across, ordered=_is_ordered(cases, across))
+        if found and _differ([estimate for _, estimate in found]):
+            draw = _line_chart if is_ordered(across) else _bar_chart
+            yield draw(outcome, found, axes, across)
 
 
-def _chart(
-    outcome: Outcome,
-    found: Sequence[tuple[dict[str, Any], Estimate]],
-    axes: dict[str, str],
-    across: str,
-    *,
-    ordered: bool,
-) -> Chart:
-    def line(axis: dict[str, Any]) -> str:
-        others = ((p, value) for p, value in axis.items() if p != across)
-        return ", ".join(f"{axes[p]} {format_setting(p, value)}" for p, value in others)
+_Found = Sequence[tuple[dict[str, Any], Estimate]]
 
-    if not ordered:
-        rows = [
-            estimate_bar(
-                ", ".join(filter(None, (format_setting(across, axis[across]), line(axis)))),
-                estimate,
-                outcome.unit,
-            )
-            for axis, estimate in found
-        ]
-        return plots.bars(outcome.title, rows, unit=outcome.unit)
-    series = []
-    for name in dict.fromkeys(line(axis) for axis, _ in found):
-        points = sorted(
-            ((axis[across], estimate) for axis, estimate in found if line(axis) == name),
-            key=lambda point: float(point[0]),
-        )
-        lows, highs = zip(*(ends_of(estimate) for _, estimate in points), strict=True)
-        series.append(
-            plots.Line(name, [x for x, _ in points], [e.value for _, e in points], lows, highs)
-        )
+
+def _others(axis: dict[str, Any], axes: dict[str, str], across: str) -> str:
+    others = ((path, value) for path, value in axis.items() if path != across)
+    return ", ".join(f"{axes[path]} {format_setting(path, value)}" for path, value in others)
+
+
+def _bar_chart(outcome: Outcome, found: _Found, axes: dict[str, str], across: str) -> Chart:
+    rows = []
+    for axis, estimate in found:
+        names = (format_setting(across, axis[across]), _others(axis, axes, across))
+        rows.append(estimate_bar(", ".join(filter(None, names)), estimate, outcome.unit))
+    return plots.bars(outcome.title, rows, unit=outcome.unit)
+
+
+def _line_chart(outcome: Outcome, found: _Found, axes: dict[str, str], across: str) -> Chart:
+    series: dict[str, list[tuple[float, Estimate]]] = {}
+    for axis, estimate in found:
+        series.setdefault(_others(axis, axes, across), []).append((axis[across], estimate))
+    lines = []
+    for name, points in series.items():
+        points.sort(key=lambda point: float(point[0]))
+        lows, highs = zip(*(_ends(estimate) for _, estimate in points), strict=True)
+        xs, ys = [x for x, _ in points], [estimate.value for _, estimate in points]
+        lines.append(plots.Line(name, xs, ys, lows, highs))
     names = {float(axis[across]): format_setting(across, axis[across]) for axis, _ in found}
     return plots.lines(
-        outcome.title, series, x=axes[across], unit=outcome.unit, x_names=names, form="points"
+        outcome.title, lines, x=axes[across], unit=outcome.unit, x_names=names, form="points"
     )
-
-
-def _is_ordered(cases: Sequence[Case], path: str) -> bool:
-    """Whether all values of a setting are numbers."""
-    values = [case.axis[path] for case in cases if path in case.axis]
-    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)

@@ -39,7 +39,7 @@ def plan_page(
     near = best or answer.nearest
     if near and near.values_s:
         parts += ["", _front_table(answer, question, _MAX_ROWS)]
-    searched = f"GPUs searched: {', '.join(gpus)}. {describe_tally(answer, question)}"
+    searched = f"GPUs searched: {', '.join(gpus)}. {_describe_tally(answer, question)}"
     parts += ["", Text(searched, "dim")]
     for whose, command in launches(best) if best else ():
         parts += [Text(f"{whose}:", "dim"), Command(command)]
@@ -48,7 +48,7 @@ def plan_page(
     everything = [chart] if (chart := _chart(answer, question)) else []
     sections = [
         Section("Deployments", [*everything, _front_table(answer, question)]),
-        Section("Why not", [lost_table(answer)]),
+        Section("Why not", [_lost_table(answer)]),
     ]
     title = f"Plan for {trace or 'requests of one length'}: {_limits(question)}"
     return Page(title, parts, sections if near else sections[1:])
@@ -59,7 +59,7 @@ def _found(best: Trial, answer: Answer, question: Question) -> Iterator[Part]:
     times = "; ".join(_predicted(best, question))
     yield Finding(
         "warning" if near or tight else "good",
-        f"{describe(best)} ({_cost(best, question)}) serves {_rate(best)}: {times}.",
+        f"{_describe(best)} ({_cost(best, question)}) serves {_rate(best)}: {times}.",
     )
     yield (
         f"Hit rate {best.hit_share:.1%} of prompt tokens; {best.busy_share:.0%} busy"
@@ -73,12 +73,12 @@ def _found(best: Trial, answer: Answer, question: Question) -> Iterator[Part]:
         safe = "Nothing that was tried is safe."
         if answer.safer:
             what = _rate(answer.safer) if question.exactly else _cost(answer.safer, question)
-            safe = f"Safe: {describe(answer.safer)}, {what}."
+            safe = f"Safe: {_describe(answer.safer)}, {what}."
         labels = ", ".join(slo.label for slo in near)
         yield f"{labels}: within the model's error, not safe. {safe}"
     if answer.second:
         rate = f", {_rate(answer.second)}" if question.exactly else ""
-        yield f"Runner-up: {describe(answer.second)}, {_cost(answer.second, question)}{rate}."
+        yield f"Runner-up: {_describe(answer.second)}, {_cost(answer.second, question)}{rate}."
 
 
 def _predicted(trial: Trial, question: Question) -> Iterator[str]:
@@ -91,7 +91,6 @@ def _predicted(trial: Trial, question: Question) -> Iterator[str]:
 
 
 def _nothing(answer: Answer, question: Question) -> Iterator[Part]:
-    """That nothing does, what comes nearest, and what would help."""
     within = f"{'' if question.exactly else 'up to '}{counted(question.most_gpus, 'GPU')}"
     more = "another --gpus" if question.exactly else "more GPUs (--most-gpus)"
     help_ = f"Allow {more}, other kinds (--gpu) or more time."
@@ -102,7 +101,7 @@ def _nothing(answer: Answer, question: Question) -> Iterator[Part]:
     yield Finding("bad", f"No deployment of {within} keeps {_limits(question)}. {help_}")
     if near := answer.nearest:
         times = "; ".join(_predicted(near, question))
-        yield f"Nearest: {describe(near)}, {_cost(near, question)}: {times}."
+        yield f"Nearest: {_describe(near)}, {_cost(near, question)}: {times}."
     for slo in question.slos:
         least_s, server = answer.tally.least_s.get(slo.label, (0.0, ""))
         if least_s > slo.limit_s:
@@ -129,7 +128,6 @@ def launches(trial: Trial) -> Iterator[tuple[str, str]]:
 
 
 def _replay(trial: Trial, trace: str, settings: Sequence[str]) -> str:
-    """The command that replays the trace by a deployment."""
     server = trial.kind.server
     fleet = [f"fleet.replicas={trial.units}", f"fleet.router={trial.kind.router}"]
     words = [
@@ -143,7 +141,7 @@ def _replay(trial: Trial, trace: str, settings: Sequence[str]) -> str:
     return f"dsv4kv replay {trace} {gpus} {' '.join(f'--set {shlex.quote(w)}' for w in words)}"
 
 
-def describe(trial: Trial) -> str:
+def _describe(trial: Trial) -> str:
     """``2 × h200 TP8 behind dynamo``; one server is behind nothing."""
     many = next(iter(_roles(trial).values())) > 1
     return f"{_servers(trial)} behind {trial.kind.router}" if many else _servers(trial)
@@ -174,7 +172,6 @@ def _rate(trial: Trial) -> str:
 
 
 def _against(question: Question) -> tuple[str, Callable[[Trial], float]]:
-    """What a time is set against: cost, or the rate of so many GPUs."""
     if question.exactly:
         return "requests/s", lambda trial: trial.rate
     return "USD/h" if question.prices else "GPUs", lambda trial: trial.cost
@@ -208,7 +205,7 @@ def _front_table(answer: Answer, question: Question, limit: int | None = None) -
     rows: dict[object, Trial] = {}
     for each in (e for e in [*ends, *_front(answer, question)] if e.values_s):
         at = () if limit else (each.requests, each.speed)
-        rows.setdefault((describe(each), *at), each)
+        rows.setdefault((_describe(each), *at), each)
 
     def time(label: str) -> Callable[[Trial], Number]:
         slo = next(each for each in slos if each.label == label)
@@ -226,7 +223,10 @@ def _front_table(answer: Answer, question: Question, limit: int | None = None) -
     return Table(
         f"Pareto front of {_against(question)[0]} and {first.label}",
         [
-            ("deployment", lambda trial: Text(describe(trial), "plain" if trial.meets else "dim")),
+            (
+                "deployment",
+                lambda trial: Text(_describe(trial), "plain" if trial.meets else "dim"),
+            ),
             *costs,
             *((slo.label, time(slo.label)) for slo in slos),
             ("within SLO", lambda trial: Number(f"{trial.good:.1%}")),
@@ -240,8 +240,7 @@ def _front_table(answer: Answer, question: Question, limit: int | None = None) -
     )
 
 
-def lost_table(answer: Answer) -> Table:
-    """Why every other kind is not the answer."""
+def _lost_table(answer: Answer) -> Table:
     named: dict[str, list[str]] = {}
     for name, why in answer.tally.reasons.items():
         named.setdefault(why, []).append(name)
@@ -264,8 +263,7 @@ def _together(kinds: Sequence[str]) -> str:
     return "; ".join(f"{gpu} {', '.join(each)}" for gpu, each in layouts.items())
 
 
-def describe_tally(answer: Answer, question: Question) -> str:
-    """How many were considered, ruled out and simulated, and on what."""
+def _describe_tally(answer: Answer, question: Question) -> str:
     tally = answer.tally
     pruned = ", ".join(f"{count:,} by {why}" for why, count in tally.pruned.items() if count)
     text = (

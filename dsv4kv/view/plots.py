@@ -118,7 +118,6 @@ def _axes(height: float, width: float = _WIDTH) -> tuple["Figure", "Axes"]:
 
 
 def _legend(names: int) -> int:
-    """Height of a legend in two columns."""
     return 18 * -(-names // 2)
 
 
@@ -407,5 +406,4 @@ def _name_places(axes: "Axes", xs: Sequence[float], names: Mapping[float, str]) 
 
 
 def _fit(name: str, letters: int) -> str:
-    """A name in so many letters: its end, which says more than its beginning."""
     return name if len(name) <= letters else f"…{name[1 - letters :]}"

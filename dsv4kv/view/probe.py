@@ -34,13 +34,12 @@ def probe_page(found: Examination, ledger: Ledger) -> Page:
     change: list[Part] = ["", Text("What to change", "strong"), *advice] if advice else []
     return Page(
         "Prefix cache of a server",
-        [sum_up(found, ledger), *_faults(found), "", table, *change],
+        [_sum_up(found, ledger), *_faults(found), "", table, *change],
         [],
     )
 
 
-def sum_up(found: Examination, ledger: Ledger) -> Finding:
-    """How many faults there are, how many questions are answered, and at what cost."""
+def _sum_up(found: Examination, ledger: Ledger) -> Finding:
     faults = sum(each.level == "bad" for each in found.conclusions)
     undecided = sum(each.level == "undecided" for each in found.conclusions)
     total = len(found.conclusions)

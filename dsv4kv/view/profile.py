@@ -36,6 +36,7 @@ from dsv4kv.view.quantity import format_quantity, quantity, size, us
 from dsv4kv.view.table import (
     ABSENT,
     Chart,
+    Columns,
     Finding,
     Number,
     Page,
@@ -88,74 +89,87 @@ def profile_page(
     """
     table = profile.table
     assert table is not None
-    answer = _answer(profile, table, yardstick, layers)
+    kernels: list[Part] = []
+    if any((row.useful_bytes, row.dram_bytes) != (None, None) for row in table.operations):
+        kernels.append(_operations_table(table.operations, yardstick).noted(layers))
+    kernels.append(_kernels_table(table, None, yardstick).noted(layers))
+    names = [(t, r.name) for t, r in zip(_titles(table.kernels), table.kernels, strict=True)]
+    if longer := [pair for pair in names if pair[0] != pair[1]]:
+        kernels.append(Table("Names", ["kernel", "full name"], longer))
     sections = [
         Section("Where the time went", list(_where(profile, table, layers))),
-        Section("Which kernels ran", list(_kernels(table, yardstick, layers))),
+        Section("Which kernels ran", kernels),
     ]
-    return Page(name, list(answer), sections)
+    return Page(name, list(_answer(profile, table, yardstick, layers)), sections)
 
 
 def _answer(
     profile: Profile, table: KernelTable, yardstick: Yardstick | None, layers: str
 ) -> Iterator[Part]:
     yield from (Finding("warning", warning) for warning in table.warnings[:3])
-    found, step = shares(table), ""
-    doubts: list[Finding] = []
+    found, step, doubt = _shares(table), "", ""
     if table.steps:
-        times = table.steps.host_ns if is_on_cpu(table) else table.steps.span_ns
-        place = "on the host" if is_on_cpu(table) else "on the GPU"
+        times = table.steps.host_ns if _is_on_cpu(table) else table.steps.span_ns
+        place = "on the host" if _is_on_cpu(table) else "on the GPU"
         time = summarize(times).estimate
         step = f"a step takes {format_with_unit(time, 'ns')} {place}"
         if not is_known(time):
-            doubts = [Finding("warning", f"{step}: {table.num_steps:,} steps, no interval")]
-            step = ""
+            step, doubt = "", f"{step}: {table.num_steps:,} steps, no interval"
     if found:
         parts = ", ".join(f"{n} {found[n]:.1f} %" for n in CACHE_CATEGORIES if found.get(n))
         cache = sum(found.get(name, 0) for name in CACHE_CATEGORIES)
-        words = f"Work on the KV cache: {cache:.1f} % of the {time_of(table)}"
-        others = [
-            f"{word} {found[name]:.1f} %"
-            for name, word in (("attention", "attention"), (OTHER, "not classified"))
-            if found.get(name)
-        ]
-        words += (f" ({parts})" if parts else "") + "".join(f", {each}" for each in others)
-        known = f", known by {engines(table)}"
-        yield Text("; ".join(filter(None, (words + known, step, layers))) + ".", "strong")
+        words = f"Work on the KV cache: {cache:.1f} % of the {_time_of(table)}"
+        words += f" ({parts})" if parts else ""
+        for name, word in (("attention", "attention"), (OTHER, "not classified")):
+            words += f", {word} {found[name]:.1f} %" if found.get(name) else ""
+        known = f"{words}, known by {_engines(table)}"
+        yield Text("; ".join(filter(None, (known, step, layers))) + ".", "strong")
     else:
         sentence = "no rule knows any of the kernels, so what the KV cache costs is not known"
         yield Finding("warning", f"{sentence}: rules are in configs/profile/, a pattern a line")
-    yield from doubts
-    if unknown := _unknown_cache_names(table):
-        yield Finding("warning", f"not classified, but named like cache kernels: {unknown}")
-    yield from judge_amplification(table)
+    if doubt:
+        yield Finding("warning", doubt)
+    yield from _doubts(table)
     yield Text(_describe(profile, table), "dim")
     if table.kernels:
-        yield from ("", kernels_table(table, MAX_ROWS, yardstick).noted(layers))
+        yield from ("", _kernels_table(table, MAX_ROWS, yardstick).noted(layers))
         if (more := len(table.kernels) - MAX_ROWS) > 0:
             yield Text(f"and {more:,} more: --verbose", "dim")
     if profile.memory:
         yield from ("", memory_table(profile.memory).noted(layers))
 
 
-def _unknown_cache_names(table: KernelTable) -> str:
-    names = [
+def _doubts(table: KernelTable) -> Iterator[Finding]:
+    unknown = [
         title_of(row)
         for row in table.kernels
         if row.kind == "kernel" and row.category == OTHER and _CACHE_LIKE.search(title_of(row))
     ]
-    return ", ".join(dict.fromkeys(names[:3])) + (", …" if len(names) > 3 else "")
+    if unknown:
+        shown = ", ".join(dict.fromkeys(unknown[:3])) + (", …" if len(unknown) > 3 else "")
+        yield Finding("warning", f"not classified, but named like cache kernels: {shown}")
+    audited = [row for row in table.operations if amplification(row) is not None]
+    for row in filter(is_amplified, audited):
+        yield Finding("bad", f"{row.name} moves {amplification(row):.2f} times what it must")
+    if audited and not any(map(is_amplified, audited)):
+        yield Finding("good", "no gather and no insert moves over 1.10 times what it must")
 
 
 def _where(profile: Profile, table: KernelTable, layers: str) -> Iterator[Part]:
     yield from (Finding("warning", warning) for warning in table.warnings)
     yield Finding("note", _describe(profile, table))
     yield from (Finding("note", note) for note in table.notes)
-    if table.outside_calls or (table.num_steps and not is_on_cpu(table)):
-        yield Finding("note", _outside(table))
+    if table.outside_calls:
+        inside = sum(row.total_ns for row in table.kernels)
+        share = _percent(table.outside_ns, inside + table.outside_ns or 1)
+        pieces, time = counted(table.outside_calls, "piece"), format_duration(table.outside_ns)
+        text = f"excluded: {pieces} of work outside every step, {time}, {share} of the capture's"
+        yield Finding("note", text)
+    elif table.num_steps and not _is_on_cpu(table):
+        yield Finding("note", "all work of the capture is inside steps")
     if table.steps:
-        yield steps_table(table, table.steps).noted(layers)
-        if is_on_cpu(table):
+        yield _steps_table(table, table.steps).noted(layers)
+        if _is_on_cpu(table):
             outside, whole = sum(table.steps.gap_ns), sum(table.steps.host_ns) or 1
             yield Finding(
                 "note",
@@ -163,25 +177,16 @@ def _where(profile: Profile, table: KernelTable, layers: str) -> Iterator[Part]:
                 f"{_percent(outside, whole)} is outside any of them",
             )
     if table.kernels:
-        yield classes_table(table).noted(layers)
-    if found := shares(table):
+        yield _classes_table(table).noted(layers)
+    if found := _shares(table):
         rows = [plots.Bar(name, share, f"{share:.1f} %") for name, share in found.items()]
-        yield plots.bars(f"What kernels do, % of the {time_of(table)}", rows, unit="%")
+        yield plots.bars(f"What kernels do, % of the {_time_of(table)}", rows, unit="%")
 
 
-def _kernels(table: KernelTable, yardstick: Yardstick | None, layers: str) -> Iterator[Part]:
-    if any((row.useful_bytes, row.dram_bytes) != (None, None) for row in table.operations):
-        yield operations_table(table.operations, yardstick).noted(layers)
-    yield kernels_table(table, None, yardstick).noted(layers)
-    names = [(t, r.name) for t, r in zip(titles(table.kernels), table.kernels, strict=True)]
-    if longer := [pair for pair in names if pair[0] != pair[1]]:
-        yield Table("Names", ["kernel", "full name"], longer)
-
-
-def kernels_table(table: KernelTable, most: int | None, yardstick: Yardstick | None) -> Table:
+def _kernels_table(table: KernelTable, most: int | None, yardstick: Yardstick | None) -> Table:
     """Kernels by their time, the longest ``most`` of them, all for None."""
     total = sum(row.total_ns for row in table.kernels) or 1
-    rows = list(zip(titles(table.kernels), table.kernels, strict=True))[:most]
+    rows = list(zip(_titles(table.kernels), table.kernels, strict=True))[:most]
     columns: list[tuple[str, Read]] = [
         ("kernel", lambda row: row[0]),
         ("does", lambda row: row[1].category),
@@ -207,45 +212,41 @@ def kernels_table(table: KernelTable, most: int | None, yardstick: Yardstick | N
 
 
 def _rate_columns(yardstick: Yardstick | None, row_of: Callable[[Any], Any]) -> list[Any]:
-    """GB/s of useful bytes, and what share of the yardstick's rate that is."""
-    best = yardstick.rate if yardstick else None
+    best, name = (yardstick.rate, yardstick.name) if yardstick else (None, "copy")
 
     def rate(row: Any) -> float | None:
-        found = row_of(row)
-        return (
-            found.useful_bytes / found.total_ns if found.useful_bytes and found.total_ns else None
-        )
+        moved, time_ns = row_of(row).useful_bytes, row_of(row).total_ns
+        return moved / time_ns if moved and time_ns else None
 
     def share(row: Any) -> Number:
         found = rate(row)
         return Number(f"{found / best.value * 100:.1f}" if found and best else ABSENT)
 
-    name = yardstick.name if yardstick else "copy"
     return [("GB/s", lambda row: quantity(rate(row))), (f"% of {name}", share)]
 
 
-def classes_table(table: KernelTable) -> Table:
-    """Time by what kernels do to the cache."""
+def _classes_table(table: KernelTable) -> Table:
     spent, calls = Counter[str](), Counter[str]()
     for row in table.kernels:
         spent[row.category] += row.total_ns
         calls[row.category] += row.calls
     steps, whole = table.num_steps, spent.total() or 1
-    return Table(
-        "What they do",
-        [
-            ("does", lambda name: name),
-            ("% of all", lambda name: Number(f"{spent[name] / whole * 100:.1f}")),
-            ("total µs", lambda name: us(spent[name])),
-            ("µs a step", lambda name: us(spent[name] / steps if steps else None)),
-            ("calls", lambda name: quantity(calls[name])),
-        ],
-        [name for name in CATEGORIES if calls[name]],
-    )
+    columns: Columns = [
+        ("does", lambda name: name),
+        ("% of all", lambda name: Number(f"{spent[name] / whole * 100:.1f}")),
+        ("total µs", lambda name: us(spent[name])),
+        ("µs a step", lambda name: us(spent[name] / steps if steps else None)),
+        ("calls", lambda name: quantity(calls[name])),
+    ]
+    return Table("What they do", columns, [name for name in CATEGORIES if calls[name]])
 
 
-def operations_table(operations: Sequence[OperationRow], yardstick: Yardstick | None) -> Table:
-    """The toolkit's operations: useful bytes, rate, and bytes in DRAM where they were counted."""
+def _operations_table(operations: Sequence[OperationRow], yardstick: Yardstick | None) -> Table:
+
+    def moved(row: OperationRow) -> Number:
+        ratio, bad = amplification(row), is_amplified(row)
+        return Number(f"{ratio:.2f}", tone="bad" if bad else "good") if ratio else Number(ABSENT)
+
     return Table(
         "Operations",
         [
@@ -256,7 +257,7 @@ def operations_table(operations: Sequence[OperationRow], yardstick: Yardstick | 
             ("useful", lambda row: size(row.useful_bytes)),
             *_rate_columns(yardstick, lambda row: row),
             ("in DRAM", lambda row: size(row.dram_bytes)),
-            ("moved / useful", _amplification_cell),
+            ("moved / useful", moved),
         ],
         operations,
         note="useful bytes are those of the byte model, all calls",
@@ -282,22 +283,7 @@ def is_amplified(row: OperationRow) -> bool:
     return row.category in ("gather", "insert") and (ratio or 0.0) > _MAX_AMPLIFICATION
 
 
-def _amplification_cell(row: OperationRow) -> Number:
-    ratio = amplification(row)
-    tone: Any = "bad" if is_amplified(row) else "good"
-    return Number(ABSENT) if ratio is None else Number(f"{ratio:.2f}", tone=tone)
-
-
-def judge_amplification(table: KernelTable) -> Iterator[Finding]:
-    """Which operations move more than they must, where bytes were counted."""
-    audited = [row for row in table.operations if amplification(row) is not None]
-    for row in filter(is_amplified, audited):
-        yield Finding("bad", f"{row.name} moves {amplification(row):.2f} times what it must")
-    if audited and not any(map(is_amplified, audited)):
-        yield Finding("good", "no gather and no insert moves over 1.10 times what it must")
-
-
-def titles(rows: Sequence[KernelRow]) -> list[str]:
+def _titles(rows: Sequence[KernelRow]) -> list[str]:
     """Short names; equal ones of one class are numbered."""
     short = [(title_of(row), row.category) for row in rows]
     count, seen = Counter(short), Counter[tuple[str, str]]()
@@ -313,12 +299,12 @@ def title_of(row: KernelRow) -> str:
     return shorten(row.name) if row.kind == "kernel" else row.name
 
 
-def engines(table: KernelTable) -> str:
+def _engines(table: KernelTable) -> str:
     """Whose kernels were known; empty where none was."""
     return ", ".join(dict.fromkeys(row.engine for row in table.kernels if row.engine))
 
 
-def steps_table(table: KernelTable, steps: StepTimes) -> Table:
+def _steps_table(table: KernelTable, steps: StepTimes) -> Table:
     """Where the time of a step went: medians over steps, and over GPUs where there are more.
 
     Medians do not add up; shares do, which are of all steps together.
@@ -339,7 +325,7 @@ def steps_table(table: KernelTable, steps: StepTimes) -> Table:
             ("max µs", lambda row: us(max(getattr(steps, row[1])))),
             ("% of all", share),
         ],
-        list((ON_CPU if is_on_cpu(table) else ON_GPU).items()),
+        list((ON_CPU if _is_on_cpu(table) else ON_GPU).items()),
         note=f"{table.num_steps:,} of them{gpus}",
     )
 
@@ -381,32 +367,20 @@ def _describe(profile: Profile, table: KernelTable) -> str:
     return f"profiled with {tool}{gpus}: {profile.why}{steps}"
 
 
-def _outside(table: KernelTable) -> str:
-    if not table.outside_calls:
-        return "all work of the capture is inside steps"
-    inside = sum(row.total_ns for row in table.kernels)
-    share = _percent(table.outside_ns, inside + table.outside_ns or 1)
-    pieces = f"{counted(table.outside_calls, 'piece')} of work"
-    time = format_duration(table.outside_ns)
-    return f"excluded: {pieces} outside every step, {time}, {share} of the capture's"
-
-
-def is_on_cpu(table: KernelTable) -> bool:
-    """Whether it is one of torch's operations and ranges, without a GPU's work."""
+def _is_on_cpu(table: KernelTable) -> bool:
     return any(row.kind in ("op", "range") for row in table.kernels)
 
 
-def shares(table: KernelTable) -> dict[str, float]:
+def _shares(table: KernelTable) -> dict[str, float]:
     """Per cent of the time, without synthetic inputs, by what kernels do; empty if unknown."""
     spent = Counter[str]()
     for row in _own_rows(table):
         spent[row.category] += row.total_ns
-    total = spent.total() if engines(table) else 0
+    total = spent.total() if _engines(table) else 0
     return {name: spent[name] / total * 100 for name in CATEGORIES if spent[name]} if total else {}
 
 
-def time_of(table: KernelTable) -> str:
-    """What shares are of."""
+def _time_of(table: KernelTable) -> str:
     without = len(_own_rows(table)) < len(table.kernels)
     return "time without synthetic inputs" if without else "time"
 
@@ -446,13 +420,10 @@ def compare_tables(before: KernelTable, after: KernelTable) -> list[Change]:
             times[title_of(row), row.category] += row.total_ns
             calls[title_of(row), row.category] += row.calls
         sides.append({key: (times[key] / steps, calls[key] / steps) for key in times})
-    old, new = sides
-    nowhere = (None, 0.0)
     changes = []
-    for key in dict.fromkeys([*old, *new]):
+    for key in dict.fromkeys([*sides[0], *sides[1]]):
         (before_ns, before_calls), (after_ns, after_calls) = (
-            old.get(key, nowhere),
-            new.get(key, nowhere),
+            side.get(key, (None, 0.0)) for side in sides
         )
         changes.append(Change(*key, before_ns, after_ns, before_calls, after_calls))
     return sorted(changes, key=lambda change: -abs(change.difference_ns))
@@ -460,10 +431,24 @@ def compare_tables(before: KernelTable, after: KernelTable) -> list[Change]:
 
 def diff_page(before: KernelTable, after: KernelTable, sides: tuple[str, str]) -> Page:
     """What one profile spends that the other does not."""
-    changes = compare_tables(before, after)
+    changes, answer = compare_tables(before, after), list[Part]()
     per_step = bool(before.num_steps and after.num_steps)
-    answer: list[Part] = [*_unlike(before, after), *_step_change(before, after), ""]
-    answer.append(_diff_table(changes[:MAX_ROWS], sides, per_step=per_step))
+    for what, old, new in (
+        ("profilers", before.tool, after.tool),
+        ("GPUs", ", ".join(before.devices), ", ".join(after.devices)),
+    ):
+        if old != new:
+            both = f"{old or 'unknown'}, {new or 'unknown'}"
+            answer.append(Finding("warning", f"different {what}: {both}"))
+    if bool(before.num_steps) != bool(after.num_steps):
+        text = "only one of them has steps: whole profiles are compared"
+        answer.append(Finding("warning", text))
+    if before.steps and after.steps:
+        first, last = (summarize(steps.span_ns).estimate for steps in (before.steps, after.steps))
+        times = " → ".join(f"{format_quantity(one, 1e-3)} µs" for one in (first, last))
+        ratio = format_quantity(divide(last, first))
+        answer.append(Text(f"A step: {times}, {ratio} times as long.", "strong"))
+    answer += ["", _diff_table(changes[:MAX_ROWS], sides, per_step=per_step)]
     if (more := len(changes) - MAX_ROWS) > 0:
         answer.append(Text(f"and {more:,} more: --verbose", "dim"))
     note = "one profile each: what differs may differ between two runs of one, too"
@@ -472,72 +457,37 @@ def diff_page(before: KernelTable, after: KernelTable, sides: tuple[str, str]) -
     return Page(f"{sides[0]} and {sides[1]}", answer, [whole])
 
 
-def _unlike(before: KernelTable, after: KernelTable) -> Iterator[Finding]:
-    facts = {
-        "profilers": (before.tool, after.tool),
-        "GPUs": (", ".join(before.devices), ", ".join(after.devices)),
-    }
-    for what, (old, new) in facts.items():
-        if old != new:
-            yield Finding("warning", f"different {what}: {old or 'unknown'}, {new or 'unknown'}")
-    if bool(before.num_steps) != bool(after.num_steps):
-        yield Finding("warning", "only one of them has steps: whole profiles are compared")
-
-
-def _step_change(before: KernelTable, after: KernelTable) -> Iterator[Part]:
-    if before.steps and after.steps:
-        old, new = (summarize(steps.span_ns).estimate for steps in (before.steps, after.steps))
-        times = " → ".join(f"{format_quantity(one, 1e-3)} µs" for one in (old, new))
-        yield Text(
-            f"A step: {times}, {format_quantity(divide(new, old))} times as long.", "strong"
-        )
-
-
 def _diff_table(changes: Sequence[Change], sides: tuple[str, str], *, per_step: bool) -> Table:
     unit = "µs a step" if per_step else "µs"
-    return Table(
-        "Kernels",
-        [
-            ("kernel", lambda change: change.name),
-            ("does", lambda change: change.category),
-            (f"A {unit}", lambda change: us(change.before_ns)),
-            (f"B {unit}", lambda change: us(change.after_ns)),
-            ("B − A", lambda change: Number(f"{change.difference_ns * 1e-3:+,.2f}")),
-            ("%", _relative),
-            ("calls A → B", lambda c: Number(f"{c.before_calls:,.4g} → {c.after_calls:,.4g}")),
-        ],
-        changes,
-        note=f"A: {sides[0]}, B: {sides[1]}",
-    )
 
+    def relative(change: Change) -> Number:
+        if change.before_ns is None or change.after_ns is None:
+            return Number("new" if change.before_ns is None else "gone")
+        share = change.difference_ns / change.before_ns if change.before_ns else None
+        return Number(ABSENT if share is None else f"{share * 100:+.1f}")
 
-def _relative(change: Change) -> Number:
-    if change.before_ns is None or change.after_ns is None:
-        return Number("new" if change.before_ns is None else "gone")
-    share = change.difference_ns / change.before_ns if change.before_ns else None
-    return Number(ABSENT if share is None else f"{share * 100:+.1f}")
+    columns: Columns = [
+        ("kernel", lambda change: change.name),
+        ("does", lambda change: change.category),
+        (f"A {unit}", lambda change: us(change.before_ns)),
+        (f"B {unit}", lambda change: us(change.after_ns)),
+        ("B − A", lambda change: Number(f"{change.difference_ns * 1e-3:+,.2f}")),
+        ("%", relative),
+        ("calls A → B", lambda c: Number(f"{c.before_calls:,.4g} → {c.after_calls:,.4g}")),
+    ]
+    return Table("Kernels", columns, changes, note=f"A: {sides[0]}, B: {sides[1]}")
 
 
 def write_timeline(timeline: Timeline, path: Path) -> None:
-    """Write a picture (``.svg``) or a Chrome trace (``.json``).
-
-    Raises:
-        ConfigError: The name ends in neither, or the file cannot be written.
-    """
+    """Write a picture (``.svg``) or a Chrome trace (``.json``)."""
     refuse_other_names([path])
-    if path.suffix == ".svg":
-        text = plots.to_svg_file(timeline_chart(timeline))
-    else:
-        text = chrome_trace(timeline)
+    is_picture = path.suffix == ".svg"
+    text = plots.to_svg_file(timeline_chart(timeline)) if is_picture else chrome_trace(timeline)
     write_named(path, text, "--timeline")
 
 
 def refuse_other_names(paths: Iterable[Path]) -> None:
-    """Refuse names that no timeline can have.
-
-    Raises:
-        ConfigError: One is neither a picture nor a Chrome trace, or its folder does not exist.
-    """
+    """Refuse names that are no picture and no Chrome trace, and folders that do not exist."""
     for path in paths:
         if path.suffix not in (".svg", ".json"):
             raise ConfigError(f"{path}: a timeline is a picture, .svg, or a Chrome trace, .json.")

@@ -100,7 +100,6 @@ def format_setting(path: str, value: Any) -> str:
 
 
 def _round_up(spread: float, decimals: int) -> str:
-    """So that a measured uncertainty never reads as none."""
     unit = 10.0**decimals
     return f"{math.ceil(spread * unit - 1e-9) / unit:,.{decimals}f}"
 

@@ -30,6 +30,7 @@ from dsv4kv.view.quantity import (
 from dsv4kv.view.table import (
     ABSENT,
     Chart,
+    Columns,
     Command,
     Facts,
     Finding,
@@ -104,8 +105,8 @@ def _case_answer(record: RunRecord, case: Case) -> Iterator[Part]:
         factor = clock_factor(case, "queueing")
         yield from ("", replicas_table(fleet, case.totals, factor, MAX_REPLICAS))
     else:
-        yield from ("", reuse_table(case.replay.reuse, MAX_LOSSES))
-    yield from ("", times_table(case.latencies))
+        yield from ("", _reuse_table(case.replay.reuse, MAX_LOSSES))
+    yield from ("", _times_table(case.latencies))
     if after := _next(record, case):
         yield from ("", Command(after))
 
@@ -120,19 +121,18 @@ def _case_sections(record: RunRecord, case: Case) -> Iterator[Section]:
         table = replicas_table(result.fleet, totals, clock_factor(case, "queueing"))
         yield Section("Fleet", [facts, table])
     own = "each replica's own past" if result.fleet else ""
-    yield Section("Prefix cache", [reuse_table(result.reuse).noted(own)])
+    yield Section("Prefix cache", [_reuse_table(result.reuse).noted(own)])
     if result.tiers:
-        below = below_table(result.tiers, result.reuse.prompt_tokens)
-        yield Section("Below the GPUs", [below, tiers_table(result.tiers)])
+        below = _below_table(result.tiers, result.reuse.prompt_tokens)
+        yield Section("Below the GPUs", [below, _tiers_table(result.tiers)])
     charts = _series_charts(result)
-    yield Section("Memory", [memory_table(result).noted(layers), *charts])
-    yield Section("Steps", [replay_facts(result, totals), constants_table(result)])
+    yield Section("Memory", [_memory_table(result).noted(layers), *charts])
+    yield Section("Steps", [_replay_facts(result, totals), _constants_table(result)])
     cache = [cache_facts(case.cache)] if case.cache else []
     yield Section("Run", [header(record), *cache])
 
 
 def _series_charts(result: ReplayResult) -> Iterator[Chart]:
-    """Blocks and requests over the time of the replay."""
     series = result.series
     seconds = [at / 1e9 for at in series.at_ns]
     blocks = ("own_blocks", "shared_blocks", "cached_blocks")
@@ -143,7 +143,6 @@ def _series_charts(result: ReplayResult) -> Iterator[Chart]:
 
 
 def _answer(case: Case, reuse: Reuse, *, good: bool) -> Finding | Text:
-    """Hit rate, and what requests wait for, where the servers keep up."""
     sentence = f"{share(reuse.saved_tokens, reuse.prompt_tokens)} of prompt tokens hit the cache"
     for name in () if overload(case) else ("ttft", "tpot"):
         if (time := _time(case, name, 50.0)) != ABSENT:
@@ -165,7 +164,6 @@ def _workload(record: RunRecord, case: Case) -> str:
 
 
 def _load(result: ReplayResult, totals: Totals) -> str:
-    """Requests offered and served a second."""
     offered = {None: "", 0: "all requests offered at the start, "}.get(result.arrived_ns)
     if result.arrived_ns:
         rate = _asked(totals) / result.arrived_ns * 1e9
@@ -207,7 +205,6 @@ def overload(case: Case) -> str:
 
 
 def _next(record: RunRecord, case: Case) -> str:
-    """The command that answers the next question."""
     if not record.trace_source or case.replay is None:
         return ""
     trace, model = record.trace_source, setting(case, "model.preset")
@@ -220,7 +217,7 @@ def _next(record: RunRecord, case: Case) -> str:
     return f"dsv4kv plan {trace} --model {model}{kinds} --slo ttft_p99=2s"
 
 
-def reuse_table(reuse: Reuse, limit: int | None = None) -> Table:
+def _reuse_table(reuse: Reuse, limit: int | None = None) -> Table:
     """Every prompt token: new, hit, or lost and to what; at most ``limit`` losses."""
     lost = sorted(reuse.lost_tokens.items(), key=lambda item: -item[1])
     rows = [("new", reuse.prompt_tokens - reuse.seen_tokens, ""), ("hit", reuse.saved_tokens, "")]
@@ -252,8 +249,7 @@ def remedy_of(rule: str, reason: str) -> str:
     return known.get(reason, LOSSES[reason][1])
 
 
-def below_table(tiers: ReplayTiers, prompt_tokens: int) -> Table:
-    """What was asked of tiers: restored, or not and why."""
+def _below_table(tiers: ReplayTiers, prompt_tokens: int) -> Table:
     each = {f"lost on {tier.name}": tier.lost_tokens for tier in tiers.tiers}
     lost = each if any(each.values()) else {"lost": tiers.lost_tokens}
     losses = [
@@ -266,8 +262,7 @@ def below_table(tiers: ReplayTiers, prompt_tokens: int) -> Table:
     return losses_table("Below the GPUs", rows, prompt_tokens, note)
 
 
-def tiers_table(tiers: ReplayTiers) -> Table:
-    """What every tier stored, gave and moved."""
+def _tiers_table(tiers: ReplayTiers) -> Table:
     tail = f", {tiers.tail_bytes:,} B of windows and states" if tiers.tail_bytes else ""
 
     def mean(waited_ns: int, transfers: int) -> str:
@@ -291,8 +286,7 @@ def tiers_table(tiers: ReplayTiers) -> Table:
     )
 
 
-def memory_table(result: ReplayResult) -> Table:
-    """The parts of the memory, and the peak of each."""
+def _memory_table(result: ReplayResult) -> Table:
     return Table(
         "Memory",
         [
@@ -307,7 +301,7 @@ def memory_table(result: ReplayResult) -> Table:
     )
 
 
-def times_table(latencies: Sequence[Latency]) -> Table:
+def _times_table(latencies: Sequence[Latency]) -> Table:
     """Percentiles of times; only those that enough requests carry."""
     known = [each for each in latencies if each.samples_ns]
     clocked = any(each.factor for each in known)
@@ -343,27 +337,21 @@ def _time(case: Case, name: str, percentile: float) -> str:
     return ABSENT
 
 
-def constants_table(result: ReplayResult) -> Table:
-    """Everything the times depend on."""
-    return Table(
-        "Model of a step",
-        [
-            ("constant", lambda each: each.name),
-            ("value", lambda each: Number(f"{each.value:,.6g} {each.unit}".strip())),
-            ("source", lambda each: each.source),
-        ],
-        result.constants,
-        note=_CLOCKS[result.clock],
-    )
+def _constants_table(result: ReplayResult) -> Table:
+    columns: Columns = [
+        ("constant", lambda each: each.name),
+        ("value", lambda each: Number(f"{each.value:,.6g} {each.unit}".strip())),
+        ("source", lambda each: each.source),
+    ]
+    return Table("Model of a step", columns, result.constants, note=_CLOCKS[result.clock])
 
 
 def _sweep_answer(record: RunRecord) -> Iterator[Part]:
-    """The best settings among those that are not overloaded, and a row for every case."""
     cases, shown = record.cases, _sweep_findings(record)
     fair = [case for case in cases if not overload(case)]
     yield from (Text(each, "strong") for each in best_sentences(group_launches(fair)))
     yield from shown[:MAX_FINDINGS]
-    table = sweep_table(cases, axis_names(cases)).noted(layers_text(cases))
+    table = _sweep_table(cases, axis_names(cases)).noted(layers_text(cases))
     more = len(table.rows) - MAX_CASES
     caption = f"{more} more cases: --verbose" if more > 0 else ""
     yield from ("", replace(table, rows=table.rows[:MAX_CASES], caption=caption))
@@ -380,12 +368,12 @@ def _sweep_sections(record: RunRecord) -> Iterator[Section]:
     if not charts:  # the settings change nothing
         hits = [Bar(axis_text(case), saved_percent(case) or 0.0) for case in cases]
         charts = [bars("Hit rate", hits, unit="%")]
-    table = sweep_table(cases, axis_names(cases))
+    table = _sweep_table(cases, axis_names(cases))
     yield Section("All cases", [*_sweep_findings(record), *charts, table])
     yield Section("Run", [header(record)])
 
 
-def sweep_table(cases: Sequence[Case], axes: dict[str, str]) -> Table:
+def _sweep_table(cases: Sequence[Case], axes: dict[str, str]) -> Table:
     """A row for every case that was served: hit rate, load and latency.
 
     ``axes`` are the swept settings by dotted path, as they are to be shown.
@@ -474,8 +462,7 @@ def judge_replay(case: Case) -> list[Finding]:
     return found
 
 
-def replay_facts(result: ReplayResult, totals: Totals) -> Facts:
-    """What happened, in a line each."""
+def _replay_facts(result: ReplayResult, totals: Totals) -> Facts:
     reuse, work = result.reuse, result.work
     partial, padding, unused = (
         format_bytes(size)

@@ -6,7 +6,7 @@ from pathlib import Path
 from dsv4kv.runs.points import Points
 from dsv4kv.runs.store import Entry, Summary
 from dsv4kv.view.quantity import quantity, size
-from dsv4kv.view.table import ABSENT, Cell, Number, Read, Table
+from dsv4kv.view.table import ABSENT, Cell, Columns, Number, Read, Table
 
 
 def runs_table(entries: Sequence[Entry]) -> Table:
@@ -15,35 +15,29 @@ def runs_table(entries: Sequence[Entry]) -> Table:
     def known(read: Callable[[Summary], Cell | str], absent: Cell | str = ABSENT) -> Read:
         return lambda entry: read(entry.summary) if entry.summary else absent
 
-    return Table(
-        "Runs",
-        [
-            ("run", lambda e: Path(e.file).stem if e.summary else e.file),
-            ("status", known(lambda found: found.status, "unreadable")),
-            ("config", known(lambda found: found.config)),
-            ("backend", known(lambda found: ", ".join(found.backends))),
-            ("cases", known(lambda found: quantity(found.cases), Number(ABSENT))),
-            ("launches", known(lambda found: quantity(found.launches), Number(ABSENT))),
-            ("size", lambda entry: size(entry.size_bytes)),
-            ("git", known(lambda found: (found.git_sha or "")[:12], "")),
-        ],
-        entries,
-    )
+    columns: Columns = [
+        ("run", lambda e: Path(e.file).stem if e.summary else e.file),
+        ("status", known(lambda found: found.status, "unreadable")),
+        ("config", known(lambda found: found.config)),
+        ("backend", known(lambda found: ", ".join(found.backends))),
+        ("cases", known(lambda found: quantity(found.cases), Number(ABSENT))),
+        ("launches", known(lambda found: quantity(found.launches), Number(ABSENT))),
+        ("size", lambda entry: size(entry.size_bytes)),
+        ("git", known(lambda found: (found.git_sha or "")[:12], "")),
+    ]
+    return Table("Runs", columns, entries)
 
 
 def unfinished_table(sweeps: Sequence[Points]) -> Table:
     """Sweeps that were killed, or go on in another process."""
-    return Table(
-        "Unfinished sweeps",
-        [
-            (
-                "points done",
-                lambda sweep: Number(f"{len(sweep.cases):,} of {sweep.asked.count:,}"),
-            ),
-            (
-                "resume with",
-                lambda sweep: f"dsv4kv {sweep.asked.command} --resume {sweep.asked.run_id}",
-            ),
-        ],
-        sweeps,
-    )
+    columns: Columns = [
+        (
+            "points done",
+            lambda sweep: Number(f"{len(sweep.cases):,} of {sweep.asked.count:,}"),
+        ),
+        (
+            "resume with",
+            lambda sweep: f"dsv4kv {sweep.asked.command} --resume {sweep.asked.run_id}",
+        ),
+    ]
+    return Table("Unfinished sweeps", columns, sweeps)

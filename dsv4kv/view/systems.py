@@ -37,7 +37,6 @@ def report_systems(outcomes: Sequence[Outcome]) -> Iterator[Part]:
 
 
 def _amount(estimate: Estimate, unit: str) -> Number:
-    """A value, and its unit with the interval, so that columns stay narrow."""
     value, scale = estimate.value, 1.0
     if unit == "B" and value >= 1024:
         size, unit = format_bytes(value).split()

@@ -92,6 +92,8 @@ class Head(NamedTuple):
 
 Read = Callable[[Any], Cell | str]
 """Reads a column's cell from a row."""
+Columns = Sequence[tuple[str, Read]]
+"""Header of every column, and how to read its cells."""
 
 _NUMERIC = re.compile(r"[-+−~<>≤≥×]?\d[\d,.]*(?:[KMGT]|%| [^×]*)?")
 _SENTENCE = 28  # letters: a longer text with blanks may be wrapped

@@ -66,8 +66,7 @@ Window = tuple[str, MeasuredWindow, WindowState]
 """Its name, ``gather_topk csa cold``; when it was; and what the machine did."""
 
 
-def windows_of(case: Case) -> list[Window]:
-    """What the machine did in each measured window."""
+def _windows_of(case: Case) -> list[Window]:
     found = case.telemetry
     if found is None:
         return []
@@ -80,18 +79,18 @@ def windows_of(case: Case) -> list[Window]:
 
 def is_busy(case: Case) -> bool:
     """Whether other processes used CPUs or the GPU while it was measured."""
-    states = [state for _, _, state in windows_of(case)]
+    states = [state for _, _, state in _windows_of(case)]
     return busy_cpus(case) >= BUSY_CPUS or any(state.other_processes for state in states)
 
 
 def busy_cpus(case: Case) -> float:
     """CPUs that other processes used, in the window with most."""
-    return max((state.other_cpus or 0 for _, _, state in windows_of(case)), default=0.0)
+    return max((state.other_cpus or 0 for _, _, state in _windows_of(case)), default=0.0)
 
 
 def telemetry_table(case: Case) -> Table | None:
     """A row for each window, a column for whatever the machine reported; None without windows."""
-    windows = windows_of(case)
+    windows = _windows_of(case)
     if not windows or case.telemetry is None:
         return None
     columns: list[tuple[str, Read]] = [
@@ -127,7 +126,7 @@ def limits_text(state: WindowState) -> str:
 
 def judge_telemetry(case: Case) -> Iterator[Finding]:
     """Windows whose clocks were limited or moved, that did not converge, or were not alone."""
-    windows = windows_of(case)
+    windows = _windows_of(case)
     limited: dict[str, list[str]] = defaultdict(list)
     for name, _, state in windows:
         for limit, share in state.limits.items():
@@ -158,7 +157,6 @@ def judge_telemetry(case: Case) -> Iterator[Finding]:
 
 
 def _judge_counters(telemetry: Telemetry) -> Iterator[Finding]:
-    """What was counted during the run, errors from before it, and what was not available."""
     for column, level, sentence in _COUNTERS:
         reads = getattr(telemetry.gpu_checks, column, None) or []
         counts = [count for count in reads if count is not None]
@@ -175,7 +173,6 @@ def _judge_counters(telemetry: Telemetry) -> Iterator[Finding]:
 
 
 def _few(names: Sequence[str]) -> str:
-    """The first of them, and how many more there are."""
     more = len(names) - _MAX_NAMES
     return ", ".join(names[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
 

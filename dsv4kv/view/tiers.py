@@ -16,14 +16,13 @@ def report_tiers(outcome: TiersOutcome) -> Iterator[Part]:
     if outcome.overlap:
         yield Text(outcome.overlap.sentence, "strong")
     yield _verdict(outcome)
-    yield from ("", prefixes_table(outcome))
-    yield from ("", families_table(outcome))
+    yield from ("", _prefixes_table(outcome))
+    yield from ("", _families_table(outcome))
     if outcome.copies:
-        yield from ("", copies_table(outcome))
+        yield from ("", _copies_table(outcome))
 
 
 def _verdict(outcome: TiersOutcome) -> Finding:
-    """How much was compared, and whether it was right."""
     if outcome.failures:
         return Finding(
             "bad", f"{len(outcome.failures):,} of {outcome.checks:,} comparisons failed"
@@ -41,8 +40,7 @@ def _verdict(outcome: TiersOutcome) -> Finding:
     )
 
 
-def prefixes_table(outcome: TiersOutcome) -> Table:
-    """One row for every store and length."""
+def _prefixes_table(outcome: TiersOutcome) -> Table:
     columns: list[tuple[str, Read]] = [
         ("store", lambda row: row.store),
         ("tokens", lambda row: quantity(row.tokens)),
@@ -73,8 +71,7 @@ def _lookup(row: PrefixRow) -> Number:
     return quantity(divide(Estimate(row.pages, 0.0), row.looked_up), 1e9)
 
 
-def families_table(outcome: TiersOutcome) -> Table:
-    """One row for every family of the longest prefix."""
+def _families_table(outcome: TiersOutcome) -> Table:
 
     def way(name: str, header: str) -> list[tuple[str, Read]]:
         return [
@@ -93,8 +90,7 @@ def families_table(outcome: TiersOutcome) -> Table:
     )
 
 
-def copies_table(outcome: TiersOutcome) -> Table:
-    """One row for every family between GPU and host."""
+def _copies_table(outcome: TiersOutcome) -> Table:
 
     def way(name: str, header: str) -> list[tuple[str, Read]]:
         def rate(row: CopyRow, how: str) -> Number:

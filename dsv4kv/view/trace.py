@@ -43,7 +43,6 @@ def written_bytes(outcome: Outcome, answer: Answer) -> int:
 
 
 def _rows(answer: Answer) -> Iterator[dict[str, Any]]:
-    """A row for every capacity and everything measured at it."""
     for point in answer.points:
         at = {
             "capacity_tokens": point.capacity_tokens,
@@ -70,7 +69,6 @@ def _rows(answer: Answer) -> Iterator[dict[str, Any]]:
 
 
 def _behind_rows(answer: Answer) -> Iterator[dict[str, Any]]:
-    """A row for every host memory behind every capacity, and every strategy there."""
     for behind in answer.behind:
         at = {
             "capacity_tokens": behind.gpu_tokens,
@@ -167,7 +165,6 @@ def _shown_point(answer: Answer) -> Point:
 
 
 def _sum_up(model: str, answer: Answer) -> Iterator[Text]:
-    """The best at the largest capacity, and how much cache is enough."""
     point = _shown_point(answer)
     where = f"a pool of {point.capacity_tokens:,} tokens" if point.capacity_tokens else ""
     where = f"In {where}," if where else "With unlimited memory,"
@@ -201,7 +198,6 @@ def _sum_up(model: str, answer: Answer) -> Iterator[Text]:
 
 
 def _next(source: str, model: str, answer: Answer) -> str:
-    """The command that asks about engines' rules, or about the times of the best of them."""
     outcomes = _shown_point(answer).rules
     if not outcomes and answer.kept_share == 1 and answer.enough_tokens:
         asked = f"--capacity {answer.enough_tokens} --rule all"
@@ -346,7 +342,6 @@ def _outcomes_table(
 
 
 def _loss_columns(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, Read]]:
-    """A column for every reason that occurs."""
 
     def of(name: str) -> Read:
         return lambda outcome: f"{getattr(outcome.losses, name) / outcome.input_tokens:.2%}"
@@ -357,7 +352,6 @@ def _loss_columns(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, Read]]:
 
 
 def _advice(point: Point) -> Iterator[str]:
-    """Which setting of an engine hits most, and which way to draft."""
     settings: dict[tuple[str, str], list[Outcome]] = {}
     drafts: dict[str, list[Outcome]] = {}
     for outcome in (o for o in point.rules if o.name in RULES):
@@ -376,7 +370,6 @@ def _advice(point: Point) -> Iterator[str]:
 
 
 def _wins(alike: list[Outcome], setting: Callable[[Outcome], str]) -> Iterator[str]:
-    """What the best of these saves more than the worst."""
     good, bad = (f(alike, key=lambda o: o.hit_tokens) for f in (max, min))
     if good.hit_tokens > bad.hit_tokens:
         gain = f"{good.hit_share - bad.hit_share:.1%} of all prompt tokens"

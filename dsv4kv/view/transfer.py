@@ -18,8 +18,8 @@ def report_transfer(config: TransferConfig, outcome: Outcome) -> Iterator[Part]:
     yield from (Finding("note", sentence) for sentence in outcome.skipped)
     for run in outcome.runs:
         yield from ("", families_table(run))
-    yield from ("", costs_table(outcome))
-    yield from ("", engines_table(config, outcome))
+    yield from ("", _costs_table(outcome))
+    yield from ("", _engines_table(config, outcome))
 
 
 def _verdict(config: TransferConfig, outcome: Outcome) -> Finding:
@@ -83,8 +83,7 @@ def families_table(run: Run) -> Table:
     )
 
 
-def costs_table(outcome: Outcome) -> Table:
-    """What a read costs, and what reading while the prompt is computed wins."""
+def _costs_table(outcome: Outcome) -> Table:
     return Table(
         "What a read costs",
         [
@@ -100,8 +99,7 @@ def costs_table(outcome: Outcome) -> Table:
     )
 
 
-def engines_table(config: TransferConfig, outcome: Outcome) -> Table:
-    """What engines would send for this request, next to what was read."""
+def _engines_table(config: TransferConfig, outcome: Outcome) -> Table:
     rows: list[tuple[str | Number, ...]] = [
         ("read here", size(t.bytes), quantity(t.pieces), quantity(t.descriptors))
         for t in [run.total for run in outcome.runs[:1]]
@@ -118,5 +116,4 @@ def engines_table(config: TransferConfig, outcome: Outcome) -> Table:
 
 
 def _inverse(estimate: Estimate) -> Estimate | None:
-    """GB/s of ns per byte."""
     return divide(Estimate(1.0, 0.0), estimate) if estimate.value > 0 else None

@@ -8,7 +8,7 @@ from dsv4kv.replay.whatif import Setting, WhatIf
 from dsv4kv.units import counted
 from dsv4kv.view.quantity import quantity, share
 from dsv4kv.view.replay import LOSSES, losses_table, remedy_of
-from dsv4kv.view.table import ABSENT, Finding, Number, Part, Table, Text
+from dsv4kv.view.table import ABSENT, Columns, Finding, Number, Part, Table, Text
 
 _MINUTE_S = 60.0
 _SILENT_S = 60.0  # the slowest page of metrics is sampled more often
@@ -17,9 +17,9 @@ _SILENT_S = 60.0  # the slowest page of metrics is sampled more often
 def dashboard(glance: Glance, what_if: WhatIf | None) -> Iterator[Part]:
     """Everything, for a terminal."""
     yield Text(watch_line(glance, what_if), "strong")
-    yield from ("", hits_table(glance), "", moves_table(glance))
+    yield from ("", _hits_table(glance), "", _moves_table(glance))
     if glance.groups:
-        yield from ("", groups_table(glance))
+        yield from ("", _groups_table(glance))
     if what_if is None:
         yield from ("", Finding("note", "the last minutes are being replayed"))
     elif what_if.problem:
@@ -34,7 +34,7 @@ def dashboard(glance: Glance, what_if: WhatIf | None) -> Iterator[Part]:
         note = f"the last minutes replayed by {what_if.rule}, from an empty cache"
         title = "Lost with the present setting"
         yield from ("", losses_table(title, rows, what_if.prompt_tokens, note))
-        yield from ("", settings_table(what_if))
+        yield from ("", _settings_table(what_if))
 
 
 def watch_line(glance: Glance, what_if: WhatIf | None) -> str:
@@ -59,8 +59,7 @@ def watch_line(glance: Glance, what_if: WhatIf | None) -> str:
     return ", ".join(parts)
 
 
-def hits_table(glance: Glance) -> Table:
-    """What the server hit, by who reports it and by where it was."""
+def _hits_table(glance: Glance) -> Table:
     asked = next(iter(glance.found.values()), (0, 0))[1]
     rows = [
         (f"by {name}", quantity(hit), quantity(of), share(hit, of))
@@ -75,8 +74,7 @@ def hits_table(glance: Glance) -> Table:
     return Table("Hits", ["prompt tokens", "hit", "requested", "hit rate"], rows)
 
 
-def moves_table(glance: Glance) -> Table:
-    """Blocks stored and evicted, requests served, preempted, running and waiting."""
+def _moves_table(glance: Glance) -> Table:
     moved = {
         "blocks stored": glance.stored,
         "blocks evicted": glance.removed,
@@ -91,19 +89,15 @@ def moves_table(glance: Glance) -> Table:
         empty = "" if what in now else ABSENT
         return Number(empty if total is None else f"{total / minutes:,.1f}")
 
-    return Table(
-        "Churn",
-        [
-            ("what", lambda what: what),
-            ("total", lambda what: quantity((moved | now)[what])),
-            ("per minute", rate),
-        ],
-        [*moved, *now],
-    )
+    columns: Columns = [
+        ("what", lambda what: what),
+        ("total", lambda what: quantity((moved | now)[what])),
+        ("per minute", rate),
+    ]
+    return Table("Churn", columns, [*moved, *now])
 
 
-def groups_table(glance: Glance) -> Table:
-    """Cached blocks by group, which no server reports."""
+def _groups_table(glance: Glance) -> Table:
     total = sum(glance.groups.values())
     return Table(
         "Cached blocks (inferred)",
@@ -117,22 +111,17 @@ def groups_table(glance: Glance) -> Table:
     )
 
 
-def settings_table(what_if: WhatIf) -> Table:
-    """The same requests with other settings, the best first."""
+def _settings_table(what_if: WhatIf) -> Table:
     whole, present = what_if.prompt_tokens, what_if.present.hit_tokens
 
     def difference(setting: Setting) -> Number:
         apart = setting.hit_tokens - present
         return Number(f"{apart / whole:+.2%}" if whole else ABSENT)
 
-    return Table(
-        "Other settings",
-        [
-            ("setting", lambda setting: setting.name),
-            ("hit tokens", lambda setting: quantity(setting.hit_tokens)),
-            ("hit rate", lambda setting: share(setting.hit_tokens, whole)),
-            ("against the present", difference),
-        ],
-        what_if.others,
-        footer=[what_if.present],
-    )
+    columns: Columns = [
+        ("setting", lambda setting: setting.name),
+        ("hit tokens", lambda setting: quantity(setting.hit_tokens)),
+        ("hit rate", lambda setting: share(setting.hit_tokens, whole)),
+        ("against the present", difference),
+    ]
+    return Table("Other settings", columns, what_if.others, footer=[what_if.present])

@@ -1,7 +1,6 @@
 """``dsv4kv trace`` tells, converts and makes traces; every number it prints has a unit."""
 
 import gzip
-import inspect
 import json
 import os
 from pathlib import Path
@@ -12,7 +11,7 @@ from syrupy.assertion import SnapshotAssertion
 from typer.testing import CliRunner, Result
 
 from dsv4kv.cli import trace as command
-from dsv4kv.cli.trace import Format
+from dsv4kv.cli.trace import TREE, Format
 from dsv4kv.config.bench import BenchConfig, Synthetic
 from dsv4kv.config.keys import keys
 from dsv4kv.errors import TraceError
@@ -150,17 +149,14 @@ def test_the_documented_call_makes_the_shipped_trace() -> None:
 
 
 def test_the_defaults_shown_are_those_of_the_configuration() -> None:
-    shown = {
-        name: parameter.default
-        for name, parameter in inspect.signature(command.synth).parameters.items()
-    }
     defaults = Synthetic()
-    for name in Synthetic.model_fields.keys() - {"input", "output"}:
-        assert shown[name] == getattr(defaults, name)
-    assert shown["input_mean"] == defaults.input.mean
-    assert shown["input_max"] == defaults.input.high
-    assert shown["output_mean"] == defaults.output.mean
-    assert (shown["conversations"], shown["seed"]) == (chat.CONVERSATIONS, chat.SEED)
+    known = defaults.model_dump() | {
+        "input_mean": defaults.input.mean,
+        "input_max": defaults.input.high,
+        "output_mean": defaults.output.mean,
+        "arrival_rate": "all at the start",
+    }
+    assert {name: row.default for name, row in TREE.items()} == {n: str(known[n]) for n in TREE}
 
 
 def test_the_formats_offered_are_those_there_are() -> None:

@@ -162,7 +162,7 @@ def _any_inputs(
 def _find_completed(tables: DeviceTables, step: Step) -> None:
     for (table, ratio, per_block), entries in step.families.items():
         numbers = step.token_slots, step.positions, entries
-        launch(plan_completed(tables.cells(table), ratio, per_block, *numbers))
+        launch(plan_completed(tables.cells[table], ratio, per_block, *numbers))
 
 
 def foresee_modules(

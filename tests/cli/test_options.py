@@ -1,0 +1,37 @@
+"""Options that a help shows: few enough to be read, all of them with ``--help-all``."""
+
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from dsv4kv.cli import app
+from tests.commands import leaves
+
+MOST = 130
+OPTIONS = {
+    name: [each for each in command.params if each.param_type_name == "option" and each.help]
+    for name, command in leaves().items()
+}
+
+
+def test_all_helps_together_show_at_most_130_options() -> None:
+    shown = [
+        f"{name} {each.opts[0]}"
+        for name, options in OPTIONS.items()
+        for each in options
+        if not each.hidden and each.name != "help"
+    ]
+    assert len(shown) <= MOST, shown
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_help_all_shows_every_option_and_how_many_help_hides(name: str) -> None:
+    brief, whole = (
+        CliRunner(env={"COLUMNS": "100"}).invoke(app, [*name.split(), way]).output
+        for way in ("--help", "--help-all")
+    )
+    hidden = [each for each in OPTIONS[name] if each.hidden]
+    assert (f"--help-all shows {len(hidden)} more options." in brief) == bool(hidden)
+    for option in OPTIONS[name]:
+        assert re.search(rf"(?m)^│ \*? *{option.opts[0]}\b", whole)

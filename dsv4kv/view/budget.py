@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 from dsv4kv.budget.advice import Option
 from dsv4kv.budget.answer import Answer, assumptions, limit_sentence, peak_of
 from dsv4kv.budget.fit import within_limit
-from dsv4kv.budget.layout import Layout
 from dsv4kv.budget.lookup import kv_heads
 from dsv4kv.budget.scenario import Scenario
 from dsv4kv.budget.sweep import Row
@@ -38,22 +37,25 @@ _MAX_OPTIONS, _MAX_FLAGS, _MAX_POINTS = 3, 6, 12
 _MAX_VALUE = 34  # letters: deepseek-ai/DeepSeek-V4.1-Flash and a little
 
 
-Launch = Callable[[Option | None], str]
-"""Writes the command that starts an option; the answer itself for None."""
-
-
 def budget_page(
     found: Answer,
     options: Sequence[Option],
     curve: Sequence[tuple[int, int]],
     *,
     given: Mapping[str, str],
-    launch: Launch,
+    launch: Callable[[Option | None], str],
     command: Sequence[Part] = (),
 ) -> Page:
-    """What fits, what changes it and the command to start it; ``command``: ``view_command``."""
-    refused = found.host and found.host.refusal
-    useful = [] if refused else [each for each in options if _helps(found, each)]
+    """What fits, what changes it and the command to start it.
+
+    ``launch`` writes the command that starts an option, or the answer itself for None;
+    ``command`` is what ``view_command`` gives.
+    """
+    scenario, host = found.scenario, found.host
+    inputs, most = scenario.inputs, found.max_concurrency
+    useful = [o for o in options if (o.concurrency > most if found.fits else o.fits)]
+    if host and host.refusal:
+        useful = []
     answer: list[Part] = [_answer(found)]
     if found.kv_copies > 1:
         answer.append(_copies_sentence(found, options))
@@ -61,49 +63,40 @@ def budget_page(
         answer += _engine_lines(found)
     facts = _facts(found, curve)
     answer += [] if command else ["", facts]
-    inputs = found.scenario.inputs
     if inputs.host_tier is None and (inputs.host_ratio or inputs.host_size):
         answer.append(Finding("warning", "--host-ratio and --host-size need a --host-tier"))
     answer += command
     if shown := useful[: 1 if command else _MAX_OPTIONS]:
         answer += ["", _options_table(shown, found)]
-    answer += _next(found, useful, launch)
-    scenario = found.scenario
-    return Page(
-        f"{scenario.config.name} on {_gpus(scenario)}, sized as {scenario.engine.name}",
-        answer,
-        [
-            *([Section("Sizes", [facts])] if command else []),
-            *_sections(found, useful, len(shown), given),
-        ],
-    )
-
-
-def _sections(
-    found: Answer,
-    useful: Sequence[Option],
-    shown: int,
-    given: Mapping[str, str],
-) -> Iterator[Section]:
-    if len(useful) > shown:
-        yield Section("More options", [_options_table(useful, found)])
-    capacity, engine = found.capacity, found.scenario.engine
-    units = ""
+    best = useful[0] if useful else None
+    if line := launch(best) if best or found.fits else "":
+        started, requests = (best.scenario, best.concurrency) if best else (scenario, most)
+        words = f"{count_requests(requests)}, {started.layout.label}:"
+        answer += ["", Text(words, "dim"), Command(line)]
+    sections = [Section("Sizes", [facts])] if command else []
+    if len(useful) > len(shown):
+        sections.append(Section("More options", [_options_table(useful, found)]))
+    capacity, engine, units = found.capacity, scenario.engine, ""
     if capacity and not engine.own:
         units = (
             f"{capacity.units:,} {engine.unit}s of {float(capacity.unit_bytes):,.10g} B; one "
             f"request counts as {float(capacity.units_per_request):,.0f}."
         )
     missing = f"Not counted: {', '.join(peak_of(found).not_counted)}."
-    yield Section("Memory", [_peak_table(found), missing, _pools_table(found)], units)
-    if found.host:
-        yield Section("Host memory", list(_host_parts(found.host)))
-    assumed: list[Part] = [_assumed_table(found.scenario), *_assumed(found.scenario, given)]
-    yield Section("Assumptions", assumed)
-
-
-def _helps(found: Answer, option: Option) -> bool:
-    return option.concurrency > found.max_concurrency if found.fits else option.fits
+    memory: list[Part] = [_peak_table(found), missing, _pools_table(found)]
+    sections.append(Section("Memory", memory, units))
+    if host:
+        sections.append(Section("Host memory", list(_host_parts(host))))
+    defaults: Columns = [
+        ("option", lambda line: line.option),
+        ("value", lambda line: Number(line.shown)),
+        ("reason", lambda line: line.reason),
+    ]
+    taken = [line for line in assumptions(scenario) if line.value is not None]
+    assumed = Table("Engine defaults", defaults, taken, note=engine.name)
+    sections.append(Section("Assumptions", [assumed, *_assumed(scenario, given)]))
+    title = f"{scenario.config.name} on {_gpus(scenario)}, sized as {engine.name}"
+    return Page(title, answer, sections)
 
 
 def _answer(found: Answer) -> Finding:
@@ -145,17 +138,14 @@ def _gpus(scenario: Scenario) -> str:
 def _copies_sentence(found: Answer, options: Sequence[Option]) -> str:
     layout = found.scenario.layout
     heads = "single KV head" if kv_heads(found.scenario.config) == 1 else "too few KV heads"
-    others = [each for each in options if _replaces(layout, each.scenario.layout)]
+    layouts = ((each, each.scenario.layout) for each in options)
+    others = [each for each, o in layouts if o.gpus == layout.gpus and o.tp != layout.tp]
     best = max(others, key=lambda option: option.concurrency, default=None)
     better = ""
     if best and best.concurrency > found.max_concurrency:
         label, most = best.scenario.layout.label, best.concurrency
         better = f" {label} on the same GPUs holds {most:,} requests."
     return f"TP{layout.tp} replicates the KV cache on {found.kv_copies} GPUs ({heads}).{better}"
-
-
-def _replaces(layout: Layout, other: Layout) -> bool:
-    return other.gpus == layout.gpus and other.tp != layout.tp
 
 
 def _engine_lines(found: Answer) -> Iterator[Part]:
@@ -234,28 +224,19 @@ def _facts(found: Answer, curve: Sequence[tuple[int, int]]) -> Facts:
 
 def _options_table(options: Sequence[Option], found: Answer) -> Table:
     """What to change, and what it gains; where nothing fits, the cheapest that makes it fit."""
+
+    def change(option: Option) -> Text:  # engines disagree on --tp
+        is_layout = option.change.startswith("--tp ")
+        words = option.scenario.layout.label if is_layout else option.change
+        return Text(words, "strong" if found.fits else "good")
+
     columns: Columns = [
-        ("option", lambda option: Text(_shown(option), "strong" if found.fits else "good")),
+        ("option", change),
         ("requests", lambda o: Number(f"{found.max_concurrency:,} → {o.concurrency:,}")),
         ("frees per GPU", lambda option: size(option.freed_bytes)),
         ("why", lambda option: option.reason),
     ]
     return Table("More requests" if found.fits else "To make it fit", columns, options)
-
-
-def _shown(option: Option) -> str:
-    """A layout as such, as engines disagree on ``--tp``; all else in the engine's words."""
-    is_layout = option.change.startswith("--tp ")
-    return option.scenario.layout.label if is_layout else option.change
-
-
-def _next(found: Answer, options: Sequence[Option], launch: Launch) -> Iterator[Part]:
-    best = options[0] if options else None
-    if line := launch(best) if best or found.fits else "":
-        scenario = best.scenario if best else found.scenario
-        requests = best.concurrency if best else found.max_concurrency
-        yield from ("", Text(f"{counted(requests, 'request')}, {scenario.layout.label}:", "dim"))
-        yield Command(line)
 
 
 def _assumed(scenario: Scenario, given: Mapping[str, str]) -> Iterator[Text]:
@@ -273,19 +254,6 @@ def _assumed(scenario: Scenario, given: Mapping[str, str]) -> Iterator[Text]:
         f"{scenario.gpu.memory_source}; binary, 1 GiB = 2^30 B, 1M = 1,048,576"
     )
     yield from (Text(f"{name}: {line}", "dim") for name, line in lines.items())
-
-
-def _assumed_table(scenario: Scenario) -> Table:
-    return Table(
-        "Engine defaults",
-        [
-            ("option", lambda line: line.option),
-            ("value", lambda line: Number(line.shown)),
-            ("reason", lambda line: line.reason),
-        ],
-        [line for line in assumptions(scenario) if line.value is not None],
-        note=scenario.engine.name,
-    )
 
 
 def view_command(reading: "Reading", costs: "Iterable[FlagCost]") -> list[Part]:
@@ -365,9 +333,14 @@ def sweep_page(rows: Sequence[Row]) -> Page:
     """The best and the worst, the table, and a sentence for every point without an answer."""
     problems = {row.problem: _point(row) for row in reversed(rows) if row.problem}
     warnings = [Finding("warning", f"{point}: {problem}") for problem, point in problems.items()]
-    first, label = rows[0], _choose_values(rows)[0]
+    first, (label, value_of) = rows[0], _choose_values(rows)
+    most, least = max(rows, key=value_of), min(rows, key=value_of)
+    figures = "; ".join(f"{_figure(value_of(row))} at {_point(row)}" for row in (most, least))
+    if value_of(most) == value_of(least):
+        figures = f"{_figure(value_of(most))} at every combination"
+    best = f"{label[0].upper()}{label[1:]}: {figures}."
     title = f"{first.inputs.model}, {label} by {', '.join(first.point)}, {first.inputs.engine}"
-    answer: list[Part] = [Text(f"{_sweep_answer(rows)}.", "strong"), *warnings]
+    answer: list[Part] = [Text(best, "strong"), *warnings]
     answer += ["", _sweep_table(rows, _MAX_POINTS)]
     found = next((row.found for row in rows if row.found), None)
     given = dict.fromkeys(first.point, "")
@@ -391,16 +364,6 @@ def _choose_values(rows: Sequence[Row]) -> tuple[str, Callable[[Row], float]]:
     if first.concurrency is not None:
         return "longest context, tokens", lambda row: row.found.max_context if row.found else 0
     return "requests", lambda row: row.found.max_concurrency if row.found else 0
-
-
-def _sweep_answer(rows: Sequence[Row]) -> str:
-    """``Requests: 4,910 at context=4K, gpu=b200; 26 at context=1M, gpu=h200``."""
-    label, value_of = _choose_values(rows)
-    most, least = max(rows, key=value_of), min(rows, key=value_of)
-    figures = [f"{_figure(value_of(row))} at {_point(row)}" for row in (most, least)]
-    if value_of(most) == value_of(least):
-        figures = [f"{_figure(value_of(most))} at every combination"]
-    return f"{label[0].upper()}{label[1:]}: {'; '.join(figures)}"
 
 
 def _figure(value: float) -> str:

@@ -6,11 +6,10 @@ from dataclasses import asdict, replace
 from math import log
 from typing import Any, Final, Literal
 
-from dsv4kv.bench.compare.comparison import OTHER_WORK, Comparison
-from dsv4kv.bench.compare.comparison import Row as ComparisonRow
+from dsv4kv.bench.compare.comparison import OTHER_WORK, Comparison, Row
 from dsv4kv.bench.compare.side import Side, count_launches
 from dsv4kv.measure.statistics import summarize
-from dsv4kv.measure.verdict import CONFIDENCE, Judgement, Launches, Verdict
+from dsv4kv.measure.verdict import CONFIDENCE, Judgement, Verdict
 from dsv4kv.runs.quantities import axis_text
 from dsv4kv.runs.replay import ReplayResult
 from dsv4kv.units import format_bytes
@@ -20,17 +19,7 @@ from dsv4kv.view.facts import layers_text
 from dsv4kv.view.quantity import format_clocked, format_factor
 from dsv4kv.view.render import to_markdown as render_markdown
 from dsv4kv.view.runs import run_page
-from dsv4kv.view.table import (
-    Chart,
-    Finding,
-    Number,
-    Page,
-    Part,
-    Read,
-    Section,
-    Table,
-    Text,
-)
+from dsv4kv.view.table import Chart, Columns, Finding, Number, Page, Part, Section, Table, Text
 
 INTERVAL = f"{CONFIDENCE * 100:.0f} % interval"
 LEVELS: Final[dict[Verdict, Literal["good", "warning", "bad"]]] = {
@@ -138,10 +127,13 @@ def _comparison_table(comparison: Comparison, most: int | None = None) -> Table:
     return table.noted(_layers(comparison.before, comparison.after))
 
 
-def _rows_table(comparison: Comparison, rows: Sequence[ComparisonRow]) -> Table:
-    columns: list[tuple[str, Read]] = [
-        ("at", lambda row: row.quantity.axis if isinstance(row, ComparisonRow) else ""),
-        ("quantity", _name),
+def _rows_table(comparison: Comparison, rows: Sequence[Row]) -> Table:
+    columns: Columns = [
+        ("at", lambda row: row.quantity.axis if isinstance(row, Row) else ""),
+        (
+            "quantity",
+            lambda row: str(row.quantity) if isinstance(row, Row) else "geometric mean",
+        ),
         ("change", lambda row: _change(_judgement_of(row))),
         (f"{INTERVAL}, %", lambda row: Number(_interval(_judgement_of(row)))),
         ("verdict", lambda row: _verdict(_judgement_of(row))),
@@ -153,22 +145,18 @@ def _rows_table(comparison: Comparison, rows: Sequence[ComparisonRow]) -> Table:
     return Table("", columns if swept else columns[1:], rows, keys=2 if swept else 1)
 
 
-def _choose(rows: Sequence[ComparisonRow], most: int | None) -> list[ComparisonRow]:
+def _choose(rows: Sequence[Row], most: int | None) -> list[Row]:
     """In their order; of too many the slower and faster ones, then those that changed most."""
 
-    def weight(row: ComparisonRow) -> tuple[bool, float]:
+    def weight(row: Row) -> tuple[bool, float]:
         return row.judgement.verdict in _CHANGES, abs(log(row.judgement.ratio))
 
     chosen = sorted(range(len(rows)), key=lambda n: weight(rows[n]), reverse=True)[:most]
     return [rows[n] for n in sorted(chosen)]
 
 
-def _judgement_of(row: ComparisonRow | Judgement) -> Judgement:
-    return row.judgement if isinstance(row, ComparisonRow) else row
-
-
-def _name(row: ComparisonRow | Judgement) -> str:
-    return str(row.quantity) if isinstance(row, ComparisonRow) else "geometric mean"
+def _judgement_of(row: Row | Judgement) -> Judgement:
+    return row.judgement if isinstance(row, Row) else row
 
 
 def _change(judgement: Judgement) -> str:
@@ -193,17 +181,14 @@ def _verdict(judgement: Judgement) -> Text:
     return Text(f"{mark}{judgement.verdict}", LEVELS[judgement.verdict])
 
 
-def _median(row: ComparisonRow | Judgement, side: int, *, virtual: bool) -> Number:
-    if not isinstance(row, ComparisonRow):
+def _median(row: Row | Judgement, side: int, *, virtual: bool) -> Number:
+    if not isinstance(row, Row):
         return Number("")
-    launches, factor = (row.before, row.after)[side], row.factors[side]
+    found, factor = summarize((row.before, row.after)[side].values), row.factors[side]
     if not virtual:
-        return checked(summarize(launches.values).estimate, 1e-3)
-    return Number(_micros(launches, factor), format_factor(factor) if factor else "")
-
-
-def _micros(launches: Launches, factor: float | None) -> str:
-    return format_clocked(summarize(launches.values).median / 1e3, factor)
+        return checked(found.estimate, 1e-3)
+    words = format_factor(factor) if factor else ""
+    return Number(format_clocked(found.median / 1e3, factor), words)
 
 
 def _chart(comparison: Comparison) -> Chart:
@@ -217,7 +202,7 @@ def _chart(comparison: Comparison) -> Chart:
         return plots.Bar(name, _percent(found.ratio), text, (ends[0], ends[1]), tone)
 
     rows = [
-        row(_at(each.quantity.axis, str(each.quantity)), each.judgement)
+        row(": ".join(filter(None, (each.quantity.axis, str(each.quantity)))), each.judgement)
         for each in _choose(comparison.rows, _MAX_DRAWN)
     ]
     rows += [row("geometric mean", comparison.overall)] if comparison.overall else []
@@ -280,7 +265,7 @@ def to_document(comparison: Comparison, verdict: Verdict) -> dict[str, Any]:
         runs = [record.run_id for record in found.records]
         return {"name": found.name, "runs": runs, "launches": count_launches(found)}
 
-    def row(found: ComparisonRow) -> dict[str, Any]:
+    def row(found: Row) -> dict[str, Any]:
         return {
             **asdict(found.quantity),
             "within": list(found.factors),
@@ -306,30 +291,21 @@ def to_document(comparison: Comparison, verdict: Verdict) -> dict[str, Any]:
 
 def to_markdown(comparison: Comparison, verdict: Verdict) -> str:
     """Changed rows in a table, all others folded away."""
-    return "\n".join(_markdown(comparison, verdict)) + "\n"
-
-
-def _markdown(comparison: Comparison, verdict: Verdict) -> Iterator[str]:
-    yield f"**dsv4kv {conclude(comparison, verdict)}**"
-    yield ""
-    for side in (comparison.before, comparison.after):
-        yield f"- {_describe_side(side)}"
+    sides = (comparison.before, comparison.after)
+    lines = [f"**dsv4kv {conclude(comparison, verdict)}**", ""]
+    lines += [f"- {_describe_side(side)}" for side in sides]
     if comparison.forced:
-        yield "- **the sides are not alike and are compared all the same (`--force`)**"
-    yield from (f"- {difference}" for difference in comparison.differences)
-    yield from (f"- {sentence}" for sentence in (*comparison.losses, *comparison.missing))
+        lines.append("- **the sides are not alike and are compared all the same (`--force`)**")
+    lines += [f"- {each}" for each in comparison.differences]
+    lines += [f"- {sentence}" for sentence in (*comparison.losses, *comparison.missing)]
     changed = [row for row in comparison.rows if row.judgement.verdict in _CHANGES]
     others = [row for row in comparison.rows if row.judgement.verdict not in _CHANGES]
     if changed:
-        yield from ("", render_markdown(_rows_table(comparison, changed)))
+        lines += ["", render_markdown(_rows_table(comparison, changed))]
     if others:
         summary = f"{len(others)} rows without a change that is one"
-        yield from ("", f"<details><summary>{summary}</summary>", "")
-        yield from (render_markdown(_rows_table(comparison, others)), "", "</details>")
-    if rows := _list_reuse(comparison.before, comparison.after):
-        yield from ("", render_markdown(_reuse_table(rows)))
-    yield from ("", f"<sub>{explain(comparison)}</sub>")
-
-
-def _at(axis: str, name: str) -> str:
-    return f"{axis}: {name}" if axis else name
+        lines += ["", f"<details><summary>{summary}</summary>", ""]
+        lines += [render_markdown(_rows_table(comparison, others)), "", "</details>"]
+    if rows := _list_reuse(*sides):
+        lines += ["", render_markdown(_reuse_table(rows))]
+    return "\n".join([*lines, "", f"<sub>{explain(comparison)}</sub>", ""])

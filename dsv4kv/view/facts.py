@@ -6,7 +6,7 @@ Findings are ``bad`` or ``warning`` where numbers must not be believed without m
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
-from dsv4kv.runs.schema import CacheSummary, Case, Environment, Pool, RunRecord, Totals
+from dsv4kv.runs.schema import CacheSummary, Case, RunRecord, Totals
 from dsv4kv.units import format_bytes, format_duration
 from dsv4kv.view.table import ABSENT, Command, Facts, Finding, Level
 
@@ -22,18 +22,39 @@ def header(record: RunRecord) -> Facts:
     """Facts that hold for every case of the run."""
     caches = [case.cache for case in record.cases if case.cache]
     placed = any(setting(case, "workload.context") for case in record.cases)
-    gpu = record.environment.gpu
+    found, gpu = record.environment, record.environment.gpu
+    models = []
+    for cache in caches:
+        layers = ", ".join(f"{count} {kind}" for kind, count in cache.layers.items())
+        held = f"{sum(cache.layers.values())} of {cache.total_layers} layers held"
+        models.append(f"{cache.model}, {held}: {layers}")
+    counts = {setting(case, "measure.threads") for case in record.cases}
+    threads = sorted(count for count in counts if isinstance(count, int))
+    machine = [
+        found.cpu or "unknown CPU",
+        f"{found.cpu_count} CPUs" if found.cpu_count else "",
+        f"{' or '.join(map(str, threads))} torch thread{'' if threads == [1] else 's'}"
+        if threads
+        else "",
+        f"{format_bytes(found.memory_bytes)} memory" if found.memory_bytes else "",
+        f"load {found.load_1min:.1f}" if found.load_1min is not None else "",
+        f"governor {found.governor}" if found.governor else "",
+    ]
+    dirty = " (dirty)" if found.git_dirty else ""
+    software = [f"{name} {version}" for name, version in found.versions.items() if version]
+    software.append(f"Python {found.python}")
+    software += [f"git {found.git_sha[:12]}{dirty}"] if found.git_sha else []
     rows = {
-        "model": "; ".join(dict.fromkeys(map(_model, caches))) or ABSENT,
+        "model": "; ".join(dict.fromkeys(models)) or ABSENT,
         "run": f"{record.run_id}, started {record.started_utc}",
         "config": f"{record.config_source}, seed {record.seed}",
         "trace": record.trace_source or ("placed contexts" if placed else "synthetic"),
-        "machine": _machine(record),
+        "machine": ", ".join(filter(None, machine)),
         "gpu": f"{gpu.name}, {gpu.multiprocessors} multiprocessors, capability {gpu.capability}, "
         f"{format_bytes(gpu.memory_bytes)} memory, {format_bytes(gpu.l2_bytes)} L2"
         if gpu
         else "",
-        "software": _software(record.environment),
+        "software": ", ".join([*software, found.platform]),
         "repeat": Command(record.reproduce),
     }
     return Facts({label: text for label, text in rows.items() if text})
@@ -41,7 +62,7 @@ def header(record: RunRecord) -> Facts:
 
 def cache_facts(cache: CacheSummary) -> Facts:
     """Geometry of one case's cache."""
-    layers = _layers_of([cache])
+    layers = _layers([cache])
     return Facts(
         {
             "cache": f"{cache.num_blocks:,} blocks of {cache.block_tokens:,} tokens, "
@@ -87,10 +108,10 @@ def totals_facts(totals: Totals, cache: CacheSummary | None) -> Facts:
 
 def layers_text(cases: Iterable[Case]) -> str:
     """``of 3 of 43 layers``: what is next to numbers of a part of a model; else empty."""
-    return _layers_of([case.cache for case in cases if case.cache])
+    return _layers([case.cache for case in cases if case.cache])
 
 
-def _layers_of(caches: Iterable[CacheSummary]) -> str:
+def _layers(caches: Iterable[CacheSummary]) -> str:
     held = {(sum(cache.layers.values()), cache.total_layers) for cache in caches}
     if all(count == whole for count, whole in held):
         return ""
@@ -126,32 +147,23 @@ def judge_results(case: Case) -> Iterator[Finding]:
     """Rejected requests, leaked blocks, memory against the plan, outputs against the reference."""
     if case.totals and (rejected := case.totals.rejected):
         limit = f"{case.cache.max_context_tokens:,} tokens" if case.cache else "the cache"
-        yield Finding(
-            "warning", f"rejected requests: {rejected:,}, longer than {limit} or the pool"
-        )
+        text = f"rejected requests: {rejected:,}, longer than {limit} or the pool"
+        yield Finding("warning", text)
     if case.totals and (left := case.totals.blocks_left):
         yield Finding("bad", f"blocks not freed at the end: {left:,}; the cache leaks")
-    if case.cache and case.cache.pools:
-        yield _judge_memory(case.cache.pools)
-    yield from _judge_outputs(case)
-    if case.gathers_because:
-        yield Finding("note", f"decode steps gather: {case.gathers_because}")
-
-
-def _judge_memory(pools: list[Pool]) -> Finding:
-    predicted = format_bytes(sum(pool.predicted_bytes for pool in pools))
-    allocated = format_bytes(sum(pool.allocated_bytes for pool in pools))
-    gaps = [
-        f"{pool.name} of {pool.layer_type} layers {gap:+,} B"
-        for pool in pools
-        if (gap := pool.allocated_bytes - pool.predicted_bytes)
-    ]
-    if gaps:
-        return Finding("bad", f"{allocated} allocated, {predicted} predicted: {', '.join(gaps)}")
-    return Finding("good", f"{allocated} allocated, as predicted to the byte")
-
-
-def _judge_outputs(case: Case) -> Iterator[Finding]:
+    if pools := case.cache.pools if case.cache else []:
+        predicted, allocated = (
+            format_bytes(sum(getattr(pool, f"{what}_bytes") for pool in pools))
+            for what in ("predicted", "allocated")
+        )
+        gaps = [
+            f"{pool.name} of {pool.layer_type} layers {gap:+,} B"
+            for pool in pools
+            if (gap := pool.allocated_bytes - pool.predicted_bytes)
+        ]
+        text = f"{allocated} allocated, {predicted} predicted: {', '.join(gaps)}"
+        good = Finding("good", f"{allocated} allocated, as predicted to the byte")
+        yield Finding("bad", text) if gaps else good
     checked = case.verification
     if failures := checked.failures:
         count = f"{len(failures):,} of {checked.checks:,}"
@@ -159,45 +171,15 @@ def _judge_outputs(case: Case) -> Iterator[Finding]:
         yield from (Finding("bad", failure) for failure in failures[:_MAX_FAILURES])
         if (more := len(failures) - _MAX_FAILURES) > 0:
             yield Finding("bad", f"and {more:,} more, in the record")
-    elif case.status in ("failed", "skipped"):
-        return
-    elif not checked.checks:
-        yield Finding("note", "no output was compared with the reference")
-    else:
+    elif checked.checks and case.status not in ("failed", "skipped"):
         counts = ", ".join(f"{name} {count:,}" for name, count in checked.by_operation.items())
         yield Finding("good", f"{checked.checks:,} outputs equal the reference: {counts}")
+    elif case.status not in ("failed", "skipped"):
+        yield Finding("note", "no output was compared with the reference")
+    if case.gathers_because:
+        yield Finding("note", f"decode steps gather: {case.gathers_because}")
 
 
 def _span(counts: Collection[int]) -> str:
     low, high = min(counts), max(counts)
     return f"{low}" if low == high else f"{low} to {high}"
-
-
-def _model(cache: CacheSummary) -> str:
-    held = sum(cache.layers.values())
-    layers = ", ".join(f"{count} {kind}" for kind, count in cache.layers.items())
-    return f"{cache.model}, {held} of {cache.total_layers} layers held: {layers}"
-
-
-def _machine(record: RunRecord) -> str:
-    found = record.environment
-    counts = {setting(case, "measure.threads") for case in record.cases}
-    threads = sorted(count for count in counts if isinstance(count, int))
-    facts = [
-        found.cpu or "unknown CPU",
-        f"{found.cpu_count} CPUs" if found.cpu_count else "",
-        f"{' or '.join(map(str, threads))} torch thread{'' if threads == [1] else 's'}"
-        if threads
-        else "",
-        f"{format_bytes(found.memory_bytes)} memory" if found.memory_bytes else "",
-        f"load {found.load_1min:.1f}" if found.load_1min is not None else "",
-        f"governor {found.governor}" if found.governor else "",
-    ]
-    return ", ".join(filter(None, facts))
-
-
-def _software(found: Environment) -> str:
-    versions = [f"{name} {version}" for name, version in found.versions.items() if version]
-    dirty = " (dirty)" if found.git_dirty else ""
-    source = [f"git {found.git_sha[:12]}{dirty}"] if found.git_sha else []
-    return ", ".join([*versions, f"Python {found.python}", *source, found.platform])

@@ -34,24 +34,37 @@ def plan_page(
 
     ``gpus`` were searched; ``trace`` was named, with ``settings`` of its replays.
     """
-    best = answer.best
+    best, tally = answer.best, answer.tally
     parts: list[Part] = [*(_found(best, answer, question) if best else _nothing(answer, question))]
     near = best or answer.nearest
-    if near and near.values_s:
-        parts += ["", _front_table(answer, question, _MAX_ROWS)]
-    searched = f"GPUs searched: {', '.join(gpus)}. {_describe_tally(answer, question)}"
+    shown = near is not None and bool(near.values_s)
+    parts += ["", _front_table(answer, question, _MAX_ROWS)] if shown else []
+    pruned = ", ".join(f"{count:,} by {why}" for why, count in tally.pruned.items() if count)
+    on = ""
+    if answer.window < len(question.requests):
+        on = (
+            f" on the busiest {answer.window:,} requests (cold cache), {len(answer.confirmed)} on "
+            "the full trace"
+        )
+    searched = (
+        f"GPUs searched: {', '.join(gpus)}. {tally.considered:,} deployments considered; ruled "
+        f"out {pruned or 'none'}; {len(answer.trials):,} simulated{on}."
+    )
     parts += ["", Text(searched, "dim")]
     for whose, command in launches(best) if best else ():
         parts += [Text(f"{whose}:", "dim"), Command(command)]
     if best and trace and best.kind.split is None:
         parts += [Text("the same as a replay:", "dim"), Command(_replay(best, trace, settings))]
-    everything = [chart] if (chart := _chart(answer, question)) else []
-    sections = [
-        Section("Deployments", [*everything, _front_table(answer, question)]),
-        Section("Why not", [_lost_table(answer)]),
-    ]
+    chart = _chart(answer, question)
+    front: list[Part] = [*([chart] if chart else []), _front_table(answer, question)]
+    named: dict[str, list[str]] = {}
+    for name, why in tally.reasons.items():
+        named.setdefault(why, []).append(name)
+    lost = [(why, Text(_together(each))) for why, each in named.items()]
+    sections = [Section("Deployments", front)] if near else []
+    sections.append(Section("Why not", [Table("Why not", ["reason", "servers"], lost)]))
     title = f"Plan for {trace or 'requests of one length'}: {_limits(question)}"
-    return Page(title, parts, sections if near else sections[1:])
+    return Page(title, parts, sections)
 
 
 def _found(best: Trial, answer: Answer, question: Question) -> Iterator[Part]:
@@ -240,14 +253,6 @@ def _front_table(answer: Answer, question: Question, limit: int | None = None) -
     )
 
 
-def _lost_table(answer: Answer) -> Table:
-    named: dict[str, list[str]] = {}
-    for name, why in answer.tally.reasons.items():
-        named.setdefault(why, []).append(name)
-    rows = [(why, Text(_together(each))) for why, each in named.items()]
-    return Table("Why not", ["reason", "servers"], rows)
-
-
 def _together(kinds: Sequence[str]) -> str:
     """``h200 TP4, TP8 args 2; b200 DP8 EP8``: by GPU, without routers and args where all are."""
     ways: dict[str, list[str]] = {}
@@ -261,21 +266,6 @@ def _together(kinds: Sequence[str]) -> str:
         some = len(each) < most or most == 1
         layouts.setdefault(gpu, []).append(f"{layout} {', '.join(each) if some else ''}".strip())
     return "; ".join(f"{gpu} {', '.join(each)}" for gpu, each in layouts.items())
-
-
-def _describe_tally(answer: Answer, question: Question) -> str:
-    tally = answer.tally
-    pruned = ", ".join(f"{count:,} by {why}" for why, count in tally.pruned.items() if count)
-    text = (
-        f"{tally.considered:,} deployments considered; ruled out {pruned or 'none'}; "
-        f"{len(answer.trials):,} simulated"
-    )
-    if answer.window < len(question.requests):
-        text += (
-            f" on the busiest {answer.window:,} requests (cold cache), {len(answer.confirmed)} on "
-            "the full trace"
-        )
-    return f"{text}."
 
 
 def dumps(answer: Answer, question: Question) -> str:

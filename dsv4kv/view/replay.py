@@ -29,7 +29,6 @@ from dsv4kv.view.quantity import (
 )
 from dsv4kv.view.table import (
     ABSENT,
-    Chart,
     Columns,
     Command,
     Facts,
@@ -92,27 +91,53 @@ def replay_page(record: RunRecord) -> Page:
 
 
 def _case_answer(record: RunRecord, case: Case) -> Iterator[Part]:
-    findings = [*judge_status(case), *judge_replay(case)]
-    problems = [each for each in findings if each.is_problem]
+    problems = [f for f in (*judge_status(case), *judge_replay(case)) if f.is_problem]
     yield from problems
-    if case.replay is None or case.totals is None:
+    result, totals, cache = case.replay, case.totals, case.cache
+    if result is None or totals is None or cache is None:
         return
-    fleet = case.replay.fleet
-    yield _answer(case, case.replay.reuse, good=not problems)
-    yield _workload(record, case)
-    yield _load(case.replay, case.totals)
-    if fleet:
+    reuse, late = result.reuse, overload(case)
+    sentence = f"{share(reuse.saved_tokens, reuse.prompt_tokens)} of prompt tokens hit the cache"
+    for name in () if late else ("ttft", "tpot"):
+        if (time := _time(case, name, 50.0)) != ABSENT:
+            sentence += f"; median {_TIMES[name]} {time} ms"
+    yield Text(f"{sentence}.", "strong") if problems else Finding("good", f"{sentence}.")
+    gpu = setting(case, "cost.gpu") or f"GPU of {setting(case, 'cost.bandwidth_gbps')} GB/s"
+    gpus = f"{setting(case, 'cost.gpus')} × {gpu}"
+    on = name_servers(result.fleet) if result.fleet else gpus
+    trace = record.trace_source or "a synthetic trace"
+    yield (
+        f"{totals.requests:,} requests of {trace}; {cache.model} on {on}, prefix rule "
+        f"{reuse.rule}."
+    )
+    offered = {None: "", 0: "all requests offered at the start, "}.get(result.arrived_ns)
+    if result.arrived_ns:
+        rate = _asked(totals) / result.arrived_ns * 1e9
+        offered = f"{format_number(rate)} requests/s offered, "
+    served = format_number(totals.requests / totals.wall_ns * 1e9) if totals.wall_ns else ABSENT
+    yield (
+        f"Load: {offered}{served} served; {result.mean_decoding:.1f} requests decode on average, "
+        f"{totals.peak_requests:,} slots at the peak."
+    )
+    if result.fleet:
         factor = clock_factor(case, "queueing")
-        yield from ("", replicas_table(fleet, case.totals, factor, MAX_REPLICAS))
+        yield from ("", replicas_table(result.fleet, totals, factor, MAX_REPLICAS))
     else:
-        yield from ("", _reuse_table(case.replay.reuse, MAX_LOSSES))
+        yield from ("", _reuse_table(reuse, MAX_LOSSES))
     yield from ("", _times_table(case.latencies))
-    if after := _next(record, case):
-        yield from ("", Command(after))
+    if record.trace_source:  # the command that answers the next question
+        model, gpu = setting(case, "model.preset"), setting(case, "cost.gpu")
+        most = max(reuse.lost_tokens, key=lambda reason: reuse.lost_tokens[reason], default="")
+        kinds = f" --gpu {gpu}" if gpu else ""
+        after = f"plan {trace} --model {model}{kinds} --slo ttft_p99=2s"
+        if not late and most.startswith("evicted"):
+            after = f"trace mrc {trace} --model {model}"
+        yield from ("", Command(f"dsv4kv {after}"))
 
 
 def _case_sections(record: RunRecord, case: Case) -> Iterator[Section]:
     result, totals, layers = case.replay, case.totals, layers_text([case])
+    cache = [cache_facts(case.cache)] if case.cache else []
     if result is None or totals is None:
         yield Section("Run", [header(record)])
         return
@@ -125,54 +150,26 @@ def _case_sections(record: RunRecord, case: Case) -> Iterator[Section]:
     if result.tiers:
         below = _below_table(result.tiers, result.reuse.prompt_tokens)
         yield Section("Below the GPUs", [below, _tiers_table(result.tiers)])
-    charts = _series_charts(result)
-    yield Section("Memory", [_memory_table(result).noted(layers), *charts])
-    yield Section("Steps", [_replay_facts(result, totals), _constants_table(result)])
-    cache = [cache_facts(case.cache)] if case.cache else []
-    yield Section("Run", [header(record), *cache])
-
-
-def _series_charts(result: ReplayResult) -> Iterator[Chart]:
     series = result.series
     seconds = [at / 1e9 for at in series.at_ns]
-    blocks = ("own_blocks", "shared_blocks", "cached_blocks")
-    requests = ("running", "paused", "waiting")
-    for title, names in (("Blocks", blocks), ("Requests", requests)) if seconds else ():
+    charts = []
+    for title, names in (
+        ("Blocks", ("own_blocks", "shared_blocks", "cached_blocks")),
+        ("Requests", ("running", "paused", "waiting")),
+    ):
         drawn = [Line(name.split("_")[0], seconds, getattr(series, name)) for name in names]
-        yield lines(f"{title} over time", drawn, x="virtual time, s", form="stack")
-
-
-def _answer(case: Case, reuse: Reuse, *, good: bool) -> Finding | Text:
-    sentence = f"{share(reuse.saved_tokens, reuse.prompt_tokens)} of prompt tokens hit the cache"
-    for name in () if overload(case) else ("ttft", "tpot"):
-        if (time := _time(case, name, 50.0)) != ABSENT:
-            sentence += f"; median {_TIMES[name]} {time} ms"
-    return Finding("good", f"{sentence}.") if good else Text(f"{sentence}.", "strong")
-
-
-def _workload(record: RunRecord, case: Case) -> str:
-    """``48 requests of builtin:chat; v4-flash on 8 × h200, prefix rule ideal``."""
-    result, totals, cache = case.replay, case.totals, case.cache
-    assert result is not None
-    assert totals is not None
-    assert cache is not None
-    gpu = setting(case, "cost.gpu") or f"GPU of {setting(case, 'cost.bandwidth_gbps')} GB/s"
-    gpus = f"{setting(case, 'cost.gpus')} × {gpu}"
-    on = name_servers(result.fleet) if result.fleet else gpus
-    requests = f"{totals.requests:,} requests of {record.trace_source or 'a synthetic trace'}"
-    return f"{requests}; {cache.model} on {on}, prefix rule {result.reuse.rule}."
-
-
-def _load(result: ReplayResult, totals: Totals) -> str:
-    offered = {None: "", 0: "all requests offered at the start, "}.get(result.arrived_ns)
-    if result.arrived_ns:
-        rate = _asked(totals) / result.arrived_ns * 1e9
-        offered = f"{format_number(rate)} requests/s offered, "
-    served = format_number(totals.requests / totals.wall_ns * 1e9) if totals.wall_ns else ABSENT
-    return (
-        f"Load: {offered}{served} served; {result.mean_decoding:.1f} requests decode on average, "
-        f"{totals.peak_requests:,} slots at the peak."
-    )
+        if seconds:
+            chart = lines(f"{title} over time", drawn, x="virtual time, s", form="stack")
+            charts.append(chart)
+    yield Section("Memory", [_memory_table(result).noted(layers), *charts])
+    constants: Columns = [
+        ("constant", lambda each: each.name),
+        ("value", lambda each: Number(f"{each.value:,.6g} {each.unit}".strip())),
+        ("source", lambda each: each.source),
+    ]
+    clock = Table("Model of a step", constants, result.constants, note=_CLOCKS[result.clock])
+    yield Section("Steps", [_replay_facts(result, totals), clock])
+    yield Section("Run", [header(record), *cache])
 
 
 def _asked(totals: Totals) -> int:
@@ -202,19 +199,6 @@ def overload(case: Case) -> str:
         f"overloaded: {format_number(offered)} requests/s arrive, {format_number(served)} are "
         "served, so queue wait and TTFT grow with the length of the trace"
     )
-
-
-def _next(record: RunRecord, case: Case) -> str:
-    if not record.trace_source or case.replay is None:
-        return ""
-    trace, model = record.trace_source, setting(case, "model.preset")
-    lost = case.replay.reuse.lost_tokens
-    most = max(lost, key=lambda reason: lost[reason], default="")
-    gpu = setting(case, "cost.gpu")
-    if not overload(case) and most.startswith("evicted"):
-        return f"dsv4kv trace mrc {trace} --model {model}"
-    kinds = f" --gpu {gpu}" if gpu else ""
-    return f"dsv4kv plan {trace} --model {model}{kinds} --slo ttft_p99=2s"
 
 
 def _reuse_table(reuse: Reuse, limit: int | None = None) -> Table:
@@ -335,15 +319,6 @@ def _time(case: Case, name: str, percentile: float) -> str:
             found = summarize(latency.samples_ns).percentiles.get(percentile)
             return _milliseconds(found, latency.factor)
     return ABSENT
-
-
-def _constants_table(result: ReplayResult) -> Table:
-    columns: Columns = [
-        ("constant", lambda each: each.name),
-        ("value", lambda each: Number(f"{each.value:,.6g} {each.unit}".strip())),
-        ("source", lambda each: each.source),
-    ]
-    return Table("Model of a step", columns, result.constants, note=_CLOCKS[result.clock])
 
 
 def _sweep_answer(record: RunRecord) -> Iterator[Part]:

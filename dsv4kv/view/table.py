@@ -1,22 +1,8 @@
 """Tables, facts and findings as data, which a terminal, a page, Markdown and CSV render.
 
-A command's view is a list of parts, the answer first::
-
-    yield Finding("good", "8 requests of 128K fit on one H200")
-    yield Table(
-        "Requests",
-        [
-            ("request", lambda r: r.name),
-            ("prompt tokens", lambda r: quantity(r.prompt_tokens)),
-            ("TPOT p99 ms", lambda r: ms(r.tpot.p99)),
-        ],
-        requests,
-    )
-    yield Command("vllm serve deepseek-ai/DeepSeek-V4-Flash")
-
-``dsv4kv.view.quantity`` formats cells, ``dsv4kv.view.plots`` draws charts. A command with details
-makes a ``Page`` of its answer and sections: ``dsv4kv.view.render.show`` prints ``page.answer``, or
-``page.in_full()`` with ``--verbose``, and ``dsv4kv.view.html.write_page`` writes all of it.
+A command's view is a ``Page``: its answer, a list of parts, and sections with the details.
+``dsv4kv.view.render.show`` prints ``page.answer``, or ``page.in_full()`` with ``--verbose``;
+``dsv4kv.view.html.write_page`` writes all of it.
 """
 
 import re
@@ -104,27 +90,17 @@ class Table:
     """A table: a row for each item, and a column for each quantity.
 
     A column is its header, with the unit, and a function that reads its cell from a row. Where
-    rows are cells already, a column is the header alone. Numbers are right-aligned and never
-    broken; texts are wrapped between words. The most important columns come first: those without
-    room on a narrow terminal go to a second table below, next to the same keys.
-
-    Attributes:
-        title: What it contains.
-        columns: From left to right.
-        rows: Items for the columns' functions, or sequences of cells.
-        note: What to know before reading it, in a few words.
-        footer: More rows, below a line: a sum, or what the others are compared with.
-        caption: What to know after reading it.
-        keys: Number of leading columns that name a row.
+    rows are cells already, a column is the header alone. Columns without room on a narrow
+    terminal go to a second table below, next to the same keys.
     """
 
     title: str
     columns: Sequence[tuple[str, Read] | str]
     rows: Sequence[Any]
-    note: str = ""
-    footer: Sequence[Any] = ()
-    caption: str = ""
-    keys: int = 1
+    note: str = ""  # next to the title
+    footer: Sequence[Any] = ()  # more rows, below a line
+    caption: str = ""  # below the table
+    keys: int = 1  # number of leading columns that name a row
 
     def __post_init__(self) -> None:
         odd = [len(row) for row in self.cells if len(row) != len(self.columns)]
@@ -218,17 +194,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class Chart:
-    """A plot; a terminal leaves it out.
+    """A plot; a terminal leaves it out."""
 
-    Attributes:
-        title: What is shown, with its unit; the figure does not repeat it.
-        description: What can be read from it, for those who cannot see it.
-        draw: Draws it; matplotlib is imported then.
-    """
-
-    title: str
-    description: str
-    draw: Callable[[], "Figure"]
+    title: str  # what is shown, with its unit; the figure does not repeat it
+    description: str  # what can be read from it, for those who cannot see it
+    draw: Callable[[], "Figure"]  # imports matplotlib
 
 
 Part = Table | Facts | Finding | Chart | Text | str
@@ -237,34 +207,20 @@ Part = Table | Facts | Finding | Chart | Text | str
 
 @dataclass(frozen=True)
 class Section:
-    """Details of an answer.
-
-    Attributes:
-        heading: The question it answers.
-        parts: Tables, charts, facts and sentences, in their order.
-        note: How to read it.
-        level: Of the heading: 2, or 3 below the heading of a run.
-    """
+    """Details of an answer, below a heading."""
 
     heading: str
     parts: Sequence[Part] = ()
     note: str = ""
-    level: int = 2
+    level: int = 2  # of the heading: 3 below the heading of a run
 
 
 @dataclass(frozen=True)
 class Page:
-    """Everything that a command shows, on a terminal or as an HTML page.
+    """Everything that a command shows, on a terminal or as an HTML page."""
 
-    Attributes:
-        title: Model, engine, GPU, trace: what it is about; a terminal does not print it.
-        answer: What it comes to: a sentence, the table that carries it, a line to paste. It is
-            all that a terminal prints without ``--verbose``.
-        sections: Everything else.
-    """
-
-    title: str
-    answer: Sequence[Part]
+    title: str  # of an HTML page
+    answer: Sequence[Part]  # all that a terminal prints without --verbose
     sections: Sequence[Section] = ()
 
     def charts(self) -> list[Chart]:

@@ -13,10 +13,10 @@ from dsv4kv.view import plots
 from dsv4kv.view.quantity import format_number, quantity
 from dsv4kv.view.table import (
     ABSENT,
-    Chart,
     Facts,
     Finding,
     Number,
+    Part,
     Read,
     Section,
     Table,
@@ -97,31 +97,27 @@ def telemetry_table(case: Case) -> Table | None:
         ("measured", lambda row: row[0]),
         ("s", lambda row: quantity((row[1].ended_ns - row[1].started_ns) * _NS)),
     ]
+
+    def cell(row: Window, name: str, form: Callable[..., str]) -> Number:
+        value = getattr(row[2], name)
+        return Number(ABSENT if value is None else form(value))
+
+    def limits(row: Window) -> Text:
+        """``power cap 62 %, 1,980 down to 1,410 MHz``."""
+        state = row[2]
+        parts = [f"{name} {share * 100:.0f} %" for name, share in state.limits.items()]
+        if state.clock_moved and state.sm_clock_mhz:
+            low, high = state.sm_clock_mhz
+            parts.append(f"{high:,.0f} down to {low:,.0f} MHz")
+        return Text(", ".join(parts), "warning") if state.is_limited else Text("nothing", "dim")
+
     for header, (name, form) in _COLUMNS.items():
         if any(getattr(state, name) is not None for _, _, state in windows):
-            columns.append((header, partial(_cell, name=name, form=form)))
+            columns.append((header, partial(cell, name=name, form=form)))
     samples = case.telemetry.gpu_samples
     if samples is not None and samples.reasons is not None:
-        columns.append(("clocks limited by", lambda row: _limits(row[2])))
+        columns.append(("clocks limited by", limits))
     return Table("Telemetry", columns, windows, note=f"{1e9 / case.telemetry.interval_ns:.0f} Hz")
-
-
-def _cell(row: Window, name: str, form: Callable[..., str]) -> Number:
-    value = getattr(row[2], name)
-    return Number(ABSENT if value is None else form(value))
-
-
-def _limits(state: WindowState) -> Text:
-    return Text(limits_text(state), "warning") if state.is_limited else Text("nothing", "dim")
-
-
-def limits_text(state: WindowState) -> str:
-    """``power cap 62 %, 1,980 down to 1,410 MHz``; empty where clocks were free and steady."""
-    parts = [f"{name} {share * 100:.0f} %" for name, share in state.limits.items()]
-    if state.clock_moved and state.sm_clock_mhz:
-        low, high = state.sm_clock_mhz
-        parts.append(f"{high:,.0f} down to {low:,.0f} MHz")
-    return ", ".join(parts)
 
 
 def judge_telemetry(case: Case) -> Iterator[Finding]:
@@ -182,19 +178,17 @@ def machine_section(case: Case) -> Iterator[Section]:
     found, table = case.telemetry, telemetry_table(case)
     if found is None or table is None:
         return
-    facts = {"process": f"peak resident memory {format_bytes(found.memory_peak_bytes)}"}
-    yield Section("What the machine did", [table, Facts(facts), *_tracks(found)])
-
-
-def _tracks(telemetry: Telemetry) -> Iterator[Chart]:
-    for samples in (telemetry.gpu_samples, telemetry.gpu_checks, telemetry.host_samples):
+    memory = f"peak resident memory {format_bytes(found.memory_peak_bytes)}"
+    parts: list[Part] = [table, Facts({"process": memory})]
+    for samples in (found.gpu_samples, found.gpu_checks, found.host_samples):
         for column, (title, factor) in _TRACKS.items():
             values = getattr(samples, column, None) or []
-            if samples is None or sum(value is not None for value in values) < 2:
-                continue
-            seconds = [at * _NS for at in samples.at_ns]
-            scaled = [None if value is None else value * factor for value in values]
-            yield plots.lines(title, [plots.Line("", seconds, scaled)], x="seconds")
+            if samples is not None and sum(value is not None for value in values) > 1:
+                seconds = [at * _NS for at in samples.at_ns]
+                scaled = [None if value is None else value * factor for value in values]
+                line = plots.Line("", seconds, scaled)
+                parts.append(plots.lines(title, [line], x="seconds"))
+    yield Section("What the machine did", parts)
 
 
 def pool_sizes(series: MemorySeries) -> dict[str, list[int]]:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -136,47 +137,50 @@ def to_json(source: str, model: str, answer: Answer) -> str:
 
 def mrc_page(source: str, model: str, answer: Answer) -> Page:
     """The best hit rate, the table that carries it, and what to ask next; then everything."""
-    last = _shown_point(answer)
-    outcomes = [*last.rules, *last.policies]
-    parts: list[Part] = [*_sum_up(model, answer)]
+    # the largest capacity by rules or policies, where there are any; else without bound
+    asked = [point for point in answer.points if point.rules or point.policies]
+    point = asked[-1] if asked else answer.points[-1]
+    outcomes = [*point.rules, *point.policies]
+    parts: list[Part] = [*_sum_up(model, answer, point)]
     parts.append(
         f"{answer.requests:,} requests of {source}, {answer.input_tokens:,} prompt tokens, "
         f"{answer.references:,} blocks of {answer.block_tokens:,} tokens; {_certainty(answer)}."
     )
-    parts.append("")
     if outcomes:
-        parts.append(_outcomes_table(answer, last, outcomes, brief=True))
-        parts += _advice(last)
+        parts += ["", _outcomes_table(answer, point, outcomes, brief=True), *_advice(point)]
     elif answer.behind:
-        parts.append(_host_table(answer))
+        parts += ["", _host_table(answer)]
     else:
-        parts.append(_curve_table(model, answer, limit=_MAX_ROWS))
-    parts += _warnings(answer)
-    if after := _next(source, model, answer):
-        parts += ["", Command(after)]
+        parts += ["", _curve_table(model, answer, limit=_MAX_ROWS)]
+    for each in answer.points[-1].strategies:
+        if unreachable := each.unreachable_checkpoints:
+            text = (
+                f"{each.name}: {unreachable:,} checkpoints are in the partial last block of a "
+                f"prompt ({answer.trace_block_tokens} tokens) and never reused: omit --no-snap."
+            )
+            parts.append(Finding("warning", text))
+    if point.rules:
+        good = max(point.rules, key=lambda o: (bool(RULES[o.name].engine), o.hit_tokens))
+        command = f"dsv4kv replay {source} --model {model} --rule {good.name}"
+        parts += ["", Command(command)]
+    elif answer.kept_share == 1 and answer.enough_tokens:
+        rest = f"--capacity {answer.enough_tokens} --rule all"
+        parts += ["", Command(f"dsv4kv trace mrc {source} --model {model} {rest}")]
     title = f"Hit rate of {Path(source).name} by cache capacity, {model}"
     return Page(title, parts, list(_sections(model, answer)))
 
 
-def _shown_point(answer: Answer) -> Point:
-    """The largest capacity by rules or policies, where there are any; else without bound."""
-    asked = [p for p in answer.points if p.rules or p.policies]
-    return asked[-1] if asked else answer.points[-1]
-
-
-def _sum_up(model: str, answer: Answer) -> Iterator[Text]:
-    point = _shown_point(answer)
-    where = f"a pool of {point.capacity_tokens:,} tokens" if point.capacity_tokens else ""
-    where = f"In {where}," if where else "With unlimited memory,"
+def _sum_up(model: str, answer: Answer, point: Point) -> Iterator[Text]:
+    where = f"In a pool of {point.capacity_tokens:,} tokens," if point.capacity_tokens else ""
+    where = where or "With unlimited memory,"
     engines = [outcome for outcome in point.rules if RULES[outcome.name].engine]
     outcomes = engines or [*point.strategies, *point.rules, *point.policies]
-    found = [(outcome.hit_share, outcome.label) for outcome in outcomes]
     sentence = f"{where} {point.token_hits:.1%} of prompt tokens hit."
-    if found:
-        share, name = max(found, key=lambda each: each[0])
+    if outcomes:
+        best = max(outcomes, key=lambda outcome: outcome.hit_share)
         sentence = (
-            f"{where} {'the best is ' if found[1:] else ''}{name}: {share:.1%} of prompt tokens "
-            f"hit (upper bound {point.token_hits:.1%})."
+            f"{where} {'the best is ' if outcomes[1:] else ''}{best.label}: {best.hit_share:.1%} "
+            f"of prompt tokens hit (upper bound {point.token_hits:.1%})."
         )
     yield Text(sentence, "strong")
     if answer.enough_tokens is not None:
@@ -195,17 +199,6 @@ def _sum_up(model: str, answer: Answer) -> Iterator[Text]:
             f"{each.gpu_hits:.1%} (upper bound: write-through, no transfer time, no padding).",
             "strong",
         )
-
-
-def _next(source: str, model: str, answer: Answer) -> str:
-    outcomes = _shown_point(answer).rules
-    if not outcomes and answer.kept_share == 1 and answer.enough_tokens:
-        asked = f"--capacity {answer.enough_tokens} --rule all"
-        return f"dsv4kv trace mrc {source} --model {model} {asked}"
-    if outcomes:
-        good = max(outcomes, key=lambda o: (bool(RULES[o.name].engine), o.hit_tokens))
-        return f"dsv4kv replay {source} --model {model} --rule {good.name}"
-    return ""
 
 
 def _certainty(answer: Answer) -> str:
@@ -264,7 +257,7 @@ def hits_chart(model: str, answer: Answer) -> Chart:
 
 def _curve_table(model: str, answer: Answer, limit: int | None = None) -> Table:
     """Hits at every capacity, or at ``limit`` of them, the largest included."""
-    points, names = answer.points, [outcome.name for outcome in answer.points[0].strategies]
+    points, names = answer.points, answer.points[0].strategies
     rejects = any(point.rejected for point in points)
     if limit and len(points) > limit:
         step = (len(points) - 1) / (limit - 1)
@@ -281,7 +274,7 @@ def _curve_table(model: str, answer: Answer, limit: int | None = None) -> Table:
             ("tokens", lambda p: f"{p.capacity_tokens:,}" if p.capacity_tokens else ABSENT),
             ("GiB", lambda p: f"{p.capacity_bytes / _GIB:,.2f}" if p.capacity_bytes else ABSENT),
             ("all cached", hit),
-            *_strategy_columns(names),
+            *_strategies(names),
             *([("rejected", lambda point: f"{point.rejected:,}")] if rejects else []),
         ],
         points,
@@ -292,11 +285,13 @@ def _curve_table(model: str, answer: Answer, limit: int | None = None) -> Table:
     )
 
 
-def _strategy_columns(names: Sequence[str]) -> Iterator[tuple[str, Read]]:
-    def of(number: int) -> Read:
-        return lambda row: f"{row.strategies[number].hit_share:.2%}"
+def _strategies(outcomes: Sequence[Outcome]) -> list[tuple[str, Read]]:
+    """A column for each strategy, of rows that have outcomes of all of them."""
 
-    yield from ((name, of(number)) for number, name in enumerate(names))
+    def hit(row: Any, number: int) -> str:
+        return f"{row.strategies[number].hit_share:.2%}"
+
+    return [(each.name, partial(hit, number=n)) for n, each in enumerate(outcomes)]
 
 
 def _host_table(answer: Answer) -> Table:
@@ -308,7 +303,7 @@ def _host_table(answer: Answer) -> Table:
             ("host tokens", lambda each: f"{each.host_tokens:,}"),
             ("all cached", lambda each: f"{each.token_hits:.2%}"),
             ("added", lambda each: f"{each.token_hits - each.gpu_hits:+.2%}"),
-            *_strategy_columns([outcome.name for outcome in answer.behind[0].strategies]),
+            *_strategies(answer.behind[0].strategies),
         ],
         answer.behind,
         note="of prompt tokens; the host also stores what the GPUs have",
@@ -326,7 +321,11 @@ def _outcomes_table(
     ]
     if any(outcome.rejected for outcome in outcomes):
         columns.append(("rejected", lambda outcome: f"{outcome.rejected:,}"))
-    columns += _loss_columns(outcomes)
+    columns += [
+        (f"lost: {words}", partial(_lost, name=name))
+        for name, words in _LOSSES.items()
+        if any(getattr(outcome.losses, name) for outcome in outcomes)
+    ]
     if brief:
         outcomes = sorted(outcomes, key=lambda outcome: -outcome.hit_tokens)
     elif all(outcome.checkpoints is not None for outcome in outcomes):
@@ -341,14 +340,8 @@ def _outcomes_table(
     return Table("Rules", columns, outcomes, f"{_capacity(point)}; shares of all prompt tokens")
 
 
-def _loss_columns(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, Read]]:
-
-    def of(name: str) -> Read:
-        return lambda outcome: f"{getattr(outcome.losses, name) / outcome.input_tokens:.2%}"
-
-    for name, words in _LOSSES.items():
-        if any(getattr(outcome.losses, name) for outcome in outcomes):
-            yield f"lost: {words}", of(name)
+def _lost(outcome: Outcome, name: str) -> str:
+    return f"{getattr(outcome.losses, name) / outcome.input_tokens:.2%}"
 
 
 def _advice(point: Point) -> Iterator[str]:
@@ -374,16 +367,6 @@ def _wins(alike: list[Outcome], setting: Callable[[Outcome], str]) -> Iterator[s
     if good.hit_tokens > bad.hit_tokens:
         gain = f"{good.hit_share - bad.hit_share:.1%} of all prompt tokens"
         yield f"{setting(good)} ({good.label}) hits {gain} more than {setting(bad)}."
-
-
-def _warnings(answer: Answer) -> Iterator[Part]:
-    for outcome in answer.points[-1].strategies:
-        if unreachable := outcome.unreachable_checkpoints:
-            yield Finding(
-                "warning",
-                f"{outcome.name}: {unreachable:,} checkpoints are in the partial last block of a "
-                f"prompt ({answer.trace_block_tokens} tokens) and never reused: omit --no-snap.",
-            )
 
 
 def _capacity(point: Point) -> str:

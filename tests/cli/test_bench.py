@@ -55,11 +55,6 @@ def files() -> list[str]:
     return sorted(str(path) for path in Path().rglob("*") if path.is_file())
 
 
-def text(output: str) -> str:
-    """Output without blanks at the ends of lines."""
-    return "\n".join(line.rstrip() for line in output.splitlines())
-
-
 # ---- what a run prints and writes ---------------------------------------------------------------
 
 
@@ -107,32 +102,10 @@ def test_json_to_stdout_is_a_record_and_nothing_else() -> None:
     assert records() == [record]
 
 
-def test_json_to_a_file_is_the_record_itself() -> None:
-    result = books("--json", "mine.json")
-    assert "record: results/" in result.stdout
-    assert [load_record(Path("mine.json"))] == records()
-
-
 def test_quiet_prints_nothing_when_all_is_well() -> None:
     result = bench("--quiet")
     assert (result.exit_code, result.output) == (0, "")
     assert len(records()) == 1
-
-
-def test_a_sweep_is_one_table_with_a_row_per_case() -> None:
-    result = books("--axis", "cache.sharing=model,type,layer")
-    assert result.exit_code == 0
-    assert re.findall(r"^\s*(model|type|layer) .*✓", result.stdout, re.M) == [
-        "model",
-        "type",
-        "layer",
-    ]
-    assert result.stdout.count("Sweep") == 1
-    assert "Latencies" not in result.stdout
-    (record,) = records()
-    assert [case.axis for case in record.cases] == [
-        {"cache.sharing": sharing} for sharing in ("model", "type", "layer")
-    ]
 
 
 def test_a_case_that_fails_leaves_the_others_and_a_bad_exit_code() -> None:
@@ -143,14 +116,6 @@ def test_a_case_that_fails_leaves_the_others_and_a_bad_exit_code() -> None:
     (record,) = records()
     assert [case.status for case in record.cases] == ["complete", "failed", "complete"]
     assert "of 3 cases 2 complete, 1 failed" in result.stdout
-
-
-def test_a_trace_is_replayed() -> None:
-    Path("trace.jsonl").write_text(LINE * 5)
-    assert books("--trace", "trace.jsonl").exit_code == 0
-    (record,) = records()
-    assert record.cases[0].totals
-    assert record.cases[0].totals.input_tokens == 300
 
 
 @pytest.mark.parametrize("options", [[], ["--quiet"], ["--json", "-"]])
@@ -342,12 +307,6 @@ def run_main(
 def test_progress_is_drawn_on_a_terminal(run_main: Callable[..., str]) -> None:
     stdout = run_main(terminal := Terminal())
     assert " tokens" in terminal.getvalue()
-    assert "record: results/" in stdout
-
-
-def test_no_progress_is_drawn_where_stderr_is_no_terminal(run_main: Callable[..., str]) -> None:
-    stdout = run_main(file := io.StringIO())
-    assert file.getvalue() == ""
     assert "record: results/" in stdout
 
 

@@ -28,34 +28,6 @@ def document(*arguments: str, exit_code: int = 0) -> dict[str, Any]:
     return found
 
 
-def test_every_size_of_the_answer_and_tables_has_a_unit() -> None:
-    output = run("--gpus", "8", "-v").output
-    assert "1 GiB = 2^30 B" in output
-    assert "GB " not in output.replace("141GB", "")
-
-
-def test_a_verdict_names_the_cheapest_change_that_makes_it_fit() -> None:
-    output = run("--gpus", "8", "--context", "128K", "--concurrency", "3000", exit_code=1).output
-    lines = output.splitlines()
-    first = lines[next(n for n, line in enumerate(lines) if "To make it fit" in line) + 3]
-    assert first.startswith("--gpus 16 --tp 1 --dp 16")
-    assert lines[-1].endswith("--concurrency 3000 --gpus 16 --tp 1 --dp 16")
-
-
-@pytest.mark.parametrize("engine", ["vllm:0.26", "vllm:0.33", "sglang:0.5.23", "trtllm", "dsv4kv"])
-def test_an_engine_prints_its_own_lines(engine: str) -> None:
-    found = document("--gpus", "8", "--tp", "1", "--engine", engine)
-    output = run("--gpus", "8", "--tp", "1", "--engine", engine).output
-    for line in found["engine"]["capacity"]["log_lines"]:
-        assert "".join(line.split()) in "".join(output.split())
-    derived = "(derived from its source, not seen in a log)" in output
-    assert derived == (not found["engine"]["seen_in_logs"])
-
-
-def test_without_an_engine_given_no_line_is_printed() -> None:
-    assert "prints" not in run().output
-
-
 @pytest.mark.parametrize(
     ("model", "main", "indexer", "gib"),
     [
@@ -239,35 +211,6 @@ def test_a_combination_of_a_sweep_that_cannot_be_asked_is_no_verdict() -> None:
     run("--gpus", "8", "--context", "4K", "--axis", "tp=8,3")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (
-            "--hbm 178176MiB --engine vllm:0.25 --memory-fraction 0.9 --in-flight-tokens 8192",
-            "check at start-up uses other block sizes than its pool",
-        ),
-        (
-            "--hbm 178176MiB --engine vllm:0.25 --memory-fraction 0.9 --in-flight-tokens 8192",
-            "vllm:0.25 refuses to start, though 1 request of 1,048,576 tokens would fit",
-        ),
-        (
-            "--hbm 168GiB --engine sglang:0.5.20 --memory-fraction 0.98",
-            "reserves nothing for indexer logits (12.6 GiB)",
-        ),
-        (
-            "--gpu h200 --engine sglang:0.5.23 --request-limit 64 --concurrency 100",
-            "do not run concurrently: sglang:0.5.23 runs 64 (--max-running-requests is given)",
-        ),
-    ],
-)
-def test_lines_of_an_engine_that_say_otherwise_are_explained(
-    arguments: str, sentence: str
-) -> None:
-    asked = [*arguments.split(), "--context", "1M"]
-    gpus = ["--gpus", "8" if "h200" in arguments else "1"]
-    assert sentence in " ".join(run(*asked, *gpus, exit_code=1).output.split())
-
-
 COMMAND = (
     "vllm serve deepseek-ai/DeepSeek-V4-Pro --tensor-parallel-size 8 --max-model-len 128K "
     "--max-num-batched-tokens 16384 --kv-offloading-size 100 --trust-remote-code"
@@ -285,20 +228,6 @@ def test_a_launch_command_is_answered_with_what_each_flag_costs() -> None:
 def test_options_beside_a_command_come_on_top_of_it() -> None:
     found = document("--context", "64K", "--dp", "2", "--command", COMMAND)
     assert (found["context_tokens"], found["layout"]["label"]) == (65_536, "TP8 DP2 EP16")
-
-
-def test_an_engines_words_are_options_of_its() -> None:
-    words = ["--tensor-parallel-size", "8", "--max-num-batched-tokens", "2048", "--enforce-eager"]
-    found = document("--engine", "vllm", *words)
-    assert (found["layout"]["tp"], found["settings"]["step_tokens"]) == (8, 2048)
-
-
-def test_what_an_engine_takes_by_itself_is_said_with_its_reason() -> None:
-    assumed = {
-        line["input"]: line for line in document("--gpus", "8", "--engine", "vllm")["assumed"]
-    }
-    assert assumed["step_tokens"]["option"] == "--max-num-batched-tokens"
-    assert assumed["step_tokens"]["reason"].endswith("on GPUs of 70 GiB or more")
 
 
 def test_an_answer_needs_neither_torch_nor_numpy() -> None:

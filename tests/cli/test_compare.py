@@ -78,12 +78,6 @@ def test_a_slow_operation_ends_with_1(
     assert text(result.stdout) == snapshot
 
 
-def test_the_other_way_round_it_is_faster_and_ends_with_0(before: str, slower: str) -> None:
-    result = run(slower, before)
-    assert result.exit_code == 0
-    assert "✓ FASTER: " in result.stdout
-
-
 def test_a_single_launch_is_unclear_and_ends_with_3(before: str, single: str) -> None:
     result = run(before, single)
     assert result.exit_code == 3
@@ -149,34 +143,6 @@ def test_a_page_shows_the_verdict_every_row_and_a_run_of_each_side(
     for told in ("From before.json to slower.json", "SLOWER: ", "flush csa", "What changed"):
         assert told in page
     assert re.findall(r"<h2[^>]*>(\w+)\.json: KV cache", page) == ["before", "slower"]
-
-
-@pytest.mark.usefixtures("without_pictures")
-@pytest.mark.parametrize("form", ["--json", "--markdown"])
-def test_a_page_is_told_apart_from_what_programs_read(before: str, same: str, form: str) -> None:
-    alone, beside = run(before, same, form), run(before, same, form, "--html", "page.html")
-    assert beside.stdout == alone.stdout
-    assert Path("page.html").exists()
-
-
-@pytest.mark.usefixtures("without_pictures")
-def test_a_page_of_a_baseline_names_it(before: str, slower: str) -> None:
-    run(before, "--save-baseline", "main")
-    run(slower, "--baseline", "main", "--html", "page.html")
-    assert "From main to slower.json" in Path("page.html").read_text()
-
-
-@pytest.mark.usefixtures("without_pictures")
-def test_a_side_of_many_records_is_shown_by_one_and_says_so(before: str, same: str) -> None:
-    both = f"{before},{same}"
-    assert run(before, both, "--html", "page.html").exit_code in (0, 3)
-    page = Path("page.html").read_text()
-    assert "the first of 2 records, which are all compared" in page
-
-
-def test_sides_that_cannot_be_compared_leave_no_page(before: str, elsewhere: str) -> None:
-    assert run(before, elsewhere, "--html", "page.html").exit_code == 2
-    assert not Path("page.html").exists()
 
 
 # ---- unlike sides -------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """Code is imported for a name that the user typed, not for one that is read somewhere."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -27,38 +26,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def invoke(*words: str) -> Result:
     return CliRunner().invoke(app, words)
-
-
-@pytest.mark.parametrize(
-    ("command", "name", "where"),
-    [
-        ("bench", "dsv4kv.yaml", "."),
-        ("bench smoke", "pyproject.toml", "."),
-        ("bench smoke", "dsv4kv.yaml", "below"),
-        ("profile smoke --torch --steps 1", "dsv4kv.yaml", "."),
-    ],
-)
-def test_no_file_of_the_folder_or_one_above_sets_a_backend(
-    command: str, name: str, where: str, folder: Path
-) -> None:
-    settings = {
-        "dsv4kv.yaml": "bench: {set: {backend: 'evil:f'}}\n",
-        "pyproject.toml": "[tool.dsv4kv.bench.set]\nbackend = 'evil:f'\n",
-    }
-    Path(name).write_text(settings[name])
-    (folder / where).mkdir(exist_ok=True)
-    (folder / where / "evil.py").write_text(EVIL)
-    environment = {k: v for k, v in os.environ.items() if k != "DSV4KV_NO_SETTINGS"}
-    done = subprocess.run(
-        [sys.executable, "-m", "dsv4kv", *command.split(), *TINIEST],
-        cwd=folder / where,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, "evil" in done.stdout + done.stderr) == (0, False), done.stderr
-    assert not [*folder.rglob("imported")]
 
 
 @pytest.mark.parametrize("name", ["evil:f", "flush=evil.py:f"])

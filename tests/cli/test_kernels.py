@@ -1,7 +1,6 @@
 """``dsv4kv kernels``, over findings made up: what they show does not hang on a compiler."""
 
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from dsv4kv.cli import app
 from dsv4kv.ops.cuda.survey import Finding
-from dsv4kv.ops.launches.catalogue import ARCHITECTURES, Example
+from dsv4kv.ops.launches.catalogue import Example
 from tests.cuda.findings import finding
 
 NAMES = ("page_copy fp8_ds_mla × 32", "gather_topk fp8_ds_mla × 32")
@@ -63,24 +62,8 @@ def test_all_architectures_stand_side_by_side(
     assert told(run()) == snapshot
 
 
-def test_a_kernel_that_an_architecture_does_not_have_leaves_its_column_empty(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    findings = [finding(NAMES[0], "sm_80"), *(finding(name, "sm_90a") for name in NAMES)]
-    monkeypatch.setattr("dsv4kv.ops.cuda.survey.survey", lambda *_: findings)
-    everywhere, hopper = (re.split("  +", line)[2:] for line in told(run()).splitlines()[-4:-2])
-    assert everywhere == ["16 / 75", "16 / 75"]
-    assert hopper == ["–", "16 / 75"]
-
-
 def test_one_architecture_is_told_in_full(snapshot: SnapshotAssertion) -> None:
     assert told(run("--arch", "sm_90a")) == snapshot
-
-
-def test_architectures_are_those_asked_for_each_once(compiler: list[list[str]]) -> None:
-    run()
-    run("--arch", "sm_90a", "--arch", "sm_80", "--arch", "sm_90a")
-    assert compiler == [list(ARCHITECTURES), ["sm_90a", "sm_80"]]
 
 
 def test_json_gives_every_number(snapshot: SnapshotAssertion) -> None:
@@ -157,9 +140,3 @@ def test_the_shipped_baseline_of_this_version_is_the_one_that_is_compared(
         result = run("--check", "--arch", "sm_90a")
         assert result.exit_code == 1  # those made up are not in it
         assert "is in the baseline, but no longer in the catalogue" in result.stderr
-
-
-def test_a_check_with_json_prints_nothing_but_json(baseline: Path) -> None:
-    result = run("--check", "--json", "--baseline", str(baseline))
-    assert result.exit_code == 0
-    assert set(json.loads(result.stdout)) == {"nvrtc", "kernels"}

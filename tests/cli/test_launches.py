@@ -1,6 +1,5 @@
 """``dsv4kv bench --launches``: what is printed, saved and returned."""
 
-import json
 import os
 import re
 import signal
@@ -13,7 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from dsv4kv.cli import app
-from dsv4kv.runs.store import dumps, load_record, loads
+from dsv4kv.runs.store import load_record
 from tests.bench.settings import TINY
 from tests.process_tree import descendants, is_running, processor_seconds
 
@@ -76,12 +75,6 @@ def test_every_launch_serves_the_same_work_in_a_process_of_its_own(
         assert first.totals.wall_ns != second.totals.wall_ns
 
 
-def test_json_of_launches_is_the_record_and_nothing_else() -> None:
-    result = bench("--launches", "1", "--json", "-")
-    assert result.stdout == dumps(loads(result.stdout, "stdout"))
-    assert json.loads(result.stdout)["launches"] == []
-
-
 def test_what_no_launch_could_run_is_refused_before_one_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -89,14 +82,6 @@ def test_what_no_launch_could_run_is_refused_before_one_starts(
     result = bench("--launches", "2", "--set", "model.preset=v5", "--axis", "cache.sharing=all")
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith("error: ")
-
-
-def test_what_only_a_launch_can_find_is_refused_by_the_first() -> None:
-    result = bench("--launches", "3", "--trace", "gone.jsonl")
-    assert (result.exit_code, result.stdout) == (4, "")
-    assert result.stderr.startswith("error: ")
-    assert "gone.jsonl" in result.stderr
-    assert not Path("results").exists()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")

@@ -28,32 +28,6 @@ def test_a_known_fault_is_a_sentence_a_row_and_exit_code_1() -> None:
     assert "vllm-drafts-no-hits yes >=0.21,<0.23 0.23 github.com/vllm-project/vllm" in text
 
 
-def test_what_is_only_possible_is_told_and_ends_well() -> None:
-    done = run(FAULTY)
-    assert done.exit_code == 0
-    assert "Possible: the version is not known: vllm >=0.21,<0.23 has it." in " ".join(
-        done.output.split()
-    )
-    assert "0 faults found, 3 possible" in done.output
-
-
-def test_a_healthy_server_has_none() -> None:
-    done = run(FAULTY, "--engine", "vllm:0.33")
-    assert done.exit_code == 0
-    assert "✓ none of" in done.output
-
-
-def test_the_document_has_every_finding_with_its_source() -> None:
-    done = run(FAULTY, "--engine", "vllm:0.22", "--json")
-    document = json.loads(done.stdout)
-    assert document["looked_at"][0]["version"] == "0.22"
-    found = {each["id"]: each for each in document["findings"]}
-    row = found["vllm-drafts-no-hits"]
-    assert row["sure"] is True
-    assert row["source"] == "https://github.com/vllm-project/vllm/issues/51771"
-    assert set(row) >= {"symptom", "effect", "workaround", "fixed_in", "versions", "doubts", "of"}
-
-
 @pytest.mark.parametrize("flag", ["-sc", "--speculative_config"])
 def test_a_flag_is_known_by_all_of_its_spellings(flag: str) -> None:
     command = FAULTY.replace("--speculative-config", flag)

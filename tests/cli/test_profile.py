@@ -6,13 +6,11 @@ import os
 import re
 import shlex
 import socket
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 from syrupy.assertion import SnapshotAssertion
 from typer.testing import CliRunner, Result
 
@@ -22,7 +20,6 @@ from dsv4kv.runs.profile import KernelTable, Profile
 from dsv4kv.runs.schema import RunRecord
 from dsv4kv.runs.store import load_record
 from tests.bench.settings import TINY
-from tests.cli.test_shell import HEAVY
 from tests.measure.profilers.exports import two_replays
 from tests.measure.profilers.test_ncu_report_file import Action, Context, Range
 from tests.measure.profilers.tools import Tool, install
@@ -187,13 +184,6 @@ def test_neither_secrets_nor_the_hosts_name_are_in_any_file(profiled: Result) ->
     assert SECRET not in profiled.output
 
 
-def test_without_options_the_profiler_is_chosen_and_why_is_said() -> None:
-    if torch.cuda.is_available():
-        pytest.skip("this machine has a GPU")
-    result = profile()
-    assert "torch.profiler, since there is no GPU" in text(result.stdout)
-
-
 def test_nsys_is_chosen_where_it_and_a_gpu_are(
     nsys: Tool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,14 +192,6 @@ def test_nsys_is_chosen_where_it_and_a_gpu_are(
     monkeypatch.setenv("PATH", "/nowhere")
     tool, why = choose_tool(None, "auto")
     assert (tool, why) == ("torch", "torch.profiler, since nsys is not on PATH")
-
-
-def test_memory_of_the_pools_is_told_beside_the_plan(profiled: Result) -> None:
-    planned = r"Memory of the pools  of 3 of 43 layers; planned [\d.]+ MiB"
-    assert re.search(planned, profiled.stdout)
-    memory = the_profile().memory
-    assert memory is not None
-    assert memory.pool_bytes == memory.planned_bytes
 
 
 # ---- nsys and ncu, made up ----------------------------------------------------------------------
@@ -268,13 +250,6 @@ def test_a_workload_that_cannot_run_fails_with_its_own_words(nsys: Tool) -> None
     assert "no more than 500 decode steps" in sentence
 
 
-def test_a_program_that_says_nothing_is_told(nsys: Tool, tmp_path: Path) -> None:
-    nsys.does("profile", writes=tmp_path / "ready", code=143)
-    sentence = refused(profile("--nsys"), 9)
-    assert "ended before it wrote its record" in sentence
-    assert "step.nsys-rep" in sentence
-
-
 def test_ctrl_c_names_what_is_left(nsys: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(_command: object, log: Path, _timeout: float) -> int:
         log.with_name("step.nsys-rep").touch()
@@ -305,11 +280,6 @@ def test_ncu_counts_bytes_beside_those_that_must_be_moved(ncu: Tool) -> None:
     assert the_table().tool_version == "2025.3.1.0"
 
 
-def test_counters_that_may_not_be_read_are_told_with_the_fix(ncu: Tool) -> None:
-    ncu.does("profile", says="==ERROR== ERR_NVGPUCTRPERM", code=1)
-    assert "NVreg_RestrictProfilingToAdminUsers=0" in refused(profile("--ncu"), 9)
-
-
 @pytest.mark.parametrize("tool", ["nsys", "ncu"])
 def test_a_profiler_that_is_not_installed_is_named(tool: str) -> None:
     assert f"{tool} is not on PATH" in refused(profile(f"--{tool}"), 9)
@@ -330,13 +300,6 @@ def test_an_export_of_a_server_is_told_without_a_gpu(snapshot: SnapshotAssertion
     result = invoke("--from", "server.sqlite")
     assert result.exit_code == 0
     assert text(result.stdout.partition("record: ")[0]) == snapshot
-
-
-def test_a_chrome_trace_is_told() -> None:
-    save(Path("server.json.gz"), gpu_events())
-    result = invoke("--from", "server.json.gz", "--full")
-    assert "gather_topk" in result.stdout
-    assert "grid" in result.stdout
 
 
 def test_a_report_of_nsys_is_exported_or_its_export_taken(nsys: Tool) -> None:
@@ -363,13 +326,6 @@ def test_a_report_of_ncu_is_told(ncu: Tool) -> None:
     assert "runs each kernel by itself" in result.stdout
     told = refused(invoke("--from", "server.ncu-rep", "--timeline", "a.svg"), 2)
     assert "has no timeline" in told
-
-
-def test_a_run_record_is_told_as_when_it_was_made(profiled: Result) -> None:
-    printed = profiled.stdout.splitlines()
-    (path,) = Path("results").glob("*.json")
-    again = invoke("--from", str(path)).stdout
-    assert again.splitlines()[:-1] == printed[:-3]
 
 
 def test_a_profile_of_another_program_is_kept_as_a_record() -> None:
@@ -404,25 +360,6 @@ def test_a_record_alone_is_printed_for_programs() -> None:
     assert document["environment"]["cpu"] is None
 
 
-def test_a_timeline_is_written_where_it_is_wanted() -> None:
-    two_replays().save(Path("server.sqlite"))
-    files = ("--timeline", "a b.svg", "--timeline", "step.json")
-    assert invoke("--from", "server.sqlite", *files).exit_code == 0
-    assert Path("a b.svg").read_text().startswith("<?xml")
-    assert json.loads(Path("step.json").read_text())["traceEvents"]
-
-
-def test_two_profiles_are_compared() -> None:
-    export = two_replays()
-    export.save(Path("a.sqlite"))
-    for kernel in export.rows["CUPTI_ACTIVITY_KIND_KERNEL"]:
-        kernel["end"] += 1_000
-    export.save(Path("b.sqlite"))
-    result = invoke("--diff", "a.sqlite", "b.sqlite")
-    assert result.exit_code == 0
-    assert re.search(r"gather_topk +gather +10\.0 +11\.0 +\+1\.00 +\+10\.0", result.stdout)
-
-
 def test_another_range_can_be_the_step() -> None:
     export = two_replays()
     for event in export.rows["NVTX_EVENTS"]:
@@ -436,18 +373,3 @@ def test_another_range_can_be_the_step() -> None:
 
 
 # ---- help ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("arguments", [["--help"], ["--from", "server.sqlite"]])
-def test_neither_help_nor_a_profile_that_exists_needs_torch(arguments: list[str]) -> None:
-    two_replays().save(Path("server.sqlite"))
-    program = (
-        "import sys; from dsv4kv.cli import main\n"
-        "try: main()\n"
-        "except SystemExit as end: assert not end.code\n"
-        f"print(*(name for name in {HEAVY} if name in sys.modules), file=sys.stderr)"
-    )
-    words = [sys.executable, "-c", program, "profile", *arguments]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert "torch" not in done.stderr.split()
-    assert done.stderr.split() == [] or "--from" in arguments

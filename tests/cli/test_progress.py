@@ -55,34 +55,9 @@ def test_nothing_is_said_to_be_left_of_a_total_that_is_not_known(
     assert "left" not in stream.getvalue()
 
 
-def test_nothing_is_printed_of_what_takes_less() -> None:
-    stream = StringIO()
-    with Watcher(Console(file=stream), "bench", "tokens", 9, clock=lambda: 0.0) as watcher:
-        watcher.advance(9)
-    assert stream.getvalue() == ""
-
-
-def test_a_terminal_has_a_bar_and_no_lines() -> None:
-    drawn = watch(terminal=True)
-    assert "100 / 100 tokens" in drawn
-    assert "of 100 tokens" not in drawn
-
-
 @pytest.mark.parametrize("terminal", [True, False])
 def test_nothing_is_printed_where_quiet_is_asked_for(terminal: bool) -> None:
     assert watch(terminal=terminal, quiet=True) == ""
-
-
-def test_what_takes_a_moment_draws_no_bar() -> None:
-    seconds, stream = 0.0, StringIO()
-    console = Console(file=stream, force_terminal=True, width=80)
-    with Watcher(console, "reading", "MiB", clock=lambda: seconds, after_s=1.0) as watcher:
-        seconds = 0.9
-        watcher.reach(1, 2)
-        assert stream.getvalue() == ""
-        seconds = 1.5
-        watcher.reach(1, 2)
-    assert "1 / 2 MiB" in stream.getvalue()
 
 
 TRACE = "".join(
@@ -144,11 +119,3 @@ def test_bytes_read_rise_to_those_of_the_file(
     size = path.stat().st_size
     assert {total for _, total in heard} == {size}
     assert size * 0.8 <= heard[-1][0] <= size
-
-
-def test_systems_are_named_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "EVERY_S", 0.0)
-    quick = ["--set", "calls.seconds=0", "--set", "run=pools"]
-    done = CliRunner().invoke(app, ["bench", "systems", *quick])
-    assert done.exit_code == 0, done.output
-    assert done.stderr.startswith("bench pools: 0 of 1 systems, ")

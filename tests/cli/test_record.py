@@ -14,13 +14,11 @@ import pytest
 from aiohttp import ClientSession
 from typer.testing import CliRunner
 
-from dsv4kv import __version__
 from dsv4kv.cli import app
 from dsv4kv.record.folder import Recording, read_stream
 from tests.ports import free_port
 from tests.record.frames import frames, stored
 from tests.record.serving import serving
-from tests.tour import PLACES, Runner
 
 TOKENS = list(range(1024))
 
@@ -221,24 +219,6 @@ def test_a_log_of_requests_becomes_a_trace(tmp_path: Path) -> None:
     assert run("trace", "mrc", tmp_path / "trace.jsonl").exit_code == 0
 
 
-def test_it_is_noted_by_what_a_recording_was_made_and_of_what(tmp_path: Path) -> None:
-    log = LOGS / "dynamo.jsonl"
-    run("record", tmp_path / "recording", "--requests", log, "--once", "--requests", log)
-    start, stop = read_stream(tmp_path / "recording", "notes")
-    told = [start[name] for name in ("what", "dsv4kv", "logs", "ranks", "verbatim")]
-    assert told == ["start", __version__, 2, 0, False]
-    assert stop["what"] == "stop"
-
-
-def test_lines_of_one_request_are_one_request(tmp_path: Path) -> None:
-    run("record", tmp_path / "recording", "--requests", LOGS / "vllm.log", "--once")
-    run("trace", "convert", tmp_path / "recording", tmp_path / "trace.jsonl")
-    found = [
-        (line["input_tokens"], line["output_tokens"]) for line in lines(tmp_path / "trace.jsonl")
-    ]
-    assert found == [(150, 3), (70, 2)]
-
-
 def test_what_the_servers_counters_grew_is_told_next_to_it(asked: Path, tmp_path: Path) -> None:
     with Recording(asked) as recording:
         for asked_for, found in ((100, 10), (450, 80)):
@@ -379,12 +359,3 @@ def test_without_the_extra_a_sentence_says_how_to_install_it(
     done = run("record", tmp_path / "recording", option, value)
     assert done.exit_code == 2
     assert "pip install 'dsv4kv[record]'" in done.output
-
-
-def test_progress_in_a_terminal_is_one_line_that_leaves(tmp_path: Path) -> None:
-    (tmp_path / "sglang.log").touch()
-    terminal, command = PLACES[0], "dsv4kv record server --requests sglang.log --seconds 2"
-    code, printed, _ = Runner(tmp_path, Path(sys.executable).parent).run(command, terminal)
-    assert code == 0, printed
-    assert re.search(rb"\r\x1b\[2K\d+ s, 0 requests", printed)  # over the line before it
-    assert re.search(rb"\r\x1b\[1A\x1b\[2Kserver: \d+ s, 0 requests", printed)  # what is left

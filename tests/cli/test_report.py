@@ -1,6 +1,5 @@
 """``dsv4kv report``."""
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -8,9 +7,7 @@ import typer
 from typer.testing import CliRunner
 
 from dsv4kv.cli.report import report
-from dsv4kv.runs.schema import RunRecord
 from dsv4kv.runs.store import dumps, save_record, schema_text
-from dsv4kv.view.exports import to_csv, to_json_lines, to_markdown
 from dsv4kv.view.runs import report_record
 from tests.runs.records import make_record
 from tests.view.terminal import shown
@@ -38,22 +35,6 @@ def test_a_saved_run_is_told_as_when_it_ended(saved: Path) -> None:
 
 def test_json_gives_the_record_itself(saved: Path) -> None:
     assert run(str(saved), "--json") + "\n" == dumps(make_record()) == saved.read_text()
-
-
-def test_several_runs_are_told_one_after_the_other(saved: Path, tmp_path: Path) -> None:
-    other = save_record(make_record(run_id="other"), tmp_path).path
-    assert run(str(saved), str(other)) == (
-        shown(*report_record(make_record(), saved), *report_record(make_record(), other))
-    )
-
-
-@pytest.mark.parametrize(
-    ("name", "write"), [("csv", to_csv), ("jsonl", to_json_lines), ("markdown", to_markdown)]
-)
-def test_an_export_is_printed_and_nothing_else(
-    saved: Path, name: str, write: Callable[[Sequence[RunRecord]], str]
-) -> None:
-    assert run(str(saved), "--export", name).strip() == write([make_record()]).strip()
 
 
 def test_the_schema_is_printed_without_a_run() -> None:

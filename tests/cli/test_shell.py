@@ -24,17 +24,6 @@ ERRORS: list[type[Dsv4kvError]] = [
 HEAVY = ("torch", "numpy", "pydantic")
 
 
-def test_help_says_what_the_tool_is_lists_all_commands_and_gives_four_examples() -> None:
-    result = CliRunner(env=TERMINAL).invoke(app, ["--help"])
-    lines = [line.strip("│ ") for line in result.output.splitlines() if line.strip()]
-    assert lines[1] == "Benchmark and profile the DeepSeek-V4 KV cache."
-    commands = {line.split()[0] for line in lines} & {"bench", "report", "trace", "config"}
-    assert len(commands) == 4
-    assert [line.startswith("dsv4kv ") for line in lines[lines.index("Examples") + 1 :]] == (
-        [True] * 4
-    )
-
-
 def _options(command: Any) -> Iterator[str]:
     yield from (getattr(each, "help", None) or "" for each in command.params)
     for one in parts_of(command).values():
@@ -45,16 +34,6 @@ def test_no_brackets_of_an_options_help_are_taken_for_markup() -> None:
     styles = {"bold", "dim", "italic"}
     for text in _options(get_command(app)):
         assert {span.style for span in Text.from_markup(text).spans} <= styles, text
-
-
-def test_without_arguments_the_help_is_shown() -> None:
-    runner = CliRunner(env=TERMINAL)
-    assert runner.invoke(app, []).output.strip() == runner.invoke(app, ["--help"]).output.strip()
-
-
-def test_the_version_is_that_of_the_package() -> None:
-    result = CliRunner().invoke(app, ["--version"])
-    assert (result.output, result.exit_code) == (f"dsv4kv {__version__}\n", 0)
 
 
 def test_the_module_runs_the_same_program() -> None:

@@ -9,11 +9,8 @@ from syrupy.assertion import SnapshotAssertion
 from typer.testing import CliRunner, Result
 
 from dsv4kv.cli import trace as command
-from dsv4kv.config.bench import Lengths, Synthetic
 from dsv4kv.prefix.paths import find_reuse
-from dsv4kv.traces import write_trace
 from dsv4kv.traces.collect import load_paths
-from dsv4kv.traces.synth import synthesize
 
 
 @pytest.fixture(autouse=True)
@@ -31,10 +28,6 @@ def run(*arguments: str, exit_code: int = 0) -> Result:
     return result
 
 
-def lines(result: Result) -> list[str]:
-    return [line.rstrip() for line in result.output.splitlines()]
-
-
 def test_the_document_holds_the_same_numbers_as_the_rows(snapshot: SnapshotAssertion) -> None:
     arguments = ("--strategy", "ends", "--rule", "vllm", "--csv", "a.csv", "--json")
     result = run("builtin:chat", "--capacity", "64K", *arguments)
@@ -46,14 +39,6 @@ def test_the_document_holds_the_same_numbers_as_the_rows(snapshot: SnapshotAsser
         {k: v for k, v in row.items() if v} for row in rows
     ]
     assert document == snapshot
-
-
-def test_the_chart_has_a_line_for_every_strategy_and_rule() -> None:
-    run("builtin:chat", "--strategy", "ends", "--rule", "vllm", "--chart", "a.svg")
-    text = Path("a.svg").read_text()
-    assert "<svg " in text
-    for name in ("all cached", "ends", "vllm"):
-        assert f">{name}<" in text
 
 
 def test_capacities_in_bytes_are_those_of_the_models_compressed_cache() -> None:
@@ -69,15 +54,6 @@ def test_a_capacity_comes_back_as_it_was_asked_for() -> None:
     rows = json.loads(run("builtin:chat", "--capacity", "24600,30001", "--json").output)["rows"]
     assert [row["capacity_tokens"] for row in rows if row["name"] == "lru"] == [24600, 30001, None]
     assert [row["capacity_blocks"] for row in rows if row["name"] == "lru"] == [384, 468, None]
-
-
-def test_a_policys_row_has_its_share_of_blocks() -> None:
-    made = run("builtin:chat", "--capacity", "24K", "--policy", "lru", "--json")
-    curve, policy = (
-        next(row for row in json.loads(made.output)["rows"] if row["kind"] == kind)
-        for kind in ("curve", "policy")
-    )
-    assert policy["block_hit_share"] == pytest.approx(curve["block_hit_share"], abs=0.02)
 
 
 @pytest.fixture
@@ -122,40 +98,8 @@ def test_checkpoints_that_can_never_be_found_are_told() -> None:
     assert "partial last block" not in snapped
 
 
-@pytest.fixture
-def documents() -> str:
-    made = Synthetic(
-        requests=900,
-        input=Lengths(mean=512, high=2048),
-        output=Lengths(mean=4),
-        prefix_branches=400,
-        prefix_depth=1,
-        prefix_tokens=512,
-        hash_block_tokens=64,
-    )
-    write_trace(synthesize(made, 3), Path("documents.jsonl"))
-    return "documents.jsonl"
-
-
 def test_a_capacity_that_no_machine_has_is_as_good_as_none() -> None:
     assert "With unlimited memory" in run("builtin:chat", "--capacity", "9" * 30).output
-
-
-def test_the_sentence_tells_which_way_to_draft_wins_hits_back() -> None:
-    asked = ("builtin:chat", "--capacity", "48K", "--strategy", "none", "--rule", "vllm")
-    both = " ".join(run(*asked, "--speculation", "mtp,mtp+connector").output.split())
-    assert "MTP without a KV connector (vllm mtp) hits 11.3% of all prompt tokens more" in both
-    alone = " ".join(run(*asked, "--speculation", "mtp").output.split())
-    assert "vllm mtp loses 3.9% to its drafts: try --speculation none,dspark,mtp,mtp+con" in alone
-
-
-@pytest.mark.parametrize(
-    ("gpu", "on"), [((), "sm_100, as --gpu is not given"), (("--gpu", "h200"), "sm_90")]
-)
-def test_an_answer_says_for_which_gpu_v41s_blocks_are_sized(gpu: tuple[str, ...], on: str) -> None:
-    question = ("--model", "v4.1-flash", "--rule", "vllm-v41", "--capacity", "48K")
-    shown = run("builtin:chat", "--strategy", "none", "-v", *question, *gpu).output
-    assert f"vllm-v41: blocks as vllm:0.33 has them on {on}" in shown
 
 
 def test_host_memory_behind_the_gpu_is_a_row_with_what_it_wins() -> None:

@@ -4,7 +4,6 @@ import csv
 import io
 import json
 
-from dsv4kv.measure.statistics import estimate_rate, summarize
 from dsv4kv.view.exports import to_csv, to_json_lines, to_markdown, to_rows
 from tests.bench.compare.launched import make_launched_record
 from tests.runs.records import make_failed_case, make_record, make_sweep_cases
@@ -18,32 +17,6 @@ def test_there_is_a_row_per_quantity_and_launch() -> None:
         for launch in range(3)
         for name in ("gather_topk", "flush", "window_insert", "step")
     ]
-
-
-def test_a_row_tells_what_the_samples_say() -> None:
-    record = make_record()
-    operation = record.cases[0].operations[0]
-    row = to_rows(record)[0]
-    summary = summarize(operation.samples_ns)
-    assert (row["name"], row["layer_type"]) == (operation.name, operation.layer_type)
-    assert (row["samples"], row["median_ns"]) == (summary.n, summary.median)
-    assert (row["median_low_ns"], row["p90_ns"]) == (summary.ci_low, summary.percentiles.get(90.0))
-    assert row["bytes_per_call"] == sum(operation.bytes) / len(operation.bytes)
-    rate = estimate_rate(operation.bytes, operation.samples_ns)
-    assert rate
-    assert (row["gbps"], row["gbps_half_width"]) == (rate.value, rate.half_width)
-
-
-def test_bookkeeping_has_times_and_no_bytes() -> None:
-    (row,) = (row for row in to_rows(make_record()) if row["name"] == "admit")
-    assert row["median_ns"] > 0
-    assert row["bytes_per_call"] is row["gbps"] is None
-
-
-def test_json_lines_are_the_rows() -> None:
-    records = [make_record(), make_record(*make_sweep_cases())]
-    lines = to_json_lines(records).splitlines()
-    assert [json.loads(line) for line in lines] == [r for each in records for r in to_rows(each)]
 
 
 def test_csv_has_a_column_per_swept_setting_and_empty_cells_where_none_was_swept() -> None:
@@ -84,15 +57,6 @@ def test_markdown_has_a_row_per_quantity_with_launches_together() -> None:
     assert "±" in rows[0][3]
 
 
-def test_markdown_tells_a_run_that_did_not_end_well() -> None:
-    (head, *_) = to_markdown([make_record(*make_sweep_cases())]).splitlines()
-    assert head.endswith("within it, of 6 of 43 layers, **failed**)")
-
-
 def test_markdown_keeps_names_whole_whatever_they_are_made_of() -> None:
     case = make_record().cases[0].model_copy(update={"axis": {"name": "a|b – c"}})
     assert "| name=a\\|b – c: gather_topk csa |" in to_markdown([make_record(case)])
-
-
-def test_markdown_of_one_launch_says_that_its_interval_is_within_it() -> None:
-    assert "one launch, interval within it" in to_markdown([make_record()])

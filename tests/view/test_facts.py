@@ -9,10 +9,6 @@ from dsv4kv.view.facts import (
     header,
     judge_results,
     judge_status,
-    layers_text,
-    setting,
-    tokens_per_second,
-    totals_facts,
 )
 from dsv4kv.view.table import Finding
 from tests.runs.records import (
@@ -42,38 +38,6 @@ def test_models_of_a_sweep_threads_and_revisions() -> None:
     assert "1 or 4 torch threads" in facts["machine"]
     assert "git 0123456789ab, Linux" in facts["software"]
     assert facts["trace"] == "synthetic"
-
-
-def test_absent_facts_of_the_machine_are_omitted() -> None:
-    bare = make_environment(
-        cpu=None, cpu_count=None, memory_bytes=None, load_1min=None, git_sha=None, versions={}
-    )
-    facts = facts_of(make_record(make_case(config={}), environment=bare))
-    assert facts["machine"] == "unknown CPU"
-    assert facts["software"].startswith("Python 3.12.4, Linux")
-
-
-def test_totals_without_time_without_blocks_and_with_drafts() -> None:
-    totals = make_totals(wall_ns=0, drafted_tokens=2000, rolled_back_tokens=500, peak_blocks=87)
-    facts = totals_facts(totals, None).rows
-    assert tokens_per_second(totals) is None
-    assert facts["rate"] == "–"
-    assert facts["peak"].startswith("87 blocks allocated, ")
-    assert facts["drafts"] == "2,000 proposed, 500 rolled back, 75.0 % accepted"
-    shared = totals_facts(totals, make_cache(total_blocks=870)).rows
-    assert shared["peak"].startswith("87 of 870 (10.0 %) blocks allocated")
-
-
-def test_layers_are_those_of_all_cases() -> None:
-    whole = make_cache(total_layers=6)
-    assert layers_text([make_case(cache=whole)]) == ""
-    assert layers_text([make_case(), make_case(cache=whole)]) == "of 6 of 6 to 43 layers"
-
-
-def test_a_setting_that_is_not_there_is_none() -> None:
-    assert setting(make_case(), "measure.threads") == 1
-    assert setting(make_case(), "measure.threads.deeper") is None
-    assert setting(make_case(config={}), "measure.threads") is None
 
 
 @pytest.mark.parametrize("config", [{"workload": 1.0}, {"measure": {"threads": "x"}}])

@@ -9,9 +9,8 @@ import dsv4kv
 from dsv4kv.errors import RecordError
 from dsv4kv.runs.schema import Case
 from dsv4kv.runs.store import save_record
-from dsv4kv.runs.telemetry import HeldUnits, MemorySeries
-from dsv4kv.view.exports import Records, to_rows
-from tests.runs.records import make_case, make_failed_case, make_record, make_sweep_cases
+from dsv4kv.view.exports import Records
+from tests.runs.records import make_case, make_failed_case, make_record
 from tests.runs.telemetries import make_telemetry
 
 pandas = pytest.importorskip("pandas")
@@ -63,13 +62,6 @@ def test_without_pandas_there_is_a_sentence(folder: Path, monkeypatch: pytest.Mo
         dsv4kv.load_records(folder)
 
 
-def test_operations_are_the_rows_of_the_export() -> None:
-    runs = records(*make_sweep_cases())
-    rows = [row for record in runs.records for row in to_rows(record)]
-    expected = pandas.DataFrame(rows)
-    pandas.testing.assert_frame_equal(runs.operations, expected)
-
-
 def test_a_sample_is_a_row_with_its_time_and_bytes() -> None:
     (operation, *_), frame = (case := make_case()).operations, records(case).samples
     rows = frame[(frame.name == operation.name) & (frame.layer_type == operation.layer_type)]
@@ -94,12 +86,6 @@ def test_a_case_is_a_row_whether_it_ran_or_not() -> None:
     assert frame["cache.formats.main"][0] == case.cache.formats["main"]
 
 
-def test_swept_settings_are_columns_of_every_frame() -> None:
-    runs = records(*make_sweep_cases())
-    for frame in (runs.cases, runs.operations, runs.samples):
-        assert {"axis.cache.block_tokens"} <= set(frame.columns)
-
-
 def test_telemetry_has_a_row_for_every_poll_of_every_table() -> None:
     telemetry = make_telemetry()
     frame = records(make_case(telemetry=telemetry)).telemetry
@@ -107,19 +93,3 @@ def test_telemetry_has_a_row_for_every_poll_of_every_table() -> None:
     polls = frame[frame.table == "gpu_samples"]
     assert list(polls.at_ns) == telemetry.gpu_samples.at_ns
     assert list(polls.power_mw) == telemetry.gpu_samples.power_mw
-
-
-def test_memory_has_a_column_for_every_kind_of_unit() -> None:
-    held = [
-        HeldUnits(name="blocks", units=9, held=[1, 3]),
-        HeldUnits(name="slots", units=2, held=[0, 2]),
-    ]
-    memory = MemorySeries(stride_steps=1, at_ns=[0, 5], units=held, pools=[])
-    frame = records(make_case(memory=memory)).memory
-    rows = frame[["at_ns", "blocks", "slots"]].to_numpy().tolist()
-    assert rows == [[0, 1, 0], [5, 3, 2]]
-
-
-def test_records_without_an_answer_give_an_empty_frame() -> None:
-    runs = records(make_case())
-    assert [len(frame) for frame in (runs.replays, runs.kernels, runs.memory)] == [0, 0, 0]

@@ -7,7 +7,6 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from dsv4kv.runs.profile import KernelTable, MemoryAudit, MemoryMark, OperationRow, Profile
-from dsv4kv.runs.store import load_record, save_record
 from dsv4kv.view.profile import (
     Change,
     amplification,
@@ -19,7 +18,6 @@ from dsv4kv.view.profile import (
 )
 from tests.measure.profilers.exports import Export, two_replays
 from tests.runs.kernel_profiles import YARDSTICK, from_kineto, from_nsys, make_profile
-from tests.runs.records import make_case, make_record
 from tests.view.terminal import shown, words
 
 
@@ -147,12 +145,6 @@ def test_memory_against_the_plan(snapshot: SnapshotAssertion) -> None:
     assert shown(memory_table(audit)) == snapshot
 
 
-def test_a_profile_in_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
-    for table in (from_nsys(tmp_path), from_kineto(tmp_path)):
-        record = make_record(make_case(profile=make_profile(table)))
-        assert load_record(save_record(record, tmp_path).path) == record
-
-
 # ---- two profiles -------------------------------------------------------------------------------
 
 
@@ -192,11 +184,6 @@ def test_changes_are_per_step_the_largest_first(
     ]
     assert {change.difference_ns for change in changes[3:]} == {0}
     assert diff(before, after) == snapshot
-
-
-def test_a_profile_and_itself_do_not_differ(before: KernelTable) -> None:
-    assert {change.difference_ns for change in compare_tables(before, before)} == {0}
-    assert "1.00 ± ? times as long" in diff(before, before)
 
 
 def test_what_makes_two_profiles_unlike_is_first(before: KernelTable, tmp_path: Path) -> None:

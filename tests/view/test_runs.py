@@ -137,12 +137,6 @@ def test_values_that_are_not_known_well_are_marked_and_no_headline() -> None:
     assert "! 3.27" in alike or "! 3." in alike
 
 
-def test_numbers_of_a_part_of_a_model_say_so() -> None:
-    assert "6 of 43 layers" in words(report_record(make_record()))
-    whole = make_record(make_case(cache=make_cache(total_layers=6)))
-    assert "layers" not in words(report_record(whole)).partition("Operations")[0]
-
-
 def test_text_from_a_record_is_never_taken_for_markup() -> None:
     record = make_record(make_failed_case("[red]no[/] [/bold]"), config_source="[link=x]a[/link]")
     text = shown(*report_record(record, verbose=True))

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import pytest
-
 from dsv4kv.runs.quantities import StepShare, step_shares
 from dsv4kv.runs.schema import Case, GpuFacts, Latency, Memcpy, Operation, Peak
 from dsv4kv.view.bench import operations_table, step_table
@@ -74,22 +72,6 @@ def test_on_a_gpu_a_step_is_as_many_calls_as_it_has_layers() -> None:
         case(operation("attend", 10, 3, **calls), operation("attend", 10, 1, **hot))
     )
     assert shares[0] == StepShare("attention", 210, 63)
-
-
-def test_a_row_for_each_setting_and_kind() -> None:
-    table = step_table([case(*STEP), case(*STEP, context=2000)])
-    assert table
-    cells = [[text_of(cell) for cell in row] for row in table.cells]
-    assert [row[:2] for row in cells[4:6]] == [["1,000", "bookkeeping"], ["2,000", "scores"]]
-    assert cells[0][2:4] == ["70 B", "70.0"]
-    assert cells[4][2:4] == ["–", "–"]
-
-
-@pytest.mark.parametrize(("context", "said"), [(8192, "8K"), (131072, "128K"), (2**20, "1M")])
-def test_contexts_are_said_as_they_are_written(context: int, said: str) -> None:
-    table = step_table([case(*STEP, context=context)])
-    assert table
-    assert text_of(table.cells[0][0]) == said
 
 
 def roofs(found: Case, gpu: GpuFacts | None) -> list[tuple[str, ...]]:

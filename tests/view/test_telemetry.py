@@ -5,11 +5,9 @@ from typing import Any
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from dsv4kv.runs.store import dumps, load_record, save_record
 from dsv4kv.runs.telemetry import GpuChecks, HostSamples, Telemetry
-from dsv4kv.runs.windows import WindowState
-from dsv4kv.view.telemetry import judge_telemetry, limits_text, telemetry_table
-from tests.runs.records import make_case, make_record
+from dsv4kv.view.telemetry import judge_telemetry, telemetry_table
+from tests.runs.records import make_case
 from tests.runs.telemetries import make_gpu_samples, make_telemetry, make_window
 from tests.view.terminal import shown
 
@@ -45,15 +43,6 @@ def test_a_row_whose_window_was_throttled_says_by_what(snapshot: SnapshotAsserti
     assert table_text(throttled()) == snapshot
 
 
-def test_what_nobody_told_has_no_column() -> None:
-    text = table_text(
-        make_telemetry(gpu=None, gpu_samples=None, gpu_checks=None, absent={"gpu": "no driver"})
-    )
-    assert "MHz" in text  # the CPU's
-    for absent in ("memory", "°C", "DRAM", "limited"):
-        assert absent not in text
-
-
 def test_without_telemetry_or_windows_there_is_no_table_and_nothing_to_say() -> None:
     assert telemetry_table(make_case()) is None
     assert telemetry_table(make_case(telemetry=make_telemetry(windows=[]))) is None
@@ -77,19 +66,6 @@ def test_a_clock_that_moved_without_a_reason_is_a_warning() -> None:
     assert findings(make_telemetry(gpu_samples=samples)) == [
         ("warning", "the GPU's clock changed during gather_1 csa cold")
     ]
-
-
-def test_rows_that_did_not_converge_are_named() -> None:
-    windows = [make_window(0), make_window(1, converged=False), make_window(2, converged=None)]
-    assert findings(make_telemetry(windows=windows)) == [
-        ("warning", "not converged to 0.5 % within the time: gather_1 csa cold")
-    ]
-
-
-def test_of_many_rows_four_are_named_and_the_rest_counted() -> None:
-    windows = [make_window(index, converged=False) for index in range(7)]
-    ((_, sentence),) = findings(make_telemetry(windows=windows, gpu_samples=make_gpu_samples(7)))
-    assert sentence.endswith("gather_3 csa cold and 3 more")
 
 
 def test_company_on_the_gpu_and_the_cpus_is_told() -> None:
@@ -131,23 +107,3 @@ def test_counters_are_told_by_what_they_grew_while_it_was_measured(
 ) -> None:
     checks = GpuChecks(at_ns=[0, 1, 2], **counters)
     assert findings(make_telemetry(gpu_checks=checks)) == told
-
-
-def test_what_the_machine_does_not_tell_is_said_with_the_reason() -> None:
-    absent = {"cpu_mhz": "No such file", "own_cpu_ns": "No such file", "power_mw": "Not Supported"}
-    told = "cpu_mhz, own_cpu_ns (No such file); power_mw (Not Supported)"
-    assert findings(make_telemetry(absent=absent)) == [
-        ("note", f"not available on this machine: {told}")
-    ]
-
-
-def test_limits_are_told_with_the_clocks_they_led_to() -> None:
-    state = WindowState(limits={"power cap": 0.62}, sm_clock_mhz=(1_410, 1_980))
-    assert limits_text(state) == "power cap 62 %, 1,980 down to 1,410 MHz"
-    assert limits_text(WindowState(sm_clock_mhz=(1_980, 1_980))) == ""
-
-
-def test_a_record_keeps_every_poll(tmp_path: Any) -> None:
-    record = make_record(make_case(telemetry=throttled()))
-    assert load_record(save_record(record, tmp_path).path) == record
-    assert '"sm_clock_mhz": [1980, 1980' in dumps(record)

@@ -24,7 +24,10 @@ _ESTIMATED_S = 3600.0  # the time left is told from so much of the past: launche
 
 
 class Watcher:
-    """Counts what is done of a total; the bar is gone when it ends."""
+    """Counts what is done of a total, on ``console`` where it is not quiet.
+
+    A ``total`` of None is not known before all is done. ``after_s``: no bar for what takes less.
+    """
 
     def __init__(
         self,
@@ -36,11 +39,6 @@ class Watcher:
         *,
         after_s: float = 0.0,
     ) -> None:
-        """Draw on ``console``, or print there; nothing where it is quiet.
-
-        A ``total`` of None is not known before all is done. ``after_s``: no bar for what takes
-        less, which would only flicker.
-        """
         self._console, self._unit, self._clock = console, unit, clock
         self._name, self._done, self._total = name, 0, total
         self._begun = self._shown = clock()

@@ -29,10 +29,7 @@ if TYPE_CHECKING:
 def keep_record(
     record: "RunRecord", folder: Path, json_: str | None, *, silent: bool, verbose: bool = False
 ) -> None:
-    """Save a record and print it; with ``silent`` only its problems, on standard error.
-
-    ``json_`` names a file that gets it, too; ``-`` is standard output.
-    """
+    """Save a record and print it, with ``silent`` only its problems, on standard error."""
     from dsv4kv.runs.store import dumps, save_record
     from dsv4kv.view.render import show
     from dsv4kv.view.runs import report_record
@@ -87,30 +84,19 @@ def endings_put_off() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked of a command with axes.
-
-    Attributes:
-        command: Its name.
-        config: Name or path of the configuration; None for the default.
-        overrides: ``KEY=VALUE`` settings.
-        axes: ``KEY=A,B`` axes.
-        out: Folder of records.
-        resume: A run to go on with.
-    """
+    """What was asked of a command with axes."""
 
     command: str
-    config: str | None
-    overrides: list[str]
-    axes: list[str]
-    out: Path
-    resume: str | None = None
+    config: str | None  # name or path of the configuration; None for the default
+    overrides: list[str]  # KEY=VALUE
+    axes: list[str]  # KEY=A,B
+    out: Path  # folder of records
+    resume: str | None = None  # name or file of an interrupted sweep
 
     def restated(self) -> "Request":
         """With configuration, settings and axes of the run that is resumed, if none are given.
 
-        Raises:
-            RecordError: There is no such run.
-            ConfigError: Settings without axes are given, or the run's backend is code.
+        A backend that is code is refused: nothing that is read imports code.
         """
         from dsv4kv.runs.points import find_points, read_points
 
@@ -145,15 +131,8 @@ def keep_points(
 ) -> "Points | None":
     """The file that keeps finished points; None where there is one point.
 
-    Args:
-        request: What was asked.
-        loaded: The configuration.
-        points: What is to be done.
-        traces: Traces of the points.
-        timed: Whether points are timed, and so belong to one machine.
-
-    Raises:
-        RecordError, TraceError: It cannot be written, or is of another sweep.
+    Points that are ``timed`` belong to one machine. Raises ``RecordError`` where the file cannot
+    be written or is of another sweep.
     """
     from dsv4kv.measure.environment import capture_environment
     from dsv4kv.runs.points import Asked, find_points, hash_points, open_points

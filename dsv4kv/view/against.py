@@ -20,10 +20,33 @@ _QUANTITIES = {
 
 def against_page(name: str, found: Against, settings: Sequence[Known]) -> Page:
     """Whether server and replay agree, what explains the difference, then minute by minute."""
+    total = found.total
+
+    def of(side: Any) -> Callable[[str], Number]:
+        return lambda name: quantity(getattr(side, name))
+
+    both: Columns = [
+        ("in total", lambda name: _QUANTITIES[name]),
+        ("server", of(total.server)),
+        ("replay", of(total.replay)),
+        ("difference", lambda name: _difference(total.server, total.replay, name)),
+    ]
+    note = (
+        f"{total.requests:,} requests, {total.prompt_tokens:,} prompt tokens with hits reported "
+        "by the server"
+    )
+    causes = [(each.name, f"{each.low:+,}", f"{each.high:+,}", each.seen) for each in found.causes]
+    sums = [
+        (name, f"{tokens:+,}", f"{tokens:+,}", "")
+        for name, tokens in (("difference", found.difference), ("unexplained", found.unexplained))
+    ]
+    columns = ["cause", "tokens, from", "to", "known from"]
+    more = "tokens that the server hit more than the replay; negative: fewer"
     parts: list[Part] = [
         Finding("warning" if found.unexplained else "good", answer(found)),
         *(Finding("warning", caution) for caution in found.cautions),
-        *("", _total_table(found), "", _causes_table(found)),
+        *("", Table("Server and replay", both, list(_QUANTITIES), note=note)),
+        *("", Table("What explains the difference", columns, causes, more, sums)),
     ]
     facts = Facts({each.key: f"{each.value} ({each.source})" for each in settings})
     sections = [
@@ -44,26 +67,6 @@ def answer(found: Against) -> str:
     if not found.unexplained:
         left = "all of the difference is explained" if found.difference else "they agree"
     return f"the server hit {server} of its prompt tokens, the replay {replay}: {left}"
-
-
-def _total_table(found: Against) -> Table:
-    total = found.total
-
-    def of(side: Any) -> Callable[[str], Number]:
-        return lambda name: quantity(getattr(side, name))
-
-    return Table(
-        "Server and replay",
-        [
-            ("in total", lambda name: _QUANTITIES[name]),
-            ("server", of(total.server)),
-            ("replay", of(total.replay)),
-            ("difference", lambda name: _difference(total.server, total.replay, name)),
-        ],
-        list(_QUANTITIES),
-        note=f"{total.requests:,} requests, {total.prompt_tokens:,} prompt tokens with hits "
-        "reported by the server",
-    )
 
 
 def _minutes_table(minutes: Sequence[Minute]) -> Table:
@@ -92,17 +95,6 @@ def _minutes_table(minutes: Sequence[Minute]) -> Table:
         *both("preempted", "preempted"),
     ]
     return Table("By minute", columns, shown, note=note)
-
-
-def _causes_table(found: Against) -> Table:
-    rows = [(each.name, f"{each.low:+,}", f"{each.high:+,}", each.seen) for each in found.causes]
-    footer = [
-        (name, f"{tokens:+,}", f"{tokens:+,}", "")
-        for name, tokens in (("difference", found.difference), ("unexplained", found.unexplained))
-    ]
-    note = "tokens that the server hit more than the replay; negative: fewer"
-    columns = ["cause", "tokens, from", "to", "known from"]
-    return Table("What explains the difference", columns, rows, note, footer)
 
 
 def against_document(name: str, found: Against, settings: Sequence[Known]) -> dict[str, Any]:

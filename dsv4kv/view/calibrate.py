@@ -8,40 +8,19 @@ from dsv4kv.replay.clock.coefficients import CONSTANTS
 from dsv4kv.replay.clock.fit import FEWEST_TO_LEAVE_OUT, Compared, Estimate, Fit
 from dsv4kv.units import counted
 from dsv4kv.view.quantity import format_number, quantity
-from dsv4kv.view.table import ABSENT, Number, Part, Table, Text, mark
+from dsv4kv.view.table import ABSENT, Columns, Number, Part, Table, Text, mark
 
 _CLIENT = ("client, HTTP and tokenizer", "ms")
 _QUANTITIES = {"ttft": "TTFT", "tpot": "TPOT", "throughput": "whole run"}
 
 
 def report_fit(fit: Fit) -> Iterator[Part]:
-    """How far predictions are off, then both tables."""
-    yield from (Text(line, "strong") for line in _answers(fit))
-    yield from ("", _coefficients_table(fit), "", _compared_table(fit))
-
-
-def _coefficients_table(fit: Fit) -> Table:
+    """How far predictions are off, then coefficients, then every measurement."""
 
     def fitted(each: Estimate) -> Number:
         if not each.determined:
             return Number(format_number(each.value), "± ?")
         return quantity(Interval(each.value, 1.96 * each.value * each.error))
-
-    return Table(
-        "Coefficients of the clock",
-        [
-            ("of", lambda each: CONSTANTS.get(each.name, _CLIENT)[0]),
-            ("fitted", fitted),
-            ("unit", lambda each: CONSTANTS.get(each.name, _CLIENT)[1]),
-            ("before", lambda each: Number(format_number(each.before))),
-            ("known", lambda each: mark("good" if each.determined else "missing")),
-        ],
-        fit.estimates,
-        note="± is the 95 % interval of these runs; – these runs do not determine it",
-    )
-
-
-def _compared_table(fit: Fit) -> Table:
 
     def name(each: Compared) -> str:
         mean = math.isnan(each.share) and each.quantity != "throughput"
@@ -55,19 +34,26 @@ def _compared_table(fit: Fit) -> Table:
             return Number(ABSENT)
         return Number(f"{(each.left_out_s / each.measured_s - 1) * 100:+.0f} %")
 
-    return Table(
-        "Predicted and measured",
-        [
-            ("run", lambda each: each.run),
-            ("of", name),
-            ("measured", lambda each: number(each, each.measured_s)),
-            ("fitted", lambda each: number(each, each.fitted_s)),
-            ("run left out", others),
-        ],
-        [each for each in fit.compared if math.isnan(each.share) or each.share == 50.0],
-        note="; ".join(["s for whole runs, else ms; medians where there are any", *fit.assumed]),
-        keys=2,
-    )
+    yield from (Text(line, "strong") for line in _answers(fit))
+    coefficients: Columns = [
+        ("of", lambda each: CONSTANTS.get(each.name, _CLIENT)[0]),
+        ("fitted", fitted),
+        ("unit", lambda each: CONSTANTS.get(each.name, _CLIENT)[1]),
+        ("before", lambda each: Number(format_number(each.before))),
+        ("known", lambda each: mark("good" if each.determined else "missing")),
+    ]
+    note = "± is the 95 % interval of these runs; – these runs do not determine it"
+    yield from ("", Table("Coefficients of the clock", coefficients, fit.estimates, note=note))
+    compared: Columns = [
+        ("run", lambda each: each.run),
+        ("of", name),
+        ("measured", lambda each: number(each, each.measured_s)),
+        ("fitted", lambda each: number(each, each.fitted_s)),
+        ("run left out", others),
+    ]
+    rows = [each for each in fit.compared if math.isnan(each.share) or each.share == 50.0]
+    note = "; ".join(["s for whole runs, else ms; medians where there are any", *fit.assumed])
+    yield from ("", Table("Predicted and measured", compared, rows, note=note, keys=2))
 
 
 def _answers(fit: Fit) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """A start-up log explained: what its number means, what fits, what changes it; or two logs."""
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dsv4kv.units import format_bytes
@@ -28,25 +28,60 @@ _MAX_CANDIDATES = 5
 
 def explanation_page(log: "Explanation") -> Page:
     """What the printed number means, how many requests fit, and what would change it."""
+    fits: Columns = [
+        ("context", lambda fit: quantity(fit.context_tokens)),
+        ("requests", lambda fit: quantity(fit.requests)),
+        ("tokens", lambda fit: quantity(fit.tokens)),
+    ]
+    note = "as far as memory goes"
     answer: list[Part] = [
         _head(log),
         f"{log.title}{'' if log.seen_in_logs else ' (rules derived from source)'}",
         *log.meaning,
         "",
-        _fits(log),
+        Table("What fits in steady decode", fits, log.fits, note=note),
     ]
-    gains = [change for change in log.changes if change.gain_tokens > 0]
+    gains = [change for change in log.changes if change.gain_tokens > 0][:_MAX_CHANGES]
     if gains:
-        answer += ["", _changes(gains[:_MAX_CHANGES])]
+        answer += ["", _changes(gains)]
     answer += ["", Command(f"dsv4kv lint {shlex.quote(log.source)}")]
-    sections = [
-        Section("Configuration", [_statements(log), *_candidates(log)]),
-        Section("Bytes", [_costs(log), *([_measured(log)] if log.measured else [])]),
+    statements: Columns = [
+        ("what", lambda each: each.what),
+        ("value", lambda each: Text(each.value)),
+        ("how it is known", lambda each: each.how),
     ]
-    if len(log.changes) > len(gains[:_MAX_CHANGES]):
+    configuration: list[Part] = [Table("Configuration", statements, log.statements)]
+    if log.candidates:
+        configuration.append("The log would read the same with:")
+        configuration += [f"  {title}" for title in log.candidates[:_MAX_CANDIDATES]]
+        if (more := len(log.candidates) - _MAX_CANDIDATES) > 0:
+            configuration.append(f"  and {more} more")
+    in_flight = f"reserve for {log.in_flight_tokens:,} tokens in flight"
+    costs = [
+        ("fixed: windows and states in steady decode", format_bytes(log.fixed_bytes)),
+        (in_flight, format_bytes(log.in_flight_bytes)),
+        ("per token of context", f"{log.bytes_per_token:,.2f} B"),
+        ("padding in it", f"{log.padding_bytes_per_token:,.2f} B"),
+        (f"one {log.unit}", f"{log.unit_bytes:,.2f} B"),
+        (f"all {log.units:,} {log.unit}s", format_bytes(log.cache_bytes)),
+    ]
+    sizes = [Table("One request", ["cost", "bytes"], costs)]
+    if log.measured:
+        measured = log.measured | {"KV cache": log.cache_bytes / 2**30}
+        rows = [(what, format_bytes(int(gib * 2**30))) for what, gib in measured.items()]
+        note = "instead of budget's assumptions: --reserve is what is neither weights nor KV"
+        sizes.append(Table("Memory measured by the engine", ["one GPU", "size"], rows, note=note))
+    sections = [Section("Configuration", configuration), Section("Bytes", sizes)]
+    if len(log.changes) > len(gains):
         sections.append(Section("All changes", [_changes(log.changes)]))
     if len(log.ranks) > 1:
-        sections.append(Section("Ranks", [_ranks(log)]))
+        ranks: Columns = [
+            ("rank", lambda rank: rank.rank or ABSENT),
+            ("tokens", lambda r: Number("refused" if r.tokens is None else f"{r.tokens:,}")),
+            ("memory", lambda r: f"{r.available_gib:.2f} GiB" if r.available_gib else ""),
+        ]
+        title = "Ranks, the smallest first: it is the one explained"
+        sections.append(Section("Ranks", [Table(title, ranks, log.ranks)]))
     return Page(f"{log.source}: {log.title}", answer, sections)
 
 
@@ -63,58 +98,6 @@ def _head(log: "Explanation") -> Finding:
     return Finding("good" if log.exact else "warning", f"{printed}; {fits}.")
 
 
-def _ranks(log: "Explanation") -> Table:
-    columns: Columns = [
-        ("rank", lambda rank: rank.rank or ABSENT),
-        ("tokens", lambda r: Number("refused" if r.tokens is None else f"{r.tokens:,}")),
-        ("memory", lambda r: f"{r.available_gib:.2f} GiB" if r.available_gib else ""),
-    ]
-    return Table("Ranks, the smallest first: it is the one explained", columns, log.ranks)
-
-
-def _statements(log: "Explanation") -> Table:
-    columns: Columns = [
-        ("what", lambda each: each.what),
-        ("value", lambda each: Text(each.value)),
-        ("how it is known", lambda each: each.how),
-    ]
-    return Table("Configuration", columns, log.statements)
-
-
-def _costs(log: "Explanation") -> Table:
-    rows = (
-        ("fixed: windows and states in steady decode", format_bytes(log.fixed_bytes)),
-        (
-            f"reserve for {log.in_flight_tokens:,} tokens in flight",
-            format_bytes(log.in_flight_bytes),
-        ),
-        ("per token of context", f"{log.bytes_per_token:,.2f} B"),
-        ("padding in it", f"{log.padding_bytes_per_token:,.2f} B"),
-        (f"one {log.unit}", f"{log.unit_bytes:,.2f} B"),
-        (f"all {log.units:,} {log.unit}s", format_bytes(log.cache_bytes)),
-    )
-    return Table("One request", ["cost", "bytes"], rows)
-
-
-def _fits(log: "Explanation") -> Table:
-    columns: Columns = [
-        ("context", lambda fit: quantity(fit.context_tokens)),
-        ("requests", lambda fit: quantity(fit.requests)),
-        ("tokens", lambda fit: quantity(fit.tokens)),
-    ]
-    return Table("What fits in steady decode", columns, log.fits, note="as far as memory goes")
-
-
-def _measured(log: "Explanation") -> Table:
-    measured = log.measured | {"KV cache": log.cache_bytes / 2**30}
-    return Table(
-        "Memory measured by the engine",
-        ["one GPU", "size"],
-        [(what, format_bytes(int(gib * 2**30))) for what, gib in measured.items()],
-        note="instead of budget's assumptions: --reserve is what is neither weights nor KV",
-    )
-
-
 def _changes(changes: "Sequence[Change]") -> Table:
     columns: Columns = [
         ("change", lambda change: Text(change.what)),
@@ -122,14 +105,6 @@ def _changes(changes: "Sequence[Change]") -> Table:
         ("difference", lambda change: Number(f"{change.gain_tokens:+,}")),
     ]
     return Table("Biggest levers", columns, changes)
-
-
-def _candidates(log: "Explanation") -> Iterator[Part]:
-    if log.candidates:
-        yield "The log would read the same with:"
-        yield from (f"  {title}" for title in log.candidates[:_MAX_CANDIDATES])
-        if (more := len(log.candidates) - _MAX_CANDIDATES) > 0:
-            yield f"  and {more} more"
 
 
 def waterfall_page(waterfall: "Waterfall") -> Page:

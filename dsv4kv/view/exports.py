@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsv4kv.errors import RecordError
-from dsv4kv.measure.statistics import summarize
+from dsv4kv.measure.statistics import Estimate, summarize
 from dsv4kv.runs.part import Part
 from dsv4kv.runs.quantities import (
-    Measured,
     by_quantity,
     list_measured,
     measured_in,
@@ -30,7 +29,7 @@ from dsv4kv.runs.store import load_record
 from dsv4kv.view import render
 from dsv4kv.view.facts import layers_text
 from dsv4kv.view.quantity import quantity, us
-from dsv4kv.view.table import Number, Table, tabulate
+from dsv4kv.view.table import Table, tabulate
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -108,40 +107,25 @@ def to_json_lines(records: Sequence[RunRecord]) -> str:
 
 def to_markdown(records: Sequence[RunRecord]) -> str:
     """A table per record: median of launch medians and its interval."""
-    return "\n".join(line for record in records for line in _markdown(record)) + "\n"
-
-
-def _markdown(record: RunRecord) -> Iterator[str]:
-    launches = len(record.launches) or 1
-    launched = f"{launches} launches" if launches > 1 else "one launch, interval within it"
-    status = "" if record.status == "complete" else f", **{record.status}**"
-    facts = filter(None, (record.config_source, launched, layers_text(record.cases)))
-    yield f"**{record.run_id}** ({', '.join(facts)}{status})"
-    yield ""
-    table = Table(
-        "",
-        [
-            ("quantity", lambda row: ": ".join(filter(None, (row[0].axis, str(row[0]))))),
-            ("launches", lambda row: quantity(len(row[1]))),
-            ("median, µs", lambda row: _median(row[1])),
-            ("GB/s", lambda row: _rate(row[1])),
-        ],
-        list(by_quantity(list_measured(record)).items()),
-    )
-    yield render.to_markdown(table)
-    yield ""
-
-
-def _median(group: Sequence[Measured]) -> Number:
-    if len(group) == 1:
-        return us(summarize(group[0].samples_ns).estimate)
-    return us(over_launches([each.median_ns for each in group]))
-
-
-def _rate(group: Sequence[Measured]) -> Number:
-    if len(group) == 1:
-        return quantity(group[0].rate_gbps)
-    return quantity(over_launches([rate.value for each in group if (rate := each.rate_gbps)]))
+    lines = []
+    for record in records:
+        launches = len(record.launches) or 1
+        launched = f"{launches} launches" if launches > 1 else "one launch, interval within it"
+        status = "" if record.status == "complete" else f", **{record.status}**"
+        facts = filter(None, (record.config_source, launched, layers_text(record.cases)))
+        rows = []
+        for name, group in by_quantity(list_measured(record)).items():
+            median: Estimate | None = summarize(group[0].samples_ns).estimate
+            rate = group[0].rate_gbps
+            if len(group) > 1:
+                median = over_launches([each.median_ns for each in group])
+                rate = over_launches([e.rate_gbps.value for e in group if e.rate_gbps])
+            what = ": ".join(filter(None, (name.axis, str(name))))
+            rows.append((what, quantity(len(group)), us(median), quantity(rate)))
+        table = Table("", ["quantity", "launches", "median, µs", "GB/s"], rows)
+        lines += [f"**{record.run_id}** ({', '.join(facts)}{status})", ""]
+        lines += [render.to_markdown(table), ""]
+    return "\n".join(lines) + "\n"
 
 
 @dataclass(frozen=True)
@@ -153,7 +137,17 @@ class Records:
     @cached_property
     def cases(self) -> "DataFrame":
         """What ran and how it ended: a row per case, with its ``totals.`` and ``cache.``."""
-        return self._frame(_case_rows)
+        return self._frame(
+            lambda record, case: [
+                {
+                    **_of_case(record, case),
+                    "started_utc": record.started_utc,
+                    "error": case.error,
+                    **_flat("totals", case.totals),
+                    **_flat("cache", case.cache),
+                }
+            ]
+        )
 
     @cached_property
     def operations(self) -> "DataFrame":
@@ -226,16 +220,6 @@ def _files(source: str | Path) -> list[Path]:
             "or a pattern such as results/*.json."
         )
     return found
-
-
-def _case_rows(record: RunRecord, case: Case) -> Iterator[Row]:
-    yield {
-        **_of_case(record, case),
-        "started_utc": record.started_utc,
-        "error": case.error,
-        **_flat("totals", case.totals),
-        **_flat("cache", case.cache),
-    }
 
 
 def _sample_rows(record: RunRecord, case: Case) -> Iterator[Row]:

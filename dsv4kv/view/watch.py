@@ -17,23 +17,55 @@ _SILENT_S = 60.0  # the slowest page of metrics is sampled more often
 def dashboard(glance: Glance, what_if: WhatIf | None) -> Iterator[Part]:
     """Everything, for a terminal."""
     yield Text(watch_line(glance, what_if), "strong")
-    yield from ("", _hits_table(glance), "", _moves_table(glance))
+    asked, absent = next(iter(glance.found.values()), (0, 0))[1], Number(ABSENT)
+    rows = [
+        (f"by {name}", quantity(hit), quantity(of), share(hit, of))
+        for name, (hit, of) in glance.found.items()
+    ]
+    rows += [
+        (f"… on {where}", quantity(hit), Number(""), share(hit, asked))
+        for where, hit in glance.sources.items()
+    ]
+    rows = rows or [("not reported by the server", absent, absent, ABSENT)]
+    yield from ("", Table("Hits", ["prompt tokens", "hit", "requested", "hit rate"], rows))
+    minutes = glance.window_s / _MINUTE_S
+    moved = [
+        ("blocks stored", glance.stored),
+        ("blocks evicted", glance.removed),
+        ("requests", glance.requests),
+        ("requests preempted", glance.preempted),
+    ]
+    churn = [
+        (what, quantity(total), absent if total is None else Number(f"{total / minutes:,.1f}"))
+        for what, total in moved
+    ]
+    now = ("running", glance.running), ("waiting", glance.waiting)
+    churn += [(f"requests {what} now", quantity(count), Number("")) for what, count in now]
+    yield from ("", Table("Churn", ["what", "total", "per minute"], churn))
     if glance.groups:
-        yield from ("", _groups_table(glance))
+        cached = sum(glance.groups.values())
+        columns: Columns = [
+            ("group", lambda item: f"{item[0]}"),
+            ("blocks", lambda item: quantity(item[1])),
+            ("share", lambda item: share(item[1], cached)),
+        ]
+        note = "stored less evicted, since the recording began; what was cached before is missing"
+        groups = list(glance.groups.items())
+        yield from ("", Table("Cached blocks (inferred)", columns, groups, note=note))
     if what_if is None:
         yield from ("", Finding("note", "the last minutes are being replayed"))
     elif what_if.problem:
         yield from ("", Finding("warning", f"no replay: {what_if.problem}"))
     else:
         lost = sorted(asdict(what_if.losses).items(), key=lambda item: -item[1])
-        rows = [
+        losses = [
             (LOSSES[reason][0], tokens, remedy_of(what_if.rule, reason))
             for reason, tokens in lost
             if tokens
         ]
         note = f"the last minutes replayed by {what_if.rule}, from an empty cache"
         title = "Lost with the present setting"
-        yield from ("", losses_table(title, rows, what_if.prompt_tokens, note))
+        yield from ("", losses_table(title, losses, what_if.prompt_tokens, note))
         yield from ("", _settings_table(what_if))
 
 
@@ -59,63 +91,12 @@ def watch_line(glance: Glance, what_if: WhatIf | None) -> str:
     return ", ".join(parts)
 
 
-def _hits_table(glance: Glance) -> Table:
-    asked = next(iter(glance.found.values()), (0, 0))[1]
-    rows = [
-        (f"by {name}", quantity(hit), quantity(of), share(hit, of))
-        for name, (hit, of) in glance.found.items()
-    ]
-    rows += [
-        (f"… on {where}", quantity(hit), Number(""), share(hit, asked))
-        for where, hit in glance.sources.items()
-    ]
-    absent = Number(ABSENT)
-    rows = rows or [("not reported by the server", absent, absent, ABSENT)]
-    return Table("Hits", ["prompt tokens", "hit", "requested", "hit rate"], rows)
-
-
-def _moves_table(glance: Glance) -> Table:
-    moved = {
-        "blocks stored": glance.stored,
-        "blocks evicted": glance.removed,
-        "requests": glance.requests,
-        "requests preempted": glance.preempted,
-    }
-    now = {"requests running now": glance.running, "requests waiting now": glance.waiting}
-    minutes = glance.window_s / _MINUTE_S
-
-    def rate(what: str) -> Number:
-        total = moved.get(what)
-        empty = "" if what in now else ABSENT
-        return Number(empty if total is None else f"{total / minutes:,.1f}")
-
-    columns: Columns = [
-        ("what", lambda what: what),
-        ("total", lambda what: quantity((moved | now)[what])),
-        ("per minute", rate),
-    ]
-    return Table("Churn", columns, [*moved, *now])
-
-
-def _groups_table(glance: Glance) -> Table:
-    total = sum(glance.groups.values())
-    return Table(
-        "Cached blocks (inferred)",
-        [
-            ("group", lambda item: f"{item[0]}"),
-            ("blocks", lambda item: quantity(item[1])),
-            ("share", lambda item: share(item[1], total)),
-        ],
-        list(glance.groups.items()),
-        note="stored less evicted, since the recording began; what was cached before is missing",
-    )
-
-
 def _settings_table(what_if: WhatIf) -> Table:
-    whole, present = what_if.prompt_tokens, what_if.present.hit_tokens
+    """The same requests with other settings, the best first."""
+    whole, present = what_if.prompt_tokens, what_if.present
 
     def difference(setting: Setting) -> Number:
-        apart = setting.hit_tokens - present
+        apart = setting.hit_tokens - present.hit_tokens
         return Number(f"{apart / whole:+.2%}" if whole else ABSENT)
 
     columns: Columns = [
@@ -124,4 +105,4 @@ def _settings_table(what_if: WhatIf) -> Table:
         ("hit rate", lambda setting: share(setting.hit_tokens, whole)),
         ("against the present", difference),
     ]
-    return Table("Other settings", columns, what_if.others, footer=[what_if.present])
+    return Table("Other settings", columns, what_if.others, footer=[present])

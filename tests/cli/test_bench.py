@@ -1,6 +1,5 @@
 """``dsv4kv bench``: what is printed, written and returned, when all is well and when not."""
 
-import io
 import os
 import pty
 import re
@@ -8,13 +7,12 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
-from dsv4kv.cli import app, main
+from dsv4kv.cli import app
 from dsv4kv.runs.schema import RunRecord
 from dsv4kv.runs.store import dumps, load_record, loads
 from tests.bench.settings import TINY
@@ -276,44 +274,3 @@ def test_sigint_while_the_trace_is_counted_ends_quietly() -> None:
     assert program.end() == (130, "")
     assert "Traceback" not in program.shown
     assert files() == []
-
-
-class Terminal(io.StringIO):
-    """A terminal that keeps what is drawn."""
-
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.fixture
-def run_main(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., str]:
-    """Runs the program in this process, its stderr as given, and returns its stdout."""
-
-    def run(stderr: io.StringIO, *arguments: str) -> str:
-        words = ["dsv4kv", "bench", "smoke", *TINY_OPTIONS, "--data", "none", *arguments]
-        monkeypatch.setenv("TERM", "xterm")
-        monkeypatch.setattr(sys, "argv", words)
-        monkeypatch.setattr(sys, "stderr", stderr)
-        with pytest.raises(SystemExit) as end:
-            main()
-        assert not end.value.code
-        return capsys.readouterr().out
-
-    return run
-
-
-def test_progress_is_drawn_on_a_terminal(run_main: Callable[..., str]) -> None:
-    stdout = run_main(terminal := Terminal())
-    assert " tokens" in terminal.getvalue()
-    assert "record: results/" in stdout
-
-
-@pytest.mark.parametrize("silent", [["--quiet"], ["--json", "-"]], ids=" ".join)
-def test_no_progress_is_drawn_where_nothing_may_be_printed(
-    silent: list[str], run_main: Callable[..., str]
-) -> None:
-    stdout = run_main(terminal := Terminal(), *silent)
-    assert terminal.getvalue() == ""
-    assert loads(stdout, "stdout") if "-" in silent else stdout == ""

@@ -9,10 +9,11 @@ from dsv4kv.engines.names import RULES
 from dsv4kv.prefix.outcome import Losses
 from dsv4kv.runs.replay import FleetReplica, ReplayFleet, Reuse
 from dsv4kv.runs.schema import Case
-from dsv4kv.view.fleet import fleet_facts, hours_per_million
 from dsv4kv.view.replay import (
     LOSSES,
     compare_rules,
+    fleet_facts,
+    hours_per_million,
     judge_replay,
     overload,
     remedy_of,

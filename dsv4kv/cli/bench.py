@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from dsv4kv.choices import BACKENDS, PEERS, listed
 from dsv4kv.cli import examples
@@ -65,21 +66,17 @@ _LAUNCHES = "Fresh processes to run it in; tables then show medians over launche
 @opt.takes(SHORTHANDS)
 def bench(
     given: dict[str, Any],
-    config: Annotated[opt.Text, opt.argument(_CONFIG)] = None,
-    set_: opt.Settings = None,
-    axis: opt.Axes = None,
-    resume: opt.Resume = None,
-    launches: Annotated[int, opt.option(_LAUNCHES, "N", min=1)] = 1,
-    listen: Annotated[
-        opt.Text, opt.option("transfer: be the prefill side, here.", "HOST:PORT", rare=True)
-    ] = None,
-    connect: Annotated[
-        opt.Text, opt.option("transfer: the prefill side is there.", "HOST:PORT", rare=True)
-    ] = None,
-    out: opt.Out = opt.RESULTS,
-    json_: opt.JsonFile = None,
-    verbose: opt.Verbose = False,
-    quiet: opt.Quiet = False,
+    config: opt.Text = opt.argument(_CONFIG),
+    set_: opt.Texts = opt.SET,
+    axis: opt.Texts = opt.AXIS,
+    resume: opt.Text = opt.RESUME,
+    launches: int = opt.option(_LAUNCHES, "N", min=1, default=1),
+    listen: opt.Text = opt.option("transfer: be the prefill side, here.", "HOST:PORT", rare=True),
+    connect: opt.Text = opt.option("transfer: the prefill side is there.", "HOST:PORT", rare=True),
+    out: Path = opt.OUT,
+    json_: opt.Text = opt.JSON,
+    verbose: bool = opt.VERBOSE,
+    quiet: bool = opt.QUIET,
 ) -> None:
     """Serve a workload over the cache; measure, verify and record every operation.
 

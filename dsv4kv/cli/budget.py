@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -28,7 +28,7 @@ _ask = partial(opt.Row, panel="Question")
 _gpu = partial(opt.Row, panel="GPUs and layout")
 _cache = partial(opt.Row, panel="Cache", rare=True)
 _host = partial(opt.Row, panel="Host memory", rare=True)
-_output = partial(opt.option, panel="Output")
+_OUTPUT: dict[str, Any] = {"panel": "Output"}
 _MODELS = (
     f"{listed(shipped_names('models'))}, gqa8 (a baseline with 8 KV heads), or a Hugging Face "
     "config.json."
@@ -118,28 +118,27 @@ EPILOG = _TOO + examples(
 def budget(
     arguments: typer.Context,
     given: dict[str, str],
-    logs: Annotated[
-        list[Path] | None,
-        opt.argument("With --explain: a second log to compare with.", "[LOG]", show_default=True),
-    ] = None,
-    axis: Annotated[
-        list[str] | None,
-        _output("Sweep an option: context=4K,32K,128K; repeatable.", "NAME=A,B,…"),
-    ] = None,
-    verbose: Annotated[
-        bool, opt.flag("--verbose -v", "Print every pool, layout and option.", panel="Output")
-    ] = False,
-    json_: opt.AsJson = False,
-    csv: Annotated[
-        Path | None, _output("Write a sweep as CSV.", "FILE", rare=True, callback=opt.to_file)
-    ] = None,
-    chart: Annotated[
-        Path | None, _output("Draw a sweep: .svg, or .html.", "FILE", callback=opt.to_chart)
-    ] = None,
-    explain: Annotated[
-        list[Path] | None,
-        _output("Explain the sizes in a start-up log of vLLM or SGLang; two are compared.", "LOG"),
-    ] = None,
+    logs: list[Path] | None = opt.argument(
+        "With --explain: a second log to compare with.", "[LOG]", show_default=True
+    ),
+    axis: list[str] | None = opt.option(
+        "Sweep an option: context=4K,32K,128K; repeatable.", "NAME=A,B,…", **_OUTPUT
+    ),
+    verbose: bool = opt.flag(
+        "--verbose -v", "Print every pool, layout and option.", panel="Output"
+    ),
+    json_: bool = opt.AS_JSON,
+    csv: Path | None = opt.option(
+        "Write a sweep as CSV.", "FILE", rare=True, callback=opt.to_file, **_OUTPUT
+    ),
+    chart: Path | None = opt.option(
+        "Draw a sweep: .svg, or .html.", "FILE", callback=opt.to_chart, **_OUTPUT
+    ),
+    explain: list[Path] | None = opt.option(
+        "Explain the sizes in a start-up log of vLLM or SGLang; two are compared.",
+        "LOG",
+        **_OUTPUT,
+    ),
 ) -> None:
     """Say what fits: contexts and loads on GPUs, GPUs for a load, or what to change.
 

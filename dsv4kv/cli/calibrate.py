@@ -1,7 +1,7 @@
 """``dsv4kv calibrate``: a clock that goes by a user's own measurements."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import yaml
 
@@ -29,17 +29,13 @@ SHORTHANDS = {
 
 @opt.takes(SHORTHANDS)
 def calibrate(
-    results: Annotated[list[Path], opt.argument(_RESULTS)],
     given: dict[str, Any],
-    set_: opt.Settings = None,
-    config: Annotated[
-        opt.Text, opt.option("Replay config with these settings.", "FILE", rare=True)
-    ] = None,
-    name: Annotated[
-        opt.Text, opt.option("Store the calibration: as a name, or a .yaml.", "NAME|FILE")
-    ] = None,
-    json_: opt.JsonFile = None,
-    quiet: opt.Quiet = False,
+    results: list[Path] = opt.required(_RESULTS),
+    set_: opt.Texts = opt.SET,
+    config: opt.Text = opt.option("Replay config with these settings.", "FILE", rare=True),
+    name: opt.Text = opt.option("Store the calibration: as a name, or a .yaml.", "NAME|FILE"),
+    json_: opt.Text = opt.JSON,
+    quiet: bool = opt.QUIET,
 ) -> None:
     """Fit the clock of replay to measured runs of your own server.
 

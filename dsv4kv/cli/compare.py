@@ -4,7 +4,7 @@ import secrets
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import typer
 
@@ -46,45 +46,30 @@ EPILOG = examples(
 
 
 def compare(
-    sides: Annotated[list[str] | None, opt.argument(_SIDES, "[BEFORE] AFTER")] = None,
-    ab: Annotated[tuple[str, str] | None, opt.option(_AB_HELP, "A B")] = None,
-    config: Annotated[
-        opt.Text, opt.option("What both run.", show_default="default", **_AB)
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        opt.option("Change a setting of both.", "KEY=VALUE", "--set", rare=True, **_AB),
-    ] = None,
-    axis: Annotated[
-        list[str] | None,
-        opt.option("Sweep a setting of both.", "KEY=A,B,…", rare=True, **_AB),
-    ] = None,
-    launches: Annotated[
-        int | None, opt.option("Fresh processes of each side.", min=1, show_default="7", **_AB)
-    ] = None,
-    turns: Annotated[
-        opt.Text,
-        opt.option(_TURNS, "step|launch", rare=True, show_default="step, on a GPU launch", **_AB),
-    ] = None,
-    order_seed: Annotated[
-        int | None, opt.option(_ORDER, rare=True, min=0, show_default="a new one", **_AB)
-    ] = None,
-    baseline: Annotated[opt.Text, opt.option("The side before: a saved baseline.", "NAME")] = None,
-    save_baseline: Annotated[
-        opt.Text, opt.option("Keep the side after as a baseline.", "NAME")
-    ] = None,
-    floor: Annotated[str, opt.option("Smallest change that counts.", "SHARE", rare=True)] = "1%",
-    fail_on: Annotated[str, opt.option(_FAIL_ON, "slower|unclear", rare=True)] = "slower",
-    force: Annotated[
-        bool, opt.flag("--force", "Compare unlike machines or configurations.", rare=True)
-    ] = False,
-    as_json: opt.AsJson = False,
-    as_markdown: Annotated[
-        bool, opt.flag("--markdown", "Print Markdown, for a pull request.", rare=True)
-    ] = False,
-    verbose: opt.Verbose = False,
-    html: opt.Html = None,
-    out: opt.Out = opt.RESULTS,
+    sides: opt.Texts = opt.argument(_SIDES, "[BEFORE] AFTER"),
+    ab: tuple[str, str] | None = opt.option(_AB_HELP, "A B"),
+    config: opt.Text = opt.option("What both run.", show_default="default", **_AB),
+    set_: opt.Texts = opt.option(
+        "Change a setting of both.", "KEY=VALUE", "--set", rare=True, **_AB
+    ),
+    axis: opt.Texts = opt.option("Sweep a setting of both.", "KEY=A,B,…", rare=True, **_AB),
+    launches: int | None = opt.option(
+        "Fresh processes of each side.", min=1, show_default="7", **_AB
+    ),
+    turns: opt.Text = opt.option(
+        _TURNS, "step|launch", rare=True, show_default="step, on a GPU launch", **_AB
+    ),
+    order_seed: int | None = opt.option(_ORDER, rare=True, min=0, show_default="a new one", **_AB),
+    baseline: opt.Text = opt.option("The side before: a saved baseline.", "NAME"),
+    save_baseline: opt.Text = opt.option("Keep the side after as a baseline.", "NAME"),
+    floor: str = opt.option("Smallest change that counts.", "SHARE", rare=True, default="1%"),
+    fail_on: str = opt.option(_FAIL_ON, "slower|unclear", rare=True, default="slower"),
+    force: bool = opt.flag("--force", "Compare unlike machines or configurations.", rare=True),
+    as_json: bool = opt.AS_JSON,
+    as_markdown: bool = opt.flag("--markdown", "Print Markdown, for a pull request.", rare=True),
+    verbose: bool = opt.VERBOSE,
+    html: Path | None = opt.HTML,
+    out: Path = opt.OUT,
 ) -> None:
     """Say whether one side is slower than another: SAME, FASTER, SLOWER or UNCLEAR.
 

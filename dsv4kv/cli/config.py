@@ -1,7 +1,5 @@
 """``dsv4kv config``: show, check and explain configurations."""
 
-from typing import Annotated
-
 import typer
 
 from dsv4kv.cli import examples, group
@@ -16,10 +14,10 @@ app = group(
 
 @app.command(epilog=examples("dsv4kv config show smoke > mine.yaml"))
 def show(
-    source: Annotated[
-        opt.Text, opt.argument("A YAML file or a shipped name.", "CONFIG", show_default="default")
-    ] = None,
-    overrides: opt.Settings = None,
+    source: opt.Text = opt.argument(
+        "A YAML file or a shipped name.", "CONFIG", show_default="default"
+    ),
+    overrides: opt.Texts = opt.SET,
 ) -> None:
     """Print the resolved configuration: every key with its value, as documented YAML."""
     from dsv4kv.config.keys import render_yaml
@@ -30,7 +28,7 @@ def show(
 
 @app.command(epilog=examples("dsv4kv config validate mine.yaml"))
 def validate(
-    sources: Annotated[list[str], opt.argument("YAML files or shipped names.", "CONFIG")],
+    sources: list[str] = opt.required("YAML files or shipped names.", "CONFIG"),
 ) -> None:
     """Check configurations: a line for each that is right, one for each thing that is wrong."""
     from dsv4kv.config.load import load_config
@@ -50,7 +48,7 @@ def validate(
 
 @app.command(epilog=examples("dsv4kv config schema --json"))
 def schema(
-    as_json: Annotated[bool, opt.flag("--json", "Print the JSON schema.")] = False,
+    as_json: bool = opt.flag("--json", "Print the JSON schema."),
 ) -> None:
     """Explain every key: type, what is allowed, default, meaning."""
     from dsv4kv.config.bench import BenchConfig

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import typer
 
@@ -22,16 +22,14 @@ _PYTEST = "File for the shortest failing sequence, as a test of its own."
 
 
 def conform(
-    engine: Annotated[Literal["vllm", "sglang"], opt.argument("Engine.")],
-    python: Annotated[
-        opt.Text, opt.option("Python of the engine's environment.", show_default="this one")
-    ] = None,
-    package: Annotated[Path | None, opt.option(_PACKAGE, rare=True)] = None,
-    host: Annotated[bool, opt.flag("--host", "With offloading to host memory.")] = False,
-    operations: Annotated[int, opt.option("Number of operations.", min=1, rare=True)] = 20_000,
-    seed: Annotated[int, opt.option("Seed of the operations.", rare=True)] = 0,
-    pytest: Annotated[Path | None, opt.option(_PYTEST)] = None,
-    as_json: opt.AsJson = False,
+    engine: Literal["vllm", "sglang"] = opt.required("Engine."),
+    python: opt.Text = opt.option("Python of the engine's environment.", show_default="this one"),
+    package: Path | None = opt.option(_PACKAGE, rare=True),
+    host: bool = opt.flag("--host", "With offloading to host memory."),
+    operations: int = opt.option("Number of operations.", min=1, rare=True, default=20_000),
+    seed: int = opt.option("Seed of the operations.", rare=True, default=0),
+    pytest: Path | None = opt.option(_PYTEST),
+    as_json: bool = opt.AS_JSON,
 ) -> None:
     """Check an engine's cache manager: no block lost, no false hit, no request stuck."""
     from dsv4kv.cli.progress import Watcher

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -25,8 +25,8 @@ _CALIBRATE = (
 
 
 def doctor(
-    calibrate: Annotated[bool, opt.flag("--calibrate", _CALIBRATE)] = False,
-    as_json: opt.AsJson = False,
+    calibrate: bool = opt.flag("--calibrate", _CALIBRATE),
+    as_json: bool = opt.AS_JSON,
 ) -> None:
     """Report what this machine has and lacks; fails if the default bench could not run."""
     from dsv4kv.bench.compare.floor import calibration_path

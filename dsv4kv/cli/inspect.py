@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -25,26 +25,18 @@ _RATIO = "Tokens of an entry: 4, 128; 0 for a window. Rows are in order then."
 
 
 def inspect(
-    dump: Annotated[
-        Path, opt.argument(".npy, .safetensors, torch.save, or a tier's file of bytes.")
-    ],
-    dump2: Annotated[Path | None, opt.argument(_SECOND, show_default=True)] = None,
-    tensor: Annotated[
-        opt.Text, opt.option("Tensor of a file with several.", "NAME", rare=True)
-    ] = None,
-    format_: Annotated[opt.Text, opt.option(_FORMAT, "NAME", "--format", rare=True)] = None,
-    entries: Annotated[int | None, opt.option("Entries of a page.", rare=True, min=1)] = None,
-    table: Annotated[Path | None, opt.option(_TABLE, "FILE")] = None,
-    table2: Annotated[
-        Path | None, opt.option("Block table of the second dump.", "FILE", rare=True)
-    ] = None,
-    ratio: Annotated[int | None, opt.option(_RATIO, min=0, max=1 << 20)] = None,
-    first: Annotated[
-        int, opt.option("Entry of the first row.", rare=True, min=0, max=1 << 40)
-    ] = 0,
-    held: Annotated[int | None, opt.option("Expected entries.", rare=True, min=1)] = None,
-    model: Annotated[str, opt.option("Model (for RoPE).", "NAME|FILE", rare=True)] = "v4-flash",
-    as_json: opt.AsJson = False,
+    dump: Path = opt.required(".npy, .safetensors, torch.save, or a tier's file of bytes."),
+    dump2: Path | None = opt.argument(_SECOND, show_default=True),
+    tensor: opt.Text = opt.option("Tensor of a file with several.", "NAME", rare=True),
+    format_: opt.Text = opt.option(_FORMAT, "NAME", "--format", rare=True),
+    entries: int | None = opt.option("Entries of a page.", rare=True, min=1),
+    table: Path | None = opt.option(_TABLE, "FILE"),
+    table2: Path | None = opt.option("Block table of the second dump.", "FILE", rare=True),
+    ratio: int | None = opt.option(_RATIO, min=0, max=1 << 20),
+    first: int = opt.option("Entry of the first row.", rare=True, min=0, max=1 << 40, default=0),
+    held: int | None = opt.option("Expected entries.", rare=True, min=1),
+    model: str = opt.option("Model (for RoPE).", "NAME|FILE", rare=True, default="v4-flash"),
+    as_json: bool = opt.AS_JSON,
 ) -> None:
     """Find the record format and the faults of pages that were dumped from an engine.
 

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -29,16 +29,13 @@ _BASELINE = "The baseline's file."
 
 
 def kernels(
-    arch: Annotated[
-        list[str] | None,
-        opt.option(_ARCH, "SM", show_default="all"),
-    ] = None,
-    as_json: opt.AsJson = False,
-    check: Annotated[bool, opt.flag("--check", _CHECK)] = False,
-    write_baseline: Annotated[bool, opt.flag("--write-baseline", _WRITE, rare=True)] = False,
-    baseline: Annotated[
-        Path | None, opt.option(_BASELINE, rare=True, show_default="shipped for this NVRTC")
-    ] = None,
+    arch: opt.Texts = opt.option(_ARCH, "SM", show_default="all"),
+    as_json: bool = opt.AS_JSON,
+    check: bool = opt.flag("--check", _CHECK),
+    write_baseline: bool = opt.flag("--write-baseline", _WRITE, rare=True),
+    baseline: Path | None = opt.option(
+        _BASELINE, rare=True, show_default="shipped for this NVRTC"
+    ),
 ) -> None:
     """Compile every kernel that the shipped models need, and show what became of it."""
     from dsv4kv.cli.progress import Watcher

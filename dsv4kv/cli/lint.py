@@ -1,7 +1,6 @@
 """``dsv4kv lint``: known faults of a launch command, a start-up log or a benchmark's result."""
 
 from datetime import date
-from typing import Annotated
 
 import typer
 
@@ -25,12 +24,10 @@ _ENGINE = "Engine and version: vllm:0.33."
 
 
 def lint(
-    given: Annotated[str, opt.argument(_GIVEN, "COMMAND|LOG|RESULT")],
-    engine: Annotated[
-        opt.Text, opt.option(_ENGINE, "NAME:VERSION", show_default="of the image or log")
-    ] = None,
-    gpu: Annotated[opt.Text, opt.option("GPU type.", show_default="of the log")] = None,
-    as_json: opt.AsJson = False,
+    given: str = opt.required(_GIVEN, "COMMAND|LOG|RESULT"),
+    engine: opt.Text = opt.option(_ENGINE, "NAME:VERSION", show_default="of the image or log"),
+    gpu: opt.Text = opt.option("GPU type.", show_default="of the log"),
+    as_json: bool = opt.AS_JSON,
 ) -> None:
     """Find known faults of engines, and traps of benchmarks, before they cost a day.
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import typer
 
@@ -20,21 +20,27 @@ OUTPUTS = "dsv4kv.outputs"
 """In the context of a command line: options and the files that they name to be written."""
 
 
-def option(text: str, metavar: str | None = None, *names: str, **more: Any) -> Any:
+def option(
+    text: str, metavar: str | None = None, *names: str, default: Any = None, **more: Any
+) -> Any:
     """An option with its help; ``panel`` groups it, ``rare`` leaves it to ``--help-all``."""
-    panel, rare = more.pop("panel", None), more.pop("rare", False)
-    more = {"hidden": rare} | more
-    return typer.Option(*names, help=text, metavar=metavar, rich_help_panel=panel, **more)
+    more = {"hidden": more.pop("rare", False), "rich_help_panel": more.pop("panel", None)} | more
+    return typer.Option(default, *names, help=text, metavar=metavar, **more)
 
 
 def flag(name: str, text: str, **more: Any) -> Any:
     """An option without a value, and without an opposite; names have blanks between."""
-    return option(text, None, *name.split(), **more)
+    return option(text, None, *name.split(), default=False, **more)
 
 
-def argument(text: str, metavar: str | None = None, **more: Any) -> Any:
+def argument(text: str, metavar: str | None = None, *, default: Any = None, **more: Any) -> Any:
     """An argument with its help."""
-    return typer.Argument(help=text, metavar=metavar, **{"show_default": False} | more)
+    return typer.Argument(default, help=text, metavar=metavar, **{"show_default": False} | more)
+
+
+def required(text: str, metavar: str | None = None) -> Any:
+    """An argument that has to be given."""
+    return typer.Argument(..., help=text, metavar=metavar)
 
 
 class Row(NamedTuple):
@@ -69,12 +75,11 @@ def takes(table: Mapping[str, Row]) -> Callable[[Callable[..., None]], Callable[
 
 
 def _parameter(name: str, row: Row) -> Parameter:
-    more = {"panel": row.panel, "rare": row.rare, "show_default": row.default or False}
     low, high = row.bounds
-    kind: Any = Annotated[
-        row.kind | None, option(row.text, row.metavar, min=low, max=high, **more)
-    ]
-    return Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=kind)
+    more = {"panel": row.panel, "rare": row.rare, "show_default": row.default or False}
+    value = option(row.text, row.metavar, min=low, max=high, **more)
+    kind = row.kind | None
+    return Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=value, annotation=kind)
 
 
 def to_file(context: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
@@ -139,23 +144,17 @@ def _is_same(one: Path, other: Path) -> bool:
 
 
 Text = str | None
-Settings = Annotated[
-    list[str] | None, option("Change a setting; repeatable.", "KEY=VALUE", "--set")
-]
-Axes = Annotated[list[str] | None, option("Sweep a setting; repeatable.", "KEY=A,B,…", "--axis")]
-Model = Annotated[Text, option("A preset or a config.json.", "NAME|FILE")]
-Out = Annotated[Path, option("Folder for the run record.", rare=True, callback=to_folder)]
+Texts = list[str] | None
 RESULTS = Path("results")
-Html = Annotated[Path | None, option("Also write a page to show.", "PAGE.html", callback=to_page)]
-AsJson = Annotated[bool, flag("--json", "Print one JSON document.")]
-JsonFile = Annotated[
-    Text, option("Also write it as JSON here; - prints it.", "FILE", "--json", callback=to_file)
-]
-Verbose = Annotated[bool, flag("--verbose -v", "Print every table, not the answer only.")]
-Quiet = Annotated[bool, flag("--quiet -q", "Print problems only.", rare=True)]
-Resume = Annotated[
-    Text, option("Resume an interrupted sweep, by its name or file.", "RUN", rare=True)
-]
+SET = option("Change a setting; repeatable.", "KEY=VALUE", "--set")
+AXIS = option("Sweep a setting; repeatable.", "KEY=A,B,…", "--axis")
+RESUME = option("Resume an interrupted sweep, by its name or file.", "RUN", rare=True)
+OUT = option("Folder for the run record.", default=RESULTS, rare=True, callback=to_folder)
+HTML = option("Also write a page to show.", "PAGE.html", callback=to_page)
+AS_JSON = flag("--json", "Print one JSON document.")
+JSON = option("Also write it as JSON here; - prints it.", "FILE", "--json", callback=to_file)
+VERBOSE = flag("--verbose -v", "Print every table, not the answer only.")
+QUIET = flag("--quiet -q", "Print problems only.", rare=True)
 
 
 def as_settings(keys: Mapping[str, str | Row], given: Mapping[str, Any]) -> list[str]:

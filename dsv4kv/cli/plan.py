@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -36,41 +36,32 @@ _PRICE = "USD per GPU-hour; minimises cost instead of the number of GPUs."
 
 
 def plan(
-    trace: Annotated[opt.Text, opt.argument(_TRACE)] = None,
-    slo: Annotated[
-        list[str] | None,
-        opt.option("ttft_p99=2s, tpot_p50=50ms, latency_p90=30s.", "TIME_pN=LIMIT"),
-    ] = None,
-    gpu: Annotated[str, opt.option("GPU types to try.", "A,B,…")] = "h200,b200",
-    router: Annotated[
-        str, opt.option("Routers to try.", "A,B,…", rare=True)
-    ] = "round_robin,dynamo",
-    split: Annotated[str, opt.option(_SPLIT, "A,B,…", rare=True)] = "none,1:1,1:2,2:1",
-    args: Annotated[list[str] | None, opt.option(_ARGS, "FLAGS", rare=True)] = None,
-    gpus: Annotated[int | None, opt.option(_GPUS, min=1, max=_MOST)] = None,
-    most_gpus: Annotated[
-        int | None,
-        opt.option("Max GPUs.", rare=True, min=1, max=_MOST, show_default="256"),
-    ] = None,
-    price: Annotated[list[str] | None, opt.option(_PRICE, "GPU=USD", rare=True)] = None,
-    speed: Annotated[
-        float, opt.option("Replay the trace faster by this factor.", rare=True, min=1e-3, max=1e6)
-    ] = 1.0,
-    engine: Annotated[str, opt.option("sglang or vllm, or a version of theirs.")] = "sglang",
-    model: Annotated[str, opt.option("A preset or a config.json.", "NAME|FILE")] = "v4-flash",
-    isl: Annotated[int | None, opt.option("Tokens of every prompt.", min=1)] = None,
-    osl: Annotated[int | None, opt.option("Tokens of every answer.", min=1)] = None,
-    rate: Annotated[
-        float | None, opt.option("Requests a second (Poisson).", min=1e-3, max=1e3)
-    ] = None,
-    set_: opt.Settings = None,
-    html: Annotated[
-        Path | None,
-        opt.option("Also write a page with the Pareto front.", "PAGE.html", callback=opt.to_file),
-    ] = None,
-    json_: opt.JsonFile = None,
-    verbose: opt.Verbose = False,
-    quiet: opt.Quiet = False,
+    trace: opt.Text = opt.argument(_TRACE),
+    slo: opt.Texts = opt.option("ttft_p99=2s, tpot_p50=50ms, latency_p90=30s.", "TIME_pN=LIMIT"),
+    gpu: str = opt.option("GPU types to try.", "A,B,…", default="h200,b200"),
+    router: str = opt.option("Routers to try.", "A,B,…", rare=True, default="round_robin,dynamo"),
+    split: str = opt.option(_SPLIT, "A,B,…", rare=True, default="none,1:1,1:2,2:1"),
+    args: opt.Texts = opt.option(_ARGS, "FLAGS", rare=True),
+    gpus: int | None = opt.option(_GPUS, min=1, max=_MOST),
+    most_gpus: int | None = opt.option(
+        "Max GPUs.", rare=True, min=1, max=_MOST, show_default="256"
+    ),
+    price: opt.Texts = opt.option(_PRICE, "GPU=USD", rare=True),
+    speed: float = opt.option(
+        "Replay the trace faster by this factor.", rare=True, min=1e-3, max=1e6, default=1.0
+    ),
+    engine: str = opt.option("sglang or vllm, or a version of theirs.", default="sglang"),
+    model: str = opt.option("A preset or a config.json.", "NAME|FILE", default="v4-flash"),
+    isl: int | None = opt.option("Tokens of every prompt.", min=1),
+    osl: int | None = opt.option("Tokens of every answer.", min=1),
+    rate: float | None = opt.option("Requests a second (Poisson).", min=1e-3, max=1e3),
+    set_: opt.Texts = opt.SET,
+    html: Path | None = opt.option(
+        "Also write a page with the Pareto front.", "PAGE.html", callback=opt.to_file
+    ),
+    json_: opt.Text = opt.JSON,
+    verbose: bool = opt.VERBOSE,
+    quiet: bool = opt.QUIET,
 ) -> None:
     """Find the fewest GPUs, or least money, that keep latencies at a trace's rate.
 

@@ -4,7 +4,6 @@ from dataclasses import asdict
 from pathlib import Path
 from secrets import randbits
 from time import monotonic
-from typing import Annotated
 
 import typer
 
@@ -30,26 +29,20 @@ _RESET = "Flush the server's cache first (affects other users)."
 
 
 def probe(
-    url: Annotated[str, opt.argument(_URL, "URL")],
-    model: Annotated[
-        opt.Text, opt.option("Model to use.", "NAME", show_default="the first it serves")
-    ] = None,
-    metrics: Annotated[
-        opt.Text, opt.option("Its metrics page, for hits and tiers.", "URL")
-    ] = None,
-    budget: Annotated[str, opt.option("Max time: 90s, 5m, 1h.", "TIME")] = "5m",
-    tokens: Annotated[
-        str, opt.option("Max prompt tokens in total: 500K, 20M.", "COUNT", rare=True)
-    ] = "4M",
-    wait: Annotated[
-        opt.Text, opt.option("Re-check the prompt after this delay.", "TIME", rare=True)
-    ] = None,
-    reset: Annotated[bool, opt.flag("--reset", _RESET, rare=True)] = False,
-    seed: Annotated[int | None, opt.option("RNG seed.", show_default="random", rare=True)] = None,
-    html: Annotated[
-        Path | None, opt.option("Also write a page to show.", "PAGE.html", callback=opt.to_file)
-    ] = None,
-    as_json: opt.AsJson = False,
+    url: str = opt.required(_URL, "URL"),
+    model: opt.Text = opt.option("Model to use.", "NAME", show_default="the first it serves"),
+    metrics: opt.Text = opt.option("Its metrics page, for hits and tiers.", "URL"),
+    budget: str = opt.option("Max time: 90s, 5m, 1h.", "TIME", default="5m"),
+    tokens: str = opt.option(
+        "Max prompt tokens in total: 500K, 20M.", "COUNT", rare=True, default="4M"
+    ),
+    wait: opt.Text = opt.option("Re-check the prompt after this delay.", "TIME", rare=True),
+    reset: bool = opt.flag("--reset", _RESET, rare=True),
+    seed: int | None = opt.option("RNG seed.", show_default="random", rare=True),
+    html: Path | None = opt.option(
+        "Also write a page to show.", "PAGE.html", callback=opt.to_file
+    ),
+    as_json: bool = opt.AS_JSON,
 ) -> None:
     """Examine a running server's prefix cache with prompts that it has never seen.
 

@@ -3,7 +3,7 @@
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from dsv4kv.choices import PROFILERS, listed
 from dsv4kv.cli import examples
@@ -38,44 +38,37 @@ _FULL = "Every kernel, its full name and how it was launched."
 
 
 def profile(
-    config: Annotated[opt.Text, opt.argument(_CONFIG)] = None,
-    nsys: Annotated[bool, opt.flag("--nsys", _WITH["nsys"])] = False,
-    ncu: Annotated[bool, opt.flag("--ncu", _WITH["ncu"])] = False,
-    torch: Annotated[bool, opt.flag("--torch", _WITH["torch"], rare=True)] = False,
-    from_: Annotated[Path | None, opt.option(_FROM, "FILE", "--from")] = None,
-    diff: Annotated[
-        tuple[Path, Path] | None,
-        opt.option("Compare two profiles that exist.", "A B", show_default=False),
-    ] = None,
-    set_: opt.Settings = None,
-    steps: Annotated[
-        int | None,
-        opt.option("Decode steps to profile.", show_default="10, with ncu 1", rare=True, min=1),
-    ] = None,
-    kernel: Annotated[
-        opt.Text, opt.option("Kernels that ncu profiles.", "REGEX", show_default="all", rare=True)
-    ] = None,
-    step: Annotated[str, opt.option(_RANGE, "NAME", rare=True)] = _STEP,
-    memory: Annotated[
-        bool, opt.flag("--memory", "Also count memory around building the pools.", rare=True)
-    ] = False,
-    print_command: Annotated[
-        bool, opt.flag("--print-command", "Print the profiler's command line only.", rare=True)
-    ] = False,
-    verbose: Annotated[bool, opt.flag("--verbose -v --full", _FULL)] = False,
-    timeline: Annotated[
-        list[Path] | None,
-        opt.option(
-            "Write one step: .svg, or .json for Perfetto.", "FILE", rare=True, callback=opt.to_file
-        ),
-    ] = None,
-    timeout: Annotated[
-        float, opt.option("Seconds that nsys or ncu may take.", rare=True, min=1)
-    ] = 600.0,
-    out: opt.Out = opt.RESULTS,
-    json_: opt.JsonFile = None,
-    html: opt.Html = None,
-    child: Annotated[Path | None, opt.option("", "FILE", hidden=True)] = None,
+    config: opt.Text = opt.argument(_CONFIG),
+    nsys: bool = opt.flag("--nsys", _WITH["nsys"]),
+    ncu: bool = opt.flag("--ncu", _WITH["ncu"]),
+    torch: bool = opt.flag("--torch", _WITH["torch"], rare=True),
+    from_: Path | None = opt.option(_FROM, "FILE", "--from"),
+    diff: tuple[Path, Path] | None = opt.option(
+        "Compare two profiles that exist.", "A B", show_default=False
+    ),
+    set_: opt.Texts = opt.SET,
+    steps: int | None = opt.option(
+        "Decode steps to profile.", show_default="10, with ncu 1", rare=True, min=1
+    ),
+    kernel: opt.Text = opt.option(
+        "Kernels that ncu profiles.", "REGEX", show_default="all", rare=True
+    ),
+    step: str = opt.option(_RANGE, "NAME", rare=True, default=_STEP),
+    memory: bool = opt.flag("--memory", "Also count memory around building the pools.", rare=True),
+    print_command: bool = opt.flag(
+        "--print-command", "Print the profiler's command line only.", rare=True
+    ),
+    verbose: bool = opt.flag("--verbose -v --full", _FULL),
+    timeline: list[Path] | None = opt.option(
+        "Write one step: .svg, or .json for Perfetto.", "FILE", rare=True, callback=opt.to_file
+    ),
+    timeout: float = opt.option(
+        "Seconds that nsys or ncu may take.", rare=True, min=1, default=600.0
+    ),
+    out: Path = opt.OUT,
+    json_: opt.Text = opt.JSON,
+    html: Path | None = opt.HTML,
+    child: Path | None = opt.option("", "FILE", hidden=True),
 ) -> None:
     """Profile decode steps of a workload, or show a profile of this or another program.
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from dsv4kv import __version__
 from dsv4kv.cli import examples
@@ -56,23 +56,21 @@ _LIMIT: dict[str, Any] = {"min": 0.0, "show_default": "until Ctrl-C"}
 
 
 def record(
-    out: Annotated[Path, opt.argument(_OUT, "OUT", show_default=True)],
-    events: Annotated[opt.Text, opt.option(_WHERE, "URL|FILE", **_EVENTS)] = None,
-    replay: Annotated[opt.Text, opt.option(_AGAIN, "URL", rare=True, **_EVENTS)] = None,
-    ranks: Annotated[int, opt.option(_RANKS, min=1, max=2**16, rare=True, **_EVENTS)] = 1,
-    verbatim: Annotated[bool, opt.option(_VERBATIM, rare=True, **_EVENTS)] = False,
-    proxy: Annotated[list[str] | None, opt.option(_PROXY, "[HOST:]PORT=URL", **_REQUESTS)] = None,
-    requests: Annotated[list[str] | None, opt.option(_LOGS, "FILE", **_REQUESTS)] = None,
-    once: Annotated[bool, opt.option(_ONCE, rare=True, **_REQUESTS)] = False,
-    metrics: Annotated[list[str] | None, opt.option(_PAGE, "URL", **_METRICS)] = None,
-    every_s: Annotated[
-        float, opt.option("Seconds between samples.", "SECONDS", "--every", **_EVERY)
-    ] = 5.0,
-    id_tokens: Annotated[int, opt.option(_ID_TOKENS, rare=True, min=LEAST_TOKENS)] = GRAIN_TOKENS,
-    limit_s: Annotated[
-        float | None, opt.option("How long to record.", None, "--seconds", **_LIMIT)
-    ] = None,
-    quiet: opt.Quiet = False,
+    out: Path = opt.required(_OUT, "OUT"),
+    events: opt.Text = opt.option(_WHERE, "URL|FILE", **_EVENTS),
+    replay: opt.Text = opt.option(_AGAIN, "URL", rare=True, **_EVENTS),
+    ranks: int = opt.option(_RANKS, min=1, max=2**16, rare=True, **_EVENTS, default=1),
+    verbatim: bool = opt.option(_VERBATIM, rare=True, **_EVENTS, default=False),
+    proxy: opt.Texts = opt.option(_PROXY, "[HOST:]PORT=URL", **_REQUESTS),
+    requests: opt.Texts = opt.option(_LOGS, "FILE", **_REQUESTS),
+    once: bool = opt.option(_ONCE, rare=True, **_REQUESTS, default=False),
+    metrics: opt.Texts = opt.option(_PAGE, "URL", **_METRICS),
+    every_s: float = opt.option(
+        "Seconds between samples.", "SECONDS", "--every", **_EVERY, default=5.0
+    ),
+    id_tokens: int = opt.option(_ID_TOKENS, rare=True, min=LEAST_TOKENS, default=GRAIN_TOKENS),
+    limit_s: float | None = opt.option("How long to record.", None, "--seconds", **_LIMIT),
+    quiet: bool = opt.QUIET,
 ) -> None:
     """Record a running server's KV events, requests and metrics into a folder.
 

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -76,32 +76,28 @@ _RAY = "Run the points of a sweep on a Ray cluster; auto finds one."
 @opt.takes(SHORTHANDS)
 def replay(
     given: dict[str, Any],
-    trace: Annotated[opt.Text, opt.argument(_TRACE, show_default="the configuration's")] = None,
-    config: Annotated[opt.Text, opt.option(_CONFIG, "FILE", rare=True)] = None,
-    against: Annotated[bool, opt.flag("--against", _AGAINST, **_SERVER)] = False,
-    command: Annotated[
-        opt.Text, opt.option(_COMMAND, "COMMAND|FILE", rare=True, **_SERVER)
-    ] = None,
-    log: Annotated[
-        Path | None,
-        opt.option("The log of the server's start, for the same.", "FILE", rare=True, **_SERVER),
-    ] = None,
-    set_: opt.Settings = None,
-    axis: opt.Axes = None,
-    jobs: Annotated[
-        int, opt.option("Parallel points of a sweep.", "N", "--jobs", "-j", min=1, rare=True)
-    ] = 1,
-    ray: Annotated[opt.Text, opt.option(_RAY, "HOST:PORT", rare=True)] = None,
-    resume: opt.Resume = None,
-    chart: Annotated[
-        Path | None,
-        opt.option("Draw memory and requests: .svg or .html.", "FILE", callback=opt.to_chart),
-    ] = None,
-    out: opt.Out = opt.RESULTS,
-    json_: opt.JsonFile = None,
-    verbose: opt.Verbose = False,
-    quiet: opt.Quiet = False,
-    schema: Annotated[bool, opt.flag("--schema", "List all settings and exit.")] = False,
+    trace: opt.Text = opt.argument(_TRACE, show_default="the configuration's"),
+    config: opt.Text = opt.option(_CONFIG, "FILE", rare=True),
+    against: bool = opt.flag("--against", _AGAINST, **_SERVER),
+    command: opt.Text = opt.option(_COMMAND, "COMMAND|FILE", rare=True, **_SERVER),
+    log: Path | None = opt.option(
+        "The log of the server's start, for the same.", "FILE", rare=True, **_SERVER
+    ),
+    set_: opt.Texts = opt.SET,
+    axis: opt.Texts = opt.AXIS,
+    jobs: int = opt.option(
+        "Parallel points of a sweep.", "N", "--jobs", "-j", min=1, rare=True, default=1
+    ),
+    ray: opt.Text = opt.option(_RAY, "HOST:PORT", rare=True),
+    resume: opt.Text = opt.RESUME,
+    chart: Path | None = opt.option(
+        "Draw memory and requests: .svg or .html.", "FILE", callback=opt.to_chart
+    ),
+    out: Path = opt.OUT,
+    json_: opt.Text = opt.JSON,
+    verbose: bool = opt.VERBOSE,
+    quiet: bool = opt.QUIET,
+    schema: bool = opt.flag("--schema", "List all settings and exit."),
 ) -> None:
     """Serve a trace in virtual time: what is reused, what is lost and why, at what cost.
 

@@ -1,7 +1,6 @@
 """``dsv4kv report``: saved runs, shown again."""
 
 from pathlib import Path
-from typing import Annotated
 
 from dsv4kv.cli import examples
 from dsv4kv.cli import options as opt
@@ -17,22 +16,15 @@ _EXPORT = "Print rows instead: one per quantity and launch, or a table for peopl
 
 
 def report(
-    runs: Annotated[
-        list[Path] | None, opt.argument("Records that `dsv4kv bench` saved.", "RUN.json…")
-    ] = None,
-    as_json: opt.AsJson = False,
-    export: Annotated[opt.Text, opt.option(_EXPORT, "csv|jsonl|markdown")] = None,
-    html: opt.Html = None,
-    charts: Annotated[
-        Path | None,
-        opt.option(
-            "Write all charts as SVG and PNG.", "FOLDER", rare=True, callback=opt.to_folder
-        ),
-    ] = None,
-    verbose: opt.Verbose = False,
-    schema: Annotated[
-        bool, opt.flag("--schema", "Print the JSON schema of records.", rare=True)
-    ] = False,
+    runs: list[Path] | None = opt.argument("Records that `dsv4kv bench` saved.", "RUN.json…"),
+    as_json: bool = opt.AS_JSON,
+    export: opt.Text = opt.option(_EXPORT, "csv|jsonl|markdown"),
+    html: Path | None = opt.HTML,
+    charts: Path | None = opt.option(
+        "Write all charts as SVG and PNG.", "FOLDER", rare=True, callback=opt.to_folder
+    ),
+    verbose: bool = opt.VERBOSE,
+    schema: bool = opt.flag("--schema", "Print the JSON schema of records.", rare=True),
 ) -> None:
     """Show saved runs again: machine, cache, rates, latencies and checks."""
     from dsv4kv.runs.store import load_record, schema_text

@@ -1,7 +1,7 @@
 """``dsv4kv results``: the folder of saved runs."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from dsv4kv.cli import examples, group
 from dsv4kv.cli import options as opt
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 app = group("List, show and prune saved runs.", "dsv4kv results list")
 
-Folder = Annotated[Path, opt.option("Folder of records.", None, "--folder", rare=True)]
+_FOLDER = opt.option("Folder of records.", default=opt.RESULTS, rare=True)
 
 
 @app.command("list", epilog=examples("dsv4kv results list --limit 10"))
 def list_(
-    folder: Folder = opt.RESULTS,
-    as_json: opt.AsJson = False,
-    limit: Annotated[
-        int, opt.option("Show the newest N; 0 shows all. JSON has all.", "N", min=0)
-    ] = 100,
+    folder: Path = _FOLDER,
+    as_json: bool = opt.AS_JSON,
+    limit: int = opt.option(
+        "Show the newest N; 0 shows all. JSON has all.", "N", min=0, default=100
+    ),
 ) -> None:
     """List saved runs, oldest first, and sweeps that are not finished."""
     from dsv4kv.runs.points import list_unfinished
@@ -47,11 +47,9 @@ def list_(
 
 @app.command(epilog=examples("dsv4kv results show last"))
 def show(
-    run: Annotated[
-        str, opt.argument("Beginning or end of a run's name, or last.", "RUN", show_default=True)
-    ],
-    folder: Folder = opt.RESULTS,
-    verbose: opt.Verbose = False,
+    run: str = opt.required("Beginning or end of a run's name, or last.", "RUN"),
+    folder: Path = _FOLDER,
+    verbose: bool = opt.VERBOSE,
 ) -> None:
     """Show a run of the folder again, as `dsv4kv report` does."""
     from dsv4kv.runs.store import list_entries, load_record
@@ -65,15 +63,13 @@ def show(
 
 @app.command(epilog=examples("dsv4kv results prune --older-than 30 --yes"))
 def prune(
-    folder: Folder = opt.RESULTS,
-    keep: Annotated[int | None, opt.option("Keep the newest N.", "N", min=0)] = None,
-    older_than: Annotated[
-        int | None, opt.option("Only older runs.", "DAYS", min=0, rare=True)
-    ] = None,
-    status: Annotated[
-        opt.Text, opt.option("Only runs of this status.", "complete|incomplete|failed", rare=True)
-    ] = None,
-    yes: Annotated[bool, opt.flag("--yes", "Delete; else they are only listed.")] = False,
+    folder: Path = _FOLDER,
+    keep: int | None = opt.option("Keep the newest N.", "N", min=0),
+    older_than: int | None = opt.option("Only older runs.", "DAYS", min=0, rare=True),
+    status: opt.Text = opt.option(
+        "Only runs of this status.", "complete|incomplete|failed", rare=True
+    ),
+    yes: bool = opt.flag("--yes", "Delete; else they are only listed."),
 ) -> None:
     """Remove runs that fit every option given; baselines and unreadable files stay."""
     from dsv4kv.runs.store import choose, list_entries, remove

@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import typer
 
@@ -89,14 +89,11 @@ READING = {
 }
 """Options of commands that read a trace."""
 
-Source = Annotated[str, opt.argument(_SOURCE, "SOURCE", show_default=True)]
-OutFile = Annotated[
-    Path, opt.argument(f"{_LINES} For weka, a new folder.", "OUT", show_default=True)
-]
-To = Annotated[WrittenName, opt.option(f"{explained(TRACE_LINES | TRACE_FILES)}.", None, "--to")]
-Format = Annotated[
-    FormatName, opt.option("Format of SOURCE; auto looks at its first line.", None, "--format")
-]
+SOURCE = opt.required(_SOURCE, "SOURCE")
+OUT_FILE = opt.required(f"{_LINES} For weka, a new folder.", "OUT")
+TO = opt.option(f"{explained(TRACE_LINES | TRACE_FILES)}.", None, "--to", default="dsv4kv")
+_FORMAT = "Format of SOURCE; auto looks at its first line."
+FORMAT = opt.option(_FORMAT, None, "--format", default="auto")
 
 
 def _read_options(given: dict[str, Any], **more: Any) -> "ReadOptions":
@@ -133,10 +130,10 @@ def _watched_reading(name: str) -> "Iterator[Watch]":
 @app.command(epilog=examples("dsv4kv trace info builtin:chat"))
 @opt.takes(READING)
 def info(
-    source: Source,
     given: dict[str, Any],
-    trace_format: Format = "auto",
-    as_json: opt.AsJson = False,
+    source: str = SOURCE,
+    trace_format: FormatName = FORMAT,
+    as_json: bool = opt.AS_JSON,
 ) -> None:
     """Say what a trace asks for: requests, lengths, and how much of its prompts repeats."""
     from dsv4kv import traces
@@ -171,18 +168,14 @@ def info(
 )
 @opt.takes(READING)
 def convert(
-    source: Source,
-    out: OutFile,
     given: dict[str, Any],
-    trace_format: Format = "auto",
-    skip: Annotated[int, opt.option("Requests to skip at the start.", min=0, rare=True)] = 0,
-    limit: Annotated[
-        int | None, opt.option("Max requests to write.", min=1, show_default="all")
-    ] = None,
-    sort: Annotated[
-        bool, opt.flag("--sort", "Sort by arrival; equal times keep their order.", rare=True)
-    ] = False,
-    to: To = "dsv4kv",
+    source: str = SOURCE,
+    out: Path = OUT_FILE,
+    trace_format: FormatName = FORMAT,
+    skip: int = opt.option("Requests to skip at the start.", min=0, rare=True, default=0),
+    limit: int | None = opt.option("Max requests to write.", min=1, show_default="all"),
+    sort: bool = opt.flag("--sort", "Sort by arrival; equal times keep their order.", rare=True),
+    to: WrittenName = TO,
 ) -> None:
     """Write a trace, or a part of it, in another format; arrival times are kept.
 
@@ -279,26 +272,25 @@ _PROCESSES: dict[str, Any] = {"min": 1, "max": 1024, "show_default": "one for ev
     )
 )
 def tokenize(
-    data: Annotated[Path, opt.argument(_CONVERSATIONS, "DATA", show_default=True)],
-    out: OutFile,
-    tokenizer: Annotated[Path, opt.option(_TOKENIZER, "DIR")],
-    template: Annotated[
-        opt.Text,
-        opt.option(_TEMPLATE, "FILE|NAME", "--chat-template", show_default="the tokenizer's"),
-    ] = None,
-    template_options: Annotated[str, opt.option(_TEMPLATE_OPTIONS, "JSON", rare=True)] = "{}",
-    text: Annotated[bool, opt.flag("--text", _TEXT, rare=True)] = False,
-    skip: Annotated[bool, opt.flag("--skip-defects", _DEFECTS, rare=True)] = False,
-    output_tokens: Annotated[int, opt.option(_UNANSWERED, min=0, rare=True)] = 0,
-    rate: Annotated[float, opt.option(_RATE)] = 1.0,
-    gap: Annotated[float, opt.option(_GAP, rare=True)] = 20.0,
-    time_field: Annotated[opt.Text, opt.option(_FIELD, "NAME", rare=True)] = None,
-    time_unit: Annotated[UnitName, opt.option(_UNIT, "UNIT", rare=True)] = "s",
-    seed: Annotated[int, opt.option("Seed of the times.", min=0, rare=True)] = 0,
-    block_tokens: Annotated[int, opt.option("Tokens per id.", min=1, rare=True)] = 64,
-    salt: Annotated[Path | None, opt.option(_SALT, "FILE", show_default="random")] = None,
-    to: To = "dsv4kv",
-    processes: Annotated[int | None, opt.option("Processes.", rare=True, **_PROCESSES)] = None,
+    data: Path = opt.required(_CONVERSATIONS, "DATA"),
+    out: Path = OUT_FILE,
+    tokenizer: Path = opt.option(_TOKENIZER, "DIR", default=...),
+    template: opt.Text = opt.option(
+        _TEMPLATE, "FILE|NAME", "--chat-template", show_default="the tokenizer's"
+    ),
+    template_options: str = opt.option(_TEMPLATE_OPTIONS, "JSON", rare=True, default="{}"),
+    text: bool = opt.flag("--text", _TEXT, rare=True),
+    skip: bool = opt.flag("--skip-defects", _DEFECTS, rare=True),
+    output_tokens: int = opt.option(_UNANSWERED, min=0, rare=True, default=0),
+    rate: float = opt.option(_RATE, default=1.0),
+    gap: float = opt.option(_GAP, rare=True, default=20.0),
+    time_field: opt.Text = opt.option(_FIELD, "NAME", rare=True),
+    time_unit: UnitName = opt.option(_UNIT, "UNIT", rare=True, default="s"),
+    seed: int = opt.option("Seed of the times.", min=0, rare=True, default=0),
+    block_tokens: int = opt.option("Tokens per id.", min=1, rare=True, default=64),
+    salt: Path | None = opt.option(_SALT, "FILE", show_default="random"),
+    to: WrittenName = TO,
+    processes: int | None = opt.option("Processes.", rare=True, **_PROCESSES),
 ) -> None:
     """Make a trace of conversations or prompts: lengths, sessions and ids of blocks of tokens.
 
@@ -384,42 +376,34 @@ _SNAP = "Also write checkpoints in a prompt's partial last block (never reused).
 )
 @opt.takes(READING)
 def mrc(
-    source: Annotated[
-        str, opt.argument(f"With block ids: {_SOURCE}", "SOURCE", show_default=True)
-    ],
     given: dict[str, Any],
-    model: Annotated[str, opt.option(_MODEL, "NAME|FILE")] = "v4-flash",
-    block_tokens: Annotated[
-        opt.Text,
-        opt.option(_BLOCK, "TOKENS", rare=True, show_default="the trace's; for rules 256"),
-    ] = None,
-    capacity: Annotated[
-        opt.Text, opt.option(_CAPACITY, "SIZES", show_default="ten that show the curve")
-    ] = None,
-    host: Annotated[opt.Text, opt.option(_HOST, "SIZES", rare=True)] = None,
-    strategy: Annotated[str, opt.option(_STRATEGY, "NAMES")] = _STRATEGIES,
-    rule: Annotated[opt.Text, opt.option(_RULE, "NAMES")] = None,
-    speculation: Annotated[str, opt.option(_SPECULATION, "NAMES", rare=True)] = "none",
-    policy: Annotated[opt.Text, opt.option(_POLICY, "NAMES", rare=True)] = None,
-    memory: Annotated[opt.Text, opt.option(_MEMORY, "BYTES", rare=True)] = None,
-    jobs: Annotated[
-        int, opt.option("Processes for the rules.", "N", "--jobs", "-j", min=1, rare=True)
-    ] = 1,
-    chunk_tokens: Annotated[str, opt.option(_CHUNK, "TOKENS", rare=True)] = "8192",
-    gpu: Annotated[opt.Text, opt.option(_GPU, "NAME", rare=True, show_default="b200")] = None,
-    no_snap: Annotated[bool, opt.flag("--no-snap", _SNAP, rare=True)] = False,
-    trace_format: Annotated[
-        FormatName, opt.option("Format of SOURCE.", None, "--format", rare=True)
-    ] = "auto",
-    as_json: opt.AsJson = False,
-    verbose: opt.Verbose = False,
-    csv: Annotated[
-        Path | None,
-        opt.option("Write all rows as CSV.", "FILE", rare=True, callback=opt.to_file),
-    ] = None,
-    chart: Annotated[
-        Path | None, opt.option("Draw the curves as SVG.", "FILE", callback=opt.to_file)
-    ] = None,
+    source: str = opt.required(f"With block ids: {_SOURCE}", "SOURCE"),
+    model: str = opt.option(_MODEL, "NAME|FILE", default="v4-flash"),
+    block_tokens: opt.Text = opt.option(
+        _BLOCK, "TOKENS", rare=True, show_default="the trace's; for rules 256"
+    ),
+    capacity: opt.Text = opt.option(_CAPACITY, "SIZES", show_default="ten that show the curve"),
+    host: opt.Text = opt.option(_HOST, "SIZES", rare=True),
+    strategy: str = opt.option(_STRATEGY, "NAMES", default=_STRATEGIES),
+    rule: opt.Text = opt.option(_RULE, "NAMES"),
+    speculation: str = opt.option(_SPECULATION, "NAMES", rare=True, default="none"),
+    policy: opt.Text = opt.option(_POLICY, "NAMES", rare=True),
+    memory: opt.Text = opt.option(_MEMORY, "BYTES", rare=True),
+    jobs: int = opt.option(
+        "Processes for the rules.", "N", "--jobs", "-j", min=1, rare=True, default=1
+    ),
+    chunk_tokens: str = opt.option(_CHUNK, "TOKENS", rare=True, default="8192"),
+    gpu: opt.Text = opt.option(_GPU, "NAME", rare=True, show_default="b200"),
+    no_snap: bool = opt.flag("--no-snap", _SNAP, rare=True),
+    trace_format: FormatName = opt.option(
+        "Format of SOURCE.", None, "--format", rare=True, default="auto"
+    ),
+    as_json: bool = opt.AS_JSON,
+    verbose: bool = opt.VERBOSE,
+    csv: Path | None = opt.option(
+        "Write all rows as CSV.", "FILE", rare=True, callback=opt.to_file
+    ),
+    chart: Path | None = opt.option("Draw the curves as SVG.", "FILE", callback=opt.to_file),
 ) -> None:
     """Print the prefix hit rate of a trace by cache capacity, exactly, and why hits are lost.
 
@@ -542,21 +526,13 @@ TREE = {
 )
 @opt.takes(TREE)
 def synth(
-    out: Annotated[Path, opt.argument(_LINES, "OUT", show_default=True)],
     given: dict[str, Any],
-    shape: Annotated[Literal["tree", "chat"], opt.option(_SHAPE)] = "tree",
-    seed: Annotated[int, opt.option("Seed: the same one, the same trace.", min=0)] = 0,
-    conversations: Annotated[
-        int | None,
-        opt.option(
-            "Conversations.",
-            min=1,
-            max=1_000_000,
-            show_default="12",
-            panel="Shape chat",
-            rare=True,
-        ),
-    ] = None,
+    out: Path = opt.required(_LINES, "OUT"),
+    shape: Literal["tree", "chat"] = opt.option(_SHAPE, default="tree"),
+    seed: int = opt.option("Seed: the same one, the same trace.", min=0, default=0),
+    conversations: int | None = opt.option(
+        "Conversations.", min=1, max=1_000_000, show_default="12", panel="Shape chat", rare=True
+    ),
 ) -> None:
     """Make a trace; the same options and seed make the same file."""
     from dsv4kv.config.bench import Lengths, Synthetic

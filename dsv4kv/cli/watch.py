@@ -5,7 +5,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from dsv4kv.choices import listed
 from dsv4kv.cli import examples
@@ -32,27 +32,17 @@ _COMMAND = "The server's launch command, or a file with it."
 
 
 def watch(
-    recording: Annotated[Path, opt.argument(_FOLDER, "RECORDING", show_default=True)],
-    minutes: Annotated[float, opt.option("Minutes up to the last record.", min=0.1)] = 10.0,
-    rule: Annotated[
-        opt.Text, opt.option(_RULE, show_default="from its metrics and command")
-    ] = None,
-    model: Annotated[
-        opt.Text, opt.option("A preset or a config.json.", "NAME|FILE", rare=True)
-    ] = None,
-    command: Annotated[opt.Text, opt.option(_COMMAND, "COMMAND|FILE")] = None,
-    set_: Annotated[
-        list[str] | None,
-        opt.option(
-            "Change a setting of the replays; repeatable.", "KEY=VALUE", "--set", rare=True
-        ),
-    ] = None,
-    limit_s: Annotated[
-        float | None,
-        opt.option(
-            "How long.", None, "--seconds", rare=True, min=0.0, show_default="until Ctrl-C"
-        ),
-    ] = None,
+    recording: Path = opt.required(_FOLDER, "RECORDING"),
+    minutes: float = opt.option("Minutes up to the last record.", min=0.1, default=10.0),
+    rule: opt.Text = opt.option(_RULE, show_default="from its metrics and command"),
+    model: opt.Text = opt.option("A preset or a config.json.", "NAME|FILE", rare=True),
+    command: opt.Text = opt.option(_COMMAND, "COMMAND|FILE"),
+    set_: opt.Texts = opt.option(
+        "Change a setting of the replays; repeatable.", "KEY=VALUE", "--set", rare=True
+    ),
+    limit_s: float | None = opt.option(
+        "How long.", None, "--seconds", rare=True, min=0.0, show_default="until Ctrl-C"
+    ),
 ) -> None:
     """Watch the cache of a server that is recorded: hits, churn, what settings lose.
 

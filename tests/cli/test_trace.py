@@ -11,7 +11,7 @@ from syrupy.assertion import SnapshotAssertion
 from typer.testing import CliRunner, Result
 
 from dsv4kv.cli import trace as command
-from dsv4kv.cli.trace import TREE, Format
+from dsv4kv.cli.trace import TREE, FormatName
 from dsv4kv.config.bench import BenchConfig, Synthetic
 from dsv4kv.config.keys import keys
 from dsv4kv.errors import TraceError
@@ -160,6 +160,6 @@ def test_the_defaults_shown_are_those_of_the_configuration() -> None:
 
 
 def test_the_formats_offered_are_those_there_are() -> None:
-    offered = get_args(get_args(Format)[0])
+    offered = get_args(FormatName)
     assert offered == ("auto", *FORMATS)
     assert offered == keys(BenchConfig)["workload.trace_format"].choices

@@ -220,7 +220,8 @@ def _read_flags(texts: Mapping[str, str], flags: Sequence[tuple[str, str]]) -> d
 
 
 def _answer(texts: dict[str, str], command: "tuple[Reading, dict[str, str]] | None") -> Found:
-    from dsv4kv.budget.answer import answer, options_of, peak_of, to_document
+    from dsv4kv.budget.advice import advise
+    from dsv4kv.budget.answer import answer, peak_of, to_document
     from dsv4kv.budget.fit import compare_layouts, curve
     from dsv4kv.budget.inputs import read_inputs
     from dsv4kv.budget.launch import command_document, flag_costs
@@ -228,7 +229,8 @@ def _answer(texts: dict[str, str], command: "tuple[Reading, dict[str, str]] | No
     from dsv4kv.view.budget import budget_page, view_command
 
     found = answer(read_inputs(texts))
-    options, contexts = options_of(found), curve(found.scenario)
+    options = advise(found.scenario, found.context, found.concurrency)
+    contexts = curve(found.scenario)
     costs = tuple(flag_costs(*command, found)) if command else ()
 
     def document() -> dict[str, Any]:

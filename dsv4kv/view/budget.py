@@ -71,7 +71,7 @@ def budget_page(
     best = useful[0] if useful else None
     if line := launch(best) if best or found.fits else "":
         started, requests = (best.scenario, best.concurrency) if best else (scenario, most)
-        words = f"{count_requests(requests)}, {started.layout.label}:"
+        words = f"{counted(requests, 'request')}, {started.layout.label}:"
         answer += ["", Text(words, "dim"), Command(line)]
     sections = [Section("Sizes", [facts])] if command else []
     if len(useful) > len(shown):

@@ -185,7 +185,8 @@ _MEDIA = {None, "CPU", "CPU_PINNED", "DISK", "EXTERNAL", "GPU", "STORAGE"}
 _POLL_MS = 100
 _ANSWER_MS = 2_000  # without an answer so long, nothing more is sent again
 _QUIET_S = 5.0  # without a message so long, it is asked whether the last ones were lost
-_MOST_BYTES = 2**28  # of one message; a larger one is none
+_MOST_BYTES = 2**24  # of one message; a larger one is none
+_QUEUED = 64  # messages; behind them the publisher waits
 
 
 def veiled(event: Event, veil: Veil) -> Record:
@@ -337,6 +338,7 @@ class Socket:
         with self._zmq.Context() as context, context.socket(self._zmq.SUB) as socket:
             socket.setsockopt(self._zmq.LINGER, 0)
             socket.setsockopt(self._zmq.MAXMSGSIZE, _MOST_BYTES)
+            socket.setsockopt(self._zmq.RCVHWM, _QUEUED)
             socket.setsockopt(self._zmq.SUBSCRIBE, b"")
             self._connect(socket, self._url)
             sequence = Sequence(

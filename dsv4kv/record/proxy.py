@@ -10,6 +10,7 @@ the answer to nothing.
 """
 
 import asyncio
+import re
 import resource
 import socket
 from base64 import b64encode
@@ -66,6 +67,7 @@ _FINISH_S = 2.5  # for requests that run when the proxy is ended, and again once
 _POLL_S = 0.05
 _MOST_DESCRIPTORS = 8_192
 _WAITING = 1_024
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # aiohttp sends none of these
 _OWN_DESCRIPTORS = 64  # the recording's and the other sources'
 _LEAST_DESCRIPTORS = 128
 _OF_CONNECTIONS = {
@@ -408,7 +410,9 @@ class Proxy:
         except (ClientError, OSError):
             if exchange.fault:
                 raise exchange.fault from None
-            return await _say(exchange, "the server cannot be reached", 502)
+            return await _say(
+                exchange, "the server cannot be reached, or its answer is no HTTP", 502
+            )
         async with answer:
             return await self._answer(exchange, answer)
 
@@ -443,8 +447,10 @@ class Proxy:
         fail_with_connection(answer)
         exchange.status = answer.status
         exchange.ends = Ends(answer.headers.get("Content-Encoding", ""))
-        passed = _Answer(status=answer.status, reason=answer.reason)
+        reason = answer.reason or ""
+        passed = _Answer(status=answer.status, reason=None if _CONTROL.search(reason) else reason)
         fields = _passed_on(answer.raw_headers)
+        fields = [each for each in fields if not _CONTROL.search(each[1])]
         passed.said = frozenset(name.lower() for name, _ in fields)
         for name, value in fields:
             passed.headers.add(name, value)

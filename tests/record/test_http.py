@@ -362,6 +362,19 @@ def test_an_answer_that_is_no_http_is_no_answer(said: bytes, tmp_path: Path) -> 
     assert [row["end"] for row in went.rows] == ["server not reached"]
 
 
+@pytest.mark.parametrize(
+    "head", [b"HTTP/1.1 200 \x1b[31m\r\n", b"HTTP/1.1 200 OK\r\nX-A: \x1b[31m\r\n"]
+)
+def test_control_characters_of_an_answer_are_dropped(head: bytes, tmp_path: Path) -> None:
+    said = head + b"Content-Length: 2\r\n\r\nab"
+    raw = POST + b"Content-Length: 2\r\nConnection: close\r\n\r\n{}"
+    went = Through(tmp_path, answering(said), asking(raw))
+    assert went.got.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert went.got.endswith(b"\r\n\r\nab")
+    assert b"\x1b" not in went.got
+    assert [(row["status"], row["end"]) for row in went.rows] == [(200, "done")]
+
+
 def test_a_count_of_tokens_that_nobody_has_costs_nothing(tmp_path: Path) -> None:
     usage = {"prompt_tokens": 2**31 - 1, "completion_tokens": 3}
     said = json.dumps({"id": "a", "usage": usage}).encode()

@@ -112,7 +112,7 @@ FLAGS = (
     flag("--disaggregation-transfer-backend", "nothing: what carries the pages", NOTHING),
     switch("--enable-hierarchical-cache --enable-hicache",
             f"{HOST}: a copy of the GPU's pools", switched("host-tier", "hicache")),
-    flag("--hicache-ratio", f"{HOST}: so many times the GPU's pools",
+    flag("--hicache-ratio", f"{HOST}: a multiple of the GPU's pools",
           as_is("host-ratio")),
     flag("--hicache-size", f"{HOST}, in GB of every rank; V4 refuses it",
           Meaning(_gigabytes)),

@@ -10,6 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from dsv4kv.cli import COMMANDS, Program, _take, app, load_command
+from tests.words import find
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -70,6 +71,10 @@ def test_a_command_is_understood(
         name, *arguments = arguments
         found = parts[name]
     found.make_context(name, arguments)
+
+
+def test_pages_are_free_of_phrases_that_are_hard_to_read() -> None:
+    assert list(find(PAGES)) == []
 
 
 def test_the_readme_tells_every_command() -> None:

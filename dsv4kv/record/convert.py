@@ -1,16 +1,12 @@
-"""A recording as requests of a trace.
+"""A recording as requests of a trace: by a proxy or a log, or else rebuilt from events.
 
-What a server stored, put back together from its events.
+An event names its blocks and the block before them, so every block has a chain back to the start
+of its prompt. The cached part of a request is the chain before its first stored block, and stored
+blocks that were cached already (``kv_cache_report_mode=full``).
 
-A stretch of blocks that a server announces belongs behind the block that it names. So every block
-has a chain back to where its prompt began, and ids like those of any trace. Of a stretch that
-begins a request, the part that was cached already is known: it is what comes before it, and what
-of it is announced although it was there (``kv_cache_report_mode=full``).
-
-What cannot be known: a prompt that is cached as a whole is not announced at all; prompts end at
-the last full block; a prompt and what is generated after it look alike. A single block right
-behind a request's last one is taken as generated; more of them are taken as another request, also
-where one was computed in several steps.
+Unknown: a fully cached prompt has no event; prompts end at the last full block; prompt and
+generated tokens look alike. A single block right after a request's last one is taken as generated,
+more blocks as another request, even where a prompt was computed in several steps.
 """
 
 from array import array
@@ -47,7 +43,7 @@ class Block:
 
 @dataclass(slots=True, eq=False)
 class Store:
-    """What was stored at once behind what was there: a request, as far as events know.
+    """A request by events: blocks stored together after cached ones.
 
     Attributes:
         at_s: When, by the server's clock; never before the prompt was computed.
@@ -81,14 +77,14 @@ class Store:
 
 @dataclass(slots=True)
 class _Server:
-    """What one publisher has announced.
+    """One publisher's blocks.
 
     Attributes:
-        blocks: All blocks that were ever announced, by the server's name.
-        cached: Names of those that are in the GPU's memory.
-        tips: Requests by the block that was stored last behind them.
-        group: The first of its groups that keeps everything; empty until it is known.
-        size: Tokens of its blocks; stretches of smaller ones are parts of blocks.
+        blocks: All blocks ever announced, by the server's name.
+        cached: Names of the blocks in the GPU's memory.
+        tips: Requests by the last block stored after them.
+        group: The first group that keeps everything; empty until it is known.
+        size: Tokens of its blocks; smaller ones are parts of blocks.
     """
 
     blocks: dict[int, Block] = field(default_factory=dict)
@@ -98,12 +94,12 @@ class _Server:
     size: int = 0
 
     def forget(self) -> None:
-        """Nothing is cached any more; chains are still known."""
+        """Clear the cache; chains stay known."""
         self.cached.clear()
         self.tips.clear()
 
     def take(self, record: Record) -> list[Store]:
-        """What requests stored, by one record of events."""
+        """Return the requests that one record of events began."""
         new: list[Store] = []
         if record.get("what") == "restart":
             self.forget()
@@ -120,14 +116,14 @@ class _Server:
 
     def _store(self, event: Record, at_s: float, new: list[Store]) -> None:
         names, size, parent = event["stored"], int(event["size"]), event["parent"]
-        # of a block that was never announced nothing is known, nor of what comes before it
+        # a block that was never announced has no known ids and no known predecessor
         before = None if parent is None else self.blocks.setdefault(parent, Block(None, (), 0))
         already = _leading(names, self.cached) * size
         blocks = _link(before, event)
         self.blocks |= zip(names, blocks, strict=True)
         self.cached.update(names)
         store = self.tips.pop(parent, None)
-        if store in new:  # what one step stores behind each other is one request's
+        if store in new:  # consecutive blocks of one step are one request's
             store.cached_tokens += already if store.cached_tokens == store.tokens else 0
             store.end = blocks[-1]
         elif store and len(names) == 1 and not already:
@@ -140,7 +136,7 @@ class _Server:
 
 
 def find_stores(records: Iterable[Record]) -> list[Store]:
-    """Everything that requests stored, in order, by records of the stream ``events``."""
+    """Return all requests, in order, by records of the stream ``events``."""
     servers: dict[str, _Server] = {}
     return [
         store
@@ -150,7 +146,7 @@ def find_stores(records: Iterable[Record]) -> list[Store]:
 
 
 def _is_chain(event: Record, server: _Server) -> bool:
-    """Whether what was stored is of the group that keeps everything, and there is something."""
+    """Whether blocks were stored in the group that keeps everything."""
     if not event["chain"] or not event["stored"]:
         return False
     if not server.group:
@@ -180,7 +176,7 @@ def _link(before: Block | None, event: Record) -> list[Block]:
 
 
 def _last_id(block: Block | None, name: int) -> int:
-    """The id that a chain goes on from; a block of which nothing is known has its name."""
+    """The id before a chain's next; an unknown block has its name as id."""
     if block is None:
         return ROOT
     return block.ids[-1] if block.ids else name
@@ -191,7 +187,7 @@ _MERGED = (
     *("session", "ids", "grain", "ids_of"),
 )
 _OWN_IDS = 2**62
-"""The first of ids that are nobody else's; none of 63 bits is likely to be one of them."""
+"""The first of the unshared ids; a random id of 63 bits is unlikely to collide."""
 _STORES_ONLY = (
     "stores-only: these are prompts as the server stored them; those that were cached as a whole "
     "are missing, so there is no hit rate"
@@ -204,10 +200,10 @@ _NO_USAGE = (
 
 
 class Rows(Sequence[Request]):
-    """Requests of rows that are in order, each made when it is asked for: rows are smaller."""
+    """Requests of ordered rows, made on access because rows are smaller."""
 
     def __init__(self, rows: Sequence[Record], whole: "Rows | None" = None) -> None:
-        """``whole``: what these rows are a part of; times and sessions are counted in it."""
+        """``whole``: the rows that these are a slice of; it sets times and sessions."""
         self._rows = rows
         self._begun_s: float = whole._begun_s if whole else rows[0]["arrival_s"]
         named = dict.fromkeys(row["session"] for row in rows if "session" in row)
@@ -230,7 +226,7 @@ class Rows(Sequence[Request]):
         return map(self._request, self._rows)
 
     def _request(self, row: Record) -> Request:
-        """Ids are of full blocks; what is behind the last of a prompt has none."""
+        """Ids are of full blocks; the rest of a prompt has none."""
         last_s = row.get("last_s")
         return Request(
             arrival_s=row["arrival_s"] - self._begun_s,
@@ -245,21 +241,21 @@ class Rows(Sequence[Request]):
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What a recording says of requests.
+    """The requests of a recording.
 
     Attributes:
-        requests: In order of arrival, which counts from the first.
-        stores_only: Whether nobody saw the requests, but only what was stored for them: what was
-            cached as a whole is missing, so no hit rate follows.
-        cached_tokens: By the server, of every request; None where it did not say.
-        begun_s: When the first arrived, seconds since 1970.
-        first_s: When every request's first token went out, as arrivals count; None if not known.
-        last_s: Likewise its last.
-        ids_of: What every request's ids are made of: ``tokens``; ``text``, then what they share is
-            estimated; or ``length``, then they share nothing.
+        requests: In order of arrival, from 0 s.
+        stores_only: Whether they are known by events only: fully cached prompts are missing, so
+            there is no hit rate.
+        cached_tokens: Of every request, by the server; None where it did not report them.
+        begun_s: Arrival of the first, seconds since 1970.
+        first_s: Time of every request's first token, as arrivals count; None if not known.
+        last_s: Time of its last token, the same way.
+        ids_of: Source of every request's ids: ``tokens``; ``text``, estimated; or ``length``,
+            unshared.
         own_blocks: Blocks of prompts without ids in a trace that has some: they share nothing.
-        counters: Whose counters, tokens found, tokens asked for, of every server sampled.
-        unsized: Requests that were answered and are left out, as no record has their lengths.
+        counters: Engine, tokens found and tokens looked up, of every server sampled.
+        unsized: Answered requests without known lengths, which are not in ``requests``.
     """
 
     requests: Sequence[Request]
@@ -275,7 +271,7 @@ class Recorded:
 
 
 def read_recording(folder: Path) -> Recorded:
-    """The requests of a recording: as a proxy or a log saw them, else as its events show them.
+    """Read the requests of a recording, of a proxy or a log, else rebuilt from events.
 
     Raises:
         TraceError: It cannot be read, or nothing was requested.
@@ -345,11 +341,11 @@ def _put_together(
 
 
 def describe(recorded: Recorded) -> list[str]:
-    """What the server reported of the requests, in sentences."""
-    left_out = (
-        f"{counted(recorded.unsized, 'request')} left out: their length is not known: {_NO_USAGE}"
+    """Sentences about the server's own figures."""
+    skipped = (
+        f"{counted(recorded.unsized, 'request')} skipped: their length is not known: {_NO_USAGE}"
     )
-    missing = [left_out] if recorded.unsized else []
+    missing = [skipped] if recorded.unsized else []
     if recorded.stores_only:
         return [_STORES_ONLY, *missing]
     counters = [
@@ -360,7 +356,7 @@ def describe(recorded: Recorded) -> list[str]:
     by_text = recorded.ids_of.count("text")
     prompts, blocks = counted(by_text, "prompt"), counted(recorded.own_blocks, "block")
     text = [f"ids of {prompts} are of text: what they share is estimated"]
-    own = [f"{blocks} of prompts of which only the length is known are taken to share nothing"]
+    own = [f"{blocks} of prompts known by length only are taken to share nothing"]
     return [
         _describe_requests(recorded),
         *(text if by_text else []),
@@ -386,10 +382,10 @@ def _describe_requests(recorded: Recorded) -> str:
 
 
 def _complete(records: Iterable[Record]) -> tuple[list[Record], int]:
-    """Requests whose length is known; what a log says of a proxy's exchange is put to it.
+    """Requests of known length, and the number of answered ones without.
 
-    Each exchange is a request. Of several with one id a log says nothing: nobody knows of which.
-    And how many others a proxy saw answered.
+    Each exchange of a proxy is a request; a log's row with its id is merged into it, unless
+    several exchanges have that id.
     """
     logged, exchanges = dict[Any, Record](), dict[Any, list[Record]]()
     for number, record in enumerate(records):
@@ -422,7 +418,7 @@ def _is_known(row: Record) -> bool:
 
 
 def _name_blocks(rows: Iterable[Record], size: int) -> int:
-    """Give prompts without ids such as nobody else has; of how many blocks there were none."""
+    """Give prompts without ids unshared ones; returns their blocks."""
     begin = end = _OWN_IDS
     for row in rows:
         if not row.get("ids"):
@@ -432,7 +428,7 @@ def _name_blocks(rows: Iterable[Record], size: int) -> int:
 
 
 def _ids_of(row: Record) -> Record:
-    """Ids that are of tokens: none are better."""
+    """A row's ids if they are made of tokens, the best there are."""
     known = "ids" in row and row.get("ids_of") != "text"
     return {name: row[name] for name in ("ids", "grain")} | {"ids_of": None} if known else {}
 

@@ -1,20 +1,18 @@
 """KV events of a server, from its sockets or from a file of its messages.
 
-What is written of a batch has the shape of the batch, and numbers in place of what identifies
-anything: the server's names of blocks, tokens, sessions, adapters.
+A batch is written in its own shape, with numbers in place of the server's block names, tokens,
+sessions and adapters.
 
     {"at":…, "source":"events:0", "place":[12,ts], "ts":…, "rank":0, "events":[
       {"stored":[…], "parent":…, "size":256, "chain":true, "grain":64, "ids":[…], "session":…},
       {"removed":[…]}, {"cleared":true}]}
 
-``ids`` are numbers of the tokens of every block, ``grain`` tokens each, without what comes before.
-Of blocks that are no ``chain``, those of windows, nothing but their names is written.
+``ids`` stand for ``grain`` tokens each, without the tokens before. Blocks that are no ``chain``,
+which windows' are not, are written by name only.
 
-Messages of one publisher in their order, whatever the network did to them.
-
-A publisher numbers its messages from 0 and keeps the last thousands for whoever asks again. What
-comes twice is dropped. What comes too early waits for what is missing, which is asked for; once
-``WAIT_S`` have passed it is a gap. Numbers that begin anew are a publisher that was restarted.
+A publisher numbers its messages from 0 and keeps the last thousands to send again. Duplicates are
+dropped. An early message waits while the missing ones are requested; after ``WAIT_S`` they are a
+gap. Numbers that start again are a restarted publisher.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -38,12 +36,12 @@ _REMEMBERED = 4096  # of which it is known that they came
 
 _NUMBER_BYTES = 8
 END = b"\xff" * _NUMBER_BYTES
-"""In place of a number: everything asked for has been sent."""
+"""In place of a number: all requested messages have been sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One that could be read."""
+    """A decoded message."""
 
     number: int
     batch: Batch
@@ -51,13 +49,13 @@ class Message:
 
 
 Item = Message | Record
-"""A message, or the record that says what is wrong: a gap, a restart, something unreadable."""
+"""A message, or the record of a gap, a restart or an unreadable message."""
 Ask = Callable[[int], Iterable[list[bytes]]]
-"""Gives the frames of everything from a number on that a publisher still has."""
+"""Requests the frames of all messages from a number on that a publisher still has."""
 
 
 def parse(frames: list[bytes]) -> Message:
-    """Read a message: topic, number, payload; what is sent again has an empty frame before.
+    """Decode a message: topic, number, payload; a repeated one has an empty frame before.
 
     Raises:
         Unreadable: It has too few frames, no number or no batch.
@@ -71,11 +69,7 @@ def parse(frames: list[bytes]) -> Message:
 
 
 class Sequence:
-    """Puts the messages of one publisher in order.
-
-    Attributes:
-        next: Number that comes next.
-    """
+    """Puts the messages of one publisher in order; ``next``: number of the next message."""
 
     def __init__(
         self,
@@ -92,14 +86,11 @@ class Sequence:
         self._came: dict[int, bytes] = {}
 
     def catch_up(self) -> Iterator[Item]:
-        """Take what the publisher still has, from where this sequence is.
-
-        The last message that came is asked for, too: another in its place is another publisher's.
-        """
+        """Request messages from the last one on; if that differs, the publisher was restarted."""
         yield from self._ask_again(max(0, self.next - 1))
 
     def take(self, frames: list[bytes]) -> Iterator[Item]:
-        """Take one message as it came; give everything whose turn it is now."""
+        """Accept one message; yields every message that is now in order."""
         try:
             message = parse(frames)
         except Unreadable:
@@ -122,7 +113,7 @@ class Sequence:
         yield from self.give_up()
 
     def give_up(self, *, at_once: bool = False) -> Iterator[Item]:
-        """Call missing what has been missing for too long."""
+        """Declare messages lost that have been missing for too long."""
         late = self._clock() - self._since_s > WAIT_S
         if self._early and (at_once or late or len(self._early) > _WAITING):
             first = min(self._early)
@@ -133,7 +124,7 @@ class Sequence:
                 yield from self.give_up(at_once=True)
 
     def _is_known(self, message: Message) -> bool:
-        """Whether an old number is an old message, and not one of a new publisher."""
+        """Whether a message is a duplicate, not one of a restarted publisher."""
         if message.number in self._came:
             return self._came[message.number] == _digest(message)
         return message.batch.at_s <= self._last_s
@@ -145,7 +136,7 @@ class Sequence:
         yield {"what": "restart", "place": [-1, 0.0]}
 
     def _ask_again(self, first: int) -> Iterator[Item]:
-        """Take what is sent again, as long as that helps: a publisher drops what is too much."""
+        """Request messages again while that helps: a publisher drops what is too much."""
         reached = None
         while reached != self.next:
             reached = self.next
@@ -190,7 +181,7 @@ _QUEUED = 64  # messages; behind them the publisher waits
 
 
 def veiled(event: Event, veil: Veil) -> Record:
-    """What is written of an event."""
+    """The record of an event."""
     if isinstance(event, Stored):
         return _stored(event, veil)
     if isinstance(event, Removed):
@@ -231,16 +222,16 @@ def _given(**fields: Any) -> Record:
 
 
 class Publisher:
-    """What came from one publisher, written in order."""
+    """Writes the messages of one publisher."""
 
     def __init__(self, number: int, recording: Recording, veil: Veil, *, verbatim: bool) -> None:
-        """``verbatim``: keep the payloads as well, and with them the tokens."""
+        """``verbatim``: keep the payloads, which have the tokens, too."""
         self.name = f"events:{number}"
         self._number, self._recording = number, recording
         self._veil, self._verbatim = veil, verbatim
 
     def of_rank(self, rank: int) -> "Publisher":
-        """That of a rank of the same server, named as if it were listened to."""
+        """The publisher of another rank of the same server."""
         number = self._number + rank
         return Publisher(number, self._recording, self._veil, verbatim=self._verbatim)
 
@@ -303,7 +294,7 @@ class MessageFile:
 
 
 def _rank(frames: list[bytes]) -> int:
-    """Who sent a message; what cannot be read may be anybody's."""
+    """The rank that sent a message; 0 for an unreadable one."""
     try:
         return parse(frames).batch.rank
     except Unreadable:
@@ -325,7 +316,7 @@ def _read_messages(path: Path) -> list[list[bytes]]:
 
 
 class Socket:
-    """A publisher's socket, and the one that sends again what was lost."""
+    """A publisher's socket, and the one that sends lost messages again."""
 
     def __init__(self, url: str, replay: str | None, publisher: Publisher) -> None:
         """``replay``: the second socket's address, if there is one."""
@@ -383,7 +374,7 @@ class Socket:
 
 
 def ranks_of(url: str, ranks: int) -> list[str]:
-    """Addresses of a server's ranks: rank r publishes r ports above the first.
+    """Addresses of a server's ranks; rank r publishes r ports above the first.
 
     Raises:
         ConfigError: It is no such address.

@@ -1,15 +1,15 @@
 """The folder of a recording: streams of JSON lines that only grow, safe within a second.
 
-    notes.000000.jsonl       starts, stops, what the server is; times when nobody recorded
+    notes.000000.jsonl       starts, stops, the server's settings, gaps of the recording
     events.000000.jsonl      batches of KV events, and gaps in their sequence
     requests.000000.jsonl    requests as a proxy or a log saw them
     metrics.000000.jsonl     samples of the server's counters
     salt                     the secret; without it, no guess at a prompt can be tested
 
-Lines are flushed and synced once a second. Who is killed loses no more: the torn last line is cut
-when the recording is opened again, and the time in between is noted as a gap. A file that has
-grown large is followed by the next; its first line says how far every source had come, so that
-only the last file is read to go on.
+Lines are flushed and synced once a second, so a kill loses no more: the torn last line is cut when
+the recording is opened again, and the time in between is noted as a gap. A large file is followed
+by the next, whose first line has the position of every source, so that only the last file is read
+to continue.
 """
 
 import fcntl
@@ -44,11 +44,11 @@ class Stream:
     """One of the streams, open at its end.
 
     Attributes:
-        places: How far each source of the stream has come, by its name.
+        places: Position of each source of the stream, by its name.
     """
 
     def __init__(self, folder: Path, name: str, rotate_bytes: int) -> None:
-        """Cut what is torn and go on after it."""
+        """Cut a torn last line and continue after it."""
         self._folder, self._name, self._rotate_bytes = folder, name, rotate_bytes
         self._lock, self._dirty = Lock(), False
         files = segments(folder, name)
@@ -61,7 +61,7 @@ class Stream:
         self._file = self._open()
 
     def write(self, record: Record) -> None:
-        """Append a record; its ``source`` has then come to its ``place``."""
+        """Append a record, with the ``place`` of its ``source``."""
         line = _ENCODE(record).encode() + b"\n"
         with self._lock:
             if "place" in record:
@@ -72,7 +72,7 @@ class Stream:
                 self._rotate()
 
     def sync(self) -> None:
-        """Everything written so far survives."""
+        """Flush all lines to the disk."""
         with self._lock:
             if not self._dirty:
                 return
@@ -80,12 +80,12 @@ class Stream:
             self._dirty = False
             descriptor = os.dup(self._file.fileno())
         try:
-            os.fsync(descriptor)  # without the lock: whoever writes need not wait for the disk
+            os.fsync(descriptor)  # without the lock, so that writers need not wait for the disk
         finally:
             os.close(descriptor)
 
     def close(self) -> None:
-        """Nothing is written any more."""
+        """Flush and close."""
         try:
             self.sync()
         finally:
@@ -132,9 +132,9 @@ class Recording:
         hear: Callable[[str, Record], object] = lambda stream, record: None,
         about: Record | None = None,
     ) -> None:
-        """Begin a recording, or go on with one.
+        """Begin or continue a recording.
 
-        ``hear`` is called with every record; ``about`` is noted: by what it is made, and of what.
+        ``hear`` is called with every record; ``about`` is noted at its start.
 
         Raises:
             TraceError: The folder holds something else, is being written, or cannot be.
@@ -156,7 +156,7 @@ class Recording:
             raise _unwritable(folder, error) from None
 
     def write(self, stream: str, record: Record) -> None:
-        """Append a record with the time of now, if it has none.
+        """Append a record, with the current time if it has none.
 
         Raises:
             TraceError: The disk is full, or gone.
@@ -168,11 +168,11 @@ class Recording:
         self._hear(stream, record)
 
     def place(self, stream: str, source: str) -> Any:
-        """How far a source has come, also before this process; None if it is new."""
+        """Position of a source, also of an earlier process; None if it is new."""
         return self._streams[stream].places.get(source)
 
     def sync(self) -> None:
-        """Everything written so far survives."""
+        """Flush all streams to the disk."""
         try:
             for stream in self._streams.values():
                 stream.sync()
@@ -189,7 +189,7 @@ class Recording:
             self._opened.close()
 
     def _note_start(self, about: Record) -> None:
-        """Say that it begins, or since when nobody has recorded."""
+        """Note the start, and the gap since the last record."""
         notes = segments(self._folder, "notes")
         last = [record for record in _records(notes[-1], last=False) if "at" in record][-1:]
         seen_s = max(stream.last_s for stream in self._streams.values())
@@ -211,7 +211,7 @@ def is_recording(folder: Path) -> bool:
 
 
 def read_stream(folder: Path, stream: str) -> Iterator[Record]:
-    """The records of a stream, in order; a torn last line is left out.
+    """The records of a stream, in order, without a torn last line.
 
     Raises:
         TraceError: A file cannot be read, or a line in the middle is broken.

@@ -80,7 +80,7 @@ def ask(
 
 
 def fail_with_connection(answer: ClientResponse) -> None:
-    """Let whoever reads an answer know when its connection ends within.
+    """Raise for the reader of an answer whose connection ends early.
 
     aiohttp 3.14 ends the connection at a malformed chunk, and says so only to the next request.
     """

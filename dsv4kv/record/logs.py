@@ -1,17 +1,15 @@
-"""Lines of logs about requests: what each engine and tool writes, read alike.
+"""Logs of requests of engines and tools, read while they grow.
 
-A row has what its line says: ``id``, ``arrival_s`` and others since 1970, lengths in tokens,
-``cached_tokens`` as the server counted them, ``session``, and ``ids`` of ``grain`` tokens. Lines
-of one request are put together later by its ``id``. What identifies anything is a number by then.
+A row has its line's ``id``, ``arrival_s`` and other times since 1970, lengths in tokens,
+``cached_tokens``, ``session``, and ``ids`` of ``grain`` tokens, names veiled as numbers. Lines of
+one request are joined later by its ``id``.
 
 Read in SGLang 0.5.23 (``request_logger.py``, ``request_metrics_exporter.py``), vLLM 0.33
 (``request_logger.py``), LMCache 0.5.6 (``lookup_hash.py``), in AIPerf's record models and in the
 description of Dynamo's ``dynamo.request.trace.v1``.
 
-Logs of requests, followed while they grow: a file, or a folder into which files come.
-
-How far each file has been read is written with its rows, so that no line is read twice or left
-out when a recording goes on. A file that another takes the place of is read to its end first.
+A log is a file or a folder. The position in each file is written with its rows, so that a
+continued recording reads every line once. A rotated file is read to its end first.
 """
 
 import gzip
@@ -35,24 +33,19 @@ from dsv4kv.units import counted
 
 
 class _Other(ValueError):
-    """The line is not what it looked like."""
+    """The line has another format."""
 
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """A format of lines.
-
-    Attributes:
-        mark: What such a line has; others may have it, too.
-        read: Makes a row of it, or raises.
-    """
+    """A format of lines: ``mark`` is in each of them, ``read`` makes a row or raises."""
 
     mark: str
     read: Callable[[str, Veil], Record]
 
 
 def read_line(line: str, veil: Veil) -> Record | None:
-    """The row of a line of any format; None if it is about no request."""
+    """The row of a line of any format; None if it has no request."""
     for log in LOGS.values():
         if log.mark in line:
             try:
@@ -134,7 +127,7 @@ def _vllm(line: str, veil: Veil) -> Record:
 
 
 def _dynamo(line: str, veil: Veil) -> Record:
-    """``DYN_REQUEST_TRACE=1``: lengths and hashes of what is in each block and before it."""
+    """``DYN_REQUEST_TRACE=1``: lengths and chained hashes of blocks."""
     record = _object(line)
     if "schema" not in record:  # some sinks wrap it
         record = next(each for each in record.values() if isinstance(each, dict))
@@ -155,7 +148,7 @@ def _dynamo(line: str, veil: Veil) -> Record:
 
 
 def _aiperf(line: str, veil: Veil) -> Record:
-    """``profile_export.jsonl``: what a benchmark's clients saw."""
+    """``profile_export.jsonl``: a benchmark's client side."""
     record = _object(line)
     when, metrics = record["metadata"], record["metrics"]
     arrival_s = when["request_start_ns"] / 1e9
@@ -172,7 +165,7 @@ def _aiperf(line: str, veil: Veil) -> Record:
 
 
 def _lmcache(line: str, veil: Veil) -> Record:
-    """Lookup hashes: chunks that were looked for, each named by itself and all before it."""
+    """Lookup hashes: chained hashes of the chunks that were looked up."""
     record = _object(line)
     return {
         "id": veil.name(_text(record["request_id"])),
@@ -195,7 +188,7 @@ LOGS = {
 
 
 def _object(line: str) -> dict[str, Any]:
-    """The object of a line, behind whatever a logger put before it."""
+    """The JSON object of a line, after the logger's prefix."""
     record = from_json(line[line.index("{") :])
     if not isinstance(record, dict):
         raise _Other
@@ -213,7 +206,7 @@ def _prompt(asked: Mapping[str, Any], veil: Veil) -> Record:
 
 
 def _hashed(tokens: int, size: int, hashes: Any, veil: Veil) -> Record:
-    """Ids of a prompt whose blocks are named already, the last perhaps in part."""
+    """Ids of a prompt by its blocks' hashes, without a partial last block."""
     if not size or not isinstance(hashes, list) or len(hashes) < tokens // size:
         raise _Other
     full = tokens // size
@@ -229,12 +222,12 @@ def _session(name: Any, veil: Veil) -> Record:
 
 
 def _clock(text: str) -> float:
-    """Seconds since 1970 of a time that a server on this machine's clock wrote."""
+    """Seconds since 1970 of a time in this machine's time zone."""
     return datetime.fromisoformat(text).timestamp()
 
 
 def _month_clock(text: str) -> float:
-    """… without a year: that of the last such day."""
+    """The same without a year: the last such day."""
     now = datetime.now(UTC).astimezone()
     found = datetime.strptime(f"{now.year}-{text}", "%Y-%m-%d %H:%M:%S").astimezone()
     return (found if found <= now else found.replace(year=now.year - 1)).timestamp()
@@ -265,7 +258,7 @@ _MOST_BYTES = 2**26  # of a line; a longer one is about no request
 
 
 class RequestLog:
-    """A source of requests that others write."""
+    """A source of requests: a log or a folder of logs."""
 
     def __init__(
         self, number: int, path: Path, recording: Recording, veil: Veil, *, follow: bool = True
@@ -288,7 +281,7 @@ class RequestLog:
         self._lines = self._rows = 0
 
     def run(self, stop: Stop) -> None:
-        """Read what is there, then what comes.
+        """Read the log, then follow it.
 
         Raises:
             TraceError: No line of it was about a request.
@@ -331,7 +324,7 @@ class RequestLog:
 
 class _Growing:
     def __init__(self, path: Path, place: Any = None) -> None:
-        """``place``: how far it was read before."""
+        """``place``: inode and bytes read before."""
         self._path = path
         self._begin()
         if place and place[0] == self._inode:
@@ -339,11 +332,11 @@ class _Growing:
 
     @property
     def place(self) -> list[int]:
-        """Which file it is, and how many of its bytes have been read."""
+        """Inode, and bytes read."""
         return [self._inode, self._at]
 
     def lines(self, *, last: bool) -> Iterator[bytes]:
-        """Whole lines that have come; ``last``: and what is behind them."""
+        """New whole lines; with ``last`` also an unfinished one."""
         yield from self._whole(last=last)
         if self._is_replaced():
             yield from self._whole(last=True)
@@ -352,7 +345,7 @@ class _Growing:
             yield from self._whole(last=last)
 
     def close(self) -> None:
-        """It is followed no more."""
+        """Close the file."""
         self._file.close()
 
     def _begin(self) -> None:

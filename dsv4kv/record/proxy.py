@@ -1,12 +1,10 @@
-"""A proxy in front of an OpenAI-compatible server, which writes down when and how much.
+"""A proxy in front of an OpenAI-compatible server that records times and token counts.
 
-Everything is passed on as it comes, in either direction: bodies, statuses, headers other than
-those of the connection itself. Of each request for tokens there is a row: when it arrived, when
-the first and the last byte of its answer went out, what its ``usage`` says, how it ended. Nothing
-else of it is written, and nothing of who sent it.
+It passes everything on as it comes, in both directions: bodies, statuses, headers other than the
+connection's. Each request for tokens gets a row: its arrival, the times of the first and last byte
+of the answer, its ``usage``, how it ended. Nothing else is written, and nothing about the client.
 
-Each request has a connection to the server of its own: what a server sends behind an answer is
-the answer to nothing.
+Each request has its own connection to the server, so that a stray answer reaches no client.
 """
 
 import asyncio
@@ -54,16 +52,16 @@ from dsv4kv.record.veil import Veil
 
 _LOOPBACK = "127.0.0.1"
 _RECORDED = ("/completions", "/responses", "/messages", "/generate")
-_KEPT_BODY_BYTES = 2**23  # of a request; of a longer one no ids are made
-_KEPT_BYTES = 2**27  # of all requests that run
-_LONG_BYTES = 2**18  # a row of more is made beside the others' streams
-_SMALL_BYTES = 2**16  # a body of no more is taken before the server is asked
+_KEPT_BODY_BYTES = 2**23  # of a request; a longer one gets no ids
+_KEPT_BYTES = 2**27  # of all running requests
+_LONG_BYTES = 2**18  # rows of longer bodies are made in another thread
+_SMALL_BYTES = 2**16  # smaller bodies are read before the server is asked
 _CONNECT_S = 30.0
-_IDLE_S = 30.0  # a connection's, without a whole head
+_IDLE_S = 30.0  # of a connection without a whole head
 _GRACE_S = 0.25  # an idle connection is closed for others then
 _KEPT_S = 2.5  # the same for one that has sent a request before
-_STALL_S = 120.0  # for a client that neither sends nor takes what it has to
-_FINISH_S = 2.5  # for requests that run when the proxy is ended, and again once they are cut
+_STALL_S = 120.0  # for a client that neither sends its body nor reads its answer
+_FINISH_S = 2.5  # for running requests when the proxy ends, and again after they are cut
 _POLL_S = 0.05
 _MOST_DESCRIPTORS = 8_192
 _WAITING = 1_024
@@ -74,12 +72,12 @@ _OF_CONNECTIONS = {
     *("connection", "content-length", "expect", "host", "keep-alive", "proxy-authenticate"),
     *("proxy-authorization", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"),
 }
-"""Fields that speak of one connection (RFC 9110 §7.6.1), and those that are made anew."""
+"""Fields of one connection (RFC 9110 §7.6.1), and fields that are set anew."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a proxy listens and what is behind it."""
+    """Where a proxy listens, and the server behind it."""
 
     host: str
     port: int
@@ -87,15 +85,15 @@ class Address:
 
     @property
     def is_public(self) -> bool:
-        """Whether others than this machine reach it."""
+        """Whether other machines reach it."""
         return self.host not in {_LOOPBACK, "::1", "localhost"}
 
 
 def parse_address(text: str) -> Address:
-    """Read ``[HOST:]PORT=URL``; without a host only this machine reaches it.
+    """Read ``[HOST:]PORT=URL``; the default host is this machine only.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: It is no such text.
     """
     listen, _, upstream = text.partition("=")
     host, _, port = listen.rpartition(":")
@@ -108,7 +106,7 @@ def parse_address(text: str) -> Address:
 
 
 class _Fault(Exception):
-    """What is wrong with a request, for whoever sent it; and the status that says so."""
+    """A sentence about a bad request for its client, and the HTTP status."""
 
     def __init__(self, text: str, status: int = 400) -> None:
         super().__init__(text)
@@ -116,15 +114,15 @@ class _Fault(Exception):
 
 
 class _Answer(web.StreamResponse):
-    """The server's answer on its way to the client; ``said``: names of its fields."""
+    """The server's answer on its way to the client; ``said``: names of the server's fields."""
 
     said: frozenset[str] = frozenset()
-    _send_headers_immediately = False  # but with what is there already of the body
+    _send_headers_immediately = False  # but together with the first part of the body
 
 
 @dataclass(slots=True)
 class _Exchange:
-    """A request on its way to the server and back; what is known of it so far."""
+    """A request on its way to the server and back."""
 
     request: web.BaseRequest
     arrival_s: float = field(default_factory=time)
@@ -203,14 +201,14 @@ class _Connection(web.RequestHandler):
         self._open.changed.set()
 
     def begin(self, body: StreamReader) -> None:
-        """A request is answered now."""
+        """Start to answer a request."""
         self._open.idle.pop(self, None)
         self._open.busy.add(self)
         self.has_asked, self._body = True, body
         self._tell()
 
     def end(self) -> None:
-        """Another may follow."""
+        """The request is answered; another may follow."""
         self._open.busy.discard(self)
         self._body = None
         if self.transport is not None:
@@ -231,11 +229,7 @@ class _Connection(web.RequestHandler):
 
 
 class Proxy:
-    """Listens at an address until it is stopped.
-
-    Attributes:
-        port: Where it listens, once it does.
-    """
+    """Listens at an address until it is stopped; ``port``: where, 0 before."""
 
     def __init__(
         self,
@@ -277,7 +271,7 @@ class Proxy:
         self.port = 0
 
     def run(self, stop: Stop) -> None:
-        """Pass requests on; those that run at the end may finish for a moment."""
+        """Pass requests on until ``stop`` is set; running requests then have 2.5 s to finish."""
         asyncio.run(self._listen(stop))
 
     async def _listen(self, stop: Stop) -> None:
@@ -358,12 +352,12 @@ class Proxy:
         warn, self._warn = self._warn, lambda _: None
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         warn(
-            f"--proxy: {self._limit:,} connections are open, as many as {limit:,} file "
-            "descriptors allow; further clients wait. Raise `ulimit -n`."
+            f"--proxy: {self._limit:,} connections are open, the maximum with {limit:,} file "
+            "descriptors; further clients wait. Raise `ulimit -n`."
         )
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
-        """Pass a request on and its answer back; a row of it if it is for tokens."""
+        """Pass a request on and its answer back, and write its row."""
         exchange, connection = _Exchange(request), request.protocol
         assert isinstance(connection, _Connection)
         connection.begin(request.content)
@@ -383,7 +377,7 @@ class Proxy:
     async def _pass(self, exchange: _Exchange) -> web.StreamResponse:
         request = exchange.request
         target = request.raw_path
-        if not target.startswith("/"):  # the server that a client may name before it
+        if not target.startswith("/"):  # an absolute URL: the server is ours
             target = "/" + target.partition("://")[2].partition("/")[2]
         coding = ",".join(request.headers.getall("Transfer-Encoding", []))
         if coding.strip().lower() not in {"", "chunked"} or not target.isascii():
@@ -417,7 +411,7 @@ class Proxy:
             return await self._answer(exchange, answer)
 
     async def _upload(self, exchange: _Exchange) -> AsyncIterator[bytes]:
-        """The body of a request, as it comes; kept until it is too long."""
+        """Yield the body of a request as it comes; keep a copy until it is too long."""
         try:
             while True:
                 async with asyncio.timeout(_STALL_S):
@@ -481,7 +475,7 @@ class Proxy:
         return passed
 
     def _record(self, exchange: _Exchange) -> None:
-        """Write the row of a request for tokens; one that takes long is in nobody's way."""
+        """Write the row of a request for tokens; a long one in another thread."""
         request, loop = exchange.request, asyncio.get_running_loop()
         if request.method != "POST" or not request.path.endswith(_RECORDED):
             self._let_go(exchange)
@@ -506,7 +500,7 @@ class Proxy:
         }
         if exchange.first_s:
             row["first_s"] = exchange.first_s
-        with suppress(Exception):  # whatever was said, the row is written
+        with suppress(Exception):  # the row is written in any case
             row |= exchange.ends.row(self._veil)
         with suppress(Exception):
             body = parse_body(bytes(exchange.body))
@@ -518,7 +512,7 @@ class Proxy:
             self._failure = error
 
     def _ids(self, body: dict[str, Any], tokens: int) -> Record:
-        """Ids of a prompt, by its tokens or by its text, if its length is known."""
+        """Ids of a prompt by its tokens or else its text, if its length is known."""
         grain = self._veil.grain
         if given := prompt_tokens(body):
             return {"ids": self._veil.prompt(given), "grain": grain} if tokens else {}
@@ -532,7 +526,7 @@ class Proxy:
 
 
 def _descriptors() -> int:
-    """How many connections may have; as many as the system allows are asked for."""
+    """File descriptors for connections, after raising the limit to the hard one."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -548,7 +542,7 @@ def _descriptors() -> int:
 
 
 def _passed_on(raw: tuple[tuple[bytes, bytes], ...]) -> list[tuple[str, str]]:
-    """Fields that do not speak of the connection, as they are spelled the first time."""
+    """Fields other than the connection's, spelled as they were the first time."""
     fields = [[each.decode("utf-8", "surrogateescape") for each in one] for one in raw]
     named = ",".join(value for name, value in fields if name.lower() == "connection").lower()
     own = _OF_CONNECTIONS.union(each.strip() for each in named.split(","))
@@ -561,14 +555,14 @@ def _passed_on(raw: tuple[tuple[bytes, bytes], ...]) -> list[tuple[str, str]]:
 
 
 async def _take_added(_: web.Request, response: web.StreamResponse) -> None:
-    """What aiohttp says where the server said nothing is taken away again."""
+    """Remove the fields that aiohttp adds to the server's."""
     if isinstance(response, _Answer):
         for name in {"content-type", "date", "server"} - response.said:
             response.headers.pop(name, None)
 
 
 async def _say(exchange: _Exchange, text: str, status: int) -> web.StreamResponse:
-    """An answer of the proxy's own, the last on its connection."""
+    """The proxy's own answer, the last on its connection."""
     exchange.status = status if status < 500 else 0
     own = web.Response(status=status, text=f"dsv4kv record: {text}.\n")
     own.force_close()

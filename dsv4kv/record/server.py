@@ -1,11 +1,7 @@
-"""What a recorded server did to its cache, by its events, its counters and its gauges.
+"""A recorded server's cache by its events, counters and gauges: all of it, or the last minutes.
 
-Times are seconds since 1970. What a server does not say is None or empty, never a guess.
-
-A recording while it grows: what its server's cache did in the last minutes.
-
-Only whole lines are read, each once, so another process may be writing. Memory is that of the last
-minutes, and of the numbers of blocks that are cached.
+Times are seconds since 1970. Figures that a server does not report are None or empty. A growing
+recording is read line by line, each whole line once, so another process may be writing.
 """
 
 import re
@@ -50,7 +46,7 @@ Window = tuple[float, float]
 
 @dataclass(slots=True)
 class Held:
-    """What a publisher's events say is cached on the GPU.
+    """Blocks cached on the GPU, by a publisher's events.
 
     Attributes:
         blocks: Blocks by cache group: stored, less those that were removed.
@@ -104,19 +100,19 @@ class Held:
 
 @dataclass(frozen=True)
 class Server:
-    """What was recorded of a server.
+    """A recorded server.
 
     Attributes:
         family: ``vllm`` or ``sglang``, by the names of its counters; empty if there are none.
-        settings: What its metrics say of its configuration.
-        restarts: When its cache began anew.
-        unrecorded: When nobody recorded.
-        lost_messages: Messages of events that never came.
+        settings: Its configuration, as far as its metrics have it.
+        restarts: When its cache was cleared.
+        unrecorded: Gaps of the recording.
+        lost_messages: Event messages that were lost.
         evicted: When, how many blocks; None without events.
         used: At every sample, the share of the pool that requests used.
         preempted: When, how many requests; None without such a counter.
-        counted: When, how many tokens its counters grew by: found, and asked for.
-        replicas: Caches that it has, by the ranks that count or publish.
+        counted: When, growth of its counters in tokens: found, and looked up.
+        replicas: Its caches, by the ranks that count or publish.
     """
 
     family: str
@@ -132,7 +128,7 @@ class Server:
 
 
 def read_server(folder: Path) -> Server:
-    """Read what a recording says of its server.
+    """Read a recording's server.
 
     Raises:
         TraceError: It cannot be read.
@@ -166,7 +162,7 @@ def read_server(folder: Path) -> Server:
 
 
 def used_share(values: Values) -> float | None:
-    """The share of its pool that a server's requests use; of several ranks the fullest."""
+    """Share of the pool in use, 0 to 1; the maximum over ranks."""
     for names in _USED.values():
         for name in names:
             if found := [value for key, value in values.items() if _base(key) == name]:
@@ -200,7 +196,7 @@ def _slim(records: Iterable[Record]) -> Iterator[Record]:
 
 
 def family_of(sample: Record) -> str:
-    """Whose counters a sample has; empty if it is neither's."""
+    """The engine whose counters a sample has, or an empty text."""
     names = {key.partition(":")[0] for key in sample["values"]}
     return next((family for family in _USED if family in names), "")
 
@@ -218,14 +214,14 @@ def settings_in(stream: str, record: Record) -> dict[str, str]:
 
 
 def _replicas(samples: Iterable[Record], events: Iterable[Record]) -> int:
-    """Ranks whose caches are their own, by labels of counters or by publishers."""
+    """Number of ranks with a cache each, by labels of counters or by publishers."""
     keys = [key for sample in samples for key in sample["values"]]
     ranks = {rank for key in keys for rank in _RANK.findall(key)}
     return max(1, len(ranks), len({event["source"] for event in events}))
 
 
 def _restarts_announced(events: Iterable[Record]) -> Iterator[Window]:
-    """By events: messages are numbered anew, or a cache that held something is cleared."""
+    """By events: message numbers start again, or a non-empty cache is cleared."""
     last: dict[str, float] = {}
     restarted: set[str] = set()
     for event in events:
@@ -241,7 +237,7 @@ def _restarts_announced(events: Iterable[Record]) -> Iterator[Window]:
 
 
 def _restarts_counted(samples: Iterable[Record]) -> Iterator[Window]:
-    """By metrics: the process began later than before, or its counters fell."""
+    """By metrics: a later process start, or counters that fell."""
     by_source: dict[str, list[Record]] = {}
     for sample in samples:
         by_source.setdefault(sample["source"], []).append(sample)
@@ -258,7 +254,7 @@ def _restarts_counted(samples: Iterable[Record]) -> Iterator[Window]:
 
 
 def _merge(windows: list[Window]) -> list[Window]:
-    """Windows of one event, seen twice, as what they have in common."""
+    """Intersect overlapping windows: one event seen twice."""
     merged: list[Window] = []
     for begin, end in sorted(windows):
         if merged and begin <= merged[-1][1]:
@@ -288,14 +284,14 @@ def _base(key: str) -> str:
 
 
 class Follower:
-    """New records of a recording, as they come."""
+    """New records of a growing recording."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._at: dict[Path, int] = {}  # bytes read of every file
 
     def read(self) -> Iterator[tuple[str, Record]]:
-        """The stream and the record of every whole line that has come since."""
+        """Yield the stream and record of every whole line since the last call."""
         for stream in STREAMS:
             for path in segments(self._folder, stream):
                 if path.stat().st_size > self._at.get(path, 0):
@@ -319,21 +315,21 @@ class Follower:
 
 @dataclass(frozen=True)
 class Glance:
-    """What a server's cache did in the last minutes.
+    """A server's cache in the last minutes.
 
     Attributes:
-        window_s: How long these are, of what has been recorded.
-        silent_s: Since when nothing was recorded.
-        found: Tokens found and tokens asked for, by who says so.
-        sources: Tokens found by where they were, by the counters, or else by the answers.
-        requests: That arrived.
-        stored: Blocks stored, by events; None without.
-        removed: Blocks evicted, likewise.
+        window_s: Seconds covered.
+        silent_s: Seconds since the last record.
+        found: Tokens found and looked up, by source of the figure.
+        sources: Tokens found by device, by the counters or else by the answers.
+        requests: Requests that arrived.
+        stored: Blocks stored, by events; None without events.
+        removed: Blocks evicted, by events; None without events.
         preempted: Requests preempted; None without such a counter.
-        used: Share of the pool that requests use now; None without such a gauge.
-        running: Requests that run now.
-        waiting: Requests that wait now.
-        groups: Cached blocks by cache group: inferred from events, as no server says it.
+        used: Share of the pool in use; None without such a gauge.
+        running: Running requests.
+        waiting: Waiting requests.
+        groups: Cached blocks by cache group, inferred from events.
     """
 
     window_s: float
@@ -352,13 +348,13 @@ class Glance:
 
 @dataclass
 class Watched:
-    """What has come of the last minutes.
+    """Records of the last minutes.
 
     Attributes:
-        window_s: How long these are at most.
-        clock: Returns the time, in seconds since 1970.
-        settings: Of the server, from its metrics.
-        family: Whose counters they are.
+        window_s: Seconds to keep.
+        clock: Returns the time in seconds since 1970.
+        settings: The server's, from its metrics.
+        family: The engine whose counters they are.
     """
 
     window_s: float
@@ -393,11 +389,11 @@ class Watched:
 
     @property
     def server(self) -> Server:
-        """What is known of the server's settings."""
+        """The server, by its settings only."""
         return Server(self.family, dict(self.settings), [], [], 0, None, [], None, [])
 
     def glance(self) -> Glance:
-        """What the last minutes were."""
+        """Sum up the last minutes."""
         values = self._samples[-1]["values"] if self._samples else {}
         grown, hits = self._grown()
         answered = [row for row in self._rows if "cached_tokens" in row and "input_tokens" in row]
@@ -467,7 +463,7 @@ def _answered_by_source(rows: Iterable[Record]) -> dict[str, int]:
 
 
 def _sum(values: Values, names: tuple[str, ...]) -> float | None:
-    """All samples of any of the names together, with or without ``_total``."""
+    """Sum of all samples of the names, with or without ``_total``; None without any."""
     found = [value for key, value in values.items() if _base(key).removesuffix("_total") in names]
     return sum(found) if found else None
 
@@ -478,7 +474,7 @@ def _gauge(values: Values, names: tuple[str, ...]) -> int | None:
 
 
 class Live:
-    """Counts what is written, for a line about it."""
+    """Counts written records, for the status line."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock, self._begun_s = clock, clock()
@@ -505,7 +501,7 @@ class Live:
             self.without_usage += record.get("end") == "done"
 
     def _request(self, record: Record) -> None:
-        """Logs have several lines of a request; the last thousands are known again."""
+        """Count a request once, though a log has several lines of it."""
         name, exchange = record.get("id", self.requests), is_exchange(record)
         self.requests += name not in self._known or (exchange and self._known[name])
         self._known[name] = exchange or self._known.get(name, False)
@@ -516,7 +512,7 @@ class Live:
             self.cached_tokens += record["cached_tokens"]
 
     def line(self) -> str:
-        """What has been recorded; requests per second are those since the last line."""
+        """The status line; requests per second since the last one."""
         now_s = self._clock()
         before_s, before = self._lately
         self._lately = now_s, self.requests
@@ -536,7 +532,7 @@ class Live:
         return ", ".join(parts)
 
     def _hit_rate(self) -> str:
-        """By its counters, where these are sampled, else by what it says of each request."""
+        """By its counters where they are sampled, else by the usage of each request."""
         hits, asked = hits_of(self._counted.values())
         if not asked:
             hits, asked = self.cached_tokens, self.input_tokens

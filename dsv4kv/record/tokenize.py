@@ -1,9 +1,8 @@
-"""A data set as a trace: every answer of a conversation is a request, known by ids of its blocks.
+"""A data set of conversations as a trace: a request for every answer, with ids of its blocks.
 
-A prompt is what a server would be given: the messages before an answer as the chat template makes
-a text of them, tokenized. So the prompts of a conversation begin with each other as far as the
-template lets them, and what their ids share is what a server could reuse. Neither text nor tokens
-are in what is made of them: ids are those of ``Veil``.
+A prompt is the messages before an answer, rendered by the chat template and tokenized, as a server
+gets them, so shared ids are what a server could reuse. Ids are made by ``Veil``: neither text nor
+tokens are written.
 """
 
 import heapq
@@ -70,7 +69,7 @@ def read_salt(path: Path | None) -> bytes:
 
 
 class Turn(NamedTuple):
-    """A prompt: when it was sent, if that is known, its tokens, its answer's, its blocks' ids."""
+    """A prompt: time sent, if known, its tokens, its answer's tokens, ids of its blocks."""
 
     sent_s: float | None
     input_tokens: int
@@ -87,10 +86,10 @@ class Job:
 
     Attributes:
         tokenizer: Folder with a ``tokenizer.json``, or such a file.
-        salt: The secret of the ids.
+        salt: Key of the ids.
         template: Chat template, as ``load_template`` takes it.
         options: Of the template.
-        block_tokens: What an id stands for.
+        block_tokens: Tokens of an id.
     """
 
     tokenizer: Path
@@ -117,7 +116,7 @@ class Conversations:
         self._ids: list[int] = []
 
     def turns(self, dialogue: Dialogue | Refused) -> Turns:
-        """The requests of a record, or why there are none."""
+        """Return the requests of a record, or why there are none."""
         if isinstance(dialogue, Refused):
             return dialogue
         try:
@@ -150,7 +149,7 @@ class Conversations:
             yield self._turn(dialogue.sent_s[place - 1], self._tokens.encode(text), answer)
 
     def _turn(self, sent_s: float | None, tokens: "array[int]", answer: str | None) -> Turn:
-        """Blocks that are those of the prompt before keep their ids; a partial one has its own."""
+        """Make a turn; blocks shared with the prompt before keep their ids."""
         if not tokens:
             raise Defect("the prompt has no tokens")
         size, full = self._block_tokens, len(tokens) // self._block_tokens
@@ -173,48 +172,48 @@ class Conversations:
 
 
 def _said(message: Message) -> str:
-    """What a model wrote; calls of tools as the JSON that they were given as."""
+    """A model's output; tool calls as JSON."""
     calls = message.get("tool_calls")
     parts = [message.get("reasoning_content"), message.get("content"), calls and json.dumps(calls)]
     return "".join(part for part in parts if isinstance(part, str))
 
 
 class Incremental:
-    """Tokenizes prompts and their answers; parts of the last prompt are not tokenized again.
+    """Tokenizes prompts and answers; parts of the last prompt are not tokenized again.
 
-    A token that was added to the vocabulary splits a text before anything else happens to it. So
-    a text is cut before such tokens, and what is between two of them has tokens of its own.
+    Tokens added to the vocabulary split a text before anything else, so the parts between them can
+    be tokenized separately.
 
     Attributes:
-        kept: Leading tokens of the last prompt that are those of the one before.
+        kept: Leading tokens that the last two prompts share.
     """
 
     def __init__(self, tokenizer: "Tokenizer") -> None:
         self._tokenizer = tokenizer
         added = [token for token in tokenizer.get_added_tokens_decoder().values() if token.content]
         as_written = str(tokenizer.normalizer) in {"None", "Sequence(normalizers=[])"}
-        # a tokenizer looks for those that are not normalized first, then for the others
+        # a tokenizer looks for added tokens that are not normalized first, then for the others
         passes = [[token for token in added if token.normalized is late] for late in (False, True)]
         self._passes = []
         for tokens in passes if as_written else passes[:1]:
             if any(token.lstrip or token.rstrip or token.single_word for token in tokens):
                 break
             names = sorted((token.content for token in tokens), key=len, reverse=True)
-            if names:  # of several that begin at a place the longest is taken
+            if names:  # the longest match is taken
                 self._passes.append(re.compile(f"({'|'.join(map(re.escape, names))})"))
         self._known: dict[str, list[int]] = {}
         self._text, self._tokens = "", array("q")
         self.kept = 0
 
     def encode(self, text: str, *, special: bool = False) -> "array[int]":
-        """Tokens of a prompt, whose special tokens are in the text or, if ``special``, added."""
+        """Tokens of a prompt; ``special``: add the special tokens, which are else in the text."""
         text, before = whole_text(text), self._tokens
         tokens = array("q", self._encode(text, special=True) if special else self._cut(text))
         self._text, self._tokens, self.kept = text, tokens, _shared(before, tokens)
         return tokens
 
     def answer(self, text: str) -> int:
-        """Tokens of what follows on the last prompt."""
+        """Number of tokens that a text adds to the last prompt."""
         text = whole_text(text)
         if len(self._parts(self._text)) < 2:
             return len(self._encode(text))
@@ -233,14 +232,14 @@ class Incremental:
         return [token + after for token, after in parts if token or after]
 
     def _encode(self, text: str, *, special: bool = False) -> list[int]:
-        # of the two ways to encode this one does not work out where tokens begin in the text
+        # the fast variant does not compute offsets
         (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)
         ids: list[int] = encoding.ids
         return ids
 
 
 def _cut_before(pattern: re.Pattern[str], token: str, after: str) -> Iterator[tuple[str, str]]:
-    """What comes after a token, cut before others; the token itself is whole already."""
+    """Cut the text after an added token before other added tokens."""
     begin, *rest = pattern.split(after)
     yield token, begin
     yield from zip(rest[::2], rest[1::2], strict=True)
@@ -254,7 +253,7 @@ def _shared(one: "array[int]", other: "array[int]") -> int:
 
 
 def load_tokenizer(place: Path) -> "Tokenizer":
-    """A tokenizer of a folder or file, which neither cuts nor fills what it is given.
+    """Load the tokenizer of a folder or file, without truncation and padding.
 
     Raises:
         ConfigError: There is none, or the package is missing.
@@ -285,13 +284,13 @@ def load_tokenizer(place: Path) -> "Tokenizer":
 def tokenize(
     dialogues: Iterable[Dialogue | Refused], job: Job, processes: int = 1
 ) -> Iterator[Turns]:
-    """The turns of every record, in their order, whatever the number of processes.
+    """Return the turns of every record, in order.
 
     Raises:
         ConfigError: The tokenizer or its template cannot be used.
         TraceError: A process was killed.
     """
-    here = Conversations(job)  # what is wrong is found before anything is started
+    here = Conversations(job)  # errors show before processes are started
     if processes == 1:
         yield from map(here.turns, dialogues)
         return
@@ -315,7 +314,7 @@ def tokenize(
 
 
 _here: list[Conversations] = []
-"""What a process works with."""
+"""The conversations of a worker process."""
 
 
 def _begin(job: Job) -> None:
@@ -330,12 +329,12 @@ def _work(dialogues: list[Dialogue | Refused]) -> list[Turns]:
 
 @dataclass(frozen=True)
 class Arrivals:
-    """When requests arrive whose data set does not say so.
+    """Arrivals of a data set without times.
 
     Attributes:
-        rate: Conversations that begin in a second, on average (a Poisson process).
-        gap_s: Mean time from a turn to the next of its conversation (exponential).
-        seed: Seed: the same one, the same times.
+        rate: Conversations per second, a Poisson process.
+        gap_s: Mean time between turns, exponential.
+        seed: Seed of both.
     """
 
     rate: float = 1.0
@@ -345,12 +344,12 @@ class Arrivals:
 
 @dataclass
 class Counts:
-    """What a data set was made of.
+    """Counts of a data set.
 
     Attributes:
-        refused: Records left out.
+        refused: Skipped records.
         first: The first of them.
-        unanswered: Requests of whose answers nothing is known.
+        unanswered: Requests without a known answer.
     """
 
     conversations: int = 0
@@ -371,15 +370,15 @@ def arrange(
     output_tokens: int = 0,
     skip: bool = False,
 ) -> Iterator[Request]:
-    """Requests in order of arrival, from 0; memory is the conversations that have begun.
+    """Return requests in order of arrival, from 0 s; memory is the conversations under way.
 
     Args:
         conversations: Turns of each, in order of the first.
-        arrivals: When they arrive, where they do not say so.
-        counts: Counted into.
-        block_tokens: What an id stands for.
-        output_tokens: Of requests of whose answers nothing is known.
-        skip: Leave out what was refused.
+        arrivals: Arrivals where the data has no times.
+        counts: Is added to.
+        block_tokens: Tokens of an id.
+        output_tokens: Output of requests without a known answer.
+        skip: Skip refused records.
 
     Raises:
         TraceError: A record was refused, or conversations begin in another order.
@@ -431,7 +430,7 @@ def _count(counts: Counts, turn: Turn, request: Request) -> None:
 
 
 def describe(counts: Counts, output_tokens: int) -> Iterator[str]:
-    """What the trace was made of, in sentences."""
+    """Sentences about the trace."""
     yield (
         f"{counts.conversations:,} conversations, {counts.requests:,} requests, "
         f"{counts.input_tokens:,} prompt tokens, {counts.output_tokens:,} of answers"
@@ -443,6 +442,6 @@ def describe(counts: Counts, output_tokens: int) -> Iterator[str]:
         )
     if counts.first:
         yield (
-            f"{counts.refused:,} records left out, the first {counts.first.place}: "
+            f"{counts.refused:,} records skipped, the first {counts.first.place}: "
             f"{counts.first.why}"
         )

@@ -1,8 +1,8 @@
-"""What a request to an OpenAI-compatible API and its answer say of tokens.
+"""Token counts and ids of requests to an OpenAI-compatible API and their answers.
 
-Of an answer, streamed or not, only its beginning and its end are looked at: there are its id and
-its ``usage``. Of a prompt only its tokens, if it is given as such, or its text, which is cut to
-pieces of as many bytes as an id's tokens had in the first prompt whose length was reported.
+Only the beginning and the end of an answer, streamed or not, are read: they have its id and
+``usage``. A prompt's ids come from its tokens, or from its text in pieces of as many bytes as the
+tokens of an id had in the first prompt of reported length.
 """
 
 import json
@@ -34,11 +34,7 @@ _USAGE = re.compile(rb'(?<!\\)"(?:usage|meta_info)"\s*:\s*(?=\{)')
 
 
 class Ends:
-    """Beginning and end of what is passed through; memory is these.
-
-    Args:
-        coding: What the answer is packed with, its ``Content-Encoding``.
-    """
+    """Beginning and end of an answer; ``coding`` is its ``Content-Encoding``."""
 
     def __init__(self, coding: str = "") -> None:
         self._head, self._tail = bytearray(), bytearray()
@@ -47,7 +43,7 @@ class Ends:
         self._left = _UNPACKED_BYTES
 
     def add(self, chunk: bytes) -> None:
-        """The next part."""
+        """Add the next part."""
         if self._unpack is None:
             self._keep(chunk)
             return
@@ -66,7 +62,7 @@ class Ends:
             del self._tail[:-KEPT_TAIL_BYTES]
 
     def row(self, veil: Veil) -> Record:
-        """Id and token counts, as far as the answer has them."""
+        """Id and token counts that the answer has."""
         found = _ID.search(self._head)
         row: Record = {"id": veil.name(_plain(found[1]))} if found else {}
         for match in reversed(list(_USAGE.finditer(self._tail))[-_TRIES:]):
@@ -100,14 +96,14 @@ def _counts(usage: Mapping[str, Any]) -> Record:
 
 
 def _is_count(value: Any) -> bool:
-    """Whether these are token counts: a server may say anything."""
+    """Whether these are plausible token counts."""
     if isinstance(value, dict):
         return bool(value) and all(map(_is_count, value.values()))
     return type(value) is int and 0 <= value < _MOST_TOKENS
 
 
 def session_of(headers: Mapping[str, str], body: Mapping[str, Any], veil: Veil) -> Record:
-    """The session, by a header or a field that names it."""
+    """The session named by a header or a field."""
     named = [headers.get(name) for name in _SESSION_HEADERS]
     named += [body.get(name) for name in _SESSION_FIELDS]
     name = next((name for name in named if isinstance(name, str) and name), None)
@@ -115,7 +111,7 @@ def session_of(headers: Mapping[str, str], body: Mapping[str, Any], veil: Veil) 
 
 
 def parse_body(content: bytes) -> dict[str, Any]:
-    """The object of a request; an empty one if it is none."""
+    """The JSON object of a request; empty if it is none."""
     try:
         body = from_json(content)
     except ValueError:
@@ -124,7 +120,7 @@ def parse_body(content: bytes) -> dict[str, Any]:
 
 
 def prompt_tokens(body: Mapping[str, Any]) -> list[int] | None:
-    """The tokens of a prompt that is given as such."""
+    """The tokens of a prompt that is given as tokens."""
     for name in ("prompt", "input_ids", "prompt_token_ids"):
         tokens = body.get(name)
         if isinstance(tokens, list) and tokens and set(map(type, tokens)) == {int}:
@@ -133,7 +129,7 @@ def prompt_tokens(body: Mapping[str, Any]) -> list[int] | None:
 
 
 def prompt_text(body: Mapping[str, Any]) -> bytes:
-    """What a template makes a prompt of, in its order: tools, instructions, messages."""
+    """The text of a prompt in a template's order: tools, instructions, messages."""
     return "\n".join(_texts(body)).encode("utf-8", "replace")
 
 
@@ -148,15 +144,15 @@ def _texts(body: Mapping[str, Any]) -> Iterator[str]:
 
 
 def text_block_bytes(text: bytes, tokens: int, grain: int) -> float | None:
-    """Bytes of text that ``grain`` tokens have in a prompt; None where that does not show."""
+    """Bytes of text per ``grain`` tokens of a prompt; None for short or odd prompts."""
     return len(text) / tokens * grain if _LEAST_TOKENS <= tokens <= len(text) else None
 
 
 def text_ids(text: bytes, tokens: int, block_bytes: float, veil: Veil) -> list[int]:
-    """Ids of as many blocks as a prompt of that many tokens fills, made of its text.
+    """Ids of a prompt's full blocks, made of its text.
 
-    Two prompts share ids as far as their texts are the same. The last id stands for all the text
-    that is left, so that prompts that differ anywhere are not the same.
+    Prompts share ids as far as their texts are equal. The last id stands for the rest of the text,
+    so that prompts that differ anywhere differ in ids.
     """
     blocks = min(tokens, len(text) + _UNSEEN_TOKENS) // veil.grain
     edges = [round(number * block_bytes) for number in range(blocks)]

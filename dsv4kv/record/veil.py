@@ -1,11 +1,9 @@
-"""What must not leave, as numbers that are equal where it was equal.
+"""Keyed numbers in place of tokens and names, equal where the originals are equal.
 
-Tokens are replaced block by block, names one by one, by keyed BLAKE2b with the recording's secret.
-Who has the secret can test a guess; who does not cannot. Blocks below ``LEAST_TOKENS`` tokens are
-never hashed by their content: a number for every token would be a cipher that counting breaks.
-
-Ids of chains are made of the numbers of their blocks alone, so they need no secret: an id stands
-for a block and everything before it.
+Blocks of tokens and names are hashed by BLAKE2b keyed with the recording's secret, so that only
+its owner can test a guess. Blocks below ``LEAST_TOKENS`` tokens are never hashed by content, as
+single tokens could be found by counting. Ids of chains are made of their blocks' numbers: an id
+stands for a block and everything before it.
 """
 
 from array import array
@@ -15,7 +13,7 @@ from struct import pack
 
 LEAST_TOKENS = 16
 GRAIN_TOKENS = 64
-"""What an id of a recording stands for by default, where the server's blocks can be cut so."""
+"""Tokens of an id by default, where they divide the server's blocks."""
 ROOT = 0
 """The id before a chain's first."""
 

@@ -1,9 +1,9 @@
 """Batches of KV events as vLLM and SGLang publish them: msgpack, maps or arrays.
 
-A batch is ``[seconds, events, rank]``. Its events are maps with a ``type``, or, by versions before
-that, arrays that begin with it. Fields that are not known here are left alone, and so are kinds of
-events. Read in vLLM 0.33 and SGLang 0.5.23 (``distributed/kv_events.py``,
-``disaggregation/kv_events.py``) and in the arrays of versions before.
+A batch is ``[seconds, events, rank]``. Its events are maps with a ``type``, or, in older versions,
+arrays that begin with it. Unknown fields and kinds of events are ignored. Read in
+vLLM 0.33 and SGLang 0.5.23 (``distributed/kv_events.py``, ``disaggregation/kv_events.py``) and in
+older versions.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -33,28 +33,28 @@ _ORDER = {
 """Fields in the order of arrays."""
 
 _PARTIAL = ("sliding", "chunked", "mamba")
-"""How kinds of groups begin that keep a window or a state."""
+"""Prefixes of the kinds of groups that keep a window or a state."""
 
 
 class Unreadable(ValueError):
-    """A payload that is no batch: it was cut, or is of something else."""
+    """A payload that is no batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Blocks that follow each other and are cached now.
+    """Consecutive blocks that were cached.
 
     Attributes:
         hashes: The server's names of the blocks.
-        parent: Of the block before the first; None where the prompt begins.
-        tokens: Of all blocks; of a window's groups, of more than these blocks.
-        block_tokens: Tokens of a block; 0 where an offloaded block only says where it is.
-        medium: Where; None is the GPU.
-        group: Number of the cache group; None where there is one.
-        kind: What the group keeps.
+        parent: Name of the block before the first; None at the start of the prompt.
+        tokens: Of all blocks; a window's groups may have tokens of more blocks.
+        block_tokens: Tokens of a block; 0 for an offloaded block that only has a place.
+        medium: Device; None is the GPU.
+        group: Number of the cache group; None where there is only one.
+        kind: Kind of the group.
         window: Tokens of its window; None if it keeps everything.
-        session: Who caused it, as requests named it.
-        extras: What distinguishes equal tokens, one entry for every block; empty if nothing does.
+        session: Session named by the request.
+        extras: Other keys of a block's identity, one entry per block, or empty.
     """
 
     hashes: tuple[BlockHash, ...]
@@ -70,10 +70,10 @@ class Stored:
 
     @property
     def is_chain(self) -> bool:
-        """Whether these are all blocks of a stretch of the prompt.
+        """Whether these are all blocks of a part of the prompt.
 
-        Of groups that keep a window or a state, servers name the last ones, or all, and may have
-        cached fewer: nothing follows from them.
+        For groups that keep a window or a state, servers name the last blocks, or all, and may
+        have cached fewer.
         """
         partial = self.window is not None or (self.kind or "").startswith(_PARTIAL)
         whole = len(self.hashes) * self.block_tokens == len(self.tokens)
@@ -82,7 +82,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """Blocks that are cached no more."""
+    """Evicted blocks."""
 
     hashes: tuple[BlockHash, ...]
     medium: str | None = None
@@ -91,7 +91,7 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """No block is cached any more."""
+    """The cache was cleared."""
 
 
 Event = Stored | Removed | Cleared
@@ -99,7 +99,7 @@ Event = Stored | Removed | Cleared
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one step of the server's scheduler changed.
+    """Changes of one step of the server's scheduler.
 
     Attributes:
         at_s: By the server's clock, seconds since 1970.

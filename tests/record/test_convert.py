@@ -71,7 +71,7 @@ def test_requests_of_unknown_length_are_left_out_and_that_is_told(tmp_path: Path
     folder = recorded(tmp_path, [ASKED | {"input_tokens": 300}, ASKED, ASKED, *failed])
     read = read_recording(folder)
     assert (len(read.requests), read.unsized) == (1, 2)
-    assert "2 requests left out: their length is not known: answers had no usage" in "; ".join(
+    assert "2 requests skipped: their length is not known: answers had no usage" in "; ".join(
         describe(read)
     )
 

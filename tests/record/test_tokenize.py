@@ -472,7 +472,7 @@ def test_defects_are_left_out_and_counted_if_that_is_asked(tmp_path: Path, model
     data.write_text("\n".join([GOOD, *(ODD[name][0] for name in ("a number", "no messages"))]))
     code, said = run(data, out, "--tokenizer", model, "--skip-defects")
     assert code == 0
-    assert "2 records left out, the first" in said
+    assert "2 records skipped, the first" in said
     assert len(list(read_trace(out))) == 2
 
 

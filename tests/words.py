@@ -14,7 +14,8 @@ ROOT = Path(__file__).resolve().parents[1]
 LIMIT = 20
 PHRASES = re.compile(
     r"\b(?:left out|so many|those of|that of|of which|of whom|told|tells|in turns?|besides?"
-    r"|what of|what becomes of|nobody|somebody|whoever|meanwhile|goes? on|gives? up|put down|comes? of|by then|likewise|thereof"
+    r"|what of|what becomes of|nobody|somebody|whoever|meanwhile|goes? on|gives? up"
+    r"|put down|comes? of|by then|likewise|thereof"
     r"|yardstick|keeps? (?:the )?books|a further token|as many as|likes of)\b",
     re.IGNORECASE,
 )

@@ -48,7 +48,7 @@ def launch_command(
         raise ConfigError(f"--engine {engine}: choose {known}, or a version of theirs.")
     words = " ".join([launch.program, *(words for words, needed in parts.items() if needed)])
     line = words.format(
-        model=_NAMES.get(preset, preset),
+        model=shlex.quote(_NAMES.get(preset, preset)),
         ranks=layout.tp * layout.dp,
         count=drafts,
         verified=drafts + 1,
@@ -111,4 +111,4 @@ def _flag(family: str, name: str, value: Any) -> str:
 
 
 def _join(flag: Flag, text: str) -> str:
-    return f"{flag.name}={text}" if flag.is_variable else f"{flag.name} {shlex.quote(text)}"
+    return f"{flag.name}{'=' if flag.is_variable else ' '}{shlex.quote(text)}"

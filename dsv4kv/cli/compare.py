@@ -1,7 +1,6 @@
 """``dsv4kv compare``: two sides compared, with a verdict and its exit code."""
 
 import secrets
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -113,7 +112,7 @@ def compare(
     else:
         page = view.comparison_page(found, verdict)
         words = [*(sides or []), *(["--baseline", baseline] if baseline else [])]
-        again = ["", Command(f"dsv4kv compare {shlex.join(words)} --verbose")]
+        again = ["", Command.of("dsv4kv", "compare", *words, "--verbose")]
         show(page.in_full() if verbose else [*page.answer, *([] if ab else again)])
     if html:
         write_page(view.comparison_page(found, verdict, records=True), html)

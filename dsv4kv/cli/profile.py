@@ -199,7 +199,7 @@ def _show(
 
     layers = layers_text(source.record.cases) if source.record else ""
     page = profile_page(source.profile, source.yardstick, layers=layers)
-    again = Command(f"dsv4kv profile --from {shlex.quote(str(path))} --verbose")
+    again = Command.of("dsv4kv", "profile", "--from", path, "--verbose")
     show(page.in_full() if verbose else [*page.answer, "", again], open_console(quiet=quiet))
     for target in timelines:
         if source.table.timeline is None:

@@ -1,6 +1,5 @@
 """A start-up log explained: what its number means, what fits, what changes it; or two logs."""
 
-import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -44,7 +43,7 @@ def explanation_page(log: "Explanation") -> Page:
     gains = [change for change in log.changes if change.gain_tokens > 0][:_MAX_CHANGES]
     if gains:
         answer += ["", _changes(gains)]
-    answer += ["", Command(f"dsv4kv lint {shlex.quote(log.source)}")]
+    answer += ["", Command.of("dsv4kv", "lint", log.source)]
     statements: Columns = [
         ("what", lambda each: each.what),
         ("value", lambda each: Text(each.value)),

@@ -3,6 +3,7 @@
 Findings are ``bad`` or ``warning`` where numbers must not be believed without more.
 """
 
+import shlex
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
@@ -55,9 +56,17 @@ def header(record: RunRecord) -> Facts:
         if gpu
         else "",
         "software": ", ".join([*software, found.platform]),
-        "repeat": Command(record.reproduce),
+        "repeat": _quoted(record.reproduce),
     }
     return Facts({label: text for label, text in rows.items() if text})
+
+
+def _quoted(line: str) -> Command:
+    """A command from a file, each word quoted: nothing else in it runs when it is pasted."""
+    try:
+        return Command.of(*shlex.split(line))
+    except ValueError:  # a quote without its end
+        return Command.of(line)
 
 
 def cache_facts(cache: CacheSummary) -> Facts:

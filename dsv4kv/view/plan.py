@@ -2,7 +2,6 @@
 
 import json
 import re
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -54,7 +53,7 @@ def plan_page(
     for whose, command in launches(best) if best else ():
         parts += [Text(f"{whose}:", "dim"), Command(command)]
     if best and trace and best.kind.split is None:
-        parts += [Text("the same as a replay:", "dim"), Command(_replay(best, trace, settings))]
+        parts += [Text("the same as a replay:", "dim"), _replay(best, trace, settings)]
     chart = _chart(answer, question)
     front: list[Part] = [*([chart] if chart else []), _front_table(answer, question)]
     named: dict[str, list[str]] = {}
@@ -140,7 +139,7 @@ def launches(trial: Trial) -> Iterator[tuple[str, str]]:
         yield words, in_role(command, role) if role else command
 
 
-def _replay(trial: Trial, trace: str, settings: Sequence[str]) -> str:
+def _replay(trial: Trial, trace: str, settings: Sequence[str]) -> Command:
     server = trial.kind.server
     fleet = [f"fleet.replicas={trial.units}", f"fleet.router={trial.kind.router}"]
     words = [
@@ -150,8 +149,9 @@ def _replay(trial: Trial, trace: str, settings: Sequence[str]) -> str:
         *(fleet if trial.units > 1 else []),
         *([f"workload.speed={trial.speed:g}"] if trial.speed != 1 else []),
     ]
-    gpus = f"--gpu {server.gpu} --gpus {server.layout.gpus}"
-    return f"dsv4kv replay {trace} {gpus} {' '.join(f'--set {shlex.quote(w)}' for w in words)}"
+    gpus = ("--gpu", server.gpu, "--gpus", server.layout.gpus)
+    given = (part for word in words for part in ("--set", word))
+    return Command.of("dsv4kv", "replay", trace, *gpus, *given)
 
 
 def _describe(trial: Trial) -> str:

@@ -127,11 +127,11 @@ def _case_answer(record: RunRecord, case: Case) -> Iterator[Part]:
     if record.trace_source:  # the command that answers the next question
         model, gpu = setting(case, "model.preset"), setting(case, "cost.gpu")
         most = max(reuse.lost_tokens, key=lambda reason: reuse.lost_tokens[reason], default="")
-        kinds = f" --gpu {gpu}" if gpu else ""
-        after = f"plan {trace} --model {model}{kinds} --slo ttft_p99=2s"
+        kinds = ["--gpu", gpu] if gpu else []
+        after = ["plan", trace, "--model", model, *kinds, "--slo", "ttft_p99=2s"]
         if not late and most.startswith("evicted"):
-            after = f"trace mrc {trace} --model {model}"
-        yield from ("", Command(f"dsv4kv {after}"))
+            after = ["trace", "mrc", trace, "--model", model]
+        yield from ("", Command.of("dsv4kv", *after))
 
 
 def _case_sections(record: RunRecord, case: Case) -> Iterator[Section]:

@@ -1,6 +1,5 @@
 """Records of any kind on a terminal or a page: runs of ``bench``, profiles and replays."""
 
-import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -49,5 +48,5 @@ def report_record(
         return page.in_full()
     if path is None or replayed:
         return page.answer
-    again = Command(f"dsv4kv report {shlex.quote(str(path))} --verbose")
+    again = Command.of("dsv4kv", "report", path, "--verbose")
     return [*page.answer, "", again]

@@ -6,6 +6,7 @@ A command's view is a ``Page``: its answer, a list of parts, and sections with t
 """
 
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -170,6 +171,11 @@ def tabulate(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 class Command(str):
     """What a user may paste into a shell: a part of its own, or a fact."""
+
+    @classmethod
+    def of(cls, *words: object) -> "Command":
+        """Make a command of words, each quoted as a shell needs it."""
+        return cls(shlex.join(map(str, words)))
 
 
 @dataclass(frozen=True)

@@ -161,11 +161,11 @@ def mrc_page(source: str, model: str, answer: Answer) -> Page:
             parts.append(Finding("warning", text))
     if point.rules:
         good = max(point.rules, key=lambda o: (bool(RULES[o.name].engine), o.hit_tokens))
-        command = f"dsv4kv replay {source} --model {model} --rule {good.name}"
-        parts += ["", Command(command)]
+        rule = ("--model", model, "--rule", good.name)
+        parts += ["", Command.of("dsv4kv", "replay", source, *rule)]
     elif answer.kept_share == 1 and answer.enough_tokens:
-        rest = f"--capacity {answer.enough_tokens} --rule all"
-        parts += ["", Command(f"dsv4kv trace mrc {source} --model {model} {rest}")]
+        rest = ("--model", model, "--capacity", answer.enough_tokens, "--rule", "all")
+        parts += ["", Command.of("dsv4kv", "trace", "mrc", source, *rest)]
     title = f"Hit rate of {Path(source).name} by cache capacity, {model}"
     return Page(title, parts, list(_sections(model, answer)))
 

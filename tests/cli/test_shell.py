@@ -1,8 +1,10 @@
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -246,3 +248,27 @@ def test_what_a_file_system_refuses_is_a_sentence(words: tuple[str, ...]) -> Non
     assert result.exit_code in (2, 4)
     assert result.stderr.startswith("error: ")
     assert "x/x" in result.stderr or "xxx" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("replay", "--set", "cost.gpu=h200"),
+        ("trace", "mrc"),
+        ("trace", "mrc", "--rule", "all", "--capacity", "1000"),
+        ("plan", "--slo", "ttft_p99=2s"),
+    ],
+    ids=" ".join,
+)
+def test_the_name_of_a_trace_is_one_word_of_the_command_that_is_offered(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = "$(touch x) 'y'.jsonl"
+    row = {"arrival_s": 0, "input_tokens": 99, "output_tokens": 9}
+    rows = [row | {"prefix_hashes": [1, at], "hash_block_tokens": 64} for at in (2, 3)]
+    Path(name).write_text("".join(f"{json.dumps(each)}\n" for each in rows), encoding="utf-8")
+    result = CliRunner(env=TERMINAL).invoke(app, [*words, name])
+    assert result.exit_code == 0, result.output
+    (line,) = (each for each in result.stdout.splitlines() if each.startswith("dsv4kv "))
+    assert name in shlex.split(line)

@@ -1,5 +1,6 @@
 """Facts of a run where they are unusual or absent; goldens of whole runs have the others."""
 
+import shlex
 from typing import Any
 
 import pytest
@@ -43,6 +44,18 @@ def test_models_of_a_sweep_threads_and_revisions() -> None:
 @pytest.mark.parametrize("config", [{"workload": 1.0}, {"measure": {"threads": "x"}}])
 def test_a_configuration_of_other_shapes_is_shown(config: dict[str, object]) -> None:
     assert header(make_record(make_case(config=config), trace_source=None))
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("dsv4kv bench 'a b.yaml' --set x=1", "dsv4kv bench 'a b.yaml' --set x=1"),
+        ("dsv4kv bench x; touch y $(z)", "dsv4kv bench 'x;' touch y '$(z)'"),
+        ("dsv4kv $(y) 'x", shlex.quote("dsv4kv $(y) 'x")),
+    ],
+)
+def test_a_recorded_command_runs_no_other(line: str, shown: str) -> None:
+    assert facts_of(make_record(make_case(), reproduce=line))["repeat"] == shown
 
 
 def problems(**changes: Any) -> list[str]:

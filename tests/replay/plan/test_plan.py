@@ -1,5 +1,6 @@
 """The cheapest deployment: true bounds, a search that finds it, a command that starts it."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
@@ -170,6 +171,12 @@ def test_a_launch_command_is_read_as_the_layout_it_was_written_for(
         assert (found.tp, found.dp, found.pp) == (layout.tp, layout.dp, layout.pp)
         assert found.expert_ranks == layout.expert_ranks
         assert texts["model"] == preset
+
+
+def test_the_path_of_a_model_is_one_word_of_a_launch_command() -> None:
+    path = "it's; $(x)"
+    command = launch_command("sglang", path, layouts_of("v4-flash")[0])
+    assert path in shlex.split(command)
 
 
 def test_every_deployment_considered_is_ruled_out_or_simulated() -> None:

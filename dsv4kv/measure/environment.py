@@ -51,7 +51,7 @@ def capture_environment() -> dict[str, Any]:
     git_sha, git_dirty = _git_state(_SOURCE_TREE)
     return {
         "hostname_sha256": hashlib.sha256(socket.gethostname().encode()).hexdigest(),
-        "platform": platform.platform(),
+        "platform": _platform(),
         "python": platform.python_version(),
         "cpu": _cpu_model(),
         "cpu_count": usable_cores(),
@@ -64,6 +64,13 @@ def capture_environment() -> dict[str, Any]:
         "git_sha": git_sha,
         "git_dirty": git_dirty,
     }
+
+
+def _platform() -> str:
+    """What ``platform.platform()`` says on Linux; it also runs a ``uname`` found on PATH."""
+    found = os.uname()
+    libc = "".join(platform.libc_ver())
+    return f"{found.sysname}-{found.release}-{found.machine}{f'-with-{libc}' if libc else ''}"
 
 
 def _cpu_model() -> str | None:

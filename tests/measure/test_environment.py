@@ -2,8 +2,10 @@
 
 import json
 import os
+import platform
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pynvml
@@ -127,3 +129,18 @@ def test_a_package_installed_inside_another_work_tree_has_no_revision(
     monkeypatch.setattr(environment, "_SOURCE_TREE", installed)
     facts = capture_environment()
     assert (facts["git_sha"], facts["git_dirty"]) == (None, None)
+
+
+def test_no_program_of_the_working_directory_is_run(tmp_path: Path) -> None:
+    for name in ("uname", "file", "git", "sysctl"):
+        (tmp_path / name).write_text("#!/bin/sh\necho > ran\n", encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    program = f"from {environment.__name__} import capture_environment as c; c()"
+    variables = {**os.environ, "PATH": ":.:/usr/bin:/bin"}
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=variables, check=True)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems are told with less")
+def test_the_platform_is_the_one_that_python_names() -> None:
+    assert capture_environment()["platform"] == platform.platform()

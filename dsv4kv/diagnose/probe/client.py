@@ -1,10 +1,12 @@
 """A server of OpenAI's API: prompts as token ids where it takes them, else as words.
 
-The key of the API comes from the environment and goes into one header; nothing writes it down.
+The key of the API comes from the environment and goes into one header; nothing writes it down,
+even where a server's answer quotes it.
 """
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -192,7 +194,9 @@ class OpenAiServer:
         try:
             response = self._asked("/v1/models")
             if response.status == 200:
-                return str(from_json(response.content)["data"][0]["id"])
+                name = str(from_json(response.content)["data"][0]["id"])
+                if _hide_key(name) == name:  # what is sent is shown, too
+                    return name
         except OSError as error:
             raise Unreachable(_gone(self._at, error)) from None
         except (ValueError, LookupError, TypeError):
@@ -305,7 +309,7 @@ def _key() -> str:
 
 def _refusal(response: "Response") -> Exception:
     """What a status other than 200 means: a prompt that is not taken, or a server in trouble."""
-    said = _plain(response.content[:2_000].decode("utf-8", "replace"))
+    said = _plain(response.content.decode("utf-8", "replace"))
     if response.status in {401, 403}:
         return ConfigError(f"the server wants another key: set {KEYS[0]} ({response.status}).")
     if 300 <= response.status < 400:
@@ -319,8 +323,15 @@ def _refusal(response: "Response") -> Exception:
 
 
 def _plain(text: str) -> str:
-    """What a server said, on one line and without commands to a terminal."""
-    return "".join(each for each in " ".join(text.split()) if each.isprintable())[:200]
+    """What a server said, on one line, without commands to a terminal and without the key."""
+    line = "".join(each for each in " ".join(text.split()) if each.isprintable())
+    return _hide_key(line)[:200]
+
+
+def _hide_key(text: str) -> str:
+    """The text with ``***`` for the key, in any case and with the escapes of JSON."""
+    key = r"\\*".join(map(re.escape, _key()))
+    return re.sub(key, "***", text, flags=re.IGNORECASE) if key else text
 
 
 def _gone(at: SplitResult, error: Exception) -> str:

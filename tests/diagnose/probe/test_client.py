@@ -29,11 +29,16 @@ KEY = "sk-not-to-be-written"
 
 @contextmanager
 def serving(
-    fake: FakeServer, *, takes: str = "ids", first: tuple[int, int, dict[str, str]] | None = None
+    fake: FakeServer,
+    *,
+    takes: str = "ids",
+    first: tuple[int, int, dict[str, str]] | None = None,
+    model: str = "a-model",
+    said: bytes = b"\x1b[31mbusy",
 ) -> Iterator[tuple[str, list[Any]]]:
     """A fake server behind a socket: its address, and what was asked.
 
-    ``first``: how many prompts it answers with a status and headers instead.
+    ``first``: how many prompts it answers with a status and headers, and ``said``, instead.
     """
     heard: list[Any] = []
 
@@ -43,7 +48,7 @@ def serving(
 
         def do_GET(self) -> None:
             metrics = "".join(f"{k} {v}\n" for k, v in fake.values.items())
-            models = json.dumps({"data": [{"id": "a-model"}]})
+            models = json.dumps({"data": [{"id": model}]})
             self._say(200, metrics if self.path == "/metrics" else models)
 
         def do_POST(self) -> None:
@@ -55,9 +60,9 @@ def serving(
                 self.send_response(first[1])
                 for name, value in first[2].items():
                     self.send_header(name, value)
-                self.send_header("content-length", "9")
+                self.send_header("content-length", str(len(said)))
                 self.end_headers()
-                self.wfile.write(b"\x1b[31mbusy")
+                self.wfile.write(said)
                 return
             prompt: Any = body.get("prompt", body.get("messages"))
             spelled = "ids" if isinstance(prompt, list) else "words"
@@ -218,6 +223,32 @@ def test_what_a_server_says_gives_no_command_to_the_terminal() -> None:
         ended = CliRunner().invoke(app, ["probe", url])
     assert "busy" in ended.stderr
     assert "\x1b" not in ended.output
+
+
+@pytest.mark.parametrize(
+    ("status", "options"),
+    [
+        (500, {"said": f'{{"error": "Bearer {KEY}"}}'.encode()}),
+        (400, {"said": KEY.upper().encode()}),
+        (400, {"said": b" " * 1990 + b"sk-\x1bnot-to-\x7fbe-written"}),
+        (400, {"said": rf'"{KEY.replace("-", chr(92) + "-")}"'.encode()}),
+        (308, {"location": f"https://elsewhere/?key={KEY}"}),
+        (200, {"model": f"model {KEY}"}),
+        (200, {"said": f'data: {{"error": {{"message": "{KEY}"}}}}\n'.encode()}),
+    ],
+)
+def test_a_key_that_a_server_repeats_is_not_shown(
+    status: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEYS[0], KEY)
+    headers = {"location": options.pop("location", "")}
+    with serving(fake(), first=(9, status, headers), **options) as (url, _):
+        ended = CliRunner().invoke(app, ["probe", url, "--json"])
+    assert ended.exit_code in (2, 5)
+    shown = ended.output.lower().replace("\\", "")
+    assert "error: " in shown
+    assert "not-to" not in shown
+    assert "written" not in shown
 
 
 @pytest.mark.parametrize("key", ["sk-secret\r\nX: y", "sk-\u2028secret"])

@@ -32,11 +32,6 @@ class Costs:
     descriptor_ns: Estimate  # of every stretch
     byte_ns: Estimate  # of every byte
 
-    def time_ns(self, descriptors: int, size: int) -> float:
-        """What a read takes by it."""
-        each = descriptors * self.descriptor_ns.value + size * self.byte_ns.value
-        return self.setup_ns.value + each
-
 
 @dataclass(frozen=True)
 class Run:

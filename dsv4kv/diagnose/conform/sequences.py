@@ -98,45 +98,24 @@ def serve_prompts(prompts: list[Prompt], hits: list[int]) -> tuple[Operation, ..
 def shrink(
     sequence: Sequence, broken: Callable[[Sequence], bool], patience: int = 400
 ) -> Sequence:
-    """The shortest sequence that is found to be still broken, and then with the least numbers.
+    """The shortest sequence that is found to be still broken.
 
     Chunks are left out, of half of the operations, then smaller (ddmin). ``patience``: how often
     a shorter one is tried.
     """
-    tried = 0
-
-    def still(operations: tuple[Operation, ...]) -> bool:
-        nonlocal tried
-        tried += 1
-        return tried <= patience and broken(replace(sequence, operations=operations))
-
-    kept = sequence.operations
+    kept, tried = sequence.operations, 0
     size = max(1, len(kept) // 2)
     while size:
         start, before = 0, len(kept)
         while start < len(kept):
             shorter = kept[:start] + kept[start + size :]
-            if shorter and still(shorter):
+            tried += bool(shorter)
+            if shorter and tried <= patience and broken(replace(sequence, operations=shorter)):
                 kept = shorter
             else:
                 start += size
         size = size if len(kept) < before and size == 1 else size // 2
-    for place, operation in enumerate(kept):
-        for simpler in _simpler(operation):
-            if still((*kept[:place], simpler, *kept[place + 1 :])):
-                kept = (*kept[:place], simpler, *kept[place + 1 :])
-                break
     return replace(sequence, operations=kept)
-
-
-def _simpler(operation: Operation) -> Iterator[Operation]:
-    """The same operation with fewer tokens, the simplest first."""
-    match operation:
-        case "admit", number, pages, tokens, output if output > 1:
-            yield "admit", number, pages, tokens, 1
-            yield "admit", number, pages, tokens, 2
-        case ("step" | "finish") as name, accepted if accepted:
-            yield name, 0
 
 
 Traits = Mapping[str, bool]

@@ -1,4 +1,4 @@
-"""What a machine has, what that makes possible, and what to do about what it lacks."""
+"""Check a machine: what is there, what it is for, and how to get what is missing."""
 
 import os
 import re
@@ -227,7 +227,7 @@ def check_software() -> Iterator[Check]:
 
 
 def check_peers(*, has_gpu: bool) -> Iterator[Check]:
-    """Packages of others; they are not imported, and without a GPU nobody needs them."""
+    """Check for other projects' packages, without importing them; they need a GPU."""
     for package, enables in _PEERS.items():
         if find_spec(package) is None:
             advice = f"to compare with it: pip install {package}" if has_gpu and enables else None
@@ -251,7 +251,7 @@ _PROFILERS = {
 
 
 def check_gpu(versions: dict[str, str | None]) -> Iterator[Check]:
-    """Check what runs need on a GPU; ``versions`` are those of the environment."""
+    """Check what GPU runs need; ``versions`` come from ``capture_environment``."""
     driver, cuda = versions["driver"], versions["cuda"]
     enables = "GPU runs and their telemetry"
     if driver is None:
@@ -401,7 +401,7 @@ def check_device_clock(
 def _time(
     device: "CudaDevice", source: "Tensor", target: "Tensor", copies: int, clock_ns: Clock
 ) -> tuple[int, int]:
-    """Nanoseconds of so many copies by the events and by the clock."""
+    """Nanoseconds of ``copies`` copies, by the GPU's events and by the clock."""
     start, end = device.make_event(), device.make_event()
     started_ns = clock_ns()
     start.record()

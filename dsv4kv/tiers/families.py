@@ -17,7 +17,7 @@ from dsv4kv.model.plan import CachePlan
 from dsv4kv.model.schema import LayerCacheSchema
 
 Part = Literal["main", "indexer", "window", "state", "indexer_state"]
-"""What of a layer a family holds, as its schema names it."""
+"""The part of a layer that a family holds, as its schema names it."""
 
 _PARTS: dict[Part, str] = {
     "main": "main",

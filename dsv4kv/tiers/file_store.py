@@ -98,7 +98,7 @@ class FileStore:
     def _each(
         self, move: Callable[[str, Bytes], ResultT], names: Sequence[str], data: Sequence[Bytes]
     ) -> list[ResultT]:
-        """Move objects by all threads; nothing goes on when this returns or raises."""
+        """Move objects with all threads; every thread is done when this returns or raises."""
         pairs = zip(names, data, strict=True)
         moved = [self._pool.submit(move, name, each) for name, each in pairs]
         wait(moved)
@@ -167,7 +167,7 @@ class FileStore:
 def _open_plain(path: Path) -> int:
     """A descriptor of a plain file whose bytes are not in the page cache.
 
-    Nobody waits for what is no file, as a pipe: it is no object. Raises ``FileNotFoundError``.
+    A pipe or device is never waited for. Raises ``FileNotFoundError``.
     """
     try:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -184,7 +184,7 @@ def _open_plain(path: Path) -> int:
 
 
 def _fill(file: FileIO, into: memoryview) -> bool:
-    """Read as many bytes as there is room for; whether there were so many."""
+    """Fill ``into`` from a file; returns whether the file was long enough."""
     while len(into):
         count = file.readinto(into)
         if not count:

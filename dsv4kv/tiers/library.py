@@ -274,7 +274,7 @@ class Library:
             self._fail(error)
 
     def _store_pages(self, prefix: Prefix, slot: int, part: range) -> None:
-        """Store blocks of which an object is missing."""
+        """Store the blocks that lack an object in the store."""
         end = part.stop * self.block_tokens
         names = [prefix.names(family, end)[part.start :] for family in self._pages]
         there = [self._exists(each) for each in names]

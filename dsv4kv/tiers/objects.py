@@ -215,7 +215,7 @@ def differences(
 
     Compared is what the next tokens can read, by its logical position: entries that are complete,
     the window, and of a state the rows that a group still pools. The rest of pages and rings is
-    padding, or left from earlier tokens. Both requests have so many tokens.
+    padding, or left from earlier tokens. Both requests have ``tokens`` tokens.
     """
     found = []
     for family in left.families.values():

@@ -132,7 +132,7 @@ class RedisStore:
         return True
 
     def _remove(self, name: str, value: bytes) -> None:
-        """Delete what is damaged, unless somebody has put it anew since."""
+        """Delete a damaged object, unless it was replaced since."""
         key = self._prefix + name
         self.damaged += 1
         with self._translated(), self._client.pipeline() as pipe:
@@ -162,7 +162,7 @@ class RedisStore:
 
 
 class _Bounded:
-    """A socket that reads so many bytes, and for so long, after what was sent last."""
+    """A socket that limits the bytes and the time of every answer."""
 
     def __init__(self, line: Any, allowance: Callable[[], tuple[int, float]]) -> None:
         self._line, self._allowance = line, allowance

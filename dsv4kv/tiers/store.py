@@ -52,7 +52,7 @@ class Store(Protocol):
         """
 
     def exists(self, names: Sequence[str]) -> Found:
-        """Which objects are there; a damaged one is until somebody gets it."""
+        """Which objects are there; a damaged one counts until it is read."""
 
     def delete(self, names: Sequence[str]) -> None:
         """Forget objects; those that are not there are passed over."""
@@ -93,7 +93,7 @@ class Seals:
     """What follows an object's bytes where others can reach them: they are its own, and whole.
 
     A seal is ``dsv4kv01``, the length in bytes as u64 and 128 bits of XXH3, little-endian, seeded
-    by namespace and name. It finds accidents: whoever means to forge it can.
+    by namespace and name. It finds accidents, not forgeries.
     """
 
     BYTES = 32
@@ -200,7 +200,7 @@ def open_store(place: str, namespace: Namespace) -> Store:
 
 
 def cut(sizes: Sequence[int], most_bytes: int, most: int = 1000) -> Iterator[range]:
-    """Neighbouring objects that are moved at once: so many, of so many bytes together."""
+    """Cut neighbouring objects into batches of limited bytes and count."""
     start, weight = 0, 0
     for end, size in enumerate(sizes):
         if end > start and (weight + size > most_bytes or end - start == most):

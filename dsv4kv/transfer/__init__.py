@@ -1,1 +1,1 @@
-"""What it costs to move a prefix: real bytes between a cache and tiers, or another cache."""
+"""Move real prefixes between a cache and tiers, or another cache, and time it."""

@@ -1,6 +1,6 @@
 """Frames on a stream socket: a mark, a kind, a length with a limit, and a deadline for all of it.
 
-Whoever is at the other end may be a stranger, slow, or gone: nothing waits for longer than its
+The other end may be a stranger, slow, or gone: nothing waits for longer than its
 deadline, and nothing is allocated that a length alone asks for.
 """
 
@@ -217,7 +217,7 @@ def check_token(host: str, token: str) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether nobody but this machine reaches an address."""
+    """Whether an address can be reached from this machine alone."""
     return host in ("localhost", "::1") or host.startswith("127.")
 
 

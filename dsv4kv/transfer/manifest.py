@@ -320,7 +320,7 @@ class FamilyRows(Sealed):
 
 
 class Manifest(Sealed):
-    """What a sender says of a request: where its rows are, and what they must be."""
+    """A sender's description of a request: where its rows are, and their digests."""
 
     model: str
     hadamard: bool  # whether indexer keys were rotated
@@ -338,10 +338,10 @@ class Manifest(Sealed):
 def make_manifest(
     memory: Memory, slot: int, tokens: int, *, prefix: int = 0, complete: bool = True
 ) -> Manifest:
-    """Describe a request that has ``tokens`` tokens in a slot, and hash what it has.
+    """Describe a request of ``tokens`` tokens in a slot, with digests of its rows.
 
-    prefix: tokens of which the other side has the pages; they are left out.
-    complete: without, its pages are known, and not yet what they hold.
+    prefix: tokens whose pages the other side already has; they are omitted.
+    complete: False while the prompt is being computed: pages without digests.
     """
     families = {}
     for name, family in memory.families.items():

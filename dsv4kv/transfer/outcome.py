@@ -207,7 +207,7 @@ class TiersOutcome:
 
     @property
     def resumes_earlier(self) -> bool:
-        """Whether there is a prefix of which some tokens are computed again."""
+        """Whether some tokens of a prefix are computed again."""
         return any(row.resumed_tokens < row.tokens for row in self.prefixes)
 
     def answers(self) -> list[str]:

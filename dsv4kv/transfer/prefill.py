@@ -120,14 +120,14 @@ class Prefill:
             self._side.memory.segment.forget()
 
     def _gone(self, wire: Wire) -> None:
-        """Whoever asked for a request has hung up: nobody will read it."""
+        """The receiver that asked for a request has hung up."""
         with self._lock:
             for request in [each for each, owner in self._owners.items() if owner is wire]:
                 del self._owners[request]
                 self._release_unowned(request)
 
     def _release_unowned(self, request: int) -> None:
-        """Give back the blocks of a request that is nobody's, once it is computed."""
+        """Free the blocks of a request without an owner, once it is computed."""
         if request not in self._owners and self._slots[request] >= 0:
             self._side.release(self._slots.pop(request))
 
@@ -238,7 +238,7 @@ class Side:
     def prefill(self, serial: int | None, tokens: int, offer: Offer | None = None) -> int:
         """Compute a prompt in a slot of its own; ``offer`` hears how far every layer is.
 
-        Nobody computes that of no serial: it has its blocks, with whatever is in them.
+        Without a serial nothing is computed: the request has blocks with arbitrary bytes.
         """
         torch.set_num_threads(1)  # of this thread, which need not be the first one
         slot = self._requests.admit()
@@ -265,14 +265,14 @@ class Side:
         return slot
 
     def draw(self) -> None:
-        """Fill all pages with drawn bytes: memory that nobody has written is no memory."""
+        """Fill all pages with random bytes: unwritten memory has no physical pages."""
         random = np.random.default_rng(self._seed)
         for region in self.memory.regions:
             pool = np.frombuffer(region, dtype=np.uint8)
             pool[:] = np.frombuffer(random.bytes(len(pool)), dtype=np.uint8)
 
     def decode(self, slot: int, serial: int, steps: int) -> str:
-        """Go on for some steps: a digest of what they read, and of the rows they leave."""
+        """Decode some steps; returns a digest of all they read and of the rows at the end."""
         seen = Seen()
         chooser = EntryChooser(self._executor.outputs.index_topk, self._seed)
         executor = replace(self._executor, observer=seen, chooser=chooser)

@@ -43,7 +43,7 @@ class Peer:
 
         Raises:
             ConfigError: No token, and the sender is not on this machine.
-            StoreUnavailable: Nobody is there, or it does not know the token.
+            StoreUnavailable: No sender is there, or it does not know the token.
         """
         check_token(address[0], token)
         try:
@@ -89,7 +89,7 @@ class Peer:
         return read_manifest(payload)
 
     def wait(self, request: int, layer: int, tokens: int) -> None:
-        """Wait until a layer has the rows of so many tokens."""
+        """Wait until a layer has the rows of ``tokens`` tokens."""
         self.wire.ask({"op": "wait", "request": request, "layer": layer, "tokens": tokens})
 
     def read_raw(self, into: memoryview) -> None:
@@ -147,7 +147,7 @@ def receive(
     Args:
         memory: The cache that takes it.
         manifest: The request.
-        readers: Read the sender's memory; with several, families come at once.
+        readers: Read the sender's memory; several read families in parallel.
         slot: The request's slot, where the manifest's ``prefix`` tokens are in it already.
         merge: Merge neighbouring descriptors.
 

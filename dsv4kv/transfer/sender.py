@@ -34,7 +34,7 @@ class Offer:
         self._notify()
 
     def reach(self, layer: int, tokens: int) -> None:
-        """A layer has the rows of so many tokens."""
+        """A layer has the rows of ``tokens`` tokens."""
         self._tokens[layer] = tokens
         self._notify()
 
@@ -49,7 +49,7 @@ class Offer:
         self._notify()
 
     def wait_for(self, layer: int, tokens: int, timeout_s: float) -> None:
-        """Wait until a layer has the rows of so many tokens."""
+        """Wait until a layer has the rows of ``tokens`` tokens."""
         self._wait(lambda: self._tokens.get(layer, -1) >= tokens, timeout_s)
 
     def chunk(self, prefix: int, timeout_s: float) -> Manifest:
@@ -221,5 +221,5 @@ def _tell(wire: Wire, manifest: Manifest) -> None:
 
 
 def refuse(message: dict[str, Any], wire: Wire) -> dict[str, Any]:
-    """A sender that is asked for nothing but what it offers."""
+    """Refuse every question that is not about an offer."""
     raise StoreUnavailable(f"{str(message['op'])[:40]!r} is not asked here.")

@@ -179,7 +179,7 @@ class _Run:
     def _measure_prefix(
         self, name: str, library: Library, stored: Sequence[int], tokens: int
     ) -> tuple[int, Restored]:
-        """Time every round of a prefix; the last one's slot, and what it got back."""
+        """Time every round of a prefix; returns the last restored slot and its result."""
         back, rounds = self.requests.admit(), list[list[int]]()
         for number in range(self.config.rounds):
             self.requests.release(back)

@@ -1,4 +1,4 @@
-"""The decode side of ``bench transfer``: takes a request in, times it, and goes on with it."""
+"""The decode side of ``bench transfer``: receives requests, times reads, and decodes on."""
 
 import json
 import os
@@ -322,7 +322,7 @@ def prefill_process(arguments: Sequence[str]) -> Iterator[tuple[tuple[str, int],
 
 
 def _listening(pipe: int) -> tuple[str, int]:
-    """Where the other process listens, by what it prints."""
+    """The address that the other process prints when it listens."""
     said = b""
     while b"\n" not in said[said.find(LISTENING.encode()) :] or LISTENING.encode() not in said:
         ready, _, _ = select([pipe], [], [], _STARTED_S)

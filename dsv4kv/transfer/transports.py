@@ -3,7 +3,7 @@
 NIXL (1.5.1, ``nixl._api``) and Mooncake's transfer engine (0.3.13, ``mooncake.engine``) read where
 they are installed. NIXL's wheels ask for torch with CUDA and need neither: ``pip install --no-deps
 nixl nixl-cu13``. Mooncake's protocol is TCP, or RDMA by ``MOONCAKE_PROTOCOL=rdma``. The ports of
-both ask nobody for a token.
+both ask for no token.
 """
 
 import base64
@@ -36,7 +36,7 @@ class Reader(Protocol):
         """Copy stretches of its memory into views of the same lengths, in order.
 
         Raises:
-            StoreUnavailable: Places that it does not have, or nobody is there any more.
+            StoreUnavailable: Places that it does not have, or the sender is gone.
         """
 
 

@@ -1,1 +1,1 @@
-"""Whether an installed engine's own cache manager keeps what it promises."""
+"""A model checker for the cache manager of an installed engine."""

@@ -1,4 +1,4 @@
-"""Random sequences against an engine's manager, until so many operations are done."""
+"""Run random sequences against an engine's manager and keep the shortest that fail."""
 
 import json
 import os
@@ -34,7 +34,7 @@ class Driven:
     Attributes:
         engine: Whose manager it drives.
         version: The engine's.
-        traits: What of the rules of hits it has.
+        traits: Which variants of the hit rules this version has.
     """
 
     def __init__(self, engine: str, given: IO[str], answers: IO[str]) -> None:
@@ -158,9 +158,9 @@ def conform(
     *,
     host: bool = False,
 ) -> Verdict:
-    """Ask until so many operations are done; the first sequences that break are made shorter.
+    """Run sequences for a number of operations; the first that break an invariant are shrunk.
 
-    They are shrunk until one of an invariant is ``SHORT``; some have no part that can be left out.
+    Shrinking ends when one sequence per invariant is ``SHORT``; some cannot get that short.
     ``host``: behind every cache there is host memory.
 
     Raises:

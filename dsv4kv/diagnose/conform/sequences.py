@@ -1,14 +1,14 @@
-"""Random sequences of operations for an engine's manager, what they must answer, and the shortest.
+"""Random sequences of operations for an engine's manager, their expected hits, and shrinking.
 
 An operation is its name and numbers, as a driver in ``dsv4kv/diagnose/conform/driven`` does it:
 
 * ``admit``: a request by number, its pages of 256 tokens (equal numbers, equal tokens), tokens of
   its prompt and of its answer.
-* ``step``: schedule one and take a result, in which so many drafts are accepted.
+* ``step``: schedule one step and take a result; the number of accepted drafts.
 * ``finish``: take the result of a step that is still under way.
 * ``abort``: a request. ``reset``: the prefix cache. ``preempt``: all that run.
 * ``land``: one of the copies to and from host memory ends. ``empty``: both prefix caches.
-* ``serve``: one request from its admission to its end, and what it must hit.
+* ``serve``: one request from admission to end, and the tokens it must hit.
 """
 
 import random
@@ -90,7 +90,7 @@ def draw_operations(
 
 
 def serve_prompts(prompts: list[Prompt], hits: list[int]) -> tuple[Operation, ...]:
-    """Prompts one after the other, and what they hit."""
+    """Serve prompts one after the other, with expected hits."""
     pairs = enumerate(zip(prompts, hits, strict=True))
     return tuple(("serve", n, pages, tokens, hit) for n, ((tokens, pages), hit) in pairs)
 
@@ -100,8 +100,8 @@ def shrink(
 ) -> Sequence:
     """The shortest sequence that is found to be still broken.
 
-    Chunks are left out, of half of the operations, then smaller (ddmin). ``patience``: how often
-    a shorter one is tried.
+    Chunks are removed, first half of the operations, then smaller ones (ddmin). ``patience``:
+    how many shorter sequences are tried.
     """
     kept, tried = sequence.operations, 0
     size = max(1, len(kept) // 2)

@@ -137,7 +137,7 @@ def _signs(entry: EntryFormat, codes: Bytes) -> Mask:
 
 @dataclass(frozen=True)
 class Context:
-    """What somebody knows of the request whose pages they are."""
+    """The request that the pages belong to."""
 
     model: DSV4Config  # whose RoPE it is
     ratio: int | None = None  # tokens of an entry, 0 for a window; None where it is not known

@@ -61,7 +61,7 @@ def frequencies(config: DSV4Config, ratio: int) -> NDArray[np.float64]:
 
 
 def explains(first: Pairs, second: Pairs, speeds: NDArray[np.float64], tokens: int) -> float:
-    """Share of what is between two rows' pairs [pairs] that a turn by so many positions is."""
+    """Share of the difference of two rows' pairs [pairs] that a turn by ``tokens`` explains."""
     product = np.conj(first) * second
     turned = (np.exp(-1j * tokens * speeds) @ product).real
     return float(turned / max(np.abs(product).sum(), 1e-30))
@@ -86,7 +86,7 @@ def shift_between(first: Pairs, second: Pairs, speeds: NDArray[np.float64]) -> T
 def odd_phases(
     pairs: Pairs, positions: NDArray[np.int64], speeds: NDArray[np.float64]
 ) -> NDArray[np.bool_] | None:
-    """Rows whose turn is not that of their position: bool[n].
+    """Rows turned as at another position: bool[n].
 
     None where rows share no direction, and nothing follows.
     """
@@ -299,7 +299,7 @@ def _copies(rows: Bytes) -> Mask:
 
 
 def _zeros(parsed: Parsed, fault: _Name, request: Request | None, entries: int) -> Iterator[Fault]:
-    """Rows that nobody wrote: between those that are, and at the end of what there should be."""
+    """Rows never written: between written ones, and at the end of the expected rows."""
     live = parsed.live
     if not live.any():
         return

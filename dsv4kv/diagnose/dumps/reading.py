@@ -1,4 +1,4 @@
-"""Tensors that somebody saved from an engine, as bytes.
+"""Tensors saved from an engine, as bytes.
 
 A file is trusted with nothing: a header is read before anything is allocated, sizes are held
 against the file's own, and no code of a pickle runs.
@@ -71,7 +71,7 @@ def read_dump(path: Path, tensor: str | None = None) -> Dump:
     """Read ``.npy``, ``.safetensors``, what ``torch.save`` wrote, or a tier's bytes as they are.
 
     Raises:
-        TraceError: A file that cannot be read, or that is not what it says it is.
+        TraceError: A file that cannot be read, or has another format than it says.
     """
     try:
         with open_regular(path) as file:
@@ -194,7 +194,7 @@ def _whole_numbers(given: Any, most: int) -> tuple[int, ...]:
 
 
 def _read_torch(path: Path) -> Iterator[tuple[str, tuple[Bytes, tuple[int, ...]]]]:
-    """A tensor, or those of a dict or list, as ``torch.save`` writes them: mapped, not loaded."""
+    """The tensors of a ``torch.save`` file: one, or a dict or list of them; mapped, not loaded."""
     try:
         with path.open("rb", 0) as raw, zipfile.ZipFile(_Bounded(raw)) as archive:
             records = {each.filename.partition("/")[2]: each for each in archive.infolist()}
@@ -223,7 +223,7 @@ _DAMAGED = (
 
 
 class _Bounded:
-    """A file whose reader is not told by the file how much to read at once."""
+    """A file that limits every read, whatever length its own header asks for."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file

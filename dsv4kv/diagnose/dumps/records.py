@@ -26,7 +26,7 @@ from dsv4kv.model.formats import (
 Mask = NDArray[np.bool_]
 
 SURE = 0.75
-"""Of the rows that hold something so many have to fit a record for it to be recognised."""
+"""Share of the nonzero rows that must fit a record for it to be recognised."""
 
 FEWEST_ROWS = 4
 _FEWEST_SIGNS = 0.2
@@ -282,7 +282,7 @@ def _signs_are_mixed(entry: EntryFormat, parsed: Parsed) -> bool:
 
 
 def _tried(dump: Dump, entries: int | None, name: str | None) -> Iterator[tuple[Record, Bytes]]:
-    """Every record of which the dump may be whole pages."""
+    """Every record whose page size divides the dump."""
     sizes = {int(np.prod(dump.shape[k:])) for k in range(1, len(dump.shape))}
     for format_name, of, entry, usual in known_records():
         if name is not None and name != format_name:

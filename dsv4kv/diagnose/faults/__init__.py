@@ -1,1 +1,1 @@
-"""Known faults of engines and of benchmarks, kept as data, and what of them a server has."""
+"""Known faults of engines and benchmarks, kept as data, and which of them a server has."""

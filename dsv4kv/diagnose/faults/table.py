@@ -176,7 +176,7 @@ class Fault(_Row):
 
 
 def release(version: str) -> tuple[int, ...]:
-    """Numbers of a version, what follows on them left out; raises ``ConfigError``."""
+    """The numbers of a version, without any suffix; raises ``ConfigError``."""
     match = _RELEASE.match(version.strip())
     if match is None:
         raise ConfigError(f"{version[:60]!r} is no version: give one such as 0.33 or 0.5.23.")

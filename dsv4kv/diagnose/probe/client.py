@@ -55,7 +55,7 @@ class OpenAiServer:
         model: The name that it is asked for.
         spells: What prompts are made of: ``ids``, ``words`` or ``chat``.
         around: Tokens that it puts around every prompt: a first one, a chat's template.
-        tokens: What it took to find that out.
+        tokens: Tokens spent on finding that out.
     """
 
     def __init__(
@@ -66,13 +66,13 @@ class OpenAiServer:
         *,
         most_s: float = 300.0,
     ) -> None:
-        """Look at the server and find out what it takes.
+        """Connect, and find out which kind of prompt the server accepts.
 
         ``most_s``: after so long every connection is cut.
 
         Raises:
             ConfigError: No address of a server, or a key that no header takes.
-            Unreachable: Nobody answers there.
+            Unreachable: No server answers there.
         """
         self._ends_s = self.now_s() + most_s
         self._at, self._metrics = _address(url), _address(metrics) if metrics else None

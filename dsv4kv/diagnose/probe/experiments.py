@@ -71,7 +71,7 @@ class Known:
     why: str = ""  # why nothing can be built on it
 
     def whole(self, tokens: int) -> int:
-        """What of so many common tokens is hit where blocks are all that matters."""
+        """Tokens hit of a common prefix, if only whole blocks count."""
         return max(0, tokens - self.lost) // self.step * self.step
 
 
@@ -402,7 +402,7 @@ def distance(one: Answer, other: Answer) -> float:
 
 @dataclass
 class _Trials:
-    """A prompt, so many tokens of others, and the prompt again: whether it is lost."""
+    """Send a prompt, other prompts, and the first again, to see whether it is lost."""
 
     q: Questioner
     known: Known
@@ -548,7 +548,7 @@ def _first(low: int, high: int, holds: Callable[[int], bool]) -> int:
 
 @dataclass(frozen=True)
 class Planned:
-    """An experiment, what it answers, and the most tokens that it asks, without the capacity."""
+    """An experiment, its questions, and the most tokens it sends (0 for the capacity)."""
 
     run: Experiment
     answers: tuple[str, ...]

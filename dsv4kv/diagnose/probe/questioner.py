@@ -95,7 +95,7 @@ class Questioner:
     def __init__(
         self, server: "OpenAiServer", ledger: Ledger, seed: int, begun_s: float | None = None
     ) -> None:
-        """``begun_s``: on the server's clock, when the budget of time began; now if left out."""
+        """``begun_s``: when the budget of time began, on the server's clock; None for now."""
         self.server, self.ledger = server, ledger
         self.observed: list[Observed] = []
         self.counted, self.drafts, self.experiment = Counted(), False, ""
@@ -159,7 +159,7 @@ class Questioner:
     def _settle(self, before: tuple[int, int], tokens: int) -> int | None:
         """What counters say a prompt hit; None unless they come to count this one, and no other.
 
-        Servers count behind their answers, and for whoever asks.
+        Servers update counters after the answer, and count all clients.
         """
         for _ in range(SETTLES):
             hits, asked = self._counters()

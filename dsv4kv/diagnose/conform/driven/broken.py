@@ -71,7 +71,7 @@ class Broken(Exception):
 
 
 def note(kind: str, says: str) -> None:
-    """An invariant does not hold; the sequence goes on, to find whether others break as well.
+    """Record a broken invariant; the sequence continues, as others may break as well.
 
     Errors of the engine, and how a sequence ends, count only where nothing broke before: they may
     follow from what did.
@@ -121,7 +121,7 @@ def find_version(engine: str, folder: str | Path | None) -> str:
 
 
 def add_absent(*names: str) -> None:
-    """Stand-ins for those of an engine's imports that are not installed."""
+    """Put stand-ins in place of packages that are not installed."""
     stand_in(*(name for name in names if find_spec(name) is None))
 
 

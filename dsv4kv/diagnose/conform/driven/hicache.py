@@ -84,7 +84,7 @@ class Copy:
 class HostCopies:
     """Stands in for ``L2TransferEngine``: copies between pages and chunks, each with its content.
 
-    ``content`` is that of the GPU's pages by family and number; ``pools`` has the name and the
+    ``content`` holds the GPU's pages by family and number; ``pools`` has the name and the
     family of every host pool by its id.
     """
 
@@ -138,7 +138,7 @@ class HostCopies:
                 copy.end()
 
     def forget(self):
-        """Nobody asks any more for what is there or under way."""
+        """Drop all contents and all copies under way."""
         for copies in self.under_way.values():
             copies.clear()
         self._host.clear()
@@ -318,7 +318,7 @@ def attach(hicache, cache, params, settings):
 
 
 class HostMemory:
-    """Host memory behind a tree; ``content`` is that of the GPU's pages by family."""
+    """Host memory behind a tree; ``content`` holds the GPU's pages by family."""
 
     def __init__(self, hicache, cache, content):
         self._hicache, self._cache, names = hicache, cache, hicache.names
@@ -348,7 +348,7 @@ class HostMemory:
         self._cache.check_hicache_events()
 
     def load_back(self, request):
-        """Begin to load what of a match the host has; whether all that was promised will come."""
+        """Load the host's part of a match; returns whether all promised tokens will come."""
         promised = request.host_hit_length
         if not promised and not request.swa_host_hit_length:
             return True

@@ -57,7 +57,7 @@ def configure(offloading, settings):
 class Copies:
     """Stands in for ``OffloadingWorker``: copies between blocks and chunks, each with its content.
 
-    ``content`` is that of the GPU's blocks: group, place, chain and the tokens' end by number.
+    ``content`` holds, by block number: group, place, chain and the end of its tokens.
     """
 
     def __init__(self, result, content):
@@ -86,7 +86,7 @@ class Copies:
                 self.land(job)
 
     def land(self, job):
-        """A copy ends: its source still holds what it held."""
+        """A copy ends; its source must be unchanged."""
         stores, copies = self.under_way.pop(job)
         source, target = self._sides(stores)
         for begin, end, held in copies:
@@ -167,7 +167,7 @@ class Host:
         self._worker.connector_worker.worker = self.copies
 
     def before(self, output):
-        """What the worker does before a step is computed."""
+        """The worker's calls before a step is computed."""
         meta = output.kv_connector_metadata
         self._expect(meta)
         self._worker.handle_preemptions(meta)
@@ -176,7 +176,7 @@ class Host:
             self._worker.start_load_kv(None)
 
     def after(self, output):
-        """What it does afterwards; returns what it reports to the scheduler."""
+        """The worker's calls after a step; returns its report to the scheduler."""
         worker = self._worker
         if not output.has_sync_kv_loads:
             worker.start_load_kv(None)

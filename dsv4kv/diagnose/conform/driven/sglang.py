@@ -249,7 +249,7 @@ def open_cache(engine, settings, **options):
 
 
 def take_pages(cache, row, begin, pages):
-    """Let a request's row have pages for new tokens; evicts what it must."""
+    """Allocate pages for a request's new tokens, evicting others if needed."""
     allocator, tokens = cache.token_to_kv_pool_allocator, pages * PAGE
     allocator.evict_to_free_tokens(cache, tokens)
     if cache.is_swa_enabled:
@@ -264,13 +264,13 @@ def take_pages(cache, row, begin, pages):
 
 
 def traits(engine):
-    """What of the rules of hits this version has: up to 0.5.22 a chunk's end keeps a page less."""
+    """Variants of the hit rules: up to 0.5.22 a chunk's end keeps a page less."""
     kept = inspect.getsource(engine.common.free_swa_out_of_window_slots)
     return {"newest": "ceil_align(" in kept, "host": engine.hicache is not None}
 
 
 class Running(Request):
-    """A request with its answer, and what of it is computed."""
+    """A request with its answer and its progress."""
 
     def __init__(self, engine, number, tokens, output):
         super().__init__(engine, tokens)
@@ -293,7 +293,7 @@ class Running(Request):
         self.done = self.generated >= self.output
 
     def retract(self, engine):
-        """As new, with what it has generated as a part of its prompt."""
+        """Start again, with the generated tokens as part of the prompt."""
         self.kv = engine.held()
         self.prefix_len = self.extend_end = self.steps = 0
         self.last_node = self.lock = None
@@ -592,7 +592,7 @@ class Session:
             note("reads", f"request {request.rid} goes on at token {position}, and {what}")
 
     def _count_pages(self):
-        """Every page is free, the tree's, or of one request; so are those of windows."""
+        """Every page of both pools is free, held by the tree, or held by one request."""
         pages, windows = self._settings["pages"], self._settings["window_pages"]
         kept = self._cache.all_values_flatten()[::PAGE]
         own = [

@@ -46,7 +46,7 @@ def load(folder=None):
 
 
 def traits(engine):
-    """What of the rules of hits this version has."""
+    """Which variants of the hit rules this version has."""
     return {
         "lookahead": "num_hash_lookahead_tokens" in _parameters(engine.KVCacheManager),
         "retention": "prefix_cache_retention_interval" in _parameters(engine.specs.KVCacheConfig),
@@ -298,9 +298,9 @@ class Session:
         self._scheduler.reset_prefix_cache(reset_connector=True)
 
     def _do_serve(self, number, pages, tokens, expected):
-        """One request alone, from its admission to its end; what it hits is known.
+        """One request alone, from admission to end, compared with its expected hit.
 
-        With host memory that is all that it hits.
+        With host memory the GPU's prefix cache is emptied first.
         """
         if self._host:
             self._scheduler.reset_prefix_cache()
@@ -341,7 +341,7 @@ class Session:
             self._update(accepted)
 
     def _unsure(self, rid, preemptions):
-        """Drafts of steps under way: where all are rejected, a step goes on so much earlier."""
+        """Drafts in flight: if all are rejected, the next step starts that many tokens earlier."""
         return sum(
             len(output.scheduled_spec_decode_tokens.get(rid, ()))
             for output, samples, _ in self._flying
@@ -426,7 +426,7 @@ class Session:
                 self._content[block.block_id] = group, place, chain, filled
 
     def _check_read(self, rid, position, known):
-        """Every family has what a request that goes on there reads, of its own known tokens."""
+        """Every family holds the request's own tokens that are read from ``position`` on."""
         chain = self._chains[rid]
         for group, (span, window) in enumerate(zip(self._spans, self._windows)):
             first = 0 if window is None else max(0, position - window + 1) // span

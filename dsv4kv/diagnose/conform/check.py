@@ -62,17 +62,6 @@ class Driven:
 
 
 @contextmanager
-def _asking(given: int) -> Iterator[IO[str]]:
-    """What is written to; whether anybody still reads it shows in the answers."""
-    file = os.fdopen(given, "w")
-    try:
-        yield file
-    finally:
-        with suppress(BrokenPipeError):
-            file.close()
-
-
-@contextmanager
 def drive(engine: str, python: str | None = None, package: Path | None = None) -> Iterator[Driven]:
     """Start a driver; it ends with the block.
 
@@ -95,7 +84,8 @@ def drive(engine: str, python: str | None = None, package: Path | None = None) -
     answered, answers = os.pipe()
     start = _START.format(folder=str(FOLDER))
     where = str(package.resolve()) if package else ""
-    with _asking(given) as ask, os.fdopen(answered) as hear:
+    ask = os.fdopen(given, "w")
+    with os.fdopen(answered) as hear:
         command = [program, "-c", start, engine, where, str(questions)]
         child = Child(command, stdout=answers, pass_fds=(questions,))
         os.close(questions)
@@ -110,6 +100,8 @@ def drive(engine: str, python: str | None = None, package: Path | None = None) -
             ) from None
         finally:
             child.kill()
+            with suppress(BrokenPipeError):
+                ask.close()
 
 
 INVARIANTS = {

@@ -13,14 +13,12 @@ import numpy as np
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.errors import CacheError, StoreUnavailable, VerificationError
 from dsv4kv.tiers.families import Kept
+from dsv4kv.tiers.rows import Descriptors, coalesce, describe
 from dsv4kv.transfer.frames import MESSAGE, Wire, check_token, greet
 from dsv4kv.transfer.manifest import (
-    Descriptors,
     Manifest,
     Memory,
     check_manifest,
-    coalesce,
-    describe,
     make_manifest,
     read_manifest,
 )

@@ -15,15 +15,8 @@ from dsv4kv.model.plan import plan_cache
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import choose_formats
 from dsv4kv.tiers.families import Family, Kept
-from dsv4kv.transfer.manifest import (
-    Manifest,
-    Memory,
-    coalesce,
-    describe,
-    geometry_of,
-    make_manifest,
-    rows_needed,
-)
+from dsv4kv.tiers.rows import coalesce, describe, geometry_of, rows_needed
+from dsv4kv.transfer.manifest import Manifest, Memory, make_manifest
 from dsv4kv.transfer.receiver import fan_out, receive
 from dsv4kv.transfer.transports import MappedReader
 from tests.examples import examples

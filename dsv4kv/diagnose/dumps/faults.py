@@ -1,6 +1,5 @@
 """What is wrong with pages of a known record: which rows, and how it shows."""
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,7 +9,6 @@ from dsv4kv.diagnose.dumps.reading import Bytes
 from dsv4kv.diagnose.dumps.records import (
     SURE,
     Mask,
-    Parsed,
     Record,
     fitting,
     have_nan,
@@ -20,7 +18,6 @@ from dsv4kv.diagnose.dumps.records import (
     parse,
 )
 from dsv4kv.model.config import DSV4Config, inverse_frequencies
-from dsv4kv.model.formats import EntryFormat
 
 Pairs = NDArray[np.complex128]
 
@@ -120,9 +117,6 @@ MEANINGS = {
 }
 """Every kind of fault."""
 
-_Name = Callable[[str, Mask], Iterator["Fault"]]
-"""Makes a fault of a kind and the rows that have it."""
-
 _SHOWN_SHIFTS = 64  # bytes by which a page may be shifted, to either side
 
 
@@ -148,11 +142,6 @@ class Request:
     model: DSV4Config  # whose RoPE it is
     entries: int | None = None  # that there should be; None where nobody said
 
-    def positions(self, page_entries: int) -> NDArray[np.int64]:
-        """Of every row in logical order, in tokens."""
-        numbers = np.arange(len(self.table) * page_entries) + self.first
-        return numbers * max(self.ratio, 1)
-
 
 def find_faults(record: Record, pages: Bytes, request: Request | None = None) -> list[Fault]:
     """Every kind of fault of pages uint8[N, page bytes], the first of each named.
@@ -160,131 +149,104 @@ def find_faults(record: Record, pages: Bytes, request: Request | None = None) ->
     With ``request`` rows are judged in its order, by position; else as they are stored.
     """
     order = request.table if request else np.arange(len(pages))
-    found = list(_page_faults(record, pages, order))
-    odd_pages = {page for each in found for page in each.pages}
-    kept = np.array([page not in odd_pages for page in order])
-    rows = list(_row_faults(record, pages, order, kept, request))
-    return [each.fault for each in found] + rows
+    kinds = _odd_pages(record, pages, order)
+    found = [Fault(kind, len(hits), hits[0][0], detail=hits[0][1]) for kind, hits in kinds.items()]
+    kept = ~np.isin(order, [page for hits in kinds.values() for page, _ in hits])
+    if not kept.any():
+        return found
+    entries, chosen, positions = record.layout.entries, pages[order[kept]], None
+    if request:
+        numbers = np.arange(len(order) * entries) + request.first
+        whole = (numbers * max(request.ratio, 1)).reshape(len(order), -1)
+        positions = whole[kept].reshape(-1)
+    for kind, mask in _odd_rows(record, chosen, request, positions).items():
+        if mask.any():
+            first = int(np.argmax(mask))
+            page, entry = int(order[kept][first // entries]), first % entries
+            at = None if positions is None else int(positions[first])
+            found.append(Fault(kind, int(mask.sum()), page, entry, at))
+    return found
 
 
-@dataclass(frozen=True)
-class _OfPages:
-    fault: Fault
-    pages: tuple[int, ...]
-
-
-def _page_faults(record: Record, pages: Bytes, order: NDArray[np.int64]) -> Iterator[_OfPages]:
-    """Pages that are as a whole something else than they should be."""
+def _odd_pages(
+    record: Record, pages: Bytes, order: NDArray[np.int64]
+) -> dict[str, list[tuple[int, str]]]:
+    """Pages that as a whole hold something else: by kind, each with a detail."""
     layout, kinds = record.layout, dict[str, list[tuple[int, str]]]()
-    other = replace(layout, format=_other(record))
+    entry = layout.format
+    moved = replace(entry, scales_at="page_end" if entry.inline_scales else "row_end")
+    other = replace(layout, format=moved)
     for page in dict.fromkeys(order.tolist()):
         one = pages[page : page + 1]
         if not one.any() or _share(record, one) >= SURE:
             continue
         kind, detail = "other bytes", ""
-        if record.layout.format.scale != "none" and len(one[0]) >= other.page_bytes:
-            whole = one[:, : other.page_bytes]
-            if _share(replace(record, layout=other), whole) >= SURE:
-                kind = "other arrangement"
-        if kind == "other bytes" and (shift := _shift(record, one)) is not None:
-            kind, detail = "shifted page", f"by {shift:+} B"
-        rows = parse(layout, one)
-        if kind == "other bytes" and _rows_are_ours(record, rows):
-            continue  # single faults in many rows: reported row by row
+        whole = one[:, : other.page_bytes]
+        fits = entry.scale != "none" and whole.shape[1] == other.page_bytes
+        if fits and _share(replace(record, layout=other), whole) >= SURE:
+            kind = "other arrangement"
+        if kind == "other bytes":
+            shifts = (s for size in range(1, _SHOWN_SHIFTS + 1) for s in (size, -size))
+            fitting_shifts = (
+                s for s in shifts if _share(record, np.roll(one, -s, axis=1)) >= SURE
+            )
+            if (shift := next(fitting_shifts, None)) is not None:
+                kind, detail = "shifted page", f"by {shift:+} B"
+        if kind == "other bytes":
+            parsed = parse(layout, one)
+            broken = [have_nan, odd_scales, odd_peaks, odd_tails]
+            counts = np.sum([each(entry, parsed) for each in broken], axis=0)
+            if (counts[parsed.live] <= 1).mean() >= SURE:
+                continue  # single faults in many rows, not another page: reported row by row
         kinds.setdefault(kind, []).append((page, detail))
-    for kind, hits in kinds.items():
-        (page, detail), numbers = hits[0], tuple(page for page, _ in hits)
-        yield _OfPages(Fault(kind, len(hits), page, detail=detail), numbers)
-
-
-def _other(record: Record) -> EntryFormat:
-    entry = record.layout.format
-    return replace(entry, scales_at="page_end" if entry.inline_scales else "row_end")
+    return kinds
 
 
 def _share(record: Record, pages: Bytes) -> float:
     parsed = parse(record.layout, pages)
-    return (
-        float(fitting(record.layout.format, parsed)[parsed.live].mean())
-        if parsed.live.any()
-        else 0.0
-    )
+    fits = fitting(record.layout.format, parsed)[parsed.live]
+    return float(fits.mean()) if len(fits) else 0.0
 
 
-def _rows_are_ours(record: Record, parsed: Parsed) -> bool:
-    """Whether most rows break one rule at most: other bytes break several."""
-    entry = record.layout.format
-    broken = [have_nan, odd_scales, odd_peaks, odd_tails]
-    counts = np.sum([each(entry, parsed) for each in broken], axis=0)
-    return bool((counts[parsed.live] <= 1).mean() >= SURE)
-
-
-def _shift(record: Record, page: Bytes) -> int | None:
-    """By how many bytes a page's content is shifted."""
-    for size in range(1, _SHOWN_SHIFTS + 1):
-        for shift in (size, -size):
-            if _share(record, np.roll(page, -shift, axis=1)) >= SURE:
-                return shift
-    return None
-
-
-def _row_faults(
+def _odd_rows(
     record: Record,
-    pages: Bytes,
-    order: NDArray[np.int64],
-    kept: Mask,
+    chosen: Bytes,
     request: Request | None,
-) -> Iterator[Fault]:
+    positions: NDArray[np.int64] | None,
+) -> dict[str, Mask]:
+    """Which rows of pages have each kind of fault: bool[rows]."""
     layout, entry = record.layout, record.layout.format
-    if not kept.any():
-        return
-    numbers, chosen = order[kept], pages[order[kept]]
     parsed = parse(layout, chosen)
-    places = np.repeat(numbers, layout.entries), np.tile(np.arange(layout.entries), len(numbers))
-    positions = None
+    live, by_page = parsed.live, parsed.live.reshape(len(chosen), -1)
+    first = np.arange(len(live)) % layout.entries == 0
+    nan, scales = have_nan(entry, parsed) & live, odd_scales(entry, parsed) & live
+    copies = np.repeat(_copies(chosen) & by_page.any(axis=1), layout.entries)
+    rows = np.concatenate([parsed.codes, parsed.scales, parsed.tail], axis=1)
+    # a later row of the page, or of the request, is written
+    after = np.asarray(np.cumsum(by_page[:, ::-1], axis=1)[:, ::-1] > 0).reshape(-1)
     if request:
-        whole = request.positions(layout.entries).reshape(len(order), -1)
-        positions = whole[kept].reshape(-1)
-
-    def fault(kind: str, mask: Mask) -> Iterator[Fault]:
-        hits = np.flatnonzero(mask)
-        if len(hits):
-            first = hits[0]
-            at = None if positions is None else int(positions[first])
-            yield Fault(kind, len(hits), int(places[0][first]), int(places[1][first]), at)
-
-    nan = have_nan(entry, parsed) & parsed.live
-    scales = odd_scales(entry, parsed) & parsed.live
-    yield from fault("nan", nan)
-    yield from fault("odd scale", scales)
-    yield from fault(
-        "scale of other values", odd_peaks(entry, parsed) & parsed.live & ~nan & ~scales
-    )
-    yield from fault("odd rope", odd_tails(entry, parsed) & parsed.live & ~nan)
-    yield from _repeats(layout.entries, chosen, parsed, fault)
-    yield from _zeros(parsed, fault, request, layout.entries)
+        after = np.arange(len(live)) < np.flatnonzero(live)[-1:].sum()
+    masks = {
+        "nan": nan,
+        "odd scale": scales,
+        "scale of other values": odd_peaks(entry, parsed) & live & ~nan & ~scales,
+        "odd rope": odd_tails(entry, parsed) & live & ~nan,
+        "repeated page": copies & first,
+        "repeated row": _copies(rows) & live & ~copies,
+        "zero row": ~live & after,
+    }
+    if request and request.entries is not None and live.any():
+        masks["zero tail"] = ~live & ~after & (np.arange(len(live)) < request.entries)
     if layout.padding_bytes and not entry.inline_scales:
         padded = chosen[:, layout.page_bytes - layout.padding_bytes :].any(axis=1)
-        yield from fault("page padding", np.repeat(padded, layout.entries) & _first(places[1]))
-    if request and entry.tail_dims and positions is not None:
-        yield from _phases(parsed, positions, request, nan, fault)
-
-
-def _first(entries: NDArray[np.int64]) -> Mask:
-    first: Mask = entries == 0
-    return first
-
-
-def _repeats(entries: int, chosen: Bytes, parsed: Parsed, fault: _Name) -> Iterator[Fault]:
-    """Copies, each but the first; of whole pages, then of rows in pages that are none."""
-    whole = parsed.live.reshape(-1, entries).any(axis=1)
-    copies = _copies(chosen) & whole
-    of_pages = np.repeat(copies, entries)
-    starts = np.zeros(len(of_pages), bool)
-    starts[::entries] = True
-    yield from fault("repeated page", of_pages & starts)
-    rows = np.concatenate([parsed.codes, parsed.scales, parsed.tail], axis=1)
-    yield from fault("repeated row", _copies(rows) & parsed.live & ~of_pages)
+        masks["page padding"] = np.repeat(padded, layout.entries) & first
+    good = np.flatnonzero(live & ~nan)
+    if request and positions is not None and entry.tail_dims and len(good) >= 8:
+        speeds = frequencies(request.model, request.ratio)
+        odd = odd_phases(pairs_of(parsed.tail[good]), positions[good], speeds)
+        if odd is not None:
+            masks["phase of another position"] = np.isin(np.arange(len(live)), good[odd])
+    return masks
 
 
 def _copies(rows: Bytes) -> Mask:
@@ -296,35 +258,3 @@ def _copies(rows: Bytes) -> Mask:
         found[i] = key in seen
         seen.add(key)
     return found
-
-
-def _zeros(parsed: Parsed, fault: _Name, request: Request | None, entries: int) -> Iterator[Fault]:
-    """Rows never written: between written ones, and at the end of the expected rows."""
-    live = parsed.live
-    if not live.any():
-        return
-    after = np.zeros(len(live), bool)  # a later row of the page, or of the request, is written
-    if request:
-        after[: np.flatnonzero(live)[-1]] = True
-    else:
-        pages = live.reshape(-1, entries)
-        after = (np.cumsum(pages[:, ::-1], axis=1)[:, ::-1] > 0).reshape(-1)
-    yield from fault("zero row", ~live & after)
-    if request and request.entries is not None:
-        there = np.arange(len(live)) < request.entries
-        yield from fault("zero tail", ~live & ~after & there)
-
-
-def _phases(
-    parsed: Parsed, positions: NDArray[np.int64], request: Request, nan: Mask, fault: _Name
-) -> Iterator[Fault]:
-    good = np.flatnonzero(parsed.live & ~nan)
-    if len(good) < 8:
-        return
-    speeds = frequencies(request.model, request.ratio)
-    odd = odd_phases(pairs_of(parsed.tail[good]), positions[good], speeds)
-    if odd is None:
-        return
-    mask = np.zeros(len(parsed.live), bool)
-    mask[good[odd]] = True
-    yield from fault("phase of another position", mask)

@@ -186,11 +186,8 @@ def _odd_pages(
         if fits and _share(replace(record, layout=other), whole) >= SURE:
             kind = "other arrangement"
         if kind == "other bytes":
-            shifts = (s for size in range(1, _SHOWN_SHIFTS + 1) for s in (size, -size))
-            fitting_shifts = (
-                s for s in shifts if _share(record, np.roll(one, -s, axis=1)) >= SURE
-            )
-            if (shift := next(fitting_shifts, None)) is not None:
+            shift = _shift(record, one)
+            if shift is not None:
                 kind, detail = "shifted page", f"by {shift:+} B"
         if kind == "other bytes":
             parsed = parse(layout, one)
@@ -200,6 +197,15 @@ def _odd_pages(
                 continue  # single faults in many rows, not another page: reported row by row
         kinds.setdefault(kind, []).append((page, detail))
     return kinds
+
+
+def _shift(record: Record, page: Bytes) -> int | None:
+    """By how many bytes a page's content is shifted."""
+    for size in range(1, _SHOWN_SHIFTS + 1):
+        for shift in (size, -size):
+            if _share(record, np.roll(page, -shift, axis=1)) >= SURE:
+                return shift
+    return None
 
 
 def _share(record: Record, pages: Bytes) -> float:

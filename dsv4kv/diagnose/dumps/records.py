@@ -143,53 +143,49 @@ def _words(row_bytes: Bytes) -> NDArray[np.uint16]:
     return np.ascontiguousarray(row_bytes).view(np.uint16)
 
 
+def _exponents(entry: EntryFormat, parsed: Parsed) -> tuple[NDArray[np.uint32], Mask]:
+    """The exponent of every scale, and whether its other bits are wrong: [n, groups] each.
+
+    Of an e4m3 scale the whole code stands for its exponent.
+    """
+    used = parsed.scales[:, : entry.scale_bytes - entry.scale_padding]
+    if entry.scale == "e4m3":
+        return used.astype(np.uint32), np.asarray((used == 0) | (used >= _E4M3_NAN))
+    if entry.scale == "ue8m0x4":
+        fours = used.reshape(len(used), -1, 4)
+        first = fours[:, :, 0]
+        return first.astype(np.uint32), np.asarray((fours != first[:, :, None]).any(axis=2))
+    if entry.scale == "ue8m0":
+        return used.astype(np.uint32), np.zeros(used.shape, bool)
+    bits = np.ascontiguousarray(used).view(np.uint32)
+    wrong = np.asarray((bits & 0x7FFFFF != 0) & (entry.scale == "fp32"))
+    return (bits >> 23).astype(np.uint32), wrong
+
+
 def odd_scales(entry: EntryFormat, parsed: Parsed) -> Mask:
     """Rows with a scale that no writer gives: bool[n]."""
     if entry.scale == "none":
         return np.zeros(len(parsed.codes), bool)
+    exponents, odd = _exponents(entry, parsed)
+    if entry.scale != "e4m3":
+        low, high = _EXPONENTS
+        odd = odd | (exponents < low) | (exponents > high)  # negative ones are above
     zero = peaks(entry, parsed.codes) == 0  # of such a group any scale is right
-    used = parsed.scales[:, : entry.scale_bytes - entry.scale_padding]
     padding = parsed.scales[:, entry.scale_bytes - entry.scale_padding :]
-    return np.asarray((_odd(entry, used) & ~zero).any(axis=1) | padding.any(axis=1))
-
-
-def _odd(entry: EntryFormat, used: Bytes) -> Mask:
-    low, high = _EXPONENTS
-    if entry.scale == "e4m3":
-        return np.asarray((used == 0) | (used >= _E4M3_NAN))
-    if entry.scale == "ue8m0":
-        return np.asarray((used < low) | (used > high))
-    if entry.scale == "ue8m0x4":
-        fours = used.reshape(len(used), -1, 4)
-        first = fours[:, :, 0]
-        same = (fours == first[:, :, None]).all(axis=2)
-        return np.asarray((first < low) | (first > high) | ~same)
-    bits = np.ascontiguousarray(used).view(np.uint32)
-    exponents = bits >> 23
-    odd = (exponents < low) | (exponents > high)  # negative ones are above
-    return np.asarray(odd | (bits & 0x7FFFFF != 0) if entry.scale == "fp32" else odd)
+    return np.asarray((odd & ~zero).any(axis=1) | padding.any(axis=1))
 
 
 def odd_peaks(entry: EntryFormat, parsed: Parsed) -> Mask:
-    """Rows with a group whose largest code is too small for its scale: bool[n]."""
+    """Rows with a group whose largest code is too small for its scale: bool[n].
+
+    Where a scale is as small as its writer gives, values may be smaller.
+    """
     if entry.scale == "none":
         return np.zeros(len(parsed.codes), bool)
-    largest = peaks(entry, parsed.codes)
+    largest, (exponents, _) = peaks(entry, parsed.codes), _exponents(entry, parsed)
     least = _LEAST_PEAK[entry.scale] if entry.value == "e4m3" else _FOUR_BIT_PEAK[entry.scale]
-    low = (largest < least) & (largest > 0) & ~_at_floor(entry, parsed.scales)
-    return np.asarray(low.any(axis=1))
-
-
-def _at_floor(entry: EntryFormat, scales: Bytes) -> Mask:
-    """Groups whose scale is as small as their writer gives: their values may be smaller."""
-    used = scales[:, : entry.scale_bytes - entry.scale_padding]
-    if entry.scale == "ue8m0":
-        return np.asarray(used <= 113)  # DeepSeek's floor is 105, FlashMLA's 113
-    if entry.scale == "e4m3":
-        return np.asarray(used <= 1)
-    if entry.scale == "ue8m0x4":
-        return np.asarray(used.reshape(len(used), -1, 4)[:, :, 0] <= 113)
-    return np.asarray(np.ascontiguousarray(used).view(np.uint32) >> 23 <= 113)
+    floor = 1 if entry.scale == "e4m3" else 113  # DeepSeek's floor is 105, FlashMLA's 113
+    return np.asarray(((largest < least) & (largest > 0) & (exponents > floor)).any(axis=1))
 
 
 def odd_tails(entry: EntryFormat, parsed: Parsed) -> Mask:

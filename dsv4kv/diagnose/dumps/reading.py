@@ -6,11 +6,11 @@ against the file's own, and no code of a pickle runs.
 
 import json
 import math
-import pickletools
+import pickle
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -30,8 +30,7 @@ MOST_BYTES = 2**36
 
 _MOST_HEADER = 2**24
 _MOST_NPY_HEADER = 2**16
-_MOST_PICKLE = 2**24
-_MOST_OPERATIONS = 2**20  # some 30,000 tensors
+_MOST_PICKLE = 2**22  # some 30,000 tensors
 _MOST_DIMS = 32
 _LONGEST_NAME = 200
 _LONGEST_QUOTE = 300  # of a file's own words in a sentence
@@ -206,10 +205,10 @@ def _read_torch(path: Path) -> Iterator[tuple[str, tuple[Bytes, tuple[int, ...]]
                     f"{path} describes its tensors in {pickled.file_size:,} B; {_MOST_PICKLE:,} B "
                     "are read: save the tensors of pages alone."
                 )
-            saved = _unpickle(archive.read(pickled))
+            saved = _Unpickler(BytesIO(archive.read(pickled))).load()
             for name, each in _tensors(saved):
                 yield name, _map_tensor(path, name, each, records)
-    except (*_DAMAGED, zipfile.BadZipFile, zlib.error) as error:
+    except (*_DAMAGED, pickle.PickleError, zipfile.BadZipFile, zlib.error) as error:
         reason = _quote(error) or type(error).__name__
         raise TraceError(
             f"{path} is not read: it holds more than tensors, or is damaged ({reason})."
@@ -243,78 +242,46 @@ class _Named:
     name: str
     arguments: tuple[Any, ...] = ()
 
-
-_NEW: Mapping[str, Callable[[], Any]] = {
-    "NONE": lambda: None, "NEWTRUE": lambda: True, "NEWFALSE": lambda: False,
-    "EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple,
-}  # fmt: skip
-_TAKES = {
-    "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "APPEND": 1, "SETITEM": 2, "BUILD": 1,
-    "STACK_GLOBAL": 2, "BINPERSID": 1, "REDUCE": 2, "NEWOBJ": 2,
-}  # fmt: skip
-_TAKES_ALL = ("TUPLE", "APPENDS", "SETITEMS")  # since the last mark
+    def __call__(self, *arguments: Any) -> "_Named | _Dict":
+        return _Dict() if self.name == "collections.OrderedDict" else _Named(self.name, arguments)
 
 
-def _unpickle(pickled: bytes) -> Any:
-    """Plain values, containers and ``_Named`` in place of all else: made by this loop alone.
+class _Dict(dict[Any, Any]):
+    """A dict of plain keys: to hash a tuple of tuples may take for ever."""
 
-    Every operation makes one object of a bounded size, copies none, and there are at most
-    ``_MOST_OPERATIONS``. Raises what a damaged pickle runs into.
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if isinstance(key, str | int | float):
+            super().__setitem__(key, value)
+
+
+def _add_dict(unpickler: Any) -> None:
+    unpickler.append(_Dict())
+
+
+_HASHED_OR_HUGE = (
+    pickle.DICT, pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET, pickle.BYTEARRAY8,
+)  # fmt: skip
+
+
+class _Unpickler(pickle._Unpickler):
+    """Plain values, containers, and ``_Named`` in place of all else.
+
+    Operations that hash what they are given, or that allocate by a number alone, are unknown.
     """
-    stack, memo, marks = list[Any](), dict[int, Any](), list[int]()
-    for number, (operation, argument, _) in enumerate(pickletools.genops(pickled)):
-        name = operation.name
-        if number > _MOST_OPERATIONS:
-            raise ValueError(f"more than {_MOST_OPERATIONS:,} operations")
-        if name == "STOP":
-            return stack.pop()
-        if name == "MARK":
-            marks.append(len(stack))
-        elif name in ("BINPUT", "LONG_BINPUT", "MEMOIZE"):
-            memo[len(memo) if argument is None else argument] = stack[-1]
-        elif name in ("BINGET", "LONG_BINGET"):
-            stack.append(memo[argument or 0])
-        elif name not in ("PROTO", "FRAME"):
-            start = marks.pop() if name in _TAKES_ALL else len(stack) - _TAKES.get(name, 0)
-            taken = stack[max(0, start) :]
-            del stack[max(0, start) :]
-            if name in ("APPEND", "APPENDS", "SETITEM", "SETITEMS", "BUILD"):
-                _add(stack[-1], taken)
-            else:
-                stack.append(_make(name, argument, taken))
-    raise ValueError("it has no end")
 
+    dispatch = {  # noqa: RUF012
+        key: call
+        for key, call in (pickle._Unpickler.dispatch | {pickle.EMPTY_DICT[0]: _add_dict}).items()
+        if bytes([key]) not in _HASHED_OR_HUGE
+    }
 
-def _add(to: Any, items: Sequence[Any]) -> None:
-    """Add to a list or dict; to anything else nothing can be added."""
-    if isinstance(to, list):
-        to.extend(items)
-    elif isinstance(to, dict):  # to hash a tuple of tuples may take for ever
-        pairs = zip(items[::2], items[1::2], strict=False)
-        to.update((key, value) for key, value in pairs if isinstance(key, str | int | float))
+    def find_class(self, module: str, name: str) -> _Named:
+        """Nothing is imported."""
+        return _Named(f"{module}.{name}")
 
-
-def _make(operation: str, argument: Any, taken: Sequence[Any]) -> Any:
-    """The object that an operation makes."""
-    made = argument
-    match operation, taken:
-        case (("TUPLE" | "TUPLE1" | "TUPLE2" | "TUPLE3"), _):
-            made = tuple(taken)
-        case "GLOBAL", _:
-            made = _Named(argument.replace(" ", "."))
-        case "STACK_GLOBAL", [str(module), str(name)] if len(module) + len(name) < _LONGEST_NAME:
-            made = _Named(f"{module}.{name}")
-        case "BINPERSID", [tuple(arguments)]:
-            made = _Named("storage", arguments)
-        case (("REDUCE" | "NEWOBJ"), [_Named("collections.OrderedDict"), _]):
-            made = {}
-        case (("REDUCE" | "NEWOBJ"), [_Named(name), tuple(arguments)]):
-            made = _Named(name, arguments)
-        case name, [] if name in _NEW:
-            made = _NEW[name]()
-        case _ if taken or not isinstance(argument, str | int | float | bytes):
-            raise ValueError(f"an operation {operation}")
-    return made
+    def persistent_load(self, arguments: Any) -> _Named:
+        """A storage."""
+        return _Named("storage", arguments)
 
 
 def _tensors(saved: Any) -> Iterator[tuple[str, _Named]]:

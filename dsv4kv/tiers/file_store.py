@@ -9,7 +9,6 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from io import FileIO
 from pathlib import Path
 from typing import TypeVar
 
@@ -126,25 +125,27 @@ class FileStore:
             file = _open_plain(path)
         except FileNotFoundError:
             return False
-        with os.fdopen(file, "rb", buffering=0) as opened:
-            try:
-                status = os.fstat(file)
-                if status.st_size == into.nbytes + Seals.BYTES:
-                    seal = bytearray(Seals.BYTES)
-                    whole = _fill(opened, into.data) and _fill(opened, memoryview(seal))
-                    if whole and seal == self._seals.seal(name, into):
-                        return True
-                elif status.st_size <= _MOST_BYTES:
-                    other = np.frombuffer(opened.read(), np.uint8)
-                    if self._seals.content(name, other) is not None:
-                        return False  # of another length
-            except OSError as error:
-                if error.errno != errno.EIO:
-                    raise
-            self._lost.append(name)
-            with suppress(FileNotFoundError):
-                if path.stat().st_ino == status.st_ino:  # nobody has put it anew since
-                    path.unlink()
+        size = into.nbytes + Seals.BYTES
+        try:
+            status = os.fstat(file)
+            if status.st_size == size:
+                seal = bytearray(Seals.BYTES)
+                read = os.preadv(file, [into.data, seal], 0)
+                if read == size and seal == self._seals.seal(name, into):
+                    return True
+            elif status.st_size <= _MOST_BYTES:
+                other = np.frombuffer(os.pread(file, status.st_size, 0), np.uint8)
+                if self._seals.content(name, other) is not None:
+                    return False  # of another length
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+        finally:
+            os.close(file)
+        self._lost.append(name)
+        with suppress(FileNotFoundError):
+            if path.stat().st_ino == status.st_ino:  # not replaced since
+                path.unlink()
         return False
 
     @contextmanager
@@ -181,13 +182,3 @@ def _open_plain(path: Path) -> int:
     with suppress(OSError, AttributeError):
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
     return file
-
-
-def _fill(file: FileIO, into: memoryview) -> bool:
-    """Fill ``into`` from a file; returns whether the file was long enough."""
-    while len(into):
-        count = file.readinto(into)
-        if not count:
-            return False
-        into = into[count:]
-    return True

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from dsv4kv.errors import StoreFull, StoreUnavailable
-from dsv4kv.tiers import file_store
 from dsv4kv.tiers.file_store import FileStore
 from dsv4kv.tiers.store import Bytes, Namespace
 from tests.tiers.kinds import FLASH, content, poisoned
@@ -125,7 +124,7 @@ def test_a_disk_that_cannot_read_a_file_has_damaged_it(
     store = FileStore(tmp_path, FLASH)
     store.put([MINE], [content(1, SIZE)])
     with monkeypatch.context() as patch:
-        patch.setattr(file_store, "_fill", unreadable)
+        patch.setattr(os, "preadv", unreadable)
         assert not store.get([MINE], [poisoned(SIZE)]).any()
     assert (store.damaged, store.exists([MINE]).tolist()) == (1, [False])
 

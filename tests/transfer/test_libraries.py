@@ -4,6 +4,7 @@ import sys
 from ctypes import memmove
 from importlib import import_module
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -86,64 +87,41 @@ def test_a_sender_that_is_gone_is_a_sentence() -> None:
         nobody.read(np.array([(0, 0, 64)]), [target.regions[0][:64]])
 
 
-class Agents:
-    """Stands for NIXL: agents of one process that read each other's memory."""
-
-    def __init__(self) -> None:
-        self.nixl_agent_config = dict
-
-    def nixl_agent(self, name: str, config: object) -> "Agents":
-        return self
-
-    def register_memory(self, pools: object, kind: str) -> None:
-        pass
-
-    def get_agent_metadata(self) -> bytes:
-        return b"metadata"
-
-    def add_remote_agent(self, metadata: bytes) -> None:
-        assert metadata == b"metadata"
-
-    def get_xfer_descs(self, stretches: list[tuple[int, int, int]], kind: str) -> Any:
-        return stretches
-
-    def initialize_xfer(self, how: str, ours: Any, theirs: Any, remote: str, note: bytes) -> Any:
-        return ours, theirs
-
-    def transfer(self, handle: Any) -> None:
-        for (target, size, _), (source, length, _) in zip(*handle, strict=True):
-            assert size == length
-            memmove(target, source, size)
-
-    def check_xfer_state(self, handle: Any) -> str:
-        return "DONE"
-
-    def release_xfer_handle(self, handle: Any) -> None:
-        pass
+def move(targets: Any, sources: Any) -> None:
+    for (target, size, *_), (source, length, *_) in zip(targets, sources, strict=True):
+        assert size == length
+        memmove(target, source, size)
 
 
-class Engines:
-    """Stands for Mooncake likewise."""
-
-    def TransferEngine(self) -> "Engines":  # noqa: N802
-        return self
-
-    def initialize(self, *_: object) -> int:
-        return 0
-
-    def register_memory(self, address: int, size: int) -> int:
-        return 0
-
-    def get_rpc_port(self) -> int:
-        return 7
-
-    def batch_transfer_sync_read(self, at: str, *some: list[int]) -> int:
-        for target, source, size in zip(*some, strict=True):
-            memmove(target, source, size)
-        return 0
+def move_batch(at: str, targets: list[int], sources: list[int], sizes: list[int]) -> int:
+    move(zip(targets, sizes, strict=True), zip(sources, sizes, strict=True))
+    return 0
 
 
-@pytest.mark.parametrize(("library", "module"), [(Nixl, Agents()), (Mooncake, Engines())])
+AGENT = SimpleNamespace(
+    register_memory=lambda *_: None,
+    get_agent_metadata=lambda: b"metadata",
+    add_remote_agent=lambda metadata: {b"metadata": None}[metadata],
+    get_xfer_descs=lambda stretches, kind: stretches,
+    initialize_xfer=lambda how, ours, theirs, *_: (ours, theirs),
+    transfer=lambda handle: move(*handle),
+    check_xfer_state=lambda handle: "DONE",
+    release_xfer_handle=lambda handle: None,
+)
+ENGINE = SimpleNamespace(
+    initialize=lambda *_: 0,
+    register_memory=lambda address, size: 0,
+    get_rpc_port=lambda: 7,
+    batch_transfer_sync_read=move_batch,
+)
+MODULES = {
+    Nixl: SimpleNamespace(nixl_agent_config=dict, nixl_agent=lambda *_: AGENT),
+    Mooncake: SimpleNamespace(TransferEngine=lambda: ENGINE),
+}
+"""What stands for the libraries: both sides are of this process."""
+
+
+@pytest.mark.parametrize(("library", "module"), MODULES.items())
 def test_what_a_library_is_asked_for_are_the_rows_of_the_request(
     library: type[Library], module: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

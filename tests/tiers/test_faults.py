@@ -56,36 +56,36 @@ class Stored:
         assert self.library.lookup(self.prefix).points == ()
 
 
-def swap(stored: Stored, name: str) -> bytes:
+def swap(stored: Stored, name: str) -> Bytes:
     """Another page of the family (tokenspeed#660: page ids of one group applied to another's)."""
     return stored.store.objects[stored.names(name.rpartition(".")[2])[1]]
 
 
-def cut(stored: Stored, name: str) -> bytes:
+def cut(stored: Stored, name: str) -> Bytes:
     """19,008 of 32,768 B (vllm#57661)."""
     whole = stored.store.objects[name]
     return whole[: len(whole) * 19_008 // 32_768]
 
 
-def half_written(stored: Stored, name: str) -> bytes:
+def half_written(stored: Stored, name: str) -> Bytes:
     part = cut(stored, name)
-    return part + bytes(len(stored.store.objects[name]) - len(part))
+    return np.pad(part, (0, len(stored.store.objects[name]) - len(part)))
 
 
-def without_drafts(stored: Stored, name: str) -> bytes:
+def without_drafts(stored: Stored, name: str) -> Bytes:
     """The windows of all layers but the last, the draft's (sglang#30461)."""
     return stored.store.objects[name][: -stored.library.cache.families["window"].piece_bytes]
 
 
-def of_other_weights(stored: Stored, name: str) -> bytes:
+def of_other_weights(stored: Stored, name: str) -> Bytes:
     """Of the same size, under the same name, and nobody said so."""
     return Stored("measure.seed=5").store.objects[name]
 
 
-def flipped(stored: Stored, name: str) -> bytes:
-    data = bytearray(stored.store.objects[name])
+def flipped(stored: Stored, name: str) -> Bytes:
+    data = stored.store.objects[name].copy()
     data[40] ^= 1
-    return bytes(data)
+    return data
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def flipped(stored: Stored, name: str) -> bytes:
         (without_drafts, "window"), (of_other_weights, "csa"), (flipped, "manifest"),
     ],
 )  # fmt: skip
-def test_a_damaged_object_is_found(damage: Callable[[Stored, str], bytes], family: str) -> None:
+def test_a_damaged_object_is_found(damage: Callable[[Stored, str], Bytes], family: str) -> None:
     stored = Stored()
     name = stored.names(family)[0]
     stored.store.objects[name] = damage(stored, name)

@@ -1,8 +1,7 @@
 """A small cache that a step executor fills, and a library behind it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import RLock
 from unittest.mock import patch
 
 import numpy as np
@@ -16,7 +15,7 @@ from dsv4kv.ops.cuda import launch as launching
 from dsv4kv.tiers.library import Library, Restored
 from dsv4kv.tiers.objects import CacheBytes, Mover, differences
 from dsv4kv.tiers.prefixes import Windows, parse_windows
-from dsv4kv.tiers.store import Bytes, Found, Store
+from dsv4kv.tiers.store import MemoryStore, Store
 from tests.bench.serve.serving import drive_on_cpu, make_config
 from tests.gpu_twin import TwinGpu
 
@@ -28,37 +27,12 @@ MODELS = {
 """A few layers of every attention."""
 
 
-class PlainStore:
-    """Objects in a dict: what a store must do, and no more."""
+class PlainStore(MemoryStore):
+    """Objects in this process, which tests look at and damage."""
 
     def __init__(self) -> None:
-        self.objects: dict[str, bytes] = {}
-        self.damaged = 0
-        self._lock = RLock()
-
-    def put(self, names: Sequence[str], data: Sequence[Bytes]) -> None:
-        with self._lock:
-            for name, each in zip(names, data, strict=True):
-                self.objects[name] = each.tobytes()
-
-    def get(self, names: Sequence[str], into: Sequence[Bytes]) -> Found:
-        found = np.zeros(len(names), dtype=np.bool_)
-        for i, (name, room) in enumerate(zip(names, into, strict=True)):
-            data = self.objects.get(name, b"")
-            found[i] = name in self.objects and len(data) == len(room)
-            if found[i]:
-                room[:] = np.frombuffer(data, dtype=np.uint8)
-        return found
-
-    def exists(self, names: Sequence[str]) -> Found:
-        return np.array([name in self.objects for name in names], dtype=np.bool_)
-
-    def delete(self, names: Sequence[str]) -> None:
-        for name in names:
-            self.objects.pop(name, None)
-
-    def close(self) -> None:
-        pass
+        super().__init__(1 << 40)
+        self.objects = self._objects
 
 
 class World(Requests):

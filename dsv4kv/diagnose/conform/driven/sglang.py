@@ -390,7 +390,10 @@ class Session:
     def _do_abort(self, number):
         for request in [*self._waiting, *self._running, self._chunked]:
             if request is not None and request.rid == str(number):
-                self._forget(request)
+                if request is self._chunked:
+                    self._chunked = None
+                else:
+                    (self._running if request in self._running else self._waiting).remove(request)
                 request.done = True
                 self._release(request, checkpoint=False)
 
@@ -485,21 +488,18 @@ class Session:
         """Pages of a request's first chunk, and those into which host memory is loaded."""
         loads = request.host_hit_length // PAGE if self._host else 0
         windows = request.swa_host_hit_length // PAGE if self._host else 0
-        left = request.tokens - request.prefix_len - loads * PAGE
-        chunk = -(-min(left, self._chunk_pages * PAGE) // PAGE)
+        chunk = self._pages_of(request, loads)
         return self._has_room(chunk + loads, chunk + windows)
 
-    def _pages_of(self, request):
-        left = request.tokens - request.prefix_len
+    def _pages_of(self, request, loads=0):
+        left = request.tokens - request.prefix_len - loads * PAGE
         return -(-min(left, self._chunk_pages * PAGE) // PAGE)
 
     def _has_room(self, pages, windows=None):
-        windows = pages if windows is None else windows
-        full = self._allocator.full_available_size() + self._cache.full_evictable_size()
-        return full >= pages * PAGE and self._windows_left() >= windows * PAGE
-
-    def _windows_left(self):
-        return self._allocator.swa_available_size() + self._cache.swa_evictable_size()
+        allocator, cache = self._allocator, self._cache
+        full = allocator.full_available_size() + cache.full_evictable_size()
+        left = allocator.swa_available_size() + cache.swa_evictable_size()
+        return full >= pages * PAGE and left >= (windows or pages) * PAGE
 
     def _extend(self, request):
         begin, pages = request.prefix_len, self._pages_of(request)
@@ -548,14 +548,6 @@ class Session:
             self._engine.common.release_kv_cache(request, self._cache, checkpoint=checkpoint)
             request.kv.req_pool_idx = None
             self._free_rows.append(row)
-
-    def _forget(self, request):
-        if request is self._chunked:
-            self._chunked = None
-        elif request in self._running:
-            self._running.remove(request)
-        else:
-            self._waiting.remove(request)
 
     # what is where
 

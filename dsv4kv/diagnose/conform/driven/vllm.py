@@ -281,13 +281,10 @@ class Session:
         """With host memory not under a step, nor where blocks wait for a load: vLLM refuses it."""
         while self._host and self._flying:
             self._update(0)
-        if not (self._host and self._waits_for_load()):
+        # blocks are held for a load, of a request that waits or was aborted since
+        ended = (each.is_finished() for each in self._scheduler.requests.values())
+        if not (self._host and (self._scheduler.kv_holding_waiting or any(ended))):
             self._scheduler.reset_prefix_cache(reset_running_requests=True)
-
-    def _waits_for_load(self):
-        """Whether blocks are held for a load, of a request that waits or was aborted since."""
-        requests = self._scheduler.requests.values()
-        return self._scheduler.kv_holding_waiting or any(each.is_finished() for each in requests)
 
     def _do_land(self, number):
         """A copy between the GPU and host memory ends."""

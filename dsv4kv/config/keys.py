@@ -25,16 +25,11 @@ _BOUNDS = {
 
 @dataclass(frozen=True)
 class Key:
-    """One key of the configuration, or one section of it.
+    """One key of the configuration, or one section of it, by dotted path.
 
     Attributes:
-        path: Dotted path, ``cache.block_tokens``.
         type: ``section``, ``integer``, ``number``, ``text``, ``choice``, ``list of integers``, …
-        allowed: Range in words, ``above 0, a multiple of 128``; the choices; or nothing.
-        choices: Allowed words of a ``choice``.
-        nullable: Whether null is allowed too.
-        default: Value where a file says nothing; null for a section.
-        description: What the value means.
+        allowed: Range in words, ``above 0, a multiple of 128``; or the choices.
     """
 
     path: str
@@ -116,12 +111,11 @@ def keys_of(section: str, root: Root = BenchConfig) -> list[str]:
 
 def nearest_key(path: str, root: Root = BenchConfig) -> str | None:
     """The dotted path that a misspelt or misplaced one most likely means, or null."""
-    wanted = path.rpartition(".")
 
     def likeness(key: str) -> tuple[float, float]:
-        section, _, name = key.rpartition(".")
-        by_name = SequenceMatcher(None, wanted[2], name).ratio()
-        return by_name + 0.2 * SequenceMatcher(None, wanted[0], section).ratio(), by_name
+        (section, _, name), (known, _, own) = path.rpartition("."), key.rpartition(".")
+        by_name = SequenceMatcher(None, name, own).ratio()
+        return by_name + 0.2 * SequenceMatcher(None, section, known).ratio(), by_name
 
     best = max(keys(root), key=likeness)
     return best if likeness(best)[1] >= 0.6 else None

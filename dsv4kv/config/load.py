@@ -7,9 +7,10 @@ import reprlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import partial
+from functools import partial, reduce
+from operator import getitem
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar, overload
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, overload
 
 import yaml
 from pydantic import ValidationError
@@ -32,7 +33,6 @@ R = TypeVar("R")
 Location = tuple[str | int, ...]
 """Names and list indices from the top of a configuration to a value."""
 
-DEFAULT = "default"
 _MOST_BYTES = 1 << 20  # YAML is read slowly, and a configuration has two pages
 _FOLDERS: dict[Root, str] = {
     BenchConfig: "bench",
@@ -47,14 +47,7 @@ _SHORT.maxstring, _SHORT.maxlevel = 60, 1
 
 @dataclass(frozen=True)
 class Loaded(Generic[ConfigT]):
-    """A validated configuration and the text it came from.
-
-    Attributes:
-        config: The configuration, overrides applied.
-        source: Path or shipped name, as given.
-        text: The file's text, before overrides.
-        sha256: Digest of the file's bytes, in hexadecimal.
-    """
+    """A validated configuration with overrides, and the text that it came from without."""
 
     config: ConfigT
     source: str
@@ -67,19 +60,13 @@ LoadedConfig = Loaded[BenchConfig]
 
 @dataclass(frozen=True)
 class Point(Generic[ConfigT]):
-    """One point of a sweep.
-
-    Attributes:
-        axis: Value of every swept key by dotted path, validated, as JSON knows it.
-        config: The whole configuration of this point.
-    """
+    """One point of a sweep: the validated value of every swept key by dotted path, as JSON."""
 
     axis: dict[str, Any]
     config: ConfigT
 
 
-@dataclass(frozen=True)
-class _Setting:
+class _Setting(NamedTuple):
     """A value, not yet validated, for one key; ``option`` is how it was given, for messages."""
 
     path: tuple[str, ...]
@@ -116,7 +103,7 @@ def load_config(
     Raises:
         ConfigError: No such file, or not a valid configuration: all problems, a line each.
     """
-    source = DEFAULT if source is None else source
+    source = "default" if source is None else source
     path = find_config(source, root)
     try:
         content = files.read_document(path, _MOST_BYTES)
@@ -135,8 +122,8 @@ def load_config(
             f"{path}:{line}: byte 0x{content[error.start]:02x} is not UTF-8: "
             "a configuration is a YAML text file."
         ) from None
-    document = _Document(text, str(path), root)
-    config = document.resolve(_parse_overrides(overrides, root))
+    settings = _gather(partial(_parse_override, root, "--set"), overrides)
+    config = _Document(text, str(path), root).resolve(settings)
     return Loaded(config, source, text, hashlib.sha256(content).hexdigest())
 
 
@@ -152,7 +139,7 @@ def expand_axes(
             value twice, too many points, or values that do not validate: all of them, a line each.
     """
     root = type(loaded.config)
-    settings = _parse_overrides(overrides, root)
+    settings = _gather(partial(_parse_override, root, "--set"), overrides)
     check_points([sum(text.count(",") + 1 for text in axes)])  # before they are parsed
     swept = _gather(partial(_parse_axis, root), axes)
     given = {setting.path: setting.option for setting in settings}
@@ -168,7 +155,8 @@ def expand_axes(
     def point(chosen: Sequence[_Setting]) -> Point[ConfigT]:
         config = document.resolve([*settings, *chosen])
         values = config.model_dump(mode="json")
-        return Point({".".join(each.path): _at(values, each.path) for each in chosen}, config)
+        axis = {".".join(each.path): reduce(getitem, each.path, values) for each in chosen}
+        return Point(axis, config)
 
     points = _gather(point, itertools.product(*swept))
     for number, each in enumerate(points):
@@ -179,11 +167,7 @@ def expand_axes(
 
 
 def change_config(config: ConfigT, settings: Sequence[str], place: str) -> ConfigT:
-    """The configuration with ``KEY=VALUE`` settings changed; ``place`` begins error messages.
-
-    Raises:
-        ConfigError: A setting that cannot be used.
-    """
+    """The configuration with ``KEY=VALUE`` settings changed; ``place`` begins error messages."""
     document = _Document("{}", place, type(config))
     document.values = config.model_dump()
     parse = partial(_parse_override, type(config), place)
@@ -204,17 +188,7 @@ def _gather(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
     return results
 
 
-def _at(values: Any, path: Iterable[str]) -> Any:
-    for name in path:
-        values = values[name]
-    return values
-
-
 # ---- options
-
-
-def _parse_overrides(texts: Sequence[str], root: Root) -> list[_Setting]:
-    return _gather(partial(_parse_override, root, "--set"), texts)
 
 
 def _parse_override(root: Root, place: str, text: str) -> _Setting:
@@ -303,9 +277,8 @@ _Loader.add_implicit_resolver(
 )
 for _kind in ("null", "bool", "int", "float"):
     _Loader.add_constructor(f"{_TAG}{_kind}", _construct_scalar)
-for _kind in ("timestamp", "binary", "omap", "pairs", "set"):
-    _Loader.add_constructor(f"{_TAG}{_kind}", _refuse_tag)
-_Loader.add_constructor(None, _refuse_tag)
+for _tag in (*(f"{_TAG}{each}" for each in ("timestamp", "binary", "omap", "pairs", "set")), None):
+    _Loader.add_constructor(_tag, _refuse_tag)
 
 
 def _parse_yaml(text: str, place: Callable[[int], str]) -> tuple[Any, yaml.Node | None]:
@@ -342,7 +315,7 @@ class _Document:
 
     def __init__(self, text: str, source: str, root: Root) -> None:
         self.source, self.root = source, root
-        self.values, self.node = _parse_yaml(text, self._place)
+        self.values, self.node = _parse_yaml(text, lambda line: f"{source}:{line}")
         if not isinstance(self.values, dict):
             kind = {type(None): "empty", list: "a list"}.get(type(self.values), "a single value")
             wanted = ", ".join(keys_of("", root))
@@ -350,14 +323,10 @@ class _Document:
                 f"{source}:1: the file is {kind}: a configuration is a mapping of {wanted}."
             )
 
-    def _place(self, line: int) -> str:
-        return f"{self.source}:{line}"
-
     def resolve(self, settings: Sequence[_Setting]) -> Any:
         """Lay the file over the defaults and the settings over both, and validate the whole.
 
-        Raises:
-            ConfigError: Every problem, a line each: of settings first, then by line of the file.
+        Problems of settings are raised first, then those of the file by line.
         """
         # a section given in part keeps its place's own defaults (output.mean is not input.mean)
         values = _merge(self.root().model_dump(), self.values)
@@ -367,13 +336,12 @@ class _Document:
         backend = self.values.get("backend")
         typed = any(setting.path == ("backend",) for setting in settings)
         if isinstance(backend, str) and not typed and backend not in BACKENDS | PEERS:
-            line = self._line(("backend",))  # code is imported for a name that was typed
-            sentence = (
+            sentence = (  # code is imported for a name that was typed
                 f"backend is {backend!r}: a configuration names one of "
                 f"{listed(BACKENDS | PEERS)}; type any other: --backend {backend}, or --set "
                 f"backend={backend}."
             )
-            problems.append((line, f"{self._place(line)}: {sentence}"))
+            problems.append(self._at(("backend",), sentence))
         try:
             config = self.root.model_validate(_with_units(values, keys(self.root)))
         except ValidationError as error:
@@ -394,12 +362,12 @@ class _Document:
             if any(key[: len(setting.path)] == setting.path for key in concerned):
                 return 0, f"{setting.option}: {sentence}"
         given = [key for key in concerned if len(self._marks(key)) == len(key) + 1]
-        line = self._line(given[0] if given else location)
-        return line, f"{self._place(line)}: {sentence}"
+        return self._at(given[0] if given else location, sentence)
 
-    def _line(self, location: Location) -> int:
-        """Line of the value, or of the nearest part above it that the file has."""
-        return self._marks(location)[-1].line + 1
+    def _at(self, location: Location, sentence: str) -> tuple[int, str]:
+        """The line of a value, or of the nearest part above it, and the sentence after it."""
+        line = self._marks(location)[-1].line + 1
+        return line, f"{self.source}:{line}: {sentence}"
 
     def _marks(self, location: Location) -> list[yaml.Mark]:
         """Marks from the top towards a location, as far as the file goes."""
@@ -420,11 +388,9 @@ class _Document:
 
 
 def _merge(defaults: Any, given: Any) -> Any:
-    if not isinstance(defaults, dict):
-        return given
-    if given is None:  # a section whose keys are all commented out
+    if isinstance(defaults, dict) and given is None:  # a section all commented out
         return defaults
-    if not isinstance(given, dict):
+    if not isinstance(defaults, dict) or not isinstance(given, dict):
         return given
     return defaults | {name: _merge(defaults.get(name), value) for name, value in given.items()}
 
@@ -445,11 +411,10 @@ def _with_units(
     changed = dict(values)
     for name, value in values.items():
         key = all_keys.get(f"{section}{name}")
-        if key is None:
+        if key is None or (key.is_section and not isinstance(value, dict)):
             continue
         if key.is_section:
-            if isinstance(value, dict):
-                changed[name] = _with_units(value, all_keys, f"{key.path}.")
+            changed[name] = _with_units(value, all_keys, f"{key.path}.")
         elif isinstance(value, list):
             changed[name] = [_number(item, key) for item in value]
         else:

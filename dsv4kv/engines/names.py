@@ -6,7 +6,6 @@ Nothing is imported but rows: ``--help`` reads these registries alone.
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
@@ -133,10 +132,9 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version.partition("post")[0]))
 
 
-@cache
 def find_rule(name: str) -> Variant:
     """A rule by name; raises ``ConfigError`` with the names there are."""
-    return choose(RULES, name, "a rule")
+    return RULES.get(name) or choose(RULES, name, "a rule")
 
 
 def chosen_rule(family: Family, kind: str, flags: dict[str, Any]) -> str:

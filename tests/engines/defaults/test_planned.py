@@ -1,7 +1,6 @@
 """What ``budget`` answers by default is what the engine's planner makes of its own defaults."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 
 from dsv4kv.engines.sglang.sizes import SglangEngine
 from tests.engines.defaults.planned import FILE, default_answer, main
+from tests.engines.oracles.asking import needs_engines
 
 ROWS = [json.loads(line) for line in FILE.read_text("utf-8").splitlines()]
 
@@ -44,10 +44,7 @@ def test_the_default_answer_is_the_planners_with_its_own_defaults(row: dict[str,
         assert pools.fixed_window_tokens == told["window"]
 
 
-@pytest.mark.skipif(
-    "DSV4KV_ENGINES" not in os.environ,
-    reason="the engines' packages are not unpacked here: make engines",
-)
+@needs_engines
 def test_the_planners_answer_as_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.engines.defaults.planned.FILE", tmp_path / "again.jsonl")
     main()

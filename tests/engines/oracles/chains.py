@@ -5,15 +5,13 @@
 """
 
 import json
-import os
 import random
-import subprocess
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-FILE = HERE / "vllm_chains_0.33.0.jsonl"
+from tests.engines.oracles import asking
+
+FILE = asking.HERE / "vllm_chains_0.33.0.jsonl"
 SETTINGS = 24
 _DIGITS = 16
 
@@ -46,17 +44,10 @@ def draw_prompts(draw: random.Random, block: int) -> list[list[int]]:
     return prompts
 
 
-def ask(folder: Path) -> list[dict[str, Any]]:
+def ask() -> list[dict[str, Any]]:
     """Every setting with the engine's own answer."""
     settings = draw_settings()
-    told = subprocess.run(
-        [folder / "bin" / "python", HERE / "vllm_chains.py", folder / "vllm"],
-        input="".join(json.dumps(setting) + "\n" for setting in settings),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    answers = [json.loads(line) for line in told.stdout.splitlines() if line.startswith("{")]
+    answers = asking.ask("vllm_chains.py", "vllm", settings)
     return [row | _cut(answer) for row, answer in zip(settings, answers, strict=True)]
 
 
@@ -77,4 +68,4 @@ def read() -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    write(ask(Path(os.environ["DSV4KV_ENGINES"])))
+    write(ask())

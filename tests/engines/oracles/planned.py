@@ -5,14 +5,9 @@ other one is a setting (as ``vllm_planner.py`` or ``sglang_pools.py`` reads it),
 formats, the ``model``, and ``answer``. ``DSV4KV_ENGINES``: the folder that ``make engines`` makes.
 """
 
-import gzip
-import json
-import os
 import random
-import subprocess
 import sys
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from dsv4kv.engines.contract import Deployment
@@ -23,8 +18,8 @@ from dsv4kv.engines.vllm.sizes import VllmEngine
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import choose_formats
+from tests.engines.oracles.asking import HERE, ask, keep, read_kept
 
-HERE = Path(__file__).parent
 FILES = {
     "vllm": HERE / "vllm_planner_0.33.0.jsonl.gz",
     "sglang": HERE / "sglang_pools_0.5.23.jsonl.gz",
@@ -34,20 +29,12 @@ FILES = {
     "lmcache": HERE / "lmcache_host_0.5.6.jsonl.gz",
 }
 SCRIPTS = {
-    "vllm": HERE / "vllm_planner.py",
-    "sglang": HERE / "sglang_pools.py",
-    "roles": HERE / "sglang_pools.py",
-    "hicache": HERE / "sglang_host.py",
-    "offloading": HERE / "vllm_host.py",
-    "lmcache": HERE / "lmcache_host.py",
-}
-WHEELS = {
-    "vllm": "vllm",
-    "sglang": "sglang",
-    "roles": "sglang",
-    "hicache": "sglang",
-    "offloading": "vllm",
-    "lmcache": "lmcache",
+    "vllm": "vllm_planner.py",
+    "sglang": "sglang_pools.py",
+    "roles": "sglang_pools.py",
+    "hicache": "sglang_host.py",
+    "offloading": "vllm_host.py",
+    "lmcache": "lmcache_host.py",
 }
 ENGINES = {
     "vllm": "vllm:0.33",
@@ -320,39 +307,24 @@ def deployment_of(asked: dict[str, Any]) -> Deployment:
 @cache
 def read_settings(engine: str) -> tuple[dict[str, Any], ...]:
     """All settings of an engine with their answers."""
-    with gzip.open(FILES[engine], "rt") as lines:
-        next(lines)
-        return tuple(json.loads(line) for line in lines)
+    return tuple(read_kept(FILES[engine]))
 
 
 def answered(
-    engine: str,
-    folder: Path,
-    settings: list[dict[str, Any]] | None = None,
-    package: str | None = None,
+    engine: str, settings: list[dict[str, Any]] | None = None, package: str = ""
 ) -> list[dict[str, Any]]:
-    """Settings, all of them unless given, with the planner's answers, in its own environment."""
+    """Settings, all of them unless given, with the planner's answers."""
     settings = settings or draw_settings(engine)
-    told = subprocess.run(
-        [folder / "bin" / "python", SCRIPTS[engine], folder / (package or WHEELS[engine])],
-        input="".join(json.dumps(setting) + "\n" for setting in settings),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    answers = [json.loads(line) for line in told.stdout.splitlines() if line.startswith("{")]
+    answers = ask(SCRIPTS[engine], package or str(ABOUT[engine]["engine"]), settings)
     return [
         setting | {"answer": answer} for setting, answer in zip(settings, answers, strict=True)
     ]
 
 
 def main(*engines: str) -> None:
-    """Write all files, or those of some engines; the same answers give the same bytes."""
+    """Write all files, or those of some engines."""
     for engine in engines or FILES:
-        file = FILES[engine]
-        lines = [ABOUT[engine], *answered(engine, Path(os.environ["DSV4KV_ENGINES"]))]
-        text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
-        file.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
+        keep(FILES[engine], ABOUT[engine], answered(engine))
 
 
 if __name__ == "__main__":

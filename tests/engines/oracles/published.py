@@ -6,23 +6,20 @@ them over tcp, and ``hits`` of every request. The first entry says which engine 
 it. ``DSV4KV_ENGINES=… python -m tests.engines.oracles.published`` makes them again.
 """
 
-import json
 import lzma
-import os
 import random
-import subprocess
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from dsv4kv.diagnose.conform.sequences import Prompt, draw_prompts
 from tests.engines.oracles import record
-from tests.engines.oracles.recorded import HERE, PAGE, Trace, draw_traces
+from tests.engines.oracles.asking import HERE, ask
+from tests.engines.oracles.recorded import PAGE, Trace, draw_traces
 
 RULES = {
     "vllm": ("vllm", "vllm-v4:semantic", "vllm-v4:4096", "vllm-v4:dense"),
@@ -44,17 +41,7 @@ MADE = {
 
 @dataclass(frozen=True)
 class Workload:
-    """A random workload, what was published of it, and what every request hit.
-
-    Attributes:
-        rule: By which rule.
-        page: Tokens of a page, which is a block of context.
-        prompts: Tokens and pages of every prompt.
-        pages: Of the pool.
-        chunk_tokens: Computed at once.
-        frames: Messages as a subscriber received them.
-        hits: Tokens hit by every request.
-    """
+    """A random workload, the messages that a subscriber received, and what every request hit."""
 
     rule: str
     page: int
@@ -102,17 +89,10 @@ def question(workload: Workload) -> dict[str, Any]:
     return asked
 
 
-def published(engine: str, folder: Path, rule: str) -> list[Workload]:
+def published(engine: str, rule: str) -> list[Workload]:
     """The workloads of a rule, served and published by an engine."""
     workloads = list(draw_workloads(rule))
-    told = subprocess.run(
-        [folder / "bin" / "python", HERE / f"{engine}_publisher.py", folder / engine],
-        input="".join(json.dumps(question(workload)) + "\n" for workload in workloads),
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    answers = [json.loads(line) for line in told.stdout.splitlines() if line.startswith("{")]
+    answers = ask(f"{engine}_publisher.py", engine, map(question, workloads))
     return [
         replace(
             workload,
@@ -125,9 +105,8 @@ def published(engine: str, folder: Path, rule: str) -> list[Workload]:
 
 def main() -> None:
     """Write both files."""
-    folder = Path(os.environ["DSV4KV_ENGINES"])
     for engine, rules in RULES.items():
-        workloads = [asdict(one) for rule in rules for one in published(engine, folder, rule)]
+        workloads = [asdict(one) for rule in rules for one in published(engine, rule)]
         version = record.ABOUT[engine]["version"]
         about = {"engine": engine, "version": version, "made": MADE[engine]}
         packed = msgspec.msgpack.encode([about, *workloads])

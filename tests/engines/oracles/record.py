@@ -1,18 +1,11 @@
-"""Ask the engines' own managers again: ``python -m tests.engines.oracles.record``.
+"""Ask the engines' own managers again: ``python -m tests.engines.oracles.record``."""
 
-``DSV4KV_ENGINES`` is a folder with an environment for the managers (``bin/python``) and the
-unpacked wheels (``vllm``, ``sglang``); ``make engines`` makes it. None of their code is kept.
-"""
-
-import json
-import os
-import subprocess
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from dsv4kv.engines.names import RULES as KNOWN
-from tests.engines.oracles.recorded import HERE, PAGE, Trace, draw_traces, write_traces
+from tests.engines.oracles.asking import ask, keep
+from tests.engines.oracles.recorded import FILES, PAGE, Trace, draw_traces
 
 SPECULATIONS = {
     "vllm": ("none", "dspark", "mtp", "mtp+connector"),
@@ -50,18 +43,6 @@ ABOUT = {
 }  # fmt: skip
 
 
-def ask(engine: str, folder: Path, questions: list[dict[str, Any]]) -> list[list[int]]:
-    """What an engine's manager answers, in its own environment."""
-    told = subprocess.run(
-        [folder / "bin" / "python", HERE / f"{engine}_manager.py", folder / engine],
-        input="".join(json.dumps(question) + "\n" for question in questions),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return [json.loads(line) for line in told.stdout.splitlines() if line.startswith("[")]
-
-
 def question(trace: Trace, speculation: str) -> dict[str, Any]:
     """A trace as a manager reads it."""
     about: dict[str, Any] = {"prompts": trace.prompts}
@@ -84,11 +65,12 @@ def question(trace: Trace, speculation: str) -> dict[str, Any]:
     }
 
 
-def answered(engine: str, folder: Path, rule: str) -> list[Trace]:
+def answered(engine: str, rule: str) -> list[Trace]:
     """The traces of a rule with the manager's answers."""
     traces = list(draw_traces(rule))
     for speculation in [known for known in SPECULATIONS[engine] if known in KNOWN[rule].drafts]:
-        answers = ask(engine, folder, [question(trace, speculation) for trace in traces])
+        asked = [question(trace, speculation) for trace in traces]
+        answers = ask(f"{engine}_manager.py", engine, asked)
         traces = [
             replace(trace, hits=trace.hits | {speculation: hits})
             for trace, hits in zip(traces, answers, strict=True)
@@ -98,10 +80,9 @@ def answered(engine: str, folder: Path, rule: str) -> list[Trace]:
 
 def main() -> None:
     """Write both files."""
-    folder = Path(os.environ["DSV4KV_ENGINES"])
     for engine, rules in RULES.items():
-        traces = [trace for rule in rules for trace in answered(engine, folder, rule)]
-        write_traces(engine, ABOUT[engine], traces)
+        traces = [vars(trace) for rule in rules for trace in answered(engine, rule)]
+        keep(FILES[engine], ABOUT[engine], traces)
 
 
 if __name__ == "__main__":

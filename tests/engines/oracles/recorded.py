@@ -5,22 +5,18 @@ answered, every other one is a trace: ``rule``, ``prompts`` as [tokens, page ids
 the pool, ``chunk_pages``, and ``hits`` by speculation. ``record.py`` makes them again.
 """
 
-import gzip
-import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 from dsv4kv.diagnose.conform.sequences import Prompt, draw_prompts
 from dsv4kv.prefix.paths import PathTable
 from dsv4kv.traces.collect import collect_paths
 from dsv4kv.traces.request import Request
+from tests.engines.oracles.asking import HERE, read_kept
 
 PAGE = 256
-HERE = Path(__file__).parent
 FILES = {"vllm": HERE / "vllm_0.33.0.jsonl.gz", "sglang": HERE / "sglang_0.5.23.jsonl.gz"}
 TRACES = 100
 """Of every rule."""
@@ -28,15 +24,7 @@ TRACES = 100
 
 @dataclass(frozen=True)
 class Trace:
-    """A random trace, the pool it is served in, and what every request hit.
-
-    Attributes:
-        rule: By which rule.
-        prompts: Tokens and pages of every prompt; equal ids have equal pages before them.
-        pages: Of the pool.
-        chunk_pages: Computed at once.
-        hits: Tokens hit by every request, by speculation.
-    """
+    """A random trace, the pool it is served in, and what every request hit, by speculation."""
 
     rule: str
     prompts: list[Prompt]
@@ -58,9 +46,7 @@ class Trace:
 @cache
 def read_traces(engine: str) -> tuple[Trace, ...]:
     """All traces that an engine answered."""
-    with gzip.open(FILES[engine], "rt") as lines:
-        next(lines)
-        traces = [Trace(**json.loads(line)) for line in lines]
+    traces = [Trace(**row) for row in read_kept(FILES[engine])]
     return tuple(replace(t, prompts=[(tokens, ids) for tokens, ids in t.prompts]) for t in traces)
 
 
@@ -87,10 +73,3 @@ def _pool(draw: random.Random, rule: str, prompts: list[Prompt], chunk: int) -> 
             return longest + held + draw.choice([4, 20, 60, 200, 600, 5000])
         case _:
             return longest + draw.choice([1, 3, 10, 60, 1000])
-
-
-def write_traces(engine: str, about: dict[str, Any], traces: list[Trace]) -> None:
-    """Keep the answers; the same answers give the same bytes."""
-    lines = [about, *(vars(trace) for trace in traces)]
-    text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
-    FILES[engine].write_bytes(gzip.compress(text.encode(), 9, mtime=0))

@@ -5,17 +5,13 @@ engines`` makes, and writes ``vllm_scheduled_0.33.0.jsonl.gz``: the first line s
 every other one is a workload and its steps, equal steps in a row together.
 """
 
-import gzip
-import json
-import os
 import random
-import subprocess
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
-from pathlib import Path
 
-HERE = Path(__file__).parent
+from tests.engines.oracles.asking import HERE, ask, keep, read_kept
+
 FILE = HERE / "vllm_scheduled_0.33.0.jsonl.gz"
 PAGE, WORKLOADS, AMPLE = 256, 80, 60_000
 LONG = 40  # further workloads with long answers, whose blocks are not cached
@@ -34,18 +30,10 @@ Step = dict[int, int]
 
 @dataclass(frozen=True)
 class Workload:
-    """Requests, the server they come to, and its steps.
+    """Requests (pages, tokens, output tokens), the server they come to, and its steps.
 
-    Attributes:
-        blocks: Of the pool, of any group.
-        running: Requests that run at most.
-        chunk_tokens: Of a step.
-        retention: Tokens between the windows that stay cached; None for every block.
-        concurrency: Requests at a time.
-        requests: Pages, tokens and output tokens of each.
-        caches_answers: Whether blocks that decoding fills are cached, as the engine does it.
-        one_group: Whether there is context alone, or windows and states, too.
-        steps: How often in a row, and what.
+    Blocks that decoding fills may be cached, as the engine does it; ``one_group`` is context
+    alone. A step has how often it comes in a row.
     """
 
     blocks: int
@@ -99,31 +87,18 @@ def draw_workloads() -> Iterator[Workload]:
         )
 
 
-def answered(folder: Path) -> list[Workload]:
+def answered() -> list[Workload]:
     """Workloads with the steps of vLLM's scheduler."""
     workloads = list(draw_workloads())
-    asked = "".join(json.dumps(asdict(each)) + "\n" for each in workloads)
-    command = [folder / "bin" / "python", HERE / "vllm_scheduler.py", folder / "vllm"]
-    made = subprocess.run(command, input=asked, capture_output=True, text=True, check=True)
-    steps = [together(json.loads(line)) for line in made.stdout.splitlines()]
+    steps = map(together, ask("vllm_scheduler.py", "vllm", map(asdict, workloads)))
     return [replace(each, steps=its) for each, its in zip(workloads, steps, strict=True)]
 
 
 def read_workloads() -> list[Workload]:
     """All that were written."""
-    with gzip.open(FILE, "rt") as lines:
-        next(lines)
-        found = [Workload(**json.loads(line)) for line in lines]
+    found = [Workload(**row) for row in read_kept(FILE)]
     return [replace(each, steps=[(n, step) for n, step in each.steps]) for each in found]
 
 
-def main() -> None:
-    """Write the file."""
-    found = answered(Path(os.environ["DSV4KV_ENGINES"]))
-    with gzip.GzipFile(FILE, "wb", mtime=0) as file:
-        for line in (ABOUT, *map(asdict, found)):
-            file.write(json.dumps(line).encode() + b"\n")
-
-
 if __name__ == "__main__":
-    main()
+    keep(FILE, ABOUT, map(asdict, answered()))

@@ -5,18 +5,15 @@ refused, ranks of a pipeline, limits that do not divide among the replicas. 0.5.
 in a folder ``sglang-VERSION`` of ``DSV4KV_ENGINES``, the newest in ``sglang``.
 """
 
-import gzip
-import json
-import os
 import random
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from dsv4kv.engines.names import find_engine
+from tests.engines.oracles.asking import HERE, keep, read_kept
 from tests.engines.oracles.planned import GIB, answered, model_of
 
-FILE = Path(__file__).parent / "sglang_starts.jsonl.gz"
+FILE = HERE / "sglang_starts.jsonl.gz"
 VERSIONS = ("0.5.21", "0.5.22", "0.5.23")
 STARTS = 120
 """Of each version."""
@@ -75,31 +72,18 @@ def _draw(version: str, draw: random.Random) -> dict[str, Any]:
 @cache
 def read_starts() -> tuple[dict[str, Any], ...]:
     """All starts with their answers."""
-    with gzip.open(FILE, "rt") as lines:
-        next(lines)
-        return tuple(json.loads(line) for line in lines)
+    return tuple(read_kept(FILE))
 
 
-def ask_starts(folder: Path) -> list[dict[str, Any]]:
-    """Every version's answers, in its own environment."""
+def ask_starts() -> list[dict[str, Any]]:
+    """Every version's answers."""
+    packages = {each: f"sglang-{each}" for each in VERSIONS} | {VERSIONS[-1]: "sglang"}
     return [
         row
-        for version in VERSIONS
-        for row in answered(
-            "sglang",
-            folder,
-            draw_starts(version),
-            "sglang" if version == VERSIONS[-1] else f"sglang-{version}",
-        )
+        for version, package in packages.items()
+        for row in answered("sglang", draw_starts(version), package)
     ]
 
 
-def main() -> None:
-    """Write the file; the same answers give the same bytes."""
-    lines = [ABOUT, *ask_starts(Path(os.environ["DSV4KV_ENGINES"]))]
-    text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
-    FILE.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
-
-
 if __name__ == "__main__":
-    main()
+    keep(FILE, ABOUT, ask_starts())

@@ -10,14 +10,11 @@ import pytest
 from dsv4kv.diagnose.conform.check import Driven, Verdict, conform, drive
 from dsv4kv.diagnose.conform.check import test_file as file_of
 from dsv4kv.diagnose.conform.sequences import Operation, Sequence
+from tests.engines.oracles.asking import HERE, needs_engines
 
-HERE = Path(__file__).parent
 FOLDER = Path(os.environ.get("DSV4KV_ENGINES", "."))
 PYTHON = str(FOLDER / "bin" / "python")
-pytestmark = pytest.mark.skipif(
-    "DSV4KV_ENGINES" not in os.environ,
-    reason="the engines' packages are not unpacked here: make engines",
-)
+pytestmark = needs_engines
 
 
 def verdict_on(package: str, operations: int) -> Verdict:

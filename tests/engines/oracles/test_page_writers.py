@@ -16,7 +16,7 @@ from dsv4kv.diagnose.dumps.reading import read_dump
 from dsv4kv.diagnose.dumps.records import candidates, known_records, recognise
 from dsv4kv.model.formats import FLAT_FORMATS, EntryFormat
 from tests.diagnose.dumps.pages import latents, written
-from tests.engines.oracles.recorded import HERE
+from tests.engines.oracles.asking import HERE
 
 PAGE, ROWS, SEED = 64, 256, 3
 DIMS = (512, 576, 128)

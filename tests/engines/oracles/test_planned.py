@@ -1,9 +1,7 @@
 """Sizes are those of the engines' own planners on 500 random settings of V4, V4.1 and V3.2."""
 
-import os
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +9,7 @@ import pytest
 from dsv4kv.engines.names import find_engine
 from dsv4kv.engines.sglang.sizes import SglangEngine
 from dsv4kv.engines.vllm.sizes import VllmEngine
+from tests.engines.oracles.asking import needs_engines
 from tests.engines.oracles.planned import (
     ENGINES,
     FILES,
@@ -78,11 +77,7 @@ def test_v41_has_the_groups_that_vllm_prints() -> None:
     assert groups == {(8, *(32,) * 7, 64)}
 
 
-@pytest.mark.skipif(
-    "DSV4KV_ENGINES" not in os.environ,
-    reason="the engines' packages are not unpacked here: make engines",
-)
+@needs_engines
 @pytest.mark.parametrize("engine", FILES)
 def test_the_planner_answers_as_recorded(engine: str) -> None:
-    folder = Path(os.environ["DSV4KV_ENGINES"])
-    assert answered(engine, folder) == list(read_settings(engine))
+    assert answered(engine) == list(read_settings(engine))

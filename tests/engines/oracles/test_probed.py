@@ -1,11 +1,9 @@
 """A probe of an engine's own manager learns what was set, and the same as of our own cache."""
 
 import json
-import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +11,7 @@ import pytest
 from dsv4kv.diagnose.probe.questioner import Prompt, Refused
 from tests.diagnose.probe.fakes import Cache, FakeServer, Setting, draw_setting, open_cache
 from tests.diagnose.probe.test_probe import check, probe, values
-from tests.engines.oracles.recorded import HERE
+from tests.engines.oracles.asking import HERE, engines_folder, needs_engines
 from tests.examples import FULL
 
 SETTINGS = 20 if FULL else 4
@@ -37,7 +35,7 @@ def trace(setting: Setting) -> dict[str, Any]:
 @contextmanager
 def manager(engine: str, setting: Setting) -> Iterator[Cache]:
     """An engine's manager in its own environment."""
-    folder = Path(os.environ["DSV4KV_ENGINES"])
+    folder = engines_folder()
     command = [*map(str, (folder / "bin/python", HERE / "served.py", engine, folder / engine))]
     with subprocess.Popen(command, stdin=-1, stdout=-1, stderr=-3, text=True) as running:
         assert running.stdin
@@ -62,10 +60,7 @@ def manager(engine: str, setting: Setting) -> Iterator[Cache]:
         running.stdin.close()
 
 
-@pytest.mark.skipif(
-    "DSV4KV_ENGINES" not in os.environ,
-    reason="the engines' packages are not unpacked here: make engines",
-)
+@needs_engines
 @pytest.mark.parametrize("seed", range(SETTINGS))
 @pytest.mark.parametrize("engine", ["vllm-v4", "sglang", "sglang-v4"])
 def test_settings_of_an_engines_own_manager_are_recovered(engine: str, seed: int) -> None:

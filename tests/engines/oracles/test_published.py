@@ -1,11 +1,9 @@
 """The engines' publishers send, and their managers answer, what is kept of them."""
 
-import os
-from pathlib import Path
-
 import pytest
 
 from dsv4kv.record.wire import Event, Removed, Stored, unpack
+from tests.engines.oracles.asking import needs_engines
 from tests.engines.oracles.published import RULES, Workload, published, read_published
 
 
@@ -19,13 +17,10 @@ def shapes(workload: Workload) -> list[list[tuple[str, int | None, int]]]:
     return [[shape(event) for event in unpack(frames[-1]).events] for frames in workload.frames]
 
 
-@pytest.mark.skipif(
-    "DSV4KV_ENGINES" not in os.environ,
-    reason="the engines' packages are not unpacked here: make engines",
-)
+@needs_engines
 @pytest.mark.parametrize(("engine", "rule"), [(e, r) for e, rs in RULES.items() for r in rs])
 def test_the_engines_publish_and_answer_as_recorded(engine: str, rule: str) -> None:
-    again = published(engine, Path(os.environ["DSV4KV_ENGINES"]), rule)
+    again = published(engine, rule)
     kept = [workload for workload in read_published(engine) if workload.rule == rule]
     assert [workload.hits for workload in again] == [workload.hits for workload in kept]
     assert list(map(shapes, again)) == list(map(shapes, kept))

@@ -1,8 +1,6 @@
 """Every engine's rule hits what the engine's own manager hit, request by request."""
 
-import os
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -13,6 +11,7 @@ from dsv4kv.model.presets import load_model
 from dsv4kv.traces.collect import collect_paths
 from dsv4kv.traces.request import Request
 from tests.engines.oracles import record
+from tests.engines.oracles.asking import needs_engines
 from tests.engines.oracles.recorded import PAGE, TRACES, Trace, read_traces
 
 MODEL, V41 = load_model("v4-flash"), load_model("v4.1-flash")
@@ -63,13 +62,9 @@ def test_sglang_keeps_a_window_where_prompts_part() -> None:
     assert outcome.resumed_tokens.tolist() == [0, 0, 768, 768]
 
 
-@pytest.mark.skipif(
-    "DSV4KV_ENGINES" not in os.environ,
-    reason="the engines' packages are not unpacked here: make engines",
-)
+@needs_engines
 @pytest.mark.parametrize(
     ("engine", "rule"), [(e, r) for e, rs in record.RULES.items() for r in rs]
 )
 def test_the_engines_managers_answer_as_recorded(engine: str, rule: str) -> None:
-    folder = Path(os.environ["DSV4KV_ENGINES"])
-    assert record.answered(engine, folder, rule) == recorded(rule)
+    assert record.answered(engine, rule) == recorded(rule)

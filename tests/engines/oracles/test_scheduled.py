@@ -1,9 +1,7 @@
 """A replay by vLLM's rule schedules, step by step, what vLLM's own scheduler schedules."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -14,6 +12,7 @@ from dsv4kv.engines import names
 from dsv4kv.engines.names import find_rule
 from dsv4kv.replay.build import build_replay
 from dsv4kv.traces.request import Request
+from tests.engines.oracles.asking import needs_engines
 from tests.engines.oracles.scheduled import AMPLE, PAGE, Step, Workload, answered, read_workloads
 
 RULES = {None: "dense", 0: "semantic", 4096: "4096"}
@@ -104,10 +103,6 @@ def test_workloads_share_prefixes_in_one_step_and_run_out_of_blocks(
     assert sum(steps_of(each) != each.each_step for each in many) >= 5
 
 
-@pytest.mark.skipif(
-    "DSV4KV_ENGINES" not in os.environ,
-    reason="the engines' packages are not unpacked here: make engines",
-)
+@needs_engines
 def test_vllms_scheduler_answers_as_recorded() -> None:
-    found = answered(Path(os.environ["DSV4KV_ENGINES"]))
-    assert [each.steps for each in found] == [each.steps for each in WORKLOADS]
+    assert [each.steps for each in answered()] == [each.steps for each in WORKLOADS]

@@ -1,13 +1,10 @@
 """What SGLang prints of its pools when it starts, or why it does not, is what it prints."""
 
-import os
 from collections import Counter
-from pathlib import Path
-
-import pytest
 
 from dsv4kv.engines.names import find_engine
 from dsv4kv.engines.sglang.sizes import SglangEngine
+from tests.engines.oracles.asking import needs_engines
 from tests.engines.oracles.planned import deployment_of
 from tests.engines.oracles.starts import STARTS, VERSIONS, ask_starts, read_starts
 
@@ -38,9 +35,6 @@ def test_the_starts_are_of_every_kind() -> None:
         assert sum(asked[name] == value for asked in starts) > 30
 
 
-@pytest.mark.skipif(
-    "DSV4KV_ENGINES" not in os.environ,
-    reason="the engines' packages are not unpacked here: make engines",
-)
+@needs_engines
 def test_the_starts_are_as_recorded() -> None:
-    assert ask_starts(Path(os.environ["DSV4KV_ENGINES"])) == list(read_starts())
+    assert ask_starts() == list(read_starts())

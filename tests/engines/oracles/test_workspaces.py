@@ -1,13 +1,9 @@
 """What vLLM holds other than weights and cache is what its own dummy runs ask for."""
 
-import os
-from pathlib import Path
-
-import pytest
-
 from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.vllm.sizes import hca_index_bytes, workspace_bytes
 from dsv4kv.model.schema import choose_formats
+from tests.engines.oracles.asking import needs_engines
 from tests.engines.oracles.planned import model_of
 from tests.engines.oracles.workspaces import SETTINGS, ask_workspaces, read_workspaces
 
@@ -34,9 +30,6 @@ def test_the_workspace_has_the_bytes_that_vllms_dummy_runs_ask_for() -> None:
     assert unlike == []
 
 
-@pytest.mark.skipif(
-    "DSV4KV_ENGINES" not in os.environ,
-    reason="the engines' packages are not unpacked here: make engines",
-)
+@needs_engines
 def test_the_dummy_runs_ask_as_recorded() -> None:
-    assert ask_workspaces(Path(os.environ["DSV4KV_ENGINES"])) == read_workspaces()
+    assert ask_workspaces() == read_workspaces()

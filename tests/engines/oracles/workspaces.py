@@ -1,15 +1,12 @@
 """Random settings with what vLLM 0.33.0's dummy runs ask for; ``python -m`` this asks again."""
 
 import json
-import os
 import random
-import subprocess
-from pathlib import Path
 from typing import Any
 
+from tests.engines.oracles.asking import HERE, ask
 from tests.engines.oracles.planned import model_of
 
-HERE = Path(__file__).parent
 FILE = HERE / "vllm_workspaces_0.33.0.jsonl"
 SETTINGS = 60
 
@@ -35,17 +32,10 @@ def _draw(draw: random.Random) -> dict[str, Any]:
     }
 
 
-def ask_workspaces(folder: Path) -> list[dict[str, Any]]:
+def ask_workspaces() -> list[dict[str, Any]]:
     """Every setting with vLLM's own bytes."""
     settings = draw_settings()
-    told = subprocess.run(
-        [folder / "bin" / "python", HERE / "vllm_workspaces.py", folder / "vllm"],
-        input="".join(json.dumps(setting) + "\n" for setting in settings),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    answers = map(json.loads, told.stdout.splitlines())
+    answers = ask("vllm_workspaces.py", "vllm", settings)
     return [row | {"answer": answer} for row, answer in zip(settings, answers, strict=True)]
 
 
@@ -54,11 +44,5 @@ def read_workspaces() -> list[dict[str, Any]]:
     return [json.loads(line) for line in FILE.read_text("utf-8").splitlines()]
 
 
-def main() -> None:
-    """Write the file; the same answers give the same bytes."""
-    rows = ask_workspaces(Path(os.environ["DSV4KV_ENGINES"]))
-    FILE.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    FILE.write_text("".join(json.dumps(row) + "\n" for row in ask_workspaces()), "utf-8")

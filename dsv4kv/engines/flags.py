@@ -1,8 +1,7 @@
-"""Flags and variables of engines that change sizes, and what of ours they mean.
+"""Flags and variables of engines that change sizes, and the inputs of ``budget`` that they mean.
 
-Every engine's folder has its rows in ``flags.py``; the options of ``budget``, ``--command``, the
-advice and the docs read them. A flag whose input is empty changes sizes in a way that no answer
-counts; its text says which.
+Every engine's folder has its rows in ``flags.py``. A flag that means nothing changes sizes in a
+way that no answer counts; its text says which.
 """
 
 import json
@@ -10,6 +9,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache, partial
 
 from dsv4kv.engines.names import FAMILIES
 from dsv4kv.errors import ConfigError
@@ -20,18 +20,12 @@ _SCALE = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _SCALE |= {letter.upper(): 2 ** (10 * power) for power, letter in enumerate("kmgt", 1)}
 _NUMBER = re.compile(r"(-?\d[\d_,]{0,30}(?:\.\d{1,12})?)\s*([kmgtKMGT]?)(?:i?B)?")
 _OFF = ("false", "0", "no", "off", "")
-
 _PLAIN_NUMBER = re.compile(r"\d{1,20}(?:\.\d{1,12})?")
 
 
 @dataclass(frozen=True)
 class Meaning:
-    """What of ours a value means.
-
-    Attributes:
-        of: Reads a value; raises ``ConfigError``.
-        input: The one input that takes a plain value; empty where there is none or several.
-    """
+    """Reads the inputs that a value means; ``input`` is the one that takes it as it is, if any."""
 
     of: Callable[[str], Texts]
     input: str = ""
@@ -96,9 +90,8 @@ def read_object(text: str) -> dict[str, object]:
     return found
 
 
-OWN_DRAFTS = "own-draft-tokens"  # for merge
-
-OWN_TIER, SIMPLE = "own-host-tier", "simple-offload"  # for merge
+OWN_DRAFTS, OWN_TIER, SIMPLE = "own-draft-tokens", "own-host-tier", "simple-offload"
+"""Not inputs themselves: ``budget.flags.merge`` turns them into some."""
 
 DRAFT_LAYERS = {"dspark": 3, "mtp": 1, "eagle": 1, "nextn": 1, "deepseek": 1}
 """Layers with a window that a way to draft adds, by a part of its name."""
@@ -123,16 +116,15 @@ def in_bytes(number: object, unit: int, name: str) -> str:
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag or variable of an engine.
+    """A flag or variable of an engine; a switch takes no value.
 
     Attributes:
         spellings: Its names, the usual one first; a variable is in capitals.
         effect: What it does to sizes.
-        means: What of ours a value means; None where it is not counted.
-        switch: Whether it takes no value.
+        means: The inputs that a value means; None where it is not counted.
     """
 
-    spellings: tuple[str, ...]
+    spellings: str
     effect: str
     means: Meaning | None = None
     switch: bool = False
@@ -140,7 +132,7 @@ class Flag:
     @property
     def name(self) -> str:
         """The usual spelling."""
-        return self.spellings[0]
+        return self.spellings.split()[0]
 
     @property
     def is_variable(self) -> bool:
@@ -148,14 +140,7 @@ class Flag:
         return self.name[0] != "-"
 
 
-def flag(spellings: str, effect: str, means: Meaning | None = None) -> Flag:
-    """A flag with a value."""
-    return Flag(tuple(spellings.split()), effect, means)
-
-
-def switch(spellings: str, effect: str, means: Meaning | None = None) -> Flag:
-    """A flag without one."""
-    return Flag(tuple(spellings.split()), effect, means, switch=True)
+flag, switch = Flag, partial(Flag, switch=True)
 
 
 NOTHING = Meaning(lambda _: {})
@@ -176,8 +161,13 @@ def flags_of(family: str) -> tuple[Flag, ...]:
 
 def find_flag(family: str, spelling: str) -> Flag | None:
     """The flag of a spelling, dashes or underscores; None where the engine has no such flag."""
-    wanted = _plain(spelling)
-    return next((flag for flag in flags_of(family) if wanted in map(_plain, flag.spellings)), None)
+    return _by_spelling(family).get(_plain(spelling))
+
+
+@cache
+def _by_spelling(family: str) -> dict[str, Flag]:
+    flags = reversed(flags_of(family))  # the first of a spelling counts
+    return {_plain(each): flag for flag in flags for each in flag.spellings.split()}
 
 
 def flag_for(family: str, name: str) -> str:

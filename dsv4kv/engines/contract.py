@@ -271,13 +271,20 @@ class Engine:
         self, deployment: Deployment, capacity: Capacity, wish: "HostWish"
     ) -> "HostTier":
         """What it keeps in host memory."""
-        raise ConfigError(f"--host-tier {wish.tier}: {self.name} has none.")
+        if not self.family.host_tiers:
+            raise ConfigError(f"--host-tier {wish.tier}: {self.name} has none.")
+        tier: HostTier = self.family.load("host").size_tier(self, deployment, capacity, wish)
+        return tier
 
     def objects(
         self, deployment: Deployment, retention: int | None, chunk_tokens: int | None
     ) -> "Offloaded":
         """What a tier keeps of a prompt; in chunks of LMCache, where their tokens are given."""
-        raise ConfigError(f"what {self.name} keeps beyond the GPU is not known.")
+        if not self.family.host_tiers:
+            raise ConfigError(f"what {self.name} keeps beyond the GPU is not known.")
+        host = self.family.load("host")
+        kept: Offloaded = host.find_objects(self, deployment, retention, chunk_tokens)
+        return kept
 
     def sent(self, deployment: Deployment, tokens: int) -> "Sent | None":
         """What a rank of a prefill side sends of a prompt; None where that is not known."""

@@ -23,19 +23,15 @@ from dsv4kv.engines.rule import (
 
 @dataclass(frozen=True)
 class Build:
-    """A range of versions.
+    """A range of versions, called after the newest.
 
     Attributes:
-        newest: The version they are called after.
-        oldest: The first version that has them.
         padded: Entries are priced with their page's padding (585 B, 864 B instead of 584 B).
-        stage_layers: Windows are priced for the layers of this rank; before, for every entry of
-            ``compress_ratios``, drafts included.
+        stage_layers: Windows are priced for this rank's layers; before, for all and drafts.
         state_per: CSA states: a ring for every 128-token ``window`` or for every ``page``.
         hca_state_fixed: HCA states are rows of every request; before, a ring for every window.
         request_windows: With a request limit and no ratio given, windows get a fixed size.
-        frees_windows: By default, a running request gives back the window slots that
-            its window has left behind; before, it holds them for its whole prompt.
+        frees_windows: By default a running request frees window slots out of its window.
         bounds_logits: The indexer's logits are cut to a share of what the cache leaves.
         caps_graphs: Decode graphs are captured up to the request limit, where one is given.
         checks_windows: A pool of windows that holds no request is refused at the start.
@@ -47,7 +43,6 @@ class Build:
         draft_reserve_mib: Kept for drafts, when the share of the cache is guessed.
         fields: Fixed sizes that the line shows, in order, between memory and tokens.
         flags: Switches that the line shows first.
-        seen_in_logs: Compared with published start-up logs.
         kinds: Generations of models it serves.
     """
 

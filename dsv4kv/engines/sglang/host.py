@@ -103,8 +103,12 @@ def _v4_tier(
     )
 
 
-def paged_objects(engine: "SglangEngine", deployment: Deployment) -> Offloaded:
+def find_objects(
+    engine: "SglangEngine", deployment: Deployment, retention: int | None, chunk: int | None
+) -> Offloaded:
     """A page of every pool; raises ``ConfigError`` for pages that HiCache does not have."""
+    if chunk is not None:
+        raise ConfigError("LMCache's chunks are known behind vLLM alone.")
     if deployment.model.kind != "flat" and deployment.block_tokens not in (None, _PAGE):
         raise ConfigError(
             f"HiCache keeps these models in pages of {_PAGE} tokens, not "

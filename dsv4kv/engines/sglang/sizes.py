@@ -30,10 +30,10 @@ from dsv4kv.engines.contract import (
     PoolCost,
     layers_of,
 )
-from dsv4kv.engines.host import HostTier, HostWish, Offloaded, Sent, sent_of
+from dsv4kv.engines.host import Sent, sent_of
 from dsv4kv.engines.names import chosen_rule
 from dsv4kv.engines.rule import Group, Layout, Piece, Rule
-from dsv4kv.engines.sglang import FAMILY, Build, host
+from dsv4kv.engines.sglang import FAMILY, Build
 from dsv4kv.engines.sglang.layout import CHARGED_INDEXER_BYTES, Pools, build_pools, lay_out
 from dsv4kv.errors import ConfigError
 
@@ -308,16 +308,6 @@ class SglangEngine(Engine):
             f"--mem-fraction-static={float(fraction):g}. Raise --mem-fraction-static above "
             f"{ceil(least * 1000) / 1000:.3f} (minimum viable = 1 - available/pre = {least:.4f})."
         )
-
-    def host_tier(self, deployment: Deployment, capacity: Capacity, wish: HostWish) -> HostTier:
-        return host.size_tier(self, deployment, capacity, wish)
-
-    def objects(
-        self, deployment: Deployment, retention: int | None, chunk_tokens: int | None
-    ) -> Offloaded:
-        if chunk_tokens is not None:
-            raise ConfigError("LMCache's chunks are known behind vLLM alone.")
-        return host.paged_objects(self, deployment)
 
     def sent(self, deployment: Deployment, tokens: int) -> Sent:
         """Pages, windows, and rows of entries that a prompt's end has begun.

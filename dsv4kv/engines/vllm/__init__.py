@@ -11,11 +11,9 @@ Packing = Literal["tuples", "slots", "widest"]
 
 @dataclass(frozen=True)
 class Release:
-    """A range of versions.
+    """A range of versions, called after the newest.
 
     Attributes:
-        newest: The version they are called after.
-        oldest: The first version that has them.
         grouping: How window groups are cut: ``tuples`` up to 0.28, ``patterns`` from 0.29.
         packing: What makes the bytes of a block.
         weighted: A request's need is weighted by each group's bytes, against the full group's,
@@ -23,7 +21,6 @@ class Release:
         batches_counted: Every batch that runs at once has its tokens in flight.
         one_line: Tokens and concurrency are logged in one line.
         null_block: The check at start keeps one block back.
-        seen_in_logs: Compared with published start-up logs.
         kinds: Generations of models it serves.
         largest_tokens: ``max_num_batched_tokens`` on a GPU of 160 GiB or more.
         small_gb10: A DGX Spark counts as a small GPU, whatever its memory.

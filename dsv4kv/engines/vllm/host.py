@@ -134,7 +134,7 @@ def chunk_bytes(tables: Sequence[LayerGroup], chunk_tokens: int) -> int:
     return total
 
 
-def objects_of_vllm(
+def find_objects(
     engine: "VllmEngine", deployment: Deployment, retention: int | None, chunk_tokens: int | None
 ) -> Offloaded:
     """Chunks of a block, for one copy; or chunks of LMCache, which have the windows inside."""

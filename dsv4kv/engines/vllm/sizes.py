@@ -33,10 +33,10 @@ from dsv4kv.engines.contract import (
     Overhead,
     PoolCost,
 )
-from dsv4kv.engines.host import HostTier, HostWish, Offloaded, Sent, sent_of
+from dsv4kv.engines.host import Sent, sent_of
 from dsv4kv.engines.names import chosen_rule
 from dsv4kv.engines.rule import Group, Layout, Piece, Rule
-from dsv4kv.engines.vllm import FAMILY, Release, host
+from dsv4kv.engines.vllm import FAMILY, Release
 from dsv4kv.engines.vllm.layout import BlockLayout, LayerGroup, Page, block_bytes, lay_out
 
 _LARGE = 70 * GIB
@@ -283,20 +283,12 @@ class VllmEngine(Engine):
         remedy = "Try increasing `gpu_memory_utilization` when initializing the engine"
         return f"No available memory for the cache blocks. {remedy}"
 
-    def host_tier(self, deployment: Deployment, capacity: Capacity, wish: HostWish) -> HostTier:
-        return host.size_tier(self, deployment, capacity, wish)
-
-    def objects(
-        self, deployment: Deployment, retention: int | None, chunk_tokens: int | None
-    ) -> Offloaded:
-        return host.objects_of_vllm(self, deployment, retention, chunk_tokens)
-
     def sent(self, deployment: Deployment, tokens: int) -> Sent | None:
         """Sent by NIXL: of a window the blocks that it covers, and one more; whole pages.
 
         Source: ``kv_connector/v1/nixl/{base_scheduler,base_worker}.py``.
         """
-        if self.name != host.SINCE or deployment.model.kind == "v41":
+        if self.release.newest != "0.33" or deployment.model.kind == "v41":
             return None
         return sent_of(self.rule(deployment).layout, tokens, clips=True)
 

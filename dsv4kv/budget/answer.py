@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dsv4kv.budget.advice import Option, advise
 from dsv4kv.budget.fit import (
-    LayoutLine,
     RankUse,
     available_bytes,
     costs_of,
@@ -37,7 +36,7 @@ from dsv4kv.model.schema import CacheFormats, build_schema
 from dsv4kv.units import counted, format_bytes
 
 if TYPE_CHECKING:
-    from dsv4kv.budget.reuse import Reuse
+    pass
 
 
 @dataclass(frozen=True)
@@ -282,22 +281,18 @@ class Line:
     source: str
 
 
-@dataclass(frozen=True)
-class Peak:
-    """The tightest GPU; what is taken and what is left add up to the whole."""
-
-    lines: tuple[Line, ...]
-    not_counted: tuple[str, ...]
+def overhead_of(found: Answer) -> Overhead:
+    """Memory known to be held on the tightest GPU besides weights and cache."""
+    return found.scenario.overhead(found.use.stage, found.context)
 
 
-def peak_of(found: Answer) -> Peak:
-    """What is live on the tightest GPU at the peak of a step, with a source for every line."""
-    overhead = found.scenario.overhead(found.use.stage, found.context)
-    return Peak(tuple(_lines(found, overhead)), overhead.unknown)
+def peak_lines(found: Answer) -> Iterator[Line]:
+    """What is live on the tightest GPU at the peak of a step; taken and left add up to the whole.
 
-
-def _lines(found: Answer, overhead: Overhead) -> Iterator[Line]:
-    scenario, use, inputs = found.scenario, found.use, found.scenario.inputs
+    Every line has a source; nothing says the size of what is in ``overhead_of(found).unknown``.
+    """
+    scenario, use, overhead = found.scenario, found.use, overhead_of(found)
+    inputs = scenario.inputs
     left = use.budget - use.weights - use.reserve - use.transient
     if inputs.kv_memory or inputs.kv_blocks:
         yield Line("left", "for KV", left, "as given")
@@ -345,13 +340,11 @@ _UNITS = {
 def to_document(
     found: Answer,
     options: list[Option],
-    layouts: list[LayoutLine],
+    layouts: list[Scenario],
     curve: list[tuple[int, int]],
-    reuse: "Reuse | None",
+    prefix: dict[str, Any] | None,
 ) -> dict[str, Any]:
     """The whole answer as plain values; fractions of bytes become floats."""
-    from dsv4kv.budget.reuse import reuse_document
-
     scenario = found.scenario
     inputs, layout, gpu = scenario.inputs, scenario.layout, scenario.gpu
     return {
@@ -394,20 +387,20 @@ def to_document(
             {"context_tokens": tokens, "concurrency": count} for tokens, count in curve
         ],
         "layouts": [
-            asdict(line.layout)
+            asdict(each.layout)
             | {
-                "label": line.layout.label,
-                "kv_copies": line.kv_copies,
-                "weight_bytes": line.weight_bytes,
-                "concurrency": line.concurrency,
+                "label": each.layout.label,
+                "kv_copies": count_copies(each),
+                "weight_bytes": max(each.weight_bytes),
+                "concurrency": max_concurrency(each, found.context),
             }
-            for line in layouts
+            for each in layouts
         ],
         "options": [
             {name: value for name, value in vars(option).items() if name != "scenario"}
             for option in options
         ],
-        "prefix": reuse_document(reuse),
+        "prefix": prefix,
     }
 
 

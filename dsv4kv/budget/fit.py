@@ -9,10 +9,10 @@ Source: sglang#39095, vllm#45663; vLLM 0.20 to 0.33, SGLang 0.5.12 to 0.5.23.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import ceil
 
-from dsv4kv.budget.layout import Layout
 from dsv4kv.budget.lookup import kv_heads
 from dsv4kv.budget.scenario import Scenario, fix_layout, resolve
 from dsv4kv.engines.contract import PoolCost
@@ -223,16 +223,6 @@ def _largest(holds: Callable[[int], bool], most: int | None = None) -> int:
 CURVE_TOKENS = (4096, 32_768, 131_072, 1_048_576)
 
 
-@dataclass(frozen=True)
-class LayoutLine:
-    """What one layout of the same GPUs holds."""
-
-    layout: Layout
-    kv_copies: int
-    weight_bytes: int
-    concurrency: int
-
-
 def curve(scenario: Scenario) -> list[tuple[int, int]]:
     """Requests that fit at once, at some contexts up to the model's limit."""
     limit = scenario.config.max_context_tokens
@@ -240,32 +230,18 @@ def curve(scenario: Scenario) -> list[tuple[int, int]]:
     return [(tokens, max_concurrency(scenario, tokens)) for tokens in contexts]
 
 
-def compare_layouts(scenario: Scenario, context_tokens: int) -> list[LayoutLine]:
-    """The layout, and for comparison all GPUs of a stage as tensor and as data parallel ranks."""
-    layout = scenario.layout
+def compare_layouts(scenario: Scenario) -> list[Scenario]:
+    """The scenario, and all GPUs of a stage as tensor and as data parallel ranks."""
+    layout, fixed, found = scenario.layout, fix_layout(scenario), [scenario]
     ranks = layout.tp * layout.dp
-    fixed = fix_layout(scenario)
-    lines = [_layout_line(scenario, context_tokens)]
     for tp in (ranks, 1):
-        try:
-            (other,) = resolve(replace(fixed, tp=tp, dp=ranks // tp, ep=None))
-        except ConfigError:
-            continue
-        if (other.layout.tp, other.layout.dp) != (layout.tp, layout.dp):
-            lines.append(_layout_line(other, context_tokens))
-    return lines
+        with suppress(ConfigError):
+            if tp != layout.tp:
+                found += resolve(replace(fixed, tp=tp, dp=ranks // tp, ep=None))
+    return found
 
 
 def count_copies(scenario: Scenario) -> int:
     """Copies of every request's KV: tensor parallel ranks beyond the KV heads hold the same."""
     tp = scenario.layout.tp
     return tp // min(tp, kv_heads(scenario.config))
-
-
-def _layout_line(scenario: Scenario, context_tokens: int) -> LayoutLine:
-    return LayoutLine(
-        scenario.layout,
-        count_copies(scenario),
-        max(scenario.weight_bytes),
-        max_concurrency(scenario, context_tokens),
-    )

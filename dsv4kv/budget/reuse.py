@@ -11,7 +11,6 @@ from typing import Any
 
 from dsv4kv.budget.scenario import Scenario
 from dsv4kv.engines.contract import Deployment
-from dsv4kv.engines.rule import Rule
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.plan import bytes_per_request
 from dsv4kv.model.schedule import build_schedule
@@ -41,22 +40,12 @@ class Persistent:
         return self.context_bytes + self.window_bytes + self.state_bytes
 
 
-@dataclass(frozen=True)
-class Reuse:
-    """Prefixes of one deployment, on the ranks of its first stage.
+def prefix_document(scenario: Scenario, context_tokens: int) -> dict[str, Any] | None:
+    """Prefixes of a deployment as plain values, on the ranks of its first stage.
 
-    Bytes of one token of context that leaves the GPU are its entries and indexer keys, and
-    those with the padding of the engine's pages.
+    None for a model whose prefixes are not modelled. Bytes of one token of context that leaves
+    the GPU are its entries and indexer keys, without and with the padding of the engine's pages.
     """
-
-    rule: Rule
-    useful_bytes: Fraction
-    padded_bytes: Fraction
-    persistent: tuple[Persistent, ...]
-
-
-def reuse_of(scenario: Scenario, context_tokens: int) -> Reuse | None:
-    """What is known about prefixes; None for a model whose prefixes are not modelled."""
     engine, deployment = scenario.engine, scenario.deployment(0, context_tokens)
     if scenario.config.architecture == "flat":
         return None
@@ -67,7 +56,18 @@ def reuse_of(scenario: Scenario, context_tokens: int) -> Reuse | None:
     context = [cost for cost in costs if cost.pool in ("main", "indexer")]
     useful = sum((cost.marginal_bytes for cost in context), Fraction(0))
     padding = sum((cost.padding_bytes for cost in context), Fraction(0))
-    return Reuse(rule, useful, useful + padding, persist(deployment, context_tokens))
+    return {
+        "hit_multiple_tokens": rule.block_tokens,
+        "shortest_prompt_tokens": rule.shortest_prompt_tokens,
+        "replayed_tokens": rule.replayed_tokens,
+        "needs": [asdict(need) for need in rule.needs],
+        "offloaded_useful_bytes_per_token": float(useful),
+        "offloaded_padded_bytes_per_token": float(useful + padding),
+        "persistent": [
+            asdict(kept) | {"total_bytes": kept.total_bytes}
+            for kept in persist(deployment, context_tokens)
+        ],
+    }
 
 
 def persist(
@@ -90,20 +90,3 @@ def persist(
         Persistent("periodic", context, kept, checkpoints * held.state, min(tokens, period - 1)),
         Persistent("zero", context, 0, 0, recomputed),
     )
-
-
-def reuse_document(reuse: Reuse | None) -> dict[str, Any] | None:
-    """The same as plain values."""
-    if reuse is None:
-        return None
-    return {
-        "hit_multiple_tokens": reuse.rule.block_tokens,
-        "shortest_prompt_tokens": reuse.rule.shortest_prompt_tokens,
-        "replayed_tokens": reuse.rule.replayed_tokens,
-        "needs": [asdict(need) for need in reuse.rule.needs],
-        "offloaded_useful_bytes_per_token": float(reuse.useful_bytes),
-        "offloaded_padded_bytes_per_token": float(reuse.padded_bytes),
-        "persistent": [
-            asdict(kept) | {"total_bytes": kept.total_bytes} for kept in reuse.persistent
-        ],
-    }

@@ -221,11 +221,11 @@ def _read_flags(texts: Mapping[str, str], flags: Sequence[tuple[str, str]]) -> d
 
 def _answer(texts: dict[str, str], command: "tuple[Reading, dict[str, str]] | None") -> Found:
     from dsv4kv.budget.advice import advise
-    from dsv4kv.budget.answer import answer, peak_of, to_document
+    from dsv4kv.budget.answer import answer, overhead_of, peak_lines, to_document
     from dsv4kv.budget.fit import compare_layouts, curve
     from dsv4kv.budget.inputs import read_inputs
     from dsv4kv.budget.launch import command_document, flag_costs
-    from dsv4kv.budget.reuse import reuse_of
+    from dsv4kv.budget.reuse import prefix_document
     from dsv4kv.view.budget import budget_page, view_command
 
     found = answer(read_inputs(texts))
@@ -234,10 +234,13 @@ def _answer(texts: dict[str, str], command: "tuple[Reading, dict[str, str]] | No
     costs = tuple(flag_costs(*command, found)) if command else ()
 
     def document() -> dict[str, Any]:
-        layouts = compare_layouts(found.scenario, found.context)
-        reuse = reuse_of(found.scenario, found.context)
-        values = to_document(found, options, layouts, contexts, reuse)
-        values["peak"] = asdict(peak_of(found))
+        prefix = prefix_document(found.scenario, found.context)
+        layouts = compare_layouts(found.scenario)
+        values = to_document(found, options, layouts, contexts, prefix)
+        values["peak"] = {
+            "lines": [asdict(line) for line in peak_lines(found)],
+            "not_counted": overhead_of(found).unknown,
+        }
         return values | ({"command": command_document(command[0], costs)} if command else {})
 
     launch = partial(_write_launch, found, texts)

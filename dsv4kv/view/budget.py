@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dsv4kv.budget.advice import Option
-from dsv4kv.budget.answer import Answer, assumptions, limit_sentence, peak_of
+from dsv4kv.budget.answer import Answer, assumptions, limit_sentence, overhead_of, peak_lines
 from dsv4kv.budget.fit import within_limit
 from dsv4kv.budget.lookup import kv_heads
 from dsv4kv.budget.scenario import Scenario
@@ -82,7 +82,7 @@ def budget_page(
             f"{capacity.units:,} {engine.unit}s of {float(capacity.unit_bytes):,.10g} B; one "
             f"request counts as {float(capacity.units_per_request):,.0f}."
         )
-    missing = f"Not counted: {', '.join(peak_of(found).not_counted)}."
+    missing = f"Not counted: {', '.join(overhead_of(found).unknown)}."
     memory: list[Part] = [_peak_table(found), missing, _pools_table(found)]
     sections.append(Section("Memory", memory, units))
     if host:
@@ -308,7 +308,10 @@ def _peak_table(found: Answer) -> Table:
         ("source", lambda line: line.source.partition(";")[0]),
     ]
     return Table(
-        "Peak memory", columns, peak_of(found).lines, note="from its memory to what is left for KV"
+        "Peak memory",
+        columns,
+        list(peak_lines(found)),
+        note="from its memory to what is left for KV",
     )
 
 

@@ -2,20 +2,21 @@
 
 import pytest
 
-from dsv4kv.budget.answer import Peak, answer, peak_of
+from dsv4kv.budget.answer import answer, peak_lines
 from dsv4kv.budget.fit import available_bytes
 from tests.budget.questions import ask
 
 
-def peak(**texts: str) -> Peak:
-    return peak_of(answer(ask(gpus="8", **texts)))
+def sizes_of(**texts: str) -> dict[str, int]:
+    lines = peak_lines(answer(ask(gpus="8", **texts)))
+    return {line.what: line.size_bytes for line in lines}
 
 
 @pytest.mark.parametrize("engine", ["dsv4kv", "vllm:0.26", "vllm:0.33", "sglang:0.5.23", "trtllm"])
 @pytest.mark.parametrize("model", ["v4-flash", "v4-pro"])
 def test_what_is_taken_and_what_is_left_are_the_whole(engine: str, model: str) -> None:
     found = answer(ask(gpus="8", engine=engine, model=model))
-    lines = peak_of(found).lines
+    lines = list(peak_lines(found))
     sums = {kind: sum(line.size_bytes for line in lines if line.kind == kind)
             for kind in ("whole", "taken", "left")}  # fmt: skip
     assert sums["taken"] + sums["left"] == sums["whole"] == found.scenario.gpu.memory_bytes
@@ -24,11 +25,11 @@ def test_what_is_taken_and_what_is_left_are_the_whole(engine: str, model: str) -
 
 
 def test_what_vllm_says_of_itself_stands_in_lines_of_its_own() -> None:
-    sizes = {line.what: line.size_bytes for line in peak(engine="vllm:0.33").lines}
+    sizes = sizes_of(engine="vllm:0.33")
     assert sizes["workspace of prompts"] == 1_128_824_832
     assert sizes["indices of HCA entries"] == 536_903_680
     assert sizes["indexer logits"] == 2**29
     assert "the rest of the reserve" in sizes
-    older = {line.what for line in peak(engine="vllm:0.26").lines}
+    older = sizes_of(engine="vllm:0.26")
     assert "reserve" in older
     assert "workspace of prompts" not in older

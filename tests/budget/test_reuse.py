@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.budget.reuse import persist, reuse_of
+from dsv4kv.budget.reuse import persist, prefix_document
 from tests.budget.questions import scenario
 from tests.engines.sizing.deployments import MILLION, deploy
 
@@ -41,9 +41,10 @@ def test_a_checkpoint_holds_a_window_and_a_state() -> None:
     ],
 )
 def test_a_token_that_leaves_takes_its_pages_padding_along(engine: str, padded: Fraction) -> None:
-    found = reuse_of(scenario(engine=engine, gpus="8"), MILLION)
+    found = prefix_document(scenario(engine=engine, gpus="8"), MILLION)
     assert found is not None
-    assert (found.useful_bytes, found.padded_bytes) == (Fraction(15_401, 4), padded)
+    assert found["offloaded_useful_bytes_per_token"] == Fraction(15_401, 4)
+    assert found["offloaded_padded_bytes_per_token"] == padded
 
 
 @given(st.integers(0, 20_000), st.integers(1, 20_000))

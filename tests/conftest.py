@@ -71,7 +71,7 @@ SLOW = {
     " test_replay test_results test_shell test_sweeps test_without_torch",
     "replay/clock": "test_points",
     "bench/compare": "test_ab test_comparison test_worktrees",
-    "engines": "logs/test_recovery logs/test_waterfall oracles test_own test_rules",
+    "engines": "logs/test_recovery logs/test_explain oracles test_own test_rules",
     "measure": "profilers test_claims test_imports test_repetition test_statistics test_verdict",
     "transfer": "test_bench_tiers test_bench_transfer test_side",
     "replay/mrc": "test_policy test_strategies test_thin",
@@ -124,7 +124,7 @@ THINNED = {
     "cli/test_record.py::test_whatever_ends_it_no_finished_request_is_lost": 1,
     "cli/test_replay.py::test_a_chart_is_one_file": 1,
     "cli/test_shell.py::test_a_stream_that_is_not_utf_8_loses_glyphs_and_not_the_answer": 1,
-    "config/test_keys.py::test_a_key_with_one_letter_missing_is_recognised": 20,
+    "config/test_load.py::test_a_key_with_one_letter_missing_is_recognised": 20,
     "diagnose/conform/test_check.py::test_a_planted_fault_is_found_and_shrunk": 2,
     "cuda/test_inspection.py::"
     "test_instructions_are_those_that_the_disassembler_shows_of_the_whole_file": 1,
@@ -136,7 +136,7 @@ THINNED = {
     "engines/defaults/test_planned.py::"
     "test_the_default_answer_is_the_planners_with_its_own_defaults": 12,
     "engines/logs/test_recovery.py::test_without_arguments_the_truth_is_among_the_candidates": 3,
-    "engines/logs/test_waterfall.py::test_gains_add_up_to_the_difference_exactly": 10,
+    "engines/logs/test_explain.py::test_gains_add_up_to_the_difference_exactly": 10,
     "engines/sizing/test_properties.py::"
     "test_a_request_never_takes_less_for_more_tokens_or_more_in_flight": 5,
     "engines/sizing/test_properties.py::test_more_memory_never_holds_less": 5,

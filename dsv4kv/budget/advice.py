@@ -1,6 +1,7 @@
 """What to change: every option with its gain, the cheapest that makes a deployment fit first."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
@@ -45,18 +46,45 @@ def advise(scenario: Scenario, context_tokens: int, concurrency: int) -> list[Op
     formats, less headroom, more GPUs, then serving less.
     """
     asked = (context_tokens, concurrency)
-    options = [
-        option
-        for changes, change, reason in _changes(scenario)
-        if (option := _try(scenario, changes, change, reason, *asked))
-    ]
-    by_gain = sorted(options, key=lambda option: (-option.concurrency, -option.freed_bytes))
+    free, most = tightest_free_bytes(scenario, *asked), max_concurrency(scenario, context_tokens)
+
+    def option(other: Scenario, change: str, reason: str) -> Option:
+        freed = tightest_free_bytes(other, *asked) - free
+        held = max_concurrency(other, context_tokens)
+        return Option(change, reason, freed, held, fits(other, *asked), other)
+
+    options = []
+    for changes, change, reason in _changes(scenario):
+        with suppress(ConfigError):
+            (other,) = resolve(replace(fix_layout(scenario), **changes))
+            found = option(other, change, reason)
+            options += [found] if found.freed_bytes > 0 or found.concurrency > most else []
+    by_gain = sorted(options, key=lambda each: (-each.concurrency, -each.freed_bytes))
     if fits(scenario, *asked):
         return by_gain
-    options += _more_gpus(scenario, *asked)
-    options += _serve_less(scenario, *asked)
-    enough = [option for option in options if option.fits]
-    return enough + [option for option in by_gain if not option.fits]
+    if more := _more_gpus(scenario, *asked):
+        layout = more.layout
+        change = f"--gpus {layout.gpus} --tp {layout.tp} --dp {layout.dp}"
+        options.append(option(more, change, f"more GPUs, as {layout.label}"))
+    if most:
+        change, reason = f"--concurrency {most}", "fewer concurrent requests"
+        options.append(Option(change, reason, -free, most, True, scenario))
+    if tokens := max_context(scenario, concurrency):
+        change, reason = f"--context {tokens}", "shorter requests"
+        options.append(Option(change, reason, -free, concurrency, True, scenario))
+    enough = [each for each in options if each.fits]
+    return enough + [each for each in by_gain if not each.fits]
+
+
+def _more_gpus(scenario: Scenario, context_tokens: int, concurrency: int) -> Scenario | None:
+    """The fewest GPUs that do, laid out as by default or as replicas of one GPU."""
+    enough = []
+    for tp in (None, 1):
+        candidates = resolve(replace(scenario.inputs, gpus=None, tp=tp, dp=None, ep=None))
+        found = fewest_gpus(candidates, context_tokens, concurrency)
+        if found and found.layout.gpus > scenario.layout.gpus:
+            enough.append(found)
+    return min(enough, key=lambda found: found.layout.gpus, default=None)
 
 
 def _changes(scenario: Scenario) -> Iterator[tuple[dict[str, Any], str, str]]:
@@ -98,63 +126,3 @@ def _changes(scenario: Scenario) -> Iterator[tuple[dict[str, Any], str, str]]:
 
 def _word(family: str, name: str) -> str:
     return flag_for(family, name.replace("_", "-"))
-
-
-def _try(
-    scenario: Scenario,
-    changes: dict[str, Any],
-    change: str,
-    reason: str,
-    context_tokens: int,
-    concurrency: int,
-) -> Option | None:
-    try:
-        (other,) = resolve(replace(fix_layout(scenario), **changes))
-        before, after = (
-            tightest_free_bytes(each, context_tokens, concurrency) for each in (scenario, other)
-        )
-        most = max_concurrency(other, context_tokens)
-    except ConfigError:
-        return None
-    if after <= before and most <= max_concurrency(scenario, context_tokens):
-        return None
-    return Option(
-        change, reason, after - before, most, fits(other, context_tokens, concurrency), other
-    )
-
-
-def _more_gpus(scenario: Scenario, context_tokens: int, concurrency: int) -> list[Option]:
-    """The fewest GPUs that do, laid out as by default or as replicas of one GPU."""
-    enough = []
-    for tp in (None, 1):
-        candidates = resolve(replace(scenario.inputs, gpus=None, tp=tp, dp=None, ep=None))
-        found = fewest_gpus(candidates, context_tokens, concurrency)
-        if found and found.layout.gpus > scenario.layout.gpus:
-            enough.append(found)
-    if not enough:
-        return []
-    more = min(enough, key=lambda found: found.layout.gpus)
-    before, after = (
-        tightest_free_bytes(each, context_tokens, concurrency) for each in (scenario, more)
-    )
-    layout = more.layout
-    return [
-        Option(
-            f"--gpus {layout.gpus} --tp {layout.tp} --dp {layout.dp}",
-            f"more GPUs, as {layout.label}",
-            after - before,
-            max_concurrency(more, context_tokens),
-            True,
-            more,
-        )
-    ]
-
-
-def _serve_less(scenario: Scenario, context_tokens: int, concurrency: int) -> Iterator[Option]:
-    missing = -tightest_free_bytes(scenario, context_tokens, concurrency)
-    if most := max_concurrency(scenario, context_tokens):
-        change = f"--concurrency {most}"
-        yield Option(change, "fewer concurrent requests", missing, most, True, scenario)
-    if tokens := max_context(scenario, concurrency):
-        change = f"--context {tokens}"
-        yield Option(change, "shorter requests", missing, concurrency, True, scenario)

@@ -4,11 +4,13 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from dsv4kv.budget.answer import answer, peak_lines
 from dsv4kv.budget.fit import (
     available_bytes,
     costs_of,
     fits,
     free_bytes,
+    indexer_logits_bytes,
     logits_bytes,
     max_concurrency,
     max_context,
@@ -17,7 +19,7 @@ from dsv4kv.budget.fit import (
     use_of,
 )
 from dsv4kv.budget.scenario import Scenario
-from tests.budget.questions import ENGINES, GIB, scenario, scenarios
+from tests.budget.questions import ENGINES, GIB, ask, scenario, scenarios
 from tests.examples import examples
 
 CONTEXTS = st.integers(1, 2**20)
@@ -161,3 +163,41 @@ def test_memory_or_blocks_for_kv_replace_what_is_left() -> None:
         most = found.engine.capacity(found.deployment(0, 912_128), available)
         assert most.units == available // 1_039_680
     assert found.settings.assumed.get("memory_fraction") is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "context", "expected_gib"),
+    [(4096, 372_000, 1.42), (4096, 800_000, 3.05), (8192, 1_048_576, 8.0)],
+)
+def test_logits_of_a_chunk_have_their_published_size(
+    rows: int, context: int, expected_gib: float
+) -> None:
+    assert round(indexer_logits_bytes(rows, context) / 2**30, 2) == expected_gib
+
+
+def sizes_of(**texts: str) -> dict[str, int]:
+    lines = peak_lines(answer(ask(gpus="8", **texts)))
+    return {line.what: line.size_bytes for line in lines}
+
+
+@pytest.mark.parametrize("engine", ["dsv4kv", "vllm:0.26", "vllm:0.33", "sglang:0.5.23", "trtllm"])
+@pytest.mark.parametrize("model", ["v4-flash", "v4-pro"])
+def test_what_is_taken_and_what_is_left_are_the_whole(engine: str, model: str) -> None:
+    found = answer(ask(gpus="8", engine=engine, model=model))
+    lines = list(peak_lines(found))
+    sums = {kind: sum(line.size_bytes for line in lines if line.kind == kind)
+            for kind in ("whole", "taken", "left")}  # fmt: skip
+    assert sums["taken"] + sums["left"] == sums["whole"] == found.scenario.gpu.memory_bytes
+    assert sums["left"] == available_bytes(found.scenario, found.use.stage, found.context)
+    assert all(line.source for line in lines if line.kind != "left")
+
+
+def test_what_vllm_says_of_itself_stands_in_lines_of_its_own() -> None:
+    sizes = sizes_of(engine="vllm:0.33")
+    assert sizes["workspace of prompts"] == 1_128_824_832
+    assert sizes["indices of HCA entries"] == 536_903_680
+    assert sizes["indexer logits"] == 2**29
+    assert "the rest of the reserve" in sizes
+    older = sizes_of(engine="vllm:0.26")
+    assert "reserve" in older
+    assert "workspace of prompts" not in older

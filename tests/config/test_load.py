@@ -1,14 +1,20 @@
 import hashlib
+import itertools
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dsv4kv.config.bench import BenchConfig
-from dsv4kv.config.load import LoadedConfig, load_config
+from dsv4kv.config.keys import keys, nearest_key, render_yaml
+from dsv4kv.config.load import LoadedConfig, Point, expand_axes, load_config, shipped_names
 from dsv4kv.errors import ConfigError
+from dsv4kv.model.presets import load_model
+from dsv4kv.model.schedule import AttentionType, build_schedule
 from tests.examples import examples
 
 from .conftest import Load, Refuse, Write
@@ -177,3 +183,108 @@ def test_aliases_that_grow_without_end_are_refused(refuse: Refuse, merge: str) -
     levels += [f"a{i}: &a{i} {merge % ', '.join([f'*a{i - 1}'] * 9)}" for i in range(1, 12)]
     (line,) = refuse("\n".join(levels))
     assert line.endswith(": YAML that holds itself, or many times the same.")
+
+
+@pytest.fixture
+def expand(load: Load) -> Callable[..., list[Point[BenchConfig]]]:
+    """Expand axes over a configuration text."""
+
+    def cases(
+        *axes: str, content: str = "{}", overrides: tuple[str, ...] = ()
+    ) -> list[Point[BenchConfig]]:
+        return expand_axes(load(content, *overrides), overrides, axes)
+
+    return cases
+
+
+Expand = Callable[..., list[Point[BenchConfig]]]
+
+
+@given(
+    st.lists(st.integers(1, 50), min_size=1, max_size=4, unique=True),
+    st.lists(st.sampled_from(["model", "type", "layer"]), min_size=1, max_size=3, unique=True),
+)
+def test_axes_expand_to_their_product_with_the_last_changing_fastest(
+    blocks: list[int], sharing: list[str]
+) -> None:
+    axes = [f"cache.num_blocks={','.join(map(str, blocks))}", f"cache.sharing={','.join(sharing)}"]
+    cases = expand_axes(load_config("default"), [], axes)
+    points = [(case.config.cache.num_blocks, case.config.cache.sharing) for case in cases]
+    assert points == list(itertools.product(blocks, sharing))
+    assert [tuple(case.axis.values()) for case in cases] == points
+    assert all(list(case.axis) == ["cache.num_blocks", "cache.sharing"] for case in cases)
+
+
+def test_commas_inside_brackets_and_quotes_do_not_split(expand: Expand) -> None:
+    cases = expand("model.layers=[0,2], [0,2,3],null", 'name="a,b",c')
+    assert [case.axis["model.layers"] for case in cases[::2]] == [[0, 2], [0, 2, 3], None]
+    assert [case.config.name for case in cases[:2]] == ["a,b", "c"]
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [
+        ("cache.sharing=" + ",".join(["type"] * 200_000),),
+        ("measure.seed=" + ",".join(map(str, range(70))), "name=" + ",".join(map(str, range(70)))),
+    ],
+    ids=["one axis", "their product"],
+)
+def test_too_many_points_are_refused_before_they_are_made(
+    axes: tuple[str, ...], expand: Expand
+) -> None:
+    with pytest.raises(ConfigError, match="--axis: more than 4,096 points: leave values out"):
+        expand(*axes)
+
+
+def test_the_file_and_the_overrides_stand_beneath_the_axes(expand: Expand) -> None:
+    (case,) = expand("cache.sharing=type", content="name: a", overrides=("cache.num_blocks=9",))
+    assert (case.config.name, case.config.cache.num_blocks) == ("a", 9)
+    assert case.config.cache.sharing == "type"
+
+
+TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
+CONFIGS: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
+    {
+        "name": TEXT,
+        "model": st.fixed_dictionaries(
+            {"layers": st.none() | st.lists(st.integers(0, 10**9), max_size=60)}
+        ),
+        "cache": st.fixed_dictionaries({"hadamard": st.booleans()}),
+        "workload": st.fixed_dictionaries(
+            {
+                "trace": st.none() | TEXT,
+                "speculative": st.fixed_dictionaries({"acceptance": st.floats(0, 1)}),
+            }
+        ),
+    }
+)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(CONFIGS)
+def test_loading_a_rendered_configuration_gives_it_back(
+    load: Load, values: dict[str, Any]
+) -> None:
+    config = BenchConfig.model_validate(values)
+    assert load(render_yaml(config)).config == config
+
+
+@pytest.mark.parametrize("name", shipped_names())
+def test_a_shipped_configuration_is_valid_and_carries_its_name(name: str) -> None:
+    assert load_config(name).config.name == name
+
+
+@pytest.mark.parametrize("name", ["default", "smoke"])
+def test_the_partial_model_has_one_layer_of_each_attention(name: str) -> None:
+    section = load_config(name).config.model
+    schedule = build_schedule(load_model(section.preset))
+    types = [schedule[layer].attn for layer in section.layers or ()]
+    assert types == [AttentionType.SWA, AttentionType.CSA, AttentionType.HCA]
+
+
+@pytest.mark.parametrize("path", keys())
+def test_a_key_with_one_letter_missing_is_recognised(path: str) -> None:
+    section, dot, name = path.rpartition(".")
+    for letter in range(len(name)):
+        misspelt = f"{section}{dot}{name[:letter]}{name[letter + 1 :]}"
+        assert nearest_key(misspelt) == (misspelt if misspelt in keys() else path)

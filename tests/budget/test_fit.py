@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from dsv4kv.budget.answer import answer, peak_lines
 from dsv4kv.budget.fit import (
     available_bytes,
-    costs_of,
     fits,
     free_bytes,
     indexer_logits_bytes,
@@ -19,7 +18,7 @@ from dsv4kv.budget.fit import (
     use_of,
 )
 from dsv4kv.budget.scenario import Scenario
-from tests.budget.questions import ENGINES, GIB, ask, scenario, scenarios
+from tests.budget.questions import ENGINES, ask, scenario, scenarios
 from tests.examples import examples
 
 CONTEXTS = st.integers(1, 2**20)
@@ -106,14 +105,6 @@ def test_the_parts_of_a_gpu_add_up_and_none_is_negative(
     )
 
 
-@given(st.integers(1, 8192), st.integers(1, 64))
-def test_decoding_requests_of_whole_blocks_lose_only_padding(blocks: int, load: int) -> None:
-    found = scenario(gpus="1", hbm="2TiB")
-    use = use_of(found, 128 * blocks, load)
-    padding = sum(cost.padding_bytes for cost in costs_of(found, 0, 128 * blocks, load))
-    assert use.lost == load * 128 * blocks * padding
-
-
 @pytest.mark.parametrize(
     ("engine", "logits", "charged"),
     [
@@ -132,37 +123,6 @@ def test_logits_of_a_chunk_at_a_million_tokens_are_as_large_as_the_engine_lets_t
     found = scenario(gpus="8", engine=engine)
     assert logits_bytes(found, 2**20) == logits
     assert transient_bytes(found, 2**20) == charged
-
-
-@pytest.mark.parametrize(
-    ("version", "gpu", "bound_gib"),
-    [
-        ("0.5.21", "b200", 2),
-        ("0.5.22", "b200", 2),
-        ("0.5.23", "b200", 1),
-        ("0.5.23", "rtx-pro-6000", 2),
-        ("0.5.22", "h200", 3),
-        ("0.5.23", "h200", 3),
-    ],
-)
-def test_the_scores_of_v41_are_bounded_by_version_and_gpu_in_sglang(
-    version: str, gpu: str, bound_gib: int
-) -> None:
-    """2 GiB with DeepGEMM, of which bf16 fills half; in torch three times 1 GiB is live."""
-    found = scenario(gpu=gpu, gpus="8", model="v4.1-flash", engine=f"sglang:{version}")
-    assert found.settings.logits_limit == bound_gib * GIB
-
-
-def test_memory_or_blocks_for_kv_replace_what_is_left() -> None:
-    """7,236 blocks of 1,039,680 B are the 7.01 GiB of a published log of vLLM 0.26."""
-    texts = {"gpus": "2", "engine": "vllm:0.26", "draft_layers": "1"}
-    for told in ({"kv_blocks": "7236"}, {"kv_memory": "7.01GiB"}):
-        found = scenario(**texts, **told)
-        available = available_bytes(found, 0, 912_128)
-        assert available // 1_039_680 in (7_236, 7_239)
-        most = found.engine.capacity(found.deployment(0, 912_128), available)
-        assert most.units == available // 1_039_680
-    assert found.settings.assumed.get("memory_fraction") is None
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ from dsv4kv.errors import ConfigError
 from tests.budget.questions import GIB, ask
 
 FLASH = {"model": "v4-flash", "gpu": "h200", "gpus": "8", "context": "128K"}
+OFFLOADED = FLASH | {"engine": "vllm", "host_tier": "native", "host_size": "100GiB"}
+LMCACHE = OFFLOADED | {"host_tier": "lmcache"}
 HICACHE = FLASH | {"engine": "sglang", "host_tier": "hicache", "host_ratio": "2"}
 
 
@@ -34,22 +36,28 @@ def test_the_command_of_a_server_asks_for_its_host_pools() -> None:
 
 
 @pytest.mark.parametrize(
-    ("texts", "sentence"),
+    ("tier", "texts", "sentence"),
     [
-        ({"host_size": "100GB", "host_ratio": ""}, "does not support --hicache-size"),
-        ({"host_ratio": ""}, "auto-sizing does not support DeepSeekV4TokenToKVPool"),
-        ({"prefix_cache": "off"}, "--disable-radix-cache"),
-        ({"block_tokens": "128"}, "pages of 256 tokens"),
-        ({"host_layout": "page_head"}, "choose one"),
-        ({"engine": "sglang:0.5.20"}, "as sglang:0.5.23 sizes it"),
-        ({"engine": "vllm"}, "has none"),
-        ({"engine": "trtllm", "host_ratio": ""}, "has none"),
+        (HICACHE, {"host_size": "1GB", "host_ratio": ""}, "does not support --hicache-size"),
+        (HICACHE, {"host_ratio": ""}, "auto-sizing does not support DeepSeekV4TokenToKVPool"),
+        (HICACHE, {"prefix_cache": "off"}, "--disable-radix-cache"),
+        (HICACHE, {"block_tokens": "128"}, "pages of 256 tokens"),
+        (HICACHE, {"host_layout": "page_head"}, "choose one"),
+        (HICACHE, {"host_ratio": "1e999999999"}, "not a number"),
+        (HICACHE, {"engine": "sglang:0.5.20"}, "as sglang:0.5.23 sizes it"),
+        (HICACHE, {"engine": "vllm"}, "has none"),
+        (HICACHE, {"engine": "trtllm", "host_ratio": ""}, "has none"),
+        (OFFLOADED, {"retention": "100"}, "a multiple of its block, 256"),
+        (OFFLOADED, {"engine": "vllm:0.26"}, "as vllm:0.33 sizes it"),
+        (LMCACHE, {"host_chunk": "100"}, "a multiple of 256"),
+        (LMCACHE, {"model": "v4.1-flash", "gpu": "b200"}, "not known"),
+        (LMCACHE, {"host_tier": "lmcache-local"}, "does not start V4"),
     ],
 )
 def test_what_the_engine_refuses_is_refused_in_its_words(
-    texts: dict[str, str], sentence: str
+    tier: dict[str, str], texts: dict[str, str], sentence: str
 ) -> None:
-    asked = {name: text for name, text in (HICACHE | texts).items() if text}
+    asked = {name: text for name, text in (tier | texts).items() if text}
     with pytest.raises(ConfigError, match=sentence):
         found(**asked)
 
@@ -67,46 +75,6 @@ def test_host_pools_beyond_a_nodes_memory_are_refused_as_the_engine_refuses_them
     assert "its host pool deepseek_v4_c128 takes" in short.host.refusal
 
 
-OFFLOADED = FLASH | {"engine": "vllm", "host_tier": "native", "host_size": "100GiB"}
-
-
-@pytest.mark.parametrize(
-    ("words", "name", "pages"),
-    [
-        ("--kv-offloading-size 100", "OffloadingConnector", 106_997),
-        ("--kv-offloading-size 12.5", "OffloadingConnector", 13_374),
-        (
-            """--kv-transfer-config '{"kv_connector": "SimpleCPUOffloadConnector"}'""",
-            "SimpleCPUOffloadConnector",
-            1_071,  # 8 GiB of eight ranks
-        ),
-    ],
-)
-def test_the_flags_of_vllm_ask_for_its_host_memory(words: str, name: str, pages: int) -> None:
-    command = f"vllm serve deepseek-ai/DeepSeek-V4-Flash -tp 8 --max-model-len 128K {words}"
-    texts = {key.replace("-", "_"): text for key, text in read_command(command).texts.items()}
-    host = found(**(texts | {"gpu": "h200"})).host
-    assert host is not None
-    assert (host.name, host.pools[0].pages) == (name, pages)
-
-
-LMCACHE = FLASH | {"engine": "vllm", "host_tier": "lmcache", "host_size": "100GiB"}
-
-
-@pytest.mark.parametrize(
-    ("texts", "sentence"),
-    [
-        ({"host_chunk": "100"}, "a multiple of 256"),
-        ({"model": "v4.1-flash", "gpu": "b200"}, "not known"),
-        ({"host_tier": "lmcache-local"}, "does not start V4"),
-        ({"engine": "vllm:0.28"}, "as vllm:0.33 sizes it"),
-    ],
-)
-def test_what_lmcache_cannot_keep_is_told(texts: dict[str, str], sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence):
-        found(**(LMCACHE | texts))
-
-
 def test_vllm_without_a_size_or_with_too_little_memory_is_told() -> None:
     with pytest.raises(ConfigError, match="needs a size"):
         found(**(FLASH | {"engine": "vllm", "host_tier": "native"}))
@@ -114,25 +82,6 @@ def test_vllm_without_a_size_or_with_too_little_memory_is_told() -> None:
     assert not short.fits
     assert short.host is not None
     assert "of a node's memory, of which" in short.host.refusal
-
-
-@pytest.mark.parametrize(
-    ("engine", "tokens", "sent"),
-    [
-        ("vllm", 8192, 50_677_056),
-        ("vllm", 131_072, 531_752_256),
-        ("sglang", 8192, 40_102_656),
-        ("sglang", 131_072, 519_242_496),
-        ("sglang", 131_073, 538_886_464),  # a page more, and a page of pending rows of HCA
-    ],
-)
-def test_a_prompt_sends_its_pages_and_its_last_window_to_the_decode_side(
-    engine: str, tokens: int, sent: int
-) -> None:
-    asked = FLASH | {"engine": engine, "context": f"{tokens}"}
-    assert found(**asked, role="prefill").sent_bytes == sent
-    assert found(**asked, role="decode").sent_bytes == sent
-    assert found(**asked).sent_bytes is None
 
 
 @pytest.mark.parametrize(
@@ -160,20 +109,3 @@ def test_what_is_not_sized_is_refused_by_name_with_the_engines_reason(
     texts = {key.replace("-", "_"): text for key, text in read_command(command).texts.items()}
     with pytest.raises(ConfigError, match=sentence):
         found(**(texts | {"gpu": "b200", "context": "64K"}))
-
-
-@pytest.mark.parametrize(
-    ("texts", "sentence"),
-    [
-        (OFFLOADED | {"retention": "100"}, "a multiple of its block, 256"),
-        (HICACHE | {"host_ratio": "1e999999999"}, "not a number"),
-        (OFFLOADED | {"engine": "vllm:0.26"}, "as vllm:0.33 sizes it"),
-        (
-            FLASH | {"engine": "sglang:0.5.19", "hisparse": "on", "prefix_cache": "off"},
-            "HiSparse is sized as sglang:0.5.23",
-        ),
-    ],
-)
-def test_odd_host_memory_is_told_in_a_sentence(texts: dict[str, str], sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence):
-        found(**texts)

@@ -12,8 +12,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from dsv4kv.budget.gpus import load_gpu
 from dsv4kv.engines.contract import Defaults, Machine
 from dsv4kv.engines.names import ENGINES, find_engine
@@ -53,25 +51,6 @@ def test_every_recorded_default_is_met() -> None:
 def test_every_version_with_rules_has_recorded_defaults() -> None:
     versions = {find_engine(engine).name for engine, _ in recorded()}
     assert versions >= {name for name in ENGINES if ":" in name}
-
-
-@pytest.mark.parametrize(
-    ("engine", "gpu", "flight"),
-    [
-        ("vllm:0.33", "h200", 16_384),  # 2 x 8,192: a step runs, another is scheduled
-        ("vllm:0.33", "b200", 32_768),
-        ("vllm:0.33", "l40s", 4_096),
-        ("vllm:0.27", "b200", 16_384),  # 16,384 tokens on large GPUs came with 0.28
-        ("vllm:0.22", "h200", 8_192),
-        ("sglang:0.5.23", "h200", 16_384),
-        ("dsv4kv", "h200", 8_192),
-    ],
-)
-def test_tokens_in_flight_are_those_of_the_steps_that_overlap(
-    engine: str, gpu: str, flight: int
-) -> None:
-    found = scenario(engine=engine, gpu=gpu, gpus="8")
-    assert found.deployment(0, 2**20).in_flight_tokens == flight
 
 
 def test_a_limit_below_what_is_asked_for_is_raised_and_said() -> None:

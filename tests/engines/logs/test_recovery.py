@@ -191,14 +191,6 @@ def test_a_models_name_is_told_from_its_path(model: str, expected: str | None) -
     assert named_model(parsed([f"model='{model}'", *VLLM_0_33[1:]])) == expected
 
 
-def test_the_blocks_an_operator_sets_are_taken() -> None:
-    engine, deployment = find_engine("vllm:0.26"), deploy(context=100_000)
-    capacity = engine.capacity(deployment, 5_000 * 1_039_680)
-    lines = ["Overriding num_gpu_blocks=7239 with num_gpu_blocks_override=5000"]
-    found = recovered([*lines, *capacity.log_lines[1:]])
-    assert {other.units for other in found} == {5_000}
-
-
 def printed(found: Recovery) -> int | None:
     deployment = replace(found.deployment)
     return found.engine.capacity(deployment, found.available_bytes).printed_tokens

@@ -95,14 +95,6 @@ def test_a_request_holds_windows_of_its_whole_prompt_unless_it_gives_them_back(
         assert held == int((46_080 if whole else 7_936) * unit)
 
 
-def test_without_a_request_limit_states_are_reserved_for_2048() -> None:
-    engine, deployment = sglang("0.5.23"), deploy()
-    pools = engine.pools(deployment)
-    assert pools.requests(10 * GIB) == 2048
-    assert pools.requests(60 * GIB) == 4096
-    assert pools.hca_state_bytes(2048) == (2048 + 3) * 128 * 1024 * 4 * 20
-
-
 @pytest.mark.parametrize(
     ("deployment", "sentence"),
     [

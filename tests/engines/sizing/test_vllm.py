@@ -137,7 +137,6 @@ def formatted(model: str, main: str = "fp8_ds_mla", window: str = "fp8_ds_mla") 
 @pytest.mark.parametrize(
     ("deployment", "sentence"),
     [
-        (replace(deploy(), model=variant((0, 4, 2))), "which variant is not"),
         (replace(deploy(), model=variant((0, 2, 1))), "which variant is not"),
         (formatted("v4.1-flash", "fp4", "fp8_group32"), "not in fp4 with windows in fp8_group32"),
         (replace(formatted("v4.1-flash"), block_tokens=96), "a multiple of 64 for V4.1"),
@@ -163,13 +162,6 @@ def test_what_vllm_does_not_serve_is_told_in_a_sentence(
 ) -> None:
     with pytest.raises(ConfigError, match=sentence):
         vllm("0.33").costs(deployment)
-
-
-@pytest.mark.parametrize("model", ["v4.1-flash", "v3.2"])
-@pytest.mark.parametrize("version", ["0.22", "0.26", "0.28"])
-def test_versions_before_v41_serve_v4_alone(version: str, model: str) -> None:
-    with pytest.raises(ConfigError, match=f"which {model} is not"):
-        vllm(version).costs(formatted(model))
 
 
 def test_blocks_too_small_for_a_window_page_are_refused_where_they_share_its_place() -> None:

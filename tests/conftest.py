@@ -75,7 +75,7 @@ SLOW = {
     "measure": "profilers test_claims test_imports test_repetition test_statistics test_verdict",
     "transfer": "test_bench_tiers test_bench_transfer test_side",
     "replay/mrc": "test_policy test_strategies test_thin",
-    "ops": "peers test_codec test_entry_content test_number_grids test_one_code_apart"
+    "ops": "peers test_codec test_entry_content test_numbers test_one_code_apart"
     " test_streaming test_variants reads",
     "replay/plan": "test_plan",
     "prefix": "test_policies test_policies_libcachesim",

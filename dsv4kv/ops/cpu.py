@@ -223,28 +223,16 @@ def _pool_chunk(
 def _fold_chunk(
     compressor: Compressor, state: Tensor, kv: Tensor, score: Tensor, start: int
 ) -> Tensor:
-    """Entries completed by a chunk from the online state, which takes the unfinished rest."""
-    m, end = compressor.ratio, start + len(kv)
-    count = end // m - start // m
-    head = min(len(kv), -start % m) if start % m else 0
-    tail = (end - head - start) % m
-    pooled = kv.new_empty(count, compressor.dim)
-    if head:
-        top, denominator, weighted = _merge(
-            (state[0], state[1], state[2]), _fold_rows(kv[:head], score[:head])
-        )
-        state.copy_(torch.stack([top, denominator, weighted]))
-        if (start + head) % m == 0:
-            pooled[0] = weighted / denominator
-    whole = slice(head, len(kv) - tail)
-    shape = (-1, m, compressor.dim)
-    if whole.start < whole.stop:
-        pooled[count - (whole.stop - whole.start) // m :] = _pool(
-            kv[whole].view(shape), score[whole].view(shape)
-        )
-    if tail:
-        state.copy_(torch.stack(_fold_rows(kv[-tail:], score[-tail:])))
-    return pooled
+    """Entries completed by a chunk from the online state, which keeps the last group's fold."""
+    m, end, pooled = compressor.ratio, start + len(kv), []
+    for first in range(start // m * m, end, m):
+        rows = slice(max(first - start, 0), min(first + m, end) - start)
+        fold = _fold_rows(kv[rows], score[rows])
+        before = (state[0], state[1], state[2])
+        state.copy_(_merge(before, fold) if first < start else torch.stack(fold))
+        if first + m <= end:
+            pooled.append(state[2] / state[1])
+    return torch.stack(pooled) if pooled else kv.new_empty(0, compressor.dim)
 
 
 def _fold_rows(kv: Tensor, score: Tensor) -> _Fold:

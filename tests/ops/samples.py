@@ -50,11 +50,6 @@ def poisoned_store(
     return store
 
 
-def twin(store: PageStore) -> PageStore:
-    """A copy that shares no memory."""
-    return PageStore(store.layout, store.pages.clone())
-
-
 def read_entries(store: PageStore, entries: list[int]) -> Tensor:
     """Decode physical entries with the reference codec: bf16[n, D]."""
     decode = functools.partial(reference_codec.decode, store.layout.format)
@@ -139,30 +134,3 @@ def random_tokens(compressor: Compressor, count: int, seed: int) -> tuple[Tensor
     random = generator(seed)
     kv = torch.randn(count, compressor.channels, generator=random)
     return kv, 3 * torch.randn(count, compressor.channels, generator=random)
-
-
-# Neighbouring codes differ by at most this part of the larger one, or of the group's maximum
-# where that is near zero. The fast pooling is in float32, the reference in float64: a value near
-# a rounding boundary may fall on the other side.
-_STEP = {"bf16": (2.0**-7, 2.0**-16), "e4m3": (2.0**-3, 2.0**-16), "e2m1": (0.5, 1 / 6)}
-
-
-def within_one_step(
-    entry: EntryFormat, found: Tensor, expected: Tensor, *, rotated: bool = False
-) -> bool:
-    """Every value within one step of the format, and all but 1 % (or three) of them equal.
-
-    A value that flips before a Hadamard rotation moves all channels of its entry by less than a
-    bf16 step of the largest: where ``rotated``, one entry in ten (at least one) may be so.
-    """
-    a, b = found.double(), expected.double()
-    part, floor = _STEP[entry.value]
-    size = torch.maximum(a.abs(), b.abs())
-    largest = size.amax(dim=-1, keepdim=True)
-    allowed = part * size + (max(floor, 2.0**-7) if rotated else floor) * largest
-    different = (a != b).sum(dim=-1).sort().values
-    if rotated:
-        different = different[: -max(1, len(different) // 10)]
-    return bool(((a - b).abs() <= allowed).all()) and int(different.sum()) <= max(
-        3, 0.01 * a.numel()
-    )

@@ -73,15 +73,12 @@ def plan_attend(
     variant: str = "warps",
     shape: Shape | None = None,
     parts: int | None = None,
-    scratch: Tensor | None = None,
 ) -> tuple[Launch, ...]:
     """``attend``; to be launched in this order. Entries have 512 channels.
 
     variant: ``ops.spec.OPERATIONS`` lists them.
     shape, parts: of a block, and blocks that share a token's entries; None for ``shape_of`` and
     ``parts_of``. Which they are changes outputs by no more than rounding.
-    scratch: float32[``scratch_floats``], where blocks that share entries meet; what it holds does
-    not matter before or after. None for one of its own.
     """
     heads, dims = queries.shape[1:]
     if dims != _DIMS:
@@ -95,7 +92,7 @@ def plan_attend(
     parts = parts_of(queries, window, entries, shape) if parts is None else parts
     tile_heads = _tile_heads(heads, shape)
     module = _module(ring, entries, shape, tile_heads)
-    sums, results = _scratch(scratch, queries, parts)
+    sums, results = _scratch(queries, parts)
     arguments = (
         *(ring.pages, slots, tokens, *_others(entries)[0], queries, sinks, out, lse),
         *(sums, results, len(ring.pages), window, *_others(entries)[1]),
@@ -122,12 +119,6 @@ def parts_of(queries: Tensor, window: int, entries: Entries | None, shape: Shape
     tiles = -(-window // shape.tile) + -(-_most_entries(entries) // shape.tile)
     places = shape.resident * multiprocessors(queries)
     return max(1, min(places // max(groups, 1), tiles))
-
-
-def scratch_floats(queries: Tensor, parts: int) -> int:
-    """Of what blocks that share a token find: sums of every head, their top and their weights."""
-    tokens, heads, dims = queries.shape
-    return tokens * parts * heads * (dims + 2) if parts > 1 else 0
 
 
 def _most_entries(entries: Entries | None) -> int:
@@ -184,13 +175,10 @@ def _others(entries: Entries | None) -> tuple[tuple[Tensor | int, ...], tuple[in
     return (pages, entries.table, entries.lengths, chosen), sizes
 
 
-def _scratch(
-    given: Tensor | None, queries: Tensor, parts: int
-) -> tuple[Tensor | int, Tensor | int]:
-    """Where blocks that share a token's entries meet: its sums, then tops and weights."""
+def _scratch(queries: Tensor, parts: int) -> tuple[Tensor | int, Tensor | int]:
+    """Where blocks that share a token meet: sums of every head, then their top and weights."""
     if parts == 1:
         return 0, 0
-    if given is None:
-        given = torch.empty(scratch_floats(queries, parts), device=queries.device)
-    sums = queries.numel() * parts
-    return given[:sums], given[sums:]
+    tokens, heads, dims = queries.shape
+    found = torch.empty(tokens * parts * heads * (dims + 2), device=queries.device)
+    return found[: queries.numel() * parts], found[queries.numel() * parts :]

@@ -134,12 +134,6 @@ def runs_of(columns: int) -> int:
     return max(1, -(-columns // RUN))
 
 
-def scratch_shape(columns: int, out: Tensor) -> tuple[int, ...]:
-    """Shape of the scratch memory that a top-k of so many columns needs: empty for one run."""
-    runs = runs_of(columns)
-    return (2, len(out), runs if runs > 1 else 0, out.shape[1])
-
-
 def plan_select_topk(
     scores: Tensor,
     lengths: Tensor,
@@ -149,18 +143,12 @@ def plan_select_topk(
     page_entries: int,
     out: Tensor,
     entries: Tensor,
-    *,
-    scratch: Tensor | None = None,
 ) -> tuple[Launch, ...]:
-    """``select_topk``; to be launched in this order.
-
-    scratch: int32[``scratch_shape``], where runs meet; what it holds does not matter before or
-    after. None for one of its own.
-    """
+    """``select_topk``; to be launched in this order."""
     columns, candidates = scores.shape[1], 0 if blocks is None else blocks
     block_entries = 0 if blocks is None else columns // max(blocks.shape[1], 1)
     macros = ("DSV_BLOCK_ENTRIES", block_entries), ("DSV_PAGE_ENTRIES", page_entries)
-    found = _meeting(scratch, columns, out)
+    found = _meeting(columns, out)
     places = (lengths, candidates, table, slots, out, entries, *found)
     sizes = (columns, out.shape[1], *table.shape)
     module, runs = KernelModule("topk.cuh", macros), runs_of(columns)
@@ -174,21 +162,13 @@ def plan_select_topk(
 
 
 def plan_select_blocks(
-    scores: Tensor,
-    lengths: Tensor,
-    block_entries: int,
-    out: Tensor,
-    *,
-    scratch: Tensor | None = None,
+    scores: Tensor, lengths: Tensor, block_entries: int, out: Tensor
 ) -> tuple[Launch, ...]:
-    """``select_blocks``; to be launched in this order.
-
-    scratch: as for ``plan_select_topk``, of as many columns as there are blocks.
-    """
+    """``select_blocks``; to be launched in this order."""
     module = KernelModule("candidates.cuh", (("DSV_BLOCK_ENTRIES", block_entries),))
     columns, most = scores.shape[1], out.shape[1]
     blocks = -(-columns // block_entries)
-    runs, chosen = runs_of(blocks), _meeting(scratch, blocks, out)
+    runs, chosen = runs_of(blocks), _meeting(blocks, out)
     arguments = (scores, lengths, out, *chosen, columns, most)
     select = Launch(module, "select_blocks", (len(out), runs), _SELECTING_THREADS, arguments)
     merge = Launch(
@@ -197,14 +177,13 @@ def plan_select_blocks(
     return _in_order(out, select, merge)
 
 
-def _meeting(given: Tensor | None, columns: int, out: Tensor) -> tuple[Tensor | int, Tensor | int]:
+def _meeting(columns: int, out: Tensor) -> tuple[Tensor | int, Tensor | int]:
     """Where the runs of rows meet; from torch's cache, so mostly no allocation."""
     if runs_of(columns) == 1:
         return 0, 0
-    if given is None:
-        shape = scratch_shape(columns, out)
-        given = torch.empty(shape, dtype=torch.int32, device=out.device)
-    return given[0, : len(out)], given[1, : len(out)]
+    shape = (2, len(out), runs_of(columns), out.shape[1])
+    found = torch.empty(shape, dtype=torch.int32, device=out.device)
+    return found[0], found[1]
 
 
 def _in_order(out: Tensor, select: Launch, merge: Launch) -> tuple[Launch, ...]:

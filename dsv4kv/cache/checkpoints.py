@@ -89,11 +89,7 @@ class CheckpointPool:
 
 
 def shared_table(manager: KVCacheManager) -> tuple[BlockTable, BlockPool]:
-    """The one table whose blocks requests can share, and its pool.
-
-    Raises:
-        ConfigError: There are several tables.
-    """
+    """The one table whose blocks requests can share, and its pool; raises ``ConfigError``."""
     if len(manager.tables) != 1 or manager.tables[0].group.lanes != 1:
         raise ConfigError(
             "requests share blocks where one table serves the whole model: set cache.sharing to "
@@ -120,18 +116,16 @@ def resume_request(
         manager: The cache.
         slot: Slot of the request.
         tokens: Tokens it need not compute.
-        blocks: int64[n], the prefix's blocks in order: at least those that hold entries of these
-            tokens.
+        blocks: int64[n], the prefix's blocks in order, at least those of these tokens.
         checkpoints: Holds the checkpoint.
         checkpoint: Window and state after exactly these tokens.
         backend: Copies pages; None where the cache has no data.
 
     Raises:
         OutOfBlocks: A block is to be copied, and only the prefix's own are free.
-        NotOwner: No request runs in the slot, the checkpoint was released, or a block of the
-            prefix is free by now.
-        CacheError: The slot holds something already, or the blocks are too few.
-        In every case nothing has changed.
+        NotOwner: A slot without request, a released checkpoint, or a free block in the prefix.
+        CacheError: The slot holds something already, or the blocks are too few. Nothing has
+            changed, as in every case.
     """
     table, allocator = shared_table(manager)
     manager.check_running(np.array([slot]))

@@ -103,11 +103,7 @@ Compressors = dict[int, tuple[Compressor, Compressor | None]]
 def build_layers(
     manager: KVCacheManager, backend: Backend, compressors: Compressors
 ) -> dict[int, LayerCache]:
-    """Bind every layer held to its memory and to operations, by layer index.
-
-    Raises:
-        ConfigError: The manager holds no data.
-    """
+    """Bind every layer held to its memory and to operations, by index; raises ``ConfigError``."""
     plan = manager.plan
     if plan.schemas and not manager.states:
         raise ConfigError(f"{plan.config.name} has no data here: workload.data is none.")

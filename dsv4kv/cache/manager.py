@@ -180,11 +180,7 @@ class KVCacheManager:
         return sum(table.allocator.num_held * table.group.lanes for table in self.tables)
 
     def admit_request(self) -> int:
-        """Take a slot for a request and forget what its last owner left in state.
-
-        Raises:
-            OutOfSlots: All are taken.
-        """
+        """Take a slot for a request and reset its states; raises ``OutOfSlots``."""
         if not self._slots.num_free:
             raise OutOfSlots(
                 f"all {self.plan.num_slots} slots are taken: raise cache.num_slots, or lower "
@@ -198,12 +194,7 @@ class KVCacheManager:
     def release_request(self, slot: int, generation: int) -> None:
         """Give back a request's slot and blocks.
 
-        Args:
-            slot: As ``admit_request`` returned it.
-            generation: As ``generation`` returned it when the request was admitted.
-
-        Raises:
-            NotOwner: No request runs in the slot, or another one by now.
+        Raises ``NotOwner`` unless a request runs in the slot that was admitted in this generation.
         """
         self._slots.release(np.array([slot], dtype=np.int64), np.array([generation]))
         for table in self.tables:
@@ -270,23 +261,15 @@ def prepare_forward(
 ) -> None:
     """Allocate or give back blocks so that ``positions_after`` tokens of each request fit.
 
-    What is done depends on what is held and what is needed alone: preparing a step twice changes
-    nothing, going back after rejected drafts gives blocks back, and a request that resumes at
-    ``positions_before`` > 0 with nothing held gets all its blocks. Decode steps, prompt chunks
-    and speculative windows are the same to it.
-
-    Args:
-        manager: The cache.
-        request_slots: int64[B], distinct slots.
-        positions_before: int64[B], tokens of each request before the step.
-        positions_after: int64[B], tokens after it; fewer than before rolls back.
+    All are int64[B], of distinct slots. Blocks follow from the tokens alone: preparing a step
+    twice changes nothing, fewer tokens than before roll back, and a request that resumes with
+    nothing held gets all its blocks.
 
     Raises:
-        OutOfBlocks: The blocks of all requests together do not fit. One that is given back but
-            another request holds, too, is not free.
+        OutOfBlocks: The blocks of all requests do not fit; a block given back that another
+            request holds is not free.
         ContextOverflow: A request would outgrow its table row.
-        NotOwner: No request runs in a slot.
-        In every case nothing has changed.
+        NotOwner: No request runs in a slot. Nothing has changed, as in every case.
     """
     slots, before, after = (
         np.asarray(values, dtype=np.int64)

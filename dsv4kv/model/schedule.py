@@ -77,19 +77,11 @@ def build_schedule(
     stages: int = 1,
     draft_layers: bool = False,
 ) -> tuple[LayerSpec, ...]:
-    """Specs of the layers held, in model order.
+    """Specs of the layers held, in model order; raises ``ConfigError`` where there are none.
 
-    Args:
-        config: The model.
-        layers: Hold only these layer indices; None holds all.
-        stage: Pipeline stage to hold.
-        stages: Stages the layers are split over; earlier ones take the remainder.
-        draft_layers: Also hold the draft layers (they belong to the last stage).
-
-    Where the owner of a layer's KV is not held, the first held reader keeps the copy.
-
-    Raises:
-        ConfigError: An unknown layer, more stages than layers, or nothing left to hold.
+    layers: only these indices; None holds all. stages: pipeline stages that split the layers,
+    earlier ones take the remainder; the draft layers belong to the last. Where the owner of a
+    layer's KV is not held, the first held reader keeps the copy.
     """
     held = _stage_layers(config, stage, stages)
     if draft_layers and stage == stages - 1:

@@ -132,16 +132,11 @@ def build_schema(
     state: StateFormat = "ring",
     draft_tokens: int = 0,
 ) -> LayerCacheSchema:
-    """Lay out one layer's cache.
+    """Lay out one layer's cache; ``formats`` None takes the model's own.
 
-    Args:
-        config: The model.
-        spec: The layer.
-        formats: Entry formats; None takes the model's own.
-        block_tokens: Tokens per block, a multiple of 128 (64 where no layer pools so many).
-        state: HCA compressor state.
-        draft_tokens: Most speculative tokens that may be rolled back; window ring and state
-            ring grow by as many rows so that rolling back loses nothing.
+    block_tokens: a multiple of 128 (64 where no layer pools so many).
+    draft_tokens: most speculative tokens that may be rolled back; window ring and state ring grow
+    by as many rows so that rolling back loses nothing.
 
     Raises:
         ConfigError: ``block_tokens`` is no such multiple, or drafts with online state.

@@ -54,17 +54,8 @@ def check_backend(
 ) -> list[Disagreement]:
     """Call every foreign operation with what a cache may pass it, and compare with the reference.
 
-    Args:
-        resolved: The backend.
-        plan: The cache: its page layouts and compressors are the ones that are checked.
-        device: Where the operations run.
-        seed: Of the random arguments.
-
-    Returns:
-        The first disagreement of each operation on each kind of pages; empty where all agree.
-
-    Raises:
-        PeerUnavailable: No operation takes pages of this cache's formats.
+    Returns the first disagreement of each operation on each kind of pages of the plan. Raises
+    ``PeerUnavailable`` where no operation takes pages of its formats.
     """
     scenes = [
         each for each in scenes_of(plan, seed) if resolved.serves(each.operation, each.format_name)

@@ -161,9 +161,7 @@ def gather_topk(
     for b, slot in enumerate(slots.tolist()):
         for k, index in enumerate(indices[b].tolist()):
             if 0 <= index < lengths[b]:
-                block = int(table[slot, index // store.layout.entries])
-                entry = block * store.layout.entries + index % store.layout.entries
-                out[b, k] = read(store, entry)
+                out[b, k] = read(store, _physical(table[slot], index, store.layout.entries))
 
 
 def gather_all(
@@ -202,24 +200,16 @@ def finish(compressor: Compressor, pooled: Tensor, position: int) -> Tensor:
     normed = pooled * scale * compressor.norm_weight.double()
     if compressor.round_norm:
         normed = normed.bfloat16().double()
-    turns = _turns(compressor, position)
-    tail = compressor.dim - 2 * len(turns)
-    for i, (cos, sin) in enumerate(turns):
-        real, imaginary = float(normed[tail + 2 * i]), float(normed[tail + 2 * i + 1])
-        normed[tail + 2 * i] = real * cos - imaginary * sin
-        normed[tail + 2 * i + 1] = real * sin + imaginary * cos
-    if not compressor.round_rope:
-        return normed
-    rounded = normed.bfloat16()
-    return rotate(rounded.double()) if compressor.hadamard else rounded
-
-
-def _turns(compressor: Compressor, position: int) -> list[tuple[float, float]]:
     if compressor.has_table:
-        row = compressor.rope[position // compressor.ratio].tolist()
-        return list(zip(row[: len(row) // 2], row[len(row) // 2 :], strict=True))
-    angles = [position * frequency for frequency in compressor.rope.tolist()]
-    return [(math.cos(angle), math.sin(angle)) for angle in angles]
+        turns = compressor.rope[position // compressor.ratio].tolist()
+    else:
+        angles = [position * frequency for frequency in compressor.rope.tolist()]
+        turns = [turn(angle) for turn in (math.cos, math.sin) for angle in angles]
+    turned = _turn(normed, turns)
+    if not compressor.round_rope:
+        return turned
+    rounded = turned.bfloat16()
+    return rotate(rounded.double()) if compressor.hadamard else rounded
 
 
 def group_of_tokens(compressor: Compressor, kv: Tensor, score: Tensor) -> tuple[Tensor, Tensor]:
@@ -355,34 +345,23 @@ def attend(
     out.zero_()
     lse.fill_(math.inf)
     for t, slot in enumerate(slots.tolist()):
-        seen = [*_window(ring, slot, int(tokens[t]), window), *_compressed(entries, slot, t)]
-        if slot < 0 or not seen:
+        count, size = int(tokens[t]) if slot >= 0 else 0, ring.layout.entries
+        positions = range(max(0, count - window), count)
+        seen = [read(ring, slot * size + position % size) for position in positions]
+        if entries:
+            length = _seen(slot, entries.lengths[t])
+            every = range(length) if entries.indices is None else entries.indices[t].tolist()
+            for index in every:
+                if 0 <= index < length:
+                    row, per_page = entries.table[slot], entries.store.layout.entries
+                    seen.append(read(entries.store, _physical(row, index, per_page)))
+        if not seen:
             continue
-        values = torch.stack(seen)
+        values = torch.stack(seen).double()
         logits = scale * (queries[t].double() @ values.T)
         lse[t] = torch.logsumexp(logits, dim=1)
         denominator = torch.logaddexp(torch.logsumexp(logits, dim=1), sinks.double())
         out[t] = (logits - denominator[:, None]).exp() @ values
-
-
-def _window(ring: PageStore, slot: int, count: int, window: int) -> Iterator[Tensor]:
-    """The last entries of a ring, float64[D] each."""
-    size = ring.layout.entries
-    for position in range(max(0, count - window), count if slot >= 0 else 0):
-        yield read(ring, slot * size + position % size).double()
-
-
-def _compressed(entries: Entries | None, slot: int, t: int) -> Iterator[Tensor]:
-    """The compressed entries that a token attends to, float64[D] each."""
-    if entries is None:
-        return
-    length = _seen(slot, entries.lengths[t])
-    chosen = range(length) if entries.indices is None else entries.indices[t].tolist()
-    for index in chosen:
-        if 0 <= index < length:
-            row = entries.table[slot]
-            physical = _physical(row, index, entries.store.layout.entries)
-            yield read(entries.store, physical).double()
 
 
 def _seen(slot: int, length: Tensor) -> int:

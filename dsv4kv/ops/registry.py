@@ -44,10 +44,8 @@ def load_backend(name: str) -> Backend:
 def resolve_backend(name: str, base: str, variants: Choice | None = None) -> ResolvedBackend:
     """Find a backend: our own, a known package, an entry point, or a function by its place.
 
-    Args:
-        name: As in ``--backend``; ``operation=`` before the last two says which operation it is.
-        base: Our own backend for all operations that ``name`` does not bring.
-        variants: How the base backend does its operations; None where each has one way.
+    ``base`` is our own backend for all operations that ``name`` does not bring, ``variants`` how
+    it does them; None where each has one way.
 
     Raises:
         ConfigError: No such backend, or it cannot be loaded.

@@ -91,17 +91,6 @@ def test_holders_are_counted_for_each_time_a_block_is_named() -> None:
     refuses(pool, lambda: pool.retain(ids(block)), "held or cached")
 
 
-def test_under_ref_zero_what_followed_a_freed_block_begins_a_chain_of_its_own() -> None:
-    pool = BlockPool(4, policy="ref_zero")
-    first = chain(pool, 10)
-    second = chain(pool, 11, parent=10)
-    pool.release(first)
-    again = chain(pool, 10)
-    pool.release(again)
-    pool.release(second)
-    assert (pool.num_unused, pool.num_held, pool.num_evictable) == (4, 0, 0)
-
-
 def test_a_matched_block_is_not_evicted_by_its_own_request() -> None:
     pool = BlockPool(4)
     found = cached(pool, 10, 11)
@@ -112,19 +101,6 @@ def test_a_matched_block_is_not_evicted_by_its_own_request() -> None:
     assert own is not None
     assert not set(own.tolist()) & set(found.tolist())
     assert pool.refs(found).tolist() == [1, 1]
-
-
-def test_what_is_retained_keeps_all_before_it() -> None:
-    pool = BlockPool(4)
-    found = cached(pool, 10, 11, 12)
-    assert pool.holds_room(4)
-    assert pool.holds_room(2, found[1:2])
-    assert not pool.holds_room(3, found[1:2])
-    pool.retain(found[1:2])
-    assert (pool.num_free, pool.num_evictable) == (2, 1)
-    assert pool.evict(1)
-    assert not pool.evict(1)
-    assert pool.find([10, 11, 12]).tolist() == found[:2].tolist()
 
 
 @pytest.mark.parametrize(
@@ -162,46 +138,6 @@ def test_of_blocks_with_one_hash_another_is_found_when_one_goes(first_to_go: int
     pool.release(np.concatenate(left))
     assert pool.evict(2)
     assert not pool.find([10]).size
-
-
-def order_of_going(pool: BlockPool, known: dict[str, list[int]]) -> list[str]:
-    """Names of blocks, by chain and place, in the order in which they are evicted."""
-    gone = list[str]()
-    while pool.evict(1):
-        there = {f"{name}{at}" for name, hashes in known.items() for at in range(len(hashes))}
-        for name, hashes in known.items():
-            there -= {f"{name}{at}" for at in range(len(pool.find(hashes)), len(hashes))}
-        every = {f"{name}{at}" for name, hashes in known.items() for at in range(len(hashes))}
-        gone += sorted(every - there - set(gone))
-    return gone
-
-
-@pytest.mark.parametrize("use", ["hold", "touch", "reset", "none"])
-def test_the_least_recently_used_chain_goes_first_and_each_from_its_end(use: str) -> None:
-    pool = BlockPool(8)
-    old = cached(pool, 10, 11)
-    held = chain(pool, 30)
-    cached(pool, 20)
-    if use == "touch":
-        pool.touch(np.concatenate([old, held, old]))
-    if use in ("hold", "reset"):
-        pool.retain(old)
-    if use == "hold":
-        pool.release(old)
-    if use == "reset":
-        pool.release(held)
-        pool.reset(preserve_prefix_cache=True)
-    order = order_of_going(pool, {"a": [10, 11], "b": [20]})
-    assert order == (["a1", "a0", "b0"] if use == "none" else ["b0", "a1", "a0"])
-
-
-def test_a_parent_older_than_its_child_goes_right_after_it() -> None:
-    pool = BlockPool(8)
-    parent, child = chain(pool, 10), chain(pool, 11, parent=10)
-    pool.release(parent)
-    cached(pool, 20)
-    pool.release(child)
-    assert order_of_going(pool, {"a": [10, 11], "b": [20]}) == ["b0", "a1", "a0"]
 
 
 def test_events_say_what_happened_to_which_blocks_by_which_hashes() -> None:

@@ -3,7 +3,6 @@
 import hashlib
 import os
 import tempfile
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -78,21 +77,6 @@ def test_modules_come_in_the_order_they_are_asked_for(compiler: Compiler) -> Non
     assert [other, *rest] == [alone[1], alone[0], alone[1]]
     assert str(third).encode() in one
     assert compiler.runs == 3
-
-
-def test_modules_that_are_not_there_are_compiled_side_by_side(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    both = threading.Barrier(2, timeout=60)
-
-    def compile_together(module: KernelModule, architecture: str) -> bytes:
-        both.wait()
-        return str(module).encode()
-
-    monkeypatch.setattr(cubin_cache, "compile_module", compile_together)
-    monkeypatch.setattr(cubin_cache, "nvrtc_version", lambda: "13.0")
-    modules = PAGE_COPIES[:2]
-    assert load_cubins(modules, SM) == [str(module).encode() for module in modules]
 
 
 def test_of_modules_the_one_that_does_not_compile_is_told(
@@ -181,16 +165,6 @@ def test_a_good_file_under_the_name_of_another_is_not_loaded(compiler: Compiler)
     one.replace(other)
     assert b"16" in load_cubin(PAGE_COPIES[1], SM)
     assert compiler.runs == 3
-
-
-def test_a_loose_umask_does_not_make_the_cache_untrusted(compiler: Compiler) -> None:
-    before = os.umask(0)
-    try:
-        load_cubin(PAGE_COPY, SM)
-    finally:
-        os.umask(before)
-    load_cubin(PAGE_COPY, SM)
-    assert compiler.runs == 1
 
 
 def test_the_folder_follows_the_platforms_cache(

@@ -2,7 +2,6 @@
 
 from itertools import cycle, islice
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,28 +50,6 @@ def test_decoding_any_bytes_equals_the_reference(
 
 
 @each_entry
-@pytest.mark.parametrize("byte", SCALE_BYTES)
-def test_decoding_one_scale_everywhere_equals_the_reference(entry: EntryFormat, byte: int) -> None:
-    _check_decoding(entry, _any_data(entry, 2, byte), _scale_rows(entry, 2, [byte]))
-
-
-@each_entry
-def test_what_was_encoded_decodes_to_the_nearest_values(entry: EntryFormat) -> None:
-    values = torch.randn(8, entry.dims, generator=generator(3)).bfloat16()
-    decoded = nan_output(8, entry.dims)
-    codec.decode(entry, *codec.encode(entry, values), decoded)
-    # Half a step: 2^-4 of an e4m3; of an e2m1 a fifth (4 to 6), below 1 a twenty-fourth of the
-    # largest and twice that where the scale was rounded up; bf16 channels are exact.
-    share, floor = {"bf16": (0, 0), "e4m3": (2.0**-4, 2.0**-11), "e2m1": (0.2, 1 / 12)}[
-        entry.value
-    ]
-    error, size = (decoded - values).float().abs(), values.float().abs()
-    allowed = share * size + floor * size.amax()
-    allowed[:, entry.value_dims :] = 0
-    assert bool((error <= allowed).all())
-
-
-@each_entry
 def test_decoding_reaches_a_strided_output(entry: EntryFormat) -> None:
     data, scales = codec.encode(entry, random_values(entry, 4, seed=5))
     wide, dense = nan_output(4, 2 * entry.dims), nan_output(4, entry.dims)
@@ -80,14 +57,6 @@ def test_decoding_reaches_a_strided_output(entry: EntryFormat) -> None:
     codec.decode(entry, data, scales, dense)
     assert torch.equal(wide[:, : entry.dims], dense)
     assert bool(wide[:, entry.dims :].isnan().all())
-
-
-@each_entry
-def test_encoding_leaves_its_input_alone(entry: EntryFormat) -> None:
-    values = random_values(entry, 4, seed=6)
-    before = values.clone()
-    codec.encode(entry, values)
-    assert same_bits(values, before)
 
 
 def test_values_beyond_an_unscaled_fp8_saturate() -> None:

@@ -66,15 +66,11 @@ def pool_table(pools: Sequence[Tensor]) -> Tensor:
 def plan_objects(
     way: Way, table: Tensor, ids: Tensor, objects: Tensor, piece_bytes: int, stride: int
 ) -> Launch:
-    """Gather objects from the pools of a ``pool_table``, or put them back.
+    """Gather objects from the pools of a ``pool_table`` (``take``), or put them back.
 
-    Args:
-        way: ``take`` reads the pools, ``put`` writes them.
-        table: int64[2, layers]; who calls keeps the pools alive.
-        ids: int64[layers, n], the page or slot of every object; one that is not there is skipped.
-        objects: uint8, n objects ``stride`` bytes apart.
-        piece_bytes: Of one layer.
-        stride: From an object to the next.
+    ids: int64[layers, n], the page or slot of every object; one that does not exist is skipped.
+    objects: uint8, n objects ``stride`` bytes apart, a piece of ``piece_bytes`` of each layer.
+    The caller keeps the pools alive.
     """
     layers, count = ids.shape
     chunks = piece_bytes // CHUNK_BYTES

@@ -1,4 +1,4 @@
-"""What a batching engine keeps beside its blocks: paused requests, and experts by block."""
+"""State of a batching engine next to its blocks: paused requests, and experts by block."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -108,7 +108,7 @@ class PausedRequests:
         return self._held_alone([ids for ids, _ in staying])
 
     def _held_alone(self, held: Sequence[Ids]) -> int:
-        """Blocks that nobody else holds."""
+        """Blocks that no other request holds."""
         blocks, times = np.unique(np.concatenate([*held, NO_BLOCKS]), return_counts=True)
         return int(np.count_nonzero(self._pool.refs(blocks) == times))
 
@@ -116,7 +116,7 @@ class PausedRequests:
 class RoutingStore:
     """Which experts were chosen for the tokens of every block: kept as long as its content is.
 
-    Indices are int16[tokens, layers, top_k]. Those of the dummy block and of free blocks are not.
+    Indices are int16[tokens, layers, top_k]. The dummy block and free blocks have none.
     """
 
     def __init__(self, pool: BlockPool, block_tokens: int, num_layers: int, top_k: int) -> None:

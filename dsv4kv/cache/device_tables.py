@@ -20,8 +20,8 @@ from dsv4kv.ops.launches.prepare import DeviceTable, Refusal, plan_prepare, plan
 def stage(numbers: Tensor, device: torch.device) -> Tensor:
     """Copy a host tensor to a device without waiting for it.
 
-    A GPU copies from pinned memory of its own, which torch gives to nobody else before the copy
-    has been made: whatever happens to ``numbers`` next, the device gets them as they are now.
+    A GPU copies from a pinned buffer that torch does not reuse before the copy is done, so
+    ``numbers`` may change at once.
     """
     if device.type == "cpu":
         return numbers.clone()

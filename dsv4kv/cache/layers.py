@@ -1,7 +1,7 @@
 """The cache of one layer: its pages, rings, states and table, and the operations that serve it."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -80,7 +80,7 @@ class LayerCache:
 
     @cached_property
     def pooled_parts(self) -> list[bool]:
-        """Those of ``parts`` that are pooled from a state."""
+        """The ``parts`` that are pooled from a state."""
         return [indexer for indexer in self.parts if self.part(indexer).is_pooled]
 
     @cached_property
@@ -114,45 +114,32 @@ def build_layers(
     layers: dict[int, LayerCache] = {}
     keyed = keyed_layers(schema.layer for schema in plan.schemas)
     for schema in plan.schemas:
-        spec = schema.layer
+        spec, main, keys, table, blocks = schema.layer, None, None, None, None
         windows, main_states, keys_states = left[spec.attn]
-        layer = LayerCache(
+        if spec.owns_kv:
+            pages = manager.pools[spec.layer_idx]
+            table = next(each for each in manager.tables if spec.layer_idx in each.group.layers)
+            blocks = manager.view(table, spec.layer_idx)
+            compressor, keys_compressor = compressors.get(spec.layer_idx, (None, None))
+            state = next(main_states) if schema.state_shape else None
+            main = CompressedCache(pages.main, spec.ratio, compressor, state)
+            state = next(keys_states) if schema.indexer_state_shape else None
+            if pages.indexer and spec.layer_idx in keyed:
+                keys = CompressedCache(pages.indexer, spec.ratio, keys_compressor, state)
+        elif spec.ratio:  # the entries of another, whose keys it reads where it selects by them
+            owner = layers[spec.kv_owner]
+            main, table, blocks = owner.main, owner.table, owner.blocks
+            keys = owner.indexer if spec.selects else None
+        layers[spec.layer_idx] = LayerCache(
             model=plan.config,
             schema=schema,
             backend=backend,
             window=next(windows) if schema.window else None,
-            main=None,
-            indexer=None,
-            table=None,
-            blocks=None,
-            lane=0,
+            main=main,
+            indexer=keys,
+            table=table,
+            blocks=blocks,
+            lane=table.group.lane_of(spec.kv_owner) if table else 0,
             hadamard=plan.hadamard,
         )
-        if spec.owns_kv:
-            pages = manager.pools[spec.layer_idx]
-            table = next(each for each in manager.tables if spec.layer_idx in each.group.layers)
-            main, indexer = compressors.get(spec.layer_idx, (None, None))
-            state = next(main_states) if schema.state_shape else None
-            keys_state = next(keys_states) if schema.indexer_state_shape else None
-            layer = replace(
-                layer,
-                main=CompressedCache(pages.main, spec.ratio, main, state),
-                indexer=CompressedCache(pages.indexer, spec.ratio, indexer, keys_state)
-                if pages.indexer and spec.layer_idx in keyed
-                else None,
-                table=table,
-                blocks=manager.view(table, spec.layer_idx),
-                lane=table.group.lane_of(spec.layer_idx),
-            )
-        elif spec.ratio:  # the entries of another, whose keys it reads where it selects by them
-            owner = layers[spec.kv_owner]
-            layer = replace(
-                layer,
-                main=owner.main,
-                indexer=owner.indexer if spec.selects else None,
-                table=owner.table,
-                blocks=owner.blocks,
-                lane=owner.lane,
-            )
-        layers[spec.layer_idx] = layer
     return layers

@@ -123,18 +123,13 @@ class KVCacheManager:
             plan: What to allocate.
             device: Where the pools are.
             data: Without, only the bookkeeping, which is the same.
-            prepare: Who keeps the tables on the device, one of ``choices.PREPARE``; None: nobody,
-                its memory is the host's.
+            prepare: What updates the tables on the device, one of ``choices.PREPARE``; None where
+                the pools are in the host's memory.
         """
         self.plan = plan
         self.device = torch.device(device)
         self.tables = tuple(
-            BlockTable(
-                group,
-                plan.num_blocks[group.name],
-                plan.num_slots,
-                plan.max_context_tokens,
-            )
+            BlockTable(group, plan.num_blocks[group.name], plan.num_slots, plan.max_context_tokens)
             for group in plan.groups
         )
         self.tokens: NDArray[np.int64] = np.zeros(plan.num_slots, dtype=np.int64)

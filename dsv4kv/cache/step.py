@@ -66,11 +66,7 @@ class Step:
 
     @classmethod
     def of(
-        cls,
-        manager: KVCacheManager,
-        request_slots: ArrayLike,
-        before: ArrayLike,
-        after: ArrayLike,
+        cls, manager: KVCacheManager, request_slots: ArrayLike, before: ArrayLike, after: ArrayLike
     ) -> "Step":
         """Tokens before … after − 1 of every request; the step must have been prepared.
 

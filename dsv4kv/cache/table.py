@@ -24,18 +24,14 @@ class BlockTable:
         blocks: int32[lanes, slots, width] on the host, the same ids in every lane; ``NO_BLOCK``
             beyond what is held.
         held: int64[slots], blocks each slot holds.
-        returns: int64[slots], how often each slot gave blocks back. What was worked out from
-            ``blocks`` before may name another request's blocks since.
-        changes: Cells (slots, columns) written since whoever keeps a copy last took them; None
-            where nobody does.
+        returns: int64[slots], how often each slot gave blocks back: entries computed before may
+            be another request's since.
+        changes: Cells (slots, columns) written since they were last copied to the device; None
+            without such a copy.
     """
 
     def __init__(
-        self,
-        group: TableGroup,
-        num_blocks: int,
-        num_slots: int,
-        max_context_tokens: int,
+        self, group: TableGroup, num_blocks: int, num_slots: int, max_context_tokens: int
     ) -> None:
         """Build an empty table whose rows can hold ``max_context_tokens`` tokens."""
         self.group = group

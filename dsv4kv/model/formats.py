@@ -200,7 +200,7 @@ SIZED_FORMATS: dict[Place, dict[str, EntryFormat]] = {
     "indexer": {
         # vLLM 0.33.0 on SM100 (utils/deep_gemm.py, mqa_logits_use_mx_scales): the one power of
         # two as four equal bytes.
-        "fp8_ue8m0x4": EntryFormat("fp8_ue8m0x4", "e4m3", 128, group=128, scale="ue8m0x4"),
+        "fp8_ue8m0x4": EntryFormat("fp8_ue8m0x4", "e4m3", 128, group=128, scale="ue8m0x4")
     },
 }
 """What engines store next to that, and no operation here reads or writes: ``budget`` sizes it."""
@@ -237,7 +237,7 @@ SIZED_FLAT_FORMATS: dict[str, EntryFormat] = {
         scales_at="row_end",
         tail="e4m3",
         scale_columns=4,
-    ),
+    )
 }
 
 

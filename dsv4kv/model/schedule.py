@@ -98,7 +98,7 @@ def build_schedule(
 
 
 def keyed_layers(specs: Iterable[LayerSpec]) -> frozenset[int]:
-    """Layers whose indexer keys a layer held selects by; nothing writes or reads those of others.
+    """Layers whose indexer keys a held layer selects by; other keys are never written or read.
 
     V4's engines leave the indexer of a layer out that takes another one's selection (IndexCache),
     and keep its pages. Source: vllm#49085, sglang#32771, neither of them released.

@@ -13,7 +13,7 @@ from dsv4kv.ops.spec import OPERATIONS, Backend, Choice, write_in_turn
 from dsv4kv.ops.storage import Entries, PageStore
 
 _PIECES = ("window_insert", "state_append", "flush")
-"""What ``step_write`` does in one go."""
+"""The operations that ``step_write`` fuses."""
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ class Maker:
         return PageStore(layout, self.guard(store.pages))
 
     def output(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-        """An output that nobody has written: NaN, or an integer that is nothing."""
+        """An unwritten output: NaN, or an integer that is no result."""
         nothing = torch.nan if dtype.is_floating_point else _GUARD
         return self.guard(torch.full(shape, nothing, dtype=dtype))
 
@@ -210,7 +210,7 @@ def gather_all(layout: PageLayout, maker: Maker) -> Arguments:
 
 
 def gather_window(ring: PageLayout, window: int, maker: Maker) -> Arguments:
-    """Rings that are nearly empty, full and turned around often, or that nobody has written."""
+    """Rings that are nearly empty, full, wrapped around many times, or never written."""
     return {
         "ring": maker.store(ring, 5, filled=True),
         "slots": torch.tensor([3, 0, 4, 1]),
@@ -343,7 +343,7 @@ def indexer_query(config: DSV4Config, ratio: int, hadamard: bool, maker: Maker) 
 def index_scores(
     config: DSV4Config, keys: PageLayout, block_entries: int | None, maker: Maker
 ) -> Arguments:
-    """All keys, with room after the longest request, or those of some blocks."""
+    """All keys, with room after the longest request, or the keys of some blocks."""
     made = maker.tokens(keys)
     lengths, shape = made["lengths"], (_TOKENS, config.index_heads)
     values = maker.normal(*shape, config.index_dim) * 8

@@ -445,7 +445,7 @@ Choice = Mapping[str, str]
 
 
 def portable(operation: str) -> str:
-    """The first variant that every GPU has: what launch plans make if nobody says otherwise."""
+    """The first variant that every GPU has: the default of launch plans."""
     return next(name for name, one in VARIANTS[operation].items() if not one.architectures)
 
 

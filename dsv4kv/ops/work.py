@@ -313,7 +313,7 @@ class StepWork:
 
     @cached_property
     def _last(self) -> Ints:
-        """The last token of every request, int64[B]; those of a request are neighbours."""
+        """The last token of every request, int64[B]; tokens of a request are neighbours."""
         last, end = [], 0
         for tokens in self.after.tolist():
             end += tokens - int(self.positions[end])

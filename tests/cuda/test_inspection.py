@@ -123,9 +123,7 @@ def test_loads_before_the_first_wait_are_counted(tmp_path: Path) -> None:
 
 
 @needs_tools
-def test_shared_memory_parameters_and_registers_are_told(
-    samples: dict[str, KernelReport],
-) -> None:
+def test_shared_memory_parameters_and_registers_are_told(samples: dict[str, KernelReport]) -> None:
     assert samples["mixed"].shared_bytes - samples["spilling"].shared_bytes >= 1024
     assert samples["mixed"].parameter_bytes == (8, 8, 8, 4, 8, 8)
     assert samples["spilling"].parameter_bytes == (8, 8)

@@ -6,7 +6,9 @@ about the whole catalogue.
 """
 
 import os
+import pickle
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -24,7 +26,7 @@ from dsv4kv.ops.cuda.survey import (
 )
 from dsv4kv.ops.launches.catalogue import ARCHITECTURES, Example, catalogue
 from dsv4kv.ops.launches.pages import RESIDENT_BLOCKS
-from tests.cuda.nvrtc import VERSIONS, compiling_with
+from tests.cuda.nvrtc import VERSIONS, run_with
 from tests.cuda.toolchain import needs_disassembler
 
 INSERT_BLOCKS = RESIDENT_BLOCKS * 132
@@ -65,9 +67,15 @@ EXAMPLES = catalogue() if EVERY else list(of_every_kernel_and_variant())
 
 @pytest.fixture(scope="module")
 def findings(version: str) -> list[Finding]:
-    """Their kernels, compiled by one NVRTC."""
-    with compiling_with(version):
-        return survey(EXAMPLES, ARCHITECTURES_OF[version])
+    """Their kernels, compiled by one NVRTC in a process of its own."""
+    reports = pickle.loads(run_with(version, "-m", __name__, version))
+    asked = [
+        (example, architecture)
+        for example in EXAMPLES
+        for architecture in ARCHITECTURES_OF[version]
+        if example.runs_on(architecture)
+    ]
+    return [Finding(*each, report) for each, report in zip(asked, reports, strict=True)]
 
 
 def test_no_kernel_uses_local_memory_and_accesses_are_as_wide_as_promised(
@@ -150,3 +158,8 @@ def test_the_shipped_baseline_has_the_kernels_of_the_catalogue(version: str) -> 
     assert asked == {
         name_of(example) for example in catalogue() if any(map(example.runs_on, architectures))
     }
+
+
+if __name__ == "__main__":
+    found = survey(EXAMPLES, ARCHITECTURES_OF[sys.argv[1]])
+    pickle.dump([finding.report for finding in found], sys.stdout.buffer)

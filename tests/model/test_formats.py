@@ -71,8 +71,7 @@ def test_a_v32_entry_is_one_row_of_its_published_bytes(name: str, entry_bytes: i
 
 
 @pytest.mark.parametrize(
-    ("entries", "page_bytes"),
-    [(64, 37_440), (2, 1_728), (32, 19_008), (1, 1_152), (256, 149_760)],
+    ("entries", "page_bytes"), [(64, 37_440), (2, 1_728), (32, 19_008), (1, 1_152), (256, 149_760)]
 )
 def test_a_page_of_584_byte_entries_has_its_published_bytes(entries: int, page_bytes: int) -> None:
     assert PageLayout(entry_format("main", "fp8_ds_mla"), entries).page_bytes == page_bytes

@@ -16,10 +16,7 @@ HCA = LayerSpec(3, AttentionType.HCA, 128, 3)
 
 
 def schema(
-    spec: LayerSpec,
-    block_tokens: int = 128,
-    state: StateFormat = "ring",
-    draft_tokens: int = 0,
+    spec: LayerSpec, block_tokens: int = 128, state: StateFormat = "ring", draft_tokens: int = 0
 ) -> LayerCacheSchema:
     return build_schema(
         FLASH, spec, block_tokens=block_tokens, state=state, draft_tokens=draft_tokens

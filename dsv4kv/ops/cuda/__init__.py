@@ -67,7 +67,7 @@ def _compress_chunk(*, slot: int, start: int, **chunk: Any) -> tuple[Launch, ...
 
 
 def _best(operation: str, device: torch.device) -> str:
-    """The variant to use where nobody says; off a GPU, what every GPU has."""
+    """The default variant: the first that the GPU has; on the CPU one that every GPU has."""
     if device.type != "cuda":
         return portable(operation)
     return best(operation, architecture_of(*torch.cuda.get_device_capability(device)))

@@ -45,7 +45,7 @@ def survey(
     architectures: Sequence[str],
     on_done: Callable[[str], None] = lambda _: None,
 ) -> list[Finding]:
-    """Compile and inspect: for each example those of the architectures that it is for, in order.
+    """Compile and inspect each example for the architectures that it supports, in order.
 
     Looks for its tools first, as compiling takes longest; ``on_done`` is called with each
     architecture that is finished.

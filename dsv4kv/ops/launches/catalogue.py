@@ -57,7 +57,7 @@ class Promise:
     # at least one load is this wide: the values. Indices and tables may be narrower
     loads: int = 0
     stores: int = 0  # no store is narrower than this
-    under_way: int = 0  # so many wide loads are issued before the first of them is waited for
+    under_way: int = 0  # wide loads issued before the first of them is waited for
     copies: bool = False  # there are bulk copies into shared memory
     products: bool = False  # tensor cores multiply
 
@@ -127,7 +127,7 @@ def _all_examples() -> Iterator[Example]:
 
 
 def _distinct_layers(config: DSV4Config) -> list[LayerSpec]:
-    """One layer of each kind: those of a kind have one schema."""
+    """One layer for each schema."""
     kinds = {(layer.attn, layer.ratio, layer.owns_kv): layer for layer in build_schedule(config)}
     return list(kinds.values())
 

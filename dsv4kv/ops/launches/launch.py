@@ -86,7 +86,7 @@ def format_macros(layout: PageLayout) -> dict[str, int]:
 
 
 def prefixed(part: str, macros: Mapping[str, int]) -> dict[str, int]:
-    """Macros as those of one part of several, see ``parts.cuh``: ``DSV_MAIN_DIMS``."""
+    """Macros of one of several parts, see ``parts.cuh``: ``DSV_MAIN_DIMS``."""
     return {name.replace("DSV_", f"DSV_{part}_"): value for name, value in macros.items()}
 
 

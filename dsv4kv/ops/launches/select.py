@@ -130,7 +130,7 @@ _SELECTING_THREADS = 512
 
 
 def runs_of(columns: int) -> int:
-    """Runs that a row of so many columns is chosen from in."""
+    """Runs that a row of scores is split into."""
     return max(1, -(-columns // RUN))
 
 

@@ -42,16 +42,7 @@ def test_attention_is_flashmlas(backend: ModuleType) -> None:
     entries = Entries(store_of(case["store"]), table, lengths, indices)
     ring = store_of(case["ring"])
     backend.attend(
-        ring,
-        slots,
-        tokens,
-        case["window"],
-        entries,
-        queries,
-        sinks,
-        case["scale"],
-        out,
-        lse,
+        ring, slots, tokens, case["window"], entries, queries, sinks, case["scale"], out, lse
     )
     right = torch.tensor(case["out"]).view_as(out)
     torch.testing.assert_close(out.float(), right, rtol=2.0**-8, atol=0)  # a step of bf16

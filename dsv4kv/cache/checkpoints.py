@@ -74,10 +74,6 @@ class CheckpointPool:
         """Give a checkpoint's room back."""
         self._numbers.release(np.array([checkpoint]))
 
-    def memory_bytes(self) -> int:
-        """Bytes allocated."""
-        return sum(pool.memory_bytes() for pool in self._pools.values())
-
     def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
         for attn, mine in self._pools.items():
             theirs = self._manager.states[attn]

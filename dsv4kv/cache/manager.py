@@ -37,10 +37,6 @@ class PagedKVPool:
             PageStore.allocate(schema.indexer, num_blocks, device) if schema.indexer else None
         )
 
-    def memory_bytes(self) -> int:
-        """Bytes allocated."""
-        return self.main.pages.nbytes + (self.indexer.pages.nbytes if self.indexer else 0)
-
 
 class StateCachePool:
     """Window rings and compressor states of all layers of one type.
@@ -77,11 +73,6 @@ class StateCachePool:
                 scores = 1 if state.dim() == 5 else 0
                 state[:, slot] = 0.0
                 state[:, slot, scores] = -math.inf
-
-    def memory_bytes(self) -> int:
-        """Bytes allocated."""
-        tensors = [ring.pages for ring in self.windows] + self.states()
-        return sum(tensor.nbytes for tensor in tensors)
 
     def states(self) -> list[Tensor]:
         """The compressor states there are."""
@@ -219,10 +210,6 @@ class KVCacheManager:
     def allocate_block(self, group: int = 0) -> Ids:
         """Take one block outside any request; ``tables[group].allocator`` takes it back."""
         return self.tables[group].allocator.acquire(1)
-
-    def memory_bytes(self) -> int:
-        """Bytes allocated: pools, rings, states, tables."""
-        return sum(self.memory_by_pool().values())
 
     def tensors(self) -> Iterator[tuple[str, str, Tensor]]:
         """All that hold the cache, block tables left out, with pool name and layer type."""

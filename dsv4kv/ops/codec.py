@@ -115,20 +115,14 @@ def _decode_e4m3(entry: EntryFormat, data: Tensor, scales: Tensor | None, out: T
     bits = data.view(torch.int8).to(torch.int16)  # sign-extended
     tiny = bits.bitwise_left_shift_(4).bitwise_and_(-0x7810).view(torch.bfloat16)  # 0x87F0
     target = out[:, :dims].view(n, groups, dims // groups)
-    tiny = tiny.view(n, groups, dims // groups)
+    values = tiny.mul_(2.0**120).view(n, groups, dims // groups)
     if scales is None:
-        torch.mul(tiny, 2.0**120, out=target)
-    elif entry.scale == "ue8m0" and int(scales[:, : entry.groups].amax()) <= _FUSED_LIMIT:
-        exponent = scales[:, : entry.groups].to(torch.int16).add_(120).bitwise_left_shift_(7)
-        torch.mul(tiny, exponent.view(torch.bfloat16).unsqueeze(-1), out=target)
+        target.copy_(values)
     elif entry.scale == "amax_fp32":
         factor = scales.contiguous().view(torch.float32).unsqueeze(-1)
-        target.copy_(tiny.mul_(2.0**120).float().mul_(factor))
+        target.copy_(values.float().mul_(factor))
     else:
-        torch.mul(tiny.mul_(2.0**120), _scale_values(entry, scales), out=target)
-
-
-_FUSED_LIMIT = 134  # 2^(134 - 127) · 2^120 is the largest power of two in bf16
+        torch.mul(values, _scale_values(entry, scales), out=target)
 
 
 def _scale_values(entry: EntryFormat, scales: Tensor) -> Tensor:

@@ -87,9 +87,8 @@ def _keys(blocks: Tensor | None, t: int, scores: Tensor, length: int) -> Tensor:
 def _decode(store: PageStore, row: Tensor, logical: Tensor) -> Tensor:
     """Logical entries int64[n] of a slot with this row of the table: float32[n, D]."""
     values = torch.empty(len(logical), store.layout.format.dims, dtype=torch.bfloat16)
-    if len(logical):
-        stored = store.read(_physical(row, logical, store.layout.entries))
-        codec.decode(store.layout.format, *stored, values)
+    stored = store.read(_physical(row, logical, store.layout.entries))
+    codec.decode(store.layout.format, *stored, values)
     return values.float()
 
 

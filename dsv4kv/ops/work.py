@@ -74,7 +74,17 @@ def group_readers(config: DSV4Config, schemas: Sequence[LayerCacheSchema]) -> Re
     held = {schema.layer.layer_idx: schema for schema in schemas}
     alike: dict[_Layer, list[int]] = defaultdict(list)
     for index, schema in held.items():
-        alike[_look_at(config, held, schema)].append(index)
+        layer, owner = schema.layer, held[schema.layer.kv_owner]
+        kind = _Layer(
+            ratio=layer.ratio,
+            every=layer.attn is AttentionType.HCA,
+            window=schema.window,
+            main=owner.main,
+            keys=owner.indexer if layer.selects else None,
+            is_source=chooses_candidates(config, layer),
+            is_narrow=scores_candidates(config, layer),
+        )
+        alike[kind].append(index)
     return {layer: tuple(indices) for layer, indices in alike.items()}
 
 
@@ -92,22 +102,6 @@ def decode_reads(
         if layer.keys:
             yield from _choice(config, indices, layer, layer.keys, tokens // layer.ratio)
         yield _attention(config, indices, layer, tokens)
-
-
-def _look_at(
-    config: DSV4Config, held: dict[int, LayerCacheSchema], schema: LayerCacheSchema
-) -> _Layer:
-    layer, owner = schema.layer, held[schema.layer.kv_owner]
-    by_blocks = config.candidates is not None
-    return _Layer(
-        ratio=layer.ratio,
-        every=layer.attn is AttentionType.HCA,
-        window=schema.window,
-        main=owner.main,
-        keys=owner.indexer if layer.selects else None,
-        is_source=by_blocks and chooses_candidates(config, layer),
-        is_narrow=by_blocks and scores_candidates(config, layer),
-    )
 
 
 def _choice(

@@ -96,4 +96,4 @@ def test_memory_is_that_of_windows_and_overlapping_states() -> None:
     hca = [s for s in manager.plan.schemas if s.layer.attn is AttentionType.HCA]
     slot_bytes = sum(schema.slot_bytes for schema in manager.plan.schemas)
     assert size == slot_bytes - sum(schema.state_bytes for schema in hca)
-    assert CheckpointPool(manager, 5).memory_bytes() == 5 * size
+    assert sum(mine.nbytes for _, mine in CheckpointPool(manager, 5)._pairs()) == 5 * size

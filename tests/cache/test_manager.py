@@ -196,7 +196,7 @@ def test_of_a_type_s_layers_those_that_pool_have_a_state_and_all_have_a_window()
     assert states.state is not None
     assert states.state.shape == (3, plan.num_slots, 2, 2, 512)  # layers 2, 8 and 14
     assert sorted(manager.pools) == [2, 8, 14, 20]
-    assert manager.memory_bytes() == plan.total_bytes
+    assert sum(manager.memory_by_pool().values()) == plan.total_bytes
 
 
 def test_a_slot_holds_blocks_it_shares_and_then_its_own() -> None:

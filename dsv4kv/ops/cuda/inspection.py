@@ -90,7 +90,14 @@ def inspect_cubins(architecture: str, cubins: Sequence[bytes]) -> list[list[Kern
         CudaUnavailable: A tool is missing; says which and how to install it.
         DeviceError: A tool refuses a cubin.
     """
-    codes = [_kernel_codes(cubin) for cubin in cubins]
+    codes = [
+        {
+            name.removeprefix(_CODE): content
+            for name, content in sections(cubin).items()
+            if name.startswith(_CODE)
+        }
+        for cubin in cubins
+    ]
     flat = [content for code in codes for content in code.values()]
     instructions = iter(_disassemble(architecture, flat))
     with temporary_folder("dsv4kv-cubin-") as folder:
@@ -127,30 +134,27 @@ def _report(path: Path, code: dict[str, list[Instruction]]) -> list[KernelReport
     reports = []
     for name, *numbers in sorted(_USAGE.findall(text)):
         registers, stack, shared, local = map(int, numbers)
-        accesses = Counter(filter(None, (_access(mnemonic) for mnemonic, _ in code[name])))
-        reports.append(
-            KernelReport(
-                name,
-                registers,
-                stack + local,
-                shared,
-                len(code[name]),
-                _parameter_bytes(text, name),
-                dict(sorted(accesses.items())),
-                _loads_under_way(code[name]),
-                _early([mnemonic for mnemonic, _ in code[name]]),
-                _products([mnemonic for mnemonic, _ in code[name]]),
-            )
+        mnemonics = [mnemonic for mnemonic, _ in code[name]]
+        accesses = Counter(filter(None, map(_access, mnemonics)))
+        products = Counter(match[0] for match in map(_PRODUCT.match, mnemonics) if match)
+        early = None
+        if _WAIT in mnemonics:
+            before = mnemonics[: mnemonics.index(_WAIT)]
+            early = sum(_access(each) is not None or bool(_JUMP.match(each)) for each in before)
+        report = KernelReport(
+            kernel=name,
+            registers=registers,
+            local_bytes=stack + local,
+            shared_bytes=shared,
+            instructions=len(mnemonics),
+            parameter_bytes=_parameter_bytes(text, name),
+            accesses=dict(sorted(accesses.items())),
+            under_way=_loads_under_way(code[name]),
+            early=early,
+            products=dict(sorted(products.items())),
         )
+        reports.append(report)
     return reports
-
-
-def _kernel_codes(cubin: bytes) -> dict[str, bytes]:
-    return {
-        name.removeprefix(_CODE): content
-        for name, content in sections(cubin).items()
-        if name.startswith(_CODE)
-    }
 
 
 def _disassemble(architecture: str, codes: Sequence[bytes]) -> list[list[Instruction]]:
@@ -197,18 +201,6 @@ def _loads_under_way(code: Sequence[Instruction]) -> int:
             most = max(most, issued)
             awaited.update(range(named[0], named[0] + int(bits) // 32))
     return most
-
-
-def _products(mnemonics: Sequence[str]) -> dict[str, int]:
-    found = (_PRODUCT.match(mnemonic) for mnemonic in mnemonics)
-    return dict(sorted(Counter(match[0] for match in found if match).items()))
-
-
-def _early(mnemonics: Sequence[str]) -> int | None:
-    if _WAIT not in mnemonics:
-        return None
-    before = mnemonics[: mnemonics.index(_WAIT)]
-    return sum(_access(each) is not None or bool(_JUMP.match(each)) for each in before)
 
 
 def _parameter_bytes(elf_text: str, kernel: str) -> tuple[int, ...]:

@@ -5,6 +5,8 @@ read on the device, so a captured launch follows them; the sizes of outputs and 
 the plan. Anything out of range is skipped, or gives zeros.
 """
 
+from typing import Any
+
 from torch import Tensor
 
 from dsv4kv.ops.launches.launch import (
@@ -82,55 +84,33 @@ def plan_gather_topk(
     indices: Tensor,
     lengths: Tensor,
     out: Tensor,
-    *,
-    variant: str = portable("gather_topk"),
-    unroll: int | None = None,
+    **how: Any,
 ) -> Launch:
     sizes = (*indices.shape, *table.shape, len(store.pages))
     arguments = (store.pages, table, slots, indices, lengths, out, *sizes)
-    return _gather("gather_topk", store, out, arguments, variant, unroll)
+    return _gather("gather_topk", store, out, arguments, **how)
 
 
 def plan_gather_all(
-    store: PageStore,
-    table: Tensor,
-    slots: Tensor,
-    lengths: Tensor,
-    out: Tensor,
-    *,
-    variant: str = portable("gather_all"),
-    unroll: int | None = None,
+    store: PageStore, table: Tensor, slots: Tensor, lengths: Tensor, out: Tensor, **how: Any
 ) -> Launch:
     """Entries from M on are left out; rows after the largest length are left as they are."""
     sizes = (*out.shape[:2], *table.shape, len(store.pages))
     arguments = (store.pages, table, slots, lengths, out, *sizes)
-    return _gather("gather_all", store, out, arguments, variant, unroll)
+    return _gather("gather_all", store, out, arguments, **how)
 
 
 def plan_gather_window(
-    ring: PageStore,
-    slots: Tensor,
-    tokens: Tensor,
-    out: Tensor,
-    *,
-    variant: str = portable("gather_window"),
-    unroll: int | None = None,
+    ring: PageStore, slots: Tensor, tokens: Tensor, out: Tensor, **how: Any
 ) -> Launch:
     arguments = (ring.pages, slots, tokens, out, *out.shape[:2], len(ring.pages))
-    return _gather("gather_window", ring, out, arguments, variant, unroll)
+    return _gather("gather_window", ring, out, arguments, **how)
 
 
-def plan_gather_entries(
-    store: PageStore,
-    entries: Tensor,
-    out: Tensor,
-    *,
-    variant: str = portable("gather_topk"),
-    unroll: int | None = None,
-) -> Launch:
+def plan_gather_entries(store: PageStore, entries: Tensor, out: Tensor, **how: Any) -> Launch:
     """Dequantise physical entries int32[n] into out bf16[n, D]; −1 gives zeros."""
     arguments = (store.pages, entries, out, len(entries), len(store.pages))
-    return _gather("gather_entries", store, out, arguments, variant, unroll)
+    return _gather("gather_entries", store, out, arguments, **how)
 
 
 def _gather(
@@ -138,9 +118,11 @@ def _gather(
     store: PageStore,
     out: Tensor,
     arguments: tuple[Tensor | int, ...],
-    variant: str,
-    unroll: int | None,
+    *,
+    variant: str = portable("gather_topk"),
+    unroll: int | None = None,
 ) -> Launch:
+    """``variant``: see ``ops.spec``, which has the same ones for all gathers."""
     dims = store.layout.format.dims
     lanes = min(WARP, dims // _CHANNELS_PER_LANE)
     ahead, long = variant == "ahead", dims > 2 * WARP * _CHANNELS_PER_LANE

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from dsv4kv.cache.blocks import BlockPool
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.plan import CachePlan, plan_cache
@@ -29,11 +28,6 @@ def bookkeeping(**changes: Any) -> KVCacheManager:
 def admit(manager: KVCacheManager, count: int) -> list[int]:
     """Admit ``count`` requests and return their slots."""
     return [manager.admit_request() for _ in range(count)]
-
-
-def allocators(manager: KVCacheManager) -> list[BlockPool]:
-    """BlockPools of the blocks of every table."""
-    return [table.allocator for table in manager.tables]
 
 
 def snapshot(manager: KVCacheManager) -> dict[str, object]:

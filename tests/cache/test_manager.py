@@ -199,23 +199,6 @@ def test_of_a_type_s_layers_those_that_pool_have_a_state_and_all_have_a_window()
     assert sum(manager.memory_by_pool().values()) == plan.total_bytes
 
 
-def test_a_slot_holds_blocks_it_shares_and_then_its_own() -> None:
-    manager = KVCacheManager(small_plan(layers=(2, 3)), data=False)
-    (table,), (first, second) = manager.tables, admit(manager, 2)
-    prepare_forward(manager, [first], [0], [300])
-    shared = table.blocks[0, first, :2].astype(np.int64)
-    table.allocator.retain(shared)
-    table.adopt(second, shared)
-    table.adopt(second, table.allocator.acquire(1))
-    assert table.blocks[0, second, :2].tolist() == shared.tolist()
-    assert table.blocks[0, second, 2] not in table.blocks[0, first]
-    assert table.held[second] == 3
-    manager.release_request(first, manager.generation(first))
-    assert table.allocator.refs(shared).tolist() == [1, 1]
-    manager.release_request(second, manager.generation(second))
-    assert table.allocator.num_held == 0
-
-
 # ---- pools and states ---------------------------------------------------------------------------
 
 

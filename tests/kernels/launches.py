@@ -1,7 +1,7 @@
 """What the kernel tests share: both orders of fibers, small grids, guarded outputs."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,13 +16,7 @@ from tests.examples import FULL
 from tests.kernels.shim.twin import run
 from tests.ops.samples import generator, nan_output, random_values
 
-TINY = EntryFormat("bf16", "bf16", 16)
-"""Cheap and exact: for tests of where things go."""
-
 each_order = pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reversed"])
-
-_GUARD = 64  # values before and after an output
-_NEVER = 0xA5
 
 
 def on_blocks(launch: Launch, blocks: int) -> Launch:
@@ -50,27 +44,6 @@ def run_all(launches: Iterable[Launch], *, reverse: bool = False) -> None:
 def dirty_scratch(compressor: Compressor, entries: int) -> Tensor:
     """Room for pooled channels that nobody has cleared."""
     return torch.full((entries, compressor.dim), torch.nan)
-
-
-@dataclass(frozen=True)
-class GuardedOutput:
-    """An output of NaN, or of 0xA5, between two strips of it that nobody may touch."""
-
-    memory: Tensor
-    out: Tensor
-
-    @classmethod
-    def of(cls, *shape: int, dtype: torch.dtype = torch.bfloat16) -> "GuardedOutput":
-        poison = torch.nan if dtype.is_floating_point else _NEVER
-        memory = torch.full((torch.Size(shape).numel() + 2 * _GUARD,), poison, dtype=dtype)
-        return cls(memory, memory[_GUARD:-_GUARD].view(shape))
-
-    def content(self) -> Tensor:
-        """The output, after a look at the strips."""
-        strips = torch.cat([self.memory[:_GUARD], self.memory[-_GUARD:]])
-        untouched = strips.isnan() if strips.is_floating_point() else strips == _NEVER
-        assert bool(untouched.all()), "wrote outside the output"
-        return self.out
 
 
 def filled_store(entry: EntryFormat, entries: int = 32, pages: int = 4) -> PageStore:

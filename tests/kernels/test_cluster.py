@@ -14,7 +14,7 @@ from dsv4kv.model.formats import FORMATS
 from dsv4kv.ops.launches.launch import Launch
 from dsv4kv.ops.launches.state import plan_compress_chunk, plan_flush, split_of
 from tests.kernels.launches import dirty_scratch
-from tests.kernels.shim.apart import run_each_apart
+from tests.kernels.shim.apart import assert_each_fails
 from tests.kernels.shim.twin import run
 from tests.ops.samples import (
     bf16_entry,
@@ -130,11 +130,10 @@ def test_a_planted_mistake_gives_other_bytes(mistake: str, tmp_path: Path) -> No
 
 
 def test_planted_mistakes_abort_and_say_which(tmp_path: Path) -> None:
-    calls = [f"run_planted(*{lines!r}, {str(tmp_path)!r})" for lines, _ in ABORTS.values()]
-    found = run_each_apart("tests.kernels.test_cluster", calls)
-    for (code, said), (_, message) in zip(found, ABORTS.values(), strict=True):
-        assert code != 0
-        assert message in said
+    folder = str(tmp_path)
+    assert_each_fails(
+        __name__, {f"run_planted(*{a!r}, {folder!r})": b for a, b in ABORTS.values()}
+    )
 
 
 def run_planted(right: str, wrong: str, folder: str) -> None:

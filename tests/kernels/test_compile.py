@@ -30,7 +30,6 @@ from tests.cuda.nvrtc import VERSIONS, run_with
 from tests.cuda.toolchain import needs_disassembler
 
 INSERT_BLOCKS = RESIDENT_BLOCKS * 132
-_META = torch.device("meta")
 _HOPPER_REGISTERS = 65_536  # of a multiprocessor; so on sm_80, sm_100 and sm_120
 
 EVERY = bool(os.environ.get("DSV4KV_COMPILERS"))

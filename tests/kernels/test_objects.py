@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dsv4kv.ops.launches.copies import Way, plan_objects, pool_table
-from tests.kernels.launches import GuardedOutput, each_order, on_blocks
+from tests.kernels.launches import each_order, on_blocks
 from tests.kernels.shim.twin import run
 from tests.ops.samples import generator
 
@@ -27,10 +27,12 @@ def test_objects_are_gathered_piece_by_piece_and_put_back(
     gap: int, blocks: int, reverse: bool
 ) -> None:
     source, stride = pools(), OBJECT + gap
-    place = GuardedOutput.of(3 * stride, dtype=torch.uint8)
-    launch = plan_objects("take", pool_table(source), IDS, place.out, PIECE, stride)
+    memory = torch.full((3 * stride + 128,), 0xA5, dtype=torch.uint8)
+    out = memory[64:-64]
+    launch = plan_objects("take", pool_table(source), IDS, out, PIECE, stride)
     run(on_blocks(launch, blocks), reverse=reverse)
-    objects = place.content().view(3, stride)
+    assert (torch.cat([memory[:64], memory[-64:]]) == 0xA5).all()
+    objects = out.view(3, stride)
     for number in range(3):
         for layer, pool in enumerate(source):
             piece = objects[number, layer * PIECE : (layer + 1) * PIECE]
@@ -38,7 +40,7 @@ def test_objects_are_gathered_piece_by_piece_and_put_back(
     assert (objects[:, OBJECT:] == 0xA5).all()
 
     target = [torch.zeros_like(pool) for pool in source]
-    run(plan_objects("put", pool_table(target), IDS, place.out, PIECE, stride), reverse=reverse)
+    run(plan_objects("put", pool_table(target), IDS, out, PIECE, stride), reverse=reverse)
     for layer, (pool, whole) in enumerate(zip(target, source, strict=True)):
         expected = torch.zeros_like(whole)
         expected[IDS[layer]] = whole[IDS[layer]]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dsv4kv.ops.launches.launch import KernelModule, Launch
 from tests.kernels.launches import each_order
-from tests.kernels.shim.apart import run_each_apart
+from tests.kernels.shim.apart import assert_each_fails
 from tests.kernels.shim.twin import run
 from tests.ops.samples import generator
 
@@ -70,12 +70,7 @@ def test_copies_arrive_when_they_are_waited_for_and_of_nothing_come_zeros() -> N
 
 
 def test_mistakes_of_copies_are_found() -> None:
-    found = run_each_apart(
-        "tests.kernels.test_products", [f"run_copy({i})" for i in COPY_MISTAKES]
-    )
-    for (code, said), message in zip(found, COPY_MISTAKES.values(), strict=True):
-        assert code != 0
-        assert message in said
+    assert_each_fails(__name__, {f"run_copy({i})": each for i, each in COPY_MISTAKES.items()})
 
 
 _GROUPS = Path(__file__).with_name("shim") / "groups.cuh"
@@ -132,11 +127,6 @@ def test_who_waits_by_name_sees_what_the_others_brought() -> None:
 
 
 def test_mistakes_of_warpgroups_are_found() -> None:
-    calls = [f"run_group(False, {i}, reverse=True)" for i in GROUP_MISTAKES]
-    calls += [f"run_hand_over({i})" for i in HAND_OVERS]
-    said = [*GROUP_MISTAKES.values(), *HAND_OVERS.values()]
-    for (code, output), message in zip(
-        run_each_apart("tests.kernels.test_products", calls), said, strict=True
-    ):
-        assert code != 0
-        assert message in output
+    calls = {f"run_group(False, {i}, reverse=True)": each for i, each in GROUP_MISTAKES.items()}
+    calls |= {f"run_hand_over({i})": each for i, each in HAND_OVERS.items()}
+    assert_each_fails(__name__, calls)

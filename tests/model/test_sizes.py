@@ -73,13 +73,3 @@ def test_a_request_holds_its_published_bytes_of_compressor_state(
     schemas = schemas_of(model)
     assert bytes_per_request(schemas, 1).state == expected
     assert sum(schema.state_bytes for schema in schemas) == expected
-
-
-@pytest.mark.parametrize(("model", "ratio"), [("v4-flash", 7.95), ("v4-pro", 7.88)])
-def test_window_entries_of_a_context_would_be_eight_times_its_compressed_kv(
-    model: str, ratio: float
-) -> None:
-    schemas = schemas_of(model)
-    windows = sum(schema.window.format.entry_bytes for schema in schemas if schema.window)
-    main = bytes_per_request(schemas, 2**20).compressed / 2**20
-    assert round(windows / main, 2) == ratio

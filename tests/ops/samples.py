@@ -23,9 +23,6 @@ ENTRIES: dict[str, EntryFormat] = {
 }
 """Every different format there is."""
 
-SMALL = EntryFormat("bf16", "bf16", 8)
-"""Cheap and exact: for tests of where things go."""
-
 each_entry = pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES)
 each_backend = pytest.mark.parametrize("backend", [reference, cpu], ids=["reference", "cpu"])
 

@@ -119,21 +119,20 @@ def plan_compress_chunk(
     """
     rows = kv, score, compressor.ape, chunk
     limits = len(kv), len(state), store.num_entries, compressor.groups
-    launches = [_keep(compressor, state, kv, score, chunk)]
-    if len(entries):
-        split = _blocks_with_scratch(compressor, variant, split)
-        module = _flush_module(compressor, state, store, variant, split)
-        pooled = _scratch(compressor, entries, scratch, split)
-        if split > 1:
-            groups = (chunk, entries)
-            launches.insert(
-                0, _finish(module, "chunk_finish", pooled, groups, compressor, store, limits)
-            )
-        finish = *finish_parameters(compressor), pooled, store.pages
-        arguments = (state, *rows, entries, *finish, *limits)
-        pool = _pool(module, "chunk_flush", len(entries), compressor, variant, split, arguments)
-        launches.insert(0, pool)
-    return tuple(launches)
+    keep = _keep(compressor, state, kv, score, chunk)
+    if not len(entries):
+        return (keep,)
+    split = _blocks_with_scratch(compressor, variant, split)
+    module = _flush_module(compressor, state, store, variant, split)
+    pooled = _scratch(compressor, entries, scratch, split)
+    finish = *finish_parameters(compressor), pooled, store.pages
+    arguments = (state, *rows, entries, *finish, *limits)
+    pool = _pool(module, "chunk_flush", len(entries), compressor, variant, split, arguments)
+    if split == 1:
+        return pool, keep
+    groups = chunk, entries
+    finished = _finish(module, "chunk_finish", pooled, groups, compressor, store, limits)
+    return pool, finished, keep
 
 
 def _keep(
@@ -162,17 +161,11 @@ def _pool(
     split: int,
     arguments: tuple[Tensor | int, ...],
 ) -> Launch:
-    if not (shared_bytes := cluster_bytes(compressor, variant)):
+    shared = cluster_bytes(compressor, variant)
+    if not shared:
         return Launch(module, kernel, (groups, split), pool_threads(compressor, split), arguments)
-    return Launch(
-        module,
-        kernel,
-        (groups, _RUNS),
-        compressor.dim // _FLOATS_PER_THREAD,
-        arguments,
-        cluster=_RUNS,
-        shared_bytes=shared_bytes,
-    )
+    grid, threads = (groups, _RUNS), compressor.dim // _FLOATS_PER_THREAD
+    return Launch(module, kernel, grid, threads, arguments, cluster=_RUNS, shared_bytes=shared)
 
 
 def _finish(

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -37,6 +37,14 @@ def run_each_apart(
         code, said = json.loads(server.stdout.readline())
         found.append((code, said))
     return found
+
+
+def assert_each_fails(module: str, said: Mapping[str, str], *, sanitized: bool = False) -> None:
+    """Each call ends its process, which says why."""
+    found = run_each_apart(module, list(said), sanitized=sanitized)
+    for (code, output), message in zip(found, said.values(), strict=True):
+        assert code != 0, message
+        assert message in output
 
 
 @functools.cache

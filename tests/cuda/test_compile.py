@@ -1,11 +1,8 @@
 """Compiling: what goes wrong is a sentence that says what to do."""
 
-import builtins
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -87,28 +84,6 @@ def test_source_that_does_not_compile_is_told_with_file_line_and_log(sources: Pa
     version = nvrtc_version()
     assert first == f"wrong.cuh does not compile for sm_90a with NVRTC {version}:"
     assert log[0] == f'{sources}/wrong.cuh(3): error: identifier "x" is undefined'
-
-
-@pytest.mark.usefixtures("forget_nvrtc")
-def test_without_cuda_bindings_the_package_to_install_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] == "cuda"]:
-        monkeypatch.delitem(sys.modules, name)
-    imported = builtins.__import__
-
-    def refuse(name: str, *rest: Any) -> Any:
-        if name.startswith("cuda"):
-            raise ImportError(name)
-        return imported(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(CudaUnavailable) as refusal:
-        compile_module(PAGE_COPY, "sm_90a")
-    assert str(refusal.value) == (
-        "kernels need the package cuda-bindings, which is not installed: "
-        "pip install 'dsv4kv[cuda]'."
-    )
 
 
 @needs_nvrtc

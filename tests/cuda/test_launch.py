@@ -138,10 +138,10 @@ def test_without_cuda_bindings_the_package_to_install_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setitem(__import__("sys").modules, "cuda.bindings", None)
+    monkeypatch.setitem(__import__("sys").modules, "cuda.bindings.driver", None)
     with pytest.raises(CudaUnavailable) as refusal:
         CudaDriver()
     assert str(refusal.value) == (
-        "launching kernels needs the package cuda-bindings, which is not installed: "
+        "kernels need the package cuda-bindings, which is not installed: "
         "pip install 'dsv4kv[cuda]'."
     )

@@ -19,6 +19,7 @@ import tempfile
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -112,14 +113,19 @@ def nvrtc_version() -> str:
     return f"{major}.{minor}"
 
 
-@functools.cache
-def _nvrtc() -> Any:
+def load_bindings(library: str) -> Any:
+    """``nvrtc`` or ``driver`` of cuda-bindings; raises ``CudaUnavailable``."""
     try:
-        from cuda.bindings import nvrtc
+        return import_module(f"cuda.bindings.{library}")
     except ImportError:
         raise CudaUnavailable(
             f"kernels need the package cuda-bindings, which is not installed: {_INSTALL}."
         ) from None
+
+
+@functools.cache
+def _nvrtc() -> Any:
+    nvrtc = load_bindings("nvrtc")
     try:
         nvrtc.nvrtcVersion()
     except RuntimeError:  # how cuda-bindings says that it finds no library

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dsv4kv.errors import CudaUnavailable, DeviceError
-from dsv4kv.ops.cuda.compile import architecture_of, load_cubins
+from dsv4kv.ops.cuda.compile import architecture_of, load_bindings, load_cubins
 from dsv4kv.ops.launches.launch import KernelModule, Launch
 
 Packed = ctypes.Array[ctypes.c_int64]
@@ -112,14 +112,7 @@ class CudaDriver:
                 "no CUDA device: torch sees none here. Use the cpu backend, or install a torch "
                 "built for CUDA on a machine with an NVIDIA GPU and driver."
             )
-        try:
-            from cuda.bindings import driver
-        except ImportError:
-            raise CudaUnavailable(
-                "launching kernels needs the package cuda-bindings, which is not installed: "
-                "pip install 'dsv4kv[cuda]'."
-            ) from None
-        self._cuda = driver
+        self._cuda = load_bindings("driver")
 
     def architecture(self, device: int) -> str:
         """Architecture to compile for: ``sm_90a``."""

@@ -104,7 +104,6 @@ THINNED = {
     "bench/test_case.py::test_v32_moves_real_bytes_and_they_are_right": 1,
     "bench/test_case.py::test_v41_moves_real_bytes_and_they_are_right": 1,
     "bench/test_gpu_case.py::test_v41_and_v32_are_served_and_right_from_graphs_too": 0,
-    "bench/test_launches.py::test_a_launch_of_this_package_leaves_its_record": 0,
     "bench/test_launches.py::test_a_process_that_leaves_no_record_says_why": 3,
     "bench/test_launches.py::test_of_two_launches_one_that_crashes_leaves_the_other_to_its_end": 0,
     "bench/test_launches.py::test_two_launches_of_the_same_do_every_step_in_turns": 0,
@@ -188,7 +187,6 @@ THINNED = {
     "replay/test_rules.py::test_with_drafts_the_shipped_trace_hits_the_same": 8,
     "replay/test_server.py::test_as_many_requests_run_as_sglangs_cookbook_shows": 1,
     "replay/test_tiers.py::test_an_ample_tier_saves_what_an_ample_gpu_would": 4,
-    "bench/serve/test_decode_graphs.py::test_a_batch_takes_the_smallest_graph_that_has_room": 2,
     "bench/serve/test_decode_graphs.py::test_a_graph_that_does_not_follow_the_step_is_found": 1,
     "bench/serve/test_decode_graphs.py::test_graphs_leave_the_bytes_that_single_launches_leave": 1,
     "bench/serve/test_decode_graphs.py::test_what_graphs_gather_equals_the_reference": 1,
@@ -196,8 +194,6 @@ THINNED = {
     "bench/serve/test_engine_step.py::test_anything_wrong_is_found": 3,
     "bench/serve/test_placing.py::test_placed_contexts_are_decoded_and_pass_every_check": 1,
     "bench/serve/test_placing.py::test_windows_and_states_are_as_served": 2,
-    "bench/serve/test_prefix_reuse.py::"
-    "test_a_block_is_copied_where_a_request_goes_on_inside_it": 1,
     "bench/serve/test_prefix_reuse.py::test_a_prefix_that_is_not_brought_back_is_found": 1,
     "bench/serve/test_prefix_reuse.py::"
     "test_what_is_gathered_has_the_bits_of_a_run_without_reuse": 1,

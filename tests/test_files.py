@@ -37,16 +37,6 @@ def test_a_file_appears_with_all_its_content(tmp_path: Path) -> None:
     assert (tmp_path / "run.json").read_bytes() == b"all of it"
 
 
-def test_nothing_is_seen_before_the_end(tmp_path: Path) -> None:
-    target = tmp_path / "run.json"
-    target.write_bytes(b"old")
-    with replacing(target) as file:
-        file.write(b"half")
-        file.flush()
-        assert target.read_bytes() == b"old"
-    assert target.read_bytes() == b"half"
-
-
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
 def test_a_failure_leaves_what_was_there(tmp_path: Path, error: type[BaseException]) -> None:
     target = tmp_path / "run.json"
@@ -60,16 +50,6 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path, error: type[BaseExcepti
         fail(file)
     assert names(tmp_path) == ["run.json"]
     assert target.read_bytes() == b"old"
-
-
-def test_two_writers_do_not_meet(tmp_path: Path) -> None:
-    target = tmp_path / "run.json"
-    with replacing(target) as first, replacing(target) as second:
-        first.write(b"first")
-        second.write(b"second")
-        assert not target.exists()
-    assert target.read_bytes() == b"first"  # it ended last
-    assert names(tmp_path) == ["run.json"]
 
 
 def test_a_link_is_replaced_and_its_target_left(tmp_path: Path) -> None:
@@ -88,12 +68,6 @@ def test_a_place_that_cannot_be_written_is_an_os_error(tmp_path: Path, target: s
     with pytest.raises(OSError, match="director"), replacing(tmp_path / target) as file:
         file.write(b"x")
     assert names(tmp_path) == ["file", "folder"]
-
-
-@pytest.mark.parametrize("target", [".", "/", ".."])
-def test_a_path_without_a_file_name_is_an_os_error(target: str) -> None:
-    with pytest.raises(OSError, match=r"directory|busy"), replacing(Path(target)) as file:
-        file.write(b"x")
 
 
 def test_a_file_that_an_option_named_is_written_or_refused_with_the_option(tmp_path: Path) -> None:
@@ -128,12 +102,6 @@ def test_where_files_must_have_names_they_are_written_all_the_same(
         assert len(names(tmp_path)) == 1
     assert names(tmp_path) == ["run.json"]
     assert (tmp_path / "run.json").read_bytes() == b"all of it"
-
-
-def test_permissions_are_those_asked_for(tmp_path: Path) -> None:
-    with replacing(tmp_path / "own", mode=0o600) as file:
-        file.write(b"x")
-    assert (tmp_path / "own").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_pipe_that_nobody_reads_is_not_waited_for(tmp_path: Path) -> None:
@@ -189,11 +157,6 @@ def test_yaml_that_holds_more_than_it_says_is_refused(text: bytes) -> None:
 def test_yaml_with_aliases_and_several_documents_is_read() -> None:
     text = "x: &x {a: 1}\ny: {<<: *x, b: 2}\n---\n[3]\n"
     assert load_yaml(text) == [{"x": {"a": 1}, "y": {"a": 1, "b": 2}}, [3]]
-
-
-@pytest.mark.parametrize("folder", ["configs", "kernels", "results/sass"])
-def test_a_shipped_folder_is_there(folder: str) -> None:
-    assert any(shipped(folder).iterdir())
 
 
 def test_files_inside_an_installed_package_come_first(

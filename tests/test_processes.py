@@ -37,17 +37,6 @@ def wait_for(condition: Callable[[], object], seconds: float = 120) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("code", [0, 1, 130, 255])
-def test_a_child_ends_with_its_exit_code(code: int) -> None:
-    assert Child([sys.executable, "-c", f"raise SystemExit({code})"]).wait(120) == code
-
-
-@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL, signal.SIGTERM])
-def test_a_child_that_a_signal_ends_says_which(number: int) -> None:
-    program = f"import os; os.kill(os.getpid(), {int(number)})"
-    assert Child([sys.executable, "-c", program]).wait(120) == -number
-
-
 def test_a_child_has_what_it_was_given_and_nothing_else(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     program = (
@@ -121,11 +110,6 @@ def halve(number: int) -> int:
 
 def test_every_item_comes_with_its_result() -> None:
     assert sorted(map_parallel(halve, [2, 4, 6], 2)) == [(2, 1), (4, 2), (6, 3)]
-
-
-def test_what_work_raises_is_raised_here() -> None:
-    with pytest.raises(ConfigError, match="3 is odd"):
-        list(map_parallel(halve, [2, 3], 2))
 
 
 def test_a_killed_worker_is_a_sentence() -> None:

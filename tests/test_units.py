@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.units import (
-    counted,
     format_bytes,
     format_count,
     format_duration,
@@ -22,15 +21,6 @@ LARGE = st.integers(0, 10**30)
 PARSERS = pytest.mark.parametrize("parse", [parse_count, parse_bytes])
 
 
-@PARSERS
-@given(count=LARGE, style=st.sampled_from(["", ",", "_"]))
-def test_a_plain_number_is_itself_however_large(
-    parse: Callable[[str], int], count: int, style: str
-) -> None:
-    text = f"{count:{style}}" if count < 10**18 else str(count)
-    assert parse(text) == parse(f"  {text} ") == count
-
-
 @given(st.integers(0, 2**30) | st.integers(0, 2**20).map(lambda thousands: thousands * 2**10))
 @example(131_072)
 @example(2**20)
@@ -39,22 +29,11 @@ def test_a_count_is_written_as_it_is_read(count: int) -> None:
     assert parse_count(format_count(count)) == count
 
 
-@PARSERS
-@given(count=LARGE, prefix=st.sampled_from("KMGTkmgt"))
-def test_a_prefix_alone_is_binary(parse: Callable[[str], int], count: int, prefix: str) -> None:
-    assert parse(f"{count}{prefix}") == count * BINARY[prefix.upper()]
-
-
 @given(LARGE, st.sampled_from("KMGTkmgt"))
 def test_sizes_in_ib_are_binary_and_in_b_decimal(count: int, prefix: str) -> None:
     assert parse_bytes(f"{count} {prefix}iB") == count * BINARY[prefix.upper()]
     assert parse_bytes(f"{count}{prefix}B") == count * DECIMAL[prefix.upper()]
     assert parse_bytes(f"{count}B") == count
-
-
-@given(st.integers(0, 10**6), st.integers(0, 999))
-def test_decimal_places_are_read_without_rounding(whole: int, thousandths: int) -> None:
-    assert parse_bytes(f"{whole}.{thousandths:03}GB") == whole * 10**9 + thousandths * 10**6
 
 
 @pytest.mark.parametrize(
@@ -87,25 +66,6 @@ def test_what_is_no_quantity_is_refused_with_an_example(
     parse: Callable[[str], int], text: str
 ) -> None:
     with pytest.raises(ConfigError, match="write"):
-        parse(text)
-
-
-@pytest.mark.parametrize("text", ["1MiB", "1GB", "5B"])
-def test_a_count_in_bytes_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="is not a count"):
-        parse_count(text)
-
-
-def test_ib_without_a_prefix_is_refused() -> None:
-    with pytest.raises(ConfigError, match="is not a size"):
-        parse_bytes("64iB")
-
-
-@pytest.mark.parametrize(
-    ("parse", "text"), [(parse_count, "1.5"), (parse_bytes, "1.5"), (parse_count, "0.1K")]
-)
-def test_a_part_of_a_unit_is_refused(parse: Callable[[str], int], text: str) -> None:
-    with pytest.raises(ConfigError, match="not a whole number"):
         parse(text)
 
 
@@ -168,13 +128,6 @@ def test_a_written_size_is_within_half_a_percent(count: float) -> None:
     number, unit = format_bytes(count).split()
     size = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}[unit]
     assert float(number.replace(",", "")) * size == pytest.approx(count, rel=5.1e-3, abs=0.51)
-
-
-@pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 steps"), (1, "1 step"), (2, "2 steps"), (1234, "1,234 steps")]
-)
-def test_one_is_told_without_an_s(count: int, text: str) -> None:
-    assert counted(count, "step") == text
 
 
 def test_a_size_beyond_every_float_is_written() -> None:

@@ -5,12 +5,10 @@ from collections.abc import Iterator
 import pytest
 
 from dsv4kv.bench.case import run_case
-from dsv4kv.bench.serve.loop import count_tokens, open_requests
+from dsv4kv.bench.serve.loop import count_tokens
 from dsv4kv.cache.manager import KVCacheManager, PagedKVPool
 from dsv4kv.config.bench import BenchConfig
-from dsv4kv.errors import ConfigError
 from dsv4kv.ops import cpu
-from dsv4kv.ops.spec import READS
 from dsv4kv.runs.schema import Case
 from tests.bench.settings import BOOKS, tiny_config
 
@@ -22,11 +20,6 @@ def run(config: BenchConfig) -> Case:
 @pytest.fixture(scope="module")
 def served() -> Case:
     return run(tiny_config())
-
-
-def test_a_good_case_is_complete_and_says_so(served: Case) -> None:
-    assert (served.status, served.error, served.backend) == ("complete", None, "cpu")
-    assert served.config == tiny_config().model_dump(mode="json")
 
 
 def test_totals_are_those_of_the_workload(served: Case) -> None:
@@ -65,27 +58,12 @@ def test_the_cache_is_described(served: Case) -> None:
     assert cache.bytes_per_request == 3 * 74_880 + 81_920 + 524_288
 
 
-def test_blocks_of_all_tables_and_lanes_are_counted() -> None:
-    cache = run(tiny_config(BOOKS, "cache.sharing=layer", "model.layers=[2, 3, 4, 5]")).cache
-    assert cache
-    assert (cache.num_blocks, cache.total_blocks) == (16, 4 * 16)
-
-
 def test_outputs_are_checked_and_equal(served: Case) -> None:
     verification = served.verification
     prompts, steps = {"compressed KV", "indexer keys"}, {"index_scores", "select_topk", "attend"}
     assert set(verification.by_operation) == prompts | steps
     assert verification.checks == sum(verification.by_operation.values()) > 10
     assert verification.failures == []
-
-
-def test_every_operation_and_action_has_samples(served: Case) -> None:
-    names = {operation.name for operation in served.operations}
-    assert {"window_insert", "state_append", "gather_all", *READS} - {"select_blocks"} <= names
-    assert {"prepare", "admit", "release", "step", "decode_step"} == {
-        latency.name for latency in served.latencies
-    }
-    assert all(operation.samples_ns for operation in served.operations)
 
 
 def test_without_data_only_the_books_are_kept() -> None:
@@ -96,13 +74,6 @@ def test_without_data_only_the_books_are_kept() -> None:
     assert case.status == "complete"
 
 
-def test_data_does_not_change_what_is_served(served: Case) -> None:
-    books = run(tiny_config(BOOKS)).totals
-    assert books
-    assert served.totals
-    assert books.model_dump(exclude={"wall_ns"}) == served.totals.model_dump(exclude={"wall_ns"})
-
-
 def test_the_same_seed_gives_the_same_totals_and_checks(served: Case) -> None:
     again = run(tiny_config())
     assert again.totals
@@ -111,14 +82,6 @@ def test_the_same_seed_gives_the_same_totals_and_checks(served: Case) -> None:
         exclude={"wall_ns"}
     )
     assert again.verification == served.verification
-
-
-def test_progress_is_told_every_token_that_enters_the_cache() -> None:
-    config = tiny_config(BOOKS)
-    told: list[int] = []
-    run_case({}, config, told.append)
-    requests = open_requests(config.workload, 0)
-    assert sum(told) == sum(r.input_tokens + r.output_tokens - 1 for r in requests)
 
 
 @pytest.mark.parametrize("preset", ["v4-flash", "v4-pro", "v4.1-flash", "v3.2"])
@@ -160,16 +123,6 @@ def test_v41_moves_real_bytes_and_they_are_right(more: tuple[str, ...]) -> None:
         ("indexer_norm_rope_insert", "csa"),
         ("flush", "csa"),
     }
-
-
-def test_readers_count_their_reads_and_write_nothing() -> None:
-    """Of six layers two own entries and three select by keys; all five that attend read them."""
-    case = run(tiny_config(*V41, "workload.step=gather"))
-    entries = {each.name: each.entries for each in case.operations if each.layer_type == "csa"}
-    steps = len(entries["gather_window"]) // 5
-    assert len(entries["gather_topk"]) == 5 * steps
-    assert len(entries["norm_rope_insert"]) < len(entries["indexer_norm_rope_insert"])
-    assert len(entries["state_append"]) == steps
 
 
 @pytest.mark.parametrize("main", ["fp8_ds_mla", "bf16", "fp8"])
@@ -247,14 +200,6 @@ def test_a_refusal_of_the_cache_fails_the_case_and_is_no_leak(
     assert (case.totals.requests, case.totals.blocks_left) == (1, 0)
 
 
-def test_rejected_requests_are_counted_and_the_others_served() -> None:
-    case = run(tiny_config(BOOKS, "cache.max_context_tokens=120"))
-    assert case.status == "complete"
-    assert case.totals
-    assert case.totals.rejected > 0
-    assert case.totals.requests + case.totals.rejected == 3
-
-
 def test_a_cache_too_small_for_every_request_fails_the_case() -> None:
     case = run(tiny_config(BOOKS, "cache.max_context_tokens=10"))
     assert case.status == "failed"
@@ -262,11 +207,6 @@ def test_a_cache_too_small_for_every_request_fails_the_case() -> None:
         "none of 3 requests fits into the cache: raise cache.max_context_tokens or "
         "cache.num_blocks."
     )
-
-
-def test_what_cannot_be_built_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"the machine has 1\.00 MiB"):
-        run_case({}, tiny_config(), lambda _tokens: None, memory_bytes=2**20)
 
 
 # ---- Ctrl-C -------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from dsv4kv.processes import OWN_TREE
 from dsv4kv.runs.store import dumps
 from tests.bench.settings import BOOKS, TINY
 from tests.examples import FULL
-from tests.runs.records import make_case, make_failed_case, make_record
+from tests.runs.records import make_case, make_record
 
 RECORD = Path("record.json")
 OURS = Task(bench_arguments("smoke", [*TINY, BOOKS], []))
@@ -98,13 +98,6 @@ def alone() -> Outcome:
     return outcome
 
 
-def test_a_launch_of_this_package_leaves_its_record(alone: Outcome) -> None:
-    outcome = alone
-    assert (outcome.status, outcome.error, outcome.exit_code) == ("complete", None, 0)
-    assert outcome.record
-    assert outcome.record.cases[0].config["workload"]["data"] == "none"
-
-
 def test_a_launch_runs_the_package_of_its_tree_wherever_it_is_started(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,14 +133,6 @@ def test_a_record_that_cannot_be_read_is_told(tree: Path) -> None:
     assert outcome.record is None
     assert outcome.error
     assert "left a record that this dsv4kv cannot read" in outcome.error
-
-
-def test_a_record_with_a_failed_case_is_kept(tree: Path, tmp_path: Path) -> None:
-    (tmp_path / RECORD).write_text(dumps(make_record(make_failed_case("no block is free"))))
-    outcome = launch(tree, "fail")
-    assert (outcome.status, outcome.error) == ("failed", "no block is free")
-    assert outcome.record
-    assert not outcome.refused
 
 
 def test_a_process_that_hangs_is_ended_at_its_time(tree: Path) -> None:
@@ -216,13 +201,6 @@ def test_a_launch_that_crashes_is_a_row_and_not_the_end(tree: Path) -> None:
     assert [case.launch for case in record.cases] == [0, 2]
     assert record.status == "failed"
     assert record.launches[1].error == "killed by SIGSEGV"
-
-
-def test_launches_that_all_crash_leave_a_record_that_says_so(tree: Path) -> None:
-    record = merge(run_all(*[Task(("crash",), tree)] * 2), request(2))
-    assert (record.status, record.cases) == ("failed", [])
-    assert record.config_source == "smoke"
-    assert record.environment.python
 
 
 def test_what_the_first_launch_is_refused_is_refused_at_once(tree: Path, tmp_path: Path) -> None:

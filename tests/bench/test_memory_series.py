@@ -13,10 +13,8 @@ from dsv4kv.bench.case import run_case
 from dsv4kv.bench.memory import MOST_POINTS, MemoryWatch
 from dsv4kv.cache.checkpoints import CheckpointPool
 from dsv4kv.measure.recorder import Recorder
-from dsv4kv.model.plan import PoolPlan
 from dsv4kv.runs.schema import Case
 from dsv4kv.runs.telemetry import MemorySeries
-from dsv4kv.view.telemetry import pool_sizes
 from tests.bench.settings import BOOKS, tiny_config
 from tests.examples import examples
 
@@ -94,15 +92,6 @@ def test_what_is_held_never_exceeds_what_there_is_and_its_most_is_the_runs_peak(
     assert max(series.units[-1].held) == case.totals.peak_requests
 
 
-@pytest.mark.parametrize("sharing", ["model", "type", "layer"])
-def test_pools_whose_units_are_all_held_have_the_bytes_of_the_plan(sharing: str) -> None:
-    plan = plan_from(tiny_config(f"cache.sharing={sharing}"))
-    _, series = run(f"cache.sharing={sharing}")
-    full = [each.model_copy(update={"held": [each.units]}) for each in series.units]
-    sizes = pool_sizes(series.model_copy(update={"at_ns": [0], "units": full}))
-    assert {name: size for name, (size,) in sizes.items()} == _planned(plan.pools)
-
-
 def test_cached_blocks_and_checkpoints_are_counted_where_prefixes_are_shared() -> None:
     settings = *SHARED, "cache.prefix.checkpoints=2"
     _, series = run(*settings)
@@ -116,8 +105,3 @@ def test_cached_blocks_and_checkpoints_are_counted_where_prefixes_are_shared() -
     config = tiny_config(*settings)
     room = CheckpointPool(build_manager(config, plan_from(config), None), 2)
     assert 2 * checkpoint.unit_bytes == sum(mine.nbytes for _, mine in room._pairs())
-
-
-def _planned(pools: list[PoolPlan]) -> dict[str, int]:
-    names = dict.fromkeys(pool.name for pool in pools if pool.name != "tables")
-    return {name: sum(p.total_bytes for p in pools if p.name == name) for name in names}

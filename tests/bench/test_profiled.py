@@ -102,12 +102,6 @@ def test_the_step_in_which_a_profiler_begins_is_not_looked_at(
     assert done[: counter.at_start].count(2) == 1  # measure.warmup_steps
 
 
-def test_only_decode_steps_of_as_many_requests_as_may_run_are_steady() -> None:
-    _, case = run()
-    assert profile_of(case).step_requests[0] == 2
-    assert len(profile_of(case).step_requests) == 3
-
-
 def test_every_operation_of_a_cpu_is_marked_inside_its_step() -> None:
     listener, _ = run()
     inside = {nest[-1] for nest in listener.nests if nest[:2] == ("step", "launch")}
@@ -123,22 +117,6 @@ def test_bytes_are_those_of_the_steps_by_the_byte_model() -> None:
     requests = sum(profile.step_requests)
     assert profile.useful_bytes["gather_window swa"] == requests * (8 + 128 * (584 + 1024))
     assert profile.useful_bytes["window_insert swa"] == requests * (1024 + 8 + 584)
-
-
-def test_bytes_of_a_step_that_reads_in_place_are_those_of_the_byte_model() -> None:
-    lengths = ("workload.synthetic.input.low=150", "workload.synthetic.input.high=150")
-    profile = profile_of(run(ENGINE, *lengths)[1])
-    attended = 128 * 584 + 8 + 64 * (2 * 1024 + 4)  # a window; queries, outputs and lse
-    assert profile.useful_bytes["attend swa"] == sum(profile.step_requests) * attended
-    assert {"indexer_query csa", "index_scores csa", "select_topk csa"} <= set(
-        profile.useful_bytes
-    )
-
-
-def test_a_workload_that_ends_early_is_profiled_as_far_as_it_goes() -> None:
-    listener, case = run(steps=1000)
-    assert 0 < len(profile_of(case).step_requests) < 1000
-    assert listener.told[-2:] == ["keep", "stop"]
 
 
 @pytest.mark.parametrize(
@@ -176,21 +154,6 @@ def test_bytes_of_a_gpu_are_by_kernel() -> None:
         kernel = name.split()[0].removeprefix("indexer_")
         summed[kernel] = summed.get(kernel, 0) + size
     assert profile_of(on_gpu).useful_bytes == summed
-
-
-def test_a_fused_write_moves_less_than_the_operations_it_stands_for() -> None:
-    settings = ("device=cuda", "cache.num_blocks=40", "model.layers=[0,2,3]")
-    with twin_gpu():
-        fused, separate = (
-            profile_of(run(*settings, f"ops.variant.step_write={each}")[1]).useful_bytes
-            for each in ("fused", "separate")
-        )
-    writes = ("step_write", "window_insert", "state_append", "flush")
-    assert {name: size for name, size in fused.items() if name not in writes} == {
-        name: size for name, size in separate.items() if name not in writes
-    }
-    once, twice = (sum(each.get(name, 0) for name in writes) for each in (fused, separate))
-    assert 0.9 * twice < once < twice  # rows that arrive are not read back from the ring
 
 
 def test_memory_of_the_pools_is_what_the_plan_says(tmp_path: Path) -> None:

@@ -2,15 +2,12 @@
 
 import pytest
 
-from dsv4kv.bench.case import describe_telemetry, run_case
+from dsv4kv.bench.case import run_case
 from dsv4kv.bench.timing import EMPTY_GRAPH, EMPTY_KERNEL
-from dsv4kv.measure.telemetry import Readings, Telemetry, Window
 from dsv4kv.runs.schema import Case
 from dsv4kv.runs.telemetry import Telemetry as TelemetryRecord
 from tests.bench.settings import ANY_STEP, tiny_config
-from tests.gpu_twin import SAMPLES, twin_gpu
-
-BEGAN_NS = 10**12
+from tests.gpu_twin import twin_gpu
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +35,6 @@ def test_every_row_that_was_timed_on_a_gpu_has_its_window(gpu_case: Case) -> Non
     assert all(each.converged is not None for each in timed)  # a busy machine may not let them
 
 
-def test_the_least_that_a_replay_takes_is_told(gpu_case: Case) -> None:
-    assert telemetry_of(gpu_case).empty_graph_ns == [1_000] * SAMPLES  # of the twin's clock
-
-
 def test_a_case_on_the_cpu_has_two_windows_with_polls_around_them() -> None:
     case = run_case({}, tiny_config(), lambda _tokens: None)
     telemetry = telemetry_of(case)
@@ -65,10 +58,3 @@ def test_a_run_that_cannot_be_polled_is_measured_all_the_same(
     assert telemetry_of(case).absent == {
         "telemetry": "could not begin (No such file or directory)"
     }
-
-
-def describe(readings: Readings, *windows: Window) -> TelemetryRecord:
-    telemetry = Telemetry()
-    telemetry.started_ns, telemetry.readings = BEGAN_NS, readings
-    telemetry.windows.extend(windows)
-    return describe_telemetry(telemetry)

@@ -5,10 +5,7 @@ from typing import Any
 from dsv4kv.runs.quantities import gather_rate, yardsticks
 from dsv4kv.runs.schema import Case, GpuFacts, Latency, NotMeasured, Operation, Peak
 from dsv4kv.view.bench import operations_table
-from dsv4kv.view.facts import judge_results, judge_status
-from dsv4kv.view.runs import report_record
-from tests.runs.records import make_case, make_failed_case, make_record
-from tests.view.terminal import shown
+from tests.runs.records import make_case
 
 GIB = 1 << 30
 H200 = GpuFacts(
@@ -76,20 +73,3 @@ def test_what_was_not_measured_and_an_empty_kernel_are_below_the_table() -> None
     assert table.cells[0][0].value == "gather_topk L2-resident"
     assert table.caption == "not measured: flush hot hca, budget\nan empty kernel takes 1.23 µs"
     assert gather_rate(case) is None
-
-
-def test_operations_from_elsewhere_are_named_with_their_package() -> None:
-    case = make_case(backend="vllm", foreign=["gather_all"], backend_version="0.33.0")
-    text = operations_table(case).note
-    assert "gather_all from vllm 0.33.0; all others: reference CPU backend" in text
-
-
-def test_a_skipped_case_is_a_warning_with_its_reason_and_no_failure() -> None:
-    skipped = make_failed_case("vllm is not installed", axis={"backend": "vllm"}, status="skipped")
-    (finding,) = judge_status(skipped)
-    assert (finding.level, finding.sentence) == ("warning", "skipped: vllm is not installed")
-    assert list(judge_results(skipped)) == []
-    good = make_case(axis={"backend": "cpu"})
-    text = shown(*report_record(make_record(good, skipped, status="complete")))
-    assert "backend=vllm: skipped: vllm is not installed" in text
-    assert "✗" not in text

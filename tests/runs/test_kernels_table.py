@@ -1,10 +1,8 @@
 """The kernel table: sums, shares, gaps, bytes and steps, from whichever profiler."""
 
-import random
 from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +11,6 @@ from dsv4kv.measure.profilers.nsys import read_nsys
 from dsv4kv.measure.profilers.trace import (
     KERNEL,
     NONE,
-    Calls,
     Column,
     LaunchShape,
     Trace,
@@ -23,7 +20,7 @@ from dsv4kv.measure.profilers.trace import (
 from dsv4kv.runs.kernel_table import build_table
 from dsv4kv.runs.profile import KernelRow, KernelTable
 from dsv4kv.view.profile import title_of
-from tests.measure.profilers.exports import GLOBAL_PID, Export, two_replays
+from tests.measure.profilers.exports import Export, two_replays
 from tests.measure.profilers.traces import event, gpu_events
 from tests.runs.kernel_profiles import from_kineto, from_nsys
 
@@ -134,32 +131,10 @@ def test_without_steps_all_work_is_told(tmp_path: Path) -> None:
     assert len(table.kernels) == 5
 
 
-def test_kernels_that_overlap_are_busy_once() -> None:
-    steps = table_of((0, 0, 0, 100), (0, 0, 20, 60), (0, 0, 50, 130), (0, 0, 150, 160)).steps
-    assert steps is not None
-    assert (steps.span_ns, steps.busy_ns, steps.gap_ns) == ([160], [140], [20])
-
-
-def test_every_gpu_of_a_step_is_a_row() -> None:
-    steps = table_of((0, 0, 0, 10), (0, 1, 5, 40), (1, 1, 100, 101)).steps
-    assert steps is not None
-    assert (steps.device, steps.span_ns) == ([0, 1, 1], [10, 35, 1])
-
-
-def test_an_idle_gpu_is_not_idle_because_another_works() -> None:
-    table = table_of((0, 0, 0, 10), (0, 1, 10, 90), (0, 0, 30, 40))
-    assert row(table, "flush").gap_ns == 20
-
-
 def test_a_profile_without_a_clock_has_no_steps_gaps_and_timeline() -> None:
     table = table_of((0, 0, 0, 10), (0, 0, 30, 40), has_clock=False)
     assert (table.steps, table.timeline) == (None, None)
     assert row(table, "flush").gap_ns is None
-
-
-def test_the_95th_percentile_needs_200_calls() -> None:
-    assert row(table_of(*[(0, 0, i * 9, i * 9 + 5) for i in range(199)]), "flush").p95_ns is None
-    assert row(table_of(*[(0, 0, i * 9, i * 9 + 5) for i in range(200)]), "flush").p95_ns == 5
 
 
 @given(st.lists(st.tuples(st.integers(0, 200), st.integers(1, 60)), min_size=1, max_size=12))
@@ -171,14 +146,6 @@ def test_busy_time_is_the_length_of_the_union(pieces: list[tuple[int, int]]) -> 
     assert steps.span_ns == [max(covered) + 1 - min(covered)]
 
 
-def test_the_order_of_rows_in_a_file_does_not_matter() -> None:
-    pieces = [
-        (step, 0, step * 100 + i * 7, step * 100 + i * 7 + 3) for step in (0, 1) for i in (0, 1, 2)
-    ]
-    mixed = random.Random(0).sample(pieces, len(pieces))
-    assert table_of(*mixed) == table_of(*pieces)
-
-
 def test_bytes_go_to_kernels_that_are_an_operation_alone(tmp_path: Path) -> None:
     export = two_replays()
     export.kernel("flush_finish", 100, 70_000, 71_000)
@@ -187,14 +154,6 @@ def test_bytes_go_to_kernels_that_are_an_operation_alone(tmp_path: Path) -> None
     assert row(table, "::flush<").useful_bytes is None
     (flush,) = [one for one in table.operations if one.name == "flush"]
     assert (flush.useful_bytes, flush.total_ns, flush.calls) == (40_000, 21_000, 2)
-
-
-def test_several_gpus_are_named(tmp_path: Path) -> None:
-    export = two_replays()
-    export.kernel("flush", 100, 70_000, 71_000, deviceId=1, globalPid=GLOBAL_PID)
-    for number in range(3):
-        export.add("TARGET_INFO_GPU", id=number, name=f"GPU {number}")
-    assert from_nsys(tmp_path, export).devices == ["GPU 0", "GPU 1"]
 
 
 def test_times_of_a_cpu_step_add_up_to_it(tmp_path: Path) -> None:
@@ -254,23 +213,6 @@ def test_counted_bytes_of_ncu_stand_beside_useful_ones() -> None:
     ncu = Trace("ncu", ["flush"], work, shapes, trace.steps_ns, trace.calls, has_clock=False)
     (flush,) = build_table(ncu, shipped_rules(), {"flush": 1_000}).operations
     assert (flush.dram_bytes, flush.useful_bytes) == (1_100, 1_000)
-
-
-def test_an_empty_profile_is_an_empty_table() -> None:
-    table = table_of()
-    assert (table.kernels, table.operations, table.steps, table.timeline) == ([], [], None, None)
-
-
-@pytest.mark.parametrize("calls", [0, 3])
-def test_launches_are_counted_by_step(calls: int) -> None:
-    trace = trace_of((0, 0, 0, 10))
-    times = np.arange(calls, dtype=np.int64)
-    made = Calls(times, times + 2, constant(calls, 0))
-    steps = build_table(
-        Trace("nsys", ["flush"], trace.work, [], trace.steps_ns, made), shipped_rules()
-    ).steps
-    assert steps is not None
-    assert (steps.launch_ns, steps.launches) == ([2 * calls], [calls])
 
 
 def test_places_are_counted_in_every_graph_anew(tmp_path: Path) -> None:

@@ -7,8 +7,6 @@ from xml.etree import ElementTree
 import pytest
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.measure.profilers.kineto import ChromeFile
-from dsv4kv.runs import kernel_table as picking
 from dsv4kv.runs.profile import Timeline
 from dsv4kv.view.plots import to_svg_file
 from dsv4kv.view.profile import chrome_trace, timeline_chart, write_timeline
@@ -46,17 +44,6 @@ def test_a_step_has_its_work_and_its_launches_from_its_first_moment(timeline: Ti
     ]
 
 
-def test_lanes_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
-    export = two_replays()
-    for stream in (13, 100):
-        for correlation in (100, 101):
-            export.kernel("flush", correlation, 50_000, 60_000, streamId=stream)
-    timeline = from_nsys(tmp_path, export).timeline
-    assert timeline is not None
-    streams = [f"GPU 0 stream {stream}" for stream in (7, 13, 100)]
-    assert timeline.lanes == [*streams, "host"]
-
-
 def test_the_step_of_median_length_is_picked(tmp_path: Path) -> None:
     export = two_replays()
     for step, length in ((2, 500), (3, 100), (4, 900)):
@@ -67,23 +54,6 @@ def test_the_step_of_median_length_is_picked(tmp_path: Path) -> None:
     found = from_nsys(tmp_path, export).timeline
     assert found is not None
     assert any("of_step_4" in name for name in found.names)  # 100, 500, 900, 43,000, 43,000
-
-
-def test_all_is_told_where_there_are_no_steps(tmp_path: Path) -> None:
-    export = two_replays(nodes=False)
-    del export.rows["NVTX_EVENTS"], export.rows["CUPTI_ACTIVITY_KIND_RUNTIME"]
-    found = from_nsys(tmp_path, export).timeline
-    assert found is not None
-    assert len(found.name) == 10
-
-
-def test_pieces_beyond_the_most_are_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(picking, "MOST_PIECES", 3)
-    found = from_nsys(tmp_path).timeline
-    assert found is not None
-    assert (len(found.name), found.left_out) == (5, 2)
 
 
 def test_the_chrome_trace_is_one_that_perfetto_and_chrome_load(timeline: Timeline) -> None:
@@ -102,13 +72,6 @@ def test_the_chrome_trace_is_one_that_perfetto_and_chrome_load(timeline: Timelin
         assert one["ts"] >= 0
         assert one["dur"] > 0
     assert {one["ph"] for one in events} == {"M", "X"}
-
-
-def test_the_chrome_trace_can_be_read_again(timeline: Timeline, tmp_path: Path) -> None:
-    path = tmp_path / "timeline.json"
-    write_timeline(timeline, path)
-    pieces = [event for event in ChromeFile(path) if event["ph"] == "X"]
-    assert [round(event["dur"] * 1000) for event in pieces] == timeline.duration_ns
 
 
 def test_the_picture_names_every_lane_and_kind(timeline: Timeline) -> None:
@@ -130,13 +93,6 @@ def test_boxes_are_inside_the_picture_and_do_not_overlap(tmp_path: Path) -> None
     for number, box in enumerate(boxes):
         others = [other for other in boxes[number + 1 :] if other.y0 == box.y0]
         assert not [other for other in others if other.x0 < box.x1 - 1 and box.x0 < other.x1 - 1]
-
-
-def test_a_picture_of_no_time_is_drawn(timeline: Timeline) -> None:
-    columns = ("name", "lane", "start_ns", "duration_ns")
-    empty = timeline.model_copy(update={key: [] for key in columns})
-    assert "<svg" in to_svg_file(timeline_chart(empty))
-    assert json.loads(chrome_trace(empty))["traceEvents"]
 
 
 @pytest.mark.parametrize("name", ["step.png", "step", "gone/step.svg"])

@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
-from dsv4kv.runs.telemetry import GpuChecks, GpuSamples, HostSamples, Telemetry
+from dsv4kv.runs.telemetry import GpuChecks, Telemetry
 from dsv4kv.runs.windows import REASONS, WindowState, window_state
 from tests.runs.telemetries import (
     INTERVAL_NS,
@@ -56,17 +55,6 @@ def test_a_clock_that_changes_in_the_middle_marks_that_row_and_no_other() -> Non
         (1_410, 1_980),
         (1_410, 1_410),
     ]
-
-
-def test_a_clock_that_changes_between_two_rows_marks_neither() -> None:
-    between = make_window(1).started_ns - 100_000_000
-    found = states(with_gpu(sm_clock_mhz=lambda at: 1_980 if at < between else 1_410))
-    assert not any(state.clock_moved for state in found)
-
-
-def test_a_step_of_fifteen_megahertz_is_no_change() -> None:
-    found = states(with_gpu(sm_clock_mhz=from_window(1, 1_980, 1_965)))
-    assert not any(state.is_limited for state in found)
 
 
 @pytest.mark.parametrize(("bit", "name"), REASONS.items())
@@ -118,13 +106,6 @@ def test_a_window_shorter_than_a_poll_is_told_by_the_polls_around_it() -> None:
         assert found.limits == {"thermal slowdown by hardware": 0.5}
 
 
-def test_polls_outside_a_window_are_not_of_it() -> None:
-    window = make_window(1)
-    column = lambda at: 900 if window.started_ns <= at <= window.ended_ns else 90  # noqa: E731
-    assert states(with_gpu(temperature_c=column))[1].temperature_c == 900
-    assert states(with_gpu(temperature_c=column))[0].temperature_c == 90
-
-
 def test_energy_is_told_of_long_windows_only() -> None:
     samples = make_gpu_samples(6, energy_mj=lambda at: 10**6 + at * 700 // 10**6)
     short = make_window(1)
@@ -144,41 +125,10 @@ def test_dram_utilisation_counts_where_all_of_its_time_lies_inside() -> None:
     assert window_state(make_telemetry(gpu_checks=checks), window).dram_percent == 90.0
 
 
-def test_others_are_told_in_cpus() -> None:
-    at_ns = list(range(0, 3 * PERIOD_NS, 200_000_000))
-    host = HostSamples(
-        at_ns=at_ns, machine_busy_ns=[at * 5 // 2 for at in at_ns], own_cpu_ns=at_ns
-    )
-    (first, *_) = states(make_telemetry(host_samples=host))
-    assert first.other_cpus == pytest.approx(1.5)
-
-
-def test_of_temperatures_the_highest_is_told() -> None:
-    found = states(with_gpu(temperature_c=from_window(1, 61, 83)))
-    assert [state.temperature_c for state in found] == [61, 83, 83]
-
-
-@pytest.mark.parametrize("absent", ["machine_busy_ns", "own_cpu_ns"])
-def test_without_one_of_the_processor_times_nobody_knows_of_others(absent: str) -> None:
-    host = make_telemetry().host_samples
-    assert host
-    (first, *_) = states(make_telemetry(host_samples=host.model_copy(update={absent: None})))
-    assert first.other_cpus is None
-
-
 def test_where_nothing_was_polled_nothing_is_told() -> None:
     empty = make_telemetry(gpu=None, gpu_samples=None, gpu_checks=None, host_samples=None)
     assert states(empty) == [WindowState()] * 3
     assert states(with_gpu(sm_clock_mhz=None, reasons=None))[0].sm_clock_mhz is None
-
-
-def test_a_gpu_that_disappeared_is_told_as_long_as_it_answered() -> None:
-    samples = make_gpu_samples(1)
-    assert [state.sm_clock_mhz for state in states(make_telemetry(gpu_samples=samples))] == [
-        (1_980, 1_980),
-        (1_980, 1_980),  # by the last poll, just before it
-        None,
-    ]
 
 
 @given(st.data())
@@ -197,8 +147,3 @@ def test_holes_in_a_column_do_no_harm(data: st.DataObject) -> None:
     (state,) = states(make_telemetry(1, gpu_samples=samples))
     assert not state.is_limited
     assert state.sm_clock_mhz in (None, (1_980, 1_980))
-
-
-def test_a_column_of_another_length_is_refused() -> None:
-    with pytest.raises(ValidationError, match="reasons has 1 values for 2 polls"):
-        GpuSamples(at_ns=[1, 2], reasons=[0])

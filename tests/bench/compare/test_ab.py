@@ -1,6 +1,5 @@
 """A against B: in which order they run, what each runs, and what is kept."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -67,29 +66,6 @@ def test_every_block_of_launches_has_as_many_of_either_side(
         block, order = order[: 2 * size], order[2 * size :]
         assert block.count(0) == block.count(1) == size
     assert order == []
-
-
-def test_within_a_block_every_order_is_as_likely() -> None:
-    """What the intervals rest on: 70 orders of four and four, 100 times each on average."""
-    drawn = Counter(tuple(draw_order(4, "launch", seed)) for seed in range(7000))
-    assert len(drawn) == 70
-    assert sum((times - 100) ** 2 / 100 for times in drawn.values()) < 125  # of chi², 69 degrees
-
-
-@pytest.mark.parametrize("launches", [1, 4, 7])
-def test_of_pairs_either_side_is_the_first_as_often(launches: int) -> None:
-    for seed in range(20):
-        order = draw_order(launches, "step", seed)
-        pairs = list(zip(order[::2], order[1::2], strict=True))
-        assert set(pairs) <= {(0, 1), (1, 0)}
-        assert len(pairs) == launches
-        assert pairs.count((1, 0)) == launches // 2
-
-
-@pytest.mark.parametrize("unit", ["step", "launch"])
-def test_the_order_is_its_seeds_and_another_seed_has_another(unit: Unit) -> None:
-    assert draw_order(9, unit, 1) == draw_order(9, unit, 1)
-    assert len({tuple(draw_order(9, unit, seed)) for seed in range(9)}) > 5
 
 
 def test_two_configurations_run_as_they_are(ran: list[Task], tmp_path: Path) -> None:

@@ -50,14 +50,6 @@ def test_one_slow_operation_makes_the_whole_slower() -> None:
     assert found.conclude() is SLOWER
 
 
-def test_a_slow_and_a_fast_operation_are_slower() -> None:
-    factors = {"flush": 1.1, "gather_topk": 0.5}
-    found = compared(make_launched_record(seed=1), make_launched_record(seed=2, factors=factors))
-    assert found.overall
-    assert found.overall.verdict is FASTER
-    assert found.conclude() is SLOWER
-
-
 def test_the_geometric_mean_is_that_of_the_rows() -> None:
     factors = dict.fromkeys(("gather_topk", "flush", "window_insert", "step"), 1.25)
     before = make_launched_record(seed=1)
@@ -78,33 +70,6 @@ def test_unclear_rows_count_only_if_asked() -> None:
     assert found.overall.verdict is SAME
     assert found.conclude() is SAME
     assert found.conclude(fail_on_unclear=True) is UNCLEAR
-
-
-def test_launches_of_several_records_count_together() -> None:
-    before, after = (
-        make_side(name, *(make_launched_record(1, seed=10 * n + i, launches=[]) for i in range(7)))
-        for n, name in enumerate("AB")
-    )
-    found = compare(before, after, FLOOR)
-    assert {len(row.before.values) for row in found.rows} == {7}
-    assert found.conclude() is SAME
-
-
-def test_points_of_a_sweep_are_compared_with_themselves() -> None:
-    def sweep(seed: int, slow: dict[str, float]) -> RunRecord:
-        cases = [
-            make_launched_case(
-                launch, slow if batch == 8 else {}, seed + batch, axis={"batch": batch}
-            )
-            for launch in range(7)
-            for batch in (1, 8)
-        ]
-        return make_launched_record(cases=cases)
-
-    found = compared(sweep(1, {}), sweep(2, {"flush": 1.2}))
-    slower = [row.quantity for row in found.rows if row.judgement.verdict is SLOWER]
-    assert [(quantity.axis, quantity.name) for quantity in slower] == [("batch=8", "flush")]
-    assert len(found.rows) == 8
 
 
 def test_an_operation_that_moves_other_bytes_a_call_is_not_judged() -> None:
@@ -209,14 +174,6 @@ def test_a_case_that_fails_on_both_sides_is_a_loss_and_one_that_both_skip_is_non
         for seed in (1, 2)
     ]
     assert compared(*sides).conclude() is verdict
-
-
-def test_nothing_in_common_is_unclear() -> None:
-    failed = make_launched_record(cases=[make_failed_case()], launches=[])
-    found = compared(make_launched_record(), failed)
-    assert found.rows == ()
-    assert found.overall is None
-    assert found.conclude() is UNCLEAR
 
 
 # ---- unlike sides -------------------------------------------------------------------------------

@@ -72,44 +72,12 @@ def test_another_revision_and_another_load_are_no_difference(changes: dict[str, 
     assert told(on(), on(**changes)) == []
 
 
-def test_another_setting_is_told_with_its_path() -> None:
-    other = configured()
-    cache = other.cases[0].config["cache"] | {"block_tokens": 256}
-    assert told(configured(), configured(cache=cache)) == [
-        "config: cache.block_tokens: 128 against 256"
-    ]
-
-
-def test_the_name_of_a_configuration_is_no_setting() -> None:
-    assert told(configured(), configured(name="other")) == []
-
-
-def test_another_trace_is_another_configuration() -> None:
-    other = make_launched_record(trace_sha256="3" * 64)
-    assert told(make_launched_record(), other) == [
-        f"config: trace_sha256: {'2' * 64} against {'3' * 64}"
-    ]
-
-
 def test_a_setting_that_one_version_does_not_know_is_told_and_does_not_matter() -> None:
     (difference,) = list_differences(
         make_side("A", configured(backend="taken out")), make_side("B", configured())
     )
     assert difference.kind == "unknown"
     assert str(difference) == "unknown: backend: not there against unknown"
-
-
-def test_points_of_a_sweep_may_differ_from_each_other_and_not_from_their_like() -> None:
-    def sweep(*concurrencies: int) -> RunRecord:
-        return make_launched_record(
-            cases=[
-                make_launched_case(0, {}, 0, axis={"batch": n}, config={"concurrency": value})
-                for n, value in enumerate(concurrencies)
-            ]
-        )
-
-    assert told(sweep(1, 8), sweep(1, 8)) == []
-    assert told(sweep(1, 8), sweep(1, 64)) == ["config: [batch=1] concurrency: 8 against 64"]
 
 
 def test_a_side_that_mixes_machines_is_told_even_if_the_other_mixes_the_same() -> None:

@@ -41,20 +41,6 @@ def test_a_floor_is_a_share_or_percents(text: str, value: float) -> None:
     assert parse_floor(text) == pytest.approx(value)
 
 
-@pytest.mark.parametrize("text", ["", "%", "one", "-1%", "100%", "1", "nan", "1%%"])
-def test_what_is_no_share_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="give a share of the time, as 1% or"):
-        parse_floor(text)
-
-
-def test_the_calibration_lies_in_the_cache_folder_of_the_user(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert calibration_path() == cache / "dsv4kv" / "calibration.json"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert calibration_path() == Path.home() / ".cache" / "dsv4kv" / "calibration.json"
-
-
 def test_a_machine_noisier_than_the_floor_raises_it() -> None:
     calibrate(0.032)
     floor = find_floor(0.01, sides())
@@ -79,21 +65,10 @@ def test_launches_that_took_turns_have_the_floor_of_such_launches() -> None:
         find_floor(0.01, (first, second))
 
 
-def test_without_a_calibration_the_floor_says_so() -> None:
-    assert str(find_floor(0.02, sides())) == "2 % (as configured; this machine is not calibrated)"
-
-
 def test_a_calibration_does_not_speak_for_records_of_another_machine() -> None:
     calibrate(0.032)
     floor = find_floor(0.01, sides("f" * 64))
     assert str(floor) == "1 % (as configured; the calibration is of another machine)"
-
-
-@pytest.mark.parametrize("value", [None, "0.01", -0.1, 1.0, True, [0.01]])
-def test_a_calibration_without_a_share_is_refused(value: object) -> None:
-    calibrate(value)
-    with pytest.raises(ConfigError, match="doctor --calibrate"):
-        read_noise_floors(calibration_path())
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "{", "\x00"])

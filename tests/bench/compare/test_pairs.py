@@ -75,20 +75,6 @@ def test_what_the_machine_did_to_both_launches_of_a_pair_cancels() -> None:
     assert "interleaved steps" in explain(found)
 
 
-def test_the_same_launches_told_as_having_run_alone_say_nothing() -> None:
-    """The proof that pairing is what tells: its input is the only difference."""
-    found = compared(
-        moody_record(1, took_turns=False), moody_record(2, {"flush": 1.05}, took_turns=False)
-    )
-    assert not found.in_turns
-    assert verdicts(found)["flush"] is UNCLEAR
-
-
-def test_launches_are_paired_by_name_and_not_by_number() -> None:
-    shuffled = moody_record(2, {"flush": 1.05}, order=(3, 1, 6, 0, 5, 2, 4))
-    assert verdicts(compared(moody_record(1), shuffled))["flush"] is SLOWER
-
-
 def test_a_launch_without_its_partner_is_left_out() -> None:
     before, after = moody_record(1), moody_record(2, {"flush": 1.05})
     after = after.model_copy(update={"cases": after.cases[1:], "launches": after.launches})
@@ -126,15 +112,6 @@ def test_calls_of_other_number_are_compared_by_their_medians() -> None:
     flush = next(row for row in found.rows if row.quantity.name == "flush")
     assert flush.judgement.verdict is SLOWER
     assert flush.judgement.ratio == pytest.approx(1.1, abs=0.01)
-
-
-def test_the_mean_over_rows_is_taken_within_a_pair() -> None:
-    found = compared(
-        moody_record(1), moody_record(2, dict.fromkeys(("flush", "gather_topk"), 1.2))
-    )
-    assert found.overall
-    assert found.overall.ratio == pytest.approx(1.2 ** (2 / 3), abs=0.01)
-    assert found.overall.verdict is SLOWER
 
 
 def test_a_pair_of_which_one_knew_of_no_turns_is_no_pair() -> None:

@@ -67,13 +67,3 @@ def test_times_of_a_clock_stand_beside_what_they_are_right_within() -> None:
         "tpot": [1.3, 1.3],
         "latency": [1.3, 1.3],
     }
-
-
-def test_a_sweep_of_replays_is_compared_point_by_point() -> None:
-    axis = ("--axis", "prefix.strategy=zero,full")
-    before, after = replay("a.json", *axis), replay("b.json", *axis, "--policy", "fifo")
-    document = json.loads(run("compare", before, after, "--force", "--json").stdout)
-    assert {row["axis"] for row in document["reuse"]} == {
-        "strategy=zero",
-        "strategy=full",
-    }

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dsv4kv.bench.serve.inputs import InputBank, PromptContents
+from dsv4kv.bench.serve.inputs import PromptContents
 from dsv4kv.traces.request import Request
 
 
@@ -19,22 +19,6 @@ def test_prompts_share_the_data_of_equal_hashes_and_of_no_others() -> None:
     contents.add(9, Request(0.0, 1024, 5, (7, 99), 512))
     assert rows(contents, 3, 0, 511) == rows(contents, 9, 0, 511)
     assert rows(contents, 3, 512) != rows(contents, 9, 512)
-
-
-def test_tokens_behind_the_prompt_are_the_requests_own() -> None:
-    contents = PromptContents()
-    contents.add(3, Request(0.0, 600, 5, (7, 8), 512))  # the last hash stands for 88 tokens
-    assert rows(contents, 3, 600) == InputBank.rows(3, np.array([600])).tolist()
-    assert rows(contents, 3, 599) != InputBank.rows(3, np.array([599])).tolist()
-
-
-def test_requests_without_hashes_and_ended_ones_are_their_own() -> None:
-    contents = PromptContents()
-    contents.add(1, Request(0.0, 600, 5))
-    contents.add(2, Request(0.0, 600, 5, (7, 8), 512))
-    contents.remove(2)
-    for serial in (1, 2):
-        assert rows(contents, serial, 5) == InputBank.rows(serial, np.array([5])).tolist()
 
 
 def test_a_batch_is_numbered_as_its_requests_alone() -> None:

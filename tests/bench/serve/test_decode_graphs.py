@@ -1,36 +1,28 @@
 """Decode steps as graphs: the same bytes as step by step, whatever the batch, and no byte more."""
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cache
-from itertools import pairwise
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dsv4kv.bench.serve import inputs
 from dsv4kv.bench.serve.executor import StepTokens
-from dsv4kv.bench.serve.graphs import DecodeGraphs, batch_buckets
+from dsv4kv.bench.serve.graphs import DecodeGraphs
 from dsv4kv.cache.device_tables import CopiedTables, KernelTables
 from dsv4kv.cache.manager import prepare_forward
 from dsv4kv.cache.step import Step
 from dsv4kv.errors import CacheError
-from dsv4kv.ops.launches.launch import Launch
 from tests.bench.serve.gpu_serving import (
     TwinBench,
     build,
-    build_from,
     cache_bytes,
     serve_on_twin,
 )
-from tests.bench.serve.serving import make_config
 from tests.gpu_twin import twin_gpu
-from tests.kernels.shim import twin
 
 LENGTHS = ((126, 6), (20, 9), (250, 4), (3, 5))  # a block, a CSA and an HCA entry on the way
 LAYERS = "model.layers=[0,2,3,4]"  # two CSA layers, so that one can be taken for the other
@@ -55,16 +47,6 @@ def few_distinct_tokens() -> Iterator[None]:
 
 
 each_variant = pytest.mark.parametrize("settings", VARIANTS.values(), ids=VARIANTS)
-
-
-@given(st.integers(1, 5000))
-def test_buckets_are_the_largest_batch_and_the_powers_of_two_below_it(most: int) -> None:
-    buckets = batch_buckets(most)
-    assert buckets[0] == most
-    assert buckets[-1] == 1
-    assert sorted(set(buckets), reverse=True) == buckets
-    assert all(bucket & (bucket - 1) == 0 for bucket in buckets[1:])
-    assert all(larger <= 2 * smaller for larger, smaller in pairwise(buckets))
 
 
 @cache
@@ -134,52 +116,6 @@ def test_capturing_runs_nothing_on_the_cache() -> None:
         assert torch.equal(found[name], memory), name
 
 
-def test_the_largest_batch_is_captured_first() -> None:
-    with twin_gpu() as gpu:
-        build(gpu, "workload.concurrency=5", LAYERS)
-    outputs = [window_outputs(launches)[0] for launches in gpu.captured]
-    assert [len(out) for out in outputs] == [5, 4, 2, 1]
-
-
-def test_graphs_share_the_outputs_of_the_largest() -> None:
-    with twin_gpu() as gpu:
-        build(gpu, "workload.concurrency=4", LAYERS)
-    places = {out.data_ptr() for kept in gpu.captured for out in window_outputs(kept)}
-    assert len(places) == 1
-
-
-def nodes_of_pro(monkeypatch: pytest.MonkeyPatch, *settings: str) -> Counter[str]:
-    """Kernels of V4-Pro's decode step of 64 requests, all 61 layers; none is run."""
-    monkeypatch.setattr(twin, "run", lambda launch: None)
-    every = ("model.preset=v4-pro", "model.layers=null", "cache.prepare=device", *settings)
-    config = make_config(*every)  # room for two requests is enough to launch for 64
-    larger = config.workload.model_copy(update={"concurrency": 64})
-    with twin_gpu() as gpu:
-        build_from(gpu, config.model_copy(update={"workload": larger}))
-    return Counter(launch.kernel for launch in gpu.captured[0])
-
-
-def test_a_step_of_v4_pro_is_at_most_250_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    nodes = nodes_of_pro(monkeypatch)
-    assert nodes.total() <= 250
-    assert nodes == {
-        "prepare_blocks": 1,
-        "completed_entries": 2,
-        "step_write": 61,
-        "gather_window": 61,
-        "gather_all": 31 + 30,
-        "gather_topk": 30,
-    }
-
-
-def test_with_an_operation_a_node_it_is_426_and_the_tables(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    nodes = nodes_of_pro(monkeypatch, "ops.variant.step_write=separate")
-    assert nodes.total() == 426 + nodes["prepare_blocks"] + nodes["completed_entries"]
-    assert not nodes["step_write"]
-
-
 @pytest.mark.parametrize(("how", "dependent"), [("dependent", True), ("plain", False)])
 def test_nodes_are_dependents_of_one_another_where_that_is_asked_for(
     how: str, dependent: bool
@@ -190,12 +126,6 @@ def test_nodes_are_dependents_of_one_another_where_that_is_asked_for(
     assert {launch.dependent for launch in launches} == {dependent}
 
 
-def window_outputs(launches: Sequence[Launch]) -> list[torch.Tensor]:
-    """What the window gathers of a graph write, bf16[B, W, D]."""
-    outputs = [launch.arguments[3] for launch in launches if launch.kernel == "gather_window"]
-    return [out for out in outputs if isinstance(out, torch.Tensor)]
-
-
 def decode_once(bench: TwinBench, requests: int) -> StepTokens:
     """A decode step of new requests that have ten tokens each."""
     slots = [bench.manager.admit_request() for _ in range(requests)]
@@ -203,20 +133,6 @@ def decode_once(bench: TwinBench, requests: int) -> StepTokens:
     prepare_forward(bench.manager, slots, before, after)
     step = Step.of(bench.manager, slots, before, after)
     return StepTokens(step, np.arange(requests), after)
-
-
-@pytest.mark.parametrize(("requests", "bucket"), [(1, 1), (2, 2), (3, 4), (4, 4), (5, 5)])
-def test_a_batch_takes_the_smallest_graph_that_has_room(requests: int, bucket: int) -> None:
-    with twin_gpu() as gpu:
-        bench = build(gpu, "workload.concurrency=5", "workload.decode=graph")
-        assert graphs_of(bench).graph_for(requests).requests == bucket
-
-
-def graphs_of(bench: TwinBench) -> DecodeGraphs:
-    gpu = bench.drive.executor.gpu
-    assert gpu is not None
-    assert gpu.graphs is not None
-    return gpu.graphs
 
 
 def test_a_batch_beyond_the_largest_is_refused_before_anything_is_launched() -> None:

@@ -6,18 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from dsv4kv.bench.build import plan_from
 from dsv4kv.bench.serve import executor, loop, operations
 from dsv4kv.bench.serve.executor import StepTokens
-from dsv4kv.bench.serve.inputs import EntryChooser, InputBank, Queries
-from dsv4kv.bench.serve.operations import Outputs, Reads
+from dsv4kv.bench.serve.inputs import EntryChooser, InputBank
+from dsv4kv.bench.serve.operations import Outputs
 from dsv4kv.bench.serve.verifier import Verifier
-from dsv4kv.cache.layers import LayerCache
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.cache.step import Step
 from dsv4kv.measure import recorder
@@ -45,18 +42,6 @@ def test_chosen_entries_are_distinct_and_visible_and_as_many_as_there_are(
         assert len(found) == len(set(found.tolist())) == min(length, topk)
         assert (found < length).all()
         assert (row[len(found) :] == -1).all()
-
-
-def test_chosen_entries_are_scattered_over_the_whole_request() -> None:
-    chosen = EntryChooser(512, 0).choose(np.array([262_144])).numpy()[0]
-    assert not (np.diff(chosen) > 0).all()
-    assert np.histogram(chosen, bins=8, range=(0, 262_144))[0].tolist() == [64] * 8
-
-
-def test_every_step_chooses_anew() -> None:
-    choose = EntryChooser(512, 0).choose
-    lengths = np.array([10_000])
-    assert not np.array_equal(choose(lengths).numpy(), choose(lengths).numpy())
 
 
 # ---- input data ---------------------------------------------------------------------------------
@@ -132,12 +117,6 @@ def test_a_decode_step_counts_its_work() -> None:
     assert bench.counts() == expected
 
 
-def test_no_more_entries_are_counted_than_are_chosen() -> None:
-    bench = Bench("cache.max_context_tokens=4096")
-    bench.executor.decode(bench.step([3000, 9], [3001, 10]))
-    assert bench.counts()["gather_topk", "csa"] == (514, 2 * 512 * 4 + 514 * READ)
-
-
 def test_a_prompt_chunk_counts_its_work() -> None:
     bench = Bench("workload.step_tokens=200")
     bench.executor.prefill(bench.step([0], [130]))
@@ -155,42 +134,6 @@ def test_a_prompt_chunk_counts_its_work() -> None:
     assert bench.counts() == expected
 
 
-def test_online_states_count_three_vectors() -> None:
-    bench = Bench("cache.state=online", "model.layers=[3]")
-    bench.executor.decode(bench.step([127], [128]))
-    counts = bench.counts()
-    assert counts["state_append", "hca"] == (1, 512 * (2 + 3 + 3) * 4)
-    assert counts["flush", "hca"] == (1, 2 * 512 * 4 + ENTRY)
-
-
-def test_what_has_no_work_is_not_counted() -> None:
-    bench = Bench()
-    bench.executor.decode(bench.step([1], [2]))
-    counted = {name for name, _ in bench.recorder.operations}
-    assert counted == {
-        "window_insert",
-        "gather_window",
-        "state_append",
-        "indexer_state_append",
-    }
-
-
-def test_drafts_are_inserted_like_tokens() -> None:
-    bench = Bench("workload.speculative.draft_tokens=3")
-    bench.executor.decode(bench.step([125, 9], [129, 13]))
-    counts = bench.counts()
-    assert counts["window_insert", "swa"][0] == 8
-    assert counts["state_append", "csa"][0] == 8
-    assert counts["flush", "csa"][0] == 2  # tokens 125 … 128 and 9 … 12 end a group each
-    assert counts["flush", "hca"][0] == 1
-
-
-def test_layers_of_one_type_are_counted_together() -> None:
-    bench = Bench("model.layers=[2, 4]")
-    bench.executor.decode(bench.step([127], [128]))
-    assert {len(each.ns) for each in bench.recorder.operations.values()} == {2}
-
-
 # ---- observed and timed -------------------------------------------------------------------------
 
 
@@ -200,14 +143,6 @@ def test_only_observed_steps_are_shown() -> None:
     assert every == {"gather_window": 4 * 3, "compressed KV": 5, "indexer keys": 5}
     second = serve([(20, 5)], "measure.verify_every=2").verifier.checks
     assert second == {"gather_window": 2 * 3, "compressed KV": 3, "indexer keys": 3}
-
-
-def test_warm_up_steps_leave_no_samples() -> None:
-    every = serve([(20, 9)], "measure.warmup_steps=0").recorder.operations
-    later = serve([(20, 9)], "measure.warmup_steps=5").recorder.operations
-    assert len(every["window_insert", "swa"].ns) == 9
-    assert len(later["window_insert", "swa"].ns) == 4
-    assert not serve([(20, 9)], "measure.warmup_steps=99").recorder.operations
 
 
 def test_inputs_choices_and_checks_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,37 +185,3 @@ def test_inputs_choices_and_checks_are_not_timed(monkeypatch: pytest.MonkeyPatch
     assert {ns for each in found.operations.values() for ns in each.ns} == {7}
     calls = sum(len(each.ns) for each in found.operations.values())
     assert sum(found.latencies["step"]) == 7 * calls
-
-
-def test_outputs_are_reused_until_more_is_needed() -> None:
-    outputs = Outputs(torch.device("cpu"), index_topk=512, window_tokens=128)
-    first = outputs.take("out", 4, 8)
-    assert outputs.take("out", 2, 8).data_ptr() == first.data_ptr()
-    assert outputs.take("other", 2, 8).data_ptr() != first.data_ptr()
-    larger = outputs.take("out", 8, 8)
-    assert larger.shape == (8, 8)
-    assert outputs.take("out", 4, 8).data_ptr() == larger.data_ptr()
-
-
-def test_the_model_decides_how_many_entries_are_chosen() -> None:
-    shown: list[Tensor] = []
-
-    class Observer:
-        def window_gathered(self, layer: LayerCache, step: StepTokens, out: Tensor) -> None:
-            assert out.shape == (1, 128, 512)
-
-        def entries_gathered(
-            self, layer: LayerCache, step: StepTokens, indices: Tensor, out: Tensor, indexer: bool
-        ) -> None:
-            shown.append(indices)
-
-        def layer_attended(
-            self, layer: LayerCache, step: StepTokens, asked: Queries, found: Reads
-        ) -> None:
-            raise AssertionError("nothing is read in place")
-
-    bench = Bench("model.preset=v4-pro", "model.layers=[2]")
-    bench.executor.observer = Observer()
-    step = bench.step([200], [201])
-    bench.executor.decode(StepTokens(step.batch, step.requests, step.kept, observed=True))
-    assert [indices.shape for indices in shown] == [(1, 50), (1, 1024)]

@@ -1,7 +1,5 @@
 """The data a cache is fed: a function of request, position and whether a draft is rejected."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -35,28 +33,6 @@ def bank() -> InputBank:
     return InputBank(MODEL, make_compressors(), MAX_CHUNK, seed=0)
 
 
-def test_there_is_data_for_every_shape_of_compressor(bank: InputBank) -> None:
-    assert set(bank.every.compressors) == {1024, 256, 512}
-    for channels, inputs in bank.every.compressors.items():
-        assert inputs.kv.shape == inputs.score.shape == (4099 + MAX_CHUNK, channels)
-        assert inputs.kv.dtype == inputs.score.dtype == torch.float32
-        assert not torch.equal(inputs.kv, inputs.score)
-    assert bank.window.shape == (4099 + MAX_CHUNK, 512)
-    assert bank.window.dtype == torch.bfloat16
-
-
-def test_layers_of_one_shape_share_their_data() -> None:
-    hca = make_compressors()[2]
-    twins = InputBank(MODEL, [hca, replace(hca, norm_eps=1.0)], 1, seed=0)
-    assert list(twins.every.compressors) == [512]
-
-
-def test_the_seed_decides_the_data() -> None:
-    banks = [InputBank(MODEL, [], 1, seed) for seed in (0, 0, 1)]
-    assert torch.equal(banks[0].window, banks[1].window)
-    assert not torch.equal(banks[0].window, banks[2].window)
-
-
 @given(
     request=requests,
     start=positions,
@@ -70,17 +46,6 @@ def test_a_chunk_is_one_slice_from_the_row_of_its_first_token(
     assert torch.equal(bank.window[chunk], bank.window[torch.from_numpy(rows)])
     kv = bank.every.compressors[256].kv
     assert torch.equal(kv[chunk], kv[torch.from_numpy(rows)])
-
-
-@given(
-    st.lists(st.tuples(requests, positions, st.booleans()), min_size=1, max_size=20),
-)
-def test_a_row_does_not_depend_on_the_rest_of_its_batch(
-    tokens: list[tuple[int, int, bool]],
-) -> None:
-    columns = [np.array(column) for column in zip(*tokens, strict=True)]
-    one_by_one = [int(InputBank.rows(r, np.array([p]), x)[0]) for r, p, x in tokens]
-    assert InputBank.rows(*columns).tolist() == one_by_one
 
 
 @given(requests, positions)

@@ -13,7 +13,7 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.measure.recorder import Recorder
 from tests.bench.serve.defects import Break, flip_page_byte, swap_blocks, zero_pages
 from tests.bench.serve.serving import drive_on_cpu, make_config, serve
-from tests.bench.settings import BOOKS, tiny_config
+from tests.bench.settings import tiny_config
 
 CONTEXT = 450
 DRAFTS = ("workload.speculative.draft_tokens=2", "workload.speculative.acceptance=0.5")
@@ -113,11 +113,6 @@ def test_entries_of_no_two_requests_or_layers_are_alike() -> None:
     for pages in (first, second):
         assert len({bytes(page.tolist()) for page in pages}) == 8
     assert not (first == second).all(dim=1).any()
-
-
-def test_rows_of_the_table_are_long_enough_for_a_placed_request() -> None:
-    assert plan_from(tiny_config("workload.context=2M", BOOKS)).max_context_tokens == 2**21 + 32
-    assert plan_from(tiny_config("workload.context=50", BOOKS)).max_context_tokens == 1024
 
 
 def test_contexts_that_do_not_fit_the_pool_are_refused_and_how_many_would() -> None:

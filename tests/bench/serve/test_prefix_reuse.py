@@ -166,22 +166,6 @@ def test_what_is_gathered_has_the_bits_of_a_run_without_reuse(options: tuple[str
         assert torch.equal(with_reuse.rows[place], without.rows[place]), place
 
 
-@pytest.mark.parametrize("name", ["blocks copied", "blocks copied in a tight pool"])
-def test_a_block_is_copied_where_a_request_goes_on_inside_it(name: str) -> None:
-    _, reuse, failures = serve(draw_requests(14), *VARIANTS[name])
-    assert reuse is not None
-    assert reuse.totals.copied_blocks > 0
-    assert failures == []
-
-
-def test_evictions_are_counted() -> None:
-    _, blocks = decide(draw_requests(14), *VARIANTS["blocks evicted"])
-    _, checkpoints = decide(draw_requests(14), *VARIANTS["checkpoints evicted"])
-    assert blocks.totals.evicted_blocks > 0
-    assert checkpoints.totals.evicted_checkpoints > 0
-    assert checkpoints.totals.saved_checkpoints > 2
-
-
 def test_junctions_win_back_what_ends_alone_lose() -> None:
     (ends, _), (junctions, _) = (
         decide(draw_requests(30, seed=1), RADIX, f"cache.prefix.windows={windows}")
@@ -350,14 +334,6 @@ def test_references_equal_owners_at_every_step(case: tuple[list[Request], list[s
 
 
 # ---- keys and refusals --------------------------------------------------------------------------
-
-
-def test_keys_stand_for_whole_parts_of_a_prompt() -> None:
-    request = Request(0.0, 1200, 5, (7, 9, 30), 512)
-    assert prompt_keys(request, 512) == [7, 9]
-    assert prompt_keys(request, 256) == [14, 15, 18, 19]
-    assert prompt_keys(request, 128) == [28, 29, 30, 31, 36, 37, 38, 39, 120]
-    assert prompt_keys(Request(0.0, 1200, 5), 128) == []
 
 
 def test_hashes_of_other_lengths_than_keys_are_refused() -> None:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +11,6 @@ from dsv4kv.bench.serve.loop import PageRounding
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.model.plan import plan_cache
 from dsv4kv.model.presets import load_model
-from dsv4kv.model.schema import choose_formats
 from tests.examples import examples
 
 CONTEXT_TOKENS = 2000
@@ -58,27 +56,3 @@ def test_rounding_is_what_held_pages_hold_beyond_entries(
     manager = fill(tokens, preset, sharing=sharing, block_tokens=block_tokens)
     slots = list(range(len(tokens)))
     assert PageRounding(manager).unused_bytes(np.array(slots)) == brute_force(manager, slots)
-
-
-@pytest.mark.parametrize("main", ["fp8_ds_mla", "bf16", "fp8", "fp4"])
-@pytest.mark.parametrize("indexer", ["mxfp4", "fp8", "bf16"])
-def test_rounding_follows_the_entry_formats(main: str, indexer: str) -> None:
-    formats = choose_formats(load_model("v4-flash"), main=main, indexer=indexer)
-    manager = fill([1, 127, 128, 300], formats=formats)
-    assert PageRounding(manager).unused_bytes(np.arange(4)) == brute_force(manager, range(4))
-
-
-def test_a_case_worked_out_by_hand() -> None:
-    manager = fill([132], layers=[0, 2, 3])
-    # Two blocks hold 33 of 64 CSA entries (584 B in pages of 19,008 B; keys of 68 B in 2,176 B)
-    # and 1 of 2 HCA entries (584 B in pages of 1,152 B).
-    csa = 2 * 19_008 - 33 * 584 + 2 * 2_176 - 33 * 68
-    assert PageRounding(manager).unused_bytes(np.array([0])) == csa + 2 * 1_152 - 584
-
-
-def test_an_empty_cache_wastes_nothing() -> None:
-    assert PageRounding(fill([0, 0])).unused_bytes(np.arange(2)) == 0
-
-
-def test_a_model_without_compressed_layers_wastes_nothing() -> None:
-    assert PageRounding(fill([500], layers=[0, 1])).unused_bytes(np.array([0])) == 0

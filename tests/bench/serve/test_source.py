@@ -17,10 +17,6 @@ def synthetic(skip: int = 0, limit: int | None = None) -> WorkloadSection:
     return WorkloadSection(trace=None, synthetic=SYNTHETIC, skip=skip, limit=limit)
 
 
-def test_without_a_trace_the_synthetic_requests_are_served() -> None:
-    assert list(open_requests(synthetic(), seed=3)) == list(synthesize(SYNTHETIC, 3))
-
-
 def test_a_trace_is_served_in_its_order() -> None:
     assert list(open_requests(WorkloadSection(), seed=0)) == list(read_trace("builtin:chat"))
 
@@ -30,18 +26,6 @@ def test_skip_and_limit_take_a_slice(skip: int, limit: int | None) -> None:
     every = list(synthesize(SYNTHETIC, 0))
     end = None if limit is None else skip + limit
     assert list(open_requests(synthetic(skip, limit), seed=0)) == every[skip:end]
-
-
-def test_every_call_starts_anew() -> None:
-    workload = synthetic()
-    next(open_requests(workload, seed=0))
-    assert len(list(open_requests(workload, seed=0))) == 20
-
-
-def test_the_seed_changes_synthetic_requests_and_no_trace() -> None:
-    workload = WorkloadSection()
-    assert list(open_requests(synthetic(), 0)) != list(open_requests(synthetic(), 1))
-    assert list(open_requests(workload, 0)) == list(open_requests(workload, 1))
 
 
 def test_tokens_are_counted_over_the_slice() -> None:

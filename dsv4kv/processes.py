@@ -182,10 +182,7 @@ def map_parallel(
         jobs: Processes; None takes as many as the Ray cluster has CPUs.
         ray: Address of a Ray cluster, whose workers need this version of the package and the
             files of this working folder; None for processes here.
-
-    Raises:
-        ConfigError: Ray is not installed, or there is no cluster there.
-        Dsv4kvError: A worker was killed; what ``work`` raises is raised here.
+    Raises ``ConfigError`` or ``Dsv4kvError``.
     """
     # joblib imports numpy and pools, which only commands that work in parallel pay for
     from concurrent.futures.process import BrokenProcessPool

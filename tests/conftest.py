@@ -61,7 +61,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 SLOW = {
-    ".": "benchmarks cuda fuzz kernels systems visit test_documented_commands"
+    ".": "cuda fuzz kernels systems visit test_documented_commands"
     " test_docs_outputs test_docs_records test_endings test_install test_kills test_processes",
     "bench": "test_build test_calibrate test_case test_gpu_case test_launches test_memory_series"
     " test_profiled test_run test_telemetry test_timed_kernels",

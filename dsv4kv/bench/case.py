@@ -196,12 +196,7 @@ def run_case(
     Ctrl-C ends the run early: what was measured so far comes back, marked incomplete.
     ``on_progress`` is called with the tokens of every step; ``memory_bytes`` is the machine's
     memory; ``turns`` are taken with another process.
-
-    Raises:
-        ConfigError: The configuration cannot be built, or not on this machine.
-        TraceError: The trace cannot be read.
-        DeviceError: The device or the package of a backend is not there.
-        VerificationError: Operations that come from elsewhere differ from the reference.
+    Raises ``ConfigError`` or ``TraceError`` or ``DeviceError`` or ``VerificationError``.
     """
     setup, memcpy = set_up(config, memory_bytes), None
     with Telemetry(gpu_uuid(setup.device)) as telemetry:

@@ -197,9 +197,7 @@ def run_launches(
 
     Ctrl-C ends the row; what there is comes back. ``on_progress`` is called before each launch
     with the outcomes so far. ``together``: 2 runs tasks two by two, their steps interleaved.
-
-    Raises:
-        Dsv4kvError: The first launch of a side was refused, as all others would be.
+    Raises ``Dsv4kvError``.
     """
     outcomes: list[Outcome] = []
     try:

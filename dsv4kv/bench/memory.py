@@ -27,10 +27,7 @@ def audit_memory(config: BenchConfig, folder: Path) -> MemoryAudit:
     """Memory before and after the pools are built, which are given back afterwards.
 
     On a GPU torch's allocator writes its history into ``folder``.
-
-    Raises:
-        ConfigError: The pools do not fit, or the workload has none.
-        CudaUnavailable: A GPU is asked for and there is none.
+    Raises ``ConfigError`` or ``CudaUnavailable``.
     """
     if config.workload.data == "none":
         raise ConfigError("workload.data is none, and so there are no pools to count: set real.")

@@ -293,10 +293,7 @@ def run_profiled(
 
     ``keep`` is given the case before the profiler stops, which may end this process: it has the
     bytes that operations had to move, and no kernel table yet.
-
-    Raises:
-        ConfigError: The workload moves no data, or never has a step of so many requests.
-        Dsv4kvError: As ``run_case``.
+    Raises ``ConfigError`` or ``Dsv4kvError``.
     """
     # no checks, which would be profiled, too; and one way of launching, graphs if it may
     way = "graph" if config.workload.decode == "both" else config.workload.decode

@@ -147,11 +147,7 @@ class NvmlGpu:
             self.absent["dram_percent"] = str(error)
 
     def ask(self, kind: str) -> Answers:
-        """Answers by name of ``facts``, ``often`` or ``seldom``.
-
-        Raises:
-            GpuGone: The GPU or its driver no longer answers.
-        """
+        """Answers by name of ``facts``, ``often`` or ``seldom``; raises ``GpuGone``."""
         found: Answers = {}
         readers = self._readers[kind]
         for name, read in list(readers.items()):

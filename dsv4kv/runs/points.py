@@ -77,17 +77,11 @@ def hash_points(configs: Sequence[dict[str, Any]]) -> str:
 
 @dataclass(frozen=True)
 class Points:
-    """A sweep's file.
+    """A sweep's file."""
 
-    Attributes:
-        path: Where it is.
-        asked: What was asked.
-        cases: Finished points by number, from 0.
-    """
-
-    path: Path
-    asked: Asked
-    cases: dict[int, Case] = field(default_factory=dict)
+    path: Path  # where it is
+    asked: Asked  # what was asked
+    cases: dict[int, Case] = field(default_factory=dict)  # finished points by number, from 0
 
     @property
     def missing(self) -> int:
@@ -193,17 +187,11 @@ def list_unfinished(out: Path) -> list[Points]:
 
 @dataclass(frozen=True)
 class Sweep:
-    """How points are done.
+    """How points are done."""
 
-    Attributes:
-        points: Keeps finished ones; None where there is one point.
-        jobs: Points at once; None takes all that the cluster has.
-        ray: Address of a Ray cluster; None for processes here.
-    """
-
-    points: Points | None = None
-    jobs: int | None = 1
-    ray: str | None = None
+    points: Points | None = None  # keeps finished ones; None where there is one point
+    jobs: int | None = 1  # points at once; None takes all that the cluster has
+    ray: str | None = None  # address of a Ray cluster; None for processes here
 
     @property
     def parallel(self) -> bool:

@@ -36,19 +36,12 @@ def setting_text(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Quantity:
-    """A time that another launch, or another run, measures again.
+    """A time that another launch, or another run, measures again."""
 
-    Attributes:
-        axis: Swept settings of the case; empty without a sweep.
-        name: Operation, or bookkeeping action.
-        layer_type: Of the layers an operation ran on; empty for bookkeeping.
-        temperature: ``cold``, ``hot``, ``L2-resident`` or empty.
-    """
-
-    axis: str
-    name: str
-    layer_type: str = ""
-    temperature: str = ""
+    axis: str  # swept settings of the case; empty without a sweep
+    name: str  # operation, or bookkeeping action
+    layer_type: str = ""  # of the layers an operation ran on; empty for bookkeeping
+    temperature: str = ""  # ``cold``, ``hot``, ``L2-resident`` or empty
 
     def __str__(self) -> str:
         words = (self.name, self.layer_type, self.temperature)
@@ -57,22 +50,14 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Measured:
-    """The samples of a quantity in one launch.
+    """The samples of a quantity in one launch."""
 
-    Attributes:
-        quantity: What was measured.
-        launch: By which fresh process.
-        samples_ns: At least one.
-        bytes: Useful bytes of each call; empty for bookkeeping.
-        virtual: Whether times are those of a model, which every run gives again.
-        factor: What nine of ten of such times are right within; None where that is not known.
-    """
-
-    quantity: Quantity
-    launch: int
-    samples_ns: Sequence[int]
-    bytes: Sequence[int]
-    virtual: bool = False
+    quantity: Quantity  # what was measured
+    launch: int  # by which fresh process
+    samples_ns: Sequence[int]  # at least one
+    bytes: Sequence[int]  # useful bytes of each call; empty for bookkeeping
+    virtual: bool = False  # whether times are those of a model, which every run gives again
+    # what nine of ten of such times are right within; None where that is not known
     factor: float | None = None
 
     @property
@@ -186,19 +171,12 @@ COPIES = ("copy", "torch_copy")
 
 @dataclass(frozen=True)
 class Yardstick:
-    """Plain memory traffic.
+    """Plain memory traffic."""
 
-    Attributes:
-        name: ``memcpy``, or on a GPU ``copy``, ``torch_copy``, ``read`` or ``write``.
-        bytes: Bytes read plus bytes written by one call.
-        samples_ns: Duration of every call.
-        throttled: Calls left out, as the GPU was throttled during them.
-    """
-
-    name: str
-    bytes: int
-    samples_ns: Sequence[int]
-    throttled: int = 0
+    name: str  # ``memcpy``, or on a GPU ``copy``, ``torch_copy``, ``read`` or ``write``
+    bytes: int  # bytes read plus bytes written by one call
+    samples_ns: Sequence[int]  # duration of every call
+    throttled: int = 0  # calls left out, as the GPU was throttled during them
 
     @property
     def rate(self) -> Estimate | None:
@@ -262,17 +240,11 @@ BOOKKEEPING = "bookkeeping"
 
 @dataclass(frozen=True)
 class StepShare:
-    """What one kind of work takes of a decode step, of all layers held and all requests.
+    """What one kind of work takes of a decode step, of all layers held and all requests."""
 
-    Attributes:
-        kind: One of ``KINDS``, or ``BOOKKEEPING``.
-        bytes: Useful bytes, by the byte model.
-        ns: Time: the mean on a CPU, the sum of the operations' medians on a GPU.
-    """
-
-    kind: str
-    bytes: float
-    ns: float
+    kind: str  # one of ``KINDS``, or ``BOOKKEEPING``
+    bytes: float  # useful bytes, by the byte model
+    ns: float  # time: the mean on a CPU, the sum of the operations' medians on a GPU
 
 
 def step_shares(case: Case) -> list[StepShare]:

@@ -195,10 +195,7 @@ class Entry(Part):
 def list_entries(folder: Path) -> list[Entry]:
     """Every ``.json`` file of a folder, by name, so by time.
 
-    Records are parsed and not validated: a thousand take half a second.
-
-    Raises:
-        RecordError: The folder cannot be read.
+    Records are parsed and not validated: a thousand take half a second. Raises ``RecordError``.
     """
     try:
         files = sorted(folder.iterdir())

@@ -103,11 +103,7 @@ class DecodeGraphs:
         ]
 
     def graph_for(self, requests: int) -> DecodeGraph:
-        """The smallest graph that takes so many requests.
-
-        Raises:
-            CacheError: None does; nothing has been launched.
-        """
+        """The smallest graph that takes so many requests; raises ``CacheError``."""
         for graph in reversed(self._graphs):
             if requests <= graph.requests:
                 return graph

@@ -87,9 +87,7 @@ class ChromeFile:
     Attributes:
         around: The text before the events, and after them once all are read.
         broken: Events that are no JSON: torch writes quotes in names of ranges as they are.
-
-    Raises:
-        ProfileError: While iterating: it is no Chrome trace, or is cut short.
+    Raises ``ProfileError``.
     """
 
     def __init__(self, path: Path) -> None:
@@ -370,10 +368,7 @@ def read_kineto(path: Path, step: str = STEP) -> Trace:
     """Read a Chrome trace; ranges (``record_function``) that fit ``step`` are the steps.
 
     A GPU's work is reported if there is any, by those steps or else by what repeats; otherwise the
-    operations of the CPU, by their self time.
-
-    Raises:
-        ProfileError: It cannot be read.
+    operations of the CPU, by their self time. Raises ``ProfileError``.
     """
     file, events = ChromeFile(path), Events()
     with without_collector():

@@ -69,9 +69,7 @@ def run_child(command: Sequence[str], log: Path, timeout_s: float) -> int:
     """Run a command to its end, its output in ``log``; returns its exit code.
 
     Ctrl-C ends the child and everything it started before it is passed on.
-
-    Raises:
-        ProfileError: It cannot be started, or ran longer than ``timeout_s`` and was ended.
+    Raises ``ProfileError``.
     """
     with log.open("ab") as output:
         try:
@@ -177,12 +175,7 @@ class Profiled:
 
 
 def run_profiler(command: Command, report: Path, timeout_s: float) -> Profiled:
-    """Profile with nsys, and export its report, or with ncu.
-
-    Raises:
-        ProfileError: It fails, hangs, may not read the counters, or leaves no report; the sentence
-            names what is left.
-    """
+    """Profile with nsys, and export its report, or with ncu; raises ``ProfileError``."""
     tool, log = "ncu" if report.suffix == ".ncu-rep" else "nsys", report.with_name(LOG)
     try:
         code = run_child(command.words, log, timeout_s)

@@ -55,9 +55,7 @@ def read_ncu(path: Path) -> Trace:
     """Read a report: every kernel with its time, DRAM bytes and launch shape.
 
     ncu runs every kernel alone, some of them several times, so there are no steps and no gaps.
-
-    Raises:
-        ProfileError: It cannot be read, or neither the package nor ncu is there to do so.
+    Raises ``ProfileError``.
     """
     if not path.is_file():
         raise ProfileError(f"{path} does not exist: name a report of ncu, .ncu-rep.")

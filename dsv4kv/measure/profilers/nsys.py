@@ -113,11 +113,7 @@ class Database:
 
 @contextmanager
 def open_database(path: Path) -> Iterator[Database]:
-    """Open an export of nsys to read it.
-
-    Raises:
-        ProfileError: No such file, or it is no whole database, or not one of nsys.
-    """
+    """Open an export of nsys to read it; raises ``ProfileError``."""
     if not path.is_file():
         raise ProfileError(f"{path} does not exist: name a profile, as results/RUN/step.sqlite.")
     try:

@@ -87,20 +87,6 @@ def test_v41_and_v32_are_served_and_right_from_graphs_too(
     assert written <= {each.name for each in found.operations}
 
 
-def test_distinct_bytes_count_layers_and_tables_that_calls_do_not_share(case: Case) -> None:
-    found = {(o.name, o.layer_type, o.temperature): o for o in case.operations}
-
-    def places(name: str, layer_type: str, temperature: str) -> int:
-        operation = found[name, layer_type, temperature]  # type: ignore[index]
-        assert operation.distinct_bytes
-        return operation.distinct_bytes // operation.bytes[0]
-
-    assert places("gather_topk", "csa", "cold") == 2 * 2  # layers, tables
-    assert places("gather_window", "csa", "cold") == 2  # a ring has no table
-    assert places("gather_all", "hca", "cold") == 2
-    assert places("gather_topk", "csa", "hot") == 1
-
-
 def test_cold_calls_share_no_page_and_hot_ones_all(ran: tuple[Case, TwinGpu]) -> None:
     graphs = [kept for kept in ran[1].captured if kept[0].kernel == "gather_topk"]
     cold, hot = graphs

@@ -90,14 +90,6 @@ def test_the_device_is_warmed_up_fully_once_and_briefly_from_then_on() -> None:
     assert first.warmup_ns >= QUICK.warmup_ns > second.warmup_ns
 
 
-def test_a_device_that_was_idle_in_between_is_warmed_up_again() -> None:
-    device = Device()
-    timer = device.timer()
-    timer.time(device.replay, 1)
-    device.now_ns += QUICK.idle_ns + 1
-    assert timer.time(device.replay, 1).warmup_ns >= QUICK.warmup_ns
-
-
 @pytest.mark.parametrize(
     ("replay_ns", "rounds"), [(3_000, 334), (400_000, 3), (2 * MS, 1), (10, MOST_ROUNDS)]
 )

@@ -11,7 +11,6 @@ from dsv4kv.bench.compare.ab import Duel, Unit, draw_order, run_duel
 from dsv4kv.bench.compare.side import count_launches
 from dsv4kv.bench.launches import Outcome, Task
 from dsv4kv.errors import ConfigError
-from dsv4kv.processes import OWN_TREE
 from tests.runs.records import make_case, make_record
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -66,17 +65,6 @@ def test_every_block_of_launches_has_as_many_of_either_side(
         block, order = order[: 2 * size], order[2 * size :]
         assert block.count(0) == block.count(1) == size
     assert order == []
-
-
-def test_two_configurations_run_as_they_are(ran: list[Task], tmp_path: Path) -> None:
-    other = tmp_path / "other.yaml"
-    other.write_text("cache: {block_tokens: 256}")
-    run(duel("config:smoke", str(other), overrides=["measure.seed=3"]))
-    assert [task.arguments for task in ran[:2]] == [
-        ("smoke", "--set", "measure.seed=3"),
-        (str(other), "--set", "measure.seed=3"),
-    ]
-    assert {task.tree for task in ran} == {OWN_TREE}
 
 
 def test_two_backends_run_the_same_configuration(ran: list[Task]) -> None:

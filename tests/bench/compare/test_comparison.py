@@ -15,7 +15,7 @@ from tests.bench.compare.launched import (
     make_launches,
     make_side,
 )
-from tests.runs.records import make_failed_case, make_latency
+from tests.runs.records import make_failed_case
 
 FLOOR = Floor(0.01, "as configured")
 SAME, FASTER, SLOWER, UNCLEAR = Verdict
@@ -96,37 +96,6 @@ def test_an_operation_that_moves_other_bytes_a_call_is_not_judged() -> None:
     assert found.overall
     assert found.overall.verdict is SAME  # of the others: a mean over other work says nothing
     assert found.overall.ratio == pytest.approx(1, abs=0.01)
-
-
-def test_what_only_one_side_measured_is_named_and_keeps_the_whole_unclear() -> None:
-    cases = [
-        case.model_copy(update={"operations": case.operations[1:]})
-        for case in make_launched_record(seed=2).cases
-    ]
-    found = compared(make_launched_record(seed=1), make_launched_record(cases=cases))
-    assert found.missing == ("gather_topk csa is only in A",)
-    assert found.conclude() is UNCLEAR
-
-
-def test_a_median_of_zero_has_no_ratio_and_no_row() -> None:
-    def with_zero(seed: int) -> RunRecord:
-        cases = [
-            case.model_copy(
-                update={
-                    "latencies": [
-                        *case.latencies,
-                        make_latency("admit").model_copy(update={"samples_ns": [0] * 9}),
-                    ]
-                }
-            )
-            for case in make_launched_record(seed=seed).cases
-        ]
-        return make_launched_record(cases=cases)
-
-    found = compared(with_zero(1), with_zero(2))
-    assert "admit" not in verdicts(found)
-    assert found.losses == ("admit is too short for this clock: 0 ns",)
-    assert found.conclude() is SAME
 
 
 # ---- launches and cases that went wrong ---------------------------------------------------------

@@ -116,16 +116,6 @@ def test_capturing_runs_nothing_on_the_cache() -> None:
         assert torch.equal(found[name], memory), name
 
 
-@pytest.mark.parametrize(("how", "dependent"), [("dependent", True), ("plain", False)])
-def test_nodes_are_dependents_of_one_another_where_that_is_asked_for(
-    how: str, dependent: bool
-) -> None:
-    with twin_gpu() as gpu:
-        build(gpu, f"ops.variant.step_launch={how}", LAYERS)
-    (launches, *_) = gpu.captured
-    assert {launch.dependent for launch in launches} == {dependent}
-
-
 def decode_once(bench: TwinBench, requests: int) -> StepTokens:
     """A decode step of new requests that have ten tokens each."""
     slots = [bench.manager.admit_request() for _ in range(requests)]

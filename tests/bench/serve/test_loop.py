@@ -126,12 +126,6 @@ def test_a_case_worked_out_by_hand() -> None:
     assert (log.totals.input_tokens, log.totals.output_tokens) == (225, 6)
 
 
-def test_a_small_request_does_not_overtake_one_that_waits_for_blocks() -> None:
-    log = run(Scene([(250, 5), (250, 5), (10, 1)], replace(PLAIN, concurrency=3), num_blocks=3))
-    assert log.released[0] == 0
-    assert log.totals.peak_requests == 2  # the small one runs beside the second
-
-
 @pytest.mark.parametrize(
     "scene",
     [
@@ -207,25 +201,6 @@ def test_a_step_knows_which_of_its_drafts_will_be_rejected() -> None:
     assert {after - kept for kept, after in ends} == {0, 1, 2}
 
 
-def test_the_executor_hears_of_rejected_drafts_with_what_is_left() -> None:
-    collector = Collector()
-    plan = replace(PLAIN, draft_tokens=2, acceptance=0.5)
-    loop, _, _ = make_loop(collector, plan, (10, 40))
-    loop.run()
-    ends = [(int(step.kept[0]), int(step.batch.tokens_after[0])) for _, step in collector.steps]
-    assert collector.prepared[0] == ([0], [10])  # the prompt
-    assert collector.prepared[1:] == [([0], [kept]) for kept, after in ends if kept < after]
-
-
-def test_a_step_with_prompt_chunks_is_prepared_for_all_its_requests_at_once() -> None:
-    collector = Collector()
-    loop, _, _ = make_loop(collector, replace(PLAIN, concurrency=3), (4, 3), (5, 3), (120, 1))
-    loop.run()
-    first, second = collector.prepared
-    assert first == ([0, 1, 2], [4, 5, 91])
-    assert second == ([0, 1, 2], [5, 6, 120])
-
-
 def test_an_interrupted_run_has_the_totals_of_the_steps_before() -> None:
     loop, _, manager = make_loop(Collector(fail_after=3), PLAIN, (150, 30))
     with pytest.raises(KeyboardInterrupt):
@@ -241,28 +216,3 @@ def test_a_refusal_of_the_cache_ends_the_run_with_its_sentence() -> None:
         manager.allocate_block()
     with pytest.raises(CacheError, match=r"raise cache\.num_blocks"):
         loop.run()
-
-
-Held = tuple[int, int]
-
-
-def test_a_request_is_released_by_the_generation_it_was_admitted_with() -> None:
-    loop, _, manager = make_loop(
-        Collector(), replace(PLAIN, concurrency=2), (5, 1), (5, 1), (5, 1)
-    )
-    admitted, released = list[Held](), list[Held]()
-    admit, release = manager.admit_request, manager.release_request
-
-    def admit_request() -> int:
-        slot = admit()
-        admitted.append((slot, manager.generation(slot)))
-        return slot
-
-    def release_request(slot: int, generation: int) -> None:
-        released.append((slot, generation))
-        release(slot, generation)
-
-    manager.admit_request, manager.release_request = admit_request, release_request  # type: ignore[method-assign]
-    loop.run()
-    assert sorted(released) == sorted(admitted) == sorted(set(admitted))
-    assert len(admitted) == 3

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from dsv4kv.bench.serve.loop import count_tokens, open_requests
 from dsv4kv.config.bench import Synthetic, WorkloadSection
 from dsv4kv.errors import TraceError
-from dsv4kv.traces import read_trace
 from dsv4kv.traces.synth import synthesize
 
 SYNTHETIC = Synthetic(requests=20)
@@ -17,20 +16,11 @@ def synthetic(skip: int = 0, limit: int | None = None) -> WorkloadSection:
     return WorkloadSection(trace=None, synthetic=SYNTHETIC, skip=skip, limit=limit)
 
 
-def test_a_trace_is_served_in_its_order() -> None:
-    assert list(open_requests(WorkloadSection(), seed=0)) == list(read_trace("builtin:chat"))
-
-
 @given(skip=st.integers(0, 25), limit=st.none() | st.integers(1, 25))
 def test_skip_and_limit_take_a_slice(skip: int, limit: int | None) -> None:
     every = list(synthesize(SYNTHETIC, 0))
     end = None if limit is None else skip + limit
     assert list(open_requests(synthetic(skip, limit), seed=0)) == every[skip:end]
-
-
-def test_tokens_are_counted_over_the_slice() -> None:
-    expected = sum(request.total_tokens for request in list(synthesize(SYNTHETIC, 5))[4:10])
-    assert count_tokens(synthetic(4, 6), seed=5) == expected
 
 
 @pytest.mark.parametrize(

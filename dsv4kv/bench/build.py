@@ -12,7 +12,7 @@ from dsv4kv.bench.serve.executor import Gpu, StepExecutor
 from dsv4kv.bench.serve.graphs import DecodeGraphs, foresee_modules
 from dsv4kv.bench.serve.inputs import EntryChooser, InputBank, QueryBank
 from dsv4kv.bench.serve.loop import LoopSettings
-from dsv4kv.bench.serve.operations import Outputs, querying_ratios, read_operations
+from dsv4kv.bench.serve.operations import Outputs, read_operations
 from dsv4kv.bench.serve.placing import PlacedContexts
 from dsv4kv.bench.serve.reuse import PrefixReuse
 from dsv4kv.bench.serve.verifier import Verifier
@@ -210,7 +210,8 @@ def build_drive(
     why = why_gathered(layers, foreign, on_gpu=device is not None)
     queries = None
     if reads_in_place(config, why):
-        queries = QueryBank(plan.config, querying_ratios(layers), manager.device, seed)
+        asking = {each.schema.layer.ratio for each in layers if each.indexer is not None}
+        queries = QueryBank(plan.config, sorted(asking), manager.device, seed)
     verifier = Verifier(inputs, compressors, np.random.default_rng(seed), contexts)
     executor = StepExecutor(
         layers=layers,

@@ -20,7 +20,7 @@ from dsv4kv.bench.build import (
     loop_settings,
     plan_from,
 )
-from dsv4kv.bench.device import CudaDevice, check_prepare, find_device
+from dsv4kv.bench.device import CudaDevice, find_device
 from dsv4kv.bench.figures import measure_operations
 from dsv4kv.bench.memory import MemoryWatch
 from dsv4kv.bench.serve.inputs import PromptContents
@@ -30,7 +30,7 @@ from dsv4kv.bench.timing import EMPTY_GRAPH, CallTimer, measure_peaks
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.choices import PEERS
 from dsv4kv.config.bench import BenchConfig
-from dsv4kv.errors import CacheError, PeerUnavailable, VerificationError
+from dsv4kv.errors import CacheError, ConfigError, PeerUnavailable, VerificationError
 from dsv4kv.measure.environment import memory_peak_bytes
 from dsv4kv.measure.protocol import Budget, measure_memcpy
 from dsv4kv.measure.recorder import Recorder
@@ -267,7 +267,11 @@ def set_up(config: BenchConfig, memory_bytes: int | None) -> Setup:
     check_contexts(config, plan)
     real = config.workload.data == "real"
     device = find_device(config.device) if real else None
-    check_prepare(config.cache.prepare, device)
+    if config.cache.prepare == "device" and device is None:
+        raise ConfigError(
+            "cache.prepare is device, and the cache is on the CPU: set it to host, or device to "
+            "cuda."
+        )
     if real:
         check_data_path(plan)
     if memory_bytes is not None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from dsv4kv.bench.serve.graphs import Capture, cuda_capture
-from dsv4kv.errors import ConfigError, CudaUnavailable
+from dsv4kv.errors import CudaUnavailable
 from dsv4kv.measure.recorder import Event
 from dsv4kv.ops.cuda.compile import architecture_of
 from dsv4kv.runs.schema import GpuFacts
@@ -61,15 +61,6 @@ def describe_gpu(wanted: str) -> GpuFacts | None:
         memory_bytes=facts.total_memory,
         l2_bytes=facts.L2_cache_size,
     )
-
-
-def check_prepare(prepare: str, device: CudaDevice | None) -> None:
-    """Raise ``ConfigError`` where kernels are to keep tables and there is no GPU."""
-    if prepare == "device" and device is None:
-        raise ConfigError(
-            "cache.prepare is device, and the cache is on the CPU: set it to host, or device to "
-            "cuda."
-        )
 
 
 def _make_event() -> Event:

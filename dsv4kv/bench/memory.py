@@ -147,8 +147,8 @@ def _list_units(
     yield "slots", slots, lambda: slots - manager.num_free_slots
     if reuse is not None:
         blocks = manager.tables[0].allocator.num_blocks
-        yield "cached blocks", blocks, lambda: reuse.num_cached_blocks
-        yield "checkpoints", reuse.num_checkpoints, lambda: reuse.num_saved_checkpoints
+        yield "cached blocks", blocks, lambda: reuse.index.held
+        yield "checkpoints", reuse.checkpoints.count, lambda: len(reuse.saved)
 
 
 def _blocks_name(group: str) -> str:

@@ -80,8 +80,11 @@ def summarize(samples_ns: Sequence[float]) -> Summary:
         maximum=float(ordered[-1]),
         total=float(ordered.sum()),
         outliers=int(np.sum((ordered < low - fence) | (ordered > high + fence))),
+        # with ten samples beyond; in integers, as 100 - 99.9 is inexact
         percentiles={
-            p: float(np.percentile(ordered, p)) for p in PERCENTILES if _carries(len(ordered), p)
+            p: float(np.percentile(ordered, p))
+            for p in PERCENTILES
+            if len(ordered) * (1000 - round(10 * p)) >= 10 * 1000
         },
     )
 
@@ -149,11 +152,6 @@ def _median_interval(ordered: NDArray[np.float64]) -> tuple[float, float] | None
     log_ways = log_factorial[n] - log_factorial[below] - log_factorial[n - below]
     k = int(np.searchsorted(np.cumsum(np.exp(log_ways - n * math.log(2))), _TAIL, "right"))
     return (float(ordered[k - 1]), float(ordered[n - k])) if k else None
-
-
-def _carries(n: int, percentile: float) -> bool:
-    """Whether ten samples are beyond the percentile; in integers, as 100 - 99.9 is inexact."""
-    return n * (1000 - round(10 * percentile)) >= 10 * 1000
 
 
 def _student_quantile(freedom: int) -> float:

@@ -147,17 +147,12 @@ def load_baseline(name: str, results: Path) -> Side:
     """Read a baseline; ``ConfigError`` for an unknown name, ``RecordError`` for a bad file."""
     path = _path(name, results)
     if not path.is_file():
-        names = list_baselines(results)
+        names = sorted(each.stem for each in path.parent.glob("*.json"))
         raise ConfigError(
             f"--baseline {name}: {path.parent} has {', '.join(names) or 'none'}: save one with "
             f"`dsv4kv compare RUN.json --save-baseline {name}`."
         )
     return Side(name, (load_record(path),))
-
-
-def list_baselines(results: Path) -> list[str]:
-    """Names of the baselines, sorted."""
-    return sorted(path.stem for path in (results / FOLDER).glob("*.json"))
 
 
 def check_name(name: str) -> None:

@@ -56,11 +56,6 @@ class DecodeGraph:
     shown: tuple[Shown, ...]  # the last read into each output
 
 
-def batch_buckets(most: int) -> list[int]:
-    """Batch sizes to capture for, largest first: ``most``, and the powers of two below it."""
-    return [most, *(1 << i for i in reversed(range((most - 1).bit_length())))]
-
-
 class DecodeGraphs:
     """Captured decode steps of every batch size, over memory that never moves."""
 
@@ -98,9 +93,9 @@ class DecodeGraphs:
         topk = {ratio: nothing.clone() for ratio in gathered}
         # A copy, for those of a bank may be views of it.
         self._inputs = _any_inputs(inputs, queries, tokens, topk).of_tokens(Tensor.clone)
-        self._graphs = [
-            self._capture(capture, requests) for requests in batch_buckets(most_requests)
-        ]
+        # largest first: all there may be, and the powers of two below
+        powers = (1 << i for i in reversed(range((most_requests - 1).bit_length())))
+        self._graphs = [self._capture(capture, size) for size in (most_requests, *powers)]
 
     def graph_for(self, requests: int) -> DecodeGraph:
         """The smallest graph that takes so many requests; raises ``CacheError``."""

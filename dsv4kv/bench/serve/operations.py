@@ -38,11 +38,6 @@ def name_of(operation: str, indexer: bool) -> str:
     return f"indexer_{operation}" if named else operation
 
 
-def is_shown(operation: str) -> bool:
-    """Whether an observer looks at what it read: gathers, and the last read of a layer."""
-    return operation == "attend" or operation.startswith("gather_")
-
-
 def decode_operations(
     layer: LayerCache, *, fused: bool, engine: bool = False
 ) -> list[LayerOperation]:
@@ -106,11 +101,6 @@ def _insertion(layer: LayerCache, indexer: bool) -> LayerOperation:
 
 def _window(layer: LayerCache, operation: str) -> list[LayerOperation]:
     return [] if layer.window is None else [(operation, False)]
-
-
-def querying_ratios(layers: Iterable[LayerCache]) -> list[int]:
-    """Ratios of the layers that make indexer queries, each once."""
-    return sorted({each.schema.layer.ratio for each in layers if each.indexer is not None})
 
 
 def selecting_ratios(layers: Iterable[LayerCache]) -> list[int]:
@@ -208,7 +198,7 @@ def run_layers(work: Work, step: Step, inputs: StepInputs, run: Run) -> None:
                 end_ns = perf_counter_ns()
             if run.spans is not None:
                 run.spans.append((each, layer, start_ns, end_ns))
-            if run.show is not None and is_shown(each[0]):
+            if run.show is not None and (each[0] == "attend" or each[0].startswith("gather_")):
                 run.show(layer, each, tensors, reads)
 
 

@@ -64,39 +64,26 @@ class PrefixReuse:
         where checkpoints are left and requests resume are multiples of it.
         """
         self.totals = ReuseTotals()
-        self._manager, self._index, self._backend = manager, index, backend
+        self.index, self.checkpoints = index, checkpoints
+        self.saved: OrderedDict[int, int] = OrderedDict()  # key that ends there -> checkpoint
+        self._manager, self._backend = manager, backend
         self._table, self._allocator = shared_table(manager)
-        self._checkpoints = checkpoints
         self._key_tokens = key_tokens
         self._windows: Windows = windows
         self._period_tokens = period_tokens
-        self._saved: OrderedDict[int, int] = OrderedDict()  # key that ends there -> checkpoint
+        self._block_tokens = manager.plan.schemas[0].block_tokens
+        self._block_keys = self._block_tokens // key_tokens
         self._prompts: dict[int, _Prompt] = {}
-
-    @property
-    def num_cached_blocks(self) -> int:
-        """Blocks that the index keeps, whether requests use them now or not."""
-        return self._index.held
-
-    @property
-    def num_checkpoints(self) -> int:
-        """Checkpoints that there is room for."""
-        return self._checkpoints.count
-
-    @property
-    def num_saved_checkpoints(self) -> int:
-        """Checkpoints kept now."""
-        return len(self._saved)
 
     def begin(self, slot: int, request: Request) -> int:
         """Resume a request that was just admitted; returns the tokens it need not compute."""
         size = self._key_tokens
         keys = prompt_keys(request, size)
         usable = keys[: (request.input_tokens - 1) // size]  # one token is computed
-        matched = self._index.match_length(usable)
+        matched = self.index.match_length(usable)
         resumed = self._resume(slot, usable[:matched])
         whole = resumed * size // self._block_tokens * self._block_keys
-        lease = self._index.pin(usable[:whole])
+        lease = self.index.pin(usable[:whole])
         stops = self._stops(len(keys) * size, matched * size, resumed * size)
         self._prompts[slot] = _Prompt(keys, lease, stops)
         self.totals.lookups += 1
@@ -122,7 +109,7 @@ class PrefixReuse:
         count = -(-len(prompt.keys) * self._key_tokens // self._block_tokens)
         if prompt.keys:
             blocks = self._table.blocks[0, slot, :count].tolist()
-            taken = self._index.insert(prompt.keys, blocks)
+            taken = self.index.insert(prompt.keys, blocks)
             self._allocator.retain(np.array(taken, np.int64))
 
     def end(self, slot: int) -> None:
@@ -132,8 +119,8 @@ class PrefixReuse:
 
     def forget(self) -> None:
         """Give up all that is cached; no request may be running."""
-        self._evict(self._index.evictable)
-        while self._saved:
+        self._evict(self.index.evictable)
+        while self.saved:
             self._drop_oldest()
 
     def make_room(self, slots: Ids, tokens: Ids) -> None:
@@ -146,14 +133,6 @@ class PrefixReuse:
                 self._let_go(prompt)
             self._free(lacking)
 
-    @property
-    def _block_tokens(self) -> int:
-        return self._manager.plan.schemas[0].block_tokens
-
-    @property
-    def _block_keys(self) -> int:
-        return self._block_tokens // self._key_tokens
-
     def _free(self, blocks: int) -> bool:
         """Evict until so many blocks are free, if that many can be.
 
@@ -161,7 +140,7 @@ class PrefixReuse:
         """
         allocator = self._allocator
         while (short := blocks - allocator.num_free) > 0:
-            count = min(short, self._index.evictable)
+            count = min(short, self.index.evictable)
             if not count:
                 return False
             self.totals.evicted_blocks += self._evict(count)
@@ -169,13 +148,13 @@ class PrefixReuse:
 
     def _evict(self, count: int) -> int:
         """Take ``count`` blocks from the index; returns how many it gave up."""
-        evicted = self._index.evict(count)
+        evicted = self.index.evict(count)
         self._allocator.release(np.array(evicted, np.int64))
         return len(evicted)
 
     def _let_go(self, prompt: _Prompt) -> None:
         if prompt.lease.run is not None:
-            self._index.release(prompt.lease)
+            self.index.release(prompt.lease)
 
     def _resume(self, slot: int, keys: list[int]) -> int:
         """Resume after the last of the cached keys that can be; returns how many that is."""
@@ -193,28 +172,28 @@ class PrefixReuse:
     def _share(self, slot: int, keys: list[int]) -> None:
         """Let a slot share the blocks of a cached chain, and copy one that it will write in."""
         tokens, key = len(keys) * self._key_tokens, keys[-1]
-        saved = self._checkpoints, self._saved[key]
+        saved = self.checkpoints, self.saved[key]
 
         def resume(lease: Lease) -> None:
             values = np.array(lease.values, np.int64)
             resume_request(self._manager, slot, tokens, values, *saved, self._backend)
 
         self._while_pinned(keys, resume)
-        self._saved.move_to_end(key)
+        self.saved.move_to_end(key)
         self.totals.copied_blocks += len(keys) % self._block_keys > 0
 
     def _while_pinned(self, keys: list[int], act: Callable[[Lease], Result]) -> Result:
         """Do something while a chain is kept."""
-        lease = self._index.pin(keys)
+        lease = self.index.pin(keys)
         try:
             return act(lease)
         finally:
-            self._index.release(lease)
+            self.index.release(lease)
 
     def _deepest_checkpoint(self, keys: list[int]) -> int:
         """How many keys the last one that has a checkpoint ends; 0 without."""
         for i in range(len(keys) - 1, -1, -1):
-            if keys[i] in self._saved:
+            if keys[i] in self.saved:
                 return i + 1
         return 0
 
@@ -227,17 +206,17 @@ class PrefixReuse:
         return sorted(stop for stop in {last} | junction if stop > resumed)
 
     def _save(self, slot: int, key: int) -> None:
-        if key in self._saved:
-            self._saved.move_to_end(key)
+        if key in self.saved:
+            self.saved.move_to_end(key)
             return
-        if not self._checkpoints.num_free:
+        if not self.checkpoints.num_free:
             self._drop_oldest()
             self.totals.evicted_checkpoints += 1
-        self._saved[key] = self._checkpoints.save(slot)
+        self.saved[key] = self.checkpoints.save(slot)
         self.totals.saved_checkpoints += 1
 
     def _drop_oldest(self) -> None:
-        self._checkpoints.release(self._saved.popitem(last=False)[1])
+        self.checkpoints.release(self.saved.popitem(last=False)[1])
 
 
 def prompt_keys(request: Request, key_tokens: int) -> list[int]:

@@ -88,11 +88,6 @@ def constant(rows: int, value: int) -> Column:
     return np.full(rows, value, dtype=np.int64)
 
 
-def no_calls() -> Calls:
-    """No host calls."""
-    return Calls(constant(0, 0), constant(0, 0), constant(0, 0))
-
-
 @dataclass(frozen=True)
 class Trace:
     """One profile."""
@@ -102,7 +97,7 @@ class Trace:
     work: Work
     shapes: list[LaunchShape]
     steps_ns: Column  # int64[S, 2], begin and end of every step on the host
-    calls: Calls = field(default_factory=no_calls)
+    calls: Calls = field(default_factory=lambda: Calls(*(constant(0, 0) for _ in range(3))))
     devices: dict[int, str] = field(default_factory=dict)  # names of GPUs by number
     has_clock: bool = True  # whether begins are real: ncu runs every kernel alone
     version: str | None = None  # version of the tool or of its file format

@@ -302,7 +302,7 @@ def test_references_equal_owners_at_every_step(case: tuple[list[Request], list[s
     reuse = build_reuse(config, manager, load_backend("cpu"))
     assert reuse is not None
     cached: Counter[int] = Counter()
-    index, (table,) = reuse._index, manager.tables
+    index, (table,) = reuse.index, manager.tables
     insert, evict = index.insert, index.evict
 
     def kept(*arguments: Any) -> Any:
@@ -330,7 +330,7 @@ def test_references_equal_owners_at_every_step(case: tuple[list[Request], list[s
         reuse.forget()
     assert manager.num_held_blocks == 0
     assert totals.requests + totals.rejected == len(requests)
-    assert reuse._checkpoints.num_free == config.cache.prefix.checkpoints
+    assert reuse.checkpoints.num_free == config.cache.prefix.checkpoints
 
 
 # ---- keys and refusals --------------------------------------------------------------------------

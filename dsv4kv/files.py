@@ -54,10 +54,7 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[BufferedWriter]:
 
 @contextmanager
 def replacing_folder(path: Path) -> Iterator[Path]:
-    """Make a folder next to ``path`` that takes its place if the block succeeds.
-
-    Raises ``OSError``, also where ``path`` is a file or a folder that is not empty.
-    """
+    """Make a folder next to ``path`` that takes its place if the block succeeds."""
     if path.is_file() or (path.is_dir() and any(path.iterdir())):
         raise OSError(errno.ENOTEMPTY, "there is something already", str(path))
     unfinished = _neighbour(path)
@@ -160,11 +157,7 @@ class Unparsable(ValueError):
 
 
 def open_regular(path: Path, buffer_bytes: int = DEFAULT_BUFFER_SIZE) -> BufferedReader:
-    """Open a file for reading its bytes; pipes and devices, which need not end, are refused.
-
-    Raises:
-        OSError: It cannot be opened, or is no regular file.
-    """
+    """Open a file for reading; ``OSError`` for pipes and devices, which need not end."""
     # without O_NONBLOCK opening a pipe waits until somebody writes
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     file: BufferedReader = BufferedReader(FileIO(descriptor), buffer_bytes)

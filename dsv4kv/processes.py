@@ -41,10 +41,7 @@ def python(*words: str) -> list[str]:
 
 
 def with_package(environment: Mapping[str, str], tree: Path = OWN_TREE) -> dict[str, str]:
-    """An environment in which ``python("-m", "dsv4kv")`` is the package in ``tree``.
-
-    An empty part of ``PYTHONPATH``, which is the current folder, is dropped.
-    """
+    """An environment in which ``python("-m", "dsv4kv")`` is the package in ``tree``, safely."""
     others = environment.get("PYTHONPATH", "").split(os.pathsep)
     path = os.pathsep.join(filter(None, [str(tree), *others]))
     return {**environment, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
@@ -57,10 +54,7 @@ def end_with_parent() -> None:
 
 
 def find_program(name: str) -> str | None:
-    """Path of a program: of a name, by the absolute entries of ``PATH`` only.
-
-    An empty or relative entry would run what lies in the current folder.
-    """
+    """Path of a program: of a name, by the absolute entries of ``PATH`` only."""
     if os.sep in name:
         return shutil.which(name)
     entries = os.environ.get("PATH", os.defpath).split(os.pathsep)
@@ -117,10 +111,7 @@ def run_bounded(
 
 
 class Child:
-    """A command in a process group of its own; on Linux it ends with this process.
-
-    Signals that come from the terminal do not reach it but through ``signal``.
-    """
+    """A command in a process group of its own, without Ctrl-C; on Linux it ends with us."""
 
     def __init__(
         self,

@@ -45,10 +45,7 @@ def parse_count(text: str) -> int:
 
 
 def parse_bytes(text: str) -> int:
-    """Parse ``512MiB``, ``141GiB`` (binary), ``80GB`` (decimal) or a plain number of bytes.
-
-    What is printed to a few digits, ``148.66GiB``, is rounded down to whole bytes.
-    """
+    """Parse ``512MiB`` (binary), ``80GB`` (decimal) or bytes, rounded down to whole bytes."""
     match = _QUANTITY.match(text)
     if match is None:
         raise ConfigError(f"{text!r} is not a size: write 512MiB, 141GiB, 80GB or bytes.")

@@ -95,10 +95,7 @@ def check_contexts(config: BenchConfig, plan: CachePlan) -> None:
 def check_memory(
     config: BenchConfig, plan: CachePlan, memory_bytes: int, *, on_host: bool = True
 ) -> None:
-    """Raise ``ConfigError`` where a run needs more memory than the machine has.
-
-    With ``on_host`` the cache's data is there too, if the workload has any.
-    """
+    """Raise ``ConfigError`` where a run needs more memory than the machine has."""
     blocks = sum(plan.num_blocks[group.name] * group.lanes for group in plan.groups)
     needed = blocks * _HOST_BYTES_PER_BLOCK
     advice = ""
@@ -143,10 +140,7 @@ def check_device_memory(config: BenchConfig, plan: CachePlan, device: CudaDevice
 
 
 def _output_bytes(plan: CachePlan, requests: int) -> int:
-    """Bytes of what a decode step of requests at full context gathers, bf16.
-
-    Scores are 4 bytes a key, where gathered keys are 256: reading in place takes less.
-    """
+    """Bytes that a decode step gathers at full context, bf16: more than reading in place."""
     model = plan.config
     most = dict.fromkeys(("chosen", "all", "indexer"), 0)
     for schema in plan.schemas:
@@ -243,10 +237,7 @@ def reads_in_place(config: BenchConfig, why_gathered: str) -> bool:
 
 
 def why_gathered(layers: Sequence[LayerCache], foreign: Collection[str], *, on_gpu: bool) -> str:
-    """What keeps decode steps from reading in place, as a clause; empty where nothing does.
-
-    foreign: operations that come from elsewhere: gathers among them are there to be timed.
-    """
+    """Why decode steps cannot read in place, as a clause; empty where they can."""
     for operation in foreign:
         if operation.startswith("gather_"):
             return f"{operation} of another backend is to be timed"

@@ -125,10 +125,7 @@ def save_calibration(calibration: Calibration, path: Path) -> None:
 
 
 def noise_floor(medians: Sequence[Sequence[float]], seed: int = 0) -> float:
-    """97.5 % quantile of how far equals are from 1, over all quantities.
-
-    ``medians``: for each quantity the median of every launch; ``seed``: of the deals.
-    """
+    """97.5 % quantile of how far equals are from 1, by each quantity's medians of all launches."""
     random = np.random.default_rng(seed)
     found = []
     for values in medians:

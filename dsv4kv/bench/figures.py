@@ -76,11 +76,7 @@ Stage = tuple[LayerCache, Step, int]
 
 
 def draw_stages(layer: LayerCache, requests: int, generator: torch.Generator) -> list[Stage]:
-    """The layer under tables of random blocks, no block in two of them.
-
-    The requests are as long as the pool and the table's rows allow; there is one table where the
-    layer has none.
-    """
+    """The layer under tables of random blocks, no block in two, for requests as long as fit."""
     if layer.table is None or layer.blocks is None or layer.main is None:
         device = layer.window.pages.device if layer.window else torch.device("cpu")
         nothing = torch.zeros(requests, 0, dtype=torch.int32, device=device)
@@ -226,10 +222,7 @@ def _list_figures(
 def _alike(
     layers: Sequence[LayerCache], *, engine: bool
 ) -> Iterator[tuple[list[LayerCache], list[LayerOperation]]]:
-    """Operations, and layers of one ratio on which they do the same; each operation once.
-
-    Where a type's layers differ (DeepSeek-V4.1), the first that has an operation decides.
-    """
+    """Operations, each once, and layers of one ratio on which they do the same."""
     timed: set[LayerOperation] = set()
     for first in layers:
         every = all_decode_operations(first, engine=engine)

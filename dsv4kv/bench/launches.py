@@ -1,8 +1,4 @@
-"""Several launches: fresh processes, one or two at a time, and one record of them all.
-
-One launch: a fresh process that runs every case, and whatever becomes of it. Two launches can run
-together, their steps interleaved.
-"""
+"""Several launches: fresh processes, one or two at a time, and one record of them all."""
 
 import os
 import secrets
@@ -69,10 +65,7 @@ class Outcome:
 
 
 def run_fresh(tasks: Sequence[Task], timeout_s: float) -> list[Outcome]:
-    """Run one task, or two with interleaved steps, with this interpreter.
-
-    Ctrl-C is passed on, and what was measured comes back.
-    """
+    """Run one task, or two with interleaved steps; Ctrl-C is passed on to them."""
     with ExitStack() as stack:
         folders = [stack.enter_context(temporary_folder("dsv4kv-launch-")) for _ in tasks]
         with ExitStack() as ends:

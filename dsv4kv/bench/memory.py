@@ -85,10 +85,7 @@ _ORDER = ("main", "indexer", "window", "state", "checkpoints")
 
 
 class MemoryWatch:
-    """Keeps, of every stretch of steps, the moment at which most blocks were held.
-
-    Stretches begin as single steps; whenever the points are too many, neighbours become one.
-    """
+    """Keeps, of every stretch of steps, the moment at which most blocks were held."""
 
     def __init__(
         self, manager: KVCacheManager, recorder: Recorder, reuse: PrefixReuse | None

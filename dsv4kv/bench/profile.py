@@ -1,7 +1,4 @@
-"""A profile from the plan to the record: a steady workload, decode steps that a profiler looks at.
-
-The loop is the same on a GPU and on the CPU: what is profiled is what ``dsv4kv bench`` measures.
-"""
+"""A profile from the plan to the record: decode steps of ``bench`` that a profiler looks at."""
 
 import shlex
 from collections import Counter

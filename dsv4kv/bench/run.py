@@ -47,11 +47,7 @@ class Watcher(Protocol):
 
 
 def run_bench(invocation: Invocation, watcher: Watcher) -> RunRecord:
-    """Run every case; Ctrl-C ends the run, a case that fails does not end a sweep.
-
-    Raises:
-        Dsv4kvError: The only case cannot be built or its trace cannot be read.
-    """
+    """Run every case; a case that fails does not end a sweep. Raises ``Dsv4kvError``."""
     started, config = datetime.now(UTC), invocation.loaded.config
     environment = Environment(**capture_environment(), gpu=describe_gpu(config.device))
     trace = invocation.cases[0].config.workload.source

@@ -76,10 +76,7 @@ class CallTimer:
         return timing
 
     def time_floors(self) -> list[int]:
-        """Time what any kernel of a graph takes: nanoseconds of one that does nothing.
-
-        And a graph without work, as a window alone: torch launches two small kernels for any.
-        """
+        """Time an empty graph, as a window alone, and an empty kernel: its nanoseconds."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that it is empty
             self.measure([], EMPTY_GRAPH)

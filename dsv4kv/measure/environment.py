@@ -115,10 +115,7 @@ def _driver_versions() -> dict[str, str | None]:
 
 
 def _git_state(tree: Path) -> tuple[str | None, bool | None]:
-    """Revision and dirtiness of ``tree``; None unless it is itself the top of a work tree.
-
-    An installed package may be in a virtual environment inside somebody else's work tree.
-    """
+    """Revision and dirtiness of ``tree``; None unless it is itself the top of a work tree."""
     if not (tree / ".git").exists():
         return None, None
     git = ("git", "--no-optional-locks", "-C", str(tree))

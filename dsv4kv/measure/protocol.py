@@ -123,10 +123,7 @@ def rounds_for(take: Take, rules: Rules, most: int) -> int:
 
 
 def is_known(samples_ns: Sequence[int], rules: Rules) -> bool:
-    """Whether the median is known to ``rules.half_width``, and the halves agree.
-
-    A median that still drifts, or jumps between two values, has a narrow interval around nothing.
-    """
+    """Whether the median is known to ``rules.half_width``, and the halves agree: no drift."""
     estimate, middle = summarize(samples_ns).estimate, len(samples_ns) // 2
     spread = math.inf if estimate.half_width is None else estimate.half_width
     drift = abs(float(np.median(samples_ns[:middle]) - np.median(samples_ns[middle:])))
@@ -294,10 +291,7 @@ _FILL = 0x5A  # not zero: untouched zero pages share one physical page and copy 
 
 
 def measure_memcpy(size_bytes: int, repeats: int = 10) -> list[int]:
-    """Durations in ns of ``repeats`` copies of ``size_bytes`` bytes, after one untimed copy.
-
-    A copy moves twice its size. It runs on the torch threads set by the caller.
-    """
+    """Durations in ns of copies, each moving twice its size, after one untimed copy."""
     copy = _prepare_copy(size_bytes)
     copy()
     return [_repeat(copy, 1, perf_counter_ns) for _ in range(repeats)]

@@ -38,18 +38,12 @@ class Ratio:
 
 
 def fewest_launches(tail: float) -> int:
-    """Launches of each side that carry an interval with so rare a tail.
-
-    By chance one side is all fast and the other all slow in one of ``4 ** launches`` cases.
-    """
+    """Launches of each side for so rare a tail: equals look apart in one of ``4 ** launches``."""
     return max(_FEWEST_LAUNCHES, math.ceil(math.log(1 / tail, 4)))
 
 
 def compare_sides(before: ArrayLike, after: ArrayLike) -> Logs:
-    """Logarithms of the ratios of every launch after to every launch before, in order.
-
-    Axes before the last one are comparisons of their own, here and in ``compare_pairs``.
-    """
+    """Sorted logarithms of the ratios of all launches after to all before, last axes."""
     apart = np.log(after)[..., :, None] - np.log(before)[..., None, :]
     return np.sort(apart.reshape(*apart.shape[:-2], -1))
 
@@ -67,10 +61,7 @@ def middle(compared: Logs) -> float:
 
 
 def ratio_of_sides(before: Sequence[float], after: Sequence[float], tail: float) -> Ratio:
-    """Ratio of two independent sets of launches, at least two each, with values above 0.
-
-    ``tail`` is the chance that the truth is beyond either end.
-    """
+    """Ratio of two sets of launches, at least two each, above 0; ``tail``: beyond either end."""
     compared = compare_sides(before, after)
     if cut := _cut_of_sides(len(before), len(after), tail):
         return _between(compared, compared[cut - 1], compared[-cut])

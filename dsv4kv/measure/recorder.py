@@ -88,11 +88,7 @@ class Event(Protocol):
 
 
 class DeviceClock:
-    """Times spans of launched work without waiting for it.
-
-    A span lasts from when the device is done with what came before it: a device that waits for
-    the host's launches in between counts that as part of the span.
-    """
+    """Times spans of launched work, from when the device is done with what came before."""
 
     def __init__(self, make_event: Callable[[], Event]) -> None:
         """Time with events that ``make_event`` makes."""

@@ -145,10 +145,7 @@ class Telemetry:
             self.windows.append(Window(name, None, None, started_ns, perf_counter_ns()))
 
     def was_throttled(self, started_ns: int, ended_ns: int) -> bool:
-        """Whether a poll between two moments, or the last before, found the GPU throttled.
-
-        So far: polls of the last ``interval_ns`` may not have arrived.
-        """
+        """Whether a poll so far in a span, or the last before it, found the GPU throttled."""
         often = self._polled().often
         reasons = often.columns.get("reasons", [])
         first = max(0, bisect_right(often.at_ns, started_ns) - 1)

@@ -1,8 +1,4 @@
-"""Interleave steps with another process, so that both see the same machine noise.
-
-The two processes pass a byte around a ring of two pipes; the one that holds it works, the other
-sleeps.
-"""
+"""Interleave steps with another process: both see the same noise. A byte goes around two pipes."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -64,10 +60,7 @@ def ring() -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
 
 @contextmanager
 def one_cpu() -> Iterator[None]:
-    """Keep this thread on the last CPU that it may use, which is the other process's as well.
-
-    CPUs differ while others use what they share. Where threads cannot be bound, nothing happens.
-    """
+    """Keep this thread on the last CPU that it may use, which is the other process's as well."""
     if not hasattr(os, "sched_setaffinity"):
         yield
         return

@@ -82,10 +82,7 @@ def judge(
 def judge_pairs(
     ratios: Sequence[float], floor: float = DEFAULT_FLOOR, verdicts: int = 1
 ) -> Judgement:
-    """``judge`` of launches that were interleaved step by step, by the ratio of each pair.
-
-    Whatever the machine did, it did to both launches of a pair: no drift has to be looked for.
-    """
+    """``judge`` of interleaved launches, by the ratio of each pair: no drift is looked for."""
     if reason := _too_few((len(ratios),), verdicts, "one pair of launches"):
         return Judgement(Verdict.UNCLEAR, middle(compare_pairs(ratios)), None, reason)
     ratio = ratio_of_pairs(ratios, _TAIL / verdicts)

@@ -106,12 +106,7 @@ class Source:
 
 
 def load_profile(path: Path, step: str) -> Source:
-    """Read what a profiler wrote, or the first profile in a run record.
-
-    Raises:
-        ProfileError: It cannot be read, or the record has no profile.
-        RecordError: It is a damaged record.
-    """
+    """Read a profiler's file, or a record's first profile; raises ``ProfileError``."""
     if path.suffix != ".json" or not _is_record(path):
         profile = Profile(
             why=f"read from {path.name}",
@@ -142,10 +137,7 @@ ELSEWHERE = "not in the profile"
 
 
 def record_of_profile(profile: Profile, path: Path, step: str, argv: Sequence[str]) -> RunRecord:
-    """Make a record of a profile that was read from a file; its machine is unknown.
-
-    ``step`` is the range that was taken for a step, ``argv`` the command line.
-    """
+    """Make a record of a profile that was read from a file; its machine is unknown."""
     assert profile.table is not None
     now = datetime.now(UTC)
     moment = now.isoformat(timespec="seconds")

@@ -97,10 +97,7 @@ def _on_cpu(work: Work) -> bool:
 
 
 def _find_gaps(trace: Trace) -> Column:
-    """Idle time on its GPU before each piece of work, within its step; ``NONE`` for the first.
-
-    All is one step where there are none.
-    """
+    """Idle time on its GPU before each piece of work in its step; ``NONE`` for the first."""
     work = trace.work
     gaps = constant(len(work), NONE)
     if trace.has_clock and not _on_cpu(work):

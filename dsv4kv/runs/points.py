@@ -136,11 +136,7 @@ def read_points(path: Path) -> Points:
 def open_points(
     path: Path, asked: Asked, points: Sequence[tuple[dict[str, Any], dict[str, Any]]]
 ) -> Points:
-    """Begin a sweep's file, or resume the one that is there.
-
-    ``points`` are the values on the axes and the whole configuration of each. Raises
-    ``RecordError`` where the file cannot be written or read, or is of another sweep.
-    """
+    """Begin a sweep's file, or resume the one that is there; raises ``RecordError``."""
     asked = Asked.model_validate(whole_json(asked.model_dump()))
     try:
         if path.exists():

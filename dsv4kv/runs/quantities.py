@@ -95,11 +95,7 @@ def over_launches(values: Sequence[float]) -> Estimate | None:
 
 
 def ratio_of_calls(before: Measured, after: Measured) -> float:
-    """How many times as long ``after`` takes, of two launches with interleaved steps.
-
-    The median over equal calls, one shortly after the other; the ratio of the medians where the
-    calls are not equal. Both medians must be above 0.
-    """
+    """Ratio of times, after to before, of two interleaved launches: median over equal calls."""
     first, second = np.asarray(before.samples_ns), np.asarray(after.samples_ns)
     if len(first) != len(second) or list(before.bytes) != list(after.bytes):
         return after.median_ns / before.median_ns

@@ -38,11 +38,7 @@ class Saved:
 
 
 def save_record(record: RunRecord, folder: Path) -> Saved:
-    """Write ``folder/RUN_ID.json``, or, if that fails, into the system's temporary folder.
-
-    Raises:
-        RecordError: Neither folder can be written.
-    """
+    """Write ``folder/RUN_ID.json``, or into the temporary folder; raises ``RecordError``."""
     content, name = dumps(record).encode(), f"{record.run_id}.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -69,12 +65,7 @@ def load_record(path: Path) -> RunRecord:
 
 
 def loads(text: str, name: str) -> RunRecord:
-    """Read a record from its text; ``name`` says in errors where that came from.
-
-    Raises:
-        RecordError: Not a whole run record, changed since it was written, or of a version this
-            program does not know.
-    """
+    """Read a record from its text, which is ``name`` in errors; raises ``RecordError``."""
     document = _read_document(text, name)
     found = document.pop(DIGEST, None)
     if found is None and "launches" in document:  # the first records have neither
@@ -121,11 +112,7 @@ def _read_document(text: str, name: str) -> dict[str, Any]:
 
 
 def dumps(record: RunRecord) -> str:
-    """JSON text of a record: one value a line, and every list of samples on one line.
-
-    Raises:
-        ValueError: A value that JSON has no word for (NaN, infinity).
-    """
+    """JSON text of a record: one value a line, and every list of samples on one line."""
     document = whole_json(record.model_dump(mode="json"))
     return _layout(document | {DIGEST: digest(document)}, "\n") + "\n"
 
@@ -193,10 +180,7 @@ class Entry(Part):
 
 
 def list_entries(folder: Path) -> list[Entry]:
-    """Every ``.json`` file of a folder, by name, so by time.
-
-    Records are parsed and not validated: a thousand take half a second. Raises ``RecordError``.
-    """
+    """Every ``.json`` file of a folder by name, so by time; not validated. ``RecordError``."""
     try:
         files = sorted(folder.iterdir())
     except OSError as error:
@@ -255,10 +239,7 @@ def choose(
     status: str | None = None,
     now: datetime | None = None,
 ) -> list[Entry]:
-    """Runs that fit every condition given, oldest first; never a file that is no record.
-
-    ``keep`` leaves out the newest of that number. Raises ``ConfigError`` for an unknown status.
-    """
+    """Runs that fit every condition, oldest first; ``keep`` leaves out the newest of them."""
     if status is not None and status not in _STATUSES:
         raise ConfigError(f"--status {status}: choose {', '.join(_STATUSES)}.")
     now = now or datetime.now(UTC)
@@ -280,11 +261,7 @@ def choose(
 
 
 def remove(folder: Path, entries: Sequence[Entry]) -> None:
-    """Remove the files of entries and their unfinished sweeps; one that is gone is no trouble.
-
-    Raises:
-        RecordError: A file cannot be removed.
-    """
+    """Remove the files of entries and their unfinished sweeps; raises ``RecordError``."""
     for entry in entries:
         try:
             (folder / entry.file).unlink(missing_ok=True)
@@ -300,10 +277,7 @@ _LONGEST_NAME = 60  # a file name may have 255 bytes
 
 
 def new_run_id(name: str, now: datetime) -> str:
-    """Unique name of a run, safe as a file name: UTC time, config name, random suffix.
-
-    Names sort by time: ``20261121T041903Z-default-3fa9c1``.
-    """
+    """Unique name of a run, sorted by time: ``20261121T041903Z-default-3fa9c1``."""
     safe_name = _UNSAFE.sub("-", name)[:_LONGEST_NAME].strip("-.") or "run"
     return f"{now.astimezone(UTC):%Y%m%dT%H%M%SZ}-{safe_name}-{secrets.token_hex(3)}"
 

@@ -127,10 +127,7 @@ def _values(
 def _growth(
     samples: Samples | None, column: str, window: MeasuredWindow
 ) -> tuple[Value, int] | None:
-    """Growth of a counter from the last poll before a window to the first after, and ns between.
-
-    None without both polls.
-    """
+    """Growth of a counter between the polls around a window, and the ns between; None without."""
     series: Column = getattr(samples, column, None)
     if samples is None or series is None:
         return None

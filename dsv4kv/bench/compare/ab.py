@@ -152,11 +152,7 @@ def run_duel(duel: Duel, on_progress: OnProgress) -> tuple[tuple[Side, Side], bo
 
 
 def draw_order(launches: int, unit: Unit, seed: int) -> list[int]:
-    """Which side runs when, 0 or 1, drawn at random.
-
-    With interleaved steps a launch of each side runs at the same time, and either is first as
-    often. Launches one by one are shuffled within blocks that hold as many of each side.
-    """
+    """Which side runs when, 0 or 1, drawn at random: either is first as often, in blocks."""
     random = Random(seed)
     if unit == "step":
         firsts = [pair % 2 for pair in range(launches)]

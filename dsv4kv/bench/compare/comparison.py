@@ -295,10 +295,7 @@ def _mean_of_rows(
 
 
 def _empty_case(comparison: Comparison) -> bool:
-    """Whether a side lacks a case: none of its launches brought it to its end.
-
-    What both sides skip, as this machine lacks what it takes, is nobody's loss.
-    """
+    """Whether a side lacks a case: none of its launches ended it; cases both skip do not count."""
     sides = [
         [case for record in side.records for case in record.cases]
         for side in (comparison.before, comparison.after)

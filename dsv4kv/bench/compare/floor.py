@@ -49,10 +49,7 @@ def parse_floor(text: str) -> float:
 
 
 def find_floor(configured: float, sides: tuple[Side, Side]) -> Floor:
-    """The larger of what is configured and what `dsv4kv doctor --calibrate` found here.
-
-    The calibration is of this machine: records of other machines are judged without it.
-    """
+    """The larger of what is configured and what ``doctor --calibrate`` found on this machine."""
     here = capture_environment()["hostname_sha256"]
     machines = {r.environment.hostname_sha256 for side in sides for r in side.records}
     floors = read_noise_floors(calibration_path())

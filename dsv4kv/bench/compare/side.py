@@ -35,10 +35,7 @@ class Launched:
 
 
 def load_side(text: str) -> Side:
-    """Read a side: a record, several separated by commas, or a folder of them.
-
-    Raises ``ConfigError`` for an empty name, ``RecordError`` for a file that cannot be read.
-    """
+    """Read a side: a record, several separated by commas, or a folder of them."""
     parts = [part.strip() for part in text.split(",")]
     if not all(parts):
         raise ConfigError(
@@ -121,11 +118,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def save_baseline(side: Side, name: str, results: Path) -> Path:
-    """Keep the record of a side as a baseline; one of that name is replaced whole.
-
-    Raises ``ConfigError`` for a bad name or several records, ``RecordError`` where it cannot be
-    written.
-    """
+    """Keep the record of a side as a baseline; one of that name is replaced whole."""
     if len(side.records) != 1:
         raise ConfigError(
             f"--save-baseline {name}: {side.name} is {len(side.records)} records and a baseline "

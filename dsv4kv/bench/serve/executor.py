@@ -97,10 +97,7 @@ class Gpu:
 
 @dataclass
 class StepExecutor:
-    """Drives every layer's cache through a step.
-
-    On the CPU every operation is timed; on a GPU decode steps are, see ``Gpu``.
-    """
+    """Drives every layer's cache through a step; on the CPU every operation is timed."""
 
     layers: Sequence[LayerCache]  # the cache
     inputs: InputBank  # data, on the device of the cache
@@ -193,11 +190,7 @@ class StepExecutor:
         self.contexts.place(int(slots[0]), int(step.requests[0]), int(after[0]))
 
     def prepare(self, slots: Ids, tokens: Ids) -> None:
-        """Tables on the device follow the host's: slots int64[B] hold tokens int64[B].
-
-        All requests of a step at once, as on the host, or blocks would differ. A step of decodes
-        alone does so itself, as its graph's first node.
-        """
+        """Let tables on the device follow: slots int64[B] of a whole step hold tokens int64[B]."""
         if self.gpu is not None:
             numbers = stage(torch.from_numpy(np.stack([slots, tokens])), self.device)
             self.gpu.tables.prepare(numbers[0], numbers[1])

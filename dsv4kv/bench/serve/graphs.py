@@ -162,10 +162,7 @@ def foresee_modules(
     inputs: InputBank,
     queries: QueryBank | None,
 ) -> list[KernelModule]:
-    """What prompt chunks and decode steps will launch, to be compiled side by side.
-
-    A step of one request that is none is run, but nothing is launched.
-    """
+    """Modules that chunks and decode steps will launch, by a step that launches nothing."""
     device, plan, engine = manager.device, manager.plan, queries is not None
     step = Step.room(manager.entry_groups, 1, 1, device)
     topk = torch.full((1, plan.config.index_topk), -1, dtype=torch.int32, device=device)

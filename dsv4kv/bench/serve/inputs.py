@@ -85,10 +85,7 @@ class StepInputs:
 
 
 class InputBank:
-    """Standard normal window values, kv and score rows, shared by all layers of one shape.
-
-    ``every`` are the inputs of all distinct tokens, and some again: distinct + chunk rows.
-    """
+    """Standard normal window values, kv and score rows; ``every`` holds distinct + chunk rows."""
 
     def __init__(
         self,
@@ -141,10 +138,7 @@ class InputBank:
         position: NDArray[np.int64],
         rejected: NDArray[np.bool_] | bool = False,
     ) -> NDArray[np.int64]:
-        """Rows of tokens, by the running number of their request and their position.
-
-        A draft that will be rejected is another token than the one that follows in its place.
-        """
+        """Rows of tokens, by the running number of their request and their position."""
         start = request * _STRIDE + position + _REJECTED_OFFSET * np.asarray(rejected)
         rows: NDArray[np.int64] = start % _DISTINCT_TOKENS
         return rows
@@ -220,10 +214,7 @@ class PromptContents:
 
 
 class EntryChooser:
-    """Chooses scattered, distinct entries of every request, anew at every call.
-
-    What an indexer chooses depends on queries, which a cache does not see.
-    """
+    """Chooses scattered, distinct entries of every request, anew at every call."""
 
     def __init__(self, topk: int, seed: int) -> None:
         self._topk = topk

@@ -77,10 +77,7 @@ def chunk_writes(layer: LayerCache) -> list[LayerOperation]:
 
 
 def read_operations(layer: LayerCache, *, engine: bool) -> list[LayerOperation]:
-    """What a decode step reads of a layer: in place, as engines do, or gathered.
-
-    In place, a layer for which another one selects, as the schedule says, only attends.
-    """
+    """What a decode step reads of a layer: in place, as engines do, or gathered."""
     if not engine:
         reads = [("gather_all", True)] if layer.indexer is not None else []
         if layer.main is not None:
@@ -129,11 +126,7 @@ class Reads:
 
 
 class Outputs:
-    """Where reads write: buffers that the layers of a step fill in rotation.
-
-    They grow to the largest size asked for and never shrink or, once large enough, move. The
-    content is left over.
-    """
+    """Buffers that reads fill in rotation; they grow to the largest size and never shrink."""
 
     def __init__(self, device: torch.device, index_topk: int, window_tokens: int) -> None:
         self._device = device

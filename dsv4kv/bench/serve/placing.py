@@ -30,11 +30,7 @@ class _Bank:
     store: PageStore
 
     def pages(self, request: int, layer: LayerCache, first: int, count: int) -> Tensor:
-        """Which pages a request's blocks ``first`` and later are in a layer, int64[count].
-
-        Requests that run together begin far apart; of a cache that is smaller than the bank they
-        have no page in common.
-        """
+        """Pages of a request's blocks ``first`` and later in a layer, int64[count]."""
         assert layer.blocks is not None
         apart = max(1, len(self.store.pages) // len(layer.blocks))
         start = request * apart + layer.schema.layer.layer_idx * _LAYER_STRIDE + first
@@ -56,10 +52,7 @@ class PlacedContexts:
                     self._banks[store.layout] = _draw(layer, store, generator)
 
     def place(self, slot: int, request: int, tokens: int) -> None:
-        """Fill the blocks of ``tokens`` tokens that a slot holds, not its window and states.
-
-        request: its running number.
-        """
+        """Fill the blocks of ``tokens`` tokens that a slot holds, not its window and states."""
         self._tokens[request] = tokens
         for layer in self._layers:
             assert layer.table is not None
@@ -72,10 +65,7 @@ class PlacedContexts:
                 store.pages[blocks.to(device)] = bank.store.pages[pages]
 
     def value(self, layer: LayerCache, indexer: bool, request: int, entry: int) -> Tensor | None:
-        """What was encoded as an entry, bf16[D]; None where it was not placed.
-
-        ``layer``: whose entries these are, its own or those of another.
-        """
+        """What was encoded as an entry of a layer, bf16[D]; None where it was not placed."""
         part, owner = layer.part(indexer), self._owner(layer)
         if entry >= self._tokens.get(request, 0) // part.ratio:
             return None
@@ -89,11 +79,7 @@ class PlacedContexts:
 
 
 def first_written(tokens: int, window_rows: int) -> int:
-    """Where the end of a placed prompt begins, which is written as a served one is.
-
-    At the begin of a group of every layer, early enough for a ring of ``window_rows`` and for
-    compressor states, whose rows are fewer.
-    """
+    """Where the written end of a placed prompt begins: early enough for ring and states."""
     return max(0, (tokens - window_rows) // CHECKPOINT_TOKENS * CHECKPOINT_TOKENS)
 
 

@@ -9,12 +9,7 @@ from dsv4kv.cache.step import Step
 
 
 class Requests:
-    """Requests of one cache; those of one serial have the same tokens.
-
-    Attributes:
-        manager: Their cache.
-        executor: Moves its bytes.
-    """
+    """Requests of one cache; those of one serial have the same tokens."""
 
     def __init__(self, manager: KVCacheManager, executor: StepExecutor) -> None:
         """Drive requests of a cache."""

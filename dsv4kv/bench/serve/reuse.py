@@ -134,10 +134,7 @@ class PrefixReuse:
             self._free(lacking)
 
     def _free(self, blocks: int) -> bool:
-        """Evict until so many blocks are free, if that many can be.
-
-        What a request still holds does not become free.
-        """
+        """Evict until so many blocks are free; False where requests hold too many."""
         allocator = self._allocator
         while (short := blocks - allocator.num_free) > 0:
             count = min(short, self.index.evictable)
@@ -220,11 +217,7 @@ class PrefixReuse:
 
 
 def prompt_keys(request: Request, key_tokens: int) -> list[int]:
-    """Keys of a prompt's whole ``key_tokens``: equal keys, equal tokens and history.
-
-    Raises:
-        ConfigError: The trace's hashes stand for no whole number of keys.
-    """
+    """Keys of a prompt's whole ``key_tokens``; ``ConfigError`` where hashes cover no whole key."""
     hashes: Sequence[int] = request.prefix_hashes
     if not len(hashes):
         return []

@@ -88,10 +88,7 @@ class Verifier:
     def layer_attended(
         self, layer: LayerCache, step: StepTokens, asked: Queries, found: Reads
     ) -> None:
-        """What a token scored, selected and attended to, from the bytes that are in its pages.
-
-        Some of these entries are compared with the inputs, as gathered ones are.
-        """
+        """Check what a token scored, selected and attended to by the bytes in its pages."""
         t = self._any(step.batch.num_tokens)
         at = At(layer, step, int(step.batch.request_ids[t]))
         tokens = int(step.batch.positions[t]) + 1  # that it sees, itself included

@@ -1,7 +1,4 @@
-"""Pools: every layer has its own pages and table, a stack of free blocks behind them.
-
-This is ``dsv4kv bench`` itself, on the CPU, with a sample of every step's outputs compared.
-"""
+"""Pools: every layer has its own pages and table; this is ``dsv4kv bench`` on the CPU."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -16,11 +16,7 @@ from dsv4kv.model.schedule import build_schedule
 def run_systems(
     config: SystemsConfig, on_system: Callable[[str, int, int], None]
 ) -> list[Outcome]:
-    """Run them one after the other; ``on_system`` hears which is next, after how many of all.
-
-    Raises:
-        ConfigError: A system cannot be built as it is configured.
-    """
+    """Run them; ``on_system`` hears which is next, after how many of all."""
     torch.set_num_threads(1)
     model = Model(build_schedule(load_model(config.model)))
     outcomes: list[Outcome] = []

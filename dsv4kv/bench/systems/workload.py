@@ -67,10 +67,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Turn:
-    """The ``number``-th question of a user; ``prompt`` int32 is all that was said before, and it.
-
-    ``answer_tokens`` are to be generated.
-    """
+    """The ``number``-th question of a user; ``prompt`` int32 is all that was said, and it."""
 
     user: int
     number: int

@@ -40,10 +40,7 @@ def has_nvtx() -> bool:
 
 
 class CudaProfiler(Attached):
-    """nsys or ncu around this process: delimited by cudaProfilerStart and Stop, ranges by NVTX.
-
-    Without a GPU it marks ranges, where it can, and does nothing else.
-    """
+    """nsys or ncu around this process, by cudaProfilerStart and Stop and NVTX ranges."""
 
     def start(self) -> None:
         import torch

@@ -92,10 +92,7 @@ class Rule:
 
 @cache
 def shipped_rules() -> tuple[Rule, ...]:
-    """The rules of all engines; those of the toolkit itself come first.
-
-    A kernel that is named as an operation, and that no file knows, is that operation's.
-    """
+    """The rules of all engines; those of the toolkit and its operations come first."""
     folder = shipped("configs") / "profile"
     paths = sorted(folder.glob("*.yaml"), key=lambda path: (path.stem != "dsv4kv", path.stem))
     rules: list[Rule] = []

@@ -82,13 +82,7 @@ def open_text(path: Path) -> Iterator[TextIO]:
 
 
 class ChromeFile:
-    """A Chrome trace: iterating gives the events.
-
-    Attributes:
-        around: The text before the events, and after them once all are read.
-        broken: Events that are no JSON: torch writes quotes in names of ranges as they are.
-    Raises ``ProfileError``.
-    """
+    """Iterates over a trace's events; ``around`` is the other text. Raises ``ProfileError``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -340,11 +334,7 @@ def _triple(sizes: Any) -> tuple[int, int, int] | None:
 
 
 def self_times(thread: Column, start_ns: Column, end_ns: Column) -> Column:
-    """Durations less those of the operations directly inside, on the same thread.
-
-    An operation that begins inside another but ends after it counts as inside for the time that
-    they share.
-    """
+    """Durations less those of the operations directly inside, on the same thread."""
     left = (end_ns - start_ns).tolist()
     starts, ends, threads = start_ns.tolist(), end_ns.tolist(), thread.tolist()
     open_rows: list[int] = []

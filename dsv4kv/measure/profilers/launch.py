@@ -66,11 +66,7 @@ def _environment() -> dict[str, str]:
 
 
 def run_child(command: Sequence[str], log: Path, timeout_s: float) -> int:
-    """Run a command to its end, its output in ``log``; returns its exit code.
-
-    Ctrl-C ends the child and everything it started before it is passed on.
-    Raises ``ProfileError``.
-    """
+    """Run a command, its output in ``log``; its exit code. Raises ``ProfileError``."""
     with log.open("ab") as output:
         try:
             seen = with_package(_environment())

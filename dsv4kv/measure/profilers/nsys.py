@@ -48,10 +48,7 @@ _OF_NSYS = ("CUPTI_ACTIVITY_", "META_DATA_", "NVTX_EVENTS", "StringIds", "TARGET
 
 
 class Database:
-    """Reads integer columns; one that is missing is filled with ``NONE``.
-
-    Views and virtual tables, which nsys does not write, are not there: they compute anything.
-    """
+    """Reads integer columns of tables, not of views, which may compute anything."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -150,10 +147,7 @@ _PUSH_POP, _START_END, _DOMAIN_MADE = 59, 60, 75
 
 
 def read_ranges(database: Database, names: Names, step: str) -> Ranges:
-    """Ranges of all domains; where the toolkit's own domain has steps, no other range is one.
-
-    A range's name is plain ``text``, or a registered string (``textId``).
-    """
+    """Ranges of all domains; where our own domain has steps, no other range is one."""
     start, end, kind, domain, thread, text_id, text = database.read(
         "NVTX_EVENTS",
         ("start", "end", "eventType", "domainId", "globalTid", "textId"),
@@ -298,11 +292,7 @@ _MOST_SHOWN = 8
 
 
 def read_nsys(path: Path, step: str = STEP) -> Trace:
-    """Read an export; ranges named ``step`` are the steps, or else what repeats.
-
-    Raises:
-        ProfileError: It cannot be read.
-    """
+    """Read an export; ranges named ``step`` are the steps. Raises ``ProfileError``."""
     with open_database(path) as database:
         names = Names()
         work, launch, shapes = read_work(database, names)

@@ -171,7 +171,7 @@ Ran = tuple[Iterable["Part"], str, Sequence[str]]
 def _bench_systems(
     overrides: Sequence[str], axes: Sequence[str], json_: str | None, *, silent: bool
 ) -> None:
-    from dsv4kv.bench.systems.run import dumps, problems, run_systems
+    from dsv4kv.bench.systems.workload import dumps, problems, run_systems
     from dsv4kv.config.systems import SystemsConfig
     from dsv4kv.view.systems import report_systems
 

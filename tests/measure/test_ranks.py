@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.measure.ranks import (
+from dsv4kv.measure.verdict import (
     Ratio,
     fewest_launches,
     ratio_of_pairs,

@@ -50,4 +50,3 @@ def test_time_is_excluded_even_when_the_work_fails(wait: Pass) -> None:
     with pytest.raises(KeyboardInterrupt), recorder.excluded():
         fail()
     assert recorder.now_ns() == start
-

@@ -12,7 +12,7 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
 
 DEFECT = 70
-"""Exit code after an error that nobody expected (EX_SOFTWARE of sysexits.h)."""
+"""Exit code after an unexpected error (EX_SOFTWARE of sysexits.h)."""
 
 
 class Dsv4kvError(Exception):

@@ -170,7 +170,7 @@ def map_parallel(
     Args:
         work: Function that can be pickled.
         items: What it is called with.
-        jobs: Processes; None takes as many as the Ray cluster has CPUs.
+        jobs: Processes; None takes one for each CPU of the Ray cluster.
         ray: Address of a Ray cluster, whose workers need this version of the package and the
             files of this working folder; None for processes here.
     Raises ``ConfigError`` or ``Dsv4kvError``.

@@ -29,7 +29,7 @@ MOST_POINTS = 4096
 
 
 def check_points(values: Iterable[int]) -> None:
-    """Raise ``ConfigError`` where axes of so many values each have too many points."""
+    """Raise ``ConfigError`` where axes with these numbers of values have too many points."""
     if math.prod(values) > MOST_POINTS:
         raise ConfigError(
             f"--axis: more than {MOST_POINTS:,} points: leave values out, or sweep in parts."

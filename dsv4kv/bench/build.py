@@ -160,7 +160,7 @@ class Drive:
     executor: StepExecutor  # runs the steps
     verifier: Verifier  # compares samples with the reference
     gathers_because: str | None
-    """Why decode steps gather that nobody asked to; None where they do not."""
+    """Why decode steps gather without being asked to; None where they do not."""
 
 
 def build_manager(
@@ -351,7 +351,7 @@ def _moved(compressors: Compressors, device: torch.device) -> Compressors:
 
 
 def _ratios(plan: CachePlan) -> set[int]:
-    """Of layers that rotate entries; those of DSA are given them as they are."""
+    """Ratios of the layers that rotate entries, which DSA layers do not."""
     layers = (schema.layer for schema in plan.schemas)
     return {each.ratio for each in layers if each.owns_kv and each.attn is not AttentionType.DSA}
 

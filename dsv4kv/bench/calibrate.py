@@ -40,7 +40,7 @@ class Calibration:
     noise_floor: float
     """97.5 % of same-against-same ratios are nearer to 1 than this, as a fraction."""
     noise_floor_in_turns: float | None
-    """Likewise of launches with interleaved steps; None where none were, as on a GPU."""
+    """The same for launches with interleaved steps; None without any, as on a GPU."""
     calibrated_utc: str  # when, ISO 8601
     launches: int  # fresh processes that were run
     medians_ns: dict[str, list[float]]  # median of every quantity in every launch
@@ -136,7 +136,7 @@ def noise_floor(medians: Sequence[Sequence[float]], seed: int = 0) -> float:
 
 
 def noise_floor_in_turns(ratios: Sequence[Sequence[float]], seed: int = 0) -> float:
-    """Likewise of pairs, by the ratios of all pairs for each quantity."""
+    """97.5 % quantile for pairs of equals, by the ratios of all pairs for each quantity."""
     random = np.random.default_rng(seed)
     found = []
     for values in ratios:

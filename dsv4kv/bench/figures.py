@@ -128,7 +128,7 @@ def _fill_pages(layer: LayerCache, store: PageStore, generator: torch.Generator)
 MOST_CALLS, FEWEST_CALLS = 64, 16
 
 COLD_L2S = 4
-"""Cold memory comes round again after so many times the L2 cache's bytes, or it may still be
+"""Cold memory comes round again after this many times the L2 cache's bytes, or it may still be
 there: caches do not replace strictly by age."""
 
 _ROTATED_BYTES = 256 << 20  # outputs take turns over so much at least, four times an H200's L2
@@ -201,7 +201,7 @@ def measure_operations(
 
 
 def cold_or_resident(distinct_bytes: int, l2_bytes: int) -> Literal["cold", "L2-resident"]:
-    """Whether calls that touch so many bytes before any of them again find them in memory."""
+    """Whether calls that touch these bytes before any again find them in memory or in L2."""
     return "cold" if distinct_bytes >= COLD_L2S * l2_bytes else "L2-resident"
 
 
@@ -241,7 +241,7 @@ def _alike(
 def _stages(
     layers: Sequence[LayerCache], requests: int, generator: torch.Generator
 ) -> list[Stage]:
-    """All layers under a first table, then all under a second, … : as many as can differ."""
+    """All layers under a first table, then all under a second, … until one has no more."""
     drawn = [draw_stages(layer, requests, generator) for layer in layers]
     rounds = zip(*drawn, strict=False)  # as long as every layer has one more
     return [stage for stages in rounds for stage in stages][:MOST_CALLS]

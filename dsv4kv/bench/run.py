@@ -37,13 +37,13 @@ class Watcher(Protocol):
     """Receives the progress of a run."""
 
     def start(self, total_tokens: int) -> None:
-        """The run begins and will process about so many tokens."""
+        """The run begins and will process about ``total_tokens``."""
 
     def case(self, case: Point[BenchConfig]) -> None:
         """Another case begins."""
 
     def advance(self, tokens: int) -> None:
-        """So many tokens more are done."""
+        """More tokens are done."""
 
 
 def run_bench(invocation: Invocation, watcher: Watcher) -> RunRecord:

@@ -44,7 +44,7 @@ class CallTimer:
         self._budget = budget or Budget(None)
 
     def share_ns(self, measurements: int) -> int | None:
-        """Time for the first of so many measurements to come; None where too little is left."""
+        """Time for the first of the measurements to come; None where too little is left."""
         return self._budget.share_ns(measurements, self._replays.rules.least_total_ns)
 
     def time(

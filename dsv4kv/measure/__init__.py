@@ -1,1 +1,1 @@
-"""How it is measured: statistics, the memcpy yardstick and the environment of a run."""
+"""Measuring: timers, statistics, memcpy bandwidth, telemetry and the environment of a run."""

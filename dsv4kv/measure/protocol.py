@@ -15,7 +15,7 @@ from dsv4kv.measure.recorder import Event
 from dsv4kv.measure.statistics import summarize
 
 Take = Callable[[int], list[int]]
-"""Runs so many equal units of work and gives the nanoseconds of each."""
+"""Runs a number of equal units of work and gives the nanoseconds of each."""
 
 Clock = Callable[[], int]
 
@@ -89,7 +89,7 @@ def measure(
     clock_ns: Clock | None = None,
     throttled: Throttled | None = None,
 ) -> Timing:
-    """Warm up and sample units of ``calls`` calls each; those taken throttled are left out."""
+    """Warm up and sample units of ``calls`` calls each; throttled ones are dropped."""
     clock_ns = clock_ns or perf_counter_ns
     warming_ns = clock_ns()
     unit_ns = _warm_up(take, rules, was_idle, clock_ns)
@@ -277,12 +277,12 @@ class Budget:
     """
 
     def __init__(self, seconds: float | None, clock_ns: Clock = perf_counter_ns) -> None:
-        """``seconds``: None is as many as it takes."""
+        """``seconds``: None sets no limit."""
         self._clock_ns = clock_ns
         self._end_ns = clock_ns() + (_FOREVER_NS if seconds is None else round(seconds * 1e9))
 
     def share_ns(self, measurements: int, least_ns: int) -> int | None:
-        """Time for the first of so many measurements; None where not even ``least_ns`` is left."""
+        """Time for the first of the measurements; None where not even ``least_ns`` is left."""
         left_ns = self._end_ns - self._clock_ns()
         return None if left_ns < least_ns else max(least_ns, left_ns // measurements)
 

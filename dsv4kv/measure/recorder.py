@@ -1,4 +1,4 @@
-"""Collects samples while a run goes on: cheap to call, nothing aggregated."""
+"""Collects samples during a run: cheap to call, nothing aggregated."""
 
 from array import array
 from collections import defaultdict

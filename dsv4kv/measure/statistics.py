@@ -51,7 +51,7 @@ class Summary:
     outliers: int
     """Samples beyond the Tukey fences (1.5 IQR outside the quartiles); none is dropped."""
     percentiles: dict[float, float]
-    """Those of 50, 90, 99 and 99.9 that at least ten samples are beyond."""
+    """Percentiles 50, 90, 99 and 99.9 with at least ten samples beyond."""
 
     @property
     def estimate(self) -> Estimate:
@@ -93,7 +93,7 @@ def estimate_rate(amounts: Sequence[float], durations: Sequence[float]) -> Estim
     """Rate of calls of unequal size: all work over all time (bytes over ns is GB/s).
 
     A median of per-call rates would let many small calls outvote the few that move the bytes.
-    The uncertainty is that of a ratio estimator: with residuals r = amount - rate * duration, the
+    The uncertainty, of a ratio estimator: with residuals r = amount - rate * duration, the
     standard error is sqrt(n / (n - 1) * sum(r^2)) / total time (W. G. Cochran, Sampling
     Techniques, 6.4), times Student's t for a 95 % interval.
 

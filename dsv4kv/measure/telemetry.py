@@ -35,7 +35,7 @@ class Table:
 
     at_ns: list[int] = field(default_factory=list)  # when each was, of ``perf_counter_ns``
     columns: dict[str, list[Any]] = field(default_factory=dict)
-    """Answers by name, as many as polls; None where there was none."""
+    """Answers by name, one for each poll; None where there was none."""
 
     def add(self, at_ns: int, answers: dict[str, Any]) -> None:
         """Add one poll."""
@@ -60,7 +60,7 @@ class Readings:
 
 
 def parse_lines(lines: Iterable[bytes]) -> Readings:
-    """Read what ``poll`` wrote; a line that was cut off is left out."""
+    """Read what ``poll`` wrote; a line that was cut off is skipped."""
     found = Readings()
     for line in lines:
         try:

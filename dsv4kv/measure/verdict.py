@@ -70,7 +70,7 @@ def ratio_of_sides(before: Sequence[float], after: Sequence[float], tail: float)
 
 
 def ratio_of_pairs(ratios: Sequence[float], tail: float) -> Ratio:
-    """Ratio of pairs of launches that saw the same machine, at least two; ``tail`` likewise."""
+    """Ratio of pairs of launches that saw the same machine, at least two; ``tail`` as above."""
     compared = compare_pairs(ratios)
     if cut := _cut_of_pairs(len(ratios), tail):
         return _between(compared, compared[cut - 1], compared[-cut])
@@ -226,7 +226,7 @@ def _read(ratio: Ratio, floor: float) -> Verdict:
 
 
 def _too_few(launches: Sequence[int], verdicts: int, alone: str) -> str:
-    """Why launches of either side do not carry so many verdicts; empty where they do."""
+    """Why launches of either side are too few for the verdicts; empty where they are not."""
     fewest = fewest_launches(_TAIL / verdicts)
     if min(launches) >= fewest:
         return ""

@@ -60,7 +60,7 @@ def build_table(
 ) -> KernelTable:
     """Add up a profile by kernels, operations and steps.
 
-    ``useful_bytes`` are those of all steps by operation. Where the profile has steps, work
+    ``useful_bytes``: of all steps, by operation. Where the profile has steps, work
     outside of them is only counted.
     """
     work, gaps, classes = trace.work, _find_gaps(trace), _Classes(trace.names, rules)
@@ -92,7 +92,7 @@ def build_table(
 
 
 def _on_cpu(work: Work) -> bool:
-    """Whether the work is that of a CPU: a profile has one or the other."""
+    """Whether the work is of a CPU: a profile has one or the other."""
     return bool(len(work)) and bool(np.all(work.kind >= OP))
 
 

@@ -1,4 +1,4 @@
-"""Sweeps: every point in turn or in parallel, each finished one kept until the record is whole.
+"""Sweeps: points one by one or in parallel, each finished one kept until the record is whole.
 
 ``RUN.points.jsonl`` next to the record holds what was asked and a line for every finished point.
 A process that is killed while it writes one leaves a line that is cut short: that point is done
@@ -173,7 +173,7 @@ def _shown(value: Any) -> str:
 
 
 def list_unfinished(out: Path) -> list[Points]:
-    """Unfinished sweeps of a folder of records, by name; what cannot be read is left out."""
+    """Unfinished sweeps of a folder of records, by name; unreadable ones are skipped."""
     found = []
     for path in sorted(out.glob(f"*{POINTS}")):
         with suppress(RecordError):

@@ -104,7 +104,7 @@ def ratio_of_calls(before: Measured, after: Measured) -> float:
 
 
 def measured_in(case: Case) -> Iterator[Measured]:
-    """Those of one case: operations first."""
+    """Quantities of one case: operations first."""
     axis = axis_text(case)
     virtual = case.replay is not None and case.replay.data is None  # steps counted and not done
     for each in case.operations:
@@ -181,7 +181,7 @@ class Yardstick:
 
 
 def yardsticks(case: Case) -> list[Yardstick]:
-    """Those of a case; the first, the fastest copy, is the one that percentages are of."""
+    """Baselines of a case; percentages are of the first, the fastest copy."""
     if case.memcpy:
         return [Yardstick("memcpy", case.memcpy.bytes, case.memcpy.samples_ns)]
     found = [

@@ -25,7 +25,7 @@ class FleetReplica(Part):
     prompt_tokens: int
     """Tokens of their prompts; of a decode replica's, those that were sent to it."""
     saved_tokens: int
-    """Of which it found cached; 0 for a decode replica, which computes none."""
+    """Prompt tokens that it found cached; 0 for a decode replica, which computes none."""
     computed_tokens: int
     """Prompt tokens that it computed, again after a preemption included."""
     output_tokens: int
@@ -60,7 +60,7 @@ class ReplayFleet(Part):
     prompt_tokens: int
     """Tokens of all prompts that were served."""
     saved_tokens: int
-    """Of which a replica found cached."""
+    """Prompt tokens that a replica found cached."""
     pooled_saved_tokens: int
     """What one pool with the blocks of all replicas would save, evicting the least recently used,
     one request at a time."""
@@ -69,7 +69,7 @@ class ReplayFleet(Part):
     held_bytes: int
     """Blocks of prompts cached at the end, each replica's."""
     repeated_bytes: int
-    """Of which a replica before it has the same."""
+    """Bytes that a replica before has as well."""
     slo: dict[str, float]
     """What a request had to keep to be good, in ns by the name of the time; empty without."""
     good_requests: int
@@ -126,7 +126,7 @@ class ReplayPool(Part):
     name: str
     """``slots``, ``checkpoints`` or ``blocks``."""
     units: int | None
-    """How many there are; null for as many as are wanted."""
+    """How many there are; null without a limit."""
     unit_bytes: int
     """Bytes of one."""
     peak_units: int
@@ -145,24 +145,24 @@ class Reuse(Part):
     requests: int
     """Requests admitted."""
     resumed_requests: int
-    """Of which did not have to compute their whole prompt."""
+    """Requests that did not have to compute their whole prompt."""
     prompt_blocks: int
     """Whole shared blocks of their prompts."""
     found_blocks: int
-    """Of which cached."""
+    """Blocks among them that were cached."""
     prompt_tokens: int
     """Tokens of their prompts."""
     seen_tokens: int
-    """Of which an earlier prompt had: what a cache that forgets nothing could save."""
+    """Tokens that an earlier prompt had: what a cache that forgets nothing could save."""
     saved_tokens: int
     """Tokens that were not computed."""
     lost_tokens: dict[str, int]
     """Seen and computed all the same, by reason; ``in_flight`` where another request was just
     computing them."""
     computed_tokens: int
-    """Prompt tokens computed, those of requests that started again included."""
+    """Prompt tokens computed, also by requests that started again."""
     again_tokens: int
-    """Of which a request had computed before it was preempted."""
+    """Tokens that a request had computed before it was preempted."""
     deferred_requests: int
     """Requests that waited for another one's prefix."""
     restored_checkpoints: int
@@ -200,9 +200,9 @@ class ReplayWork(Part):
     score_bytes: int = 0
     """Moved by decode steps to score keys; in older records, 0, this is in ``gather_bytes``."""
     select_bytes: int = 0
-    """Moved by decode steps to choose among the scores; likewise."""
+    """Moved by decode steps to choose among the scores; 0 in older records."""
     attend_bytes: int = 0
-    """Moved by decode steps to attend; likewise."""
+    """Moved by decode steps to attend; 0 in older records."""
     gather_bytes: int
     """Moved by prompt chunks to read the cache."""
     copy_bytes: int
@@ -291,7 +291,7 @@ class ReplayTier(Part):
 
 
 class ReplayTiers(Part):
-    """What was kept below the GPUs, and what of it came back."""
+    """What was kept below the GPUs, and how much came back."""
 
     tiers: list[ReplayTier]
     """The one next to the GPUs first."""
@@ -304,11 +304,11 @@ class ReplayTiers(Part):
     asked_tokens: int
     """Cached once, of prompts, and not on the GPU with what it takes to go on."""
     restored_tokens: int
-    """Of which were brought back."""
+    """Tokens that were brought back."""
     restored_requests: int
     """Requests that something was brought back for."""
     lost_tokens: dict[str, int]
-    """Of which were not, by reason: of all tiers together."""
+    """Tokens that were not, by reason, of all tiers together."""
 
     @model_validator(mode="after")
     def _tokens_add_up(self) -> Self:

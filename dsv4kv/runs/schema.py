@@ -36,13 +36,13 @@ class Operation(Part):
     """Floating-point operations of each timed call's matrix products; empty without any."""
     temperature: Temperature | None = None
     """``cold``: the calls of a sample each had memory of their own, together more than four times
-    the L2 cache; ``L2-resident``: likewise, but together less; ``hot``: the same memory; null: as
+    the L2 cache; ``L2-resident``: the same, but together less; ``hot``: the same memory; null: as
     the workload had it."""
     distinct_bytes: int | None = None
     """Useful bytes between two uses of the same page, state or output; null where that is not
     known."""
     throttled: int = 0
-    """Samples left out, as the GPU was throttled during them."""
+    """Samples dropped, as the GPU was throttled during them."""
     calls_per_step: int | None = None
     """Calls of it in one decode step, a layer each; null where steps were timed, not calls."""
 
@@ -80,7 +80,7 @@ class Latency(Part):
     samples_ns: list[int]
     """Duration of every timed call."""
     factor: float | None = None
-    """Of a model's times: nine of ten of points left out lay between what it said divided by this
+    """Of a model's times: nine of ten held-out points lay between what it said divided by this
     and multiplied with it; null where they were measured, or nothing is known of the error."""
 
 
@@ -158,9 +158,9 @@ class Totals(Part):
     steps: int
     """Steps run."""
     steps_in_turns: int = 0
-    """Steps that were interleaved with those of another process, as ``compare --ab`` runs two."""
+    """Steps that were interleaved with another process, as ``compare --ab`` runs two."""
     wall_ns: int
-    """Time from first to last step, checks left out."""
+    """Time from first to last step, without checks."""
     peak_blocks: int
     """Most blocks held at once, all tables together."""
     peak_rounding_bytes: int
@@ -204,7 +204,7 @@ class Peak(Part):
     samples_ns: list[int]
     """Duration of every call."""
     throttled: int = 0
-    """Samples left out, as the GPU was throttled during them."""
+    """Samples dropped, as the GPU was throttled during them."""
 
 
 class Case(Part):
@@ -213,7 +213,7 @@ class Case(Part):
     axis: dict[str, Any]
     """Values of the swept settings, empty without a sweep."""
     status: Literal["complete", "incomplete", "failed", "skipped"]
-    """``incomplete`` after Ctrl-C, ``failed`` with a sentence in ``error``, ``skipped`` likewise
+    """``incomplete`` after Ctrl-C, ``failed`` with a sentence in ``error``, ``skipped`` with one
     where this machine lacks what it takes."""
     error: str | None
     """Why it failed or was skipped."""
@@ -238,7 +238,7 @@ class Case(Part):
     latencies: list[Latency]
     """Bookkeeping and steps."""
     memcpy: Memcpy | None
-    """The yardstick on the CPU; null elsewhere, and when the run moved no data."""
+    """The baseline of rates on the CPU; null elsewhere, and when the run moved no data."""
     peaks: list[Peak] = Field(default_factory=list)
     """The yardsticks on a GPU."""
     empty_kernel_ns: list[int] | None = None

@@ -50,11 +50,11 @@ class GpuSamples(Samples):
     power_violation_ns: Integers = None
     """Time so far in which the power limit held clocks down."""
     thermal_violation_ns: Integers = None
-    """Likewise the temperature."""
+    """Time so far in which the temperature did."""
     board_violation_ns: Integers = None
-    """Likewise the board's limit."""
+    """Time so far in which the board's limit did."""
     reliability_violation_ns: Integers = None
-    """Likewise the reliability of the voltage."""
+    """Time so far in which the reliability of the voltage did."""
 
 
 class GpuChecks(Samples):
@@ -162,7 +162,7 @@ class HeldUnits(Part):
 
     name: str
     """``blocks`` (``csa blocks``, … with several tables), ``slots``, and where prefixes are
-    shared ``cached blocks``, those of the blocks that the prefix index keeps, and
+    shared ``cached blocks``, blocks that the prefix index keeps, and
     ``checkpoints``."""
     units: int
     """How many there are; the others are free."""
@@ -194,12 +194,12 @@ class MemorySeries(Part):
     stride_steps: int
     """Steps that a point stands for."""
     at_ns: list[int]
-    """When, from the first step on, checks left out; the first is 0 unless a later step of its
+    """When, from the first step on, without checks; the first is 0 unless a later step of its
     stretch was fuller."""
     units: list[HeldUnits]
     """What was held."""
     pools: list[HeldPool]
-    """What that is in bytes; block tables, which are always whole, are left out."""
+    """What that is in bytes; block tables, which are always whole, are not listed."""
 
     @model_validator(mode="after")
     def _agree(self) -> Self:

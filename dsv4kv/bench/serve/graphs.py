@@ -98,7 +98,7 @@ class DecodeGraphs:
         self._graphs = [self._capture(capture, size) for size in (most_requests, *powers)]
 
     def graph_for(self, requests: int) -> DecodeGraph:
-        """The smallest graph that takes so many requests; raises ``CacheError``."""
+        """The smallest graph for this number of requests; raises ``CacheError``."""
         for graph in reversed(self._graphs):
             if requests <= graph.requests:
                 return graph

@@ -148,7 +148,7 @@ _DISTINCT_QUERIES = 61  # of all heads: some MB
 
 
 class QueryBank:
-    """Standard normal queries, weights and sinks; a token's are those of its input row."""
+    """Standard normal queries, weights and sinks; a token has the ones of its input row."""
 
     def __init__(
         self, config: DSV4Config, ratios: Collection[int], device: torch.device, seed: int
@@ -183,7 +183,7 @@ Rows = NDArray[np.int64]
 class PromptContents:
     """Input rows of the prompts in flight, by the running number of their request.
 
-    A prompt's tokens are those of its prefix hashes, so that two prompts with equal hashes hand
+    A prompt's tokens follow from its prefix hashes, so that two prompts with equal hashes hand
     the cache equal data; all other tokens are the request's own.
     """
 

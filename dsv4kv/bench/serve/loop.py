@@ -113,7 +113,7 @@ class ServingLoop:
 
         ``executor`` moves the data; None runs the bookkeeping alone. ``reuse`` resumes prompts
         after what earlier ones have in common with them, which ``contents`` knows. With ``turns``
-        steps alternate with those of another process.
+        steps alternate with another process.
         """
         self.totals = LoopTotals()
         self._manager = manager

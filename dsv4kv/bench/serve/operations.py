@@ -112,7 +112,7 @@ class Reads:
     """What the reads of a decode step write, layer by layer into the same memory.
 
     Layers that take what another one selected find it in ``chosen`` and ``blocks``, which the
-    layers between leave as they are. The shapes are those of ``ops.spec``.
+    layers between leave as they are. Shapes: see ``ops.spec``.
     """
 
     codes: Tensor

@@ -9,7 +9,7 @@ from dsv4kv.cache.step import Step
 
 
 class Requests:
-    """Requests of one cache; those of one serial have the same tokens."""
+    """Requests of one cache; requests of one serial have the same tokens."""
 
     def __init__(self, manager: KVCacheManager, executor: StepExecutor) -> None:
         """Drive requests of a cache."""
@@ -44,7 +44,7 @@ class Requests:
             self.executor.decode(self.step(slot, serial, after, observed=observed))
 
     def step(self, slot: int, serial: int, after: int, *, observed: bool = False) -> StepTokens:
-        """Prepare a request for the tokens up to ``after``; whoever executes them is not this."""
+        """Prepare a request for the tokens up to ``after``; the caller executes them."""
         before = int(self.manager.tokens[slot])
         prepare_forward(self.manager, [slot], [before], [after])
         batch = Step.of(self.manager, [slot], [before], [after])

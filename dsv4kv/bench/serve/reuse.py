@@ -118,7 +118,7 @@ class PrefixReuse:
         del self._prompts[slot]
 
     def forget(self) -> None:
-        """Give up all that is cached; no request may be running."""
+        """Evict everything cached; no request may be running."""
         self._evict(self.index.evictable)
         while self.saved:
             self._drop_oldest()
@@ -134,7 +134,7 @@ class PrefixReuse:
             self._free(lacking)
 
     def _free(self, blocks: int) -> bool:
-        """Evict until so many blocks are free; False where requests hold too many."""
+        """Evict until ``blocks`` are free; False where requests hold too many."""
         allocator = self._allocator
         while (short := blocks - allocator.num_free) > 0:
             count = min(short, self.index.evictable)

@@ -35,7 +35,7 @@ class KVBlockAllocator:
         self.reconstruct_routing_from_blocks = self.routing.reconstruct
 
     def is_memory_available(self, count: int, potential_matched_count: int = 0) -> bool:
-        """Whether ``count`` blocks can be had beside cached ones that are about to be retained."""
+        """Whether ``count`` blocks can be had if matched cached ones are retained."""
         return 0 <= count <= self.pool.num_free - max(potential_matched_count, 0)
 
     def get_evictable_block_count(self) -> int:

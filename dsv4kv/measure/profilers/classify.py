@@ -87,12 +87,12 @@ class Rule:
     pattern: re.Pattern[str]  # is searched in the short name
     category: Category  # what they do
     operation: str | None = None
-    """Operation of the toolkit that they belong to; None for those of others."""
+    """Operation of the toolkit that they belong to; None for kernels of others."""
 
 
 @cache
 def shipped_rules() -> tuple[Rule, ...]:
-    """The rules of all engines; those of the toolkit and its operations come first."""
+    """The rules of all engines, after the toolkit and its operations."""
     folder = shipped("configs") / "profile"
     paths = sorted(folder.glob("*.yaml"), key=lambda path: (path.stem != "dsv4kv", path.stem))
     rules: list[Rule] = []

@@ -244,7 +244,7 @@ class Events:
         self._zero: float | None = None
 
     def take(self, event: Event) -> None:
-        """Sort one event in; most are none of these and are left out."""
+        """Sort one event in; most are none of these and are skipped."""
         category = event.get("cat")
         if event.get("ph") != "X" or not isinstance(category, str):
             return
@@ -334,7 +334,7 @@ def _triple(sizes: Any) -> tuple[int, int, int] | None:
 
 
 def self_times(thread: Column, start_ns: Column, end_ns: Column) -> Column:
-    """Durations less those of the operations directly inside, on the same thread."""
+    """Durations less the operations directly inside, on the same thread."""
     left = (end_ns - start_ns).tolist()
     starts, ends, threads = start_ns.tolist(), end_ns.tolist(), thread.tolist()
     open_rows: list[int] = []

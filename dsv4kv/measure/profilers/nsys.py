@@ -95,7 +95,7 @@ class Database:
         return list(self._connection.execute(f'SELECT {wanted} FROM "{table}"'))
 
     def strings(self, ids: Iterable[int]) -> dict[int, str]:
-        """Texts of ``StringIds``; an id without one is left out."""
+        """Texts of ``StringIds``; an id without one is skipped."""
         if not {"id", "value"} <= self.columns_of("StringIds"):
             return {}
         found: dict[int, str] = {}

@@ -145,7 +145,7 @@ def trace_launches(
     launches between long pauses; or a launch of a graph, where nothing else is launched. If that
     gives none there are none, and all work is reported together.
 
-    ``more`` is of the ``Trace``: its warnings come before those of the steps, its notes after.
+    ``more`` is of the ``Trace``: its warnings come first, its notes last.
     """
     called, made, call, work = launches.called, launches.made, launches.call, launches.work
     is_step, fit = choose_ranges(
@@ -210,7 +210,7 @@ def choose_ranges(
 ) -> tuple[NDArray[np.bool_], str]:
     """Which ranges are the steps: those that fit ``step``, or else that engines call so.
 
-    ``thread`` and ``time_ns`` are those of the launches. Returns whether a range is a step, and
+    ``thread`` and ``time_ns``: of the launches. Returns whether a range is a step, and
     what all of them fit.
     """
     asked = np.isin(ranges.name, fitting(names, step))
@@ -224,7 +224,7 @@ def choose_ranges(
 
 
 def note_instead(step: str, instead: str, ranges: Ranges, names: Sequence[str]) -> str:
-    """What stands for the steps that nobody marked, and which ranges might be them."""
+    """A note on what stands for unmarked steps, and which ranges might be them."""
     calls, spent = Counter[str](), Counter[str]()
     lasted = np.maximum(ranges.end_ns - ranges.start_ns, 0)
     counts = np.bincount(ranges.name, minlength=len(names)).tolist()

@@ -66,7 +66,7 @@ class Work:
 def make_work(
     name: Column, kind: Column, start_ns: Column, end_ns: Column, **known: Column
 ) -> Work:
-    """Work of which other columns may be unknown."""
+    """Work with defaults for the columns that are unknown."""
     absent, zero = constant(len(name), NONE), constant(len(name), 0)
     others = dict.fromkeys(("shape", "step", "phase", "bytes"), absent)
     others |= dict.fromkeys(("device", "stream", "node"), zero)

@@ -160,52 +160,35 @@ def test_bytes_that_are_no_record_are_refused(tmp_path: Path, content: bytes) ->
     assert "not a run record" in refusal(path)
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", None])
-def test_an_unknown_version_is_refused_with_the_known_one(tmp_path: Path, version: Any) -> None:
-    path = edited(tmp_path / "run.json", schema_version=version)
-    assert f"schema version {version!r}; this dsv4kv reads version 1:" in refusal(path)
-
-
-def test_a_wrong_value_is_refused_with_its_place(tmp_path: Path) -> None:
-    path = edited(tmp_path / "run.json", seed="zero", status="fine", extra=1)
-    message = refusal(path)
-    assert message.startswith(f"{path} is not a whole run record: status: ")
-    assert message.endswith("(2 more).")
-
-
 LAUNCH = {
     "launch": 0, "started_utc": "2026-11-21T04:19:03Z", "ended_utc": "2026-11-21T04:19:09Z",
     "status": "complete", "error": None,
 }  # fmt: skip
+CASE = json.loads(dumps(make_record()))["cases"][0]
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
+        *(({"schema_version": n}, f"schema version {n!r}; this dsv4kv reads version 1:")
+          for n in (0, 2, "1", None)),
+        ({"seed": "zero", "status": "fine", "extra": 1}, "run record: status: .*[(]2 more[)][.]$"),
         ({"started_utc": ""}, "started_utc: Value error, Invalid isoformat string"),
         ({"started_utc": "2026-11-21T04:19:03"}, "has no time zone"),
         ({"launches": [LAUNCH | {"ended_utc": "soon"}]}, "launches.0.ended_utc: "),
         ({"launches": [LAUNCH | {"launch": 1}]}, "not numbered from 0"),
         ({"run_id": "../../victim"}, "run_id: String should match pattern"),
+        ({"run_id": "\ud800"}, "is not a run record"),
+        ({"cases": [CASE | {"memcpy": {"bytes": 0, "samples_ns": []}}]}, "cases.0.memcpy.bytes: "),
+        ({"cases": [CASE | {"cache": CASE["cache"] | {"sharing": "table"}}]},
+         "cases.0.cache.sharing: "),
     ],
     ids=str,
-)
-def test_names_moments_and_launches_that_make_no_sense_are_refused(
+)  # fmt: skip
+def test_values_that_make_no_record_are_refused_with_their_place(
     tmp_path: Path, changes: dict[str, Any], reason: str
 ) -> None:
-    assert reason in refusal(edited(tmp_path / "run.json", **changes))
-
-
-@pytest.mark.parametrize(
-    ("part", "field", "value"),
-    [("memcpy", "bytes", 0), ("cache", "sharing", ""), ("cache", "sharing", "table")],
-)
-def test_a_value_that_nothing_can_be_told_of_is_refused(
-    tmp_path: Path, part: str, field: str, value: Any
-) -> None:
-    case = json.loads(dumps(make_record()))["cases"][0]
-    case[part][field] = value
-    assert f"cases.0.{part}.{field}: " in refusal(edited(tmp_path / "run.json", cases=[case]))
+    assert re.search(reason, refusal(edited(tmp_path / "run.json", **changes)))
 
 
 # ---- what a hand has changed --------------------------------------------------------------------
@@ -232,11 +215,6 @@ def test_a_record_without_its_digest_is_refused(tmp_path: Path) -> None:
 def test_a_record_cut_anywhere_is_refused(length: int) -> None:
     with pytest.raises(RecordError, match=r"cut short|not a run record"):
         loads(dumps(make_record())[:length], "run.json")
-
-
-def test_a_record_with_half_a_character_is_refused(tmp_path: Path) -> None:
-    path = edited(tmp_path / "run.json", run_id="\ud800")
-    assert "is not a run record" in refusal(path)
 
 
 # ---- a folder of records ---

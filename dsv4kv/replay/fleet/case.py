@@ -19,8 +19,7 @@ from dsv4kv.replay.fleet.outcome import (
     repeated_bytes,
     shared_bytes,
 )
-from dsv4kv.replay.fleet.replica import Replica
-from dsv4kv.replay.fleet.run import Fleet
+from dsv4kv.replay.fleet.run import Fleet, Replica
 from dsv4kv.replay.run import (
     arrival_span_ns,
     describe_cache,

@@ -1,17 +1,16 @@
 """What came of a fleet, in numbers."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import lcm
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
 from dsv4kv.config.fleet import SloSection
-from dsv4kv.core.paths import NumberedPaths
-from dsv4kv.prefix.paths import find_reuse, number_prompts
-from dsv4kv.replay.fleet.replica import Replica
-from dsv4kv.replay.fleet.run import Fleet
+from dsv4kv.prefix.paths import Ints, find_reuse, number_prompts
+from dsv4kv.replay.fleet.run import Fleet, Replica
 from dsv4kv.traces.collect import collect_paths
 from dsv4kv.traces.request import Request
 
@@ -38,10 +37,14 @@ def shared_bytes(replica: Replica) -> int:
     return replica.replay.scheduler.cache.per_shared * replica.replay.memory.block_bytes
 
 
-def held_blocks(replica: Replica) -> "np.ndarray[Any, np.dtype[np.int64]]":
+def held_blocks(replica: Replica) -> Ints:
     """int64: the shared blocks that the prompts it was given would find again."""
     look_up = replica.replay.scheduler.prompts.look_up
-    return _joined([served.keys[: look_up(served)] for served in replica.served])
+    return _distinct(served.keys[: look_up(served)] for served in replica.served)
+
+
+def _distinct(blocks: Iterable[list[int]]) -> Ints:
+    return np.unique(np.fromiter(chain.from_iterable(blocks), np.int64))
 
 
 def repeated_bytes(fleet: Fleet) -> int:
@@ -59,29 +62,19 @@ def repeated_bytes(fleet: Fleet) -> int:
     if len(names) == 1:
         held = [held_blocks(replica) for replica in replicas]
     elif any(len(request.prefix_hashes) for request in fleet.requests):
-        paths = number_prompts(collect_paths(fleet.requests), size)
-        held = [_held_of(replica, paths, size) for replica in replicas]
+        path = number_prompts(collect_paths(fleet.requests), size).path
+        held = [
+            _distinct(path(each.number)[: it.found_tokens(each) // size] for each in it.served)
+            for it in replicas
+        ]
     else:
         return 0
     seen, total = np.zeros(0, np.int64), 0
     for replica, blocks in zip(replicas, held, strict=True):
-        each = size // replica.parts.shared_tokens * shared_bytes(replica)
-        total += int(np.isin(blocks, seen).sum()) * each
+        each_bytes = size // replica.parts.shared_tokens * shared_bytes(replica)
+        total += int(np.isin(blocks, seen).sum()) * each_bytes
         seen = np.union1d(seen, blocks)
     return total
-
-
-def _held_of(
-    replica: Replica, paths: NumberedPaths, tokens: int
-) -> "np.ndarray[Any, np.dtype[np.int64]]":
-    """The same as ``held_blocks``, in blocks of so many tokens that have these names."""
-    found = [(served.number, replica.found_tokens(served)) for served in replica.served]
-    return _joined([paths.path(number)[: held // tokens] for number, held in found])
-
-
-def _joined(blocks: Sequence[list[int]]) -> "np.ndarray[Any, np.dtype[np.int64]]":
-    columns = [np.array(each, np.int64) for each in blocks]
-    return np.unique(np.concatenate([np.zeros(0, np.int64), *columns]))
 
 
 _NS = 1e9

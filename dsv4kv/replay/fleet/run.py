@@ -2,24 +2,25 @@
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 from random import Random
 from typing import NamedTuple
 
+from dsv4kv.config.fleet import FleetSection
 from dsv4kv.config.load import change_config
 from dsv4kv.config.replay import ReplayConfig, TiersSection
-from dsv4kv.core.fleet import Asked, View, look_at
+from dsv4kv.core.fleet import Asked, Endpoint, View, look_at
+from dsv4kv.core.prompts import Below
 from dsv4kv.core.served import NEVER, Served
 from dsv4kv.errors import ConfigError
-from dsv4kv.replay.build import Parts, find_parts
-from dsv4kv.replay.fleet.replica import Replica
+from dsv4kv.replay.build import Parts, build_replay, find_parts
 from dsv4kv.replay.fleet.routers import Affinity, Router, open_router
-from dsv4kv.replay.fleet.sessions import check_sessions, find_sessions, find_turns
-from dsv4kv.replay.fleet.transfer import Link, find_sent
+from dsv4kv.replay.fleet.transfer import Link, Received, SentOf, find_sent
 from dsv4kv.replay.requests import begin_serving
 from dsv4kv.replay.tiers import SharedTiers
-from dsv4kv.traces.request import Request
+from dsv4kv.traces.request import Request, Sessions
 
 FindParts = Callable[[ReplayConfig, Sequence[Request]], Parts]
 """Works out what replicas that are set alike have in common: ``find_parts``, or remembers it."""
@@ -70,6 +71,86 @@ def _change(config: ReplayConfig, settings: Sequence[str], name: str) -> ReplayC
                 f"fleet.{name} has {text!r}, which is not of a replica: set it for all."
             )
     return change_config(config, settings, f"fleet.{name}:") if settings else config
+
+
+class Replica:
+    """One server: a replay that a router feeds.
+
+    Attributes:
+        name: Its group and number.
+        settings: What differs from the rest of the configuration, as a line of text.
+        parts: What it has in common with replicas that are set alike.
+        endpoint: Where it is sent requests.
+        link: What it sends prompts over.
+        received: Prompts that are sent to it, where it only decodes.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        group: Group,
+        parts: Parts,
+        trace: Sequence[Request],
+        shared: SharedTiers,
+        looks: frozenset[str],
+        sent: SentOf,
+        *,
+        decodes: bool,
+        records: bool,
+    ) -> None:
+        """``looks`` is what the router wants to know; ``records`` whether outcomes are kept."""
+        self.name, self.settings = f"{group.name} {number}", shlex.join(group.settings)
+        self.config, self.parts, fleet = group.config, parts, group.config.fleet
+        self.link = Link(fleet.transfer, sent)
+        self.received: Received | None = None
+        if decodes:
+            self.received = Received(lambda: self.replay.scheduler.clock, parts.shared_tokens)
+        delay_s, block_tokens = fleet.event_delay_ms / 1e3, parts.memory.block_tokens
+        self.endpoint = Endpoint(looks, delay_s, parts.shared_tokens, block_tokens)
+
+        def cover(below: Below | None) -> Below | None:
+            return self.received or below
+
+        self.replay = build_replay(
+            self.config, trace, parts=parts, source=self.endpoint, cover=cover, shared=shared
+        )
+        self.replay.scheduler.records = records
+        self.endpoint.run_by(self.replay.scheduler, peeks=parts.engine is not None)
+
+    @property
+    def served(self) -> list[Served]:
+        """Requests that it was given, in their order."""
+        return self.endpoint.served
+
+    @property
+    def now_s(self) -> float:
+        """Its time."""
+        return self.replay.scheduler.clock.now_s
+
+    def found_tokens(self, served: Served) -> int:
+        """Leading tokens of a prompt that are cached."""
+        return self.replay.scheduler.prompts.look_up(served) * self.parts.shared_tokens
+
+    def look_below(self, view: View, keys: Sequence[int], until_s: float) -> None:
+        """Add to a view what the tiers had by then, each behind the one before.
+
+        A tier that replicas share counts all behind the tokens on the GPUs.
+        """
+        tiers = self.replay.tiers
+        if tiers is None:
+            return
+        each = tiers.object_tokens
+        size = each // self.parts.shared_tokens
+        ends = keys[size - 1 :: size]
+        first = reach = view.device_tokens // each
+        for tier in tiers.tiers:
+            name = "shared" if tier.name in self.config.fleet.shared_tiers else tier.name
+            begin = end = first if name == "shared" else reach
+            while end < len(ends) and tier.ready_s(ends[end]) <= until_s:
+                end += 1
+            if name in ("host", "disk", "shared"):
+                setattr(view, f"{name}_tokens", (end - begin) * each)
+            reach = max(reach, end)
 
 
 def _check_shared(replicas: Sequence[Replica], names: Sequence[str]) -> None:
@@ -126,6 +207,73 @@ class Pool:
             endpoint.send(asked, served, views[place].device_tokens)
         endpoint.give(served)
         return place, served
+
+
+def find_sessions(requests: Sequence[Request]) -> list[int]:
+    """The conversation of every request: as the trace says, else by what prompts begin with.
+
+    A request without a session, in a trace that has some, or without ids is one of its own.
+    """
+    named = [request.session for request in requests if request.session is not None]
+    if named:
+        others = count(max(named) + 1)
+        return [next(others) if each.session is None else each.session for each in requests]
+    sessions = Sessions()
+    return [sessions.place(request)[0] for request in requests]
+
+
+def check_sessions(requests: Sequence[Request], fleet: FleetSection) -> None:
+    """Refuse settings that keep sessions, where nothing says which requests belong together.
+
+    Raises:
+        ConfigError: No request of the trace has a session or ids, and a setting needs them.
+    """
+    if any(each.session is not None or len(each.prefix_hashes) for each in requests):
+        return
+    asked = {
+        "router_session_affinity_ttl_secs": fleet.router_session_affinity_ttl_secs > 0,
+        "sessions think": fleet.sessions == "think",
+    }
+    for setting in (name for name, is_asked in asked.items() if is_asked):
+        raise ConfigError(
+            f"fleet.{setting}: the trace has neither sessions nor block ids, so every request is "
+            "a session of its own and it would change nothing: leave it out, or take a trace "
+            "with conversations."
+        )
+
+
+Turn = tuple[int | None, bool, float]
+"""The request that one follows, None where it comes by itself; whether it follows its answer
+rather than its arrival; and how much later, by itself since the start, in s."""
+
+
+def find_turns(
+    requests: Sequence[Request], sessions: Sequence[int], config: ReplayConfig
+) -> Iterator[Turn]:
+    """When every request comes, in order.
+
+    With think times a request follows the last answer of its conversation that it could have
+    seen when it was recorded; while all before it were being answered, the last of these comes
+    before it. The first of a conversation comes by itself. Answers without recorded times took
+    none, so the time since the request before is an upper bound.
+    """
+    first_s, speed = (requests[0].arrival_s if requests else 0.0), config.workload.speed
+    thinks, think_s = config.fleet.sessions == "think", config.fleet.think_s
+    past = dict[int, list[int]]()
+    for number, request in enumerate(requests):
+        before = past.setdefault(sessions[number], []) if thinks else []
+        ends_s = {n: requests[n].arrival_s + (requests[n].answer_s or 0.0) for n in before}
+        seen = [each for each in before if ends_s[each] <= request.arrival_s]
+        if seen:
+            last = max(seen, key=lambda each: (ends_s[each], each))
+            gap_s = (request.arrival_s - ends_s[last]) / speed
+            yield last, True, gap_s if think_s is None else think_s
+        elif before:
+            last = before[-1]
+            yield last, False, (request.arrival_s - requests[last].arrival_s) / speed
+        else:
+            yield None, False, (request.arrival_s - first_s) / speed
+        before.append(number)
 
 
 class Fleet:
@@ -207,20 +355,9 @@ class Fleet:
             router = Affinity(router, fleet.router_session_affinity_ttl_secs)
         for group, its_parts in zip(groups, parts, strict=True):
             sent = find_sent(group.config, its_parts.memory)
-            for _ in range(group.replicas):
-                replica = Replica(
-                    f"{group.name} {len(replicas)}",
-                    group.config,
-                    its_parts,
-                    self.requests,
-                    self._shared,
-                    router.looks,
-                    Link(fleet.transfer, sent),
-                    shlex.join(group.settings),
-                    decodes=decodes,
-                    records=self._records,
-                )
-                replicas.append(replica)
+            build = partial(Replica, decodes=decodes, records=self._records)
+            own = its_parts, self.requests, self._shared, router.looks, sent
+            replicas += [build(len(replicas) + n, group, *own) for n in range(group.replicas)]
         return Pool(replicas, router, fleet.event_delay_ms / 1e3)
 
     def close(self) -> None:

@@ -15,8 +15,7 @@ from dsv4kv.engines.names import sends_of
 from dsv4kv.errors import ConfigError
 from dsv4kv.replay.build import find_parts
 from dsv4kv.replay.fleet.outcome import Fates
-from dsv4kv.replay.fleet.replica import Replica
-from dsv4kv.replay.fleet.run import FindParts, Fleet
+from dsv4kv.replay.fleet.run import FindParts, Fleet, Replica
 from dsv4kv.replay.plan.question import Question, Slo
 from dsv4kv.replay.plan.servers import Bounds, Server
 from dsv4kv.traces.request import Request

@@ -27,128 +27,84 @@ def lines(*records: Mapping[str, object]) -> str:
     return "".join(json.dumps(record) + "\n" for record in records)
 
 
-# name of the defect: (text, line, what the sentence says)
-DEFECTS = {
-    "empty file": ("", 1, "the file is empty"),
-    "only blank lines": ("\n \n\n", 4, "the file is empty"),
-    "header alone": (AZURE, 2, "the trace has no requests"),
-    "empty array": ("[\n]\n", 1, "the trace has no requests"),
-    "unknown first line": ("hello, world\n", 1, "no known format. Known are bailian: "),
-    "broken first line": ('{"timestamp": 0, "inp', 1, "may be truncated"),
-    "broken line": (lines(GOOD) + "{oops}\n" + lines(GOOD), 2, "broken JSON (Expecting property"),
-    "truncated last line": (lines(GOOD, GOOD)[:-12], 2, "the file ends inside this line"),
-    "array among lines": (lines(GOOD) + "[1]\n", 2, "a JSON list where an object is expected"),
-    "deep nesting": (lines(GOOD) + "[" * 100_000, 2, "nested too deeply"),
-    "endless number": (lines(GOOD) + '{"arrival_s": ' + "9" * 5000 + "}\n", 2, "unreadable JSON"),
-    "missing field": (lines({"input_tokens": 8, "output_tokens": 1}), 1, "arrival_s is missing"),
-    "bool for a number": (lines(GOOD | {"output_tokens": True}), 1, "output_tokens is True"),
-    "float for a count": (lines(GOOD | {"input_tokens": 8.0}), 1, "input_tokens is 8.0"),
-    "zero prompt": (lines(GOOD, GOOD | {"input_tokens": 0}), 2, "from 1 to 2,147,483,647"),
-    "negative output": (lines(GOOD | {"output_tokens": -1}), 1, "tokens from 0 to"),
-    "absurd prompt": (lines(GOOD | {"input_tokens": 2**31}), 1, "input_tokens is 2147483648"),
-    "time is not a number": (lines(GOOD | {"arrival_s": float("nan")}), 1, "arrival_s is nan"),
-    "time beyond sense": (
-        lines(MOONCAKE, MOONCAKE | {"timestamp": 1e300}),
-        2,
-        "timestamp is 1e+300",
-    ),
-    "too many hashes": (
-        lines(GOOD | {"prefix_hashes": [1, 2], "hash_block_tokens": 8}),
-        1,
-        "prefix_hashes has 2 ids, expected 1: one per 8 of 8 tokens",
-    ),
-    "hashes without a size": (
-        lines(GOOD | {"prefix_hashes": [1]}),
-        1,
-        "hash_block_tokens is missing",
-    ),
-    "blocks of no tokens": (
-        lines(GOOD | {"hash_block_tokens": 0}),
-        1,
-        "hash_block_tokens is 0, expected a whole number of tokens from 1",
-    ),
-    "two block sizes": (
-        lines(*(GOOD | {"prefix_hashes": [1], "hash_block_tokens": n} for n in (8, 16))),
+def own(**changes: object) -> str:
+    return lines(GOOD | changes)
+
+
+def mooncake(**changes: object) -> str:
+    return lines(MOONCAKE, MOONCAKE | changes)
+
+
+def blocks(size: int, **ids: object) -> str:
+    return own(hash_block_tokens=size, **ids)
+
+
+ONE = '{"prompt_len": 1, "output_len": 1}'
+BAD_TIME = "2023-11-16 18:1"
+ODD_IDS = "has 9223372036854775807, expected numbers of 64 bits, all unsigned or all signed, other"
+# text, line, what the sentence says
+DEFECTS = [
+    ("", 1, "the file is empty"),
+    ("\n \n\n", 4, "the file is empty"),
+    (AZURE, 2, "the trace has no requests"),
+    ("[\n]\n", 1, "the trace has no requests"),
+    ("hello, world\n", 1, "no known format. Known are bailian: "),
+    ('{"timestamp": 0, "inp', 1, "may be truncated"),
+    (lines(GOOD) + "{oops}\n" + lines(GOOD), 2, "broken JSON (Expecting property"),
+    (lines(GOOD, GOOD)[:-12], 2, "the file ends inside this line"),
+    (lines(GOOD) + "[1]\n", 2, "a JSON list where an object is expected"),
+    (lines(GOOD) + "[" * 100_000, 2, "nested too deeply"),
+    (lines(GOOD) + '{"arrival_s": ' + "9" * 5000 + "}\n", 2, "unreadable JSON"),
+    (lines({"input_tokens": 8, "output_tokens": 1}), 1, "arrival_s is missing"),
+    (own(output_tokens=True), 1, "output_tokens is True"),
+    (own(input_tokens=8.0), 1, "input_tokens is 8.0"),
+    (own(input_tokens=0), 1, "from 1 to 2,147,483,647"),
+    (own(output_tokens=-1), 1, "tokens from 0 to"),
+    (own(input_tokens=2**31), 1, "input_tokens is 2147483648"),
+    (own(arrival_s=float("nan")), 1, "arrival_s is nan"),
+    (mooncake(timestamp=1e300), 2, "timestamp is 1e+300"),
+    (blocks(8, prefix_hashes=[1, 2]), 1, "has 2 ids, expected 1: one per 8 of 8 tokens"),
+    (own(prefix_hashes=[1]), 1, "hash_block_tokens is missing"),
+    (blocks(0), 1, "hash_block_tokens is 0, expected a whole number of tokens from 1"),
+    (
+        blocks(8, prefix_hashes=[1]) + blocks(16, prefix_hashes=[1]),
         2,
         "hash_block_tokens is 16, earlier lines have 8",
     ),
-    "text among hashes": (
-        lines(GOOD | {"prefix_hashes": ["a"], "hash_block_tokens": 8}),
-        1,
-        "prefix_hashes is ['a'], expected a list of whole numbers",
-    ),
-    "mooncake with too few ids": (
-        lines(MOONCAKE | {"input_length": 2000}),
-        1,
-        "hash_ids has 1 ids, expected 4: one per 512 of 2,000 tokens",
-    ),
-    "sharegpt without a length": (
-        lines({"prompt_len": 3}),
-        1,
-        "one of output_len, output_length, completion_tokens, output_token_ids",
-    ),
-    "sharegpt without a prompt": (
-        lines({"input_ids": [], "output_ids": [1]}),
-        1,
-        "input_ids is 0, expected",
-    ),
-    "array cut off": ('[\n{"prompt_len": 1,\n"output_len": 1},\n{"prom', 4, "broken JSON"),
-    "array without comma": (
-        '[\n{"prompt_len": 1, "output_len": 1}\n{"prompt_len": 1}\n]',
-        2,
-        "neither continues nor ends",
-    ),
-    "array with a comma too many": ('[{"prompt_len": 1, "output_len": 1},]', 1, "broken JSON"),
-    "text after an array": ('[{"prompt_len": 1, "output_len": 1}]\n{}', 1, "text follows"),
-    "defect inside an array": (
-        '[\n{"prompt_len": 1,\n"output_len": 1},\n\n{"prompt_len": 0, "output_len": 1}]',
-        5,
-        "prompt_len is 0",
-    ),
-    "azure without a column": ("TIMESTAMP,ContextTokens\n", 1, "no column GeneratedTokens"),
-    "azure row cut off": (AZURE + "2023-11-16 18:17:03.97,48", 2, "2 fields, the header 3"),
-    "azure time cut off": (AZURE + "2023-11-16 18:1,48,1\n", 2, "TIMESTAMP is '2023-11-16 18:1'"),
-    "open quote": (AZURE + '2023-11-16 18:17:03,"1,1\n', 3, "broken CSV"),
-    "old line ends": ("TIMESTAMP,ContextTokens\r2023-11-16,1\r", 1, "broken CSV"),
-    "burstgpt failed request": (BURST + "5,0,0\n", 2, "take the BurstGPT_without_fails files"),
-    "burstgpt time beyond sense": (BURST + "1e300,1,1\n", 2, "Timestamp is '1e300'"),
-    "mooncake id of 65 bits": (
-        lines(MOONCAKE | {"hash_ids": [2**64]}),
-        1,
-        "has 18446744073709551616",
-    ),
-    "mooncake id that no run can end with": (
-        lines(MOONCAKE | {"hash_ids": [2**63 - 1]}),
-        1,
-        "has 9223372036854775807, expected numbers of 64 bits, all unsigned or all signed, other",
-    ),
-    "mooncake signed beside unsigned": (
-        lines(MOONCAKE | {"input_length": 600, "hash_ids": [-1, 2**64 - 1]}),
-        1,
-        "hash_ids has -1, expected",
-    ),
-    "run beyond 64 bits": (
-        lines(GOOD | {"prefix_runs": [2**64 - 1, 2], "hash_block_tokens": 4}),
-        1,
-        "prefix_runs has 18446744073709551616, expected",
-    ),
-    "run across the odd one": (
-        lines(GOOD | {"prefix_runs": [2**63 - 2, 4], "hash_block_tokens": 2}),
-        1,
-        "prefix_runs has 9223372036854775807",
-    ),
-    "backward clock": (
+    (blocks(8, prefix_hashes=["a"]), 1, "prefix_hashes is ['a'], expected a list of whole"),
+    (mooncake(input_length=2000), 2, "has 1 ids, expected 4: one per 512 of 2,000 tokens"),
+    (lines({"prompt_len": 3}), 1, "one of output_len, output_length, completion_tokens, output"),
+    (lines({"input_ids": [], "output_ids": [1]}), 1, "input_ids is 0, expected"),
+    ('[\n{"prompt_len": 1,\n"output_len": 1},\n{"prom', 4, "broken JSON"),
+    (f'[\n{ONE}\n{{"prompt_len": 1}}\n]', 2, "neither continues nor ends"),
+    (f"[{ONE},]", 1, "broken JSON"),
+    (f"[{ONE}]\n{{}}", 1, "text follows"),
+    ('[\n{"prompt_len": 1,\n"output_len": 1},\n\n{"prompt_len": 0}]', 5, "prompt_len is 0"),
+    ("TIMESTAMP,ContextTokens\n", 1, "no column GeneratedTokens"),
+    (AZURE + "2023-11-16 18:17:03.97,48", 2, "2 fields, the header 3"),
+    (AZURE + f"{BAD_TIME},48,1\n", 2, f"TIMESTAMP is '{BAD_TIME}'"),
+    (AZURE + '2023-11-16 18:17:03,"1,1\n', 3, "broken CSV"),
+    ("TIMESTAMP,ContextTokens\r2023-11-16,1\r", 1, "broken CSV"),
+    (BURST + "5,0,0\n", 2, "take the BurstGPT_without_fails files"),
+    (BURST + "1e300,1,1\n", 2, "Timestamp is '1e300'"),
+    (BURST + "5,,1\n", 2, "Request tokens is ''"),
+    (mooncake(hash_ids=[2**64]), 2, "has 18446744073709551616"),
+    (mooncake(hash_ids=[2**63 - 1]), 2, ODD_IDS),
+    (mooncake(input_length=600, hash_ids=[-1, 2**64 - 1]), 2, "hash_ids has -1, expected"),
+    (blocks(4, prefix_runs=[2**64 - 1, 2]), 1, "prefix_runs has 18446744073709551616, expected"),
+    (blocks(2, prefix_runs=[2**63 - 2, 4]), 1, "prefix_runs has 9223372036854775807"),
+    (
         lines(MOONCAKE | {"timestamp": 5000}, MOONCAKE),
         2,
         "the request arrives at 0.000 s, the one before it at 5.000 s: the clock runs backwards",
     ),
-    "burstgpt empty field": (BURST + "5,,1\n", 2, "Request tokens is ''"),
-}
+]
 
 
-@pytest.mark.parametrize("defect", DEFECTS)
-def test_a_defect_names_file_and_line_and_what_is_expected(defect: str, tmp_path: Path) -> None:
-    text, line, sentence = DEFECTS[defect]
+@pytest.mark.parametrize(("text", "line", "sentence"), DEFECTS, ids=lambda value: str(value)[:40])
+def test_a_defect_names_file_and_line_and_what_is_expected(
+    text: str, line: int, sentence: str, tmp_path: Path
+) -> None:
     path = tmp_path / "trace"
     path.write_text(text)
     with pytest.raises(TraceError, match=re.escape(sentence)) as caught:

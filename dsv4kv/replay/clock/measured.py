@@ -79,21 +79,17 @@ def read_runs(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         documents = [parse_json(text)]
     except Unparsable:
-        documents = list(_lines(path, text))
+        documents = []
+        for number, line in enumerate(text.splitlines(), 1):
+            try:
+                documents += [parse_json(line)] if line.strip() else []
+            except Unparsable as error:
+                raise RecordError(f"{path}:{number} is no JSON: {error}; {_WANTED}") from error
     for number, document in enumerate(documents, 1):
         name = path.name if len(documents) == 1 else f"{path.name}:{number}"
         if not isinstance(document, dict):
             raise RecordError(f"{path}, run {number}: a JSON object is wanted; {_WANTED}")
         yield name, document
-
-
-def _lines(path: Path, text: str) -> Iterator[Any]:
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.strip():
-            try:
-                yield parse_json(line)
-            except Unparsable as error:
-                raise RecordError(f"{path}:{number} is no JSON: {error}; {_WANTED}") from error
 
 
 _WANTED = (

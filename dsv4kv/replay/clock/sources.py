@@ -6,7 +6,6 @@ are looked up there.
 """
 
 from collections.abc import Sequence
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -45,38 +44,26 @@ _TOKENS = (256, 1024, 2048, 4096, 8192, 16_384)
 _PREFIXES = (0, 16_384, 65_536, 131_072)
 
 
-def open_engine(deployment: Deployment, model: str, gpu: str) -> TableTimes:
-    """Times of a deployment.
-
-    Raises:
-        ConfigError: It is not installed, or knows no such deployment.
-    """
-    engine = _compile(deployment, model, gpu)
-    try:
-        table = read_table(engine, deployment.draft_passes)
-    except Exception as error:  # whatever a foreign planner raises
-        raise _unknown(deployment, model, gpu, error) from error
-    return TableTimes(deployment, table, shipped_factors(), "aiconfigurator-core, as installed")
-
-
 def read_table(engine: Any, draft_tokens: int) -> StepTable:
     """What an ``AicEngine`` says at the nodes, in ms."""
-    decode: dict[int, list[float]] = {context: [] for context in _CONTEXTS}
-    for context, rows in product(_CONTEXTS, _ROWS):
-        decode[context].append(engine.decode_step_latency(rows, context, 2))
-    prompt: dict[int, list[float]] = {prefix: [] for prefix in _PREFIXES}
-    for prefix, tokens in product(_PREFIXES, _TOKENS):
-        prompt[prefix].append(engine.predict_prefill_latency(1, tokens + prefix, prefix))
+    step, chunk = engine.decode_step_latency, engine.predict_prefill_latency
     return StepTable(
         batch_per_rank=_ROWS,
-        decode_ms={context: tuple(row) for context, row in decode.items()},
+        decode_ms={each: tuple(step(rows, each, 2) for rows in _ROWS) for each in _CONTEXTS},
         prefill_tokens=_TOKENS,
-        prefill_ms_by_prefix={prefix: tuple(row) for prefix, row in prompt.items()},
+        prefill_ms_by_prefix={
+            each: tuple(chunk(1, tokens + each, each) for tokens in _TOKENS) for each in _PREFIXES
+        },
         draft_tokens=draft_tokens,
     )
 
 
-def _compile(deployment: Deployment, model: str, gpu: str) -> Any:
+def open_engine(deployment: Deployment, model: str, gpu: str) -> TableTimes:
+    """Times of a deployment by aiconfigurator-core.
+
+    Raises:
+        ConfigError: It is not installed, or knows no such deployment.
+    """
     try:
         from aiconfigurator_core import AicEngine
         from aiconfigurator_core.sdk.engine import compile_engine
@@ -85,13 +72,12 @@ def _compile(deployment: Deployment, model: str, gpu: str) -> Any:
             "cost.source is aiconfigurator, which is not installed: pip install "
             "aiconfigurator-core, or take cost.source model or table."
         ) from error
-    layout = deployment.layout
+    layout, drafts = deployment.layout, deployment.draft_passes
     if model not in _MODELS or gpu not in _SYSTEMS or layout.pp > 1:
         raise ConfigError(
             f"cost.source is aiconfigurator, and it is not asked for {model} on {gpu} with "
             f"{layout.label}: take {', '.join(_MODELS)} on {', '.join(_SYSTEMS)}, without pp."
         )
-    ranks = layout.tp * layout.dp
     is_fp8 = gpu.startswith("h") or deployment.weights.expert_kind == "fp8"
     try:
         spec = compile_engine(
@@ -101,19 +87,16 @@ def _compile(deployment: Deployment, model: str, gpu: str) -> Any:
             None,
             tp_size=layout.tp,
             attention_dp_size=layout.dp,
-            moe_tp_size=ranks // layout.ep,
+            moe_tp_size=layout.tp * layout.dp // layout.ep,
             moe_ep_size=layout.ep,
             moe_quant_mode=_HOPPER if is_fp8 else _BLACKWELL,
-            nextn=deployment.draft_passes,
+            nextn=drafts,
         )
+        table = read_table(AicEngine.from_spec(spec), drafts)
     except Exception as error:  # whatever a foreign planner raises
-        raise _unknown(deployment, model, gpu, error) from error
-    return AicEngine.from_spec(spec)
-
-
-def _unknown(deployment: Deployment, model: str, gpu: str, error: Exception) -> ConfigError:
-    place = f"{model} on {gpu} with {deployment.layout.label}"
-    return ConfigError(f"aiconfigurator-core has no times of {place}: {error}")
+        place = f"{model} on {gpu} with {layout.label}"
+        raise ConfigError(f"aiconfigurator-core has no times of {place}: {error}") from error
+    return TableTimes(deployment, table, shipped_factors(), "aiconfigurator-core, as installed")
 
 
 def open_times(

@@ -1,40 +1,24 @@
 """What a step of a deployment takes, by a few coefficients of its kind of GPU."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Union
 
 from dsv4kv.budget.layout import Layout
-from dsv4kv.core.clock import Timer
 from dsv4kv.core.linear import LinearTimes
-from dsv4kv.replay.clock.coefficients import BORROWED, CONSTANTS, Coefficients, HeldOut
+from dsv4kv.replay.clock.coefficients import BORROWED, CONSTANTS, Coefficients
 from dsv4kv.replay.clock.weights import WeightModel
 
+if TYPE_CHECKING:
+    from dsv4kv.replay.clock.tables import TableTimes
 
-class StepTimes(Protocol):
-    """Times of steps by one source.
 
-    Attributes:
-        source: Where they come from, in words.
-        client_s: Seconds from sending a request to its being scheduled, and back.
-    """
+StepTimes = Union["ModelTimes", "TableTimes"]
+"""Times of steps by one source.
 
-    source: str
-    client_s: float
-
-    @property
-    def timer(self) -> Timer:
-        """What times the steps of a replay."""
-
-    @property
-    def held_out(self) -> HeldOut:
-        """Error of times on points that were not fitted, by what was timed."""
-
-    @property
-    def extrapolated(self) -> list[str]:
-        """What was timed outside of what was measured, as phrases; the error is wider for it."""
-
-    def constants(self) -> list[tuple[str, float, str]]:
-        """The numbers that times depend on: name, value, unit."""
+``source`` says which in words. ``client_s`` are from sending a request to its being scheduled, and
+back. ``held_out`` is the error on points that were not fitted, wider where steps were outside of
+what was measured, which ``extrapolated`` says in phrases.
+"""
 
 
 def decode_s(times: StepTimes, rows: int, context: int, draft_tokens: int = 0) -> float:
@@ -130,7 +114,7 @@ class ModelTimes:
         )
 
     def constants(self) -> list[tuple[str, float, str]]:
-        """See ``StepTimes``."""
+        """The numbers that times depend on: name, value, unit."""
         rows = CONSTANTS.items()
         return [(name, getattr(self.coefficients, key), unit) for key, (name, unit) in rows]
 

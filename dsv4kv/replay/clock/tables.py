@@ -138,7 +138,7 @@ class Factors(BaseModel):
 
 
 class TableTimes:
-    """Times looked up; see ``StepTimes`` and ``Timer``.
+    """Times looked up: the ``StepTimes`` and the ``Timer`` of a replay.
 
     What is left of the table counts as its first nodes.
     """
@@ -164,19 +164,19 @@ class TableTimes:
 
     @property
     def held_out(self) -> HeldOut:
-        """See ``StepTimes``; more once a step was beyond the table."""
+        """Error of times; more once a step was beyond the table."""
         known = self._factors.held_out
         return known.widened(BEYOND) if self.extrapolated else known
 
     @property
     def extrapolated(self) -> list[str]:
-        """See ``StepTimes``."""
+        """What was timed outside of the table, as phrases."""
         drafts = self._made.draft_passes
         other = [f"{drafts} drafts (it has {self._drafts})"] if drafts != self._drafts else []
         return [*other, *self._decode.outside, *self._prompt.outside]
 
     def constants(self) -> list[tuple[str, float, str]]:
-        """See ``StepTimes``."""
+        """The numbers that times depend on: name, value, unit."""
         return [
             ("a decode step", self._factors.decode, "times the table's"),
             ("a prompt chunk", self._factors.prompt, "times the table's"),

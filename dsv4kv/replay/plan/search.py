@@ -282,8 +282,18 @@ class Search:
         further = _LITTLE_FASTER if kind.servers in start.speeds else _FASTER
         speed = best.speed * nearer if best else begin
         found, high = None, math.inf
+        trace_s, count = (
+            self.requests[-1].arrival_s - self.requests[0].arrival_s,
+            len(self.requests),
+        )
+        wait_s = max(slo.limit_s for slo in self.question.slos if slo.name != "tpot")
         while found is None or high > nearer * found.speed:
-            self._check_span(kind, speed)
+            if trace_s / speed < wait_s / _BURST:
+                raise ConfigError(
+                    f"{kind.label} keeps the limits even where all of {counted(count, 'request')} "
+                    f"come within {trace_s / speed:.2g} s: too few to say what rate it sustains. "
+                    "Give a longer trace, or tighter limits."
+                )
             if kind.min_units(speed) <= units and self._try(kind, units, speed).meets:
                 found = self._try(kind, units, speed)
             elif not found and (best or speed <= _MIN_SPEED):
@@ -295,16 +305,6 @@ class Search:
             else:
                 speed = high / 2 if high > begin / 4 else _MIN_SPEED
         return found
-
-    def _check_span(self, kind: Kind, speed: float) -> None:
-        span_s = (self.requests[-1].arrival_s - self.requests[0].arrival_s) / speed
-        wait_s = max(slo.limit_s for slo in self.question.slos if slo.name != "tpot")
-        if span_s < wait_s / _BURST:
-            raise ConfigError(
-                f"{kind.label} keeps the limits even where all of "
-                f"{counted(len(self.requests), 'request')} come within {span_s:.2g} s: too "
-                "few to say what rate it sustains. Give a longer trace, or tighter limits."
-            )
 
     def find_safer(self, best: Trial) -> Trial | None:
         """Return the best that keeps limits by more than the clock's error, if ``best`` does not.
@@ -342,11 +342,10 @@ class Search:
 
     def find_nearest(self) -> Trial | None:
         """Return the trial that came nearest to keeping the limits, simulated to its end."""
-        for each in self.list_nearest():
-            if each.values_s:
-                return each
-            return self._simulate(each.kind, each.units, each.speed, to_end=True)
-        return None
+        nearest = next(iter(self.list_nearest()), None)
+        if nearest is None or nearest.values_s:
+            return nearest
+        return self._simulate(nearest.kind, nearest.units, nearest.speed, to_end=True)
 
 
 def plan(search: Search) -> Answer:
@@ -356,32 +355,27 @@ def plan(search: Search) -> Answer:
     """
     gc.freeze()  # else requests are searched for cycles again and again, a fifth of the time
     with without_collector():
-        answer = _plan(search)
+        question, last = search.question, search
+        found = search.find_best()
+        screened = found or search.list_nearest()
+        if screened and len(search.requests) < len(question.requests):
+            last = search.restart(screened, question.requests)
+            found = last.find_best()
+        best, second, *_ = *found, None, None
+        if best and last is not search and not question.exactly:
+            first = search.restart(found, search.requests).find_safer(best)
+            last.start = replace(last.start, preferred={first.kind.label} if first else ())
+        safer = last.find_safer(best) if best else None
+        if best and safer and not question.exactly and safer.cost <= best.cost:
+            second = second if safer.kind.servers == best.kind.servers else best
+            best, safer = safer, None
+        nearest = None if best else last.find_nearest()
+        confirmed = [] if last is search else last.trials
+        trials, tally = search.trials, search.tally
+        simulated = sum(tally.pruned.values()) + len(trials)
+        tally.prune("work or cost", max(0, tally.considered - simulated))
         gc.freeze()  # nor is the rest worth a search: the program ends
-        return answer
-
-
-def _plan(search: Search) -> Answer:
-    question, last = search.question, search
-    found = search.find_best()
-    screened = found or search.list_nearest()
-    if screened and len(search.requests) < len(question.requests):
-        last = search.restart(screened, question.requests)
-        found = last.find_best()
-    best, second, *_ = *found, None, None
-    if best and last is not search and not question.exactly:
-        first = search.restart(found, search.requests).find_safer(best)
-        last.start = replace(last.start, preferred={first.kind.label} if first else ())
-    safer = last.find_safer(best) if best else None
-    if best and safer and not question.exactly and safer.cost <= best.cost:
-        second = second if safer.kind.servers == best.kind.servers else best
-        best, safer = safer, None
-    nearest = None if best else last.find_nearest()
-    confirmed = [] if last is search else last.trials
-    trials, tally = search.trials, search.tally
-    simulated = sum(tally.pruned.values()) + len(trials)
-    tally.prune("work or cost", max(0, tally.considered - simulated))
-    return Answer(best, second, safer, nearest, trials, confirmed, tally, len(search.requests))
+        return Answer(best, second, safer, nearest, trials, confirmed, tally, len(search.requests))
 
 
 def front(

@@ -26,7 +26,8 @@ SHARES = (10, 25, 50, 75, 90)
 """Percentiles that are compared where every request is known."""
 
 _STATISTICS = {"median": 50.0, "p50": 50.0, "p25": 25.0, "p75": 75.0, "p90": 90.0, "p95": 95.0}
-"""Names of percentiles in a file without details; of a p99 of few requests nothing follows."""
+_STATISTICS |= {"mean": math.nan}
+"""Percentiles by name in a file without details; of a p99 of few requests nothing follows."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def _read_run(name: str, given: Mapping[str, Any]) -> Measured:
     if given.get("input_lens") and not kept:
         raise RecordError(f"{name}: none of its requests succeeded; {_WANTED}")
     requests, assumed = _requests(name, given, kept)
-    measured = [*_by_request(given, kept, requests)] or [*_by_statistic(given)]
+    measured = _latencies(given, kept)
     if not measured:
         raise RecordError(
             f"{name} has neither ttfts and itls nor statistics of them, as median_ttft_ms and "
@@ -251,23 +252,23 @@ def _lengths(
     return [means[0]] * count, [means[1]] * count, "every request of the mean lengths"
 
 
-def _by_request(
-    given: Mapping[str, Any], kept: Sequence[int], requests: Sequence[Request]
-) -> Iterator[tuple[str, float, float]]:
-    ttfts, itls, outputs = (given.get(key) for key in ("ttfts", "itls", "output_lens"))
-    if isinstance(ttfts, list) and kept:
-        values = np.array([ttfts[place] for place in kept], dtype=float)
-        yield from (("ttft", p, float(np.percentile(values, p))) for p in SHARES)
-    if isinstance(itls, list) and isinstance(outputs, list) and kept:
-        tpots = [sum(itls[p]) / (outputs[p] - 1) for p in kept if outputs[p] > 1 and itls[p]]
-        if tpots:
-            yield from (("tpot", p, float(np.percentile(tpots, p))) for p in SHARES)
-
-
-def _by_statistic(given: Mapping[str, Any]) -> Iterator[tuple[str, float, float]]:
-    for latency in ("ttft", "tpot"):
-        for statistic, percentile in _STATISTICS.items():
-            if (value := _number(given, f"{statistic}_{latency}_ms")) is not None:
-                yield latency, percentile, value / 1e3
-        if (value := _number(given, f"mean_{latency}_ms")) is not None:
-            yield latency, math.nan, value / 1e3
+def _latencies(given: Mapping[str, Any], kept: Sequence[int]) -> list[tuple[str, float, float]]:
+    """Percentiles of the requests' times if the file has them, else its own statistics."""
+    ttfts, itls, outputs = (given.get(key) or () for key in ("ttfts", "itls", "output_lens"))
+    pairs = [(itls[place], outputs[place]) for place in kept] if itls and outputs else []
+    times_s = {
+        "ttft": [ttfts[place] for place in kept] if ttfts else [],
+        "tpot": [sum(gaps) / (tokens - 1) for gaps, tokens in pairs if gaps and tokens > 1],
+    }
+    found: list[tuple[str, float, float]] = [
+        (name, share, float(np.percentile(values, share)))
+        for name, values in times_s.items()
+        if values
+        for share in SHARES
+    ]
+    return found or [
+        (name, share, value / 1e3)
+        for name in times_s
+        for statistic, share in _STATISTICS.items()
+        if (value := _number(given, f"{statistic}_{name}_ms")) is not None
+    ]

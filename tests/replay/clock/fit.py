@@ -20,6 +20,7 @@ import numpy as np
 from dsv4kv.budget.gpus import load_gpu
 from dsv4kv.core.linear import COUNTS
 from dsv4kv.replay.clock.coefficients import Coefficients, HeldOut
+from dsv4kv.replay.clock.fit import _least_squares
 from dsv4kv.replay.clock.tables import Factors
 from tests.replay.clock.points import Floats, Point, Spent, count_point, points
 
@@ -147,27 +148,7 @@ def fit(
         spreads = np.array([guesses[name][1] for name in names])
         return np.concatenate([soft, _PRIOR * steps / spreads])
 
-    return values_of(_least_squares(residuals, len(names)))
-
-
-def _least_squares(residuals: Callable[[Floats], Floats], size: int) -> Floats:
-    """Levenberg and Marquardt, from 0."""
-    steps, damping = np.zeros(size), 1e-2
-    now = residuals(steps)
-    for _ in range(25):
-        slopes = np.stack(
-            [(residuals(steps + each) - now) / 1e-3 for each in 1e-3 * np.eye(size)], 1
-        )
-        normal = slopes.T @ slopes + damping * np.eye(size)
-        step = np.linalg.solve(normal, -slopes.T @ now)
-        then = residuals(steps + step)
-        if then @ then < now @ now:
-            steps, now, damping = steps + step, then, damping / 3
-        else:
-            damping *= 5
-        if np.abs(step).max() < 2e-3:
-            break
-    return steps
+    return values_of(_least_squares(residuals, np.zeros(len(names))))
 
 
 def leave_out(

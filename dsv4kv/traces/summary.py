@@ -19,7 +19,7 @@ from io import FileIO
 from itertools import islice
 from math import inf
 from tempfile import TemporaryFile
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,14 +39,6 @@ _BATCH_RUNS = 2**18
 _SAMPLE = 2**10  # rows of a sorted batch that are read together; the first of them is sampled
 
 
-class _Conflict(NamedTuple):
-    """An id with two histories, and two requests that have it."""
-
-    request: int
-    earlier: int
-    id: int
-
-
 class Histories:
     """Checks and counts the ids of requests, added in order; a context, for its temporary file.
 
@@ -59,7 +51,7 @@ class Histories:
         self._most = batch_runs
         self._parts, self._held = [np.zeros(0, RUN)], 0
         self._batches: list[_Sorted] = []
-        self._conflicts: list[_Conflict] = []
+        self._conflicts = list[tuple[int, int, int]]()  # two requests and an id that both have
         self._file: FileIO | None = None
 
     def __enter__(self) -> Self:
@@ -96,10 +88,10 @@ class Histories:
             distinct += int((runs["last"] - runs["start"] + 1).sum())
             furthest = self._find_inside(np.concatenate([furthest, runs]))
         if self._conflicts:
-            conflict = min(self._conflicts)
-            there, here = sorted(conflict[:2])
+            *requests, number = min(self._conflicts)
+            there, here = sorted(requests)
             raise TraceError(
-                f"{name(here)}: block id {conflict.id} has another history than at "
+                f"{name(here)}: block id {number} has another history than at "
                 f"{name(there)}: an id identifies a block and everything before it, so it always "
                 "follows the same id."
             )
@@ -153,9 +145,7 @@ class Histories:
         return furthest
 
     def _remember(self, run: Any, other: Any) -> None:
-        self._conflicts.append(
-            _Conflict(int(run["request"]), int(other["request"]), int(run["start"]))
-        )
+        self._conflicts.append((int(run["request"]), int(other["request"]), int(run["start"])))
 
     def _ranges(self, rest: Runs) -> Iterator[Runs]:
         """All rows, by rising ranges of first ids; ``rest`` are those in memory."""
@@ -245,10 +235,6 @@ class TraceSummary:
     """A whole trace in a few numbers.
 
     Attributes:
-        requests: Number of requests.
-        duration_s: From the first arrival to the last, in seconds.
-        input_tokens: Prompt lengths.
-        output_tokens: Generated lengths.
         hash_block_tokens: Tokens one prefix hash stands for; 0 if the trace has none.
         block_references: Prefix hashes, all requests together.
         distinct_blocks: Different prefix hashes.

@@ -42,7 +42,6 @@ from dsv4kv.traces.files import (
     parse_object,
     read_time,
 )
-from dsv4kv.units import UNITS_PER_SECOND
 
 Message = dict[str, Any]
 
@@ -214,8 +213,7 @@ def _time(record: Mapping[str, Any], options: DataOptions) -> float | None:
     if value is None:
         return None
     if not isinstance(value, str):
-        unit = options.time_unit
-        return read_time(record, options.time, unit) / UNITS_PER_SECOND[unit]
+        return read_time(record, options.time, options.time_unit)
     try:
         when = datetime.fromisoformat(value)
     except ValueError:

@@ -220,14 +220,14 @@ def checked_tokens(value: Any, name: str, low: int) -> int:
 
 
 def read_time(record: Mapping[str, Any], name: str, unit: str) -> float:
-    """Return a time within ``MOST_S`` of 0, in the file's own unit."""
-    value = required(record, name)
-    most = MOST_S * _PER_SECOND[unit]
+    """Return a time within ``MOST_S`` of 0, in s; ``unit`` is the file's."""
+    value, per_second = required(record, name), _PER_SECOND[unit]
+    most = MOST_S * per_second
     if type(value) not in {int, float} or not abs(value) <= most:
         raise Defect(
             f"{name} is {reprlib.repr(value)}, expected {unit} from -{most:,} to {most:,}"
         )
-    return float(value)
+    return float(value) / per_second
 
 
 def read_numbers(record: Mapping[str, Any], name: str) -> tuple[int, ...]:

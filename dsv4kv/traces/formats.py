@@ -57,7 +57,6 @@ from dsv4kv.traces.files import (
     required,
 )
 from dsv4kv.traces.request import IdRuns, Request, Sessions, full_blocks, signed
-from dsv4kv.units import UNITS_PER_SECOND
 
 Reader = Callable[[TraceLines, ReadOptions], Iterator[Request]]
 
@@ -86,7 +85,6 @@ def _read_rows(
     names: TimedFields,
     block_tokens: int,
     unit: str = "seconds",
-    per_second: float = 1.0,
     *,
     partial: bool = False,
 ) -> Iterator[Request]:
@@ -98,15 +96,14 @@ def _read_rows(
             ids = read_counted_ids(record, names.ids, tokens, block_tokens, partial=partial)
         elif names.ids in record:
             raise Defect(f"{names.ids} is given, but not the tokens per id (--id-tokens)")
-        arrival_s = read_time(record, names.time, unit) / per_second
-        yield Request(
-            arrival_s, tokens, read_tokens(record, names.output, low=0), ids, block_tokens
-        )
+        arrival_s = read_time(record, names.time, unit)
+        output_tokens = read_tokens(record, names.output, low=0)
+        yield Request(arrival_s, tokens, output_tokens, ids, block_tokens)
 
 
 MOONCAKE = TraceFormat(
     lambda lines, _: _read_rows(
-        lines, DEFAULTS.fields, BLOCK_TOKENS, "milliseconds", 1e3, partial=True
+        lines, DEFAULTS.fields, BLOCK_TOKENS, "milliseconds", partial=True
     ),
     frozenset({"hash_ids"}),
     '{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [...]}',
@@ -118,27 +115,18 @@ BAILIAN = TraceFormat(
     '"output_length": tokens, "hash_ids": [...]}',
 )
 TIMED = TraceFormat(
-    lambda lines, options: _read_rows(
-        lines,
-        options.fields,
-        options.id_tokens or 0,
-        options.time_unit,
-        UNITS_PER_SECOND[options.time_unit],
-    ),
+    lambda lines, given: _read_rows(lines, given.fields, given.id_tokens or 0, given.time_unit),
     frozenset(),
     "JSON lines with a time, two lengths and perhaps block ids, by the names, unit and size "
     "given as options",
 )
 
 
-def in_units(seconds: float, per_second: int) -> int | float:
-    """A time that is the same number of seconds when it is read back, whole where it can be.
-
-    Where no float is, it is the nearest.
-    """
-    value = seconds * per_second
+def in_milliseconds(seconds: float) -> int | float:
+    """A time that is read back as the same one, whole where it can be; else the nearest."""
+    value = seconds * 1000
     near = (round(value), value, math.nextafter(value, math.inf), math.nextafter(value, -math.inf))
-    return next((one for one in near if one / per_second == seconds), value)
+    return next((one for one in near if one / 1000 == seconds), value)
 
 
 def format_mooncake(requests: Iterable[Request]) -> Iterator[str]:
@@ -148,12 +136,11 @@ def format_mooncake(requests: Iterable[Request]) -> Iterator[str]:
         TraceError: A request's ids are not those of this format.
     """
     for number, request in enumerate(requests):
-        _check_mooncake(number, request)
-        known = request.session is not None
-        yield _format_line(request, 0, **({"session_id": f"{request.session}"} if known else {}))
+        session = {} if request.session is None else {"session_id": f"{request.session}"}
+        yield _format_line(number, request, 0, **session)
 
 
-def _check_mooncake(number: int, request: Request) -> None:
+def _format_line(number: int, request: Request, first: int, **others: Any) -> str:
     blocks = -(-request.input_tokens // BLOCK_TOKENS)
     if request.hash_block_tokens != BLOCK_TOKENS or len(request.prefix_hashes) != blocks:
         size, count = request.hash_block_tokens, len(request.prefix_hashes)
@@ -163,11 +150,8 @@ def _check_mooncake(number: int, request: Request) -> None:
             f"may be partial, and request {number} has {has} for {request.input_tokens:,}: take "
             "another format."
         )
-
-
-def _format_line(request: Request, first: int = 0, **others: Any) -> str:
     record = {
-        "timestamp": in_units(request.arrival_s, 1000),
+        "timestamp": in_milliseconds(request.arrival_s),
         "input_length": request.input_tokens,
         "output_length": request.output_tokens,
         "hash_ids": list(request.prefix_hashes)[first:],
@@ -194,9 +178,9 @@ def _read_mooncake_delta(lines: TraceLines, _: ReadOptions) -> Iterator[Request]
 
 def _extend(before: Request | None, record: dict[str, Any]) -> Request:
     if before is not None and "timestamp" not in record:
-        arrival_s = before.arrival_s + read_time(record, "delay", "milliseconds") / 1e3
+        arrival_s = before.arrival_s + read_time(record, "delay", "milliseconds")
     else:
-        arrival_s = read_time(record, "timestamp", "milliseconds") / 1e3
+        arrival_s = read_time(record, "timestamp", "milliseconds")
     before = before or _START
     input_tokens = before.input_tokens + read_tokens(record, "input_length", low=1)
     if input_tokens > MAX_TOKENS:
@@ -223,11 +207,10 @@ def format_mooncake_delta(requests: Iterable[Request]) -> Iterator[str]:
     """
     sessions = Sessions()
     for number, request in enumerate(requests):
-        _check_mooncake(number, request)
         session, before = sessions.place(request)
         known, first = (before.input_tokens, full_blocks(before)) if before else (0, 0)
         new = request.input_tokens - known
-        yield _format_line(request, first, session_id=session, input_length=new)
+        yield _format_line(number, request, first, session_id=session, input_length=new)
 
 
 MOONCAKE_DELTA = TraceFormat(

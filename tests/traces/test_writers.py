@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dsv4kv.errors import TraceError
 from dsv4kv.traces import ReadOptions, read_trace, write_trace, write_weka
-from dsv4kv.traces.formats import in_units
+from dsv4kv.traces.formats import in_milliseconds
 from dsv4kv.traces.request import IdRuns, Request, Sessions
 
 
@@ -153,7 +153,7 @@ def test_a_request_goes_on_with_the_session_it_begins_with(
 
 @given(st.integers(0, 10**15))
 def test_whole_milliseconds_stay_whole(milliseconds: int) -> None:
-    told = in_units(milliseconds / 1000, 1000)
+    told = in_milliseconds(milliseconds / 1000)
     assert (told, type(told)) == (milliseconds, int)
 
 

@@ -51,20 +51,14 @@ def test_conversations_of_a_folder_start_one_after_the_other_by_name(tmp_path: P
     assert [len(r.prefix_hashes) for r in trace] == [1, 2, 1]
 
 
-def test_local_ids_of_two_conversations_are_different_blocks(tmp_path: Path) -> None:
-    write(tmp_path, a=conversation(turn(0, [1, 2])), b=conversation(turn(0, [1, 2])))
-    first, second = read_trace(tmp_path)
-    assert not set(first.prefix_hashes) & set(second.prefix_hashes)
-
-
-def test_global_ids_of_two_conversations_are_the_same_blocks(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        a=conversation(turn(0, [1, 2]), scope="global"),
-        b=conversation(turn(0, [1, 2]), scope="global"),
-    )
-    first, second = read_trace(tmp_path)
-    assert first.prefix_hashes == second.prefix_hashes == (1, 2)
+@pytest.mark.parametrize("scope", ["local", "global"])
+def test_ids_of_two_conversations_are_the_same_blocks_if_they_are_global(
+    scope: str, tmp_path: Path
+) -> None:
+    one, other = (conversation(turn(0, [1, 2]), scope=scope) for _ in range(2))
+    first, second = read_trace(write(tmp_path, a=one, b=other))
+    shared = set(first.prefix_hashes) & set(second.prefix_hashes)
+    assert shared == ({1, 2} if scope == "global" else set())
 
 
 def test_a_conversation_may_be_compressed_or_spread_over_lines(tmp_path: Path) -> None:

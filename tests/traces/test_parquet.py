@@ -97,12 +97,6 @@ def test_row_groups_end_where_memory_would(
     assert len(heard) == 3
 
 
-def test_requests_without_ids_have_none(arrow: Any, tmp_path: Path) -> None:
-    trace = [Request(0.5, 9, 0), Request(0.5, 3, 2, (), 64), Request(2.0, 65, 1, (-7,), 64)]
-    write_parquet(trace, tmp_path / "a")
-    assert list(read_trace(tmp_path / "a")) == trace
-
-
 def test_it_is_a_trace_for_every_command(arrow: Any, tmp_path: Path) -> None:
     path = str(tmp_path / "chat.parquet")
     run = CliRunner().invoke

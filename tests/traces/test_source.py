@@ -19,18 +19,6 @@ def test_a_missing_file_lists_the_traces_beside_it_and_the_shipped(tmp_path: Pat
     )
 
 
-def test_a_folder_without_conversations_is_refused_and_its_traces_are_listed(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "a.jsonl").touch()
-    with pytest.raises(
-        TraceError,
-        match=r"is a folder without conversations \(\*\.json, \*\.json\.gz\): name one trace "
-        r"file; in .*: a\.jsonl\.$",
-    ):
-        resolve_trace(tmp_path)
-
-
 def test_the_digest_of_a_folder_follows_its_names_and_its_bytes(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("one")
     digests = [trace_sha256(tmp_path)]

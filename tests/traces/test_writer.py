@@ -67,13 +67,6 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(name: str, tmp_path: Pat
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_trace_can_be_written_over_the_file_it_is_read_from(tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
-    write_trace([REQUEST] * 3, path)
-    assert write_trace(read_trace(path), path) == 3
-    assert list(read_trace(path)) == [REQUEST] * 3
-
-
 def test_reading_holds_a_few_lines_whatever_the_size_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "long.jsonl.gz"
     request = Request(0.0, 64 * 200, 1, tuple(range(200)), 64)

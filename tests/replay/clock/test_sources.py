@@ -118,24 +118,6 @@ def test_a_file_without_coefficients_is_a_sentence(tmp_path: Path, content: byte
 # ---- what a replay makes of them ----------------------------------------------------------------
 
 
-def test_sglang_s_rules_compute_prompts_alone_and_vllm_s_mix_them() -> None:
-    for rule, alone in (("sglang-v4:tail", True), ("vllm-v4:semantic", False), ("ideal", False)):
-        made = build_replay(small_model(prefix__rule=rule), lengths((300, 5)))
-        assert made.scheduler._limits.alone == alone
-
-
-def test_replicas_step_together_so_prompts_of_one_take_the_time_of_all() -> None:
-    """Eight prompts at once, one on each rank, take little longer than one."""
-    shared: dict[str, Any] = {
-        "cost__dp": 8,
-        "scheduler__step_tokens": 8 * 512,
-        "scheduler__prompts": "alone",
-    }
-    one, eight = (served(lengths(*[(512, 2)] * count), **shared) for count in (1, 8))
-    assert one.scheduler.clock.done.steps == eight.scheduler.clock.done.steps == 2
-    assert eight.scheduler.clock.now_s < 1.5 * one.scheduler.clock.now_s
-
-
 def test_requests_take_turns_on_ranks_and_wait_for_a_slot_of_their_own() -> None:
     """One slot a rank: the third waits for the first, whatever becomes free of the other."""
     two: dict[str, Any] = {"cost__dp": 2, "cost__gpus": 2, "scheduler__prompts": "alone"}

@@ -159,13 +159,6 @@ def test_a_setting_without_effect_is_told_with_what_to_do(
     assert bool(found) == bool(said)
 
 
-MIXED: dict[str, Any] = {
-    "fleet__replicas": 1,
-    "fleet__mixed": '["2 cache.block_tokens=256 cost.gpus=4", '
-    '"1 prefix.rule=vllm-v4:semantic cache.num_blocks=4000"]',
-}
-
-
 def test_what_replicas_with_other_blocks_hold_twice_is_counted_by_the_trace() -> None:
     """Two replicas of 128 and of 256 tokens a block, each given both of two equal prompts."""
     config = small_config(

@@ -162,30 +162,25 @@ class Histories:
 
 
 class _Sorted:
-    """Rows of a sorted batch on disk, read once, ``_SAMPLE`` at a time; ``samples`` are theirs."""
+    """A sorted batch on disk; ``samples`` are the first ids of every ``_SAMPLE`` of its rows."""
 
     def __init__(self, file: FileIO, rows: Runs) -> None:
         self.samples: Ints = rows["start"][::_SAMPLE].copy()
-        self._file = file
-        self._place, self._left = file.tell(), len(rows)
-        self._held = rows[:0].copy()
+        self._file, self._begin, self._rows, self._next = file, file.tell(), len(rows), 0
         rows.tofile(file)
 
     def below(self, edge: int | None) -> Runs:
         """The next rows, whose first ids are below ``edge``; all that are left without one."""
-        parts: list[Runs] = [self._held[:0]]
-        while len(self._held) or self._left:
-            if not len(self._held):
-                self._file.seek(self._place)
-                self._held = np.fromfile(self._file, RUN, min(_SAMPLE, self._left))
-                self._place += self._held.nbytes
-                self._left -= len(self._held)
-            cut = len(self._held) if edge is None else self._held["start"].searchsorted(edge)
-            parts.append(self._held[:cut])
-            self._held = self._held[cut:]
-            if len(self._held):
-                break
-        return np.concatenate(parts)
+        end = self._rows
+        if edge is not None:
+            block = max(0, int(self.samples.searchsorted(edge)) - 1) * _SAMPLE
+            end = block + int(self._read(block, block + _SAMPLE)["start"].searchsorted(edge))
+        first, self._next = self._next, end
+        return self._read(first, end)
+
+    def _read(self, first: int, end: int) -> Runs:
+        self._file.seek(self._begin + first * RUN.itemsize)
+        return np.fromfile(self._file, RUN, min(end, self._rows) - first)
 
 
 def check_histories_of(

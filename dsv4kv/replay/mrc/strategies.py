@@ -45,22 +45,18 @@ def parse_strategy(text: str, *, window_tokens: int, layers: int) -> Strategy:
     Raises:
         ConfigError: There is no such strategy.
     """
-    found = _parse(text, window_tokens, layers)
-    return found if window_tokens else Strategy(text, "full", 0)
-
-
-def _parse(text: str, window_tokens: int, layers: int) -> Strategy:
+    replays = {"zero": window_tokens * layers, "zero:bounded": window_tokens - 1}
     if match := re.fullmatch(r"periodic:([0-9]{1,9})", text):
         if not int(match[1]):
             raise ConfigError("periodic:0 has no period: write periodic:4096.")
-        return Strategy(text, "periodic", window_tokens, period_tokens=int(match[1]))
-    if text == "zero":
-        return Strategy(text, "zero", window_tokens, replay_tokens=window_tokens * layers)
-    if text == "zero:bounded":
-        return Strategy(text, "zero", window_tokens, replay_tokens=window_tokens - 1)
-    if text in _PLAIN:
-        return Strategy(text, text, window_tokens)
-    raise unknown(STRATEGIES, text, "a strategy")
+        found = Strategy(text, "periodic", window_tokens, period_tokens=int(match[1]))
+    elif text in replays:
+        found = Strategy(text, "zero", window_tokens, replay_tokens=replays[text])
+    elif text in _PLAIN:
+        found = Strategy(text, text, window_tokens)
+    else:
+        raise unknown(STRATEGIES, text, "a strategy")
+    return found if window_tokens else Strategy(text, "full", 0)
 
 
 @dataclass(frozen=True)

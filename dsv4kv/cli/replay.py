@@ -180,7 +180,7 @@ def _compare(
     from dsv4kv.record.convert import read_recording
     from dsv4kv.record.folder import is_recording
     from dsv4kv.record.server import read_server
-    from dsv4kv.replay.against import MOST_PLAYS, check_comparable, compare_with_server
+    from dsv4kv.replay.against import MOST_PLAYS, Comparison, check_comparable
     from dsv4kv.replay.settings import open_pool, settings_of
     from dsv4kv.view.against import against_document, against_page
     from dsv4kv.view.html import write_page
@@ -199,7 +199,7 @@ def _compare(
     pool, chosen = open_pool(recorded.requests, known, given)
     console, most = open_console(stderr=True, quiet=silent), MOST_PLAYS * len(recorded.requests)
     with Watcher(console, "replays", "requests", most, after_s=1.0) as watcher:
-        found = compare_with_server(recorded, server, chosen, pool, watcher.advance)
+        found = Comparison(recorded, server, chosen, pool, watcher.advance).explain()
     page = against_page(source, found, known)
     if not silent:
         show(page.in_full() if verbose else page.answer)

@@ -2,8 +2,7 @@
 
 ``xxh3`` is fast and made for accidents: two different prompts collide once in 2^128.  Someone who
 may choose prompts *and* profits from another tenant's cache could look for collisions, so across
-a trust boundary take ``sha256`` or ``blake2b``, and a salt for each tenant.  Every digest is cut
-to 128 bits.
+a trust boundary take ``sha256`` or ``blake2b``.  Every digest is cut to 128 bits.
 """
 
 import hashlib
@@ -14,8 +13,6 @@ from typing import ClassVar
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
-
-from dsv4kv.errors import ConfigError
 
 Tokens = NDArray[np.integer]
 Ids = NDArray[np.int64]
@@ -29,18 +26,10 @@ def resumable_blocks(matched: int, prompt_tokens: int, block_tokens: int) -> int
     return max(0, min(matched, (prompt_tokens - LEAST_COMPUTED) // block_tokens))
 
 
-def _sha256(data: bytes) -> bytes:
-    return hashlib.sha256(data).digest()[:16]
-
-
-def _blake2b(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=16).digest()
-
-
 HASHES: dict[str, Callable[[bytes], bytes]] = {
     "xxh3": xxhash.xxh3_128_digest,
-    "blake2b": _blake2b,
-    "sha256": _sha256,
+    "blake2b": lambda data: hashlib.blake2b(data, digest_size=16).digest(),
+    "sha256": lambda data: hashlib.sha256(data).digest()[:16],
 }
 
 
@@ -68,24 +57,11 @@ class Digests:
 class BlockHasher:
     """Hashes the full blocks of prompts, with everything before them."""
 
-    def __init__(self, block_tokens: int, algorithm: str = "xxh3", salt: bytes = b"") -> None:
-        """Choose how.
-
-        Args:
-            block_tokens: Tokens of a block.
-            algorithm: One of ``HASHES``.
-            salt: Prompts of different salts have no keys in common.
-
-        Raises:
-            ConfigError: There is no such algorithm, or a block without tokens.
-        """
-        if algorithm not in HASHES:
-            raise ConfigError(f"{algorithm!r} is no hash: choose one of {', '.join(HASHES)}.")
-        if block_tokens <= 0:
-            raise ConfigError(f"a block of {block_tokens} tokens holds nothing: give at least 1.")
+    def __init__(self, block_tokens: int, algorithm: str = "xxh3") -> None:
+        """``algorithm`` is one of ``HASHES``."""
         self.block_tokens = block_tokens
         self._hash = HASHES[algorithm]
-        self._root = self._hash(salt)
+        self._root = self._hash(b"")
 
     def digest(self, tokens: Tokens, before: Digests | None = None) -> Digests:
         """Hash the full blocks of ``tokens``; an incomplete last one has no key.

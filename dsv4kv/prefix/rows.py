@@ -15,9 +15,7 @@ from numpy.typing import NDArray
 from dsv4kv.cache.slots import NO_SLOT, SlotAllocator
 from dsv4kv.core.policies import LRU, Policy, Run
 from dsv4kv.core.tree import Lease, PrefixTree, path_to
-from dsv4kv.errors import ConfigError
 
-_MOST = 2**31 - 1
 CopyKv = Callable[[int, int, int], None]
 Tokens = NDArray[np.integer] | Sequence[int]
 
@@ -58,21 +56,13 @@ class PrefixCacheManager:
             version: The version a slot has now, as ``SlotAllocator.version`` gives it; None:
                 slots are never handed out again.
         """
-        if max_capacity <= 0:
-            raise ConfigError(
-                f"a prefix cache of {max_capacity} tokens holds nothing: give at least 1."
-            )
         self.tree = PrefixTree(policy or LRU(max_capacity), chained=False)
         self.max_capacity = max_capacity
         self._copy, self._version = copy_kv, version
 
-    def match(self, tokens: Tokens) -> int:
-        """Tokens of the longest prefix that is known; counts as no use."""
-        return self.tree.match_length(list_tokens(tokens))
-
     def pin(self, tokens: Tokens) -> Lease:
         """Use the longest known prefix: it is kept until the lease is released."""
-        return self.tree.pin(list_tokens(tokens))
+        return self.tree.pin(_list(tokens))
 
     def release(self, lease: Lease) -> None:
         """End a lease; ``NotOwner`` if it has ended before."""
@@ -90,7 +80,7 @@ class PrefixCacheManager:
 
         As many are stored as have room once all that may go has gone; how many are known now.
         """
-        tree, keys = self.tree, list_tokens(tokens)
+        tree, keys = self.tree, _list(tokens)
         known = tree.match_length(keys, lease)
         tree.extend(lease, keys[:known], [])
         missing = len(keys) - known - (self.max_capacity - tree.cached)
@@ -114,8 +104,7 @@ class PrefixCacheManager:
 
     def copy_kv(self, tokens: Tokens, to_slot: int) -> Found:
         """Copy the longest prefix that a row still holds into a slot; kept while it is copied."""
-        if self._copy is None:
-            raise ConfigError("no copy_kv was given when the prefix cache was made.")
+        assert self._copy is not None
         lease = self.pin(tokens)
         found = self._newest_row(lease.run)
         if found.length:
@@ -135,16 +124,8 @@ class PrefixCacheManager:
         return self._version is None or self._version(slot) == version
 
 
-def list_tokens(tokens: Tokens) -> list[int]:
-    """Tokens as a list; ``ConfigError`` if they are no whole numbers of 31 bits in one row."""
-    array = np.asarray(tokens)
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise ConfigError(
-            f"tokens must be one row of whole numbers, not {array.dtype} of shape {array.shape}."
-        )
-    if array.size and not (array.min() >= 0 and array.max() <= _MOST):
-        raise ConfigError(f"tokens must be 0..{_MOST}.")
-    found: list[int] = array.tolist()
+def _list(tokens: Tokens) -> list[int]:
+    found: list[int] = np.asarray(tokens).tolist()
     return found
 
 
@@ -184,7 +165,6 @@ class SlotScheduler:
 
     def begin(self, tokens: Tokens, found: Found) -> Seat | None:
         """Seat a prompt for which ``found`` was found; None if no slot is free."""
-        list_tokens(tokens)  # refuses them before a slot is taken
         slots, length = self._slots, found.length
         valid = length > 0 and slots.version(found.slot) == found.version
         if valid and slots.is_free(found.slot) and self._written[found.slot] == length:

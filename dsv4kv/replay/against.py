@@ -107,31 +107,8 @@ class Against:
         return (self.total.server.hit_tokens or 0) - (self.total.replay.hit_tokens or 0)
 
 
-def compare_with_server(
-    recorded: Recorded,
-    server: Server,
-    rule: str,
-    pool: Pool,
-    advance: Callable[[], object] = lambda: None,
-) -> Against:
-    """Replay what was asked at the server's pace, and explain what differs.
-
-    Args:
-        recorded: The requests.
-        server: What the server did.
-        rule: By whose rule.
-        pool: The server's cache, and the requests as a trace.
-        advance: Is called with every request of every replay, of which there are ``MOST_PLAYS``
-            at most.
-
-    Raises:
-        TraceError: Requests, or what the server found, were not recorded.
-    """
-    return _Comparison(recorded, server, rule, pool, advance).explain()
-
-
 def check_comparable(recorded: Recorded, server: Server) -> None:
-    """Refuse a recording with nothing to compare; raises ``TraceError``."""
+    """Refuse a recording that a ``Comparison`` can do nothing with; raises ``TraceError``."""
     if recorded.stores_only:
         raise TraceError(
             "stores-only: requests were not recorded, so there is nothing to replay against: give "
@@ -161,21 +138,27 @@ def spans_of(recorded: Recorded) -> list[Span]:
     return spans
 
 
-class _Comparison:
+class Comparison:
+    """What a server was asked, replayed at its pace."""
+
     def __init__(
         self,
         recorded: Recorded,
         server: Server,
         rule: str,
         pool: Pool,
-        advance: Callable[[], object],
+        advance: Callable[[], object] = lambda: None,
     ) -> None:
+        """Compare what a server did by an engine's rule; ``pool`` is its cache and the requests.
+
+        ``advance`` is called with every request of every replay, of which there are
+        ``MOST_PLAYS`` at most.  Raises ``ConfigError`` for the toolkit's own rule.
+        """
         if not find_rule(rule).engine:
             raise ConfigError(f"the rule {rule} is no server's: take an engine's, with --rule.")
-        check_comparable(recorded, server)
         self._recorded, self._server, self._pool = recorded, server, pool
         self._advance = advance
-        self._name, self._rule = rule, find_rule(rule)
+        self._rule = find_rule(rule)
         self._spans = spans_of(recorded)
         self._restarts = [self._since(begin) for begin, _ in server.restarts]
         self._looks = [self._since(at) for at, _ in server.used]

@@ -276,7 +276,7 @@ class VirtualClock:
     def prompt_s(self, before: int, after: int, chunk_tokens: int) -> float:
         """Seconds that the chunks of a prompt from one token to another would take, alone."""
         kept = (self.steps, self._weight_bytes, self._gathers, self._counts[:], self._decoded[:])
-        busy_s, alone = self._busy_s, Served(0, 0.0, 0, 0, _no_keys, (), 0)
+        busy_s, alone = self._busy_s, Served(0, 0.0, 0, 0, lambda _: [], (), 0)
         for begin in range(before, after, chunk_tokens):
             self.step(0, 0, 0, [(alone, (begin, min(begin + chunk_tokens, after)))])
         took_s = self._busy_s - busy_s
@@ -296,10 +296,6 @@ class VirtualClock:
         assert self._timer is not None
         copies_s = self._copies / self._timer.copy_bytes_per_s
         return self._timer.seconds(self.counts) + copies_s
-
-
-def _no_keys(served: Served) -> list[int]:
-    return []
 
 
 def _prompts(chunks: Sequence[tuple[Served, Span]]) -> tuple[int, int, int]:

@@ -152,7 +152,10 @@ class HashedCache(BlockPool):
         self._parts = [part for group in groups for part in group.parts]
         for row, part in enumerate(self._parts, start=1):
             part.row = row * (numbers + 1)
-        self._marking = max(self._parts, key=_end_of) if self._parts else None
+        self._marking: Part | None = None
+        for part in self._parts:
+            if self._marking is None or part.end_tokens > self._marking.end_tokens:
+                self._marking = part
         self._marked: set[int] = set()
         self._running: dict[int, Held] = {}
         self._asked = (-1, 0, 0)
@@ -549,10 +552,6 @@ class HashedCache(BlockPool):
             size = group.block_tokens
             blocks += -(-end // size) - max(0, begin // size - group.needed)
         return blocks
-
-
-def _end_of(part: Part) -> int:
-    return part.end_tokens
 
 
 def _idle_blocks(entry: Entry) -> int:

@@ -89,15 +89,20 @@ class ReuseTally:
         computed again.
         """
         size, keys = self.shared_tokens, served.keys
-        saved, seen_tokens = served.position, self._see(served)
-        served.saved = saved
+        ids = served.ids
+        runs = _list_runs(ids) if isinstance(ids, (tuple, list)) else self._runs_of(ids)
+        known_ids = self._seen.add(runs[0], runs[1])  # now it was seen, too
+        seen_tokens = min(known_ids * served.id_tokens, served.input_tokens)
+        saved = served.saved = served.position
         seen = seen_tokens // size
         usable = min(seen, max(0, served.input_tokens - self.uncovered_tokens) // size)
         key_tokens, dropped_tokens = self.draft_needs
         alike = (seen_tokens - key_tokens) // size - dropped_tokens // size
         reach = max(hit.resumed, min(usable, alike))
         known = min(seen, len(keys))
-        served.stored = self._count_stored(keys, known)
+        served.stored = known
+        while served.stored and keys[served.stored - 1] in self._pending:
+            served.stored -= 1
         self._pending.update(keys[known:])
         stored, found = min(served.stored, reach), min(hit.found, reach)
         marked = min(hit.marked, reach)
@@ -117,23 +122,6 @@ class ReuseTally:
         self.found_requests += saved > 0
         self.seen_tokens += seen_tokens
         self.saved_tokens += saved
-
-    def _see(self, served: Served) -> int:
-        """Tokens of a prompt that an earlier one had, as far as ids show; now it was seen, too."""
-        ids = served.ids
-        if isinstance(ids, (tuple, list)):
-            starts, counts = _list_runs(ids)
-        else:
-            starts, counts = self._runs_of(ids)
-        known = self._seen.add(starts, counts)
-        return min(known * served.id_tokens, served.input_tokens)
-
-    def _count_stored(self, keys: list[int], seen: int) -> int:
-        """Of the leading keys seen, those that were stored: none without those before it."""
-        pending = self._pending
-        while seen and keys[seen - 1] in pending:
-            seen -= 1
-        return seen
 
 
 def _list_runs(ids: Sequence[int]) -> tuple[list[int], list[int]]:

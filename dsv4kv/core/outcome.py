@@ -150,15 +150,10 @@ class Outcome:
         used = cache.private + cache.shared
         if used >= self.peak_blocks:
             self.peak_blocks = used
-            self.peak_rounding_tokens = _rounding_tokens(scheduler, self._block_tokens)
-
-
-def _rounding_tokens(scheduler: "Scheduler", block_tokens: int) -> int:
-    """Room in held blocks beyond the tokens that are there or whose computation has begun."""
-    # a request may have a few tokens more than its blocks: those of an entry not complete yet
-    room = 0
-    for each in [*scheduler.decoding, *scheduler.paused]:
-        room += max(0, each.blocks * block_tokens - each.position)
-    for each in [*scheduler.prefilling, *scheduler.loading]:
-        room += max(0, each.blocks * block_tokens - each.prompt_tokens)
-    return room
+            # a request may have a few tokens more than its blocks: those of an incomplete entry
+            room, size = 0, self._block_tokens
+            for each in [*scheduler.decoding, *scheduler.paused]:
+                room += max(0, each.blocks * size - each.position)
+            for each in [*scheduler.prefilling, *scheduler.loading]:
+                room += max(0, each.blocks * size - each.prompt_tokens)
+            self.peak_rounding_tokens = room

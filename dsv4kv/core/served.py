@@ -130,8 +130,4 @@ class Served:
 
 def insert_by_age(queue: list[Served], served: Served) -> None:
     """Put a request in its place where the oldest is first."""
-    insort(queue, served, key=_age)
-
-
-def _age(served: Served) -> tuple[float, int]:
-    return served.arrival_s, served.number
+    insort(queue, served, key=lambda each: (each.arrival_s, each.number))

@@ -83,8 +83,9 @@ class PrefixTree:
         length, request = run.end, self._requests
         path = self._use(run)
         self._hold(path)
-        if length < len(keys):
-            self._miss(keys, length)
+        if length < len(keys) and self._policy.remembers:
+            missing = keys[length] if self._chained else hash(tuple(keys[: length + 1]))
+            self._policy.missed(missing)
         return Lease(length, self._join(path, length), request, run)
 
     def insert(self, keys: list[int], values: list[int]) -> list[int]:
@@ -347,11 +348,6 @@ class PrefixTree:
         """Let a run be evicted, if no lease holds it and nothing follows it."""
         if not run.pins and not run.children and run.parent is not None:
             self._policy.offer(run)
-
-    def _miss(self, keys: list[int], at: int) -> None:
-        """Key ``at`` of a chain is wanted and not cached."""
-        if self._policy.remembers:
-            self._policy.missed(keys[at] if self._chained else hash(tuple(keys[: at + 1])))
 
     def _identity(self, run: Run, at: int) -> object:
         """What stands for key ``at`` of a run and its history, also after the run is gone."""

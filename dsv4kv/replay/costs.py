@@ -6,8 +6,7 @@ compresses and gathers what is visible. Sums over steps are differences of runni
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from statistics import median
@@ -21,7 +20,7 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.formats import EntryFormat, PageLayout
 from dsv4kv.model.schedule import keyed_layers
-from dsv4kv.model.schema import LayerCacheSchema, layer_kinds
+from dsv4kv.model.schema import LayerCacheSchema
 from dsv4kv.ops import spec
 from dsv4kv.ops.work import Pooling, decode_reads, pooling_of
 from dsv4kv.replay.clock.sources import find_gpu
@@ -30,25 +29,6 @@ from dsv4kv.runs.quantities import COPIES, kind_of, yardsticks
 from dsv4kv.runs.store import load_record
 
 Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class ChunkTerm:
-    """One kind of traffic of a prompt chunk, of all its layers.
-
-    Attributes:
-        token_bytes: For every token.
-        kept_bytes: For every token whose row or window entry stays.
-        kept_tokens: How many of these there are at most.
-        ratio: Tokens of an entry.
-        entry_bytes: For every entry completed.
-    """
-
-    token_bytes: int = 0
-    kept_bytes: int = 0
-    kept_tokens: int = 0
-    ratio: int = 1
-    entry_bytes: int = 0
 
 
 READS = ("scores", "top-k", "attention")
@@ -79,32 +59,63 @@ class StepTables:
         """Fill the tables up to ``longest_tokens``."""
         self._sums: dict[int, Ints] = {}
         lengths = np.arange(longest_tokens + 1, dtype=np.int64)
-        self.updates, self.shared, self.operations, self.visible = np.zeros(
-            (4, len(lengths)), dtype=np.int64
+        self.updates, self.shared, self.operations, self.visible, self._grown = np.zeros(
+            (5, len(lengths)), dtype=np.int64
         )
         self.reads = {kind: np.zeros_like(lengths) for kind in READS}
-        self._poolings: Counter[Pooling] = Counter()
-        self._windows: Counter[PageLayout] = Counter()
-        self._plain: Counter[tuple[EntryFormat, int]] = Counter()  # of one value; tokens of each
-        self._seen: Counter[tuple[PageLayout, int]] = Counter()  # by prompt chunks
+        self._add_writes(schemas, lengths)
+        for read in decode_reads(config, schemas, lengths):
+            layers = len(read.layers)
+            self.reads[kind_of(read.operation)] += layers * (read.own_bytes + read.query_bytes)
+            self.shared += layers * read.shared_bytes
+            self.operations += layers * read.flops
         owners = {schema.layer.layer_idx: schema for schema in schemas}
-        keyed = keyed_layers([schema.layer for schema in schemas])
-        for has_keys in (True, False):
-            part = [each for each in schemas if (each.layer.layer_idx in keyed) == has_keys]
-            for schema, layers in layer_kinds(part):
-                self._count_writes(schema, layers, has_keys=has_keys)
+        seen: Counter[tuple[PageLayout, int]] = Counter()  # by prompt chunks
         for schema in schemas:
             owner, ratio = owners[schema.layer.kv_owner], schema.layer.ratio
             pages = (owner.indexer if schema.layer.selects else None, owner.main)
-            self._seen.update((page, ratio) for page in pages if page)
-        self._add_updates(lengths)
-        self._add_reads(config, schemas, lengths)
-        terms = list(self._find_chunk_terms())
-        most_kept = max((term.kept_tokens for term in terms), default=0)
-        kept, zero = np.arange(most_kept + 1), np.zeros_like(lengths)
-        self._kept = sum((t.kept_bytes * np.minimum(kept, t.kept_tokens) for t in terms), 0 * kept)
-        self._grown = sum(
-            (t.token_bytes * lengths + t.entry_bytes * (lengths // t.ratio) for t in terms), zero
+            seen.update((page, ratio) for page in pages if page)
+        for (page, ratio), layers in seen.items():
+            entries = lengths // ratio
+            blocks = -(-entries // page.entries)
+            self.visible += layers * spec.gather_all_bytes(page.format, entries, blocks)
+
+    def _add_writes(self, schemas: Sequence[LayerCacheSchema], lengths: Ints) -> None:
+        """What tokens write, decoded one by one or in a chunk, of which the last rows stay."""
+        poolings: Counter[Pooling] = Counter()
+        windows: Counter[PageLayout] = Counter()
+        plain: Counter[tuple[EntryFormat, int]] = Counter()  # of one value; tokens of each
+        keyed = keyed_layers([schema.layer for schema in schemas])
+        for schema in schemas:
+            if schema.window:
+                windows[schema.window] += 1
+            for indexer in (False, True) if schema.layer.layer_idx in keyed else (False,):
+                page = schema.indexer if indexer else schema.main
+                if pooling := pooling_of(schema, indexer=indexer):
+                    poolings[pooling] += 1
+                elif page:
+                    plain[page.format, schema.layer.ratio] += 1
+        kept = [(0, 0)]  # bytes for each of the last so many tokens of a chunk
+        for ring, layers in windows.items():
+            written = layers * spec.insert_bytes(ring.format, 1)
+            self.updates += written
+            kept.append((written, ring.entries))
+        for (entry, ratio), layers in plain.items():
+            written = layers * spec.insert_bytes(entry, 1)
+            self.updates += written * (lengths % ratio == 0)
+            self._grown += written * (lengths // ratio)
+        for pool, layers in poolings.items():
+            step = partial(spec.step_write_bytes, pool, pool.entry, 1)
+            row, whole = (layers * step(entries, online=pool.online) for entries in (0, 1))
+            self.updates += row + (lengths % pool.ratio == 0) * (whole - row)
+            chunk = partial(spec.compress_chunk_bytes, pool, pool.entry)
+            row, entry_bytes = layers * chunk(1, 0, 0), layers * chunk(0, 1, 0)
+            self._grown += row * lengths + entry_bytes * (lengths // pool.ratio)
+            kept.append((row, pool.state_rows))
+        self.updates[0] = 0
+        last = np.arange(max(tokens for _, tokens in kept) + 1)
+        self._kept: Ints = sum(
+            (size * np.minimum(last, tokens) for size, tokens in kept), 0 * last
         )
 
     def sums(self, active_parameters: int) -> Ints:
@@ -123,51 +134,6 @@ class StepTables:
         """The same, with the arithmetic and the bytes of weights."""
         sums = self.sums(weights.active_parameters)
         return Tables(sums, self.shared, self.visible, self._grown, self._kept, weights.step_bytes)
-
-    def _find_chunk_terms(self) -> Iterator[ChunkTerm]:
-        for ring, layers in self._windows.items():
-            kept = layers * spec.insert_bytes(ring.format, 1)
-            yield ChunkTerm(kept_bytes=kept, kept_tokens=ring.entries)
-        for (entry, ratio), layers in self._plain.items():
-            yield ChunkTerm(ratio=ratio, entry_bytes=layers * spec.insert_bytes(entry, 1))
-        for pool, layers in self._poolings.items():
-            cost = partial(spec.compress_chunk_bytes, pool, pool.entry)
-            row, entry_bytes = layers * cost(1, 0, 0), layers * cost(0, 1, 0)
-            yield ChunkTerm(row, row, pool.state_rows, pool.ratio, entry_bytes)
-
-    def _count_writes(self, schema: LayerCacheSchema, layers: int, *, has_keys: bool) -> None:
-        if schema.window:
-            self._windows[schema.window] += layers
-        for indexer in (False, True) if has_keys else (False,):
-            page = schema.indexer if indexer else schema.main
-            if pooling := pooling_of(schema, indexer=indexer):
-                self._poolings[pooling] += layers
-            elif page:
-                self._plain[page.format, schema.layer.ratio] += layers
-
-    def _add_updates(self, lengths: Ints) -> None:
-        for ring, layers in self._windows.items():
-            self.updates += layers * spec.insert_bytes(ring.format, 1)
-        for (entry, ratio), layers in self._plain.items():
-            self.updates += layers * spec.insert_bytes(entry, 1) * (lengths % ratio == 0)
-        for pool, layers in self._poolings.items():
-            cost = partial(spec.step_write_bytes, pool, pool.entry, 1)
-            row, whole = (layers * cost(entries, online=pool.online) for entries in (0, 1))
-            self.updates += row + (lengths % pool.ratio == 0) * (whole - row)
-        self.updates[0] = 0
-
-    def _add_reads(
-        self, config: DSV4Config, schemas: Sequence[LayerCacheSchema], lengths: Ints
-    ) -> None:
-        for read in decode_reads(config, schemas, lengths):
-            layers = len(read.layers)
-            self.reads[kind_of(read.operation)] += layers * (read.own_bytes + read.query_bytes)
-            self.shared += layers * read.shared_bytes
-            self.operations += layers * read.flops
-        for (page, ratio), layers in self._seen.items():
-            entries = lengths // ratio
-            blocks = -(-entries // page.entries)
-            self.visible += layers * spec.gather_all_bytes(page.format, entries, blocks)
 
 
 @lru_cache(maxsize=_WORKED_OUT)

@@ -95,32 +95,26 @@ class Arrivals:
 
     def take(self, now_s: float, in_flight: int) -> Served | None:
         """The next request if it has come, with ``in_flight`` others unfinished."""
-        if self._next == len(self._requests):
+        left = len(self._requests) - self._next
+        if not left:
             return None
-        request = self._requests[self._next]
-        if self._closed:
-            self._send(now_s, in_flight)
+        request, section = self._requests[self._next], self._section
+        if self._closed:  # sent for every one fewer than ``concurrency``
+            wanted = min(left, section.concurrency - in_flight)
+            self._coming_s.extend([now_s + self._client_s] * (wanted - len(self._coming_s)))
             if self.next_s > now_s:
                 return None
-            now_s = self._coming_s.popleft()
-        elif self._when(request) > now_s:
-            return None
+            arrival_s = self._coming_s.popleft()
+        else:
+            arrival_s = self._when(request)
+            if arrival_s > now_s:
+                return None
         self._next += 1
-        return self._serve(request, now_s)
-
-    def _send(self, now_s: float, in_flight: int) -> None:
-        """Send a request for every one that fewer than ``concurrency`` are on their way."""
-        left = len(self._requests) - self._next
-        wanted = min(left, self._section.concurrency - in_flight)
-        self._coming_s.extend([now_s + self._client_s] * (wanted - len(self._coming_s)))
+        longest = section.max_output_tokens
+        return begin_serving(self._next - 1, request, arrival_s, self._keys, longest)
 
     def _when(self, request: Request) -> float:
         return (request.arrival_s - self._first_s) / self._section.speed
-
-    def _serve(self, request: Request, now_s: float) -> Served:
-        arrival_s = now_s if self._closed else self._when(request)
-        longest = self._section.max_output_tokens
-        return begin_serving(self._next - 1, request, arrival_s, self._keys, longest)
 
 
 def check_order(requests: Sequence[Request]) -> None:

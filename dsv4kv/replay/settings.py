@@ -76,9 +76,11 @@ def settings_of(
         )
         if size:
             yield Known(_BLOCK_TOKENS, size, source)
+    tokens = log.readings[0].whole("full_token") if log else None  # SGLang's; vLLM logs none
+    size_by_log = (log.whole("block") if log else None) or PAGE_TOKENS
     blocks, source = _first(
         (_blocks_by_metrics(server), "the server's metrics"),
-        (_blocks_by_log(log) if log else None, _LOG),
+        (str(tokens // size_by_log) if tokens else None, _LOG),
         (texts.get("kv-blocks"), _COMMAND),
     )
     if blocks:
@@ -136,12 +138,6 @@ def _blocks_by_metrics(server: Server) -> str | None:
     if found.get("num_tokens", "").isdecimal():
         return str(int(found["num_tokens"]) // int(found.get("page_size", PAGE_TOKENS)))
     return None
-
-
-def _blocks_by_log(log: StartupLog) -> str | None:
-    """SGLang's tokens of context; vLLM's log has no number of blocks."""
-    tokens = log.readings[0].whole("full_token")
-    return str(tokens // (log.whole("block") or PAGE_TOKENS)) if tokens else None
 
 
 def open_pool(

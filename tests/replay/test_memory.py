@@ -1,6 +1,7 @@
 """How the memory is divided, and what is refused: by the toolkit's rule and by engines'."""
 
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -20,6 +21,7 @@ from dsv4kv.traces.request import IdRuns, Request
 from tests.replay.scenes import replay, request, small_config
 
 GIB = 2**30
+TINY: dict[str, Any] = {"cache__num_blocks": None, "cache__memory_bytes": 2**20}
 PRO = {"model__preset": "v4-pro", "model__layers": None, "cache__num_blocks": None}
 
 
@@ -65,35 +67,24 @@ def test_the_parts_and_the_remainder_are_the_whole(
         ({"cache__memory_bytes": 2**30}, "give one and null for the other"),
         ({"scheduler__max_requests": 600}, "tokens that scheduler.max_requests decode"),
         ({"model__layers": "[0, 1]"}, "there is nothing to reuse"),
+        (TINY, "leave no room for a block"),
+        ({**TINY, "prefix__rule": "vllm"}, r"leave no room for a block .* as prefix\.rule"),
+        ({**TINY, "prefix__rule": "sglang-v4:tail"}, "leave no room for a block"),
+        ({"cache__block_tokens": 384}, "512 tokens: neither divides the other"),
+        ({"prefix__strategy": "periodic:768"}, "never found again: take a multiple of 512"),
+        ({"prefix__rule": "vllm-v41", "cost__gpu": "h200"}, "is not one of v4-flash: take ideal"),
+        ({"prefix__rule": "vllm-v4:dens"}, r"prefix.rule is .* .did you mean vllm-v4:dense\?"),
+        ({"prefix__rule": "vllm", "prefix__policy": "arc"}, "prefix.policy says how the ideal"),
+        ({"prefix__rule": "sglang", "prefix__strategy": "full"}, "prefix.strategy says how the"),
+        ({"prefix__rule": "vllm-v4:dense", "cache__state": "online"}, "state fp32"),
+        ({"prefix__rule": "vllm-v4:dense", "model__formats__indexer": "bf16"}, "fp8 or mxfp4"),
     ],
 )
 def test_a_memory_that_cannot_be_divided_is_a_sentence(
     settings: dict[str, object], sentence: str
 ) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        plan_memory(small_config(**settings))
-
-
-def test_block_sizes_that_do_not_divide_are_a_sentence() -> None:
-    with pytest.raises(ConfigError, match="512 tokens: neither divides the other"):
-        replay([request([1, 2], block=512)], cache__block_tokens=384)
-
-
-def test_checkpoints_inside_shared_blocks_are_refused() -> None:
-    with pytest.raises(ConfigError, match="never found again: take a multiple of 512"):
-        replay([request([1, 2], block=512)], prefix__strategy="periodic:768")
-
-
-@pytest.mark.parametrize(
-    ("rule", "model", "gpu"),
-    [("vllm-v41", "v4-flash", "h200"), ("vllm-v4:dense", "v4.1-flash", "h200")],
-)
-def test_a_rule_of_another_generation_is_refused_before_its_blocks_are_sized(
-    rule: str, model: str, gpu: str
-) -> None:
-    config = small_config(model__preset=model, prefix__rule=rule, cost__gpu=gpu)
-    with pytest.raises(ConfigError, match=f"the rule {rule} is not one of {model}: take ideal"):
-        plan_memory(config)
+        replay([request([1, 2], block=512)], **settings)
 
 
 def keys_of(made: Request, tokens: int) -> list[int]:
@@ -152,34 +143,6 @@ def test_an_engines_parts_and_the_remainder_are_the_whole(memory_bytes: int, rul
     parts = memory.num_slots * memory.slot_bytes + memory.num_blocks * memory.block_bytes
     assert parts + windows + memory.remainder_bytes == memory_bytes
     assert 0 <= memory.remainder_bytes < memory.block_bytes + memory.checkpoint_bytes
-
-
-@pytest.mark.parametrize("rule", [name for name in ENGINES if not name.startswith("vllm-v4")])
-def test_an_engines_memory_without_room_for_a_block_is_a_sentence(rule: str) -> None:
-    with pytest.raises(ConfigError, match=r"leave no room for a block .* as prefix\.rule"):
-        plan_memory(
-            small_config(prefix__rule=rule, cache__num_blocks=None, cache__memory_bytes=2**20)
-        )
-
-
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        ({"prefix__rule": "vllm-v4:dens"}, r"prefix.rule is .* .did you mean vllm-v4:dense\?"),
-        ({"prefix__rule": "vllm", "prefix__policy": "arc"}, "prefix.policy says how the ideal"),
-        ({"prefix__rule": "sglang", "prefix__strategy": "full"}, "prefix.strategy says how the"),
-        ({"prefix__rule": "vllm-v4:dense", "cache__state": "online"}, "state fp32"),
-        (
-            {"prefix__rule": "vllm-v4:dense", "model__formats__indexer": "bf16"},
-            "indexer keys in fp8 or mxfp4",
-        ),
-    ],
-)
-def test_what_an_engine_does_not_have_is_a_sentence(
-    settings: dict[str, object], sentence: str
-) -> None:
-    with pytest.raises(ConfigError, match=sentence):
-        plan_memory(small_config(**settings))
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,6 @@ from dsv4kv.replay.build import build_replay, read_requests
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 MOONCAKE = DATA / "mooncake" / "conversation_trace.jsonl"
-WEKA = DATA / "weka"
-
 # One request at a time, none of its output, blocks and checkpoints without end, which no GPU has:
 # hence a bandwidth.
 UNBOUNDED = [
@@ -43,14 +41,3 @@ def test_an_unbounded_replay_resumes_the_known_share(
     new = tally.prompt_tokens - tally.found_blocks * tally.shared_tokens
     kept = made.scheduler.cache.written * 128
     assert kept / new == pytest.approx(written, abs=6e-5)
-
-
-@pytest.mark.skipif(not WEKA.exists(), reason="Weka's conversations are not on this machine")
-def test_a_folder_of_conversations_is_replayed() -> None:
-    settings = [f"workload.trace={WEKA}", "workload.limit=60", "workload.max_output_tokens=50"]
-    config = load_config("default", settings, ReplayConfig).config
-    made = build_replay(config, read_requests(config))
-    made.scheduler.run()
-    assert made.parts.shared_tokens == 128
-    assert made.outcome.finished == 60
-    assert made.prompts.tally.saved_tokens > 0

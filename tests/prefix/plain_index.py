@@ -3,8 +3,7 @@
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
-from tests.prefix.plain_policies import PLAIN, PlainSIEVE
-from tests.prefix.plain_runs import Piece
+from tests.prefix.plain_policies import PLAIN, Piece, PlainSIEVE
 
 
 class PlainIndex:

@@ -1,6 +1,70 @@
-"""Every online policy over plain runs: an independent statement of its rule."""
+"""Every online policy over plain runs, of which every leaf is looked at."""
 
-from tests.prefix.plain_runs import Piece, PlainRuns
+from typing import Any
+
+
+class Piece:
+    """Blocks stored together and used together ever since."""
+
+    def __init__(self, ids: list[int], above: "Piece | None") -> None:
+        self.ids, self.above = ids, above
+        self.below: list[Piece] = []
+        self.uses = self.queue = 0
+        self.stamp: Any = 0
+
+
+class PlainRuns:
+    """A prefix-closed cache of pieces; a subclass says which leaf goes."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.root = Piece([], None)
+        self.clock = 0
+        self.wanted: int | None = None
+
+    def pieces(self) -> list[Piece]:
+        found, at = [self.root], 0
+        while at < len(found):
+            found += found[at].below
+            at += 1
+        return found[1:]
+
+    def size(self, queue: int | None = None) -> int:
+        return sum(len(p.ids) for p in self.pieces() if queue is None or p.queue == queue)
+
+    def walk(self, chain: list[int]) -> list[Piece]:
+        """Pieces that the chain runs through; the last one is split where it leaves it."""
+        path, piece, at = [], self.root, 0
+        while at < len(chain):
+            below = [p for p in piece.below if p.ids[0] == chain[at]]
+            if not below:
+                break
+            piece = below[0]
+            same = 0
+            while same < len(piece.ids) and chain[at + same : at + same + 1] == [piece.ids[same]]:
+                same += 1
+            if same < len(piece.ids):
+                self.split(piece, same)
+            path.append(piece)
+            at += same
+        return path
+
+    def split(self, piece: Piece, size: int) -> None:
+        lower = Piece(piece.ids[size:], piece)
+        lower.uses, lower.queue, lower.stamp = piece.uses, piece.queue, piece.stamp
+        lower.below = piece.below
+        for further in lower.below:
+            further.above = lower
+        piece.ids, piece.below = piece.ids[:size], [lower]
+
+    def miss(self, id_: int) -> None: ...
+    def use(self, piece: Piece) -> None: ...
+    def again(self, piece: Piece) -> None: ...
+    def store(self, piece: Piece) -> None: ...
+    def choose(self, leaves: list[Piece]) -> Piece:
+        raise NotImplementedError
+
+    def gone(self, piece: Piece, ids: list[int]) -> None: ...
 
 
 class Memory:

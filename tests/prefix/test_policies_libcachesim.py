@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dsv4kv.prefix.policies import make_policy
-from tests.prefix.replays import replay
+from tests.prefix.test_policies import replay
 from tests.prefix.traces import CONVERSATION, needs_conversation
 
 lcs = pytest.importorskip("libcachesim", reason="libcachesim is not installed (extra: test)")

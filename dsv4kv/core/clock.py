@@ -17,19 +17,9 @@ Ints: TypeAlias = NDArray[np.int64]
 
 
 class Work(NamedTuple):
-    """Work of steps, in whole numbers.
+    """Work of steps, in whole numbers, as records have it (``runs.replay.ReplayWork``).
 
-    Attributes:
-        steps: Steps.
-        weight_bytes: Weights read.
-        update_bytes: Moved to bring tokens into the cache.
-        score_bytes: Moved to score keys.
-        select_bytes: Moved to choose among the scores.
-        attend_bytes: Moved to attend.
-        gather_bytes: Moved by prompt chunks to read the cache.
-        copy_bytes: Read and written by checkpoints.
-        operations: Multiplications and additions.
-        counts: What takes time by a clock that does not add bytes and operations up.
+    ``counts`` is what takes time by a clock that does not add bytes and operations up.
     """
 
     steps: int = 0

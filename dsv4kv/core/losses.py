@@ -44,17 +44,13 @@ class SeenIds:
 class ReuseTally:
     """Counts over first admissions; a recomputed request is not counted twice.
 
+    Counters are those of records (``runs.replay.Reuse``), where not said here.
+
     Attributes:
         shared_tokens: Tokens of a shared block.
         draft_needs: Tokens after a hit that must be known for drafts, and those it gives up.
         uncovered_tokens: Tokens at a prompt's end that no hit covers.
-        requests: Requests admitted.
-        prompt_tokens: Tokens of their prompts.
-        prompt_blocks: Whole shared blocks of them.
-        found_blocks: Of which cached.
         found_requests: Requests that resumed somewhere.
-        seen_tokens: Tokens of prompts that had been seen before, cached or not.
-        saved_tokens: Tokens that need not be computed.
         in_flight_tokens: Lost because another request was just computing them.
         lost: Tokens lost for other reasons, by the names of ``Losses``.
     """

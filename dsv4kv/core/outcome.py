@@ -10,18 +10,7 @@ if TYPE_CHECKING:
 
 
 class Moment(NamedTuple):
-    """The state after a turn.
-
-    Attributes:
-        time_s: When.
-        own_blocks: Blocks that one request holds for itself.
-        shared_blocks: Cached blocks that requests are using.
-        cached_blocks: Cached blocks that no request is using.
-        checkpoints: Checkpoints kept.
-        running: Requests that hold a slot and run, or for which a tier brings something back.
-        paused: Requests that hold a slot and do not.
-        waiting: Requests without a slot.
-    """
+    """The state after a turn, as records have it (``runs.replay.ReplaySeries``)."""
 
     time_s: float
     own_blocks: int

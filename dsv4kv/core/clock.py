@@ -191,11 +191,7 @@ class VirtualClock:
         return self._timer is None
 
     def step(
-        self,
-        rows: int,
-        tokens: int,
-        contexts: int,
-        chunks: Sequence[tuple[Served, Span]],
+        self, rows: int, tokens: int, contexts: int, chunks: Sequence[tuple[Served, Span]]
     ) -> None:
         """Take a step.
 

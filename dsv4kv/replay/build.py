@@ -52,10 +52,7 @@ def check_ids(requests: Sequence[Request], workload: ArrivalSection) -> None:
         if workload.trace is None:
             return f"request {number + 1:,} of the synthetic workload"
         return place_of(
-            workload.skip + number,
-            workload.trace,
-            workload.trace_format,
-            read_options(workload),
+            workload.skip + number, workload.trace, workload.trace_format, read_options(workload)
         )
 
     check_histories(_collect(requests), name)

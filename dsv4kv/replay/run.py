@@ -298,11 +298,7 @@ def run_replay(invocation: Invocation, on_progress: OnProgress) -> RunRecord:
     environment = Environment(**capture_environment())
     points, sweep = invocation.points, invocation.sweep
     asked = sweep.points.asked if sweep.points else None
-    serve = Server(
-        points,
-        invocation.serve or serve_alone,
-        asked.traces_sha256 if asked else {},
-    )
+    serve = Server(points, invocation.serve or serve_alone, asked.traces_sha256 if asked else {})
     cases = run_points(
         sweep,
         len(points),
@@ -334,10 +330,7 @@ class Server:
     """
 
     def __init__(
-        self,
-        points: Sequence[Point[ReplayConfig]],
-        serve: Serve,
-        traces_sha256: Mapping[str, str],
+        self, points: Sequence[Point[ReplayConfig]], serve: Serve, traces_sha256: Mapping[str, str]
     ) -> None:
         """``traces_sha256``: what the traces were where it was asked, maybe elsewhere."""
         self._points, self._serve = points, serve
@@ -379,9 +372,7 @@ class Server:
 
 
 def serve_alone(
-    point: Point[ReplayConfig],
-    requests: Sequence[Request],
-    on_progress: Callable[[int], None],
+    point: Point[ReplayConfig], requests: Sequence[Request], on_progress: Callable[[int], None]
 ) -> Case:
     """Serve the trace by one server and describe what came of it; see ``Serve``.
 

@@ -76,11 +76,7 @@ def serve_plainly(replay: Replay, concurrency: int, budget: int) -> list[Plain]:
                 if after == one.prompt:
                     answered.append(one)
         step = Work(
-            1,
-            weights.step_bytes(tokens),
-            updates,
-            gather_bytes=gathers,
-            operations=operations,
+            1, weights.step_bytes(tokens), updates, gather_bytes=gathers, operations=operations
         )
         done = Work._make([*map(sum, zip(done[:-1], step[:-1], strict=True)), ()])
         for one in answered:

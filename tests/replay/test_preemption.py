@@ -79,10 +79,7 @@ def test_the_same_requests_go_in_the_same_order_as_in_the_engine(engine: str) ->
 def test_vllm_preempts_a_prompt_that_was_admitted_last() -> None:
     requests = [request([1], output=600), request(range(10, 16), at=0.001, output=1)]
     config = small_config(
-        cache__num_blocks=7,
-        cache__block_tokens=128,
-        prefix__rule="vllm",
-        scheduler__step_tokens=9,
+        cache__num_blocks=7, cache__block_tokens=128, prefix__rule="vllm", scheduler__step_tokens=9
     )
     made = build_replay(config, requests)
     scheduler = made.scheduler

@@ -95,12 +95,7 @@ def test_v41_computes_windows_again_in_a_replay_as_in_an_analysis(
     arch = "sm_90" if gpu else None
     size = RULES[rule].block_tokens_on(arch) or 0
     pool = Pool(
-        collect_paths(requests),
-        blocks * size,
-        size,
-        load_model("v4.1-flash"),
-        chunk,
-        arch=arch,
+        collect_paths(requests), blocks * size, size, load_model("v4.1-flash"), chunk, arch=arch
     )
     expected = run_rule(rule, pool)
     assert_same(made, expected)

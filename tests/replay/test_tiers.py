@@ -15,14 +15,7 @@ from dsv4kv.runs.replay import ReplayTiers
 from tests.engines.test_host import CHUNKS, PROMPTS
 from tests.examples import examples
 from tests.replay.plain_tiers import PlainTiers
-from tests.replay.scenes import (
-    LONG,
-    SHORT,
-    random_requests,
-    replay,
-    request,
-    small_config,
-)
+from tests.replay.scenes import LONG, SHORT, random_requests, replay, request, small_config
 
 MIB = 2**20
 WRITES = ("write_through", "write_through_selective", "write_back")
@@ -244,10 +237,7 @@ def engine_replay(rule: str, tokens: int, **chosen: Any) -> ReplayTiers:
 def test_a_prompt_leaves_vllms_chunks(rule: str, retention: int | None, tokens: int) -> None:
     every = {"vllm-v4:dense": None, "vllm-v4:4096": 4096}.get(rule, retention or 0)
     found = engine_replay(
-        rule,
-        tokens,
-        tiers__retention_tokens=retention,
-        tiers__host__capacity_bytes=10**13,
+        rule, tokens, tiers__retention_tokens=retention, tiers__host__capacity_bytes=10**13
     )
     (host,) = found.tiers
     chunks = CHUNKS[every][PROMPTS.index(tokens)]

@@ -1,7 +1,7 @@
 """Settings of the whole suite, and which of it is slow.
 
-``pytest -m "not slow"`` leaves out what takes a compiler, a GPU's twin, a browser, many processes
-or seconds; ``DSV4KV_HYPOTHESIS=fast`` draws ten examples of every property, where ``make check``
+``pytest -m "not slow"`` leaves out what takes a compiler, a GPU's twin, many processes or
+seconds; ``DSV4KV_HYPOTHESIS=fast`` draws ten examples of every property, where ``make check``
 draws 20 and ``make full`` 100. ``make check-fast`` does both. A property that is worth more
 examples or fewer says so by ``tests.examples``, and each run draws its part of them.
 """
@@ -114,12 +114,10 @@ THINNED = {
     "test_ctrl_c_in_a_duel_of_revisions_keeps_what_there_is_and_leaves_no_worktree": 1,
     "cli/test_launches.py::test_a_killed_run_keeps_the_launches_before_and_leaves_nothing_else": 0,
     "cli/test_launches.py::test_ctrl_c_in_a_launch_saves_what_was_measured": 0,
-    "cli/test_launches.py::test_what_only_a_launch_can_find_is_refused_by_the_first": 0,
     "cli/test_profile.py::test_a_workload_that_cannot_run_fails_with_its_own_words": 0,
     "cli/test_profile_docs.py::test_a_command_of_the_page_runs": 1,
     "cli/test_progress.py::test_bytes_read_rise_to_those_of_the_file": 2,
     "cli/test_progress.py::test_reading_a_trace_says_how_far_it_is": 3,
-    "cli/test_progress.py::test_systems_are_named_and_counted": 0,
     "cli/test_record.py::test_whatever_ends_it_no_finished_request_is_lost": 1,
     "cli/test_replay.py::test_a_chart_is_one_file": 1,
     "cli/test_shell.py::test_a_stream_that_is_not_utf_8_loses_glyphs_and_not_the_answer": 1,
@@ -206,8 +204,6 @@ THINNED = {
     "tiers/test_library.py::test_a_prompt_that_comes_back_goes_on_as_if_it_had_never_left": 4,
     "tiers/test_library.py::test_every_store_brings_back_the_same": 3,
     "transfer/test_rows.py::test_rows_are_the_same_in_another_cache": 2,
-    "view/page/test_browser.py::"
-    "test_a_page_opens_without_complaint_request_or_sideways_scrolling": 3,
     "view/test_odd_profiles.py::test_odd_values_anywhere_in_a_trace_are_left_out_or_refused": 5,
     "visit/test_rehearsal.py::test_a_call_leaves_one_line_for_every_question": 1,
     "visit/test_rehearsal.py::"

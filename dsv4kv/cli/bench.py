@@ -96,11 +96,16 @@ def bench(
         kept = {name: given.get(name) for name in ("seed", "device")}
         keys = {"seed": "seed", "device": "device"} if config == "tiers" else {"seed": "seed"}
         overrides = [*overrides, *opt.as_settings(keys, {name: kept[name] for name in keys})]
-        if config == "transfer":
-            _bench_transfer(overrides, axes, json_, listen, connect, silent=silent)
+        if listen and connect:
+            raise ConfigError("--listen and --connect: one machine listens, the other connects.")
+        if axes and (listen or connect):
+            text = "--axis sweeps runs on this machine: leave out --listen and --connect."
+            raise ConfigError(text)
+        if listen:
+            _serve(listen, overrides)
         else:
-            run = _bench_systems if config == "systems" else _bench_tiers
-            run(overrides, axes, json_, silent=silent)
+            root, run = _own(config, overrides, connect, silent=silent)
+            _run_points(root, overrides, axes, run, json_, silent=silent)
         return
     for name in (name for name, end in ends.items() if end):
         raise ConfigError(f"--{name} is of bench transfer: leave it out, or run that.")
@@ -168,70 +173,56 @@ Ran = tuple[Iterable["Part"], str, Sequence[str]]
 """What a benchmark with settings of its own gave: for people, as JSON, and what is wrong."""
 
 
-def _bench_systems(
-    overrides: Sequence[str], axes: Sequence[str], json_: str | None, *, silent: bool
-) -> None:
-    from dsv4kv.bench.systems.workload import dumps, problems, run_systems
-    from dsv4kv.config.systems import SystemsConfig
-    from dsv4kv.view.systems import report_systems
-
-    def run(point: "Point[SystemsConfig]") -> Ran:
-        with _watching("systems", silent=silent) as on_system:
-            outcomes = run_systems(point.config, on_system)
-        return report_systems(outcomes), dumps(point.config, outcomes), problems(outcomes)
-
-    _run_points(SystemsConfig, overrides, axes, run, json_, silent=silent)
-
-
-def _bench_tiers(
-    overrides: Sequence[str], axes: Sequence[str], json_: str | None, *, silent: bool
-) -> None:
-    from dsv4kv.config.tiers import TiersConfig
-    from dsv4kv.transfer.tiers import dumps, run_tiers
-    from dsv4kv.view.tiers import report_tiers
-
-    def run(point: "Point[TiersConfig]") -> Ran:
-        with _watching("prefixes", silent=silent) as on_step:
-            outcome = run_tiers(point.config, on_step)
-        return report_tiers(outcome), dumps(point.config, outcome), outcome.failures
-
-    _run_points(TiersConfig, overrides, axes, run, json_, silent=silent)
-
-
-def _bench_transfer(
-    overrides: Sequence[str],
-    axes: Sequence[str],
-    json_: str | None,
-    listen: str | None,
-    connect: str | None,
-    *,
-    silent: bool,
-) -> None:
-    """Be the prefill side at ``listen``, the decode side of ``connect``, or run both."""
+def _serve(listen: str, overrides: Sequence[str]) -> None:
+    """Be the prefill side of ``bench transfer``."""
     from dsv4kv.config.load import load_config
     from dsv4kv.config.transfer import TransferConfig
     from dsv4kv.transfer import transfer
     from dsv4kv.transfer.prefill import serve
+
+    def ready(host: str, port: int) -> None:
+        say(f"{transfer.LISTENING}{host}:{port} (Ctrl-C ends it)")
+
+    config, token = load_config(None, overrides, TransferConfig).config, transfer.TOKEN
+    serve(config, transfer.parse_address(listen), os.environ.get(token, ""), ready)
+
+
+def _own(
+    name: str, overrides: Sequence[str], connect: str | None, *, silent: bool
+) -> tuple[type[Any], Callable[[Any], Ran]]:
+    """The configuration of a benchmark with settings of its own, and what runs a point of it."""
+    if name == "systems":
+        from dsv4kv.bench.systems import workload as systems
+        from dsv4kv.config.systems import SystemsConfig
+        from dsv4kv.view.systems import report_systems
+
+        def run_systems(point: "Point[SystemsConfig]") -> Ran:
+            with _watching("systems", silent=silent) as on_system:
+                outcomes = systems.run_systems(point.config, on_system)
+            document = systems.dumps(point.config, outcomes)
+            return report_systems(outcomes), document, systems.problems(outcomes)
+
+        return SystemsConfig, run_systems
+    if name == "tiers":
+        from dsv4kv.config.tiers import TiersConfig
+        from dsv4kv.transfer import tiers
+        from dsv4kv.view.tiers import report_tiers
+
+        def run_tiers(point: "Point[TiersConfig]") -> Ran:
+            with _watching("prefixes", silent=silent) as on_step:
+                outcome = tiers.run_tiers(point.config, on_step)
+            return report_tiers(outcome), tiers.dumps(point.config, outcome), outcome.failures
+
+        return TiersConfig, run_tiers
+    from dsv4kv.config.transfer import TransferConfig
+    from dsv4kv.transfer import transfer
     from dsv4kv.view.transfer import report_transfer
 
-    if listen and connect:
-        raise ConfigError("--listen and --connect: one machine listens, the other connects.")
-    if axes and (listen or connect):
-        raise ConfigError("--axis sweeps runs on this machine: leave out --listen and --connect.")
-    token = os.environ.get(transfer.TOKEN, "")
-    if listen:
-        serve(
-            load_config(None, overrides, TransferConfig).config,
-            transfer.parse_address(listen),
-            token,
-            lambda host, port: say(f"{transfer.LISTENING}{host}:{port} (Ctrl-C ends it)"),
-        )
-        return
-
-    def run(point: "Point[TransferConfig]") -> Ran:
+    def run_transfer(point: "Point[TransferConfig]") -> Ran:
         with ExitStack() as stack:
             on_run = stack.enter_context(_watching("transports", silent=silent))
             if connect:
+                token = os.environ.get(transfer.TOKEN, "")
                 there = transfer.parse_address(connect), token
             else:
                 swept = [f"{key}={json.dumps(value)}" for key, value in point.axis.items()]
@@ -242,7 +233,7 @@ def _bench_transfer(
         report = report_transfer(point.config, outcome)
         return report, transfer.dumps(point.config, outcome), wrong
 
-    _run_points(TransferConfig, overrides, axes, run, json_, silent=silent)
+    return TransferConfig, run_transfer
 
 
 @contextmanager

@@ -259,13 +259,9 @@ def operations_table(case: Case, most: int | None = None, gpu: GpuFacts | None =
     if case.empty_kernel_ns and short:
         empty = format_quantity(_median(case.empty_kernel_ns), 1e-3)
         missing.append(f"an empty kernel takes {empty} µs")
+    note = "; ".join(filter(None, (peaks, _backend_note(case))))
     return Table(
-        "Operations",
-        columns,
-        rows,
-        note="; ".join(filter(None, (peaks, _backend_note(case)))),
-        caption="" if most else "\n".join(missing),
-        keys=2,
+        "Operations", columns, rows, note=note, caption="" if most else "\n".join(missing), keys=2
     )
 
 
@@ -371,22 +367,18 @@ def _sweep_table(groups: Sequence[oc.Group], most: int | None = None) -> Table:
         (name.replace("_", " "), partial(setting, path=path))
         for path, name in q.axis_names(cases).items()
     ]
-    return Table(
-        "Sweep",
-        [
-            *axes,
-            ("GPU decode µs", partial(number, outcome=oc.DECODE, scale=1e-3)),
-            ("step µs", partial(number, outcome=oc.STEP, scale=1e-3)),
-            ("gather GB/s", partial(number, outcome=oc.GATHER, scale=1.0)),
-            ("prepare µs", partial(number, outcome=oc.PREPARE, scale=1e-3)),
-            ("tokens/s", partial(number, outcome=oc.TOKENS, scale=1.0)),
-            ("allocated", allocated),
-            ("state", lambda group: mark(_MARKS.get(group[0].status, "bad"))),
-        ],
-        groups[:most],
-        note="; ".join(dict.fromkeys(_backend_note(case) for case in cases if case.totals)),
-        keys=len(axes),
-    )
+    columns: Columns = [
+        *axes,
+        ("GPU decode µs", partial(number, outcome=oc.DECODE, scale=1e-3)),
+        ("step µs", partial(number, outcome=oc.STEP, scale=1e-3)),
+        ("gather GB/s", partial(number, outcome=oc.GATHER, scale=1.0)),
+        ("prepare µs", partial(number, outcome=oc.PREPARE, scale=1e-3)),
+        ("tokens/s", partial(number, outcome=oc.TOKENS, scale=1.0)),
+        ("allocated", allocated),
+        ("state", lambda group: mark(_MARKS.get(group[0].status, "bad"))),
+    ]
+    note = "; ".join(dict.fromkeys(_backend_note(case) for case in cases if case.totals))
+    return Table("Sweep", columns, groups[:most], note=note, keys=len(axes))
 
 
 def _setting(path: str, value: object) -> str:

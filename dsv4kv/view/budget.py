@@ -307,12 +307,8 @@ def _peak_table(found: Answer) -> Table:
         ("size", lambda line: size(line.size_bytes)),
         ("source", lambda line: line.source.partition(";")[0]),
     ]
-    return Table(
-        "Peak memory",
-        columns,
-        list(peak_lines(found)),
-        note="from its memory to what is left for KV",
-    )
+    note = "from its memory to what is left for KV"
+    return Table("Peak memory", columns, list(peak_lines(found)), note=note)
 
 
 def _host_parts(host: HostTier) -> Iterator[Part]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dsv4kv.view.quantity import quantity, size
-from dsv4kv.view.table import ABSENT, Number, Table, Text
+from dsv4kv.view.table import ABSENT, Columns, Number, Table, Text
 
 if TYPE_CHECKING:
     from dsv4kv.ops.cuda.survey import Finding  # which needs torch
@@ -33,24 +33,21 @@ def registers_table(findings: Sequence["Finding"]) -> Table:
 
 def machine_code_table(findings: Sequence["Finding"]) -> Table:
     """A row for each kernel of one architecture."""
-    return Table(
-        f"Kernels on {findings[0].architecture}",
-        [
-            ("kernel", lambda each: each.kernel),
-            ("works on", lambda each: each.example.subject),
-            ("regs", lambda each: quantity(each.report.registers)),
-            ("instr.", lambda each: quantity(each.report.instructions)),
-            ("shared", lambda each: size(each.report.shared_bytes)),
-            ("local", lambda each: size(each.report.local_bytes)),
-            ("loads", lambda each: Text(_widths("LDG", each.report.accesses))),
-            ("in flight", lambda each: quantity(each.report.under_way)),
-            ("stores", lambda each: Text(_widths("STG", each.report.accesses))),
-        ],
-        findings,
-        note="loads and stores: number × bits of a thread; in flight: wide loads before the first "
-        "wait",
-        keys=2,
+    columns: Columns = [
+        ("kernel", lambda each: each.kernel),
+        ("works on", lambda each: each.example.subject),
+        ("regs", lambda each: quantity(each.report.registers)),
+        ("instr.", lambda each: quantity(each.report.instructions)),
+        ("shared", lambda each: size(each.report.shared_bytes)),
+        ("local", lambda each: size(each.report.local_bytes)),
+        ("loads", lambda each: Text(_widths("LDG", each.report.accesses))),
+        ("in flight", lambda each: quantity(each.report.under_way)),
+        ("stores", lambda each: Text(_widths("STG", each.report.accesses))),
+    ]
+    note = (
+        "loads and stores: number × bits of a thread; in flight: wide loads before the first wait"
     )
+    return Table(f"Kernels on {findings[0].architecture}", columns, findings, note=note, keys=2)
 
 
 def sum_up(findings: Sequence["Finding"]) -> Text:

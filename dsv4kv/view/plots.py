@@ -9,10 +9,9 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from io import BytesIO
 from math import ceil, log2, nan
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from dsv4kv.units import format_bytes, format_duration
 from dsv4kv.view.table import Chart
@@ -121,8 +120,7 @@ def _legend(names: int) -> int:
     return 18 * -(-names // 2)
 
 
-@dataclass(frozen=True)
-class Bar:
+class Bar(NamedTuple):
     """A row of ``bars``: text at its right, ends of its interval, a tone other than the colour."""
 
     name: str
@@ -185,8 +183,7 @@ def bars(
     return Chart(title, f"{words}.", draw)
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """A series of ``lines``: values (None where there is none) over rising numbers, and a band."""
 
     name: str
@@ -248,8 +245,7 @@ def _draw_line(axes: "Axes", line: Line, form: str, colour: str, n: int) -> None
         axes.fill_between(line.xs, line.low, line.high, color=colour, alpha=0.18, linewidth=0)
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """A mark of ``scatter``: ends of the interval of y, and whether its name is written."""
 
     name: str
@@ -261,20 +257,9 @@ class Place:
 
 
 def scatter(
-    title: str,
-    places: Sequence[Place],
-    *,
-    x: str,
-    y: str,
-    x_unit: str = "",
-    y_unit: str = "",
-    limits: Mapping[str, float] | None = None,
+    title: str, places: Sequence[Place], *, x: str, y: str, limits: Mapping[str, float]
 ) -> Chart:
-    """Marks in a plane; an axis is logarithmic where its values are far apart.
-
-    ``limits`` are values of y that are drawn as lines, by name.
-    """
-    limits = limits or {}
+    """Marks in a plane, and ``limits`` of y as lines; axes are logarithmic over a wide range."""
 
     def draw() -> "Figure":
         figure, axes = _axes(320)
@@ -293,27 +278,22 @@ def scatter(
             axes.text(1, value, name, transform=beside, ha="right", va="bottom", fontsize=_SMALL,
                       color=TONES["bad"])  # fmt: skip
         xs, ys = [each.x for each in places], [*(each.y for each in places), *limits.values()]
-        for which, values, unit in (("x", xs, x_unit), ("y", ys, y_unit)):
+        for which, values, room in (("x", xs, 1.3), ("y", ys, 1.1)):
             if _are_far_apart(values):
-                _scale_log(axes, which, values, unit)
+                _scale_log(axes, which, values, "")
             else:
-                _format(axes.xaxis if which == "x" else axes.yaxis, unit)
-                getattr(axes, f"set_{which}lim")(
-                    0, max(values) * (1.3 if which == "x" else 1.1) or 1
-                )
+                _format(axes.xaxis if which == "x" else axes.yaxis, "")
+                getattr(axes, f"set_{which}lim")(0, max(values) * room or 1)
         axes.set_xlabel(x)
         axes.set_ylabel(y)
         axes.grid(axis="both")
         return figure
 
-    words = ", ".join(
-        f"{each.name} {show(each.x, x_unit)} {show(each.y, y_unit)}" for each in places
-    )
+    words = ", ".join(f"{each.name} {show(each.x, '')} {show(each.y, '')}" for each in places)
     return Chart(title, f"{y} against {x}: {words}.", draw)
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """A piece of ``timeline``, in ns: which row it is in, and the kind that colours it."""
 
     name: str

@@ -247,21 +247,18 @@ def _operations_table(operations: Sequence[OperationRow], yardstick: Yardstick |
         ratio, bad = amplification(row), is_amplified(row)
         return Number(f"{ratio:.2f}", tone="bad" if bad else "good") if ratio else Number(ABSENT)
 
-    return Table(
-        "Operations",
-        [
-            ("operation", lambda row: row.name),
-            ("does", lambda row: row.category),
-            ("calls", lambda row: quantity(row.calls)),
-            ("total µs", lambda row: us(row.total_ns)),
-            ("useful", lambda row: size(row.useful_bytes)),
-            *_rate_columns(yardstick, lambda row: row),
-            ("in DRAM", lambda row: size(row.dram_bytes)),
-            ("moved / useful", moved),
-        ],
-        operations,
-        note="useful bytes are those of the byte model, all calls",
-    )
+    columns: Columns = [
+        ("operation", lambda row: row.name),
+        ("does", lambda row: row.category),
+        ("calls", lambda row: quantity(row.calls)),
+        ("total µs", lambda row: us(row.total_ns)),
+        ("useful", lambda row: size(row.useful_bytes)),
+        *_rate_columns(yardstick, lambda row: row),
+        ("in DRAM", lambda row: size(row.dram_bytes)),
+        ("moved / useful", moved),
+    ]
+    note = "useful bytes are those of the byte model, all calls"
+    return Table("Operations", columns, operations, note=note)
 
 
 def _product(sizes: Sequence[int] | None) -> Number:
@@ -316,17 +313,16 @@ def _steps_table(table: KernelTable, steps: StepTimes) -> Table:
         whole = sum(steps.span_ns if row[1] in _OF_THE_SPAN else steps.host_ns)
         return Number(f"{sum(times) / whole * 100:.1f}" if whole else ABSENT)
 
+    columns: Columns = [
+        ("part", lambda row: row[0]),
+        ("median µs", lambda row: us(summarize(getattr(steps, row[1])).estimate)),
+        ("min µs", lambda row: us(min(getattr(steps, row[1])))),
+        ("max µs", lambda row: us(max(getattr(steps, row[1])))),
+        ("% of all", share),
+    ]
+    note = f"{table.num_steps:,} of them{gpus}"
     return Table(
-        "A step",
-        [
-            ("part", lambda row: row[0]),
-            ("median µs", lambda row: us(summarize(getattr(steps, row[1])).estimate)),
-            ("min µs", lambda row: us(min(getattr(steps, row[1])))),
-            ("max µs", lambda row: us(max(getattr(steps, row[1])))),
-            ("% of all", share),
-        ],
-        list((ON_CPU if _is_on_cpu(table) else ON_GPU).items()),
-        note=f"{table.num_steps:,} of them{gpus}",
+        "A step", columns, list((ON_CPU if _is_on_cpu(table) else ON_GPU).items()), note=note
     )
 
 

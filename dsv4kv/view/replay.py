@@ -251,37 +251,31 @@ def _tiers_table(tiers: ReplayTiers) -> Table:
     def mean(waited_ns: int, transfers: int) -> str:
         return format_duration(waited_ns / transfers) if transfers else ABSENT
 
-    return Table(
-        "Tiers",
-        [
-            ("tier", lambda t: t.name),
-            ("capacity", lambda t: format_bytes(t.capacity_bytes + (t.tail_capacity_bytes or 0))),
-            ("peak", lambda t: format_bytes(t.peak_bytes)),
-            ("hit tokens", lambda t: f"{t.hit_tokens:,}"),
-            ("read", lambda t: format_bytes(t.read_bytes)),
-            ("written", lambda t: format_bytes(t.written_bytes)),
-            ("moved/useful", lambda t: f"{t.amplification:.2f}" if t.amplification else ABSENT),
-            ("mean read wait", lambda t: mean(t.read_waited_ns, t.reads)),
-            ("mean write wait", lambda t: mean(t.write_waited_ns, t.writes)),
-        ],
-        tiers.tiers,
-        note=f"{tiers.context_bytes:,} B for {tiers.object_tokens:,} tokens of context{tail}",
-    )
+    columns: Columns = [
+        ("tier", lambda t: t.name),
+        ("capacity", lambda t: format_bytes(t.capacity_bytes + (t.tail_capacity_bytes or 0))),
+        ("peak", lambda t: format_bytes(t.peak_bytes)),
+        ("hit tokens", lambda t: f"{t.hit_tokens:,}"),
+        ("read", lambda t: format_bytes(t.read_bytes)),
+        ("written", lambda t: format_bytes(t.written_bytes)),
+        ("moved/useful", lambda t: f"{t.amplification:.2f}" if t.amplification else ABSENT),
+        ("mean read wait", lambda t: mean(t.read_waited_ns, t.reads)),
+        ("mean write wait", lambda t: mean(t.write_waited_ns, t.writes)),
+    ]
+    note = f"{tiers.context_bytes:,} B for {tiers.object_tokens:,} tokens of context{tail}"
+    return Table("Tiers", columns, tiers.tiers, note=note)
 
 
 def _memory_table(result: ReplayResult) -> Table:
-    return Table(
-        "Memory",
-        [
-            ("part", lambda pool: pool.name),
-            ("units", lambda pool: "unlimited" if pool.units is None else f"{pool.units:,}"),
-            ("bytes/unit", lambda pool: f"{pool.unit_bytes:,}"),
-            ("bytes", lambda p: format_bytes(p.units * p.unit_bytes) if p.units else ABSENT),
-            ("peak in use", lambda pool: f"{pool.peak_units:,}"),
-        ],
-        result.pools,
-        note="blocks in use are those of running requests; the others are cached",
-    )
+    columns: Columns = [
+        ("part", lambda pool: pool.name),
+        ("units", lambda pool: "unlimited" if pool.units is None else f"{pool.units:,}"),
+        ("bytes/unit", lambda pool: f"{pool.unit_bytes:,}"),
+        ("bytes", lambda p: format_bytes(p.units * p.unit_bytes) if p.units else ABSENT),
+        ("peak in use", lambda pool: f"{pool.peak_units:,}"),
+    ]
+    note = "blocks in use are those of running requests; the others are cached"
+    return Table("Memory", columns, result.pools, note=note)
 
 
 def _times_table(latencies: Sequence[Latency]) -> Table:
@@ -294,18 +288,15 @@ def _times_table(latencies: Sequence[Latency]) -> Table:
         at = float(name.removeprefix("p"))
         return lambda row: _milliseconds(row[1].percentiles.get(at), row[0].factor)
 
-    return Table(
-        "Latency",
-        [
-            ("time", lambda row: _TIMES.get(row[0].name, row[0].name)),
-            ("requests", lambda row: f"{len(row[0].samples_ns):,}"),
-            *((name, percentile(name)) for name in ("p50", "p90", "p99", "p99.9")),
-            ("max", lambda row: _milliseconds(row[1].maximum, row[0].factor)),
-            *([("90 % error", lambda row: format_factor(row[0].factor))] if clocked else []),
-        ],
-        rows,
-        note="simulated, in ms; percentiles with < 10 samples above them are omitted",
-    )
+    columns: Columns = [
+        ("time", lambda row: _TIMES.get(row[0].name, row[0].name)),
+        ("requests", lambda row: f"{len(row[0].samples_ns):,}"),
+        *((name, percentile(name)) for name in ("p50", "p90", "p99", "p99.9")),
+        ("max", lambda row: _milliseconds(row[1].maximum, row[0].factor)),
+        *([("90 % error", lambda row: format_factor(row[0].factor))] if clocked else []),
+    ]
+    note = "simulated, in ms; percentiles with < 10 samples above them are omitted"
+    return Table("Latency", columns, rows, note=note)
 
 
 def _milliseconds(nanoseconds: float | None, factor: float | None) -> str:

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from dsv4kv.measure.statistics import Estimate, divide
-from dsv4kv.transfer.outcome import CopyRow, PrefixRow, TiersOutcome
+from dsv4kv.transfer.outcome import CopyRow, TiersOutcome
 from dsv4kv.units import format_duration
 from dsv4kv.view.quantity import ms, quantity, size
-from dsv4kv.view.table import ABSENT, Finding, Number, Part, Read, Table, Text
+from dsv4kv.view.table import ABSENT, Columns, Finding, Number, Part, Table, Text
 
 
 def report_tiers(outcome: TiersOutcome) -> Iterator[Part]:
@@ -15,65 +15,66 @@ def report_tiers(outcome: TiersOutcome) -> Iterator[Part]:
         yield Text(sentence, "strong")
     if outcome.overlap:
         yield Text(outcome.overlap.sentence, "strong")
-    yield _verdict(outcome)
-    yield from ("", _prefixes_table(outcome))
-    yield from ("", _families_table(outcome))
-    if outcome.copies:
-        yield from ("", _copies_table(outcome))
-
-
-def _verdict(outcome: TiersOutcome) -> Finding:
     if outcome.failures:
-        return Finding(
-            "bad", f"{len(outcome.failures):,} of {outcome.checks:,} comparisons failed"
+        yield Finding("bad", f"{len(outcome.failures):,} of {outcome.checks:,} comparisons failed")
+    elif outcome.exact:
+        yield Finding(
+            "good",
+            f"all {outcome.checks:,} comparisons are equal: digests, and after further steps "
+            "every bit of restored requests and of ones that were never moved",
         )
-    if not outcome.exact:
-        return Finding(
+    else:
+        yield Finding(
             "good",
             f"all {outcome.checks:,} digests are equal; windows are approximate, and what is "
             "recomputed has other bits than a request that was never moved",
         )
-    return Finding(
-        "good",
-        f"all {outcome.checks:,} comparisons are equal: digests, and after further steps every "
-        "bit of restored requests and of ones that were never moved",
-    )
+    yield from ("", _prefixes_table(outcome), "", _families_table(outcome))
+    if outcome.copies:
+        yield from ("", _copies_table(outcome))
 
 
 def _prefixes_table(outcome: TiersOutcome) -> Table:
-    columns: list[tuple[str, Read]] = [
+    """A row for every store and length."""
+    earlier = outcome.resumes_earlier
+    again: Columns = [
+        ("resumed at", lambda row: quantity(row.resumed_tokens)),
+        ("again ms", lambda row: ms(row.again_ns)),
+    ]
+    columns: Columns = [
         ("store", lambda row: row.store),
         ("tokens", lambda row: quantity(row.tokens)),
         ("read", lambda row: size(row.read_bytes)),
         ("/useful", lambda row: quantity(row.amplification)),
         ("restore ms", lambda row: ms(row.restored)),
-        ("resumed at", lambda row: quantity(row.resumed_tokens)),
-        ("again ms", lambda row: ms(row.again_ns)),
+        *(again if earlier else ()),
         ("compute ms", lambda row: ms(row.computed_ns)),
         ("store ms", lambda row: ms(row.stored)),
-        ("lookup pages/s", _lookup),
+        (
+            "lookup pages/s",
+            lambda row: quantity(divide(Estimate(row.pages, 0.0), row.looked_up), 1e9),
+        ),
     ]
-    if not outcome.resumes_earlier:
-        columns = [column for column in columns if column[0] not in ("resumed at", "again ms")]
-    what = "compute, again" if outcome.resumes_earlier else "compute"
+    what = "compute, again" if earlier else "compute"
     cold = [f"{store} is read cold, by {way}" for store, way in outcome.cold.items()]
-    return Table(
-        f"Prefixes of {outcome.model}, windows kept at {outcome.windows}",
-        columns,
-        outcome.prefixes,
-        note=f"{what}: modelled on {outcome.gpu}; "
-        f"{'; '.join(cold) or 'nothing is read from a disk'}",
-        keys=2,
-    )
+    read = "; ".join(cold) or "nothing is read from a disk"
+    title = f"Prefixes of {outcome.model}, windows kept at {outcome.windows}"
+    note = f"{what}: modelled on {outcome.gpu}; {read}"
+    return Table(title, columns, outcome.prefixes, note=note, keys=2)
 
 
-def _lookup(row: PrefixRow) -> Number:
-    return quantity(divide(Estimate(row.pages, 0.0), row.looked_up), 1e9)
+_FAMILY: Columns = [
+    ("store", lambda row: row.store),
+    ("family", lambda row: row.family),
+    ("objects", lambda row: quantity(row.objects)),
+    ("bytes", lambda row: size(row.bytes)),
+]
 
 
 def _families_table(outcome: TiersOutcome) -> Table:
+    """A row for every family of the longest prefix."""
 
-    def way(name: str, header: str) -> list[tuple[str, Read]]:
+    def way(name: str, header: str) -> Columns:
         return [
             (header, lambda row: Number(format_duration(getattr(row, name).time.value))),
             ("GB/s", lambda row: quantity(row.rate(getattr(row, name)))),
@@ -81,48 +82,31 @@ def _families_table(outcome: TiersOutcome) -> Table:
         ]
 
     longest = max((row.tokens for row in outcome.prefixes), default=0)
-    return Table(
-        f"Families of {longest:,} tokens",
-        [*_family_columns(store=True), *way("restore_way", "restore"), *way("store_way", "store")],
-        outcome.families,
-        note="limit: as many copies in memory, or pieces of a new file by as many threads",
-        keys=2,
-    )
+    columns = [*_FAMILY, *way("restore_way", "restore"), *way("store_way", "store")]
+    note = "limit: as many copies in memory, or pieces of a new file by as many threads"
+    return Table(f"Families of {longest:,} tokens", columns, outcome.families, note=note, keys=2)
 
 
 def _copies_table(outcome: TiersOutcome) -> Table:
+    """A row for every family between GPU and host."""
 
-    def way(name: str, header: str) -> list[tuple[str, Read]]:
+    def way(name: str, header: str) -> Columns:
         def rate(row: CopyRow, how: str) -> Number:
             return quantity(divide(Estimate(row.bytes, 0.0), getattr(getattr(row, name), how)))
+
+        def share(row: CopyRow) -> Number:
+            return _rounded(divide(getattr(row, name).whole, getattr(row, name).gathered))
 
         return [
             (header, lambda row: rate(row, "gathered")),
             ("by pages", lambda row: rate(row, "by_pages")),
-            (
-                "% of copy",
-                lambda row: _rounded(
-                    divide(getattr(row, name).whole, getattr(row, name).gathered)
-                ),
-            ),
+            ("% of copy", share),
         ]
 
-    return Table(
-        "Between the GPU and pinned memory of the host",
-        [*_family_columns(store=False), *way("there", "to host GB/s"), *way("back", "back GB/s")],
-        outcome.copies,
-        note="gathered by one launch; by pages: a copy for every piece; % of one copy as large",
-    )
-
-
-def _family_columns(*, store: bool) -> list[tuple[str, Read]]:
-    columns: list[tuple[str, Read]] = [
-        ("store", lambda row: row.store),
-        ("family", lambda row: row.family),
-        ("objects", lambda row: quantity(row.objects)),
-        ("bytes", lambda row: size(row.bytes)),
-    ]
-    return columns if store else columns[1:]
+    columns = [*_FAMILY[1:], *way("there", "to host GB/s"), *way("back", "back GB/s")]
+    title = "Between the GPU and pinned memory of the host"
+    note = "gathered by one launch; by pages: a copy for every piece; % of one copy as large"
+    return Table(title, columns, outcome.copies, note=note, keys=2)
 
 
 def _rounded(share: Estimate | None) -> Number:

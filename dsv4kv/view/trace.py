@@ -21,6 +21,7 @@ from dsv4kv.view.render import to_csv as table_to_csv
 from dsv4kv.view.table import (
     ABSENT,
     Chart,
+    Columns,
     Command,
     Finding,
     Page,
@@ -295,20 +296,16 @@ def _strategies(outcomes: Sequence[Outcome]) -> list[tuple[str, Read]]:
 
 
 def _host_table(answer: Answer) -> Table:
-    return Table(
-        "Host memory",
-        [
-            ("GPU tokens", lambda each: f"{each.gpu_tokens:,}"),
-            ("host", lambda each: size(each.host_bytes)),
-            ("host tokens", lambda each: f"{each.host_tokens:,}"),
-            ("all cached", lambda each: f"{each.token_hits:.2%}"),
-            ("added", lambda each: f"{each.token_hits - each.gpu_hits:+.2%}"),
-            *_strategies(answer.behind[0].strategies),
-        ],
-        answer.behind,
-        note="of prompt tokens; the host also stores what the GPUs have",
-        keys=2,
-    )
+    columns: Columns = [
+        ("GPU tokens", lambda each: f"{each.gpu_tokens:,}"),
+        ("host", lambda each: size(each.host_bytes)),
+        ("host tokens", lambda each: f"{each.host_tokens:,}"),
+        ("all cached", lambda each: f"{each.token_hits:.2%}"),
+        ("added", lambda each: f"{each.token_hits - each.gpu_hits:+.2%}"),
+        *_strategies(answer.behind[0].strategies),
+    ]
+    note = "of prompt tokens; the host also stores what the GPUs have"
+    return Table("Host memory", columns, answer.behind, note=note, keys=2)
 
 
 def _outcomes_table(

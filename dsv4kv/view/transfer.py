@@ -7,7 +7,7 @@ from dsv4kv.measure.statistics import Estimate, divide
 from dsv4kv.transfer.outcome import Moved, Outcome, Run
 from dsv4kv.units import counted, format_bytes, format_duration
 from dsv4kv.view.quantity import format_number, percent, quantity, size, us
-from dsv4kv.view.table import ABSENT, Finding, Number, Part, Table, Text
+from dsv4kv.view.table import ABSENT, Columns, Finding, Number, Part, Table, Text
 
 
 def report_transfer(config: TransferConfig, outcome: Outcome) -> Iterator[Part]:
@@ -84,19 +84,16 @@ def families_table(run: Run) -> Table:
 
 
 def _costs_table(outcome: Outcome) -> Table:
-    return Table(
-        "What a read costs",
-        [
-            ("transport", lambda run: run.transport),
-            ("setup µs", lambda run: us(run.costs.setup_ns)),
-            ("descriptor µs", lambda run: us(run.costs.descriptor_ns)),
-            ("GB/s", lambda run: quantity(_inverse(run.costs.byte_ns))),
-            ("at its end s", lambda run: quantity(run.at_end_ns / 1e9)),
-            ("by layer s", lambda run: quantity(run.by_layer_ns / 1e9)),
-        ],
-        outcome.runs,
-        note="fitted to pages of two sizes; the last two: prompt and transfer, one run each",
-    )
+    columns: Columns = [
+        ("transport", lambda run: run.transport),
+        ("setup µs", lambda run: us(run.costs.setup_ns)),
+        ("descriptor µs", lambda run: us(run.costs.descriptor_ns)),
+        ("GB/s", lambda run: quantity(_inverse(run.costs.byte_ns))),
+        ("at its end s", lambda run: quantity(run.at_end_ns / 1e9)),
+        ("by layer s", lambda run: quantity(run.by_layer_ns / 1e9)),
+    ]
+    note = "fitted to pages of two sizes; the last two: prompt and transfer, one run each"
+    return Table("What a read costs", columns, outcome.runs, note=note)
 
 
 def _engines_table(config: TransferConfig, outcome: Outcome) -> Table:

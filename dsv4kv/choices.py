@@ -1,41 +1,26 @@
-"""Every choice by name: what it does in one line, and where it is done.
+"""Choices by name: what each does in one line, and where it is done.
 
-One registry for each question, a dict literal. The types of configurations, help and errors
-are made of these, so a new policy, format or engine is a file and a row here.
-Nothing is imported before it is chosen: ``--help`` reads this page alone.
+The types of configurations, help and errors are made of such rows, which are next to what they
+choose; here are those that several rooms need. Nothing is imported before it is chosen.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from dsv4kv.errors import ConfigError
-
-
-class Explained(Protocol):
-    """Whatever says in one line what it does."""
-
-    @property
-    def explains(self) -> str:
-        """What it does."""
-
 
 RowT = TypeVar("RowT")
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One way to do something.
+    """One way to do something."""
 
-    Attributes:
-        explains: What it does, in one line.
-        where: ``module:attribute`` below ``dsv4kv`` that does it, or a module.
-    """
-
-    explains: str
-    where: str = ""
+    explains: str  # what it does, in one line
+    where: str = ""  # ``module:attribute`` below ``dsv4kv`` that does it, or a module
 
     def load(self) -> Any:
         """Import what does it."""
@@ -43,50 +28,6 @@ class Choice:
         found = import_module(f"dsv4kv.{module}")
         return getattr(found, attribute) if attribute else found
 
-
-POLICIES = {
-    "lru": Choice("the least recently used", "core.policies:LRU"),
-    "fifo": Choice("the one stored first", "core.policies:FIFO"),
-    "lfu": Choice("the one used least often", "core.policies:LFU"),
-    "lfu-aged": Choice("the one used least often, old uses fading", "core.policies:AgedLFU"),
-    "gdsf": Choice("the least uses for its size, aged by what was evicted", "core.policies:GDSF"),
-    "sieve": Choice("the next one not used since a hand passed it", "core.policies:SIEVE"),
-    "s3fifo": Choice(
-        "what a small queue saw used less than twice, then the main queue's oldest",
-        "core.policies:S3FIFO",
-    ),
-    "arc": Choice("by recency or frequency, whichever lost less lately", "core.policies:ARC"),
-}
-"""What is evicted first; children always before their parents."""
-
-OFFLINE = "belady"
-OFFLINE_POLICIES = {
-    OFFLINE: Choice("the one needed last, a bound that knows the trace", "core.policies:Belady")
-}
-
-INDEXES = {
-    "radix": Choice("to 128 tokens"),
-    "block_hash": Choice("in whole blocks"),
-}
-"""How prefixes are found."""
-
-SYSTEMS = {
-    "pools": Choice("pools of blocks for every layer", "bench.systems.pool_system:run_pools"),
-    "slots": Choice("a row of KV for every request", "bench.systems.slot_system:run_slots"),
-    "blocks": Choice("blocks with several holders", "bench.systems.block_system:run_blocks"),
-}
-"""Ways to keep a cache that ``bench systems`` runs side by side."""
-
-TRANSPORTS = {
-    "shm": Choice("shared memory, on one machine"),
-    "tcp": Choice("a socket, on one machine or between two"),
-    "nixl": Choice("NIXL, where it is installed on both sides"),
-    "mooncake": Choice("Mooncake's transfer engine, where it is installed on both sides"),
-}
-"""How ``bench transfer`` gets bytes from a prefill cache to a decode cache."""
-
-PREPARE = {"host": Choice("which copies them"), "device": Choice("by kernels")}
-"""Who works out a step's blocks for a GPU."""
 
 STRATEGIES = {
     "full": Choice("with every block"),
@@ -108,20 +49,6 @@ TIER_WINDOWS = STRATEGIES | {
 }
 """Where they are kept beyond the GPU's memory, as ``tiers.windows`` reads it."""
 
-WRITE_POLICIES = {
-    "write_through": Choice("at once"),
-    "write_through_selective": Choice("when used a second time"),
-    "write_back": Choice("when the tier above gives it up"),
-}
-"""When a tier is given what the one above it has."""
-
-PREFETCH_POLICIES = {
-    "best_effort": Choice("what has come so far"),
-    "wait_complete": Choice("all, however long it takes"),
-    "timeout": Choice("what has come after a second and 0.25 s for each 1,024 tokens"),
-}
-"""What a request waits for that is fetched from a lower tier."""
-
 STORES = {
     "memory": Choice(
         "this process's memory: memory:64GiB, or memory:pinned:64GiB for GPUs",
@@ -133,51 +60,6 @@ STORES = {
     ),
 }
 """Where objects are kept beyond the GPU's memory, as ``tiers.store`` reads it."""
-
-ROUTERS = {
-    "round_robin": Choice("in turn", "replay.fleet.routers:Router"),
-    "random": Choice("any", "replay.fleet.routers:AtRandom"),
-    "least_loaded": Choice("the fewest requests", "replay.fleet.routers:LeastLoaded"),
-    "power_of_two": Choice(
-        "the fewest requests of two at random", "replay.fleet.routers:PowerOfTwo"
-    ),
-    "prefix_hash": Choice(
-        "SGLang's gateway: by a prompt's first tokens, unless that one is overloaded",
-        "replay.fleet.routers:PrefixHash",
-    ),
-    "consistent_hashing": Choice(
-        "by session; also the production stack's session", "replay.fleet.routers:ConsistentHashing"
-    ),
-    "cache_aware": Choice(
-        "SGLang's gateway: the longest prefix by its own past, unless out of balance",
-        "replay.fleet.routers:CacheAware",
-    ),
-    "cache_aware:library": Choice(
-        "… with the library's defaults, not the command line's", "replay.fleet.routers:CacheAware"
-    ),
-    "dynamo": Choice(
-        "dynamo's KV router: the least to compute and to decode", "replay.fleet.routers:Dynamo"
-    ),
-    "dynamo-agentic": Choice("… with --agentic", "replay.fleet.routers:Dynamo"),
-    "dynamo-decode": Choice(
-        "… for decode replicas: the least to decode", "replay.fleet.routers:DynamoDecode"
-    ),
-    "llm-d": Choice(
-        "llm-d: prefix by its own past, unused blocks, short queue", "replay.fleet.routers:Llmd"
-    ),
-    "llm-d:precise": Choice("… prefix by events", "replay.fleet.routers:LlmdPrecise"),
-    "production-stack:qps": Choice(
-        "vLLM's: the fewest requests in the last minute", "replay.fleet.routers:LeastQps"
-    ),
-    "production-stack:kvaware": Choice(
-        "… a replica with all of a prompt but 2,000 tokens, else by session",
-        "replay.fleet.routers:KvAware",
-    ),
-    "production-stack:prefixaware": Choice(
-        "… the longest prefix in a trie that forgets nothing", "replay.fleet.routers:PrefixAware"
-    ),
-}
-"""Who chooses the replica of a request."""
 
 TRACE_FORMATS = {
     "bailian": Choice("Bailian's JSON lines, ids of 16 tokens", "traces.formats:BAILIAN"),
@@ -223,20 +105,6 @@ TRACE_FILES = {
 }
 """Formats that traces are written in as a whole."""
 
-CLOCKS = {
-    "model": Choice(
-        "few coefficients of the GPU, fitted on public points or calibrated",
-        "replay.clock.sources:by_model",
-    ),
-    "table": Choice("steps that were measured", "replay.clock.sources:by_table"),
-    "aiconfigurator": Choice(
-        "those of aiconfigurator-core, if it is installed",
-        "replay.clock.sources:by_aiconfigurator",
-    ),
-    "stated": Choice("overhead + bytes / bandwidth + arithmetic / rate, as given"),
-}
-"""Where the times of steps come from."""
-
 BACKENDS = {
     "reference": Choice("plain PyTorch, what others are compared with", "ops.reference"),
     "cpu": Choice("the toolkit's own on the CPU", "ops.cpu"),
@@ -253,19 +121,6 @@ PEERS = {
 }
 """Packages whose operations take the place of ours."""
 
-PROFILERS = {
-    "nsys": Choice("Nsight Systems"),
-    "ncu": Choice("Nsight Compute: counts bytes in DRAM"),
-    "torch": Choice("torch.profiler (Kineto)"),
-}
-
-SIZED_STATES = {
-    "fp32": Choice("float32"),
-    "bf16": Choice("bfloat16"),
-    "online": Choice("HCA as a running softmax in float32"),
-}
-"""Compressor states that ``budget`` sizes."""
-
 
 def families(registry: Iterable[str]) -> list[str]:
     """The names without versions: ``vllm`` for ``vllm:0.33``."""
@@ -277,22 +132,13 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(names)
 
 
-def explained(registry: Mapping[str, Explained]) -> str:
+def explained(registry: Mapping[str, Any]) -> str:
     """The names, each with what it does: ``lru (the least recently used), …``."""
     return listed(f"{name} ({row.explains})" for name, row in registry.items())
 
 
 def choose(registry: Mapping[str, RowT], name: str, what: str) -> RowT:
-    """The row of a name.
-
-    Args:
-        registry: What there is.
-        name: As given.
-        what: Kind of thing with its article, for the sentence: ``an eviction policy``.
-
-    Raises:
-        ConfigError: There is no such name; the sentence lists those there are.
-    """
+    """The row of a name, or a ``ConfigError``; ``what`` is its kind: ``an eviction policy``."""
     if name in registry:
         return registry[name]
     raise unknown(registry, name, what)

@@ -116,7 +116,6 @@ THINNED = {
     "cli/test_launches.py::test_ctrl_c_in_a_launch_saves_what_was_measured": 0,
     "cli/test_profile.py::test_a_workload_that_cannot_run_fails_with_its_own_words": 0,
     "cli/test_profile_docs.py::test_a_command_of_the_page_runs": 1,
-    "cli/test_progress.py::test_bytes_read_rise_to_those_of_the_file": 2,
     "cli/test_progress.py::test_reading_a_trace_says_how_far_it_is": 3,
     "cli/test_record.py::test_whatever_ends_it_no_finished_request_is_lost": 1,
     "cli/test_replay.py::test_a_chart_is_one_file": 1,

@@ -11,18 +11,22 @@ import pytest
 
 from dsv4kv import choices
 from dsv4kv.choices import Choice, choose, explained
+from dsv4kv.config import bench, fleet, replay, systems, transfer
 from dsv4kv.errors import ConfigError
+from dsv4kv.prefix import policies
 
 REGISTRIES = {
     name: registry
-    for name, registry in vars(choices).items()
+    for module in (choices, policies, bench, fleet, replay, systems, transfer)
+    for name, registry in vars(module).items()
     if isinstance(registry, dict) and name.isupper()
+    if all(isinstance(row, Choice) for row in registry.values())
 }
 ROWS = [(name, row) for name, registry in REGISTRIES.items() for row in registry]
 
 COMMANDS = {
-    "mrc help": "trace mrc --help",
-    "replay help": "replay --help",
+    "mrc help": "trace mrc --help-all",
+    "replay help": "replay --help-all",
     "budget help": "budget --help",
     "info help": "trace info --help",
     "schema": "config schema --json",
@@ -33,7 +37,8 @@ COMMANDS = {
 }
 NEW = """
 import json, sys
-from dsv4kv.choices import POLICIES, TRACE_FORMATS, Choice
+from dsv4kv.choices import TRACE_FORMATS, Choice
+from dsv4kv.prefix.policies import POLICIES
 POLICIES["mru"] = Choice("the most recently used", "core.policies:FIFO")
 TRACE_FORMATS["mine"] = Choice("my own", "traces.formats:NATIVE")
 from typer.testing import CliRunner

@@ -19,8 +19,8 @@ from dsv4kv.bench.serve.verifier import Verifier
 from dsv4kv.cache.checkpoints import CheckpointPool
 from dsv4kv.cache.layers import Compressors, LayerCache, build_layers
 from dsv4kv.cache.manager import KVCacheManager
-from dsv4kv.choices import INDEXES, choose
-from dsv4kv.config.bench import BenchConfig
+from dsv4kv.choices import choose
+from dsv4kv.config.bench import INDEXES, BenchConfig
 from dsv4kv.core.tree import PrefixTree
 from dsv4kv.errors import ConfigError
 from dsv4kv.measure.recorder import DeviceClock, Recorder

@@ -6,10 +6,17 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Any, get_type_hints
 
-from dsv4kv.choices import SIZED_STATES, choose
+from dsv4kv.choices import Choice, choose
 from dsv4kv.engines.names import HOST_TIERS
 from dsv4kv.errors import ConfigError
 from dsv4kv.units import parse_bytes, parse_count
+
+SIZED_STATES = {
+    "fp32": Choice("float32"),
+    "bf16": Choice("bfloat16"),
+    "online": Choice("HCA as a running softmax in float32"),
+}
+"""Compressor states that ``budget`` sizes."""
 
 DEFAULT_GPU = "h200"
 

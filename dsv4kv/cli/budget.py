@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from dsv4kv.choices import SIZED_STATES, explained, families, listed
+from dsv4kv.budget.inputs import READERS, SIZED_STATES
+from dsv4kv.choices import explained, families, listed
 from dsv4kv.cli import Command, examples
 from dsv4kv.cli import options as opt
 from dsv4kv.engines.names import ENGINES, HOST_TIERS
@@ -147,7 +148,6 @@ def budget(
     counts (1M = 1,048,576). Ends with 1 if what was asked does not fit, in a sweep if anything of
     it does not, with --explain if a log is of a start that was refused.
     """
-    from dsv4kv.budget.inputs import READERS
     from dsv4kv.budget.launch import read_command
     from dsv4kv.view.render import show
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from dsv4kv.choices import ROUTERS, choose
+from dsv4kv.choices import choose
 from dsv4kv.cli import examples
 from dsv4kv.cli import options as opt
 from dsv4kv.errors import ConfigError
@@ -68,6 +68,7 @@ def plan(
     GPU kinds, layouts, routers and replicas are searched; what bounds leave is replayed.
     """
     from dsv4kv.cli.progress import Watcher
+    from dsv4kv.config.fleet import ROUTERS
     from dsv4kv.replay.plan import question as asking
     from dsv4kv.replay.plan import search as searching
     from dsv4kv.replay.plan.servers import name_args

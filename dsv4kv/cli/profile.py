@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsv4kv.choices import PROFILERS, listed
+from dsv4kv.choices import listed
 from dsv4kv.cli import examples
 from dsv4kv.cli import options as opt
 from dsv4kv.cli.runs import say_saved
@@ -30,7 +30,11 @@ EPILOG = examples(
     "dsv4kv profile --from server.nsys-rep            what the KV cache costs your server",
     "dsv4kv profile --diff before.json after.json     which kernels changed",
 )
-_WITH = {name: f"Profile with {row.explains}." for name, row in PROFILERS.items()}
+_WITH = {
+    "nsys": "Profile with Nsight Systems.",
+    "ncu": "Profile with Nsight Compute: counts bytes in DRAM.",
+    "torch": "Profile with torch.profiler (Kineto).",
+}
 _CONFIG = f"A YAML file or a shipped name: {listed(shipped_names('bench'))}."
 _FROM = "Show a profile: .nsys-rep, .sqlite, .ncu-rep, a Chrome trace, or a run record."
 _RANGE = "Range that is a step, with --from and --diff; * stands for anything."

@@ -10,16 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import typer
 
-from dsv4kv.choices import (
-    OFFLINE_POLICIES,
-    POLICIES,
-    STRATEGIES,
-    TRACE_FILES,
-    TRACE_FORMATS,
-    TRACE_LINES,
-    explained,
-    listed,
-)
+from dsv4kv.choices import STRATEGIES, TRACE_FILES, TRACE_FORMATS, TRACE_LINES, explained, listed
 from dsv4kv.cli import examples, group
 from dsv4kv.cli import options as opt
 from dsv4kv.engines.names import RULES
@@ -33,6 +24,7 @@ from dsv4kv.files import (
     shipped_names,
     write_named,
 )
+from dsv4kv.prefix.policies import OFFLINE_POLICIES, POLICIES
 from dsv4kv.units import UNITS_PER_SECOND, parse_bytes, parse_count
 from dsv4kv.view.console import open_console, print_document, say
 

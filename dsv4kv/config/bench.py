@@ -9,20 +9,22 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 from pydantic_core import CoreSchema, core_schema
 
-from dsv4kv.choices import (
-    BACKENDS,
-    INDEXES,
-    PEERS,
-    POLICIES,
-    PREPARE,
-    TRACE_FORMATS,
-    explained,
-    listed,
-)
+from dsv4kv.choices import BACKENDS, PEERS, TRACE_FORMATS, Choice, explained, listed
 from dsv4kv.model.config import Precision
 from dsv4kv.model.formats import FORMATS
 from dsv4kv.model.schema import Sharing, StateFormat
 from dsv4kv.ops.spec import VARIANTS, explain
+from dsv4kv.prefix.policies import POLICIES
+
+INDEXES = {
+    "radix": Choice("to 128 tokens"),
+    "block_hash": Choice("in whole blocks"),
+}
+"""How prefixes are found."""
+
+PREPARE = {"host": Choice("which copies them"), "device": Choice("by kernels")}
+"""Who works out a step's blocks for a GPU."""
+
 
 Positive = Annotated[int, Field(gt=0, lt=2**63)]
 NonNegative = Annotated[int, Field(ge=0, lt=2**63)]

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from dsv4kv.choices import ROUTERS, explained
+from dsv4kv.choices import Choice, explained
 from dsv4kv.config.bench import (
     YEAR_S,
     NonNegative,
@@ -22,6 +22,52 @@ from dsv4kv.config.bench import (
     Speed,
 )
 from dsv4kv.engines.names import TRANSFERS
+
+ROUTERS = {
+    "round_robin": Choice("in turn", "replay.fleet.routers:Router"),
+    "random": Choice("any", "replay.fleet.routers:AtRandom"),
+    "least_loaded": Choice("the fewest requests", "replay.fleet.routers:LeastLoaded"),
+    "power_of_two": Choice(
+        "the fewest requests of two at random", "replay.fleet.routers:PowerOfTwo"
+    ),
+    "prefix_hash": Choice(
+        "SGLang's gateway: by a prompt's first tokens, unless that one is overloaded",
+        "replay.fleet.routers:PrefixHash",
+    ),
+    "consistent_hashing": Choice(
+        "by session; also the production stack's session", "replay.fleet.routers:ConsistentHashing"
+    ),
+    "cache_aware": Choice(
+        "SGLang's gateway: the longest prefix by its own past, unless out of balance",
+        "replay.fleet.routers:CacheAware",
+    ),
+    "cache_aware:library": Choice(
+        "… with the library's defaults, not the command line's", "replay.fleet.routers:CacheAware"
+    ),
+    "dynamo": Choice(
+        "dynamo's KV router: the least to compute and to decode", "replay.fleet.routers:Dynamo"
+    ),
+    "dynamo-agentic": Choice("… with --agentic", "replay.fleet.routers:Dynamo"),
+    "dynamo-decode": Choice(
+        "… for decode replicas: the least to decode", "replay.fleet.routers:DynamoDecode"
+    ),
+    "llm-d": Choice(
+        "llm-d: prefix by its own past, unused blocks, short queue", "replay.fleet.routers:Llmd"
+    ),
+    "llm-d:precise": Choice("… prefix by events", "replay.fleet.routers:LlmdPrecise"),
+    "production-stack:qps": Choice(
+        "vLLM's: the fewest requests in the last minute", "replay.fleet.routers:LeastQps"
+    ),
+    "production-stack:kvaware": Choice(
+        "… a replica with all of a prompt but 2,000 tokens, else by session",
+        "replay.fleet.routers:KvAware",
+    ),
+    "production-stack:prefixaware": Choice(
+        "… the longest prefix in a trie that forgets nothing", "replay.fleet.routers:PrefixAware"
+    ),
+}
+"""Who chooses the replica of a request."""
+
 
 MOST_REPLICAS = 4096
 """Of a fleet. A router looks at each of them for every request: with so many, hours of trace take

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from dsv4kv.choices import CLOCKS, PREFETCH_POLICIES, STRATEGIES, WRITE_POLICIES, explained
+from dsv4kv.choices import STRATEGIES, Choice, explained
 from dsv4kv.config.bench import (
     POLICY,
     YEAR_S,
@@ -27,6 +27,34 @@ from dsv4kv.config.fleet import FleetSection
 from dsv4kv.engines.names import RULES
 from dsv4kv.engines.rule import SPECULATIONS
 from dsv4kv.model.schema import StateFormat
+
+CLOCKS = {
+    "model": Choice(
+        "few coefficients of the GPU, fitted on public points or calibrated",
+        "replay.clock.sources:by_model",
+    ),
+    "table": Choice("steps that were measured", "replay.clock.sources:by_table"),
+    "aiconfigurator": Choice(
+        "those of aiconfigurator-core, if it is installed",
+        "replay.clock.sources:by_aiconfigurator",
+    ),
+    "stated": Choice("overhead + bytes / bandwidth + arithmetic / rate, as given"),
+}
+"""Where the times of steps come from."""
+
+WRITE_POLICIES = {
+    "write_through": Choice("at once"),
+    "write_through_selective": Choice("when used a second time"),
+    "write_back": Choice("when the tier above gives it up"),
+}
+"""When a tier is given what the one above it has."""
+
+PREFETCH_POLICIES = {
+    "best_effort": Choice("what has come so far"),
+    "wait_complete": Choice("all, however long it takes"),
+    "timeout": Choice("what has come after a second and 0.25 s for each 1,024 tokens"),
+}
+"""What a request waits for that is fetched from a lower tier."""
 
 
 class PoolSection(Section):

@@ -7,8 +7,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dsv4kv.choices import SYSTEMS, explained
+from dsv4kv.choices import Choice, explained
 from dsv4kv.config.bench import NonNegative, OneOf, Positive, Seconds, Section
+
+SYSTEMS = {
+    "pools": Choice("pools of blocks for every layer", "bench.systems.pool_system:run_pools"),
+    "slots": Choice("a row of KV for every request", "bench.systems.slot_system:run_slots"),
+    "blocks": Choice("blocks with several holders", "bench.systems.block_system:run_blocks"),
+}
+"""Ways to keep a cache that ``bench systems`` runs side by side."""
 
 
 class ChatSection(Section):

@@ -19,8 +19,7 @@ import numpy as np
 from dsv4kv import __version__
 from dsv4kv.bench.build import plan_from
 from dsv4kv.cache.manager import KVCacheManager
-from dsv4kv.choices import TRANSPORTS
-from dsv4kv.config.transfer import TransferConfig
+from dsv4kv.config.transfer import TRANSPORTS, TransferConfig
 from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.host import Sent
 from dsv4kv.engines.names import ENGINES, TRANSFERS, find_engine

@@ -58,45 +58,6 @@ def test_a_token_of_v41_flash_takes_890_bytes() -> None:
     assert "189 GiB of engram tables in host memory" in found["weights"]["source"]
 
 
-@pytest.mark.parametrize(
-    ("gpu", "token_bytes", "reason"),
-    [
-        ("h200", 1790, "V4's record: those of V4.1 are read on SM100 only"),
-        ("b200", 1050, "nvfp4_ds_mla of mega attention, vLLM's on SM100 up to TP8"),
-    ],
-)
-def test_an_answer_says_which_formats_of_v41_it_takes_and_why(
-    gpu: str, token_bytes: int, reason: str
-) -> None:
-    question = ("--model", "v4.1-flash", "--gpus", "8", "--gpu", gpu, "--engine", "vllm")
-    assert document(*question)["request"]["marginal_bytes_per_gpu"] == token_bytes
-    reasons = [line["reason"] for line in document(*question)["assumed"]]
-    assert any(each.startswith(reason) for each in reasons)
-
-
-@pytest.mark.parametrize(
-    ("flags", "gpu", "format_name", "reason"),
-    [
-        ("--attention-backend FLASHINFER_MLA_SPARSE_DSV4", "b200", "bf16", "plain rows, which"),
-        (
-            "--attention-backend FLASHINFER_MLA_SPARSE_DSV4 --kv-cache-dtype fp8",
-            "b200",
-            "fp8",
-            "plain rows, which FlashInfer's backend stores on SM100",
-        ),
-        ("--attention-backend FLASHINFER_MLA_SPARSE_DSV4", "h200", "fp8_ds_mla", "on every GPU"),
-    ],
-)
-def test_a_commands_backend_and_cache_dtype_decide_the_formats(
-    flags: str, gpu: str, format_name: str, reason: str
-) -> None:
-    command = f"vllm serve deepseek-ai/DeepSeek-V4-Flash -tp 4 {flags}"
-    question = ("--command", command, "--gpu", gpu)
-    assumed = {line["input"]: line for line in document(*question)["assumed"]}
-    assert assumed["main_format"]["value"] == format_name
-    assert reason in assumed["main_format"]["reason"]
-
-
 def test_sglangs_role_decides_the_formats_of_v41() -> None:
     """sglang#39123: flashmla_mega for a role, though attention is tensor parallel."""
     serve = "sglang serve --model-path deepseek-ai/DeepSeek-V4.1-Flash --tp 4"

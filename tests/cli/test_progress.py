@@ -1,6 +1,5 @@
 import gzip
 import json
-from collections.abc import Callable, Iterable
 from io import StringIO
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from typer.testing import CliRunner
 
 from dsv4kv.cli import app, progress
 from dsv4kv.cli.progress import Watcher
-from dsv4kv.traces import ReadOptions, read_batches, read_trace, write_weka
+from dsv4kv.traces import ReadOptions, read_trace, write_weka
 
 
 @pytest.fixture(autouse=True)
@@ -101,21 +100,3 @@ def test_a_folder_of_conversations_says_how_far_it_is(tmp_path: Path) -> None:
     size = sum(path.stat().st_size for path in (tmp_path / "weka").iterdir())
     assert heard[-1] == (size, size)
     assert heard == sorted(heard)
-
-
-@pytest.mark.parametrize("compressed", [False, True])
-@pytest.mark.parametrize("read", [read_trace, read_batches])
-def test_bytes_read_rise_to_those_of_the_file(
-    read: Callable[..., Iterable[object]], compressed: bool, tmp_path: Path
-) -> None:
-    content = TRACE.encode() * 20
-    path = tmp_path / "trace"
-    path.write_bytes(gzip.compress(content, mtime=0) if compressed else content)
-    heard: list[tuple[int, int]] = []
-    watch = lambda done, total: heard.append((done, total))  # noqa: E731
-    list(read(path, options=ReadOptions(watch=watch, any_order=True)))
-    assert heard == sorted(heard)
-    assert len(heard) > 2
-    size = path.stat().st_size
-    assert {total for _, total in heard} == {size}
-    assert size * 0.8 <= heard[-1][0] <= size

@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 
 from dsv4kv import __version__
-from dsv4kv.choices import SYSTEMS
 from dsv4kv.config.systems import CallsSection, ChatSection, SystemsConfig
 from dsv4kv.measure.statistics import Estimate, summarize
 from dsv4kv.model.presets import load_model

@@ -11,8 +11,7 @@ from typing import Any
 
 from dsv4kv.budget.gpus import Gpu, gpu_names, load_gpu
 from dsv4kv.budget.layout import Layout, LayoutWish, candidate_layouts
-from dsv4kv.choices import CLOCKS
-from dsv4kv.config.replay import CostSection, ReplayConfig
+from dsv4kv.config.replay import CLOCKS, CostSection, ReplayConfig
 from dsv4kv.errors import ConfigError, find_name
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.schema import LayerCacheSchema

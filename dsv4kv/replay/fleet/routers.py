@@ -9,8 +9,7 @@ from math import exp, inf
 from random import Random
 from typing import Any
 
-from dsv4kv.choices import ROUTERS
-from dsv4kv.config.fleet import DynamoSection, FleetSection, LlmdSection
+from dsv4kv.config.fleet import ROUTERS, DynamoSection, FleetSection, LlmdSection
 from dsv4kv.core.fleet import Asked, View
 
 Views = Sequence[View]
@@ -489,6 +488,6 @@ class Affinity(Router):
 
 
 def open_router(name: str, section: FleetSection, replicas: int, draw: Random) -> Router:
-    """A router of ``choices.ROUTERS`` for so many replicas, with the section's settings."""
+    """A router of ``ROUTERS`` for so many replicas, with the section's settings."""
     router: Router = ROUTERS[name].load()(name, section, replicas, draw)
     return router

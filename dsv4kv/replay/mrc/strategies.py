@@ -13,7 +13,7 @@ from math import lcm
 
 import numpy as np
 
-from dsv4kv.choices import OFFLINE, STRATEGIES, unknown
+from dsv4kv.choices import STRATEGIES, unknown
 from dsv4kv.core.paths import NumberedPaths
 from dsv4kv.core.strategy import Strategy
 from dsv4kv.core.tree import PrefixTree
@@ -24,7 +24,7 @@ from dsv4kv.model.schedule import build_schedule
 from dsv4kv.model.schema import build_schema
 from dsv4kv.prefix.outcome import Losses, Outcome
 from dsv4kv.prefix.paths import Ints, PathTable, Reuse
-from dsv4kv.prefix.policies import make_policy
+from dsv4kv.prefix.policies import OFFLINE, make_policy
 
 _PLAIN = ("full", "ends", "ends+junctions")
 

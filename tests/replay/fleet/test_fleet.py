@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dsv4kv.choices import ROUTERS
+from dsv4kv.config.fleet import ROUTERS
 from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.core.fleet import Asked, InUse

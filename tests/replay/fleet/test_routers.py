@@ -8,8 +8,7 @@ from random import Random
 
 import pytest
 
-from dsv4kv.choices import ROUTERS
-from dsv4kv.config.fleet import DynamoSection, FleetSection, LlmdSection
+from dsv4kv.config.fleet import ROUTERS, DynamoSection, FleetSection, LlmdSection
 from dsv4kv.core.fleet import Asked, View
 from dsv4kv.replay.fleet.routers import (
     Affinity,

@@ -1,7 +1,7 @@
 """Settings of the whole suite, and which of it is slow.
 
-``pytest -m "not slow"`` leaves out what takes a compiler, a GPU's twin, many processes or
-seconds; ``DSV4KV_HYPOTHESIS=fast`` draws ten examples of every property, where ``make check``
+``pytest -m "not slow"`` leaves out what takes a compiler, a GPU's twin, a browser, many processes
+or seconds; ``DSV4KV_HYPOTHESIS=fast`` draws ten examples of every property, where ``make check``
 draws 20 and ``make full`` 100. ``make check-fast`` does both. A property that is worth more
 examples or fewer says so by ``tests.examples``, and each run draws its part of them.
 """
@@ -203,6 +203,8 @@ THINNED = {
     "tiers/test_library.py::test_a_prompt_that_comes_back_goes_on_as_if_it_had_never_left": 4,
     "tiers/test_library.py::test_every_store_brings_back_the_same": 3,
     "transfer/test_rows.py::test_rows_are_the_same_in_another_cache": 2,
+    "view/page/test_browser.py::"
+    "test_a_page_opens_without_complaint_request_or_sideways_scrolling": 3,
     "view/test_odd_profiles.py::test_odd_values_anywhere_in_a_trace_are_left_out_or_refused": 5,
     "visit/test_rehearsal.py::test_a_call_leaves_one_line_for_every_question": 1,
     "visit/test_rehearsal.py::"

@@ -1,0 +1,95 @@
+"""The page in a real browser, at a desk and on a phone."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.view.page.browser import Tab, find_browser, open_browser
+from tests.view.page.pages import RUNS, html_of, page_of
+
+SIZES = {"desk": (1280, 800), "phone": (390, 844), "small phone": (320, 568)}
+OUT_OF_VIEW = """
+[...document.querySelectorAll('svg')].filter(svg => {
+  const box = svg.getBoundingClientRect();
+  return box.width < 200 || box.height < 30 || box.left < 0 || box.right > innerWidth;
+}).length
+"""
+SMALLEST_TEXT = """
+Math.min(...[...document.querySelectorAll('svg text')].map(
+  text => parseFloat(getComputedStyle(text).fontSize)
+    * Math.hypot(text.getScreenCTM().a, text.getScreenCTM().b)))
+"""
+BOTTOMS = """
+[...document.querySelectorAll('header > p')].map(e => e.getBoundingClientRect().bottom)
+"""
+SELECTED = """
+(() => {
+  getSelection().selectAllChildren(document.querySelector('table'));
+  return getSelection().toString();
+})()
+"""
+
+
+@pytest.fixture(scope="module")
+def tab() -> Iterator[Tab]:
+    program = find_browser()
+    if program is None:
+        pytest.skip("no Chromium here: install one, or name it with CHROMIUM=/path/to/it")
+    with open_browser(program) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pages")
+    for name in RUNS:
+        (folder / f"{name}.html").write_text(html_of(name), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_page_opens_without_complaint_request_or_sideways_scrolling(
+    tab: Tab, folder: Path, name: str
+) -> None:
+    page = folder / f"{name}.html"
+    tab.show(page, *SIZES["desk"])
+    assert tab.evaluate("document.querySelectorAll('svg').length") == len(page_of(name).charts())
+    for width, height in SIZES.values():
+        for dark in (False, True):
+            tab.resize(width, height, dark=dark)
+            assert tab.evaluate("document.documentElement.scrollWidth") <= width
+            assert tab.evaluate(OUT_OF_VIEW) == 0
+    asked = [event["request"]["url"] for event in tab.told("Network.requestWillBeSent")]
+    assert asked == [page.as_uri()]
+    for complaint in ("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown"):
+        assert tab.told(complaint) == []
+
+
+def test_text_of_charts_is_large_enough_on_a_phone(tab: Tab, folder: Path) -> None:
+    tab.show(folder / "one case.html", *SIZES["phone"])
+    assert tab.evaluate(SMALLEST_TEXT) >= 9
+
+
+def test_numbers_of_a_table_can_be_selected(tab: Tab, folder: Path) -> None:
+    tab.show(folder / "one case.html", *SIZES["desk"])
+    selected = tab.evaluate(SELECTED)
+    assert "prepare" in selected
+    assert "1,200" in selected
+
+
+def test_dark_is_dark_and_light_is_light(tab: Tab, folder: Path) -> None:
+    ground = "getComputedStyle(document.body).backgroundColor"
+    line = "getComputedStyle(document.querySelector('figure svg')).filter"
+    seen = []
+    for dark in (False, True):
+        tab.show(folder / "one case.html", *SIZES["desk"], dark=dark)
+        seen.append((tab.evaluate(ground), tab.evaluate(line)))
+    assert [ground for ground, _ in seen] == ["rgb(255, 255, 255)", "rgb(16, 20, 24)"]
+    assert seen[0][1] != seen[1][1]
+
+
+def test_the_first_screen_has_the_answer(tab: Tab, folder: Path) -> None:
+    for size in ("desk", "phone"):
+        tab.show(folder / "one case.html", *SIZES[size])
+        assert max(tab.evaluate(BOTTOMS)) < SIZES[size][1]

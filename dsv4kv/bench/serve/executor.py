@@ -36,10 +36,11 @@ from dsv4kv.bench.serve.operations import (
     run_layers,
     selecting_ratios,
 )
-from dsv4kv.bench.serve.placing import PlacedContexts
+from dsv4kv.bench.serve.placing import PlacedContexts, first_written
 from dsv4kv.cache.blocks import Ids
 from dsv4kv.cache.device_tables import DeviceTables, stage
 from dsv4kv.cache.layers import LayerCache
+from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cache.step import Step
 from dsv4kv.measure.recorder import DeviceClock, Recorder
 from dsv4kv.ops.cuda.launch import dependent_launches
@@ -177,17 +178,20 @@ class StepExecutor:
             self.gpu.tables.publish()
             run_layers(self._prefilling, view, inputs, self._run(step, show))
 
-    def place(self, step: StepTokens) -> None:
-        """The end of one request's prompt, written as it is served; all its entries are placed."""
+    def place(self, manager: KVCacheManager, slot: int, serial: int, tokens: int) -> None:
+        """Place the entries of a prompt of ``tokens`` tokens; its end is written as served."""
         assert self.contexts is not None
-        slots, after = step.batch.request_slots.numpy(), step.batch.tokens_after.numpy()
-        self.prepare(slots, after)
+        after, plan = np.array([tokens]), manager.plan
+        written = first_written(tokens, plan.config.window_tokens + plan.draft_tokens)
+        batch = Step.of(manager, [slot], [written], after)
+        step = StepTokens(batch, np.array([serial]), after)
+        self.prepare(np.array([slot]), after)
         if self.gpu is not None:
             self.gpu.tables.publish()
         inputs = self.inputs.take(self._chunk_rows(step), {})
         writes = [(layer, chunk_writes(layer)) for layer in self.layers]
         run_layers(writes, step.batch.to(self.device), inputs, self._run(step, None))
-        self.contexts.place(int(slots[0]), int(step.requests[0]), int(after[0]))
+        self.contexts.place(slot, serial, tokens)
 
     def prepare(self, slots: Ids, tokens: Ids) -> None:
         """Let tables on the device follow: slots int64[B] of a whole step hold tokens int64[B]."""

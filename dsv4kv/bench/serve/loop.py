@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from dsv4kv.bench.serve.executor import StepExecutor, StepTokens
 from dsv4kv.bench.serve.inputs import PromptContents
-from dsv4kv.bench.serve.placing import first_written
 from dsv4kv.bench.serve.reuse import NEVER, PrefixReuse
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.cache.step import Step
@@ -239,7 +238,11 @@ class ServingLoop:
         if self._settings.context:
             resumed = request.input_tokens
             with self._recorder.excluded():
-                self._place(slot, resumed)
+                prepare_forward(self._manager, [slot], [0], [resumed])
+                if self._executor is not None:
+                    self._executor.place(self._manager, slot, self._admitted, resumed)
+            self.totals.placed_tokens += resumed
+            self._progress += resumed
         self._position[slot] = resumed
         self._prompt_left[slot] = request.input_tokens - resumed
         self._output_left[slot] = self._fed_outputs(request)
@@ -247,19 +250,6 @@ class ServingLoop:
         self._reserved[:, slot] = blocks
         self._admitted += 1
         self.totals.peak_requests = max(self.totals.peak_requests, len(self._active))
-
-    def _place(self, slot: int, tokens: int) -> None:
-        """Let a request that was just admitted hold its prompt."""
-        manager, plan = self._manager, self._manager.plan
-        slots, after = np.array([slot]), np.array([tokens])
-        prepare_forward(manager, slots, np.zeros_like(after), after)
-        if self._executor is not None:
-            ring = plan.config.window_tokens + plan.draft_tokens
-            written = np.array([first_written(tokens, ring)])
-            batch = Step.of(manager, slots, written, after)
-            self._executor.place(StepTokens(batch, self._serial[slots], after))
-        self.totals.placed_tokens += tokens
-        self._progress += tokens
 
     def _begin_reuse(self, slot: int, request: Request) -> int:
         """Tokens that the request need not compute."""

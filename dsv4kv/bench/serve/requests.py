@@ -3,7 +3,6 @@
 import numpy as np
 
 from dsv4kv.bench.serve.executor import StepExecutor, StepTokens
-from dsv4kv.bench.serve.placing import first_written
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.cache.step import Step
 
@@ -25,11 +24,8 @@ class Requests:
 
     def place(self, slot: int, serial: int, tokens: int) -> None:
         """Let a request that was just admitted hold a prompt, its end written as served."""
-        plan = self.manager.plan
         prepare_forward(self.manager, [slot], [0], [tokens])
-        written = first_written(tokens, plan.config.window_tokens + plan.draft_tokens)
-        batch = Step.of(self.manager, [slot], [written], [tokens])
-        self.executor.place(StepTokens(batch, np.array([serial]), np.array([tokens])))
+        self.executor.place(self.manager, slot, serial, tokens)
 
     def compute(self, slot: int, serial: int, *ends: int) -> None:
         """Compute a prompt in chunks up to each of these tokens, as far as they are ahead."""

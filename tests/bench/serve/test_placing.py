@@ -6,7 +6,6 @@ import torch
 
 from dsv4kv.bench.build import check_contexts, check_memory, plan_from
 from dsv4kv.bench.serve.executor import StepExecutor, StepTokens
-from dsv4kv.bench.serve.placing import first_written
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.cache.step import Step
 from dsv4kv.errors import ConfigError
@@ -80,7 +79,7 @@ def fill(tokens: int, *, place: bool) -> KVCacheManager:
     slot = manager.admit_request()
     if place:
         prepare_forward(manager, [slot], [0], [tokens])
-        executor.place(step_of(manager, slot, first_written(tokens, 128), tokens))
+        executor.place(manager, slot, 0, tokens)
     else:
         for first in range(0, tokens, 64):
             serve_chunk(manager, executor, slot, first, min(first + 64, tokens))
@@ -106,8 +105,7 @@ def test_entries_of_no_two_requests_or_layers_are_alike() -> None:
     for request in range(2):
         slot = manager.admit_request()
         prepare_forward(manager, [slot], [0], [450])
-        batch = Step.of(manager, [slot], [256], [450])
-        executor.place(StepTokens(batch, np.array([request]), np.array([450])))
+        executor.place(manager, slot, request, 450)
     held = torch.from_numpy(manager.tables[0].blocks[0, :, :4].astype(np.int64)).flatten()
     first, second = (pool.main.pages[held] for pool in manager.pools.values())
     for pages in (first, second):

@@ -23,8 +23,10 @@ from dsv4kv.bench.build import (
 from dsv4kv.bench.device import CudaDevice, find_device
 from dsv4kv.bench.figures import measure_operations
 from dsv4kv.bench.memory import MemoryWatch
+from dsv4kv.bench.serve.executor import StepExecutor
 from dsv4kv.bench.serve.inputs import PromptContents
 from dsv4kv.bench.serve.loop import ServingLoop, open_requests
+from dsv4kv.bench.serve.reuse import PrefixReuse
 from dsv4kv.bench.serve.verifier import Verifier
 from dsv4kv.bench.timing import EMPTY_GRAPH, CallTimer, measure_peaks
 from dsv4kv.cache.manager import KVCacheManager
@@ -305,27 +307,27 @@ def _resolve(config: BenchConfig, plan: CachePlan, device: CudaDevice | None) ->
     return resolved
 
 
+def make_loop(
+    setup: Setup, recorder: Recorder, executor: StepExecutor | None, turns: Turns | None = None
+) -> tuple[ServingLoop, PrefixReuse | None]:
+    """The loop that serves a case's workload, and what shares prefixes in it."""
+    config = setup.config
+    requests = open_requests(config.workload, config.measure.seed)
+    reuse = build_reuse(config, setup.manager, setup.resolved.backend)
+    contents, settings = PromptContents() if reuse else None, loop_settings(config)
+    served = setup.manager, requests, settings, recorder, executor
+    return ServingLoop(*served, reuse, contents, turns), reuse
+
+
 def _serve(
     setup: Setup, on_progress: Progress, turns: Turns | None
 ) -> tuple[Totals, MemorySeries, bool, str | None]:
     """Run the loop: totals, memory over time, whether interrupted, and what went wrong."""
-    config, manager = setup.config, setup.manager
-    requests = open_requests(config.workload, config.measure.seed)
-    executor = setup.drive.executor if setup.drive else None
-    reuse = build_reuse(config, manager, setup.resolved.backend)
+    manager, executor = setup.manager, setup.drive.executor if setup.drive else None
+    loop, reuse = make_loop(setup, setup.recorder, executor, turns)
     memory = MemoryWatch(manager, setup.recorder, reuse)
-    loop = ServingLoop(
-        manager,
-        requests,
-        loop_settings(config),
-        setup.recorder,
-        executor,
-        reuse,
-        PromptContents() if reuse else None,
-        turns,
-    )
     interrupted, problem = False, None
-    together = turns is not None and config.measure.threads == 1
+    together = turns is not None and setup.config.measure.threads == 1
     try:
         with one_cpu() if together else nullcontext():
             for tokens in loop.steps():

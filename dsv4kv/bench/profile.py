@@ -9,13 +9,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from dsv4kv.bench.build import build_reuse, loop_settings
-from dsv4kv.bench.case import Setup, describe_cache, describe_verification, set_up
+from dsv4kv.bench.case import Setup, describe_cache, describe_verification, make_loop, set_up
 from dsv4kv.bench.device import describe_gpu, find_device
 from dsv4kv.bench.memory import audit_memory
 from dsv4kv.bench.serve.executor import StepExecutor, StepTokens
-from dsv4kv.bench.serve.inputs import PromptContents
-from dsv4kv.bench.serve.loop import ServingLoop, open_requests
 from dsv4kv.bench.serve.operations import name_of
 from dsv4kv.bench.timing import measure_peaks
 from dsv4kv.config.bench import BenchConfig
@@ -333,20 +330,10 @@ def run_profiled(
 
 
 def _serve(setup: Setup, executor: StepExecutor, watch: Watch) -> None:
-    config, recorder = setup.config, Recorder()
+    recorder = Recorder()
     kept = {each.name: getattr(executor, each.name) for each in fields(executor) if each.init}
     profiled = ProfiledExecutor(**kept | {"recorder": recorder, "mark": watch.mark}, watch=watch)
-    requests = open_requests(config.workload, config.measure.seed)
-    reuse = build_reuse(config, setup.manager, setup.resolved.backend)
-    loop = ServingLoop(
-        setup.manager,
-        requests,
-        loop_settings(config),
-        recorder,
-        profiled,
-        reuse=reuse,
-        contents=PromptContents() if reuse else None,
-    )
+    loop, _ = make_loop(setup, recorder, profiled)
     with suppress(Enough):
         loop.run()
     if not watch.step_requests:

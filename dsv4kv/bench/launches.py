@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from dsv4kv.config.load import LoadedConfig
 from dsv4kv.errors import DEFECT, INTERRUPTED, Dsv4kvError, RecordError
@@ -166,17 +166,6 @@ _PATIENCE = 10  # times the slowest launch so far
 OnProgress = Callable[[Sequence[Outcome], Task], None]
 
 
-@dataclass(frozen=True)
-class Request:
-    """How several launches were asked for."""
-
-    argv: list[str]  # the command line
-    reproduce: str  # A command line that repeats them
-    loaded: LoadedConfig  # the configuration they ran, for a record of launches that all left none
-    launches: int  # how many were asked for
-    run_id: str  # of the record that is made of them
-
-
 def bench_arguments(source: str, overrides: Sequence[str], axes: Sequence[str]) -> tuple[str, ...]:
     """Arguments of ``dsv4kv bench`` for a configuration."""
     options = [("--set", each) for each in overrides] + [("--axis", each) for each in axes]
@@ -213,9 +202,14 @@ def run_launches(
     return outcomes
 
 
-def merge(outcomes: Sequence[Outcome], request: Request) -> RunRecord:
-    """One record of several launches: every case of each, and a row for each that had none."""
-    records = [outcome.record for outcome in outcomes if outcome.record]
+def merge(
+    outcomes: Sequence[Outcome], asked: int, loaded: LoadedConfig, **known: Sequence[str]
+) -> RunRecord:
+    """One record of several launches: every case of each, and a row for each that had none.
+
+    ``asked``: how many were to run. ``loaded``: what they ran, for where none left a record.
+    ``known``: the record's run_id, argv and reproduce.
+    """
     launches = [
         Launch(
             launch=index,
@@ -228,49 +222,36 @@ def merge(outcomes: Sequence[Outcome], request: Request) -> RunRecord:
         for index, outcome in enumerate(outcomes)
     ]
     statuses = {launch.status for launch in launches}
-    whole = statuses == {"complete"} and len(launches) == request.launches
+    whole = statuses == {"complete"} and len(launches) == asked
     status = "complete" if whole else "incomplete"
     started = outcomes[0].started if outcomes else datetime.now(UTC)
     ended = outcomes[-1].ended if outcomes else started
-    model = records[0] if records else _empty_record(request, started.isoformat())
-    return model.model_copy(
-        update={
-            "run_id": request.run_id,
-            "started_utc": started.isoformat(timespec="seconds"),
-            "ended_utc": ended.isoformat(timespec="seconds"),
-            "status": "failed" if statuses - {"complete", "incomplete"} else status,
-            "argv": request.argv,
-            "reproduce": request.reproduce,
-            "cases": [
-                case.model_copy(update={"launch": index})
-                for index, outcome in enumerate(outcomes)
-                for case in (outcome.record.cases if outcome.record else ())
-            ],
-            "launches": launches,
-        }
-    )
-
-
-def _timeout_s(outcomes: Sequence[Outcome]) -> float:
-    slowest = max((outcome.duration_s for outcome in outcomes if outcome.record), default=0.0)
-    return max(_SHORTEST_TIMEOUT_S, _PATIENCE * slowest) if slowest else _FIRST_TIMEOUT_S
-
-
-def _empty_record(request: Request, started_utc: str) -> RunRecord:
-    """The frame of a record where no launch left one."""
-    loaded = request.loaded
+    records = [outcome.record for outcome in outcomes if outcome.record]
+    fields: dict[str, Any] = {
+        **known,
+        "started_utc": started.isoformat(timespec="seconds"),
+        "ended_utc": ended.isoformat(timespec="seconds"),
+        "status": "failed" if statuses - {"complete", "incomplete"} else status,
+        "cases": [
+            case.model_copy(update={"launch": index})
+            for index, outcome in enumerate(outcomes)
+            for case in (outcome.record.cases if outcome.record else ())
+        ],
+        "launches": launches,
+    }
+    if records:
+        return records[0].model_copy(update=fields)
     return RunRecord(
-        run_id=request.run_id,
-        started_utc=started_utc,
-        ended_utc=started_utc,
-        status="failed",
-        argv=[],
-        reproduce="",
+        **fields,
         config_source=loaded.source,
         config_sha256=loaded.sha256,
         trace_source=loaded.config.workload.trace,
         trace_sha256=None,
         seed=loaded.config.measure.seed,
         environment=Environment(**capture_environment()),
-        cases=[],
     )
+
+
+def _timeout_s(outcomes: Sequence[Outcome]) -> float:
+    slowest = max((outcome.duration_s for outcome in outcomes if outcome.record), default=0.0)
+    return max(_SHORTEST_TIMEOUT_S, _PATIENCE * slowest) if slowest else _FIRST_TIMEOUT_S

@@ -144,7 +144,6 @@ def _run_once(request: Request, stderr: "Console") -> "tuple[RunRecord, Sweep]":
 
 def _run_launches(asked: Request, launches: int, stderr: "Console") -> "RunRecord":
     """Run in fresh processes; the record is saved after each of them."""
-    from dsv4kv.bench.launches import Request as Launches
     from dsv4kv.bench.launches import Task, bench_arguments, merge, run_launches
     from dsv4kv.cli.progress import Watcher
     from dsv4kv.config.load import expand_axes, load_config
@@ -155,18 +154,18 @@ def _run_launches(asked: Request, launches: int, stderr: "Console") -> "RunRecor
     arguments = bench_arguments(loaded.source, asked.overrides, asked.axes)
     again = shlex.join(["dsv4kv", "bench", *arguments, "--launches", str(launches)])
     run_id = new_run_id(loaded.config.name, datetime.now(UTC))
-    request = Launches(["dsv4kv", *sys.argv[1:]], again, loaded, launches, run_id)
+    known = {"run_id": run_id, "argv": ["dsv4kv", *sys.argv[1:]], "reproduce": again}
 
     def on_progress(outcomes: "Sequence[Outcome]", task: "Task") -> None:
         watcher.show_launches(outcomes, task)
         if outcomes:
-            save_record(merge(outcomes, request), asked.out)
+            save_record(merge(outcomes, launches, loaded, **known), asked.out)
 
     with Watcher(stderr, "bench", "launches", launches) as watcher:
         outcomes = run_launches([Task(arguments)] * launches, on_progress)
     if not outcomes:
         raise KeyboardInterrupt
-    return merge(outcomes, request)
+    return merge(outcomes, launches, loaded, **known)
 
 
 Ran = tuple[Iterable["Part"], str, Sequence[str]]

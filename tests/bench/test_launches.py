@@ -11,7 +11,6 @@ import pytest
 
 from dsv4kv.bench.launches import (
     Outcome,
-    Request,
     Task,
     bench_arguments,
     merge,
@@ -21,6 +20,7 @@ from dsv4kv.bench.launches import (
 from dsv4kv.config.load import load_config
 from dsv4kv.errors import Dsv4kvError
 from dsv4kv.processes import OWN_TREE
+from dsv4kv.runs.schema import RunRecord
 from dsv4kv.runs.store import dumps
 from tests.bench.settings import BOOKS, TINY
 from tests.examples import FULL
@@ -84,8 +84,9 @@ def run_all(*tasks: Task) -> list[Outcome]:
     return run_launches(tasks, lambda _outcomes, _task: None)
 
 
-def request(launches: int) -> Request:
-    return Request(["dsv4kv"], "dsv4kv again", load_config("smoke"), launches, "run-id")
+def joined(outcomes: list[Outcome], asked: int) -> RunRecord:
+    known = {"run_id": "run-id", "argv": ["dsv4kv"], "reproduce": "dsv4kv again"}
+    return merge(outcomes, asked, load_config("smoke"), **known)
 
 
 # ---- one process --------------------------------------------------------------------------------
@@ -185,7 +186,7 @@ def test_a_launch_that_ctrl_c_had_to_kill_has_not_run_out_of_memory(
 def test_every_launch_is_a_process_and_its_cases_carry_its_number(tree: Path) -> None:
     told: list[int] = []
     outcomes = run_launches([Task(("run",), tree)] * 3, lambda done, _task: told.append(len(done)))
-    record = merge(outcomes, request(3))
+    record = joined(outcomes, 3)
     assert told == [0, 1, 2]
     assert [case.launch for case in record.cases] == [0, 1, 2]
     assert [launch.status for launch in record.launches] == ["complete"] * 3
@@ -196,7 +197,7 @@ def test_every_launch_is_a_process_and_its_cases_carry_its_number(tree: Path) ->
 
 
 def test_a_launch_that_crashes_is_a_row_and_not_the_end(tree: Path) -> None:
-    record = merge(run_all(*[Task(("crash-second",), tree)] * 3), request(3))
+    record = joined(run_all(*[Task(("crash-second",), tree)] * 3), 3)
     assert [launch.status for launch in record.launches] == ["complete", "crashed", "complete"]
     assert [case.launch for case in record.cases] == [0, 2]
     assert record.status == "failed"
@@ -215,7 +216,7 @@ def test_ctrl_c_keeps_the_launches_before_it(tree: Path, ctrl_c: Callable[[int],
     ctrl_c(1)
     outcomes = run_all(*tasks)
     assert [outcome.interrupted for outcome in outcomes] == [False, True]
-    record = merge(outcomes, request(3))
+    record = joined(outcomes, 3)
     assert record.status == "incomplete"
     assert [case.launch for case in record.cases] == [0, 1]
 
@@ -227,7 +228,7 @@ def test_two_launches_of_the_same_do_every_step_in_turns() -> None:
     count = 4 if FULL else 2
     outcomes = run_launches([OURS] * count, lambda _outcomes, _task: None, together=2)
     assert len({outcome.pair for outcome in outcomes}) == count // 2
-    record = merge(outcomes, request(count))
+    record = joined(outcomes, count)
     assert [launch.pair for launch in record.launches] == [o.pair for o in outcomes]
     assert len(record.cases) == count
     for case in record.cases:

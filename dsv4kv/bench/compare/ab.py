@@ -16,7 +16,6 @@ from dsv4kv.bench.compare.side import Side
 from dsv4kv.bench.launches import (
     OnProgress,
     Outcome,
-    Request,
     Task,
     bench_arguments,
     merge,
@@ -201,6 +200,7 @@ def _side(duel: Duel, plan: _Plan, outcomes: Sequence[Outcome]) -> Side:
     words += ["--launches", str(duel.launches), "--order-seed", str(duel.order_seed)]
     own = [outcome for outcome in outcomes if outcome.task.side == plan.task.side]
     run_id = new_run_id(plan.loaded.config.name, own[0].started if own else datetime.now(UTC))
-    request = Request(duel.argv, shlex.join(words), plan.loaded, duel.launches, run_id)
+    known = {"run_id": run_id, "argv": duel.argv, "reproduce": shlex.join(words)}
     reference = duel.references[NAMES.index(plan.task.side)]
-    return Side(f"{plan.task.side} ({reference})", (merge(own, request),))
+    record = merge(own, duel.launches, plan.loaded, **known)
+    return Side(f"{plan.task.side} ({reference})", (record,))

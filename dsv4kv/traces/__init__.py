@@ -75,7 +75,7 @@ def resolve_trace(source: str | Path) -> Path:
 def trace_sha256(path: Path) -> str:
     """Return the hexadecimal digest of the file's bytes, as they are on disk.
 
-    That of a folder is of its conversations' digests and names, in order of their names.
+    The digest of a folder covers its conversations' digests and names, in order of names.
     """
     if path.is_dir():
         named = (f"{trace_sha256(file)}  {file.name}\n" for file in conversation_files(path))
@@ -191,7 +191,7 @@ def _read_lines(
 
 
 def is_stores_only(path: Path) -> bool:
-    """Whether a trace is of what a server stored, where nobody saw what was asked of it.
+    """Whether a trace lists what a server stored instead of what was requested.
 
     A prompt that is cached as a whole leaves nothing in a server's events, so such a trace has no
     hit rate.

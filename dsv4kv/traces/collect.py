@@ -17,7 +17,7 @@ from dsv4kv.traces.summary import Histories
 
 
 def collect_paths(requests: Iterable[Request]) -> PathTable:
-    """Read all requests into arrays; memory is that of the runs.
+    """Read all requests into arrays, in the memory of their runs of ids.
 
     Raises:
         TraceError: There are no requests, none has ids, or ids beyond 64 bits.

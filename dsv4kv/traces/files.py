@@ -389,7 +389,7 @@ def read_counted_ids(
 ) -> Sequence[int]:
     """Return one id for every block; the last may be partial.
 
-    Unless ``partial`` it may be left out then.
+    Unless ``partial`` that one may be missing.
 
     Raises:
         Defect: No list of whole numbers, or more or fewer ids than blocks.

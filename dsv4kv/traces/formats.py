@@ -133,7 +133,7 @@ def format_mooncake(requests: Iterable[Request]) -> Iterator[str]:
     """Lines of a trace.
 
     Raises:
-        TraceError: A request's ids are not those of this format.
+        TraceError: A request has no ids, or ids of other blocks.
     """
     for number, request in enumerate(requests):
         session = {} if request.session is None else {"session_id": f"{request.session}"}
@@ -203,7 +203,7 @@ def format_mooncake_delta(requests: Iterable[Request]) -> Iterator[str]:
     """Lines of a trace whose sessions are found by what its prompts begin with.
 
     Raises:
-        TraceError: A request's ids are not those of this format.
+        TraceError: A request has no ids, or ids of other blocks.
     """
     sessions = Sessions()
     for number, request in enumerate(requests):

@@ -4,11 +4,11 @@
 |---|---|---|
 | arrival_s | double | seconds from the start of the trace |
 | input_tokens, output_tokens | int64 | lengths |
-| hash_block_tokens | int32 | tokens an id stands for; 0 or left out where there are none |
+| hash_block_tokens | int32 | tokens an id stands for; 0 or missing without ids |
 | run_starts, run_counts | list of int64 | first id and length of every run of consecutive ids |
 | prefix_hashes | list of int64 | read instead of runs: all ids |
 | session | int64 | number of the conversation it is a turn of; empty where that is not known |
-| answer_s | double | seconds that its answer took; likewise |
+| answer_s | double | seconds that its answer took; empty where not known |
 
 A file without these has the names, unit and tokens per id that options give, as a ``timed`` trace.
 Ids of unsigned 64 bits are kept as the signed numbers of the same bits.
@@ -84,7 +84,7 @@ def read_rows(path: Path, options: ReadOptions) -> Iterator[tuple[str, Request]]
 
 
 def read_columns(path: Path, options: ReadOptions) -> Iterator[Batch]:
-    """Yield the requests as columns; memory is that of a row group.
+    """Yield the requests as columns, in the memory of a row group.
 
     Raises:
         TraceError: It is no Parquet file, lacks columns, or a row is defective.
@@ -222,7 +222,7 @@ def _numbers(column: Any, name: str, path: Path, kinds: str) -> NDArray[Any]:
 
 
 def write_parquet(requests: Iterable[Request], path: Path) -> int:
-    """Write the requests; return how many there were. Memory is that of a row group.
+    """Write the requests; return how many there were, in the memory of a row group.
 
     The file appears under its name when it is complete.
 

@@ -30,8 +30,8 @@ class Request:
             empty where the trace has none. A tuple, or ``IdRuns`` where ids come in long runs.
         hash_block_tokens: Tokens one id stands for; 0 where the trace has none.
         session: Number of the conversation it is a turn of; None where the trace does not say.
-        answer_s: How long its answer took when it was recorded; None likewise. Requests are equal
-            whether it is known or not.
+        answer_s: How long its answer took when it was recorded; None where not known. Requests
+            are equal whether it is known or not.
     """
 
     arrival_s: float
@@ -211,9 +211,9 @@ def batches_of(requests: Iterable[Request]) -> Iterator[Batch]:
 class Sessions:
     """Finds the session of every request, given in order.
 
-    A request goes on with the session whose last turn its prompt begins with: with all of that
-    turn's full blocks, and more. Where there are several it is the longest of them. Where there is
-    none, or the turn before has no full block, it begins a session of its own.
+    A request belongs to the session whose last turn its prompt extends: it begins with all full
+    blocks of that turn, and is longer. Of several it is the longest. A request that extends none,
+    or a turn without a full block, begins a session of its own.
     """
 
     def __init__(self) -> None:

@@ -62,7 +62,7 @@ class Histories:
             self._file.close()
 
     def add(self, first: int, batch: Batch) -> None:
-        """Add the ids of some requests, of which ``first`` is the first one's number.
+        """Add the ids of some requests; ``first`` is the number of the first one.
 
         Raises:
             TraceError: The temporary folder is full.
@@ -253,7 +253,7 @@ class TraceSummary:
 
 
 def summarize_batches(batches: Iterable[Batch], name: Callable[[int], str]) -> TraceSummary:
-    """Summarise in one pass; memory is that of a batch and of the different lengths.
+    """Summarise in one pass, in the memory of a batch and of the different lengths.
 
     ``name`` says where a request is, by its number from 0.
 

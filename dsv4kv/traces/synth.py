@@ -20,7 +20,7 @@ def synthesize(settings: Synthetic, seed: int) -> Iterator[Request]:
     """Yield ``settings.requests`` requests; the same settings and seed give the same ones.
 
     Inputs, outputs, arrivals and prefixes have a random stream each: changing one of them leaves
-    the others, and asking for more requests goes on where fewer ended.
+    the others, and more requests begin with the same ones.
     """
     inputs, outputs, arrivals, walks = np.random.default_rng(seed).spawn(4)
     prefixes = _PrefixTree(settings)
@@ -39,7 +39,7 @@ def synthesize(settings: Synthetic, seed: int) -> Iterator[Request]:
 
 
 def draw_length(lengths: Lengths, rng: np.random.Generator) -> int:
-    """Draw a token count; ``mean`` is that of the distribution before the cut to low..high."""
+    """Draw a token count; ``mean`` is the mean before the cut to low..high."""
     match lengths.kind:
         case "fixed":
             return lengths.mean

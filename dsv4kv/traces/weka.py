@@ -5,7 +5,7 @@ times count from the sub-agent's start. A folder is merged on one clock: convers
 name, starts k × stagger seconds after the first.
 
 A written folder has a file for every session, found by what prompts begin with, all on the clock
-of the trace. Ids are those of the whole folder (``global``): kept where the format can hold them,
+of the trace. Ids are valid in the whole folder (``global``): kept where the format can hold them,
 numbered anew in their order where it cannot.
 """
 
@@ -36,7 +36,7 @@ from dsv4kv.traces.formats import TraceFormat
 from dsv4kv.traces.request import IdRuns, Request, Sessions, as_runs, full_blocks
 
 ID_BOUND = 2**40
-"""Ids are below it, so those of many conversations can be kept apart in 64 bits."""
+"""Ids are below it, so ids of many conversations can be kept apart in 64 bits."""
 _SUFFIXES = (".json", ".json.gz")
 _MAX_NESTING = 64
 

@@ -32,7 +32,7 @@ class HeldOut(_Frozen):
     ttft: _Factor
     """Factor of times to the first token, and of waiting."""
     tpot: _Factor
-    """Factor of times of a further token, and of steps."""
+    """Factor of times per output token, and of steps."""
     throughput: _Factor
     """Factor of tokens a second, and of whole requests."""
 
@@ -89,11 +89,11 @@ class Coefficients(_Frozen):
     client_ms: _Time
     """From sending a request to its being scheduled, and back: client, HTTP, tokenizer, in ms."""
     held_out: HeldOut
-    """The error on points left out."""
+    """The error on held-out points."""
     source: str
     """What they were fitted on."""
     measured_on: MeasuredOn | None = None
-    """Of which deployment, where it was one."""
+    """The deployment that they were fitted on, if it was one."""
 
     def used_on(self, other: MeasuredOn) -> "Coefficients":
         """The same for a deployment, which may be another one: then with more error."""
@@ -127,7 +127,7 @@ _EXPERTS = {"fp4": ("fp4", "nvfp4"), "nvfp4": ("nvfp4", "fp4")}
 
 
 def find_coefficients(gpu: Gpu, experts: str) -> Coefficients:
-    """Those of a GPU for experts of a type, or those of the nearest relative, with more error."""
+    """Coefficients of a GPU for a type of experts, or of its nearest relative, with more error."""
     own = _known(gpu, experts)
     if own is not None:
         return own
@@ -152,7 +152,7 @@ def _known(gpu: Gpu, experts: str) -> Coefficients | None:
 
 
 def find_calibration(name: str) -> Coefficients:
-    """Coefficients that ``dsv4kv calibrate`` stored by a name, or those of a file.
+    """Coefficients that ``dsv4kv calibrate`` stored by a name, or in a file.
 
     Raises:
         ConfigError: There are none, or the file has no coefficients.

@@ -195,7 +195,7 @@ _ROUNDS, _SETTLED = 10, 0.002  # the latter a fifth of what repeats of a run dif
 FEWEST_TO_LEAVE_OUT = 3
 _STRAYS, _ELSEWHERE = 1.5, 5.0
 """How far fitted times are off in the median that are no fit; and times of the GPU, as it is
-known, that are those of something else: on public servers they are off by less than 2."""
+known, that belong to something else: on public servers they are off by less than 2."""
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ class Fit:
     doubts: Sequence[str] = ()
 
     def median_error(self, quantity: str) -> float | None:
-        """Of runs left out: median of |predicted / measured − 1|; None where none was."""
+        """Median of |predicted / measured − 1| over held-out runs; None without any."""
         errors = [
             abs(each.left_out_s / each.measured_s - 1)
             for each in self.compared
@@ -297,7 +297,7 @@ def fit_runs(scenes: Sequence[Scene], on_replay: Callable[[int, int], None]) -> 
 
 
 def _doubts(fitted: Sequence[Compared], known: Sequence[Compared]) -> tuple[str, ...]:
-    """What speaks against measurements: by fitted coefficients, and by those of before."""
+    """What speaks against measurements: errors by fitted and by known coefficients."""
     found = []
     for rows, most, whose in (
         (known, _ELSEWHERE, "what is known of this GPU"),
@@ -434,7 +434,7 @@ def _compare(
 
 
 def _held_out(compared: Sequence[Compared], before: HeldOut) -> HeldOut:
-    """What nine of ten errors of runs left out are within; as before where none was."""
+    """Factors that hold nine of ten errors of held-out runs; as before where none was held out."""
     found = {}
     for name, known in before:
         logs = [

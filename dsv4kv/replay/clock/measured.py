@@ -2,7 +2,7 @@
 
 ``sglang.bench_serving --output-file`` appends a JSON line a run; ``vllm bench serve
 --save-result`` writes one object a file, or lines with ``--append-result``. Names of fields are
-those of SGLang 0.5.23 and vLLM 0.33; files that lack some are read as far as they go. With
+from SGLang 0.5.23 and vLLM 0.33; files that lack some are read as far as possible. With
 ``--output-details`` and ``--save-detailed`` they have every request.
 """
 
@@ -37,7 +37,7 @@ class Measured:
     Attributes:
         name: File and line.
         requests: What was sent, in order; arrivals where they came by themselves.
-        assumed: What of them is not in the file, in words; empty if nothing is.
+        assumed: What the file does not say about them, in words; empty if it says all.
         concurrency: Most at once; None where requests came by themselves.
         duration_s: Of the whole run; None where it is not said.
         latencies: Measured times in seconds, as (name, percentile, seconds); percentile ``nan``
@@ -138,7 +138,7 @@ MOST_REQUESTS = 1_000_000
 
 
 def _check(name: str, given: Mapping[str, Any]) -> None:
-    """Refuse what no benchmark writes; null and an empty list are as if they were left out."""
+    """Refuse what no benchmark writes; null and an empty list count as missing."""
     for key in _ABOVE_ZERO:
         value = given.get(key)
         if (value is not None or key in _NEEDED) and not (_finite(value) and value > 0):
@@ -225,7 +225,7 @@ def _requests(
 def _lengths(
     name: str, given: Mapping[str, Any], kept: Sequence[int]
 ) -> tuple[list[int], list[int], str]:
-    """Tokens in and out of every request, and what of them is assumed."""
+    """Tokens in and out of every request, and what is assumed about them."""
     if kept and given.get("output_lens"):
         pairs = [(given["input_lens"][each], given["output_lens"][each]) for each in kept]
         return [max(1, int(i)) for i, _ in pairs], [int(o) for _, o in pairs], ""

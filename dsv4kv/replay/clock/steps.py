@@ -22,7 +22,7 @@ what was measured, which ``extrapolated`` says in phrases.
 
 
 def decode_s(times: StepTimes, rows: int, context: int, draft_tokens: int = 0) -> float:
-    """Seconds of a step in which so many requests of a context decode."""
+    """Seconds of a step in which ``rows`` requests of ``context`` tokens decode."""
     tokens, timer = rows * (1 + draft_tokens), times.timer
     return timer.seconds(timer.step(rows, tokens, tokens * context, 0, 0, 0))
 
@@ -60,7 +60,7 @@ class Deployment:
         return -(-rows // (self.layout.dp * self.layout.pp))
 
     def weight_bytes(self, tokens: int) -> int:
-        """Weights that one rank reads of all its layers for so many tokens of all ranks."""
+        """Weight bytes that one rank reads in all its layers, by the tokens of all ranks."""
         layout, weights = self.layout, self.weights
         share = layout.expert_ranks / (layout.tp * layout.dp)  # of the tokens, to one copy
         touched: float = 1 - weights.left_alone ** (tokens * share)

@@ -128,13 +128,13 @@ class Factors(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     decode: Time = 1.0
-    """A decode step takes so many times as long."""
+    """Time of a decode step, as a multiple of the table's."""
     prompt: Time = 1.0
-    """A prompt chunk does."""
+    """Time of a prompt chunk, as a multiple."""
     client_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     """From sending a request to its being scheduled, and back, in ms."""
     held_out: HeldOut
-    """The error on points left out."""
+    """The error on held-out points."""
 
 
 class TableTimes:
@@ -234,7 +234,7 @@ def _shipped_tables() -> dict[str, Any]:
 
 
 def shipped_factors() -> Factors:
-    """What the shipped tables leave out; those of another source leave out the same."""
+    """What the shipped tables leave out; tables of other sources leave out the same."""
     return Factors(**_shipped_tables()["factors"])
 
 

@@ -27,10 +27,10 @@ class WeightModel:
         expert_bytes: Routed experts, all together.
         held_bytes: All that is in memory: with the embedding, which no step reads as a whole.
         experts: Routed experts of a layer.
-        experts_per_token: Of which a token passes so many.
-        active_parameters: Parameters a token is multiplied with, the embedding left out.
+        experts_per_token: Routed experts of a layer that a token passes.
+        active_parameters: Parameters a token is multiplied with, without the embedding.
         source: How they are known, in words.
-        expert_parameters: Of the active ones, those of routed experts.
+        expert_parameters: Active parameters of routed experts.
         expert_kind: Type of the routed experts: ``fp4``, ``nvfp4``, ``fp8`` or ``bf16``.
     """
 
@@ -48,13 +48,12 @@ class WeightModel:
     def left_alone(self) -> float:
         """Share of the routed experts that one token does not choose.
 
-        Every token chooses its experts on its own and all alike, so many tokens leave this alone
-        to the power of how many they are.
+        Tokens choose their experts independently, so n tokens leave this to the power of n.
         """
         return 1 - self.experts_per_token / self.experts
 
     def step_bytes(self, tokens: int) -> int:
-        """Bytes that a step of so many tokens reads."""
+        """Bytes that a step reads, by its tokens."""
         touched: float = 1 - self.left_alone**tokens
         return self.dense_bytes + round(self.expert_bytes * touched)
 

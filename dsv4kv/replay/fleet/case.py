@@ -1,4 +1,4 @@
-"""A fleet in the record: a case like that of one replay, and what every replica did."""
+"""The record of a fleet: the case of a replay for all replicas together, and a row for each."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -148,7 +148,7 @@ def add_pools(replicas: Sequence[Sequence[ReplayPool]]) -> list[ReplayPool]:
 
 
 def _all_constants(replicas: Sequence[Replica]) -> Iterator[Constant]:
-    """Those of the first replica, and where others differ, theirs by the first of their kind."""
+    """The first replica's constants, and others' that differ, named by the first of a kind."""
     known: set[tuple[str, float, str, str]] = set()
     kinds = {each.settings: each for each in reversed(replicas)}
     for replica in reversed(kinds.values()):

@@ -97,7 +97,7 @@ class Fates:
 
     @classmethod
     def of(cls, fleet: Fleet) -> Self:
-        """Those of a fleet's requests."""
+        """Measure the requests of a fleet."""
         ended = [
             (served.finished_s, served.number, replica.replay.outcome)
             for replica in fleet.replicas

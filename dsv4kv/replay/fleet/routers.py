@@ -108,7 +108,7 @@ def _hash(text: str) -> int:
 
 
 class Router:
-    """Chooses the replica of a request, which ``sent`` reports back; this one in turn.
+    """Chooses the replica of a request, which ``sent`` reports back; this one round robin.
 
     Attributes:
         looks: What it has to know: ``requests``; ``prefix``, what is cached of a prompt;
@@ -287,7 +287,7 @@ def dynamo_costs(
 
 
 def softmin(costs: Sequence[float], temperature: float) -> list[float]:
-    """Probabilities of replicas by their costs, the range of which is the unit."""
+    """Probabilities of replicas by their costs, in units of the range of costs."""
     low, width = min(costs), max(costs) - min(costs)
     weights = [exp(-(cost - low) / (width * temperature)) if width else 1.0 for cost in costs]
     return [weight / sum(weights) for weight in weights]
@@ -488,6 +488,6 @@ class Affinity(Router):
 
 
 def open_router(name: str, section: FleetSection, replicas: int, draw: Random) -> Router:
-    """A router of ``ROUTERS`` for so many replicas, with the section's settings."""
+    """Open a router of ``choices.ROUTERS`` with the section's settings."""
     router: Router = ROUTERS[name].load()(name, section, replicas, draw)
     return router

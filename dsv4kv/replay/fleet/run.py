@@ -132,7 +132,7 @@ class Replica:
         return self.replay.scheduler.prompts.look_up(served) * self.parts.shared_tokens
 
     def look_below(self, view: View, keys: Sequence[int], until_s: float) -> None:
-        """Add to a view what the tiers had by then, each behind the one before.
+        """Add the tokens in tiers at ``until_s`` to a view, each tier behind the one before.
 
         A tier that replicas share counts all behind the tokens on the GPUs.
         """
@@ -337,7 +337,7 @@ class Fleet:
 
     @property
     def replicas(self) -> list[Replica]:
-        """Those of all pools."""
+        """The replicas of all pools."""
         return [replica for pool in self.pools for replica in pool]
 
     @property

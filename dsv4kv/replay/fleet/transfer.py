@@ -14,7 +14,7 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.replay.memory import MemoryPlan, describe_deployment
 
 SentOf = Callable[[int, int], Sent]
-"""What is sent of a prompt of so many tokens, of which the other side has some."""
+"""What is sent, by tokens of the prompt and tokens that the other side has."""
 
 _WHOLE = 1024  # tokens from which on a further block adds context alone
 
@@ -99,7 +99,7 @@ class Received:
     fetches = False
 
     def __init__(self, clock: Callable[[], VirtualClock], block_tokens: int) -> None:
-        """``clock`` is the decode replica's; blocks are shared blocks of so many tokens."""
+        """``clock`` is the decode replica's; ``block_tokens`` are the tokens of a shared block."""
         self.senders: dict[int, Link] = {}
         self._clock, self._tokens = clock, block_tokens
 

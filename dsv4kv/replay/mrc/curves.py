@@ -91,7 +91,7 @@ class Behind:
 
     It keeps what they keep, too, so what can be found is what the larger of both holds: a share
     ``token_hits`` of the prompt tokens instead of ``gpu_hits``. ``host_tokens`` of context fit,
-    windows and states left out.
+    without windows and states.
     """
 
     gpu_tokens: int

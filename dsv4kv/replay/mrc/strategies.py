@@ -61,7 +61,7 @@ def parse_strategy(text: str, *, window_tokens: int, layers: int) -> Strategy:
 
 @dataclass(frozen=True)
 class PrefixCosts:
-    """Bytes of one model's prefixes, page padding left out.
+    """Bytes of one model's prefixes, without page padding.
 
     Attributes:
         token_bytes: Compressed entries and indexer keys of one token of context.
@@ -169,8 +169,8 @@ def _follow_marks(
 ) -> tuple[Ints, int, int]:
     """Walk all requests with the checkpoints on their paths.
 
-    Every request lists those of its own path, in tokens and rising: what is there, and what was,
-    once. The owner of a stretch has touched it last, so its lists are up to date there.
+    Every request lists the checkpoints of its own path, in tokens and rising: what is cached, and
+    what once was. The owner of a stretch has touched it last, so its lists are up to date there.
 
     Returns:
         Tokens resumed, tokens short for want of a checkpoint that was there once, and checkpoints

@@ -8,7 +8,7 @@ is estimated: blocks that all prompts begin with are many references, and found 
 kept or not.
 
 Which ids are kept, and that there is one parent of each, does not depend on the order of the
-trace: what is kept is a trace itself, whose reuse is found as that of any other.
+trace: what is kept is a trace itself, and its reuse is found as usual.
 """
 
 from collections.abc import Iterable, Sequence
@@ -51,7 +51,7 @@ class Kept:
 
     @classmethod
     def all_of(cls, batch: Batch) -> "Kept":
-        """Every block of some requests; requests without any are left out."""
+        """Every block of some requests, without requests that have none."""
         lack = np.maximum(0, batch.ids_of_each() * batch.hash_block_tokens - batch.input_tokens)
         return cls(batch.request, batch.start, batch.count, lack)._without_empty()
 
@@ -80,7 +80,7 @@ class Kept:
 
     @classmethod
     def together(cls, parts: Sequence["Kept"]) -> "Kept":
-        """Requests of one part after those of another."""
+        """The requests of all parts, one part after the other."""
         before = np.cumsum([0, *(len(part.lack) for part in parts)])
         request = [part.request + first for part, first in zip(parts, before, strict=False)]
         return cls(
@@ -167,7 +167,7 @@ def thin(batches: Iterable[Batch], most_runs: int) -> tuple[Totals, Kept, int]:
 
 @dataclass(frozen=True)
 class _Part:
-    """The reuse of some blocks, each of which represents ``every`` blocks."""
+    """The reuse of some blocks, each representing ``every`` blocks."""
 
     reuse: Reuse
     every: int

@@ -19,8 +19,8 @@ _SLO = re.compile(r"(ttft|tpot|latency)_p(\d{1,2}(?:\.\d{1,3})?)=(\d+(?:\.\d+)?)
 MOST_GPUS = 256
 """Default of the most GPUs that a deployment may have."""
 STATIC_REQUESTS, STATIC_S = 600, 40.0
-"""Minimum of a static question: requests, of which six are beyond p99, and seconds in which they
-arrive, which are longer than an answer takes, so that a growing queue shows."""
+"""Minimum of a static question: requests, six of them beyond p99, and seconds in which they
+arrive, longer than an answer takes, so that a growing queue shows."""
 _WAITS = 10
 """These seconds in units of the longest limit: with a ninth more work than a server can do, a
 tenth of the requests then wait beyond the limit."""

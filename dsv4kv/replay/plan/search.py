@@ -208,7 +208,7 @@ class Search:
         return [best, second] if second else [best]
 
     def find_cheapest(self, count: int = 2) -> list[Trial]:
-        """Return the cheapest deployment that keeps every limit, then that of other servers.
+        """Return the cheapest deployments that keep every limit, of two kinds of server.
 
         With a ``count`` of 1 there is no second.
         """
@@ -333,7 +333,7 @@ class Search:
         return safer
 
     def list_nearest(self) -> list[Trial]:
-        """Return the trial that came nearest to keeping the limits, then that of other servers."""
+        """Return the trials that came nearest to keeping the limits, of two kinds of server."""
         slos, found = self.question.slos, dict[str, Trial]()
         most = {trial.kind.label: trial for trial in sorted(self.trials, key=lambda t: t.units)}
         for trial in sorted(most.values(), key=lambda t: (-t.came, -t.served, t.excess(slos))):

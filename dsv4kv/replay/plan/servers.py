@@ -160,7 +160,7 @@ class Bounds:
 
     @cached_property
     def tpot_s(self) -> float:
-        """Least time of a further token: of a decode pass, or of a chunk that takes it along."""
+        """Lower bound of TPOT: a decode pass, or a chunk that takes the token along."""
         shortest = min(each.input_tokens for each in self.question.requests)
         drafts = self.server.parts.config.scheduler.speculative.draft_tokens
         times = self.server.times

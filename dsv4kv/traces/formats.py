@@ -446,7 +446,5 @@ def _read_length(record: dict[str, Any], names: Sequence[str], low: int) -> int:
 
 
 SHAREGPT = TraceFormat(
-    _read_sharegpt,
-    frozenset(INPUT_NAMES),
-    '{"prompt_len": tokens, "output_len": tokens}',
+    _read_sharegpt, frozenset(INPUT_NAMES), '{"prompt_len": tokens, "output_len": tokens}'
 )

@@ -91,12 +91,7 @@ EXPECTED = {
     AZURE_2024: [Request(0.0, 2162, 5), Request(0.99007, 2399, 6), Request(2.0, 76, 15)],
     BURSTGPT: [Request(0.0, 472, 18), Request(40.5, 1087, 230)],
     # lengths by several names, or lists of tokens
-    SHAREGPT: [
-        Request(0.0, 12, 3),
-        Request(0.0, 14, 5),
-        Request(0.0, 3, 0),
-        Request(2.5, 13, 0),
-    ],
+    SHAREGPT: [Request(0.0, 12, 3), Request(0.0, 14, 5), Request(0.0, 3, 0), Request(2.5, 13, 0)],
     NATIVE: [Request(0.5, 130, 9, (4, 7), 128), Request(1.0, 20, 0)],
 }
 

@@ -20,7 +20,7 @@ IDS = st.lists(
     st.tuples(st.integers(-(2**62), 2**62), st.integers(1, 6)).map(
         lambda run: list(range(run[0], run[0] + run[1]))
     )
-    | st.lists(st.integers(0, 5)),
+    | st.lists(st.integers(0, 5))
 ).map(lambda runs: [number for run in runs for number in run])
 
 

@@ -65,10 +65,7 @@ def test_a_delay_counts_from_the_turn_before_and_turns_come_in_order_of_time(
             r":2: hash_ids has 2 ids, expected 1: the turn makes the session's prompt 2 blocks",
         ),
         ([{"timestamp": 0, "input_length": 1}], r":1: session_id is missing"),
-        (
-            [turn("a", 2**31 - 1, [], timestamp=0)],
-            r":1: hash_ids has 0 ids, expected 4,194,304",
-        ),
+        ([turn("a", 2**31 - 1, [], timestamp=0)], r":1: hash_ids has 0 ids, expected 4,194,304"),
     ],
 )
 def test_a_defective_turn_names_file_and_line(

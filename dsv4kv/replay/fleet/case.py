@@ -51,9 +51,7 @@ PartT = TypeVar("PartT", bound=Part)
 
 
 def serve_point(
-    point: Point[ReplayConfig],
-    requests: Sequence[Request],
-    on_progress: Callable[[int], None],
+    point: Point[ReplayConfig], requests: Sequence[Request], on_progress: Callable[[int], None]
 ) -> Case:
     """Replay a point: by one server, or by a fleet where there is one; see ``Serve``."""
     if not point.config.fleet.exists:

@@ -10,14 +10,7 @@ from dsv4kv.prefix.outcome import Outcome
 from dsv4kv.prefix.paths import find_reuse
 from dsv4kv.replay.mrc.strategies import apply_strategy, parse_strategy
 from tests.prefix.test_paths import found_by_lru
-from tests.prefix.traces import (
-    BLOCK,
-    Text,
-    conversation,
-    needs_conversation,
-    texts,
-    to_table,
-)
+from tests.prefix.traces import BLOCK, Text, conversation, needs_conversation, texts, to_table
 
 NAMES = ["full", "periodic:8", "periodic:4", "zero", "zero:bounded", "ends", "ends+junctions"]
 CAPACITIES = st.one_of(st.none(), st.integers(0, 25))

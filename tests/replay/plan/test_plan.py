@@ -14,14 +14,7 @@ from dsv4kv.budget.launch_line import launch_command
 from dsv4kv.budget.layout import Layout
 from dsv4kv.budget.scenario import resolve
 from dsv4kv.errors import ConfigError
-from dsv4kv.replay.plan.question import (
-    Question,
-    Slo,
-    busiest,
-    parse_slos,
-    poisson,
-    unseen_tokens,
-)
+from dsv4kv.replay.plan.question import Question, Slo, busiest, parse_slos, poisson, unseen_tokens
 from dsv4kv.replay.plan.search import WINDOW, Search, Tally, list_kinds, plan
 from dsv4kv.replay.plan.servers import Bounds, layouts_of, open_server
 from dsv4kv.replay.plan.trial import Kind, Split, parse_splits, simulate

@@ -15,6 +15,7 @@ Ids of unsigned 64 bits are kept as the signed numbers of the same bits.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from math import inf
 from pathlib import Path
@@ -100,7 +101,10 @@ def _read_groups(path: Path, options: ReadOptions) -> Iterator[tuple[Batch, Ints
     try:
         # buffered ahead, every row group that was read would stay in memory
         file = parquet.ParquetFile(path, page_checksum_verification=True, pre_buffer=False)
-        names = _find_columns(file.schema_arrow.names, options, path)
+        names = file.schema_arrow.names
+        if _NATIVE.time in names:
+            options = replace(options, fields=_NATIVE, time_unit="s", id_tokens=None)
+        names = _find_columns(names, options, path)
         for group in file.iter_batches(_GROUP_ROWS, columns=names):
             batch, sizes = _check(group, options, path, done)
             if len({*sizes.tolist(), block_tokens} - {0}) > 1:
@@ -125,24 +129,20 @@ def _read_groups(path: Path, options: ReadOptions) -> Iterator[tuple[Batch, Ints
 
 def _find_columns(names: Sequence[str], options: ReadOptions, path: Path) -> list[str]:
     """The columns to read, of those that there are; raises ``TraceError``."""
-    native = _NATIVE.time in names
-    wanted = _NATIVE if native else options.fields
+    wanted = options.fields
     needed = [wanted.time, wanted.input, wanted.output]
     if missing := [name for name in needed if name not in names]:
         raise TraceError(
             f"{path}: it has no column {missing[0]}, only {', '.join(names)}: name the "
             "columns of time, prompt and output length: --fields T,IN,OUT[,IDS]."
         )
-    if native:
+    if wanted is _NATIVE:
         ids = _RUNS if set(_RUNS) <= set(names) else (wanted.ids,)
         more = (*ids, "hash_block_tokens", "session", "answer_s")
-    else:
-        more = (wanted.ids,)
-        if wanted.ids in names and options.id_tokens is None:
-            raise TraceError(
-                f"{path}: {wanted.ids} is given, but not the tokens per id: --id-tokens."
-            )
-    return needed + [name for name in more if name in names]
+        return needed + [name for name in more if name in names]
+    if wanted.ids in names and options.id_tokens is None:
+        raise TraceError(f"{path}: {wanted.ids} is given, but not the tokens per id: --id-tokens.")
+    return needed + [wanted.ids] * (wanted.ids in names)
 
 
 def _check(group: Any, options: ReadOptions, path: Path, before: int) -> tuple[Batch, Ints]:
@@ -151,11 +151,9 @@ def _check(group: Any, options: ReadOptions, path: Path, before: int) -> tuple[B
     Raises:
         TraceError: A row is defective.
     """
-    rows, native = group.num_rows, _NATIVE.time in group.schema.names
-    wanted = _NATIVE if native else options.fields
-    per_second = 1.0 if native else UNITS_PER_SECOND[options.time_unit]
-    sizes = np.full(rows, 0 if native else options.id_tokens or 0)
-    if native and "hash_block_tokens" in group.schema.names:
+    rows, wanted, per_second = group.num_rows, options.fields, UNITS_PER_SECOND[options.time_unit]
+    sizes = np.full(rows, options.id_tokens or 0)
+    if wanted is _NATIVE and "hash_block_tokens" in group.schema.names:
         sizes = _whole(group.column("hash_block_tokens"), "hash_block_tokens", path)
     arrival = _numbers(group.column(wanted.time), wanted.time, path, "iuf") / per_second
     tokens_in = _whole(group.column(wanted.input), wanted.input, path)

@@ -488,6 +488,6 @@ class Affinity(Router):
 
 
 def open_router(name: str, section: FleetSection, replicas: int, draw: Random) -> Router:
-    """Open a router of ``choices.ROUTERS`` with the section's settings."""
+    """Open a router of ``ROUTERS`` with the section's settings."""
     router: Router = ROUTERS[name].load()(name, section, replicas, draw)
     return router

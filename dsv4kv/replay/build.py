@@ -21,8 +21,7 @@ from dsv4kv.prefix.paths import PathTable, number_prompts
 from dsv4kv.prefix.policies import make_policy
 from dsv4kv.processes import without_collector
 from dsv4kv.replay.clock.sources import find_layout, open_times
-from dsv4kv.replay.clock.steps import StepTimes
-from dsv4kv.replay.clock.weights import WeightModel, build_weights
+from dsv4kv.replay.clock.steps import StepTimes, WeightModel, build_weights
 from dsv4kv.replay.costs import fill_tables, find_rates
 from dsv4kv.replay.memory import MemoryPlan, arch_of, check_fit, plan_memory
 from dsv4kv.replay.requests import Arrivals, KeysOf, keys_on, shared_tokens

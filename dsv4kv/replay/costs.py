@@ -24,7 +24,7 @@ from dsv4kv.model.schema import LayerCacheSchema
 from dsv4kv.ops import spec
 from dsv4kv.ops.work import Pooling, decode_reads, pooling_of
 from dsv4kv.replay.clock.sources import find_gpu
-from dsv4kv.replay.clock.weights import WeightModel
+from dsv4kv.replay.clock.steps import WeightModel
 from dsv4kv.runs.quantities import COPIES, kind_of, yardsticks
 from dsv4kv.runs.store import load_record
 

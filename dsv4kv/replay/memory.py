@@ -24,7 +24,7 @@ from dsv4kv.model.schema import (
     layer_kinds,
     table_groups,
 )
-from dsv4kv.replay.clock.weights import WeightModel
+from dsv4kv.replay.clock.steps import WeightModel
 from dsv4kv.replay.mrc.strategies import parse_strategy
 from dsv4kv.units import counted, format_bytes
 

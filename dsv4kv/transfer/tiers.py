@@ -38,7 +38,7 @@ from dsv4kv.measure.recorder import DeviceClock
 from dsv4kv.measure.statistics import Estimate, summarize
 from dsv4kv.model.plan import CachePlan
 from dsv4kv.replay.clock.sources import open_times
-from dsv4kv.replay.clock.weights import build_weights
+from dsv4kv.replay.clock.steps import build_weights
 from dsv4kv.replay.costs import StepTables, find_rates
 from dsv4kv.tiers.families import Family, Kept
 from dsv4kv.tiers.file_store import FileStore

@@ -17,7 +17,7 @@ from dsv4kv.core.clock import Rates, VirtualClock, Work
 from dsv4kv.model.presets import load_model
 from dsv4kv.ops.registry import load_backend
 from dsv4kv.ops.work import CountedLayers, StepWork
-from dsv4kv.replay.clock.weights import WeightModel
+from dsv4kv.replay.clock.steps import WeightModel
 from dsv4kv.replay.costs import StepTables
 from dsv4kv.runs.quantities import kind_of
 from tests.bench.serve.serving import make_config

@@ -10,7 +10,7 @@ from dsv4kv.core.scheduler import Drafts
 from dsv4kv.core.served import Served
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.presets import load_model
-from dsv4kv.replay.clock.weights import build_weights
+from dsv4kv.replay.clock.steps import build_weights
 from dsv4kv.replay.costs import StepTables, find_rates
 from dsv4kv.replay.memory import plan_memory
 from dsv4kv.runs.store import save_record

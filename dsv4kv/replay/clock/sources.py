@@ -1,4 +1,4 @@
-"""From a configuration to times of steps, by each of ``choices.CLOCKS``.
+"""From a configuration to times of steps, by each of ``CLOCKS``.
 
 aiconfigurator-core is the user's to install; 0.12.0 is what was read. ``AicEngine`` adds up
 measured times of modules; it is asked at the nodes of a table like those shipped, once, and steps
@@ -16,7 +16,7 @@ from dsv4kv.errors import ConfigError, find_name
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.schema import LayerCacheSchema
 from dsv4kv.replay.clock.coefficients import MeasuredOn, find_calibration, find_coefficients
-from dsv4kv.replay.clock.steps import Deployment, ModelTimes, StepTimes
+from dsv4kv.replay.clock.steps import Deployment, ModelTimes, StepTimes, WeightModel
 from dsv4kv.replay.clock.tables import (
     StepTable,
     TableTimes,
@@ -24,7 +24,6 @@ from dsv4kv.replay.clock.tables import (
     open_shipped,
     shipped_factors,
 )
-from dsv4kv.replay.clock.weights import WeightModel
 
 _MODELS = {"v4-flash": "DeepSeek-V4-Flash", "v4-pro": "DeepSeek-V4-Pro"}
 _SYSTEMS = {

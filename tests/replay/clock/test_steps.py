@@ -9,9 +9,15 @@ from hypothesis import strategies as st
 from dsv4kv.budget.layout import Layout
 from dsv4kv.core.linear import NOTHING
 from dsv4kv.replay.clock.coefficients import BORROWED, Coefficients, HeldOut
-from dsv4kv.replay.clock.steps import Deployment, ModelTimes, StepTimes, decode_s, prompt_s
+from dsv4kv.replay.clock.steps import (
+    Deployment,
+    ModelTimes,
+    StepTimes,
+    WeightModel,
+    decode_s,
+    prompt_s,
+)
 from dsv4kv.replay.clock.tables import Factors, StepTable, TableTimes
-from dsv4kv.replay.clock.weights import WeightModel
 
 WEIGHTS = WeightModel(
     dense_bytes=10 * 10**9,

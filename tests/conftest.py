@@ -88,7 +88,7 @@ SLOW = {
     " test_prefix_reuse test_verifier",
     "budget": "test_advice test_fit test_launch",
     "tiers": "test_faults test_library",
-    "traces": "test_histories test_real",
+    "traces": "test_summary test_real",
     "view": "page test_odd_profiles",
 }
 """Files and folders that are slow, by room; a single test is marked where it stands."""

@@ -1,11 +1,18 @@
 """The summary equals what a slow and obvious count gives."""
 
 import math
+import tracemalloc
 
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.traces.request import Request
+from dsv4kv.errors import TraceError
+from dsv4kv.traces import summary as histories_module
+from dsv4kv.traces.request import Batch, IdRuns, Request
+from dsv4kv.traces.summary import Histories
+from tests.examples import examples
 from tests.traces.scenes import summarize
 
 LENGTHS = st.lists(st.integers(1, 2**31 - 1), min_size=1, max_size=200)
@@ -46,3 +53,99 @@ def test_hits_are_the_leading_blocks_some_earlier_prompt_began_with(
     assert summary.hit_blocks == hits
     assert summary.block_references == sum(map(len, trace))
     assert summary.distinct_blocks == len({block for prompt in trace for block in prompt})
+
+
+SMALL = st.lists(st.lists(st.integers(0, 8), min_size=1, max_size=6, unique=True), min_size=1)
+BATCHES = st.sampled_from([1, 2, 3, 5, 9, 1000])
+
+
+def read(prompts: list[list[int]], batch: int, runs: bool = False) -> Histories:
+    """The ids of all prompts, in batches of so many runs."""
+    histories = Histories(batch)
+    for number, ids in enumerate(prompts):
+        prompt = IdRuns.of(ids) if runs else tuple(ids)
+        histories.add(number, Batch.of([Request(0.0, max(1, len(ids)), 0, prompt, 1)]))
+    return histories
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> list[list[int]]:
+    """Prompts whose ids form a tree; ids that follow each other often count up."""
+    prompts: list[list[int]] = [[]]
+    fresh = draw(st.sampled_from([0, -50, 2**62]))
+    for _ in range(draw(st.integers(1, 12))):
+        before = draw(st.sampled_from(prompts))
+        kept = before[: draw(st.integers(0, len(before)))]
+        new = []
+        for _ in range(draw(st.integers(0, 5))):
+            fresh += draw(st.sampled_from([1, 1, 1, 2, 7]))
+            new.append(fresh)
+        fresh += draw(st.sampled_from([0, 1, 3]))  # the next one may count on, behind another id
+        prompts.append(kept + new)
+    return prompts
+
+
+@examples(200)
+@given(trees(), BATCHES, st.booleans())
+def test_different_ids_are_counted_in_batches_of_any_size(
+    prompts: list[list[int]], batch: int, runs: bool
+) -> None:
+    with read(prompts, batch, runs) as histories:
+        assert histories.check(str) == len({id_ for ids in prompts for id_ in ids})
+        assert histories.references == sum(map(len, prompts))
+
+
+@examples(250)
+@given(SMALL, BATCHES)
+def test_a_trace_is_refused_where_an_id_has_two_parents(
+    prompts: list[list[int]], batch: int
+) -> None:
+    parents: dict[int, set[int | None]] = {}
+    for ids in prompts:
+        for before, id_ in zip([None, *ids], ids, strict=False):
+            parents.setdefault(id_, set()).add(before)
+    with read(prompts, batch) as histories:
+        if all(len(those) == 1 for those in parents.values()):
+            histories.check(str)
+            return
+        with pytest.raises(TraceError, match="has another history than at") as caught:
+            histories.check(lambda number: f"<{number}")
+    there, _, rest = str(caught.value).removeprefix("<").partition(": block id ")
+    told = rest.split(" ")[0], rest.split("<")[1].split(":")[0]
+    id_, here = map(int, told)
+    histories_of = {
+        tuple(prompts[number][: prompts[number].index(id_)]) for number in (int(there), here)
+    }
+    assert len({before[-1:] for before in histories_of}) == 2
+
+
+def test_a_summary_refuses_ids_with_two_histories() -> None:
+    trace = [Request(0.0, 3, 0, (1, 2, 3), 1), Request(0.0, 3, 0, (1, 9, 3), 1)]
+    with pytest.raises(TraceError, match="request 1: block id 3 has another history than at"):
+        summarize(trace)
+
+
+def test_memory_does_not_grow_with_the_trace(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(histories_module, "_SAMPLE", 16)  # small beside a batch, as it is
+    lengths, floats = np.ones(1000, np.int64), np.zeros(1000)
+
+    def peak_bytes(thousands: int) -> int:
+        starts = np.random.default_rng(0).permutation(thousands * 1000).reshape(-1, 1000) * 2
+        tracemalloc.start()
+        with Histories(2000) as histories:
+            for first, start in enumerate(starts):
+                ids = 1, np.arange(1000), start, lengths
+                histories.add(first * 1000, Batch(floats, lengths, lengths, *ids))
+            assert histories.check(str) == starts.size
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return peak
+
+    peak_bytes(4)  # numpy imports some of itself late
+    assert peak_bytes(40) < 2 * peak_bytes(10)
+
+
+def test_a_temporary_folder_that_cannot_be_written_is_a_sentence(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr("tempfile.tempdir", "/nowhere")
+    with pytest.raises(TraceError, match=r"a temporary file cannot be written .*TMPDIR"):
+        read([[1], [2], [3]], 1)

@@ -1,7 +1,10 @@
 """Synthetic requests follow the distributions asked for, and share exactly what the tree says."""
 
+import gzip
 import itertools
 import math
+import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.config.bench import Lengths, Synthetic
-from dsv4kv.traces.synth import synthesize
+from dsv4kv.traces import resolve_trace, write_trace
+from dsv4kv.traces.synth import (
+    CONVERSATIONS,
+    SEED,
+    chat_trace,
+    synthesize,
+)
 
 SMALL = st.builds(
     Synthetic,
@@ -84,3 +93,12 @@ def test_poisson_gaps_have_the_mean_and_spread_of_an_exponential() -> None:
     assert (gaps >= 0).all()
     assert gaps.mean() == pytest.approx(0.2, rel=4 / math.sqrt(4000))
     assert gaps.std() == pytest.approx(0.2, rel=0.1)
+
+
+def test_the_shipped_trace_is_what_the_generator_makes_byte_for_byte(tmp_path: Path) -> None:
+    path = tmp_path / "chat.jsonl.gz"
+    write_trace(chat_trace(CONVERSATIONS, SEED), path)
+    made, shipped = path.read_bytes(), resolve_trace("builtin:chat").read_bytes()
+    assert gzip.decompress(made) == gzip.decompress(shipped)
+    if zlib.ZLIB_RUNTIME_VERSION.startswith("1.2."):  # others may compress the same text better
+        assert made == shipped

@@ -17,7 +17,6 @@ from dsv4kv.traces.files import (
     DEFAULTS,
     Defect,
     ReadOptions,
-    TraceLines,
     backwards,
     is_array,
     json_array,
@@ -225,16 +224,13 @@ def detect_format(path: Path) -> str:
             raise Defect("the file is empty")
         if line.strip() == "{":
             return "weka"  # the only one that is a single object, here over many lines
-        names = _field_names(lines, line)
+        if is_array(line):  # an empty one has no requests of any format
+            names: Collection[str] = next(json_array(lines), INPUT_NAMES)
+        else:
+            is_object = line.lstrip().startswith("{")
+            names = parse_object(line) if is_object else parse_row(line)
         for name, trace_format in FORMATS.items():
             if trace_format.marks.intersection(names):
                 return name
         shapes = "; ".join(f"{name}: {entry.shape}" for name, entry in FORMATS.items())
         raise Defect(f"the first line is of no known format. Known are {shapes}")
-
-
-def _field_names(lines: TraceLines, line: str) -> Collection[str]:
-    """Names in the first record: of an object, of an array's first, or of a table's head."""
-    if is_array(line):
-        return next(json_array(lines), INPUT_NAMES)  # an empty one has no requests of any format
-    return parse_object(line) if line.lstrip().startswith("{") else parse_row(line)

@@ -167,10 +167,6 @@ def find_calibration(name: str) -> Coefficients:
                 f"{listed(known) if known else 'there is none yet'}; dsv4kv calibrate makes one."
             )
         path = folder / f"{name}.yaml"
-    return _read_coefficients(path)
-
-
-def _read_coefficients(path: Path) -> Coefficients:
     try:
         (document,) = load_yaml(read_document(path, _MOST_BYTES).decode())
         return Coefficients(**document)

@@ -26,9 +26,9 @@ from dsv4kv.traces.files import (
 from dsv4kv.traces.formats import INPUT_NAMES, TraceFormat, parse_row
 from dsv4kv.traces.parquet import is_parquet, read_columns, read_rows
 from dsv4kv.traces.request import Batch, Request, batches_of
-from dsv4kv.traces.summary import LengthSummary, TraceSummary, summarize_batches
-from dsv4kv.traces.weka import conversation_files, read_weka_folder, write_weka
-from dsv4kv.traces.writer import STORES_MARK, write_oracle, write_trace
+from dsv4kv.traces.summary import TraceSummary, summarize_batches
+from dsv4kv.traces.weka import conversation_files, read_weka_folder
+from dsv4kv.traces.writer import STORES_MARK, write_trace
 
 _BUILTIN = "builtin:"
 _SUFFIX = ".jsonl.gz"
@@ -97,9 +97,7 @@ def _list_files(folder: Path) -> str:
 
 __all__ = [
     "FORMATS",
-    "LengthSummary",
     "ReadOptions",
-    "TraceFormat",
     "TraceSummary",
     "detect_format",
     "is_stores_only",
@@ -109,9 +107,7 @@ __all__ = [
     "resolve_trace",
     "summarize_batches",
     "trace_sha256",
-    "write_oracle",
     "write_trace",
-    "write_weka",
 ]
 
 

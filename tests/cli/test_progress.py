@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 
 from dsv4kv.cli import app, progress
 from dsv4kv.cli.progress import Watcher
-from dsv4kv.traces import ReadOptions, read_trace, write_weka
+from dsv4kv.traces import ReadOptions, read_trace
+from dsv4kv.traces.weka import write_weka
 
 
 @pytest.fixture(autouse=True)

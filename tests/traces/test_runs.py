@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import TraceError
-from dsv4kv.traces import read_trace, write_oracle, write_trace
+from dsv4kv.traces import read_trace, write_trace
 from dsv4kv.traces.collect import collect_paths, load_paths
 from dsv4kv.traces.request import IdRuns, Request
-from dsv4kv.traces.writer import RECORD
+from dsv4kv.traces.writer import RECORD, write_oracle
 from tests.prefix.traces import ids_of
 
 IDS = st.lists(

@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import TraceError
-from dsv4kv.traces import ReadOptions, detect_format, read_trace, write_trace, write_weka
+from dsv4kv.traces import ReadOptions, detect_format, read_trace, write_trace
 from dsv4kv.traces.formats import in_milliseconds
 from dsv4kv.traces.request import IdRuns, Request, Sessions
+from dsv4kv.traces.weka import write_weka
 
 
 @st.composite

@@ -23,19 +23,48 @@ def synthesize(settings: Synthetic, seed: int) -> Iterator[Request]:
     the others, and more requests begin with the same ones.
     """
     inputs, outputs, arrivals, walks = np.random.default_rng(seed).spawn(4)
-    prefixes = _PrefixTree(settings)
+    ids, shared = itertools.count(), dict[tuple[tuple[int, ...], int], int]()
     arrival_s = 0.0
     for _ in range(settings.requests):
         if settings.arrival_rate is not None:
             arrival_s += arrivals.exponential(1 / settings.arrival_rate)
-        input_tokens = draw_length(settings.input, inputs)
+        input_tokens, walk = draw_length(settings.input, inputs), ()
+        if settings.prefix_branches:
+            path = walks.integers(settings.prefix_branches, size=settings.prefix_depth)
+            walk = tuple(path.tolist())
         yield Request(
             arrival_s=round(arrival_s, 6),
             input_tokens=input_tokens,
             output_tokens=draw_length(settings.output, outputs),
-            prefix_hashes=prefixes.hash_blocks(input_tokens, walks),
+            prefix_hashes=tuple(_name_blocks(settings, input_tokens, walk, shared, ids)),
             hash_block_tokens=settings.hash_block_tokens,
         )
+
+
+def _name_blocks(
+    settings: Synthetic,
+    input_tokens: int,
+    walk: tuple[int, ...],
+    shared: dict[tuple[tuple[int, ...], int], int],
+    ids: Iterator[int],
+) -> Iterator[int]:
+    """Yield one id per block of a prompt, the last perhaps partial.
+
+    A prompt begins with a random walk down a tree of shared text, whose levels add
+    ``prefix_tokens`` tokens each; a shorter prompt cuts it, and what follows is its own. A block
+    inside the walk is known by the path to its last token and by where it ends: equal ids mean
+    equal tokens and equal history.
+    """
+    size = settings.hash_block_tokens
+    for end in (min(start + size, input_tokens) for start in range(0, input_tokens, size)):
+        levels = -(-end // settings.prefix_tokens)
+        if levels > len(walk):
+            yield next(ids)
+            continue
+        key = (walk[:levels], end)
+        if key not in shared:
+            shared[key] = next(ids)
+        yield shared[key]
 
 
 def draw_length(lengths: Lengths, rng: np.random.Generator) -> int:
@@ -49,38 +78,6 @@ def draw_length(lengths: Lengths, rng: np.random.Generator) -> int:
             mu = math.log(lengths.mean) - lengths.sigma**2 / 2
             drawn = rng.lognormal(mu, lengths.sigma)
             return round(min(max(drawn, lengths.low), lengths.high))
-
-
-class _PrefixTree:
-    """Names the blocks of prompts that begin with a random walk down a tree of shared text.
-
-    The root is empty; each of ``prefix_depth`` levels adds ``prefix_tokens`` tokens from one of
-    ``prefix_branches`` children. What follows the walk is each prompt's own.
-    """
-
-    def __init__(self, settings: Synthetic) -> None:
-        self._settings = settings
-        self._shared: dict[tuple[tuple[int, ...], int], int] = {}
-        self._ids = itertools.count()
-
-    def hash_blocks(self, input_tokens: int, rng: np.random.Generator) -> tuple[int, ...]:
-        """Draw a walk and return one id per block of the prompt, the last perhaps partial.
-
-        A block inside the walk is known by the path that leads to its last token and by where it
-        ends: equal ids mean equal tokens and equal history. A prompt shorter than the walk is cut.
-        """
-        tree, walk, ids = self._settings, (), list[int]()
-        if tree.prefix_branches:
-            walk = tuple(rng.integers(tree.prefix_branches, size=tree.prefix_depth).tolist())
-        for start in range(0, input_tokens, tree.hash_block_tokens):
-            end = min(start + tree.hash_block_tokens, input_tokens)
-            levels = -(-end // tree.prefix_tokens)
-            key = (walk[:levels], end)
-            known = self._shared.get(key) if levels <= len(walk) else None
-            ids.append(next(self._ids) if known is None else known)
-            if levels <= len(walk):
-                self._shared[key] = ids[-1]
-        return tuple(ids)
 
 
 CONVERSATIONS = 12

@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
-from dsv4kv.errors import CacheError, StoreUnavailable, VerificationError
+from dsv4kv.errors import StoreUnavailable, VerificationError
 from dsv4kv.tiers.families import Kept
 from dsv4kv.tiers.rows import Descriptors, coalesce, describe
 from dsv4kv.transfer.frames import MESSAGE, Wire, check_token, greet
@@ -121,9 +121,9 @@ class Read:
 
 
 @contextmanager
-def _arriving(manager: KVCacheManager, slot: int | None, tokens: int) -> Iterator[Received]:
-    """A request in a slot of its own, or in one; if it does not come, all is given back."""
-    slot = manager.admit_request() if slot is None else slot
+def _arriving(manager: KVCacheManager, tokens: int) -> Iterator[Received]:
+    """A request in a new slot, which is given back if the request does not come."""
+    slot = manager.admit_request()
     received = Received(slot, manager.generation(slot), tokens)
     try:
         yield received
@@ -137,7 +137,6 @@ def receive(
     manifest: Manifest,
     readers: Sequence[Reader],
     *,
-    slot: int | None = None,
     merge: bool = True,
 ) -> Received:
     """Take a request in, and compare every page with its digest.
@@ -146,7 +145,6 @@ def receive(
         memory: The cache that takes it.
         manifest: The request.
         readers: Read the sender's memory; several read families in parallel.
-        slot: The request's slot, where the manifest's ``prefix`` tokens are in it already.
         merge: Merge neighbouring descriptors.
 
     Raises:
@@ -156,15 +154,11 @@ def receive(
         VerificationError: What has come is not what left.
         In every case the slot and its blocks are given back.
     """
-    manager, prefix, names = memory.manager, manifest.prefix, list(memory.families)
-    with _arriving(manager, slot, manifest.tokens) as received:
-        if manager.tokens[received.slot] != prefix:
-            raise CacheError(
-                f"the request is offered from token {prefix:,} on, and slot {received.slot} has "
-                f"{manager.tokens[received.slot]:,}."
-            )
+    manager, names = memory.manager, list(memory.families)
+    with _arriving(manager, manifest.tokens) as received:
+        _check_order(manifest, 0, goes_on=True)
         check_manifest(manifest, memory)
-        prepare_forward(manager, [received.slot], [prefix], [manifest.tokens])
+        prepare_forward(manager, [received.slot], [0], [manifest.tokens])
 
         def read_some(number: int) -> None:
             for name in names[number :: len(readers)]:
@@ -186,7 +180,7 @@ def receive_layers(
     Windows and states come at the end, and so do the digests. Raises as ``receive``.
     """
     manager, families = memory.manager, memory.families
-    with _arriving(manager, None, 0) as received:
+    with _arriving(manager, 0) as received:
         received.moved = {name: Moved() for name in families}
 
         def read(name: str, manifest: Manifest, layers: Sequence[int] | None = None) -> None:
@@ -194,7 +188,8 @@ def receive_layers(
             received.moved[name].add(timed(reader, plan))
 
         while not (manifest := peer.chunk(request, received.tokens)).complete:
-            _check_order(manifest, received.tokens, manifest.tokens > received.tokens)
+            goes_on = manifest.tokens > received.tokens
+            _check_order(manifest, received.tokens, goes_on=goes_on)
             check_manifest(manifest, memory)
             prepare_forward(manager, [received.slot], [received.tokens], [manifest.tokens])
             received.tokens = manifest.tokens
@@ -203,7 +198,7 @@ def receive_layers(
                 for name, family in families.items():
                     if family.kept is Kept.PAGES and layer in family.layers:
                         read(name, manifest, [family.layers.index(layer)])
-        _check_order(manifest, 0, manifest.tokens == received.tokens)
+        _check_order(manifest, 0, goes_on=manifest.tokens == received.tokens)
         check_manifest(manifest, memory)
         for name, family in families.items():
             if family.kept is not Kept.PAGES:
@@ -212,7 +207,7 @@ def receive_layers(
     return received
 
 
-def _check_order(manifest: Manifest, prefix: int, goes_on: bool) -> None:
+def _check_order(manifest: Manifest, prefix: int, *, goes_on: bool) -> None:
     """Chunks follow on each other, and the whole is all of them."""
     if manifest.prefix != prefix or not goes_on:
         raise StoreUnavailable(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dsv4kv.cache.manager import prepare_forward
-from dsv4kv.errors import CacheError, ConfigError, OutOfBlocks, StoreUnavailable
+from dsv4kv.errors import ConfigError, OutOfBlocks, StoreUnavailable
 from dsv4kv.transfer import frames
 from dsv4kv.transfer import sender as sender_module
 from dsv4kv.transfer.frames import DATA, Wire, admit, check_token
@@ -242,7 +242,7 @@ def test_where_no_blocks_are_free_nothing_is_held() -> None:
 
 def test_a_request_without_the_prefix_that_it_follows_is_refused() -> None:
     manifest = make_manifest(Memory(SOURCE), SLOT, 300, prefix=256)
-    with pytest.raises(CacheError, match="from token 256 on"):
+    with pytest.raises(StoreUnavailable, match="do not follow on each other: tokens 256 to 300"):
         receive(Memory(cache()), manifest, [MappedReader(Memory(SOURCE).regions)])
 
 

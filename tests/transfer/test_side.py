@@ -73,20 +73,6 @@ def test_decode_steps_after_a_transfer_read_what_they_would_have_read(
     assert target.memory.manager.tokens[empty] == 0
 
 
-@pytest.mark.parametrize(("prefix", "tokens"), [(128, 257), (4, 131)])
-def test_a_request_whose_prefix_is_there_takes_the_rest_alone(prefix: int, tokens: int) -> None:
-    source, target = side(), side(block_tokens=256)
-    slot = source.prefill(1, tokens)
-    there = target.prefill(1, prefix)
-    manifest = make_manifest(source.memory, slot, tokens, prefix=prefix)
-    reader = MappedReader(source.memory.regions)
-    received = receive(target.memory, manifest, [reader], slot=there)
-    whole = make_manifest(source.memory, slot, tokens).families["csa"]
-    assert received.moved["csa"].useful_bytes == (tokens // 4 - prefix // 4) * 584
-    assert whole.end - whole.first == tokens // 4
-    assert target.decode(there, 1, STEPS) == source.decode(slot, 1, STEPS)
-
-
 # ---- planted faults -----------------------------------------------------------------------------
 
 

@@ -116,6 +116,7 @@ INVARIANTS = {
 
 SHORT, STUBBORN = 20, 5
 """Operations that are short enough to read, and failures that are shrunk to get there."""
+_ASKED_AGAIN = 3  # a fault that depends on the past may come back by chance
 
 
 @dataclass(frozen=True)
@@ -193,17 +194,20 @@ def _rank(failure: Failure) -> tuple[bool, int]:
 
 
 def _shortest(manager: Driven, first: Failure) -> Failure:
-    """The failure by its shortest sequence; as it is where that does not break it again."""
+    """The failure by its shortest sequence; as it is where that does not break it each time."""
 
     def said(sequence: Sequence) -> str:
         says, _ = manager.ask(sequence)["broken"].get(first.kind, ("", 0))
         return str(says)
 
-    if not said(first.sequence):
-        return first
-    found = expect(shrink(first.sequence, lambda shorter: bool(said(expect(shorter)))))
-    says = said(found)
-    return replace(first, says=says, sequence=found, repeats=True) if says else first
+    def repeats(sequence: Sequence) -> bool:
+        return all(said(sequence) for _ in range(_ASKED_AGAIN))
+
+    if repeats(first.sequence):
+        found = expect(shrink(first.sequence, lambda shorter: bool(said(expect(shorter)))))
+        if repeats(found) and (says := said(found)):
+            return replace(first, says=says, sequence=found, repeats=True)
+    return first
 
 
 _PARTS = {

@@ -75,28 +75,35 @@ def test_settings_are_recovered_and_noise_is_no_fault(engine: str, seed: int) ->
     check(setting, probe(server(setting, noise=0.02, seed=seed, salts=bool(seed % 2))))
 
 
-def test_a_cache_that_finds_nothing_with_drafts_is_a_fault() -> None:
-    told = values(probe(server(finds=False, drafts=True, counts=True)))
-    assert told["hits"].level == "bad"
-    assert "the server drafts" in told["hits"].answer
-    assert all(each.level == "undecided" for name, each in told.items() if name != "hits")
-
-
-@pytest.mark.parametrize("salts", [True, False])
-def test_answers_that_a_hit_makes_wrong_are_a_fault(salts: bool) -> None:
-    told = values(probe(server(stale=0.5, noise=0.02, salts=salts)))
-    assert told["equality"].level == "bad"
-    assert [name for name, each in told.items() if each.level == "bad"] == ["equality"]
-
-
-def test_a_tier_that_stores_and_is_never_read_is_a_fault() -> None:
-    told = values(probe(server(stored=1.0, counts=True)))
-    assert (told["tier"].value, told["tier"].level) == ("never read", "bad")
-
-
-def test_a_tier_that_is_read_is_no_fault() -> None:
-    told = values(probe(server(stored=1.0, counts=True, restores=True)))
-    assert (told["tier"].value, told["tier"].level) == ("read", "note")
+@pytest.mark.parametrize(
+    ("about", "question", "level", "says"),
+    [
+        ({"finds": False, "drafts": True, "counts": True}, "hits", "bad", "the server drafts"),
+        ({"tells": False, "finds": False}, "hits", "undecided", "times to the first token do not"),
+        ({"tells": False}, "hits", "good", "the first token of a prompt that is sent again"),
+        ({"tells": False}, "step", "undecided", "--enable-prompt-tokens-details"),
+        ({"splits": 7}, "step", "undecided", "other tokens than words"),
+        ({"lead": 300}, "step", "undecided", "tokens of a template hit"),
+        ({"lead": 1000}, "step", "undecided", "tokens of a template hit"),
+        ({"stale": 0.5, "noise": 0.02, "salts": True}, "equality", "bad", "WRONG"),
+        ({"stale": 0.5, "noise": 0.02, "salts": False}, "equality", "bad", "WRONG"),
+        ({"stale": 1.0}, "equality", "bad", "WRONG"),  # cold answers are equal to the bit
+        ({"stale": 0.2}, "equality", "note", "no more than rounding makes of other shapes"),
+        ({"stale": 0.03}, "equality", "note", "no more than rounding makes of other shapes"),
+        ({"stored": 1.0, "counts": True}, "tier", "bad", "is never read"),
+        ({"stored": 1.0, "counts": True, "restores": True}, "tier", "note", "is read back"),
+    ],
+)
+def test_what_is_planted_is_found_and_nothing_else(
+    about: dict[str, Any], question: str, level: str, says: str
+) -> None:
+    told = values(probe(server(**about)))
+    assert told[question].level == level
+    assert says in told[question].answer
+    assert {name for name, each in told.items() if each.level == "bad"} <= {question}
+    if {"tells", "lead", "finds"} & {*about}:
+        others = {each.level for name, each in told.items() if name != "hits"}
+        assert others == {"undecided"}
 
 
 @pytest.mark.parametrize(("lead", "trail"), [(1, 0), (3, 5)])
@@ -111,29 +118,9 @@ def test_tokens_that_a_server_puts_around_prompts_are_counted(lead: int, trail: 
     }
 
 
-def test_words_that_are_no_token_each_leave_the_step_undecided() -> None:
-    found = values(probe(server(splits=7)))
-    assert found["hits"].level == "good"
-    assert found["step"].level == "undecided"
-    assert "other tokens than words" in found["step"].answer
-
-
 def test_counters_tell_where_answers_do_not() -> None:
     setting = Setting("vllm", 300, 128)
     check(setting, probe(server(setting, tells=False, counts=True)))
-
-
-def test_time_tells_of_hits_where_nothing_else_does_and_of_nothing_else() -> None:
-    told = values(probe(server(tells=False)))
-    assert told.pop("hits").value == "by time"
-    assert {each.level for each in told.values()} == {"undecided"}
-    assert "--enable-prompt-tokens-details" in told["step"].answer
-
-
-def test_without_tokens_or_times_hits_are_undecidable() -> None:
-    assert {each.level for each in probe(server(tells=False, finds=False)).conclusions} == {
-        "undecided"
-    }
 
 
 @pytest.mark.parametrize("dies_at", [1, 2, 40, 120])
@@ -156,7 +143,9 @@ def test_a_budget_of_tokens_is_never_exceeded_and_says_what_it_left_open(most_to
     assert any(said in each.answer for each in found.conclusions)
 
 
-def test_a_budget_of_time_is_never_exceeded() -> None:
+def test_a_wait_is_asked_for_and_a_budget_of_time_is_never_exceeded() -> None:
+    found = examine(asking(server(), Ledger(10**8, 1e9), 1), Known(wait_s=60.0))
+    assert values(found)["waiting"].level == "good"
     fake = server()
     examine(asking(fake, Ledger(10**8, 5.0), 1), Known(wait_s=60.0))
     assert fake.clock_s <= 5.0
@@ -166,11 +155,6 @@ def test_every_question_is_answered_once_whatever_happens() -> None:
     for fake in (server(), server(finds=False), server(dies_at=50)):
         asked = [name for name in ANSWERS if name != "waiting"]
         assert sorted(each.question for each in probe(fake).conclusions) == sorted(asked)
-
-
-def test_a_wait_is_asked_for_where_it_is_wanted() -> None:
-    found = examine(asking(server(), Ledger(10**8, 1e9), 1), Known(wait_s=60.0))
-    assert values(found)["waiting"].level == "good"
 
 
 class Replicas:
@@ -208,14 +192,6 @@ def test_prompts_that_were_asked_before_with_the_same_seed_are_noticed() -> None
     assert "the same --seed was asked before" in values(again)["hits"].answer
 
 
-@pytest.mark.parametrize("lead", [300, 1000])
-def test_a_template_longer_than_a_block_is_said_to_hide_the_step(lead: int) -> None:
-    told = values(probe(server(lead=lead)))
-    assert told.pop("hits").level == "good"
-    assert {each.level for each in told.values()} == {"undecided"}
-    assert "tokens of a template hit" in told["step"].answer
-
-
 class Counting(FakeServer):
     """Its page of metrics is ``late`` by so many samples, or counts prompts of ``others``."""
 
@@ -250,14 +226,6 @@ def test_counters_of_other_prompts_are_not_believed(about: dict[str, int]) -> No
     told = values(probe(counting(**about)))
     assert (told["hits"].value, told["hits"].level) == ("by time", "good")
     assert "its metrics count other prompts than these" in told["step"].answer
-
-
-@pytest.mark.parametrize(
-    ("off", "noise", "level"), [(0.03, 0.0, "note"), (0.2, 0.0, "note"), (1.0, 0.0, "bad")]
-)
-def test_rounding_of_other_shapes_is_no_fault(off: float, noise: float, level: str) -> None:
-    """Cold answers are equal to the bit on an idle server: they have the same shapes."""
-    assert values(probe(server(stale=off, noise=noise)))["equality"].level == level
 
 
 class Longest(FakeServer):

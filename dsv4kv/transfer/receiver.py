@@ -15,13 +15,7 @@ from dsv4kv.errors import StoreUnavailable, VerificationError
 from dsv4kv.tiers.families import Kept
 from dsv4kv.tiers.rows import Descriptors, coalesce, describe
 from dsv4kv.transfer.frames import MESSAGE, Wire, check_token, greet
-from dsv4kv.transfer.manifest import (
-    Manifest,
-    Memory,
-    check_manifest,
-    make_manifest,
-    read_manifest,
-)
+from dsv4kv.transfer.manifest import Manifest, Memory, check_manifest, make_manifest, read_manifest
 from dsv4kv.transfer.outcome import Moved
 from dsv4kv.transfer.transports import MappedReader, Places, Reader, WireReader
 
@@ -133,11 +127,7 @@ def _arriving(manager: KVCacheManager, tokens: int) -> Iterator[Received]:
 
 
 def receive(
-    memory: Memory,
-    manifest: Manifest,
-    readers: Sequence[Reader],
-    *,
-    merge: bool = True,
+    memory: Memory, manifest: Manifest, readers: Sequence[Reader], *, merge: bool = True
 ) -> Received:
     """Take a request in, and compare every page with its digest.
 

@@ -105,11 +105,7 @@ def run_tiers(config: TiersConfig, on_step: OnStep) -> TiersOutcome:
 
 
 def _measure_device(
-    cache: CacheBytes,
-    mover: Mover,
-    requests: Requests,
-    config: TiersConfig,
-    outcome: TiersOutcome,
+    cache: CacheBytes, mover: Mover, requests: Requests, config: TiersConfig, outcome: TiersOutcome
 ) -> None:
     """Copies between GPU and host, and decode steps during copies."""
     slot, longest, gpu = requests.admit(), max(config.lengths), requests.executor.gpu
@@ -216,12 +212,7 @@ class _Run:
         self.outcome.failures += [f"{name}, {tokens:,} tokens: {each}" for each in found]
 
     def _measure_family(
-        self,
-        name: str,
-        store: Store,
-        family: Family,
-        slots: tuple[int, int],
-        tokens: int,
+        self, name: str, store: Store, family: Family, slots: tuple[int, int], tokens: int
     ) -> FamilyRow:
         """A family alone: from the pools into the store, and back."""
         count = family.objects(tokens)

@@ -42,12 +42,7 @@ from dsv4kv.transfer.receiver import (
     receive_layers,
     timed,
 )
-from dsv4kv.transfer.transports import (
-    LIBRARIES,
-    NotHere,
-    Reader,
-    mapped,
-)
+from dsv4kv.transfer.transports import LIBRARIES, NotHere, Reader, mapped
 
 TOKEN = "DSV4KV_TRANSFER_TOKEN"
 """Environment variable with the secret that both sides know."""

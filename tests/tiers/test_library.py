@@ -26,12 +26,7 @@ def world(model: str = "v4-flash", *options: str) -> World:
 
 
 def check_round_trip(
-    here: World,
-    windows: str,
-    length: int,
-    chunks: list[int],
-    end: int,
-    store: Store | None = None,
+    here: World, windows: str, length: int, chunks: list[int], end: int, store: Store | None = None
 ) -> int:
     """Store a prompt, restore it elsewhere, go on beside one that never left: tokens restored."""
     library = here.library(store or PlainStore(), windows=windows)

@@ -54,10 +54,7 @@ def test_other_models_weights_formats_and_layouts_have_other_names() -> None:
     assert namespace_of(same, "1") == namespace_of(base, "1")
 
 
-@given(
-    tokens=st.integers(0, 700),
-    damage=st.none() | st.integers(0, 10_000),
-)
+@given(tokens=st.integers(0, 700), damage=st.none() | st.integers(0, 10_000))
 def test_a_manifest_is_read_as_it_was_written_or_not_at_all(
     tokens: int, damage: int | None
 ) -> None:

@@ -177,10 +177,7 @@ def test_a_stranger_on_the_port_is_a_sentence(kind: str) -> None:
 def test_an_answer_is_bounded_and_its_error_is_named(kind: str) -> None:
     first, rest, said = ANSWERS[kind]
     memory, begun_s = psutil.Process().memory_info, time.monotonic()
-    with (
-        answering(first, rest) as url,
-        closing(RedisStore(url, FLASH, timeout_s=0.2)) as store,
-    ):
+    with answering(first, rest) as url, closing(RedisStore(url, FLASH, timeout_s=0.2)) as store:
         before = memory().rss
         with pytest.raises(StoreUnavailable, match=said):
             store.get(["aa/x.c4"], [poisoned(SIZE)])

@@ -99,11 +99,7 @@ def test_a_transport_that_is_not_here_is_left_out_or_refused(
         monkeypatch.setitem(sys.modules, module, None)
     everything = run_transfer(config(), prefill.sender.address, "", lambda *_: None)
     assert [run.transport for run in everything.runs] == ["tcp"]
-    assert [skipped.split(":")[0] for skipped in everything.skipped] == [
-        "shm",
-        "nixl",
-        "mooncake",
-    ]
+    assert [skipped.split(":")[0] for skipped in everything.skipped] == ["shm", "nixl", "mooncake"]
     for name, told in {"nixl": "--no-deps nixl", "mooncake": "engine-non-cuda"}.items():
         with pytest.raises(StoreUnavailable, match=told):
             run_transfer(config(f"transport={name}"), prefill.sender.address, "", lambda *_: None)

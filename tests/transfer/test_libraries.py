@@ -36,8 +36,7 @@ NEEDS_MOONCAKE = pytest.mark.skipif(
 
 NEEDS_NIXL = pytest.mark.skipif(find_spec("nixl") is None, reason="nixl is not installed")
 HERE_WITH = pytest.mark.parametrize(
-    "library",
-    [pytest.param(Nixl, marks=NEEDS_NIXL), pytest.param(Mooncake, marks=NEEDS_MOONCAKE)],
+    "library", [pytest.param(Nixl, marks=NEEDS_NIXL), pytest.param(Mooncake, marks=NEEDS_MOONCAKE)]
 )
 
 

@@ -210,10 +210,7 @@ def _shortest(manager: Driven, first: Failure) -> Failure:
     return first
 
 
-_PARTS = {
-    "vllm": ("broken", "offloading", "vllm"),
-    "sglang": ("broken", "hicache", "sglang"),
-}
+_PARTS = {"vllm": ("broken", "offloading", "vllm"), "sglang": ("broken", "hicache", "sglang")}
 _DRIVEN = Path(__file__).parent / "driven"
 _RELATIVE = re.compile(r"^from \.\w+ import .*\n", re.MULTILINE)
 _HEADER = re.compile(r"\A(# .*\n)*")

@@ -212,10 +212,7 @@ def draw_sglang(draw: random.Random, traits: Traits, host: bool = False) -> Sequ
 Draw = Callable[[random.Random, Traits, bool], Sequence]
 """Draws a sequence for an engine of such traits, with host memory or without."""
 
-DRAWN: dict[str, Draw] = {
-    "vllm": draw_vllm,
-    "sglang": draw_sglang,
-}
+DRAWN: dict[str, Draw] = {"vllm": draw_vllm, "sglang": draw_sglang}
 """How sequences are drawn, by engine."""
 
 

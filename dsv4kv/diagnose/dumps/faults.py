@@ -215,10 +215,7 @@ def _share(record: Record, pages: Bytes) -> float:
 
 
 def _odd_rows(
-    record: Record,
-    chosen: Bytes,
-    request: Request | None,
-    positions: NDArray[np.int64] | None,
+    record: Record, chosen: Bytes, request: Request | None, positions: NDArray[np.int64] | None
 ) -> dict[str, Mask]:
     """Which rows of pages have each kind of fault: bool[rows]."""
     layout, entry = record.layout, record.layout.format

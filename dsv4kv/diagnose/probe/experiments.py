@@ -499,11 +499,7 @@ def _loaded(q: Questioner) -> float:
 
 
 def _tiers(
-    q: Questioner,
-    stored: float,
-    times: tuple[list[float], list[float]],
-    *,
-    is_lost: bool,
+    q: Questioner, stored: float, times: tuple[list[float], list[float]], *, is_lost: bool
 ) -> Iterator[Conclusion]:
     """Whether anything comes back from beyond the GPU's memory."""
     near, far = times

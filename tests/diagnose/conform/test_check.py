@@ -207,10 +207,7 @@ def test_questions_and_answers_are_lines(tmp_path: Path) -> None:
     """As the driver's process has them."""
     session = SimpleNamespace(apply=lambda _: None, end=lambda: None)
     driver = SimpleNamespace(
-        NAME="toy",
-        load=lambda _: "engine",
-        traits=lambda _: {},
-        Session=lambda *_: session,
+        NAME="toy", load=lambda _: "engine", traits=lambda _: {}, Session=lambda *_: session
     )
     question = asdict(Sequence({}, (("step", 0),)))
     with (tmp_path / "told").open("w+") as told:

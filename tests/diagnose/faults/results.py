@@ -95,10 +95,7 @@ FAULTY_RUNS: dict[str, tuple[list[Run], set[str]]] = {
         [RANDOM | {"spec_decode_acceptance_length": 1.9}],
         {"bench-drafts-of-random-tokens"},
     ),
-    "evalscope#1641: one burst": (
-        [RANDOM | {"max_concurrency": 200}],
-        {"bench-burst-measured"},
-    ),
+    "evalscope#1641: one burst": ([RANDOM | {"max_concurrency": 200}], {"bench-burst-measured"}),
     "sglang#36179: answers of one length": (
         [VLLM | {"dataset_name": "sharegpt", "output_lens": [600] * 200}],
         {"bench-answers-forced"},

@@ -7,14 +7,7 @@ import pytest
 import yaml
 
 from dsv4kv.diagnose.faults.subject import Subject, facts_of
-from dsv4kv.diagnose.faults.table import (
-    Condition,
-    Fault,
-    Truth,
-    judge,
-    load_faults,
-    read_faults,
-)
+from dsv4kv.diagnose.faults.table import Condition, Fault, Truth, judge, load_faults, read_faults
 from dsv4kv.errors import ConfigError
 
 ROW: dict[str, Any] = {

@@ -109,31 +109,26 @@ def test_versions_are_compared_by_their_numbers(
     assert fault(versions=versions).covers(version) is truth
 
 
-def doubts(subject: Subject, today: date = TODAY, **changes: Any) -> list[tuple[str, ...]]:
-    return [each.doubts for each in judge([subject], [fault(**changes)], today)]
+ALL = [{"flag": "--a"}, {"model": ["v4"]}, {"gpu": ["sm_90"]}]
+UNKNOWN = "the version is not known: vllm >=0.21,<0.23 has it"
 
 
-def test_a_finding_is_sure_where_everything_is_known() -> None:
-    known = Subject("it", "command", "vllm", "0.22", {"--a": ""})
-    assert doubts(known) == [()]
-    assert doubts(Subject("it", "command", "sglang", "0.22", {"--a": ""})) == []
-
-
-def test_without_a_version_a_finding_is_possible_and_not_silent() -> None:
-    (found,) = doubts(Subject("it", "command", "vllm", None, {"--a": ""}))
-    assert found == ("the version is not known: vllm >=0.21,<0.23 has it",)
-
-
-def test_without_a_model_or_gpu_a_finding_is_possible() -> None:
-    when = [{"flag": "--a"}, {"model": ["v4"]}, {"gpu": ["sm_90"]}]
-    (found,) = doubts(Subject("it", "command", "vllm", "0.22", {"--a": ""}), when=when)
-    assert found == ("the model is not known", "the GPU is not known: add --gpu")
-
-
-def test_a_row_that_nobody_looked_at_for_long_is_only_possible() -> None:
-    known = Subject("it", "command", "vllm", "0.22", {"--a": ""})
-    (found,) = doubts(known, today=date(2027, 11, 2))
-    assert found == ("vllm#1 was last checked in 2026-11",)
+@pytest.mark.parametrize(
+    ("engine", "version", "when", "today", "doubts"),
+    [
+        ("vllm", "0.22", ALL[:1], TODAY, [()]),
+        ("sglang", "0.22", ALL[:1], TODAY, []),
+        ("vllm", None, ALL[:1], TODAY, [(UNKNOWN,)]),
+        ("vllm", "0.22", ALL, TODAY,
+         [("the model is not known", "the GPU is not known: add --gpu")]),
+        ("vllm", "0.22", ALL[:1], date(2027, 11, 2), [("vllm#1 was last checked in 2026-11",)]),
+    ],
+)  # fmt: skip
+def test_a_finding_says_what_is_not_known(
+    engine: str, version: str | None, when: list[Any], today: date, doubts: list[tuple[str, ...]]
+) -> None:
+    subject = Subject("it", "command", engine, version, {"--a": ""})
+    assert [each.doubts for each in judge([subject], [fault(when=when)], today)] == doubts
 
 
 def test_every_shipped_row_has_a_name_of_its_own_a_thread_and_versions() -> None:

@@ -2,17 +2,20 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from dsv4kv.bench.systems.workload import Outcome
 from dsv4kv.measure.statistics import Estimate
 from dsv4kv.units import format_bytes
 from dsv4kv.view.quantity import quantity
 from dsv4kv.view.table import Finding, Number, Part, Table
 
+if TYPE_CHECKING:
+    from dsv4kv.bench.systems.workload import Outcome
+
 _TIMES = ((1.0, "ns"), (1e3, "µs"), (1e6, "ms"), (1e9, "s"))
 
 
-def report_systems(outcomes: Sequence[Outcome]) -> Iterator[Part]:
+def report_systems(outcomes: "Sequence[Outcome]") -> Iterator[Part]:
     """Whether all outputs are right, and a row per quantity."""
     compared = sum(sum(outcome.checks.passed.values()) for outcome in outcomes)
     wrong = sum(len(outcome.checks.failures) for outcome in outcomes)

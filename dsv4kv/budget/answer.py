@@ -345,8 +345,9 @@ def to_document(
     prefix: dict[str, Any] | None,
 ) -> dict[str, Any]:
     """The whole answer as plain values; fractions of bytes become floats."""
-    scenario = found.scenario
+    scenario, use = found.scenario, found.use
     inputs, layout, gpu = scenario.inputs, scenario.layout, scenario.gpu
+    used = asdict(use) | {"cache": use.cache, "free": use.free}
     return {
         "schema": SCHEMA,
         "model": scenario.config.name,
@@ -379,7 +380,9 @@ def to_document(
         "max_context_tokens": found.max_context,
         "max_tokens": found.max_tokens,
         "request": _request(found),
-        "gpu_memory": use_document(found.use),
+        "gpu_memory": {
+            name if name == "stage" else f"{name}_bytes": size for name, size in used.items()
+        },
         "pools": _plain(list(found.costs)),
         "host": _host(found.host),
         "sent_bytes": found.sent_bytes,
@@ -402,14 +405,6 @@ def to_document(
         ],
         "prefix": prefix,
     }
-
-
-def use_document(use: RankUse) -> dict[str, int]:
-    """The memory of the tightest GPU, in bytes, and its stage."""
-    parts = asdict(use)
-    stage = parts.pop("stage")
-    sizes = {f"{name}_bytes": size for name, size in parts.items()}
-    return {"stage": stage} | sizes | {"cache_bytes": use.cache, "free_bytes": use.free}
 
 
 def _request(found: Answer) -> dict[str, Any]:

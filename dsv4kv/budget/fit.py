@@ -34,7 +34,7 @@ class RankUse:
     """How one GPU's memory is used, in bytes.
 
     Attributes:
-        budget: The share of it that may be used, or what the parts are given.
+        budget: The usable share, or the memory that is given.
         reserve: Kept for activations, graphs and communication.
         transient: Indexer logits within the budget.
         headroom: Indexer logits beyond the budget.
@@ -113,7 +113,7 @@ def transient_bytes(scenario: Scenario, context_tokens: int) -> int:
     """Indexer logits, as far as they take of the budget."""
     logits = logits_bytes(scenario, context_tokens)
     if scenario.engine.logits_room == "headroom":
-        return max(0, logits - scenario.spare_bytes)
+        return max(0, logits - (scenario.gpu.memory_bytes - scenario.budget_bytes))
     return logits
 
 

@@ -1,4 +1,4 @@
-"""The flags of engines in a command: parted from options of ours, read, and merged to inputs."""
+"""The flags of engines in a command: separated from our options, read, and merged to inputs."""
 
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ Pairs = list[tuple[str, str]]
 
 
 def take_flags(arguments: Iterable[str], ours: Container[str]) -> tuple[Pairs, list[str]]:
-    """Separate the flags of engines from options of ours and everything else."""
+    """Separate the flags of engines from our options and everything else."""
     taken: Pairs = []
     rest: list[str] = []
     following = iter(arguments)

@@ -75,11 +75,6 @@ class Scenario:
         """Bytes of one GPU that may be used."""
         return int(self.gpu.memory_bytes * self.settings.memory_fraction)
 
-    @property
-    def spare_bytes(self) -> int:
-        """Bytes of one GPU that stay free."""
-        return self.gpu.memory_bytes - self.budget_bytes
-
     @cached_property
     def stages(self) -> tuple[range, ...]:
         """Layers of every pipeline stage, draft layers left out."""

@@ -1,6 +1,6 @@
 """Where launch commands are: in a line, a shell script, or YAML (a recipe, a compose file, a pod).
 
-Nothing of it is run: of shell scripts, statements, quotes and variables are read.
+Nothing is run; of shell scripts, only statements, quotes and variables are read.
 """
 
 import json
@@ -336,20 +336,19 @@ def _words(value: Any) -> list[str]:
 
 def _flags(document: Mapping[Any, Any]) -> tuple[str, list[tuple[str, str]]]:
     """The engine whose flags a mapping has, and these; nothing where they are too few."""
-    given = {f"--{str(key).lstrip('-')}": value for key, value in document.items()}
+    given = {
+        f"--{str(key).lstrip('-')}": "" if value is True else value
+        for key, value in document.items()
+    }
     for family in FAMILIES:
         known = sum(find_flag(family, name) is not None for name in given)
         if known >= min(3, len(document)) and known >= 2:
             return family, [
-                (name, "" if value is True else _json(value))
+                (name, json.dumps(value) if isinstance(value, dict) else str(value))
                 for name, value in given.items()
                 if value is not False and value is not None
             ]
     return "", []
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, dict) else str(value)
 
 
 def _located(launch: Launch, part: str, text: str) -> Launch:

@@ -171,7 +171,7 @@ def _by_spelling(family: str) -> dict[str, Flag]:
 
 
 def flag_for(family: str, name: str) -> str:
-    """How an engine calls an input of ours: ``--max-num-seqs`` for ``request-limit``."""
+    """An engine's flag for an input: ``--max-num-seqs`` for ``request-limit``."""
     flags = (flag for flag in flags_of(family) if flag.means and flag.means.input == name)
     return next((flag.name for flag in flags), f"--{name}")
 

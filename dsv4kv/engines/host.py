@@ -41,7 +41,7 @@ class HostPool:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of it."""
+        """Bytes of the pool."""
         return self.pages * self.page_bytes
 
 

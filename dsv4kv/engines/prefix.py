@@ -189,7 +189,7 @@ def _cut_group(group: Group, drafts: Speculation) -> hashed.Group:
     block more, after the hit. Windows of draft layers are in the groups that are there.
     """
     size, needed = group.block_tokens, group.needed
-    if group.ring:  # one block of a request, as if of more tokens than there are
+    if group.ring:  # one block of a request, whatever its length
         return hashed.Group(UNBOUNDED_TOKENS, 1, UNBOUNDED_TOKENS, False, [])
     parts = [Part(needed, 0, False, False)] if group.cached else []
     if parts and drafts.key_tokens and needed > 1:

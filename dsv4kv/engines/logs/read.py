@@ -51,12 +51,6 @@ def read_lines(path: Path) -> Iterator[str]:
         raise ConfigError(f"{path}: cannot be read ({reason}): give a start-up log.") from None
 
 
-def rank_of(line: str) -> str:
-    """The process or ranks that a line's prefix names: ``Worker_TP3``, ``DP0 TP1``, or nothing."""
-    match = _RANK.search(line[:200])
-    return (match["process"] or match["ranks"]).strip() if match else ""
-
-
 _NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"
 _PATTERNS = (
     # Available KV cache memory: 7.01 GiB
@@ -287,7 +281,9 @@ def parse_log(lines: Iterable[str], source: str) -> StartupLog:
             tightest = min if what.startswith("free") else max
             memory[what] = tightest(gib, memory.get(what, gib))
         if fields := find_fields(line):
-            said.append(Reading(rank_of(line), fields, "concurrency" in fields))
+            prefix = _RANK.search(line[:200])  # Worker_TP3, DP0 TP1, or nothing
+            rank = (prefix["process"] or prefix["ranks"]).strip() if prefix else ""
+            said.append(Reading(rank, fields, "concurrency" in fields))
             if "indexer" in fields:
                 arguments.setdefault("fp4_indexer", []).append(str("4" in fields["indexer"]))
     vllm = _vllm_readings(said)

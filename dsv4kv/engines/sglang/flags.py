@@ -54,14 +54,6 @@ def _hisparse(text: str) -> Texts:
     return {} if ratio is None else {"hisparse-ratio": in_bytes(ratio, 1, "entries")}
 
 
-def _role(text: str) -> Texts:
-    return {} if text.lower() == "null" else {"role": text}
-
-
-def _io_backend(text: str) -> Texts:
-    return {"host-layout": "page_first_direct"} if text == "direct" else {}
-
-
 FLAGS = (
     flag("--model-path --model", "the model", as_is("model")),
     flag("--tp-size --tensor-parallel-size --tp", "ranks, replicas included",
@@ -102,7 +94,7 @@ FLAGS = (
           switched("state", "online")),
     flag("--disaggregation-mode",
           "decode: no chunks, no prefixes in the pool of windows; prefill: no decode graphs; "
-          "V4.1's own records on SM100", Meaning(_role)),
+          "V4.1's own records on SM100", named("role")),
     flag("--disaggregation-decode-extra-slots",
           "requests that are received while others run", counted("extra-slots")),
     switch("--disaggregation-decode-enable-radix-cache",
@@ -118,7 +110,8 @@ FLAGS = (
           Meaning(_gigabytes)),
     flag("--hicache-mem-layout", "staging on the GPU with page_first",
           named("host-layout")),
-    flag("--hicache-io-backend", "no staging on the GPU with direct", Meaning(_io_backend)),
+    flag("--hicache-io-backend", "no staging on the GPU with direct",
+          Meaning(lambda text: {"host-layout": "page_first_direct"} if text == "direct" else {})),
     flag("--hicache-write-policy", "nothing: when pages are copied to the host", NOTHING),
     flag("--hicache-storage-backend", "pages beyond the host's, which are not sized",
           named("host-storage")),

@@ -1,4 +1,4 @@
-"""SGLang's HiCache: a host pool for every pool of the GPU, so many times as large; and HiSparse.
+"""SGLang's HiCache, with a host pool for every pool of the GPU, and HiSparse.
 
 Source: SGLang 0.5.23, ``hybrid_pool_assembler.py``, ``memory_pool_host.py``,
 ``hicache_auto_size.py``, ``pool_host``, ``kv_cache_hook.py``,

@@ -203,7 +203,7 @@ class Pools:
         return tokens
 
     def window_slots(self, full_tokens: int) -> int:
-        """Slots of the pool of windows for so many full tokens."""
+        """Slots of the pool of windows beside the full tokens."""
         if self.request_windows:
             return self.fixed_window_tokens
         return int(full_tokens * self.window_ratio) // self.page_tokens * self.page_tokens

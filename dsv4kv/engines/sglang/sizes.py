@@ -184,9 +184,8 @@ class SglangEngine(Engine):
     def request_bytes(self, deployment: Deployment, tokens: int, *, in_flight: int) -> int:
         """Full tokens in whole pages, and what is fixed for the request.
 
-        Where windows are a share of the full tokens, a request takes the full tokens that bring
-        its window slots with them: those of its window, or of its whole prompt where a running
-        request does not give them back.
+        Where windows are a share of the full tokens, a request takes as many full tokens as bring
+        the slots of its window, or of its whole prompt where they are not freed.
         """
         if deployment.model.kind == "flat":
             group = self._flat(deployment).groups[0]
@@ -374,8 +373,7 @@ class SglangEngine(Engine):
 def _full_tokens(pools: Pools, tokens: int, in_flight: int) -> int:
     """Full tokens that a request takes out of the pool, in whole pages.
 
-    Where window slots are kept, those of one chunk are taken in addition to prompts: so many more
-    requests were seen to run (SGLang 0.5.15).
+    Where window slots are kept, one chunk's are added, as runs of SGLang 0.5.15 showed.
     """
     own = -(-max(tokens, 1) // pools.page_tokens) * pools.page_tokens
     if pools.request_windows:

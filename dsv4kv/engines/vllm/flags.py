@@ -56,12 +56,7 @@ _ROLES = {"kv_producer": "prefill", "kv_consumer": "decode"}
 
 
 def _offloading_size(text: str) -> Texts:
-    """GiB, with a fraction; what keeps them is the engine's own unless it is given."""
     return {OWN_TIER: "native", "host-size": in_bytes(text, 2**30, "GiB")}
-
-
-def _offloading_tier(text: str) -> Texts:
-    return {OWN_TIER: text}
 
 
 def _transfer(text: str) -> Texts:
@@ -135,7 +130,11 @@ FLAGS = (
     flag(
         "--kv-offloading-size", f"{HOST}: GiB of all ranks of a replica", Meaning(_offloading_size)
     ),
-    flag("--kv-offloading-backend", f"{HOST}: native unless given", Meaning(_offloading_tier)),
+    flag(
+        "--kv-offloading-backend",
+        f"{HOST}: native unless given",
+        Meaning(lambda text: {OWN_TIER: text}),
+    ),
     flag("VLLM_USE_SIMPLE_KV_OFFLOAD", f"{HOST}: blocks of every rank", switched(SIMPLE, "on")),
     flag(
         "--kv-transfer-config",

@@ -322,7 +322,7 @@ _TOPK_ALIGN = 128
 
 
 def overhead_of(deployment: Deployment, step_tokens: int, *, flashinfer: bool = False) -> Overhead:
-    """Workspace and buffers of one rank for a step of so many tokens, by backend."""
+    """Workspace and buffers of one rank in a step, by backend."""
     rows = [("workspace of FlashInfer", _FLASHINFER_BYTES, "flashinfer_sparse.py")]
     if not flashinfer:
         size, indices = workspace_bytes(deployment, step_tokens), deployment.model.index_topk * 4

@@ -46,8 +46,8 @@ def read_kept(file: Path) -> list[Any]:
         return [json.loads(line) for line in lines]
 
 
-def keep(file: Path, about: dict[str, Any], rows: Iterable[Any]) -> None:
-    """Write answers; the same give the same bytes."""
-    lines = [about, *rows]
+def keep(file: Path, made: str, rows: Iterable[Any]) -> None:
+    """Write answers, and how they were made; the same give the same bytes."""
+    lines = [{"answers": file.name.removesuffix(".jsonl.gz"), "made": made}, *rows]
     text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
     file.write_bytes(gzip.compress(text.encode(), 9, mtime=0))

@@ -1,14 +1,13 @@
 """Random settings with what the engines' own planners make of them; ``python -m`` this asks again.
 
-A file holds one JSON object a line: the first says which version and source files answered, every
-other one is a setting (as ``vllm_planner.py`` or ``sglang_pools.py`` reads it), ``names`` of the
-formats, the ``model``, and ``answer``. ``DSV4KV_ENGINES``: the folder that ``make engines`` makes.
+A file holds one JSON object a line: the first says which version answered, every other one is a
+setting (as the program reads it), ``names`` of the formats, the ``model``, and ``answer``.
 """
 
 import random
 import sys
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.formats import Site, stored_formats
@@ -20,81 +19,57 @@ from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import choose_formats
 from tests.engines.oracles.asking import HERE, ask, keep, read_kept
 
-FILES = {
-    "vllm": HERE / "vllm_planner_0.33.0.jsonl.gz",
-    "sglang": HERE / "sglang_pools_0.5.23.jsonl.gz",
-    "roles": HERE / "sglang_roles_0.5.23.jsonl.gz",
-    "hicache": HERE / "sglang_host_0.5.23.jsonl.gz",
-    "offloading": HERE / "vllm_host_0.33.0.jsonl.gz",
-    "lmcache": HERE / "lmcache_host_0.5.6.jsonl.gz",
+
+class Planner(NamedTuple):
+    """A program that answers, its answers, whose sizes they hold, and how they are made."""
+
+    script: str
+    file: str
+    engine: str
+    made: str
+
+
+PLANNERS = {
+    "vllm": Planner(
+        "vllm_planner.py",
+        "vllm_planner_0.33.0.jsonl.gz",
+        "vllm:0.33",
+        "get_kv_cache_groups and what it counts with, on specs of the layers' own methods",
+    ),
+    "sglang": Planner(
+        "sglang_pools.py",
+        "sglang_pools_0.5.23.jsonl.gz",
+        "sglang:0.5.23",
+        "DSV4PoolConfigurator, and DefaultPoolConfigurator with V3.2's cell",
+    ),
+    "roles": Planner(
+        "sglang_pools.py",
+        "sglang_roles_0.5.23.jsonl.gz",
+        "sglang:0.5.23",
+        "DSV4PoolConfigurator of a prefill and of a decode side",
+    ),
+    "hicache": Planner(
+        "sglang_host.py",
+        "sglang_host_0.5.23.jsonl.gz",
+        "sglang:0.5.23",
+        "host pools by build_deepseek_v4_hicache_stack and build_host_pool_group",
+    ),
+    "offloading": Planner(
+        "vllm_host.py",
+        "vllm_host_0.33.0.jsonl.gz",
+        "vllm:0.33",
+        "CPUOffloadingSpec on build_offloading_config, _derive_cpu_config, and masks",
+    ),
+    "lmcache": Planner(
+        "lmcache_host.py",
+        "lmcache_host_0.5.6.jsonl.gz",
+        "vllm:0.33",
+        "downsample_and_stage_block_ids on groups of vLLM's blocks",
+    ),
 }
-SCRIPTS = {
-    "vllm": "vllm_planner.py",
-    "sglang": "sglang_pools.py",
-    "roles": "sglang_pools.py",
-    "hicache": "sglang_host.py",
-    "offloading": "vllm_host.py",
-    "lmcache": "lmcache_host.py",
-}
-ENGINES = {
-    "vllm": "vllm:0.33",
-    "sglang": "sglang:0.5.23",
-    "roles": "sglang:0.5.23",
-    "hicache": "sglang:0.5.23",
-    "offloading": "vllm:0.33",
-    "lmcache": "vllm:0.33",
-}
+ENGINES = {name: planner.engine for name, planner in PLANNERS.items()}
 SETTINGS = 500
 GIB = 2**30
-ABOUT = {
-    "vllm": {
-        "engine": "vllm",
-        "version": "0.33.0",
-        "sources": ["v1/core/kv_cache_planning.py", "v1/kv_cache_interface.py",
-                    "v1/attention/backends/mla/sparse_swa.py", "models/deepseek_v41/attention.py",
-                    "models/deepseek_v41/compressor.py", "models/deepseek_v4/attention.py",
-                    "model_executor/models/deepseek_v2.py"],
-        "made": "get_kv_cache_groups and what it counts with, on specs of the layers' own methods",
-    },
-    "sglang": {
-        "engine": "sglang",
-        "version": "0.5.23",
-        "sources": ["srt/model_executor/pool_configurator.py",
-                    "srt/mem_cache/deepseek_v4_memory_pool.py",
-                    "kernels/ops/attention/dsv4/kv_layout.py"],
-        "made": "DSV4PoolConfigurator, and DefaultPoolConfigurator with V3.2's cell",
-    },
-    "roles": {
-        "engine": "sglang",
-        "version": "0.5.23",
-        "sources": ["srt/model_executor/pool_configurator.py"],
-        "made": "DSV4PoolConfigurator of a prefill and of a decode side",
-    },
-    "hicache": {
-        "engine": "sglang",
-        "version": "0.5.23",
-        "sources": ["srt/mem_cache/hybrid_cache/hybrid_pool_assembler.py",
-                    "srt/mem_cache/memory_pool_host.py", "srt/mem_cache/hicache_auto_size.py",
-                    "srt/mem_cache/pool_host/base.py", "srt/mem_cache/pool_host/mla.py",
-                    "srt/mem_cache/pool_host/dsa.py"],
-        "made": "host pools by build_deepseek_v4_hicache_stack and build_host_pool_group",
-    },
-    "offloading": {
-        "engine": "vllm",
-        "version": "0.33.0",
-        "sources": ["v1/kv_offload/cpu/spec.py", "v1/kv_offload/cpu/common.py",
-                    "v1/simple_kv_offload/manager.py",
-                    "distributed/kv_transfer/kv_connector/v1/offloading/config.py",
-                    "v1/core/single_type_kv_cache_manager.py"],
-        "made": "CPUOffloadingSpec on build_offloading_config, _derive_cpu_config, and masks",
-    },
-    "lmcache": {
-        "engine": "lmcache",
-        "version": "0.5.6",
-        "sources": ["v1/kv_layer_groups.py", "v1/multiprocess/object_group_transfer.py"],
-        "made": "downsample_and_stage_block_ids on groups of vLLM's blocks",
-    },
-}  # fmt: skip
 _BLOCKS = {"v4": (256, 512), "v41": (128, 256), "flat": (64, 128)}
 
 
@@ -307,7 +282,7 @@ def deployment_of(asked: dict[str, Any]) -> Deployment:
 @cache
 def read_settings(engine: str) -> tuple[dict[str, Any], ...]:
     """All settings of an engine with their answers."""
-    return tuple(read_kept(FILES[engine]))
+    return tuple(read_kept(HERE / PLANNERS[engine].file))
 
 
 def answered(
@@ -315,7 +290,8 @@ def answered(
 ) -> list[dict[str, Any]]:
     """Settings, all of them unless given, with the planner's answers."""
     settings = settings or draw_settings(engine)
-    answers = ask(SCRIPTS[engine], package or str(ABOUT[engine]["engine"]), settings)
+    script = PLANNERS[engine].script
+    answers = ask(script, package or script.partition("_")[0], settings)
     return [
         setting | {"answer": answer} for setting, answer in zip(settings, answers, strict=True)
     ]
@@ -323,8 +299,9 @@ def answered(
 
 def main(*engines: str) -> None:
     """Write all files, or those of some engines."""
-    for engine in engines or FILES:
-        keep(FILES[engine], ABOUT[engine], answered(engine))
+    for engine in engines or PLANNERS:
+        planner = PLANNERS[engine]
+        keep(HERE / planner.file, planner.made, answered(engine))
 
 
 if __name__ == "__main__":

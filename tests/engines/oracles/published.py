@@ -107,8 +107,7 @@ def main() -> None:
     """Write both files."""
     for engine, rules in RULES.items():
         workloads = [asdict(one) for rule in rules for one in published(engine, rule)]
-        version = record.ABOUT[engine]["version"]
-        about = {"engine": engine, "version": version, "made": MADE[engine]}
+        about = {"engine": engine, "version": record.VERSIONS[engine], "made": MADE[engine]}
         packed = msgspec.msgpack.encode([about, *workloads])
         FILES[engine].write_bytes(lzma.compress(packed, preset=9))
 

@@ -19,28 +19,13 @@ RULES = {
     "vllm": ("vllm", *RETENTION, "vllm-v41"),
     "sglang": ("sglang", "sglang-v4:dense", "sglang-v4:tail", "sglang-v41", "sglang-v41:encoder"),
 }
-ABOUT = {
-    "vllm": {
-        "engine": "vllm",
-        "version": "0.33.0",
-        "sources": ["v1/core/kv_cache_manager.py", "v1/core/kv_cache_coordinator.py",
-                    "v1/core/single_type_kv_cache_manager.py", "v1/core/block_pool.py",
-                    "v1/core/sched/scheduler.py", "config/vllm.py"],
-        "made": "KVCacheManager of the wheel on a CPU, one request after the other, no output; "
-                "with drafts the second window group is the draft layer's",
-    },
-    "sglang": {
-        "engine": "sglang",
-        "version": "0.5.23",
-        "sources": ["srt/mem_cache/unified_radix_cache.py", "srt/mem_cache/common.py",
-                    "srt/mem_cache/unified_cache/unified_tree_core.py",
-                    "srt/mem_cache/unified_cache/components/swa.py",
-                    "srt/mem_cache/kv_cache_builder.py",
-                    "srt/model_executor/encoder_swa_replay.py"],
-        "made": "UnifiedRadixCache (Python tree) of the wheel on a CPU, one request after the "
-                "other, no output; a checkpoint after every chunk, one more at the end",
-    },
-}  # fmt: skip
+VERSIONS = {"vllm": "0.33.0", "sglang": "0.5.23"}
+MADE = {
+    "vllm": "KVCacheManager of the wheel on a CPU, one request after the other, no output; with "
+    "drafts the second window group is the draft layer's",
+    "sglang": "UnifiedRadixCache (Python tree) of the wheel on a CPU, one request after the "
+    "other, no output; a checkpoint after every chunk, one more at the end",
+}
 
 
 def question(trace: Trace, speculation: str) -> dict[str, Any]:
@@ -82,7 +67,7 @@ def main() -> None:
     """Write both files."""
     for engine, rules in RULES.items():
         traces = [vars(trace) for rule in rules for trace in answered(engine, rule)]
-        keep(FILES[engine], ABOUT[engine], traces)
+        keep(FILES[engine], MADE[engine], traces)
 
 
 if __name__ == "__main__":

@@ -16,14 +16,10 @@ FILE = HERE / "vllm_scheduled_0.33.0.jsonl.gz"
 PAGE, WORKLOADS, AMPLE = 256, 80, 60_000
 LONG = 40  # further workloads with long answers, whose blocks are not cached
 ONE = 40  # further ones with context alone
-ABOUT = {
-    "engine": "vllm",
-    "version": "0.33.0",
-    "sources": ["v1/core/sched/scheduler.py", "v1/core/kv_cache_manager.py",
-                "v1/core/kv_cache_coordinator.py", "v1/core/single_type_kv_cache_manager.py"],
-    "made": "Scheduler of the wheel on a CPU with DeepSeek-V4's groups or context alone, no "
-            "drafts, first come first served; a request is added as soon as another has ended",
-}  # fmt: skip
+MADE = (
+    "Scheduler of the wheel on a CPU with DeepSeek-V4's groups or context alone, no drafts, first "
+    "come first served; a request is added as soon as another has ended"
+)
 Step = dict[int, int]
 """Tokens that are scheduled, by request."""
 
@@ -101,4 +97,4 @@ def read_workloads() -> list[Workload]:
 
 
 if __name__ == "__main__":
-    keep(FILE, ABOUT, map(asdict, answered()))
+    keep(FILE, MADE, map(asdict, answered()))

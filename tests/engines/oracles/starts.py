@@ -17,12 +17,7 @@ FILE = HERE / "sglang_starts.jsonl.gz"
 VERSIONS = ("0.5.21", "0.5.22", "0.5.23")
 STARTS = 120
 """Of each version."""
-ABOUT = {
-    "engine": "sglang",
-    "versions": VERSIONS,
-    "sources": ["srt/model_executor/pool_configurator.py"],
-    "made": "DSV4PoolConfigurator.calculate_pool_sizes, its logger and its errors",
-}
+MADE = "DSV4PoolConfigurator.calculate_pool_sizes, its logger and its errors"
 
 
 def draw_starts(version: str) -> list[dict[str, Any]]:
@@ -86,4 +81,4 @@ def ask_starts() -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    keep(FILE, ABOUT, ask_starts())
+    keep(FILE, MADE, ask_starts())

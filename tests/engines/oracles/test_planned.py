@@ -12,7 +12,7 @@ from dsv4kv.engines.vllm.sizes import VllmEngine
 from tests.engines.oracles.asking import needs_engines
 from tests.engines.oracles.planned import (
     ENGINES,
-    FILES,
+    PLANNERS,
     SETTINGS,
     answered,
     deployment_of,
@@ -78,6 +78,6 @@ def test_v41_has_the_groups_that_vllm_prints() -> None:
 
 
 @needs_engines
-@pytest.mark.parametrize("engine", FILES)
+@pytest.mark.parametrize("engine", PLANNERS)
 def test_the_planner_answers_as_recorded(engine: str) -> None:
     assert answered(engine) == list(read_settings(engine))

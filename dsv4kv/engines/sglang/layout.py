@@ -21,6 +21,7 @@ CHARGED_INDEXER_BYTES = 132  # FP8; FP4 keys of 68 B are charged as FP8 on NVIDI
 _KEY_PAGE, _WIDE_KEY_PAGE = 64, 128  # keys of a page of V4.1's indexer; on SM100
 _OWN_ROW_BYTES = 584  # of V4.1's windows of a request
 _SCALE_BYTES = 4  # of an FP4 key
+_FLAT_PAGE_TOKENS = 64
 _EVICTION_TOKENS = 128  # SGLANG_SWA_EVICTION_INTERVAL
 _LEAST_GUESSED_REQUESTS, _MOST_GUESSED_REQUESTS = 2048, 4096
 
@@ -46,10 +47,16 @@ class Pools:
 
     def __init__(self, build: Build, deployment: Deployment) -> None:
         """Price one rank; raises ``ConfigError`` for what SGLang does not serve."""
-        _check(build, deployment)
         model, formats, drafts = deployment.model, deployment.formats, deployment.draft_tokens
+        self.flat = flat = model.kind == "flat"  # V3.2, whose drafts are like its other layers
+        if not flat:
+            _check(build, deployment)
+        elif formats.indexer.entry_bytes != CHARGED_INDEXER_BYTES:
+            raise ConfigError(
+                f"SGLang keeps V3.2's indexer keys in fp8, not {formats.indexer.name}: choose it."
+            )
         layers = layers_of(deployment, f"sglang:{build.newest}", build.kinds)
-        own = [layer for layer in layers if layer.held and layer.kind != DRAFT]
+        own = [layer for layer in layers if layer.held and (flat or layer.kind != DRAFT)]
         kinds, sources = [layer.kind for layer in own], model.kv_owners or ()
         self.build, self.deployment = build, deployment
         self.low = tuple(sorted(layer.ratio for layer in own if layer.index in sources))
@@ -61,16 +68,17 @@ class Pools:
         self.csa, self.hca = 0 if self.low else kinds.count("csa"), kinds.count("hca")
         self.windows = len(kinds) if build.stage_layers else len(model.compress_ratios)
         speculative = deployment.draft_layers > 0 or drafts > 0  # on every stage of a pipeline
-        shares = speculative and not deployment.replays_windows
+        shares = speculative and not (flat or deployment.replays_windows)
         self.inflation = (self.windows + 1) / self.windows if shares else 1.0
-        self.page_tokens = page = deployment.block_tokens or DEFAULT_PAGE_TOKENS
+        page = deployment.block_tokens or (_FLAT_PAGE_TOKENS if flat else DEFAULT_PAGE_TOKENS)
+        self.page_tokens = page
         self.csa_ring = 16 if speculative else 8
         self.hca_ring = 1 if deployment.online_state else 256 if speculative else 128
         frees, ratio = deployment.frees_windows, deployment.window_ratio
         self.frees_windows = build.frees_windows if frees is None else frees
         self.window_ratio = DEFAULT_WINDOW_RATIO if ratio is None else ratio
         sized = build.request_windows and ratio is None and deployment.concurrency is not None
-        self.request_windows = sized or deployment.replays_windows
+        self.request_windows = flat or sized or deployment.replays_windows
         self.decodes = build.request_windows and deployment.role == "decode"
         self.extra_slots = deployment.extra_slots if self.decodes else 0
 
@@ -87,19 +95,23 @@ class Pools:
             hca = self.hca_ring / model.window_tokens * self.hca_row_bytes * self.hca
         csa = self.csa_ring / span * state * self.csa
         self.window_bytes_per_token = self.window_entry_bytes * self.windows + csa + hca
-        spread = 4 * deployment.hisparse_ratio
-        csa = 1 / spread * self.entry_bytes(4) + 1 / 4 * CHARGED_INDEXER_BYTES
-        low = sum((self.entry_bytes(each) + self.low_key_bytes) / each for each in self.low)
-        context = csa * self.csa + 1 / 128 * self.entry_bytes(128) * self.hca + low
+        self.keyed = sum(layer.selects or layer.kind == DRAFT for layer in own) if flat else 0
         share = 0.0 if self.request_windows else self.window_ratio
-        price = share * self.window_bytes_per_token + context
+        price = share * self.window_bytes_per_token + self._context_bytes_per_token()
         self.bytes_per_full_token = price * self.inflation
 
         self.chunk_tokens = deployment.in_flight_tokens // (1 + deployment.overlap)
-        trailing = model.window_tokens + _EVICTION_TOKENS * max(1, drafts) + page
-        ahead = 2 * drafts if deployment.overlap else -(-drafts // page) * page
-        self.window_tokens_per_request = trailing + (ahead if drafts else page)
+        self.window_tokens_per_request = self._window_tokens_per_request()
         self.fixed_window_tokens = self._fixed_window_tokens()
+
+    def _context_bytes_per_token(self) -> float:
+        if self.flat:
+            entry = self.deployment.formats.main.entry_bytes
+            return entry * self.windows + CHARGED_INDEXER_BYTES * self.keyed
+        spread = 4 * self.deployment.hisparse_ratio
+        csa = 1 / spread * self.entry_bytes(4) + 1 / 4 * CHARGED_INDEXER_BYTES
+        low = sum((self.entry_bytes(each) + self.low_key_bytes) / each for each in self.low)
+        return csa * self.csa + 1 / 128 * self.entry_bytes(128) * self.hca + low
 
     def entry_bytes(self, ratio: int) -> float:
         """Priced bytes of one compressed entry, page padding included."""
@@ -114,9 +126,15 @@ class Pools:
         page = PageLayout(entry, self.page_tokens // ratio)
         return page.page_bytes / page.entries
 
+    def _window_tokens_per_request(self) -> int:
+        drafts, page = self.deployment.draft_tokens, self.page_tokens
+        trailing = self.deployment.model.window_tokens + _EVICTION_TOKENS * max(1, drafts) + page
+        ahead = 2 * drafts if self.deployment.overlap else -(-drafts // page) * page
+        return trailing + (ahead if drafts else page)
+
     def _fixed_window_tokens(self) -> int:
         """Where prefixes are cached, with four tails a request."""
-        if not self.request_windows or self.deployment.replays_windows:
+        if self.flat or not self.request_windows or self.deployment.replays_windows:
             return 0
         requests, page = self.deployment.concurrency or 0, self.page_tokens
         tail = self.deployment.model.window_tokens + page
@@ -215,6 +233,11 @@ build_pools = lru_cache(maxsize=256)(Pools)
 def lay_out(pools: Pools) -> Layout:
     """Pages of context, and of windows with the states of CSA layers that go with them."""
     deployment, page, ring = pools.deployment, pools.page_tokens, pools.csa_ring
+    if pools.flat:
+        entry, keys = deployment.formats.main.entry_bytes * pools.windows, pools.keyed
+        key = page * CHARGED_INDEXER_BYTES * keys
+        pieces = (Piece("kv", page * entry, pools.windows), Piece("indexer", key, keys))
+        return Layout((Group("context", page, pieces=pieces),))
     model, layers = deployment.model, pools.windows + deployment.draft_layers
     window = PageLayout(deployment.formats.window, page).page_bytes
     windows = [Piece("swa", layers * window, layers)]

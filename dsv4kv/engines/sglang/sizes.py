@@ -14,7 +14,6 @@ from fractions import Fraction
 from math import ceil
 
 from dsv4kv.engines.contract import (
-    DRAFT,
     GIB,
     MIB,
     Capacity,
@@ -28,14 +27,12 @@ from dsv4kv.engines.contract import (
     Machine,
     Overhead,
     PoolCost,
-    layers_of,
 )
 from dsv4kv.engines.host import Sent, sent_of
 from dsv4kv.engines.names import chosen_rule
-from dsv4kv.engines.rule import Group, Layout, Piece, Rule
+from dsv4kv.engines.rule import Rule
 from dsv4kv.engines.sglang import FAMILY, Build
 from dsv4kv.engines.sglang.layout import CHARGED_INDEXER_BYTES, Pools, build_pools, lay_out
-from dsv4kv.errors import ConfigError
 
 _CLASSES = (  # up to MiB of memory: tokens of a chunk, largest decode graph below TP4, and from
     (20 * 1024, 2048, 8, 8),
@@ -47,7 +44,6 @@ _LARGEST = (16_384, 512)
 _REQUESTS = 256
 _FEW = 32  # requests of a worker
 _BEFORE_WEIGHTS = 23 * GIB // 10
-_FLAT_PAGE_TOKENS, _KEY_BYTES = 64, 132  # of V3.2; FP8, on every NVIDIA GPU
 
 
 def _class_of(machine: Machine) -> tuple[int, int]:
@@ -165,14 +161,18 @@ class SglangEngine(Engine):
             asked = deployment.bounded_replay
             leaves = self.build.leaves_window if asked is None else asked
             policy = replace(policy, leaves_window=leaves)
-        layout = self._flat(deployment) if kind == "flat" else lay_out(self.pools(deployment))
-        return Rule(layout, variant.retention, policy)
+        return Rule(lay_out(self.pools(deployment)), variant.retention, policy)
 
     def costs(self, deployment: Deployment) -> tuple[PoolCost, ...]:
         """Every pool's share of a full token, and of a request where the size is fixed."""
-        if deployment.model.kind == "flat":
-            return self._flat_costs(deployment)
         pools = self.pools(deployment)
+        if pools.flat:
+            layers, keyed = pools.windows, pools.keyed
+            rows = (
+                ("main", layers, deployment.formats.main.entry_bytes * layers),
+                ("indexer", keyed, CHARGED_INDEXER_BYTES * keyed),
+            )
+            return tuple(PoolCost(n, "dsa", k, marginal_bytes=Fraction(b)) for n, k, b in rows)
         drafts = Fraction(pools.inflation) - 1
         costs = [*_context_costs(pools), *_window_costs(pools)]
         if drafts:
@@ -187,9 +187,6 @@ class SglangEngine(Engine):
         Where windows are a share of the full tokens, a request takes as many full tokens as bring
         the slots of its window, or of its whole prompt where they are not freed.
         """
-        if deployment.model.kind == "flat":
-            group = self._flat(deployment).groups[0]
-            return -(-tokens // group.block_tokens) * group.block_bytes
         pools = self.pools(deployment)
         units = _full_tokens(pools, tokens, in_flight)
         return int(units * pools.bytes_per_full_token) + sum(
@@ -198,24 +195,18 @@ class SglangEngine(Engine):
 
     def shared_bytes(self, deployment: Deployment) -> int:
         """States of all requests that may run and of a spare one, and windows of a fixed size."""
-        if deployment.model.kind == "flat":
-            return 0
         pools = self.pools(deployment)
         windows = pools.fixed_bytes(0)["swa_fixed"]
         return int(windows) + sum(cost.shared_bytes for cost in _state_costs(pools))
 
     def blocks(self, deployment: Deployment, units: int) -> tuple[int, int | None]:
         """Pages of full tokens, and of the pool of windows."""
-        if deployment.model.kind == "flat":
-            return units // self._flat(deployment).groups[0].block_tokens, None
         pools = self.pools(deployment)
         page = pools.page_tokens
-        return units // page, pools.window_slots(units) // page
+        return units // page, None if pools.flat else pools.window_slots(units) // page
 
     def capacity(self, deployment: Deployment, available_bytes: int) -> Capacity:
         """What SGLang makes of the memory, down to the line it logs."""
-        if deployment.model.kind == "flat":
-            return self._flat_capacity(deployment, available_bytes)
         pools = self.pools(deployment)
         full = pools.full_tokens(available_bytes)
         fixed = pools.fixed_bytes(pools.requests(available_bytes))
@@ -229,6 +220,8 @@ class SglangEngine(Engine):
                 f"local={len(held)}/{every}"
             )
         lines.append(refused or _calculation_line(pools, available_bytes, fixed, full))
+        if pools.flat:
+            lines = [f"max_total_num_tokens={full}"]
         taken = int(full * pools.bytes_per_full_token + sum(fixed.values()))
         return Capacity(
             cache_bytes=min(available_bytes, taken),
@@ -315,59 +308,12 @@ class SglangEngine(Engine):
         ``deepseek_v4_memory_pool.py``.
         """
         sent = sent_of(self.rule(deployment).layout, tokens)
-        if deployment.model.kind == "flat":
-            return sent
         pools, rows = self.pools(deployment), 1 if deployment.online_state else 128
         hca = pools.hca * bool(tokens % 128)
         pairs = pools.low.count(2) * (tokens % 2)
         pending = hca * rows * pools.hca_row_bytes
         pending += pairs * pools.pair_ring * pools.pair_row_bytes
         return Sent(sent.bytes + pending, sent.descriptors + hca + pairs)
-
-    # ---- V3.2: one pool of tokens (``DefaultPoolConfigurator`` of ``pool_configurator.py``) -----
-
-    def _flat(self, deployment: Deployment) -> Layout:
-        held = [e for e in layers_of(deployment, self.name, self.build.kinds) if e.held]
-        keyed = sum(layer.selects or layer.kind == DRAFT for layer in held)
-        if deployment.formats.indexer.entry_bytes != _KEY_BYTES:
-            raise ConfigError(
-                f"SGLang keeps V3.2's indexer keys in fp8, not {deployment.formats.indexer.name}: "
-                "choose it."
-            )
-        page = deployment.block_tokens or _FLAT_PAGE_TOKENS
-        entry = deployment.formats.main.entry_bytes * len(held)
-        pieces = (
-            Piece("kv", page * entry, len(held)),
-            Piece("indexer", page * _KEY_BYTES * keyed, keyed),
-        )
-        return Layout((Group("context", page, pieces=pieces),))
-
-    def _flat_costs(self, deployment: Deployment) -> tuple[PoolCost, ...]:
-        page = self._flat(deployment).groups[0]
-        return tuple(
-            PoolCost(
-                pool,
-                "dsa",
-                piece.buffers,
-                marginal_bytes=Fraction(piece.block_bytes, page.block_tokens),
-            )
-            for pool, piece in zip(("main", "indexer"), page.pieces, strict=True)
-        )
-
-    def _flat_capacity(self, deployment: Deployment, available_bytes: int) -> Capacity:
-        page = self._flat(deployment).groups[0]
-        cell, size = page.block_bytes // page.block_tokens, page.block_tokens
-        tokens = available_bytes // cell // size * size
-        needed = -(-deployment.max_context_tokens // size) * size
-        return Capacity(
-            cache_bytes=tokens * cell,
-            units=tokens,
-            unit_bytes=Fraction(cell),
-            units_per_request=Fraction(needed),
-            printed_tokens=tokens or None,
-            concurrency=Fraction(tokens, needed),
-            log_lines=(f"max_total_num_tokens={tokens}",),
-        )
 
 
 def _full_tokens(pools: Pools, tokens: int, in_flight: int) -> int:

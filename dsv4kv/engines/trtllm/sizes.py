@@ -4,7 +4,7 @@ Derived from the source of ``DeepseekV4CacheManager``, not seen in a log: it pri
 these rules could be compared with.
 """
 
-from collections.abc import Iterator
+from collections import Counter
 from fractions import Fraction
 
 from dsv4kv.engines.contract import DRAFT, Capacity, Deployment, Engine, Layer, PoolCost, layers_of
@@ -13,8 +13,6 @@ from dsv4kv.errors import ConfigError
 
 _BLOCK_TOKENS = (128, 256)
 _MAIN = ("bf16", "fp8", "fp8_ds_mla")
-_RATIO = {"csa": 4, "hca": 128}
-_STATE_TOKENS = {"csa": 8, "hca": 128}  # CSA overlaps: two groups of four
 _STATE_BYTES = 4
 
 
@@ -25,9 +23,32 @@ class TrtllmEngine(Engine):
     name = "trtllm"
 
     def costs(self, deployment: Deployment) -> tuple[PoolCost, ...]:
-        """Marginal bytes of compressed KV and indexer keys; fixed blocks of windows and states."""
-        layers = _held(deployment)
-        return (*_context_costs(deployment, layers), *_fixed_costs(deployment, layers))
+        """Marginal bytes of compressed KV and indexer keys; fixed blocks of windows and states.
+
+        Bytes of an entry are divided by its tokens and rounded down, layer by layer.
+        """
+        model, formats, drafts = deployment.model, deployment.formats, deployment.draft_tokens
+        kinds = Counter(layer.kind for layer in _held(deployment))
+        kinds["all"] = kinds.total() - kinds[DRAFT]
+        block, main = _block_tokens(deployment), formats.main
+        costs = []
+        for pool, kind, entry, ratio in (
+            ("main", "csa", main, 4),
+            ("indexer", "csa", formats.indexer, 4),
+            ("main", "hca", main, 128),
+        ):
+            marginal = Fraction(entry.entry_bytes // ratio * kinds[kind])
+            costs.append(PoolCost(pool, kind, kinds[kind], marginal_bytes=marginal))
+        csa = 2 * (model.head_dim + model.index_dim)  # overlaps: two groups of four
+        for pool, kind, tokens, row in (
+            ("window", "all", model.window_tokens, formats.window.entry_bytes),
+            ("window", DRAFT, model.window_tokens, formats.window.entry_bytes),
+            ("state", "csa", 8, 2 * csa * _STATE_BYTES),  # kv and score
+            ("state", "hca", 128, 2 * model.head_dim * _STATE_BYTES),
+        ):
+            rows = -(-(tokens + drafts) // block) * block
+            costs.append(PoolCost(pool, kind, kinds[kind], fixed_bytes=rows * row * kinds[kind]))
+        return tuple(cost for cost in costs if cost.layers)
 
     def request_bytes(self, deployment: Deployment, tokens: int, *, in_flight: int) -> int:
         """Whole blocks of context, windows and states; a step's tokens are among the context."""
@@ -74,41 +95,3 @@ def _block_tokens(deployment: Deployment) -> int:
     if block not in _BLOCK_TOKENS:
         raise ConfigError(f"block_tokens is {block}: TensorRT-LLM takes 128 or 256.")
     return block
-
-
-def _context_costs(deployment: Deployment, layers: list[Layer]) -> Iterator[PoolCost]:
-    """Bytes of an entry are divided by its tokens and rounded down, layer by layer."""
-    formats = deployment.formats
-    for pool, kind, entry in (
-        ("main", "csa", formats.main),
-        ("indexer", "csa", formats.indexer),
-        ("main", "hca", formats.main),
-    ):
-        count = sum(layer.kind == kind for layer in layers)
-        if count:
-            per_token = Fraction(entry.entry_bytes // _RATIO[kind] * count)
-            yield PoolCost(pool, kind, count, marginal_bytes=per_token)
-
-
-def _fixed_costs(deployment: Deployment, layers: list[Layer]) -> Iterator[PoolCost]:
-    model, drafts = deployment.model, deployment.draft_tokens
-    entry = deployment.formats.window.entry_bytes
-    window = _whole_blocks(deployment, model.window_tokens + drafts) * entry
-    for layer_type, count in (
-        ("all", sum(layer.kind != DRAFT for layer in layers)),
-        (DRAFT, sum(layer.kind == DRAFT for layer in layers)),
-    ):
-        if count:
-            yield PoolCost("window", layer_type, count, fixed_bytes=window * count)
-    for kind, tokens in _STATE_TOKENS.items():
-        count = sum(layer.kind == kind for layer in layers)
-        dims = 2 * (model.head_dim + model.index_dim) if kind == "csa" else model.head_dim
-        row = 2 * dims * _STATE_BYTES  # kv and score
-        if count:
-            rows = _whole_blocks(deployment, tokens + drafts)
-            yield PoolCost("state", kind, count, fixed_bytes=rows * row * count)
-
-
-def _whole_blocks(deployment: Deployment, tokens: int) -> int:
-    block = _block_tokens(deployment)
-    return -(-tokens // block) * block

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil
 from operator import add
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -218,13 +218,10 @@ def derive_weights(config: DSV4Config, facts: WeightFacts) -> Weights:
     schedule = build_schedule(config)
     alike = find_alike(facts, schedule)
     counts = {spec: count_layer(config, facts, spec) for spec in dict.fromkeys(alike)}
-    parts = {
-        spec: _weigh(facts, *count, _find_copied(config, facts, spec))
-        for spec, count in counts.items()
-    }
+    parts = {spec: _weigh(config, facts, spec, count) for spec, count in counts.items()}
     draft = LayerSpec(len(schedule), schedule[0].attn, 0, len(schedule), is_draft=True)
     fewer = {"n_routed_experts": facts.dspark_n_routed_experts or facts.n_routed_experts}
-    drafted, experts = count_layer(config, facts.model_copy(update=fewer), draft)
+    drafted = count_layer(config, facts.model_copy(update=fewer), draft)
     # a draft layer also mixes the embedding with the hidden state: two square matrices
     mixing = 2 * config.hidden_size**2
     embedding = facts.vocab_size * config.hidden_size
@@ -232,7 +229,7 @@ def derive_weights(config: DSV4Config, facts: WeightFacts) -> Weights:
     tables = f"; {format_bytes(host)} of engram tables in host memory, on no GPU" if host else ""
     return Weights(
         layers=tuple(parts[spec] for spec in alike),
-        draft=_weigh(facts, drafted + mixing, experts, _find_copied(config, facts, draft, mixing)),
+        draft=_weigh(config, facts, draft, drafted, mixing),
         embedding=Part(Fraction(embedding * _BF16_BYTES)),
         experts=facts.n_routed_experts,
         parameters=sum(sum(counts[spec]) for spec in alike) + 2 * embedding,
@@ -261,50 +258,34 @@ def spread_weights(config: DSV4Config, total_bytes: int) -> Weights:
     return Weights((part,) * config.num_layers, Part(), Part(), None, None, source)
 
 
-class _Copied(NamedTuple):
-    """Parameters that ``Loading`` is about.
-
-    Attributes:
-        as_stored: Parameters that every rank holds whole, loaded in the dense type.
-        in_bf16: Parameters that every rank holds whole, loaded in bf16.
-        mixing: Hyper-connections, in fp32; not counted among the matrices.
-        output: The first of the output's projections.
-    """
-
-    as_stored: int = 0
-    in_bf16: int = 0
-    mixing: int = 0
-    output: int = 0
-
-
 _STREAMS = 4  # hc_mult
 _MIXES = 2 * (2 + _STREAMS) * _STREAMS  # of them, before attention and before the experts
 
 
-def _find_copied(
-    config: DSV4Config, facts: WeightFacts, spec: LayerSpec, drafts: int = 0
-) -> _Copied:
-    """Source: SGLang 0.5.15, ``models/deepseek_v4.py``, ``dsv4/{compressor,indexer}.py``."""
+def _weigh(
+    config: DSV4Config,
+    facts: WeightFacts,
+    spec: LayerSpec,
+    count: tuple[int, int],
+    drafts: int = 0,
+) -> Part:
+    """A layer's bytes; ``drafts`` are parameters of a draft layer alone.
+
+    Source: SGLang 0.5.15, ``models/deepseek_v4.py``, ``dsv4/{compressor,indexer}.py``.
+    """
+    each, hidden, (dense, experts) = _EXPERT_BYTES[facts.dense_dtype], config.hidden_size, count
+    part = Part((dense + drafts) * each, experts * _EXPERT_BYTES[facts.expert_kind])
     if config.kind != "v4":
-        return _Copied()
-    hidden = config.hidden_size
-    query = config.index_heads * config.index_dim * facts.q_lora_rank
-    compressors = _count_compressors(config, facts, spec)
-    scores = query if spec.attn is AttentionType.CSA else 0
-    return _Copied(
-        as_stored=hidden * (facts.q_lora_rank + config.head_dim) + scores + drafts,
-        in_bf16=compressors - scores + hidden * facts.n_routed_experts,
-        mixing=_MIXES * _STREAMS * hidden,
-        output=config.num_heads * config.head_dim * (facts.o_lora_rank or hidden),
-    )
-
-
-def _weigh(facts: WeightFacts, dense: int, experts: int, copied: _Copied) -> Part:
-    each = _EXPERT_BYTES[facts.dense_dtype]
-    return Part(
-        dense * each,
-        experts * _EXPERT_BYTES[facts.expert_kind],
-        copied_bytes=(copied.as_stored + copied.in_bf16) * each,
-        loaded_bytes=copied.as_stored * each + copied.in_bf16 * _BF16_BYTES + copied.mixing * 4,
-        widened_bytes=copied.output * (_BF16_BYTES - each),
+        return part
+    indexed = spec.attn is AttentionType.CSA
+    scores = config.index_heads * config.index_dim * facts.q_lora_rank if indexed else 0
+    stored = hidden * (facts.q_lora_rank + config.head_dim) + scores + drafts
+    in_bf16 = _count_compressors(config, facts, spec) - scores + hidden * facts.n_routed_experts
+    mixing = _MIXES * _STREAMS * hidden  # in fp32, and not counted among the matrices
+    output = config.num_heads * config.head_dim * (facts.o_lora_rank or hidden)
+    return replace(
+        part,
+        copied_bytes=(stored + in_bf16) * each,
+        loaded_bytes=stored * each + in_bf16 * _BF16_BYTES + mixing * 4,
+        widened_bytes=output * (_BF16_BYTES - each),
     )

@@ -62,8 +62,9 @@ def read_command(given: str, which: str | None = None, model: str | None = None)
         launches = list(find_launches(text))
         return _interpret(_choose(launches, which), model)
     except ConfigError as error:
-        told = str(error)
-        raise ConfigError(told if told.startswith("--which") else f"{source}: {told}") from None
+        if str(error).startswith("--which"):  # is about the option, not about the text
+            raise
+        raise ConfigError(f"{source}: {error}") from None
 
 
 def _text_of(given: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""What every engine's rules must keep to."""
+"""What every engine's rules must keep to, engines by name, and TensorRT-LLM's derived sizes."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 
 from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.names import ENGINES, find_engine
-from tests.engines.sizing.deployments import GIB, deployments
+from dsv4kv.engines.trtllm.sizes import TrtllmEngine
+from dsv4kv.errors import ConfigError
+from dsv4kv.model.schema import choose_formats
+from tests.engines.sizing.deployments import GIB, deploy, deployments
 
 OTHERS = [name for name in ENGINES if name != "dsv4kv"]
 VLLM = [name for name in ENGINES if name.startswith("vllm")]
@@ -54,3 +57,112 @@ def test_costs_of_the_pools_add_up_to_the_blocks_of_a_request(
     assert fixed + per_token * tokens == engine.request_bytes(
         deployment, tokens, in_flight=deployment.in_flight_tokens
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("vllm", "vllm:0.33"),
+        ("VLLM:v0.33.0", "vllm:0.33"),
+        ("vllm:0.30.1", "vllm:0.33"),
+        ("vllm:0.24", "vllm:0.25"),
+        ("vllm:0.26.0", "vllm:0.26"),
+        ("vllm:0.20.2", "vllm:0.22"),
+        ("sglang", "sglang:0.5.23"),
+        ("sglang:0.5.15.post1", "sglang:0.5.17"),
+        ("sglang:0.5.21", "sglang:0.5.22"),
+    ],
+)
+def test_a_version_takes_the_rules_that_cover_it(given: str, expected: str) -> None:
+    assert find_engine(given).name == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ("vllm:0.34", "the nearest is vllm:0.33"),
+        ("vllm:1", "the nearest is vllm:0.33"),
+        ("vllm:0.19.1", "only from 0.20 on: the nearest is vllm:0.22"),
+        ("sglang:0.5.11", "only from 0.5.12 on: the nearest is sglang:0.5.12"),
+        ("vllm:new", "names no version: give one of vllm:0.22"),
+        ("vlm", "no engine 'vlm' .did you mean vllm"),
+        ("tgi", "give one of dsv4kv, vllm:0.22"),
+    ],
+)
+def test_an_unknown_engine_or_version_names_the_nearest(given: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        find_engine(given)
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "stages", "expected"),
+    [
+        ("vllm:0.33", 43, 2, (22, 21)),
+        ("vllm:0.33", 43, 4, (11, 11, 11, 10)),
+        ("vllm:0.33", 61, 4, (15, 15, 16, 15)),
+        ("sglang:0.5.23", 43, 2, (21, 22)),
+        ("sglang:0.5.23", 43, 4, (10, 11, 11, 11)),
+        ("sglang:0.5.15", 61, 4, (15, 15, 15, 16)),
+        ("dsv4kv", 61, 4, (16, 15, 15, 15)),
+    ],
+)
+def test_layers_are_spread_over_stages_as_the_engine_spreads_them(
+    name: str, layers: int, stages: int, expected: tuple[int, ...]
+) -> None:
+    """vLLM 0.33.0 and SGLang 0.5.15 to 0.5.23: ``get_pp_indices``, run."""
+    assert find_engine(name).stage_layers(layers, stages) == expected
+
+
+TRTLLM = TrtllmEngine()
+
+
+@pytest.mark.parametrize(
+    ("model", "main", "indexer", "expected"),
+    [
+        ("v4-flash", "bf16", "fp8", 6_229),
+        ("v4-flash", "fp8", "fp8", 3_461),
+        ("v4-flash", "fp8", "mxfp4", 3_125),
+        ("v4-flash", "fp8_ds_mla", "mxfp4", 3_503),
+        ("v4-pro", "bf16", "fp8", 8_918),
+        ("v4-pro", "fp8", "fp8", 4_954),
+        ("v4-pro", "fp8", "mxfp4", 4_474),
+        ("v4-pro", "fp8_ds_mla", "mxfp4", 5_014),
+    ],
+)
+def test_a_token_of_trtllm_has_its_derived_bytes(
+    model: str, main: str, indexer: str, expected: int
+) -> None:
+    costs = TRTLLM.costs(deploy(model, main=main, indexer=indexer))
+    assert sum((cost.marginal_bytes for cost in costs), Fraction(0)) == expected
+
+
+def test_windows_and_states_are_whole_blocks_that_grow_with_the_drafts() -> None:
+    plain, drafted = (
+        {(cost.pool, cost.layer_type): cost.fixed_bytes for cost in TRTLLM.costs(deployment)}
+        for deployment in (deploy(), deploy(drafts=1, draft_tokens=1))
+    )
+    assert plain["window", "all"] == 43 * 128 * 584
+    assert drafted["window", "all"] == 2 * plain["window", "all"]
+    assert drafted["window", "draft"] == 256 * 584
+    assert plain["state", "csa"] == 21 * 128 * (512 + 128) * 2 * 2 * 4
+    assert plain["state", "hca"] == 20 * 128 * 512 * 2 * 4
+
+
+@pytest.mark.parametrize(
+    ("deployment", "sentence"),
+    [
+        (deploy("v4.1-flash"), "which v4.1-flash is not"),
+        (deploy(block_tokens=512), "takes 128 or 256"),
+        (deploy(state_bytes=2), "in float32"),
+        (deploy(indexer="bf16"), "fp8 or mxfp4"),
+        (
+            replace(deploy(), formats=choose_formats(deploy().model, "bf16", "fp8")),
+            "in one format, not fp8 and bf16",
+        ),
+    ],
+)
+def test_what_trtllm_does_not_serve_is_told_in_a_sentence(
+    deployment: Deployment, sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        TRTLLM.costs(deployment)

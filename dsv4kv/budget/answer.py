@@ -222,9 +222,9 @@ def limit_sentence(scenario: Scenario) -> str:
 def capacity_of(
     scenario: Scenario, stage: int, context_tokens: int, concurrency: int
 ) -> Capacity | None:
-    """What the engine makes of the memory of a stage; None where nothing is left for a cache.
+    """What fits into the memory of a stage; None where nothing is left for a cache.
 
-    None but an engine that profiles them sets its logits aside.
+    Only an engine that profiles its logits sets them aside.
     """
     memory = available_bytes(scenario, stage, context_tokens)
     inputs = scenario.inputs
@@ -252,7 +252,7 @@ class Assumption:
 
 
 def assumptions(scenario: Scenario) -> list[Assumption]:
-    """What the engine takes where nothing is given."""
+    """Default settings that were taken, with their reasons."""
     family = scenario.engine.name.partition(":")[0]
     return [
         Assumption(name, flag_for(family, name.replace("_", "-")), value, _shown(name, value), why)

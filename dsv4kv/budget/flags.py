@@ -67,7 +67,7 @@ def read_flag(family: str, spelling: str, value: str) -> GivenFlag:
 
 
 def merge(family: str, given: Iterable[GivenFlag]) -> Texts:
-    """Our inputs from what was given, the last of equal flags counting.
+    """Inputs from flags; of equal flags the last counts.
 
     Tensor parallel ranks may be those of all replicas (SGLang's, with DP attention).
     """

@@ -143,7 +143,7 @@ def _interpret(launch: Launch, model: str | None = None) -> Reading:
 
 
 def _merged(launch: Launch, flags: Iterable[GivenFlag]) -> Texts:
-    """Our inputs, the model's name as ours where it is known."""
+    """Inputs from flags, with the preset that the model's name means."""
     texts = merge(launch.family, flags)
     if "model" in texts:
         texts["model"] = preset_named(texts["model"]) or texts["model"]

@@ -113,7 +113,7 @@ class Scenario:
         )
 
     def overhead(self, stage: int, context_tokens: int) -> Overhead:
-        """What the engine is known to hold on a rank of a stage, other than weights and cache."""
+        """Known memory of a rank of a stage besides weights and cache."""
         deployment, given = self.deployment(stage, context_tokens), _given_in(self.inputs)
         return self.engine.overhead(deployment, self.settings.step_tokens, self.machine, given)
 

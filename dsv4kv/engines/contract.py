@@ -238,7 +238,7 @@ class Engine:
         return Rule(Layout(tuple(groups), 0, model.window_tokens), EVERYWHERE, Policy())
 
     def defaults(self, machine: Machine, given: Given) -> Defaults:
-        """What the engine takes on these GPUs where nothing is given."""
+        """The engine's default settings on these GPUs."""
         own = "this toolkit's"
         return {
             "memory_fraction": Default(SHARE, own),
@@ -251,26 +251,26 @@ class Engine:
     def overhead(
         self, deployment: Deployment, step_tokens: int, machine: Machine, given: Given
     ) -> Overhead:
-        """What is held on a GPU other than weights and cache, as far as that is known."""
+        """Known memory of a GPU besides weights and cache."""
         return UNKNOWN
 
     def loading(self, arch: str | None) -> Loading:
-        """What it loads of weights on such a GPU beyond an even share of them."""
+        """Weights that it loads on a GPU beyond an even share of them."""
         return EVENLY
 
     def stage_layers(self, layers: int, stages: int) -> tuple[int, ...]:
-        """How many layers every pipeline stage holds; those left over go to the first stages."""
+        """Layers of every pipeline stage; the first stages take the remainder."""
         size, extra = divmod(layers, stages)
         return tuple(size + (stage < extra) for stage in range(stages))
 
     def starved(self, free_bytes: int, weight_bytes: int, fraction: Fraction) -> str:
-        """What it prints where weights leave nothing for a cache; empty where not known."""
+        """The line it prints when weights leave nothing for a cache; empty where not known."""
         return ""
 
     def host_tier(
         self, deployment: Deployment, capacity: Capacity, wish: "HostWish"
     ) -> "HostTier":
-        """What it keeps in host memory."""
+        """Its pools in host memory."""
         if not self.family.host_tiers:
             raise ConfigError(f"--host-tier {wish.tier}: {self.name} has none.")
         tier: HostTier = self.family.load("host").size_tier(self, deployment, capacity, wish)
@@ -279,7 +279,7 @@ class Engine:
     def objects(
         self, deployment: Deployment, retention: int | None, chunk_tokens: int | None
     ) -> "Offloaded":
-        """What a tier keeps of a prompt; in chunks of LMCache, where their tokens are given."""
+        """Objects of a prompt in a lower tier; in chunks of LMCache where their size is given."""
         if not self.family.host_tiers:
             raise ConfigError(f"what {self.name} keeps beyond the GPU is not known.")
         host = self.family.load("host")
@@ -287,7 +287,7 @@ class Engine:
         return kept
 
     def sent(self, deployment: Deployment, tokens: int) -> "Sent | None":
-        """What a rank of a prefill side sends of a prompt; None where that is not known."""
+        """Bytes of a prompt that a prefill rank sends to decode; None where not known."""
         return None
 
 

@@ -60,7 +60,7 @@ def counted(name: str) -> Meaning:
 
 
 def switched(name: str, on: str, off: str | None = None) -> Meaning:
-    """What a switch means when it is on, or is set to something that is off."""
+    """The values of an input for a switch that is on, or set to off."""
 
     def read(text: str) -> Texts:
         value = off if text.lower() in _OFF else on
@@ -75,7 +75,7 @@ def named(name: str) -> Meaning:
 
 
 def cache_dtype(text: str) -> Texts:
-    """What an engine calls its entries."""
+    """An engine's name for its cache dtype."""
     return {} if text == "auto" else {"cache-dtype": "bfloat16" if text == "bf16" else text}
 
 

@@ -8,7 +8,7 @@ from dsv4kv.engines.rule import Layout
 
 @dataclass(frozen=True)
 class HostWish:
-    """What is asked of host memory; None where nothing is.
+    """The host memory that is asked for.
 
     Attributes:
         size_bytes: Memory that the tier is given, as its engine counts it.
@@ -137,7 +137,7 @@ def objects_of(layout: Layout, align: int = 1) -> Offloaded:
 
 
 def sent_of(layout: Layout, tokens: int, *, clips: bool = False) -> Sent:
-    """What a rank sends of a prompt: whole blocks, of a window those it covers.
+    """Bytes of a prompt that a rank sends: whole blocks, and those that a window covers.
 
     With ``clips`` as many blocks of a window as it may ever cover.
     """

@@ -92,7 +92,7 @@ def check_model(rule: str, model: DSV4Config) -> None:
 
 
 def layout_of(variant: Variant, deployment: Deployment) -> Layout:
-    """Blocks of a variant; of V4.1 the whole model's, as its engine stores it on such a GPU."""
+    """Blocks of a variant; for V4.1 in the formats that its engine stores on the GPU."""
     engine, model = find_engine(variant.engine), deployment.model
     if model.kind == "v41":
         stored = stored_formats(Site(engine.name, model, deployment.arch), {})

@@ -134,7 +134,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class Need:
-    """What every block table (``groups``) of one storage must hold for a hit.
+    """Cached blocks that every block table (``groups``) of one storage needs for a hit.
 
     ``tail_tokens`` before the hit's end and as many ``blocks`` in a row; None for all.
     """
@@ -191,7 +191,7 @@ class Rule:
 
     @property
     def needs(self) -> tuple[Need, ...]:
-        """What must be cached for a hit; with drafts, a block more of windows."""
+        """Blocks that must be cached for a hit; with drafts, one more of windows."""
         full, *others = self.layout.groups
         needs = {full.storage: Need(full.storage, 1, full.block_tokens)}
         for group in others:
@@ -206,7 +206,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Speculation:
-    """What a way to draft does to prefix hits.
+    """The effect of drafts on prefix hits.
 
     A draft layer's entry at a block's last position is computed from the token after it, so
     prompts that diverge right after a block cannot share that block as it is. Engines either let

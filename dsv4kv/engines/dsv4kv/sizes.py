@@ -29,7 +29,6 @@ class OwnEngine(Engine):
         self.sharing: Sharing = sharing
 
     def costs(self, deployment: Deployment) -> tuple[PoolCost, ...]:
-        """Every pool's fixed and marginal bytes; the table row is fixed by the longest request."""
         one, kinds = self.plan(deployment, 1), dict[str, list[LayerCacheSchema]]()
         for schema in one.schemas:
             kind = DRAFT if schema.layer.is_draft else schema.layer.attn.value
@@ -41,7 +40,6 @@ class OwnEngine(Engine):
         return tuple(costs)
 
     def request_bytes(self, deployment: Deployment, tokens: int, *, in_flight: int) -> int:
-        """Bytes of one request: blocks, slot, table row."""
         # neither context nor load decides what a layer stores: searches ask for thousands of both
         key = replace(deployment, max_context_tokens=1, concurrency=None)
         held = _lay_out(self.sharing, key)
@@ -54,7 +52,6 @@ class OwnEngine(Engine):
         return blocks + held.slot_bytes + row * TABLE_ENTRY_BYTES
 
     def capacity(self, deployment: Deployment, available_bytes: int) -> Capacity:
-        """Requests of full context that fit; raises ``ConfigError``."""
         one = self.plan(deployment, 1)
         requests = max(0, available_bytes) // one.total_bytes
         blocks = max((one.num_blocks[group.name] for group in one.groups), default=1)

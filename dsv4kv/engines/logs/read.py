@@ -117,7 +117,7 @@ def _is_likely(text: str) -> bool:
 
 
 def find_memory(line: str) -> tuple[str, float] | None:
-    """What a line says of memory outside the cache, in GiB: what it is, and how much."""
+    """The name and the GiB of memory outside the cache that a line reports."""
     if "mem" not in line and "took" not in line:
         return None
     found = ((what, pattern.search(line)) for what, pattern in _MEMORY)
@@ -174,7 +174,7 @@ _NOTHING = {"none", "null", "-1"}
 
 
 def find_arguments(line: str) -> Iterator[tuple[str, str]]:
-    """Yield what a line says of the arguments: our name, and the value as written."""
+    """Yield the arguments that a line echoes: our name, and the value as written."""
     if not any(part in line for part in _LIKELY_ARGUMENTS):
         return
     for match in _ARGUMENT.finditer(line):

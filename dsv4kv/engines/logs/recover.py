@@ -28,7 +28,7 @@ _FORMAT |= dict.fromkeys(("auto", "fp8", "fp8_e4m3", _ENTRY), _ENTRY)
 
 @dataclass(frozen=True)
 class Recovery:
-    """One configuration whose numbers are those of a log.
+    """One configuration that prints the numbers of a log.
 
     Attributes:
         available_bytes: Memory that yields the log's blocks.
@@ -78,7 +78,7 @@ def recover(log: StartupLog, reading: Reading) -> list[Recovery]:
 
 
 def likeliest(recoveries: list[Recovery]) -> list[Recovery]:
-    """Those that agree with the log as well as the first does."""
+    """Configurations that agree with the log as well as the first."""
     return [found for found in recoveries if found.score == recoveries[0].score]
 
 

@@ -200,13 +200,11 @@ class SglangEngine(Engine):
         return int(windows) + sum(cost.shared_bytes for cost in _state_costs(pools))
 
     def blocks(self, deployment: Deployment, units: int) -> tuple[int, int | None]:
-        """Pages of full tokens, and of the pool of windows."""
         pools = self.pools(deployment)
         page = pools.page_tokens
         return units // page, None if pools.flat else pools.window_slots(units) // page
 
     def capacity(self, deployment: Deployment, available_bytes: int) -> Capacity:
-        """What SGLang makes of the memory, down to the line it logs."""
         pools = self.pools(deployment)
         full = pools.full_tokens(available_bytes)
         fixed = pools.fixed_bytes(pools.requests(available_bytes))

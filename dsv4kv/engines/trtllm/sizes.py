@@ -58,7 +58,6 @@ class TrtllmEngine(Engine):
         return int(per_token * covered) + sum(cost.fixed_bytes for cost in costs)
 
     def capacity(self, deployment: Deployment, available_bytes: int) -> Capacity:
-        """Requests of full context; no line, since none is known."""
         context, block = deployment.max_context_tokens, _block_tokens(deployment)
         needed = self.request_bytes(deployment, context, in_flight=0)
         per_request = -(-context // block)

@@ -319,7 +319,7 @@ class BlockLayout:
 
     @property
     def weighed(self) -> list[LayerGroup]:
-        """What vLLM weighs a request by: a group without a layer here as in the whole model."""
+        """Groups that weigh a request: one without a layer here counts as in the whole model."""
         pairs = zip(self.held, self.groups, strict=True)
         return [held if held.rows else group for held, group in pairs]
 

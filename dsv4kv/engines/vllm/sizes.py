@@ -177,8 +177,7 @@ class VllmEngine(Engine):
         return layout.unit_bytes * layout.blocks(tokens, in_flight)
 
     def shared_bytes(self, deployment: Deployment) -> int:
-        """The block that stands for no block."""
-        return self.layout(deployment).unit_bytes
+        return self.layout(deployment).unit_bytes  # the null block
 
     def blocks_counted(self, deployment: Deployment, tokens: int) -> int:
         """Blocks that vLLM counts for one request, its tokens in flight included."""
@@ -193,7 +192,6 @@ class VllmEngine(Engine):
         return -(-need // weights[0])
 
     def capacity(self, deployment: Deployment, available_bytes: int) -> Capacity:
-        """What vLLM makes of the memory, down to the line it logs."""
         layout, context = self.layout(deployment), deployment.max_context_tokens
         blocks = max(0, available_bytes) // layout.unit_bytes
         needed = self.blocks_counted(deployment, context)
@@ -244,7 +242,7 @@ class VllmEngine(Engine):
         )
 
     def needed_bytes(self, deployment: Deployment, tokens: int) -> int:
-        """What the check at start asks for one request; not what the log counts with."""
+        """Bytes that the check at start asks for one request; the log counts differently."""
         layout = self.layout(deployment)
         unit = layout.unit_bytes
         if self.release.grouping == "tuples":

@@ -69,21 +69,15 @@ PROMISES = {
     "read_peak *": Promise(loads=128),
     "write_peak *": Promise(stores=128),
     "gather_*": Promise(stores=128),
-    "gather_topk fp8_ds_mla*": Promise(loads=128, under_way=8),  # its bf16 tail; e4m3 goes 64 bits
-    "gather_all fp8_ds_mla*": Promise(loads=128, under_way=8),
-    "gather_entries fp8_ds_mla*": Promise(loads=128, under_way=8),
+    "gather_[aet]* fp8_ds_mla*": Promise(loads=128, under_way=8),  # its bf16 tail; e4m3 takes 64
     "gather_* fp8_ds_mla*, ahead": Promise(under_way=16),
     "gather_window fp8_*": Promise(loads=64),
-    "entry_insert *": Promise(loads=128),
-    "entry_insert fp8_ds_mla*": Promise(stores=64),  # the row of scales is 8 bytes
-    "window_insert *": Promise(loads=128),
-    "window_insert fp8_ds_mla*": Promise(stores=64),
-    "indexer_insert *": Promise(loads=128),
+    "*_insert *": Promise(loads=128),  # of norm_rope_insert's weights; its values take 64 bits
+    "[ew]*_insert fp8_ds_mla*": Promise(stores=64),  # the row of scales is 8 bytes
     "page_copy *": Promise(loads=128, stores=128),
     "*_objects *": Promise(loads=128, stores=128),
     "indexer_query *": Promise(loads=128, stores=32),
     "index_scores *": Promise(products=True),
-    "norm_rope_insert *": Promise(loads=128),  # of weights; values go 64 bits
     "state_*": Promise(loads=128, stores=128),
     "flush*": Promise(loads=128),
     "step_write *": Promise(loads=128),
@@ -157,11 +151,6 @@ def _title(layout: PageLayout) -> str:
     return f"{flat}{layout.format.name} × {layout.entries}"
 
 
-def _plan(operation: str) -> Callable[..., Launch]:
-    plan: Callable[..., Launch] = getattr(pages, f"plan_{operation}")
-    return plan
-
-
 def _page_example(operation: str, layout: PageLayout, variant: str | None) -> Example:
     sizes = _SIZES | {"D": layout.format.dims}
     subject, how = _title(layout), {"variant": variant} if variant else {}
@@ -171,7 +160,8 @@ def _page_example(operation: str, layout: PageLayout, variant: str | None) -> Ex
         sizes["M"] = layout.entries
     if operation == "indexer_insert":
         given["hadamard"] = True
-    launch = _plan(operation)(**arguments(operation, sizes, **given), **how)
+    plan: Callable[..., Launch] = getattr(pages, f"plan_{operation}")
+    launch = plan(**arguments(operation, sizes, **given), **how)
     return Example(f"{subject}, {variant}" if variant else subject, launch)
 
 
@@ -194,18 +184,15 @@ def _page_examples(insert: str, layout: PageLayout) -> Iterator[Example]:
 
 
 def _layer_examples(model: str, schema: LayerCacheSchema) -> Iterator[Example]:
-    main, window = schema.main, schema.window
-    if window:
-        yield from _page_examples("window_insert", window)
-    if main:
-        yield from _page_examples("entry_insert", main)
-    if schema.indexer:
-        yield from _page_examples("indexer_insert", schema.indexer)
-    if main and window and model in _OTHER_PAGES:
-        names = _OTHER_PAGES[model]
-        other = PageLayout(entry_format("main", names[0]), main.entries)
+    places = (("window", schema.window), ("entry", schema.main), ("indexer", schema.indexer))
+    for place, layout in places:
+        if layout:
+            yield from _page_examples(f"{place}_insert", layout)
+    if schema.main and schema.window and model in _OTHER_PAGES:
+        main, window = _OTHER_PAGES[model]
+        other = PageLayout(entry_format("main", main), schema.main.entries)
         yield from _page_examples("entry_insert", other)
-        other = PageLayout(entry_format("window", names[1]), window.entries)
+        other = PageLayout(entry_format("window", window), schema.window.entries)
         yield from _page_examples("window_insert", other)
 
 

@@ -104,29 +104,20 @@ def _plan_change(
             "at once. Lower the batch, or prepare on the host."
         )
     threads = max(_FEWEST_THREADS, 1 << (len(slots) - 1).bit_length())
-    state = (table.cells, table.held, table.free, table.num_free, table.status)
-    return Launch(
-        _module(table, threads),
-        kernel,
-        (1, 1),
-        threads,
-        (*state, verdict, slots, tokens_after, len(slots)),
-    )
-
-
-def _module(table: DeviceTable, requests: int) -> KernelModule:
-    lanes, slots, width = table.cells.shape
+    lanes, rows, width = table.cells.shape
     macros = {
         "DSV_BLOCKS": table.free.shape[1],
         "DSV_BLOCK_ENTRIES": table.group.entries_per_block,
         "DSV_LANES": lanes,
         "DSV_MAX_TOKENS": table.max_context_tokens,
         "DSV_RATIO": table.group.ratio,
-        "DSV_REQUESTS": requests,
-        "DSV_SLOTS": slots,
+        "DSV_REQUESTS": threads,
+        "DSV_SLOTS": rows,
         "DSV_WIDTH": width,
     }
-    return KernelModule.of("prepare.cuh", macros)
+    state = (table.cells, table.held, table.free, table.num_free, table.status)
+    arguments = (*state, verdict, slots, tokens_after, len(slots))
+    return Launch(KernelModule.of("prepare.cuh", macros), kernel, (1, 1), threads, arguments)
 
 
 _THREADS = 256
@@ -153,10 +144,7 @@ def plan_completed(
         "DSV_SLOTS": rows,
         "DSV_WIDTH": width,
     }
-    return Launch(
-        KernelModule.of("completed.cuh", macros),
-        "completed_entries",
-        (blocks_for(len(slots), _THREADS, MOST_BLOCKS), lanes),
-        _THREADS,
-        (cells, slots, positions, entries, len(slots), entries.shape[1]),
-    )
+    module = KernelModule.of("completed.cuh", macros)
+    grid = blocks_for(len(slots), _THREADS, MOST_BLOCKS), lanes
+    arguments = (cells, slots, positions, entries, len(slots), entries.shape[1])
+    return Launch(module, "completed_entries", grid, _THREADS, arguments)

@@ -47,13 +47,9 @@ def plan_indexer_query(
         "DSV_HADAMARD": int(hadamard),
     }
     sizes = (tokens * heads, heads, float_bits((heads * dims) ** -0.5))
-    return Launch(
-        KernelModule.of("query.cuh", macros),
-        "indexer_query",
-        (blocks_for(tokens * heads, _THREADS // _LANES, MOST_BLOCKS), 1),
-        _THREADS,
-        (queries, weights, turns, out, out_weights, *sizes),
-    )
+    module, arguments = KernelModule.of("query.cuh", macros), (queries, weights, turns, out)
+    grid = blocks_for(tokens * heads, _THREADS // _LANES, MOST_BLOCKS), 1
+    return Launch(module, "indexer_query", grid, _THREADS, (*arguments, out_weights, *sizes))
 
 
 @dataclass(frozen=True)
@@ -102,17 +98,10 @@ def plan_index_scores(
         "DSV_SHARED_BYTES": shared,
     }
     candidates, count = (0, 0) if blocks is None else (blocks, blocks.shape[1])
-    return Launch(
-        KernelModule.of("scores.cuh", macros),
-        "index_scores",
-        (RESIDENT_BLOCKS * multiprocessors(store.pages), 1),
-        _WARPS * WARP,
-        (
-            *(store.pages, table, slots, lengths, queries, weights, candidates, out),
-            *(*out.shape, count, *table.shape, len(store.pages)),
-        ),
-        shared_bytes=shared,
-    )
+    module, grid = KernelModule.of("scores.cuh", macros), RESIDENT_BLOCKS * multiprocessors(out)
+    tensors = (store.pages, table, slots, lengths, queries, weights, candidates, out)
+    arguments = (*tensors, *out.shape, count, *table.shape, len(store.pages))
+    return Launch(module, "index_scores", (grid, 1), _WARPS * WARP, arguments, shared_bytes=shared)
 
 
 def _refuse_other_dims(dims: int) -> None:

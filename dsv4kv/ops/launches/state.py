@@ -48,14 +48,10 @@ def plan_state_append(
     positions: Tensor,
 ) -> Launch:
     """``state_append``."""
-    threads = kv.numel() // _FLOATS_PER_THREAD
-    return Launch(
-        _state_module(compressor, state),
-        "state_append",
-        (blocks_for(threads, _THREADS, MOST_BLOCKS), 1),
-        _THREADS,
-        (state, kv, score, compressor.ape, slots, positions, len(slots), len(state)),
-    )
+    module = KernelModule.of("state.cuh", _state_macros(compressor, state))
+    grid = blocks_for(kv.numel() // _FLOATS_PER_THREAD, _THREADS, MOST_BLOCKS), 1
+    arguments = (state, kv, score, compressor.ape, slots, positions, len(slots), len(state))
+    return Launch(module, "state_append", grid, _THREADS, arguments)
 
 
 def plan_flush(
@@ -143,13 +139,10 @@ def _keep(
         threads = WARP * compressor.dim // _warp_channels(compressor)
     else:
         threads = state.shape[2] * compressor.channels // _FLOATS_PER_THREAD
-    return Launch(
-        _state_module(compressor, state),
-        "state_keep",
-        (blocks_for(threads, _THREADS, MOST_BLOCKS), 1),
-        _THREADS,
-        (state, kv, score, compressor.ape, chunk, len(kv), len(state)),
-    )
+    module = KernelModule.of("state.cuh", _state_macros(compressor, state))
+    grid = blocks_for(threads, _THREADS, MOST_BLOCKS), 1
+    arguments = (state, kv, score, compressor.ape, chunk, len(kv), len(state))
+    return Launch(module, "state_keep", grid, _THREADS, arguments)
 
 
 def _pool(
@@ -178,13 +171,9 @@ def _finish(
     limits: tuple[int, ...],
 ) -> Launch:
     count = len(groups[-1])
-    return Launch(
-        module,
-        kernel,
-        (-(-count * WARP // _FINISH_THREADS), 1),
-        _FINISH_THREADS,
-        (pooled, *groups, *finish_parameters(compressor), store.pages, count, *limits),
-    )
+    grid = -(-count * WARP // _FINISH_THREADS), 1
+    arguments = (pooled, *groups, *finish_parameters(compressor), store.pages, count, *limits)
+    return Launch(module, kernel, grid, _FINISH_THREADS, arguments)
 
 
 def finish_parameters(compressor: Compressor) -> tuple[Tensor | int, ...]:
@@ -246,10 +235,6 @@ def _state_macros(compressor: Compressor, state: Tensor) -> dict[str, int]:
     }
 
 
-def _state_module(compressor: Compressor, state: Tensor) -> KernelModule:
-    return KernelModule.of("state.cuh", _state_macros(compressor, state))
-
-
 def _flush_module(
     compressor: Compressor, state: Tensor, store: PageStore, variant: str, split: int
 ) -> KernelModule:
@@ -287,15 +272,11 @@ def plan_norm_rope_insert(
 ) -> Launch:
     """``norm_rope_insert``."""
     macros = format_macros(store.layout) | finish_macros(compressor)
-    count = len(entries)
-    numbers = count, store.num_entries, compressor.groups
-    return Launch(
-        KernelModule.of("norm_rope.cuh", macros),
-        "norm_rope_insert",
-        (max(1, -(-count * WARP // _FINISH_THREADS)), 1),
-        _FINISH_THREADS,
-        (store.pages, values, positions, entries, *finish_parameters(compressor), *numbers),
-    )
+    module, count = KernelModule.of("norm_rope.cuh", macros), len(entries)
+    grid = max(1, -(-count * WARP // _FINISH_THREADS)), 1
+    numbers = *finish_parameters(compressor), count, store.num_entries, compressor.groups
+    arguments = (store.pages, values, positions, entries, *numbers)
+    return Launch(module, "norm_rope_insert", grid, _FINISH_THREADS, arguments)
 
 
 _PREFIXES = ("MAIN", "KEYS")
@@ -328,7 +309,8 @@ def plan_step_write(
         raise ConfigError("a step is written to a ring and to states of as many slots.")
     if split > 1 and (scratch is None or arrivals is None):
         raise ConfigError(f"{split} blocks share an entry: give them scratch and arrivals.")
-    helpers, threads = _helpers(main, split), _pooling_threads(main, split)
+    threads = WARP if main.state.dim() == 3 else pool_threads(main.compressor, split)
+    helpers = _helpers(main, split)
     macros = {"DSV_HELPERS": helpers, "DSV_INDEXER": int(indexer)}
     macros |= prefixed("WINDOW", format_macros(ring.layout) | {"DSV_PAIRED": 0})
     for prefix, part in zip(_PREFIXES, parts, strict=False):
@@ -338,17 +320,11 @@ def plan_step_write(
         macros |= prefixed(prefix, own)
     meeting = (0, 0) if scratch is None or arrivals is None else (scratch, arrivals)
     arguments = [ring.pages, values, slots, positions, len(slots), len(ring.pages), *meeting]
-    return Launch(
-        KernelModule.of("step_write.cuh", macros),
-        "step_write",
-        (max(1, len(slots) * len(parts)), split),
-        threads + helpers + WARP,
-        (*arguments, *(argument for part in parts for argument in _arguments(part))),
-    )
-
-
-def _pooling_threads(part: PartWrite, split: int) -> int:
-    return WARP if part.state.dim() == 3 else pool_threads(part.compressor, split)
+    for part in parts:
+        arguments += _arguments(part)
+    module, grid = KernelModule.of("step_write.cuh", macros), max(1, len(slots) * len(parts))
+    block = threads + helpers + WARP
+    return Launch(module, "step_write", (grid, split), block, tuple(arguments))
 
 
 def _helpers(part: PartWrite, split: int) -> int:

@@ -25,16 +25,13 @@ class CheckpointPool:
 
     def __init__(self, manager: KVCacheManager, count: int) -> None:
         """Allocate checkpoints of the manager's layers; without data only their numbers."""
-        self.count = count
+        self.count, device = count, manager.device
         self._manager = manager
         self._numbers = BlockPool(count, unit="checkpoints")
-        by_type = {
-            attn: [at_whole_block(s) for s in manager.plan.schemas if s.layer.attn is attn]
-            for attn in manager.states
-        }
+        schemas = [at_whole_block(schema) for schema in manager.plan.schemas]
         self._pools = {
-            attn: StateCachePool(schemas, count, manager.device)
-            for attn, schemas in by_type.items()
+            attn: StateCachePool([s for s in schemas if s.layer.attn is attn], count, device)
+            for attn in manager.states
         }
 
     @property
@@ -43,11 +40,9 @@ class CheckpointPool:
         return self._numbers.num_free
 
     def save(self, slot: int) -> int:
-        """Copy what a slot needs to go on from here; returns the checkpoint's number.
+        """Copy a slot's window and state; returns the checkpoint's number.
 
-        Raises:
-            CacheError: The slot's tokens are no multiple of 128: more would be pending.
-            OutOfBlocks: All are taken: release one first.
+        Raises ``CacheError`` unless its tokens are a multiple of 128, and ``OutOfBlocks``.
         """
         tokens = int(self._manager.tokens[slot])
         if tokens % CHECKPOINT_TOKENS:
@@ -129,7 +124,7 @@ def resume_request(
     if table.held[slot] or manager.tokens[slot]:
         raise CacheError(f"slot {slot} has tokens already: resume before its first step.")
     block_tokens = manager.plan.schemas[0].block_tokens
-    whole, needed = tokens // block_tokens, int(table.blocks_for(np.array(tokens)))
+    whole, needed = tokens // block_tokens, table.group.blocks_for(tokens)
     prefix = as_ids(blocks[:needed])
     if len(prefix) < needed or not 0 <= tokens <= manager.plan.max_context_tokens:
         raise CacheError(

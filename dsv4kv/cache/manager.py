@@ -108,14 +108,10 @@ class KVCacheManager:
         data: bool = True,
         prepare: str | None = None,
     ) -> None:
-        """Allocate the cache.
+        """Allocate the cache; without ``data`` only its bookkeeping, which is the same.
 
-        Args:
-            plan: What to allocate.
-            device: Where the pools are.
-            data: Without, only the bookkeeping, which is the same.
-            prepare: What updates the tables on the device, one of ``choices.PREPARE``; None where
-                the pools are in the host's memory.
+        ``prepare``: what updates the tables on the device, one of ``choices.PREPARE``; None where
+        the pools are in the host's memory.
         """
         self.plan = plan
         self.device = torch.device(device)
@@ -136,24 +132,20 @@ class KVCacheManager:
                 if (idx := schema.layer.layer_idx) in table.group.layers
             )
         )
-        if data:
-            self._allocate()
-            if prepare == "host":
-                self.device_tables = CopiedTables(self.tables, self.device)
-            elif prepare == "device":
-                tokens = plan.max_context_tokens
-                self.device_tables = KernelTables(self.tables, tokens, self.device)
-
-    def _allocate(self) -> None:
-        by_type: dict[AttentionType, list[LayerCacheSchema]] = {}
-        for schema in self.plan.schemas:
-            by_type.setdefault(schema.layer.attn, []).append(schema)
-            group = self.plan.group_of(schema.layer.layer_idx)
-            if group is not None:
-                blocks = self.plan.num_blocks[group.name]
+        if not data:
+            return
+        for schema in plan.schemas:
+            if group := plan.group_of(schema.layer.layer_idx):
+                blocks = plan.num_blocks[group.name]
                 self.pools[schema.layer.layer_idx] = PagedKVPool(schema, blocks, self.device)
-        for attn, schemas in by_type.items():
-            self.states[attn] = StateCachePool(schemas, self.plan.num_slots, self.device)
+        for attn in dict.fromkeys(schema.layer.attn for schema in plan.schemas):
+            alike = [schema for schema in plan.schemas if schema.layer.attn is attn]
+            self.states[attn] = StateCachePool(alike, plan.num_slots, self.device)
+        if prepare == "host":
+            self.device_tables = CopiedTables(self.tables, self.device)
+        elif prepare == "device":
+            tokens = plan.max_context_tokens
+            self.device_tables = KernelTables(self.tables, tokens, self.device)
 
     @property
     def num_free_slots(self) -> int:
@@ -258,7 +250,7 @@ def prepare_forward(
         for values in (request_slots, positions_before, positions_after)
     )
     _check(manager, slots, before, after)
-    lacking = [table.missing(slots, table.blocks_for(after)) for table in manager.tables]
+    lacking = [table.missing(slots, table.group.blocks_for(after)) for table in manager.tables]
     for table, blocks in zip(manager.tables, lacking, strict=True):
         table.change(slots, blocks)
     manager.tokens[slots] = after

@@ -41,22 +41,10 @@ class BlockTable:
         self.held = np.zeros(num_slots, dtype=np.int64)
         self.returns = np.zeros(num_slots, dtype=np.int64)
         self.changes: list[Cells] | None = None
-        # As arrays: numpy calculates with them in half the time it takes with Python's numbers.
-        block_tokens = group.ratio * group.entries_per_block
-        self._block_tokens = np.array(block_tokens)
-        self._round_up = np.array(block_tokens - group.ratio)
 
     def view(self, layer_idx: int) -> torch.Tensor:
         """int32[slots, width] for one layer; shares the host's memory and never moves."""
         return torch.from_numpy(self.blocks[self.group.lane_of(layer_idx)])
-
-    def blocks_for(self, tokens: Ids) -> Ids:
-        """Blocks that hold every complete entry, int64 like ``tokens``.
-
-        ceil(floor(p / m) / e) = floor((p + T − m) / T) with T = m · e tokens a block.
-        """
-        needed: Ids = (tokens + self._round_up) // self._block_tokens
-        return needed
 
     def missing(self, slots: Ids, needed: Ids) -> Ids:
         """Blocks each slot lacks, int64[B], negative where it holds too many. Changes nothing.

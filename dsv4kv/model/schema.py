@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import lcm, prod
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
@@ -23,6 +23,10 @@ from dsv4kv.model.formats import (
     marginal_bytes,
 )
 from dsv4kv.model.schedule import AttentionType, LayerSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 REPORT_BLOCK_TOKENS = 128
 """lcm(4, 128): the smallest block that holds whole entries of every V4 layer."""
@@ -181,6 +185,8 @@ def _state_shape(
 
 
 Sharing = Literal["model", "type", "layer"]
+Tokens = TypeVar("Tokens", int, "NDArray[np.int64]")
+"""A count, or one for each request."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +199,7 @@ class TableGroup:
     layers: tuple[int, ...]  # layer indices, in model order
     lanes: int  # tables in the group: 1 shared by all its layers, or one per layer
 
-    def blocks_for(self, tokens: int) -> int:
+    def blocks_for(self, tokens: Tokens) -> Tokens:
         """Blocks of one lane that hold every complete entry of ``tokens`` tokens."""
         return -(-(tokens // self.ratio) // self.entries_per_block)
 

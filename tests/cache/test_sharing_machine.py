@@ -86,7 +86,7 @@ class Cache:
         for table in self.manager.tables:
             rows = table.blocks[0]
             held = Counter([*rows[rows >= 0].tolist(), *self.aside.tolist()])
-            wanted = table.blocks_for(np.array(after)).tolist()
+            wanted = table.group.blocks_for(np.array(after)).tolist()
             for slot, size in zip(slots, wanted, strict=True):
                 held.subtract(rows[slot, size : table.held[slot]].tolist())
             grown = sum(max(n - table.held[s], 0) for s, n in zip(slots, wanted, strict=True))
@@ -124,7 +124,7 @@ class Cache:
             refs = np.bincount(np.append(held[0], self.aside), minlength=BLOCKS)
             assert (table.blocks >= 0).sum() == held.size
             assert table.held.tolist() == [
-                int(table.blocks_for(manager.tokens[slot])) for slot in range(4)
+                int(table.group.blocks_for(manager.tokens[slot])) for slot in range(4)
             ]
             assert table.allocator.num_held == np.count_nonzero(refs)
             assert table.allocator.num_free == BLOCKS - np.count_nonzero(refs)

@@ -125,7 +125,7 @@ class PrefixReuse:
 
     def make_room(self, slots: Ids, tokens: Ids) -> None:
         """Before slots are prepared for tokens: evict cached blocks where too few are free."""
-        lacking = int((self._table.blocks_for(tokens) - self._table.held[slots]).sum())
+        lacking = int((self._table.group.blocks_for(tokens) - self._table.held[slots]).sum())
         if not self._free(lacking):
             # Also pinned: blocks of which a prompt shares a part, and has a copy. What is its
             # own it still holds by reference.

@@ -2,15 +2,12 @@
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from dsv4kv.cache.blocks import BlockPool, Ids
 from dsv4kv.errors import OutOfBlocks
 from dsv4kv.model.schema import TableGroup
 
 NO_BLOCK = -1
-
-
 Cells = tuple[Ids, Ids]
 """Rows and columns."""
 
@@ -56,9 +53,7 @@ class BlockTable:
         lacking: Ids = needed - self.held[slots]
         if not np.count_nonzero(lacking):
             return lacking
-        if int(np.add.reduce(np.abs(lacking))) <= self.allocator.num_free:
-            return lacking
-        short = int(np.add.reduce(np.maximum(lacking, 0))) - self.allocator.num_free
+        short = int(np.maximum(lacking, 0).sum()) - self.allocator.num_free
         if short > 0:
             rows, columns = self._surplus(slots, lacking)
             short -= self.allocator.num_freed(self.blocks[0, rows, columns])
@@ -116,9 +111,6 @@ class BlockTable:
 
 def _cells(slots: Ids, starts: Ids, counts: Ids) -> Cells:
     """Cells (row, column) of ``counts`` columns from ``starts`` on in every row."""
-    if np.maximum.reduce(counts) <= 1:  # a decode step: most rows need nothing, none more than one
-        some: NDArray[np.bool_] = counts > 0
-        return slots[some], starts[some]
     rows = np.repeat(slots, counts)
     ends = np.cumsum(counts)
     columns = np.arange(len(rows), dtype=np.int64) + np.repeat(starts - ends + counts, counts)

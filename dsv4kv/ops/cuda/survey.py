@@ -58,35 +58,22 @@ def survey(
     for architecture in architectures:
         check_architecture(architecture)
 
-    def report(architecture: str) -> Reports:
-        found = _reports(examples, architecture)
+    def report(architecture: str) -> dict[tuple[KernelModule, str], KernelReport]:
+        wanted = (each.launch.module for each in examples if each.runs_on(architecture))
+        modules = list(dict.fromkeys(wanted))
+        inspected = inspect_cubins(architecture, load_cubins(modules, architecture))
         on_done(architecture)
-        return found
+        pairs = zip(modules, inspected, strict=True)
+        return {(module, each.kernel): each for module, found in pairs for each in found}
 
     with ThreadPoolExecutor() as pool:  # one disassembles while another compiles
         reports = dict(zip(architectures, pool.map(report, architectures), strict=True))
-    return [
-        Finding(example, architecture, reports[architecture][_kernel_of(example)])
-        for example in examples
-        for architecture in architectures
-        if example.runs_on(architecture)
-    ]
-
-
-Reports = dict[tuple[KernelModule, str], KernelReport]
-"""By module and kernel."""
-
-
-def _kernel_of(example: Example) -> tuple[KernelModule, str]:
-    return example.launch.module, example.launch.kernel
-
-
-def _reports(examples: Sequence[Example], architecture: str) -> Reports:
-    wanted = [example for example in examples if example.runs_on(architecture)]
-    modules = list(dict.fromkeys(example.launch.module for example in wanted))
-    cubins = load_cubins(modules, architecture)
-    inspected = zip(modules, inspect_cubins(architecture, cubins), strict=True)
-    return {(module, report.kernel): report for module, reports in inspected for report in reports}
+    findings = []
+    for example in examples:
+        kernel = example.launch.module, example.launch.kernel
+        supported = filter(example.runs_on, architectures)
+        findings += [Finding(example, each, reports[each][kernel]) for each in supported]
+    return findings
 
 
 _COPY = "UBLKCP."

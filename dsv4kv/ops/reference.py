@@ -12,6 +12,7 @@ from torch import Tensor
 from dsv4kv.model.formats import FORMATS
 from dsv4kv.ops import reference_codec
 from dsv4kv.ops.compressor import Compressor
+from dsv4kv.ops.spec import write_in_turn
 from dsv4kv.ops.storage import Entries, PageStore, Parts
 
 
@@ -125,12 +126,8 @@ def flush(
 def step_write(
     ring: PageStore, values: Tensor, slots: Tensor, positions: Tensor, parts: Parts
 ) -> None:
-    window_insert(ring, values, slots, positions)
-    for part in parts:
-        state_append(part.compressor, part.state, part.kv, part.score, slots, positions)
-        done = part.entries >= 0
-        group = slots[done], positions[done]
-        flush(part.compressor, part.state, *group, part.store, part.entries[done])
+    step = {"ring": ring, "values": values, "slots": slots, "positions": positions, "parts": parts}
+    write_in_turn(window_insert, state_append, flush, **step)
 
 
 def compress_chunk(

@@ -215,8 +215,9 @@ def _state_examples(config: DSV4Config, schema: LayerCacheSchema) -> Iterator[Ex
         shaped = build_schema(
             config, layer, block_tokens=_BLOCK_TOKENS, state=form, draft_tokens=drafts
         )
-        if shaped.main and (launch := _step_write(config, shaped)):
+        if shaped.main and shaped.window and shaped.state_shape:
             kind = f"{layer.attn.value}-{layer.ratio} {form}{' with drafts' if drafts else ''}"
+            launch = _step_write(config, shaped, shaped.window)
             yield Example(f"{kind}, {_title(shaped.main)}", launch)
     if layer.attn is AttentionType.DSA:  # is given its entries as they are
         return
@@ -225,10 +226,8 @@ def _state_examples(config: DSV4Config, schema: LayerCacheSchema) -> Iterator[Ex
             yield from _compressor_examples(config, schema, layout, indexer=indexer)
 
 
-def _step_write(config: DSV4Config, schema: LayerCacheSchema) -> Launch | None:
-    """What a decode step of one request writes to a layer; None without compressed KV."""
-    if not schema.window or not schema.state_shape:
-        return None
+def _step_write(config: DSV4Config, schema: LayerCacheSchema, window: PageLayout) -> Launch:
+    """What a decode step of one request writes to a layer."""
     parts = []
     for layout, shape, indexer in (
         (schema.main, schema.state_shape, False),
@@ -239,8 +238,8 @@ def _step_write(config: DSV4Config, schema: LayerCacheSchema) -> Launch | None:
             token = empty(torch.float32, 1, compressor.channels)
             held = empty(torch.float32, 1, *shape), token, token, empty_pages(layout, 1)
             parts.append(PartWrite(compressor, *held, empty(torch.int64, 1)))
-    ring = empty_pages(schema.window, 1)
-    given = arguments("step_write", {"T": 1, "D": config.head_dim}, ring=ring, parts=tuple(parts))
+    ring, sizes = empty_pages(window, 1), {"T": 1, "D": config.head_dim}
+    given = arguments("step_write", sizes, ring=ring, parts=tuple(parts))
     scratch, arrivals = empty(torch.float32, 1, config.head_dim), empty(torch.int32, 1)
     return state.plan_step_write(**given, scratch=scratch, arrivals=arrivals)
 

@@ -5,7 +5,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.model.formats import EntryFormat
 from dsv4kv.ops import cpu
 from tests.examples import examples
 from tests.ops.samples import (
@@ -27,12 +26,9 @@ each_drafts = pytest.mark.parametrize("drafts", [0, 3])
 some = examples(60)
 
 
-def _request(
-    kind: str, count: int, seed: int, drafts: int, entry: EntryFormat | None = None
-) -> Request:
+def _request(kind: str, count: int, seed: int, drafts: int) -> Request:
     compressor = full_size_compressor(kind)
-    entry = entry or bf16_entry(compressor)
-    store = poisoned_store(entry, entries=ENTRIES, pages=1)
+    store = poisoned_store(bf16_entry(compressor), entries=ENTRIES, pages=1)
     state = fresh_ring(compressor, drafts=drafts)
     return Request(compressor, state, store, *random_tokens(compressor, count, seed))
 

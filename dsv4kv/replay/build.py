@@ -67,6 +67,11 @@ def _collect(requests: Sequence[Request]) -> PathTable:
     return _LAST[0][1]
 
 
+def forget_paths() -> None:
+    """Free what is remembered of the last trace."""
+    _LAST.clear()
+
+
 def read_requests(config: ReplayConfig) -> list[Request]:
     """The requests of a configuration, all of them.
 

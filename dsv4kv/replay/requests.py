@@ -63,7 +63,7 @@ def begin_serving(
 
 
 class Arrivals:
-    """Hands out requests when they have come; memory is that of the trace."""
+    """Hands out requests when they have come."""
 
     def __init__(
         self,
@@ -79,7 +79,8 @@ class Arrivals:
         self._closed = section.arrivals == "closed"
         if not self._closed:
             check_order(requests)
-        self._requests, self._section, self._keys = requests, section, keys
+        self._requests, self._total = requests, len(requests)
+        self._section, self._keys = section, keys
         self._first_s = requests[0].arrival_s if requests else 0.0
         self._next = 0
         self._client_s, self._coming_s = client_s, deque[float]()
@@ -89,14 +90,15 @@ class Arrivals:
         """When the next request comes by itself; ``NEVER`` where none does."""
         if self._closed:
             return self._coming_s[0] if self._coming_s else NEVER
-        if self._next == len(self._requests):
+        if self._next == self._total:
             return NEVER
         return self._when(self._requests[self._next])
 
     def take(self, now_s: float, in_flight: int) -> Served | None:
         """The next request if it has come, with ``in_flight`` others unfinished."""
-        left = len(self._requests) - self._next
+        left = self._total - self._next
         if not left:
+            self._requests = ()  # they are many, and may be freed
             return None
         request, section = self._requests[self._next], self._section
         if self._closed:  # sent for every one fewer than ``concurrency``

@@ -16,7 +16,7 @@ from dsv4kv.engines.names import find_rule
 from dsv4kv.errors import Dsv4kvError, TraceError
 from dsv4kv.measure.environment import capture_environment
 from dsv4kv.processes import without_collector
-from dsv4kv.replay.build import Replay, build_replay, read_requests
+from dsv4kv.replay.build import Replay, build_replay, forget_paths, read_requests
 from dsv4kv.replay.clock.steps import StepTimes
 from dsv4kv.replay.tier import Tier
 from dsv4kv.replay.tiers import Tiers
@@ -363,6 +363,7 @@ class Server:
                 if count > 1:
                     gc.collect()  # caches are full of cycles
                 else:
+                    forget_paths()
                     gc.freeze()  # the program ends soon: no search for cycles in all of it
             return case
         except Dsv4kvError as error:

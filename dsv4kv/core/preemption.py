@@ -226,6 +226,6 @@ class LastAdmitted(Preemption):
         running = [*scheduler.decoding, *scheduler.prefilling]
         last = max(running, key=lambda served: served.place)
         scheduler.stop(last)
-        scheduler.waiting.insert(0, last)
+        scheduler.waiting.appendleft(last)
         self.preempted = True
         return last

@@ -5,6 +5,7 @@ prompt, or verifies its drafts.  Prompt chunks share a step with decoding reques
 steps of their own.  Older requests go first everywhere.
 """
 
+from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -138,7 +139,7 @@ class Scheduler:
         outcome: Outcome,
     ) -> None:
         self.clock, self.prompts, self.cache, self.outcome = clock, prompts, prompts.cache, outcome
-        self.waiting: list[Served] = []
+        self.waiting: deque[Served] = deque()  # thousands may wait
         self.decoding: list[Served] = []
         self.prefilling: list[Served] = []
         self.loading: list[Served] = []
@@ -344,7 +345,8 @@ class Scheduler:
             promised = self._preemption.promised(served, begun)
             needed = self._limits.blocks_for(served.prompt_tokens)
             if prompts.fits(served, found, needed, promised, budgets[served.rank]):
-                return self.waiting.pop(place)
+                del self.waiting[place]
+                return served
             self._stuck_at = self.cache.state()
             return None
         return None

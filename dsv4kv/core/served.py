@@ -1,7 +1,7 @@
 """A request on its way through a replay."""
 
 from bisect import insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableSequence, Sequence
 from typing import NamedTuple
 
 from dsv4kv.core.tree import Lease
@@ -128,6 +128,6 @@ class Served:
         return self.input_tokens + max(0, self.output_tokens - 1)
 
 
-def insert_by_age(queue: list[Served], served: Served) -> None:
+def insert_by_age(queue: MutableSequence[Served], served: Served) -> None:
     """Put a request in its place where the oldest is first."""
     insort(queue, served, key=lambda each: (each.arrival_s, each.number))

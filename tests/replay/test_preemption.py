@@ -1,6 +1,7 @@
 """Whom an engine preempts where decoding lacks blocks, and who may begin beside those that run."""
 
 import json
+from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -32,7 +33,7 @@ class Running:
     block_tokens = 256
 
     def __init__(self, decoding: list[Served], free: int) -> None:
-        self.decoding, self.prefilling, self.waiting = decoding, list[Served](), list[Served]()
+        self.decoding, self.prefilling, self.waiting = decoding, list[Served](), deque[Served]()
         self.cache = SimpleNamespace(available=free)
         self.holds = dict.fromkeys((each.number for each in decoding), 0)
         self.lacks_of = dict(self.holds)
@@ -141,7 +142,7 @@ def test_after_a_retraction_the_ratio_is_what_was_generated_as_in_the_engine() -
         made.lacks_of[goes.number] = 1
         retraction = Retraction(made.scheduler)
         retraction.settle()
-        assert made.waiting == [goes]
+        assert list(made.waiting) == [goes]
         assert retraction.ratio == pytest.approx(expected, abs=1e-12)
 
 

@@ -23,7 +23,7 @@ class Entry:
         whole: The entry that it is a piece of; None where it is none, or that entry itself.
         pieces: All pieces; empty where it has not been split.
         copy: The next younger entry of the same key.
-        found: Whether it is in ``BlockPool.cached`` or a ``copy`` of one that is.
+        found: Whether it is in ``BlockPool.entries`` or a ``copy`` of one that is.
     """
 
     __slots__ = (
@@ -35,7 +35,7 @@ class Entry:
         self.blocks = blocks
         self.refs = 1
         self.after = 0
-        self.whole: Entry | None = None  # no cycle: it is freed as soon as it is evicted
+        self.whole: Entry | None = None
         self.pieces = _NO_PIECES
         self.copy: Entry | None = None
         self.found = True
@@ -105,12 +105,15 @@ class BlockPool(EngineCache):
         while blocks > 0:
             entry = self._front.behind
             assert entry is not None
-            self._forget(entry if entry.whole is None else entry.whole)
+            whole = entry if entry.whole is None else entry.whole
+            self._forget(whole)
             if entry.blocks > blocks:  # the others stay, of no use, until they are evicted too
                 entry.blocks -= blocks
                 return
             blocks -= entry.blocks
             self._unlink(entry)
+            if whole.pieces:
+                whole.pieces.remove(entry)  # one that lists itself would never be freed
 
     def cache(self, key: int, blocks: int) -> Entry:
         """Cache blocks in use under a key; an older entry of the key is found first."""

@@ -1,5 +1,6 @@
 """Random arrivals by the engines' rules: blocks and references agree after every turn."""
 
+import gc
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +14,7 @@ from dsv4kv.core.radix import SglangCache, SglangWindowCache, TreeNode
 from dsv4kv.engines.names import RULES
 from dsv4kv.replay.build import build_replay
 from tests.examples import examples
-from tests.replay.scenes import LONG, random_requests, small_config
+from tests.replay.scenes import LONG, random_requests, replay, small_config
 from tests.replay.test_machine import ReplayMachine
 
 ENGINES = [name for name, rule in RULES.items() if rule.engine and "v4" in rule.kinds]
@@ -135,3 +136,22 @@ class EngineMachine(ReplayMachine):
 
 TestEngineMachine = EngineMachine.TestCase
 TestEngineMachine.settings = examples(60, stateful_step_count=10)
+
+
+def entries() -> int:
+    return sum(isinstance(each, Entry) for each in gc.get_objects())
+
+
+def test_evicted_blocks_are_freed_without_a_search_for_cycles() -> None:
+    """Replays run without one: a pool of some hundred blocks must not grow with the trace."""
+    chosen = {"cache__num_blocks": 140, "cache__block_tokens": 128, "scheduler__step_tokens": 128}
+    gc.collect()
+    gc.disable()
+    try:
+        before = entries()
+        made = replay(random_requests(3, 120, 8, LONG), prefix__rule="vllm-v4:semantic", **chosen)
+        alive = entries() - before
+    finally:
+        gc.enable()
+    assert made.scheduler.cache.evicted > 10 * made.scheduler.cache.total
+    assert alive < 2 * made.scheduler.cache.total

@@ -146,6 +146,7 @@ DOCUMENT_BYTES = 2**28
 
 
 _MOST_NODES = 2**18  # of a YAML text, each counted wherever it is used
+_LONGEST_INTEGER = 256  # characters in YAML, of base 60 or 16, too: still within a float's range
 
 
 class Unparsable(ValueError):
@@ -220,15 +221,32 @@ def check_yaml_size(root: yaml.Node) -> None:
     size(root)
 
 
+class YamlLoader(yaml.SafeLoader):
+    """Safe YAML of bounded numbers: a longer one is a ``ValueError``."""
+
+
+def _construct_number(loader: YamlLoader, node: yaml.ScalarNode) -> Any:
+    if node.tag.endswith(":int") and len(node.value) > _LONGEST_INTEGER:
+        raise ValueError(f"an integer of more than {_LONGEST_INTEGER} characters")
+    try:
+        return yaml.SafeLoader.yaml_constructors[node.tag](loader, node)
+    except OverflowError:  # a float of base 60
+        raise ValueError("a number beyond all floats") from None
+
+
+for _kind in ("int", "float"):
+    YamlLoader.add_constructor(f"tag:yaml.org,2002:{_kind}", _construct_number)
+
+
 def load_yaml(text: str) -> list[Any]:
     """The documents of a YAML text; ``Unparsable`` also where aliases make it much larger."""
     try:
-        for node in yaml.compose_all(text, yaml.SafeLoader):
+        for node in yaml.compose_all(text, YamlLoader):
             check_yaml_size(node)
-        return list(yaml.safe_load_all(text))
+        return list(yaml.load_all(text, YamlLoader))
     except RecursionError:
         raise Unparsable("YAML that is nested too deeply") from None
-    except (yaml.YAMLError, ValueError, TypeError, OverflowError) as error:
+    except (yaml.YAMLError, ValueError, TypeError) as error:
         raise Unparsable(f"no YAML ({' '.join(str(error).split())[:200]})") from None
 
 

@@ -154,6 +154,18 @@ def test_yaml_that_holds_more_than_it_says_is_refused(text: bytes) -> None:
         load_yaml(text.decode())
 
 
+@pytest.mark.parametrize(
+    "number", [":".join(["59"] * 3_000), ":".join(["59"] * 3_000) + ".5", "0x" + "f" * 5_000]
+)
+def test_yaml_with_a_number_that_nothing_can_print_is_refused(number: str, tmp_path: Path) -> None:
+    text = f"workload:\n  concurrency: {number}\n"
+    with pytest.raises(Unparsable, match="no YAML"):
+        load_yaml(text)
+    (tmp_path / "x.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"x\.yaml:2: workload\.concurrency is "):
+        load_config(str(tmp_path / "x.yaml"))
+
+
 def test_yaml_with_aliases_and_several_documents_is_read() -> None:
     text = "x: &x {a: 1}\ny: {<<: *x, b: 2}\n---\n[3]\n"
     assert load_yaml(text) == [{"x": {"a": 1}, "y": {"a": 1, "b": 2}}, [3]]

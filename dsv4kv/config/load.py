@@ -230,7 +230,7 @@ class _Refused(yaml.MarkedYAMLError):
     """What is YAML and not allowed here: ``problem`` is the sentence."""
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(files.YamlLoader):
     """YAML whose keys are text and given once, without octal numbers, base 60, dates and tags."""
 
     yaml_implicit_resolvers: ClassVar = {  # type: ignore[misc]
@@ -262,8 +262,8 @@ _TAG = "tag:yaml.org,2002:"
 
 def _construct_scalar(loader: _Loader, node: yaml.ScalarNode) -> Any:
     try:
-        return yaml.SafeLoader.yaml_constructors[node.tag](loader, node)
-    except (ValueError, KeyError):  # 0_, or thousands of digits: text, which validation refuses
+        return files.YamlLoader.yaml_constructors[node.tag](loader, node)
+    except (ValueError, KeyError):  # 0_, or hundreds of digits: text, which validation refuses
         return node.value
 
 

@@ -131,18 +131,21 @@ def _read_run(name: str, given: Mapping[str, Any]) -> Measured:
 
 
 _BY_REQUEST = ("input_lens", "output_lens", "ttfts", "itls", "errors", "start_times")
-_ABOVE_ZERO = ("completed", "duration", "max_concurrency", "random_input_len", "random_output_len")
+_COUNTS = ("completed", "max_concurrency", "random_input_len", "random_output_len")
 _NEEDED = ("completed", "duration")
+_LONGEST_S = 1e8  # of a run: three years
 MOST_REQUESTS = 1_000_000
 """Requests of a run that is read: all are replayed again and again."""
 
 
 def _check(name: str, given: Mapping[str, Any]) -> None:
     """Refuse what no benchmark writes; null and an empty list count as missing."""
-    for key in _ABOVE_ZERO:
-        value = given.get(key)
-        if (value is not None or key in _NEEDED) and not (_finite(value) and value > 0):
-            raise RecordError(f"{name}: {key} is {value!r}: a number above 0 is wanted; {_WANTED}")
+    for key in (*_COUNTS, "duration"):
+        value, counts = given.get(key), key in _COUNTS
+        good = _finite(value) and (value >= 1 if counts else value > 0)
+        if (value is not None or key in _NEEDED) and not good:
+            wanted = "a number from 1 on" if counts else "a number above 0"
+            raise RecordError(f"{name}: {key} is {value!r}: {wanted} is wanted; {_WANTED}")
     if given["completed"] > MOST_REQUESTS:
         raise RecordError(
             f"{name}: completed is {given['completed']:,}: runs of up to {MOST_REQUESTS:,} "
@@ -201,7 +204,7 @@ def _kept(given: Mapping[str, Any]) -> list[int]:
         return []
     errors = given.get("errors") or [""] * len(inputs)
     outputs = given.get("output_lens") or [1] * len(inputs)
-    return [place for place in range(len(inputs)) if not errors[place] and outputs[place]]
+    return [place for place in range(len(inputs)) if not errors[place] and outputs[place] >= 1]
 
 
 def _requests(
@@ -218,6 +221,8 @@ def _requests(
             gaps = np.random.default_rng(0).exponential(1 / rate, len(inputs))
             times, arrivals = np.cumsum(gaps) - gaps[0], "arrivals drawn by request_rate"
             assumed = f"{assumed}; {arrivals}" if assumed else arrivals
+    if not times.max() <= _LONGEST_S:
+        raise RecordError(f"{name}: its requests arrive over {times.max():g} s; {_WANTED}")
     rows = zip(times.tolist(), inputs, outputs, strict=True)
     return sorted((Request(*row) for row in rows), key=lambda each: each.arrival_s), assumed
 
@@ -235,9 +240,9 @@ def _lengths(
     if given.get("dataset_name", "random") == "random" and all((*most, ratio is not None)):
         generator = np.random.RandomState(1)  # the benchmark's own, with its default seed
         drawn = [
-            generator.randint(max(int(int(longest or 0) * float(ratio or 0)), 1),
-                              int(longest or 0) + 1, count).tolist()
-            for longest in most
+            generator.randint(min(max(int(longest * float(ratio or 0)), 1), longest),
+                              longest + 1, count).tolist()
+            for longest in (int(each or 0) for each in most)
         ]  # fmt: skip
         return drawn[0], drawn[1], "lengths drawn as the benchmark does with seed 1"
     totals = [

@@ -104,7 +104,13 @@ def test_what_is_no_result_is_refused(tmp_path: Path, text: str, sentence: str) 
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        ({"completed": 0}, "completed is 0: a number above 0"),
+        ({"completed": 0}, "completed is 0: a number from 1 on"),
+        ({"completed": 0.5}, "completed is 0.5: a number from 1 on"),
+        ({"max_concurrency": 0.5}, "max_concurrency is 0.5"),
+        ({"random_input_len": 1e-320}, "random_input_len is 1e-320"),
+        ({"random_output_len": 0.9}, "random_output_len is 0.9"),
+        ({"output_lens": [0.5] * 4}, "none of its requests succeeded"),
+        ({"max_concurrency": None, "request_rate": 1e-300, "start_times": None}, "arrive over"),
         ({"completed": 10**9}, "completed is 1,000,000,000: runs of up to 1,000,000 requests"),
         ({"completed": True}, "completed is True"),
         ({"duration": math.nan}, "duration is"),
@@ -127,6 +133,20 @@ def test_what_no_benchmark_writes_is_refused_by_its_name(
 ) -> None:
     with pytest.raises(RecordError, match=sentence):
         read(tmp_path, SGLANG | changed)
+
+
+@pytest.mark.parametrize("gone", ["ttfts", "itls", "output_lens"])
+def test_an_empty_list_is_as_if_it_were_left_out(tmp_path: Path, gone: str) -> None:
+    more = {"median_ttft_ms": 10.0, "total_output_tokens": 9}
+    (emptied,) = read(tmp_path, SGLANG | more | {gone: []})
+    assert emptied == read(tmp_path, SGLANG | more | {gone: None})[0]
+
+
+def test_the_longest_lengths_are_drawn(tmp_path: Path) -> None:
+    long = {"random_input_len": 2**62 - 1, "random_range_ratio": 1.0, "dataset_name": "random"}
+    drawn = {"input_lens": None, "output_lens": None, "random_output_len": 5, "median_ttft_ms": 1}
+    (found,) = read(tmp_path, SGLANG | long | drawn)
+    assert {each.input_tokens for each in found.requests} == {2**62 - 1}
 
 
 def test_a_run_that_is_there_twice_is_refused(tmp_path: Path) -> None:

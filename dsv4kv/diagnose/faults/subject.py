@@ -23,12 +23,13 @@ from dsv4kv.engines.flags import find_flag
 from dsv4kv.engines.logs.read import find_version, preset_named, read_lines
 from dsv4kv.engines.names import FAMILIES, replayed_engines
 from dsv4kv.errors import ConfigError
-from dsv4kv.files import Unparsable, parse_json
+from dsv4kv.files import Unparsable, open_regular, parse_json, read_document
 from dsv4kv.replay.clock.measured import read_runs
 
 Kind = Literal["command", "log", "result"]
 _MOST_CHARACTERS = 2**18
-_MOST_LINES = 20_000  # of a log; a start has said everything by then
+_MOST_LINES, _MOST_TEXT = 20_000, 2**24  # of a log; a start has said everything by then
+_FIRST_BYTES = 4096
 _LOGGED = re.compile(
     r"(?m)^(?:\([\w ]+ pid=\d+\)\s|\[\d{4}-\d\d-\d\d |(?:INFO|WARNING|ERROR|DEBUG) \d\d-\d\d "
     r"|\d{4}-\d\d-\d\d[ T]\d\d:\d\d)"
@@ -127,17 +128,34 @@ def _as_path(given: str) -> Path | None:
 
 
 def _of_file(path: Path) -> list[Subject]:
-    text = "\n".join(islice(read_lines(path), _MOST_LINES))
-    if text.lstrip().startswith("{"):
-        for candidate in (text, text.lstrip().partition("\n")[0]):
-            with suppress(Unparsable):
-                document = parse_json(candidate)
-                if isinstance(document, dict) and {"completed", "duration"} & set(document):
-                    return _of_results(list(read_runs(path)))
-                break
+    if _has_results(path):
+        return _of_results(list(read_runs(path)))
+    lines, left = [], _MOST_TEXT
+    for line in islice(read_lines(path), _MOST_LINES):
+        lines.append(line)
+        left -= len(line) + 1
+        if left < 0:
+            break
+    text = "\n".join(lines)
     if len(_LOGGED.findall(text)) > 1 or _ECHO.search(text):
         return [_of_log(text, path.name)]
     return _of_commands(text, path.name)
+
+
+def _has_results(path: Path) -> bool:
+    """Whether a file begins with the result of a benchmark, on one line or over many."""
+    try:
+        with open_regular(path) as file:
+            if not file.read(_FIRST_BYTES).lstrip().startswith(b"{"):
+                return False
+        text = read_document(path).decode("utf-8", "replace").lstrip()
+    except OSError:
+        return False
+    for candidate in (text, text.partition("\n")[0]):
+        with suppress(Unparsable):
+            document = parse_json(candidate)
+            return isinstance(document, dict) and bool({"completed", "duration"} & set(document))
+    return False
 
 
 def _of_results(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Subject]:
@@ -264,7 +282,9 @@ def _literal(text: str) -> Any:
             return {
                 word.arg: _literal(ast.unparse(word.value)) for word in tree.keywords if word.arg
             }
-        return ast.literal_eval(tree)
+        value = ast.literal_eval(tree)
+        str(value)  # which an integer of thousands of digits refuses
+        return value
     return text
 
 

@@ -15,7 +15,7 @@ from typing import IO, cast
 
 from dsv4kv.engines.flags import scaled
 from dsv4kv.errors import ConfigError
-from dsv4kv.files import open_regular
+from dsv4kv.files import DOCUMENT_BYTES, open_regular
 from dsv4kv.model.presets import preset_names
 
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -30,11 +30,13 @@ _RANK = re.compile(
 def read_lines(path: Path) -> Iterator[str]:
     """Yield every line without colours and line ends.
 
-    Plain or gzip-compressed; bytes that are no UTF-8 are replaced; the file is streamed.
+    Plain or gzip-compressed; bytes that are no UTF-8 are replaced; the file is streamed. Of a line
+    longer than 1 MiB the rest is left out.
 
     Raises:
-        ConfigError: A file that cannot be read.
+        ConfigError: A file that cannot be read, or has more than 256 MiB when unpacked.
     """
+    left_bytes, is_rest = DOCUMENT_BYTES, False
     try:
         with open_regular(path) as plain:
             magic = plain.read(len(_GZIP_MAGIC))
@@ -42,6 +44,15 @@ def read_lines(path: Path) -> Iterator[str]:
             packed = magic == _GZIP_MAGIC
             file = cast(IO[bytes], gzip.GzipFile(fileobj=plain)) if packed else plain
             while raw := file.readline(_LONGEST_LINE_BYTES):
+                left_bytes -= len(raw)
+                if left_bytes < 0:
+                    raise ConfigError(
+                        f"{path}: is larger than {DOCUMENT_BYTES >> 20} MiB: give the part of the "
+                        "log with the start."
+                    )
+                was_rest, is_rest = is_rest, not raw.endswith(b"\n")
+                if was_rest:
+                    continue
                 text = raw.decode("utf-8", errors="replace")
                 if "\x1b" in text:
                     text = _ESCAPES.sub("", text)

@@ -1,14 +1,17 @@
 """The table's language: what a condition says, what is not known, and what is refused."""
 
+import json
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from dsv4kv.diagnose.faults.subject import Subject, facts_of
+from dsv4kv.diagnose.faults.subject import Subject, facts_of, read_subjects
 from dsv4kv.diagnose.faults.table import Condition, Fault, Truth, judge, load_faults, read_faults
 from dsv4kv.errors import ConfigError
+from tests.diagnose.faults.results import VLLM
 
 ROW: dict[str, Any] = {
     "id": "a-fault", "engine": "vllm", "versions": ">=0.21,<0.23", "when": [{"flag": "--a"}],
@@ -21,6 +24,9 @@ SERVER = Subject(
     {"tp": "8"}, text="one line\nanother", model="v4-flash", arch="sm_90",
 )  # fmt: skip
 TODAY = date(2026, 11, 23)
+LOGGED = (
+    "(APIServer pid=4) INFO 05-04 17:53:07 [utils.py:233] non-default args: {'max_num_seqs': 4}\n"
+)
 
 
 def fault(**changes: Any) -> Fault:
@@ -150,3 +156,25 @@ def test_what_follows_from_a_result() -> None:
     assert (facts["rounds"], facts["prompt_tokens_per_s"]) == ("2", "10000")
     assert (facts["repeats"], facts["repeats_ttft"]) == ("yes", "0.25")
     assert (facts["random_tokens"], facts["full_outputs"]) == ("yes", "0.75")
+
+
+def test_a_result_longer_than_any_line_of_a_log_is_one_of_a_benchmark(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(VLLM | {"generated_texts": ["x" * 3_000_000]}), encoding="utf-8")
+    (found,) = read_subjects(str(path))
+    assert (found.kind, found.fields["failed_requests"]) == ("result", "0")
+
+
+def test_of_a_log_its_beginning_is_looked_at(tmp_path: Path) -> None:
+    path = tmp_path / "vllm.log"
+    path.write_text(LOGGED + f"{'INFO 05-04 17:53:08 x' * 45_000}\n" * 30, encoding="utf-8")
+    (found,) = read_subjects(str(path))
+    assert found.flags == {"--max-num-seqs": "4"}
+    assert len(found.text) < 20_000_000
+
+
+def test_a_number_that_nothing_can_print_is_shown_as_it_is_written(tmp_path: Path) -> None:
+    path, number = tmp_path / "vllm.log", "0x" + "f" * 5_000
+    path.write_text(LOGGED.replace("4}", f"{number}}}"), encoding="utf-8")
+    (found,) = read_subjects(str(path))
+    assert found.flags == {"--max-num-seqs": number}

@@ -128,10 +128,20 @@ def test_any_line_end_and_compression_reads_the_same(end: str, tmp_path: Path) -
     assert read_log(plain).readings[0].rank == "EngineCore"
 
 
-def test_a_line_without_end_is_read_in_pieces(tmp_path: Path) -> None:
+def test_of_a_line_without_end_no_more_than_its_beginning_is_read(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
-    path.write_bytes(b"x" * (3 << 20))
-    assert max(len(line) for line in read_lines(path)) == 1 << 20
+    path.write_bytes(b"x" * (3 << 20) + b"\nnext\n")
+    assert [len(line) for line in read_lines(path)] == [1 << 20, 4]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_log_of_more_than_any_start_is_refused(tmp_path: Path, *, packed: bool) -> None:
+    path = tmp_path / "a.log"
+    with gzip.open(path, "wb", 1) if packed else path.open("wb") as file:
+        for _ in range(257):
+            file.write(bytes(1 << 20))
+    with pytest.raises(ConfigError, match=r"a\.log: is larger than 256 MiB"):
+        read_log(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"INFO nothing to see\n" * 3, b"\x00" * 100])

@@ -45,6 +45,7 @@ def inspect(
     from dsv4kv.diagnose.dumps.difference import Context, compare
     from dsv4kv.diagnose.dumps.difference import inspect as look
     from dsv4kv.model.presets import load_model
+    from dsv4kv.view.console import open_console
     from dsv4kv.view.inspect import report_comparison, report_inspection
     from dsv4kv.view.render import show
 
@@ -52,11 +53,12 @@ def inspect(
         raise ConfigError("--table2 is of a second dump: name that, too, or give --table.")
     context = Context(load_model(model), ratio, first, held)
     asked: dict[str, Any] = {"tensor": tensor, "format_name": format_}
-    found = [look(dump, context, **asked, entries=entries, table_file=table)]
     comparison = None
-    if dump2 is not None:
-        found.append(look(dump2, context, **asked, table_file=table2))
-        comparison = compare(found[0], found[1], context)
+    with open_console(stderr=True).status("reading pages"):
+        found = [look(dump, context, **asked, entries=entries, table_file=table)]
+        if dump2 is not None:
+            found.append(look(dump2, context, **asked, table_file=table2))
+            comparison = compare(found[0], found[1], context)
     if as_json:
         dumps = [_to_values(each) for each in found]
         opt.print_json({"dumps": dumps, "comparison": comparison and asdict(comparison)})

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 from typer.testing import CliRunner, Result
 
 from dsv4kv.cli import app
@@ -62,3 +63,11 @@ def test_more_entries_than_the_pages_have_are_not_passed_over(tmp_path: Path) ->
         assert done.exit_code == 2
         assert sentence in " ".join(done.output.split())
     assert inspect(tmp_path / "pages.npy", "--held", "256", "--ratio", "4").exit_code == 0
+
+
+@pytest.mark.parametrize("colour", [{}, {"FORCE_COLOR": "1", "TERM": "xterm"}])
+def test_a_terminal_is_told_that_pages_are_read(colour: dict[str, str], tmp_path: Path) -> None:
+    np.save(tmp_path / "pages.npy", SOUND)
+    done = CliRunner(env=colour).invoke(app, ["inspect", str(tmp_path / "pages.npy")])
+    assert ("reading pages" in done.stderr) == bool(colour)
+    assert "reading pages" not in done.stdout

@@ -38,9 +38,9 @@ def argument(text: str, metavar: str | None = None, *, default: Any = None, **mo
     return typer.Argument(default, help=text, metavar=metavar, **{"show_default": False} | more)
 
 
-def required(text: str, metavar: str | None = None) -> Any:
+def required(text: str, metavar: str | None = None, **more: Any) -> Any:
     """An argument that has to be given."""
-    return typer.Argument(..., help=text, metavar=metavar)
+    return typer.Argument(..., help=text, metavar=metavar, **more)
 
 
 class Row(NamedTuple):
@@ -121,6 +121,12 @@ def to_folder(context: typer.Context, param: typer.CallbackParam, value: Any) ->
     return value
 
 
+def to_other(context: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
+    """Refuse a file that the command reads; whether it can be written, the command says."""
+    context.meta.setdefault(OUTPUTS, []).append((param, Path(value)))
+    return value
+
+
 def keep_inputs(context: Any) -> None:
     """Refuse an output that another argument names as an input; raises ``ConfigError``."""
     for param, path in context.meta.get(OUTPUTS, ()):
@@ -130,9 +136,9 @@ def keep_inputs(context: Any) -> None:
             given = value if isinstance(value, list | tuple) else [value]
             paths = [Path(each) for each in given if isinstance(each, str | Path)]
             if name != param.name and any(_is_same(path, each) for each in paths):
+                named = param.opts[0] if param.opts[0].startswith("-") else param.metavar
                 raise ConfigError(
-                    f"{param.opts[0]} {path} would overwrite what the command reads: name "
-                    "another file."
+                    f"{named} {path} would overwrite what the command reads: name another file."
                 )
 
 

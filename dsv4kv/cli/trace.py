@@ -82,7 +82,7 @@ READING = {
 """Options of commands that read a trace."""
 
 SOURCE = opt.required(_SOURCE, "SOURCE")
-OUT_FILE = opt.required(f"{_LINES} For weka, a new folder.", "OUT")
+OUT_FILE = opt.required(f"{_LINES} For weka, a new folder.", "OUT", callback=opt.to_other)
 TO = opt.option(f"{explained(TRACE_LINES | TRACE_FILES)}.", None, "--to", default="dsv4kv")
 _FORMAT = "Format of SOURCE; auto looks at its first line."
 FORMAT = opt.option(_FORMAT, None, "--format", default="auto")

@@ -140,7 +140,14 @@ def test_a_pipe_is_written_to_and_stays_a_pipe() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["report FILE --html", "replay FILE --json", "profile --from FILE --timeline"]
+    "command",
+    [
+        "report FILE --html",
+        "replay FILE --json",
+        "profile --from FILE --timeline",
+        "trace convert FILE",
+        "trace tokenize --tokenizer . FILE",
+    ],
 )
 def test_what_a_command_reads_is_not_written_over(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -152,6 +159,7 @@ def test_what_a_command_reads_is_not_written_over(
     link.symlink_to(file)
     before = file.read_bytes()
     words = command.replace("FILE", str(file)).split()
-    result = CliRunner().invoke(app, [*words, str(link)])
-    assert (result.exit_code, file.read_bytes()) == (2, before)
-    assert "would overwrite what the command reads" in result.stderr
+    for out in (file, link):
+        result = CliRunner().invoke(app, [*words, str(out)])
+        assert (result.exit_code, file.read_bytes(), link.is_symlink()) == (2, before, True)
+        assert "would overwrite what the command reads" in result.stderr

@@ -43,6 +43,8 @@ from dsv4kv.units import UNITS_PER_SECOND
 
 MAGIC = b"PAR1"
 _GROUP_ROWS = 2**13
+_END_BYTES = 8  # the footer's length, and the magic again
+_LONGEST_FOOTER = 2**26
 _NATIVE = TimedFields("arrival_s", "input_tokens", "output_tokens", "prefix_hashes")
 _RUNS = ("run_starts", "run_counts")
 
@@ -99,6 +101,7 @@ def _read_groups(path: Path, options: ReadOptions) -> Iterator[tuple[Batch, Ints
     arrow, parquet = _import(path)
     size, block_tokens, done, before_s = path.stat().st_size, 0, 0, -inf
     try:
+        _check_footer(path, size)
         # buffered ahead, every row group that was read would stay in memory
         file = parquet.ParquetFile(path, page_checksum_verification=True, pre_buffer=False)
         names = file.schema_arrow.names
@@ -125,6 +128,18 @@ def _read_groups(path: Path, options: ReadOptions) -> Iterator[tuple[Batch, Ints
         raise TraceError(f"{path}: cannot be read as Parquet ({reason}).") from None
     if not done:
         raise TraceError(f"{path}: the trace has no requests.")
+
+
+def _check_footer(path: Path, size: int) -> None:
+    """Refuse a length at the end of a file for which pyarrow would take as much memory."""
+    with path.open("rb") as file:
+        file.seek(max(0, size - _END_BYTES))
+        length, magic = int.from_bytes(file.read(4), "little"), file.read()
+    if magic == MAGIC and length > _LONGEST_FOOTER:
+        raise TraceError(
+            f"{path}: its footer is said to be {length:,} B; up to {_LONGEST_FOOTER >> 20} MiB "
+            "are read: it is damaged, or write larger row groups."
+        )
 
 
 def _find_columns(names: Sequence[str], options: ReadOptions, path: Path) -> list[str]:

@@ -182,6 +182,17 @@ def test_a_file_that_is_no_trace_is_refused(arrow: Any, tmp_path: Path) -> None:
     assert not (tmp_path / "b").exists()
 
 
+def test_a_footer_as_long_as_memory_is_refused_unread(arrow: Any, tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    with path.open("wb") as file:
+        file.write(MAGIC)
+        file.truncate(2**31)  # without blocks on the disk
+        file.seek(0, 2)
+        file.write((2**31 - 1 - 8).to_bytes(4, "little") + MAGIC)
+    with pytest.raises(TraceError, match=r"its footer is said to be 2,147,483,639 B; up to 64"):
+        next(iter(read_trace(path)))
+
+
 def test_a_file_with_a_few_bytes_changed_is_refused_or_read(arrow: Any, tmp_path: Path) -> None:
     path, trace = tmp_path / "a", list(read_trace("builtin:chat"))
     write_parquet(trace, path)

@@ -131,7 +131,6 @@ class Command(TyperCommand):
     """A command; paragraphs of its help are as wide as the terminal, not as their source."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        """As typer's."""
         super().__init__(*args, **options)
         paragraphs = (self.help or "").split("\n\n")
         self.help = "\n\n".join(" ".join(each.split()) for each in paragraphs)
@@ -267,12 +266,12 @@ def _describe_defect(error: Exception) -> str:
     text = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}".rstrip(": ")
     return (
         f"this should not have happened ({text}; {place}, dsv4kv {__version__}): please report it "
-        "to whoever gave you dsv4kv, with the command and what it prints with --debug."
+        "to the supplier of dsv4kv, with the command and what it prints with --debug."
     )
 
 
 def _reader_left(end: SystemExit) -> bool:
-    """Whether whoever read our output has closed it (``| head``): nothing to complain about."""
+    """Whether the reader of our output has closed it (``| head``), which is no error."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()

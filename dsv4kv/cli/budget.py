@@ -41,12 +41,12 @@ _COMMAND = (
 )
 _RETENTION = (
     "Tokens between the windows that vLLM keeps of a prefix: 0 keeps only the last window, dense "
-    "those of every block."
+    "the window of every block."
 )
 INPUTS = {
     "model": _ask(_MODELS, "NAME|FILE", "v4-flash"),
-    "context": _ask("Tokens of every request: 128K, 1M.", "TOKENS", "the most that fit"),
-    "concurrency": _ask("Concurrent requests.", "N", "as many as fit"),
+    "context": _ask("Tokens of every request: 128K, 1M.", "TOKENS", "the longest that fits"),
+    "concurrency": _ask("Concurrent requests.", "N", "the most that fit"),
     "engine": _ask(_ENGINES, "NAME", "dsv4kv"),
     "command": _ask(_COMMAND, "TEXT|FILE"),
     "which": _ask("Number or a part of a command of a file with several.", "N|PART", rare=True),

@@ -39,7 +39,7 @@ def calibrate(
 ) -> None:
     """Fit the clock of replay to measured runs of your own server.
 
-    Says which coefficients the runs determine, and how far runs that were left out are off.
+    Says which coefficients the runs determine, and the error on held-out runs.
     """
     from dsv4kv.cli.progress import Watcher
     from dsv4kv.replay.clock.fit import dumps, fit_runs, open_scenes

@@ -142,7 +142,7 @@ def _print_command(plan: "Plan") -> None:
     say(f"it needs the folder {plan.folder}, and writes a report and run.json", err=True)
     if command.dropped:
         dropped = ", ".join(command.dropped)
-        say(f"left out, as this {plan.tool} does not know it: {dropped}", err=True)
+        say(f"options omitted, which this {plan.tool} does not know: {dropped}", err=True)
 
 
 def _run(

@@ -1,6 +1,6 @@
 """How far something is and how long it will still take: a bar, or lines without a terminal.
 
-A log gets a line every ten seconds, so that nobody takes a long run for one that hangs.
+A log gets a line every ten seconds, so that a long run is not taken for one that hangs.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 EVERY_S = 10.0
 """Seconds between lines."""
 _REDRAWN_S = 0.1
-_ESTIMATED_S = 3600.0  # the time left is told from so much of the past: launches take a minute
+_ESTIMATED_S = 3600.0  # of the past, to estimate the time left: launches take a minute
 
 
 class Watcher:
@@ -84,15 +84,15 @@ class Watcher:
             self.name(", ".join(f"{key}={value}" for key, value in case.axis.items()))
 
     def advance(self, count: int = 1) -> None:
-        """So many more are done."""
+        """Count more as done."""
         self.reach(self._done + count, self._total)
 
     def reach(self, done: int, total: int | None) -> None:
-        """So many of a total are done."""
+        """Count what is done, of a total."""
         self._done, self._total = done, total
         now = self._clock()
         if now - self._shown < (_REDRAWN_S if self._live else EVERY_S):
-            return  # whoever counts a million requests is not to wait for us
+            return  # counting a million requests must not wait for us
         self._shown = now
         if self._live:
             if now - self._begun >= self._after_s:

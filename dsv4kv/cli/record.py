@@ -74,8 +74,8 @@ def record(
 ) -> None:
     """Record a running server's KV events, requests and metrics into a folder.
 
-    Prompts, tokens, keys and addresses are not written: numbers stand for them that nobody can
-    read back. A recording that was interrupted, also by kill -9, goes on where it stopped.
+    Prompts, tokens, keys and addresses are replaced by irreversible numbers. A recording that was
+    interrupted, also by kill -9, is continued where it stopped.
     """
     from rich.text import Text as Line
 

@@ -49,7 +49,7 @@ app = group(
 )
 
 _YEAR_S = 365 * 86_400
-_SHORT_S = 1.0  # nobody wonders what takes less
+_SHORT_S = 1.0  # shorter work draws no bar
 _PARALLEL_BYTES = 2**22  # of less, starting processes takes longer than tokenizing
 _STRATEGIES = "periodic:4096,zero,zero:bounded,ends+junctions"
 

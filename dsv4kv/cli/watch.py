@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dsv4kv.replay.whatif import WhatIf
 
 EPILOG = examples(
-    "dsv4kv watch server                                 while dsv4kv record server … goes on",
+    "dsv4kv watch server                                 while dsv4kv record server … runs",
     "dsv4kv watch server --minutes 30 --rule vllm-v4:4096",
 )
 _DRAWN_S = 1.0

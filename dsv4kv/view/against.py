@@ -57,7 +57,7 @@ def against_page(name: str, found: Against, settings: Sequence[Known]) -> Page:
 
 
 def answer(found: Against) -> str:
-    """Both hit rates, and what of the difference is explained."""
+    """Both hit rates, and how many tokens of the difference are unexplained."""
     total = found.total
     server, replay = (
         ABSENT if side.hit_tokens is None else share(side.hit_tokens, total.prompt_tokens, 2)

@@ -210,9 +210,9 @@ def _time_of(case: Case, operation: Operation) -> float:
 def operations_table(case: Case, most: int | None = None, gpu: GpuFacts | None = None) -> Table:
     """Time, rate and share of each operation; with ``most`` only those that take most time.
 
-    The rate is all useful bytes over all time, and that of plain copies likewise. Operations with
-    matrix products have a roof: memory allows FLOP/B times the rate of copies, tensor cores the
-    datasheet's dense rate of the ``gpu``.
+    A rate is all useful bytes over all time, for operations and for plain copies. Operations
+    with matrix products have a roof: memory allows FLOP/B times the rate of copies, tensor cores
+    the datasheet's dense rate of the ``gpu``.
     """
     known, busy = q.yardsticks(case), is_busy(case)
     best = known[0].rate if known else None

@@ -57,7 +57,7 @@ def open_console(
     from rich.segment import Segment
 
     class TextConsole(Console):
-        """Control characters are those that rich makes, never those of a text."""
+        """Prints control characters that rich makes, and none that a text holds."""
 
         def render(
             self, renderable: RenderableType, options: ConsoleOptions | None = None

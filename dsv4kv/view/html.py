@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import replacing, whole_text, write_named
 from dsv4kv.view.plots import file_name, to_png, to_svg, to_svg_file
-from dsv4kv.view.table import MARKS, Chart, Page, Table
+from dsv4kv.view.table import MARKS, Chart, Page
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,11 +32,7 @@ def render_page(page: Page) -> str:
 
 
 def write_page(page: Page, target: Path) -> None:
-    """Write a page; what was there before is replaced.
-
-    Raises:
-        ConfigError: The file cannot be written.
-    """
+    """Write a page; what was there before is replaced."""
     with _refusing(target, "--html page.html"):
         target.parent.mkdir(parents=True, exist_ok=True)
         _replace(target, render_page(page).encode())
@@ -49,11 +45,7 @@ def write_chart(target: Path, chart: Chart, page: Page) -> None:
 
 
 def write_charts(charts: Sequence[Chart], folder: Path) -> list[Path]:
-    """Write every chart as SVG and as PNG.
-
-    Raises:
-        ConfigError: The folder cannot be written.
-    """
+    """Write every chart as SVG and as PNG, and return their paths."""
     written = []
     with _refusing(folder, "--charts FOLDER"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -80,15 +72,10 @@ def _template() -> "Template":
     )
     environment.filters |= {
         "kind": lambda part: type(part).__name__,
-        "shown": _shown,
-        "svg": to_svg,
+        "shown": lambda table: table.informative(),
     }
     environment.globals["look"] = _look
     return environment.get_template("page.html")
-
-
-def _shown(table: Table) -> Table:
-    return table.informative()
 
 
 def _look(kind: str, tone: str = "") -> str:

@@ -30,21 +30,13 @@ _UNITS = (("s", 1e9), ("ms", 1e6), ("µs", 1e3), ("ns", 1.0))
 
 @dataclass(frozen=True)
 class Outcome:
-    """A number of a case.
-
-    Attributes:
-        title: What it is.
-        read: Reads it; None where a case has none.
-        unit: ``ns``, ``B``, ``%`` (of prompt tokens), ``GB/s`` or ``tokens/s``.
-        best: What the best of a sweep is called; empty where neither more nor less is better.
-        sign: 1 where more is better, -1 where less is.
-    """
+    """A number of a case."""
 
     title: str
-    read: Callable[[Case], Estimate | None]
-    unit: str
-    best: str = ""
-    sign: Literal[1, -1] = 1
+    read: Callable[[Case], Estimate | None]  # None where a case has no such number
+    unit: str  # ns, B, % (of prompt tokens), GB/s or tokens/s
+    best: str = ""  # name of a sweep's best; empty where neither more nor less is better
+    sign: Literal[1, -1] = 1  # 1 where more is better, -1 where less is
 
     def across(self, launches: Group) -> Estimate | None:
         """Median over the launches, with its interval over launches; of a single one its own."""

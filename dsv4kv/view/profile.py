@@ -83,9 +83,9 @@ def record_page(record: RunRecord) -> Page:
 def profile_page(
     profile: Profile, yardstick: Yardstick | None, name: str = "Profile", layers: str = ""
 ) -> Page:
-    """A profile with a kernel table; rates are compared with the yardstick.
+    """A profile with a kernel table; rates are compared with the baseline's.
 
-    ``layers`` says of which part of a model its times are.
+    ``layers`` names the part of a model that was profiled: ``of 3 of 43 layers``.
     """
     table = profile.table
     assert table is not None

@@ -176,7 +176,7 @@ def _asked(totals: Totals) -> int:
 
 
 def overload(case: Case) -> str:
-    """``overloaded: 3.9 requests/s arrive …``; empty where the servers keep up, or nobody knows.
+    """``overloaded: 3.9 requests/s arrive …``; empty where the servers keep up, or it is unknown.
 
     Overloaded is a replay that takes 10 % longer than its requests take to arrive, and in which
     half of TTFT is queue wait, or the last quarter of requests has three times the first's TTFT.

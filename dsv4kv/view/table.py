@@ -110,7 +110,7 @@ class Table:
 
     @cached_property
     def cells(self) -> list[list[Cell]]:
-        """Cells of all rows, those of the footer last."""
+        """Cells of all rows; the footer's rows are last."""
         readers = [column[1] for column in self.columns if isinstance(column, tuple)]
         return [
             [Text(cell) if isinstance(cell, str) else cell for cell in row]

@@ -38,11 +38,7 @@ EPILOG = examples(
     "dsv4kv bench transfer                             from a prefill to a decode process",
 )
 
-OWN = {
-    "systems": (),
-    "tiers": ("device",),
-    "transfer": ("listen", "connect"),
-}
+OWN = {"systems": (), "tiers": ("device",), "transfer": ("listen", "connect")}
 """Benchmarks with settings of their own, which keep no record, and options of each."""
 _BACKEND = f"Operations to run: {listed(BACKENDS | PEERS)}, or your own my_gather.py:gather_topk."
 _DATA = "real: run the kernels on real tensors; none: block accounting only."

@@ -27,9 +27,7 @@ def show(
 
 
 @app.command(epilog=examples("dsv4kv config validate mine.yaml"))
-def validate(
-    sources: list[str] = opt.required("YAML files or shipped names.", "CONFIG"),
-) -> None:
+def validate(sources: list[str] = opt.required("YAML files or shipped names.", "CONFIG")) -> None:
     """Check configurations: a line for each that is right, one for each thing that is wrong."""
     from dsv4kv.config.load import load_config
 
@@ -47,9 +45,7 @@ def validate(
 
 
 @app.command(epilog=examples("dsv4kv config schema --json"))
-def schema(
-    as_json: bool = opt.flag("--json", "Print the JSON schema."),
-) -> None:
+def schema(as_json: bool = opt.flag("--json", "Print the JSON schema.")) -> None:
     """Explain every key: type, what is allowed, default, meaning."""
     from dsv4kv.config.bench import BenchConfig
     from dsv4kv.view.config import schema_table

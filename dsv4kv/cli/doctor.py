@@ -25,8 +25,7 @@ _CALIBRATE = (
 
 
 def doctor(
-    calibrate: bool = opt.flag("--calibrate", _CALIBRATE),
-    as_json: bool = opt.AS_JSON,
+    calibrate: bool = opt.flag("--calibrate", _CALIBRATE), as_json: bool = opt.AS_JSON
 ) -> None:
     """Report what this machine has and lacks; fails if the default bench could not run."""
     from dsv4kv.bench.compare.floor import calibration_path

@@ -46,9 +46,8 @@ SHORTHANDS = {
     "bandwidth": _step(
         "Memory bandwidth of one GPU instead.",
         "GB/s",
-        None,
-        float,
-        "cost.bandwidth_gbps",
+        kind=float,
+        key="cost.bandwidth_gbps",
         rare=True,
     ),
     "peaks": _step(
@@ -57,7 +56,7 @@ SHORTHANDS = {
         key="cost.peaks",
         rare=True,
     ),
-    "tflops": _step("Arithmetic of one GPU.", "TFLOP/s", None, float, "cost.tflops", rare=True),
+    "tflops": _step("Arithmetic of one GPU.", "TFLOP/s", kind=float, key="cost.tflops", rare=True),
 }
 """Options that stand for settings."""
 _SERVER: dict[str, Any] = {"panel": "A recorded server"}

@@ -68,14 +68,18 @@ READING = {
         _FIELDS, "T,IN,OUT[,IDS]", "timestamp,input_length,output_length,hash_ids", rare=True
     ),
     "time_unit": opt.Row(
-        f"Unit of a timed trace: {listed(UNITS_PER_SECOND)}.", "UNIT", "s", UnitName, rare=True
+        f"Unit of a timed trace: {listed(UNITS_PER_SECOND)}.",
+        "UNIT",
+        "s",
+        kind=UnitName,
+        rare=True,
     ),
     "id_tokens": opt.Row("Tokens per id of a timed trace.", "TOKENS", kind=int, rare=True),
     "stagger": opt.Row(
         "Seconds between the starts of a weka folder's conversations.",
         "SECONDS",
         "0",
-        float,
+        kind=float,
         rare=True,
     ),
 }

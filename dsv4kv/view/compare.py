@@ -130,10 +130,7 @@ def _comparison_table(comparison: Comparison, most: int | None = None) -> Table:
 def _rows_table(comparison: Comparison, rows: Sequence[Row]) -> Table:
     columns: Columns = [
         ("at", lambda row: row.quantity.axis if isinstance(row, Row) else ""),
-        (
-            "quantity",
-            lambda row: str(row.quantity) if isinstance(row, Row) else "geometric mean",
-        ),
+        ("quantity", lambda row: str(row.quantity) if isinstance(row, Row) else "geometric mean"),
         ("change", lambda row: _change(_judgement_of(row))),
         (f"{INTERVAL}, %", lambda row: Number(_interval(_judgement_of(row)))),
         ("verdict", lambda row: _verdict(_judgement_of(row))),

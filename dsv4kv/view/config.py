@@ -16,9 +16,6 @@ def schema_table(root: Root = BenchConfig) -> Table:
         ("key", name),
         ("takes", lambda key: "" if key.is_section else key.expected),
         ("default", lambda key: "" if key.is_section else on_one_line(key.default)),
-        (
-            "meaning",
-            lambda key: Text(key.description, "strong" if key.is_section else "plain"),
-        ),
+        ("meaning", lambda key: Text(key.description, "strong" if key.is_section else "plain")),
     ]
     return Table("", columns, list(keys(root).values()))

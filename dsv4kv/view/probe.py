@@ -7,12 +7,7 @@ from dsv4kv.diagnose.probe.questioner import Ledger
 from dsv4kv.units import counted
 from dsv4kv.view.table import Finding, Level, Page, Part, Table, Text, mark
 
-_LEVELS: dict[str, Level] = {
-    "good": "good",
-    "note": "note",
-    "bad": "bad",
-    "undecided": "missing",
-}
+_LEVELS: dict[str, Level] = {"good": "good", "note": "note", "bad": "bad", "undecided": "missing"}
 
 
 def probe_page(found: Examination, ledger: Ledger) -> Page:

@@ -6,12 +6,7 @@ from statistics import median
 
 from dsv4kv.engines.names import RULES
 from dsv4kv.measure.statistics import summarize
-from dsv4kv.runs.quantities import (
-    axis_names,
-    axis_text,
-    clock_factor,
-    saved_percent,
-)
+from dsv4kv.runs.quantities import axis_names, axis_text, clock_factor, saved_percent
 from dsv4kv.runs.replay import FleetReplica, ReplayFleet, ReplayResult, ReplayTiers, Reuse
 from dsv4kv.runs.schema import Case, Latency, RunRecord, Totals
 from dsv4kv.units import counted, format_bytes, format_duration
@@ -526,10 +521,7 @@ def hours_per_million(fleet: ReplayFleet, totals: Totals) -> float | None:
 
 
 def _replicas_table(
-    fleet: ReplayFleet,
-    totals: Totals,
-    factor: float | None = None,
-    limit: int | None = None,
+    fleet: ReplayFleet, totals: Totals, factor: float | None = None, limit: int | None = None
 ) -> Table:
     """What every replica did, at most ``limit``; ``factor`` is the error of queue waits."""
     columns: list[tuple[str, Read]] = [

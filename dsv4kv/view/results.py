@@ -31,10 +31,7 @@ def runs_table(entries: Sequence[Entry]) -> Table:
 def unfinished_table(sweeps: Sequence[Points]) -> Table:
     """Sweeps that were killed, or go on in another process."""
     columns: Columns = [
-        (
-            "points done",
-            lambda sweep: Number(f"{len(sweep.cases):,} of {sweep.asked.count:,}"),
-        ),
+        ("points done", lambda sweep: Number(f"{len(sweep.cases):,} of {sweep.asked.count:,}")),
         (
             "resume with",
             lambda sweep: f"dsv4kv {sweep.asked.command} --resume {sweep.asked.run_id}",

@@ -11,17 +11,7 @@ from dsv4kv.runs.windows import WindowState, window_state
 from dsv4kv.units import format_bytes
 from dsv4kv.view import plots
 from dsv4kv.view.quantity import format_number, quantity
-from dsv4kv.view.table import (
-    ABSENT,
-    Facts,
-    Finding,
-    Number,
-    Part,
-    Read,
-    Section,
-    Table,
-    Text,
-)
+from dsv4kv.view.table import ABSENT, Facts, Finding, Number, Part, Read, Section, Table, Text
 
 BUSY_CPUS: Final = 0.5  # of other processes; one of our polls is a thousandth
 _EXPECTED = {"power cap"}  # at full load on parts that are rated by their power

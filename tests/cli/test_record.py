@@ -347,10 +347,7 @@ def test_a_source_that_fails_ends_the_recording_with_its_sentence(tmp_path: Path
 
 @pytest.mark.parametrize(
     ("package", "option", "value"),
-    [
-        ("zmq", "--events", "tcp://127.0.0.1:5557"),
-        ("msgspec", "--events", "tcp://127.0.0.1:5557"),
-    ],
+    [("zmq", "--events", "tcp://127.0.0.1:5557"), ("msgspec", "--events", "tcp://127.0.0.1:5557")],
 )
 def test_without_the_extra_a_sentence_says_how_to_install_it(
     package: str, option: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

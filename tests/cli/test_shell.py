@@ -55,9 +55,7 @@ def fail_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", ERRORS)
 def test_an_error_is_told_on_stderr_line_by_line_with_its_exit_code(
-    kind: type[Dsv4kvError],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    kind: type[Dsv4kvError], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fail_with(kind("this is wrong.\nand that [too]."), monkeypatch)
     with pytest.raises(SystemExit) as end:

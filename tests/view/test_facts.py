@@ -6,11 +6,7 @@ from typing import Any
 import pytest
 
 from dsv4kv.runs.schema import RunRecord, Verification
-from dsv4kv.view.facts import (
-    header,
-    judge_results,
-    judge_status,
-)
+from dsv4kv.view.facts import header, judge_results, judge_status
 from dsv4kv.view.table import Finding
 from tests.runs.records import (
     make_cache,

@@ -207,6 +207,8 @@ def _read_flags(texts: Mapping[str, str], flags: Sequence[tuple[str, str]]) -> d
     from dsv4kv.budget.flags import merge, read_flag, wrong_engine
     from dsv4kv.engines.flags import find_flag
 
+    if not flags:
+        return {}
     family = texts.get("engine", "dsv4kv").partition(":")[0].lower()
     for spelling, _ in flags:
         if find_flag(family, spelling) is None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from dsv4kv.cli import examples, group
 from dsv4kv.cli import options as opt
 from dsv4kv.errors import ConfigError, RecordError
-from dsv4kv.view.console import say
+from dsv4kv.view.console import one_line, say
 
 if TYPE_CHECKING:
     from dsv4kv.runs.store import Entry
@@ -42,7 +42,7 @@ def list_(
         say(f"{len(entries) - len(shown):,} older runs: --limit 0 shows all.", err=True)
     for entry in shown:
         if entry.problem:
-            say(f"warning: {entry.problem}", err=True)
+            say(one_line(f"warning: {entry.problem}"), err=True)
 
 
 @app.command(epilog=examples("dsv4kv results show last"))
@@ -81,7 +81,7 @@ def prune(
     for entry in chosen:
         if yes:
             remove(folder, [entry])
-        say(f"{'removed' if yes else 'would remove'} {folder / entry.file}")
+        say(one_line(f"{'removed' if yes else 'would remove'} {folder / entry.file}"))
     if not chosen:
         count = sum(entry.summary is not None for entry in entries)
         say(f"nothing to remove: none of {count:,} runs fits.", err=True)

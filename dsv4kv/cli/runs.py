@@ -17,7 +17,7 @@ from dsv4kv.choices import BACKENDS, PEERS
 from dsv4kv.cli import ENDINGS
 from dsv4kv.cli.options import write_json
 from dsv4kv.errors import INTERRUPTED, ConfigError, RecordError, VerificationError
-from dsv4kv.view.console import open_console, say
+from dsv4kv.view.console import one_line, open_console, say
 
 if TYPE_CHECKING:
     from dsv4kv.config.load import Loaded, Point
@@ -46,9 +46,9 @@ def keep_record(
 def say_saved(saved: "Saved", *, silent: bool) -> None:
     """Say where a record is; with ``silent`` only that it is not where it should be."""
     if not silent:
-        say(f"record: {saved.path}")
+        say(one_line(f"record: {saved.path}"))
     if saved.problem:
-        say(f"warning: {saved.problem}", err=True)
+        say(one_line(f"warning: {saved.problem}"), err=True)
 
 
 def end_run(record: "RunRecord") -> None:

@@ -91,7 +91,8 @@ def judge_run(record: RunRecord) -> Iterator[Finding]:
         yield Finding("bad" if failed else "warning", f"{record.status}: {sentence}")
     for launch in record.launches:
         if launch.status != "complete":
-            why, state = launch.error or "stopped before the end", launch.status.replace("_", " ")
+            why = "; ".join((launch.error or "stopped before the end").splitlines())
+            state = launch.status.replace("_", " ")
             level: Level = "warning" if launch.status == "incomplete" else "bad"
             yield Finding(level, f"launch {launch.launch} {state}: {why}")
     for case in record.cases:

@@ -22,6 +22,17 @@ _UNPRINTED: dict[int, str | None] = dict.fromkeys(
 _ESCAPED = {code: f"\\u{code:04x}" for code in _UNPRINTED if code > 32}
 
 
+_SHOWN = {
+    code: chr(code).encode("unicode_escape").decode()
+    for code in (*range(32), *(code for code in _UNPRINTED if not 0xD800 <= code < 0xE000))
+}
+
+
+def one_line(text: str) -> str:
+    r"""The text of a cell or a line, with escapes for control characters: ``a\nb``."""
+    return text if text.isprintable() else text.translate(_SHOWN)
+
+
 def _printable(text: str) -> str:
     return text.translate(_UNPRINTED)
 

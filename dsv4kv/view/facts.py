@@ -149,7 +149,8 @@ def judge_status(case: Case) -> list[Finding]:
     if case.status == "incomplete":
         return [Finding("warning", "incomplete: stopped before the end; numbers cover what ran")]
     level: Level = "bad" if case.status == "failed" else "warning"
-    return [Finding(level, f"{case.status}: {case.error}")]
+    why = "; ".join((case.error or "").splitlines())
+    return [Finding(level, f"{case.status}: {why}")]
 
 
 def judge_results(case: Case) -> Iterator[Finding]:

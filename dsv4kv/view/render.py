@@ -14,7 +14,7 @@ from rich.segment import Segment
 from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
-from dsv4kv.view.console import open_console
+from dsv4kv.view.console import one_line, open_console
 from dsv4kv.view.table import (
     ABSENT,
     MARKS,
@@ -101,7 +101,11 @@ def _draw(part: Part, width: int) -> "Iterator[RenderableType]":
 def _sentence(text: str, style: str = "") -> RichText:
     if isinstance(text, Command):
         return RichText(text, style, no_wrap=True, overflow="ignore")
-    return RichText(_WITHIN_QUANTITY.sub(_NO_BREAK, text), style)
+    return RichText(_unbroken(text), style)
+
+
+def _unbroken(text: str) -> str:
+    return _WITHIN_QUANTITY.sub(_NO_BREAK, one_line(text))
 
 
 def _hang(head: RichText, text: str, style: str, width: int, gap: int = _GAP) -> RichTable:
@@ -116,9 +120,9 @@ def _hang(head: RichText, text: str, style: str, width: int, gap: int = _GAP) ->
 
 def _draw_table(table: Table, width: int) -> "Iterator[RenderableType]":
     """The table; columns without room go to further tables below, next to the same keys."""
-    title = RichText(_WITHIN_QUANTITY.sub(_NO_BREAK, table.title), "bold")
+    title = RichText(_unbroken(table.title), "bold")
     if table.note:
-        title.append(f"  {_WITHIN_QUANTITY.sub(_NO_BREAK, table.note)}", "dim not bold")
+        title.append(f"  {_unbroken(table.note)}", "dim not bold")
     if title:
         yield title
     columns = [_Column.of(table, number) for number in range(len(table.heads))]
@@ -132,8 +136,8 @@ def _draw_table(table: Table, width: int) -> "Iterator[RenderableType]":
         if not rest:
             break
         yield ""
-    if table.caption:
-        yield _sentence(table.caption, "dim")
+    for line in table.caption.splitlines():
+        yield _sentence(line, "dim")
 
 
 @dataclass(frozen=True)
@@ -151,10 +155,8 @@ class _Column:
         head, cells = table.heads[number], [row[number] for row in table.cells]
         spread = max((cell_len(cell.spread) for cell in cells), default=0)
         texts = [_text(cell, spread) for cell in cells]
-        whole = max(
-            (cell_len(line) for text in texts for line in text.plain.split("\n")), default=0
-        )
-        words = re.split(r"[ \n]", " ".join(text.plain for text in texts))
+        whole = max((cell_len(text.plain) for text in texts), default=0)
+        words = " ".join(text.plain for text in texts).split(" ")
         longest = max(map(cell_len, words))
         least = min(whole, max(longest, _NARROWEST)) if head.kind == "prose" else whole
         header = max(map(cell_len, head.header.split(" ")))
@@ -165,7 +167,7 @@ class _Column:
 def _text(cell: Cell, spread: int) -> RichText:
     """A cell's text; intervals are padded, so that values are one below the other."""
     text = f"{cell.value} {cell.spread:{spread}}" if spread else cell.value
-    return RichText(_WITHIN_QUANTITY.sub(_NO_BREAK, text), STYLES[cell.tone])
+    return RichText(_unbroken(text), STYLES[cell.tone])
 
 
 def _needed(columns: Sequence[_Column]) -> int:

@@ -174,8 +174,21 @@ class Command(str):
 
     @classmethod
     def of(cls, *words: object) -> "Command":
-        """Make a command of words, each quoted as a shell needs it."""
-        return cls(shlex.join(map(str, words)))
+        """Make a command of words, each quoted as a shell needs it, on one line."""
+        return cls(" ".join(map(_quoted, map(str, words))))
+
+
+def _quoted(word: str) -> str:
+    if word.isprintable():
+        return shlex.quote(word)
+    shown = word.replace("\\", "\\\\").replace("'", "\\'")
+    return "$'" + "".join(c if c.isprintable() else _in_octal(c) for c in shown) + "'"
+
+
+def _in_octal(character: str) -> str:
+    is_byte = "\udc80" <= character <= "\udcff"  # of a file's name that is no UTF-8
+    content = character.encode("utf-8", "surrogateescape" if is_byte else "replace")
+    return "".join(f"\\{byte:03o}" for byte in content)
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,13 @@ def test_list_tells_every_run_and_warns_of_what_is_none(snapshot: SnapshotAssert
     )
 
 
+def test_a_file_whose_name_breaks_lines_is_listed_on_one(results: Path) -> None:
+    (results / "a\nwarning: b\x1b[2J.json").write_text("{}")
+    result = run("list")
+    assert r"a\nwarning: b\x1b[2J.json" in result.stdout
+    assert "\nwarning: b" not in result.output
+
+
 def test_list_as_json_is_the_index() -> None:
     entries = json.loads(run("list", "--json").stdout)
     names = [entry["summary"]["run_id"] for entry in entries if entry["summary"]]

@@ -61,6 +61,8 @@ def problems(**changes: Any) -> list[str]:
 
 def test_problems_of_a_case() -> None:
     assert problems() == []
+    (two_lines,) = judge_status(make_failed_case("no room\nat all"))
+    assert two_lines.sentence == "failed: no room; at all"
     assert judge_status(make_failed_case("no room")) == [Finding("bad", "failed: no room")]
     assert list(judge_results(make_failed_case())) == []
     assert "2, longer than the cache" in problems(totals=make_totals(rejected=2), cache=None)[0]

@@ -2,7 +2,9 @@
 
 import csv
 import io
+import os
 import re
+import subprocess
 
 import pytest
 from hypothesis import given
@@ -18,6 +20,7 @@ from dsv4kv.view.table import (
     Finding,
     Number,
     Page,
+    Part,
     Section,
     Table,
     Text,
@@ -155,3 +158,23 @@ def test_markdown_and_csv_hold_whatever_a_cell_holds() -> None:
 def test_a_row_of_too_few_cells_is_refused() -> None:
     with pytest.raises(ValueError, match="Times: 1 cells for 2 columns"):
         Table("Times", ["a", "b"], [("x",)])
+
+
+NAME = "a\nwarning: b\t\x1b[2J\u202ec"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [NAME, Text(NAME), Finding("bad", NAME), Facts({"file": NAME}), Table(NAME, ["a"], [["x"]]),
+     Table("", ["file"], [[NAME]]), Table("", ["a"], [["x"]], note=NAME)],
+)  # fmt: skip
+def test_a_name_with_control_characters_is_on_one_line_and_shows_them(part: Part) -> None:
+    assert r"a\nwarning: b\t\x1b[2J\u202ec" in shown(part)
+
+
+@pytest.mark.parametrize("name", ["plain.jsonl", "it's", NAME, "\\", "\udcff\\'\n", "é\r"])
+def test_a_shell_reads_a_command_as_its_words(name: str) -> None:
+    line = Command.of("printf", "%s", name)
+    assert line.isprintable()
+    done = subprocess.run(["bash", "-c", line], capture_output=True, check=True)
+    assert done.stdout == os.fsencode(name)

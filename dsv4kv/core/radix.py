@@ -21,7 +21,7 @@ Source: SGLang 0.5.23, ``radix_cache.py``, ``unified_radix_cache.py`` (``checkpo
 """
 
 from collections.abc import Callable, Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from dsv4kv.core.cache import EngineCache
 from dsv4kv.core.served import Hit, Served
@@ -135,6 +135,7 @@ class SglangCache(EngineCache):
         # a node is in it once at most, by its age or an earlier one; a locked leaf that comes
         # first leaves it until it is unlocked
         self._leaves: list[tuple[int, int, TreeNode]] = []
+        self._most_leaves = 64
         self._changes = 0  # nodes that came, went or were split
         self._read, self._path = -1, list[int]()
         self._asked = (-1, 0, 0)
@@ -356,6 +357,10 @@ class SglangCache(EngineCache):
             self._queue(node)
 
     def _queue(self, node: TreeNode) -> None:
+        if len(self._leaves) >= self._most_leaves:  # some were evicted for their windows
+            self._leaves = [each for each in self._leaves if each[2].parent is not None]
+            heapify(self._leaves)
+            self._most_leaves = 2 * len(self._leaves) + 64
         node.queued = True
         heappush(self._leaves, (node.used, node.ticket, node))
 

@@ -129,7 +129,7 @@ class BlockPool:
         """Holders of blocks, int64[n]; ``NotOwner`` beyond the pool."""
         return self._claims[self._in_pool(as_ids(ids))] & np.int64(_REFS)
 
-    def generation(self, ids: Ids) -> Ids:
+    def generation(self, ids: NDArray[np.integer]) -> Ids:
         """Generations of blocks, shaped as ``ids``; ``NotOwner`` beyond the pool."""
         return self._generation[self._in_pool(as_ids(ids))]
 

@@ -261,7 +261,7 @@ def test_prompts_of_which_only_the_length_is_known_share_nothing(
             row = {"id": name, "arrival_s": 20.0, "input_tokens": 130}
             recording.write("requests", {"source": "requests:1"} | row)
     done = run("trace", "convert", asked, tmp_path / "trace.jsonl")
-    assert "4 blocks of prompts of which only the length is known" in done.output
+    assert "4 blocks of prompts known by length only" in done.output
     ids = [line["prefix_hashes"] for line in lines(tmp_path / "trace.jsonl")[-2:]]
     assert len({one for each in ids for one in each}) == 4
 

@@ -47,12 +47,6 @@ def with_package(environment: Mapping[str, str], tree: Path = OWN_TREE) -> dict[
     return {**environment, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
 
 
-def end_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends, however that ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 def find_program(name: str) -> str | None:
     """Path of a program: of a name, by the absolute entries of ``PATH`` only."""
     if os.sep in name:
@@ -180,13 +174,17 @@ def map_parallel(
 
     from joblib import Parallel, delayed, parallel_config
 
-    backend, lost = ("loky", BrokenProcessPool) if ray is None else _connect(ray)
-    task = partial(_run, work)
-    if ray is not None:
+    if ray is None:
+        backend, lost = "loky", BrokenProcessPool
+        task = partial(_run, work)
+        begin = {"initializer": begin_worker, "initargs": (os.getpid(),)}
+    else:
+        backend, lost = _connect(ray)
         task = partial(_run_there, work, str(Path.cwd()), __version__)
+        begin = {}
     count = -1 if jobs is None else min(jobs, len(items))
     try:
-        with parallel_config(backend=backend, n_jobs=count):
+        with parallel_config(backend=backend, n_jobs=count, **begin):
             parallel = Parallel(return_as="generator_unordered", batch_size=1, mmap_mode="c")
             yield from parallel(delayed(task)(item) for item in items)
     except lost as error:
@@ -200,9 +198,16 @@ def map_parallel(
             sys.modules["ray"].shutdown()
 
 
+def begin_worker(parent: int) -> None:
+    """Begin a worker process: it ends with ``parent``, and ignores Ctrl-C, which is for that."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it was killed before
+        os._exit(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def _run(work: Callable[[Any], Any], item: Any) -> tuple[Any, Any]:
-    end_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
     return item, work(item)
 
 

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import secrets
-import signal
 from array import array
 from bisect import bisect
 from collections import deque
@@ -27,7 +26,7 @@ import numpy as np
 
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.files import read_document, whole_text
-from dsv4kv.processes import end_with_parent
+from dsv4kv.processes import begin_worker
 from dsv4kv.record.datasets import (
     ASSISTANT,
     Dialogue,
@@ -296,7 +295,7 @@ def tokenize(
         return
     del here
     rows, waiting = iter(dialogues), deque[Future[list[Turns]]]()
-    pool = ProcessPoolExecutor(processes, get_context("spawn"), _begin, (job,))
+    pool = ProcessPoolExecutor(processes, get_context("spawn"), _begin, (job, os.getpid()))
     try:
         while batch := list(islice(rows, _BATCH)):
             if len(waiting) == _AHEAD * processes:
@@ -317,9 +316,8 @@ _here: list[Conversations] = []
 """The conversations of a worker process."""
 
 
-def _begin(job: Job) -> None:
-    end_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
+def _begin(job: Job, parent: int) -> None:
+    begin_worker(parent)
     _here.append(Conversations(job))
 
 

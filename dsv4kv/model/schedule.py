@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
@@ -38,7 +39,7 @@ class LayerSpec:
     # whether its indexer selects the top k; else it takes what a layer before selected
     selects: bool = True
 
-    @property
+    @cached_property
     def is_latent(self) -> bool:
         """Whether an entry is a latent, as in DeepSeek-V4.1.
 
@@ -47,12 +48,12 @@ class LayerSpec:
         """
         return self.attn is AttentionType.CSA and self.ratio in (1, 2)
 
-    @property
+    @cached_property
     def overlaps(self) -> bool:
         """Whether an entry also pools the group before its own (CSA of DeepSeek-V4)."""
         return self.attn is AttentionType.CSA and not self.is_latent
 
-    @property
+    @cached_property
     def owns_kv(self) -> bool:
         """Whether the layer stores compressed KV of its own."""
         return self.ratio > 0 and self.kv_owner == self.layer_idx

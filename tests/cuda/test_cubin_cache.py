@@ -143,13 +143,16 @@ def test_a_folder_that_cannot_be_written_is_told_once(
     assert compiler.runs == 2
 
 
-@pytest.mark.parametrize("how", [0o777, 0o1777, "foreign"])
+@pytest.mark.parametrize("how", [0o777, 0o1777, "foreign", "link"])
 def test_of_a_folder_that_others_can_write_nothing_is_loaded(
     how: int | str, compiler: Compiler
 ) -> None:
     first = load_cubin(PAGE_COPY, SM)
     if isinstance(how, int):
         cache_folder().chmod(how)
+    elif how == "link":
+        target = cache_folder().rename(cache_folder().with_name("elsewhere"))
+        cache_folder().symlink_to(target)
     elif os.geteuid():
         pytest.skip("only root can give files away")
     else:

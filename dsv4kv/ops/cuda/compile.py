@@ -185,19 +185,24 @@ def _find(name: str) -> bytes | None:
     """The cubin of that name; None where it is absent or damaged, or not to be trusted."""
     folder = cache_folder()
     try:
-        head, _, cubin = (folder / name).read_bytes().partition(b"\n")
-        if head == _head(name, cubin) and _is_trusted(folder):
-            return cubin
+        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            if not _is_trusted(folder, os.fstat(opened)):
+                return None
+            with open(name, "rb", opener=functools.partial(os.open, dir_fd=opened)) as file:
+                head, _, cubin = file.read().partition(b"\n")
+        finally:
+            os.close(opened)
     except OSError:
-        pass
-    return None
+        return None
+    return cubin if head == _head(name, cubin) else None
 
 
 def _keep(name: str, cubin: bytes) -> None:
     folder = cache_folder()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if _is_trusted(folder):
+        if _is_trusted(folder, folder.lstat()):
             with replacing(folder / name, mode=0o600) as file:
                 file.write(_head(name, cubin) + b"\n" + cubin)
     except OSError as error:
@@ -205,9 +210,8 @@ def _keep(name: str, cubin: bytes) -> None:
         _warn(folder, f"cannot be written ({reason}): kernels are compiled in every process")
 
 
-def _is_trusted(folder: Path) -> bool:
-    """Whether nobody but this user can have written what is loaded from a folder."""
-    facts = folder.stat()
+def _is_trusted(folder: Path, facts: os.stat_result) -> bool:
+    """Whether only this user can have written what is loaded from a folder."""
     if facts.st_uid == os.geteuid() and not facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return True
     _warn(folder, "is not trusted, as others can write to it: nothing there is loaded")

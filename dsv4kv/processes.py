@@ -167,7 +167,10 @@ def map_parallel(
         jobs: Processes; None takes one for each CPU of the Ray cluster.
         ray: Address of a Ray cluster, whose workers need this version of the package and the
             files of this working folder; None for processes here.
-    Raises ``ConfigError`` or ``Dsv4kvError``.
+
+    Raises:
+        ConfigError: Ray is not installed, or there is no cluster there.
+        Dsv4kvError: A worker was killed; an exception of ``work`` is raised here, too.
     """
     # joblib imports numpy and pools, which only commands that work in parallel pay for
     from concurrent.futures.process import BrokenProcessPool

@@ -29,6 +29,7 @@ import psutil
 from aiohttp import ClientError, ClientSession, TCPConnector, web
 
 from dsv4kv.record.folder import read_stream
+from tests.ports import free_port
 
 PATH = "/v1/chat/completions"
 IDLE = 1_000
@@ -259,8 +260,7 @@ async def run(requests: int, rate: float, hostile: int) -> Outcome:
     """All of it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # what is ignored, children ignore
     own = [sys.executable, "-m", "tests.record.stress"]
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     folder = Path(tempfile.mkdtemp()) / "recording"
     async with process(*own, "--serve") as (_, direct), process(*own, "--relay", direct) as relay:
         record = f"ulimit -n 256; exec {sys.executable} -P -m dsv4kv record {folder} --quiet "

@@ -21,6 +21,7 @@ from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.record.folder import Record, Recording, read_stream
 from dsv4kv.record.proxy import Proxy, parse_address
 from dsv4kv.record.veil import Veil
+from tests.ports import free_port
 from tests.record.serving import PIECES, Server, proxying, serving
 from tests.record.stress import until_open
 
@@ -189,11 +190,6 @@ def recording(folder: Path, descriptors: int, port: int, upstream: str) -> Popen
     return Popen(["bash", "-c", command], stdout=PIPE, stderr=STDOUT, text=True)
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
-
-
 @pytest.mark.slow
 def test_clients_wait_where_descriptors_run_out(tmp_path: Path) -> None:
     port, clients = free_port(), 100
@@ -240,10 +236,6 @@ async def test_a_client_that_leaves_leaves_the_server_too(here: Scene) -> None:
 
 
 def test_without_a_server_the_answer_says_so(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-
     async def test(url: str, rows: list[Record]) -> None:
         async with ClientSession() as client, client.post(url + COMPLETIONS, json={}) as answer:
             assert answer.status == 502
@@ -252,7 +244,7 @@ def test_without_a_server_the_answer_says_so(tmp_path: Path) -> None:
             await asyncio.sleep(0.01)
         assert rows[0]["end"] == "server not reached"
 
-    with proxying(tmp_path / "recording", f"http://127.0.0.1:{port}") as (url, rows):
+    with proxying(tmp_path / "recording", f"http://127.0.0.1:{free_port()}") as (url, rows):
         asyncio.run(test(url, rows))
 
 

@@ -31,7 +31,7 @@ class Choice:
 
 STRATEGIES = {
     "full": Choice("with every block"),
-    "periodic:TOKENS": Choice("every so many tokens"),
+    "periodic:TOKENS": Choice("every TOKENS tokens"),
     "zero": Choice("nowhere: 128 tokens per layer are computed again"),
     "zero:bounded": Choice("nowhere: 127 tokens altogether"),
     "ends": Choice("of prompts"),
@@ -43,9 +43,9 @@ TIER_WINDOWS = STRATEGIES | {
     "sglang": Choice("at the last whole page of prompts, as SGLang's HiCache"),
     "vllm:dense": Choice("with every block, as vLLM's offloading without retention"),
     "vllm:TOKENS": Choice(
-        "every so many tokens and at the last block before a prompt's last token; 0: only there"
+        "every TOKENS tokens and at the last block before a prompt's last token; 0: only there"
     ),
-    "lmcache:TOKENS": Choice("with every chunk of so many tokens, as LMCache"),
+    "lmcache:TOKENS": Choice("with every chunk of TOKENS tokens, as LMCache"),
 }
 """Where they are kept beyond the GPU's memory, as ``tiers.windows`` reads it."""
 

@@ -50,7 +50,7 @@ class Answer:
         use: Memory of the tightest GPU.
         cached_bytes: One request's entries, keys and windows over all layers, without padding,
             state and copies: the figure that papers quote.
-        token_bytes: Marginal bytes of one token of context, likewise.
+        token_bytes: Marginal bytes of one token of context, without these either.
         kv_copies: Copies of every request's KV among the GPUs.
         stages: The capacity of every pipeline stage; None where nothing is left for a cache.
         host: What one GPU's rank keeps in host memory.
@@ -242,7 +242,7 @@ def _refused(capacity: Capacity | None) -> bool:
 
 @dataclass(frozen=True)
 class Assumption:
-    """One setting that nobody gave."""
+    """One setting that was not given."""
 
     input: str
     option: str
@@ -282,7 +282,7 @@ class Line:
 
 
 def overhead_of(found: Answer) -> Overhead:
-    """Memory known to be held on the tightest GPU besides weights and cache."""
+    """Memory of the tightest GPU that is neither weights nor cache, as far as it is known."""
     return found.scenario.overhead(found.use.stage, found.context)
 
 

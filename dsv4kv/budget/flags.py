@@ -69,7 +69,7 @@ def read_flag(family: str, spelling: str, value: str) -> GivenFlag:
 def merge(family: str, given: Iterable[GivenFlag]) -> Texts:
     """Inputs from flags; of equal flags the last counts.
 
-    Tensor parallel ranks may be those of all replicas (SGLang's, with DP attention).
+    Tensor parallel ranks may include all replicas (SGLang's, with DP attention).
     """
     texts: Texts = {}
     for each in given:

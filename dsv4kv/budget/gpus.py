@@ -75,6 +75,6 @@ def load_gpu(name: str) -> Gpu:
 
 
 def plain_memory(memory_bytes: int) -> Gpu:
-    """A GPU of which only the memory is known, in bytes."""
+    """A GPU whose memory alone is known, in bytes."""
     title = f"GPU with {format_bytes(memory_bytes)}"
     return Gpu(name=title, title=title, source="as given", given_bytes=memory_bytes)

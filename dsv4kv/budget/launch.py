@@ -55,7 +55,7 @@ def read_command(given: str, which: str | None = None, model: str | None = None)
     serves, where its own name for the model does not say.
 
     Raises:
-        ConfigError: No command, several of which none is chosen, or a value that cannot be read.
+        ConfigError: No command, several without a choice, or a value that cannot be read.
     """
     source, text = _text_of(given)
     try:
@@ -170,7 +170,7 @@ class FlagCost:
 
 
 def flag_costs(reading: Reading, given: Texts, found: Answer) -> Iterator[FlagCost]:
-    """Every flag that could be left out, with its cost; ``given`` overrides the command."""
+    """Every flag that could be omitted, with its cost; ``given`` overrides the command."""
     fixed = fix_layout(found.scenario)
     sizes = {name: str(getattr(fixed, name)) for name in ("gpus", "tp", "dp", "pp", "ep")}
     scenario, asked = found.scenario, (found.context, found.concurrency)

@@ -25,7 +25,7 @@ MOST_GPUS = 1024
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides a deployment's sizes besides model, GPU and layout.
+    """Inputs that decide a deployment's sizes, next to model, GPU and layout.
 
     Attributes:
         reserve: Bytes of the usable share kept for activations, graphs and communication.
@@ -77,7 +77,7 @@ class Scenario:
 
     @cached_property
     def stages(self) -> tuple[range, ...]:
-        """Layers of every pipeline stage, draft layers left out."""
+        """Layers of every pipeline stage, without draft layers."""
         sizes = self.engine.stage_layers(self.config.num_layers, self.layout.pp)
         ends = [0, *accumulate(sizes)]
         return tuple(range(begin, end) for begin, end in pairwise(ends))
@@ -113,7 +113,7 @@ class Scenario:
         )
 
     def overhead(self, stage: int, context_tokens: int) -> Overhead:
-        """Known memory of a rank of a stage besides weights and cache."""
+        """Memory of a rank of a stage that is neither weights nor cache, as far as it is known."""
         deployment, given = self.deployment(stage, context_tokens), _given_in(self.inputs)
         return self.engine.overhead(deployment, self.settings.step_tokens, self.machine, given)
 
@@ -179,8 +179,7 @@ def resolve(inputs: Inputs) -> list[Scenario]:
 def _settle(inputs: Inputs, engine: Engine, machine: Machine, replicas: int) -> Settings:
     """Complete the inputs by the engine's own defaults.
 
-    SGLang's tokens of a step and limit of requests are those of all replicas of a server, which
-    are ranks of data-parallel attention.
+    SGLang's step tokens and request limit are for all data-parallel attention ranks of a server.
     """
     if inputs.in_flight_tokens and (inputs.step_tokens or inputs.overlap):
         raise ConfigError(
@@ -193,7 +192,7 @@ def _settle(inputs: Inputs, engine: Engine, machine: Machine, replicas: int) -> 
     shares = machine.dp if engine.shares_limits else 1
     own, asked = assumed.get("request_limit"), inputs.concurrency or 0
     if own and (asked := -(-asked // (replicas // shares))) > own.value:
-        reason = f"as many as are asked for; {own.value:,} is {own.reason}"
+        reason = f"as given by --concurrency; {own.value:,} is {own.reason}"
         assumed["request_limit"] = Default(asked, reason)
     known = {name: default.value for name, default in assumed.items()} | given
     step, overlap = known["step_tokens"] // shares, known["overlap"]

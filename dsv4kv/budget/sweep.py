@@ -43,7 +43,7 @@ class Row:
 
     Attributes:
         cached_bytes: One request's cache at its context, without padding, state and copies.
-        token_bytes: Marginal bytes of one token of context, likewise.
+        token_bytes: Marginal bytes of one token of context, without padding and copies.
         too_much: There is no answer because no number of GPUs is enough.
     """
 

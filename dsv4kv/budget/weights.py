@@ -1,7 +1,7 @@
 """What the weights take on a GPU, derived from a model's config.json.
 
 Counted are the matrices: attention, compressors, indexer, experts, router, embedding and output
-head. Left out are norms, scales of 128 x 128 blocks and hyper-connections, together below 0.1 %.
+head. Not counted: norms, scales of 128 x 128 blocks and hyper-connections, together below 0.1 %.
 An engine may load more than an even share of them: see ``Loading``.
 V4.1's engram tables are looked up row by row and lie in host memory by default (vLLM 0.33,
 ``EngramConfig.cpu_offload``): they are counted there, not on a GPU.
@@ -188,7 +188,7 @@ class Weights:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of one copy, draft layers left out."""
+        """Bytes of one copy, without draft layers."""
         whole = sum(self.layers, self.embedding + self.embedding)
         return ceil(whole.dense_bytes + whole.expert_bytes)
 
@@ -252,7 +252,7 @@ def scale_weights(weights: Weights, total_bytes: int, source: str) -> Weights:
 
 
 def spread_weights(config: DSV4Config, total_bytes: int) -> Weights:
-    """Weights of which only the size is known: as if all were routed experts, layer by layer."""
+    """Weights whose size alone is known: as if all were routed experts, layer by layer."""
     part = Part(expert_bytes=Fraction(total_bytes, config.num_layers))
     source = "as given; what data parallelism replicates is not known and counted as split"
     return Weights((part,) * config.num_layers, Part(), Part(), None, None, source)

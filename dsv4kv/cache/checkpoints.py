@@ -107,7 +107,7 @@ def resume_request(
         manager: The cache.
         slot: Slot of the request.
         tokens: Tokens it need not compute.
-        blocks: int64[n], the prefix's blocks in order, at least those of these tokens.
+        blocks: int64[n], the prefix's blocks in order, enough for these tokens.
         checkpoints: Holds the checkpoint.
         checkpoint: Window and state after exactly these tokens.
         backend: Copies pages; None where the cache has no data.

@@ -204,7 +204,7 @@ class KVCacheManager:
         return self.tables[group].allocator.acquire(1)
 
     def tensors(self) -> Iterator[tuple[str, str, Tensor]]:
-        """All that hold the cache, block tables left out, with pool name and layer type."""
+        """All tensors of the cache but block tables, with pool name and layer type."""
         kinds = {s.layer.layer_idx: s.layer.attn.value for s in self.plan.schemas}
         for layer, pool in self.pools.items():
             yield "main", kinds[layer], pool.main.pages

@@ -232,7 +232,7 @@ class WorkloadSection(RequestsSection):
     max_output_tokens: Positive | None = None
     """Cut longer outputs to this many tokens; null keeps the trace's."""
     context: Positive | None = None
-    """Place ``concurrency`` requests of so many tokens and decode them, instead of serving the
+    """Place ``concurrency`` requests of this many tokens and decode them, instead of serving the
     trace or the synthetic workload: a step over 1M tokens begins in seconds. Entries are random,
     windows and states as served; each decodes 32 tokens, or ``max_output_tokens`` less the first.
     Table rows are at least as long. Null serves prompts."""
@@ -293,9 +293,9 @@ class MeasureSection(Section):
     seed: NonNegative = 0
     """Seed of inputs, samples and the synthetic workload."""
     warmup_steps: NonNegative = 5
-    """Steps whose samples are left out."""
+    """First steps, whose samples are discarded."""
     verify_every: NonNegative = 20
-    """Check sampled outputs against the reference every so many steps; 0 never."""
+    """Steps between checks of sampled outputs against the reference; 0 never checks."""
     memcpy_bytes: Annotated[int, Field(ge=2**20)] = 2**28
     """Size of the copy that gives this machine's memcpy bandwidth, in bytes."""
     figures_seconds: SecondsAboveZero = 60.0

@@ -24,7 +24,7 @@ from dsv4kv.config.bench import (
 from dsv4kv.engines.names import TRANSFERS
 
 ROUTERS = {
-    "round_robin": Choice("in turn", "replay.fleet.routers:Router"),
+    "round_robin": Choice("one after the other", "replay.fleet.routers:Router"),
     "random": Choice("any", "replay.fleet.routers:AtRandom"),
     "least_loaded": Choice("the fewest requests", "replay.fleet.routers:LeastLoaded"),
     "power_of_two": Choice(
@@ -70,8 +70,8 @@ ROUTERS = {
 
 
 MOST_REPLICAS = 4096
-"""Of a fleet. A router looks at each of them for every request: with so many, hours of trace take
-minutes, and with ten times as many, hours."""
+"""Of a fleet. A router looks at every replica for every request: at this number, hours of trace
+take minutes, and at ten times this number, hours."""
 
 Weight = Annotated[float, Field(ge=0, le=10**9)]
 Milliseconds = Annotated[float, Field(ge=0, le=YEAR_S * 10**3)]
@@ -189,7 +189,7 @@ class SloSection(Section):
     ttft_ms: LimitMs | None = None
     """Time until its first token, in ms."""
     tpot_ms: LimitMs | None = None
-    """Mean time of a further token, in ms."""
+    """Mean time per output token (TPOT), in ms."""
     latency_ms: LimitMs | None = None
     """Time until its last token, in ms."""
 

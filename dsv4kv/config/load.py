@@ -326,7 +326,7 @@ class _Document:
     def resolve(self, settings: Sequence[_Setting]) -> Any:
         """Lay the file over the defaults and the settings over both, and validate the whole.
 
-        Problems of settings are raised first, then those of the file by line.
+        Problems of settings are raised first, then problems of the file by line.
         """
         # a section given in part keeps its place's own defaults (output.mean is not input.mean)
         values = _merge(self.root().model_dump(), self.values)

@@ -35,7 +35,7 @@ CLOCKS = {
     ),
     "table": Choice("steps that were measured", "replay.clock.sources:by_table"),
     "aiconfigurator": Choice(
-        "those of aiconfigurator-core, if it is installed",
+        "aiconfigurator-core's, if it is installed",
         "replay.clock.sources:by_aiconfigurator",
     ),
     "stated": Choice("overhead + bytes / bandwidth + arithmetic / rate, as given"),
@@ -76,8 +76,8 @@ class PoolSection(Section):
     """Part of the memory left after the slots that checkpoints of window and state get, where the
     strategy has any."""
     num_checkpoints: NonNegative | None = None
-    """Checkpoints, instead of checkpoint_share; with num_blocks null is as many as are wanted. By
-    SGLang's rules pages of windows; null is a tenth of the blocks."""
+    """Checkpoints, instead of checkpoint_share; with num_blocks, null is without limit. For SGLang
+    rules, pages of windows; null is a tenth of the blocks."""
 
     @model_validator(mode="after")
     def _one_size(self) -> Self:
@@ -115,10 +115,10 @@ class PrefixSection(Section):
     """Whether prompts are cached at all."""
     rule: Annotated[str, OneOf(RULES)] = Field(
         "ideal",
-        description="By whose rule prompts are found, kept and evicted, as ``trace mrc --rule`` "
-        f"has them: {explained(RULES)}. They are those of vLLM 0.33 and SGLang 0.5.23, whose "
+        description="Prefix-cache behaviour, as in ``trace mrc --rule``: "
+        f"{explained(RULES)}. Engines are vLLM 0.33 and SGLang 0.5.23, whose "
         "defaults are ``vllm-v4:semantic`` and ``sglang-v4:tail``. An engine's rule evicts the "
-        "least recently used; policy and strategy are those of ``ideal``.",
+        "least recently used; policy and strategy apply to ``ideal`` only.",
     )
     speculation: Annotated[str, OneOf(SPECULATIONS)] = Field(
         "none",
@@ -249,8 +249,8 @@ class TierSection(Section):
     """Its memory for what is kept of prompts, in bytes; null where ratio sizes it, or there is no
     such tier."""
     ratio: Annotated[float, Field(gt=0, le=10**6)] | None = None
-    """Its blocks for one of the GPU's, those of context and those of windows apart, as SGLang's
-    hicache-ratio; instead of capacity_bytes."""
+    """Blocks per GPU block, for context and for windows separately, as SGLang's hicache-ratio;
+    instead of capacity_bytes."""
     read_gbps: Speed = 50.0
     """What is read from it in a second, in 10^9 B."""
     write_gbps: Speed = 50.0
@@ -264,7 +264,7 @@ class TierSection(Section):
         description=f"When something is written to it: {explained(WRITE_POLICIES)}.",
     )
     admission: Positive = 1
-    """Take what is offered for so many times (vLLM's store_threshold)."""
+    """Offers of a block before it is stored (vLLM's store_threshold)."""
     eviction: Policy = Field("lru", description=POLICY)
 
     @property
@@ -285,7 +285,7 @@ class TierSection(Section):
 
 
 class TiersSection(Section):
-    """Memory below the GPUs' in which prompts are kept; left out, there is none."""
+    """Memory below the GPUs' in which prompts are kept; none by default."""
 
     host: TierSection = TierSection()
     """Host memory, over PCIe 5."""
@@ -304,14 +304,14 @@ class TiersSection(Section):
     compare: bool = True
     """Compute again what would take longer to bring back; the engines never compare."""
     load_tokens: Positive = 10
-    """Bring back so many tokens or more (SGLang's load_back_threshold)."""
+    """Min tokens of a restore (SGLang's load_back_threshold)."""
     prefetch: Annotated[str, OneOf(PREFETCH_POLICIES)] = Field(
         "timeout",
         description="What comes from below the first tier is fetched into it once a request "
         f"arrives: {explained(PREFETCH_POLICIES)}.",
     )
     prefetch_tokens: Positive = 256
-    """Fetch so many tokens or more."""
+    """Min tokens of a fetch."""
     prefetch_share: Share = 0.5
     """Part of the first tier that may be on its way into it at once."""
     prefetch_timeout_s: Seconds = 1.0
@@ -345,7 +345,7 @@ class ReplayConfig(Section):
     cache: PoolSection = PoolSection()
     """Memory of the cache, of all GPUs together."""
     server: ServerSection = ServerSection()
-    """The server that is replayed: its engine sizes the pools. Left out, cache does."""
+    """The server that is replayed: its engine sizes the pools; without one, cache does."""
     prefix: PrefixSection = PrefixSection()
     """What is reused of earlier prompts."""
     workload: ArrivalSection = ArrivalSection()
@@ -355,7 +355,7 @@ class ReplayConfig(Section):
     cost: CostSection = CostSection()
     """How long a step takes, and on what."""
     tiers: TiersSection = TiersSection()
-    """Memory below the GPUs' in which prompts are kept; left out, there is none."""
+    """Memory below the GPUs' in which prompts are kept; none by default."""
     fleet: FleetSection = FleetSection()
     """Servers behind a router; with none there is one, alone."""
     measure: ReplayMeasure = ReplayMeasure()

@@ -70,7 +70,7 @@ class BlocksSection(Section):
     block_tokens: Positive = 16
     """Tokens of a block."""
     rank_blocks: Annotated[tuple[Positive, ...], Field(min_length=1)] = (112, 96)
-    """Blocks that each rank of a pipeline has memory for; all take as many as the least."""
+    """Blocks that each rank of a pipeline has memory for; the smallest is the limit of all."""
     paused_blocks: NonNegative = 16
     """Blocks that paused requests may keep together; beyond it the newest are evicted."""
     unified: bool = False
@@ -78,8 +78,8 @@ class BlocksSection(Section):
     requests: Positive = 8
     """Requests that run at once."""
     policy: Literal["both", "lru", "ref_zero"] = "both"
-    """What becomes of a registered block without holders: cached until its place is needed (lru),
-    or free at once (ref_zero); both runs one after the other."""
+    """A registered block without holders stays cached until its place is needed (lru) or is free
+    at once (ref_zero); both runs one after the other."""
     reset: Literal["none", "all", "prefix_cache", "counters", "both"] = "both"
     """A reset half-way, as a server's after an update of its settings, and what it preserves;
     ``all`` resets everything."""

@@ -37,8 +37,8 @@ class TiersConfig(Section):
     windows: str = Field(
         "ends",
         description="Where windows and states are kept: "
-        f"{explained(TIER_WINDOWS)}. Prefixes are stored at their ends, so it must keep that of "
-        "every length.",
+        f"{explained(TIER_WINDOWS)}. Prefixes are stored at their ends, so it must keep the end "
+        "of every length.",
     )
     rounds: Annotated[int, Field(ge=6)] = 7
     """Times that every prefix is stored, looked up and restored; fewer than 6 have no interval."""

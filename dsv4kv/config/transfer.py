@@ -56,11 +56,11 @@ class TransferConfig(Section):
     timed_tokens: Positive = 65_536
     """Tokens of the request whose reads are timed: its pages hold what is drawn, not computed."""
     chunk_tokens: Positive = 2048
-    """Tokens of a prompt chunk; another prompt takes turns, so blocks come in runs of so many."""
+    """Tokens of a prompt chunk; chunks of two prompts alternate, so blocks come in such runs."""
     prefill: SideSection = SideSection()
     """The cache that computes the prompt."""
     decode: SideSection = SideSection()
-    """The cache that goes on with it."""
+    """The cache that decodes it."""
     ranks: Positive = 1
     """Ranks of the decode side: all hold the same bytes, and one of them reads them."""
     decode_steps: Positive = 4

@@ -16,8 +16,8 @@ class Cache:
         total: All blocks.
         per_shared: Blocks of what prompts share.
         written: Windows and states that were copied to be kept, so far.
-        dropped: Of which evicted for others.
-        orphaned: Of which evicted with the block before them.
+        dropped: Written ones that were evicted for others.
+        orphaned: Written ones that were evicted with the block before them.
         evicted: What prompts share and was evicted so far.
         freed: Grows whenever blocks come free.
         on_evicted: Hears what is evicted, before it is, where tiers may want it.
@@ -151,7 +151,7 @@ class EngineCache(Cache):
 
         Args:
             request: The request.
-            decoded_blocks: Blocks of context in addition to those of its prompt.
+            decoded_blocks: Blocks of context in addition to its prompt's.
             position: Tokens that it has; of no matter where it does not decode.
 
         Returns:

@@ -99,7 +99,7 @@ class Timer(Protocol):
             rows: Requests.
             contexts: Tokens that they see in the first step, summed over them.
             steps: Steps at most, and at least one.
-            copies_s: Time that is added to that of ``counts``,
+            copies_s: Time that is added to the time of ``counts``,
             idle_s: and then this one.
             until_s: No step begins then or later.
 

@@ -136,12 +136,12 @@ class HashedCache(BlockPool):
             groups: Windows and states.
             path_of: ``Held.path`` and ``Held.followed`` of a request.
             numbers: How many different numbers there are.
-            retention: Windows stay cached at every multiple of so many tokens, at the end of a
+            retention: Windows stay cached at every multiple of this many tokens, at the end of a
                 prompt and where a hit ran out of them; 0: these two only; None: at every block.
-            chunk_tokens: Most tokens of a prompt in a step.
-            drops: Whether a hit gives up its last block for a draft's layer.
-            replayed_tokens: Tokens at a hit's end that are computed again; a hit of so many or
-                fewer is none.
+            chunk_tokens: Max tokens of a prompt in a step.
+            drops: Whether a hit drops its last block for a draft's layer.
+            replayed_tokens: Tokens at a hit's end that are computed again; a hit that is not
+                longer is none.
             step_tokens: Tokens of a decode step, drafts included.
         """
         super().__init__(blocks, block_tokens, chunk_tokens)

@@ -44,11 +44,11 @@ class SeenIds:
 class ReuseTally:
     """Counts over first admissions; a recomputed request is not counted twice.
 
-    Counters are those of records (``runs.replay.Reuse``), where not said here.
+    Counters without a line here are explained in ``runs.replay.Reuse``.
 
     Attributes:
         shared_tokens: Tokens of a shared block.
-        draft_needs: Tokens after a hit that must be known for drafts, and those it gives up.
+        draft_needs: Tokens after a hit that must be known for drafts, and tokens it drops.
         uncovered_tokens: Tokens at a prompt's end that no hit covers.
         found_requests: Requests that resumed somewhere.
         in_flight_tokens: Lost because another request was just computing them.
@@ -81,8 +81,8 @@ class ReuseTally:
     def count(self, served: Served, hit: Hit) -> None:
         """Count a first admission, in shared blocks.
 
-        ``served.position`` is where it goes on: less than what it resumes where a window is
-        computed again.
+        ``served.position`` is its first computed token: less than what it resumes where a window
+        is computed again.
         """
         size, keys = self.shared_tokens, served.keys
         ids = served.ids

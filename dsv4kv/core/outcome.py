@@ -69,7 +69,7 @@ class Outcome:
         pauses: How often one was paused.
         evictions: How often one was preempted and recomputed.
         samples_ns: Times by name: ``queueing`` (until a slot), ``ttft`` (until the first token),
-            ``tpot`` (mean time of a further token), ``latency`` (until the last).
+            ``tpot`` (mean time per output token), ``latency`` (until the last).
         series: What was held over time.
         peak_blocks: Most blocks in use at once.
         peak_rounding_tokens: Tokens that the blocks of running requests had room for, beyond

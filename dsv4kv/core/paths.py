@@ -36,7 +36,7 @@ class BlockPaths:
             block_tokens: Tokens of a block: a divisor of these or a multiple.
             whole_blocks: Leave a partial last block out.
             key_tokens: Tokens after a block that distinguish it, too; a whole block without
-                them is left out.  Prompts part where their ids do.
+                them is dropped.  Prompts part where their ids do.
         """
         self._starts, self._ends, self._offsets = runs
         self._lengths, self._id, self._block = lengths, id_tokens, block_tokens

@@ -144,7 +144,7 @@ class Policy:
         return run.length
 
     def dropped(self, run: Run, count: int, key: object) -> None:
-        """The chosen run lost its last ``count`` keys, of which ``key`` is the first."""
+        """The chosen run lost its last ``count`` keys; ``key`` is the first of them."""
 
 
 class FIFO(Policy):
@@ -277,8 +277,8 @@ class SIEVE(Policy):
 class Ghosts:
     """First keys of evicted pieces, oldest first, with how many keys each piece had.
 
-    A chain that returns goes on where the cached part of it ends, and that is where the last
-    piece of it was cut off: so its first key shows that the piece is known.
+    A chain that returns continues where its cached part ends, and there the last piece of it was
+    cut off: so its first key shows that the piece is known.
     """
 
     def __init__(self) -> None:

@@ -153,7 +153,7 @@ class Retraction(Preemption):
             self.ratio = min(1.0, estimate)
 
     def promised(self, served: Served, begun: list[Served]) -> int:
-        """Blocks that must be left when a request begins, in addition to those of its prompt.
+        """Blocks that must be left when a request begins, in addition to its prompt's.
 
         What those that run may still generate, by the ratio; all that it may itself, and those
         that began with it, with a page each.  Alone it needs no more than its prompt (the engine

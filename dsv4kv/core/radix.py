@@ -7,7 +7,7 @@ With one pool a lookup uses every node on its way, all of one that it leaves hal
 prompt is inserted when it is computed to its end (the engine inserts every chunk).
 
 With a pool of windows every node has its window pages or none any more. A hit ends at the deepest
-node that has them; where context goes on beyond, prompts part: the request that finds the window
+node that has them; where context continues, prompts part: the request that finds the window
 there missing is inserted up to there first and keeps it. A prompt is inserted chunk by chunk, and
 to its end when it is done. Windows before a chunk's last one are freed before it is inserted, if
 the engine is set to. Windows are evicted apart from context, the least recently used first and of
@@ -398,7 +398,7 @@ class SglangWindowCache(SglangCache):
             window_tokens: Tokens of a window.
             chunk_tokens: Most tokens of a prompt in a step.
             dense: Whether a running request keeps the windows of its whole prompt.
-            holds_chunks: Whether, if dense, it locks those of its last chunk, not of its end.
+            holds_chunks: Whether, if dense, it locks its last chunk's windows, not its end's.
             tokens_per_step: Tokens of a request that a decode step gives, on average.
             key_tokens: As ``SglangCache`` says.
             uncovered_tokens: As it says, too.
@@ -528,7 +528,7 @@ class SglangWindowCache(SglangCache):
     def _needed_windows(self, tokens: int, resumed: int, locked: int) -> int:
         """Window pages that a prompt holds at most, with ``locked`` ones of the tree at its hit.
 
-        Where windows are not freed the tree takes those of a chunk over, and some stay locked
+        Where windows are not freed the tree takes over a chunk's windows, and some stay locked
         while the next is computed.
         """
         pages = self._pages(tokens)
@@ -540,7 +540,7 @@ class SglangWindowCache(SglangCache):
         """Window pages that a decoding request has freed.
 
         Source: SGLang 0.5.15, ``common.py``: ``free_swa_out_of_window_slots``; once in 128 steps
-        (``SGLANG_SWA_EVICTION_INTERVAL``), of which half have passed on average.
+        (``SGLANG_SWA_EVICTION_INTERVAL``); half of them have passed on average.
         """
         return max((position - self._lag) // self._size - begun // self._size, 0)
 

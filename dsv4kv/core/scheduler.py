@@ -123,10 +123,10 @@ class Scheduler:
             they are not asked for.
         block_tokens: Tokens of a block.
         computed_tokens: Prompt tokens computed, those computed again included.
-        again_tokens: Of which had been computed before by a request that was preempted.
+        again_tokens: Computed tokens that a preempted request had computed before.
         quiet_s: A time before which nothing but decode steps can end; 0 where it is not known.
         drafted: Draft tokens proposed so far.
-        rolled_back: Of which rejected.
+        rolled_back: Draft tokens rejected so far.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ def kept_places(prompt_tokens: int, period_tokens: int, end: tuple[int, int] | N
 
     Args:
         prompt_tokens: Its length.
-        period_tokens: Every so many; 0 for none.
+        period_tokens: Tokens from one to the next; 0 for none.
         end: ``(grain, before)``: ``before`` tokens before its end, floored to a multiple of
             ``grain``; None for none.
     """

@@ -2,8 +2,8 @@
 
 A request's life: ``pin`` the longest cached prefix of its keys, ``evict`` what is missing to
 compute the rest, ``extend`` the lease by keys and values once they are computed (chunk by chunk),
-``release``.  The tree never talks to an allocator: values it takes over and values it gives up
-are returned, and its owner counts references.
+``release``.  The tree never talks to an allocator: values it takes over and values it frees are
+returned, and its owner counts references.
 
 Whatever uses only a part of a run splits it first.  So all its blocks share one history, and a
 policy judges the run as it would judge each of its blocks.
@@ -42,7 +42,7 @@ class PrefixTree:
     Attributes:
         root: The run of no keys.
         held: Values held now; keys, where there are no values.
-        pinned: Of which leases hold.
+        pinned: Values that leases hold; keys, where there are no values.
         cached: Keys held now.
         runs: Runs in the tree.
     """
@@ -71,7 +71,7 @@ class PrefixTree:
         return self._policy.blockwise
 
     def match_length(self, keys: list[int], after: Lease | None = None) -> int:
-        """Keys of the longest cached prefix, behind those of a lease; changes nothing."""
+        """Keys of the longest cached prefix, after a lease's keys; changes nothing."""
         above = after.run if after is not None and after.run is not None else self.root
         run, inside = self._walk(above, keys)
         return run.start + inside - above.end
@@ -149,7 +149,7 @@ class PrefixTree:
         return gone
 
     def serve(self, paths: Iterable[list[int]], capacity: int) -> list[int]:
-        """Serve chains in turn in a cache of ``capacity`` keys; returns what each hits."""
+        """Serve chains one by one in a cache of ``capacity`` keys; return the hits of each."""
         found = list[int]()
         for path in paths:
             lease = self.pin(path)

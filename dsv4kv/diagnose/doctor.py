@@ -156,7 +156,7 @@ def _check_calibration(path: Path, hostname_sha256: str) -> Check:
     if floors is None:
         return lacking
     if not floors.is_of(hostname_sha256):
-        return replace(lacking, found="that of another machine")
+        return replace(lacking, found="measured on another machine")
     percent = floors.alone * 100
     if floors.alone > _WIDE:
         advice = f"a floor this wide hides changes. Again: {advice}"

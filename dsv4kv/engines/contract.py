@@ -79,10 +79,10 @@ class Deployment:
     """One replica of a model on one rank (GPU): what an engine sizes.
 
     Attributes:
-        in_flight_tokens: Tokens one request may have in flight: tokens of a step times the
-            batches that run at once (up to vLLM 0.25 those of one batch).
+        in_flight_tokens: Tokens one request may have in flight: step tokens times concurrent
+            batches (up to vLLM 0.25, of one batch).
         layers: Indices of the layers this rank holds, without drafts; None for all.
-        concurrency: Requests to be served at once; None for as many as are asked for.
+        concurrency: Requests to be served concurrently; None without a limit.
         block_tokens: Tokens of context in a block; None takes the engine's own.
         state_bytes: Bytes of one element of the compressor state: 4 (float32) or 2 (bfloat16).
         online_state: HCA keeps its state as a running softmax.
@@ -194,7 +194,7 @@ class Engine:
         own: It is this toolkit's cache.
         unit: What ``Capacity`` counts: ``block``, ``full token``.
         holds_chunks: A running request holds all windows of its prompt's last chunk (SGLang).
-        shares_limits: Tokens of a step and the request limit are those of all replicas.
+        shares_limits: Step tokens and request limit are for all replicas together.
     """
 
     family: ClassVar[Family]
@@ -251,7 +251,7 @@ class Engine:
     def overhead(
         self, deployment: Deployment, step_tokens: int, machine: Machine, given: Given
     ) -> Overhead:
-        """Known memory of a GPU besides weights and cache."""
+        """Memory of a GPU that is neither weights nor cache, as far as it is known."""
         return UNKNOWN
 
     def loading(self, arch: str | None) -> Loading:
@@ -331,7 +331,7 @@ def layers_of(
     if kind not in kinds or unlike or shared:
         others = ", of V4.1 (ratio 0, 1 and 2, with owners) and of V3.2"
         raise ConfigError(
-            f"the rules of {engine} are those of DeepSeek-V4 (layers of ratio 0, 4 and 128, each "
+            f"the rules of {engine} describe DeepSeek-V4 (layers of ratio 0, 4 and 128, each "
             f"with its own cache){others if len(kinds) > 1 else ''}, which {model.name} is not: "
             "choose such a model, or the engine dsv4kv."
         )

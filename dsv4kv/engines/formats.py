@@ -84,7 +84,7 @@ _TABLE: tuple[_Rule, ...] = (
     ("vllm", "v41", lambda s: s.sm100,
      Stored(_WHOLE, _WHOLE, "fp8", "vLLM's V4.1 records on SM100 without mega attention")),
     ("vllm", "v41", lambda _: True,
-     Stored(_ENTRY, _ENTRY, "fp8", "V4's record: those of V4.1 are read on SM100 only")),
+     Stored(_ENTRY, _ENTRY, "fp8", "V4's record: V4.1's are read on SM100 only")),
     ("vllm", "flat", lambda s: s.dtype == "nvfp4_ds_mla",
      Stored("nvfp4", "", "fp8", "nvfp4_ds_mla, on SM100")),
     ("vllm", "flat", lambda s: s.dtype.startswith("fp8"), Stored(_ENTRY, "", "fp8", "as given")),
@@ -102,7 +102,7 @@ _TABLE: tuple[_Rule, ...] = (
     ("sglang", "v41", lambda s: s.sm100,
      Stored(_ENTRY, _ENTRY, "mxfp4", "V4's record: tensor parallel attention")),
     ("sglang", "v41", lambda _: True,
-     Stored(_ENTRY, _ENTRY, "mxfp4", "V4's record: those of V4.1 are read on SM100 and gfx950")),
+     Stored(_ENTRY, _ENTRY, "mxfp4", "V4's record: V4.1's are read on SM100 and gfx950")),
     ("sglang", "flat", lambda s: s.sm100 and s.dtype != "bfloat16",
      Stored("fp8", "", "fp8", "SGLang's backend trtllm on SM100 keeps 576 e4m3")),
     ("sglang", "flat", lambda s: s.dtype.startswith("fp8"), Stored(_ENTRY, "", "fp8", "as given")),
@@ -141,7 +141,7 @@ _KEPT: dict[tuple[str, str], tuple[str, ...]] = {
     ("sglang:0.5.23", "fp8_group32"): (*_SM100, "gfx950"),
     ("sglang:0.5.23", "fp4"): (*_SM100, "gfx950"),
 }
-"""Where an engine keeps a format; those that are left out it keeps wherever it keeps the place."""
+"""Where an engine keeps a format; any other it keeps wherever it keeps the place."""
 
 
 def stored_formats(site: Site, asked: Mapping[Place, str | None]) -> dict[Place, tuple[str, str]]:

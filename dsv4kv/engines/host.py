@@ -13,8 +13,8 @@ class HostWish:
     Attributes:
         size_bytes: Memory that the tier is given, as its engine counts it.
         memory_bytes: Memory that is free on a node before the engine starts.
-        retention: Tokens between the windows that vLLM keeps besides the last; None for those of
-            every block.
+        retention: Tokens between the windows that vLLM keeps in addition to the last; None keeps
+            every block's.
     """
 
     tier: str

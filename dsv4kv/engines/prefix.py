@@ -300,7 +300,7 @@ def _serve(name: str, variant: Variant, pool: Pool) -> Outcome:
 
 
 def draft_needs(variant: Variant, pool: Pool) -> tuple[int, int]:
-    """Tokens after a hit that must be known for drafts, and tokens that a hit gives up."""
+    """Tokens after a hit that must be known for drafts, and tokens that a hit drops."""
     drafts = pool.speculation
     if not drafts.drops:
         return drafts.key_tokens, 0

@@ -64,7 +64,7 @@ class Group:
 class Layout:
     """What a rank stores: the group of the whole context first, then windows and states.
 
-    ``unit_bytes`` are those of a block of the one pool that all groups share; 0 for pools apart.
+    ``unit_bytes``: bytes of a block of the one pool that all groups share; 0 for separate pools.
     """
 
     groups: tuple[Group, ...]
@@ -109,7 +109,7 @@ class Policy:
             decoding lacks pages (SGLang).
         replays: A hit's last window is computed again; a hit of a window or less is none.
         leaves_window: No hit covers a prompt's last window; else not its last token.
-        drops: A hit gives up its last block, for a draft model to compute.
+        drops: A hit drops its last block, for a draft model to compute.
         writes_evicted: The GPU's evicted blocks can be written to host memory (``write_back``).
         host_by_ratio: Host memory is sized by a ratio of the GPU's pools alone.
     """
@@ -228,7 +228,7 @@ SPECULATIONS: dict[str, Speculation] = {
         key_tokens=1,
     ),
     "mtp+connector": Speculation(
-        "a hit gives up the draft's last block", "MTP with a KV connector", drops=True
+        "a hit drops the draft's last block", "MTP with a KV connector", drops=True
     ),
 }
 """All ways to draft by name: vLLM 0.33 (``config/vllm.py``: ``num_hash_lookahead_tokens``;

@@ -119,8 +119,8 @@ def inverse_frequencies(config: DSV4Config, ratio: int, precision: Precision) ->
 
     Layers without compression (ratio 0) rotate plainly with θ = 10,000; everything in a
     compressed layer, its window included, uses θ = 160,000 with YaRN. Every step is rounded to
-    the precision: in float32 the bits are those of the engines, which at position 2^20 decide
-    about 0.06 radians.
+    the precision: in float32 the bits equal the engines', which at position 2^20 decide about
+    0.06 radians.
     Source: DeepSeek-V4 reference inference code and config.json (rope_scaling); vLLM 0.33.0
     (deepseek_scaling_rope.py) and SGLang 0.5.23 (dsv4/rope.py) for the steps.
     """

@@ -95,7 +95,7 @@ class EntryFormat:
 
     @cached_property
     def entry_bytes(self) -> int:
-        """Bytes of one entry, page padding left out."""
+        """Bytes of one entry, without page padding."""
         return self.data_row_bytes + self.scale_row_bytes
 
 

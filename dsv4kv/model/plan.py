@@ -26,13 +26,13 @@ TABLE_ENTRY_BYTES = 4
 
 
 def bytes_per_token(schemas: Sequence[LayerCacheSchema]) -> Fraction:
-    """Exact marginal bytes of one token of context over all layers, page padding left out."""
+    """Exact marginal bytes of one token of context over all layers, without page padding."""
     return sum((schema.bytes_per_token for schema in schemas), Fraction(0))
 
 
 @dataclass(frozen=True)
 class RequestBytes:
-    """What one request holds, in bytes, page padding left out."""
+    """Bytes of one request, without page padding."""
 
     compressed: int
     indexer: int

@@ -3,7 +3,7 @@
 Read a published Hugging Face ``config.json``. Two dialects describe the layer pattern:
 ``compress_ratios`` (DeepSeek's own checkpoints, draft layers appended) and ``layer_types`` with
 ``compress_rates`` (transformers). Multimodal wrappers nest the language model under
-``text_config``. A key that nobody here reads and that looks like the structure of a cache is an
+``text_config``. A key that is not read here and that looks like the structure of a cache is an
 error: a file of another kind would be sized, but wrongly.
 """
 

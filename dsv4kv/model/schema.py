@@ -104,7 +104,7 @@ class LayerCacheSchema:
 
     @property
     def bytes_per_token(self) -> Fraction:
-        """Exact marginal bytes of one token of context, page padding left out."""
+        """Exact marginal bytes of one token of context, without page padding."""
         pages = (self.main, self.indexer)
         return sum(
             (marginal_bytes(page.format, self.layer.ratio) for page in pages if page), Fraction(0)
@@ -138,7 +138,7 @@ def build_schema(
 ) -> LayerCacheSchema:
     """Lay out one layer's cache; ``formats`` None takes the model's own.
 
-    block_tokens: a multiple of 128 (64 where no layer pools so many).
+    block_tokens: a multiple of 128 (64 where no layer pools 128).
     draft_tokens: most speculative tokens that may be rolled back; window ring and state ring grow
     by as many rows so that rolling back loses nothing.
 

@@ -222,7 +222,7 @@ def _operations(name: str, target: Any, operation: str | None) -> dict[str, Func
     if operation or own_name in OPERATIONS or alike:
         return {operation or (own_name if own_name in OPERATIONS else alike[0]): target}
     raise ConfigError(
-        "neither its name nor its parameters are those of an operation: write "
+        "neither its name nor its parameters match an operation: write "
         f"operation={name} with one of {', '.join(OPERATIONS)}."
     )
 

@@ -1,6 +1,6 @@
 """The literal backend: every operation written out token by token, in float64 where it matters.
 
-Too slow to serve anything; it decides what is right. The arguments are those of ``ops.spec``.
+Too slow to serve anything; it decides what is right. Arguments as in ``ops.spec``.
 """
 
 import math

@@ -193,7 +193,7 @@ def indexer_insert(layout: PageLayout, hadamard: bool, maker: Maker) -> Argument
 
 
 def gather_topk(layout: PageLayout, maker: Maker) -> Arguments:
-    """Indices of which some are −1, some beyond the length and some there twice."""
+    """Indices, some of them −1, some beyond the length and some repeated."""
     made = maker.requests(layout)
     indices = _chosen(maker, made["lengths"])
     indices[:, 1] = made["lengths"] - 1
@@ -358,7 +358,7 @@ def index_scores(
 
 
 def select_blocks(block_entries: int, maker: Maker) -> Arguments:
-    """Scores of which many are equal; fewer blocks than are asked for, and more."""
+    """Scores, many of them equal; fewer blocks than top-k, and more."""
     return {
         "scores": maker.whole(-3, 4, 4, 70).float(),
         "lengths": torch.tensor([9, 70, 1, 0]),
@@ -368,7 +368,7 @@ def select_blocks(block_entries: int, maker: Maker) -> Arguments:
 
 
 def select_topk(main: PageLayout, block_entries: int | None, maker: Maker) -> Arguments:
-    """Scores of which many are equal, of all entries or of some blocks."""
+    """Scores, many of them equal, of all entries or of some blocks."""
     made = maker.tokens(main)
     del made["store"]
     lengths = made["lengths"]
@@ -417,7 +417,7 @@ def attend(
 
 
 def _chosen(maker: Maker, lengths: Tensor) -> Tensor:
-    """Indices of which some are −1, some beyond what a token sees and some there twice."""
+    """Indices, some of them −1, some beyond a token's context and some repeated."""
     indices = maker.whole(0, _LARGEST_INDEX, len(lengths), 40) % (lengths[:, None] + 3)
     indices[:, ::7], indices[:, 3] = -1, indices[:, 2]
     return indices.int()

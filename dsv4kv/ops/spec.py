@@ -14,8 +14,8 @@ order and without gaps, each with its own row of the output.
 
 Useful bytes are those that an operation must read and write, whatever the hardware: values,
 entries, states and indices, each once. Not counted: page padding, tables shared by a whole batch,
-parameters. Source of the terms: DeepSeek-V4 report, section 3.5. Floating-point operations are
-those of matrix products, a multiplication and an addition each.
+parameters. Source of the terms: DeepSeek-V4 report, section 3.5. Floating-point operations
+count matrix products, a multiplication and an addition each.
 """
 
 import re
@@ -114,7 +114,7 @@ def index_scores_bytes(
 ) -> Count:
     """Scores: ``read`` keys and ``places`` of tables or block lists in, ``scores`` out.
 
-    ``queries``: heads of all tokens, of which each has its codes and a weight. Tokens of one
+    ``queries``: heads of all tokens; each has its codes and a weight. Tokens of one
     request share its keys, which are read once; the keys of candidate blocks are each token's own.
     """
     asked = queries * (keys.dims + _FLOAT_BYTES)

@@ -22,7 +22,7 @@ would be taken for a decode step."""
 
 
 def resumable_blocks(matched: int, prompt_tokens: int, block_tokens: int) -> int:
-    """Cached blocks a prompt may resume after: as many as leave ``LEAST_COMPUTED`` tokens."""
+    """Max cached blocks a prompt may resume after, ``LEAST_COMPUTED`` tokens before its end."""
     return max(0, min(matched, (prompt_tokens - LEAST_COMPUTED) // block_tokens))
 
 

@@ -52,7 +52,7 @@ class Outcome:
         unreachable_checkpoints: Those written inside the partial last block of a prompt, which
             never comes again.
         found_tokens: Tokens found in the compressed cache, all requests together.
-        found_blocks: Blocks found there; None where they are not those of the trace's curve.
+        found_blocks: Blocks found there; None where blocks are not the curve's.
         rejected: Requests that can never run in a cache of this size; they hit and leave nothing.
         speculation: How drafts are made.
     """
@@ -76,7 +76,7 @@ class Outcome:
         return self.name if self.speculation == "none" else f"{self.name} {self.speculation}"
 
     def among(self, input_tokens: Ints, requests: Ints) -> "Outcome":
-        """The same among all requests, of so many tokens each; these are rejected but for ours."""
+        """The same among all requests, by their tokens; all but ours are rejected."""
         resumed = np.zeros(len(input_tokens), np.int64)
         resumed[requests] = self.resumed_tokens
         return replace(

@@ -1,7 +1,7 @@
 """Prompts as paths: the block ids of a whole trace in flat arrays, runs of consecutive ids as one.
 
 An id stands for a block *and its history*, so the paths form a tree in which every id has one
-parent. Memory is that of the runs, however many blocks they stand for.
+parent. Memory grows with the runs, however many blocks they stand for.
 
 Which blocks of every prompt were seen before, and how long ago: stack distances of all at once. A
 prompt's blocks are touched last to first, so a parent is always more recent than its children, an
@@ -84,7 +84,7 @@ class PathTable:
 
 
 def join_runs(request: Ints, start: Ints, count: Ints) -> tuple[Ints, Ints, Ints]:
-    """The same runs, as long as can be: one that goes on where another of its request ends is it.
+    """Join runs of a request where one begins at the id that another ends before.
 
     Args:
         request: int64[runs]: whose they are, in order.

@@ -136,7 +136,7 @@ class Seat:
     Attributes:
         slot: The slot.
         start: Tokens of the prompt that it holds already.
-        copied: Of which copied from another slot.
+        copied: Tokens of them that were copied from another slot.
         lease: Keeps what the prefix cache knows of the prompt.
     """
 

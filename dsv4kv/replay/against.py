@@ -128,7 +128,7 @@ def check_comparable(recorded: Recorded, server: Server) -> None:
 
 
 def spans_of(recorded: Recorded) -> list[Span]:
-    """When requests ran; one of which no end is known ends as it begins."""
+    """When requests ran; a request without a known end ends as it begins."""
     spans = []
     rows = zip(recorded.requests, recorded.first_s, recorded.last_s, strict=True)
     for request, first_s, last_s in rows:
@@ -151,8 +151,8 @@ class Comparison:
     ) -> None:
         """Compare what a server did by an engine's rule; ``pool`` is its cache and the requests.
 
-        ``advance`` is called with every request of every replay, of which there are
-        ``MOST_PLAYS`` at most.  Raises ``ConfigError`` for the toolkit's own rule.
+        ``advance`` is called with every request of every replay, ``MOST_PLAYS`` replays at most.
+        Raises ``ConfigError`` for the toolkit's own rule.
         """
         if not find_rule(rule).engine:
             raise ConfigError(f"the rule {rule} is no server's: take an engine's, with --rule.")
@@ -222,7 +222,7 @@ class Comparison:
         if inside:
             emptied = self._play(emptied=sorted([*self._restarts, *inside]))
             times = f"{len(inside)}, until " + ", ".join(map(_clock, inside[:3]))
-            yield self._between("nobody recorded", model, [emptied], times)
+            yield self._between("recording paused", model, [emptied], times)
 
     def _smaller_pool(self, model: Played) -> tuple[int, Played] | None:
         """A smaller pool with which the replay finds what the server found, if there is one."""

@@ -61,7 +61,7 @@ _LAST: list[tuple[Sequence[Request], PathTable]] = []
 
 
 def _collect(requests: Sequence[Request]) -> PathTable:
-    """The paths of a trace; those of the last one are remembered."""
+    """The paths of a trace; the last trace's are remembered."""
     if not _LAST or _LAST[0][0] is not requests:
         _LAST[:] = [(requests, collect_paths(requests))]
     return _LAST[0][1]
@@ -182,7 +182,7 @@ def _find_pool(
 
 
 def _name_apart(requests: Sequence[Request], block_tokens: int) -> Iterator[Request]:
-    """Prompts of which only the lengths are known, as those that share nothing."""
+    """Prompts whose lengths alone are known, as prompts that share nothing."""
     first = 0
     for request in requests:
         count = -(-request.input_tokens // block_tokens)

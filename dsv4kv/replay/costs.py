@@ -1,7 +1,7 @@
 """What a step moves and computes, as tables over the length of a request, and stated rates.
 
-The terms are those of ``dsv4kv.ops``, the same that ``dsv4kv bench`` counts: a decode step writes
-a layer with one operation, scores keys, selects and attends, all in place; a prompt chunk inserts,
+Terms as in ``dsv4kv.ops``, the same that ``dsv4kv bench`` counts: a decode step writes a layer
+with one operation, scores keys, selects and attends, all in place; a prompt chunk inserts,
 compresses and gathers what is visible. Sums over steps are differences of running sums.
 """
 
@@ -81,7 +81,7 @@ class StepTables:
             self.visible += layers * spec.gather_all_bytes(page.format, entries, blocks)
 
     def _add_writes(self, schemas: Sequence[LayerCacheSchema], lengths: Ints) -> None:
-        """What tokens write, decoded one by one or in a chunk, of which the last rows stay."""
+        """Writes of tokens, decoded one by one or in a chunk that keeps its last rows."""
         poolings: Counter[Pooling] = Counter()
         windows: Counter[PageLayout] = Counter()
         plain: Counter[tuple[EntryFormat, int]] = Counter()  # of one value; tokens of each

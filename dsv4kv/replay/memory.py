@@ -39,8 +39,8 @@ def _engine_bytes(
     """Bytes of a running request in addition to blocks, of a block, and of a page of windows.
 
     Groups share blocks of one size, which hold windows and states of running requests too (vLLM).
-    Pools apart have pages of context, and pages of windows with CSA states (SGLang). A rule that
-    knows nothing of windows leaves those of running requests in slots.
+    Pools apart have pages of context, and pages of windows with CSA states (SGLang). A rule
+    without windows keeps running requests' windows in slots.
 
     Raises:
         ConfigError: A format or a state that the rule's engine does not have.
@@ -122,12 +122,12 @@ class MemoryPlan:
         group: Decides how many blocks a length needs.
         block_tokens: Tokens of a block.
         block_bytes: Bytes of a block, with what is kept with it.
-        beside_bytes: Of which window and state, that ``full`` keeps with every block.
+        beside_bytes: Window and state in them, which ``full`` keeps with every block.
         slot_bytes: Window and state of a running request.
         checkpoint_bytes: Window and state of a prefix that ends at a whole block; by an engine's
             rule a page of its pool of windows.
         num_slots: Requests that hold a slot.
-        num_checkpoints: Checkpoints, or pages of windows; None for as many as are wanted.
+        num_checkpoints: Checkpoints, or pages of windows; None without a limit.
         num_blocks: Blocks of context.
         total_bytes: All memory; None where blocks are given instead.
         max_context_tokens: Longest request.
@@ -151,7 +151,7 @@ class MemoryPlan:
 
     @cached_property
     def token_bytes(self) -> float:
-        """Bytes that a token of context fills, padding left out."""
+        """Bytes that a token of context fills, without padding."""
         return float(bytes_per_token(self.schemas))
 
     @property

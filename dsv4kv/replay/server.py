@@ -125,7 +125,7 @@ def _texts(config: ReplayConfig) -> Texts:
 
 
 def _read(config: ReplayConfig, command: str, family: Family | None) -> Texts:
-    """What a launch command says; flags alone are those of ``family``."""
+    """Settings of a launch command; flags alone are read as ``family``'s."""
     if command.lstrip().startswith("-"):
         if family is None or not family.launch.program:
             raise ConfigError(

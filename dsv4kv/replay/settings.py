@@ -52,8 +52,8 @@ def settings_of(
         server: What was recorded of it.
         command: Its launch command, if it is given.
         log: The log of its start, if it is given.
-        rule: A rule that was asked for.
-        model: Likewise a model.
+        rule: The rule, if it is given.
+        model: The model, if it is given.
 
     Raises:
         ConfigError: The log is of a model with another cache.
@@ -131,7 +131,7 @@ def _rule(
 
 
 def _blocks_by_metrics(server: Server) -> str | None:
-    """What the pool holds: in blocks, one of which holds nothing (vLLM), or in tokens (SGLang)."""
+    """The pool's capacity: in blocks less the null block (vLLM), or in tokens (SGLang)."""
     found = server.settings
     if found.get("num_gpu_blocks", "").isdecimal():
         return str(int(found["num_gpu_blocks"]) - 1)

@@ -1,6 +1,6 @@
 """One tier: the objects that it holds, and the transfers into it and out of it.
 
-An object is a block of context, or a tail: the windows and states with which a request goes on
+An object is a block of context, or a tail: the windows and states with which a request resumes
 behind a block. Blocks are evicted after those behind them; a tail goes with its block, and may go
 before it.
 

@@ -68,9 +68,9 @@ class Tiers:
     Attributes:
         tiers: They.
         stored: What they keep.
-        asked_tokens: Of requests when they were first admitted: cached once, and not on the GPU
-            with what it takes to go on.
-        restored_tokens: Of which were brought back. The others are lost at a tier, for a reason.
+        asked_tokens: Of requests when they were first admitted: cached once, and not resumable on
+            the GPU.
+        restored_tokens: Tokens of them that were restored. The others are lost at a tier.
         restored_requests: Requests that something was brought back for.
     """
 

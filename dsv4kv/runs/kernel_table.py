@@ -69,7 +69,7 @@ def build_table(
     # a step on a GPU that launched nothing is none
     steps = len(trace.steps_ns) if _on_cpu(work) else len(np.unique(work.step[work.step >= 0]))
     idle = len(trace.steps_ns) - steps
-    left_out = [f"left out: {counted(idle, 'step')} without work"] if idle else []
+    left_out = [f"omitted: {counted(idle, 'step')} without work"] if idle else []
     used = [] if _on_cpu(work) else np.unique(work.device).tolist()
     nodes, keys = np.unique(work.node[work.node > 0]), classes.keys(work)[chosen]
     kernels = [_row(trace, rows, gaps, nodes, classes) for rows in _equal(chosen, keys)]

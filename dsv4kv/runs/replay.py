@@ -139,7 +139,7 @@ class Reuse(Part):
     shared_tokens: int
     """Tokens of the blocks that prompts share."""
     rule: str = "ideal"
-    """By whose rule prompts were found, kept and evicted."""
+    """Prefix rule: how prompts were found, kept and evicted."""
     setting: str = ""
     """What a user of the engine writes to have the rule; empty where there is nothing to write."""
     requests: int

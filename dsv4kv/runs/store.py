@@ -75,7 +75,7 @@ def loads(text: str, name: str) -> RunRecord:
         )
     if found is not None and found != digest(document):
         raise RecordError(
-            f"{name} was changed after it was written: its {DIGEST} is not that of its values. "
+            f"{name} was changed after it was written: its {DIGEST} does not match its values. "
             "Take the file as dsv4kv wrote it."
         )
     try:

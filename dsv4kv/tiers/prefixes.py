@@ -176,8 +176,8 @@ class Windows:
     name: str  # as users write it
     period_tokens: int = 0  # at every multiple of it; 0 nowhere
     end: tuple[int, int] | None = None
-    """Where prompts end, floored to a multiple of the first number, so many tokens before the
-    end as the second says; None nowhere."""
+    """Where prompts end, floored to a multiple of the first number; the second number of tokens
+    is kept back before the end. None nowhere."""
     junctions: bool = False  # where what an earlier prompt left ends
     replay_tokens: int = 0
     """Tokens before the end of a hit that are computed again, for want of a window; 0 where

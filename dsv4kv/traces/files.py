@@ -399,7 +399,7 @@ def read_counted_ids(
     if len(ids) != blocks and (partial or len(ids) != input_tokens // block_tokens):
         raise Defect(
             f"{name} has {len(ids):,} ids, expected {blocks:,}: one per {block_tokens} of "
-            f"{input_tokens:,} tokens, the last may be partial{'' if partial else ' or left out'}"
+            f"{input_tokens:,} tokens, the last may be partial{'' if partial else ' or omitted'}"
         )
     return ids
 

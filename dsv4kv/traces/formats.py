@@ -195,7 +195,7 @@ def _extend(before: Request | None, record: dict[str, Any]) -> Request:
             return Request(arrival_s, input_tokens, output_tokens, kept + new, BLOCK_TOKENS)
     raise Defect(
         f"hash_ids has {len(new):,} ids, expected {blocks - full:,}: the turn makes the session's "
-        f"prompt {blocks:,} blocks of {BLOCK_TOKENS} tokens, of which it had {full:,}"
+        f"prompt {blocks:,} blocks of {BLOCK_TOKENS} tokens, and it had {full:,} of them"
     )
 
 

@@ -49,7 +49,7 @@ def report_fit(fit: Fit) -> Iterator[Part]:
         ("of", name),
         ("measured", lambda each: number(each, each.measured_s)),
         ("fitted", lambda each: number(each, each.fitted_s)),
-        ("run left out", others),
+        ("cross-validated", others),
     ]
     rows = [each for each in fit.compared if math.isnan(each.share) or each.share == 50.0]
     note = "; ".join(["s for whole runs, else ms; medians where there are any", *fit.assumed])
@@ -64,12 +64,12 @@ def _answers(fit: Fit) -> Iterator[str]:
         if off is not None
     ]
     if known:
-        yield f"Median error on runs that were left out: {', '.join(known)}."
+        yield f"Median error on held-out runs: {', '.join(known)}."
     else:
         runs = counted(len({each.run for each in fit.compared}), "run")
         yield (
-            f"The error elsewhere is unknown from {runs}: {FEWEST_TO_LEAVE_OUT} or more can be "
-            "left out one by one; the error of before stays."
+            f"{runs} cannot be cross-validated ({FEWEST_TO_LEAVE_OUT} or more are needed): the "
+            "clock keeps its previous error."
         )
     yield from fit.doubts
     if unknown := [each.name for each in fit.estimates if not each.determined]:

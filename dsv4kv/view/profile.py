@@ -257,7 +257,7 @@ def _operations_table(operations: Sequence[OperationRow], yardstick: Yardstick |
         ("in DRAM", lambda row: size(row.dram_bytes)),
         ("moved / useful", moved),
     ]
-    note = "useful bytes are those of the byte model, all calls"
+    note = "useful bytes by the byte model, all calls"
     return Table("Operations", columns, operations, note=note)
 
 

@@ -269,7 +269,7 @@ def _memory_table(result: ReplayResult) -> Table:
         ("bytes", lambda p: format_bytes(p.units * p.unit_bytes) if p.units else ABSENT),
         ("peak in use", lambda pool: f"{pool.peak_units:,}"),
     ]
-    note = "blocks in use are those of running requests; the others are cached"
+    note = "blocks in use belong to running requests; the others are cached"
     return Table("Memory", columns, result.pools, note=note)
 
 

@@ -81,7 +81,7 @@ def test_vllm_without_a_size_or_with_too_little_memory_is_told() -> None:
     short = found(**OFFLOADED, host_memory="64GiB")
     assert not short.fits
     assert short.host is not None
-    assert "of a node's memory, of which" in short.host.refusal
+    assert "of a node's memory, and" in short.host.refusal
 
 
 @pytest.mark.parametrize(

@@ -369,7 +369,7 @@ def test_another_range_can_be_the_step() -> None:
     step = ("--step", "execute_model", "--verbose")
     assert "2 of them" in invoke("--from", "server.sqlite", *step).stdout
     others = text(invoke("--from", "server.sqlite", "--verbose").stdout)
-    assert "the steps are those of 'execute_*'" in others
+    assert "the steps are 'execute_*'" in others
 
 
 # ---- help ---------------------------------------------------------------------------------------

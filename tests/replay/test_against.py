@@ -198,7 +198,7 @@ def test_a_time_when_nobody_recorded_is_named_and_bounds_what_was_lost_in_it(
     scene = Scene(unheard=frozenset(range(30, 45)))
     found = against(record(tmp_path / "server", scene))
     named = causes(found)
-    low, high = named["nobody recorded"]
+    low, high = named["recording paused"]
     assert low < 0 == high
     # conversations went on in between: what the server found of them nobody saw
     assert named["cached before the recording, or generated"][0] > 0

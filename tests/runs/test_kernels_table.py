@@ -112,7 +112,7 @@ def test_steps_that_launch_nothing_on_a_gpu_do_not_count(tmp_path: Path) -> None
         export.range("step", begin, begin + 10)
     table = from_nsys(tmp_path, export)
     assert table.num_steps == 2
-    assert table.notes == ["left out: 2 steps without work"]
+    assert table.notes == ["omitted: 2 steps without work"]
 
 
 def test_work_outside_steps_is_counted_and_left_out(tmp_path: Path) -> None:

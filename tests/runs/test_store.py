@@ -199,7 +199,7 @@ def test_a_sample_changed_by_hand_is_refused_with_the_reason(tmp_path: Path) -> 
     sample = make_record().cases[0].operations[0].samples_ns[7]
     path.write_text(path.read_text().replace(f" {sample},", f" {sample // 2},", 1))
     assert refusal(path).startswith(
-        f"{path} was changed after it was written: its {DIGEST} is not that of its values."
+        f"{path} was changed after it was written: its {DIGEST} does not match its values."
     )
 
 

@@ -136,8 +136,7 @@ class Comparison:
     floor: Floor  # the smallest change that counts
     rows: tuple[Row, ...]  # every quantity of both sides
     overall: Judgement | None
-    """The verdict on the geometric mean of all rows but those of other work; None without such a
-    row."""
+    """The verdict on the geometric mean of all rows with the same work; None if there is none."""
     in_turns: bool
     """Whether steps of both sides were interleaved; then launches are judged in pairs."""
     virtual: bool  # whether all times are those of a model, and changes exact

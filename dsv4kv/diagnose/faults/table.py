@@ -134,7 +134,7 @@ class Fault(_Row):
     id: str = Field(pattern=r"[a-z0-9-]+")  # its name
     engine: str  # whose; ``bench`` is a trap of benchmarks
     versions: str
-    """Releases that have it: clauses such as ``>=0.21``, all of which hold; ``*`` is any."""
+    """Releases that have it: clauses such as ``>=0.21``, which must all hold; ``*`` is any."""
     fixed_in: str | None = None  # the release that has it no more; None where there is none yet
     when: tuple[Condition, ...] = Field(min_length=1)  # conditions, all of which hold
     symptom: str = Field(min_length=10)  # what is seen

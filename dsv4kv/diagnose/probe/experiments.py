@@ -228,9 +228,9 @@ def steps(q: Questioner, known: Known) -> Iterator[Conclusion]:
     yield _smallest(smallest)
     yield Conclusion("step", f"hits grow by {step:,} tokens", step)
     if not lost:
-        yield Conclusion("drafts", "a hit gives up nothing but a prompt's last token", 0, "good")
+        yield Conclusion("drafts", "a hit loses nothing but a prompt's last token", 0, "good")
     elif lost % step == 0:
-        said = f"every hit gives up {lost:,} tokens, {lost // step} of its blocks"
+        said = f"every hit loses {lost:,} tokens, {lost // step} of its blocks"
         yield Conclusion(
             "drafts", said, lost, advice="MTP with a KV connector costs a block a hit in vLLM"
         )

@@ -30,8 +30,8 @@ _RANK = re.compile(
 def read_lines(path: Path) -> Iterator[str]:
     """Yield every line without colours and line ends.
 
-    Plain or gzip-compressed; bytes that are no UTF-8 are replaced; the file is streamed. Of a line
-    longer than 1 MiB the rest is left out.
+    Plain or gzip-compressed; bytes that are no UTF-8 are replaced; the file is streamed. A line
+    is cut after 1 MiB.
 
     Raises:
         ConfigError: A file that cannot be read, or has more than 256 MiB when unpacked.
@@ -112,7 +112,7 @@ _LONGEST, _LARGEST = 40, 10**15  # characters of a field; what no server prints 
 def find_fields(line: str) -> dict[str, str]:
     """Fields of one line, by name, as written; empty for a line that says nothing of the cache.
 
-    What is longer or larger than any number of a log is left out.
+    A value longer or larger than any number of a log is dropped.
     """
     if not _LIKELY.search(line):
         return {}
@@ -393,7 +393,7 @@ def named_model(log: StartupLog) -> str | None:
         another = made if unlike else reported
         raise ConfigError(
             f"{log.source}: not understood: the log is of {another!r}, whose cache the rules do "
-            f"not describe: they are those of {', '.join(known)}. dsv4kv budget --model "
+            f"not describe; known: {', '.join(known)}. dsv4kv budget --model "
             "sizes other models without their logs."
         )
     return V41 if generation and generation[1] == "V41" else None

@@ -43,7 +43,7 @@ def size_tier(
         page = engine.pools(deployment).csa
         page *= PageLayout(deployment.formats.main, entries).page_bytes
         pool = HostPool("dsv4_hisparse_c4", -(-(full // 4) // entries), page)
-        kept = {"tokens of context, of which the GPU holds a part": full}
+        kept = {"tokens of context, a part of them on the GPU": full}
         tier = HostTier("HiSparse", (pool,), wish.ranks, kept)
         return replace(tier, refusal=_refusal(tier, wish))
     if not deployment.prefix_cache or deployment.role == "decode":
@@ -151,7 +151,7 @@ def _refusal(tier: HostTier, wish: HostWish) -> str:
         if pool.total_bytes > share:
             return (
                 f"SGLang refuses to start: its host pool {pool.name} takes "
-                f"{pool.total_bytes / 1e9:.2f} GB of every rank, of which "
+                f"{pool.total_bytes / 1e9:.2f} GB of every rank, and "
                 f"{max(share, 0) / 1e9:.2f} GB are left: lower --hicache-ratio."
             )
         free -= pool.total_bytes * wish.ranks

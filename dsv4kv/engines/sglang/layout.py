@@ -147,7 +147,7 @@ class Pools:
         return -(-(live + tails) // page) * page
 
     def reserved_bytes(self, full_tokens: int) -> float:
-        """Pages of V4.1's entries and keys beyond those of the full tokens."""
+        """Pages of V4.1's entries and keys in addition to the full tokens'."""
         if not self.build.v41_pages:
             return 0.0
         records = self.deployment.formats.window.name != "fp8_ds_mla"
@@ -221,7 +221,7 @@ class Pools:
         return tokens
 
     def window_slots(self, full_tokens: int) -> int:
-        """Slots of the pool of windows beside the full tokens."""
+        """Slots of the pool of windows, next to the full tokens."""
         if self.request_windows:
             return self.fixed_window_tokens
         return int(full_tokens * self.window_ratio) // self.page_tokens * self.page_tokens

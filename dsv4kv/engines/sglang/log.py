@@ -33,7 +33,7 @@ def recover(log: StartupLog, reading: Reading) -> Iterator[Recovery]:
 
 
 def nearest(log: StartupLog, reading: Reading) -> Iterator[Recovery]:
-    """Configurations of SGLang, none of which gives the numbers; the closest scores best."""
+    """Configurations of SGLang that do not give the numbers exactly; the closest scores best."""
     reported = reading.number("bytes_per_full_token") or 0
     for found, agreeing, price in _configurations(log, reading):
         off = -round(100 * abs(price - reported))

@@ -243,7 +243,7 @@ class SglangEngine(Engine):
             overlap = Default(1, "SGLang's overlap schedule is off with pipeline stages")
         defaults = {
             "memory_fraction": Default(
-                share, "SGLang's mem_fraction_static for such a chunk and so many GPUs"
+                share, "SGLang's mem_fraction_static for this chunk and number of GPUs"
             ),
             "reserve": Default(
                 _BEFORE_WEIGHTS,
@@ -262,7 +262,7 @@ class SglangEngine(Engine):
             return defaults
         limit = given.get("request_limit")
         each = max(1, limit // machine.dp) if limit else _FEW + 1
-        reason = "SGLang's disaggregation_decode_extra_slots for so many requests"
+        reason = "SGLang's disaggregation_decode_extra_slots for this request limit"
         return {"extra_slots": Default(2 * each if each <= _FEW else 0, reason)} | defaults
 
     def overhead(
@@ -344,8 +344,8 @@ def _bound(pools: Pools, full: int) -> str:
     now = "1" if pools.frees_windows else "0"
     return (
         f"Its {full:,} full tokens hold {full // max(tokens, 1):,} requests of {tokens:,} tokens, "
-        f"its {pools.window_slots(full):,} window slots {kept:,} that keep those of their whole "
-        f"prompt and {freed:,} that give them back "
+        f"its {pools.window_slots(full):,} window slots {kept:,} that keep the slots of their "
+        f"whole prompt and {freed:,} that free them "
         f"(SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS, here {now}): the fewer bind."
     )
 

@@ -42,7 +42,7 @@ def size_tier(
     if wish.memory_bytes is None or tier.node_bytes <= wish.memory_bytes:
         return tier
     refusal = (
-        f"{tier.name} takes {tier.node_bytes:,} B of a node's memory, of which "
+        f"{tier.name} takes {tier.node_bytes:,} B of a node's memory, and "
         f"{wish.memory_bytes:,} B are free: give it less."
     )
     return replace(tier, refusal=refusal)

@@ -1,8 +1,8 @@
 """What vLLM stores for every layer: pages by block, for buckets of layers that grow in step.
 
 Compressed KV and indexer keys need blocks for the whole context. Window entries and compressor
-states are kept by blocks too, of which only those under the sliding window stay. V4.1 keeps a ring
-of state in one block of every request, V3.2 nothing but entries and keys.
+states are kept by blocks too; only blocks under the sliding window stay. V4.1 keeps a ring of
+state in one block of every request, V3.2 nothing but entries and keys.
 Buckets are split into groups that draw their blocks from one pool, so that a block costs the same
 in each.
 Source: vLLM 0.20 to 0.33, ``vllm/models/deepseek_v4``, ``DeepseekV4SWACache``,
@@ -296,7 +296,7 @@ def _padded(bucket: LayerGroup, full: LayerGroup) -> LayerGroup:
         if not larger:
             raise ConfigError(
                 f"this vLLM keeps a {page.pool} page of {page.page_bytes:,} B in the place of a "
-                f"page of compressed KV, of which the largest has {max(full.sizes):,} B: it needs "
+                f"page of compressed KV, whose largest has {max(full.sizes):,} B: it needs "
                 "a CSA layer, and blocks of 256 tokens or more."
             )
         return replace(page, page_bytes=min(larger))

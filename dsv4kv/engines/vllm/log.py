@@ -108,7 +108,7 @@ def recover(log: StartupLog, reading: Reading) -> Iterator[Recovery]:
 
 
 def nearest(log: StartupLog, reading: Reading) -> Iterator[Recovery]:
-    """Configurations of vLLM, none of which gives the numbers; the closest scores best."""
+    """Configurations of vLLM that do not give the numbers exactly; the closest scores best."""
     tokens = reading.whole("tokens") or 0
     for search in _searches(log, reading):
         for flight in search.flights or _DEFAULT_FLIGHT:

@@ -380,9 +380,7 @@ def read_kineto(path: Path, step: str = STEP) -> Trace:
         "are no JSON, as with quotes in their names": file.broken,
         "have no start time or no duration": events.timeless,
     }
-    dropped = [
-        f"left out: {count:,} events that {why}" for why, count in left_out.items() if count
-    ]
+    dropped = [f"omitted: {count:,} events that {why}" for why, count in left_out.items() if count]
     return replace(trace, warnings=[*trace.warnings, *dropped])
 
 

@@ -215,7 +215,7 @@ def name_files(folder: Path) -> str:
 
 def _warnings(dropped: Sequence[str], tool: str) -> list[str]:
     names = ", ".join(dict.fromkeys(dropped))
-    return [f"this {tool} does not know {names}: left out"] if names else []
+    return [f"this {tool} does not know {names}: omitted"] if names else []
 
 
 def _last_lines(log: Path) -> str:

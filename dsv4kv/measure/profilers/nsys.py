@@ -309,9 +309,7 @@ def read_nsys(path: Path, step: str = STEP) -> Trace:
             "devices": devices,
             "version": _read_version(database),
             "warnings": [*_read_diagnostics(database), *_judge(work)],
-            "notes": [f"left out: {counted(left, 'piece')} of work without an end"]
-            if left
-            else [],
+            "notes": [f"omitted: {counted(left, 'piece')} of work without an end"] if left else [],
         }
         return trace_launches("nsys", step, ranges, names, launches, **more)
 

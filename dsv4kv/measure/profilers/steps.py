@@ -199,7 +199,7 @@ def _settle_cut_off(
         return ranges, is_step, []
     dropped = f"{counted(count, 'step')} without an end"
     if np.any(is_step & ~cut_off):
-        return ranges.where(~cut_off), is_step[~cut_off], [f"left out: {dropped}"]
+        return ranges.where(~cut_off), is_step[~cut_off], [f"omitted: {dropped}"]
     last = max(int(times.max(initial=NONE)) for times in ends)
     closed = replace(ranges, end_ns=np.where(cut_off, last, ranges.end_ns))
     return closed, is_step, [f"{dropped}: taken to last until the end of the profile"]
@@ -240,8 +240,8 @@ def note_instead(step: str, instead: str, ranges: Ranges, names: Sequence[str]) 
 
 
 def note_usual(step: str, fit: str) -> list[str]:
-    """That other ranges are the steps than those asked for."""
-    return [] if fit == step else [f"no range is named {step!r}: the steps are those of {fit!r}"]
+    """A note if the steps are other ranges than requested."""
+    return [] if fit == step else [f"no range is named {step!r}: the steps are {fit!r}"]
 
 
 def _lie_in(

@@ -158,7 +158,7 @@ def _report(path: Path, code: dict[str, list[Instruction]]) -> list[KernelReport
 
 
 def _disassemble(architecture: str, codes: Sequence[bytes]) -> list[list[Instruction]]:
-    """Instructions of each piece of code; padding left out."""
+    """Instructions of each piece of code, without padding."""
     with temporary_folder("dsv4kv-code-") as folder:
         (folder / "code").write_bytes(b"".join(codes))
         binary = architecture.replace("sm_", "SM")

@@ -108,13 +108,13 @@ def plan_attend(
 
 
 def _tile_heads(heads: int, shape: Shape) -> int:
-    """Heads that a block takes, some of which fill up: as few as its products can have."""
+    """Heads of a block, padding included: as few as its products can have."""
     least = shape.heads if shape is GROUPS else min(heads, shape.heads)
     return next(size for size in _HEAD_TILES if size >= least)
 
 
 def parts_of(queries: Tensor, window: int, entries: Entries | None, shape: Shape) -> int:
-    """Blocks that share a token's entries: as many as run at once, each with a tile or more."""
+    """Blocks that share a token's entries: all that run concurrently, each with ≥ 1 tile."""
     groups = len(queries) * -(-queries.shape[1] // shape.heads)
     tiles = -(-window // shape.tile) + -(-_most_entries(entries) // shape.tile)
     places = shape.resident * multiprocessors(queries)

@@ -1,6 +1,6 @@
 """Launch plans that move bytes as they are: peaks that gathers are compared with, tiers' objects.
 
-Sizes of peaks are whole 16-byte chunks; a rest is left out. An object of a tier is what a family
+Sizes of peaks are whole 16-byte chunks; a rest is dropped. An object of a tier is what a family
 has of one page or slot: the layers' pieces, one after another.
 """
 

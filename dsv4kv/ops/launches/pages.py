@@ -94,7 +94,7 @@ def plan_gather_topk(
 def plan_gather_all(
     store: PageStore, table: Tensor, slots: Tensor, lengths: Tensor, out: Tensor, **how: Any
 ) -> Launch:
-    """Entries from M on are left out; rows after the largest length are left as they are."""
+    """Entries from M on are skipped; rows after the largest length stay as they are."""
     sizes = (*out.shape[:2], *table.shape, len(store.pages))
     arguments = (store.pages, table, slots, lengths, out, *sizes)
     return _gather("gather_all", store, out, arguments, **how)

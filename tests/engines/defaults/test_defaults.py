@@ -56,6 +56,6 @@ def test_every_version_with_rules_has_recorded_defaults() -> None:
 def test_a_limit_below_what_is_asked_for_is_raised_and_said() -> None:
     found = scenario(engine="sglang:0.5.23", gpus="8", concurrency="1000")
     assert found.settings.request_limit == 1000
-    assert found.settings.assumed["request_limit"].reason.startswith("as many as are asked for")
+    assert found.settings.assumed["request_limit"].reason.startswith("as given by --concurrency")
     given = scenario(engine="sglang:0.5.23", gpus="8", concurrency="1000", request_limit="64")
     assert given.settings.request_limit == 64

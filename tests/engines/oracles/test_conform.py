@@ -114,7 +114,7 @@ TWICE = (("admit", 7, [6, 8, 10], 718, 1), ("step", 0), ("empty",), ("empty",))
         (ANSWERS, ANSWERED, "reads", "copied as tokens to 204 of group 3, and holds nothing"),
         (ANSWERS | {"host_prompts_only": True}, ANSWERED, "", ""),
         (ANSWERS | {"retention": 0}, ANSWERED, "", ""),
-        (DRAFTS, EMPTIED, "reads", "of which a copy is under way"),
+        (DRAFTS, EMPTIED, "reads", "which is still being copied"),
         (DRAFTS, EMPTIED[:-1], "", ""),
         (ROOM | {"ahead": True}, TWICE, "calls", "assert not self._current_batch_jobs_to_flush"),
         (ROOM | {"ahead": True}, TWICE[:-1], "", ""),

@@ -107,7 +107,7 @@ def test_events_that_do_not_tell_their_time_are_left_out_and_counted(
         del events[4][name]
     trace = read_kineto(save(tmp_path / "t.json", events))
     assert len(trace.work) == 5
-    told = "left out: 2 events that have no start time or no duration"
+    told = "omitted: 2 events that have no start time or no duration"
     assert trace.warnings == [told]
 
 
@@ -182,7 +182,7 @@ def test_names_that_torch_writes_with_quotes_are_left_out_and_told(tmp_path: Pat
     path = of_torch(tmp_path / "t.json", "a step of it")
     path.write_text(path.read_text().replace("a step of it", 'a "step" of it'))
     trace = read_kineto(path)
-    assert trace.warnings == ["left out: 3 events that are no JSON, as with quotes in their names"]
+    assert trace.warnings == ["omitted: 3 events that are no JSON, as with quotes in their names"]
     assert "aten::sort" in trace.names
 
 

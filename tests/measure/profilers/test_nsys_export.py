@@ -113,7 +113,7 @@ def test_a_step_that_the_capture_cut_off_is_left_out_beside_whole_ones(tmp_path:
     trace = read(export, tmp_path)
     assert len(trace.steps_ns) == 2
     assert np.count_nonzero(trace.work.step == NONE) == 1
-    assert trace.notes == ["left out: 1 step without an end"]
+    assert trace.notes == ["omitted: 1 step without an end"]
 
 
 def test_work_without_a_call_is_in_no_step_though_a_call_has_no_number_either(
@@ -206,7 +206,7 @@ def test_work_without_an_end_is_left_out_and_told(end: int | None, tmp_path: Pat
     export.kernel("cut_off", 100, 70_000, end)
     trace = read(export, tmp_path)
     assert len(trace.work) == 10
-    assert trace.notes == ["left out: 1 piece of work without an end"]
+    assert trace.notes == ["omitted: 1 piece of work without an end"]
 
 
 @pytest.mark.parametrize("table", sorted(set(two_replays().rows)))

@@ -80,7 +80,7 @@ def test_a_range_that_engines_call_a_step_is_one_though_it_comes_once(
     capture.mark(name, 90, launch_step(capture, 100, 4) + 10)
     table = table_of(capture, writer, tmp_path)
     (fit,) = [usual for usual in USUAL if usual[:5] == name[:5]]
-    assert table.notes == [f"no range is named 'step': the steps are those of {fit!r}"]
+    assert table.notes == [f"no range is named 'step': the steps are {fit!r}"]
     assert (table.num_steps, table.outside_calls, table.outside_ns) == (1, 1, 40_000)
     assert inside_ns(table) + table.outside_ns == capture.total_ns
     assert (calls_of(table, INSERT), calls_of(table, ATTENTION)) == (4, 4)

@@ -104,7 +104,7 @@ REFUSALS = {
     "mine:nothing": "mine has no 'nothing'.",
     "mine:seven.x": "int has no 'x'.",
     "mine:other": (
-        "neither its name nor its parameters are those of an operation: write "
+        "neither its name nor its parameters match an operation: write "
         f"operation=mine:other with one of {CHOICES}."
     ),
     "gather=mine:other": "'gather' is no operation: choose window_insert, ",

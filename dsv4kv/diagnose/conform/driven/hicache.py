@@ -7,10 +7,10 @@ What is real: the tree's components, the controller and its queues, V4's device 
 of each kind, its host pools and their allocators; none of them has memory. What stands in are
 streams, events and the one class that copies bytes. A copy is followed instead: from its
 submission on its target holds nothing, at its end what its source has held all the while. Copies
-of one direction end in order, as those of one stream do.
+of one direction end in order, as on one stream.
 Source: SGLang 0.5.23, ``srt/mem_cache/{unified_radix_cache,memory_pool_host,l2_transfer}.py``,
-``hybrid_cache``, ``srt/managers/cache_controller.py``; the calls of a step and their order are
-those of ``scheduler.py`` and of ``add_one_req`` in ``schedule_policy.py``.
+``hybrid_cache``, ``srt/managers/cache_controller.py``; the calls of a step and their order follow
+``scheduler.py`` and ``add_one_req`` in ``schedule_policy.py``.
 """
 
 import atexit

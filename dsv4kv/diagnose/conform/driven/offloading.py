@@ -6,7 +6,7 @@ What is real: the connector, its scheduler's and its worker's side, the manager 
 What stands in is the one class that copies bytes. A copy is followed instead: from its submission
 on its target holds nothing, at its end what its source has held all the while.
 Source: vLLM 0.33.0, ``distributed/kv_transfer/kv_connector/v1/offloading``, ``v1/kv_offload/cpu``;
-the calls of a step and their order are those of ``v1/worker/gpu/kv_connector.py``.
+the calls of a step and their order follow ``v1/worker/gpu/kv_connector.py``.
 """
 
 import importlib

@@ -5,8 +5,8 @@
 
 Behind them, where a sequence says so, is its host memory (``hicache.py``).
 
-No tensors of a cache: writes are followed page by page instead. The calls and their order are
-those of ``schedule_policy.py`` (match, lock), ``schedule_batch.py`` (pages, windows left behind,
+No tensors of a cache: writes are followed page by page instead. The calls and their order
+follow ``schedule_policy.py`` (match, lock), ``schedule_batch.py`` (pages, windows left behind,
 retraction) and ``batch_result_processor.py`` (checkpoint, release).
 Source: SGLang 0.5.23, ``srt/mem_cache/{unified_radix_cache,common,allocator/swa}.py``.
 """
@@ -581,7 +581,7 @@ class Session:
                 what = f"windows have nothing of its page {place}"
             else:
                 continue
-            note("reads", f"request {request.rid} goes on at token {position}, and {what}")
+            note("reads", f"request {request.rid} resumes at token {position}, and {what}")
 
     def _count_pages(self):
         """Every page of both pools is free, held by the tree, or held by one request."""

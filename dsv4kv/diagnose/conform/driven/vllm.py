@@ -4,8 +4,8 @@
 """vLLM's own scheduler and cache manager with DeepSeek-V4's groups, driven by operations.
 
 No tensors: a step's writes are followed block by block instead, as which tokens of whose prompt
-lie where. Runs in the engine's Python, which need not know dsv4kv. The calls and their order are
-those of ``v1/engine/core.py``: schedule, execute, update, take drafts.
+lie where. Runs in the engine's Python, which need not know dsv4kv. The calls and their order
+follow ``v1/engine/core.py``: schedule, execute, update, take drafts.
 Source: vLLM 0.22 to 0.33, ``v1/core/sched/scheduler.py``, ``v1/core/kv_cache_manager.py``.
 """
 
@@ -440,7 +440,7 @@ class Session:
                     what = "has another prompt's"
                 else:
                     continue
-                at = f"request {rid} goes on at token {position} (it hit {self._hits[rid]})"
+                at = f"request {rid} resumes at token {position} (it hit {self._hits[rid]})"
                 note("reads", f"{at}, and group {group} {what} tokens {place * span} to {end}")
                 return
 
@@ -451,7 +451,7 @@ class Session:
             for block in self._groups[group].req_to_blocks[rid][begin // span : -(-end // span)]:
                 if block.block_id in copied:
                     into = f"tokens {begin} to {end} into block {block.block_id}"
-                    note("reads", f"request {rid} computes {into}, of which a copy is under way")
+                    note("reads", f"request {rid} computes {into}, which is still being copied")
 
     def _count_blocks(self):
         """Every block is free, or held as often as it says, by requests of one group."""

@@ -53,7 +53,7 @@ compilers: $(VENV)/installed-test
 # All of the conversation trace: the policies against libCacheSim, of which `check` replays the
 # beginning, and every rule of V4's groups, of which `check` replays one.
 traces: $(VENV)/installed-test
-	DSV4KV_WHOLE_TRACES=1 $(BIN)/pytest tests/prefix/test_policies_libcachesim.py tests/engines/test_rules.py
+	DSV4KV_WHOLE_TRACES=1 $(BIN)/pytest tests/core/test_policies_libcachesim.py tests/engines/test_rules.py
 
 # A million steps of a cache that shares blocks and runs out of them; about an hour.
 endure: $(VENV)/installed-test

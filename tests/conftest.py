@@ -170,10 +170,10 @@ THINNED = {
     "ops/test_streaming.py::test_tokens_chunks_and_one_prompt_give_equal_pages_and_states": 3,
     "replay/plan/test_plan.py::test_brute_force_finds_nothing_cheaper": 1,
     "replay/plan/test_plan.py::test_no_request_is_faster_than_the_bounds": 1,
-    "prefix/test_policies.py::test_runs_are_judged_as_their_blocks_would_be": 3,
-    "prefix/test_policies_libcachesim.py::"
+    "core/test_policies.py::test_runs_are_judged_as_their_blocks_would_be": 3,
+    "core/test_policies_libcachesim.py::"
     "test_blocks_of_the_conversation_trace_hit_as_in_libcachesim": 1,
-    "prefix/test_policies_libcachesim.py::test_single_blocks_hit_as_in_libcachesim": 3,
+    "core/test_policies_libcachesim.py::test_single_blocks_hit_as_in_libcachesim": 3,
     "record/test_published.py::"
     "test_a_recording_replayed_by_the_same_rule_hits_what_the_manager_answered": 3,
     "record/test_published.py::"

@@ -12,8 +12,8 @@ import pytest
 from dsv4kv import choices
 from dsv4kv.choices import Choice, choose, explained
 from dsv4kv.config import bench, fleet, replay, systems, transfer
+from dsv4kv.core import policies
 from dsv4kv.errors import ConfigError
-from dsv4kv.prefix import policies
 
 REGISTRIES = {
     name: registry
@@ -38,7 +38,7 @@ COMMANDS = {
 NEW = """
 import json, sys
 from dsv4kv.choices import TRACE_FORMATS, Choice
-from dsv4kv.prefix.policies import POLICIES
+from dsv4kv.core.policies import POLICIES
 POLICIES["mru"] = Choice("the most recently used", "core.policies:FIFO")
 TRACE_FORMATS["mine"] = Choice("my own", "traces.formats:NATIVE")
 from typer.testing import CliRunner

@@ -21,6 +21,7 @@ from dsv4kv.cache.layers import Compressors, LayerCache, build_layers
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.choices import choose
 from dsv4kv.config.bench import INDEXES, BenchConfig
+from dsv4kv.core.policies import make_policy
 from dsv4kv.core.tree import PrefixTree
 from dsv4kv.errors import ConfigError
 from dsv4kv.measure.recorder import DeviceClock, Recorder
@@ -33,7 +34,6 @@ from dsv4kv.ops import cpu_reads
 from dsv4kv.ops.compressor import Compressor, make_rope, random_compressor
 from dsv4kv.ops.cuda.launch import compile_ahead
 from dsv4kv.ops.spec import STEP_LAUNCH, Backend, Choice
-from dsv4kv.prefix.policies import make_policy
 from dsv4kv.units import format_bytes
 
 _ADVICE = "lower cache.max_context_tokens, cache.num_blocks or workload.concurrency"

@@ -13,10 +13,10 @@ from dsv4kv.choices import STRATEGIES, listed
 from dsv4kv.cli import examples
 from dsv4kv.cli import options as opt
 from dsv4kv.cli.runs import Request, close_sweep, end_run, keep_points, keep_record
+from dsv4kv.core.policies import POLICIES
 from dsv4kv.engines.names import RULES
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import shipped_names
-from dsv4kv.prefix.policies import POLICIES
 from dsv4kv.view.console import open_console, say
 
 EPILOG = examples(

@@ -13,6 +13,7 @@ import typer
 from dsv4kv.choices import STRATEGIES, TRACE_FILES, TRACE_FORMATS, TRACE_LINES, explained, listed
 from dsv4kv.cli import examples, group
 from dsv4kv.cli import options as opt
+from dsv4kv.core.policies import OFFLINE_POLICIES, POLICIES
 from dsv4kv.engines.names import RULES
 from dsv4kv.engines.rule import SPECULATIONS
 from dsv4kv.errors import ConfigError, TraceError
@@ -24,7 +25,6 @@ from dsv4kv.files import (
     shipped_names,
     write_named,
 )
-from dsv4kv.prefix.policies import OFFLINE_POLICIES, POLICIES
 from dsv4kv.units import UNITS_PER_SECOND, parse_bytes, parse_count
 from dsv4kv.view.console import open_console, print_document, say
 

@@ -10,11 +10,11 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 from pydantic_core import CoreSchema, core_schema
 
 from dsv4kv.choices import BACKENDS, PEERS, TRACE_FORMATS, Choice, explained, listed
+from dsv4kv.core.policies import POLICIES
 from dsv4kv.model.config import Precision
 from dsv4kv.model.formats import FORMATS
 from dsv4kv.model.schema import Sharing, StateFormat
 from dsv4kv.ops.spec import VARIANTS, explain
-from dsv4kv.prefix.policies import POLICIES
 
 INDEXES = {
     "radix": Choice("to 128 tokens"),

@@ -13,7 +13,7 @@ REASONS = (
     "no_checkpoint",
     "replay",
 )
-"""Why tokens are lost, as ``prefix.outcome.Losses`` explains them; those in flight apart."""
+"""Why tokens are lost, as ``replay.rules.Losses`` explains them; those in flight apart."""
 
 
 class SeenIds:

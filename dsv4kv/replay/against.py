@@ -13,12 +13,12 @@ from itertools import pairwise
 import numpy as np
 
 from dsv4kv.engines.names import find_rule
-from dsv4kv.engines.prefix import Pool
 from dsv4kv.errors import ConfigError, TraceError
-from dsv4kv.prefix.paths import find_reuse
 from dsv4kv.record.convert import Recorded
 from dsv4kv.record.server import Server
 from dsv4kv.replay.paced import Played, Span, play
+from dsv4kv.replay.rules import Pool
+from dsv4kv.traces.paths import find_reuse
 
 MINUTE_S = 60.0
 _POOLS, _BETWEEN = (3 / 4, 1 / 2, 1 / 4), 1 / 8

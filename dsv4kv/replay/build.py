@@ -11,24 +11,24 @@ from dsv4kv.config.replay import ArrivalSection, ReplayConfig
 from dsv4kv.core.clock import Rates, Tables, VirtualClock
 from dsv4kv.core.losses import ReuseTally
 from dsv4kv.core.outcome import Outcome
+from dsv4kv.core.policies import make_policy
 from dsv4kv.core.prompts import Below, EnginePrompts, IdealCache, IdealPrompts, Prompts
 from dsv4kv.core.scheduler import Drafts, Limits, Scheduler, Source
 from dsv4kv.core.tree import PrefixTree
 from dsv4kv.engines.names import find_rule
-from dsv4kv.engines.prefix import Pool, draft_needs, find_drafts, open_cache
 from dsv4kv.errors import ConfigError, TraceError
-from dsv4kv.prefix.paths import PathTable, number_prompts
-from dsv4kv.prefix.policies import make_policy
 from dsv4kv.processes import without_collector
 from dsv4kv.replay.clock.sources import find_layout, open_times
 from dsv4kv.replay.clock.steps import StepTimes, WeightModel, build_weights
 from dsv4kv.replay.costs import fill_tables, find_rates
 from dsv4kv.replay.memory import MemoryPlan, arch_of, check_fit, plan_memory
 from dsv4kv.replay.requests import Arrivals, KeysOf, keys_on, shared_tokens
+from dsv4kv.replay.rules import Pool, draft_needs, find_drafts, open_cache
 from dsv4kv.replay.server import by_server, holds_chunks
 from dsv4kv.replay.tiers import SharedTiers, Tiers, build_tiers
 from dsv4kv.traces import ReadOptions, read_trace
 from dsv4kv.traces.collect import check_histories, collect_paths, place_of
+from dsv4kv.traces.paths import PathTable, number_prompts
 from dsv4kv.traces.request import IdRuns, Request, list_runs
 from dsv4kv.traces.synth import synthesize
 

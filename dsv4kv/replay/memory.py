@@ -10,7 +10,6 @@ from dsv4kv.config.replay import CostSection, ReplayConfig
 from dsv4kv.core.strategy import Strategy
 from dsv4kv.engines.contract import RESERVE, SHARE, Deployment
 from dsv4kv.engines.names import find_rule
-from dsv4kv.engines.prefix import WINDOW_RATIO, check_model, find_drafts, layout_of
 from dsv4kv.errors import ConfigError, DoesNotFit
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.plan import bytes_per_token, checkpoint_bytes
@@ -26,6 +25,7 @@ from dsv4kv.model.schema import (
 )
 from dsv4kv.replay.clock.steps import WeightModel
 from dsv4kv.replay.mrc.strategies import parse_strategy
+from dsv4kv.replay.rules import WINDOW_RATIO, check_model, find_drafts, layout_of
 from dsv4kv.units import counted, format_bytes
 
 _CSA_RATIO = 4  # V4.1's pending pairs are rows of a request

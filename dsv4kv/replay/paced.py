@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from dsv4kv.core.cache import EngineCache
-from dsv4kv.engines.prefix import Pool, open_cache
 from dsv4kv.engines.rule import Variant
+from dsv4kv.replay.rules import Pool, open_cache
 
 
 class Span(NamedTuple):

@@ -10,13 +10,13 @@ from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.engines.logs.read import StartupLog, named_model
 from dsv4kv.engines.names import FAMILIES, RULES, chosen_rule, find_rule
-from dsv4kv.engines.prefix import Pool, find_drafts
 from dsv4kv.engines.rule import ENGINE_BLOCK_TOKENS as PAGE_TOKENS
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.presets import load_model
 from dsv4kv.record.server import Server
 from dsv4kv.replay.memory import arch_of, plan_memory
+from dsv4kv.replay.rules import Pool, find_drafts
 from dsv4kv.traces.collect import collect_paths
 from dsv4kv.traces.request import Request
 

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from dsv4kv.config.replay import TierSection
-from dsv4kv.core.policies import Run
-from dsv4kv.prefix.policies import make_policy
+from dsv4kv.core.policies import Run, make_policy
 from dsv4kv.replay.stored import Sizes, Stored
 
 NEVER = float("inf")

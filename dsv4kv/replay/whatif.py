@@ -10,12 +10,11 @@ from pathlib import Path
 
 from dsv4kv.budget.launch import Reading
 from dsv4kv.engines.names import RULES, find_rule
-from dsv4kv.engines.prefix import Pool, run_rule
 from dsv4kv.errors import Dsv4kvError
-from dsv4kv.prefix.outcome import Losses, Outcome
 from dsv4kv.record.convert import collect_requests
 from dsv4kv.record.folder import Record
 from dsv4kv.record.server import Server
+from dsv4kv.replay.rules import Losses, Outcome, Pool, run_rule
 from dsv4kv.replay.settings import open_pool, settings_of
 
 

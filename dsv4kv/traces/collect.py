@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from dsv4kv.errors import TraceError
-from dsv4kv.prefix.paths import PathTable
 from dsv4kv.traces import read_placed_trace, read_trace
 from dsv4kv.traces.files import DEFAULTS, ReadOptions
+from dsv4kv.traces.paths import PathTable
 from dsv4kv.traces.request import NO_IDS, Batch, Request, batches_of
 from dsv4kv.traces.summary import Histories
 

@@ -25,7 +25,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsv4kv.errors import ConfigError, TraceError
-from dsv4kv.prefix.paths import Ints, join_runs
 from dsv4kv.traces.files import (
     MAX_TOKENS,
     MOST_S,
@@ -38,6 +37,7 @@ from dsv4kv.traces.files import (
     writing,
 )
 from dsv4kv.traces.formats import TraceFormat
+from dsv4kv.traces.paths import Ints, join_runs
 from dsv4kv.traces.request import Batch, IdRuns, Request, as_runs
 from dsv4kv.units import UNITS_PER_SECOND
 

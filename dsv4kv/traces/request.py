@@ -9,7 +9,7 @@ from typing import Self, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from dsv4kv.prefix.paths import Ints, join_runs
+from dsv4kv.traces.paths import Ints, join_runs
 
 NO_IDS = (
     "no request has block ids: what its prompts share is not known. Take a trace with hash_ids, "

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsv4kv.errors import TraceError
-from dsv4kv.prefix.paths import Ints
+from dsv4kv.traces.paths import Ints
 from dsv4kv.traces.request import BATCH_REQUESTS, Batch, Request
 
 RUN = np.dtype(

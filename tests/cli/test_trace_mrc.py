@@ -9,8 +9,8 @@ from syrupy.assertion import SnapshotAssertion
 from typer.testing import CliRunner, Result
 
 from dsv4kv.cli import trace as command
-from dsv4kv.prefix.paths import find_reuse
 from dsv4kv.traces.collect import load_paths
+from dsv4kv.traces.paths import find_reuse
 
 
 @pytest.fixture(autouse=True)

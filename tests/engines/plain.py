@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dsv4kv.engines.rule import Group
-from tests.prefix.traces import BLOCK, Text, visible_blocks
+from tests.replay.texts import BLOCK, Text, visible_blocks
 
 
 class PlainVllm:

@@ -10,17 +10,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.engines.names import RULES
-from dsv4kv.engines.prefix import Pool, open_cache, open_hashed, rule_of, run_rule, serve_alone
 from dsv4kv.engines.rule import Group, Layout, Policy, Retention, Rule
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.presets import load_model
-from dsv4kv.prefix.outcome import Outcome
-from dsv4kv.prefix.paths import PathTable, find_reuse
+from dsv4kv.replay.rules import (
+    Outcome,
+    Pool,
+    open_cache,
+    open_hashed,
+    rule_of,
+    run_rule,
+    serve_alone,
+)
 from dsv4kv.traces.collect import collect_paths
+from dsv4kv.traces.paths import PathTable, find_reuse
 from dsv4kv.traces.request import Request
 from tests.engines.plain import PlainSglang, PlainVllm, PlainVllmGroups
-from tests.prefix.traces import Text, conversation, needs_conversation, texts, to_table
+from tests.replay.texts import Text, conversation, needs_conversation, texts, to_table
 
 GRAINS = st.sampled_from([1, 2, 4, 8])
 MODEL = load_model("v4-flash")

@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 from dsv4kv.cli import app
 from dsv4kv.engines.names import find_rule
-from dsv4kv.engines.prefix import Pool, run_rule
 from dsv4kv.model.presets import load_model
 from dsv4kv.record.convert import find_stores, read_recording
 from dsv4kv.record.events import MessageFile, Publisher
@@ -22,6 +21,7 @@ from dsv4kv.record.server import read_server
 from dsv4kv.record.veil import Veil
 from dsv4kv.replay.against import spans_of
 from dsv4kv.replay.paced import play
+from dsv4kv.replay.rules import Pool, run_rule
 from dsv4kv.traces.collect import collect_paths
 from tests.engines.oracles.published import RULES, SEEDS, Workload, read_published
 from tests.record.sockets import publishing, wait_until

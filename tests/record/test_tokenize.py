@@ -17,7 +17,6 @@ tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not install
 
 from dsv4kv.cli import app  # noqa: E402
 from dsv4kv.engines.names import RULES  # noqa: E402
-from dsv4kv.engines.prefix import Pool, run_rule  # noqa: E402
 from dsv4kv.engines.rule import SPECULATIONS  # noqa: E402
 from dsv4kv.errors import ConfigError, TraceError  # noqa: E402
 from dsv4kv.record.datasets import (  # noqa: E402
@@ -34,6 +33,7 @@ from dsv4kv.record.tokenize import (  # noqa: E402
     tokenize,
 )
 from dsv4kv.record.veil import Veil  # noqa: E402
+from dsv4kv.replay.rules import Pool, run_rule  # noqa: E402
 from dsv4kv.tiers.prefixes import page_digests  # noqa: E402
 from dsv4kv.traces import read_trace  # noqa: E402
 from dsv4kv.traces.collect import collect_paths  # noqa: E402

@@ -6,7 +6,7 @@ Blocks are those of a plain index, checkpoints a list with the one used longest 
 from dsv4kv.core.prompts import IdealCache, IdealPrompts
 from dsv4kv.core.served import Served
 from dsv4kv.replay.build import Replay
-from tests.prefix.plain_index import PlainIndex
+from tests.core.plain_index import PlainIndex
 
 
 class PlainPrompts:

@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 from dsv4kv.cli import app
 from dsv4kv.engines.names import find_rule
-from dsv4kv.engines.prefix import Pool
 from dsv4kv.model.presets import load_model
 from dsv4kv.record.folder import Record, Recording
 from dsv4kv.replay.paced import Span, play
+from dsv4kv.replay.rules import Pool
 from dsv4kv.traces.collect import collect_paths
 from dsv4kv.traces.request import Request
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from dsv4kv.core import COMPILED
+from dsv4kv.core.policies import POLICIES
 from dsv4kv.core.prompts import IdealCache
 from dsv4kv.core.served import Served
-from dsv4kv.prefix.policies import POLICIES
 from dsv4kv.replay.build import Replay, build_replay
 from dsv4kv.replay.requests import Arrivals
 from tests.examples import examples

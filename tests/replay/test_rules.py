@@ -8,17 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.engines.names import RULES
-from dsv4kv.engines.prefix import Pool, run_rule
 from dsv4kv.engines.rule import SPECULATIONS
 from dsv4kv.model.presets import load_model
-from dsv4kv.prefix.outcome import Losses, Outcome
 from dsv4kv.replay.build import Replay
+from dsv4kv.replay.rules import Losses, Outcome, Pool, run_rule
 from dsv4kv.traces import read_trace
 from dsv4kv.traces.collect import collect_paths
 from dsv4kv.traces.request import Request
 from tests.examples import examples
-from tests.prefix.traces import Text, to_requests
 from tests.replay.scenes import replay
+from tests.replay.texts import Text, to_requests
 
 ENGINES = [name for name, rule in RULES.items() if rule.engine and "v4" in rule.kinds]
 MODEL = load_model("v4-flash")

@@ -14,7 +14,7 @@ from dsv4kv.traces import read_trace, write_trace
 from dsv4kv.traces.collect import collect_paths, load_paths
 from dsv4kv.traces.request import IdRuns, Request
 from dsv4kv.traces.writer import RECORD, write_oracle
-from tests.prefix.traces import ids_of
+from tests.replay.texts import ids_of
 
 IDS = st.lists(
     st.tuples(st.integers(-(2**62), 2**62), st.integers(1, 6)).map(

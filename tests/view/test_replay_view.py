@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dsv4kv.engines.names import RULES
-from dsv4kv.prefix.outcome import Losses
+from dsv4kv.replay.rules import Losses
 from dsv4kv.runs.replay import FleetReplica, ReplayFleet, Reuse
 from dsv4kv.runs.schema import Case
 from dsv4kv.view.replay import (

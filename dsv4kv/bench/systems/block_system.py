@@ -7,6 +7,7 @@ from typing import get_args
 
 import numpy as np
 
+from dsv4kv.bench.systems.hashing import HASHES, BlockHasher, Digests, resumable_blocks
 from dsv4kv.bench.systems.originals import KVBlockAllocator
 from dsv4kv.bench.systems.workload import (
     EXPERTS,
@@ -26,7 +27,6 @@ from dsv4kv.bench.systems.workload import (
 from dsv4kv.cache.blocks import NO_BLOCKS, NO_HASH, BlockEvent, Ids, Policy
 from dsv4kv.config.systems import SystemsConfig
 from dsv4kv.errors import ConfigError
-from dsv4kv.prefix.hashing import HASHES, BlockHasher, Digests, resumable_blocks
 
 _COUNT = 64  # blocks of a timed call: 8,192 tokens at 128 a block
 

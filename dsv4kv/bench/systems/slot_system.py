@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from dsv4kv.bench.systems.rows import Found, PrefixCacheManager, Seat, SlotScheduler
 from dsv4kv.bench.systems.workload import (
     KV_WORDS,
     VOCABULARY,
@@ -24,7 +25,6 @@ from dsv4kv.bench.systems.workload import (
 from dsv4kv.cache.slots import SlotAllocator
 from dsv4kv.config.systems import SystemsConfig
 from dsv4kv.core.tree import Lease
-from dsv4kv.prefix.rows import Found, PrefixCacheManager, Seat, SlotScheduler
 
 _SLOTS = 1024  # of the allocator that is timed
 

@@ -20,10 +20,10 @@ from typing import Any
 
 from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.names import RULES, find_engine
-from dsv4kv.engines.prefix import Pool, run_rule
 from dsv4kv.engines.rule import SPECULATIONS
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import choose_formats
+from dsv4kv.replay.rules import Pool, run_rule
 from dsv4kv.traces.collect import collect_paths
 from dsv4kv.traces.request import Request
 

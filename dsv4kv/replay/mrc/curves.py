@@ -10,11 +10,8 @@ import numpy as np
 from dsv4kv.core.paths import NumberedPaths
 from dsv4kv.core.strategy import Strategy
 from dsv4kv.engines.names import find_rule
-from dsv4kv.engines.prefix import DEFAULT_CHUNK_TOKENS, Pool, find_drafts, run_rule
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
-from dsv4kv.prefix.outcome import Outcome
-from dsv4kv.prefix.paths import Ints, PathTable, Reuse, find_reuse, number_prompts
 from dsv4kv.processes import map_parallel
 from dsv4kv.replay.mrc.strategies import (
     PrefixCosts,
@@ -23,6 +20,8 @@ from dsv4kv.replay.mrc.strategies import (
     parse_strategy,
     prefix_costs,
 )
+from dsv4kv.replay.rules import DEFAULT_CHUNK_TOKENS, Outcome, Pool, find_drafts, run_rule
+from dsv4kv.traces.paths import Ints, PathTable, Reuse, find_reuse, number_prompts
 
 
 def hit_curve(reuse: Reuse) -> tuple[Ints, Ints]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from dsv4kv.choices import STRATEGIES, unknown
 from dsv4kv.core.paths import NumberedPaths
+from dsv4kv.core.policies import OFFLINE, make_policy
 from dsv4kv.core.strategy import Strategy
 from dsv4kv.core.tree import PrefixTree
 from dsv4kv.errors import ConfigError
@@ -22,9 +23,8 @@ from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.plan import at_whole_block, bytes_per_request, bytes_per_token
 from dsv4kv.model.schedule import build_schedule
 from dsv4kv.model.schema import build_schema
-from dsv4kv.prefix.outcome import Losses, Outcome
-from dsv4kv.prefix.paths import Ints, PathTable, Reuse
-from dsv4kv.prefix.policies import OFFLINE, make_policy
+from dsv4kv.replay.rules import Losses, Outcome
+from dsv4kv.traces.paths import Ints, PathTable, Reuse
 
 _PLAIN = ("full", "ends", "ends+junctions")
 

@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsv4kv.errors import ConfigError, TraceError
-from dsv4kv.prefix.paths import Ints, PathTable, Reuse, find_reuse, join_runs
 from dsv4kv.replay.mrc.curves import Answer, Point, Question, capacity_for, pick_capacities
 from dsv4kv.replay.mrc.strategies import prefix_costs
 from dsv4kv.traces.collect import table_of
+from dsv4kv.traces.paths import Ints, PathTable, Reuse, find_reuse, join_runs
 from dsv4kv.traces.request import NO_IDS, Batch
 
 _SPLITS = 3

@@ -9,11 +9,11 @@ from dsv4kv.core.hashed import HashedCache
 from dsv4kv.core.radix import SglangCache, SglangWindowCache
 from dsv4kv.diagnose.probe.questioner import Answer, Prompt, Refused, Unreachable
 from dsv4kv.engines.names import RULES
-from dsv4kv.engines.prefix import Pool, cut_groups, rule_of
 from dsv4kv.engines.rule import SPECULATIONS
 from dsv4kv.model.presets import load_model
 from dsv4kv.record.metrics import Values
-from tests.prefix.traces import to_table
+from dsv4kv.replay.rules import Pool, cut_groups, rule_of
+from tests.replay.texts import to_table
 
 MODEL = load_model("v4-flash")
 _NODES = 400_000

@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.prefix.outcome import Outcome
-from dsv4kv.prefix.paths import PathTable, find_reuse, number_prompts
 from dsv4kv.replay.mrc.strategies import apply_policy
-from tests.prefix.traces import Text, conversation, needs_conversation, texts, to_table
+from dsv4kv.replay.rules import Outcome
+from dsv4kv.traces.paths import PathTable, find_reuse, number_prompts
+from tests.replay.texts import Text, conversation, needs_conversation, texts, to_table
 
 
 def run(name: str, table: PathTable, grain: int, capacity: int) -> Outcome:

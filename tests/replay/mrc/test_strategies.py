@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 
 from dsv4kv.core.strategy import Strategy
 from dsv4kv.errors import ConfigError
-from dsv4kv.prefix.outcome import Outcome
-from dsv4kv.prefix.paths import find_reuse
 from dsv4kv.replay.mrc.strategies import apply_strategy, parse_strategy
-from tests.prefix.test_paths import found_by_lru
-from tests.prefix.traces import BLOCK, Text, conversation, needs_conversation, texts, to_table
+from dsv4kv.replay.rules import Outcome
+from dsv4kv.traces.paths import find_reuse
+from tests.replay.texts import BLOCK, Text, conversation, needs_conversation, texts, to_table
+from tests.traces.test_paths import found_by_lru
 
 NAMES = ["full", "periodic:8", "periodic:4", "zero", "zero:bounded", "ends", "ends+junctions"]
 CAPACITIES = st.one_of(st.none(), st.integers(0, 25))

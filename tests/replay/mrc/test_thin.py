@@ -21,7 +21,7 @@ from dsv4kv.traces import read_trace, write_trace
 from dsv4kv.traces.collect import check_histories, collect_paths
 from dsv4kv.traces.request import Batch, Request
 from tests.examples import FULL
-from tests.prefix.traces import (
+from tests.replay.texts import (
     BLOCK,
     CONVERSATION,
     Text,

@@ -14,12 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.core.policies import Run
+from dsv4kv.core.policies import POLICIES, Run, make_policy
 from dsv4kv.core.tree import Lease, PrefixTree, path_to
 from dsv4kv.errors import ConfigError, NotOwner, OutOfBlocks
-from dsv4kv.prefix.policies import POLICIES, make_policy
+from tests.core.plain_index import PlainIndex
 from tests.examples import examples
-from tests.prefix.plain_index import PlainIndex
 
 LONGEST = 30
 Tokens = list[int]

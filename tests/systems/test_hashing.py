@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.prefix.hashing import HASHES, BlockHasher, Digests, resumable_blocks
+from dsv4kv.bench.systems.hashing import HASHES, BlockHasher, Digests, resumable_blocks
 
 TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=40)
 ALGORITHMS = pytest.mark.parametrize("algorithm", HASHES)

@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.core.policies import Policy
+from dsv4kv.core.policies import Policy, make_policy
 from dsv4kv.core.tree import PrefixTree
 from dsv4kv.errors import ConfigError
-from dsv4kv.prefix.policies import make_policy
 from tests.examples import examples
-from tests.prefix.traces import CONVERSATION, needs_conversation
+from tests.replay.texts import CONVERSATION, needs_conversation
 
 NEVER = 10**9
 

@@ -9,9 +9,9 @@ import os
 import numpy as np
 import pytest
 
-from dsv4kv.prefix.policies import make_policy
-from tests.prefix.test_policies import replay
-from tests.prefix.traces import CONVERSATION, needs_conversation
+from dsv4kv.core.policies import make_policy
+from tests.core.test_policies import replay
+from tests.replay.texts import CONVERSATION, needs_conversation
 
 lcs = pytest.importorskip("libcachesim", reason="libcachesim is not installed (extra: test)")
 # libCacheSim's name, and by how much hit rates may differ: where several blocks are equal, whose

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.prefix.paths import find_reuse, number_prompts
 from dsv4kv.replay.mrc.curves import capacity_for, hit_curve
-from tests.prefix.traces import (
+from dsv4kv.traces.paths import find_reuse, number_prompts
+from tests.replay.texts import (
     BLOCK,
     Text,
     conversation,

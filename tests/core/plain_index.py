@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
-from tests.prefix.plain_policies import PLAIN, Piece, PlainSIEVE
+from tests.core.plain_policies import PLAIN, Piece, PlainSIEVE
 
 
 class PlainIndex:

@@ -1,1 +1,0 @@
-"""What is reused: prefixes of prompts whose cache is still there, and what goes first."""

@@ -67,7 +67,7 @@ fuzz: $(VENV)/installed-test
 # Two hundred kills at random instants; half an hour. Twenty in the middle of a thousand stores.
 kills: $(VENV)/installed-test
 	DSV4KV_KILLS=200 DSV4KV_STORE_KILLS=20 \
-	  $(BIN)/pytest tests/test_kills.py tests/tiers/test_kills.py
+	  $(BIN)/pytest tests/test_kills.py tests/bench/tiers/test_kills.py
 
 engines: $(VENV)/installed-test $(ENGINES)/unpacked
 	DSV4KV_ENGINES=$(abspath $(ENGINES)) $(BIN)/pytest tests/engines/oracles

@@ -52,11 +52,12 @@ TIER_WINDOWS = STRATEGIES | {
 STORES = {
     "memory": Choice(
         "this process's memory: memory:64GiB, or memory:pinned:64GiB for GPUs",
-        "tiers.store:open_memory",
+        "bench.tiers.store:open_memory",
     ),
-    "file": Choice("a folder: file:FOLDER", "tiers.file_store:open_file"),
+    "file": Choice("a folder: file:FOLDER", "bench.tiers.file_store:open_file"),
     "redis": Choice(
-        "a Redis or Valkey server: redis:HOST:PORT, or redis:URL", "tiers.redis_store:open_redis"
+        "a Redis or Valkey server: redis:HOST:PORT, or redis:URL",
+        "bench.tiers.redis_store:open_redis",
     ),
 }
 """Where objects are kept beyond the GPU's memory, as ``tiers.store`` reads it."""

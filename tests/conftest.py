@@ -73,7 +73,7 @@ SLOW = {
     "bench/compare": "test_ab test_comparison test_worktrees",
     "engines": "logs/test_recovery logs/test_explain oracles test_own test_rules",
     "measure": "profilers test_claims test_imports test_repetition test_statistics test_verdict",
-    "transfer": "test_bench_tiers test_bench_transfer test_side",
+    "bench/transfer": "test_bench_transfer test_side",
     "replay/mrc": "test_policy test_strategies test_thin",
     "ops": "peers test_codec test_entry_content test_numbers test_one_code_apart"
     " test_streaming test_variants reads",
@@ -87,7 +87,7 @@ SLOW = {
     "bench/serve": "test_decode_graphs test_engine_step test_executor test_loop test_placing"
     " test_prefix_reuse test_verifier",
     "budget": "test_advice test_fit test_launch",
-    "tiers": "test_faults test_library",
+    "bench/tiers": "test_bench_tiers test_faults test_library",
     "traces": "test_summary test_real",
     "view": "page test_odd_profiles",
 }
@@ -151,8 +151,9 @@ THINNED = {
     "measure/test_telemetry.py::test_a_throttled_gpu_is_seen_while_the_run_goes_on": 3,
     "measure/test_statistics.py::"
     "test_the_interval_covers_the_true_median_in_95_percent_of_runs": 2,
-    "transfer/test_side.py::test_bytes_of_others_are_found_by_their_digests": 2,
-    "transfer/test_side.py::test_decode_steps_after_a_transfer_read_what_they_would_have_read": 1,
+    "bench/transfer/test_side.py::test_bytes_of_others_are_found_by_their_digests": 2,
+    "bench/transfer/test_side.py::"
+    "test_decode_steps_after_a_transfer_read_what_they_would_have_read": 1,
     "replay/mrc/test_policy.py::test_the_conversation_trace_hits_as_published": 1,
     "replay/mrc/test_strategies.py::test_the_conversation_trace_resumes_as_published": 2,
     "replay/mrc/test_thin.py::test_intervals_hold_the_exact_curve_of_the_conversation_trace": 1,
@@ -200,9 +201,10 @@ THINNED = {
     "systems/test_command.py::test_a_planted_defect_is_found_and_fails_the_run": 3,
     "test_docs_outputs.py::test_a_replay_of_the_pages_runs": 5,
     "test_endings.py::test_the_program_ends_as_by_ctrl_c": 1,
-    "tiers/test_library.py::test_a_prompt_that_comes_back_goes_on_as_if_it_had_never_left": 4,
-    "tiers/test_library.py::test_every_store_brings_back_the_same": 3,
-    "transfer/test_rows.py::test_rows_are_the_same_in_another_cache": 2,
+    "bench/tiers/test_library.py::"
+    "test_a_prompt_that_comes_back_goes_on_as_if_it_had_never_left": 4,
+    "bench/tiers/test_library.py::test_every_store_brings_back_the_same": 3,
+    "bench/transfer/test_rows.py::test_rows_are_the_same_in_another_cache": 2,
     "view/page/test_browser.py::"
     "test_a_page_opens_without_complaint_request_or_sideways_scrolling": 3,
     "view/test_odd_profiles.py::test_odd_values_anywhere_in_a_trace_are_left_out_or_refused": 5,

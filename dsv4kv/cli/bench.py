@@ -170,10 +170,10 @@ Ran = tuple[Iterable["Part"], str, Sequence[str]]
 
 def _serve(listen: str, overrides: Sequence[str]) -> None:
     """Be the prefill side of ``bench transfer``."""
+    from dsv4kv.bench.transfer import run as transfer
+    from dsv4kv.bench.transfer.prefill import serve
     from dsv4kv.config.load import load_config
     from dsv4kv.config.transfer import TransferConfig
-    from dsv4kv.transfer import transfer
-    from dsv4kv.transfer.prefill import serve
 
     def ready(host: str, port: int) -> None:
         say(f"{transfer.LISTENING}{host}:{port} (Ctrl-C ends it)")
@@ -199,8 +199,8 @@ def _own(
 
         return SystemsConfig, run_systems
     if name == "tiers":
+        from dsv4kv.bench.tiers import run as tiers
         from dsv4kv.config.tiers import TiersConfig
-        from dsv4kv.transfer import tiers
         from dsv4kv.view.tiers import report_tiers
 
         def run_tiers(point: "Point[TiersConfig]") -> Ran:
@@ -209,8 +209,8 @@ def _own(
             return report_tiers(outcome), tiers.dumps(point.config, outcome), outcome.failures
 
         return TiersConfig, run_tiers
+    from dsv4kv.bench.transfer import run as transfer
     from dsv4kv.config.transfer import TransferConfig
-    from dsv4kv.transfer import transfer
     from dsv4kv.view.transfer import report_transfer
 
     def run_transfer(point: "Point[TransferConfig]") -> Ran:

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 
+from dsv4kv.bench.tiers.prefixes import page_digests  # noqa: E402
 from dsv4kv.cli import app  # noqa: E402
 from dsv4kv.engines.names import RULES  # noqa: E402
 from dsv4kv.engines.rule import SPECULATIONS  # noqa: E402
@@ -34,7 +35,6 @@ from dsv4kv.record.tokenize import (  # noqa: E402
 )
 from dsv4kv.record.veil import Veil  # noqa: E402
 from dsv4kv.replay.rules import Pool, run_rule  # noqa: E402
-from dsv4kv.tiers.prefixes import page_digests  # noqa: E402
 from dsv4kv.traces import read_trace  # noqa: E402
 from dsv4kv.traces.collect import collect_paths  # noqa: E402
 from dsv4kv.traces.request import Request  # noqa: E402

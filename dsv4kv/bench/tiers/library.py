@@ -1,0 +1,439 @@
+"""Prefixes beyond the GPU's memory: stored from a live cache, looked up, restored into one.
+
+A prefix's pages are shared by all prompts that begin as it does; its resume points have windows
+and states of their own, and a manifest that is written last. Every object that comes back must
+have its digest in the manifest before a request may use it: if one is missing, damaged or
+another's, the request's blocks are given back, and it begins at an earlier resume point, or at its
+first token.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dsv4kv.bench.tiers.objects import CacheBytes, Objects
+from dsv4kv.bench.tiers.prefixes import (
+    Manifest,
+    Prefix,
+    Windows,
+    digest,
+    namespace_of,
+    resume_points,
+)
+from dsv4kv.bench.tiers.store import Bytes, Found, Store, cut
+from dsv4kv.cache.manager import prepare_forward
+from dsv4kv.errors import CacheError, StoreUnavailable
+from dsv4kv.model.families import Family, Kept
+from dsv4kv.model.plan import CHECKPOINT_TOKENS
+
+_CHUNK_BYTES = 32 << 20  # moved at a time: enough for many threads of a store, little of memory
+_ATTEMPTS = 4  # resume points that are tried before a prompt is computed from its first token
+
+
+@dataclass(frozen=True)
+class Points:
+    """Where a request can resume."""
+
+    points: tuple[int, ...] = ()  # tokens after which everything is there, rising
+    bare: tuple[int, ...] = ()
+    """Tokens whose pages are there, to be resumed at by computing the window again, rising."""
+
+
+Placed = tuple[Family, int, Objects]
+"""Objects of a family, and the number of the first in the prefix."""
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What a request has got back."""
+
+    tokens: int = 0  # that it holds: computing goes on here
+    point: int = 0
+    """Tokens that were found. Where that is more, the window is computed again up to here, and
+    ``Library.complete`` called then."""
+    exact: bool = True  # whether the bits are those of a run that never left
+    read_bytes: int = 0  # read for it
+    failed: int = 0  # resume points that were tried before, and were not all there
+    pages: Sequence[Placed] = field(default=(), repr=False)
+    """Families of pages, their first block and bytes, that ``complete`` puts in place."""
+
+
+class Library:
+    """Prefixes of one cache in a store.
+
+    Attributes:
+        cache: The cache.
+        store: Keeps the objects. One that cannot answer has none, and keeps none.
+        windows: Where windows and states are kept.
+        namespace: Of the cache's bytes.
+        block_tokens: Of a block.
+        damaged_objects: Found with other bytes than were stored.
+        failures: Calls that the store could not answer.
+        failure: What the first of them said.
+    """
+
+    def __init__(
+        self, cache: CacheBytes, store: Store, windows: Windows, *, revision: str
+    ) -> None:
+        """Put a store behind a cache that weights of this revision fill."""
+        self.cache, self.store, self.windows = cache, store, windows
+        self.namespace = namespace_of(cache.manager.plan, revision)
+        self.block_tokens = cache.manager.plan.schemas[0].block_tokens
+        self.damaged_objects = self.failures = 0
+        self.failure = ""
+        families = cache.families.values()
+        self._pages = [family for family in families if family.kept is Kept.PAGES]
+        self._tails = [family for family in families if family.kept is not Kept.PAGES]
+        block_bytes = sum(family.object_bytes for family in self._pages)
+        self._chunk = max(1, _CHUNK_BYTES // max(1, block_bytes))
+        self._inside: dict[str, set[int]] = {}  # resume points inside a block, by the key before
+        self._rooms: dict[str, Objects] = {}
+        self._digests: dict[str, bytes] = {}  # of what went through here, by name
+        self._written: list[str] = []
+
+    def prefix(self, tokens: ArrayLike) -> Prefix:
+        """A prompt's token ids as stores know them."""
+        return Prefix(self.namespace, tokens, self.block_tokens)
+
+    def clear(self) -> None:
+        """Delete what was stored by this library."""
+        self._delete(self._written)
+        self._written = []
+
+    def lookup(self, prefix: Prefix) -> Points:
+        """After which of a prompt's tokens a request can resume.
+
+        Inside a block these are the places where a prompt of this library ended or this one does.
+        """
+        size, inside = self.block_tokens, self._places_inside(prefix)
+        with_tail = self._exists(prefix.block_names("manifest", len(prefix.keys)))
+        bare = np.zeros_like(with_tail)  # these count where windows are computed again
+        if self.windows.replay_tokens:
+            bare = self._exists(prefix.block_names("pages", len(prefix.keys)))
+        ends = np.flatnonzero(with_tail | bare) + 1
+        last = max([*ends[-1:].tolist(), *(n // size for n in inside)], default=0)
+        pages = [self._exists(prefix.names(family, last * size)) for family in self._pages]
+        reach = len(resume_points(pages, [], last))
+        pages = [found[:reach] for found in pages]
+        tails = [self._tails_at(prefix, family, with_tail[:reach]) for family in self._tails]
+        points, replays = (
+            (resume_points(pages, marks, reach) * size).tolist()
+            for marks in ([with_tail[:reach], *tails], [bare[:reach]])
+        )
+        for n in inside:
+            if n // size <= reach:
+                points += [n] if self._is_there(prefix, n, whole=True) else []
+                replays += [n] if self._is_there(prefix, n, whole=False) else []
+        return Points(tuple(sorted(points)), tuple(sorted(replays)))
+
+    def store_prefix(self, prefix: Prefix, slot: int) -> int:
+        """Store what a request holds now: whole pages, and a resume point if one is due here.
+
+        Args:
+            prefix: Its tokens so far, or more of its prompt.
+            slot: Of the request.
+
+        Returns:
+            Tokens after which it can be resumed; 0 if it cannot.
+
+        Raises:
+            CacheError: The request has more tokens than the prefix.
+        """
+        tokens = int(self.cache.manager.tokens[slot])
+        if tokens > len(prefix):
+            raise CacheError(
+                f"slot {slot} has {tokens} tokens and the prefix {len(prefix)}: give the tokens "
+                "that the request has."
+            )
+        whole = tokens in self.windows.places(len(prefix), tokens)
+        for part in self._parts(tokens // self.block_tokens):
+            self._store_pages(prefix, slot, part)
+        if not tokens or not (whole or self.windows.replay_tokens):
+            return 0
+        if not self._is_there(prefix, tokens, whole=whole):
+            self._store_point(prefix, slot, tokens, whole=whole)
+        return tokens if self._is_there(prefix, tokens, whole=whole) else 0
+
+    def restore(self, prefix: Prefix, slot: int) -> Restored:
+        """Give a request that was just admitted as much of its prompt as can be.
+
+        Args:
+            prefix: Its prompt, or as much of it as need not be computed.
+            slot: Of the request.
+
+        Raises:
+            OutOfBlocks: The prefix does not fit into what the cache has free.
+            CacheError: The slot holds something already.
+            In both cases the slot holds nothing more than before.
+        """
+        if self.cache.manager.tokens[slot]:
+            raise CacheError(f"slot {slot} has tokens already: restore before its first step.")
+        found, failed = self.lookup(prefix), 0
+        ways = [(tokens, tokens, True) for tokens in found.points]
+        ways += [(self._replay_start(tokens), tokens, False) for tokens in found.bare]
+        for start, tokens, whole in sorted((way for way in ways if way[0]), reverse=True)[
+            :_ATTEMPTS
+        ]:
+            manifest = self._open(prefix, tokens, whole=whole)
+            restored = manifest and self._load(prefix, manifest, slot, start, whole, failed)
+            if restored:
+                return restored
+            self._give_back(slot)
+            failed += 1
+        return Restored(failed=failed)
+
+    def complete(self, slot: int, restored: Restored) -> None:
+        """Put pages in place whose tokens were computed again for their window alone.
+
+        What is computed from the middle of a prompt pools its first groups without the tokens
+        before, and a model's later layers see less than a whole window: so it must not stay.
+
+        Raises:
+            CacheError: The request has not been computed up to ``restored.point``.
+        """
+        tokens = int(self.cache.manager.tokens[slot])
+        if tokens != restored.point:
+            raise CacheError(
+                f"slot {slot} has {tokens} tokens: complete it when it has {restored.point}."
+            )
+        self._put(slot, tokens, restored.pages)
+
+    # What is there
+
+    def _fail(self, error: StoreUnavailable) -> None:
+        self.failures += 1
+        self.failure = self.failure or str(error)
+
+    def _exists(self, names: Sequence[str]) -> Found:
+        try:
+            return self.store.exists(names)
+        except StoreUnavailable as error:
+            self._fail(error)
+            return np.zeros(len(names), dtype=np.bool_)
+
+    def _tails_at(
+        self, prefix: Prefix, family: Family, marked: NDArray[np.bool_]
+    ) -> NDArray[np.bool_]:
+        """At which marked blocks a window or state is there, or not needed."""
+        found, numbers = marked.copy(), np.flatnonzero(marked).tolist()
+        needed = [n for n in numbers if family.objects((n + 1) * self.block_tokens)]
+        found[needed] = self._exists([prefix.name(prefix.keys[n], family.name) for n in needed])
+        return found
+
+    def _places_inside(self, prefix: Prefix) -> list[int]:
+        """Places inside blocks where this prompt, or one that began as it does, ended."""
+        size, places = self.block_tokens, {len(prefix)}
+        if self._inside:
+            for number, key in enumerate(["", *prefix.keys]):
+                places |= {number * size + rest for rest in self._inside.get(key, ())}
+        return sorted(n for n in places if n % size and n <= len(prefix))
+
+    def _is_there(self, prefix: Prefix, tokens: int, *, whole: bool) -> bool:
+        """Whether all is there that a resume point does not share with others."""
+        if not whole and not self.windows.replay_tokens:
+            return False
+        names = [name for _, _, name in self._own(prefix, tokens, whole=whole)]
+        names.append(prefix.manifest_name(tokens, whole=whole))
+        return bool(self._exists(names).all())
+
+    def _replay_start(self, tokens: int) -> int:
+        """Where computing begins so that it ends with a window: where a group of tokens does."""
+        grain = self.block_tokens if self.windows.exact else CHECKPOINT_TOKENS
+        return max(0, (tokens - self.windows.replay_tokens) // grain * grain)
+
+    def _own(
+        self, prefix: Prefix, tokens: int, *, whole: bool
+    ) -> Iterator[tuple[Family, int, str]]:
+        """Objects that a resume point shares with no other: family, number in it, name."""
+        key, blocks = prefix.key(tokens), tokens // self.block_tokens
+        for family in self._families(whole=whole):
+            if family.kept is Kept.PAGES:
+                if family.objects(tokens) > blocks:
+                    yield family, blocks, prefix.name(key, family.name)
+            elif family.objects(tokens):
+                yield family, 0, prefix.name(key, family.name)
+
+    def _families(self, *, whole: bool) -> list[Family]:
+        return [*self._pages, *(self._tails if whole else ())]
+
+    def _parts(self, blocks: int) -> list[range]:
+        return [range(at, min(at + self._chunk, blocks)) for at in range(0, blocks, self._chunk)]
+
+    # Storing
+
+    def _write(self, names: Sequence[str], data: Sequence[Bytes]) -> bool:
+        """Keep objects, or none; whether they are kept."""
+        try:
+            self.store.put(names, data)
+        except StoreUnavailable as error:
+            self._fail(error)
+            self._delete(names)
+            return False
+        self._written += names
+        return True
+
+    def _delete(self, names: Sequence[str]) -> None:
+        try:
+            self.store.delete(names)
+        except StoreUnavailable as error:
+            self._fail(error)
+
+    def _store_pages(self, prefix: Prefix, slot: int, part: range) -> None:
+        """Store the blocks that lack an object in the store."""
+        end = part.stop * self.block_tokens
+        names = [prefix.names(family, end)[part.start :] for family in self._pages]
+        there = [self._exists(each) for each in names]
+        some = np.flatnonzero(~np.logical_and.reduce(there)).tolist() if there else []
+        if not some:
+            return
+        chosen, data = list[str](), list[Bytes]()
+        for family, of_family in zip(self._pages, names, strict=True):
+            units, room = self.cache.units(family, slot, end), self._room(family, len(some))
+            self.cache.take(family, units[:, [part[i] for i in some]], room)
+            chosen += [of_family[i] for i in some]
+            data += list(room.reshape(len(some), -1))
+        self._digests |= {name: digest(each) for name, each in zip(chosen, data, strict=True)}
+        self._write(chosen, data)
+
+    def _store_point(self, prefix: Prefix, slot: int, tokens: int, *, whole: bool) -> None:
+        """Store what a resume point does not share with others, and last its manifest."""
+        own = dict[str, Bytes]()
+        for family, number, name in self._own(prefix, tokens, whole=whole):
+            data = self.cache.new_objects(family, 1)
+            self.cache.take(family, self.cache.units(family, slot, tokens)[:, [number]], data)
+            own[name] = data.reshape(-1)
+        self._digests |= {name: digest(data) for name, data in own.items()}
+        digests = dict[str, list[bytes]]()
+        for family in self._families(whole=whole):
+            known = self._learn(prefix.names(family, tokens), family.object_bytes)
+            if known is None:
+                return
+            digests[family.name] = known
+        if tokens % self.block_tokens:
+            before = prefix.key(tokens // self.block_tokens * self.block_tokens)
+            self._inside.setdefault(before, set()).add(tokens % self.block_tokens)
+        if self._write(list(own), list(own.values())):
+            manifest = Manifest(tokens, digests).dump()
+            self._write([prefix.manifest_name(tokens, whole=whole)], [manifest])
+
+    def _learn(self, names: Sequence[str], size: int) -> list[bytes] | None:
+        """Digests of objects as they are kept; None if one is nowhere.
+
+        What another process stored is read.
+        """
+        strange = [name for name in names if name not in self._digests]
+        for part in cut([size] * len(strange), _CHUNK_BYTES):
+            some, room = strange[part.start : part.stop], np.empty((len(part), size), np.uint8)
+            if not self._get(some, list(room)).all():
+                return None
+            self._digests |= {name: digest(each) for name, each in zip(some, room, strict=True)}
+        return [self._digests[name] for name in names]
+
+    # Restoring
+
+    def _get(self, names: Sequence[str], into: Sequence[Bytes]) -> Found:
+        try:
+            return self.store.get(names, into)
+        except StoreUnavailable as error:
+            self._fail(error)
+            return np.zeros(len(names), dtype=np.bool_)
+
+    def _read(self, names: Sequence[str], digests: Sequence[bytes], into: Sequence[Bytes]) -> bool:
+        """Read objects; False if one is not there as it was stored, and is deleted then."""
+        found = self._get(names, into)
+        rows = zip(names, digests, into, found.tolist(), strict=True)
+        wrong = [name for name, wanted, data, there in rows if not there or digest(data) != wanted]
+        # what is there and cannot be read has another length than it must
+        still = self._exists(wrong).tolist() if wrong else []
+        damaged = [name for name, there in zip(wrong, still, strict=True) if there]
+        if damaged:
+            self.damaged_objects += len(damaged)
+            self._delete(damaged)
+        for name in wrong:
+            self._digests.pop(name, None)
+        return not wrong
+
+    def _open(self, prefix: Prefix, tokens: int, *, whole: bool) -> Manifest | None:
+        """A resume point's manifest; None if it is gone or damaged."""
+        name, families = prefix.manifest_name(tokens, whole=whole), self._families(whole=whole)
+        data = np.empty(Manifest.size(families, tokens), dtype=np.uint8)
+        if not self._get([name], [data])[0]:
+            return None
+        manifest = Manifest.load(data, families, tokens)
+        if manifest is None:
+            self.damaged_objects += 1
+            self._delete([name])
+        return manifest
+
+    def _load(
+        self,
+        prefix: Prefix,
+        manifest: Manifest,
+        slot: int,
+        start: int,
+        has_window: bool,
+        failed: int,
+    ) -> Restored | None:
+        """Restore a request up to ``start``; None if something is not there."""
+        manager, size, tokens = self.cache.manager, self.block_tokens, manifest.tokens
+        own = self._read_own(prefix, manifest, whole=has_window)
+        later, whole = list[Placed](), start == tokens
+        if own is not None and not whole:
+            again = self._read_pages(prefix, manifest, range(start // size, tokens // size))
+            if again is None:
+                return None
+            later = [(family, first, data.copy()) for family, first, data in again] + own
+        if own is None:
+            return None
+        read_bytes = sum(data.nbytes for _, _, data in (own if whole else later))
+        prepare_forward(manager, [slot], [0], [start])
+        for part in self._parts(start // size if whole else -(-start // size)):
+            pages = self._read_pages(prefix, manifest, part)
+            if pages is None:
+                return None
+            read_bytes += sum(data.nbytes for _, _, data in pages)
+            self._put(slot, start, pages)
+        self._put(slot, start, own if whole else [])
+        exact = has_window or self.windows.exact
+        return Restored(start, tokens, exact, read_bytes, failed, later)
+
+    def _put(self, slot: int, tokens: int, placed: Sequence[Placed]) -> None:
+        for family, first, data in placed:
+            units = self.cache.units(family, slot, tokens)[:, first : first + len(data)]
+            self.cache.put(family, units, data)
+
+    def _read_own(self, prefix: Prefix, manifest: Manifest, *, whole: bool) -> list[Placed] | None:
+        """What a resume point shares with no other; None if something is not there."""
+        own = list(self._own(prefix, manifest.tokens, whole=whole))
+        placed = [(family, n, self.cache.new_objects(family, 1)) for family, n, _ in own]
+        digests = [manifest.digests[family.name][number] for family, number, _ in own]
+        into = [data.reshape(-1) for _, _, data in placed]
+        return placed if self._read([name for _, _, name in own], digests, into) else None
+
+    def _read_pages(self, prefix: Prefix, manifest: Manifest, part: range) -> list[Placed] | None:
+        """Whole pages, in memory that the next ones are read into; None if one is not there."""
+        names, digests, into, placed = list[str](), list[bytes](), list[Bytes](), list[Placed]()
+        for family in self._pages:
+            room = self._room(family, len(part))
+            placed.append((family, part.start, room))
+            names += prefix.names(family, part.stop * self.block_tokens)[part.start :]
+            digests += manifest.digests[family.name][part.start : part.stop]
+            into += list(room.reshape(len(part), -1))
+        return placed if self._read(names, digests, into) else None
+
+    def _give_back(self, slot: int) -> None:
+        """Let a slot be as if it had just been admitted."""
+        manager = self.cache.manager
+        prepare_forward(manager, [slot], [int(manager.tokens[slot])], [0])
+        for states in manager.states.values():
+            states.reset_slot(slot)
+
+    def _room(self, family: Family, count: int) -> Objects:
+        """Memory for objects, used again and again: new pages take longer than what is copied."""
+        room = self._rooms.get(family.name)
+        if room is None or len(room) < count:
+            room = self.cache.new_objects(family, max(count, self._chunk))
+            self._rooms[family.name] = room
+        return room[:count]

@@ -1,0 +1,238 @@
+"""The bytes of a live cache as objects of families: gathered, put back, compared.
+
+On a CPU the pools are read and written where they are, states looked at as bytes. On a GPU a
+``Mover`` gathers all layers of a family by one launch into a buffer, which is copied as a whole to
+the host's pinned memory, on a stream of its own: decode steps are not held up.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dsv4kv.bench.tiers.rows import geometry_of, rows_needed, stretches
+from dsv4kv.bench.tiers.store import Bytes
+from dsv4kv.cache.blocks import Ids
+from dsv4kv.cache.manager import KVCacheManager
+from dsv4kv.model.families import Family, Kept, families_of
+from dsv4kv.ops.cuda.launch import run
+from dsv4kv.ops.launches.copies import Way, plan_objects, pool_table
+
+Objects = NDArray[np.uint8]
+"""uint8[n, layers, piece_bytes]: n objects of a family, each contiguous."""
+
+
+class CacheBytes:
+    """Objects of a cache's families.
+
+    Attributes:
+        manager: The cache.
+        families: Its families by name, as ``families_of`` has them.
+        pools: uint8[blocks or slots, piece_bytes] of every layer, by family; the cache's memory.
+        mover: Of a cache on a GPU; None on the CPU.
+    """
+
+    def __init__(self, manager: KVCacheManager) -> None:
+        """Look at the pools of a cache that has data."""
+        self.manager = manager
+        self.families = {family.name: family for family in families_of(manager.plan)}
+        self.pools = {name: _pools(manager, each) for name, each in self.families.items()}
+        device = manager.device
+        self.mover = (
+            None if device.type == "cpu" else Mover(device, SideStream(device), self.pools)
+        )
+
+    def new_objects(self, family: Family, count: int) -> Objects:
+        """Room on the host for objects, pinned for a GPU."""
+        size = count * family.object_bytes
+        room = self.mover.room(size) if self.mover else np.empty(size, np.uint8)
+        return room.reshape(count, *family.object_shape)
+
+    def units(self, family: Family, slot: int, tokens: int) -> Ids:
+        """Where a request's objects are: int64[layers, n] blocks, or its slot n times."""
+        count = family.objects(tokens)
+        if family.kept is not Kept.PAGES:
+            return np.full((len(family.layers), count), slot)
+        rows = []
+        for layer in family.layers:
+            table = next(t for t in self.manager.tables if layer in t.group.layers)
+            rows.append(table.blocks[table.group.lane_of(layer), slot, :count])
+        return np.array(rows, dtype=np.int64)
+
+    def take(self, family: Family, ids: Ids, into: Objects) -> None:
+        """Gather objects from the cache.
+
+        Args:
+            family: One of ``families``.
+            ids: int64[n], blocks for pages and slots for everything else; int64[layers, n] where
+                every layer has blocks of its own.
+            into: Takes them.
+        """
+        rows = _by_layer(family, ids)
+        if self.mover is not None:
+            self.mover.take(family, rows, into)
+            return
+        for layer, pool in enumerate(self.pools[family.name]):
+            into[:, layer] = pool.numpy()[rows[layer]]
+
+    def put(self, family: Family, ids: Ids, data: Objects) -> None:
+        """Put objects into the cache: the inverse of ``take``."""
+        rows = _by_layer(family, ids)
+        if self.mover is not None:
+            self.mover.put(family, rows, data)
+            return
+        for layer, pool in enumerate(self.pools[family.name]):
+            pool.numpy()[rows[layer]] = data[:, layer]
+
+
+def _by_layer(family: Family, ids: Ids) -> Ids:
+    """Blocks or slots of every layer: int64[layers, n]."""
+    return np.array(np.broadcast_to(ids, (len(family.layers), ids.shape[-1])), order="C")
+
+
+def _pools(manager: KVCacheManager, family: Family) -> list[Tensor]:
+    """Pool of every layer as uint8[blocks or slots, piece_bytes], sharing its memory."""
+    if family.part in ("main", "indexer"):
+        stores = [getattr(manager.pools[layer], family.part) for layer in family.layers]
+        return [store.pages for store in stores]
+    by_layer = dict[int, Tensor]()
+    for attn, states in manager.states.items():
+        schemas = [schema for schema in manager.plan.schemas if schema.layer.attn is attn]
+        if family.part == "window":
+            having = [schema for schema in schemas if schema.window]
+            pieces = [ring.pages for ring in states.windows]
+        else:
+            having = [schema for schema in schemas if getattr(schema, f"{family.part}_shape")]
+            state = getattr(states, family.part)
+            pieces = [] if state is None else [x.flatten(1).view(torch.uint8) for x in state]
+        by_layer |= {s.layer.layer_idx: x for s, x in zip(having, pieces, strict=True)}
+    return [by_layer[layer] for layer in family.layers]
+
+
+class SideStream:
+    """A stream other than the one that steps are launched on."""
+
+    def __init__(self, device: torch.device) -> None:
+        """On a GPU."""
+        make: Any = torch.cuda.Stream
+        self._device, self._stream = device, make(device)
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """What is launched inside begins after what was launched before, and delays nothing."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def settle(self) -> None:
+        """Wait until all of it is done."""
+        self._stream.synchronize()
+
+
+class Mover:
+    """Moves objects of families through a buffer next to the cache. One thread at a time."""
+
+    def __init__(
+        self, device: torch.device, stream: SideStream, pools: dict[str, list[Tensor]]
+    ) -> None:
+        """Move what is in ``pools``: uint8[blocks or slots, piece_bytes] of every layer."""
+        self._device, self._stream, self._pools = device, stream, pools
+        self._tables = {name: pool_table(each) for name, each in pools.items()}
+        self._buffer = torch.empty(0, dtype=torch.uint8, device=device)
+
+    def room(self, size: int) -> Bytes:
+        """uint8[size] of new memory, pinned for a GPU."""
+        pinned = self._device.type == "cuda"
+        room: Bytes = torch.empty(size, dtype=torch.uint8, pin_memory=pinned).numpy()
+        return room
+
+    def take(self, family: Family, rows: Ids, into: Objects) -> None:
+        """Gather objects, rows int64[layers, n], into the host's memory; they are there then."""
+        host, stride = _as_one(family, into)
+        if len(host):
+            with self._stream.turn():
+                buffer = self._move("take", family, rows, len(host), stride)
+                host.copy_(buffer, non_blocking=True)
+            self._stream.settle()
+
+    def put(self, family: Family, rows: Ids, data: Objects) -> None:
+        """The inverse of ``take``."""
+        host, stride = _as_one(family, data)
+        if len(host):
+            with self._stream.turn():
+                self._room(len(host)).copy_(host, non_blocking=True)
+                self._move("put", family, rows, len(host), stride)
+            self._stream.settle()
+
+    def by_pages(self, way: Way, family: Family, rows: Ids, data: Objects) -> None:
+        """The same by a copy for every piece: what gathering is compared with."""
+        pools, pieces = self._pools[family.name], torch.from_numpy(data)
+        with self._stream.turn():
+            for layer, pool in enumerate(pools):
+                for number, row in enumerate(rows[layer].tolist()):
+                    ends = pieces[number, layer], pool[row]
+                    target, source = ends if way == "take" else ends[::-1]
+                    target.copy_(source, non_blocking=True)
+        self._stream.settle()
+
+    def whole(self, way: Way, host: Bytes) -> None:
+        """Copy as many bytes between buffer and host, and nothing else: the limit of both."""
+        with self._stream.turn():
+            ends = torch.from_numpy(host), self._room(len(host))
+            target, source = ends if way == "take" else ends[::-1]
+            target.copy_(source, non_blocking=True)
+        self._stream.settle()
+
+    def _move(self, way: Way, family: Family, rows: Ids, size: int, stride: int) -> Tensor:
+        numbers, buffer = torch.from_numpy(rows).to(self._device), self._room(size)
+        table = self._tables[family.name]
+        run(plan_objects(way, table, numbers, buffer, family.piece_bytes, stride))
+        return buffer
+
+    def _room(self, size: int) -> Tensor:
+        """The buffer; one that is too small is replaced, when nothing uses it."""
+        if len(self._buffer) < size:
+            self._buffer = torch.empty(size, dtype=torch.uint8, device=self._device)
+        return self._buffer[:size]
+
+
+def _as_one(family: Family, objects: Objects) -> tuple[Tensor, int]:
+    """All memory from the first object to the end of the last, and bytes between beginnings."""
+    stride = objects.strides[0] if len(objects) > 1 else family.object_bytes
+    size = (len(objects) - 1) * stride + family.object_bytes if len(objects) else 0
+    return torch.from_numpy(np.lib.stride_tricks.as_strided(objects, (size,), (1,))), stride
+
+
+def differences(
+    left: CacheBytes, left_slot: int, right: CacheBytes, right_slot: int, tokens: int
+) -> list[str]:
+    """A sentence for every family in which two requests of one prompt do not hold the same bits.
+
+    Compared is what the next tokens can read, by its logical position: entries that are complete,
+    the window, and of a state the rows that a group still pools. The rest of pages and rings is
+    padding, or left from earlier tokens. Both requests have ``tokens`` tokens.
+    """
+    found, window_tokens = [], left.manager.plan.config.window_tokens
+    for family in left.families.values():
+        count, geometry = family.objects(tokens), geometry_of(family)
+        both = [np.zeros((count, *family.object_shape), dtype=np.uint8) for _ in range(2)]
+        for cache, slot, data in ((left, left_slot, both[0]), (right, right_slot, both[1])):
+            cache.take(family, cache.units(family, slot, tokens), data)
+        alive = np.zeros(count * family.piece_bytes, dtype=np.bool_)
+        for part in stretches(
+            geometry, np.arange(count), rows_needed(family, tokens, window_tokens)
+        ):
+            alive[part] = True
+        differ = (both[0] != both[1]) & alive.reshape(count, 1, family.piece_bytes)
+        wrong = np.argwhere(differ.any(axis=2))
+        if len(wrong):
+            number, layer = wrong[0].tolist()
+            found.append(
+                f"{family.name}: object {number} of layer {family.layers[layer]} differs after "
+                f"{tokens} tokens, and {len(wrong) - 1} other pieces."
+            )
+    return found

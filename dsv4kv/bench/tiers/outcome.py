@@ -1,0 +1,186 @@
+"""What ``bench tiers`` found: times of stores and restores, and the answer in sentences."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dsv4kv.measure.statistics import Estimate, divide
+from dsv4kv.units import format_duration
+
+
+@dataclass(frozen=True)
+class Way:
+    """One direction: bytes and how long they take."""
+
+    time: Estimate  # nanoseconds
+    limit: Estimate | None = None
+    """Nanoseconds that memory, or the disk, takes for objects as many and as large; None where
+    that was not measured."""
+
+    @property
+    def share(self) -> Estimate | None:
+        """Of the limit's rate."""
+        return divide(self.limit, self.time) if self.limit else None
+
+
+@dataclass(frozen=True)
+class FamilyRow:
+    """A family of the longest prefix in one store."""
+
+    store: str  # its name
+    family: str  # its name
+    objects: int  # of this prefix
+    object_bytes: int  # of each
+    store_way: Way  # from the cache's pools into the store
+    restore_way: Way  # back into them, every object compared with its digest
+
+    @property
+    def bytes(self) -> int:
+        """Of all objects."""
+        return self.objects * self.object_bytes
+
+    def rate(self, way: Way) -> Estimate:
+        """Bytes per nanosecond: GB/s."""
+        return divide(Estimate(self.bytes, 0.0), way.time)
+
+
+@dataclass(frozen=True)
+class Direction:
+    """Objects of a family from a GPU to the host, or back: nanoseconds."""
+
+    gathered: Estimate  # by one launch and one copy
+    by_pages: Estimate  # by a copy for every layer's piece
+    whole: Estimate  # one copy of as many bytes: the limit
+
+
+@dataclass(frozen=True)
+class CopyRow:
+    """A family between a GPU and the host's pinned memory."""
+
+    family: str  # its name
+    objects: int  # moved at once
+    object_bytes: int  # of each
+    there: Direction  # to the host
+    back: Direction  # from it
+
+    @property
+    def bytes(self) -> int:
+        """Of all objects."""
+        return self.objects * self.object_bytes
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Decode steps during copies to the host: nanoseconds."""
+
+    tokens: int  # of the request that decodes
+    family: str  # what is copied
+    bytes: int  # of a copy
+    step_alone: Estimate  # A decode step, on the GPU's clock
+    step_beside: Estimate  # one while copies go on
+    copy_alone: Estimate  # A copy
+    copy_beside: Estimate  # one while steps go on
+
+    @property
+    def sentence(self) -> str:
+        """What either costs the other."""
+        rates = [self.bytes / each.value for each in (self.copy_beside, self.copy_alone)]
+        steps = [format_duration(each.value) for each in (self.step_alone, self.step_beside)]
+        return (
+            f"A decode step at {self.tokens:,} tokens takes {steps[0]}, and {steps[1]} while "
+            f"{self.family} goes to the host at {rates[0]:.1f} GB/s ({rates[1]:.1f} alone)."
+        )
+
+
+@dataclass(frozen=True)
+class PrefixRow:
+    """A prefix in one store."""
+
+    store: str  # its name
+    tokens: int  # of the prefix
+    pages: int  # blocks that are looked up
+    useful_bytes: int  # compressed entries and indexer keys of these tokens, without padding
+    read_bytes: int  # read to restore it, the manifest left out
+    resumed_tokens: int  # that were not computed again
+    stored: Estimate  # nanoseconds to store it
+    looked_up: Estimate  # nanoseconds to find out where it can be resumed
+    restored: Estimate  # nanoseconds to look it up, read, compare and put it into the cache
+    again_ns: float | None
+    """Nanoseconds to compute what is missing after that, as modelled; None where that is not
+    known."""
+    computed_ns: float | None  # nanoseconds to compute all of it, likewise
+
+    @property
+    def back_ns(self) -> float:
+        """Until the request is where it was: restored, and the rest computed."""
+        return self.restored.value + (self.again_ns or 0.0)
+
+    @property
+    def amplification(self) -> float:
+        """Bytes read for each that is useful."""
+        return self.read_bytes / self.useful_bytes if self.useful_bytes else 0.0
+
+
+@dataclass
+class TiersOutcome:
+    """Everything that a run found."""
+
+    model: str  # whose cache
+    gpu: str  # the GPUs of the model of computing, in words
+    windows: str  # where windows are kept
+    exact: bool = True  # whether that gives back the bits of a run that never left
+    cold: dict[str, str] = field(default_factory=dict)
+    """How reads come from the disk, by store; nothing where there is none."""
+    prefixes: list[PrefixRow] = field(default_factory=list)  # by store and length
+    families: list[FamilyRow] = field(default_factory=list)  # of the longest prefix, by store
+    copies: list[CopyRow] = field(default_factory=list)
+    """Of the longest prefix, between GPU and host; nothing on a CPU."""
+    overlap: Overlap | None = None  # decode steps during copies; None on a CPU
+    checks: int = 0  # comparisons made
+    failures: list[str] = field(default_factory=list)  # A sentence for each that failed
+
+    @property
+    def resumes_earlier(self) -> bool:
+        """Whether some tokens of a prefix are computed again."""
+        return any(row.resumed_tokens < row.tokens for row in self.prefixes)
+
+    def answers(self) -> list[str]:
+        """Is restoring worth it, which family costs most, what limits: a sentence for each store.
+
+        Nothing where no prefix was restored.
+        """
+        return [
+            " ".join([_worth(rows), *_dearest(self.families, store)])
+            for store in dict.fromkeys(row.store for row in self.prefixes)
+            if (rows := [row for row in self.prefixes if row.store == store])
+        ]
+
+
+def _worth(rows: Sequence[PrefixRow]) -> str:
+    longest = max(rows, key=lambda row: row.tokens)
+    taken = f"{longest.store}: {longest.tokens:,} tokens are back in "
+    taken += format_duration(longest.back_ns)
+    if longest.resumed_tokens < longest.tokens:
+        taken += f", {longest.tokens - longest.resumed_tokens:,} of them computed again (modelled)"
+    if longest.computed_ns is None:
+        return f"{taken}; how long computing them takes is not known for this model."
+    worth = [row.tokens for row in rows if row.back_ns < (row.computed_ns or 0)]
+    verdict = "at none of these lengths"
+    if worth:
+        verdict = "at every length" if len(worth) == len(rows) else f"from {min(worth):,} tokens"
+    computed = format_duration(longest.computed_ns)
+    return f"{taken}, computing them takes {computed} (modelled): restoring is worth it {verdict}."
+
+
+def _dearest(families: Sequence[FamilyRow], store: str) -> list[str]:
+    rows = [row for row in families if row.store == store]
+    if not rows:
+        return []
+    total = sum(row.restore_way.time.value for row in rows)
+    first = max(rows, key=lambda row: row.restore_way.time.value)
+    sentence = f"{first.family} takes {first.restore_way.time.value / total:.0%} of the time"
+    share = first.restore_way.share
+    if share is None:
+        return [f"{sentence}."]
+    limit = "memory" if store == "memory" else "the disk"
+    bound = f"{limit} limits" if share.value > 0.5 else f"not {limit}, but the work on them"
+    return [f"{sentence}, at {share.value:.0%} of what {limit} gives such objects: {bound}."]

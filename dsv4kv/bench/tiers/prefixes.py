@@ -1,0 +1,234 @@
+"""How prefixes are named: whose cache, after which tokens, and which family.
+
+A name is ``<namespace>/<key>.<family>``. The namespace stands for model, weights, formats and
+layout; bytes of another have equal sizes and mean something else. The key is SGLang 0.5.23's page
+hash: SHA-256 over the key before, nothing for the first, and the page's tokens as little-endian
+32-bit numbers. Of a page that a prefix fills in part, it is taken over the tokens there are.
+
+Next to the objects a resume point has a manifest, written last: what is not in a manifest that is
+there does not count. It holds the digest of every object that the prefix needs.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+
+import numpy as np
+import xxhash
+from numpy.typing import ArrayLike, NDArray
+
+from dsv4kv.bench.tiers.store import Bytes, Namespace
+from dsv4kv.choices import TIER_WINDOWS, unknown
+from dsv4kv.core.strategy import kept_places
+from dsv4kv.errors import ConfigError
+from dsv4kv.model.families import Family, Kept, families_of
+from dsv4kv.model.plan import CachePlan
+
+DIGEST_BYTES = 16
+_MAGIC = b"dsv4kv-1"
+
+
+def page_digests(tokens: ArrayLike, page_tokens: int) -> list[bytes]:
+    """A digest for every whole page of a prompt, int[n], each over the one before and its tokens.
+
+    As SGLang 0.5.23 has it, ``mem_cache/cpp_utils/hash_binding.cpp``.
+    """
+    ids = np.ascontiguousarray(tokens, dtype="<u4")
+    before, digests = b"", []
+    for page in ids[: len(ids) // page_tokens * page_tokens].reshape(-1, page_tokens):
+        before = sha256(before + page.tobytes()).digest()
+        digests.append(before)
+    return digests
+
+
+def namespace_of(plan: CachePlan, revision: str) -> Namespace:
+    """Of a cache of these layers, filled by weights of this revision."""
+    layout = {
+        "config": plan.config.model_dump(mode="json"),
+        "families": [asdict(family) for family in families_of(plan)],
+        "hadamard": plan.hadamard,
+        "rope": plan.rope,
+    }
+    return Namespace(plan.config.name, revision, layout)
+
+
+class Prefix:
+    """A prompt as tiers know it.
+
+    Attributes:
+        keys: Keys of its whole blocks.
+    """
+
+    def __init__(self, namespace: Namespace, tokens: ArrayLike, block_tokens: int) -> None:
+        """Hash a prompt's tokens, whole numbers of 32 bits."""
+        self._tokens = np.ascontiguousarray(tokens, dtype="<u4")
+        self._namespace = namespace.digest
+        self._block_tokens = block_tokens
+        self._digests = [b"", *page_digests(self._tokens, block_tokens)]
+        self.keys = [digest.hex() for digest in self._digests[1:]]
+        self._stems = [f"{self._namespace}/{key}." for key in self.keys]
+
+    def __len__(self) -> int:
+        """Tokens."""
+        return len(self._tokens)
+
+    def key(self, tokens: int) -> str:
+        """The key of its first tokens."""
+        blocks, rest = divmod(tokens, self._block_tokens)
+        if not rest:
+            return self.keys[blocks - 1] if blocks else ""
+        last = self._tokens[blocks * self._block_tokens : tokens].tobytes()
+        return sha256(self._digests[blocks] + last).hexdigest()
+
+    def name(self, key: str, family: str) -> str:
+        """The name of an object."""
+        return f"{self._namespace}/{key}.{family}"
+
+    def block_names(self, what: str, blocks: int) -> list[str]:
+        """Names of what belongs to the first blocks: objects of a family, or manifests."""
+        return [stem + what for stem in self._stems[:blocks]]
+
+    def names(self, family: Family, tokens: int) -> list[str]:
+        """Names of the objects of a family that its first ``tokens`` tokens need."""
+        count = family.objects(tokens)
+        if family.kept is not Kept.PAGES:
+            return [self.name(self.key(tokens), family.name)] * count
+        names = self.block_names(family.name, min(count, tokens // self._block_tokens))
+        if len(names) < count:
+            names.append(self.name(self.key(tokens), family.name))
+        return names
+
+    def manifest_name(self, tokens: int, *, whole: bool) -> str:
+        """The name of a manifest, with windows and states or of pages alone."""
+        return self.name(self.key(tokens), "manifest" if whole else "pages")
+
+
+def digest(data: Bytes) -> bytes:
+    """16 bytes that stand for an object's: made for accidents, at memory speed."""
+    return xxhash.xxh3_128_digest(data.data)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a prefix is made of."""
+
+    tokens: int  # of the prefix
+    digests: dict[str, list[bytes]]
+    """Of the objects of every family that it has, by the family's name."""
+
+    def dump(self) -> Bytes:
+        """As it is stored."""
+        whole = b"".join(each for digests in self.digests.values() for each in digests)
+        data = _MAGIC + self.tokens.to_bytes(8, "little") + whole
+        return np.frombuffer(data + xxhash.xxh3_128_digest(data), dtype=np.uint8)
+
+    @staticmethod
+    def size(families: Iterable[Family], tokens: int) -> int:
+        """Bytes of a manifest of these families."""
+        objects = sum(family.objects(tokens) for family in families)
+        return len(_MAGIC) + 8 + DIGEST_BYTES * (objects + 1)
+
+    @classmethod
+    def load(cls, data: Bytes, families: Iterable[Family], tokens: int) -> "Manifest | None":
+        """Read what ``dump`` wrote; None if it is another's, or damaged."""
+        content, check = data[:-DIGEST_BYTES].tobytes(), data[-DIGEST_BYTES:].tobytes()
+        head = _MAGIC + tokens.to_bytes(8, "little")
+        if xxhash.xxh3_128_digest(content) != check or not content.startswith(head):
+            return None
+        each = iter(_cut(content[len(head) :]))
+        digests = {f.name: [next(each) for _ in range(f.objects(tokens))] for f in families}
+        return cls(tokens, digests)
+
+
+def _cut(data: bytes) -> Iterator[bytes]:
+    return (data[at : at + DIGEST_BYTES] for at in range(0, len(data), DIGEST_BYTES))
+
+
+def resume_points(
+    pages: Sequence[NDArray[np.bool_]], tails: Sequence[NDArray[np.bool_]], count: int
+) -> NDArray[np.int64]:
+    """Blocks after which a request can resume: SGLang's ``batch_exists_v2``.
+
+    A family that every page needs allows 1 … first missing; one that is needed at the resume point
+    alone allows wherever it is; what all allow is the answer.
+
+    Args:
+        pages: Which blocks' objects are there, bool[count] for each family of pages.
+        tails: Which blocks' objects are there, bool[count] for each other family.
+        count: Blocks of the prefix.
+    """
+    allowed = np.ones(count, dtype=np.bool_)
+    for found in pages:
+        allowed &= np.logical_and.accumulate(found)
+    for found in tails:
+        allowed &= found
+    return np.flatnonzero(allowed) + 1
+
+
+BOUNDED = "zero:bounded"
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Places in a prompt after which requests can resume."""
+
+    name: str  # as users write it
+    period_tokens: int = 0  # at every multiple of it; 0 nowhere
+    end: tuple[int, int] | None = None
+    """Where prompts end, floored to a multiple of the first number; the second number of tokens
+    is kept back before the end. None nowhere."""
+    junctions: bool = False  # where what an earlier prompt left ends
+    replay_tokens: int = 0
+    """Tokens before the end of a hit that are computed again, for want of a window; 0 where
+    windows are kept."""
+    exact: bool = True  # whether that gives the bits of a run that never left
+
+    def places(self, prompt_tokens: int, found_tokens: int = 0) -> list[int]:
+        """Where a prompt leaves windows and states while it is computed, rising.
+
+        Args:
+            prompt_tokens: Its length.
+            found_tokens: Tokens of it whose pages were found.
+        """
+        places = kept_places(prompt_tokens, self.period_tokens, self.end)
+        if self.junctions:
+            places.add(found_tokens)
+        return sorted(places - {0})
+
+
+def parse_windows(text: str, *, block_tokens: int, window_tokens: int, layers: int) -> Windows:
+    """Read what users write, one of ``choices.TIER_WINDOWS``.
+
+    Args:
+        text: What is written.
+        block_tokens: Of a block of the cache; what is computed again begins where one does.
+        window_tokens: Of a window; 0 where a model has none (DeepSeek-V3.2): nothing but pages is
+            needed to resume, wherever it is.
+        layers: Layers of the model: an exact window takes a window of tokens for each.
+
+    Raises:
+        ConfigError: There is no such strategy.
+    """
+    if not window_tokens:
+        return Windows(text, period_tokens=block_tokens)
+    name, _, number = text.partition(":")
+    replay = -(-window_tokens * layers // block_tokens) * block_tokens
+    plain = {
+        "full": Windows(text, period_tokens=block_tokens),
+        "zero": Windows(text, replay_tokens=replay),
+        BOUNDED: Windows(text, replay_tokens=window_tokens - 1, exact=False),
+        "ends": Windows(text, end=(1, 0)),
+        "ends+junctions": Windows(text, end=(1, 0), junctions=True),
+        "sglang": Windows(text, end=(block_tokens, 0)),
+        "vllm:dense": Windows(text, period_tokens=block_tokens),
+    }
+    if text in plain:
+        return plain[text]
+    # behind vLLM a hit leaves the last token to be computed
+    ends = {"vllm": (block_tokens, 1), "periodic": None, "lmcache": None}
+    if name not in ends or not re.fullmatch("[0-9]{1,9}", number):
+        raise unknown(TIER_WINDOWS, text, "a strategy for windows")
+    if not int(number) and ends[name] is None:
+        raise ConfigError(f"{text} has no period: write {name}:4096.")
+    return Windows(text, period_tokens=int(number), end=ends[name])

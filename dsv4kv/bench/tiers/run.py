@@ -1,0 +1,522 @@
+"""``bench tiers``: prefixes stored from a cache, looked up, and restored into it.
+
+Every prefix is stored under new names in each round, so nothing is found that was there before.
+A restored request and one that never left both go on, and every bit of the two is compared.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager, nullcontext
+from dataclasses import asdict
+from functools import partial
+from itertools import cycle, islice, zip_longest
+from pathlib import Path
+from secrets import token_hex
+from threading import Event, Thread, local
+from time import perf_counter_ns
+from typing import Literal
+
+import numpy as np
+import torch
+
+from dsv4kv import __version__
+from dsv4kv.bench.build import check_data_path, plan_from
+from dsv4kv.bench.case import set_up
+from dsv4kv.bench.serve.requests import Requests
+from dsv4kv.bench.tiers.file_store import FileStore
+from dsv4kv.bench.tiers.library import Library, Restored
+from dsv4kv.bench.tiers.objects import CacheBytes, Mover, differences
+from dsv4kv.bench.tiers.outcome import (
+    CopyRow,
+    Direction,
+    FamilyRow,
+    Overlap,
+    PrefixRow,
+    TiersOutcome,
+    Way,
+)
+from dsv4kv.bench.tiers.prefixes import Windows, digest, namespace_of, parse_windows
+from dsv4kv.bench.tiers.store import MemoryStore, Store, open_store
+from dsv4kv.budget.lookup import find_weight_facts
+from dsv4kv.config.bench import BenchConfig, CacheSection, MeasureSection, WorkloadSection
+from dsv4kv.config.replay import ReplayConfig
+from dsv4kv.config.tiers import TiersConfig
+from dsv4kv.core.clock import VirtualClock
+from dsv4kv.errors import ConfigError, StoreUnavailable
+from dsv4kv.files import temporary_folder, user_cache
+from dsv4kv.measure.environment import capture_environment
+from dsv4kv.measure.recorder import DeviceClock
+from dsv4kv.measure.statistics import Estimate, summarize
+from dsv4kv.model.families import Family, Kept
+from dsv4kv.model.plan import CachePlan
+from dsv4kv.replay.clock.sources import open_times
+from dsv4kv.replay.clock.steps import build_weights
+from dsv4kv.replay.costs import StepTables, find_rates
+from dsv4kv.units import format_bytes
+
+_REVISION = f"none-{token_hex(4)}"  # of the weights: no other run finds what this one leaves
+_MORE_TOKENS, _STEPS = 132, 1  # computed and decoded after a restore: every kind of group ends
+_STEP_TOKENS = 1024  # really computed at a time, where windows are computed again
+_SERIAL = 0
+OnStep = Callable[[str, int, int], None]
+"""Hears what is next, and after how many of all."""
+
+
+def run_tiers(config: TiersConfig, on_step: OnStep) -> TiersOutcome:
+    """Store, look up and restore every prefix in every store.
+
+    Raises:
+        ConfigError: The cache cannot be built, or does not fit the machine.
+        StoreUnavailable: A folder cannot be written.
+    """
+    torch.set_num_threads(1)
+    plan = plan_from(_bench_config(config))
+    check_data_path(plan)
+    windows = _windows(config, plan)
+    if any(_kept_at(windows, tokens) < tokens for tokens in config.lengths):
+        plan = plan_from(_bench_config(config, 3))
+    bench, cost = _bench_config(config, plan.num_slots), config.cost
+    gpu = f"{cost.gpus} × {cost.gpu}" if cost.gpu else f"{cost.gpus} GPU"
+    outcome = TiersOutcome(plan.config.name, gpu, config.windows, exact=windows.exact)
+    steps = [(name, tokens) for name in config.stores for tokens in sorted(set(config.lengths))]
+    with _folder(config) as folder:
+        _check_room(config, plan, folder)
+        built = set_up(bench, None)
+        assert built.drive is not None
+        cache = CacheBytes(built.manager)
+        requests = Requests(built.manager, built.drive.executor)
+        run = _Run(config, cache, requests, windows, outcome)
+        for done, (name, tokens) in enumerate(steps):
+            label = name.partition(":")[0]
+            on_step(f"{label}, {tokens:,} tokens", done, len(steps))
+            store = run.open(name, folder)
+            try:
+                run.measure(label, store, tokens)
+                if isinstance(store, FileStore):
+                    outcome.cold[label] = store.cold
+            finally:
+                store.close()
+        if cache.mover is not None:
+            _measure_device(cache, cache.mover, requests, config, outcome)
+    return outcome
+
+
+def _measure_device(
+    cache: CacheBytes, mover: Mover, requests: Requests, config: TiersConfig, outcome: TiersOutcome
+) -> None:
+    """Copies between GPU and host, and decode steps during copies."""
+    slot, longest, gpu = requests.admit(), max(config.lengths), requests.executor.gpu
+    assert gpu is not None
+    requests.place(slot, _SERIAL, longest)
+    outcome.copies = measure_copies(cache, mover, slot, longest, config.rounds)
+    outcome.overlap = measure_overlap(cache, mover, requests, gpu.clock, slot)
+    requests.release(slot)
+
+
+class _Run:
+    """One run: a cache with three slots.
+
+    One stays, one comes back, and one is where the windows were kept, unless that is the end.
+    """
+
+    def __init__(
+        self,
+        config: TiersConfig,
+        cache: CacheBytes,
+        requests: Requests,
+        windows: Windows,
+        outcome: TiersOutcome,
+    ) -> None:
+        self.config, self.cache, self.requests = config, cache, requests
+        self.windows, self.outcome = windows, outcome
+        self._prefill_ns = _prefill_model(config, cache.manager.plan)
+
+    def open(self, place: str, folder: Path) -> Store:
+        namespace = namespace_of(self.cache.manager.plan, _REVISION)
+        if place == "memory":
+            longest = max(self.config.lengths)
+            return MemoryStore(
+                4 * sum(f.objects(longest) * f.object_bytes for f in self._families())
+            )
+        if place == "file":
+            return FileStore(folder, namespace, threads=self.config.threads)
+        return open_store(place, namespace)
+
+    def measure(self, name: str, store: Store, tokens: int) -> None:
+        """One prefix in one store."""
+        requests = self.requests
+        library = Library(self.cache, store, self.windows, revision=_REVISION)
+        ends = sorted({_kept_at(self.windows, tokens), tokens})
+        stored = [requests.admit() for _ in ends]
+        for slot, end in zip(stored, ends, strict=True):
+            requests.place(slot, _SERIAL, end)
+        back, found = self._measure_prefix(name, library, stored, tokens)
+        if found.point > found.tokens:
+            self._compute(back, found.point)
+            library.complete(back, found)
+        self._compute(back, tokens)
+        slots = stored[-1], back
+        if tokens == max(self.config.lengths):
+            for family in self._families():
+                if family.objects(tokens):
+                    row = self._measure_family(name, store, family, slots, tokens)
+                    self.outcome.families.append(row)
+        if self.windows.exact:
+            self._verify(name, *slots, tokens)
+        for slot in (*stored, back):
+            requests.release(slot)
+
+    def _compute(self, slot: int, tokens: int) -> None:
+        self.requests.compute(slot, _SERIAL, *range(0, tokens, _STEP_TOKENS), tokens)
+
+    def _measure_prefix(
+        self, name: str, library: Library, stored: Sequence[int], tokens: int
+    ) -> tuple[int, Restored]:
+        """Time every round of a prefix; returns the last restored slot and its result."""
+        back, rounds = self.requests.admit(), list[list[int]]()
+        for number in range(self.config.rounds):
+            self.requests.release(back)
+            back = self.requests.admit()
+            prefix = library.prefix(np.arange(tokens) + number)
+            moments = [perf_counter_ns()]
+            for slot in stored:
+                library.store_prefix(prefix, slot)
+            moments.append(perf_counter_ns())
+            library.lookup(prefix)
+            moments.append(perf_counter_ns())
+            found = library.restore(prefix, back)
+            moments.append(perf_counter_ns())
+            rounds.append(np.diff(moments).tolist())
+            _check_restored(name, library, tokens, found)
+            library.clear()
+        useful = sum(f.useful_bytes(tokens) for f in self._families() if f.kept is Kept.PAGES)
+        stored_ns, looked_up, restored = (_estimate(list(e)) for e in zip(*rounds, strict=True))
+        again, computed = (self._prefill_ns(n, tokens) for n in (found.tokens, 0))
+        counts = tokens, len(prefix.keys), useful, found.read_bytes, found.tokens
+        times = stored_ns, looked_up, restored, again, computed
+        row = PrefixRow(name, *counts, *times)
+        self.outcome.prefixes.append(row)
+        return back, found
+
+    def _verify(self, name: str, stayed: int, back: int, tokens: int) -> None:
+        """Both go on, and every bit of both is compared."""
+        for slot in (stayed, back):
+            self.requests.compute(slot, _SERIAL, tokens + _MORE_TOKENS)
+            self.requests.decode(slot, _SERIAL, _STEPS)
+        after = tokens + _MORE_TOKENS + _STEPS
+        found = differences(self.cache, stayed, self.cache, back, after)
+        self.outcome.checks += len(self.cache.families)
+        self.outcome.failures += [f"{name}, {tokens:,} tokens: {each}" for each in found]
+
+    def _measure_family(
+        self, name: str, store: Store, family: Family, slots: tuple[int, int], tokens: int
+    ) -> FamilyRow:
+        """A family alone: from the pools into the store, and back."""
+        count = family.objects(tokens)
+        data = self.cache.new_objects(family, count)
+        whole, names = list(data.reshape(count, -1)), [f"{family.name}/{n}" for n in range(count)]
+        here, there = (self.cache.units(family, slot, tokens) for slot in slots)
+        ours, limits = list[tuple[int, int]](), list[tuple[int, int]]()
+        size = family.object_bytes
+        limit = None  # often not known
+        if isinstance(store, FileStore):
+            limit = time_disk(store.folder, count, size, self.config.threads)
+        elif isinstance(store, MemoryStore):
+            limit = time_copies(count, size)
+        with closing(limit) if limit else nullcontext():
+            for _ in range(self.config.rounds):
+                start_ns = perf_counter_ns()
+                self.cache.take(family, here, data)
+                store.put(names, whole)
+                written_ns = perf_counter_ns() - start_ns
+                digests = [digest(each) for each in whole]
+                start_ns = perf_counter_ns()
+                found = store.get(names, whole)
+                right = [digest(each) for each in whole] == digests
+                self.cache.put(family, there, data)
+                ours.append((written_ns, perf_counter_ns() - start_ns))
+                limits += islice(limit or (), 1)
+                self.outcome.checks += count
+                if not (found.all() and right):
+                    failure = f"{name}: {family.name} came back with other bytes."
+                    self.outcome.failures.append(failure)
+                store.delete(names)
+        ways = [
+            Way(_estimate(list(taken)), _estimate(list(least)) if least else None)
+            for taken, least in zip_longest(zip(*ours, strict=True), zip(*limits, strict=True))
+        ]
+        return FamilyRow(name, family.name, count, size, *ways)
+
+    def _families(self) -> list[Family]:
+        return list(self.cache.families.values())
+
+
+def _prefill_model(config: TiersConfig, plan: CachePlan) -> Callable[[int, int], float | None]:
+    """Nanoseconds from a prompt's first token on, chunk by chunk, as ``replay`` models it.
+
+    None for a model whose weights are not known.
+    """
+    replay = ReplayConfig(model=config.model, cost=config.cost)
+    if find_weight_facts(config.model.preset, plan.config) is None:
+        return lambda first, tokens: None
+    tables = StepTables(plan.config, plan.schemas, max(config.lengths))
+    weights = build_weights(replay, plan.config, plan.schemas)
+    stated = config.cost.clock == "stated"
+    clock = VirtualClock(
+        tables.weighed(weights),
+        find_rates(config.cost) if stated else None,
+        None if stated else open_times(replay, plan.config, plan.schemas, weights).timer,
+    )
+    return lambda first, tokens: clock.prompt_s(first, tokens, config.prefill_tokens) * 1e9
+
+
+def _check_restored(name: str, library: Library, tokens: int, found: Restored) -> None:
+    if not found.tokens or found.failed:
+        cause = f" (the first: {library.failure})" if library.failure else ""
+        raise StoreUnavailable(
+            f"{name}: {tokens:,} tokens were stored and {found.tokens:,} came back; "
+            f"{library.failures} calls failed{cause} and "
+            f"{library.damaged_objects} objects were damaged: "
+            "give the store more room, or take another place."
+        )
+
+
+def dumps(config: TiersConfig, outcome: TiersOutcome) -> str:
+    """All of it as JSON: times in ns, intervals as half-widths."""
+    document = {
+        "dsv4kv": __version__,
+        "config": config.model_dump(mode="json"),
+        **asdict(outcome),
+        "answers": outcome.answers(),
+    }
+    return json.dumps(document, indent=2)
+
+
+def _estimate(samples_ns: list[int]) -> Estimate:
+    """The first warms up."""
+    return summarize(samples_ns[1:]).estimate
+
+
+def _bench_config(config: TiersConfig, slots: int = 2) -> BenchConfig:
+    longest = max(config.lengths)
+    return BenchConfig(
+        device=config.device,
+        model=config.model,
+        cache=CacheSection(
+            block_tokens=config.block_tokens,
+            max_context_tokens=longest + _MORE_TOKENS + _STEPS,
+            num_slots=slots,
+        ),
+        workload=WorkloadSection(
+            trace=None, context=longest, concurrency=slots, step="gather", decode="graph"
+        ),
+        measure=MeasureSection(seed=config.seed),
+    )
+
+
+def _windows(config: TiersConfig, plan: CachePlan) -> Windows:
+    """The strategy; raises ``ConfigError`` where it keeps no window at the end of a length."""
+    windows = parse_windows(
+        config.windows,
+        block_tokens=config.block_tokens,
+        window_tokens=plan.config.window_tokens if any(s.window for s in plan.schemas) else 0,
+        layers=plan.config.num_layers,
+    )
+    for tokens in config.lengths:
+        if not _kept_at(windows, tokens):
+            raise ConfigError(
+                f"windows is {config.windows}, which keeps none in {tokens:,} tokens: take ends, "
+                "or longer lengths."
+            )
+        if windows.replay_tokens and tokens < windows.replay_tokens + config.block_tokens:
+            raise ConfigError(
+                f"windows is {config.windows}, which computes {windows.replay_tokens:,} tokens "
+                f"again: of {tokens:,} nothing would be restored. Take ends, or lengths from "
+                f"{windows.replay_tokens + config.block_tokens:,} tokens on."
+            )
+    return windows
+
+
+def _kept_at(windows: Windows, tokens: int) -> int:
+    """Where a prompt is resumed at: the last place of its windows, the end if none is kept."""
+    if windows.replay_tokens:
+        return tokens
+    return max(windows.places(tokens), default=0)
+
+
+def _check_room(config: TiersConfig, plan: CachePlan, folder: Path) -> None:
+    """Raise ``ConfigError`` where memory or disk do not hold what is moved."""
+    longest = plan.total_bytes // plan.num_slots
+    needed = plan.total_bytes + longest * (2 + 2 * ("memory" in config.stores))
+    memory = capture_environment()["memory_bytes"]
+    room = {"memory": (needed, memory or needed), "the disk": (0, needed)}
+    if "file" in config.stores:
+        room["the disk"] = 3 * longest, shutil.disk_usage(folder).free
+    for what, (wanted, there) in room.items():
+        if wanted > there:
+            raise ConfigError(
+                f"lengths up to {max(config.lengths):,} tokens need {format_bytes(wanted)} of "
+                f"{what} and there are {format_bytes(there)}: shorten lengths, or hold fewer "
+                "layers (model.layers)."
+            )
+
+
+@contextmanager
+def _folder(config: TiersConfig) -> Iterator[Path]:
+    """A folder for this run alone, removed at its end."""
+    parent = Path(config.folder) if config.folder else user_cache()
+    with ExitStack() as held:
+        try:
+            if parent is not None:
+                parent.mkdir(parents=True, exist_ok=True)
+            folder = held.enter_context(temporary_folder("dsv4kv-tiers-", parent))
+        except OSError as error:
+            raise StoreUnavailable(
+                f"{parent}: files cannot be written there ({error.strerror}): name another folder."
+            ) from None
+        yield folder
+
+
+_FILL = 0x5A  # untouched zero pages share one physical page and copy too fast
+_LEAST_BYTES = 1 << 26  # copied at least: less would stay in the processor's caches
+
+
+def time_copies(count: int, size: int) -> Generator[tuple[int, int], None, None]:
+    """Nanoseconds to copy ``count`` objects of ``size`` bytes to memory, and from it: the same."""
+    times = max(1, -(-_LEAST_BYTES // (count * size)))
+    source = np.full((times, count, size), _FILL, dtype=np.uint8)
+    target = np.ones_like(source)
+    for place in cycle(range(times)):
+        start_ns = perf_counter_ns()
+        for number in range(count):
+            target[place, number] = source[place, number]
+        taken_ns = perf_counter_ns() - start_ns
+        yield taken_ns, taken_ns
+
+
+def time_disk(
+    folder: Path, count: int, size: int, threads: int
+) -> Generator[tuple[int, int], None, None]:
+    """Nanoseconds to write, and to read, as many pieces of one new file by as many threads.
+
+    As objects are: the disk has all of it when it is written, and its pages are dropped before it
+    is read. No piece has a name, and nothing is checked.
+    """
+    source, path, here = np.full(size, _FILL, np.uint8), folder / "raw", local()
+
+    def write(number: int) -> None:
+        os.pwrite(file, source.data, number * size)
+
+    def read(number: int) -> None:
+        if not hasattr(here, "room"):
+            here.room = np.empty(size, np.uint8)
+        os.preadv(file, [here.room.data], number * size)
+
+    with ThreadPoolExecutor(threads) as pool:
+        while True:
+            file = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+            try:
+                moments = [perf_counter_ns()]
+                list(pool.map(write, range(count)))
+                os.fdatasync(file)
+                moments.append(perf_counter_ns())
+                if hasattr(os, "posix_fadvise"):
+                    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+                list(pool.map(read, range(count)))
+                moments.append(perf_counter_ns())
+                yield moments[1] - moments[0], moments[2] - moments[1]
+            finally:
+                os.close(file)
+                path.unlink()
+
+
+_MOST_BYTES = 256 << 20  # of a family at a time
+_SPAN = "decode_graph_device"
+_WARM_STEPS, _STEPS = 4, 32
+
+
+def measure_copies(
+    cache: CacheBytes, mover: Mover, slot: int, tokens: int, rounds: int
+) -> list[CopyRow]:
+    """Move every family of a request there and back: gathered, page by page, and as one copy."""
+    return [
+        _measure_family(cache, mover, family, slot, tokens, rounds)
+        for family in cache.families.values()
+        if family.objects(tokens)
+    ]
+
+
+def _measure_family(
+    cache: CacheBytes, mover: Mover, family: Family, slot: int, tokens: int, rounds: int
+) -> CopyRow:
+    count = min(family.objects(tokens), max(1, _MOST_BYTES // family.object_bytes))
+    units = cache.units(family, slot, tokens)[:, :count]
+    data, host = cache.new_objects(family, count), mover.room(count * family.object_bytes)
+
+    def direction(gathered: Callable[[], None], way: Literal["take", "put"]) -> Direction:
+        ways = gathered, partial(mover.by_pages, way, family, units, data)
+        return Direction(*_in_turns([*ways, partial(mover.whole, way, host)], rounds))
+
+    there = direction(partial(mover.take, family, units, data), "take")
+    back = direction(partial(mover.put, family, units, data), "put")
+    return CopyRow(family.name, count, family.object_bytes, there, back)
+
+
+def _in_turns(calls: Sequence[Callable[[], None]], rounds: int) -> list[Estimate]:
+    """Nanoseconds of each, which take turns in every round; the first round warms up."""
+    samples: list[list[int]] = [[] for _ in calls]
+    for _ in range(rounds):
+        for call, taken in zip(calls, samples, strict=True):
+            start_ns = perf_counter_ns()
+            call()
+            taken.append(perf_counter_ns() - start_ns)
+    return [summarize(taken[1:]).estimate for taken in samples]
+
+
+def measure_overlap(
+    cache: CacheBytes, mover: Mover, requests: Requests, clock: DeviceClock, slot: int
+) -> Overlap:
+    """Decode steps of one request alone, and while its largest family goes to the host.
+
+    ``clock`` is the one that times its steps.
+    """
+    tokens = int(cache.manager.tokens[slot])
+    family = max(cache.families.values(), key=lambda f: f.objects(tokens) * f.object_bytes)
+    count = min(family.objects(tokens), max(1, _MOST_BYTES // family.object_bytes))
+    units = cache.units(family, slot, tokens)[:, :count]
+    move = partial(mover.take, family, units, cache.new_objects(family, count))
+
+    def decode() -> Estimate:
+        requests.decode(slot, 0, _WARM_STEPS + _STEPS)
+        return summarize(clock.read_ns()[_SPAN][-_STEPS:]).estimate
+
+    alone = decode()
+    (moved_alone,) = _in_turns([move], _STEPS // 2)
+    with _again_and_again(move) as taken:
+        during = decode()
+    moved_during = summarize(taken).estimate
+    size = count * family.object_bytes
+    return Overlap(tokens, family.name, size, alone, during, moved_alone, moved_during)
+
+
+@contextmanager
+def _again_and_again(call: Callable[[], None]) -> Iterator[list[int]]:
+    """Call by a thread of its own until the block ends; yields the nanoseconds of each call."""
+    taken, stop = list[int](), Event()
+
+    def run() -> None:
+        while not (stop.is_set() and taken):
+            start_ns = perf_counter_ns()
+            call()
+            taken.append(perf_counter_ns() - start_ns)
+
+    thread = Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield taken
+    finally:
+        stop.set()
+        thread.join()

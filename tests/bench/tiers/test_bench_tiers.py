@@ -1,0 +1,258 @@
+"""``dsv4kv bench tiers``: real prefixes there and back, in two tables and an answer."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from dsv4kv.bench.serve import inputs, placing
+from dsv4kv.bench.tiers import run as bench_tiers
+from dsv4kv.bench.tiers.objects import CacheBytes, Mover, Objects
+from dsv4kv.bench.tiers.outcome import FamilyRow, PrefixRow, TiersOutcome, Way
+from dsv4kv.bench.tiers.store import MemoryStore
+from dsv4kv.cache.manager import KVCacheManager
+from dsv4kv.cli import app
+from dsv4kv.errors import StoreUnavailable
+from dsv4kv.measure.statistics import Estimate
+from tests.bench.tiers.world import Launches
+from tests.gpu_twin import TwinGpu, twin_gpu
+
+TERMINAL = {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}
+SMALL = ("model.layers=[0,2,3]", "lengths=[256,700]", "rounds=7")
+TINY = ("--set", "model.layers=[0,2,3]")
+
+
+@pytest.fixture(autouse=True)
+def few_data() -> Iterator[None]:
+    with (
+        patch.object(inputs, "_DISTINCT_TOKENS", 521),
+        patch.object(placing, "_DISTINCT_ENTRIES", 512),
+    ):
+        yield
+
+
+def tiers(*arguments: str, folder: Path) -> Result:
+    settings = [*SMALL, f"folder={folder}"]
+    options = [word for setting in settings for word in ("--set", setting)]
+    return CliRunner(env=TERMINAL).invoke(app, ["bench", "tiers", *options, *arguments])
+
+
+def test_prefixes_come_back_right_and_leave_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "tiers.json"
+    done = tiers("--json", str(file), folder=tmp_path / "cache")
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any(line.split()[:2] == ["memory", "700"] for line in lines)
+    words = " ".join(line.strip() for line in lines)
+    assert "comparisons are equal: digests, and after further steps every bit" in words
+    assert "file: 700 tokens are back in " in words
+    assert "limits." in words or "but the work on them." in words
+    assert list((tmp_path / "cache").iterdir()) == []
+
+    document: dict[str, Any] = json.loads(file.read_text())
+    assert [(row["store"], row["tokens"]) for row in document["prefixes"]] == [
+        (store, tokens) for store in ("memory", "file") for tokens in (256, 700)
+    ]
+    assert document["checks"] > 20
+    assert document["failures"] == []
+    assert document["cold"]["file"] in ("O_DIRECT", "posix_fadvise(DONTNEED)")
+    for row in document["prefixes"]:
+        assert row["read_bytes"] > row["useful_bytes"] > 0
+        assert row["restored"]["half_width"] is not None
+    families = {row["family"]: row for row in document["families"] if row["store"] == "file"}
+    # 700 tokens: two blocks of 256 and a part of one; 5 HCA entries in its third page too.
+    objects = {name: row["objects"] for name, row in families.items()}
+    assert objects == {"csa": 3, "csa_indexer": 3, "hca": 3, "window": 1, "csa_state": 1,
+                       "csa_indexer_state": 1, "hca_state": 1}  # fmt: skip
+    assert families["hca_state"]["object_bytes"] == 524_288
+
+
+STRATEGIES = {
+    "full": 5888,
+    "periodic:256": 5888,
+    "lmcache:512": 5632,
+    "sglang": 5888,
+    "vllm:0": 5888,
+    "ends+junctions": 6000,
+    "zero": 256,  # 43 layers of windows are 5,504 tokens, 5,632 in whole blocks
+    "zero:bounded": 5760,
+}
+"""Where a prompt of 6,000 tokens is resumed."""
+
+
+def test_every_strategy_of_windows_is_moved_and_what_it_computes_again_is_told(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "all.json"
+    few = ("stores=[memory]", "lengths=[6000]", "rounds=6", f"folder={tmp_path}")
+    sets = [word for setting in few for word in ("--set", setting)]
+    axis = "windows=" + ",".join(STRATEGIES)
+    done = CliRunner(env=TERMINAL).invoke(
+        app, ["bench", "tiers", *TINY, *sets, "--axis", axis, "--json", str(file)]
+    )
+    assert done.exit_code == 0, done.output
+    points = {point["axis"]["windows"]: point for point in json.loads(file.read_text())}
+    assert {
+        name: point["prefixes"][0]["resumed_tokens"] for name, point in points.items()
+    } == STRATEGIES
+    assert [name for name, point in points.items() if not point["exact"]] == ["zero:bounded"]
+    words = " ".join(done.stdout.split())
+    assert "5,744 of them computed again (modelled)" in words
+    assert "windows are approximate, and what is recomputed has other bits" in words
+
+
+def test_a_sweep_runs_every_point_and_says_which(tmp_path: Path) -> None:
+    file = tmp_path / "sweep.json"
+    fixed = ("--set", "lengths=[256]", "--set", "rounds=6")
+    swept = ("--axis", "stores=[memory],[file]", "--json", str(file))
+    done = CliRunner(env=TERMINAL).invoke(
+        app, ["bench", "tiers", *TINY, "--set", f"folder={tmp_path}", *fixed, *swept]
+    )
+    assert done.exit_code == 0, done.output
+    lines = [line for line in done.stdout.splitlines() if line.startswith("stores=")]
+    assert lines == ["stores=['memory']", "stores=['file']"]
+    points = json.loads(file.read_text())
+    assert [point["axis"] for point in points] == [{"stores": ["memory"]}, {"stores": ["file"]}]
+    assert [point["prefixes"][0]["store"] for point in points] == ["memory", "file"]
+
+
+@pytest.fixture
+def gpu() -> Iterator[TwinGpu]:
+    """A GPU made of the kernels' twin, and a stream that does everything at once."""
+    look = CacheBytes.__init__
+
+    def on_twin(cache: CacheBytes, manager: KVCacheManager) -> None:
+        look(cache, manager)
+        cache.mover = Mover(manager.device, Launches(), cache.pools)  # type: ignore[arg-type]
+
+    with (
+        twin_gpu() as made,
+        patch.object(CacheBytes, "__init__", on_twin),
+        patch.multiple(bench_tiers, _STEPS=6, _WARM_STEPS=1),
+    ):
+        yield made
+
+
+def test_a_cache_on_a_gpu_is_moved_and_says_what_decode_steps_notice(
+    gpu: TwinGpu, tmp_path: Path
+) -> None:
+    file = tmp_path / "gpu.json"
+    few = ("model.layers=[2]", "stores=[memory]", "lengths=[256]", "rounds=6")
+    sets = [word for setting in (*few, f"folder={tmp_path}") for word in ("--set", setting)]
+    asked = ["bench", "tiers", "--device", "cuda", *sets, "--json", str(file)]
+    done = CliRunner(env=TERMINAL).invoke(app, asked)
+    assert done.exit_code == 0, done.output
+    document: dict[str, Any] = json.loads(file.read_text())
+    assert document["failures"] == []
+    objects = {row["family"]: row["objects"] for row in document["copies"]}
+    assert objects == dict.fromkeys(
+        ("csa", "csa_indexer", "window", "csa_state", "csa_indexer_state"), 1
+    )
+    for row in document["copies"]:
+        for way in ("there", "back"):
+            assert all(row[way][name]["value"] > 0 for name in ("gathered", "by_pages", "whole"))
+    launches = gpu.launched.count("take_objects"), gpu.launched.count("put_objects")
+    assert min(launches) > 5 * 6
+    assert gpu.replays > 2 * 6  # decode steps
+    words = " ".join(done.stdout.split())
+    assert "A decode step at 256 tokens takes 1.00 µs, and 1.00 µs while window goes to" in words
+
+
+def test_bytes_that_come_back_wrong_fail_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = CacheBytes.take
+
+    def wrong(cache: CacheBytes, family: Any, ids: Any, into: Objects) -> None:
+        take(cache, family, ids, into)
+        if family.name == "csa_state":
+            into[..., 0::2] = 0
+
+    monkeypatch.setattr(CacheBytes, "take", wrong)
+    done = tiers("--set", "stores=[memory]", "--set", "lengths=[256]", folder=tmp_path)
+    assert done.exit_code == 6
+    assert "comparisons failed" in done.stdout
+    assert "error: memory, 256 tokens: csa: object 1" in done.stderr
+
+
+def test_a_store_that_loses_objects_fails_the_run_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MemoryStore, "put", lambda *_: None)
+    done = tiers("--set", "stores=[memory]", "--set", "lengths=[256]", folder=tmp_path)
+    assert done.exit_code == 5
+    assert "256 tokens were stored and 0 came back" in " ".join(done.stderr.split())
+
+
+def test_a_store_that_fails_is_told_with_its_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise StoreUnavailable("NOAUTH Authentication required")
+
+    monkeypatch.setattr(MemoryStore, "put", fail)
+    done = tiers("--set", "stores=[memory]", "--set", "lengths=[256]", folder=tmp_path)
+    assert done.exit_code == 5
+    assert "the first: NOAUTH" in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--launches", "2"], "--launches means nothing to bench tiers"),
+        (
+            ["--set", "windows=zero"],
+            "of 256 nothing would be restored. Take ends, or lengths from",
+        ),
+        (["--set", "windows=periodic:512"], "which keeps none in 256 tokens"),
+        (["--set", "lengths=[1G]"], "shorten lengths, or hold fewer"),
+        (["--set", "stores=[tape]"], "'tape' is not a kind of store"),
+        (["--set", "stores=[memory,memory]"], "names a kind twice"),
+        (["--set", "stores=[redis]"], "'redis' does not say where"),
+    ],
+)
+def test_what_cannot_be_run_gets_a_sentence(
+    arguments: list[str], sentence: str, tmp_path: Path
+) -> None:
+    done = tiers(*arguments, folder=tmp_path)
+    assert done.exit_code == 2
+    assert sentence in " ".join(done.stderr.split())
+
+
+def estimate(value: float) -> Estimate:
+    return Estimate(value, value / 10)
+
+
+def made_up(computed_ns: float | None) -> TiersOutcome:
+    """2,048 tokens are back in 10 ms, 65,536 in 100 ms; computing takes ``computed_ns`` each."""
+    outcome = TiersOutcome("v4-flash", "1 × h200", "ends", cold={"file": "O_DIRECT"}, checks=12)
+    for tokens, restored in ((2_048, 1e7), (65_536, 1e8)):
+        times = estimate(3e7), estimate(1e5), estimate(restored)
+        counts = tokens, tokens // 256, 7_885_312, 12_000_000, tokens
+        row = PrefixRow("file", *counts, *times, 0.0, computed_ns)
+        outcome.prefixes.append(row)
+    for family, taken, limit in (("csa", 8e7, 7.2e7), ("window", 2e7, 4e6)):
+        way = Way(estimate(taken), estimate(limit))
+        outcome.families.append(FamilyRow("file", family, 256, 786_240, way, way))
+    return outcome
+
+
+def test_the_answer_says_whether_it_is_worth_it_what_costs_most_and_what_limits() -> None:
+    (answer,) = made_up(5e7).answers()
+    assert answer == (
+        "file: 65,536 tokens are back in 100 ms, computing them takes 50.0 ms (modelled): "
+        "restoring is worth it from 2,048 tokens. csa takes 80% of the time, at 90% of what the "
+        "disk gives such objects: the disk limits."
+    )
+    assert "worth it at every length" in made_up(5e8).answers()[0]
+    assert "worth it at none of these lengths" in made_up(5e6).answers()[0]
+    assert "is not known for this model" in made_up(None).answers()[0]
+    elsewhere = made_up(5e7)
+    way = Way(estimate(8e7))
+    elsewhere.families = [FamilyRow("file", "csa", 256, 786_240, way, way)]
+    assert elsewhere.answers()[0].endswith("from 2,048 tokens. csa takes 100% of the time.")

@@ -1,0 +1,210 @@
+"""What goes wrong in the field is found: no request goes on from bytes that are not its own.
+
+Each is a fault that an engine or a connector had; the names are those of the reports.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dsv4kv.bench.tiers.library import Library, Restored
+from dsv4kv.bench.tiers.objects import CacheBytes, Objects
+from dsv4kv.bench.tiers.store import Bytes, Found
+from dsv4kv.cache.blocks import Ids
+from dsv4kv.model.families import Family, Kept
+from tests.bench.tiers.world import PlainStore, World, tokens_of
+
+TOKENS = 300
+
+
+class Stored:
+    """A prompt of 300 tokens in a store, its request gone, and a slot to restore it into."""
+
+    def __init__(self, *settings: str, store: PlainStore | None = None) -> None:
+        self.world = World(*settings)
+        self.store = store or PlainStore()
+        self.library = self.open()
+        self.prefix = self.library.prefix(tokens_of(1, TOKENS))
+        self.stayed, left = self.world.admit(), self.world.admit()
+        for slot in (self.stayed, left):
+            self.world.compute(slot, 1, 128, TOKENS)
+        self.library.store_prefix(self.prefix, left)
+        self.world.release(left)
+        other = self.world.admit()  # takes its blocks
+        self.world.compute(other, 2, TOKENS)
+        self.slot = self.world.admit()
+
+    def open(self) -> Library:
+        """The library of a process that begins: it knows nothing of what it finds."""
+        self.opened = self.world.library(self.store)
+        return self.opened
+
+    def names(self, family: str) -> list[str]:
+        return [name for name in self.store.objects if name.endswith(f".{family}")]
+
+    def restore(self) -> Restored:
+        return self.open().restore(self.prefix, self.slot)
+
+    def is_refused(self) -> None:
+        """Nothing is restored, the blocks are given back, and the object is not found again."""
+        held = self.world.manager.num_held_blocks
+        assert self.restore().tokens == 0
+        assert self.world.manager.num_held_blocks == held
+        assert self.world.manager.tokens[self.slot] == 0
+        assert self.library.lookup(self.prefix).points == ()
+
+
+def swap(stored: Stored, name: str) -> Bytes:
+    """Another page of the family (tokenspeed#660: page ids of one group applied to another's)."""
+    return stored.store.objects[stored.names(name.rpartition(".")[2])[1]]
+
+
+def cut(stored: Stored, name: str) -> Bytes:
+    """19,008 of 32,768 B (vllm#57661)."""
+    whole = stored.store.objects[name]
+    return whole[: len(whole) * 19_008 // 32_768]
+
+
+def half_written(stored: Stored, name: str) -> Bytes:
+    part = cut(stored, name)
+    return np.pad(part, (0, len(stored.store.objects[name]) - len(part)))
+
+
+def without_drafts(stored: Stored, name: str) -> Bytes:
+    """The windows of all layers but the last, the draft's (sglang#30461)."""
+    return stored.store.objects[name][: -stored.library.cache.families["window"].piece_bytes]
+
+
+def of_other_weights(stored: Stored, name: str) -> Bytes:
+    """Of the same size, under the same name, and nobody said so."""
+    return Stored("measure.seed=5").store.objects[name]
+
+
+def flipped(stored: Stored, name: str) -> Bytes:
+    data = stored.store.objects[name].copy()
+    data[40] ^= 1
+    return data
+
+
+@pytest.mark.parametrize(
+    ("damage", "family"),
+    [
+        (swap, "csa"), (swap, "csa_indexer"), (swap, "hca"),
+        (cut, "window"), (cut, "csa_state"), (cut, "csa_indexer_state"), (cut, "hca_state"),
+        (half_written, "csa"), (half_written, "window"), (half_written, "hca_state"),
+        (without_drafts, "window"), (of_other_weights, "csa"), (flipped, "manifest"),
+    ],
+)  # fmt: skip
+def test_a_damaged_object_is_found(damage: Callable[[Stored, str], Bytes], family: str) -> None:
+    stored = Stored()
+    name = stored.names(family)[0]
+    stored.store.objects[name] = damage(stored, name)
+    stored.is_refused()
+    assert stored.opened.damaged_objects == 1
+
+
+@pytest.mark.parametrize("family", ["csa", "window", "manifest"])
+def test_a_missing_object_is_no_resume_point(family: str) -> None:
+    stored = Stored()
+    del stored.store.objects[stored.names(family)[0]]
+    assert stored.library.lookup(stored.prefix).points == ()
+    stored.is_refused()
+
+
+class Forgetful(PlainStore):
+    """Says that an object is there, and has lost it when it is asked for."""
+
+    def get(self, names: Sequence[str], into: Sequence[Bytes]) -> Found:
+        found = super().get(names, into)
+        found &= np.array([not name.endswith(".hca") for name in names])
+        return found
+
+
+def test_what_is_lost_between_looking_and_reading_gives_the_blocks_back() -> None:
+    stored = Stored(store=Forgetful())
+    held = stored.world.manager.num_held_blocks
+    assert stored.restore() == Restored(failed=1)
+    assert stored.world.manager.num_held_blocks == held
+
+
+Take = Callable[[CacheBytes, Family, Ids, Objects], None]
+
+
+def virtual_ids(cache: CacheBytes, family: Family, ids: Ids, into: Objects) -> None:
+    """sglang#31471: ids as they were before blocks were moved."""
+    blocks = cache.manager.plan.num_blocks["model"]
+    TAKE(cache, family, (ids + 1) % blocks if family.kept is Kept.PAGES else ids, into)
+
+
+def one_table_for_all(cache: CacheBytes, family: Family, ids: Ids, into: Objects) -> None:
+    """tokenspeed#1048: groups of slots indexed with the ids of pages."""
+    TAKE(cache, family, ids if family.kept is Kept.PAGES else (ids + 1) % 4, into)
+
+
+def truncated(cache: CacheBytes, family: Family, ids: Ids, into: Objects) -> None:
+    """vllm#57661, before anything is stored."""
+    TAKE(cache, family, ids, into)
+    if family.state_shape:
+        into[..., family.piece_bytes * 19_008 // 32_768 :] = 0
+
+
+def no_drafts(cache: CacheBytes, family: Family, ids: Ids, into: Objects) -> None:
+    """sglang#30461, with the draft's room sent as it was."""
+    TAKE(cache, family, ids, into)
+    if family.part == "window":
+        into[:, -1] = 0
+
+
+def stale_ring(cache: CacheBytes, family: Family, ids: Ids, into: Objects) -> None:
+    """ATOM#1417: the ring as another request left it."""
+    TAKE(cache, family, (ids + 2) % 4 if family.part == "window" else ids, into)
+
+
+TAKE: Take = CacheBytes.take
+
+
+@pytest.mark.parametrize(
+    "fault", [TAKE, virtual_ids, one_table_for_all, truncated, no_drafts, stale_ring]
+)
+def test_what_is_stored_wrong_is_found_by_going_on(
+    fault: Take, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its digest is right: only a run that never left shows that the bytes are not."""
+    monkeypatch.setattr(CacheBytes, "take", fault)
+    stored = Stored("model.layers=[0,2,3,43]", "model.draft_layers=true")
+    restored = stored.restore()
+    monkeypatch.setattr(CacheBytes, "take", TAKE)
+    assert restored.tokens == TOKENS
+    assert bool(stored.world.differences(stored.stayed, stored.slot)) == (fault is not TAKE)
+
+
+def test_pages_computed_from_the_middle_of_a_prompt_are_found() -> None:
+    """Where a window is computed again, what else is written then must not stay."""
+    world = World()
+    library = world.library(PlainStore(), windows="zero")
+    prefix = library.prefix(tokens_of(1, 700))
+    stayed = world.admit()
+    world.compute(stayed, 1, 700)
+    library.store_prefix(prefix, stayed)
+    back = world.admit()
+    restored = library.restore(prefix, back)
+    assert (restored.tokens, restored.point) == (256, 700)
+    world.compute(back, 1, 700)
+    assert [each.partition(":")[0] for each in world.differences(stayed, back)] == [
+        "csa",
+        "csa_indexer",
+    ]
+    library.complete(back, restored)
+    assert world.differences(stayed, back) == []
+
+
+def test_bounded_replay_is_never_called_exact() -> None:
+    world = World()
+    library = world.library(PlainStore(), windows="zero:bounded")
+    prefix, slot = library.prefix(tokens_of(1, 700)), world.admit()
+    world.compute(slot, 1, 700)
+    library.store_prefix(prefix, slot)
+    restored: Any = library.restore(prefix, world.admit())
+    assert (restored.tokens, restored.point, restored.exact) == (512, 700, False)

@@ -1,0 +1,209 @@
+"""Files hold objects whole or not at all, and what is wrong with one is found when it is read."""
+
+import errno
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dsv4kv.bench.tiers.file_store import FileStore
+from dsv4kv.bench.tiers.store import Bytes, Namespace
+from dsv4kv.errors import StoreFull, StoreUnavailable
+from tests.bench.tiers.kinds import FLASH, content, poisoned
+
+PRO = Namespace("deepseek-ai/DeepSeek-V4-Pro", "0731", {"entries": "fp8_ds_mla"})
+MINE, OTHER = "aa/x.c4", "aa/y.c4"
+SIZE = 37_440
+
+
+def file_of(store: FileStore, name: str) -> Path:
+    return next(store.folder.glob(f"*/{name.replace('/', '~')}.kv"))
+
+
+def half_written(mine: Path, other: Path, theirs: Path) -> None:
+    mine.write_bytes(mine.read_bytes()[: SIZE // 2] + bytes(mine.stat().st_size - SIZE // 2))
+
+
+def truncated(mine: Path, other: Path, theirs: Path) -> None:
+    os.truncate(mine, 4096)
+
+
+def emptied(mine: Path, other: Path, theirs: Path) -> None:
+    os.truncate(mine, 0)
+
+
+def flipped(mine: Path, other: Path, theirs: Path) -> None:
+    bits = np.fromfile(mine, np.uint8)
+    bits[SIZE // 3] ^= 1
+    mine.write_bytes(bits.tobytes())
+
+
+def another_object(mine: Path, other: Path, theirs: Path) -> None:
+    mine.write_bytes(other.read_bytes())
+
+
+def another_model(mine: Path, other: Path, theirs: Path) -> None:
+    mine.write_bytes(theirs.read_bytes())
+
+
+FAULTS = (half_written, truncated, emptied, flipped, another_object, another_model)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found_counted_and_removed(
+    fault: Callable[[Path, Path, Path], None], tmp_path: Path
+) -> None:
+    """And only there: the other object is still found, and what is put again is right."""
+    store, pro = FileStore(tmp_path, FLASH), FileStore(tmp_path, PRO)
+    store.put([MINE, OTHER], [content(1, SIZE), content(2, SIZE)])
+    pro.put([MINE], [content(3, SIZE)])
+    fault(*(file_of(kept, name) for kept, name in ((store, MINE), (store, OTHER), (pro, MINE))))
+    rooms = [poisoned(SIZE), poisoned(SIZE)]
+    assert store.get([MINE, OTHER], rooms).tolist() == [False, True]
+    assert store.damaged == 1
+    assert store.exists([MINE, OTHER]).tolist() == [False, True]
+    store.put([MINE], [content(4, SIZE)])
+    assert store.get([MINE], rooms[:1]).all()
+    assert (rooms[0] == content(4, SIZE)).all()
+    assert store.damaged == 1
+
+
+def test_an_object_that_is_put_anew_while_the_old_one_is_read_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = FileStore(tmp_path, FLASH)
+    store.put([MINE], [content(1, SIZE)])
+    half_written(*[file_of(store, MINE)] * 3)
+    seal = store._seals.seal
+
+    def put_anew(name: str, data: Bytes) -> bytes:
+        monkeypatch.undo()
+        store.put([MINE], [content(2, SIZE)])
+        return seal(name, data)
+
+    monkeypatch.setattr(store._seals, "seal", put_anew)
+    assert not store.get([MINE], [poisoned(SIZE)]).any()
+    assert (store.damaged, store.get([MINE], [poisoned(SIZE)]).tolist()) == (1, [True])
+
+
+@pytest.mark.parametrize(("code", "kind"), [
+    (errno.ENOSPC, StoreFull), (errno.EDQUOT, StoreFull),
+    (errno.EROFS, StoreUnavailable), (errno.EACCES, StoreUnavailable),
+])  # fmt: skip
+def test_a_disk_that_takes_no_more_is_a_sentence_and_leaves_what_was_there(
+    code: int, kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(file: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    store = FileStore(tmp_path, FLASH, threads=1)
+    store.put([MINE], [content(1, SIZE)])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", refuse)
+        with pytest.raises(kind, match=rf"{tmp_path}.*: .*\.$") as caught:
+            store.put([OTHER, MINE], [content(2, SIZE), content(2, SIZE)])
+        assert type(caught.value) is kind
+    assert len(list(tmp_path.rglob("*.kv"))) == 1
+    assert not [path for path in tmp_path.rglob("*") if path.suffix not in (".kv", ".json", "")]
+    room = poisoned(SIZE)
+    assert store.get([MINE, OTHER], [room, poisoned(SIZE)]).tolist() == [True, False]
+    assert (room == content(1, SIZE)).all()
+    store.put([OTHER], [content(2, SIZE)])  # the next call tries anew
+    assert store.exists([OTHER]).all()
+
+
+def test_a_disk_that_cannot_read_a_file_has_damaged_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(*_: object) -> bool:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    store = FileStore(tmp_path, FLASH)
+    store.put([MINE], [content(1, SIZE)])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "preadv", unreadable)
+        assert not store.get([MINE], [poisoned(SIZE)]).any()
+    assert (store.damaged, store.exists([MINE]).tolist()) == (1, [False])
+
+
+def test_a_file_of_any_size_costs_no_memory(tmp_path: Path) -> None:
+    store = FileStore(tmp_path, FLASH)
+    store.put([MINE], [content(1, SIZE)])
+    os.truncate(file_of(store, MINE), 1 << 40)
+    assert not store.get([MINE], [poisoned(SIZE)]).any()
+    assert store.damaged == 1
+
+
+def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreUnavailable, match=r"cannot be used as a store .*: name a folder"):
+        FileStore(tmp_path / "file", FLASH)
+
+
+def test_the_folder_says_whose_objects_it_holds_and_is_refused_to_others(tmp_path: Path) -> None:
+    store = FileStore(tmp_path, FLASH)
+    assert store.folder.name.startswith("deepseek-ai_DeepSeek-V4-Flash_")
+    told = store.folder / "config.json"
+    assert '"revision": "0731"' in told.read_text()
+    FileStore(tmp_path, FLASH)
+    told.write_text(told.read_text().replace("0731", "0813"))
+    with pytest.raises(StoreUnavailable, match="not the objects of deepseek-ai/DeepSeek-V4-Flash"):
+        FileStore(tmp_path, FLASH)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "link", "folder", "device"])
+def test_what_is_no_file_is_no_object_and_nobody_waits_for_it(kind: str, tmp_path: Path) -> None:
+    store = FileStore(tmp_path, FLASH)
+    data = [content(1, SIZE), content(2, SIZE)]
+    store.put([MINE, OTHER], data)
+    path = file_of(store, MINE)
+    path.rename(tmp_path / "taken")
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as server:
+            (tmp_path / "s").symlink_to(path.parent)  # its path may be long
+            server.bind(str(tmp_path / "s" / path.name))
+    elif kind == "link":
+        path.symlink_to(tmp_path / "taken")
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero")
+    into = [poisoned(SIZE), poisoned(SIZE)]
+    assert store.get([MINE, OTHER], into).tolist() == [False, True]
+    assert store.damaged == 0
+    store.delete([MINE])
+    if kind != "folder":
+        store.put([MINE], data[:1])
+        assert store.get([MINE], into[:1]).tolist() == [True]
+    store.close()
+
+
+def test_cache_bytes_are_this_users_alone_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        FileStore(tmp_path / "root", FLASH).close()
+        (folder,) = (tmp_path / "root").iterdir()
+        folder.chmod(0o755)  # as older versions made it
+        store = FileStore(tmp_path / "root", FLASH)
+        store.put([MINE, OTHER], [content(1, SIZE), content(2, SIZE)])
+        found = [store.folder, *store.folder.rglob("*")]
+        store.close()
+    finally:
+        os.umask(before)
+    modes = {path.is_dir(): path.stat().st_mode & 0o777 for path in found if path.exists()}
+    assert modes == {True: 0o700, False: 0o600}
+    assert all(not path.stat().st_mode & 0o077 for path in found if path.exists())
+
+
+def test_a_pipe_in_the_folder_of_a_store_keeps_nobody_waiting(tmp_path: Path) -> None:
+    FileStore(tmp_path, FLASH).close()
+    (folder,) = tmp_path.iterdir()
+    (folder / "config.json").unlink()
+    os.mkfifo(folder / "config.json")
+    with pytest.raises(StoreUnavailable, match="it is a pipe or a device"):
+        FileStore(tmp_path, FLASH)

@@ -1,0 +1,115 @@
+"""A small cache that a step executor fills, and a library behind it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsv4kv.bench.build import plan_from
+from dsv4kv.bench.serve.requests import Requests
+from dsv4kv.bench.tiers.library import Library, Restored
+from dsv4kv.bench.tiers.objects import CacheBytes, Mover, differences
+from dsv4kv.bench.tiers.prefixes import Windows, parse_windows
+from dsv4kv.bench.tiers.store import MemoryStore, Store
+from dsv4kv.cache.manager import KVCacheManager
+from dsv4kv.measure.recorder import Recorder
+from dsv4kv.ops.cuda import launch as launching
+from tests.bench.serve.serving import drive_on_cpu, make_config
+from tests.gpu_twin import TwinGpu
+
+MODELS = {
+    "v4-flash": ("model.layers=[0,2,3]",),
+    "v4-pro": ("model.preset=v4-pro", "model.layers=[1,2,3]", "model.formats.indexer=fp8"),
+    "v4.1-flash": ("model.preset=v4.1-flash", "model.layers=[0,2,3,20]"),
+}
+"""A few layers of every attention."""
+
+
+class PlainStore(MemoryStore):
+    """Objects in this process, which tests look at and damage."""
+
+    def __init__(self) -> None:
+        super().__init__(1 << 40)
+        self.objects = self._objects
+
+
+class World(Requests):
+    """A cache whose requests compute prompts: of one serial, the same tokens."""
+
+    def __init__(self, *settings: str, model: str = "v4-flash", slots: int = 4) -> None:
+        config = make_config(
+            *MODELS[model],
+            "workload.step_tokens=1024",
+            "cache.max_context_tokens=1024",
+            f"workload.concurrency={slots}",
+            f"cache.num_slots={slots}",
+            *settings,
+        )
+        manager = KVCacheManager(plan_from(config))
+        super().__init__(manager, drive_on_cpu(config, manager, Recorder()).executor)
+        self.cache = CacheBytes(manager)
+
+    def library(self, store: Store, windows: str = "ends", revision: str = "1") -> Library:
+        return Library(self.cache, store, self.windows(windows), revision=revision)
+
+    def windows(self, text: str) -> Windows:
+        plan = self.manager.plan
+        return parse_windows(
+            text,
+            block_tokens=plan.schemas[0].block_tokens,
+            window_tokens=plan.config.window_tokens,
+            layers=len(plan.schemas),
+        )
+
+    def go_on(
+        self, library: Library, slot: int, serial: int, restored: Restored, end: int
+    ) -> None:
+        """What a server does with a restored request: compute the rest, then decode."""
+        if restored.point > restored.tokens:
+            self.compute(slot, serial, restored.point)
+            library.complete(slot, restored)
+        self.compute(slot, serial, end)
+        self.decode(slot, serial, 1)
+
+    def differences(self, left: int, right: int) -> list[str]:
+        tokens = self.manager.tokens[[left, right]].tolist()
+        assert tokens[0] == tokens[1]
+        return differences(self.cache, left, self.cache, right, tokens[0])
+
+
+class Launches:
+    """A stream on which everything is done at once."""
+
+    def __init__(self) -> None:
+        self.waited = 0
+        self._open = False
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        assert not self._open
+        self._open = True
+        yield
+        self._open = False
+
+    def settle(self) -> None:
+        assert not self._open
+        self.waited += 1
+
+
+@contextmanager
+def on_twin(cache: CacheBytes) -> Iterator[Launches]:
+    """Let a cache's objects move as they do on a GPU; yields the stream."""
+    stream = Launches()
+    with patch.object(launching, "_launcher", TwinGpu):
+        cache.mover = Mover(cache.manager.device, stream, cache.pools)  # type: ignore[arg-type]
+        try:
+            yield stream
+        finally:
+            cache.mover = None
+
+
+def tokens_of(serial: int, count: int) -> NDArray[np.uint32]:
+    """Token ids of a request's first tokens."""
+    return (np.arange(count) * 7 + serial * 100_003).astype(np.uint32)

@@ -1,0 +1,233 @@
+"""What a prefix is made of: the families of every model, and their bytes in a live cache."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsv4kv.bench.tiers.objects import CacheBytes, Objects
+from dsv4kv.cache.manager import KVCacheManager
+from dsv4kv.model.families import Family, Kept, families_of
+from dsv4kv.model.plan import CachePlan, bytes_per_token, plan_cache
+from dsv4kv.model.presets import load_model, preset_names
+from dsv4kv.model.schema import choose_formats
+from tests.bench.tiers.world import on_twin
+
+
+def plan(model: str = "v4-flash", **changes: Any) -> CachePlan:
+    sizes: dict[str, Any] = {"max_context_tokens": 600, "num_slots": 3, "block_tokens": 256}
+    return plan_cache(load_model(model), **(sizes | changes))
+
+
+def by_name(of: CachePlan) -> dict[str, Family]:
+    return {family.name: family for family in families_of(of)}
+
+
+# SGLang 0.5.23's host pools (memory_pool_host.py): bytes of a page of 256 tokens, all layers, with
+# 8-bit indexer keys; states are its rings of 8 rows.
+POOLS = {
+    "csa": (786_240, 1_123_200),
+    "csa_indexer": (177_408, 253_440),
+    "hca": (34_560, 53_568),
+    "csa_state": (1_376_256, 1_966_080),
+    "csa_indexer_state": (344_064, 491_520),
+}
+
+
+@pytest.mark.parametrize("model", ["v4-flash", "v4-pro"])
+def test_objects_of_a_page_have_the_bytes_of_sglangs_host_pools(model: str) -> None:
+    fp8 = choose_formats(load_model(model), indexer="fp8")
+    found = by_name(plan(model, formats=fp8))
+    of_model = ["v4-flash", "v4-pro"].index(model)
+    for name, sizes in POOLS.items():
+        assert found[name].object_bytes == sizes[of_model], name
+
+
+def test_the_families_of_the_models_are_those_of_their_layers() -> None:
+    pages = ["csa", "hca", "csa_indexer"]
+    states = ["csa_state", "hca_state", "csa_indexer_state"]
+    assert sorted(by_name(plan())) == sorted([*pages, "window", *states])
+    v41 = by_name(plan("v4.1-flash"))
+    assert {"csa-2", "csa-1", "csa-2_indexer", "csa-1_indexer", "window", "csa-2_state"} == set(
+        v41
+    )
+    assert v41["csa-2"].layers == (2, 8, 14)
+    assert v41["csa-1"].layers == (20,)
+    assert set(by_name(plan("v3.2"))) == {"dsa", "dsa_indexer"}
+
+
+def test_windows_of_draft_layers_are_in_the_window_object() -> None:
+    with_drafts, without = plan(draft_layers=True), plan()
+    window, other = by_name(with_drafts)["window"], by_name(without)["window"]
+    assert window.layers == tuple(range(44))
+    assert window.object_bytes == other.object_bytes + other.piece_bytes
+
+
+@pytest.mark.parametrize("model", preset_names())
+@pytest.mark.parametrize("state", ["ring", "online"])
+def test_every_byte_of_a_block_and_of_a_slot_is_in_one_family(model: str, state: str) -> None:
+    cache = plan(model, state=state, draft_layers=True)
+    found = families_of(cache)
+    pages = sum(f.object_bytes for f in found if f.kept is Kept.PAGES)
+    rest = sum(f.object_bytes for f in found if f.kept is not Kept.PAGES)
+    assert pages == sum(schema.block_bytes for schema in cache.schemas)
+    assert rest == sum(schema.slot_bytes for schema in cache.schemas)
+
+
+def test_what_a_resume_point_needs() -> None:
+    found = by_name(plan())
+    needed = {
+        n: {name: count for name, family in found.items() if (count := family.objects(n))}
+        for n in (0, 1, 4, 128, 256, 260, 384)
+    }
+    tail = {"window": 1, "csa_state": 1, "csa_indexer_state": 1}
+    assert needed[0] == {}
+    assert needed[1] == tail | {"hca_state": 1}
+    assert needed[4] == tail | {"hca_state": 1, "csa": 1, "csa_indexer": 1}
+    assert needed[128] == needed[256] == tail | {"csa": 1, "csa_indexer": 1, "hca": 1}
+    assert needed[260] == tail | {"hca_state": 1, "csa": 2, "csa_indexer": 2, "hca": 1}
+    assert needed[384] == tail | {"csa": 2, "csa_indexer": 2, "hca": 2}
+
+
+@pytest.mark.parametrize("model", preset_names())
+def test_useful_bytes_of_a_block_are_the_models_bytes_per_token(model: str) -> None:
+    cache = plan(model)
+    useful = sum(f.useful_bytes(512) for f in families_of(cache) if f.kept is Kept.PAGES)
+    assert useful == 512 * bytes_per_token(cache.schemas)
+
+
+FORMATS = [
+    ("v4-flash", {}),
+    ("v4-flash", {"main": "bf16", "window": "fp8", "indexer": "fp8"}),
+    ("v4-pro", {"main": "fp8", "window": "bf16", "indexer": "bf16"}),
+    ("v4.1-flash", {}),
+    ("v4.1-flash", {"main": "fp4_interleaved", "window": "fp8_group32_interleaved"}),
+    ("v3.2", {"main": "bf16"}),
+]
+LAYERS = {"v4-flash": (1, 2, 3, 4, 5, 43), "v4-pro": (0, 1, 2, 3, 4), "v3.2": (0, 1)}
+
+
+def filled(model: str, formats: dict[str, str], **changes: Any) -> KVCacheManager:
+    """A cache of a few layers whose every byte is drawn."""
+    config = load_model(model)
+    small: dict[str, Any] = {"layers": LAYERS.get(model), "draft_layers": model == "v4-flash"}
+    chosen = choose_formats(config, **formats)
+    manager = KVCacheManager(plan(model, formats=chosen, **(small | changes)))
+    generator = torch.Generator().manual_seed(0)
+    for tensor in pools(manager):
+        tensor.view(torch.uint8).random_(0, 256, generator=generator)
+    return manager
+
+
+def pools(manager: KVCacheManager) -> list[torch.Tensor]:
+    """Every tensor that holds a request's data."""
+    stores = [s for pool in manager.pools.values() for s in (pool.main, pool.indexer) if s]
+    rings = [ring for states in manager.states.values() for ring in states.windows]
+    states = [tensor for each in manager.states.values() for tensor in each.states()]
+    return [store.pages for store in [*stores, *rings]] + states
+
+
+def bits(manager: KVCacheManager) -> list[bytes]:
+    return [pool.numpy().tobytes() for pool in pools(manager)]
+
+
+def room(family: Family, count: int) -> Objects:
+    return np.zeros((count, *family.object_shape), dtype=np.uint8)
+
+
+def units(manager: KVCacheManager, family: Family) -> int:
+    """Blocks, or slots, that a family's objects are in."""
+    paged = family.kept is Kept.PAGES
+    return manager.tables[0].allocator.num_blocks if paged else manager.plan.num_slots
+
+
+@pytest.mark.parametrize(("model", "formats"), FORMATS)
+@pytest.mark.parametrize("block_tokens", [128, 256])
+def test_all_objects_together_are_all_bytes_of_the_cache(
+    model: str, formats: dict[str, str], block_tokens: int
+) -> None:
+    """Taken from one cache and put into an empty one of the same plan, nothing is missing."""
+    manager = filled(model, formats, block_tokens=block_tokens)
+    other = KVCacheManager(manager.plan)
+    source, target = CacheBytes(manager), CacheBytes(other)
+    for family in source.families.values():
+        ids = np.random.default_rng(1).permutation(units(manager, family))
+        data = room(family, len(ids))
+        source.take(family, ids, data)
+        target.put(family, ids, data)
+    assert bits(other) == bits(manager)
+
+
+@given(data=st.data())
+def test_objects_are_the_pools_rows_layer_by_layer(data: st.DataObject) -> None:
+    manager = FILLED
+    objects = CacheBytes(manager)
+    family = data.draw(st.sampled_from(list(objects.families.values())))
+    ids = np.array(data.draw(st.lists(st.integers(0, units(manager, family) - 1))), dtype=np.int64)
+    found = room(family, len(ids))
+    objects.take(family, ids, found)
+    expected = [[piece_of(manager, family, layer, int(i)) for layer in family.layers] for i in ids]
+    assert found.tobytes() == b"".join(piece for each in expected for piece in each)
+    for gap in (0, 16):
+        with on_twin(objects) as stream:
+            again = spread(family, len(ids), gap)
+            objects.take(family, ids, again)
+        assert again.tobytes() == found.tobytes()
+        assert stream.waited == bool(len(ids))
+
+
+def piece_of(manager: KVCacheManager, family: Family, layer: int, unit: int) -> bytes:
+    """A layer's bytes in an object, read from its pool in the plainest way."""
+    if family.part in ("main", "indexer"):
+        store = getattr(manager.pools[layer], family.part)
+        return bytes(store.pages[unit].numpy())
+    schemas = manager.plan.schemas
+    attn = next(s.layer.attn for s in schemas if s.layer.layer_idx == layer)
+    having = [
+        schema.layer.layer_idx
+        for schema in schemas
+        if schema.layer.attn is attn
+        and (family.part == "window" or getattr(schema, family.part + "_shape"))
+    ]
+    place, states = having.index(layer), manager.states[attn]
+    if family.part == "window":
+        return bytes(states.windows[place].pages[unit].numpy())
+    return bytes(getattr(states, family.part)[place, unit].numpy().tobytes())
+
+
+FILLED = filled("v4-flash", {})
+
+
+def spread(family: Family, count: int, gap: int) -> Objects:
+    """Room for objects with so many bytes between them."""
+    stride = family.object_bytes + gap
+    memory = np.full(max(1, count * stride), 0xA5, np.uint8)[: count * stride]
+    return memory.reshape(count, stride)[:, : family.object_bytes].reshape(
+        count, *family.object_shape
+    )
+
+
+@pytest.mark.parametrize("model", ["v4-flash", "v4.1-flash", "v3.2"])
+def test_what_a_gpu_puts_is_where_the_cpu_puts_it(model: str) -> None:
+    """Gathered by a launch a family, and by a copy a piece."""
+    whole = filled(model, {})
+    source, caches = CacheBytes(whole), [CacheBytes(KVCacheManager(whole.plan)) for _ in range(3)]
+    plain, gathered, paged = caches
+    for family in source.families.values():
+        ids = np.array([2, 0, 1])
+        data, rows = spread(family, 3, 64), np.tile(ids[::-1], (len(family.layers), 1))
+        with on_twin(source):
+            source.take(family, ids, data)
+        plain.put(family, ids[::-1], data)
+        with on_twin(gathered):
+            gathered.put(family, ids[::-1], data)
+        with on_twin(paged):
+            assert paged.mover
+            paged.mover.by_pages("put", family, rows, data)
+            again = spread(family, 3, 0)
+            paged.mover.by_pages("take", family, rows, again)
+            assert again.tobytes() == data.tobytes()
+    assert bits(plain.manager) == bits(gathered.manager) == bits(paged.manager)

@@ -91,7 +91,7 @@ $(ENGINES)/unpacked: | python
 
 # The figures of docs/compare.md, simulated anew and written into it; ten minutes on one core.
 claims: $(VENV)/installed-test
-	$(BIN)/python -m tests.measure.claims
+	$(BIN)/python -m tests.bench.compare.claims
 
 # Every command of the README, the guides and the helps, as a new user types it: from a wheel, on
 # a terminal of 80 columns, in a pipe, without colours and without UTF-8; an hour.

@@ -64,15 +64,15 @@ SLOW = {
     ".": "cuda fuzz kernels systems visit test_documented_commands"
     " test_docs_outputs test_docs_records test_endings test_install test_kills test_processes",
     "bench": "test_build test_calibrate test_case test_gpu_case test_launches test_memory_series"
-    " test_profiled test_run test_telemetry test_timed_kernels",
+    " test_run test_telemetry test_timed_kernels",
     "cache": "test_blocks_machine test_machine test_sharing_machine",
     "cli": "test_bench test_budget test_compare test_doctor test_foreign_code test_golden"
     " test_kernels test_launches test_profile test_profile_docs test_progress test_record"
     " test_replay test_results test_shell test_sweeps test_without_torch",
     "replay/clock": "test_points",
-    "bench/compare": "test_ab test_comparison test_worktrees",
+    "bench/compare": "test_ab test_claims test_comparison test_verdict test_worktrees",
     "engines": "logs/test_recovery logs/test_explain oracles test_own test_rules",
-    "measure": "profilers test_claims test_imports test_repetition test_statistics test_verdict",
+    "profile": ".",
     "bench/transfer": "test_bench_transfer test_side",
     "replay/mrc": "test_policy test_strategies test_thin",
     "ops": "peers test_codec test_entry_content test_numbers test_one_code_apart"
@@ -83,7 +83,7 @@ SLOW = {
     "record": "test_folder test_proxy test_tokenize",
     "replay": "test_machine test_preemption"
     " test_real_trace test_rules test_rules_machine test_tiers",
-    "runs": "test_store",
+    "runs": "test_statistics test_store",
     "bench/serve": "test_decode_graphs test_engine_step test_executor test_loop test_placing"
     " test_prefix_reuse test_verifier",
     "budget": "test_advice test_fit test_launch",
@@ -148,9 +148,8 @@ THINNED = {
     "kernels/test_shim.py::test_sanitizers_name_the_line_of_a_defect": 1,
     "kernels/test_state_chunk.py::"
     "test_tokens_chunks_and_one_prompt_give_equal_pages_and_states": 2,
-    "measure/test_telemetry.py::test_a_throttled_gpu_is_seen_while_the_run_goes_on": 3,
-    "measure/test_statistics.py::"
-    "test_the_interval_covers_the_true_median_in_95_percent_of_runs": 2,
+    "bench/test_telemetry_process.py::test_a_throttled_gpu_is_seen_while_the_run_goes_on": 3,
+    "runs/test_statistics.py::test_the_interval_covers_the_true_median_in_95_percent_of_runs": 2,
     "bench/transfer/test_side.py::test_bytes_of_others_are_found_by_their_digests": 2,
     "bench/transfer/test_side.py::"
     "test_decode_steps_after_a_transfer_read_what_they_would_have_read": 1,

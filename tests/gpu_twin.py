@@ -13,8 +13,8 @@ from unittest.mock import patch
 import torch
 
 from dsv4kv.bench.device import CudaDevice
-from dsv4kv.measure.protocol import ReplayTimer, Rules
-from dsv4kv.measure.recorder import Event
+from dsv4kv.bench.protocol import ReplayTimer, Rules
+from dsv4kv.bench.recorder import Event
 from dsv4kv.ops.cuda import launch as launching
 from dsv4kv.ops.launches.launch import KernelModule, Launch
 from tests.examples import FULL
@@ -141,7 +141,7 @@ def twin_gpu(free_bytes: int = 1 << 34, l2_bytes: int = 0) -> Iterator[TwinGpu]:
     with (
         patch.object(launching, "_launcher", lambda: gpu),
         patch("dsv4kv.bench.case.find_device", find),
-        patch("dsv4kv.measure.protocol.RULES", FEW_REPLAYS),
+        patch("dsv4kv.bench.protocol.RULES", FEW_REPLAYS),
         nullcontext() if FULL else patch.object(ReplayTimer, "_take", _take),
     ):
         yield gpu

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.commands import COMMANDS, leaves, write_files
-from tests.measure.profilers.exports import two_replays
-from tests.measure.profilers.tools import install
+from tests.profile.exports import two_replays
+from tests.profile.tools import install
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = (

@@ -25,8 +25,8 @@ from rich.cells import cell_len
 
 from dsv4kv.runs.store import dumps
 from tests.bench.compare.launched import make_launched_record
-from tests.measure.profilers.exports import two_replays
-from tests.measure.profilers.traces import cpu_events, save
+from tests.profile.exports import two_replays
+from tests.profile.traces import cpu_events, save
 from tests.test_documented_commands import HELPS, PAGES, ROOT, SHOWN
 
 COLUMNS = 80

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from dsv4kv.bench.device import CudaDevice
+from dsv4kv.bench.recorder import DeviceClock, Recorder
 from dsv4kv.bench.serve.executor import Gpu, StepExecutor
 from dsv4kv.bench.serve.graphs import DecodeGraphs, foresee_modules
 from dsv4kv.bench.serve.inputs import EntryChooser, InputBank, QueryBank
@@ -24,7 +25,6 @@ from dsv4kv.config.bench import INDEXES, BenchConfig
 from dsv4kv.core.policies import make_policy
 from dsv4kv.core.tree import PrefixTree
 from dsv4kv.errors import ConfigError
-from dsv4kv.measure.recorder import DeviceClock, Recorder
 from dsv4kv.model.formats import MOVED_FORMATS
 from dsv4kv.model.plan import CHECKPOINT_TOKENS, CachePlan, checkpoint_bytes, plan_cache
 from dsv4kv.model.presets import load_model

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from dsv4kv.bench.compare.verdict import Logs, compare_pairs, compare_sides
 from dsv4kv.bench.launches import OnProgress, Outcome, Task, bench_arguments, run_launches
+from dsv4kv.bench.protocol import time_memcpy
 from dsv4kv.errors import Dsv4kvError
 from dsv4kv.files import replacing
-from dsv4kv.measure.protocol import time_memcpy
-from dsv4kv.measure.verdict import Logs, compare_pairs, compare_sides
 from dsv4kv.runs.quantities import Measured, Quantity, by_quantity, list_measured, ratio_of_calls
 from dsv4kv.runs.schema import RunRecord
 

@@ -23,25 +23,25 @@ from dsv4kv.bench.build import (
 from dsv4kv.bench.device import CudaDevice, find_device
 from dsv4kv.bench.figures import measure_operations
 from dsv4kv.bench.memory import MemoryWatch
+from dsv4kv.bench.protocol import Budget, measure_memcpy
+from dsv4kv.bench.recorder import Recorder
 from dsv4kv.bench.serve.executor import StepExecutor
 from dsv4kv.bench.serve.inputs import PromptContents
 from dsv4kv.bench.serve.loop import ServingLoop, open_requests
 from dsv4kv.bench.serve.reuse import PrefixReuse
 from dsv4kv.bench.serve.verifier import Verifier
+from dsv4kv.bench.telemetry import Table, Telemetry, Window
 from dsv4kv.bench.timing import EMPTY_GRAPH, CallTimer, measure_peaks
+from dsv4kv.bench.turns import Turns, one_cpu
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.choices import PEERS
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.errors import CacheError, ConfigError, PeerUnavailable, VerificationError
-from dsv4kv.measure.environment import memory_peak_bytes
-from dsv4kv.measure.protocol import Budget, measure_memcpy
-from dsv4kv.measure.recorder import Recorder
-from dsv4kv.measure.telemetry import Table, Telemetry, Window
-from dsv4kv.measure.turns import Turns, one_cpu
 from dsv4kv.model.plan import CachePlan, bytes_per_token
 from dsv4kv.ops.check import check_backend
 from dsv4kv.ops.registry import ResolvedBackend, resolve_backend
 from dsv4kv.ops.spec import choose
+from dsv4kv.runs.environment import memory_peak_bytes
 from dsv4kv.runs.part import Part
 from dsv4kv.runs.schema import (
     CacheSummary,

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from dsv4kv.bench.recorder import Event
 from dsv4kv.bench.serve.graphs import Capture, cuda_capture
 from dsv4kv.errors import CudaUnavailable
-from dsv4kv.measure.recorder import Event
 from dsv4kv.ops.cuda.compile import architecture_of
 from dsv4kv.runs.schema import GpuFacts
 

@@ -12,12 +12,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from dsv4kv.bench.turns import VARIABLE, ring
 from dsv4kv.config.load import LoadedConfig
 from dsv4kv.errors import DEFECT, INTERRUPTED, Dsv4kvError, RecordError
 from dsv4kv.files import temporary_folder
-from dsv4kv.measure.environment import capture_environment
-from dsv4kv.measure.turns import VARIABLE, ring
 from dsv4kv.processes import OWN_TREE, Child, python, with_package
+from dsv4kv.runs.environment import capture_environment
 from dsv4kv.runs.schema import Environment, Launch, RunRecord
 from dsv4kv.runs.store import load_record
 

@@ -11,11 +11,11 @@ import torch
 
 from dsv4kv.bench.build import build_manager, check_device_memory, plan_from
 from dsv4kv.bench.device import find_device
+from dsv4kv.bench.recorder import Recorder
 from dsv4kv.bench.serve.reuse import PrefixReuse
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.errors import ConfigError
-from dsv4kv.measure.recorder import Recorder
 from dsv4kv.model.plan import CachePlan, checkpoint_bytes
 from dsv4kv.runs.profile import MemoryAudit, MemoryMark
 from dsv4kv.runs.telemetry import HeldPool, HeldUnits, MemorySeries

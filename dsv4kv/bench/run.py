@@ -10,11 +10,11 @@ from dsv4kv.bench.case import run_case, unbuilt_case
 from dsv4kv.bench.device import describe_gpu
 from dsv4kv.bench.launches import bench_arguments
 from dsv4kv.bench.serve.loop import count_tokens
+from dsv4kv.bench.turns import Turns
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.load import LoadedConfig, Point
 from dsv4kv.errors import Dsv4kvError, PeerUnavailable
-from dsv4kv.measure.environment import capture_environment
-from dsv4kv.measure.turns import Turns
+from dsv4kv.runs.environment import capture_environment
 from dsv4kv.runs.points import HERE, Sweep, run_points
 from dsv4kv.runs.schema import Case, Environment, RunRecord
 from dsv4kv.runs.store import new_run_id

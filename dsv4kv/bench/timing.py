@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from dsv4kv.bench.device import CudaDevice
+from dsv4kv.bench.protocol import Budget, ReplayTimer, Throttled, Timing
 from dsv4kv.bench.serve.graphs import Graph
-from dsv4kv.measure.protocol import Budget, ReplayTimer, Throttled, Timing
-from dsv4kv.measure.telemetry import Window
+from dsv4kv.bench.telemetry import Window
 from dsv4kv.ops.cuda.launch import prepare
 from dsv4kv.ops.launches.copies import (
     THREADS,

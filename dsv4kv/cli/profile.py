@@ -14,8 +14,8 @@ from dsv4kv.files import shipped_names
 from dsv4kv.view.console import open_console, say
 
 if TYPE_CHECKING:
-    from dsv4kv.bench.profile import Plan, Tool
-    from dsv4kv.runs.imported import Source
+    from dsv4kv.profile.read import Source
+    from dsv4kv.profile.run import Plan, Tool
     from dsv4kv.runs.schema import RunRecord
     from dsv4kv.runs.store import Saved
 
@@ -79,7 +79,7 @@ def profile(
     A step's time goes to kernels, to gaps between them and to the host; kernels of vLLM, SGLang,
     FlashMLA and TensorRT-LLM are known by what they do to the KV cache.
     """
-    from dsv4kv.runs.imported import load_profile, record_of_profile
+    from dsv4kv.profile.read import load_profile, record_of_profile
     from dsv4kv.runs.store import save_record
     from dsv4kv.view.profile import diff_page, refuse_other_names
     from dsv4kv.view.render import show
@@ -114,8 +114,8 @@ def profile(
             saved = save_record(record, out)
         _write(record, saved, json_, html)
         return
-    from dsv4kv.bench.profile import Plan, be_profiled, choose_tool, name_folder
     from dsv4kv.config.load import load_config
+    from dsv4kv.profile.run import Plan, be_profiled, choose_tool, name_folder
 
     given = next((name for name, chosen in tools.items() if chosen), None)
     wanted: Tool | None = "nsys" if child else given
@@ -135,7 +135,7 @@ def profile(
 
 
 def _print_command(plan: "Plan") -> None:
-    from dsv4kv.bench.profile import make_command
+    from dsv4kv.profile.run import make_command
 
     command = make_command(plan)
     say(shlex.join(command.words))
@@ -154,9 +154,9 @@ def _run(
     memory: bool,
     verbose: bool,
 ) -> "tuple[RunRecord, Saved]":
-    from dsv4kv.bench.profile import run_profile
-    from dsv4kv.measure.profilers.launch import name_files
-    from dsv4kv.runs.imported import load_profile
+    from dsv4kv.profile.launch import name_files
+    from dsv4kv.profile.read import load_profile
+    from dsv4kv.profile.run import run_profile
     from dsv4kv.runs.store import save_record
     from dsv4kv.view.profile import write_timeline
 

@@ -134,7 +134,7 @@ def keep_points(
     Points that are ``timed`` belong to one machine. Raises ``RecordError`` where the file cannot
     be written or is of another sweep.
     """
-    from dsv4kv.measure.environment import capture_environment
+    from dsv4kv.runs.environment import capture_environment
     from dsv4kv.runs.points import Asked, find_points, hash_points, open_points
     from dsv4kv.runs.store import POINTS, new_run_id
     from dsv4kv.traces import resolve_trace, trace_sha256

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import psutil
 
 from dsv4kv.errors import ConfigError, CudaUnavailable, DeviceError
-from dsv4kv.measure.environment import capture_environment, package_version
 from dsv4kv.processes import find_program
+from dsv4kv.runs.environment import capture_environment, package_version
 from dsv4kv.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -266,7 +266,7 @@ def check_gpu(versions: dict[str, str | None]) -> Iterator[Check]:
 
 def check_profilers(*, has_gpu: bool) -> Iterator[Check]:
     """Check for nsys and ncu, which say little without a GPU."""
-    from dsv4kv.measure.profilers.launch import version_of
+    from dsv4kv.profile.launch import version_of
 
     for name, (enables, title) in _PROFILERS.items():
         path = find_program(name)

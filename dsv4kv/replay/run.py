@@ -14,12 +14,12 @@ from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.core.linear import COUNTS
 from dsv4kv.engines.names import find_rule
 from dsv4kv.errors import Dsv4kvError, TraceError
-from dsv4kv.measure.environment import capture_environment
 from dsv4kv.processes import without_collector
 from dsv4kv.replay.build import Replay, build_replay, forget_paths, read_requests
 from dsv4kv.replay.clock.steps import StepTimes
 from dsv4kv.replay.tier import Tier
 from dsv4kv.replay.tiers import Tiers
+from dsv4kv.runs.environment import capture_environment
 from dsv4kv.runs.points import HERE, Sweep, run_points
 from dsv4kv.runs.replay import (
     Constant,

@@ -4,10 +4,15 @@ Times are integer nanoseconds, sizes bytes. Tables of steps and of the timeline 
 columns, lists of one length, since there may be many rows.
 """
 
-from typing import Literal
+from typing import Final, Literal, get_args
 
-from dsv4kv.measure.profilers.classify import Category
 from dsv4kv.runs.part import Part
+
+Category = Literal["insert", "gather", "compress", "indexer", "attention", "other"]
+CATEGORIES: Final[tuple[Category, ...]] = get_args(Category)
+CACHE_CATEGORIES: Final[tuple[Category, ...]] = CATEGORIES[:4]
+"""Those that are work on the cache: attention reads it, but would be there without."""
+OTHER: Final[Category] = "other"
 
 
 class KernelRow(Part):

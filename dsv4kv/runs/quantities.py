@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from dsv4kv.budget.gpus import gpu_names, load_gpu
-from dsv4kv.measure.statistics import Estimate, estimate_rate, summarize
 from dsv4kv.runs.schema import Case, GpuFacts, Operation, RunRecord
+from dsv4kv.runs.statistics import Estimate, estimate_rate, summarize
 
 
 def axis_names(cases: Sequence[Case]) -> dict[str, str]:

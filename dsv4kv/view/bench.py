@@ -10,9 +10,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from dsv4kv.measure.statistics import Estimate, divide, estimate_rate, summarize
 from dsv4kv.runs import quantities as q
 from dsv4kv.runs.schema import Case, GpuFacts, Latency, Operation, Pool, RunRecord
+from dsv4kv.runs.statistics import Estimate, divide, estimate_rate, summarize
 from dsv4kv.units import format_bytes, format_count, format_duration
 from dsv4kv.view import facts, plots
 from dsv4kv.view import outcomes as oc

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Iterator
 
-from dsv4kv.measure.statistics import Estimate as Interval
 from dsv4kv.replay.clock.coefficients import CONSTANTS
 from dsv4kv.replay.clock.fit import FEWEST_TO_LEAVE_OUT, Compared, Estimate, Fit
+from dsv4kv.runs.statistics import Estimate as Interval
 from dsv4kv.units import counted
 from dsv4kv.view.quantity import format_number, quantity
 from dsv4kv.view.table import ABSENT, Columns, Number, Part, Table, Text, mark

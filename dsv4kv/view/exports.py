@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsv4kv.errors import RecordError
-from dsv4kv.measure.statistics import Estimate, summarize
 from dsv4kv.runs.part import Part
 from dsv4kv.runs.quantities import (
     by_quantity,
@@ -25,6 +24,7 @@ from dsv4kv.runs.quantities import (
     saved_percent,
 )
 from dsv4kv.runs.schema import Case, RunRecord
+from dsv4kv.runs.statistics import Estimate, summarize
 from dsv4kv.runs.store import load_record
 from dsv4kv.view import render
 from dsv4kv.view.facts import layers_text

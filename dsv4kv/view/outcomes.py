@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal
 
-from dsv4kv.measure.statistics import Estimate, divide, summarize
 from dsv4kv.runs.quantities import (
     allocated_bytes,
     axis_names,
@@ -15,6 +14,7 @@ from dsv4kv.runs.quantities import (
     saved_percent,
 )
 from dsv4kv.runs.schema import Case
+from dsv4kv.runs.statistics import Estimate, divide, summarize
 from dsv4kv.units import counted, format_bytes
 from dsv4kv.view import plots
 from dsv4kv.view.facts import tokens_per_second

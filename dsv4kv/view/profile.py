@@ -13,10 +13,12 @@ from typing import Any
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import write_named
-from dsv4kv.measure.profilers.classify import CACHE_CATEGORIES, CATEGORIES, OTHER, shorten
-from dsv4kv.measure.profilers.trace import INPUTS
-from dsv4kv.measure.statistics import divide, summarize
+from dsv4kv.profile.classify import shorten
+from dsv4kv.profile.trace import INPUTS
 from dsv4kv.runs.profile import (
+    CACHE_CATEGORIES,
+    CATEGORIES,
+    OTHER,
     KernelRow,
     KernelTable,
     MemoryAudit,
@@ -27,6 +29,7 @@ from dsv4kv.runs.profile import (
 )
 from dsv4kv.runs.quantities import Yardstick, yardsticks
 from dsv4kv.runs.schema import RunRecord
+from dsv4kv.runs.statistics import divide, summarize
 from dsv4kv.units import counted, format_bytes, format_duration
 from dsv4kv.view import plots
 from dsv4kv.view.bench import MAX_ROWS, bench_page, is_known, name_run

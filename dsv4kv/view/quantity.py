@@ -8,7 +8,7 @@ from dsv4kv.units import format_bytes
 from dsv4kv.view.table import ABSENT, Number
 
 if TYPE_CHECKING:
-    from dsv4kv.measure.statistics import Estimate
+    from dsv4kv.runs.statistics import Estimate
 
 _MAX_DIGITS = 5
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 from statistics import median
 
 from dsv4kv.engines.names import RULES
-from dsv4kv.measure.statistics import summarize
 from dsv4kv.runs.quantities import axis_names, axis_text, clock_factor, saved_percent
 from dsv4kv.runs.replay import FleetReplica, ReplayFleet, ReplayResult, ReplayTiers, Reuse
 from dsv4kv.runs.schema import Case, Latency, RunRecord, Totals
+from dsv4kv.runs.statistics import summarize
 from dsv4kv.units import counted, format_bytes, format_duration
 from dsv4kv.view.facts import cache_facts, header, judge_status, layers_text, setting
 from dsv4kv.view.outcomes import best_sentences, group_launches, sweep_charts

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dsv4kv.measure.statistics import Estimate
+from dsv4kv.runs.statistics import Estimate
 from dsv4kv.units import format_bytes
 from dsv4kv.view.quantity import quantity
 from dsv4kv.view.table import Finding, Number, Part, Table

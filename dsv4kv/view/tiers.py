@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from dsv4kv.bench.tiers.outcome import CopyRow, TiersOutcome
-from dsv4kv.measure.statistics import Estimate, divide
+from dsv4kv.runs.statistics import Estimate, divide
 from dsv4kv.units import format_duration
 from dsv4kv.view.quantity import ms, quantity, size
 from dsv4kv.view.table import ABSENT, Columns, Finding, Number, Part, Table, Text

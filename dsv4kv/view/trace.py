@@ -9,10 +9,10 @@ from typing import Any
 
 from dsv4kv.engines.names import RULES
 from dsv4kv.engines.rule import SPECULATIONS
-from dsv4kv.measure.statistics import Estimate
 from dsv4kv.replay.mrc.curves import Answer, Point
 from dsv4kv.replay.mrc.thin import PARTS
 from dsv4kv.replay.rules import Losses, Outcome
+from dsv4kv.runs.statistics import Estimate
 from dsv4kv.traces import TraceSummary
 from dsv4kv.units import format_bytes
 from dsv4kv.view.plots import Line, lines

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from dsv4kv.bench.transfer.outcome import Moved, Outcome, Run
 from dsv4kv.config.transfer import TransferConfig
-from dsv4kv.measure.statistics import Estimate, divide
+from dsv4kv.runs.statistics import Estimate, divide
 from dsv4kv.units import counted, format_bytes, format_duration
 from dsv4kv.view.quantity import format_number, percent, quantity, size, us
 from dsv4kv.view.table import ABSENT, Columns, Finding, Number, Part, Table, Text

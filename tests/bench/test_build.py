@@ -7,9 +7,9 @@ from dsv4kv.bench.build import (
     check_memory,
     plan_from,
 )
+from dsv4kv.bench.recorder import Recorder
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.errors import ConfigError
-from dsv4kv.measure.recorder import Recorder
 from dsv4kv.model.plan import plan_cache
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import choose_formats

@@ -19,9 +19,9 @@ from dsv4kv.bench.calibrate import (
     save_calibration,
 )
 from dsv4kv.bench.compare.floor import calibration_path, read_noise_floors
+from dsv4kv.bench.compare.verdict import compare_pairs, compare_sides
 from dsv4kv.bench.launches import Outcome, Task
 from dsv4kv.errors import Dsv4kvError
-from dsv4kv.measure.verdict import compare_pairs, compare_sides
 from dsv4kv.runs.schema import Peak, RunRecord
 from tests.runs.records import make_case, make_latency, make_operation, make_record
 

@@ -9,8 +9,8 @@ from unittest.mock import patch
 
 import pytest
 
+from dsv4kv.bench.telemetry import Window
 from dsv4kv.bench.timing import EMPTY_GRAPH, EMPTY_KERNEL, CallTimer
-from dsv4kv.measure.telemetry import Window
 from dsv4kv.ops.cuda import launch as launching
 from dsv4kv.ops.launches.launch import Launch
 from tests.gpu_twin import FEW_REPLAYS, SAMPLES, TwinGpu, twin_device
@@ -48,7 +48,7 @@ class Gpu(TwinGpu):
 @pytest.fixture(autouse=True)
 def few_replays(monkeypatch: pytest.MonkeyPatch) -> None:
     rules = replace(FEW_REPLAYS, unit_ns=5 * REPLAY_NS + 1)
-    monkeypatch.setattr("dsv4kv.measure.protocol.RULES", rules)
+    monkeypatch.setattr("dsv4kv.bench.protocol.RULES", rules)
 
 
 def test_a_graph_is_captured_anew_where_a_replay_would_be_too_short() -> None:

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from dsv4kv.bench.protocol import measure_memcpy
 from dsv4kv.bench.run import Invocation, run_bench
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.load import Point, expand_axes, load_config
 from dsv4kv.errors import ConfigError, TraceError
-from dsv4kv.measure.protocol import measure_memcpy
 from dsv4kv.runs.schema import RunRecord
 from tests.bench.settings import BOOKS, TINY
 

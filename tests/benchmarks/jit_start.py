@@ -8,9 +8,9 @@ import time
 from unittest.mock import patch
 
 from dsv4kv.bench import build
+from dsv4kv.bench.recorder import Recorder
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.load import load_config
-from dsv4kv.measure.recorder import Recorder
 from dsv4kv.ops.cuda.compile import load_cubins
 from dsv4kv.ops.launches.launch import KernelModule
 from dsv4kv.ops.registry import load_backend

@@ -14,16 +14,16 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 from typer.testing import CliRunner, Result
 
-from dsv4kv.bench.profile import choose_tool
 from dsv4kv.cli import app
+from dsv4kv.profile.run import choose_tool
 from dsv4kv.runs.profile import KernelTable, Profile
 from dsv4kv.runs.schema import RunRecord
 from dsv4kv.runs.store import load_record
 from tests.bench.settings import TINY
-from tests.measure.profilers.exports import two_replays
-from tests.measure.profilers.test_ncu_report_file import Action, Context, Range
-from tests.measure.profilers.tools import Tool, install
-from tests.measure.profilers.traces import gpu_events, save
+from tests.profile.exports import two_replays
+from tests.profile.test_ncu_report_file import Action, Context, Range
+from tests.profile.tools import Tool, install
+from tests.profile.traces import gpu_events, save
 
 TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
 TINY_OPTIONS = [word for setting in TINY for word in ("--set", setting)]
@@ -187,7 +187,7 @@ def test_neither_secrets_nor_the_hosts_name_are_in_any_file(profiled: Result) ->
 def test_nsys_is_chosen_where_it_and_a_gpu_are(
     nsys: Tool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dsv4kv.bench.profile.find_device", lambda _: object())
+    monkeypatch.setattr("dsv4kv.profile.run.find_device", lambda _: object())
     assert choose_tool(None, "auto") == ("nsys", f"nsys, since it is on PATH ({nsys.path})")
     monkeypatch.setenv("PATH", "/nowhere")
     tool, why = choose_tool(None, "auto")
@@ -255,7 +255,7 @@ def test_ctrl_c_names_what_is_left(nsys: Tool, monkeypatch: pytest.MonkeyPatch) 
         log.with_name("step.nsys-rep").touch()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dsv4kv.measure.profilers.launch.run_child", interrupted)
+    monkeypatch.setattr("dsv4kv.profile.launch.run_child", interrupted)
     result = profile("--nsys")
     assert result.exit_code == 130
     assert re.search(r"stopped\. Files left: results/\S+/step\.nsys-rep\.", result.stderr)
@@ -263,7 +263,7 @@ def test_ctrl_c_names_what_is_left(nsys: Tool, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_timeout_is_told_with_what_is_left(nsys: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dsv4kv.measure.profilers.launch.GRACE_S", 0.3)
+    monkeypatch.setattr("dsv4kv.profile.launch.GRACE_S", 0.3)
     nsys.does("profile", hangs="ears")
     sentence = refused(profile("--nsys", "--timeout", "2"), 9)
     assert "did not end within 2 s" in sentence

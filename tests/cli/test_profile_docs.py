@@ -8,13 +8,14 @@ import pytest
 from typer.testing import CliRunner
 
 from dsv4kv.cli import app
-from dsv4kv.measure.profilers.classify import CATEGORIES, shipped_rules
+from dsv4kv.profile.classify import shipped_rules
+from dsv4kv.runs.profile import CATEGORIES
 from dsv4kv.view.profile import ON_CPU, ON_GPU
 from tests.bench.settings import TINY
 from tests.cli.test_profile import in_empty_folder, ncu, nsys
-from tests.measure.profilers.exports import two_replays
-from tests.measure.profilers.tools import Tool
-from tests.measure.profilers.traces import gpu_events, save
+from tests.profile.exports import two_replays
+from tests.profile.tools import Tool
+from tests.profile.traces import gpu_events, save
 
 __all__ = ["in_empty_folder", "ncu", "nsys"]
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "profiling.md").read_text("utf-8")

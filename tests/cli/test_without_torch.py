@@ -114,5 +114,6 @@ for room in map(importlib.import_module, sys.argv[1:]):
     for module in pkgutil.walk_packages(getattr(room, "__path__", ()), room.__name__ + "."):
         importlib.import_module(module.name)
 """
-    rooms = ("dsv4kv.measure", "dsv4kv.view", "dsv4kv.bench.compare", "dsv4kv.diagnose.doctor")
-    subprocess.run([sys.executable, "-c", program, *rooms], check=True)
+    rooms = "runs", "view", "profile.read", "bench.compare", "diagnose.doctor"
+    names = [f"dsv4kv.{room}" for room in rooms]
+    subprocess.run([sys.executable, "-c", program, *names], check=True)

@@ -9,6 +9,7 @@ import torch
 from dsv4kv.bench.build import build_drive, build_manager, plan_from
 from dsv4kv.bench.case import run_case
 from dsv4kv.bench.device import find_device
+from dsv4kv.bench.recorder import Recorder
 from dsv4kv.bench.serve.executor import StepTokens
 from dsv4kv.bench.tiers.run import run_tiers
 from dsv4kv.cache.manager import prepare_forward
@@ -16,7 +17,6 @@ from dsv4kv.cache.step import Step
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.load import load_config
 from dsv4kv.config.tiers import TiersConfig
-from dsv4kv.measure.recorder import Recorder
 from dsv4kv.ops.registry import load_backend
 from tests.bench.serve.gpu_serving import TwinBench, cache_bytes
 from tests.bench.serve.serving import make_config

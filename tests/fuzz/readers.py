@@ -29,9 +29,9 @@ from tests.fuzz.mutate import (
     odd_words,
     odd_yaml,
 )
-from tests.measure.profilers.exports import two_replays
-from tests.measure.profilers.traces import cpu_events, gpu_events, save
-from tests.runs.kernel_profiles import from_kineto, make_profile
+from tests.profile.exports import two_replays
+from tests.profile.kernel_profiles import from_kineto, make_profile
+from tests.profile.traces import cpu_events, gpu_events, save
 from tests.runs.records import make_case, make_record, make_sweep_cases
 from tests.traces.test_formats import SAMPLES
 

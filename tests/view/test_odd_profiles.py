@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from dsv4kv.errors import ProfileError
-from dsv4kv.runs.imported import load_profile
+from dsv4kv.profile.read import load_profile
 from dsv4kv.view.profile import profile_page
-from tests.measure.profilers.exports import two_replays
-from tests.measure.profilers.traces import cpu_events, event, gpu_events, save
+from tests.profile.exports import two_replays
+from tests.profile.traces import cpu_events, event, gpu_events, save
 from tests.view.terminal import shown
 
 ODD: list[Any] = [None, -1, 0, 1.5, 2**40, "", "x"]

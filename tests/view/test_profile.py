@@ -16,8 +16,8 @@ from dsv4kv.view.profile import (
     memory_table,
     profile_page,
 )
-from tests.measure.profilers.exports import Export, two_replays
-from tests.runs.kernel_profiles import YARDSTICK, from_kineto, from_nsys, make_profile
+from tests.profile.exports import Export, two_replays
+from tests.profile.kernel_profiles import YARDSTICK, from_kineto, from_nsys, make_profile
 from tests.view.terminal import shown, words
 
 

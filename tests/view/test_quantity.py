@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.measure.statistics import Estimate, summarize
 from dsv4kv.runs.quantities import within
+from dsv4kv.runs.statistics import Estimate, summarize
 from dsv4kv.view.quantity import (
     format_clocked,
     format_factor,

@@ -6,8 +6,8 @@ import pytest
 from rich.cells import cell_len
 from syrupy.assertion import SnapshotAssertion
 
-from dsv4kv.measure.statistics import Estimate
 from dsv4kv.runs.schema import Case, RunRecord, Verification
+from dsv4kv.runs.statistics import Estimate
 from dsv4kv.runs.telemetry import HostSamples
 from dsv4kv.view.bench import checked, judge_run
 from dsv4kv.view.runs import report_record

@@ -4,7 +4,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from dsv4kv.bench.systems.workload import Checks, Outcome, Row
-from dsv4kv.measure.statistics import Estimate
+from dsv4kv.runs.statistics import Estimate
 from dsv4kv.view.systems import report_systems
 from tests.view.terminal import shown
 

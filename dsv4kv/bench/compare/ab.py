@@ -24,8 +24,8 @@ from dsv4kv.bench.launches import (
 from dsv4kv.config.load import LoadedConfig, expand_axes, find_config, load_config
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import temporary_folder
-from dsv4kv.measure.environment import capture_environment
 from dsv4kv.processes import OWN_TREE, run_bounded
+from dsv4kv.runs.environment import capture_environment
 from dsv4kv.runs.store import new_run_id
 
 HERE = "."

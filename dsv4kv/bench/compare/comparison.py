@@ -9,7 +9,14 @@ import numpy as np
 
 from dsv4kv.bench.compare.floor import Floor
 from dsv4kv.bench.compare.side import Launched, Side, list_launched, list_losses
-from dsv4kv.measure.verdict import Judgement, Launches, Verdict, judge, judge_exact, judge_pairs
+from dsv4kv.bench.compare.verdict import (
+    Judgement,
+    Launches,
+    Verdict,
+    judge,
+    judge_exact,
+    judge_pairs,
+)
 from dsv4kv.runs.quantities import Quantity, axis_text, ratio_of_calls
 from dsv4kv.runs.schema import RunRecord
 from dsv4kv.units import format_bytes

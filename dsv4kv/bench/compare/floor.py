@@ -9,7 +9,7 @@ from pathlib import Path
 from dsv4kv.bench.compare.side import Side, took_turns
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import read_json, user_cache
-from dsv4kv.measure.environment import capture_environment
+from dsv4kv.runs.environment import capture_environment
 
 
 @dataclass(frozen=True)

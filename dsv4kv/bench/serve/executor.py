@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dsv4kv.bench.recorder import DeviceClock, Recorder
 from dsv4kv.bench.serve.graphs import DecodeGraphs
 from dsv4kv.bench.serve.inputs import (
     EntryChooser,
@@ -42,7 +43,6 @@ from dsv4kv.cache.device_tables import DeviceTables, stage
 from dsv4kv.cache.layers import LayerCache
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cache.step import Step
-from dsv4kv.measure.recorder import DeviceClock, Recorder
 from dsv4kv.ops.cuda.launch import dependent_launches
 from dsv4kv.ops.work import CountedLayers, StepWork
 

@@ -13,15 +13,15 @@ from time import perf_counter_ns
 import numpy as np
 from numpy.typing import NDArray
 
+from dsv4kv.bench.recorder import Latency, Recorder
 from dsv4kv.bench.serve.executor import StepExecutor, StepTokens
 from dsv4kv.bench.serve.inputs import PromptContents
 from dsv4kv.bench.serve.reuse import NEVER, PrefixReuse
+from dsv4kv.bench.turns import Turns
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.cache.step import Step
 from dsv4kv.config.bench import PLACED_OUTPUT_TOKENS, WorkloadSection
 from dsv4kv.errors import TraceError
-from dsv4kv.measure.recorder import Latency, Recorder
-from dsv4kv.measure.turns import Turns
 from dsv4kv.traces import ReadOptions, read_trace
 from dsv4kv.traces.request import Request
 from dsv4kv.traces.synth import synthesize

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from dsv4kv import __version__
 from dsv4kv.config.systems import SYSTEMS, CallsSection, ChatSection, SystemsConfig
-from dsv4kv.measure.statistics import Estimate, summarize
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import LayerSpec, build_schedule
+from dsv4kv.runs.statistics import Estimate, summarize
 
 Tokens = NDArray[np.int32]
 Kv = NDArray[np.uint64]

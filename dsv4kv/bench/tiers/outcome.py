@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dsv4kv.measure.statistics import Estimate, divide
+from dsv4kv.runs.statistics import Estimate, divide
 from dsv4kv.units import format_duration
 
 

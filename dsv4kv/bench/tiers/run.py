@@ -25,6 +25,7 @@ import torch
 from dsv4kv import __version__
 from dsv4kv.bench.build import check_data_path, plan_from
 from dsv4kv.bench.case import set_up
+from dsv4kv.bench.recorder import DeviceClock
 from dsv4kv.bench.serve.requests import Requests
 from dsv4kv.bench.tiers.file_store import FileStore
 from dsv4kv.bench.tiers.library import Library, Restored
@@ -47,14 +48,13 @@ from dsv4kv.config.tiers import TiersConfig
 from dsv4kv.core.clock import VirtualClock
 from dsv4kv.errors import ConfigError, StoreUnavailable
 from dsv4kv.files import temporary_folder, user_cache
-from dsv4kv.measure.environment import capture_environment
-from dsv4kv.measure.recorder import DeviceClock
-from dsv4kv.measure.statistics import Estimate, summarize
 from dsv4kv.model.families import Family, Kept
 from dsv4kv.model.plan import CachePlan
 from dsv4kv.replay.clock.sources import open_times
 from dsv4kv.replay.clock.steps import build_weights
 from dsv4kv.replay.costs import StepTables, find_rates
+from dsv4kv.runs.environment import capture_environment
+from dsv4kv.runs.statistics import Estimate, summarize
 from dsv4kv.units import format_bytes
 
 _REVISION = f"none-{token_hex(4)}"  # of the weights: no other run finds what this one leaves

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dsv4kv.engines.host import Sent
-from dsv4kv.measure.statistics import Estimate
+from dsv4kv.runs.statistics import Estimate
 
 
 @dataclass

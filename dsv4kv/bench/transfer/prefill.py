@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dsv4kv.bench.build import build_drive, build_manager, check_data_path, plan_from
+from dsv4kv.bench.recorder import Recorder
 from dsv4kv.bench.serve.executor import StepTokens
 from dsv4kv.bench.serve.inputs import EntryChooser, Queries
 from dsv4kv.bench.serve.operations import Reads
@@ -24,7 +25,6 @@ from dsv4kv.cache.manager import prepare_forward
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.transfer import SideSection, TransferConfig
 from dsv4kv.errors import CacheError, Dsv4kvError, StoreUnavailable
-from dsv4kv.measure.recorder import Recorder
 from dsv4kv.ops.registry import load_backend
 
 

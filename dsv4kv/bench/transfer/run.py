@@ -39,10 +39,10 @@ from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.host import Sent
 from dsv4kv.engines.names import ENGINES, TRANSFERS, find_engine
 from dsv4kv.errors import ConfigError, StoreUnavailable, VerificationError
-from dsv4kv.measure.statistics import Estimate, divide, summarize
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import choose_formats
 from dsv4kv.processes import Child, python, with_package
+from dsv4kv.runs.statistics import Estimate, divide, summarize
 
 TOKEN = "DSV4KV_TRANSFER_TOKEN"
 """Environment variable with the secret that both sides know."""

@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 from dsv4kv.cli import main
-from dsv4kv.measure.statistics import summarize
 from dsv4kv.runs.schema import Case
+from dsv4kv.runs.statistics import summarize
 from dsv4kv.runs.store import load_record
 from visit.desk import Desk
 

@@ -3,8 +3,8 @@
 import sys
 from collections.abc import Callable
 
-from dsv4kv.measure.profilers.attached import CudaProfiler
 from dsv4kv.ops.cuda.launch import prepare
+from dsv4kv.profile.attached import CudaProfiler
 from visit import workloads
 from visit.place import Place, open_place
 from visit.workloads import Work

@@ -4,7 +4,7 @@ import shutil
 import subprocess
 import sys
 
-from dsv4kv.measure.profilers.ncu import read_ncu
+from dsv4kv.profile.ncu import read_ncu
 from visit.counted import WORKS
 from visit.desk import Desk
 

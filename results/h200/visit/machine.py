@@ -4,7 +4,7 @@ import importlib.metadata
 import shutil
 import subprocess
 
-from dsv4kv.measure.environment import capture_environment
+from dsv4kv.runs.environment import capture_environment
 from visit.desk import Desk
 
 _TOOLS = ("nvidia-smi", "ncu", "nsys", "compute-sanitizer", "cuobjdump", "nvdisasm", "nvcc", "g++")

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from dsv4kv.bench.timing import CallTimer
-from dsv4kv.measure.statistics import summarize
 from dsv4kv.ops.cuda.launch import prepare
+from dsv4kv.runs.statistics import summarize
 from visit.desk import Desk
 from visit.place import Place
 from visit.workloads import Work

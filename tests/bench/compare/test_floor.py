@@ -9,7 +9,7 @@ import pytest
 from dsv4kv.bench.compare.floor import calibration_path, find_floor, parse_floor, read_noise_floors
 from dsv4kv.bench.compare.side import Side
 from dsv4kv.errors import ConfigError
-from dsv4kv.measure.environment import capture_environment
+from dsv4kv.runs.environment import capture_environment
 from tests.bench.compare.launched import make_launched_record, make_side
 from tests.bench.compare.test_pairs import moody_record
 from tests.runs.records import make_environment

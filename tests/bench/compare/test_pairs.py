@@ -6,7 +6,7 @@ import pytest
 
 from dsv4kv.bench.compare.comparison import Comparison, compare
 from dsv4kv.bench.compare.floor import Floor
-from dsv4kv.measure.verdict import Verdict
+from dsv4kv.bench.compare.verdict import Verdict
 from dsv4kv.runs.schema import Case, RunRecord
 from dsv4kv.view.compare import explain
 from tests.bench.compare.launched import make_launched_case, make_launches, make_side

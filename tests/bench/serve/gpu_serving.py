@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 
 from dsv4kv.bench.build import Drive, build_drive, build_manager, loop_settings, plan_from
+from dsv4kv.bench.recorder import Recorder
 from dsv4kv.bench.serve.loop import LoopTotals, ServingLoop
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.config.bench import BenchConfig
-from dsv4kv.measure.recorder import Recorder
 from dsv4kv.ops.registry import resolve_backend
 from dsv4kv.ops.spec import choose
 from tests.bench.serve.serving import make_config, make_requests

@@ -10,9 +10,9 @@ from unittest.mock import patch
 
 from hypothesis import strategies as st
 
+from dsv4kv.bench.recorder import Recorder
 from dsv4kv.bench.serve.loop import LoopSettings, LoopTotals, ServingLoop
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
-from dsv4kv.measure.recorder import Recorder
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.plan import plan_cache
 from dsv4kv.model.presets import load_model

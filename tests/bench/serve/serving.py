@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from unittest.mock import patch
 
 from dsv4kv.bench.build import Drive, build_drive, loop_settings, plan_from
+from dsv4kv.bench.recorder import Recorder
 from dsv4kv.bench.serve import inputs
 from dsv4kv.bench.serve.loop import LoopTotals, ServingLoop
 from dsv4kv.bench.serve.verifier import Verifier
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.load import load_config
-from dsv4kv.measure.recorder import Recorder
 from dsv4kv.ops.registry import load_backend
 from dsv4kv.traces.request import Request
 

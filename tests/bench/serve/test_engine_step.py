@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from dsv4kv.bench.build import build_drive, plan_from, why_gathered
+from dsv4kv.bench.recorder import Recorder
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.errors import ConfigError
-from dsv4kv.measure.recorder import Recorder
 from dsv4kv.model.schedule import AttentionType
 from dsv4kv.ops import cpu, reference
 from dsv4kv.ops.check import OUTPUT_ERROR, SCORE_ERROR

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dsv4kv.bench import recorder
 from dsv4kv.bench.build import plan_from
+from dsv4kv.bench.recorder import Recorder
 from dsv4kv.bench.serve import executor, loop, operations
 from dsv4kv.bench.serve.executor import StepTokens
 from dsv4kv.bench.serve.inputs import EntryChooser, InputBank
@@ -17,8 +19,6 @@ from dsv4kv.bench.serve.operations import Outputs
 from dsv4kv.bench.serve.verifier import Verifier
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.cache.step import Step
-from dsv4kv.measure import recorder
-from dsv4kv.measure.recorder import Recorder
 from dsv4kv.ops import cpu
 from tests.bench.serve.serving import drive_on_cpu, make_config, serve
 

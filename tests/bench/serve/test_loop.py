@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from numpy.typing import NDArray
 
+from dsv4kv.bench.recorder import Recorder
 from dsv4kv.bench.serve.executor import StepExecutor, StepTokens
 from dsv4kv.bench.serve.loop import LoopSettings, ServingLoop
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.errors import CacheError
-from dsv4kv.measure.recorder import Recorder
 from tests.bench.serve.scenes import Scene, run, scenes
 from tests.bench.serve.serving import make_requests
 

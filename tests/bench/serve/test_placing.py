@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from dsv4kv.bench.build import check_contexts, check_memory, plan_from
+from dsv4kv.bench.recorder import Recorder
 from dsv4kv.bench.serve.executor import StepExecutor, StepTokens
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.cache.step import Step
 from dsv4kv.errors import ConfigError
-from dsv4kv.measure.recorder import Recorder
 from tests.bench.serve.defects import Break, flip_page_byte, swap_blocks, zero_pages
 from tests.bench.serve.serving import drive_on_cpu, make_config, serve
 from tests.bench.settings import tiny_config

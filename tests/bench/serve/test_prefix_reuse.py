@@ -14,6 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dsv4kv.bench.build import build_manager, build_reuse, loop_settings, plan_from
+from dsv4kv.bench.recorder import Recorder
 from dsv4kv.bench.serve import inputs
 from dsv4kv.bench.serve.executor import StepTokens
 from dsv4kv.bench.serve.inputs import PromptContents
@@ -23,7 +24,6 @@ from dsv4kv.cache.blocks import BlockPool
 from dsv4kv.cache.checkpoints import CheckpointPool
 from dsv4kv.cache.layers import LayerCache
 from dsv4kv.errors import CacheError, ConfigError, NotOwner
-from dsv4kv.measure.recorder import Recorder
 from dsv4kv.ops.registry import load_backend
 from dsv4kv.traces.request import Request
 from tests.bench.serve.serving import drive_on_cpu, make_config

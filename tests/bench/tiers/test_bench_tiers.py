@@ -17,7 +17,7 @@ from dsv4kv.bench.tiers.store import MemoryStore
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cli import app
 from dsv4kv.errors import StoreUnavailable
-from dsv4kv.measure.statistics import Estimate
+from dsv4kv.runs.statistics import Estimate
 from tests.bench.tiers.world import Launches
 from tests.gpu_twin import TwinGpu, twin_gpu
 

@@ -17,7 +17,7 @@ from tests.bench.tiers.kinds import FLASH, content, poisoned
 
 KILLS = int(os.environ.get("DSV4KV_STORE_KILLS", "2"))
 OBJECTS, BATCH, SIZE = 1000, 10, 37_440
-PLACE = Path(__file__).parents[2]
+PLACE = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("turn", range(KILLS))

@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsv4kv.bench.build import plan_from
+from dsv4kv.bench.recorder import Recorder
 from dsv4kv.bench.serve.requests import Requests
 from dsv4kv.bench.tiers.library import Library, Restored
 from dsv4kv.bench.tiers.objects import CacheBytes, Mover, differences
 from dsv4kv.bench.tiers.prefixes import Windows, parse_windows
 from dsv4kv.bench.tiers.store import MemoryStore, Store
 from dsv4kv.cache.manager import KVCacheManager
-from dsv4kv.measure.recorder import Recorder
 from dsv4kv.ops.cuda import launch as launching
 from tests.bench.serve.serving import drive_on_cpu, make_config
 from tests.gpu_twin import TwinGpu

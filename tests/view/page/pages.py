@@ -5,9 +5,9 @@ from typing import Any
 
 from dsv4kv.bench.compare.comparison import Comparison, compare
 from dsv4kv.bench.compare.floor import Floor
+from dsv4kv.bench.compare.verdict import Verdict
 from dsv4kv.config.load import expand_axes, load_config
 from dsv4kv.config.replay import ReplayConfig
-from dsv4kv.measure.verdict import Verdict
 from dsv4kv.replay.run import Invocation, run_replay
 from dsv4kv.runs.profile import KernelRow, KernelTable, Profile
 from dsv4kv.runs.schema import Case, Launch, RunRecord

@@ -1,1 +1,0 @@
-"""Measuring: timers, statistics, memcpy bandwidth, telemetry and the environment of a run."""

@@ -1,0 +1,428 @@
+"""Reads Chrome traces of ``torch.profiler`` (Kineto), of GPUs and of CPUs.
+
+They are read event by event: as objects, a million events take gigabytes.
+"""
+
+import gzip
+import io
+import json
+import os
+import re
+import zlib
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+from pydantic_core import from_json
+
+from dsv4kv.errors import ProfileError
+from dsv4kv.files import explain, open_regular, whole_text
+from dsv4kv.processes import without_collector
+from dsv4kv.profile.steps import (
+    NO_STEPS,
+    THREAD_BITS,
+    Launches,
+    Ranges,
+    choose_ranges,
+    enclosing,
+    note_instead,
+    note_usual,
+    trace_launches,
+)
+from dsv4kv.profile.trace import (
+    CORRELATION_BITS,
+    KERNEL,
+    MEMCPY,
+    MEMSET,
+    NONE,
+    OP,
+    RANGE,
+    STEP,
+    Column,
+    LaunchShape,
+    Names,
+    Trace,
+    constant,
+    find,
+    make_work,
+)
+
+Event = dict[str, Any]
+
+_CHUNK = 1 << 18
+_EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
+_LONGEST = 1 << 24  # characters before the first event, or of one
+_BETWEEN = re.compile(r"[\s,]*")
+_WHOLE = re.compile(r'(\})\s*,\s*\{\s*"(?:ph|cat|name|pid|tid|ts)"')  # and the next one begins
+_TAIL = 1 << 16  # characters at the end of a chunk in which the last whole event is looked for
+_CLOSED = "\n  }"  # an event's end in torch's own layout, in which strings have no line ends
+_NO_JSON = re.compile(r"(:\s*)-?(?:inf|nan)\b(?=\s*[,}\]])")  # as C++ writes it
+_PACKED = 100  # characters of a byte at most: traces have about 20
+_GZIP = b"\x1f\x8b"
+
+
+@contextmanager
+def open_text(path: Path) -> Iterator[TextIO]:
+    """A text file, packed or not; ``ProfileError`` where it cannot be opened or is no file."""
+    try:
+        file = open_regular(path)
+    except OSError as error:
+        raise ProfileError(
+            f"{path} cannot be read ({error.strerror}): name a Chrome trace, .json or .json.gz."
+        ) from None
+    with file:
+        packed = file.peek(len(_GZIP)).startswith(_GZIP)
+        raw = io.BufferedReader(gzip.GzipFile(fileobj=file)) if packed else file
+        with io.TextIOWrapper(raw, encoding="utf-8-sig", errors="replace") as text:
+            yield text
+
+
+class ChromeFile:
+    """Iterates over a trace's events; ``around`` is the other text. Raises ``ProfileError``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.around = ""
+        self.broken = 0
+        self._left = 0
+
+    def __iter__(self) -> Iterator[Event]:
+        with open_text(self.path) as file:
+            self._left = _PACKED * os.fstat(file.fileno()).st_size + _LONGEST
+            try:
+                yield from self._events(file, self._skip_head(file))
+            except (RecursionError, ValueError) as error:
+                raise ProfileError(f"{self.path} has {explain(error)}.") from None
+            except (OSError, EOFError, zlib.error) as error:
+                raise ProfileError(f"{self.path} is damaged or cut short ({error}).") from None
+
+    def _skip_head(self, file: TextIO) -> str:
+        text = ""
+        while chunk := self._read(file):
+            text += chunk
+            if text.lstrip().startswith("["):  # a list of events alone is a trace, too
+                return text.lstrip()[1:]
+            if found := _EVENTS.search(text):
+                self.around = text[: found.start()]
+                return text[found.end() :]
+            if len(text) > _LONGEST:
+                break
+        raise ProfileError(
+            f"{self.path} has no traceEvents: it is no Chrome trace, which torch.profiler "
+            "writes with export_chrome_trace."
+        )
+
+    def _events(self, file: TextIO, text: str) -> Iterator[Event]:
+        decode, at, fresh = json.JSONDecoder(strict=False).raw_decode, 0, True
+        while True:
+            if fresh:
+                whole, at = _decode_together(text)
+                yield from whole
+                fresh = False
+            between = _BETWEEN.match(text, at)
+            assert between is not None  # it fits nothing, too
+            at = between.end()
+            if text.startswith("]", at):
+                self.around += text[at:] + self._read(file)
+                return
+            try:
+                event, at = decode(text, at)
+            except json.JSONDecodeError:
+                end = _end_of_event(text, at)
+                if end < 0:
+                    text, fresh = self._more(file, text[at:]), True
+                    continue
+                try:
+                    event = json.loads(_NO_JSON.sub(r"\1NaN", text[at:end]), strict=False)
+                except json.JSONDecodeError:
+                    self.broken, event = self.broken + 1, None
+                at = end
+            if isinstance(event, dict):
+                yield event
+
+    def _read(self, file: TextIO) -> str:
+        chunk = file.read(_CHUNK)
+        self._left -= len(chunk)
+        if self._left < 0:
+            raise ProfileError(
+                f"{self.path} unpacks to over {_PACKED} times its size: no trace does."
+            )
+        return chunk
+
+    def _more(self, file: TextIO, text: str) -> str:
+        mended = _NO_JSON.sub(r"\1NaN", text)
+        if mended != text:
+            return mended
+        chunk = self._read(file)
+        if not chunk or len(text) > _LONGEST:
+            raise ProfileError(
+                f"{self.path} has an event that does not end: it is damaged or cut short."
+            )
+        return text + chunk
+
+
+def _decode_together(text: str) -> tuple[list[Event], int]:
+    """Decode all whole events at once; they and where the last ends, or none where one fails."""
+    ends = [found.end(1) for found in _WHOLE.finditer(text, max(0, len(text) - _TAIL))]
+    if not ends:
+        return [], 0
+    try:
+        events = from_json("[" + text[: ends[-1]].lstrip(", \t\r\n") + "]")
+    except ValueError:
+        return [], 0
+    return [event for event in events if isinstance(event, dict)], ends[-1]
+
+
+def _end_of_event(text: str, at: int) -> int:
+    """End of an event in torch's own layout; -1 in another layout, or without an end."""
+    end = text.find(_CLOSED, at) if text.startswith("{\n", at) else -1
+    return end + len(_CLOSED) if end > 0 and text.count('"ph"', at, end) == 1 else -1
+
+
+_LIMIT = 1 << 63
+
+
+class Columns:
+    """Rows of integers, kept as columns; what is no such number is ``NONE``."""
+
+    def __init__(self, width: int) -> None:
+        self._width, self._flat = width, array("q")
+
+    def __len__(self) -> int:
+        return len(self._flat) // self._width
+
+    def add(self, *row: Any) -> None:
+        """Add a row of ``width`` values."""
+        try:
+            self._flat.extend(array("q", row))  # nearly always
+        except (TypeError, OverflowError):
+            self._flat.extend(map(whole_number, row))
+
+    def done(self) -> list[Column]:
+        """int64[rows] for each column."""
+        rows = np.array(self._flat, dtype=np.int64).reshape(-1, self._width)
+        return list(np.ascontiguousarray(rows.T))
+
+
+def whole_number(value: object) -> int:
+    """The value as an int64, ``NONE`` where it is none."""
+    try:
+        number = int(value) if isinstance(value, int | float) else NONE
+    except (ValueError, OverflowError):  # not a number, or infinite
+        return NONE
+    return number if -_LIMIT <= number < _LIMIT else NONE
+
+
+_ON_GPU = {"kernel": KERNEL, "gpu_memcpy": MEMCPY, "gpu_memset": MEMSET}
+_CALLS = ("cuda_runtime", "cuda_driver")
+_ON_CPU = {"cpu_op": OP, "user_annotation": RANGE}
+_GRAPH_LAUNCH = "GraphLaunch"
+_NS = 1000  # a microsecond
+_LATEST = 2**61 / _NS  # in µs, so that differences fit an int64; today is 2^60.6
+_GPU_COLUMNS = 10  # name, kind, begin, end, device, stream, correlation, bytes, shape, node
+_CALL_COLUMNS = 5  # thread, begin, end, correlation, whether it launches a graph
+_HOST_COLUMNS = 5  # name, kind, begin, end, thread
+
+
+class Events:
+    """Work of the GPU, calls of the host, and what the host did, in columns."""
+
+    def __init__(self) -> None:
+        self.names = Names()  # of kernels, operations and ranges
+        self.gpu, self.calls = Columns(_GPU_COLUMNS), Columns(_CALL_COLUMNS)
+        self.host = Columns(_HOST_COLUMNS)
+        self.shapes: dict[LaunchShape, int] = {}
+        self.timeless = 0  # events left out, as they do not say when or how long
+        self._numbers: dict[tuple[object, ...], int] = {}
+        self._threads: dict[tuple[object, object], int] = {}
+        self._processes: dict[object, int] = {}
+        self._ranks: dict[str, int] = {}
+        self._zero: float | None = None
+
+    def take(self, event: Event) -> None:
+        """Sort one event in; most are none of these and are skipped."""
+        category = event.get("cat")
+        if event.get("ph") != "X" or not isinstance(category, str):
+            return
+        try:
+            if category in _ON_GPU:
+                self._take_gpu(event, _ON_GPU[category])
+            elif category in _ON_CPU:
+                name = self.names.number(str(event.get("name", "")))
+                times = self._times(event)
+                self.host.add(name, _ON_CPU[category], *times, self._thread(event))
+            elif category in _CALLS:
+                correlation = self._key(event, _arguments(event).get("correlation"))
+                of_graph = _GRAPH_LAUNCH in str(event.get("name"))
+                self.calls.add(self._thread(event), *self._times(event), correlation, of_graph)
+        except (KeyError, TypeError, ValueError, OverflowError):
+            self.timeless += 1
+
+    def _take_gpu(self, event: Event, kind: int) -> None:
+        get = _arguments(event).get
+        self.gpu.add(
+            self.names.number(str(event.get("name", ""))),
+            kind,
+            *self._times(event),
+            get("device", 0),
+            get("stream", event.get("tid")),
+            self._key(event, get("correlation", NONE)),
+            get("bytes", NONE),  # kernels have none, and NONE is settled faster than None
+            self._shape(get) if kind == KERNEL else NONE,
+            get("graph node id", 0),
+        )
+
+    def _shape(self, get: Callable[[str], Any]) -> int:
+        grid, block = get("grid"), get("block")
+        resources = get("registers per thread"), get("shared memory")
+        try:  # as they are there: nearly always known
+            return self._numbers[(*grid, *block, *resources)]
+        except (KeyError, TypeError):
+            registers, shared = map(whole_number, resources)
+            shape = LaunchShape(
+                grid=_triple(grid),
+                block=_triple(block),
+                registers=None if registers == NONE else registers,
+                shared_bytes=None if shared == NONE else shared,
+            )
+            number = self.shapes.setdefault(shape, len(self.shapes))
+        if shape.grid and shape.block:
+            self._numbers[(*grid, *block, *resources)] = number
+        return number
+
+    def _key(self, event: Event, correlation: object) -> object:
+        # SGLang puts the traces of all ranks, each of which counts anew, into one file and their
+        # names before the pids: ``[TP01] 4711``. A trace of one process has numbers there.
+        pid = event.get("pid")
+        if not isinstance(pid, str):
+            return correlation
+        number = whole_number(correlation)
+        rank = self._ranks.setdefault(pid.rpartition(" ")[0], len(self._ranks))
+        return NONE if number == NONE else rank << CORRELATION_BITS | number
+
+    def _times(self, event: Event) -> tuple[int, int]:
+        start, length = float(event["ts"]), float(event["dur"])
+        if not (abs(start) < _LATEST and length < _LATEST):  # nor is it so for what is no number
+            raise OverflowError
+        if self._zero is None:  # times since the first event: a double keeps every digit
+            self._zero = start
+        begin = round((start - self._zero) * _NS)
+        return begin, begin + max(0, round(length * _NS))
+
+    def _thread(self, event: Event) -> int:
+        pid, tid = event.get("pid"), event.get("tid")
+        process = self._processes.setdefault(pid, len(self._processes))
+        thread = self._threads.setdefault((pid, tid), len(self._threads))
+        return process << THREAD_BITS | thread
+
+
+def _arguments(event: Event) -> dict[str, Any]:
+    found = event.get("args")
+    return found if isinstance(found, dict) else {}
+
+
+def _triple(sizes: Any) -> tuple[int, int, int] | None:
+    try:
+        x, y, z = sizes
+        return int(x), int(y), int(z)
+    except (TypeError, ValueError):
+        return None
+
+
+def self_times(thread: Column, start_ns: Column, end_ns: Column) -> Column:
+    """Durations less the operations directly inside, on the same thread."""
+    left = (end_ns - start_ns).tolist()
+    starts, ends, threads = start_ns.tolist(), end_ns.tolist(), thread.tolist()
+    open_rows: list[int] = []
+    for row in np.lexsort((-end_ns, start_ns, thread)).tolist():
+        while open_rows and (
+            threads[open_rows[-1]] != threads[row] or ends[open_rows[-1]] <= starts[row]
+        ):
+            open_rows.pop()
+        if open_rows:
+            outer = open_rows[-1]
+            left[outer] -= min(ends[row], ends[outer]) - starts[row]
+        open_rows.append(row)
+    return np.array(left, dtype=np.int64)
+
+
+_DEVICES = re.compile(r'"deviceProperties"\s*:\s*\[')
+_CPU = "no GPU kernels: operations of the CPU, by the time they take themselves"
+
+
+def read_kineto(path: Path, step: str = STEP) -> Trace:
+    """Read a Chrome trace; ranges (``record_function``) that fit ``step`` are the steps.
+
+    A GPU's work is reported if there is any, by those steps or else by what repeats; otherwise the
+    operations of the CPU, by their self time. Raises ``ProfileError``.
+    """
+    file, events = ChromeFile(path), Events()
+    with without_collector():
+        for event in file:
+            events.take(event)
+    if not len(events.gpu) + len(events.host):
+        raise ProfileError(
+            f"{path} has no kernel and no operation with a time: it is no trace of "
+            "torch.profiler, or the profiler was off while the steps ran."
+        )
+    name, kind, start, end, thread = host = events.host.done()
+    marked = kind == RANGE
+    ranges = Ranges(thread[marked], start[marked], end[marked], name[marked])
+    if len(events.gpu):
+        trace = _read_gpu(events, ranges, step, _read_devices(file.around))
+    else:
+        trace = _read_cpu(events.names, host, ranges, step)
+    left_out = {
+        "are no JSON, as with quotes in their names": file.broken,
+        "have no start time or no duration": events.timeless,
+    }
+    dropped = [f"omitted: {count:,} events that {why}" for why, count in left_out.items() if count]
+    return replace(trace, warnings=[*trace.warnings, *dropped])
+
+
+def _read_gpu(events: Events, ranges: Ranges, step: str, devices: dict[int, str]) -> Trace:
+    thread, begin, finish, key, of_graph = events.calls.done()
+    name, kind, start, end, device, stream, correlation, size, shape, node = events.gpu.done()
+    place = {"device": np.maximum(device, 0), "stream": stream, "node": np.maximum(node, 0)}
+    work = make_work(name, kind, start, end, shape=shape, bytes=size, **place)
+    called = Ranges(thread, begin, finish, constant(len(thread), NONE))
+    launches = Launches(called, of_graph > 0, find(key, correlation), work)
+    known = {"shapes": list(events.shapes), "devices": devices}
+    return trace_launches("kineto", step, ranges, events.names, launches, **known)
+
+
+def _read_cpu(names: Names, host: list[Column], ranges: Ranges, step: str) -> Trace:
+    _, kind, start, end, thread = host
+    is_step, fit = choose_ranges(step, ranges, names.known, thread, start)
+    notes = note_usual(step, fit)
+    if not np.any(is_step):
+        notes = [note_instead(step, NO_STEPS, ranges, names.listed())]
+    self_ns = self_times(thread, start, end)
+    kept = np.ones(len(self_ns), dtype=np.bool_)
+    kept[np.flatnonzero(kind == RANGE)[is_step]] = False  # steps themselves are no work
+    in_step, phase = enclosing(ranges, is_step, thread[kept], start[kept])
+    place = {"stream": thread[kept] & ((1 << THREAD_BITS) - 1), "step": in_step, "phase": phase}
+    work = make_work(*(column[kept] for column in host[:4]), self_ns=self_ns[kept], **place)
+    return Trace(
+        tool="kineto",
+        names=names.listed(),
+        work=work,
+        shapes=[],
+        steps_ns=np.stack([ranges.start_ns, ranges.closed_ns], axis=1)[is_step],
+        notes=[_CPU, *notes],
+    )
+
+
+def _read_devices(around: str) -> dict[int, str]:
+    found = _DEVICES.search(around)
+    if found is None:
+        return {}
+    try:
+        listed, _ = json.JSONDecoder(strict=False).raw_decode(around, found.end() - 1)
+        return {whole_number(one.get("id")): whole_text(str(one.get("name"))) for one in listed}
+    except (AttributeError, ValueError, RecursionError):  # the kernels can be listed without
+        return {}

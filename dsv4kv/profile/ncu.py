@@ -1,0 +1,168 @@
+"""Reads ``.ncu-rep`` files through NVIDIA's ``ncu-report`` package (extra ``profile``), or ncu.
+
+Where the package is missing, ncu itself gives a table in CSV: it begins after lines of ncu's own
+with the names of columns and their units, and has a row for each kernel.
+"""
+
+import csv
+import importlib
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from dsv4kv.errors import ProfileError
+from dsv4kv.processes import find_program
+from dsv4kv.profile.launch import ask
+from dsv4kv.profile.trace import (
+    KERNEL,
+    NONE,
+    LaunchShape,
+    Names,
+    Trace,
+    constant,
+    make_work,
+)
+
+_HEAD = '"ID",'
+_TIMEOUT_S = 120.0
+_NAME = "Kernel Name"
+_SHAPES = {"launch__grid_dim": "Grid Size", "launch__block_dim": "Block Size"}
+
+Metrics = dict[str, tuple[float | str, str]]
+"""Values of a kernel that were collected, and their units."""
+
+_DURATION = "gpu__time_duration.sum"
+_DRAM = ("dram__bytes_read.sum", "dram__bytes_write.sum")
+_REGISTERS = "launch__registers_per_thread"
+_GRID = tuple(f"launch__grid_dim_{axis}" for axis in "xyz")
+_BLOCK = tuple(f"launch__block_dim_{axis}" for axis in "xyz")
+_SHARED = ("launch__shared_mem_per_block_static", "launch__shared_mem_per_block_dynamic")
+_DEVICE = "device__attribute_display_name"
+_WANTED = (_DURATION, *_DRAM, _REGISTERS, *_GRID, *_BLOCK, *_SHARED, _DEVICE)
+_UNITS = {
+    **dict.fromkeys(("s", "second"), 1000000000.0),
+    **dict.fromkeys(("ms", "msecond", "Mbyte"), 1000000.0),
+    **dict.fromkeys(("us", "usecond", "Kbyte"), 1000.0),
+    "Gbyte": 1e9,
+}
+"""What a value in this unit is multiplied by to be ns or bytes."""
+_MOST = 2.0**53  # ns are 104 days; the sum of a thousand kernels' fits an int64
+
+
+def read_ncu(path: Path) -> Trace:
+    """Read a report: every kernel with its time, DRAM bytes and launch shape.
+
+    ncu runs every kernel alone, some of them several times, so there are no steps and no gaps.
+    Raises ``ProfileError``.
+    """
+    if not path.is_file():
+        raise ProfileError(f"{path} does not exist: name a report of ncu, .ncu-rep.")
+    names, shapes = Names(), dict[LaunchShape, int]()
+    rows, devices = [], dict[str, None]()
+    for title, metrics in _kernels(path):
+        rows.append((names.number(title), *_numbers(metrics, shapes)))
+        if _DEVICE in metrics:
+            devices[str(metrics[_DEVICE][0])] = None
+    name, timed, moved, shape = np.array(rows, dtype=np.int64).reshape(-1, 4).T
+    duration = np.maximum(timed, 0)
+    ends = np.cumsum(duration)
+    kind = constant(len(name), KERNEL)
+    warnings, untimed = [], int(np.count_nonzero(timed == NONE))
+    if not rows:
+        warnings = ["the report has no kernels: ncu chose none, or it is no report."]
+    elif untimed:
+        share = f"{untimed:,} of {len(timed):,} kernels"
+        warnings = [f"{share} have no {_DURATION} and count as 0: collect it"]
+    return Trace(
+        tool="ncu",
+        names=names.listed(),
+        work=make_work(name, kind, ends - duration, ends, shape=shape, bytes=moved),
+        shapes=list(shapes),
+        steps_ns=np.empty((0, 2), dtype=np.int64),
+        devices=dict(enumerate(devices)),
+        has_clock=False,
+        warnings=warnings,
+        notes=["ncu runs each kernel by itself: its times have no gaps"],
+    )
+
+
+def _kernels(path: Path) -> Iterator[tuple[str, Metrics]]:
+    try:
+        package = importlib.import_module("ncu_report")
+    except ImportError:
+        yield from _kernels_by_ncu(path)
+        return
+    try:
+        context = package.load_report(str(path))
+        for i in range(context.num_ranges()):
+            part = context.range_by_idx(i)
+            for j in range(part.num_actions()):
+                action = part.action_by_idx(j)
+                found: Metrics = {}
+                for name in _WANTED:
+                    metric = action.metric_by_name(name)
+                    with suppress(ValueError):  # no number
+                        if metric is not None:
+                            value = metric.as_string() if name == _DEVICE else metric.as_double()
+                            found[name] = value, str(metric.unit() or "")
+                yield str(action.name()), found
+    except Exception as error:  # the package raises whatever its C++ does
+        raise ProfileError(f"{path} cannot be read as a report of ncu ({error}).") from None
+
+
+def _kernels_by_ncu(path: Path) -> Iterator[tuple[str, Metrics]]:
+    ncu = find_program("ncu")
+    if ncu is None:
+        raise ProfileError(
+            f"{path} needs the ncu-report package to be read (pip install 'dsv4kv[profile]'), or "
+            "ncu itself on PATH."
+        )
+    options = ["--csv", "--page", "raw", "--print-units", "base"]
+    lines = ask([ncu, "--import", str(path), *options], _TIMEOUT_S).splitlines()
+    first = next((i for i, line in enumerate(lines) if line.startswith(_HEAD)), None)
+    if first is None:
+        said = " | ".join(line.strip() for line in lines[-3:]) or "nothing"
+        raise ProfileError(f"{path} cannot be read by ncu, which says: {said}.")
+    try:
+        units, *rows = csv.DictReader(lines[first:])
+    except (ValueError, csv.Error) as error:
+        raise ProfileError(f"{path}: the table that ncu gives cannot be read ({error}).") from None
+    yield from ((row[_NAME], _metrics_in(row, units)) for row in rows if row.get(_NAME))
+
+
+def _metrics_in(row: dict[str, str], units: dict[str, str]) -> Metrics:
+    found: Metrics = {
+        name: (text.replace(",", "") if name != _DEVICE else text, units[name])
+        for name in _WANTED
+        if (text := row.get(name) or "") not in ("", "n/a")
+    }
+    for metric, column in _SHAPES.items():
+        sizes = (row.get(column) or "").strip("()").split(",")  # (64, 2, 1)
+        if len(sizes) == len("xyz"):
+            found |= {
+                f"{metric}_{axis}": (size, "") for axis, size in zip("xyz", sizes, strict=True)
+            }
+    return found
+
+
+def _numbers(metrics: Metrics, shapes: dict[LaunchShape, int]) -> tuple[int, int, int]:
+    """Duration in ns, DRAM bytes and shape."""
+    found: dict[str, int] = {}  # in ns or bytes; what is no number is left out
+    for name, (value, unit) in metrics.items():
+        with suppress(ValueError):
+            number = float(value) * _UNITS.get(unit.partition("/")[0], 1.0)  # of a block, a thread
+            if abs(number) < _MOST:
+                found[name] = round(number)
+
+    def triple(names: tuple[str, ...]) -> tuple[int, int, int] | None:
+        return (found[names[0]], found[names[1]], found[names[2]]) if has(names) else None
+
+    def has(names: tuple[str, ...]) -> bool:
+        return set(names) <= set(found)
+
+    shared = sum(found.get(name, 0) for name in _SHARED) or None
+    shape = LaunchShape(triple(_GRID), triple(_BLOCK), found.get(_REGISTERS), shared)
+    moved = sum(found[name] for name in _DRAM) if has(_DRAM) else NONE
+    return found.get(_DURATION, NONE), moved, shapes.setdefault(shape, len(shapes))

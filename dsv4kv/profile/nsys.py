@@ -1,0 +1,355 @@
+"""Reads what ``nsys export --type=sqlite`` wrote.
+
+Tables are made as they are needed and their columns differ between versions, so both are looked
+for, and no version is asked.
+"""
+
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dsv4kv.errors import ProfileError
+from dsv4kv.profile.steps import Launches, Ranges, fitting, trace_launches
+from dsv4kv.profile.trace import (
+    CORRELATION_BITS,
+    DOMAIN,
+    GRAPH,
+    KERNEL,
+    KINDS,
+    MEMCPY,
+    MEMSET,
+    NONE,
+    STEP,
+    Column,
+    LaunchShape,
+    Names,
+    Trace,
+    Work,
+    constant,
+    find,
+    make_work,
+    number_rows,
+)
+from dsv4kv.units import counted
+
+_MOST_VARIABLES = 500  # old SQLite takes 999 of them in a statement
+_LONGEST_TEXT = 1 << 24
+_TABLES = "SELECT name FROM sqlite_master WHERE type = 'table' AND sql LIKE 'CREATE TABLE%'"
+_OPERATIONS = 64  # of SQLite for each byte of the file: whole exports take one or two
+_FEWEST_OPERATIONS = 1 << 24
+_LOOK_EVERY = 1 << 20
+_OF_NSYS = ("CUPTI_ACTIVITY_", "META_DATA_", "NVTX_EVENTS", "StringIds", "TARGET_INFO_")
+
+
+class Database:
+    """Reads integer columns of tables, not of views, which may compute anything."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        rows = connection.execute(_TABLES)
+        self.tables = {str(name) for (name,) in rows}
+
+    def columns_of(self, table: str) -> set[str]:
+        """Names of a table's columns; empty where there is no such table."""
+        if table not in self.tables:
+            return set()
+        return {str(row[1]) for row in self._connection.execute(f'PRAGMA table_info("{table}")')}
+
+    def read(
+        self,
+        table: str,
+        columns: Sequence[str],
+        text: str | None = None,
+        number: Callable[[object], int] | None = None,
+    ) -> list[Column]:
+        """Columns int64[rows] in the order asked for; null and missing values are ``NONE``.
+
+        With ``text`` the last column is the ``number`` of that column's value.
+        """
+        there, width = self.columns_of(table), len(columns) + bool(text)
+        if not there:
+            return [constant(0, 0) for _ in range(width)]
+        known = {name: f'"{name}"' if name in there else "NULL" for name in (*columns, text or "")}
+        wanted = [f"IFNULL({known[name]}, {NONE})" for name in columns]
+        wanted += [known[text]] if text else []
+        # one statement: each may go through the rows in its own order
+        rows: Iterable[tuple[Any, ...]] = self._connection.execute(
+            f'SELECT {", ".join(wanted)} FROM "{table}"'
+        )
+        if number:
+            rows = ((*row[:-1], number(row[-1])) for row in rows)
+        flat = np.fromiter(chain.from_iterable(rows), np.int64)
+        return list(np.ascontiguousarray(flat.reshape(-1, width).T))
+
+    def rows(self, table: str, columns: Sequence[str]) -> list[tuple[object, ...]]:
+        """Rows of a small table as they are; none where a column is missing."""
+        if not set(columns) <= self.columns_of(table):
+            return []
+        wanted = ", ".join(f'"{name}"' for name in columns)
+        return list(self._connection.execute(f'SELECT {wanted} FROM "{table}"'))
+
+    def strings(self, ids: Iterable[int]) -> dict[int, str]:
+        """Texts of ``StringIds``; an id without one is skipped."""
+        if not {"id", "value"} <= self.columns_of("StringIds"):
+            return {}
+        found: dict[int, str] = {}
+        wanted = list(ids)
+        for first in range(0, len(wanted), _MOST_VARIABLES):
+            some = wanted[first : first + _MOST_VARIABLES]
+            marks = ", ".join("?" * len(some))
+            query = f"SELECT id, value FROM StringIds WHERE id IN ({marks})"
+            found.update(self._connection.execute(query, some))
+        return {number: text for number, text in found.items() if isinstance(text, str)}
+
+
+@contextmanager
+def open_database(path: Path) -> Iterator[Database]:
+    """Open an export of nsys to read it; raises ``ProfileError``."""
+    if not path.is_file():
+        raise ProfileError(f"{path} does not exist: name a profile, as results/RUN/step.sqlite.")
+    try:
+        with closing(_connect(path)) as connection:
+            # a damaged file can lead SQLite in a circle: reading it ends with an error
+            most = _FEWEST_OPERATIONS + _OPERATIONS * path.stat().st_size
+            looks = iter(range(most // _LOOK_EVERY))
+            connection.set_progress_handler(lambda: next(looks, None) is None, _LOOK_EVERY)
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_TEXT)
+            database = Database(connection)
+            if not any(table.startswith(_OF_NSYS) for table in database.tables):
+                raise ProfileError(f"{path} is a database without any table that nsys exports.")
+            yield database
+    except (sqlite3.Error, OverflowError, ValueError) as error:
+        raise ProfileError(
+            f"{path} cannot be read as an export of nsys ({error}): export it again with "
+            "`nsys export --type=sqlite`."
+        ) from None
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    """Open to read; where SQLite may write no lock (a read-only folder), the file as it is."""
+    uri = path.resolve().as_uri()
+    connection = sqlite3.connect(f"{uri}?mode=ro", uri=True)
+    try:
+        connection.execute("SELECT 1 FROM sqlite_master")
+    except sqlite3.OperationalError:
+        connection.close()
+        return sqlite3.connect(f"{uri}?immutable=1", uri=True)
+    return connection
+
+
+_PUSH_POP, _START_END, _DOMAIN_MADE = 59, 60, 75
+
+
+def read_ranges(database: Database, names: Names, step: str) -> Ranges:
+    """Ranges of all domains; where our own domain has steps, no other range is one."""
+    start, end, kind, domain, thread, text_id, text = database.read(
+        "NVTX_EVENTS",
+        ("start", "end", "eventType", "domainId", "globalTid", "textId"),
+        "text",
+        lambda text: names.number(text) if isinstance(text, str) else NONE,
+    )
+    name = np.where(text == NONE, number_texts(database, text_id, names, ""), text)
+    typeless = (kind == NONE) & (end != NONE)  # an event that does not say what it is
+    is_range = (kind == _PUSH_POP) | (kind == _START_END) | typeless
+    made = (kind == _DOMAIN_MADE) & (name == names.known.get(DOMAIN, NONE))
+    is_step = is_range & np.isin(name, fitting(names.known, step))
+    own = is_step & np.isin(domain, domain[made])
+    if np.any(own):
+        is_range &= own | ~is_step
+    return Ranges(thread[is_range], start[is_range], end[is_range], name[is_range])
+
+
+def number_texts(database: Database, ids: Column, names: Names, instead: str) -> Column:
+    """Number the registered strings of a column of ids; ``instead``, with {} the id, of others."""
+    texts = database.strings(np.unique(ids).tolist())
+    return _name_each(ids, names, lambda one: texts.get(one, instead.format(one)))
+
+
+_PREFIX = "CUPTI_ACTIVITY_KIND_"
+_PLACE = ("start", "end", "deviceId", "streamId", "globalPid", "correlationId", "graphNodeId")
+_SHAPE = (
+    *("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ"),
+    *("registersPerThread", "staticSharedMemory", "dynamicSharedMemory"),
+)
+_TITLES = ("demangledName", "shortName", "mangledName")
+_COPIES = {
+    1: "host to device",
+    2: "device to host",
+    8: "device to device",
+    9: "host to host",
+    10: "peer to peer",
+    11: "host to device, unified memory",
+    12: "device to host, unified memory",
+    13: "device to device, unified memory",
+}
+_PID_BIT, _PID_MASK = 24, (1 << 24) - 1
+CORRELATION_MASK = (1 << CORRELATION_BITS) - 1
+
+
+def launch_key(pid: Column, correlation: Column) -> Column:
+    """One number for a process and its correlation id; global ids keep the pid from bit 24 on."""
+    process = np.where(pid == NONE, 0, (pid >> _PID_BIT) & _PID_MASK)
+    return (process << CORRELATION_BITS) | (correlation & CORRELATION_MASK)
+
+
+def read_work(database: Database, names: Names) -> tuple[Work, Column, list[LaunchShape]]:
+    """All work of all GPUs, the keys of the calls that launched it, and kernels' launch shapes."""
+    known = database.columns_of(f"{_PREFIX}KERNEL")
+    title = next((one for one in _TITLES if one in known), _TITLES[0])
+    kernels, (text, *sizes) = _read_table(database, KERNEL, title, *_SHAPE)
+    kernels["name"] = number_texts(database, text, names, "kernel {}")
+    kernels["shape"], shapes = number_rows(sizes)
+    copies, (copies["bytes"], way) = _read_table(database, MEMCPY, "bytes", "copyKind")
+    copies["name"] = _name_each(
+        way, names, lambda one: f"memcpy {_COPIES.get(one, f'of kind {one}')}"
+    )
+    fills, (fills["bytes"],) = _read_table(database, MEMSET, "bytes")
+    fills["name"] = _name_each(fills["kind"], names, lambda _: "memset")
+    graphs, (graph,) = _read_table(database, GRAPH, "graphId")
+    graphs["name"] = _name_each(graph, names, lambda one: f"CUDA graph {one}")
+    tables = (kernels, copies, fills, graphs)
+    columns = {
+        name: np.concatenate(
+            [table.get(name, constant(len(table["kind"]), NONE)) for table in tables]
+        )
+        for name in (*kernels, "bytes")
+    }
+    launch = columns.pop("launch")
+    return make_work(**columns), launch, [_shape(sizes) for sizes in shapes]
+
+
+def _read_table(
+    database: Database, kind: int, *more: str
+) -> tuple[dict[str, Column], list[Column]]:
+    table = _PREFIX + ("GRAPH_TRACE" if kind == GRAPH else KINDS[kind].upper())
+    start, end, device, stream, pid, correlation, node, *others = database.read(
+        table, (*_PLACE, *more)
+    )
+    return {
+        "kind": constant(len(start), kind),
+        "start_ns": start,
+        "end_ns": end,
+        "device": np.maximum(device, 0),
+        "stream": stream,
+        "launch": launch_key(pid, correlation),
+        "node": np.maximum(node, 0),
+    }, others
+
+
+def _name_each(values: Column, names: Names, title: Callable[[int], str]) -> Column:
+    distinct, inverse = np.unique(values, return_inverse=True)
+    numbers = [names.number(title(one)) for one in distinct.tolist()]
+    return np.array(numbers, dtype=np.int64)[inverse]
+
+
+def _shape(sizes: Sequence[int]) -> LaunchShape:
+    known = [size for size in sizes[7:] if size != NONE]
+    return LaunchShape(
+        grid=_triple(*sizes[:3]),
+        block=_triple(*sizes[3:6]),
+        registers=None if sizes[6] == NONE else sizes[6],
+        shared_bytes=sum(known) if known else None,
+    )
+
+
+def _triple(x: int, y: int, z: int) -> tuple[int, int, int] | None:
+    return None if NONE in (x, y, z) else (x, y, z)
+
+
+_CUDA_BITS = 32
+
+
+def read_devices(database: Database, work: Work, launch: Column) -> tuple[Column, dict[int, str]]:
+    """Number of the GPU of every piece of work, and the names of GPUs by number.
+
+    Where the export says which GPU a process calls by which CUDA number, the numbers are those
+    of the machine; else they are CUDA's.
+    """
+    names = {
+        column: {
+            gpu: str(name)
+            for gpu, name in database.rows("TARGET_INFO_GPU", (column, "name"))
+            if isinstance(gpu, int)
+        }
+        for column in ("id", "cuDevice")
+    }
+    process, cuda, gpu = database.read("TARGET_INFO_CUDA_DEVICE", ("pid", "cudaId", "gpuId"))
+    wanted = (launch >> CORRELATION_BITS) << _CUDA_BITS | work.device
+    found = find(process << _CUDA_BITS | cuda, wanted)
+    if len(found) and np.all(found != NONE) and np.all(gpu >= 0):
+        return gpu[found], names["id"]
+    return work.device, names["cuDevice"] or names["id"]
+
+
+_WORTH_TELLING = 2  # severity of a diagnostic: 1 is information
+_MOST_SHOWN = 8
+
+
+def read_nsys(path: Path, step: str = STEP) -> Trace:
+    """Read an export; ranges named ``step`` are the steps. Raises ``ProfileError``."""
+    with open_database(path) as database:
+        names = Names()
+        work, launch, shapes = read_work(database, names)
+        ended = work.end_ns >= work.start_ns  # a capture may cut work off
+        work, launch, left = work.where(ended), launch[ended], int(np.count_nonzero(~ended))
+        called, keys = _read_calls(database, launch)
+        call, of_graph = find(keys, launch), np.zeros(len(called), dtype=np.bool_)
+        of_graph[call[(call != NONE) & ((work.node > 0) | (work.kind == GRAPH))]] = True
+        ranges = read_ranges(database, names, step)
+        device, devices = read_devices(database, work, launch)
+        launches = Launches(called, of_graph, call, replace(work, device=device))
+        more = {
+            "shapes": shapes,
+            "devices": devices,
+            "version": _read_version(database),
+            "warnings": [*_read_diagnostics(database), *_judge(work)],
+            "notes": [f"omitted: {counted(left, 'piece')} of work without an end"] if left else [],
+        }
+        return trace_launches("nsys", step, ranges, names, launches, **more)
+
+
+def _read_calls(database: Database, launch: Column) -> tuple[Ranges, Column]:
+    thread, start, end, correlation = database.read(
+        f"{_PREFIX}RUNTIME", ("globalTid", "start", "end", "correlationId")
+    )
+    keys = launch_key(thread, correlation)
+    if not np.any(launch > CORRELATION_MASK):
+        keys &= CORRELATION_MASK  # an old export: work does not name its process
+    keys[correlation == NONE] = NONE  # or unified memory's copies, without one, would find it
+    return Ranges(thread, start, end, constant(len(thread), NONE)), keys
+
+
+def _read_diagnostics(database: Database) -> list[str]:
+    """Complaints of nsys itself, worst first."""
+    rows = database.rows("DIAGNOSTIC_EVENT", ("severity", "text"))
+    notes = [
+        (severity, " ".join(str(text).split()))
+        for severity, text in rows
+        if isinstance(severity, int) and severity >= _WORTH_TELLING
+    ]
+    texts = list(dict.fromkeys(text for _, text in sorted(notes, key=lambda one: -one[0])))
+    left = len(texts) - _MOST_SHOWN
+    more = [f"nsys: and {left} more in DIAGNOSTIC_EVENT"] if left > 0 else []
+    return [*(f"nsys: {text}" for text in texts[:_MOST_SHOWN]), *more]
+
+
+def _judge(work: Work) -> list[str]:
+    graphs = np.count_nonzero(work.kind == GRAPH)
+    if graphs:
+        note = f"{graphs} launches of graphs were traced as a whole, their kernels are not in the"
+        return [f"{note} file: profile with --cuda-graph-trace=node."]
+    if not np.any(work.kind == KERNEL):
+        return ["the file has no GPU kernels: was the profiler on while the steps ran?"]
+    return []
+
+
+def _read_version(database: Database) -> str | None:
+    rows = database.rows("META_DATA_EXPORT", ("name", "value"))
+    found = [value for name, value in rows if name == "EXPORT_SCHEMA_VERSION"]
+    return f"export schema {found[0]}" if found else None

@@ -1,0 +1,188 @@
+"""Profiles read from files; a profiler's own file becomes a record, which is all to keep of it."""
+
+import gzip
+import hashlib
+import shlex
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from dsv4kv import __version__
+from dsv4kv.errors import ProfileError
+from dsv4kv.files import open_regular, temporary_folder
+from dsv4kv.processes import find_program
+from dsv4kv.profile.classify import shipped_rules
+from dsv4kv.profile.kineto import open_text, read_kineto
+from dsv4kv.profile.launch import export_nsys
+from dsv4kv.profile.ncu import read_ncu
+from dsv4kv.profile.nsys import read_nsys
+from dsv4kv.profile.table import build_table
+from dsv4kv.profile.trace import STEP, Trace
+from dsv4kv.runs.profile import KernelTable, Profile
+from dsv4kv.runs.quantities import Yardstick, yardsticks
+from dsv4kv.runs.schema import NOTHING_CHECKED, Case, Environment, RunRecord
+from dsv4kv.runs.store import load_record, new_run_id
+
+_RECORD = '"schema_version"'
+_HEAD_CHARACTERS = 200
+_EXPORT_TIMEOUT_S = 600.0
+_SQLITE = b"SQLite format 3\0"
+_DATABASES = (".sqlite", ".sqlite3", ".db")
+_REPORTS = (".nsys-rep", ".qdrep")
+_TRACES = (".json", ".json.gz")
+
+
+def read_profile(path: Path, step: str = STEP) -> Trace:
+    """Read ``.nsys-rep``, ``.sqlite``, ``.json``, ``.json.gz`` or ``.ncu-rep``.
+
+    Ranges that fit ``step`` are the steps. A report of nsys is exported by nsys, unless an export
+    is next to it. A database and a trace may have any name. Raises ``ProfileError``.
+    """
+    name = path.name.lower()
+    if name.endswith(_REPORTS):
+        return _read_report(path, step)
+    if name.endswith(".ncu-rep"):
+        return read_ncu(path)
+    begin, unpacked = _first_bytes(path, packed=False), _first_bytes(path, packed=True)
+    if unpacked == _SQLITE:
+        raise ProfileError(f"{path} is a packed database: unpack it first, with gunzip.")
+    if begin == _SQLITE or name.endswith(_DATABASES):
+        return read_nsys(path, step)
+    if name.endswith(_TRACES) or (unpacked or begin).lstrip()[:1] in (b"{", b"["):
+        return read_kineto(path, step)
+    raise ProfileError(
+        f"{path} is no profile that can be read: .nsys-rep, .sqlite, .ncu-rep are, and .json or "
+        ".json.gz of torch.profiler. Other exports of nsys (parquet, arrow, hdf, text) are not: "
+        "export with `nsys export --type=sqlite`."
+    )
+
+
+def _first_bytes(path: Path, *, packed: bool) -> bytes:
+    """How a file begins; empty where it cannot be read so."""
+    try:
+        with open_regular(path) as file, gzip.GzipFile(fileobj=file) as unpacked:
+            return (unpacked if packed else file).read(len(_SQLITE))
+    except (OSError, EOFError, zlib.error):
+        return b""
+
+
+def _read_report(path: Path, step: str) -> Trace:
+    if not path.is_file():
+        raise ProfileError(f"{path} does not exist: name a report of nsys, .nsys-rep.")
+    exported, nsys = path.with_suffix(".sqlite"), find_program("nsys")
+    is_old = exported.is_file() and exported.stat().st_mtime < path.stat().st_mtime
+    if exported.is_file() and not (is_old and nsys):
+        trace = read_nsys(exported, step)
+        if is_old:
+            old = f"{exported.name} is older than {path.name}: export it again."
+            return replace(trace, warnings=[old, *trace.warnings])
+        return trace
+    if nsys is None:
+        raise ProfileError(
+            f"{path} has to be exported by nsys, which is not on PATH: where it is, run "
+            f"`nsys export --type=sqlite {path.name}`, and show {exported.name} here."
+        )
+    with temporary_folder("dsv4kv-export-") as folder:
+        database = folder / exported.name
+        return read_nsys(export_nsys(nsys, path, database, _EXPORT_TIMEOUT_S).file, step)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A profile, and where it is from."""
+
+    profile: Profile  # with its kernel table
+    yardstick: Yardstick | None
+    """What its rates are compared with; None where nothing was measured."""
+    record: RunRecord | None = None  # that it was read from; None of a profiler's own file
+
+    @property
+    def table(self) -> KernelTable:
+        """Its kernel table."""
+        assert self.profile.table is not None
+        return self.profile.table
+
+
+def load_profile(path: Path, step: str) -> Source:
+    """Read a profiler's file, or a record's first profile; raises ``ProfileError``."""
+    if path.suffix != ".json" or not _is_record(path):
+        profile = Profile(
+            why=f"read from {path.name}",
+            command=[],
+            files=[str(path)],
+            step_requests=[],
+            useful_bytes={},
+            table=build_table(read_profile(path, step), shipped_rules()),
+        )
+        return Source(profile, yardstick=None)
+    record = load_record(path)
+    for case in record.cases:
+        if case.profile is not None and case.profile.table is not None:
+            return Source(case.profile, next(iter(yardsticks(case)), None), record)
+    raise ProfileError(f"{path} is a run record without a profile: make one with dsv4kv profile.")
+
+
+def _is_record(path: Path) -> bool:
+    with open_text(path) as file:
+        try:
+            return _RECORD in file.read(_HEAD_CHARACTERS)
+        except (OSError, EOFError, zlib.error):  # damaged: its reader says how
+            return False
+
+
+ELSEWHERE = "not in the profile"
+"""Platform and Python of a run that a profile says nothing of."""
+
+
+def record_of_profile(profile: Profile, path: Path, step: str, argv: Sequence[str]) -> RunRecord:
+    """Make a record of a profile that was read from a file; its machine is unknown."""
+    assert profile.table is not None
+    now = datetime.now(UTC)
+    moment = now.isoformat(timespec="seconds")
+    with path.open("rb") as file:
+        content_sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    case = Case(
+        axis={},
+        status="complete",
+        error=None,
+        config={"name": path.name},
+        device="cuda" if profile.table.devices else "cpu",
+        backend=ELSEWHERE,
+        cache=None,
+        totals=None,
+        operations=[],
+        latencies=[],
+        memcpy=None,
+        verification=NOTHING_CHECKED,
+        profile=profile,
+    )
+    return RunRecord(
+        run_id=new_run_id(f"profile-{path.name}", now),
+        started_utc=moment,
+        ended_utc=moment,
+        status="complete",
+        argv=list(argv),
+        reproduce=shlex.join(["dsv4kv", "profile", "--from", str(path), "--step", step]),
+        config_source=str(path),
+        config_sha256=content_sha256,
+        trace_source=None,
+        trace_sha256=None,
+        seed=0,
+        environment=Environment(
+            hostname_sha256="",
+            platform=ELSEWHERE,
+            python=ELSEWHERE,
+            cpu=None,
+            cpu_count=None,
+            memory_bytes=None,
+            load_1min=None,
+            governor=None,
+            versions={"dsv4kv": __version__},
+            variables={},
+            git_sha=None,
+            git_dirty=None,
+        ),
+        cases=[case],
+    )

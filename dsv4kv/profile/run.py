@@ -1,0 +1,346 @@
+"""A profile from the plan to the record: decode steps of ``bench`` that a profiler looks at."""
+
+import shlex
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from dsv4kv.bench.case import Setup, describe_cache, describe_verification, make_loop, set_up
+from dsv4kv.bench.device import describe_gpu, find_device
+from dsv4kv.bench.memory import audit_memory
+from dsv4kv.bench.protocol import measure_memcpy
+from dsv4kv.bench.recorder import Recorder
+from dsv4kv.bench.serve.executor import StepExecutor, StepTokens
+from dsv4kv.bench.serve.operations import name_of
+from dsv4kv.bench.timing import measure_peaks
+from dsv4kv.config.bench import BenchConfig
+from dsv4kv.config.load import LoadedConfig
+from dsv4kv.errors import ConfigError, ProfileError
+from dsv4kv.files import replacing
+from dsv4kv.processes import find_program, python
+from dsv4kv.profile.attached import Attached, CudaProfiler, Kineto, has_nvtx
+from dsv4kv.profile.classify import shipped_rules
+from dsv4kv.profile.launch import (
+    Command,
+    Profiled,
+    name_files,
+    ncu_profile,
+    nsys_profile,
+    require_tool,
+    run_profiler,
+    version_of,
+)
+from dsv4kv.profile.read import read_profile
+from dsv4kv.profile.table import build_table
+from dsv4kv.profile.trace import STEP
+from dsv4kv.runs.environment import capture_environment
+from dsv4kv.runs.profile import Profile
+from dsv4kv.runs.schema import Case, Environment, Memcpy, Peak, RunRecord
+from dsv4kv.runs.store import dumps, load_record, new_run_id
+from dsv4kv.traces import resolve_trace, trace_sha256
+
+Tool = Literal["nsys", "ncu", "torch"]
+_PACKAGES = {"nsys": "Nsight Systems", "ncu": "Nsight Compute"}
+_STEPS = {"nsys": 10, "torch": 10, "ncu": 1}
+RUN, OUTPUT = "run.json", "step"
+"""In a profile's folder: the profiled program's record, and the profiler's file less suffix."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be profiled, and how."""
+
+    loaded: LoadedConfig  # the configuration, overrides applied
+    overrides: Sequence[str]  # ``a.b=c`` options, in effect
+    argv: Sequence[str]  # the command line
+    tool: Tool  # who profiles
+    why: str  # why this one
+    steps: int | None  # decode steps to look at; None takes the tool's own number
+    folder: Path  # where the profiler's files go
+    kernels: str | None  # kernels that ncu is to look at, by a regular expression; None is all
+    timeout_s: float  # when a profiler is ended
+
+    @property
+    def num_steps(self) -> int:
+        """Decode steps to look at."""
+        return self.steps or _STEPS[self.tool]
+
+
+def choose_tool(wanted: Tool | None, device: str) -> tuple[Tool, str]:
+    """The profiler to use, and why; ``device`` is ``auto``, ``cpu`` or ``cuda``."""
+    if wanted is not None:
+        return wanted, f"asked for with --{wanted}"
+    nsys = find_program("nsys")
+    if find_device(device) is None:
+        return "torch", "torch.profiler, since there is no GPU"
+    if nsys is None:
+        return "torch", "torch.profiler, since nsys is not on PATH"
+    return "nsys", f"nsys, since it is on PATH ({nsys})"
+
+
+def name_folder(loaded: LoadedConfig, out: Path) -> Path:
+    """A new folder for the files of one profile; it is named as the run."""
+    return out / new_run_id(f"profile-{loaded.config.name}", datetime.now(UTC))
+
+
+def make_command(plan: Plan) -> Command:
+    """The profiler's command line; ``ProfileError`` where it is not installed, or has none."""
+    program = python("-m", "dsv4kv", "profile", plan.loaded.source)
+    program += [word for each in plan.overrides for word in ("--set", each)]
+    program += ["--steps", str(plan.num_steps), "--child", str(plan.folder / RUN)]
+    output = plan.folder / OUTPUT
+    if plan.tool == "torch":
+        raise ConfigError(
+            "torch.profiler runs inside the process and has no command line: add --nsys or --ncu."
+        )
+    path = require_tool(plan.tool, _PACKAGES[plan.tool])
+    if plan.tool == "nsys":
+        return nsys_profile(path, output, program)
+    return ncu_profile(path, output, program, plan.kernels, own_domain=has_nvtx())
+
+
+def reproduce(plan: Plan) -> str:
+    """The command line that profiles so again."""
+    words = ["dsv4kv", "profile", plan.loaded.source, f"--{plan.tool}"]
+    words += [word for each in plan.overrides for word in ("--set", each)]
+    return shlex.join([*words, "--steps", str(plan.num_steps)])
+
+
+_KINETO_TRACE = "step.trace.json.gz"
+
+
+def be_profiled(plan: Plan, target: Path) -> None:
+    """Be the profiled program: run the workload and write what it did to ``target``."""
+
+    def write(record: RunRecord) -> None:
+        with replacing(target) as file:
+            file.write(dumps(record).encode())
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _run_in_process(plan, CudaProfiler(), write)
+
+
+def run_profile(plan: Plan, *, memory: bool) -> RunRecord:
+    """Profile a workload, and read what the profiler found.
+
+    Raises:
+        ProfileError: The profiler is missing, fails, hangs, or its file cannot be read.
+        Dsv4kvError: The workload cannot run.
+    """
+    command = Command([], []) if plan.tool == "torch" else make_command(plan)
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    audit = audit_memory(plan.loaded.config, plan.folder) if memory else None
+    record, profiled = _run_kineto(plan) if plan.tool == "torch" else _run_tool(plan, command)
+    (case,) = record.cases
+    assert case.profile is not None
+    table = build_table(read_profile(profiled.file), shipped_rules(), case.profile.useful_bytes)
+    torch = record.environment.versions.get("torch")  # whose profiler comes with it
+    own = f"torch {torch}" if torch else None
+    version = version_of(command.words[0]) if command.words else own
+    more = {"notes": [*profiled.notes, *table.notes], "tool_version": version}
+    profile = case.profile.model_copy(
+        update={
+            "why": plan.why,
+            "command": command.words,
+            "files": [str(path) for path in profiled.files],
+            "table": table.model_copy(update=more),
+            "memory": audit,
+        }
+    )
+    done = case.model_copy(update={"profile": profile})
+    return record.model_copy(
+        update={"cases": [done], "argv": list(plan.argv), "reproduce": reproduce(plan)}
+    )
+
+
+def _run_kineto(plan: Plan) -> tuple[RunRecord, Profiled]:
+    kineto, kept = Kineto(), list[RunRecord]()
+    _run_in_process(plan, kineto, kept.append)
+    path = plan.folder / _KINETO_TRACE
+    kineto.save(path)
+    return kept[0], Profiled(path, [path], [])
+
+
+def _run_tool(plan: Plan, command: Command) -> tuple[RunRecord, Profiled]:
+    record_file = plan.folder / RUN
+    suffix = ".nsys-rep" if plan.tool == "nsys" else ".ncu-rep"
+    report = (plan.folder / OUTPUT).with_suffix(suffix)
+    profiled = run_profiler(command, report, plan.timeout_s)
+    if not record_file.is_file():
+        raise ProfileError(
+            f"the profiled program ended before it wrote its record. {name_files(plan.folder)}"
+        )
+    return load_record(record_file), profiled
+
+
+def _run_in_process(plan: Plan, profiler: Attached, keep: Callable[[RunRecord], None]) -> None:
+    started, config = datetime.now(UTC), plan.loaded.config
+    environment = Environment(**capture_environment(), gpu=describe_gpu(config.device))
+    trace = config.workload.trace
+
+    def keep_case(case: Case) -> None:
+        keep(
+            RunRecord(
+                run_id=plan.folder.resolve().name,
+                started_utc=started.isoformat(timespec="seconds"),
+                ended_utc=datetime.now(UTC).isoformat(timespec="seconds"),
+                status="complete",
+                argv=list(plan.argv),
+                reproduce=reproduce(plan),
+                config_source=plan.loaded.source,
+                config_sha256=plan.loaded.sha256,
+                trace_source=trace,
+                trace_sha256=trace_sha256(resolve_trace(trace)) if trace else None,
+                seed=config.measure.seed,
+                environment=environment,
+                cases=[case],
+            )
+        )
+
+    run_profiled(config, profiler, plan.num_steps, keep_case, environment.memory_bytes)
+
+
+class Enough(Exception):
+    """All steps that were to be profiled are done."""
+
+
+@dataclass
+class Watch:
+    """Decides when the profiler looks, and keeps what it looked at."""
+
+    profiler: Attached  # looks
+    steps: int  # decode steps to look at
+    requests: int  # begin with the first step of so many requests
+    warmup: int  # decode steps of so many requests to let pass before
+    step_requests: list[int] = field(default_factory=list)  # requests of every step looked at
+    useful_bytes: Counter[str] = field(default_factory=Counter)
+    """Bytes that operations had to move, by name."""
+    active: bool = False  # whether a step is being looked at
+    started: bool = False  # whether the profiler is on
+    _full: int = 0
+
+    def mark(self, name: str) -> AbstractContextManager[object]:
+        """A range inside a profiled step; nothing elsewhere."""
+        return self.profiler.mark(name) if self.active else nullcontext()
+
+    @contextmanager
+    def look_at(self, step: StepTokens) -> Iterator[None]:
+        """Profile a decode step, if it is time; ends the loop after the last."""
+        requests = step.batch.num_requests
+        self._full += requests == self.requests
+        if self._full <= self.warmup:
+            yield
+            return
+        if not self.started:
+            self.started = True
+            self.profiler.start()
+            yield  # not looked at: a profiler takes its time to begin
+            return
+        self.active = True
+        try:
+            with self.profiler.mark(STEP):
+                yield
+        finally:
+            self.active = False
+        self.step_requests.append(requests)
+        if len(self.step_requests) == self.steps:
+            raise Enough
+
+
+@dataclass(kw_only=True)
+class ProfiledExecutor(StepExecutor):
+    """An executor whose decode steps are looked at."""
+
+    watch: Watch  # looks
+
+    def decode(self, step: StepTokens) -> None:
+        """Look at a step if it is time, and count the bytes that it must move."""
+        with self.watch.look_at(step):
+            super().decode(step)
+            if self.watch.active:
+                self._count_bytes(step)
+
+    def _count_bytes(self, step: StepTokens) -> None:
+        # on a GPU the kernels on indexer keys and on compressed KV have one name
+        work, on_gpu = self.work_of(step), self.gpu is not None
+        for layer in self.layers:
+            for operation, indexer in self.step_operations(layer):
+                entries, moved, _ = work.of(operation, layer.schema, indexer=indexer)
+                named = f"{name_of(operation, indexer)} {layer.schema.layer.attn}"
+                self.watch.useful_bytes[operation if on_gpu else named] += (
+                    moved if entries or on_gpu else 0
+                )
+
+
+def run_profiled(
+    config: BenchConfig,
+    profiler: Attached,
+    steps: int,
+    keep: Callable[[Case], None],
+    memory_bytes: int | None = None,
+) -> None:
+    """Profile ``steps`` decode steps of as many requests as may run at once.
+
+    ``keep`` is given the case before the profiler stops, which may end this process: it has the
+    bytes that operations had to move, and no kernel table yet.
+    Raises ``ConfigError`` or ``Dsv4kvError``.
+    """
+    # no checks, which would be profiled, too; and one way of launching, graphs if it may
+    way = "graph" if config.workload.decode == "both" else config.workload.decode
+    workload = config.workload.model_copy(update={"decode": way})
+    measure = config.measure.model_copy(update={"verify_every": 0})
+    adapted = config.model_copy(update={"workload": workload, "measure": measure})
+    setup = set_up(adapted, memory_bytes)
+    if setup.drive is None:
+        raise ConfigError("workload.data is none, and so there is nothing to profile: set real.")
+    size, memcpy, peaks = config.measure.memcpy_bytes, None, list[Peak]()
+    if setup.device is not None:
+        peaks = measure_peaks(setup.device, size)
+    else:
+        memcpy = Memcpy(bytes=2 * size, samples_ns=measure_memcpy(size))
+    watch = Watch(profiler, steps, config.workload.concurrency, config.measure.warmup_steps)
+    _serve(setup, setup.drive.executor, watch)
+    case = Case(
+        axis={},
+        status="complete",
+        error=None,
+        cache=describe_cache(config, setup.plan, setup.manager),
+        totals=None,
+        operations=[],
+        latencies=[],
+        memcpy=memcpy,
+        peaks=peaks,
+        verification=describe_verification(None),
+        profile=Profile(
+            why="",
+            command=[],
+            files=[],
+            step_requests=watch.step_requests,
+            useful_bytes=dict(watch.useful_bytes),
+            table=None,
+        ),
+        **setup.facts(),
+    )
+    keep(case)
+    profiler.stop()
+
+
+def _serve(setup: Setup, executor: StepExecutor, watch: Watch) -> None:
+    recorder = Recorder()
+    kept = {each.name: getattr(executor, each.name) for each in fields(executor) if each.init}
+    profiled = ProfiledExecutor(**kept | {"recorder": recorder, "mark": watch.mark}, watch=watch)
+    loop, _ = make_loop(setup, recorder, profiled)
+    with suppress(Enough):
+        loop.run()
+    if not watch.step_requests:
+        if watch.started:
+            watch.profiler.stop()
+        raise ConfigError(
+            f"the workload has no more than {watch.warmup} decode steps of {watch.requests} "
+            "requests, so no steady one to profile: lower workload.concurrency or "
+            "measure.warmup_steps, or take a longer workload."
+        )

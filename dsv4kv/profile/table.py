@@ -1,0 +1,333 @@
+"""Makes the one kernel table of a profile, whichever profiler it is from."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsv4kv.profile.classify import Rule, find_rule
+from dsv4kv.profile.trace import (
+    INPUTS,
+    KINDS,
+    NONE,
+    OP,
+    RANGE,
+    Column,
+    Trace,
+    Work,
+    constant,
+)
+from dsv4kv.runs.profile import (
+    CATEGORIES,
+    OTHER,
+    Category,
+    KernelRow,
+    KernelTable,
+    OperationRow,
+    StepTimes,
+    Timeline,
+)
+from dsv4kv.units import counted
+
+MOST_PIECES = 20_000
+HOST = "host"
+_LAUNCH = "launch"
+_NUMBERS = re.compile(r"(\d+)")
+_FEWEST_FOR_P95 = 200  # ten of them are beyond it
+_ITSELF = "itself"
+
+
+class _Classes:
+    """What kernels do, by rules; operations of torch take after the operation they run in."""
+
+    def __init__(self, names: list[str], rules: Sequence[Rule]) -> None:
+        self._names = names
+        self._rules = [find_rule(name, rules) for name in names]
+        kinds = [rule.category if rule else OTHER for rule in self._rules]
+        numbers = [CATEGORIES.index(kind) for kind in [*kinds, OTHER]]  # the last is for NONE
+        self._categories: Column = np.array(numbers, dtype=np.int64)
+
+    def rule_of(self, name: int, kind: int, phase: int) -> Rule | None:
+        number = phase if kind == OP else name
+        return None if number == NONE else self._rules[number]
+
+    def operation_of(self, name: int, kind: int, rule: Rule | None) -> str | None:
+        if rule is None or kind == OP:
+            return None
+        return self._names[name] if rule.operation == _ITSELF else rule.operation
+
+    def keys(self, work: Work) -> Column:
+        """A number for each kernel; one of torch's operations is several, by what they do."""
+        category = self._categories[np.where(work.kind == OP, work.phase, work.name)]
+        keys: Column = (work.name * len(KINDS) + work.kind) * len(CATEGORIES) + category
+        return keys
+
+
+def build_table(
+    trace: Trace, rules: Sequence[Rule], useful_bytes: Mapping[str, int] | None = None
+) -> KernelTable:
+    """Add up a profile by kernels, operations and steps.
+
+    ``useful_bytes``: of all steps, by operation. Where the profile has steps, work
+    outside of them is only counted.
+    """
+    work, gaps, classes = trace.work, _find_gaps(trace), _Classes(trace.names, rules)
+    inside = work.step >= 0 if len(trace.steps_ns) else np.ones(len(work), dtype=np.bool_)
+    chosen, outside = np.flatnonzero(inside), np.flatnonzero(~inside)
+    # a step on a GPU that launched nothing is none
+    steps = len(trace.steps_ns) if _on_cpu(work) else len(np.unique(work.step[work.step >= 0]))
+    idle = len(trace.steps_ns) - steps
+    left_out = [f"omitted: {counted(idle, 'step')} without work"] if idle else []
+    used = [] if _on_cpu(work) else np.unique(work.device).tolist()
+    nodes, keys = np.unique(work.node[work.node > 0]), classes.keys(work)[chosen]
+    kernels = [_row(trace, rows, gaps, nodes, classes) for rows in _equal(chosen, keys)]
+    kernels.sort(key=lambda row: -row.total_ns)
+    operations = _operations(trace, chosen, kernels, useful_bytes or {})
+    return KernelTable(
+        tool=trace.tool,
+        tool_version=trace.version,
+        devices=[name for number in used if (name := trace.devices.get(number))],
+        kernels=_with_bytes(kernels, operations),
+        operations=operations,
+        num_steps=steps,
+        steps=_time_steps(trace, gaps),
+        timeline=_pick_step(trace, classes),
+        outside_calls=len(outside),
+        outside_ns=int(work.self_ns[outside].sum()),
+        warnings=trace.warnings,
+        notes=[*trace.notes, *left_out],
+    )
+
+
+def _on_cpu(work: Work) -> bool:
+    """Whether the work is of a CPU: a profile has one or the other."""
+    return bool(len(work)) and bool(np.all(work.kind >= OP))
+
+
+def _find_gaps(trace: Trace) -> Column:
+    """Idle time on its GPU before each piece of work in its step; ``NONE`` for the first."""
+    work = trace.work
+    gaps = constant(len(work), NONE)
+    if trace.has_clock and not _on_cpu(work):
+        for rows in _groups(work, np.ones(len(work), dtype=np.bool_)):
+            latest = np.maximum.accumulate(work.end_ns[rows])
+            gaps[rows[1:]] = np.maximum(0, work.start_ns[rows[1:]] - latest[:-1])
+    return gaps
+
+
+def _groups(work: Work, chosen: NDArray[np.bool_]) -> Iterator[Column]:
+    """Rows of each step on each GPU, in order of their begins."""
+    rows = np.flatnonzero(chosen)
+    order = rows[np.lexsort((work.start_ns[rows], work.device[rows], work.step[rows]))]
+    changed = (np.diff(work.step[order]) != 0) | (np.diff(work.device[order]) != 0)
+    yield from np.split(order, np.flatnonzero(changed) + 1) if len(order) else ()
+
+
+def _equal(rows: Column, keys: Column) -> Iterator[Column]:
+    """Rows with equal keys, together."""
+    order = np.argsort(keys, kind="stable")
+    changed = np.flatnonzero(np.diff(keys[order])) + 1
+    yield from np.split(rows[order], changed) if len(order) else ()
+
+
+# ---- kernels and operations
+
+
+def _row(trace: Trace, rows: Column, gaps: Column, nodes: Column, classes: _Classes) -> KernelRow:
+    work = trace.work
+    name, kind = int(work.name[rows[0]]), int(work.kind[rows[0]])
+    phase, most = _most_frequent(work.phase[rows]), _most_frequent(work.shape[rows])
+    shape = trace.shapes[most] if most != NONE else None
+    rule = classes.rule_of(name, kind, phase)
+    times, gap, sizes = np.sort(work.self_ns[rows]), gaps[rows], work.bytes[rows]
+    gap = gap[gap != NONE]
+    return KernelRow(
+        name=trace.names[name],
+        kind=KINDS[kind],
+        category=rule.category if rule else OTHER,
+        engine=rule.engine if rule else None,
+        operation=classes.operation_of(name, kind, rule),
+        phase=trace.names[phase] if phase != NONE else None,
+        calls=len(rows),
+        total_ns=int(times.sum()),
+        median_ns=round(float(np.median(times))),
+        p95_ns=round(float(np.percentile(times, 95))) if len(times) >= _FEWEST_FOR_P95 else None,
+        min_ns=int(times[0]),
+        grid=list(shape.grid) if shape and shape.grid else None,
+        block=list(shape.block) if shape and shape.block else None,
+        registers=shape.registers if shape else None,
+        shared_bytes=shape.shared_bytes if shape else None,
+        shapes=len(np.unique(work.shape[rows])),
+        node=_place(nodes, work.node[rows]),
+        gap_ns=round(float(np.median(gap))) if len(gap) else None,
+        useful_bytes=None,
+        counted_bytes=int(sizes.sum()) if np.all(sizes != NONE) else None,
+    )
+
+
+def _most_frequent(numbers: Column) -> int:
+    values, counts = np.unique(numbers, return_counts=True)
+    return int(values[counts.argmax()])
+
+
+def _place(nodes: Column, mine: Column) -> int | None:
+    """Place of the first of a kernel's nodes in its graph."""
+    mine = mine[mine > 0]
+    if not len(mine):
+        return None
+    first = int(mine.min())  # ids grow in the order of capture, the graph's in the upper half
+    before, up_to = np.searchsorted(nodes, (first >> 32 << 32, first)).tolist()
+    return 1 + int(up_to) - int(before)
+
+
+def _operations(
+    trace: Trace, chosen: Column, kernels: Sequence[KernelRow], useful: Mapping[str, int]
+) -> list[OperationRow]:
+    """Operations: all their kernels together; on a CPU their ranges, with what runs inside."""
+    work = trace.work
+    ranges = chosen[work.kind[chosen] == RANGE]
+    lasted = (work.end_ns - work.start_ns)[ranges]
+    spent = np.bincount(work.name[ranges], lasted, len(trace.names))
+    whole = {trace.names[i]: round(spent[i]) for i in np.unique(work.name[ranges]).tolist()}
+    found: dict[str, list[KernelRow]] = {}
+    for row in kernels:
+        if row.operation is not None:
+            found.setdefault(row.operation, []).append(row)
+    rows = []
+    for name, parts in found.items():
+        sizes = [part.counted_bytes for part in parts if part.counted_bytes is not None]
+        rows.append(
+            OperationRow(
+                name=name,
+                category=parts[0].category,
+                calls=max(part.calls for part in parts),
+                total_ns=whole.get(name, sum(part.total_ns for part in parts)),
+                useful_bytes=useful.get(name),
+                dram_bytes=sum(sizes)
+                if trace.tool == "ncu" and len(sizes) == len(parts)
+                else None,
+            )
+        )
+    return sorted(rows, key=lambda row: -row.total_ns)
+
+
+def _with_bytes(
+    kernels: Sequence[KernelRow], operations: Sequence[OperationRow]
+) -> list[KernelRow]:
+    """Give kernels that are an operation on their own its bytes."""
+    alone = [row.operation for row in kernels if row.operation and row.kind == "kernel"]
+    known = {row.name: row.useful_bytes for row in operations if alone.count(row.name) == 1}
+    return [
+        row.model_copy(update={"useful_bytes": known[row.operation]})
+        if row.operation in known
+        else row
+        for row in kernels
+    ]
+
+
+# ---- steps
+
+
+def _time_steps(trace: Trace, gaps: Column) -> StepTimes | None:
+    """A row for each step on each GPU; None where the profile has no steps or no clock."""
+    if not len(trace.steps_ns) or not trace.has_clock:
+        return None
+    rows = _cpu_steps(trace) if _on_cpu(trace.work) else _gpu_steps(trace, gaps)
+    columns = zip(StepTimes.model_fields, zip(*rows, strict=True), strict=True)
+    return StepTimes(**{name: list(column) for name, column in columns}) if rows else None
+
+
+def _gpu_steps(trace: Trace, gaps: Column) -> list[tuple[int, ...]]:
+    work, calls, steps = trace.work, trace.calls, len(trace.steps_ns)
+    known = calls.step >= 0
+    spent = np.bincount(calls.step[known], (calls.end_ns - calls.start_ns)[known], steps)
+    made = np.bincount(calls.step[known], minlength=steps)
+    rows: list[tuple[int, ...]] = []
+    for group in _groups(work, work.step >= 0):
+        step = int(work.step[group[0]])
+        begin, end = trace.steps_ns[step].tolist()
+        span = int(work.end_ns[group].max() - work.start_ns[group[0]])
+        gap = int(np.maximum(gaps[group], 0).sum())
+        device, launches = int(work.device[group[0]]), int(made[step])
+        launch = round(spent[step])
+        rows.append((device, end - begin, span, span - gap, gap, launch, 0, launches, len(group)))
+    return rows
+
+
+def _cpu_steps(trace: Trace) -> list[tuple[int, ...]]:
+    """Time in torch operations, around them in marked operations, and outside of both."""
+    work, steps = trace.work, len(trace.steps_ns)
+    number = trace.names.index(INPUTS) if INPUTS in trace.names else NONE
+    is_input = (work.phase == number) & (work.phase != NONE)
+    inside = (work.step >= 0) & ~is_input
+
+    def total(rows: NDArray[np.bool_]) -> Column:
+        return np.bincount(work.step[rows], work.self_ns[rows], steps).astype(np.int64)
+
+    def count(kind: int) -> Column:
+        return np.bincount(work.step[inside & (work.kind == kind)], minlength=steps)
+
+    host = trace.steps_ns[:, 1] - trace.steps_ns[:, 0]
+    torch_ns, around_ns = total(inside & (work.kind == OP)), total(inside & (work.kind == RANGE))
+    inputs_ns = total((work.step >= 0) & is_input)
+    outside = host - torch_ns - around_ns - inputs_ns
+    times = (constant(steps, 0), host, host, torch_ns, outside, around_ns, inputs_ns)
+    columns = (*times, count(RANGE), count(OP))
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def _pick_step(trace: Trace, classes: _Classes) -> Timeline | None:
+    """The step of median length, or all of a profile without steps; None without a clock."""
+    work, calls = trace.work, trace.calls
+    if not trace.has_clock or not len(work):
+        return None
+    step = _median_step(trace)
+    rows = np.arange(len(work)) if step == NONE else np.flatnonzero(work.step == step)
+    rows = rows[np.argsort(work.start_ns[rows], kind="stable")]
+    made = np.flatnonzero(calls.step == step)
+    first = int(np.concatenate([work.start_ns[rows[:1]], calls.start_ns[made]]).min())
+    pieces: list[tuple[str, Category, str, int, int]] = []  # with lane, begin and duration in ns
+    columns = (work.name, work.kind, work.phase, work.device, work.stream)
+    for name, kind, phase, device, stream, start, end in zip(
+        *(each[rows[:MOST_PIECES]].tolist() for each in (*columns, work.start_ns, work.end_ns)),
+        strict=True,
+    ):
+        rule = classes.rule_of(name, kind, phase)
+        lane = f"thread {stream}" if kind >= OP else f"GPU {device} stream {stream}"
+        category = rule.category if rule else OTHER
+        pieces.append((trace.names[name], category, lane, start - first, end - start))
+    launched = zip(calls.start_ns[made].tolist(), calls.end_ns[made].tolist(), strict=True)
+    pieces += [(_LAUNCH, OTHER, HOST, begin - first, end - begin) for begin, end in launched]
+    pieces = pieces[: 2 * MOST_PIECES]
+    numbers: dict[tuple[str, Category], int] = {}
+    lanes = sorted({lane for _, _, lane, _, _ in pieces}, key=_by_numbers)
+    return Timeline(
+        name=[numbers.setdefault((name, kind), len(numbers)) for name, kind, *_ in pieces],
+        names=[name for name, _ in numbers],
+        categories=[category for _, category in numbers],
+        lanes=lanes,
+        lane=[lanes.index(lane) for _, _, lane, _, _ in pieces],
+        start_ns=[start for *_, start, _ in pieces],
+        duration_ns=[duration for *_, duration in pieces],
+        left_out=max(0, len(rows) - MOST_PIECES),
+    )
+
+
+def _median_step(trace: Trace) -> int:
+    """The step whose work takes a median time from begin to end; ``NONE`` without steps."""
+    work, steps = trace.work, len(trace.steps_ns)
+    rows = np.flatnonzero(work.step >= 0)
+    if not len(rows):
+        return NONE
+    begin, end = np.full(steps, np.iinfo(np.int64).max), np.zeros(steps, dtype=np.int64)
+    np.minimum.at(begin, work.step[rows], work.start_ns[rows])
+    np.maximum.at(end, work.step[rows], work.end_ns[rows])
+    there = np.unique(work.step[rows])
+    order = there[np.argsort((end - begin)[there], kind="stable")]
+    return int(order[len(order) // 2])
+
+
+def _by_numbers(lane: str) -> list[int | str]:
+    """So that stream 7 comes before stream 13."""
+    return [int(part) if part.isdecimal() else part for part in _NUMBERS.split(lane)]

@@ -1,0 +1,314 @@
+"""Chrome traces of torch.profiler, of GPUs and of CPUs."""
+
+import json
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsv4kv.errors import ProfileError
+from dsv4kv.profile.kineto import (
+    ChromeFile,
+    read_kineto,
+    self_times,
+)
+from dsv4kv.profile.trace import KINDS, NONE, LaunchShape, Trace
+from tests.examples import FULL
+from tests.profile.traces import cpu_events, event, gpu_events, save
+
+
+def told(trace: Trace) -> list[tuple[str, str, int, str | None]]:
+    work = trace.work
+    return [
+        (
+            KINDS[work.kind[i]],
+            trace.names[work.name[i]],
+            int(work.step[i]),
+            None if work.phase[i] == NONE else trace.names[work.phase[i]],
+        )
+        for i in range(len(work))
+    ]
+
+
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
+def test_work_of_a_gpu_is_told_with_step_and_phase(name: str, tmp_path: Path) -> None:
+    trace = read_kineto(save(tmp_path / name, gpu_events()))
+    a_step = [
+        ("kernel", "flush"),
+        ("kernel", "gather_topk"),
+        ("memcpy", "Memcpy HtoD (Pinned -> Device)"),
+    ]
+    steps = [(kind, title, step, "replay") for step in (0, 1) for kind, title in a_step]
+    assert told(trace) == [*steps, ("kernel", "lost", NONE, None)]
+    assert trace.devices == {0: "A GPU"}
+    assert trace.calls.step.tolist() == [0, 1]
+
+
+def test_launch_shapes_of_kernels_are_kept(tmp_path: Path) -> None:
+    trace = read_kineto(save(tmp_path / "t.json", gpu_events()))
+    shapes = [trace.shapes[i] for i in trace.work.shape[:3]]
+    assert shapes == [
+        LaunchShape((64, 1, 1), (256, 1, 1), 40, 512),
+        LaunchShape((64, 1, 1), (256, 1, 1), 40, None),
+        LaunchShape(None, None, None, None),
+    ]
+    assert trace.work.bytes[:3].tolist() == [NONE, NONE, 64]
+
+
+def test_without_a_gpu_operations_of_the_cpu_are_told_by_the_time_they_take_themselves(
+    tmp_path: Path,
+) -> None:
+    trace = read_kineto(save(tmp_path / "t.json", cpu_events()))
+    assert told(trace) == [
+        ("range", "gather_topk csa", 0, "gather_topk csa"),
+        ("op", "aten::index", 0, "gather_topk csa"),
+        ("op", "aten::empty", 0, "gather_topk csa"),
+        ("op", "aten::empty", NONE, None),
+    ]
+    assert trace.work.self_ns.tolist() == [30_000, 30_000, 20_000, 5_000]
+    assert trace.notes[0].startswith("no GPU kernels")
+
+
+def test_a_trace_may_be_a_list_of_events_alone(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps(gpu_events()))
+    assert len(read_kineto(path).work) == 7
+
+
+def test_ranks_in_one_file_have_steps_of_their_own_and_gpus_named_behind_the_events(
+    tmp_path: Path,
+) -> None:
+    """As SGLang merges them: every rank counts its launches anew."""
+    events = []
+    for rank in range(2):
+        for one in gpu_events()[:-1]:
+            one["args"] |= {"device": rank} if "device" in one["args"] else {}
+            events.append({**one, "pid": f"[TP{rank:02}] {one['pid']}"})
+    gpus = [{"id": 0, "name": "A GPU"}, {"id": 1, "name": "another"}]
+    path = save(tmp_path / "t.json.gz", events, head={}, after={"deviceProperties": gpus})
+    trace = read_kineto(path)
+    assert trace.work.step.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert trace.work.device.tolist() == [0] * 6 + [1] * 6
+    assert trace.devices == {0: "A GPU", 1: "another"}
+
+
+@pytest.mark.parametrize("wrong", [{"dur": None}, {"ts": None}, {"ts": "soon"}, {"dur": 1e400}])
+def test_events_that_do_not_tell_their_time_are_left_out_and_counted(
+    wrong: dict[str, object], tmp_path: Path
+) -> None:
+    events = gpu_events()
+    events[3] |= wrong
+    for name in wrong:
+        del events[4][name]
+    trace = read_kineto(save(tmp_path / "t.json", events))
+    assert len(trace.work) == 5
+    told = "omitted: 2 events that have no start time or no duration"
+    assert trace.warnings == [told]
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "inf", "-inf", "nan", "-nan"])
+def test_numbers_that_are_none_do_no_harm(number: str, tmp_path: Path) -> None:
+    """Kineto writes what C++ writes for occupancies that it does not know."""
+    events = gpu_events()
+    for one in events:
+        one["args"]["blocks per SM"] = "TAKE ME"
+    path = save(tmp_path / "t.json", events)
+    path.write_text(path.read_text().replace('"TAKE ME"', number))
+    expected = read_kineto(save(tmp_path / "plain.json", gpu_events()))
+    assert told(read_kineto(path)) == told(expected)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"stream": 2**64 - 1},
+        {"grid": [64, 1], "block": "256"},
+        {"grid": None, "block": [1, 2, 3, 4]},
+        {"registers per thread": "40", "shared memory": 1e400},
+        {"bytes": float("nan"), "graph node id": 2**70},
+    ],
+)
+def test_arguments_that_are_none_of_torchs_are_done_without(
+    odd: dict[str, Any], tmp_path: Path
+) -> None:
+    events = gpu_events()
+    for one in events:
+        if one["cat"] == "kernel":
+            one["args"] |= odd
+    trace = read_kineto(save(tmp_path / "t.json", events))
+    assert [step for *_, step, _ in told(trace)] == [0, 0, 0, 1, 1, 1, NONE]
+    assert trace.work.start_ns[:2].tolist() == [110_000, 142_000]
+
+
+def test_names_may_hold_any_bytes(tmp_path: Path) -> None:
+    path = save(tmp_path / "t.json", gpu_events())
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"lost", b"l\xff\tst"))
+    assert "l\ufffd\tst" in read_kineto(path).names
+
+
+@pytest.mark.parametrize("listed", ['[{"id": 0, "name": inf}]', "[1]", "[", '["a"]'])
+def test_devices_that_cannot_be_read_are_done_without(listed: str, tmp_path: Path) -> None:
+    path = save(tmp_path / "t.json", gpu_events(), head={"deviceProperties": "HERE"})
+    path.write_text(path.read_text().replace('"HERE"', listed))
+    trace = read_kineto(path)
+    assert (len(trace.work), trace.devices) == (7, {})
+
+
+def of_torch(path: Path, name: str) -> Path:
+    """A trace of three ranges, with call stacks."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, with_stack=True) as profile:
+        for _ in range(3):
+            with torch.profiler.record_function(name):
+                torch.ones(4).sort()
+    profile.export_chrome_trace(str(path))
+    return path
+
+
+def test_a_trace_of_torch_is_read_as_json_reads_it(tmp_path: Path) -> None:
+    path = of_torch(tmp_path / "t.json", "a step },{ of it")
+    assert list(ChromeFile(path)) == json.loads(path.read_text())["traceEvents"]
+    trace = read_kineto(path, "a step },{ of it")
+    assert (len(trace.steps_ns), trace.warnings) == (3, [])
+    assert "aten::sort" in trace.names
+
+
+def test_names_that_torch_writes_with_quotes_are_left_out_and_told(tmp_path: Path) -> None:
+    path = of_torch(tmp_path / "t.json", "a step of it")
+    path.write_text(path.read_text().replace("a step of it", 'a "step" of it'))
+    trace = read_kineto(path)
+    assert trace.warnings == ["omitted: 3 events that are no JSON, as with quotes in their names"]
+    assert "aten::sort" in trace.names
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("{}", "has no traceEvents"),
+        ('{"a": 1}', "has no traceEvents"),
+        ('{"traceEvents": [{"ph": "X"', "damaged or cut short"),
+        ('{"traceEvents": [{"ph": "X"}, ', "damaged or cut short"),
+        ('{"traceEvents": [{"ph": "X", "cat": "kernel"}]}', "no kernel and no operation"),
+        ('{"traceEvents": [{"ph": "X", "name": "fusion_1", "ts": 1, "dur": 2}]}', "no trace of"),
+        ("\x00\x01", "has no traceEvents"),
+    ],
+)
+def test_what_is_no_trace_is_refused_with_a_sentence(
+    content: str, sentence: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(content)
+    with pytest.raises(ProfileError, match=sentence):
+        read_kineto(path)
+
+
+@pytest.mark.parametrize("odd", ["[" * 5_000, "9" * 5_000 + ", "])
+def test_an_event_that_no_parser_reads_is_a_sentence(odd: str, tmp_path: Path) -> None:
+    """Nested without end, or a number of thousands of digits."""
+    path = tmp_path / "trace.json"
+    path.write_text(f'{{"traceEvents": [{{"ph": "X", "a": {odd}')
+    with pytest.raises(ProfileError, match=rf"^{path} "):
+        read_kineto(path)
+
+
+def test_a_packed_trace_that_is_cut_short_is_refused(tmp_path: Path) -> None:
+    path = save(tmp_path / "t.json.gz", gpu_events())
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ProfileError, match="damaged or cut short"):
+        read_kineto(path)
+
+
+@pytest.mark.parametrize("indent", [0, 3])
+def test_events_are_found_wherever_a_chunk_ends(
+    indent: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save(tmp_path / "t.json", gpu_events(), indent=indent)
+    expected = list(ChromeFile(path))
+    assert len(expected) == 16
+    for size in (1, 7, 64):
+        monkeypatch.setattr("dsv4kv.profile.kineto._CHUNK", size)
+        assert list(ChromeFile(path)) == expected
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        '"}, {\\"ph\\": 1"',
+        '[{"ph": "X"}, {"ph": "X"}]',
+        '[{"name": 1},\n{"name": 2}], "more": "]"',
+        "nan",
+        '"\t\\ud800"',
+        "1e400",
+    ],
+)
+@pytest.mark.parametrize("size", [50, 700, 1 << 18])
+@pytest.mark.parametrize("indent", [None, 2])
+def test_events_together_are_those_one_by_one(
+    odd: str, size: int, indent: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = [{"ph": "M", "name": 1}, {"ph": "M", "name": 2}]
+    events = [*gpu_events()[:4], event("kernel", "odd", 150, 5, odd="HERE"), *gpu_events()[4:]]
+    path = save(tmp_path / "t.json", events, indent=indent, after={"others": others})
+    text = path.read_text().replace('"HERE"', odd)
+    path.write_text(text)
+    monkeypatch.setattr("dsv4kv.profile.kineto._CHUNK", size)
+    together = list(ChromeFile(path))
+    monkeypatch.setattr("dsv4kv.profile.kineto._TAIL", 0)
+    assert repr(together) == repr(list(ChromeFile(path)))
+    expected = json.loads(text.replace(" nan", " NaN"), strict=False)["traceEvents"]
+    assert repr(together) == repr(expected)
+
+
+def test_an_event_needs_less_than_500_bytes_of_memory(tmp_path: Path) -> None:
+    """So that a million of them stay below 500 MB, however long their text."""
+    rows = 20_000 if FULL else 10_000
+    on_gpu = {"device": 0, "stream": 7, "correlation": 1, "padding": "x" * 300}
+    events = [event("kernel", f"kernel {i % 50}", i, 1, **on_gpu) for i in range(rows)]
+    path = save(tmp_path / "t.json", events)
+    del events
+    tracemalloc.start()
+    trace = read_kineto(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(trace.work) == rows
+    assert peak / rows < 500
+
+
+Row = tuple[int, int, int]
+"""Thread, begin, end."""
+
+
+def own(*rows: Row) -> list[int]:
+    table = np.array(rows, dtype=np.int64).reshape(-1, 3)
+    found: list[int] = self_times(table[:, 0], table[:, 1], table[:, 2]).tolist()
+    return found
+
+
+def test_one_that_outlasts_its_outer_takes_only_what_they_share() -> None:
+    assert own((1, 0, 50), (1, 40, 80)) == [40, 40]
+
+
+@given(st.lists(st.tuples(st.integers(1, 2), st.integers(0, 5), st.integers(1, 40)), max_size=8))
+def test_own_times_of_nested_operations_add_up_to_the_outermost(
+    drawn: list[tuple[int, int, int]],
+) -> None:
+    # every next one lies inside the last of its thread, or begins anew behind all of them
+    rows: list[Row] = []
+    last: dict[int, tuple[int, int]] = {}
+    outermost = 0
+    for thread, skip, length in drawn:
+        begin, end = last.get(thread, (0, 0))
+        if end - begin > skip + 1:
+            inner = (begin + skip, min(end, begin + skip + length))
+        else:
+            clear = max([row[2] for row in rows] + [0])
+            inner = (clear, clear + length)
+            outermost += length
+        rows.append((thread, *inner))
+        last[thread] = inner
+    assert sum(own(*rows)) == outermost

@@ -1,0 +1,256 @@
+"""Profiling with nsys and ncu, which here are scripts that do as they are told."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from dsv4kv.errors import ProfileError
+from dsv4kv.processes import Child
+from dsv4kv.profile import launch
+from dsv4kv.profile.launch import (
+    Profiled,
+    ask,
+    ncu_profile,
+    nsys_export,
+    nsys_profile,
+    require_tool,
+    run_child,
+    run_profiler,
+    version_of,
+)
+from tests.profile.exports import two_replays
+from tests.profile.tools import NSYS_HELP, Tool, install
+
+SECRET = "hf_dont_tell_anybody"
+PROGRAM = [sys.executable, "-c", "print('the program ran')"]
+
+
+@pytest.fixture
+def nsys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
+    """An nsys that profiles and exports well."""
+    tool = install("nsys", tmp_path, monkeypatch)
+    tool.does("profile", writes=_file(tmp_path, "a report"), runs=True)
+    tool.does("export", writes=two_replays().save(tmp_path / "ready.sqlite"))
+    return tool
+
+
+@pytest.fixture
+def ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
+    tool = install("ncu", tmp_path, monkeypatch)
+    tool.does("profile", writes=_file(tmp_path, "a report"))
+    return tool
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where profiles go: a name with blanks and quotes."""
+    made = tmp_path / """a "folder" of John's"""
+    made.mkdir()
+    return made
+
+
+def _file(parent: Path, text: str) -> Path:
+    path = parent / "ready"
+    path.write_text(text)
+    return path
+
+
+def profile(tool: Tool, folder: Path, timeout_s: float = 60) -> Profiled:
+    output = folder / "step"
+    if tool.name == "nsys":
+        command = nsys_profile(str(tool.path), output, PROGRAM)
+        return run_profiler(command, folder / "step.nsys-rep", timeout_s)
+    command = ncu_profile(str(tool.path), output, PROGRAM, None, own_domain=True)
+    return run_profiler(command, folder / "step.ncu-rep", timeout_s)
+
+
+def refused(tool: Tool, folder: Path, timeout_s: float = 60) -> str:
+    with pytest.raises(ProfileError) as error:
+        profile(tool, folder, timeout_s)
+    return str(error.value)
+
+
+def test_nsys_profiles_and_exports_whatever_the_path_has_in_it(nsys: Tool, folder: Path) -> None:
+    found = profile(nsys, folder)
+    assert found.file == folder / "step.sqlite"
+    assert found.files == [folder / "step.nsys-rep", folder / "step.sqlite"]
+    assert found.notes == []
+    assert found.file.read_bytes().startswith(b"SQLite")
+    assert "the program ran" in (folder / "log.txt").read_text()
+    assert [words[0] for words in nsys.calls()] == ["profile", "export"]
+
+
+def test_exit_code_143_is_how_nsys_ends_a_program_with_its_capture(
+    nsys: Tool, folder: Path
+) -> None:
+    nsys.does("profile", writes=folder.parent / "ready", code=143)
+    assert profile(nsys, folder).file.is_file()
+
+
+def test_any_other_exit_code_is_told_with_the_last_words_and_the_files(
+    nsys: Tool, folder: Path
+) -> None:
+    nsys.does("profile", writes=folder.parent / "ready", code=1, says="no such device")
+    sentence = refused(nsys, folder)
+    assert "nsys ended with exit code 1: it says: no such device." in sentence
+    assert f"Files left: {folder}/log.txt, {folder}/step.nsys-rep." in sentence
+
+
+def test_a_report_that_is_missing_is_told(nsys: Tool, folder: Path) -> None:
+    nsys.does("profile", says="nothing was captured")
+    sentence = refused(nsys, folder)
+    assert "nsys wrote no report step.nsys-rep: it says: nothing was captured." in sentence
+    assert f"Files left: {folder}/log.txt." in sentence
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_an_export_that_fails_is_told_and_the_report_named(
+    code: int, nsys: Tool, folder: Path
+) -> None:
+    nsys.does("export", code=code, says="a newer report")
+    sentence = refused(nsys, folder)
+    assert f"nsys cannot export {folder}/step.nsys-rep (exit code {code})" in sentence
+    assert "step.nsys-rep." in sentence.partition("Files left")[2]
+
+
+def test_a_program_that_fails_fails_the_profile_with_its_words(nsys: Tool, folder: Path) -> None:
+    program = [sys.executable, "-c", "import sys; sys.exit('error: no such configuration')"]
+    command = nsys_profile(str(nsys.path), folder / "step", program)
+    with pytest.raises(ProfileError, match="error: no such configuration"):
+        run_profiler(command, folder / "step.nsys-rep", 60)
+
+
+@pytest.mark.parametrize("how", ["ears", "deaf"])
+def test_a_hang_is_ended_and_what_it_left_is_named(
+    how: str, nsys: Tool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "GRACE_S", 0.3)
+    nsys.does("profile", hangs=how)
+    wait = Child.wait
+
+    def wait_until_hanging(process: Child, timeout_s: float | None) -> int:
+        while not nsys.is_hanging and process._process.poll() is None:
+            time.sleep(0.01)
+        return wait(process, timeout_s)
+
+    monkeypatch.setattr(Child, "wait", wait_until_hanging)
+    sentence = refused(nsys, folder, timeout_s=0.1)
+    assert "nsys did not end within 0.1 s and was ended." in sentence
+    assert f"{folder}/step.part" in sentence
+    assert not _processes_of(nsys)
+
+
+def test_ctrl_c_ends_the_child_and_is_passed_on(
+    nsys: Tool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "GRACE_S", 5.0)
+    nsys.does("profile", hangs="ears")
+
+    def interrupt() -> None:
+        while not nsys.is_hanging:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Thread(target=interrupt, daemon=True).start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            profile(nsys, folder)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (folder / "step.part").is_file()
+    assert not _processes_of(nsys)
+
+
+def _processes_of(tool: Tool) -> list[str]:
+    """Processes that still run the tool."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue
+        if str(tool.path) in words:
+            found.append(path.parent.name)
+    return found
+
+
+def test_no_call_sees_a_secret_and_all_see_what_changes_speed(
+    nsys: Tool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    profile(nsys, folder)
+    seen = nsys.environments()
+    assert len(seen) == 4  # two questions, the profile and the export
+    for environment in seen:
+        assert SECRET not in environment.values()
+        assert environment["OMP_NUM_THREADS"] == "1"
+
+
+def test_counters_that_may_not_be_read_are_told_with_the_line_that_helps(
+    ncu: Tool, folder: Path
+) -> None:
+    says = "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission"
+    ncu.does("profile", says=says, code=1)
+    sentence = refused(ncu, folder)
+    assert "NVreg_RestrictProfilingToAdminUsers=0" in sentence
+    assert "--cap-add=SYS_ADMIN" in sentence
+
+
+def test_ncu_that_fails_or_finds_no_kernel_is_told(ncu: Tool, folder: Path) -> None:
+    ncu.does("profile", says="No kernels were profiled.")
+    assert "no kernel was chosen: it says: No kernels were profiled." in refused(ncu, folder)
+    ncu.does("profile", code=9)
+    assert "ncu ended with exit code 9" in refused(ncu, folder)
+
+
+def test_a_tool_that_cannot_be_started_is_told(tmp_path: Path) -> None:
+    (tmp_path / "nsys").write_text("no program")
+    with pytest.raises(ProfileError, match="cannot be started"):
+        run_child([str(tmp_path / "nsys")], tmp_path / "log.txt", 5)
+    assert ask([str(tmp_path / "nsys")]) == ""
+
+
+def test_options_that_the_installed_nsys_does_not_list_are_dropped_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = NSYS_HELP.replace("--discard-environment=", "").replace("--cpuctxsw=", "")
+    nsys = install("nsys", tmp_path, monkeypatch, profile=old, export="--type= --output=")
+    command = nsys_profile(str(nsys.path), Path("out/step"), PROGRAM)
+    assert command.dropped == ["--cpuctxsw=none", "--discard-environment=true"]
+    assert not set(command.dropped) & set(command.words)
+    export = nsys_export(str(nsys.path), Path("a.nsys-rep"), Path("a.sqlite"))
+    assert export.words[1:] == ["export", "--type=sqlite", "--output=a.sqlite", "a.nsys-rep"]
+
+
+def test_without_a_domain_of_its_own_ncu_finds_steps_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ncu = install("ncu", tmp_path, monkeypatch)
+    words = ncu_profile(str(ncu.path), Path("step"), PROGRAM, None, own_domain=False).words
+    assert "--nvtx-include=step/" in words
+    assert not any(word.startswith("--kernel-name") for word in words)
+
+
+@pytest.mark.parametrize(
+    ("name", "version"), [("nsys", "2025.5.1.121-255136380782v0"), ("ncu", "2025.3.1.0")]
+)
+def test_the_version_is_what_the_tool_says(
+    name: str, version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert version_of(str(install(name, tmp_path, monkeypatch).path)) == version
+
+
+def test_a_tool_that_is_not_there_is_named_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ProfileError, match="nsys is not on PATH: install NVIDIA Nsight Systems"):
+        require_tool("nsys", "Nsight Systems")
+    assert version_of("/nowhere/nsys") is None

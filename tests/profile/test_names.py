@@ -1,0 +1,101 @@
+"""Kernel names and what they say of a kernel."""
+
+import pytest
+
+from dsv4kv.bench.serve.operations import LayerOperation
+from dsv4kv.ops.launches.catalogue import catalogue
+from dsv4kv.profile.classify import find_rule, shipped_rules, shorten
+from tests.profile.engine_kernels import ENGINES, OTHERS
+
+SHORT = {
+    "gather_topk": "gather_topk",
+    "gather_topk csa": "gather_topk csa",
+    "aten::add_": "add_",
+    "void flash::combine_kernel<cutlass::bfloat16_t, 512>(Params)": "combine_kernel",
+    "void (anonymous namespace)::flash_c4_decode<128l, float, true>(P)": "flash_c4_decode",
+    "void at::native::(anonymous namespace)::fill<4, std::array<char*, 1ul> >(int)": "fill",
+    "at::native::reduce<int>": "reduce",
+    "_fused_indexer_q_rope_quant_kernel": "_fused_indexer_q_rope_quant_kernel",
+    "Memcpy DtoH (Device -> Pinned)": "Memcpy DtoH (Device -> Pinned)",
+    "memcpy host to device": "memcpy host to device",
+    "triton_poi_fused_0": "triton_poi_fused_0",
+    "void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<int, 3> > >(P)": (
+        "FlashAttnFwdSm90"
+    ),
+    "void cutlass::Kernel2<cutlass_80_tensorop_s16816gemm_bf16>(T1::Params)": (
+        "cutlass_80_tensorop_s16816gemm_bf16"
+    ),
+    "void cutlass::device_kernel<4>(int)": "device_kernel",
+    "void mine::Kernel2(int)": "Kernel2",
+    "_ZN4vllm32indexer_k_quant_and_cache_kernelIfEEvPT_": "indexer_k_quant_and_cache_kernel",
+    "_ZN12_GLOBAL__N_115flash_c4_decodeILl512EEEvv": "flash_c4_decode",
+    "_Z11gather_topkPi": "gather_topk",
+    "_ZN7cutlass13device_kernelIN5flash11enable_sm90INS1_16FlashAttnFwdSm90INS1_24Coll": (
+        "FlashAttnFwdSm90"
+    ),
+    "_ZN7cutlass7Kernel2I10cutlass_tnEEvNT_6ParamsE": "cutlass_tn",
+    "_ZN7cutlass13device_kernelILi4EEEvi": "device_kernel",
+    "void ck_tile::kentry<2, ck_tile::MoeSortingKernel<int> >(P)": "MoeSortingKernel",
+    "void ck_tile::kentry<256, 1, ck_tile::FmhaBwdDQDKDVKernel<int> >(P)": "FmhaBwdDQDKDVKernel",
+    "void ck_tile::kentry<ck_tile::gfx9_t, 1, ck_tile::Layernorm2dFwd<int> >(P)": "Layernorm2dFwd",
+    "_ZN7ck_tile6kentryILi1ENS_12Rmsnorm2dFwdINS_27Rmsnorm2dFwdPipe": "Rmsnorm2dFwd",
+    "_ZN7ck_tile6kentryILi256ELi2ENS_13FmhaFwdKernelEEEvv": "FmhaFwdKernel",
+    "_Zebra": "_Zebra",
+    "": "",
+}
+OWN: dict[str, str] = {
+    "window_insert": "insert",
+    "entry_insert": "insert",
+    "norm_rope_insert": "compress",
+    "state_append": "compress",
+    "flush": "compress",
+    "compress_chunk": "compress",
+    "gather_topk": "gather",
+    "gather_all": "gather",
+    "gather_window": "gather",
+}
+
+
+@pytest.mark.parametrize(("name", "short"), SHORT.items())
+def test_a_short_name_is_the_functions_own(name: str, short: str) -> None:
+    assert shorten(name) == short
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_kernels_of_todays_engines_are_known_by_what_they_do(engine: str) -> None:
+    for category, names in ENGINES[engine].items():
+        for name in names:
+            rule = find_rule(name, shipped_rules())
+            assert rule is not None, name
+            assert (rule.engine, rule.category) == (engine, category), name
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_kernels_that_are_no_work_on_a_cache_are_known_by_no_rule(name: str) -> None:
+    assert find_rule(name, shipped_rules()) is None
+
+
+def test_every_rule_of_an_engine_has_an_example() -> None:
+    listed = [name for kinds in ENGINES.values() for names in kinds.values() for name in names]
+    used = {find_rule(name, shipped_rules()) for name in listed}
+    unused = {rule.pattern.pattern for rule in shipped_rules() if rule.engine != "dsv4kv"}
+    unused -= {rule.pattern.pattern for rule in used if rule}
+    assert not unused
+
+
+def test_every_kernel_of_the_toolkit_is_known_as_its_own() -> None:
+    for example in catalogue():
+        rule = find_rule(example.launch.kernel, shipped_rules())
+        assert rule is not None, example.launch.kernel
+        assert rule.engine == "dsv4kv"
+        assert rule.operation or example.subject == "16-byte chunks"
+
+
+@pytest.mark.parametrize("layer", ["csa", "hca", "swa", "dsa"])
+def test_every_marked_operation_is_known_as_its_own(layer: str) -> None:
+    steps: list[LayerOperation] = [(name, indexer) for name in OWN for indexer in (False, True)]
+    for name, indexer in steps:
+        rule = find_rule(f"{'indexer_' * indexer}{name} {layer}", shipped_rules())
+        assert rule is not None
+        assert rule.operation == "itself"
+        assert rule.category == ("indexer" if indexer else OWN[name])

@@ -1,0 +1,207 @@
+"""Reports of ncu, through a made-up ``ncu_report`` package with the functions of the real one."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from dsv4kv.errors import ProfileError
+from dsv4kv.profile.ncu import read_ncu
+from dsv4kv.profile.trace import NONE, LaunchShape
+
+Metrics = dict[str, tuple[float | str, str]]
+
+
+@dataclass
+class Metric:
+    value: float | str
+    units: str
+
+    def as_double(self) -> float:
+        return float(self.value)
+
+    def as_string(self) -> str:
+        return str(self.value)
+
+    def unit(self) -> str:
+        return self.units
+
+
+@dataclass
+class Action:
+    title: str
+    metrics: Metrics
+
+    def name(self) -> str:
+        return self.title
+
+    def metric_by_name(self, name: str) -> Metric | None:
+        return Metric(*self.metrics[name]) if name in self.metrics else None
+
+
+@dataclass
+class Range:
+    actions: list[Action]
+
+    def num_actions(self) -> int:
+        return len(self.actions)
+
+    def action_by_idx(self, i: int) -> Action:
+        return self.actions[i]
+
+
+@dataclass
+class Context:
+    ranges: list[Range]
+
+    def num_ranges(self) -> int:
+        return len(self.ranges)
+
+    def range_by_idx(self, i: int) -> Range:
+        return self.ranges[i]
+
+
+def sizes(name: str, x: float, y: float, z: float) -> Metrics:
+    return {f"{name}_x": (x, ""), f"{name}_y": (y, ""), f"{name}_z": (z, "")}
+
+
+def gather(time: float = 2_000.0, unit: str = "ns") -> Action:
+    return Action(
+        "gather_topk",
+        {
+            "gpu__time_duration.sum": (time, unit),
+            "dram__bytes_read.sum": (1_000.0, "byte"),
+            "dram__bytes_write.sum": (0.5, "Kbyte"),
+            "launch__registers_per_thread": (40.0, "register/thread"),
+            **sizes("launch__grid_dim", 64, 2, 1),
+            **sizes("launch__block_dim", 256, 1, 1),
+            "launch__shared_mem_per_block_static": (1.0, "Kbyte/block"),
+            "device__attribute_display_name": ("A GPU", ""),
+        },
+    )
+
+
+@pytest.fixture
+def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Range]:
+    """Ranges that the package will find in any file."""
+    ranges: list[Range] = []
+    package = SimpleNamespace(load_report=lambda _path: Context(ranges))
+    monkeypatch.setitem(sys.modules, "ncu_report", package)
+    (tmp_path / "step.ncu-rep").touch()
+    monkeypatch.chdir(tmp_path)
+    return ranges
+
+
+def test_kernels_have_time_bytes_and_shape(report: list[Range]) -> None:
+    report.append(Range([gather(), Action("flush", {})]))
+    report.append(Range([gather(3.5, "us")]))
+    trace = read_ncu(Path("step.ncu-rep"))
+    assert [trace.names[i] for i in trace.work.name] == ["gather_topk", "flush", "gather_topk"]
+    assert trace.work.self_ns.tolist() == [2_000, 0, 3_500]
+    assert trace.work.bytes.tolist() == [1_500, NONE, 1_500]
+    shape = trace.shapes[trace.work.shape[0]]
+    assert shape == LaunchShape((64, 2, 1), (256, 1, 1), 40, 1_000)
+    assert (trace.has_clock, trace.devices) == (False, {0: "A GPU"})
+    (warning,) = trace.warnings
+    assert warning.startswith("1 of 3 kernels have no gpu__time_duration.sum and count as 0")
+
+
+def test_a_report_without_kernels_says_so(report: list[Range]) -> None:
+    (warning,) = read_ncu(Path("step.ncu-rep")).warnings
+    assert warning.startswith("the report has no kernels")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e300, "soon"])
+def test_metrics_that_are_no_numbers_count_as_not_collected(
+    value: float | str, report: list[Range]
+) -> None:
+    plain = gather().metrics
+    report += [Range([Action("odd", plain | {name: (value, "ns")})]) for name in plain]
+    trace = read_ncu(Path("step.ncu-rep"))
+    assert trace.work.self_ns.tolist() == [0] + [2_000] * (len(plain) - 1)
+    assert trace.work.bytes.tolist()[:3] == [1_500, NONE, NONE]
+
+
+def test_what_the_package_cannot_read_is_told_with_its_words(
+    report: list[Range], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_path: str) -> Context:
+        raise RuntimeError("not a report")
+
+    monkeypatch.setitem(sys.modules, "ncu_report", SimpleNamespace(load_report=fail))
+    with pytest.raises(ProfileError, match=r"report of ncu \(not a report\)"):
+        read_ncu(Path("step.ncu-rep"))
+
+
+# ---- without the package ------------------------------------------------------------------------
+
+TABLE = """\
+==PROF== Connected to process 7
+"ID","Process ID","Kernel Name","Block Size","Grid Size","CC",{columns}
+"","","","","","",{units}
+"0","7","gather_topk","(256, 1, 1)","(64, 2, 1)","9.0",{values}
+"1","7","flush","(128, 1, 1)","(8, 1, 1)","9.0","n/a","n/a","n/a","n/a"
+"""
+COLUMNS = (
+    ("gpu__time_duration.sum", "second", "2.0e-06"),
+    ("dram__bytes_read.sum", "byte", "1,000"),
+    ("dram__bytes_write.sum", "Kbyte", "0.5"),
+    ("launch__registers_per_thread", "register/thread", "40"),
+)
+
+
+def make_ncu(folder: Path, monkeypatch: pytest.MonkeyPatch, told: str) -> Path:
+    """An ncu that answers with a text, whatever it is asked; returns the report's path."""
+    monkeypatch.setitem(sys.modules, "ncu_report", None)
+    (folder / "told.txt").write_text(told)
+    (folder / "ncu").write_text(f'#!/bin/sh\necho "$@" > {folder}/asked\ncat {folder}/told.txt\n')
+    (folder / "ncu").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+    (folder / "step.ncu-rep").touch()
+    return folder / "step.ncu-rep"
+
+
+def test_without_the_package_ncu_itself_tells_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: list[Range]
+) -> None:
+    report.append(Range([gather(), Action("flush", {})]))
+    expected = read_ncu(tmp_path / "step.ncu-rep")
+    columns, units, values = (
+        ",".join(f'"{x}"' for x in row) for row in zip(*COLUMNS, strict=True)
+    )
+    told = TABLE.format(columns=columns, units=units, values=values)
+    found = read_ncu(make_ncu(tmp_path, monkeypatch, told))
+    assert found.names == expected.names
+    assert found.work.self_ns.tolist() == expected.work.self_ns.tolist() == [2_000, 0]
+    assert found.work.bytes.tolist() == expected.work.bytes.tolist() == [1_500, NONE]
+    assert found.shapes[0] == LaunchShape((64, 2, 1), (256, 1, 1), 40, None)
+    asked = (tmp_path / "asked").read_text().split()
+    assert asked[:2] == ["--import", str(tmp_path / "step.ncu-rep")]
+    assert {"--csv", "raw", "base"} <= set(asked)
+
+
+def test_what_ncu_cannot_read_is_told_with_its_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_ncu(tmp_path, monkeypatch, "==ERROR== Failed to open the report\n")
+    with pytest.raises(ProfileError, match=r"says: ==ERROR== Failed to open the report\.$"):
+        read_ncu(path)
+
+
+@pytest.mark.parametrize("table", ['"ID","Kernel Name"', f'"ID","Kernel Name"\n"{"x" * 200_000}"'])
+def test_a_table_without_rows_or_with_endless_cells_is_refused(
+    table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ProfileError, match="the table that ncu gives cannot be read"):
+        read_ncu(make_ncu(tmp_path, monkeypatch, table))
+
+
+def test_without_either_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: list[Range]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ncu_report", None)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ProfileError, match=r"pip install 'dsv4kv\[profile\]'\), or ncu itself"):
+        read_ncu(Path("step.ncu-rep"))

@@ -1,0 +1,351 @@
+"""Exports of nsys: steps, phases, names and sizes, whatever tables and columns there are."""
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dsv4kv.errors import ProfileError
+from dsv4kv.profile.nsys import open_database, read_nsys
+from dsv4kv.profile.trace import KINDS, NONE, LaunchShape, Trace
+from tests.profile.exports import (
+    GLOBAL_PID,
+    MARK,
+    PID,
+    START_END,
+    THREAD,
+    Export,
+    two_replays,
+)
+
+SHAPE = LaunchShape(grid=(64, 2, 1), block=(256, 1, 1), registers=40, shared_bytes=1040)
+
+
+def read(export: Export, folder: Path, step: str = "step") -> Trace:
+    return read_nsys(export.save(folder / "step.sqlite"), step)
+
+
+def told(trace: Trace) -> list[tuple[str, str, int, str | None]]:
+    """Kind, name, step and phase of every piece of work, in the order of its begin."""
+    work = trace.work
+    return [
+        (
+            KINDS[work.kind[i]],
+            trace.names[work.name[i]],
+            int(work.step[i]),
+            None if work.phase[i] == NONE else trace.names[work.phase[i]],
+        )
+        for i in np.argsort(work.start_ns)
+    ]
+
+
+def test_two_replays_are_two_steps_with_their_kernels_copies_and_fills(tmp_path: Path) -> None:
+    trace = read(two_replays(), tmp_path)
+    a_step = [
+        ("memcpy", "memcpy host to device", "inputs"),
+        ("memset", "memset", "replay"),
+        ("kernel", "void dsv::window_insert<int>(int*)", "replay"),
+        ("kernel", "void dsv::flush<int>(int*)", "replay"),
+        ("kernel", "void dsv::gather_topk<int>(int*)", "replay"),
+    ]
+    steps = [(kind, name, step, phase) for step in (0, 1) for kind, name, phase in a_step]
+    assert told(trace) == steps
+    assert trace.steps_ns.tolist() == [[0, 20_000], [100_000, 120_000]]
+    assert (trace.warnings, trace.notes) == ([], [])
+
+
+def test_launch_shapes_nodes_and_sizes_are_kept(tmp_path: Path) -> None:
+    trace = read(two_replays(), tmp_path)
+    kernels = trace.work.kind == 0
+    assert {trace.shapes[i] for i in trace.work.shape[kernels]} == {SHAPE}
+    assert trace.work.node[kernels].tolist() == [900, 901, 902] * 2
+    assert trace.work.bytes.tolist() == [NONE] * 6 + [4096] * 2 + [512] * 2
+
+
+@pytest.mark.parametrize(
+    ("step", "steps", "ranges"),
+    [
+        ("step", 1, [("step", {"registered": True})]),
+        ("step", 1, [("step", {"kind": START_END}), ("step", {"kind": MARK})]),
+        ("step", 1, [("step", {}), ("step", {"domain": 0})]),  # our own domain has some
+        ("step", 2, [("step", {"domain": 0}), ("step", {"domain": 5})]),
+        ("ProfilerStep#*", 2, [("ProfilerStep#1", {}), ("ProfilerStep#22", {}), ("Step#3", {})]),
+        ("step[DECODE bs=8]", 1, [("step[DECODE bs=8]", {}), ("stepD", {})]),
+        ("a.c", 1, [("a.c", {}), ("abc", {})]),
+        ("(x)", 1, [("(x)", {}), ("x", {})]),
+    ],
+)
+def test_which_ranges_are_the_steps(
+    step: str, steps: int, ranges: list[tuple[str, dict[str, Any]]], tmp_path: Path
+) -> None:
+    export = Export()
+    export.domain()
+    for number, (name, options) in enumerate(ranges):
+        at = number * 1_000
+        export.range(name, at, None if options.get("kind") == MARK else at + 900, **options)
+        export.call(number, at + 10, at + 20)
+        export.kernel("flush", number, at + 30, at + 40)
+    trace = read(export, tmp_path, step)
+    assert len(trace.steps_ns) == steps
+    assert np.count_nonzero(trace.work.step == NONE) == len(ranges) - steps
+
+
+def test_the_only_step_lasts_to_the_profiles_end_if_the_capture_cut_it_off(
+    tmp_path: Path,
+) -> None:
+    export = Export()
+    export.range("step", 0, None)
+    export.call(1, 10, 20)
+    export.kernel("flush", 1, 30, 40)
+    trace = read(export, tmp_path)
+    assert trace.work.step.tolist() == [0]
+    assert trace.steps_ns.tolist() == [[0, 40]]
+    assert trace.notes == ["1 step without an end: taken to last until the end of the profile"]
+
+
+def test_a_step_that_the_capture_cut_off_is_left_out_beside_whole_ones(tmp_path: Path) -> None:
+    export = two_replays()
+    export.range("step", 200_000, None)
+    export.call(300, 200_010, 200_020)
+    export.kernel("flush", 300, 200_030, 200_040)
+    trace = read(export, tmp_path)
+    assert len(trace.steps_ns) == 2
+    assert np.count_nonzero(trace.work.step == NONE) == 1
+    assert trace.notes == ["omitted: 1 step without an end"]
+
+
+def test_work_without_a_call_is_in_no_step_though_a_call_has_no_number_either(
+    tmp_path: Path,
+) -> None:
+    export = two_replays()
+    export.add("RUNTIME", start=10, end=20, globalTid=THREAD, correlationId=None)
+    export.kernel("of unified memory", None, 90_000, 90_010)
+    assert np.count_nonzero(read(export, tmp_path).work.step == NONE) == 1
+
+
+def test_ranges_that_repeat_are_named_where_none_is_the_step(tmp_path: Path) -> None:
+    export = Export()
+    for number in range(3):
+        at = number * 1_000
+        export.range(f"execute_context_0(0)_generation_{number}({number})", at, at + 900)
+        export.range("sample", at + 100, at + 200)
+    export.range("whole run", 0, 10_000)
+    (note,) = read(export, tmp_path).notes
+    assert note.endswith(
+        "for --step: 'execute_context_*(*)_generation_*(*)' (3 times), 'sample' (3 times)"
+    )
+
+
+def test_steps_in_which_nothing_was_launched_are_warned_of(tmp_path: Path) -> None:
+    export = two_replays()
+    export.range("elsewhere", 0, 900_000, thread=THREAD + (1 << 24))
+    (warning,) = read(export, tmp_path, "elsewhere").warnings
+    assert "no work was launched inside of ranges named 'elsewhere'" in warning
+    assert read(export, _folder(tmp_path)).warnings == []
+
+
+def test_graphs_traced_as_a_whole_are_told_and_warned_of(tmp_path: Path) -> None:
+    export = two_replays()
+    del export.rows["CUPTI_ACTIVITY_KIND_KERNEL"]
+    for step in (0, 1):
+        begin = 30_000 + step * 100_000
+        place = {"deviceId": 0, "streamId": 7, "correlationId": 100 + step}
+        times = {"start": begin, "end": begin + 34_000}
+        export.add("GRAPH_TRACE", **times, **place, graphId=1, globalPid=GLOBAL_PID)
+    trace = read(export, tmp_path)
+    graphs = [one for one in told(trace) if one[0] == "graph"]
+    assert graphs == [
+        ("graph", "CUDA graph 1", 0, "replay"),
+        ("graph", "CUDA graph 1", 1, "replay"),
+    ]
+    (warning,) = trace.warnings
+    assert "--cuda-graph-trace=node" in warning
+
+
+def test_diagnostics_worth_telling_are_warnings_the_worst_first(tmp_path: Path) -> None:
+    export = two_replays()
+    for severity, text in [(1, "all is well"), (2, "a bit was lost"), (3, "all was lost")]:
+        export.add("DIAGNOSTIC_EVENT", timestamp=0, severity=severity, text=text)
+    export.add("DIAGNOSTIC_EVENT", timestamp=9, severity=2, text="a bit was lost")
+    warnings = read(export, tmp_path).warnings
+    assert warnings == ["nsys: all was lost", "nsys: a bit was lost"]
+
+
+def test_several_gpus_and_processes_are_kept_apart(tmp_path: Path) -> None:
+    """Correlation ids count in every process anew: the second's must not find the first's."""
+    export, other = Export(), GLOBAL_PID + (5 << 24)
+    for device, pid in enumerate((GLOBAL_PID, other)):
+        begin = device * 1_000
+        export.range("step", begin, begin + 100, thread=pid | 9)
+        export.call(1, begin + 10, begin + 20, thread=pid | 9)
+        export.kernel("flush", 1, begin + 30, begin + 40, deviceId=device, globalPid=pid)
+        export.add("TARGET_INFO_GPU", id=device, name=f"GPU number {device}")
+    trace = read(export, tmp_path)
+    assert trace.work.device.tolist() == [0, 1]
+    assert trace.work.step.tolist() == [0, 1]
+    assert trace.devices == {0: "GPU number 0", 1: "GPU number 1"}
+
+
+def test_cuda_devices_of_processes_are_the_gpus_of_the_machine(tmp_path: Path) -> None:
+    """Workers that see one GPU each call it 0, all of them."""
+    export, other = Export(), PID + 5
+    for gpu, pid in ((2, PID), (3, other)):
+        export.kernel("flush", 1, 30, 40, deviceId=0, globalPid=(1 << 56) | (pid << 24))
+        export.add("TARGET_INFO_CUDA_DEVICE", gpuId=gpu, cudaId=0, pid=pid)
+        export.add("TARGET_INFO_GPU", id=gpu, name=f"GPU number {gpu}", cuDevice=9)
+    trace = read(export, tmp_path)
+    assert trace.work.device.tolist() == [2, 3]
+    assert trace.devices == {2: "GPU number 2", 3: "GPU number 3"}
+
+
+@pytest.mark.parametrize("end", [None, 0, 20])
+def test_work_without_an_end_is_left_out_and_told(end: int | None, tmp_path: Path) -> None:
+    export = two_replays()
+    export.kernel("cut_off", 100, 70_000, end)
+    trace = read(export, tmp_path)
+    assert len(trace.work) == 10
+    assert trace.notes == ["omitted: 1 piece of work without an end"]
+
+
+@pytest.mark.parametrize("table", sorted(set(two_replays().rows)))
+def test_any_table_may_be_missing(table: str, tmp_path: Path) -> None:
+    export = two_replays()
+    del export.rows[table]
+    trace = read(export, tmp_path)
+    left = sum(
+        len(rows)
+        for name, rows in export.rows.items()
+        if name.endswith(("KERNEL", "MEMCPY", "MEMSET"))
+    )
+    assert len(trace.work) == left
+
+
+def test_a_database_of_something_else_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match="without any table that nsys exports"):
+        read(Export(), tmp_path)
+
+
+ENDLESS = "WITH RECURSIVE r(start) AS (SELECT 1 UNION ALL SELECT start + 1 FROM r)"
+
+
+@pytest.mark.parametrize(
+    "trick",
+    [
+        f"VIEW CUPTI_ACTIVITY_KIND_KERNEL AS {ENDLESS} SELECT start FROM r",
+        "VIRTUAL TABLE CUPTI_ACTIVITY_KIND_KERNEL USING fts4(start)",
+        'TABLE CUPTI_ACTIVITY_KIND_KERNEL (id, start AS (hex(zeroblob(1e9))), "end" AS (1))',
+    ],
+)
+def test_tables_that_compute_what_they_say_are_not_read(trick: str, tmp_path: Path) -> None:
+    export = two_replays()
+    del export.rows["CUPTI_ACTIVITY_KIND_KERNEL"]
+    path = export.save(tmp_path / "step.sqlite")
+    with sqlite3.connect(path) as database:
+        database.execute(f"CREATE {trick}")
+    database.close()
+    trace = read_nsys(path)
+    assert set(trace.work.kind.tolist()) == {1, 2}  # copies and fills are told as before
+
+
+def test_a_database_that_leads_in_a_circle_ends_with_a_sentence(tmp_path: Path) -> None:
+    path = two_replays().save(tmp_path / "step.sqlite")
+    with pytest.raises(ProfileError, match="interrupted"), open_database(path) as database:
+        database._connection.execute(f"{ENDLESS} SELECT COUNT(*) FROM r")
+
+
+def test_texts_of_many_megabytes_are_refused_with_a_sentence(tmp_path: Path) -> None:
+    export = two_replays()
+    export.range("x" * (1 << 25), 0, 10)
+    with pytest.raises(ProfileError, match="too big"):
+        read(export, tmp_path)
+
+
+def test_an_index_that_was_added_changes_nothing(tmp_path: Path) -> None:
+    """A statement that needs no other columns gives rows in the order of the index."""
+    path = two_replays().save(tmp_path / "step.sqlite")
+    before = told(read_nsys(path))
+    with sqlite3.connect(path) as database:
+        columns = "start DESC, end, eventType, domainId, globalTid, textId"
+        database.execute(f"CREATE INDEX added ON NVTX_EVENTS({columns})")
+    database.close()
+    assert told(read_nsys(path)) == before
+
+
+def test_where_sqlite_may_write_no_lock_the_file_is_read_as_it_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a database with a log, in a folder that cannot be written."""
+    path, connect, asked = two_replays().save(tmp_path / "a b.sqlite"), sqlite3.connect, []
+
+    class Locked(sqlite3.Connection):
+        def execute(self, *_arguments: object) -> sqlite3.Cursor:
+            raise sqlite3.OperationalError("unable to open database file")
+
+    def open_one(name: str, uri: bool) -> sqlite3.Connection:
+        asked.append(name.rpartition("?")[2])
+        factory = Locked if name.endswith("ro") else sqlite3.Connection
+        return connect(name, uri=uri, factory=factory)
+
+    monkeypatch.setattr(sqlite3, "connect", open_one)
+    assert len(read_nsys(path).work) == 10
+    assert asked == ["mode=ro", "immutable=1"]
+
+
+OLD = ("graphNodeId", "globalPid", "demangledName", "dynamicSharedMemory", "domainId")
+
+
+@pytest.mark.parametrize(
+    "missing", [*OLD, "registersPerThread", "streamId", "copyKind", "eventType"]
+)
+def test_columns_that_older_versions_lack_are_done_without(missing: str, tmp_path: Path) -> None:
+    export = two_replays()
+    export.columns = {
+        table: [name for name in names if name != missing]
+        for table, names in export.columns.items()
+    }
+    trace = read(export, tmp_path)
+    assert trace.work.step.tolist() == [0, 0, 0, 1, 1, 1, 0, 1, 0, 1]
+
+
+def _folder(parent: Path) -> Path:
+    (parent / "second").mkdir()
+    return parent / "second"
+
+
+def test_kernels_whose_name_was_not_kept_have_a_number(tmp_path: Path) -> None:
+    export = two_replays()
+    del export.rows["StringIds"]
+    names = [name for kind, name, *_ in told(read(export, tmp_path)) if kind == "kernel"]
+    assert len(set(names)) == 3
+    assert all(name.startswith("kernel ") for name in names)
+
+
+@pytest.mark.parametrize("name", ["a b.sqlite", "it's.sqlite", "50%?#.sqlite"])
+def test_names_of_files_may_have_blanks_quotes_and_signs(name: str, tmp_path: Path) -> None:
+    assert len(read_nsys(two_replays().save(tmp_path / name)).work) == 10
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"", "without any table"),
+        (b"not a database", "cannot be read as an export"),
+        (b"SQLite format 3\0" + b"\0" * 200, "cannot be read as an export"),
+    ],
+)
+def test_what_is_no_database_is_refused_with_a_sentence(
+    content: bytes, sentence: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "broken.sqlite"
+    path.write_bytes(content)
+    with pytest.raises(ProfileError, match=rf"broken\.sqlite.* {sentence}"):
+        read_nsys(path)
+
+
+def test_text_where_a_number_belongs_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    export = two_replays()
+    export.rows["CUPTI_ACTIVITY_KIND_KERNEL"][0]["start"] = "soon"
+    with pytest.raises(ProfileError, match="cannot be read as an export"):
+        read(export, tmp_path)

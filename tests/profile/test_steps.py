@@ -1,0 +1,168 @@
+"""How steps are found, and that what lies in them and what does not add up to the capture."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from dsv4kv.profile.classify import shipped_rules
+from dsv4kv.profile.read import read_profile
+from dsv4kv.profile.steps import USUAL
+from dsv4kv.profile.table import build_table
+from dsv4kv.runs.profile import KernelTable
+from tests.profile.captures import (
+    ATTENTION,
+    INSERT,
+    PRODUCT,
+    WRITERS,
+    Capture,
+    launch_step,
+    piecewise,
+)
+
+EVERY_WRITER = pytest.mark.parametrize("writer", WRITERS)
+PAUSES = "no range is named 'step': a step is what the host launches between long pauses"
+
+
+def table_of(capture: Capture, writer: str, folder: Path, step: str = "step") -> KernelTable:
+    path = WRITERS[writer](capture, folder)
+    return build_table(read_profile(path, step), shipped_rules())
+
+
+def inside_ns(table: KernelTable) -> int:
+    return sum(row.total_ns for row in table.kernels)
+
+
+def calls_of(table: KernelTable, kernel: str) -> int:
+    return sum(row.calls for row in table.kernels if kernel in row.name)
+
+
+@EVERY_WRITER
+def test_steps_of_piecewise_graphs_add_up_to_the_capture(writer: str, tmp_path: Path) -> None:
+    capture = piecewise()
+    table = table_of(capture, writer, tmp_path)
+    assert table.notes == [PAUSES]
+    assert (table.num_steps, table.outside_calls) == (3, 0)
+    assert inside_ns(table) == capture.total_ns
+    assert table.steps is not None
+    assert table.steps.pieces == [1 + 4 * 4 + 1 + 1] * 3
+    assert (calls_of(table, INSERT), calls_of(table, ATTENTION)) == (12, 12)
+
+
+@EVERY_WRITER
+@pytest.mark.parametrize("seed", range(6))
+def test_any_piecewise_capture_adds_up(writer: str, seed: int, tmp_path: Path) -> None:
+    chance, capture, at = random.Random(seed), Capture(), 100
+    steps, layers = chance.randint(2, 8), chance.randint(1, 30)
+    for _ in range(steps):
+        at = launch_step(capture, at, layers, chance.randint(10, 20)) + chance.randint(300, 4_000)
+    table = table_of(capture, writer, tmp_path)
+    assert table.num_steps == steps
+    assert inside_ns(table) == capture.total_ns
+
+
+@EVERY_WRITER
+@pytest.mark.parametrize(
+    "name",
+    [
+        "execute_model",
+        "execute_context_9(8155)_generation_37(37)",
+        "step[DECODE bs=32]",
+        "[Executor] _forward_step 12: 0 ctx reqs, 64 gen reqs",
+        "ProfilerStep#3",
+    ],
+)
+def test_a_range_that_engines_call_a_step_is_one_though_it_comes_once(
+    writer: str, name: str, tmp_path: Path
+) -> None:
+    capture = Capture()
+    capture.launch(50, ("before", 40))
+    capture.mark(name, 90, launch_step(capture, 100, 4) + 10)
+    table = table_of(capture, writer, tmp_path)
+    (fit,) = [usual for usual in USUAL if usual[:5] == name[:5]]
+    assert table.notes == [f"no range is named 'step': the steps are {fit!r}"]
+    assert (table.num_steps, table.outside_calls, table.outside_ns) == (1, 1, 40_000)
+    assert inside_ns(table) + table.outside_ns == capture.total_ns
+    assert (calls_of(table, INSERT), calls_of(table, ATTENTION)) == (4, 4)
+
+
+@EVERY_WRITER
+def test_of_such_ranges_inside_each_other_the_outermost_are_the_steps(
+    writer: str, tmp_path: Path
+) -> None:
+    capture = piecewise(steps=2)
+    (begin, *_), (end, *_) = capture.calls[0], capture.calls[14]
+    capture.mark("execute_model", begin - 20, end + 20)
+    capture.mark("execute_context_0(0)_generation_8(8)", begin + 50, end)
+    assert table_of(capture, writer, tmp_path).num_steps == 1
+
+
+@EVERY_WRITER
+def test_such_ranges_in_which_nothing_is_launched_are_passed_over(
+    writer: str, tmp_path: Path
+) -> None:
+    capture = piecewise()
+    capture.mark("execute_nothing", 0, 50)
+    assert table_of(capture, writer, tmp_path).num_steps == 3
+
+
+@EVERY_WRITER
+def test_where_only_one_graph_is_launched_every_launch_is_a_step(
+    writer: str, tmp_path: Path
+) -> None:
+    """However long the pauses are."""
+    capture = Capture()
+    for at in (0, 10, 20, 900, 910, 920, 1_800, 1_810):
+        capture.launch(at, (PRODUCT, 4), (ATTENTION, 2), graph=True)
+    table = table_of(capture, writer, tmp_path)
+    assert table.notes == ["no range is named 'step': every launch of a graph is one"]
+    assert (table.num_steps, inside_ns(table)) == (8, capture.total_ns)
+
+
+@EVERY_WRITER
+@pytest.mark.parametrize("pauses", [[20] * 12, [*[20] * 6, 900, *[20] * 6]])
+def test_where_nothing_repeats_the_whole_capture_is_told(
+    writer: str, pauses: list[int], tmp_path: Path
+) -> None:
+    """One pause tells no steps: what lies before and behind it is not alike."""
+    capture, at = Capture(), 0
+    for number, pause in enumerate(pauses):
+        capture.launch(at := at + pause, (f"kernel_{number}", 7), graph=number % 2 > 0)
+    table = table_of(capture, writer, tmp_path)
+    told = "no range is named 'step': there are no steps, and the whole capture is reported"
+    assert table.notes == [told]
+    assert (table.num_steps, inside_ns(table)) == (0, capture.total_ns)
+
+
+@EVERY_WRITER
+def test_work_that_another_thread_launches_inside_a_step_is_the_steps(
+    writer: str, tmp_path: Path
+) -> None:
+    """As torch's autograd does in training."""
+    capture = Capture()
+    for number in range(3):
+        at = number * 1_000
+        capture.mark("step", at, at + 900)
+        capture.launch(at + 10, ("forward", 100))
+        capture.launch(at + 100, ("backward", 300), thread=1)
+    capture.launch(3_000, ("behind", 5), thread=1)
+    table = table_of(capture, writer, tmp_path)
+    assert inside_ns(table) == 3 * 400_000
+    assert table.outside_ns == 5_000
+    (note,) = table.notes
+    assert note.startswith("75.0 % of the time of work in steps was launched by other threads")
+
+
+@EVERY_WRITER
+def test_work_of_another_thread_is_nobodys_where_two_steps_are_open(
+    writer: str, tmp_path: Path
+) -> None:
+    capture = Capture()
+    for thread in (0, 1):
+        capture.mark("step", thread * 50, 900 + thread * 50, thread)
+        capture.launch(100 + thread, ("mine", 10), thread=thread)
+    capture.launch(300, ("whose", 10), thread=2)
+    capture.launch(940, ("of the second", 10), thread=2)
+    table = table_of(capture, writer, tmp_path)
+    assert (calls_of(table, "mine"), calls_of(table, "of the second")) == (2, 1)
+    assert table.outside_calls == 1

@@ -1,0 +1,228 @@
+"""The kernel table: sums, shares, gaps, bytes and steps, from whichever profiler."""
+
+from pathlib import Path
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsv4kv.profile.classify import shipped_rules
+from dsv4kv.profile.nsys import read_nsys
+from dsv4kv.profile.table import build_table
+from dsv4kv.profile.trace import (
+    KERNEL,
+    NONE,
+    Column,
+    LaunchShape,
+    Trace,
+    Work,
+    constant,
+)
+from dsv4kv.runs.profile import KernelRow, KernelTable
+from dsv4kv.view.profile import title_of
+from tests.profile.exports import Export, two_replays
+from tests.profile.kernel_profiles import from_kineto, from_nsys
+from tests.profile.traces import event, gpu_events
+
+Piece = tuple[int, int, int, int]
+"""Step, device, begin and end."""
+
+
+def trace_of(*pieces: Piece, has_clock: bool = True) -> Trace:
+    """Kernels of one name."""
+    table = np.array(pieces, dtype=np.int64).reshape(-1, 4)
+    step, device, start, end = (np.ascontiguousarray(column) for column in table.T)
+    rows = len(table)
+    work = Work(
+        name=constant(rows, 0),
+        kind=constant(rows, KERNEL),
+        start_ns=start,
+        end_ns=end,
+        self_ns=end - start,
+        device=device,
+        stream=constant(rows, 7),
+        shape=constant(rows, NONE),
+        node=constant(rows, 0),
+        step=step,
+        phase=constant(rows, NONE),
+        bytes=constant(rows, NONE),
+    )
+    steps = max([int(step.max(initial=NONE)) + 1, 0])
+    spans: Column = np.tile(np.array([[0, 5]], dtype=np.int64), (steps, 1))
+    return Trace("nsys", ["flush"], work, [], spans, has_clock=has_clock)
+
+
+def table_of(*pieces: Piece, has_clock: bool = True) -> KernelTable:
+    return build_table(trace_of(*pieces, has_clock=has_clock), shipped_rules())
+
+
+def row(table: KernelTable, part: str) -> KernelRow:
+    (found,) = [one for one in table.kernels if part in one.name]
+    return found
+
+
+def test_kernels_are_added_up_over_steps_and_sorted_by_their_time(tmp_path: Path) -> None:
+    table = from_nsys(tmp_path)
+    found = [(one.kind, one.calls, one.total_ns) for one in table.kernels]
+    assert found == [("kernel", 2, 20_000)] * 3 + [("memcpy", 2, 2_000), ("memset", 2, 2_000)]
+    assert table.num_steps == 2
+
+
+def test_a_kernel_has_all_that_the_profile_says_of_it(tmp_path: Path) -> None:
+    assert row(from_nsys(tmp_path), "flush") == KernelRow(
+        name="void dsv::flush<int>(int*)",
+        kind="kernel",
+        category="compress",
+        engine="dsv4kv",
+        operation="flush",
+        phase="replay",
+        calls=2,
+        total_ns=20_000,
+        median_ns=10_000,
+        p95_ns=None,
+        min_ns=10_000,
+        grid=[64, 2, 1],
+        block=[256, 1, 1],
+        registers=40,
+        shared_bytes=1040,
+        shapes=1,
+        node=2,
+        gap_ns=2_000,
+        useful_bytes=40_000,
+        counted_bytes=None,
+    )
+
+
+def test_a_step_is_busy_and_idle_for_its_whole_span(tmp_path: Path) -> None:
+    steps = from_nsys(tmp_path).steps
+    assert steps is not None
+    assert steps.host_ns == [20_000, 20_000]
+    # 21 to 22 the copy, 23 to 24 the fill, 30 to 64 the kernels with 2 idle between them
+    assert steps.span_ns == [43_000] * 2
+    assert steps.busy_ns == [32_000] * 2
+    assert steps.gap_ns == [11_000] * 2
+    assert steps.launch_ns == [4_000] * 2
+    assert (steps.launches, steps.pieces) == ([2, 2], [5, 5])
+
+
+def test_steps_that_launch_nothing_on_a_gpu_do_not_count(tmp_path: Path) -> None:
+    """As those of a process that only schedules."""
+    export = two_replays()
+    for begin in (30_000, 60_000):
+        export.range("step", begin, begin + 10)
+    table = from_nsys(tmp_path, export)
+    assert table.num_steps == 2
+    assert table.notes == ["omitted: 2 steps without work"]
+
+
+def test_work_outside_steps_is_counted_and_left_out(tmp_path: Path) -> None:
+    export = two_replays()
+    export.kernel("lost", 78, 900_000, 900_123)
+    table = from_nsys(tmp_path, export)
+    assert (table.outside_calls, table.outside_ns) == (1, 123)
+    assert not any("lost" in one.name for one in table.kernels)
+
+
+def test_without_steps_all_work_is_told(tmp_path: Path) -> None:
+    export = two_replays(nodes=False)
+    del export.rows["NVTX_EVENTS"], export.rows["CUPTI_ACTIVITY_KIND_RUNTIME"]
+    table = from_nsys(tmp_path, export)
+    assert (table.num_steps, table.steps, table.outside_calls) == (0, None, 0)
+    assert len(table.kernels) == 5
+
+
+def test_a_profile_without_a_clock_has_no_steps_gaps_and_timeline() -> None:
+    table = table_of((0, 0, 0, 10), (0, 0, 30, 40), has_clock=False)
+    assert (table.steps, table.timeline) == (None, None)
+    assert row(table, "flush").gap_ns is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 200), st.integers(1, 60)), min_size=1, max_size=12))
+def test_busy_time_is_the_length_of_the_union(pieces: list[tuple[int, int]]) -> None:
+    steps = table_of(*[(0, 0, start, start + length) for start, length in pieces]).steps
+    assert steps is not None
+    covered = {moment for start, length in pieces for moment in range(start, start + length)}
+    assert steps.busy_ns == [len(covered)]
+    assert steps.span_ns == [max(covered) + 1 - min(covered)]
+
+
+def test_bytes_go_to_kernels_that_are_an_operation_alone(tmp_path: Path) -> None:
+    export = two_replays()
+    export.kernel("flush_finish", 100, 70_000, 71_000)
+    table = from_nsys(tmp_path, export)
+    assert row(table, "gather_topk").useful_bytes == 80_000
+    assert row(table, "::flush<").useful_bytes is None
+    (flush,) = [one for one in table.operations if one.name == "flush"]
+    assert (flush.useful_bytes, flush.total_ns, flush.calls) == (40_000, 21_000, 2)
+
+
+def test_times_of_a_cpu_step_add_up_to_it(tmp_path: Path) -> None:
+    table = from_kineto(tmp_path)
+    steps = table.steps
+    assert steps is not None
+    assert steps.host_ns == [100_000]
+    assert (steps.busy_ns, steps.launch_ns, steps.gap_ns) == ([50_000], [30_000], [20_000])
+    assert sum(one.total_ns for one in table.kernels) == 80_000
+
+
+def test_what_stands_in_the_models_place_is_told_apart(tmp_path: Path) -> None:
+    events = [
+        event("user_annotation", "step", 0, 100),
+        event("user_annotation", "inputs", 10, 40),
+        event("cpu_op", "aten::randn", 20, 10),
+        event("cpu_op", "aten::add", 60, 15),
+    ]
+    steps = from_kineto(tmp_path, events).steps
+    assert steps is not None
+    assert (steps.inputs_ns, steps.busy_ns, steps.launch_ns) == ([40_000], [15_000], [0])
+    assert steps.gap_ns == [45_000]
+
+
+def test_operations_of_torch_do_what_the_operation_around_them_does(tmp_path: Path) -> None:
+    events = [
+        event("user_annotation", "step", 0, 300),
+        event("user_annotation", "gather_topk csa", 10, 80),
+        event("cpu_op", "aten::copy_", 20, 50),
+        event("user_annotation", "window_insert swa", 100, 80),
+        event("cpu_op", "aten::copy_", 120, 30),
+        event("cpu_op", "aten::copy_", 200, 20),
+    ]
+    table = from_kineto(tmp_path, events)
+    copies = {one.category: one.total_ns for one in table.kernels if one.name == "aten::copy_"}
+    assert copies == {"gather": 50_000, "insert": 30_000, "other": 20_000}
+    assert {one.name: one.total_ns for one in table.operations} == {
+        "gather_topk csa": 80_000,
+        "window_insert swa": 80_000,
+    }
+
+
+def test_a_gpu_profile_of_torch_gives_the_same_table_as_one_of_nsys(tmp_path: Path) -> None:
+    table = from_kineto(tmp_path, gpu_events())
+    assert row(table, "gather_topk").category == "gather"
+    assert row(table, "flush").grid == [64, 1, 1]
+    steps = table.steps
+    assert steps is not None
+    assert (steps.span_ns, steps.busy_ns) == ([95_000] * 2, [93_500] * 2)
+    assert table.outside_calls == 1
+
+
+def test_counted_bytes_of_ncu_stand_beside_useful_ones() -> None:
+    trace = trace_of((NONE, 0, 0, 10), (NONE, 0, 10, 30), has_clock=False)
+    work = Work(**{**vars(trace.work), "bytes": np.array([600, 500])})
+    shapes = [LaunchShape(None, None, None, None)]
+    ncu = Trace("ncu", ["flush"], work, shapes, trace.steps_ns, trace.calls, has_clock=False)
+    (flush,) = build_table(ncu, shipped_rules(), {"flush": 1_000}).operations
+    assert (flush.dram_bytes, flush.useful_bytes) == (1_100, 1_000)
+
+
+def test_places_are_counted_in_every_graph_anew(tmp_path: Path) -> None:
+    """The upper half of a node's id is the number of its graph."""
+    export = Export()
+    for graph in (3, 7):
+        for place, name in enumerate(["first", "second"]):
+            at, node = 1_000 * graph + 10 * place, (graph << 32) + 40 + place
+            export.kernel(f"{name}_of_{graph}", graph, at, at + 5, graphNodeId=node)
+    path = export.save(tmp_path / "step.sqlite")
+    table = build_table(read_nsys(path), shipped_rules())
+    found = {title_of(one): one.node for one in table.kernels}
+    assert found == {"first_of_3": 1, "second_of_3": 2, "first_of_7": 1, "second_of_7": 2}

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -41,6 +41,7 @@ from dsv4kv.model.plan import CachePlan, bytes_per_token
 from dsv4kv.ops.check import check_backend
 from dsv4kv.ops.registry import ResolvedBackend, resolve_backend
 from dsv4kv.ops.spec import choose
+from dsv4kv.runs.assemble import make_case
 from dsv4kv.runs.environment import memory_peak_bytes
 from dsv4kv.runs.part import Part
 from dsv4kv.runs.schema import (
@@ -223,10 +224,10 @@ def run_case(
             except KeyboardInterrupt:  # what was served is measured all the same
                 interrupted = True
     gpu = setup.drive.executor.gpu if setup.drive else None
-    return Case(
-        axis=axis,
-        status="failed" if problem else "incomplete" if interrupted else "complete",
+    return make_case(
         error=problem,
+        interrupted=interrupted,
+        axis=axis,
         cache=cache,
         totals=totals,
         latencies=list_latencies(setup.recorder, gpu.clock.read_ns() if gpu else None),
@@ -237,28 +238,6 @@ def run_case(
         gathers_because=setup.drive.gathers_because if setup.drive else None,
         **setup.facts(),
         **figures,
-    )
-
-
-def unbuilt_case(
-    axis: dict[str, Any],
-    config: BenchConfig,
-    status: Literal["failed", "incomplete", "skipped"],
-    problem: str | None,
-) -> Case:
-    """A case of a sweep that ended before it began, and why."""
-    return Case(
-        axis=axis,
-        status=status,
-        error=problem,
-        config=config.model_dump(mode="json"),
-        backend=config.backend or "",
-        cache=None,
-        totals=None,
-        operations=[],
-        latencies=[],
-        memcpy=None,
-        verification=describe_verification(None),
     )
 
 

@@ -17,8 +17,8 @@ from dsv4kv.config.load import LoadedConfig
 from dsv4kv.errors import DEFECT, INTERRUPTED, Dsv4kvError, RecordError
 from dsv4kv.files import temporary_folder
 from dsv4kv.processes import OWN_TREE, Child, python, with_package
-from dsv4kv.runs.environment import capture_environment
-from dsv4kv.runs.schema import Environment, Launch, RunRecord
+from dsv4kv.runs.assemble import begin_record
+from dsv4kv.runs.schema import Launch, RunRecord
 from dsv4kv.runs.store import load_record
 
 _GRACE_S = 60.0  # for an interrupted process to save what it has
@@ -241,15 +241,8 @@ def merge(
     }
     if records:
         return records[0].model_copy(update=fields)
-    return RunRecord(
-        **fields,
-        config_source=loaded.source,
-        config_sha256=loaded.sha256,
-        trace_source=loaded.config.workload.trace,
-        trace_sha256=None,
-        seed=loaded.config.measure.seed,
-        environment=Environment(**capture_environment()),
-    )
+    begun = begin_record(loaded, None, argv=[], reproduce="")
+    return RunRecord(**begun | {"trace_source": loaded.config.workload.trace} | fields)
 
 
 def _timeout_s(outcomes: Sequence[Outcome]) -> float:

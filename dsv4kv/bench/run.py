@@ -3,10 +3,9 @@
 import shlex
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Literal, Protocol
+from typing import Any, Protocol
 
-from dsv4kv.bench.case import run_case, unbuilt_case
+from dsv4kv.bench.case import run_case
 from dsv4kv.bench.device import describe_gpu
 from dsv4kv.bench.launches import bench_arguments
 from dsv4kv.bench.serve.loop import count_tokens
@@ -14,11 +13,9 @@ from dsv4kv.bench.turns import Turns
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.load import LoadedConfig, Point
 from dsv4kv.errors import Dsv4kvError, PeerUnavailable
-from dsv4kv.runs.environment import capture_environment
+from dsv4kv.runs.assemble import begin_record, end_record, make_case
 from dsv4kv.runs.points import HERE, Sweep, run_points
-from dsv4kv.runs.schema import Case, Environment, RunRecord
-from dsv4kv.runs.store import new_run_id
-from dsv4kv.traces import resolve_trace, trace_sha256
+from dsv4kv.runs.schema import Case, RunRecord
 
 
 @dataclass(frozen=True)
@@ -48,14 +45,19 @@ class Watcher(Protocol):
 
 def run_bench(invocation: Invocation, watcher: Watcher) -> RunRecord:
     """Run every case; a case that fails does not end a sweep. Raises ``Dsv4kvError``."""
-    started, config = datetime.now(UTC), invocation.loaded.config
-    environment = Environment(**capture_environment(), gpu=describe_gpu(config.device))
-    trace = invocation.cases[0].config.workload.source
-    trace_digest = trace_sha256(resolve_trace(trace)) if trace else None
-    turns, memory_bytes = Turns.join(), environment.memory_bytes
+    loaded, points, kept = invocation.loaded, invocation.cases, invocation.sweep.points
+    words = bench_arguments(loaded.source, invocation.overrides, invocation.axes)
+    begun = begin_record(
+        loaded,
+        points[0].config.workload.source,
+        argv=invocation.argv,
+        reproduce=shlex.join(["dsv4kv", "bench", *words]),
+        gpu=describe_gpu(loaded.config.device),
+        sweep=invocation.sweep,
+    )
+    turns, memory_bytes = Turns.join(), begun["environment"].memory_bytes
     if turns and memory_bytes:
         memory_bytes //= 2  # the other process has a cache as well
-    points, kept = invocation.cases, invocation.sweep.points
     done = kept.cases if kept else {}
     watcher.start(_count_all([p for n, p in enumerate(points) if n not in done]))
 
@@ -65,23 +67,7 @@ def run_bench(invocation: Invocation, watcher: Watcher) -> RunRecord:
         return _run(points[number], watcher, memory_bytes, turns, alone=alone)
 
     cases = run_points(invocation.sweep, len(points), work)
-    statuses = [case.status for case in cases] + ["incomplete"] * (len(cases) < len(points))
-    words = bench_arguments(invocation.loaded.source, invocation.overrides, invocation.axes)
-    return RunRecord(
-        run_id=kept.asked.run_id if kept else new_run_id(config.name, started),
-        started_utc=kept.asked.started_utc if kept else started.isoformat(timespec="seconds"),
-        ended_utc=datetime.now(UTC).isoformat(timespec="seconds"),
-        status=next((s for s in ("failed", "incomplete") if s in statuses), "complete"),
-        argv=invocation.argv,
-        reproduce=shlex.join(["dsv4kv", "bench", *words]),
-        config_source=invocation.loaded.source,
-        config_sha256=invocation.loaded.sha256,
-        trace_source=trace,
-        trace_sha256=trace_digest,
-        seed=config.measure.seed,
-        environment=environment,
-        cases=cases,
-    )
+    return end_record(begun, cases, len(points))
 
 
 def _count_all(cases: Sequence[Point[BenchConfig]]) -> int:
@@ -113,8 +99,10 @@ def _run(
     except (Dsv4kvError, KeyboardInterrupt) as error:
         if alone:
             raise
+        config, backend = point.config.model_dump(mode="json"), point.config.backend or ""
+        facts: dict[str, Any] = {"axis": point.axis, "config": config, "backend": backend}
         if isinstance(error, KeyboardInterrupt):
-            return unbuilt_case(point.axis, point.config, "incomplete", None)
-        lacks = isinstance(error, PeerUnavailable)
-        status: Literal["skipped", "failed"] = "skipped" if lacks else "failed"
-        return unbuilt_case(point.axis, point.config, status, str(error))
+            return make_case(**facts, interrupted=True)
+        if isinstance(error, PeerUnavailable):
+            facts["status"] = "skipped"
+        return make_case(**facts, error=str(error))

@@ -20,9 +20,10 @@ from dsv4kv.profile.ncu import read_ncu
 from dsv4kv.profile.nsys import read_nsys
 from dsv4kv.profile.table import build_table
 from dsv4kv.profile.trace import STEP, Trace
+from dsv4kv.runs.assemble import make_case
 from dsv4kv.runs.profile import KernelTable, Profile
 from dsv4kv.runs.quantities import Yardstick, yardsticks
-from dsv4kv.runs.schema import NOTHING_CHECKED, Case, Environment, RunRecord
+from dsv4kv.runs.schema import Environment, RunRecord
 from dsv4kv.runs.store import load_record, new_run_id
 
 _RECORD = '"schema_version"'
@@ -143,19 +144,10 @@ def record_of_profile(profile: Profile, path: Path, step: str, argv: Sequence[st
     moment = now.isoformat(timespec="seconds")
     with path.open("rb") as file:
         content_sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    case = Case(
-        axis={},
-        status="complete",
-        error=None,
+    case = make_case(
         config={"name": path.name},
         device="cuda" if profile.table.devices else "cpu",
         backend=ELSEWHERE,
-        cache=None,
-        totals=None,
-        operations=[],
-        latencies=[],
-        memcpy=None,
-        verification=NOTHING_CHECKED,
         profile=profile,
     )
     return RunRecord(

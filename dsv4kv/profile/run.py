@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from dsv4kv.bench.case import Setup, describe_cache, describe_verification, make_loop, set_up
+from dsv4kv.bench.case import Setup, describe_cache, make_loop, set_up
 from dsv4kv.bench.device import describe_gpu, find_device
 from dsv4kv.bench.memory import audit_memory
 from dsv4kv.bench.protocol import measure_memcpy
@@ -37,11 +37,10 @@ from dsv4kv.profile.launch import (
 from dsv4kv.profile.read import read_profile
 from dsv4kv.profile.table import build_table
 from dsv4kv.profile.trace import STEP
-from dsv4kv.runs.environment import capture_environment
+from dsv4kv.runs.assemble import begin_record, end_record, make_case
 from dsv4kv.runs.profile import Profile
-from dsv4kv.runs.schema import Case, Environment, Memcpy, Peak, RunRecord
+from dsv4kv.runs.schema import Case, Memcpy, Peak, RunRecord
 from dsv4kv.runs.store import dumps, load_record, new_run_id
-from dsv4kv.traces import resolve_trace, trace_sha256
 
 Tool = Literal["nsys", "ncu", "torch"]
 _PACKAGES = {"nsys": "Nsight Systems", "ncu": "Nsight Compute"}
@@ -178,30 +177,20 @@ def _run_tool(plan: Plan, command: Command) -> tuple[RunRecord, Profiled]:
 
 
 def _run_in_process(plan: Plan, profiler: Attached, keep: Callable[[RunRecord], None]) -> None:
-    started, config = datetime.now(UTC), plan.loaded.config
-    environment = Environment(**capture_environment(), gpu=describe_gpu(config.device))
-    trace = config.workload.trace
+    config = plan.loaded.config
+    begun = begin_record(
+        plan.loaded,
+        config.workload.trace,
+        argv=plan.argv,
+        reproduce=reproduce(plan),
+        gpu=describe_gpu(config.device),
+    )
+    begun["run_id"], memory_bytes = plan.folder.resolve().name, begun["environment"].memory_bytes
 
     def keep_case(case: Case) -> None:
-        keep(
-            RunRecord(
-                run_id=plan.folder.resolve().name,
-                started_utc=started.isoformat(timespec="seconds"),
-                ended_utc=datetime.now(UTC).isoformat(timespec="seconds"),
-                status="complete",
-                argv=list(plan.argv),
-                reproduce=reproduce(plan),
-                config_source=plan.loaded.source,
-                config_sha256=plan.loaded.sha256,
-                trace_source=trace,
-                trace_sha256=trace_sha256(resolve_trace(trace)) if trace else None,
-                seed=config.measure.seed,
-                environment=environment,
-                cases=[case],
-            )
-        )
+        keep(end_record(begun, [case]))
 
-    run_profiled(config, profiler, plan.num_steps, keep_case, environment.memory_bytes)
+    run_profiled(config, profiler, plan.num_steps, keep_case, memory_bytes)
 
 
 class Enough(Exception):
@@ -304,17 +293,10 @@ def run_profiled(
         memcpy = Memcpy(bytes=2 * size, samples_ns=measure_memcpy(size))
     watch = Watch(profiler, steps, config.workload.concurrency, config.measure.warmup_steps)
     _serve(setup, setup.drive.executor, watch)
-    case = Case(
-        axis={},
-        status="complete",
-        error=None,
+    case = make_case(
         cache=describe_cache(config, setup.plan, setup.manager),
-        totals=None,
-        operations=[],
-        latencies=[],
         memcpy=memcpy,
         peaks=peaks,
-        verification=describe_verification(None),
         profile=Profile(
             why="",
             command=[],

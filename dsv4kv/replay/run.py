@@ -5,7 +5,6 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -19,7 +18,7 @@ from dsv4kv.replay.build import Replay, build_replay, forget_paths, read_request
 from dsv4kv.replay.clock.steps import StepTimes
 from dsv4kv.replay.tier import Tier
 from dsv4kv.replay.tiers import Tiers
-from dsv4kv.runs.environment import capture_environment
+from dsv4kv.runs.assemble import begin_record, end_record, make_case
 from dsv4kv.runs.points import HERE, Sweep, run_points
 from dsv4kv.runs.replay import (
     Constant,
@@ -31,16 +30,7 @@ from dsv4kv.runs.replay import (
     ReplayWork,
     Reuse,
 )
-from dsv4kv.runs.schema import (
-    NOTHING_CHECKED,
-    CacheSummary,
-    Case,
-    Environment,
-    Latency,
-    RunRecord,
-    Totals,
-)
-from dsv4kv.runs.store import new_run_id
+from dsv4kv.runs.schema import CacheSummary, Case, Latency, RunRecord, Totals
 from dsv4kv.traces import resolve_trace, trace_sha256
 from dsv4kv.traces.request import Request
 
@@ -292,35 +282,23 @@ def run_replay(invocation: Invocation, on_progress: OnProgress) -> RunRecord:
     Raises:
         Dsv4kvError: The only case cannot be built or its trace cannot be read.
     """
-    started, config = datetime.now(UTC), invocation.loaded.config
-    trace = config.workload.trace
-    digest = trace_sha256(resolve_trace(trace)) if trace else None
-    environment = Environment(**capture_environment())
     points, sweep = invocation.points, invocation.sweep
-    asked = sweep.points.asked if sweep.points else None
-    serve = Server(points, invocation.serve or serve_alone, asked.traces_sha256 if asked else {})
+    begun = begin_record(
+        invocation.loaded,
+        invocation.loaded.config.workload.trace,
+        argv=invocation.argv,
+        reproduce=_reproduce(invocation),
+        sweep=sweep,
+    )
+    digests = sweep.points.asked.traces_sha256 if sweep.points else {}
+    serve = Server(points, invocation.serve or serve_alone, digests)
     cases = run_points(
         sweep,
         len(points),
         serve if sweep.parallel else partial(serve, on_progress=on_progress),
         on_progress,
     )
-    statuses = [case.status for case in cases] + ["incomplete"] * (len(cases) < len(points))
-    return RunRecord(
-        run_id=asked.run_id if asked else new_run_id(config.name, started),
-        started_utc=asked.started_utc if asked else started.isoformat(timespec="seconds"),
-        ended_utc=datetime.now(UTC).isoformat(timespec="seconds"),
-        status=next((s for s in ("failed", "incomplete") if s in statuses), "complete"),
-        argv=invocation.argv,
-        reproduce=_reproduce(invocation),
-        config_source=invocation.loaded.source,
-        config_sha256=invocation.loaded.sha256,
-        trace_source=trace,
-        trace_sha256=digest,
-        seed=config.measure.seed,
-        environment=environment,
-        cases=cases,
-    )
+    return end_record(begun, cases, len(points))
 
 
 class Server:
@@ -369,7 +347,7 @@ class Server:
         except Dsv4kvError as error:
             if count == 1:
                 raise
-            return make_case(point, str(error))
+            return replayed_case(point, str(error))
 
 
 def serve_alone(
@@ -391,7 +369,7 @@ def serve_alone(
         ended, problem = True, _find_problem(replay)
     except KeyboardInterrupt:
         pass
-    return make_case(
+    return replayed_case(
         point,
         problem,
         interrupted=not ended,
@@ -416,31 +394,10 @@ def _find_problem(replay: Replay) -> str | None:
     return None
 
 
-def make_case(
-    point: Point[ReplayConfig],
-    problem: str | None,
-    *,
-    interrupted: bool = False,
-    cache: CacheSummary | None = None,
-    totals: Totals | None = None,
-    latencies: Sequence[Latency] = (),
-    replay: ReplayResult | None = None,
-) -> Case:
-    """Make the case of a point: failed where there is a problem, else as far as it came."""
-    return Case(
-        axis=point.axis,
-        status="failed" if problem else "incomplete" if interrupted else "complete",
-        error=problem,
-        config=point.config.model_dump(mode="json"),
-        backend="replay",
-        cache=cache,
-        totals=totals,
-        operations=[],
-        latencies=list(latencies),
-        memcpy=None,
-        verification=NOTHING_CHECKED,
-        replay=replay,
-    )
+def replayed_case(point: Point[ReplayConfig], problem: str | None, **known: Any) -> Case:
+    """Make the case of a point; see ``make_case``."""
+    config = point.config.model_dump(mode="json")
+    return make_case(axis=point.axis, config=config, backend="replay", error=problem, **known)
 
 
 def _reproduce(invocation: Invocation) -> str:

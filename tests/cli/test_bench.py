@@ -169,7 +169,7 @@ def test_ctrl_c_in_a_step_leaves_an_incomplete_record(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     "place",
     [
-        "dsv4kv.bench.run.capture_environment",
+        "dsv4kv.runs.assemble.capture_environment",
         "dsv4kv.bench.run.count_tokens",
         "dsv4kv.bench.build.KVCacheManager",
         "dsv4kv.bench.case.build_drive",

@@ -28,7 +28,7 @@ from dsv4kv.replay.run import (
     describe_totals,
     list_constants,
     list_latencies,
-    make_case,
+    replayed_case,
     serve_alone,
 )
 from dsv4kv.replay.tiers import Tiers
@@ -72,7 +72,7 @@ def serve_point(
             problem = (
                 f"{held} blocks of {replica.name} are still held although every request ended."
             )
-    return make_case(
+    return replayed_case(
         point,
         problem,
         interrupted=not fleet.ended,

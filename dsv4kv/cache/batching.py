@@ -1,30 +1,18 @@
-"""State of a batching engine next to its blocks: paused requests, and experts by block."""
+"""State of a batching engine next to its blocks: paused requests, and experts by block.
+
+``KVBlockAllocator`` has both and the block pool under an engine's names, to port code from it.
+"""
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, islice
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsv4kv.cache.blocks import NO_BLOCKS, BlockPool, Ids
+from dsv4kv.cache.blocks import NO_BLOCKS, BlockPool, Ids, Policy
 from dsv4kv.errors import CacheError, ConfigError
 
 Routing = NDArray[np.int16]
-
-
-@dataclass(frozen=True, slots=True)
-class BlockCounts:
-    """Blocks, each counted once however many share it; a running holder makes it active."""
-
-    total: int  # all but the dummy
-    total_used: int  # held
-    total_available: int  # unused or evictable
-    active_used: int  # held by running requests
-    active_available: int
-    """What running requests may still take once paused ones have used up their budget."""
-    paused_used: int  # held by paused requests alone
-    paused_available: int  # the rest of their budget; negative: beyond it
 
 
 class PausedRequests:
@@ -37,7 +25,7 @@ class PausedRequests:
                 f"paused requests cannot keep {budget_blocks} blocks of {pool.num_blocks}: "
                 f"give 0..{pool.num_blocks}."
             )
-        self._pool, self._budget = pool, budget_blocks
+        self._pool, self.budget = pool, budget_blocks
         self._paused: dict[Hashable, tuple[Ids, int]] = {}  # blocks, and how many are missing
 
     def __len__(self) -> int:
@@ -68,7 +56,7 @@ class PausedRequests:
         those that still cannot.
         """
         evicted = list[Hashable]()
-        while self._paused and self._staying_blocks() > self._budget:
+        while self._paused and self._staying_blocks() > self.budget:
             evicted.append(self.evict_newest())
         return evicted
 
@@ -85,19 +73,10 @@ class PausedRequests:
         paused, self._paused = self._paused, {}
         return list(paused)
 
-    def counts(self) -> BlockCounts:
-        """Count blocks; takes time in proportion to what is paused."""
-        pool = self._pool
-        paused = self._held_alone([ids for ids, _ in self._paused.values()])
-        return BlockCounts(
-            total=pool.num_blocks,
-            total_used=pool.num_held,
-            total_available=pool.num_free,
-            active_used=pool.num_held - paused,
-            active_available=max(pool.num_free - max(self._budget - paused, 0), 0),
-            paused_used=paused,
-            paused_available=self._budget - paused,
-        )
+    @property
+    def num_held(self) -> int:
+        """Blocks that paused requests alone hold, each counted once however many share it."""
+        return self._held_alone([ids for ids, _ in self._paused.values()])
 
     def _num_able(self) -> int:
         needed = accumulate(missing for _, missing in self._paused.values())
@@ -172,3 +151,63 @@ class RoutingStore:
     def _drop(self, ids: Ids) -> None:
         for block in ids.tolist() if self._blocks else ():
             self._blocks.pop(block, None)
+
+
+class KVBlockAllocator:
+    """Blocks 0..N−1, the last a dummy for padding rows, with paused requests and routing."""
+
+    def __init__(
+        self,
+        total_blocks: int,
+        paused_blocks: int,
+        routing_shape: tuple[int, int, int],
+        policy: Policy = "lru",
+    ) -> None:
+        """``routing_shape``: tokens of a block, layers, experts of a token."""
+        self.pool = pool = BlockPool(total_blocks - 1, policy=policy)
+        self.paused = PausedRequests(pool, paused_blocks)
+        self.routing = RoutingStore(pool, *routing_shape)
+        self.dummy_block_idx = pool.dummy_block
+        self.reset = pool.reset
+        self.allocate_memory_blocks = pool.allocate
+        self.retain_memory_blocks = pool.retain
+        self.release_memory_blocks = pool.release
+        self.register_kv_block_hashes = pool.register
+        self.find_kv_blocks = pool.find
+        self.update_timestamps = pool.touch
+        self.evict_lru_blocks = pool.evict
+        self.store_routing_per_block = self.routing.store
+        self.get_block_routing = self.routing.of_block
+        self.reconstruct_routing_from_blocks = self.routing.reconstruct
+
+    def is_memory_available(self, count: int, potential_matched_count: int = 0) -> bool:
+        """Whether ``count`` blocks can be had if matched cached ones are retained."""
+        return 0 <= count <= self.pool.num_free - max(potential_matched_count, 0)
+
+    def get_evictable_block_count(self) -> int:
+        """Cached blocks that no held one follows."""
+        return self.pool.num_evictable
+
+    def get_total_used(self) -> int:
+        """Blocks that are held."""
+        return self.pool.num_held
+
+    def get_active_used(self) -> int:
+        """Blocks that running requests hold, alone or with others."""
+        return self.pool.num_held - self.paused.num_held
+
+    def get_paused_used(self) -> int:
+        """Blocks that paused requests alone hold."""
+        return self.paused.num_held
+
+    def get_paused_avail(self) -> int:
+        """What is left of the paused requests' budget; negative beyond it."""
+        return self.paused.budget - self.paused.num_held
+
+    def get_active_avail(self) -> int:
+        """Blocks that running requests may take once paused ones have used up their budget."""
+        return max(self.pool.num_free - max(self.get_paused_avail(), 0), 0)
+
+    def store_block_routing(self, block: int, position: int, routing: Routing) -> None:
+        """Store experts int16[n, L, k] of tokens of one block, from ``position`` on."""
+        self.routing.store(np.array([block]), routing, position)

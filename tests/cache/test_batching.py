@@ -5,32 +5,26 @@ from random import Random
 import numpy as np
 import pytest
 
-from dsv4kv.cache.batching import BlockCounts, PausedRequests, Routing, RoutingStore
+from dsv4kv.cache.batching import KVBlockAllocator, PausedRequests, Routing, RoutingStore
 from dsv4kv.cache.blocks import BlockPool
 from dsv4kv.errors import CacheError, ConfigError, NotOwner
 from tests.cache.blocks import chain, ids
 
 
 def test_blocks_are_counted_once_however_many_requests_share_them() -> None:
-    pool = BlockPool(10)
-    paused = PausedRequests(pool, budget_blocks=5)
+    blocks = KVBlockAllocator(10 + 1, 5, (4, 1, 1))
+    pool, paused = blocks.pool, blocks.paused
     shared, a, b, c = pool.acquire(2), *(pool.acquire(1) for _ in range(3))
     pool.retain(np.concatenate([shared, shared]))
     paused.pause("a", np.concatenate([shared, a]))
     paused.pause("b", np.concatenate([shared, b]))
     # The running request c holds the shared blocks, too: they are active.
-    assert paused.counts() == BlockCounts(
-        total=10,
-        total_used=5,
-        total_available=5,
-        active_used=3,
-        active_available=2,
-        paused_used=2,
-        paused_available=3,
-    )
+    assert (blocks.get_total_used(), blocks.is_memory_available(5)) == (5, True)
+    assert (blocks.get_active_used(), blocks.get_active_avail()) == (3, 2)
+    assert (blocks.get_paused_used(), blocks.get_paused_avail()) == (2, 3)
     pool.release(np.concatenate([shared, c]))
-    counts = paused.counts()
-    assert (counts.active_used, counts.paused_used, counts.paused_available) == (0, 4, 1)
+    assert (blocks.get_active_used(), blocks.get_active_avail()) == (0, 5)
+    assert (blocks.get_paused_used(), blocks.get_paused_avail()) == (4, 1)
 
 
 def test_a_resumed_request_gets_the_blocks_it_was_missing() -> None:
@@ -67,11 +61,11 @@ def test_no_more_are_evicted_than_a_plain_search_finds(seed: int) -> None:
         plain.append((set(held.astype(np.int64).tolist()), draw.randint(1, 3)))
         paused.pause(name, held.astype(np.int64), plain[-1][1])
     pool.acquire(max(0, pool.num_free - draw.randint(0, 3)))  # others that run
-    expected = plain_evictions(plain, running.tolist(), pool.num_free, paused._budget)
+    expected = plain_evictions(plain, running.tolist(), pool.num_free, paused.budget)
     evicted = paused.evict_over_budget()
     assert evicted == list(range(len(plain)))[::-1][:expected]
     paused.resume()
-    assert paused.counts().paused_available >= 0
+    assert paused.num_held <= paused.budget
 
 
 def plain_evictions(

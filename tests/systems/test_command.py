@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from dsv4kv.bench.systems.rows import SlotScheduler
+from dsv4kv.bench.systems.rows import SlotAllocator, SlotScheduler
 from dsv4kv.bench.systems.slot_system import KvRows
 from dsv4kv.cache.batching import RoutingStore
 from dsv4kv.cache.blocks import BlockPool
-from dsv4kv.cache.slots import SlotAllocator
 from dsv4kv.cache.table import BlockTable
 from dsv4kv.cli import app
 from dsv4kv.ops import cpu

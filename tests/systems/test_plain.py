@@ -8,11 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.bench.systems.rows import PrefixCacheManager
+from dsv4kv.bench.systems.rows import PrefixCacheManager, SlotAllocator
 from dsv4kv.bench.systems.workload import _FACTOR
 from dsv4kv.cache.batching import RoutingStore
 from dsv4kv.cache.blocks import BlockPool
-from dsv4kv.cache.slots import SlotAllocator
 from dsv4kv.errors import NotOwner
 from tests.systems.plain import (
     PlainAllocator,

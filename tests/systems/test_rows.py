@@ -5,8 +5,14 @@ from random import Random
 import numpy as np
 import pytest
 
-from dsv4kv.bench.systems.rows import NOTHING, Found, PrefixCacheManager, Seat, SlotScheduler
-from dsv4kv.cache.slots import SlotAllocator
+from dsv4kv.bench.systems.rows import (
+    NOTHING,
+    Found,
+    PrefixCacheManager,
+    Seat,
+    SlotAllocator,
+    SlotScheduler,
+)
 
 
 def row(*tokens: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:

@@ -8,7 +8,6 @@ from typing import get_args
 import numpy as np
 
 from dsv4kv.bench.systems.hashing import HASHES, BlockHasher, Digests, resumable_blocks
-from dsv4kv.bench.systems.originals import KVBlockAllocator
 from dsv4kv.bench.systems.workload import (
     EXPERTS,
     KV_WORDS,
@@ -24,6 +23,7 @@ from dsv4kv.bench.systems.workload import (
     Turn,
     Unit,
 )
+from dsv4kv.cache.batching import KVBlockAllocator
 from dsv4kv.cache.blocks import NO_BLOCKS, NO_HASH, BlockEvent, Ids, Policy
 from dsv4kv.config.systems import SystemsConfig
 from dsv4kv.errors import ConfigError

@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from dsv4kv.bench.systems.rows import Found, PrefixCacheManager, Seat, SlotScheduler
+from dsv4kv.bench.systems.rows import Found, PrefixCacheManager, Seat, SlotAllocator, SlotScheduler
 from dsv4kv.bench.systems.workload import (
     KV_WORDS,
     VOCABULARY,
@@ -22,7 +22,6 @@ from dsv4kv.bench.systems.workload import (
     Turn,
     Unit,
 )
-from dsv4kv.cache.slots import SlotAllocator
 from dsv4kv.config.systems import SystemsConfig
 from dsv4kv.core.tree import Lease
 

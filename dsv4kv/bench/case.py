@@ -20,7 +20,7 @@ from dsv4kv.bench.build import (
     loop_settings,
     plan_from,
 )
-from dsv4kv.bench.device import CudaDevice, find_device
+from dsv4kv.bench.device import EMPTY_GRAPH, CallTimer, CudaDevice, find_device, measure_peaks
 from dsv4kv.bench.figures import measure_operations
 from dsv4kv.bench.memory import MemoryWatch
 from dsv4kv.bench.protocol import Budget, measure_memcpy
@@ -31,7 +31,6 @@ from dsv4kv.bench.serve.loop import ServingLoop, open_requests
 from dsv4kv.bench.serve.reuse import PrefixReuse
 from dsv4kv.bench.serve.verifier import Verifier
 from dsv4kv.bench.telemetry import Table, Telemetry, Window
-from dsv4kv.bench.timing import EMPTY_GRAPH, CallTimer, measure_peaks
 from dsv4kv.bench.turns import Turns, one_cpu
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.choices import PEERS

@@ -1,16 +1,28 @@
-"""Where a run's cache lives."""
+"""The GPU of a run, and equal calls timed on it: captured in a graph and replayed."""
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from dsv4kv.bench.protocol import Budget, ReplayTimer, Throttled, Timing
 from dsv4kv.bench.recorder import Event
-from dsv4kv.bench.serve.graphs import Capture, cuda_capture
+from dsv4kv.bench.serve.graphs import Capture, Graph, cuda_capture
+from dsv4kv.bench.telemetry import Window
 from dsv4kv.errors import CudaUnavailable
 from dsv4kv.ops.cuda.compile import architecture_of
-from dsv4kv.runs.schema import GpuFacts
+from dsv4kv.ops.cuda.launch import prepare
+from dsv4kv.ops.launches.copies import (
+    THREADS,
+    plan_copy_peak,
+    plan_nothing,
+    plan_read_peak,
+    plan_write_peak,
+)
+from dsv4kv.ops.launches.launch import MOST_BLOCKS
+from dsv4kv.runs.schema import GpuFacts, Peak, PeakName
 
 
 @dataclass(frozen=True)
@@ -67,3 +79,104 @@ def _make_event() -> Event:
     make: Any = torch.cuda.Event
     event: Event = make(enable_timing=True)
     return event
+
+
+EMPTY_GRAPH, EMPTY_KERNEL = "empty graph", "empty kernel"
+
+_CHAIN = 64  # empty kernels, one after the other
+
+
+class CallTimer:
+    """Times calls on one GPU, which stays warm from one to the next."""
+
+    def __init__(
+        self,
+        device: CudaDevice,
+        windows: list[Window] | None = None,
+        throttled: Throttled | None = None,
+        budget: Budget | None = None,
+    ) -> None:
+        """Time on ``device``, adding a window for each call to ``windows``, within a budget."""
+        self.device = device
+        self._windows = [] if windows is None else windows
+        sleep: Any = torch.cuda._sleep if device.device.type == "cuda" else None
+        self._replays = ReplayTimer(device.make_event, sleep, throttled=throttled)
+        self._budget = budget or Budget(None)
+
+    def share_ns(self, measurements: int) -> int | None:
+        """Time for the first of the measurements to come; None where too little is left."""
+        return self._budget.share_ns(measurements, self._replays.rules.least_total_ns)
+
+    def time(
+        self,
+        calls: Sequence[Callable[[], object]],
+        name: str,
+        layer_type: str | None = None,
+        temperature: str | None = None,
+    ) -> list[int]:
+        """Nanoseconds of one of the calls, all of one kind, which run one after the other."""
+        return self.measure(calls, name, layer_type, temperature).samples_ns
+
+    def measure(
+        self,
+        calls: Sequence[Callable[[], object]],
+        name: str,
+        layer_type: str | None = None,
+        temperature: str | None = None,
+        most_ns: int | None = None,
+    ) -> Timing:
+        """``time``, and how it went; it ends after ``most_ns`` in any case."""
+        graph = self._capture(calls)
+        rounds = self._replays.rounds_for(graph.replay) if calls else 1
+        if rounds > 1:
+            graph = self._capture([*calls] * rounds)
+        timing = self._replays.time(graph.replay, rounds * max(1, len(calls)), most_ns)
+        span = timing.started_ns, timing.ended_ns
+        self._windows.append(Window(name, layer_type, temperature, *span, timing))
+        return timing
+
+    def time_floors(self) -> list[int]:
+        """Time an empty graph, as a window alone, and an empty kernel: its nanoseconds."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that it is empty
+            self.measure([], EMPTY_GRAPH)
+        nothing = plan_nothing(torch.empty(1, device=self.device.device))
+        return self.time([prepare(nothing)] * _CHAIN, EMPTY_KERNEL)
+
+    def _capture(self, calls: Sequence[Callable[[], object]]) -> Graph:
+        def run() -> None:
+            for call in calls:
+                call()
+
+        return self.device.make_capture()(run)
+
+
+_CALLS = 4  # in one graph
+_MOST_NS = 5_000_000_000  # of each: they are steady, and every row waits for them
+
+
+def measure_peaks(
+    device: CudaDevice, size_bytes: int, timer: CallTimer | None = None
+) -> list[Peak]:
+    """Copy, read and write ``size_bytes``; a copy reads and writes every byte.
+
+    Both torch's copy and the one with our own accesses are timed, and the faster is what others
+    are compared with. Buffers hold random bytes: zeros may be stored or moved in fewer.
+    """
+    timer = timer or CallTimer(device)
+    source = torch.empty(size_bytes, dtype=torch.uint8, device=device.device).random_(0, 256)
+    target = torch.empty_like(source)
+    sums = torch.empty(MOST_BLOCKS * THREADS, dtype=torch.int32, device=device.device)
+    calls: dict[PeakName, tuple[int, Callable[[], object]]] = {
+        "copy": (2 * size_bytes, prepare(plan_copy_peak(source, target))),
+        "torch_copy": (2 * size_bytes, lambda: target.copy_(source)),
+        "read": (size_bytes, prepare(plan_read_peak(source, sums))),
+        "write": (size_bytes, prepare(plan_write_peak(target))),
+    }
+    peaks = []
+    for name, (moved, call) in calls.items():
+        timing = timer.measure([call] * _CALLS, name, most_ns=_MOST_NS)
+        if timing.samples_ns:
+            samples_ns, throttled = timing.samples_ns, timing.throttled
+            peaks.append(Peak(name=name, bytes=moved, samples_ns=samples_ns, throttled=throttled))
+    return peaks

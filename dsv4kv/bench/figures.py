@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dsv4kv.bench.device import CallTimer
 from dsv4kv.bench.serve.executor import StepExecutor
 from dsv4kv.bench.serve.inputs import InputBank, StepInputs
 from dsv4kv.bench.serve.operations import (
@@ -26,7 +27,6 @@ from dsv4kv.bench.serve.operations import (
     arguments,
     name_of,
 )
-from dsv4kv.bench.timing import CallTimer
 from dsv4kv.cache.layers import LayerCache
 from dsv4kv.cache.manager import EntryGroup
 from dsv4kv.cache.step import Completed, Step

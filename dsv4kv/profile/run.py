@@ -1,28 +1,34 @@
 """A profile from the plan to the record: decode steps of ``bench`` that a profiler looks at."""
+# ruff: noqa: D102, methods of profilers are described by ``Attached``
 
+import gzip
+import importlib.util
+import os
+import re
 import shlex
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Protocol
+
+import torch
 
 from dsv4kv.bench.case import Setup, describe_cache, make_loop, set_up
-from dsv4kv.bench.device import describe_gpu, find_device
+from dsv4kv.bench.device import describe_gpu, find_device, measure_peaks
 from dsv4kv.bench.memory import audit_memory
 from dsv4kv.bench.protocol import measure_memcpy
 from dsv4kv.bench.recorder import Recorder
 from dsv4kv.bench.serve.executor import StepExecutor, StepTokens
 from dsv4kv.bench.serve.operations import name_of
-from dsv4kv.bench.timing import measure_peaks
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.load import LoadedConfig
 from dsv4kv.errors import ConfigError, ProfileError
-from dsv4kv.files import replacing
+from dsv4kv.files import replacing, temporary_folder
 from dsv4kv.processes import find_program, python
-from dsv4kv.profile.attached import Attached, CudaProfiler, Kineto, has_nvtx
 from dsv4kv.profile.classify import shipped_rules
 from dsv4kv.profile.launch import (
     Command,
@@ -36,7 +42,7 @@ from dsv4kv.profile.launch import (
 )
 from dsv4kv.profile.read import read_profile
 from dsv4kv.profile.table import build_table
-from dsv4kv.profile.trace import STEP
+from dsv4kv.profile.trace import DOMAIN, STEP
 from dsv4kv.runs.assemble import begin_record, end_record, make_case
 from dsv4kv.runs.profile import Profile
 from dsv4kv.runs.schema import Case, Memcpy, Peak, RunRecord
@@ -45,6 +51,8 @@ from dsv4kv.runs.store import dumps, load_record, new_run_id
 Tool = Literal["nsys", "ncu", "torch"]
 _PACKAGES = {"nsys": "Nsight Systems", "ncu": "Nsight Compute"}
 _STEPS = {"nsys": 10, "torch": 10, "ncu": 1}
+_HOST_NAME = re.compile(r'"host_name":\s*"[^"]*"')
+_HEAD_CHARACTERS = 1 << 16
 RUN, OUTPUT = "run.json", "step"
 """In a profile's folder: the profiled program's record, and the profiler's file less suffix."""
 
@@ -107,6 +115,93 @@ def reproduce(plan: Plan) -> str:
     words = ["dsv4kv", "profile", plan.loaded.source, f"--{plan.tool}"]
     words += [word for each in plan.overrides for word in ("--set", each)]
     return shlex.join([*words, "--steps", str(plan.num_steps)])
+
+
+class Attached(Protocol):
+    """A profiler."""
+
+    def start(self) -> None:
+        """Begin to look; all work launched before is done."""
+
+    def stop(self) -> None:
+        """Look no more, once all work launched so far is done."""
+
+    def mark(self, name: str) -> AbstractContextManager[object]:
+        """Mark what is launched inside as a range."""
+
+
+def has_nvtx() -> bool:
+    """Whether the ``nvtx`` package is there, which gives ranges a domain of their own."""
+    return importlib.util.find_spec("nvtx") is not None
+
+
+class CudaProfiler(Attached):
+    """nsys or ncu around this process, by cudaProfilerStart and Stop and NVTX ranges."""
+
+    def start(self) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+            torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
+
+    def stop(self) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+            torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
+
+    def mark(self, name: str) -> AbstractContextManager[object]:
+        if has_nvtx():
+            nvtx: Any = importlib.import_module("nvtx")
+            marked: AbstractContextManager[object] = nvtx.annotate(name, domain=DOMAIN)
+            return marked
+        return torch.cuda.nvtx.range(name) if torch.cuda.is_available() else nullcontext()
+
+
+class Kineto(Attached):
+    """torch.profiler in this process; begun after graphs are captured, or it misses kernels."""
+
+    def __init__(self) -> None:
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        self._profile = torch.profiler.profile(activities=activities)
+
+    def start(self) -> None:
+        with _silent_stderr():
+            self._profile.start()
+
+    def stop(self) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        with _silent_stderr():
+            self._profile.stop()
+
+    def mark(self, name: str) -> AbstractContextManager[object]:
+        return torch.profiler.record_function(name)
+
+    def save(self, path: Path) -> None:
+        """Write the Chrome trace, packed, without the host's name; can be done once."""
+        with temporary_folder("dsv4kv-trace-") as folder:
+            raw = folder / "trace.json"
+            self._profile.export_chrome_trace(str(raw))
+            with (
+                raw.open(encoding="utf-8") as source,
+                gzip.open(path, "wt", encoding="utf-8") as out,
+            ):
+                out.write(_HOST_NAME.sub('"host_name": ""', source.read(_HEAD_CHARACTERS)))
+                shutil.copyfileobj(source, out)
+
+
+@contextmanager
+def _silent_stderr() -> Iterator[None]:
+    # Kineto writes to the process's stderr when it starts and stops, whatever its log level
+    kept = os.dup(2)
+    try:
+        with Path(os.devnull).open("wb") as nothing:
+            os.dup2(nothing.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 _KINETO_TRACE = "step.trace.json.gz"

@@ -1,16 +1,20 @@
 """``bench transfer``: what moved of every family, next to the limit and to what engines send."""
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from dsv4kv.bench.transfer.outcome import Moved, Outcome, Run
 from dsv4kv.config.transfer import TransferConfig
 from dsv4kv.runs.statistics import Estimate, divide
 from dsv4kv.units import counted, format_bytes, format_duration
 from dsv4kv.view.quantity import format_number, percent, quantity, size, us
 from dsv4kv.view.table import ABSENT, Columns, Finding, Number, Part, Table, Text
 
+if TYPE_CHECKING:
+    from dsv4kv.bench.transfer.receiver import Moved
+    from dsv4kv.bench.transfer.run import Outcome, Run
 
-def report_transfer(config: TransferConfig, outcome: Outcome) -> Iterator[Part]:
+
+def report_transfer(config: TransferConfig, outcome: "Outcome") -> Iterator[Part]:
     """The answer, whether all is right, and the tables."""
     for run in outcome.runs:
         yield Text(answer(run), "strong")
@@ -22,7 +26,7 @@ def report_transfer(config: TransferConfig, outcome: Outcome) -> Iterator[Part]:
     yield from ("", _engines_table(config, outcome))
 
 
-def _verdict(config: TransferConfig, outcome: Outcome) -> Finding:
+def _verdict(config: TransferConfig, outcome: "Outcome") -> Finding:
     pages = sum(run.pages for run in outcome.runs)
     wrong = sum(len(run.failures) for run in outcome.runs)
     steps = counted(config.decode_steps, "decode step")
@@ -35,7 +39,7 @@ def _verdict(config: TransferConfig, outcome: Outcome) -> Finding:
     )
 
 
-def answer(run: Run) -> str:
+def answer(run: "Run") -> str:
     """What limits, and what merging wins."""
     total, costs = run.total, run.costs
     bytes_ns = total.bytes * costs.byte_ns.value
@@ -56,14 +60,14 @@ def answer(run: Run) -> str:
     return f"{words} Merged, {total.pieces:,} pieces are {total.descriptors:,}: {times}."
 
 
-def families_table(run: Run) -> Table:
+def families_table(run: "Run") -> Table:
     """One row per family, and all of them."""
 
-    def useful(row: tuple[str, Moved]) -> Number:
+    def useful(row: "tuple[str, Moved]") -> Number:
         moved = row[1]
         return percent(moved.useful_bytes / moved.bytes if moved.bytes else None)
 
-    def share(row: tuple[str, Moved]) -> Number:
+    def share(row: "tuple[str, Moved]") -> Number:
         rate = run.rates[row[0]]
         return percent(divide(rate, run.limit) if rate and run.limit else None)
 
@@ -83,7 +87,7 @@ def families_table(run: Run) -> Table:
     )
 
 
-def _costs_table(outcome: Outcome) -> Table:
+def _costs_table(outcome: "Outcome") -> Table:
     columns: Columns = [
         ("transport", lambda run: run.transport),
         ("setup µs", lambda run: us(run.costs.setup_ns)),
@@ -96,7 +100,7 @@ def _costs_table(outcome: Outcome) -> Table:
     return Table("What a read costs", columns, outcome.runs, note=note)
 
 
-def _engines_table(config: TransferConfig, outcome: Outcome) -> Table:
+def _engines_table(config: TransferConfig, outcome: "Outcome") -> Table:
     rows: list[tuple[str | Number, ...]] = [
         ("read here", size(t.bytes), quantity(t.pieces), quantity(t.descriptors))
         for t in [run.total for run in outcome.runs[:1]]

@@ -3,7 +3,7 @@
 import pytest
 
 from dsv4kv.bench.case import run_case
-from dsv4kv.bench.timing import EMPTY_GRAPH, EMPTY_KERNEL
+from dsv4kv.bench.device import EMPTY_GRAPH, EMPTY_KERNEL
 from dsv4kv.runs.schema import Case
 from dsv4kv.runs.telemetry import Telemetry as TelemetryRecord
 from tests.bench.settings import ANY_STEP, tiny_config

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dsv4kv.bench.device import CallTimer, measure_peaks
 from dsv4kv.bench.figures import measure_operations
 from dsv4kv.bench.protocol import Timing
-from dsv4kv.bench.timing import CallTimer, measure_peaks
 from tests.bench.serve.gpu_serving import build
 from tests.examples import FULL
 from tests.gpu_twin import TwinGpu, twin_device, twin_gpu

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from dsv4kv.bench.build import build_drive, build_manager, check_data_path, plan_from
 from dsv4kv.bench.recorder import Recorder
-from dsv4kv.bench.serve.executor import StepTokens
+from dsv4kv.bench.serve.executor import Requests, StepTokens
 from dsv4kv.bench.serve.inputs import EntryChooser, Queries
 from dsv4kv.bench.serve.operations import Reads
-from dsv4kv.bench.serve.requests import Requests
 from dsv4kv.bench.transfer.frames import Wire
 from dsv4kv.bench.transfer.manifest import Memory, make_manifest, share
 from dsv4kv.bench.transfer.sender import Offer, Sender

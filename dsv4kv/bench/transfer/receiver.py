@@ -19,7 +19,6 @@ from dsv4kv.bench.transfer.manifest import (
     make_manifest,
     read_manifest,
 )
-from dsv4kv.bench.transfer.outcome import Moved
 from dsv4kv.bench.transfer.transports import MappedReader, Places, Reader, WireReader
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.errors import StoreUnavailable, VerificationError
@@ -94,6 +93,22 @@ class Peer:
         """As many bytes as fit, of nothing: what the connection gives at best."""
         self.wire.send_message({"op": "raw", "bytes": len(into)})
         self.wire.receive_into([into])
+
+
+@dataclass
+class Moved:
+    """What was read of one family."""
+
+    pieces: int = 0  # descriptors before neighbours were merged
+    descriptors: int = 0
+    bytes: int = 0
+    useful_bytes: int = 0  # of rows alone, without padding
+    read_ns: int = 0
+
+    def add(self, other: "Moved") -> None:
+        """Sum up."""
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
 
 
 @dataclass

@@ -3,9 +3,9 @@
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from math import ceil
 from select import select
@@ -20,9 +20,9 @@ from dsv4kv import __version__
 from dsv4kv.bench.build import plan_from
 from dsv4kv.bench.transfer.frames import is_loopback
 from dsv4kv.bench.transfer.manifest import Manifest, Memory, attach
-from dsv4kv.bench.transfer.outcome import Costs, Outcome, Run
 from dsv4kv.bench.transfer.prefill import Side, cache_of
 from dsv4kv.bench.transfer.receiver import (
+    Moved,
     Peer,
     Read,
     Received,
@@ -49,6 +49,56 @@ TOKEN = "DSV4KV_TRANSFER_TOKEN"
 LISTENING = "listening at "
 _STARTED_S = 120.0
 _DESCRIPTORS, _SMALL, _LARGE = 512, 1_728, 37_440  # pages of HCA and CSA entries in engines
+
+
+@dataclass(frozen=True)
+class Costs:
+    """t = setup + descriptors x each + bytes / rate, from reads of two sizes of pages."""
+
+    setup_ns: Estimate  # of a read, whatever it reads
+    descriptor_ns: Estimate  # of every stretch
+    byte_ns: Estimate  # of every byte
+
+
+@dataclass(frozen=True)
+class Run:
+    """One transport."""
+
+    transport: str  # its name
+    moved: Mapping[str, Moved]  # what was read of every family, in all rounds' first
+    rates: Mapping[str, Estimate | None]
+    """GB/s of every family, of all (``all``), and of all unmerged (``unmerged``)."""
+    memcpy: Estimate | None  # GB/s of one copy of as many bytes
+    raw: Estimate | None  # GB/s of as many bytes over a bare socket; None where there is none
+    costs: Costs  # of a read
+    at_end_ns: int  # from asking for a prompt until it has come, read after its end
+    by_layer_ns: int  # the same, read layer by layer while it is computed
+    copies: int  # further ranks that copied it on this machine
+    pages: int  # digests that were compared of the timed request
+    failures: list[str] = field(default_factory=list)  # what is wrong, in sentences
+
+    @property
+    def total(self) -> Moved:
+        """Of all families."""
+        total = Moved()
+        for each in self.moved.values():
+            total.add(each)
+        return total
+
+    @property
+    def limit(self) -> Estimate | None:
+        """What the bytes could be moved at: a bare socket's rate, or a copy's."""
+        return self.raw or self.memcpy
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All of it."""
+
+    runs: list[Run]  # every transport's
+    engines: Mapping[str, Sent | None]
+    """What an engine would send for this request; None where that is not known."""
+    skipped: list[str]  # why a transport was left out, in sentences
 
 
 def run_transfer(

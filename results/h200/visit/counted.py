@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 
 from dsv4kv.ops.cuda.launch import prepare
-from dsv4kv.profile.attached import CudaProfiler
+from dsv4kv.profile.run import CudaProfiler
 from visit import workloads
 from visit.place import Place, open_place
 from visit.workloads import Work

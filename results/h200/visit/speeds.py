@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from dsv4kv.bench.timing import measure_peaks
+from dsv4kv.bench.device import measure_peaks
 from visit import workloads
 from visit.desk import Desk
 from visit.place import Place

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from dsv4kv.bench.timing import CallTimer
+from dsv4kv.bench.device import CallTimer
 from dsv4kv.ops.cuda.launch import prepare
 from dsv4kv.runs.statistics import summarize
 from visit.desk import Desk

@@ -18,10 +18,9 @@ from typer.testing import CliRunner, Result
 
 import dsv4kv.bench.transfer.prefill as sides
 from dsv4kv.bench.transfer.manifest import Manifest, Memory, make_manifest
-from dsv4kv.bench.transfer.outcome import Outcome
 from dsv4kv.bench.transfer.prefill import Prefill, Side, cache_of
 from dsv4kv.bench.transfer.receiver import Peer, receive_layers
-from dsv4kv.bench.transfer.run import LISTENING, TOKEN, parse_address, run_transfer
+from dsv4kv.bench.transfer.run import LISTENING, TOKEN, Outcome, parse_address, run_transfer
 from dsv4kv.bench.transfer.transports import MappedReader
 from dsv4kv.cli import app
 from dsv4kv.config.load import load_config

@@ -66,7 +66,9 @@ def test_a_command_is_understood(
     ends = [words.index(sign) for sign in ("|", ">", ">>", "&&") if sign in words]
     arguments = words[1 : min(ends, default=None)]
     assert not _take("--debug", arguments)  # which is for reports
-    found: Any = typer.main.get_command(app)
+    program: Any = typer.main.get_command(app)
+    name, _, arguments = program.resolve_command(None, arguments)
+    found: Any = load_command.__wrapped__(name)
     while parts := parts_of(found):
         name, *arguments = arguments
         found = parts[name]
@@ -78,7 +80,9 @@ def test_pages_are_free_of_phrases_that_are_hard_to_read() -> None:
 
 
 def test_the_readme_tells_every_command() -> None:
-    assert {command.split()[1] for page, command in SHOWN if page == "README.md"} == set(COMMANDS)
+    told = [f"{command} " for page, command in SHOWN if page == "README.md"]
+    names = {n for n in COMMANDS if any(each.startswith(f"dsv4kv {n} ") for each in told)}
+    assert names == set(COMMANDS) - {"report prune"}
 
 
 @pytest.mark.parametrize("name", COMMANDS)

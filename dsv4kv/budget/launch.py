@@ -67,6 +67,20 @@ def read_command(given: str, which: str | None = None, model: str | None = None)
         raise ConfigError(f"{source}: {error}") from None
 
 
+def read_commands(given: str, model: str | None = None) -> list[Reading]:
+    """Read every different launch command of a text or a file; raises ``ConfigError``."""
+    source, text = _text_of(given)
+    try:
+        launches = list(find_launches(text))
+        _choose(launches, "1")  # refuses none
+        different = {
+            (each.family, each.flags, tuple(each.variables.items())): each for each in launches
+        }
+        return [_interpret(each, model) for each in different.values()]
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from None
+
+
 def _text_of(given: str) -> tuple[str, str]:
     path = Path(given) if len(given) < 1000 and "\n" not in given else None
     try:

@@ -21,31 +21,53 @@ from dsv4kv import __version__
 from dsv4kv.errors import DEFECT, ConfigError, DeviceError, Dsv4kvError
 from dsv4kv.view.console import lose_glyphs_not_answers, say
 
-_MEASURE = {
-    "bench": "Serve a workload over the cache; measure, verify and record every operation.",
-    "compare": "Say whether one side is slower than another: SAME, FASTER, SLOWER or UNCLEAR.",
-    "profile": "Profile decode steps of a workload, or show a profile of this or another program.",
-    "replay": "Serve a trace in virtual time: what is reused, what is lost and why, at what cost.",
-    "report": "Show saved runs again: machine, cache, rates, latencies and checks.",
-    "results": "List, show and prune saved runs.",
-    "kernels": "Compile every kernel that the shipped models need, and show what became of it.",
+_GROUPS = {
+    "Plan": {
+        "budget": "Estimate KV-cache capacity: requests that fit, GPUs needed, what frees memory.",
+        "plan": "Find the fewest GPUs, or the lowest cost, that meet an SLO on a trace.",
+        "explain": "Explain start-up logs, launch commands, profiles and benchmark results.",
+    },
+    "Traffic": {
+        "trace": "Summarize, convert, synthesize and tokenize traces; hit rate by cache size.",
+        "replay": "Replay a trace in virtual time: hit rate, lost hits by cause, latency.",
+        "record": "Record a running server's KV events, requests and metrics into a folder.",
+        "watch": "Watch the cache of a server that is recorded: hits, churn, better settings.",
+    },
+    "Kernels": {
+        "bench": "Serve a workload over a real cache; measure and verify every operation.",
+        "compare": "Compare two runs, revisions or backends: SAME, FASTER, SLOWER or UNCLEAR.",
+        "profile": "Profile decode steps, or open a profile of nsys, ncu or torch.profiler.",
+        "kernels": "Compile every CUDA kernel: registers, spills, changes of machine code.",
+    },
+    "Check": {
+        "probe": "Test a running server's prefix cache with prompts that it has never seen.",
+        "inspect": "Find the entry format of dumped cache pages, and corrupt entries.",
+        "lint": "Find known faults of engines in commands and logs, and benchmark pitfalls.",
+        "conform": "Check an engine's cache manager: lost blocks, false hits, stuck requests.",
+        "doctor": "Check this machine: what it has, what is missing and what that disables.",
+    },
+    "Files": {
+        "report": "Show and export saved runs, by file or by name.",
+        "config": "Show, check and explain configurations.",
+    },
 }
-_PREPARE = {
-    "calibrate": "Fit the clock of replay to measured runs of your own server.",
-    "conform": "Check an engine's cache manager: no block lost, no false hit, no request stuck.",
-    "doctor": "Report what this machine has and lacks; fails if the default bench could not run.",
-    "budget": "Say what fits: contexts and loads on GPUs, GPUs for a load, or what to change.",
-    "inspect": "Find the record format and the faults of pages that were dumped from an engine.",
-    "lint": "Find known faults of engines, and traps of benchmarks, before they cost a day.",
-    "plan": "Find the fewest GPUs, or least money, that keep latencies at a trace's rate.",
-    "probe": "Examine a running server's prefix cache with prompts that it has never seen.",
-    "record": "Record a running server's KV events, requests and metrics into a folder.",
-    "watch": "Watch the cache of a server that is recorded: hits, churn, what settings lose.",
-    "trace": "Look at serving traces, convert them to the toolkit's format, make synthetic ones.",
-    "config": "Show, check and explain bench configurations.",
+_HIDDEN = {
+    "replay calibrate": "Fit the step times of replay to measured runs of your own server.",
+    "report list": "List saved runs, oldest first, and unfinished sweeps.",
+    "report prune": "Delete the saved runs that match every option given.",
 }
-COMMANDS = _MEASURE | _PREPARE
-"""Every command by name: the first sentences of its help."""
+COMMANDS = {name: text for rows in _GROUPS.values() for name, text in rows.items()} | _HIDDEN
+"""Every command by name, of one word or two: the first paragraph of its help."""
+_MODULES = {"replay calibrate": "calibrate"}
+_ALIASES = {
+    "calibrate": "replay calibrate",
+    "report show": "report",
+    "results": "report",
+    "results list": "report list",
+    "results prune": "report prune",
+    "results show": "report",
+}
+"""Spellings of before."""
 
 ENDINGS = [
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
@@ -59,32 +81,48 @@ def examples(*lines: str) -> str:
 
 
 _EPILOG = examples(
-    "dsv4kv bench                                      run the shipped default on this machine",
-    "dsv4kv bench smoke --set cache.block_tokens=256   change one setting",
-    "dsv4kv config show smoke > mine.yaml              start a configuration of your own",
-    "dsv4kv budget --gpu h200 --gpus 8                 what fits on eight GPUs",
+    "dsv4kv budget --model v4-pro --gpus 8 --engine vllm   what fits on 8 × H200",
+    "dsv4kv explain startup.log                            what an engine's numbers mean",
+    "dsv4kv replay builtin:chat                            hit rate and latency of a trace",
+    "dsv4kv bench                                          operations on this machine",
 )
 
 
-class Group(TyperGroup):
-    """Commands, for whose help typer imports no pydantic."""
+class _Plain:
+    """Help without the types of flags and arguments, and without importing pydantic for it."""
 
     def get_params(self, ctx: Any) -> Any:
-        """The options, flags of typer's own (help, completion) with a default."""
-        params = super().get_params(ctx)
+        params = super().get_params(ctx)  # type: ignore[misc]
         for param in params:
-            if getattr(param, "is_flag", False) and param.default is None:
-                param.default = False  # to convert None, typer imports pydantic
+            if param.param_type_name == "argument":
+                if not param.type_descriptor.is_choice:
+                    param.display_type_rich = _show_no_type
+            elif param.is_flag:
+                param.metavar = ""
+                if param.default is None:
+                    param.default = False  # to convert None, typer imports pydantic
         return params
+
+
+def _show_no_type(ctx: Any) -> None:
+    pass
+
+
+class Group(_Plain, TyperGroup):
+    """Commands of a command."""
 
 
 class Program(Group):
     """All commands; prints an error of ours as sentences on stderr, with its exit code."""
 
     def resolve_command(self, ctx: Any, args: Any) -> Any:
-        """Find a command; it is imported here, and shown by its row of ``COMMANDS`` before."""
-        name, found, rest = super().resolve_command(ctx, args)
-        return name, found and load_command(str(name)), rest
+        """Find a command of two words or one, and import it."""
+        for count in (2, 1):
+            name = " ".join(args[:count])
+            name = _ALIASES.get(name, name)
+            if name in self.commands:
+                return name, load_command(name), args[count:]
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command."""
@@ -127,7 +165,7 @@ def _is_hidden(param: Any) -> bool:
     return bool(getattr(param, "hidden", False) and param.help)
 
 
-class Command(TyperCommand):
+class Command(_Plain, TyperCommand):
     """A command; paragraphs of its help are as wide as the terminal, not as their source."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -137,7 +175,8 @@ class Command(TyperCommand):
         # those without help are for the program itself
         self._hidden: list[Any] = [each for each in self.params if _is_hidden(each)]
         if self._hidden:
-            more = f"--help-all shows {len(self._hidden)} more options."
+            count = sum(each.param_type_name == "option" for each in self._hidden)
+            more = f"--help-all shows {count} more options."
             self.epilog = f"{self.epilog or ''}\n\n{more}"
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -175,17 +214,19 @@ def group(text: str, example: str) -> typer.Typer:
 
 @cache
 def load_command(name: str) -> Any:
-    """Import a command: ``app`` of its module, or the function named as the module."""
-    module = import_module(f"{__name__}.{name}")
+    """Import a command: ``app`` of its module, one of its commands, or the module's function."""
+    module = import_module(f"{__name__}.{_MODULES.get(name, name.partition(' ')[0])}")
     own = getattr(module, "app", None)
     if own is None:
         own = typer.Typer(add_completion=False, rich_markup_mode="rich")
         kind = getattr(module, "COMMAND", None)
-        own.command(name, cls=kind, epilog=module.EPILOG)(getattr(module, name))
+        function = getattr(module, name.rpartition(" ")[2])
+        own.command(name, cls=kind, epilog=module.EPILOG)(function)
     for each in own.registered_commands:
         if each.cls is None or not issubclass(each.cls, Command):
             each.cls = Command
-    return get_command(own)
+    found = get_command(own)
+    return getattr(found, "commands", {}).get(name, found)
 
 
 def _print_version(wanted: bool) -> None:
@@ -220,9 +261,11 @@ def _options(
     """Benchmark and profile the DeepSeek-V4 KV cache."""
 
 
-for _name, _text in COMMANDS.items():
-    _panel = "Measure" if _name in _MEASURE else "Prepare"
-    app.command(_name, help=_text, rich_help_panel=_panel)(lambda: None)
+for _panel, _rows in _GROUPS.items():
+    for _name, _text in _rows.items():
+        app.command(_name, help=_text, rich_help_panel=_panel)(lambda: None)
+for _name, _text in _HIDDEN.items():
+    app.command(_name, help=_text, hidden=True)(lambda: None)
 
 
 def main() -> None:

@@ -74,7 +74,7 @@ def bench(
     verbose: bool = opt.VERBOSE,
     quiet: bool = opt.QUIET,
 ) -> None:
-    """Serve a workload over the cache; measure, verify and record every operation.
+    """Serve a workload over a real cache; measure and verify every operation.
 
     Without arguments this replays a short chat trace over three layers of DeepSeek-V4-Flash.
     """

@@ -2,10 +2,10 @@
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
@@ -48,7 +48,7 @@ INPUTS = {
     "context": _ask("Tokens of every request: 128K, 1M.", "TOKENS", "the longest that fits"),
     "concurrency": _ask("Concurrent requests.", "N", "the most that fit"),
     "engine": _ask(_ENGINES, "NAME", "dsv4kv"),
-    "command": _ask(_COMMAND, "TEXT|FILE"),
+    "command": _ask(_COMMAND, "TEXT|FILE", rare=True),
     "which": _ask("Number or a part of a command of a file with several.", "N|PART", rare=True),
     "gpu": _gpu(f"{listed(shipped_names('gpus'))}.", "NAME", "h200"),
     "hbm": _gpu("Memory of a GPU instead: 141GiB.", "SIZE", rare=True),
@@ -120,7 +120,7 @@ def budget(
     arguments: typer.Context,
     given: dict[str, str],
     logs: list[Path] | None = opt.argument(
-        "With --explain: a second log to compare with.", "[LOG]", show_default=True
+        "With --explain: a second log to compare with.", "[LOG]", hidden=True
     ),
     axis: list[str] | None = opt.option(
         "Sweep an option: context=4K,32K,128K; repeatable.", "NAME=A,B,…", **_OUTPUT
@@ -138,10 +138,11 @@ def budget(
     explain: list[Path] | None = opt.option(
         "Explain the sizes in a start-up log of vLLM or SGLang; two are compared.",
         "LOG",
+        rare=True,
         **_OUTPUT,
     ),
 ) -> None:
-    """Say what fits: contexts and loads on GPUs, GPUs for a load, or what to change.
+    """Estimate KV-cache capacity: requests that fit, GPUs needed, what frees memory.
 
     Splits every answer into what a request costs whatever its length, what every token of context
     costs, and what a step needs for a moment. Memory is binary (1 GiB = 2^30 B), and so are
@@ -154,7 +155,7 @@ def budget(
     if (csv or chart) and (explain or not axis):
         raise ConfigError("--csv and --chart show a sweep: add --axis context=4K,32K,128K,1M.")
     if explain:
-        document, page, fits = _explain([*explain, *(logs or [])])
+        found = explain_logs([(str(path), path) for path in (*explain, *(logs or []))])
     else:
         if logs:
             raise ConfigError(f"{logs[0]}: give a log to explain as --explain {logs[0]}.")
@@ -168,38 +169,41 @@ def budget(
         elif which is not None:
             raise ConfigError("--which chooses a command of a file: add --command FILE.")
         texts |= _read_flags(texts, arguments.meta.get(_FLAGS, []))
-        if axis:
-            document, page, fits = _sweep(texts, axis, csv, chart)
-        else:
-            document, page, fits = _answer(texts, reading)
+        found = _sweep(texts, axis, csv, chart) if axis else size(texts, reading)
     if json_:
-        opt.print_json(document())
+        opt.print_json(found.document())
     else:
+        page = found.page()
         show(page.in_full() if verbose else page.answer)
     for path in filter(None, (csv, chart)):
         say(f"written: {path}", err=json_)
-    if not fits:
+    if not found.fits:
         raise typer.Exit(DoesNotFit.exit_code)
 
 
-Found = tuple[Callable[[], Any], "Page", bool]
-"""The document for programs, what people read, and whether all fits."""
+class Found(NamedTuple):
+    """An answer for programs and one for people, made when printed, and whether it fits."""
+
+    document: Callable[[], Any]
+    page: "Callable[[], Page]"
+    fits: bool
 
 
-def _explain(paths: Sequence[Path]) -> Found:
+def explain_logs(logs: Sequence[tuple[str, Path]]) -> Found:
+    """Explain the sizes in a start-up log with its name, or the change from one to another."""
     from dsv4kv.engines.logs.explain import explain_startup, make_waterfall
     from dsv4kv.engines.logs.read import read_log
     from dsv4kv.view.explain import explanation_page, waterfall_page
 
-    if len(paths) > 2:
-        raise ConfigError(f"{len(paths)} logs: give one to explain, or two to compare.")
-    explained = [explain_startup(read_log(path)) for path in paths]
+    if len(logs) > 2:
+        raise ConfigError(f"{len(logs)} logs: give one to explain, or two to compare.")
+    explained = [explain_startup(replace(read_log(path), source=name)) for name, path in logs]
     started = all(log.printed_tokens is not None for log, _ in explained)
     if len(explained) == 1:
         log = explained[0][0]
-        return partial(asdict, log), explanation_page(log), started
+        return Found(partial(asdict, log), partial(explanation_page, log), started)
     both = make_waterfall(*explained)
-    return partial(asdict, both), waterfall_page(both), started
+    return Found(partial(asdict, both), partial(waterfall_page, both), started)
 
 
 def _read_flags(texts: Mapping[str, str], flags: Sequence[tuple[str, str]]) -> dict[str, str]:
@@ -221,7 +225,8 @@ def _read_flags(texts: Mapping[str, str], flags: Sequence[tuple[str, str]]) -> d
     return found
 
 
-def _answer(texts: dict[str, str], command: "tuple[Reading, dict[str, str]] | None") -> Found:
+def size(texts: dict[str, str], command: "tuple[Reading, dict[str, str]] | None") -> Found:
+    """Size a deployment; of a launch command, with what was given in addition to it."""
     from dsv4kv.budget.advice import advise
     from dsv4kv.budget.answer import answer, overhead_of, peak_lines, to_document
     from dsv4kv.budget.fit import compare_layouts, curve
@@ -245,10 +250,12 @@ def _answer(texts: dict[str, str], command: "tuple[Reading, dict[str, str]] | No
         }
         return values | ({"command": command_document(command[0], costs)} if command else {})
 
-    launch = partial(_write_launch, found, texts)
-    lines = view_command(command[0], costs) if command else ()
-    page = budget_page(found, options, contexts, given=texts, launch=launch, command=lines)
-    return document, page, found.fits
+    def page() -> "Page":
+        launch = partial(_write_launch, found, texts)
+        lines = view_command(command[0], costs) if command else ()
+        return budget_page(found, options, contexts, given=texts, launch=launch, command=lines)
+
+    return Found(document, page, found.fits)
 
 
 def _write_launch(found: "Answer", texts: dict[str, str], option: "Option | None") -> str:
@@ -276,9 +283,9 @@ def _sweep(
     from dsv4kv.view.table import tabulate
 
     rows = run_sweep(texts, [parse_axis(text) for text in axes])
-    values, page = [to_values(row) for row in rows], sweep_page(rows)
+    values, page = [to_values(row) for row in rows], partial(sweep_page, rows)
     if csv:
         write_named(csv, to_csv(tabulate(values)), "--csv")
     if chart:
-        write_chart(chart, sweep_chart(rows), page)
-    return lambda: values, page, all(row.fits for row in rows)
+        write_chart(chart, sweep_chart(rows), page())
+    return Found(lambda: values, page, all(row.fits for row in rows))

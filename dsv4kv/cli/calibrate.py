@@ -1,4 +1,4 @@
-"""``dsv4kv calibrate``: a clock that goes by a user's own measurements."""
+"""``dsv4kv replay calibrate``: a clock that goes by a user's own measurements."""
 
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,8 @@ from dsv4kv.files import user_calibrations, write_named
 from dsv4kv.view.console import open_console, say
 
 EPILOG = examples(
-    "dsv4kv calibrate runs.jsonl --gpu h200 --gpus 8 --name mine   for cost.calibration",
-    "dsv4kv calibrate c1.json c64.json --gpus 8 --set cost.dp=8    a server with data parallelism",
+    "dsv4kv replay calibrate runs.jsonl --gpu h200 --gpus 8 --name mine   for cost.calibration",
+    "dsv4kv replay calibrate c1.json c64.json --gpus 8 --set cost.dp=8    a server with DP",
 )
 _RESULTS = (
     "What sglang.bench_serving --output-file or vllm bench serve --save-result wrote, several "
@@ -37,9 +37,9 @@ def calibrate(
     json_: opt.Text = opt.JSON,
     quiet: bool = opt.QUIET,
 ) -> None:
-    """Fit the clock of replay to measured runs of your own server.
+    """Fit the step times of replay to measured runs of your own server.
 
-    Says which coefficients the runs determine, and the error on held-out runs.
+    Prints which coefficients the runs determine, and the error on held-out runs.
     """
     from dsv4kv.cli.progress import Watcher
     from dsv4kv.replay.clock.fit import dumps, fit_runs, open_scenes

@@ -70,7 +70,7 @@ def compare(
     html: Path | None = opt.HTML,
     out: Path = opt.OUT,
 ) -> None:
-    """Say whether one side is slower than another: SAME, FASTER, SLOWER or UNCLEAR.
+    """Compare two runs, revisions or backends: SAME, FASTER, SLOWER or UNCLEAR.
 
     A launch is the unit: each gives one median per quantity, and the verdict is made over them.
     SLOWER as soon as one quantity is; UNCLEAR where the mean of all is, or something is missing.

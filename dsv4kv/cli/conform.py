@@ -31,7 +31,7 @@ def conform(
     pytest: Path | None = opt.option(_PYTEST),
     as_json: bool = opt.AS_JSON,
 ) -> None:
-    """Check an engine's cache manager: no block lost, no false hit, no request stuck."""
+    """Check an engine's cache manager: lost blocks, false hits, stuck requests."""
     from dsv4kv.cli.progress import Watcher
     from dsv4kv.diagnose.conform.check import conform as check
     from dsv4kv.diagnose.conform.check import drive, test_file

@@ -27,7 +27,10 @@ _CALIBRATE = (
 def doctor(
     calibrate: bool = opt.flag("--calibrate", _CALIBRATE), as_json: bool = opt.AS_JSON
 ) -> None:
-    """Report what this machine has and lacks; fails if the default bench could not run."""
+    """Check this machine: what it has, what is missing and what that disables.
+
+    Fails if the default bench could not run.
+    """
     from dsv4kv.bench.compare.floor import calibration_path
     from dsv4kv.diagnose.doctor import examine
     from dsv4kv.view.doctor import report_checks

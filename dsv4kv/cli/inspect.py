@@ -38,7 +38,7 @@ def inspect(
     model: str = opt.option("Model (for RoPE).", "NAME|FILE", rare=True, default="v4-flash"),
     as_json: bool = opt.AS_JSON,
 ) -> None:
-    """Find the record format and the faults of pages that were dumped from an engine.
+    """Find the entry format of dumped cache pages, and corrupt entries.
 
     With two dumps: the first difference by position, and of what kind it is.
     """

@@ -37,7 +37,7 @@ def kernels(
         _BASELINE, rare=True, show_default="shipped for this NVRTC"
     ),
 ) -> None:
-    """Compile every kernel that the shipped models need, and show what became of it."""
+    """Compile every CUDA kernel: registers, spills, changes of machine code."""
     from dsv4kv.cli.progress import Watcher
     from dsv4kv.ops.cuda import survey
     from dsv4kv.ops.cuda.compile import nvrtc_version

@@ -29,7 +29,7 @@ def lint(
     gpu: opt.Text = opt.option("GPU type.", show_default="of the log"),
     as_json: bool = opt.AS_JSON,
 ) -> None:
-    """Find known faults of engines, and traps of benchmarks, before they cost a day.
+    """Find known faults of engines in commands and logs, and benchmark pitfalls.
 
     Looks the server up in a table of faults with their threads, versions and costs; nothing is
     run. What depends on something unknown, a version or a model, is possible. Ends with

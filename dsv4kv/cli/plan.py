@@ -63,7 +63,7 @@ def plan(
     verbose: bool = opt.VERBOSE,
     quiet: bool = opt.QUIET,
 ) -> None:
-    """Find the fewest GPUs, or least money, that keep latencies at a trace's rate.
+    """Find the fewest GPUs, or the lowest cost, that meet an SLO on a trace.
 
     GPU kinds, layouts, routers and replicas are searched; what bounds leave is replayed.
     """

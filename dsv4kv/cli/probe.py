@@ -44,7 +44,7 @@ def probe(
     ),
     as_json: bool = opt.AS_JSON,
 ) -> None:
-    """Examine a running server's prefix cache with prompts that it has never seen.
+    """Test a running server's prefix cache with prompts that it has never seen.
 
     Finds the smallest prefix that hits, the step of hits, what drafts cost, where branches hit,
     how much is held, whether tiers are read back and whether cached answers are right; or says

@@ -74,7 +74,7 @@ def profile(
     html: Path | None = opt.HTML,
     child: Path | None = opt.option("", "FILE", hidden=True),
 ) -> None:
-    """Profile decode steps of a workload, or show a profile of this or another program.
+    """Profile decode steps, or open a profile of nsys, ncu or torch.profiler.
 
     A step's time goes to kernels, to gaps between them and to the host; kernels of vLLM, SGLang,
     FlashMLA and TensorRT-LLM are known by what they do to the KV cache.

@@ -99,7 +99,7 @@ def replay(
     quiet: bool = opt.QUIET,
     schema: bool = opt.flag("--schema", "List all settings and exit."),
 ) -> None:
-    """Serve a trace in virtual time: what is reused, what is lost and why, at what cost.
+    """Replay a trace in virtual time: hit rate, lost hits by cause, latency.
 
     Which blocks are found, evicted and held is exact; times come with their error.
     """

@@ -44,7 +44,7 @@ else:
     WrittenName = Literal[*TRACE_LINES, *TRACE_FILES]
 
 app = group(
-    "Look at serving traces, convert them to the toolkit's format, make synthetic ones.",
+    "Summarize, convert, synthesize and tokenize traces; hit rate by cache size.",
     "dsv4kv trace info builtin:chat",
 )
 

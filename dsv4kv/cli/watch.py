@@ -44,7 +44,7 @@ def watch(
         "How long.", None, "--seconds", rare=True, min=0.0, show_default="until Ctrl-C"
     ),
 ) -> None:
-    """Watch the cache of a server that is recorded: hits, churn, what settings lose.
+    """Watch the cache of a server that is recorded: hits, churn, better settings.
 
     What the server reports is kept apart from what is inferred. The last minutes are replayed with
     other settings, to say which would find more. In a pipe it prints a line every 10 seconds.

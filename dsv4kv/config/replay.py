@@ -200,8 +200,8 @@ class CostSection(Section):
     """Whether tokens reach the experts of other ranks through DeepEP (SGLang's moe-a2a-backend
     deepep)."""
     calibration: str | None = None
-    """By source model: what dsv4kv calibrate stored, by its name or file, instead of the GPU's
-    coefficients in configs/gpus."""
+    """By source model: what dsv4kv replay calibrate stored, by its name or file, instead of the
+    GPU's coefficients in configs/gpus."""
     table: str | None = None
     """By source table: a JSON file of steps that were measured, instead of a shipped table."""
     experts_per_token: Positive = 6

@@ -27,6 +27,7 @@ from dsv4kv.runs.schema import Environment, RunRecord
 from dsv4kv.runs.store import load_record, new_run_id
 
 _RECORD = '"schema_version"'
+_OF_TRACES = ('"traceEvents"', '"schemaVersion"', '"ph"', _RECORD)
 _HEAD_CHARACTERS = 200
 _EXPORT_TIMEOUT_S = 600.0
 _SQLITE = b"SQLite format 3\0"
@@ -60,11 +61,23 @@ def read_profile(path: Path, step: str = STEP) -> Trace:
     )
 
 
-def _first_bytes(path: Path, *, packed: bool) -> bytes:
+def is_profile(path: Path) -> bool:
+    """Whether a file is a profiler's or a run record, by its content; reports by their names."""
+    if path.name.lower().endswith((*_REPORTS, ".ncu-rep")):
+        return True
+    begin, unpacked = (_first_bytes(path, packed=p, count=1 << 16) for p in (False, True))
+    text = (unpacked or begin).decode("utf-8", "replace")
+    is_json = text.lstrip()[:1] in ("{", "[")
+    return _SQLITE in (begin[:16], unpacked[:16]) or (
+        is_json and any(key in text for key in _OF_TRACES)
+    )
+
+
+def _first_bytes(path: Path, *, packed: bool, count: int = len(_SQLITE)) -> bytes:
     """How a file begins; empty where it cannot be read so."""
     try:
         with open_regular(path) as file, gzip.GzipFile(fileobj=file) as unpacked:
-            return (unpacked if packed else file).read(len(_SQLITE))
+            return (unpacked if packed else file).read(count)
     except (OSError, EOFError, zlib.error):
         return b""
 
@@ -108,7 +121,7 @@ class Source:
 
 def load_profile(path: Path, step: str) -> Source:
     """Read a profiler's file, or a record's first profile; raises ``ProfileError``."""
-    if path.suffix != ".json" or not _is_record(path):
+    if path.suffix != ".json" or not is_record(path):
         profile = Profile(
             why=f"read from {path.name}",
             command=[],
@@ -125,7 +138,8 @@ def load_profile(path: Path, step: str) -> Source:
     raise ProfileError(f"{path} is a run record without a profile: make one with dsv4kv profile.")
 
 
-def _is_record(path: Path) -> bool:
+def is_record(path: Path) -> bool:
+    """Whether a JSON file is a run record."""
     with open_text(path) as file:
         try:
             return _RECORD in file.read(_HEAD_CHARACTERS)

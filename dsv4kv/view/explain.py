@@ -1,10 +1,12 @@
 """A start-up log explained: what its number means, what fits, what changes it; or two logs."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from dsv4kv.units import format_bytes
-from dsv4kv.view.quantity import quantity
+from dsv4kv.view.quantity import ms, quantity
 from dsv4kv.view.table import (
     ABSENT,
     Columns,
@@ -13,6 +15,7 @@ from dsv4kv.view.table import (
     Number,
     Page,
     Part,
+    Read,
     Section,
     Table,
     Text,
@@ -20,6 +23,7 @@ from dsv4kv.view.table import (
 
 if TYPE_CHECKING:
     from dsv4kv.engines.logs.explain import Change, Explanation, Step, Waterfall
+    from dsv4kv.replay.clock.measured import Measured
 
 _MAX_CHANGES = 4
 _MAX_CANDIDATES = 5
@@ -133,3 +137,33 @@ def waterfall_page(waterfall: "Waterfall") -> Page:
     sentence = f"{after.source} has {difference:+,} tokens against {before.source}{cause}."
     titles = [f"{log.source}: {log.title}" for log in (before, after)]
     return Page("Two start-up logs", [Text(sentence, "strong"), *titles, "", table])
+
+
+def results_page(runs: "Sequence[Measured]", path: Path) -> Page:
+    """Runs of a benchmark: their load, and the median of each time."""
+
+    def median(name: str) -> Read:
+        return lambda run: ms(_median_ns(run, name))
+
+    columns: Columns = [
+        ("run", lambda run: Text(run.name)),
+        ("requests", lambda run: quantity(len(run.requests))),
+        ("concurrency", lambda run: quantity(run.concurrency)),
+        ("TTFT p50 ms", median("ttft")),
+        ("TPOT p50 ms", median("tpot")),
+        ("duration s", lambda run: quantity(run.duration_s)),
+    ]
+    engines = ", ".join(dict.fromkeys(run.engine for run in runs))
+    again = Command.of("dsv4kv", "replay", "calibrate", path, "--gpu", "h200", "--name", "mine")
+    return Page("Benchmark", [Table(f"Benchmark of {engines}", columns, runs), "", again])
+
+
+def _median_ns(run: "Measured", name: str) -> float | None:
+    """None where the file does not have it."""
+    found = (s * 1e9 for each, share, s in run.latencies if (each, share) == (name, 50.0))
+    return next(found, None)
+
+
+def results_values(runs: "Sequence[Measured]") -> list[dict[str, Any]]:
+    """Runs of a benchmark for programs, without their requests."""
+    return [{**asdict(run), "requests": len(run.requests)} for run in runs]

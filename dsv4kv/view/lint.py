@@ -8,6 +8,14 @@ from dsv4kv.units import counted
 from dsv4kv.view.table import ABSENT, Columns, Finding, Part, Table
 
 
+def brief_findings(
+    subjects: Sequence[Subject], found: Sequence[Found], known: int
+) -> Iterator[Part]:
+    """How many faults, and the symptoms of three that are sure."""
+    yield _sum_up(subjects, found, known)
+    yield from [f"  {each.fault.symptom}" for each in found if each.is_sure][:3]
+
+
 def report_findings(
     subjects: Sequence[Subject], found: Sequence[Found], known: int
 ) -> Iterator[Part]:

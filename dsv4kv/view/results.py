@@ -1,4 +1,4 @@
-"""Saved runs, as ``dsv4kv results list`` shows them."""
+"""Saved runs, as ``dsv4kv report list`` shows them."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""``dsv4kv results``: the folder of saved runs, listed, shown and pruned."""
+"""The folder of saved runs: listed, shown and pruned by ``dsv4kv report``."""
 
 import json
 import re
@@ -40,7 +40,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner(env=TERMINAL).invoke(app, ["results", *arguments])
+    return CliRunner(env=TERMINAL).invoke(app, ["report", *arguments])
 
 
 def records() -> list[str]:
@@ -82,7 +82,7 @@ def test_a_run_is_shown_by_the_beginning_or_end_of_its_name(name: str) -> None:
     record = RUNS["20261101T000000Z-smoke-aaaaaa"].model_copy(
         update={"run_id": "20261101T000000Z-smoke-aaaaaa"}
     )
-    shown_again = text(run("show", name).stdout)
+    shown_again = text(run(name).stdout)
     path = Path("results/20261101T000000Z-smoke-aaaaaa.json")
     assert shown_again == shown(*report_record(record, path), width=120)
 
@@ -90,7 +90,7 @@ def test_a_run_is_shown_by_the_beginning_or_end_of_its_name(name: str) -> None:
 def test_a_whole_name_is_that_run_and_not_a_longer_one(results: Path) -> None:
     for name in ("run", "run-2"):
         save_record(make_record(run_id=name), results)
-    assert "run, started" in run("show", "run", "--verbose").stdout
+    assert "run, started" in run("run", "--verbose").stdout
 
 
 def test_a_run_that_cannot_be_removed_is_not_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:

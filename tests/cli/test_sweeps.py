@@ -92,14 +92,14 @@ def test_a_parallel_sweep_has_the_cases_of_a_serial_one(whole: list[Case]) -> No
 def test_what_ctrl_c_interrupted_goes_on_from_its_name_alone(whole: list[Case]) -> None:
     before = the_record()
     assert (before.status, before.cases) == ("incomplete", whole[:2])
-    listed = " ".join(invoke("results", "list").stdout.split())
+    listed = " ".join(invoke("report", "list").stdout.split())
     assert f"2 of {len(whole)} dsv4kv replay --resume {before.run_id}" in listed
     assert invoke("replay", "--quiet", "--resume", before.run_id).exit_code == 6
     after = the_record()
     assert after.cases == whole
     assert (after.run_id, after.started_utc) == (before.run_id, before.started_utc)
     assert list(Path("results").glob("*.points.jsonl")) == []
-    assert "resume" not in invoke("results", "list").stdout
+    assert "resume" not in invoke("report", "list").stdout
     again = invoke("replay", "--resume", before.run_id)
     assert (
         again.exit_code,
@@ -154,7 +154,7 @@ def test_what_is_no_sweep_is_a_sentence(changes: dict[str, str]) -> None:
     path.write_text("\n".join([json.dumps(json.loads(first) | changes), *lines]))
     result = invoke("replay", "--resume", str(path))
     assert (result.exit_code, "is no sweep of this dsv4kv" in result.stderr) == (7, True)
-    assert "resume with" not in invoke("results", "list").stdout
+    assert "resume with" not in invoke("report", "list").stdout
 
 
 @pytest.mark.usefixtures("interrupted")
@@ -205,7 +205,7 @@ def test_a_name_that_is_no_utf_8_loses_nothing(
 
 @pytest.mark.usefixtures("interrupted")
 def test_a_run_that_is_pruned_leaves_no_points() -> None:
-    assert invoke("results", "prune", "--keep", "0", "--yes").exit_code == 0
+    assert invoke("report", "prune", "--keep", "0", "--yes").exit_code == 0
     assert list(Path("results").glob("*.points.jsonl")) == []
 
 

@@ -229,8 +229,8 @@ READERS = {
             ("report", "FILE", "--json"),
             ("report", "FILE", "--export", "csv"),
             ("compare", "FILE", "FILE"),
-            ("results", "list", "--folder", "."),
-            ("results", "prune", "--folder", ".", "--keep", "1"),
+            ("report", "list", "--folder", "."),
+            ("report", "prune", "--folder", ".", "--keep", "1"),
         ),
         _make_record,
         (with_digest, with_digest, with_digest, damage, odd_json),
@@ -255,7 +255,7 @@ READERS = {
         "config.json",
     ),
     "log": Reader(
-        (("budget", "--explain", "FILE"), ("budget", "--explain", "FILE", "--json")),
+        (("budget", "--explain", "FILE"), ("explain", "FILE"), ("explain", "FILE", "--json")),
         _text(*(_lines(lines) for lines in (VLLM_0_26, VLLM_0_33, REFUSAL, SGLANG))),
         (damage, odd_words, odd_words),
         "start.log",
@@ -265,7 +265,7 @@ READERS = {
         for name, text in SAMPLES.items()
     },
     "chrome": Reader(
-        (("profile", "--from", "FILE"),),
+        (("profile", "--from", "FILE"), ("explain", "FILE")),
         _make_chrome,
         (damage, odd_json, odd_json, packed),
     ),
@@ -282,7 +282,11 @@ READERS = {
         "serve.yaml",
     ),
     "results": Reader(
-        (("calibrate", "FILE", "--gpu", "h200", "--quiet"), ("lint", "FILE")),
+        (
+            ("calibrate", "FILE", "--gpu", "h200", "--quiet"),
+            ("lint", "FILE"),
+            ("explain", "FILE"),
+        ),
         _text(_RESULTS),
         (damage, odd_json, odd_json),
         "runs.jsonl",
@@ -326,7 +330,7 @@ READERS = {
     ),
     "points": Reader(
         (
-            ("results", "list", "--folder", "."),
+            ("report", "list", "--folder", "."),
             ("replay", "--resume", "FILE", "--quiet"),
         ),
         _text(json.dumps({"run_id": "a", "started_utc": "2026-11-23T03:00:00+00:00",

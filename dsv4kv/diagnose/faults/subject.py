@@ -1,7 +1,7 @@
 """What is looked at: a launch command, the log of a start, or the result of a benchmark.
 
 Commands are read as ``dsv4kv budget --command`` reads them, arguments in a log by the engines' own
-echo of them, results as ``dsv4kv calibrate`` reads them.
+echo of them, results as ``dsv4kv replay calibrate`` reads them.
 """
 
 import ast
@@ -20,7 +20,7 @@ from dsv4kv.budget.gpus import gpu_names, load_gpu
 from dsv4kv.budget.servers import find_launches
 from dsv4kv.diagnose.faults.table import plain, release
 from dsv4kv.engines.flags import find_flag
-from dsv4kv.engines.logs.read import find_version, preset_named, read_lines
+from dsv4kv.engines.logs.read import find_fields, find_version, preset_named, read_lines
 from dsv4kv.engines.names import FAMILIES, replayed_engines
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import Unparsable, open_regular, parse_json, read_document
@@ -98,7 +98,7 @@ def read_subjects(given: str, engine: str | None = None, gpu: str | None = None)
     if version:
         release(version)
     arch = load_gpu(gpu).arch if gpu else None
-    path = _as_path(given)
+    path = as_path(given)
     found = _of_file(path) if path else _of_commands(given, "the command")
     if not found:
         raise ConfigError(
@@ -114,7 +114,8 @@ def read_subjects(given: str, engine: str | None = None, gpu: str | None = None)
     return found
 
 
-def _as_path(given: str) -> Path | None:
+def as_path(given: str) -> Path | None:
+    """The file that was given; None of a command. Raises ``ConfigError`` for neither."""
     text = given.strip()
     if not text:
         raise ConfigError("nothing to look at: give a command, or a file.")
@@ -127,9 +128,10 @@ def _as_path(given: str) -> Path | None:
     return None
 
 
-def _of_file(path: Path) -> list[Subject]:
+def recognise(path: Path) -> tuple[Kind, str]:
+    """What a file is, and its text if it is no result; what is nothing else is ``command``."""
     if _has_results(path):
-        return _of_results(list(read_runs(path)))
+        return "result", ""
     lines, left = [], _MOST_TEXT
     for line in islice(read_lines(path), _MOST_LINES):
         lines.append(line)
@@ -137,9 +139,15 @@ def _of_file(path: Path) -> list[Subject]:
         if left < 0:
             break
     text = "\n".join(lines)
-    if len(_LOGGED.findall(text)) > 1 or _ECHO.search(text):
-        return [_of_log(text, path.name)]
-    return _of_commands(text, path.name)
+    is_log = len(_LOGGED.findall(text)) > 1 or _ECHO.search(text) or any(map(find_fields, lines))
+    return "log" if is_log else "command", text
+
+
+def _of_file(path: Path) -> list[Subject]:
+    kind, text = recognise(path)
+    if kind == "result":
+        return _of_results(list(read_runs(path)))
+    return [_of_log(text, path.name)] if kind == "log" else _of_commands(text, path.name)
 
 
 def _has_results(path: Path) -> bool:

@@ -152,7 +152,7 @@ def _known(gpu: Gpu, experts: str) -> Coefficients | None:
 
 
 def find_calibration(name: str) -> Coefficients:
-    """Coefficients that ``dsv4kv calibrate`` stored by a name, or in a file.
+    """Coefficients that ``dsv4kv replay calibrate`` stored by a name, or in a file.
 
     Raises:
         ConfigError: There are none, or the file has no coefficients.
@@ -164,7 +164,7 @@ def find_calibration(name: str) -> Coefficients:
         if folder is None or name not in known:
             raise ConfigError(
                 f"cost.calibration is {name!r}, which is no file and no stored calibration: "
-                f"{listed(known) if known else 'there is none yet'}; dsv4kv calibrate makes one."
+                f"{listed(known) if known else 'there is none yet'}; replay calibrate makes one."
             )
         path = folder / f"{name}.yaml"
     try:

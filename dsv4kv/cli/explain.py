@@ -1,0 +1,200 @@
+"""``dsv4kv explain``: what a file of a server or of a benchmark shows, whatever file it is."""
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from dsv4kv.cli import examples
+from dsv4kv.cli import options as opt
+from dsv4kv.cli.budget import Found, explain_logs, size
+from dsv4kv.errors import ConfigError, Dsv4kvError
+from dsv4kv.files import temporary_folder
+
+if TYPE_CHECKING:
+    from dsv4kv.diagnose.faults.table import Finding as Fault
+    from dsv4kv.view.table import Part
+
+EPILOG = examples(
+    "dsv4kv explain startup.log              what the number means, known faults",
+    "dsv4kv explain before.log after.log     what changed it",
+    "dsv4kv explain serve.sh --gpu b200      what the command allocates, known faults",
+    "dsv4kv explain server.sqlite            what the KV cache costs in a profile",
+    "dsv4kv explain -                        any of them from standard input",
+)
+_GIVEN = (
+    "start-up log, launch command, script or compose file, profile of nsys, ncu or "
+    "torch.profiler, benchmark result, or run record; - is standard input."
+)
+
+
+def explain(
+    given: list[str] = opt.required(f"A {_GIVEN}", "FILE…"),
+    model: opt.Text = opt.option("Model, where the file does not name it.", "NAME|FILE"),
+    gpu: opt.Text = opt.option("GPU type of a launch command.", "NAME", show_default="h200"),
+    engine: opt.Text = opt.option("Engine and version.", "NAME:VERSION", rare=True),
+    step: str = opt.option(
+        "Range of a profile that is a step.", "NAME", rare=True, default="step"
+    ),
+    as_json: bool = opt.AS_JSON,
+    verbose: bool = opt.VERBOSE,
+) -> None:
+    """Explain start-up logs, launch commands, profiles and benchmark results.
+
+    A file is recognised by its content. Prints sizes or times, and known faults of the engine.
+    Ends with 1 if something does not fit or a fault is certain.
+    """
+    from dsv4kv.view.render import show
+    from dsv4kv.view.table import Text
+
+    texts = {"model": model, "gpu": gpu, "engine": engine}
+    options = {name: text for name, text in texts.items() if text is not None}
+    with temporary_folder("dsv4kv-explain-") as folder:
+        places = [_save_stdin(folder) if each == "-" else each for each in given]
+        kinds = [recognise(each) for each in places]
+        if kinds == ["log", "log"]:
+            logs = list(zip(given, map(Path, places), strict=True))
+            answers = [_Answer(given, "log", [explain_logs(logs)])]
+        else:
+            asked = zip(kinds, given, places, strict=True)
+            answers = [_explain(*each, options, step) for each in asked]
+        if as_json:
+            documents = [each.document() for each in answers]
+            opt.print_json(documents if len(documents) > 1 else documents[0])
+        for number, answer in enumerate([] if as_json else answers):
+            if len(answers) > 1:
+                show([*([""] if number else []), Text(", ".join(answer.files), "strong")])
+            show(answer.parts(verbose=verbose))
+    if not all(answer.is_good for answer in answers):
+        raise typer.Exit(1)
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What there is to say of a file, or of two logs."""
+
+    files: Sequence[str]
+    kind: str
+    found: Sequence[Found]  # of a script one for each command
+    linted: "Sequence[Part]" = ()  # known faults, in brief
+    faults: "Sequence[Fault]" = field(default_factory=list)
+
+    @property
+    def is_good(self) -> bool:
+        return all(each.fits for each in self.found) and not any(
+            each.is_sure for each in self.faults
+        )
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "files": list(self.files),
+            "kind": self.kind,
+            "answers": [each.document() for each in self.found],
+            "faults": [each.as_values() for each in self.faults],
+        }
+
+    def parts(self, *, verbose: bool) -> "Iterator[Part]":
+        from dsv4kv.view.table import Command, Page
+
+        hint = Command.of("dsv4kv", "lint", *self.files)
+        for number, found in enumerate(self.found):
+            page = found.page()
+            parts = [part for part in page.answer if part != hint]
+            if parts[-1] == "":  # before the hint
+                parts.pop()
+            yield from ([""] if number else [])
+            yield from parts
+            if verbose:
+                yield from Page("", [], page.sections).in_full()
+        if self.linted:
+            yield from ("", *self.linted)
+        if self.faults and "-" not in self.files:
+            yield hint
+
+
+def recognise(given: str) -> str:
+    """What was given: ``log``, ``command``, ``profile`` or ``result``; raises ``ConfigError``."""
+    from dsv4kv.budget.servers import find_launches
+    from dsv4kv.diagnose.faults.subject import as_path
+    from dsv4kv.diagnose.faults.subject import recognise as recognise_text
+    from dsv4kv.runs.imported import is_profile
+
+    path = as_path(given)
+    if path is not None and is_profile(path):
+        return "profile"
+    kind, text = recognise_text(path) if path else ("command", given)
+    if kind == "command" and not list(find_launches(text)):
+        raise ConfigError(f"{given[:200]} is not recognised: give a {_GIVEN}")
+    return kind
+
+
+def _save_stdin(folder: Path) -> str:
+    path = folder / "stdin"
+    path.write_bytes(sys.stdin.buffer.read())
+    return str(path)
+
+
+def _explain(kind: str, name: str, given: str, options: Mapping[str, str], step: str) -> _Answer:
+    """Sizes or times, and known faults; a file of which only faults are known says why."""
+    from dsv4kv.diagnose.faults.subject import read_subjects
+    from dsv4kv.diagnose.faults.table import judge, load_faults
+    from dsv4kv.view.lint import brief_findings
+    from dsv4kv.view.table import Finding, Page
+
+    if kind == "profile":
+        return _Answer([name], kind, [_profile(Path(given), step)])
+    try:
+        subjects = read_subjects(given, options.get("engine"), options.get("gpu"))
+    except ConfigError:
+        if kind != "command":
+            raise
+        subjects = []  # an engine of which no faults are known
+    known = load_faults()
+    faults = judge(subjects, known, date.today())
+    try:
+        found = list(_sizes(kind, name, given, options))
+    except Dsv4kvError as error:
+        if not faults:
+            raise
+        reason = Page("", [Finding("warning", str(error))])
+        found = [Found(partial(dict, error=str(error)), lambda: reason, fits=True)]
+    linted = list(brief_findings(subjects, faults, len(known))) if subjects else []
+    return _Answer([name], kind, found, linted, faults)
+
+
+def _sizes(kind: str, name: str, given: str, options: Mapping[str, str]) -> Iterator[Found]:
+    from dsv4kv.budget.launch import read_commands
+
+    if kind == "log":
+        yield explain_logs([(name, Path(given))])
+    elif kind == "command":
+        for reading in read_commands(given, options.get("model")):
+            yield size({**reading.texts, **options}, (reading, dict(options)))
+    else:
+        yield _result(Path(given))
+
+
+def _result(path: Path) -> Found:
+    from dsv4kv.replay.clock.measured import read_results
+    from dsv4kv.view.explain import results_page, results_values
+
+    runs = read_results([path])
+    return Found(partial(results_values, runs), partial(results_page, runs, path), fits=True)
+
+
+def _profile(path: Path, step: str) -> Found:
+    from dsv4kv.runs.imported import is_record, load_profile, record_of_profile
+    from dsv4kv.runs.store import dumps, load_record
+    from dsv4kv.view.runs import run_page
+
+    if is_record(path):
+        record = load_record(path)
+    else:
+        record = record_of_profile(load_profile(path, step).profile, path, step, sys.argv)
+    return Found(lambda: json.loads(dumps(record)), partial(run_page, record), fits=True)

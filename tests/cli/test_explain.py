@@ -1,0 +1,120 @@
+"""``dsv4kv explain``: files are recognised by content, and answered as by their own commands."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+from typer.testing import CliRunner, Result
+
+from dsv4kv.cli import app
+from dsv4kv.runs.store import dumps
+from tests.diagnose.faults.results import SGLANG as RUN
+from tests.engines.logs.startup import REFUSAL, SGLANG, VLLM_0_26, VLLM_0_33
+from tests.measure.profilers.exports import two_replays
+from tests.measure.profilers.traces import cpu_events, save
+from tests.runs.records import make_case, make_record
+
+SERVE = "vllm serve deepseek-ai/DeepSeek-V4-Flash -tp 8 --max-model-len 128K"
+DEEP = "python -m sglang.launch_server --model deepseek-ai/DeepSeek-V4-Flash --tp 8"
+ATTENTION = "--dp 8 --enable-dp-attention"
+COMPOSE = f"services:\n  v4:\n    image: vllm/vllm-openai:v0.33.0\n    command: {SERVE[11:]}\n"
+TEXTS = {
+    "compose": COMPOSE,
+    "new": "\n".join(VLLM_0_33),
+    "old": "\n".join(VLLM_0_26),
+    "refused": "\n".join((*VLLM_0_33[:2], *REFUSAL)),
+    "result": json.dumps(RUN),
+    "run": dumps(make_record(make_case())),
+    "script": f"#!/bin/sh\n{SERVE}\n",
+    "sglang": "\n".join(SGLANG),
+    "two": f"{SERVE}\n{DEEP} {ATTENTION}\n",
+}
+KINDS = {
+    "compose": "command",
+    "new": "log",
+    "result": "result",
+    "run": "profile",
+    "script": "command",
+    "sglang": "log",
+    "timeline": "profile",
+    "export": "profile",
+}
+"""Of files whose names say nothing."""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name, text in TEXTS.items():
+        Path(name).write_text(text, encoding="utf-8")
+    shutil.move(save(tmp_path / "timeline.json", cpu_events()), "timeline")
+    shutil.move(two_replays().save(tmp_path / "export.sqlite"), "export")
+    return tmp_path
+
+
+def run(*words: str, **more: Any) -> Result:
+    terminal = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
+    return CliRunner(env=terminal).invoke(app, ["explain", *words], **more)
+
+
+def document(*words: str) -> Any:
+    return json.loads(run(*words, "--json").stdout)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_file_is_recognised_by_its_content(name: str) -> None:
+    assert document(name)["kind"] == KINDS[name]
+
+
+def test_sizes_are_those_of_budget() -> None:
+    def budget(*words: str) -> Any:
+        return json.loads(CliRunner().invoke(app, ["budget", *words, "--json"]).stdout)
+
+    for name in ("new", "sglang", "refused"):
+        assert document(name)["answers"] == [budget("--explain", name)]
+    assert document("old", "new")["answers"] == [budget("--explain", "old", "new")]
+    for given in ("script", "compose", SERVE):
+        assert document(given, "--gpu", "b200")["answers"] == [
+            budget("--command", given, "--gpu", "b200")
+        ]
+
+
+def test_faults_are_those_of_lint() -> None:
+    for name in ("two", "sglang", "result"):
+        linted = json.loads(CliRunner().invoke(app, ["lint", name, "--json"]).stdout)
+        assert document(name)["faults"] == linted["findings"]
+    assert document("two")["faults"]
+
+
+def test_every_command_of_a_script_is_sized() -> None:
+    sizes = document("two")["answers"]
+    assert [each["engine"]["name"] for each in sizes] == ["vllm:0.33", "sglang:0.5.23"]
+
+
+def test_standard_input_is_a_file_like_any_other() -> None:
+    given, named = run("-", input=TEXTS["sglang"]).stdout, run("sglang").stdout
+    assert given.splitlines()[0] == named.splitlines()[0].replace("sglang: ", "-: ", 1)
+    assert "dsv4kv lint" not in given
+
+
+@pytest.mark.parametrize("given", ["new", "sglang", "refused", SERVE, "export", "result"])
+def test_an_answer_is_a_screen(given: str) -> None:
+    lines = run(given).stdout.splitlines()
+    assert len(lines) <= 25
+    ends = ("dsv4kv ", "vllm ", "python ")
+    assert not [each for each in lines if cell_len(each) > 100 and not each.startswith(ends)]
+
+
+def test_it_ends_with_1_where_something_does_not_fit_or_is_faulty() -> None:
+    assert run("new").exit_code == 0
+    assert run("refused").exit_code == 1
+    assert run(f"{DEEP} {ATTENTION}").exit_code == 1
+
+
+def test_what_only_lint_understands_says_why_it_has_no_size() -> None:
+    found = document(f"vllm serve a-model -tp 8 {SERVE[40:]}")
+    assert found["faults"]
+    assert "which model" in found["answers"][0]["error"]

@@ -75,6 +75,7 @@ TRACE_FORMATS = {
     "timed": Choice("JSON lines whose names are given", "traces.formats:TIMED"),
     "parquet": Choice("a row for every request", "traces.parquet:PARQUET"),
     "dsv4kv": Choice("the toolkit's own", "traces.formats:NATIVE"),
+    "results": Choice("requests of a benchmark's result file", "traces.results:RESULTS"),
 }
 """Formats that traces are read from. Where a line has marks of two, the first is taken."""
 

@@ -16,8 +16,8 @@ EPILOG = examples(
     "dsv4kv replay calibrate c1.json c64.json --gpus 8 --set cost.dp=8    a server with DP",
 )
 _RESULTS = (
-    "What sglang.bench_serving --output-file or vllm bench serve --save-result wrote, several "
-    "concurrencies if you can, one for 1."
+    "What sglang.bench_serving --output-file, vllm bench serve --save-result, AIPerf or guidellm "
+    "wrote, several concurrencies if you can, one for 1."
 )
 SHORTHANDS = {
     "model": opt.Row("A preset or a config.json.", "NAME|FILE", key="model.preset"),

@@ -29,6 +29,7 @@ from pydantic_core import from_json
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.record.folder import Record, Recording
 from dsv4kv.record.veil import Veil
+from dsv4kv.traces.results import read_aiperf
 from dsv4kv.units import counted
 
 
@@ -150,16 +151,16 @@ def _dynamo(line: str, veil: Veil) -> Record:
 def _aiperf(line: str, veil: Veil) -> Record:
     """``profile_export.jsonl``: a benchmark's client side."""
     record = _object(line)
-    when, metrics = record["metadata"], record["metrics"]
-    arrival_s = when["request_start_ns"] / 1e9
-    first = metrics.get("time_to_first_token")
+    when, found = record["metadata"], read_aiperf(record)
+    if found is None:
+        raise _Other
     return {
         "id": veil.name(_text(when["x_request_id"])),
-        "arrival_s": arrival_s,
-        "first_s": None if first is None else arrival_s + first["value"] / 1e3,
-        "last_s": when["request_end_ns"] / 1e9,
-        "input_tokens": _tokens(metrics["input_sequence_length"]["value"]),
-        "output_tokens": _tokens(metrics["output_sequence_length"]["value"]),
+        "arrival_s": found.start_s,
+        "first_s": None if found.ttft_s is None else found.start_s + found.ttft_s,
+        "last_s": found.start_s + found.latency_s,
+        "input_tokens": _tokens(found.input_tokens),
+        "output_tokens": _tokens(found.output_tokens),
         **_session(when.get("x_correlation_id") or when.get("conversation_id"), veil),
     }
 
@@ -181,7 +182,7 @@ LOGS = {
     "sglang-metrics": Log('"request_parameters"', _sglang_metrics),
     "vllm": Log("token_ids: ", _vllm),
     "dynamo": Log("dynamo.request.trace.", _dynamo),
-    "aiperf": Log('"request_start_ns"', _aiperf),
+    "aiperf": Log('"x_request_id"', _aiperf),
     "lmcache": Log('"chunk_hashes"', _lmcache),
 }
 """Formats of lines. A line is read by the first that can."""

@@ -7,6 +7,7 @@ runs.
 
 import hashlib
 from collections.abc import Collection, Iterator
+from itertools import islice
 from math import inf
 from pathlib import Path
 
@@ -18,14 +19,13 @@ from dsv4kv.traces.files import (
     Defect,
     ReadOptions,
     backwards,
-    is_array,
-    json_array,
     open_trace,
     parse_object,
 )
 from dsv4kv.traces.formats import INPUT_NAMES, TraceFormat, parse_row
 from dsv4kv.traces.parquet import is_parquet, read_columns, read_rows
 from dsv4kv.traces.request import Batch, Request, batches_of
+from dsv4kv.traces.results import documents_of
 from dsv4kv.traces.summary import TraceSummary, summarize_batches
 from dsv4kv.traces.weka import conversation_files, read_weka_folder
 from dsv4kv.traces.writer import STORES_MARK, write_trace
@@ -33,6 +33,8 @@ from dsv4kv.traces.writer import STORES_MARK, write_trace
 _BUILTIN = "builtin:"
 _SUFFIX = ".jsonl.gz"
 _LISTED = 6
+_TURNS = 1000
+"""Lines that are looked at for a turn without a time, which makes a trace one of turns."""
 
 
 def resolve_trace(source: str | Path) -> Path:
@@ -218,15 +220,20 @@ def detect_format(path: Path) -> str:
         line = lines.peek()
         if not line:
             raise Defect("the file is empty")
-        if line.strip() == "{":
-            return "weka"  # the only one that is a single object, here over many lines
-        if is_array(line):  # an empty one has no requests of any format
-            names: Collection[str] = next(json_array(lines), INPUT_NAMES)
-        else:
-            is_object = line.lstrip().startswith("{")
-            names = parse_object(line) if is_object else parse_row(line)
+        is_json = line.lstrip().startswith(("{", "["))
+        records = documents_of(lines) if is_json else iter(())
+        # an empty array has no requests of any format
+        names: Collection[str] = next(records, INPUT_NAMES) if is_json else parse_row(line)
         for name, trace_format in FORMATS.items():
             if trace_format.marks.intersection(names):
-                return name
+                later = (
+                    islice(records, _TURNS) if name == "mooncake" and "session_id" in names else ()
+                )
+                return "mooncake-delta" if any("timestamp" not in each for each in later) else name
+        if isinstance(names, dict) and names.get("type") == "master_rpc_trace":
+            raise Defect(
+                "Mooncake's master wrote this: operations on a store's keys, without requests "
+                "and their lengths. Record a server that uses the store: dsv4kv record --help"
+            )
         shapes = "; ".join(f"{name}: {entry.shape}" for name, entry in FORMATS.items())
         raise Defect(f"the first line is of no known format. Known are {shapes}")

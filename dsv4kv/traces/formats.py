@@ -5,7 +5,8 @@ stands for 512 tokens and their history, the last may be partial.
 
 ``mooncake-delta``: later turns of a session carry only what is new. A line has the fields of a
 Mooncake line, and ``session_id``. ``input_length`` and ``hash_ids`` of a later turn count from the
-end of its turn before; its time may be a ``delay`` in milliseconds after that turn's.
+end of its turn before; its time may be a ``delay`` in milliseconds after that turn's. AIPerf's
+multi-turn traces are such: known by a line with ``delay`` instead of ``timestamp``.
 
 ``bailian`` (alibaba-edu/qwen-bailian-usagetraces-anon): times in seconds, ids of 16 tokens.
 

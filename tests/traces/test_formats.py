@@ -56,6 +56,9 @@ WEKA = """\
 TIMED = """\
 {"timestamp": 1.5, "input_length": 9, "output_length": 2}
 """
+RESULTS = """\
+{"completed": 2, "duration": 3, "input_lens": [9, 7], "output_lens": [2, 1], "start_times": [5, 6]}
+"""
 SAMPLES = {
     "bailian": BAILIAN,
     "mooncake-delta": DELTA,
@@ -66,6 +69,7 @@ SAMPLES = {
     "burstgpt": BURSTGPT,
     "sharegpt": SHAREGPT,
     "dsv4kv": NATIVE,
+    "results": RESULTS,
 }
 
 Write = Callable[[str], Path]

@@ -22,9 +22,12 @@ from dsv4kv.diagnose.faults.table import plain, release
 from dsv4kv.engines.flags import find_flag
 from dsv4kv.engines.logs.read import find_fields, find_version, preset_named, read_lines
 from dsv4kv.engines.names import FAMILIES, replayed_engines
-from dsv4kv.errors import ConfigError
-from dsv4kv.files import Unparsable, open_regular, parse_json, read_document
+from dsv4kv.errors import ConfigError, TraceError
+from dsv4kv.files import open_regular
 from dsv4kv.replay.clock.measured import read_runs
+from dsv4kv.traces.files import open_trace
+from dsv4kv.traces.results import RESULTS, documents_of
+from dsv4kv.units import counted
 
 Kind = Literal["command", "log", "result"]
 _MOST_CHARACTERS = 2**18
@@ -34,6 +37,7 @@ _LOGGED = re.compile(
     r"(?m)^(?:\([\w ]+ pid=\d+\)\s|\[\d{4}-\d\d-\d\d |(?:INFO|WARNING|ERROR|DEBUG) \d\d-\d\d "
     r"|\d{4}-\d\d-\d\d[ T]\d\d:\d\d)"
 )
+_RAISED = re.compile(r"(?m)^Traceback \(most recent call last\):|^\w+(?:Error|Exception)\b")
 _OTHER_MODEL = re.compile(
     r"(?i)qwen|llama|mi[sx]tral|gemma|glm|kimi|gpt|phi-|minimax|ernie|hunyuan|granite|nemotron"
 )
@@ -99,7 +103,7 @@ def read_subjects(given: str, engine: str | None = None, gpu: str | None = None)
         release(version)
     arch = load_gpu(gpu).arch if gpu else None
     path = as_path(given)
-    found = _of_file(path) if path else _of_commands(given, "the command")
+    found = _of_file(path, family) if path else _of_commands(given, "the command")
     if not found:
         raise ConfigError(
             f"{given[:200]}: nothing is known of it: give a launch command of vLLM or SGLang, a "
@@ -139,31 +143,46 @@ def recognise(path: Path) -> tuple[Kind, str]:
         if left < 0:
             break
     text = "\n".join(lines)
-    is_log = len(_LOGGED.findall(text)) > 1 or _ECHO.search(text) or any(map(find_fields, lines))
+    is_log = (
+        len(_LOGGED.findall(text)) > 1
+        or _ECHO.search(text)
+        or _RAISED.search(text)
+        or any(map(find_fields, lines))
+    )
     return "log" if is_log else "command", text
 
 
-def _of_file(path: Path) -> list[Subject]:
+def _of_file(path: Path, family: str) -> list[Subject]:
     kind, text = recognise(path)
     if kind == "result":
         return _of_results(list(read_runs(path)))
-    return [_of_log(text, path.name)] if kind == "log" else _of_commands(text, path.name)
+    if kind == "log":
+        return [_of_log(text, path.name, family)]
+    return _of_commands(text, path.name)
 
 
 def _has_results(path: Path) -> bool:
-    """Whether a file begins with the result of a benchmark, on one line or over many."""
+    """Whether a file begins with the result of a benchmark.
+
+    Raises:
+        ConfigError: It begins with what lint itself printed.
+    """
     try:
         with open_regular(path) as file:
-            if not file.read(_FIRST_BYTES).lstrip().startswith(b"{"):
-                return False
-        text = read_document(path).decode("utf-8", "replace").lstrip()
-    except OSError:
+            begin = file.read(_FIRST_BYTES).lstrip()
+        if not begin.startswith((b"{", b"[")):
+            return False
+        with open_trace(path) as lines:
+            first = next(documents_of(lines), {})
+    except (OSError, TraceError):
         return False
-    for candidate in (text, text.partition("\n")[0]):
-        with suppress(Unparsable):
-            document = parse_json(candidate)
-            return isinstance(document, dict) and bool({"completed", "duration"} & set(document))
-    return False
+    if {"looked_at", "known_faults"} <= first.keys():
+        found = len(first.get("findings") or ())
+        raise ConfigError(
+            f"{path}: this is what lint --json printed, with {counted(found, 'finding')}: give "
+            "the command, log or result that it looked at."
+        )
+    return bool(RESULTS.marks & first.keys())
 
 
 def _of_results(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Subject]:
@@ -241,13 +260,17 @@ def _usual(family: str, spelling: str) -> str:
 # ---- logs ---------------------------------------------------------------------------------------
 
 
-def _of_log(text: str, source: str) -> Subject:
+def _of_log(text: str, source: str, family: str) -> Subject:
     lines = text.splitlines()
     version = next(filter(None, map(find_version, lines)), None)
-    # the engine whose arguments it echoes, else whose name it has most often
+    # the engine whose arguments it echoes, else whose name it has most often, else the given one
     engine = max(
         replayed_engines(),
-        key=lambda name: (FAMILIES[name].log_mark in text, text.lower().count(name)),
+        key=lambda name: (
+            FAMILIES[name].log_mark in text,
+            text.lower().count(name),
+            name == family,
+        ),
     )
     given = next(filter(None, map(_echoed, lines)), None)
     flags = given and {_usual(engine, f"--{name}"): each for name, each in given.items()}
@@ -316,7 +339,10 @@ def facts_of(run: Mapping[str, Any], before: Sequence[Mapping[str, Any]] = ()) -
     * ``failed_requests``: that were sent and did not succeed;
     * ``random_tokens``: ``yes`` where prompts are random tokens;
     * ``rounds``: requests for each that ran at once, where the rate is unlimited;
+    * ``at_once``: requests in flight, where the client keeps so many;
+    * ``ttft_ms`` and ``tpot_ms``: medians, else means;
     * ``prompt_tokens_per_s``: of one prompt, by the median TTFT;
+    * ``waiting_tokens_per_s``: of the prompts of all requests at once, by ``ttft_ms``;
     * ``repeats``: ``yes`` where a run before it in the file sent the same prompts to the same
       server, and ``repeats_ttft``: this one's median TTFT as a share of that one's, where it has
       no lighter load, which makes the first token sooner by itself;
@@ -338,19 +364,35 @@ def _derived(
         yield "random_tokens", "yes"
     if (rounds := _rounds(run)) is not None:
         yield "rounds", f"{rounds:g}"
-    completed, ttft = _number(run, "completed"), _number(run, "median_ttft_ms")
-    prompts = _number(run, "total_input_tokens", "total_input")
-    if completed and ttft and prompts:
-        yield "prompt_tokens_per_s", f"{prompts / completed / ttft * 1e3:g}"
+    yield from _speeds(run)
     same = next((each for each in reversed(before) if _same_prompts(each, run)), None)
     if same is not None:
         yield "repeats", "yes"
-        earlier = _number(same, "median_ttft_ms")
+        ttft, earlier = (_number(each, "median_ttft_ms") for each in (run, same))
         if ttft and earlier and _is_as_loaded(run, same):
             yield "repeats_ttft", f"{ttft / earlier:g}"
     outputs = run.get("output_lens")
     if isinstance(outputs, list) and set(map(type, outputs)) == {int} and max(outputs) > 1:
         yield "full_outputs", f"{outputs.count(max(outputs)) / len(outputs):g}"
+
+
+def _speeds(run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    at_once, completed = _number(run, "max_concurrency"), _number(run, "completed")
+    prompts = _number(run, "total_input_tokens", "total_input")
+    mean = prompts / completed if prompts and completed else None
+    ttft, tpot = (
+        _number(run, *(f"{each}_{name}_ms" for each in ("median", "p50", "mean")))
+        for name in ("ttft", "tpot")
+    )
+    median_ttft = _number(run, "median_ttft_ms")
+    found = {
+        "at_once": at_once,
+        "ttft_ms": ttft,
+        "tpot_ms": tpot,
+        "prompt_tokens_per_s": mean / median_ttft * 1e3 if mean and median_ttft else None,
+        "waiting_tokens_per_s": at_once * mean / ttft * 1e3 if at_once and mean and ttft else None,
+    }
+    yield from ((name, f"{value:g}") for name, value in found.items() if value)
 
 
 def _failed(run: Mapping[str, Any]) -> int:

@@ -1,9 +1,7 @@
-"""Result files of the engines' own benchmarks, as the runs that they are of.
+"""Result files of benchmarks (``traces.results``), as the runs that they are of.
 
-``sglang.bench_serving --output-file`` appends a JSON line a run; ``vllm bench serve
---save-result`` writes one object a file, or lines with ``--append-result``. Names of fields are
-from SGLang 0.5.23 and vLLM 0.33; files that lack some are read as far as possible. With
-``--output-details`` and ``--save-detailed`` they have every request.
+Files that lack some fields are read as far as possible. With ``--output-details`` (SGLang) and
+``--save-detailed`` (vLLM) they have every request.
 """
 
 import math
@@ -18,7 +16,9 @@ from numpy.typing import NDArray
 from dsv4kv.engines.names import FAMILIES, replayed_engines
 from dsv4kv.errors import RecordError
 from dsv4kv.files import Unparsable, parse_json, read_document
+from dsv4kv.traces.files import Defect
 from dsv4kv.traces.request import Request
+from dsv4kv.traces.results import as_runs
 
 Floats = NDArray[np.float64]
 
@@ -86,15 +86,21 @@ def read_runs(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 documents += [parse_json(line)] if line.strip() else []
             except Unparsable as error:
                 raise RecordError(f"{path}:{number} is no JSON: {error}; {_WANTED}") from error
-    for number, document in enumerate(documents, 1):
-        name = path.name if len(documents) == 1 else f"{path.name}:{number}"
+    rows = documents[0] if len(documents) == 1 and isinstance(documents[0], list) else documents
+    for number, document in enumerate(rows, 1):
         if not isinstance(document, dict):
             raise RecordError(f"{path}, run {number}: a JSON object is wanted; {_WANTED}")
-        yield name, document
+    try:
+        runs = as_runs(rows)
+    except Defect as defect:
+        raise RecordError(f"{path}: {defect}; {_WANTED}") from None
+    for number, run in enumerate(runs, 1):
+        yield path.name if len(runs) == 1 else f"{path.name}:{number}", run
 
 
 _WANTED = (
-    "give what sglang.bench_serving --output-file or vllm bench serve --save-result has written."
+    "give what sglang.bench_serving --output-file, vllm bench serve --save-result, AIPerf, "
+    "genai-perf, guidellm or InferenceX has written."
 )
 
 
@@ -254,7 +260,8 @@ def _lengths(
             "benchmark with --output-details (SGLang) or --save-detailed (vLLM)."
         )
     means = [max(1, round((total or 0) / count)) for total in totals]
-    return [means[0]] * count, [means[1]] * count, "every request of the mean lengths"
+    assumed = str(given.get("assumed", "every request of the mean lengths"))
+    return [means[0]] * count, [means[1]] * count, assumed
 
 
 def _latencies(given: Mapping[str, Any], kept: Sequence[int]) -> list[tuple[str, float, float]]:

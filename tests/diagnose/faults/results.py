@@ -108,6 +108,42 @@ FAULTY_RUNS: dict[str, tuple[list[Run], set[str]]] = {
         [VLLM | {"num_prompts": 100, "completed": 97, "dataset_name": "sharegpt"}],
         {"bench-requests-failed"},
     ),
+    "sglang#40566: Flash on SM89, 16 at once": (
+        [
+            SGLANG
+            | {
+                "dataset_name": "custom",
+                "random_input_len": None,
+                "completed": 32,
+                "duration": 561.73,
+                "total_input_tokens": 112_000,
+                "total_output_tokens": 48_000,
+                "median_ttft_ms": 18_342.09,
+                "median_tpot_ms": 171.92,
+            }
+        ],
+        {"bench-slow-decode", "bench-slow-prompts"},
+    ),
+    "means alone, 8 at once": (
+        [
+            VLLM
+            | {
+                "max_concurrency": 8,
+                "completed": 32,
+                "num_prompts": 32,
+                "total_input_tokens": 131_072,
+                "median_ttft_ms": None,
+                "median_tpot_ms": None,
+                "mean_ttft_ms": 54_000.0,
+                "mean_tpot_ms": 9.0,
+            }
+        ],
+        {"bench-slow-prompts"},
+    ),
+    "263 ms a token, 8 at once": (
+        [VLLM | {"max_concurrency": 8, "median_tpot_ms": 263.0}],
+        {"bench-slow-decode"},
+    ),
 } | {
     f"sglang#31363: {cell}": ([cookbook(*point)], {"bench-burst-measured"})
     for cell, *point in COOKBOOK
@@ -135,4 +171,8 @@ HEALTHY_RUNS: list[tuple[str, Run]] = [
         VLLM | {"input_lens": [1024, 1023] * 100, "output_lens": [128] * 200},
     ),
     ("vllm#26943: after a warm-up", RANDOM | {"num_prompts": 160, "completed": 160}),
+    (
+        "eight prompts of 128K, one after the other",
+        VLLM | {"max_concurrency": 8, "total_input_tokens": 200 * 131_072, "median_ttft_ms": 4e4},
+    ),
 ]  # fmt: skip

@@ -30,6 +30,12 @@ def published(source: str, part: str = "") -> str:
     return next(each.text for each in LAUNCHES if each.source == source and part in each.text)
 
 
+def died(*lines: str) -> str:
+    """A log that ends with an error."""
+    found = ("Traceback (most recent call last):", *lines)
+    return "".join(f"(EngineCore pid=9) ERROR 07-10 09:12:44 [core.py:1] {one}\n" for one in found)
+
+
 WINDOWS, DRAFTS = "vllm-windows-flush-prefixes", "vllm-drafts-no-hits"
 EARLY = "vllm-async-drafts-free-windows"
 HELD, LOGITS = "sglang-windows-held", "sglang-indexer-unbounded"
@@ -297,6 +303,36 @@ done
     Case("vllm#41027, its log", "tests/diagnose/faults/logs/vllm_41027.log", "", (WINDOWS,)),
     Case("sglang#23602, its log", "tests/diagnose/faults/logs/sglang_23602.log", "",
          (HELD, LOGITS), possible=(HELD,)),
+    # starts that fail for another reason than memory, by the errors of the threads
+    Case("vllm#48286", died("ValueError: No common block size for 16 between kv_manager=[16] and "
+                            "backend=[64]"), "vllm:0.24", ("vllm-no-common-block-size",)),
+    Case("vllm#48286, as Python ends", "Traceback (most recent call last):\n"
+         '  File "/opt/vllm/v1/worker/utils.py", line 210, in select_common_block_size\n'
+         "ValueError: No common block size for 256 between kv_manager=[256] and backend=[64]\n",
+         "", ("vllm-no-common-block-size",)),
+    Case("vllm#49804", died("RuntimeError: flashinfer-cubin version (0.6.13) does not match "
+                            "flashinfer version (0.6.14)."),
+         "vllm:0.26", ("vllm-flashinfer-packages-differ",)),
+    Case("flashinfer#4337", died("RuntimeError: flashinfer-jit-cache version (0.6.16+cu130) does "
+                                 "not match flashinfer version (0.6.16)"),
+         "vllm:0.28", ("vllm-flashinfer-packages-differ",)),
+    Case("vllm#48054", died("TypeError: trtllm_batch_decode_sparse_mla_dsv4() got an unexpected "
+                            "keyword argument 'swa_topk_lens'"),
+         "vllm:0.24", ("vllm-flashinfer-too-old",)),
+    Case("vllm#50774", died("AssertionError: swa_metadata missing tile_sched entry for "
+                            "compress_ratio=1"), "vllm:0.26", ("vllm-flashmla-on-sm120",)),
+    Case("vllm#47174", died("AssertionError: DeepseekV4 fp8_ds_mla layout only supports fp8 "
+                            "kv-cache, got auto"), "vllm:0.24", ("vllm-cache-dtype-not-fp8",)),
+    Case("vllm#52457", died("Failed: Cuda error /workspace/csrc/custom_all_reduce.cuh:164 'an "
+                            "illegal memory access was encountered'"),
+         "vllm:0.27.1", ("vllm-custom-all-reduce",)),
+    Case("sglang#25118", died("    assert self.store_dtype == torch.uint8", "AssertionError"),
+         "sglang:0.5.23", ("sglang-store-dtype",)),
+    Case("sglang#33194", f"sglang serve --model-path {FLASH} --tp 8 --kv-cache-dtype bfloat16",
+         "sglang:0.5.23", ("sglang-bf16-cache",)),
+    Case("sglang#11242", died("Exception: sgl-kernel is installed with version 0.3.12, which is "
+                              "less than the minimum required version 0.3.14."),
+         "sglang:0.5.23", ("sglang-kernel-too-old",)),
 )  # fmt: skip
 """Faulty commands and logs; all of their faults, and no others, are named."""
 

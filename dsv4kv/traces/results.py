@@ -1,0 +1,316 @@
+"""Result files of benchmarks, in the fields of the engines' own.
+
+``sglang.bench_serving --output-file`` appends a JSON line a run; ``vllm bench serve
+--save-result`` writes one object a file, or lines with ``--append-result`` (read in SGLang 0.5.23
+and vllm 0.33). Others are written in their fields:
+
+* AIPerf's ``profile_export.jsonl``, a line for every request (0.13; earlier names of fields, too),
+  and its summary ``profile_export_aiperf.json``, which is genai-perf's (0.0.16);
+* guidellm's ``benchmarks.json`` (0.3 and 0.8), a run for every benchmark;
+* InferenceX's rows (``utils/process_result.py``), times in seconds, 10 prompts for each ``conc``.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any, NamedTuple
+
+from dsv4kv.traces.files import (
+    Defect,
+    ReadOptions,
+    TraceLines,
+    is_array,
+    json_array,
+    parse_object,
+)
+from dsv4kv.traces.formats import TraceFormat
+from dsv4kv.traces.request import Request
+from dsv4kv.units import UNITS_PER_SECOND
+
+Run = dict[str, Any]
+_PER_SECOND = UNITS_PER_SECOND | {"sec": 1, "seconds": 1}
+_INFERENCEX_ROUNDS = 10
+_FULL = 0.75
+"""Requests in flight on average, of the most: more is a client that keeps so many in flight."""
+
+
+class Timed(NamedTuple):
+    """A request that succeeded; times in seconds, None where nothing was streamed."""
+
+    start_s: float
+    input_tokens: int
+    output_tokens: int
+    ttft_s: float | None
+    tpot_s: float | None
+    latency_s: float
+
+
+def as_runs(documents: Sequence[Run]) -> list[Run]:
+    """The runs that a file's documents are of; a document of another kind is its own run.
+
+    Raises:
+        Defect: It is a known file that says too little, or lacks fields.
+    """
+    try:
+        return list(_runs(documents))
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError, IndexError) as error:
+        if isinstance(error, Defect):
+            raise
+        lacking = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise Defect(f"the benchmark's file is not as its tool writes it ({lacking})") from None
+
+
+def _runs(documents: Sequence[Run]) -> Iterator[Run]:
+    if documents and all({"metadata", "metrics"} <= each.keys() for each in documents):
+        lines = [each for each in documents if not _is_warmup(each)]
+        found = [row for row in map(read_aiperf, lines) if row]
+        yield _of_requests(found, len(lines) - len(found))
+        return
+    for document in documents:
+        row = (
+            document | metrics
+            if isinstance(metrics := document.get("metrics"), dict)
+            else document
+        )
+        if "benchmarks" in document:
+            yield from map(_guidellm, document["benchmarks"])
+        elif "tput_per_gpu" in row and "conc" in row:
+            yield _inferencex(row)
+        elif isinstance(document.get("request_latency"), dict):
+            yield _summary(document)
+        elif "experiments" in document:
+            raise Defect(
+                "genai-perf's raw export has texts and no lengths in tokens: give the "
+                "profile_export_genai_perf.json that was written with it"
+            )
+        else:
+            yield document
+
+
+# ---- AIPerf and genai-perf ----------------------------------------------------------------------
+
+
+def _is_warmup(record: Run) -> bool:
+    when = record["metadata"]
+    return "warmup" in (when.get("benchmark_phase"), when.get("credit_phase"))
+
+
+def read_aiperf(record: Run) -> Timed | None:
+    """A request of AIPerf's export; None if it failed or was cancelled."""
+    when, metrics = record["metadata"], record["metrics"]
+    if record.get("error") or not metrics.get("output_sequence_length"):
+        return None
+    start_ns = when.get("request_start_ns", when.get("timestamp_ns"))
+    first = metrics.get("time_to_first_token", metrics.get("ttft"))
+    return Timed(
+        start_ns / 1e9,
+        int(metrics["input_sequence_length"]["value"]),
+        int(metrics["output_sequence_length"]["value"]),
+        _seconds(first),
+        _seconds(metrics.get("inter_token_latency")),
+        _seconds(metrics["request_latency"]) or 0.0,
+    )
+
+
+def _seconds(metric: Mapping[str, Any] | None, statistic: str = "value") -> float | None:
+    if metric is None or metric.get(statistic) is None:
+        return None
+    return float(metric[statistic]) / _PER_SECOND[metric["unit"]]
+
+
+def _summary(document: Run) -> Run:
+    count = int(document["request_count"]["avg"])
+    lengths = [document[f"{side}_sequence_length"]["avg"] for side in ("input", "output")]
+    duration_s = _seconds(document.get("benchmark_duration"), "avg")
+    duration_s = duration_s or count / document["request_throughput"]["avg"]
+    failed = int((document.get("error_request_count") or {"avg": 0})["avg"])
+    names = {"avg": "mean"} | {f"p{share}": f"p{share}" for share in (25, 50, 75, 90, 95)}
+    times = {
+        f"{name}_{ours}_ms": seconds * 1e3
+        for theirs, ours in (("time_to_first_token", "ttft"), ("inter_token_latency", "tpot"))
+        for statistic, name in names.items()
+        if (seconds := _seconds(document.get(theirs), statistic)) is not None
+    }
+    load = document.get("input_config")
+    return _summed(count, failed, duration_s, lengths, times) | {
+        "max_concurrency": _find(load, "concurrency"),
+        "request_rate": _find(load, "request_rate"),
+    }
+
+
+def _find(value: Any, name: str) -> float | None:
+    """The first number of that name, at any depth: versions nest it differently."""
+    if not isinstance(value, dict | list):
+        return None
+    if isinstance(value, dict) and type(value.get(name)) in (int, float):
+        return float(value[name])
+    nested = value.values() if isinstance(value, dict) else value
+    return next((each for one in nested if (each := _find(one, name)) is not None), None)
+
+
+# ---- guidellm and InferenceX --------------------------------------------------------------------
+
+
+def _guidellm(benchmark: Run) -> Run:
+    requests, metrics = benchmark["requests"], benchmark["metrics"]
+    good = requests["successful"]
+    total = benchmark.get("request_totals") or metrics["request_totals"]
+    count, failed = total["successful"], total["errored"]
+    config = benchmark.get("config") or benchmark.get("args") or {}
+    strategy = config.get("strategy") or {}
+    kind = strategy.get("type_")
+    load = {
+        "max_concurrency": 1 if kind == "synchronous" else strategy.get("streams"),
+        "request_rate": strategy.get("rate"),
+    }
+    if good and len(good) == count:
+        return _of_requests([_read_guidellm(each) for each in good], failed) | load
+    times: Run = {}
+    for theirs, ours in (("time_to_first_token_ms", "ttft"), ("inter_token_latency_ms", "tpot")):
+        found = metrics[theirs]["successful"]
+        found = found | {f"p{share}": found["percentiles"][f"p{share}"] for share in (25, 75, 90)}
+        times |= {
+            f"{name}_{ours}_ms": found[name] for name in ("mean", "median", "p25", "p75", "p90")
+        }
+    lengths = [
+        metrics[f"{side}_token_count"]["successful"]["mean"] for side in ("prompt", "output")
+    ]
+    return _summed(count, failed, benchmark["duration"], lengths, times) | load
+
+
+def _read_guidellm(request: Run) -> Timed:
+    start_s = request["start_time"] if "start_time" in request else request["request_start_time"]
+    names = ("time_to_first_token_ms", "inter_token_latency_ms")
+    first_ms, gap_ms = (request.get(name) for name in names)
+    return Timed(
+        float(start_s),
+        int(request["prompt_tokens"]),
+        int(request["output_tokens"]),
+        None if first_ms is None else first_ms / 1e3,
+        None if gap_ms is None else gap_ms / 1e3,
+        float(request["request_latency"]),
+    )
+
+
+def _inferencex(row: Run) -> Run:
+    count = int(row["conc"]) * _INFERENCEX_ROUNDS
+    gpus = sum(int(row.get(f"num_{role}_gpu") or 0) for role in ("prefill", "decode"))
+    gpus = gpus or int(row["tp"])
+    lengths = [row["isl"], row["osl"]]
+    duration_s = count * sum(lengths) / (row["tput_per_gpu"] * gpus)
+    times = {
+        f"{name}_ms": seconds * 1e3
+        for name, seconds in row.items()
+        if name.endswith(("_ttft", "_tpot")) and seconds is not None
+    }
+    return _summed(count, 0, duration_s, lengths, times) | {
+        "max_concurrency": int(row["conc"]),
+        "assumed": f"{_INFERENCEX_ROUNDS} requests for each at once, of the given lengths",
+    }
+
+
+# ---- what they are written as -------------------------------------------------------------------
+
+
+def _summed(
+    count: int, failed: int, duration_s: float, lengths: Sequence[float], times: Run
+) -> Run:
+    totals = zip(("input", "output"), lengths, strict=True)
+    return {
+        "completed": count,
+        "failed": failed,
+        "duration": duration_s,
+        **{f"total_{side}_tokens": round(mean * count) for side, mean in totals},
+        **times,
+    }
+
+
+def _of_requests(rows: Sequence[Timed], failed: int) -> Run:
+    if not rows:
+        raise Defect(f"none of its {failed:,} requests succeeded")
+    rows = sorted(rows)
+    begin = rows[0].start_s
+    duration_s = max(each.start_s + each.latency_s for each in rows) - begin
+    lengths = [[each.input_tokens for each in rows], [each.output_tokens for each in rows]]
+    run: Run = {
+        "completed": len(rows),
+        "failed": failed,
+        "duration": duration_s,
+        "input_lens": lengths[0],
+        "output_lens": lengths[1],
+        "start_times": [each.start_s - begin for each in rows],
+        "total_input_tokens": sum(lengths[0]),
+        "total_output_tokens": sum(lengths[1]),
+    }
+    most, busy_s = _most_at_once(rows), sum(each.latency_s for each in rows)
+    closed = busy_s >= _FULL * most * duration_s
+    run |= {"max_concurrency": most} if closed else {"request_rate": len(rows) / duration_s}
+    ttfts = [each.ttft_s for each in rows if each.ttft_s is not None]
+    if len(ttfts) == len(rows):
+        run |= {"ttfts": ttfts, "median_ttft_ms": median(ttfts) * 1e3}
+    tpots = [each.tpot_s for each in rows if each.tpot_s is not None]
+    if tpots:
+        gaps = [(each.tpot_s or 0.0) * (each.output_tokens - 1) for each in rows]
+        run |= {"itls": [[gap] if gap else [] for gap in gaps]}
+        run |= {"median_tpot_ms": median(tpots) * 1e3}
+    return run
+
+
+def _most_at_once(rows: Iterable[Timed]) -> int:
+    ends = [(row.start_s + row.latency_s, -1) for row in rows]
+    now = most = 0
+    for _, change in sorted(ends + [(row.start_s, 1) for row in rows]):
+        now += change
+        most = max(most, now)
+    return most
+
+
+# ---- as a trace ---------------------------------------------------------------------------------
+
+
+def _read_results(lines: TraceLines, _: ReadOptions) -> Iterator[Request]:
+    """Yield the requests of all runs, one run after the other; all are held."""
+    offset_s = 0.0
+    for run in as_runs(list(documents_of(lines))):
+        inputs, outputs = run.get("input_lens"), run.get("output_lens")
+        if not inputs or not outputs:
+            raise Defect(
+                "the result has no requests one by one: dsv4kv calibrate reads it; a trace needs "
+                "every request (--output-details, --save-detailed, AIPerf's profile_export.jsonl)"
+            )
+        starts = run.get("start_times") or [0.0] * len(inputs)
+        errors = run.get("errors") or [""] * len(inputs)
+        begin = min(starts)
+        rows = sorted(zip(starts, inputs, outputs, errors, strict=True))
+        for start, tokens_in, tokens_out, error in rows:
+            if not error and tokens_in > 0:
+                yield Request(offset_s + start - begin, int(tokens_in), int(tokens_out))
+        offset_s += max(float(run.get("duration") or 0.0), rows[-1][0] - begin)
+
+
+def documents_of(lines: TraceLines) -> Iterator[Run]:
+    """The objects of a file: one on every line, all in one array, or one over many lines."""
+    first = lines.peek()
+    if is_array(first):
+        yield from json_array(lines)
+    elif first.strip() == "{":
+        yield parse_object(lines.rest())
+    else:
+        yield from map(parse_object, lines)
+
+
+RESULTS = TraceFormat(
+    _read_results,
+    frozenset(
+        {
+            "metrics",
+            "benchmarks",
+            "experiments",
+            "request_latency",
+            "tput_per_gpu",
+            "completed",
+            "input_lens",
+        }
+    ),
+    "a benchmark's result with every request: AIPerf's profile_export.jsonl, guidellm's "
+    "benchmarks.json, sglang.bench_serving --output-details, vllm bench serve --save-detailed",
+)

@@ -1,0 +1,276 @@
+"""Result files of benchmarks become runs with the requests and times that they say.
+
+Fields are those of AIPerf 0.13 (and, in its documentation's older example, before), genai-perf
+0.0.16, guidellm 0.3 and 0.8, and InferenceX's ``utils/process_result.py``; numbers are made up
+where no source is named.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsv4kv.errors import RecordError, TraceError
+from dsv4kv.replay.clock.measured import read_results
+from dsv4kv.traces import detect_format, read_trace
+
+Row = dict[str, Any]
+
+
+def aiperf(start_ms: int, tokens: int, out: int, ttft: float, itl: float, **when: Any) -> Row:
+    latency = ttft + itl * (out - 1)
+    values = {
+        "input_sequence_length": (tokens, "tokens"),
+        "output_sequence_length": (out, "tokens"),
+        "time_to_first_token": (ttft, "ms"),
+        "inter_token_latency": (itl, "ms"),
+        "request_latency": (latency, "ms"),
+    }
+    start = 1_759_813_207_532_900_363 + start_ms * 10**6
+    times = {"request_start_ns": start, "request_end_ns": start + int(latency * 1e6)}
+    return {
+        "metadata": times | {"x_request_id": f"{start}", "benchmark_phase": "profiling"} | when,
+        "metrics": {name: {"value": v, "unit": unit} for name, (v, unit) in values.items()},
+        "error": None,
+    }
+
+
+# the documentation's records, shortened: working-with-profile-exports.md, and its older example
+DOCUMENTED = aiperf(0, 550, 9, 255.886568, 5.2048325)
+CANCELLED = {
+    "metadata": {"request_start_ns": 1_759_879_161_119_147_826, "was_cancelled": True},
+    "metrics": {"error_isl": {"value": 550, "unit": "tokens"}},
+    "error": {"code": 499, "type": "RequestCancellationError", "message": "cancelled"},
+}
+OLDER = {
+    "metadata": {"timestamp_ns": 1_759_522_419_159_192_408, "credit_phase": "profiling"},
+    "metrics": {
+        "input_sequence_length": {"value": 550, "unit": "tokens"},
+        "ttft": {"value": 1680.543782, "unit": "ms"},
+        "request_latency": {"value": 7936.968269, "unit": "ms"},
+        "output_sequence_length": {"value": 193, "unit": "tokens"},
+        "inter_token_latency": {"value": 32.585544203124996, "unit": "ms"},
+    },
+    "error": None,
+}
+STEADY = [aiperf(n * 1000, 1000 + n, 11, 200.0, 80.0) for n in range(4)]
+CLOSED = [aiperf(n // 2 * 1000, 1000, 11, 200.0, 80.0) for n in range(8)]
+WARM = [aiperf(-9000, 7, 2, 1.0, 1.0, benchmark_phase="warmup"), *CLOSED]
+
+
+def summary(**load: Any) -> Row:
+    times = {"avg": 210.0, "p25": 150.0, "p50": 200.0, "p75": 250.0, "p90": 300.0, "p99": 900.0}
+    return {
+        "request_count": {"unit": "requests", "avg": 40.0},
+        "request_throughput": {"unit": "requests/sec", "avg": 2.0},
+        "request_latency": {"unit": "ms", "avg": 1000.0},
+        "time_to_first_token": {"unit": "ms"} | times,
+        "inter_token_latency": {"unit": "ms"} | {k: v / 10 for k, v in times.items()},
+        "input_sequence_length": {"unit": "tokens", "avg": 512.0},
+        "output_sequence_length": {"unit": "tokens", "avg": 128.0},
+        "input_config": load,
+    }
+
+
+GENAI_PERF = summary(perf_analyzer={"stimulus": {"concurrency": 8}})
+AIPERF_JSON = summary(loadgen={"concurrency": 8}) | {
+    "benchmark_duration": {"unit": "sec", "avg": 20.0},
+    "error_request_count": {"unit": "requests", "avg": 3.0},
+}
+
+
+def guidellm(strategy: Row, old: bool = False, sampled: bool = False) -> Row:
+    request = {
+        "prompt_tokens": 512, "output_tokens": 128, "request_latency": 2.0,
+        "time_to_first_token_ms": 200.0, "inter_token_latency_ms": 20.0,
+    }  # fmt: skip
+    start = "start_time" if old else "request_start_time"
+    good = [request | {start: 100.0 + n // 4 * 2.0} for n in range(8)]
+    totals = {"successful": 8, "incomplete": 2, "errored": 1, "total": 11}
+    shares = {f"p{share}": float(share) for share in (25, 75, 90)}
+    times = {"successful": {"mean": 200.0, "median": 190.0, "percentiles": shares}}
+    lengths = {"successful": {"mean": 512.0}}
+    metrics: Row = {"time_to_first_token_ms": times, "inter_token_latency_ms": times}
+    metrics |= {"prompt_token_count": lengths, "output_token_count": lengths}
+    benchmark = {
+        "args" if old else "config": {"strategy": strategy},
+        "requests": {"successful": good[: 2 if sampled else 8], "incomplete": [], "errored": []},
+        "duration": 4.0,
+    }
+    held = {"request_totals": totals}
+    return benchmark | ({"metrics": metrics} | held if old else {"metrics": metrics | held})
+
+
+FOUR = {"type_": "concurrent", "streams": 4}
+INFERENCEX = {
+    "hw": "h200", "tp": 8, "ep": 1, "dp_attention": "false", "conc": 4, "isl": 1024, "osl": 1024,
+    "model": "deepseek-ai/DeepSeek-V4-Pro", "framework": "sglang", "precision": "fp8",
+    "tput_per_gpu": 51.2, "output_tput_per_gpu": 25.6, "median_ttft": 0.3, "median_tpot": 0.019,
+    "mean_ttft": 0.31, "mean_tpot": 0.02, "p99_ttft": 0.9, "p99_tpot": 0.05, "mean_intvty": 50.0,
+}  # fmt: skip
+NODES = INFERENCEX | {"is_multinode": True, "num_prefill_gpu": 8, "num_decode_gpu": 24}
+ROW = {k: v for k, v in INFERENCEX.items() if "t_" not in k and "_t" not in k}
+NESTED = ROW | {"metrics": {k: v for k, v in INFERENCEX.items() if k not in ROW}}
+
+# documents, requests, most at once, seconds, median of TTFT and TPOT in ms
+RUNS: dict[str, tuple[Any, int, int | None, float, float, float]] = {
+    "AIPerf's documented record": ([DOCUMENTED, CANCELLED], 1, 1, 0.2975, 255.887, 5.2048),
+    "AIPerf before 0.2": ([CANCELLED, OLDER], 1, 1, 7.937, 1680.544, 32.5855),
+    "AIPerf, one after the other": (STEADY, 4, 1, 4.0, 200.0, 80.0),
+    "AIPerf, two at once": (CLOSED, 8, 2, 4.0, 200.0, 80.0),
+    "AIPerf with a warm-up": (WARM, 8, 2, 4.0, 200.0, 80.0),
+    "genai-perf's summary": (GENAI_PERF, 40, 8, 20.0, 200.0, 20.0),
+    "AIPerf's summary": (AIPERF_JSON, 40, 8, 20.0, 200.0, 20.0),
+    "guidellm 0.8": ({"benchmarks": [guidellm(FOUR)]}, 8, 4, 4.0, 200.0, 20.0),
+    "guidellm 0.3": ({"benchmarks": [guidellm(FOUR, old=True)]}, 8, 4, 4.0, 200.0, 20.0),
+    "guidellm, a sample": (
+        {"benchmarks": [guidellm(FOUR, sampled=True)]}, 8, 4, 4.0, 190.0, 190.0,
+    ),
+    "guidellm, synchronous": (
+        {"benchmarks": [guidellm({"type_": "synchronous"})]}, 8, 1, 4.0, 200.0, 20.0,
+    ),
+    "InferenceX": (INFERENCEX, 40, 4, 200.0, 300.0, 19.0),
+    "InferenceX, several nodes": ([NODES], 40, 4, 50.0, 300.0, 19.0),
+    "InferenceX, a row of its database": (NESTED, 40, 4, 200.0, 300.0, 19.0),
+}  # fmt: skip
+
+
+def write(folder: Path, documents: Any) -> Path:
+    """Lines of a list, else one document over many lines."""
+    path = folder / "result.json"
+    lines = [json.dumps(each) for each in documents] if isinstance(documents, list) else ()
+    path.write_text("\n".join(lines) if lines else json.dumps(documents, indent=2), "utf-8")
+    return path
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_result_is_the_run_that_it_says(name: str, tmp_path: Path) -> None:
+    documents, requests, most, seconds, ttft, tpot = RUNS[name]
+    (run,) = read_results([write(tmp_path, documents)])
+    assert (len(run.requests), run.concurrency) == (requests, most)
+    assert run.duration_s == pytest.approx(seconds, rel=1e-3)
+    medians = {latency: s for latency, share, s in run.latencies if share == 50}
+    assert medians == pytest.approx({"ttft": ttft / 1e3, "tpot": tpot / 1e3}, rel=1e-4)
+
+
+def test_requests_that_come_by_a_rate_keep_their_times(tmp_path: Path) -> None:
+    rows = [aiperf(n * n * 900, 100, 11, 200.0, 80.0) for n in range(1, 5)]
+    (run,) = read_results([write(tmp_path, rows)])
+    assert run.concurrency is None
+    arrivals = [each.arrival_s for each in run.requests]
+    assert arrivals == pytest.approx([0.0, 2.7, 7.2, 13.5], abs=1e-6)
+    (timed,) = read_results(
+        [write(tmp_path, {"benchmarks": [guidellm({"type_": "constant", "rate": 2.0})]})]
+    )
+    assert timed.concurrency is None
+
+
+def test_every_benchmark_of_a_guidellm_sweep_is_a_run(tmp_path: Path) -> None:
+    sweep = [guidellm({"type_": "concurrent", "streams": n}) for n in (1, 4, 16)]
+    runs = read_results([write(tmp_path, {"benchmarks": sweep})])
+    assert [run.concurrency for run in runs] == [1, 4, 16]
+    path = write(tmp_path, {"benchmarks": sweep})
+    assert detect_format(path) == "results"
+    assert [r.arrival_s for r in read_trace(path)][::4] == [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
+
+
+@pytest.mark.parametrize("name", [name for name in RUNS if "AIPerf" in name and "'s" not in name])
+def test_requests_of_a_result_are_a_trace(name: str, tmp_path: Path) -> None:
+    path = write(tmp_path, RUNS[name][0])
+    trace = list(read_trace(path))
+    assert detect_format(path) == "results"
+    (run,) = read_results([path])
+    lengths = sorted((r.input_tokens, r.output_tokens) for r in run.requests)
+    assert sorted((r.input_tokens, r.output_tokens) for r in trace) == lengths
+    assert trace[0].arrival_s == 0.0
+
+
+REFUSED = {
+    "genai-perf's raw export": (
+        {"experiments": [{"experiment": {"mode": "concurrency", "value": 1}, "requests": []}]},
+        "give the profile_export_genai_perf.json",
+    ),
+    "AIPerf, all cancelled": ([CANCELLED, CANCELLED], "none of its 2 requests succeeded"),
+    "AIPerf, a field gone": (
+        [{"metadata": {}, "metrics": DOCUMENTED["metrics"]}],
+        "not as its tool writes it",
+    ),
+    "guidellm, no metrics": ({"benchmarks": [{"requests": {}}]}, "'metrics' is missing"),
+    "guidellm, no list": ({"benchmarks": 3}, "not as its tool writes it"),
+    "InferenceX, no lengths": (
+        {k: v for k, v in INFERENCEX.items() if k != "isl"},
+        "'isl' is missing",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_result_that_says_too_little_is_refused_in_a_sentence(name: str, tmp_path: Path) -> None:
+    documents, sentence = REFUSED[name]
+    path = write(tmp_path, documents)
+    with pytest.raises(RecordError, match=sentence):
+        read_results([path])
+    with pytest.raises(TraceError, match=sentence):
+        list(read_trace(path))
+
+
+def test_operations_of_a_store_are_no_requests(tmp_path: Path) -> None:
+    head = {"type": "master_rpc_trace", "version": 2, "time_unit": "us"}
+    event = {"id": "read-1", "timestamp_us": 5000, "op": "BatchExistKey", "keys": ["a/page-0"]}
+    with pytest.raises(TraceError, match=r"result\.json:1: Mooncake's master wrote this"):
+        list(read_trace(write(tmp_path, [head, event])))
+
+
+CASES = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "cases"
+
+
+@pytest.mark.skipif(not CASES.exists(), reason="the published cases are not on this machine")
+def test_the_published_cases_are_read() -> None:
+    turns = CASES / "20_aiperf_multiturn_trace" / "trace.jsonl"
+    assert detect_format(turns) == "mooncake-delta"
+    assert sum(request.input_tokens for request in read_trace(turns)) == 62_004
+    (run,) = read_results([CASES / "23_aiperf_export" / "profile_export.jsonl"])
+    assert [(r.input_tokens, r.output_tokens) for r in run.requests] == [(550, 193)] * 2
+
+
+@pytest.mark.parametrize("documents", [GENAI_PERF, INFERENCEX], ids=["summary", "row"])
+def test_a_summary_is_no_trace(documents: Row, tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="dsv4kv calibrate reads it"):
+        list(read_trace(write(tmp_path, documents)))
+
+
+def turn(session: str, tokens: int, ids: list[int], **more: float) -> Row:
+    return {
+        "session_id": session,
+        "input_length": tokens,
+        "output_length": 9,
+        "hash_ids": ids,
+    } | more
+
+
+TURNS = {
+    "sessions one by one": (
+        [turn("a", 600, [1, 2], timestamp=0), turn("a", 500, [3], delay=2000.5)],
+        [(0.0, 600), (2.0005, 1100)],
+    ),
+    "sessions that interleave": (
+        [turn("a", 512, [1], timestamp=0), turn("b", 512, [2], timestamp=5),
+         turn("b", 512, [3], delay=10), turn("a", 512, [4], delay=1000)],
+        [(0.0, 512), (0.005, 512), (0.015, 1024), (1.0, 1024)],
+    ),
+    "a group beside them": (
+        [turn("a", 513, [7, 8], timestamp=1000, group_id=0), turn("a", 511, [9], delay=1)],
+        [(1.0, 513), (1.001, 1024)],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TURNS)
+def test_a_trace_of_turns_is_known_by_a_line_without_a_time(name: str, tmp_path: Path) -> None:
+    records, expected = TURNS[name]
+    path = write(tmp_path, records)
+    assert detect_format(path) == "mooncake-delta"
+    assert [(r.arrival_s, r.input_tokens) for r in read_trace(path)] == expected
+    every = [turn("a", 512, [1], timestamp=0), turn("a", 1024, [1, 2], timestamp=9)]
+    assert detect_format(write(tmp_path, every)) == "mooncake"

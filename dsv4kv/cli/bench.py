@@ -111,7 +111,7 @@ def bench(
     if launches == 1:
         record, sweep = _run_once(request.restated(), stderr)
         keep_record(record, out, json_, silent=silent, verbose=verbose)
-        close_sweep(sweep, "bench")
+        close_sweep(sweep)
     else:
         if resume is not None:
             raise ConfigError(

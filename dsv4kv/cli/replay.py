@@ -152,7 +152,7 @@ def replay(
     with Watcher(open_console(stderr=True, quiet=silent), "replay", unit) as watcher:
         record = run_replay(invocation, watcher.reach)
     keep_record(record, out, json_, silent=silent, verbose=verbose)
-    close_sweep(sweep, "replay")
+    close_sweep(sweep)
     if chart is not None:
         page = replay_page(record)
         write_chart(chart, page.charts()[0], page)

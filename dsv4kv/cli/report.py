@@ -139,7 +139,9 @@ def prune(
     keep: int | None = opt.option("Keep the newest N.", "N", min=0),
     older_than: int | None = opt.option("Only older runs.", "DAYS", min=0, rare=True),
     status: opt.Text = opt.option(
-        "Only runs of this status.", "complete|incomplete|failed", rare=True
+        "Only runs of this status; unfinished: sweeps with points and no record.",
+        "complete|incomplete|failed|unfinished",
+        rare=True,
     ),
     yes: bool = opt.flag("--yes", "Actually delete; default: a dry run."),
 ) -> None:
@@ -147,11 +149,14 @@ def prune(
 
     Baselines and unreadable files stay.
     """
-    from dsv4kv.runs.store import choose, list_entries, remove
+    from dsv4kv.runs.points import as_entry, list_unfinished
+    from dsv4kv.runs.store import UNFINISHED, choose, list_entries, remove
 
     if keep is None and older_than is None and status is None:
         raise ConfigError("nothing says what to remove: give --keep, --older-than or --status.")
     entries = list_entries(folder)
+    if status == UNFINISHED:
+        entries = [as_entry(sweep) for sweep in list_unfinished(folder)]
     chosen = choose(entries, keep=keep, older_than_days=older_than, status=status)
     for entry in chosen:
         if yes:

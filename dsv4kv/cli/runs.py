@@ -1,6 +1,5 @@
 """Runs on the command line: sweeps that are kept and resumed, a record, and an exit code."""
 
-import shlex
 import signal
 import tempfile
 import threading
@@ -168,13 +167,13 @@ def keep_points(
         return open_points(Path(tempfile.gettempdir()) / name, asked, wanted)
 
 
-def close_sweep(sweep: "Sweep", command: str) -> None:
+def close_sweep(sweep: "Sweep") -> None:
     """Remove a run's points when its record has all; say how to go on where it has not."""
     points = sweep.points
     if points is None:
         return
     if points.missing:
         say(f"{points.missing:,} of {points.asked.count:,} points are missing.", err=True)
-        say(f"resume: dsv4kv {command} --resume {shlex.quote(str(points.path))}", err=True)
+        say(f"resume: {points.resume}", err=True)
     else:
         points.path.unlink(missing_ok=True)

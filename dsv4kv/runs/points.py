@@ -7,6 +7,7 @@ again.
 
 import json
 import os
+import shlex
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from dsv4kv.files import read_document, replacing, whole_json
 from dsv4kv.processes import map_parallel
 from dsv4kv.runs.part import Moment, Part, RunId
 from dsv4kv.runs.schema import Case
-from dsv4kv.runs.store import POINTS, digest
+from dsv4kv.runs.store import POINTS, UNFINISHED, Entry, Summary, digest
 
 Option = Annotated[str, StringConstraints(max_length=2**20)]
 
@@ -87,6 +88,13 @@ class Points:
     def missing(self) -> int:
         """Points that are not finished."""
         return self.asked.count - len(self.cases)
+
+    @property
+    def resume(self) -> str:
+        """The command line that goes on with it."""
+        folder = self.path.parent
+        there = "" if folder == Path("results") else f" --out {shlex.quote(str(folder))}"
+        return f"dsv4kv {self.asked.command} --resume {self.asked.run_id}{there}"
 
     def keep(self, number: int, case: Case) -> None:
         """Append a finished point, on disk when this returns; raises ``RecordError``."""
@@ -181,6 +189,27 @@ def list_unfinished(out: Path) -> list[Points]:
     return found
 
 
+def as_entry(points: Points) -> Entry:
+    """An unfinished sweep as an entry of its folder."""
+    facts, asked = points.path.stat(), points.asked
+    return Entry(
+        file=points.path.name,
+        size_bytes=facts.st_size,
+        modified_ns=facts.st_mtime_ns,
+        summary=Summary(
+            run_id=asked.run_id,
+            started_utc=asked.started_utc,
+            status=UNFINISHED,
+            config=asked.config_source,
+            backends=[],
+            cases=len(points.cases),
+            launches=1,
+            git_sha=None,
+        ),
+        problem=None,
+    )
+
+
 @dataclass(frozen=True)
 class Sweep:
     """How points are done."""
@@ -226,7 +255,11 @@ def run_points(
                     sweep.points.keep(number, case)
                 if sweep.parallel and on_progress:
                     on_progress(len(cases), count)
-    except KeyboardInterrupt:
-        if not cases:
+    except BaseException as error:
+        if sweep.points and not sweep.points.cases:  # nothing to resume
+            sweep.points.path.unlink(missing_ok=True)
+            with suppress(OSError):  # it has other files
+                sweep.points.path.parent.rmdir()
+        if not cases or not isinstance(error, KeyboardInterrupt):
             raise
     return [cases[number] for number in sorted(cases)]

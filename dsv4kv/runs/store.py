@@ -228,7 +228,9 @@ def _summarize(document: dict[str, Any]) -> Summary:
     )
 
 
-_STATUSES = ("complete", "incomplete", "failed")
+UNFINISHED = "unfinished"
+"""Status of a sweep that has points and no record."""
+_STATUSES = ("complete", "incomplete", "failed", UNFINISHED)
 
 
 def choose(

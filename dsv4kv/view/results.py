@@ -32,9 +32,7 @@ def unfinished_table(sweeps: Sequence[Points]) -> Table:
     """Sweeps that were killed, or go on in another process."""
     columns: Columns = [
         ("points done", lambda sweep: Number(f"{len(sweep.cases):,} of {sweep.asked.count:,}")),
-        (
-            "resume with",
-            lambda sweep: f"dsv4kv {sweep.asked.command} --resume {sweep.asked.run_id}",
-        ),
+        ("resume with", lambda sweep: sweep.resume),
     ]
-    return Table("Unfinished sweeps", columns, sweeps)
+    caption = "discard: dsv4kv results prune --status unfinished --yes"
+    return Table("Unfinished sweeps", columns, sweeps, caption=caption)

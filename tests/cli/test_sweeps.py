@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shlex
 import shutil
 import subprocess
 import sys
@@ -79,7 +80,9 @@ def interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setattr("dsv4kv.replay.run.build_replay", build_two)
         result = run()
     assert result.exit_code == INTERRUPTED
-    assert f"resume: dsv4kv replay --resume {points_of()}" in result.stderr
+    assert (
+        f"resume: dsv4kv replay --resume {read_points(points_of()).asked.run_id}" in result.stderr
+    )
 
 
 def test_a_parallel_sweep_has_the_cases_of_a_serial_one(whole: list[Case]) -> None:
@@ -209,10 +212,42 @@ def test_a_run_that_is_pruned_leaves_no_points() -> None:
     assert list(Path("results").glob("*.points.jsonl")) == []
 
 
-def test_ray_that_is_not_installed_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    result = invoke(*WORDS, "--ray", "auto")
-    assert (result.exit_code, "Ray is not installed" in result.stderr) == (2, True)
+@pytest.mark.usefixtures("interrupted")
+@pytest.mark.parametrize("folder", ["elsewhere", "my results", "a/b"])
+def test_the_line_that_is_listed_goes_on_in_its_folder(folder: str, whole: list[Case]) -> None:
+    Path(folder).parent.mkdir(exist_ok=True)
+    Path("results").rename(folder)
+    listed = " ".join(invoke("results", "list", "--folder", folder).stdout.split())
+    line = listed.partition("2 of 4 dsv4kv ")[2].partition(" discard:")[0]
+    assert invoke(*shlex.split(line), "--quiet").exit_code == 6
+    assert the_record(folder).cases == whole
+    assert not list(Path(folder).glob("*.points.jsonl"))
+
+
+@pytest.mark.usefixtures("interrupted")
+def test_points_of_unfinished_sweeps_are_discarded_once_told_to() -> None:
+    points, record = points_of(), the_record()
+    prune = ("results", "prune", "--status", "unfinished")
+    assert f"would remove {points}" in invoke(*prune).stdout
+    assert "nothing to remove" in invoke(*prune, "--older-than", "1", "--yes").stderr
+    assert points.exists()
+    assert invoke(*prune, "--yes").exit_code == 0
+    assert not points.exists()
+    assert the_record() == record
+
+
+@pytest.mark.parametrize("address", ["auto", "127.0.0.1:1", "nowhere.invalid:6379"])
+def test_ray_without_a_cluster_leaves_nothing(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if address == "auto":
+        monkeypatch.setitem(sys.modules, "ray", None)
+    else:
+        pytest.importorskip("ray")
+    result = invoke(*WORDS, "--ray", address, "--out", "new")
+    known = ("Ray is not installed", "no cluster answers there")
+    assert (result.exit_code, any(each in result.stderr for each in known)) == (2, True)
+    assert not Path("new").exists()
 
 
 def test_a_bench_that_was_interrupted_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from dsv4kv.engines.flags import (
     OWN_DRAFTS,
     OWN_TIER,
     SIMPLE,
+    TOKENS,
     Flag,
     Texts,
     find_flag,
@@ -74,14 +75,13 @@ def merge(family: str, given: Iterable[GivenFlag]) -> Texts:
     texts: Texts = {}
     for each in given:
         texts |= each.texts
-    if own := texts.pop(OWN_DRAFTS, None):
-        texts.setdefault("draft-tokens", own)
-    simple, tier = texts.pop(SIMPLE, None), texts.pop(OWN_TIER, None)
-    if tier and "host-size" in texts:
-        texts.setdefault("host-tier", "simple" if simple and tier == "native" else tier)
-        if tier == "lmcache":  # its server has a size of its own
-            del texts["host-size"]
+    _settle(texts)
+    if tokens := texts.pop(TOKENS, None):
+        block = FAMILIES[family].block_tokens
+        texts["kv-blocks"] = str(max(1, int(tokens) // int(texts.get("block-tokens", block))))
     inside = texts.pop("dp-attention", None)
+    if inside == "all":  # every rank is a replica
+        return texts | {"tp": "1", "dp": texts.get("tp", "1")}
     if not FAMILIES[family].launch.tp_spans_replicas:
         return texts
     if not inside and texts.get("dp", "1") != "1":
@@ -95,6 +95,17 @@ def merge(family: str, given: Iterable[GivenFlag]) -> Texts:
             )
         texts["tp"] = str(ranks // replicas)
     return texts
+
+
+def _settle(texts: Texts) -> None:
+    """Replace what is no input itself."""
+    if own := texts.pop(OWN_DRAFTS, None):
+        texts.setdefault("draft-tokens", own)
+    simple, tier = texts.pop(SIMPLE, None), texts.pop(OWN_TIER, None)
+    if tier and "host-size" in texts:
+        texts.setdefault("host-tier", "simple" if simple and tier == "native" else tier)
+        if tier == "lmcache":  # its server has a size of its own
+            del texts["host-size"]
 
 
 def wrong_engine(family: str, spelling: str) -> ConfigError:

@@ -1,7 +1,8 @@
 """A launch command: what its flags and variables mean, and what each of them costs."""
 
+import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 from dsv4kv.budget.answer import Answer
 from dsv4kv.budget.fit import max_concurrency, tightest_free_bytes
 from dsv4kv.budget.flags import GivenFlag, merge, read_flag
+from dsv4kv.budget.gpus import gpu_names
 from dsv4kv.budget.inputs import read_inputs
 from dsv4kv.budget.scenario import fix_layout, resolve
-from dsv4kv.budget.servers import Launch, find_launches
+from dsv4kv.budget.servers import MODEL_FLAGS, Launch, find_launches
 from dsv4kv.engines.flags import Texts, find_flag
 from dsv4kv.engines.logs.read import preset_named
 from dsv4kv.engines.names import find_engine
@@ -20,17 +22,23 @@ from dsv4kv.files import open_regular
 from dsv4kv.model.presets import config_file
 
 _MOST_CHARACTERS = 2**18
-_UNSET = re.compile(r"\$\{?\w+\}?|\{\{?\s*\w+\s*\}?\}")
+_UNSET = re.compile(r"\$\{?\w+|\$\(|\{\{?\s*\w+\s*\}?\}")
 _LAYOUT = {"model", "tp", "dp", "pp", "ep", "dp-attention", "context"}
+_NEEDED = ("model", "tp", "dp", "pp")
+"""Inputs without which an answer would be another deployment's."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A launch command, read; of its variables those that an engine knows."""
+    """A launch command, read; of its variables those that an engine knows.
+
+    ``unread`` are its words that nothing gives a value, and what was taken instead.
+    """
 
     launch: Launch
     flags: tuple[GivenFlag, ...]
     texts: Texts
+    unread: tuple[str, ...] = ()
 
     @property
     def counted(self) -> list[GivenFlag]:
@@ -48,19 +56,25 @@ class Reading:
         return [each for each in self.flags if each.flag is None]
 
 
-def read_command(given: str, which: str | None = None, model: str | None = None) -> Reading:
-    """Read a launch command, or a file with one.
+def read_command(
+    given: str,
+    which: str | None = None,
+    model: str | None = None,
+    options: Container[str] = (),
+) -> Reading:
+    """Read a launch command, or a file with one; the environment fills what it does not set.
 
     Of several commands ``which`` is its number from 1 or a part of it; ``model`` is what it
-    serves, where its own name for the model does not say.
+    serves, where its own name for the model does not say; ``options`` are the inputs that are
+    given besides, whose flags may have no value.
 
     Raises:
         ConfigError: No command, several without a choice, or a value that cannot be read.
     """
     source, text = _text_of(given)
     try:
-        launches = list(find_launches(text))
-        return _interpret(_choose(launches, which), model)
+        launches = list(find_launches(text, os.environ))
+        return _interpret(_choose(launches, which), model, options)
     except ConfigError as error:
         if str(error).startswith("--which"):  # is about the option, not about the text
             raise
@@ -94,7 +108,7 @@ def _text_of(given: str) -> tuple[str, str]:
         raise ConfigError(f"{given[:60]!r} cannot be read: {error}.") from None
     if not given.strip():
         raise ConfigError("--command: it is empty: give a launch command, or a file with one.")
-    if " " not in given.strip() and re.search(r"\.(sh|ya?ml|json|txt)$|/", given):
+    if " " not in given.strip() and re.search(r"\.(sh|ya?ml|json|txt|service)$|/", given):
         raise ConfigError(f"--command {given[:200]}: there is no such file.")
     return "--command", given[:_MOST_CHARACTERS]
 
@@ -123,37 +137,74 @@ def _choose(launches: list[Launch], which: str | None) -> Launch:
         return first
     if which.isdecimal() and 1 <= int(which) <= len(launches):
         return launches[int(which) - 1]
-    found = [launch for launch in launches if which in f"{launch.title} {launch.flags}"]
+    found = [each for each in launches if which in f"{each.title} {each.names} {each.flags}"]
+    sides = [each for each in launches if each.role == which]
+    found = sides if len(sides) == 1 else found
     if len(found) != 1:
         raise ConfigError(f"--which {which}: {len(found)} commands have that: {listed}.")
     return found[0]
 
 
-def _interpret(launch: Launch, model: str | None = None) -> Reading:
-    family = launch.family
-    flags: list[GivenFlag] = []
-    for name, value in launch.variables.items():
-        flag = find_flag(family, name)
-        if flag and flag.is_variable:
-            flags.append(read_flag(family, name, _set(name, value)))
-    for spelling, value in launch.flags:
-        flag = find_flag(family, spelling)
-        if flag and flag.means and not flag.switch and not value:
-            raise ConfigError(f"{spelling}: the value is missing.")
-        flags.append(read_flag(family, spelling, _set(spelling, value) if flag else value))
-    texts = {"tp": "1", "dp": "1", "pp": "1"} | _merged(launch, flags)
-    named = model or texts.get("model", "")
-    if "model" in texts and not (model or preset_named(named) or config_file(named)):
+def _interpret(launch: Launch, model: str | None = None, options: Container[str] = ()) -> Reading:
+    flags, unset = _read_flags(launch)
+    named = _named([value for name, value in launch.flags if name in MODEL_FLAGS])
+    named = named or _named(launch.names) or model
+    for about, words in unset:
+        if about in _NEEDED and about not in options and not (about == "model" and named):
+            raise ConfigError(
+                f"{words.replace(' ', ' is ', 1)}, which nothing here sets: add --{about}, or set "
+                "the variable in the environment."
+            )
+    unread = [*launch.unread, *(words for about, words in unset if about not in options)]
+    merged, sizes = _merged(launch, flags), ("gpus", *_NEEDED[1:])
+    spread = [word for word in launch.unread if "," not in word]
+    if spread and not any(name in merged or name in options for name in sizes):
         raise ConfigError(
-            f"--model {named[:100]}: which model that is is not clear: add --model "
+            f"{', '.join(launch.unread)}: not read, and it may give the layout: add --tp (1 for "
+            "one GPU), or set the variable in the environment."
+        )
+    absent = {about for about, _ in unset}
+    texts = {name: "1" for name in _NEEDED[1:] if name not in absent} | merged
+    if named:
+        texts["model"] = named
+    elif "model" in texts:
+        raise ConfigError(
+            f"--model {texts['model'][:100]}: which model that is is not clear: add --model "
             "v4-flash, another preset, or the path of its config.json."
         )
-    name = f"{family}:{launch.version}" if launch.version else family
+    if launch.gpu in gpu_names() and "gpu" not in options and "hbm" not in options:
+        texts["gpu"] = launch.gpu
+    name = f"{launch.family}:{launch.version}" if launch.version else launch.family
     try:
         find_engine(name)
     except ConfigError:  # an unknown version: the newest one's rules
-        name = family
-    return Reading(launch, tuple(flags), texts | {"engine": name})
+        unread.append(f"version {launch.version}, of no known rules: the newest are taken")
+        name = launch.family
+    return Reading(launch, tuple(flags), texts | {"engine": name}, tuple(unread))
+
+
+def _read_flags(launch: Launch) -> tuple[list[GivenFlag], list[tuple[str, str]]]:
+    """Flags with what they mean; inputs and words of those whose value nothing sets."""
+    flags, unset = list[GivenFlag](), list[tuple[str, str]]()
+    for name, value in [*launch.variables.items(), *launch.flags]:
+        flag = find_flag(launch.family, name)
+        if not name.startswith("-") and not (flag and flag.is_variable):
+            continue
+        if flag and flag.means and not flag.switch and not value:
+            raise ConfigError(f"{name}: the value is missing.")
+        if flag and flag.means and _UNSET.search(value):
+            unset.append((flag.means.input, f"{name} {value}"))
+        else:
+            flags.append(read_flag(launch.family, name, value))
+    return flags, unset
+
+
+def _named(names: Iterable[str]) -> str | None:
+    """The first preset, or config.json, that one of a model's names means."""
+    found = (
+        preset_named(name) or (name if name and config_file(name) else None) for name in names
+    )
+    return next(filter(None, found), None)
 
 
 def _merged(launch: Launch, flags: Iterable[GivenFlag]) -> Texts:
@@ -162,13 +213,6 @@ def _merged(launch: Launch, flags: Iterable[GivenFlag]) -> Texts:
     if "model" in texts:
         texts["model"] = preset_named(texts["model"]) or texts["model"]
     return texts
-
-
-def _set(name: str, value: str) -> str:
-    """A value that is there; raises ``ConfigError`` for a variable that nothing sets."""
-    if _UNSET.fullmatch(value.strip()):
-        raise ConfigError(f"{name} is {value}, which nothing here sets: write its value.")
-    return value
 
 
 @dataclass(frozen=True)
@@ -226,4 +270,5 @@ def command_document(reading: Reading, costs: Iterable[FlagCost]) -> dict[str, A
             for flag in reading.uncounted
         ],
         "not_known_to_change_sizes": [flag.spelling for flag in reading.unknown],
+        "not_read": list(reading.unread),
     }

@@ -73,7 +73,13 @@ class Scenario:
     @property
     def budget_bytes(self) -> int:
         """Bytes of one GPU that may be used."""
-        return int(self.gpu.memory_bytes * self.settings.memory_fraction)
+        share = 1 if self.engine.shares_rest else self.settings.memory_fraction
+        return int(self.gpu.memory_bytes * share)
+
+    def left_bytes(self, taken_bytes: int) -> int:
+        """Bytes of a GPU for its cache, where so many are taken."""
+        left = self.budget_bytes - taken_bytes
+        return int(left * self.settings.memory_fraction) if self.engine.shares_rest else left
 
     @cached_property
     def stages(self) -> tuple[range, ...]:

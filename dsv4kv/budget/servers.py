@@ -1,109 +1,51 @@
-"""Where launch commands are: in a line, a shell script, or YAML (a recipe, a compose file, a pod).
+"""Where launch commands are: a line, a script, a unit, or YAML (a recipe, a compose file, a pod).
 
-Nothing is run; of shell scripts, only statements, quotes and variables are read.
+A frontend or a router starts no engine, whatever its image is called.
 """
 
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dsv4kv.engines.flags import find_flag
+from dsv4kv.budget.shell import fill_in, read_script, split_statements, take_documents
+from dsv4kv.engines.flags import Flag, find_flag
 from dsv4kv.engines.names import FAMILIES
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import Unparsable, load_yaml
 
-_TOKEN = re.compile(
-    r"""(?P<join>\\\r?\n) | (?P<escape>\\.?) | (?P<single>'[^']*')
-    | (?P<double>"(?:\\.|[^"\\])*") | (?P<comment>(?<![^\s;&|])\#[^\n]*) | (?P<end>[\n;&|])
-    | (?P<blank>[^\S\n]+) | (?P<plain>[^\\'"\s;&|]+) | (?P<open>['"])""",
-    re.VERBOSE | re.DOTALL,
-)
-_HIDDEN = "\0"  # a dollar sign within single quotes
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
-_VARIABLE = re.compile(
-    r"\$(?:(?P<plain>\w+)|\{(?P<name>\w+)(?:(?P<how>:?[-=+?])(?P<other>[^}]*))?\})"
-)
-_KEYWORDS = {"exec", "sudo", "nohup", "time", "env", "then", "do", "else", "command", "$", "!"}
-
-
-def split_statements(text: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the line and the words of every statement, quotes and comments resolved.
-
-    Variables stay as they are written, hidden within single quotes.
-    """
-    words: list[str] = []
-    parts: list[str] = []  # of a word
-    first = 1
-    for match in _TOKEN.finditer(text):
-        kind = match.lastgroup or ""
-        if kind == "open":
-            line = text.count("\n", 0, match.start()) + 1
-            raise ConfigError(f"line {line}: a quote {match[0]} is opened and never closed.")
-        if kind in ("blank", "end"):
-            words += ["".join(parts)] if parts else []
-            parts = []
-            if kind == "end" and words:
-                yield first, words
-                words = []
-        elif kind not in ("join", "comment"):
-            if not words and not parts:
-                first = text.count("\n", 0, match.start()) + 1
-            token = match[0][1:] if kind == "escape" else match[0]
-            if kind == "single":
-                token = token[1:-1].replace("$", _HIDDEN)
-            elif kind == "double":
-                token = re.sub(r'\\(["\\$`])', r"\1", token[1:-1].replace("\\\n", ""))
-            parts.append(token)
-    words += ["".join(parts)] if parts else []
-    if words:
-        yield first, words
-
-
-def fill_in(word: str, variables: Mapping[str, str]) -> str:
-    """A word with its variables; those that nothing sets stay as they are written."""
-
-    def value(match: re.Match[str]) -> str:
-        name = match["plain"] or match["name"]
-        found, how = variables.get(name), match["how"] or ""
-        if "+" in how:
-            return match["other"] if found else ""
-        if found is None and how:
-            return fill_in(match["other"], variables) if how[-1] in "-=" else match[0]
-        return match[0] if found is None else found
-
-    return _VARIABLE.sub(value, word).replace(_HIDDEN, "$")
-
-
-def take_assignments(words: list[str], variables: dict[str, str]) -> list[str]:
-    """The words after ``NAME=value`` and ``export``; what they set goes to ``variables``."""
-    rest = list(words)
-    while rest:
-        match = _ASSIGNMENT.fullmatch(rest[0])
-        if match:
-            variables[match[1]] = fill_in(match[2], variables)
-        elif rest[0] not in ("export", "declare", "local", "readonly", *_KEYWORDS):
-            break
-        rest.pop(0)
-    return rest
-
-
 _DEEPEST = 20
-_MODEL_FLAGS = ("--model", "--model-path")
+MODEL_FLAGS = ("--model", "--model-path", "--model_path")
 _NEGATIVE = re.compile(r"-\d+(\.\d+)?")
 _RUNNERS = {"docker", "podman", "nerdctl"}
+_ALONE = {
+    *("-d", "-i", "-t", "-it", "-ti", "-dit", "-P", "-q", "--detach", "--interactive", "--tty"),
+    *("--rm", "--init", "--privileged", "--read-only", "--publish-all", "--quiet", "--replace"),
+    *("--no-healthcheck", "--oom-kill-disable", "--sig-proxy", "--tls", "--rmi"),
+}
+"""Options of ``docker run`` without a value."""
 _VERSION = re.compile(r"v?(\d+\.\d+(?:\.\d+)?)")
 _PINNED = re.compile(rf"\b({'|'.join(FAMILIES)})\s*==\s*(\d+\.\d+(?:\.\d+)?)")
+_UNIT = re.compile(r"(?m)^\[(?:Service|Container|program:.*)\]")
+_SETTINGS = {"--config", "--extra-engine-args", "--extra-llm-api-options"}
+"""Flags that name a file of more flags, which a script or a ConfigMap beside may hold."""
+_ROLES = {"prefill", "decode", "aggregated", "agg"}
+_PROGRAM = re.compile(r"(?:.*/)?(?:python[\d.]*|(?:ba|z|da)?sh|sleep|tail|nginx|uv|ray|tini|env)")
 
 
 @dataclass(frozen=True)
 class Launch:
     """One launch command, with the version that its image or its installation names.
 
-    Its flags have their values, empty for a switch, the model first; ``line`` counts from 1.
+    Attributes:
+        flags: With their values, empty for a switch, the model first.
+        line: Where it begins, from 1.
+        role: Its side, where it is one of prefill and decode.
+        names: What else names its model, the likeliest first.
+        unread: Words whose meaning nothing says, and variables that were read as unset.
     """
 
     family: str
@@ -111,79 +53,183 @@ class Launch:
     flags: tuple[tuple[str, str], ...]
     variables: Mapping[str, str]
     line: int = 1
+    role: str = ""
+    gpu: str = ""
+    names: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
         """The command in short: ``vllm serve deepseek-ai/DeepSeek-V4-Pro``."""
-        named = (value for name, value in self.flags if name in _MODEL_FLAGS)
-        return f"{self.family} {next(named, '(no model)')}"
+        named = [value for name, value in self.flags if name in MODEL_FLAGS]
+        model = next(iter([*named, *self.names]), "(no model)")
+        return " ".join(filter(None, [self.family, self.role, model]))
 
 
-def find_launches(text: str) -> Iterator[Launch]:
-    """Yield every launch command of a text, which may be YAML; raises ``ConfigError``."""
-    pinned = _PINNED.search(text)
-    document = _as_yaml(text)
-    found = _in_shell(text, {}) if document is None else _in_yaml(document, {}, text)
+@dataclass(frozen=True)
+class _Around:
+    """What a document says around a place: variables, engine, side, names of the model, GPU."""
+
+    variables: Mapping[str, str]
+    files: Mapping[str, str] = field(default_factory=dict)
+    family: str = ""
+    role: str = ""
+    gpu: str = ""
+    names: tuple[str, ...] = ()
+    start: int = 0
+
+    def within(self, document: Mapping[Any, Any]) -> "_Around":
+        """The same with what a mapping says of all that is in it."""
+        said = [document.get(key) for key in ("type", "backend", "engine", "framework")]
+        family = next(filter(None, map(_family_named, said)), self.family)
+        model = document.get("model")
+        inner = [model.get(key) for key in ("name", "path")] if isinstance(model, dict) else []
+        names = [each for each in inner if isinstance(each, str)]
+        inside = [document, document.get("resources"), document.get("nodeSelector")]
+        keys = ("gpu_type", "nvidia.com/gpu.product")
+        gpus = [each.get(key) for each in inside if isinstance(each, dict) for key in keys]
+        gpu = next((each for each in gpus if isinstance(each, str)), self.gpu)
+        return replace(
+            self,
+            variables={**self.variables, **_environment(document)},
+            family=family,
+            gpu=gpu.lower().removeprefix("nvidia-"),
+            names=(*names, *self.names),
+        )
+
+
+def find_launches(text: str, environment: Mapping[str, str] | None = None) -> Iterator[Launch]:
+    """Yield every launch command of a text, which may be YAML; raises ``ConfigError``.
+
+    Variables that the text does not set are those of ``environment``.
+    """
+    outer, pinned = dict(environment or {}), _PINNED.search(text)
+    documents = _as_yaml(text)
+    if documents is None:
+        found = list(_in_script(text, outer))
+    else:
+        files = dict(_config_maps(documents))
+        found = list(_in_yaml(documents, _Around(outer, files), text))
     for launch in found:
         version = pinned[2] if pinned and pinned[1] == launch.family else None
-        yield replace(launch, version=launch.version or version)
+        own = {name: v for name, v in launch.variables.items() if outer.get(name) != v}
+        yield replace(launch, variables=own, version=launch.version or version)
 
 
-def _as_yaml(text: str) -> Any:
-    """A mapping or a list of mappings; None for anything else, such as a script."""
+def _as_yaml(text: str) -> list[dict[Any, Any]] | None:
+    """Documents that are mappings; None for anything else, such as a script."""
     if "\n" not in text.strip() and not text.lstrip().startswith(("{", "[")):
         return None  # a line with JSON among its words, which is a mapping to YAML
+    if _UNIT.search(text):
+        return None
     try:
         documents = [each for each in load_yaml(text) if each is not None]
     except Unparsable:
         return None
-    document = documents[0] if len(documents) == 1 else documents
-    mappings = document if isinstance(document, list) else [document]
-    return document if mappings and all(isinstance(each, dict) for each in mappings) else None
+    if len(documents) == 1 and isinstance(documents[0], list):
+        documents = documents[0]
+    mappings = bool(documents) and all(isinstance(each, dict) for each in documents)
+    return documents if mappings else None
 
 
-def _in_shell(text: str, variables: Mapping[str, str]) -> Iterator[Launch]:
+def _config_maps(documents: Iterable[Mapping[Any, Any]]) -> Iterator[tuple[str, str]]:
+    for document in documents:
+        data = document.get("data") if document.get("kind") == "ConfigMap" else None
+        for name, text in data.items() if isinstance(data, dict) else ():
+            if isinstance(text, str):
+                yield str(name), text
+
+
+# ---- shell --------------------------------------------------------------------------------------
+
+
+def _in_script(text: str, variables: Mapping[str, str]) -> Iterator[Launch]:
+    bare, files = take_documents(_as_shell(text))
+    around = _Around(variables, files)
+    found = list(_in_shell(bare, around)) or list(_in_shell(bare, around, decide=False))
+    for body in files.values():
+        if _as_yaml(body) is None:
+            found += _in_shell(body, around)
+    yield from found
+
+
+def _as_shell(text: str) -> str:
+    """A unit of systemd, Quadlet or supervisord as shell, lines kept; any other text as it is."""
+    if not _UNIT.search(text):
+        return text
+    image = re.search(r"(?m)^Image=(\S+)", text)
+    text = re.sub(r"(?mi)^environment=", "export ", text)
+    text = re.sub(r"(?m)^(?:ExecStart|command)=[-@:+!|]*", "", text)
+    return re.sub(r"(?m)^Exec=", f"podman run {image[1]} " if image else "", text)
+
+
+def _in_shell(
+    text: str, around: _Around, *, decide: bool = True, depth: int = 0
+) -> Iterator[Launch]:
     # without Markdown's fences and prompts, lines kept
-    bare = re.sub(r"^\s*(```.*|[$>%]\s+(?=\S))", "", text, flags=re.MULTILINE)
-    known = dict(variables)
-    for line, words in split_statements(bare.replace("`", " ")):
-        own = dict(known)
-        rest = take_assignments(words, own)
-        if not rest:
-            known = own
-            continue
-        flat: list[str] = []
-        for word in (fill_in(word, own) for word in rest):
-            many = word.startswith("-") and " -" in word and "=" not in word
-            flat += word.split() if many else [word]  # a variable may hold several flags
-        if launch := _launch(flat, own, line):
-            yield launch
+    bare = re.sub(r"^\s*(```.*|[$>%]\s+(?=\S))", "", text, flags=re.MULTILINE).replace("`", " ")
+    for each in read_script(bare, around.variables, decide=decide):
+        words, own = each.words, replace(around, variables=each.variables)
+        if launch := _launch(words, own, depth):
+            unset = tuple(f"${name}, which is not set" for name in each.unset)
+            yield replace(launch, line=each.line, unread=(*launch.unread, *unset))
 
 
-def _launch(words: list[str], variables: Mapping[str, str], line: int) -> Launch | None:
+def _launch(words: list[str], around: _Around, depth: int = 0) -> Launch | None:
     """The server that the words start, wherever in them; None where there is none."""
-    starts = [(start, family) for family, row in FAMILIES.items() for start in row.launch.words]
-    for start, family in starts:
-        for place in range(len(words) - len(start) + 1):
-            if tuple(Path(word).name for word in words[place : place + len(start)]) == start:
-                before, after = words[:place], words[place + len(start) :]
-                return _make(family, after, {**variables, **_set_before(before)}, line, before)
-    for place, word in enumerate(words):
-        owner, before, after = _family_of_image(word), words[:place], words[place + 1 :]
-        if owner and _RUNNERS & set(before):
-            own = {**variables, **_set_before(before)}
-            return _make(owner, after, own, line, [word]) if after else None
+    image, inside, own = _container(words)
+    if image:
+        return _in_container(inside, image, _with(around, own), depth)
+    names = [Path(word).name for word in words]
+    for family, row in FAMILIES.items():
+        for start in row.launch.words:
+            for place in range(len(words) - len(start) + 1):
+                if tuple(names[place : place + len(start)]) == start:
+                    own = _set_before(words[:place])
+                    return _make(family, words[place + len(start) :], _with(around, own))
+    for word in words if depth < _DEEPEST else ():
+        if " " in word.strip() or "\n" in word.strip():  # of bash -c
+            with suppress(ConfigError):
+                if launch := next(_in_shell(word, around, depth=depth + 1), None):
+                    return launch
     return None
 
 
-def _family_of_image(word: str) -> str | None:
-    """Whose server an image starts: ``vllm/vllm-openai:v0.26.0``; None for other words."""
-    if word.startswith(("-", "/", ".")) or "=" in word or "/" not in word or ":/" in word:
-        return None
+def _with(around: _Around, variables: Mapping[str, str]) -> _Around:
+    return replace(around, variables={**around.variables, **variables})
+
+
+def _container(words: list[str]) -> tuple[str, list[str], dict[str, str]]:
+    """The image of ``docker run``, the words that it runs, and its variables."""
+    if not (_RUNNERS & set(words) and "run" in words):
+        return "", [], {}
+    place, entry = words.index("run") + 1, ""
+    begin = place
+    while place < len(words) and words[place].startswith("-"):
+        option, equals, value = words[place].partition("=")
+        place += 1
+        if not equals and option not in _ALONE:
+            value, place = (words[place] if place < len(words) else ""), place + 1
+        entry = value if option == "--entrypoint" else entry
+    if place >= len(words):
+        return "", [], {}
+    started = [entry] if entry else []
+    return words[place], [*started, *words[place + 1 :]], _set_before(words[begin:place])
+
+
+def _family_named(text: object) -> str:
+    """The engine that a word names: ``trtllm``, ``tensorrt-llm``, ``dynamo.vllm``."""
+    plain = re.sub(r"[^a-z]", "", str(text).lower()) if isinstance(text, str) else ""
+    plain = plain.replace("tensorrtllm", "trtllm").removeprefix("dynamo")
+    return plain if plain in FAMILIES else ""
+
+
+def _family_of_image(word: str) -> str:
+    """Whose server an image starts: ``vllm/vllm-openai:v0.26.0``; empty for others."""
     for name, family in FAMILIES.items():
         if any(part in word.lower() for part in family.launch.images):
             return name
-    return None
+    return ""
 
 
 def _set_before(words: list[str]) -> dict[str, str]:
@@ -197,119 +243,174 @@ def _set_before(words: list[str]) -> dict[str, str]:
 
 
 def _make(
-    family: str,
-    arguments: list[str],
-    variables: Mapping[str, str],
-    line: int,
-    before: Iterable[str] = (),
+    family: str, arguments: list[str], around: _Around, version: str | None = None
 ) -> Launch:
-    images = [word for word in before if _family_of_image(word)]
-    tagged = [_VERSION.search(word.rpartition(":")[2]) for word in images]
-    version = next((match[1] for match in tagged if match), None)
-    return Launch(family, version, tuple(_pairs(family, arguments)), variables, line)
+    words, unread = _to_read(arguments)
+    pairs = list(_pairs(family, words))
+    settings: list[tuple[str, str]] = []
+    for spelling, value in pairs:
+        text = around.files.get(Path(value).name) or around.files.get(value)
+        if spelling.replace("_", "-") in _SETTINGS and text is not None:
+            with suppress(Unparsable):
+                documents = load_yaml(fill_in(text, around.variables))
+                settings += _given(documents[0] if documents else {})
+                pairs = [pair for pair in pairs if pair != (spelling, value)]
+    served = [value for name, value in pairs if name == "--served-model-name"]
+    return Launch(
+        family,
+        version,
+        (*settings, *pairs),  # a flag that was typed wins
+        around.variables,
+        role=around.role,
+        gpu=around.gpu,
+        names=(*served, *around.names),
+        unread=tuple(unread),
+    )
 
 
-def _pairs(family: str, arguments: list[str]) -> Iterator[tuple[str, str]]:
+def _pairs(family: str, words: list[str]) -> Iterator[tuple[str, str]]:
     """Flags and values; what stands for itself is the model; dotted flags become JSON."""
-    nested: dict[str, dict[str, Any]] = {}
+    nested: dict[str, dict[str, str]] = {}
     named = False
-    words = [word for word in arguments if word not in ("-", "--")]
-    place = 0
-    while place < len(words):
-        spelling, equals, value = words[place].partition("=")
-        place += 1
+    while words:
+        spelling, equals, value = words.pop(0).partition("=")
         if not spelling.startswith("-"):
             if not named:
-                named = True
                 yield "--model", spelling + equals + value
+            named = True
             continue
         flag = find_flag(family, spelling)
-        following = words[place] if place < len(words) else "-"
-        is_value = not following.startswith("-") or _NEGATIVE.fullmatch(following)
-        if not equals and not (flag and flag.switch) and is_value:
-            value, place = following, place + 1
+        if not equals and _is_value(flag, words[:1]):
+            value = words.pop(0)
         base, dot, key = spelling.partition(".")
+        named = named or spelling in MODEL_FLAGS
         if dot:
             nested.setdefault(base, {})[key] = value
-            continue
-        named = named or spelling in _MODEL_FLAGS
-        if not named and flag is None and "deepseek" in value.lower() and "/" in value:
-            named = True
-            yield "--model", value
-            value = ""
-        yield spelling, value
-    for base, values in nested.items():
-        for key, text in values.items():
-            with suppress(ValueError):
-                values[key] = json.loads(text.lower() if text in ("True", "False") else text)
-        yield base, json.dumps(values)
+        elif not named and flag is None and "deepseek" in value.lower() and "/" in value:
+            named = True  # of a switch that is not known
+            yield from (("--model", value), (spelling, ""))
+        elif not (flag and flag.switch):
+            yield spelling, value
+        elif value.lower() not in ("false", "0"):
+            yield spelling, ""
+    yield from ((base, _to_json(values)) for base, values in nested.items())
 
 
-_CONTAINER = ("command", "args", "entrypoint", "cmd")
+def _to_json(values: dict[str, str]) -> str:
+    read: dict[str, Any] = dict(values)
+    for key, text in values.items():
+        with suppress(ValueError):
+            read[key] = json.loads(text.lower() if text in ("True", "False") else text)
+    return json.dumps(read)
 
 
-def _in_yaml(
-    document: Any, variables: Mapping[str, str], text: str, depth: int = 0
-) -> Iterator[Launch]:
+def _to_read(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """The words of a server's own, without files that it writes to; those that have no value."""
+    own, unread, before = list[str](), list[str](), ""
+    for word in arguments:
+        path = re.search("(?i)model|path|ckpt", word) and not own
+        if word.startswith("$") and not before.startswith("-") and not path:
+            unread.append(word)
+        elif not re.match(r"\d?[<>]", word) and not re.fullmatch(r"\d?[<>]+", before):
+            own += [word] if word not in ("-", "--") else []
+        before = word if "=" not in word else "="
+    return own, unread
+
+
+def _is_value(flag: Flag | None, following: list[str]) -> bool:
+    word = following[0] if following else "-"
+    if flag and flag.switch:
+        return word.lower() in ("true", "false")
+    return not word.startswith("-") or bool(_NEGATIVE.fullmatch(word))
+
+
+# ---- YAML ---------------------------------------------------------------------------------------
+
+_CONTAINER = ("entrypoint", "command", "args", "cmd")
+
+
+def _in_yaml(document: Any, around: _Around, text: str, depth: int = 0) -> Iterator[Launch]:
     if depth > _DEEPEST:
         return
     if isinstance(document, str):
-        for launch in _in_shell(document, variables):
-            yield _located(launch, document, text)
+        with suppress(ConfigError):
+            for launch in _in_shell(document, around):
+                yield _located(launch, document, around, text)
     elif isinstance(document, list):
         for each in document:
-            yield from _in_yaml(each, variables, text, depth + 1)
+            yield from _in_yaml(each, around, text, depth + 1)
     elif isinstance(document, dict):
-        own = {**variables, **_environment(document)}
-        whole, part = _in_mapping(document, own)
+        around = around.within(document)
+        whole, part = _in_mapping(document, around)
         if whole:
-            yield _located(whole, part, text)
+            yield _located(whole, part, around, text)
             return
         for key, value in document.items():
-            if key not in ("environment", "env", "image"):
-                yield from _in_yaml(value, own, text, depth + 1)
+            if key in ("environment", "env", "image"):
+                continue
+            name, family = str(key), _family_named(str(key).removesuffix("_config"))
+            own = document.get(f"{name}_environment")
+            place = re.compile(rf"(?m)(?:^|[{{,-])\s*['\"]?{re.escape(name)}['\"]?\s*:")
+            found = place.search(text, around.start)
+            inner = replace(
+                around if not isinstance(own, dict) else _with(around, _texts(own)),
+                start=found.end() if found else around.start,
+                family=family if family and name.endswith("_config") else around.family,
+                role=name if name in _ROLES else around.role,
+            )
+            yield from _in_yaml(value, inner, text, depth + 1)
 
 
-def _in_mapping(
-    document: Mapping[Any, Any], variables: Mapping[str, str]
-) -> tuple[Launch | None, str]:
+def _in_mapping(document: Mapping[Any, Any], around: _Around) -> tuple[Launch | None, str]:
     """The command that a mapping is as a whole, and a part of its text."""
     container = [word for key in _CONTAINER for word in _words(document.get(key))]
-    image = str(document.get("image", ""))
+    image = document.get("image")
     defaults = document.get("defaults")
     named = document if not isinstance(defaults, dict) else {**document, **defaults}
-    plain = {str(k): str(v) for k, v in named.items() if isinstance(v, str | int | float)}
-    launch = _in_container(container, image, {**plain, **variables})
-    if launch:
+    own = replace(around, variables={**_texts(named), **around.variables})
+    if container and (launch := _in_container(container, str(image or ""), own)):
         return launch, container[0]
     if isinstance(document.get("base_args"), list):  # a recipe of vLLM's
         words = [str(document.get("model_id", "")), *_words(document["base_args"])]
-        return _make("vllm", words, variables, 1), words[0]
-    family, flags = _flags(document)
-    if flags:
-        return Launch(family, None, tuple(flags), variables), str(next(iter(document)))
-    return None, ""
+        return _make("vllm", words, around), words[0]
+    given = _given(document)
+    family = _family_of_flags(given, around.family, min(3, len(document)))
+    if not family:
+        return None, ""
+    role = find_flag(family, "--disaggregation-mode")
+    if around.role in ("prefill", "decode") and role and role.means:
+        given = [("--disaggregation-mode", around.role), *given]
+    launch = replace(_make(family, [], around), flags=tuple(given))
+    served = (value for name, value in given if name.replace("_", "-") == "--served-model-name")
+    launch = replace(launch, names=(*served, *launch.names))
+    return launch, f"{next(iter(document))}"
 
 
-def _in_container(words: list[str], image: str, variables: Mapping[str, str]) -> Launch | None:
+def _in_container(words: list[str], image: str, around: _Around, depth: int = 0) -> Launch | None:
     """The server of a container's words, or of its image where these are flags alone."""
-    if not words:
-        return None
     filled = [  # ${variable}, and {tensor_parallel} of a recipe
-        re.sub(r"(?<!\$)\{(\w+)\}", lambda m: variables.get(m[1], m[0]), fill_in(word, variables))
+        re.sub(
+            r"(?<!\$)\{(\w+)\}",
+            lambda m: around.variables.get(m[1], m[0]),
+            fill_in(word, around.variables),
+        )
         for word in words
     ]
-    script = "\n".join(word for word in filled if "\n" in word or " " in word)
-    launch = _launch(filled, variables, 1)
-    if launch is None and script:
-        launch = next(_in_shell(script, variables), None)
+    launch = _launch(filled, around, depth)
     family = _family_of_image(image)
-    if launch is None and family:
-        launch = _make(family, filled, variables, 1, [image])
-    if launch and launch.version is None:
+    bare = filled[:1] and not (_PROGRAM.fullmatch(filled[0]) or filled[0] in ("-m", "-c"))
+    if launch is None and bare and (filled[0].startswith("-") or "/" in filled[0]):
+        given = [(word, "") for word in filled if word.startswith("--")]
+        if family := family or _family_of_flags(given, around.family, 3):
+            launch = _make(family, filled, around)
+    if launch and launch.version is None and family:
         tag = _VERSION.search(image.rpartition(":")[2])
-        launch = replace(launch, version=tag[1] if tag and family else None)
+        launch = replace(launch, version=tag[1] if tag else None)
     return launch
+
+
+def _texts(document: Mapping[Any, Any]) -> dict[str, str]:
+    return {str(k): str(v) for k, v in document.items() if isinstance(v, str | int | float)}
 
 
 def _environment(document: Mapping[Any, Any]) -> dict[str, str]:
@@ -329,28 +430,34 @@ def _environment(document: Mapping[Any, Any]) -> dict[str, str]:
 
 def _words(value: Any) -> list[str]:
     if isinstance(value, str):
-        statements = [words for _, words in split_statements(value)]
+        statements = [words for _, words, _ in split_statements(value)]
         return statements[0] if len(statements) == 1 else [value]
     return [str(each) for each in value] if isinstance(value, list) else []
 
 
-def _flags(document: Mapping[Any, Any]) -> tuple[str, list[tuple[str, str]]]:
-    """The engine whose flags a mapping has, and these; nothing where they are too few."""
-    given = {
-        f"--{str(key).lstrip('-')}": "" if value is True else value
-        for key, value in document.items()
+def _given(document: Any) -> list[tuple[str, str]]:
+    """The keys of a mapping as flags; what is off or nothing is left out."""
+    return [
+        (
+            f"--{str(key).lstrip('-')}",
+            "" if value is True else
+            json.dumps(value) if isinstance(value, dict | list) else str(value),
+        )
+        for key, value in (document.items() if isinstance(document, dict) else ())
+        if value is not False and value is not None
+    ]  # fmt: skip
+
+
+def _family_of_flags(given: Iterable[tuple[str, str]], family: str, least: int) -> str:
+    """The engine that knows most of the flags, at least two of them; ``family`` if it is said."""
+    counts = {
+        name: sum(find_flag(name, spelling) is not None for spelling, _ in given)
+        for name in ([family] if family else FAMILIES)
     }
-    for family in FAMILIES:
-        known = sum(find_flag(family, name) is not None for name in given)
-        if known >= min(3, len(document)) and known >= 2:
-            return family, [
-                (name, json.dumps(value) if isinstance(value, dict) else str(value))
-                for name, value in given.items()
-                if value is not False and value is not None
-            ]
-    return "", []
+    best = max(counts, key=lambda name: counts[name])
+    return best if counts[best] >= (2 if family else max(2, least)) else ""
 
 
-def _located(launch: Launch, part: str, text: str) -> Launch:
-    place = text.find(part.partition("\n")[0].strip()[:40])
+def _located(launch: Launch, part: str, around: _Around, text: str) -> Launch:
+    place = text.find(part.partition("\n")[0].strip()[:40], around.start)
     return replace(launch, line=launch.line + text.count("\n", 0, max(place, 0)))

@@ -164,7 +164,7 @@ def budget(
         texts = {name: named[name] for name in READERS if name in named}
         reading = None
         if command is not None:
-            reading = read_command(command, which, texts.get("model")), dict(texts)
+            reading = read_command(command, which, texts.get("model"), set(texts)), dict(texts)
             texts = {**reading[0].texts, **texts}
         elif which is not None:
             raise ConfigError("--which chooses a command of a file: add --command FILE.")

@@ -333,6 +333,7 @@ class Family:
         host_tiers: What keeps prefixes in host memory, by name, in one line each.
         result_fields: Fields that only results of its own benchmark have.
         log_mark: What a log of its start has before the arguments.
+        block_tokens: Tokens of a block of V4, unless given.
         sends: How its newest version sends prompts from prefill to decode; empty if not known.
     """
 
@@ -349,6 +350,7 @@ class Family:
     sends: str = ""
     result_fields: tuple[str, ...] = ()
     log_mark: str = ""
+    block_tokens: int = ENGINE_BLOCK_TOKENS
 
     @property
     def prompts_alone(self) -> bool:

@@ -275,6 +275,7 @@ def view_command(reading: "Reading", costs: "Iterable[FlagCost]") -> list[Part]:
         keys=2,
     )
     parts: list[Part] = ["", table]
+    parts += [Finding("warning", f"not read: {words}") for words in reading.unread]
     for flag in reading.uncounted:
         value = f" {flag.value}" if flag.value else ""
         parts.append(Finding("warning", f"not counted: {flag.spelling}{value}: {flag.effect}"))

@@ -34,5 +34,5 @@ def unfinished_table(sweeps: Sequence[Points]) -> Table:
         ("points done", lambda sweep: Number(f"{len(sweep.cases):,} of {sweep.asked.count:,}")),
         ("resume with", lambda sweep: sweep.resume),
     ]
-    caption = "discard: dsv4kv results prune --status unfinished --yes"
+    caption = "discard: dsv4kv report prune --status unfinished --yes"
     return Table("Unfinished sweeps", columns, sweeps, caption=caption)

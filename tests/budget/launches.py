@@ -423,7 +423,8 @@ sglang serve \\
   --tensor-parallel-size 8 --kv-cache-dtype fp8 --block-size 128 --max-model-len 1001024 \\
   --max-num-seqs 8 --max-num-batched-tokens 8192 --gpu-memory-utilization 0.92\\
   --enable-prefix-caching --engram-config '{"cpu_offload":true}'""",
-        refused="--model is $CKPT, which nothing here sets",
+        texts={"model": "v4.1-flash", "tp": "8", "context": "1001024"},
+        uncounted=("--engram-config",),
     ),
     Published(
         "llm-d#1737",

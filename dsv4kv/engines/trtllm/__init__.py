@@ -7,11 +7,17 @@ FAMILY = Family(
     "TensorRT-LLM",
     "sizes:TrtllmEngine",
     launch=Launch(
-        words=(("trtllm-serve", "serve"), ("trtllm-serve",)),
-        images=("tensorrt-llm",),
+        words=(
+            ("trtllm-serve", "serve"),
+            ("trtllm-serve",),
+            ("tensorrt_llm.commands.serve", "serve"),
+            ("dynamo.trtllm",),
+        ),
+        images=("tensorrt-llm", "tensorrtllm"),
         program="trtllm-serve",
         arguments="{model} --tp_size {tp} --ep_size {ep}",
         stages="--pp_size {pp}",
     ),
     has_flags=True,
+    block_tokens=128,
 )

@@ -21,6 +21,7 @@ class TrtllmEngine(Engine):
 
     family = FAMILY
     name = "trtllm"
+    shares_rest = True
 
     def costs(self, deployment: Deployment) -> tuple[PoolCost, ...]:
         """Marginal bytes of compressed KV and indexer keys; fixed blocks of windows and states.

@@ -1,0 +1,277 @@
+"""Shell scripts, read and never run: statements, quotes, variables, arrays and conditions."""
+
+import operator
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from dsv4kv.errors import ConfigError
+
+_TOKEN = re.compile(
+    r"""(?P<join>\\\r?\n) | (?P<escape>\\.?) | (?P<single>'[^']*')
+    | (?P<double>"(?:\\.|[^"\\])*") | (?P<comment>(?<![^\s;&|])\#[^\n]*)
+    | (?P<end>&&|\|\||[\n;&|]) | (?P<blank>[^\S\n]+)
+    | (?P<substitution>\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))
+    | (?P<plain>(?:[^\\'"\s;&|$]|\$(?!\())+|\$) | (?P<open>['"])""",
+    re.VERBOSE | re.DOTALL,
+)
+_HIDDEN, _QUOTED = "\0", "\1"  # a dollar sign within single and within double quotes
+_NEXT = "\x1f"  # between the elements of an array
+_ARRAY = re.compile(r"[A-Za-z_]\w*\+?=\(")
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+_VARIABLE = re.compile(
+    r"(?P<mark>[$\1])(?:(?P<plain>\w+)|\((?P<pod>\w+)\)"
+    r"|\{(?P<name>\w+)(?P<all>\[[@*]\])?(?:(?P<how>:?[-=+?])(?P<other>[^}]*))?\})"
+)
+_KEYWORDS = {"exec", "sudo", "nohup", "time", "env", "do", "command", "$", "!", "{", "(", "eval"}
+_DECLARE = {"export", "declare", "local", "readonly", "typeset", "-a", "-x"}
+_HERE = re.compile(r"(?<!<)<<-?\s*(['\"]?)(\w+)\1")
+_INTO = re.compile(r"(?:>{1,2}\s*|\btee\s+(?:-a\s+)?)(['\"]?)([^\s'\";&|<>]+)\1")
+_COMPARED = {f"-{name}": getattr(operator, name) for name in ("eq", "ne", "gt", "ge", "lt", "le")}
+
+
+def split_statements(text: str) -> Iterator[tuple[int, list[str], str]]:
+    """Yield line, words and end (``;``, ``&&``) of every statement, quotes and comments resolved.
+
+    Variables stay as they are written, hidden within quotes; an array is one word.
+    """
+    words: list[str] = []
+    parts: list[str] = []  # of a word
+    first, depth, line, counted = 1, 0, 1, 0
+    for match in _TOKEN.finditer(text):
+        kind, token = match.lastgroup or "", match[0]
+        line, counted = line + text.count("\n", counted, match.start()), match.start()
+        if kind == "open":
+            raise ConfigError(f"line {line}: a quote {token} is opened and never closed.")
+        if depth and kind in ("blank", "end"):
+            parts.append(_NEXT)
+        elif kind in ("blank", "end"):
+            words += ["".join(parts)] if parts else []
+            parts = []
+            if kind == "end" and words:
+                yield first, words, token
+                words = []
+        elif kind not in ("join", "comment"):
+            first = first if words or parts else line
+            parts.append(_unquoted(kind, token))
+            if kind == "plain" and (depth or _ARRAY.match("".join(parts))):
+                depth = max(0, depth + token.count("(") - token.count(")"))
+    words += ["".join(parts)] if parts else []
+    if words:
+        yield first, words, ""
+
+
+def _unquoted(kind: str, token: str) -> str:
+    if kind == "escape":
+        return token[1:]
+    if kind == "single":
+        return token[1:-1].replace("$", _HIDDEN)
+    if kind == "double":
+        token = re.sub(r'\\(["\\`])', r"\1", token[1:-1].replace("\\\n", ""))
+        return re.sub(r"(\\?)\$", lambda m: _HIDDEN if m[1] else _QUOTED, token)
+    return token
+
+
+def fill_in(word: str, variables: Mapping[str, str], *, split: bool = False) -> str:
+    """A word with its variables; those that nothing sets stay as they are written.
+
+    With ``split``, blanks in values outside quotes become marks between words, as in a shell.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        found, how = variables.get(match["plain"] or match["name"] or match["pod"]), match["how"]
+        if how and "+" in how:
+            found = match["other"] if found else ""
+        elif found is None and how and how[-1] in "-=":
+            found = fill_in(match["other"], variables)
+        if found is None:
+            return "$" + match[0][1:]
+        found = found if match["all"] else found.partition(_NEXT)[0]
+        return re.sub(r"\s+", _NEXT, found) if split and match["mark"] == "$" else found
+
+    return _VARIABLE.sub(value, word).replace(_HIDDEN, "$").replace(_QUOTED, "$")
+
+
+def expand(word: str, variables: Mapping[str, str]) -> list[str]:
+    """The words that a word becomes: arrays spread, values outside quotes split."""
+    found = fill_in(word, variables, split=True).split(_NEXT)
+    return [each for each in found if each] if "$" in word or _QUOTED in word else found
+
+
+def take_assignments(words: list[str], variables: dict[str, str]) -> list[str]:
+    """The words after ``NAME=value`` and ``export``; what they set goes to ``variables``."""
+    rest = list(words)
+    while rest:
+        if match := _ASSIGNMENT.fullmatch(rest[0]):
+            name, more, text = match.groups()
+            array = text.startswith("(") and text.endswith(")")
+            if array:
+                elements = filter(None, text[1:-1].split(_NEXT))
+                text = _NEXT.join(part for each in elements for part in expand(each, variables))
+            else:
+                text = fill_in(text, variables)
+            before = variables.get(name, "") if more else ""
+            variables[name] = before + (_NEXT if array and before else "") + text
+        elif rest[0] not in _DECLARE and rest[0] not in _KEYWORDS:
+            break
+        rest.pop(0)
+    return rest
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A statement that runs, with its variables; ``unset`` were read as empty in a condition."""
+
+    line: int
+    words: list[str]
+    variables: Mapping[str, str]
+    unset: tuple[str, ...] = ()
+
+
+def read_script(
+    text: str, variables: Mapping[str, str], *, decide: bool = True
+) -> Iterator[Statement]:
+    """Yield the statements of a script that run; without ``decide``, of every branch.
+
+    A variable that is set under a condition which cannot be decided has no value.
+    """
+    known, conditions = dict(variables), _Conditions(decide)
+    for line, words, end in split_statements(text):
+        rest = conditions.enter(words, end, known)
+        if not rest or conditions.runs is False:
+            conditions.leave(end)
+            continue
+        own = dict(known)
+        rest = take_assignments(rest, own)
+        if rest:
+            filled = [part for word in rest for part in expand(word, own)]
+            yield Statement(line, filled, own, tuple(conditions.unset))
+        elif conditions.runs:
+            known = own
+        else:
+            known = {name: value for name, value in known.items() if own.get(name) == value}
+        conditions.leave(end)
+
+
+class _Conditions:
+    """Whether a statement runs: True, False, or None where that cannot be decided."""
+
+    def __init__(self, decide: bool) -> None:
+        self.decide = decide
+        self.branches: list[tuple[bool | None, bool | None]] = []  # this one; an earlier one
+        self.guard: bool | None = True  # of ``test && statement``
+        self.tested: bool | None = None
+        self.testing = False
+        self.joined = ""
+        self.unset: dict[str, None] = {}
+
+    @property
+    def runs(self) -> bool | None:
+        """Whether the statement runs."""
+        return _all([self.guard, *(this for this, _ in self.branches)])
+
+    def enter(self, words: list[str], end: str, variables: Mapping[str, str]) -> list[str]:
+        """The words of a statement without those of conditions."""
+        while words and (words[0] in _BRANCHES or (self.testing and words[0] == "then")):
+            self._branch(words[0])
+            words = [] if words[0] == "case" else words[1:]
+        if self.branches[-1:] == [_UNDECIDED] and words and words[0].endswith(")"):
+            words = words[1:]  # a pattern of case
+        if self.testing:
+            found = self._test(words, variables) if words else self.tested
+            if self.joined in ("&&", "||"):
+                found = (_all if self.joined == "&&" else _any)([self.tested, found])
+            self.tested, self.joined = found, end
+            return []
+        if words and words[0] in _TESTS and end in ("&&", "||"):
+            found = self._test(words, variables)
+            self.guard = _all([self.guard, found if end == "&&" else _not(found)])
+            return []
+        return words
+
+    def _branch(self, word: str) -> None:
+        this, earlier = self.branches[-1] if self.branches else (True, False)
+        if word == "then":
+            self.branches[-1] = _all([_not(earlier), self.tested]), earlier
+            self.testing = False
+        elif word in ("if", "case"):
+            self.branches.append((True, False) if word == "if" else _UNDECIDED)
+        elif self.branches and word in ("elif", "else"):
+            before = _any([this, earlier])
+            self.branches[-1] = _not(before), before
+        elif self.branches:
+            self.branches.pop()
+        if word in ("if", "elif"):
+            self.testing, self.tested, self.joined = True, None, ""
+
+    def leave(self, end: str) -> None:
+        """After a statement; a list that ends ends its guard."""
+        if self.testing:
+            return
+        if end == "||":
+            self.guard = _not(self.guard)
+        elif end != "&&":
+            self.guard = True
+
+    def _test(self, words: list[str], variables: Mapping[str, str]) -> bool | None:
+        inside = [word for word in words if word not in _TESTS]
+        if not self.decide or words[0] not in _TESTS:
+            return None
+        if inside[:1] == ["!"]:
+            return _not(self._test(["[", *inside[1:]], variables))
+        read = []
+        for word in inside:
+            text = fill_in(word, variables)
+            for match in _VARIABLE.finditer(text):
+                self.unset[match["plain"] or match["name"] or match["pod"]] = None
+            read.append(_VARIABLE.sub("", text))
+        return _compare(read)
+
+
+_TESTS = {"[", "[[", "]", "]]", "test"}
+_UNDECIDED = (None, None)
+
+
+def _compare(words: list[str]) -> bool | None:
+    match words:
+        case ["-n" | "-z" as how, text]:
+            return bool(text) == (how == "-n")
+        case [left, "=" | "==" | "!=" as how, right]:
+            return fnmatchcase(left, right) == (how != "!=")
+        case [left, how, right] if how in _COMPARED and left.isdecimal() and right.isdecimal():
+            return bool(_COMPARED[how](int(left), int(right)))
+    return None
+
+
+_BRANCHES = {"if", "elif", "else", "fi", "case", "esac"}
+
+
+def _not(value: bool | None) -> bool | None:
+    return None if value is None else not value
+
+
+def _all(values: "list[bool | None]") -> bool | None:
+    return False if False in values else None if None in values else True
+
+
+def _any(values: "list[bool | None] | tuple[bool | None, ...]") -> bool | None:
+    return True if True in values else None if None in values else False
+
+
+def take_documents(text: str) -> tuple[str, dict[str, str]]:
+    """The text with bodies of here documents left blank, and those by the file they go to."""
+    lines, found, absent, place = text.split("\n"), dict[str, str](), set[str](), 0
+    while place < len(lines):
+        here, into = _HERE.search(lines[place]), _INTO.search(lines[place])
+        place += 1
+        if here is None or into is None or here[2] in absent:
+            continue
+        ends = (n for n in range(place, len(lines)) if lines[n].strip() == here[2])
+        if (end := next(ends, None)) is None:
+            absent.add(here[2])
+            continue
+        found[into[2]] = "\n".join(lines[place:end])
+        lines[place : end + 1] = [""] * (end + 1 - place)
+        place = end
+    return "\n".join(lines), found

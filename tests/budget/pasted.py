@@ -1,0 +1,291 @@
+"""What people paste beside plain commands: containers, units, scripts, recipes, pods.
+
+One row an input: what of ours it means, what is said not to be read, or why it is refused. The
+cases of shared/data are read from there.
+"""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Pasted:
+    """An input with the options and the environment that are given besides."""
+
+    kind: str
+    text: str
+    texts: dict[str, str] = field(default_factory=dict)
+    which: str | None = None
+    options: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    unread: str = ""
+    refused: str = ""
+
+
+VLLM_2 = {"engine": "vllm", "tp": "2", "context": "131072"}
+PRO_8 = {"model": "v4-pro", "tp": "8"}
+
+PASTED = (
+    # ---- containers
+    Pasted(
+        "entrypoint",
+        """docker run -d --gpus all -p 8000:8000 -v /data:/model:ro -e HF_HUB_OFFLINE=1 \\
+  --entrypoint=/usr/local/bin/vllm my.registry:5000/team/img:2026-06 \\
+  serve /model/DeepSeek-V4-Flash --tensor-parallel-size 2 --max-model-len 131072""",
+        VLLM_2 | {"model": "v4-flash"},
+    ),
+    Pasted(
+        "entrypoint",
+        """podman run --rm -it --device nvidia.com/gpu=all --entrypoint python3 \\
+  quay.io/me/sg:dev -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V4-Pro --tp 8""",
+        PRO_8 | {"engine": "sglang"},
+    ),
+    Pasted(
+        "entrypoint",
+        """docker run --gpus all --entrypoint /bin/bash img:latest -c "cd /w && vllm serve \\
+deepseek-ai/DeepSeek-V4-Flash --tensor-parallel-size 2 --max-model-len 131072" """,
+        VLLM_2,
+    ),
+    Pasted(
+        "entrypoint",
+        """services:
+  s:
+    image: registry.local/dsv4:1
+    entrypoint: ["python3", "-m", "sglang.launch_server"]
+    command: --model-path deepseek-ai/DeepSeek-V4-Pro --tp 8
+""",
+        PRO_8 | {"engine": "sglang"},
+    ),
+    Pasted(
+        "frontend",
+        "docker run --gpus all vllm/vllm-openai:v0.30 python3 -m dynamo.frontend --port 8000",
+        refused="no launch command",
+    ),
+    Pasted(
+        "frontend",
+        """services:
+  router: {image: "lmsysorg/sglang:v0.5.23", command: ["python3", "-m",
+    "sglang_router.launch_router", "--pd-disaggregation", "--prefill", "http://a:30000"]}
+  worker: {image: "lmsysorg/sglang:v0.5.23", command: "sglang serve --model-path v4-pro --tp 8"}
+""",
+        PRO_8 | {"engine": "sglang:0.5.23"},
+    ),
+    Pasted(
+        "frontend",
+        """python3 -m dynamo.frontend --router-mode kv &
+python3 -m dynamo.vllm --model deepseek-ai/DeepSeek-V4-Pro --tensor-parallel-size 8""",
+        PRO_8 | {"engine": "vllm"},
+    ),
+    # ---- units
+    Pasted(
+        "unit",
+        """[Service]
+Environment="SGLANG_DSV4_COMPRESS_STATE_DTYPE=bfloat16" "TP=8"
+ExecStartPre=/bin/sleep 5
+ExecStart=-/opt/sg/bin/python -m sglang.launch_server --model-path /m/DeepSeek-V4-Pro \\
+  --tp ${TP}
+Restart=always
+""",
+        PRO_8 | {"engine": "sglang", "state": "bf16"},
+    ),
+    Pasted(
+        "unit",
+        """[Unit]
+Description=DeepSeek
+[Container]
+Image=docker.io/vllm/vllm-openai:v0.30.0
+Environment=VLLM_SPARSE_INDEXER_MAX_LOGITS_MB=256
+Exec=--model deepseek-ai/DeepSeek-V4-Pro --tensor-parallel-size 8
+[Install]
+WantedBy=default.target
+""",
+        PRO_8 | {"engine": "vllm:0.30.0", "logits-limit": "256MiB"},
+    ),
+    Pasted(
+        "unit",
+        """[program:llm]
+environment=CUDA_VISIBLE_DEVICES="0,1"
+command=/srv/venv/bin/vllm serve deepseek-ai/DeepSeek-V4-Flash -tp 2 --max-model-len 128K
+""",
+        VLLM_2,
+    ),
+    # ---- scripts
+    Pasted(
+        "script",
+        """check MODEL TP
+vllm serve $MODEL --tensor-parallel-size=$TP --max-num-seqs $CONC > server.log 2>&1 &""",
+        PRO_8,
+        options={"model": "v4-pro", "tp": "8"},
+        unread="--max-num-seqs $CONC",
+    ),
+    Pasted(
+        "script",
+        'vllm serve "$MODEL" -tp "${TP}" --max-model-len $((ISL + OSL + 256))',
+        PRO_8,
+        environment={"MODEL": "/w/DeepSeek-V4-Pro", "TP": "8"},
+        unread="--max-model-len $((ISL + OSL + 256))",
+    ),
+    Pasted(
+        "script",
+        "vllm serve $MODEL --tensor-parallel-size $TP",
+        options={"model": "v4-pro"},
+        refused="--tensor-parallel-size is $TP, which nothing here sets: add --tp",
+    ),
+    Pasted(
+        "script",
+        """ARGS=(
+  --tp 8          # all of them
+  --mem-fraction-static 0.88
+)
+[[ -n "$SPEC" ]] && ARGS+=(--speculative-algorithm EAGLE)
+[[ "$CTX" -gt 1000 ]] && ARGS+=(--context-length "$CTX")
+python3 -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V4-Pro "${ARGS[@]}" """,
+        PRO_8 | {"memory-fraction": "0.88", "context": "8192"},
+        environment={"CTX": "8192"},
+        unread="$SPEC",
+    ),
+    Pasted(
+        "script",
+        """if [ "$DP_ATTENTION" = "true" ]; then
+  PAR=(--tp $TP --dp $TP --enable-dp-attention)
+else
+  PAR=(--tp $TP)
+fi
+sglang serve --model-path deepseek-ai/DeepSeek-V4-Pro "${PAR[@]}" """,
+        {"model": "v4-pro", "tp": "1", "dp": "8"},
+        environment={"DP_ATTENTION": "true", "TP": "8"},
+    ),
+    Pasted(
+        "script",
+        """if nvidia-smi | grep -q H200; then PAR=(--tp 8); else PAR=(--tp 4); fi
+sglang serve --model-path deepseek-ai/DeepSeek-V4-Pro "${PAR[@]}" """,
+        refused="${PAR[@]}: not read, and it may give the layout",
+    ),
+    Pasted(
+        "script",
+        """COMMON="--model-path deepseek-ai/DeepSeek-V4-Pro --tp 8"
+JSON='{"host_to_device_ratio": 4}'
+CMD="python3 -m sglang.launch_server $COMMON"
+$CMD --hisparse-config "$JSON" """,
+        PRO_8 | {"hisparse-ratio": "4"},
+    ),
+    Pasted(
+        "script",
+        'srun -N1 bash -lc "exec vllm serve $MODEL -tp 8"',
+        PRO_8,
+        environment={"MODEL": "deepseek-ai/DeepSeek-V4-Pro"},
+    ),
+    Pasted(
+        "script",
+        """case "$MODEL" in
+  *Flash*) EXTRA="--max-num-seqs 64" ;;
+  *) EXTRA="" ;;
+esac
+vllm serve deepseek-ai/DeepSeek-V4-Pro -tp 8 $EXTRA""",
+        PRO_8,
+        unread="$EXTRA",
+    ),
+    # ---- TensorRT-LLM
+    Pasted(
+        "trtllm",
+        """cat > /tmp/extra.yaml <<EOF
+enable_attention_dp: true
+kv_cache_config:
+    dtype: fp8
+    enable_block_reuse: false
+    free_gpu_memory_fraction: 0.8
+EOF
+mpirun -n 1 trtllm-serve deepseek-ai/DeepSeek-V4-Pro --tp_size=$TP --ep_size=$TP \\
+  --max_batch_size 64 --max_seq_len=9472 --extra_llm_api_options=/tmp/extra.yaml""",
+        {"engine": "trtllm", "tp": "1", "dp": "8", "ep": "8", "memory-fraction": "0.8",
+         "main-format": "fp8", "context": "9472"},
+        environment={"TP": "8"},
+    ),
+    Pasted(
+        "trtllm",
+        """backend:
+  type: trtllm
+  decode_environment: {TLLM_LOG_LEVEL: INFO}
+  trtllm_config:
+    decode:
+      tensor_parallel_size: 4
+      moe_expert_parallel_size: 4
+      max_batch_size: 16
+      max_seq_len: 9472
+      print_iter_log: true
+      kv_cache_config: {free_gpu_memory_fraction: 0.6, tokens_per_block: 256}
+model: {path: deepseek-v4-flash}
+resources: {gpu_type: b200}
+""",
+        {"engine": "trtllm", "model": "v4-flash", "tp": "4", "dp": "1", "memory-fraction": "0.6",
+         "block-tokens": "256", "gpu": "b200"},
+    ),
+    Pasted(
+        "trtllm",
+        """kind: ConfigMap
+data:
+  decode.yaml: |
+    kv_cache_config: {free_gpu_memory_fraction: 0.7}
+    speculative_config: {decoding_type: MTP, max_draft_len: 3}
+---
+spec:
+  services:
+    Frontend:
+      mainContainer: {image: "x/tensorrtllm-runtime:1", args: [-m, dynamo.frontend]}
+    Decode:
+      extraPodSpec:
+        mainContainer:
+          image: x/tensorrtllm-runtime:1
+          command: [/bin/sh, -c]
+          args: ["python3 -m dynamo.trtllm --model-path /m/DeepSeek-V4-Pro --tensor-parallel-size 8
+            --extra-engine-args /cfg/decode.yaml"]
+""",
+        PRO_8 | {"engine": "trtllm", "memory-fraction": "0.7", "draft-layers": "1",
+                 "draft-tokens": "3"},
+    ),
+    Pasted(
+        "trtllm",
+        """model: deepseek-ai/DeepSeek-V4-Pro
+tensor_parallel_size: 8
+enable_attention_dp: false
+max_batch_size: 8
+kv_cache_config: {max_tokens: 262144, free_gpu_memory_fraction: 0.7}
+""",
+        PRO_8 | {"engine": "trtllm", "dp": "1", "kv-blocks": "2048"},
+    ),
+    # ---- roles and names
+    Pasted(
+        "roles",
+        """backend:
+  type: sglang
+  sglang_config:
+    prefill: {model-path: /model/, served-model-name: deepseek-ai/DeepSeek-V4-Pro, tp-size: 8}
+    decode: {model-path: /model/, served-model-name: deepseek-ai/DeepSeek-V4-Pro, tp-size: 8,
+      max-running-requests: 64}
+""",
+        PRO_8 | {"role": "decode", "request-limit": "64"},
+        which="decode",
+    ),
+    Pasted(
+        "roles",
+        """backend: {type: sglang, sglang_config: {
+  prefill: {model-path: /model/, tp-size: 8, page-size: 256},
+  decode: {model-path: /model/, tp-size: 8, page-size: 128}}}
+""",
+        refused="1: sglang prefill /model/ (line 2); 2: sglang decode /model/ (line 3)",
+    ),
+    Pasted(
+        "roles",
+        """name: agg
+model: {name: deepseek-ai/DeepSeek-V4-Pro, path: hf_model}
+backend:
+  vllm_config:
+    aggregated: {tensor-parallel-size: 8, max-model-len: 9472, kv-cache-dtype: fp8}
+""",
+        PRO_8 | {"engine": "vllm", "context": "9472"},
+    ),
+    Pasted(
+        "roles",
+        "vllm serve /model --served-model-name DeepSeek-V4-Pro v4 -tp 8",
+        PRO_8,
+    ),
+)  # fmt: skip

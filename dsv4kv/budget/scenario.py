@@ -201,7 +201,8 @@ def _settle(inputs: Inputs, engine: Engine, machine: Machine, replicas: int) -> 
         reason = f"as given by --concurrency; {own.value:,} is {own.reason}"
         assumed["request_limit"] = Default(asked, reason)
     known = {name: default.value for name, default in assumed.items()} | given
-    step, overlap = known["step_tokens"] // shares, known["overlap"]
+    step = known["step_tokens"] // shares
+    overlap = known["overlap"] if engine.counts_batches else 1
     flight = step * overlap
     if inputs.in_flight_tokens:
         assumed.pop("step_tokens", None)

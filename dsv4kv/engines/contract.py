@@ -195,6 +195,7 @@ class Engine:
         unit: What ``Capacity`` counts: ``block``, ``full token``.
         holds_chunks: A running request holds all windows of its prompt's last chunk (SGLang).
         shares_limits: Step tokens and request limit are for all replicas together.
+        counts_batches: Every step that overlaps has its tokens in flight.
         shares_rest: Its share is of what weights and a step leave of a GPU, not of all of it.
     """
 
@@ -208,6 +209,7 @@ class Engine:
     holds_chunks: bool = False
     shares_limits: ClassVar[bool] = False
     shares_rest: ClassVar[bool] = False
+    counts_batches: bool = True
 
     def costs(self, deployment: Deployment) -> tuple[PoolCost, ...]:
         """Every pool's fixed, in-flight and marginal bytes."""

@@ -18,7 +18,8 @@ class Release:
         packing: What makes the bytes of a block.
         weighted: A request's need is weighted by each group's bytes, against the full group's,
             and window pages are padded to context pages; otherwise its blocks are counted.
-        batches_counted: Every batch that runs at once has its tokens in flight.
+        batches_counted: Every batch that runs at once has its tokens in flight; before, one step's
+            are counted, with async scheduling too (logs of 0.23 to 0.26).
         one_line: Tokens and concurrency are logged in one line.
         null_block: The check at start keeps one block back.
         kinds: Generations of models it serves.
@@ -49,7 +50,7 @@ _V0_28 = replace(
 RELEASES = (
     Release("0.22", "0.20", packing="tuples", batches_counted=False, seen_in_logs=True),
     Release("0.25", "0.23", batches_counted=False),
-    Release("0.26", "0.26", seen_in_logs=True),
+    Release("0.26", "0.26", batches_counted=False, seen_in_logs=True),
     _V0_27,
     _V0_28,
     replace(

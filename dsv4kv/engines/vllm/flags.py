@@ -111,7 +111,11 @@ FLAGS = (
     flag("--kv-cache-dtype", "bytes of an entry", Meaning(cache_dtype)),
     flag("--speculative-config -sc", "windows of draft layers", Meaning(_speculation)),
     flag("--attention-config -ac", "bytes of an indexer key", Meaning(_attention)),
-    switch("--async-scheduling", "two steps in flight", switched("overlap", "2")),
+    switch(
+        "--async-scheduling",
+        "two steps in flight; before 0.27 one is counted",
+        switched("overlap", "2"),
+    ),
     switch("--no-async-scheduling", "one step in flight", switched("overlap", "1")),
     switch("--enable-prefix-caching", "nothing of vLLM's size", switched("prefix-cache", "on")),
     switch(

@@ -139,6 +139,7 @@ class VllmEngine(Engine):
     def __init__(self, release: Release) -> None:
         self.release = release
         self.name, self.seen_in_logs = f"vllm:{release.newest}", release.seen_in_logs
+        self.counts_batches = release.batches_counted
 
     def layout(self, deployment: Deployment) -> BlockLayout:
         """Groups and bytes of a block."""

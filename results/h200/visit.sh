@@ -8,17 +8,18 @@
 #
 # Answers go to $OUT (results/h200/visits/CALL by default): rows.jsonl, a line for each the moment
 # it is known, and kept.tar.gz with logs and records. `--rehearse` does a call on the kernels' CPU
-# twin, in a copy of the tree; $PYTHON names another interpreter than python3.
+# twin, in a copy of the tree; $PYTHON names the interpreter, by default the checkout's or python3.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-PYTHON=${PYTHON:-python3}
+tree=${here%/results/h200}
+PYTHON=${PYTHON:-$([ -x "$tree/.venv/bin/python" ] && echo "$tree/.venv/bin/python" || echo python3)}
 
 if [ "${1-}" = wheels ]; then  # for the machine's Python, not for this one
   exec "$PYTHON" -m pip download --quiet --no-deps --only-binary=:all: --dest "$here/.wheels" \
     --implementation cp --python-version 3.12 --platform manylinux_2_17_x86_64 \
-    --platform manylinux2014_x86_64 pydantic==2.14.3 pydantic-core==2.50.4 \
-    annotated-types==0.8.0 typing-inspection==0.4.5 typing-extensions==4.16.0 \
-    platformdirs==4.14.7
+    --platform manylinux2014_x86_64 --requirement "$here/visit/carried.txt"
 fi
-export PYTHONPATH=$here:${here%/results/h200}${PYTHONPATH:+:$PYTHONPATH}
+# what a call compiles is there for the next one
+export DSV4KV_CACHE_DIR=${DSV4KV_CACHE_DIR:-$here/.cubins}
+export PYTHONPATH=$here:$tree${PYTHONPATH:+:$PYTHONPATH}
 exec "$PYTHON" -m visit "$@"

@@ -52,7 +52,7 @@ def make_tools(folder: Path, *, sees: str = "all", cut: str = "") -> Path:
 
     ``cut`` is one whose program ends early.
     """
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     metrics = '","'.join(_METRICS)
     _write(folder / "ncu", _NCU.format(python=sys.executable, metrics=metrics))
     whole = sees == "all" and not cut  # else what the program does is no matter

@@ -157,12 +157,18 @@ def load_cubins(modules: Sequence[KernelModule], architecture: str) -> list[byte
     named = {cache_name(module, architecture): module for module in modules}
     cubins = {name: cubin for name in named if (cubin := _find(name))}
     absent = {name: module for name, module in named.items() if name not in cubins}
-    if absent:
-        with ThreadPoolExecutor() as pool:  # NVRTC lets go of the interpreter
-            compiled = pool.map(lambda each: compile_module(each, architecture), absent.values())
-            for name, cubin in zip(absent, compiled, strict=True):
-                _keep(name, cubin)
-                cubins[name] = cubin
+
+    def build(name: str) -> bytes:
+        cubin = compile_module(absent[name], architecture)
+        _keep(name, cubin)
+        return cubin
+
+    with ThreadPoolExecutor() as pool:  # NVRTC lets go of the interpreter
+        try:
+            cubins |= zip(absent, pool.map(build, absent), strict=True)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)  # Ctrl-C waits for those under way alone
+            raise
     return [cubins[cache_name(module, architecture)] for module in modules]
 
 

@@ -1,4 +1,7 @@
-"""The packages that the machine lacks: carried as wheels, put into a folder of their own."""
+"""The packages that the machine lacks: carried as wheels, put into a folder of their own.
+
+Nothing of dsv4kv is imported here: it needs them.
+"""
 
 import importlib.util
 import subprocess
@@ -8,20 +11,29 @@ from pathlib import Path
 WHEELS = Path(__file__).resolve().parents[1] / ".wheels"
 """What ``visit.sh wheels`` fetches; not tracked."""
 
+NAMES = [
+    line.partition("==")[0]
+    for line in (Path(__file__).with_name("carried.txt")).read_text().splitlines()
+]
 
-def install(target: Path) -> None:
-    """Install all carried wheels into a folder, without a network.
+
+def install(target: str) -> bool:
+    """Install all carried wheels into a folder, without a network; whether any package lacked.
 
     Raises:
-        SystemExit: There are none, and without them nothing can run.
+        SystemExit: Some are lacking and there are no wheels: nothing can run.
     """
+    absent = [name for name in NAMES if not importlib.util.find_spec(name.replace("-", "_"))]
+    if not absent:
+        return False
     wheels = sorted(map(str, WHEELS.glob("*.whl")))
-    if wheels:
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
-        command += ["--no-compile", "--disable-pip-version-check", "--target", str(target)]
-        subprocess.run([*command, *wheels], check=True)
-    elif importlib.util.find_spec("pydantic") is None:
+    if not wheels:
         raise SystemExit(
-            f"pydantic is not installed and {WHEELS} is empty: run `results/h200/visit.sh wheels` "
-            "where there is a network, and carry that folder with the tree."
+            f"{', '.join(absent)}: not installed, and {WHEELS} is empty. Run "
+            "`results/h200/visit.sh wheels` where there is a network, and carry that folder with "
+            "the tree."
         )
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
+    command += ["--no-compile", "--disable-pip-version-check", "--target", target]
+    subprocess.run([*command, *wheels], check=True)
+    return True

@@ -19,7 +19,7 @@ from typing import IO
 from dsv4kv.files import replacing
 from dsv4kv.processes import Child
 from visit import rows
-from visit.desk import Desk
+from visit.desk import NO_TOOL, Desk
 from visit.plan import TWIN_PATIENCE, Step
 
 ROWS, RUNNING, KEPT = "rows.jsonl", "running.txt", "kept.tar.gz"
@@ -28,7 +28,7 @@ MOST_BYTES = 15 << 20
 
 _GRACE_S = 10.0  # for an interrupted bench to save what it has
 _LOG_BYTES = 4 << 20
-_DONE, _FAILED = "done", "ended with exit code"
+_DONE, _FAILED, _SKIPPED = "done", "ended with exit code", "skipped"
 
 
 class Conductor:
@@ -72,14 +72,14 @@ class Conductor:
         print(f"{step.name} …", end=" ", flush=True)
         with log.open("wb") as file:
             end = self._wait(step, file, min(step.limit_s * self._patience, left_s))
-        if end.startswith(_FAILED):
+        if end.startswith((_FAILED, _SKIPPED)):
             end += _last_words(log)
         shutil.move(log, self._folder / f"{step.name}.txt")
         seconds = time.monotonic() - began
         print(f"{end}, {seconds:.0f} s", flush=True)
         self._close(step, end, seconds, before)
         self._pack()
-        return end == _DONE
+        return end == _DONE or end.startswith(_SKIPPED)
 
     def _wait(self, step: Step, log: IO[bytes], limit_s: float) -> str:
         """How the step ended: ``done``, or in words."""
@@ -96,6 +96,8 @@ class Conductor:
             return f"still ran after {limit_s:.0f} s and was ended"
         finally:
             child.kill()  # and all that it started
+        if code == NO_TOOL and self._small:
+            return _SKIPPED
         return _DONE if code == 0 else f"{_FAILED} {code}"
 
     def _close(self, step: Step, end: str, seconds: float, before: int) -> None:

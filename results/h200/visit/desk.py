@@ -1,5 +1,6 @@
 """Where a step answers its questions."""
 
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,20 @@ from visit.questions import GPUS, Question
 
 if TYPE_CHECKING:
     from visit.place import Place
+
+NO_TOOL = 77
+"""Exit code of a step without its tool: a rehearsal skips it."""
+
+
+class NoTool(Exception):
+    """A program that a step needs is not on PATH."""
+
+
+def find_tool(name: str) -> str:
+    """Where a program is; raises ``NoTool``."""
+    if found := shutil.which(name):
+        return found
+    raise NoTool(f"{name} is not on PATH")
 
 
 @dataclass

@@ -1,12 +1,11 @@
 """Step: how many bytes three kernels move in DRAM, counted by ncu, for one that they must."""
 
-import shutil
 import subprocess
 import sys
 
 from dsv4kv.profile.ncu import read_ncu
 from visit.counted import WORKS
-from visit.desk import Desk
+from visit.desk import Desk, find_tool
 
 _OPTIONS = (
     "--profile-from-start=off",  # what fills pages is not looked at
@@ -20,11 +19,8 @@ _OPTIONS = (
 
 def run(desk: Desk) -> None:
     """Answer the questions of ``questions.DRAM``."""
-    ncu = shutil.which("ncu")
-    if ncu is None:
-        raise SystemExit("ncu is not on PATH")
     report = desk.folder / "dram.ncu-rep"
-    command = [ncu, *_OPTIONS, f"--export={report.with_suffix('')}"]
+    command = [find_tool("ncu"), *_OPTIONS, f"--export={report.with_suffix('')}"]
     command += [sys.executable, "-m", "visit.counted"]
     subprocess.run([*command, *(["--twin"] if desk.small else [])], check=True)
     trace = read_ncu(report)

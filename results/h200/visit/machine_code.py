@@ -4,13 +4,19 @@ import re
 import subprocess
 import sys
 
-from visit.desk import Desk
+from dsv4kv.errors import CudaUnavailable
+from dsv4kv.ops.cuda.inspection import check_tools
+from visit.desk import Desk, NoTool
 
 _PROBLEM = re.compile(r"^problem: ", re.MULTILINE)
 
 
 def run(desk: Desk) -> None:
     """Answer the question of ``questions.KERNELS``."""
+    try:
+        check_tools()
+    except CudaUnavailable as error:
+        raise NoTool(error) from None
     command = [sys.executable, "-m", "dsv4kv", "kernels", "--check", "--arch", "sm_90a"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     print(done.stdout, done.stderr)

@@ -2,11 +2,10 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 
-from visit.desk import Desk
+from visit.desk import Desk, find_tool
 from visit.plan import TWIN_PATIENCE
 
 PLANTED = {
@@ -26,10 +25,7 @@ _UNCACHED = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 
 def run(desk: Desk) -> None:
     """Answer the questions of ``questions.SANITIZE``."""
-    sanitizer = shutil.which("compute-sanitizer")
-    if sanitizer is None:
-        raise SystemExit("compute-sanitizer is not on PATH")
-    blind = []
+    sanitizer, blind = find_tool("compute-sanitizer"), []
     for name, (tool, kernel) in PLANTED.items():
         found = _count(desk, sanitizer, tool, "visit.planted", kernel)
         desk.answer(name, found, tool=tool, kernel=kernel)

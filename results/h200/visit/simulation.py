@@ -1,46 +1,35 @@
 """A machine like the one with the GPU, made of this one: for rehearsals.
 
-A copy of the source tree without ``.git``, and a Python that sees the installed packages but
-neither dsv4kv nor those that the machine lacks; what has to be carried lies there as wheels,
-packed anew from what is installed here.
+A copy of the source tree without ``.git``, and a Python that sees of the installed packages those
+that the machine has; what has to be carried is there as wheels, packed anew from what is installed
+here. Stand-ins take the place of NVIDIA's tools.
 """
 
 import os
 import re
 import shutil
 import subprocess
-import sys
 import venv
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
 from dsv4kv.files import temporary_folder
+from tests.visit.tools import make_tools
+from visit import carried
 
 TREE = Path(__file__).resolve().parents[3]
-CARRIED = (
-    "pydantic",
-    "pydantic-core",
-    "annotated-types",
-    "typing-inspection",
-    "typing-extensions",
+PRESENT = (
+    *("torch", "triton", "numpy", "cuda-bindings", "nvidia-cuda-nvrtc", "nvidia-ml-py"),
+    *("typer", "rich", "pyyaml", "jinja2", "matplotlib", "xxhash", "pandas", "pyarrow", "psutil"),
+    *("pytest", "pytest-benchmark", "pytest-xdist", "hypothesis", "pip"),
 )
-ABSENT = (
-    "annotated-types",
-    "dsv4kv",
-    "libcachesim",
-    "ncu-report",
-    "nvtx",
-    "pydantic",
-    "pydantic-core",
-    "sglang",
-    "syrupy",
-    "typing-inspection",
-    "vllm",
-)
-"""Packages that the machine lacks."""
+"""Packages that the machine has, with what they need; no others are seen."""
 
 _LEFT_BEHIND = shutil.ignore_patterns(".*", "__pycache__", "visits", "*.egg-info", "build", "dist")
 
@@ -67,7 +56,7 @@ class Simulation:
         here.mkdir()
         wheels = tree / "results" / "h200" / ".wheels"
         wheels.mkdir()
-        for name in CARRIED:
+        for name in carried.NAMES:
             pack_wheel(name, wheels)
         python = _make_python(folder / "python")
         return cls(here, tree / "results" / "h200" / "visit.sh", python)
@@ -88,7 +77,8 @@ class Simulation:
 def rehearse(call: str, out: Path, steps: Sequence[str] | None) -> int:
     """Do a call in a simulation made for it; returns its exit code."""
     with temporary_folder("dsv4kv-rehearsal-") as folder:
-        return Simulation.make(folder).start(call, out.resolve(), steps).wait()
+        tools = make_tools(folder / "tools")
+        return Simulation.make(folder).start(call, out.resolve(), steps, tools).wait()
 
 
 def pack_wheel(name: str, folder: Path) -> None:
@@ -106,24 +96,41 @@ def pack_wheel(name: str, folder: Path) -> None:
 
 
 def _make_python(folder: Path) -> Path:
-    """A Python whose packages are links to those installed here, less those that are absent."""
+    """A Python that sees of the packages installed here those that the machine has."""
     venv.create(folder, symlinks=True)
     (site,) = folder.glob("lib/python*/site-packages")
-    absent = {path for name in ABSENT for path in _files_of(name)}
-    for place in map(Path, sys.path):
-        if place.name not in ("site-packages", "dist-packages") or not place.is_dir():
-            continue
-        for path in place.iterdir():
-            target = site / path.name
-            if path.name not in absent and path.suffix != ".pth" and not target.exists():
-                target.symlink_to(path)
+    present = _with_needs(PRESENT) - {*carried.NAMES} | {"typing-extensions"}  # an old one
+    others = [each for each in metadata.distributions() if _name(each) not in present]
+    shared = {file.parts[0] for each in others for file in each.files or ()}
+    for name in present:
+        package = metadata.distribution(name)
+        for file in package.files or ():
+            if file.parts[0] in ("..", "__pycache__") or file.suffix == ".pth":
+                continue
+            # ``nvidia`` and such are of several packages
+            part = file if file.parts[0] in shared else Path(file.parts[0])
+            if not (site / part).exists():
+                (site / part).parent.mkdir(parents=True, exist_ok=True)
+                (site / part).symlink_to(str(package.locate_file(part)))
     return folder / "bin" / "python"
 
 
-def _files_of(name: str) -> set[str]:
-    """What a package has put beside others: folders, modules and its own description."""
-    try:
-        files = metadata.files(name)
-    except metadata.PackageNotFoundError:
-        return set()
-    return {file.parts[0] for file in files or () if file.parts[0] not in ("..", "__pycache__")}
+def _with_needs(names: Iterable[str]) -> set[str]:
+    """Packages installed here of these names, and all that they need."""
+    found: set[str] = set()
+    left = list(names)
+    while left:
+        name = canonicalize_name(left.pop())
+        try:
+            needs = metadata.requires(name)
+        except metadata.PackageNotFoundError:
+            continue
+        if name not in found:
+            found.add(name)
+            wanted = [Requirement(each) for each in needs or ()]
+            left += [e.name for e in wanted if not e.marker or e.marker.evaluate({"extra": ""})]
+    return found
+
+
+def _name(package: metadata.Distribution) -> str:
+    return canonicalize_name(package.metadata["Name"])

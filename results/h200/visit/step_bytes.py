@@ -4,11 +4,12 @@ import sys
 
 from dsv4kv.cli import main
 from dsv4kv.runs.store import load_record
-from visit.desk import Desk
+from visit.desk import Desk, find_tool
 
 
 def run(desk: Desk) -> None:
     """Answer the question of ``questions.STEP_BYTES``, and note each operation."""
+    find_tool("ncu")
     folder = desk.folder / desk.step.name
     config = ["smoke", "--set", "device=cpu"] if desk.small else ["gpu"]
     sys.argv = ["dsv4kv", "profile", *config, "--ncu", "--out", str(folder)]

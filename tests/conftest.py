@@ -212,7 +212,8 @@ THINNED = {
     "test_a_sanitizer_that_misses_a_planted_defect_is_blind_and_not_believed": 1,
     "visit/test_rehearsal.py::"
     "test_a_visit_that_is_killed_keeps_every_row_but_the_one_under_way": 0,
-    "visit/test_rehearsal.py::test_without_ncu_its_questions_say_so_and_the_rehearsal_skips_them": 0,
+    "visit/test_rehearsal.py::"
+    "test_without_ncu_its_questions_say_so_and_the_rehearsal_skips_them": 0,
 }
 """How many variants of the dearest properties are tried, evenly among all; 0 where another test
 of a check has most of the property. ``make full`` tries every one."""

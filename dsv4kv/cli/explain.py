@@ -123,7 +123,7 @@ def recognise(given: str) -> str:
     from dsv4kv.budget.servers import find_launches
     from dsv4kv.diagnose.faults.subject import as_path
     from dsv4kv.diagnose.faults.subject import recognise as recognise_text
-    from dsv4kv.runs.imported import is_profile
+    from dsv4kv.profile.read import is_profile
 
     path = as_path(given)
     if path is not None and is_profile(path):
@@ -189,7 +189,7 @@ def _result(path: Path) -> Found:
 
 
 def _profile(path: Path, step: str) -> Found:
-    from dsv4kv.runs.imported import is_record, load_profile, record_of_profile
+    from dsv4kv.profile.read import is_record, load_profile, record_of_profile
     from dsv4kv.runs.store import dumps, load_record
     from dsv4kv.view.runs import run_page
 

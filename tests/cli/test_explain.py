@@ -13,8 +13,8 @@ from dsv4kv.cli import app
 from dsv4kv.runs.store import dumps
 from tests.diagnose.faults.results import SGLANG as RUN
 from tests.engines.logs.startup import REFUSAL, SGLANG, VLLM_0_26, VLLM_0_33
-from tests.measure.profilers.exports import two_replays
-from tests.measure.profilers.traces import cpu_events, save
+from tests.profile.exports import two_replays
+from tests.profile.traces import cpu_events, save
 from tests.runs.records import make_case, make_record
 
 SERVE = "vllm serve deepseek-ai/DeepSeek-V4-Flash -tp 8 --max-model-len 128K"

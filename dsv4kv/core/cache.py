@@ -4,6 +4,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 
 from dsv4kv.core.served import Hit, Served
+from dsv4kv.errors import OutOfBlocks
 
 Evicted = Callable[[Sequence[int], Sequence[int]], None]
 """Hears the numbers of pages that are evicted, rising, and of those whose windows are."""
@@ -13,8 +14,13 @@ class Cache:
     """Blocks of one pool: free, held by one request, shared by several, cached.
 
     Attributes:
+        reserves: Whether requests take the blocks of every step by ``lacks`` and ``reserve``;
+            else a prompt has all of its blocks when it begins, and ``get_new_blocks`` gives more.
         total: All blocks.
         per_shared: Blocks of what prompts share.
+        uncached: Free blocks that hold nothing; they are allocated first.
+        cached: Cached blocks that no request uses.
+        shared: Cached blocks that requests use.
         written: Windows and states that were copied to be kept, so far.
         dropped: Written ones that were evicted for others.
         orphaned: Written ones that were evicted with the block before them.
@@ -23,30 +29,24 @@ class Cache:
         on_evicted: Hears what is evicted, before it is, where tiers may want it.
     """
 
+    reserves = False
+
     def __init__(self, total: int, per_shared: int = 1) -> None:
-        self.total, self.per_shared = total, per_shared
+        self.total = self.uncached = total
+        self.per_shared = per_shared
+        self.cached = self.shared = 0
         self.written = self.dropped = self.orphaned = self.evicted = self.freed = 0
         self.on_evicted: Evicted | None = None
 
     @property
-    @abstractmethod
     def private(self) -> int:
         """Blocks that one request holds for itself."""
+        return self.total - self.uncached - self.cached - self.shared
 
     @property
-    @abstractmethod
-    def shared(self) -> int:
-        """Cached blocks that requests use."""
-
-    @property
-    @abstractmethod
-    def cached(self) -> int:
-        """Cached blocks that no request uses."""
-
-    @property
-    @abstractmethod
     def available(self) -> int:
         """Blocks that can be had: free, or to be evicted, less those promised."""
+        return self.uncached + self.cached
 
     @property
     def windows(self) -> int:
@@ -57,40 +57,25 @@ class Cache:
         """A number that changes whenever a prompt may fit that did not."""
         return self.freed
 
-    @abstractmethod
-    def take(self, blocks: int) -> None:
-        """Give a request blocks of its own; raises ``OutOfBlocks`` and changes nothing."""
-
-
-class EngineCache(Cache):
-    """An engine's cache.
-
-    Requests are known by their places in the trace.  Blocks of decoded tokens cannot
-    be found again: the trace has no ids for them.
-
-    Attributes:
-        reserves: Whether requests take the blocks of every step by ``lacks`` and ``reserve``;
-            else a prompt has all of its blocks when it begins, and ``take`` gives further ones.
-    """
-
-    reserves = False
-
-    def __init__(self, total: int, block_tokens: int, chunk_tokens: int) -> None:
-        super().__init__(total)
-        self.block_tokens, self.chunk_tokens = block_tokens, chunk_tokens
-        self.replayed_tokens = 0
-
-    @abstractmethod
     def refuses(self, tokens: int) -> str:
         """Why a request of this length can never run; empty if it can."""
+        return ""
+
+    def get_new_blocks(self, blocks: int) -> None:
+        """Give a request blocks of its own; raises ``OutOfBlocks`` and changes nothing."""
+        if blocks > self.uncached and blocks > self.available:
+            raise OutOfBlocks(f"{blocks:,} blocks are needed and {self.available:,} can be had.")
+        self.alloc(blocks)
+
+    def alloc(self, blocks: int) -> None:
+        """Take blocks that can be had: uncached ones first."""
+        if blocks > self.uncached:
+            self.evict(blocks - self.uncached)
+        self.uncached -= blocks
 
     @abstractmethod
-    def refuses_alone(self, request: int, tokens: int) -> bool:
-        """Whether a prompt has no room even where no other request runs."""
-
-    def admitted_blocks(self, tokens: int, resumed: int) -> int:
-        """Blocks that a prompt behind a hit has still to be left, once it has begun."""
-        return 0
+    def evict(self, blocks: int) -> None:
+        """Evict at least so many cached blocks, which are there."""
 
     def lacks(self, request: int, end: int) -> int:
         """Blocks that a request lacks for tokens up to ``end``; frees those behind windows."""
@@ -103,6 +88,42 @@ class EngineCache(Cache):
         next needs or frees a block; -1 where there are too few.
         """
         raise NotImplementedError
+
+    def decode(self, request: int) -> None:
+        """The prompt is computed and more tokens follow: keep only what these need."""
+
+    def decoded(self, due: Sequence[Served]) -> None:
+        """Requests that need or free something have taken a step."""
+
+    def next_event(self, request: Served, due: int) -> int:
+        """Tokens at which one next needs or frees something; a block of context at ``due``."""
+        return due
+
+
+class EngineCache(Cache):
+    """An engine's cache.
+
+    Requests are known by their places in the trace.  Blocks of decoded tokens cannot
+    be found again: the trace has no ids for them.
+
+    Attributes:
+        block_tokens: Tokens of a block.
+        chunk_tokens: Most tokens of a prompt in a step.
+        replayed_tokens: Tokens at a hit's end that are computed again.
+    """
+
+    def __init__(self, total: int, block_tokens: int, chunk_tokens: int) -> None:
+        super().__init__(total)
+        self.block_tokens, self.chunk_tokens = block_tokens, chunk_tokens
+        self.replayed_tokens = 0
+
+    @abstractmethod
+    def refuses_alone(self, request: int, tokens: int) -> bool:
+        """Whether a prompt has no room even where no other request runs."""
+
+    def admitted_blocks(self, tokens: int, resumed: int) -> int:
+        """Blocks that a prompt behind a hit has still to be left, once it has begun."""
+        return 0
 
     def chunk_ends(self, begin: int, tokens: int) -> list[int]:
         """Where the chunks of a prompt end that begins to be computed there."""
@@ -134,16 +155,6 @@ class EngineCache(Cache):
     @abstractmethod
     def compute(self, request: int, position: int) -> int:
         """Cache what is computed up to ``position``; returns the blocks that others can find."""
-
-    def decode(self, request: int) -> None:
-        """The prompt is computed and more tokens follow: keep only what these need."""
-
-    def decoded(self, due: Sequence[Served]) -> None:
-        """Requests that need or free something have taken a step."""
-
-    def next_event(self, request: Served, due: int) -> int:
-        """Tokens at which one next needs or frees something; a block of context at ``due``."""
-        return due
 
     @abstractmethod
     def end(self, request: int, decoded_blocks: int = 0, position: int = 0) -> int:

@@ -169,7 +169,6 @@ class HashedCache(BlockPool):
         self._fill_tables()
 
     def state(self) -> int:
-        """A number that changes whenever a prompt may fit that did not."""
         return self.changes * (self.total + 1) + self.available
 
     # ---- hits -----------------------------------------------------------------------------------
@@ -222,7 +221,6 @@ class HashedCache(BlockPool):
     # ---- requests -------------------------------------------------------------------------------
 
     def refuses(self, tokens: int) -> str:
-        """Why a request of this length can never run; empty if it can."""
         if max(self.admitted_blocks(tokens, 0), self._most_blocks(tokens)) <= self.total:
             return ""
         chunk = ", with windows and states of a chunk" if self.groups else ""
@@ -272,7 +270,6 @@ class HashedCache(BlockPool):
         return idle
 
     def begin(self, request: int, tokens: int) -> Hit:
-        """Use what a prompt hits."""
         hit = self.find(request, tokens)
         resumed = hit.resumed
         at = resumed * self.block_tokens
@@ -313,7 +310,6 @@ class HashedCache(BlockPool):
             held.kept_drafts = sorted({*held.kept, found - 1})
 
     def lacks(self, request: int, end: int) -> int:
-        """Blocks that it lacks for tokens up to ``end``; frees those behind windows."""
         held = self._running[request]
         if end <= held.position:
             return 0
@@ -321,7 +317,6 @@ class HashedCache(BlockPool):
         return max(0, self._between(held.position, end) - self.available)
 
     def compute(self, request: int, position: int) -> int:
-        """Cache a prompt's tokens up to ``position``; returns the blocks that others can find."""
         held = self._running[request]
         if position > held.position:
             self._slide(held, held.position)
@@ -364,7 +359,6 @@ class HashedCache(BlockPool):
                 _sort_from(table, before)
 
     def reserve(self, request: int, position: int) -> int:
-        """Give a decoding request blocks for its next step; see ``EngineCache``."""
         held = self._running[request]
         if held.steady:
             place = position % self._period
@@ -375,12 +369,9 @@ class HashedCache(BlockPool):
         else:
             self._slide(held, position)
             needed = self._between(held.position, position + self._step)
-        if needed > self.uncached:
-            if needed > self.uncached + self.idle:
-                return -1
-            self.get_new_blocks(needed)
-        else:
-            self.uncached -= needed
+        if needed > self.uncached + self.cached:
+            return -1
+        self.alloc(needed)
         held.position = position + self._step
         if held.steady:
             return position + 1 + self._waits[(position + 1) % self._period]
@@ -410,9 +401,6 @@ class HashedCache(BlockPool):
                 self.uncached += self._between(request.position, held.position)
                 held.position = request.position
 
-    def take(self, blocks: int) -> None:
-        """Nothing: ``reserve`` takes blocks of decoded tokens."""
-
     def load(self, request: int, begin: int, end: int) -> None:
         """Take blocks for what a tier brings back: context, and windows at ``end``."""
         held, size = self._running[request], self.block_tokens
@@ -429,7 +417,6 @@ class HashedCache(BlockPool):
         held.position = position
 
     def loaded(self, request: int, begin: int, end: int, position: int) -> None:
-        """What a tier brought back is there: cache it."""
         held, position = self._running[request], end * self.block_tokens
         held.position = held.loaded
         self._cache_context(held, position)
@@ -536,7 +523,6 @@ class HashedCache(BlockPool):
         return self._most[tokens - 1 - periods * self._period] + grown + self._rings
 
     def refuses_alone(self, request: int, tokens: int) -> bool:
-        """Whether a prompt has no room even where no other request runs."""
         resumed = self.find(request, tokens).resumed
         before = resumed * self.block_tokens
         for end in self.chunk_ends(self.computed_from(resumed), tokens):

@@ -162,11 +162,9 @@ class LRU(Policy):
     blockwise = True
 
     def touch(self, run: Run) -> None:
-        """Make it the newest."""
         run.moment = self.now
 
     def refresh(self, run: Run, moment: int) -> None:
-        """As new as that, or newer by the use of others."""
         run.moment = max(run.moment, moment)
 
 
@@ -176,17 +174,14 @@ class LFU(Policy):
     blockwise = True
 
     def admit(self, run: Run, key: object) -> None:
-        """Count the request that stores it."""
         run.uses = 0
         self.touch(run)
 
     def touch(self, run: Run) -> None:
-        """Count one more."""
         run.uses += 1
         run.stamp = (run.uses, self.now)
 
     def offer(self, run: Run) -> None:
-        """By its stamp."""
         self.order.push(run, run.stamp)
 
 
@@ -202,7 +197,6 @@ class AgedLFU(LFU):
         self.age = 0.0
 
     def touch(self, run: Run) -> None:
-        """Count one more, on top of the age."""
         run.uses += 1
         run.stamp = (self.age + self.weigh(run), self.now)
 
@@ -225,7 +219,6 @@ class GDSF(AgedLFU):
     blockwise = False
 
     def weigh(self, run: Run) -> float:
-        """Uses for each of its keys."""
         return run.uses / run.length
 
 
@@ -243,15 +236,12 @@ class SIEVE(Policy):
         self._hand = 0
 
     def admit(self, run: Run, key: object) -> None:
-        """Enter it as the newest, unused."""
         run.moment, run.uses = self.now, 0
 
     def touch(self, run: Run) -> None:
-        """Mark it as used; its place stays."""
         run.uses = 1
 
     def offer(self, run: Run) -> None:
-        """Before or behind the hand, by its age."""
         order = self.order if run.moment >= self._hand else self._behind
         order.push(run, (run.moment, 0.0))
 
@@ -338,7 +328,6 @@ class S3FIFO(Policy):
         self._ghosts = Ghosts()
 
     def admit(self, run: Run, key: object) -> None:
-        """Enter the small queue, or the main one if it is remembered."""
         fits = self._was_full or self._sizes[_SMALL] + run.length <= self._small_capacity
         run.queue = _MAIN if self._ghosts.take(key) or not fits else _SMALL
         self.now += 1  # runs that moved to make room for it came before it
@@ -346,11 +335,9 @@ class S3FIFO(Policy):
         self._sizes[run.queue] += run.length
 
     def touch(self, run: Run) -> None:
-        """Count up to three uses."""
         run.uses = min(run.uses + 1, _MOST_USES)
 
     def offer(self, run: Run) -> None:
-        """Order by entry into its queue."""
         self._orders[run.queue].push(run, (run.moment, 0.0))
 
     def choose(self) -> Run:
@@ -378,7 +365,6 @@ class S3FIFO(Policy):
             self.offer(run)
 
     def dropped(self, run: Run, count: int, key: object) -> None:
-        """Remember what failed in the small queue."""
         self._sizes[run.queue] -= count
         if run.queue == _SMALL:
             self._ghosts.add(key, count)
@@ -416,21 +402,18 @@ class ARC(Policy):
             self.target = max(self.target - max(1.0, once.size / often.size), 0.0)
 
     def admit(self, run: Run, key: object) -> None:
-        """Enter as used once, or as used often if it is remembered."""
         known = self._ghosts[_ONCE].take(key) + self._ghosts[_OFTEN].take(key)
         run.queue = _OFTEN if known else _ONCE
         run.moment = self.now
         self._sizes[run.queue] += run.length
 
     def touch(self, run: Run) -> None:
-        """Enter the often used as the newest."""
         self._sizes[run.queue] -= run.length
         run.queue = _OFTEN
         self._sizes[_OFTEN] += run.length
         run.moment = self.now
 
     def offer(self, run: Run) -> None:
-        """Order by recency in its queue."""
         self._orders[run.queue].push(run, (run.moment, 0.0))
 
     def choose(self) -> Run:
@@ -443,7 +426,6 @@ class ARC(Policy):
         return often.first()
 
     def dropped(self, run: Run, count: int, key: object) -> None:
-        """Remember on which side it was; both memories are bounded."""
         self._sizes[run.queue] -= count
         self._ghosts[run.queue].add(key, count)
         once, often = self._ghosts
@@ -481,13 +463,11 @@ class Belady(Policy):
         self._needed: dict[int, int] = {}
 
     def serve(self, request: int) -> None:
-        """Know when each block of the request is needed next; beyond the schedule: never."""
         super().serve(request)
         if request < len(self._keys):
             self._needed.update(zip(self._keys[request], self._uses[request], strict=True))
 
     def offer(self, run: Run) -> None:
-        """Order by the next use of the last block, the farthest first."""
         needed = self._needed.get(run.keys[run.length - 1], NEVER)
         self.order.push(run, (-float(needed), 0.0))
 
@@ -500,7 +480,6 @@ class Belady(Policy):
         return run.length - first
 
     def dropped(self, run: Run, count: int, key: object) -> None:
-        """Judge what is left of the run again."""
         if run.parent is not None:
             self.offer(run)
 

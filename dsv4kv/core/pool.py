@@ -6,7 +6,6 @@ Source: vLLM 0.33, ``v1/core/block_pool.py``, ``kv_cache_utils.py`` (``FreeKVCac
 """
 
 from dsv4kv.core.cache import EngineCache
-from dsv4kv.errors import OutOfBlocks
 
 
 class Entry:
@@ -50,56 +49,20 @@ class BlockPool(EngineCache):
     """Blocks of one size, evicted in the order in which they were freed.
 
     Attributes:
-        uncached: Free blocks that hold nothing; they are allocated first.
-        idle: Cached blocks that no request uses.
-        busy: Cached blocks that requests use.
         entries: The oldest entry of every key.
         changes: Number of times that ``entries`` changed.
     """
 
     def __init__(self, blocks: int, block_tokens: int = 1, chunk_tokens: int = 1) -> None:
         super().__init__(blocks, block_tokens, chunk_tokens)
-        self.uncached = blocks
-        self.idle = self.busy = self.changes = 0
+        self.changes = 0
         self.entries: dict[int, Entry] = {}
         self._front, self._back = Entry(-1, 0), Entry(-1, 0)
         self._front.behind, self._back.before = self._back, self._front
 
-    @property
-    def cached(self) -> int:
-        """Cached blocks that no request uses."""
-        return self.idle
-
-    @property
-    def shared(self) -> int:
-        """Cached blocks that requests use."""
-        return self.busy
-
-    @property
-    def private(self) -> int:
-        """Blocks that one request holds for itself."""
-        return self.total - self.uncached - self.idle - self.busy
-
-    @property
-    def available(self) -> int:
-        """Blocks that are free or can be evicted."""
-        return self.uncached + self.idle
-
-    def get_new_blocks(self, blocks: int) -> None:
-        """Allocate blocks: uncached ones, then from the front of the queue.
-
-        Raises:
-            OutOfBlocks: There are fewer; nothing changes.
-        """
-        missing = blocks - self.uncached
-        if missing > 0:
-            if missing > self.idle:
-                raise OutOfBlocks(f"{blocks:,} blocks are needed and {self.available:,} are free.")
-            self._evict(missing)
-        self.uncached -= blocks
-
-    def _evict(self, blocks: int) -> None:
-        self.idle -= blocks
+    def evict(self, blocks: int) -> None:
+        """Evict from the front of the free queue."""
+        self.cached -= blocks
         self.evicted += blocks
         self.uncached += blocks
         while blocks > 0:
@@ -118,7 +81,7 @@ class BlockPool(EngineCache):
     def cache(self, key: int, blocks: int) -> Entry:
         """Cache blocks in use under a key; an older entry of the key is found first."""
         entry = Entry(key, blocks)
-        self.busy += blocks
+        self.shared += blocks
         self.changes += 1
         older = self.entries.get(key)
         if older is None:
@@ -140,8 +103,8 @@ class BlockPool(EngineCache):
     def _touch(self, entry: Entry) -> None:
         if entry.refs == 0:
             self._unlink(entry)
-            self.idle -= entry.blocks
-            self.busy += entry.blocks
+            self.cached -= entry.blocks
+            self.shared += entry.blocks
         entry.refs += 1
 
     def free(self, entry: Entry) -> None:
@@ -152,8 +115,8 @@ class BlockPool(EngineCache):
             assert last is not None
             last.behind, entry.before = entry, last
             entry.behind, self._back.before = self._back, entry
-            self.idle += entry.blocks
-            self.busy -= entry.blocks
+            self.cached += entry.blocks
+            self.shared -= entry.blocks
 
     def split(self, entry: Entry, after: int) -> None:
         """Cut an entry so that its last ``after`` blocks can be freed apart from the others."""

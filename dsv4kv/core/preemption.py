@@ -7,7 +7,6 @@ with the least output, and the toolkit's own rule pauses the youngest, which kee
 from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING
 
-from dsv4kv.core.cache import EngineCache
 from dsv4kv.core.served import Served, insert_by_age
 
 if TYPE_CHECKING:
@@ -76,13 +75,11 @@ class Pauses(Preemption):
         del self._paused[:able]
 
     def make_room(self) -> None:
-        """No request runs: the oldest paused one must be able to resume next."""
         if self._scheduler.lacks(self._paused[0]) > self._scheduler.cache.available:
             assert len(self._paused) > 1, "a request does not fit although it is alone"
             self._start_again()
 
     def promised(self, served: Served, begun: list[Served]) -> int:
-        """What decodes needs for the next step."""
         return sum(self._scheduler.lacking().values())
 
     def _staying_blocks(self) -> int:
@@ -170,14 +167,12 @@ class Retraction(Preemption):
         return int((prompt + kept) // size) + 1 - -(-prompt // size)
 
     def stepped(self, steps: int) -> None:
-        """Expect less the more steps were taken."""
         decay = (FIRST_RATIO - LEAST_RATIO) / DECAY_STEPS
         while steps and self.ratio != LEAST_RATIO:
             self.ratio = max(self.ratio - decay, LEAST_RATIO)
             steps -= 1
 
     def idle(self) -> None:
-        """Start again."""
         self.ratio = FIRST_RATIO
 
 
@@ -192,15 +187,10 @@ class LastAdmitted(Preemption):
     order of admission and, first come, first served, preempts ``running[-1]`` until they suffice.
     """
 
-    def __init__(self, scheduler: "Scheduler", cache: EngineCache) -> None:
-        super().__init__(scheduler)
-        self._cache = cache
-
     def settle(self) -> None:
-        """Give those that decode blocks for the next step."""
         self.preempted = False
         decoding, size, place = self._scheduler.decoding, self._scheduler.block_tokens, 0
-        cache = self._cache
+        cache = self._scheduler.cache
         while place < len(decoding):
             served = decoding[place]
             if served.position >= served.due:
@@ -214,8 +204,7 @@ class LastAdmitted(Preemption):
             place += 1
 
     def goes_on(self, served: Served, position: int) -> bool:
-        """Preempt until a prompt has blocks up to a position; False where it was preempted."""
-        while self._cache.lacks(served.number, position):
+        while self._scheduler.cache.lacks(served.number, position):
             if self._preempt() is served:
                 return False
         return True

@@ -10,7 +10,6 @@ from dsv4kv.core.losses import ReuseTally
 from dsv4kv.core.served import Hit, Served
 from dsv4kv.core.strategy import Strategy
 from dsv4kv.core.tree import PrefixTree
-from dsv4kv.errors import OutOfBlocks
 
 
 class Below(Protocol):
@@ -70,7 +69,6 @@ class Prompts:
         journal: Is kept for routers; None where none asks.
         restored: How often a request resumed after a window and a state that were kept.
         kept_bytes: Windows and states written so far.
-        stepped: The cache, where decoding requests take blocks from it one after the other.
     """
 
     def __init__(self, cache: Cache, tally: ReuseTally, below: Below | None) -> None:
@@ -79,7 +77,6 @@ class Prompts:
         if below is not None:
             cache.on_evicted = self.forget
         self.restored = self.kept_bytes = 0
-        self.stepped: EngineCache | None = None
         self._tokens = tally.shared_tokens
 
     def keep_journal(self) -> Journal:
@@ -101,10 +98,6 @@ class Prompts:
             self.journal.store(served, blocks)
         if self.below is not None:
             self.below.offer(served, blocks, tails)
-
-    def refuses(self, served: Served) -> str:
-        """Why a request can never be served, other than its context; empty if it can."""
-        return ""
 
     @abstractmethod
     def look_up(self, served: Served) -> int:
@@ -142,16 +135,6 @@ class Prompts:
     def commit(self, served: Served) -> int:
         """Store what a request has computed; returns the bytes moved for it."""
 
-    def answered(self, served: Served) -> None:
-        """The step that ended a prompt is over, and the request decodes from now on."""
-
-    def decoded(self, due: Sequence[Served]) -> None:
-        """Requests that need or free something have taken a step."""
-
-    def next_event(self, served: Served, due: int) -> int:
-        """Tokens at which a decoding request next needs or frees something; blocks at ``due``."""
-        return due
-
     @abstractmethod
     def end(self, served: Served) -> None:
         """Free everything that a request holds."""
@@ -172,26 +155,17 @@ class EnginePrompts(Prompts):
         """``windows``: whether a hit needs them.  Tails at ``places`` are offered to tiers."""
         super().__init__(cache, tally, below)
         self._cache, self._windows, self._places = cache, windows, places
-        if cache.reserves:
-            self.stepped = cache
         self._back: dict[int, tuple[int, int]] = {}  # blocks that a tier brings back
 
-    def refuses(self, served: Served) -> str:
-        """Why a request can never be served, other than its context; empty if it can."""
-        return self._cache.refuses(served.total_tokens)
-
     def look_up(self, served: Served) -> int:
-        """Blocks of a request's prompt that are cached; nothing changes."""
         return self._cache.peek(served.number, served.prompt_tokens)
 
     def fits(
         self, served: Served, found: int, needed: int, promised: int, step_tokens: int
     ) -> bool:
-        """Whether a prompt can begin, with the windows and states it needs."""
         return self._cache.fits(served.number, served.prompt_tokens, promised, step_tokens)
 
     def begin(self, served: Served, needed: int) -> int:
-        """Resume a request after its hit."""
         cache, own = self._cache, self._cache.begin(served.number, served.prompt_tokens)
         hit = own
         if self.below is not None:
@@ -208,7 +182,6 @@ class EnginePrompts(Prompts):
         return 0
 
     def commit(self, served: Served) -> int:
-        """Store what a request has computed."""
         before = served.committed
         if self._back and served.number in self._back:
             begin, before = self._back.pop(served.number)
@@ -217,20 +190,7 @@ class EnginePrompts(Prompts):
         self._cached(served, before)
         return 0
 
-    def answered(self, served: Served) -> None:
-        """What was only for the prompt is freed."""
-        self._cache.decode(served.number)
-
-    def decoded(self, due: Sequence[Served]) -> None:
-        """Generated tokens have windows, too."""
-        self._cache.decoded(due)
-
-    def next_event(self, served: Served, due: int) -> int:
-        """When it needs or frees a block of any kind."""
-        return self._cache.next_event(served, due)
-
     def end(self, served: Served) -> None:
-        """Free everything that a request holds."""
         decoded, before = served.blocks - self._blocks(served.prompt_tokens), served.committed
         served.committed = self._cache.end(served.number, decoded, served.position)
         self._cached(served, before)
@@ -267,64 +227,45 @@ class IdealCache(Cache):
         """``checkpoints``: their number at most; None is without limit."""
         super().__init__(total, per_shared)
         self.tree = tree
-        self._private = 0
         self._batch = max(1, total // per_shared // _BATCHES)
         self._capacity = checkpoints
         self._kept: OrderedDict[int, None] = OrderedDict()  # keys of blocks before checkpoints
         self._ever: set[int] = set()
 
     @property
-    def private(self) -> int:
-        """Blocks that one request holds for itself."""
-        return self._private
-
-    @property
-    def shared(self) -> int:
-        """Blocks of the tree that requests are using."""
-        return self.tree.pinned * self.per_shared if self.tree is not None else 0
-
-    @property
-    def cached(self) -> int:
-        """Blocks that only the tree holds: they may be evicted."""
-        return self.tree.evictable * self.per_shared if self.tree is not None else 0
-
-    @property
-    def available(self) -> int:
-        """Blocks that can be had: free, or to be evicted."""
-        return self.total - self._private - self.shared
-
-    @property
     def windows(self) -> int:
-        """Checkpoints that are kept."""
         return len(self._kept)
 
-    def take(self, blocks: int) -> None:
-        """Give a request blocks of its own; raises ``OutOfBlocks`` and changes nothing."""
-        available = self.available
-        if blocks > available:
-            raise OutOfBlocks(f"{blocks} blocks are needed and {available} can be had.")
-        while (missing := blocks - (available - self.cached)) > 0:
-            self._evict(missing)
-        self._private += blocks
+    def settle(self) -> None:
+        """The tree has changed: private blocks have not."""
+        if self.tree is not None:
+            private = self.private
+            self.shared = self.tree.pinned * self.per_shared
+            self.cached = self.tree.evictable * self.per_shared
+            self.uncached = self.total - private - self.shared - self.cached
 
     def give(self, blocks: int) -> None:
-        """Take private blocks back, or let the tree have them."""
-        self._private -= blocks
+        """Free private blocks, or let the tree have them, which has changed."""
+        self.uncached += blocks
+        self.settle()
         self.freed += 1
 
-    def _evict(self, missing: int) -> None:
+    def evict(self, blocks: int) -> None:
         """Evict a batch, or all that it takes where that comes to the same."""
-        tree = self.tree
+        tree, wanted = self.tree, self.uncached + blocks
         assert tree is not None
-        batches = -(-missing // (self._batch * self.per_shared)) if tree.blockwise else 1
-        gone = tree.evict(min(batches * self._batch, tree.evictable))
-        self.evicted += len(gone)
-        kept, tails = self._kept, [key for key in gone if key in self._kept]
-        for key in tails:
-            del kept[key]
-        self.orphaned += len(tails)
-        if self.on_evicted is not None:
-            self.on_evicted(gone, tails)
+        while self.uncached < wanted:
+            missing = wanted - self.uncached
+            batches = -(-missing // (self._batch * self.per_shared)) if tree.blockwise else 1
+            gone = tree.evict(min(batches * self._batch, tree.evictable))
+            self.settle()
+            self.evicted += len(gone)
+            tails = [key for key in gone if key in self._kept]
+            for key in tails:
+                del self._kept[key]
+            self.orphaned += len(tails)
+            if self.on_evicted is not None:
+                self.on_evicted(gone, tails)
 
     def last_kept(self, keys: list[int], count: int) -> int:
         """Of ``count`` leading keys those up to the last that has a checkpoint behind it."""
@@ -382,11 +323,9 @@ class IdealPrompts(Prompts):
         self._leaves_checkpoints = strategy.kind not in ("full", "zero")
 
     def usable(self, served: Served) -> int:
-        """Shared blocks of a prompt that a hit may cover."""
         return super().usable(served) if self._tree is not None else 0
 
     def look_up(self, served: Served) -> int:
-        """Shared blocks of a request's prompt that are cached; nothing changes."""
         if self._tree is None:
             return 0
         return self._tree.match_length(served.keys[: self.usable(served)])
@@ -394,17 +333,16 @@ class IdealPrompts(Prompts):
     def fits(
         self, served: Served, found: int, needed: int, promised: int, step_tokens: int
     ) -> bool:
-        """Whether blocks for a whole prompt can be had in addition to those found, which stay."""
         kept = found * self._cache.per_shared
         return needed - kept + promised <= self._cache.available - kept
 
     def begin(self, served: Served, needed: int) -> int:
-        """Pin what is cached of a request's prompt and resume it after that."""
         first, cache, strategy = served.admitted_s is None, self._cache, self._strategy
         hit, resumed = Hit(0, 0, 0), 0
         if self._tree is not None:
             keys, usable = served.keys, self.usable(served)
             lease = self._tree.pin(keys[:usable])
+            cache.settle()
             served.lease, found = lease, lease.length
             served.found = served.committed = resumed = found
             if self._leaves_checkpoints:
@@ -423,14 +361,13 @@ class IdealPrompts(Prompts):
         if first:
             self.tally.count(served, hit)
         served.blocks = max(needed, served.found * cache.per_shared)
-        cache.take(served.blocks - served.found * cache.per_shared)
+        cache.get_new_blocks(served.blocks - served.found * cache.per_shared)
         if strategy.kind == "zero" or not resumed or hit.resumed > resumed:
             return 0
         self.restored += 1
         return 2 * self._checkpoint_bytes  # read and written
 
     def commit(self, served: Served) -> int:
-        """Store what a request has computed; returns the bytes moved to keep window and state."""
         tree, lease = self._tree, served.lease
         if tree is None or lease is None:
             return 0
@@ -449,7 +386,6 @@ class IdealPrompts(Prompts):
         return self._leave_checkpoints(served, whole)
 
     def end(self, served: Served) -> None:
-        """Free everything that a request holds."""
         private = served.blocks - served.committed * self._cache.per_shared
         if served.lease is not None and self._tree is not None:
             self._tree.release(served.lease)

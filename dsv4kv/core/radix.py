@@ -25,7 +25,6 @@ from heapq import heapify, heappop, heappush
 
 from dsv4kv.core.cache import EngineCache
 from dsv4kv.core.served import Hit, Served
-from dsv4kv.errors import OutOfBlocks
 
 _UNBOUNDED_TOKENS = 1 << 40
 _REFRESHED_PAGES = 2  # whose windows are refreshed together: the window and a page, in whole pages
@@ -96,9 +95,6 @@ class SglangCache(EngineCache):
 
     Attributes:
         root: The tree's root, of no pages.
-        free: Pages that hold nothing.
-        stored: Pages of all nodes.
-        locked: Pages of nodes that running requests need.
     """
 
     def __init__(
@@ -125,8 +121,6 @@ class SglangCache(EngineCache):
         """
         super().__init__(pages, page_tokens, chunk_tokens)
         self.replayed_tokens = replayed_tokens
-        self.free = pages
-        self.stored = self.locked = 0
         self.root = TreeNode(None, [], 0)
         self._size, self._path_of = page_tokens, path_of
         self._key, self._uncovered = key_tokens, uncovered_tokens
@@ -141,32 +135,10 @@ class SglangCache(EngineCache):
         self._asked = (-1, 0, 0)
         self._answer: tuple[TreeNode, int] = self.root, 0
 
-    @property
-    def cached(self) -> int:
-        """Pages of the tree that no request uses."""
-        return self.stored - self.locked
-
-    @property
-    def shared(self) -> int:
-        """Pages of the tree that running requests need."""
-        return self.locked
-
-    @property
-    def private(self) -> int:
-        """Pages that one request holds for itself."""
-        return self.total - self.free - self.stored
-
-    @property
-    def available(self) -> int:
-        """Pages that can be had: free, or to be evicted, less those promised."""
-        return self.free + self.stored - self.locked
-
     def refuses(self, tokens: int) -> str:
-        """Why a request of this length can never run; empty if it can."""
         return "longer than all blocks together" if self._pages(tokens) > self.total else ""
 
     def refuses_alone(self, request: int, tokens: int) -> bool:
-        """Whether a prompt has no room even where no other request runs."""
         return self.refuses(tokens) != ""
 
     def chunk_ends(self, begin: int, tokens: int) -> list[int]:
@@ -175,34 +147,30 @@ class SglangCache(EngineCache):
         return [*range(begin + chunk, tokens, chunk), tokens]
 
     def find(self, request: int, tokens: int) -> Hit:
-        """What a prompt of this length would find of context."""
         end = self._match(request, tokens)[1]
         return Hit(end, end, end)
 
     def fits(self, request: int, tokens: int, promised: int, step_tokens: int) -> bool:
-        """Whether a prompt can begin and end where ``promised`` pages are others'."""
         node, resumed = self._match(request, tokens)
         needed = self._pages(tokens) - resumed + self._unlocked(request, node, resumed)
-        return needed + promised <= self.free + self.stored - self.locked
+        return needed + promised <= self.uncached + self.cached
 
     def begin(self, request: int, tokens: int) -> Hit:
-        """Use what is cached of a prompt; everything it needs can be had from now on."""
         path = self._read_path(request)
         node = self._match_prefix(path, self._limit(path, tokens))
         self._inc_lock_ref(node, self.root)
         pages = self._pages(tokens) - node.end
-        self._alloc(pages)
+        self.alloc(pages)
         self._running[request] = Running(path, tokens, node, pages)
         return Hit(node.end, node.end, node.end)
 
     def compute(self, request: int, position: int) -> int:
-        """Cache what is computed up to ``position``; returns the pages that others can find."""
         running = self._running[request]
         full = len(running.path)
         if position == running.tokens:
             node = self._match_prefix(running.path, full)
             rest = self._pages(position) - full
-            self.free += running.pages - (full - node.end) - rest
+            self.uncached += running.pages - (full - node.end) - rest
             if node.end < full:
                 node = self._add(node, running.path, full)
             self._inc_lock_ref(node, running.node)
@@ -211,24 +179,16 @@ class SglangCache(EngineCache):
         return running.node.end
 
     def loaded(self, request: int, begin: int, end: int, position: int) -> None:
-        """What a tier brought back is there: cache it as if it had been computed."""
         chunk = self.chunk_tokens
         for at in range(begin * self._size + chunk, position, chunk):
             self.compute(request, at)
 
     def end(self, request: int, decoded_blocks: int = 0, position: int = 0) -> int:
-        """Free everything, pages that decoding took included; returns those cached."""
         running = self._running.pop(request)
         self._dec_lock_ref(running.node)
-        self.free += running.pages + decoded_blocks
+        self.uncached += running.pages + decoded_blocks
         self.freed += 1
         return running.node.end
-
-    def take(self, blocks: int) -> None:
-        """Take pages for decoded tokens; raises ``OutOfBlocks``."""
-        if blocks > self.available:
-            raise OutOfBlocks(f"{blocks} pages are needed and {self.available} can be had.")
-        self._alloc(blocks)
 
     def _pages(self, tokens: int) -> int:
         return -(-tokens // self._size)
@@ -287,7 +247,7 @@ class SglangCache(EngineCache):
         begin = parent.end
         node = TreeNode(parent, path[begin:end], begin)
         parent.children[path[begin]] = node
-        self.stored += end - begin
+        self.cached += end - begin
         self._changes += 1
         self._use(node)
         return node
@@ -296,7 +256,8 @@ class SglangCache(EngineCache):
         """Keep a node and all above from being evicted, below one of these that is kept."""
         while node is not held and node.parent is not None:
             if not node.lock_ref:
-                self.locked += node.end - node.begin
+                self.shared += node.end - node.begin
+                self.cached -= node.end - node.begin
             node.lock_ref += 1
             node = node.parent
 
@@ -304,7 +265,8 @@ class SglangCache(EngineCache):
         while node.parent is not None:
             node.lock_ref -= 1
             if not node.lock_ref:
-                self.locked -= node.end - node.begin
+                self.shared -= node.end - node.begin
+                self.cached += node.end - node.begin
                 if not node.children and not node.queued:
                     self._queue(node)
             node = node.parent
@@ -318,9 +280,9 @@ class SglangCache(EngineCache):
             kept, node = node.begin, _above(node)
         return end - kept
 
-    def _alloc(self, pages: int) -> None:
-        """Take pages for new content; least recently used leaves are evicted to have them."""
-        while self.free < pages:
+    def evict(self, blocks: int) -> None:
+        wanted = self.uncached + blocks
+        while self.uncached < wanted:
             _, ticket, node = heappop(self._leaves)
             node.queued = False
             if node.parent is None or node.children:
@@ -329,15 +291,14 @@ class SglangCache(EngineCache):
                 self._queue(node)
             elif not node.lock_ref:
                 self._evict(node)
-        self.free -= pages
 
     def _evict(self, node: TreeNode) -> None:
         """Evict a leaf; its parent may be the next."""
         if self.on_evicted is not None:
             self.on_evicted(node.key, node.key if node.window >= 0 else [])
         pages, parent = node.end - node.begin, _above(node)
-        self.free += pages
-        self.stored -= pages
+        self.uncached += pages
+        self.cached -= pages
         self.evicted += pages
         self._changes += 1
         node.parent = None
@@ -430,16 +391,14 @@ class SglangWindowCache(SglangCache):
 
         A page of generated tokens has a page of windows, too.
         """
-        context = self.free + self.stored - self.locked - self._promised
+        context = self.uncached + self.cached - self._promised
         return min(context, self._spare_windows)
 
     @property
     def windows(self) -> int:
-        """Window pages that the tree or a prompt holds."""
         return self.total_windows - self.free_windows
 
     def refuses(self, tokens: int) -> str:
-        """Why a request of this length can never run; empty if it can."""
         pages = self._pages(tokens)
         if pages > self.total:
             return "longer than all blocks together"
@@ -447,17 +406,15 @@ class SglangWindowCache(SglangCache):
         return "longer than all windows together" if most > self.total_windows else ""
 
     def fits(self, request: int, tokens: int, promised: int, step_tokens: int) -> bool:
-        """Whether a prompt can begin and end where ``promised`` pages are others'."""
         node, resumed = self._match(request, tokens)
         while resumed and node.window < 0:
             resumed, node = node.begin, _above(node)
         windows = self._needed_windows(tokens, resumed, resumed - node.begin)
         needed = self._pages(tokens) - resumed + self._unlocked(request, node, resumed)
-        available = self.free + self.stored - self.locked - self._promised
+        available = self.uncached + self.cached - self._promised
         return windows <= self._spare_windows and needed + promised <= available
 
     def begin(self, request: int, tokens: int) -> Hit:
-        """Use what is cached of a prompt; everything it needs can be had from now on."""
         path = self._read_path(request)
         node, found, marked = self._resume(path, self._limit(path, tokens))
         running = Running(path, tokens, self.root, self._pages(tokens) - node.end)
@@ -471,12 +428,11 @@ class SglangWindowCache(SglangCache):
         return Hit(node.end, found, marked)
 
     def compute(self, request: int, position: int) -> int:
-        """Cache what is computed up to ``position``; returns the pages that others can find."""
         running = self._running[request]
         pages = self._pages(position) - self._pages(running.position)
         self._promised -= pages
         running.pages -= pages
-        self._alloc(pages)
+        self.alloc(pages)
         self._alloc_windows(pages)
         running.position = position
         self._cache(running, slide=not self._dense)
@@ -509,14 +465,13 @@ class SglangWindowCache(SglangCache):
         return min(due, pages * size + self._lag - 1)
 
     def end(self, request: int, decoded_blocks: int = 0, position: int = 0) -> int:
-        """Free everything, pages that decoding took included; returns those cached."""
         running = self._running.pop(request)
         if position > running.tokens:
             self._grow(self._left_behind(running.tokens, position) - decoded_blocks)
         if running.position == running.tokens:
             self._cache(running, slide=False)
         stored, held = running.node.end, self._pages(running.position)
-        self.free += held - stored + decoded_blocks
+        self.uncached += held - stored + decoded_blocks
         self.free_windows += max(0, held - max(running.freed, stored))
         self._dec_lock_ref(running.node)
         self._dec_swa_lock_ref(running.node, running.begin)
@@ -562,7 +517,7 @@ class SglangWindowCache(SglangCache):
         end = min(max(held, length // self._size), len(running.path))  # others find named pages
         first = max(running.freed, held)
         node, stored, windows = self._insert(running.path, running.node, end, first)
-        self.free += end - held - stored
+        self.uncached += end - held - stored
         self.free_windows += max(0, end - first) - windows
         self._hold(running, node, held if self._holds_chunks else end)
         if branches:
@@ -676,7 +631,6 @@ class SglangWindowCache(SglangCache):
         self.free_windows -= pages
 
     def _evict(self, node: TreeNode) -> None:
-        """Evict a leaf and its windows."""
         parent = _above(node)
         if node.passed > parent.passed:
             parent.passed = node.passed

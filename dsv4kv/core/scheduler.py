@@ -152,10 +152,9 @@ class Scheduler:
         self.quiet_s = 0.0
         self._arrivals, self._limits, self._drafts = arrivals, limits, drafts
         self._finds_scheduled = limits.finds_scheduled
-        self._stepped = prompts.stepped
         self._preemption: Preemption
-        if self._stepped is not None:
-            self._preemption = LastAdmitted(self, self._stepped)
+        if self.cache.reserves:
+            self._preemption = LastAdmitted(self)
         elif limits.paused_blocks is None:
             self._preemption = Retraction(self)
         else:
@@ -292,7 +291,7 @@ class Scheduler:
             return "longer than the longest context"
         if self._limits.blocks_for(served.total_tokens) > self.cache.total:
             return "longer than all blocks together"
-        return self.prompts.refuses(served)
+        return self.cache.refuses(served.total_tokens)
 
     def start_again(self, served: Served) -> None:
         """Take everything from a request, which will be recomputed."""
@@ -478,18 +477,18 @@ class Scheduler:
         served.generated += served.output_tokens > 0
         if served.generated < served.output_tokens:
             self.start_decoding(served)
-            self.prompts.answered(served)
+            self.cache.decode(served.number)
         else:
             self._finish(served)
 
     def _advance(self, decoding: list[Served]) -> tuple[int, int, int]:
         """Let requests take a step; returns them, their tokens, and the tokens that these see."""
         due = list[Served]()
-        if self._stepped is None:
+        if not self.cache.reserves:
             due = [served for served in decoding if served.position >= served.due]
         if due:
             lacking = [(served, self.lacks(served)) for served in due]
-            self.cache.take(sum([blocks for _, blocks in lacking]))
+            self.cache.get_new_blocks(sum([blocks for _, blocks in lacking]))
             for served, blocks in lacking:
                 served.blocks += blocks
         if self._drafts.window > 1 or self.clock.counts_tokens:
@@ -503,12 +502,12 @@ class Scheduler:
                 if not served.left:
                     self._finished.append(served)
         if self._drafts.window > 1:  # something happens in every step
-            self.prompts.decoded(decoding)
+            self.cache.decoded(decoding)
         elif due:
-            self.prompts.decoded(due)
+            self.cache.decoded(due)
             for served in due:
                 needs = served.blocks * self.block_tokens + self._limits.ratio - 1
-                served.due = self.prompts.next_event(served, needs)
+                served.due = self.cache.next_event(served, needs)
         return len(decoding), tokens, contexts
 
     def _verify(self, decoding: list[Served]) -> tuple[int, int]:

@@ -189,7 +189,7 @@ class _Paced:
             while cache.available < 1:
                 if self._preempt() == number:
                     return
-            cache.take(1)
+            cache.get_new_blocks(1)
         self._running[number] += 1
 
     def _preempt(self) -> int:

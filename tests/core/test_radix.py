@@ -50,13 +50,13 @@ def test_a_decoding_request_holds_windows_of_its_last_chunk_or_page_and_of_what_
     run(cache, 0, 24)
     cache.decode(0)
     assert cache.available == 60 - held
-    cache.take(3)
+    cache.get_new_blocks(3)
     one = Served(0, 0.0, 24, 999, lambda _: [], (), 0)
     one.begun, one.position, one.blocks = 24, 36, 9
     cache.decoded([one])
     assert cache.available == 60 - held - 3
     far = 24 + 64 + 10 * PAGE  # it gives back once in 128 steps, so 64 ago on average
-    cache.take(23)
+    cache.get_new_blocks(23)
     one.position, one.blocks = far, 32
     cache.decoded([one])
     assert cache.available == 60 - held - 26 + 9

@@ -26,8 +26,8 @@ class PlainPrompts:
         self.private = self.written = self.restored = 0
         self.checkpoints: list[int] = []
         self.marks: dict[int, list[int]] = {}
-        self._really = ledger.take, prompts.begin, prompts.commit, prompts.end
-        for owner, names in ((ledger, ("take",)), (prompts, ("begin", "commit", "end"))):
+        self._really = ledger.get_new_blocks, prompts.begin, prompts.commit, prompts.end
+        for owner, names in ((ledger, ("get_new_blocks",)), (prompts, ("begin", "commit", "end"))):
             for name in names:
                 setattr(owner, name, getattr(self, name))
 
@@ -35,7 +35,7 @@ class PlainPrompts:
     def free(self) -> int:
         return self.ledger.total - self.private - len(self.index.held()) * self.ledger.per_shared
 
-    def take(self, count: int) -> None:
+    def get_new_blocks(self, count: int) -> None:
         while self.free < count:
             for key in self.index.evict(1):
                 self.checkpoints = [other for other in self.checkpoints if other != key]

@@ -34,7 +34,7 @@ class Running:
 
     def __init__(self, decoding: list[Served], free: int) -> None:
         self.decoding, self.prefilling, self.waiting = decoding, list[Served](), deque[Served]()
-        self.cache = SimpleNamespace(available=free)
+        self.cache = SimpleNamespace(available=free, reserve=self.reserve)
         self.holds = dict.fromkeys((each.number for each in decoding), 0)
         self.lacks_of = dict(self.holds)
 
@@ -69,7 +69,7 @@ def test_the_same_requests_go_in_the_same_order_as_in_the_engine(engine: str) ->
         made.holds = {n: held for n, (_, _, held, _) in enumerate(requests)}
         made.lacks_of = {n: lacks for n, (*_, lacks) in enumerate(requests)}
         if engine == "vllm":
-            LastAdmitted(made.scheduler, cast(Any, made)).settle()
+            LastAdmitted(made.scheduler).settle()
         else:
             Retraction(made.scheduler).settle()
         numbers = [each.number for each in made.waiting]

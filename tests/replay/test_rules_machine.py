@@ -33,7 +33,7 @@ def nodes_of(cache: SglangCache) -> Iterator[TreeNode]:
 
 def check_tree(cache: SglangCache) -> None:
     nodes = list(nodes_of(cache))
-    assert cache.stored == sum(node.end - node.begin for node in nodes)
+    assert cache.cached + cache.shared == sum(node.end - node.begin for node in nodes)
     assert cache.shared == sum(node.end - node.begin for node in nodes if node.lock_ref)
     for node in nodes:
         assert node.end - node.begin == len(node.key)
@@ -58,7 +58,7 @@ def check_pool(cache: HashedCache) -> None:
     own = 0
     waiting = list(queue_of(cache))
     assert not any(entry.refs for entry in waiting)
-    assert cache.idle == sum(entry.blocks for entry in waiting)
+    assert cache.cached == sum(entry.blocks for entry in waiting)
     held = Counter[Entry]()
     for one in cache._running.values():
         cached = list(held_by(one))
@@ -70,9 +70,9 @@ def check_pool(cache: HashedCache) -> None:
             own -= start // table.group.block_tokens
         own -= sum(entry.blocks for entry in cached)
     assert {entry: entry.refs for entry in held} == held
-    assert cache.busy == sum(entry.blocks for entry in held)
+    assert cache.shared == sum(entry.blocks for entry in held)
     assert cache.uncached >= 0
-    assert cache.uncached + cache.idle + cache.busy + own == cache.total
+    assert cache.uncached + cache.cached + cache.shared + own == cache.total
     for key, entry in cache.entries.items():
         assert entry.key == key
         assert entry.found

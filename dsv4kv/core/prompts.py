@@ -357,7 +357,7 @@ class IdealPrompts(Prompts):
                 self._plan_checkpoints(served, hit, hit.resumed > resumed)
         served.position = hit.resumed * self._tokens
         if strategy.kind == "zero":
-            served.position = strategy.resume_tokens(served.position, ())
+            served.position = max(0, served.position - strategy.replay_tokens)
         if first:
             self.tally.count(served, hit)
         served.blocks = max(needed, served.found * cache.per_shared)

@@ -1,4 +1,4 @@
-"""Where windows and compressor states are kept next to cached blocks, and where a hit resumes.
+"""Where windows and compressor states are kept next to cached blocks.
 
 A block of compressed entries is of no use for going on alone: the next token also needs the last
 window of entries and the pending compressor state.  Source: arXiv:2606.19348 §3.5.2 (full,
@@ -6,7 +6,6 @@ periodic, zero); the bounded replay of DeepSeek-V4.1; checkpoints at the ends of
 prompts part are policies of this toolkit.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -51,24 +50,6 @@ class Strategy:
     def keeps_marks(self) -> bool:
         """Whether it depends on earlier requests where a hit can resume."""
         return self.kind in ("ends", "ends+junctions")
-
-    def resume_tokens(self, found_tokens: int, held: Sequence[int]) -> int:
-        """Where computing can go on.
-
-        Args:
-            found_tokens: Whole cached blocks of the prompt, in tokens.
-            held: Positions of checkpoints that are there on the prompt's path, rising.
-
-        Returns:
-            Tokens that need not be computed; for ``zero`` net of those computed again.
-        """
-        if self.kind == "full":
-            return found_tokens
-        if self.kind == "periodic":
-            return found_tokens // self.period_tokens * self.period_tokens
-        if self.kind == "zero":
-            return max(0, found_tokens - self.replay_tokens)
-        return max([place for place in held if place <= found_tokens], default=0)
 
     def places_to_keep(
         self, resumed_tokens: int, found_tokens: int, prompt_tokens: int

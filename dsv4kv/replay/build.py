@@ -23,7 +23,7 @@ from dsv4kv.replay.clock.steps import StepTimes, WeightModel, build_weights
 from dsv4kv.replay.costs import fill_tables, find_rates
 from dsv4kv.replay.memory import MemoryPlan, arch_of, check_fit, plan_memory
 from dsv4kv.replay.requests import Arrivals, KeysOf, keys_on, shared_tokens
-from dsv4kv.replay.rules import Pool, draft_needs, find_drafts, open_cache
+from dsv4kv.replay.rules import Pool, find_drafts, open_cache, open_tally
 from dsv4kv.replay.server import by_server, holds_chunks
 from dsv4kv.replay.tiers import SharedTiers, Tiers, build_tiers
 from dsv4kv.traces import ReadOptions, read_trace
@@ -312,10 +312,10 @@ def _engine_prompts(
 ) -> Prompts:
     """An empty cache by an engine's rule, for prompts that are known."""
     rule = find_rule(config.prefix.rule)
-    uncovered = rule.policy.uncovered(pool.model.window_tokens)
-    tally = ReuseTally(list_runs, pool.block_tokens, draft_needs(rule, pool), uncovered)
     places = tiers.stored.places if tiers else None
-    return EnginePrompts(open_cache(rule, pool), tally, below, places, windows=rule.windows)
+    return EnginePrompts(
+        open_cache(rule, pool), open_tally(rule, pool), below, places, windows=rule.windows
+    )
 
 
 def _own_prompts(

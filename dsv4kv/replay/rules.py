@@ -7,14 +7,15 @@ caches are driven by a scheduler.
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dsv4kv.choices import choose, listed
 from dsv4kv.core import hashed
 from dsv4kv.core.cache import EngineCache
 from dsv4kv.core.hashed import UNBOUNDED_TOKENS, HashedCache, Part
+from dsv4kv.core.losses import ReuseTally
 from dsv4kv.core.paths import NumberedPaths
 from dsv4kv.core.radix import SglangCache, SglangWindowCache
+from dsv4kv.core.served import Served
 from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.formats import Site, stored_formats
 from dsv4kv.engines.names import RULES, find_engine, find_rule
@@ -31,6 +32,7 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.schema import choose_formats
 from dsv4kv.traces.paths import Ints, PathTable, find_reuse, number_prompts
+from dsv4kv.traces.request import IdRuns, list_runs
 
 DEFAULT_CHUNK_TOKENS = 8192
 """vLLM's ``max_num_batched_tokens`` on large GPUs."""
@@ -335,31 +337,6 @@ class Outcome:
         return self.checkpoint_tokens / max(1, self.input_tokens - self.found_tokens)
 
 
-@dataclass(frozen=True)
-class GroupHits:
-    """What requests hit, in blocks of context.
-
-    Attributes:
-        resumed: int64[requests]: where all groups agreed.
-        found: int64[requests]: what the context group alone held.
-        marked: int64[requests]: the last boundary up to there whose windows were ever cached.
-        rejected: bool[requests]: the request can never run, and hits nothing.
-    """
-
-    resumed: Ints
-    found: Ints
-    marked: Ints
-    rejected: NDArray[np.bool_]
-
-
-def serve_alone(cache: EngineCache, tokens: Ints) -> GroupHits:
-    """Serve prompts one after the other; their lengths are int64[requests]."""
-    served = [cache.serve(request, length) for request, length in enumerate(tokens.tolist())]
-    rejected = np.array([hit is None for hit in served], bool)
-    hits = np.array([hit or (0, 0, 0) for hit in served], np.int64).reshape(-1, 3).T
-    return GroupHits(hits[0], hits[1], hits[2], rejected)
-
-
 def run_rule(name: str, pool: Pool) -> Outcome:
     """Serve a trace by a rule; requests that can never run are rejected.
 
@@ -394,8 +371,34 @@ def _serve(name: str, variant: Variant, pool: Pool) -> Outcome:
             f"chunks of {pool.chunk_tokens} tokens of a prompt must be whole blocks of "
             f"{pool.block_tokens} tokens."
         )
-    hits = serve_alone(open_cache(variant, pool), pool.table.input_tokens)
-    return count_hits(name, variant, pool, hits)
+    table, size, tokens = pool.table, pool.block_tokens, pool.table.input_tokens.tolist()
+    numbered = number_prompts(table, size, pool.speculation.key_tokens)
+    pool = replace(pool, numbered=numbered)
+    cache, tally, rejected = open_cache(variant, pool), open_tally(variant, pool), 0
+    resumed = np.zeros(len(table), np.int64)
+    for request, hit in enumerate(map(cache.serve, range(len(table)), tokens)):
+        if hit is None:
+            rejected += 1
+            continue
+        runs = slice(*table.offsets[request : request + 2].tolist())
+        ids = IdRuns(table.starts[runs], np.diff(table.ends[runs], prepend=0))
+        served = Served(
+            request, 0.0, tokens[request], 1, lambda one: numbered.path(one.number), ids,
+            table.block_tokens,
+        )  # fmt: skip
+        resumed[request] = served.position = cache.computed_from(hit.resumed)
+        tally.count(served, hit)
+        tally.store(served, len(served.keys))
+    losses = Losses(**tally.lost)
+    beside = losses.alignment + losses.last_token + losses.draft + losses.evicted_block
+    context = tally.seen_tokens - beside
+    return Outcome(name, resumed, table.total_input_tokens, losses, context, rejected=rejected)
+
+
+def open_tally(variant: Variant, pool: Pool) -> ReuseTally:
+    """Counts of hits, and of what an unbounded cache of single tokens would have hit besides."""
+    uncovered = variant.policy.uncovered(pool.model.window_tokens)
+    return ReuseTally(list_runs, pool.block_tokens, draft_needs(variant, pool), uncovered)
 
 
 def draft_needs(variant: Variant, pool: Pool) -> tuple[int, int]:
@@ -407,43 +410,3 @@ def draft_needs(variant: Variant, pool: Pool) -> tuple[int, int]:
         return 0, pool.block_tokens
     groups = cut_groups(rule_of(variant, pool), pool)
     return max(part.end_tokens for group in groups for part in group.parts), 0
-
-
-def count_hits(name: str, variant: Variant, pool: Pool, hits: GroupHits) -> Outcome:
-    """Hits in tokens, and what an unbounded cache of single tokens would have hit beyond them."""
-    window = pool.model.window_tokens
-    uncovered, replayed = variant.policy.uncovered(window), variant.policy.replayed(window)
-    key_tokens, dropped_tokens = draft_needs(variant, pool)
-    size, served = pool.block_tokens, ~hits.rejected
-    table = pool.table.select(np.flatnonzero(served)) if hits.rejected.any() else pool.table
-    once = find_reuse(table, table.block_tokens).found_tokens(None)
-    whole = once // size * size
-    covered = np.maximum(table.input_tokens - uncovered, 0)
-    allowed = np.minimum(whole, covered // size * size)
-    drafted = allowed
-    if key_tokens:
-        alike = find_reuse(table, size, whole_blocks=True, key_tokens=key_tokens)
-        drafted = np.minimum(allowed, alike.found_tokens(None))
-    drafted = np.maximum(0, drafted - dropped_tokens)
-    resumed, found, marked = (
-        np.minimum(blocks[served] * size, drafted)
-        for blocks in (hits.resumed, hits.found, hits.marked)
-    )
-    begun = np.maximum(hits.resumed * size - replayed, 0)
-    losses = Losses(
-        alignment=int((once - whole).sum()),
-        last_token=int((whole - allowed).sum()),
-        draft=int((allowed - drafted).sum()),
-        evicted_block=int((drafted - found).sum()),
-        no_checkpoint=int((found - marked).sum()),
-        evicted_checkpoint=int((marked - resumed).sum()),
-        replay=int((hits.resumed * size - begun).sum()),
-    )
-    return Outcome(
-        name,
-        begun,
-        pool.table.total_input_tokens,
-        losses,
-        int(found.sum()),
-        rejected=int(hits.rejected.sum()),
-    )

@@ -9,20 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsv4kv.core.cache import EngineCache
 from dsv4kv.engines.names import RULES
 from dsv4kv.engines.rule import Group, Layout, Policy, Retention, Rule
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.presets import load_model
-from dsv4kv.replay.rules import (
-    Outcome,
-    Pool,
-    open_cache,
-    open_hashed,
-    rule_of,
-    run_rule,
-    serve_alone,
-)
+from dsv4kv.replay.rules import Outcome, Pool, open_cache, open_hashed, rule_of, run_rule
 from dsv4kv.traces.collect import collect_paths
 from dsv4kv.traces.paths import PathTable, find_reuse
 from dsv4kv.traces.request import Request
@@ -56,9 +49,13 @@ def vllm_hits(
     pool = Pool(to_table(prompts), blocks * grain, grain, MODEL, chunk)
     context = Group("context", grain)
     rule = Rule(Layout((context, *groups)), Retention(retention), Policy("hashed"))
-    hits = serve_alone(open_hashed(rule, pool), pool.table.input_tokens)
-    assert not hits.rejected.any()
-    return list(hits.resumed)
+    return resumed(open_hashed(rule, pool), prompts)
+
+
+def resumed(cache: EngineCache, prompts: list[Text]) -> list[int]:
+    """Blocks that each prompt hits, served one after the other; none is rejected."""
+    hits = [cache.serve(number, len(prompt)) for number, prompt in enumerate(prompts)]
+    return [hit.resumed if hit else -1 for hit in hits]
 
 
 @given(texts(), GRAINS, st.integers(0, 30))
@@ -88,8 +85,7 @@ def test_sglangs_hits_are_those_of_a_tree_searched_for_its_oldest_leaf(
     plain = PlainSglang(pages, grain)
     expected = [plain.serve(prompt) for prompt in prompts]
     pool = Pool(to_table(prompts), pages * grain, grain, MODEL)
-    hits = serve_alone(open_cache(RULES["sglang"], pool), pool.table.input_tokens)
-    assert hits.resumed.tolist() == expected
+    assert resumed(open_cache(RULES["sglang"], pool), prompts) == expected
 
 
 # one block each: of several, an engine may find some in an older copy and some in a newer

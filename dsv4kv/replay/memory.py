@@ -29,7 +29,6 @@ from dsv4kv.replay.rules import WINDOW_RATIO, check_model, find_drafts, layout_o
 from dsv4kv.units import counted, format_bytes
 
 _CSA_RATIO = 4  # V4.1's pending pairs are rows of a request
-_WITHOUT_CHECKPOINTS = ("full", "zero")
 _BLOCK_TOKENS = 128  # where neither the configuration nor a rule says
 
 
@@ -71,28 +70,6 @@ def _named_gpu(cost: CostSection) -> Gpu | None:
     if cost.gpu is None or cost.bandwidth_gbps is not None or cost.peaks is not None:
         return None
     return load_gpu(cost.gpu)
-
-
-def _divide_for_engine(
-    config: ReplayConfig, slot_bytes: int, block_bytes: int, window_bytes: int
-) -> tuple[int | None, int]:
-    """Pages of windows and blocks; raises ``ConfigError`` where not one block has room."""
-    cache, slots = config.cache, config.scheduler.max_requests
-    blocks = cache.num_blocks
-    if blocks is None:
-        left = (cache.memory_bytes or 0) - slots * slot_bytes
-        blocks = left * WINDOW_RATIO // (WINDOW_RATIO * block_bytes + window_bytes)
-    if blocks < 1:
-        raise ConfigError(
-            f"cache.memory_bytes is {format_bytes(cache.memory_bytes or 0)}: {slots} slots of "
-            f"{format_bytes(slot_bytes)} leave no room for a block of "
-            f"{format_bytes(block_bytes)}, as prefix.rule {config.prefix.rule} has them: "
-            "give more memory or lower scheduler.max_requests."
-        )
-    if not window_bytes:
-        return 0, blocks
-    windows = cache.num_checkpoints
-    return blocks // WINDOW_RATIO if windows is None else windows, blocks
 
 
 def describe_deployment(
@@ -207,13 +184,11 @@ def plan_memory(config: ReplayConfig) -> MemoryPlan:
         states = sum(n * s.state_bytes for s, n in kinds if s.indexer)
         beside_bytes = entries * block_tokens + states
     block_bytes = beside_bytes + sum(layers * schema.block_bytes for schema, layers in kinds)
-    keeps = config.prefix.reuse and strategy.kind not in _WITHOUT_CHECKPOINTS
     if rule.engine:
         beside_bytes = 0
         slot_bytes, block_bytes, kept_bytes = _engine_bytes(config, model, schemas)
-        checkpoints, blocks = _divide_for_engine(config, slot_bytes, block_bytes, kept_bytes)
-    else:
-        checkpoints, blocks = _divide(config, slot_bytes, kept_bytes if keeps else 0, block_bytes)
+    keeps = rule.engine or (config.prefix.reuse and strategy.kind not in ("full", "zero"))
+    checkpoints, blocks = _divide(config, slot_bytes, kept_bytes if keeps else 0, block_bytes)
     return MemoryPlan(
         model=model,
         schemas=schemas,
@@ -256,25 +231,31 @@ def _schemas(
 
 
 def _divide(
-    config: ReplayConfig, slot_bytes: int, checkpoint_bytes: int, block_bytes: int
+    config: ReplayConfig, slot_bytes: int, kept_bytes: int, block_bytes: int
 ) -> tuple[int | None, int]:
-    """Checkpoints and blocks; no checkpoints where they have no bytes."""
-    cache = config.cache
-    checkpoints = cache.num_checkpoints if checkpoint_bytes else 0
-    if cache.num_blocks is not None or cache.memory_bytes is None:
-        return checkpoints, cache.num_blocks or 0
-    slots = config.scheduler.max_requests
-    left = cache.memory_bytes - slots * slot_bytes
-    if checkpoints is None:
-        checkpoints = max(0, int(left * cache.checkpoint_share)) // checkpoint_bytes
-    blocks = (left - checkpoints * checkpoint_bytes) // block_bytes
+    """Checkpoints, or an engine's pages of windows, none where they have no bytes; and blocks."""
+    cache, slots, rule = config.cache, config.scheduler.max_requests, config.prefix.rule
+    engine = bool(find_rule(rule).engine)
+    checkpoints, blocks = cache.num_checkpoints if kept_bytes else 0, cache.num_blocks
+    held = f"{slots} slots of {format_bytes(slot_bytes)}"
+    if blocks is None:
+        left = (cache.memory_bytes or 0) - slots * slot_bytes
+        if engine:
+            blocks = left * WINDOW_RATIO // (WINDOW_RATIO * block_bytes + kept_bytes)
+        else:
+            if checkpoints is None:
+                checkpoints = max(0, int(left * cache.checkpoint_share)) // kept_bytes
+            blocks = (left - checkpoints * kept_bytes) // block_bytes
+            held += f" and {checkpoints} checkpoints of {format_bytes(kept_bytes)}"
     if blocks < 1:
+        whose = f", as prefix.rule {rule} has them" if engine else ""
         raise ConfigError(
-            f"cache.memory_bytes is {format_bytes(cache.memory_bytes)}: {slots} slots of "
-            f"{format_bytes(slot_bytes)} and {checkpoints} checkpoints of "
-            f"{format_bytes(checkpoint_bytes)} leave no room for a block of "
-            f"{format_bytes(block_bytes)}: give more memory or lower scheduler.max_requests."
+            f"cache.memory_bytes is {format_bytes(cache.memory_bytes or 0)}: {held} leave no room "
+            f"for a block of {format_bytes(block_bytes)}{whose}: give more memory or lower "
+            "scheduler.max_requests."
         )
+    if checkpoints is None and engine:
+        checkpoints = blocks // WINDOW_RATIO
     return checkpoints, blocks
 
 

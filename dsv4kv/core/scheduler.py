@@ -7,26 +7,15 @@ steps of their own.  Older requests go first everywhere.
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
+from dsv4kv.core.arrivals import Source
 from dsv4kv.core.clock import Span, VirtualClock
 from dsv4kv.core.outcome import Outcome
 from dsv4kv.core.preemption import LastAdmitted, Pauses, Preemption, Retraction
 from dsv4kv.core.prompts import Prompts
 from dsv4kv.core.served import NEVER, Served, insert_by_age
-
-
-class Source(Protocol):
-    """Where a scheduler gets its requests from."""
-
-    @property
-    def next_s(self) -> float:
-        """When the next request comes by itself; ``NEVER`` where none does."""
-
-    def take(self, now_s: float, in_flight: int) -> Served | None:
-        """The next request if it has come, with ``in_flight`` others unfinished."""
 
 
 @dataclass(frozen=True)

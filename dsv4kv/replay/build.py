@@ -8,12 +8,13 @@ from itertools import islice
 import numpy as np
 
 from dsv4kv.config.replay import ArrivalSection, ReplayConfig
+from dsv4kv.core.arrivals import Source
 from dsv4kv.core.clock import Rates, Tables, VirtualClock
 from dsv4kv.core.losses import ReuseTally
 from dsv4kv.core.outcome import Outcome
 from dsv4kv.core.policies import make_policy
 from dsv4kv.core.prompts import Below, EnginePrompts, IdealCache, IdealPrompts, Prompts
-from dsv4kv.core.scheduler import Drafts, Limits, Scheduler, Source
+from dsv4kv.core.scheduler import Drafts, Limits, Scheduler
 from dsv4kv.core.tree import PrefixTree
 from dsv4kv.engines.names import find_rule
 from dsv4kv.errors import ConfigError, TraceError
@@ -22,7 +23,7 @@ from dsv4kv.replay.clock.sources import find_layout, open_times
 from dsv4kv.replay.clock.steps import StepTimes, WeightModel, build_weights
 from dsv4kv.replay.costs import fill_tables, find_rates
 from dsv4kv.replay.memory import MemoryPlan, arch_of, check_fit, plan_memory
-from dsv4kv.replay.requests import Arrivals, KeysOf, keys_on, shared_tokens
+from dsv4kv.replay.requests import KeysOf, keys_on, open_arrivals, shared_tokens
 from dsv4kv.replay.rules import Pool, find_drafts, open_cache, open_tally
 from dsv4kv.replay.server import by_server, holds_chunks
 from dsv4kv.replay.tiers import SharedTiers, Tiers, build_tiers
@@ -277,7 +278,7 @@ def build_replay(
     client_s = parts.times.client_s if parts.times else 0.0
     speculative = config.scheduler.speculative
     scheduler = Scheduler(
-        source or Arrivals(requests, config.workload, parts.keys, client_s),
+        source or open_arrivals(requests, config.workload, parts.keys, client_s),
         _find_limits(config, memory, ranks),
         prompts,
         Drafts(speculative.draft_tokens, speculative.acceptance, config.measure.seed),

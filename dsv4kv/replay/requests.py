@@ -1,11 +1,11 @@
 """A replay's requests: when they come, and the grid on which their prompts share blocks."""
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from dsv4kv.config.replay import ArrivalSection
-from dsv4kv.core.served import NEVER, Served
+from dsv4kv.core.arrivals import Arrivals
+from dsv4kv.core.served import Served
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.traces.request import IdRuns, Request, signed
 
@@ -62,61 +62,24 @@ def begin_serving(
     )
 
 
-class Arrivals:
-    """Hands out requests when they have come."""
+def open_arrivals(
+    requests: Sequence[Request], section: ArrivalSection, keys: KeysOf, client_s: float = 0.0
+) -> Arrivals:
+    """Requests of a trace as they come; ``keys`` names the blocks of a prompt.
 
-    def __init__(
-        self,
-        requests: Sequence[Request],
-        section: ArrivalSection,
-        keys: KeysOf,
-        client_s: float = 0.0,
-    ) -> None:
-        """``keys`` names the blocks of a prompt; raises ``TraceError`` for a wrong order.
+    With closed arrivals a request comes ``client_s`` after the answer that it waited for. Raises
+    ``TraceError`` for a wrong order.
+    """
+    longest, closed = section.max_output_tokens, section.arrivals == "closed"
+    times_s = list[float]()
+    if not closed:
+        check_order(requests)
+        times_s = [(r.arrival_s - requests[0].arrival_s) / section.speed for r in requests]
 
-        With closed arrivals a request comes ``client_s`` after the answer that it waited for.
-        """
-        self._closed = section.arrivals == "closed"
-        if not self._closed:
-            check_order(requests)
-        self._requests, self._total = requests, len(requests)
-        self._section, self._keys = section, keys
-        self._first_s = requests[0].arrival_s if requests else 0.0
-        self._next = 0
-        self._client_s, self._coming_s = client_s, deque[float]()
+    def begin(number: int, arrival_s: float) -> Served:
+        return begin_serving(number, requests[number], arrival_s, keys, longest)
 
-    @property
-    def next_s(self) -> float:
-        """When the next request comes by itself; ``NEVER`` where none does."""
-        if self._closed:
-            return self._coming_s[0] if self._coming_s else NEVER
-        if self._next == self._total:
-            return NEVER
-        return self._when(self._requests[self._next])
-
-    def take(self, now_s: float, in_flight: int) -> Served | None:
-        """The next request if it has come, with ``in_flight`` others unfinished."""
-        left = self._total - self._next
-        if not left:
-            self._requests = ()  # they are many, and may be freed
-            return None
-        request, section = self._requests[self._next], self._section
-        if self._closed:  # sent for every one fewer than ``concurrency``
-            wanted = min(left, section.concurrency - in_flight)
-            self._coming_s.extend([now_s + self._client_s] * (wanted - len(self._coming_s)))
-            if self.next_s > now_s:
-                return None
-            arrival_s = self._coming_s.popleft()
-        else:
-            arrival_s = self._when(request)
-            if arrival_s > now_s:
-                return None
-        self._next += 1
-        longest = section.max_output_tokens
-        return begin_serving(self._next - 1, request, arrival_s, self._keys, longest)
-
-    def _when(self, request: Request) -> float:
-        return (request.arrival_s - self._first_s) / self._section.speed
+    return Arrivals(begin, len(requests), times_s, section.concurrency if closed else 0, client_s)
 
 
 def check_order(requests: Sequence[Request]) -> None:

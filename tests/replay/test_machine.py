@@ -13,7 +13,7 @@ from dsv4kv.core.policies import POLICIES
 from dsv4kv.core.prompts import IdealCache
 from dsv4kv.core.served import Served
 from dsv4kv.replay.build import Replay, build_replay
-from dsv4kv.replay.requests import Arrivals
+from dsv4kv.core.arrivals import Arrivals
 from tests.examples import examples
 from tests.replay.plain_pauses import PlainPauses
 from tests.replay.plain_prompts import PlainPrompts

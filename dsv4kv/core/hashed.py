@@ -58,6 +58,35 @@ class Group:
         return max(0, position - self.seen) // self.block_tokens * self.block_tokens
 
 
+def cut_groups(
+    tables: list[tuple[int, int, int, bool, bool, bool]], key_tokens: int, drops: bool
+) -> list[Group]:
+    """Groups with what is cached and found of them together.
+
+    Where keys cover ``key_tokens`` after a block, prompts that diverge after a tail share all of
+    its blocks but the last. Where a hit drops its last block for a draft's layer, windows need one
+    block more, after the hit. Windows of draft layers are in the groups that are there.
+
+    Args:
+        tables: Tokens of a block, blocks needed, tokens seen, whether cached, a ring, a window.
+        key_tokens: Tokens after a block that its key covers.
+        drops: Whether a hit gives up its last block.
+    """
+    groups = list[Group]()
+    for size, needed, seen, cached, ring, window in tables:
+        parts = [Part(needed, 0, False, False)] if cached else list[Part]()
+        if ring:  # one block of a request, whatever its length
+            groups.append(Group(UNBOUNDED_TOKENS, 1, UNBOUNDED_TOKENS, False, []))
+            continue
+        if cached and key_tokens and needed > 1:
+            parts = [Part(needed - 1, -size, True, False), Part(1, 0, False, False)]
+        elif cached and drops and window:
+            ends = range((1 - needed) * size, 1, size)
+            parts = [Part(1, end, False, True) for end in ends] + [Part(1, size, True, True)]
+        groups.append(Group(size, needed, seen, cached, parts))
+    return groups
+
+
 class BlockTable:
     """Blocks of a group that a request holds.
 

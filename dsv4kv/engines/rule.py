@@ -71,6 +71,14 @@ class Layout:
     unit_bytes: int = 0
     window_tokens: int = 0
 
+    @property
+    def tables(self) -> list[tuple[int, int, int, bool, bool, bool]]:
+        """Of windows and states, as ``core.hashed.cut_groups`` takes them."""
+        return [
+            (g.block_tokens, g.needed, g.seen_tokens or 0, g.cached, g.ring, g.storage == "window")
+            for g in self.groups[1:]
+        ]
+
 
 @dataclass(frozen=True)
 class Retention:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import NamedTuple
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config, Precision
@@ -92,6 +93,27 @@ def at_whole_block(schema: LayerCacheSchema) -> LayerCacheSchema:
 def checkpoint_bytes(schema: LayerCacheSchema) -> int:
     """Bytes of a layer in one checkpoint."""
     return at_whole_block(schema).slot_bytes
+
+
+class HeldBytes(NamedTuple):
+    """Bytes over all layers; slots and checkpoints have windows and states."""
+
+    block: int
+    slot: int
+    checkpoint: int
+    windows: int  # of a slot
+    window_entries: int  # of one token
+
+
+def held_bytes(schemas: Sequence[LayerCacheSchema]) -> HeldBytes:
+    """What layers hold of blocks, requests and checkpoints."""
+    return HeldBytes(
+        sum(schema.block_bytes for schema in schemas),
+        sum(schema.slot_bytes for schema in schemas),
+        sum(checkpoint_bytes(schema) for schema in schemas),
+        sum(schema.window_bytes for schema in schemas),
+        sum(schema.window.format.entry_bytes for schema in schemas if schema.window),
+    )
 
 
 @dataclass(frozen=True)

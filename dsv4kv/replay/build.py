@@ -16,7 +16,6 @@ from dsv4kv.core.policies import make_policy
 from dsv4kv.core.prompts import Below, EnginePrompts, IdealCache, IdealPrompts, Prompts
 from dsv4kv.core.scheduler import Drafts, Limits, Scheduler
 from dsv4kv.core.tree import PrefixTree
-from dsv4kv.engines.names import find_rule
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.processes import without_collector
 from dsv4kv.replay.clock.sources import find_layout, open_times
@@ -24,7 +23,7 @@ from dsv4kv.replay.clock.steps import StepTimes, WeightModel, build_weights
 from dsv4kv.replay.costs import fill_tables, find_rates
 from dsv4kv.replay.memory import MemoryPlan, arch_of, check_fit, plan_memory
 from dsv4kv.replay.requests import KeysOf, keys_on, open_arrivals, shared_tokens
-from dsv4kv.replay.rules import Pool, find_drafts, open_cache, open_tally
+from dsv4kv.replay.rules import Pool, open_cache, open_tally
 from dsv4kv.replay.server import by_server, holds_chunks
 from dsv4kv.replay.tiers import SharedTiers, Tiers, build_tiers
 from dsv4kv.traces import ReadOptions, read_trace
@@ -159,12 +158,12 @@ def _find_pool(
     Raises:
         ConfigError: Blocks that do not fit the trace's or the rule.
     """
-    if not find_rule(config.prefix.rule).engine or not config.prefix.reuse:
+    if not memory.rule.engine or not config.prefix.reuse:
         return None
     size, speculative = memory.block_tokens, config.scheduler.speculative
     named = any(len(request.prefix_hashes) for request in requests)
     table = _collect(requests) if named else collect_paths(_name_apart(requests, size))
-    drafts = find_drafts(config.prefix.rule, config.prefix.speculation)
+    drafts = memory.drafts
     accepted = (speculative.acceptance**n for n in range(1, speculative.draft_tokens + 1))
     return Pool(
         table,
@@ -271,8 +270,11 @@ def build_replay(
         compute_s = partial(clock.prompt_s, chunk_tokens=step_tokens // ranks)
         tiers = build_tiers(config, memory, parts.shared_tokens, clock, compute_s, shared)
     below = cover(tiers)
+    prompts: Prompts
     if parts.engine:
-        prompts = _engine_prompts(config, parts.engine, below, tiers)
+        rule, pool, places = memory.rule, parts.engine, tiers.stored.places if tiers else None
+        cache, tally = open_cache(rule, pool), open_tally(rule, pool)
+        prompts = EnginePrompts(cache, tally, below, places, windows=rule.windows)
     else:
         prompts = _own_prompts(config, memory, parts.shared_tokens, below, reuse=reuse)
     client_s = parts.times.client_s if parts.times else 0.0
@@ -290,7 +292,7 @@ def build_replay(
 
 def _find_limits(config: ReplayConfig, memory: MemoryPlan, ranks: int) -> Limits:
     """What the scheduler keeps to, by the rule and by what is asked for."""
-    scheduling, policy = config.scheduler, find_rule(config.prefix.rule).policy
+    scheduling, policy = config.scheduler, memory.rule.policy
     alone = policy.prompts_alone if scheduling.prompts is None else scheduling.prompts == "alone"
     paused = None if policy.prompts_alone else int(memory.num_blocks * scheduling.paused_share)
     return Limits(
@@ -305,17 +307,6 @@ def _find_limits(config: ReplayConfig, memory: MemoryPlan, ranks: int) -> Limits
         ranks=ranks,
         alone=alone,
         delay=scheduling.delay_prompts,
-    )
-
-
-def _engine_prompts(
-    config: ReplayConfig, pool: Pool, below: Below | None, tiers: Tiers | None
-) -> Prompts:
-    """An empty cache by an engine's rule, for prompts that are known."""
-    rule = find_rule(config.prefix.rule)
-    places = tiers.stored.places if tiers else None
-    return EnginePrompts(
-        open_cache(rule, pool), open_tally(rule, pool), below, places, windows=rule.windows
     )
 
 

@@ -7,7 +7,7 @@ compresses and gathers what is visible. Sums over steps are differences of runni
 
 from collections import Counter
 from collections.abc import Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from statistics import median
 
@@ -22,10 +22,10 @@ from dsv4kv.model.formats import EntryFormat, PageLayout
 from dsv4kv.model.schedule import keyed_layers
 from dsv4kv.model.schema import LayerCacheSchema
 from dsv4kv.ops import spec
-from dsv4kv.ops.work import Pooling, decode_reads, pooling_of
+from dsv4kv.ops.work import Pooling, decode_reads, pooled_bytes, pooling_of
 from dsv4kv.replay.clock.sources import find_gpu
 from dsv4kv.replay.clock.steps import WeightModel
-from dsv4kv.runs.quantities import COPIES, kind_of, yardsticks
+from dsv4kv.runs.quantities import COPIES, KINDS, yardsticks
 from dsv4kv.runs.store import load_record
 
 Ints = NDArray[np.int64]
@@ -33,6 +33,7 @@ Ints = NDArray[np.int64]
 
 READS = ("scores", "top-k", "attention")
 """Kinds of reads of a decode step, as in ``record.step``."""
+_KINDS = {name: kind for kind in READS for name in KINDS[kind]}
 _WORKED_OUT = 2
 """Tables that are remembered: of a trace, and of the stretch of it that is looked at first."""
 _PER_WEIGHT = 2
@@ -66,7 +67,7 @@ class StepTables:
         self._add_writes(schemas, lengths)
         for read in decode_reads(config, schemas, lengths):
             layers = len(read.layers)
-            self.reads[kind_of(read.operation)] += layers * (read.own_bytes + read.query_bytes)
+            self.reads[_KINDS[read.operation]] += layers * (read.own_bytes + read.query_bytes)
             self.shared += layers * read.shared_bytes
             self.operations += layers * read.flops
         owners = {schema.layer.layer_idx: schema for schema in schemas}
@@ -100,18 +101,15 @@ class StepTables:
             written = layers * spec.insert_bytes(ring.format, 1)
             self.updates += written
             kept.append((written, ring.entries))
-        for (entry, ratio), layers in plain.items():
-            written = layers * spec.insert_bytes(entry, 1)
+        for (form, ratio), layers in plain.items():
+            written = layers * spec.insert_bytes(form, 1)
             self.updates += written * (lengths % ratio == 0)
             self._grown += written * (lengths // ratio)
         for pool, layers in poolings.items():
-            step = partial(spec.step_write_bytes, pool, pool.entry, 1)
-            row, whole = (layers * step(entries, online=pool.online) for entries in (0, 1))
+            row, whole, chunk_row, entry = (layers * size for size in pooled_bytes(pool))
             self.updates += row + (lengths % pool.ratio == 0) * (whole - row)
-            chunk = partial(spec.compress_chunk_bytes, pool, pool.entry)
-            row, entry_bytes = layers * chunk(1, 0, 0), layers * chunk(0, 1, 0)
-            self._grown += row * lengths + entry_bytes * (lengths // pool.ratio)
-            kept.append((row, pool.state_rows))
+            self._grown += chunk_row * lengths + entry * (lengths // pool.ratio)
+            kept.append((chunk_row, pool.state_rows))
         self.updates[0] = 0
         last = np.arange(max(tokens for _, tokens in kept) + 1)
         self._kept: Ints = sum(

@@ -10,9 +10,10 @@ from dsv4kv.config.replay import CostSection, ReplayConfig
 from dsv4kv.core.strategy import Strategy
 from dsv4kv.engines.contract import RESERVE, SHARE, Deployment
 from dsv4kv.engines.names import find_rule
+from dsv4kv.engines.rule import Speculation, Variant
 from dsv4kv.errors import ConfigError, DoesNotFit
 from dsv4kv.model.config import DSV4Config
-from dsv4kv.model.plan import bytes_per_token, checkpoint_bytes
+from dsv4kv.model.plan import HeldBytes, bytes_per_token, held_bytes
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import build_schedule
 from dsv4kv.model.schema import (
@@ -20,7 +21,6 @@ from dsv4kv.model.schema import (
     TableGroup,
     build_schema,
     choose_formats,
-    layer_kinds,
     table_groups,
 )
 from dsv4kv.replay.clock.steps import WeightModel
@@ -28,12 +28,15 @@ from dsv4kv.replay.mrc.strategies import parse_strategy
 from dsv4kv.replay.rules import WINDOW_RATIO, check_model, find_drafts, layout_of
 from dsv4kv.units import counted, format_bytes
 
-_CSA_RATIO = 4  # V4.1's pending pairs are rows of a request
 _BLOCK_TOKENS = 128  # where neither the configuration nor a rule says
 
 
 def _engine_bytes(
-    config: ReplayConfig, model: DSV4Config, schemas: Sequence[LayerCacheSchema]
+    config: ReplayConfig,
+    rule: Variant,
+    model: DSV4Config,
+    schemas: Sequence[LayerCacheSchema],
+    held: HeldBytes,
 ) -> tuple[int, int, int]:
     """Bytes of a running request in addition to blocks, of a block, and of a page of windows.
 
@@ -44,19 +47,14 @@ def _engine_bytes(
     Raises:
         ConfigError: A format or a state that the rule's engine does not have.
     """
-    rule, kinds = find_rule(config.prefix.rule), layer_kinds(schemas)
-    blocks = sum(layers * schema.block_bytes for schema, layers in kinds)
     if not rule.groups:
-        return sum(layers * schema.slot_bytes for schema, layers in kinds), blocks, 0
+        return held.slot, held.block, 0
     if rule.policy.index == "hashed":
         deployment = describe_deployment(config, model, schemas)
         on_gpu = replace(deployment, arch=arch_of(config.cost))
         return 0, layout_of(rule, on_gpu).unit_bytes, 0
-    tokens = schemas[0].block_tokens
-    windows = sum(n * s.window.format.entry_bytes * tokens for s, n in kinds if s.window)
-    states = sum(n * s.state_bytes for s, n in kinds if s.layer.ratio == _CSA_RATIO)
-    rings = sum(n * s.state_bytes for s, n in kinds if s.layer.ratio != _CSA_RATIO)
-    return rings, blocks, windows + states
+    pages = held.window_entries * schemas[0].block_tokens + held.checkpoint - held.windows
+    return held.slot - held.checkpoint, held.block, pages
 
 
 def arch_of(cost: CostSection) -> str | None:
@@ -94,6 +92,7 @@ class MemoryPlan:
     """Sizes and numbers of everything that is held.
 
     Attributes:
+        rule: By which prompts are found, ``drafts`` made of tokens.
         model: The model.
         schemas: Storage of every layer.
         group: Decides how many blocks a length needs.
@@ -111,6 +110,8 @@ class MemoryPlan:
         strategy: What is kept of windows and states.
     """
 
+    rule: Variant
+    drafts: Speculation
     model: DSV4Config
     schemas: tuple[LayerCacheSchema, ...]
     group: TableGroup
@@ -157,10 +158,10 @@ def plan_memory(config: ReplayConfig) -> MemoryPlan:
     """
     model, rule = load_model(config.model.preset), find_rule(config.prefix.rule)
     try:
-        find_drafts(config.prefix.rule, config.prefix.speculation)
+        drafts = find_drafts(config.prefix.rule, config.prefix.speculation)
     except ConfigError as error:
         raise ConfigError(f"prefix.speculation: {error}") from None
-    check_model(config.prefix.rule, model)
+    check_model(config.prefix.rule, rule, model)
     own_tokens = rule.block_tokens_on(arch_of(config.cost)) or _BLOCK_TOKENS
     block_tokens = config.cache.block_tokens or own_tokens
     schemas = _schemas(config, model, block_tokens)
@@ -174,22 +175,22 @@ def plan_memory(config: ReplayConfig) -> MemoryPlan:
         )
     except ConfigError as error:
         raise ConfigError(f"prefix.strategy: {error}") from None
-    kinds = layer_kinds(schemas)
-    slot_bytes = sum(layers * schema.slot_bytes for schema, layers in kinds)
-    kept_bytes = sum(layers * checkpoint_bytes(schema) for schema, layers in kinds)
-    full = config.prefix.reuse and strategy.kind == "full"
-    beside_bytes = 0
-    if full:  # every window entry of a block's tokens, and the state at its end
-        entries = sum(n * s.window.format.entry_bytes for s, n in kinds if s.window)
-        states = sum(n * s.state_bytes for s, n in kinds if s.indexer)
-        beside_bytes = entries * block_tokens + states
-    block_bytes = beside_bytes + sum(layers * schema.block_bytes for schema, layers in kinds)
+    held, beside_bytes = held_bytes(schemas), 0
+    slot_bytes, block_bytes, kept_bytes = held.slot, held.block, held.checkpoint
     if rule.engine:
-        beside_bytes = 0
-        slot_bytes, block_bytes, kept_bytes = _engine_bytes(config, model, schemas)
+        slot_bytes, block_bytes, kept_bytes = _engine_bytes(config, rule, model, schemas, held)
+    elif config.prefix.reuse and strategy.kind == "full":
+        # every window entry of a block's tokens, and the state at its end
+        states = sum(schema.state_bytes for schema in schemas if schema.indexer)
+        beside_bytes = held.window_entries * block_tokens + states
+        block_bytes += beside_bytes
     keeps = rule.engine or (config.prefix.reuse and strategy.kind not in ("full", "zero"))
-    checkpoints, blocks = _divide(config, slot_bytes, kept_bytes if keeps else 0, block_bytes)
+    checkpoints, blocks = _divide(
+        config, rule, slot_bytes, kept_bytes if keeps else 0, block_bytes
+    )
     return MemoryPlan(
+        rule=rule,
+        drafts=drafts,
         model=model,
         schemas=schemas,
         group=groups[0],
@@ -231,13 +232,11 @@ def _schemas(
 
 
 def _divide(
-    config: ReplayConfig, slot_bytes: int, kept_bytes: int, block_bytes: int
+    config: ReplayConfig, rule: Variant, slot_bytes: int, kept_bytes: int, block_bytes: int
 ) -> tuple[int | None, int]:
     """Checkpoints, or an engine's pages of windows, none where they have no bytes; and blocks."""
-    cache, slots, rule = config.cache, config.scheduler.max_requests, config.prefix.rule
-    engine = bool(find_rule(rule).engine)
+    cache, slots, engine = config.cache, config.scheduler.max_requests, bool(rule.engine)
     checkpoints, blocks = cache.num_checkpoints if kept_bytes else 0, cache.num_blocks
-    held = f"{slots} slots of {format_bytes(slot_bytes)}"
     if blocks is None:
         left = (cache.memory_bytes or 0) - slots * slot_bytes
         if engine:
@@ -246,9 +245,11 @@ def _divide(
             if checkpoints is None:
                 checkpoints = max(0, int(left * cache.checkpoint_share)) // kept_bytes
             blocks = (left - checkpoints * kept_bytes) // block_bytes
-            held += f" and {checkpoints} checkpoints of {format_bytes(kept_bytes)}"
     if blocks < 1:
-        whose = f", as prefix.rule {rule} has them" if engine else ""
+        held = f"{slots} slots of {format_bytes(slot_bytes)}"
+        if not engine:
+            held += f" and {checkpoints} checkpoints of {format_bytes(kept_bytes)}"
+        whose = f", as prefix.rule {config.prefix.rule} has them" if engine else ""
         raise ConfigError(
             f"cache.memory_bytes is {format_bytes(cache.memory_bytes or 0)}: {held} leave no room "
             f"for a block of {format_bytes(block_bytes)}{whose}: give more memory or lower "

@@ -11,7 +11,7 @@ import numpy as np
 from dsv4kv.choices import choose, listed
 from dsv4kv.core import hashed
 from dsv4kv.core.cache import EngineCache
-from dsv4kv.core.hashed import UNBOUNDED_TOKENS, HashedCache, Part
+from dsv4kv.core.hashed import HashedCache
 from dsv4kv.core.losses import ReuseTally
 from dsv4kv.core.paths import NumberedPaths
 from dsv4kv.core.radix import SglangCache, SglangWindowCache
@@ -76,20 +76,20 @@ class Pool:
 
 def find_drafts(rule: str, speculation: str) -> Speculation:
     """How a rule drafts, by names; raises ``ConfigError`` where its hits are not known."""
-    found, known = choose(SPECULATIONS, speculation, "a speculation"), find_rule(rule).drafts
-    if speculation not in known:
-        raise ConfigError(
-            f"what {speculation} makes of hits is not known for the rule {rule}: take "
-            f"{listed(known)}."
-        )
-    return found
+    known = find_rule(rule).drafts
+    if speculation in known:
+        return SPECULATIONS[speculation]
+    choose(SPECULATIONS, speculation, "a speculation")
+    raise ConfigError(
+        f"what {speculation} makes of hits is not known for the rule {rule}: take {listed(known)}."
+    )
 
 
-def check_model(rule: str, model: DSV4Config) -> None:
+def check_model(name: str, rule: Variant, model: DSV4Config) -> None:
     """Refuse a rule that is another generation's; raises ``ConfigError``."""
-    if model.kind not in find_rule(rule).kinds:
-        fitting = listed(name for name, known in RULES.items() if model.kind in known.kinds)
-        raise ConfigError(f"the rule {rule} is not one of {model.name}: take {fitting}.")
+    if model.kind not in rule.kinds:
+        fitting = listed(each for each, known in RULES.items() if model.kind in known.kinds)
+        raise ConfigError(f"the rule {name} is not one of {model.name}: take {fitting}.")
 
 
 def layout_of(variant: Variant, deployment: Deployment) -> Layout:
@@ -169,7 +169,7 @@ def open_hashed(rule: Rule, pool: Pool) -> HashedCache:
 def cut_groups(rule: Rule, pool: Pool) -> list[hashed.Group]:
     """Windows and states as the cache takes them."""
     drafts = pool.speculation
-    groups = [_cut_group(group, drafts) for group in rule.layout.groups[1:]]
+    groups = hashed.cut_groups(rule.layout.tables, drafts.key_tokens, drafts.drops)
     longest = max(
         (g.needed * g.block_tokens + max(0, g.parts[-1].end_tokens) for g in groups if g.parts),
         default=0,
@@ -180,25 +180,6 @@ def cut_groups(rule: Rule, pool: Pool) -> list[hashed.Group]:
             f"window and the block after it are {longest}. vLLM takes {ENGINE_BLOCK_TOKENS}."
         )
     return groups
-
-
-def _cut_group(group: Group, drafts: Speculation) -> hashed.Group:
-    """A group with what is cached and found of it together.
-
-    Where keys cover tokens after a block, prompts that diverge after a tail share all of its
-    blocks but the last. Where a hit drops its last block for a draft's layer, windows need one
-    block more, after the hit. Windows of draft layers are in the groups that are there.
-    """
-    size, needed = group.block_tokens, group.needed
-    if group.ring:  # one block of a request, whatever its length
-        return hashed.Group(UNBOUNDED_TOKENS, 1, UNBOUNDED_TOKENS, False, [])
-    parts = [Part(needed, 0, False, False)] if group.cached else []
-    if parts and drafts.key_tokens and needed > 1:
-        parts = [Part(needed - 1, -size, True, False), Part(1, 0, False, False)]
-    elif parts and drafts.drops and group.storage == "window":
-        ends = range((1 - needed) * size, 1, size)
-        parts = [Part(1, end, False, True) for end in ends] + [Part(1, size, True, True)]
-    return hashed.Group(size, needed, group.seen_tokens or 0, group.cached, parts)
 
 
 def open_radix(rule: Rule, pool: Pool, *, windows: bool) -> SglangCache:
@@ -345,7 +326,7 @@ def run_rule(name: str, pool: Pool) -> Outcome:
             request can run.
     """
     rule, tokens = find_rule(name), pool.table.input_tokens
-    check_model(name, pool.model)
+    check_model(name, rule, pool.model)
     fitting = np.flatnonzero(-(-tokens // pool.block_tokens) <= pool.blocks)
     if not len(fitting):
         raise ConfigError(

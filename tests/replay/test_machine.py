@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from dsv4kv.core import COMPILED
+from dsv4kv.core.arrivals import Arrivals
 from dsv4kv.core.policies import POLICIES
 from dsv4kv.core.prompts import IdealCache
 from dsv4kv.core.served import Served
 from dsv4kv.replay.build import Replay, build_replay
-from dsv4kv.core.arrivals import Arrivals
 from tests.examples import examples
 from tests.replay.plain_pauses import PlainPauses
 from tests.replay.plain_prompts import PlainPrompts

@@ -103,14 +103,9 @@ def resume_request(
     Whole blocks are shared. The last one is copied where ``tokens`` fill entries of it and not
     all, for this request will write there: its own block takes the page of every layer.
 
-    Args:
-        manager: The cache.
-        slot: Slot of the request.
-        tokens: Tokens it need not compute.
-        blocks: int64[n], the prefix's blocks in order, enough for these tokens.
-        checkpoints: Holds the checkpoint.
-        checkpoint: Window and state after exactly these tokens.
-        backend: Copies pages; None where the cache has no data.
+    blocks: int64[n], the prefix's in order, enough for these tokens.
+    checkpoint: window and state after exactly these tokens.
+    backend: copies pages; None where the cache has no data.
 
     Raises:
         OutOfBlocks: A block is to be copied, and only the prefix's own are free.
@@ -140,17 +135,14 @@ def resume_request(
             "raise cache.num_blocks, or lower concurrency or context. Nothing was changed."
         )
     if needed > whole and backend is not None:
-        _copy_pages(manager, backend, prefix[whole:], own)
+        sources, targets = (
+            torch.from_numpy(each).to(manager.device) for each in (prefix[whole:], own)
+        )
+        for pool in manager.pools.values():
+            for store in filter(None, (pool.main, pool.indexer)):
+                backend.page_copy(store=store, sources=sources, targets=targets)
     checkpoints.restore(checkpoint, slot)
     table.adopt(slot, np.concatenate([prefix[:whole], own]))
     manager.tokens[slot] = tokens
     if needed > whole:
         allocator.release(prefix[whole:])
-
-
-def _copy_pages(manager: KVCacheManager, backend: Backend, sources: Ids, targets: Ids) -> None:
-    numbers = [torch.from_numpy(ids).to(manager.device) for ids in (sources, targets)]
-    for pool in manager.pools.values():
-        for store in (pool.main, pool.indexer):
-            if store is not None:
-                backend.page_copy(store=store, sources=numbers[0], targets=numbers[1])

@@ -29,13 +29,10 @@ def stage(numbers: Tensor, device: torch.device) -> Tensor:
 
 
 class DeviceTables:
-    """Block tables on a device, kept equal to the host's.
-
-    Attributes:
-        cells: By host table, int32[lanes, slots, width] on the device; never moves.
-    """
+    """Block tables on a device, kept equal to the host's."""
 
     cells: dict[BlockTable, Tensor]
+    """By host table, int32[lanes, slots, width] on the device; never moves."""
 
     def publish(self) -> None:
         """Before a step's operations: bring over what the host has changed."""

@@ -30,8 +30,7 @@ class PagedKVPool:
 
     def __init__(self, schema: LayerCacheSchema, num_blocks: int, device: torch.device) -> None:
         """Allocate the pages of a layer that owns compressed KV."""
-        if schema.main is None:
-            raise ValueError(f"layer {schema.layer.layer_idx} owns no compressed KV")
+        assert schema.main is not None
         self.main = PageStore.allocate(schema.main, num_blocks, device)
         self.indexer = (
             PageStore.allocate(schema.indexer, num_blocks, device) if schema.indexer else None
@@ -41,12 +40,8 @@ class PagedKVPool:
 class StateCachePool:
     """Window rings and compressor states of all layers of one type.
 
-    The layers are in one tensor, so that a slot is reset in all of them at once.
-
-    Attributes:
-        windows: Ring of every layer, one page per slot; empty without window.
-        state: float32[layers, slots, …] compressor states of the layers that have one, or None.
-        indexer_state: The same of the indexers' compressors, or None.
+    A ring has a page for each slot. States are float32[layers, slots, …] of the layers that have
+    one, or None; in one tensor, so that a slot is reset in all layers at once.
     """
 
     def __init__(
@@ -88,17 +83,7 @@ def _allocate(
 
 
 class KVCacheManager:
-    """Owns every pool and table of one cache.
-
-    Attributes:
-        plan: What the cache was built from.
-        tables: Block tables, one per group of layers that share one.
-        tokens: int64[slots], tokens of every running request as last prepared; 0 without one.
-        pools: Paged pool of every layer that owns compressed KV, by layer index.
-        states: Window and state of every layer, by attention type.
-        device_tables: The tables where the pools are; None where that is the host's memory.
-        entry_groups: What decides which entries of a step are a layer's own, each once.
-    """
+    """Owns every pool and table of one cache."""
 
     def __init__(
         self,
@@ -119,11 +104,13 @@ class KVCacheManager:
             BlockTable(group, plan.num_blocks[group.name], plan.num_slots, plan.max_context_tokens)
             for group in plan.groups
         )
+        # tokens of every running request as last prepared; 0 without one
         self.tokens: NDArray[np.int64] = np.zeros(plan.num_slots, dtype=np.int64)
         self._slots = BlockPool(plan.num_slots, unit="slots")
-        self.pools: dict[int, PagedKVPool] = {}
-        self.states: dict[AttentionType, StateCachePool] = {}
-        self.device_tables: DeviceTables | None = None
+        self.pools: dict[int, PagedKVPool] = {}  # of layers that own compressed KV
+        self.states: dict[AttentionType, StateCachePool] = {}  # windows, and compressors' states
+        self.device_tables: DeviceTables | None = None  # None in the host's memory
+        # what decides which entries of a step are a layer's own, each once
         self.entry_groups: list[EntryGroup] = list(
             dict.fromkeys(
                 (table, table.group.lane_of(idx), schema.layer.ratio, schema.entries_per_block)

@@ -13,19 +13,7 @@ Cells = tuple[Ids, Ids]
 
 
 class BlockTable:
-    """Blocks held by every slot, and the free blocks after them.
-
-    Attributes:
-        group: The layers the table serves.
-        allocator: Free blocks of the layers' pools.
-        blocks: int32[lanes, slots, width] on the host, the same ids in every lane; ``NO_BLOCK``
-            beyond what is held.
-        held: int64[slots], blocks each slot holds.
-        returns: int64[slots], how often each slot gave blocks back: entries computed before may
-            be another request's since.
-        changes: Cells (slots, columns) written since they were last copied to the device; None
-            without such a copy.
-    """
+    """Blocks held by every slot, and the free blocks after them."""
 
     def __init__(
         self, group: TableGroup, num_blocks: int, num_slots: int, max_context_tokens: int
@@ -34,9 +22,12 @@ class BlockTable:
         self.group = group
         self.allocator = BlockPool(num_blocks)
         width = group.blocks_for(max_context_tokens)
+        # the same ids in every lane; ``NO_BLOCK`` beyond what is held
         self.blocks = np.full((group.lanes, num_slots, width), NO_BLOCK, dtype=np.int32)
-        self.held = np.zeros(num_slots, dtype=np.int64)
+        self.held = np.zeros(num_slots, dtype=np.int64)  # blocks of each slot
+        # how often each slot gave blocks back: entries computed before may be another's since
         self.returns = np.zeros(num_slots, dtype=np.int64)
+        # written since they were last copied to the device; None without such a copy
         self.changes: list[Cells] | None = None
 
     def view(self, layer_idx: int) -> torch.Tensor:

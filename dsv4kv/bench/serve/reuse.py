@@ -23,19 +23,6 @@ NEVER = np.iinfo(np.int64).max
 
 
 @dataclass
-class ReuseTotals:
-    """What reuse did, in tokens unless the name says otherwise."""
-
-    lookups: int = 0  # requests that were looked up
-    matched: int = 0  # tokens whose blocks were cached
-    resumed: int = 0  # tokens that were not computed again
-    copied_blocks: int = 0  # blocks copied because a request resumes inside one
-    evicted_blocks: int = 0  # blocks that the index gave up
-    saved_checkpoints: int = 0  # checkpoints saved
-    evicted_checkpoints: int = 0  # checkpoints given up for others
-
-
-@dataclass
 class _Prompt:
     """A prompt in flight: its keys, what it holds in the index, where checkpoints are due."""
 
@@ -63,7 +50,6 @@ class PrefixReuse:
         ``key_tokens``: tokens that one of its keys stands for, a multiple of 128; the positions
         where checkpoints are left and requests resume are multiples of it.
         """
-        self.totals = ReuseTotals()
         self.index, self.checkpoints = index, checkpoints
         self.saved: OrderedDict[int, int] = OrderedDict()  # key that ends there -> checkpoint
         self._manager, self._backend = manager, backend
@@ -86,9 +72,6 @@ class PrefixReuse:
         lease = self.index.pin(usable[:whole])
         stops = self._stops(len(keys) * size, matched * size, resumed * size)
         self._prompts[slot] = _Prompt(keys, lease, stops)
-        self.totals.lookups += 1
-        self.totals.matched += matched * size
-        self.totals.resumed += resumed * size
         return resumed * size
 
     def next_stop(self, slot: int) -> int:
@@ -140,14 +123,11 @@ class PrefixReuse:
             count = min(short, self.index.evictable)
             if not count:
                 return False
-            self.totals.evicted_blocks += self._evict(count)
+            self._evict(count)
         return True
 
-    def _evict(self, count: int) -> int:
-        """Take ``count`` blocks from the index; returns how many it gave up."""
-        evicted = self.index.evict(count)
-        self._allocator.release(np.array(evicted, np.int64))
-        return len(evicted)
+    def _evict(self, count: int) -> None:
+        self._allocator.release(np.array(self.index.evict(count), np.int64))
 
     def _let_go(self, prompt: _Prompt) -> None:
         if prompt.lease.run is not None:
@@ -177,7 +157,6 @@ class PrefixReuse:
 
         self._while_pinned(keys, resume)
         self.saved.move_to_end(key)
-        self.totals.copied_blocks += len(keys) % self._block_keys > 0
 
     def _while_pinned(self, keys: list[int], act: Callable[[Lease], Result]) -> Result:
         """Do something while a chain is kept."""
@@ -208,9 +187,7 @@ class PrefixReuse:
             return
         if not self.checkpoints.num_free:
             self._drop_oldest()
-            self.totals.evicted_checkpoints += 1
         self.saved[key] = self.checkpoints.save(slot)
-        self.totals.saved_checkpoints += 1
 
     def _drop_oldest(self) -> None:
         self.checkpoints.release(self.saved.popitem(last=False)[1])

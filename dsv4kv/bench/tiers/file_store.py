@@ -66,24 +66,19 @@ class FileStore:
 
     @property
     def damaged(self) -> int:
-        """See ``Store``."""
         return len(self._lost)
 
     def put(self, names: Sequence[str], data: Sequence[Bytes]) -> None:
-        """See ``Store``."""
         self._each(self._put, names, data)
 
     def get(self, names: Sequence[str], into: Sequence[Bytes]) -> Found:
-        """See ``Store``."""
         return np.array(self._each(self._get, names, into), np.bool_)
 
     def exists(self, names: Sequence[str]) -> Found:
-        """See ``Store``."""
         there = (os.path.isfile(self._path(name)) for name in names)  # noqa: PTH113 it is faster
         return np.fromiter(there, np.bool_, len(names))
 
     def delete(self, names: Sequence[str]) -> None:
-        """See ``Store``."""
         with self._translated():
             for name in names:
                 path = Path(self._path(name))
@@ -91,7 +86,6 @@ class FileStore:
                     path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """See ``Store``."""
         self._pool.shutdown()
 
     def _each(

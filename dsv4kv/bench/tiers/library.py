@@ -8,6 +8,7 @@ first token.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -61,17 +62,10 @@ class Restored:
 
 
 class Library:
-    """Prefixes of one cache in a store.
+    """Prefixes of one cache in a store; one that cannot answer has none, and keeps none.
 
-    Attributes:
-        cache: The cache.
-        store: Keeps the objects. One that cannot answer has none, and keeps none.
-        windows: Where windows and states are kept.
-        namespace: Of the cache's bytes.
-        block_tokens: Of a block.
-        damaged_objects: Found with other bytes than were stored.
-        failures: Calls that the store could not answer.
-        failure: What the first of them said.
+    ``damaged_objects`` counts those found with other bytes than were stored, ``failures`` calls
+    that the store could not answer, of which ``failure`` is the first one's sentence.
     """
 
     def __init__(
@@ -131,15 +125,8 @@ class Library:
     def store_prefix(self, prefix: Prefix, slot: int) -> int:
         """Store what a request holds now: whole pages, and a resume point if one is due here.
 
-        Args:
-            prefix: Its tokens so far, or more of its prompt.
-            slot: Of the request.
-
-        Returns:
-            Tokens after which it can be resumed; 0 if it cannot.
-
-        Raises:
-            CacheError: The request has more tokens than the prefix.
+        ``prefix`` is its tokens so far, or more of its prompt. Returns the tokens after which it
+        can be resumed, 0 if it cannot; raises ``CacheError`` for a request with more tokens.
         """
         tokens = int(self.cache.manager.tokens[slot])
         if tokens > len(prefix):
@@ -159,23 +146,16 @@ class Library:
     def restore(self, prefix: Prefix, slot: int) -> Restored:
         """Give a request that was just admitted as much of its prompt as can be.
 
-        Args:
-            prefix: Its prompt, or as much of it as need not be computed.
-            slot: Of the request.
-
-        Raises:
-            OutOfBlocks: The prefix does not fit into what the cache has free.
-            CacheError: The slot holds something already.
-            In both cases the slot holds nothing more than before.
+        Raises ``OutOfBlocks`` where the prefix does not fit and ``CacheError`` where the slot
+        holds something already; in both cases it holds nothing more than before.
         """
         if self.cache.manager.tokens[slot]:
             raise CacheError(f"slot {slot} has tokens already: restore before its first step.")
         found, failed = self.lookup(prefix), 0
         ways = [(tokens, tokens, True) for tokens in found.points]
         ways += [(self._replay_start(tokens), tokens, False) for tokens in found.bare]
-        for start, tokens, whole in sorted((way for way in ways if way[0]), reverse=True)[
-            :_ATTEMPTS
-        ]:
+        best = sorted((way for way in ways if way[0]), reverse=True)[:_ATTEMPTS]
+        for start, tokens, whole in best:
             manifest = self._open(prefix, tokens, whole=whole)
             restored = manifest and self._load(prefix, manifest, slot, start, whole, failed)
             if restored:
@@ -189,9 +169,7 @@ class Library:
 
         What is computed from the middle of a prompt pools its first groups without the tokens
         before, and a model's later layers see less than a whole window: so it must not stay.
-
-        Raises:
-            CacheError: The request has not been computed up to ``restored.point``.
+        Raises ``CacheError`` unless the request has been computed up to ``restored.point``.
         """
         tokens = int(self.cache.manager.tokens[slot])
         if tokens != restored.point:
@@ -202,16 +180,19 @@ class Library:
 
     # What is there
 
-    def _fail(self, error: StoreUnavailable) -> None:
-        self.failures += 1
-        self.failure = self.failure or str(error)
+    @contextmanager
+    def _tried(self) -> Iterator[None]:
+        """Ask the store; a call that it cannot answer is counted."""
+        try:
+            yield
+        except StoreUnavailable as error:
+            self.failures += 1
+            self.failure = self.failure or str(error)
 
     def _exists(self, names: Sequence[str]) -> Found:
-        try:
+        with self._tried():
             return self.store.exists(names)
-        except StoreUnavailable as error:
-            self._fail(error)
-            return np.zeros(len(names), dtype=np.bool_)
+        return np.zeros(len(names), dtype=np.bool_)
 
     def _tails_at(
         self, prefix: Prefix, family: Family, marked: NDArray[np.bool_]
@@ -265,20 +246,16 @@ class Library:
 
     def _write(self, names: Sequence[str], data: Sequence[Bytes]) -> bool:
         """Keep objects, or none; whether they are kept."""
-        try:
+        with self._tried():
             self.store.put(names, data)
-        except StoreUnavailable as error:
-            self._fail(error)
-            self._delete(names)
-            return False
-        self._written += names
-        return True
+            self._written += names
+            return True
+        self._delete(names)
+        return False
 
     def _delete(self, names: Sequence[str]) -> None:
-        try:
+        with self._tried():
             self.store.delete(names)
-        except StoreUnavailable as error:
-            self._fail(error)
 
     def _store_pages(self, prefix: Prefix, slot: int, part: range) -> None:
         """Store the blocks that lack an object in the store."""
@@ -319,10 +296,7 @@ class Library:
             self._write([prefix.manifest_name(tokens, whole=whole)], [manifest])
 
     def _learn(self, names: Sequence[str], size: int) -> list[bytes] | None:
-        """Digests of objects as they are kept; None if one is nowhere.
-
-        What another process stored is read.
-        """
+        """Digests of objects as they are kept, read if another process stored them; or None."""
         strange = [name for name in names if name not in self._digests]
         for part in cut([size] * len(strange), _CHUNK_BYTES):
             some, room = strange[part.start : part.stop], np.empty((len(part), size), np.uint8)
@@ -334,11 +308,9 @@ class Library:
     # Restoring
 
     def _get(self, names: Sequence[str], into: Sequence[Bytes]) -> Found:
-        try:
+        with self._tried():
             return self.store.get(names, into)
-        except StoreUnavailable as error:
-            self._fail(error)
-            return np.zeros(len(names), dtype=np.bool_)
+        return np.zeros(len(names), dtype=np.bool_)
 
     def _read(self, names: Sequence[str], digests: Sequence[bytes], into: Sequence[Bytes]) -> bool:
         """Read objects; False if one is not there as it was stored, and is deleted then."""
@@ -378,15 +350,18 @@ class Library:
     ) -> Restored | None:
         """Restore a request up to ``start``; None if something is not there."""
         manager, size, tokens = self.cache.manager, self.block_tokens, manifest.tokens
-        own = self._read_own(prefix, manifest, whole=has_window)
+        named = list(self._own(prefix, tokens, whole=has_window))
+        own = [(family, n, self.cache.new_objects(family, 1)) for family, n, _ in named]
+        digests = [manifest.digests[family.name][number] for family, number, _ in named]
+        into = [data.reshape(-1) for _, _, data in own]
+        if not self._read([name for _, _, name in named], digests, into):
+            return None
         later, whole = list[Placed](), start == tokens
-        if own is not None and not whole:
+        if not whole:
             again = self._read_pages(prefix, manifest, range(start // size, tokens // size))
             if again is None:
                 return None
             later = [(family, first, data.copy()) for family, first, data in again] + own
-        if own is None:
-            return None
         read_bytes = sum(data.nbytes for _, _, data in (own if whole else later))
         prepare_forward(manager, [slot], [0], [start])
         for part in self._parts(start // size if whole else -(-start // size)):
@@ -403,14 +378,6 @@ class Library:
         for family, first, data in placed:
             units = self.cache.units(family, slot, tokens)[:, first : first + len(data)]
             self.cache.put(family, units, data)
-
-    def _read_own(self, prefix: Prefix, manifest: Manifest, *, whole: bool) -> list[Placed] | None:
-        """What a resume point shares with no other; None if something is not there."""
-        own = list(self._own(prefix, manifest.tokens, whole=whole))
-        placed = [(family, n, self.cache.new_objects(family, 1)) for family, n, _ in own]
-        digests = [manifest.digests[family.name][number] for family, number, _ in own]
-        into = [data.reshape(-1) for _, _, data in placed]
-        return placed if self._read([name for _, _, name in own], digests, into) else None
 
     def _read_pages(self, prefix: Prefix, manifest: Manifest, part: range) -> list[Placed] | None:
         """Whole pages, in memory that the next ones are read into; None if one is not there."""

@@ -27,24 +27,16 @@ Objects = NDArray[np.uint8]
 
 
 class CacheBytes:
-    """Objects of a cache's families.
-
-    Attributes:
-        manager: The cache.
-        families: Its families by name, as ``families_of`` has them.
-        pools: uint8[blocks or slots, piece_bytes] of every layer, by family; the cache's memory.
-        mover: Of a cache on a GPU; None on the CPU.
-    """
+    """Objects of the families of a cache that has data, by the families' names."""
 
     def __init__(self, manager: KVCacheManager) -> None:
-        """Look at the pools of a cache that has data."""
-        self.manager = manager
+        self.manager, device = manager, manager.device
         self.families = {family.name: family for family in families_of(manager.plan)}
+        # uint8[blocks or slots, piece_bytes] of every layer: the cache's memory
         self.pools = {name: _pools(manager, each) for name, each in self.families.items()}
-        device = manager.device
-        self.mover = (
-            None if device.type == "cpu" else Mover(device, SideStream(device), self.pools)
-        )
+        self.mover: Mover | None = None
+        if device.type != "cpu":
+            self.mover = Mover(device, SideStream(device), self.pools)
 
     def new_objects(self, family: Family, count: int) -> Objects:
         """Room on the host for objects, pinned for a GPU."""
@@ -66,11 +58,8 @@ class CacheBytes:
     def take(self, family: Family, ids: Ids, into: Objects) -> None:
         """Gather objects from the cache.
 
-        Args:
-            family: One of ``families``.
-            ids: int64[n], blocks for pages and slots for everything else; int64[layers, n] where
-                every layer has blocks of its own.
-            into: Takes them.
+        ids: int64[n], blocks for pages and slots for everything else; int64[layers, n] where
+        every layer has blocks of its own.
         """
         rows = _by_layer(family, ids)
         if self.mover is not None:

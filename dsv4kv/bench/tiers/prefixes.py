@@ -10,7 +10,7 @@ there does not count. It holds the digest of every object that the prefix needs.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 
@@ -54,11 +54,7 @@ def namespace_of(plan: CachePlan, revision: str) -> Namespace:
 
 
 class Prefix:
-    """A prompt as tiers know it.
-
-    Attributes:
-        keys: Keys of its whole blocks.
-    """
+    """A prompt as tiers know it; ``keys`` are those of its whole blocks."""
 
     def __init__(self, namespace: Namespace, tokens: ArrayLike, block_tokens: int) -> None:
         """Hash a prompt's tokens, whole numbers of 32 bits."""
@@ -136,13 +132,10 @@ class Manifest:
         head = _MAGIC + tokens.to_bytes(8, "little")
         if xxhash.xxh3_128_digest(content) != check or not content.startswith(head):
             return None
-        each = iter(_cut(content[len(head) :]))
+        places = range(len(head), len(content), DIGEST_BYTES)
+        each = (content[at : at + DIGEST_BYTES] for at in places)
         digests = {f.name: [next(each) for _ in range(f.objects(tokens))] for f in families}
         return cls(tokens, digests)
-
-
-def _cut(data: bytes) -> Iterator[bytes]:
-    return (data[at : at + DIGEST_BYTES] for at in range(0, len(data), DIGEST_BYTES))
 
 
 def resume_points(
@@ -153,10 +146,8 @@ def resume_points(
     A family that every page needs allows 1 … first missing; one that is needed at the resume point
     alone allows wherever it is; what all allow is the answer.
 
-    Args:
-        pages: Which blocks' objects are there, bool[count] for each family of pages.
-        tails: Which blocks' objects are there, bool[count] for each other family.
-        count: Blocks of the prefix.
+    ``pages`` and ``tails``: of ``count`` blocks, whose objects are there, bool[count] for each
+    family of pages and each other family.
     """
     allowed = np.ones(count, dtype=np.bool_)
     for found in pages:
@@ -187,9 +178,7 @@ class Windows:
     def places(self, prompt_tokens: int, found_tokens: int = 0) -> list[int]:
         """Where a prompt leaves windows and states while it is computed, rising.
 
-        Args:
-            prompt_tokens: Its length.
-            found_tokens: Tokens of it whose pages were found.
+        ``found_tokens``: tokens of it whose pages were found.
         """
         places = kept_places(prompt_tokens, self.period_tokens, self.end)
         if self.junctions:
@@ -198,17 +187,12 @@ class Windows:
 
 
 def parse_windows(text: str, *, block_tokens: int, window_tokens: int, layers: int) -> Windows:
-    """Read what users write, one of ``choices.TIER_WINDOWS``.
+    """Read what users write, one of ``choices.TIER_WINDOWS``; raises ``ConfigError``.
 
-    Args:
-        text: What is written.
-        block_tokens: Of a block of the cache; what is computed again begins where one does.
-        window_tokens: Of a window; 0 where a model has none (DeepSeek-V3.2): nothing but pages is
-            needed to resume, wherever it is.
-        layers: Layers of the model: an exact window takes a window of tokens for each.
-
-    Raises:
-        ConfigError: There is no such strategy.
+    block_tokens: what is computed again begins where a block does.
+    window_tokens: 0 where a model has no window (DeepSeek-V3.2): nothing but pages is needed to
+    resume, wherever it is.
+    layers: of the model: an exact window takes a window of tokens for each.
     """
     if not window_tokens:
         return Windows(text, period_tokens=block_tokens)

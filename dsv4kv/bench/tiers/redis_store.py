@@ -79,25 +79,21 @@ class RedisStore:
         self._ask(put, [len(each) for each in data])
 
     def get(self, names: Sequence[str], into: Sequence[Bytes]) -> Found:
-        """See ``Store``."""
         keys = [self._prefix + name for name in names]
         values = self._ask(lambda pipe, n: pipe.get(keys[n]), [len(each) for each in into])
         found = (self._take(*each) for each in zip(names, values, into, strict=True))
         return np.fromiter(found, np.bool_, len(names))
 
     def exists(self, names: Sequence[str]) -> Found:
-        """See ``Store``."""
         keys = [self._prefix + name for name in names]
         there = self._ask(lambda pipe, n: pipe.exists(keys[n]), [0] * len(names))
         return np.array(there, np.bool_)
 
     def delete(self, names: Sequence[str]) -> None:
-        """See ``Store``."""
         keys = [self._prefix + name for name in names]
         self._ask(lambda pipe, n: pipe.unlink(keys[n]), [0] * len(names))
 
     def close(self) -> None:
-        """See ``Store``."""
         self._client.close()
 
     def _bound(self, connection: Any) -> None:

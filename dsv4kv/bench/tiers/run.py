@@ -66,12 +66,7 @@ OnStep = Callable[[str, int, int], None]
 
 
 def run_tiers(config: TiersConfig, on_step: OnStep) -> TiersOutcome:
-    """Store, look up and restore every prefix in every store.
-
-    Raises:
-        ConfigError: The cache cannot be built, or does not fit the machine.
-        StoreUnavailable: A folder cannot be written.
-    """
+    """Store, look up and restore every prefix; raises ``ConfigError``, ``StoreUnavailable``."""
     torch.set_num_threads(1)
     plan = plan_from(_bench_config(config))
     check_data_path(plan)
@@ -100,20 +95,15 @@ def run_tiers(config: TiersConfig, on_step: OnStep) -> TiersOutcome:
             finally:
                 store.close()
         if cache.mover is not None:
-            _measure_device(cache, cache.mover, requests, config, outcome)
+            slot, longest, on_gpu = requests.admit(), max(config.lengths), requests.executor.gpu
+            assert on_gpu is not None
+            requests.place(slot, _SERIAL, longest)
+            moved = cache, cache.mover, slot, longest, config.rounds
+            families = [each for each in cache.families.values() if each.objects(longest)]
+            outcome.copies = [measure_copies(family, *moved) for family in families]
+            outcome.overlap = measure_overlap(cache, cache.mover, requests, on_gpu.clock, slot)
+            requests.release(slot)
     return outcome
-
-
-def _measure_device(
-    cache: CacheBytes, mover: Mover, requests: Requests, config: TiersConfig, outcome: TiersOutcome
-) -> None:
-    """Copies between GPU and host, and decode steps during copies."""
-    slot, longest, gpu = requests.admit(), max(config.lengths), requests.executor.gpu
-    assert gpu is not None
-    requests.place(slot, _SERIAL, longest)
-    outcome.copies = measure_copies(cache, mover, slot, longest, config.rounds)
-    outcome.overlap = measure_overlap(cache, mover, requests, gpu.clock, slot)
-    requests.release(slot)
 
 
 class _Run:
@@ -439,19 +429,9 @@ _WARM_STEPS, _STEPS = 4, 32
 
 
 def measure_copies(
-    cache: CacheBytes, mover: Mover, slot: int, tokens: int, rounds: int
-) -> list[CopyRow]:
-    """Move every family of a request there and back: gathered, page by page, and as one copy."""
-    return [
-        _measure_family(cache, mover, family, slot, tokens, rounds)
-        for family in cache.families.values()
-        if family.objects(tokens)
-    ]
-
-
-def _measure_family(
-    cache: CacheBytes, mover: Mover, family: Family, slot: int, tokens: int, rounds: int
+    family: Family, cache: CacheBytes, mover: Mover, slot: int, tokens: int, rounds: int
 ) -> CopyRow:
+    """Move a family of a request there and back: gathered, page by page, and as one copy."""
     count = min(family.objects(tokens), max(1, _MOST_BYTES // family.object_bytes))
     units = cache.units(family, slot, tokens)[:, :count]
     data, host = cache.new_objects(family, count), mover.room(count * family.object_bytes)

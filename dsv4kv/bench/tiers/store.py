@@ -39,9 +39,7 @@ class Store(Protocol):
     def put(self, names: Sequence[str], data: Sequence[Bytes]) -> None:
         """Keep copies under names, in place of what was there; whole when this returns.
 
-        Raises:
-            StoreUnavailable: Not all could be kept; those that were are whole.
-            StoreFull: There is no room for all; those that were kept are whole.
+        Raises ``StoreUnavailable``, of which ``StoreFull`` is one: those that were kept are whole.
         """
 
     def get(self, names: Sequence[str], into: Sequence[Bytes]) -> Found:
@@ -126,7 +124,6 @@ class MemoryStore:
         self._lock = Lock()
 
     def put(self, names: Sequence[str], data: Sequence[Bytes]) -> None:
-        """See ``Store``."""
         for name, each in zip(names, data, strict=True):
             copy = self._room(len(each))
             np.copyto(copy, each)
@@ -141,7 +138,6 @@ class MemoryStore:
                 self._objects[name], self.used_bytes = copy, used
 
     def get(self, names: Sequence[str], into: Sequence[Bytes]) -> Found:
-        """See ``Store``."""
         found = np.zeros(len(names), np.bool_)
         for place, (name, room) in enumerate(zip(names, into, strict=True)):
             kept = self._objects.get(name)
@@ -151,17 +147,15 @@ class MemoryStore:
         return found
 
     def exists(self, names: Sequence[str]) -> Found:
-        """See ``Store``."""
         return np.fromiter((name in self._objects for name in names), np.bool_, len(names))
 
     def delete(self, names: Sequence[str]) -> None:
-        """See ``Store``."""
         with self._lock:
             for name in names:
                 self.used_bytes -= len(self._objects.pop(name, ()))
 
     def close(self) -> None:
-        """See ``Store``."""
+        """Nothing to do."""
 
     def _room(self, size: int) -> Bytes:
         if not self.pinned:
@@ -187,9 +181,8 @@ def open_memory(place: str, namespace: Namespace) -> MemoryStore:
 def open_store(place: str, namespace: Namespace) -> Store:
     """Open the store of a place, ``memory:64GiB`` or ``file:/mnt/kv``, for one namespace.
 
-    Raises:
-        ConfigError: There is no such kind of store, or it is not named as its kind is.
-        StoreUnavailable: It cannot be reached or written.
+    Raises ``ConfigError`` for an unknown kind of store or place, ``StoreUnavailable`` where it
+    cannot be reached or written.
     """
     kind, _, rest = place.partition(":")
     row = choose(STORES, kind, "a kind of store")

@@ -34,12 +34,9 @@ _MOST_BYTES = 2**18  # of one call: a socket takes less at once, and every buffe
 
 
 class Wire:
-    """Frames over one connection.
+    """Frames over one connection; ``peer`` is who is at the other end, for sentences.
 
-    Attributes:
-        peer: Who is at the other end, for sentences.
-        timeout_s: Longest time of a frame; its data have theirs on top.
-        limit_bytes: Longest frame that is read whole.
+    A frame takes ``timeout_s`` at most, and its data their time on top.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -186,11 +183,7 @@ def _batch(views: Sequence[memoryview], first: int) -> Sequence[memoryview]:
 
 
 def greet(wire: Wire, token: str) -> None:
-    """Prove to the sender that both know the token, and let it prove the same.
-
-    Raises:
-        StoreUnavailable: It does not know it, or is no sender.
-    """
+    """Prove to the sender that both know the token, and let it prove the same."""
     nonce = secrets.token_hex(16)
     given = _text(wire.receive_message(), "challenge")
     answer = wire.ask({"answer": _proof(token, "receiver", given), "challenge": nonce})

@@ -67,13 +67,9 @@ def attach(name: str) -> Segment:
 class Memory:
     """The memory of a cache, as it is read and written by another process.
 
-    Attributes:
-        manager: The cache.
-        families: Its families, by name.
-        geometries: Where their rows are in a layer.
-        regions: Every layer's pool as bytes: a family's layers one after another.
-        numbers: The first region of every family.
-        segment: Shared memory that the pools are in, if they are; ``offsets`` says where.
+    ``regions`` are the layers' pools as bytes, a family's one after another from the region in
+    ``numbers`` on; ``geometries`` say where rows are in a layer, ``offsets`` where regions are in
+    the ``segment`` of shared memory, if they are in one.
     """
 
     def __init__(self, manager: KVCacheManager, segment: Segment | None = None) -> None:
@@ -239,11 +235,7 @@ def read_manifest(text: bytes) -> Manifest:
 
 
 def check_manifest(manifest: Manifest, memory: Memory) -> None:
-    """Refuse a request that this cache cannot hold, bit for bit.
-
-    Raises:
-        ConfigError: Another model, other layers or formats.
-    """
+    """Raise ``ConfigError`` for a request that this cache cannot hold, bit for bit."""
     plan = memory.manager.plan
     for what, theirs, ours in (
         ("model", manifest.model, plan.config.name),

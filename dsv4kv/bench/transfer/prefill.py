@@ -57,11 +57,7 @@ def cache_of(config: TransferConfig, section: SideSection, requests: int) -> Ben
 
 
 class Prefill:
-    """A cache, and the sender that others read it through.
-
-    Attributes:
-        sender: Where it listens.
-    """
+    """A cache, and the ``sender`` that others read it through."""
 
     def __init__(self, config: TransferConfig, address: tuple[str, int], token: str) -> None:
         """Build the cache and listen; raises ``ConfigError``, ``StoreFull``."""
@@ -179,23 +175,19 @@ class Seen:
     _hash: Any = field(default_factory=lambda: blake2b(digest_size=16))
 
     def digest(self) -> str:
-        """Of everything so far."""
         return str(self._hash.hexdigest())
 
     def window_gathered(self, layer: LayerCache, step: StepTokens, out: Tensor) -> None:
-        """See ``StepObserver``."""
         self._add(out)
 
     def entries_gathered(
         self, layer: LayerCache, step: StepTokens, indices: Tensor, out: Tensor, indexer: bool
     ) -> None:
-        """See ``StepObserver``."""
         self._add(indices, out)
 
     def layer_attended(
         self, layer: LayerCache, step: StepTokens, asked: Queries, found: Reads
     ) -> None:
-        """See ``StepObserver``."""
         self._add(found.attended, found.lse)
 
     def _add(self, *tensors: Tensor) -> None:
@@ -204,25 +196,15 @@ class Seen:
 
 
 class Side:
-    """A cache, filled with what is drawn from a seed: equal on both sides.
-
-    Attributes:
-        memory: Its memory.
-    """
+    """A cache, filled with what is drawn from a seed: equal on both sides."""
 
     def __init__(
         self, config: BenchConfig, *, shared: bool = False, crowded: bool = False
     ) -> None:
-        """Build it.
+        """Build it; raises ``ConfigError``, or ``StoreFull`` for too little shared memory.
 
-        Args:
-            config: What to build.
-            shared: Its pools are in shared memory.
-            crowded: Another prompt is interleaved with each, so that blocks are scattered.
-
-        Raises:
-            ConfigError: A cache that cannot be built, or has no data here.
-            StoreFull: Too little shared memory.
+        ``shared``: its pools are in shared memory. ``crowded``: another prompt is interleaved
+        with each, so that blocks are scattered.
         """
         torch.set_num_threads(1)
         plan = plan_from(config)
@@ -251,8 +233,7 @@ class Side:
                 continue
             step = self._requests.step(slot, serial, end)
             if offer is not None:
-                chunk = make_manifest(self.memory, slot, end, prefix=start, complete=False)
-                offer.begin(chunk)
+                offer.begin(make_manifest(self.memory, slot, end, prefix=start, complete=False))
             for layer in self._executor.layers:
                 replace(self._executor, layers=[layer]).prefill(step)
                 if offer is not None:

@@ -26,21 +26,14 @@ from dsv4kv.model.families import Kept
 
 
 class Peer:
-    """A sender, over one connection.
-
-    Attributes:
-        wire: The connection.
-        reader: Reads its memory over it.
-    """
+    """A sender, over one connection: ``reader`` reads its memory over it."""
 
     def __init__(
         self, address: tuple[str, int], *, token: str = "", timeout_s: float = 30.0
     ) -> None:
         """Connect and greet.
 
-        Raises:
-            ConfigError: No token, and the sender is not on this machine.
-            StoreUnavailable: No sender is there, or it does not know the token.
+        Raises ``ConfigError`` without a token for another machine, and ``StoreUnavailable``.
         """
         check_token(address[0], token)
         try:
@@ -50,7 +43,7 @@ class Peer:
                 f"no sender at {address[0]}:{address[1]}: {error.strerror or error}."
             ) from None
         self.wire = Wire(connection)
-        self.reader = WireReader(self.wire)
+        self.reader, self.ask = WireReader(self.wire), self.wire.ask
         try:
             greet(self.wire, token)
         except BaseException:
@@ -65,10 +58,6 @@ class Peer:
         with suppress(StoreUnavailable):
             self.wire.send_message({"op": "bye"})
         self.wire.close()
-
-    def ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Ask the sender for something of its own."""
-        return self.wire.ask(message)
 
     def manifest(self, request: int) -> Manifest:
         """A request, as soon as it is computed."""
@@ -152,11 +141,7 @@ def receive(
 ) -> Received:
     """Take a request in, and compare every page with its digest.
 
-    Args:
-        memory: The cache that takes it.
-        manifest: The request.
-        readers: Read the sender's memory; several read families in parallel.
-        merge: Merge neighbouring descriptors.
+    Several readers read families in parallel; ``merge`` merges neighbouring descriptors.
 
     Raises:
         ConfigError: The caches differ.

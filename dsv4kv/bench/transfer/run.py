@@ -109,11 +109,8 @@ def run_transfer(
 ) -> Outcome:
     """Move a request from the prefill side at ``address`` by every transport.
 
-    ``on_run`` hears which is next, after how many of all.
-
-    Raises:
-        ConfigError: The caches differ, or no token where one is needed.
-        StoreUnavailable: The prefill side is not there, or gone.
+    ``on_run`` hears which is next, after how many of all. Raises ``ConfigError`` where caches
+    differ or a token is missing, ``StoreUnavailable`` where the prefill side is not there.
     """
     names = list(TRANSPORTS) if config.transport == "all" else [config.transport]
     skipped: list[str] = []

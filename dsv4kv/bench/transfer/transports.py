@@ -35,8 +35,7 @@ class Reader(Protocol):
     def read(self, places: Places, into: Sequence[memoryview]) -> None:
         """Copy stretches of its memory into views of the same lengths, in order.
 
-        Raises:
-            StoreUnavailable: Places that it does not have, or the sender is gone.
+        Raises ``StoreUnavailable`` for places that it does not have, or where it is gone.
         """
 
 
@@ -48,7 +47,6 @@ class MappedReader:
         self._regions = regions
 
     def read(self, places: Places, into: Sequence[memoryview]) -> None:
-        """See ``Reader``."""
         for source, target in zip(stretches_of(self._regions, places), into, strict=True):
             target[:] = source
 
@@ -61,7 +59,6 @@ class WireReader:
         self._wire = wire
 
     def read(self, places: Places, into: Sequence[memoryview]) -> None:
-        """See ``Reader``."""
         for first in range(0, len(places), MOST_PLACES):
             part = slice(first, first + MOST_PLACES)
             self._wire.send(READ, [memoryview(places[part].astype("<i8").tobytes())])
@@ -148,7 +145,6 @@ class Library:
             self._meet(sender)
 
     def read(self, places: Places, into: Sequence[memoryview]) -> None:
-        """See ``Reader``."""
         if not len(places):
             return
         if places[:, 0].min() < 0 or places[:, 0].max() >= len(self._theirs):

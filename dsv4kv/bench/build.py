@@ -202,8 +202,10 @@ def build_drive(
     layers = list(bound.values())
     contexts = PlacedContexts(layers, seed) if config.workload.context else None
     why = why_gathered(layers, foreign, on_gpu=device is not None)
-    queries = None
-    if reads_in_place(config, why):
+    queries, step = None, config.workload.step
+    if step == "engine" and why:
+        raise ConfigError(f"workload.step is engine, and {why}: set it to gather, or to null.")
+    if step != "gather" and not why:
         asking = {each.schema.layer.ratio for each in layers if each.indexer is not None}
         queries = QueryBank(plan.config, sorted(asking), manager.device, seed)
     verifier = Verifier(inputs, compressors, np.random.default_rng(seed), contexts)
@@ -222,18 +224,7 @@ def build_drive(
         modules = foresee_modules(layers, manager, executor.inputs, executor.queries)
         compile_ahead(modules, device.device)
         executor.gpu = _build_gpu(config, manager, executor, device, variants or {})
-    unasked = config.workload.step is None
-    return Drive(executor, verifier, why if unasked and why else None)
-
-
-def reads_in_place(config: BenchConfig, why_gathered: str) -> bool:
-    """Whether decode steps read as engines do; raises ``ConfigError`` where that is impossible."""
-    step = config.workload.step
-    if step == "engine" and why_gathered:
-        raise ConfigError(
-            f"workload.step is engine, and {why_gathered}: set it to gather, or to null."
-        )
-    return step != "gather" and not why_gathered
+    return Drive(executor, verifier, why if step is None and why else None)
 
 
 def why_gathered(layers: Sequence[LayerCache], foreign: Collection[str], *, on_gpu: bool) -> str:

@@ -44,6 +44,7 @@ from dsv4kv.runs.assemble import make_case
 from dsv4kv.runs.environment import memory_peak_bytes
 from dsv4kv.runs.part import Part
 from dsv4kv.runs.schema import (
+    NOTHING_CHECKED,
     CacheSummary,
     Case,
     Latency,
@@ -148,16 +149,6 @@ def list_latencies(
     return [Latency(name=name, samples_ns=found[name]) for name in sorted(found)]
 
 
-def describe_verification(verifier: Verifier | None) -> Verification:
-    """The checks made on the way."""
-    checks = verifier.checks if verifier else {}
-    return Verification(
-        checks=sum(checks.values()),
-        by_operation=dict(sorted(checks.items())),
-        failures=verifier.failures if verifier else [],
-    )
-
-
 Progress = Callable[[int], None]
 
 
@@ -231,7 +222,13 @@ def run_case(
         totals=totals,
         latencies=list_latencies(setup.recorder, gpu.clock.read_ns() if gpu else None),
         memcpy=memcpy,
-        verification=describe_verification(verifier),
+        verification=Verification(
+            checks=verifier.checks.total(),
+            by_operation=dict(sorted(verifier.checks.items())),
+            failures=verifier.failures,
+        )
+        if verifier
+        else NOTHING_CHECKED,
         telemetry=describe_telemetry(telemetry),
         memory=memory,
         gathers_because=setup.drive.gathers_because if setup.drive else None,

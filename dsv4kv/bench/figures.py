@@ -9,7 +9,7 @@ flushed or copied inside the timed region. Hot calls are one call again and agai
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -200,11 +200,6 @@ def measure_operations(
     )
 
 
-def cold_or_resident(distinct_bytes: int, l2_bytes: int) -> Literal["cold", "L2-resident"]:
-    """Whether calls that touch these bytes before any again find them in memory or in L2."""
-    return "cold" if distinct_bytes >= COLD_L2S * l2_bytes else "L2-resident"
-
-
 def _list_figures(
     layers: Sequence[LayerCache], requests: int, generator: torch.Generator, *, engine: bool
 ) -> Iterator[Figure]:
@@ -262,8 +257,10 @@ def _measure(
     operation, indexer = figure.operation
     entries, moved, flops = work.of(operation, layer.schema, indexer=indexer)
     distinct = moved * min(_places(figure), turns)
-    resident = cold_or_resident(distinct, timer.device.l2_bytes)
-    temperature: Temperature = "hot" if figure.hot else resident
+    temperature: Temperature = "hot"
+    if not figure.hot:
+        cold = distinct >= COLD_L2S * timer.device.l2_bytes
+        temperature = "cold" if cold else "L2-resident"
     rounds = -(-FEWEST_CALLS // len(calls))
     timing = timer.measure(calls * rounds, figure.name, figure.layer_type, temperature, most_ns)
     if not timing.samples_ns:

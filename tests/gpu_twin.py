@@ -140,7 +140,7 @@ def twin_gpu(free_bytes: int = 1 << 34, l2_bytes: int = 0) -> Iterator[TwinGpu]:
 
     with (
         patch.object(launching, "_launcher", lambda: gpu),
-        patch("dsv4kv.bench.case.find_device", find),
+        patch("dsv4kv.bench.run.find_device", find),
         patch("dsv4kv.bench.protocol.RULES", FEW_REPLAYS),
         nullcontext() if FULL else patch.object(ReplayTimer, "_take", _take),
     ):

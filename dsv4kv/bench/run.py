@@ -1,21 +1,399 @@
-"""A whole run: every case of a sweep, and the record of it."""
+"""A run: every case of a sweep, each from the first request to the last, and the record of it."""
 
 import shlex
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol, TypeVar
 
-from dsv4kv.bench.case import run_case
-from dsv4kv.bench.device import describe_gpu
-from dsv4kv.bench.launches import bench_arguments
-from dsv4kv.bench.serve.loop import count_tokens
-from dsv4kv.bench.turns import Turns
+import torch
+
+from dsv4kv.bench.build import (
+    Drive,
+    build_drive,
+    build_manager,
+    build_reuse,
+    check_contexts,
+    check_data_path,
+    check_device_memory,
+    check_memory,
+    loop_settings,
+    plan_from,
+)
+from dsv4kv.bench.device import (
+    EMPTY_GRAPH,
+    CallTimer,
+    CudaDevice,
+    describe_gpu,
+    find_device,
+    measure_peaks,
+)
+from dsv4kv.bench.figures import measure_operations
+from dsv4kv.bench.launches import Turns, bench_arguments, one_cpu
+from dsv4kv.bench.memory import MemoryWatch
+from dsv4kv.bench.protocol import Budget, measure_memcpy
+from dsv4kv.bench.recorder import Recorder
+from dsv4kv.bench.serve.executor import StepExecutor
+from dsv4kv.bench.serve.inputs import PromptContents
+from dsv4kv.bench.serve.loop import ServingLoop, count_tokens, open_requests
+from dsv4kv.bench.serve.reuse import PrefixReuse
+from dsv4kv.bench.serve.verifier import Verifier
+from dsv4kv.bench.telemetry import Table, Telemetry, Window
+from dsv4kv.cache.manager import KVCacheManager
+from dsv4kv.choices import PEERS
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.load import LoadedConfig, Point
-from dsv4kv.errors import Dsv4kvError, PeerUnavailable
+from dsv4kv.errors import CacheError, ConfigError, Dsv4kvError, PeerUnavailable, VerificationError
+from dsv4kv.model.plan import CachePlan, bytes_per_token
+from dsv4kv.ops.check import check_backend
+from dsv4kv.ops.registry import ResolvedBackend, resolve_backend
+from dsv4kv.ops.spec import choose
 from dsv4kv.runs.assemble import begin_record, end_record, make_case
+from dsv4kv.runs.environment import memory_peak_bytes
+from dsv4kv.runs.part import Part
 from dsv4kv.runs.points import HERE, Sweep, run_points
-from dsv4kv.runs.schema import Case, RunRecord
+from dsv4kv.runs.schema import (
+    NOTHING_CHECKED,
+    CacheSummary,
+    Case,
+    Latency,
+    Memcpy,
+    Operation,
+    Pool,
+    RunRecord,
+    Totals,
+    Verification,
+)
+from dsv4kv.runs.telemetry import (
+    GpuChecks,
+    GpuSamples,
+    GpuState,
+    HostSamples,
+    MeasuredWindow,
+    MemorySeries,
+)
+from dsv4kv.runs.telemetry import Telemetry as TelemetryRecord
+
+
+def describe_cache(config: BenchConfig, plan: CachePlan, manager: KVCacheManager) -> CacheSummary:
+    """The cache that was built, planned and allocated."""
+    pages = [
+        (place, getattr(schema, place))
+        for place in ("main", "window", "indexer")
+        for schema in plan.schemas
+    ]
+    allocated = manager.memory_by_pool()
+    pools = [
+        Pool(
+            name=pool.name,
+            layer_type=pool.layer_type,
+            layers=pool.layers,
+            units=pool.units,
+            unit_bytes=pool.unit_bytes,
+            predicted_bytes=pool.total_bytes,
+            allocated_bytes=allocated.get((pool.name, pool.layer_type, pool.unit_bytes), 0),
+        )
+        for pool in plan.pools
+        if config.workload.data == "real" or pool.name == "tables"
+    ]
+    return CacheSummary(
+        model=plan.config.name,
+        layers=dict(Counter(schema.layer.attn.value for schema in plan.schemas)),
+        total_layers=plan.config.num_layers,
+        block_tokens=config.cache.block_tokens,
+        sharing=config.cache.sharing,
+        formats={place: page.format.name for place, page in pages if page},
+        state=config.cache.state,
+        num_blocks=max(plan.num_blocks.values(), default=0),
+        total_blocks=sum(plan.num_blocks[group.name] * group.lanes for group in plan.groups),
+        num_slots=plan.num_slots,
+        max_context_tokens=plan.max_context_tokens,
+        bytes_per_token=float(bytes_per_token(plan.schemas)),
+        bytes_per_request=sum(schema.slot_bytes for schema in plan.schemas),
+        pools=pools,
+    )
+
+
+def find_problem(cache: CacheSummary, totals: Totals, verifier: Verifier | None) -> str | None:
+    """The first thing that must not happen and did."""
+    for pool in cache.pools:
+        if pool.predicted_bytes != pool.allocated_bytes:
+            return (
+                f"the {pool.name} pools of {pool.layer_type} layers take {pool.allocated_bytes} B "
+                f"where the plan says {pool.predicted_bytes} B."
+            )
+    if verifier is not None and verifier.failures:
+        return f"{len(verifier.failures)} sampled outputs differ from the reference."
+    if totals.blocks_left:
+        return f"{totals.blocks_left} blocks are still held although every request has ended."
+    if totals.rejected and not totals.peak_requests:
+        return (
+            f"none of {totals.rejected} requests fits into the cache: raise "
+            "cache.max_context_tokens or cache.num_blocks."
+        )
+    return None
+
+
+def list_operations(recorder: Recorder) -> list[Operation]:
+    """Operations that were timed one by one."""
+    # Ctrl-C may fall between the appends of a sample; bytes is the last.
+    return [
+        Operation(
+            name=name,
+            layer_type=layer_type,
+            samples_ns=samples.ns[: len(samples.bytes)].tolist(),
+            entries=samples.entries[: len(samples.bytes)].tolist(),
+            bytes=samples.bytes.tolist(),
+            flops=samples.flops[: len(samples.bytes)].tolist() if any(samples.flops) else [],
+        )
+        for (name, layer_type), samples in sorted(recorder.operations.items())
+    ]
+
+
+def list_latencies(
+    recorder: Recorder, device_ns: Mapping[str, Sequence[int]] | None = None
+) -> list[Latency]:
+    """Latencies on the host, and spans on the device's clock."""
+    found = {name: samples.tolist() for name, samples in recorder.latencies.items()}
+    found |= {name: list(samples) for name, samples in (device_ns or {}).items()}
+    return [Latency(name=name, samples_ns=found[name]) for name in sorted(found)]
+
+
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A case that is ready to run."""
+
+    config: BenchConfig  # what was asked for
+    plan: CachePlan  # the cache on paper
+    device: CudaDevice | None  # none on the CPU
+    resolved: ResolvedBackend  # the operations and where they come from
+    manager: KVCacheManager  # the cache
+    recorder: Recorder  # takes the samples
+    drive: Drive | None  # none where no data is moved
+
+    def facts(self) -> dict[str, Any]:
+        """What a record says of the configuration, the device and the operations."""
+        resolved = self.resolved
+        return {
+            "config": self.config.model_dump(mode="json"),
+            "device": "cuda" if self.device else "cpu",
+            "backend": resolved.name,
+            "foreign": list(resolved.foreign),
+            "variants": dict(resolved.variants),
+            "backend_version": resolved.version,
+        }
+
+
+def run_case(
+    axis: dict[str, Any],
+    config: BenchConfig,
+    on_progress: Progress,
+    memory_bytes: int | None = None,
+    turns: Turns | None = None,
+) -> Case:
+    """Build the cache, serve the workload, check and record it.
+
+    Ctrl-C ends the run early: what was measured so far comes back, marked incomplete.
+    ``on_progress`` is called with the tokens of every step; ``memory_bytes`` is the machine's
+    memory; ``turns`` are taken with another process.
+    Raises ``ConfigError`` or ``TraceError`` or ``DeviceError`` or ``VerificationError``.
+    """
+    setup, memcpy = set_up(config, memory_bytes), None
+    with Telemetry(gpu_uuid(setup.device)) as telemetry:
+        if setup.drive is not None and setup.device is None:
+            size = config.measure.memcpy_bytes
+            with telemetry.window("memcpy"):
+                memcpy = Memcpy(bytes=2 * size, samples_ns=measure_memcpy(size))
+        with telemetry.window("serve"):
+            totals, memory, interrupted, problem = _serve(setup, on_progress, turns)
+        try:
+            if setup.manager.device_tables is not None:
+                setup.manager.device_tables.check()
+        except CacheError as error:
+            problem = problem or str(error)
+        cache = describe_cache(config, setup.plan, setup.manager)
+        verifier = setup.drive.verifier if setup.drive else None
+        problem = problem or find_problem(cache, totals, verifier)
+        figures: dict[str, Any] = {"operations": list_operations(setup.recorder)}
+        if setup.drive and setup.device and not problem and not interrupted:
+            try:
+                figures = _measure_device(setup, setup.drive, setup.device, telemetry)
+            except KeyboardInterrupt:  # what was served is measured all the same
+                interrupted = True
+    gpu = setup.drive.executor.gpu if setup.drive else None
+    return make_case(
+        error=problem,
+        interrupted=interrupted,
+        axis=axis,
+        cache=cache,
+        totals=totals,
+        latencies=list_latencies(setup.recorder, gpu.clock.read_ns() if gpu else None),
+        memcpy=memcpy,
+        verification=Verification(
+            checks=verifier.checks.total(),
+            by_operation=dict(sorted(verifier.checks.items())),
+            failures=verifier.failures,
+        )
+        if verifier
+        else NOTHING_CHECKED,
+        telemetry=describe_telemetry(telemetry),
+        memory=memory,
+        gathers_because=setup.drive.gathers_because if setup.drive else None,
+        **setup.facts(),
+        **figures,
+    )
+
+
+def set_up(config: BenchConfig, memory_bytes: int | None) -> Setup:
+    """Build everything that a case runs on; raises as ``run_case`` does."""
+    torch.set_num_threads(config.measure.threads)
+    plan = plan_from(config)
+    check_contexts(config, plan)
+    real = config.workload.data == "real"
+    device = find_device(config.device) if real else None
+    if config.cache.prepare == "device" and device is None:
+        raise ConfigError(
+            "cache.prepare is device, and the cache is on the CPU: set it to host, or device to "
+            "cuda."
+        )
+    if real:
+        check_data_path(plan)
+    if memory_bytes is not None:
+        check_memory(config, plan, memory_bytes, on_host=device is None)
+    if device is not None:
+        check_device_memory(config, plan, device)
+    resolved = _resolve(config, plan, device)
+    recorder = Recorder()
+    manager = build_manager(config, plan, device)
+    drive = None
+    if real:
+        parts = resolved.backend, device, resolved.variants
+        drive = build_drive(config, manager, recorder, *parts, resolved.foreign)
+    return Setup(config, plan, device, resolved, manager, recorder, drive)
+
+
+def _resolve(config: BenchConfig, plan: CachePlan, device: CudaDevice | None) -> ResolvedBackend:
+    """The operations that will run; those from elsewhere are checked before they are timed."""
+    own = "cuda" if device else "cpu"
+    if device is None and config.backend in PEERS:
+        raise PeerUnavailable(f"{config.backend} runs on a GPU, and the cache is on the CPU.")
+    architecture = device.architecture if device else None  # several ways only on a GPU
+    variants = choose(config.ops.variant.model_dump(), architecture)
+    resolved = resolve_backend(config.backend or own, own, variants)
+    if resolved.foreign and config.workload.data == "real":
+        where = device.device if device else torch.device("cpu")
+        wrong = check_backend(resolved, plan, where, config.measure.seed)
+        if wrong:
+            sentences = "\n".join(map(str, wrong))
+            raise VerificationError(f"{sentences}\nNothing was timed.")
+    return resolved
+
+
+def make_loop(
+    setup: Setup, recorder: Recorder, executor: StepExecutor | None, turns: Turns | None = None
+) -> tuple[ServingLoop, PrefixReuse | None]:
+    """The loop that serves a case's workload, and what shares prefixes in it."""
+    config = setup.config
+    requests = open_requests(config.workload, config.measure.seed)
+    reuse = build_reuse(config, setup.manager, setup.resolved.backend)
+    contents, settings = PromptContents() if reuse else None, loop_settings(config)
+    served = setup.manager, requests, settings, recorder, executor
+    return ServingLoop(*served, reuse, contents, turns), reuse
+
+
+def _serve(
+    setup: Setup, on_progress: Progress, turns: Turns | None
+) -> tuple[Totals, MemorySeries, bool, str | None]:
+    """Run the loop: totals, memory over time, whether interrupted, and what went wrong."""
+    manager, executor = setup.manager, setup.drive.executor if setup.drive else None
+    loop, reuse = make_loop(setup, setup.recorder, executor, turns)
+    memory = MemoryWatch(manager, setup.recorder, reuse)
+    interrupted, problem = False, None
+    together = turns is not None and setup.config.measure.threads == 1
+    try:
+        with one_cpu() if together else nullcontext():
+            for tokens in loop.steps():
+                memory.look()
+                on_progress(tokens)
+    except KeyboardInterrupt:
+        interrupted = True
+    except CacheError as error:
+        problem = str(error)
+    ended = not interrupted and problem is None
+    if ended and reuse is not None:
+        reuse.forget()
+    totals = Totals(**asdict(loop.totals), blocks_left=manager.num_held_blocks if ended else 0)
+    return totals, memory.series(), interrupted, problem
+
+
+def _measure_device(
+    setup: Setup, drive: Drive, device: CudaDevice, telemetry: Telemetry
+) -> dict[str, Any]:
+    """Single operations, and what they are compared with; no request uses the cache by now."""
+    measure, requests = setup.config.measure, setup.config.workload.concurrency
+    budget = Budget(measure.figures_seconds)
+    timer = CallTimer(device, telemetry.windows, telemetry.was_throttled, budget)
+    floor = timer.time_floors()
+    peaks = measure_peaks(device, measure.memcpy_bytes, timer)
+    operations, missing = measure_operations(drive.executor, timer, requests, measure.seed)
+    return {
+        "operations": operations,
+        "not_measured": missing,
+        "peaks": peaks,
+        "empty_kernel_ns": floor or None,
+    }
+
+
+P = TypeVar("P", bound=Part)
+
+
+def gpu_uuid(device: CudaDevice | None) -> str | None:
+    """The UUID of the GPU that a run uses; None on the CPU."""
+    if device is None or device.device.type != "cuda":
+        return None
+    facts: Any = torch.cuda.get_device_properties(device.device)
+    return str(facts.uuid)
+
+
+def describe_telemetry(telemetry: Telemetry) -> TelemetryRecord:
+    """Everything that was polled, and when what was measured."""
+    readings, began_ns = telemetry.readings, telemetry.started_ns
+    empty = (each.timing for each in telemetry.windows if each.name == EMPTY_GRAPH)
+    return TelemetryRecord(
+        interval_ns=telemetry.interval_ns,
+        windows=[_describe_window(window, began_ns) for window in telemetry.windows],
+        gpu=GpuState.model_validate(readings.facts) if readings.facts else None,
+        gpu_samples=_samples(GpuSamples, readings.often, began_ns),
+        gpu_checks=_samples(GpuChecks, readings.seldom, began_ns),
+        host_samples=_samples(HostSamples, readings.host, began_ns),
+        memory_peak_bytes=memory_peak_bytes(),
+        empty_graph_ns=next((timing.samples_ns for timing in empty if timing), None),
+        absent=dict(sorted(readings.absent.items())),
+    )
+
+
+def _describe_window(window: Window, began_ns: int) -> MeasuredWindow:
+    facts = {name: getattr(window, name) for name in ("name", "layer_type", "temperature")}
+    facts |= {name: getattr(window, name) - began_ns for name in ("started_ns", "ended_ns")}
+    if window.timing:
+        facts |= {n: getattr(window.timing, n) for n in ("calls", "warmup_ns", "converged")}
+    return MeasuredWindow.model_validate(facts)
+
+
+def _samples(part: type[P], table: Table, began_ns: int) -> P | None:
+    if not table.at_ns:
+        return None
+    answers = {
+        name: column
+        for name, column in table.columns.items()
+        if any(element is not None for element in column)
+    }
+    at_ns = [at - began_ns for at in table.at_ns]
+    return part.model_validate({"at_ns": at_ns, **answers})
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from dsv4kv.cache.manager import EntryGroup, KVCacheManager
-from dsv4kv.cache.table import BlockTable
+from dsv4kv.cache.tables import BlockTable
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.schedule import AttentionType, keyed_layers, scores_candidates

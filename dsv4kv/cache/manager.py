@@ -13,8 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from dsv4kv.cache.blocks import BlockPool, Ids
-from dsv4kv.cache.device_tables import CopiedTables, DeviceTables, KernelTables
-from dsv4kv.cache.table import BlockTable
+from dsv4kv.cache.tables import BlockTable, CopiedTables, DeviceTables, KernelTables
 from dsv4kv.errors import CacheError, ContextOverflow, OutOfSlots
 from dsv4kv.model.plan import CachePlan
 from dsv4kv.model.schedule import AttentionType

@@ -9,9 +9,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from dsv4kv.cache.device_tables import stage
 from dsv4kv.cache.manager import EntryGroup, KVCacheManager
-from dsv4kv.cache.table import BlockTable
+from dsv4kv.cache.tables import BlockTable, stage
 from dsv4kv.errors import CacheError, NotOwner
 
 EntryFamily = tuple[BlockTable, int, int]

@@ -22,33 +22,31 @@ from pydantic_core import from_json
 from dsv4kv.errors import ProfileError
 from dsv4kv.files import explain, open_regular, whole_text
 from dsv4kv.processes import without_collector
-from dsv4kv.profile.steps import (
-    NO_STEPS,
-    THREAD_BITS,
-    Launches,
-    Ranges,
-    choose_ranges,
-    enclosing,
-    note_instead,
-    note_usual,
-    trace_launches,
-)
 from dsv4kv.profile.trace import (
     CORRELATION_BITS,
     KERNEL,
     MEMCPY,
     MEMSET,
+    NO_STEPS,
     NONE,
     OP,
     RANGE,
     STEP,
+    THREAD_BITS,
     Column,
+    Launches,
     LaunchShape,
     Names,
+    Ranges,
     Trace,
+    choose_ranges,
     constant,
+    enclosing,
     find,
     make_work,
+    note_instead,
+    note_usual,
+    trace_launches,
 )
 
 Event = dict[str, Any]

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from dsv4kv.errors import ProfileError
-from dsv4kv.profile.steps import Launches, Ranges, fitting, trace_launches
 from dsv4kv.profile.trace import (
     CORRELATION_BITS,
     DOMAIN,
@@ -27,14 +26,18 @@ from dsv4kv.profile.trace import (
     NONE,
     STEP,
     Column,
+    Launches,
     LaunchShape,
     Names,
+    Ranges,
     Trace,
     Work,
     constant,
     find,
+    fitting,
     make_work,
     number_rows,
+    trace_launches,
 )
 from dsv4kv.units import counted
 

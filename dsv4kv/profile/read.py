@@ -13,12 +13,11 @@ from dsv4kv import __version__
 from dsv4kv.errors import ProfileError
 from dsv4kv.files import open_regular, temporary_folder
 from dsv4kv.processes import find_program
-from dsv4kv.profile.classify import shipped_rules
 from dsv4kv.profile.kineto import open_text, read_kineto
 from dsv4kv.profile.launch import export_nsys
 from dsv4kv.profile.ncu import read_ncu
 from dsv4kv.profile.nsys import read_nsys
-from dsv4kv.profile.table import build_table
+from dsv4kv.profile.table import build_table, shipped_rules
 from dsv4kv.profile.trace import STEP, Trace
 from dsv4kv.runs.assemble import make_case
 from dsv4kv.runs.profile import KernelTable, Profile

@@ -17,11 +17,11 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from dsv4kv.bench.case import Setup, describe_cache, make_loop, set_up
 from dsv4kv.bench.device import describe_gpu, find_device, measure_peaks
 from dsv4kv.bench.memory import audit_memory
 from dsv4kv.bench.protocol import measure_memcpy
 from dsv4kv.bench.recorder import Recorder
+from dsv4kv.bench.run import Setup, describe_cache, make_loop, set_up
 from dsv4kv.bench.serve.executor import StepExecutor, StepTokens
 from dsv4kv.bench.serve.operations import name_of
 from dsv4kv.config.bench import BenchConfig
@@ -29,7 +29,6 @@ from dsv4kv.config.load import LoadedConfig
 from dsv4kv.errors import ConfigError, ProfileError
 from dsv4kv.files import replacing, temporary_folder
 from dsv4kv.processes import find_program, python
-from dsv4kv.profile.classify import shipped_rules
 from dsv4kv.profile.launch import (
     Command,
     Profiled,
@@ -41,7 +40,7 @@ from dsv4kv.profile.launch import (
     version_of,
 )
 from dsv4kv.profile.read import read_profile
-from dsv4kv.profile.table import build_table
+from dsv4kv.profile.table import build_table, shipped_rules
 from dsv4kv.profile.trace import DOMAIN, STEP
 from dsv4kv.runs.assemble import begin_record, end_record, make_case
 from dsv4kv.runs.profile import Profile

@@ -1,17 +1,21 @@
 """What a profiler saw, whichever it was: columns of work, and the steps it belongs to.
 
-Times are integer nanoseconds on the profiler's clock. Columns keep a million rows in memory that
-a million objects would not fit in.
+Steps are ranges that are marked, or else what repeats on the host. Times are integer nanoseconds
+on the profiler's clock. Columns keep a million rows in memory that a million objects would not
+fit in.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
-from typing import Final
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsv4kv.files import whole_text
+from dsv4kv.units import counted
 
 Column = NDArray[np.int64]
 
@@ -153,3 +157,309 @@ def number_rows(columns: Sequence[Column]) -> tuple[Column, list[list[int]]]:
     _, first, numbers = np.unique(mixed, return_index=True, return_inverse=True)
     rows = [[int(column[row]) for column in columns] for row in first.tolist()]
     return numbers.astype(np.int64), rows
+
+
+USUAL: Final = ("execute_*", "step[*", "[Executor] _forward_step *", "ProfilerStep#*")
+"""What engines call a step: vLLM's execute_model and execute_context_…, SGLang's step[DECODE bs=8]
+and TensorRT-LLM's; and torch's own schedule. The first that work was launched in is taken."""
+NO_STEPS: Final = "there are no steps, and the whole capture is reported"
+_SUGGESTED = 4
+_NUMBER = re.compile(r"\d+")
+_LONG = 3.0  # a pause between steps over the longest inside of one, at least
+_ALIKE = 2 / 3  # of the steps begin with the same work, at least
+THREAD_BITS = 24
+"""Of a thread's number; its process is above them, as in the global ids of nsys."""
+_OPEN = np.iinfo(np.int64).max
+_ENDS, _BEGINS = 0, 1
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """Columns of marked ranges."""
+
+    thread: Column  # which thread they were marked on, and above ``THREAD_BITS`` of which process
+    start_ns: Column
+    end_ns: Column  # end; ``NONE`` where it was never closed
+    name: Column  # numbers of their names
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+    def where(self, chosen: NDArray[np.bool_]) -> "Ranges":
+        """Some of the rows."""
+        columns = (self.thread, self.start_ns, self.end_ns, self.name)
+        return Ranges(*(column[chosen] for column in columns))
+
+    @property
+    def closed_ns(self) -> Column:
+        """Ends; a range that was never closed lasts for ever."""
+        return np.where(self.end_ns < self.start_ns, _OPEN, self.end_ns)
+
+
+def fitting(names: Mapping[str, int], pattern: str) -> Column:
+    """Numbers of the names that fit a pattern, in which ``*`` stands for anything."""
+    parts = map(re.escape, pattern.split("*"))
+    wanted = re.compile(".*".join(parts), re.DOTALL)
+    fits = [number for name, number in names.items() if wanted.fullmatch(name)]
+    return np.array(fits, dtype=np.int64)
+
+
+def enclosing(
+    ranges: Ranges, is_step: NDArray[np.bool_], thread: Column, time_ns: Column
+) -> tuple[Column, Column]:
+    """The step and the phase that moments on threads are in.
+
+    Returns:
+        Step as a number among the ranges that are steps, in their order, and phase as the name's
+        number of the innermost range that is no step; ``NONE`` each where there is none.
+    """
+    step, phase = constant(len(thread), NONE), constant(len(thread), NONE)
+    if not len(ranges):
+        return step, phase
+    steps_before = np.cumsum(is_step) - 1
+    for one in np.unique(ranges.thread):
+        here, mine = np.flatnonzero(thread == one), np.flatnonzero(ranges.thread == one)
+        times, inner, outer = _sweep(ranges, mine, is_step)
+        found = np.searchsorted(times, time_ns[here], side="right")
+        inner, outer = inner[found], outer[found]
+        step[here] = np.where(outer == NONE, NONE, steps_before[outer])
+        named = (inner != NONE) & ~is_step[inner]
+        phase[here] = np.where(named, ranges.name[inner], NONE)
+    return step, phase
+
+
+def _sweep(
+    ranges: Ranges, mine: Column, is_step: NDArray[np.bool_]
+) -> tuple[Column, Column, Column]:
+    """Moments at which a thread's ranges change, and the innermost range and step from then on.
+
+    The last two have an element more than the moments: the first is before all of them.
+    """
+    mine = mine[ranges.closed_ns[mine] > ranges.start_ns[mine]]  # else nothing is in it
+    times = np.concatenate([ranges.start_ns[mine], ranges.closed_ns[mine]])
+    kinds = np.repeat([_BEGINS, _ENDS], len(mine))
+    # outer ranges open before inner ones that begin with them, and close after those
+    latest_first = np.concatenate([-ranges.closed_ns[mine], -ranges.start_ns[mine]])
+    order = np.lexsort((latest_first, kinds, times))
+    numbers, begins = np.tile(mine, 2)[order].tolist(), (kinds[order] == _BEGINS).tolist()
+    are_steps = np.tile(is_step[mine], 2)[order].tolist()
+    open_ranges: list[int] = []
+    open_steps: list[int] = []
+    inner, outer = [NONE], [NONE]
+    for i, begins_here, is_one in zip(numbers, begins, are_steps, strict=True):
+        for stack in (open_ranges, open_steps) if is_one else (open_ranges,):
+            if begins_here:
+                stack.append(i)
+            elif stack[-1] == i:
+                stack.pop()
+            else:  # ranges overlap
+                stack.remove(i)
+        inner.append(open_ranges[-1] if open_ranges else NONE)
+        outer.append(open_steps[-1] if open_steps else NONE)
+    return times[order], np.array(inner, dtype=np.int64), np.array(outer, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Launches:
+    """What the host launched."""
+
+    called: Ranges  # calls of the host, without names
+    of_graph: NDArray[np.bool_]  # of every call, whether it launches a graph
+    call: Column  # of every piece of work, the row of its call, or ``NONE``
+    work: Work  # what was launched
+
+    @property
+    def made(self) -> Column:
+        """Rows of the calls that launched work."""
+        return np.unique(self.call[self.call != NONE])
+
+
+def trace_launches(
+    tool: str, step: str, ranges: Ranges, names: Names, launches: Launches, **more: Any
+) -> Trace:
+    """The trace of GPUs' work, in the steps that are marked or that repeat.
+
+    Steps are the marked ranges that ``choose_ranges`` finds. Without any a step is what a process
+    launches between long pauses; or a launch of a graph, where nothing else is launched. If that
+    gives none there are none, and all work is reported together.
+
+    ``more`` is of the ``Trace``: its warnings come first, its notes last.
+    """
+    called, made, call, work = launches.called, launches.made, launches.call, launches.work
+    is_step, fit = choose_ranges(
+        step, ranges, names.known, called.thread[made], called.start_ns[made]
+    )
+    ends = (ranges.end_ns, called.end_ns, work.end_ns)
+    ranges, is_step, cut_off = _settle_cut_off(ranges, is_step, ends)
+    warnings: list[str] = more.pop("warnings", [])
+    if np.any(is_step):
+        in_step, phase, adopted = _lie_in(ranges, is_step, called.thread, called.start_ns)
+        times_ns = np.stack([ranges.start_ns, ranges.closed_ns], axis=1)[is_step]
+        inside, notes = pick(in_step, call) != NONE, note_usual(step, fit)
+        others = inside & (pick(adopted.astype(np.int64), call) == 1)
+        if np.any(others):
+            share = work.self_ns[others].sum() / max(1, work.self_ns[inside].sum())
+            note = f"{share * 100:.1f} % of the time of work in steps was launched by other"
+            notes.append(f"{note} threads, of the same process and inside of the steps' times")
+        if len(call) and not np.any(inside):
+            note = f"no work was launched inside of ranges named {fit!r}, by their processes"
+            warnings.append(f"{note}: name others with --step.")
+    else:
+        cuts, reason = _repeating(launches)
+        notes = [note_instead(step, reason, ranges, names.listed())]
+        in_step, phase = constant(len(called), NONE), constant(len(called), NONE)
+        for number, rows in enumerate(cuts):
+            in_step[rows] = number
+        times = [(called.start_ns[rows].min(), called.closed_ns[rows].max()) for rows in cuts]
+        times_ns = np.array(times, dtype=np.int64).reshape(-1, 2)
+    return Trace(
+        tool=tool,
+        names=names.listed(),
+        work=replace(work, step=pick(in_step, call), phase=pick(phase, call)),
+        steps_ns=times_ns,
+        calls=Calls(called.start_ns[made], called.closed_ns[made], in_step[made]),
+        warnings=warnings,
+        notes=[*notes, *cut_off, *more.pop("notes", [])],
+        **more,
+    )
+
+
+def _settle_cut_off(
+    ranges: Ranges, is_step: NDArray[np.bool_], ends: Iterable[Column]
+) -> tuple[Ranges, NDArray[np.bool_], list[str]]:
+    """Drop steps without an end, which a capture cut off; where all are, the last end is theirs.
+
+    Returns ranges, which of them are steps, and a note.
+    """
+    cut_off = is_step & (ranges.end_ns < ranges.start_ns)
+    count = int(np.count_nonzero(cut_off))
+    if not count:
+        return ranges, is_step, []
+    dropped = f"{counted(count, 'step')} without an end"
+    if np.any(is_step & ~cut_off):
+        return ranges.where(~cut_off), is_step[~cut_off], [f"omitted: {dropped}"]
+    last = max(int(times.max(initial=NONE)) for times in ends)
+    closed = replace(ranges, end_ns=np.where(cut_off, last, ranges.end_ns))
+    return closed, is_step, [f"{dropped}: taken to last until the end of the profile"]
+
+
+def choose_ranges(
+    step: str, ranges: Ranges, names: Mapping[str, int], thread: Column, time_ns: Column
+) -> tuple[NDArray[np.bool_], str]:
+    """Which ranges are the steps: those that fit ``step``, or else that engines call so.
+
+    ``thread`` and ``time_ns``: of the launches. Returns whether a range is a step, and
+    what all of them fit.
+    """
+    asked = np.isin(ranges.name, fitting(names, step))
+    if np.any(asked):
+        return asked, step
+    for usual in USUAL:
+        is_step = _outermost(ranges, np.isin(ranges.name, fitting(names, usual)))
+        if np.any(is_step) and np.any(_lie_in(ranges, is_step, thread, time_ns)[0] != NONE):
+            return is_step, usual
+    return asked, step
+
+
+def note_instead(step: str, instead: str, ranges: Ranges, names: Sequence[str]) -> str:
+    """A note on what stands for unmarked steps, and which ranges might be them."""
+    calls, spent = Counter[str](), Counter[str]()
+    lasted = np.maximum(ranges.end_ns - ranges.start_ns, 0)
+    counts = np.bincount(ranges.name, minlength=len(names)).tolist()
+    totals = np.bincount(ranges.name, lasted, len(names)).tolist()
+    for number in np.unique(ranges.name).tolist():
+        name = _NUMBER.sub("*", names[number])
+        calls[name] += counts[number]
+        spent[name] += totals[number]
+    often = [name for name, _ in spent.most_common() if name and calls[name] > 1]
+    found = ", ".join(f"{name!r} ({calls[name]:,} times)" for name in often[:_SUGGESTED])
+    more = f"; ranges that repeat, for --step: {found}" if found else ""
+    return f"no range is named {step!r}: {instead}{more}"
+
+
+def note_usual(step: str, fit: str) -> list[str]:
+    """A note if the steps are other ranges than requested."""
+    return [] if fit == step else [f"no range is named {step!r}: the steps are {fit!r}"]
+
+
+def _lie_in(
+    ranges: Ranges, is_step: NDArray[np.bool_], thread: Column, time_ns: Column
+) -> tuple[Column, Column, NDArray[np.bool_]]:
+    """The step and the phase of moments on threads, and whether another thread marked the step.
+
+    A moment on a thread without a step is in the one that its process is in, as the backward
+    pass does, which torch launches from a thread of its own; where two are open it is in none.
+    """
+    step, phase = enclosing(ranges, is_step, thread, time_ns)
+    adopted = np.zeros(len(step), dtype=np.bool_)
+    process, owner = thread >> THREAD_BITS, ranges.thread[is_step] >> THREAD_BITS
+    begin, end = ranges.start_ns[is_step], ranges.closed_ns[is_step]
+    for one in np.unique(owner):
+        mine = np.flatnonzero(owner == one)
+        mine = mine[np.argsort(begin[mine], kind="stable")]
+        free = np.flatnonzero((process == one) & (step == NONE))
+        begun = np.searchsorted(begin[mine], time_ns[free], side="right")
+        ended = np.searchsorted(np.sort(end[mine]), time_ns[free], side="right")
+        last = mine[np.maximum(begun - 1, 0)]
+        inside = (begun - ended == 1) & (time_ns[free] < end[last])
+        step[free[inside]], adopted[free[inside]] = last[inside], True
+    return step, phase, adopted
+
+
+def _outermost(ranges: Ranges, chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Whether a chosen range is in no other chosen one of its thread."""
+    kept = np.zeros(len(ranges), dtype=np.bool_)
+    rows, closed = np.flatnonzero(chosen), ranges.closed_ns
+    until: dict[int, int] = {}
+    for row in rows[np.lexsort((-closed[rows], ranges.start_ns[rows]))].tolist():
+        thread = int(ranges.thread[row])
+        if ranges.start_ns[row] >= until.get(thread, int(ranges.start_ns[row])):
+            kept[row], until[thread] = True, int(closed[row])
+    return kept
+
+
+def _repeating(launches: Launches) -> tuple[list[Column], str]:
+    """The calls of every step, and what a step is; no step where nothing repeats."""
+    made, work = launches.made, launches.work
+    process = launches.called.thread[made] >> THREAD_BITS
+    first = constant(len(launches.called), NONE)  # name of the first work that a call launched
+    known = np.flatnonzero(launches.call != NONE)
+    latest_first = known[np.argsort(-work.start_ns[known], kind="stable")]
+    first[launches.call[latest_first]] = work.name[latest_first]  # the last one stays
+    cuts: list[Column] = []
+    only_graphs = bool(len(made)) and bool(np.all(launches.of_graph[made]))
+    if only_graphs and len(np.unique(first[made])) == 1:
+        return list(made[:, None]), "every launch of a graph is one"
+    for one in np.unique(process):
+        mine = made[process == one]
+        mine = mine[np.argsort(launches.called.start_ns[mine], kind="stable")]
+        cuts += _between_pauses(launches.called.start_ns[mine], first[mine], mine)
+    if cuts:
+        return cuts, "a step is what the host launches between long pauses"
+    if only_graphs:
+        return list(made[:, None]), "every launch of a graph is one"
+    return [], NO_STEPS
+
+
+def _between_pauses(begin_ns: Column, first: Column, rows: Column) -> list[Column]:
+    """Rows between pauses that are clearly longer than others, if what follows them is alike."""
+    # a pause is from begin to begin: copies that wait for the GPU wait inside of their call
+    pauses = np.diff(begin_ns)
+    by_length = np.argsort(-pauses, kind="stable")
+    lengths = np.maximum(pauses[by_length], 1)
+    ratios = lengths[:-1] / lengths[1:]
+    for count in (1 + np.argsort(-ratios, kind="stable")).tolist():
+        if ratios[count - 1] < _LONG:
+            break
+        at = np.sort(by_length[:count]) + 1
+        if _are_alike(np.split(first, at)):
+            return np.split(rows, at)
+    return []
+
+
+def _are_alike(parts: Sequence[Column]) -> bool:
+    """Whether most begin with the same work; two have to be the same in all."""
+    if len(parts) == 2:
+        return np.array_equal(parts[0], parts[1])
+    ((_, most),) = Counter(int(part[0]) for part in parts).most_common(1)
+    return most >= _ALIKE * len(parts)

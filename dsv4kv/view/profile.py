@@ -13,7 +13,7 @@ from typing import Any
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import write_named
-from dsv4kv.profile.classify import shorten
+from dsv4kv.profile.table import shorten
 from dsv4kv.profile.trace import INPUTS
 from dsv4kv.runs.profile import (
     CACHE_CATEGORIES,

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dsv4kv.bench.case import run_case
+from dsv4kv.bench.run import run_case
 from dsv4kv.cache.manager import KVCacheManager, PagedKVPool
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.ops import cpu

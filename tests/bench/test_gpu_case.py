@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from dsv4kv.bench.case import run_case
 from dsv4kv.bench.device import find_device
 from dsv4kv.bench.figures import FEWEST_CALLS, MOST_CALLS, fill_layers
-from dsv4kv.cache.device_tables import KernelTables
+from dsv4kv.bench.run import run_case
+from dsv4kv.cache.tables import KernelTables
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.errors import ConfigError, CudaUnavailable, VerificationError
 from dsv4kv.ops import cpu

@@ -47,7 +47,7 @@ def run(*axes: str, settings: tuple[str, ...] = (BOOKS,)) -> RunRecord:
 
 
 SHARING = "cache.sharing=model,type,layer"
-MEMCPY = "dsv4kv.bench.case.measure_memcpy"
+MEMCPY = "dsv4kv.bench.run.measure_memcpy"
 LINE = '{"arrival_s": 0, "input_tokens": 5, "output_tokens": 2}\n'
 
 

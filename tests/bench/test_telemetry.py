@@ -2,8 +2,8 @@
 
 import pytest
 
-from dsv4kv.bench.case import run_case
 from dsv4kv.bench.device import EMPTY_GRAPH, EMPTY_KERNEL
+from dsv4kv.bench.run import run_case
 from dsv4kv.runs.schema import Case
 from dsv4kv.runs.telemetry import Telemetry as TelemetryRecord
 from tests.bench.settings import ANY_STEP, tiny_config

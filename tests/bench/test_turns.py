@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kv.bench.turns import VARIABLE, one_cpu, ring
+from dsv4kv.bench.launches import VARIABLE, one_cpu, ring
 from dsv4kv.processes import OWN_TREE
 
 # Writes its name at each of its turns; leaves, or dies, after so many.
 PROGRAM = """
 import os, sys, time
-from dsv4kv.bench.turns import Turns
+from dsv4kv.bench.launches import Turns
 name, count, start_s, end = sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), sys.argv[5]
 time.sleep(start_s)
 turns = Turns.join() if end != "ignorant" else None

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.cache import device_tables as staging
-from dsv4kv.cache.device_tables import CopiedTables, KernelTables
+from dsv4kv.cache import tables as staging
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
+from dsv4kv.cache.tables import CopiedTables, KernelTables
 from dsv4kv.errors import CacheError
 from tests.cache.caches import small_plan
 from tests.examples import examples
@@ -85,7 +85,7 @@ def counted_transfers() -> Iterator[list[int]]:
         sizes.append(numbers.numel())
         return right(numbers, device)
 
-    with patch("dsv4kv.cache.device_tables.stage", stage):
+    with patch("dsv4kv.cache.tables.stage", stage):
         yield sizes
 
 

@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from dsv4kv.cache.blocks import Ids
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.cache.step import Step
-from dsv4kv.cache.table import NO_BLOCK, BlockTable
+from dsv4kv.cache.tables import NO_BLOCK, BlockTable
 from dsv4kv.errors import CacheError, ContextOverflow, NotOwner, OutOfBlocks, OutOfSlots
 from tests.cache.caches import bookkeeping, snapshot
 from tests.examples import examples

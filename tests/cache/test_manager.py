@@ -11,7 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
-from dsv4kv.cache.table import NO_BLOCK
+from dsv4kv.cache.tables import NO_BLOCK
 from dsv4kv.errors import CacheError, ContextOverflow, NotOwner, OutOfBlocks, OutOfSlots
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import AttentionType

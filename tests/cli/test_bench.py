@@ -172,9 +172,9 @@ def test_ctrl_c_in_a_step_leaves_an_incomplete_record(monkeypatch: pytest.Monkey
         "dsv4kv.runs.assemble.capture_environment",
         "dsv4kv.bench.run.count_tokens",
         "dsv4kv.bench.build.KVCacheManager",
-        "dsv4kv.bench.case.build_drive",
-        "dsv4kv.bench.case.measure_memcpy",
-        "dsv4kv.bench.case.open_requests",
+        "dsv4kv.bench.run.build_drive",
+        "dsv4kv.bench.run.measure_memcpy",
+        "dsv4kv.bench.run.open_requests",
     ],
 )
 def test_ctrl_c_before_the_first_step_leaves_nothing(

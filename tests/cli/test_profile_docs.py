@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dsv4kv.cli import app
-from dsv4kv.profile.classify import shipped_rules
+from dsv4kv.profile.table import shipped_rules
 from dsv4kv.runs.profile import CATEGORIES
 from dsv4kv.view.profile import ON_CPU, ON_GPU
 from tests.bench.settings import TINY

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from dsv4kv.bench.case import run_case
+from dsv4kv.bench.run import run_case
 from dsv4kv.cli import app
 from dsv4kv.errors import INTERRUPTED, RecordError
 from dsv4kv.replay.build import build_replay

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dsv4kv.bench.case import run_case
+from dsv4kv.bench.run import run_case
 from dsv4kv.config.keys import keys, keys_of
 from dsv4kv.config.load import expand_axes, load_config
 from dsv4kv.errors import ConfigError

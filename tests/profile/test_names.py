@@ -4,7 +4,7 @@ import pytest
 
 from dsv4kv.bench.serve.operations import LayerOperation
 from dsv4kv.ops.launches.catalogue import catalogue
-from dsv4kv.profile.classify import find_rule, shipped_rules, shorten
+from dsv4kv.profile.table import find_rule, shipped_rules, shorten
 from tests.profile.engine_kernels import ENGINES, OTHERS
 
 SHORT = {

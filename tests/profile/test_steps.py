@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kv.profile.classify import shipped_rules
 from dsv4kv.profile.read import read_profile
-from dsv4kv.profile.steps import USUAL
-from dsv4kv.profile.table import build_table
+from dsv4kv.profile.table import build_table, shipped_rules
+from dsv4kv.profile.trace import USUAL
 from dsv4kv.runs.profile import KernelTable
 from tests.profile.captures import (
     ATTENTION,

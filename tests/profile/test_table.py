@@ -6,9 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.profile.classify import shipped_rules
 from dsv4kv.profile.nsys import read_nsys
-from dsv4kv.profile.table import build_table
+from dsv4kv.profile.table import build_table, shipped_rules
 from dsv4kv.profile.trace import (
     KERNEL,
     NONE,

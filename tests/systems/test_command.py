@@ -12,7 +12,7 @@ from dsv4kv.bench.systems.rows import SlotAllocator, SlotScheduler
 from dsv4kv.bench.systems.slot_system import KvRows
 from dsv4kv.cache.batching import RoutingStore
 from dsv4kv.cache.blocks import BlockPool
-from dsv4kv.cache.table import BlockTable
+from dsv4kv.cache.tables import BlockTable
 from dsv4kv.cli import app
 from dsv4kv.ops import cpu
 from tests.systems.small import SETTINGS

@@ -39,10 +39,10 @@ from dsv4kv.bench.serve.operations import (
 )
 from dsv4kv.bench.serve.placing import PlacedContexts, first_written
 from dsv4kv.cache.blocks import Ids
-from dsv4kv.cache.device_tables import DeviceTables, stage
 from dsv4kv.cache.layers import LayerCache
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.cache.step import Step
+from dsv4kv.cache.tables import DeviceTables, stage
 from dsv4kv.ops.cuda.launch import dependent_launches
 from dsv4kv.ops.work import CountedLayers, StepWork
 

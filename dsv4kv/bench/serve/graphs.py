@@ -22,10 +22,10 @@ from dsv4kv.bench.serve.operations import (
     run_layers,
     selecting_ratios,
 )
-from dsv4kv.cache.device_tables import DeviceTables
 from dsv4kv.cache.layers import LayerCache
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cache.step import Step
+from dsv4kv.cache.tables import DeviceTables
 from dsv4kv.errors import CacheError
 from dsv4kv.ops.cuda.launch import dependent_launches, foresee
 from dsv4kv.ops.cuda.launch import run as launch

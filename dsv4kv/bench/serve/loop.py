@@ -13,11 +13,11 @@ from time import perf_counter_ns
 import numpy as np
 from numpy.typing import NDArray
 
+from dsv4kv.bench.launches import Turns
 from dsv4kv.bench.recorder import Latency, Recorder
 from dsv4kv.bench.serve.executor import StepExecutor, StepTokens
 from dsv4kv.bench.serve.inputs import PromptContents
 from dsv4kv.bench.serve.reuse import NEVER, PrefixReuse
-from dsv4kv.bench.turns import Turns
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.cache.step import Step
 from dsv4kv.config.bench import PLACED_OUTPUT_TOKENS, WorkloadSection

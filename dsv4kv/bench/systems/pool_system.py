@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 
-from dsv4kv.bench.case import run_case
+from dsv4kv.bench.run import run_case
 from dsv4kv.bench.systems.workload import Checks, Model, Outcome, Rows
 from dsv4kv.cache.blocks import BlockPool, Ids
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward

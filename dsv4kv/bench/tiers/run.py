@@ -24,8 +24,8 @@ import torch
 
 from dsv4kv import __version__
 from dsv4kv.bench.build import check_data_path, plan_from
-from dsv4kv.bench.case import set_up
 from dsv4kv.bench.recorder import DeviceClock
+from dsv4kv.bench.run import set_up
 from dsv4kv.bench.serve.executor import Requests
 from dsv4kv.bench.tiers.file_store import FileStore
 from dsv4kv.bench.tiers.library import Library, Restored

@@ -12,9 +12,9 @@ import torch
 from dsv4kv.bench.serve import inputs
 from dsv4kv.bench.serve.executor import StepTokens
 from dsv4kv.bench.serve.graphs import DecodeGraphs
-from dsv4kv.cache.device_tables import CopiedTables, KernelTables
 from dsv4kv.cache.manager import prepare_forward
 from dsv4kv.cache.step import Step
+from dsv4kv.cache.tables import CopiedTables, KernelTables
 from dsv4kv.errors import CacheError
 from tests.bench.serve.gpu_serving import (
     TwinBench,

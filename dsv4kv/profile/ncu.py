@@ -15,15 +15,7 @@ import numpy as np
 from dsv4kv.errors import ProfileError
 from dsv4kv.processes import find_program
 from dsv4kv.profile.launch import ask
-from dsv4kv.profile.trace import (
-    KERNEL,
-    NONE,
-    LaunchShape,
-    Names,
-    Trace,
-    constant,
-    make_work,
-)
+from dsv4kv.profile.trace import KERNEL, NONE, LaunchShape, Names, Trace, constant, make_work
 
 _HEAD = '"ID",'
 _TIMEOUT_S = 120.0

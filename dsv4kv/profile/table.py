@@ -14,17 +14,7 @@ from numpy.typing import NDArray
 
 from dsv4kv.files import shipped
 from dsv4kv.ops.spec import OPERATIONS
-from dsv4kv.profile.trace import (
-    INPUTS,
-    KINDS,
-    NONE,
-    OP,
-    RANGE,
-    Column,
-    Trace,
-    Work,
-    constant,
-)
+from dsv4kv.profile.trace import INPUTS, KINDS, NONE, OP, RANGE, Column, Trace, Work, constant
 from dsv4kv.runs.profile import (
     CATEGORIES,
     OTHER,

@@ -2,11 +2,7 @@
 
 import pytest
 
-from dsv4kv.bench.build import (
-    check_data_path,
-    check_memory,
-    plan_from,
-)
+from dsv4kv.bench.build import check_data_path, check_memory, plan_from
 from dsv4kv.bench.recorder import Recorder
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.errors import ConfigError

@@ -9,14 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kv.bench.launches import (
-    Outcome,
-    Task,
-    bench_arguments,
-    merge,
-    run_fresh,
-    run_launches,
-)
+from dsv4kv.bench.launches import Outcome, Task, bench_arguments, merge, run_fresh, run_launches
 from dsv4kv.config.load import load_config
 from dsv4kv.errors import Dsv4kvError
 from dsv4kv.processes import OWN_TREE

@@ -12,11 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import ProfileError
-from dsv4kv.profile.kineto import (
-    ChromeFile,
-    read_kineto,
-    self_times,
-)
+from dsv4kv.profile.kineto import ChromeFile, read_kineto, self_times
 from dsv4kv.profile.trace import KINDS, NONE, LaunchShape, Trace
 from tests.examples import FULL
 from tests.profile.traces import cpu_events, event, gpu_events, save

@@ -10,15 +10,7 @@ import pytest
 from dsv4kv.errors import ProfileError
 from dsv4kv.profile.nsys import open_database, read_nsys
 from dsv4kv.profile.trace import KINDS, NONE, LaunchShape, Trace
-from tests.profile.exports import (
-    GLOBAL_PID,
-    MARK,
-    PID,
-    START_END,
-    THREAD,
-    Export,
-    two_replays,
-)
+from tests.profile.exports import GLOBAL_PID, MARK, PID, START_END, THREAD, Export, two_replays
 
 SHAPE = LaunchShape(grid=(64, 2, 1), block=(256, 1, 1), registers=40, shared_bytes=1040)
 

@@ -8,15 +8,7 @@ from hypothesis import strategies as st
 
 from dsv4kv.profile.nsys import read_nsys
 from dsv4kv.profile.table import build_table, shipped_rules
-from dsv4kv.profile.trace import (
-    KERNEL,
-    NONE,
-    Column,
-    LaunchShape,
-    Trace,
-    Work,
-    constant,
-)
+from dsv4kv.profile.trace import KERNEL, NONE, Column, LaunchShape, Trace, Work, constant
 from dsv4kv.runs.profile import KernelRow, KernelTable
 from dsv4kv.view.profile import title_of
 from tests.profile.exports import Export, two_replays

@@ -28,7 +28,7 @@ class Refusal(enum.IntFlag):
 class DeviceTable:
     """A block table and its free blocks in device memory, kept by kernels alone.
 
-    What ``cache.table.BlockTable`` is on the host; the same steps give the same ids.
+    What ``cache.tables.BlockTable`` is on the host; the same steps give the same ids.
     """
 
     group: TableGroup  # the layers the table serves

@@ -9,12 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.bench.compare.verdict import (
-    Ratio,
-    fewest_launches,
-    ratio_of_pairs,
-    ratio_of_sides,
-)
+from dsv4kv.bench.compare.verdict import Ratio, fewest_launches, ratio_of_pairs, ratio_of_sides
 
 times = st.lists(st.floats(1.0, 1e9), min_size=4, max_size=9)
 ratios = st.lists(st.floats(0.1, 10), min_size=4, max_size=9)

@@ -16,12 +16,7 @@ from dsv4kv.cache.manager import prepare_forward
 from dsv4kv.cache.step import Step
 from dsv4kv.cache.tables import CopiedTables, KernelTables
 from dsv4kv.errors import CacheError
-from tests.bench.serve.gpu_serving import (
-    TwinBench,
-    build,
-    cache_bytes,
-    serve_on_twin,
-)
+from tests.bench.serve.gpu_serving import TwinBench, build, cache_bytes, serve_on_twin
 from tests.gpu_twin import twin_gpu
 
 LENGTHS = ((126, 6), (20, 9), (250, 4), (3, 5))  # a block, a CSA and an HCA entry on the way

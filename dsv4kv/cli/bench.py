@@ -195,7 +195,8 @@ def _own(
             with _watching("systems", silent=silent) as on_system:
                 outcomes = systems.run_systems(point.config, on_system)
             document = systems.dumps(point.config, outcomes)
-            return report_systems(outcomes), document, systems.problems(outcomes)
+            wrong = [failure for outcome in outcomes for failure in outcome.failures]
+            return report_systems(outcomes), document, wrong
 
         return SystemsConfig, run_systems
     if name == "tiers":

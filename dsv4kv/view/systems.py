@@ -17,8 +17,8 @@ _TIMES = ((1.0, "ns"), (1e3, "µs"), (1e6, "ms"), (1e9, "s"))
 
 def report_systems(outcomes: "Sequence[Outcome]") -> Iterator[Part]:
     """Whether all outputs are right, and a row per quantity."""
-    compared = sum(sum(outcome.checks.passed.values()) for outcome in outcomes)
-    wrong = sum(len(outcome.checks.failures) for outcome in outcomes)
+    compared = sum(sum(outcome.passed.values()) for outcome in outcomes)
+    wrong = sum(len(outcome.failures) for outcome in outcomes)
     names = ", ".join(outcome.system for outcome in outcomes)
     if wrong:
         yield Finding("bad", f"{wrong:,} of {compared:,} comparisons with the reference failed")

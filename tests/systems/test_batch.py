@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.bench.systems.block_system import Batch
+from dsv4kv.bench.systems.workload import Outcome
 from dsv4kv.cache.blocks import Policy
 from dsv4kv.errors import ConfigError
 from tests.examples import examples
@@ -15,7 +16,7 @@ from tests.systems.small import MODEL, small
 
 def served(policy: Policy = "lru", **blocks: Any) -> Batch:
     config = small(blocks=blocks)
-    batch = Batch(config, MODEL, policy)
+    batch = Batch(config, MODEL, policy, Outcome("blocks"))
     batch.serve(config)
     return batch
 
@@ -35,7 +36,7 @@ def test_answers_kv_and_routing_are_those_of_a_run_without_a_cache(
 ) -> None:
     blocks["paused_blocks"] = blocks.pop("paused")
     batch = served(policy, rank_blocks=(least + 3, least), **blocks)
-    checks = batch.checks
+    checks = batch.outcome
     assert checks.failures == []
     assert {"KV", "tokens", "routing"} <= set(checks.passed)
     assert batch.blocks.pool.num_unused == batch.blocks.pool.num_blocks
@@ -66,7 +67,7 @@ def test_unified_memory_adds_what_paused_requests_keep_to_the_least_of_the_ranks
     unified: bool, blocks: int
 ) -> None:
     config = small(blocks={"unified": unified})
-    batch = Batch(config, MODEL, "lru")
+    batch = Batch(config, MODEL, "lru", Outcome("blocks"))
     assert batch.blocks.pool.num_blocks == batch.blocks.dummy_block_idx == blocks
 
 

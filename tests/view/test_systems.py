@@ -3,7 +3,7 @@
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from dsv4kv.bench.systems.workload import Checks, Outcome, Row
+from dsv4kv.bench.systems.workload import Outcome, Row
 from dsv4kv.runs.statistics import Estimate
 from dsv4kv.view.systems import report_systems
 from tests.view.terminal import shown
@@ -19,12 +19,12 @@ ROWS = [
 
 @pytest.mark.parametrize("width", [80, 100])
 def test_systems(width: int, snapshot: SnapshotAssertion) -> None:
-    outcome = Outcome("pools", ROWS, Checks({"KV": 1234}))
+    outcome = Outcome("pools", rows=ROWS, passed={"KV": 1234})
     assert shown(*report_systems([outcome]), width=width) == snapshot
 
 
 def test_what_failed_is_first() -> None:
-    outcome = Outcome("pools", ROWS, Checks({"KV": 1234}, ["pools: wrong."]))
+    outcome = Outcome("pools", rows=ROWS, passed={"KV": 1234}, failures=["pools: wrong."])
     assert shown(*report_systems([outcome])).startswith(
         "✗ 1 of 1,234 comparisons with the reference failed\n"
     )

@@ -14,11 +14,9 @@ from dsv4kv.bench.systems.workload import (
     TOP_K,
     VOCABULARY,
     Chat,
-    Checks,
     Kv,
     Model,
     Outcome,
-    Rows,
     Tokens,
     Turn,
     Unit,
@@ -64,7 +62,9 @@ _EVENTS = {"acquired": "blocks handed out"}
 class Batch:
     """Serves conversations; a step admits what fits and decodes a token of every request."""
 
-    def __init__(self, config: SystemsConfig, model: Model, policy: Policy) -> None:
+    def __init__(
+        self, config: SystemsConfig, model: Model, policy: Policy, outcome: Outcome
+    ) -> None:
         """Allocate the pool; ``ConfigError`` if the longest conversation does not fit into it."""
         section, size = config.blocks, config.blocks.block_tokens
         # All ranks of a pipeline hold blocks of the same ids, so the least of them counts. In
@@ -80,7 +80,7 @@ class Batch:
         shape = size, len(model.layers), TOP_K
         self.blocks = KVBlockAllocator(total + 1, section.paused_blocks, shape, policy)
         self.kv: Kv = np.zeros((total + 1, size, KV_WORDS), dtype=np.uint64)
-        self.counts, self.checks = Counter[str](), Checks()
+        self.counts, self.outcome = Counter[str](), outcome
         self.blocks.pool.observers.append(self._count)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
@@ -230,13 +230,13 @@ class Batch:
     def _finish(self, request: Request) -> None:
         turn, tokens, end = request.turn, request.tokens, request.written
         found = self.kv[request.blocks].reshape(-1, KV_WORDS)[:end]
-        self.checks.check_answer("blocks", self._model, turn, tokens, found)
+        self.outcome.check_answer(self._model, turn, tokens, found)
         experts = self.blocks.reconstruct_routing_from_blocks(request.blocks, end)
         right = self._model.route(tokens, self._model.compute(tokens, None))
         equal = experts is not None and np.array_equal(experts, right)
         who = f"question {turn.number} of user {turn.user}"
-        sentence = f"blocks: the routing of {who} is not its tokens'."
-        self.checks.check("routing", equal, sentence, end)
+        sentence = f"the routing of {who} is not its tokens'."
+        self.outcome.check("routing", equal, sentence, end)
         self.blocks.release_memory_blocks(request.blocks)
         self.running.remove(request)
         self.finished.append(request)
@@ -256,38 +256,37 @@ class Batch:
                     preserve_prefix_cache=reset in ("prefix_cache", "both"),
                     preserve_counters=reset in ("counters", "both"),
                 )
-        pool, check = self.blocks.pool, self.checks.check
-        check("blocks", not pool.num_held, f"blocks: {pool.num_held} are still held at the end.")
+        pool, check = self.blocks.pool, self.outcome.check
+        check("blocks", not pool.num_held, f"{pool.num_held} are still held at the end.")
         cached = pool.num_cached
         evictable = self.blocks.get_evictable_block_count() == cached
         gone = self.blocks.evict_lru_blocks(cached) and pool.num_unused == pool.num_blocks
-        sentence = f"blocks: not all {cached} cached ones can be evicted."
+        sentence = f"not all {cached} cached ones can be evicted."
         check("blocks", evictable and gone, sentence)
 
 
 def run_blocks(config: SystemsConfig, model: Model) -> Outcome:
     """Serve the conversations by each policy, and time the calls."""
-    rows, checks, chosen = Rows(config.calls), Checks(), config.blocks.policy
+    outcome, chosen = Outcome("blocks", config.calls), config.blocks.policy
     for policy in get_args(Policy) if chosen == "both" else (chosen,):
-        batch = Batch(config, model, policy)
-        batch.checks = checks
+        batch = Batch(config, model, policy, outcome)
         batch.serve(config)
         if policy != "ref_zero" or chosen == policy:
-            rows.counted("pool of KV", "B", batch.kv.nbytes)
+            outcome.counted("pool of KV", "B", batch.kv.nbytes)
         for quantity, unit in _COUNTED.items():
-            rows.counted(f"{policy}: {quantity}", unit, batch.counts[quantity])
+            outcome.counted(f"{policy}: {quantity}", unit, batch.counts[quantity])
     if config.calls.seconds:
-        _time_blocks(rows, config.calls.cached_blocks)
-        _time_routing(rows, len(model.layers))
+        _time_blocks(outcome, config.calls.cached_blocks)
+        _time_routing(outcome, len(model.layers))
         length, draw = config.calls.prompt_tokens, np.random.default_rng(config.seed)
         prompt = draw.integers(0, VOCABULARY, length).astype(np.int32)
         for name in HASHES:
             digest = partial(BlockHasher(128, name).digest, prompt)
-            rows.timed(f"hash {length:,} tokens, {name}", digest)
-    return Outcome("blocks", rows, checks)
+            outcome.timed(f"hash {length:,} tokens, {name}", digest)
+    return outcome
 
 
-def _time_blocks(rows: Rows, num_cached: int) -> None:
+def _time_blocks(outcome: Outcome, num_cached: int) -> None:
     blocks = KVBlockAllocator(4096 + 1, _COUNT, (128, 1, TOP_K))
     numbers, held = iter(range(1, 2**62, _COUNT)), list[Ids]()
 
@@ -305,34 +304,34 @@ def _time_blocks(rows: Rows, num_cached: int) -> None:
     for _ in range(4096 // _COUNT):
         register()
         cache()
-    rows.timed(f"allocate {_COUNT}, evicting, and register", register, cache)
+    outcome.timed(f"allocate {_COUNT}, evicting, and register", register, cache)
     cache()
-    rows.timed(f"release {_COUNT} into the cache", cache, register)
+    outcome.timed(f"release {_COUNT} into the cache", cache, register)
     register()
     chain, last = held[-1], next(numbers) - _COUNT
     cache()
     find = partial(blocks.find_kv_blocks, range(last, last + _COUNT))
-    rows.timed(f"find {_COUNT}", find)
+    outcome.timed(f"find {_COUNT}", find)
 
     def retain() -> None:
         blocks.retain_memory_blocks(chain)
         held.append(chain)
 
-    rows.timed(f"retain {_COUNT} cached", retain, cache)
+    outcome.timed(f"retain {_COUNT} cached", retain, cache)
     large = KVBlockAllocator(num_cached + 1, 0, (128, 1, TOP_K))
     many = large.allocate_memory_blocks(num_cached)
     assert many is not None
     large.register_kv_block_hashes(many, range(1, num_cached + 1), range(num_cached))
     large.release_memory_blocks(many)
-    rows.timed(f"evict 1 of {num_cached:,}", partial(large.evict_lru_blocks, 1))
+    outcome.timed(f"evict 1 of {num_cached:,}", partial(large.evict_lru_blocks, 1))
 
 
-def _time_routing(rows: Rows, num_layers: int) -> None:
+def _time_routing(outcome: Outcome, num_layers: int) -> None:
     blocks = KVBlockAllocator(8 + 1, 0, (128, num_layers, TOP_K))
     ids = blocks.allocate_memory_blocks(8)
     assert ids is not None
     flat = np.random.default_rng(0).integers(0, EXPERTS, (1024, num_layers, TOP_K))
     store = partial(blocks.store_routing_per_block, ids, flat.astype(np.int16))
-    rows.timed("store routing, 1,024 tokens", store)
+    outcome.timed("store routing, 1,024 tokens", store)
     reconstruct = partial(blocks.reconstruct_routing_from_blocks, ids, 1024)
-    rows.timed("reconstruct routing, 1,024 tokens", reconstruct)
+    outcome.timed("reconstruct routing, 1,024 tokens", reconstruct)

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 
 from dsv4kv.bench.run import run_case
-from dsv4kv.bench.systems.workload import Checks, Model, Outcome, Rows
+from dsv4kv.bench.systems.workload import Model, Outcome
 from dsv4kv.cache.blocks import BlockPool, Ids
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.config.bench import BenchConfig
@@ -53,11 +53,11 @@ def bench_config(config: SystemsConfig) -> BenchConfig:
 def run_pools(config: SystemsConfig, _: Model) -> Outcome:
     """Move the layers' bytes, and time the manager's calls over a whole model."""
     case = run_case({}, bench_config(config), lambda _: None)
-    rows, checks = Rows(config.calls), Checks()
+    outcome = Outcome("pools", config.calls)
     for name, count in case.verification.by_operation.items():
-        checks.check(name, True, "", count)
+        outcome.check(name, True, "", count)
     problems = case.verification.failures or ([case.error] if case.error else [])
-    checks.failures += [f"pools: {problem}" for problem in problems]
+    outcome.failures += [f"pools: {problem}" for problem in problems]
     assert case.cache is not None
     assert case.totals is not None
     parts = {
@@ -67,23 +67,23 @@ def run_pools(config: SystemsConfig, _: Model) -> Outcome:
     }
     for quantity, names in parts.items():
         size = sum(pool.allocated_bytes for pool in case.cache.pools if pool.name in names)
-        rows.counted(quantity, "B", size)
-    rows.counted("requests served", "requests", case.totals.requests)
-    rows.counted("most blocks held", "blocks", case.totals.peak_blocks)
-    rows.counted("drafted tokens rolled back", "tokens", case.totals.rolled_back_tokens)
+        outcome.counted(quantity, "B", size)
+    outcome.counted("requests served", "requests", case.totals.requests)
+    outcome.counted("most blocks held", "blocks", case.totals.peak_blocks)
+    outcome.counted("drafted tokens rolled back", "tokens", case.totals.rolled_back_tokens)
     if config.calls.seconds:
-        _time_calls(load_model(config.calls.model), rows, config.calls.batches)
-    return Outcome("pools", rows, checks)
+        _time_calls(outcome, load_model(config.calls.model), config.calls.batches)
+    return outcome
 
 
-def _time_calls(model: DSV4Config, rows: Rows, batches: Sequence[int]) -> None:
+def _time_calls(outcome: Outcome, model: DSV4Config, batches: Sequence[int]) -> None:
     pool = BlockPool(2**16)
     ids = pool.acquire(_COUNT)
     # The blocks last returned are handed out first: the ids stay the same.
     acquire, release = partial(pool.acquire, _COUNT), partial(pool.release, ids)
-    rows.timed(f"acquire {_COUNT} of 65,536", acquire, release)
+    outcome.timed(f"acquire {_COUNT} of 65,536", acquire, release)
     release()
-    rows.timed(f"release {_COUNT} of 65,536", release, acquire)
+    outcome.timed(f"release {_COUNT} of 65,536", release, acquire)
     layers = sum(spec.owns_kv for spec in build_schedule(model))
     for batch in batches:
         manager, prepare = _bookkeeping(model, batch)
@@ -96,16 +96,16 @@ def _time_calls(model: DSV4Config, rows: Rows, batches: Sequence[int]) -> None:
             np.add(after, 1, out=after)
 
         quantity = f"prepare a decode step of {batch}, {layers} layers"
-        rows.timed(quantity, partial(prepare, before, after), move)
+        outcome.timed(quantity, partial(prepare, before, after), move)
     none, prompt = np.zeros(batch, np.int64), np.full(batch, _PROMPT)
     prepare(after, none)
     start, back = partial(prepare, none, prompt), partial(prepare, prompt, none)
     start()
-    rows.timed(f"prepare {batch} prompts of {_PROMPT:,}, {layers} layers", start, back)
-    rows.timed(f"roll back {batch} prompts of {_PROMPT:,}", back, start)
+    outcome.timed(f"prepare {batch} prompts of {_PROMPT:,}, {layers} layers", start, back)
+    outcome.timed(f"roll back {batch} prompts of {_PROMPT:,}", back, start)
     tables = sum(table.blocks.nbytes for table in manager.tables)
-    rows.counted(f"block tables of {batch} requests", "B", tables)
-    _time_requests(rows, _bookkeeping(model, 8)[0], layers)
+    outcome.counted(f"block tables of {batch} requests", "B", tables)
+    _time_requests(outcome, _bookkeeping(model, 8)[0], layers)
 
 
 def _bookkeeping(
@@ -118,7 +118,7 @@ def _bookkeeping(
     return manager, partial(prepare_forward, manager, slots)
 
 
-def _time_requests(rows: Rows, manager: KVCacheManager, layers: int) -> None:
+def _time_requests(outcome: Outcome, manager: KVCacheManager, layers: int) -> None:
     one, taken = np.array([0]), list[Ids]()
 
     def leave() -> None:
@@ -134,6 +134,6 @@ def _time_requests(rows: Rows, manager: KVCacheManager, layers: int) -> None:
         while taken:
             manager.tables[0].allocator.release(taken.pop())
 
-    rows.timed("admit_request", manager.admit_request, leave)
-    rows.timed(f"release_request, {_PROMPT // 128} blocks, {layers} layers", leave, enter)
-    rows.timed("allocate_block", lambda: taken.append(manager.allocate_block()), give_back)
+    outcome.timed("admit_request", manager.admit_request, leave)
+    outcome.timed(f"release_request, {_PROMPT // 128} blocks, {layers} layers", leave, enter)
+    outcome.timed("allocate_block", lambda: taken.append(manager.allocate_block()), give_back)

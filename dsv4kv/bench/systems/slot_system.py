@@ -13,11 +13,9 @@ from dsv4kv.bench.systems.workload import (
     KV_WORDS,
     VOCABULARY,
     Chat,
-    Checks,
     Kv,
     Model,
     Outcome,
-    Rows,
     Tokens,
     Turn,
     Unit,
@@ -65,7 +63,7 @@ class SlotServer:
         self.cache = PrefixCacheManager(
             section.cached_tokens, None, self.rows.copy, self.slots.version
         )
-        self.reuse, self.checks = Counter[str](), Checks()
+        self.reuse, self.outcome = Counter[str](), Outcome("slots", config.calls)
         self._model, self._chat = model, Chat(config.chat, config.seed)
         self._scheduler = SlotScheduler(self.slots, self.cache)
         self._waiting: deque[tuple[Turn, Found]] = deque()
@@ -80,8 +78,8 @@ class SlotServer:
                 self._decode(running)
         pinned = self.cache.tree.pinned
         held = self.slots.max_slots - self.slots.free_count
-        sentence = f"slots: {pinned} tokens are still pinned and {held} slots taken at the end."
-        self.checks.check("end", not pinned and not held, sentence)
+        sentence = f"{pinned} tokens are still pinned and {held} slots taken at the end."
+        self.outcome.check("end", not pinned and not held, sentence)
 
     def _queue(self, turns: list[Turn]) -> None:
         for turn in turns:  # one token is computed in any case
@@ -118,7 +116,7 @@ class SlotServer:
             self._compute(running, len(tokens))
             return
         found, where = self.rows.kv[slot, : len(tokens)], f" in slot {slot}"
-        self.checks.check_answer("slots", self._model, turn, tokens, found, where)
+        self.outcome.check_answer(self._model, turn, tokens, found, where)
         self._scheduler.end(running.seat, tokens)
         self._running.remove(running)
         self._queue(self._chat.after(turn, tokens))
@@ -126,20 +124,21 @@ class SlotServer:
 
 def run_slots(config: SystemsConfig, model: Model) -> Outcome:
     """Serve the conversations over rows, and time the calls."""
-    server, rows = SlotServer(config, model), Rows(config.calls)
+    server = SlotServer(config, model)
+    outcome = server.outcome
     server.serve()
-    rows.counted("rows of KV", "B", server.rows.kv.nbytes)
+    outcome.counted("rows of KV", "B", server.rows.kv.nbytes)
     for quantity, unit in _COUNTED.items():
-        rows.counted(quantity, unit, server.reuse[quantity])
+        outcome.counted(quantity, unit, server.reuse[quantity])
     if config.calls.seconds:
         random, length = np.random.default_rng(config.seed), config.calls.prompt_tokens
         prompts = [random.integers(0, VOCABULARY, length).astype(np.int32) for _ in range(4)]
-        _time_slots(rows)
-        _time_tree(rows, prompts)
-    return Outcome("slots", rows, server.checks)
+        _time_slots(outcome)
+        _time_tree(outcome, prompts)
+    return outcome
 
 
-def _time_slots(rows: Rows) -> None:
+def _time_slots(outcome: Outcome) -> None:
     slots = SlotAllocator(_SLOTS)
     for _ in range(_SLOTS // 2):
         slots.alloc()
@@ -152,12 +151,12 @@ def _time_slots(rows: Rows) -> None:
         if slots.is_free(100):
             slots.occupy(100)
 
-    rows.timed("alloc", slots.alloc, free)
-    rows.timed("free", partial(slots.free, 100), occupy)
-    rows.timed("occupy", partial(slots.occupy, 100), free)
+    outcome.timed("alloc", slots.alloc, free)
+    outcome.timed("free", partial(slots.free, 100), occupy)
+    outcome.timed("occupy", partial(slots.occupy, 100), free)
 
 
-def _time_tree(rows: Rows, prompts: list[Tokens]) -> None:
+def _time_tree(outcome: Outcome, prompts: list[Tokens]) -> None:
     length, new, leases = len(prompts[0]), prompts[0].copy(), list[Lease]()
     cache = PrefixCacheManager(10**9)
     for slot, prompt in enumerate(prompts):
@@ -166,14 +165,14 @@ def _time_tree(rows: Rows, prompts: list[Tokens]) -> None:
     def renew() -> None:
         new[0] += 1  # all of a prompt that begins differently is new
 
-    rows.timed(f"insert {length:,} tokens", lambda: cache.insert_row(new.copy(), 9, 1), renew)
-    rows.timed(f"find {length:,} tokens", partial(cache.find, prompts[1]))
-    rows.timed("pin", lambda: leases.append(cache.pin(prompts[1])))
+    outcome.timed(f"insert {length:,} tokens", lambda: cache.insert_row(new.copy(), 9, 1), renew)
+    outcome.timed(f"find {length:,} tokens", partial(cache.find, prompts[1]))
+    outcome.timed("pin", lambda: leases.append(cache.pin(prompts[1])))
     pin = partial(cache.pin, prompts[2])
-    rows.timed("release", lambda: cache.release(leases.pop()), lambda: leases.append(pin()))
+    outcome.timed("release", lambda: cache.release(leases.pop()), lambda: leases.append(pin()))
     copies = PrefixCacheManager(10**9, None, KvRows(2, length).copy)
     copies.insert_row(prompts[0], 0, 1)
-    rows.timed(
+    outcome.timed(
         f"copy_kv, {length:,} tokens of {8 * KV_WORDS} B", partial(copies.copy_kv, prompts[0], 1)
     )
     gc.collect()
@@ -183,4 +182,4 @@ def _time_tree(rows: Rows, prompts: list[Tokens]) -> None:
         held.insert_row(prompt, slot, 1)
     size = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
-    rows.counted("memory of a cached token", "B", size / (length * len(prompts)))
+    outcome.counted("memory of a cached token", "B", size / (length * len(prompts)))

@@ -120,31 +120,6 @@ def generate(model: Model, turn: Turn) -> Tokens:
     return tokens
 
 
-@dataclass
-class Checks:
-    """Comparisons with what a run without a cache gives."""
-
-    passed: dict[str, int] = field(default_factory=dict)  # comparisons made, by what was compared
-    failures: list[str] = field(default_factory=list)  # A sentence for each that differed
-
-    def check(self, what: str, right: bool, sentence: str, count: int = 1) -> None:
-        """Count ``count`` comparisons; keep the sentence if they are not right."""
-        self.passed[what] = self.passed.get(what, 0) + count
-        if not right:
-            self.failures.append(sentence)
-
-    def check_answer(
-        self, system: str, model: Model, turn: Turn, tokens: Tokens, kv: Kv, where: str = ""
-    ) -> None:
-        """Compare a finished turn's KV uint64[T, words] and tokens int32[T]."""
-        who = f"question {turn.number} of user {turn.user}{where}"
-        right = np.array_equal(kv, model.compute(tokens, None))
-        self.check("KV", right, f"{system}: the KV of {who} is another's.", len(tokens))
-        right = np.array_equal(tokens, generate(model, turn))
-        sentence = f"{system}: the answer to {who} is not the one without a cache."
-        self.check("tokens", right, sentence, turn.answer_tokens)
-
-
 Unit = Literal["ns", "B", "tokens", "blocks", "requests"]
 
 
@@ -157,37 +132,48 @@ class Row:
     value: Estimate
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What running one system gave."""
-
-    system: str
-    rows: list[Row]
-    checks: Checks
-
-
 Call = Callable[[], object]
 _FEWEST = 6  # samples: fewer have no interval
 
 
-class Rows(list[Row]):
-    """Rows of one system."""
+@dataclass
+class Outcome:
+    """What running one system gives, and comparisons with what a run without a cache gives."""
 
-    def __init__(self, rules: CallsSection) -> None:
-        super().__init__()
-        self._rules = rules
+    system: str
+    calls: CallsSection = field(default_factory=CallsSection)  # how calls are timed
+    rows: list[Row] = field(default_factory=list)
+    passed: dict[str, int] = field(default_factory=dict)  # comparisons made, by what was compared
+    failures: list[str] = field(default_factory=list)  # a sentence for each that differed
+
+    def check(self, what: str, right: bool, sentence: str, count: int = 1) -> None:
+        """Count ``count`` comparisons; keep the sentence if they are not right."""
+        self.passed[what] = self.passed.get(what, 0) + count
+        if not right:
+            self.failures.append(f"{self.system}: {sentence}")
+
+    def check_answer(
+        self, model: Model, turn: Turn, tokens: Tokens, kv: Kv, where: str = ""
+    ) -> None:
+        """Compare a finished turn's KV uint64[T, words] and tokens int32[T]."""
+        who = f"question {turn.number} of user {turn.user}{where}"
+        right = np.array_equal(kv, model.compute(tokens, None))
+        self.check("KV", right, f"the KV of {who} is another's.", len(tokens))
+        right = np.array_equal(tokens, generate(model, turn))
+        sentence = f"the answer to {who} is not the one without a cache."
+        self.check("tokens", right, sentence, turn.answer_tokens)
 
     def counted(self, quantity: str, unit: Unit, value: float) -> None:
         """Add what was counted."""
-        self.append(Row(quantity, unit, Estimate(float(value), 0.0)))
+        self.rows.append(Row(quantity, unit, Estimate(float(value), 0.0)))
 
     def timed(self, quantity: str, call: Call, before: Call = lambda: None) -> None:
         """Add the median of a call; ``before`` is done before each, and not timed."""
-        end_ns = perf_counter_ns() + int(self._rules.seconds * 1e9)
+        end_ns = perf_counter_ns() + int(self.calls.seconds * 1e9)
         samples = list[int]()
         gc.disable()
         try:
-            for number in range(self._rules.rounds + 1):
+            for number in range(self.calls.rounds + 1):
                 if number > _FEWEST and perf_counter_ns() > end_ns:
                     break
                 before()
@@ -196,7 +182,7 @@ class Rows(list[Row]):
                 samples.append(perf_counter_ns() - start_ns)
         finally:
             gc.enable()
-        self.append(Row(quantity, "ns", summarize(samples[1:]).estimate))  # the first warms up
+        self.rows.append(Row(quantity, "ns", summarize(samples[1:]).estimate))  # the first warms
 
 
 def run_systems(
@@ -213,18 +199,13 @@ def run_systems(
     return outcomes
 
 
-def problems(outcomes: Sequence[Outcome]) -> list[str]:
-    """A sentence for each output that is not what it must be."""
-    return [failure for outcome in outcomes for failure in outcome.checks.failures]
-
-
 def dumps(config: SystemsConfig, outcomes: Sequence[Outcome]) -> str:
     """All of it as JSON: numbers in the unit of their row, intervals as half-widths."""
     systems = [
         {
             "name": outcome.system,
-            "checks": outcome.checks.passed,
-            "failures": outcome.checks.failures,
+            "checks": outcome.passed,
+            "failures": outcome.failures,
             "rows": [
                 {
                     "quantity": row.quantity,

@@ -3,13 +3,10 @@
 import pytest
 
 from dsv4kv.bench.build import check_data_path, check_memory, plan_from
-from dsv4kv.bench.recorder import Recorder
-from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.plan import plan_cache
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import choose_formats
-from tests.bench.serve.serving import drive_on_cpu
 from tests.bench.settings import BOOKS, tiny_config
 
 
@@ -38,13 +35,3 @@ def test_without_data_only_the_books_must_fit_into_memory() -> None:
     check_memory(config, plan, books)
     with pytest.raises(ConfigError, match=r"lower cache\.max_context_tokens"):
         check_memory(config, plan, books - 1)
-
-
-def test_the_indexer_rotates_its_keys_if_told_and_nothing_else_does() -> None:
-    for hadamard in ("true", "false"):
-        config = tiny_config(f"cache.hadamard={hadamard}")
-        executor = drive_on_cpu(config, KVCacheManager(plan_from(config)), Recorder()).executor
-        _, csa, hca = executor.layers
-        parts = [csa.indexer, csa.main, hca.main]
-        rotated = [part.compressor.hadamard for part in parts if part and part.compressor]
-        assert rotated == [hadamard == "true", False, False]

@@ -138,6 +138,3 @@ def test_ctrl_c_while_a_later_case_is_built_keeps_the_cases_before(
     assert [case.status for case in record.cases] == ["complete", "incomplete"]
     assert (record.cases[1].totals, record.cases[1].error) == (None, None)
     assert record.cases[0].operations
-
-
-CONTEXT = "workload.context"

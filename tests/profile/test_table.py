@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 
 from dsv4kv.profile.nsys import read_nsys
 from dsv4kv.profile.table import build_table, shipped_rules
-from dsv4kv.profile.trace import KERNEL, NONE, Column, LaunchShape, Trace, Work, constant
+from dsv4kv.profile.trace import (
+    KERNEL,
+    NONE,
+    Column,
+    LaunchShape,
+    Trace,
+    Work,
+    constant,
+    make_work,
+)
 from dsv4kv.runs.profile import KernelRow, KernelTable
 from dsv4kv.view.profile import title_of
 from tests.profile.exports import Export, two_replays
@@ -24,20 +33,8 @@ def trace_of(*pieces: Piece, has_clock: bool = True) -> Trace:
     table = np.array(pieces, dtype=np.int64).reshape(-1, 4)
     step, device, start, end = (np.ascontiguousarray(column) for column in table.T)
     rows = len(table)
-    work = Work(
-        name=constant(rows, 0),
-        kind=constant(rows, KERNEL),
-        start_ns=start,
-        end_ns=end,
-        self_ns=end - start,
-        device=device,
-        stream=constant(rows, 7),
-        shape=constant(rows, NONE),
-        node=constant(rows, 0),
-        step=step,
-        phase=constant(rows, NONE),
-        bytes=constant(rows, NONE),
-    )
+    kind = constant(rows, KERNEL)
+    work = make_work(constant(rows, 0), kind, start, end, device=device, step=step)
     steps = max([int(step.max(initial=NONE)) + 1, 0])
     spans: Column = np.tile(np.array([[0, 5]], dtype=np.int64), (steps, 1))
     return Trace("nsys", ["flush"], work, [], spans, has_clock=has_clock)

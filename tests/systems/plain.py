@@ -57,11 +57,6 @@ class PlainRefCounts:
         for block, hash_ in zip(ids.tolist(), hashes, strict=True):
             self.blocks.setdefault(hash_, block)
 
-    def retain(self, ids: Tensor) -> None:
-        self.refs[ids] += 1
-        self.now += 1
-        self.used[ids] = self.now
-
     def release(self, ids: Tensor) -> None:
         self.refs.index_add_(0, ids, torch.full((len(ids),), -1, dtype=torch.int32))
         self.now += 1
@@ -106,7 +101,7 @@ class PlainNode:
 
     def __init__(self) -> None:
         self.children: dict[int, PlainNode] = {}
-        self.slot = self.version = self.used = self.pins = 0
+        self.slot = self.version = self.used = 0
 
 
 class PlainRadix:
@@ -133,15 +128,6 @@ class PlainRadix:
             node, length = after, length + 1
             node.used = self.now
         return length, node.slot, node.version
-
-    def pin(self, tokens: Sequence[int], by: int = 1) -> None:
-        node = self.root
-        for token in tokens:
-            node = node.children[token]
-            node.pins += by
-
-    def release(self, tokens: Sequence[int]) -> None:
-        self.pin(tokens, -1)
 
 
 class PlainSlots:

@@ -27,7 +27,6 @@ def moody_record(
     factors: dict[str, float] | None = None,
     *,
     order: tuple[int, ...] = tuple(range(7)),
-    calls: int = CALLS,
     took_turns: bool = True,
 ) -> RunRecord:
     """Seven launches on a machine that is several times as slow at times, call by call."""
@@ -42,9 +41,7 @@ def moody_record(
                 update={
                     "samples_ns": [
                         round(ns * m) for ns, m in zip(operation.samples_ns, moods, strict=True)
-                    ][:calls],
-                    "entries": operation.entries[:calls],
-                    "bytes": operation.bytes[:calls],
+                    ]
                 }
             )
             for operation in case.operations
@@ -86,29 +83,24 @@ def test_a_launch_without_its_partner_is_left_out() -> None:
 
 def test_calls_of_other_number_are_compared_by_their_medians() -> None:
     """Of a fast machine throughout: the medians of 51 and of 40 calls agree."""
-    before = make_record(
-        *(in_turns(make_launched_case(launch, {}, 1)) for launch in range(7)),
-        launches=make_launches(7, in_turns=True),
-    )
-    fewer = [
-        case.model_copy(
-            update={
-                "operations": [
-                    each.model_copy(
-                        update={
-                            "samples_ns": [round(1.1 * ns) for ns in each.samples_ns[:40]],
-                            "entries": each.entries[:40],
-                            "bytes": each.bytes[:40],
-                        }
-                    )
-                    for each in case.operations
-                ]
-            }
-        )
-        for case in before.cases
-    ]
-    after = make_record(*fewer, launches=make_launches(7, in_turns=True))
-    found = compared(before, after)
+
+    def record(calls: int, factors: dict[str, float]) -> RunRecord:
+        columns = ("samples_ns", "entries", "bytes")
+        cases = [make_launched_case(launch, factors, 1) for launch in range(7)]
+        fewer = [
+            [
+                each.model_copy(update={name: getattr(each, name)[:calls] for name in columns})
+                for each in case.operations
+            ]
+            for case in cases
+        ]
+        cut = [
+            in_turns(case.model_copy(update={"operations": operations}))
+            for case, operations in zip(cases, fewer, strict=True)
+        ]
+        return make_record(*cut, launches=make_launches(7, in_turns=True))
+
+    found = compared(record(CALLS, {}), record(40, {"flush": 1.1}))
     flush = next(row for row in found.rows if row.quantity.name == "flush")
     assert flush.judgement.verdict is SLOWER
     assert flush.judgement.ratio == pytest.approx(1.1, abs=0.01)

@@ -1,7 +1,6 @@
 """A step's operations: what is chosen, what is counted, and what is timed."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from dsv4kv.bench.build import plan_from
 from dsv4kv.bench.recorder import Recorder
 from dsv4kv.bench.serve import executor, loop, operations
 from dsv4kv.bench.serve.executor import StepTokens
-from dsv4kv.bench.serve.inputs import EntryChooser, InputBank
+from dsv4kv.bench.serve.inputs import EntryChooser
 from dsv4kv.bench.serve.operations import Outputs
 from dsv4kv.bench.serve.verifier import Verifier
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
@@ -42,20 +41,6 @@ def test_chosen_entries_are_distinct_and_visible_and_as_many_as_there_are(
         assert len(found) == len(set(found.tolist())) == min(length, topk)
         assert (found < length).all()
         assert (row[len(found) :] == -1).all()
-
-
-# ---- input data ---------------------------------------------------------------------------------
-
-
-def test_drafts_that_will_be_rejected_have_data_of_their_own() -> None:
-    step = Bench("workload.speculative.draft_tokens=2").step([10, 20], [13, 23])
-    step = replace(step, requests=np.array([5, 9]), kept=np.array([11, 23]))
-    positions = np.array([10, 11, 12])
-    rejected = np.array([False, True, True])
-    assert np.array_equal(step.rows(0, positions), InputBank.rows(5, positions, rejected))
-    assert np.array_equal(step.rows(1, positions + 10), InputBank.rows(9, positions + 10))
-    both = step.rows(np.array([0, 1]), np.array([12, 22]))
-    assert both.tolist() == [*step.rows(0, np.array([12])), *step.rows(1, np.array([22]))]
 
 
 # ---- counted work -------------------------------------------------------------------------------

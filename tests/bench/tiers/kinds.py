@@ -3,10 +3,10 @@
 import atexit
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
@@ -14,12 +14,15 @@ from shutil import which
 import numpy as np
 import pytest
 
+from dsv4kv.bench.tiers.file_store import FileStore
+from dsv4kv.bench.tiers.redis_store import RedisStore
 from dsv4kv.bench.tiers.store import Bytes, Namespace, Store, open_store
 from dsv4kv.choices import STORES
 from dsv4kv.files import temporary_folder
 from dsv4kv.processes import Child
 
 FLASH = Namespace("deepseek-ai/DeepSeek-V4-Flash", "0731", {"entries": "fp8_ds_mla"})
+PRO = replace(FLASH, model="deepseek-ai/DeepSeek-V4-Pro")
 POISON = 0xA5
 SIZES = (0, 1, 31, 32, 33, 64, 40_960)
 
@@ -29,9 +32,9 @@ NEEDS_REDIS = pytest.mark.skipif(
     reason="no redis-server or redis-py here: apt-get install redis-server, pip install redis",
 )
 _NEEDS = {"redis": NEEDS_REDIS}
-KINDS = pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=[_NEEDS[kind]] if kind in _NEEDS else []) for kind in STORES]
-)
+_PARAMETERS = {kind: pytest.param(kind, marks=_NEEDS.get(kind, ())) for kind in STORES}
+KINDS = pytest.mark.parametrize("kind", _PARAMETERS.values())
+SEALED = pytest.mark.parametrize("kind", [_PARAMETERS[kind] for kind in ("file", "redis")])
 PATIENCE_S = 120.0
 _running = ExitStack()
 atexit.register(_running.close)
@@ -45,6 +48,23 @@ def opened(kind: str, folder: Path, namespace: Namespace = FLASH) -> Iterator[St
         namespace = replace(namespace, layout={**namespace.layout, "folder": str(folder)})
     with closing(open_store(f"{kind}:{place}", namespace)) as store:
         yield store
+
+
+@dataclass
+class Sealed:
+    """An object's sealed bytes where a store keeps them."""
+
+    read: Callable[[], bytes]
+    write: Callable[[bytes], object]
+
+
+def sealed(store: Store, name: str) -> Sealed:
+    if isinstance(store, FileStore):
+        path = next(store.folder.glob(f"*/{name.replace('/', '~')}.kv"))
+        return Sealed(path.read_bytes, path.write_bytes)
+    assert isinstance(store, RedisStore)
+    key = store._prefix + name
+    return Sealed(partial(store._client.get, key), partial(store._client.set, key))
 
 
 @cache

@@ -7,18 +7,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from dsv4kv.bench.tiers.redis_store import RedisStore, open_redis
-from dsv4kv.bench.tiers.store import Namespace
 from dsv4kv.errors import ConfigError, StoreFull, StoreUnavailable
 from tests.bench.tiers.kinds import FLASH, NEEDS_REDIS, content, poisoned, redis_server
 
 pytest.importorskip("redis")
-PRO = Namespace("deepseek-ai/DeepSeek-V4-Pro", "0731", {"entries": "fp8_ds_mla"})
 MINE, OTHER = "aa/x.c4", "aa/y.c4"
 SIZE = 37_440
 CALLS: dict[str, Callable[[RedisStore], object]] = {
@@ -33,33 +30,6 @@ CALLS: dict[str, Callable[[RedisStore], object]] = {
 def url(tmp_path: Path) -> Iterator[str]:
     with redis_server(tmp_path / "socket") as url:
         yield url
-
-
-def key(name: str, namespace: Namespace = FLASH) -> str:
-    return f"{namespace.digest}/{name}"
-
-
-FAULTS: dict[str, Callable[[Any], bytes]] = {
-    "half written": lambda kept: bytes(kept.get(key(MINE))[: SIZE // 2]),
-    "emptied": lambda kept: b"",
-    "flipped bit": lambda kept: bytes([kept.get(key(MINE))[0] ^ 1]) + kept.get(key(MINE))[1:],
-    "another object's bytes": lambda kept: bytes(kept.get(key(OTHER))),
-    "another model's": lambda kept: bytes(kept.get(key(MINE, PRO))),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-@NEEDS_REDIS
-def test_a_planted_fault_is_found_counted_and_removed(fault: str, url: str) -> None:
-    store, pro = RedisStore(url, FLASH), RedisStore(url, PRO)
-    store.put([MINE, OTHER], [content(1, SIZE), content(2, SIZE)])
-    pro.put([MINE], [content(3, SIZE)])
-    store._client.set(key(MINE), FAULTS[fault](store._client))
-    assert store.get([MINE, OTHER], [poisoned(SIZE), poisoned(SIZE)]).tolist() == [False, True]
-    assert store.damaged == 1
-    assert store.exists([MINE, OTHER]).tolist() == [False, True]
-    store.close()
-    pro.close()
 
 
 @NEEDS_REDIS

@@ -1,7 +1,7 @@
 """Every store does what a plain dict of bytes would."""
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 
 from dsv4kv.bench.tiers.store import MemoryStore, Namespace, Store, open_memory, open_store
 from dsv4kv.errors import ConfigError, StoreFull, StoreUnavailable
-from tests.bench.tiers.kinds import FLASH, KINDS, SIZES, content, opened, poisoned
+from tests.bench.tiers.kinds import (
+    FLASH,
+    KINDS,
+    PRO,
+    SEALED,
+    SIZES,
+    content,
+    opened,
+    poisoned,
+    sealed,
+)
 from tests.examples import examples
 
 NAMES = ("a", "b", "a/b", "a.b", "..", "-", "3f/8808405eec6fbe30.c4-_", "n" * 200)
@@ -103,7 +113,7 @@ def test_a_name_that_several_write_and_read_at_once_is_one_of_theirs_whole(
 
 @KINDS
 @pytest.mark.parametrize("other", [
-    Namespace("deepseek-ai/DeepSeek-V4-Pro", "0731", {"entries": "fp8_ds_mla"}),
+    PRO,
     Namespace("deepseek-ai/DeepSeek-V4-Flash", "0813", {"entries": "fp8_ds_mla"}),
     Namespace("deepseek-ai/DeepSeek-V4-Flash", "0731", {"entries": "bf16"}),
 ], ids=["model", "weights", "layout"])  # fmt: skip
@@ -114,6 +124,37 @@ def test_objects_of_other_models_weights_and_layouts_are_never_found(
         theirs.put(["x"], [content(1, 100)])
         assert not mine.exists(["x"]).any()
         assert not mine.get(["x"], [poisoned(100)]).any()
+
+
+FAULTS: dict[str, Callable[[bytes, bytes, bytes], bytes]] = {
+    "half written": lambda mine, other, theirs: mine[: len(mine) // 2] + bytes(len(mine) // 2),
+    "truncated": lambda mine, other, theirs: mine[:4096],
+    "emptied": lambda mine, other, theirs: b"",
+    "flipped bit": lambda mine, other, theirs: bytes([mine[0] ^ 1]) + mine[1:],
+    "another object's bytes": lambda mine, other, theirs: other,
+    "another model's": lambda mine, other, theirs: theirs,
+}
+"""What becomes of an object's sealed bytes, by them, another object's, and another model's."""
+
+
+@SEALED
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found_counted_and_removed(kind: str, fault: str, folder: Path) -> None:
+    """And only there: the other object is still found, and what is put again is right."""
+    mine, other, size = "aa/x.c4", "aa/y.c4", 37_440
+    with opened(kind, folder) as store, opened(kind, folder, PRO) as theirs:
+        store.put([mine, other], [content(1, size), content(2, size)])
+        theirs.put([mine], [content(3, size)])
+        places = [sealed(store, mine), sealed(store, other), sealed(theirs, mine)]
+        places[0].write(FAULTS[fault](*(place.read() for place in places)))
+        rooms = [poisoned(size), poisoned(size)]
+        assert store.get([mine, other], rooms).tolist() == [False, True]
+        assert store.damaged == 1
+        assert store.exists([mine, other]).tolist() == [False, True]
+        store.put([mine], [content(4, size)])
+        assert store.get([mine], rooms[:1]).all()
+        assert (rooms[0] == content(4, size)).all()
+        assert store.damaged == 1
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ THINNED = {
     "kernels/test_shim.py::test_sanitizers_name_the_line_of_a_defect": 1,
     "kernels/test_state_chunk.py::"
     "test_tokens_chunks_and_one_prompt_give_equal_pages_and_states": 2,
-    "bench/test_telemetry_process.py::test_a_throttled_gpu_is_seen_while_the_run_goes_on": 3,
+    "bench/test_telemetry.py::test_a_throttled_gpu_is_seen_while_the_run_goes_on": 3,
     "runs/test_statistics.py::test_the_interval_covers_the_true_median_in_95_percent_of_runs": 2,
     "bench/transfer/test_side.py::test_bytes_of_others_are_found_by_their_digests": 2,
     "bench/transfer/test_side.py::"

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsv4kv.bench import recorder as module
 from dsv4kv.bench.protocol import (
     RULES,
     Budget,
@@ -22,6 +24,7 @@ from dsv4kv.bench.protocol import (
     rounds_for,
     time_calls,
 )
+from dsv4kv.bench.recorder import Recorder
 
 S, MS = 1_000_000_000, 1_000_000
 Speed = Callable[[float], float]
@@ -216,3 +219,18 @@ def test_the_polling_process_starts_with_little() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.split() == []
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 10**6))))
+def test_the_clock_shows_all_time_but_the_excluded(spans: list[tuple[bool, int]]) -> None:
+    """Which is excluded even when the work fails."""
+    with pytest.MonkeyPatch.context() as patch:
+        now = [0]
+        patch.setattr(module, "perf_counter_ns", lambda: now[0])
+        recorder = Recorder()
+        for excluded, duration in spans:
+            within = recorder.excluded() if excluded else nullcontext()
+            with suppress(KeyboardInterrupt), within:
+                now[0] += duration
+                raise KeyboardInterrupt
+        assert recorder.now_ns() == sum(ns for excluded, ns in spans if not excluded)

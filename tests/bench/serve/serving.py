@@ -2,11 +2,9 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from unittest.mock import patch
 
 from dsv4kv.bench.build import Drive, build_drive, loop_settings, plan_from
 from dsv4kv.bench.recorder import Recorder
-from dsv4kv.bench.serve import inputs
 from dsv4kv.bench.serve.loop import LoopTotals, ServingLoop
 from dsv4kv.bench.serve.verifier import Verifier
 from dsv4kv.cache.manager import KVCacheManager
@@ -61,14 +59,13 @@ def serve(
     """Serve requests of (input, output) tokens with data, until a check fails."""
     config = make_config(*settings)
     manager, recorder = KVCacheManager(plan_from(config)), Recorder()
-    with patch.object(inputs, "_DISTINCT_TOKENS", 521):  # enough, and drawn eight times as fast
-        drive = drive_on_cpu(config, manager, recorder)
-        verifier = drive.verifier
-        requests, settled = make_requests(*lengths), loop_settings(config)
-        loop = ServingLoop(manager, requests, settled, recorder, drive.executor)
-        for _ in loop.steps():
-            if verifier.failures:
-                break  # the rest of the run would add nothing
-            if meddle:
-                meddle(manager, loop.totals.steps)
+    drive = drive_on_cpu(config, manager, recorder)
+    verifier = drive.verifier
+    requests, settled = make_requests(*lengths), loop_settings(config)
+    loop = ServingLoop(manager, requests, settled, recorder, drive.executor)
+    for _ in loop.steps():
+        if verifier.failures:
+            break  # the rest of the run would add nothing
+        if meddle:
+            meddle(manager, loop.totals.steps)
     return Served(loop.totals, manager, recorder, verifier)

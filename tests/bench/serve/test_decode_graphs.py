@@ -1,6 +1,6 @@
 """Decode steps as graphs: the same bytes as step by step, whatever the batch, and no byte more."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 from unittest.mock import patch
@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from dsv4kv.bench.serve import inputs
 from dsv4kv.bench.serve.executor import StepTokens
 from dsv4kv.bench.serve.graphs import DecodeGraphs
 from dsv4kv.cache.manager import prepare_forward
@@ -32,13 +31,6 @@ VARIANTS = {
     "online state": ("cache.state=online",),
     "other formats": ("model.formats.main=bf16", "model.formats.indexer=fp8"),
 }
-
-
-@pytest.fixture(autouse=True)
-def few_distinct_tokens() -> Iterator[None]:
-    """Enough, and drawn eight times as fast."""
-    with patch.object(inputs, "_DISTINCT_TOKENS", 521):
-        yield
 
 
 each_variant = pytest.mark.parametrize("settings", VARIANTS.values(), ids=VARIANTS)

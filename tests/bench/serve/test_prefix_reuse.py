@@ -1,7 +1,7 @@
 """Shared, copied, evicted and resumed prefixes: the bits of a run without any reuse."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from dsv4kv.bench.build import build_manager, build_reuse, loop_settings, plan_from
 from dsv4kv.bench.recorder import Recorder
-from dsv4kv.bench.serve import inputs
 from dsv4kv.bench.serve.executor import StepTokens
 from dsv4kv.bench.serve.inputs import PromptContents
 from dsv4kv.bench.serve.loop import LoopTotals, ServingLoop
@@ -36,12 +35,6 @@ COMMON = (
     "model.layers=[0,2,3,4]",
 )
 Place = tuple[int, int, str, int]  # request, layer, kind of output, entry or position
-
-
-@pytest.fixture(autouse=True)
-def few_distinct_tokens() -> Iterator[None]:
-    with patch.object(inputs, "_DISTINCT_TOKENS", 521):
-        yield
 
 
 def draw_requests(count: int, block_tokens: int = 128, seed: int = 0) -> list[Request]:

@@ -7,6 +7,7 @@ inside it in an installed wheel. A reader never waits: it opens regular files on
 import errno
 import json
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -255,10 +256,21 @@ def whole_text(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
+_SECRET = re.compile(
+    r"(?:(?<=://)|(?<=\bredis:)(?!redis|unix))[^/@\s\"\\]+(?=@)|(?<=\bpassword=)[^&\s\"\\]+"
+)
+
+
+def mask_secrets(text: str) -> str:
+    """A text without the users and passwords of its URLs."""
+    return _SECRET.sub("***", text)
+
+
 def whole_json(document: Any) -> Any:
-    """A JSON document whose texts are whole, as ``whole_text`` makes them."""
+    """A JSON document whose texts are whole, as ``whole_text`` makes them, without secrets."""
     text = json.dumps(document, ensure_ascii=False)
-    return document if (whole := whole_text(text)) == text else json.loads(whole)
+    whole = mask_secrets(whole_text(text))
+    return document if whole == text else json.loads(whole)
 
 
 _PACKAGE = Path(__file__).resolve().parent

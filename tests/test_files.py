@@ -12,15 +12,18 @@ from pathlib import Path
 import pytest
 
 from dsv4kv.config.load import load_config
+from dsv4kv.config.tiers import TiersConfig
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import (
     Unparsable,
     load_yaml,
+    mask_secrets,
     parse_json,
     read_document,
     read_json,
     replacing,
     shipped,
+    whole_json,
     write_named,
 )
 from tests.fuzz.mutate import BOMB, MERGES
@@ -180,3 +183,22 @@ def test_files_inside_an_installed_package_come_first(
     monkeypatch.setattr("dsv4kv.files._PACKAGE", package)
     assert shipped("configs") == package / "configs"
     assert shipped("kernels") == tmp_path / "kernels"
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("redis:redis://user:hunter2@host:1/0", "redis:redis://***@host:1/0"),
+        ("redis::hunter2@host", "redis:***@host"),
+        ("redis:redis://host/0?username=u&password=hunter2&x=1",
+         "redis:redis://host/0?username=u&password=***&x=1"),
+        ("X=rediss://:hunter2@h vllm serve m", "X=rediss://***@h vllm serve m"),
+        ("http://host/a@b redis:host:6379 a@b", "http://host/a@b redis:host:6379 a@b"),
+    ],
+)  # fmt: skip
+def test_users_and_passwords_of_urls_are_masked_in_every_document(text: str, kept: str) -> None:
+    assert mask_secrets(text) == kept
+    assert whole_json({"a": [text]}) == {"a": [kept]}
+    stores = text.split()[-1:]
+    if stores[0].startswith("redis:"):
+        assert TiersConfig(stores=tuple(stores)).model_dump(mode="json")["stores"] == [kept]

@@ -133,26 +133,39 @@ def info(
 ) -> None:
     """Say what a trace asks for: requests, lengths, and how much of its prompts repeats."""
     from dsv4kv import traces
+    from dsv4kv.record.convert import read_recording
+    from dsv4kv.record.folder import is_recording
+    from dsv4kv.record.server import describe_breaks, read_server
     from dsv4kv.traces.collect import place_of
+    from dsv4kv.traces.request import batches_of
     from dsv4kv.view.render import show
     from dsv4kv.view.trace import describe_trace
 
-    path = traces.resolve_trace(source)
-    name = traces.detect_format(path) if trace_format == "auto" else trace_format
-    stores = traces.is_stores_only(path)
-    options = _read_options(given, stores=stores)
-    with _watched_reading(f"reading {source}") as watch:
-        batches = traces.read_batches(path, name, replace(options, watch=watch))
-        summary = traces.summarize_batches(
-            batches, lambda number: place_of(number, path, name, options)
-        )
-    if as_json:
-        document: dict[str, Any] = {"source": source, "format": name}
-        document |= {"sha256": traces.trace_sha256(path), **asdict(summary)}
-        document |= {"stores_only": True} if stores else {"hit_share": summary.hit_share}
-        opt.print_json(document)
+    about: dict[str, Any] = {"source": source}
+    breaks: list[str] = []
+    if is_recording(folder := Path(source)):
+        recorded, breaks = read_recording(folder), describe_breaks(read_server(folder))
+        name, stores = "recording", recorded.stores_only
+        about |= {"format": name, "breaks": breaks}
+        batches = batches_of(recorded.requests)
+        summary = traces.summarize_batches(batches, lambda number: f"{source}: request {number}")
     else:
-        show([f"{source} ({name})", *describe_trace(summary, stores=stores)])
+        path = traces.resolve_trace(source)
+        name = traces.detect_format(path) if trace_format == "auto" else trace_format
+        stores = traces.is_stores_only(path)
+        about |= {"format": name, "sha256": traces.trace_sha256(path)}
+        options = _read_options(given, stores=stores)
+        with _watched_reading(f"reading {source}") as watch:
+            batches = traces.read_batches(path, name, replace(options, watch=watch))
+            summary = traces.summarize_batches(
+                batches, lambda number: place_of(number, path, name, options)
+            )
+    if as_json:
+        about |= asdict(summary)
+        about |= {"stores_only": True} if stores else {"hit_share": summary.hit_share}
+        opt.print_json(about)
+    else:
+        show([f"{source} ({name})", *describe_trace(summary, stores=stores), *breaks])
 
 
 @app.command(
@@ -179,6 +192,7 @@ def convert(
     """
     from dsv4kv.record.convert import describe, in_blocks, read_recording
     from dsv4kv.record.folder import is_recording
+    from dsv4kv.record.server import describe_breaks, read_server
     from dsv4kv.traces import is_stores_only, read_trace
     from dsv4kv.traces.collect import place_of
     from dsv4kv.traces.formats import BLOCK_TOKENS
@@ -192,7 +206,7 @@ def convert(
         if to.startswith("mooncake"):
             part = in_blocks(part, BLOCK_TOKENS)
         _write(part, out, to, stores=recorded.stores_only)
-        for sentence in describe(recorded):
+        for sentence in [*describe(recorded), *describe_breaks(read_server(Path(source)))]:
             say(sentence)
         return
     stores = is_stores_only(Path(source))

@@ -5,11 +5,12 @@ The descriptions of the fields are the documentation.
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_serializer, model_validator
 
 from dsv4kv.choices import STORES, TIER_WINDOWS, explained
 from dsv4kv.config.bench import ModelSection, NonNegative, Positive, Section
 from dsv4kv.config.replay import CostSection
+from dsv4kv.files import mask_secrets
 
 
 class TiersConfig(Section):
@@ -49,12 +50,16 @@ class TiersConfig(Section):
     seed: NonNegative = 0
     """Seed of all data."""
 
+    @field_serializer("stores", when_used="json")
+    def _without_secrets(self, stores: tuple[str, ...]) -> list[str]:
+        return [mask_secrets(place) for place in stores]
+
     @model_validator(mode="after")
     def _one_of_a_kind(self) -> Self:
         kinds = [place.partition(":")[0] for place in self.stores]
         if len(set(kinds)) < len(kinds):
             raise ValueError(
-                f"stores ({', '.join(self.stores)}) names a kind twice, and tables would not show "
+                f"stores ({', '.join(kinds)}) names a kind twice, and tables would not show "
                 "which is which: run them one after the other"
             )
         return self

@@ -161,6 +161,21 @@ def read_server(folder: Path) -> Server:
     )  # fmt: skip
 
 
+def describe_breaks(server: Server) -> list[str]:
+    """Sentences about what a recording misses, and about restarts."""
+    gaps, restarts = server.unrecorded, len(server.restarts)
+    missed = sum(end - begin for begin, end in gaps)
+    lost = counted(server.lost_messages, "message")
+    found = {
+        f"{counted(len(gaps), 'gap')} in the recording, {missed:,.1f} s together: what came then "
+        "is missing": gaps,
+        f"the server restarted or cleared its cache {counted(restarts, 'time')}: it found "
+        "nothing of what came before": restarts,
+        f"{lost} of KV events lost": server.lost_messages,
+    }
+    return [sentence for sentence, any_ in found.items() if any_]
+
+
 def used_share(values: Values) -> float | None:
     """Share of the pool in use, 0 to 1; the maximum over ranks."""
     for names in _USED.values():

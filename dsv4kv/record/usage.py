@@ -139,7 +139,7 @@ def _texts(body: Mapping[str, Any]) -> Iterator[str]:
         for each in value if isinstance(value, list) else [value]:
             if isinstance(each, str):
                 yield each
-            elif each is not None:
+            elif isinstance(each, dict):
                 yield json.dumps(each, ensure_ascii=False, sort_keys=True)
 
 

@@ -73,7 +73,7 @@ _AGREE = {
 
 def hash_points(configs: Sequence[dict[str, Any]]) -> str:
     """Digest of the whole configurations of all points, in order."""
-    return digest({"points": list(configs)})
+    return digest(whole_json({"points": list(configs)}))
 
 
 @dataclass(frozen=True)

@@ -229,6 +229,33 @@ def test_what_the_servers_counters_grew_is_told_next_to_it(asked: Path, tmp_path
     assert "by vLLM's counters 70 of 350 prompt tokens were cached (20.00%)" in done.output
 
 
+def test_gaps_and_restarts_of_a_recording_are_said(asked: Path, tmp_path: Path) -> None:
+    out = tmp_path / "trace.jsonl"
+    said = ("1 gap in the recording, ", "cleared its cache 1 time: it found nothing",
+            "3 messages of KV events lost")  # fmt: skip
+    commands = (("trace", "convert", asked, out), ("trace", "info", asked))
+    for words in commands:
+        quiet = run(*words).output
+        assert not [each for each in said if each in quiet]
+    begun = {"process_start_time_seconds": 1.0}, {"process_start_time_seconds": 2.0}
+    with Recording(asked) as recording:  # the gap since the fixture stopped
+        for values in begun:
+            recording.write("metrics", {"source": "metrics:0", "values": values})
+        recording.write("events", {"source": "events:0", "what": "gap", "first": 3, "last": 5})
+    for words in commands:
+        done = run(*words)
+        assert done.exit_code == 0, done.output
+        assert not [each for each in said if each not in " ".join(done.output.split())]
+    document = json.loads(run("trace", "info", asked, "--json").output)
+    assert (document["requests"], len(document["breaks"])) == (3, 3)
+
+
+def test_a_recording_of_stores_alone_has_no_hit_rate(stored_only: Path) -> None:
+    document = json.loads(run("trace", "info", stored_only, "--json").output)
+    assert (document["format"], document["stores_only"]) == ("recording", True)
+    assert "hit_share" not in document
+
+
 def test_ids_of_two_sizes_are_no_trace(asked: Path, tmp_path: Path) -> None:
     run("record", asked, "--requests", LOGS / "lmcache.jsonl", "--once")
     done = run("trace", "convert", asked, tmp_path / "trace.jsonl")

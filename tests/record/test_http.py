@@ -13,7 +13,7 @@ import pytest
 from dsv4kv.record import proxy as proxies
 from dsv4kv.record.folder import Record, Recording, read_stream
 from dsv4kv.record.proxy import Proxy, parse_address
-from dsv4kv.record.usage import Ends, text_ids
+from dsv4kv.record.usage import Ends, prompt_text, text_ids
 from dsv4kv.record.veil import Veil
 
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -386,6 +386,19 @@ def test_a_count_of_tokens_that_nobody_has_costs_nothing(tmp_path: Path) -> None
     assert time.process_time() - begun_s < 10  # it took minutes, and gigabytes
     assert (row["end"], row["output_tokens"], "input_tokens" in row) == ("done", 3, False)
     assert len(text_ids(b"a" * 640, 2**24, 64.0, Veil(b"x"))) == (640 + 2**16) // 64
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ({"prompt": 3}, b""),
+        ({"prompt": [1, "a", True, None]}, b"a"),
+        ({"input": 0.5, "messages": 7}, b""),
+        ({"prompt": {"a": "é"}}, '{"a": "é"}'.encode()),
+    ],
+)
+def test_a_number_is_no_text_of_a_prompt(body: dict[str, Any], text: bytes) -> None:
+    assert prompt_text(body) == text
 
 
 @pytest.mark.parametrize("text", [b'{"usage":', b'"usage":{"b":[' + b"1," * 18 + b"1],"])

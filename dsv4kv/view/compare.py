@@ -87,7 +87,9 @@ def conclude(comparison: Comparison, verdict: Verdict) -> str:
     layers = _layers(comparison.before, comparison.after)
     names = f"{comparison.after.name} against {comparison.before.name}"
     of_layers = f", {layers}" if layers else ""
-    return f"{verdict}: {change}{of_layers}, {names}; of {len(comparison.rows)} rows {counts}"
+    reason = f" ({mean.reason})" if mean.reason else ""
+    rows = f"of {len(comparison.rows)} rows {counts}"
+    return f"{verdict}: {change}{reason}{of_layers}, {names}; {rows}"
 
 
 def explain(comparison: Comparison) -> str:
@@ -103,8 +105,10 @@ def explain(comparison: Comparison) -> str:
     )
     others = sum(row.other_work for row in comparison.rows)
     excluded = f"; the mean is without {OTHER_WORK} ({others} rows)" if others else ""
-    count = len(comparison.rows) + 1
-    return f"{what}, all {count} verdicts together; floor {comparison.floor}{excluded}"
+    small = f"; below 0.5 % of the time, without a row: {', '.join(comparison.small)}"
+    small = small if comparison.small else ""
+    verdicts = f"of the mean, and of all {len(comparison.rows)} rows together"
+    return f"{what}, {verdicts}; floor {comparison.floor}{excluded}{small}"
 
 
 def _list_warnings(comparison: Comparison) -> Iterator[Finding]:

@@ -114,6 +114,8 @@ def pair_up(before: Sequence[Launched], after: Sequence[Launched]) -> Ratios:
 
 
 OTHER_WORK = "other work"
+_SMALL = 0.005
+"""Share of all time below which a quantity has no row: every row widens the intervals of all."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,7 @@ class Comparison:
     losses: tuple[str, ...]  # launches and cases that could not be used, a sentence each
     differences: tuple[Difference, ...]  # fields in which the sides differ
     intended: bool  # whether the sides were made to differ, as in A against B
+    small: tuple[str, ...] = ()  # quantities of so little time that they are not judged
 
     @property
     def forced(self) -> bool:
@@ -188,7 +191,9 @@ def compare(
     shared = [  # a clock that is too coarse gives 0, which has no ratio
         q for q in both if all(each.measured.median_ns > 0 for each in first[q] + second[q])
     ]
-    verdicts = len(shared) + 1  # and the mean
+    small = _small(shared, first, second)
+    shared = [q for q in shared if q not in small]
+    verdicts = 2 * len(shared)  # half of the error rate is the mean's
     pairs = {q: pair_up(first[q], second[q]) for q in shared}
     rows = tuple(_row(q, first[q], second[q], pairs[q], floor.value, verdicts) for q in shared)
     alike = {row.quantity: pairs[row.quantity] for row in rows if not row.other_work}
@@ -197,7 +202,7 @@ def compare(
         after=after,
         floor=floor,
         rows=rows,
-        overall=_judge_all(first, second, alike, floor.value, verdicts),
+        overall=_judge_all(first, second, alike, floor.value, 2),
         in_turns=any(pairs.values()),
         virtual=bool(rows) and all(_is_virtual(first[q] + second[q]) for q in shared),
         missing=tuple(
@@ -212,7 +217,24 @@ def compare(
         ),
         differences=tuple(differences),
         intended=intended,
+        small=tuple(map(str, small)),
     )
+
+
+def _small(
+    quantities: Sequence[Quantity], *sides: dict[Quantity, list[Launched]]
+) -> list[Quantity]:
+    """Measured quantities whose time is next to nothing on both sides."""
+    spent = [
+        {q: sum(sum(each.measured.samples_ns) for each in side[q]) for q in quantities}
+        for side in sides
+    ]
+    return [
+        q
+        for q in quantities
+        if not _is_virtual(sides[0][q])
+        and all(times[q] < _SMALL * sum(times.values()) for times in spent)
+    ]
 
 
 def _row(

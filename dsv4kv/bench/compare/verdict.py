@@ -180,7 +180,7 @@ def judge(
     ratio = ratio_of_sides(before.values, after.values, tail)
     verdict = _read(ratio, floor)
     if verdict is Verdict.UNCLEAR:
-        reason = _why_unclear(ratio, floor)
+        reason = _why_unclear(ratio, floor, min(len(before.values), len(after.values)))
     elif _read(ratio_of_sides(*_without_drift(before, after), tail), floor) is not verdict:
         verdict, reason = Verdict.UNCLEAR, "the machine drifted: interleave the launches"
     return Judgement(verdict, ratio.value, (ratio.low, ratio.high), reason)
@@ -194,7 +194,7 @@ def judge_pairs(
         return Judgement(Verdict.UNCLEAR, middle(compare_pairs(ratios)), None, reason)
     ratio = ratio_of_pairs(ratios, _TAIL / verdicts)
     verdict = _read(ratio, floor)
-    reason = _why_unclear(ratio, floor) if verdict is Verdict.UNCLEAR else ""
+    reason = _why_unclear(ratio, floor, len(ratios)) if verdict is Verdict.UNCLEAR else ""
     return Judgement(verdict, ratio.value, (ratio.low, ratio.high), reason)
 
 
@@ -209,9 +209,20 @@ def judge_exact(before: float, after: float, floor: float = DEFAULT_FLOOR) -> Ju
     )
 
 
-def _why_unclear(ratio: Ratio, floor: float) -> str:
+def _why_unclear(ratio: Ratio, floor: float, launches: int) -> str:
     small = ratio.inside(1 + _SAME_WITHIN_FLOORS * floor)
-    return "a change as small as the floor" if small else "the launches differ too much"
+    why = "a change as small as the floor" if small else "the launches differ too much"
+    return f"{why}: about {deciding_launches(ratio, floor, launches):,} a side would decide"
+
+
+def deciding_launches(ratio: Ratio, floor: float, launches: int) -> int:
+    """Launches of a side whose interval would lie beyond the floor, or within three.
+
+    Intervals are taken to shrink with the root of the launches, around the same ratio.
+    """
+    change, reach = abs(math.log(ratio.value)), math.log(ratio.high / ratio.low) / 2
+    margin = max(math.log1p(_SAME_WITHIN_FLOORS * floor) - change, change - math.log1p(floor))
+    return max(launches + 1, math.ceil(launches * (reach / margin) ** 2))
 
 
 def _read(ratio: Ratio, floor: float) -> Verdict:

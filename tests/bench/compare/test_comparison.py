@@ -29,6 +29,31 @@ def verdicts(comparison: Comparison) -> dict[str, Verdict]:
     return {str(row.quantity): row.judgement.verdict for row in comparison.rows}
 
 
+def test_a_quantity_of_next_to_no_time_has_no_row_until_it_takes_some() -> None:
+    def with_tiny(record: RunRecord, factor: int) -> RunRecord:
+        """A thousandth of the step's time, times the factor."""
+        cases = []
+        for case in record.cases:
+            step = case.operations[0]
+            tiny = step.model_copy(
+                update={
+                    "name": "tiny",
+                    "samples_ns": [factor * max(1, n // 1000) for n in step.samples_ns],
+                }
+            )
+            cases.append(case.model_copy(update={"operations": [*case.operations, tiny]}))
+        return record.model_copy(update={"cases": cases})
+
+    before, after = (with_tiny(make_launched_record(seed=seed), 1) for seed in (1, 2))
+    found = compared(before, after)
+    assert found.small == ("tiny csa",)
+    assert "tiny csa" not in verdicts(found)
+    assert "below 0.5 % of the time, without a row: tiny csa" in explain(found)
+    grown = compared(before, with_tiny(make_launched_record(seed=2), 1000))
+    assert verdicts(grown)["tiny csa"] is SLOWER
+    assert grown.conclude() is SLOWER
+
+
 def test_runs_of_equals_are_the_same_row_by_row() -> None:
     found = compared(make_launched_record(seed=1), make_launched_record(seed=2))
     assert set(verdicts(found)) == {"gather_topk csa", "flush csa", "window_insert csa", "step"}

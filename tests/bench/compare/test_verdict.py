@@ -1,5 +1,7 @@
 """Verdicts on simulated machines whose truth is known."""
 
+import re
+
 import numpy as np
 import pytest
 from numpy.random import Generator
@@ -72,7 +74,24 @@ def test_a_change_within_the_floor_is_none_and_beyond_it_one(
 def test_a_wide_interval_around_no_change_is_not_the_same() -> None:
     wide = [90.0, 95.0, 100.0, 101.0, 105.0, 110.0, 112.0]
     found = judged(wide, wide)
-    assert (found.verdict, found.reason) == (UNCLEAR, "the launches differ too much")
+    assert found.verdict is UNCLEAR
+    assert found.reason == "the launches differ too much: about 86 a side would decide"
+
+
+@pytest.mark.parametrize("change", [1.0, 1.005, 0.995])
+@pytest.mark.parametrize("scatter", [0.03, 0.05])
+def test_the_launches_that_are_said_to_decide_mostly_do(change: float, scatter: float) -> None:
+    rng = np.random.default_rng(7)
+
+    def run(launches: int) -> Judgement:
+        return judge_pairs(np.exp(rng.normal(np.log(change), scatter, launches)).tolist())
+
+    unclear = [found for _ in range(40) if (found := run(7)).verdict is UNCLEAR]
+    needed = [int(re.findall(r"about ([\d,]+)", f.reason)[0].replace(",", "")) for f in unclear]
+    assert len(unclear) > 10
+    assert min(needed) > 7
+    decided = [run(round(np.median(needed))).verdict for _ in range(20)]
+    assert decided.count(UNCLEAR) <= 10
 
 
 def test_one_launch_a_side_is_unclear_whatever_it_shows() -> None:

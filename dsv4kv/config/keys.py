@@ -25,16 +25,12 @@ _BOUNDS = {
 
 @dataclass(frozen=True)
 class Key:
-    """One key of the configuration, or one section of it, by dotted path.
-
-    Attributes:
-        type: ``section``, ``integer``, ``number``, ``text``, ``choice``, ``list of integers``, …
-        allowed: Range in words, ``above 0, a multiple of 128``; or the choices.
-    """
+    """One key of the configuration, or one section of it, by dotted path."""
 
     path: str
+    # ``section``, ``integer``, ``number``, ``text``, ``choice``, ``list of integers``, …
     type: str
-    allowed: str = ""
+    allowed: str = ""  # range in words, ``above 0, a multiple of 128``; or the choices
     choices: tuple[str, ...] = ()
     nullable: bool = False
     default: Any = None

@@ -28,36 +28,22 @@ _GPU = {None, "GPU"}
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """A block of a chain.
+    """A block of a chain."""
 
-    Attributes:
-        before: The block before it; None where the chain begins.
-        ids: Its ids, ``grain`` tokens each, made of everything up to there.
-        tokens: From the chain's beginning to its end.
-    """
-
-    before: "Block | None"
-    ids: tuple[int, ...]
-    tokens: int
+    before: "Block | None"  # the block before it; None where the chain begins
+    ids: tuple[int, ...]  # its ids, ``grain`` tokens each, made of everything up to there
+    tokens: int  # from the chain's beginning to its end
 
 
 @dataclass(slots=True, eq=False)
 class Store:
-    """A request by events: blocks stored together after cached ones.
+    """A request by events: blocks stored together after cached ones."""
 
-    Attributes:
-        at_s: When, by the server's clock; never before the prompt was computed.
-        cached_tokens: Of the prompt's full blocks, which were cached before.
-        output_tokens: Of single blocks that were stored behind it later.
-        end: Last block of the prompt.
-        grain_tokens: What an id stands for.
-    """
-
-    at_s: float
-    cached_tokens: int
-    end: Block
-    grain_tokens: int
-    output_tokens: int = 0
+    at_s: float  # when, by the server's clock; never before the prompt was computed
+    cached_tokens: int  # of the prompt's full blocks, which were cached before
+    end: Block  # last block of the prompt
+    grain_tokens: int  # what an id stands for
+    output_tokens: int = 0  # of single blocks that were stored behind it later
 
     @property
     def tokens(self) -> int:
@@ -77,21 +63,16 @@ class Store:
 
 @dataclass(slots=True)
 class _Server:
-    """One publisher's blocks.
+    """One publisher's blocks."""
 
-    Attributes:
-        blocks: All blocks ever announced, by the server's name.
-        cached: Names of the blocks in the GPU's memory.
-        tips: Requests by the last block stored after them.
-        group: The first group that keeps everything; empty until it is known.
-        size: Tokens of its blocks; smaller ones are parts of blocks.
-    """
-
+    # All blocks ever announced, by the server's name
     blocks: dict[int, Block] = field(default_factory=dict)
-    cached: set[int] = field(default_factory=set)
+    cached: set[int] = field(default_factory=set)  # names of the blocks in the GPU's memory
+    # Requests by the last block stored after them
     tips: dict[int, Store] = field(default_factory=dict)
+    # The first group that keeps everything; empty until it is known
     group: list[int | None] = field(default_factory=list)
-    size: int = 0
+    size: int = 0  # tokens of its blocks; smaller ones are parts of blocks
 
     def forget(self) -> None:
         """Clear the cache; chains stay known."""
@@ -241,40 +222,30 @@ class Rows(Sequence[Request]):
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The requests of a recording.
+    """The requests of a recording."""
 
-    Attributes:
-        requests: In order of arrival, from 0 s.
-        stores_only: Whether they are known by events only: fully cached prompts are missing, so
-            there is no hit rate.
-        cached_tokens: Of every request, by the server; None where it did not report them.
-        begun_s: Arrival of the first, seconds since 1970.
-        first_s: Time of every request's first token, as arrivals count; None if not known.
-        last_s: Time of its last token, the same way.
-        ids_of: Source of every request's ids: ``tokens``; ``text``, estimated; or ``length``,
-            unshared.
-        own_blocks: Blocks of prompts without ids in a trace that has some: they share nothing.
-        counters: Engine, tokens found and tokens looked up, of every server sampled.
-        unsized: Answered requests without known lengths, which are not in ``requests``.
-    """
-
-    requests: Sequence[Request]
+    requests: Sequence[Request]  # in order of arrival, from 0 s
+    # Whether they are known by events only: fully cached prompts are missing, so there is no hit
+    # rate
     stores_only: bool
+    # Of every request, by the server; None where it did not report them
     cached_tokens: list[int | None]
-    begun_s: float
+    begun_s: float  # arrival of the first, seconds since 1970
+    # Time of every request's first token, as arrivals count; None if not known
     first_s: list[float | None]
-    last_s: list[float | None]
+    last_s: list[float | None]  # time of its last token, the same way
+    # Source of every request's ids: ``tokens``; ``text``, estimated; or ``length``, unshared
     ids_of: list[str]
-    own_blocks: int
+    own_blocks: int  # blocks of prompts without ids in a trace that has some: they share nothing
+    # Engine, tokens found and tokens looked up, of every server sampled
     counters: list[tuple[str, int, int]]
-    unsized: int
+    unsized: int  # answered requests without known lengths, which are not in ``requests``
 
 
 def read_recording(folder: Path) -> Recorded:
     """Read the requests of a recording, of a proxy or a log, else rebuilt from events.
 
-    Raises:
-        TraceError: It cannot be read, or nothing was requested.
+    Raises ``TraceError`` if it cannot be read, or nothing was requested.
     """
     rows, unsized = _complete(read_stream(folder, "requests"))
     stores_only = not rows
@@ -300,8 +271,7 @@ def read_recording(folder: Path) -> Recorded:
 def collect_requests(records: Iterable[Record], source: str) -> Recorded | None:
     """Some requests of a recording, by their records; None if there are none.
 
-    Raises:
-        TraceError: They have ids of several sizes.
+    Raises ``TraceError`` if they have ids of several sizes.
     """
     rows, unsized = _complete(records)
     if not rows:

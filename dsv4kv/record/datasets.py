@@ -61,22 +61,16 @@ _ANSWERS = ("completion", "response", "output")
 
 @dataclass(frozen=True, slots=True)
 class DataOptions:
-    """How a data set is read.
+    """How a data set is read."""
 
-    Attributes:
-        text: Every line is a prompt, whatever it looks like.
-        time: Field of a record, and of messages that have it, that says when it was sent; an
-            ISO 8601 time or a number. None where there is none.
-        time_unit: Unit of numbers.
-        skip: Give records that cannot be read as ``Refused`` instead of ending with the first.
-        watch: Hears how many bytes of how many have been read.
-    """
-
-    text: bool = False
+    text: bool = False  # every line is a prompt, whatever it looks like
+    # Field of a record, and of messages that have it, that says when it was sent; an ISO 8601 time
+    # or a number. None where there is none
     time: str | None = None
-    time_unit: str = "s"
+    time_unit: str = "s"  # unit of numbers
+    # Give records that cannot be read as ``Refused`` instead of ending with the first
     skip: bool = False
-    watch: Watch | None = None
+    watch: Watch | None = None  # hears how many bytes of how many have been read
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,25 +83,16 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Dialogue:
-    """One record.
+    """One record."""
 
-    Attributes:
-        place: ``file:line``.
-        messages: By role; empty where the record is a single prompt.
-        sent_s: When each message was sent, as far as it is known; of a prompt one time.
-        prompt: Text that is continued as it is.
-        answer: What followed on the prompt, if that is known.
-        tools: What the messages may call, for the template.
-        options: Of the template, for these messages.
-    """
-
-    place: str
-    messages: Sequence[Message]
+    place: str  # ``file:line``
+    messages: Sequence[Message]  # by role; empty where the record is a single prompt
+    # When each message was sent, as far as it is known; of a prompt one time
     sent_s: Sequence[float | None]
-    prompt: str = ""
-    answer: str | None = None
-    tools: Sequence[Any] | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
+    prompt: str = ""  # text that is continued as it is
+    answer: str | None = None  # what followed on the prompt, if that is known
+    tools: Sequence[Any] | None = None  # what the messages may call, for the template
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the template, for these messages
 
 
 def read_dialogues(
@@ -115,8 +100,7 @@ def read_dialogues(
 ) -> Iterator[Dialogue | Refused]:
     """Yield the records of a data set.
 
-    Raises:
-        TraceError: It cannot be read; names file and line.
+    Raises ``TraceError`` with file and line if it cannot be read.
     """
     with open_trace(path, watch=options.watch) as lines:
         if not lines.peek():

@@ -57,8 +57,7 @@ Ask = Callable[[int], Iterable[list[bytes]]]
 def parse(frames: list[bytes]) -> Message:
     """Decode a message: topic, number, payload; a repeated one has an empty frame before.
 
-    Raises:
-        Unreadable: It has too few frames, no number or no batch.
+    Raises ``Unreadable`` if it has too few frames, no number or no batch.
     """
     if len(frames) < 2 or len(frames[-2]) != _NUMBER_BYTES:
         raise Unreadable("it has no number")
@@ -269,11 +268,7 @@ class MessageFile:
     """
 
     def __init__(self, path: Path, publisher: Publisher) -> None:
-        """Read the file.
-
-        Raises:
-            TraceError: It cannot be read, or is none.
-        """
+        """Read the file; raises ``TraceError`` if it cannot be read, or is none."""
         self._publisher = publisher
         self._messages = _read_messages(path)
 
@@ -376,8 +371,7 @@ class Socket:
 def ranks_of(url: str, ranks: int) -> list[str]:
     """Addresses of a server's ranks; rank r publishes r ports above the first.
 
-    Raises:
-        ConfigError: It is no such address.
+    Raises ``ConfigError`` if it is no such address.
     """
     sentence = (
         f"{url!r} is not the address of a publisher: give tcp://HOST:PORT, as the server's "

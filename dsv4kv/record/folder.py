@@ -158,8 +158,7 @@ class Recording:
     def write(self, stream: str, record: Record) -> None:
         """Append a record, with the current time if it has none.
 
-        Raises:
-            TraceError: The disk is full, or gone.
+        Raises ``TraceError`` if the disk is full, or gone.
         """
         try:
             self._streams[stream].write({"at": self._clock()} | record)
@@ -213,8 +212,7 @@ def is_recording(folder: Path) -> bool:
 def read_stream(folder: Path, stream: str) -> Iterator[Record]:
     """The records of a stream, in order, without a torn last line.
 
-    Raises:
-        TraceError: A file cannot be read, or a line in the middle is broken.
+    Raises ``TraceError`` if a file cannot be read, or a line in the middle is broken.
     """
     files = segments(folder, stream)
     for path in files:

@@ -13,19 +13,12 @@ MOST_BYTES = 2**24
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a server answered.
+    """What a server answered."""
 
-    Attributes:
-        status: 200, if all is well.
-        headers: By their names, whatever their case.
-        content: The body; empty where its lines were taken as they came.
-        is_whole: False for a body that was cut, as it is too long.
-    """
-
-    status: int
-    headers: Mapping[str, str]
-    content: bytes
-    is_whole: bool
+    status: int  # 200, if all is well
+    headers: Mapping[str, str]  # by their names, whatever their case
+    content: bytes  # the body; empty where its lines were taken as they came
+    is_whole: bool  # false for a body that was cut, as it is too long
 
 
 def ask(

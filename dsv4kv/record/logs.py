@@ -266,8 +266,7 @@ class RequestLog:
     ) -> None:
         """``follow``: wait for more until stopped.
 
-        Raises:
-            ConfigError: There is no such file or folder.
+        Raises ``ConfigError`` if there is no such file or folder.
         """
         if path.exists() and not (path.is_file() or path.is_dir()):
             raise ConfigError(f"--requests {path}: this is no file: name a log or a folder.")
@@ -284,8 +283,7 @@ class RequestLog:
     def run(self, stop: Stop) -> None:
         """Read the log, then follow it.
 
-        Raises:
-            TraceError: No line of it was about a request.
+        Raises ``TraceError`` if no line of it was about a request.
         """
         try:
             self._read()

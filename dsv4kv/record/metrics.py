@@ -167,8 +167,7 @@ class Metrics:
     def __init__(self, number: int, url: str, every_s: float, recording: Recording) -> None:
         """``number``: of the page among those that are sampled.
 
-        Raises:
-            ConfigError: It is no address of a page.
+        Raises ``ConfigError`` if it is no address of a page.
         """
         shown = url.rpartition("@")[2]
         parse_url(url, HTTP, f"{shown!r} is no page of metrics: give http://HOST:PORT/metrics.")

@@ -92,8 +92,7 @@ class Address:
 def parse_address(text: str) -> Address:
     """Read ``[HOST:]PORT=URL``; the default host is this machine only.
 
-    Raises:
-        ConfigError: It is no such text.
+    Raises ``ConfigError`` if it is no such text.
     """
     listen, _, upstream = text.partition("=")
     host, _, port = listen.rpartition(":")

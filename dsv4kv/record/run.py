@@ -23,16 +23,14 @@ class Source(Protocol):
     def run(self, stop: Stop) -> None:
         """Listen until ``stop`` is set, or until there is nothing more; then write what is left.
 
-        Raises:
-            Dsv4kvError: It cannot listen, or the recording cannot be written.
+        Raises ``Dsv4kvError`` if it cannot listen, or the recording cannot be written.
         """
 
 
 def parse_url(url: str, schemes: Collection[str], sentence: str) -> SplitResult:
     """The parts of an address that has a host, of one of the schemes.
 
-    Raises:
-        ConfigError: It is none; with the sentence.
+    Raises ``ConfigError`` with the sentence if it is none.
     """
     try:
         url.encode()  # which fails at half characters, as the next does at long names

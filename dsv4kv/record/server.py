@@ -46,17 +46,12 @@ Window = tuple[float, float]
 
 @dataclass(slots=True)
 class Held:
-    """Blocks cached on the GPU, by a publisher's events.
+    """Blocks cached on the GPU, by a publisher's events."""
 
-    Attributes:
-        blocks: Blocks by cache group: stored, less those that were removed.
-        stored: Blocks ever stored.
-        removed: Blocks ever removed.
-    """
-
+    # Blocks by cache group: stored, less those that were removed
     blocks: Counter[int] = field(default_factory=Counter)
-    stored: int = 0
-    removed: int = 0
+    stored: int = 0  # blocks ever stored
+    removed: int = 0  # blocks ever removed
     _sizes: dict[int, int] = field(default_factory=dict)
     _parts: Counter[tuple[int, int]] = field(default_factory=Counter)  # of blocks, and no blocks
 
@@ -100,39 +95,24 @@ class Held:
 
 @dataclass(frozen=True)
 class Server:
-    """A recorded server.
+    """A recorded server."""
 
-    Attributes:
-        family: ``vllm`` or ``sglang``, by the names of its counters; empty if there are none.
-        settings: Its configuration, as far as its metrics have it.
-        restarts: When its cache was cleared.
-        unrecorded: Gaps of the recording.
-        lost_messages: Event messages that were lost.
-        evicted: When, how many blocks; None without events.
-        used: At every sample, the share of the pool that requests used.
-        preempted: When, how many requests; None without such a counter.
-        counted: When, growth of its counters in tokens: found, and looked up.
-        replicas: Its caches, by the ranks that count or publish.
-    """
-
-    family: str
-    settings: dict[str, str]
-    restarts: list[Window]
-    unrecorded: list[Window]
-    lost_messages: int
-    evicted: list[tuple[float, int]] | None
-    used: list[tuple[float, float]]
+    family: str  # ``vllm`` or ``sglang``, by the names of its counters; empty if there are none
+    settings: dict[str, str]  # its configuration, as far as its metrics have it
+    restarts: list[Window]  # when its cache was cleared
+    unrecorded: list[Window]  # gaps of the recording
+    lost_messages: int  # event messages that were lost
+    evicted: list[tuple[float, int]] | None  # when, how many blocks; None without events
+    used: list[tuple[float, float]]  # at every sample, the share of the pool that requests used
+    # When, how many requests; None without such a counter
     preempted: list[tuple[float, int]] | None
+    # When, growth of its counters in tokens: found, and looked up
     counted: list[tuple[float, int, int]]
-    replicas: int = 1
+    replicas: int = 1  # its caches, by the ranks that count or publish
 
 
 def read_server(folder: Path) -> Server:
-    """Read a recording's server.
-
-    Raises:
-        TraceError: It cannot be read.
-    """
+    """Read a recording's server; raises ``TraceError`` if it cannot be read."""
     samples = [each for each in read_stream(folder, "metrics") if "values" in each]
     notes = list(read_stream(folder, "notes"))
     events = list(_slim(read_stream(folder, "events")))
@@ -330,52 +310,30 @@ class Follower:
 
 @dataclass(frozen=True)
 class Glance:
-    """A server's cache in the last minutes.
+    """A server's cache in the last minutes."""
 
-    Attributes:
-        window_s: Seconds covered.
-        silent_s: Seconds since the last record.
-        found: Tokens found and looked up, by source of the figure.
-        sources: Tokens found by device, by the counters or else by the answers.
-        requests: Requests that arrived.
-        stored: Blocks stored, by events; None without events.
-        removed: Blocks evicted, by events; None without events.
-        preempted: Requests preempted; None without such a counter.
-        used: Share of the pool in use; None without such a gauge.
-        running: Running requests.
-        waiting: Waiting requests.
-        groups: Cached blocks by cache group, inferred from events.
-    """
-
-    window_s: float
-    silent_s: float
-    found: dict[str, tuple[int, int]]
-    sources: dict[str, int]
-    requests: int
-    stored: int | None
-    removed: int | None
-    preempted: int | None
-    used: float | None
-    running: int | None
-    waiting: int | None
-    groups: dict[int, int]
+    window_s: float  # seconds covered
+    silent_s: float  # seconds since the last record
+    found: dict[str, tuple[int, int]]  # tokens found and looked up, by source of the figure
+    sources: dict[str, int]  # tokens found by device, by the counters or else by the answers
+    requests: int  # requests that arrived
+    stored: int | None  # blocks stored, by events; None without events
+    removed: int | None  # blocks evicted, by events; None without events
+    preempted: int | None  # requests preempted; None without such a counter
+    used: float | None  # share of the pool in use; None without such a gauge
+    running: int | None  # running requests
+    waiting: int | None  # waiting requests
+    groups: dict[int, int]  # cached blocks by cache group, inferred from events
 
 
 @dataclass
 class Watched:
-    """Records of the last minutes.
+    """Records of the last minutes."""
 
-    Attributes:
-        window_s: Seconds to keep.
-        clock: Returns the time in seconds since 1970.
-        settings: The server's, from its metrics.
-        family: The engine whose counters they are.
-    """
-
-    window_s: float
-    clock: Callable[[], float] = time
-    settings: dict[str, str] = field(default_factory=dict)
-    family: str = ""
+    window_s: float  # seconds to keep
+    clock: Callable[[], float] = time  # returns the time in seconds since 1970
+    settings: dict[str, str] = field(default_factory=dict)  # the server's, from its metrics
+    family: str = ""  # the engine whose counters they are
     _first_s: float = 0.0
     _now_s: float = 0.0
     _rows: deque[Record] = field(default_factory=deque)

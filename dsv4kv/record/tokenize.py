@@ -50,8 +50,7 @@ _LEAST_SALT_BYTES, _MOST_SALT_BYTES = 16, 64  # the most that BLAKE2b takes
 def read_salt(path: Path | None) -> bytes:
     """A secret that is kept, or a new one.
 
-    Raises:
-        ConfigError: It cannot be read, or is so short that it could be guessed.
+    Raises ``ConfigError`` if it cannot be read, or is so short that it could be guessed.
     """
     if path is None:
         return secrets.token_bytes(32)
@@ -81,21 +80,13 @@ Turns = list[Turn] | Refused
 
 @dataclass(frozen=True)
 class Job:
-    """How text becomes ids.
+    """How text becomes ids."""
 
-    Attributes:
-        tokenizer: Folder with a ``tokenizer.json``, or such a file.
-        salt: Key of the ids.
-        template: Chat template, as ``load_template`` takes it.
-        options: Of the template.
-        block_tokens: Tokens of an id.
-    """
-
-    tokenizer: Path
-    salt: bytes
-    template: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    block_tokens: int = GRAIN_TOKENS
+    tokenizer: Path  # folder with a ``tokenizer.json``, or such a file
+    salt: bytes  # key of the ids
+    template: str | None = None  # chat template, as ``load_template`` takes it
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the template
+    block_tokens: int = GRAIN_TOKENS  # tokens of an id
 
 
 class Conversations:
@@ -104,8 +95,7 @@ class Conversations:
     def __init__(self, job: Job) -> None:
         """Load the tokenizer and its template.
 
-        Raises:
-            ConfigError: One of them is missing or broken.
+        Raises ``ConfigError`` if one of them is missing or broken.
         """
         folder = job.tokenizer if job.tokenizer.is_dir() else job.tokenizer.parent
         self._folder = folder
@@ -254,8 +244,7 @@ def _shared(one: "array[int]", other: "array[int]") -> int:
 def load_tokenizer(place: Path) -> "Tokenizer":
     """Load the tokenizer of a folder or file, without truncation and padding.
 
-    Raises:
-        ConfigError: There is none, or the package is missing.
+    Raises ``ConfigError`` if there is none, or the package is missing.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # it is given one text at a time
     try:
@@ -327,36 +316,24 @@ def _work(dialogues: list[Dialogue | Refused]) -> list[Turns]:
 
 @dataclass(frozen=True)
 class Arrivals:
-    """Arrivals of a data set without times.
+    """Arrivals of a data set without times."""
 
-    Attributes:
-        rate: Conversations per second, a Poisson process.
-        gap_s: Mean time between turns, exponential.
-        seed: Seed of both.
-    """
-
-    rate: float = 1.0
-    gap_s: float = 20.0
-    seed: int = 0
+    rate: float = 1.0  # conversations per second, a Poisson process
+    gap_s: float = 20.0  # mean time between turns, exponential
+    seed: int = 0  # seed of both
 
 
 @dataclass
 class Counts:
-    """Counts of a data set.
-
-    Attributes:
-        refused: Skipped records.
-        first: The first of them.
-        unanswered: Requests without a known answer.
-    """
+    """Counts of a data set."""
 
     conversations: int = 0
     requests: int = 0
     input_tokens: int = 0
     output_tokens: int = 0
-    unanswered: int = 0
-    refused: int = 0
-    first: Refused | None = None
+    unanswered: int = 0  # requests without a known answer
+    refused: int = 0  # skipped records
+    first: Refused | None = None  # the first of them
 
 
 def arrange(

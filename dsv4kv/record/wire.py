@@ -42,30 +42,18 @@ class Unreadable(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Consecutive blocks that were cached.
+    """Consecutive blocks that were cached."""
 
-    Attributes:
-        hashes: The server's names of the blocks.
-        parent: Name of the block before the first; None at the start of the prompt.
-        tokens: Of all blocks; a window's groups may have tokens of more blocks.
-        block_tokens: Tokens of a block; 0 for an offloaded block that only has a place.
-        medium: Device; None is the GPU.
-        group: Number of the cache group; None where there is only one.
-        kind: Kind of the group.
-        window: Tokens of its window; None if it keeps everything.
-        session: Session named by the request.
-        extras: Other keys of a block's identity, one entry per block, or empty.
-    """
-
-    hashes: tuple[BlockHash, ...]
-    parent: BlockHash | None
-    tokens: tuple[int, ...]
-    block_tokens: int
-    medium: str | None = None
-    group: int | None = None
-    kind: str | None = None
-    window: int | None = None
-    session: str | None = None
+    hashes: tuple[BlockHash, ...]  # the server's names of the blocks
+    parent: BlockHash | None  # name of the block before the first; None at the start of the prompt
+    tokens: tuple[int, ...]  # of all blocks; a window's groups may have tokens of more blocks
+    block_tokens: int  # tokens of a block; 0 for an offloaded block that only has a place
+    medium: str | None = None  # device; None is the GPU
+    group: int | None = None  # number of the cache group; None where there is only one
+    kind: str | None = None  # kind of the group
+    window: int | None = None  # tokens of its window; None if it keeps everything
+    session: str | None = None  # session named by the request
+    # Other keys of a block's identity, one entry per block, or empty
     extras: tuple[object, ...] = ()
 
     @property
@@ -99,25 +87,15 @@ Event = Stored | Removed | Cleared
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Changes of one step of the server's scheduler.
+    """Changes of one step of the server's scheduler."""
 
-    Attributes:
-        at_s: By the server's clock, seconds since 1970.
-        events: In order.
-        rank: The server's data-parallel rank.
-    """
-
-    at_s: float
-    events: tuple[Event, ...]
-    rank: int = 0
+    at_s: float  # by the server's clock, seconds since 1970
+    events: tuple[Event, ...]  # in order
+    rank: int = 0  # the server's data-parallel rank
 
 
 def unpack(payload: bytes) -> Batch:
-    """Read a payload.
-
-    Raises:
-        Unreadable: It is no batch.
-    """
+    """Read a payload; raises ``Unreadable`` if it is no batch."""
     import msgspec
 
     try:

@@ -40,8 +40,7 @@ _TURNS = 1000
 def resolve_trace(source: str | Path) -> Path:
     """Return the file behind a path or ``builtin:NAME``; a folder of conversations is a trace.
 
-    Raises:
-        TraceError: There is no such file; the sentence lists what there is.
+    Raises ``TraceError`` if there is no such file; the sentence lists what there is.
     """
     folder, path = shipped("configs") / "traces", Path(source)
     names = sorted(
@@ -209,8 +208,7 @@ def _is_marked(line: str) -> bool:
 def detect_format(path: Path) -> str:
     """Return the name of the format that the file's first line shows; a folder is ``weka``.
 
-    Raises:
-        TraceError: The line fits none, or cannot be read.
+    Raises ``TraceError`` if the line fits none, or cannot be read.
     """
     if path.is_dir():
         return "weka"

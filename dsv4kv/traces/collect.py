@@ -19,8 +19,7 @@ from dsv4kv.traces.summary import Histories
 def collect_paths(requests: Iterable[Request]) -> PathTable:
     """Read all requests into arrays, in the memory of their runs of ids.
 
-    Raises:
-        TraceError: There are no requests, none has ids, or ids beyond 64 bits.
+    Raises ``TraceError`` if there are no requests, none has ids, or an id is beyond 64 bits.
     """
     batches = list(batches_of(requests))
     if not any(len(batch.request) for batch in batches):
@@ -68,8 +67,7 @@ def load_paths(
 ) -> PathTable:
     """Read a trace for analysis and make sure that it can be one.
 
-    Raises:
-        TraceError: What reading raises; ids that contradict each other.
+    Raises ``TraceError`` as reading does, and for ids that contradict each other.
     """
     table = collect_paths(read_trace(source, trace_format, options))
     check_histories(table, lambda request: place_of(request, source, trace_format, options))
@@ -79,8 +77,7 @@ def load_paths(
 def check_histories(table: PathTable, name: Callable[[int], str]) -> None:
     """Refuse ids that contradict each other; ``name`` says where a request is.
 
-    Raises:
-        TraceError: An id follows two different blocks.
+    Raises ``TraceError`` if an id follows two different blocks.
     """
     request = np.repeat(np.arange(len(table)), np.diff(table.offsets))
     before = np.concatenate([[0], table.ends[:-1]])

@@ -153,43 +153,28 @@ def open_trace(path: Path, watch: Watch | None = None) -> Iterator[TraceLines]:
 
 @dataclass(frozen=True, slots=True)
 class TimedFields:
-    """Names of the fields of a ``timed`` trace; ``ids`` may be missing from its lines.
+    """Names of the fields of a ``timed`` trace; ``ids`` may be missing from its lines."""
 
-    Attributes:
-        time: Arrival.
-        input: Prompt length in tokens.
-        output: Generated length in tokens.
-        ids: Block ids of the prompt.
-    """
-
-    time: str = "timestamp"
-    input: str = "input_length"
-    output: str = "output_length"
-    ids: str = "hash_ids"
+    time: str = "timestamp"  # arrival
+    input: str = "input_length"  # prompt length in tokens
+    output: str = "output_length"  # generated length in tokens
+    ids: str = "hash_ids"  # block ids of the prompt
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """Options of the formats that need them.
+    """Options of the formats that need them."""
 
-    Attributes:
-        fields: Names in a ``timed`` trace.
-        time_unit: Unit of its arrivals.
-        id_tokens: Tokens that one of its ids stands for; None if it has no ids.
-        stagger_s: Seconds from the start of one conversation of a ``weka`` folder to the next.
-        any_order: Take requests that arrive before the one above them: their times do not count,
-            or they are yet to be sorted.
-        watch: Hears how many bytes of how many have been read.
-        stores: Take a trace of what a server stored, which has no hit rate.
-    """
-
-    fields: TimedFields = TimedFields()
-    time_unit: str = "s"
-    id_tokens: int | None = None
+    fields: TimedFields = TimedFields()  # names in a ``timed`` trace
+    time_unit: str = "s"  # unit of its arrivals
+    id_tokens: int | None = None  # tokens that one of its ids stands for; None if it has no ids
+    # Seconds from the start of one conversation of a ``weka`` folder to the next
     stagger_s: float = 0.0
+    # Take requests that arrive before the one above them: their times do not count, or they are
+    # yet to be sorted
     any_order: bool = False
-    watch: Watch | None = None
-    stores: bool = False
+    watch: Watch | None = None  # hears how many bytes of how many have been read
+    stores: bool = False  # take a trace of what a server stored, which has no hit rate
 
 
 DEFAULTS = ReadOptions()
@@ -408,8 +393,7 @@ def read_counted_ids(
 def writing(path: Path) -> Iterator[BufferedWriter | gzip.GzipFile]:
     """Open a file that appears when the block succeeds, compressed where its name says so.
 
-    Raises:
-        TraceError: It cannot be written.
+    Raises ``TraceError`` if it cannot be written.
     """
     if path.is_dir():
         raise TraceError(f"{path} is a folder: name the file to write.")

@@ -64,17 +64,12 @@ Reader = Callable[[TraceLines, ReadOptions], Iterator[Request]]
 
 @dataclass(frozen=True, slots=True)
 class TraceFormat:
-    """How to read a format, and how to know it.
+    """How to read a format, and how to know it."""
 
-    Attributes:
-        read: Yields the requests of an open trace.
-        marks: A first line with any of these fields is of this format; none if it must be named.
-        shape: What a line or header looks like, for error messages.
-    """
-
-    read: Reader
+    read: Reader  # yields the requests of an open trace
+    # A first line with any of these fields is of this format; none if it must be named
     marks: frozenset[str]
-    shape: str
+    shape: str  # what a line or header looks like, for error messages
 
 
 BLOCK_TOKENS = 512
@@ -131,11 +126,7 @@ def in_milliseconds(seconds: float) -> int | float:
 
 
 def format_mooncake(requests: Iterable[Request]) -> Iterator[str]:
-    """Lines of a trace.
-
-    Raises:
-        TraceError: A request has no ids, or ids of other blocks.
-    """
+    """Lines of a trace; raises ``TraceError`` if a request has no ids, or ids of other blocks."""
     for number, request in enumerate(requests):
         session = {} if request.session is None else {"session_id": f"{request.session}"}
         yield _format_line(number, request, 0, **session)
@@ -203,8 +194,7 @@ def _extend(before: Request | None, record: dict[str, Any]) -> Request:
 def format_mooncake_delta(requests: Iterable[Request]) -> Iterator[str]:
     """Lines of a trace whose sessions are found by what its prompts begin with.
 
-    Raises:
-        TraceError: A request has no ids, or ids of other blocks.
+    Raises ``TraceError`` if a request has no ids, or ids of other blocks.
     """
     sessions = Sessions()
     for number, request in enumerate(requests):

@@ -163,8 +163,7 @@ def _find_columns(names: Sequence[str], options: ReadOptions, path: Path) -> lis
 def _check(group: Any, options: ReadOptions, path: Path, before: int) -> tuple[Batch, Ints]:
     """The columns of rows, after ``before`` of the file, and tokens per id of each.
 
-    Raises:
-        TraceError: A row is defective.
+    Raises ``TraceError`` if a row is defective.
     """
     rows, wanted, per_second = group.num_rows, options.fields, UNITS_PER_SECOND[options.time_unit]
     sizes = np.full(rows, options.id_tokens or 0)

@@ -25,27 +25,16 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class PathTable:
-    """All prompts of a trace, in order of arrival.
+    """All prompts of a trace, in order of arrival."""
 
-    Attributes:
-        block_tokens: Tokens an id stands for; the last id of a prompt may stand for fewer.
-        arrival_s: float64[requests].
-        input_tokens: int64[requests].
-        output_tokens: int64[requests].
-        counts: int64[requests]: ids of every prompt; 0 where it has none.
-        offsets: int64[requests + 1]: where every prompt's runs begin.
-        starts: int64[runs]: first ids.
-        ends: int64[runs]: blocks of the prompt up to the run's end.
-    """
-
-    block_tokens: int
-    arrival_s: NDArray[np.float64]
-    input_tokens: Ints
-    output_tokens: Ints
-    counts: Ints
-    offsets: Ints
-    starts: Ints
-    ends: Ints
+    block_tokens: int  # tokens an id stands for; the last id of a prompt may stand for fewer
+    arrival_s: NDArray[np.float64]  # float64[requests]
+    input_tokens: Ints  # int64[requests]
+    output_tokens: Ints  # int64[requests]
+    counts: Ints  # int64[requests]: ids of every prompt; 0 where it has none
+    offsets: Ints  # int64[requests + 1]: where every prompt's runs begin
+    starts: Ints  # int64[runs]: first ids
+    ends: Ints  # int64[runs]: blocks of the prompt up to the run's end
     path_tokens: Ints = field(init=False)
     """int64[requests]: tokens that ids stand for."""
 
@@ -99,27 +88,17 @@ def join_runs(request: Ints, start: Ints, count: Ints) -> tuple[Ints, Ints, Ints
 
 @dataclass(frozen=True)
 class Reuse:
-    """Every prompt's past, in blocks of ``grain_tokens``.
+    """Every prompt's past, in blocks of ``grain_tokens``."""
 
-    Attributes:
-        grain_tokens: Tokens of a block.
-        blocks: int64[requests]: blocks of every path.
-        tokens: int64[requests]: tokens of every path; its last block may be partial.
-        request: int64[stretches]: whose past, in rising order.
-        owner: int64[stretches]: the request that touched the stretch last.
-        begin: int64[stretches]: first block of the stretch.
-        end: int64[stretches]: block after it; the next stretch of the request begins there.
-        above: int64[stretches]: blocks more recent than the stretch's first. Block ``b`` of it is
-            found by every cache of at least ``above + b - begin + 1`` blocks.
-    """
-
-    grain_tokens: int
-    blocks: Ints
-    tokens: Ints
-    request: Ints
-    owner: Ints
-    begin: Ints
-    end: Ints
+    grain_tokens: int  # tokens of a block
+    blocks: Ints  # int64[requests]: blocks of every path
+    tokens: Ints  # int64[requests]: tokens of every path; its last block may be partial
+    request: Ints  # int64[stretches]: whose past, in rising order
+    owner: Ints  # int64[stretches]: the request that touched the stretch last
+    begin: Ints  # int64[stretches]: first block of the stretch
+    end: Ints  # int64[stretches]: block after it; the next stretch of the request begins there
+    # int64[stretches]: blocks more recent than the stretch's first. Block ``b`` of it is found by
+    # every cache of at least ``above + b - begin + 1`` blocks
     above: Ints
 
     def found_blocks(self, capacity_blocks: int | None) -> Ints:

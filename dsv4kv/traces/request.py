@@ -19,27 +19,20 @@ NO_IDS = (
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request of a serving trace.
+    """One request of a serving trace."""
 
-    Attributes:
-        arrival_s: Arrival in seconds from the start of the trace.
-        input_tokens: Prompt length in tokens, at least 1.
-        output_tokens: Generated length in tokens, at least 0.
-        prefix_hashes: One id per ``hash_block_tokens`` tokens of the prompt (the last may stand
-            for a partial block), equal ids meaning equal tokens *and* equal history;
-            empty where the trace has none. A tuple, or ``IdRuns`` where ids come in long runs.
-        hash_block_tokens: Tokens one id stands for; 0 where the trace has none.
-        session: Number of the conversation it is a turn of; None where the trace does not say.
-        answer_s: How long its answer took when it was recorded; None where not known. Requests
-            are equal whether it is known or not.
-    """
-
-    arrival_s: float
-    input_tokens: int
-    output_tokens: int
+    arrival_s: float  # arrival in seconds from the start of the trace
+    input_tokens: int  # prompt length in tokens, at least 1
+    output_tokens: int  # generated length in tokens, at least 0
+    # One id per ``hash_block_tokens`` tokens of the prompt (the last may stand for a partial
+    # block), equal ids meaning equal tokens *and* equal history; empty where the trace has none. A
+    # tuple, or ``IdRuns`` where ids come in long runs
     prefix_hashes: Sequence[int] = ()
-    hash_block_tokens: int = 0
+    hash_block_tokens: int = 0  # tokens one id stands for; 0 where the trace has none
+    # Number of the conversation it is a turn of; None where the trace does not say
     session: int | None = field(default=None, compare=False)
+    # How long its answer took when it was recorded; None where not known. Requests are equal
+    # whether it is known or not
     answer_s: float | None = field(default=None, compare=False)
 
     @property
@@ -151,25 +144,15 @@ _ONE = array("q", [1])
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Consecutive requests as columns.
+    """Consecutive requests as columns."""
 
-    Attributes:
-        arrival_s: float64[requests].
-        input_tokens: int64[requests].
-        output_tokens: int64[requests].
-        hash_block_tokens: Tokens that one id stands for; 0 where no request has ids.
-        request: int64[runs]: whose the run of ids is, from 0; in the order of the prompts.
-        start: int64[runs]: its first id.
-        count: int64[runs]: its length; the run is as long as can be.
-    """
-
-    arrival_s: NDArray[np.float64]
-    input_tokens: Ints
-    output_tokens: Ints
-    hash_block_tokens: int
-    request: Ints
-    start: Ints
-    count: Ints
+    arrival_s: NDArray[np.float64]  # float64[requests]
+    input_tokens: Ints  # int64[requests]
+    output_tokens: Ints  # int64[requests]
+    hash_block_tokens: int  # tokens that one id stands for; 0 where no request has ids
+    request: Ints  # int64[runs]: whose the run of ids is, from 0; in the order of the prompts
+    start: Ints  # int64[runs]: its first id
+    count: Ints  # int64[runs]: its length; the run is as long as can be
 
     @classmethod
     def of(cls, requests: Sequence[Request]) -> Self:

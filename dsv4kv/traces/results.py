@@ -47,8 +47,7 @@ class Timed(NamedTuple):
 def as_runs(documents: Sequence[Run]) -> list[Run]:
     """The runs that a file's documents are of; a document of another kind is its own run.
 
-    Raises:
-        Defect: It is a known file that says too little, or lacks fields.
+    Raises ``Defect`` if it is a known file that says too little, or lacks fields.
     """
     try:
         return list(_runs(documents))

@@ -64,8 +64,7 @@ class Histories:
     def add(self, first: int, batch: Batch) -> None:
         """Add the ids of some requests; ``first`` is the number of the first one.
 
-        Raises:
-            TraceError: The temporary folder is full.
+        Raises ``TraceError`` if the temporary folder is full.
         """
         self.references += int(batch.count.sum())
         rows = np.empty(len(batch.start), RUN)
@@ -80,8 +79,7 @@ class Histories:
     def check(self, name: Callable[[int], str]) -> int:
         """Count the different ids; ``name`` says where a request is.
 
-        Raises:
-            TraceError: An id has two histories.
+        Raises ``TraceError`` if an id has two histories.
         """
         distinct, furthest = 0, np.zeros(0, RUN)
         for runs in self._ranges(self._sort()):
@@ -188,8 +186,7 @@ def check_histories_of(
 ) -> Iterator[Request]:
     """Pass requests on; where they end, refuse ids that contradict each other.
 
-    Raises:
-        TraceError: An id has two histories; ``name`` says where a request is.
+    Raises ``TraceError`` if an id has two histories; ``name`` says where a request is.
     """
     left, count = iter(requests), 0
     with Histories() as histories:
@@ -227,23 +224,16 @@ def _summarize_lengths(times: Counter[int]) -> LengthSummary:
 
 @dataclass(frozen=True, slots=True)
 class TraceSummary:
-    """A whole trace in a few numbers.
-
-    Attributes:
-        hash_block_tokens: Tokens one prefix hash stands for; 0 if the trace has none.
-        block_references: Prefix hashes, all requests together.
-        distinct_blocks: Different prefix hashes.
-        hit_blocks: References a cache that forgets nothing would find; a request's hits end at
-            its first miss.
-    """
+    """A whole trace in a few numbers."""
 
     requests: int
     duration_s: float
     input_tokens: LengthSummary
     output_tokens: LengthSummary
-    hash_block_tokens: int
-    block_references: int
-    distinct_blocks: int
+    hash_block_tokens: int  # tokens one prefix hash stands for; 0 if the trace has none
+    block_references: int  # prefix hashes, all requests together
+    distinct_blocks: int  # different prefix hashes
+    # References a cache that forgets nothing would find; a request's hits end at its first miss
     hit_blocks: int
 
     @property

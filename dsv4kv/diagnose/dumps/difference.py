@@ -219,8 +219,7 @@ def inspect(
 def compare(one: Inspection, other: Inspection, context: Context) -> Comparison:
     """Two dumps by logical position.
 
-    Raises:
-        ConfigError: One is not recognised, or they hold different records.
+    Raises ``ConfigError`` if one is not recognised, or they hold different records.
     """
     records = []
     for each in (one, other):

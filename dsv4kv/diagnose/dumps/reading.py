@@ -69,8 +69,7 @@ class Dump:
 def read_dump(path: Path, tensor: str | None = None) -> Dump:
     """Read ``.npy``, ``.safetensors``, what ``torch.save`` wrote, or a tier's bytes as they are.
 
-    Raises:
-        TraceError: A file that cannot be read, or has another format than it says.
+    Raises ``TraceError`` for a file that cannot be read, or has another format than it says.
     """
     try:
         with open_regular(path) as file:
@@ -342,8 +341,7 @@ def _map_tensor(
 def read_table(path: Path, pages: int) -> NDArray[np.int64]:
     """A request's pages in logical order: a one-dimensional ``.npy`` of integers, or JSON.
 
-    Raises:
-        TraceError: Not such a file, or a page that the dump does not have.
+    Raises ``TraceError`` for another file, or a page that the dump does not have.
     """
     try:
         if path.suffix == ".json":

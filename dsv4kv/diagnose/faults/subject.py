@@ -164,8 +164,7 @@ def _of_file(path: Path, family: str) -> list[Subject]:
 def _has_results(path: Path) -> bool:
     """Whether a file begins with the result of a benchmark.
 
-    Raises:
-        ConfigError: It begins with what lint itself printed.
+    Raises ``ConfigError`` if it begins with what lint itself printed.
     """
     try:
         with open_regular(path) as file:

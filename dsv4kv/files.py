@@ -158,13 +158,17 @@ class Unparsable(ValueError):
         self.line = line
 
 
-def open_regular(path: Path, buffer_bytes: int = DEFAULT_BUFFER_SIZE) -> BufferedReader:
-    """Open a file for reading; ``OSError`` for pipes and devices, which need not end."""
+def open_regular(
+    path: Path, buffer_bytes: int = DEFAULT_BUFFER_SIZE, *, pipes: bool = False
+) -> BufferedReader:
+    """Open a file for reading; ``OSError`` for devices, and pipes unless they are read as well."""
     # without O_NONBLOCK opening a pipe waits until somebody writes
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     file: BufferedReader = BufferedReader(FileIO(descriptor), buffer_bytes)
     mode = os.fstat(file.fileno()).st_mode
-    if not stat.S_ISREG(mode):
+    if pipes and stat.S_ISFIFO(mode):
+        os.set_blocking(descriptor, True)  # a pipe that nobody writes to has ended
+    elif not stat.S_ISREG(mode):
         file.close()
         if stat.S_ISDIR(mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))

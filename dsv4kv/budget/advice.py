@@ -6,7 +6,14 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from dsv4kv.budget.fit import fewest_gpus, fits, max_concurrency, max_context, tightest_free_bytes
+from dsv4kv.budget.fit import (
+    fewest_gpus,
+    fits,
+    free_bytes,
+    max_concurrency,
+    max_context,
+    tightest_free_bytes,
+)
 from dsv4kv.budget.scenario import Scenario, fix_layout, resolve
 from dsv4kv.engines.flags import flag_for
 from dsv4kv.errors import ConfigError
@@ -54,7 +61,7 @@ def advise(scenario: Scenario, context_tokens: int, concurrency: int) -> list[Op
         return Option(change, reason, freed, held, fits(other, *asked), other)
 
     options = []
-    for changes, change, reason in _changes(scenario):
+    for changes, change, reason in _changes(scenario, asked):
         with suppress(ConfigError):
             (other,) = resolve(replace(fix_layout(scenario), **changes))
             found = option(other, change, reason)
@@ -87,7 +94,31 @@ def _more_gpus(scenario: Scenario, context_tokens: int, concurrency: int) -> Sce
     return min(enough, key=lambda found: found.layout.gpus, default=None)
 
 
-def _changes(scenario: Scenario) -> Iterator[tuple[dict[str, Any], str, str]]:
+def spread_layers(scenario: Scenario, context_tokens: int, concurrency: int) -> tuple[int, ...]:
+    """Layers of every pipeline stage with which the tightest has most memory left.
+
+    A layer moves from the tightest stage to the roomiest as long as that gains.
+    """
+    best = tuple(len(stage) for stage in scenario.stages)
+    while True:
+        stages = range(len(best))
+        free = [free_bytes(scenario, stage, context_tokens, concurrency) for stage in stages]
+        tight, roomy = free.index(min(free)), free.index(max(free))
+        sizes = list(best)
+        sizes[tight], sizes[roomy] = sizes[tight] - 1, sizes[roomy] + 1
+        try:
+            (other,) = resolve(replace(fix_layout(scenario), stage_layers=tuple(sizes)))
+            gains = tightest_free_bytes(other, context_tokens, concurrency) > min(free)
+        except ConfigError:  # the engine does not serve such stages
+            gains = False
+        if not gains or not sizes[tight]:
+            return best
+        best, scenario = tuple(sizes), other
+
+
+def _changes(
+    scenario: Scenario, asked: tuple[int, int]
+) -> Iterator[tuple[dict[str, Any], str, str]]:
     """Settings that may help, the cheapest first: what to replace, how to say it, why."""
     inputs, settings = scenario.inputs, scenario.settings
     family = scenario.engine.name.partition(":")[0]
@@ -106,11 +137,7 @@ def _changes(scenario: Scenario) -> Iterator[tuple[dict[str, Any], str, str]]:
         half = max(limit // 2, 1)  # half of one is that one, which gains nothing
         fewer = "half as many, less allocated at start-up"
         yield {"request_limit": half}, f"{flag} {half}", fewer
-    ranks = scenario.layout.tp * scenario.layout.dp
-    for tp in (tp for tp in range(1, scenario.layout.tp) if ranks % tp == 0):
-        copies = f"{'fewer' if tp > 1 else 'no'} copies of the KV cache"
-        replicas = {"tp": tp, "dp": ranks // tp, "ep": None}
-        yield replicas, f"--tp {tp} --dp {ranks // tp}", copies
+    yield from _layout_changes(scenario, asked)
     if inputs.state == "fp32":
         yield {"state": "online"}, "--state online", "HCA keeps a running softmax"
     if inputs.block_tokens is not None:
@@ -122,6 +149,21 @@ def _changes(scenario: Scenario) -> Iterator[tuple[dict[str, Any], str, str]]:
     if settings.memory_fraction < _MORE_MEMORY:
         change = f"{_word(family, 'memory_fraction')} {float(_MORE_MEMORY):g}"
         yield {"memory_fraction": _MORE_MEMORY}, change, "less headroom"
+
+
+def _layout_changes(
+    scenario: Scenario, asked: tuple[int, int]
+) -> Iterator[tuple[dict[str, Any], str, str]]:
+    variable = _word(scenario.engine.family.name, "stage_layers")
+    if scenario.layout.pp > 1 and not variable.startswith("-"):
+        sizes = spread_layers(scenario, *asked)
+        change = f"{variable}={','.join(map(str, sizes))}"
+        yield {"stage_layers": sizes}, change, "layers where memory is left"
+    ranks = scenario.layout.tp * scenario.layout.dp
+    for tp in (tp for tp in range(1, scenario.layout.tp) if ranks % tp == 0):
+        copies = f"{'fewer' if tp > 1 else 'no'} copies of the KV cache"
+        replicas = {"tp": tp, "dp": ranks // tp, "ep": None}
+        yield replicas, f"--tp {tp} --dp {ranks // tp}", copies
 
 
 def _word(family: str, name: str) -> str:

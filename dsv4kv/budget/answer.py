@@ -55,6 +55,7 @@ class Answer:
         stages: The capacity of every pipeline stage; None where nothing is left for a cache.
         host: What one GPU's rank keeps in host memory.
         sent_bytes: Bytes of a prompt that a prefill rank sends to the decode side, where known.
+        decode_pool_tokens: The smallest pool of a decode rank for these requests, none retracted.
     """
 
     scenario: Scenario
@@ -71,6 +72,7 @@ class Answer:
     stages: tuple[Capacity | None, ...]
     host: HostTier | None
     sent_bytes: int | None
+    decode_pool_tokens: int | None
 
     @property
     def capacity(self) -> Capacity | None:
@@ -143,6 +145,9 @@ def answer(inputs: Inputs) -> Answer:
         stages=stages,
         host=host,
         sent_bytes=sent.bytes if sent else None,
+        decode_pool_tokens=scenario.engine.decode_pool_tokens(
+            replica, -(-concurrency // scenario.layout.dp)
+        ),
     )
 
 
@@ -386,6 +391,7 @@ def to_document(
         "pools": _plain(list(found.costs)),
         "host": _host(found.host),
         "sent_bytes": found.sent_bytes,
+        "decode_pool_tokens": found.decode_pool_tokens,
         "concurrency_by_context": [
             {"context_tokens": tokens, "concurrency": count} for tokens, count in curve
         ],

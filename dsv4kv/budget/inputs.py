@@ -78,6 +78,13 @@ def _retention(text: str) -> int | None:
     return None if text == "dense" else parse_count(text)
 
 
+def _layers(text: str) -> tuple[int, ...]:
+    sizes = text.split(",")
+    if not all(size.strip().isdecimal() and int(size) for size in sizes):
+        raise ConfigError(f"{text!r} is no list of layers: write 11,11,11,10.")
+    return tuple(map(int, sizes))
+
+
 def _one_of(*names: str) -> Callable[[str], str]:
     def read(text: str) -> str:
         if text not in names:
@@ -107,6 +114,7 @@ class Inputs:
         step_tokens: Tokens of one step of one replica, in SGLang of all; so is the request limit.
         window_slots: In SGLang, a running request's slots out of the window are ``freed`` or
             ``kept``, or it has windows of its ``own`` (V4.1's encoder replay).
+        stage_layers: Layers of every pipeline stage.
         dcp: Ranks that a request's context is spread over in decode.
         bounded_replay: See ``Deployment``.
         dp_attention: SGLang's replicas are ranks of one server (``on``) or servers.
@@ -147,6 +155,7 @@ class Inputs:
     role: Annotated[str | None, _one_of("prefill", "decode")] = None
     dcp: Annotated[int, _positive] = 1
     prefill_cp: Annotated[int, _positive] = 1
+    stage_layers: Annotated[tuple[int, ...] | None, _layers] = None
     hisparse: On = None
     hisparse_ratio: Annotated[int, _positive] = 2
     unified_memory: On = None

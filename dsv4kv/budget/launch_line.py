@@ -99,6 +99,7 @@ def _flags(family: str, launch: Launch, inputs: Inputs) -> Iterator[str]:
 
 def _flag(family: str, name: str, value: Any) -> str:
     text = f"{float(value):g}" if isinstance(value, Fraction) else str(value)
+    text = ",".join(map(str, value)) if isinstance(value, tuple) else text
     text = str(value >> 20) if name == "logits-limit" else text
     for flag in flags_of(family):
         if flag.means and flag.means.input == name:

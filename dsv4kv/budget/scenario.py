@@ -84,7 +84,13 @@ class Scenario:
     @cached_property
     def stages(self) -> tuple[range, ...]:
         """Layers of every pipeline stage, without draft layers."""
-        sizes = self.engine.stage_layers(self.config.num_layers, self.layout.pp)
+        layers, count, given = self.config.num_layers, self.layout.pp, self.inputs.stage_layers
+        if given and (len(given), sum(given)) != (count, layers):
+            raise ConfigError(
+                f"layers of the pipeline's stages are {','.join(map(str, given))}: give {count} "
+                f"numbers that add up to the {layers} layers of {self.config.name}."
+            )
+        sizes = given or self.engine.stage_layers(layers, count)
         ends = [0, *accumulate(sizes)]
         return tuple(range(begin, end) for begin, end in pairwise(ends))
 

@@ -155,7 +155,10 @@ def budget(
     if (csv or chart) and (explain or not axis):
         raise ConfigError("--csv and --chart show a sweep: add --axis context=4K,32K,128K,1M.")
     if explain:
-        found = explain_logs([(str(path), path) for path in (*explain, *(logs or []))])
+        options = {name.replace("_", "-"): text for name, text in given.items()}
+        flags = arguments.meta.get(_FLAGS, [])
+        named = [(str(path), path) for path in (*explain, *(logs or []))]
+        found = explain_logs(named, options, flags)
     else:
         if logs:
             raise ConfigError(f"{logs[0]}: give a log to explain as --explain {logs[0]}.")
@@ -189,16 +192,29 @@ class Found(NamedTuple):
     fits: bool
 
 
-def explain_logs(logs: Sequence[tuple[str, Path]]) -> Found:
-    """Explain the sizes in a start-up log with its name, or the change from one to another."""
+def explain_logs(
+    logs: Sequence[tuple[str, Path]],
+    given: Mapping[str, str] | None = None,
+    flags: Sequence[tuple[str, str]] = (),
+) -> Found:
+    """Explain the sizes in a start-up log with its name, or the change from one to another.
+
+    Options and flags that are given decide where a log is silent.
+    """
+    from dsv4kv.budget.gpus import load_gpu
     from dsv4kv.engines.logs.explain import explain_startup, make_waterfall
-    from dsv4kv.engines.logs.read import read_log
+    from dsv4kv.engines.logs.read import read_log, with_options
     from dsv4kv.view.explain import explanation_page, waterfall_page
 
     if len(logs) > 2:
         raise ConfigError(f"{len(logs)} logs: give one to explain, or two to compare.")
-    explained = [explain_startup(replace(read_log(path), source=name)) for name, path in logs]
-    started = all(log.printed_tokens is not None for log, _ in explained)
+    given, explained = dict(given or {}), []
+    arch = load_gpu(given["gpu"]).arch if "gpu" in given else None
+    for name, path in logs:
+        read = replace(read_log(path), source=name)
+        own = {**given, **_read_flags({"engine": read.family}, flags)}
+        explained.append(explain_startup(with_options(read, own, arch)))
+    started = not any(log.refused for log, _ in explained)
     if len(explained) == 1:
         log = explained[0][0]
         return Found(partial(asdict, log), partial(explanation_page, log), started)

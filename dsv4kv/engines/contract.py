@@ -231,6 +231,10 @@ class Engine:
         """Blocks of context, and pages of windows where these have a pool of their own."""
         return units, None
 
+    def decode_pool_tokens(self, deployment: Deployment, requests: int) -> int | None:
+        """The smallest pool of a decode side whose requests are never retracted."""
+        return None
+
     def rule(self, deployment: Deployment, flags: Given | None = None) -> Rule:
         """How prefixes are kept and found; ``flags`` are settings that choose a variant."""
         self.costs(deployment)  # says what the engine does not serve

@@ -156,6 +156,13 @@ def _engine_lines(found: Answer) -> Iterator[Part]:
         yield from (f"  {line}" for line in found.log_lines)
     elif capacity:
         yield Text(f"{engine.name} prints no such line{seen}.", "dim")
+    if pool := found.decode_pool_tokens:
+        each = -(-found.concurrency // found.scenario.layout.dp)
+        yield (
+            f"Smallest pool of a rank for {counted(each, 'request')} of {found.context:,} tokens "
+            f"without retraction, one more prompt in transfer: --max-total-tokens {pool:,}, less "
+            "the tokens of one answer."
+        )
     if capacity:
         yield from filter(None, [capacity.note])
         yield from _differences(found, capacity)

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsv4kv.units import format_bytes
+from dsv4kv.units import counted, format_bytes
 from dsv4kv.view.quantity import ms, quantity
 from dsv4kv.view.table import (
     ABSENT,
@@ -36,14 +36,17 @@ def explanation_page(log: "Explanation") -> Page:
         ("requests", lambda fit: quantity(fit.requests)),
         ("tokens", lambda fit: quantity(fit.tokens)),
     ]
-    note = "as far as memory goes"
+    note = "as far as memory goes" if log.exact else "as the log counts"
     answer: list[Part] = [
         _head(log),
-        f"{log.title}{'' if log.seen_in_logs else ' (rules derived from source)'}",
+        *(
+            [f"{log.title}{'' if log.seen_in_logs else ' (rules derived from source)'}"]
+            * log.exact
+        ),
         *log.meaning,
-        "",
-        Table("What fits in steady decode", fits, log.fits, note=note),
     ]
+    if log.fits:
+        answer += ["", Table("What fits in steady decode", fits, log.fits, note=note)]
     gains = [change for change in log.changes if change.gain_tokens > 0][:_MAX_CHANGES]
     if gains:
         answer += ["", _changes(gains)]
@@ -68,9 +71,9 @@ def explanation_page(log: "Explanation") -> Page:
         (f"one {log.unit}", f"{log.unit_bytes:,.2f} B"),
         (f"all {log.units:,} {log.unit}s", format_bytes(log.cache_bytes)),
     ]
-    sizes = [Table("One request", ["cost", "bytes"], costs)]
+    sizes = [Table("One request", ["cost", "bytes"], costs)] if log.exact else []
     if log.measured:
-        measured = log.measured | {"KV cache": log.cache_bytes / 2**30}
+        measured = log.measured | ({"KV cache": log.cache_bytes / 2**30} if log.exact else {})
         rows = [(what, format_bytes(int(gib * 2**30))) for what, gib in measured.items()]
         note = "instead of budget's assumptions: --reserve is what is neither weights nor KV"
         sizes.append(Table("Memory measured by the engine", ["one GPU", "size"], rows, note=note))
@@ -89,16 +92,24 @@ def explanation_page(log: "Explanation") -> Page:
 
 
 def _head(log: "Explanation") -> Finding:
-    most = log.fits[-1]
     read = {each.what: each.value for each in log.statements}.get("data parallel", "1")
     ranks = max(len(log.ranks), int(read) if read.isdigit() else 1)
-    fits = f"memory holds {most.requests:,} requests of {most.context_tokens:,} tokens"
-    if ranks > 1:
-        fits += f" on each of {ranks} ranks, {most.requests * ranks:,} in total"
+    fits = ""
+    if log.fits:
+        most = log.fits[-1]
+        held = counted(most.requests, "request")
+        fits = (
+            f"; {'memory' if log.exact else 'it'} holds {held} of {most.context_tokens:,} tokens"
+        )
+        if ranks > 1:
+            fits += f" on each of {ranks} ranks, {most.requests * ranks:,} in total"
+    by = log.engine if log.exact else log.engine.partition(":")[0]
+    if log.refused:
+        return Finding("bad", f"{log.source}: {by} refused to start{fits}.")
+    printed = f"{log.source}: {by} printed {log.printed_tokens or 0:,} tokens"
     if log.printed_tokens is None:
-        return Finding("bad", f"{log.source}: {log.engine} refused to start; {fits}.")
-    printed = f"{log.source}: {log.engine} printed {log.printed_tokens:,} tokens"
-    return Finding("good" if log.exact else "warning", f"{printed}; {fits}.")
+        printed = f"{log.source}: {by} printed no number of tokens"
+    return Finding("good" if log.exact else "warning", f"{printed}{fits}.")
 
 
 def _changes(changes: "Sequence[Change]") -> Table:

@@ -1,13 +1,16 @@
 """Every option gains what it says, and where nothing fits the cheapest that helps leads."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.budget.advice import Option, advise
+from dsv4kv.budget.advice import Option, advise, spread_layers
+from dsv4kv.budget.answer import answer
 from dsv4kv.budget.fit import fits, max_concurrency, tightest_free_bytes
 from dsv4kv.budget.inputs import READERS
 from dsv4kv.budget.scenario import Scenario, fix_layout, resolve
 from dsv4kv.engines.flags import find_flag
+from dsv4kv.errors import ConfigError
 from tests.budget.questions import ask, scenario, scenarios
 from tests.examples import examples
 
@@ -26,7 +29,7 @@ def typed(found: Scenario, change: str) -> Scenario:
         means = flag.means if flag else None
         texts |= means.of(value) if means else {spelling.removeprefix("--"): value}
     kept = {
-        name: str(value)
+        name: ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
         for name in READERS
         if (value := getattr(fix_layout(found), name.replace("-", "_"))) is not None
     }
@@ -103,3 +106,47 @@ def test_a_limit_of_requests_that_binds_is_advised_to_be_raised() -> None:
     raised = advise(found, 131_072, 256)[0]
     assert (raised.change, max_concurrency(found, 131_072)) == ("--max-running-requests 512", 256)
     assert raised.concurrency == 512
+
+
+@pytest.mark.parametrize(
+    ("engine", "drafts", "model"),
+    [("vllm:0.33", 3, "v4-flash"), ("sglang:0.5.23", 1, "v4-pro"), ("vllm:0.26", 0, "v4-pro")],
+)
+def test_layers_are_spread_as_the_best_of_all_partitions_is(
+    engine: str, drafts: int, model: str
+) -> None:
+    asked = (131_072, 4)
+    given = {"model": model, "engine": engine, "pp": "2", "tp": "8", "draft_layers": str(drafts)}
+    found = scenario(gpu="b300", gpus="16", **given)
+    layers = found.config.num_layers
+
+    def free(first: int) -> int:
+        sizes = f"{first},{layers - first}"
+        return tightest_free_bytes(
+            scenario(gpu="b300", gpus="16", stage_layers=sizes, **given), *asked
+        )
+
+    best = max(range(2, layers - 1), key=free)
+    first, _ = spread_layers(found, *asked)
+    assert free(first) == free(best)
+
+
+def test_stages_that_are_not_the_models_layers_are_a_sentence() -> None:
+    with pytest.raises(ConfigError, match="add up to the 43 layers of v4-flash"):
+        _ = scenario(pp="2", tp="1", gpus="2", stage_layers="20,20").stages
+
+
+@pytest.mark.parametrize(
+    ("requests", "context", "least"),
+    [(16, 9_216, 16 * (9_216 + 512) + 9_216), (1, 1_024, 2_560), (64, 9_472, 648_448)],
+)
+def test_a_decode_pool_holds_every_request_its_reserve_and_one_in_transfer(
+    requests: int, context: int, least: int
+) -> None:
+    """A published pool for 16 requests of 8,192 + 1,024 is 163,840: the one in transfer is 8,192."""
+    found = answer(
+        ask(engine="sglang", gpu="b300", gpus="8", tp="8", role="decode", model="v4-flash",
+            context=str(context), concurrency=str(requests))
+    )  # fmt: skip
+    assert found.decode_pool_tokens == least
+    assert found.decode_pool_tokens % 256 == 0

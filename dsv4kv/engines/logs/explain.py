@@ -21,6 +21,8 @@ from dsv4kv.units import format_bytes
 
 How = Literal["read", "inferred", "assumed"]
 _CONTEXTS = (4096, 32_768, 131_072, 1_048_576)
+_SIZES = {"available_gib", "needed_gib", "bytes_per_full_token", "kv_gib", "free_gib", "quota_gib"}
+"""Fields that say how many bytes the tokens take."""
 _ECHOED = {
     "tensor parallel": "tensor_parallel",
     "data parallel": "data_parallel",
@@ -95,7 +97,8 @@ class Explanation:
         seen_in_logs: These rules were checked against published logs.
         ranks: What every rank printed, the smallest first; the smallest is explained.
         candidates: Other configurations that agree with the log as well.
-        printed_tokens: The log's number; None where the engine refused to start.
+        printed_tokens: The log's number; None where it prints none.
+        refused: The engine refused to start.
         shown_tokens: The same by the rules, had it started.
         in_flight_bytes: Reserved on top for the tokens in flight, per request.
         padding_bytes_per_token: Part of ``bytes_per_token`` lost to alignment.
@@ -112,6 +115,7 @@ class Explanation:
     statements: tuple[Statement, ...]
     candidates: tuple[str, ...]
     printed_tokens: int | None
+    refused: bool
     shown_tokens: int
     concurrency: float
     context_tokens: int
@@ -149,11 +153,16 @@ def explain_startup(log: StartupLog) -> tuple[Explanation, Recovery]:
             f"{log.source}: a size, but not for how many tokens per request, or with settings "
             "that the rules do not serve: give the whole log of the start, with max_model_len."
         )
-    best = found[0]
-    if not best.exact and named_model(log) is None:
+    best, unnamed = found[0], named_model(log) is None
+    if not best.exact and unnamed:
         raise ConfigError(
             f"{log.source}: not understood: its numbers follow from no known rules, and it does "
-            "not say which model it is of: give the log from its first line, with the arguments."
+            "not say which model it is of: add --model, or give the log from its first line."
+        )
+    if unnamed and not _SIZES & set(reading.fields):
+        raise ConfigError(
+            f"{log.source}: it names no model, and its numbers may be of any: add --model "
+            "v4-flash, or give the log from its first line, with the arguments."
         )
     engine, deployment = best.engine, best.deployment
     capacity, costs = engine.capacity(deployment, best.available_bytes), engine.costs(deployment)
@@ -161,9 +170,10 @@ def explain_startup(log: StartupLog) -> tuple[Explanation, Recovery]:
     padding = sum((cost.padding_bytes for cost in costs), Fraction(0))
     rules = engine.family.load("log")
     parts = rules.split(best)
-    doubt = (
+    doubt = getattr(rules, "DOUBT", "") or (
         "No known engine version reproduces this log (fork, limit or unmodelled feature?). "
-        f"Closest match: {best.title}; treat what follows as a guess."
+        f"Closest are the rules of {engine.name} for {deployment.model.name}. What follows is "
+        "what the log itself prints."
     )
     explanation = Explanation(
         source=log.source,
@@ -182,6 +192,7 @@ def explain_startup(log: StartupLog) -> tuple[Explanation, Recovery]:
         statements=tuple(_statements(log, reading, best)),
         candidates=tuple(other.title for other in likeliest(found)[1:]) if best.exact else (),
         printed_tokens=reading.printed_tokens,
+        refused=reading.refused,
         shown_tokens=_shown_tokens(engine, deployment, best.available_bytes),
         concurrency=float(capacity.concurrency),
         context_tokens=deployment.max_context_tokens,
@@ -195,10 +206,13 @@ def explain_startup(log: StartupLog) -> tuple[Explanation, Recovery]:
         bytes_per_token=float(marginal + padding),
         padding_bytes_per_token=float(padding),
         split=Split(*parts),
-        fits=_fits(best, capacity.cache_bytes),
+        fits=_fits(best, reading, capacity.cache_bytes),
         measured=log.memory,
-        changes=_changes(best, log),
-        meaning=(*([] if best.exact else [doubt]), *rules.meaning(reading, best, capacity, parts)),
+        changes=_changes(best, log, reading) if best.exact else (),
+        meaning=(
+            *([] if best.exact else [doubt]),
+            *rules.meaning(log, reading, best, capacity, parts),
+        ),
     )
     return explanation, best
 
@@ -247,17 +261,31 @@ def _flight(log: StartupLog, found: Recovery) -> str:
     return f"{flight:,}{times} ({span})"
 
 
-def _fits(found: Recovery, cache_bytes: int) -> tuple[Fit, ...]:
+def _fits(found: Recovery, reading: Reading, cache_bytes: int) -> tuple[Fit, ...]:
+    """Requests by their length, no more than the rank runs; of no known rules, as printed."""
     engine, deployment = found.engine, found.deployment
-    free = max(0, cache_bytes - engine.shared_bytes(deployment))
     longest, steady = deployment.max_context_tokens, 1 + deployment.draft_tokens
-    lengths = [*(length for length in _CONTEXTS if length < longest), longest]
-    held = (engine.request_bytes(deployment, length, in_flight=steady) for length in lengths)
-    return tuple(Fit(length, free // size) for length, size in zip(lengths, held, strict=True))
+    most, shared = reading.whole("running"), found.units if engine.unit != "block" else 0
+    if not (found.exact or shared):
+        printed = reading.number("concurrency")
+        return (Fit(longest, int(printed)),) if printed else ()
+    free = max(0, cache_bytes - engine.shared_bytes(deployment))
+    fits = []
+    for length in [*(length for length in _CONTEXTS if length < longest), longest]:
+        size = engine.request_bytes(deployment, length, in_flight=steady)
+        count = free // size if found.exact else shared // length
+        if not count and shared >= length:  # its windows are kept by other rules
+            count = shared // length
+        fits.append(Fit(length, min(count, most or count)))
+    return tuple(fits)
 
 
-def _changes(found: Recovery, log: StartupLog) -> tuple[Change, ...]:
-    """Every change with its gain, the one that alters the number most first."""
+def _changes(found: Recovery, log: StartupLog, reading: Reading) -> tuple[Change, ...]:
+    """Every change with its gain, the one that alters the number most first; of a cap, none."""
+    full = reading.whole("full_token") or 0
+    if found.units < full:
+        gain = full - found.units
+        return (Change("without the cap of full tokens (--max-total-tokens)", full, gain),)
     now = _shown_tokens(found.engine, found.deployment, found.available_bytes)
     changes = []
     for what, engine, deployment, memory in _trials(found):

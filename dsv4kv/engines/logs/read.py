@@ -5,61 +5,67 @@ and ``--key=value``; dashes and underscores are the same.
 """
 
 import gzip
+import io
 import re
+import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
-from typing import IO, cast
+from typing import cast
 
 from dsv4kv.engines.flags import scaled
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import DOCUMENT_BYTES, open_regular
-from dsv4kv.model.presets import preset_names
+from dsv4kv.model.presets import config_file, preset_names
 
 _GZIP_MAGIC = b"\x1f\x8b"
-_LONGEST_LINE_BYTES = 1 << 20  # an echoed configuration is long, but not that long
+_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+_LONGEST_LINE = 1 << 20  # an echoed configuration is long, but not that long
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]")
 _RANK = re.compile(
     r"\((?P<process>[A-Za-z]\w*) pid=\d+\)"  # vLLM: (Worker_TP3 pid=123)
-    r"|^\[?[\d\-: .,T]*\b(?P<ranks>(?:(?:DP|TP|PP|EP|ATTN_\w+?)\d+\s?)+)\]"  # SGLang: [… TP0]
+    r"|\[[\d\-: .,T]*\b(?P<ranks>(?:(?:DP|TP|PP|EP|ATTN_\w+?)\d+\s?)+)\]"  # SGLang: [… TP0]
 )
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """Yield every line without colours and line ends.
+    """Yield every line without colours and line ends; of ``-``, standard input.
 
-    Plain or gzip-compressed; bytes that are no UTF-8 are replaced; the file is streamed. A line
-    is cut after 1 MiB.
+    Plain or gzip-compressed, in UTF-8 or UTF-16; other bytes are replaced; the file is streamed. A
+    line is cut after 1 MiB.
 
     Raises:
         ConfigError: A file that cannot be read, or has more than 256 MiB when unpacked.
     """
-    left_bytes, is_rest = DOCUMENT_BYTES, False
+    left, is_rest = DOCUMENT_BYTES, False
     try:
-        with open_regular(path) as plain:
-            magic = plain.read(len(_GZIP_MAGIC))
-            plain.seek(0)
-            packed = magic == _GZIP_MAGIC
-            file = cast(IO[bytes], gzip.GzipFile(fileobj=plain)) if packed else plain
-            while raw := file.readline(_LONGEST_LINE_BYTES):
-                left_bytes -= len(raw)
-                if left_bytes < 0:
+        plain = sys.stdin.buffer if str(path) == "-" else open_regular(path, pipes=True)
+        with cast(io.BufferedReader, plain) as file:
+            text = _as_text(file)
+            while line := text.readline(_LONGEST_LINE):
+                left -= len(line)
+                if left < 0:
                     raise ConfigError(
                         f"{path}: is larger than {DOCUMENT_BYTES >> 20} MiB: give the part of the "
                         "log with the start."
                     )
-                was_rest, is_rest = is_rest, not raw.endswith(b"\n")
-                if was_rest:
-                    continue
-                text = raw.decode("utf-8", errors="replace")
-                if "\x1b" in text:
-                    text = _ESCAPES.sub("", text)
-                yield from text.replace("\r", "\n").splitlines()
+                was_rest, is_rest = is_rest, not line.endswith(("\n", "\r"))
+                if not was_rest:
+                    plain_line = _ESCAPES.sub("", line) if "\x1b" in line else line
+                    yield from plain_line.replace("\r", "\n").splitlines()
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"{path}: cannot be read ({reason}): give a start-up log.") from None
+
+
+def _as_text(file: io.BufferedReader) -> io.TextIOWrapper:
+    unpacked = file
+    if file.peek(2)[:2] == _GZIP_MAGIC:
+        unpacked = io.BufferedReader(cast(io.RawIOBase, gzip.GzipFile(fileobj=file)))
+    encoding = "utf-16" if unpacked.peek(2)[:2] in _UTF16_MARKS else "utf-8-sig"
+    return io.TextIOWrapper(unpacked, encoding, errors="replace", newline="")
 
 
 _NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"
@@ -82,6 +88,27 @@ _PATTERNS = (
     re.compile(r"(?i)using (?P<indexer>FP8|MXFP4|FP4) indexer cache"),
     # DSV4 pool PP slice: rank=1 layers=[30,61) local=31/62
     re.compile(r"PP slice: rank=(?P<stage>\d+) layers=\[(?P<first>\d+),(?P<end>\d+)\)"),
+    # DSV4 pool sizes: full=32768, swa=3200, c4=8192; the last line of a rank is what runs
+    re.compile(r"(?i)DSV4 pool sizes: full=(?P<full>\d+)(?:, swa=(?P<swa>\d+))?"),
+    # max_total_num_tokens=32768, …, max_running_requests=1, context_len=32768
+    re.compile(
+        r"\bmax_total_num_tokens=(?P<total>\d+)(?:.*?max_running_requests=(?P<running>\d+))?"
+    ),
+    # KV Cache is allocated. dtype: torch.bfloat16, #tokens: 1048576, KV size: 45.67 GB
+    re.compile(
+        r"KV Cache is allocated\b.*?(?:dtype: torch\.(?P<kv_dtype>\w+?)(?:fn)?, )?"
+        r"#tokens: (?P<total>\d+)"
+        rf"(?:, KV size: (?P<kv_gib>{_NUMBER}) GB)?"
+    ),
+    # TensorRT-LLM: available KV cache memory when calculating max tokens: 57.14 GiB, fraction …
+    re.compile(
+        rf"(?i)available KV cache memory when calculating max tokens: (?P<free_gib>{_NUMBER}) GiB"
+        rf"(?:, fraction is set (?P<share>{_NUMBER}))?"
+    ),
+    re.compile(
+        r"(?i)(?:estimated max memory in KV cache ?:|device quota set to) ?"
+        rf"(?P<quota_gib>{_NUMBER}) ?GiB"
+    ),
 )
 _MEMORY = (  # what it says of memory outside the cache, by what that is; SGLang's GB are GiB
     ("weights", re.compile(rf"Model loading took (?P<gib>{_NUMBER}) GiB")),
@@ -104,7 +131,7 @@ _VERSIONS = (
 )
 _LIKELY = re.compile(  # most lines say nothing of the cache
     r"(?i)kv cache|concurrency for|gib kv|maximum model length|no available memory"
-    r"|indexer cache|bytes_per_full_token|pp slice"
+    r"|indexer cache|bytes_per_full_token|pp slice|pool sizes|max_total_num_tokens|device quota"
 )
 _LONGEST, _LARGEST = 40, 10**15  # characters of a field; what no server prints more of
 
@@ -159,6 +186,8 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "fp4_indexer": ("use_fp4_indexer_cache", "enable_deepseek_v4_fp4_indexer"),
     "window_ratio": ("swa_full_tokens_ratio",),
     "radix_off": ("disable_radix_cache",),
+    "role": ("disaggregation_mode",),
+    "dp_attention": ("enable_dp_attention",),
     "overlap_off": ("disable_overlap_schedule",),
     "own_windows": ("enable_encoder_swa_bounded_replay",),
     "method": ("method", "speculative_algorithm"),
@@ -175,8 +204,10 @@ _ARGUMENT = re.compile(
 _LIKELY_ARGUMENTS = (  # every name has one of these; most lines of a log have none
     "--", "model", "size", "max", "context", "fraction", "utilization", "dtype", "async", "fp4",
     "tokens_ratio", "method", "specul", "override", "serve ", "rchitecture", "disable", "encoder",
+    "PARTITION", "disagg", "enable_dp",
 )  # fmt: skip
 _NAMED = (
+    ("partition", re.compile(r"(?:VLLM|SGLANG)_PP_LAYER_PARTITION\W+(\d+(?:,\d+)+)")),
     ("architecture", re.compile(r"rchitectures?\W{1,4}(\w+For\w+)")),
     ("model", re.compile(r"\bvllm serve\s+(?!-)(\S+)")),
     ("model", re.compile(r"\bmodel\s{2,}(\S+)\s*$")),  # of the banner
@@ -188,10 +219,11 @@ def find_arguments(line: str) -> Iterator[tuple[str, str]]:
     """Yield the arguments that a line echoes: our name, and the value as written."""
     if not any(part in line for part in _LIKELY_ARGUMENTS):
         return
+    said = "max_total_num_tokens=" in line  # a rank's own limit, not the server's
     for match in _ARGUMENT.finditer(line):
         name = (match["key"] or match["flag"]).replace("-", "_")
         value = (match["value"] or match["argument"]).rstrip(".")  # the end of a sentence
-        if value.lower() not in _NOTHING:
+        if value.lower() not in _NOTHING and not (said and _MEANING[name] == "requests"):
             yield _MEANING[name], value
     for name, pattern in _NAMED:
         if found := pattern.search(line):
@@ -205,11 +237,13 @@ class Reading:
     Attributes:
         rank: As the line's prefix names it; empty without.
         one_line: vLLM printed tokens and concurrency in one line.
+        stages: Least GiB for the cache that a rank of each pipeline stage printed.
     """
 
     rank: str
     fields: dict[str, str]
     one_line: bool = False
+    stages: Mapping[int, float] = field(default_factory=dict)
 
     def number(self, name: str) -> float | None:
         """A field as a number; None where it is missing."""
@@ -223,8 +257,14 @@ class Reading:
 
     @property
     def printed_tokens(self) -> int | None:
-        """The number of tokens that the rank printed; None where it refused to start."""
-        return self.whole("tokens") or self.whole("full_token")
+        """The tokens that run, as the rank printed them; None where it refused to start."""
+        names = ("tokens", "total", "full", "full_token")
+        return next((count for name in names if (count := self.whole(name))), None)
+
+    @property
+    def refused(self) -> bool:
+        """Whether the start was refused."""
+        return "refused_context" in self.fields or "no_memory" in self.fields
 
 
 @dataclass(frozen=True)
@@ -236,6 +276,7 @@ class StartupLog:
         arguments: Every value an argument was given, in order.
         memory: GiB outside the cache by what they are: the most that any rank said, of free
             memory the least.
+        given_file: The config.json of its model, as given.
     """
 
     source: str
@@ -244,6 +285,7 @@ class StartupLog:
     readings: tuple[Reading, ...]
     arguments: dict[str, list[str]] = field(default_factory=dict)
     memory: dict[str, float] = field(default_factory=dict)
+    given_file: str = ""
 
     def text(self, name: str) -> str | None:
         """An argument's last value; of the model, the first (drafts come later)."""
@@ -268,7 +310,7 @@ class StartupLog:
         return number if number is not None and 0 <= number <= _LARGEST else None
 
 
-_REPLICA = re.compile(r"DP(\d+)")
+_REPLICA, _STAGE = re.compile(r"DP(\d+)"), re.compile(r"PP(\d+)")
 
 
 def read_log(path: Path) -> StartupLog:
@@ -295,31 +337,53 @@ def parse_log(lines: Iterable[str], source: str) -> StartupLog:
             prefix = _RANK.search(line[:200])  # Worker_TP3, DP0 TP1, or nothing
             rank = (prefix["process"] or prefix["ranks"]).strip() if prefix else ""
             said.append(Reading(rank, fields, "concurrency" in fields))
+            if dtype := (fields.get("kv_dtype") or "").replace("float8", "fp8"):
+                arguments.setdefault("cache_dtype", [dtype])
             if "indexer" in fields:
                 arguments.setdefault("fp4_indexer", []).append(str("4" in fields["indexer"]))
-    vllm = _vllm_readings(said)
-    readings = sorted(vllm or _sglang_readings(said), key=lambda each: each.printed_tokens or 0)
-    if not readings:
+    sizes = {
+        "vllm": _vllm_readings(said),
+        "trtllm": _trtllm_readings(said),
+        "sglang": _sglang_readings(said),
+    }
+    family = next((name for name, readings in sizes.items() if readings), None)
+    if family is None:
         raise ConfigError(
             f"{source}: no cache size in {count:,} lines: looked for vLLM's 'KV cache size: … "
-            "tokens' with 'concurrency for … tokens per request', vLLM's refusal to start, or "
-            "SGLang's 'bytes_per_full_token=…, full_token=…'. Give the log of the engine's start."
+            "tokens' with 'concurrency for … tokens per request', vLLM's refusal to start, "
+            "SGLang's 'bytes_per_full_token=…, full_token=…' or 'max_total_num_tokens=…', or "
+            "TensorRT-LLM's 'available KV cache memory'. Give the log of the engine's start."
         )
-    family = "vllm" if vllm else "sglang"
+    readings = sorted(sizes[family], key=lambda each: each.printed_tokens or 0)
     return StartupLog(source, family, version, tuple(readings), arguments, memory)
 
 
+def _trtllm_readings(said: Iterable[Reading]) -> list[Reading]:
+    """The memory of one rank: its lines come twice, after a trial run the final ones."""
+    own = [each for each in said if {"free_gib", "quota_gib"} & set(each.fields)]
+    fields = {name: text for each in own for name, text in each.fields.items()}
+    return [replace(own[0], fields=fields)] if own else []
+
+
 def _sglang_readings(said: Iterable[Reading]) -> list[Reading]:
-    """Sizes, each with the slice of layers that its rank printed before."""
+    """Sizes, each with the slice of layers, pools and limits that its rank printed.
+
+    Of several sizes of a rank's pools the last is what runs.
+    """
     slices: dict[str, dict[str, str]] = {}
     found: list[Reading] = []
     for each in said:
         if "stage" in each.fields:
             slices[each.rank] = each.fields
         elif "full_token" in each.fields:
-            reading = replace(each, fields=each.fields | slices.get(each.rank, {}))
-            found += [reading] if reading not in found else []
-    return found
+            found.append(replace(each, fields=each.fields | slices.get(each.rank, {})))
+        elif "full" in each.fields or "total" in each.fields:
+            own = [size for size in found if size.rank == each.rank]
+            if own:
+                own[-1].fields.update(each.fields)
+            else:
+                found.append(replace(each, fields=dict(each.fields)))
+    return [each for place, each in enumerate(found) if each not in found[:place]]
 
 
 def _vllm_readings(said: Iterable[Reading]) -> list[Reading]:
@@ -345,7 +409,12 @@ def _vllm_readings(said: Iterable[Reading]) -> list[Reading]:
         near = (other for other in available if _same_replica(size.rank, other.rank))
         least = min((gib for other in near if (gib := other.number("available_gib"))), default=0)
         fields = ({"available_gib": str(least)} if least else {}) | size.fields
-        reading = replace(size, fields=fields)
+        stages: dict[int, float] = {}
+        for other in available:
+            stage, gib = _STAGE.search(other.rank), other.number("available_gib")
+            if stage and gib and _same_replica(size.rank, other.rank):
+                stages[int(stage[1])] = min(gib, stages.get(int(stage[1]), gib))
+        reading = replace(size, fields=fields, stages=stages)
         found += [reading] if reading not in found else []
     return found
 
@@ -356,9 +425,90 @@ def _same_replica(one: str, other: str) -> bool:
     return first is None or second is None or first[1] == second[1]
 
 
+# ---- options that are given with a log ----------------------------------------------------------
+
+_GIVEN = {
+    "model": "model", "tp": "tensor_parallel", "dp": "data_parallel", "pp": "pipeline_parallel",
+    "context": "context", "step-tokens": "batched", "request-limit": "requests",
+    "memory-fraction": "memory_fraction", "block-tokens": "block", "cache-dtype": "cache_dtype",
+    "window-ratio": "window_ratio", "draft-tokens": "draft_tokens", "kv-blocks": "blocks",
+    "draft-layers": "method", "indexer-format": "fp4_indexer", "overlap": "async",
+    "prefix-cache": "radix_off", "role": "role", "state": "state", "engine": "version",
+    "gpu": "gpu", "gpus": "gpus", "stage-layers": "partition",
+}  # fmt: skip
+"""What a log's arguments call the inputs of ``budget``."""
+_AS_LOGGED = {
+    "draft-layers": {"0": "off", "1": "mtp", "3": "dspark"},
+    "indexer-format": {"mxfp4": "True", "fp8": "False"},
+    "overlap": {"1": "False", "2": "True"},
+    "prefix-cache": {"on": "False", "off": "True"},
+}
+
+
+def with_options(log: StartupLog, given: Mapping[str, str], arch: str | None = None) -> StartupLog:
+    """The log with options of ``budget``, which decide where the log is silent.
+
+    ``arch`` is that of the GPU which is given.
+
+    Raises:
+        ConfigError: An option that the log contradicts, or that says nothing of a log.
+    """
+    arguments = dict(log.arguments) | ({"arch": [arch]} if arch else {})
+    for name, text in given.items():
+        own, value = _GIVEN.get(name), _AS_LOGGED.get(name, {}).get(text, text)
+        if own is None:
+            raise ConfigError(f"--{name}: a log's sizes do not depend on it: leave it out.")
+        if own == "version":
+            log = _with_engine(log, text)
+        elif own == "gpus":
+            _check_gpus(log, text)
+        elif own == "model":
+            file = config_file(text) if preset_named(text) is None else None
+            logged = None if file else preset_named(log.text("model") or "")
+            if logged and logged != preset_named(text):
+                raise _contradicted(log, name, text, logged)
+            log = replace(log, given_file=text if file else "")
+            arguments["model"] = [text]
+        else:
+            echoed = log.text(own)
+            if echoed is not None and own != "method" and not _alike(echoed, value):
+                raise _contradicted(log, name, text, echoed)
+            arguments[own] = [value]
+    return replace(log, arguments=arguments)
+
+
+def _with_engine(log: StartupLog, text: str) -> StartupLog:
+    family, _, version = text.partition(":")
+    if family != log.family:
+        raise _contradicted(log, "engine", text, log.family)
+    if version and log.version and not log.version.startswith(version.removeprefix("v")):
+        raise _contradicted(log, "engine", text, f"{family}:{log.version}")
+    return replace(log, version=log.version or version or None)
+
+
+def _check_gpus(log: StartupLog, text: str) -> None:
+    names = ("tensor_parallel", "pipeline_parallel", "data_parallel")
+    sizes = [log.whole(name) or 1 for name in names]
+    inside = log.family == "sglang" and log.is_on("dp_attention")
+    count = sizes[0] * sizes[1] * (1 if inside else sizes[2])
+    if log.whole(names[0]) and scaled(text) != count:
+        raise _contradicted(log, "gpus", text, f"{count} GPUs")
+
+
+def _alike(one: str, other: str) -> bool:
+    first, second = scaled(one), scaled(other)
+    return one.lower() == other.lower() or (first is not None and first == second)
+
+
+def _contradicted(log: StartupLog, name: str, text: str, logged: str) -> ConfigError:
+    return ConfigError(
+        f"--{name} {text}: {log.source} says {logged}: leave the option out, or give its own log."
+    )
+
+
 # ---- models -------------------------------------------------------------------------------------
 
-V41 = "v4.1-flash"
+V41, V32 = "v4.1-flash", "v3.2"
 _OTHER_FAMILIES = re.compile(
     r"v4\.\d|v3|v2|\br1\b|qwen|llama|mi[sx]tral|gemma|glm|kimi|gpt|phi-|minimax|ernie|hunyuan"
 )
@@ -377,15 +527,19 @@ def preset_named(text: str) -> str | None:
 
 
 def named_model(log: StartupLog) -> str | None:
-    """The preset that the log's model name means; None where it names none.
+    """The preset, or config.json, that the log's model name means; None where it names none.
 
     Raises:
         ConfigError: A model with another cache.
     """
     reported = (log.text("model") or "").lower()
     preset, made = preset_named(reported), log.text("architecture")
+    if log.given_file:
+        return log.given_file
     known = {**dict.fromkeys(v4_presets(), "V4"), V41: "V41"}
-    generation = re.match(r"Deepseek(V4|V41)(?!\d)", made) if made else None
+    if log.family == "sglang":
+        known[V32] = "V32"
+    generation = re.match(r"Deepseek(V4|V41|V32)(?!\d)", made) if made else None
     if preset in known and (not made or (generation and generation[1] == known[preset])):
         return preset
     unlike = bool(made and (not generation or preset in known))
@@ -396,7 +550,8 @@ def named_model(log: StartupLog) -> str | None:
             f"not describe; known: {', '.join(known)}. dsv4kv budget --model "
             "sizes other models without their logs."
         )
-    return V41 if generation and generation[1] == "V41" else None
+    made_of = {"V41": V41, "V32": V32}
+    return made_of.get(generation[1]) if generation else None
 
 
 def draft_method(log: StartupLog) -> str | None:

@@ -9,6 +9,7 @@ from dsv4kv.engines.contract import Deployment, Engine
 from dsv4kv.engines.flags import DRAFT_LAYERS
 from dsv4kv.engines.formats import Site, stored_formats
 from dsv4kv.engines.logs.read import (
+    V32,
     V41,
     Reading,
     StartupLog,
@@ -103,17 +104,20 @@ def possible_deployments(log: StartupLog) -> Iterator[tuple[Deployment, int]]:
             that no published log of it has had.
     """
     named, rules = named_model(log), FAMILIES[log.family].load("log")
-    block, smallest = log.whole("block"), 64 if named == V41 else 128
+    own = named if named in (V41, V32) else None  # stored by GPU and backend
+    block, smallest = log.whole("block"), 64 if own else 128
     block = block if block and block % smallest == 0 else None  # that of another table
     dtype = _cache_dtype(log, rules.V41_DTYPES if named == V41 else _FORMAT)
     ranks = (log.whole("tensor_parallel") or 1) // (log.whole("data_parallel") or 1)
-    sites = rules.V41_SITES if named == V41 else ((None, None),)
+    arch = log.text("arch")
+    sites = rules.V41_SITES if named == V41 else ((arch, None),)
+    sites = [site for site in sites if site[0] == arch] or sites
     seen = set()
     for name, (arch, backend), (drafts, agree), (keys, read) in product(
         [named] if named else v4_presets(), sites, _drafts(log), _indexers(log)
     ):
         model, names = load_model(name), [_FORMAT.get(dtype, dtype)] * 2 + [keys]
-        if named == V41:
+        if own:
             engine, asked = engine_family(log.family)[-1], "mxfp4" if keys == "mxfp4" else None
             site = Site(engine, model, arch, max(ranks, 1), backend=backend, dtype=dtype)
             try:
@@ -148,6 +152,8 @@ def _cache_dtype(log: StartupLog, known: Iterable[str]) -> str:
 
 def _drafts(log: StartupLog) -> list[tuple[int, bool]]:
     method = draft_method(log) or ""
+    if method == "off":
+        return [(0, True)]
     named = [(layers, True) for part, layers in DRAFT_LAYERS.items() if part in method]
     return named[:1] or [(0, False), (1, False), (3, False)]
 

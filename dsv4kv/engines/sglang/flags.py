@@ -58,6 +58,7 @@ FLAGS = (
     flag("--model-path --model", "the model", as_is("model")),
     flag("--tp-size --tensor-parallel-size --tp", "ranks, replicas included", counted("tp")),
     flag("--pp-size --pipeline-parallel-size --pp", "stages", counted("pp")),
+    flag("SGLANG_PP_LAYER_PARTITION", "layers of every stage", as_is("stage-layers")),
     flag("--dp-size --data-parallel-size --dp", "replicas", counted("dp")),
     switch("--enable-dp-attention", "replicas are ranks of one server",
             switched("dp-attention", "on")),

@@ -75,7 +75,11 @@ class Pools:
         self.csa_ring = 16 if speculative else 8
         self.hca_ring = 1 if deployment.online_state else 256 if speculative else 128
         frees, ratio = deployment.frees_windows, deployment.window_ratio
-        self.frees_windows = build.frees_windows if frees is None else frees
+        self.frees_windows = (  # without a radix tree, too
+            (build.frees_windows if frees is None else frees)
+            or not deployment.prefix_cache
+            or deployment.role == "decode"
+        )
         self.window_ratio = DEFAULT_WINDOW_RATIO if ratio is None else ratio
         sized = build.request_windows and ratio is None and deployment.concurrency is not None
         self.request_windows = flat or sized or deployment.replays_windows

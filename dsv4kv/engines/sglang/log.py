@@ -19,17 +19,25 @@ _MOST_GUESSED_REQUESTS = 4096
 _ROUND = (64, 32, 16, 8, 4, 2, 1)
 _DEFAULT_CHUNK = 8192
 _SMALL_RATIO = 0.05
+_PAGE = 256
 
 
 def recover(log: StartupLog, reading: Reading) -> Iterator[Recovery]:
     """Every configuration of SGLang that gives the numbers of a reading."""
-    reported = reading.number("bytes_per_full_token")
     for found, agreeing, price in _configurations(log, reading):
-        if reported is not None and f"{price:.2f}" == f"{reported:.2f}":
+        if _agrees(reading, price):
             # between configurations of one price: drafts only where logged, float32 first
             drafts = int(bool(draft_method(log)) or not found.deployment.draft_layers)
             plain = (drafts, int(found.deployment.state_bytes == 4))
             yield replace(found, score=(int(found.exact), agreeing, *plain))
+
+
+def _agrees(reading: Reading, price: float) -> bool:
+    reported, gib = reading.number("bytes_per_full_token"), reading.number("kv_gib")
+    if reported is not None:
+        return f"{price:.2f}" == f"{reported:.2f}"
+    size = (reading.printed_tokens or 0) * price / GIB
+    return gib is None or abs(size - gib) <= 2 * _ROUNDING
 
 
 def nearest(log: StartupLog, reading: Reading) -> Iterator[Recovery]:
@@ -47,7 +55,8 @@ def _configurations(log: StartupLog, reading: Reading) -> Iterator[tuple[Recover
     """
     engines, named = engines_of(log)
     shown = {name for name in reading.fields if name.endswith("_fixed")}
-    alike = [each for each in engines if shown == set(each.build.fields)]
+    priced = "bytes_per_full_token" in reading.fields
+    alike = [each for each in engines if priced and shown == set(each.build.fields)]
     for engine, (base, agreeing) in product(
         engines if named else alike or engines, possible_deployments(log)
     ):
@@ -61,24 +70,43 @@ def _configurations(log: StartupLog, reading: Reading) -> Iterator[tuple[Recover
 
 def _deployments(log: StartupLog, reading: Reading, base: Deployment) -> Iterator[Deployment]:
     """State formats and window ratios that are possible; what the log prints comes first."""
-    reported = log.number("window_ratio")
+    asked = log.number("window_ratio")
     limit, replicas = log.whole("requests"), log.whole("data_parallel") or 1
-    requests = max(1, limit // replicas) if limit else None
+    replicas = 1 if (log.text("dp_attention") or "").lower() == "false" else replicas
+    requests = reading.whole("running") or (max(1, limit // replicas) if limit else None)
+    ratios = [asked] if asked else [None, *(_ratios(reading) or [0.1])]
+    role, states = (
+        log.text("role"),
+        {"fp32": (4,), "bf16": (2,)}.get(log.text("state") or "", (4, 2)),
+    )
     stage, first, end = (reading.whole(name) for name in ("stage", "first", "end"))
     overlaps = stage is None and not log.is_on("overlap_off")
-    for state, ratio in product((4, 2), [reported] if reported else [None, 0.1]):
+    for state, ratio in product(states, ratios):
         deployment = replace(
             base,
             in_flight_tokens=(1 + overlaps) * (log.whole("batched") or _DEFAULT_CHUNK),
             state_bytes=state,
             window_ratio=ratio,
             prefix_cache=not log.is_on("radix_off"),
+            role=role if role in ("prefill", "decode") else None,
             overlap=overlaps,
             replays_windows=log.is_on("own_windows"),
             layers=None if first is None or end is None else tuple(range(first, end)),
             stage=stage or 0,
         )
         yield replace(deployment, concurrency=requests or _requests(reading, deployment))
+
+
+def _ratios(reading: Reading) -> list[float]:
+    """The window ratio of fewest digits that gives the pools which are printed."""
+    full, slots = reading.whole("full"), reading.whole("swa")
+    if not full or not slots:
+        return []
+    shares = (
+        round(n / 1000, 3) for n in sorted(range(1, 1001), key=lambda n: (n % 100 > 0, n % 10 > 0))
+    )
+    found = (share for share in shares if int(full * share) // _PAGE * _PAGE == slots)
+    return [share for share in [next(found, None)] if share]
 
 
 def _requests(reading: Reading, deployment: Deployment) -> int | None:
@@ -97,7 +125,8 @@ def _requests(reading: Reading, deployment: Deployment) -> int | None:
 
 def _found(engine: SglangEngine, deployment: Deployment, reading: Reading) -> Recovery:
     """Memory that gives the log's full tokens, exact where it is also what the log shows."""
-    full, pools = reading.whole("full_token") or 0, engine.pools(deployment)
+    running, pools = reading.printed_tokens or 0, engine.pools(deployment)
+    full = reading.whole("full_token") or running
     reported, price = reading.number("available_bytes"), pools.bytes_per_full_token
     fixed = sum(pools.fixed_bytes(pools.requests(int((reported or 0) * GIB))).values())
     least = full * price + fixed + pools.reserved_bytes(full)
@@ -106,8 +135,10 @@ def _found(engine: SglangEngine, deployment: Deployment, reading: Reading) -> Re
         low, high = ((reported + by) * GIB for by in (-_ROUNDING, _ROUNDING))
         memory = int(min(max(least + 1, low), high))
         exact = low < least + pools.page_tokens * price and least < high
+    if running < full:  # capped
+        memory = int(running * price + fixed + pools.reserved_bytes(running)) + 1
     flight = deployment.in_flight_tokens
-    return Recovery(engine, deployment, memory, full, (flight, flight), exact=exact)
+    return Recovery(engine, deployment, memory, running, (flight, flight), exact=exact)
 
 
 # ---- what it means ------------------------------------------------------------------------------
@@ -125,21 +156,35 @@ def split(found: Recovery) -> tuple[float, ...]:
 
 
 def meaning(
-    reading: Reading, found: Recovery, capacity: Capacity, parts: tuple[float, ...]
+    log: StartupLog,
+    reading: Reading,
+    found: Recovery,
+    capacity: Capacity,
+    parts: tuple[float, ...],
 ) -> Iterator[str]:
     """What the number means, in sentences."""
-    full, unit = reading.whole("full_token") or 0, float(capacity.unit_bytes)
-    context, fixed, *_ = parts
+    running, full = reading.printed_tokens or 0, reading.whole("full_token") or 0
+    if running < full:
+        yield (
+            f"Memory would hold {full:,} full tokens; {running:,} run: the pool is capped "
+            "(max_total_tokens, or the smallest rank)."
+        )
+    price = reading.number("bytes_per_full_token")
+    by = "" if price or reading.number("kv_gib") else f" (by the rules of {found.engine.name})"
     yield (
-        f"{full:,} full tokens of {unit:,.2f} B are shared by all requests: their contexts "
+        f"{running:,} full tokens of {price or float(capacity.unit_bytes):,.2f} B{by} are shared "
+        f"by all requests{' of a rank' * ((log.whole('data_parallel') or 1) > 1)}: their contexts "
         "together cannot be longer."
     )
-    states = f", and {format_bytes(fixed * unit)} of states" if fixed else ""
-    held = format_bytes(found.engine.shared_bytes(found.deployment))
-    yield (
-        f"A request of {found.deployment.max_context_tokens:,} tokens takes {context:,.0f} "
-        f"full tokens{states}; {held} of states and windows are allocated at start-up."
-    )
+    if most := reading.whole("running"):
+        yield f"max_running_requests is {most:,} on a rank: no more run, whatever fits."
+    held = parts[-1]
+    if found.exact and held <= running:
+        shared = format_bytes(found.engine.shared_bytes(found.deployment))
+        yield (
+            f"In steady decode a request of {found.deployment.max_context_tokens:,} tokens takes "
+            f"{held:,.0f} full tokens; {shared} of states and windows are allocated at start-up."
+        )
 
 
 def changes(deployment: Deployment) -> Iterator[tuple[str, Deployment]]:

@@ -43,6 +43,7 @@ _CLASSES = (  # up to MiB of memory: tokens of a chunk, largest decode graph bel
 _LARGEST = (16_384, 512)
 _REQUESTS = 256
 _FEW = 32  # requests of a worker
+_RESERVED_TOKENS = 512  # of a running request on a decode side
 _BEFORE_WEIGHTS = 23 * GIB // 10
 
 
@@ -208,7 +209,8 @@ class SglangEngine(Engine):
         pools = self.pools(deployment)
         full = pools.full_tokens(available_bytes)
         fixed = pools.fixed_bytes(pools.requests(available_bytes))
-        flight = deployment.in_flight_tokens if pools.frees_windows else 1
+        chunks = pools.frees_windows and deployment.role != "decode"
+        flight = deployment.in_flight_tokens if chunks else 1 + deployment.draft_tokens
         needed = _full_tokens(pools, deployment.max_context_tokens, flight)
         refused, lines = _refusal(pools, available_bytes, full), list[str]()
         if held := deployment.layers:
@@ -231,6 +233,18 @@ class SglangEngine(Engine):
             log_lines=tuple(lines),
             note=_bound(pools, full),
         )
+
+    def decode_pool_tokens(self, deployment: Deployment, requests: int) -> int | None:
+        """Full tokens of whole requests, each with its reserve, and of one prompt in transfer.
+
+        A prompt is taken in where it fits besides the reserves of all that run
+        (``disaggregation/decode.py``, ``num_reserved_decode_tokens``).
+        """
+        if deployment.role != "decode":
+            return None
+        page, context = self.pools(deployment).page_tokens, deployment.max_context_tokens
+        pages = -(-(requests * (context + _RESERVED_TOKENS) + context) // page)
+        return pages * page
 
     def defaults(self, machine: Machine, given: Given) -> Defaults:
         build, mib = self.build, machine.memory_bytes / MIB

@@ -91,6 +91,7 @@ FLAGS = (
     flag("--model", "the model", as_is("model")),
     flag("--tensor-parallel-size -tp", "ranks of a replica", counted("tp")),
     flag("--pipeline-parallel-size -pp", "stages", counted("pp")),
+    flag("VLLM_PP_LAYER_PARTITION", "layers of every stage", as_is("stage-layers")),
     flag("--data-parallel-size -dp", "replicas, each with its cache", counted("dp")),
     switch("--enable-expert-parallel -ep", "nothing: all ranks share the experts anyway", NOTHING),
     flag("--max-model-len", "the longest request", counted("context")),

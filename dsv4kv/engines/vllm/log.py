@@ -91,8 +91,8 @@ def _searches(log: StartupLog, reading: Reading) -> Iterator[_Search]:
     for engine, (deployment, agreeing) in product(engines, possible_deployments(log)):
         one_line = "tokens" not in reading.fields or engine.release.one_line == reading.one_line
         asked = replace(deployment, max_context_tokens=context, concurrency=log.whole("requests"))
-        search = _Search(log, reading, engine, asked, agreeing)
-        if named or one_line:
+        for own, staged in _stages(log, reading, engine, asked) if named or one_line else ():
+            search = _Search(log, own, engine, staged, agreeing)
             try:
                 _ = search.unit_bytes
             except ConfigError:  # this version does not serve it
@@ -100,11 +100,38 @@ def _searches(log: StartupLog, reading: Reading) -> Iterator[_Search]:
             yield search
 
 
+def _stages(
+    log: StartupLog, reading: Reading, engine: VllmEngine, deployment: Deployment
+) -> Iterator[tuple[Reading, Deployment]]:
+    """A rank of every pipeline stage, with the memory that it printed; drafts are on the last."""
+    count = log.whole("pipeline_parallel") or 1
+    if count == 1:
+        yield reading, deployment
+        return
+    listed = [int(part) for part in (log.text("partition") or "").split(",") if part]
+    sizes = listed or engine.stage_layers(deployment.model.num_layers, count)
+    end = 0
+    for stage, size in enumerate(sizes):
+        begin, end = end, end + size
+        drafts = deployment.draft_layers if stage == len(sizes) - 1 else 0
+        held = tuple(range(begin, end))
+        staged = replace(deployment, layers=held, stage=stage, draft_layers=drafts)
+        if gib := reading.stages.get(stage):
+            yield replace(reading, fields=reading.fields | {"available_gib": str(gib)}), staged
+        elif not reading.stages:
+            yield reading, staged
+
+
 def recover(log: StartupLog, reading: Reading) -> Iterator[Recovery]:
-    """Every configuration of vLLM that gives the numbers of a reading."""
+    """Every configuration of vLLM that gives the numbers of a reading.
+
+    Where the log prints the tokens of a step, those in flight are a multiple of them.
+    """
     solve = _solve_refusal if "refused_context" in reading.fields else _solve
     for search in _searches(log, reading):
-        yield from solve(search)
+        for found in solve(search):
+            if found.score[0] or not search.flights:
+                yield found
 
 
 def nearest(log: StartupLog, reading: Reading) -> Iterator[Recovery]:
@@ -210,11 +237,20 @@ def split(found: Recovery) -> tuple[float, ...]:
 
 
 def meaning(
-    reading: Reading, found: Recovery, capacity: Capacity, parts: tuple[float, ...]
+    log: StartupLog,
+    reading: Reading,
+    found: Recovery,
+    capacity: Capacity,
+    parts: tuple[float, ...],
 ) -> Iterator[str]:
-    """What the number means, in sentences."""
+    """What the number means, in sentences; only sums that give the printed numbers."""
     context, unit = found.deployment.max_context_tokens, float(capacity.unit_bytes)
     own, fixed, in_flight, counted, held = parts
+    if found.deployment.layers:
+        yield _stage_sentence(reading, found)
+    if not found.exact:
+        yield from _printed(log, reading)
+        return
     if "tokens" in reading.fields:
         yield (
             f"{reading.fields['tokens']} tokens is not a capacity: vLLM computes it as "
@@ -222,10 +258,7 @@ def meaning(
             f"× {context:,}."
         )
     else:
-        yield (
-            f"The start was refused: one request of {context:,} tokens counts as "
-            f"{counted:,.0f} blocks, and there are {capacity.units:,}."
-        )
+        yield _refusal(reading, found)
     yield (
         f"Of these {counted:,.0f} blocks {own:,.0f} are context, {in_flight:,.0f} "
         f"({format_bytes(in_flight * unit)}) prefill workspace for "
@@ -234,6 +267,55 @@ def meaning(
     yield (
         f"In steady decode such a request takes {held:,.0f} blocks "
         f"({format_bytes(held * unit)}); its workspace is then free."
+    )
+
+
+def _printed(log: StartupLog, reading: Reading) -> Iterator[str]:
+    """What the numbers of no known rules say by themselves."""
+    tokens, concurrency = reading.whole("tokens"), reading.number("concurrency")
+    context, batched = reading.whole("context"), log.whole("batched")
+    needed, checked = reading.number("needed_gib"), reading.number("checked_gib")
+    if needed and checked:
+        yield (
+            f"The start was refused: one request of {reading.fields['refused_context']} tokens "
+            f"needs {needed:.2f} GiB, and {checked:.2f} GiB are available."
+        )
+    if tokens and concurrency and context and f"{tokens / context:.2f}" == f"{concurrency:.2f}":
+        step = f"; max_num_batched_tokens is {batched:,}" if batched else ""
+        yield f"{tokens:,} tokens are {concurrency:.2f} requests of {context:,} tokens{step}."
+    if (log.whole("pipeline_parallel") or 1) > 1:
+        return
+    sizes: dict[int, tuple[str, set[tuple[int, int]]]] = {}
+    for search in _searches(log, reading):
+        pairs = sizes.setdefault(search.unit_bytes, (search.engine.name, set()))[1]
+        pairs.update(_pairs(search) if _block_range(search) else ())
+    for unit, (name, pairs) in sorted(sizes.items()):
+        for blocks, needed in pairs if len(pairs) == 1 else ():
+            yield (
+                f"With blocks of {unit:,} B, as {name}'s, they are {blocks:,} blocks ÷ {needed:,} "
+                f"blocks per request × {context or 0:,}."
+            )
+
+
+def _stage_sentence(reading: Reading, found: Recovery) -> str:
+    if found.exact:
+        return f"Pipeline stage {found.deployment.stage} binds: it holds the fewest requests."
+    sizes = [f"PP{stage} {gib:.2f} GiB" for stage, gib in sorted(reading.stages.items())]
+    printed = f"{', '.join(sizes)} is printed" if sizes else "none is printed"
+    return f"A pipeline: of the stages' memory {printed}; another stage binds."
+
+
+def _refusal(reading: Reading, found: Recovery) -> str:
+    """Blocks as the check at start-up counts them, whose size may differ from the pool's."""
+    engine, deployment = found.engine, found.deployment
+    assert isinstance(engine, VllmEngine)
+    unit, context = engine.checked_block_bytes(deployment), deployment.max_context_tokens
+    needed = engine.needed_bytes(deployment, context)
+    checked = int((reading.number("checked_gib") or 0) * GIB)
+    return (
+        f"The start was refused: one request of {context:,} tokens needs {needed // unit:,} "
+        f"blocks of {unit:,} B ({needed / GIB:.2f} GiB), and {checked / GIB:.2f} GiB hold "
+        f"{checked // unit:,}."
     )
 
 

@@ -244,11 +244,15 @@ class VllmEngine(Engine):
 
     def needed_bytes(self, deployment: Deployment, tokens: int) -> int:
         """Bytes that the check at start asks for one request; the log counts differently."""
+        blocks = self.layout(deployment).blocks(tokens, deployment.in_flight_tokens)
+        return self.checked_block_bytes(deployment) * blocks
+
+    def checked_block_bytes(self, deployment: Deployment) -> int:
+        """Bytes of a block as the check at start counts them: not packed up to 0.28."""
         layout = self.layout(deployment)
-        unit = layout.unit_bytes
         if self.release.grouping == "tuples":
-            unit = block_bytes(layout.weighed, "tuples", layout.groups[0])
-        return unit * layout.blocks(tokens, deployment.in_flight_tokens)
+            return block_bytes(layout.weighed, "tuples", layout.groups[0])
+        return layout.unit_bytes
 
     def defaults(self, machine: Machine, given: Given) -> Defaults:
         release = self.release

@@ -1,0 +1,70 @@
+"""TensorRT-LLM's start-up lines: what they print; its pools are not explained."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from dsv4kv.engines.contract import GIB, Capacity, Deployment
+from dsv4kv.engines.logs.read import Reading, StartupLog
+from dsv4kv.engines.logs.recover import Recovery, possible_deployments
+from dsv4kv.engines.names import find_engine
+from dsv4kv.errors import ConfigError
+
+DOUBT = (
+    "TensorRT-LLM's rules were never compared with a log, so its pools are not explained. What "
+    "follows is what the log itself prints."
+)
+
+
+def recover(log: StartupLog, reading: Reading) -> Iterator[Recovery]:
+    """Nothing: no number follows from rules that are known to be its own."""
+    yield from ()
+
+
+def nearest(log: StartupLog, reading: Reading) -> Iterator[Recovery]:
+    """The deployment that the log names, with the memory that it prints."""
+    engine, memory = find_engine("trtllm"), _quota(reading)
+    if memory is None:
+        return
+    for deployment, agreeing in possible_deployments(log):
+        one = replace(deployment, in_flight_tokens=log.whole("batched") or 1)
+        try:
+            units = engine.capacity(one, int(memory * GIB)).units
+        except ConfigError:  # not its block or format
+            continue
+        yield Recovery(
+            engine, one, int(memory * GIB), units, (1, 1), score=(agreeing,), exact=False
+        )
+
+
+def _quota(reading: Reading) -> float | None:
+    quota, free, share = (reading.number(name) for name in ("quota_gib", "free_gib", "share"))
+    return quota or (free * share if free and share else None)
+
+
+def split(found: Recovery) -> tuple[float, ...]:
+    """Nothing that a log could prove."""
+    return (0.0,) * 5
+
+
+def meaning(
+    log: StartupLog,
+    reading: Reading,
+    found: Recovery,
+    capacity: Capacity,
+    parts: tuple[float, ...],
+) -> Iterator[str]:
+    """The printed memory, in sentences."""
+    quota, free, share = (reading.number(name) for name in ("quota_gib", "free_gib", "share"))
+    if quota and free and share and abs(quota - free * share) <= 0.02:
+        yield f"The cache takes {quota:.2f} GiB: {share:g} of {free:.2f} GiB that were free."
+        return
+    if free:
+        of = f", of which the cache may take {share:g}" if share else ""
+        yield f"{free:.2f} GiB were free for the cache{of}."
+    if quota:
+        yield f"The cache takes {quota:.2f} GiB."
+
+
+def changes(deployment: Deployment) -> Iterator[tuple[str, Deployment]]:
+    """None that are known to alter a log's number."""
+    yield from ()

@@ -143,7 +143,7 @@ def test_stages_that_are_not_the_models_layers_are_a_sentence() -> None:
 def test_a_decode_pool_holds_every_request_its_reserve_and_one_in_transfer(
     requests: int, context: int, least: int
 ) -> None:
-    """A published pool for 16 requests of 8,192 + 1,024 is 163,840: the one in transfer is 8,192."""
+    """A published pool for 16 requests of 8,192 + 1,024 is 163,840: one answer less."""
     found = answer(
         ask(engine="sglang", gpu="b300", gpus="8", tp="8", role="decode", model="v4-flash",
             context=str(context), concurrency=str(requests))

@@ -81,16 +81,18 @@ def read_command(
         raise ConfigError(f"{source}: {error}") from None
 
 
-def read_commands(given: str, model: str | None = None) -> list[Reading]:
+def read_commands(
+    given: str, model: str | None = None, options: Container[str] = ()
+) -> list[Reading]:
     """Read every different launch command of a text or a file; raises ``ConfigError``."""
     source, text = _text_of(given)
     try:
-        launches = list(find_launches(text))
+        launches = list(find_launches(text, os.environ))
         _choose(launches, "1")  # refuses none
         different = {
             (each.family, each.flags, tuple(each.variables.items())): each for each in launches
         }
-        return [_interpret(each, model) for each in different.values()]
+        return [_interpret(each, model, options) for each in different.values()]
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from None
 

@@ -157,8 +157,8 @@ def budget(
     if explain:
         options = {name.replace("_", "-"): text for name, text in given.items()}
         flags = arguments.meta.get(_FLAGS, [])
-        named = [(str(path), path) for path in (*explain, *(logs or []))]
-        found = explain_logs(named, options, flags)
+        both = [(str(path), path) for path in (*explain, *(logs or []))]
+        found = explain_logs(both, options, flags)
     else:
         if logs:
             raise ConfigError(f"{logs[0]}: give a log to explain as --explain {logs[0]}.")

@@ -60,7 +60,7 @@ def explain(
         kinds = [recognise(each) for each in places]
         if kinds == ["log", "log"]:
             logs = list(zip(given, map(Path, places), strict=True))
-            answers = [_Answer(given, "log", [explain_logs(logs)])]
+            answers = [_Answer(given, "log", [explain_logs(logs, options)])]
         else:
             asked = zip(kinds, given, places, strict=True)
             answers = [_explain(*each, options, step) for each in asked]
@@ -172,9 +172,9 @@ def _sizes(kind: str, name: str, given: str, options: Mapping[str, str]) -> Iter
     from dsv4kv.budget.launch import read_commands
 
     if kind == "log":
-        yield explain_logs([(name, Path(given))])
+        yield explain_logs([(name, Path(given))], options)
     elif kind == "command":
-        for reading in read_commands(given, options.get("model")):
+        for reading in read_commands(given, options.get("model"), set(options)):
             yield size({**reading.texts, **options}, (reading, dict(options)))
     else:
         yield _result(Path(given))

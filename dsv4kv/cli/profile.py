@@ -1,12 +1,13 @@
 """``dsv4kv profile``: which kernels take the time, by whichever profiler is there."""
 
+import os
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dsv4kv.choices import listed
-from dsv4kv.cli import examples
+from dsv4kv.cli import Command, examples
 from dsv4kv.cli import options as opt
 from dsv4kv.cli.runs import say_saved
 from dsv4kv.errors import ConfigError
@@ -25,28 +26,57 @@ _TIMELINES = ("timeline.svg", "timeline.json")
 
 EPILOG = examples(
     "dsv4kv profile                                   nsys if it is there, else torch.profiler",
-    "dsv4kv profile gpu --nsys --print-command        the command line, and nothing else",
+    "dsv4kv profile server.nsys-rep                   what the KV cache costs your server",
+    "dsv4kv profile gpu --nsys --print-command        the command line, for another machine",
     "dsv4kv profile gpu --ncu --kernel gather         bytes in DRAM next to those that must move",
-    "dsv4kv profile --from server.nsys-rep            what the KV cache costs your server",
     "dsv4kv profile --diff before.json after.json     which kernels changed",
 )
 _WITH = {
-    "nsys": "Profile with Nsight Systems.",
+    "nsys": "Profile with Nsight Systems; PATH if it is not found.",
     "ncu": "Profile with Nsight Compute: counts bytes in DRAM.",
     "torch": "Profile with torch.profiler (Kineto).",
 }
-_CONFIG = f"A YAML file or a shipped name: {listed(shipped_names('bench'))}."
-_FROM = "Show a profile: .nsys-rep, .sqlite, .ncu-rep, a Chrome trace, or a run record."
-_RANGE = "Range that is a step, with --from and --diff; * stands for anything."
+_CONFIG = (
+    "A profile to open (.nsys-rep, .sqlite, .ncu-rep, .json, .json.gz, run record), or what to "
+    f"run: a YAML file, {listed(shipped_names('bench'))}."
+)
+_RANGE = "Range in a profile that is a step; * is a wildcard."
 _FULL = "Every kernel, its full name and how it was launched."
 
 
+class ProfileCommand(Command):
+    """Takes the path of a profiler after ``--nsys`` and ``--ncu``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Take ``PATH`` of ``--nsys PATH`` or ``--nsys=PATH``, whose folder goes on PATH."""
+        rest: list[str] = []
+        for word in args:
+            option, _, path = word.partition("=")
+            if option in ("--nsys", "--ncu") and path:
+                _put_on_path(path)
+                rest.append(option)
+            elif rest[-1:] == [f"--{Path(word).name}"] and os.sep in word:
+                _put_on_path(word)
+            else:
+                rest.append(word)
+        return super().parse_args(ctx, rest)
+
+
+def _put_on_path(profiler: str) -> None:
+    if not os.access(profiler, os.X_OK) or Path(profiler).is_dir():
+        raise ConfigError(f"{profiler} is no program: give the path of nsys or ncu itself.")
+    os.environ["PATH"] = f"{Path(profiler).absolute().parent}{os.pathsep}{os.environ['PATH']}"
+
+
+COMMAND = ProfileCommand
+
+
 def profile(
-    config: opt.Text = opt.argument(_CONFIG),
+    config: opt.Text = opt.argument(_CONFIG, "FILE|CONFIG"),
     nsys: bool = opt.flag("--nsys", _WITH["nsys"]),
     ncu: bool = opt.flag("--ncu", _WITH["ncu"]),
     torch: bool = opt.flag("--torch", _WITH["torch"], rare=True),
-    from_: Path | None = opt.option(_FROM, "FILE", "--from"),
+    from_: Path | None = opt.option("Profile to open.", "FILE", "--from", rare=True),
     diff: tuple[Path, Path] | None = opt.option(
         "Compare two profiles that exist.", "A B", show_default=False
     ),
@@ -69,7 +99,12 @@ def profile(
     timeout: float = opt.option(
         "Seconds that nsys or ncu may take.", rare=True, min=1, default=600.0
     ),
-    out: Path = opt.OUT,
+    out: Path | None = opt.option(
+        "Folder for the run record; of a profile that is opened none is written by default.",
+        rare=True,
+        callback=opt.to_folder,
+        show_default="results",
+    ),
     json_: opt.Text = opt.JSON,
     html: Path | None = opt.HTML,
     child: Path | None = opt.option("", "FILE", hidden=True),
@@ -79,25 +114,29 @@ def profile(
     A step's time goes to kernels, to gaps between them and to the host; kernels of vLLM, SGLang,
     FlashMLA and TensorRT-LLM are known by what they do to the KV cache.
     """
-    from dsv4kv.profile.read import load_profile, record_of_profile
-    from dsv4kv.runs.store import save_record
+    from dsv4kv.profile.launch import PACKAGES, require_tool
+    from dsv4kv.profile.read import load_profile, names_profile
     from dsv4kv.view.profile import diff_page, refuse_other_names
     from dsv4kv.view.render import show
 
     tools: dict[Tool, bool] = {"nsys": nsys, "ncu": ncu, "torch": torch}
-    if sum([*tools.values(), from_ is not None, diff is not None]) > 1:
-        raise ConfigError("--nsys, --ncu, --torch, --from and --diff: choose one of them.")
-    idle: dict[str, object] = {"--step": step != _STEP}
-    if from_ is not None or diff is not None:
-        idle = {"CONFIG": config, "--set": set_, "--steps": steps, "--kernel": kernel}
-        idle |= {"--memory": memory, "--print-command": print_command}
-        idle |= {"--timeline": diff and timeline}
-    if names := [name for name, given in idle.items() if given]:
-        raise ConfigError(
-            f"{', '.join(names)}: of no use here. --from and --diff show profiles that exist, "
-            "with --step; what is to be run is given by CONFIG, --set, --steps, --kernel and "
-            "--memory."
-        )
+    if config is not None and from_ is None and names_profile(config):
+        from_, config = Path(config), None
+    chosen = [*tools.values(), from_ is not None, diff is not None]
+    _refuse_idle(
+        sum(chosen) > 1,
+        {"--step": step != _STEP}
+        if not any(chosen[-2:])
+        else {
+            "CONFIG": config,
+            "--set": set_,
+            "--steps": steps,
+            "--kernel": kernel,
+            "--memory": memory,
+            "--print-command": print_command,
+            "--timeline": diff and timeline,
+        },
+    )
     refuse_other_names(timeline or [])
     if diff is not None:
         before, after = (load_profile(path, step).table for path in diff)
@@ -106,38 +145,65 @@ def profile(
         return
     argv = ["dsv4kv", *sys.argv[1:]]
     if from_ is not None:
-        source, saved = load_profile(from_, step), None
-        _show(source, from_, timeline or [], quiet=json_ == "-", verbose=verbose)
-        record = source.record
-        if record is None:  # a profiler's file: the record is all to keep
-            record = record_of_profile(source.profile, from_, step, argv)
-            saved = save_record(record, out)
-        _write(record, saved, json_, html)
+        _write(*_open(from_, step, argv, out, timeline or [], json_, verbose), json_, html)
         return
+    wanted: Tool | None = next((name for name, chosen in tools.items() if chosen), None)
+    if wanted in PACKAGES and not (print_command or child):
+        require_tool(wanted)  # before torch is imported, which takes seconds
     from dsv4kv.config.load import load_config
     from dsv4kv.profile.run import Plan, be_profiled, choose_tool, name_folder
 
-    given = next((name for name, chosen in tools.items() if chosen), None)
-    wanted: Tool | None = "nsys" if child else given
     if kernel is not None and wanted != "ncu":
         raise ConfigError("--kernel chooses kernels for ncu: add --ncu.")
     loaded = load_config(config, set_ or [])
-    tool, why = choose_tool(wanted, loaded.config.device)
-    folder = child.parent if child else name_folder(loaded, out)
+    tool, why = choose_tool("nsys" if child else wanted, loaded.config.device)
+    folder = child.parent if child else name_folder(loaded, out or opt.RESULTS)
     plan = Plan(loaded, set_ or [], argv, tool, why, steps, folder, kernel, timeout)
     if child is not None:
         be_profiled(plan, child)
     elif print_command:
         _print_command(plan)
     else:
-        record, saved = _run(plan, out, timeline or [], json_, memory=memory, verbose=verbose)
-        _write(record, saved, json_, html)
+        _write(*_run(plan, out, timeline or [], json_, memory, verbose), json_, html)
+
+
+def _refuse_idle(several: bool, given: dict[str, object]) -> None:
+    if several:
+        raise ConfigError(
+            "--nsys, --ncu, --torch, --diff and a profile to open: choose one of them."
+        )
+    if names := [name for name, value in given.items() if value]:
+        raise ConfigError(
+            f"{', '.join(names)}: of no use here. A profile is opened with --step; what is to be "
+            "run is given by CONFIG, --set, --steps, --kernel and --memory."
+        )
+
+
+def _open(
+    path: Path,
+    step: str,
+    argv: list[str],
+    out: Path | None,
+    timelines: list[Path],
+    json_: str | None,
+    verbose: bool,
+) -> "tuple[RunRecord, Saved | None]":
+    """Show a profile; a record of it is kept where a folder is named."""
+    from dsv4kv.profile.read import load_profile, record_of_profile
+    from dsv4kv.runs.store import save_record
+
+    source = load_profile(path, step)
+    _show(source, path, timelines, quiet=json_ == "-", verbose=verbose)
+    if source.record:
+        return source.record, None
+    record = record_of_profile(source.profile, path, step, argv)
+    return record, save_record(record, out) if out else None
 
 
 def _print_command(plan: "Plan") -> None:
     from dsv4kv.profile.run import make_command
 
-    command = make_command(plan)
+    command = make_command(plan, here=False)
     say(shlex.join(command.words))
     say(f"it needs the folder {plan.folder}, and writes a report and run.json", err=True)
     if command.dropped:
@@ -147,10 +213,9 @@ def _print_command(plan: "Plan") -> None:
 
 def _run(
     plan: "Plan",
-    out: Path,
+    out: Path | None,
     timelines: list[Path],
     json_: str | None,
-    *,
     memory: bool,
     verbose: bool,
 ) -> "tuple[RunRecord, Saved]":
@@ -166,7 +231,7 @@ def _run(
         if plan.folder.is_dir():
             say(f"stopped. {name_files(plan.folder)}", err=True)
         raise
-    saved = save_record(record, out)
+    saved = save_record(record, out or opt.RESULTS)
     source = load_profile(saved.path, _STEP)
     if source.table.timeline:
         for name in _TIMELINES:
@@ -199,11 +264,11 @@ def _show(
     from dsv4kv.view.facts import layers_text
     from dsv4kv.view.profile import profile_page, write_timeline
     from dsv4kv.view.render import show
-    from dsv4kv.view.table import Command
+    from dsv4kv.view.table import Command as Paste
 
     layers = layers_text(source.record.cases) if source.record else ""
     page = profile_page(source.profile, source.yardstick, layers=layers)
-    again = Command.of("dsv4kv", "profile", "--from", path, "--verbose")
+    again = Paste.of("dsv4kv", "profile", path, "--verbose")
     show(page.in_full() if verbose else [*page.answer, "", again], open_console(quiet=quiet))
     for target in timelines:
         if source.table.timeline is None:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import psutil
 
 from dsv4kv.errors import ConfigError, CudaUnavailable, DeviceError
-from dsv4kv.processes import find_program
 from dsv4kv.runs.environment import capture_environment, package_version
 from dsv4kv.units import format_bytes, format_duration
 
@@ -266,13 +265,13 @@ def check_gpu(versions: dict[str, str | None]) -> Iterator[Check]:
 
 def check_profilers(*, has_gpu: bool) -> Iterator[Check]:
     """Check for nsys and ncu, which say little without a GPU."""
-    from dsv4kv.profile.launch import version_of
+    from dsv4kv.profile.launch import find_profiler, version_of
 
     for name, (enables, title) in _PROFILERS.items():
-        path = find_program(name)
+        path = find_profiler(name)
         if path is None:
-            advice = f"install {title} and put it on PATH; without it: profile --torch"
-            lacking = Check("profilers", name, "missing", "not on PATH", enables, advice)
+            advice = f"install {title}; without it: profile --torch"
+            lacking = Check("profilers", name, "missing", "not installed", enables, advice)
             yield lacking if has_gpu else replace(lacking, advice=None)
         else:
             version = version_of(path) or "version unknown"

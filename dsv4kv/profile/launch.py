@@ -109,13 +109,38 @@ class Command:
     dropped: list[str]  # options that the installed version does not know
 
 
-def require_tool(name: str, package: str) -> str:
+PACKAGES = {"nsys": "Nsight Systems", "ncu": "Nsight Compute"}
+_PLACES = {
+    "nsys": (
+        "/opt/nvidia/nsight-systems/*/bin",
+        "/opt/nvidia/nsight-systems-cli/*/bin",
+        "/usr/local/cuda*/bin",
+    ),
+    "ncu": (
+        "/opt/nvidia/nsight-compute/*",
+        "/usr/local/cuda*/nsight-compute-*",
+        "/usr/local/cuda*/bin",
+    ),
+}
+"""Where NVIDIA's packages and images put a profiler."""
+
+
+def find_profiler(name: str) -> str | None:
+    """Path of nsys or ncu: on ``PATH``, else the newest where NVIDIA's packages put it."""
+    folders = [str(folder) for each in _PLACES[name] for folder in Path("/").glob(each[1:])]
+    folders.sort(key=lambda folder: list(map(int, re.findall(r"\d+", folder))), reverse=True)
+    programs = (find_program(each) for each in (name, *(f"{f}/{name}" for f in folders)))
+    return next(filter(None, programs), None)
+
+
+def require_tool(name: str) -> str:
     """Path of a profiler; ``ProfileError`` where it is not installed."""
-    found = find_program(name)
+    found = find_profiler(name)
     if found is None:
         raise ProfileError(
-            f"{name} is not on PATH: install NVIDIA {package} (it comes with the CUDA toolkit, or "
-            "alone from NVIDIA), or profile with --torch."
+            f"{name} is not on PATH, nor where NVIDIA's packages put it: give --{name} PATH, "
+            f"install NVIDIA {PACKAGES[name]} (it comes with the CUDA toolkit, or alone from "
+            "NVIDIA), or profile with --torch."
         )
     return found
 

@@ -13,9 +13,16 @@ from pathlib import Path
 import numpy as np
 
 from dsv4kv.errors import ProfileError
-from dsv4kv.processes import find_program
-from dsv4kv.profile.launch import ask
-from dsv4kv.profile.trace import KERNEL, NONE, LaunchShape, Names, Trace, constant, make_work
+from dsv4kv.profile.launch import ask, find_profiler
+from dsv4kv.profile.trace import (
+    KERNEL,
+    NONE,
+    LaunchShape,
+    Names,
+    Trace,
+    constant,
+    make_work,
+)
 
 _HEAD = '"ID",'
 _TIMEOUT_S = 120.0
@@ -105,11 +112,11 @@ def _kernels(path: Path) -> Iterator[tuple[str, Metrics]]:
 
 
 def _kernels_by_ncu(path: Path) -> Iterator[tuple[str, Metrics]]:
-    ncu = find_program("ncu")
+    ncu = find_profiler("ncu")
     if ncu is None:
         raise ProfileError(
             f"{path} needs the ncu-report package to be read (pip install 'dsv4kv[profile]'), or "
-            "ncu itself on PATH."
+            "ncu itself."
         )
     options = ["--csv", "--page", "raw", "--print-units", "base"]
     lines = ask([ncu, "--import", str(path), *options], _TIMEOUT_S).splitlines()

@@ -12,9 +12,8 @@ from pathlib import Path
 from dsv4kv import __version__
 from dsv4kv.errors import ProfileError
 from dsv4kv.files import open_regular, temporary_folder
-from dsv4kv.processes import find_program
 from dsv4kv.profile.kineto import open_text, read_kineto
-from dsv4kv.profile.launch import export_nsys
+from dsv4kv.profile.launch import export_nsys, find_profiler
 from dsv4kv.profile.ncu import read_ncu
 from dsv4kv.profile.nsys import read_nsys
 from dsv4kv.profile.table import build_table, shipped_rules
@@ -60,6 +59,11 @@ def read_profile(path: Path, step: str = STEP) -> Trace:
     )
 
 
+def names_profile(name: str) -> bool:
+    """Whether a file's name or its content is of a profiler, or of a run record."""
+    return name.lower().endswith((*_DATABASES, *_TRACES)) or is_profile(Path(name))
+
+
 def is_profile(path: Path) -> bool:
     """Whether a file is a profiler's or a run record, by its content; reports by their names."""
     if path.name.lower().endswith((*_REPORTS, ".ncu-rep")):
@@ -84,7 +88,7 @@ def _first_bytes(path: Path, *, packed: bool, count: int = len(_SQLITE)) -> byte
 def _read_report(path: Path, step: str) -> Trace:
     if not path.is_file():
         raise ProfileError(f"{path} does not exist: name a report of nsys, .nsys-rep.")
-    exported, nsys = path.with_suffix(".sqlite"), find_program("nsys")
+    exported, nsys = path.with_suffix(".sqlite"), find_profiler("nsys")
     is_old = exported.is_file() and exported.stat().st_mtime < path.stat().st_mtime
     if exported.is_file() and not (is_old and nsys):
         trace = read_nsys(exported, step)
@@ -94,7 +98,7 @@ def _read_report(path: Path, step: str) -> Trace:
         return trace
     if nsys is None:
         raise ProfileError(
-            f"{path} has to be exported by nsys, which is not on PATH: where it is, run "
+            f"{path} has to be exported by nsys, which is not installed here: where it is, run "
             f"`nsys export --type=sqlite {path.name}`, and show {exported.name} here."
         )
     with temporary_folder("dsv4kv-export-") as folder:
@@ -169,7 +173,7 @@ def record_of_profile(profile: Profile, path: Path, step: str, argv: Sequence[st
         ended_utc=moment,
         status="complete",
         argv=list(argv),
-        reproduce=shlex.join(["dsv4kv", "profile", "--from", str(path), "--step", step]),
+        reproduce=shlex.join(["dsv4kv", "profile", str(path), "--step", step]),
         config_source=str(path),
         config_sha256=content_sha256,
         trace_source=None,

@@ -28,10 +28,11 @@ from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.load import LoadedConfig
 from dsv4kv.errors import ConfigError, ProfileError
 from dsv4kv.files import replacing, temporary_folder
-from dsv4kv.processes import find_program, python
+from dsv4kv.processes import python
 from dsv4kv.profile.launch import (
     Command,
     Profiled,
+    find_profiler,
     name_files,
     ncu_profile,
     nsys_profile,
@@ -48,7 +49,6 @@ from dsv4kv.runs.schema import Case, Memcpy, Peak, RunRecord
 from dsv4kv.runs.store import dumps, load_record, new_run_id
 
 Tool = Literal["nsys", "ncu", "torch"]
-_PACKAGES = {"nsys": "Nsight Systems", "ncu": "Nsight Compute"}
 _STEPS = {"nsys": 10, "torch": 10, "ncu": 1}
 _HOST_NAME = re.compile(r'"host_name":\s*"[^"]*"')
 _HEAD_CHARACTERS = 1 << 16
@@ -80,12 +80,12 @@ def choose_tool(wanted: Tool | None, device: str) -> tuple[Tool, str]:
     """The profiler to use, and why; ``device`` is ``auto``, ``cpu`` or ``cuda``."""
     if wanted is not None:
         return wanted, f"asked for with --{wanted}"
-    nsys = find_program("nsys")
+    nsys = find_profiler("nsys")
     if find_device(device) is None:
         return "torch", "torch.profiler, since there is no GPU"
     if nsys is None:
-        return "torch", "torch.profiler, since nsys is not on PATH"
-    return "nsys", f"nsys, since it is on PATH ({nsys})"
+        return "torch", "torch.profiler, since nsys is not installed"
+    return "nsys", f"nsys, since it is installed ({nsys})"
 
 
 def name_folder(loaded: LoadedConfig, out: Path) -> Path:
@@ -93,8 +93,8 @@ def name_folder(loaded: LoadedConfig, out: Path) -> Path:
     return out / new_run_id(f"profile-{loaded.config.name}", datetime.now(UTC))
 
 
-def make_command(plan: Plan) -> Command:
-    """The profiler's command line; ``ProfileError`` where it is not installed, or has none."""
+def make_command(plan: Plan, *, here: bool = True) -> Command:
+    """The profiler's command line; ``ProfileError`` where it is not installed ``here``."""
     program = python("-m", "dsv4kv", "profile", plan.loaded.source)
     program += [word for each in plan.overrides for word in ("--set", each)]
     program += ["--steps", str(plan.num_steps), "--child", str(plan.folder / RUN)]
@@ -103,7 +103,7 @@ def make_command(plan: Plan) -> Command:
         raise ConfigError(
             "torch.profiler runs inside the process and has no command line: add --nsys or --ncu."
         )
-    path = require_tool(plan.tool, _PACKAGES[plan.tool])
+    path = require_tool(plan.tool) if here else find_profiler(plan.tool) or plan.tool
     if plan.tool == "nsys":
         return nsys_profile(path, output, program)
     return ncu_profile(path, output, program, plan.kernels, own_domain=has_nvtx())

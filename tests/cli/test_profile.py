@@ -188,10 +188,10 @@ def test_nsys_is_chosen_where_it_and_a_gpu_are(
     nsys: Tool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dsv4kv.profile.run.find_device", lambda _: object())
-    assert choose_tool(None, "auto") == ("nsys", f"nsys, since it is on PATH ({nsys.path})")
+    assert choose_tool(None, "auto") == ("nsys", f"nsys, since it is installed ({nsys.path})")
     monkeypatch.setenv("PATH", "/nowhere")
     tool, why = choose_tool(None, "auto")
-    assert (tool, why) == ("torch", "torch.profiler, since nsys is not on PATH")
+    assert (tool, why) == ("torch", "torch.profiler, since nsys is not installed")
 
 
 # ---- nsys and ncu, made up ----------------------------------------------------------------------
@@ -281,6 +281,23 @@ def test_ncu_counts_bytes_beside_those_that_must_be_moved(ncu: Tool) -> None:
 
 
 @pytest.mark.parametrize("tool", ["nsys", "ncu"])
+def test_a_command_is_printed_for_another_machine(tool: str) -> None:
+    words = shlex.split(profile(f"--{tool}", "--print-command").stdout)
+    assert words[0] == tool
+    assert "--child" in words
+
+
+@pytest.mark.parametrize("sign", [" ", "="])
+def test_the_path_of_a_profiler_is_taken(
+    sign: str, nsys: Tool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    words = [f"--nsys={nsys.path}"] if sign == "=" else ["--nsys", str(nsys.path)]
+    assert shlex.split(profile(*words, "--print-command").stdout)[0] == str(nsys.path)
+    assert "is no program" in refused(profile("--nsys=/nowhere/nsys"), 2)
+
+
+@pytest.mark.parametrize("tool", ["nsys", "ncu"])
 def test_a_profiler_that_is_not_installed_is_named(tool: str) -> None:
     assert f"{tool} is not on PATH" in refused(profile(f"--{tool}"), 9)
     assert not Path("results").exists()
@@ -297,17 +314,17 @@ def test_an_export_of_a_server_is_told_without_a_gpu(snapshot: SnapshotAssertion
         attention = "flash_fwd_splitkv_mla_fp8_sparse_kernel"
         export.kernel(attention, correlation, at + 20_000, at + 40_000)
     export.save(Path("server.sqlite"))
-    result = invoke("--from", "server.sqlite")
+    result = invoke("server.sqlite")
     assert result.exit_code == 0
     assert text(result.stdout.partition("record: ")[0]) == snapshot
 
 
 def test_a_report_of_nsys_is_exported_or_its_export_taken(nsys: Tool) -> None:
     Path("server.nsys-rep").touch()
-    assert "window_insert" in invoke("--from", "server.nsys-rep").stdout
+    assert "window_insert" in invoke("server.nsys-rep").stdout
     assert [words[0] for words in nsys.calls()] == ["export"]
     two_replays().save(Path("server.sqlite"))
-    assert "window_insert" in invoke("--from", "server.nsys-rep").stdout
+    assert "window_insert" in invoke("server.nsys-rep").stdout
     assert len(nsys.calls()) == 1
     assert {path.name for path in Path().glob("server*")} == {"server.nsys-rep", "server.sqlite"}
 
@@ -315,26 +332,36 @@ def test_a_report_of_nsys_is_exported_or_its_export_taken(nsys: Tool) -> None:
 def test_a_report_newer_than_its_export_is_exported_anew(nsys: Tool) -> None:
     os.utime(two_replays().save(Path("server.sqlite")), (1, 1))
     Path("server.nsys-rep").touch()
-    assert "older than" not in invoke("--from", "server.nsys-rep").stdout
+    assert "older than" not in invoke("server.nsys-rep").stdout
     assert [words[0] for words in nsys.calls()] == ["export"]
 
 
 def test_a_report_of_ncu_is_told(ncu: Tool) -> None:
     Path("server.ncu-rep").touch()
-    result = invoke("--from", "server.ncu-rep", "--verbose")
+    result = invoke("server.ncu-rep", "--verbose")
     assert "gather_window" in result.stdout
     assert "runs each kernel by itself" in result.stdout
-    told = refused(invoke("--from", "server.ncu-rep", "--timeline", "a.svg"), 2)
+    told = refused(invoke("server.ncu-rep", "--timeline", "a.svg"), 2)
     assert "has no timeline" in told
 
 
-def test_a_profile_of_another_program_is_kept_as_a_record() -> None:
+def test_a_look_at_a_profile_leaves_no_file() -> None:
     two_replays().save(Path("server.sqlite"))
-    shown = invoke("--from", "server.sqlite", "--html", "server.html").stdout.splitlines()
+    assert invoke("server.sqlite").stdout == invoke("--from", "server.sqlite").stdout
+    Path("anything").write_bytes(Path("server.sqlite").read_bytes())
+    assert "gather_topk" in invoke("anything").stdout
+    assert sorted(path.name for path in Path().iterdir()) == ["anything", "server.sqlite"]
+
+
+def test_a_profile_of_another_program_is_kept_as_a_record_where_a_folder_is_named() -> None:
+    two_replays().save(Path("server.sqlite"))
+    shown = invoke(
+        "server.sqlite", "--html", "server.html", "--out", "results"
+    ).stdout.splitlines()
     (kept,) = Path("results").iterdir()
     assert shown[-1] == f"record: {kept}"
     Path("server.sqlite").unlink()
-    assert invoke("--from", str(kept)).stdout.splitlines()[:-1] == shown[:-2]
+    assert invoke(str(kept)).stdout.splitlines()[:-1] == shown[:-2]
     assert "gather_topk" in Path("server.html").read_text("utf-8")
     rows = CliRunner().invoke(app, ["report", str(kept), "--export", "csv"]).stdout.splitlines()
     profile = load_record(kept).cases[0].profile
@@ -348,14 +375,14 @@ def test_halves_of_characters_in_names_are_shown_and_kept_as_question_marks() ->
     for event in events:
         event["name"] = event["name"].replace("flush", "flush\ud800")
     save(Path("server.json"), events)
-    assert "flush?" in invoke("--from", "server.json").stdout
+    assert "flush?" in invoke("server.json", "--out", "results").stdout
     (kept,) = Path("results").iterdir()
-    assert "flush?" in invoke("--from", str(kept)).stdout
+    assert "flush?" in invoke(str(kept)).stdout
 
 
 def test_a_record_alone_is_printed_for_programs() -> None:
     two_replays().save(Path("server.sqlite"))
-    document = json.loads(invoke("--from", "server.sqlite", "--json", "-").stdout)
+    document = json.loads(invoke("server.sqlite", "--json", "-").stdout)
     assert document["cases"][0]["profile"]["table"]["tool"] == "nsys"
     assert document["environment"]["cpu"] is None
 
@@ -367,8 +394,8 @@ def test_another_range_can_be_the_step() -> None:
             event["text"] = "execute_model"
     export.save(Path("server.sqlite"))
     step = ("--step", "execute_model", "--verbose")
-    assert "2 of them" in invoke("--from", "server.sqlite", *step).stdout
-    others = text(invoke("--from", "server.sqlite", "--verbose").stdout)
+    assert "2 of them" in invoke("server.sqlite", *step).stdout
+    others = text(invoke("server.sqlite", "--verbose").stdout)
     assert "the steps are 'execute_*'" in others
 
 

@@ -26,7 +26,7 @@ COMMANDS = {
     "--html": ("plan gone.jsonl --slo ttft_p50=1s", "probe http://127.0.0.1:1"),
 }
 """Commands whose work would fail, too, and at once: so the target is looked at first."""
-PAGES = ("compare gone.json gone.json", "report gone.json", "profile --from gone.json")
+PAGES = ("compare gone.json gone.json", "report gone.json", "profile gone.json")
 FOLDERS = {
     "--out": ("bench gone", "replay gone.jsonl", "compare gone.json gone.json"),
     "--charts": ("report gone.json",),
@@ -144,7 +144,7 @@ def test_a_pipe_is_written_to_and_stays_a_pipe() -> None:
     [
         "report FILE --html",
         "replay FILE --json",
-        "profile --from FILE --timeline",
+        "profile FILE --timeline",
         "trace convert FILE",
         "trace tokenize --tokenizer . FILE",
     ],

@@ -270,7 +270,7 @@ READERS = {
         (damage, odd_json, odd_json, packed),
     ),
     "nsys": Reader(
-        (("profile", "--from", "FILE"),),
+        (("profile", "FILE"),),
         _make_export,
         (damage, in_database, in_database, in_database),
         "odd.sqlite",

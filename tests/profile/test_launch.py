@@ -13,8 +13,10 @@ from dsv4kv.errors import ProfileError
 from dsv4kv.processes import Child
 from dsv4kv.profile import launch
 from dsv4kv.profile.launch import (
+    _PLACES,
     Profiled,
     ask,
+    find_profiler,
     ncu_profile,
     nsys_export,
     nsys_profile,
@@ -247,10 +249,26 @@ def test_the_version_is_what_the_tool_says(
     assert version_of(str(install(name, tmp_path, monkeypatch).path)) == version
 
 
+def test_the_newest_of_an_image_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for version in ("2025.9.1", "2025.10.1", "2026.1.1"):
+        (tmp_path / version / "bin").mkdir(parents=True)
+    monkeypatch.setitem(_PLACES, "nsys", (f"{tmp_path}/*/bin",))
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert find_profiler("nsys") is None
+    for version in ("2025.9.1", "2025.10.1"):
+        program = tmp_path / version / "bin" / "nsys"
+        program.touch(mode=0o755)
+    assert find_profiler("nsys") == str(program)
+    on_path = tmp_path / "nsys"
+    on_path.touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_profiler("nsys") == str(on_path)
+
+
 def test_a_tool_that_is_not_there_is_named_with_what_to_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(ProfileError, match="nsys is not on PATH: install NVIDIA Nsight Systems"):
-        require_tool("nsys", "Nsight Systems")
+    with pytest.raises(ProfileError, match="give --nsys PATH, install NVIDIA Nsight Systems"):
+        require_tool("nsys")
     assert version_of("/nowhere/nsys") is None
